@@ -1,0 +1,134 @@
+/* Is one tensor right? The daemon's own comparison in double, and the facts of a failure.
+ *
+ * Words: *want* is the float64 oracle's tensor; *base* is the same computation by eager PyTorch in the
+ * input's dtype; *got* is the candidate's (or, for forward agreement, the real Triton forward's). *Off* is an
+ * element outside atol + rtol*|want|, where atol is a share of the root mean square of the non-zero expected
+ * elements: an absolute tolerance would let zeros pass for small gradients.
+ *
+ * The rule: shape and dtype equal; finite exactly where want is (a want beyond the dtype's range counts as
+ * infinite);
+ * ||got-want||/||want|| <= factor*e_base + floor; off elements at most factor times those of base; where want
+ * is all zero, got is zero too (or no larger than factor times base's own rounding); zero never passes for a
+ * non-zero want. `factor` is 2 in both places: two honest evaluations rarely round the same elements badly.
+ *
+ * One case needs care: an expected gradient that is mathematically zero but rounds to 1e-17 in float64
+ * (softmax over one column). Base then errs by its whole size: no dtype could resolve it. Such a tensor
+ * passes within base's error but is `vacuous`: it proves nothing, and ka_verdict does not count it as
+ * evidence.
+ *
+ * Pure: no clock, no file; memory only for the patterns of a failure. */
+#ifndef KA_COMPARE_H
+#define KA_COMPARE_H
+
+#include <jansson.h>
+
+#include "sandbox/tensor.h"
+
+struct ka_tolerance {
+    enum ka_dtype dtype; /* what got must be */
+    double floor, factor;
+    double atol, rtol; /* atol in units of the root mean square of want */
+    double off_share;  /* share of elements that may be off beside those */
+    size_t off_moved;  /* elements off when the oracle's inputs are moved by rounding */
+    double
+        zero_norm; /* norm that rounding may leave where all of want is zero; 0 unless the caller knows a scale */
+};
+
+/* verdict.md's numbers for gradients and for forward agreement in `dtype`; integers must be equal. */
+struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype);
+
+/* Two float64 oracles against each other (the user's reference, the forward through torch): both claim to be
+ * exact up to rounding and to constants that were written in float32. */
+struct ka_tolerance ka_tolerance_oracle(void);
+
+/* Take the float64 oracle's gradient at inputs moved by rounding (`moved`; NULL changes nothing) into the tolerance.
+ * Errors as ka_compare(). */
+int ka_tolerance_widen(struct ka_tolerance *tol, const struct ka_tensor *moved, const struct ka_tensor *want,
+                       struct ka_err *err);
+
+enum ka_diff_reason {
+    KA_DIFF_OK,
+    KA_DIFF_MISSING, /* no such tensor */
+    KA_DIFF_SHAPE,
+    KA_DIFF_DTYPE,
+    KA_DIFF_NONFINITE,
+    KA_DIFF_NOT_ZERO, /* all zero expected */
+    KA_DIFF_ZERO,     /* all zero found */
+    KA_DIFF_NORM,
+    KA_DIFF_ELEMENTS,
+};
+
+enum ka_pattern_kind {
+    KA_PATTERN_FACTOR,      /* got = value * want, within `residual` */
+    KA_PATTERN_SIGN,        /* got = -want */
+    KA_PATTERN_TRANSPOSED,  /* last two axes */
+    KA_PATTERN_OTHER,       /* equals the tensor named `other` */
+    KA_PATTERN_SHIFTED,     /* got[i + value] = want[i] along `axis`, value +-1 */
+    KA_PATTERN_ZERO_SLICES, /* got is zero on `hits` indices of `axis`, from..to, and mostly right elsewhere
+                             */
+    KA_PATTERN_LAST_TILE,   /* only indices from..to of `axis` are off: the last tile of `tile` */
+    KA_PATTERN_FIRST_TILE,  /* only the first tile of `tile` along `axis` is right */
+    KA_PATTERN_RANGE,       /* only indices from..to of `axis` are off, and they are at most half */
+    KA_PATTERN_SAME_ALONG,  /* got - want does not vary along `axis`: a broadcast term is missing */
+    KA_PATTERN_NONFINITE,   /* non-finite values differ only on from..to of `axis`, `hits` elements in all */
+    KA_PATTERN_ROUNDING,    /* a little off everywhere */
+    KA_PATTERN_LINES,       /* each index of `axis` is want times a factor of its own */
+    KA_PATTERN_SIGNS,       /* right magnitudes, `hits` wrong signs */
+    KA_PATTERN_CORRELATION, /* nothing else explains it: `value` is the cosine with want */
+};
+
+struct ka_pattern {
+    enum ka_pattern_kind kind;
+    int axis; /* -1 when the pattern has none */
+    size_t from, to, hits, tile;
+    size_t dim; /* size of `axis` */
+    double value, residual;
+    char other[64];
+};
+
+#define KA_PATTERNS_MAX 6
+
+struct ka_diff {
+    bool pass, vacuous;
+    bool want_zero; /* every expected element is zero: a missing gradient may then stand for it */
+    enum ka_diff_reason reason;
+    enum ka_dtype dtype, got_dtype;
+    size_t rank, dims[KA_TENSOR_RANK_MAX];         /* of want */
+    size_t got_rank, got_dims[KA_TENSOR_RANK_MAX]; /* of got */
+    size_t count;
+    double error, base_error, limit; /* norm-relative; when want is all zero: norms, not relative */
+    size_t off, base_off;            /* elements */
+    size_t worst;                    /* flat index of the element furthest off */
+    double worst_got, worst_want;
+    size_t nonfinite_got, nonfinite_want, mask_differs;
+    struct ka_pattern patterns[KA_PATTERNS_MAX]; /* most telling first; filled only on failure */
+    size_t pattern_count;
+};
+
+/* Tensors that `got` may have been mixed up with: the other expected gradients of the case. */
+struct ka_compare_other {
+    const char *name;
+    const struct ka_tensor *tensor;
+};
+
+/* Compare and explain. `got` may be NULL (missing); `base` may be NULL (then e_base is 0). `others` may be
+ * NULL. Always fills *diff. -EINVAL when want or base is unusable (want not float64, base of another shape):
+ * the oracle is broken then, not the candidate. -ENOMEM. A difference is not an error: see diff->pass. */
+int ka_compare(const struct ka_tensor *got, const struct ka_tensor *want, const struct ka_tensor *base,
+               const struct ka_tolerance *tol, const struct ka_compare_other *others, size_t other_count,
+               struct ka_diff *diff, struct ka_err *err);
+
+enum ka_describe {
+    KA_DESCRIBE_FULL,
+    KA_DESCRIBE_HIDDEN, /* no sizes, indices or values: nothing from which a hidden shape could be guessed */
+};
+
+/* Sentences about a difference, for the tensor called `name`: what an LLM or a person is shown. */
+int ka_diff_describe(const struct ka_diff *diff, const char *name, enum ka_describe how, struct ka_buf *out);
+
+/* The same as data, for the private record; the caller owns the object. NULL without memory. */
+json_t *ka_diff_json(const struct ka_diff *diff);
+
+const char *ka_diff_reason_name(enum ka_diff_reason reason);
+
+#endif

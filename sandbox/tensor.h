@@ -1,0 +1,68 @@
+/* Tensors that a child wrote: a reader of the safetensors layout that trusts no byte of it.
+ *
+ * Layout: 8 bytes little-endian header length, a JSON header {"name": {"dtype", "shape", "data_offsets":
+ * [begin, end]}}, then the data, row-major. Names beginning with "__metadata__" are not tensors.
+ *
+ * Refused, with a sentence: a header over 1 MiB or past the end, invalid JSON, duplicate or empty names,
+ * unknown dtypes, more than KA_TENSOR_RANK_MAX axes or KA_TENSORS_MAX tensors, sizes that overflow or differ
+ * from the offsets, offsets out of range or overlapping. Gaps between tensors are allowed (aligned writers
+ * leave them).
+ *
+ * A tensor set owns its bytes: the file is copied, never mapped, so that a process which still holds it can
+ * neither change a judged value nor truncate it under the reader. Nothing here is shared between threads. */
+#ifndef KA_TENSOR_H
+#define KA_TENSOR_H
+
+#include "core/base.h"
+
+#define KA_TENSOR_RANK_MAX 8
+#define KA_TENSORS_MAX 4096
+#define KA_TENSOR_HEADER_MAX ((size_t)1 << 20)
+
+enum ka_dtype { KA_F64, KA_F32, KA_F16, KA_BF16, KA_I64, KA_I32, KA_I16, KA_I8, KA_U8, KA_BOOL };
+
+struct ka_tensor {
+    char *name;
+    enum ka_dtype dtype;
+    size_t rank;
+    size_t dims[KA_TENSOR_RANK_MAX];
+    size_t count;              /* product of dims; 1 for a scalar */
+    const unsigned char *data; /* inside the set's memory, not aligned */
+};
+
+struct ka_tensors;
+
+/* Read the regular file behind `fd` from its start (the file position is not used or moved).
+ * -EFBIG above `max` bytes, -EINVAL for anything that is not a well-formed set, -ENOMEM, or the read's errno.
+ */
+int ka_tensors_read(int fd, size_t max, struct ka_tensors **out, struct ka_err *err);
+
+/* The same from memory; the bytes are copied. */
+int ka_tensors_parse(const void *bytes, size_t len, struct ka_tensors **out, struct ka_err *err);
+
+void ka_tensors_free(struct ka_tensors *set); /* NULL is fine */
+
+size_t ka_tensors_count(const struct ka_tensors *set);
+const struct ka_tensor *ka_tensors_get(const struct ka_tensors *set, size_t i); /* i < count */
+const struct ka_tensor *ka_tensors_find(const struct ka_tensors *set,
+                                        const char *name); /* NULL when absent */
+
+/* Element `i` (< count) in row-major order. Integers beyond 2^53 are rounded. */
+double ka_tensor_at(const struct ka_tensor *tensor, size_t i);
+
+/* Elements first .. first+n-1, which must exist, into `out`. */
+void ka_tensor_load(const struct ka_tensor *tensor, size_t first, size_t n, double *out);
+
+bool ka_tensor_same_shape(const struct ka_tensor *a, const struct ka_tensor *b);
+
+size_t ka_dtype_size(enum ka_dtype dtype);
+bool ka_dtype_is_float(enum ka_dtype dtype);
+const char *ka_dtype_name(enum ka_dtype dtype); /* "float32", as torch spells it */
+
+/* From torch's ("float32") or the header's ("F32") spelling; -EINVAL for others. */
+int ka_dtype_parse(const char *name, enum ka_dtype *out);
+
+/* "[2, 100]" */
+int ka_tensor_shape_text(const struct ka_tensor *tensor, struct ka_buf *out);
+
+#endif
