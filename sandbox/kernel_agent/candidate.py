@@ -1,0 +1,505 @@
+"""Operation candidate: runs a pair's `<stub>_autograd` and its backward, and writes what came out.
+
+Nothing here judges: this process has run the candidate's code. It draws inputs and upstream gradients from the seeds
+it was given, writes outputs and gradients as raw tensors, and reports what it saw (launches, torch operations,
+modified tensors, shared memory), for the daemon to decide on. Memory that the candidate allocates arrives poisoned,
+so that an element which no kernel wrote shows as NaN.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import draw, facts, tensors
+from .errors import Unusable, wrap
+from .forward import Forward, Launch, launch_intercept, load
+from .guards import Guards
+from .launches import benchmarking
+
+_INT_POISON = -0x21524111  # looks like no index and no count; wraps in narrower integers
+_ALLOCATIONS = frozenset(
+    {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+)
+_FILLED = frozenset(
+    {"zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full", "ones", "ones_like"}
+)
+
+
+def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
+    """The result of docs/protocol.md's op candidate. Errors of one case do not end the others."""
+    device = request.get("device") or "cpu"
+    mode = "cuda" if device.startswith("cuda") else "interpret"
+    fwd = load(request["file"], mode, request.get("target") or "sm_90", device)
+    entry = entry_of(fwd, request.get("entry"))
+    cases = []
+    for case in request["cases"]:
+        started = time.monotonic()
+        try:
+            result = Case(fwd, entry, case, request.get("dtype")).run(scratch)
+        except (Exception, SystemExit) as exc:  # noqa: BLE001 (one case fails, the others go on)
+            error = wrap("candidate_raised", "", exc, [fwd.path])
+            result = {"ok": False, "file": None, "error": error.to_dict()}
+        cases.append(
+            {"id": case["id"], "ok": True, **result, "seconds": round(time.monotonic() - started, 6)}
+        )
+    return {"entry": entry.__name__, "cases": cases}
+
+
+def entry_of(fwd: Forward, name: str | None) -> Callable[..., Any]:
+    """The pair's entry function. Raises Unusable where there is none, or where its parameters are not the stub's."""
+    name = name or fwd.entry_name
+    entry = getattr(fwd.module, name, None)
+    if not callable(entry):
+        raise Unusable(
+            "candidate_raised",
+            f"the pair defines no function {name}",
+            fwd.path,
+            remedy=f"define {name} with the signature of {fwd.stub_name}",
+        )
+    names = list(inspect.signature(entry).parameters)
+    if names != [p.name for p in fwd.params]:
+        raise Unusable(
+            "candidate_raised",
+            f"{name}({', '.join(names)}) does not have the parameters of {fwd.stub_name}"
+            f"({', '.join(p.name for p in fwd.params)})",
+            fwd.path,
+            entry.__code__.co_firstlineno if hasattr(entry, "__code__") else None,
+        )
+    return entry
+
+
+class Poison(TorchDispatchMode):
+    """Fills fresh uninitialised memory, and counts torch operations on floating tensors in the phase `counting`.
+
+    Operations on indices are not counted, nor what runs inside a launch or an autotuner's benchmark.
+    """
+
+    def __init__(self, guards: Guards | None = None) -> None:
+        super().__init__()
+        self.guards = guards
+        self.counting: str | None = None
+        self.counts: dict[str, dict[str, int]] = {"stub": {}, "forward": {}, "backward": {}}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name
+        if self.counting and not benchmarking() and _computes(name, args, result):
+            counts = self.counts[self.counting]
+            counts[name] = counts.get(name, 0) + 1
+        operation = name.removeprefix("aten::")
+        if self.guards is not None and operation in _ALLOCATIONS | _FILLED and not benchmarking():
+            result = self.guards.allocate(result)
+        if operation in _ALLOCATIONS:
+            poison(result)
+        return result
+
+
+def _computes(name: str, args: tuple[Any, ...], result: Any) -> bool:
+    """Whether an operation makes floating values, or hands one to host code."""
+    values = args if name == "aten::_local_scalar_dense" else draw.flatten(result)
+    return any(isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) for v in values)
+
+
+def poison(tensor: torch.Tensor) -> None:
+    """NaN for floating and complex tensors, True for bool, a strange number for integers."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.fill_(float("nan"))
+    elif tensor.dtype == torch.bool:
+        tensor.fill_(True)
+    else:
+        bits = 8 * tensor.element_size()
+        wrapped = _INT_POISON & ((1 << bits) - 1)
+        signed = wrapped - (1 << bits) if tensor.dtype.is_signed and wrapped >> (bits - 1) else wrapped
+        tensor.fill_(signed)
+
+
+@dataclass
+class Launches:
+    """Counts launches by phase; in the phase `noop` they are not executed. What runs inside one is not torch's work."""
+
+    poison: Poison
+    phase: str = "forward"
+    counts: dict[str, int] = field(
+        default_factory=lambda: {"forward": 0, "backward": 0, "again": 0, "noop": 0}
+    )
+
+    def __call__(self, launch: Launch) -> Any:
+        self.counts[self.phase] += 1
+        if self.phase == "noop":
+            return None
+        counting, self.poison.counting = self.poison.counting, None
+        try:
+            return launch.run()
+        finally:
+            self.poison.counting = counting
+
+
+class Watch:
+    """Copies of tensors by name, to tell later which were modified, byte for byte."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        self._seen[name] = (tensor.detach(), tensor.detach().clone())
+
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        return [(name, tensor) for name, (tensor, _) in self._seen.items()]
+
+    def modified(self) -> list[str]:
+        return [name for name, (now, before) in self._seen.items() if not same_bytes(now, before)]
+
+
+def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equality of bit patterns: NaN equals the same NaN."""
+    a, b = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
+    return torch.equal(a, b)
+
+
+_OVERLAP_EXACT = 1 << 22  # elements; larger tensors whose ranges cross are taken to overlap
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have an element in common. Slices of one buffer have none, though they interleave."""
+    if not a.numel() or not b.numel() or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return False
+    (a_first, a_last), (b_first, b_last) = _span(a), _span(b)
+    if a_last < b_first or b_last < a_first:
+        return False
+    if max(a.numel(), b.numel()) > _OVERLAP_EXACT:
+        return True
+    return bool(np.intersect1d(_addresses(a), _addresses(b)).size)
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte of the first and of the last element."""
+    reach = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size()
+
+
+def _addresses(tensor: torch.Tensor) -> np.ndarray:
+    """First byte of every element."""
+    at = np.array([tensor.data_ptr()], dtype=np.int64)
+    for extent, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        at = (at[:, None] + np.arange(extent) * stride * tensor.element_size()).reshape(-1)
+    return at
+
+
+def nesting(value: Any) -> str:
+    """Tuples, lists and dicts of a return value, with a dot for each leaf: `(.(..))`."""
+    if isinstance(value, (tuple, list)):
+        return "(" + "".join(nesting(item) for item in value) + ")"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{nesting(item)}" for key, item in value.items()) + "}"
+    return "."
+
+
+def _meaning(output: draw.Output) -> str:
+    """What an output is to its user, apart from a tensor's values: "tensor", "input", or the value itself."""
+    if isinstance(output.value, torch.Tensor) or output.kind not in ("none", "int"):
+        return output.kind
+    return repr(output.value)
+
+
+class Case:
+    """One shape, seed and upstream."""
+
+    def __init__(
+        self, fwd: Forward, entry: Callable[..., Any], case: dict[str, Any], dtype: str | None
+    ) -> None:
+        self.fwd = fwd
+        self.entry = entry
+        self.id = int(case["id"])
+        self.dims: dict[str, Any] = case["dims"]
+        self.seed: int = case["seed"]
+        self.upstream: dict[str, Any] = case["upstream"]
+        self.needs: list[str] | None = case.get("needs")
+        self.twice = bool(case.get("twice"))
+        self.noop = bool(case.get("noop"))
+        self.facts = bool(case.get("facts"))
+        self.dtype = dtype
+        self.guards = Guards() if fwd.mode == "cuda" else None
+        self.poison = Poison(self.guards)
+        self.launches = Launches(self.poison)
+        self.saved: list[torch.Tensor] = []
+        self.nesting = ""
+
+    def run(self, scratch: Path) -> dict[str, Any]:
+        expected, allowed = self.stub_outputs()
+        arguments, leaves = self.arguments()
+        inputs = Watch()
+        for name, tensor in _named_inputs(arguments.arguments):
+            inputs.add(name, tensor)
+        with self.fwd.active(), launch_intercept(self.launches), self.poison:
+            with self.counters() as (forward_facts, backward_facts):
+                with forward_facts, self.saving(), self.counting("forward"):
+                    returned = self.entry(*arguments.args, **arguments.kwargs)
+                outputs = self.outputs(returned, arguments.arguments, expected)
+                changed = [name for name in inputs.modified() if name not in allowed]
+                later = self.watch_saved(outputs, inputs)
+                upstreams = self.upstreams(expected, outputs)
+                for index, value in upstreams.items():
+                    later.add(f"upstream/{index}", value)
+                with backward_facts:
+                    grads = self.backward("backward", outputs, leaves, upstreams)
+            changed += [name for name in later.modified() if name not in changed]
+            changed += self.guards.broken() if self.guards is not None else []
+            made = {
+                f"out/{o.index}": o.value.detach().clone()
+                for o in outputs
+                if isinstance(o.value, torch.Tensor)
+            }
+            made |= {f"grad/{name}": grad.clone() for name, grad in grads.items()}
+            aliases = self.aliases(grads, outputs, arguments.arguments, upstreams)
+            if self.twice:
+                again = self.backward("again", outputs, leaves, upstreams)
+                made |= {f"again/{name}": grad.clone() for name, grad in again.items()}
+            if self.noop:
+                idle = self.backward("noop", outputs, leaves, upstreams)
+                made |= {f"noop/{name}": grad.clone() for name, grad in idle.items()}
+        file = f"case-{self.id}.safetensors"
+        tensors.save(scratch / file, made)
+        result = {
+            "file": file,
+            "outputs": [_describe(output) for output in outputs],
+            "none": [name for name in leaves if name not in grads],
+            "modified": changed,
+            "launches_forward": self.launches.counts["forward"],
+            "launches_backward": self.launches.counts["backward"],
+            "torch_ops_forward": self.own_operations(),
+            "torch_ops_backward": dict(sorted(self.poison.counts["backward"].items())),
+            "saved_bytes": self.saved_bytes(arguments.arguments),
+            "aliases": aliases,
+        }
+        if self.facts:
+            result["facts"] = {"forward": forward_facts.to_dict(), "backward": backward_facts.to_dict()}
+        return result
+
+    def stub_outputs(self) -> tuple[list[draw.Output], set[str]]:
+        """How the plain stub's return value is classified, and which inputs the stub itself modifies."""
+        args, kwargs = draw.make_inputs(self.fwd, self.dims, self.seed, dtype=self.dtype)
+        bound = draw.bind(self.fwd, args, kwargs)
+        watch = Watch()
+        for name, tensor in _named_inputs(bound):
+            watch.add(name, tensor)
+        with launch_intercept(self.launches), self.poison, self.counting("stub"):
+            returned = self.fwd.call(args, kwargs)
+        self.launches.counts["forward"] = 0
+        self.nesting = nesting(returned)
+        if self.guards is not None:
+            self.guards.reset()
+        return draw.differentiable_outputs(returned, bound), set(watch.modified())
+
+    @contextlib.contextmanager
+    def counting(self, phase: str) -> Iterator[None]:
+        """Torch operations inside count for `phase`."""
+        self.poison.counting = phase
+        try:
+            yield
+        finally:
+            self.poison.counting = None
+
+    def arguments(self) -> tuple[inspect.BoundArguments, dict[str, torch.Tensor]]:
+        """The call's arguments, with leaves in place of the inputs that want gradients."""
+        args, kwargs = draw.make_inputs(self.fwd, self.dims, self.seed, dtype=self.dtype)
+        wanted = draw.grad_inputs(self.fwd, draw.bind(self.fwd, args, kwargs))
+        if self.needs is not None:
+            unknown = [name for name in self.needs if name not in wanted]
+            if unknown:
+                raise Unusable(
+                    "internal", f"needs names {unknown[0]!r}, which is no differentiable input here"
+                )
+            wanted = {name: wanted[name] for name in self.needs}
+        bound = self.fwd.signature.bind(*args, **kwargs)
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in wanted.items()}
+        bound.arguments.update(leaves)
+        return bound, leaves
+
+    @contextlib.contextmanager
+    def counters(self) -> Iterator[tuple[facts.Counter, facts.Counter]]:
+        yield facts.Counter(enabled=self.facts), facts.Counter(enabled=self.facts)
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Collect the tensors that autograd keeps for the backward."""
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            self.saved.append(tensor.detach())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            yield
+
+    def watch_saved(self, outputs: list[draw.Output], inputs: Watch) -> Watch:
+        """Watch inputs from here on, and everything that was kept for the backward."""
+        self.saved += _kept_on_nodes(outputs)
+        later = Watch()
+        for name, tensor in inputs.tensors():
+            later.add(name, tensor)
+        own = [t for t in self.saved if not any(overlap(t, other) for _, other in inputs.tensors())]
+        for at, tensor in enumerate(own):
+            later.add(f"saved/{at}", tensor)
+        return later
+
+    def outputs(self, returned: Any, bound: dict[str, Any], expected: list[draw.Output]) -> list[draw.Output]:
+        """The entry's outputs, differentiable where the plain stub's are. Raises Unusable("candidate_shape")."""
+        outputs = draw.differentiable_outputs(returned, bound)
+        if len(outputs) != len(expected):
+            raise Unusable(
+                "candidate_shape",
+                f"{self.entry.__name__}() returns {len(outputs)} values where {self.fwd.stub_name}() returns "
+                f"{len(expected)}",
+                self.fwd.path,
+            )
+        if nesting(returned) != self.nesting:
+            raise Unusable(
+                "candidate_shape",
+                f"{self.entry.__name__}() nests its return value as {nesting(returned)}, the stub as {self.nesting}",
+                self.fwd.path,
+            )
+        for output, plain in zip(outputs, expected, strict=True):
+            if plain.kind == "tensor":
+                _require_plain(f"output {output.index}", output.value, self.fwd.path)
+            if _meaning(output) != _meaning(plain):
+                raise Unusable(
+                    "candidate_shape",
+                    f"output {output.index} is {_meaning(output)}, but the stub returns {_meaning(plain)}",
+                    self.fwd.path,
+                )
+        return [
+            draw.Output(output.index, output.value, output.kind, plain.differentiable)
+            for output, plain in zip(outputs, expected, strict=True)
+        ]
+
+    def upstreams(self, expected: list[draw.Output], outputs: list[draw.Output]) -> dict[int, torch.Tensor]:
+        """Upstream gradients by output index. They have the shape and dtype of the plain stub's outputs."""
+        differentiable = [output for output in expected if output.differentiable]
+        made = {}
+        for at, plain in enumerate(differentiable):
+            value = draw.upstream(
+                self.upstream["kind"],
+                self.upstream["seed"],
+                self.upstream.get("scale"),
+                plain.value.shape,
+                plain.value.dtype,
+                plain.value.device,
+                at,
+                len(differentiable),
+            )
+            got = outputs[plain.index].value
+            if (tuple(got.shape), got.dtype) != (tuple(plain.value.shape), plain.value.dtype):
+                raise Unusable(
+                    "candidate_shape",
+                    f"output {plain.index} is {draw.dtype_name(got.dtype)}{list(got.shape)}, but the stub returns "
+                    f"{plain.dtype}{plain.shape}",
+                    self.fwd.path,
+                )
+            if value is not None and got.requires_grad:
+                made[plain.index] = value
+        return made
+
+    def backward(
+        self,
+        phase: str,
+        outputs: list[draw.Output],
+        leaves: dict[str, torch.Tensor],
+        upstreams: dict[int, torch.Tensor],
+    ) -> dict[str, torch.Tensor]:
+        """Gradients by name; those that came back as None are missing."""
+        if not upstreams or not leaves:
+            return {}
+        self.launches.phase = phase
+        with self.counting("backward") if phase == "backward" else contextlib.nullcontext():
+            grads = torch.autograd.grad(
+                [outputs[index].value for index in upstreams],
+                list(leaves.values()),
+                list(upstreams.values()),
+                retain_graph=True,
+                allow_unused=True,
+            )
+        if self.fwd.mode == "cuda":
+            torch.cuda.synchronize()
+        named = {name: grad for name, grad in zip(leaves, grads, strict=True) if grad is not None}
+        for name, grad in named.items():
+            _require_plain(f"the gradient of {name}", grad, self.fwd.path)
+        return named
+
+    def own_operations(self) -> dict[str, int]:
+        """Operations of the entry's forward that the stub itself does not do."""
+        stub = self.poison.counts["stub"]
+        return {name: n for name, n in sorted(self.poison.counts["forward"].items()) if name not in stub}
+
+    def saved_bytes(self, bound: dict[str, Any]) -> int:
+        """Bytes kept alive for the backward, beyond the inputs."""
+        sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.saved}
+        for tensor in draw.tensors_in(bound):
+            sizes.pop(tensor.untyped_storage().data_ptr(), None)
+        return sum(sizes.values())
+
+    def aliases(
+        self,
+        grads: dict[str, torch.Tensor],
+        outputs: list[draw.Output],
+        bound: dict[str, Any],
+        upstreams: dict[int, torch.Tensor],
+    ) -> list[str]:
+        """Gradients that share memory with inputs, upstream gradients, outputs or each other: `grad/x=upstream/0`."""
+        others = [
+            *_named_inputs(bound),
+            *((f"upstream/{index}", value) for index, value in upstreams.items()),
+        ]
+        others += [(f"out/{o.index}", o.value) for o in outputs if isinstance(o.value, torch.Tensor)]
+        found = []
+        for name, grad in grads.items():
+            found += [f"grad/{name}={other}" for other, tensor in others if overlap(grad, tensor)]
+            others.append((f"grad/{name}", grad))
+        return found
+
+
+def _named_inputs(bound: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors among the arguments: `x`, or `xs[1]` inside a container."""
+    for name, value in bound.items():
+        if isinstance(value, torch.Tensor):
+            yield name, value
+        else:
+            for at, tensor in enumerate(draw.tensors_in(value)):
+                yield f"{name}[{at}]", tensor
+
+
+def _require_plain(what: str, value: Any, path: str) -> None:
+    if type(value) is not torch.Tensor:
+        raise Unusable("candidate_shape", f"{what} is a {type(value).__name__}, not a torch.Tensor", path)
+
+
+def _kept_on_nodes(outputs: list[draw.Output]) -> list[torch.Tensor]:
+    """Tensors that a torch.autograd.Function keeps as attributes of its context."""
+    todo = [output.value.grad_fn for output in outputs if isinstance(output.value, torch.Tensor)]
+    seen: set[int] = set()
+    kept = []
+    while todo and len(seen) < 1000:
+        node = todo.pop()
+        if node is None or id(node) in seen:
+            continue
+        seen.add(id(node))
+        kept += [tensor.detach() for tensor in draw.tensors_in(getattr(node, "__dict__", {}))]
+        todo += [following for following, _ in node.next_functions]
+    return kept
+
+
+def _describe(output: draw.Output) -> dict[str, Any]:
+    entry = output.to_dict()
+    if output.kind == "int":
+        entry["value"] = output.value
+    return entry

@@ -1,0 +1,79 @@
+"""One request, one operation, one result: `python -m kernel_agent.child SCRATCH` (docs/protocol.md).
+
+The exit code is 0 when result.json was written, also when it reports an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .errors import Unusable, describe, filtered_traceback
+
+_OPERATIONS = {
+    "inspect": "kernel_agent.inspect",
+    "oracle": "kernel_agent.oracle",
+    "candidate": "kernel_agent.candidate",
+    "scan": "kernel_agent.scan",
+    "facts": "kernel_agent.facts",
+    "differentiate": "kernel_agent.differentiate.op",
+}
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) != 2:
+        print("usage: python -m kernel_agent.child SCRATCH", file=sys.stderr)
+        return 2
+    scratch = Path(argv[1])
+    started = time.monotonic()
+    result: dict[str, Any] = {"op": None, "nonce": None}
+    try:
+        request = json.loads((scratch / "request.json").read_text())
+        result.update(op=request.get("op"), nonce=request.get("nonce"))
+        result.update(_operation(request)(request, scratch))
+        result.setdefault("ok", True)
+    except BaseException as exc:  # noqa: BLE001 (also SystemExit out of the user's code)
+        result.update(ok=False, error=_error(exc, result).to_dict())
+        for key, value in getattr(exc, "extra", {}).items():
+            result[key] = value
+    result["seconds"] = round(time.monotonic() - started, 6)
+    return _write(scratch / "result.json", result)
+
+
+def _operation(request: dict[str, Any]) -> Callable[[dict[str, Any], Path], dict[str, Any]]:
+    name = _OPERATIONS.get(request.get("op", ""))
+    if name is None:
+        raise Unusable("internal", f"unknown operation {request.get('op')!r}")
+    return importlib.import_module(name).run
+
+
+def _error(exc: BaseException, result: dict[str, Any]) -> Unusable:
+    if isinstance(exc, Unusable):
+        return exc
+    error = Unusable("internal", f"{result['op'] or 'request'}: {describe(exc)}")
+    own = [str(path) for path in Path(__file__).parent.rglob("*.py")]
+    error.traceback = filtered_traceback(exc, own)
+    return error
+
+
+def _write(path: Path, result: dict[str, Any]) -> int:
+    """Write beside, then rename: a reader never sees half a result."""
+    part = path.with_suffix(".json.part")
+    try:
+        part.write_text(json.dumps(result, allow_nan=False, default=str))
+        os.replace(part, path)
+    except (OSError, ValueError) as exc:
+        print(f"result.json could not be written: {exc}", file=sys.stderr)
+        return 1
+    sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

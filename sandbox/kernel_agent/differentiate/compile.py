@@ -1,0 +1,254 @@
+"""The pipeline: a loaded forward file and one case in, the text of the backward section out."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import draw
+from ..forward import Forward
+from . import host, loops, overwrite, stores, tape, unwrap
+from .demand import effects_of
+from .emit import Emitted, Emitter, gradient_name
+from .fence import Refusal
+from .owner import NotOwned, Owner, OwnerKernel
+from .reverse import LineReport, Reverse, writes
+from .text import DISJOINT, FINISHED, GRADIENT_OF, LAID_OUT, FunctionText, Step, config_name, stub_text
+
+MARKER = "# ---- backward ----"
+SPLITS = 128  # programs that share the outermost sum of a gradient with few tiles
+
+
+@dataclass
+class Draft:
+    """The backward section and how it came about."""
+
+    text: str
+    entry: str
+    report: list[LineReport] = field(default_factory=list)
+    tape_bytes: int = 0
+    tape_naive_bytes: int = 0
+    atomics: int = 0
+    atomics_naive: int = 0
+    schedule: str = "atomic"
+
+
+def differentiate(
+    fwd: Forward,
+    dims: dict[str, Any],
+    seed: int,
+    dtype: str | None = None,
+    schedule: str | None = None,
+    config: dict[str, Any] | None = None,
+) -> Draft:
+    """Trace one call of the stub and write its backward. Raises Refusal, or errors.Unusable for the user's own failures."""
+    try:
+        return _differentiate(fwd, dims, seed, dtype, schedule, config)
+    except (AssertionError, NotOwned, RecursionError) as error:
+        if schedule == "atomic":
+            raise
+        draft = _differentiate(fwd, dims, seed, dtype, "atomic", config)
+        reason = f"the owner schedule could not be written ({type(error).__name__}: {error})"
+        draft.report.append(LineReport(None, "schedule", "none", reason))
+        return draft
+
+
+def _differentiate(
+    fwd: Forward,
+    dims: dict[str, Any],
+    seed: int,
+    dtype: str | None,
+    schedule: str | None,
+    config: dict[str, Any] | None,
+) -> Draft:
+    """One attempt with one schedule."""
+    args, kwargs = draw.make_inputs(fwd, dims, seed, dtype=dtype)
+    sites = [site for site in host.trace(fwd, args, kwargs) if site.outputs]
+    stub = next(n for n in fwd.tree.body if isinstance(n, ast.FunctionDef) and n.name == fwd.stub_name)
+    draft = Draft("", f"{fwd.stub_name}_autograd", schedule=schedule or "partials")
+    if not sites:
+        raise Refusal(
+            "stub", "no launch writes anything that depends on an input", line=stub.lineno, file=fwd.path
+        )
+    for site in sites:
+        site.launch.num_warps = (config or {}).get("num_warps", site.launch.num_warps)
+        site.warps = "num_warps" in (config or {}) or site.autotuned
+        if site.launch.config:
+            site.launch.config.update({k: v for k, v in (config or {}).items() if k in site.launch.config})
+    _name_classes(sites)
+    kernels: dict[str, str] = {}
+    functions: list[str] = []
+    try:
+        for site in sites:
+            functions.append(_launch(fwd, site, kernels, draft))
+    except Refusal as refusal:
+        raise refusal.at(None, fwd.path) from None
+    hosts = {site.host.name: site.host for site in sites}
+    renamed = {name: f"{name}_autograd" for name in hosts if name != fwd.stub_name}
+    copies = [
+        stub_text(fwd.source, function, f"{name}_autograd", sites, renamed)
+        for name, function in hosts.items()
+    ]
+    if stub.name not in hosts:
+        copies.append(stub_text(fwd.source, stub, f"{stub.name}_autograd", sites, renamed))
+    configs = [
+        f"{config_name(site)} = {site.launch.config!r}  # the forward's own choice is tuned apart\n"
+        for site in {s.kernel_name: s for s in sites}.values()
+        if site.autotuned
+    ]
+    body = "".join(functions)
+    helpers = [
+        h for h in (LAID_OUT, GRADIENT_OF, FINISHED, DISJOINT) if h.split("(")[0].split()[-1] + "(" in body
+    ]
+    parts = [
+        *("\n" + c for c in configs),
+        *("\n\n" + k for k in kernels.values()),
+        *("\n" + h for h in helpers),
+    ]
+    draft.text = "".join([*parts, *("\n" + f for f in functions), *("\n" + c for c in copies)]).lstrip("\n")
+    return draft
+
+
+def _name_classes(sites: list[host.Site]) -> None:
+    used: dict[str, int] = {}
+    for site in sites:
+        base = "".join(part.capitalize() for part in site.kernel_name.split("_"))
+        used[base] = used.get(base, 0) + 1
+        site.class_name = base if used[base] == 1 else f"{base}{used[base]}"
+
+
+def _launch(fwd: Forward, site: host.Site, kernels: dict[str, str], draft: Draft) -> str:
+    """The Function of one launch; the kernels it needs are added to `kernels`."""
+    overwrite.check(site.kernel, site.launch.grid, draft.report)
+    draft.tape_naive_bytes += tape.naive(site)
+    loops.detach(site.kernel, draft.report)
+    reverse = Reverse(site.kernel, set()).run()
+    stores.merge(reverse)
+    unwrap.unwrap(reverse)
+    tape.use_stored(reverse)
+    draft.atomics_naive += len(writes(reverse.effects))
+    axes = program_axes(site)
+    stores.prove(reverse, axes)
+    name = f"{site.kernel_name}_bwd"
+    if site.class_name[-1].isdigit() and name in kernels:
+        name += site.class_name[-1]
+    owner = Owner(reverse, axes, name, draft.schedule == "partials")
+    if draft.schedule != "atomic":
+        owner.run()
+    taped = tape.Tape(reverse).run()
+    found = writes(reverse.effects)
+    draft.atomics += sum(w.kind == "atomic_add" for w in found)
+    draft.report += reverse.report
+    accumulated = {w.base.attrs["name"] for w in found if w.kind == "atomic_add"}
+    text = FunctionText(site, site.kernel.inplace, accumulated)
+    lines = fwd.source.splitlines()
+    steps = []
+    if effects_remain(reverse.effects):
+        emitted = Emitter(site.kernel, name, lines).emit(reverse.effects, [])
+        kernels[name] = emitted.text
+        step = Step(emitted, "grid")
+        tape_step(text, step, taped.buffers, draft, site)
+        spill_step(text, step, owner)
+        steps.append(step)
+    for made in owner.kernels:
+        emitted = Emitter(site.kernel, made.name, lines).emit(made.effects, [])
+        kernels[made.name] = emitted.text
+        steps.append(owner_step(text, emitted, made, owner))
+    gradients = list(dict.fromkeys(n for s in steps for n in s.emitted.gradients))
+    for inplace in site.kernel.inplace & (set(gradients) | set(site.outputs)):
+        if (
+            inplace in accumulated
+            or inplace not in gradients
+            or any(inplace in k.bases for k in owner.kernels)
+        ):
+            raise Refusal(
+                "in-place access",
+                f"`{inplace}` is overwritten, but not by one program an element",
+                "Write to a buffer.",
+                site.kernel.line,
+            )
+    layouts = [w.layout for w in found if w.layout] + [layout for k in owner.kernels for layout in k.layouts]
+    return text.text(steps, gradients, layouts)
+
+
+def program_axes(site: host.Site) -> list[int]:
+    """Grid axes that may have more than one program: all but a literal 1."""
+    grid = site.call.func.slice  # type: ignore[attr-defined]
+    written = grid.elts if isinstance(grid, ast.Tuple) else []
+    single = {i for i, e in enumerate(written) if isinstance(e, ast.Constant) and e.value == 1}
+    return [axis for axis in range(len(site.launch.grid)) if axis not in single]
+
+
+def scratch_device(text: FunctionText) -> str:
+    site = text.site
+    name = next(
+        n for n, a in site.args.items() if a.kind == "pointer" and n in site.given_names and not a.none
+    )
+    return f"{text.value(name)}.device"
+
+
+def program_count(site: host.Site) -> str:
+    return " * ".join(f"grid[{i}]" for i in range(len(site.launch.grid)))
+
+
+def tape_step(
+    text: FunctionText, step: Step, buffers: list[tape.Buffer], draft: Draft, site: host.Site
+) -> None:
+    """Allocate the scratch of a launch: a slice for each program, as long as the longest loop."""
+    if not buffers:
+        return
+    lengths = ", ".join(dict.fromkeys(text.expr(b.trips) for b in buffers))
+    step.setup.append(f"tape_steps = max({lengths}, 1)")
+    step.extra["tape_steps"] = "tape_steps"
+    for b in buffers:
+        size = f"{program_count(site)} * tape_steps * {text.expr(b.numel, 11)}"
+        step.setup.append(
+            f"{b.name} = torch.empty({size}, dtype=torch.{b.dtype}, device={scratch_device(text)})"
+        )
+        step.extra[b.name] = b.name
+        draft.tape_bytes += tape.size(b, site)
+
+
+def spill_step(text: FunctionText, step: Step, owner: Owner) -> None:
+    for spill in owner.spills.values():
+        size = f"{program_count(text.site)} * {text.expr(spill.numel, 11)}"
+        step.setup.append(
+            f"{spill.name} = torch.empty({size}, dtype=torch.{spill.dtype}, device={scratch_device(text)})"
+        )
+        step.extra[spill.name] = spill.name
+
+
+def owner_step(text: FunctionText, emitted: Emitted, made: OwnerKernel, owner: Owner) -> Step:
+    """The launch of an owner kernel: its grid from the forward's sizes, partial sums added up afterwards."""
+    grid = [text.expr(count) for count in made.grid]
+    step = Step(emitted, f"({', '.join(grid)}{',' * (len(grid) == 1)})")
+    for name in emitted.extra:
+        if name.startswith("grid_"):
+            step.extra[name] = f"grid[{name[5:]}]"
+        elif name.startswith("span_"):
+            d = gradient_name(name[5:])
+            step.extra[name] = f"0 if {d} is None else {d}.stride(0)" if made.optional else f"{d}.stride(0)"
+        else:
+            step.extra[name] = name
+    for whole, part in dict.fromkeys(owner.divisible):
+        step.setup += [
+            f"if {text.expr(whole, 10)} % {text.expr(part, 11)}:",
+            f'    raise ValueError("{text.expr(whole)} must be a multiple of {text.expr(part)} in the backward")',
+        ]
+    if made.split:
+        step.setup.append(f"splits = min({text.expr(owner.summed(made))}, {SPLITS})")
+        for base in made.bases:
+            d = gradient_name(base)
+            text.split.add(base)
+            text.accumulated.add(base)
+            text.saved[base] = None
+            step.setup.append(f"{d} = gradient_of({base}, accumulate=True, copies=splits)")
+            step.finish.append(
+                f"{d} = None if {d} is None else {d}.sum(0)" if made.optional else f"{d} = {d}.sum(0)"
+            )
+    return step
+
+
+def effects_remain(effects: list) -> bool:
+    return any(map(effects_of, effects))

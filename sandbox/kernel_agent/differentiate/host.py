@@ -1,0 +1,234 @@
+"""The host side: trace one call of the stub and find what each launch reads, writes and wants gradients for.
+
+The inputs of the traced call require gradients and torch records the graph of its torch operations; a launch is replaced by a
+marker that makes what it writes depend on what it reads. So activity crosses views, casts and several launches without any
+assumption, and no kernel has to run.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..forward import Forward, launch_intercept
+from ..launches import Launch
+from .fence import Refusal
+from .ir import Store, walk
+from .normalise import Builder
+from .values import Arg, Kernel
+
+
+@dataclass
+class Site:
+    """One `kernel[grid](...)` in the source, and what the traced call passed there."""
+
+    call: ast.Call
+    host: ast.FunctionDef
+    kernel_name: str
+    params: list[str]  # the kernel's parameters
+    given_names: list[str]  # the parameters and options that the launch passes, in the order of the call
+    positional: list[str]  # those without a keyword
+    launch: Launch
+    args: dict[str, Arg]
+    kernel: Kernel
+    written: list[str] = field(default_factory=list)  # pointer parameters that the kernel writes
+    outputs: list[str] = field(default_factory=list)  # those that carry gradients
+    class_name: str = ""
+    added: list[str] = field(default_factory=list)  # written with atomic adds only
+    autotuned: bool = False
+    warps: bool = False  # the backward's num_warps is chosen here, not by the launch
+    heuristics: dict[str, ast.expr] = field(default_factory=dict)
+
+
+class _Mark(torch.autograd.Function):
+    """Stands for a launch while tracing: the first `count` tensors are written and depend on the others."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> Any:
+        ctx.mark_dirty(*tensors[:count])
+        return tuple(tensors[:count]) if count > 1 else tensors[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError("a traced call is never run backwards")
+
+
+def trace(fwd: Forward, args: tuple, kwargs: dict) -> list[Site]:
+    """Run the stub once with inputs that want gradients and see its launches; no kernel is executed."""
+    functions = {n.name: n for n in fwd.tree.body if isinstance(n, ast.FunctionDef)}
+    calls = _launch_calls(fwd.tree)
+    sites: dict[tuple[int, int], Site] = {}
+    failure: list[Refusal] = []
+
+    def see(launch: Launch) -> None:
+        try:
+            site = _site(fwd, launch, calls, functions)
+            key = (site.call.lineno, site.call.col_offset)
+            known = sites.get(key)
+            if known is None or _more_active(site, known):
+                sites[key] = site
+            _mark(site, launch)
+        except Refusal as refusal:
+            failure.append(refusal.at(None, fwd.path))
+            raise
+
+    bound = fwd.signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    for name in fwd.grads:
+        value = bound.arguments[name]
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            bound.arguments[name] = value.detach().requires_grad_(True)
+    try:
+        with launch_intercept(see):
+            fwd.call(bound.args, bound.kwargs)
+    except Exception:
+        if failure:
+            raise failure[0] from None
+        raise
+    if not sites:
+        raise Refusal(
+            "stub",
+            f"{fwd.stub_name}() launches no kernel",
+            "Launch a Triton kernel in the stub.",
+            fwd.stub_line,
+        )
+    return list(sites.values())
+
+
+def _launch_calls(tree: ast.Module) -> list[tuple[ast.FunctionDef, ast.Call]]:
+    found = []
+    for function in tree.body:
+        if isinstance(function, ast.FunctionDef):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+                    found.append((function, node))
+    return found
+
+
+def _site(fwd: Forward, launch: Launch, calls: list, functions: dict[str, ast.FunctionDef]) -> Site:
+    file, line = launch.site
+    if file != fwd.path:
+        raise Refusal(
+            "launch",
+            f"{launch.name} is launched from another file",
+            "Launch the kernel in this file.",
+            fwd.stub_line,
+        )
+    here = [(f, c) for f, c in calls if c.lineno <= line <= (c.end_lineno or c.lineno)]
+    if len(here) != 1:
+        raise Refusal("launch", f"the launch of {launch.name} cannot be found in the source", line=line)
+    host, call = here[0]
+    callee = call.func.value  # type: ignore[attr-defined]
+    if not isinstance(callee, ast.Name) or callee.id not in fwd.kernels:
+        raise Refusal(
+            "launch", "the kernel of a launch must be named directly", "Write kernel[grid](...).", line
+        )
+    if any(k.arg is None for k in call.keywords):
+        raise Refusal(
+            "launch", "`**` in the arguments of a launch is not supported", "Name the arguments.", line
+        )
+    source = functions.get(launch.name)
+    if source is None:
+        raise Refusal("launch", f"the source of {launch.name} is not in this file", line=line)
+    params = [a.arg for a in source.args.args]
+    positional = _positional(params, call, launch)
+    given = [*positional, *(str(k.arg) for k in call.keywords)]
+    args = _arguments(launch)
+    builder = Builder(source, fwd.module, functions, args)
+    try:
+        kernel = builder.kernel()
+    except Refusal as refusal:
+        raise refusal.at(source, fwd.path) from None
+    site = Site(call, host, callee.id, params, given, positional, launch, args, kernel)
+    site.autotuned = launch.config is not None
+    site.written = list(dict.fromkeys(base.attrs["name"] for base, _, _ in builder.stored))
+    stores = [e for e in walk(kernel.effects) if isinstance(e, Store)]
+    site.added = [
+        n for n in site.written if all(s.kind == "atomic_add" for s in stores if s.base.attrs["name"] == n)
+    ]
+    site.heuristics = _heuristics(source)
+    reads_active = any(a.active and not a.none for a in args.values())
+    for name in site.written:
+        value = launch.args[name]
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and reads_active:
+            site.outputs.append(name)
+            if value.requires_grad and name not in site.added and name not in kernel.inplace:
+                raise Refusal(
+                    "shared output",
+                    f"`{name}` of {launch.name} already holds differentiable values that this launch does not read",
+                    "Give every launch an output of its own, and combine them with torch.",
+                    line,
+                )
+    for name in site.outputs:
+        kernel.params[name].active = True
+    return site
+
+
+def _positional(params: list[str], call: ast.Call, launch: Launch) -> list[str]:
+    """The parameters that a launch passes without naming them. `*x.stride()` stands for as many as are left."""
+    if not any(isinstance(a, ast.Starred) for a in call.args):
+        return params[: len(call.args)]
+    elsewhere = {k.arg for k in call.keywords} | set(launch.config or ()) | set(launch.heuristics)
+    count = next((i for i, name in enumerate(params) if name in elsewhere), len(params))
+    return params[:count]
+
+
+def _heuristics(source: ast.FunctionDef) -> dict[str, ast.expr]:
+    """The rules of @triton.heuristics on a kernel, as written."""
+    found: dict[str, ast.expr] = {}
+    for decorator in source.decorator_list:
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("heuristics"):
+            values = [*decorator.args, *(k.value for k in decorator.keywords)]
+            if values and isinstance(values[0], ast.Dict):
+                for key, value in zip(values[0].keys, values[0].values, strict=True):
+                    if isinstance(key, ast.Constant):
+                        found[str(key.value)] = value
+    return found
+
+
+def _arguments(launch: Launch) -> dict[str, Arg]:
+    out = {}
+    for name, value in launch.args.items():
+        value = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
+        if isinstance(value, torch.Tensor):
+            dtype = str(value.dtype).removeprefix("torch.").replace("bool", "int1")
+            active = value.requires_grad and value.is_floating_point()
+            out[name] = Arg(name, "pointer", None, dtype, active, value.untyped_storage().data_ptr())
+        elif name in launch.constexprs:
+            out[name] = Arg(name, "constexpr", value)
+        elif value is None:
+            out[name] = Arg(name, "pointer", None, "float32", True, none=True)
+        elif isinstance(value, float):
+            out[name] = Arg(name, "float", value)
+        elif isinstance(value, (bool, int)):
+            out[name] = Arg(name, "int", int(value))
+        else:
+            raise Refusal(
+                "launch argument",
+                f"`{name}` of {launch.name} is a {type(value).__name__}",
+                "Pass tensors and numbers.",
+            )
+    return out
+
+
+def _more_active(new: Site, old: Site) -> bool:
+    count = [sum(a.active for a in s.args.values()) for s in (new, old)]
+    return count[0] > count[1]
+
+
+def _mark(site: Site, launch: Launch) -> None:
+    """Make the written buffers depend on what the kernel reads."""
+    written = [launch.args[name] for name in site.outputs]
+    if not written:
+        return
+    ids = {id(t) for t in written}
+    sources = [
+        v
+        for v in launch.args.values()
+        if isinstance(v, torch.Tensor) and v.requires_grad and id(v) not in ids
+    ]
+    if sources or any(t.requires_grad for t in written):
+        _Mark.apply(len(written), *written, *sources)

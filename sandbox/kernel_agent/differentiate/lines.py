@@ -1,0 +1,81 @@
+"""Long lines of generated source, broken as a formatter would."""
+
+from __future__ import annotations
+
+WIDTH = 104
+
+
+def wrap(items: list[str], width: int) -> list[str]:
+    lines: list[str] = []
+    for item in items:
+        if lines and len(lines[-1]) + len(item) + 2 <= width:
+            lines[-1] += ", " + item
+        else:
+            lines.append(item)
+    return lines
+
+
+def break_line(text: str, width: int) -> list[str]:
+    """Break a long line inside its last call, as a formatter would; many arguments are filled, not listed."""
+    if len(text) <= width or "(" not in text:
+        return [text]
+    code = text.split("  # ", 1)[0]
+    if len(code) <= width:
+        return [code]
+    start, close = (_opening(code), 1) if code.endswith(")") else (len(code), 0)
+    parts = _arguments(code[start + 1 : -1])
+    while len(parts) == 1 and parts[0].endswith(")"):  # a call with one argument that is a call
+        start, close = start + 1 + _opening(parts[0]), close + 1
+        parts = _arguments(code[start + 1 : -close])
+    left, equals, right = code.partition(" = ")
+    if len(parts) < 2 or (equals and start > width // 2):  # no call that fills the line
+        return [f"{left} = (", *_operands("    " + right, width), ")"] if equals else [code]
+    tail = ")" * close
+    one = ", ".join(parts)
+    if len(one) + 4 <= width:
+        return [code[: start + 1], "    " + one, tail]
+    if len(parts) > 6:
+        return [
+            code[: start + 1],
+            *("    " + line + "," for line in wrap(parts, width - 5)),
+            f"{tail}  # fmt: skip",
+        ]
+    return [code[: start + 1], *("    " + part + "," for part in parts), tail]
+
+
+def _operands(text: str, width: int) -> list[str]:
+    """Break a long sum or product before an operator outside brackets."""
+    if len(text) <= width:
+        return [text]
+    depth, best = 0, 0
+    for i, char in enumerate(text[:width]):
+        depth += (char in "([{") - (char in ")]}")
+        if depth == 0 and i > 8 and text[i : i + 3] in (" + ", " - ", " * ", " / ", " & "):
+            best = i
+    return [text[:best], *_operands("    " + text[best:].lstrip(), width)] if best else [text]
+
+
+def _opening(code: str) -> int:
+    """Where the parenthesis that the last one closes was opened."""
+    depth = 0
+    for i in range(len(code) - 1, -1, -1):
+        if code[i] in ")]}":
+            depth += 1
+        elif code[i] in "([{":
+            depth -= 1
+            if depth == 0:
+                return i
+    return 0
+
+
+def _arguments(text: str) -> list[str]:
+    """Split at the commas that are not inside brackets."""
+    parts, depth, current = [], 0, ""
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        if char == "," and depth == 0:
+            parts.append(current.strip())
+            current = ""
+        else:
+            current += char
+    return [*parts, current.strip()] if current.strip() else parts

@@ -1,0 +1,213 @@
+"""The forward's own stores: a value that is overwritten later must not receive the upstream gradient.
+
+A store inside a loop has to move with the loop, and two stores to one buffer must not meet. What is not provable from the addresses
+is decided on the traced call, where addresses are computed for every program: an overlap is refused, anything else is stated as
+an assumption in the report.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+
+from .affine import Affine
+from .fence import Refusal
+from .ir import COMPARE, For, If, Node, Store
+from .reverse import LineReport
+from .stores import close, learn
+from .values import Kernel
+
+LIMIT = 1 << 16  # programs times iterations that are looked at
+
+
+def check(kernel: Kernel, grid: tuple[int, ...], report: list[LineReport]) -> None:
+    """Refuse kernels that overwrite a differentiable result."""
+    placed = [(s, loops) for s, loops in _stores(kernel.effects, ()) if s.value.active and s.kind == "store"]
+    for store, loops in placed:
+        _moves(kernel, store, loops)
+    for (one, loops), (two, others) in combinations(placed, 2):
+        if one.base is not two.base or _exclusive(one, two):
+            continue
+        name = one.base.attrs["name"]
+        meet = one.offset is two.offset or _meet(kernel, (one, loops), (two, others), grid)
+        if meet:
+            raise Refusal(
+                "overwritten store",
+                f"`{name}` is stored to twice at one address (lines {one.line} and {two.line})",
+                "Store the final value once.",
+                two.line,
+            )
+        reason = f"the stores to `{name}` of lines {one.line} and {two.line} do not meet"
+        report.append(LineReport(two.line, "assumption", "traced addresses", reason))
+
+
+def _stores(effects: list, loops: tuple[For, ...]):
+    for effect in effects:
+        if isinstance(effect, Store):
+            yield effect, loops
+        elif isinstance(effect, For):
+            yield from _stores(effect.effects, (*loops, effect))
+        elif isinstance(effect, If):
+            yield from _stores(effect.then_effects, loops)
+            yield from _stores(effect.other_effects, loops)
+
+
+def _exclusive(a: Store, b: Store) -> bool:
+    mine = {(r.cond, r.positive) for r in a.region.chain() if r.cond is not None}
+    return any((r.cond, not r.positive) in mine for r in b.region.chain() if r.cond is not None)
+
+
+def _moves(kernel: Kernel, store: Store, loops: tuple[For, ...]) -> None:
+    """A store in a loop must go to another address in every step."""
+    affine = Affine(kernel.graph)
+    known: set = set()
+    groups = affine.groups(store.offset) or []
+    for group in groups:
+        if affine.solve(group):
+            for var, _ in group.terms:
+                learn(var, known)
+    close(affine, known, groups)
+    variables = {var.key for group in groups for var, _ in group.terms if var.kind == "trip"}
+    for loop in loops:
+        moves = ("trip", (id(loop.region),)) in known or (id(loop.region),) in variables
+        if not moves and not _needs(store.offset, {loop.region.iv, *(carry.phi for carry in loop.carries)}):
+            raise Refusal(
+                "overwritten store",
+                f"`{store.base.attrs['name']}` is stored to at the same address in every step of the loop of line {loop.line}",
+                "Store after the loop.",
+                store.line,
+            )
+
+
+def _needs(node: Node, wanted: set[Node | None]) -> bool:
+    """Whether an address changes with one of `wanted`, also through the bounds of inner loops."""
+    stack, seen = [node], set()
+    while stack:
+        item = stack.pop()
+        if item in wanted:
+            return True
+        if item in seen:
+            continue
+        seen.add(item)
+        stack += item.args
+        if item.op == "iv":
+            stack += item.home.bounds or ()
+        elif item.op == "ifout":
+            stack += [n for n in (item.attrs["then"], item.attrs["other"]) if n is not None]
+        elif item.op == "loopout":
+            carry = item.attrs["loop"].carries[item.attrs["index"]]
+            stack += [carry.init, carry.next]
+    return False
+
+
+# addresses of the traced call
+
+
+class Unknown(Exception):
+    """An address that depends on data."""
+
+
+def _meet(kernel: Kernel, one: tuple, two: tuple, grid: tuple[int, ...]) -> bool:
+    """Whether two stores write one address in the traced call; data-dependent addresses count as meeting."""
+    try:
+        return bool(_addresses(kernel, *one, grid) & _addresses(kernel, *two, grid))
+    except Unknown:
+        return True
+
+
+def _addresses(kernel: Kernel, store: Store, loops: tuple[For, ...], grid: tuple[int, ...]) -> set[int]:
+    found: set[int] = set()
+    budget = LIMIT
+    for pid in product(*(range(n) for n in grid)):
+        for env in _steps(kernel, loops, {"pid": pid, "grid": grid}):
+            budget -= 1
+            if budget < 0:
+                raise Unknown
+            if not all(
+                bool(evaluate(kernel, r.cond, env)) == r.positive
+                for r in store.region.chain()
+                if r.cond is not None
+            ):  # type: ignore[arg-type]
+                continue
+            offset = np.asarray(evaluate(kernel, store.offset, env))
+            mask = True if store.mask is None else evaluate(kernel, store.mask, env)
+            found.update(offset[np.broadcast_to(mask, offset.shape)].ravel().tolist())
+    return found
+
+
+def _steps(kernel: Kernel, loops: tuple[For, ...], env: dict):
+    if not loops:
+        yield env
+        return
+    region = loops[0].region
+    if region.bounds is None:
+        raise Unknown
+    lo, hi, step = (int(evaluate(kernel, n, env)) for n in region.bounds)
+    for value in range(lo, hi, step):
+        yield from _steps(kernel, loops[1:], {**env, region.iv: value})
+
+
+_NUMPY = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "minimum": np.minimum, "maximum": np.maximum,
+    "and": np.logical_and, "or": np.logical_or, "land": np.logical_and, "lor": np.logical_or,
+    "floordiv": lambda a, b: np.trunc(np.divide(a, b)).astype(np.int64),
+    "mod": np.fmod,
+    "cdiv": lambda a, b: -(-np.asarray(a) // b),
+}  # fmt: skip
+
+
+def evaluate(kernel: Kernel, node: Node, env: dict) -> Any:
+    """An integer value in one program of the traced call."""
+    op = node.op
+    if op == "iv":
+        if node not in env:
+            raise Unknown
+        return env[node]
+    if op == "pid":
+        axis = node.attrs["axis"]
+        return env["pid"][axis] if axis < len(env["pid"]) else 0
+    if op == "npid":
+        axis = node.attrs["axis"]
+        return env["grid"][axis] if axis < len(env["grid"]) else 1
+    if op in ("const", "constexpr", "param", "isnone"):
+        value = kernel.graph.concrete(node)
+        if value is None:
+            raise Unknown
+        return value
+    if op not in _NUMPY and op not in (
+        "arange",
+        "compare",
+        "cast",
+        "expand",
+        "broadcast",
+        "neg",
+        "not",
+        "invert",
+        "full",
+        "ifout",
+    ):
+        raise Unknown
+    if op == "ifout":
+        side = node.attrs["then" if evaluate(kernel, node.args[0], env) else "other"]
+        if side is None:
+            raise Unknown
+        return evaluate(kernel, side, env)
+    args = [evaluate(kernel, arg, env) for arg in node.args]
+    if op == "arange":
+        return np.arange(args[0], args[1])
+    if op == "compare":
+        return COMPARE[node.attrs["cmp"]](args[0], args[1])
+    if op == "expand":
+        return np.expand_dims(args[0], node.attrs["axis"]) if node.args[0].shape else args[0]
+    if op in ("broadcast", "full"):
+        shape = tuple(int(evaluate(kernel, dim, env)) for dim in node.shape)
+        return np.broadcast_to(args[0], shape)
+    if op == "cast":
+        return args[0]
+    if op == "neg":
+        return np.negative(args[0])
+    if op in ("not", "invert"):
+        return np.logical_not(args[0])
+    return _NUMPY[op](*args)

@@ -1,0 +1,723 @@
+"""Owner-computes: give a gradient that many programs add to a kernel in which one program owns each tile.
+
+A gradient write sums over the program ids and loop variables that its address does not contain. In the kernel made here the
+variables of the address are the grid and the others are loops; forward values are recomputed for each tile, except those that took
+a loop of their own: the main kernel spills them, a few numbers a program. Where a tile would leave the device idle (no product of
+blocks in it), the outermost sum is split among several programs that store partial sums, and the host adds those up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .affine import Affine, upper
+from .ir import Carry, For, GradWrite, Graph, If, Node, Region, TapeStore, operands, reachable, real
+from .reverse import LineReport, Reverse
+from .rewrite import Rewriter
+from .stores import close, depends, layout_of, learn, placed_writes
+from .values import Kernel, is_static, loop_out
+
+
+@dataclass
+class Spill:
+    """A value of the main kernel that owner kernels read: `numel` elements a program."""
+
+    name: str
+    dtype: str
+    numel: Node
+
+
+@dataclass
+class OwnerKernel:
+    """One generated kernel: its effects, its grid as nodes for the host, and what it writes."""
+
+    name: str
+    effects: list
+    grid: list[Node]
+    bases: list[str]
+    split: bool = False
+    optional: bool = False  # written under a condition known at compile time: the gradient may be None
+    shared: Node | None = None
+    layouts: list[list] = field(default_factory=list)
+
+
+@dataclass
+class Programs:
+    """The program variables of the forward: (the forward's node, a virtual id with its count)."""
+
+    table: dict[Node, Node]
+    virtual: list[Node]
+
+
+def program_variables(kernel: Kernel, effects: list, axes: list[int]) -> Programs:
+    """Program ids, or the two tile indices where one id is split into them."""
+    g = kernel.graph
+    nodes = [n for n in reachable(effects) if isinstance(n, Node)]
+    table: dict[Node, Node] = {}
+    virtual: list[Node] = []
+
+    def new(node: Node, count: Node, hint: str) -> None:
+        vpid = g.intern("vpid", (), {"axis": len(virtual), "count": count}, "int32", ())
+        vpid.attrs["count"] = count
+        vpid.hint = node.hint or hint
+        table[node] = vpid
+        virtual.append(vpid)
+
+    for axis in axes:
+        pid = g.intern("pid", (), {"axis": axis}, "int32", ())
+        pair = _tiles(g, nodes, pid)
+        if pair is not None:
+            (rows, row_count), (cols, col_count) = pair
+            new(rows, row_count, "tile_m")
+            new(cols, col_count, "tile_n")
+        else:
+            new(pid, g.intern("npid", (), {"axis": axis}, "int32", ()), f"program_{axis}")
+    return Programs(table, virtual)
+
+
+def _tiles(g: Graph, nodes: list[Node], pid: Node) -> tuple[tuple[Node, Node], tuple[Node, Node]] | None:
+    """Two nodes that are a bijection of a program id onto a grid of tiles, if nothing else uses the id."""
+    affine = Affine(g)
+    for col in nodes:
+        if col.op == "floordiv" and col.args[0].op == "mod" and col.args[0].args[0] is pid:
+            found = _grouped(g, affine, nodes, pid, col)
+            if found is not None and _only_through(nodes, pid, {found[0][0], found[1][0]}):
+                return found
+    for col in nodes:
+        if col.op == "mod" and col.args[0] is pid and affine.uniform(col.args[1]):
+            row = next((n for n in nodes if n.op == "floordiv" and n.args == col.args), None)
+            if row is not None and _only_through(nodes, pid, {row, col}):
+                total = g.intern("npid", (), pid.attrs, "int32", ())
+                return (row, g.make("cdiv", (total, col.args[1]))), (col, col.args[1])
+    return None
+
+
+def _grouped(g: Graph, affine: Affine, nodes: list[Node], pid: Node, col: Node) -> tuple | None:
+    """pid -> (first + (pid % T) % S, (pid % T) // S) with T = G * cols, first = pid // T * G, S = min(rows - first, G)."""
+    local, height = col.args
+    per_group = local.args[1]
+    if height.op != "minimum" or per_group.op != "mul":
+        return None
+    for group, cols in (per_group.args, per_group.args[::-1]):
+        if not (affine.uniform(group) and affine.uniform(cols)):
+            continue
+        first = g.mul(g.make("floordiv", (pid, per_group)), group)
+        for left, limit in (height.args, height.args[::-1]):
+            if limit is group and left.op == "sub" and left.args[1] is first and affine.uniform(left.args[0]):
+                row = g.add(first, g.make("mod", (local, height)))
+                if row in nodes:
+                    return (row, left.args[0]), (col, cols)
+    return None
+
+
+def _only_through(nodes: list[Node], pid: Node, through: set[Node]) -> bool:
+    """Whether every path from effects to the id passes one of `through`."""
+    inner = {n for t in through for n in reachable([t]) if isinstance(n, Node)}
+    for node in nodes:
+        if node in inner:
+            continue
+        if any(arg in inner and arg not in through and _mentions(arg, pid) for arg in node.args):
+            return False
+    return True
+
+
+def _mentions(node: Node, wanted: Node) -> bool:
+    return any(n is wanted for n in reachable([node]))
+
+
+class Owner:
+    """Moves eligible atomic writes of one reverse sweep to kernels of their own."""
+
+    def __init__(self, reverse: Reverse, axes: list[int], name: str, all_writes: bool) -> None:
+        self.reverse, self.kernel, self.g = reverse, reverse.kernel, reverse.kernel.graph
+        self.name, self.all_writes = name, all_writes
+        self.programs = program_variables(self.kernel, reverse.effects, axes)
+        self.spills: dict[Node, Spill] = {}
+        self.kernels: list[OwnerKernel] = []
+        self.divisible: list[tuple[Node, Node]] = []  # block sizes that the host has to find divisible
+        self.tiles = Rewriter(self.g, self.programs.table.get)
+
+    def run(self) -> Owner:
+        placed = list(placed_writes(self.reverse.effects, ()))
+        bases: dict[Node, list[tuple[GradWrite, tuple[For, ...]]]] = {}
+        for write, loops in placed:
+            bases.setdefault(write.base, []).append((write, loops))
+        groups: dict[tuple, list] = {}
+        for base, writes in bases.items():
+            if all(w.kind == "store" for w, _ in writes):
+                continue
+            plan = self.plan(base, writes)
+            if isinstance(plan, str):
+                self.reverse.report.append(
+                    LineReport(
+                        writes[0][0].line, "owner", "none", f"gradient of {base.attrs['name']}: {plan}"
+                    )
+                )
+                continue
+            groups.setdefault(plan.key, []).append(plan)
+        for plans in groups.values():
+            self.build(plans)
+        return self
+
+    # what a base needs
+
+    def plan(self, base: Node, writes: list) -> Plan | str:
+        dots = any(n.op == "dot" for w, _ in writes for n in reachable([w.value]) if isinstance(n, Node))
+        if not dots and not self.all_writes:
+            return "no product of blocks in it: atomics or partial sums"
+        parts: list[Part] = []
+        for write, loops in writes:
+            part = self.part(write, loops)
+            if isinstance(part, str):
+                return part
+            parts.append(part)
+        first = parts[0]
+        for part in parts[1:]:
+            if part.own != first.own or [s for s, _ in part.trips] != [s for s, _ in first.trips]:
+                return "its writes own different tiles"
+        absolute = len(parts) > 1
+        key = (
+            first.own,
+            tuple((p.path, p.reduced) for p in parts),
+            tuple(s.id for s, _ in first.trips),
+            dots,
+        )
+        return Plan(base, parts, absolute, key, dots)
+
+    def part(self, write: GradWrite, loops: tuple[For, ...]) -> Part | str:
+        if any(loop.order == "reverse" or loop.region.kind != "for" for loop in loops):
+            return "its loop runs backwards or has no bounds"
+        phis = {c.phi for loop in loops for c in loop.carries}
+        phis |= {c.phi for loop in loops if loop.source for c in loop.source.carries}
+        if depends(write.value, phis):
+            return "its value depends on what the loop carries"
+        if not self.computable(write):
+            return "its value comes out of an inner loop"
+        affine = Affine(self.g, absolute=True)
+        groups = affine.groups(self.tiles.node(write.offset))
+        if groups is None:
+            return "its address is not a sum of strides times indices"
+        known: set = set()
+        for group in groups:
+            if not affine.solve(group):
+                return "its address mixes indices"
+            for var, _ in group.terms:
+                if var.kind == "opaque":
+                    return "its address depends on data"
+                learn(var, known)
+        close(affine, known, groups)
+        lanes = {var.key[0] for group in groups for var, _ in group.terms if var.kind == "lane"}
+        if any(axis not in lanes and not self.g.is_one(dim) for axis, dim in enumerate(write.offset.shape)):
+            return "several lanes of a block go to one address"
+        own = tuple(v for v in self.programs.virtual if ("vpid", (v.attrs["axis"],)) in known)
+        for item in reachable([self.tiles.node(write.offset)]):
+            if isinstance(item, Node) and item.op == "vpid" and item not in own:
+                return f"its address depends on `{item.hint}` without determining it"
+        trips = [loop.region for loop in loops if ("trip", (id(loop.region),)) in known]
+        regions = [r for r in write.region.chain() if r.kind != "top"][::-1]
+        reduced = tuple(r for r in regions if r.is_loop and r not in trips)
+        if any(r.iv in set(reachable([write.offset])) for r in reduced):
+            return "its address depends on a loop without determining it"
+        for region in trips:
+            if upper(self.g, region.bounds[1]) is None:  # type: ignore[index]
+                return "the length of its loop is not known before the launch"
+            lo, _, step = region.bounds  # type: ignore[misc]
+            if not affine.uniform(step):
+                return "its loop has a step that differs between programs"
+            if not affine.uniform(lo) and not self._aligned(lo, step):
+                return "its loop starts at different places in different programs"
+        layout = layout_of(
+            affine, self.g, groups, None if write.mask is None else self.tiles.node(write.mask)
+        )
+        if layout is None:
+            return "the extents of its address dimensions are not known"
+        steps = [(region.bounds[2], region) for region in trips]  # type: ignore[index]
+        return Part(write, tuple(regions), own, steps, reduced, layout)
+
+    def computable(self, write: GradWrite) -> bool:
+        """Whether another kernel can have what a write needs: no carries, and loops only behind values of the whole program."""
+        stack, seen = [n for n in (write.value, write.offset, write.mask) if n is not None], set()
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node.home is self.g.top and node.is_float and _takes_loop(node):
+                continue
+            if node.op in ("phi", "loopout") or (node.op == "load" and node.attrs.get("buffer")):
+                return False
+            stack += [n for n in operands(node) if isinstance(n, Node)]
+            if node.op == "iv":
+                stack += list(node.home.bounds or ())
+        return True
+
+    def _aligned(self, lo: Node, step: Node) -> bool:
+        """Whether a start is a multiple of the step, for block sizes that divide each other; the host checks that they do."""
+        factor = (
+            next((x for x in lo.args if x.op in ("const", "constexpr")), None) if lo.op == "mul" else None
+        )
+        if factor is None:
+            return False
+        a, b = self.g.concrete(factor), self.g.concrete(step)
+        if not (isinstance(a, int) and isinstance(b, int) and b > 0 and a % b == 0):
+            return False
+        self.divisible.append((factor, step))
+        return True
+
+    # the kernel
+
+    def build(self, plans: list[Plan]) -> None:
+        g, first = self.g, plans[0]
+        label = "_".join(p.base.attrs["name"].removesuffix("_ptr").lower() for p in plans)
+        own: dict[Any, Node] = {}
+        grid: list[Node] = []
+        split = not first.dots
+        if split and all(v in first.parts[0].own for v in self.programs.virtual):
+            return  # nothing to share: one program would do all the work
+
+        def axis(count: Node) -> Node:
+            grid.append(count)
+            return g.intern("pid", (), {"axis": len(grid) - 1, "kernel": label}, "int32", ())
+
+        trips = first.parts[0].trips
+        if not trips and not first.parts[0].own and not split:
+            return
+        if len(trips) + len(first.parts[0].own) + split > 3:
+            for plan in plans:
+                self.reverse.report.append(
+                    LineReport(
+                        plan.parts[0].write.line,
+                        "owner",
+                        "none",
+                        f"gradient of {plan.base.attrs['name']}: too many grid axes",
+                    )
+                )
+            return
+        for i in range(len(trips)):
+            own["trip", i] = axis(self._trips(first, i))
+        for v in first.parts[0].own:
+            own[v] = axis(v.attrs["count"])
+            own[v].hint = v.hint
+        splits = axis(g.intern("param", (), {"name": "splits"}, "int32", ())) if split else None
+        g.here = g.top
+        totals: list[Node | None] = [None] * len(plans)
+        for n in range(len(first.parts)):
+            parts = [plan.parts[n] for plan in plans]
+            nest = Nest(self, parts, own, first.absolute, splits)
+            for k, total in enumerate(nest.totals()):
+                old = totals[k]
+                totals[k] = total if old is None else g.add(old, total)
+            last = nest
+        made = OwnerKernel(f"{self.name}_{label}", [], grid, [p.base.attrs["name"] for p in plans], split)
+        static = [r for r in first.parts[0].path if r.cond is not None and is_static(r.cond)]
+        made.optional = bool(static) and len(first.parts) == 1
+        made.shared = next((v for v in self.programs.virtual if v not in first.parts[0].own), None)
+        for plan, total in zip(plans, totals, strict=True):
+            write = plan.parts[-1].write
+            offset, mask = last.at_top(write.offset), last.store_mask(write)
+            effect = GradWrite(write.base, offset, mask, total, g.top, write.line, "store")  # type: ignore[arg-type]
+            if splits is not None:  # every split has a copy of its own, which the host adds up
+                span = g.intern("param", (), {"name": f"span_{write.base.attrs['name']}"}, "int32", ())
+                effect.offset = g.add(g.mul(g.cast(splits, "int64"), span), offset)
+            made.effects.append(self._guarded(effect, first, last) if made.optional else effect)
+            made.layouts += [p.layout for p in plan.parts if len(p.layout) > 1]
+            self._remove(plan)
+            reason = f"owned tiles: {'partial sums of ' if split else ''}one program a tile"
+            self.reverse.report.append(
+                LineReport(
+                    write.line, "owner", "affine nest", f"gradient of {plan.base.attrs['name']}: {reason}"
+                )
+            )
+        self.kernels.append(made)
+
+    def _guarded(self, effect: GradWrite, plan: Plan, nest: Nest) -> object:
+        """A write under the compile-time conditions of the original: the pointer may be None without them."""
+        result: object = effect
+        g = self.g
+        for region in reversed(plan.parts[0].path):
+            if region.cond is not None and is_static(region.cond):
+                cond = nest.at_top(region.cond)
+                g.here = g.top
+                stmt = If(cond, g.branch(cond, True), g.branch(cond, False), outer=g.top, static=True)
+                (stmt.then_effects if region.positive else stmt.other_effects).append(result)
+                result = stmt
+        return result
+
+    def _trips(self, plan: Plan, index: int) -> Node:
+        g = self.g
+        counts = []
+        for part in plan.parts:
+            lo, hi, step = part.trips[index][1].bounds  # type: ignore[misc]
+            start = g.const(0) if plan.absolute or not Affine(g).uniform(lo) else lo
+            counts.append(g.make("cdiv", (g.sub(upper(g, hi), start), step)))  # type: ignore[arg-type]
+        total = counts[0]
+        for count in counts[1:]:
+            total = g.make("maximum", (total, count))
+        return total
+
+    def _remove(self, plan: Plan) -> None:
+        gone = {id(part.write) for part in plan.parts}
+
+        def clean(effects: list) -> None:
+            effects[:] = [e for e in effects if id(e) not in gone]
+            for effect in effects:
+                if isinstance(effect, For):
+                    clean(effect.effects)
+                elif isinstance(effect, If):
+                    clean(effect.then_effects)
+                    clean(effect.other_effects)
+
+        clean(self.reverse.effects)
+
+    def summed(self, made: OwnerKernel) -> Node:
+        """The count of the program variable that the splits share."""
+        return made.shared.attrs["count"]  # type: ignore[union-attr]
+
+    # spilled values
+
+    def spill(self, node: Node, linear: Node) -> Node:
+        """Load in an owner kernel what the main kernel stores for each program."""
+        g = self.g
+        found = self.spills.get(node)
+        if found is None:
+            numel = g.one
+            for dim in node.shape:
+                numel = g.mul(numel, dim)
+            name = f"spill_{node.hint or 'value'}"
+            while any(s.name == name for s in self.spills.values()):
+                name += "_"
+            found = self.spills[node] = Spill(name, real(node.dtype), numel)
+            here, g.here = g.here, g.top
+            at = self._index(
+                self._linear(lambda v: _forward_of(self.programs, v), main=True), node.shape, numel
+            )
+            g.here = here
+            self.reverse.effects.append(TapeStore(name, at, node, g.top))
+            reason = "took a loop: the main kernel keeps it for the owner kernels"
+            self.reverse.report.append(
+                LineReport(node.line, "spill", "none", f"`{node.hint or 'value'}` {reason}")
+            )
+        base = g.intern("param", (), {"name": found.name, "none": False, "elem": found.dtype}, "pointer", ())
+        at = self._index(linear, node.shape, found.numel)
+        read = g.make("load", (base, at), {"other": False, "buffer": True}, node.dtype, node.shape)
+        read.hint, read.upstream = read.hint or node.hint, node.upstream
+        return read
+
+    def _linear(self, variable: Any, main: bool = False) -> Node:
+        """The number of a forward program."""
+        g = self.g
+        total: Node | None = None
+        for v in self.programs.virtual:
+            here, count = variable(v), v.attrs["count"] if main else self.count(v)
+            total = g.cast(here, "int64") if total is None else g.add(g.mul(total, count), here)
+        assert total is not None
+        return total
+
+    def count(self, v: Node) -> Node:
+        """The number of values of a program variable; the grid of the forward comes in as a parameter."""
+        return Rewriter(self.g, self.grid_param).node(v.attrs["count"])
+
+    def grid_param(self, node: Node) -> Node | None:
+        if node.op != "npid":
+            return None
+        return self.g.intern("param", (), {"name": f"grid_{node.attrs['axis']}"}, "int32", ())
+
+    def _index(self, linear: Node, shape: tuple, numel: Node) -> Node:
+        g = self.g
+        index = g.mul(linear, numel)
+        for axis in range(len(shape)):
+            lane = g.make("arange", (g.const(0), shape[axis]), {}, "int32", (shape[axis],))
+            for other in range(len(shape)):
+                if other != axis:
+                    lane = g.expand(lane, other)
+            for dim in shape[axis + 1 :]:
+                lane = g.mul(lane, dim)
+            index = g.add(index, lane)
+        return index
+
+
+@dataclass
+class Part:
+    """One write: its path of regions, the program variables and loops it owns, the loops it sums over."""
+
+    write: GradWrite
+    path: tuple[Region, ...]
+    own: tuple[Node, ...]
+    trips: list[tuple[Node, Region]]
+    reduced: tuple[Region, ...]
+    layout: list
+
+
+@dataclass
+class Plan:
+    base: Node
+    parts: list[Part]
+    absolute: bool
+    key: tuple
+    dots: bool
+
+
+def _forward_of(programs: Programs, v: Node) -> Node:
+    return next(node for node, vpid in programs.table.items() if vpid is v)
+
+
+class Nest:
+    """The loops of one part: rebuilds values with owned variables fixed and the others as loops."""
+
+    def __init__(
+        self, owner: Owner, parts: list[Part], own: dict, absolute: bool, splits: Node | None
+    ) -> None:
+        self.owner, self.g, self.parts, self.own = owner, owner.g, parts, own
+        self.absolute, self.splits = absolute, splits
+        self.regions: dict[Region, Region] = {}
+        self.variables: dict[Node, Node] = {}
+        self.memo: dict[Node, Node] = {}
+        self.levels: list[tuple[str, Region]] = []
+        self.flat = False
+
+    def totals(self) -> list[Node]:
+        self._enter()
+        for part in self.parts:  # what the grid determines goes to the top, where the loops find it
+            self.at_top(part.write.offset)
+            self.store_mask(part.write)
+        zeros = [self.g.zeros(p.write.value.shape, p.write.value.dtype) for p in self.parts]
+        return self._nest(0, zeros)
+
+    def _enter(self) -> None:
+        """Make the new regions, outermost first."""
+        g, owner, part = self.g, self.owner, self.parts[0]
+        g.here = g.top
+        first = True
+        for v in owner.programs.virtual:
+            forward = _forward_of(owner.programs, v)
+            if v in part.own:
+                self.variables[forward] = self.own[v]
+                continue
+            start, step = g.const(0), g.one
+            if first and self.splits is not None:
+                start, step = self.splits, g.intern("npid", (), self.splits.attrs, "int32", ())
+            region = g.loop_region(start, owner.count(v), step, "range", part.write.line)
+            region.iv.hint = region.iv.hint or v.hint  # type: ignore[union-attr]
+            self.variables[forward] = region.iv  # type: ignore[assignment]
+            self.levels.append(("loop", region))
+            g.here = region
+            first = False
+        self.regions[g.top] = g.here
+        for region in part.path:
+            g.here = self.regions[region.parent]  # type: ignore[index]
+            self.regions[region] = self._region(region, part)
+
+    def _region(self, region: Region, part: Part) -> Region:
+        g = self.g
+        if not region.is_loop:
+            new = g.branch(self.node(region.cond), region.positive)  # type: ignore[arg-type]
+            self.levels.append(("branch", new))
+            return new
+        lo, hi, step = (self.node(n) for n in region.bounds)  # type: ignore[union-attr]
+        if region in part.reduced:
+            new = g.loop_region(lo, hi, step, "range", region.line)
+            new.iv.hint = new.iv.hint or region.iv.hint  # type: ignore[union-attr]
+            self.levels.append(("loop", new))
+            self.variables[region.iv] = new.iv  # type: ignore[index, assignment]
+            return new
+        index = [r for _, r in part.trips].index(region)
+        pid = self.own["trip", index]
+        affine = Affine(g)
+        fixed = affine.uniform(region.bounds[0]) and not self.absolute  # type: ignore[index]
+        here, g.here = g.here, g.top  # the grid determines it
+        iv = g.mul(pid, self.at_top(region.bounds[2]))  # type: ignore[index]
+        if fixed:
+            iv = g.add(self.at_top(region.bounds[0]), iv)  # type: ignore[index]
+        g.here = here
+        if iv.hint is None:
+            iv.hint = region.iv.hint  # type: ignore[union-attr]
+        self.variables[region.iv] = iv  # type: ignore[index]
+        if fixed and affine.uniform(region.bounds[1]):  # type: ignore[index]
+            return g.here
+        inside = g.make("compare", (iv, hi), {"cmp": "<"}, "int1")
+        if not (lo.op == "const" and lo.value == 0):
+            inside = g.make("and", (g.make("compare", (iv, lo), {"cmp": ">="}, "int1"), inside), {}, "int1")
+        new = g.branch(inside, True)
+        new.skips = True
+        self.levels.append(("branch", new))
+        for known, place in self.regions.items():  # all that is still to come happens only inside
+            if place is g.here:
+                self.regions[known] = new
+        return new
+
+    def _nest(self, depth: int, accs: list[Node]) -> list[Node]:
+        g = self.g
+        if depth == len(self.levels):
+            g.here = self.regions[self.parts[0].path[-1]] if self.parts[0].path else self.regions[g.top]
+            return [g.add(acc, self.value(part.write)) for acc, part in zip(accs, self.parts, strict=True)]
+        kind, region = self.levels[depth]
+        outer = region.parent
+        if kind == "loop":
+            loop = For(region, outer, order="forward", line=region.line)  # type: ignore[arg-type]
+            phis = []
+            for acc, part in zip(accs, self.parts, strict=True):
+                phi = g.fresh("phi", {}, acc.dtype, acc.shape, region)
+                phi.hint = f"d_{part.write.base.attrs['name'].removesuffix('_ptr')}_sum"
+                phi.upstream = phi.reverse = True
+                phis.append(phi)
+            nexts = self._nest(depth + 1, phis)
+            loop.carries = [Carry(p, a, n) for p, a, n in zip(phis, accs, nexts, strict=True)]
+            outs = [loop_out(g, loop, k) for k in range(len(phis))]
+            for out in outs:
+                out.upstream = True
+            return outs
+        g.here, cond = outer, region.cond  # type: ignore[assignment]
+        stmt = If(cond, g.branch(cond, True), g.branch(cond, False), outer=outer, static=is_static(cond))  # type: ignore[arg-type]
+        results = []
+        for acc, new in zip(accs, self._nest(depth + 1, accs), strict=True):
+            sides = {"then": new, "other": acc} if region.positive else {"then": acc, "other": new}
+            out = g.fresh("ifout", {**sides, "if": stmt}, acc.dtype, acc.shape, outer, (region.cond,))  # type: ignore[arg-type]
+            out.upstream, out.hint = True, acc.hint or "d_sum"
+            stmt.outs.append(out)
+            results.append(out)
+        return results
+
+    def value(self, write: GradWrite) -> Node:
+        """The value of one iteration; lanes that the mask excludes here contribute nothing."""
+        g = self.g
+        value = self.node(write.value)
+        for mask in self._masks(write.mask):
+            if self._varies(mask):
+                value = g.where(self.node(mask), value, g.number(0))
+        return value
+
+    def store_mask(self, write: GradWrite) -> Node | None:
+        g = self.g
+        g.here = g.top
+        result: Node | None = None
+        for mask in self._masks(write.mask):
+            if not self._varies(mask):
+                new = self.at_top(mask)
+                result = new if result is None else g.make("and", (result, new), {}, "int1")
+        return result
+
+    def _masks(self, mask: Node | None) -> list[Node]:
+        if mask is None:
+            return []
+        if mask.op == "and":
+            return [m for arg in mask.args for m in self._masks(arg)]
+        return [mask]
+
+    def _varies(self, node: Node) -> bool:
+        """Whether a value depends on something that is summed over here."""
+        part = self.parts[0]
+        ivs = {r.iv for r in part.reduced}
+        own = {_forward_of(self.owner.programs, v) for v in part.own}
+        stack, seen = [node], set()
+        while stack:
+            item = stack.pop()
+            if item in seen or item in own:
+                continue
+            seen.add(item)
+            if (
+                item in ivs
+                or item in self.owner.programs.table
+                or item.op in ("pid", "load", "loopout", "phi")
+            ):
+                return True
+            stack += [n for n in operands(item) if isinstance(n, Node)]
+        return False
+
+    def at_top(self, node: Node) -> Node:
+        """A value that depends on owned variables only, outside all loops and branches."""
+        self.memo, memo, self.flat = {}, self.memo, True
+        new = self.node(node)
+        self.memo, self.flat = memo, False
+        return new
+
+    def node(self, node: Node) -> Node:
+        """A value of the main kernel, in this one."""
+        found = self.memo.get(node)
+        if found is not None:
+            return found
+        g = self.g
+        here = g.here
+        g.here = self._home(node)
+        new = self._rebuilt(node)
+        g.here = here
+        self.memo[node] = new
+        return new
+
+    def _home(self, node: Node) -> Region:
+        if self.flat:
+            return self.g.top
+        region: Region | None = node.home
+        while region is not None and region not in self.regions:
+            region = region.parent
+        return self.regions[region] if region is not None else self.g.here
+
+    def _rebuilt(self, node: Node) -> Node:
+        g = self.g
+        if node in self.variables:
+            return self.variables[node]
+        if node.op in ("const", "constexpr", "param"):
+            return node
+        if node.op == "npid":
+            return self.owner.grid_param(node)  # type: ignore[return-value]
+        if node.home is g.top and node.is_float and _takes_loop(node) and not _thinner(node):
+            return self.owner.spill(
+                node, self.owner._linear(lambda v: self.variables[_forward_of(self.owner.programs, v)])
+            )
+        if node.op == "ifout":
+            return self._choice(node)
+        if node.op in ("loopout", "phi", "pid", "iv"):
+            raise NotOwned(f"`{node.hint}` cannot be computed for one tile")
+        args = [self.node(arg) for arg in node.args]
+        reverse, g.reverse = g.reverse, node.reverse
+        line, g.line = g.line, node.line
+        new = g.make(node.op, args, node.attrs, node.dtype, node.shape)
+        g.reverse, g.line = reverse, line
+        if new.op == "load":
+            new.active, new.upstream = node.active, node.upstream
+        new.upstream = new.upstream or node.upstream
+        if new.hint is None:
+            new.hint = node.hint
+        return new
+
+    def _choice(self, node: Node) -> Node:
+        g, old = self.g, node.attrs["if"]
+        cond = self.node(old.cond)
+        outer = g.here
+        stmt = If(
+            cond, g.branch(cond, True), g.branch(cond, False), outer=outer, static=old.static, line=old.line
+        )
+        sides = {}
+        for key, region, source in (("then", stmt.then, old.then), ("other", stmt.other, old.other)):
+            self.regions.setdefault(source, region)
+            g.here = region
+            value = node.attrs[key]
+            sides[key] = None if value is None else self.node(value)
+        g.here = outer
+        out = g.fresh("ifout", {**node.attrs, **sides, "if": stmt}, node.dtype, node.shape, outer, (cond,))
+        out.hint, out.upstream, out.line = node.hint, node.upstream, node.line
+        stmt.outs.append(out)
+        return out
+
+
+def _thinner(node: Node) -> bool:
+    """Whether what took a loop in a value has fewer axes than the value: then that is kept, and the value is made again."""
+    if node.op in ("expand", "cast", "broadcast"):
+        return True
+    if node.op not in ("add", "sub", "mul", "div"):
+        return False
+    return all(len(_core(arg).shape) < len(node.shape) for arg in node.args if _takes_loop(arg))
+
+
+def _core(node: Node) -> Node:
+    while node.op in ("expand", "broadcast", "cast"):
+        node = node.args[0]
+    return node
+
+
+class NotOwned(Exception):
+    """A value that cannot be had in an owner kernel: the write stays atomic."""
+
+
+def _takes_loop(node: Node) -> bool:
+    return any(isinstance(n, Node) and n.op == "loopout" for n in reachable([node]))

@@ -1,0 +1,334 @@
+"""The text of the backward section around the kernels: helpers, one Function per launch, and `<stub>_autograd`.
+
+A launch becomes one `torch.autograd.Function`: its forward makes the user's launch, its backward the generated ones.
+`<stub>_autograd` is the stub itself with every launch replaced by `.apply`, so that torch differentiates the torch operations
+between launches and nothing is assumed about shapes, views or the number of launches.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+
+from .emit import _INFIX, Emitted, gradient_name
+from .fence import Refusal
+from .host import Site
+from .ir import Node
+from .lines import WIDTH, break_line, wrap
+
+LAID_OUT = '''
+def laid_out(t, strides, copy=False):
+    """`t` with the given strides: a kernel addresses an upstream gradient like the output it belongs to."""
+    if t.stride() == strides and not copy:
+        return t
+    return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t)
+'''
+
+GRADIENT_OF = '''
+def gradient_of(t, accumulate=False, copies=None):
+    """Zeros laid out like `t`: float32 where parts are added up, with a leading axis of `copies` for partial sums."""
+    if t is None:
+        return None
+    if any(step == 0 and size > 1 for step, size in zip(t.stride(), t.shape)):
+        raise ValueError("an expanded tensor shares memory between its elements: pass .contiguous()")
+    dtype = torch.float32 if accumulate and t.element_size() < 4 else t.dtype
+    shape, strides = t.shape, t.stride()
+    if copies is not None:
+        span = 1 + sum((size - 1) * step for size, step in zip(shape, strides))
+        shape, strides = (copies, *shape), (span, *strides)
+    return torch.empty_strided(shape, strides, dtype=dtype, device=t.device).zero_()
+'''
+
+FINISHED = '''
+def finished(d, t):
+    """The accumulated gradient in the type of `t`."""
+    return None if t is None else d.to(t.dtype)
+'''
+
+DISJOINT = '''
+def disjoint(*dims):
+    """Check that (stride, extent) pairs reach no element twice: kernels store where programs may not meet."""
+    reach = 0
+    for stride, extent in sorted(((abs(s), e) for s, e in dims if e is None or e > 1), key=lambda d: d[0]):
+        if stride <= reach:
+            raise ValueError(f"the layout {dims} of a gradient overlaps itself: pass .contiguous()")
+        reach = float("inf") if extent is None else reach + (extent - 1) * stride
+'''
+
+
+@dataclass
+class Step:
+    """One launch of a generated kernel: its grid, and the host expressions of its extra parameters."""
+
+    emitted: Emitted
+    grid: str
+    extra: dict[str, str] = field(default_factory=dict)
+    setup: list[str] = field(default_factory=list)
+    finish: list[str] = field(default_factory=list)
+
+
+class FunctionText:
+    """Writes the Function of one launch."""
+
+    def __init__(self, site: Site, inplace: set[str], accumulated: set[str]) -> None:
+        self.site, self.inplace, self.accumulated = site, inplace, accumulated
+        self.saved: dict[str, None] = {}
+        self.kept: dict[str, None] = {}
+        self.split: set[str] = set()  # gradients that a step allocates itself, as partial sums
+
+    def value(self, param: str) -> str:
+        """The backward's expression for a parameter of the forward kernel; it is saved by the forward."""
+        site, arg = self.site, self.site.args[param]
+        if arg.kind == "pointer" and param in site.given_names:
+            self.saved[param] = None
+            return param
+        if param in site.given_names:
+            self.kept[param] = None
+            return param
+        if param in site.launch.heuristics:
+            self.kept[param] = None
+            return param
+        if site.launch.config and param in site.launch.config:
+            return f'{config_name(site)}["{param}"]'
+        return repr(arg.value)
+
+    def step(self, step: Step) -> list[str]:
+        """The lines that make one launch."""
+        emitted = step.emitted
+        args = self.site.args
+        constexprs = [n for n in emitted.params if args[n].kind == "constexpr"]
+        values = [self.value(n) for n in emitted.params if n not in constexprs]
+        up = [gradient_name(n) for n in emitted.upstream]
+        values += up + [d for n in emitted.gradients if (d := gradient_name(n)) not in up]
+        values += [step.extra[n] for n in emitted.extra]
+        values += [f"{n}={self.value(n)}" for n in constexprs]
+        if self.site.warps:
+            values.append(f"num_warps={self.site.launch.num_warps}")
+        elif "num_warps" in self.site.given_names:
+            self.kept["num_warps"] = None
+            values.append("num_warps=num_warps")
+        lines = [*step.setup, f"{emitted.name}[{step.grid}]({', '.join(values)})", *step.finish]
+        return [part for line in lines for part in break_line(line, WIDTH - 8)]
+
+    def check(self, layout: list[tuple[Node, Node | None]]) -> str:
+        pairs = [f"({self.expr(s)}, {'None' if e is None else self.expr(e)})" for s, e in layout]
+        return f"disjoint({', '.join(pairs)})"
+
+    def expr(self, node: Node, prec: int = 0) -> str:
+        """A uniform value on the host."""
+        if node.op == "const":
+            return repr(node.value)
+        if node.op in ("param", "constexpr"):
+            name = node.attrs["name"]
+            return self.value(name) if name in self.site.args else name
+        if node.op == "npid":
+            return f"grid[{node.attrs['axis']}]"
+        if node.op == "cast":
+            return self.expr(node.args[0], prec)
+        if node.op == "neg":
+            return f"-{self.expr(node.args[0], 11)}"
+        if node.op in ("cdiv", "minimum", "maximum"):
+            name = {"cdiv": "triton.cdiv", "minimum": "min", "maximum": "max"}[node.op]
+            return f"{name}({', '.join(self.expr(a) for a in node.args)})"
+        if node.op not in _INFIX:
+            raise Refusal("layout", f"`{node.op}` cannot be computed on the host", line=node.line)
+        symbol, own = _INFIX[node.op]
+        text = f"{self.expr(node.args[0], own)} {symbol} {self.expr(node.args[1], own + 1)}"
+        return f"({text})" if own < prec else text
+
+    def text(self, steps: list[Step], gradients: list[str], layouts: list[list]) -> str:
+        site = self.site
+        body: list[str] = []
+        for name in gradients:
+            if name not in self.inplace and name not in self.split:
+                self.saved[name] = None
+                flag = ", accumulate=True" if name in self.accumulated else ""
+                body.append(f"{gradient_name(name)} = gradient_of({name}{flag})")
+        for check in dict.fromkeys(self.check(layout) for layout in layouts):
+            body += break_line(check, WIDTH - 8)
+        for step in steps:
+            body += self.step(step)
+        grads = [self.result(name, gradients) for name in site.given_names]
+        body += _return(["None", *grads])
+        return "\n".join(["", *self.head(), *self.forward(), "", *self.backward(body)]) + "\n"
+
+    def result(self, name: str, gradients: list[str]) -> str:
+        site = self.site
+        arg = site.args.get(name)
+        if arg is None or arg.kind != "pointer":
+            return "None"
+        d = gradient_name(name)
+        if name in gradients:
+            return f"finished({d}, {name})" if name in self.accumulated else d
+        if name in site.outputs and name in site.added:
+            return d  # the launch adds to the buffer: what was there keeps its gradient
+        return "None"
+
+    def head(self) -> list[str]:
+        site = self.site
+        return [
+            f"class {site.class_name}(torch.autograd.Function):",
+            f'    """A launch of {site.kernel_name} that autograd can go back through."""',
+            "",
+        ]
+
+    def forward(self) -> list[str]:
+        site = self.site
+        call = [n if n in site.positional else f"{n}={n}" for n in site.given_names]
+        lines = ["    @staticmethod", *_signature("forward", ["ctx", "grid", *site.given_names])]
+        for name in sorted(self.inplace & set(self.saved)):
+            lines.append(f"        before_{name} = {name}.clone()")
+        lines += _broken(f"{site.kernel_name}[grid]({', '.join(call)})")
+        lines.append(f"        ctx.mark_dirty({', '.join(site.outputs)})")
+        for name in site.launch.heuristics:
+            if name in self.kept:
+                lines.append(f"        {name} = {heuristic_text(site, name)}")
+        if self.grid_is_callable():
+            lines += self.resolve_grid()
+        saved = [f"before_{n}" if n in self.inplace else n for n in self.saved]
+        if saved:
+            lines += _broken(f"ctx.save_for_backward({', '.join(saved)})")
+        kept = ["grid", *self.kept]
+        lines += _broken(f"ctx.launch = {_tuple(kept)}")
+        lines.append(f"        ctx.strides = {_tuple([n + '.stride()' for n in site.outputs])}")
+        lines.append(f"        return {', '.join(site.outputs)}")
+        return lines
+
+    def grid_is_callable(self) -> bool:
+        return not isinstance(self.site.call.func.slice, ast.Tuple)  # type: ignore[attr-defined]
+
+    def resolve_grid(self) -> list[str]:
+        """The grid as numbers: a callable one sees the arguments as Triton would show them."""
+        site = self.site
+        names = [n for n in site.given_names if n in site.params]
+        items = [f"{n}={n}" for n in names]
+        if site.autotuned:
+            items.append(f"**{config_name(site)}")
+        return ["        if callable(grid):", *_broken(f"grid = grid(dict({', '.join(items)}))", 12)]
+
+    def backward(self, body: list[str]) -> list[str]:
+        ups = [gradient_name(n) for n in self.site.outputs]
+        lines = ["    @staticmethod", *_signature("backward", ["ctx", *ups])]
+        if self.saved:
+            lines += _unpacked(list(self.saved), "ctx.saved_tensors")
+        kept = ["grid", *self.kept]
+        lines += _unpacked(kept, "ctx.launch")
+        for i, (name, up) in enumerate(zip(self.site.outputs, ups, strict=True)):
+            copy = ", copy=True" if name in self.inplace else ""
+            lines.append(f"        {up} = laid_out({up}, ctx.strides[{i}]{copy})")
+        return lines + [("        " + line) if line else "" for line in body]
+
+
+def config_name(site: Site) -> str:
+    return f"{site.kernel_name}_config".upper()
+
+
+def heuristic_text(site: Site, name: str) -> str:
+    """What a heuristic computes, from the arguments that the Function has under their own names."""
+    known = set(site.given_names)
+    rule = site.heuristics.get(name)
+
+    class Inline(ast.NodeTransformer):
+        def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+            index = node.slice
+            if (
+                isinstance(node.value, ast.Name)
+                and node.value.id == rule.args.args[0].arg
+                and isinstance(index, ast.Constant)
+            ):  # type: ignore[union-attr]
+                if index.value in known:
+                    return ast.Name(index.value, ast.Load())
+                if site.launch.config and index.value in site.launch.config:
+                    return ast.parse(f'{config_name(site)}["{index.value}"]', mode="eval").body
+                raise Refusal(
+                    "heuristics",
+                    f"`{name}` reads `{index.value}`, which the launch does not pass",
+                    line=node.lineno,
+                )
+            return self.generic_visit(node)
+
+    if not isinstance(rule, ast.Lambda):
+        raise Refusal(
+            "heuristics",
+            f"the heuristic for `{name}` is not a lambda over args",
+            "Write it as a lambda.",
+            site.call.lineno,
+        )
+    import copy
+
+    return ast.unparse(Inline().visit(copy.deepcopy(rule.body)))
+
+
+def stub_text(
+    source: str, stub: ast.FunctionDef, name: str, sites: list[Site], renamed: dict[str, str]
+) -> str:
+    """A copy of a host function under a new name, its launches made through their Functions."""
+    lines = source.splitlines()
+    edits: list[tuple[ast.AST, str]] = []
+    for site in sites:
+        if site.host is not stub:
+            continue
+        grid = ast.get_source_segment(source, site.call.func.slice) or ""  # type: ignore[attr-defined]
+        if isinstance(site.call.func.slice, ast.Tuple) and not grid.startswith("("):  # type: ignore[attr-defined]
+            grid = f"({grid})"
+        passed = [*site.call.args, *(k.value for k in site.call.keywords)]
+        args = [" ".join((ast.get_source_segment(source, e) or "").split()) for e in passed]
+        indent = site.call.col_offset
+        one = f"{site.class_name}.apply({', '.join([grid, *args])})"
+        if len(one) + indent > WIDTH:
+            pad = " " * (indent + 4)
+            wrapped = [pad + line + "," for line in wrap([grid, *args], WIDTH - indent - 6)]
+            one = "\n".join([f"{site.class_name}.apply(", *wrapped, " " * indent + ")  # fmt: skip"])
+        edits.append((site.call, one))
+    for node in ast.walk(stub):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in renamed:
+            edits.append((node.func, renamed[node.func.id]))
+    start = stub.lineno - 1
+    body = lines[start : stub.end_lineno]
+    for node, new in sorted(edits, key=lambda e: (e[0].lineno, e[0].col_offset), reverse=True):  # type: ignore[attr-defined]
+        first, last = node.lineno - 1 - start, node.end_lineno - 1 - start  # type: ignore[attr-defined]
+        head = body[first].encode()[: node.col_offset].decode()  # type: ignore[attr-defined]
+        tail = body[last].encode()[node.end_col_offset :].decode()  # type: ignore[attr-defined]
+        if "\n" in new and "fmt: skip" in tail:
+            tail = ""
+        body[first : last + 1] = (head + new + tail).split("\n")
+    body[0] = body[0].replace(f"def {stub.name}(", f"def {name}(", 1)
+    return "\n".join(["", *body]) + "\n"
+
+
+def _tuple(names: list[str]) -> str:
+    return f"({', '.join(names)}{',' * (len(names) == 1)})"
+
+
+def _return(values: list[str]) -> list[str]:
+    """One gradient per argument of the forward; a long tail of None is folded."""
+    last = max((i for i, v in enumerate(values) if v != "None"), default=0)
+    tail = len(values) - 1 - last
+    if tail > 3:
+        return break_line(f"return ({', '.join(values[: last + 1])}, *[None] * {tail})", WIDTH - 8)
+    return break_line(f"return {', '.join(values)}", WIDTH - 8)
+
+
+def _unpacked(names: list[str], source: str) -> list[str]:
+    if len(names) == 1:
+        return [f"        ({names[0]},) = {source}"]
+    line = f"        {', '.join(names)} = {source}"
+    if len(line) <= WIDTH:
+        return [line]
+    wrapped = ["            " + part + "," for part in wrap(names, WIDTH - 13)]
+    return ["        (", *wrapped, f"        ) = {source}  # fmt: skip"]
+
+
+def _signature(name: str, params: list[str]) -> list[str]:
+    head = f"    def {name}({', '.join(params)}):"
+    if len(head) <= WIDTH:
+        return [head]
+    return [
+        f"    def {name}(",
+        *("        " + line + "," for line in wrap(params, WIDTH - 10)),
+        "    ):  # fmt: skip",
+    ]
+
+
+def _broken(text: str, indent: int = 8) -> list[str]:
+    return [" " * indent + line for line in break_line(text, WIDTH - indent)]

@@ -1,0 +1,278 @@
+"""Inputs and upstream gradients from seeds: the same bytes in every process that asks with the same seed.
+
+Also what a call means: arguments by name, and which outputs are differentiated.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import devices
+from .errors import Unusable, wrap
+from .forward import Forward
+
+UPSTREAM_KINDS = ("normal", "onehot", "ones", "scaled", "noncontiguous", "expanded", "none_one")
+
+
+@dataclass(frozen=True)
+class Output:
+    """One entry of the stub's flattened return value. `kind` is tensor, none, int, input or other."""
+
+    index: int
+    value: Any
+    kind: str
+    differentiable: bool
+
+    @property
+    def shape(self) -> list[int] | None:
+        return list(self.value.shape) if isinstance(self.value, torch.Tensor) else None
+
+    @property
+    def dtype(self) -> str | None:
+        return dtype_name(self.value.dtype) if isinstance(self.value, torch.Tensor) else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry of `outputs` in docs/protocol.md."""
+        return {
+            "index": self.index,
+            "kind": self.kind,
+            "shape": self.shape,
+            "dtype": self.dtype,
+            "differentiable": self.differentiable,
+        }
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str | torch.dtype | None) -> torch.dtype | None:
+    """`"float32"` as a dtype; None stays None. ValueError for anything else."""
+    if name is None or isinstance(name, torch.dtype):
+        return name
+    value = getattr(torch, name, None)
+    if isinstance(value, torch.dtype):
+        return value
+    raise ValueError(f"{name!r} is not a dtype")
+
+
+def make_inputs(
+    fwd: Forward,
+    dims: Mapping[str, Any],
+    seed: int,
+    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of the stub, drawn by the file's make_args after seeding torch, numpy and random.
+
+    `dtype` None means make_args' own default, except that bfloat16 becomes float32 on the CPU. Inputs that want
+    gradients do not require them yet. Raises Unusable (make_args_raised, make_args_type).
+    """
+    device = device or fwd.device
+    wanted = dtype_of(dtype)
+    demote = wanted is None and device == "cpu"
+    if demote and fwd.dtype == torch.bfloat16:
+        wanted = torch.float32
+    fwd.ensure_setup()
+    _seed_all(seed)
+    try:
+        with fwd.active():
+            made = fwd.make_args(dict(dims), **_accepted(fwd, device, wanted))
+    except (Exception, SystemExit) as exc:
+        raise wrap("make_args_raised", f"make_args({dict(dims)}) raised ", exc, [fwd.path]) from exc
+    args, kwargs = _normalise(fwd, made)
+    if demote:
+        args, kwargs = _without_bf16(args), _without_bf16(kwargs)
+    bind(fwd, args, kwargs)
+    return args, kwargs
+
+
+def _seed_all(seed: int) -> None:
+    torch.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+    np.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)
+
+
+def _accepted(fwd: Forward, device: str, dtype: torch.dtype | None) -> dict[str, Any]:
+    """`device` and `dtype` as far as make_args takes them."""
+    parameters = inspect.signature(fwd.make_args).parameters
+    anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    options: dict[str, Any] = {}
+    if anything or "device" in parameters:
+        options["device"] = device
+    if dtype is not None and (anything or "dtype" in parameters):
+        takes_text = "dtype" in parameters and isinstance(parameters["dtype"].default, str)
+        options["dtype"] = dtype_name(dtype) if takes_text else dtype
+    return options
+
+
+def _normalise(fwd: Forward, made: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(made, torch.Tensor):
+        return (made,), {}
+    if isinstance(made, dict):
+        return (), dict(made)
+    if not isinstance(made, (tuple, list)):
+        raise Unusable(
+            "make_args_type",
+            f"make_args returns the stub's arguments or (args, kwargs), not {type(made).__name__}",
+            fwd.path,
+            _line_of(fwd.make_args),
+        )
+    if len(made) == 2 and isinstance(made[0], (tuple, list)) and isinstance(made[1], dict):
+        return tuple(made[0]), dict(made[1])
+    return tuple(made), {}
+
+
+def _without_bf16(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.float() if value.dtype == torch.bfloat16 else value
+    if isinstance(value, dict):
+        return {key: _without_bf16(item) for key, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_without_bf16(item) for item in value)
+    return value
+
+
+def _line_of(function: Any) -> int | None:
+    code = getattr(function, "__code__", None)
+    return code.co_firstlineno if code is not None else None
+
+
+def bind(fwd: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Every parameter of the stub by name, defaults filled in. Raises Unusable("make_args_type")."""
+    try:
+        bound = fwd.signature.bind(*args, **kwargs)
+    except TypeError as exc:
+        raise Unusable(
+            "make_args_type",
+            f"what make_args returns does not fit {fwd.stub_name}(): {exc}",
+            fwd.path,
+            _line_of(fwd.make_args),
+        ) from exc
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def grad_inputs(fwd: Forward, bound: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The inputs of this call that want gradients: named by the decorator, and floating tensors here."""
+    return {
+        name: bound[name]
+        for name in fwd.grads
+        if isinstance(bound[name], torch.Tensor) and bound[name].is_floating_point()
+    }
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors inside nested tuples, lists and dicts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def flatten(value: Any) -> list[Any]:
+    """A return value as a flat list: nested tuples, lists and dicts (by insertion) are opened."""
+    if isinstance(value, (tuple, list)):
+        return [leaf for item in value for leaf in flatten(item)]
+    if isinstance(value, Mapping):
+        return [leaf for item in value.values() for leaf in flatten(item)]
+    return [value]
+
+
+def differentiable_outputs(outputs: Any, args: Any) -> list[Output]:
+    """The flattened return value of the stub, each entry classified.
+
+    `args` is anything that holds the inputs (bound arguments, or (args, kwargs)). An output that shares memory with
+    an input passes through, one that was detached or is not floating is not differentiated; the rest is.
+    """
+    storages = {tensor.untyped_storage().data_ptr() for tensor in tensors_in(args) if tensor.numel()}
+    return [_classify(index, value, storages) for index, value in enumerate(flatten(outputs))]
+
+
+def _classify(index: int, value: Any, inputs: set[int]) -> Output:
+    if value is None:
+        return Output(index, value, "none", False)
+    if isinstance(value, torch.Tensor):
+        if value.numel() and value.untyped_storage().data_ptr() in inputs:
+            return Output(index, value, "input", False)
+        return Output(index, value, "tensor", value.is_floating_point() and not devices.was_detached(value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Output(index, value, "int", False)
+    return Output(index, value, "other", False)
+
+
+def _normal(seed: int, index: int, shape: Sequence[int]) -> torch.Tensor:
+    """Standard normal values in float64 that depend on seed, index and shape only."""
+    generator = torch.Generator().manual_seed(
+        (seed * 0x9E3779B97F4A7C15 + index * 0xD1B54A32D192ED03) % (1 << 63)
+    )
+    return torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
+
+
+def upstream(
+    kind: str,
+    seed: int,
+    scale: float | None,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: str | torch.device,
+    index: int,
+    count: int,
+) -> torch.Tensor | None:
+    """The upstream gradient of differentiable output `index` of `count`, or None where `none_one` leaves it out.
+
+    Values depend on kind, seed, scale, index, shape and dtype. `noncontiguous` has the values of `normal` with other
+    strides; `expanded` has stride 0 along the first axis longer than 1.
+    """
+    if kind not in UPSTREAM_KINDS:
+        raise ValueError(f"upstream kind {kind!r} is none of {', '.join(UPSTREAM_KINDS)}")
+    if kind == "none_one" and count > 1 and index == seed % count:
+        return None
+    shape = tuple(shape)
+    if kind == "ones":
+        return torch.ones(shape, dtype=dtype, device=device)
+    if kind == "onehot":
+        return _onehot(seed, index, shape).to(dtype).to(device)
+    if kind == "expanded":
+        return _expanded(seed, index, shape, dtype, device)
+    values = _normal(seed, index, shape) * (scale if kind == "scaled" and scale is not None else 1.0)
+    made = values.to(dtype).to(device)
+    return _strided(made) if kind == "noncontiguous" else made
+
+
+def _onehot(seed: int, index: int, shape: tuple[int, ...]) -> torch.Tensor:
+    hot = torch.zeros(shape, dtype=torch.float64)
+    if hot.numel():
+        hot.view(-1)[random.Random(f"{seed}/{index}").randrange(hot.numel())] = 1.0
+    return hot
+
+
+def _expanded(
+    seed: int, index: int, shape: tuple[int, ...], dtype: torch.dtype, device: str | torch.device
+) -> torch.Tensor:
+    axis = next((i for i, extent in enumerate(shape) if extent > 1), None)
+    small = shape if axis is None else (*shape[:axis], 1, *shape[axis + 1 :])
+    return _normal(seed, index, small).to(dtype).to(device).expand(shape)
+
+
+def _strided(values: torch.Tensor) -> torch.Tensor:
+    """The same values, spread out in memory with the axes in another order."""
+    if values.dim() == 0:
+        return values
+    if values.dim() == 1:
+        spread = values.new_zeros(2 * values.numel())
+        spread[::2] = values
+        return spread[::2]
+    order = list(reversed(range(values.dim())))
+    return values.permute(order).contiguous().permute(order)

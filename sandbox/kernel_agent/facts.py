@@ -1,0 +1,268 @@
+"""Operation facts: what a pair's kernels cost, as far as a machine without a GPU can know.
+
+Bytes, atomics and programs are counted while the kernels are interpreted. Registers, spills, shared memory and
+instructions come from compiling every launch of forward and backward for the target, exactly as Triton would for
+these arguments, and from reading the binary with the tools that Triton brings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import tempfile
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import triton
+from triton.backends.compiler import BaseBackend, GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.compiler.errors import CompilationError
+from triton.runtime.jit import JITFunction
+
+from . import interpret
+from .errors import Unusable, describe, wrap
+from .forward import Launch, launch_intercept, load
+
+
+@dataclass
+class Counter:
+    """Counts what interpreted launches do while it is entered. Bytes are those of active lanes."""
+
+    enabled: bool = True
+    launches: int = 0
+    programs: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    atomics: int = 0
+
+    def load(self, addresses: np.ndarray, size: int) -> None:
+        self.bytes_read += addresses.size * size
+
+    def store(self, addresses: np.ndarray, size: int) -> None:
+        self.bytes_written += addresses.size * size
+
+    def atomic(self, addresses: np.ndarray, size: int) -> None:
+        self.atomics += addresses.size
+        self.bytes_read += addresses.size * size
+        self.bytes_written += addresses.size * size
+
+    def _launched(self, launch: Launch) -> Any:
+        self.launches += 1
+        self.programs += launch.programs
+        return launch.run()
+
+    def __enter__(self) -> Self:
+        self._stack = contextlib.ExitStack()
+        if self.enabled:
+            self._stack.enter_context(interpret.observe(self))
+            self._stack.enter_context(launch_intercept(self._launched))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def to_dict(self) -> dict[str, int]:
+        return {
+            "launches": self.launches,
+            "bytes_read": self.bytes_read,
+            "bytes_written": self.bytes_written,
+            "atomics": self.atomics,
+            "programs": self.programs,
+        }
+
+
+def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
+    """The result of docs/protocol.md's op facts."""
+    from . import candidate  # which counts with this module's Counter
+
+    fwd = load(request["file"], "interpret", request.get("target") or "sm_90", "cpu")
+    entry = candidate.entry_of(fwd, request.get("entry"))
+    compiler = Compiler(fwd.target.triton) if request.get("compile") else None
+    cases = []
+    for case in request["cases"]:
+        try:
+            result = _case(
+                candidate.Case(fwd, entry, {**case, "facts": True}, request.get("dtype")), scratch, compiler
+            )
+        except Exception as exc:  # noqa: BLE001 (one case fails, the others go on)
+            result = {"ok": False, "error": wrap("candidate_raised", "", exc, [fwd.path]).to_dict()}
+        cases.append({"id": case["id"], "ok": True, **result})
+    return {"cases": cases}
+
+
+def _case(case: Any, scratch: Path, compiler: Compiler | None) -> dict[str, Any]:
+    recorded: list[Launch] = []
+
+    def record(launch: Launch) -> Any:
+        recorded.append(launch)
+        return launch.run()
+
+    with launch_intercept(record):
+        result = case.run(scratch)
+    (scratch / result["file"]).unlink()
+    plain = len(recorded) - result["launches_forward"] - result["launches_backward"]
+    kernels = [] if compiler is None else compiler.distinct(recorded[plain:])
+    return {**result["facts"], "kernels": kernels}
+
+
+class Compiler:
+    """Compiles launches for a target without a GPU; each distinct specialisation once."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self.target = target
+        self.backend: BaseBackend = make_backend(target)
+        self._known: dict[str, dict[str, Any]] = {}
+
+    def distinct(self, launches: list[Launch]) -> list[dict[str, Any]]:
+        """Facts of every specialisation among `launches`, in order of first launch."""
+        found: dict[str, dict[str, Any]] = {}
+        for launch in launches:
+            source, options = self.specialise(launch)
+            key = f"{launch.name} {source.signature} {source.constants} {source.attrs} {options}"
+            if key not in self._known:
+                self._known[key] = self.compile(launch, source, options)
+            found[key] = self._known[key]
+        return list(found.values())
+
+    def specialise(self, launch: Launch) -> tuple[ASTSource, dict[str, Any]]:
+        """Signature, constants and alignment attributes as Triton's launcher derives them from the arguments."""
+        kernel = launch.kernel
+        options = {
+            **launch.options,
+            "num_warps": launch.num_warps,
+            "num_stages": launch.num_stages,
+            "num_ctas": launch.num_ctas,
+        }
+        binder = triton.runtime.jit.create_function_from_signature(
+            kernel.signature, kernel.params, self.backend
+        )
+        bound, specialization, _ = binder(**launch.args)
+        parsed, signature, constants, attrs = kernel._pack_args(
+            self.backend, dict(options), bound, specialization, None
+        )
+        return ASTSource(kernel, signature, constants, attrs), parsed.__dict__
+
+    def compile(self, launch: Launch, source: ASTSource, options: dict[str, Any]) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "name": launch.name,
+            "constexprs": {name: _plain(launch.args[name]) for name in launch.constexprs},
+            "num_warps": launch.num_warps,
+            "num_stages": launch.num_stages,
+            "registers": None,
+            "spills": None,
+            "shared": None,
+            "instructions": None,
+            "ok": False,
+        }
+        try:
+            compiled = triton.compile(source, target=self.target, options=options)
+        except Exception as exc:  # noqa: BLE001 (whatever the compiler raises is the finding)
+            facts["error"] = compile_error(exc, launch.kernel).to_dict()
+            return facts
+        return {**facts, "ok": True, **binary_facts(compiled.asm["cubin"], compiled.metadata.shared)}
+
+
+class Warmed:
+    """Stands in for a compiled kernel where there is no GPU: its resources for the target, and a way to launch it."""
+
+    def __init__(self, launch: Launch, compiler: Compiler) -> None:
+        (facts,) = compiler.distinct([launch])
+        if not facts["ok"]:
+            error = facts["error"]
+            raise Unusable(error["kind"], error["message"], error["file"], error["line"], error["column"])
+        self._launch = launch
+        self.n_regs: int = facts["registers"]
+        self.n_spills: int = facts["spills"]
+        self.n_max_threads = 32 * launch.num_warps
+        self.metadata = types.SimpleNamespace(
+            name=launch.name,
+            shared=facts["shared"],
+            num_warps=launch.num_warps,
+            num_stages=launch.num_stages,
+            num_ctas=launch.num_ctas,
+        )
+        self.shared: int = facts["shared"]
+
+    def _init_handles(self) -> None:
+        """On a GPU this loads the binary; here everything is known already."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        kernel = self._launch.kernel
+        options = {
+            name: getattr(self._launch, name)
+            for name in ("num_warps", "num_stages", "num_ctas")
+            if name not in kernel.signature.parameters
+        }
+
+        def launch(*args: Any, **kwargs: Any) -> Any:
+            return kernel.run(*args, grid=grid, warmup=False, **(options | kwargs))
+
+        return launch
+
+    def __str__(self) -> str:
+        return f"{self.n_regs} registers, {self.n_spills} bytes spilled, {self.shared} bytes shared"
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)
+
+
+def compile_error(exc: Exception, kernel: JITFunction) -> Unusable:
+    """A failed compilation as a finding with the line of the user's file."""
+    file = kernel.fn.__code__.co_filename
+    line = column = None
+    inner: BaseException | None = exc
+    while inner is not None:
+        if isinstance(inner, CompilationError) and inner.node is not None:
+            line = kernel.starting_line_number + _offset(kernel) + inner.node.lineno - 1
+            column = inner.node.col_offset + 1
+            exc = inner
+        inner = inner.__cause__
+    message = exc.error_message if isinstance(exc, CompilationError) and exc.error_message else describe(exc)
+    return Unusable("unsupported_op", f"{kernel.fn.__name__} does not compile: {message}", file, line, column)
+
+
+def _offset(kernel: JITFunction) -> int:
+    """Lines of decorators before `def`: Triton counts from the `def`."""
+    for at, text in enumerate(kernel.raw_src):
+        if text.lstrip().startswith("def "):
+            return at
+    return 0
+
+
+def binary_facts(cubin: bytes, shared: int) -> dict[str, int | None]:
+    """Registers per thread, spilled bytes per thread, shared bytes per block and instructions of one binary."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage = _tool("cuobjdump", "--dump-resource-usage", file.name)
+        listing = _tool("nvdisasm", "--print-code", file.name)
+    registers = re.search(r"REG:(\d+)", usage)
+    stack = re.search(r"STACK:(\d+)", usage)
+    local = re.search(r"LOCAL:(\d+)", usage)
+    instructions = sum(1 for _ in _instructions(listing))
+    return {
+        "registers": int(registers.group(1)) if registers else None,
+        "spills": max(int(m.group(1)) for m in (stack, local) if m) if stack or local else None,
+        "shared": shared,
+        "instructions": instructions or None,
+    }
+
+
+def _instructions(listing: str) -> Iterator[str]:
+    """Lines of a disassembly that are instructions, without the padding after the last one."""
+    for match in re.finditer(r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*?);", listing, re.MULTILINE):
+        if not match.group(1).startswith("NOP"):
+            yield match.group(1)
+
+
+def _tool(name: str, *arguments: str) -> str:
+    """Output of one of the CUDA tools in Triton's package; empty where it is missing or fails."""
+    path = getattr(triton.knobs.nvidia, name).path
+    done = subprocess.run([path, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout if done.returncode == 0 else ""

@@ -1,0 +1,371 @@
+"""Loads a forward file or a pair, and runs its stub: interpreted on the CPU, or on a GPU.
+
+    fwd = load(path)                                    raises errors.Unusable with kind, line and remedy
+    args, kwargs = draw.make_inputs(fwd, dims, seed)
+    with launch_intercept(lambda launch: launch.run()): optional: see every kernel launch
+        outputs = fwd.call(args, kwargs)
+
+Everything that runs the user's code goes through `fwd.active()` (`call` and `draw` do it): inside it, questions
+about a GPU are answered for the target (devices.py). `fwd.stub` is the plain function for those who need it.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.util
+import inspect
+import linecache
+import math
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import compat, devices, launches
+from .autodiff import MisusedMark
+from .errors import Unusable, wrap
+from .launches import Launch, launch_intercept
+from .source import autodiff_names, parse, read
+
+__all__ = ["Forward", "Launch", "Shape", "launch_intercept", "load"]
+
+_USAGE = "decorate the host function with @autodiff(inputs_require_grad=(0, 1)): positions of inputs in its signature"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One entry of SWEEP: dimensions for make_args, and whether the verdict must cover it."""
+
+    dims: dict[str, Any]
+    required: bool
+
+
+@dataclass
+class Forward:
+    """A loaded file. All names are the user's own."""
+
+    path: str
+    source: str
+    tree: ast.Module
+    module: types.ModuleType
+    stub: Callable[..., Any]
+    stub_name: str
+    stub_line: int
+    params: tuple[inspect.Parameter, ...]
+    grads: tuple[str, ...]  # inputs that want gradients, in signature order
+    kernels: dict[str, Any]  # module-level kernels by name, launchers included
+    sweep: list[Shape]
+    sweep_cpu: list[Shape] | None
+    make_args: Callable[..., Any]
+    reference: Callable[..., Any] | None
+    flops: Callable[..., Any] | None
+    setup: Callable[..., Any] | None
+    dtype: torch.dtype  # default of make_args
+    entry: Callable[..., Any] | None  # `<stub>_autograd` of a pair
+    mode: str
+    device: str
+    target: devices.Target
+    answers: devices.Answers
+    _set_up: bool = field(default=False, repr=False)
+
+    @property
+    def entry_name(self) -> str:
+        return f"{self.stub_name}_autograd"
+
+    @property
+    def signature(self) -> inspect.Signature:
+        return inspect.Signature(self.params)
+
+    @property
+    def device_answers(self) -> list[dict[str, Any]]:
+        """What the file asked about the device so far, and what it was told: line, asked, answer."""
+        return self.answers.given
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Run the user's code inside: launches go where `mode` says, questions about the device are answered."""
+        launches.set_mode(self.mode)
+        answering = contextlib.nullcontext() if self.mode == "cuda" else devices.answering(self.answers)
+        with devices.NoteDetached(), answering:  # the answers must see the user's frame first
+            yield
+
+    def call(self, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Any:
+        """The stub's return value, as it returned it. Raises Unusable("stub_raised")."""
+        try:
+            with self.active():
+                return self.stub(*args, **(kwargs or {}))
+        except (Exception, SystemExit) as exc:
+            raise wrap("stub_raised", f"{self.stub_name}() raised ", exc, [self.path]) from exc
+
+    def ensure_setup(self) -> None:
+        """Call the file's setup() before its first use, once."""
+        if self.setup is None or self._set_up:
+            return
+        self._set_up = True
+        try:
+            with self.active():
+                self.setup()
+        except Exception as exc:
+            raise wrap("make_args_raised", "setup() raised ", exc, [self.path]) from exc
+
+
+def load(
+    path: str | Path,
+    mode: str = "interpret",
+    target: str = "sm_90",
+    device: str = "cpu",
+) -> Forward:
+    """Execute the file and find everything that a forward file must have. Raises Unusable.
+
+    `mode` is "interpret" (kernels run on the CPU), "compile" (launches are recorded, never run) or "cuda".
+    """
+    file = str(Path(path).resolve())
+    source = read(file)
+    tree = parse(source, file)
+    definition, decorator = _find_stub(tree, file)
+    argument = _positions_argument(decorator, file)
+    answers = devices.Answers(str(Path(file).parent), devices.Target.parse(target))
+    module = _execute(file, source, mode, answers)
+    stub = getattr(module, definition.name, None)
+    if not callable(stub):
+        raise Unusable(
+            "no_stub", f"{definition.name} is not a function once the file has run", file, definition.lineno
+        )
+    plain = inspect.unwrap(stub)
+    params = tuple(inspect.signature(plain).parameters.values())
+    make_args = _function(module, "make_args")
+    if make_args is None:
+        raise Unusable(
+            "make_args_missing",
+            "the file has no function make_args(dims, device=..., dtype=...)",
+            file,
+            remedy="add make_args, which returns the stub's arguments for one entry of SWEEP",
+        )
+    return Forward(
+        path=file,
+        source=source,
+        tree=tree,
+        module=module,
+        stub=stub,
+        stub_name=definition.name,
+        stub_line=definition.lineno,
+        params=params,
+        grads=_grads(argument, decorator, module, params, file),
+        kernels=_kernels(module, file),
+        sweep=_sweep(module, tree, file, "SWEEP"),
+        sweep_cpu=_sweep(module, tree, file, "SWEEP_CPU") if hasattr(module, "SWEEP_CPU") else None,
+        make_args=make_args,
+        reference=_function(module, "reference"),
+        flops=_function(module, "flops"),
+        setup=_function(module, "setup"),
+        dtype=default_dtype(make_args),
+        entry=_function(module, f"{definition.name}_autograd"),
+        mode=mode,
+        device=device,
+        target=answers.target,
+        answers=answers,
+    )
+
+
+def _find_stub(tree: ast.Module, file: str) -> tuple[ast.FunctionDef, ast.Call]:
+    """The decorated function and its decorator's call."""
+    names = autodiff_names(tree)
+    found: list[tuple[ast.FunctionDef, ast.expr]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for decorator in node.decorator_list:
+                callee = decorator.func if isinstance(decorator, ast.Call) else decorator
+                name = callee.id if isinstance(callee, ast.Name) else getattr(callee, "attr", None)
+                if name in names:
+                    found.append((node, decorator))  # type: ignore[arg-type]
+    if not found:
+        raise Unusable("no_stub", "no function is decorated with @autodiff(...)", file, remedy=_USAGE)
+    if len(found) > 1:
+        stubs = ", ".join(f"{node.name} (line {node.lineno})" for node, _ in found)
+        raise Unusable(
+            "two_stubs",
+            f"one file has one stub, but {len(found)} functions are decorated: {stubs}",
+            file,
+            found[1][0].lineno,
+            remedy="put each stub with its kernels into a file of its own",
+        )
+    node, decorator = found[0]
+    if not isinstance(decorator, ast.Call):
+        raise Unusable(
+            "stub_args",
+            "@autodiff is used without parentheses",
+            file,
+            decorator.lineno,
+            decorator.col_offset + 1,
+            _USAGE,
+        )
+    if isinstance(node, ast.AsyncFunctionDef):
+        raise Unusable("stub_args", f"{node.name} is an async function", file, node.lineno)
+    return node, decorator
+
+
+def _execute(file: str, source: str, mode: str, answers: devices.Answers) -> types.ModuleType:
+    """Run the module's top level."""
+    name = f"kernel_agent_user_{Path(file).stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    # Triton reads the source of kernels through inspect and linecache.
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    sys.modules[name] = module
+    compat.decorate_as_compiled()
+    launches.set_mode(mode)
+    context = contextlib.nullcontext() if mode == "cuda" else devices.answering(answers)
+    try:
+        with context:
+            exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 (this is what loading means)
+    except SystemExit as exc:
+        raise wrap("import", "the file ends the process when it is imported: ", exc, [file]) from exc
+    except MisusedMark as exc:
+        raise wrap("stub_args", "", exc, [file], _USAGE) from exc
+    except Exception as exc:
+        raise wrap("import", "the file cannot be imported: ", exc, [file]) from exc
+    return module
+
+
+def _function(module: types.ModuleType, name: str) -> Callable[..., Any] | None:
+    value = getattr(module, name, None)
+    return value if callable(value) else None
+
+
+def _misused(message: str, decorator: ast.Call, file: str) -> Unusable:
+    return Unusable("stub_args", message, file, decorator.lineno, decorator.col_offset + 1, _USAGE)
+
+
+def _positions_argument(decorator: ast.Call, file: str) -> ast.expr:
+    """The one argument of @autodiff(...), however it is spelled."""
+    known = ("inputs_require_grad", "idxs_buffers")
+    for keyword in decorator.keywords:
+        if keyword.arg not in known:
+            raise _misused(f"@autodiff has no argument {keyword.arg!r}", decorator, file)
+    values = [keyword.value for keyword in decorator.keywords] + decorator.args
+    if len(values) != 1:
+        raise _misused("@autodiff takes one tuple of positions", decorator, file)
+    return values[0]
+
+
+def _grads(
+    argument: ast.expr,
+    decorator: ast.Call,
+    module: types.ModuleType,
+    params: tuple[inspect.Parameter, ...],
+    file: str,
+) -> tuple[str, ...]:
+    """The decorator's positions as parameter names."""
+    try:
+        given = eval(compile(ast.Expression(argument), file, "eval", dont_inherit=True), module.__dict__)
+        positions = [given] if isinstance(given, int) else list(given)
+    except Exception as exc:
+        raise _misused(f"the positions of @autodiff cannot be evaluated: {exc}", decorator, file) from exc
+    problem = _problem_with(positions, params)
+    if problem is not None:
+        raise _misused(problem, decorator, file)
+    return tuple(params[position].name for position in sorted(positions))
+
+
+def _problem_with(positions: list[Any], params: tuple[inspect.Parameter, ...]) -> str | None:
+    if not positions:
+        return "@autodiff names no input"
+    for position in positions:
+        if not isinstance(position, int) or isinstance(position, bool):
+            return f"{position!r} is not a position in the stub's signature"
+        if not 0 <= position < len(params):
+            return f"position {position} is outside the stub's {len(params)} parameters"
+        if params[position].kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            return (
+                f"parameter {params[position].name!r} collects several arguments and cannot have a gradient"
+            )
+    if len(set(positions)) != len(positions):
+        return f"the positions {tuple(positions)} repeat"
+    return None
+
+
+def _kernels(module: types.ModuleType, file: str) -> dict[str, Any]:
+    """Kernels of the module that are written in this file."""
+    kernels = {}
+    for name, value in vars(module).items():
+        inner = launches.jit_function(value)
+        if inner is not None and inner.fn.__code__.co_filename == file:
+            kernels[name] = value
+    return kernels
+
+
+def _sweep(module: types.ModuleType, tree: ast.Module, file: str, name: str) -> list[Shape]:
+    line = _assigned_at(tree, name)
+    remedy = f'write {name} = [{{"M": 128, "N": 64}}, {{"M": 4096, "N": 4096, "required": False}}]'
+    if not hasattr(module, name):
+        raise Unusable("sweep_missing", f"the file has no {name}", file, remedy=remedy)
+    value = getattr(module, name)
+    if not isinstance(value, (list, tuple)):
+        raise Unusable(
+            "sweep_type",
+            f"{name} is a list of dicts of dimensions, not {type(value).__name__}",
+            file,
+            line,
+            None,
+            remedy,
+        )
+    if not value:
+        raise Unusable("sweep_empty", f"{name} has no entry", file, line, None, remedy)
+    return [_shape(entry, index, name, file, line, remedy) for index, entry in enumerate(value)]
+
+
+def _shape(entry: Any, index: int, name: str, file: str, line: int | None, remedy: str) -> Shape:
+    def refuse(message: str) -> Unusable:
+        return Unusable("sweep_type", f"{name}[{index}] {message}", file, line, None, remedy)
+
+    if not isinstance(entry, dict):
+        raise refuse(f"is a dict of dimensions, not {type(entry).__name__}")
+    if not all(isinstance(key, str) for key in entry):
+        raise refuse("has a key that is not a string")
+    required = entry.get("required", True)
+    if not isinstance(required, bool):
+        raise refuse(f"has required={required!r}, which is neither True nor False")
+    dims = {key: value for key, value in entry.items() if key != "required"}
+    if list(dims) == ["dims"] and isinstance(dims["dims"], dict):
+        dims = dims["dims"]
+    if not dims:
+        raise refuse("has no dimensions")
+    for key, value in dims.items():
+        if not _is_plain(value):
+            raise refuse(f"has {key}={value!r}, which is not a number, string, flag or list of them")
+    return Shape(dims, required)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON keeps the value."""
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(item) for item in value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, (bool, int, str))
+
+
+def _assigned_at(tree: ast.Module, name: str) -> int | None:
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            return node.lineno  # type: ignore[attr-defined]
+    return None
+
+
+def default_dtype(make_args: Callable[..., Any]) -> torch.dtype:
+    """The default of make_args' dtype parameter; float32 where it says nothing."""
+    try:
+        parameter = inspect.signature(make_args).parameters.get("dtype")
+    except (TypeError, ValueError):
+        return torch.float32
+    value = parameter.default if parameter is not None else None
+    if isinstance(value, str):
+        value = getattr(torch, value.removeprefix("torch."), None)
+    return value if isinstance(value, torch.dtype) else torch.float32

@@ -1,0 +1,345 @@
+"""Runs one Triton kernel on the CPU, program after program, through Triton's interpreter.
+
+Differs from launching an interpreted function in three ways that matter here: the kernel stays a JITFunction and can
+be compiled too; exceptions arrive unwrapped, with the user's file and line; every access to memory is checked against
+the tensors that the launch was given and shown to observers (bytes, atomics).
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import importlib
+import inspect
+import textwrap
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import triton
+import triton.language as tl
+from torch.utils._python_dispatch import _disable_current_modes
+from triton.runtime import interpreter as _interp
+from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from . import compat
+
+_TO_TENSOR = "__kernel_agent_to_tensor__"
+_MISSING = object()
+
+
+class Observer(Protocol):
+    """Told about each access of an interpreted kernel, after masks: `lanes` addresses of `size` bytes."""
+
+    def load(self, addresses: np.ndarray, size: int) -> None: ...
+    def store(self, addresses: np.ndarray, size: int) -> None: ...
+    def atomic(self, addresses: np.ndarray, size: int) -> None: ...
+
+
+class OutOfBounds(IndexError):
+    """A kernel read or wrote outside every tensor that it was given."""
+
+
+@dataclass
+class _State:
+    """What the running launch may touch, and who watches. Interpreted launches never nest."""
+
+    running: bool = False
+    regions: np.ndarray | None = None  # rows of (first byte, end), sorted; None: addresses are not checked
+    observers: list[Observer] = field(default_factory=list)
+
+
+_state = _State()
+
+
+def running() -> bool:
+    """Whether an interpreted kernel is running now, so that helpers must be interpreted too."""
+    return _state.running
+
+
+@contextlib.contextmanager
+def observe(observer: Observer) -> Iterator[None]:
+    """Show `observer` every access of the launches inside."""
+    _state.observers.append(observer)
+    try:
+        yield
+    finally:
+        _state.observers.remove(observer)
+
+
+def run(kernel: JITFunction, grid: tuple[int, ...], args: Mapping[str, Any]) -> None:
+    """Run `kernel` for each program of `grid`. `args` binds every parameter; tensors are on the CPU."""
+    constexprs = {p.name for p in kernel.params if p.is_constexpr}
+    function = rewritten(kernel)
+    with _language(), np.errstate(all="ignore"):
+        bound = {name: value if name in constexprs else _convert(value) for name, value in args.items()}
+        _state.regions = _regions(args.values())
+        builder = _interp.interpreter_builder
+        nx, ny, nz = (*grid, 1, 1, 1)[:3]
+        builder.set_grid_dim(nx, ny, nz)
+        for x in range(nx):
+            for y in range(ny):
+                for z in range(nz):
+                    builder.set_grid_idx(x, y, z)
+                    function(**bound)
+
+
+def rewritten(kernel: JITFunction) -> Callable[..., Any]:
+    """The kernel's function with every assigned number made a Triton scalar, as the interpreter needs it."""
+    function = kernel.__dict__.get("_kernel_agent_function")
+    if function is None:
+        function = _rewrite(kernel.fn)
+        kernel.__dict__["_kernel_agent_function"] = function
+    return function
+
+
+def call_helper(kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A jitted function called from an interpreted kernel."""
+    kwargs.pop("_semantic", None)
+    return rewritten(kernel)(*args, **kwargs)
+
+
+class _Assignments(ast.NodeTransformer):
+    """x = v becomes x = to_tensor(v): numbers carry a Triton type from their first assignment."""
+
+    def visit_Assign(self, node: ast.Assign) -> ast.Assign:
+        if len(node.targets) > 1:
+            raise SyntaxError("Triton has no chained assignment (a = b = value)")
+        self.generic_visit(node)
+        callee = ast.Name(id=_TO_TENSOR, ctx=ast.Load())
+        node.value = ast.Call(func=callee, args=[node.value], keywords=[])
+        return node
+
+
+def _rewrite(fn: types.FunctionType) -> Callable[..., Any]:
+    lines, first = inspect.getsourcelines(fn)
+    tree = ast.parse(textwrap.dedent("".join(lines)))
+    definition = tree.body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    definition.decorator_list = []
+    definition.returns = None
+    tree = ast.fix_missing_locations(_Assignments().visit(tree))
+    ast.increment_lineno(tree, first - 1)
+    scope = _scope_of(fn)
+    scope[_TO_TENSOR] = _to_tensor
+    made: dict[str, Any] = {}
+    code = compile(tree, inspect.getsourcefile(fn) or fn.__code__.co_filename, "exec", dont_inherit=True)
+    exec(code, scope, made)  # noqa: S102
+    return made[fn.__name__]
+
+
+def _scope_of(fn: types.FunctionType) -> dict[str, Any]:
+    """The globals that the rewritten function sees: the module's own, live, unless names must be replaced."""
+    scope = fn.__globals__
+    replaced = dict(inspect.getclosurevars(fn).nonlocals)
+    for name in fn.__code__.co_names:
+        value = scope.get(name)
+        if callable(value) and tl.core.is_builtin(value) and not isinstance(value, types.ModuleType):
+            replaced[name] = _with_semantic(value)
+    return {**scope, **replaced} if replaced else scope
+
+
+def _with_semantic(builtin: Callable[..., Any]) -> Callable[..., Any]:
+    """A builtin imported by name: it must reach what the interpreter puts in its place."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        target = getattr(tl.core, builtin.__name__, builtin)
+        if target is builtin:
+            kwargs["_semantic"] = _interp.interpreter_semantic
+        return target(*args, **kwargs)
+
+    return call
+
+
+def _to_tensor(value: Any) -> Any:
+    return _interp.interpreter_semantic.to_tensor(value, False)
+
+
+def _shim() -> None: ...
+
+
+_shim_in_language = types.FunctionType(_shim.__code__, {"tl": tl, "core": tl.core})
+
+
+def _patched_objects() -> list[Any]:
+    descriptor = getattr(tl.core, "tensor_descriptor_base", None)
+    objects = [tl, tl.core, tl.math, tl.tensor, tl.dtype, descriptor, *_libdevice()]
+    return [obj for obj in objects if obj is not None]
+
+
+def _libdevice() -> list[types.ModuleType]:
+    """The modules that hold libdevice: the CUDA one, and the one that the compiler maps to it."""
+    names = ("triton.language.extra.cuda.libdevice", "triton.language.extra.libdevice")
+    return [importlib.import_module(name) for name in names]
+
+
+def _patch_libdevice() -> None:
+    cuda, generic = _libdevice()
+    for name, function in dict(vars(cuda)).items():
+        if tl.core.is_builtin(function):
+            bound = functools.partial(function, _semantic=_interp.interpreter_semantic)
+            setattr(cuda, name, bound)
+            if hasattr(generic, name):
+                setattr(generic, name, bound)
+
+
+@functools.cache
+def _patches() -> list[tuple[Any, str, Any, Any]]:
+    """What the interpreter changes in triton.language: object, attribute, original, replacement."""
+    compat.install(_MemoryBuilder())
+    before = [(obj, dict(vars(obj))) for obj in _patched_objects()]
+    _interp._patch_lang(_shim_in_language)
+    _patch_libdevice()
+    changes = []
+    for obj, originals in before:
+        for name, value in dict(vars(obj)).items():
+            if originals.get(name, _MISSING) is not value:
+                changes.append((obj, name, originals.get(name, _MISSING), value))
+    _undo(changes)
+    return changes
+
+
+def _undo(changes: list[tuple[Any, str, Any, Any]]) -> None:
+    for obj, name, original, _ in changes:
+        if original is _MISSING:
+            delattr(obj, name)
+        else:
+            setattr(obj, name, original)
+
+
+@contextlib.contextmanager
+def _language() -> Iterator[None]:
+    """triton.language with the interpreter's functions in it, for the duration of one launch."""
+    if _state.running:
+        raise RuntimeError("a kernel launches a kernel")
+    changes = _patches()
+    knobs = triton.knobs.runtime.__dict__
+    interpret = knobs.get("interpret", False)
+    _state.running = True
+    try:
+        knobs["interpret"] = True
+        for obj, name, _, replacement in changes:
+            setattr(obj, name, replacement)
+        yield
+    finally:
+        _undo(changes)
+        knobs["interpret"] = interpret
+        _state.running = False
+        _state.regions = None
+
+
+def _convert(value: Any) -> Any:
+    """An argument as compiled code would see it: numbers and pointers become typed scalars."""
+    if isinstance(value, bool):
+        return tl.tensor(_interp.TensorHandle(np.array([value], dtype=np.bool_), tl.int1), tl.int1)
+    if isinstance(value, float):
+        return tl.tensor(_interp.TensorHandle(np.array([value], dtype=np.float32), tl.float32), tl.float32)
+    if isinstance(value, tuple):
+        items = [_convert(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return _interp._implicit_cvt(value)
+
+
+def _tensors(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from _tensors(value)
+        elif isinstance(value, (TensorDescriptor, triton.runtime.jit.TensorWrapper)):
+            yield value.base
+        elif hasattr(value, "data_ptr"):
+            yield value
+
+
+def _regions(values: Any) -> np.ndarray | None:
+    """Byte ranges of the storages behind the tensors; None when one of them may hold addresses itself."""
+    spans = set()
+    for tensor in _tensors(values):
+        if not tensor.dtype.is_floating_point and tensor.element_size() == 8 and _holds_addresses(tensor):
+            return None
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            spans.add((storage.data_ptr(), storage.data_ptr() + storage.nbytes()))
+    return np.array(sorted(spans), dtype=np.uint64).reshape(-1, 2)
+
+
+def _holds_addresses(tensor: Any) -> bool:
+    """Grouped kernels pass tables of data_ptr() values; ordinary indices are far smaller than any address."""
+    with _disable_current_modes():  # this question is not the candidate's
+        return tensor.numel() > 0 and int(tensor.max()) >= 1 << 32
+
+
+def _check(addresses: np.ndarray, size: int, verb: str) -> None:
+    regions = _state.regions
+    if regions is None or addresses.size == 0:
+        return
+    if len(regions) == 0:
+        raise OutOfBounds(f"{verb} {addresses.size} addresses, but the launch has no tensor with elements")
+    at = np.searchsorted(regions[:, 0], addresses, side="right") - 1
+    inside = (at >= 0) & (addresses + np.uint64(size) <= regions[np.maximum(at, 0), 1])
+    if inside.all():
+        return
+    wrong = addresses[~inside]
+    nearest = regions[max(int(at[~inside][0]), 0)]
+    past = int(wrong[0]) - int(nearest[1])
+    where = (
+        f"{past} bytes past the end"
+        if past >= 0
+        else f"{int(nearest[0]) - int(wrong[0])} bytes before the start"
+    )
+    raise OutOfBounds(
+        f"program {_interp.interpreter_builder.grid_idx} {verb} out of bounds: {wrong.size} of {addresses.size} "
+        f"elements, the first {where} of the nearest tensor"
+    )
+
+
+class _MemoryBuilder(compat.Builder):
+    """Checks and reports every access, then leaves it to Triton."""
+
+    def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any) -> Any:
+        addresses, size = _touched(ptrs, mask)
+        _check(addresses, size, "reads")
+        for observer in _state.observers:
+            observer.load(addresses, size)
+        return super().create_masked_load(ptrs, mask, other, *rest)
+
+    def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        addresses, size = _touched(ptrs, mask)
+        _check(addresses, size, "writes")
+        for observer in _state.observers:
+            observer.store(addresses, size)
+        return super().create_masked_store(ptrs, value, mask, *rest)
+
+    def create_atomic_rmw(self, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
+        self._atomic(ptr, mask)
+        return super().create_atomic_rmw(op, _packed(ptr), _packed(val), _packed(mask), *rest)
+
+    def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
+        self._atomic(ptr, None)
+        return super().create_atomic_cas(_packed(ptr), _packed(cmp), _packed(val), *rest)
+
+    def _atomic(self, ptr: Any, mask: Any) -> None:
+        addresses, size = _touched(ptr, mask)
+        _check(addresses, size, "updates")
+        for observer in _state.observers:
+            observer.atomic(addresses, size)
+
+
+def _packed(handle: Any) -> Any:
+    """The same values with every lane in memory: Triton's atomics read broadcast lanes as if they were."""
+    if not isinstance(handle, _interp.TensorHandle) or handle.data.flags.c_contiguous:
+        return handle
+    return _interp.TensorHandle(np.ascontiguousarray(handle.data), handle.dtype)
+
+
+def _touched(ptrs: Any, mask: Any) -> tuple[np.ndarray, int]:
+    """Addresses of the lanes that are not masked off, and the bytes of one element."""
+    size = max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
+    data = ptrs.data
+    if mask is None:
+        return data.reshape(-1), size
+    lanes = mask if isinstance(mask, np.ndarray) else mask.data
+    return data[np.broadcast_to(lanes, data.shape).astype(bool)].reshape(-1), size

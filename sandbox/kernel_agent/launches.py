@@ -1,0 +1,329 @@
+"""Every `kernel[grid](...)` of a process passes here: it can be recorded, replaced, interpreted or really launched.
+
+Triton nests launchers (autotuner, heuristics, jitted function). Only the innermost one is observed: by then the
+autotuner has chosen a configuration and the heuristics have added their values. How a launch is finally executed is
+one setting of the process:
+
+    "interpret"  on the CPU, by interpret.py
+    "compile"    not at all (for recording launches only)
+    "cuda"       by Triton on the GPU
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from triton.runtime.autotuner import Autotuner, Config, Heuristics
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+from . import devices, interpret
+
+MODES = ("interpret", "compile", "cuda")
+
+# Launch options of the CUDA backend with the defaults that compiled kernels get.
+_OPTION_DEFAULTS = {"num_warps": 4, "num_stages": 3, "num_ctas": 1}
+_OTHER_OPTIONS = frozenset(
+    [
+        "maxnreg",
+        "ptx_version",
+        "ptx_options",
+        "ir_override",
+        "enable_fp_fusion",
+        "enable_reflect_ftz",
+        "launch_cooperative_grid",
+        "launch_pdl",
+        "extern_libs",
+        "debug",
+        "sanitize_overflow",
+        "arch",
+        "instrumentation_mode",
+        "warmup",
+        "allow_fp8e4nv",
+        "max_num_imprecise_acc_default",
+    ]
+)
+
+
+@dataclass
+class Launch:
+    """One launch with everything resolved. `run()` executes it (through outer handlers, if any)."""
+
+    fn: types.FunctionType  # the kernel as the user wrote it
+    kernel: JITFunction
+    grid: tuple[int, ...]  # evaluated, 1 to 3 entries
+    args: dict[str, Any]  # every parameter by name: tensors, numbers, constexprs, defaults
+    constexprs: tuple[str, ...]  # names among `args`
+    num_warps: int
+    num_stages: int
+    num_ctas: int
+    options: dict[str, Any]  # other launch options that were given
+    config: dict[str, Any] | None  # what the autotuner chose, None without one
+    heuristics: dict[str, Any]  # what heuristics computed
+    site: tuple[str, int]  # file and line of the launching code
+    _execute: Callable[[], Any] = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.fn.__name__
+
+    @property
+    def globals(self) -> dict[str, Any]:
+        """The globals of the module that defines the kernel (helpers, constants)."""
+        return self.fn.__globals__
+
+    @property
+    def programs(self) -> int:
+        count = 1
+        for extent in self.grid:
+            count *= extent
+        return count
+
+    def run(self) -> Any:
+        return self._execute()
+
+
+Handler = Callable[[Launch], Any]
+
+
+@dataclass
+class _State:
+    mode: str = "interpret"
+    handlers: list[Handler] = field(default_factory=list)
+    tuners: list[Autotuner] = field(default_factory=list)  # around the launch that is being made
+    heuristics: list[dict[str, Any]] = field(default_factory=list)
+    benchmarking: int = 0  # launches made by an autotuner's benchmark are nobody's business
+
+
+_state = _State()
+
+
+def set_mode(mode: str) -> None:
+    """How launches of this process are executed from now on."""
+    if mode not in MODES:
+        raise ValueError(f"mode is one of {', '.join(MODES)}, not {mode!r}")
+    _install()
+    _state.mode = mode
+
+
+@contextlib.contextmanager
+def launch_intercept(handler: Handler) -> Iterator[None]:
+    """Inside, `handler(launch)` is called in place of each launch; it decides whether to call `launch.run()`.
+
+    Nested handlers stack: the innermost is called first and its `run()` goes to the next one out.
+    """
+    _install()
+    _state.handlers.append(handler)
+    try:
+        yield
+    finally:
+        _state.handlers.remove(handler)
+
+
+def benchmarking() -> bool:
+    """Whether an autotuner is measuring now: what it does with torch is not the user's code."""
+    return _state.benchmarking > 0
+
+
+def jit_function(kernel: Any) -> JITFunction | None:
+    """The jitted function inside any nesting of launchers, or None when `kernel` is none."""
+    while isinstance(kernel, (Autotuner, Heuristics)):
+        kernel = kernel.fn
+    if isinstance(kernel, InterpretedFunction):
+        return _as_compiled(kernel)
+    return kernel if isinstance(kernel, JITFunction) else None
+
+
+def _as_compiled(kernel: InterpretedFunction) -> JITFunction:
+    made = kernel.__dict__.get("_kernel_agent_jit")
+    if made is None:
+        made = kernel.__dict__["_kernel_agent_jit"] = JITFunction(kernel.fn, **kernel.kwargs)
+    return made
+
+
+def _install() -> None:
+    """Put the hooks below into Triton's launchers; they leave GPU launches without handlers as they were."""
+    if getattr(JITFunction.run, "_kernel_agent", False):
+        return
+    originals = _Originals(
+        JITFunction.run, JITFunction.__call__, Autotuner.run, Autotuner._bench, Heuristics.run
+    )
+
+    def jit_run(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        real = _state.mode == "cuda"
+        if real and (warmup or _state.benchmarking or not _state.handlers):
+            return originals.jit_run(self, *args, grid=grid, warmup=warmup, **kwargs)
+        if warmup:
+            return _warmed(_resolve(self, args, kwargs, (1,), None))
+        launch = _resolve(self, args, kwargs, grid, originals if real else None)
+        return _through(launch, len(_state.handlers) - 1)
+
+    def jit_call(self: JITFunction, *args: Any, **kwargs: Any) -> Any:
+        if interpret.running():
+            return interpret.call_helper(self, args, kwargs)
+        return originals.jit_call(self, *args, **kwargs)
+
+    def autotuner_run(self: Autotuner, *args: Any, **kwargs: Any) -> Any:
+        if _state.mode != "cuda":
+            return _first_config(self, args, kwargs)
+        with _inside(self):
+            return originals.autotuner_run(self, *args, **kwargs)
+
+    def autotuner_bench(self: Autotuner, *args: Any, **kwargs: Any) -> Any:
+        _state.benchmarking += 1
+        try:
+            return originals.autotuner_bench(self, *args, **kwargs)
+        finally:
+            _state.benchmarking -= 1
+
+    def heuristics_run(self: Heuristics, *args: Any, **kwargs: Any) -> Any:
+        computed: dict[str, Any] = {}
+        for name, rule in self.values.items():
+            computed[name] = kwargs[name] = rule({**dict(zip(self.arg_names, args, strict=False)), **kwargs})
+        _state.heuristics.append(computed)
+        try:
+            return self.fn.run(*args, **kwargs)
+        finally:
+            _state.heuristics.pop()
+
+    def interpreted_run(self: InterpretedFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        return jit_run(_as_compiled(self), *args, grid=grid, warmup=warmup, **kwargs)
+
+    def interpreted_call(self: InterpretedFunction, *args: Any, **kwargs: Any) -> Any:
+        return interpret.call_helper(_as_compiled(self), args, kwargs)
+
+    jit_run._kernel_agent = True  # type: ignore[attr-defined]
+    JITFunction.run = jit_run
+    JITFunction.__call__ = jit_call
+    Autotuner.run = autotuner_run
+    Autotuner._bench = autotuner_bench
+    Heuristics.run = heuristics_run
+    InterpretedFunction.run = interpreted_run
+    InterpretedFunction.__call__ = interpreted_call
+
+
+@dataclass(frozen=True)
+class _Originals:
+    jit_run: Callable[..., Any]
+    jit_call: Callable[..., Any]
+    autotuner_run: Callable[..., Any]
+    autotuner_bench: Callable[..., Any]
+    heuristics_run: Callable[..., Any]
+
+
+def _first_config(tuner: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Without a GPU nothing can be timed: the first configuration that the user's own pruning leaves is bound."""
+    tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+    try:
+        config: Config = next(iter(tuner.prune_configs(kwargs)))
+        if len(tuner.configs) > 1:
+            devices.record("autotune benchmark", f"first of {len(tuner.configs)} configurations: {config}")
+        conflicts = kwargs.keys() & config.kwargs.keys()
+        if conflicts:
+            raise ValueError(f"conflicting meta-parameters: {', '.join(sorted(conflicts))}")
+        tuner.best_config = config
+        if config.pre_hook is not None:
+            config.pre_hook({**tuner.nargs, **kwargs, **config.all_kwargs()})
+        with _inside(tuner):
+            return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
+    finally:
+        tuner.nargs = None
+
+
+@contextlib.contextmanager
+def _inside(tuner: Autotuner) -> Iterator[None]:
+    _state.tuners.append(tuner)
+    try:
+        yield
+    finally:
+        _state.tuners.pop()
+
+
+def _warmed(launch: Launch) -> Any:
+    """What kernel.warmup(...) gives without a GPU: the kernel compiled for the target, to ask for registers."""
+    from .facts import Compiler, Warmed
+
+    warmed = Warmed(launch, Compiler(devices.current_target()))
+    devices.record(f"{launch.name}.warmup", warmed)
+    return warmed
+
+
+def _resolve(
+    kernel: JITFunction,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    grid: Any,
+    originals: _Originals | None,
+) -> Launch:
+    """Bind the arguments and evaluate the grid of one launch."""
+    names = kernel.signature.parameters
+    options = {key: value for key, value in kwargs.items() if key not in names}
+    for key in options if originals is None else ():
+        if key not in _OPTION_DEFAULTS and key not in _OTHER_OPTIONS:
+            raise KeyError(f"Keyword argument {key} was specified but unrecognised")
+    bound = kernel.signature.bind(*args, **{key: value for key, value in kwargs.items() if key in names})
+    bound.apply_defaults()
+    resolved = _grid(grid, dict(bound.arguments))
+
+    def execute() -> Any:
+        if originals is not None:
+            return originals.jit_run(kernel, *args, grid=resolved, warmup=False, **kwargs)
+        for hook in kernel.pre_run_hooks:
+            hook(*args, **kwargs)
+        if _state.mode == "interpret":
+            interpret.run(kernel, resolved, bound.arguments)
+        return None
+
+    return Launch(
+        fn=kernel.fn,
+        kernel=kernel,
+        grid=resolved,
+        args=dict(bound.arguments),
+        constexprs=tuple(p.name for p in kernel.params if p.is_constexpr),
+        # A parameter may be called num_stages as well: a keyword of that name then means both, as in Triton.
+        **{key: kwargs.get(key, default) for key, default in _OPTION_DEFAULTS.items()},
+        options={key: value for key, value in options.items() if key not in _OPTION_DEFAULTS},
+        config=_merged(tuner.best_config.kwargs for tuner in _state.tuners) if _state.tuners else None,
+        heuristics=_merged(_state.heuristics),
+        site=_site(),
+        _execute=execute,
+    )
+
+
+def _merged(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def _through(launch: Launch, depth: int) -> Any:
+    """Call handler `depth`; its `run()` goes to the next one out, and from the last one to the execution."""
+    if depth < 0:
+        return launch._execute()
+    return _state.handlers[depth](replace(launch, _execute=lambda: _through(launch, depth - 1)))
+
+
+def _grid(grid: Any, args: dict[str, Any]) -> tuple[int, ...]:
+    extents = grid(args) if callable(grid) else grid
+    if isinstance(extents, int):
+        raise TypeError(f"grid must be a tuple, not the integer {extents}")
+    resolved = tuple(int(extent) for extent in extents)
+    if not 1 <= len(resolved) <= 3:
+        raise ValueError(f"grid must have 1 to 3 dimensions, not {len(resolved)}")
+    if any(extent < 0 for extent in resolved):
+        raise ValueError(f"grid {resolved} has a negative dimension")
+    return resolved
+
+
+def _site() -> tuple[str, int]:
+    """The innermost frame outside Triton and this package."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith(("triton.", "kernel_agent.")):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return "", 0

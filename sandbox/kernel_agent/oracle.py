@@ -1,0 +1,356 @@
+"""The trusted side of the verdict (docs/protocol.md, op oracle): expected outputs and gradients from the forward file alone.
+
+For each case the stub runs once for real (Triton's interpreter, or compiled on a GPU) and is recorded. The record is then
+evaluated in float64, which gives the expected outputs and, through torch.autograd, the expected gradients; and once more
+in the inputs' own dtypes, which gives the error that an honest implementation in that precision has. A `reference` in the file
+and finite differences of the real forward are second opinions. No candidate code is ever seen here.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import draw, forward, tensors
+from .errors import Unusable, describe, filtered_traceback
+from .forward import Forward
+from .torch_tl.handles import EXACT, NATIVE, KernelError
+from .torch_tl.record import Recorder, Ref
+from .torch_tl.replay import Replay, vector_jacobian
+
+# Finite differences: steps relative to the size of an input's elements, tried in this order until two neighbours agree to
+# FD_AGREE of the slope. Larger steps cross kinks (maximum, relu), smaller ones drown in float32's rounding.
+FD_STEPS = (3e-3, 1e-3, 3e-4, 1e-4)
+FD_AGREE = 1e-3
+FD_SEED = 0x5EED
+
+
+def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
+    """The operation: one entry per case; a case that fails carries its error and does not stop the others."""
+    device = request.get("device") or "cpu"
+    mode = "cuda" if device == "cuda" else "interpret"
+    fwd = forward.load(request["file"], mode=mode, target=request.get("target") or "sm_90", device=device)
+    cases = [_guarded(fwd, request, case, scratch) for case in request["cases"]]
+    return {"ok": True, "cases": cases}
+
+
+def _guarded(fwd: Forward, request: dict[str, Any], case: dict[str, Any], scratch: Path) -> dict[str, Any]:
+    started = time.monotonic()
+    result: dict[str, Any] = {"id": case["id"], "ok": True}
+    try:
+        result |= Case(fwd, case, request.get("dtype")).run(scratch, bool(request.get("fd")))
+    except Unusable as error:
+        result |= {"ok": False, "error": error.to_dict()}
+    except KernelError as error:
+        result |= {"ok": False, "error": _kernel_error(error, fwd).to_dict()}
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        full = Unusable(
+            "internal", f"the float64 evaluation does not fit in memory: {describe(error)}", fwd.path
+        )
+        full.remedy = "make the shape smaller, or mark it required: False"
+        result |= {"ok": False, "error": full.to_dict()}
+    except Exception as error:  # noqa: BLE001 (a case must not take the others down)
+        internal = Unusable("internal", f"oracle: {describe(error)}")
+        own = [str(path) for path in Path(__file__).parent.rglob("*.py")]
+        internal.traceback = filtered_traceback(error, own)
+        result |= {"ok": False, "error": internal.to_dict()}
+    result["seconds"] = round(time.monotonic() - started, 6)
+    return result
+
+
+def _kernel_error(error: KernelError, fwd: Forward) -> Unusable:
+    made = Unusable(error.kind, error.message, error.file or fwd.path, error.line, None, error.remedy)
+    made.traceback = filtered_traceback(error.__cause__ or error, [fwd.path])
+    return made
+
+
+@dataclass
+class Recording:
+    """One real call: its bound arguments, classified outputs, and the tape with names for both."""
+
+    bound: dict[str, Any]
+    wanted: dict[str, Ref]
+    outputs: list[draw.Output]
+    refs: dict[int, Ref]
+    recorder: Recorder
+
+    @property
+    def differentiable(self) -> list[draw.Output]:
+        return [output for output in self.outputs if output.differentiable]
+
+
+class Case:
+    """One shape, seed and upstream."""
+
+    def __init__(self, fwd: Forward, case: dict[str, Any], dtype: str | None) -> None:
+        self.fwd = fwd
+        self.id = int(case["id"])
+        self.dims = case["dims"]
+        self.seed = case["seed"]
+        self.upstream = case["upstream"]
+        self.dtype = dtype
+
+    def run(self, scratch: Path, fd: bool) -> dict[str, Any]:
+        recording = self.record(self.dtype)
+        made = {f"fwd/{output.index}": output.value for output in recording.outputs if is_tensor(output)}
+        exact = self.replay(recording, EXACT)
+        made |= {f"out/{index}": exact.value(ref).to(torch.float64) for index, ref in recording.refs.items()}
+        gradients = self.gradients(exact, recording)
+        made |= {f"grad/{name}": grad for name, grad in gradients.items()}
+        result = self.describe(recording, exact)
+        del exact  # its graph: on a GPU memory is what limits the shapes
+        moved = self.replay(recording, EXACT, jitter=self.seed)
+        made |= {f"jitter/{name}": grad for name, grad in self.gradients(moved, recording).items()}
+        del moved
+        native = self.replay(recording, NATIVE)
+        made |= {f"base_out/{index}": native.value(ref) for index, ref in recording.refs.items()}
+        for name, grad in self.gradients(native, recording).items():
+            made[f"base/{name}"] = grad.to(recording.wanted[name].dtype)
+        if self.fwd.reference is not None:
+            extra, problem = self.reference(recording)
+            made |= extra
+            if problem:
+                result["reference_error"] = problem
+        if fd:
+            result["fd"] = self.finite_differences(recording, gradients)
+        file = f"case-{self.id}.safetensors"
+        tensors.save(scratch / file, {name: storable(tensor) for name, tensor in made.items()})
+        return result | {"file": file}
+
+    # ---- the real call
+
+    def arguments(self, dtype: str | None) -> dict[str, Any]:
+        """The stub's arguments by name. Inputs that want gradients get memory of their own, where they share it."""
+        args, kwargs = draw.make_inputs(self.fwd, self.dims, self.seed, dtype=dtype)
+        bound = draw.bind(self.fwd, args, kwargs)
+        return bound | unshared(draw.grad_inputs(self.fwd, bound))
+
+    def record(self, dtype: str | None) -> Recording:
+        bound = self.arguments(dtype)
+        wanted = draw.grad_inputs(self.fwd, bound)
+        if not wanted:
+            raise Unusable(
+                "stub_args", "no input that wants a gradient is a floating tensor here", self.fwd.path
+            )
+        recorder = Recorder(self.fwd.path, list(wanted.values()))
+        names = {name: recorder.ref(tensor) for name, tensor in wanted.items()}
+        with recorder, forward.launch_intercept(recorder.on_launch):
+            returned = self.call(bound)
+        outputs = draw.differentiable_outputs(returned, bound)
+        refs = {output.index: recorder.ref(output.value) for output in outputs if is_tensor(output)}
+        recording = Recording(bound, names, outputs, refs, recorder)
+        if not recording.differentiable:
+            raise Unusable(
+                "no_outputs",
+                f"{self.fwd.stub_name}() returns no floating tensor that it made",
+                self.fwd.path,
+                self.fwd.stub_line,
+                remedy="return the tensors that the kernels write",
+            )
+        return recording
+
+    def call(self, bound: Mapping[str, Any]) -> Any:
+        args, kwargs = positional(self.fwd, bound)
+        return self.fwd.call(args, kwargs)
+
+    # ---- the record, evaluated
+
+    def replay(self, recording: Recording, precision: str, jitter: int | None = None) -> Replay:
+        device = next(iter(draw.grad_inputs(self.fwd, recording.bound).values())).device
+        replay = Replay(recording.recorder.tape, precision, device, self.fwd.path, jitter)
+        replay.run()
+        return replay
+
+    def gradients(self, replay: Replay, recording: Recording) -> dict[str, torch.Tensor]:
+        pairs = [
+            (recording.refs[at], upstream)
+            for at, upstream in self.upstreams(recording.differentiable).items()
+        ]
+        return replay.gradients(pairs, recording.wanted)
+
+    def upstreams(self, outputs: list[draw.Output]) -> dict[int, torch.Tensor]:
+        """Upstream gradient by index of the output; an output without one is left out."""
+        made = {}
+        for at, output in enumerate(outputs):
+            value = draw.upstream(
+                self.upstream["kind"],
+                self.upstream["seed"],
+                self.upstream.get("scale"),
+                output.value.shape,
+                output.value.dtype,
+                output.value.device,
+                at,
+                len(outputs),
+            )
+            if value is not None:
+                made[output.index] = value
+        return made
+
+    def describe(self, recording: Recording, exact: Replay) -> dict[str, Any]:
+        counts = exact.memory.counts
+        inputs = [
+            {
+                "name": name,
+                "shape": list(value.shape),
+                "dtype": draw.dtype_name(value.dtype),
+                "grad": name in recording.wanted,
+            }
+            for name, value in recording.bound.items()
+            if isinstance(value, torch.Tensor)
+        ]
+        facts = {
+            "launches": recording.recorder.tape.launches,
+            "bytes_read": counts.bytes_read,
+            "bytes_written": counts.bytes_written,
+            "atomics": counts.atomics,
+            "races": counts.races,
+            "undefined_lanes": counts.undefined,
+        }
+        outputs = [output.to_dict() for output in recording.outputs]
+        return {"inputs": inputs, "outputs": outputs, "grads": list(recording.wanted), "facts": facts}
+
+    # ---- second opinions
+
+    def reference(self, recording: Recording) -> tuple[dict[str, torch.Tensor], str | None]:
+        """Outputs and gradients of the user's `reference` in float64, and a sentence when it cannot be used."""
+        assert self.fwd.reference is not None
+        bound = self.arguments(self.dtype)
+        bound = {name: in_float64(value) for name, value in bound.items()}
+        leaves = {name: bound[name].requires_grad_() for name in recording.wanted}
+        args, kwargs = positional(self.fwd, bound)
+        try:
+            with self.fwd.active():
+                outputs = draw.flatten(self.fwd.reference(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 (the user's code: report it and go on without)
+            return {}, f"reference() raised {describe(error)}"
+        wanted = self.upstreams(recording.differentiable)
+        for output in recording.differentiable:
+            got = outputs[output.index] if output.index < len(outputs) else None
+            if not isinstance(got, torch.Tensor) or got.shape != output.value.shape:
+                shape = list(got.shape) if isinstance(got, torch.Tensor) else got
+                return (
+                    {},
+                    f"reference() gives {shape} for output {output.index}, the stub {list(output.value.shape)}",
+                )
+        pairs = [(outputs[at], upstream) for at, upstream in wanted.items() if outputs[at].requires_grad]
+        made = {
+            f"ref_out/{output.index}": outputs[output.index].detach().double()
+            for output in recording.differentiable
+        }
+        grads: list[torch.Tensor | None] = [None] * len(leaves)
+        if pairs:
+            weighted = [(value, upstream.to(value.dtype)) for value, upstream in pairs]
+            grads = vector_jacobian(weighted, list(leaves.values()))
+        for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
+            made[f"ref_grad/{name}"] = torch.zeros_like(leaf) if grad is None else grad
+        return made, None
+
+    def finite_differences(
+        self, recording: Recording, gradients: dict[str, torch.Tensor]
+    ) -> dict[str, dict[str, float | None]]:
+        """Directional derivatives of sum(upstream * output) of the real forward, in float32 at least.
+
+        `analytic` is the oracle's gradient along the same direction; `numeric` a central difference with the step whose
+        neighbour agrees best, and `spread` how far that neighbour is off.
+        """
+        if any(ref.dtype.itemsize < 4 for ref in recording.wanted.values()):
+            recording = self.record("float32")
+            gradients = self.gradients(self.replay(recording, EXACT), recording)
+        upstreams = self.upstreams(recording.differentiable)
+        return {
+            name: self._directional(name, gradients[name], upstreams, recording) for name in recording.wanted
+        }
+
+    def _directional(
+        self, name: str, gradient: torch.Tensor, upstreams: dict[int, torch.Tensor], recording: Recording
+    ) -> dict[str, float | None]:
+        dtype = (
+            None
+            if recording.wanted[name].dtype.itemsize >= 8
+            else draw.dtype_name(recording.wanted[name].dtype)
+        )
+        centre = self.arguments(dtype or self.dtype)[name]
+        generator = torch.Generator().manual_seed(FD_SEED + self.seed % (1 << 32))
+        direction = torch.randn(centre.shape, generator=generator, dtype=torch.float64).to(centre.device)
+        scale = float(centre.double().square().mean().sqrt()) or 1.0
+
+        def loss(step: float) -> float:
+            bound = self.arguments(dtype or self.dtype)
+            moved = (bound[name].double() + step * direction).to(centre.dtype)
+            with torch.no_grad():
+                bound[name].copy_(moved)
+            outputs = draw.flatten(self.call(bound))
+            return sum(float((u.double() * outputs[at].double()).sum()) for at, u in upstreams.items())
+
+        def slope(step: float) -> float:
+            return (loss(step * scale) - loss(-step * scale)) / (2 * step * scale)
+
+        numeric, spread, step = slope(FD_STEPS[0]), float("inf"), FD_STEPS[0]
+        previous = numeric
+        for finer in FD_STEPS[1:]:
+            current = slope(finer)
+            if abs(current - previous) < spread:
+                numeric, spread, step = current, abs(current - previous), finer
+            if spread <= FD_AGREE * abs(numeric):
+                break
+            previous = current
+        analytic = float((gradient.double() * direction).sum())
+        made = {"analytic": analytic, "numeric": numeric, "spread": spread, "step": step * scale}
+        return {key: value if math.isfinite(value) else None for key, value in made.items()}
+
+
+def is_tensor(output: draw.Output) -> bool:
+    return isinstance(output.value, torch.Tensor)
+
+
+def positional(fwd: Forward, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Bound arguments as the signature wants to be called."""
+    arguments = fwd.signature.bind_partial()
+    arguments.arguments.update(bound)
+    return arguments.args, arguments.kwargs
+
+
+def unshared(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The inputs, where an element that two of them share (or one holds twice) was copied, so that each has its own gradient."""
+    claimed: dict[int, torch.Tensor] = {}
+    made = {}
+    for name, tensor in inputs.items():
+        key = tensor.untyped_storage()._cdata
+        extent = tensor.untyped_storage().nbytes() // tensor.element_size()
+        mark = claimed.setdefault(key, torch.zeros(extent, dtype=torch.bool))
+        twice = torch.zeros(extent, dtype=torch.int32)
+        index = (
+            torch.arange(extent)
+            .as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+            .reshape(-1)
+        )
+        twice.index_add_(0, index, torch.ones_like(index, dtype=torch.int32))
+        if bool((twice > 1).any()) or bool(mark[index].any()):
+            made[name] = tensor.clone()
+        else:
+            made[name] = tensor
+            mark[index] = True
+    return made
+
+
+def in_float64(value: Any) -> Any:
+    """Floating tensors (in tuples and lists too) copied to float64, floating dtypes as float64."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().double().clone() if value.is_floating_point() else value
+    if isinstance(value, torch.dtype) and value.is_floating_point:
+        return torch.float64
+    if type(value) in (tuple, list):
+        return type(value)(in_float64(item) for item in value)
+    return value
+
+
+def storable(tensor: torch.Tensor) -> torch.Tensor:
+    """A dtype that the file format has a name for."""
+    wide = tensor.dtype in (torch.uint16, torch.uint32, torch.uint64)
+    return tensor.detach().to(torch.int64) if wide else tensor.detach()

@@ -1,0 +1,178 @@
+"""Evaluate one kernel launch: all programs together where they agree, split or in order where they do not."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from kernel_agent.torch_tl.handles import Diverged, KernelError, NeedsOrder, Pointer
+from kernel_agent.torch_tl.memory import Cell, Memory
+from kernel_agent.torch_tl.rewrite import rewritten
+from kernel_agent.torch_tl.runtime import Runtime
+
+MAX_GROUP = 1024
+TYPES = {
+    torch.bool: tl.int1,
+    torch.uint8: tl.uint8,
+    torch.int8: tl.int8,
+    torch.uint16: tl.uint16,
+    torch.int16: tl.int16,
+    torch.uint32: tl.uint32,
+    torch.int32: tl.int32,
+    torch.uint64: tl.uint64,
+    torch.int64: tl.int64,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+    torch.float8_e5m2: tl.float8e5,
+    torch.float8_e4m3fn: tl.float8e4nv,
+    torch.float8_e5m2fnuz: tl.float8e5b16,
+    torch.float8_e4m3fnuz: tl.float8e4b8,
+}
+
+
+@dataclass(frozen=True)
+class TensorArg:
+    """A tensor argument: a cell and the address of the tensor's first element. `element` differs from the cell's dtype
+    when the launch reinterprets the pointer."""
+
+    cell: Cell
+    address: int
+    dtype: torch.dtype
+    detached: bool = False
+
+
+@dataclass(frozen=True)
+class DescriptorArg:
+    """A host-side tensor descriptor."""
+
+    base: TensorArg
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    block_shape: tuple[int, ...]
+    padding: str = "zero"
+
+
+@dataclass
+class Launch:
+    """A kernel (the plain Python function under @triton.jit), its grid and its arguments by parameter name. Arguments are
+    TensorArg, DescriptorArg, numbers, None, dtypes, strings, functions or tuples of those."""
+
+    function: Callable[..., Any]
+    grid: Sequence[int]
+    args: dict[str, Any]
+    name: str = field(default="")
+
+    def __post_init__(self) -> None:
+        self.name = self.name or self.function.__name__
+        sizes = [int(size) for size in self.grid] + [1, 1]
+        self.grid = (sizes[0], sizes[1], sizes[2])
+
+
+def run_launch(launch: Launch, memory: Memory) -> bool:
+    """Evaluate `launch` on `memory`. True when the programs had to be evaluated one by one. Raises KernelError."""
+    programs = torch.arange(
+        launch.grid[0] * launch.grid[1] * launch.grid[2], dtype=torch.int32, device=memory.device
+    )
+    memory.where = lambda: place_of(launch)
+    try:
+        _run_ordered(launch, memory, list(programs.split(MAX_GROUP)), ordered=False)
+        return False
+    except NeedsOrder:
+        memory.undo_launch()
+    _run_ordered(launch, memory, list(programs.split(1)), ordered=True)
+    return True
+
+
+def _run_ordered(launch: Launch, memory: Memory, groups: list[torch.Tensor], ordered: bool) -> None:
+    count = sum(group.numel() for group in groups)
+    memory.begin_launch(count, ordered)
+    runtime = Runtime(memory)
+    runtime.builder.grid = tuple(launch.grid)
+    kernel = rewritten(launch.function, runtime)
+    bound = _bind(launch, runtime)
+    pending = groups[::-1]
+    while pending:
+        group = pending.pop()
+        memory.begin_group(group)
+        try:
+            kernel(**bound)
+        except Diverged as split:
+            memory.undo_group()
+            pending.extend(reversed([group[split.keys == key] for key in split.keys.unique()]))
+        except NeedsOrder:
+            raise
+        except KernelError as error:
+            _locate(error, launch)
+            raise
+        except Exception as error:
+            located = KernelError(f"{launch.name}: {type(error).__name__}: {error}", kind="stub_raised")
+            _locate(located, launch, error)
+            raise located from error
+    memory.end_launch()
+
+
+def _bind(launch: Launch, runtime: Runtime) -> dict[str, Any]:
+    """Kernel parameters as values of the runtime: constexpr parameters stay Python values."""
+    bound = {}
+    for name, parameter in inspect.signature(launch.function).parameters.items():
+        if name not in launch.args and parameter.default is inspect.Parameter.empty:
+            raise KernelError(f"{launch.name}: no argument for {name}", kind="stub_raised")
+        value = launch.args.get(name, parameter.default)
+        constant = "constexpr" in str(parameter.annotation)
+        bound[name] = (
+            tl.core._unwrap_if_constexpr(value) if constant else _runtime_value(value, name, runtime)
+        )
+    return bound
+
+
+def _runtime_value(value: Any, name: str, runtime: Runtime) -> Any:
+    value = tl.core._unwrap_if_constexpr(value)
+    if isinstance(value, (tuple, list)):
+        items = [_runtime_value(item, f"{name}[{at}]", runtime) for at, item in enumerate(value)]
+        return type(value)(*items) if hasattr(value, "_fields") else tl.tuple(items)
+    if isinstance(value, TensorArg):
+        element = TYPES.get(value.dtype)
+        if element is None:
+            raise KernelError(f"{name}: {value.dtype} is not supported")
+        address = torch.tensor([value.address], dtype=torch.int64, device=runtime.memory.device)
+        pointer = Pointer(address, element, value.cell, name, value.detached)
+        return tl.tensor(pointer, tl.pointer_type(element))
+    if isinstance(value, DescriptorArg):
+        base = _runtime_value(value.base, name, runtime)
+        return runtime.semantic.make_tensor_descriptor(
+            base, list(value.shape), list(value.strides), list(value.block_shape), value.padding
+        )
+    if isinstance(value, (bool, int, float)):
+        return runtime.semantic.to_tensor(value)
+    return value
+
+
+def place_of(launch: Launch) -> str:
+    """The kernel and, while it runs, the innermost line of its file: its own, or that of one of its helpers there."""
+    file = launch.function.__code__.co_filename
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != file:
+        frame = frame.f_back
+    return launch.name if frame is None else f"{launch.name}, line {frame.f_lineno}"
+
+
+def _locate(error: KernelError, launch: Launch, cause: Exception | None = None) -> None:
+    """Give an error the innermost place in the user's file that it passed."""
+    file = launch.function.__code__.co_filename
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb((cause or error).__traceback__)
+        if frame.filename == file
+    ]
+    error.file = error.file or file
+    error.line = error.line or (lines[-1] if lines else None)

@@ -1,0 +1,89 @@
+"""Reductions, scans and sorting over an axis of blocks.
+
+Triton describes a reduction by a combine function on scalars. The well-known ones map to one torch operation; any other is
+applied to whole slices, pairwise, in log2(n) steps, which is right because it must be associative; the function then sees
+scalars, with all elements of the slices as the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import triton.language as tl
+
+Blocks = list[torch.Tensor]
+Combine = Callable[[Blocks, Blocks], Blocks]
+
+std = tl.standard
+
+
+def first_where(found: torch.Tensor, axis: int) -> torch.Tensor:
+    """Index, along `axis`, of the first true element (kept as an axis of length 1); 0 where there is none."""
+    return (
+        found.to(torch.int32).cummax(axis).values.eq(0).sum(axis, keepdim=True).remainder(found.shape[axis])
+    )
+
+
+def extreme(data: torch.Tensor, axis: int, largest: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest or smallest number along an axis and its first index; NaN only where there is nothing else."""
+    plain = data.detach()
+    if plain.dtype.is_floating_point:
+        fill = -torch.inf if largest else torch.inf
+        plain = torch.where(torch.isnan(plain), torch.full_like(plain, fill), plain)
+    best = plain.amax(axis, keepdim=True) if largest else plain.amin(axis, keepdim=True)
+    tie = plain == best
+    if data.dtype.is_floating_point:
+        real = tie & ~torch.isnan(data)
+        tie = torch.where(real.any(axis, keepdim=True), real, tie)
+    index = first_where(tie, axis)
+    return torch.gather(data, axis, index).squeeze(axis), index.squeeze(axis)
+
+
+def reduce_known(name: str, inputs: Blocks, axis: int) -> Blocks | None:
+    """The reduction by Triton's own combine function `name`, or None if it is not one that is known here."""
+    data = inputs[0]
+    if name == "_sum_combine":
+        return [data.sum(axis, dtype=data.dtype)]
+    if name in ("_elementwise_max", "_elementwise_min"):
+        return [extreme(data, axis, name.endswith("max"))[0]]
+    if name.startswith(("_argmax_combine", "_argmin_combine")):
+        value, index = extreme(data, axis, name.startswith("_argmax"))
+        places = inputs[1].expand(data.shape)
+        return [value, torch.gather(places, axis, index.unsqueeze(axis)).squeeze(axis)]
+    return None
+
+
+def scan_known(name: str, inputs: Blocks, axis: int) -> Blocks | None:
+    if name == "_sum_combine":
+        return [torch.cumsum(inputs[0], axis, dtype=inputs[0].dtype)]
+    if name == "_prod_combine":
+        return [torch.cumprod(inputs[0], axis, dtype=inputs[0].dtype)]
+    return None
+
+
+def reduce_pairwise(inputs: Blocks, axis: int, combine: Combine) -> Blocks:
+    """Combine neighbours until one slice is left. The axis, whose length is a power of two, is dropped."""
+    while inputs[0].shape[axis] > 1:
+        pairs = [block.unflatten(axis, (-1, 2)) for block in inputs]
+        inputs = combine(
+            [pair.select(axis + 1, 0) for pair in pairs], [pair.select(axis + 1, 1) for pair in pairs]
+        )
+    return [block.squeeze(axis) for block in inputs]
+
+
+def scan_pairwise(inputs: Blocks, axis: int, combine: Combine) -> Blocks:
+    """Inclusive scan: after step k every element covers the 2^k elements that end in it."""
+    size, distance = inputs[0].shape[axis], 1
+    while distance < size:
+        earlier = [block.narrow(axis, 0, size - distance) for block in inputs]
+        later = [block.narrow(axis, distance, size - distance) for block in inputs]
+        done = [block.narrow(axis, 0, distance) for block in inputs]
+        inputs = [torch.cat(parts, axis) for parts in zip(done, combine(earlier, later), strict=True)]
+        distance *= 2
+    return inputs
+
+
+def sort(data: torch.Tensor, axis: int, descending: bool, keep: int | None) -> torch.Tensor:
+    ordered = torch.sort(data, dim=axis, descending=descending, stable=True).values
+    return ordered if keep is None else ordered.narrow(axis, 0, keep)

@@ -1,0 +1,254 @@
+"""Evaluate a recorded call again: in float64 (`exact`) or in the call's own dtypes (`native`), with gradients.
+
+Every storage of the tape becomes a `Cell`. A tensor is read as a window on its cell and written by replacing the cell's
+flat tensor, so that views and in-place operations are differentiated as what they do to memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+from kernel_agent.torch_tl.handles import EXACT, KernelError
+from kernel_agent.torch_tl.launch import DescriptorArg, Launch, TensorArg, run_launch
+from kernel_agent.torch_tl.memory import Cell, Memory, cell_values
+from kernel_agent.torch_tl.record import Constant, DescriptorRef, KernelLaunch, Operation, Ref, Tape
+
+
+class Replay:
+    """One evaluation of a tape. `leaves` are the flat inputs, by storage key, that gradients are taken for.
+
+    With `jitter` (a seed) every floating input is first moved by up to one unit in the last place of its dtype: how far
+    the gradients then move is what no kernel that computes in that dtype can resolve (signs near a kink, say).
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        precision: str,
+        device: torch.device | str,
+        file: str | None = None,
+        jitter: int | None = None,
+    ) -> None:
+        self.jitter = None if jitter is None else torch.Generator().manual_seed(jitter)
+        self.tape = tape
+        self.precision = precision
+        self.file = file
+        self.memory = Memory(precision, device)
+        self.cells: dict[int, Cell] = {}
+        self.leaves: dict[int, torch.Tensor] = {}
+        self.ordered_launches = 0
+
+    def run(self) -> None:
+        """Evaluate all entries. Raises KernelError."""
+        for entry in self.tape.entries:
+            if isinstance(entry, Constant):
+                self._constant(entry)
+            elif isinstance(entry, Operation):
+                self._operation(entry)
+            else:
+                self._launch(entry)
+
+    def value(self, ref: Ref) -> torch.Tensor:
+        """What a tensor holds now: floats in float64 when exact, else everything in its own dtype."""
+        cell = self.cells[ref.key]
+        if ref.dtype != cell.dtype:
+            raise KernelError(
+                f"a {cell.dtype} tensor is viewed as {ref.dtype}", remedy="bit casts have no gradient"
+            )
+        data = window(cell.flat, ref)
+        if ref.detached:
+            data = data.detach()
+        if not ref.dtype.is_floating_point:
+            return data.view(ref.dtype)
+        return data if self.precision == EXACT else data.to(ref.dtype)
+
+    def gradients(
+        self, outputs: list[tuple[Ref, torch.Tensor]], wanted: dict[str, Ref]
+    ) -> dict[str, torch.Tensor]:
+        """The vector-Jacobian product of (output, upstream) pairs for each wanted input; zeros where there is no path."""
+        values = [(self.value(ref), upstream) for ref, upstream in outputs]
+        pairs = [(value, upstream.to(value.dtype)) for value, upstream in values if value.requires_grad]
+        keys = list(dict.fromkeys(ref.key for ref in wanted.values()))
+        flats: list[torch.Tensor | None] = [None] * len(keys)
+        if pairs:
+            flats = vector_jacobian(pairs, [self.leaves[key] for key in keys])
+        found = dict(zip(keys, flats, strict=True))
+        made = {}
+        for name, ref in wanted.items():
+            flat = found[ref.key]
+            flat = torch.zeros_like(self.leaves[ref.key]) if flat is None else flat
+            made[name] = window(flat, ref)
+        return made
+
+    # ---- entries
+
+    def _constant(self, entry: Constant) -> None:
+        if entry.flat is None:
+            real = torch.full((entry.numel,), torch.nan, dtype=entry.dtype, device=self.memory.device)
+        else:
+            real = entry.flat
+        flat = cell_values(real, self.precision)
+        is_input = entry.key in self.tape.inputs and entry.key not in self.leaves
+        if is_input and entry.dtype.is_floating_point:
+            if self.jitter is not None:
+                moves = torch.rand(flat.shape, generator=self.jitter, dtype=torch.float64) * 2 - 1
+                flat = flat * (1 + torch.finfo(entry.dtype).eps * moves.to(flat.device, flat.dtype))
+            self.leaves[entry.key] = flat.requires_grad_()
+        self._set(entry.key, flat, entry.dtype, entry.base)
+
+    def _set(self, key: int, flat: torch.Tensor, dtype: torch.dtype, base: int) -> None:
+        cell = self.cells.get(key)
+        if cell is not None and cell.dtype == dtype:
+            cell.flat = flat
+        else:
+            self.cells[key] = self.memory.add(Cell(flat, dtype, base))
+
+    def _operation(self, entry: Operation) -> None:
+        try:
+            self._apply(entry)
+        except KernelError:
+            raise
+        except Exception as error:
+            raise KernelError(
+                f"{entry.function} cannot be evaluated again in {self.precision} precision: {error}",
+                file=self.file,
+                line=entry.line,
+            ) from error
+
+    def _apply(self, entry: Operation) -> None:
+        values: dict[int, torch.Tensor] = {}
+
+        def read(ref: Ref) -> torch.Tensor:
+            values[id(ref)] = self.value(ref)
+            return values[id(ref)]
+
+        args, kwargs = tree_map_only(Ref, read, (entry.args, entry.kwargs))
+        if self.precision == EXACT:
+            args, kwargs = tree_map(widen_dtype, (args, kwargs))
+        written = written_arguments(entry)
+        if any(name in kwargs for name in out_names(entry.function)):
+            results = functional(entry.function, args, kwargs)
+            for ref, result in zip(written, results, strict=True):
+                self._write(ref, result, entry)
+            return
+        if written:
+            copies = {id(values[id(ref)]): values[id(ref)].clone() for ref in written}
+            args, kwargs = tree_map_only(
+                torch.Tensor, lambda tensor: copies.get(id(tensor), tensor), (args, kwargs)
+            )
+            results = tree_leaves(entry.function(*args, **kwargs))
+            for ref in written:
+                self._write(ref, copies[id(values[id(ref)])], entry)
+        else:
+            results = tree_leaves(entry.function(*args, **kwargs))
+        for output, result in zip(entry.outputs, results, strict=True):
+            if output is not None:
+                self._write(output, result, entry)
+
+    def _write(self, ref: Ref, value: torch.Tensor, entry: Operation) -> None:
+        """Put a tensor's new value into its cell, which is made if the storage is new."""
+        base, numel = entry.storages[ref.key]
+        cell = self.cells.get(ref.key)
+        if not ref.dtype.is_floating_point:
+            flat_value = cell_values(value.to(ref.dtype).reshape(-1), self.precision).reshape(ref.size)
+        else:
+            wide = self.precision == EXACT or ref.dtype == torch.float64
+            flat_value = value.to(torch.float64 if wide else torch.float32)
+        whole = numel == flat_value.numel() and ref.offset == 0 and is_dense(ref)
+        if whole:
+            flat = flat_value.expand(ref.size).reshape(-1)
+        else:
+            before = flat_value.new_zeros(numel) if cell is None else cell.flat
+            flat = before.index_put((places(numel, ref, before.device),), flat_value.expand(ref.size))
+        self._set(ref.key, flat, ref.dtype, base)
+
+    def _launch(self, entry: KernelLaunch) -> None:
+        args = {name: self._argument(value) for name, value in entry.args.items()}
+        self.ordered_launches += run_launch(Launch(entry.function, entry.grid, args, entry.name), self.memory)
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, Ref):
+            cell = self.cells[value.key]
+            return TensorArg(cell, cell.base + value.offset * cell.itemsize, value.dtype, value.detached)
+        if isinstance(value, DescriptorRef):
+            base = self._argument(value.base)
+            return DescriptorArg(base, value.shape, value.strides, value.block_shape, value.padding)
+        if isinstance(value, tuple):
+            items = [self._argument(item) for item in value]
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        return value
+
+
+def vector_jacobian(
+    pairs: list[tuple[torch.Tensor, torch.Tensor]], leaves: list[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Gradients of sum(value * upstream) over the pairs; None for a leaf that no value depends on."""
+    # One scalar in place of grad_outputs, for which autograd would import torch's symbolic shapes (seconds).
+    total = torch.stack([(value * upstream).sum().to(torch.float64) for value, upstream in pairs]).sum()
+    return list(torch.autograd.grad(total, leaves, allow_unused=True))
+
+
+def is_dense(ref: Ref) -> bool:
+    """Row-major without gaps."""
+    expected = 1
+    for size, stride in zip(reversed(ref.size), reversed(ref.stride), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def window(flat: torch.Tensor, ref: Ref) -> torch.Tensor:
+    """The tensor that `ref` describes, as a view of the flat storage."""
+    if is_dense(ref):
+        count = 1
+        for size in ref.size:
+            count *= size
+        return flat.narrow(0, ref.offset, count).view(ref.size)
+    return flat[places(flat.numel(), ref, flat.device)]
+
+
+def places(numel: int, ref: Ref, device: torch.device) -> torch.Tensor:
+    """Element numbers of the tensor's elements in its storage. (as_strided is not used on values: it acts on whatever memory
+    is behind a tensor, which for a result of autograd need not be the flat storage.)"""
+    return torch.arange(numel, device=device).as_strided(ref.size, ref.stride, ref.offset)
+
+
+def widen_dtype(value: Any) -> Any:
+    """A floating dtype argument asks for float64 in an exact evaluation."""
+    return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
+
+
+def out_names(function: Any) -> list[str]:
+    return [formal.name for formal in function._schema.arguments if formal.is_out]
+
+
+def written_arguments(entry: Operation) -> list[Ref]:
+    """Refs of the arguments that the operation writes, in the order of its schema."""
+    found = []
+    for at, formal in enumerate(entry.function._schema.arguments):
+        if formal.alias_info is not None and formal.alias_info.is_write:
+            actual = (
+                entry.kwargs.get(formal.name)
+                if formal.kwarg_only or at >= len(entry.args)
+                else entry.args[at]
+            )
+            found += [leaf for leaf in tree_leaves(actual) if isinstance(leaf, Ref)]
+    return found
+
+
+def functional(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Results of an `out=` operation by its sibling that returns them, which autograd knows."""
+    outs = set(out_names(function))
+    rest = {name: value for name, value in kwargs.items() if name not in outs}
+    wanted = [(formal.name, str(formal.type)) for formal in function._schema.arguments if not formal.is_out]
+    packet = function.overloadpacket
+    for overload in packet.overloads():
+        sibling = getattr(packet, overload)
+        formals = [(formal.name, str(formal.type)) for formal in sibling._schema.arguments]
+        if formals == wanted and not sibling._schema.is_mutable:
+            return tree_leaves(sibling(*args, **rest))
+    raise KernelError(f"{function} has no variant without out=")

@@ -1,0 +1,390 @@
+"""What rewritten kernels call: Triton's code generator in miniature, evaluating at once.
+
+Compile-time values (constexpr parameters, literals, shapes) are plain Python values here; everything else is a `tl.tensor`
+whose handle belongs to `Builder`. An `if`, a loop bound or anything else that needs one Python value asks
+`Runtime.concrete`, which raises `Diverged` when the programs of the group disagree.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+import triton.language as tl
+from triton.language.semantic import TritonSemantic
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import ConstexprFunction, JITFunction
+
+from kernel_agent.torch_tl import reductions
+from kernel_agent.torch_tl.builder import Builder
+from kernel_agent.torch_tl.handles import Diverged, Handle, KernelError
+from kernel_agent.torch_tl.memory import Memory
+from kernel_agent.torch_tl.rewrite import rewritten
+
+unwrap = tl.core._unwrap_if_constexpr
+JITTED = (JITFunction, InterpretedFunction)
+TENSOR_LIKE = (tl.tensor, tl.core.tensor_descriptor_base)
+REFLECTED = {"eq": "eq", "ne": "ne", "lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
+COMPARE: dict[str, Callable[[Any, Any], Any]] = {name: getattr(operator, name) for name in REFLECTED}
+ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+    "lshift": operator.lshift,
+    "rshift": operator.rshift,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "matmul": operator.matmul,
+}
+UNARY: dict[str, Callable[[Any], Any]] = {
+    "neg": operator.neg,
+    "pos": operator.pos,
+    "invert": operator.invert,
+    "not": operator.not_,
+}
+# Members of tl.tensor that are written in Triton themselves: x.sum(0) is tl.sum(x, 0).
+STANDARD_MEMBERS = {
+    name: function
+    for name, function in vars(tl.standard).items()
+    if isinstance(function, JITTED) and hasattr(tl.tensor, name)
+}
+IGNORED = ("static_print", "device_print", "device_assert", "debug_barrier", "assume")
+HINTS = ("multiple_of", "max_contiguous", "max_constancy")
+
+
+class Semantic(TritonSemantic):
+    """Triton's semantic layer where an operation needs more than a builder: reductions, float atomics."""
+
+    def __init__(self, builder: Builder, runtime: Runtime) -> None:
+        super().__init__(builder)
+        self.runtime = runtime
+
+    def reduction(self, inputs: Any, axis: int | None, region: Callable[..., Any]) -> tuple[tl.tensor, ...]:
+        if axis is None:
+            inputs = tuple(self.reshape(t, [t.numel.value], can_reorder=True) for t in inputs)
+            axis = 0
+        blocks = list(torch.broadcast_tensors(*(t.handle.data for t in inputs)))
+        function = inspect.getclosurevars(region).nonlocals["combine_fn"]
+        results = reductions.reduce_known(standard_name(function), blocks, axis + 1)
+        if results is None:
+            results = reductions.reduce_pairwise(blocks, axis + 1, self._combiner(function, inputs))
+        shape = [size for at, size in enumerate(inputs[0].type.shape) if at != axis]
+        return tuple(
+            self._wrapped(data, t.type.scalar, shape) for data, t in zip(results, inputs, strict=True)
+        )
+
+    def associative_scan(
+        self, inputs: Any, axis: int, region: Callable[..., Any], reverse: bool
+    ) -> tuple[tl.tensor, ...]:
+        rank = len(inputs[0].type.shape)
+        axis = axis + rank if axis < 0 else axis
+        blocks = list(torch.broadcast_tensors(*(t.handle.data for t in inputs)))
+        if reverse:
+            blocks = [block.flip(axis + 1) for block in blocks]
+        function = inspect.getclosurevars(region).nonlocals["combine_fn"]
+        results = reductions.scan_known(standard_name(function), blocks, axis + 1)
+        if results is None:
+            results = reductions.scan_pairwise(blocks, axis + 1, self._combiner(function, inputs))
+        if reverse:
+            results = [data.flip(axis + 1) for data in results]
+        return tuple(
+            self._wrapped(data, t.type.scalar, t.type.shape) for data, t in zip(results, inputs, strict=True)
+        )
+
+    def _wrapped(self, data: torch.Tensor, scalar: tl.dtype, shape: Any) -> tl.tensor:
+        return tl.tensor(Handle(data), tl.block_type(scalar, list(shape)) if len(shape) else scalar)
+
+    def _combiner(self, function: Any, inputs: Any) -> reductions.Combine:
+        scalars = [t.type.scalar for t in inputs]
+
+        def combine(left: reductions.Blocks, right: reductions.Blocks) -> reductions.Blocks:
+            shape = left[0].shape
+            args = [
+                tl.tensor(Handle(data.reshape(-1)), ty)
+                for data, ty in zip(left + right, scalars * 2, strict=True)
+            ]
+            results = self.runtime.call(function, *args)
+            results = results if isinstance(results, (tuple, tl.tuple)) else (results,)
+            made = [
+                self.cast(self.to_tensor(unwrap(r)), ty).handle.data
+                for r, ty in zip(results, scalars, strict=True)
+            ]
+            return [data.expand(left[0].numel()).reshape(shape) for data in made]
+
+        return combine
+
+    def atomic_max(self, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> tl.tensor:
+        return self._atomic_extreme("max", ptr, val, mask)
+
+    def atomic_min(self, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> tl.tensor:
+        return self._atomic_extreme("min", ptr, val, mask)
+
+    def _atomic_extreme(self, update: str, ptr: Any, val: Any, mask: Any) -> tl.tensor:
+        ptr, val, mask = self.atom_red_typechecking_impl(ptr, val, mask, update)
+        if val.type.scalar.is_int_unsigned():
+            raise KernelError(
+                f"atomic_{update} on unsigned integers is not supported", remedy="use a signed tensor"
+            )
+        return self.tensor(self.builder.atomic(update, ptr.handle, val.handle, mask.handle), val.type)
+
+
+def standard_name(function: Any) -> str:
+    """The name of a combine function that belongs to Triton's standard library, else an empty string."""
+    plain = getattr(function, "fn", function)
+    return plain.__name__ if plain.__module__ == tl.standard.__name__ else ""
+
+
+@dataclass
+class Method:
+    """A bound function that is written in Triton."""
+
+    owner: Any
+    function: Any
+
+
+class Runtime:
+    """One launch's evaluation state. Rewritten code reaches it as `__ka__`."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self.builder = Builder(memory)
+        self.semantic = Semantic(self.builder, self)
+        self._functions: dict[Any, Callable[..., Any]] = {}
+        self._accepts: dict[Any, tuple[bool, bool]] = {}
+        self._special: dict[Any, Callable[..., Any]] = {
+            builtins.range: self._range,
+            tl.range: self._range,
+            tl.static_range: self._static_range,
+            tl.static_assert: self._static_assert,
+            builtins.min: tl.core.builtin_min,
+            builtins.max: tl.core.builtin_max,
+            builtins.print: self._ignore,
+            tl.condition: lambda value, **hints: value,
+            tl.standard.sort: self._sort,
+            tl.standard.topk: self._topk,
+            tl.standard.sort_impl: self._sort_impl,
+            tl.standard.flip: self._flip,
+            **{getattr(tl, name): self._ignore for name in IGNORED},
+            **{getattr(tl, name): lambda x, values: x for name in HINTS},
+        }
+
+    # ---- values that decide control flow
+
+    def concrete(self, value: Any) -> Any:
+        """The Python value of a scalar on which all programs of the group agree."""
+        value = unwrap(value)
+        if not isinstance(value, tl.tensor):
+            return value
+        data = value.handle.data
+        if data[0].numel() != 1:
+            raise KernelError(
+                "a block decides a branch or a loop bound", remedy="reduce it to a scalar, or use tl.where"
+            )
+        data = data.detach().reshape(-1)
+        if data.numel() > 1 and bool((data != data[0]).any()):
+            if data.numel() != self.memory.programs.numel():
+                raise KernelError("a combine function branches on its arguments", remedy="use tl.where in it")
+            raise Diverged(data)
+        return data[0].item()
+
+    def truth(self, value: Any) -> bool:
+        if isinstance(value, tl.tensor) and value.handle.data.dtype != torch.bool:
+            value = self.semantic.not_equal(value, self.semantic.to_tensor(0))
+        return bool(self.concrete(value))
+
+    def _range(self, *bounds: Any, step: Any = None, **hints: Any) -> Iterator[tl.tensor]:
+        bounds = tuple(unwrap(bound) for bound in bounds)
+        start, stop = (0, bounds[0]) if len(bounds) == 1 else bounds[:2]
+        step = bounds[2] if len(bounds) > 2 else (1 if step is None else unwrap(step))
+        kinds = [bound.type.scalar for bound in (start, stop, step) if isinstance(bound, tl.tensor)]
+        wide = any(kind.int_bitwidth == 64 for kind in kinds)
+        values = range(int(self.concrete(start)), int(self.concrete(stop)), int(self.concrete(step)))
+        kind = tl.int64 if wide else tl.int32
+        return (self.semantic.scalar_constant(value, kind) for value in values)
+
+    def _static_range(self, *bounds: Any, step: Any = None) -> range:
+        values = [int(self.concrete(bound)) for bound in bounds]
+        if step is not None:
+            values = [0, *values] if len(values) == 1 else values
+            values.append(int(unwrap(step)))
+        return range(*values)
+
+    # ---- calls
+
+    def call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        function = unwrap(function)
+        if isinstance(function, Method):
+            args, function = (function.owner, *args), function.function
+        special = self._find_special(function)
+        if special is not None:
+            function = special
+        if isinstance(function, JITTED):
+            return self.call_jitted(function, args, kwargs)
+        if isinstance(function, ConstexprFunction):
+            return function.fn(*map(unwrap, args), **{name: unwrap(value) for name, value in kwargs.items()})
+        function = cuda_libdevice(function)
+        if tl.core.is_builtin(function):
+            takes_semantic, takes_generator = self._signature(function)
+            if takes_semantic:
+                kwargs["_semantic"] = self.semantic
+            if takes_generator:
+                kwargs["_generator"] = self
+            return unwrap(function(*args, **kwargs))
+        if special is None:
+            args = tuple(unwrap(arg) for arg in args)
+            if any(isinstance(arg, tl.tensor) for arg in args) and function in (int, float, bool):
+                raise KernelError(f"{function.__name__}() of a runtime value", remedy="use .to(dtype)")
+        return unwrap(function(*args, **kwargs))
+
+    def call_jitted(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a function that is written in Triton. Numbers that it returns become scalars, as in compiled code."""
+        target = self._functions.get(function.fn)
+        if target is None:
+            target = self._functions[function.fn] = rewritten(function.fn, self)
+        return self.decay(
+            target(*map(unwrap, args), **{name: unwrap(value) for name, value in kwargs.items()})
+        )
+
+    def decay(self, value: Any) -> Any:
+        if isinstance(value, (tuple, tl.tuple)) and not hasattr(value, "_fields"):
+            return tuple(self.decay(item) for item in value)
+        value = unwrap(value)
+        return self.semantic.to_tensor(value) if isinstance(value, (bool, int, float)) else value
+
+    def _find_special(self, function: Any) -> Callable[..., Any] | None:
+        try:
+            return self._special.get(function)
+        except TypeError:
+            return None
+
+    def _signature(self, function: Any) -> tuple[bool, bool]:
+        key = getattr(function, "__func__", function)
+        if key not in self._accepts:
+            names = inspect.signature(function).parameters
+            self._accepts[key] = ("_semantic" in names, "_generator" in names)
+        return self._accepts[key]
+
+    def _ignore(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    def _static_assert(self, condition: Any, message: Any = "") -> None:
+        if not self.truth(condition):
+            raise KernelError(f"static_assert failed: {unwrap(message)}", kind="stub_raised")
+
+    def _sort_impl(self, x: tl.tensor, k: Any = None, dim: Any = None, descending: Any = False) -> tl.tensor:
+        axis = len(x.shape) - 1 if dim is None else dim
+        keep = x.type.shape[axis] if k is None else k
+        data = reductions.sort(x.handle.data, axis + 1, bool(descending), keep)
+        return self.semantic._wrapped(data, x.type.scalar, data.shape[1:])
+
+    def _sort(self, x: tl.tensor, dim: Any = None, descending: Any = False) -> tl.tensor:
+        return self._sort_impl(x, dim=unwrap(dim), descending=unwrap(descending))
+
+    def _topk(self, x: tl.tensor, k: Any, dim: Any = None) -> tl.tensor:
+        return self._sort_impl(x, k=unwrap(k), dim=unwrap(dim), descending=True)
+
+    def _flip(self, x: tl.tensor, dim: Any = None) -> tl.tensor:
+        axis = len(x.shape) - 1 if dim is None else unwrap(dim) % len(x.shape)
+        return tl.tensor(Handle(x.handle.data.flip(axis + 1)), x.type)
+
+    # ---- expressions and statements
+
+    def attribute(self, value: Any, name: str) -> Any:
+        if isinstance(value, tl.constexpr):
+            value = value.value
+        if isinstance(value, tl.tensor):
+            if name == "T":
+                return self.semantic.permute(value, (1, 0))
+            if name in STANDARD_MEMBERS:
+                return Method(value, STANDARD_MEMBERS[name])
+        elif name == "value" and not hasattr(value, "value"):
+            return value
+        if isinstance(value, ModuleType):
+            return getattr(value, name)
+        return unwrap(getattr(value, name))
+
+    def index(self, value: Any, key: Any) -> Any:
+        value = unwrap(value)
+        if isinstance(value, tl.tensor):
+            return value.__getitem__(key if isinstance(key, tuple) else [key], _semantic=self.semantic)
+        if isinstance(key, tl.tensor):
+            key = self.concrete(key)
+        return unwrap(value[unwrap(key)])
+
+    def slice(self, start: Any, stop: Any, step: Any) -> builtins.slice:
+        return builtins.slice(unwrap(start), unwrap(stop), unwrap(step))
+
+    def binary(self, name: str, a: Any, b: Any) -> Any:
+        a, b = unwrap(a), unwrap(b)
+        if isinstance(a, tl.tensor):
+            return getattr(a, f"__{name}__")(b, _semantic=self.semantic)
+        if isinstance(b, tl.tensor):
+            return getattr(b, f"__r{name}__")(a, _semantic=self.semantic)
+        return unwrap(ARITHMETIC[name](a, b))
+
+    def compare(self, name: str, a: Any, b: Any) -> Any:
+        a, b = unwrap(a), unwrap(b)
+        if isinstance(a, tl.tensor) and b is not None:
+            return getattr(a, f"__{name}__")(b, _semantic=self.semantic)
+        if isinstance(b, tl.tensor) and a is not None:
+            return getattr(b, f"__{REFLECTED[name]}__")(a, _semantic=self.semantic)
+        return unwrap(COMPARE[name](a, b))
+
+    def identical(self, a: Any, b: Any) -> bool:
+        return unwrap(a) is unwrap(b)
+
+    def unary(self, name: str, value: Any) -> Any:
+        value = unwrap(value)
+        if not isinstance(value, tl.tensor):
+            return unwrap(UNARY[name](value))
+        if name == "not":
+            return self.semantic.not_(value)
+        return value if name == "pos" else getattr(value, f"__{name}__")(_semantic=self.semantic)
+
+    def logical(self, kind: str, *parts: Callable[[], Any]) -> Any:
+        """`and` or `or`: short-circuits on compile-time values, combines runtime ones."""
+        result: Any = None
+        for part in parts:
+            value = unwrap(part())
+            if isinstance(value, tl.tensor):
+                join = self.semantic.logical_and if kind == "and" else self.semantic.logical_or
+                result = join(result, value) if isinstance(result, tl.tensor) else value
+            elif bool(value) is (kind == "or"):
+                return value
+            elif not isinstance(result, tl.tensor):
+                result = value
+        return result
+
+    def assign(self, value: Any) -> Any:
+        """A variable that is not annotated as constexpr becomes a runtime value, as in compiled code."""
+        if isinstance(value, (tuple, list, tl.tuple)) and not hasattr(value, "_fields"):
+            return tuple(self.assign(item) for item in value)
+        value = unwrap(value)
+        return self.semantic.to_tensor(value) if isinstance(value, (bool, int, float)) else value
+
+    def constant(self, value: Any) -> Any:
+        return unwrap(value)
+
+    def check(self, condition: Any, message: str = "") -> None:
+        if not isinstance(unwrap(condition), tl.tensor) and not unwrap(condition):
+            raise KernelError(f"assertion failed: {message}", kind="stub_raised")
+
+
+def cuda_libdevice(function: Any) -> Any:
+    """The CUDA implementation of a function that `triton.language.extra.libdevice` only declares."""
+    if getattr(function, "__module__", "") != "triton.language.extra.libdevice":
+        return function
+    from triton.language.extra.cuda import libdevice
+
+    return getattr(libdevice, function.__name__, function)

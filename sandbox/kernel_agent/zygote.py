@@ -1,0 +1,247 @@
+"""Imports torch and triton once, then forks one jailed child a request: `python -m kernel_agent.zygote FD LIBRARY`.
+
+FD is a SOCK_SEQPACKET socket to the daemon, LIBRARY is libka_jail.so, which puts the layers on in the child.
+
+    daemon -> zygote   id NUL option NUL option ... "--" NUL python     with descriptors: stdout, stderr, report
+    zygote -> daemon   "ready"
+                       "started ID PID"    with a pidfd: deadlines are the daemon's, not ours
+                       "ended ID STATUS"   the wait status, once the child and all below it are gone
+                       "refused ID WHY"    no child: the daemon runs this request without us
+
+The zygote executes nothing but this package, holds no secret (a fork copies heap and environment) and has one thread, no
+CUDA and no child that it does not wait for. It refuses work once its source files changed or its memory grew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import select
+import socket
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_MESSAGE_MAX = 1 << 18
+_GROWTH_MAX_KB = 512 * 1024
+_PRELOADED = (
+    "numpy",
+    "numpy.random",
+    "random",
+    "tempfile",
+    "torch",
+    "torch.autograd",
+    "triton",
+    "triton.language",
+    "triton.runtime.interpreter",
+    "kernel_agent.child",
+    "kernel_agent.inspect",
+    "kernel_agent.oracle",
+    "kernel_agent.candidate",
+    "kernel_agent.scan",
+    "kernel_agent.facts",
+    "kernel_agent.differentiate.op",
+)
+
+
+def _newest_source() -> float:
+    return max((path.stat().st_mtime for path in Path(__file__).parent.rglob("*.py")), default=0.0)
+
+
+def _resident_kb() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+def _unfit() -> str | None:
+    """Why this process must not be forked: threads do not survive a fork, a CUDA context does not either."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        return f"{threads} threads"
+    if "/dev/nvidia" in Path("/proc/self/maps").read_text():
+        return "a GPU device is mapped"
+    return None
+
+
+def _preload() -> None:
+    for name in _PRELOADED:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as exc:
+            if exc.name is None or not exc.name.startswith("kernel_agent."):
+                raise  # an operation may be missing from this installation, torch may not
+
+
+@dataclass
+class Zygote:
+    channel: socket.socket
+    library: ctypes.CDLL
+    children: dict[int, tuple[int, str]] = field(default_factory=dict)  # pidfd -> (pid, request id)
+    sources: float = field(default_factory=_newest_source)
+    resident_kb: int = field(default_factory=_resident_kb)
+
+    def serve(self) -> None:
+        poller = select.poll()
+        poller.register(self.channel, select.POLLIN)
+        self.channel.send(b"ready")
+        while True:
+            for fd, _ in poller.poll():
+                if fd != self.channel.fileno():
+                    poller.unregister(fd)
+                    self._reap(fd)
+                    continue
+                message, fds, _, _ = socket.recv_fds(self.channel, _MESSAGE_MAX, 3)
+                if not message:
+                    return  # the daemon is gone; our children die with us
+                pidfd = self._start(message, fds)
+                if pidfd is not None:
+                    poller.register(pidfd, select.POLLIN)
+
+    def _start(self, message: bytes, fds: list[int]) -> int | None:
+        request, *options = message.split(b"\0")
+        name = request.decode("ascii")
+        try:
+            why = self._worn() or _unfit()
+            if why or len(fds) != 3:
+                self._say(f"refused {name} {why or 'descriptors are missing'}")
+                return None
+            return self._fork(name, options, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _worn(self) -> str | None:
+        if _newest_source() != self.sources:
+            return "source files changed"
+        if _resident_kb() > self.resident_kb + _GROWTH_MAX_KB:
+            return "memory grew"
+        return None
+
+    def _fork(self, name: str, options: list[bytes], fds: list[int]) -> int | None:
+        code = self.library.ka_jail_zygote_unshare()
+        if code:
+            self._say(f"refused {name} unshare: {os.strerror(-code)}")
+            return None
+        try:
+            pid = os.fork()  # not clone: the atfork handlers of the libraries have to run
+        except OSError as exc:
+            self.library.ka_jail_zygote_back()
+            self._say(f"refused {name} fork: {exc.strerror}")
+            return None
+        if pid == 0:
+            _become_child(self.library, options, fds)
+        code = self.library.ka_jail_zygote_back()
+        if code:
+            raise OSError(-code, "cannot return to the own pid namespace")
+        pidfd = os.pidfd_open(pid)
+        self.children[pidfd] = (pid, name)
+        self._say(f"started {name} {pid}", pidfd)
+        return pidfd
+
+    def _reap(self, pidfd: int) -> None:
+        pid, name = self.children.pop(pidfd)
+        _, status = os.waitpid(pid, 0)
+        os.close(pidfd)
+        self._say(f"ended {name} {status}")
+
+    def _say(self, text: str, fd: int | None = None) -> None:
+        if fd is None:
+            self.channel.send(text.encode())
+        else:
+            socket.send_fds(self.channel, [text.encode()], [fd])
+
+
+def _become_child(library: ctypes.CDLL, options: list[bytes], fds: list[int]) -> None:
+    """Never returns: layers first, then one request."""
+    code = 114
+    try:
+        null = os.open(os.devnull, os.O_RDONLY)
+        for target, fd in enumerate((null, fds[0], fds[1])):
+            os.dup2(fd, target)
+        arguments = [b"ka-jail", b"--result-fd", str(fds[2]).encode(), *options]
+        argv = (ctypes.c_char_p * (len(arguments) + 1))(*arguments, None)
+        code = library.ka_jail_enter(len(arguments), argv)
+        if code == 0:
+            code = 1
+            code = _work(library)
+    except BaseException as exc:  # noqa: BLE001 (nothing may unwind into the zygote's loop)
+        print(f"{type(exc).__name__}: {exc}", file=sys.stderr)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
+def _work(library: ctypes.CDLL) -> int:
+    _take_environment(library)
+    _reseed()
+    from . import child
+
+    scratch = os.getcwd()
+    sys.argv = ["kernel_agent.child", scratch]
+    return child.main(sys.argv)
+
+
+def _take_environment(library: ctypes.CDLL) -> None:
+    import tempfile
+
+    import torch
+
+    os.environ.clear()
+    index = 0
+    while (text := library.ka_jail_env(index)) is not None:
+        name, _, value = os.fsdecode(text).partition("=")
+        os.environ[name] = value
+        index += 1
+    tempfile.tempdir = None  # found again from TMPDIR
+    torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
+
+
+def _reseed() -> None:
+    """Children of one zygote would otherwise draw the same numbers."""
+    import random
+
+    import numpy as np
+    import torch
+
+    random.seed()
+    np.random.seed(int.from_bytes(os.urandom(4), "little"))
+    torch.default_generator.manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)  # CUDA seeds itself
+
+
+def _load(path: str) -> ctypes.CDLL:
+    library = ctypes.CDLL(path)
+    library.ka_jail_env.restype = ctypes.c_char_p
+    library.ka_jail_env.argtypes = [ctypes.c_int]
+    library.ka_jail_enter.argtypes = [ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)]
+    return library
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) != 3:
+        print("usage: python -m kernel_agent.zygote FD LIBRARY", file=sys.stderr)
+        return 2
+    library = _load(argv[2])
+    code = library.ka_jail_zygote_begin()
+    if code:
+        print(f"zygote: {os.strerror(-code)}", file=sys.stderr)
+        return 1
+    _preload()
+    why = _unfit()
+    if why:
+        print(f"zygote: cannot be forked: {why}", file=sys.stderr)
+        return 1
+    gc.collect()
+    gc.freeze()  # collections in the children leave the shared pages alone
+    channel = socket.socket(fileno=int(argv[1]))
+    channel.set_inheritable(False)
+    Zygote(channel, library).serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
