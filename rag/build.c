@@ -1,0 +1,238 @@
+/* Builds a store beside the old one and renames it. Knows no command line. */
+#include "rag/build.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "files.h"
+
+#define FILES_MAX 200000
+#define DEPTH_MAX 16
+
+struct item {
+    char *path;
+    struct ka_pair pair;
+    struct ka_features features;
+};
+
+struct build {
+    struct item *items;
+    size_t count, cap;
+    struct ka_idf *idf;
+    ka_build_progress_fn progress;
+    void *arg;
+};
+
+static int add_file(struct build *b, const char *path, struct ka_err *err)
+{
+    if (b->count == FILES_MAX)
+        return ka_fail(err, -EFBIG, "more than %d files; build from a smaller folder", FILES_MAX);
+    if (b->count == b->cap) {
+        size_t cap = b->cap ? 2 * b->cap : 256;
+        struct item *items = realloc(b->items, cap * sizeof(*items));
+        if (!items)
+            return ka_fail(err, -ENOMEM, "no memory for %zu files", cap);
+        b->items = items;
+        b->cap = cap;
+    }
+    b->items[b->count++] = (struct item){.path = ka_strdup(path)};
+    return 0;
+}
+
+static int walk(struct build *b, const char *dir, int depth, struct ka_err *err)
+{
+    DIR *d = opendir(dir);
+    if (!d)
+        return ka_fail(err, -errno, "%s: %s", dir, strerror(errno));
+    int rc = 0;
+    for (struct dirent *entry; rc == 0 && (entry = readdir(d)) != NULL;) {
+        if (entry->d_name[0] == '.' || strcmp(entry->d_name, "__pycache__") == 0)
+            continue;
+        char *path = ka_path_join(dir, entry->d_name);
+        struct stat st;
+        if (lstat(path, &st) != 0)
+            rc = ka_fail(err, -errno, "%s: %s", path, strerror(errno));
+        else if (S_ISDIR(st.st_mode) && depth < DEPTH_MAX)
+            rc = walk(b, path, depth + 1, err);
+        else if (S_ISREG(st.st_mode) && ka_ends_with(path, ".py"))
+            rc = add_file(b, path, err);
+        free(path);
+    }
+    closedir(d);
+    return rc;
+}
+
+static int by_path(const void *a, const void *b)
+{
+    return strcmp(((const struct item *)a)->path, ((const struct item *)b)->path);
+}
+
+static int by_id(const void *a, const void *b)
+{
+    return strcmp((*(const struct item *const *)a)->pair.id, (*(const struct item *const *)b)->pair.id);
+}
+
+static int refuse_twins(const struct build *b, struct ka_err *err)
+{
+    const struct item **order = ka_calloc(b->count, sizeof(const struct item *));
+    for (size_t i = 0; i < b->count; i++)
+        order[i] = &b->items[i];
+    qsort(order, b->count, sizeof(const struct item *), by_id);
+    int rc = 0;
+    for (size_t i = 1; i < b->count && rc == 0; i++)
+        if (by_id(&order[i - 1], &order[i]) == 0)
+            rc = ka_fail(err, -EEXIST, "%s and %s have the same name; rename one of them", order[i - 1]->path,
+                         order[i]->path);
+    free(order);
+    return rc;
+}
+
+/* First pass: read, parse and describe every file; count features. */
+static int read_all(struct build *b, struct ka_err *err)
+{
+    for (size_t i = 0; i < b->count; i++) {
+        struct item *item = &b->items[i];
+        struct ka_err why;
+        int rc = ka_pair_read(item->path, &item->pair, err);
+        if (rc)
+            return rc;
+        rc = ka_features_of(item->pair.source, strlen(item->pair.source), &item->features, &why);
+        if (rc)
+            return ka_fail(err, rc, "%s: %s", item->path, why.msg);
+        ka_idf_add(b->idf, &item->features);
+        if (b->progress)
+            b->progress(i + 1, b->count, item->path, b->arg);
+    }
+    return refuse_twins(b, err);
+}
+
+static int put_item(struct ka_store *store, const struct ka_pair *pair, const struct ka_features *features,
+                    const struct ka_idf *idf, struct ka_err *err)
+{
+    float vector[KA_EMBED_DIM];
+    int rc = ka_embed(features, idf, vector, err);
+    struct ka_embedding e = {KA_EMBED_NAME, KA_EMBED_VERSION, KA_EMBED_DIM, vector, features->tokens_hash};
+    return rc ? rc : ka_store_put(store, pair, &e, err);
+}
+
+/* Second pass: everything in one transaction. */
+static int write_all(const struct build *b, const char *path, struct ka_err *err)
+{
+    struct ka_store *store = NULL;
+    int rc = ka_store_open(path, KA_STORE_CREATE, &store, err);
+    if (rc)
+        return rc;
+    rc = ka_store_begin(store, err);
+    if (rc == 0)
+        rc = ka_store_save_idf(store, b->idf, err);
+    for (size_t i = 0; i < b->count && rc == 0; i++)
+        rc = put_item(store, &b->items[i].pair, &b->items[i].features, b->idf, err);
+    if (rc == 0)
+        rc = ka_store_commit(store, err);
+    ka_store_close(store);
+    return rc;
+}
+
+static void remove_beside(const char *path, const char *suffix)
+{
+    char name[PATH_MAX];
+    if (snprintf(name, sizeof(name), "%s%s", path, suffix) < (int)sizeof(name))
+        unlink(name);
+}
+
+/* What a killed writer left beside the old file would be played into the new one: it goes first. */
+static int move_over(const char *from, const char *to, struct ka_err *err)
+{
+    static const char *const LEFT[] = {"-wal", "-shm", "-journal"};
+    for (size_t i = 0; i < KA_COUNT(LEFT); i++)
+        remove_beside(to, LEFT[i]);
+    return rename(from, to) == 0 ? 0
+                                 : ka_fail(err, -errno, "%s: cannot be replaced: %s", to, strerror(errno));
+}
+
+static int make_folder_of(const char *path, struct ka_err *err)
+{
+    const char *slash = strrchr(path, '/');
+    if (!slash || slash == path)
+        return 0;
+    char *dir = ka_strndup(path, (size_t)(slash - path));
+    int rc = ka_mkdirs(dir, err);
+    free(dir);
+    return rc;
+}
+
+static void free_build(struct build *b)
+{
+    for (size_t i = 0; i < b->count; i++) {
+        free(b->items[i].path);
+        ka_pair_free(&b->items[i].pair);
+        ka_features_free(&b->items[i].features);
+    }
+    free(b->items);
+    free(b->idf);
+}
+
+static size_t count_families(const struct build *b)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < b->count; i++)
+        n += i == 0 || strcmp(b->items[i].pair.family, b->items[i - 1].pair.family) != 0;
+    return n;
+}
+
+int ka_build(const char *dir, const char *store_path, ka_build_progress_fn progress, void *arg,
+             struct ka_build_report *out, struct ka_err *err)
+{
+    char fresh[PATH_MAX];
+    if (snprintf(fresh, sizeof(fresh), "%s.new-%ld", store_path, (long)getpid()) >= (int)sizeof(fresh))
+        return ka_fail(err, -ENAMETOOLONG, "%s: name too long", store_path);
+    struct build b = {.idf = ka_calloc(1, sizeof(*b.idf)), .progress = progress, .arg = arg};
+    int rc = walk(&b, dir, 0, err);
+    if (rc == 0 && b.count == 0)
+        rc = ka_fail(err, -ENOENT, "%s: holds no .py file; a store is built from pair files", dir);
+    if (rc)
+        goto out;
+    qsort(b.items, b.count, sizeof(*b.items), by_path);
+    rc = read_all(&b, err);
+    if (rc == 0)
+        rc = make_folder_of(store_path, err);
+    if (rc)
+        goto out;
+    unlink(fresh);
+    rc = write_all(&b, fresh, err);
+    if (rc == 0)
+        rc = move_over(fresh, store_path, err);
+    if (rc) {
+        unlink(fresh);
+        remove_beside(fresh, "-journal");
+        goto out;
+    }
+    *out = (struct ka_build_report){b.count, count_families(&b)};
+out:
+    free_build(&b);
+    return rc;
+}
+
+int ka_build_add(struct ka_store *store, const char *path, struct ka_err *err)
+{
+    struct ka_pair pair = {0};
+    struct ka_features features = {0};
+    struct ka_idf *idf = ka_calloc(1, sizeof(*idf));
+    int rc = ka_pair_read(path, &pair, err);
+    if (rc == 0)
+        rc = ka_store_load_idf(store, idf, err);
+    if (rc == 0)
+        rc = ka_features_of(pair.source, strlen(pair.source), &features, err);
+    if (rc == 0)
+        rc = put_item(store, &pair, &features, idf, err);
+    ka_pair_free(&pair);
+    ka_features_free(&features);
+    free(idf);
+    return rc;
+}

@@ -1,0 +1,74 @@
+/* Nearest pairs: all vectors in one matrix, one OpenBLAS product per query, a bounded heap over the scores.
+ *
+ * The product is bound by memory bandwidth: a row is read once, at dim * 4 bytes. OpenBLAS splits it over
+ * threads; how many is its own setting for the whole process (OPENBLAS_NUM_THREADS, or
+ * openblas_set_num_threads() in main before any other thread runs). One thread is right for a store of
+ * thousands of pairs, which takes well under a millisecond. An OpenBLAS that is older than the processor may
+ * fall back to SSE3 kernels (openblas_get_corename() says "Prescott"); OPENBLAS_CORETYPE=Haswell in the
+ * environment then makes large searches some three times faster.
+ *
+ * Left out of the hits: pairs below min_sim, pairs whose path holds an excluded substring, and
+ * near-duplicates of the query itself (similarity >= KA_INDEX_DUPLICATE, or the same normalised tokens),
+ * which are listed apart so that a log can say which. Siblings, pairs of one op whose forwards are nearly
+ * equal (KA_INDEX_SIBLING), differ in the backward schedule: they take at most half of the hits, one of each
+ * schedule first, unless nothing else is left.
+ *
+ * An index belongs to one thread at a time: a search uses its scratch memory. */
+#ifndef KA_INDEX_H
+#define KA_INDEX_H
+
+#include "rag/store.h"
+
+#define KA_INDEX_DUPLICATE 0.995
+#define KA_INDEX_SIBLING 0.9
+#define KA_INDEX_TOPK_MAX 1024
+
+struct ka_index;
+
+/* Empty index for vectors of `dim` numbers; room for `rows` is made at once. NULL without memory. */
+struct ka_index *ka_index_new(size_t dim, size_t rows);
+void ka_index_free(struct ka_index *index); /* NULL is fine */
+
+struct ka_index_row {
+    const char *id, *path, *op, *schedule;
+    uint64_t tokens_hash;
+};
+
+/* Copies everything; the vector must have unit length. -ENOMEM. */
+int ka_index_add(struct ka_index *index, const struct ka_index_row *row, const float *vector);
+
+/* All pairs of a store, by one embedder. Errors as ka_store_each_vector(). */
+int ka_index_load(struct ka_store *store, const char *embedder, int version, size_t dim,
+                  struct ka_index **out, struct ka_err *err);
+
+size_t ka_index_count(const struct ka_index *index);
+const float *ka_index_matrix(const struct ka_index *index); /* count rows of dim numbers */
+
+struct ka_index_query {
+    const float *vector;  /* unit length, of the index's dim */
+    uint64_t tokens_hash; /* 0 when not known */
+    size_t topk;          /* 1 .. KA_INDEX_TOPK_MAX */
+    double min_sim;
+    const char *const *excludes; /* substrings of paths; empty ones are ignored */
+    size_t exclude_count;
+    bool keep_duplicates;
+};
+
+struct ka_hit {
+    struct ka_index_row row; /* strings belong to the index */
+    double similarity;
+};
+
+struct ka_hits {
+    struct ka_hit *items; /* most similar first */
+    size_t count;
+    struct ka_hit *duplicates; /* the most similar KA_INDEX_TOPK_MAX at most */
+    size_t duplicate_count;
+};
+
+/* -EINVAL for a topk out of range, -ENOMEM. No hit is no error. Free with ka_hits_free(). */
+int ka_index_search(struct ka_index *index, const struct ka_index_query *query, struct ka_hits *out,
+                    struct ka_err *err);
+void ka_hits_free(struct ka_hits *hits);
+
+#endif

@@ -1,0 +1,134 @@
+/* Embeds a query, asks the index, and reads what it found from the store. */
+#include "rag/search.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct ka_search {
+    struct ka_store *store;
+    struct ka_index *index;
+};
+
+int ka_search_open(struct ka_store *store, struct ka_search **out, struct ka_err *err)
+{
+    struct ka_index *index = NULL;
+    int rc = ka_index_load(store, KA_EMBED_NAME, KA_EMBED_VERSION, KA_EMBED_DIM, &index, err);
+    if (rc)
+        return rc;
+    struct ka_search *search = ka_calloc(1, sizeof(*search));
+    search->store = store;
+    search->index = index;
+    *out = search;
+    return 0;
+}
+
+void ka_search_close(struct ka_search *search)
+{
+    if (!search)
+        return;
+    ka_index_free(search->index);
+    free(search);
+}
+
+/* Copies what was found, with the backward of each hit. */
+static int fill_result(struct ka_search *search, const struct ka_hits *found, struct ka_search_result *out,
+                       struct ka_err *err)
+{
+    out->hits = ka_calloc(found->count, sizeof(*out->hits));
+    for (size_t i = 0; i < found->count; i++) {
+        struct ka_pair pair;
+        int rc = ka_store_get(search->store, found->items[i].row.id, &pair, err);
+        if (rc)
+            return rc;
+        out->hits[out->count++] = (struct ka_search_hit){.id = ka_strdup(pair.id),
+                                                         .path = ka_strdup(pair.path),
+                                                         .op = ka_strdup(pair.op),
+                                                         .schedule = ka_strdup(pair.schedule),
+                                                         .backward = ka_strdup(pair.backward),
+                                                         .similarity = found->items[i].similarity};
+        ka_pair_free(&pair);
+    }
+    out->excluded = ka_calloc(found->duplicate_count, sizeof(*out->excluded));
+    for (size_t i = 0; i < found->duplicate_count; i++) {
+        struct ka_buf why = {0};
+        int rc = ka_buf_printf(&why, "near-duplicate of the query (similarity %.3f)",
+                               found->duplicates[i].similarity);
+        if (rc)
+            return ka_fail(err, rc, "no memory for the search's result");
+        out->excluded[out->excluded_count++] =
+            (struct ka_search_excluded){ka_strdup(found->duplicates[i].row.id), ka_buf_steal(&why)};
+    }
+    return 0;
+}
+
+int ka_search_run(struct ka_search *search, const struct ka_search_query *query, struct ka_search_result *out,
+                  struct ka_err *err)
+{
+    float vector[KA_EMBED_DIM];
+    struct ka_index_query q = {.vector = vector,
+                               .topk = query->topk,
+                               .min_sim = query->min_sim,
+                               .keep_duplicates = query->keep_duplicates};
+    char **excludes = NULL;
+    struct ka_hits found = {0};
+    struct ka_search_result result = {0};
+    int rc =
+        ka_store_embed(search->store, query->forward, strlen(query->forward), vector, &q.tokens_hash, err);
+    if (rc == 0 && ka_search_split(query->exclude ? query->exclude : "", &excludes, &q.exclude_count))
+        rc = ka_fail(err, -ENOMEM, "no memory for the list of exclusions");
+    q.excludes = (const char *const *)excludes;
+    if (rc == 0)
+        rc = ka_index_search(search->index, &q, &found, err);
+    if (rc == 0)
+        rc = fill_result(search, &found, &result, err);
+    if (rc == 0)
+        *out = result;
+    else
+        ka_search_result_free(&result);
+    ka_hits_free(&found);
+    free(excludes);
+    return rc;
+}
+
+void ka_search_result_free(struct ka_search_result *result)
+{
+    for (size_t i = 0; i < result->count; i++) {
+        free(result->hits[i].id);
+        free(result->hits[i].path);
+        free(result->hits[i].op);
+        free(result->hits[i].schedule);
+        free(result->hits[i].backward);
+    }
+    for (size_t i = 0; i < result->excluded_count; i++) {
+        free(result->excluded[i].id);
+        free(result->excluded[i].why);
+    }
+    free(result->hits);
+    free(result->excluded);
+    *result = (struct ka_search_result){0};
+}
+
+int ka_search_split(const char *text, char ***out, size_t *count)
+{
+    size_t len = strlen(text), most = 1;
+    for (size_t i = 0; i < len; i++)
+        most += text[i] == ',';
+    char **list = malloc(most * sizeof(*list) + len + 1);
+    if (!list)
+        return -ENOMEM;
+    char *copy = (char *)(list + most);
+    memcpy(copy, text, len + 1);
+    size_t n = 0;
+    for (char *rest = copy, *name; (name = strsep(&rest, ",")) != NULL;) {
+        name += strspn(name, " \t");
+        char *end = name + strlen(name);
+        while (end > name && (end[-1] == ' ' || end[-1] == '\t'))
+            *--end = '\0';
+        if (*name)
+            list[n++] = name;
+    }
+    *out = list;
+    *count = n;
+    return 0;
+}
