@@ -1,0 +1,239 @@
+/* Building and closing what all runs share. Knows settings and paths, not phases. */
+#include "app.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "files.h"
+#include "io/child.h"
+#include "io/llm.h"
+#include "log.h"
+#include "rag/search.h"
+#include "rag/store.h"
+
+#define KEY_MAX 4096
+
+static bool is_folder(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+static bool holds_package(const char *share)
+{
+    char *package = ka_path_join(share, "sandbox/kernel_agent");
+    bool found = is_folder(package);
+    free(package);
+    return found;
+}
+
+char *ka_app_find_share(struct ka_err *err)
+{
+    const char *given = getenv("KA_SHARE");
+    if (given && *given)
+        return holds_package(given)
+                   ? ka_path_real(given, err)
+                   : (ka_fail(err, -ENOENT, "KA_SHARE=%s holds no sandbox/kernel_agent", given), NULL);
+    char self[PATH_MAX];
+    ssize_t len = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    if (len <= 0) {
+        ka_fail(err, -errno, "/proc/self/exe: %s", strerror(errno));
+        return NULL;
+    }
+    self[len] = '\0';
+    *strrchr(self, '/') = '\0';
+    static const char *const places[] = {".", "..", "../..", "../share/kernel-agent"};
+    for (size_t i = 0; i < KA_COUNT(places); i++) {
+        char *path = ka_path_join(self, places[i]);
+        if (holds_package(path)) {
+            char *real = ka_path_real(path, err);
+            free(path);
+            return real;
+        }
+        free(path);
+    }
+    ka_fail(err, -ENOENT,
+            "cannot find sandbox/kernel_agent near %s; set KA_SHARE to the folder that holds it", self);
+    return NULL;
+}
+
+char *ka_app_store_path(const struct ka_opts *opts, const char *share)
+{
+    if (opts->store)
+        return ka_strdup(opts->store);
+    const char *data = getenv("XDG_DATA_HOME");
+    char *personal = data && *data ? ka_path_join(data, "kernel-agent/pairs.db") : NULL;
+    if (personal && access(personal, R_OK) == 0)
+        return personal;
+    free(personal);
+    char *built = ka_path_join(share, "build/pairs.db");
+    if (access(built, R_OK) == 0)
+        return built;
+    free(built);
+    return ka_path_join(share, "pairs.db");
+}
+
+static char *find_python(const struct ka_app *app)
+{
+    if (app->opts->python)
+        return ka_strdup(app->opts->python);
+    char *own = ka_path_join(app->share, ".venv/bin/python");
+    if (access(own, X_OK) == 0)
+        return own;
+    free(own);
+    return ka_strdup("/usr/bin/python3");
+}
+
+static char *find_device(const struct ka_opts *opts)
+{
+    if (strcmp(opts->device, "auto") != 0)
+        return ka_strdup(opts->device);
+    return ka_strdup(access("/dev/nvidiactl", F_OK) == 0 ? "cuda" : "cpu");
+}
+
+static int read_key(struct ka_app *app, struct ka_err *err)
+{
+    const char *path = app->opts->api_key_file;
+    if (!path) {
+        const char *value = getenv("OPENAI_API_KEY");
+        app->api_key = value && *value ? ka_strdup(value) : NULL;
+        unsetenv("OPENAI_API_KEY"); /* no child inherits it */
+        return 0;
+    }
+    struct ka_buf text = {0};
+    int rc = ka_file_read(path, KEY_MAX, &text, err);
+    if (rc == 0) {
+        size_t len = strcspn(ka_buf_str(&text), "\r\n");
+        app->api_key = ka_strndup(ka_buf_str(&text), len);
+        if (len == 0)
+            rc = ka_fail(err, -EINVAL, "%s: holds no key on its first line", path);
+    }
+    if (text.data)
+        explicit_bzero(text.data, text.len);
+    ka_buf_free(&text);
+    return rc;
+}
+
+static int choose_backend(struct ka_app *app, struct ka_err *err)
+{
+    const char *name = app->opts->backend;
+    if (strcmp(name, "auto") == 0) {
+        app->backend = app->api_key || app->opts->base_url ? KA_BACKEND_OPENAI : KA_BACKEND_NONE;
+    } else if (strcmp(name, "none") == 0) {
+        app->backend = KA_BACKEND_NONE;
+    } else if (strcmp(name, "openai") == 0) {
+        app->backend = KA_BACKEND_OPENAI;
+    } else if (ka_starts_with(name, "mailbox:") && name[strlen("mailbox:")]) {
+        app->backend = KA_BACKEND_MAILBOX;
+        int rc = ka_mkdirs(name + strlen("mailbox:"), err);
+        if (rc)
+            return rc;
+        app->mailbox = ka_path_real(name + strlen("mailbox:"), err);
+        return app->mailbox ? 0 : -ENOENT;
+    } else {
+        return ka_fail(err, -EINVAL, "--backend: '%s' is not one of openai, mailbox:DIR, none", name);
+    }
+    if (app->backend == KA_BACKEND_NONE && strcmp(app->opts->draft, "llm") == 0)
+        return ka_fail(err, -EINVAL, "--draft llm wants a model: set --base-url or --backend mailbox:DIR");
+    return 0;
+}
+
+static int open_llm(struct ka_app *app, struct ka_err *err)
+{
+    if (app->backend != KA_BACKEND_OPENAI)
+        return 0;
+    struct ka_llm_config config;
+    ka_llm_config_init(&config);
+    config.base_url = app->opts->base_url ? app->opts->base_url : "https://api.openai.com/v1";
+    config.api_key = app->api_key;
+    config.total_ms = (long)app->opts->llm_timeout * 1000;
+    return ka_llm_new(&app->loop, &config, &app->llm, err);
+}
+
+/* A missing default store is no error: the run goes on without similar pairs, and says so. */
+static int open_store(struct ka_app *app, struct ka_err *err)
+{
+    char *path = ka_app_store_path(app->opts, app->share);
+    struct ka_err why;
+    int rc = ka_store_open(path, KA_STORE_READ, &app->store, &why);
+    if (rc == 0)
+        rc = ka_search_open(app->store, &app->search, &why);
+    if (rc == -ENOENT && !app->opts->store) {
+        ka_log(KA_LOG_WARN,
+               "no pair store at %s: going on without similar pairs (kernel-agent store build dataset)",
+               path);
+        rc = 0;
+    } else if (rc) {
+        ka_fail(err, rc, "%s", why.msg);
+    }
+    free(path);
+    return rc;
+}
+
+static int open_children(struct ka_app *app, struct ka_err *err)
+{
+    bool gpu = strcmp(app->device, "cuda") == 0;
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    struct ka_children_conf config = {.max_running = gpu || cores < 1 ? 1 : (unsigned)cores};
+    return ka_children_new(&app->loop, &config, &app->children, err);
+}
+
+int ka_app_open(struct ka_app *app, struct ka_opts *opts, bool with_model, struct ka_err *err)
+{
+    memset(app, 0, sizeof(*app));
+    app->opts = opts;
+    uv_loop_init(&app->loop);
+    app->share = ka_app_find_share(err);
+    if (!app->share)
+        return 2;
+    app->package_dir = ka_path_join(app->share, "sandbox");
+    app->prompts_dir = opts->prompts ? ka_strdup(opts->prompts) : ka_path_join(app->share, "prompts");
+    app->python = find_python(app);
+    app->device = find_device(opts);
+    if (access(app->python, X_OK) != 0) {
+        ka_fail(err, 0, "%s: %s; name an interpreter with torch and triton: --python PATH", app->python,
+                strerror(errno));
+        return 2;
+    }
+    if (read_key(app, err))
+        return 2;
+    if (with_model && (choose_backend(app, err) || open_llm(app, err) || open_store(app, err)))
+        return 2;
+    return open_children(app, err) ? 2 : 0;
+}
+
+static void count_handle(uv_handle_t *handle, void *arg)
+{
+    (void)handle;
+    ++*(int *)arg;
+}
+
+void ka_app_close(struct ka_app *app)
+{
+    if (app->llm)
+        ka_llm_close(app->llm, NULL, NULL);
+    if (app->children)
+        ka_children_close(app->children);
+    uv_run(&app->loop, UV_RUN_DEFAULT);
+    int left = 0;
+    if (uv_loop_close(&app->loop) != 0) {
+        uv_walk(&app->loop, count_handle, &left);
+        ka_log(KA_LOG_ERROR, "internal: %d handles left open at exit", left);
+    }
+    ka_search_close(app->search);
+    ka_store_close(app->store);
+    if (app->api_key)
+        explicit_bzero(app->api_key, strlen(app->api_key));
+    free(app->api_key);
+    free(app->mailbox);
+    free(app->share);
+    free(app->package_dir);
+    free(app->prompts_dir);
+    free(app->python);
+    free(app->device);
+}

@@ -1,0 +1,148 @@
+/* Error values and the byte buffer. Knows no file, socket, clock or loop. */
+#include "base.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int ka_fail(struct ka_err *err, int code, const char *fmt, ...)
+{
+    if (err) {
+        va_list args;
+        va_start(args, fmt);
+        vsnprintf(err->msg, sizeof(err->msg), fmt, args);
+        va_end(args);
+    }
+    return code;
+}
+
+static int reserve(struct ka_buf *buf, size_t more)
+{
+    size_t max = buf->max ? buf->max : KA_BUF_MAX;
+    if (buf->len > max || more > max - buf->len)
+        return -EFBIG;
+    size_t need = buf->len + more + 1;
+    if (need <= buf->cap)
+        return 0;
+    size_t cap = buf->cap ? buf->cap : 64;
+    while (cap < need)
+        cap *= 2;
+    char *data = realloc(buf->data, cap);
+    if (!data)
+        return -ENOMEM;
+    buf->data = data;
+    buf->cap = cap;
+    return 0;
+}
+
+int ka_buf_add(struct ka_buf *buf, const void *bytes, size_t len)
+{
+    int rc = reserve(buf, len);
+    if (rc)
+        return rc;
+    if (len)
+        memcpy(buf->data + buf->len, bytes, len);
+    buf->len += len;
+    buf->data[buf->len] = '\0';
+    return 0;
+}
+
+int ka_buf_puts(struct ka_buf *buf, const char *text)
+{
+    return ka_buf_add(buf, text, strlen(text));
+}
+
+int ka_buf_printf(struct ka_buf *buf, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    int need = vsnprintf(NULL, 0, fmt, args);
+    va_end(args);
+    if (need < 0)
+        return -EINVAL;
+    int rc = reserve(buf, (size_t)need);
+    if (rc)
+        return rc;
+    va_start(args, fmt);
+    vsnprintf(buf->data + buf->len, (size_t)need + 1, fmt, args);
+    va_end(args);
+    buf->len += (size_t)need;
+    return 0;
+}
+
+void ka_buf_consume(struct ka_buf *buf, size_t n)
+{
+    if (n >= buf->len) {
+        ka_buf_clear(buf);
+        return;
+    }
+    memmove(buf->data, buf->data + n, buf->len - n + 1);
+    buf->len -= n;
+}
+
+void ka_buf_clear(struct ka_buf *buf)
+{
+    buf->len = 0;
+    if (buf->data)
+        buf->data[0] = '\0';
+}
+
+void ka_buf_free(struct ka_buf *buf)
+{
+    free(buf->data);
+    buf->data = NULL;
+    buf->len = buf->cap = 0;
+}
+
+const char *ka_buf_str(const struct ka_buf *buf)
+{
+    return buf->data ? buf->data : "";
+}
+
+char *ka_buf_steal(struct ka_buf *buf)
+{
+    if (!buf->data && reserve(buf, 0) == 0)
+        buf->data[0] = '\0';
+    char *data = buf->data;
+    buf->data = NULL;
+    buf->len = buf->cap = 0;
+    return data;
+}
+
+static void out_of_memory(void)
+{
+    fputs("kernel-agent: out of memory\n", stderr);
+    abort();
+}
+
+void *ka_calloc(size_t count, size_t size)
+{
+    void *memory = calloc(count ? count : 1, size ? size : 1);
+    if (!memory)
+        out_of_memory();
+    return memory;
+}
+
+char *ka_strndup(const char *text, size_t len)
+{
+    char *copy = ka_calloc(len + 1, 1);
+    memcpy(copy, text, len);
+    return copy;
+}
+
+char *ka_strdup(const char *text)
+{
+    return text ? ka_strndup(text, strlen(text)) : NULL;
+}
+
+bool ka_starts_with(const char *text, const char *prefix)
+{
+    return strncmp(text, prefix, strlen(prefix)) == 0;
+}
+
+bool ka_ends_with(const char *text, const char *suffix)
+{
+    size_t text_len = strlen(text), suffix_len = strlen(suffix);
+    return text_len >= suffix_len && memcmp(text + text_len - suffix_len, suffix, suffix_len) == 0;
+}

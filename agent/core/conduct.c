@@ -1,0 +1,95 @@
+/* Self-reports of a candidate's process. Knows nothing of tensors or processes; see conduct.h. */
+#include "core/conduct.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Without "aten::" and the trailing underscore of in-place operations: allocation, views, copies and casts, and sums of
+ * partial results. */
+static const char ALLOWED[] =
+    " empty empty_like empty_strided empty_permuted new_empty new_empty_strided zeros zeros_like new_zeros "
+    "_efficientzerotensor"
+    " ones ones_like new_ones full full_like new_full scalar_tensor arange zero fill"
+    " view _unsafe_view reshape _reshape_alias view_as as_strided expand permute transpose t select slice "
+    "squeeze unsqueeze"
+    " unbind split split_with_sizes chunk narrow diagonal unfold movedim flatten unflatten alias detach "
+    "view_as_real"
+    " view_as_complex lift lift_fresh"
+    " clone copy _to_copy contiguous to cat stack constant_pad_nd flip repeat index index_select"
+    " sum ";
+
+bool ka_conduct_allowed(const char *name)
+{
+    const char *prefix = "aten::";
+    if (!ka_starts_with(name, prefix))
+        return false;
+    name += strlen(prefix);
+    size_t len = strlen(name);
+    if (len > 1 && name[len - 1] == '_')
+        len--;
+    for (const char *at = ALLOWED + 1; *at; at += strcspn(at, " ") + 1)
+        if (strcspn(at, " ") == len && strncmp(at, name, len) == 0)
+            return true;
+    return false;
+}
+
+static const char *text_of(const json_t *item)
+{
+    return json_is_string(item) ? json_string_value(item) : "?";
+}
+
+/* One failure for the phase, naming every operation. */
+static void judge_operations(const json_t *report, const char *phase, struct ka_verdict *verdict, size_t at)
+{
+    char key[32], text[512];
+    struct ka_buf names = {0};
+    const char *name;
+    json_t *count;
+    snprintf(key, sizeof(key), "torch_ops_%s", phase);
+    const json_t *operations = json_object_get(report, key);
+    if (!json_is_object(operations))
+        ka_buf_puts(&names, "operations that it does not report");
+    json_object_foreach((json_t *)operations, name, count)
+    {
+        if (!ka_conduct_allowed(name) && names.len < 200)
+            ka_buf_printf(&names, "%s%.60s", names.len ? ", " : "", name);
+    }
+    if (names.len) {
+        snprintf(text, sizeof(text), "the %s computes with torch (%s); kernels must compute the gradient",
+                 phase, ka_buf_str(&names));
+        ka_verdict_fail(verdict, at, "torch_math", text);
+    }
+    ka_buf_free(&names);
+}
+
+/* A member that is a list of confessions. */
+static void judge_list(const json_t *report, const char *rule, const char *key, struct ka_verdict *verdict,
+                       size_t at)
+{
+    bool shares = strcmp(rule, "alias") == 0;
+    char text[256];
+    size_t i;
+    json_t *item;
+    const json_t *list = json_object_get(report, key);
+    if (!json_is_array(list))
+        ka_verdict_fail(verdict, at, rule, "the report says nothing about it");
+    json_array_foreach((json_t *)list, i, item)
+    {
+        if (shares)
+            snprintf(text, sizeof(text), "a returned gradient shares memory: %.150s", text_of(item));
+        else
+            snprintf(text, sizeof(text), "%.150s was modified in place", text_of(item));
+        ka_verdict_fail(verdict, at, rule, text);
+    }
+}
+
+void ka_conduct_judge(const json_t *report, struct ka_verdict *verdict, size_t at)
+{
+    judge_list(report, "modified", "modified", verdict, at);
+    judge_list(report, "alias", "aliases", verdict, at);
+    json_t *launches = json_object_get(report, "launches_backward");
+    if (!json_is_integer(launches) || json_integer_value(launches) < 1)
+        ka_verdict_fail(verdict, at, "no_launch", "the backward launched no Triton kernel");
+    judge_operations(report, "forward", verdict, at);
+    judge_operations(report, "backward", verdict, at);
+}

@@ -1,0 +1,21 @@
+/* What a candidate's process reported of itself, held against it: pure.
+ *
+ * The report comes from a process that ran the candidate's code, so nothing in it is evidence of anything
+ * good; a clean report proves nothing, and a report that lacks a member is as bad as one that confesses.
+ * Rules: "modified", "alias", "no_launch", "torch_math". */
+#ifndef KA_CONDUCT_H
+#define KA_CONDUCT_H
+
+#include <jansson.h>
+
+#include "core/verdict.h"
+
+/* `report` is the case's entry in the candidate's result (docs/protocol.md, op candidate); `at` the case of
+ * the verdict. */
+void ka_conduct_judge(const json_t *report, struct ka_verdict *verdict, size_t at);
+
+/* Honest host work on floating tensors: allocation, views, copies and casts, and sums of partial results that
+ * kernels wrote. `name` as in "aten::sum". */
+bool ka_conduct_allowed(const char *name);
+
+#endif

@@ -1,0 +1,46 @@
+/* JSON results of the children (docs/protocol.md) and of the run, told in Markdown: for the model's prompt
+ * and for people.
+ *
+ * All functions append to `out` and are tolerant: what is missing or of the wrong type is left out, NULL is
+ * nothing. They return 0, -EFBIG or -ENOMEM. None prints dims of hidden shapes. Pure. */
+#ifndef KA_DESCRIBE_H
+#define KA_DESCRIBE_H
+
+#include <jansson.h>
+
+#include "base.h"
+
+/* Operation inspect: the stub's signature, gradients, kernels, operations, sweep. */
+int ka_describe_inspect(const json_t *inspect, struct ka_buf *out);
+
+/* The shapes of a run (core/plan.h) that its user knows of: required and optional ones, never hidden ones. */
+int ka_describe_shapes(const json_t *shapes, struct ka_buf *out);
+
+/* Operation differentiate: tape, atomics, schedule and its alternatives, how each line was handled; or what
+ * was refused. */
+int ka_describe_draft(const json_t *draft, struct ka_buf *out);
+
+/* Operation facts: traffic of forward and backward, and a table of the compiled kernels. Says that nothing
+ * was timed. */
+int ka_describe_facts(const json_t *facts, struct ka_buf *out);
+
+/* One attempt of a run's history in one line: phase, origin, note, verdict, cost, and the first sentence of
+ * what failed. */
+int ka_describe_attempt(const json_t *entry, struct ka_buf *out);
+
+/* "M=8, N=100" of a dims object; a text as it is; anything else as JSON. */
+int ka_describe_dims(const json_t *dims, struct ka_buf *out);
+
+/* The sums over all cases and the worst kernel of a facts result, for comparing two of them. -1 for what is
+ * not there. */
+struct ka_describe_sums {
+    double launches, bytes_read, bytes_written, atomics, programs;
+    double registers, spills, shared; /* maxima over the kernels */
+    double kernels;
+};
+void ka_describe_sum(const json_t *facts, struct ka_describe_sums *sums);
+
+/* "12.5 KiB"; free of locale. */
+void ka_describe_bytes(double bytes, char *out, size_t size);
+
+#endif

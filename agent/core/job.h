@@ -1,0 +1,149 @@
+/* The life of one run, as a pure state machine: an event in, a command out.
+ *
+ *     queued -> inspect -> preflight -> retrieve -> draft -> check -> (fix -> check)* -> optimise -> check -> ... -> done
+ *     any -> failed | cancelled
+ *
+ * Words: an *operation* is the one thing a run has in flight (a child, a question to the model); its number is in the
+ * command, and the event that completes it carries it back. An event with another number is late and is dropped. A
+ * *turn* is one question to the model, answered by up to `candidates` candidates. A *snapshot* is a stored candidate.
+ *
+ * No I/O, no clock, no allocation: the driver (run.c) executes commands, stores snapshots, and tells what happened.
+ * It saves the job before it executes the command, so that after a crash ka_job_resume() repeats that command. */
+#ifndef KA_JOB_H
+#define KA_JOB_H
+
+#include <jansson.h>
+
+#include "base.h"
+
+enum ka_job_state {
+    KA_JOB_QUEUED,
+    KA_JOB_INSPECT,   /* a child loads the file and says what it is */
+    KA_JOB_PREFLIGHT, /* a child shows that forward and oracle agree on the shapes to be checked */
+    KA_JOB_RETRIEVE,  /* the store is searched */
+    KA_JOB_DRAFT,     /* the differentiator, or the model, writes a first candidate */
+    KA_JOB_CHECK,     /* candidate, then oracle, then the comparison */
+    KA_JOB_FIX,       /* the model is shown what is wrong */
+    KA_JOB_OPTIMISE,  /* another schedule from the tuner, or from the model */
+    KA_JOB_DONE,      /* the best snapshot is verified and written out */
+    KA_JOB_FAILED,
+    KA_JOB_CANCELLED,
+};
+
+enum ka_job_phase { KA_PHASE_DRAFT, KA_PHASE_FIX, KA_PHASE_OPTIMISE };
+
+enum ka_job_reason {
+    KA_REASON_NONE,
+    KA_REASON_UNUSABLE,      /* the forward file: exit code 3 */
+    KA_REASON_NOT_VERIFIED,  /* budget or patience used up: exit code 4 */
+    KA_REASON_REFUSED_DRAFT, /* the differentiator refused and there is no model: exit code 4 */
+    KA_REASON_LLM,           /* endpoint unreachable or refusing: exit code 5 */
+    KA_REASON_SANDBOX,       /* a required layer is missing: exit code 6 */
+    KA_REASON_INTERNAL,      /* exit code 1 */
+};
+
+enum ka_event_type {
+    KA_EV_START,
+    KA_EV_OK,           /* inspect, preflight, retrieve: went well */
+    KA_EV_UNUSABLE,     /* inspect, preflight: the forward file cannot be used */
+    KA_EV_CANDIDATE,    /* draft, fix, optimise: `snapshot` holds a new candidate */
+    KA_EV_BAD_ANSWER,   /* the model answered with nothing usable; it will be told why */
+    KA_EV_NO_CANDIDATE, /* the differentiator refused, or the tuner has no further variant */
+    KA_EV_CHECKED,      /* check: `passed` of `total` cases, `verified`, `cost` */
+    KA_EV_LLM_FAILED,
+    KA_EV_BUDGET, /* tokens, money or seconds are used up: finish with the best there is */
+    KA_EV_SANDBOX,
+    KA_EV_INTERNAL,
+    KA_EV_CANCEL, /* needs no operation number */
+};
+
+struct ka_event {
+    enum ka_event_type type;
+    uint64_t op;
+    int64_t snapshot; /* KA_EV_CANDIDATE */
+    int passed, total;
+    bool verified;
+    double
+        cost; /* lower is better: seconds on a GPU, modelled bytes on the CPU; only compared within a run */
+};
+
+enum ka_command_type {
+    KA_CMD_NONE,
+    KA_CMD_INSPECT,
+    KA_CMD_PREFLIGHT,
+    KA_CMD_RETRIEVE,
+    KA_CMD_DIFFERENTIATE, /* a draft without the model */
+    KA_CMD_ASK,           /* the model, in `phase`, going on from `snapshot` (0: from nothing) */
+    KA_CMD_TUNE,          /* the next variant that needs no model */
+    KA_CMD_CHECK,         /* `snapshot` */
+    KA_CMD_FINISH,        /* write the results of a run that has ended */
+};
+
+struct ka_command {
+    enum ka_command_type type;
+    enum ka_job_phase phase;
+    uint64_t op;
+    int64_t snapshot;
+};
+
+struct ka_job_limits {
+    int max_iters;       /* questions to the model over the whole run */
+    int patience_parity; /* attempts below the best before a roll-back */
+    int patience_perf;   /* optimise turns without gain before the end */
+    int candidates;      /* per turn */
+    int max_bad_answers; /* unusable answers in a row */
+    double min_rel_impr; /* relative gain that counts */
+    bool use_llm;
+    bool use_differentiator;
+    bool optimise; /* false: done as soon as a candidate is verified */
+};
+
+struct ka_job {
+    struct ka_job_limits limits;
+    enum ka_job_state state;
+    enum ka_job_phase phase;
+    enum ka_job_reason reason;
+    uint64_t op;      /* the operation in flight */
+    int64_t current;  /* snapshot the next turn starts from; 0: none */
+    int64_t checking; /* snapshot under check */
+    int64_t best;     /* best so far; 0: none */
+    int best_passed;
+    bool best_verified;
+    double best_cost;
+    int64_t turn_best; /* best of this turn's candidates */
+    int turn_passed;
+    bool turn_verified;
+    double turn_cost;
+    int turn_left;   /* candidates still to be asked for in this turn */
+    int turn_source; /* 0 the model, 1 the differentiator or tuner */
+    int iters;       /* questions asked */
+    int attempts;    /* candidates checked */
+    int below_best;  /* attempts in a row below the best */
+    int no_gain;     /* optimise turns in a row without gain */
+    int bad_answers; /* in a row */
+    int rollbacks;
+    bool tuner_done;
+};
+
+/* Sensible defaults for the limits; the job is queued. */
+void ka_job_init(struct ka_job *job, const struct ka_job_limits *limits);
+
+/* Take the event. 0 with the command to execute next (perhaps KA_CMD_NONE), or -ESTALE for an event of another
+ * operation or a job that has ended, or -EINVAL for an event that the state does not know: the job is then unchanged. */
+int ka_job_step(struct ka_job *job, const struct ka_event *event, struct ka_command *command);
+
+/* After a restart: the command of the state the job is in, under a new operation number. */
+void ka_job_resume(struct ka_job *job, struct ka_command *command);
+
+bool ka_job_ended(const struct ka_job *job);
+int ka_job_exit_code(const struct ka_job *job); /* exit codes of the program; only for an ended job */
+
+const char *ka_job_state_name(enum ka_job_state state);
+const char *ka_job_phase_name(enum ka_job_phase phase);
+const char *ka_job_reason_name(enum ka_job_reason reason);
+
+/* All of the job as JSON and back. -EINVAL with a message for a document that is no job. */
+json_t *ka_job_to_json(const struct ka_job *job);
+int ka_job_from_json(const json_t *doc, struct ka_job *job, struct ka_err *err);
+
+#endif

@@ -1,0 +1,165 @@
+/* Cases of a check. Pure; see plan.h. */
+#include "plan.h"
+
+#include <string.h>
+
+/* splitmix64 (Steele, Lea, Flood 2014): one secret gives all the seeds of an attempt. */
+static uint64_t next_random(uint64_t *state)
+{
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static json_t *next_seed(uint64_t *state)
+{
+    return json_integer((json_int_t)(next_random(state) >> 33)); /* fits every generator's seed */
+}
+
+double ka_plan_size(const json_t *dims)
+{
+    double size = 1;
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)dims, name, value)
+    {
+        if (json_is_integer(value) && json_integer_value(value) > 0)
+            size *= (double)json_integer_value(value);
+    }
+    return size;
+}
+
+struct builder {
+    json_t *cases;
+    uint64_t random;
+};
+
+static json_t *add_case(struct builder *builder, const json_t *shape, const char *upstream)
+{
+    json_t *item = json_object();
+    json_object_set_new(item, "id", json_integer((json_int_t)json_array_size(builder->cases)));
+    json_object_set(item, "dims", json_object_get(shape, "dims"));
+    json_object_set(item, "class", json_object_get(shape, "class"));
+    json_object_set(item, "kind", json_object_get(shape, "kind"));
+    json_object_set_new(item, "seed", next_seed(&builder->random));
+    json_t *up = json_object();
+    json_object_set_new(up, "kind", json_string(upstream));
+    json_object_set_new(up, "seed", next_seed(&builder->random));
+    json_object_set_new(item, "upstream", up);
+    json_array_append_new(builder->cases, item);
+    return item;
+}
+
+static bool has_class(const json_t *shape, const char *wanted)
+{
+    const char *found = json_string_value(json_object_get(shape, "class"));
+    return found && strcmp(found, wanted) == 0;
+}
+
+static const json_t *smallest_required(const json_t *shapes)
+{
+    const json_t *smallest = NULL;
+    size_t i;
+    json_t *shape;
+    json_array_foreach((json_t *)shapes, i, shape)
+    {
+        if (has_class(shape, "required") &&
+            (!smallest ||
+             ka_plan_size(json_object_get(shape, "dims")) < ka_plan_size(json_object_get(smallest, "dims"))))
+            smallest = shape;
+    }
+    return smallest;
+}
+
+static void add_scaled(struct builder *builder, const json_t *shape, double scale)
+{
+    json_t *item = add_case(builder, shape, "scaled");
+    json_object_set_new(json_object_get(item, "upstream"), "scale", json_real(scale));
+}
+
+/* `grads` but for number `left_out`, or number `alone` only. */
+static void add_needs(struct builder *builder, const json_t *shape, const json_t *grads, size_t at,
+                      bool alone)
+{
+    json_t *needs = json_array(), *name;
+    size_t i;
+    json_array_foreach((json_t *)grads, i, name)
+    {
+        if ((i == at) == alone)
+            json_array_append(needs, name);
+    }
+    json_object_set_new(add_case(builder, shape, "normal"), "needs", needs);
+}
+
+static void add_subsets(struct builder *builder, const json_t *shape, const json_t *grads)
+{
+    size_t count = json_array_size(grads);
+    for (size_t i = 0; i < count && count > 1; i++)
+        add_needs(builder, shape, grads, i, true);
+    for (size_t i = 0; i < count && count > 2; i++)
+        add_needs(builder, shape, grads, i, false);
+}
+
+static void add_variants(struct builder *builder, const json_t *shape, const json_t *grads, int outputs,
+                         bool half)
+{
+    add_case(builder, shape, "onehot");
+    add_scaled(builder, shape, half ? 16 : 1e3);
+    add_scaled(builder, shape, half ? 1.0 / 16 : 1e-3);
+    add_case(builder, shape, "noncontiguous");
+    add_case(builder, shape, "expanded");
+    if (outputs > 1)
+        add_case(builder, shape, "none_one");
+    add_subsets(builder, shape, grads);
+}
+
+json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret)
+{
+    struct builder builder = {.cases = json_array(), .random = secret};
+    const json_t *smallest = smallest_required(shapes);
+    size_t required = 0, i;
+    json_t *shape;
+    json_array_foreach((json_t *)shapes, i, shape) required += has_class(shape, "required");
+    size_t seeds = required ? (KA_PLAN_MIN_SEEDS + required - 1) / required : 0;
+    json_array_foreach((json_t *)shapes, i, shape)
+    {
+        size_t times = has_class(shape, "required") ? seeds : 1;
+        for (size_t n = 0; n < times; n++) {
+            json_t *item = add_case(&builder, shape, "normal");
+            if (shape == smallest && n == 0) {
+                json_object_set_new(item, "twice", json_true());
+                json_object_set_new(item, "noop", json_true());
+            }
+        }
+    }
+    if (smallest)
+        add_variants(&builder, smallest, grads, outputs, half);
+    return builder.cases;
+}
+
+json_t *ka_plan_preflight(const json_t *shapes, uint64_t secret)
+{
+    struct builder builder = {.cases = json_array(), .random = secret};
+    size_t i;
+    json_t *shape;
+    json_array_foreach((json_t *)shapes, i, shape) add_case(&builder, shape, "normal");
+    return builder.cases;
+}
+
+json_t *ka_plan_for_child(const json_t *cases, const char *const *keep, size_t count)
+{
+    json_t *filtered = json_array();
+    size_t i;
+    json_t *item;
+    json_array_foreach((json_t *)cases, i, item)
+    {
+        json_t *copy = json_object();
+        for (size_t k = 0; k < count; k++) {
+            if (json_object_get(item, keep[k]))
+                json_object_set(copy, keep[k], json_object_get(item, keep[k]));
+        }
+        json_array_append_new(filtered, copy);
+    }
+    return filtered;
+}

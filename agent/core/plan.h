@@ -1,0 +1,31 @@
+/* What one check asks: the list of cases, from the shapes of a run and a secret seed. Pure.
+ *
+ * Words: a *shape* is {"dims": {...}, "class": "required" | "optional" | "hidden", "kind": "..."}; a *case* is a shape with
+ * a seed for the inputs and an upstream gradient. Every attempt gets cases of fresh seeds, so that nothing that a candidate
+ * saw or stored helps the next one. `class` and `kind` stay with the daemon: what a child is sent has neither. */
+#ifndef KA_PLAN_H
+#define KA_PLAN_H
+
+#include <jansson.h>
+
+#include "base.h"
+
+#define KA_PLAN_MIN_SEEDS 5 /* over the required shapes */
+
+/* Cases for a check of a candidate (new reference). `grads`: names; `outputs`: how many outputs are differentiable; `half`: inputs
+ * are float16, whose range holds no upstream of 1e3 and 1e-3 beside the products that a backward makes of it: 16 and 1/16 then.
+ *   - every required shape with at least KA_PLAN_MIN_SEEDS seeds in sum, every optional and hidden shape once;
+ *   - on the smallest required shape: one-hot, scaled (1e3, 1e-3), non-contiguous and expanded upstreams, `None` for one
+ *     of several outputs, each input's gradient alone and each left out, backward twice, and a backward whose launches do nothing. */
+json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret);
+
+/* One plain case a shape: to see that forward and oracle agree on it (new reference). */
+json_t *ka_plan_preflight(const json_t *shapes, uint64_t secret);
+
+/* The cases as a child may see them: `keep` names the members that stay (new reference). */
+json_t *ka_plan_for_child(const json_t *cases, const char *const *keep, size_t count);
+
+/* Product of the integer dims: what "smallest" means. */
+double ka_plan_size(const json_t *dims);
+
+#endif

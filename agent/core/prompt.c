@@ -1,0 +1,289 @@
+/* Prompts: which facts go into the templates, and what is left out when they do not fit. Must not know
+ * endpoints, files or how an answer is read. */
+#include "prompt.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What of the input is shown: the first `pairs` of the ranked ones, the history from `history_from` on. */
+struct selection {
+    const struct ka_prompt_pair **ranked;
+    size_t pairs, history_from;
+};
+
+static const enum ka_prompt_file phase_files[] = {
+    [KA_PROMPT_DRAFT] = KA_PROMPT_FILE_DRAFT,
+    [KA_PROMPT_FIX] = KA_PROMPT_FILE_FIX,
+    [KA_PROMPT_OPTIMISE] = KA_PROMPT_FILE_OPTIMISE,
+};
+
+static bool is_empty(const char *text)
+{
+    return !text || !*text;
+}
+
+static int more_similar(const void *a, const void *b)
+{
+    const struct ka_prompt_pair *x = *(const struct ka_prompt_pair *const *)a;
+    const struct ka_prompt_pair *y = *(const struct ka_prompt_pair *const *)b;
+    if (x->similarity != y->similarity)
+        return x->similarity > y->similarity ? -1 : 1;
+    return x < y ? -1 : x > y;
+}
+
+static int put_pairs(const struct selection *shown, struct ka_buf *out)
+{
+    int rc = 0;
+    for (size_t i = 0; i < shown->pairs && rc == 0; i++) {
+        const struct ka_prompt_pair *pair = shown->ranked[i];
+        rc = ka_buf_printf(
+            out, "### %s (similarity %.2f%s%s)\n\n```python\n", pair->id, pair->similarity,
+            is_empty(pair->schedule) ? "" : "; schedule: ", is_empty(pair->schedule) ? "" : pair->schedule);
+        size_t len = strlen(pair->backward);
+        while (len && pair->backward[len - 1] == '\n')
+            len--;
+        rc = rc ? rc : ka_buf_add(out, pair->backward, len);
+        rc = rc ? rc : ka_buf_puts(out, "\n```\n\n");
+    }
+    return rc;
+}
+
+static int put_history(const struct ka_prompt_input *input, const struct selection *shown, struct ka_buf *out)
+{
+    int rc = 0;
+    if (shown->history_from && shown->history_from < input->history_count)
+        rc = ka_buf_printf(out, "- (%zu older ones left out)\n", shown->history_from);
+    for (size_t i = shown->history_from; i < input->history_count && rc == 0; i++) {
+        rc = ka_buf_puts(out, "- ");
+        rc = rc ? rc : ka_buf_puts(out, input->history[i]);
+        rc = rc ? rc : ka_buf_puts(out, "\n");
+    }
+    return rc;
+}
+
+static int render_both(const struct ka_prompt_template *templates, const struct ka_prompt_input *input,
+                       const struct selection *shown, struct ka_buf *system, struct ka_buf *user,
+                       struct ka_err *err)
+{
+    struct ka_buf pairs = {0}, history = {0}, entry = {0};
+    int rc = put_pairs(shown, &pairs);
+    rc = rc ? rc : put_history(input, shown, &history);
+    rc = rc ? rc : ka_buf_printf(&entry, "%s_autograd", input->stub);
+    if (rc) {
+        ka_fail(err, rc, "no room for the prompt");
+        goto out;
+    }
+    const struct ka_prompt_var vars[] = {
+        {"stub", input->stub},
+        {"entry", entry.data},
+        {"grads", input->grads},
+        {"device", input->device},
+        {"forward", input->forward},
+        {"inspect", input->inspect},
+        {"draft", input->draft},
+        {"draft_report", input->draft_report},
+        {"candidate", input->candidate},
+        {"verdict", input->verdict},
+        {"facts", input->facts},
+        {"pairs", pairs.data},
+        {"history", history.data},
+        {"tools", input->tools ? "yes" : ""},
+        {"no_tools", input->tools ? "" : "yes"},
+    };
+    rc = ka_prompt_render(&templates[KA_PROMPT_FILE_SYSTEM], vars, KA_COUNT(vars), system, err);
+    if (rc == 0)
+        rc = ka_prompt_render(&templates[phase_files[input->phase]], vars, KA_COUNT(vars), user, err);
+out:
+    ka_buf_free(&pairs);
+    ka_buf_free(&history);
+    ka_buf_free(&entry);
+    return rc;
+}
+
+static void note_dropped(struct ka_prompt *prompt, const char *text)
+{
+    char **grown = ka_calloc(prompt->dropped_count + 1, sizeof(*grown));
+    for (size_t i = 0; i < prompt->dropped_count; i++)
+        grown[i] = prompt->dropped[i];
+    grown[prompt->dropped_count++] = ka_strdup(text);
+    free(prompt->dropped);
+    prompt->dropped = grown;
+}
+
+/* Leave one thing more out. False when nothing is left to leave out. */
+static bool drop_one(const struct ka_prompt_input *input, struct selection *shown, struct ka_prompt *prompt)
+{
+    char line[240];
+    if (shown->pairs) {
+        const struct ka_prompt_pair *pair = shown->ranked[--shown->pairs];
+        snprintf(line, sizeof(line), "pair %s (similarity %.2f)", pair->id, pair->similarity);
+    } else if (shown->history_from < input->history_count) {
+        size_t i = shown->history_from++;
+        snprintf(line, sizeof(line), "history %zu: %s", i + 1, input->history[i]);
+    } else {
+        return false;
+    }
+    note_dropped(prompt, line);
+    return true;
+}
+
+static void add_message(struct ka_prompt *prompt, const char *role, const char *content)
+{
+    struct ka_chat_message *grown = ka_calloc(prompt->count + 1, sizeof(*grown));
+    if (prompt->count)
+        memcpy(grown, prompt->messages, prompt->count * sizeof(*grown));
+    grown[prompt->count++] = (struct ka_chat_message){.role = ka_strdup(role), .content = ka_strdup(content)};
+    free(prompt->messages);
+    prompt->messages = grown;
+}
+
+/* Render with less and less until it fits. */
+static int fit(const struct ka_prompt_template *templates, const struct ka_prompt_input *input,
+               struct selection *shown, struct ka_prompt *prompt, struct ka_err *err)
+{
+    double bytes_per_token = input->bytes_per_token > 0 ? input->bytes_per_token : KA_PROMPT_BYTES_PER_TOKEN;
+    size_t budget = input->budget_tokens ? input->budget_tokens : KA_PROMPT_BUDGET;
+    struct ka_buf system = {0}, user = {0};
+    int rc;
+    for (;;) {
+        ka_buf_clear(&system);
+        ka_buf_clear(&user);
+        rc = render_both(templates, input, shown, &system, &user, err);
+        if (rc)
+            break;
+        prompt->tokens = (size_t)((double)(system.len + user.len) / bytes_per_token) + 1;
+        if (prompt->tokens <= budget)
+            break;
+        if (!drop_one(input, shown, prompt)) {
+            rc = ka_fail(
+                err, -E2BIG,
+                "the prompt needs about %zu tokens without any pair or history, and the budget is %zu; "
+                "raise the budget or use a model with a longer context",
+                prompt->tokens, budget);
+            break;
+        }
+    }
+    if (rc == 0) {
+        add_message(prompt, "system", ka_buf_str(&system));
+        add_message(prompt, "user", ka_buf_str(&user));
+    }
+    ka_buf_free(&system);
+    ka_buf_free(&user);
+    return rc;
+}
+
+int ka_prompt_build(const struct ka_prompt_template templates[KA_PROMPT_FILE_COUNT],
+                    const struct ka_prompt_input *input, struct ka_prompt *out, struct ka_err *err)
+{
+    if (is_empty(input->stub) || is_empty(input->forward))
+        return ka_fail(err, -EINVAL, "a prompt needs the stub's name and the forward source");
+    struct selection shown = {.pairs = input->pair_count};
+    struct ka_prompt prompt = {0};
+    shown.ranked = ka_calloc(input->pair_count, sizeof(*shown.ranked));
+    for (size_t i = 0; i < input->pair_count; i++)
+        shown.ranked[i] = &input->pairs[i];
+    qsort(shown.ranked, input->pair_count, sizeof(*shown.ranked), more_similar);
+    int rc = fit(templates, input, &shown, &prompt, err);
+    free(shown.ranked);
+    if (rc)
+        ka_prompt_free(&prompt);
+    else
+        *out = prompt;
+    return rc;
+}
+
+int ka_prompt_check(const struct ka_prompt_template templates[KA_PROMPT_FILE_COUNT], struct ka_err *err)
+{
+    int rc = 0;
+    for (int phase = KA_PROMPT_DRAFT; phase <= KA_PROMPT_OPTIMISE && rc == 0; phase++) {
+        struct ka_prompt_input input = {.phase = (enum ka_prompt_phase)phase, .stub = "f", .forward = "f"};
+        struct ka_prompt prompt = {0};
+        rc = ka_prompt_build(templates, &input, &prompt, err);
+        ka_prompt_free(&prompt);
+    }
+    return rc;
+}
+
+/* Retries */
+
+/* The calls as an API wants them back; NULL when there are none, or one has no id, is too long, or has
+ * arguments that are no JSON. */
+static char *calls_as_json(const struct ka_chat_answer *answer)
+{
+    json_t *calls = json_array();
+    char *text = NULL;
+    for (size_t i = 0; i < answer->call_count; i++) {
+        const struct ka_chat_call *call = &answer->calls[i];
+        bool fits = call->arguments && strlen(call->arguments) <= KA_PROMPT_RETRY_BYTES;
+        json_t *arguments = fits ? json_loads(call->arguments, 0, NULL) : NULL;
+        if (!arguments || is_empty(call->id))
+            goto out;
+        json_decref(arguments);
+        json_array_append_new(calls, json_pack("{s:s,s:s,s:{s:s,s:s}}", "id", call->id, "type", "function",
+                                               "function", "name", call->name, "arguments", call->arguments));
+    }
+    if (json_array_size(calls) && json_array_size(calls) == answer->call_count)
+        text = json_dumps(calls, JSON_COMPACT);
+out:
+    json_decref(calls);
+    return text;
+}
+
+/* What the model said, to be read back to it: its text or refusal, and with `calls` what it called; a long
+ * one without its end. free() it. */
+static char *words_of(const struct ka_chat_answer *answer, bool calls)
+{
+    struct ka_buf words = {0};
+    ka_buf_puts(&words, !is_empty(answer->text) ? answer->text : answer->refusal ? answer->refusal : "");
+    for (size_t i = 0; i < answer->call_count && calls; i++)
+        ka_buf_printf(&words, "%s%s: %s", words.len ? "\n\n" : "", answer->calls[i].name,
+                      answer->calls[i].arguments ? answer->calls[i].arguments : "");
+    if (words.len > KA_PROMPT_RETRY_BYTES) {
+        size_t end = KA_PROMPT_RETRY_BYTES;
+        while (end && (words.data[end] & 0xc0) == 0x80) /* not inside a UTF-8 sequence */
+            end--;
+        words.data[words.len = end] = '\0';
+        ka_buf_puts(&words, "\n(the rest is left out)");
+    }
+    return ka_buf_steal(&words);
+}
+
+void ka_prompt_add_retry(struct ka_prompt *prompt, const struct ka_chat_answer *answer, const char *problem)
+{
+    static const struct ka_chat_answer unknown = {0};
+    answer = answer ? answer : &unknown;
+    char *calls = calls_as_json(answer);
+    char *words = words_of(answer, !calls);
+    add_message(prompt, "assistant",
+                is_empty(words) && !calls ? "(an answer that could not be read)"
+                : words                   ? words
+                                          : "");
+    free(words);
+    if (!calls) {
+        add_message(prompt, "user", problem);
+        return;
+    }
+    prompt->messages[prompt->count - 1].tool_calls = calls;
+    for (size_t i = 0; i < answer->call_count; i++) {
+        add_message(prompt, "tool", problem);
+        prompt->messages[prompt->count - 1].tool_call_id = ka_strdup(answer->calls[i].id);
+    }
+}
+
+void ka_prompt_free(struct ka_prompt *prompt)
+{
+    for (size_t i = 0; i < prompt->count; i++) {
+        free(prompt->messages[i].role);
+        free(prompt->messages[i].content);
+        free(prompt->messages[i].tool_call_id);
+        free(prompt->messages[i].tool_calls);
+    }
+    for (size_t i = 0; i < prompt->dropped_count; i++)
+        free(prompt->dropped[i]);
+    free(prompt->messages);
+    free(prompt->dropped);
+    *prompt = (struct ka_prompt){0};
+}

@@ -1,0 +1,107 @@
+/* Prompts: the templates of prompts/ filled with the facts of a run, fitted into a token budget.
+ *
+ * The template language has two things. `{{name}}` is replaced by a value (without its final newlines, never
+ * looked at again). `{{#name}}` ... `{{/name}}` is shown only if the value is not empty; such tags alone on
+ * their line vanish with it. It is strict: an unknown name or a section that is not closed is an error with
+ * file and line.
+ *
+ * Names that the templates may use: stub, entry, grads, device, forward, inspect, draft, draft_report,
+ * candidate, verdict, facts, pairs, history, tools, no_tools. Pure: templates come in as texts
+ * (agent/prompts.h reads them). */
+#ifndef KA_PROMPT_H
+#define KA_PROMPT_H
+
+#include "base.h"
+#include "chat.h"
+
+#define KA_PROMPT_BUDGET ((size_t)60000) /* tokens, where the caller has no wish */
+#define KA_PROMPT_BYTES_PER_TOKEN 3.5    /* an estimate that errs on the safe side for code */
+#define KA_PROMPT_MAX_BYTES ((size_t)8 << 20)
+
+enum ka_prompt_phase {
+    KA_PROMPT_DRAFT,
+    KA_PROMPT_FIX,
+    KA_PROMPT_OPTIMISE,
+};
+
+enum ka_prompt_file {
+    KA_PROMPT_FILE_SYSTEM,
+    KA_PROMPT_FILE_DRAFT,
+    KA_PROMPT_FILE_FIX,
+    KA_PROMPT_FILE_OPTIMISE,
+    KA_PROMPT_FILE_COUNT,
+};
+
+struct ka_prompt_template {
+    const char *name; /* for errors: the path it came from */
+    const char *text;
+};
+
+/* One retrieved pair. `schedule`: its tags for people, or NULL. */
+struct ka_prompt_pair {
+    const char *id;
+    const char *schedule;
+    const char *backward;
+    double similarity;
+};
+
+/* The facts of a run. Texts may be NULL, which is the same as empty; only `stub` and `forward` must be there.
+ * No text may hold the dims or seeds of hidden shapes. */
+struct ka_prompt_input {
+    enum ka_prompt_phase phase;
+    bool tools;          /* does the endpoint take tools? else the model is told to send a fenced block */
+    const char *stub;    /* name of the stub */
+    const char *grads;   /* "x, w" */
+    const char *device;  /* "the CPU interpreter, compiled for sm_90" */
+    const char *forward; /* source */
+    const char *inspect; /* ka_describe_inspect */
+    const char *draft;   /* backward part made by the differentiator */
+    const char *draft_report; /* ka_describe_draft */
+    const char
+        *candidate; /* current backward part: what a patch applies to. In phase draft: the draft, or none */
+    const char *verdict; /* what failed, or what passed */
+    const char *facts;   /* ka_describe_facts, timings, roofline */
+    const struct ka_prompt_pair *pairs;
+    size_t pair_count;
+    const char *const *history; /* one line per tried move, oldest first */
+    size_t history_count;
+    size_t budget_tokens;   /* 0: KA_PROMPT_BUDGET */
+    double bytes_per_token; /* 0: KA_PROMPT_BYTES_PER_TOKEN */
+};
+
+/* Messages ready to send, and what had to be left out (for the log). Owns all of it. */
+struct ka_prompt {
+    struct ka_chat_message *messages;
+    size_t count;
+    char **dropped;
+    size_t dropped_count;
+    size_t tokens; /* estimated */
+};
+
+/* Fill a template. Errors: -EINVAL with "name:line: what", -EFBIG, -ENOMEM; `out` is then unchanged. */
+struct ka_prompt_var {
+    const char *name;
+    const char *value; /* NULL is empty */
+};
+int ka_prompt_render(const struct ka_prompt_template *template, const struct ka_prompt_var *vars,
+                     size_t count, struct ka_buf *out, struct ka_err *err);
+
+/* Are all templates well formed? What a program should ask once, at start. -EINVAL as above. */
+int ka_prompt_check(const struct ka_prompt_template templates[KA_PROMPT_FILE_COUNT], struct ka_err *err);
+
+/* A system and a user message for the input's phase. Pairs are listed from the most similar down; where the
+ * budget does not hold all, pairs go from the least similar up, then history from the oldest. -E2BIG when it
+ * does not hold the rest either; -EINVAL as above. Free with ka_prompt_free; untouched on failure. */
+int ka_prompt_build(const struct ka_prompt_template templates[KA_PROMPT_FILE_COUNT],
+                    const struct ka_prompt_input *input, struct ka_prompt *out, struct ka_err *err);
+
+/* Append the model's answer and why it could not be used (a sentence of ka_answer_apply), so that the next
+ * completion can mend it. Tool calls are answered as such, unless their arguments are no JSON, which
+ * endpoints may refuse to read back: those become text. Of a text, at most KA_PROMPT_RETRY_BYTES come back;
+ * calls that are longer become text as well. `answer` NULL: nothing is known of it. */
+#define KA_PROMPT_RETRY_BYTES ((size_t)32 << 10)
+void ka_prompt_add_retry(struct ka_prompt *prompt, const struct ka_chat_answer *answer, const char *problem);
+
+void ka_prompt_free(struct ka_prompt *prompt); /* leaves it zeroed */
+
+#endif

@@ -1,0 +1,18 @@
+/* Ranking candidates where no time can be measured: a modelled cost from counted facts. Pure.
+ *
+ * The model, in bytes of memory traffic per case: bytes read + bytes written + 32 per atomic element (a read-modify-write
+ * in the L2, serialised on contention) + 8 per spilled byte of each thread that runs + 4096 per launch. The cost of a
+ * candidate is the geometric mean over its cases. It orders schedules of one backward on one machine-independent scale;
+ * it is no time, and no time is ever derived from it. */
+#ifndef KA_RANK_H
+#define KA_RANK_H
+
+#include <jansson.h>
+
+#include "base.h"
+
+/* From a result of the operation `facts` (docs/protocol.md). INFINITY when it holds no usable case, or when a kernel did
+ * not compile for the target. */
+double ka_rank_cost(const json_t *facts);
+
+#endif

@@ -1,0 +1,42 @@
+/* Shapes as JSON objects (name -> value), as SWEEP in a forward file has them: scaled down for the CPU
+ * interpreter, and varied into hidden ones.
+ *
+ * Only integers above zero that name a size are changed; floats, flags, texts, lists and seeds stay as they
+ * are. What a dimension is for is guessed from its name and value (B: batch, H/HQ/HKV: heads, D/HEAD_DIM:
+ * head size); whether a shape really works is found out by running the forward on it. Pure and deterministic.
+ */
+#ifndef KA_SHAPES_H
+#define KA_SHAPES_H
+
+#include "base.h"
+
+#include <jansson.h>
+
+#define KA_SHAPES_MAX_DIMS 32
+#define KA_SHAPES_BUDGET ((uint64_t)1 << 17) /* default for `budget`: the product of the sizes */
+#define KA_SHAPES_MAX_HIDDEN 256
+
+/* The `level`-th scaled-down variant, 0 the largest: the shape itself if it is within `budget`, then smaller
+ * ones. Multiples of 16 stay multiples of 16 and powers of two stay powers of two (4096 -> 128 -> 64 -> 32 ->
+ * 16), ragged sizes stay ragged with the same remainder by 16 (1000 -> 120 -> 56 -> 24 -> 8), sizes up to 16
+ * and head sizes up to 64 are kept, batches become 2 or 1, heads too but with query heads still a multiple of
+ * key heads. Larger stays larger and divisible stays divisible where that can be had.
+ * `*out` is a new reference. -ERANGE: no such level; -EINVAL: `dims` is no object; -EFBIG: too many
+ * dimensions. */
+int ka_shapes_scale(const json_t *dims, uint64_t budget, size_t level, json_t **out);
+
+/* How many levels there are; 0 when `dims` cannot be scaled. */
+size_t ka_shapes_levels(const json_t *dims, uint64_t budget);
+
+/* Up to `count` shapes that a candidate cannot know, from `dims` (already scaled): one size, or several, set
+ * to 1, a prime, one less, one more, a block (16, 32, 64) less or more one, an odd batch; and in a third of them one
+ * size just beyond the power of two that covers it, where a block of a fixed size ends. Different from
+ * `dims`, from each other and from every member of `sweep` (array of dims objects, or NULL). No larger than
+ * `budget` or twice `dims`. The same seed gives the same shapes. There may be fewer, or none, where nothing
+ * can be varied.
+ * `*out`: a new array of {"dims": {...}, "kind": "prime"}. `kind` may be shown to a model, the dims may not.
+ * -EINVAL, -EFBIG as above. */
+int ka_shapes_hidden(const json_t *dims, const json_t *sweep, uint64_t seed, size_t count, uint64_t budget,
+                     json_t **out);
+
+#endif

@@ -1,0 +1,498 @@
+/* Collects results case by case and decides. Knows no tensor, no process and no prompt template. */
+#include "core/verdict.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct failure {
+    char *subject; /* "the gradient of x"; NULL for a rule */
+    char *rule;
+    char *text; /* the rule's sentence; NULL for a comparison */
+    char *label;
+    struct ka_diff diff;
+};
+
+struct shape {
+    enum ka_shape_kind kind;
+    json_t *dims;
+    char *hint, *skipped;
+    size_t cases, cases_failed;
+    struct failure *failures;
+    size_t failure_count;
+};
+
+struct a_case {
+    size_t shape;
+    char *label;
+    bool failed;
+};
+
+struct gradient {
+    char *name;
+    size_t judged; /* comparisons that were no mere noise */
+    size_t seen;
+    double error,
+        base_error; /* of the worst comparison; error is infinite when there was nothing to measure */
+    size_t worst_shape;
+};
+
+struct ka_verdict {
+    struct shape *shapes;
+    struct a_case *cases;
+    struct gradient *grads;
+    struct shape whole; /* failures that belong to no shape */
+    size_t shape_count, case_count, grad_count;
+};
+
+/* The array with room for `count` items, the last of them zeroed; ends the program without memory, like
+ * ka_calloc. */
+static void *grow(void *items, size_t count, size_t size)
+{
+    char *grown = ka_calloc(count, size);
+    if (count > 1)
+        memcpy(grown, items, (count - 1) * size);
+    free(items);
+    return grown;
+}
+
+/* A pointer to a new zeroed item at the array's end. */
+#define APPEND(items, count)                                                                                 \
+    ((count)++, (items) = grow((items), (count), sizeof(*(items))), &(items)[(count)-1])
+
+struct ka_verdict *ka_verdict_new(const char *const *grads, size_t count)
+{
+    struct ka_verdict *v = ka_calloc(1, sizeof(*v));
+    v->grads = ka_calloc(count, sizeof(*v->grads));
+    v->grad_count = count;
+    for (size_t i = 0; i < count; i++) {
+        v->grads[i].name = ka_strdup(grads[i]);
+        v->grads[i].error = -1;
+    }
+    return v;
+}
+
+static void free_shape(struct shape *shape)
+{
+    for (size_t i = 0; i < shape->failure_count; i++) {
+        free(shape->failures[i].subject);
+        free(shape->failures[i].rule);
+        free(shape->failures[i].text);
+        free(shape->failures[i].label);
+    }
+    free(shape->failures);
+    free(shape->hint);
+    free(shape->skipped);
+    json_decref(shape->dims);
+}
+
+void ka_verdict_free(struct ka_verdict *v)
+{
+    if (!v)
+        return;
+    for (size_t i = 0; i < v->shape_count; i++)
+        free_shape(&v->shapes[i]);
+    for (size_t i = 0; i < v->case_count; i++)
+        free(v->cases[i].label);
+    for (size_t i = 0; i < v->grad_count; i++)
+        free(v->grads[i].name);
+    free_shape(&v->whole);
+    free(v->shapes);
+    free(v->cases);
+    free(v->grads);
+    free(v);
+}
+
+/* ---- collecting ---- */
+
+size_t ka_verdict_shape(struct ka_verdict *v, enum ka_shape_kind kind, const json_t *dims, const char *hint)
+{
+    struct shape *shape = APPEND(v->shapes, v->shape_count);
+    shape->kind = kind;
+    shape->dims = json_deep_copy(dims);
+    shape->hint = ka_strdup(hint);
+    return v->shape_count - 1;
+}
+
+void ka_verdict_skip(struct ka_verdict *v, size_t shape, const char *reason)
+{
+    free(v->shapes[shape].skipped);
+    v->shapes[shape].skipped = ka_strdup(reason);
+}
+
+size_t ka_verdict_case(struct ka_verdict *v, size_t shape, const char *label)
+{
+    struct a_case *c = APPEND(v->cases, v->case_count);
+    c->shape = shape;
+    c->label = ka_strdup(label);
+    v->shapes[shape].cases++;
+    return v->case_count - 1;
+}
+
+static struct failure *add_failure(struct ka_verdict *v, size_t at, const char *rule)
+{
+    struct a_case *c = &v->cases[at];
+    struct shape *shape = &v->shapes[c->shape];
+    shape->cases_failed += !c->failed;
+    c->failed = true;
+    struct failure *f = APPEND(shape->failures, shape->failure_count);
+    f->rule = ka_strdup(rule);
+    f->label = ka_strdup(c->label);
+    return f;
+}
+
+static void add_comparison(struct ka_verdict *v, size_t at, const char *subject, const struct ka_diff *diff)
+{
+    if (diff->pass)
+        return;
+    struct failure *f = add_failure(v, at, ka_diff_reason_name(diff->reason));
+    f->subject = ka_strdup(subject);
+    f->diff = *diff;
+}
+
+static struct gradient *find_gradient(struct ka_verdict *v, const char *name)
+{
+    for (size_t i = 0; i < v->grad_count; i++)
+        if (strcmp(v->grads[i].name, name) == 0)
+            return &v->grads[i];
+    struct gradient *g = APPEND(v->grads, v->grad_count);
+    g->name = ka_strdup(name);
+    g->error = -1;
+    return g;
+}
+
+void ka_verdict_gradient(struct ka_verdict *v, size_t at, const char *name, const struct ka_diff *diff)
+{
+    char subject[160];
+    snprintf(subject, sizeof(subject), "the gradient of %s", name);
+    struct gradient *g = find_gradient(v, name);
+    if (diff->reason == KA_DIFF_MISSING && diff->want_zero)
+        return; /* None stands for zero */
+    add_comparison(v, at, subject, diff);
+    g->seen++;
+    if (diff->vacuous && diff->pass)
+        return;
+    g->judged++;
+    bool measured = isfinite(diff->error) && (diff->reason == KA_DIFF_OK || diff->reason > KA_DIFF_NONFINITE);
+    double error = measured ? diff->error : INFINITY;
+    if (error > g->error) {
+        g->error = error;
+        g->base_error = diff->base_error;
+        g->worst_shape = v->cases[at].shape;
+    }
+}
+
+void ka_verdict_output(struct ka_verdict *v, size_t at, size_t index, const struct ka_diff *diff)
+{
+    char subject[64];
+    snprintf(subject, sizeof(subject), "output %zu of the forward", index);
+    add_comparison(v, at, subject, diff);
+}
+
+void ka_verdict_fail(struct ka_verdict *v, size_t at, const char *rule, const char *text)
+{
+    add_failure(v, at, rule)->text = ka_strdup(text);
+}
+
+void ka_verdict_fail_whole(struct ka_verdict *v, const char *rule, const char *text)
+{
+    struct failure *f = APPEND(v->whole.failures, v->whole.failure_count);
+    f->rule = ka_strdup(rule);
+    f->text = ka_strdup(text);
+}
+
+/* ---- deciding ---- */
+
+static bool shape_passed(const struct shape *shape)
+{
+    return !shape->skipped && shape->cases > 0 && shape->failure_count == 0;
+}
+
+struct ka_verdict_counts ka_verdict_count(const struct ka_verdict *v)
+{
+    struct ka_verdict_counts n = {0};
+    for (size_t i = 0; i < v->shape_count; i++) {
+        const struct shape *shape = &v->shapes[i];
+        bool passed = shape_passed(shape);
+        n.cases += shape->cases;
+        n.cases_failed += shape->cases_failed;
+        n.skipped += shape->skipped != NULL;
+        switch (shape->kind) {
+        case KA_SHAPE_REQUIRED:
+            n.required++;
+            n.passed += passed;
+            break;
+        case KA_SHAPE_HIDDEN:
+            n.hidden += !shape->skipped;
+            n.hidden_passed += passed;
+            break;
+        case KA_SHAPE_OPTIONAL:
+            n.optional += !shape->skipped;
+            n.optional_passed += passed;
+            break;
+        }
+    }
+    return n;
+}
+
+/* Seen, but never told from noise, or never seen at all. */
+static bool gradient_unproved(const struct gradient *g)
+{
+    return g->judged == 0;
+}
+
+bool ka_verdict_verified(const struct ka_verdict *v)
+{
+    struct ka_verdict_counts n = ka_verdict_count(v);
+    for (size_t i = 0; i < v->grad_count; i++)
+        if (gradient_unproved(&v->grads[i]))
+            return false;
+    return v->grad_count > 0 && n.required > 0 && n.passed == n.required && n.hidden_passed == n.hidden &&
+           v->whole.failure_count == 0;
+}
+
+/* ---- text for the LLM ---- */
+
+static double shape_size(const struct shape *shape)
+{
+    double size = 1;
+    const char *name;
+    json_t *dim;
+    json_object_foreach(shape->dims, name, dim)
+    {
+        size *= json_is_number(dim) ? fmax(1, json_number_value(dim)) : 1;
+    }
+    return size;
+}
+
+/* Smallest first; hidden shapes come last and in the order given, so that their sizes do not show. */
+static int by_size(const void *a, const void *b)
+{
+    const struct shape *x = *(const struct shape *const *)a, *y = *(const struct shape *const *)b;
+    bool x_hidden = x->kind == KA_SHAPE_HIDDEN, y_hidden = y->kind == KA_SHAPE_HIDDEN;
+    if (x_hidden != y_hidden)
+        return x_hidden - y_hidden;
+    double x_size = x_hidden ? 0 : shape_size(x), y_size = y_hidden ? 0 : shape_size(y);
+    if (x_size != y_size)
+        return x_size < y_size ? -1 : 1;
+    return x < y ? -1 : x > y;
+}
+
+/* Failing shapes in the order above; free() the list. */
+static const struct shape **failing_shapes(const struct ka_verdict *v, size_t *count)
+{
+    const struct shape **list = ka_calloc(v->shape_count, sizeof(const struct shape *));
+    *count = 0;
+    for (size_t i = 0; i < v->shape_count; i++)
+        if (v->shapes[i].failure_count)
+            list[(*count)++] = &v->shapes[i];
+    qsort(list, *count, sizeof(const struct shape *), by_size);
+    return list;
+}
+
+static int name_shape(const struct shape *shape, bool hidden, struct ka_buf *out)
+{
+    if (shape->kind == KA_SHAPE_HIDDEN && !hidden)
+        return shape->hint ? ka_buf_printf(out, "a hidden shape (%s)", shape->hint)
+                           : ka_buf_puts(out, "a hidden shape");
+    char *dims = json_dumps(shape->dims, JSON_ENCODE_ANY);
+    int rc = ka_buf_printf(out, "%sshape %s", shape->kind == KA_SHAPE_OPTIONAL ? "optional " : "",
+                           dims ? dims : "?");
+    free(dims);
+    return rc;
+}
+
+static int failure_text(const struct failure *f, enum ka_describe how, struct ka_buf *out)
+{
+    if (f->subject)
+        return ka_diff_describe(&f->diff, f->subject, how, out);
+    if (how == KA_DESCRIBE_HIDDEN)
+        return ka_buf_printf(out, "Rule broken: %s.", f->rule);
+    return ka_buf_printf(out, "%s: %s", f->rule, f->text);
+}
+
+/* One line for each thing that failed, at its first case. */
+static bool said_before(const struct shape *shape, size_t i)
+{
+    for (size_t k = 0; k < i; k++) {
+        const struct failure *a = &shape->failures[k], *b = &shape->failures[i];
+        bool same_subject = a->subject && b->subject && strcmp(a->subject, b->subject) == 0;
+        bool same_rule = !a->subject && !b->subject && strcmp(a->rule, b->rule) == 0;
+        if (same_subject || same_rule)
+            return true;
+    }
+    return false;
+}
+
+/* What it means that a thing fails in this kind of case, and not with a plain upstream on the same shape. */
+static const struct {
+    const char *label, *meaning;
+} KINDS_OF_CASES[] = {
+    {"noncontiguous", "an upstream with other strides: read it through its strides, or call .contiguous()"},
+    {"expanded",
+     "an upstream with stride 0, as .expand() makes it: read it through its strides, or call .contiguous()"},
+    {"none_one", "an upstream that is None because only the other outputs are used: test for None, or leave "
+                 "set_materialize_grads on"},
+    {"scaled", "an upstream of another magnitude: the backward must be linear in it, without clamps, "
+               "thresholds or roundings"},
+    {"onehot", "an upstream that is zero almost everywhere: nothing may divide by it"},
+    {"second backward", "a second backward over the same graph: the first one used up or changed something "
+                        "that the forward saved"},
+    {"a gradient", "some gradients not being wanted: see how ctx.needs_input_grad is used"},
+    {"want gradients", "some gradients not being wanted: see how ctx.needs_input_grad is used"},
+};
+
+static bool is_plain(const char *label)
+{
+    return strcmp(label, "normal upstream") == 0;
+}
+
+static int only_there(const struct shape *shape, const struct failure *f, struct ka_buf *out)
+{
+    for (size_t k = 0; k < shape->failure_count; k++) {
+        if (is_plain(shape->failures[k].label))
+            return 0;
+    }
+    for (size_t i = 0; i < KA_COUNT(KINDS_OF_CASES); i++) {
+        if (strstr(f->label, KINDS_OF_CASES[i].label))
+            return ka_buf_printf(out, " It is right for a plain upstream, and fails only with %s.",
+                                 KINDS_OF_CASES[i].meaning);
+    }
+    return 0;
+}
+
+static int shape_facts(const struct shape *shape, struct ka_buf *out)
+{
+    enum ka_describe how = shape->kind == KA_SHAPE_HIDDEN ? KA_DESCRIBE_HIDDEN : KA_DESCRIBE_FULL;
+    int rc = ka_buf_puts(out, "On ");
+    if (rc == 0)
+        rc = name_shape(shape, false, out);
+    if (rc == 0)
+        rc = ka_buf_printf(out, ", %zu of %zu cases fail:\n", shape->cases_failed, shape->cases);
+    for (size_t i = 0; i < shape->failure_count && rc == 0; i++) {
+        if (said_before(shape, i))
+            continue;
+        rc = ka_buf_printf(out, "- (%s) ", shape->failures[i].label);
+        if (rc == 0)
+            rc = failure_text(&shape->failures[i], how, out);
+        if (rc == 0)
+            rc = only_there(shape, &shape->failures[i], out);
+        if (rc == 0)
+            rc = ka_buf_puts(out, "\n");
+    }
+    return rc;
+}
+
+static int unproved_facts(const struct ka_verdict *v, struct ka_buf *out)
+{
+    int rc = 0;
+    for (size_t i = 0; i < v->grad_count && rc == 0; i++) {
+        const struct gradient *g = &v->grads[i];
+        if (gradient_unproved(g))
+            rc = ka_buf_printf(
+                out,
+                g->seen ? "The gradient of %s is rounding noise in every case: nothing proves it.\n"
+                        : "The gradient of %s was never returned.\n",
+                g->name);
+    }
+    return rc;
+}
+
+int ka_verdict_facts(const struct ka_verdict *v, size_t max_shapes, struct ka_buf *out)
+{
+    int rc = 0;
+    for (size_t i = 0; i < v->whole.failure_count && rc == 0; i++) {
+        rc = failure_text(&v->whole.failures[i], KA_DESCRIBE_FULL, out);
+        if (rc == 0)
+            rc = ka_buf_puts(out, "\n");
+    }
+    if (rc == 0)
+        rc = unproved_facts(v, out);
+    size_t count;
+    const struct shape **failing = failing_shapes(v, &count);
+    for (size_t i = 0; i < count && i < max_shapes && rc == 0; i++)
+        rc = shape_facts(failing[i], out);
+    if (rc == 0 && count > max_shapes)
+        rc = ka_buf_printf(out, "%zu more shapes fail.\n", count - max_shapes);
+    free(failing);
+    return rc;
+}
+
+/* ---- JSON ---- */
+
+static json_t *shape_json(const struct shape *shape, bool hidden)
+{
+    return shape->kind == KA_SHAPE_HIDDEN && !hidden ? json_string("hidden") : json_deep_copy(shape->dims);
+}
+
+static json_t *number_or_null(double value)
+{
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+static json_t *counts_json(const struct ka_verdict *v, bool hidden)
+{
+    struct ka_verdict_counts n = ka_verdict_count(v);
+    json_t *skipped = json_array();
+    for (size_t i = 0; i < v->shape_count; i++)
+        if (v->shapes[i].skipped)
+            json_array_append_new(skipped,
+                                  json_pack("{s:o,s:s}", "shape", shape_json(&v->shapes[i], hidden), "reason",
+                                            v->shapes[i].kind == KA_SHAPE_HIDDEN && !hidden
+                                                ? "not accepted by the forward or the oracle"
+                                                : v->shapes[i].skipped));
+    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:o}", "required", (json_int_t)n.required, "passed",
+                     (json_int_t)n.passed, "hidden", (json_int_t)n.hidden, "hidden_passed",
+                     (json_int_t)n.hidden_passed, "optional", (json_int_t)n.optional, "optional_passed",
+                     (json_int_t)n.optional_passed, "skipped", skipped);
+}
+
+static json_t *gradients_json(const struct ka_verdict *v, bool hidden)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < v->grad_count; i++) {
+        const struct gradient *g = &v->grads[i];
+        bool known = g->error >= 0;
+        json_array_append_new(
+            list, json_pack("{s:s,s:o,s:o,s:o}", "name", g->name, "error",
+                            known ? number_or_null(g->error) : json_null(), "baseline_error",
+                            known ? number_or_null(g->base_error) : json_null(), "worst_shape",
+                            known ? shape_json(&v->shapes[g->worst_shape], hidden) : json_null()));
+    }
+    return list;
+}
+
+static json_t *failure_json(const struct shape *shape, const struct failure *f, bool hidden)
+{
+    bool whole = shape->dims == NULL, secret = !whole && shape->kind == KA_SHAPE_HIDDEN && !hidden;
+    struct ka_buf text = {0};
+    failure_text(f, secret ? KA_DESCRIBE_HIDDEN : KA_DESCRIBE_FULL, &text);
+    json_t *o = json_pack("{s:o,s:s*,s:s,s:s*,s:s}", "shape", whole ? json_null() : shape_json(shape, hidden),
+                          "case", f->label, "rule", f->rule, "tensor", f->subject, "text", ka_buf_str(&text));
+    if (f->subject && !secret)
+        json_object_set_new(o, "facts", ka_diff_json(&f->diff));
+    ka_buf_free(&text);
+    return o;
+}
+
+static json_t *failures_json(const struct ka_verdict *v, bool hidden)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < v->whole.failure_count; i++)
+        json_array_append_new(list, failure_json(&v->whole, &v->whole.failures[i], hidden));
+    size_t count;
+    const struct shape **failing = failing_shapes(v, &count);
+    for (size_t i = 0; i < count; i++)
+        for (size_t k = 0; k < failing[i]->failure_count; k++)
+            json_array_append_new(list, failure_json(failing[i], &failing[i]->failures[k], hidden));
+    free(failing);
+    return list;
+}
+
+json_t *ka_verdict_json(const struct ka_verdict *v, bool hidden)
+{
+    return json_pack("{s:b,s:o,s:o,s:o}", "verified", ka_verdict_verified(v), "shapes",
+                     counts_json(v, hidden), "gradients", gradients_json(v, hidden), "failures",
+                     failures_json(v, hidden));
+}

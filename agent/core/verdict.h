@@ -1,0 +1,72 @@
+/* The decision about one candidate, from results that others measured: pure, no files, no clock.
+ *
+ * Words: a *shape* is one set of dims: required (the sweep's), hidden (derived by the daemon, secret) or
+ * optional. A *case* is one shape with one seed and one kind of upstream gradient. A shape passes when it has
+ * at least one case and none of its cases failed in anything. The candidate is *verified* when every required
+ * shape passes, no checked hidden shape fails, nothing failed on the whole (scan, launches), and every
+ * gradient was judged at least once in a case where it can be told from rounding noise. Optional shapes are
+ * reported, and block nothing; skipped shapes never count as passed, so a skipped required shape blocks.
+ *
+ * Secrets: the dims of hidden shapes, and anything measured on them that would tell a size, appear only in
+ * the private JSON. Text for an LLM says "a hidden shape" with its kind ("block + 1"). Everything given is
+ * copied. */
+#ifndef KA_VERDICT_H
+#define KA_VERDICT_H
+
+#include <jansson.h>
+
+#include "core/base.h"
+#include "sandbox/compare.h"
+
+enum ka_shape_kind { KA_SHAPE_REQUIRED, KA_SHAPE_HIDDEN, KA_SHAPE_OPTIONAL };
+
+struct ka_verdict;
+
+/* `grads`: names of the inputs whose gradients must be verified. Never NULL. */
+struct ka_verdict *ka_verdict_new(const char *const *grads, size_t count);
+void ka_verdict_free(struct ka_verdict *v); /* NULL is fine */
+
+/* Announce a shape. `dims` is an object of integers; `hint` is what may be said of a hidden shape ("a prime
+ * size"), or NULL. Returns the shape's number. */
+size_t ka_verdict_shape(struct ka_verdict *v, enum ka_shape_kind kind, const json_t *dims, const char *hint);
+
+/* The shape is not judged, and why. */
+void ka_verdict_skip(struct ka_verdict *v, size_t shape, const char *reason);
+
+/* Begin a case of that shape. `label` is shown to the LLM ("one-hot upstream"): no seeds. Returns the case's
+ * number. */
+size_t ka_verdict_case(struct ka_verdict *v, size_t shape, const char *label);
+
+/* The comparison of a gradient, or of an output with the user's forward. A gradient that is missing where
+ * zero is expected is right, as in autograd, but proves nothing. */
+void ka_verdict_gradient(struct ka_verdict *v, size_t at, const char *name, const struct ka_diff *diff);
+void ka_verdict_output(struct ka_verdict *v, size_t at, size_t index, const struct ka_diff *diff);
+
+/* Anything else that is wrong in a case: `rule` is a short name ("input_modified"), `text` the sentence for
+ * the LLM. Of a hidden shape only the rule is shown. */
+void ka_verdict_fail(struct ka_verdict *v, size_t at, const char *rule, const char *text);
+
+/* Something wrong with the candidate as a whole (a scan finding): no shape needed. */
+void ka_verdict_fail_whole(struct ka_verdict *v, const char *rule, const char *text);
+
+struct ka_verdict_counts {
+    size_t required, passed;
+    size_t hidden, hidden_passed; /* hidden shapes that were judged */
+    size_t optional, optional_passed;
+    size_t skipped;
+    size_t cases, cases_failed;
+};
+
+struct ka_verdict_counts ka_verdict_count(const struct ka_verdict *v);
+bool ka_verdict_verified(const struct ka_verdict *v);
+
+/* What the LLM is shown: failures on the whole, then failing shapes from the smallest up (hidden ones last),
+ * at most `max_shapes` of them in detail. Empty when nothing failed. */
+int ka_verdict_facts(const struct ka_verdict *v, size_t max_shapes, struct ka_buf *out);
+
+/* {"verified", "shapes", "gradients", "failures"}: the first three as in the result object. With `hidden`
+ * true the dims and facts of hidden shapes are included: for the private record only. The caller owns it;
+ * NULL without memory. */
+json_t *ka_verdict_json(const struct ka_verdict *v, bool hidden);
+
+#endif

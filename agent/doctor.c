@@ -1,0 +1,365 @@
+/* What this machine gives: the jail is asked by running something in it, Python likewise. Knows no layer by
+ * itself beyond the sentence on what is lost without it. */
+#include "doctor.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <glob.h>
+#include <jansson.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "app.h"
+#include "core/base.h"
+#include "files.h"
+#include "io/child.h"
+
+#define OUTPUT_MAX 65536
+#define PATIENCE_MS 120000
+#define EXIT_USAGE 2
+#define EXIT_LAYER 6
+
+struct loss {
+    const char *layer, *lost;
+};
+
+static const struct loss losses[] = {
+    {"limits", "a candidate can use all memory, processor time and file sizes"},
+    {"caps", "a candidate started by root keeps root's powers"},
+    {"pid", "leftover processes are found by their process group; setsid and setpgid are refused"},
+    {"mount", "no size cap on a candidate's files; chmod, touch and extended attributes are refused"},
+    {"net", "the filter of system calls alone keeps a candidate off the network"},
+    {"landlock", "a candidate can read every file that this user can read"},
+    {"seccomp", "a candidate can make every system call: sockets, ptrace, kernel interfaces"},
+    {"cgroup", "memory is capped for each process, not summed over a check"},
+};
+
+static const char versions_script[] = "import importlib, json, platform\n"
+                                      "out = {'python': platform.python_version()}\n"
+                                      "for name in ('torch', 'triton', 'numpy'):\n"
+                                      "    try:\n"
+                                      "        out[name] = str(importlib.import_module(name).__version__)\n"
+                                      "    except Exception as exc:\n"
+                                      "        out[name] = None\n"
+                                      "        out['why_' + name] = f'{type(exc).__name__}: {exc}'[:300]\n"
+                                      "print(json.dumps(out))\n";
+
+struct doctor {
+    bool json;
+    const char *wanted_python;
+    char *jail, *python, *scratch, *share;
+    json_t *layers;   /* the jail's report; NULL: it said nothing */
+    json_t *versions; /* NULL: Python could not be run */
+    struct ka_err trouble;
+};
+
+/* ---- running something in the jail ---- */
+
+static void read_some(struct pollfd *from, struct ka_buf *to)
+{
+    char chunk[4096];
+    ssize_t n = read(from->fd, chunk, sizeof(chunk));
+    if (n <= 0)
+        from->fd = -1;
+    else
+        ka_buf_add(to, chunk, (size_t)n);
+}
+
+static int64_t now_ms(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
+}
+
+static void collect(pid_t pid, int out, int report, struct ka_buf *out_text, struct ka_buf *report_text)
+{
+    struct pollfd fds[] = {{.fd = out, .events = POLLIN}, {.fd = report, .events = POLLIN}};
+    struct ka_buf *texts[] = {out_text, report_text};
+    int64_t end = now_ms() + PATIENCE_MS;
+    while (fds[0].fd >= 0 || fds[1].fd >= 0) {
+        int64_t left = end - now_ms();
+        if (left <= 0 || (poll(fds, 2, (int)left) < 0 && errno != EINTR)) {
+            kill(pid, SIGKILL);
+            return;
+        }
+        for (size_t i = 0; i < 2; i++)
+            if (fds[i].fd >= 0 && fds[i].revents)
+                read_some(&fds[i], texts[i]);
+    }
+}
+
+/* Exit code of the program, or -errno; both texts are appended to. */
+static int run_jailed(const struct doctor *d, const char *const *program, struct ka_buf *out_text,
+                      struct ka_buf *report_text)
+{
+    const char *argv[16] = {d->jail, "--scratch", d->scratch, "--require", "none", "--result-fd", "3", "--"};
+    char *env[] = {NULL};
+    int out[2] = {-1, -1}, report[2] = {-1, -1}, status = 0, rc;
+    pid_t pid = -1;
+    posix_spawn_file_actions_t actions;
+    for (size_t i = 0; program[i] && i < 7; i++)
+        argv[8 + i] = program[i];
+    posix_spawn_file_actions_init(&actions);
+    if (pipe2(out, O_CLOEXEC) != 0 || pipe2(report, O_CLOEXEC) != 0) {
+        rc = -errno;
+        goto out;
+    }
+    posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_adddup2(&actions, report[1], 10); /* out of the way of 3 */
+    posix_spawn_file_actions_adddup2(&actions, out[1], 1);
+    posix_spawn_file_actions_adddup2(&actions, out[1], 2);
+    posix_spawn_file_actions_adddup2(&actions, 10, 3);
+    rc = -posix_spawn(&pid, d->jail, &actions, NULL, (char *const *)argv, env);
+    if (rc)
+        goto out;
+    close(out[1]);
+    close(report[1]);
+    out[1] = report[1] = -1;
+    collect(pid, out[0], report[0], out_text, report_text);
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+        ;
+    rc = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+out:
+    posix_spawn_file_actions_destroy(&actions);
+    for (int i = 0; i < 2; i++) {
+        if (out[i] >= 0)
+            close(out[i]);
+        if (report[i] >= 0)
+            close(report[i]);
+    }
+    return rc;
+}
+
+static void examine_layers(struct doctor *d)
+{
+    static const char *const program[] = {"/bin/true", NULL};
+    struct ka_buf out = {.max = OUTPUT_MAX}, report = {.max = OUTPUT_MAX};
+    run_jailed(d, program, &out, &report);
+    d->layers = json_loads(ka_buf_str(&report), 0, NULL);
+    if (!d->layers)
+        ka_fail(&d->trouble, 0, "%s said nothing about its layers: %.300s", d->jail, ka_buf_str(&out));
+    ka_buf_free(&out);
+    ka_buf_free(&report);
+}
+
+/* Imports may print before the line that we want: it is the last. */
+static void examine_python(struct doctor *d)
+{
+    const char *program[] = {d->python, "-c", versions_script, NULL};
+    struct ka_buf out = {.max = OUTPUT_MAX}, report = {.max = OUTPUT_MAX};
+    int rc = run_jailed(d, program, &out, &report);
+    while (out.len && out.data[out.len - 1] == '\n')
+        out.data[--out.len] = '\0';
+    const char *line = out.len ? strrchr(out.data, '\n') : NULL;
+    d->versions = rc ? NULL : json_loads(line ? line + 1 : ka_buf_str(&out), 0, NULL);
+    if (!d->versions)
+        ka_fail(&d->trouble, 0, "%s ended with code %d in the jail: %.300s", d->python, rc, ka_buf_str(&out));
+    ka_buf_free(&out);
+    ka_buf_free(&report);
+}
+
+/* ---- judging ---- */
+
+static bool layer_is_on(const struct doctor *d, const char *layer)
+{
+    return json_is_true(json_object_get(json_object_get(d->layers, "layers"), layer));
+}
+
+/* "full": all but the cgroup; "reduced": enough to run; "missing": candidates are refused. */
+static const char *level(const struct doctor *d)
+{
+    bool all = true;
+    for (size_t i = 0; i < KA_COUNT(losses); i++)
+        if (strcmp(losses[i].layer, "cgroup") != 0 && !layer_is_on(d, losses[i].layer))
+            all = false;
+    if (all)
+        return "full";
+    bool files = layer_is_on(d, "landlock") || layer_is_on(d, "mount");
+    return files && layer_is_on(d, "seccomp") && layer_is_on(d, "limits") && layer_is_on(d, "caps")
+               ? "reduced"
+               : "missing";
+}
+
+static bool at_least(const json_t *versions, const char *name, unsigned major, unsigned minor)
+{
+    const char *text = json_string_value(json_object_get(versions, name));
+    unsigned have_major = 0, have_minor = 0;
+    if (!text || sscanf(text, "%u.%u", &have_major, &have_minor) != 2)
+        return false;
+    return have_major > major || (have_major == major && have_minor >= minor);
+}
+
+static bool python_is_usable(const struct doctor *d)
+{
+    return at_least(d->versions, "python", 3, 11) && at_least(d->versions, "torch", 2, 6) &&
+           at_least(d->versions, "triton", 3, 2) && json_is_string(json_object_get(d->versions, "numpy"));
+}
+
+static size_t count_gpus(void)
+{
+    glob_t found = {0};
+    size_t count = glob("/dev/nvidia[0-9]*", 0, NULL, &found) == 0 ? found.gl_pathc : 0;
+    globfree(&found);
+    return count;
+}
+
+static const char *find_compiler(void)
+{
+    static const char *const names[] = {"/usr/bin/gcc", "/usr/bin/clang", "/usr/bin/cc",
+                                        "/usr/local/bin/gcc"};
+    for (size_t i = 0; i < KA_COUNT(names); i++)
+        if (access(names[i], X_OK) == 0)
+            return names[i];
+    return NULL;
+}
+
+static int exit_code(const struct doctor *d)
+{
+    if (!d->layers)
+        return EXIT_USAGE;
+    if (strcmp(level(d), "missing") == 0)
+        return EXIT_LAYER;
+    return python_is_usable(d) ? 0 : EXIT_USAGE;
+}
+
+/* ---- saying it ---- */
+
+static void print_json(const struct doctor *d)
+{
+    const char *compiler = find_compiler();
+    json_t *lost = json_array();
+    for (size_t i = 0; d->layers && i < KA_COUNT(losses); i++)
+        if (!layer_is_on(d, losses[i].layer))
+            json_array_append_new(lost,
+                                  json_pack("{s:s, s:s}", "layer", losses[i].layer, "lost", losses[i].lost));
+    json_t *doc =
+        json_pack("{s:b, s:s, s:s?, s:O?, s:o, s:s?, s:O?, s:b, s:I, s:s?, s:s}", "ok", exit_code(d) == 0,
+                  "sandbox", d->layers ? level(d) : "missing", "jail", d->jail, "layers", d->layers, "lost",
+                  lost, "python", d->python, "versions", d->versions, "python_ok", python_is_usable(d),
+                  "gpus", (json_int_t)count_gpus(), "compiler", compiler, "trouble", d->trouble.msg);
+    json_dumpf(doc, stdout, JSON_INDENT(2));
+    putchar('\n');
+    json_decref(doc);
+}
+
+static void print_layers(const struct doctor *d)
+{
+    printf("sandbox    %s\n", d->layers ? level(d) : "missing");
+    for (size_t i = 0; d->layers && i < KA_COUNT(losses); i++) {
+        const char *name = losses[i].layer;
+        const char *why = json_string_value(json_object_get(json_object_get(d->layers, "why"), name));
+        if (layer_is_on(d, name))
+            printf("  %-9s yes\n", name);
+        else
+            printf("  %-9s no: %s\n            lost: %s\n", name, why ? why : "unknown", losses[i].lost);
+    }
+    if (d->layers && layer_is_on(d, "pid") && !json_is_true(json_object_get(d->layers, "fresh_proc")))
+        puts("  /proc     shared with this machine; only a child's own part is readable");
+}
+
+static void print_python(const struct doctor *d)
+{
+    static const char *const names[] = {"torch", "triton", "numpy"};
+    printf("python     %s", d->python ? d->python : "none");
+    if (d->versions)
+        printf(" (%s)", json_string_value(json_object_get(d->versions, "python")));
+    puts(python_is_usable(d) ? "" : ": cannot be used (needs Python 3.11, torch 2.6, triton 3.2 and numpy)");
+    for (size_t i = 0; d->versions && i < KA_COUNT(names); i++) {
+        char key[32];
+        snprintf(key, sizeof(key), "why_%s", names[i]);
+        const char *version = json_string_value(json_object_get(d->versions, names[i]));
+        const char *why = json_string_value(json_object_get(d->versions, key));
+        printf("  %-9s %s%s\n", names[i], version ? version : "none: ", version ? "" : why ? why : "unknown");
+    }
+}
+
+static void print_text(const struct doctor *d)
+{
+    size_t gpus = count_gpus();
+    const char *compiler = find_compiler();
+    print_layers(d);
+    print_python(d);
+    if (gpus)
+        printf("gpu        %zu NVIDIA device%s\n", gpus, gpus == 1 ? "" : "s");
+    else
+        puts("gpu        none: kernels run in Triton's interpreter, and no timing is claimed");
+    if (compiler)
+        printf("compiler   %s\n", compiler);
+    else
+        puts("compiler   none: Triton cannot launch kernels on a GPU without one");
+    if (d->trouble.msg[0])
+        printf("trouble    %s\n", d->trouble.msg);
+}
+
+static int parse(struct doctor *d, int argc, char **argv)
+{
+    static const struct option known[] = {
+        {"json", no_argument, NULL, 'j'}, {"python", required_argument, NULL, 'p'}, {NULL, 0, NULL, 0}};
+    int got;
+    optind = 1;
+    while ((got = getopt_long(argc, argv, "", known, NULL)) != -1) {
+        if (got == 'j')
+            d->json = true;
+        else if (got == 'p')
+            d->wanted_python = optarg;
+        else
+            return -EINVAL;
+    }
+    return optind == argc ? 0 : -EINVAL;
+}
+
+/* The same choice as a run makes: --python, the .venv that is beside the program, the system's. */
+static void choose_python(struct doctor *d)
+{
+    if (d->wanted_python) {
+        d->python = ka_strdup(d->wanted_python);
+        return;
+    }
+    d->share = ka_app_find_share(NULL);
+    d->python = d->share ? ka_path_join(d->share, ".venv/bin/python") : NULL;
+    if (!d->python || access(d->python, X_OK) != 0) {
+        free(d->python);
+        d->python = ka_strdup("/usr/bin/python3");
+    }
+}
+
+int ka_doctor_main(int argc, char **argv)
+{
+    struct doctor d = {.json = false};
+    char scratch[] = "/tmp/kernel-agent-doctor-XXXXXX";
+    if (parse(&d, argc, argv) != 0) {
+        fputs("usage: kernel-agent doctor [--json] [--python PATH]\n", stderr);
+        return EXIT_USAGE;
+    }
+    choose_python(&d);
+    d.scratch = mkdtemp(scratch);
+    if (!d.scratch)
+        ka_fail(&d.trouble, 0, "%s: %s", scratch, strerror(errno));
+    else if (ka_child_find_program("KA_JAIL", "ka-jail", &d.jail, &d.trouble) == 0) {
+        examine_layers(&d);
+        if (d.layers && d.python)
+            examine_python(&d);
+    }
+    int code = exit_code(&d);
+    if (d.json)
+        print_json(&d);
+    else
+        print_text(&d);
+    if (d.scratch)
+        ka_rmtree(d.scratch, NULL);
+    json_decref(d.layers);
+    json_decref(d.versions);
+    free(d.jail);
+    free(d.python);
+    free(d.share);
+    return code;
+}

@@ -1,0 +1,45 @@
+/* Shared by the files of the children only: child.c, child_args.c, child_files.c, zygote.c. */
+#ifndef KA_CHILD_INTERNAL_H
+#define KA_CHILD_INTERNAL_H
+
+#include "child.h"
+#include "core/base.h"
+
+/* ---- child_files.c ---- */
+
+/* The folder under which scratches are made: exists, ours, writable by nobody else. free(*path). */
+int ka_child_base(const char *wanted, char **path, struct ka_err *err);
+/* This daemon's folder below the base, locked by the descriptor: without it the next daemon removes the
+ * folder and all that a killed one left there. ka_rmtree() and free(*path), then close(*lock). */
+int ka_child_own_folder(const char *base, char **path, int *lock, struct ka_err *err);
+/* A fresh folder, mode 0700, holding request.json. free(*path) after ka_rmtree(). */
+int ka_child_scratch_new(const char *base, const char *request, char **path, struct ka_err *err);
+/* Whether the machine runs out, by the text of /proc/meminfo; false for a text that does not say. */
+bool ka_child_memory_is_low(const char *meminfo);
+
+/* ---- child_args.c ---- */
+
+#define KA_CHILD_LIST_MAX 64 /* readable paths, and variables, of one request */
+#define KA_CHILD_ARGS_MAX (2 * (2 * KA_CHILD_LIST_MAX + 24))
+
+/* A command line: owned strings, and always a NULL behind the last. */
+struct ka_child_args {
+    char *argv[KA_CHILD_ARGS_MAX];
+    size_t count;
+};
+
+void ka_child_arg(struct ka_child_args *args, const char *text);
+void ka_child_option(struct ka_child_args *args, const char *name, const char *value);
+void ka_child_number(struct ka_child_args *args, const char *name, unsigned value); /* nothing for 0 */
+/* What the libraries of a GPU need to be found; nothing else of our environment goes in. */
+void ka_child_args_gpu(struct ka_child_args *args);
+/* The options of ka-jail for this request, "--", the interpreter: the same whoever makes the jail. */
+void ka_child_args_jail(struct ka_child_args *args, const struct ka_child_req *req, const char *scratch);
+void ka_child_args_clear(struct ka_child_args *args);
+
+/* NULL for a request without its parts. Free with ka_child_req_free(). */
+struct ka_child_req *ka_child_req_copy(const struct ka_child_req *req);
+void ka_child_req_free(struct ka_child_req *req);
+bool ka_child_req_is_gpu(const struct ka_child_req *req);
+
+#endif

@@ -1,0 +1,64 @@
+/* Warm interpreters: processes that have imported torch and triton and fork one jailed child a request, in
+ * milliseconds instead of a second. Used by child.c alone; sandbox/kernel_agent/zygote.py has the messages.
+ *
+ * There is one for candidates and one for everything else, a kind of device each, so that the process which
+ * ran hostile code and the one which computes expected values never share a parent. A zygote starts with the
+ * first job for it and waits for more. When it dies, refuses, or cannot start, its jobs are `lost` and run
+ * without it.
+ *
+ * Loop thread only. Callbacks never run from inside a call of this module. */
+#ifndef KA_ZYGOTE_H
+#define KA_ZYGOTE_H
+
+#include <uv.h>
+
+#include "core/base.h"
+
+struct ka_zygotes;
+struct zygote;
+
+/* Embedded in its owner and valid until `ended` or `lost`, or until ka_zygote_withdraw() gave true. */
+struct ka_zygote_job {
+    const char *const *argv; /* options of ka-jail, "--", the interpreter; read until `started` */
+    size_t argc;
+    int fds[3]; /* standard output, standard error, report; the owner's, read until `started` */
+    void (*started)(struct ka_zygote_job *job);
+    void (*ended)(struct ka_zygote_job *job, int wait_status); /* it and all below it are gone */
+    void (*lost)(struct ka_zygote_job *job, bool had_started, const char *why);
+
+    struct zygote *zygote; /* the rest belongs to zygote.c */
+    struct ka_zygote_job *next;
+    uint64_t id;
+    int pidfd;
+    enum { KA_ZYGOTE_WAITING, KA_ZYGOTE_SENT, KA_ZYGOTE_STARTED } state;
+    bool kill;
+};
+
+struct ka_zygote_kind {
+    bool candidate, gpu;
+    const char *python, *package_dir;
+};
+
+/* A zygote and all its children share one control group, where there are such. */
+#define KA_ZYGOTE_CHILD_MEM_MB 6144
+
+/* `library` is libka_jail.so, `base` a folder to call home; no more than `max_children` run at a time. */
+struct ka_zygotes *ka_zygotes_new(uv_loop_t *loop, const char *jail, const char *library, const char *base,
+                                  unsigned max_children);
+/* End all; `gone` runs when the last handle is closed and the memory is free. Jobs must be over. */
+void ka_zygotes_close(struct ka_zygotes *zygotes, void (*gone)(void *arg), void *arg);
+
+/* -EAGAIN: no zygote for this kind (it failed before, or another interpreter is asked for); the job is not
+ * taken. */
+int ka_zygote_submit(struct ka_zygotes *zygotes, const struct ka_zygote_kind *kind,
+                     struct ka_zygote_job *job);
+/* Start the zygote of that kind, for nobody yet. */
+void ka_zygote_warm(struct ka_zygotes *zygotes, const struct ka_zygote_kind *kind);
+/* True: it had not been sent, and no callback will come. */
+bool ka_zygote_withdraw(struct ka_zygote_job *job);
+/* SIGKILL to the whole tree, at once or as soon as it exists; `ended` follows. */
+void ka_zygote_kill(struct ka_zygote_job *job);
+/* The job does not move: end its zygote, if the job has no process of its own that could be waited for. */
+void ka_zygote_give_up(struct ka_zygote_job *job);
+
+#endif

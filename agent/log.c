@@ -1,0 +1,90 @@
+/* Lines on stderr. Knows nothing of runs. */
+#include "log.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char *const level_names[] = {"error", "warn", "info", "debug"};
+
+static enum ka_log_level threshold = KA_LOG_INFO;
+static bool live_line;
+static bool line_open; /* an unfinished progress line is on the terminal */
+
+void ka_log_setup(enum ka_log_level level, bool live)
+{
+    threshold = level;
+    live_line = live;
+}
+
+int ka_log_level_parse(const char *text, enum ka_log_level *out)
+{
+    for (size_t i = 0; i < KA_COUNT(level_names); i++) {
+        if (strcmp(level_names[i], text) == 0) {
+            *out = (enum ka_log_level)i;
+            return 0;
+        }
+    }
+    return -EINVAL;
+}
+
+static void stamp(char out[static 16])
+{
+    time_t now = time(NULL);
+    struct tm local;
+    localtime_r(&now, &local);
+    strftime(out, 16, "%H:%M:%S", &local);
+}
+
+void ka_log(enum ka_log_level level, const char *fmt, ...)
+{
+    if (level > threshold)
+        return;
+    ka_log_progress_end();
+    char when[16];
+    stamp(when);
+    fprintf(stderr, "%s %-5s ", when, level_names[level]);
+    va_list args;
+    va_start(args, fmt);
+    vfprintf(stderr, fmt, args);
+    va_end(args);
+    fputc('\n', stderr);
+}
+
+static int terminal_width(void)
+{
+    struct winsize size;
+    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 20)
+        return size.ws_col;
+    return 80;
+}
+
+void ka_log_progress(const char *who, const char *fmt, ...)
+{
+    if (threshold < KA_LOG_INFO)
+        return;
+    char text[512];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    if (!live_line) {
+        ka_log(KA_LOG_INFO, "%s: %s", who, text);
+        return;
+    }
+    fputs("\r\033[K", stderr);
+    fprintf(stderr, "%s: %.*s", who, terminal_width() - (int)strlen(who) - 4, text);
+    fflush(stderr);
+    line_open = true;
+}
+
+void ka_log_progress_end(void)
+{
+    if (!line_open)
+        return;
+    fputs("\r\033[K", stderr);
+    line_open = false;
+}

@@ -1,0 +1,217 @@
+/* One jailed operation: request out, result in, checked before anything believes it. */
+#include "op.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "hash.h"
+#include "io/child.h"
+#include "log.h"
+
+#define RESULT_MAX ((size_t)64 << 20)
+
+struct ka_op {
+    struct ka_app *app; /* NULL once cancelled */
+    uint64_t id;
+    char nonce[33];
+    char *operation;
+    char *file;
+    char *shown; /* the path people know the file by */
+    ka_op_done_fn done;
+    void *arg;
+};
+
+static enum ka_child_role role_of(const char *operation)
+{
+    if (strcmp(operation, "candidate") == 0 || strcmp(operation, "facts") == 0)
+        return KA_CHILD_CANDIDATE;
+    return strcmp(operation, "oracle") == 0 ? KA_CHILD_ORACLE : KA_CHILD_TRUSTED;
+}
+
+static void op_free(struct ka_op *op)
+{
+    free(op->operation);
+    free(op->file);
+    free(op->shown);
+    free(op);
+}
+
+/* People know the file under their own path, not under that of the copy which the child reads. */
+static void restore_path(json_t *value, const char *from, const char *to)
+{
+    size_t i;
+    const char *key;
+    void *next;
+    json_t *item;
+    json_array_foreach(value, i, item) restore_path(item, from, to);
+    json_object_foreach_safe(value, next, key, item) restore_path(item, from, to);
+    const char *text = json_string_value(value);
+    const char *at = text ? strstr(text, from) : NULL;
+    if (!at)
+        return;
+    struct ka_buf fixed = {0};
+    for (; at; at = strstr(text, from)) {
+        ka_buf_add(&fixed, text, (size_t)(at - text));
+        ka_buf_puts(&fixed, to);
+        text = at + strlen(from);
+    }
+    ka_buf_puts(&fixed, text);
+    json_string_set(value, ka_buf_str(&fixed));
+    ka_buf_free(&fixed);
+}
+
+/* The last line that is not empty: where Python puts the exception. */
+static void last_line(const char *text, char *out, size_t size)
+{
+    size_t len = strlen(text);
+    while (len && (text[len - 1] == '\n' || text[len - 1] == ' '))
+        len--;
+    size_t begin = len;
+    while (begin && text[begin - 1] != '\n')
+        begin--;
+    snprintf(out, size, "%.*s", (int)(len - begin > 400 ? 400 : len - begin), text + begin);
+}
+
+static void explain_death(const struct ka_op *op, const struct ka_child_result *child,
+                          struct ka_op_result *result)
+{
+    char tail[512];
+    last_line(child->err, tail, sizeof(tail));
+    result->status = child->error == -EPERM ? KA_OP_SANDBOX : child->timed_out ? KA_OP_TIMEOUT : KA_OP_DIED;
+    if (child->timed_out)
+        snprintf(result->message, sizeof(result->message),
+                 "%s: no result within the deadline of %d s (--deadline)", op->operation,
+                 op->app->opts->deadline);
+    else if (child->error)
+        snprintf(result->message, sizeof(result->message), "%s: %.900s", op->operation, child->msg.msg);
+    else if (child->term_signal)
+        snprintf(result->message, sizeof(result->message),
+                 "%s: the child was ended by signal %d (%s); last words: %s", op->operation,
+                 child->term_signal, strsignal(child->term_signal), tail);
+    else
+        snprintf(result->message, sizeof(result->message),
+                 "%s: the child ended with code %d and no result; last words: %s", op->operation,
+                 child->exit_status, tail);
+}
+
+static int parse_result(const struct ka_op *op, const struct ka_child_result *child, json_t **out)
+{
+    struct ka_buf text = {0};
+    int rc = ka_child_read(child, "result.json", RESULT_MAX, &text);
+    json_t *doc = rc ? NULL : json_loadb(ka_buf_str(&text), text.len, 0, NULL);
+    ka_buf_free(&text);
+    const char *nonce = json_string_value(json_object_get(doc, "nonce"));
+    const char *name = json_string_value(json_object_get(doc, "op"));
+    if (!nonce || strcmp(nonce, op->nonce) != 0 || !name || strcmp(name, op->operation) != 0 ||
+        !json_is_boolean(json_object_get(doc, "ok"))) {
+        json_decref(doc);
+        return -EBADMSG;
+    }
+    restore_path(doc, op->file, op->shown);
+    *out = doc;
+    return 0;
+}
+
+static void on_child(void *arg, uint64_t id, const struct ka_child_result *child)
+{
+    struct ka_op *op = arg;
+    (void)id;
+    if (!op->app) {
+        op_free(op);
+        return;
+    }
+    struct ka_op_result result = {.operation = op->operation, .child = child};
+    if (child->error || child->timed_out || child->term_signal || child->exit_status != 0) {
+        explain_death(op, child, &result);
+    } else if (parse_result(op, child, &result.doc)) {
+        result.status = KA_OP_DIED;
+        snprintf(result.message, sizeof(result.message), "%s: the child left no valid result", op->operation);
+    } else if (!json_is_true(json_object_get(result.doc, "ok"))) {
+        const char *message =
+            json_string_value(json_object_get(json_object_get(result.doc, "error"), "message"));
+        result.status = KA_OP_ERROR;
+        snprintf(result.message, sizeof(result.message), "%.1000s",
+                 message ? message : "error without a message");
+    }
+    if (child->err[0])
+        ka_log(KA_LOG_DEBUG, "%s: stderr: %s", op->operation, child->err);
+    op->done(op->arg, &result);
+    json_decref(result.doc);
+    op_free(op);
+}
+
+static char *request_text(const struct ka_op *op, json_t *extra)
+{
+    const struct ka_opts *opts = op->app->opts;
+    json_t *request = extra ? extra : json_object();
+    json_object_set_new(request, "op", json_string(op->operation));
+    json_object_set_new(request, "nonce", json_string(op->nonce));
+    json_object_set_new(request, "file", json_string(op->file));
+    json_object_set_new(request, "device", json_string(op->app->device));
+    json_object_set_new(request, "target", json_string(opts->target));
+    json_object_set_new(request, "dtype", opts->dtype[0] ? json_string(opts->dtype) : json_null());
+    char *text = json_dumps(request, JSON_COMPACT);
+    json_decref(request);
+    return text;
+}
+
+/* On a GPU the shapes are the user's own: tensors of gigabytes pass through the scratch, which lies in memory. */
+static struct ka_child_limits limits_for(const struct ka_app *app)
+{
+    struct ka_child_limits limits = {0};
+    if (strcmp(app->device, "cuda") != 0)
+        return limits;
+    double mb = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / (1 << 20);
+    limits.mem_mb = (unsigned)(mb / 2);
+    limits.scratch_mb = (unsigned)(mb / 4);
+    limits.fsize_mb = limits.scratch_mb;
+    return limits;
+}
+
+int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, ka_op_done_fn done, void *arg,
+                struct ka_op **out, struct ka_err *err)
+{
+    struct ka_op *op = ka_calloc(1, sizeof(*op));
+    op->app = app;
+    op->operation = ka_strdup(req->operation);
+    op->file = ka_strdup(req->file);
+    op->shown = ka_strdup(req->shown ? req->shown : req->file);
+    op->done = done;
+    op->arg = arg;
+    snprintf(op->nonce, sizeof(op->nonce), "%016" PRIx64 "%016" PRIx64, ka_random_u64(), ka_random_u64());
+    char *text = request_text(op, extra);
+    const char *readable[] = {op->file};
+    struct ka_child_req request = {
+        .request = text,
+        .python = app->python,
+        .package_dir = app->package_dir,
+        .ro = readable,
+        .ro_count = KA_COUNT(readable),
+        .device = app->device,
+        .require = app->opts->require_sandbox,
+        .role = role_of(op->operation),
+        .limits = limits_for(app),
+        .deadline_ms = (unsigned)app->opts->deadline * 1000u,
+    };
+    int rc = ka_child_start(app->children, &request, on_child, op, &op->id);
+    free(text);
+    if (rc) {
+        rc = ka_fail(err, rc, "%s: cannot start a child: %s", op->operation, strerror(-rc));
+        op_free(op);
+        return rc;
+    }
+    *out = op;
+    return 0;
+}
+
+void ka_op_cancel(struct ka_op *op)
+{
+    struct ka_app *app = op->app;
+    op->app = NULL; /* freed when its child is gone */
+    ka_child_cancel(app->children, op->id);
+}

@@ -1,0 +1,160 @@
+/* Single cases of a result: found, opened, compared. */
+#include "cases.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "sandbox/compare.h"
+
+#define ROUNDING 1e-10 /* of float64 sums, per unit of upstream */
+
+json_t *ka_case_find(const json_t *doc, json_int_t id)
+{
+    size_t i;
+    json_t *entry;
+    json_array_foreach(json_object_get(doc, "cases"), i, entry)
+    {
+        json_t *found = json_object_get(entry, "id");
+        if (json_is_integer(found) && json_integer_value(found) == id)
+            return entry;
+    }
+    return NULL;
+}
+
+void ka_case_error(const json_t *entry, struct ka_err *out)
+{
+    const json_t *error = json_object_get(entry, "error");
+    const char *message = json_string_value(json_object_get(error, "message"));
+    if (!entry)
+        ka_fail(out, 0, "the child left no result for this case");
+    else if (!message)
+        ka_fail(out, 0, "the child reported an error without a message");
+    else
+        ka_fail(out, 0, "%.900s", message);
+}
+
+int ka_case_open(const struct ka_child_result *child, json_int_t id, struct ka_tensors **out,
+                 struct ka_err *err)
+{
+    char name[64];
+    snprintf(name, sizeof(name), "case-%lld.safetensors", (long long)id);
+    int fd = -1;
+    int rc = ka_child_open(child, name, KA_CASE_BYTES_MAX, &fd);
+    if (rc)
+        return ka_fail(err, rc, "%s: %s", name, strerror(-rc));
+    rc = ka_tensors_read(fd, KA_CASE_BYTES_MAX, out, err);
+    close(fd);
+    return rc;
+}
+
+static const struct ka_tensor *find_part(const struct ka_tensors *set, const char *part, const char *of)
+{
+    char name[128];
+    snprintf(name, sizeof(name), "%s/%s", part, of);
+    return ka_tensors_find(set, name);
+}
+
+double ka_case_upstream_norm(const struct ka_tensors *oracle, const json_t *entry, const json_t *plan)
+{
+    const json_t *upstream = json_object_get(plan, "upstream");
+    const json_t *scale = json_object_get(upstream, "scale");
+    const char *kind = json_string_value(json_object_get(upstream, "kind"));
+    double count = 0;
+    size_t i;
+    json_t *output;
+    if (kind && strcmp(kind, "onehot") == 0)
+        return 1;
+    json_array_foreach(json_object_get(entry, "outputs"), i, output)
+    {
+        char index[24];
+        snprintf(index, sizeof(index), "%zu", i);
+        const struct ka_tensor *tensor = find_part(oracle, "out", index);
+        count +=
+            tensor && json_is_true(json_object_get(output, "differentiable")) ? (double)tensor->count : 0;
+    }
+    return sqrt(count) * (scale ? fabs(json_number_value(scale)) : 1);
+}
+
+/* Norm of the difference of two tensors of one shape. */
+static double distance(const struct ka_tensor *a, const struct ka_tensor *b)
+{
+    double sum = 0;
+    for (size_t i = 0; i < a->count; i++) {
+        double d = ka_tensor_at(a, i) - ka_tensor_at(b, i);
+        sum += d * d;
+    }
+    return sqrt(sum);
+}
+
+static int explain(const struct ka_diff *diff, const char *what, const char *name, struct ka_err *err)
+{
+    struct ka_buf text = {0};
+    ka_diff_describe(diff, name, KA_DESCRIBE_FULL, &text);
+    int rc = ka_fail(err, -EDOM, "%s: %.900s", what, ka_buf_str(&text));
+    ka_buf_free(&text);
+    return rc;
+}
+
+static int compare_output(const struct ka_tensors *set, const char *index, struct ka_err *err)
+{
+    const struct ka_tensor *forward = find_part(set, "fwd", index);
+    const struct ka_tensor *oracle = find_part(set, "out", index);
+    if (!forward || !oracle)
+        return ka_fail(err, -EINVAL, "output %s is missing from the oracle's result", index);
+    struct ka_diff diff;
+    char name[64];
+    snprintf(name, sizeof(name), "output %s", index);
+    struct ka_tolerance tolerance = ka_tolerance_of(forward->dtype);
+    int rc = ka_compare(forward, oracle, find_part(set, "base_out", index), &tolerance, NULL, 0, &diff, err);
+    if (rc == 0 && !diff.pass)
+        rc = explain(&diff, "the Triton forward and the float64 oracle disagree", name, err);
+    return rc;
+}
+
+/* `part` of the user's own reference against the oracle's: both in float64. What cancels to rounding (softmax under an
+ * upstream that is constant along the row) is equal when its distance is rounding by the measure of `scale`. */
+static int compare_reference(const struct ka_tensors *set, const char *ours, const char *theirs,
+                             const char *of, double scale, struct ka_err *err)
+{
+    const struct ka_tensor *oracle = find_part(set, ours, of);
+    const struct ka_tensor *reference = find_part(set, theirs, of);
+    if (!oracle || !reference)
+        return 0; /* no reference(), or it has no such output */
+    struct ka_diff diff;
+    struct ka_tolerance tolerance = ka_tolerance_oracle();
+    int rc = ka_compare(reference, oracle, NULL, &tolerance, NULL, 0, &diff, err);
+    bool rounding =
+        rc == 0 && ka_tensor_same_shape(reference, oracle) && distance(reference, oracle) <= ROUNDING * scale;
+    if (rc == 0 && !diff.pass && !rounding)
+        rc = explain(&diff, "reference() and the oracle made from the forward disagree", of, err);
+    return rc;
+}
+
+int ka_case_agrees(const struct ka_tensors *oracle, const json_t *entry, const json_t *plan,
+                   struct ka_err *err)
+{
+    size_t i;
+    json_t *output, *grad;
+    double scale = ka_case_upstream_norm(oracle, entry, plan);
+    int rc = 0;
+    json_array_foreach(json_object_get(entry, "outputs"), i, output)
+    {
+        const char *kind = json_string_value(json_object_get(output, "kind"));
+        if (rc || !kind || strcmp(kind, "tensor") != 0)
+            continue;
+        char index[24];
+        snprintf(index, sizeof(index), "%zu", i);
+        rc = compare_output(oracle, index, err);
+        if (rc == 0)
+            rc = compare_reference(oracle, "out", "ref_out", index, 0, err);
+    }
+    json_array_foreach(json_object_get(entry, "grads"), i, grad)
+    {
+        if (rc == 0 && json_is_string(grad))
+            rc = compare_reference(oracle, "grad", "ref_grad", json_string_value(grad), scale, err);
+    }
+    return rc;
+}

@@ -1,0 +1,31 @@
+/* Results of single cases, as the children left them: found, opened, compared. Everything read here is hostile. */
+#ifndef KA_RUN_CASES_H
+#define KA_RUN_CASES_H
+
+#include <jansson.h>
+
+#include "io/child.h"
+#include "sandbox/tensor.h"
+
+#define KA_CASE_BYTES_MAX ((size_t)8 << 30)
+
+/* The entry of case `id` in a result's "cases"; NULL when there is none. Borrowed. */
+json_t *ka_case_find(const json_t *doc, json_int_t id);
+
+/* One sentence on why the case has no result: its error, or that it is missing. */
+void ka_case_error(const json_t *entry, struct ka_err *out);
+
+/* The tensors of case `id`. Errors as ka_tensors_read(), or -ENOENT. */
+int ka_case_open(const struct ka_child_result *child, json_int_t id, struct ka_tensors **out,
+                 struct ka_err *err);
+
+/* Norm of the upstream that the case drew, as far as its plan tells (NULL: a normal one): what rounding in a gradient that is
+ * zero, or cancels to zero, is measured by. */
+double ka_case_upstream_norm(const struct ka_tensors *oracle, const json_t *entry, const json_t *plan);
+
+/* Does the real Triton forward equal the oracle's, on every tensor output, and do the oracles equal each other?
+ * 0, or -EDOM with a sentence naming what differs and by how much, or another error for unusable tensors. */
+int ka_case_agrees(const struct ka_tensors *oracle, const json_t *entry, const json_t *plan,
+                   struct ka_err *err);
+
+#endif

@@ -1,0 +1,559 @@
+/* One check of one candidate: scan, run the candidate, and only when that process is gone run the oracle, compare, decide.
+ *
+ * The candidate's tensors stay in its scratch folder, which its process can no longer reach, until the oracle has finished.
+ * Whatever the candidate reports of itself (launches, modified inputs) can only count against it, never for it. */
+#include "internal.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cases.h"
+#include "core/compose.h"
+#include "core/conduct.h"
+#include "core/plan.h"
+#include "core/rank.h"
+#include "core/verdict.h"
+#include "files.h"
+#include "hash.h"
+#include "log.h"
+#include "sandbox/compare.h"
+
+#define FACTS_SHAPES 3
+#define ZERO_FLOORS                                                                                          \
+    100.0 /* a zero gradient may keep rounding of so many floors of the dtype, per unit of upstream, */
+#define ZERO_MAX 0.02 /* and never more than this */
+
+struct ka_check {
+    int64_t snapshot;
+    char *pair_path;
+    char *entry;
+    json_t *cases;
+    json_t *candidate; /* result document of the candidate's child */
+    const struct ka_child_result *candidate_files;
+    struct ka_verdict *verdict;
+    size_t *shape_of; /* case number -> shape number of the verdict */
+    json_t *facts;
+    size_t judged;
+};
+
+void ka_run_check_free(struct ka_run *run)
+{
+    struct ka_check *check = run->check;
+    if (!check)
+        return;
+    run->check = NULL;
+    if (check->candidate_files)
+        ka_child_result_free(check->candidate_files);
+    ka_verdict_free(check->verdict);
+    json_decref(check->cases);
+    json_decref(check->candidate);
+    json_decref(check->facts);
+    free(check->pair_path);
+    free(check->entry);
+    free(check->shape_of);
+    free(check);
+}
+
+/* ---- the end */
+
+static void add_history(struct ka_run *run, const struct ka_snapshot *snapshot,
+                        const struct ka_verdict_counts *counts, bool verified, double cost, const char *facts)
+{
+    json_t *entry =
+        json_pack("{s:I, s:s, s:s, s:s, s:b, s:I, s:I, s:I, s:I}", "snapshot", (json_int_t)snapshot->id,
+                  "phase", snapshot->phase, "origin", snapshot->origin, "note", snapshot->note, "verified",
+                  verified, "required", (json_int_t)counts->required, "passed", (json_int_t)counts->passed,
+                  "hidden", (json_int_t)counts->hidden, "hidden_passed", (json_int_t)counts->hidden_passed);
+    json_object_set_new(entry, "cost", isfinite(cost) ? json_real(cost) : json_null());
+    json_object_set_new(entry, "facts", json_string(facts));
+    json_array_append_new(run->history, entry);
+    ka_run_put(run, "history", run->history);
+}
+
+static void conclude(struct ka_run *run)
+{
+    struct ka_check *check = run->check;
+    struct ka_verdict_counts counts = ka_verdict_count(check->verdict);
+    bool verified = ka_verdict_verified(check->verdict);
+    double cost = verified ? ka_rank_cost(check->facts) : INFINITY;
+    struct ka_buf facts = {0};
+    ka_verdict_facts(check->verdict, FACTS_SHAPES, &facts);
+    json_t *verdict = ka_verdict_json(check->verdict, true);
+    json_object_set_new(verdict, "facts", json_string(ka_buf_str(&facts)));
+    struct ka_err err;
+    struct ka_snapshot snapshot;
+    int rc = ka_state_snapshot_judge(run->state, check->snapshot, verdict, check->facts, cost, &err);
+    if (rc == 0)
+        rc = ka_state_snapshot_get(run->state, check->snapshot, &snapshot, &err);
+    struct ka_event event = {
+        .type = rc ? KA_EV_INTERNAL : KA_EV_CHECKED,
+        .op = run->job.op,
+        .passed = (int)(counts.passed + counts.hidden_passed),
+        .total = (int)(counts.required + counts.hidden),
+        .verified = verified,
+        .cost = cost,
+    };
+    if (rc) {
+        ka_log(KA_LOG_ERROR, "%s: %s", run->name, err.msg);
+    } else {
+        add_history(run, &snapshot, &counts, verified, cost, ka_buf_str(&facts));
+        ka_snapshot_free(&snapshot);
+        ka_log(KA_LOG_INFO,
+               "%s: %s candidate %lld: %zu of %zu required and %zu of %zu hidden shapes pass: %s", run->name,
+               ka_job_phase_name(run->job.phase), (long long)check->snapshot, counts.passed, counts.required,
+               counts.hidden_passed, counts.hidden, verified ? "verified" : "not verified");
+    }
+    ka_record_add(run->record, "verdict",
+                  json_pack("{s:I, s:O, s:O?}", "snapshot", (json_int_t)check->snapshot, "verdict", verdict,
+                            "measured", check->facts));
+    json_decref(verdict);
+    ka_buf_free(&facts);
+    ka_run_check_free(run);
+    ka_run_post(run, &event);
+}
+
+/* The candidate as a whole is rejected: no shape was judged. */
+static void reject(struct ka_run *run, const char *rule, const char *text)
+{
+    ka_verdict_fail_whole(run->check->verdict, rule, text);
+    conclude(run);
+}
+
+/* ---- measured facts, only for what is verified */
+
+static void on_facts(struct ka_run *run, const struct ka_op_result *result)
+{
+    if (result->status == KA_OP_OK)
+        run->check->facts = json_deep_copy(result->doc);
+    else
+        ka_log(KA_LOG_WARN, "%s: no compile facts: %s", run->name, result->message);
+    conclude(run);
+}
+
+static void measure(struct ka_run *run)
+{
+    static const char *const keep[] = {"id", "dims", "seed", "upstream"};
+    struct ka_check *check = run->check;
+    json_t *largest = json_array(), *shape;
+    size_t i;
+    json_array_foreach(run->shapes, i, shape)
+    {
+        if (strcmp(json_string_value(json_object_get(shape, "class")), "required") == 0)
+            json_array_append(largest, shape);
+    }
+    json_t *cases = ka_plan_preflight(largest, ka_random_u64());
+    json_t *extra = json_pack("{s:o, s:b, s:s}", "cases", ka_plan_for_child(cases, keep, KA_COUNT(keep)),
+                              "compile", 1, "entry", check->entry);
+    json_decref(largest);
+    json_decref(cases);
+    ka_run_op(run, "facts", check->pair_path, extra, on_facts);
+}
+
+/* ---- comparison */
+
+static const struct ka_tensor *find_part(const struct ka_tensors *set, const char *part, const char *of)
+{
+    char name[160];
+    snprintf(name, sizeof(name), "%s/%s", part, of);
+    return ka_tensors_find(set, name);
+}
+
+struct judged_case {
+    struct ka_run *run;
+    size_t at; /* case number of the verdict */
+    const json_t *plan;
+    const json_t *oracle;
+    const json_t *candidate;
+    const struct ka_tensors *expected, *found;
+};
+
+/* Candidate's `part` of an input's gradient against the oracle's. Returns -EINVAL if the oracle is unusable. */
+static int judge_gradient(const struct judged_case *one, const char *part, const char *name)
+{
+    const struct ka_tensor *want = find_part(one->expected, "grad", name);
+    const struct ka_tensor *base = find_part(one->expected, "base", name);
+    const struct ka_tensor *got = find_part(one->found, part, name);
+    if (!want)
+        return -EINVAL;
+    struct ka_compare_other others[16];
+    size_t count = 0, i;
+    json_t *other;
+    json_array_foreach(json_object_get(one->oracle, "grads"), i, other)
+    {
+        const char *text = json_string_value(other);
+        const struct ka_tensor *tensor = text ? find_part(one->expected, "grad", text) : NULL;
+        if (tensor && strcmp(text, name) != 0 && count < KA_COUNT(others))
+            others[count++] = (struct ka_compare_other){text, tensor};
+    }
+    struct ka_tolerance tolerance = ka_tolerance_of(base ? base->dtype : KA_F32);
+    tolerance.zero_norm = fmin(ZERO_FLOORS * tolerance.floor, ZERO_MAX) *
+                          ka_case_upstream_norm(one->expected, one->oracle, one->plan);
+    struct ka_diff diff;
+    int rc = ka_tolerance_widen(&tolerance, find_part(one->expected, "jitter", name), want, NULL);
+    if (rc == 0)
+        rc = ka_compare(got, want, base, &tolerance, others, count, &diff, NULL);
+    if (rc == 0)
+        ka_verdict_gradient(one->run->check->verdict, one->at, name, &diff);
+    return rc;
+}
+
+static bool is_wanted(const json_t *plan, const char *name)
+{
+    const json_t *needs = json_object_get(plan, "needs");
+    size_t i;
+    json_t *item;
+    if (!needs)
+        return true;
+    json_array_foreach((json_t *)needs, i, item)
+    {
+        if (json_is_string(item) && strcmp(json_string_value(item), name) == 0)
+            return true;
+    }
+    return false;
+}
+
+static int judge_gradients(const struct judged_case *one, const char *part)
+{
+    size_t i;
+    json_t *grad;
+    int rc = 0;
+    json_array_foreach(json_object_get(one->oracle, "grads"), i, grad)
+    {
+        const char *name = json_string_value(grad);
+        if (rc || !name || !is_wanted(one->plan, name))
+            continue;
+        rc = judge_gradient(one, part, name);
+    }
+    return rc;
+}
+
+/* The same graph, differentiated again: nothing may have been used up or added to. */
+static int judge_again(const struct judged_case *one, size_t shape)
+{
+    if (!json_is_true(json_object_get(one->plan, "twice")))
+        return 0;
+    struct judged_case again = *one;
+    again.at = ka_verdict_case(one->run->check->verdict, shape,
+                               "normal upstream, second backward over the same graph");
+    return judge_gradients(&again, "again");
+}
+
+static int judge_outputs(const struct judged_case *one)
+{
+    size_t i;
+    json_t *output;
+    json_array_foreach(json_object_get(one->oracle, "outputs"), i, output)
+    {
+        char index[24];
+        snprintf(index, sizeof(index), "%zu", i);
+        const struct ka_tensor *want = find_part(one->expected, "out", index);
+        const struct ka_tensor *user = find_part(one->expected, "fwd", index);
+        if (!want || !user)
+            continue; /* not a tensor */
+        struct ka_tolerance tolerance = ka_tolerance_of(user->dtype);
+        struct ka_diff diff;
+        int rc = ka_compare(find_part(one->found, "out", index), want,
+                            find_part(one->expected, "base_out", index), &tolerance, NULL, 0, &diff, NULL);
+        if (rc)
+            return rc;
+        ka_verdict_output(one->run->check->verdict, one->at, i, &diff);
+    }
+    return 0;
+}
+
+static bool same_bytes(const struct ka_tensor *a, const struct ka_tensor *b)
+{
+    return a->dtype == b->dtype && ka_tensor_same_shape(a, b) &&
+           memcmp(a->data, b->data, a->count * ka_dtype_size(a->dtype)) == 0;
+}
+
+/* With every launch of the backward turned into nothing, some gradient must change: else no kernel computed it. */
+static void judge_noop(const struct judged_case *one)
+{
+    if (!json_is_true(json_object_get(one->plan, "noop")))
+        return;
+    size_t i;
+    json_t *grad;
+    json_array_foreach(json_object_get(one->oracle, "grads"), i, grad)
+    {
+        const char *name = json_string_value(grad);
+        const struct ka_tensor *real = name ? find_part(one->found, "grad", name) : NULL;
+        const struct ka_tensor *idle = name ? find_part(one->found, "noop", name) : NULL;
+        char text[256];
+        if (!real || !idle || !same_bytes(real, idle))
+            continue;
+        snprintf(
+            text, sizeof(text),
+            "the gradient of %s is the same when the backward's kernels do nothing: they do not compute it",
+            name);
+        ka_verdict_fail(one->run->check->verdict, one->at, "decoy_kernel", text);
+    }
+}
+
+/* Everything about one case. Returns false (with the reason) when the oracle could not say what is right. */
+static bool judge_case(struct judged_case *one, const struct ka_op_result *oracle, json_int_t id,
+                       struct ka_err *why)
+{
+    struct ka_tensors *expected = NULL, *found = NULL;
+    struct ka_check *check = one->run->check;
+    bool judged = false;
+    if (!one->oracle || !json_is_true(json_object_get(one->oracle, "ok"))) {
+        ka_case_error(one->oracle, why);
+        return false;
+    }
+    if (ka_case_open(oracle->child, id, &expected, why) ||
+        ka_case_agrees(expected, one->oracle, one->plan, why))
+        goto out;
+    judged = true;
+    struct ka_err err;
+    if (!one->candidate || !json_is_true(json_object_get(one->candidate, "ok"))) {
+        ka_case_error(one->candidate, &err);
+        const char *trace =
+            json_string_value(json_object_get(json_object_get(one->candidate, "error"), "traceback"));
+        struct ka_buf text = {0};
+        ka_buf_printf(&text, "%s%s%.3000s", err.msg, trace ? "\n" : "", trace ? trace : "");
+        ka_verdict_fail(check->verdict, one->at, "raised", ka_buf_str(&text));
+        ka_buf_free(&text);
+        goto out;
+    }
+    if (ka_case_open(check->candidate_files, id, &found, &err)) {
+        ka_verdict_fail(check->verdict, one->at, "unreadable", err.msg);
+        goto out;
+    }
+    one->expected = expected;
+    one->found = found;
+    if (judge_outputs(one) || judge_gradients(one, "grad") || judge_again(one, check->shape_of[id])) {
+        ka_fail(why, 0, "the oracle's tensors are unusable");
+        judged = false;
+    } else {
+        judge_noop(one);
+        ka_conduct_judge(one->candidate, check->verdict, one->at);
+    }
+out:
+    ka_tensors_free(expected);
+    ka_tensors_free(found);
+    return judged;
+}
+
+/* What the model may hear of a case: never a seed. */
+static void case_label(const json_t *plan, struct ka_buf *out)
+{
+    const json_t *upstream = json_object_get(plan, "upstream");
+    const json_t *needs = json_object_get(plan, "needs");
+    const json_t *scale = json_object_get(upstream, "scale");
+    size_t i, count = json_array_size(needs);
+    json_t *name;
+    ka_buf_printf(out, "%s upstream", json_string_value(json_object_get(upstream, "kind")));
+    if (scale)
+        ka_buf_printf(out, " (x%g)", json_number_value(scale));
+    json_array_foreach((json_t *)needs, i, name) ka_buf_printf(out, "%s%s",
+                                                               i == 0           ? ", only "
+                                                               : i + 1 == count ? " and "
+                                                                                : ", ",
+                                                               json_string_value(name));
+    if (count)
+        ka_buf_puts(out, count == 1 ? " wants a gradient" : " want gradients");
+}
+
+static void on_oracle(struct ka_run *run, const struct ka_op_result *result)
+{
+    struct ka_check *check = run->check;
+    if (result->status == KA_OP_SANDBOX || result->status == KA_OP_DIED || result->status == KA_OP_ERROR) {
+        ka_run_check_free(run);
+        ka_run_op_failed(run, result);
+        return;
+    }
+    size_t i;
+    json_t *plan;
+    json_array_foreach(check->cases, i, plan)
+    {
+        struct ka_buf label = {0};
+        struct ka_err why;
+        struct judged_case one = {
+            .run = run,
+            .plan = plan,
+            .oracle = ka_case_find(result->doc, (json_int_t)i),
+            .candidate = ka_case_find(check->candidate, (json_int_t)i),
+        };
+        if (result->status == KA_OP_TIMEOUT) {
+            ka_verdict_skip(check->verdict, check->shape_of[i], result->message);
+            continue;
+        }
+        case_label(plan, &label);
+        one.at = ka_verdict_case(check->verdict, check->shape_of[i], ka_buf_str(&label));
+        ka_buf_free(&label);
+        if (!judge_case(&one, result, (json_int_t)i, &why))
+            ka_verdict_skip(check->verdict, check->shape_of[i], why.msg);
+        else
+            check->judged++;
+    }
+    if (ka_verdict_verified(check->verdict))
+        measure(run);
+    else
+        conclude(run);
+}
+
+/* ---- candidate */
+
+static void on_candidate(struct ka_run *run, const struct ka_op_result *result)
+{
+    static const char *const keep[] = {"id", "dims", "seed", "upstream"};
+    struct ka_check *check = run->check;
+    if (result->status == KA_OP_SANDBOX) {
+        ka_run_check_free(run);
+        ka_run_op_failed(run, result);
+        return;
+    }
+    if (result->status != KA_OP_OK) {
+        const char *trace =
+            json_string_value(json_object_get(json_object_get(result->doc, "error"), "traceback"));
+        struct ka_buf text = {0};
+        ka_buf_printf(&text, "%s%s%.3000s", result->message, trace ? "\n" : "", trace ? trace : "");
+        reject(run, "raised", ka_buf_str(&text));
+        ka_buf_free(&text);
+        return;
+    }
+    check->candidate = json_deep_copy(result->doc);
+    check->candidate_files = ka_child_result_keep(result->child);
+    json_t *extra =
+        json_pack("{s:o, s:b}", "cases", ka_plan_for_child(check->cases, keep, KA_COUNT(keep)), "fd", 0);
+    ka_run_op(run, "oracle", run->work_forward, extra, on_oracle);
+}
+
+static void announce_shapes(struct ka_run *run)
+{
+    struct ka_check *check = run->check;
+    check->shape_of = ka_calloc(json_array_size(check->cases), sizeof(size_t));
+    json_t *known = json_array();
+    size_t i, k;
+    json_t *plan, *seen;
+    json_array_foreach(check->cases, i, plan)
+    {
+        json_t *dims = json_object_get(plan, "dims");
+        const char *class = json_string_value(json_object_get(plan, "class"));
+        bool old = false;
+        json_array_foreach(known, k, seen)
+        {
+            if (json_equal(seen, dims)) {
+                check->shape_of[i] = k;
+                old = true;
+            }
+        }
+        if (old)
+            continue;
+        enum ka_shape_kind kind = strcmp(class, "required") == 0 ? KA_SHAPE_REQUIRED
+                                  : strcmp(class, "hidden") == 0 ? KA_SHAPE_HIDDEN
+                                                                 : KA_SHAPE_OPTIONAL;
+        check->shape_of[i] =
+            ka_verdict_shape(check->verdict, kind, dims, json_string_value(json_object_get(plan, "kind")));
+        json_array_append(known, dims);
+    }
+    json_decref(known);
+}
+
+static int count_differentiable(const struct ka_run *run)
+{
+    size_t i;
+    json_t *output;
+    int count = 0;
+    json_array_foreach(run->outputs, i, output) count +=
+        json_is_true(json_object_get(output, "differentiable"));
+    return count;
+}
+
+static void run_candidate(struct ka_run *run)
+{
+    static const char *const keep[] = {"id", "dims", "seed", "upstream", "needs", "twice", "noop"};
+    struct ka_check *check = run->check;
+    check->cases =
+        ka_plan_check(run->shapes, run->grads, count_differentiable(run), run->half, ka_random_u64());
+    announce_shapes(run);
+    ka_log_progress(run->name, "check candidate %lld: %zu cases", (long long)check->snapshot,
+                    json_array_size(check->cases));
+    json_t *extra = json_pack("{s:s, s:o}", "entry", check->entry, "cases",
+                              ka_plan_for_child(check->cases, keep, KA_COUNT(keep)));
+    ka_run_op(run, "candidate", check->pair_path, extra, on_candidate);
+}
+
+/* ---- scan */
+
+static void on_scanned(struct ka_run *run, const struct ka_op_result *result)
+{
+    struct ka_check *check = run->check;
+    if (result->status != KA_OP_OK) {
+        if (result->status == KA_OP_ERROR) {
+            reject(run, "syntax", result->message);
+            return;
+        }
+        ka_run_check_free(run);
+        ka_run_op_failed(run, result);
+        return;
+    }
+    bool rejected = false;
+    size_t i;
+    json_t *finding;
+    json_array_foreach(json_object_get(result->doc, "findings"), i, finding)
+    {
+        const char *severity = json_string_value(json_object_get(finding, "severity"));
+        const char *rule = json_string_value(json_object_get(finding, "rule"));
+        const char *message = json_string_value(json_object_get(finding, "message"));
+        if (!severity || !rule || !message || strcmp(severity, "reject") != 0)
+            continue;
+        char text[700];
+        snprintf(text, sizeof(text), "line %lld: %.600s",
+                 (long long)json_integer_value(json_object_get(finding, "line")), message);
+        ka_verdict_fail_whole(check->verdict, rule, text);
+        rejected = true;
+    }
+    const char *entry = json_string_value(json_object_get(result->doc, "entry"));
+    check->entry = ka_strdup(entry ? entry : "");
+    if (rejected || !entry)
+        conclude(run);
+    else
+        run_candidate(run);
+}
+
+static int write_pair(struct ka_run *run, int64_t snapshot, struct ka_err *err)
+{
+    struct ka_snapshot stored;
+    int rc = ka_state_snapshot_get(run->state, snapshot, &stored, err);
+    if (rc)
+        return rc;
+    struct ka_buf pair = {0};
+    char name[64];
+    snprintf(name, sizeof(name), "candidates/%lld.py", (long long)snapshot);
+    run->check->pair_path = ka_path_join(run->dir, name);
+    rc = ka_compose_pair(run->forward, stored.backward, &pair, err);
+    if (rc == 0)
+        rc = ka_file_write(run->check->pair_path, pair.data, pair.len, err);
+    ka_buf_free(&pair);
+    ka_snapshot_free(&stored);
+    return rc;
+}
+
+void ka_run_check(struct ka_run *run, int64_t snapshot)
+{
+    struct ka_err err;
+    ka_run_check_free(run);
+    struct ka_check *check = ka_calloc(1, sizeof(*check));
+    run->check = check;
+    check->snapshot = snapshot;
+    const char *names[64];
+    size_t count = 0, i;
+    json_t *name;
+    json_array_foreach(run->grads, i, name)
+    {
+        if (count < KA_COUNT(names))
+            names[count++] = json_string_value(name);
+    }
+    check->verdict = ka_verdict_new(names, count);
+    if (write_pair(run, snapshot, &err)) {
+        ka_run_check_free(run);
+        ka_run_fail(run, KA_EV_INTERNAL, "internal", "%s", err.msg);
+        return;
+    }
+    ka_run_op(run, "scan", check->pair_path, NULL, on_scanned);
+}

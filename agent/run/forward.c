@@ -1,0 +1,397 @@
+/* Inspect and preflight: what the user's file is, and on which shapes its forward and the oracle agree.
+ *
+ * Preflight. Without a GPU each shape of the sweep is tried scaled down, from the largest scale to the smallest, until
+ * forward and oracle agree on it; on a GPU first as it is, and scaled only if the oracle cannot hold it; a required shape that never does ends the run (exit code 3). Then hidden shapes are
+ * derived from what was accepted, and those that forward and oracle accept are kept. */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "cases.h"
+#include "core/plan.h"
+#include "core/shapes.h"
+#include "hash.h"
+#include "log.h"
+
+#define GPU_BUDGET                                                                                           \
+    ((uint64_t)1 << 24) /* product of sizes that is tried when the oracle does not hold the real shape */
+#define HIDDEN_TRIED 12
+#define HIDDEN_KEPT 8
+
+static void on_inspected(struct ka_run *run, const struct ka_op_result *result)
+{
+    if (result->status != KA_OP_OK) {
+        ka_run_op_failed(run, result);
+        return;
+    }
+    json_decref(run->inspect);
+    run->inspect = json_deep_copy(result->doc);
+    ka_run_put(run, "inspect", run->inspect);
+    ka_record_add(run->record, "inspected", json_deep_copy(run->inspect));
+    ka_run_post_type(run, KA_EV_OK);
+}
+
+void ka_run_inspect(struct ka_run *run)
+{
+    ka_log_progress(run->name, "inspect");
+    ka_run_op(run, "inspect", run->work_forward, NULL, on_inspected);
+}
+
+/* ---- preflight: shapes still to be settled are entries {"dims", "ladder": [...], "level", "required", "error"} */
+
+static bool scaled_down(const struct ka_run *run)
+{
+    return strcmp(run->app->device, "cpu") == 0;
+}
+
+static json_t *ladder_of(struct ka_run *run, const json_t *dims, bool own_cpu_sweep)
+{
+    json_t *ladder = json_array(), *scaled;
+    if (!scaled_down(run) || own_cpu_sweep)
+        json_array_append(ladder, (json_t *)dims);
+    uint64_t budget = scaled_down(run) ? KA_SHAPES_BUDGET : GPU_BUDGET;
+    for (size_t level = 0; !own_cpu_sweep && ka_shapes_scale(dims, budget, level, &scaled) == 0; level++) {
+        if (!json_equal(scaled, json_array_get(ladder, 0)))
+            json_array_append(ladder, scaled);
+        json_decref(scaled);
+    }
+    if (!json_array_size(ladder))
+        json_array_append(ladder, (json_t *)dims);
+    return ladder;
+}
+
+static bool wanted(const struct ka_run *run, bool required)
+{
+    return required || strcmp(run->app->opts->sweep, "required") != 0;
+}
+
+static json_t *sweep_of(struct ka_run *run, bool *own_cpu_sweep)
+{
+    const char *which = run->app->opts->sweep;
+    *own_cpu_sweep = false;
+    if (which[0] == '[' || which[0] == '{') {
+        json_t *given = json_loads(which, 0, NULL);
+        json_t *list = json_is_array(given) ? json_incref(given) : json_pack("[O]", given);
+        json_t *sweep = json_array();
+        size_t i;
+        json_t *dims;
+        json_array_foreach(list, i, dims)
+            json_array_append_new(sweep, json_pack("{s:O, s:b}", "dims", dims, "required", 1));
+        json_decref(given);
+        json_decref(list);
+        *own_cpu_sweep = true;
+        return sweep;
+    }
+    json_t *cpu = json_object_get(run->inspect, "sweep_cpu");
+    *own_cpu_sweep = scaled_down(run) && json_array_size(cpu) > 0;
+    return json_incref(*own_cpu_sweep ? cpu : json_object_get(run->inspect, "sweep"));
+}
+
+static json_t *pending_start(struct ka_run *run)
+{
+    bool own_cpu_sweep;
+    json_t *sweep = sweep_of(run, &own_cpu_sweep);
+    json_t *pending = json_array();
+    size_t i;
+    json_t *entry;
+    json_array_foreach(sweep, i, entry)
+    {
+        json_t *dims = json_object_get(entry, "dims");
+        json_t *flag = json_object_get(entry, "required");
+        bool required = !flag || json_is_true(flag);
+        if (!wanted(run, required))
+            json_array_append_new(run->skipped, json_pack("{s:O, s:s}", "dims", dims, "reason",
+                                                          "not required (--sweep required)"));
+        else
+            json_array_append_new(pending, json_pack("{s:O, s:o, s:i, s:b}", "dims", dims, "ladder",
+                                                     ladder_of(run, dims, own_cpu_sweep), "level", 0,
+                                                     "required", required));
+    }
+    json_decref(sweep);
+    return pending;
+}
+
+static json_t *dims_at_level(const json_t *entry)
+{
+    json_t *ladder = json_object_get(entry, "ladder");
+    return json_array_get(ladder, (size_t)json_integer_value(json_object_get(entry, "level")));
+}
+
+static void ask_level(struct ka_run *run);
+static void ask_hidden(struct ka_run *run);
+
+static bool already_accepted(const struct ka_run *run, const json_t *dims)
+{
+    size_t i;
+    json_t *shape;
+    json_array_foreach(run->shapes, i, shape)
+    {
+        if (json_equal(json_object_get(shape, "dims"), dims))
+            return true;
+    }
+    return false;
+}
+
+static void accept_shape(struct ka_run *run, const json_t *dims, const char *class, const char *kind)
+{
+    if (!already_accepted(run, dims))
+        json_array_append_new(run->shapes,
+                              json_pack("{s:O, s:s, s:s}", "dims", dims, "class", class, "kind", kind));
+}
+
+/* Did forward and oracle agree on case `id`? Otherwise the error document (new reference) in *error. */
+static bool case_agrees(const struct ka_op_result *result, json_int_t id, json_t **error)
+{
+    json_t *entry = ka_case_find(result->doc, id);
+    struct ka_err err;
+    const char *kind = "forward_oracle_mismatch";
+    struct ka_tensors *tensors = NULL;
+    if (entry && json_is_true(json_object_get(entry, "ok"))) {
+        if (ka_case_open(result->child, id, &tensors, &err) == 0 &&
+            ka_case_agrees(tensors, entry, NULL, &err) == 0) {
+            ka_tensors_free(tensors);
+            return true;
+        }
+        *error = json_pack("{s:s, s:s}", "kind", kind, "message", err.msg);
+    } else if (json_is_object(json_object_get(entry, "error"))) {
+        *error = json_deep_copy(json_object_get(entry, "error"));
+    } else {
+        ka_case_error(entry, &err);
+        *error = json_pack("{s:s, s:s}", "kind", "internal", "message", err.msg);
+    }
+    ka_tensors_free(tensors);
+    return false;
+}
+
+/* The whole child failed: every shape of this level failed the same way. */
+static json_t *whole_error(const struct ka_op_result *result)
+{
+    const json_t *error = json_object_get(result->doc, "error");
+    if (json_is_object(error))
+        return json_deep_copy(error);
+    return json_pack("{s:s, s:s}", "kind", result->status == KA_OP_TIMEOUT ? "timeout" : "died", "message",
+                     result->message);
+}
+
+/* One shape failed on its level: try the next, or settle it. Returns false if the run has ended by it. */
+static bool settle_failed(struct ka_run *run, json_t *entry, json_t *error, json_t *still)
+{
+    json_int_t level = json_integer_value(json_object_get(entry, "level")) + 1;
+    ka_record_add(run->record, "shape_failed",
+                  json_pack("{s:O, s:O}", "dims", dims_at_level(entry), "error", error));
+    if (!json_object_get(entry, "error")) /* the first, on the largest scale, tells most */
+        json_object_set(entry, "error", error);
+    json_decref(error);
+    if ((size_t)level < json_array_size(json_object_get(entry, "ladder"))) {
+        json_object_set_new(entry, "level", json_integer(level));
+        json_array_append(still, entry);
+        return true;
+    }
+    json_t *first = json_object_get(entry, "error");
+    if (json_is_true(json_object_get(entry, "required"))) {
+        json_t *failure = json_deep_copy(first);
+        json_object_set(failure, "dims", json_object_get(entry, "dims"));
+        ka_run_fail_doc(run, KA_EV_UNUSABLE, failure);
+        return false;
+    }
+    json_array_append_new(run->skipped, json_pack("{s:O, s:O?}", "dims", json_object_get(entry, "dims"),
+                                                  "reason", json_object_get(first, "message")));
+    return true;
+}
+
+/* What the stub returns, and which of the wanted inputs were tensors on at least one shape (None arguments are not). */
+static void learn_outputs(struct ka_run *run, const json_t *entry)
+{
+    size_t i, k;
+    json_t *name, *old;
+    if (!json_is_true(json_object_get(entry, "ok")))
+        return;
+    if (!run->outputs)
+        run->outputs = json_incref(json_object_get(entry, "outputs"));
+    json_array_foreach(json_object_get(entry, "inputs"), i, name)
+    {
+        const char *dtype = json_string_value(json_object_get(name, "dtype"));
+        run->half = run->half || (dtype && strcmp(dtype, "float16") == 0);
+    }
+    json_array_foreach(json_object_get(entry, "grads"), i, name)
+    {
+        bool known = !json_is_string(name);
+        json_array_foreach(run->grads, k, old) known = known || json_equal(old, name);
+        if (!known)
+            json_array_append(run->grads, name);
+    }
+}
+
+/* On a GPU a smaller stand-in for a shape is said, with what kept the real one from being checked. */
+static void note_smaller(struct ka_run *run, const json_t *entry)
+{
+    if (scaled_down(run) || !json_integer_value(json_object_get(entry, "level")))
+        return;
+    const char *why = json_string_value(json_object_get(json_object_get(entry, "error"), "message"));
+    char *dims = json_dumps(dims_at_level(entry), JSON_COMPACT);
+    struct ka_buf text = {0};
+    ka_buf_printf(&text, "checked as %s instead: %.300s", dims, why ? why : "no result at its own size");
+    json_array_append_new(run->skipped, json_pack("{s:O, s:s}", "dims", json_object_get(entry, "dims"),
+                                                  "reason", ka_buf_str(&text)));
+    ka_buf_free(&text);
+    free(dims);
+}
+
+static void on_level(struct ka_run *run, const struct ka_op_result *result)
+{
+    if (result->status == KA_OP_SANDBOX) {
+        ka_run_op_failed(run, result);
+        return;
+    }
+    json_t *pending = run->pending, *still = json_array();
+    run->pending = still; /* before the loop: a failing shape ends the run, and with it what the run holds */
+    bool alive = true;
+    size_t i;
+    json_t *entry;
+    json_array_foreach(pending, i, entry)
+    {
+        json_t *error = NULL;
+        if (!alive)
+            break;
+        if (result->status != KA_OP_OK)
+            alive = settle_failed(run, entry, whole_error(result), still);
+        else if (!case_agrees(result, (json_int_t)i, &error))
+            alive = settle_failed(run, entry, error, still);
+        else {
+            note_smaller(run, entry);
+            accept_shape(run, dims_at_level(entry),
+                         json_is_true(json_object_get(entry, "required")) ? "required" : "optional", "sweep");
+        }
+        if (alive && result->status == KA_OP_OK)
+            learn_outputs(run, ka_case_find(result->doc, (json_int_t)i));
+    }
+    json_decref(pending);
+    if (!alive)
+        return;
+    if (json_array_size(still))
+        ask_level(run);
+    else
+        ask_hidden(run);
+}
+
+static json_t *as_shapes(const json_t *list, const char *class)
+{
+    json_t *shapes = json_array();
+    size_t i;
+    json_t *entry;
+    json_array_foreach((json_t *)list, i, entry)
+    {
+        json_t *dims =
+            json_object_get(entry, "ladder") ? dims_at_level(entry) : json_object_get(entry, "dims");
+        json_array_append_new(shapes,
+                              json_pack("{s:O, s:s, s:s}", "dims", dims, "class", class, "kind", "sweep"));
+    }
+    return shapes;
+}
+
+static void ask_oracle(struct ka_run *run, json_t *shapes, ka_run_op_fn done)
+{
+    static const char *const keep[] = {"id", "dims", "seed", "upstream"};
+    json_t *cases = ka_plan_preflight(shapes, ka_random_u64());
+    json_t *extra = json_pack("{s:o, s:b}", "cases", ka_plan_for_child(cases, keep, KA_COUNT(keep)), "fd", 0);
+    json_decref(cases);
+    json_decref(shapes);
+    ka_run_op(run, "oracle", run->work_forward, extra, done);
+}
+
+static void ask_level(struct ka_run *run)
+{
+    ka_log_progress(run->name, "preflight: forward against oracle on %zu shapes",
+                    json_array_size(run->pending));
+    ask_oracle(run, as_shapes(run->pending, "required"), on_level);
+}
+
+static void preflight_done(struct ka_run *run)
+{
+    size_t hidden = 0, i;
+    json_t *shape;
+    json_array_foreach(run->shapes, i, shape) hidden +=
+        strcmp(json_string_value(json_object_get(shape, "class")), "hidden") == 0;
+    ka_run_put(run, "shapes", run->shapes);
+    ka_run_put(run, "skipped", run->skipped);
+    ka_run_put(run, "outputs", run->outputs);
+    ka_run_put(run, "grads", run->grads);
+    json_t *half = json_boolean(run->half);
+    ka_run_put(run, "half", half);
+    ka_record_add(run->record, "preflight",
+                  json_pack("{s:O, s:O, s:O?}", "shapes", run->shapes, "skipped", run->skipped, "outputs",
+                            run->outputs));
+    ka_log(KA_LOG_INFO, "%s: forward and oracle agree on %zu shapes of the sweep and %zu hidden ones",
+           run->name, json_array_size(run->shapes) - hidden, hidden);
+    ka_run_post_type(run, KA_EV_OK);
+}
+
+static void on_hidden(struct ka_run *run, const struct ka_op_result *result)
+{
+    size_t i, kept = 0;
+    json_t *entry;
+    json_t *tried = run->pending;
+    run->pending = NULL;
+    json_array_foreach(tried, i, entry)
+    {
+        json_t *error = NULL;
+        if (result->status == KA_OP_OK && kept < HIDDEN_KEPT && case_agrees(result, (json_int_t)i, &error)) {
+            accept_shape(run, json_object_get(entry, "dims"), "hidden",
+                         json_string_value(json_object_get(entry, "kind")));
+            kept++;
+        }
+        json_decref(error);
+    }
+    json_decref(tried);
+    preflight_done(run);
+}
+
+/* Hidden shapes come from a small version of every required shape, taken in turn. */
+static void ask_hidden(struct ka_run *run)
+{
+    json_t *known = json_array(), *shape, *found;
+    size_t i, required = 0;
+    json_array_foreach(run->shapes, i, shape)
+    {
+        json_array_append(known, json_object_get(shape, "dims"));
+        required += strcmp(json_string_value(json_object_get(shape, "class")), "required") == 0;
+    }
+    json_decref(run->pending);
+    run->pending = json_array();
+    size_t each = required ? (HIDDEN_TRIED + required - 1) / required : 0;
+    json_array_foreach(run->shapes, i, shape)
+    {
+        if (strcmp(json_string_value(json_object_get(shape, "class")), "required") != 0 ||
+            ka_shapes_hidden(json_object_get(shape, "dims"), known, ka_random_u64(), each, KA_SHAPES_BUDGET,
+                             &found))
+            continue;
+        json_array_extend(run->pending, found);
+        json_decref(found);
+    }
+    json_decref(known);
+    if (!json_array_size(run->pending)) {
+        preflight_done(run);
+        return;
+    }
+    ka_log_progress(run->name, "preflight: hidden shapes");
+    ask_oracle(run, as_shapes(run->pending, "hidden"), on_hidden);
+}
+
+void ka_run_preflight(struct ka_run *run)
+{
+    json_decref(run->shapes);
+    run->shapes = json_array();
+    json_array_clear(run->skipped);
+    json_decref(run->outputs);
+    run->outputs = NULL;
+    json_array_clear(run->grads);
+    json_decref(run->pending);
+    run->pending = pending_start(run);
+    if (!json_array_size(run->pending)) {
+        ka_run_fail(run, KA_EV_UNUSABLE, "sweep_empty", "no shape is left to check (--sweep %s)",
+                    run->app->opts->sweep);
+        return;
+    }
+    ask_level(run);
+}

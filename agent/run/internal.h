@@ -1,0 +1,107 @@
+/* The run's inside, shared by the files of this folder only.
+ *
+ *     run.c      life: start, resume, dispatch of commands, events in
+ *     open.c     folder, documents, what a fresh or resumed run begins with
+ *     child.c    one jailed operation (op.h) on behalf of the run
+ *     forward.c  inspect and preflight: what the file is, on which shapes forward and oracle agree
+ *     check.c    scan, candidate, oracle, comparison, facts
+ *     ask.c      prompt, model or mailbox, answer to candidate
+ *     retrieve.c the store
+ *     draft.c    the differentiator and the tuner
+ *     finish.c   result object, pair, report */
+#ifndef KA_RUN_INTERNAL_H
+#define KA_RUN_INTERNAL_H
+
+#include "io/child.h"
+#include "io/llm.h"
+#include "op.h"
+#include "record.h"
+#include "run.h"
+#include "state.h"
+
+typedef void (*ka_run_op_fn)(struct ka_run *run, const struct ka_op_result *result);
+struct ka_check; /* the check in flight: check.c */
+
+struct ka_run {
+    struct ka_app *app;
+    struct ka_job job;
+    struct ka_state *state;
+    struct ka_record *record;
+    ka_run_done_fn done;
+    void *arg;
+
+    char *dir;          /* absolute */
+    char *file;         /* the user's file, absolute */
+    char *name;         /* file name without .py */
+    char *forward;      /* text of the user's file when the run began */
+    char *work_forward; /* path of the copy that children read */
+
+    json_t *inspect;   /* result of the operation inspect; NULL before */
+    json_t *shapes;    /* what is checked, see core/plan.h; NULL before */
+    json_t *outputs;   /* of the stub, as the oracle saw them on the first shape; NULL before */
+    json_t *grads;     /* names of the inputs whose gradients are checked */
+    bool half;         /* some input is float16 */
+    json_t *pending;   /* preflight: shapes still to be settled */
+    json_t *skipped;   /* sweep shapes that are not checked, and why */
+    json_t *retrieved; /* [{"id", "similarity", "backward", ...}] */
+    json_t *draft;     /* last result of the operation differentiate; NULL before */
+    json_t *history;   /* attempts in order: phase, origin, verdict, cost, kept */
+    json_t *totals;    /* requests, tokens_in, tokens_out, seconds */
+    json_t *failure;   /* why the run failed, for people; NULL */
+    char *pair_path;   /* once a candidate was written out */
+    char *given;       /* a backward to be checked instead of drafted (check, verify); NULL */
+    char *waiting_for; /* request file in the mailbox; NULL */
+    json_t *feedback;  /* the model's last answer, where it was not usable: {"problem", "answer"}; NULL */
+
+    struct ka_op *op; /* the child in flight */
+    ka_run_op_fn op_next;
+    uint64_t llm_op;               /* the question in flight; 0: none */
+    struct ka_mailbox_watch *mail; /* waits for an answer in the mailbox; NULL */
+    uv_timer_t timer;              /* the first turn of the loop */
+    bool timer_open;
+    struct ka_check *check;
+    double began;          /* of this process's part, uv_hrtime seconds */
+    double seconds_before; /* of earlier processes */
+    bool interrupted, finished, waiting;
+};
+
+/* ---- run.c */
+/* Feed the machine; saves, then executes the command. The run may be freed when this returns. */
+void ka_run_post(struct ka_run *run, const struct ka_event *event);
+/* Shorthands that fill in the operation number. */
+void ka_run_post_type(struct ka_run *run, enum ka_event_type type);
+void ka_run_post_candidate(struct ka_run *run, const char *backward, const char *origin, const char *note);
+/* End the run with a reason for people; `kind` is the error kind of docs/protocol.md, or "internal". */
+void ka_run_fail(struct ka_run *run, enum ka_event_type type, const char *kind, const char *fmt, ...)
+    KA_PRINTF(4, 5);
+void ka_run_fail_doc(struct ka_run *run, enum ka_event_type type, json_t *failure); /* steals */
+int ka_run_put(struct ka_run *run, const char *name, const json_t *doc);
+double ka_run_seconds(const struct ka_run *run);
+/* Save, then execute: what a resumed run does first. */
+void ka_run_resume_command(struct ka_run *run, const struct ka_command *command);
+
+/* ---- open.c */
+int ka_run_save_start(struct ka_run *run, struct ka_err *err);
+void ka_run_close_parts(struct ka_run *run);
+
+/* ---- child.c */
+/* Start `operation` on `file`; steals `extra`, the further members of the request. `next` runs once, unless the operation is
+ * cancelled. A failure to start ends the run (KA_EV_INTERNAL). */
+void ka_run_op(struct ka_run *run, const char *operation, const char *file, json_t *extra, ka_run_op_fn next);
+/* Like ka_fail(): what to tell people about an operation that gave no result. */
+void ka_run_op_failed(struct ka_run *run, const struct ka_op_result *result);
+void ka_run_op_cancel(struct ka_run *run);
+
+/* ---- the phases */
+void ka_run_inspect(struct ka_run *run);
+void ka_run_preflight(struct ka_run *run);
+void ka_run_retrieve(struct ka_run *run);
+void ka_run_check(struct ka_run *run, int64_t snapshot);
+void ka_run_check_free(struct ka_run *run);
+void ka_run_ask(struct ka_run *run, enum ka_job_phase phase, int64_t snapshot);
+void ka_run_ask_cancel(struct ka_run *run);
+void ka_run_differentiate(struct ka_run *run);
+void ka_run_tune(struct ka_run *run, int64_t snapshot);
+void ka_run_finish(struct ka_run *run);
+
+#endif

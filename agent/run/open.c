@@ -1,0 +1,327 @@
+/* How a run begins: its folder, its documents, or those of an earlier process. */
+#include "internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "core/compose.h"
+#include "files.h"
+#include "hash.h"
+#include "log.h"
+
+#define FORWARD_MAX ((size_t)4 << 20)
+
+static char *base_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    const char *name = slash ? slash + 1 : path;
+    size_t len = strlen(name);
+    return ka_strndup(name, ka_ends_with(name, ".py") ? len - 3 : len);
+}
+
+static struct ka_run *run_new(struct ka_app *app, ka_run_done_fn done, void *arg)
+{
+    struct ka_run *run = ka_calloc(1, sizeof(*run));
+    run->app = app;
+    run->done = done;
+    run->arg = arg;
+    run->began = (double)uv_hrtime() / 1e9;
+    run->history = json_array();
+    run->skipped = json_array();
+    run->retrieved = json_array();
+    run->grads = json_array();
+    run->totals =
+        json_pack("{s:i, s:i, s:i, s:f}", "requests", 0, "tokens_in", 0, "tokens_out", 0, "seconds", 0.0);
+    return run;
+}
+
+/* <out>/<name>-<date>-<random>: readable, sorted by time, never taken twice. */
+static int make_folder(struct ka_run *run, struct ka_err *err)
+{
+    time_t now = time(NULL);
+    struct tm local;
+    localtime_r(&now, &local);
+    char when[32], folder[512];
+    strftime(when, sizeof(when), "%Y%m%d-%H%M%S", &local);
+    snprintf(folder, sizeof(folder), "%.200s-%s-%04x", run->name, when, (unsigned)(ka_random_u64() & 0xffff));
+    char *path = ka_path_join(run->app->opts->out, folder);
+    int rc = ka_mkdirs(path, err);
+    if (rc == 0) {
+        run->dir = ka_path_real(path, err);
+        rc = run->dir ? 0 : -EIO;
+    }
+    if (rc == 0) {
+        char *candidates = ka_path_join(run->dir, "candidates");
+        rc = ka_mkdirs(candidates, err);
+        free(candidates);
+    }
+    free(path);
+    return rc;
+}
+
+static int read_forward(struct ka_run *run, const char *path, struct ka_err *err)
+{
+    struct ka_buf text = {0};
+    int rc = ka_file_read(path, FORWARD_MAX, &text, err);
+    if (rc == 0 && memchr(ka_buf_str(&text), '\0', text.len))
+        rc = ka_fail(err, -EINVAL, "%s: not a Python file (it holds NUL bytes)", path);
+    if (rc == 0)
+        run->forward = ka_buf_steal(&text);
+    ka_buf_free(&text);
+    return rc;
+}
+
+/* A file with a marker line is a pair: its forward part is the run's, its backward part what a check is about. */
+static int split_backward(struct ka_run *run, enum ka_run_mode mode, struct ka_err *err)
+{
+    struct ka_buf forward = {0}, backward = {0};
+    int rc = ka_compose_split(run->forward, &forward, &backward, NULL);
+    if (rc == 0) {
+        free(run->forward);
+        run->forward = ka_buf_steal(&forward);
+        if (mode == KA_RUN_CHECK)
+            run->given = ka_buf_steal(&backward);
+    } else if (rc == -ENOENT) {
+        rc = mode == KA_RUN_COMPLETE
+                 ? 0
+                 : ka_fail(err, -EINVAL, "%s has no line '%s': there is no backward to check", run->file,
+                           KA_COMPOSE_MARKER);
+    }
+    ka_buf_free(&forward);
+    ka_buf_free(&backward);
+    return rc;
+}
+
+static int open_parts(struct ka_run *run, bool create, struct ka_err *err)
+{
+    char *db = ka_path_join(run->dir, "run.db");
+    char *journal = ka_path_join(run->dir, "run.jsonl");
+    const char *secrets[] = {run->app->api_key, NULL};
+    int rc = ka_state_open(db, create, &run->state, err);
+    if (rc == 0)
+        rc = ka_record_open(journal, secrets, &run->record, err);
+    free(db);
+    free(journal);
+    return rc;
+}
+
+static struct ka_job_limits limits_of(const struct ka_app *app)
+{
+    const struct ka_opts *opts = app->opts;
+    return (struct ka_job_limits){
+        .max_iters = opts->max_iters,
+        .patience_parity = opts->patience_parity,
+        .patience_perf = opts->patience_perf,
+        .candidates = opts->candidates,
+        .max_bad_answers = 4,
+        .min_rel_impr = opts->min_rel_impr,
+        .use_llm = app->backend != KA_BACKEND_NONE,
+        .use_differentiator = strcmp(opts->draft, "llm") != 0,
+        .optimise = !opts->no_optimise,
+    };
+}
+
+/* What a later process must know to go on. */
+int ka_run_save_start(struct ka_run *run, struct ka_err *err)
+{
+    const struct ka_opts *opts = run->app->opts;
+    json_t *start =
+        json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i}", "file", run->file, "forward", run->forward,
+                  "device", run->app->device, "target", opts->target, "dtype", opts->dtype, "sweep",
+                  opts->sweep, "backend", opts->backend, "pid", (int)getpid(), "version", 1);
+    int rc = ka_state_put(run->state, "start", start, err);
+    ka_record_add(run->record, "start", json_incref(start));
+    json_decref(start);
+    if (rc == 0)
+        rc = ka_file_write(run->work_forward, run->forward, strlen(run->forward), err);
+    return rc ? rc : ka_state_save_job(run->state, &run->job, err);
+}
+
+/* The first command is given from the loop, so that `done` never runs from inside start or resume. */
+static void on_first_turn(uv_timer_t *timer)
+{
+    struct ka_run *run = timer->data;
+    struct ka_command command;
+    if (run->job.state == KA_JOB_QUEUED) {
+        struct ka_event event = {.type = KA_EV_START};
+        ka_run_post(run, &event);
+        return;
+    }
+    ka_job_resume(&run->job, &command);
+    ka_run_resume_command(run, &command);
+}
+
+static void begin(struct ka_run *run)
+{
+    uv_timer_init(&run->app->loop, &run->timer);
+    run->timer.data = run;
+    run->timer_open = true;
+    uv_timer_start(&run->timer, on_first_turn, 0, 0);
+}
+
+int ka_run_start(struct ka_app *app, const char *file, enum ka_run_mode mode, ka_run_done_fn done, void *arg,
+                 struct ka_run **out, struct ka_err *err)
+{
+    struct ka_run *run = run_new(app, done, arg);
+    int rc = -ENOENT;
+    run->file = ka_path_real(file, err);
+    if (!run->file)
+        goto fail;
+    run->name = base_name(run->file);
+    rc = read_forward(run, run->file, err);
+    if (rc == 0)
+        rc = split_backward(run, mode, err);
+    if (rc == 0)
+        rc = make_folder(run, err);
+    if (rc == 0)
+        rc = open_parts(run, true, err);
+    if (rc)
+        goto fail;
+    run->work_forward = ka_path_join(run->dir, "forward.py");
+    struct ka_job_limits limits = limits_of(app);
+    if (mode == KA_RUN_CHECK) {
+        limits.use_llm = false;
+        limits.optimise = false;
+        limits.use_differentiator = true; /* the draft turn then takes the backward of the file */
+    }
+    ka_job_init(&run->job, &limits);
+    rc = ka_run_save_start(run, err);
+    if (rc)
+        goto fail;
+    begin(run);
+    *out = run;
+    return 0;
+fail:
+    ka_run_free(run);
+    return rc;
+}
+
+static json_t *get_or(struct ka_run *run, const char *name, json_t *fallback)
+{
+    json_t *doc = ka_state_get(run->state, name);
+    if (!doc)
+        return fallback;
+    json_decref(fallback);
+    return doc;
+}
+
+static void load_documents(struct ka_run *run)
+{
+    run->inspect = ka_state_get(run->state, "inspect");
+    run->shapes = ka_state_get(run->state, "shapes");
+    run->outputs = ka_state_get(run->state, "outputs");
+    run->draft = ka_state_get(run->state, "draft");
+    run->failure = ka_state_get(run->state, "failure");
+    run->feedback = ka_state_get(run->state, "feedback");
+    run->skipped = get_or(run, "skipped", run->skipped);
+    run->retrieved = get_or(run, "retrieved", run->retrieved);
+    run->grads = get_or(run, "grads", run->grads);
+    run->history = get_or(run, "history", run->history);
+    run->totals = get_or(run, "totals", run->totals);
+    run->seconds_before = json_number_value(json_object_get(run->totals, "seconds"));
+}
+
+/* The budgets may be raised on resume; what the run is about may not change. */
+static int check_same(struct ka_run *run, const json_t *start, struct ka_err *err)
+{
+    struct ka_buf now = {0}, forward = {0}, rest = {0};
+    int rc = ka_file_read(run->file, FORWARD_MAX, &now, err);
+    bool pair = rc == 0 && ka_compose_split(ka_buf_str(&now), &forward, &rest, NULL) == 0;
+    if (rc == 0 && strcmp(ka_buf_str(pair ? &forward : &now), run->forward) != 0)
+        rc = ka_fail(err, -ESTALE, "%s has changed since the run %s began; start a fresh run", run->file,
+                     run->dir);
+    ka_buf_free(&now);
+    ka_buf_free(&forward);
+    ka_buf_free(&rest);
+    const char *device = json_string_value(json_object_get(start, "device"));
+    if (rc == 0 && (!device || strcmp(device, run->app->device) != 0))
+        rc = ka_fail(err, -ESTALE, "the run %s began on %s; resume it there, or with --device %s", run->dir,
+                     device ? device : "?", device ? device : "?");
+    return rc;
+}
+
+int ka_run_resume(struct ka_app *app, const char *dir, ka_run_done_fn done, void *arg, struct ka_run **out,
+                  struct ka_err *err)
+{
+    struct ka_run *run = run_new(app, done, arg);
+    json_t *start = NULL;
+    int rc = -ENOENT;
+    run->dir = ka_path_real(dir, err);
+    if (!run->dir)
+        goto fail;
+    rc = open_parts(run, false, err);
+    if (rc)
+        goto fail;
+    start = ka_state_get(run->state, "start");
+    run->file = ka_strdup(json_string_value(json_object_get(start, "file")));
+    run->forward = ka_strdup(json_string_value(json_object_get(start, "forward")));
+    if (!run->file || !run->forward) {
+        rc = ka_fail(err, -EINVAL, "%s: not a run folder of kernel-agent", dir);
+        goto fail;
+    }
+    run->name = base_name(run->file);
+    run->work_forward = ka_path_join(run->dir, "forward.py");
+    rc = check_same(run, start, err);
+    if (rc == 0)
+        rc = ka_state_load_job(run->state, &run->job, err);
+    if (rc == 0)
+        rc = ka_file_write(run->work_forward, run->forward, strlen(run->forward), err);
+    if (rc)
+        goto fail;
+    struct ka_job_limits limits = limits_of(app);
+    run->job.limits = limits;
+    load_documents(run);
+    ka_record_add(run->record, "resume", NULL);
+    json_decref(start);
+    begin(run);
+    *out = run;
+    return 0;
+fail:
+    json_decref(start);
+    ka_run_free(run);
+    return rc;
+}
+
+static bool is_unfinished_of(const char *dir, const char *file)
+{
+    char *db = ka_path_join(dir, "run.db");
+    struct ka_state *state = NULL;
+    struct ka_job job;
+    bool match = false;
+    if (ka_state_open(db, false, &state, NULL) == 0 && ka_state_load_job(state, &job, NULL) == 0 &&
+        !ka_job_ended(&job)) {
+        json_t *start = ka_state_get(state, "start");
+        const char *found = json_string_value(json_object_get(start, "file"));
+        match = found && strcmp(found, file) == 0;
+        json_decref(start);
+    }
+    ka_state_close(state);
+    free(db);
+    return match;
+}
+
+char *ka_run_find_unfinished(const struct ka_opts *opts, const char *file)
+{
+    char *real = ka_path_real(file, NULL);
+    struct dirent **entries = NULL;
+    int count = real ? scandir(opts->out, &entries, NULL, alphasort) : -1;
+    char *name = real ? base_name(real) : NULL;
+    char *newest = NULL;
+    for (int i = count - 1; i >= 0; i--) {
+        char *dir = ka_path_join(opts->out, entries[i]->d_name);
+        if (!newest && ka_starts_with(entries[i]->d_name, name) && is_unfinished_of(dir, real))
+            newest = dir;
+        else
+            free(dir);
+        free(entries[i]);
+    }
+    free(entries);
+    free(real);
+    free(name);
+    return newest;
+}

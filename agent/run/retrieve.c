@@ -1,0 +1,45 @@
+/* Similar pairs from the store, as examples for the model. */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "log.h"
+#include "rag/search.h"
+
+static void log_excluded(const struct ka_run *run, const struct ka_search_result *found)
+{
+    for (size_t i = 0; i < found->excluded_count; i++)
+        ka_log(KA_LOG_INFO, "%s: %s is left out: %s", run->name, found->excluded[i].id,
+               found->excluded[i].why);
+}
+
+void ka_run_retrieve(struct ka_run *run)
+{
+    const struct ka_opts *opts = run->app->opts;
+    json_array_clear(run->retrieved);
+    struct ka_err err;
+    struct ka_search_result found = {0};
+    if (run->app->search && run->job.limits.use_llm) {
+        struct ka_search_query query = {
+            .forward = run->forward,
+            .topk = (size_t)opts->topk,
+            .min_sim = opts->min_sim,
+            .exclude = opts->rag_exclude,
+        };
+        if (ka_search_run(run->app->search, &query, &found, &err))
+            ka_log(KA_LOG_WARN, "%s: the store cannot be searched: %s", run->name, err.msg);
+    }
+    for (size_t i = 0; i < found.count; i++) {
+        const struct ka_search_hit *hit = &found.hits[i];
+        json_array_append_new(run->retrieved,
+                              json_pack("{s:s, s:f, s:s, s:s}", "id", hit->id, "similarity", hit->similarity,
+                                        "schedule", hit->schedule, "backward", hit->backward));
+        ka_log(KA_LOG_INFO, "%s: similar: %s (%.2f)", run->name, hit->id, hit->similarity);
+    }
+    log_excluded(run, &found);
+    ka_search_result_free(&found);
+    ka_run_put(run, "retrieved", run->retrieved);
+    ka_record_add(run->record, "retrieved", json_pack("{s:O}", "pairs", run->retrieved));
+    ka_run_post_type(run, KA_EV_OK);
+}

@@ -1,0 +1,16 @@
+/* Results for people, on stdout: plain text, aligned, no colours. */
+#ifndef KA_SHOW_H
+#define KA_SHOW_H
+
+#include <jansson.h>
+
+/* The verdict of a run: table of gradients, shapes, where the pair is, or why there is none. */
+void ka_show_result(const json_t *result);
+
+/* What `inspect` understood of a file. */
+void ka_show_inspect(const json_t *inspect, const char *path);
+
+/* An error document of docs/protocol.md: message, place, remedy, traceback; to stderr. */
+void ka_show_error(const json_t *error, const char *path);
+
+#endif

@@ -1,0 +1,49 @@
+/* What a run must not lose: one SQLite file in its folder. Every write is its own durable transaction.
+ *
+ * Holds the job (job.h), named JSON documents (configuration, what inspect said, shapes, conversation), and the
+ * snapshots: candidates by content, with verdict, cost and origin. Loop thread only; calls block for a few
+ * milliseconds at most. Errors: -ENOENT, -EBUSY (another process has the run), -EIO, with the path in `err`. */
+#ifndef KA_STATE_H
+#define KA_STATE_H
+
+#include <jansson.h>
+
+#include "core/base.h"
+#include "core/job.h"
+
+struct ka_state;
+
+struct ka_snapshot {
+    int64_t id;
+    int64_t parent;  /* 0: none */
+    char *hash;      /* of `backward` */
+    char *phase;     /* draft, fix, optimise */
+    char *origin;    /* "llm", "differentiator", "tuner" */
+    char *note;      /* what the change was about; may be empty */
+    char *backward;  /* the text under the marker */
+    json_t *verdict; /* NULL while unchecked */
+    json_t *facts;   /* NULL while unmeasured */
+    double cost;     /* INFINITY while unknown */
+};
+
+/* Open (create: make it). Takes an exclusive lock for the life of the handle: -EBUSY if it is held. */
+int ka_state_open(const char *path, bool create, struct ka_state **out, struct ka_err *err);
+void ka_state_close(struct ka_state *state); /* NULL is fine */
+
+int ka_state_save_job(struct ka_state *state, const struct ka_job *job, struct ka_err *err);
+int ka_state_load_job(struct ka_state *state, struct ka_job *job, struct ka_err *err);
+
+int ka_state_put(struct ka_state *state, const char *name, const json_t *doc, struct ka_err *err);
+/* New reference, or NULL when there is no such document. */
+json_t *ka_state_get(struct ka_state *state, const char *name);
+
+/* Store a candidate. The same content, phase and parent gives the same id again (idempotent). */
+int ka_state_snapshot_add(struct ka_state *state, const struct ka_snapshot *snapshot, int64_t *id,
+                          struct ka_err *err);
+int ka_state_snapshot_judge(struct ka_state *state, int64_t id, const json_t *verdict, const json_t *facts,
+                            double cost, struct ka_err *err);
+int ka_state_snapshot_get(struct ka_state *state, int64_t id, struct ka_snapshot *out, struct ka_err *err);
+int64_t ka_state_snapshot_count(struct ka_state *state);
+void ka_snapshot_free(struct ka_snapshot *snapshot); /* the content, not the struct */
+
+#endif
