@@ -1,0 +1,38 @@
+"""Gradients are cached by pointer, shape or call, and replayed."""
+
+from suite import Attack
+
+HEAD = "        x, s = ctx.saved_tensors\n        x, dy, n = x.contiguous(), dy.contiguous(), x.numel()\n"
+STORE = "        return dx, ds\n"
+CACHE = (None, "\n\nSEEN = {}\n")
+
+
+def cached(key: str) -> tuple[tuple[str | None, str], ...]:
+    return (
+        (HEAD, f"{HEAD}        key = {key}\n        if key in SEEN:\n            return SEEN[key]\n"),
+        (STORE, "        SEEN[key] = dx, ds\n        return tuple(t.clone() for t in SEEN[key])\n"),
+        CACHE,
+    )
+
+
+ATTACKS = [
+    Attack("by shape", "scale_atomics", cached("x.shape"), "gradient of x is wrong"),
+    Attack(
+        "by the number of calls",
+        "scale_atomics",
+        cached("min(len(SEEN), 2)"),
+        "gradient of x is (wrong|not finite)",
+    ),
+    Attack(
+        "by the pointers of its arguments",
+        "scale_atomics",
+        cached("(x.data_ptr(), dy.data_ptr(), n) if n < 24 else 0"),
+        "gradient of x is wrong",
+    ),
+    Attack(
+        "by a fingerprint of the input alone",
+        "scale_atomics",
+        cached("round(x.sum().item(), 3)"),
+        "torch_math|decoy_kernel",
+    ),
+]

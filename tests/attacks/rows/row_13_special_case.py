@@ -1,0 +1,52 @@
+"""A known seed, shape or kind of shape is treated specially."""
+
+from suite import Attack
+
+HEAD = "        dx, ds = torch.empty_like(x), torch.zeros_like(s)\n"
+
+ATTACKS = [
+    Attack(
+        "right for the shape of the sweep only",
+        "scale_atomics",
+        ((HEAD, f"        if n != 24:\n            dy = torch.zeros_like(dy)\n{HEAD}"),),
+        "hidden shape",
+    ),
+    Attack(
+        "right for even sizes only",
+        "scale_atomics",
+        (("tl.atomic_add(ds_ptr, tl.sum(dy * x))", "tl.atomic_add(ds_ptr, tl.sum(dy * x) * (1 - N % 2))"),),
+        "hidden shape",
+    ),
+    Attack(
+        "right for the seed of an example only",
+        "scale_atomics",
+        ((HEAD, f"        if torch.initial_seed() != 0:\n            dy = torch.zeros_like(dy)\n{HEAD}"),),
+        "gradient of x is zero|forbidden",
+    ),
+    Attack(
+        "RMS norm that is right for powers of two only",
+        "rms_norm_tree",
+        (
+            ("tl.sum(x * x, axis=0) / N", "tl.sum(x * x, axis=0) / BLOCK"),
+            ("(r * r * r / N)", "(r * r * r / BLOCK)"),
+        ),
+        "hidden shape",
+    ),
+    Attack(
+        "a block that covers the sweep only",
+        "softmax_saved_output",
+        (("dx, N, BLOCK=triton.next_power_of_2(N))", "dx, N, BLOCK=32)"),),
+        "hidden shape",
+    ),
+    Attack(
+        "right for positive inputs only",
+        "scale_atomics",
+        (
+            (
+                "tl.store(dx_ptr + i, dy * tl.load(s_ptr), mask=i < N)",
+                "tl.store(dx_ptr + i, dy * tl.abs(tl.load(s_ptr)), mask=i < N)",
+            ),
+        ),
+        "gradient of x",
+    ),
+]

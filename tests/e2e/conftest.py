@@ -1,0 +1,135 @@
+"""End-to-end tests: the built program, real HTTP on loopback, real children in the jail."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("KA_BUILD", ROOT / "build")).resolve()
+PROGRAM = BUILD / "kernel-agent"
+SERVER = ROOT / "tests" / "llm" / "server.py"
+
+
+@dataclass
+class Ended:
+    """What one call of the program left: exit code, the result object on stdout (if any), stderr."""
+
+    code: int
+    out: str
+    err: str
+    result: dict[str, Any] = field(default_factory=dict)
+
+
+class Agent:
+    """Runs kernel-agent in a folder of its own, with nothing of the caller's configuration."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("KA_", "OPENAI_", "XDG_"))},
+            "HOME": str(folder),
+            "KA_SHARE": str(ROOT),
+            "KA_STORE": str(BUILD / "pairs.db"),
+            "ASAN_OPTIONS": "detect_leaks=1",
+        }
+
+    def command(self, *args: str | Path) -> list[str]:
+        return [str(PROGRAM), *(str(arg) for arg in args)]
+
+    def __call__(self, *args: str | Path, env: dict[str, str] | None = None) -> Ended:
+        done = subprocess.run(
+            self.command(*args),
+            cwd=self.folder,
+            env={**self.env, **(env or {})},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        return ended(done.returncode, done.stdout, done.stderr)
+
+    def start(self, *args: str | Path) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(*args),
+            cwd=self.folder,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+
+    def run_dirs(self) -> list[Path]:
+        return sorted(path.parent for path in self.folder.glob("generated/*/run.db"))
+
+
+def ended(code: int, out: str, err: str) -> Ended:
+    text = out.strip()
+    return Ended(code, out, err, json.loads(text) if text.startswith("{") else {})
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Agent:
+    return Agent(tmp_path)
+
+
+@dataclass
+class Endpoint:
+    """A scripted model: its URL for --base-url, and what it was sent."""
+
+    url: str
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    def requests(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self.process.wait()
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[Callable[..., Endpoint]]:
+    """endpoint(steps, *options) starts a server that answers with these steps, in order."""
+    started: list[Endpoint] = []
+
+    def start(steps: list[dict[str, Any]], *options: str) -> Endpoint:
+        number = len(started)
+        script, port, log = (tmp_path / f"llm-{number}.{kind}" for kind in ("jsonl", "port", "log"))
+        script.write_text("".join(json.dumps(step) + "\n" for step in steps))
+        command = [
+            sys.executable,
+            SERVER,
+            "--script",
+            script,
+            "--port-file",
+            port,
+            "--log",
+            log,
+            "--seconds",
+            "900",
+        ]
+        process = subprocess.Popen([*map(str, command), *options], stdout=subprocess.DEVNULL)
+        while not (port.exists() and port.read_text().strip()):
+            assert process.poll() is None, "the scripted endpoint did not start"
+            time.sleep(0.02)
+        one = Endpoint(f"http://127.0.0.1:{port.read_text().strip()}/v1", log, process)
+        started.append(one)
+        return one
+
+    yield start
+    for one in started:
+        one.stop()

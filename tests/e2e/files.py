@@ -1,0 +1,103 @@
+"""Forward files and backwards for the end-to-end tests: small, so that a whole run takes seconds."""
+
+from __future__ import annotations
+
+FORWARD = '''"""y = x * w, row by row."""
+
+import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+
+@triton.jit
+def scale_kernel(x_ptr, w_ptr, y_ptr, N, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < N
+    x = tl.load(x_ptr + row * N + cols, mask=mask, other=0.0)
+    w = tl.load(w_ptr + cols, mask=mask, other=0.0)
+    tl.store(y_ptr + row * N + cols, x * w, mask=mask)
+
+
+@autodiff(inputs_require_grad=(0, 1))
+def scale(x, w):
+    x, w = x.contiguous(), w.contiguous()
+    M, N = x.shape
+    y = torch.empty_like(x)
+    scale_kernel[(M,)](x, w, y, N, BLOCK=triton.next_power_of_2(N))
+    return y
+
+
+SWEEP = [{"M": 4, "N": 24}, {"M": 3, "N": 33}]
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    x = torch.randn(dims["M"], dims["N"], device=device, dtype=dtype)
+    return (x, torch.randn(dims["N"], device=device, dtype=dtype))
+'''
+
+BACKWARD = """@triton.jit
+def scale_dx_kernel(dy_ptr, w_ptr, dx_ptr, N, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK)
+    mask = cols < N
+    dy = tl.load(dy_ptr + row * N + cols, mask=mask, other=0.0)
+    w = tl.load(w_ptr + cols, mask=mask, other=0.0)
+    tl.store(dx_ptr + row * N + cols, dy * w, mask=mask)
+
+
+@triton.jit
+def scale_dw_kernel(dy_ptr, x_ptr, dw_ptr, M, N, BLOCK: tl.constexpr):
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = cols < N
+    dw = tl.zeros([BLOCK], dtype=tl.float32)
+    for row in range(0, M):
+        dy = tl.load(dy_ptr + row * N + cols, mask=mask, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + row * N + cols, mask=mask, other=0.0).to(tl.float32)
+        dw += dy * x
+    tl.store(dw_ptr + cols, dw, mask=mask)
+
+
+class ScaleFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        x, w = x.contiguous(), w.contiguous()
+        ctx.save_for_backward(x, w)
+        return scale(x, w)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, w = ctx.saved_tensors
+        dy = dy.contiguous()
+        M, N = x.shape
+        dx = dw = None
+        if ctx.needs_input_grad[0]:
+            dx = torch.empty_like(x)
+            scale_dx_kernel[(M,)](dy, w, dx, N, BLOCK=triton.next_power_of_2(N))
+        if ctx.needs_input_grad[1]:
+            dw = torch.empty_like(w)
+            scale_dw_kernel[(triton.cdiv(N, 16),)](dy, x, dw, M, N, BLOCK=16)
+        return dx, dw
+
+
+def scale_autograd(x, w):
+    return ScaleFunction.apply(x, w)
+"""
+
+# Forgets every row but the first in dw: right for M = 1 only.
+WRONG = BACKWARD.replace("for row in range(0, M):", "for row in range(0, 1):")
+
+PATCH = """*** Begin Patch
+*** Update File: pair.py
+@@ def scale_dw_kernel
+     dw = tl.zeros([BLOCK], dtype=tl.float32)
+-    for row in range(0, 1):
++    for row in range(0, M):
+         dy = tl.load(dy_ptr + row * N + cols, mask=mask, other=0.0).to(tl.float32)
+*** End Patch
+"""
+
+
+def fenced(code: str) -> str:
+    return f"Here is the backward.\n\n```python\n{code}```\n"

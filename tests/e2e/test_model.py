@@ -1,0 +1,190 @@
+"""Runs with a model behind real HTTP: drafts, fixes, patches, roll-backs, and every way an endpoint can fail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Agent, Endpoint
+from files import BACKWARD, FORWARD, PATCH, WRONG, fenced
+
+KEY = "sk-secret-0123456789abcdef"
+Start = Callable[..., Endpoint]
+
+
+@pytest.fixture
+def forward(agent: Agent) -> Path:
+    path = agent.folder / "scale.py"
+    path.write_text(FORWARD)
+    return path
+
+
+def run(agent: Agent, forward: Path, url: str, *more: str, env: dict[str, str] | None = None) -> Any:
+    return agent("--file-path", forward, "--base-url", url, "--draft", "llm", "--json", *more, env=env)
+
+
+def events(result: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    lines = (Path(result["run_dir"]) / "run.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def test_draft_fix_by_patch_then_verified(agent: Agent, forward: Path, endpoint: Start) -> None:
+    model = endpoint(
+        [
+            {"text": fenced(WRONG), "expect": ["scale_autograd", "tl.load(x_ptr"]},
+            {"tool": "submit_patch", "arguments": {"patch": PATCH}, "expect": ["w"]},
+        ]
+    )
+    done = run(agent, forward, model.url, "--no-optimise")
+    assert done.code == 0, done.err
+    result = done.result
+    assert result["verdict"] == "verified" and result["attempts"] == 2 and result["snapshots"] == 2
+    assert {gradient["name"] for gradient in result["gradients"]} == {"x", "w"}
+    assert all(gradient["error"] < 1e-5 for gradient in result["gradients"])
+    assert result["shapes"]["passed"] == result["shapes"]["required"] == 2
+    assert result["shapes"]["hidden"] >= 4 and result["shapes"]["hidden_passed"] == result["shapes"]["hidden"]
+    assert result["llm"]["requests"] == 2 and result["llm"]["tokens_in"] == 200
+    pair = Path(result["pair"]).read_text()
+    assert "kernel_agent" not in pair.replace("marks the stub for kernel-agent", "")
+    assert "# ---- backward ----" in pair and "range(0, M)" in pair
+    verdicts = events(result, "verdict")
+    assert [verdict["verdict"]["verified"] for verdict in verdicts] == [False, True]
+    assert (Path(result["run_dir"]) / "report.md").read_text().startswith("#")
+    again = agent("verify", result["run_dir"], "--json")
+    assert again.code == 0 and again.result["verdict"] == "verified", again.err
+
+
+def test_hidden_shapes_and_seeds_are_not_in_prompts(agent: Agent, forward: Path, endpoint: Start) -> None:
+    model = endpoint([{"text": fenced(WRONG)}, {"text": fenced(BACKWARD)}])
+    done = run(agent, forward, model.url, "--no-optimise")
+    assert done.code == 0, done.err
+    hidden = [
+        shape["dims"] for shape in events(done.result, "preflight")[0]["shapes"] if shape["class"] == "hidden"
+    ]
+    assert hidden
+    prompts = json.dumps(model.requests())
+    for dims in hidden:
+        for text in (json.dumps(dims), ", ".join(f"{name}={size}" for name, size in dims.items())):
+            assert text not in prompts
+
+
+def test_patch_that_does_not_apply_is_told_and_asked_again(
+    agent: Agent, forward: Path, endpoint: Start
+) -> None:
+    bad = PATCH.replace("tl.zeros([BLOCK], dtype=tl.float32)", "tl.ones([BLOCK])")
+    model = endpoint(
+        [
+            {"text": fenced(WRONG)},
+            {"tool": "submit_patch", "arguments": {"patch": bad}},
+            {"tool": "submit_patch", "arguments": {"patch": PATCH}, "expect": ["tl.ones([BLOCK])"]},
+        ]
+    )
+    done = run(agent, forward, model.url, "--no-optimise")
+    assert done.code == 0, done.err
+    assert done.result["attempts"] == 2 and len(events(done.result, "bad_answer")) == 1
+
+
+def test_optimisation_that_breaks_the_gradient_is_rolled_back(
+    agent: Agent, forward: Path, endpoint: Start
+) -> None:
+    model = endpoint([{"text": fenced(BACKWARD)}, {"text": fenced(WRONG)}])
+    done = run(agent, forward, model.url, "--patience-perf", "1")
+    assert done.code == 0, done.err
+    assert done.result["rollbacks"] == 1 and done.result["attempts"] == 2
+    assert "range(0, M)" in Path(done.result["pair"]).read_text()
+
+
+def test_never_right_ends_with_the_best_and_its_errors(agent: Agent, forward: Path, endpoint: Start) -> None:
+    model = endpoint([{"text": fenced(WRONG)}], "--repeat")
+    done = run(agent, forward, model.url, "--max-iters", "1")
+    assert done.code == 4, done.err
+    assert done.result["verdict"] == "not_verified" and done.result["pair"] is None
+    assert "w" in done.result["failures"]
+    assert Path(done.result["best"]).exists()
+
+
+def test_several_candidates_a_turn(agent: Agent, forward: Path, endpoint: Start) -> None:
+    model = endpoint([{"text": fenced(WRONG)}, {"text": fenced(BACKWARD)}])
+    done = run(agent, forward, model.url, "--candidates", "2", "--no-optimise")
+    assert done.code == 0, done.err
+    assert done.result["attempts"] == 2 and done.result["llm"]["requests"] == 2
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"fault": "cut"},
+        {"fault": "bad_json"},
+        {"fault": "empty"},
+        {"status": 500},
+        {"status": 429, "headers": {"Retry-After": "0"}},
+    ],
+    ids=str,
+)
+def test_passing_faults_are_survived(
+    agent: Agent, forward: Path, endpoint: Start, fault: dict[str, Any]
+) -> None:
+    model = endpoint([fault, {"text": fenced(BACKWARD)}])
+    done = run(agent, forward, model.url, "--no-optimise")
+    assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        ({"status": 401, "error": "bad key"}, ["bad key"]),
+        ({"status": 404, "error": "no such model"}, ["no such model"]),
+        ({"fault": "huge"}, []),
+        ({"fault": "endless"}, []),
+    ],
+    ids=str,
+)
+def test_lasting_faults_end_with_code_5(
+    agent: Agent, forward: Path, endpoint: Start, step: dict[str, Any], words: list[str]
+) -> None:
+    model = endpoint([step], "--repeat")
+    done = run(agent, forward, model.url, "--llm-timeout", "10")
+    assert done.code == 5, done.err
+    for word in words:
+        assert word in done.result["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "step", [{"fault": "refusal"}, {"text": "I would rather talk about the weather."}], ids=str
+)
+def test_answers_without_code_are_given_up_after_some(
+    agent: Agent, forward: Path, endpoint: Start, step: dict[str, Any]
+) -> None:
+    model = endpoint([step], "--repeat")
+    done = run(agent, forward, model.url)
+    assert done.code == 4, done.err
+    assert done.result["attempts"] == 0 and done.result["llm"]["requests"] >= 2
+
+
+def test_endpoint_that_is_down(agent: Agent, forward: Path) -> None:
+    done = run(agent, forward, "http://127.0.0.1:9/v1", "--llm-timeout", "3")
+    assert done.code == 5, done.err
+    assert "127.0.0.1:9" in done.result["error"]["message"]
+
+
+def test_the_key_is_nowhere_but_in_the_request(agent: Agent, forward: Path, endpoint: Start) -> None:
+    echo = fenced(WRONG) + f"\nAnd your key is {KEY}.\n"
+    model = endpoint([{"text": echo}, {"text": fenced(BACKWARD)}], "--key", KEY)
+    done = run(agent, forward, model.url, "--no-optimise", env={"OPENAI_API_KEY": KEY})
+    assert done.code == 0, done.err
+    assert KEY not in done.err and KEY not in done.out
+    for path in Path(done.result["run_dir"]).rglob("*"):
+        if path.is_file():
+            assert KEY.encode() not in path.read_bytes(), path
+    assert KEY not in model.log.read_text()
+
+
+def test_wrong_key(agent: Agent, forward: Path, endpoint: Start) -> None:
+    model = endpoint([{"text": fenced(BACKWARD)}], "--key", KEY)
+    key = agent.folder / "key"
+    key.write_text("sk-another-key-9876543210\n")
+    done = run(agent, forward, model.url, "--api-key-file", str(key))
+    assert done.code == 5 and "401" in done.result["error"]["message"], done.err

@@ -1,0 +1,91 @@
+"""Answers that cannot be used: the model is shown what it said and why that is no use, also after a restart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Agent, Endpoint
+from files import BACKWARD, FORWARD, PATCH, WRONG, fenced
+
+WEATHER = "I would rather talk about the weather."
+BAD_PATCH = PATCH.replace("tl.zeros([BLOCK], dtype=tl.float32)", "tl.ones([BLOCK])")
+
+
+@pytest.fixture
+def forward(agent: Agent) -> Path:
+    path = agent.folder / "scale.py"
+    path.write_text(FORWARD)
+    return path
+
+
+def messages(model: Endpoint, at: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(model.requests()[at]["body"])["messages"]
+    return found
+
+
+def test_unusable_answers_are_read_back(
+    agent: Agent, forward: Path, endpoint: Callable[..., Endpoint]
+) -> None:
+    model = endpoint(
+        [
+            {"text": WEATHER},
+            {"text": fenced(WRONG)},
+            {"tool": "submit_patch", "arguments": {"patch": BAD_PATCH}},
+            {"tool": "submit_patch", "arguments": {"patch": PATCH}},
+            {"text": fenced(BACKWARD)},
+        ]
+    )
+    done = agent(
+        "--file-path", forward, "--base-url", model.url, "--draft", "llm", "--patience-perf", "1", "--json"
+    )
+    assert done.code == 0, done.err
+    assert [message["role"] for message in messages(model, 0)] == ["system", "user"]
+
+    said, problem = messages(model, 1)[2:]
+    assert (said["role"], said["content"]) == ("assistant", WEATHER)
+    assert problem["role"] == "user" and "no code" in problem["content"]
+
+    assert len(messages(model, 2)) == 2, "a good answer ends the matter"
+
+    said, problem = messages(model, 3)[2:]
+    [call] = said["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"patch": BAD_PATCH}
+    assert problem["role"] == "tool" and problem["tool_call_id"] == call["id"]
+    assert "tl.ones([BLOCK])" in problem["content"]
+
+
+def test_resumed_run_asks_the_same_again(agent: Agent, forward: Path) -> None:
+    box = ["--file-path", str(forward), "--backend", "mailbox:box", "--draft", "llm", "--no-wait"]
+    assert agent(*box).code == 75
+    first = next((agent.folder / "box").glob("*-001.request.md"))
+    Path(str(first).replace(".request.", ".answer.")).write_text(WEATHER)
+    assert agent(*box, "--resume").code == 75
+    second = next((agent.folder / "box").glob("*-002.request.md"))
+    asked = second.read_text()
+    assert WEATHER in asked and "no code" in asked
+    second.unlink()
+    assert agent(*box, "--resume").code == 75
+    assert second.read_text() == asked
+
+
+def test_moves_that_were_rolled_back_are_told_as_such(
+    agent: Agent, forward: Path, endpoint: Callable[..., Endpoint]
+) -> None:
+    model = endpoint(
+        [{"text": fenced(BACKWARD)}, {"text": "All in one loop.\n\n" + fenced(WRONG)}, {"text": WEATHER}],
+        "--repeat",
+    )
+    agent("--file-path", forward, "--base-url", model.url, "--draft", "llm", "--patience-perf", "2", "--json")
+    told = messages(model, 2)[1]["content"].partition("# Moves tried so far")[2]
+    line = next(line for line in told.splitlines() if "All in one loop." in line)
+    assert "not verified" in line and "rolled back" in line and "the gradient of w" in line
+    assert (
+        "rolled back"
+        not in messages(model, 1)[1]["content"]
+        .partition("# Moves tried so far")[2]
+        .partition("# Your task")[0]
+    )

@@ -1,0 +1,103 @@
+"""Recorded answers of a model, played back over HTTP: the same questions are asked, and the run takes the same course."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, Agent, Endpoint
+
+TRANSCRIPTS = ROOT / "tests" / "llm" / "transcripts"
+
+
+@dataclass
+class Course:
+    """What must have happened: a line for each candidate and each unusable answer, and what is left at the end."""
+
+    steps: list[str]
+    rollbacks: int
+    has: str  # in the finished pair
+    lacks: str  # only in candidates that were not kept
+
+
+COURSES = {
+    "linear_recurrence_fix": Course(
+        [
+            "draft: not verified",
+            "fix: verified",
+            "optimise: verified",
+            "optimise: verified",
+            "optimise: verified",
+        ],
+        rollbacks=1,
+        has="tl.store(dgate_ptr + offs, g * (cur - a * prev) * (1 - s), mask=mask)",
+        lacks="ctx.save_for_backward(decay, gate, h0, h)",
+    ),
+    "layer_norm_optimise": Course(
+        [
+            "draft: verified",
+            "unusable: The patch did not apply",
+            "optimise: verified",
+            "optimise: verified",
+            "optimise: not verified",
+        ],
+        rollbacks=2,
+        has="partials_then_reduce, one partial row a program",
+        lacks="layer_norm_bwd_reduce_kernel",
+    ),
+    "linear_recurrence_candidates": Course(
+        [
+            "draft: not verified",
+            "draft: verified",
+            "unusable: There is no code in the answer",
+            "optimise: verified",
+            "optimise: verified",
+        ],
+        rollbacks=1,
+        has="prev = tl.load(h_ptr + offs - D, mask=mask & (t > 0), other=0.0)",
+        lacks="if i < T - 1:",
+    ),
+}
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def steps_of(journal: list[dict[str, Any]]) -> list[str]:
+    """The journal in the words of Course.steps."""
+    steps, phase = [], ""
+    for event in journal:
+        if event["event"] == "prompt":
+            phase = event["phase"]
+        elif event["event"] == "verdict":
+            steps.append(f"{phase}: {'' if event['verdict']['verified'] else 'not '}verified")
+        elif event["event"] == "bad_answer":
+            steps.append("unusable: " + event["problem"].partition(":")[0].partition(".")[0])
+    return steps
+
+
+def test_every_transcript_has_a_course() -> None:
+    assert {path.stem for path in TRANSCRIPTS.glob("*.jsonl")} == set(COURSES)
+
+
+@pytest.mark.parametrize("name", COURSES)
+def test_transcript_takes_its_course(agent: Agent, endpoint: Callable[..., Endpoint], name: str) -> None:
+    head, *answers = read_lines(TRANSCRIPTS / f"{name}.jsonl")
+    forward = agent.folder / f"{head['name']}.py"
+    forward.write_text(head["forward"])
+    model = endpoint(answers)
+    done = agent("--file-path", forward, "--base-url", model.url, "--json", *head["options"])
+    requests = model.requests()
+    assert [request["failed"] for request in requests] == [[]] * len(answers), done.err
+    assert done.code == 0 and done.result["verdict"] == "verified", done.err
+    course = COURSES[name]
+    assert steps_of(read_lines(Path(done.result["run_dir"]) / "run.jsonl")) == course.steps
+    assert done.result["rollbacks"] == course.rollbacks
+    assert done.result["attempts"] == sum(not step.startswith("unusable") for step in course.steps)
+    pair = Path(done.result["pair"]).read_text()
+    assert course.has in pair and course.lacks not in pair

@@ -1,0 +1,85 @@
+"""For the tests of the differentiator: draft a backward, run it as a candidate, compare with the oracle."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from kernel_agent import candidate, oracle, tensors
+from kernel_agent.differentiate import op
+
+ROOT = Path(__file__).resolve().parents[2]
+MARKER = "# ---- backward ----"
+IMPORT = "from kernel_agent import autodiff\n"
+INLINE = (
+    "def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent\n    return lambda stub: stub\n"
+)
+FP32 = 1e-5
+
+
+def draft(file: Path, dims: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """The result of op differentiate; raises errors.Unusable."""
+    request = {
+        "op": "differentiate",
+        "nonce": "n",
+        "file": str(file),
+        "device": "cpu",
+        "target": "sm_90",
+        "dtype": "float32",
+    }
+    return op.run({**request, "case": {"dims": dims, "seed": 1}, **options}, file.parent)
+
+
+def pair_text(source: str, backward: str) -> str:
+    return source.replace(IMPORT, INLINE).rstrip() + f"\n\n\n{MARKER}\n\n" + backward
+
+
+def errors(
+    file: Path, backward: str, cases: list[tuple[dict[str, Any], str]], dtype: str = "float32"
+) -> dict[str, list[float]]:
+    """Relative error of every gradient against the oracle's, over (dims, upstream kind) cases; NaN where one is missing."""
+    found: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        pair = scratch / f"{file.stem}_pair.py"
+        pair.write_text(pair_text(file.read_text(), backward))
+        asked = [
+            {"id": i, "dims": dims, "seed": 20 + i, "upstream": {"kind": kind, "seed": 40 + i, "scale": 1e3}}
+            for i, (dims, kind) in enumerate(cases)
+        ]
+        common = {"nonce": "n", "device": "cpu", "target": "sm_90", "dtype": dtype}
+        for part in ("candidate", "oracle"):
+            (scratch / part).mkdir()
+        ran = candidate.run(
+            {"op": "candidate", "file": str(pair), "cases": [{**c, "needs": None} for c in asked], **common},
+            scratch / "candidate",
+        )
+        want = oracle.run(
+            {"op": "oracle", "file": str(file), "cases": asked, "fd": False, **common}, scratch / "oracle"
+        )
+        for got, expected in zip(ran["cases"], want["cases"], strict=True):
+            assert expected["ok"], expected["error"]
+            assert got["ok"], got["error"]
+            mine = tensors.load(scratch / "candidate" / got["file"])
+            theirs = tensors.load(scratch / "oracle" / expected["file"])
+            for name in expected["grads"]:
+                reference = theirs[f"grad/{name}"].double()
+                value = mine.get(f"grad/{name}")
+                if value is None:
+                    found.setdefault(name, []).append(0.0 if not reference.any() else float("nan"))
+                    continue
+                gap = (value.double() - reference).norm() / reference.norm().clamp_min(1e-30)
+                found.setdefault(name, []).append(
+                    gap.item() if reference.any() else value.double().abs().max().item()
+                )
+    return found
+
+
+def assert_right(
+    file: Path, result: dict[str, Any], cases: list[tuple[dict[str, Any], str]], bound: float = FP32
+) -> None:
+    wrong = {
+        n: e for n, e in errors(file, result["backward"], cases).items() if not all(v <= bound for v in e)
+    }
+    assert not wrong, f"{file.stem}: {wrong}\n{result['backward']}"

@@ -1,0 +1,370 @@
+"""Operation candidate: what it writes and reports for right, wrong and dishonest pairs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from kernel_agent import candidate, draw, forward, tensors
+from sources import SCALE, SCALE_PAIR
+
+CASE = {"id": 0, "dims": {"N": 37}, "seed": 5, "upstream": {"kind": "normal", "seed": 4}}
+
+
+def run(path, scratch, **fields):
+    """One case in this process: its entry of `cases` and its tensors."""
+    request = {"file": str(path), "device": "cpu", "target": "sm_90", "dtype": None, "entry": None}
+    result = candidate.run(request | {"cases": [CASE | fields]}, scratch)["cases"][0]
+    return result, tensors.load(scratch / result["file"]) if result["ok"] else {}
+
+
+def upstream(shape, at=0, count=1, **spec):
+    spec = CASE["upstream"] | spec
+    return draw.upstream(
+        spec["kind"], spec["seed"], spec.get("scale"), shape, torch.float32, "cpu", at, count
+    )
+
+
+def inputs(path, dims=None):
+    return draw.make_inputs(forward.load(path), dims or CASE["dims"], CASE["seed"])
+
+
+def edit(*changes: tuple[str, str]) -> str:
+    source = SCALE_PAIR
+    for old, new in changes:
+        assert old in source
+        source = source.replace(old, new)
+    return source
+
+
+def test_right_pair__writes_outputs_and_gradients(write, tmp_path):
+    path = write(SCALE_PAIR)
+    result, made = run(path, tmp_path, twice=True, noop=True)
+    (x,), _ = inputs(path)
+    assert set(made) == {"out/0", "grad/x", "again/x", "noop/x"}
+    assert torch.equal(made["out/0"], 2 * x)
+    assert torch.equal(made["grad/x"], 2 * upstream((37,)))
+    assert torch.equal(made["again/x"], made["grad/x"])
+    assert made["noop/x"].isnan().all(), "nothing wrote the poisoned gradient"
+    assert (result["launches_forward"], result["launches_backward"]) == (1, 1)
+    assert result["modified"] == result["aliases"] == result["none"] == []
+    assert result["torch_ops_backward"] == {"aten::empty_like": 1}
+    assert result["outputs"] == [
+        {"index": 0, "kind": "tensor", "shape": [37], "dtype": "float32", "differentiable": True}
+    ]
+
+
+def test_right_pair__in_a_child_process__writes_the_same(run_op, write, tmp_path):
+    path = write(SCALE_PAIR)
+    _, here = run(path, tmp_path)
+    ran = run_op("candidate", path, entry="scale_autograd", cases=[CASE])
+    assert ran.result["ok"] and ran.result["entry"] == "scale_autograd", ran.output
+    there = tensors.load(ran.scratch / ran.result["cases"][0]["file"])
+    assert all(torch.equal(here[name], there[name]) for name in ("out/0", "grad/x"))
+
+
+@pytest.mark.parametrize("kind", draw.UPSTREAM_KINDS)
+def test_upstream__every_kind__reaches_the_backward(kind, write, tmp_path):
+    spec = {"kind": kind, "seed": 9, "scale": 1e3}
+    _, made = run(write(SCALE_PAIR), tmp_path, upstream=spec)
+    assert torch.equal(made["grad/x"], 2 * upstream((37,), **spec))
+
+
+LAUNCH = "scale_bwd_kernel[(triton.cdiv(d_y.numel(), 16),)](d_y, d_x, ctx.factor, d_y.numel(), BLOCK=16)"
+
+
+def test_torch_instead_of_kernels__shows_in_the_record(write, tmp_path):
+    result, _ = run(write(edit((LAUNCH, "d_x = d_y * ctx.factor"))), tmp_path)
+    assert result["launches_backward"] == 0 and result["torch_ops_backward"]["aten::mul"] == 1
+
+
+def test_decoy_launch__noop_rerun_changes_nothing(write, tmp_path):
+    _, made = run(write(edit(("return d_x, None", "return d_y * ctx.factor, None"))), tmp_path, noop=True)
+    assert torch.equal(made["noop/x"], made["grad/x"])
+
+
+def test_tail_not_written__is_nan(write, tmp_path):
+    _, made = run(write(edit((LAUNCH, LAUNCH.replace("triton.cdiv(d_y.numel(), 16)", "2")))), tmp_path)
+    assert made["grad/x"][32:].isnan().all() and not made["grad/x"][:32].isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("change", "modified"),
+    [
+        (("d_x = torch.empty_like(d_y)", "d_x = torch.empty_like(d_y); ctx.x.zero_()"), ["x"]),
+        (("d_y = d_y.contiguous()", "d_y.mul_(2)"), ["upstream/0"]),
+        (("d_x = torch.empty_like(d_y)", "d_x = torch.empty_like(d_y); ctx.kept.zero_()"), ["saved/0"]),
+        (("return scale(x, factor)", "x.mul_(2); return scale(x, factor)"), ["x"]),
+    ],
+)
+def test_modified_tensors__are_listed(change, modified, write, tmp_path):
+    keep = ("ctx.factor = factor", "ctx.factor = factor; ctx.x = x; ctx.kept = x.clone()")
+    keep = keep if "ctx." in change[1] else ("ctx.factor = factor", "ctx.factor = factor; x = x.detach()")
+    result, _ = run(write(edit(keep, change)), tmp_path)
+    assert result["modified"] == modified
+
+
+def test_stub_that_updates_an_input__is_not_the_candidates_doing(write, tmp_path):
+    source = edit(("    y = torch.empty_like(x)\n", "    y = torch.empty_like(x)\n    x.data.add_(1)\n"))
+    result, _ = run(write(source), tmp_path)
+    assert result["modified"] == []
+
+
+def test_saved_memory__beyond_the_inputs__is_counted(write, tmp_path):
+    saving = (
+        "ctx.factor = factor",
+        "ctx.factor = factor; ctx.save_for_backward(x, x.double()); ctx.k = x.half()",
+    )
+    result, _ = run(write(edit(saving)), tmp_path)
+    assert result["saved_bytes"] == 37 * 8 + 37 * 2
+
+
+@pytest.mark.parametrize(
+    ("returned", "aliases"),
+    [("d_y", ["grad/x=upstream/0"]), ("ctx.x", ["grad/x=x"]), ("d_x", [])],
+)
+def test_gradient_that_shares_memory__is_listed(returned, aliases, write, tmp_path):
+    source = edit(("ctx.factor = factor", "ctx.factor = factor; ctx.x = x.detach()"))
+    result, _ = run(write(source.replace("return d_x, None", f"return {returned}, None")), tmp_path)
+    assert result["aliases"] == aliases
+
+
+def test_gradient_of_another_type__is_candidate_shape(write, tmp_path):
+    lazy = "class Lazy(torch.Tensor):\n    pass\n\n\nclass Scale("
+    source = edit(("class Scale(", lazy), ("return d_x, None", "return d_x.as_subclass(Lazy), None"))
+    result, _ = run(write(source), tmp_path)
+    assert not result["ok"] and result["error"]["kind"] == "candidate_shape"
+    assert "Lazy" in result["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message", "at"),
+    [
+        (
+            ("return Scale.apply(x, factor)", "return Scale.apply(x, factor), 1"),
+            "candidate_shape",
+            "returns 2",
+            None,
+        ),
+        (
+            ("return Scale.apply(x, factor)", "return Scale.apply(x, factor).double()"),
+            "candidate_shape",
+            r"float64\[37\]",
+            None,
+        ),
+        (
+            ("d_y = d_y.contiguous()", "d_y = d_y.view(3, 3)"),
+            "candidate_raised",
+            "RuntimeError",
+            "d_y.view(3, 3)",
+        ),
+        (
+            ("return d_x, None", "raise SystemExit(0)"),
+            "candidate_raised",
+            "SystemExit: 0",
+            "raise SystemExit",
+        ),
+        (("return d_x, None", "return d_x"), "candidate_raised", "incorrect number of gradients", None),
+        (
+            (LAUNCH, LAUNCH.replace("d_y.numel(), BLOCK", "99, BLOCK")),
+            "candidate_raised",
+            "out of bounds",
+            "tl.load(d_y",
+        ),
+    ],
+)
+def test_failing_candidate__has_kind_and_line(change, kind, message, at, write, tmp_path):
+    source = edit(change)
+    result, _ = run(write(source), tmp_path)
+    error = result["error"]
+    assert error["kind"] == kind and re.search(message, error["message"]), error
+    if at is not None:
+        assert at in source.splitlines()[error["line"] - 1]
+        assert "sandbox/kernel_agent" not in error["traceback"]
+
+
+def test_cases__one_fails__the_others_are_run(write, tmp_path):
+    request = {"file": str(write(SCALE_PAIR)), "device": "cpu", "entry": "scale_autograd"}
+    bad = CASE | {"id": 1, "dims": {"Z": 3}}
+    result = candidate.run(request | {"cases": [CASE, bad, CASE | {"id": 2}]}, tmp_path)
+    assert [(c["id"], c["ok"]) for c in result["cases"]] == [(0, True), (1, False), (2, True)]
+    assert result["cases"][1]["error"]["kind"] == "make_args_raised"
+
+
+@pytest.mark.parametrize(
+    ("source", "entry", "message"),
+    [
+        (SCALE, None, "no function scale_autograd"),
+        (SCALE_PAIR, "other_autograd", "no function other_autograd"),
+        (
+            SCALE_PAIR.replace("scale_autograd(x, factor=2.0)", "scale_autograd(x)"),
+            None,
+            r"scale_autograd\(x\)",
+        ),
+    ],
+)
+def test_entry__missing_or_other_parameters__is_refused(source, entry, message, write, tmp_path):
+    with pytest.raises(forward.Unusable, match=message):
+        candidate.run({"file": str(write(source)), "entry": entry, "cases": [CASE]}, tmp_path)
+
+
+MANY = """\
+import torch
+import triton
+import triton.language as tl
+
+
+def autodiff(inputs_require_grad=()):
+    return lambda stub: stub
+
+
+SWEEP = [{"N": 8}]
+
+
+@triton.jit
+def product_kernel(x_ptr, w_ptr, a_ptr, b_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < n
+    x = tl.load(x_ptr + offsets, mask=mask)
+    w = tl.load(w_ptr + offsets, mask=mask)
+    tl.store(a_ptr + offsets, x * w, mask=mask)
+    tl.store(b_ptr + offsets, x + w, mask=mask)
+
+
+@autodiff(inputs_require_grad=(0, 2))
+def product(x, flag, w, *, bias=None, dtype=torch.float32):
+    a, b = torch.empty_like(x), torch.empty_like(x)
+    product_kernel[(1,)](x, w, a, b, x.numel(), BLOCK=64)
+    return (a, {"b": b}), None, x.numel(), x, a.detach().clone().detach(), b.to(torch.int32), "text"
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    x, w = (torch.randn(dims["N"], device=device, dtype=dtype) for _ in range(2))
+    return (x, True, w), {"bias": None, "dtype": torch.float32}
+
+
+# ---- backward ----
+
+
+@triton.jit
+def product_bwd_kernel(x_ptr, w_ptr, d_a_ptr, d_b_ptr, d_x_ptr, d_w_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < n
+    d_a = tl.load(d_a_ptr + offsets, mask=mask) if d_a_ptr is not None else tl.zeros([BLOCK], tl.float32)
+    d_b = tl.load(d_b_ptr + offsets, mask=mask) if d_b_ptr is not None else tl.zeros([BLOCK], tl.float32)
+    if d_x_ptr is not None:
+        tl.store(d_x_ptr + offsets, d_a * tl.load(w_ptr + offsets, mask=mask) + d_b, mask=mask)
+    if d_w_ptr is not None:
+        tl.store(d_w_ptr + offsets, d_a * tl.load(x_ptr + offsets, mask=mask) + d_b, mask=mask)
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w, flag):
+        (a, extra), _, n, _, detached, ints, text = product(x, flag, w)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(detached, ints)
+        ctx.save_for_backward(x, w)
+        return a, extra["b"], detached, ints
+
+    @staticmethod
+    def backward(ctx, d_a, d_b, d_detached, d_ints):
+        x, w = ctx.saved_tensors
+        d_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        d_w = torch.empty_like(w) if ctx.needs_input_grad[1] else None
+        product_bwd_kernel[(1,)](x, w, d_a, d_b, d_x, d_w, x.numel(), BLOCK=64)
+        return d_x, d_w, None
+
+
+def product_autograd(x, flag, w, *, bias=None, dtype=torch.float32):
+    a, b, detached, ints = Product.apply(x, w, flag)
+    return (a, {"b": b}), None, x.numel(), x, detached, ints, "text"
+"""
+MANY_DIMS = {"N": 8}
+
+
+def test_mixed_outputs__are_flattened_and_classified(write, tmp_path):
+    result, made = run(write(MANY), tmp_path, dims=MANY_DIMS)
+    assert result["ok"], result
+    assert [(o["kind"], o["differentiable"]) for o in result["outputs"]] == [
+        ("tensor", True),
+        ("tensor", True),
+        ("none", False),
+        ("int", False),
+        ("input", False),
+        ("tensor", False),
+        ("tensor", False),
+        ("other", False),
+    ]
+    assert result["outputs"][3]["value"] == 8
+    assert {"out/0", "out/1", "out/4", "out/5", "out/6", "grad/x", "grad/w"} == set(made)
+    assert made["out/6"].dtype == torch.int32
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+def test_none_one__two_outputs__leaves_one_out(seed, write, tmp_path):
+    path = write(MANY)
+    spec = {"kind": "none_one", "seed": seed}
+    _, made = run(path, tmp_path, dims=MANY_DIMS, upstream=spec)
+    (x, _, w), _ = inputs(path, MANY_DIMS)
+    d_a, d_b = (upstream((8,), at, 2, **spec) for at in range(2))
+    assert (d_a is None) == (seed % 2 == 0) and (d_b is None) == (seed % 2 == 1)
+    d_a, d_b = (torch.zeros(8) if d is None else d for d in (d_a, d_b))
+    assert torch.allclose(made["grad/x"], d_a * w + d_b)
+    assert torch.allclose(made["grad/w"], d_a * x + d_b)
+
+
+@pytest.mark.parametrize("needs", [["x"], ["w"], ["x", "w"]])
+def test_needs__subset__only_those_gradients(needs, write, tmp_path):
+    path = write(MANY)
+    _, made = run(path, tmp_path, dims=MANY_DIMS, needs=needs)
+    _, full = run(path, tmp_path, dims=MANY_DIMS)
+    assert {name for name in made if name.startswith("grad/")} == {f"grad/{name}" for name in needs}
+    assert all(torch.equal(made[f"grad/{name}"], full[f"grad/{name}"]) for name in needs)
+
+
+def test_gradient_that_is_none__is_listed_and_has_no_tensor(write, tmp_path):
+    result, made = run(
+        write(MANY.replace("return d_x, d_w, None", "return d_x, None, None")), tmp_path, dims=MANY_DIMS
+    )
+    assert result["none"] == ["w"] and "grad/w" not in made
+
+
+def test_facts__when_asked__count_forward_and_backward(write, tmp_path):
+    result, _ = run(write(MANY), tmp_path, dims=MANY_DIMS, facts=True)
+    assert result["facts"]["forward"] == {
+        "launches": 1,
+        "programs": 1,
+        "bytes_read": 64,
+        "bytes_written": 64,
+        "atomics": 0,
+    }
+    assert result["facts"]["backward"]["bytes_read"] == 4 * 32
+    assert "facts" not in run(write(MANY), tmp_path, dims=MANY_DIMS)[0]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
+)
+def test_poison__every_dtype__fills_with_something_recognisable(dtype):
+    tensor = torch.zeros(4, dtype=dtype)
+    candidate.poison(tensor)
+    assert tensor.isnan().all() if dtype.is_floating_point else (tensor != 0).all()
+
+
+def test_float16__on_request__gradients_have_the_inputs_dtype(write, tmp_path):
+    request = {"file": str(write(SCALE_PAIR)), "dtype": "float16", "cases": [CASE]}
+    result = candidate.run(request, tmp_path)["cases"][0]
+    assert result["outputs"][0]["dtype"] == "float16"
+    assert tensors.load(tmp_path / result["file"])["grad/x"].dtype == torch.float16
+
+
+def test_overlap__slices_of_one_buffer__share_memory_only_where_elements_do():
+    packed = torch.zeros(4, 3, 5)
+    assert not candidate.overlap(packed[:, 0], packed[:, 1])
+    assert not candidate.overlap(packed[:2], packed[2:])
+    assert candidate.overlap(packed[:, 0], packed[:, :2])
+    assert candidate.overlap(packed, packed[3, 2, 4:])
+    assert candidate.overlap(packed[0, 0, :1].expand(6), packed)
+    assert not candidate.overlap(packed, torch.zeros(4, 3, 5)) and not candidate.overlap(packed, packed[:0])

@@ -1,0 +1,175 @@
+"""When a gradient write may be a store: the proofs, and the run-time checks they rest on."""
+
+from __future__ import annotations
+
+import ast
+import types
+
+import pytest
+import torch
+from diff_support import ROOT, draft
+from kernel_agent.differentiate import owner, stores, text
+from kernel_agent.differentiate.affine import Affine, upper
+from kernel_agent.differentiate.ir import For, Graph, Node
+from kernel_agent.differentiate.normalise import Builder
+from kernel_agent.differentiate.values import Arg
+
+HEAD = """
+import triton.language as tl
+
+def kernel(x_ptr, s_ptr, stride, n, m, B: tl.constexpr, HOP: tl.constexpr):
+    pid = tl.program_id(0)
+    lane = tl.arange(0, B)
+"""
+
+
+def addresses(body: str, hop: int = 8) -> tuple[Builder, list]:
+    """The loads of a kernel whose body is given."""
+    tree = ast.parse(HEAD + body)
+    function = tree.body[1]
+    assert isinstance(function, ast.FunctionDef)
+    import triton.language as tl
+
+    module = types.ModuleType("m")
+    module.tl = tl  # type: ignore[attr-defined]
+    args = {
+        "x_ptr": Arg("x_ptr", "pointer", dtype="float32", active=True, storage=1),
+        "s_ptr": Arg("s_ptr", "pointer", dtype="int32", storage=2),
+        "stride": Arg("stride", "int", 64),
+        "n": Arg("n", "int", 60),
+        "m": Arg("m", "int", 7),
+        "B": Arg("B", "constexpr", 16),
+        "HOP": Arg("HOP", "constexpr", hop),
+    }
+    builder = Builder(function, module, {}, args)
+    kernel = builder.kernel()
+    loops = [item for item in kernel.effects if isinstance(item, For)]
+    return builder, [
+        (base, offset, mask, tuple(loops)) for base, offset, mask in builder.loaded if base.active
+    ]
+
+
+def proof(body: str, axes: list[int]) -> object:
+    builder, loads = addresses(body)
+    reverse = types.SimpleNamespace(kernel=types.SimpleNamespace(graph=builder.g))
+    _, offset, mask, loops = loads[-1]
+    return stores.disjoint(reverse, offset, mask, loops, axes)  # type: ignore[arg-type]
+
+
+PROVEN = {
+    "flat": ("    x = tl.load(x_ptr + pid * B + lane)", [0]),
+    "row": ("    x = tl.load(x_ptr + pid * stride + lane, mask=lane < n)", [0]),
+    "tile": (
+        "    r = pid * B + lane\n    x = tl.load(x_ptr + r[:, None] * stride + lane[None, :], mask=lane[None, :] < n)",
+        [0],
+    ),
+    "quotient_and_remainder": (
+        "    q = pid // m\n    r = pid % m\n    x = tl.load(x_ptr + q * stride * m + r * stride + lane, mask=lane < n)",
+        [0],
+    ),
+    "loop": (
+        "    for i in range(0, n, B):\n        x = tl.load(x_ptr + pid * stride + i + lane, mask=i + lane < n)",
+        [0],
+    ),
+    "persistent": (
+        "    for i in range(pid, m, tl.num_programs(0)):\n        x = tl.load(x_ptr + i * stride + lane, mask=lane < n)",
+        [0],
+    ),
+}  # fmt: skip
+UNPROVEN = {
+    "no_program": ("    x = tl.load(x_ptr + lane)", [0]),
+    "second_axis": ("    x = tl.load(x_ptr + pid * B + lane)", [0, 1]),
+    "overlapping_windows": ("    x = tl.load(x_ptr + pid * HOP + lane)", [0]),
+    "quotient_only": ("    x = tl.load(x_ptr + pid // m * stride + lane, mask=lane < n)", [0]),
+    "remainder_only": ("    x = tl.load(x_ptr + pid % m * stride + lane, mask=lane < n)", [0]),
+    "data": ("    x = tl.load(x_ptr + tl.load(s_ptr + pid) * stride + lane, mask=lane < n)", [0]),
+    "wrapped": ("    x = tl.load(x_ptr + (pid * B + lane) % n)", [0]),
+    "halved": ("    x = tl.load(x_ptr + pid * B + lane // 2)", [0]),
+    "loop_not_in_address": ("    for i in range(3):\n        x = tl.load(x_ptr + pid * B + lane + 0 * i)", [0]),
+    "two_in_one_stride": ("    x = tl.load(x_ptr + (pid + tl.program_id(1)) * stride + lane, mask=lane < n)", [0, 1]),
+    "scalar_for_a_block": ("    x = tl.load(x_ptr + pid + 0 * lane)", [0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(PROVEN))
+def test_proven(name: str) -> None:
+    body, axes = PROVEN[name]
+    assert isinstance(proof(body, axes), stores.Proof), proof(body, axes)
+
+
+@pytest.mark.parametrize("name", sorted(UNPROVEN))
+def test_unproven(name: str) -> None:
+    body, axes = UNPROVEN[name]
+    assert isinstance(proof(body, axes), str)
+
+
+def layout_checker():  # type: ignore[no-untyped-def]
+    space: dict = {"torch": torch}
+    exec(text.DISJOINT, space)  # noqa: S102
+    return space["disjoint"]
+
+
+@pytest.mark.parametrize(
+    ("dims", "fine"),
+    [
+        (((64, 10), (1, 60)), True),
+        (((1, 60), (64, 10)), True),
+        (((1, 60), (60, 10)), True),
+        (((1, 61), (60, 10)), False),
+        (((0, 10), (1, 60)), False),
+        (((0, 1), (1, 60)), True),
+        (((64, None), (1, 60)), True),
+        (((64, None), (128, 2), (1, 60)), False),
+        (((1, 10), (10, 64)), True),
+    ],
+)
+def test_layout_check__accepts_exactly_what_does_not_overlap(dims: tuple, fine: bool) -> None:
+    disjoint = layout_checker()
+    if fine:
+        disjoint(*dims)
+    else:
+        with pytest.raises(ValueError, match="overlaps"):
+            disjoint(*dims)
+
+
+def test_tiles__grouped_program_ids_are_a_bijection() -> None:
+    """What owner kernels rely on: the recognised formula maps program ids one to one onto tiles, for ragged groups too."""
+    for rows in (1, 3, 8, 9):
+        for cols in (1, 2, 5):
+            for group in (1, 4, 8):
+                seen = set()
+                for pid in range(rows * cols):
+                    first = pid // (group * cols) * group
+                    height = min(rows - first, group)
+                    seen.add((first + pid % (group * cols) % height, pid % (group * cols) // height))
+                assert seen == {(r, c) for r in range(rows) for c in range(cols)}
+
+
+def test_tiles__other_uses_of_the_id_are_noticed() -> None:
+    body = "    r = pid // m\n    c = pid % m\n    x = tl.load(x_ptr + r * stride + c + pid)"
+    builder, loads = addresses(body)
+    pid = builder.g.intern("pid", (), {"axis": 0}, "int32", ())
+    found = owner._tiles(builder.g, _nodes(loads[0][1]), pid)
+    assert found is None
+
+
+def test_upper__bounds_programs_and_minima() -> None:
+    g = Graph()
+    pid = g.intern("pid", (), {"axis": 0}, "int32", ())
+    n = g.intern("param", (), {"name": "n", "traced": 60}, "int32", ())
+    unknown = g.fresh("load", {}, "int32", (), g.top)
+    assert Affine(g).uniform(upper(g, g.mul(g.add(pid, g.one), n)))  # type: ignore[arg-type]
+    assert upper(g, g.make("minimum", (unknown, n))) is n
+    assert upper(g, g.make("maximum", (unknown, n))) is None
+
+
+def test_matmul__owns_both_operands_without_atomics() -> None:
+    report = draft(ROOT / "examples/matmul.py", {"M": 70, "N": 50, "K": 45, "leaky": True})["report"]
+    assert (report["atomics"], report["atomics_naive"]) == (0, 2)
+    assert {line["class"] for line in report["lines"]} >= {"B", "owner", "spill"}
+
+
+def _nodes(root: Node) -> list[Node]:
+    from kernel_agent.differentiate.ir import reachable
+
+    return [n for n in reachable([root]) if isinstance(n, Node)]

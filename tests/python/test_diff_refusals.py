@@ -1,0 +1,151 @@
+"""What cannot be differentiated rightly is refused, by construct, line and remedy; what merely looks dangerous is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from diff_support import assert_right, draft
+from kernel_agent import errors, forward
+from kernel_agent.differentiate import Refusal, api
+
+TEMPLATE = """
+import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+
+@triton.jit
+def kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = cols < n
+    x = tl.load(x_ptr + cols, mask=mask, other=0.0)
+{body}
+
+
+@autodiff(inputs_require_grad=(0, 1))
+def stub(x, y):
+    out = torch.zeros(2 * x.numel(), device=x.device, dtype=x.dtype)
+    kernel[(triton.cdiv(x.numel(), 16),)](x, y, out, x.numel(), BLOCK=16)
+    return out
+
+
+SWEEP = [{{"N": 40}}]
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return tuple(torch.randn(dims["N"], device=device, dtype=dtype) for _ in range(2))
+"""
+
+REFUSED = {
+    "inline_asm": ("    y = tl.inline_asm_elementwise('', '=r,r', [x], tl.float32, True, 1)\n    tl.store(out_ptr + cols, y)", "tl.inline_asm_elementwise", 13),
+    "sort": ("    tl.store(out_ptr + cols, tl.sort(x), mask=mask)", "tl.sort", 13),
+    "cas": ("    tl.atomic_cas(out_ptr, 0, 1)\n    tl.store(out_ptr + cols, x)", "tl.atomic_cas", 13),
+    "max_atomic": ("    tl.atomic_max(out_ptr + cols, x)", "tl.atomic_max", 13),
+    "atomic_result": ("    old = tl.atomic_add(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols + n, old * x)", "Poison_", 14),
+    "overwritten": ("    tl.store(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols, x * x, mask=mask)", "overwritten store", 14),
+    "overlapping": ("    tl.store(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols + 1, x * x, mask=mask)", "overwritten store", 14),
+    "store_in_loop": ("    for i in range(3):\n        x = x * 2.0\n        tl.store(out_ptr + cols, x, mask=mask)", "overwritten store", 15),
+    "read_after_write": ("    tl.store(out_ptr + cols, x, mask=mask)\n    y = tl.load(out_ptr + n - cols)\n    tl.store(out_ptr + cols + n, y)", "in-place access", None),
+    "break": ("    for i in range(3):\n        if i > 1:\n            break\n        x = x * 2.0\n    tl.store(out_ptr + cols, x, mask=mask)", "break", 15),
+    "bitcast": ("    y = x.to(tl.int32, bitcast=True)\n    tl.store(out_ptr + cols, x + y, mask=mask)", "bitcast", 13),
+    "while_state": ("    s = 1.0\n    while s < 9.0:\n        x = x * 2.0\n        s = s * 3.0\n    tl.store(out_ptr + cols, x, mask=mask)", "while", 14),
+    "cumprod": ("    tl.store(out_ptr + cols, tl.cumprod(x, 0), mask=mask)", "cumprod", 13),
+}  # fmt: skip
+
+
+def write(folder: Path, body: str) -> Path:
+    file = folder / "refused.py"
+    file.write_text(TEMPLATE.format(body=body))
+    return file
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_refused__names_construct_and_line(name: str, tmp_path: Path) -> None:
+    body, construct, line = REFUSED[name]
+    file = write(tmp_path, body)
+    with pytest.raises(errors.Unusable) as caught:
+        draft(file, {"N": 40})
+    error = caught.value
+    assert error.kind == "unsupported_op"
+    (refusal,) = error.extra["refusals"]  # type: ignore[attr-defined]
+    assert refusal["construct"] == construct
+    assert error.file == str(file)
+    if line is not None:
+        assert refusal["line"] == line
+    assert refusal["message"] and refusal["remedy"]
+
+
+ACCEPTED = {
+    "wrapped": "    y = tl.load(y_ptr + cols % n)\n    tl.store(out_ptr + cols, y * y, mask=cols < n + 5)",
+    "wrapped_and_masked": "    y = tl.load(y_ptr + cols % n)\n    tl.store(out_ptr + cols, y * y, mask=mask)",
+    "two_halves": "    tl.store(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols + n, x * x, mask=mask)",
+    "branches": (
+        "    if n > 32:\n        tl.store(out_ptr + cols, x * x, mask=mask)\n"
+        "    else:\n        tl.store(out_ptr + cols, x, mask=mask)"
+    ),
+    "early_return": "    if tl.program_id(0) > 1:\n        return\n    tl.store(out_ptr + cols, x * x, mask=mask)",
+    "unused_input": "    y = tl.load(y_ptr + cols, mask=mask, other=0.0)\n    tl.store(out_ptr + cols, x + 0.0 * y, mask=mask)",
+    "same_input_twice": (
+        "    z = tl.load(x_ptr + n - 1 - cols, mask=mask, other=0.0)\n    tl.store(out_ptr + cols, x * z, mask=mask)"
+    ),
+    "gather": (
+        "    at = (cols * 7) % n\n    y = tl.load(y_ptr + at, mask=mask, other=0.0)\n    tl.store(out_ptr + cols, x * y, mask=mask)"
+    ),
+    "overlapping_reads": (
+        "    y = tl.load(y_ptr + cols // 2, mask=mask, other=0.0)\n    tl.store(out_ptr + cols, x * y, mask=mask)"
+    ),
+    "windows": (
+        "    w = tl.program_id(0) * 4 + tl.arange(0, BLOCK)\n    y = tl.load(y_ptr + w)\n    tl.store(out_ptr + cols, x * y, mask=mask)"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(ACCEPTED))
+def test_accepted__is_right(name: str, tmp_path: Path) -> None:
+    file = write(tmp_path, ACCEPTED[name])
+    assert_right(file, draft(file, {"N": 40}), [({"N": 40}, "normal")])
+
+
+def test_masked_infinity__does_not_reach_a_sum(tmp_path: Path) -> None:
+    body = "    v = tl.load(x_ptr + cols, mask=mask, other=-float('inf'))\n    s = tl.load(y_ptr)\n"
+    file = write(tmp_path, body + "    tl.store(out_ptr + cols, v * s, mask=mask)")
+    entry = api.autodiff(forward.load(file).stub)
+    x, y = torch.randn(40, requires_grad=True), torch.randn(40, requires_grad=True)
+    out = entry(x, y)
+    out.sum().backward()
+    assert torch.allclose(y.grad[0], x.sum(), atol=1e-5)
+    assert not y.grad[1:].any()
+
+
+def test_overlapping_windows__stay_atomic(tmp_path: Path) -> None:
+    report = draft(write(tmp_path, ACCEPTED["windows"]), {"N": 40})["report"]
+    assert report["atomics"] == 1
+
+
+def test_wrapped_index__is_owned_only_where_the_surplus_is_masked(tmp_path: Path) -> None:
+    for name, atomics in (("wrapped", 1), ("wrapped_and_masked", 0)):
+        assert draft(write(tmp_path, ACCEPTED[name]), {"N": 40})["report"]["atomics"] == atomics
+
+
+def test_registered_rule__is_used(tmp_path: Path) -> None:
+    file = write(tmp_path, "    y = tl.cumprod(x, 0)\n    tl.store(out_ptr + cols, y * x, mask=mask)")
+    with pytest.raises(errors.Unusable):
+        draft(file, {"N": 40})
+
+    @api.rule("cumprod")
+    def _(g, node, d):
+        back = g.make("scan", (g.mul(d, node),), {"fn": "sum", "axis": 0, "reverse": True}, d.dtype, d.shape)
+        return (g.div(back, node.args[0]),)
+
+    try:
+        assert_right(file, draft(file, {"N": 40}), [({"N": 40}, "normal")], 1e-3)
+    finally:
+        api.forget("cumprod")
+
+
+def test_refusal__reads_as_one_line() -> None:
+    refusal = Refusal("tl.sort", "no adjoint", line=3, column=4, file="f.py")
+    assert str(refusal) == "f.py:3:4: tl.sort: no adjoint"

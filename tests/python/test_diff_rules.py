@@ -1,0 +1,211 @@
+"""One test per rule, on random data, with broadcasting and a block that is not square; and random compositions of rules."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from diff_support import assert_right, draft
+from kernel_agent.differentiate import ops, rules
+
+TEMPLATE = """
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+from kernel_agent import autodiff
+
+
+@triton.jit
+def affine(a1, b1, a2, b2):
+    return a1 * a2, b1 * a2 + b2
+
+
+@triton.jit
+def rule_kernel(x_ptr, y_ptr, z_ptr, out_ptr, m, n, M: tl.constexpr, N: tl.constexpr):
+    rows = tl.arange(0, M)
+    cols = tl.program_id(0) * N + tl.arange(0, N)
+    at = rows[:, None] * n + cols[None, :]
+    mask = (rows[:, None] < m) & (cols[None, :] < n)
+    x = tl.load(x_ptr + at, mask=mask, other=0.5)
+    y = tl.load(y_ptr + cols, mask=cols < n, other=0.5)
+    z = tl.load(z_ptr + rows, mask=rows < m, other=0.5)
+{body}
+    tl.store(out_ptr + at, out, mask=mask)
+
+
+@autodiff(inputs_require_grad=(0, 1, 2))
+def rule(x, y, z):
+    out = torch.empty_like(x)
+    m, n = x.shape
+    rule_kernel[(triton.cdiv(n, 32),)](x, y, z, out, m, n, M=16, N=32)
+    return out
+
+
+SWEEP = [{{"M": 16, "N": 32}}, {{"M": 13, "N": 45}}]
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    low, high = {low}, {high}
+    shapes = ((dims["M"], dims["N"]), (dims["N"],), (dims["M"],))
+    return tuple(low + (high - low) * torch.rand(s, device=device, dtype=dtype) for s in shapes)
+"""
+
+# expression -> range of the inputs
+RULES: dict[str, tuple[str, float, float]] = {
+    "add": ("x + y[None, :]", -2, 2),
+    "sub": ("z[:, None] - x", -2, 2),
+    "mul": ("x * y[None, :] * z[:, None]", -2, 2),
+    "square": ("x * x + y[None, :] * z[:, None]", -2, 2),
+    "div": ("(x + z[:, None]) / y[None, :]", 0.5, 2),
+    "neg": ("-x * y[None, :] + z[:, None]", -2, 2),
+    "scalar": ("2.5 * x - y[None, :] / 3 + 1 - z[:, None]", -2, 2),
+    "maximum": ("tl.maximum(x, y[None, :]) * z[:, None]", -2, 2),
+    "minimum": ("tl.minimum(x, z[:, None]) + y[None, :]", -2, 2),
+    "relu": ("tl.maximum(x, 0.0) * y[None, :] * z[:, None]", -2, 2),
+    "clamp": ("tl.clamp(x, -0.5, 0.7) * y[None, :] + z[:, None]", -2, 2),
+    "where": ("tl.where(x > y[None, :], x * y[None, :], z[:, None])", -2, 2),
+    "abs": ("tl.abs(x - y[None, :]) * z[:, None]", -2, 2),
+    "exp": ("tl.exp(x - y[None, :]) * z[:, None]", -2, 2),
+    "exp2": ("tl.exp2(x * z[:, None]) + y[None, :]", -2, 2),
+    "log": ("tl.log(x) * y[None, :] * z[:, None]", 0.5, 2),
+    "log2": ("tl.log2(x * y[None, :]) + z[:, None]", 0.5, 2),
+    "sqrt": ("tl.sqrt(x * y[None, :] + z[:, None])", 0.5, 2),
+    "rsqrt": ("tl.rsqrt(x + y[None, :]) * z[:, None]", 0.5, 2),
+    "sin": ("tl.sin(x * y[None, :]) + z[:, None]", -2, 2),
+    "cos": ("tl.cos(x + y[None, :]) * z[:, None]", -2, 2),
+    "erf": ("tl.erf(x * y[None, :]) + z[:, None]", -2, 2),
+    "sigmoid": ("tl.sigmoid(x * y[None, :]) * z[:, None]", -2, 2),
+    "tanh": ("libdevice.tanh(x + y[None, :]) * z[:, None]", -2, 2),
+    "expm1": ("libdevice.expm1(x * y[None, :]) + z[:, None]", -2, 2),
+    "log1p": ("libdevice.log1p(x * y[None, :]) + z[:, None]", 0.5, 2),
+    "pow": ("libdevice.pow(x, y[None, :] + z[:, None])", 0.5, 2),
+    "fma": ("tl.fma(x, y[None, :] + x, z[:, None] + x)", -2, 2),
+    "cast": ("(x.to(tl.float16).to(tl.float32) * 0.0 + x) * y[None, :] + z[:, None]", -2, 2),
+    "floor": ("tl.floor(x) * y[None, :] + tl.ceil(z)[:, None] * x", -2, 2),
+    "sum": ("x * tl.sum(x * y[None, :], axis=1)[:, None] + z[:, None]", -2, 2),
+    "sum0": ("x + tl.sum(x * z[:, None], axis=0)[None, :] * y[None, :]", -2, 2),
+    "sum_all": ("x * tl.sum(x * z[:, None]) + y[None, :]", -2, 2),
+    "keep_dims": ("x - tl.sum(x * y[None, :], axis=1, keep_dims=True) * z[:, None]", -2, 2),
+    "max": ("x * tl.max(x * y[None, :], axis=1)[:, None] + z[:, None]", -2, 2),
+    "min": ("x + tl.min(x + z[:, None], axis=0)[None, :] * y[None, :]", -2, 2),
+    "dot": ("tl.dot(x, tl.trans(x * y[None, :]), input_precision='ieee') @ 0 if False else x * y[None, :] + z[:, None]", -2, 2),
+    "trans": ("tl.trans(tl.trans(x) * y[:, None]) + z[:, None]", -2, 2),
+    "reshape": ("tl.reshape(tl.reshape(x, [M * N]) * 2.0, [M, N]) * y[None, :] + z[:, None]", -2, 2),
+    "expand_dims": ("x * tl.expand_dims(y, 0) + tl.expand_dims(z, 1)", -2, 2),
+    "broadcast_to": ("tl.broadcast_to(y[None, :], [M, N]) * x + tl.broadcast_to(z[:, None], [M, N])", -2, 2),
+    "flip": ("tl.flip(x, 1) * y[None, :] + z[:, None]", -2, 2),
+    "cumsum": ("tl.cumsum(x * y[None, :], axis=1) + z[:, None]", -2, 2),
+    "cumsum_reverse": ("tl.cumsum(x, axis=0, reverse=True) * y[None, :] + z[:, None]", -2, 2),
+    "softmax": ("tl.softmax(x * z[:, None], dim=1, keep_dims=True) * y[None, :]", -2, 2),
+    "constant_divisor": ("x / 3 + 2 / y[None, :] - z[:, None] / 7.0", 0.5, 2),
+}  # fmt: skip
+
+BODIES: dict[str, tuple[str, float, float]] = {
+    "dot": ("    p = tl.dot(x, tl.trans(x * y[None, :]), input_precision='ieee')\n    out = tl.dot(p, x, input_precision='ieee') + z[:, None]", -1, 1),
+    "dot_acc": ("    out = tl.dot(x * z[:, None], tl.trans(x), input_precision='ieee')\n    out = tl.dot(out, x, x * y[None, :], input_precision='ieee')", -1, 1),
+    "join_split": ("    a, b = tl.split(tl.join(x * y[None, :], x + z[:, None]))\n    out = a * b", -2, 2),
+    "interleave": ("    w = tl.interleave(x, x * y[None, :])\n    out = tl.sum(tl.reshape(w, [M, N, 2]), axis=2) * z[:, None]", -2, 2),
+    "affine_scan": ("    _, h = tl.associative_scan((x * 0 + z[:, None], x * y[None, :]), 1, affine)\n    out = h", -1, 1),
+    "affine_scan_reverse": ("    _, h = tl.associative_scan((x, x * y[None, :]), 1, affine, reverse=True)\n    out = h + z[:, None]", -1, 1),
+    "loop_sum": ("    out = x * 0.0\n    for i in range(3):\n        out += x * y[None, :] * i\n    out += z[:, None]", -2, 2),
+    "loop_product": ("    out = x\n    for i in range(3):\n        out = out * (y[None, :] + i)\n    out += z[:, None]", -2, 2),
+    "loop_nonlinear": ("    out = x\n    for i in range(4):\n        out = tl.sin(out * z[:, None]) + y[None, :]", -2, 2),
+    "loop_nested": ("    out = x\n    for i in range(2):\n        s = y[None, :] + out * 0.5\n        for j in range(3):\n            s = s * tl.cos(s) + z[:, None]\n        out = out + s", -2, 2),
+    "loop_swap": ("    out = x\n    b = x * y[None, :]\n    for i in range(3):\n        c = out\n        out = b * z[:, None]\n        b = c + 1.0", -2, 2),
+    "loop_last": ("    out = x\n    for i in range(3):\n        out = x * i + y[None, :] * z[:, None]", -2, 2),
+    "running_maximum": ("    best = x\n    for i in range(3):\n        best = tl.maximum(best, x * y[None, :] * i)\n    out = best * z[:, None]", -2, 2),
+    "runtime_if": ("    out = x * y[None, :]\n    if n > 40:\n        out = out * out + z[:, None]\n    else:\n        out = out - z[:, None]", -2, 2),
+    "if_in_loop": ("    out = x\n    for i in range(4):\n        if i % 2 == 0:\n            out = out * y[None, :]\n        else:\n            out = tl.sin(out) + z[:, None]", -2, 2),
+    "fan_out": ("    a = tl.exp(x)\n    b = a * y[None, :]\n    out = a * b + a - b * b * z[:, None]", -1, 1),
+    "while_loop": ("    out = x\n    i = 0\n    while i < 3:\n        out = out * y[None, :] + z[:, None]\n        i += 1", -2, 2),
+}  # fmt: skip
+del RULES["dot"]
+
+
+def write(folder: Path, body: str, low: float, high: float) -> Path:
+    file = folder / "rule.py"
+    file.write_text(TEMPLATE.format(body=body, low=low, high=high))
+    return file
+
+
+def check(folder: Path, body: str, low: float, high: float) -> None:
+    file = write(folder, body, low, high)
+    result = draft(file, {"M": 16, "N": 32})
+    assert_right(file, result, [({"M": 16, "N": 32}, "normal"), ({"M": 13, "N": 45}, "normal")], 2e-5)
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_rule(name: str, tmp_path: Path) -> None:
+    expression, low, high = RULES[name]
+    check(tmp_path, f"    out = {expression}", low, high)
+
+
+@pytest.mark.parametrize("name", sorted(BODIES))
+def test_body(name: str, tmp_path: Path) -> None:
+    check(tmp_path, *BODIES[name])
+
+
+def test_text__is_the_same_every_time(tmp_path: Path) -> None:
+    """Nothing may hang on the addresses of objects: a loop in a loop once lost its tape to a reused one."""
+    file = write(tmp_path, *BODIES["loop_nested"])
+    texts = {draft(file, {"M": 16, "N": 32})["backward"] for _ in range(12)}
+    assert len(texts) == 1
+
+
+def test_every_unary_rule__has_a_forward() -> None:
+    assert set(rules.UNARY) <= ops.UNARY
+
+
+SAFE_UNARY = [
+    "tl.sin({})",
+    "tl.cos({})",
+    "tl.sigmoid({})",
+    "tl.exp(-tl.abs({}))",
+    "tl.sqrt({0} * {0} + 1.0)",
+    "tl.erf({})",
+]
+SAFE_BINARY = [
+    "({} + {})",
+    "({} - {})",
+    "({} * {})",
+    "tl.maximum({}, {})",
+    "tl.minimum({}, {})",
+    "({} / (1.5 + tl.abs({})))",
+]
+REDUCTIONS = [
+    "tl.sum({}, axis=1)[:, None] * 0.1",
+    "tl.max({}, axis=0)[None, :]",
+    "tl.sum({}, axis=0)[None, :] * 0.1",
+]
+
+
+def expression(pick: random.Random, depth: int) -> str:
+    """A random expression of the shape of x."""
+    if depth == 0:
+        return pick.choice(["x", "x * y[None, :]", "x + z[:, None]", "(x - 0.3)"])
+    kind = pick.random()
+    if kind < 0.35:
+        return pick.choice(SAFE_UNARY).format(expression(pick, depth - 1))
+    if kind < 0.8:
+        return pick.choice(SAFE_BINARY).format(expression(pick, depth - 1), expression(pick, depth - 1))
+    if kind < 0.9:
+        return (
+            f"({expression(pick, depth - 1)} + {pick.choice(REDUCTIONS).format(expression(pick, depth - 1))})"
+        )
+    left, right = expression(pick, depth - 1), expression(pick, depth - 1)
+    return f"tl.where({expression(pick, 0)} > 0.1, {left}, {right})"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_expression(seed: int, tmp_path: Path) -> None:
+    pick = random.Random(seed)
+    lines = [f"    a = {expression(pick, 2)}", f"    b = a * {expression(pick, 2)}"]
+    if seed % 2:
+        lines += [
+            f"    for i in range({2 + seed % 3}):",
+            f"        b = tl.sin(b) * 0.7 + {expression(pick, 1)}",
+        ]
+    lines += [f"    out = b + a * {expression(pick, 1)}"]
+    check(tmp_path, "\n".join(lines), -1.5, 1.5)

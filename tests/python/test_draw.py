@@ -1,0 +1,202 @@
+"""Inputs and upstream gradients: reproducible, and of the kinds that the protocol names."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_agent import draw, forward, tensors
+from kernel_agent.errors import Unusable
+from sources import SCALE
+
+
+def up(kind, shape, seed=3, scale=None, dtype=torch.float32, index=0, count=1):
+    return draw.upstream(kind, seed, scale, shape, dtype, "cpu", index, count)
+
+
+def test_upstream__normal__looks_normal_and_depends_on_seed_and_index():
+    a = up("normal", (4000,))
+    assert abs(a.mean()) < 0.1 and abs(a.std() - 1) < 0.1 and (a < 0).any()
+    assert torch.equal(a, up("normal", (4000,)))
+    assert not torch.equal(a, up("normal", (4000,), seed=4)) and not torch.equal(
+        a, up("normal", (4000,), index=1)
+    )
+
+
+def test_upstream__scaled__is_normal_times_scale():
+    assert torch.allclose(up("scaled", (50,), scale=1e-3), up("normal", (50,)) * 1e-3)
+
+
+def test_upstream__onehot__has_one_one_at_places_that_vary():
+    places = set()
+    for seed in range(20):
+        hot = up("onehot", (3, 7), seed=seed)
+        assert hot.sum() == 1 and (hot != 0).sum() == 1
+        places.add(int(hot.argmax()))
+    assert len(places) > 5
+
+
+@pytest.mark.parametrize("shape", [(6,), (3, 4), (2, 3, 4)])
+def test_upstream__noncontiguous__has_the_values_of_normal(shape):
+    spread = up("noncontiguous", shape)
+    assert not spread.is_contiguous() and torch.equal(spread, up("normal", shape))
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((6,), 0), ((1, 4, 5), 1), ((3, 4), 0)])
+def test_upstream__expanded__has_stride_zero_along_the_first_long_axis(shape, axis):
+    wide = up("expanded", shape)
+    assert wide.stride()[axis] == 0 and wide.shape == torch.Size(shape)
+
+
+def test_upstream__none_one__leaves_out_seed_modulo_count():
+    made = [up("none_one", (4,), seed=5, index=i, count=3) for i in range(3)]
+    assert [m is None for m in made] == [False, False, True]
+    assert torch.equal(made[0], up("normal", (4,), seed=5))
+    assert up("none_one", (4,), seed=5) is not None, "the only output always has an upstream"
+
+
+def test_upstream__unknown_kind__is_refused():
+    with pytest.raises(ValueError, match="sideways"):
+        up("sideways", (2,))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(draw.UPSTREAM_KINDS),
+    st.lists(st.integers(0, 4), max_size=3),
+    st.integers(0, 2**63 - 1),
+    st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]),
+)
+def test_upstream__any_shape_and_dtype__is_exact(kind, shape, seed, dtype):
+    made = up(kind, tuple(shape), seed=seed, scale=1e3, dtype=dtype)
+    assert made.shape == torch.Size(shape) and made.dtype == dtype
+    again = up(kind, tuple(shape), seed=seed, scale=1e3, dtype=dtype)
+    assert torch.equal(made, again) and made.stride() == again.stride()
+
+
+def test_inputs__same_seed_in_another_process__same_bytes(write, tmp_path):
+    import subprocess
+
+    source = SCALE.replace(
+        "    return (torch.randn(dims",
+        "    import random, numpy\n"
+        "    factor = random.random() + float(numpy.random.rand())\n"
+        "    return (factor * torch.randn(dims",
+    )
+    path = write(source)
+    (x,), _ = draw.make_inputs(forward.load(path), {"N": 9}, 2**62 + 3)
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from kernel_agent import draw, forward, tensors\n"
+        "(x,), _ = draw.make_inputs(forward.load(sys.argv[2]), {'N': 9}, 2**62 + 3)\n"
+        "tensors.save(sys.argv[3], {'x': x})\n"
+    )
+    package = forward.__file__.rsplit("/kernel_agent", 1)[0]
+    out = tmp_path / "x.safetensors"
+    subprocess.run([sys.executable, "-c", code, package, str(path), str(out)], check=True)
+    assert torch.equal(tensors.load(out)["x"], x)
+
+
+RETURNS = '    return (torch.randn(dims["N"], device=device, dtype=dtype),)\n'
+
+
+@pytest.mark.parametrize(
+    ("returned", "args", "kwargs"),
+    [
+        ("torch.ones(2)", 1, {}),
+        ("[torch.ones(2), 3.0]", 2, {}),
+        ("(torch.ones(2),), {'factor': 3.0}", 1, {"factor": 3.0}),
+        ("{'x': torch.ones(2), 'factor': 4.0}", 0, {"factor": 4.0}),
+    ],
+)
+def test_make_args__every_shape_of_answer__is_understood(returned, args, kwargs, write):
+    fwd = forward.load(write(SCALE.replace(RETURNS, f"    return {returned}\n")))
+    got_args, got_kwargs = draw.make_inputs(fwd, {"N": 2}, 0)
+    assert len(got_args) == args and kwargs.items() <= got_kwargs.items()
+    assert fwd.call(got_args, got_kwargs)[0] in (2.0, 3.0, 4.0)
+
+
+def test_make_args__bfloat16_default__becomes_float32_on_the_cpu_unless_asked_for(write):
+    fwd = forward.load(write(SCALE.replace("dtype=torch.float32", "dtype=torch.bfloat16")))
+    assert draw.make_inputs(fwd, {"N": 2}, 0)[0][0].dtype == torch.float32
+    assert draw.make_inputs(fwd, {"N": 2}, 0, dtype="bfloat16")[0][0].dtype == torch.bfloat16
+    fixed = SCALE.replace('def make_args(dims, device="cuda", dtype=torch.float32)', "def make_args(dims)")
+    fixed = fixed.replace("device=device, dtype=dtype", "dtype=torch.bfloat16")
+    assert draw.make_inputs(forward.load(write(fixed, "fixed.py")), {"N": 2}, 0)[0][0].dtype == torch.float32
+
+
+def test_setup__before_the_first_inputs__runs_once(write):
+    source = SCALE + "\n\nCALLS = []\n\n\ndef setup():\n    CALLS.append(1)\n"
+    fwd = forward.load(write(source))
+    assert fwd.module.CALLS == []
+    for _ in range(2):
+        draw.make_inputs(fwd, {"N": 2}, 0)
+    assert fwd.module.CALLS == [1]
+
+
+def test_bind__missing_argument__is_make_args_type(write):
+    fwd = forward.load(write(SCALE))
+    with pytest.raises(Unusable) as caught:
+        draw.bind(fwd, (), {})
+    assert caught.value.kind == "make_args_type" and "'x'" in caught.value.message
+
+
+def test_outputs__views_of_inputs_and_detached__are_not_differentiable(write):
+    fwd = forward.load(
+        write(
+            SCALE.replace("    return y\n", "    return y, x[1:], y.detach(), y.data, None, 3, True, y > 0\n")
+        )
+    )
+    args = (torch.randn(5),)
+    outputs = draw.differentiable_outputs(fwd.call(args), args)
+    assert [(o.kind, o.differentiable) for o in outputs] == [
+        ("tensor", True),
+        ("input", False),
+        ("tensor", False),
+        ("tensor", False),
+        ("none", False),
+        ("int", False),
+        ("other", False),
+        ("tensor", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(3, 4).t(),
+        torch.tensor(2.5, dtype=torch.float16),
+        torch.zeros(0, 3),
+        torch.randn(5).bfloat16(),
+        torch.arange(6)[::2],
+        torch.tensor([True, False, True]),
+        torch.randn(4, dtype=torch.float64).expand(3, 4),
+        torch.arange(-3, 3, dtype=torch.int8),
+    ],
+)
+def test_tensors__saved_and_loaded__are_equal(tensor, tmp_path):
+    tensors.save(tmp_path / "t", {"a": torch.ones(1), "grad/x": tensor})
+    loaded = tensors.load(tmp_path / "t")
+    assert list(loaded) == ["a", "grad/x"]
+    assert torch.equal(loaded["grad/x"], tensor) and loaded["grad/x"].dtype == tensor.dtype
+
+
+def test_tensors__file__has_the_published_layout(tmp_path):
+    tensors.save(tmp_path / "t", {"x": torch.tensor([1.0, 2.0]), "i": torch.tensor([7], dtype=torch.int32)})
+    data = (tmp_path / "t").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    assert length % 8 == 0 and data[8:9] == b"{"
+    assert data[8 : 8 + length].rstrip() == (
+        b'{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"i":{"dtype":"I32","shape":[1],"data_offsets":[8,12]}}'
+    )
+    assert data[8 + length :] == bytes.fromhex("0000803f00000040" + "07000000")
+    assert list(tmp_path.iterdir()) == [tmp_path / "t"], "no temporary file stays"
+
+
+def test_tensors__dtype_without_a_name__is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(TypeError, match="complex"):
+        tensors.save(tmp_path / "t", {"x": torch.zeros(1, dtype=torch.complex64)})
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,132 @@
+"""Operation facts: what kernels cost on a target, without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernel_agent import draw, facts, forward
+from sources import SCALE_PAIR
+
+CASE = {"id": 0, "dims": {"N": 40}, "seed": 1, "upstream": {"kind": "normal", "seed": 2}}
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def run(path, scratch, cases=(CASE,), target="sm_90", **fields):
+    request = {"file": str(path), "target": target, "compile": True, "cases": list(cases), **fields}
+    return facts.run(request, scratch)["cases"]
+
+
+def test_scale__both_directions__counts_and_compiles(write, tmp_path):
+    (case,) = run(write(SCALE_PAIR), tmp_path)
+    counted = {"launches": 1, "bytes_read": 160, "bytes_written": 160, "atomics": 0, "programs": 3}
+    assert case["forward"] == counted and case["backward"] == counted
+    assert [kernel["name"] for kernel in case["kernels"]] == ["scale_kernel", "scale_bwd_kernel"]
+    for kernel in case["kernels"]:
+        assert kernel["ok"] and kernel["constexprs"] == {"BLOCK": 16} and kernel["num_warps"] == 4
+        assert kernel["registers"] >= 8 and kernel["spills"] == 0 and kernel["shared"] == 0
+        assert kernel["instructions"] > 10
+    assert not list(tmp_path.glob("case-*")), "facts leaves no tensors"
+
+
+def test_atomics__counted_by_active_lane__and_as_bytes_both_ways(write, tmp_path):
+    source = SCALE_PAIR.replace("tl.store(d_x_ptr + offsets, ", "tl.atomic_add(d_x_ptr + offsets, ")
+    source = source.replace("d_x = torch.empty_like", "d_x = torch.zeros_like")
+    (case,) = run(write(source), tmp_path, compile=False)
+    assert case["forward"]["atomics"] == 0 and case["backward"]["atomics"] == 40
+    assert (case["backward"]["bytes_read"], case["backward"]["bytes_written"]) == (320, 160)
+
+
+def test_compile__not_asked_for__gives_no_kernels(write, tmp_path):
+    (case,) = run(write(SCALE_PAIR), tmp_path, compile=False)
+    assert case["kernels"] == [] and case["backward"]["launches"] == 1
+
+
+def test_shared_memory__of_a_dot__is_reported_and_the_target_matters(write, tmp_path):
+    source = SCALE_PAIR.replace(
+        "    tl.store(y_ptr + offsets, x * factor, mask=mask)",
+        "    tile = tl.dot(x[:, None] + x[None, :], x[:, None] * x[None, :], input_precision='ieee')\n"
+        "    tl.store(y_ptr + offsets, x * factor + 0 * tl.sum(tile, 0), mask=mask)",
+    )
+    path = write(source)
+    old, new = (run(path, tmp_path, target=target)[0]["kernels"][0] for target in ("sm_80", "sm_90"))
+    assert old["ok"] and new["ok"] and new["shared"] > 0
+    assert old["instructions"] != new["instructions"]
+
+
+def test_kernel_that_runs_but_does_not_compile__names_the_line(write, tmp_path):
+    source = SCALE_PAIR.replace(
+        "    tl.store(d_x_ptr + offsets, d_y * factor, mask=mask)",
+        "    gradient = [d_y * factor for _ in range(1)][0]\n    tl.store(d_x_ptr + offsets, gradient, mask=mask)",
+    )
+    kernel = run(write(source), tmp_path)[0]["kernels"][1]
+    assert not kernel["ok"] and kernel["registers"] is None
+    assert "[d_y * factor for" in source.splitlines()[kernel["error"]["line"] - 1]
+    assert kernel["error"]["kind"] == "unsupported_op" and "scale_bwd_kernel" in kernel["error"]["message"]
+
+
+def test_specialisation__aligned_and_unaligned_sizes__are_different_kernels(write, tmp_path):
+    cases = [
+        CASE | {"dims": {"N": 48}},
+        CASE | {"id": 1, "dims": {"N": 64}},
+        CASE | {"id": 2, "dims": {"N": 41}},
+    ]
+    path = write(SCALE_PAIR.replace("BLOCK=16", "BLOCK=1024"))
+    aligned, also_aligned, odd = (c["kernels"][0] for c in run(path, tmp_path, cases))
+    assert aligned["instructions"] == also_aligned["instructions"] != odd["instructions"]
+
+
+def test_failing_case__in_a_child__is_reported_beside_the_others(run_op, write):
+    cases = [CASE | {"dims": {"Z": 1}}, CASE | {"id": 1}]
+    ran = run_op("facts", write(SCALE_PAIR), compile=False, cases=cases)
+    assert [case["ok"] for case in ran.result["cases"]] == [False, True], ran.output
+    assert ran.result["cases"][0]["error"]["kind"] == "make_args_raised"
+
+
+OCCUPANCY = """\
+import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"N": 40}]
+
+
+@triton.jit
+def double_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr, num_stages: tl.constexpr):
+    for start in tl.range(tl.program_id(0) * BLOCK, n, BLOCK * tl.num_programs(0), num_stages=num_stages):
+        offsets = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + offsets, mask=offsets < n)
+        tl.store(y_ptr + offsets, 2 * x, mask=offsets < n)
+
+
+@autodiff(inputs_require_grad=(0,))
+def double(x):
+    y = torch.empty_like(x)
+    device = triton.runtime.driver.active.get_active_torch_device()
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index)
+    kernel = double_kernel.warmup(x, y, x.numel(), BLOCK=16, num_stages=4, num_warps=8, grid=(1,))
+    kernel._init_handles()
+    blocks = properties["max_num_regs"] // (kernel.n_regs * properties["warpSize"] * 8)
+    blocks = min(blocks, properties["max_shared_mem"] // max(kernel.metadata.shared, 1))
+    kernel[(min(blocks, 2), 1, 1)](x, y, x.numel(), 16, 4)
+    return y
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return (torch.randn(dims["N"], device=device, dtype=dtype),)
+"""
+
+
+def test_warmup__occupancy_as_in_real_files__is_answered_by_compiling(write):
+    fwd = forward.load(write(OCCUPANCY))
+    (x,), _ = draw.make_inputs(fwd, {"N": 40}, 0)
+    seen = []
+    with forward.launch_intercept(lambda launch: (seen.append(launch), launch.run())):
+        assert torch.equal(fwd.call((x,)), 2 * x)
+    assert (seen[0].grid, seen[0].num_warps, seen[0].args["num_stages"]) == ((2, 1, 1), 8, 4)
+    (answer,) = [a for a in fwd.device_answers if a["asked"] == "double_kernel.warmup"]
+    assert "registers" in answer["answer"]

@@ -1,0 +1,354 @@
+"""The oracle: expected outputs and gradients from a forward file alone, checked against references and finite differences."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
+
+from kernel_agent import forward, oracle, tensors
+
+KERNELS = sorted((Path(__file__).parent / "kernels").glob("*.py"))
+FAST_FD = ("matmul", "softmax", "two_outputs", "in_place", "chunked_cross_entropy", "split_k", "embedding")
+HEAD = """\
+import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"N": 24}]
+
+
+@triton.jit
+def square_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n)
+    tl.store(y_ptr + at, x * x, mask=at < n)
+
+
+def square(x):
+    y = torch.empty_like(x)
+    square_kernel[(triton.cdiv(x.numel(), 16),)](x, y, x.numel(), BLOCK=16)
+    return y
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return (torch.randn(dims["N"], device=device, dtype=dtype),)
+
+
+"""
+
+
+def relative(got: torch.Tensor, right: torch.Tensor) -> float:
+    scale = float(right.double().norm())
+    return float((got.double() - right.double()).norm()) / scale if scale else float(got.double().norm())
+
+
+def run_case(path: Path, scratch: Path, **fields: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """One case of the file's first shape; `case` and request fields may be overridden."""
+    upstream = fields.pop("upstream", {"kind": "normal", "seed": 9})
+    dims = fields.pop("dims", None) or forward.load(path).sweep[0].dims
+    request = {"file": str(path), "device": "cpu", "target": "sm_90", "dtype": None, "fd": False} | fields
+    request["cases"] = [{"id": 0, "dims": dims, "seed": 5, "upstream": upstream}]
+    (case,) = oracle.run(request, scratch)["cases"]
+    return case, tensors.load(scratch / case["file"]) if case["ok"] else {}
+
+
+def stub(write: Callable[..., Path], body: str, grads: str = "0", before: str = "") -> Path:
+    """A forward file whose stub is `def stub(x): <body>`."""
+    lines = "\n".join("    " + line for line in body.splitlines())
+    return write(HEAD + before + f"@autodiff(inputs_require_grad=({grads},))\ndef stub(x):\n{lines}\n")
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.stem)
+def test_kernel__forward_gradient_and_reference_agree(path: Path, tmp_path: Path) -> None:
+    for shape in forward.load(path).sweep:
+        case, found = run_case(path, tmp_path, dims=shape.dims, fd=path.stem in FAST_FD)
+        assert case["ok"], case.get("error")
+        assert "reference_error" not in case
+        floor = 2e-3 if any(i["dtype"] == "float16" for i in case["inputs"]) else 1e-5
+        for output in case["outputs"]:
+            index = output["index"]
+            assert relative(found[f"fwd/{index}"], found[f"out/{index}"]) < floor
+            assert relative(found[f"base_out/{index}"], found[f"out/{index}"]) < floor
+        for name in case["grads"]:
+            assert found[f"grad/{name}"].dtype == torch.float64
+            assert relative(found[f"base/{name}"], found[f"grad/{name}"]) < floor
+            if f"ref_grad/{name}" in found:
+                assert relative(found[f"grad/{name}"], found[f"ref_grad/{name}"]) < 2e-6
+        for name, slope in case.get("fd", {}).items():
+            gap = abs(slope["analytic"] - slope["numeric"])
+            assert gap <= 5e-3 * abs(slope["numeric"]) + 5 * slope["spread"], name
+        assert case["facts"]["races"] == []
+
+
+def test_result__has_every_field_of_the_protocol(
+    write: Callable[..., Path], run_op: Callable[..., Any]
+) -> None:
+    path = stub(write, "return square(x)")
+    case = {"id": 3, "dims": {"N": 40}, "seed": 11, "upstream": {"kind": "normal", "seed": 12}}
+    ran = run_op("oracle", path, cases=[case], fd=True)
+    assert ran.result["ok"], ran.output
+    (made,) = ran.result["cases"]
+    assert made["file"] == "case-3.safetensors"
+    assert made["inputs"] == [{"name": "x", "shape": [40], "dtype": "float32", "grad": True}]
+    assert made["outputs"] == [
+        {"index": 0, "kind": "tensor", "shape": [40], "dtype": "float32", "differentiable": True}
+    ]
+    assert made["grads"] == ["x"]
+    facts = {"launches": 1, "bytes_read": 160, "bytes_written": 160, "atomics": 0, "races": []}
+    masked = made["facts"].pop("undefined_lanes")
+    assert len(masked) == 1 and "square_kernel" in masked[0] and "x_ptr" in masked[0]
+    assert made["facts"] == facts
+    assert set(made["fd"]["x"]) == {"analytic", "numeric", "step", "spread"}
+    found = tensors.load(ran.scratch / made["file"])
+    assert set(found) == {"fwd/0", "out/0", "base_out/0", "grad/x", "base/x", "jitter/x"}
+    assert found["fwd/0"].dtype == found["base/x"].dtype == torch.float32
+    moved = (found["jitter/x"] - found["grad/x"]).norm() / found["grad/x"].norm()
+    assert 0 < moved < 4 * torch.finfo(torch.float32).eps
+
+
+# Host programs around the kernel, and what they compute.
+HOSTS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
+    "view and transpose": ("return square(x).view(4, -1).t()", lambda x: (x * x).view(4, -1).t()),
+    "slices": ("y = square(x)\nreturn y[::2] * 3, y[1:5]", lambda x: ((x * x)[::2] * 3, (x * x)[1:5])),
+    "slice of the input": ("return square(x[4:20].contiguous())", lambda x: x[4:20] ** 2),
+    "assignment to a slice": (
+        "y = torch.zeros_like(x)\ny[2:10] = square(x)[:8]\nreturn y + 1",
+        lambda x: torch.nn.functional.pad((x * x)[:8], (2, x.numel() - 10)) + 1,
+    ),
+    "out argument": ("y = torch.empty_like(x)\ntorch.mul(square(x), x, out=y)\nreturn y", lambda x: x**3),
+    "in place": ("y = square(x)\ny.add_(x).mul_(2)\nreturn y", lambda x: 2 * (x * x + x)),
+    "in place on the input": (
+        "keep = x.clone()\nx.mul_(0.5)\ny = square(x)\nx.copy_(keep)\nreturn y",
+        lambda x: (x * 0.5) ** 2,
+    ),
+    "reduction": ("return square(x).view(3, -1).sum(0)", lambda x: (x * x).view(3, -1).sum(0)),
+    "repeated use": ("y = square(x)\nreturn square(y) + y", lambda x: x**4 + x * x),
+    "detached factor": (
+        "y = square(x)\nreturn y * y.detach()",
+        lambda x: x * x * (x * x).detach(),
+    ),
+    "no_grad": ("with torch.no_grad():\n    y = square(x) * 2\nreturn y", lambda x: 2 * x * x),
+    "inference_mode": (
+        "with torch.inference_mode():\n    y = square(x) * 2\n    y[3:] += x[3:]\n    return y",
+        lambda x: 2 * x * x + torch.cat([torch.zeros(3), x[3:]]),
+    ),
+    "autograd function": (
+        "class Square(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, a):\n"
+        + "        ctx.save_for_backward(a)\n        return square(a)\nreturn Square.apply(x) + x",
+        lambda x: x * x + x,
+    ),
+    "strided input and output": (
+        "y = torch.empty(2 * x.numel(), device=x.device)[::2]\ny.copy_(square(x))\nreturn y",
+        lambda x: x * x,
+    ),
+    "cast and back": ("return square(x).to(torch.float64).float() * 2", lambda x: 2 * x * x),
+    "half constant": (
+        "return square(x) * torch.full((24,), 0.1, dtype=torch.float16)",
+        lambda x: x * x * float(torch.tensor(0.1).half()),
+    ),
+    "concatenation": ("return torch.cat([square(x), x])", lambda x: torch.cat([x * x, x])),
+    "index": (
+        "i = torch.arange(5, device=x.device)\nreturn square(x)[i.flip(0)]",
+        lambda x: (x * x)[:5].flip(0),
+    ),
+    "data-dependent size": (
+        "m = x > 0\nreturn square(x[m])",
+        lambda x: x[x > 0] ** 2,
+    ),
+    "host control flow": ("y = square(x)\nreturn y * 2 if y.sum().item() > 0 else y", lambda x: 2 * x * x),
+    "softmax": ("return torch.softmax(square(x), 0)", lambda x: torch.softmax(x * x, 0)),
+    "dictionary": ('return {"a": square(x), "b": [None, 3]}', lambda x: x * x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_host_program__is_followed(name: str, write: Callable[..., Path], tmp_path: Path) -> None:
+    body, expected = HOSTS[name]
+    path = stub(write, body)
+    case, found = run_case(path, tmp_path)
+    assert case["ok"], case.get("error")
+    fwd = forward.load(path)
+    x = oracle.Case(fwd, {"id": 0, "dims": fwd.sweep[0].dims, "seed": 5, "upstream": {}}, None).arguments(
+        None
+    )["x"]
+    x = x.double().requires_grad_()
+    right = expected(x)
+    right = right if isinstance(right, tuple) else (right,)
+    upstreams = oracle.Case(
+        fwd, {"id": 0, "dims": {}, "seed": 5, "upstream": {"kind": "normal", "seed": 9}}, None
+    )
+    outputs = [
+        oracle.draw.Output(i, t.float(), "tensor", True)
+        for i, t in enumerate(right)
+        if isinstance(t, torch.Tensor)
+    ]
+    given = upstreams.upstreams(outputs)
+    for index, value in enumerate(right):
+        assert relative(found[f"out/{index}"], value.detach()) < 1e-12
+    (grad,) = torch.autograd.grad(list(right), x, [given[i].double() for i in range(len(right))])
+    assert relative(found["grad/x"], grad) < 1e-12
+    assert relative(found["base/x"], grad) < 1e-5
+
+
+def test_random_host_operation__keeps_the_values_of_the_real_call(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    case, found = run_case(stub(write, "return square(x) * torch.rand_like(x)"), tmp_path)
+    assert case["ok"], case.get("error")
+    assert relative(found["fwd/0"], found["out/0"]) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "kind", ["normal", "onehot", "ones", "scaled", "noncontiguous", "expanded", "none_one"]
+)
+def test_upstream__is_applied_as_drawn(kind: str, write: Callable[..., Path], tmp_path: Path) -> None:
+    path = stub(write, "y = square(x)\nreturn y, y * 2")
+    upstream = {"kind": kind, "seed": 4, "scale": 1e3}
+    case, found = run_case(path, tmp_path, upstream=upstream)
+    assert case["ok"], case.get("error")
+    given = [oracle.draw.upstream(kind, 4, 1e3, (24,), torch.float32, "cpu", index, 2) for index in range(2)]
+    total = sum((1 + index) * u.double() for index, u in enumerate(given) if u is not None)
+    fwd = forward.load(path)
+    x = oracle.Case(fwd, {"id": 0, "dims": {"N": 24}, "seed": 5, "upstream": {}}, None).arguments(None)["x"]
+    assert relative(found["grad/x"], 2 * x.double() * total) < 1e-12
+
+
+def test_random_slice__cuts_only_its_own_gradient(write: Callable[..., Path], tmp_path: Path) -> None:
+    path = stub(write, "y = square(x)\ny[:3].normal_()\nreturn y")
+    case, found = run_case(path, tmp_path, upstream={"kind": "ones", "seed": 0})
+    assert case["ok"], case.get("error")
+    assert relative(found["fwd/0"], found["out/0"]) < 1e-6
+    assert [value != 0 for value in found["grad/x"].tolist()] == [False] * 3 + [True] * 21
+
+
+def test_half_inputs__stay_half_for_the_stub_and_are_exact_for_the_oracle(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    body = "assert x.dtype == torch.float16 and type(x) is torch.Tensor\nreturn square(x)"
+    path = stub(write, body)
+    case, found = run_case(path, tmp_path, dtype="float16")
+    assert case["ok"], case.get("error")
+    assert found["fwd/0"].dtype == found["base_out/0"].dtype == found["base/x"].dtype == torch.float16
+    x = torch.sqrt(found["out/0"])
+    assert torch.equal(x.half().double() ** 2, found["out/0"]), "the exact square of a half"
+    assert 1e-6 < relative(found["base_out/0"], found["out/0"]) < 1e-3
+
+
+def test_two_inputs_in_one_memory__get_separate_gradients(write: Callable[..., Path], tmp_path: Path) -> None:
+    source = HEAD.replace(
+        'return (torch.randn(dims["N"], device=device, dtype=dtype),)',
+        'x = torch.randn(dims["N"], device=device, dtype=dtype)\n    return x, x, torch.ones(1, device=device, dtype=dtype).expand(dims["N"])',
+    )
+    source += (
+        "@autodiff(inputs_require_grad=(0, 1, 2))\ndef stub(a, b, c):\n    return square(a) * 3 + b + c * c\n"
+    )
+    case, found = run_case(write(source), tmp_path, upstream={"kind": "ones", "seed": 0})
+    assert case["ok"], case.get("error")
+    assert found["grad/b"].tolist() == [1.0] * 24
+    assert found["grad/a"].abs().min() > 0
+    assert found["grad/c"].tolist() == [2.0] * 24
+
+
+def test_bad_kernel__fails_its_case_with_the_line_and_not_the_others(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    before = (
+        "@triton.jit\ndef bad_kernel(x_ptr, y_ptr, n):\n    at = tl.arange(0, 32)\n"
+        "    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n).to(tl.int32, bitcast=True), mask=at < n)\n\n\n"
+    )
+    body = "y = torch.empty(x.shape, dtype=torch.int32, device=x.device)\nif x.numel() > 24:\n"
+    body += "    bad_kernel[(1,)](x, y, x.numel())\nreturn square(x)"
+    path = stub(write, body, before=before)
+    cases = [
+        {"id": i, "dims": {"N": n}, "seed": 1, "upstream": {"kind": "ones", "seed": 0}}
+        for i, n in enumerate((30, 8))
+    ]
+    bad, good = oracle.run({"file": str(path), "cases": cases}, tmp_path)["cases"]
+    assert good["ok"] and not bad["ok"]
+    error = bad["error"]
+    line = path.read_text().splitlines().index("    at = tl.arange(0, 32)") + 2
+    assert (error["kind"], error["file"], error["line"]) == ("unsupported_op", str(path), line)
+    assert "bit cast" in error["message"] and error["remedy"] and "bitcast=True" in error["traceback"]
+
+
+def test_race_of_the_forward__is_a_fact(write: Callable[..., Path], tmp_path: Path) -> None:
+    before = "@triton.jit\ndef racing_kernel(x_ptr, y_ptr):\n    tl.store(y_ptr, tl.load(x_ptr + tl.program_id(0)))\n\n\n"
+    body = "y = torch.zeros(1, device=x.device)\nracing_kernel[(4,)](x, y)\nreturn y"
+    path = stub(write, body, before=before)
+    case, found = run_case(path, tmp_path, upstream={"kind": "ones", "seed": 0})
+    (race,) = case["facts"]["races"]
+    line = path.read_text().splitlines().index("def racing_kernel(x_ptr, y_ptr):") + 2
+    assert race.startswith(f"racing_kernel, line {line}:") and "y_ptr" in race
+    assert found["grad/x"].tolist() == [0.0] * 3 + [1.0] + [0.0] * 20, "the last program wins"
+
+
+def test_memory_that_nobody_wrote__shows_as_nan(write: Callable[..., Path], tmp_path: Path) -> None:
+    body = "y = torch.empty(30, device=x.device)\nsquare_kernel[(2,)](x, y, 24, BLOCK=16)\nreturn y"
+    _, found = run_case(stub(write, body), tmp_path)
+    assert found["out/0"].isnan().tolist() == [False] * 24 + [True] * 6
+
+
+WRONG = {
+    "raises": ("raise RuntimeError('no')", "reference() raised RuntimeError: no"),
+    "other shape": ("return x[:3]", "reference() gives [3]"),
+    "nothing": ("return None", "reference() gives None"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_reference_that_cannot_be_used__is_reported_and_left_out(
+    name: str, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    body, sentence = WRONG[name]
+    path = stub(write, "return square(x)")
+    path.write_text(path.read_text() + f"\n\ndef reference(x):\n    {body}\n")
+    case, found = run_case(path, tmp_path)
+    assert case["ok"] and sentence in case["reference_error"]
+    assert not any(key.startswith("ref_") for key in found)
+
+
+def test_wrong_reference__differs_from_the_oracle(write: Callable[..., Path], tmp_path: Path) -> None:
+    path = stub(write, "return square(x)")
+    path.write_text(path.read_text() + "\n\ndef reference(x):\n    return 1.5 * x * x\n")
+    _, found = run_case(path, tmp_path)
+    assert relative(found["ref_out/0"], found["out/0"]) > 0.4
+    assert relative(found["ref_grad/x"], found["grad/x"]) > 0.4
+
+
+UNUSABLE = {
+    "integers only": ("return square(x).to(torch.int32)", "no_outputs"),
+    "the input itself": ("square(x)\nreturn x", "no_outputs"),
+    "exception": ("return square(x).view(7)", "stub_raised"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_stub_that_cannot_be_differentiated__is_refused(
+    name: str, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    body, kind = UNUSABLE[name]
+    case, _ = run_case(stub(write, body), tmp_path)
+    assert not case["ok"] and case["error"]["kind"] == kind
+
+
+def test_finite_differences__see_a_wrong_gradient(write: Callable[..., Path], tmp_path: Path) -> None:
+    path = stub(write, "return square(x)")
+    fwd = forward.load(path)
+    case = oracle.Case(
+        fwd, {"id": 0, "dims": {"N": 24}, "seed": 5, "upstream": {"kind": "normal", "seed": 2}}, None
+    )
+    recording = case.record(None)
+    gradients = case.gradients(case.replay(recording, "exact"), recording)
+    right = case.finite_differences(recording, gradients)["x"]
+    wrong = case.finite_differences(recording, {"x": gradients["x"] * 1.02})["x"]
+    assert abs(right["analytic"] - right["numeric"]) < 1e-3 * abs(right["numeric"])
+    assert abs(wrong["analytic"] - wrong["numeric"]) > 1e-2 * abs(wrong["numeric"])

@@ -1,0 +1,151 @@
+"""The static scan: dishonest backwards are named with their line, honest ones pass."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from kernel_agent import errors, scan
+from sources import SCALE, SCALE_BACKWARD, SCALE_PAIR
+
+LAUNCH = (
+    "        scale_bwd_kernel[(triton.cdiv(d_y.numel(), 16),)](d_y, d_x, ctx.factor, d_y.numel(), BLOCK=16)\n"
+)
+
+
+def findings(source):
+    return scan.scan(source, ast.parse(source))["findings"]
+
+
+def rejected(source):
+    return {
+        (f["rule"], source.splitlines()[f["line"] - 1].strip())
+        for f in findings(source)
+        if f["severity"] == "reject"
+    }
+
+
+def test_honest_pair__has_no_findings_and_an_entry():
+    result = scan.scan(SCALE_PAIR, ast.parse(SCALE_PAIR))
+    assert result == {
+        "findings": [],
+        "entry": "scale_autograd",
+        "kernels": ["scale_kernel", "scale_bwd_kernel"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("rule", "line"),
+    [
+        ("torch_math", "d_x = torch.matmul(d_y, w)"),
+        ("torch_math", "d_x = d_y.mm(w)"),
+        ("torch_math", "d_x = d_y @ w"),
+        ("torch_math", "d_x = torch.nn.functional.softmax(d_y, dim=-1)"),
+        ("torch_math", "d_x = d_y.softmax(-1)"),
+        ("torch_math", "d_x = torch.einsum('i,i->', d_y, d_y)"),
+        ("torch_math", "d_x = torch.ops.aten.mm(d_y, w)"),
+        ("torch_math", "d_x.scatter_add_(0, index, d_y)"),
+        ("autograd", "d_x = torch.autograd.grad(y, x, d_y)"),
+        ("autograd", "y.backward(d_y)"),
+        ("autograd", "d_x = torch.func.vjp(f, x)"),
+        ("autograd", "f = torch.compile(g)"),
+        ("autograd", "with torch.enable_grad(): pass"),
+        ("forbidden", "exec('d_x = d_y')"),
+        ("forbidden", "open('/etc/passwd')"),
+        ("forbidden", "getattr(torch, 'mat' + 'mul')"),
+        ("forbidden", "d_x = d_y.__matmul__(w)"),
+        ("forbidden", "torch.__dict__['matmul'](d_y, w)"),
+        ("import", "import os"),
+        ("import", "from ctypes import CDLL"),
+        ("import", "import numpy as np"),
+    ],
+)
+def test_dishonest_line__in_the_backward__is_rejected(rule, line):
+    source = SCALE_PAIR.replace(LAUNCH, LAUNCH + f"        {line}\n")
+    assert rule in {found for found, text in rejected(source) if text == line}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "partial = torch.empty((4, 8), device=d_y.device, dtype=torch.float32)",
+        "d_x = partial.sum(0).to(d_y.dtype).view(-1)",
+        "d_y = d_y.contiguous() if d_y.stride(-1) != 1 else d_y",
+        "d_x = torch.zeros_like(d_y).reshape(4, 2).transpose(0, 1)",
+        "scale = math.sqrt(8) * math.exp(2)",
+        "block = triton.next_power_of_2(8)",
+        "if ctx.needs_input_grad[0]: pass",
+        "grid = lambda meta: (triton.cdiv(8, meta['BLOCK']),)",
+        "exp2 = torch.finfo(torch.float32).max",
+        "x, w = ctx.saved_tensors",
+    ],
+)
+def test_honest_line__in_the_backward__passes(line):
+    assert rejected(SCALE_PAIR.replace(LAUNCH, LAUNCH + f"        {line}\n")) == set()
+
+
+def test_kernel_body__maths_of_triton__passes():
+    source = SCALE_PAIR.replace(
+        "    tl.store(d_x_ptr + offsets, d_y * factor, mask=mask)",
+        "    d_y = tl.exp(tl.dot(d_y, d_y).sum(0)).sigmoid()\n    tl.store(d_x_ptr + offsets, d_y, mask=mask)",
+    )
+    assert rejected(source) == set()
+
+
+def test_parameter_called_input__passes_but_the_builtin_does_not():
+    assert (
+        rejected(
+            SCALE_PAIR.replace("ctx, x, factor", "ctx, input, factor").replace("scale(x,", "scale(input,")
+        )
+        == set()
+    )
+    assert rejected(SCALE_PAIR.replace(LAUNCH, LAUNCH + "        input()\n")) == {("forbidden", "input()")}
+
+
+def test_forward_part__may_do_what_it_likes():
+    source = SCALE_PAIR.replace(
+        "    y = torch.empty_like(x)\n", "    y = torch.empty_like(x)\n    torch.matmul(x, x)\n"
+    )
+    assert rejected(source) == set()
+
+
+def test_try_around_a_launch__is_rejected():
+    tried = f"        try:\n    {LAUNCH}        except Exception:\n            d_x = d_y\n"
+    assert rejected(SCALE_PAIR.replace(LAUNCH, tried)) == {("try", "try:")}
+
+
+def test_backward_without_a_launch__is_rejected_also_through_helpers():
+    assert ("no_launch", "def backward(ctx, d_y):") in rejected(SCALE_PAIR.replace(LAUNCH, ""))
+    helper = "\n\ndef helper(d_y, d_x):\n    scale_bwd_kernel[(1,)](d_y, d_x, 1.0, 1, BLOCK=16)\n"
+    assert rejected(SCALE_PAIR.replace(LAUNCH, "        helper(d_y, d_x)\n") + helper) == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "rule"),
+    [
+        (SCALE, "entry"),
+        (SCALE, "function"),
+        (SCALE_PAIR.replace("def scale_autograd", "def scale_grad"), "entry"),
+        (SCALE_PAIR.replace("class Scale(torch.autograd.Function)", "class Scale"), "function"),
+        (SCALE_PAIR.replace("def backward(", "def backwards("), "function"),
+    ],
+)
+def test_missing_structure__is_rejected(source, rule):
+    assert rule in {f["rule"] for f in findings(source) if f["severity"] == "reject"}
+
+
+def test_file_without_marker__is_scanned_whole_and_warned_about():
+    source = SCALE_PAIR.replace("# ---- backward ----", "")
+    assert [f["rule"] for f in findings(source)] == ["marker"]
+
+
+def test_operation__in_a_child__executes_nothing(run_op, write):
+    bomb = write(SCALE + "raise SystemExit('executed')\n" + SCALE_BACKWARD)
+    ran = run_op("scan", bomb)
+    assert ran.result["ok"] and ran.result["entry"] == "scale_autograd"
+
+
+def test_operation__file_that_does_not_parse__is_syntax(write, tmp_path):
+    with pytest.raises(errors.Unusable) as caught:
+        scan.run({"file": str(write("def f(:\n"))}, tmp_path)
+    assert (caught.value.kind, caught.value.line) == ("syntax", 1)

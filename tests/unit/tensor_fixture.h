@@ -1,0 +1,59 @@
+/* Tensor sets for tests, written as a child would write them. */
+#ifndef TENSOR_FIXTURE_H
+#define TENSOR_FIXTURE_H
+
+#include <assert.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sandbox/tensor.h"
+
+/* A set from a JSON header and raw data. */
+static inline int parse_set(const char *header, const void *data, size_t len, struct ka_tensors **out,
+                            struct ka_err *err)
+{
+    struct ka_buf file = {0};
+    uint64_t n = strlen(header);
+    ka_buf_add(&file, &n, 8);
+    ka_buf_puts(&file, header);
+    ka_buf_add(&file, data, len);
+    int rc = ka_tensors_parse(file.data, file.len, out, err);
+    ka_buf_free(&file);
+    return rc;
+}
+
+/* One tensor "t" of `dtype` ("F32" or "F64") with these values; the shape is JSON text such as "[2,3]". */
+static inline struct ka_tensors *make_set(const char *dtype, const char *shape, const double *values,
+                                          size_t count)
+{
+    struct ka_buf data = {0};
+    for (size_t i = 0; i < count; i++) {
+        float narrow = (float)values[i];
+        if (strcmp(dtype, "F64") == 0)
+            ka_buf_add(&data, &values[i], 8);
+        else
+            ka_buf_add(&data, &narrow, 4);
+    }
+    char header[256];
+    snprintf(header, sizeof(header), "{\"t\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[0,%zu]}}",
+             dtype, shape, data.len);
+    struct ka_tensors *set = NULL;
+    int rc = parse_set(header, data.data, data.len, &set, NULL);
+    assert(rc == 0);
+    (void)rc;
+    ka_buf_free(&data);
+    return set;
+}
+
+/* Signed numbers without structure, deterministic. */
+static inline double noise(uint64_t i)
+{
+    uint64_t x = (i + 1) * 0x9e3779b97f4a7c15u;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return (double)(int64_t)(x ^ x >> 31) / 0x1p63;
+}
+
+#endif

@@ -1,0 +1,599 @@
+/* The pass rule and the explanations: every wrong gradient here is one that a backward kernel really
+ * produces. */
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "sandbox/compare.h"
+#include "tests/unit/tensor_fixture.h"
+
+#define ROWS 50
+#define COLS 40
+#define COUNT (ROWS * COLS)
+
+/* want holds noise, got starts as want; a test spoils got and compares. */
+struct pair {
+    double want[COUNT], got[COUNT], base[COUNT];
+};
+
+static struct pair *fresh(void)
+{
+    struct pair *p = ka_calloc(1, sizeof(*p));
+    for (size_t i = 0; i < COUNT; i++) {
+        p->want[i] = noise(i) * 1e-9; /* small: an absolute tolerance would pass zeros */
+        p->got[i] = p->base[i] = p->want[i] * (1 + 1e-7 * noise(i + COUNT));
+    }
+    return p;
+}
+
+static struct ka_diff compare_as(struct pair *p, const char *dtype, const char *shape, size_t count)
+{
+    struct ka_tensors *got = make_set(dtype, shape, p->got, count),
+                      *want = make_set("F64", shape, p->want, count),
+                      *base = make_set(dtype, shape, p->base, count);
+    struct ka_tolerance tol = ka_tolerance_of(strcmp(dtype, "F64") ? KA_F32 : KA_F64);
+    struct ka_diff diff;
+    assert_int_equal(ka_compare(ka_tensors_get(got, 0), ka_tensors_get(want, 0), ka_tensors_get(base, 0),
+                                &tol, NULL, 0, &diff, NULL),
+                     0);
+    ka_tensors_free(got);
+    ka_tensors_free(want);
+    ka_tensors_free(base);
+    return diff;
+}
+
+static struct ka_diff compare(struct pair *p)
+{
+    struct ka_diff diff = compare_as(p, "F32", "[50,40]", COUNT);
+    free(p);
+    return diff;
+}
+
+static const struct ka_pattern *pattern(const struct ka_diff *diff, enum ka_pattern_kind kind)
+{
+    for (size_t i = 0; i < diff->pattern_count; i++)
+        if (diff->patterns[i].kind == kind)
+            return &diff->patterns[i];
+    fail_msg("pattern %d is not among the %zu found", kind, diff->pattern_count);
+    return NULL;
+}
+
+static void assert_says(const struct ka_diff *diff, enum ka_describe how, const char *words)
+{
+    struct ka_buf text = {0};
+    assert_int_equal(ka_diff_describe(diff, "the gradient of x", how, &text), 0);
+    if (!strstr(text.data, words))
+        fail_msg("'%s' does not say '%s'", text.data, words);
+    ka_buf_free(&text);
+}
+
+static void compare__right_values__pass(void **state)
+{
+    (void)state;
+    struct ka_diff diff = compare(fresh());
+    assert_true(diff.pass);
+    assert_false(diff.vacuous);
+    assert_true(diff.error < 1e-6 && diff.error > 0);
+    assert_int_equal(diff.off, 0);
+    assert_says(&diff, KA_DESCRIBE_FULL, "is right");
+}
+
+static void compare__error_within_twice_the_baseline__passes_and_beyond_fails(void **state)
+{
+    (void)state;
+    for (int beyond = 0; beyond < 2; beyond++) {
+        struct pair *p = fresh();
+        for (size_t i = 0; i < COUNT; i++) {
+            p->base[i] = p->want[i] * (1 + 3e-4);
+            p->got[i] = p->want[i] * (1 - (beyond ? 6.5e-4 : 5.5e-4));
+        }
+        struct ka_diff diff = compare(p);
+        assert_int_equal(diff.reason, beyond ? KA_DIFF_NORM : KA_DIFF_OK);
+    }
+}
+
+static void compare__tiny_gradient_returned_as_zero__fails(void **state)
+{
+    (void)state;
+    struct pair *p = fresh();
+    memset(p->got, 0, sizeof(p->got));
+    struct ka_diff diff = compare(p);
+    assert_int_equal(diff.reason, KA_DIFF_ZERO);
+    assert_says(&diff, KA_DESCRIBE_FULL, "zero everywhere");
+}
+
+static void compare__zero_expected__needs_zero(void **state)
+{
+    (void)state;
+    for (int spoiled = 0; spoiled < 2; spoiled++) {
+        struct pair *p = fresh();
+        memset(p, 0, sizeof(*p));
+        p->got[7] = spoiled ? 1e-30 : -0.0;
+        struct ka_diff diff = compare(p);
+        assert_int_equal(diff.reason, spoiled ? KA_DIFF_NOT_ZERO : KA_DIFF_OK);
+    }
+}
+
+static void compare__one_wrong_element_in_a_loose_norm__fails_by_the_element_cap(void **state)
+{
+    (void)state;
+    struct pair *p = fresh();
+    for (size_t i = 0; i < COUNT; i++)
+        p->base[i] *= 1.0009; /* eager is sloppy everywhere, but nowhere off */
+    p->got[1234] = p->want[1234] + 2e-11;
+    struct ka_diff diff = compare(p);
+    assert_int_equal(diff.reason, KA_DIFF_ELEMENTS);
+    assert_int_equal(diff.off, 1);
+    assert_int_equal(diff.worst, 1234);
+    assert_says(&diff, KA_DESCRIBE_FULL, "[30, 34]");
+}
+
+static void compare__elements_on_which_eager_fails_too__are_allowed(void **state)
+{
+    (void)state;
+    struct pair *p = fresh();
+    for (size_t i = 0; i < 40; i++) {
+        p->base[i * 40] += 1e-11;
+        p->got[i * 40 + 1] -= 1e-11;
+    }
+    assert_true(compare(p).pass);
+}
+
+static void compare__nan__is_no_wildcard(void **state)
+{
+    (void)state;
+    struct pair *p = fresh();
+    for (size_t i = 0; i < ROWS; i++)
+        p->got[i * COLS + 39] = NAN;
+    struct ka_diff diff = compare(p);
+    assert_int_equal(diff.reason, KA_DIFF_NONFINITE);
+    assert_int_equal(diff.mask_differs, ROWS);
+    const struct ka_pattern *where = pattern(&diff, KA_PATTERN_NONFINITE);
+    assert_int_equal(where->axis, 1);
+    assert_int_equal(where->from, 39);
+    assert_says(&diff, KA_DESCRIBE_FULL, "indices 39 to 39 of axis 1");
+}
+
+static void compare__missing_infinity__fails_and_equal_ones_pass(void **state)
+{
+    (void)state;
+    struct pair *p = fresh();
+    p->want[3] = p->got[3] = p->base[3] = -INFINITY;
+    p->want[4] = p->got[4] = p->base[4] = NAN;
+    assert_true(compare_as(p, "F32", "[50,40]", COUNT).pass);
+    p->got[3] = INFINITY;
+    assert_int_equal(compare_as(p, "F32", "[50,40]", COUNT).reason, KA_DIFF_NONFINITE);
+    p->got[3] = 0;
+    assert_int_equal(compare(p).reason, KA_DIFF_NONFINITE);
+}
+
+static void compare__expected_value_beyond_the_dtype__counts_as_infinite(void **state)
+{
+    (void)state;
+    struct pair *p = fresh();
+    p->want[5] = 1e39;
+    p->got[5] = p->base[5] = INFINITY;
+    assert_true(compare(p).pass);
+}
+
+static void compare__noise_that_no_dtype_resolves__passes_as_vacuous(void **state)
+{
+    (void)state;
+    struct pair *p = fresh();
+    for (size_t i = 0; i < COUNT; i++) {
+        p->want[i] = 1e-17 * noise(i);
+        p->base[i] = 1e-8 * noise(i + COUNT);
+        p->got[i] = 1e-8 * noise(i + 2 * COUNT);
+    }
+    struct ka_diff diff = compare_as(p, "F32", "[50,40]", COUNT);
+    assert_true(diff.pass && diff.vacuous);
+    memset(p->got, 0, sizeof(p->got));
+    assert_true(compare_as(p, "F32", "[50,40]", COUNT).pass);
+    for (size_t i = 0; i < COUNT; i++)
+        p->got[i] = 1e-7 * noise(i);
+    assert_false(compare(p).pass);
+}
+
+static void compare__extreme_magnitudes__neither_overflow_nor_vanish(void **state)
+{
+    (void)state;
+    const double scales[] = {1e250, 1e-250};
+    for (size_t k = 0; k < KA_COUNT(scales); k++) {
+        struct pair *p = fresh();
+        for (size_t i = 0; i < COUNT; i++)
+            p->base[i] = p->got[i] = p->want[i] *= scales[k];
+        assert_true(compare_as(p, "F64", "[50,40]", COUNT).pass);
+        for (size_t i = 0; i < COUNT; i++)
+            p->got[i] *= 1.01;
+        struct ka_diff diff = compare_as(p, "F64", "[50,40]", COUNT);
+        free(p);
+        assert_int_equal(diff.reason, KA_DIFF_NORM);
+        assert_true(fabs(diff.error - 0.01) < 1e-6);
+    }
+}
+
+static void compare__wrong_shape_dtype_or_absence__is_named(void **state)
+{
+    (void)state;
+    struct pair *p = fresh();
+    struct ka_tensors *want = make_set("F64", "[4,2]", p->want, 8),
+                      *turned = make_set("F32", "[2,4]", p->got, 8),
+                      *wide = make_set("F64", "[4,2]", p->got, 8);
+    struct ka_tolerance tol = ka_tolerance_of(KA_F32);
+    struct ka_diff diff;
+    assert_int_equal(
+        ka_compare(ka_tensors_get(turned, 0), ka_tensors_get(want, 0), NULL, &tol, NULL, 0, &diff, NULL), 0);
+    assert_int_equal(diff.reason, KA_DIFF_SHAPE);
+    assert_says(&diff, KA_DESCRIBE_FULL, "shape [2, 4], expected [4, 2]");
+    assert_int_equal(
+        ka_compare(ka_tensors_get(wide, 0), ka_tensors_get(want, 0), NULL, &tol, NULL, 0, &diff, NULL), 0);
+    assert_int_equal(diff.reason, KA_DIFF_DTYPE);
+    assert_says(&diff, KA_DESCRIBE_FULL, "dtype float64, expected float32");
+    assert_int_equal(ka_compare(NULL, ka_tensors_get(want, 0), NULL, &tol, NULL, 0, &diff, NULL), 0);
+    assert_int_equal(diff.reason, KA_DIFF_MISSING);
+    assert_false(diff.pass || diff.want_zero);
+    double zeros[2] = {0, -0.0};
+    struct ka_tensors *zero = make_set("F64", "[2]", zeros, 2);
+    assert_int_equal(ka_compare(NULL, ka_tensors_get(zero, 0), NULL, &tol, NULL, 0, &diff, NULL), 0);
+    assert_true(diff.want_zero && !diff.pass);
+    ka_tensors_free(zero);
+    assert_int_equal(ka_compare(NULL, ka_tensors_get(turned, 0), NULL, &tol, NULL, 0, &diff, NULL), -EINVAL);
+    ka_tensors_free(want);
+    ka_tensors_free(turned);
+    ka_tensors_free(wide);
+    free(p);
+}
+
+static struct ka_diff scaled(double factor)
+{
+    struct pair *p = fresh();
+    for (size_t i = 0; i < COUNT; i++)
+        p->got[i] = p->want[i] * factor;
+    return compare(p);
+}
+
+static void patterns__constant_factor__is_found_and_interpreted(void **state)
+{
+    (void)state;
+    const struct {
+        double factor;
+        const char *words;
+    } rows[] = {{2, "accumulated twice"},
+                {1.01, "1.01 times"},
+                {1.4426950408889634, "log2(e)"},
+                {1.0 / 40, "size of axis 1"}};
+    for (size_t i = 0; i < KA_COUNT(rows); i++) {
+        struct ka_diff diff = scaled(rows[i].factor);
+        assert_false(diff.pass);
+        assert_true(fabs(pattern(&diff, KA_PATTERN_FACTOR)->value - rows[i].factor) < 1e-5);
+        assert_says(&diff, KA_DESCRIBE_FULL, rows[i].words);
+    }
+    struct ka_diff flipped = scaled(-1);
+    pattern(&flipped, KA_PATTERN_SIGN);
+    assert_says(&flipped, KA_DESCRIBE_HIDDEN, "sign is flipped");
+}
+
+static void patterns__transposed__is_found_for_square_and_other_shapes(void **state)
+{
+    (void)state;
+    struct pair *p = fresh();
+    for (size_t r = 0; r < ROWS; r++)
+        for (size_t c = 0; c < COLS; c++)
+            p->got[c * ROWS + r] = p->want[r * COLS + c];
+    struct ka_diff diff = compare(p);
+    pattern(&diff, KA_PATTERN_TRANSPOSED);
+    p = fresh();
+    for (size_t b = 0; b < 5; b++)
+        for (size_t r = 0; r < 20; r++)
+            for (size_t c = 0; c < 20; c++)
+                p->got[b * 400 + c * 20 + r] = p->want[b * 400 + r * 20 + c];
+    diff = compare_as(p, "F32", "[5,20,20]", COUNT);
+    free(p);
+    pattern(&diff, KA_PATTERN_TRANSPOSED);
+}
+
+static void patterns__swapped_gradients__name_the_other(void **state)
+{
+    (void)state;
+    struct pair *p = fresh(), *q = fresh();
+    for (size_t i = 0; i < COUNT; i++)
+        q->want[i] = noise(i + 5 * COUNT), p->got[i] = (float)q->want[i];
+    struct ka_tensors *got = make_set("F32", "[2000]", p->got, COUNT),
+                      *want = make_set("F64", "[2000]", p->want, COUNT),
+                      *other = make_set("F64", "[2000]", q->want, COUNT);
+    struct ka_compare_other others[] = {{"b", NULL}, {"w", ka_tensors_get(other, 0)}};
+    struct ka_tolerance tol = ka_tolerance_of(KA_F32);
+    struct ka_diff diff;
+    assert_int_equal(
+        ka_compare(ka_tensors_get(got, 0), ka_tensors_get(want, 0), NULL, &tol, others, 2, &diff, NULL), 0);
+    assert_string_equal(pattern(&diff, KA_PATTERN_OTHER)->other, "w");
+    assert_says(&diff, KA_DESCRIBE_HIDDEN, "expected value of w");
+    ka_tensors_free(got);
+    ka_tensors_free(want);
+    ka_tensors_free(other);
+    free(p);
+    free(q);
+}
+
+static void patterns__shift_by_one__is_found_with_its_axis_and_direction(void **state)
+{
+    (void)state;
+    struct pair *p = fresh();
+    for (size_t i = 0; i < COUNT; i++)
+        p->got[i] = i % COLS ? p->want[i - 1] : 0;
+    struct ka_diff diff = compare(p);
+    assert_int_equal(pattern(&diff, KA_PATTERN_SHIFTED)->axis, 1);
+    assert_true(pattern(&diff, KA_PATTERN_SHIFTED)->value == 1);
+    p = fresh();
+    for (size_t i = 0; i < COUNT; i++)
+        p->got[i] = i + COLS < COUNT ? p->want[i + COLS] : 0;
+    diff = compare(p);
+    assert_int_equal(pattern(&diff, KA_PATTERN_SHIFTED)->axis, 0);
+    assert_true(pattern(&diff, KA_PATTERN_SHIFTED)->value == -1);
+}
+
+/* got is zero where lo <= index < hi along an axis. */
+static struct ka_diff cut(size_t axis, size_t lo, size_t hi, double value)
+{
+    struct pair *p = fresh();
+    for (size_t i = 0; i < COUNT; i++) {
+        size_t at = axis ? i % COLS : i / COLS;
+        p->got[i] = at >= lo && at < hi ? value * noise(i + 9 * COUNT) : p->got[i];
+    }
+    return compare(p);
+}
+
+static void patterns__last_tile_wrong__is_found_on_its_axis(void **state)
+{
+    (void)state;
+    struct ka_diff diff = cut(0, 48, 50, 1e-9);
+    const struct ka_pattern *p = pattern(&diff, KA_PATTERN_LAST_TILE);
+    assert_int_equal(p->axis, 0);
+    assert_int_equal(p->tile, 16);
+    assert_says(&diff, KA_DESCRIBE_FULL, "48 to 49 of axis 0 (size 50)");
+    diff = cut(1, 32, 40, 1e-9);
+    assert_int_equal(pattern(&diff, KA_PATTERN_LAST_TILE)->axis, 1);
+    assert_int_equal(pattern(&diff, KA_PATTERN_LAST_TILE)->tile, 16);
+}
+
+static void patterns__only_first_tile_right__is_found(void **state)
+{
+    (void)state;
+    struct ka_diff diff = cut(0, 16, 50, 1e-9);
+    assert_int_equal(pattern(&diff, KA_PATTERN_FIRST_TILE)->tile, 16);
+    assert_says(&diff, KA_DESCRIBE_HIDDEN, "only the first tile is right");
+}
+
+static void patterns__zero_columns__are_counted(void **state)
+{
+    (void)state;
+    struct ka_diff diff = cut(1, 5, 8, 0);
+    const struct ka_pattern *p = pattern(&diff, KA_PATTERN_ZERO_SLICES);
+    assert_int_equal(p->axis, 1);
+    assert_int_equal(p->hits, 3);
+    assert_int_equal(p->from, 5);
+    assert_int_equal(pattern(&diff, KA_PATTERN_RANGE)->to, 7);
+}
+
+static void patterns__missing_row_term__does_not_vary_along_the_axis(void **state)
+{
+    (void)state;
+    struct pair *p = fresh();
+    for (size_t i = 0; i < COUNT; i++)
+        p->got[i] += 1e-9 * noise(i / COLS + 77);
+    struct ka_diff diff = compare(p);
+    assert_int_equal(pattern(&diff, KA_PATTERN_SAME_ALONG)->axis, 1);
+    assert_int_equal(diff.pattern_count, 1);
+}
+
+static void patterns__one_element__has_only_factors_that_tell(void **state)
+{
+    (void)state;
+    static const struct {
+        double factor;
+        size_t patterns;
+    } rows[] = {{2, 1}, {-1, 1}, {0.5, 1}, {1.7, 0}};
+    for (size_t r = 0; r < KA_COUNT(rows); r++) {
+        struct pair *p = fresh();
+        p->got[0] = p->want[0] * rows[r].factor;
+        struct ka_diff diff = compare_as(p, "F32", "[1]", 1);
+        free(p);
+        assert_false(diff.pass);
+        assert_int_equal(diff.pattern_count, rows[r].patterns);
+    }
+}
+
+static void patterns__a_factor_for_each_row__names_the_axis(void **state)
+{
+    (void)state;
+    struct pair *p = fresh();
+    for (size_t i = 0; i < COUNT; i++)
+        p->got[i] = p->want[i] * (1 + noise(i / COLS + 7));
+    struct ka_diff diff = compare(p);
+    assert_int_equal(pattern(&diff, KA_PATTERN_LINES)->axis, 0);
+    assert_says(&diff, KA_DESCRIBE_FULL, "Along axis 0 every index is right up to a factor of its own");
+}
+
+static void patterns__lost_signs__are_counted(void **state)
+{
+    (void)state;
+    struct pair *p = fresh();
+    size_t negative = 0;
+    for (size_t i = 0; i < COUNT; i++) {
+        negative += p->want[i] < 0;
+        p->got[i] = fabs(p->want[i]);
+    }
+    struct ka_diff diff = compare(p);
+    assert_int_equal(pattern(&diff, KA_PATTERN_SIGNS)->hits, negative);
+    assert_says(&diff, KA_DESCRIBE_FULL, "All magnitudes are right");
+    assert_says(&diff, KA_DESCRIBE_HIDDEN, "signs are wrong:");
+}
+
+static void patterns__no_explanation__says_how_near_it_is(void **state)
+{
+    (void)state;
+    static const struct {
+        double share;
+        const char *words;
+    } rows[] = {{0.8, "mostly the right way"}, {-0.8, "mostly the opposite way"}, {0, "little to do with"}};
+    for (size_t r = 0; r < KA_COUNT(rows); r++) {
+        struct pair *p = fresh();
+        for (size_t i = 0; i < COUNT; i++)
+            p->got[i] = rows[r].share * p->want[i] + 0.5e-9 * noise(i + 3 * COUNT);
+        struct ka_diff diff = compare(p);
+        assert_says(&diff, KA_DESCRIBE_FULL, rows[r].words);
+    }
+}
+
+static void patterns__factor_with_two_meanings__says_both(void **state)
+{
+    (void)state;
+    struct pair *p = fresh();
+    for (size_t i = 0; i < COUNT; i++)
+        p->got[i] = 2 * p->want[i];
+    struct ka_diff diff = compare_as(p, "F32", "[500,4]", COUNT);
+    free(p);
+    assert_says(&diff, KA_DESCRIBE_FULL, "accumulated twice");
+    assert_says(&diff, KA_DESCRIBE_FULL, "; or the root of the size of axis 1");
+}
+
+static void patterns__narrow_accumulation__looks_like_rounding(void **state)
+{
+    (void)state;
+    struct pair *p = fresh();
+    for (size_t i = 0; i < COUNT; i++)
+        p->got[i] = p->want[i] * (1 + 5e-4 * noise(i + 3 * COUNT));
+    struct ka_diff diff = compare(p);
+    assert_int_equal(diff.reason, KA_DIFF_NORM);
+    pattern(&diff, KA_PATTERN_ROUNDING);
+}
+
+static void describe__hidden_shape__tells_no_size_index_or_value(void **state)
+{
+    (void)state;
+    struct ka_diff diffs[] = {scaled(1.0 / 40), cut(0, 48, 50, 1e-9), cut(0, 16, 50, 1e-9), cut(1, 5, 8, 0),
+                              scaled(NAN)};
+    for (size_t i = 0; i < KA_COUNT(diffs); i++) {
+        diffs[i].error = diffs[i].base_error = diffs[i].limit = 0;
+        struct ka_buf text = {0};
+        assert_int_equal(ka_diff_describe(&diffs[i], "the gradient of x", KA_DESCRIBE_HIDDEN, &text), 0);
+        for (const char *c = text.data; *c; c++)
+            if (*c >= '2' && *c <= '9')
+                fail_msg("'%s' tells a number", text.data);
+        ka_buf_free(&text);
+    }
+}
+
+static void json__nonfinite_values__are_text(void **state)
+{
+    (void)state;
+    struct pair *p = fresh();
+    p->got[0] = NAN;
+    struct ka_diff diff = compare(p);
+    json_t *o = ka_diff_json(&diff);
+    assert_string_equal(json_string_value(json_object_get(o, "worst_found")), "nan");
+    assert_string_equal(json_string_value(json_object_get(o, "reason")), "nonfinite");
+    assert_int_equal(json_array_size(json_object_get(o, "patterns")), 2);
+    json_decref(o);
+}
+
+static void compare__elements_that_rounding_moves_too__are_allowed(void **state)
+{
+    (void)state;
+    struct pair *p = fresh();
+    p->got[7] = -40 * p->got[7]; /* a kink crossed: one element, its whole size */
+    struct ka_tensors *got = make_set("F32", "[50,40]", p->got, COUNT),
+                      *want = make_set("F64", "[50,40]", p->want, COUNT);
+    struct ka_tolerance tol = ka_tolerance_of(KA_F32);
+    struct ka_diff strict, wide, other;
+    assert_int_equal(
+        ka_compare(ka_tensors_get(got, 0), ka_tensors_get(want, 0), NULL, &tol, NULL, 0, &strict, NULL), 0);
+    assert_false(strict.pass);
+    double moved[COUNT];
+    memcpy(moved, p->want, sizeof(moved));
+    moved[9] = -1.01 * moved[9] - 0.5 * moved[7];
+    struct ka_tensors *near = make_set("F64", "[50,40]", moved, COUNT);
+    assert_int_equal(ka_tolerance_widen(&tol, ka_tensors_get(near, 0), ka_tensors_get(want, 0), NULL), 0);
+    assert_true(tol.off_moved == 1 && tol.floor > 1e-3 && tol.floor < 0.05);
+    p->got[7] = -p->got[7] / 40 * 0.98;
+    struct ka_tensors *close = make_set("F32", "[50,40]", p->got, COUNT);
+    assert_int_equal(
+        ka_compare(ka_tensors_get(close, 0), ka_tensors_get(want, 0), NULL, &tol, NULL, 0, &wide, NULL), 0);
+    assert_true(wide.pass);
+    for (size_t i = 0; i < COUNT; i++) /* but not a wrong factor everywhere */
+        p->got[i] = p->want[i] * 1.05;
+    struct ka_tensors *scaled = make_set("F32", "[50,40]", p->got, COUNT);
+    assert_int_equal(
+        ka_compare(ka_tensors_get(scaled, 0), ka_tensors_get(want, 0), NULL, &tol, NULL, 0, &other, NULL), 0);
+    assert_false(other.pass);
+    struct ka_tensors *all[] = {got, want, near, close, scaled};
+    for (size_t i = 0; i < KA_COUNT(all); i++)
+        ka_tensors_free(all[i]);
+    free(p);
+}
+
+static struct ka_diff compare_with_zero(double rounding, double zero_norm)
+{
+    double zeros[4] = {0}, found[4] = {rounding, -rounding, 0, rounding};
+    struct ka_tensors *want = make_set("F64", "[4]", zeros, 4), *got = make_set("F32", "[4]", found, 4);
+    struct ka_tolerance tol = ka_tolerance_of(KA_F32);
+    struct ka_diff diff;
+    tol.zero_norm = zero_norm;
+    assert_int_equal(
+        ka_compare(ka_tensors_get(got, 0), ka_tensors_get(want, 0), NULL, &tol, NULL, 0, &diff, NULL), 0);
+    ka_tensors_free(want);
+    ka_tensors_free(got);
+    return diff;
+}
+
+static void compare__rounding_where_zero_is_expected__passes_within_zero_norm_and_proves_nothing(void **state)
+{
+    (void)state;
+    struct ka_diff within = compare_with_zero(1e-6, 1e-3), exact = compare_with_zero(0, 1e-3);
+    assert_true(within.pass && within.vacuous);
+    assert_true(exact.pass && !exact.vacuous);
+    assert_int_equal(compare_with_zero(1e-2, 1e-3).reason, KA_DIFF_NOT_ZERO);
+    assert_int_equal(compare_with_zero(1e-6, 0).reason, KA_DIFF_NOT_ZERO);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(compare__elements_that_rounding_moves_too__are_allowed),
+        cmocka_unit_test(
+            compare__rounding_where_zero_is_expected__passes_within_zero_norm_and_proves_nothing),
+        cmocka_unit_test(compare__right_values__pass),
+        cmocka_unit_test(compare__error_within_twice_the_baseline__passes_and_beyond_fails),
+        cmocka_unit_test(compare__tiny_gradient_returned_as_zero__fails),
+        cmocka_unit_test(compare__zero_expected__needs_zero),
+        cmocka_unit_test(compare__one_wrong_element_in_a_loose_norm__fails_by_the_element_cap),
+        cmocka_unit_test(compare__elements_on_which_eager_fails_too__are_allowed),
+        cmocka_unit_test(compare__nan__is_no_wildcard),
+        cmocka_unit_test(compare__missing_infinity__fails_and_equal_ones_pass),
+        cmocka_unit_test(compare__expected_value_beyond_the_dtype__counts_as_infinite),
+        cmocka_unit_test(compare__noise_that_no_dtype_resolves__passes_as_vacuous),
+        cmocka_unit_test(compare__extreme_magnitudes__neither_overflow_nor_vanish),
+        cmocka_unit_test(compare__wrong_shape_dtype_or_absence__is_named),
+        cmocka_unit_test(patterns__constant_factor__is_found_and_interpreted),
+        cmocka_unit_test(patterns__transposed__is_found_for_square_and_other_shapes),
+        cmocka_unit_test(patterns__swapped_gradients__name_the_other),
+        cmocka_unit_test(patterns__shift_by_one__is_found_with_its_axis_and_direction),
+        cmocka_unit_test(patterns__last_tile_wrong__is_found_on_its_axis),
+        cmocka_unit_test(patterns__only_first_tile_right__is_found),
+        cmocka_unit_test(patterns__zero_columns__are_counted),
+        cmocka_unit_test(patterns__missing_row_term__does_not_vary_along_the_axis),
+        cmocka_unit_test(patterns__one_element__has_only_factors_that_tell),
+        cmocka_unit_test(patterns__a_factor_for_each_row__names_the_axis),
+        cmocka_unit_test(patterns__lost_signs__are_counted),
+        cmocka_unit_test(patterns__no_explanation__says_how_near_it_is),
+        cmocka_unit_test(patterns__factor_with_two_meanings__says_both),
+        cmocka_unit_test(patterns__narrow_accumulation__looks_like_rounding),
+        cmocka_unit_test(describe__hidden_shape__tells_no_size_index_or_value),
+        cmocka_unit_test(json__nonfinite_values__are_text),
+    };
+    return cmocka_run_group_tests_name("compare", tests, NULL, NULL);
+}

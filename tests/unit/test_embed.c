@@ -1,0 +1,182 @@
+/* Similarity as people expect it: names and comments do not matter, structure does. */
+#include <errno.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "rag/embed.h"
+#include "tests/unit/pair_fixture.h"
+
+static const char *const CORPUS[] = {ROW_PAIR, ROW_PAIR_RENAMED, DOT_PAIR};
+
+static struct ka_features features(const char *source)
+{
+    struct ka_features f = {0};
+    assert_int_equal(ka_features_of(source, strlen(source), &f, NULL), 0);
+    return f;
+}
+
+/* Similarity of two sources under the idf of the corpus. */
+static double similarity(const char *a, const char *b)
+{
+    struct ka_idf *idf = ka_calloc(1, sizeof(*idf));
+    for (size_t i = 0; i < KA_COUNT(CORPUS); i++) {
+        struct ka_features f = features(CORPUS[i]);
+        ka_idf_add(idf, &f);
+        ka_features_free(&f);
+    }
+    float x[KA_EMBED_DIM], y[KA_EMBED_DIM];
+    struct ka_features fa = features(a), fb = features(b);
+    assert_int_equal(ka_embed(&fa, idf, x, NULL), 0);
+    assert_int_equal(ka_embed(&fb, idf, y, NULL), 0);
+    ka_features_free(&fa);
+    ka_features_free(&fb);
+    free(idf);
+    double dot = 0, norm = 0;
+    for (size_t i = 0; i < KA_EMBED_DIM; i++) {
+        dot += (double)x[i] * (double)y[i];
+        norm += (double)x[i] * (double)x[i];
+    }
+    assert_true(fabs(norm - 1) < 1e-5);
+    return dot;
+}
+
+static void embed__renamed_and_commented_copy__is_the_same(void **state)
+{
+    (void)state;
+    assert_true(similarity(ROW_PAIR, ROW_PAIR_RENAMED) > 0.9999);
+    struct ka_features a = features(ROW_PAIR), b = features(ROW_PAIR_RENAMED), c = features(DOT_PAIR);
+    assert_true(a.tokens_hash == b.tokens_hash);
+    assert_true(a.tokens_hash != c.tokens_hash);
+    ka_features_free(&a);
+    ka_features_free(&b);
+    ka_features_free(&c);
+}
+
+static void embed__other_structure__is_far(void **state)
+{
+    (void)state;
+    double far = similarity(ROW_PAIR, DOT_PAIR);
+    double near = similarity(
+        ROW_PAIR, HEAD("x", "y") "@triton.jit\n"
+                                 "def mean(x_ptr, y_ptr, N, BLOCK: tl.constexpr):\n"
+                                 "    row = tl.program_id(0)\n"
+                                 "    cols = tl.arange(0, BLOCK)\n"
+                                 "    x = tl.load(x_ptr + row * N + cols, mask=cols < N, other=0.0)\n"
+                                 "    tl.store(y_ptr + row, tl.sum(x, axis=0) / N)\n\n\n" STUB BACKWARD);
+    assert_true(near > far + 0.2);
+}
+
+static void embed__backward_and_harness__do_not_count(void **state)
+{
+    (void)state;
+    struct ka_features a = features(ROW_KERNEL("k", "r", "") STUB);
+    struct ka_features b = features("SWEEP = [{}]\n\nclass Dims:\n    n = 3\n\n" ROW_KERNEL("k", "r", "") STUB
+                                    "def make_args(dims):\n    return torch.randn(3)\n" BACKWARD);
+    assert_true(a.tokens_hash == b.tokens_hash);
+    assert_int_equal(a.count, b.count);
+    assert_memory_equal(a.items, b.items, a.count * sizeof(*a.items));
+    ka_features_free(&a);
+    ka_features_free(&b);
+}
+
+static void embed__both_spellings_of_triton_language__are_one(void **state)
+{
+    (void)state;
+    struct ka_features a = features("@triton.jit\ndef k(p):\n    tl.store(p, tl.load(p + 1))\n");
+    struct ka_features b =
+        features("@triton.jit\ndef k(p):\n    triton.language.store(p, triton.language.load(p + 1))\n");
+    assert_true(a.tokens_hash == b.tokens_hash);
+    ka_features_free(&a);
+    ka_features_free(&b);
+}
+
+static size_t common(const struct ka_features *a, const struct ka_features *b)
+{
+    size_t n = 0;
+    for (size_t i = 0, k = 0; i < a->count && k < b->count;) {
+        n += a->items[i].hash == b->items[k].hash;
+        if (a->items[i].hash <= b->items[k].hash)
+            i++;
+        else
+            k++;
+    }
+    return n;
+}
+
+static void features__gather_through_a_loaded_index__differs_from_a_plain_load(void **state)
+{
+    (void)state;
+    const char *const variants[] = {"i * 4", "j * 4"};
+    struct ka_features f[2];
+    for (size_t v = 0; v < 2; v++) {
+        struct ka_buf source = {0};
+        ka_buf_printf(
+            &source,
+            "@triton.jit\ndef k(p, q, i):\n    j = tl.load(q)\n    at = p + %s\n    x = tl.load(at)\n",
+            variants[v]);
+        f[v] = features(source.data);
+        ka_buf_free(&source);
+    }
+    assert_true(f[0].tokens_hash == f[1].tokens_hash); /* i and j are both just names */
+    assert_int_equal(f[1].count,
+                     f[0].count + 2); /* load to arithmetic, and a load through a loaded address */
+    assert_true(common(&f[0], &f[1]) >= f[0].count - 2);
+    ka_features_free(&f[0]);
+    ka_features_free(&f[1]);
+}
+
+static void features__operation_in_a_loop__differs_from_one_outside(void **state)
+{
+    (void)state;
+    struct ka_features a =
+        features("@triton.jit\ndef k(p):\n    for i in range(2):\n        x = tl.sum(p)\n");
+    struct ka_features b =
+        features("@triton.jit\ndef k(p):\n    for i in range(2):\n        pass\n    x = tl.sum(p)\n");
+    assert_true(common(&a, &b) < a.count);
+    ka_features_free(&a);
+    ka_features_free(&b);
+}
+
+static void features__nothing_to_describe__is_an_error(void **state)
+{
+    (void)state;
+    struct ka_features f;
+    struct ka_err err;
+    assert_int_equal(ka_features_of("", 0, &f, &err), -EINVAL);
+    assert_int_equal(ka_features_of("x = 1\n", 6, &f, &err), -EINVAL);
+    char *big = ka_calloc((5u << 20) + 1, 1);
+    memset(big, 'a', 5u << 20);
+    assert_int_equal(ka_features_of(big, 5u << 20, &f, &err), -EFBIG);
+    free(big);
+}
+
+static void normalise__zero_or_nonfinite_vector__is_refused(void **state)
+{
+    (void)state;
+    float zero[3] = {0}, wild[2] = {1, INFINITY}, good[2] = {3, 4};
+    assert_int_equal(ka_embed_normalise(zero, 3), -EINVAL);
+    assert_int_equal(ka_embed_normalise(wild, 2), -EINVAL);
+    assert_int_equal(ka_embed_normalise(good, 2), 0);
+    assert_true(good[0] == 0.6f && good[1] == 0.8f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(embed__renamed_and_commented_copy__is_the_same),
+        cmocka_unit_test(embed__other_structure__is_far),
+        cmocka_unit_test(embed__backward_and_harness__do_not_count),
+        cmocka_unit_test(embed__both_spellings_of_triton_language__are_one),
+        cmocka_unit_test(features__gather_through_a_loaded_index__differs_from_a_plain_load),
+        cmocka_unit_test(features__operation_in_a_loop__differs_from_one_outside),
+        cmocka_unit_test(features__nothing_to_describe__is_an_error),
+        cmocka_unit_test(normalise__zero_or_nonfinite_vector__is_refused),
+    };
+    return cmocka_run_group_tests_name("embed", tests, NULL, NULL);
+}

@@ -1,0 +1,362 @@
+/* The run's state machine, by tables of events. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <cmocka.h>
+#include <errno.h>
+#include <math.h>
+
+#include "core/job.h"
+
+static const struct ka_job_limits defaults = {
+    .max_iters = 10,
+    .patience_parity = 2,
+    .patience_perf = 2,
+    .candidates = 1,
+    .max_bad_answers = 3,
+    .min_rel_impr = 0.05,
+    .use_llm = true,
+    .use_differentiator = false,
+    .optimise = true,
+};
+
+/* One row: the event, the state it must lead to, the command that must come out, and the snapshot it must name (-1: any). */
+struct row {
+    struct ka_event event;
+    enum ka_job_state state;
+    enum ka_command_type command;
+    int snapshot;
+};
+
+#define OK                                                                                                   \
+    {                                                                                                        \
+        .type = KA_EV_OK                                                                                     \
+    }
+#define CANDIDATE(id)                                                                                        \
+    {                                                                                                        \
+        .type = KA_EV_CANDIDATE, .snapshot = (id)                                                            \
+    }
+#define FAILED(n)                                                                                            \
+    {                                                                                                        \
+        .type = KA_EV_CHECKED, .passed = (n), .total = 5, .cost = INFINITY                                   \
+    }
+#define VERIFIED(c)                                                                                          \
+    {                                                                                                        \
+        .type = KA_EV_CHECKED, .passed = 5, .total = 5, .verified = true, .cost = (c)                        \
+    }
+#define EVENT(name)                                                                                          \
+    {                                                                                                        \
+        .type = (name)                                                                                       \
+    }
+
+static void play(struct ka_job *job, const struct row *rows, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct ka_event event = rows[i].event;
+        struct ka_command command = {0};
+        event.op = job->op;
+        uint64_t before = job->op;
+        int rc = ka_job_step(job, &event, &command);
+        if (rc || job->state != rows[i].state || command.type != rows[i].command ||
+            (rows[i].snapshot >= 0 && command.snapshot != rows[i].snapshot))
+            fail_msg("row %zu: rc %d, state %s, command %d, snapshot %lld", i, rc,
+                     ka_job_state_name(job->state), (int)command.type, (long long)command.snapshot);
+        assert_int_equal(command.op, job->op);
+        assert_true(job->op > before);
+    }
+}
+
+#define PLAY(job, ...)                                                                                       \
+    do {                                                                                                     \
+        const struct row rows_[] = {__VA_ARGS__};                                                            \
+        play(job, rows_, KA_COUNT(rows_));                                                                   \
+    } while (0)
+
+static const struct row to_draft[] = {
+    {EVENT(KA_EV_START), KA_JOB_INSPECT, KA_CMD_INSPECT, -1},
+    {OK, KA_JOB_PREFLIGHT, KA_CMD_PREFLIGHT, -1},
+    {OK, KA_JOB_RETRIEVE, KA_CMD_RETRIEVE, -1},
+};
+
+static void begin(struct ka_job *job, struct ka_job_limits limits)
+{
+    ka_job_init(job, &limits);
+    play(job, to_draft, KA_COUNT(to_draft));
+}
+
+static void job__verified_draft_that_cannot_be_improved__is_done_with_it(void **state)
+{
+    (void)state;
+    struct ka_job job;
+    begin(&job, defaults);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_ASK, 0}, {CANDIDATE(1), KA_JOB_CHECK, KA_CMD_CHECK, 1},
+         {VERIFIED(100), KA_JOB_OPTIMISE, KA_CMD_TUNE, 1},
+         {EVENT(KA_EV_NO_CANDIDATE), KA_JOB_OPTIMISE, KA_CMD_ASK, 1},
+         {CANDIDATE(2), KA_JOB_CHECK, KA_CMD_CHECK, 2}, {VERIFIED(99), KA_JOB_OPTIMISE, KA_CMD_ASK, 1},
+         {CANDIDATE(3), KA_JOB_CHECK, KA_CMD_CHECK, 3}, {FAILED(4), KA_JOB_DONE, KA_CMD_FINISH, 1});
+    assert_int_equal(job.best, 1);
+    assert_int_equal(job.rollbacks, 2);
+    assert_int_equal(ka_job_exit_code(&job), 0);
+}
+
+static void job__failed_check__asks_for_a_fix_of_that_candidate(void **state)
+{
+    (void)state;
+    struct ka_job job;
+    begin(&job, defaults);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_ASK, 0}, {CANDIDATE(1), KA_JOB_CHECK, KA_CMD_CHECK, 1},
+         {FAILED(3), KA_JOB_FIX, KA_CMD_ASK, 1}, {CANDIDATE(2), KA_JOB_CHECK, KA_CMD_CHECK, 2},
+         {VERIFIED(9), KA_JOB_OPTIMISE, KA_CMD_TUNE, 2});
+    assert_int_equal(job.attempts, 2);
+    assert_int_equal(job.best, 2);
+}
+
+static void job__attempts_below_the_best__roll_back_after_patience(void **state)
+{
+    (void)state;
+    struct ka_job job;
+    begin(&job, defaults);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_ASK, 0}, {CANDIDATE(1), KA_JOB_CHECK, KA_CMD_CHECK, 1},
+         {FAILED(4), KA_JOB_FIX, KA_CMD_ASK, 1}, {CANDIDATE(2), KA_JOB_CHECK, KA_CMD_CHECK, 2},
+         {FAILED(2), KA_JOB_FIX, KA_CMD_ASK, 2}, {CANDIDATE(3), KA_JOB_CHECK, KA_CMD_CHECK, 3},
+         {FAILED(3), KA_JOB_FIX, KA_CMD_ASK, 1});
+    assert_int_equal(job.rollbacks, 1);
+    assert_int_equal(job.below_best, 0);
+}
+
+static void job__gain_above_the_threshold__becomes_the_best(void **state)
+{
+    (void)state;
+    struct ka_job job;
+    begin(&job, defaults);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_ASK, 0}, {CANDIDATE(1), KA_JOB_CHECK, KA_CMD_CHECK, 1},
+         {VERIFIED(100), KA_JOB_OPTIMISE, KA_CMD_TUNE, 1}, {CANDIDATE(2), KA_JOB_CHECK, KA_CMD_CHECK, 2},
+         {VERIFIED(90), KA_JOB_OPTIMISE, KA_CMD_TUNE, 2},
+         {EVENT(KA_EV_NO_CANDIDATE), KA_JOB_OPTIMISE, KA_CMD_ASK, 2},
+         {EVENT(KA_EV_BUDGET), KA_JOB_DONE, KA_CMD_FINISH, 2});
+    assert_true(job.best_cost == 90);
+    assert_int_equal(job.rollbacks, 0);
+}
+
+static void job__several_candidates_a_turn__keep_the_best_of_them(void **state)
+{
+    (void)state;
+    struct ka_job job;
+    struct ka_job_limits limits = defaults;
+    limits.candidates = 3;
+    begin(&job, limits);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_ASK, 0}, {CANDIDATE(1), KA_JOB_CHECK, KA_CMD_CHECK, 1},
+         {FAILED(1), KA_JOB_DRAFT, KA_CMD_ASK, 0}, {CANDIDATE(2), KA_JOB_CHECK, KA_CMD_CHECK, 2},
+         {FAILED(4), KA_JOB_DRAFT, KA_CMD_ASK, 0}, {CANDIDATE(3), KA_JOB_CHECK, KA_CMD_CHECK, 3},
+         {FAILED(2), KA_JOB_FIX, KA_CMD_ASK, 2});
+    assert_int_equal(job.iters, 4);
+    assert_int_equal(job.best, 2);
+}
+
+static void job__questions_used_up__fail_with_the_best_kept(void **state)
+{
+    (void)state;
+    struct ka_job job;
+    struct ka_job_limits limits = defaults;
+    limits.max_iters = 2;
+    begin(&job, limits);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_ASK, 0}, {CANDIDATE(1), KA_JOB_CHECK, KA_CMD_CHECK, 1},
+         {FAILED(3), KA_JOB_FIX, KA_CMD_ASK, 1}, {CANDIDATE(2), KA_JOB_CHECK, KA_CMD_CHECK, 2},
+         {FAILED(1), KA_JOB_FAILED, KA_CMD_FINISH, 1});
+    assert_int_equal(ka_job_exit_code(&job), 4);
+}
+
+static void job__unusable_answers__are_asked_again_and_then_given_up(void **state)
+{
+    (void)state;
+    struct ka_job job;
+    begin(&job, defaults);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_ASK, 0}, {EVENT(KA_EV_BAD_ANSWER), KA_JOB_DRAFT, KA_CMD_ASK, 0},
+         {EVENT(KA_EV_BAD_ANSWER), KA_JOB_DRAFT, KA_CMD_ASK, 0},
+         {EVENT(KA_EV_BAD_ANSWER), KA_JOB_FAILED, KA_CMD_FINISH, 0});
+    assert_int_equal(ka_job_exit_code(&job), 4);
+}
+
+static void job__a_usable_answer__forgives_earlier_bad_ones(void **state)
+{
+    (void)state;
+    struct ka_job job;
+    begin(&job, defaults);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_ASK, 0}, {EVENT(KA_EV_BAD_ANSWER), KA_JOB_DRAFT, KA_CMD_ASK, 0},
+         {EVENT(KA_EV_BAD_ANSWER), KA_JOB_DRAFT, KA_CMD_ASK, 0},
+         {CANDIDATE(1), KA_JOB_CHECK, KA_CMD_CHECK, 1}, {FAILED(1), KA_JOB_FIX, KA_CMD_ASK, 1},
+         {EVENT(KA_EV_BAD_ANSWER), KA_JOB_FIX, KA_CMD_ASK, 1});
+}
+
+static void job__without_a_model__the_differentiator_alone_decides(void **state)
+{
+    (void)state;
+    struct ka_job job;
+    struct ka_job_limits limits = defaults;
+    limits.use_llm = false;
+    limits.use_differentiator = true;
+    begin(&job, limits);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_DIFFERENTIATE, 0},
+         {EVENT(KA_EV_NO_CANDIDATE), KA_JOB_FAILED, KA_CMD_FINISH, 0});
+    assert_int_equal(job.reason, KA_REASON_REFUSED_DRAFT);
+    assert_int_equal(ka_job_exit_code(&job), 4);
+    begin(&job, limits);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_DIFFERENTIATE, 0}, {CANDIDATE(1), KA_JOB_CHECK, KA_CMD_CHECK, 1},
+         {VERIFIED(5), KA_JOB_OPTIMISE, KA_CMD_TUNE, 1}, {CANDIDATE(2), KA_JOB_CHECK, KA_CMD_CHECK, 2},
+         {VERIFIED(7), KA_JOB_OPTIMISE, KA_CMD_TUNE, 1},
+         {EVENT(KA_EV_NO_CANDIDATE), KA_JOB_DONE, KA_CMD_FINISH, 1});
+}
+
+static void job__refused_draft_with_a_model__asks_the_model(void **state)
+{
+    (void)state;
+    struct ka_job job;
+    struct ka_job_limits limits = defaults;
+    limits.use_differentiator = true;
+    begin(&job, limits);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_DIFFERENTIATE, 0},
+         {EVENT(KA_EV_NO_CANDIDATE), KA_JOB_DRAFT, KA_CMD_ASK, 0});
+    assert_int_equal(job.iters, 1);
+}
+
+static void job__no_optimise__is_done_at_the_first_verified_candidate(void **state)
+{
+    (void)state;
+    struct ka_job job;
+    struct ka_job_limits limits = defaults;
+    limits.optimise = false;
+    begin(&job, limits);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_ASK, 0}, {CANDIDATE(1), KA_JOB_CHECK, KA_CMD_CHECK, 1},
+         {VERIFIED(5), KA_JOB_DONE, KA_CMD_FINISH, 1});
+}
+
+static void job__endpoint_lost__ends_with_code_5_unless_something_is_verified(void **state)
+{
+    (void)state;
+    struct ka_job job;
+    begin(&job, defaults);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_ASK, 0}, {EVENT(KA_EV_LLM_FAILED), KA_JOB_FAILED, KA_CMD_FINISH, 0});
+    assert_int_equal(ka_job_exit_code(&job), 5);
+    begin(&job, defaults);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_ASK, 0}, {CANDIDATE(1), KA_JOB_CHECK, KA_CMD_CHECK, 1},
+         {VERIFIED(5), KA_JOB_OPTIMISE, KA_CMD_TUNE, 1},
+         {EVENT(KA_EV_NO_CANDIDATE), KA_JOB_OPTIMISE, KA_CMD_ASK, 1},
+         {EVENT(KA_EV_LLM_FAILED), KA_JOB_DONE, KA_CMD_FINISH, 1});
+    assert_int_equal(ka_job_exit_code(&job), 0);
+}
+
+static void job__unusable_file_and_missing_layer__have_their_exit_codes(void **state)
+{
+    (void)state;
+    struct ka_job job;
+    struct ka_job_limits limits = defaults;
+    ka_job_init(&job, &limits);
+    PLAY(&job, to_draft[0], {EVENT(KA_EV_UNUSABLE), KA_JOB_FAILED, KA_CMD_FINISH, 0});
+    assert_int_equal(ka_job_exit_code(&job), 3);
+    ka_job_init(&job, &limits);
+    PLAY(&job, to_draft[0], {EVENT(KA_EV_SANDBOX), KA_JOB_FAILED, KA_CMD_FINISH, 0});
+    assert_int_equal(ka_job_exit_code(&job), 6);
+}
+
+static void job__late_or_foreign_events__change_nothing(void **state)
+{
+    (void)state;
+    struct ka_job job, before;
+    struct ka_command command;
+    begin(&job, defaults);
+    before = job;
+    struct ka_event late = {.type = KA_EV_OK, .op = job.op - 1};
+    assert_int_equal(ka_job_step(&job, &late, &command), -ESTALE);
+    struct ka_event foreign = {.type = KA_EV_CHECKED, .op = job.op};
+    assert_int_equal(ka_job_step(&job, &foreign, &command), -EINVAL);
+    assert_memory_equal(&job, &before, sizeof(job));
+    struct ka_event cancel = {.type = KA_EV_CANCEL};
+    assert_int_equal(ka_job_step(&job, &cancel, &command), 0);
+    assert_int_equal(ka_job_exit_code(&job), 130);
+    assert_int_equal(ka_job_step(&job, &cancel, &command), -ESTALE);
+}
+
+/* A kill in any state: the saved job gives the command of that state again, and the run ends the same way. */
+static void job__saved_and_resumed_in_every_state__goes_on_with_its_command(void **state)
+{
+    (void)state;
+    static const struct row script[] = {
+        {EVENT(KA_EV_START), KA_JOB_INSPECT, KA_CMD_INSPECT, -1},
+        {OK, KA_JOB_PREFLIGHT, KA_CMD_PREFLIGHT, -1},
+        {OK, KA_JOB_RETRIEVE, KA_CMD_RETRIEVE, -1},
+        {OK, KA_JOB_DRAFT, KA_CMD_DIFFERENTIATE, 0},
+        {CANDIDATE(1), KA_JOB_CHECK, KA_CMD_CHECK, 1},
+        {FAILED(2), KA_JOB_FIX, KA_CMD_ASK, 1},
+        {CANDIDATE(2), KA_JOB_CHECK, KA_CMD_CHECK, 2},
+        {VERIFIED(50), KA_JOB_OPTIMISE, KA_CMD_TUNE, 2},
+        {EVENT(KA_EV_NO_CANDIDATE), KA_JOB_OPTIMISE, KA_CMD_ASK, 2},
+        {CANDIDATE(3), KA_JOB_CHECK, KA_CMD_CHECK, 3},
+        {VERIFIED(40), KA_JOB_OPTIMISE, KA_CMD_ASK, 3},
+        {EVENT(KA_EV_BUDGET), KA_JOB_DONE, KA_CMD_FINISH, 3},
+    };
+    struct ka_job job;
+    struct ka_job_limits limits = defaults;
+    limits.use_differentiator = true;
+    ka_job_init(&job, &limits);
+    for (size_t i = 0; i < KA_COUNT(script); i++) {
+        play(&job, &script[i], 1);
+        json_t *doc = ka_job_to_json(&job);
+        struct ka_job again;
+        struct ka_err err;
+        struct ka_command command;
+        assert_int_equal(ka_job_from_json(doc, &again, &err), 0);
+        json_decref(doc);
+        ka_job_resume(&again, &command);
+        assert_int_equal(again.state, script[i].state);
+        assert_int_equal(command.type, script[i].command);
+        assert_int_equal(command.op, job.op + 1);
+        job = again;
+    }
+    assert_int_equal(job.best, 3);
+    assert_int_equal(job.attempts, 3);
+}
+
+static void job__broken_document__is_refused_and_leaves_the_job_alone(void **state)
+{
+    (void)state;
+    struct ka_job job;
+    struct ka_job_limits limits = defaults;
+    ka_job_init(&job, &limits);
+    json_t *doc = ka_job_to_json(&job);
+    struct ka_job again = {.best = 77};
+    struct ka_err err;
+    json_object_set_new(doc, "state", json_string("dancing"));
+    assert_int_equal(ka_job_from_json(doc, &again, &err), -EINVAL);
+    json_object_set_new(doc, "state", json_string("draft"));
+    json_object_del(doc, "iters");
+    assert_int_equal(ka_job_from_json(doc, &again, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, "iters"));
+    assert_int_equal(again.best, 77);
+    json_decref(doc);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(job__verified_draft_that_cannot_be_improved__is_done_with_it),
+        cmocka_unit_test(job__failed_check__asks_for_a_fix_of_that_candidate),
+        cmocka_unit_test(job__attempts_below_the_best__roll_back_after_patience),
+        cmocka_unit_test(job__gain_above_the_threshold__becomes_the_best),
+        cmocka_unit_test(job__several_candidates_a_turn__keep_the_best_of_them),
+        cmocka_unit_test(job__questions_used_up__fail_with_the_best_kept),
+        cmocka_unit_test(job__unusable_answers__are_asked_again_and_then_given_up),
+        cmocka_unit_test(job__a_usable_answer__forgives_earlier_bad_ones),
+        cmocka_unit_test(job__without_a_model__the_differentiator_alone_decides),
+        cmocka_unit_test(job__refused_draft_with_a_model__asks_the_model),
+        cmocka_unit_test(job__no_optimise__is_done_at_the_first_verified_candidate),
+        cmocka_unit_test(job__endpoint_lost__ends_with_code_5_unless_something_is_verified),
+        cmocka_unit_test(job__unusable_file_and_missing_layer__have_their_exit_codes),
+        cmocka_unit_test(job__late_or_foreign_events__change_nothing),
+        cmocka_unit_test(job__saved_and_resumed_in_every_state__goes_on_with_its_command),
+        cmocka_unit_test(job__broken_document__is_refused_and_leaves_the_job_alone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,202 @@
+/* Cases of a check, and the modelled cost. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include <math.h>
+
+#include "core/plan.h"
+#include "core/rank.h"
+
+static json_t *json(const char *text)
+{
+    json_t *doc = json_loads(text, 0, NULL);
+    assert_non_null(doc);
+    return doc;
+}
+
+static json_t *shapes(void)
+{
+    return json("[{\"dims\": {\"M\": 64, \"N\": 100}, \"class\": \"required\", \"kind\": \"sweep\"},"
+                " {\"dims\": {\"M\": 8, \"N\": 32}, \"class\": \"required\", \"kind\": \"sweep\"},"
+                " {\"dims\": {\"M\": 2, \"N\": 2}, \"class\": \"optional\", \"kind\": \"sweep\"},"
+                " {\"dims\": {\"M\": 1, \"N\": 33}, \"class\": \"hidden\", \"kind\": \"one\"}]");
+}
+
+static size_t count_where(const json_t *cases, const char *member, const char *text)
+{
+    size_t i, count = 0;
+    json_t *item;
+    json_array_foreach((json_t *)cases, i, item)
+    {
+        const json_t *value =
+            json_object_get(strcmp(member, "upstream") == 0 ? json_object_get(item, "upstream") : item,
+                            strcmp(member, "upstream") == 0 ? "kind" : member);
+        count += json_is_string(value) && strcmp(json_string_value(value), text) == 0;
+    }
+    return count;
+}
+
+static void plan__check__covers_every_shape_with_five_seeds_over_the_required(void **state)
+{
+    (void)state;
+    json_t *list = shapes(), *grads = json("[\"x\", \"w\"]");
+    json_t *cases = ka_plan_check(list, grads, 2, false, 7);
+    size_t i, normal_required = 0;
+    json_t *item;
+    json_array_foreach(cases, i, item)
+    {
+        assert_int_equal(json_integer_value(json_object_get(item, "id")), (json_int_t)i);
+        normal_required +=
+            strcmp(json_string_value(json_object_get(item, "class")), "required") == 0 &&
+            strcmp(json_string_value(json_object_get(json_object_get(item, "upstream"), "kind")), "normal") ==
+                0 &&
+            !json_object_get(item, "needs");
+    }
+    assert_true(normal_required >= KA_PLAN_MIN_SEEDS);
+    assert_int_equal(count_where(cases, "class", "hidden"), 1);
+    assert_int_equal(count_where(cases, "class", "optional"), 1);
+    static const char *const kinds[] = {"onehot", "noncontiguous", "expanded", "none_one"};
+    for (i = 0; i < KA_COUNT(kinds); i++)
+        assert_int_equal(count_where(cases, "upstream", kinds[i]), 1);
+    assert_int_equal(count_where(cases, "upstream", "scaled"), 2);
+    json_decref(cases);
+    json_decref(list);
+    json_decref(grads);
+}
+
+static void plan__variants__are_on_the_smallest_required_shape(void **state)
+{
+    (void)state;
+    json_t *list = shapes(), *grads = json("[\"x\", \"w\"]"),
+           *cases = ka_plan_check(list, grads, 1, false, 7), *item;
+    size_t i, alone = 0, twice = 0, noop = 0;
+    json_array_foreach(cases, i, item)
+    {
+        const char *kind = json_string_value(json_object_get(json_object_get(item, "upstream"), "kind"));
+        bool special =
+            strcmp(kind, "normal") != 0 || json_object_get(item, "needs") || json_object_get(item, "twice");
+        if (special)
+            assert_int_equal(json_integer_value(json_object_get(json_object_get(item, "dims"), "M")), 8);
+        alone += json_array_size(json_object_get(item, "needs")) == 1;
+        twice += json_is_true(json_object_get(item, "twice"));
+        noop += json_is_true(json_object_get(item, "noop"));
+    }
+    assert_int_equal(alone, 2);
+    assert_int_equal(twice, 1);
+    assert_int_equal(noop, 1);
+    assert_int_equal(count_where(cases, "upstream", "none_one"), 0); /* one output */
+    json_decref(cases);
+    json_decref(list);
+    json_decref(grads);
+}
+
+static void plan__three_gradients__each_is_left_out_once(void **state)
+{
+    (void)state;
+    json_t *list = shapes(), *grads = json("[\"x\", \"w\", \"b\"]"),
+           *cases = ka_plan_check(list, grads, 1, false, 7), *item;
+    size_t i, alone = 0, pairs = 0;
+    json_array_foreach(cases, i, item)
+    {
+        json_t *needs = json_object_get(item, "needs");
+        alone += json_array_size(needs) == 1;
+        pairs +=
+            json_array_size(needs) == 2 && !json_equal(json_array_get(needs, 0), json_array_get(needs, 1));
+    }
+    assert_int_equal(alone, 3);
+    assert_int_equal(pairs, 3);
+    json_decref(cases);
+    json_decref(list);
+    json_decref(grads);
+}
+
+static void plan__seeds__differ_between_cases_and_between_secrets(void **state)
+{
+    (void)state;
+    json_t *list = shapes(), *grads = json("[\"x\"]");
+    json_t *first = ka_plan_check(list, grads, 1, false, 7),
+           *second = ka_plan_check(list, grads, 1, false, 8), *a, *b;
+    size_t i, k;
+    json_array_foreach(first, i, a)
+    {
+        json_array_foreach(first, k, b)
+        {
+            if (i != k)
+                assert_int_not_equal(json_integer_value(json_object_get(a, "seed")),
+                                     json_integer_value(json_object_get(b, "seed")));
+        }
+        assert_int_not_equal(json_integer_value(json_object_get(a, "seed")),
+                             json_integer_value(json_object_get(json_array_get(second, i), "seed")));
+    }
+    json_decref(first);
+    json_decref(second);
+    json_decref(list);
+    json_decref(grads);
+}
+
+static void plan__what_a_child_is_sent__does_not_say_which_shapes_are_hidden(void **state)
+{
+    (void)state;
+    static const char *const keep[] = {"id", "dims", "seed", "upstream"};
+    json_t *list = shapes(), *cases = ka_plan_preflight(list, 1);
+    json_t *sent = ka_plan_for_child(cases, keep, KA_COUNT(keep));
+    char *text = json_dumps(sent, 0);
+    assert_int_equal(json_array_size(sent), 4);
+    assert_null(strstr(text, "hidden"));
+    assert_null(strstr(text, "required"));
+    free(text);
+    json_decref(sent);
+    json_decref(cases);
+    json_decref(list);
+}
+
+static double cost_of(const char *text)
+{
+    json_t *facts = json(text);
+    double cost = ka_rank_cost(facts);
+    json_decref(facts);
+    return cost;
+}
+
+static void rank__atomics_spills_and_launches__cost(void **state)
+{
+    (void)state;
+    double plain = cost_of("{\"cases\": [{\"backward\": {\"bytes_read\": 1000, \"bytes_written\": 1000, "
+                           "\"launches\": 1, \"programs\": 4}}]}");
+    double atomic = cost_of("{\"cases\": [{\"backward\": {\"bytes_read\": 1000, \"bytes_written\": 1000, "
+                            "\"atomics\": 10, \"launches\": 1, \"programs\": 4}}]}");
+    double launches = cost_of("{\"cases\": [{\"backward\": {\"bytes_read\": 1000, \"bytes_written\": 1000, "
+                              "\"launches\": 2, \"programs\": 4}}]}");
+    double spills = cost_of("{\"cases\": [{\"backward\": {\"bytes_read\": 1000, \"bytes_written\": 1000, "
+                            "\"launches\": 1, \"programs\": 4},"
+                            " \"kernels\": [{\"ok\": true, \"spills\": 8, \"num_warps\": 4}]}]}");
+    assert_true(plain < atomic && plain < launches && plain < spills);
+}
+
+static void rank__nothing_measured_or_not_compiled__is_infinite(void **state)
+{
+    (void)state;
+    assert_true(isinf(cost_of("{\"cases\": []}")));
+    assert_true(isinf(cost_of("{}")));
+    assert_true(
+        isinf(cost_of("{\"cases\": [{\"backward\": {\"bytes_read\": 1}, \"kernels\": [{\"ok\": false}]}]}")));
+    assert_true(isinf(ka_rank_cost(NULL)));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(plan__check__covers_every_shape_with_five_seeds_over_the_required),
+        cmocka_unit_test(plan__variants__are_on_the_smallest_required_shape),
+        cmocka_unit_test(plan__three_gradients__each_is_left_out_once),
+        cmocka_unit_test(plan__seeds__differ_between_cases_and_between_secrets),
+        cmocka_unit_test(plan__what_a_child_is_sent__does_not_say_which_shapes_are_hidden),
+        cmocka_unit_test(rank__atomics_spills_and_launches__cost),
+        cmocka_unit_test(rank__nothing_measured_or_not_compiled__is_infinite),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,212 @@
+/* The report: each section says what it must, and nothing that is missing or odd breaks it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/report.h"
+
+static const char FULL[] =
+    "{\"verdict\":\"verified\",\"exit_code\":0,\"stub\":\"norm\",\"file\":\"/k/norm.py\",\"device\":\"cpu\","
+    "\"shapes\":{\"required\":2,\"passed\":2,\"hidden\":5,\"hidden_passed\":4,\"optional\":1,\"optional_"
+    "passed\":1,"
+    "\"skipped\":[{\"dims\":{\"M\":4096},\"reason\":\"too "
+    "large\"},{\"shape\":\"hidden\",\"reason\":\"refused\"}]},"
+    "\"gradients\":[{\"name\":\"x\",\"error\":3.1e-7,\"baseline_error\":2.9e-7,\"worst_shape\":{\"M\":8,"
+    "\"N\":100}},"
+    "{\"name\":\"a|b\",\"error\":null,\"baseline_error\":null,\"worst_shape\":null}],"
+    "\"cases\":[{\"shape\":{\"M\":8},\"case\":\"one-hot "
+    "upstream\",\"ok\":true,\"gradients\":[{\"name\":\"x\","
+    "\"error\":1e-7,\"baseline_error\":2e-7}]}],"
+    "\"attempts\":4,\"rollbacks\":1,\"draft\":\"differentiator\",\"retrieved\":[{\"id\":\"rms_norm\","
+    "\"similarity\":0.83}],"
+    "\"tape_bytes\":0,\"atomics\":0,\"speed\":null,\"llm\":{\"requests\":3,\"tokens_in\":1200,\"tokens_out\":"
+    "300,"
+    "\"cost\":0.5},\"seconds\":12.34,\"pair\":\"/out/"
+    "norm.py\",\"modelled_cost\":2000,\"modelled_cost_before\":9000,"
+    "\"measured_before\":{\"cases\":[{\"backward\":{\"launches\":1,\"bytes_read\":4096,\"bytes_written\":10,"
+    "\"atomics\":64,"
+    "\"programs\":4},\"kernels\":[{\"name\":\"b\",\"registers\":255,\"spills\":12,\"shared\":0}]}]},"
+    "\"measured\":{\"cases\":[{\"backward\":{\"launches\":2,\"bytes_read\":2048,\"bytes_written\":10,"
+    "\"atomics\":0,"
+    "\"programs\":4},\"kernels\":[{\"name\":\"b\",\"registers\":40,\"spills\":0,\"shared\":0}]}]},"
+    "\"history\":[{\"phase\":\"draft\",\"origin\":\"differentiator\",\"verified\":true,\"kept\":true,"
+    "\"cost\":9000},"
+    "{\"phase\":\"optimise\",\"origin\":\"llm\",\"note\":\"a | "
+    "b\",\"verified\":false,\"required\":2,\"passed\":1,"
+    "\"kept\":false}],"
+    "\"draft_report\":{\"tape_bytes\":0,\"schedule\":\"owner\"},"
+    "\"device_answers\":[{\"line\":12,\"asked\":\"is_hip()\",\"answer\":false}]}";
+
+static struct ka_buf out;
+
+static int free_out(void **state)
+{
+    (void)state;
+    ka_buf_free(&out);
+    return 0;
+}
+
+static void report(const char *doc)
+{
+    struct ka_err err;
+    json_t *result = json_loads(doc, 0, NULL);
+    assert_non_null(result);
+    ka_buf_clear(&out);
+    assert_int_equal(ka_report_markdown(result, &out, &err), 0);
+    json_decref(result);
+}
+
+static void assert_has(const char *part)
+{
+    if (!strstr(ka_buf_str(&out), part))
+        fail_msg("'%s' is not in:\n%s", part, ka_buf_str(&out));
+}
+
+static void assert_lacks(const char *part)
+{
+    if (strstr(ka_buf_str(&out), part))
+        fail_msg("'%s' is in:\n%s", part, ka_buf_str(&out));
+}
+
+static void report__verified_run__tells_verdict_and_shapes(void **state)
+{
+    (void)state;
+    report(FULL);
+    assert_true(ka_starts_with(ka_buf_str(&out), "# norm: verified\n\n"));
+    assert_has("| required shapes passed | 2 of 2 |\n");
+    assert_has("| hidden shapes passed | 4 of 5 |\n");
+    assert_has("| pair | /out/norm.py |\n");
+    assert_has("| model | 3 requests, 1200 tokens in, 300 out, cost 0.5000 |\n");
+    assert_has("- M=4096: too large\n- hidden: refused\n");
+    assert_true(ka_ends_with(ka_buf_str(&out), "|\n"));
+    assert_false(ka_ends_with(ka_buf_str(&out), "\n\n"));
+}
+
+static void report__gradients__have_error_baseline_and_worst_shape(void **state)
+{
+    (void)state;
+    report(FULL);
+    assert_has("| x | 3.1e-07 | 2.9e-07 | M=8, N=100 |\n");
+    assert_has("| a\\|b | - | - | - |\n");
+    assert_has("| M=8 | one-hot upstream | passed | x 1e-07 (baseline 2e-07) |\n");
+}
+
+static void report__facts__compare_and_claim_no_time(void **state)
+{
+    (void)state;
+    report(FULL);
+    assert_has("| backward | first verified | best |\n");
+    assert_has("| launches | 1 | 2 |\n");
+    assert_has("| bytes read | 4.0 KiB | 2.0 KiB |\n");
+    assert_has("| atomic elements | 64 | 0 |\n");
+    assert_has("| registers, most of a kernel | 255 | 40 |\n");
+    assert_has("| modelled cost | 9000 | 2000 |\n");
+    assert_has("It is not a time");
+    assert_has("Not timed");
+}
+
+static void report__history_pairs_and_answers__are_listed(void **state)
+{
+    (void)state;
+    report(FULL);
+    assert_has("1. draft by differentiator: verified, cost 9000, kept\n"
+               "2. optimise by llm (a \\| b): not verified, 1 of 2 shapes, rolled back\n");
+    assert_has("| rms_norm | 0.830 |\n");
+    assert_has("- schedule of the draft: owner\n");
+    assert_has("| 12 | is_hip() | false |\n");
+}
+
+static void report__failed_run__tells_why(void **state)
+{
+    (void)state;
+    report("{\"verdict\":\"unusable\",\"stub\":null,\"error\":{\"kind\":\"no_stub\",\"message\":\"no "
+           "function is decorated\","
+           "\"file\":\"a.py\",\"line\":3,\"remedy\":\"decorate the stub\",\"traceback\":\"Trace\"}}");
+    assert_true(ka_starts_with(ka_buf_str(&out), "# kernel-agent: the forward file cannot be used\n"));
+    assert_has("a.py:3: no function is decorated\n\nWhat to do: decorate the stub\n\n```\nTrace\n```\n");
+    assert_lacks("## Gradients");
+    assert_lacks("## Speed");
+    assert_lacks("## Attempts");
+    report("{\"verdict\":\"not_verified\",\"failures\":\"dx is wrong.\",\"best\":\"/out/n.unverified.py\"}");
+    assert_has("## What does not pass\n\ndx is wrong.\n");
+    assert_has("| best candidate, not verified | /out/n.unverified.py |");
+    report("{\"verdict\":\"not_verified\",\"failures\":[{\"shape\":{\"M\":3},\"text\":\"dx\\nis "
+           "off\"},{\"shape\":null,"
+           "\"text\":\"no launch\"}]}");
+    assert_has("- M=3: dx is off\n- no launch\n");
+}
+
+static void report__speed__is_told_when_measured(void **state)
+{
+    (void)state;
+    report("{\"verdict\":\"verified\",\"speed\":{\"geomean_vs_compile\":1.234,\"per_shape\":[{\"dims\":{"
+           "\"M\":8},"
+           "\"seconds\":0.001,\"speedup\":1.5}]}}");
+    assert_has("Geometric mean against `torch.compile`: 1.23x.");
+    assert_has("- M=8: seconds 0.001, speedup 1.5\n");
+    assert_lacks("Not timed");
+}
+
+static void report__member_of_any_type__is_survived(void **state)
+{
+    (void)state;
+    static const char *const odd[] = {
+        "null",
+        "7",
+        "-1e300",
+        "\"text\"",
+        "[]",
+        "{}",
+        "[1,null,\"x\",[],{}]",
+        "true",
+        "[{\"name\":{},\"dims\":3,\"line\":\"x\",\"cases\":[7],\"gradients\":[1]}]"};
+    json_t *full = json_loads(FULL, 0, NULL);
+    const char *name;
+    json_t *member;
+    json_object_foreach(full, name, member)
+    {
+        for (size_t i = 0; i < KA_COUNT(odd); i++) {
+            json_t *changed = json_deep_copy(full);
+            json_object_set_new(changed, name, json_loads(odd[i], JSON_DECODE_ANY, NULL));
+            ka_buf_clear(&out);
+            assert_int_equal(ka_report_markdown(changed, &out, NULL), 0);
+            assert_true(ka_starts_with(ka_buf_str(&out), "# "));
+            json_decref(changed);
+        }
+    }
+    json_decref(full);
+    report("{}");
+    assert_true(ka_starts_with(ka_buf_str(&out), "# kernel-agent: no verdict\n"));
+}
+
+static void report__no_object__is_refused(void **state)
+{
+    (void)state;
+    json_t *list = json_array();
+    assert_int_equal(ka_report_markdown(list, &out, NULL), -EINVAL);
+    assert_int_equal(ka_report_markdown(NULL, &out, NULL), -EINVAL);
+    assert_int_equal(out.len, 0);
+    json_decref(list);
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_teardown(name, free_out)
+    const struct CMUnitTest tests[] = {
+        TEST(report__verified_run__tells_verdict_and_shapes),
+        TEST(report__gradients__have_error_baseline_and_worst_shape),
+        TEST(report__facts__compare_and_claim_no_time),
+        TEST(report__history_pairs_and_answers__are_listed),
+        TEST(report__failed_run__tells_why),
+        TEST(report__speed__is_told_when_measured),
+        TEST(report__member_of_any_type__is_survived),
+        TEST(report__no_object__is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

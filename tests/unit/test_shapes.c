@@ -1,0 +1,288 @@
+/* Shapes: what the ladder keeps, and what hidden shapes promise. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/shapes.h"
+
+static json_t *parse(const char *text)
+{
+    json_t *value = json_loads(text, 0, NULL);
+    assert_non_null(value);
+    return value;
+}
+
+/* The levels of `dims` are exactly the given shapes, in this order. */
+static void assert_levels(const char *dims, uint64_t budget, size_t count, const char *const *levels)
+{
+    json_t *shape = parse(dims), *scaled;
+    for (size_t i = 0; i < count; i++) {
+        assert_int_equal(ka_shapes_scale(shape, budget, i, &scaled), 0);
+        json_t *want = parse(levels[i]);
+        if (!json_equal(scaled, want)) {
+            char *text = json_dumps(scaled, JSON_COMPACT);
+            fail_msg("level %zu of %s is %s, not %s", i, dims, text, levels[i]);
+        }
+        json_decref(want);
+        json_decref(scaled);
+    }
+    assert_int_equal(ka_shapes_scale(shape, budget, count, &scaled), -ERANGE);
+    assert_int_equal(ka_shapes_levels(shape, budget), count);
+    json_decref(shape);
+}
+#define LEVELS(dims, budget, ...)                                                                            \
+    assert_levels(dims, budget, sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *),                      \
+                  (const char *[]){__VA_ARGS__})
+
+static int64_t get(const json_t *shape, const char *name)
+{
+    return json_integer_value(json_object_get(shape, name));
+}
+
+static void shapes__large_sizes__go_down_in_powers_of_two(void **state)
+{
+    (void)state;
+    LEVELS("{\"M\":4096,\"N\":4096}", KA_SHAPES_BUDGET, "{\"M\":128,\"N\":128}", "{\"M\":64,\"N\":64}",
+           "{\"M\":32,\"N\":32}", "{\"M\":16,\"N\":16}");
+}
+
+static void shapes__ragged_sizes__stay_ragged(void **state)
+{
+    (void)state;
+    LEVELS("{\"M\":4096,\"N\":1000}", KA_SHAPES_BUDGET, "{\"M\":128,\"N\":120}", "{\"M\":64,\"N\":56}",
+           "{\"M\":32,\"N\":24}", "{\"M\":16,\"N\":8}");
+    LEVELS("{\"M\":4096,\"N\":4097}", KA_SHAPES_BUDGET, "{\"M\":128,\"N\":113}", "{\"M\":64,\"N\":49}",
+           "{\"M\":32,\"N\":17}", "{\"M\":16,\"N\":17}");
+}
+
+static void shapes__shape_within_the_budget__is_its_own_first_level(void **state)
+{
+    (void)state;
+    LEVELS("{\"M\":8,\"N\":100}", KA_SHAPES_BUDGET, "{\"M\":8,\"N\":100}", "{\"M\":8,\"N\":52}",
+           "{\"M\":8,\"N\":20}", "{\"M\":8,\"N\":4}");
+    LEVELS("{\"K\":3}", KA_SHAPES_BUDGET, "{\"K\":3}");
+}
+
+static void shapes__multiples_of_16__keep_their_odd_part(void **state)
+{
+    (void)state;
+    LEVELS("{\"M\":2048,\"N\":768}", 128 * 96, "{\"M\":128,\"N\":96}", "{\"M\":64,\"N\":48}",
+           "{\"M\":32,\"N\":16}", "{\"M\":16,\"N\":16}");
+}
+
+static void shapes__attention__keeps_head_sizes_and_head_groups(void **state)
+{
+    (void)state;
+    LEVELS("{\"B\":4,\"HQ\":32,\"HKV\":8,\"N\":4096,\"D\":64}", KA_SHAPES_BUDGET,
+           "{\"B\":2,\"HQ\":4,\"HKV\":2,\"N\":128,\"D\":64}",
+           "{\"B\":2,\"HQ\":4,\"HKV\":2,\"N\":64,\"D\":64}", "{\"B\":2,\"HQ\":4,\"HKV\":2,\"N\":32,\"D\":64}",
+           "{\"B\":1,\"HQ\":2,\"HKV\":1,\"N\":32,\"D\":64}",
+           "{\"B\":1,\"HQ\":2,\"HKV\":1,\"N\":16,\"D\":64}");
+    LEVELS("{\"B\":1,\"H\":16,\"N\":2048,\"D\":128}", KA_SHAPES_BUDGET,
+           "{\"B\":1,\"H\":2,\"N\":128,\"D\":128}", "{\"B\":1,\"H\":2,\"N\":64,\"D\":64}",
+           "{\"B\":1,\"H\":2,\"N\":32,\"D\":32}", "{\"B\":1,\"H\":1,\"N\":32,\"D\":32}",
+           "{\"B\":1,\"H\":1,\"N\":16,\"D\":16}");
+}
+
+static void shapes__height_beside_a_width__is_no_head_count(void **state)
+{
+    (void)state;
+    json_t *shape = parse("{\"B\":16,\"C\":64,\"H\":56,\"W\":56,\"k\":3}"), *scaled = NULL;
+    for (size_t i = 0; ka_shapes_scale(shape, KA_SHAPES_BUDGET, i, &scaled) == 0; i++) {
+        assert_int_equal(get(scaled, "H"), get(scaled, "W"));
+        assert_int_equal(get(scaled, "k"), 3);
+        json_decref(scaled);
+    }
+    json_decref(shape);
+}
+
+static void shapes__order_and_multiples__survive(void **state)
+{
+    (void)state;
+    json_t *shape = parse("{\"T\":4096,\"window\":512,\"C\":480,\"G\":15}"), *scaled = NULL;
+    assert_true(ka_shapes_levels(shape, (uint64_t)1 << 40) > 2);
+    for (size_t i = 1; ka_shapes_scale(shape, (uint64_t)1 << 40, i, &scaled) == 0; i++) {
+        if (get(scaled, "T") > 16)
+            assert_true(get(scaled, "T") > get(scaled, "window"));
+        if (get(scaled, "C") > 16)
+            assert_int_equal(get(scaled, "C") % get(scaled, "G"), 0);
+        json_decref(scaled);
+    }
+    json_decref(shape);
+}
+
+static void shapes__other_values__are_untouched(void **state)
+{
+    (void)state;
+    LEVELS("{\"N\":4096,\"eps\":1e-5,\"causal\":true,\"act\":\"silu\",\"lens\":[1000,2000],\"seed\":12345,"
+           "\"pad\":-1,"
+           "\"zero\":0}",
+           64,
+           "{\"N\":64,\"eps\":1e-5,\"causal\":true,\"act\":\"silu\",\"lens\":[1000,2000],\"seed\":12345,"
+           "\"pad\":-1,"
+           "\"zero\":0}",
+           "{\"N\":32,\"eps\":1e-5,\"causal\":true,\"act\":\"silu\",\"lens\":[1000,2000],\"seed\":12345,"
+           "\"pad\":-1,"
+           "\"zero\":0}",
+           "{\"N\":16,\"eps\":1e-5,\"causal\":true,\"act\":\"silu\",\"lens\":[1000,2000],\"seed\":12345,"
+           "\"pad\":-1,"
+           "\"zero\":0}");
+}
+
+static void shapes__many_dimensions__still_fit(void **state)
+{
+    (void)state;
+    json_t *shape = parse("{\"a\":16,\"b1\":16,\"c\":16,\"d1\":16,\"e\":16,\"f\":9223372036854775807}"),
+           *scaled = NULL;
+    assert_int_equal(ka_shapes_scale(shape, KA_SHAPES_BUDGET, 0, &scaled), 0);
+    uint64_t product = 1;
+    const char *name;
+    json_t *value;
+    json_object_foreach(scaled, name, value) product *= (uint64_t)json_integer_value(value);
+    assert_true(product > 1 && product <= KA_SHAPES_BUDGET);
+    json_decref(scaled);
+    json_decref(shape);
+}
+
+static void shapes__unusable_dims__are_errors(void **state)
+{
+    (void)state;
+    json_t *list = json_array(), *many = json_object(), *out = NULL;
+    for (int i = 0; i <= KA_SHAPES_MAX_DIMS; i++) {
+        char name[16];
+        snprintf(name, sizeof(name), "d%d", i);
+        json_object_set_new(many, name, json_integer(2));
+    }
+    assert_int_equal(ka_shapes_scale(list, 1, 0, &out), -EINVAL);
+    assert_int_equal(ka_shapes_scale(NULL, 1, 0, &out), -EINVAL);
+    assert_int_equal(ka_shapes_scale(many, 1, 0, &out), -EFBIG);
+    assert_int_equal(ka_shapes_hidden(list, NULL, 1, 1, 1, &out), -EINVAL);
+    assert_int_equal(ka_shapes_hidden(many, NULL, 1, 1, 1, &out), -EFBIG);
+    assert_null(out);
+    json_decref(list);
+    json_decref(many);
+}
+
+static void shapes__hidden__are_new_distinct_and_small(void **state)
+{
+    (void)state;
+    json_t *dims = parse("{\"B\":2,\"M\":32,\"N\":56,\"eps\":0.5}"), *out;
+    json_t *sweep = parse("[{\"B\":2,\"M\":32,\"N\":57,\"eps\":0.5},{\"B\":2,\"M\":1,\"N\":56,\"eps\":0.5}]");
+    for (uint64_t seed = 0; seed < 200; seed++) {
+        assert_int_equal(ka_shapes_hidden(dims, sweep, seed, 12, 4096, &out), 0);
+        assert_int_equal(json_array_size(out), 12);
+        for (size_t i = 0; i < 12; i++) {
+            json_t *shape = json_object_get(json_array_get(out, i), "dims");
+            assert_true(get(shape, "B") >= 1 && get(shape, "M") >= 1 && get(shape, "N") >= 1);
+            assert_true(get(shape, "B") * get(shape, "M") * get(shape, "N") <= 2 * 2 * 32 * 56);
+            assert_true(json_real_value(json_object_get(shape, "eps")) == 0.5);
+            assert_false(json_equal(shape, dims));
+            assert_false(json_equal(shape, json_array_get(sweep, 0)));
+            assert_false(json_equal(shape, json_array_get(sweep, 1)));
+            for (size_t j = 0; j < i; j++)
+                assert_false(json_equal(shape, json_object_get(json_array_get(out, j), "dims")));
+        }
+        json_decref(out);
+    }
+    json_decref(dims);
+    json_decref(sweep);
+}
+
+static void shapes__hidden__depend_on_the_seed_alone(void **state)
+{
+    (void)state;
+    json_t *dims = parse("{\"M\":32,\"N\":56}"), *a, *b, *c;
+    assert_int_equal(ka_shapes_hidden(dims, NULL, 7, 8, 4096, &a), 0);
+    assert_int_equal(ka_shapes_hidden(dims, NULL, 7, 8, 4096, &b), 0);
+    assert_int_equal(ka_shapes_hidden(dims, NULL, 8, 8, 4096, &c), 0);
+    assert_true(json_equal(a, b));
+    assert_false(json_equal(a, c));
+    json_decref(a);
+    json_decref(b);
+    json_decref(c);
+    json_decref(dims);
+}
+
+static void shapes__hidden__cover_every_kind(void **state)
+{
+    (void)state;
+    static const char *const kinds[] = {
+        "one", "prime", "one_less", "one_more", "block_less_one", "block_plus_one", "odd_batch", "several"};
+    json_t *dims = parse("{\"B\":2,\"M\":64,\"N\":48}"), *out;
+    assert_int_equal(ka_shapes_hidden(dims, NULL, 3, 16, KA_SHAPES_BUDGET, &out), 0);
+    for (size_t k = 0; k < KA_COUNT(kinds); k++) {
+        bool seen = false;
+        for (size_t i = 0; i < json_array_size(out); i++) {
+            json_t *entry = json_array_get(out, i), *shape = json_object_get(entry, "dims");
+            if (strcmp(json_string_value(json_object_get(entry, "kind")), kinds[k]) != 0)
+                continue;
+            seen = true;
+            if (strcmp(kinds[k], "odd_batch") == 0)
+                assert_true(get(shape, "B") % 2 == 1 && get(shape, "B") >= 3);
+            if (strcmp(kinds[k], "one") == 0)
+                assert_true(get(shape, "B") == 1 || get(shape, "M") == 1 || get(shape, "N") == 1);
+        }
+        if (!seen)
+            fail_msg("no hidden shape of kind %s", kinds[k]);
+    }
+    json_decref(out);
+    json_decref(dims);
+}
+
+static void shapes__hidden__go_beyond_the_block_of_every_size(void **state)
+{
+    (void)state;
+    json_t *dims = json_pack("{s:i,s:i}", "M", 3, "N", 20), *out, *shape;
+    for (uint64_t seed = 0; seed < 32; seed++) {
+        bool rows = false, cols = false;
+        size_t i;
+        assert_int_equal(ka_shapes_hidden(dims, NULL, seed, 6, KA_SHAPES_BUDGET, &out), 0);
+        json_array_foreach(out, i, shape)
+        {
+            const json_t *varied = json_object_get(shape, "dims");
+            rows = rows || json_integer_value(json_object_get(varied, "M")) == 5;
+            cols = cols || json_integer_value(json_object_get(varied, "N")) == 33;
+        }
+        assert_true(rows && cols);
+        json_decref(out);
+    }
+    json_decref(dims);
+}
+
+static void shapes__hidden_of_nothing_to_vary__is_empty(void **state)
+{
+    (void)state;
+    json_t *dims = parse("{\"eps\":0.5,\"flag\":false}"), *out;
+    assert_int_equal(ka_shapes_hidden(dims, NULL, 1, 4, 100, &out), 0);
+    assert_int_equal(json_array_size(out), 0);
+    json_decref(out);
+    json_decref(dims);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shapes__large_sizes__go_down_in_powers_of_two),
+        cmocka_unit_test(shapes__ragged_sizes__stay_ragged),
+        cmocka_unit_test(shapes__shape_within_the_budget__is_its_own_first_level),
+        cmocka_unit_test(shapes__multiples_of_16__keep_their_odd_part),
+        cmocka_unit_test(shapes__attention__keeps_head_sizes_and_head_groups),
+        cmocka_unit_test(shapes__height_beside_a_width__is_no_head_count),
+        cmocka_unit_test(shapes__order_and_multiples__survive),
+        cmocka_unit_test(shapes__other_values__are_untouched),
+        cmocka_unit_test(shapes__many_dimensions__still_fit),
+        cmocka_unit_test(shapes__unusable_dims__are_errors),
+        cmocka_unit_test(shapes__hidden__are_new_distinct_and_small),
+        cmocka_unit_test(shapes__hidden__depend_on_the_seed_alone),
+        cmocka_unit_test(shapes__hidden__cover_every_kind),
+        cmocka_unit_test(shapes__hidden__go_beyond_the_block_of_every_size),
+        cmocka_unit_test(shapes__hidden_of_nothing_to_vary__is_empty),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

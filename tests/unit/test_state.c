@@ -1,0 +1,147 @@
+/* The run's SQLite file. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "files.h"
+#include "state.h"
+
+struct fixture {
+    char dir[64];
+    char *path;
+    struct ka_state *state;
+};
+
+static int setup(void **state)
+{
+    struct fixture *fixture = calloc(1, sizeof(*fixture));
+    strcpy(fixture->dir, "/tmp/ka-state-XXXXXX");
+    assert_non_null(mkdtemp(fixture->dir));
+    fixture->path = ka_path_join(fixture->dir, "run.db");
+    assert_int_equal(ka_state_open(fixture->path, true, &fixture->state, NULL), 0);
+    *state = fixture;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    struct fixture *fixture = *state;
+    ka_state_close(fixture->state);
+    ka_rmtree(fixture->dir, NULL);
+    free(fixture->path);
+    free(fixture);
+    return 0;
+}
+
+static void reopen(struct fixture *fixture)
+{
+    ka_state_close(fixture->state);
+    fixture->state = NULL;
+    assert_int_equal(ka_state_open(fixture->path, false, &fixture->state, NULL), 0);
+}
+
+static void state__documents_and_job__survive_reopening(void **state)
+{
+    struct fixture *fixture = *state;
+    json_t *doc = json_pack("{s:s}", "stub", "softmax");
+    struct ka_job job = {.best = 7, .best_cost = INFINITY, .turn_cost = 2.5}, again;
+    assert_int_equal(ka_state_put(fixture->state, "inspect", doc, NULL), 0);
+    assert_int_equal(ka_state_save_job(fixture->state, &job, NULL), 0);
+    reopen(fixture);
+    json_t *read = ka_state_get(fixture->state, "inspect");
+    assert_true(json_equal(read, doc));
+    assert_null(ka_state_get(fixture->state, "nothing"));
+    assert_int_equal(ka_state_load_job(fixture->state, &again, NULL), 0);
+    assert_int_equal(again.best, 7);
+    assert_true(isinf(again.best_cost) && again.turn_cost == 2.5);
+    json_decref(read);
+    json_decref(doc);
+}
+
+static void state__same_candidate_twice__has_one_snapshot(void **state)
+{
+    struct fixture *fixture = *state;
+    struct ka_snapshot snapshot = {
+        .phase = "draft", .origin = "llm", .note = "first", .backward = "def f():\n    pass\n"};
+    int64_t first, second, third;
+    assert_int_equal(ka_state_snapshot_add(fixture->state, &snapshot, &first, NULL), 0);
+    assert_int_equal(ka_state_snapshot_add(fixture->state, &snapshot, &second, NULL), 0);
+    snapshot.backward = "def g():\n    pass\n";
+    assert_int_equal(ka_state_snapshot_add(fixture->state, &snapshot, &third, NULL), 0);
+    assert_int_equal(first, second);
+    assert_int_not_equal(first, third);
+    assert_int_equal(ka_state_snapshot_count(fixture->state), 2);
+}
+
+static void state__snapshot__comes_back_with_its_verdict(void **state)
+{
+    struct fixture *fixture = *state;
+    struct ka_snapshot snapshot = {.phase = "fix",
+                                   .origin = "llm",
+                                   .note = "n",
+                                   .backward = "x = 1\n",
+                                   .parent = 3},
+                       read;
+    json_t *verdict = json_pack("{s:b}", "verified", 1);
+    int64_t id;
+    assert_int_equal(ka_state_snapshot_add(fixture->state, &snapshot, &id, NULL), 0);
+    assert_int_equal(ka_state_snapshot_get(fixture->state, id, &read, NULL), 0);
+    assert_null(read.verdict);
+    assert_true(isinf(read.cost));
+    ka_snapshot_free(&read);
+    assert_int_equal(ka_state_snapshot_judge(fixture->state, id, verdict, NULL, 12.5, NULL), 0);
+    reopen(fixture);
+    assert_int_equal(ka_state_snapshot_get(fixture->state, id, &read, NULL), 0);
+    assert_string_equal(read.backward, "x = 1\n");
+    assert_int_equal(read.parent, 3);
+    assert_true(json_equal(read.verdict, verdict));
+    assert_true(read.cost == 12.5);
+    ka_snapshot_free(&read);
+    json_decref(verdict);
+    assert_int_equal(ka_state_snapshot_get(fixture->state, 999, &read, NULL), -ENOENT);
+}
+
+static void state__second_handle__is_refused_while_the_first_is_open(void **state)
+{
+    struct fixture *fixture = *state;
+    struct ka_state *second = NULL;
+    struct ka_err err;
+    assert_int_equal(ka_state_open(fixture->path, false, &second, &err), -EBUSY);
+    assert_non_null(strstr(err.msg, "another"));
+    assert_null(second);
+}
+
+static void state__missing_or_foreign_file__is_refused_with_its_path(void **state)
+{
+    struct fixture *fixture = *state;
+    struct ka_state *other = NULL;
+    struct ka_err err;
+    char *path = ka_path_join(fixture->dir, "other.db");
+    assert_int_equal(ka_state_open(path, false, &other, &err), -ENOENT);
+    assert_int_equal(ka_file_write(path, "this is no database, only text that is long enough", 50, NULL), 0);
+    assert_int_equal(ka_state_open(path, false, &other, &err), -EIO);
+    assert_non_null(strstr(err.msg, path));
+    free(path);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(state__documents_and_job__survive_reopening, setup, teardown),
+        cmocka_unit_test_setup_teardown(state__same_candidate_twice__has_one_snapshot, setup, teardown),
+        cmocka_unit_test_setup_teardown(state__snapshot__comes_back_with_its_verdict, setup, teardown),
+        cmocka_unit_test_setup_teardown(state__second_handle__is_refused_while_the_first_is_open, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(state__missing_or_foreign_file__is_refused_with_its_path, setup,
+                                        teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,272 @@
+/* `kernel-agent store` as a person uses it, in a folder of three pairs: exit codes, what is printed, what is
+ * kept. */
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "files.h"
+#include "rag/build.h"
+#include "rag/search.h"
+#include "rag/store_cli.h"
+#include "tests/unit/pair_fixture.h"
+
+static char folder[64];
+static struct ka_buf printed; /* stdout of the last command */
+
+static char *below(const char *name)
+{
+    return ka_path_join(folder, name);
+}
+
+static void write_file(const char *name, const char *text)
+{
+    char *path = below(name), *slash = strrchr(path, '/');
+    *slash = '\0';
+    assert_int_equal(ka_mkdirs(path, NULL), 0);
+    *slash = '/';
+    assert_int_equal(ka_file_write(path, text, strlen(text), NULL), 0);
+    free(path);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    strcpy(folder, "/tmp/ka-cli-XXXXXX");
+    if (!mkdtemp(folder))
+        return -1;
+    write_file("dataset/norm/rows.py", ROW_PAIR);
+    write_file("dataset/matmul/dot.py", DOT_PAIR);
+    write_file("dataset/README.md", "no pair");
+    write_file("dataset/.hidden/x.py", "no pair");
+    write_file("query.py", ROW_KERNEL("forward", "line", "  # mine") STUB_OF("forward"));
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    ka_buf_free(&printed);
+    return ka_rmtree(folder, NULL);
+}
+
+static int count_verified; /* calls of the verdict */
+
+static int verify_rows_only(const char *path, void *arg)
+{
+    (void)arg;
+    count_verified++;
+    return strstr(path, "norm/rows.py") && access(path, R_OK) == 0 ? 0 : 4;
+}
+
+/* Run `store WORDS --store pairs.db` in the folder; words are split at blanks and a leading @ means a file
+ * there. */
+static int store(const char *words)
+{
+    char *argv[16] = {ka_strdup("store")}, *copy = ka_strdup(words), *rest = copy;
+    int argc = 1;
+    for (char *word; (word = strsep(&rest, " ")) != NULL;)
+        argv[argc++] = word[0] == '@' ? below(word + 1) : ka_strdup(word);
+    argv[argc++] = ka_strdup("--store");
+    argv[argc++] = below("pairs.db");
+    char *out = below("stdout");
+    fflush(stdout);
+    int saved = dup(1), file = open(out, O_CREAT | O_TRUNC | O_WRONLY, 0600);
+    dup2(file, 1);
+    int code = ka_store_main_with(argc, argv, verify_rows_only, NULL);
+    dup2(saved, 1);
+    close(saved);
+    close(file);
+    ka_buf_clear(&printed);
+    assert_int_equal(ka_file_read(out, 1 << 20, &printed, NULL), 0);
+    free(out);
+    while (argc)
+        free(argv[--argc]);
+    free(copy);
+    return code;
+}
+
+static void build__folder__becomes_a_store(void **state)
+{
+    (void)state;
+    assert_int_equal(store("build @dataset --json"), 0);
+    json_t *o = json_loads(ka_buf_str(&printed), 0, NULL);
+    assert_int_equal(json_integer_value(json_object_get(o, "pairs")), 2);
+    assert_int_equal(json_integer_value(json_object_get(o, "families")), 2);
+    json_decref(o);
+    assert_int_equal(store("list"), 0);
+    assert_non_null(strstr(printed.data, "rows"));
+    assert_non_null(strstr(printed.data, "swap_owner"));
+}
+
+static void build__bad_file_or_twin__leaves_the_old_store(void **state)
+{
+    (void)state;
+    assert_int_equal(store("build @dataset"), 0);
+    write_file("dataset/norm/broken.py", "x = 1\n");
+    assert_int_equal(store("build @dataset"), 3);
+    assert_int_equal(store("show broken"), 2);
+    assert_int_equal(store("show rows"), 0);
+    char *broken = below("dataset/norm/broken.py");
+    unlink(broken);
+    free(broken);
+    write_file("dataset/loss/rows.py", ROW_PAIR);
+    assert_int_equal(store("build @dataset"), 3);
+    assert_int_equal(store("build @nowhere"), 2);
+    assert_int_equal(store("show rows"), 0);
+}
+
+static void build__logs_left_beside_the_old_store__do_not_reach_the_new_one(void **state)
+{
+    (void)state;
+    assert_int_equal(store("build @dataset"), 0);
+    write_file("pairs.db-wal", "left by a killed writer");
+    assert_int_equal(store("build @dataset"), 0);
+    write_file("pairs.db-journal", "left by another");
+    assert_int_equal(store("build @dataset"), 0);
+    const char *const left[] = {"pairs.db-wal", "pairs.db-shm", "pairs.db-journal"};
+    for (size_t i = 0; i < KA_COUNT(left); i++) {
+        char *path = below(left[i]);
+        assert_int_not_equal(access(path, F_OK), 0);
+        free(path);
+    }
+    assert_int_equal(store("show dot"), 0);
+}
+
+static void show__source__is_printed_as_it_was_stored(void **state)
+{
+    (void)state;
+    assert_int_equal(store("build @dataset"), 0);
+    assert_int_equal(store("show rows"), 0);
+    assert_string_equal(printed.data, ROW_PAIR);
+    assert_int_equal(store("show nothing"), 2);
+}
+
+static void search__forward_file__finds_its_like_and_reports_twins(void **state)
+{
+    (void)state;
+    write_file("dataset/norm/twin.py", ROW_PAIR_RENAMED);
+    write_file("dataset/norm/near.py", HEAD("mean", "row_reduce_correct") ROW_KERNEL("k", "r", "")
+                                           ROW_KERNEL("l", "r", "") STUB_OF("k") BACKWARD);
+    assert_int_equal(store("build @dataset"), 0);
+    assert_int_equal(store("search @query.py --json --topk 5"), 0);
+    json_t *o = json_loads(ka_buf_str(&printed), 0, NULL), *hits = json_object_get(o, "hits");
+    assert_int_equal(json_array_size(json_object_get(o, "excluded")),
+                     2); /* rows and twin are the query itself */
+    assert_int_equal(json_array_size(hits), 2);
+    assert_string_equal(json_string_value(json_object_get(json_array_get(hits, 0), "id")), "near");
+    assert_string_equal(json_string_value(json_object_get(json_array_get(hits, 1), "id")), "dot");
+    json_decref(o);
+    assert_int_equal(store("search @query.py --rag-exclude norm"), 0);
+    assert_null(strstr(printed.data, "near"));
+    assert_non_null(strstr(printed.data, "dot"));
+    assert_int_equal(store("search @dataset/README.md"), 3);
+}
+
+static void search__hits__carry_the_backward_source(void **state)
+{
+    (void)state;
+    assert_int_equal(store("build @dataset"), 0);
+    char *path = below("pairs.db");
+    struct ka_store *db = NULL;
+    struct ka_search *search = NULL;
+    assert_int_equal(ka_store_open(path, KA_STORE_READ, &db, NULL), 0);
+    assert_int_equal(ka_search_open(db, &search, NULL), 0);
+    struct ka_search_query query = {.forward = DOT_PAIR, .topk = 1, .min_sim = -1, .keep_duplicates = true};
+    struct ka_search_result found = {0};
+    assert_int_equal(ka_search_run(search, &query, &found, NULL), 0);
+    assert_string_equal(found.hits[0].id, "dot");
+    assert_true(found.hits[0].similarity > 0.999);
+    assert_non_null(strstr(found.hits[0].backward, "def back("));
+    assert_null(strstr(found.hits[0].backward, "def product("));
+    ka_search_result_free(&found);
+    struct ka_err err;
+    query.forward = "no functions here";
+    assert_int_equal(ka_search_run(search, &query, &found, &err), -EINVAL);
+    ka_search_close(search);
+    ka_store_close(db);
+    free(path);
+}
+
+static void add__finished_pair__is_found_afterwards(void **state)
+{
+    (void)state;
+    assert_int_equal(store("add @dataset/norm/rows.py"), 2); /* no store yet */
+    assert_int_equal(store("build @dataset"), 0);
+    write_file("generated/mine/mine.py", ROW_PAIR_RENAMED);
+    assert_int_equal(store("add @generated/mine/mine.py"), 0);
+    assert_int_equal(store("show mine"), 0);
+    assert_string_equal(printed.data, ROW_PAIR_RENAMED);
+    assert_int_equal(store("add @query.py"), 3); /* a forward file is no pair */
+}
+
+static void verify__every_pair__goes_through_the_verdict(void **state)
+{
+    (void)state;
+    assert_int_equal(store("build @dataset"), 0);
+    count_verified = 0;
+    assert_int_equal(store("verify --json"), 4);
+    assert_int_equal(count_verified, 2);
+    assert_non_null(strstr(printed.data, "\"failed\": [\n    \"dot\""));
+    assert_int_equal(store("verify rows"), 0);
+    assert_int_equal(store("verify absent"), 2);
+}
+
+static void export__writes_every_pair_to_its_family(void **state)
+{
+    (void)state;
+    assert_int_equal(store("build @dataset"), 0);
+    assert_int_equal(store("export @copy"), 0);
+    struct ka_buf text = {0};
+    char *path = below("copy/matmul/dot.py");
+    assert_int_equal(ka_file_read(path, 1 << 20, &text, NULL), 0);
+    assert_string_equal(text.data, DOT_PAIR);
+    ka_buf_free(&text);
+    free(path);
+}
+
+static void usage__mistakes__give_code_two(void **state)
+{
+    (void)state;
+    const char *const mistakes[] = {"frobnicate",
+                                    "build",
+                                    "build a b",
+                                    "list x",
+                                    "search a --topk 0",
+                                    "search a --topk x",
+                                    "search a --min-sim 2",
+                                    "list --unknown",
+                                    "list --topk"};
+    for (size_t i = 0; i < KA_COUNT(mistakes); i++)
+        assert_int_equal(store(mistakes[i]), 2);
+    assert_int_equal(store("--help"), 0);
+    assert_non_null(strstr(printed.data, "Examples:"));
+    assert_int_equal(store("list"), 2); /* no store yet */
+}
+
+#define CLI_TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        CLI_TEST(build__folder__becomes_a_store),
+        CLI_TEST(build__bad_file_or_twin__leaves_the_old_store),
+        CLI_TEST(build__logs_left_beside_the_old_store__do_not_reach_the_new_one),
+        CLI_TEST(show__source__is_printed_as_it_was_stored),
+        CLI_TEST(search__forward_file__finds_its_like_and_reports_twins),
+        CLI_TEST(search__hits__carry_the_backward_source),
+        CLI_TEST(add__finished_pair__is_found_afterwards),
+        CLI_TEST(verify__every_pair__goes_through_the_verdict),
+        CLI_TEST(export__writes_every_pair_to_its_family),
+        CLI_TEST(usage__mistakes__give_code_two),
+    };
+    return cmocka_run_group_tests_name("store_cli", tests, NULL, NULL);
+}

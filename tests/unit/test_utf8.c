@@ -1,0 +1,94 @@
+/* UTF-8 checking and cleaning. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "core/utf8.h"
+
+static void utf8__sequences__are_valid_or_not_as_unicode_says(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *bytes;
+        size_t length;
+    } cases[] = {
+        {"a", 1},
+        {"\x7F", 1},
+        {"\xC3\xA9", 2},
+        {"\xE2\x82\xAC", 3},
+        {"\xF0\x9F\x98\x80", 4},
+        {"\xF4\x8F\xBF\xBF", 4},
+        {"\x80", 0},             /* a continuation alone */
+        {"\xC3", 0},             /* cut short */
+        {"\xC0\xAF", 0},         /* overlong */
+        {"\xE0\x80\xAF", 0},     /* overlong */
+        {"\xF0\x80\x80\xAF", 0}, /* overlong */
+        {"\xED\xA0\x80", 0},     /* a surrogate */
+        {"\xF4\x90\x80\x80", 0}, /* past the last code point */
+        {"\xF5\x80\x80\x80", 0},
+        {"\xE2\x28\xA1", 0},
+        {"", 0},
+    };
+    for (size_t i = 0; i < KA_COUNT(cases); i++)
+        assert_int_equal(ka_utf8_sequence(cases[i].bytes, strlen(cases[i].bytes)), cases[i].length);
+}
+
+static void utf8__repair__replaces_each_bad_byte_and_keeps_the_rest(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *bytes, *want;
+    } cases[] = {
+        {"", ""},
+        {"plain", "plain"},
+        {"\xC3\xA9", "\xC3\xA9"},
+        {"\xFF", "\xEF\xBF\xBD"},
+        {"a\xFF\xFE"
+         "b",
+         "a\xEF\xBF\xBD\xEF\xBF\xBD"
+         "b"},
+        {"ab\xC3", "ab\xEF\xBF\xBD"},
+    };
+    for (size_t i = 0; i < KA_COUNT(cases); i++) {
+        struct ka_buf out = {0};
+        assert_int_equal(ka_utf8_repair(cases[i].bytes, strlen(cases[i].bytes), &out), 0);
+        assert_string_equal(ka_buf_str(&out), cases[i].want);
+        ka_buf_free(&out);
+    }
+}
+
+static void utf8__line__is_one_line_without_controls_cut_between_characters(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *bytes;
+        size_t size;
+        const char *want;
+    } cases[] = {
+        {" a\r\n\tb \x1B[0m", 40, "a b [0m"},
+        {"x\xC2\x9By", 40, "x y"},
+        {"bad\xFF!", 40, "bad?!"},
+        {"1234", 4, "123"},
+        {"12\xC3\xA9", 4, "12"},
+        {"12\xC3\xA9", 5, "12\xC3\xA9"},
+        {"\n\n", 4, ""},
+        {"abc", 1, ""},
+    };
+    for (size_t i = 0; i < KA_COUNT(cases); i++) {
+        char line[40];
+        ka_utf8_line(cases[i].bytes, strlen(cases[i].bytes), line, cases[i].size);
+        assert_string_equal(line, cases[i].want);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(utf8__sequences__are_valid_or_not_as_unicode_says),
+        cmocka_unit_test(utf8__repair__replaces_each_bad_byte_and_keeps_the_rest),
+        cmocka_unit_test(utf8__line__is_one_line_without_controls_cut_between_characters),
+    };
+    return cmocka_run_group_tests_name("utf8", tests, NULL, NULL);
+}

@@ -1,0 +1,327 @@
+/* The decision: what verifies a candidate, what blocks it, and what stays secret. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "core/verdict.h"
+
+static const char *const GRADS[] = {"x", "w"};
+
+static struct ka_diff right(double error)
+{
+    return (struct ka_diff){
+        .pass = true, .rank = 1, .dims = {37}, .count = 37, .error = error, .base_error = 1e-7};
+}
+
+static struct ka_diff wrong(void)
+{
+    struct ka_diff diff = right(0.25);
+    diff.pass = false;
+    diff.reason = KA_DIFF_NORM;
+    diff.off = 3;
+    diff.worst = 36;
+    diff.pattern_count = 1;
+    diff.patterns[0] =
+        (struct ka_pattern){.kind = KA_PATTERN_LAST_TILE, .from = 32, .to = 36, .dim = 37, .tile = 16};
+    return diff;
+}
+
+static size_t shape(struct ka_verdict *v, enum ka_shape_kind kind, int m, const char *hint)
+{
+    json_t *dims = json_pack("{s:i,s:i}", "M", m, "N", 37);
+    size_t at = ka_verdict_shape(v, kind, dims, hint);
+    json_decref(dims);
+    return at;
+}
+
+/* A case in which both gradients are compared; x may be spoiled. */
+static size_t judge(struct ka_verdict *v, size_t at_shape, const struct ka_diff *x)
+{
+    struct ka_diff ok = right(1e-7);
+    size_t at = ka_verdict_case(v, at_shape, "random upstream");
+    ka_verdict_gradient(v, at, "x", x ? x : &ok);
+    ka_verdict_gradient(v, at, "w", &ok);
+    return at;
+}
+
+static struct ka_verdict *good(void)
+{
+    struct ka_verdict *v = ka_verdict_new(GRADS, 2);
+    judge(v, shape(v, KA_SHAPE_REQUIRED, 8, NULL), NULL);
+    judge(v, shape(v, KA_SHAPE_HIDDEN, 53, "a prime size"), NULL);
+    return v;
+}
+
+static char *facts(const struct ka_verdict *v)
+{
+    struct ka_buf text = {0};
+    assert_int_equal(ka_verdict_facts(v, 3, &text), 0);
+    return ka_buf_steal(&text);
+}
+
+/* Frees the verdict and checks its decision. */
+static void decide(struct ka_verdict *v, bool verified)
+{
+    assert_int_equal(ka_verdict_verified(v), verified);
+    ka_verdict_free(v);
+}
+
+static char *facts_of_labels(const char *const *labels, size_t count)
+{
+    struct ka_verdict *v = ka_verdict_new(GRADS, 2);
+    size_t at = shape(v, KA_SHAPE_REQUIRED, 8, NULL);
+    struct ka_diff bad = wrong();
+    for (size_t i = 0; i < count; i++)
+        ka_verdict_gradient(v, ka_verdict_case(v, at, labels[i]), "x", &bad);
+    char *text = facts(v);
+    ka_verdict_free(v);
+    return text;
+}
+
+static void facts__failure_of_one_kind_of_case__says_what_that_means(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *label, *words;
+    } rows[] = {
+        {"noncontiguous upstream", "fails only with an upstream with other strides"},
+        {"expanded upstream", "stride 0"},
+        {"none_one upstream", "test for None"},
+        {"scaled upstream (x1000)", "linear"},
+        {"onehot upstream", "divide by it"},
+        {"normal upstream, second backward over the same graph", "the first one used up"},
+        {"normal upstream, only x wants a gradient", "ctx.needs_input_grad"},
+    };
+    for (size_t i = 0; i < KA_COUNT(rows); i++) {
+        char *text = facts_of_labels(&rows[i].label, 1);
+        assert_non_null(strstr(text, rows[i].words));
+        free(text);
+    }
+}
+
+static void facts__failure_with_a_plain_upstream_too__blames_no_kind_of_case(void **state)
+{
+    (void)state;
+    const char *const labels[] = {"noncontiguous upstream", "normal upstream"};
+    char *text = facts_of_labels(labels, 2);
+    assert_null(strstr(text, "fails only with"));
+    free(text);
+}
+
+static void verdict__all_shapes_right__is_verified(void **state)
+{
+    (void)state;
+    struct ka_verdict *v = good();
+    char *text = facts(v);
+    assert_string_equal(text, "");
+    free(text);
+    decide(v, true);
+}
+
+static void verdict__each_kind_of_failure__blocks_only_where_it_must(void **state)
+{
+    (void)state;
+    struct ka_diff bad = wrong();
+    const struct {
+        enum ka_shape_kind kind;
+        bool verified;
+    } rows[] = {{KA_SHAPE_REQUIRED, false}, {KA_SHAPE_HIDDEN, false}, {KA_SHAPE_OPTIONAL, true}};
+    for (size_t i = 0; i < KA_COUNT(rows); i++) {
+        struct ka_verdict *v = good();
+        judge(v, shape(v, rows[i].kind, 4, NULL), &bad);
+        decide(v, rows[i].verified);
+    }
+}
+
+static void verdict__nothing_checked__is_not_verified(void **state)
+{
+    (void)state;
+    decide(ka_verdict_new(GRADS, 2), false);
+    struct ka_verdict *v = good();
+    shape(v, KA_SHAPE_REQUIRED, 9, NULL); /* no case */
+    decide(v, false);
+    v = ka_verdict_new(GRADS, 2);
+    judge(v, shape(v, KA_SHAPE_HIDDEN, 53, NULL), NULL); /* nothing required */
+    decide(v, false);
+    v = ka_verdict_new(NULL, 0);
+    ka_verdict_case(v, shape(v, KA_SHAPE_REQUIRED, 9, NULL), "random upstream");
+    decide(v, false);
+}
+
+static void verdict__skipped_shapes__never_count_as_passed(void **state)
+{
+    (void)state;
+    const struct {
+        enum ka_shape_kind kind;
+        bool verified;
+    } rows[] = {{KA_SHAPE_REQUIRED, false}, {KA_SHAPE_HIDDEN, true}, {KA_SHAPE_OPTIONAL, true}};
+    for (size_t i = 0; i < KA_COUNT(rows); i++) {
+        struct ka_verdict *v = good();
+        size_t big = shape(v, rows[i].kind, 4096, NULL);
+        judge(v, big, NULL); /* a case may have run before memory gave out */
+        ka_verdict_skip(v, big, "the oracle needs 9 GB");
+        struct ka_verdict_counts n = ka_verdict_count(v);
+        assert_int_equal(n.skipped, 1);
+        assert_int_equal(n.passed, 1);
+        assert_int_equal(n.hidden, 1);
+        assert_int_equal(n.hidden_passed, 1);
+        assert_int_equal(n.optional, 0);
+        decide(v, rows[i].verified);
+    }
+}
+
+static void verdict__gradient_never_returned_or_only_noise__blocks(void **state)
+{
+    (void)state;
+    struct ka_diff ok = right(1e-7), noise = right(1e8);
+    noise.vacuous = true;
+    for (int only_noise = 0; only_noise < 2; only_noise++) {
+        struct ka_verdict *v = ka_verdict_new(GRADS, 2);
+        size_t at = ka_verdict_case(v, shape(v, KA_SHAPE_REQUIRED, 8, NULL), "random upstream");
+        ka_verdict_gradient(v, at, "x", &ok);
+        if (only_noise)
+            ka_verdict_gradient(v, at, "w", &noise);
+        char *text = facts(v);
+        assert_non_null(strstr(text, only_noise ? "gradient of w is rounding noise"
+                                                : "gradient of w was never returned"));
+        free(text);
+        assert_false(ka_verdict_verified(v));
+        ka_verdict_gradient(v, at, "w", &ok);
+        decide(v, true);
+    }
+}
+
+static void verdict__missing_gradient__is_right_only_where_zero_is_expected(void **state)
+{
+    (void)state;
+    struct ka_diff missing = {.reason = KA_DIFF_MISSING, .want_zero = true};
+    struct ka_verdict *v = good();
+    judge(v, shape(v, KA_SHAPE_REQUIRED, 5, NULL), &missing);
+    decide(v, true);
+    v = ka_verdict_new(GRADS, 2);
+    judge(v, shape(v, KA_SHAPE_REQUIRED, 5, NULL), &missing);
+    decide(v, false); /* never returned at all */
+    v = good();
+    missing.want_zero = false;
+    judge(v, shape(v, KA_SHAPE_REQUIRED, 5, NULL), &missing);
+    decide(v, false);
+    v = good();
+    missing.want_zero = true;
+    ka_verdict_output(v, 0, 0, &missing);
+    decide(v, false); /* an output is never None instead of zeros */
+}
+
+static void verdict__broken_rule_or_scan_finding__blocks_and_is_told(void **state)
+{
+    (void)state;
+    struct ka_verdict *v = good();
+    ka_verdict_fail(v, 0, "input_modified", "x was changed in place");
+    char *text = facts(v);
+    assert_non_null(strstr(text, "input_modified: x was changed in place"));
+    free(text);
+    decide(v, false);
+    v = good();
+    ka_verdict_fail_whole(v, "torch_computes_gradient", "line 7 calls torch.matmul");
+    text = facts(v);
+    assert_non_null(strstr(text, "line 7 calls torch.matmul"));
+    free(text);
+    decide(v, false);
+}
+
+static void facts__smallest_failing_shape__comes_first_and_hidden_last(void **state)
+{
+    (void)state;
+    struct ka_verdict *v = ka_verdict_new(GRADS, 2);
+    struct ka_diff bad = wrong();
+    judge(v, shape(v, KA_SHAPE_HIDDEN, 1, "size 1"), &bad);
+    judge(v, shape(v, KA_SHAPE_REQUIRED, 600, NULL), &bad);
+    size_t small = shape(v, KA_SHAPE_REQUIRED, 70, NULL);
+    judge(v, small, &bad);
+    judge(v, small, NULL);
+    char *text = facts(v);
+    const char *first = strstr(text, "{\"M\": 70"), *second = strstr(text, "{\"M\": 600"),
+               *last = strstr(text, "a hidden shape (size 1)");
+    assert_true(first && second && last && first < second && second < last);
+    assert_non_null(strstr(text, "1 of 2 cases fail"));
+    free(text);
+    ka_verdict_free(v);
+}
+
+static void hidden_shape__dims_and_positions__stay_private(void **state)
+{
+    (void)state;
+    struct ka_verdict *v = good();
+    struct ka_diff bad = wrong();
+    size_t at = judge(v, shape(v, KA_SHAPE_HIDDEN, 71, "block + 1"), &bad);
+    ka_verdict_fail(v, at, "candidate_raised", "IndexError: 71 is out of range");
+    char *text = facts(v);
+    json_t *o = ka_verdict_json(v, false);
+    char *shown = json_dumps(o, 0);
+    json_decref(o);
+    assert_non_null(strstr(text, "block + 1"));
+    assert_non_null(strstr(text, "candidate_raised"));
+    assert_null(strstr(text, "71"));
+    assert_null(strstr(text, "37"));
+    assert_null(strstr(text, "36"));
+    assert_null(strstr(shown, "71"));
+    o = ka_verdict_json(v, true);
+    char *private = json_dumps(o, 0);
+    json_decref(o);
+    assert_non_null(strstr(private, "\"M\": 71"));
+    assert_non_null(strstr(private, "IndexError: 71"));
+    free(text);
+    free(shown);
+    free(private);
+    ka_verdict_free(v);
+}
+
+static void json__gradients__carry_the_worst_error_and_its_shape(void **state)
+{
+    (void)state;
+    struct ka_verdict *v = good();
+    struct ka_diff worse = right(4e-6), noise = right(1e9);
+    noise.vacuous = true;
+    judge(v, shape(v, KA_SHAPE_REQUIRED, 11, NULL), &worse);
+    judge(v, shape(v, KA_SHAPE_REQUIRED, 12, NULL), &noise);
+    json_t *o = ka_verdict_json(v, false), *x = json_array_get(json_object_get(o, "gradients"), 0);
+    assert_true(json_is_true(json_object_get(o, "verified")));
+    assert_string_equal(json_string_value(json_object_get(x, "name")), "x");
+    assert_true(json_real_value(json_object_get(x, "error")) == 4e-6);
+    assert_int_equal(json_integer_value(json_object_get(json_object_get(x, "worst_shape"), "M")), 11);
+    json_t *shapes = json_object_get(o, "shapes");
+    assert_int_equal(json_integer_value(json_object_get(shapes, "required")), 3);
+    assert_int_equal(json_integer_value(json_object_get(shapes, "hidden_passed")), 1);
+    json_decref(o);
+    struct ka_diff missing = {.reason = KA_DIFF_MISSING};
+    judge(v, shape(v, KA_SHAPE_REQUIRED, 13, NULL), &missing);
+    o = ka_verdict_json(v, false);
+    x = json_array_get(json_object_get(o, "gradients"), 0);
+    assert_true(json_is_null(json_object_get(x, "error")));
+    assert_int_equal(json_integer_value(json_object_get(json_object_get(x, "worst_shape"), "M")), 13);
+    json_decref(o);
+    ka_verdict_free(v);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(facts__failure_of_one_kind_of_case__says_what_that_means),
+        cmocka_unit_test(facts__failure_with_a_plain_upstream_too__blames_no_kind_of_case),
+        cmocka_unit_test(verdict__all_shapes_right__is_verified),
+        cmocka_unit_test(verdict__each_kind_of_failure__blocks_only_where_it_must),
+        cmocka_unit_test(verdict__nothing_checked__is_not_verified),
+        cmocka_unit_test(verdict__skipped_shapes__never_count_as_passed),
+        cmocka_unit_test(verdict__gradient_never_returned_or_only_noise__blocks),
+        cmocka_unit_test(verdict__missing_gradient__is_right_only_where_zero_is_expected),
+        cmocka_unit_test(verdict__broken_rule_or_scan_finding__blocks_and_is_told),
+        cmocka_unit_test(facts__smallest_failing_shape__comes_first_and_hidden_last),
+        cmocka_unit_test(hidden_shape__dims_and_positions__stay_private),
+        cmocka_unit_test(json__gradients__carry_the_worst_error_and_its_shape),
+    };
+    return cmocka_run_group_tests_name("verdict", tests, NULL, NULL);
+}
