@@ -1,0 +1,182 @@
+# make demo / make test are the two commands for a fresh machine; `make help` lists the rest, V=1 shows the compiler's calls.
+SAN     ?=
+BUILD   ?= build$(if $(SAN),-san)
+ifeq ($(origin CC),default)
+CC      := gcc
+endif
+PREFIX  ?= /usr/local
+PYTHON  := .venv/bin/python
+
+PKGS    := libuv libcurl jansson sqlite3 openblas libseccomp libcrypto
+WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wformat=2 -Wswitch-enum -Werror
+CFLAGS  ?= -O2 -g
+KA_CFLAGS = -std=c11 -D_GNU_SOURCE -Iagent -I. $(WARN) $(CFLAGS) $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer) \
+            $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+KA_LIBS   = -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../lib' $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -lpthread
+
+LIB_SRC  := $(filter-out agent/main.c,$(wildcard agent/*.c)) $(wildcard agent/core/*.c agent/io/*.c agent/run/*.c rag/*.c sandbox/*.c)
+LIB_OBJ  := $(LIB_SRC:%.c=$(BUILD)/%.o)
+JAIL_SRC := $(wildcard sandbox/jail/*.c)
+JAIL_OBJ := $(JAIL_SRC:%.c=$(BUILD)/%.o) $(if $(SAN),$(BUILD)/tests/san/jail.o)
+UNIT     := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(wildcard tests/unit/test_*.c))
+FUZZ     := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
+Q        := $(if $(V),,@)
+ALL_CPUS := -j$(shell nproc 2>/dev/null || echo 2)
+PY_DIRS  := sandbox dataset examples tests scripts
+PROGRAMS := $(BUILD)/kernel-agent $(BUILD)/ka-jail $(BUILD)/libka_jail.so
+
+all: $(PROGRAMS)   ## build the program and its jail
+
+# What `make test` takes of the longer suites, to end within a quarter of an hour on two cores.
+ATTACKS_SHORT := row  ?(2|4|8|9|13|18|20) |control (scale|softmax)
+PAIRS_SHORT   := $(addprefix dataset/,norm/rms_norm_rowgroup_partials.py reduction_softmax/softmax_row_single_tile.py \
+                   loss/huber_mean_two_level.py scan/cumsum_row_tile.py rope_positional/rope_half_rotation_tables.py \
+                   embedding_gather_jagged/embedding_atomic_scatter.py)
+
+# ---- the two commands
+
+demo: setup   ## set up, build, and complete examples/softmax.py with a verified backward
+	@$(MAKE) --no-print-directory $(ALL_CPUS) all store
+	$(BUILD)/kernel-agent --file-path examples/softmax.py
+
+test: setup   ## set up, build, and pass every test
+	@$(MAKE) --no-print-directory $(ALL_CPUS) all store
+	@$(MAKE) --no-print-directory $(ALL_CPUS) unit
+	@$(MAKE) --no-print-directory jail CHECKS=50
+	@$(MAKE) --no-print-directory attacks ATTACKS='$(ATTACKS_SHORT)'
+	@$(MAKE) --no-print-directory pairs PAIRS='$(PAIRS_SHORT)'
+	@$(MAKE) --no-print-directory pytest
+
+setup:   ## install what is missing: Debian packages and .venv
+	@scripts/setup.sh
+
+# ---- building
+
+$(BUILD)/%.o: %.c
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(KA_CFLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/libka.a: $(LIB_OBJ)
+	$(Q)rm -f $@
+	$(Q)ar rcs $@ $^
+
+$(BUILD)/kernel-agent: $(BUILD)/agent/main.o $(BUILD)/libka.a
+	@echo '  link $@'
+	$(Q)$(CC) $(KA_CFLAGS) $^ -o $@ $(KA_LIBS)
+
+$(BUILD)/ka-jail: $(JAIL_OBJ)
+	@echo '  link $@'
+	$(Q)$(CC) $(KA_CFLAGS) $^ -o $@ -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../lib' -lseccomp
+
+# The same jail, for the children that a warm interpreter forks.
+$(BUILD)/pic/%.o: %.c
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(filter-out -fsanitize=% -fno-omit-frame-pointer,$(KA_CFLAGS)) -fPIC -MMD -MP -c $< -o $@
+
+$(BUILD)/libka_jail.so: $(filter-out $(BUILD)/pic/sandbox/jail/main.o,$(JAIL_SRC:%.c=$(BUILD)/pic/%.o))
+	@echo '  link $@'
+	$(Q)$(CC) -shared $^ -o $@
+
+$(BUILD)/tests/%: tests/unit/%.c $(BUILD)/libka.a
+	@mkdir -p $(@D)
+	@echo '  link $@'
+	$(Q)$(CC) $(KA_CFLAGS) -MMD -MP $< $(BUILD)/libka.a -o $@ $(KA_LIBS) -lcmocka
+
+store: $(BUILD)/pairs.db   ## build the pair store from dataset/
+
+$(BUILD)/pairs.db: $(BUILD)/kernel-agent $(shell find dataset -name '*.py' 2>/dev/null)
+	$(BUILD)/kernel-agent store build dataset --store $@
+
+# ---- testing
+
+unit: $(UNIT) $(PROGRAMS)   ## C unit tests
+	@for t in $(UNIT); do $$t || exit 1; done
+
+pytest: $(PROGRAMS) store   ## Python tests, and end-to-end tests of the program
+	KA_BUILD=$(abspath $(BUILD)) $(PYTHON) -m pytest -q tests/python tests/e2e
+
+jail: $(PROGRAMS)   ## every way out of the jail, tried (CHECKS=1000 checks in a row at the end)
+	$(PYTHON) tests/jail/run.py --jail $(BUILD)/ka-jail --checks $(or $(CHECKS),1000)
+
+attacks: $(PROGRAMS)   ## every attack on the verdict must be rejected (ATTACKS='row  3|control' picks)
+	$(PYTHON) tests/attacks/run.py --build $(BUILD) --only '$(ATTACKS)'
+
+mutants: $(PROGRAMS)   ## mutation score: wrong versions of right backwards, all to be rejected (MUTANTS=20 at random)
+	$(PYTHON) tests/attacks/mutate.py --build $(BUILD) --sample $(or $(MUTANTS),0)
+
+pairs: $(PROGRAMS)   ## the verdict on every pair of dataset/ (PAIRS='dataset/norm/*.py' picks)
+	@mkdir -p generated
+	$(PYTHON) scripts/check_all.py --program $(BUILD)/kernel-agent --jobs 2 --out generated/pairs.json \
+	    --runs generated/pairs $(or $(PAIRS),$(sort $(wildcard dataset/*/*.py)))
+
+diff-matrix: $(PROGRAMS)   ## what the differentiator can do: forwards against schedules, as a table
+	$(PYTHON) scripts/diff_matrix.py
+
+# The interpreter's process has no sanitizer: libka_jail.so is built without. tests/san/jail.c says what ka-jail does without.
+check:   ## C unit tests, Python and end-to-end tests under sanitizers (SAN=address,undefined)
+	@$(MAKE) --no-print-directory setup
+	@$(MAKE) --no-print-directory all store unit pytest SAN=$(or $(SAN),address,undefined) BUILD=build-san
+
+# ---- benchmarks
+
+bench: $(BUILD)/tests/bench_search $(PROGRAMS) store   ## search, embedding, memory, time per turn: bench/results/bench-cpu.json
+	$(PYTHON) scripts/bench.py --build $(BUILD) --out bench/results/bench-cpu.json
+
+bench-jail: $(PROGRAMS)   ## cold and warm starts, and what each layer costs
+	$(PYTHON) scripts/bench_jail.py --jail $(BUILD)/ka-jail
+
+$(BUILD)/tests/bench_search: tests/bench/bench_search.c $(BUILD)/libka.a
+	@mkdir -p $(@D)
+	@echo '  link $@'
+	$(Q)$(CC) $(KA_CFLAGS) -MMD -MP $< $(BUILD)/libka.a -o $@ $(KA_LIBS)
+
+# ---- other checks
+
+valgrind: setup   ## the C unit tests under valgrind
+	@$(MAKE) --no-print-directory $(UNIT)
+	@for t in $(UNIT); do echo "== $$t"; \
+	    valgrind -q --error-exitcode=1 --leak-check=full --errors-for-leak-kinds=definite,indirect $$t || exit 1; done
+
+lint: setup   ## formatting, ruff, types, shell scripts, and a build with clang
+	clang-format --dry-run -Werror $(shell git ls-files '*.c' '*.h')
+	$(PYTHON) -m ruff check -q $(PY_DIRS)
+	$(PYTHON) -m ruff format -q --check $(PY_DIRS)
+	$(PYTHON) -m mypy sandbox/kernel_agent
+	shellcheck scripts/*.sh scripts/completion.bash .ci/run
+	@$(MAKE) --no-print-directory all BUILD=build-clang CC=clang
+
+$(BUILD)/fuzz/%: tests/fuzz/%.c $(LIB_SRC)
+	@mkdir -p $(@D)
+	@echo '  link $@'
+	$(Q)clang -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined $(KA_CFLAGS) $< $(LIB_SRC) -o $@ $(KA_LIBS)
+
+fuzz-quick: setup   ## every fuzz target for FUZZ_SECONDS each
+	@$(MAKE) --no-print-directory $(FUZZ) BUILD=build-fuzz
+	@for t in $(notdir $(FUZZ)); do mkdir -p build-fuzz/corpus/$$t && \
+	    build-fuzz/fuzz/$$t -max_total_time=$(or $(FUZZ_SECONDS),20) -print_final_stats=1 -verbosity=0 build-fuzz/corpus/$$t || exit 1; done
+
+# ---- installing
+
+install: all store   ## install below PREFIX
+	install -d $(addprefix $(DESTDIR)$(PREFIX)/,bin share/kernel-agent share/man/man1 share/bash-completion/completions \
+	    share/zsh/site-functions)
+	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
+	cp -r prompts sandbox dataset examples $(DESTDIR)$(PREFIX)/share/kernel-agent/
+	install -m 644 $(BUILD)/pairs.db $(DESTDIR)$(PREFIX)/share/kernel-agent/pairs.db
+	find $(DESTDIR)$(PREFIX)/share/kernel-agent -name __pycache__ -prune -exec rm -rf {} +
+	install -m 644 docs/kernel-agent.1 $(DESTDIR)$(PREFIX)/share/man/man1/
+	install -m 644 scripts/completion.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/kernel-agent
+	install -m 644 scripts/completion.zsh $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_kernel-agent
+
+dist: all store   ## a tarball with the libraries it needs, for a machine without -dev packages
+	scripts/dist.sh $(BUILD)
+
+clean:   ## remove what was built
+	rm -rf build build-san build-clang build-fuzz dist
+
+help:   ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+.PHONY: all demo test setup store unit pytest jail attacks mutants pairs diff-matrix check bench bench-jail valgrind lint fuzz-quick
+.PHONY: install dist clean help

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""Runs the verdict over many files and keeps the results: pairs with `check`, forward files with the whole job.
+
+    scripts/check_all.py --program build/kernel-agent --out results.json [--device cuda] [--python PATH] [--jobs 4]
+                         [--budget SECONDS] [--sweeps FILE] FILE...
+
+--sweeps names a JSON object: file name -> list of dims to check instead of the file's own SWEEP.
+
+Prints a line a file as it ends and a summary; exits 1 if any file is not verified. Files that did not get their turn
+within the budget are listed as such.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+
+def run_one(path: Path, args: argparse.Namespace, until: float) -> dict[str, Any]:
+    """The result object of one file, with the command's exit code and the end of its stderr."""
+    if time.monotonic() > until:
+        return {"file": str(path), "verdict": "not reached"}
+    is_pair = "# ---- backward ----" in path.read_text()
+    command = [
+        args.program,
+        *(["check", str(path)] if is_pair else ["--file-path", str(path), "--backend", "none"]),
+    ]
+    command += ["--json", "--device", args.device, "--deadline", str(args.deadline), "--out", args.runs]
+    command += ["--python", args.python] if args.python else []
+    command += ["--dtype", args.dtype] if args.dtype else []
+    sweep = args.sweeps.get(path.name)
+    command += ["--sweep", json.dumps(sweep)] if sweep else []
+    begin = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    try:
+        result: dict[str, Any] = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        result = {"verdict": "error"}
+    kept = (
+        "verdict",
+        "stub",
+        "shapes",
+        "gradients",
+        "attempts",
+        "error",
+        "failures",
+        "atomics",
+        "tape_bytes",
+        "draft",
+    )
+    entry = {name: result[name] for name in kept if name in result}
+    entry |= {"file": str(path), "exit_code": done.returncode, "seconds": round(time.monotonic() - begin, 1)}
+    if done.returncode:
+        entry["stderr"] = done.stderr[-3000:]
+    return entry
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--program", default="build/kernel-agent")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--runs", default="generated")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="")
+    parser.add_argument("--python", default="")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--deadline", type=int, default=300)
+    parser.add_argument("--budget", type=float, default=1e9)
+    parser.add_argument("--sweeps", type=lambda name: json.loads(Path(name).read_text()), default={})
+    args = parser.parse_args()
+    until = time.monotonic() + args.budget
+    results: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for entry in pool.map(lambda path: run_one(path, args, until), args.files):
+            results.append(entry)
+            why = str(entry.get("failures") or (entry.get("error") or {}).get("message") or "").replace(
+                "\n", " "
+            )[:160]
+            print(
+                f"{entry['verdict']:13} {entry.get('seconds', 0):7.1f} s  {entry['file']}  {why}", flush=True
+            )
+            args.out.write_text(
+                json.dumps({"device": args.device, "dtype": args.dtype, "results": results}, indent=1) + "\n"
+            )
+    verified = sum(entry["verdict"] == "verified" for entry in results)
+    print(f"{verified} of {len(results)} verified on {args.device}")
+    return 0 if verified == len(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

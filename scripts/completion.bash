@@ -1,0 +1,46 @@
+# bash completion for kernel-agent: `source` it, or install it as bash-completion/completions/kernel-agent.
+
+_kernel_agent()
+{
+    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} choices=
+    local commands="batch check differentiate doctor inspect run store verify"
+    local options="--file-path --out --sweep --resume --store --topk --min-sim --rag-exclude --backend --base-url
+        --model --openai-model --reasoning-effort --api-key-file --context-tokens --llm-timeout --draft --no-wait
+        --prompts --max-iters --candidates --patience-parity --patience-perf --min-rel-impr --max-tokens
+        --max-seconds --max-cost --price-in --price-out --no-optimise --device --target --dtype --python
+        --require-sandbox --deadline --json --quiet --log-level --config --jobs --force --junit --print
+        --help --version"
+    COMPREPLY=()
+    case $prev in
+        --sweep) choices="all required" ;;
+        --backend) choices="openai mailbox: none" ;;
+        --reasoning-effort) choices="minimal low medium high xhigh" ;;
+        --draft) choices="auto llm differentiator" ;;
+        --device) choices="auto cpu cuda" ;;
+        --target) choices="sm_80 sm_86 sm_89 sm_90 sm_100" ;;
+        --dtype) choices="float32 float16 bfloat16 float64" ;;
+        --require-sandbox) choices="full landlock+seccomp none" ;;
+        --log-level) choices="error warn info debug" ;;
+        store) choices="build add import list show search verify export" ;;
+        --out | --prompts | --resume | batch | verify)
+            mapfile -t COMPREPLY < <(compgen -d -- "$cur")
+            return ;;
+        --file-path | --store | --api-key-file | --python | --config | --junit | inspect | check | differentiate)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return ;;
+        --topk | --min-sim | --rag-exclude | --base-url | --model | --openai-model | --context-tokens | \
+        --llm-timeout | --max-* | --candidates | --patience-* | --min-rel-impr | --price-* | --deadline | --jobs)
+            return ;;
+    esac
+    if [[ -n $choices ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$choices" -- "$cur")
+    elif [[ $cur == -* ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
+    elif ((COMP_CWORD == 1)); then
+        mapfile -t COMPREPLY < <(compgen -W "$commands" -- "$cur")
+    else
+        mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+    fi
+}
+
+complete -o filenames -F _kernel_agent kernel-agent
