@@ -33,7 +33,7 @@ class Unavailable(Exception):
 class Attempt:
     run: Callable[[dict[str, Any]], bool]
     stopped_by: str  # the layers that have to be removed for it to succeed; "jail": all of it
-    root: bool = False  # succeeds for root alone
+    root: bool = False  # succeeds for root alone, where the machine lets root
     options: tuple[str, ...] = ()  # of ka-jail
     after: str = ""  # what run.py looks at afterwards: "process", "killed"
 
@@ -583,7 +583,7 @@ def undo_read_only(c):
 # ---- resources ----
 
 MB = 1 << 20
-SMALL = ("--mem-mb", "256", "--scratch-mb", "64", "--nproc", "64", "--fsize-mb", "32", "--cpu-s", "1")
+SMALL = ("--mem-mb", "256", "--scratch-mb", "64", "--nproc", "64", "--fsize-mb", "32")
 
 
 def fill(area: mmap.mmap, size: int) -> bool:
@@ -692,7 +692,7 @@ def descriptors(c):
     return len(kept) == 2000
 
 
-@attempt("limits", options=SMALL)
+@attempt("limits", options=("--cpu-s", "1"))
 def processor_time(c):
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     end = time.process_time() + 3
@@ -710,38 +710,42 @@ def raise_a_limit_again(c):
 # ---- lifetime: run.py looks for a process that is left ----
 
 
-def stay(c: dict[str, Any]) -> None:
-    os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(20)", c["marker"]])
+def leave_behind(c: dict[str, Any], prepare: Callable[[], Any]) -> None:
+    """Fork a process that sleeps under the marker's name. Returns once it runs, or died: a pipe closes on its exec."""
+    read_end, write_end = os.pipe()
+    if os.fork() == 0:
+        prepare()
+        os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(20)", c["marker"]])
+    os.close(write_end)
+    os.read(read_end, 1)
+    os.close(read_end)
 
 
 @attempt("pid+seccomp", after="process")
 def daemon_by_double_fork(c):
     if os.fork() == 0:
         os.setsid()
-        if os.fork() == 0:
-            stay(c)
+        leave_behind(c, lambda: None)
         os._exit(0)
     os.wait()
-    time.sleep(0.3)
     return False
 
 
 @attempt("pid+seccomp", after="process")
 def process_in_another_group(c):
-    if os.fork() == 0:
-        os.setpgid(0, 0)
-        stay(c)
-    time.sleep(0.3)
+    leave_behind(c, lambda: os.setpgid(0, 0))
     return False
+
+
+def orphan() -> None:
+    if permitted(os.setsid):
+        libc.prctl(1, 0, 0, 0, 0)
 
 
 @attempt("pid+seccomp", after="killed")
 def outlive_the_supervisor(c):
     libc.prctl(1, 0, 0, 0, 0)
-    if os.fork() == 0:
-        if permitted(os.setsid):
-            libc.prctl(1, 0, 0, 0, 0)
-        stay(c)
+    leave_behind(c, orphan)
     print("READY", flush=True)
     time.sleep(20)
     return False
@@ -751,9 +755,7 @@ def outlive_the_supervisor(c):
 def ignore_every_signal(c):
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_IGN)
-    if os.fork() == 0:
-        permitted(os.setsid)
-        stay(c)
+    leave_behind(c, orphan)
     print("READY", flush=True)
     time.sleep(20)
     return False

@@ -275,8 +275,10 @@ def attempt_once(world: World, name: str, attempt: Attempt, given: dict[str, boo
             tally.failures.append(f"{name}: control ran with {control.layers}")
     if control.escaped:
         tally.seen["controls"] += 1
-    elif control.text.startswith("UNAVAILABLE") or (attempt.root and os.geteuid() != 0):
-        tally.absent.append(f"{name} ({control.text or 'needs root'})")
+    elif control.text.startswith("UNAVAILABLE"):
+        tally.absent.append(f"{name} ({control.text})")
+    elif attempt.root and not world.bare(name).escaped:  # a container's root, or no root
+        tally.absent.append(f"{name} (refused here without a jail too)")
     else:
         tally.weak.append(name)
         print(f"  WEAK     {name}: the control was refused too: {control.text} {control.stderr[-300:]}")
