@@ -151,7 +151,7 @@ $(BUILD)/fuzz/%: tests/fuzz/%.c $(LIB_SRC)
 	$(Q)clang -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined $(KA_CFLAGS) $< $(LIB_SRC) -o $@ $(KA_LIBS)
 
 fuzz-quick: setup   ## every fuzz target for FUZZ_SECONDS each
-	@$(MAKE) --no-print-directory $(FUZZ) BUILD=build-fuzz
+	@$(MAKE) --no-print-directory $(FUZZ:$(BUILD)/%=build-fuzz/%) BUILD=build-fuzz
 	@for t in $(notdir $(FUZZ)); do mkdir -p build-fuzz/corpus/$$t && \
 	    build-fuzz/fuzz/$$t -max_total_time=$(or $(FUZZ_SECONDS),20) -print_final_stats=1 -verbosity=0 build-fuzz/corpus/$$t || exit 1; done
 
