@@ -66,7 +66,7 @@ static bool builds_on(const struct ka_run *run, int64_t id, int64_t candidate)
 {
     while (id && id != candidate) {
         struct ka_snapshot snapshot;
-        if (ka_state_snapshot_get(run->state, id, &snapshot, NULL))
+        if (ka_state_snapshot_head(run->state, id, &snapshot, NULL))
             return false;
         id = snapshot.parent < id ? snapshot.parent : 0;
         ka_snapshot_free(&snapshot);
@@ -257,7 +257,7 @@ static void take_answer(struct ka_run *run, const struct ka_chat_answer *answer)
     struct ka_buf backward = {0};
     struct ka_err err;
     ka_record_add(run->record, "answer", answer_json(answer));
-    if (run->job.current && ka_state_snapshot_get(run->state, run->job.current, &current, &err))
+    if (run->job.current && ka_state_snapshot_head(run->state, run->job.current, &current, &err))
         ka_log(KA_LOG_ERROR, "%s: %s", run->name, err.msg);
     int rc = ka_answer_apply(answer, run->forward, current.backward ? current.backward : "", &backward, &err);
     ka_snapshot_free(&current);

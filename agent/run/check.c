@@ -87,7 +87,7 @@ static void conclude(struct ka_run *run)
     struct ka_snapshot snapshot;
     int rc = ka_state_snapshot_judge(run->state, check->snapshot, verdict, check->facts, cost, &err);
     if (rc == 0)
-        rc = ka_state_snapshot_get(run->state, check->snapshot, &snapshot, &err);
+        rc = ka_state_snapshot_head(run->state, check->snapshot, &snapshot, &err);
     struct ka_event event = {
         .type = rc ? KA_EV_INTERNAL : KA_EV_CHECKED,
         .op = run->job.op,
@@ -519,7 +519,7 @@ static void on_scanned(struct ka_run *run, const struct ka_op_result *result)
 static int write_pair(struct ka_run *run, int64_t snapshot, struct ka_err *err)
 {
     struct ka_snapshot stored;
-    int rc = ka_state_snapshot_get(run->state, snapshot, &stored, err);
+    int rc = ka_state_snapshot_head(run->state, snapshot, &stored, err);
     if (rc)
         return rc;
     struct ka_buf pair = {0};
@@ -528,7 +528,7 @@ static int write_pair(struct ka_run *run, int64_t snapshot, struct ka_err *err)
     run->check->pair_path = ka_path_join(run->dir, name);
     rc = ka_compose_pair(run->forward, stored.backward, &pair, err);
     if (rc == 0)
-        rc = ka_file_write(run->check->pair_path, pair.data, pair.len, err);
+        rc = ka_file_put(run->check->pair_path, pair.data, pair.len, err);
     ka_buf_free(&pair);
     ka_snapshot_free(&stored);
     return rc;
