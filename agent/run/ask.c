@@ -19,6 +19,11 @@
 
 /* ---- what the model is told */
 
+static bool has_tools(const struct ka_run *run)
+{
+    return run->app->backend == KA_BACKEND_OPENAI;
+}
+
 struct question {
     struct ka_prompt_input input;
     struct ka_prompt prompt;
@@ -135,7 +140,7 @@ static int question_build(struct question *question, struct ka_run *run, enum ka
     bool gpu = strcmp(run->app->device, "cuda") == 0;
     struct ka_prompt_input *input = &question->input;
     input->phase = prompt_phase(phase);
-    input->tools = run->app->backend == KA_BACKEND_OPENAI;
+    input->tools = has_tools(run);
     input->stub = json_string_value(json_object_get(json_object_get(run->inspect, "stub"), "name"));
     input->device = gpu ? "an NVIDIA GPU"
                         : "the CPU interpreter of Triton, and compiled for the target without running there";
@@ -259,7 +264,8 @@ static void take_answer(struct ka_run *run, const struct ka_chat_answer *answer)
     ka_record_add(run->record, "answer", answer_json(answer));
     if (run->job.current && ka_state_snapshot_head(run->state, run->job.current, &current, &err))
         ka_log(KA_LOG_ERROR, "%s: %s", run->name, err.msg);
-    int rc = ka_answer_apply(answer, run->forward, current.backward ? current.backward : "", &backward, &err);
+    int rc = ka_answer_apply(answer, run->forward, current.backward ? current.backward : "", has_tools(run),
+                             &backward, &err);
     ka_snapshot_free(&current);
     if (rc) {
         ka_log(KA_LOG_INFO, "%s: the answer cannot be used: %s", run->name, err.msg);
