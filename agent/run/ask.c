@@ -284,6 +284,13 @@ static void take_answer(struct ka_run *run, const struct ka_chat_answer *answer)
 
 /* ---- over HTTP */
 
+void ka_run_llm_trace(void *arg, void *op_arg, const char *event, const char *text)
+{
+    struct ka_run *run = op_arg;
+    (void)arg;
+    ka_record_add(run->record, "llm_trace", json_pack("{s:s, s:s}", "what", event, "text", text));
+}
+
 static void on_llm(void *arg, uint64_t op, const struct ka_llm_result *result)
 {
     struct ka_run *run = arg;
@@ -330,6 +337,7 @@ static void take_mail(struct ka_run *run, int rc, const struct ka_chat_answer *a
         return;
     }
     count_tokens(run, 0, 0);
+    ka_record_add(run->record, "bad_answer", json_pack("{s:s}", "problem", problem));
     set_feedback(run, problem, NULL);
     ka_log(KA_LOG_WARN, "%s: %s", run->name, problem);
     ka_run_post_type(run, KA_EV_BAD_ANSWER);
