@@ -603,7 +603,7 @@ void ka_llm_config_init(struct ka_llm_config *config)
         .max_bad_answers = 2,
         .backoff_ms = 1000,
         .backoff_max_ms = 60 * 1000,
-        .max_answer_bytes = (size_t)4 << 20,
+        .max_answer_bytes = (size_t)1 << 20, /* twice the longest backward part that is taken */
     };
 }
 
