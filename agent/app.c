@@ -167,6 +167,8 @@ static int open_llm(struct ka_app *app, struct ka_err *err)
 /* A missing default store is no error: the run goes on without similar pairs, and says so. */
 static int open_store(struct ka_app *app, struct ka_err *err)
 {
+    if (app->opts->no_retrieval)
+        return 0;
     char *path = ka_app_store_path(app->opts, app->share);
     struct ka_err why;
     int rc = ka_store_open(path, KA_STORE_READ, &app->store, &why);
