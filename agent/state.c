@@ -280,7 +280,6 @@ static int read_snapshot(struct ka_state *state, const char *sql, int64_t id, bo
     sqlite3_bind_int64(stmt, 1, id);
     if (sqlite3_step(stmt) == SQLITE_ROW) {
         *out = (struct ka_snapshot){
-            .id = id,
             .parent = sqlite3_column_int64(stmt, 0),
             .hash = column_copy(stmt, 1),
             .phase = column_copy(stmt, 2),
@@ -290,6 +289,7 @@ static int read_snapshot(struct ka_state *state, const char *sql, int64_t id, bo
             .cost = sqlite3_column_type(stmt, 6) == SQLITE_NULL ? INFINITY : sqlite3_column_double(stmt, 6),
             .verdict = judged ? parse_column(stmt, 7) : NULL,
             .facts = judged ? parse_column(stmt, 8) : NULL,
+            .id = judged ? sqlite3_column_int64(stmt, 9) : id,
         };
     } else {
         rc = ka_fail(err, -ENOENT, "%s: no snapshot %lld", state->path, (long long)id);
@@ -302,13 +302,22 @@ static int read_snapshot(struct ka_state *state, const char *sql, int64_t id, bo
 
 int ka_state_snapshot_get(struct ka_state *state, int64_t id, struct ka_snapshot *out, struct ka_err *err)
 {
-    return read_snapshot(state, "SELECT " HEAD_COLUMNS ", verdict, facts FROM snapshot WHERE id = ?1", id,
+    return read_snapshot(state, "SELECT " HEAD_COLUMNS ", verdict, facts, id FROM snapshot WHERE id = ?1", id,
                          true, out, err);
 }
 
 int ka_state_snapshot_head(struct ka_state *state, int64_t id, struct ka_snapshot *out, struct ka_err *err)
 {
     return read_snapshot(state, "SELECT " HEAD_COLUMNS " FROM snapshot WHERE id = ?1", id, false, out, err);
+}
+
+int ka_state_snapshot_twin(struct ka_state *state, int64_t id, struct ka_snapshot *out, struct ka_err *err)
+{
+    return read_snapshot(state,
+                         "SELECT " HEAD_COLUMNS
+                         ", verdict, facts, id FROM snapshot WHERE verdict IS NOT NULL AND hash = (SELECT "
+                         "hash FROM snapshot WHERE id = ?1) ORDER BY id LIMIT 1",
+                         id, true, out, err);
 }
 
 int64_t ka_state_snapshot_count(struct ka_state *state)

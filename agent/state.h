@@ -53,6 +53,8 @@ int ka_state_snapshot_judge(struct ka_state *state, int64_t id, const json_t *ve
 int ka_state_snapshot_get(struct ka_state *state, int64_t id, struct ka_snapshot *out, struct ka_err *err);
 /* Likewise, without verdict and facts: these are large. */
 int ka_state_snapshot_head(struct ka_state *state, int64_t id, struct ka_snapshot *out, struct ka_err *err);
+/* The first snapshot with the content of `id` that has a verdict, perhaps that one itself; -ENOENT if there is none. */
+int ka_state_snapshot_twin(struct ka_state *state, int64_t id, struct ka_snapshot *out, struct ka_err *err);
 int64_t ka_state_snapshot_count(struct ka_state *state);
 void ka_snapshot_free(struct ka_snapshot *snapshot); /* the content, not the struct */
 

@@ -93,10 +93,14 @@ def test_patch_that_does_not_apply_is_told_and_asked_again(
 def test_optimisation_that_breaks_the_gradient_is_rolled_back(
     agent: Agent, forward: Path, endpoint: Start
 ) -> None:
-    model = endpoint([{"text": fenced(BACKWARD)}, {"text": fenced(WRONG)}])
-    done = run(agent, forward, model.url, "--patience-perf", "1")
+    model = endpoint([{"text": fenced(BACKWARD)}, {"text": fenced(WRONG)}], "--repeat")
+    done = run(agent, forward, model.url, "--patience-perf", "2")
     assert done.code == 0, done.err
-    assert done.result["rollbacks"] == 1 and done.result["attempts"] == 2
+    assert done.result["rollbacks"] == 2 and done.result["attempts"] == 3
+    # The second wrong answer is the first one again: it has its verdict, without a check of its own.
+    assert "byte for byte" in done.err
+    assert [event["op"] for event in events(done.result, "child")].count("candidate") == 2
+    assert [event["verdict"]["verified"] for event in events(done.result, "verdict")] == [True, False, False]
     assert "range(0, M)" in Path(done.result["pair"]).read_text()
 
 

@@ -162,6 +162,27 @@ static void state__snapshot__comes_back_with_its_verdict(void **state)
     assert_int_equal(ka_state_snapshot_get(fixture->state, 999, &read, NULL), -ENOENT);
 }
 
+static void state__twin__is_the_first_judged_snapshot_with_the_same_content(void **state)
+{
+    struct fixture *fixture = *state;
+    struct ka_snapshot snapshot = {.phase = "draft", .origin = "differentiator", .backward = "x = 1\n"}, twin;
+    json_t *verdict = json_pack("{s:b}", "verified", 0);
+    int64_t first, other, again;
+    assert_int_equal(ka_state_snapshot_add(fixture->state, &snapshot, &first, NULL), 0);
+    assert_int_equal(ka_state_snapshot_twin(fixture->state, first, &twin, NULL), -ENOENT);
+    assert_int_equal(ka_state_snapshot_judge(fixture->state, first, verdict, NULL, 3.5, NULL), 0);
+    snapshot.phase = "optimise";
+    assert_int_equal(ka_state_snapshot_add(fixture->state, &snapshot, &again, NULL), 0);
+    snapshot.backward = "x = 2\n";
+    assert_int_equal(ka_state_snapshot_add(fixture->state, &snapshot, &other, NULL), 0);
+    assert_int_equal(ka_state_snapshot_twin(fixture->state, other, &twin, NULL), -ENOENT);
+    assert_int_equal(ka_state_snapshot_twin(fixture->state, again, &twin, NULL), 0);
+    assert_int_equal(twin.id, first);
+    assert_true(twin.cost == 3.5 && json_equal(twin.verdict, verdict));
+    ka_snapshot_free(&twin);
+    json_decref(verdict);
+}
+
 static void state__second_handle__is_refused_while_the_first_is_open(void **state)
 {
     struct fixture *fixture = *state;
@@ -194,6 +215,8 @@ int main(void)
                                         teardown),
         cmocka_unit_test_setup_teardown(state__same_candidate_twice__has_one_snapshot, setup, teardown),
         cmocka_unit_test_setup_teardown(state__snapshot__comes_back_with_its_verdict, setup, teardown),
+        cmocka_unit_test_setup_teardown(state__twin__is_the_first_judged_snapshot_with_the_same_content,
+                                        setup, teardown),
         cmocka_unit_test_setup_teardown(state__second_handle__is_refused_while_the_first_is_open, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(state__missing_or_foreign_file__is_refused_with_its_path, setup,
