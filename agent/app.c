@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cache.h"
 #include "files.h"
 #include "io/child.h"
 #include "io/llm.h"
@@ -225,6 +226,7 @@ void ka_app_close(struct ka_app *app)
         uv_walk(&app->loop, count_handle, &left);
         ka_log(KA_LOG_ERROR, "internal: %d handles left open at exit", left);
     }
+    ka_cache_close(app->cache);
     ka_search_close(app->search);
     ka_store_close(app->store);
     if (app->api_key)

@@ -7,6 +7,7 @@
 #include "core/base.h"
 #include "opts.h"
 
+struct ka_cache;
 struct ka_children;
 struct ka_llm;
 struct ka_store;
@@ -18,6 +19,8 @@ struct ka_app {
     struct ka_opts *opts;
     uv_loop_t loop;
     struct ka_children *children;
+    struct ka_cache *cache;   /* of compiled kernels; NULL: not opened yet (compile.h), or none */
+    bool cache_asked;         /* no need to try again */
     struct ka_llm *llm;       /* NULL unless the backend is openai */
     struct ka_store *store;   /* NULL when there is none; the log says so */
     struct ka_search *search; /* rows of the store, in memory */

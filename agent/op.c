@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cache.h"
 #include "hash.h"
 #include "io/child.h"
 #include "log.h"
@@ -155,6 +156,8 @@ static char *request_text(const struct ka_op *op, json_t *extra)
     json_object_set_new(request, "device", json_string(op->app->device));
     json_object_set_new(request, "target", json_string(opts->target));
     json_object_set_new(request, "dtype", opts->dtype[0] ? json_string(opts->dtype) : json_null());
+    const struct ka_cache *cache = op->app->cache;
+    json_object_set_new(request, "compiled", cache ? json_string(ka_cache_folder(cache)) : json_null());
     char *text = json_dumps(request, JSON_COMPACT);
     json_decref(request);
     return text;
@@ -185,13 +188,13 @@ int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, 
     op->arg = arg;
     snprintf(op->nonce, sizeof(op->nonce), "%016" PRIx64 "%016" PRIx64, ka_random_u64(), ka_random_u64());
     char *text = request_text(op, extra);
-    const char *readable[] = {op->file};
+    const char *readable[] = {op->file, app->cache ? ka_cache_folder(app->cache) : NULL};
     struct ka_child_req request = {
         .request = text,
         .python = app->python,
         .package_dir = app->package_dir,
         .ro = readable,
-        .ro_count = KA_COUNT(readable),
+        .ro_count = app->cache ? 2 : 1,
         .device = app->device,
         .require = app->opts->require_sandbox,
         .role = role_of(op->operation),

@@ -38,6 +38,7 @@ _PRELOADED = (
     "triton.language",
     "triton.runtime.interpreter",
     "kernel_agent.child",
+    "kernel_agent.compiled",
     "kernel_agent.inspect",
     "kernel_agent.oracle",
     "kernel_agent.candidate",
