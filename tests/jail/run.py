@@ -59,13 +59,15 @@ class World:
         self.jail = jail
         self.base = Path(tempfile.mkdtemp(prefix="ka-escape-", dir=os.environ.get("KA_TEST_BASE")))
         self.victim, self.other = self.base / "victim", self.base / "other"
-        self.scratch = self.base / "scratch"
+        self.scratch, self.cache = self.base / "scratch", self.base / "cache"
         self.sockets: list[socket.socket] = []
         self.context: dict[str, Any] = {
             "token": TOKEN,
             "victim": str(self.victim),
             "key": str(self.victim / "key"),
             "other": str(self.other),
+            "cache": str(self.cache),
+            "entry": str(self.cache / "entry"),
             "daemon": os.getpid(),
             "marker": f"ka-marker-{TOKEN[:12]}",
             "shm": f"ka-{TOKEN[:12]}",
@@ -77,7 +79,7 @@ class World:
         self._shared_memory()
 
     def _files(self) -> None:
-        for folder in (self.victim, self.other, self.victim / "cache"):
+        for folder in (self.victim, self.other, self.cache):
             folder.mkdir(mode=0o700)
         (self.victim / "key").write_text(TOKEN)
         (self.other / "result.json").write_text(TOKEN)
@@ -94,7 +96,9 @@ class World:
             else:
                 path.unlink(missing_ok=True)
         (self.victim / "spare").write_text("spare")
-        (self.victim / "cache" / "kernel.so").write_text("good")
+        shutil.rmtree(self.cache)
+        self.cache.mkdir(mode=0o700)
+        (self.cache / "entry").write_text("good")
         (self.victim / "key").chmod(0o600)
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir(mode=0o700)
@@ -156,6 +160,8 @@ class World:
             str(write_end),
             "--ro",
             str(HERE),
+            "--ro",
+            str(self.cache),
         ]
         command += [*options, "--", sys.executable, str(HERE / script), *arguments]
         process = subprocess.Popen(
@@ -167,7 +173,7 @@ class World:
         with os.fdopen(read_end) as report:
             line = report.readline()
         outcome.layers = json.loads(line)["layers"] if line else {}
-        outcome.left = bool(after) and self.has_survivors()
+        outcome.left = self.is_hurt(after)
         return outcome
 
     def bare(self, name: str) -> Outcome:
@@ -195,12 +201,26 @@ class World:
             time.sleep(0.1)
             return Outcome("REFUSED killed", process.returncode)
         try:
-            out, err = process.communicate(timeout=5 if after else LIMIT_S)
+            out, err = process.communicate(timeout=5 if after in ("process", "killed") else LIMIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             out, err = process.communicate() if not after else ("", "")
         lines = [line for line in out.splitlines() if line.strip()]
         return Outcome(lines[-1] if lines else "", process.returncode, stderr=err)
+
+    def is_hurt(self, after: str) -> bool:
+        """What an attempt is after, besides what it says: a process that is left, or a peer that is not."""
+        if after == "peer":
+            return self._peer_died()
+        return bool(after) and self.has_survivors()
+
+    def _peer_died(self) -> bool:
+        try:
+            self.peer.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            return False
+        self._peer()
+        return True
 
     def has_survivors(self) -> bool:
         """Processes with our marker; ended here, by number."""
