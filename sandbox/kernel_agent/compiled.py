@@ -148,12 +148,12 @@ def _build_kernel(source: Source, folder: Path) -> dict[str, Any]:
     target = GPUTarget(*source.target)
     backend = make_backend(target)
     options = backend.parse_options(dict(source.options))
-    path = folder / "kernel.ttir"
-    path.write_text(source.text)
+    (folder / "kernel.ttir").write_text(source.text)
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
-    product = ir.parse_mlir_module(str(path), context)
+    with contextlib.chdir(folder):  # the path gets into the binary, and the same source gives the same bytes
+        product = ir.parse_mlir_module("kernel.ttir", context)
     product.context = context
     before = {"target": target, **vars(options)}
     metadata = dict(before)

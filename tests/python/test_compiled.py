@@ -79,6 +79,7 @@ def test_build__from_the_source__is_what_triton_compiles_from_the_python(write):
     whole = triton.compile(kernel, target=compiler.target, options=options.__dict__)
     assert entry["facts"] == compiled.binary_facts(whole.asm["cubin"], whole.metadata.shared)
     assert entry["metadata"]["name"] == whole.metadata.name and entry["asm"]["ttgir"]
+    assert compiled.build(source) == entry, "the same source gives the same bytes"
 
 
 def test_installed__entry_in_the_cache__is_loaded_instead_of_compiled(write, tmp_path, unpatched):
