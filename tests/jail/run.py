@@ -35,7 +35,8 @@ from warm import Zygote, warm_attempts
 HERE = Path(__file__).resolve().parent
 LAYERS = ("limits", "caps", "pid", "mount", "net", "landlock", "seccomp", "cgroup")
 TOKEN = os.urandom(16).hex()
-LIMIT_S = 60
+LIMIT_S = 120
+PATIENCE_S = 10
 NEED_TORCH = ("gradient_check", "triton_in_the_interpreter", "cuda", "triton_on_the_gpu")
 
 
@@ -147,7 +148,9 @@ class World:
 
     # ---- one run ----
 
-    def run(self, script: str, arguments: list[str], options: list[str], after: str = "") -> Outcome:
+    def run(
+        self, script: str, arguments: list[str], options: list[str], after: str = "", control: bool = False
+    ) -> Outcome:
         self.refresh()
         read_end, write_end = os.pipe()
         secret = os.open(self.context["key"], os.O_RDONLY)
@@ -173,7 +176,7 @@ class World:
         with os.fdopen(read_end) as report:
             line = report.readline()
         outcome.layers = json.loads(line)["layers"] if line else {}
-        outcome.left = self.is_hurt(after)
+        outcome.left = self.is_hurt(after, control)
         return outcome
 
     def bare(self, name: str) -> Outcome:
@@ -198,43 +201,56 @@ class World:
             process.stdout.readline()
             process.kill()
             process.wait()
-            time.sleep(0.1)
             return Outcome("REFUSED killed", process.returncode)
+        if after == "process":  # what it leaves behind holds the pipes
+            return Outcome("REFUSED ended", process.wait(LIMIT_S))
         try:
-            out, err = process.communicate(timeout=5 if after in ("process", "killed") else LIMIT_S)
+            out, err = process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            out, err = process.communicate() if not after else ("", "")
+            out, err = process.communicate()
         lines = [line for line in out.splitlines() if line.strip()]
         return Outcome(lines[-1] if lines else "", process.returncode, stderr=err)
 
-    def is_hurt(self, after: str) -> bool:
-        """What an attempt is after, besides what it says: a process that is left, or a peer that is not."""
-        if after == "peer":
-            return self._peer_died()
-        return bool(after) and self.has_survivors()
+    def is_hurt(self, after: str, control: bool) -> bool:
+        """What an attempt is after, besides what it says: a process that is left, or a peer that is not.
 
-    def _peer_died(self) -> bool:
+        Dying takes a while on a busy machine: what should be dead is given time to die, and in a control what should be
+        alive the time to die of its own."""
+        if after == "peer":
+            return self._peer_died(PATIENCE_S if control else 1)
+        if not after:
+            return False
+        if control:
+            time.sleep(1)
+        return self.has_survivors(0 if control else PATIENCE_S)
+
+    def _peer_died(self, patience: float) -> bool:
         try:
-            self.peer.wait(timeout=1)
+            self.peer.wait(timeout=patience)
         except subprocess.TimeoutExpired:
             return False
         self._peer()
         return True
 
-    def has_survivors(self) -> bool:
-        """Processes with our marker; ended here, by number."""
-        found = False
+    def has_survivors(self, patience: float) -> bool:
+        """Processes with our marker that are left after a while; ended here, by number."""
+        deadline = time.monotonic() + patience
+        while (found := self._marked()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return bool(found)
+
+    def _marked(self) -> list[int]:
+        found = []
         for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                command = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if self.context["marker"].encode() in command:
-                found = True
-                os.kill(int(entry.name), signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and self.context["marker"].encode() in (
+                    entry / "cmdline"
+                ).read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
         return found
 
 
@@ -289,7 +305,7 @@ def attempt_once(world: World, name: str, attempt: Attempt, given: dict[str, boo
         control = world.bare(name)
     else:
         options = [*options_without(attempt.stopped_by), *attempt.options]
-        control = world.run("attempts.py", arguments, options, attempt.after)
+        control = world.run("attempts.py", arguments, options, attempt.after, control=True)
         wanted = {layer: given[layer] and layer not in needed for layer in LAYERS}
         if control.layers and control.layers != wanted:
             tally.failures.append(f"{name}: control ran with {control.layers}")
@@ -419,7 +435,7 @@ def nothing_left(world: World, tally: Tally, count: int) -> None:
     subprocess.run(
         [str(world.jail), "--scratch", str(world.scratch), "--", "/bin/true"], check=True
     )  # sweeps groups
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while (after := _census(world, started)) != before and time.monotonic() < deadline:
         time.sleep(0.05)
     tally.check(after == before, f"{count} checks left {after} where there was {before}")

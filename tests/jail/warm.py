@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parents[1] / "sandbox" / "kernel_agent"
-LIMIT_S = 60
+LIMIT_S = 120
 
 CHILD = """
 import json, sys
@@ -106,7 +106,7 @@ class Zygote:
             lines[-1] if lines else "",
             int(ended[2]),
             layers,
-            left=world.is_hurt(after),
+            left=world.is_hurt(after, control=False),
         )
 
     def _wait(self, pidfd: int, out: int, after: str) -> str:
