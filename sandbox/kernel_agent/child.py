@@ -26,6 +26,7 @@ _OPERATIONS = {
     "differentiate": "kernel_agent.differentiate.op",
 }
 _COMPILING = ("candidate", "differentiate", "facts", "oracle")
+_NEEDED = ("torch", "triton", "numpy")
 
 
 def main(argv: list[str]) -> int:
@@ -72,6 +73,11 @@ def _operation(request: dict[str, Any]) -> Callable[[dict[str, Any], Path], dict
 def _error(exc: BaseException, result: dict[str, Any]) -> Unusable:
     if isinstance(exc, Unusable):
         return exc
+    if isinstance(exc, ModuleNotFoundError) and exc.name in _NEEDED:
+        message = f"{sys.executable} has no module {exc.name}"
+        return Unusable(
+            "internal", message, remedy="name a Python with torch, triton and numpy: --python PATH"
+        )
     error = Unusable("internal", f"{result['op'] or 'request'}: {describe(exc)}")
     own = [str(path) for path in Path(__file__).parent.rglob("*.py")]
     error.traceback = filtered_traceback(exc, own)
