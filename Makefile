@@ -122,8 +122,8 @@ check:   ## C unit tests, Python and end-to-end tests under sanitizers (SAN=addr
 bench: $(BUILD)/tests/bench_search $(PROGRAMS) store   ## search, embedding, memory, time per turn: bench/results/bench-cpu.json
 	$(PYTHON) scripts/bench.py --build $(BUILD) --out bench/results/bench-cpu.json
 
-bench-jail: $(PROGRAMS)   ## cold and warm starts, and what each layer costs
-	$(PYTHON) scripts/bench_jail.py --jail $(BUILD)/ka-jail
+bench-jail: $(PROGRAMS)   ## cold and warm starts, layers, cached kernels: bench/results/jail-latency-cpu.json
+	$(PYTHON) scripts/bench_jail.py --jail $(BUILD)/ka-jail --out bench/results/jail-latency-cpu.json
 
 $(BUILD)/tests/bench_search: tests/bench/bench_search.c $(BUILD)/libka.a
 	@mkdir -p $(@D)
