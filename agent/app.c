@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cache.h"
 #include "files.h"
 #include "io/child.h"
 #include "io/llm.h"
@@ -80,15 +81,49 @@ char *ka_app_store_path(const struct ka_opts *opts, const char *share)
     return ka_path_join(share, "pairs.db");
 }
 
-static char *find_python(const struct ka_app *app)
+char *ka_app_find_python(const char *wanted, const char *share, const char **why_not)
 {
-    if (app->opts->python)
-        return ka_strdup(app->opts->python);
-    char *own = ka_path_join(app->share, ".venv/bin/python");
-    if (access(own, X_OK) == 0)
+    struct stat st;
+    *why_not = NULL;
+    if (wanted)
+        return ka_strdup(wanted);
+    char *own = share ? ka_path_join(share, ".venv/bin/python") : NULL;
+    if (own && access(own, X_OK) == 0)
         return own;
+    if (own && lstat(own, &st) == 0) /* often a link into the home of whoever set it up */
+        *why_not = "the .venv of this installation cannot be used by this user";
     free(own);
     return ka_strdup("/usr/bin/python3");
+}
+
+static char *find_python(const struct ka_app *app)
+{
+    const char *why_not;
+    char *python = ka_app_find_python(app->opts->python, app->share, &why_not);
+    if (why_not)
+        ka_log(KA_LOG_WARN, "%s: trying %s (--python PATH names another)", why_not, python);
+    return python;
+}
+
+/* A wrong word would else be found out by each child for itself. */
+static int check_sandbox_words(const char *wanted, struct ka_err *err)
+{
+    static const char *const known[] = {"none", "default", "full", "all",      "limits",  "caps",
+                                        "pid",  "mount",   "net",  "landlock", "seccomp", "cgroup"};
+    for (const char *at = wanted;; at++) {
+        size_t len = strcspn(at, "+"), i = 0;
+        while (i < KA_COUNT(known) && (strlen(known[i]) != len || memcmp(known[i], at, len) != 0))
+            i++;
+        if (i == KA_COUNT(known))
+            return ka_fail(
+                err, -EINVAL,
+                "--require-sandbox: '%.*s' is not full, all, none, or layers (limits caps pid mount net "
+                "landlock seccomp cgroup) joined with '+'",
+                (int)len, at);
+        at += len;
+        if (!*at)
+            return 0;
+    }
 }
 
 static char *find_device(const struct ka_opts *opts)
@@ -211,7 +246,7 @@ int ka_app_open(struct ka_app *app, struct ka_opts *opts, bool with_model, struc
                 strerror(errno));
         return 2;
     }
-    if (read_key(app, err))
+    if (check_sandbox_words(opts->require_sandbox, err) || read_key(app, err))
         return 2;
     if (with_model && (choose_backend(app, err) || open_llm(app, err) || open_store(app, err)))
         return 2;
@@ -236,6 +271,7 @@ void ka_app_close(struct ka_app *app)
         uv_walk(&app->loop, count_handle, &left);
         ka_log(KA_LOG_ERROR, "internal: %d handles left open at exit", left);
     }
+    ka_cache_close(app->cache);
     ka_search_close(app->search);
     ka_store_close(app->store);
     if (app->api_key)

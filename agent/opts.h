@@ -48,6 +48,8 @@ struct ka_opts {
     char *python;
     char *require_sandbox;
     int deadline;
+    bool no_compile_cache;
+    int compile_cache_mb;
     /* output */
     bool json;
     bool quiet;

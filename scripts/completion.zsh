@@ -49,6 +49,8 @@ options=(
     '--dtype[dtype for make_args]:dtype:(float32 float16 bfloat16 float64)'
     '--python[interpreter of the sandbox]:python:_files'
     '--require-sandbox[refuse to run with less]:layers:(full landlock+seccomp none)'
+    '--no-compile-cache[compile every kernel anew]'
+    '--compile-cache-mb[size of the cache of compiled kernels]:megabytes:'
     '--deadline[longest time for one child]:seconds:'
     '--json[one result object on stdout]'
     '--quiet[errors only]'

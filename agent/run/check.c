@@ -182,12 +182,19 @@ static void reject(struct ka_run *run, const char *rule, const char *text)
 
 /* ---- measured facts, only for what is verified */
 
+static void on_compiled(struct ka_run *run, json_t *facts)
+{
+    run->check->facts = facts;
+    conclude(run);
+}
+
 static void on_facts(struct ka_run *run, const struct ka_op_result *result)
 {
-    if (result->status == KA_OP_OK)
-        run->check->facts = json_deep_copy(result->doc);
-    else
-        ka_log(KA_LOG_WARN, "%s: no compile facts: %s", run->name, result->message);
+    if (result->status == KA_OP_OK) {
+        ka_run_compile(run, result, on_compiled);
+        return;
+    }
+    ka_log(KA_LOG_WARN, "%s: no compile facts: %s", run->name, result->message);
     conclude(run);
 }
 

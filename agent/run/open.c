@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
+#include "compile.h"
 #include "core/compose.h"
 #include "files.h"
 #include "hash.h"
@@ -144,6 +145,13 @@ int ka_run_save_start(struct ka_run *run, struct ka_err *err)
     return rc ? rc : ka_state_commit(run->state, err);
 }
 
+/* Torch is imported while the run still reads and retrieves, also by the zygote of the candidates, which has work last. */
+static void warm(struct ka_app *app)
+{
+    ka_children_warm(app->children, app->python, app->package_dir, app->device);
+    ka_compile_warm(app);
+}
+
 /* The first command is given from the loop, so that `done` never runs from inside start or resume. */
 static void on_first_turn(uv_timer_t *timer)
 {
@@ -164,6 +172,7 @@ static void begin(struct ka_run *run)
     run->timer.data = run;
     run->timer_open = true;
     uv_timer_start(&run->timer, on_first_turn, 0, 0);
+    warm(run->app);
 }
 
 int ka_run_start(struct ka_app *app, const char *file, enum ka_run_mode mode, ka_run_done_fn done, void *arg,
