@@ -48,6 +48,12 @@ class Scope:
     def text(self) -> list[str]:
         return [line for section in self.lines for line in section]
 
+    def inside(self, other: Scope) -> bool:
+        scope: Scope | None = self
+        while scope is not None and scope is not other:
+            scope = scope.parent
+        return scope is other
+
 
 @dataclass
 class Emitted:
@@ -163,9 +169,14 @@ class Emitter:
 
     def line(self, section: int, text: str, note: int | None = None) -> None:
         if note is not None and 0 < note <= len(self.source):
+            room = WIDTH - 4 - 4 * self.depth() - len(text)
             comment = self.statement(note)
-            if comment and len(text) + len(comment) < WIDTH - 6 - 4 * self.depth():
+            if len(comment) > room >= 24:
+                comment = comment[: room - 3].rstrip() + "..."
+            if 0 < len(comment) <= room:
                 text = f"{text}  # {comment}"
+            else:
+                self.scope.lines[section].append(f"# line {note}: {comment}"[: WIDTH - 4 * self.depth()])
         self.scope.lines[section].extend(break_line(text, WIDTH - 4 * self.depth()))
 
     def statement(self, line: int) -> str:
@@ -336,8 +347,12 @@ class Emitter:
             self.assign(name, text)
 
     def assign(self, name: str, text: str) -> None:
-        start = f"{name} + "
-        self.line(WRITE, f"{name} += {text[len(start) :]}" if text.startswith(start) else f"{name} = {text}")
+        for sign in "+-":
+            start = f"{name} {sign} "
+            if text.startswith(start) and (sign == "+" or _one_term(text[len(start) :])):
+                self.line(WRITE, f"{name} {sign}= {text[len(start) :]}")
+                return
+        self.line(WRITE, f"{name} = {text}")
 
     def accumulator(self, out: Node) -> str | None:
         """The carry that an `if` adds to, when nothing else needs its old value: it is updated in place."""
@@ -467,10 +482,9 @@ class Emitter:
         scope = self.scope
         while scope.region.cond is not None and scope.parent is not None:  # an `if` hides nothing
             scope = scope.parent
-        at = self.stack.index(scope)
-        taken = self.reserved.union(
-            *(scope.own for scope in self.stack), *(scope.below for scope in self.stack[at:])
-        )
+        inner = [s for s in self.stack if s.inside(scope)]
+        around = [s for s in self.stack if scope.inside(s)]
+        taken = self.reserved.union(*(s.own for s in (*around, *inner)), *(s.below for s in inner))
         name, n = hint, 1
         while name in taken:
             n += 1
@@ -534,7 +548,7 @@ class Emitter:
             return (
                 UPSTREAM if node.op in ("load", "cast") and node.args[0].op in ("param", "load") else REVERSE
             )
-        return RECOMPUTE if node.is_float or node.reverse else INDICES
+        return RECOMPUTE if node.is_float else INDICES
 
     def inline(self, node: Node) -> bool:
         if node.op in _TRIVIAL or (self.inlining and self.home(node) is self.scope.region):
@@ -738,6 +752,16 @@ class Emitter:
         if value == 0 and shape:
             return f"{self.tl}.zeros({self.shape(shape)}, {self.dtype(dtype)})"
         return f"{self.tl}.full({self.shape(shape)}, {_number(value)}, {self.dtype(dtype)})"
+
+
+def _one_term(text: str) -> bool:
+    """Whether a text has no sum outside brackets: `c - a + b` is not `c -= a + b`."""
+    depth = 0
+    for i, char in enumerate(text):
+        depth += (char in "([{") - (char in ")]}")
+        if depth == 0 and text[i : i + 3] in (" + ", " - "):
+            return False
+    return True
 
 
 def _number(value: object) -> str:
