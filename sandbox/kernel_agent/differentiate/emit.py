@@ -6,13 +6,15 @@ of lines per section (indices, recompute, upstream, reverse, write), so that the
 
 from __future__ import annotations
 
+import json
 import keyword
 import math
 from dataclasses import dataclass, field
 
 from .demand import Demand, effects_of, places
-from .ir import Carry, For, GradWrite, Graph, If, Node, Region, TapeStore, is_float
-from .lines import WIDTH, break_line, wrap
+from .ir import Carry, For, GradWrite, Graph, If, Node, Region, TapeStore, is_float, walk
+from .lines import WIDTH, break_line, folded, shortened, wrap
+from .names import stem, suggested
 from .simplify import is_zero
 from .values import Kernel, dtype_text
 
@@ -86,6 +88,7 @@ class Emitter:
         self.extra: dict[str, None] = {}
         self.scope = Scope(self.g.top, None)
         self.stack = [self.scope]
+        self.advised: set[str] = set()  # what a comment has said already
         self.inlining = False  # the condition of a while loop stands before its body
 
     # entry
@@ -93,6 +96,7 @@ class Emitter:
     def emit(self, effects: list, decisions: list[str]) -> Emitted:
         self.demand = Demand(effects)
         self.places = places(self.demand, effects, self.g.top)
+        self.addresses = self._addresses(effects)
         self.effects(effects)
         body = self._sections()
         params = [n for n in self.kernel.args if n in self.params]
@@ -107,7 +111,9 @@ class Emitter:
             if len(head) > 3:
                 head[-1] += "  # fmt: skip"
         notes = (
-            ["    # assumptions and decisions"] + [f"    # - {line}" for line in decisions]
+            ["    # assumptions and decisions"]
+            + ["    # " + part for line in decisions for part in folded(f"- {line}", WIDTH - 6)]
+            + [""]
             if decisions
             else []
         )
@@ -116,6 +122,24 @@ class Emitter:
             + "\n"
         )
         return Emitted(self.name, text, params, list(self.upstream), list(self.gradients), list(self.extra))
+
+    def _addresses(self, effects: list) -> dict[Node, str]:
+        """Offsets and masks, named after the first pointer that they are used with."""
+        found: dict[Node, str] = {}
+        for item in (*sorted(self.demand.seen, key=lambda n: n.id), *walk(effects)):
+            if isinstance(item, Node) and item.op == "load":
+                base, offset = item.args[:2]
+                name = stem(base.attrs["name"])
+            elif isinstance(item, GradWrite):
+                name, offset = stem(item.base.attrs["name"]), item.offset
+            elif isinstance(item, TapeStore):
+                name, offset = item.buffer, item.index
+            else:
+                continue
+            if name.startswith(("spill_", "tape_")):
+                name = name.split("_")[0]
+            found.setdefault(offset, f"{name}_offs")
+        return found
 
     def _sections(self) -> list[str]:
         out: list[str] = []
@@ -153,6 +177,11 @@ class Emitter:
             section = max(section, s3)
         if write.kind != "store":
             parts.append('sem="relaxed"')
+        if write.advice:
+            advice = "as above" if write.advice in self.advised else write.advice
+            self.advised.add(write.advice)
+            width = WIDTH - 4 * self.depth() - 2
+            self.scope.lines[WRITE] += ["# " + line for line in folded(f"SCHEDULE: {advice}", width)]
         self.line(WRITE, f"{self.tl}.{write.kind}({', '.join(parts)})")
 
     def tape_store(self, store: TapeStore) -> None:
@@ -171,12 +200,14 @@ class Emitter:
         if note is not None and 0 < note <= len(self.source):
             room = WIDTH - 4 - 4 * self.depth() - len(text)
             comment = self.statement(note)
-            if len(comment) > room >= 24:
-                comment = comment[: room - 3].rstrip() + "..."
+            if room >= 24:
+                comment = shortened(comment, room)
             if 0 < len(comment) <= room:
                 text = f"{text}  # {comment}"
             else:
-                self.scope.lines[section].append(f"# line {note}: {comment}"[: WIDTH - 4 * self.depth()])
+                self.scope.lines[section].append(
+                    shortened(f"# line {note}: {comment}", WIDTH - 4 * self.depth())
+                )
         self.scope.lines[section].extend(break_line(text, WIDTH - 4 * self.depth()))
 
     def statement(self, line: int) -> str:
@@ -333,13 +364,18 @@ class Emitter:
 
     def update(self, updates: list[tuple[str, str, Carry]]) -> None:
         """Assign the carries of the next iteration, all at once where one needs another's old value."""
-        phis = {carry.phi: name for name, _, carry in updates}
-        tangled = False
-        for _, _, carry in updates:
-            others = set(phis) - {carry.phi}
-            if others & self.inline_phis(carry.next):  # type: ignore[arg-type]
-                tangled = True
-        if tangled:
+        needs = {name: self.inline_phis(carry.next) - {carry.phi} for name, _, carry in updates}  # type: ignore[arg-type]
+        ordered: list[tuple[str, str, Carry]] = []
+        rest = list(updates)
+        while rest:  # next comes one whose old value none of the others needs
+            free = [u for u in rest if not any(u[2].phi in needs[o[0]] for o in rest if o is not u)]
+            if not free:
+                break
+            ordered.append(free[0])
+            rest.remove(free[0])
+        if not rest:
+            updates = ordered
+        else:
             left, right = ", ".join(u[0] for u in updates), ", ".join(u[1] for u in updates)
             self.line(WRITE, f"{left} = {right}")
             return
@@ -433,7 +469,7 @@ class Emitter:
             if blocks[1]:
                 lines += ["else:", *("    " + line for line in blocks[1])]
         elif blocks[1]:
-            lines += [f"if not ({cond}):", *("    " + line for line in blocks[1])]
+            lines += [f"if {_negated(cond)}:", *("    " + line for line in blocks[1])]
         for out in outs:
             outer.names[out] = (names[out], section)
 
@@ -539,8 +575,9 @@ class Emitter:
     def define(self, node: Node) -> None:
         text, _, section = self.render(node)
         section = max(section, self.own_section(node))
-        name = self.unique(node.hint or "t")
-        self.line(section, f"{name} = {text}", node.line if node.reverse and node.hint else None)
+        name = self.unique(node.hint or suggested(node, self.addresses))
+        adjoint = node.reverse and node.is_float and node.hint is not None
+        self.line(section, f"{name} = {text}", node.line if adjoint else None)
         self.scope.names[node] = (name, section)
 
     def own_section(self, node: Node) -> int:
@@ -559,11 +596,27 @@ class Emitter:
             return not node.hint
         if self.uniform(node, 4) and not node.hint:
             return True
+        if node in self.addresses and not self.brief(node, 5):
+            return False
         if self.home(node) is not self.scope.region and not self.home(node).inside(self.scope.region):
             return False
         return self.demand.uses[node] <= 1 and (
             not node.hint or node.reverse and not node.hint.startswith("d_")
         )
+
+    def brief(self, node: Node, size: int) -> bool:
+        """Whether an address reads well inside a call."""
+        if self.find(node) is not None or node.op in (
+            "const",
+            "constexpr",
+            "param",
+            "iv",
+            "phi",
+            "pid",
+            "arange",
+        ):
+            return size > 0
+        return size > 0 and all(self.brief(a, size - len(node.args)) for a in node.args)
 
     def uniform(self, node: Node, size: int) -> bool:
         """A small scalar of parameters: cheap enough to repeat."""
@@ -609,6 +662,9 @@ class Emitter:
         if op == "not":
             if args[0].op == "isnone":
                 return f"{sub(args[0].args[0], 5)} is not None", 4, section
+            if args[0].op == "compare" and args[0].attrs["cmp"] == "==" and self.find(args[0]) is None:
+                left, right = args[0].args
+                return f"{sub(left, 5)} != {sub(right, 5)}", 4, section
             return f"not {sub(args[0], 3)}", 3, section
         if op == "isnone":
             return f"{sub(args[0], 5)} is None", 4, section
@@ -764,10 +820,16 @@ def _one_term(text: str) -> bool:
     return True
 
 
+def _negated(cond: str) -> str:
+    if cond.count(" == ") == 1 and not any(word in cond for word in (" and ", " or ", "not ")):
+        return cond.replace(" == ", " != ")
+    return f"not {cond}" if cond.isidentifier() else f"not ({cond})"
+
+
 def _number(value: object) -> str:
     if isinstance(value, float):
         if math.isnan(value):
             return 'float("nan")'
         if value in (float("inf"), float("-inf")):
             return ("-" if value < 0 else "") + 'float("inf")'
-    return repr(value)
+    return json.dumps(value) if isinstance(value, str) else repr(value)

@@ -137,8 +137,9 @@ class GradWrite:
     region: Region
     line: int | None
     kind: str = "atomic_add"  # or "store", once proven disjoint
-    proof: str = ""
+    proof: str = ""  # why it is a store, or why it is not
     layout: list = field(default_factory=list)  # (stride, extent) pairs that the host checks
+    advice: str = ""  # the better schedule that could not be proven
 
 
 @dataclass(eq=False)

@@ -11,8 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .affine import Affine, upper
+from .affine import Affine, Var, upper
+from .decisions import Why
 from .ir import Carry, For, GradWrite, Graph, If, Node, Region, TapeStore, operands, reachable, real
+from .names import stem, suggested
 from .reverse import LineReport, Reverse
 from .rewrite import Rewriter
 from .stores import close, depends, layout_of, learn, placed_writes
@@ -40,6 +42,7 @@ class OwnerKernel:
     optional: bool = False  # written under a condition known at compile time: the gradient may be None
     shared: Node | None = None
     layouts: list[list] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what stands above it
 
 
 @dataclass
@@ -129,11 +132,12 @@ def _mentions(node: Node, wanted: Node) -> bool:
 class Owner:
     """Moves eligible atomic writes of one reverse sweep to kernels of their own."""
 
-    def __init__(self, reverse: Reverse, axes: list[int], name: str, all_writes: bool) -> None:
+    def __init__(self, reverse: Reverse, axes: list[int], name: str) -> None:
         self.reverse, self.kernel, self.g = reverse, reverse.kernel, reverse.kernel.graph
-        self.name, self.all_writes = name, all_writes
+        self.name = name
         self.programs = program_variables(self.kernel, reverse.effects, axes)
         self.spills: dict[Node, Spill] = {}
+        self.refused: dict[Node, str] = {}  # gradients that keep their writes, and why
         self.kernels: list[OwnerKernel] = []
         self.divisible: list[tuple[Node, Node]] = []  # block sizes that the host has to find divisible
         self.tiles = Rewriter(self.g, self.programs.table.get)
@@ -149,23 +153,23 @@ class Owner:
                 continue
             plan = self.plan(base, writes)
             if isinstance(plan, str):
-                self.reverse.report.append(
-                    LineReport(
-                        writes[0][0].line, "owner", "none", f"gradient of {base.attrs['name']}: {plan}"
-                    )
-                )
+                self.refuse(base, writes[0][0].line, plan)
                 continue
             groups.setdefault(plan.key, []).append(plan)
         for plans in groups.values():
             self.build(plans)
         return self
 
+    def refuse(self, base: Node, line: int | None, why: str) -> None:
+        self.refused[base] = why
+        self.reverse.report.append(
+            LineReport(line, "owner", "none", f"gradient of {base.attrs['name']}: {why}")
+        )
+
     # what a base needs
 
     def plan(self, base: Node, writes: list) -> Plan | str:
         dots = any(n.op == "dot" for w, _ in writes for n in reachable([w.value]) if isinstance(n, Node))
-        if not dots and not self.all_writes:
-            return "no product of blocks in it: atomics or partial sums"
         parts: list[Part] = []
         for write, loops in writes:
             part = self.part(write, loops)
@@ -175,7 +179,7 @@ class Owner:
         first = parts[0]
         for part in parts[1:]:
             if part.own != first.own or [s for s, _ in part.trips] != [s for s, _ in first.trips]:
-                return "its writes own different tiles"
+                return Why("shared", "its writes own different tiles")
         absolute = len(parts) > 1
         key = (
             first.own,
@@ -187,51 +191,54 @@ class Owner:
 
     def part(self, write: GradWrite, loops: tuple[For, ...]) -> Part | str:
         if any(loop.order == "reverse" or loop.region.kind != "for" for loop in loops):
-            return "its loop runs backwards or has no bounds"
+            return Why("reverse", "its loop runs backwards or has no bounds")
         phis = {c.phi for loop in loops for c in loop.carries}
         phis |= {c.phi for loop in loops if loop.source for c in loop.source.carries}
         if depends(write.value, phis):
-            return "its value depends on what the loop carries"
+            return Why("carry", "its value depends on what the loop carries")
         if not self.computable(write):
-            return "its value comes out of an inner loop"
+            return Why("inner", "its value comes out of an inner loop")
         affine = Affine(self.g, absolute=True)
         groups = affine.groups(self.tiles.node(write.offset))
         if groups is None:
-            return "its address is not a sum of strides times indices"
+            return Why("mixed", "its address is not a sum of strides times indices")
         known: set = set()
+        data = next((load for group in groups for var, _ in group.terms if (load := _data(var.node))), None)
+        if data is not None:
+            where = f" (`{data.hint or stem(data.args[0].attrs['name'])}` of line {data.line})"
+            return Why("data", f"its address depends on data{where}")
         for group in groups:
-            if not affine.solve(group):
-                return "its address mixes indices"
+            if not affine.solve(group) or any(var.kind == "opaque" for var, _ in group.terms):
+                names = ", ".join(sorted({_name(var) for var, _ in group.terms}))
+                return Why("mixed", f"its address mixes indices ({names}) in one dimension")
             for var, _ in group.terms:
-                if var.kind == "opaque":
-                    return "its address depends on data"
                 learn(var, known)
         close(affine, known, groups)
         lanes = {var.key[0] for group in groups for var, _ in group.terms if var.kind == "lane"}
         if any(axis not in lanes and not self.g.is_one(dim) for axis, dim in enumerate(write.offset.shape)):
-            return "several lanes of a block go to one address"
+            return Why("lanes", "several lanes of a block go to one address")
         own = tuple(v for v in self.programs.virtual if ("vpid", (v.attrs["axis"],)) in known)
         for item in reachable([self.tiles.node(write.offset)]):
             if isinstance(item, Node) and item.op == "vpid" and item not in own:
-                return f"its address depends on `{item.hint}` without determining it"
+                return Why("mixed", f"its address depends on `{item.hint}` without determining it")
         trips = [loop.region for loop in loops if ("trip", (id(loop.region),)) in known]
         regions = [r for r in write.region.chain() if r.kind != "top"][::-1]
         reduced = tuple(r for r in regions if r.is_loop and r not in trips)
         if any(r.iv in set(reachable([write.offset])) for r in reduced):
-            return "its address depends on a loop without determining it"
+            return Why("mixed", "its address depends on a loop without determining it")
         for region in trips:
             if upper(self.g, region.bounds[1]) is None:  # type: ignore[index]
-                return "the length of its loop is not known before the launch"
+                return Why("bounds", "the length of its loop is not known before the launch")
             lo, _, step = region.bounds  # type: ignore[misc]
             if not affine.uniform(step):
-                return "its loop has a step that differs between programs"
+                return Why("bounds", "its loop has a step that differs between programs")
             if not affine.uniform(lo) and not self._aligned(lo, step):
-                return "its loop starts at different places in different programs"
+                return Why("bounds", "its loop starts at different places in different programs")
         layout = layout_of(
             affine, self.g, groups, None if write.mask is None else self.tiles.node(write.mask)
         )
         if layout is None:
-            return "the extents of its address dimensions are not known"
+            return Why("extent", "the extents of its address dimensions are not known")
         steps = [(region.bounds[2], region) for region in trips]  # type: ignore[index]
         return Part(write, tuple(regions), own, steps, reduced, layout)
 
@@ -274,7 +281,10 @@ class Owner:
         grid: list[Node] = []
         split = not first.dots
         if split and all(v in first.parts[0].own for v in self.programs.virtual):
-            return  # nothing to share: one program would do all the work
+            for plan in plans:
+                why = Why("shared", "its address determines every program id: there is no axis to sum over")
+                self.refuse(plan.base, plan.parts[0].write.line, why)
+            return
 
         def axis(count: Node) -> Node:
             grid.append(count)
@@ -282,17 +292,13 @@ class Owner:
 
         trips = first.parts[0].trips
         if not trips and not first.parts[0].own and not split:
+            for plan in plans:
+                why = Why("shared", "its address determines no program id: one program would own all of it")
+                self.refuse(plan.base, plan.parts[0].write.line, why)
             return
         if len(trips) + len(first.parts[0].own) + split > 3:
             for plan in plans:
-                self.reverse.report.append(
-                    LineReport(
-                        plan.parts[0].write.line,
-                        "owner",
-                        "none",
-                        f"gradient of {plan.base.attrs['name']}: too many grid axes",
-                    )
-                )
+                self.refuse(plan.base, plan.parts[0].write.line, Why("grid", "too many grid axes"))
             return
         for i in range(len(trips)):
             own["trip", i] = axis(self._trips(first, i))
@@ -325,11 +331,23 @@ class Owner:
             self._remove(plan)
             reason = f"owned tiles: {'partial sums of ' if split else ''}one program a tile"
             self.reverse.report.append(
-                LineReport(
-                    write.line, "owner", "affine nest", f"gradient of {plan.base.attrs['name']}: {reason}"
-                )
+                LineReport(write.line, "owner", "affine nest", f"d_{stem(plan.base.attrs['name'])}: {reason}")
             )
+        made.notes = [self._note(made, first)]
         self.kernels.append(made)
+
+    def _note(self, made: OwnerKernel, plan: Plan) -> str:
+        """Who owns what in a kernel, and over what it sums."""
+        part = plan.parts[0]
+        names = ", ".join(f"d_{stem(base)}" for base in made.bases)
+        summed = [v.hint for v in self.programs.virtual if v not in part.own] + [
+            r.iv.hint for r in part.reduced if r.iv is not None
+        ]
+        over = f", summed over {', '.join(f'`{s}`' for s in summed if s)}" if summed else ""
+        share = (
+            "; each of a few programs sums a share, the rows are added up afterwards" if made.split else ""
+        )
+        return f"one program owns a tile of {names}{over}{share}"
 
     def _guarded(self, effect: GradWrite, plan: Plan, nest: Nest) -> object:
         """A write under the compile-time conditions of the original: the pointer may be None without them."""
@@ -384,7 +402,7 @@ class Owner:
             numel = g.one
             for dim in node.shape:
                 numel = g.mul(numel, dim)
-            name = f"spill_{node.hint or 'value'}"
+            name = f"spill_{node.hint or suggested(node, {})}"
             while any(s.name == name for s in self.spills.values()):
                 name += "_"
             found = self.spills[node] = Spill(name, real(node.dtype), numel)
@@ -456,6 +474,20 @@ class Plan:
     absolute: bool
     key: tuple
     dots: bool
+
+
+def _data(node: Node | None) -> Node | None:
+    """A load that a variable of an address comes from."""
+    if node is None:
+        return None
+    return next((n for n in reachable([node]) if isinstance(n, Node) and n.op == "load"), None)
+
+
+def _name(var: Var) -> str:
+    """A variable of an address, for people."""
+    if var.region is not None:
+        return f"`{var.region.iv.hint}`" if var.region.iv and var.region.iv.hint else "a loop"
+    return f"`{var.node.hint}`" if var.node is not None and var.node.hint else var.kind
 
 
 def _forward_of(programs: Programs, v: Node) -> Node:

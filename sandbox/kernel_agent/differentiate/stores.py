@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from .affine import Affine, Group, Monomial, Var, divide, times, upper
 from .ir import For, GradWrite, Graph, If, Node, walk
+from .names import stem
 from .reverse import LineReport, Reverse, children
 from .simplify import is_zero
 
@@ -87,10 +88,13 @@ def prove(reverse: Reverse, axes: list[int]) -> None:
                 write.kind, write.proof, write.layout = "store", proof.text, proof.layout
                 name = write.base.attrs["name"]
                 reverse.report.append(
-                    LineReport(write.line, "store", proof.text, f"one program owns each element of d {name}")
+                    LineReport(
+                        write.line, "store", proof.text, f"one program owns each element of d_{stem(name)}"
+                    )
                 )
                 continue
             reason = proof
+        write.proof = reason
         name = write.base.attrs["name"]
         reverse.report.append(LineReport(write.line, "atomic", "none", f"gradient of {name}: {reason}"))
 
