@@ -284,15 +284,7 @@ class Owner:
         if not trips and not first.parts[0].own and not split:
             return
         if len(trips) + len(first.parts[0].own) + split > 3:
-            for plan in plans:
-                self.reverse.report.append(
-                    LineReport(
-                        plan.parts[0].write.line,
-                        "owner",
-                        "none",
-                        f"gradient of {plan.base.attrs['name']}: too many grid axes",
-                    )
-                )
+            self._leave(plans, "too many grid axes")
             return
         for i in range(len(trips)):
             own["trip", i] = axis(self._trips(first, i))
@@ -300,11 +292,20 @@ class Owner:
             own[v] = axis(v.attrs["count"])
             own[v].hint = v.hint
         splits = axis(g.intern("param", (), {"name": "splits"}, "int32", ())) if split else None
-        g.here = g.top
+        nests = [
+            Nest(self, [plan.parts[n] for plan in plans], own, first.absolute, splits)
+            for n in range(len(first.parts))
+        ]
+        apart = {
+            plan.base for k, plan in enumerate(plans) if len({nest.addresses[k] for nest in nests}) > 1
+        }
+        if apart:
+            self._leave([p for p in plans if p.base in apart], "its writes go to different addresses")
+            if len(apart) < len(plans):
+                self.build([p for p in plans if p.base not in apart])
+            return
         totals: list[Node | None] = [None] * len(plans)
-        for n in range(len(first.parts)):
-            parts = [plan.parts[n] for plan in plans]
-            nest = Nest(self, parts, own, first.absolute, splits)
+        for nest in nests:
             for k, total in enumerate(nest.totals()):
                 old = totals[k]
                 totals[k] = total if old is None else g.add(old, total)
@@ -315,7 +316,7 @@ class Owner:
         made.shared = next((v for v in self.programs.virtual if v not in first.parts[0].own), None)
         for plan, total in zip(plans, totals, strict=True):
             write = plan.parts[-1].write
-            offset, mask = last.at_top(write.offset), last.store_mask(write)
+            offset, mask = last.addresses[plans.index(plan)]
             effect = GradWrite(write.base, offset, mask, total, g.top, write.line, "store")  # type: ignore[arg-type]
             if splits is not None:  # every split has a copy of its own, which the host adds up
                 span = g.intern("param", (), {"name": f"span_{write.base.attrs['name']}"}, "int32", ())
@@ -330,6 +331,12 @@ class Owner:
                 )
             )
         self.kernels.append(made)
+
+    def _leave(self, plans: list[Plan], why: str) -> None:
+        """Say why gradients stay with the main kernel."""
+        for plan in plans:
+            line, name = plan.parts[0].write.line, plan.base.attrs["name"]
+            self.reverse.report.append(LineReport(line, "owner", "none", f"gradient of {name}: {why}"))
 
     def _guarded(self, effect: GradWrite, plan: Plan, nest: Nest) -> object:
         """A write under the compile-time conditions of the original: the pointer may be None without them."""
@@ -475,12 +482,11 @@ class Nest:
         self.memo: dict[Node, Node] = {}
         self.levels: list[tuple[str, Region]] = []
         self.flat = False
+        self._enter()
+        # Of each write, what the grid determines: the address that the tile's owner stores to, and its mask.
+        self.addresses = [(self.at_top(p.write.offset), self.store_mask(p.write)) for p in parts]
 
     def totals(self) -> list[Node]:
-        self._enter()
-        for part in self.parts:  # what the grid determines goes to the top, where the loops find it
-            self.at_top(part.write.offset)
-            self.store_mask(part.write)
         zeros = [self.g.zeros(p.write.value.shape, p.write.value.dtype) for p in self.parts]
         return self._nest(0, zeros)
 
