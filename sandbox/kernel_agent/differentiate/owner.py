@@ -281,9 +281,9 @@ class Owner:
         grid: list[Node] = []
         split = not first.dots
         if split and all(v in first.parts[0].own for v in self.programs.virtual):
-            for plan in plans:
-                why = Why("shared", "its address determines every program id: there is no axis to sum over")
-                self.refuse(plan.base, plan.parts[0].write.line, why)
+            self._leave(
+                plans, Why("shared", "its address determines every program id: there is no axis to sum over")
+            )
             return
 
         def axis(count: Node) -> Node:
@@ -292,13 +292,12 @@ class Owner:
 
         trips = first.parts[0].trips
         if not trips and not first.parts[0].own and not split:
-            for plan in plans:
-                why = Why("shared", "its address determines no program id: one program would own all of it")
-                self.refuse(plan.base, plan.parts[0].write.line, why)
+            self._leave(
+                plans, Why("shared", "its address determines no program id: one program would own all of it")
+            )
             return
         if len(trips) + len(first.parts[0].own) + split > 3:
-            for plan in plans:
-                self.refuse(plan.base, plan.parts[0].write.line, Why("grid", "too many grid axes"))
+            self._leave(plans, Why("grid", "too many grid axes"))
             return
         for i in range(len(trips)):
             own["trip", i] = axis(self._trips(first, i))
@@ -306,11 +305,20 @@ class Owner:
             own[v] = axis(v.attrs["count"])
             own[v].hint = v.hint
         splits = axis(g.intern("param", (), {"name": "splits"}, "int32", ())) if split else None
-        g.here = g.top
+        nests = [
+            Nest(self, [plan.parts[n] for plan in plans], own, first.absolute, splits)
+            for n in range(len(first.parts))
+        ]
+        apart = {plan.base for k, plan in enumerate(plans) if len({nest.addresses[k] for nest in nests}) > 1}
+        if apart:
+            self._leave(
+                [p for p in plans if p.base in apart], Why("several", "its writes go to different addresses")
+            )
+            if len(apart) < len(plans):
+                self.build([p for p in plans if p.base not in apart])
+            return
         totals: list[Node | None] = [None] * len(plans)
-        for n in range(len(first.parts)):
-            parts = [plan.parts[n] for plan in plans]
-            nest = Nest(self, parts, own, first.absolute, splits)
+        for nest in nests:
             for k, total in enumerate(nest.totals()):
                 old = totals[k]
                 totals[k] = total if old is None else g.add(old, total)
@@ -321,7 +329,7 @@ class Owner:
         made.shared = next((v for v in self.programs.virtual if v not in first.parts[0].own), None)
         for plan, total in zip(plans, totals, strict=True):
             write = plan.parts[-1].write
-            offset, mask = last.at_top(write.offset), last.store_mask(write)
+            offset, mask = last.addresses[plans.index(plan)]
             effect = GradWrite(write.base, offset, mask, total, g.top, write.line, "store")  # type: ignore[arg-type]
             if splits is not None:  # every split has a copy of its own, which the host adds up
                 span = g.intern("param", (), {"name": f"span_{write.base.attrs['name']}"}, "int32", ())
@@ -348,6 +356,11 @@ class Owner:
             "; each of a few programs sums a share, the rows are added up afterwards" if made.split else ""
         )
         return f"one program owns a tile of {names}{over}{share}"
+
+    def _leave(self, plans: list[Plan], why: str) -> None:
+        """Say why gradients stay with the main kernel."""
+        for plan in plans:
+            self.refuse(plan.base, plan.parts[0].write.line, why)
 
     def _guarded(self, effect: GradWrite, plan: Plan, nest: Nest) -> object:
         """A write under the compile-time conditions of the original: the pointer may be None without them."""
@@ -507,12 +520,11 @@ class Nest:
         self.memo: dict[Node, Node] = {}
         self.levels: list[tuple[str, Region]] = []
         self.flat = False
+        self._enter()
+        # Of each write, what the grid determines: the address that the tile's owner stores to, and its mask.
+        self.addresses = [(self.at_top(p.write.offset), self.store_mask(p.write)) for p in parts]
 
     def totals(self) -> list[Node]:
-        self._enter()
-        for part in self.parts:  # what the grid determines goes to the top, where the loops find it
-            self.at_top(part.write.offset)
-            self.store_mask(part.write)
         zeros = [self.g.zeros(p.write.value.shape, p.write.value.dtype) for p in self.parts]
         return self._nest(0, zeros)
 

@@ -246,12 +246,28 @@ def _extent(affine: Affine, g: Graph, group: Group, bounds: dict[frozenset, Node
         last = upper(g, hi)
         if last is None or not affine.uniform(step):
             return None
+        digit = _start_digit(affine, group, lo, step)
+        if digit is not None:
+            unit = divide(digit, lowest)
+            return None if unit is None else g.mul(_node(affine, g, unit), last)
         count = (
             g.make("cdiv", (last, step)) if not is_zero(lo) or step.op != "const" or step.value != 1 else last
         )
         return g.mul(_node(affine, g, unit), count)
     ranges = affine.ranges(var)
     return _node(affine, g, times(unit, ranges[0])) if ranges else None
+
+
+def _start_digit(affine: Affine, group: Group, lo: Node, step: Node) -> Monomial | None:
+    """The multiplier of a loop variable that starts at a program id: then it is below the loop's end, whatever the steps are."""
+    if len(group.terms) < 2 or lo.op not in ("pid", "vpid"):
+        return None
+    (below, digit), (_, multiplier) = group.terms[-2:]
+    steps = affine.terms(step, ()).get((), {})
+    if below != affine.variable(lo, ()) or len(steps) != 1:
+        return None
+    ((ids, factor),) = steps.items()
+    return digit if times(digit, (factor, ids)) == multiplier else None
 
 
 def _bounds(affine: Affine, mask: Node | None) -> dict[frozenset, Node]:
