@@ -90,7 +90,9 @@ def test_partials__are_right_and_fused_only_where_sums_fit(name: str, programs: 
             f"programs = min({'grid[0] * grid[1]' if name in ('both_axes', 'row_sums', 'masked_rows') else 'grid'}"
             in text
         )
-        assert len(re.findall(r"= tl.load\(x_ptr", re.sub(r"#.*", "", text))) == 1  # every gradient from one reading of the inputs
+        assert (
+            len(re.findall(r"= tl.load\(x_ptr", re.sub(r"#.*", "", text))) == 1
+        )  # every gradient from one reading of the inputs
         assert "sum_partials[" in text
 
 

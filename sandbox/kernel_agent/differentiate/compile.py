@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import draw
 from ..forward import Forward
-from . import host, loops, overwrite, partials, stores, tape, unwrap
+from . import host, loops, overwrite, partials, stores, tape, tuning, unwrap
 from .decisions import Totals, advise, header
 from .demand import effects_of
 from .emit import Emitted, Emitter, gradient_name
@@ -46,6 +46,7 @@ class Draft:
     atomics: int = 0
     atomics_naive: int = 0
     schedule: str = "atomic"
+    configs: list[dict[str, Any]] = field(default_factory=list)  # for the tuner
     programs: int = PROGRAMS  # that share the walk over a summed axis
 
 
@@ -78,6 +79,7 @@ def _differentiate(
     config: dict[str, Any] | None,
 ) -> Draft:
     """One attempt with one schedule."""
+    tuning.bind(fwd, config or {})
     args, kwargs = draw.make_inputs(fwd, dims, seed, dtype=dtype)
     sites = [site for site in host.trace(fwd, args, kwargs) if site.outputs]
     stub = next(n for n in fwd.tree.body if isinstance(n, ast.FunctionDef) and n.name == fwd.stub_name)
@@ -87,11 +89,8 @@ def _differentiate(
         raise Refusal(
             "stub", "no launch writes anything that depends on an input", line=stub.lineno, file=fwd.path
         )
-    for site in sites:
-        site.launch.num_warps = (config or {}).get("num_warps", site.launch.num_warps)
-        site.warps = "num_warps" in (config or {}) or site.autotuned
-        if site.launch.config:
-            site.launch.config.update({k: v for k, v in (config or {}).items() if k in site.launch.config})
+    draft.configs = tuning.menu(fwd, sites)
+    tuning.apply(sites, config or {})
     _name_classes(sites)
     kernels: dict[str, str] = {}
     functions: list[str] = []

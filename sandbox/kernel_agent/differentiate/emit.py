@@ -347,7 +347,7 @@ class Emitter:
                 section,
             )
         if loop.order != "reverse":
-            parts = [lo_text, hi_text, step_text]
+            parts = [self.expr(lo)[0], hi_text, self.expr(step)[0]]
             if unit:
                 parts = parts[1:2] if is_zero(lo) else parts[:2]
             return f"for {name} in {region.call}({', '.join(parts)}):", [name], section
@@ -657,6 +657,9 @@ class Emitter:
             return f"{sub(left, prec)} {symbol} {sub(right, prec + 1)}", prec, section
         if op == "compare":
             return f"{sub(args[0], 5)} {node.attrs['cmp']} {sub(args[1], 5)}", 4, section
+        if op == "select":
+            cond, a, b = args
+            return f"{sub(a, 1)} if {sub(cond, 1)} else {sub(b)}", 0, section
         if op in ("neg", "invert"):
             return f"{'-' if op == 'neg' else '~'}{sub(args[0], 11)}", 11, section
         if op == "not":

@@ -469,6 +469,7 @@ _FOLD = {
     "land": lambda a, b: a and b,
     "lor": lambda a, b: a or b,
     "not": lambda a: not a,
+    "select": lambda cond, a, b: a if cond else b,
     "neg": lambda a: -a,
     "invert": lambda a: (not a) if isinstance(a, bool) else ~a,
     "compare": None,

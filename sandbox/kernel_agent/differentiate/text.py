@@ -131,7 +131,12 @@ class FunctionText:
         elif "num_warps" in self.site.given_names:
             self.kept["num_warps"] = None
             values.append("num_warps=num_warps")
-        lines = [*step.setup, f"{emitted.name}[{step.grid}]({', '.join(values)})", *step.finish]
+        if self.site.stages is not None:
+            values.append(f"num_stages={self.site.stages}")
+        setup, grid = step.setup, step.grid
+        if len(grid) > 50:
+            setup, grid = [*setup, f"tiles = {grid}"], "tiles"
+        lines = [*setup, f"{emitted.name}[{grid}]({', '.join(values)})", *step.finish]
         return [part for line in lines for part in break_line(line, WIDTH - 8)]
 
     def check(self, layout: list[tuple[Node, Node | None]]) -> str:
@@ -151,6 +156,19 @@ class FunctionText:
             return self.expr(node.args[0], prec)
         if node.op == "neg":
             return f"-{self.expr(node.args[0], 11)}"
+        if node.op == "select":
+            cond, a, b = node.args
+            text = f"{self.expr(a, 1)} if {self.expr(cond, 1)} else {self.expr(b)}"
+            return f"({text})" if prec else text
+        if node.op == "compare":
+            left, right = (self.expr(arg, 5) for arg in node.args)
+            return (
+                f"{left} {node.attrs['cmp']} {right}" if prec < 5 else f"({left} {node.attrs['cmp']} {right})"
+            )
+        if node.op in ("not", "isnone"):
+            inner = self.expr(node.args[0], 5)
+            text = f"not {inner}" if node.op == "not" else f"{inner} is None"
+            return f"({text})" if prec > 3 else text
         if node.op in ("cdiv", "minimum", "maximum"):
             name = {"cdiv": "triton.cdiv", "minimum": "min", "maximum": "max"}[node.op]
             return f"{name}({', '.join(self.expr(a) for a in node.args)})"
