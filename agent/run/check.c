@@ -200,20 +200,8 @@ static void on_facts(struct ka_run *run, const struct ka_op_result *result)
 
 static void measure(struct ka_run *run)
 {
-    static const char *const keep[] = {"id", "dims", "seed", "upstream"};
     struct ka_check *check = run->check;
-    json_t *largest = json_array(), *shape;
-    size_t i;
-    json_array_foreach(run->shapes, i, shape)
-    {
-        if (strcmp(json_string_value(json_object_get(shape, "class")), "required") == 0)
-            json_array_append(largest, shape);
-    }
-    json_t *cases = ka_plan_preflight(largest, ka_random_u64());
-    json_t *extra = json_pack("{s:o, s:b, s:s}", "cases", ka_plan_for_child(cases, keep, KA_COUNT(keep)),
-                              "compile", 1, "entry", check->entry);
-    json_decref(largest);
-    json_decref(cases);
+    json_t *extra = ka_plan_facts(run->shapes, check->entry, ka_random_u64());
     ka_run_op(run, "facts", check->pair_path, extra, on_facts);
 }
 
