@@ -42,6 +42,7 @@ demo: setup   ## set up, build, and complete examples/softmax.py with a verified
 test: setup   ## set up, build, and pass every test
 	@$(MAKE) --no-print-directory $(ALL_CPUS) all store
 	@$(MAKE) --no-print-directory $(ALL_CPUS) unit
+	@$(MAKE) --no-print-directory $(ALL_CPUS) fuzz-quick FUZZ_SECONDS=2
 	@$(MAKE) --no-print-directory jail CHECKS=50
 	@$(MAKE) --no-print-directory attacks ATTACKS='$(ATTACKS_SHORT)'
 	@$(MAKE) --no-print-directory pairs PAIRS='$(PAIRS_SHORT)'
@@ -148,13 +149,14 @@ lint: setup   ## formatting, ruff, types, shell scripts, and a build with clang
 	shellcheck scripts/*.sh scripts/completion.bash .ci/run
 	@$(MAKE) --no-print-directory all BUILD=build-clang CC=clang
 
-$(BUILD)/fuzz/%: tests/fuzz/%.c $(LIB_SRC)
+$(BUILD)/fuzz/%: tests/fuzz/%.c $(BUILD)/libka.a
 	@mkdir -p $(@D)
 	@echo '  link $@'
-	$(Q)clang -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined $(KA_CFLAGS) $< $(LIB_SRC) -o $@ $(KA_LIBS)
+	$(Q)$(CC) $(KA_CFLAGS) -fsanitize=fuzzer $< $(BUILD)/libka.a -o $@ $(KA_LIBS)
 
 fuzz-quick: setup   ## every fuzz target for FUZZ_SECONDS each
-	@$(MAKE) --no-print-directory $(FUZZ:$(BUILD)/%=build-fuzz/%) BUILD=build-fuzz
+	@$(MAKE) --no-print-directory $(FUZZ:$(BUILD)/%=build-fuzz/%) BUILD=build-fuzz CC=clang \
+	    SAN=fuzzer-no-link,address,undefined CFLAGS='-O1 -g -fno-sanitize-recover=undefined'
 	@for t in $(notdir $(FUZZ)); do mkdir -p build-fuzz/corpus/$$t && \
 	    build-fuzz/fuzz/$$t -max_total_time=$(or $(FUZZ_SECONDS),20) -print_final_stats=1 -verbosity=0 build-fuzz/corpus/$$t || exit 1; done
 
