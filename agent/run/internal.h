@@ -9,7 +9,7 @@
  *     ask.c      prompt, model or mailbox, answer to candidate
  *     retrieve.c the store
  *     draft.c    the differentiator and the tuner
- *     finish.c   result object, pair, report */
+ *     finish.c   result object, pair, reports */
 #ifndef KA_RUN_INTERNAL_H
 #define KA_RUN_INTERNAL_H
 
