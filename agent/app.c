@@ -16,8 +16,10 @@
 #include "log.h"
 #include "rag/search.h"
 #include "rag/store.h"
+#include "run.h"
 
 #define KEY_MAX 4096
+#define DEFAULT_BASE_URL "https://api.openai.com/v1"
 
 static bool is_folder(const char *path)
 {
@@ -173,6 +175,10 @@ static int choose_backend(struct ka_app *app, struct ka_err *err)
     } else {
         return ka_fail(err, -EINVAL, "--backend: '%s' is not one of openai, mailbox:DIR, none", name);
     }
+    if (app->backend == KA_BACKEND_OPENAI && !app->opts->model[strspn(app->opts->model, " \t")])
+        return ka_fail(err, -EINVAL,
+                       "--model: no model is named; use one that the endpoint has (GET %s/models lists them)",
+                       app->opts->base_url ? app->opts->base_url : DEFAULT_BASE_URL);
     if (app->backend == KA_BACKEND_NONE && strcmp(app->opts->draft, "llm") == 0)
         return ka_fail(err, -EINVAL, "--draft llm wants a model: set --base-url or --backend mailbox:DIR");
     return 0;
@@ -184,15 +190,20 @@ static int open_llm(struct ka_app *app, struct ka_err *err)
         return 0;
     struct ka_llm_config config;
     ka_llm_config_init(&config);
-    config.base_url = app->opts->base_url ? app->opts->base_url : "https://api.openai.com/v1";
+    config.base_url = app->opts->base_url ? app->opts->base_url : DEFAULT_BASE_URL;
     config.api_key = app->api_key;
     config.total_ms = (long)app->opts->llm_timeout * 1000;
+    config.trace = ka_run_llm_trace; /* only runs ask */
+    if (config.max_concurrent < (unsigned)app->opts->jobs)
+        config.max_concurrent = (unsigned)app->opts->jobs;
     return ka_llm_new(&app->loop, &config, &app->llm, err);
 }
 
 /* A missing default store is no error: the run goes on without similar pairs, and says so. */
 static int open_store(struct ka_app *app, struct ka_err *err)
 {
+    if (app->opts->no_retrieval)
+        return 0;
     char *path = ka_app_store_path(app->opts, app->share);
     struct ka_err why;
     int rc = ka_store_open(path, KA_STORE_READ, &app->store, &why);

@@ -22,7 +22,7 @@ struct ka_app {
     struct ka_cache *cache;   /* of compiled kernels; NULL: not opened yet (compile.h), or none */
     bool cache_asked;         /* no need to try again */
     struct ka_llm *llm;       /* NULL unless the backend is openai */
-    struct ka_store *store;   /* NULL when there is none; the log says so */
+    struct ka_store *store;   /* NULL when there is none, which the log says, or with --no-retrieval */
     struct ka_search *search; /* rows of the store, in memory */
     enum ka_backend backend;
     char *mailbox;     /* folder, when the backend is mailbox */

@@ -17,6 +17,7 @@ struct ka_opts {
     int topk;
     double min_sim;
     char *rag_exclude;
+    bool no_retrieval;
     /* the model */
     char *backend; /* auto, none, openai, mailbox:DIR */
     char *base_url;

@@ -4,8 +4,8 @@ _kernel_agent()
 {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} choices=
     local commands="batch check differentiate doctor inspect run store verify"
-    local options="--file-path --out --sweep --resume --store --topk --min-sim --rag-exclude --backend --base-url
-        --model --openai-model --reasoning-effort --api-key-file --context-tokens --llm-timeout --draft --no-wait
+    local options="--file-path --out --sweep --resume --store --topk --min-sim --rag-exclude --no-retrieval --backend
+        --base-url --model --openai-model --reasoning-effort --api-key-file --context-tokens --llm-timeout --draft --no-wait
         --prompts --max-iters --candidates --patience-parity --patience-perf --min-rel-impr --max-tokens
         --max-seconds --max-cost --price-in --price-out --no-optimise --device --target --dtype --python
         --require-sandbox --deadline --no-compile-cache --compile-cache-mb --json --quiet --log-level --config

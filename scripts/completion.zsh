@@ -22,6 +22,7 @@ options=(
     '--topk[similar pairs to retrieve]:number:'
     '--min-sim[least cosine similarity of a retrieved pair]:similarity:'
     '--rag-exclude[leave out pairs whose path contains these texts]:texts:'
+    '--no-retrieval[show the model no similar pairs]'
     '--backend[who answers]:backend:(openai mailbox\: none)'
     '--base-url[OpenAI-compatible endpoint]:url:_urls'
     '(--model --openai-model)'{--model,--openai-model}'[model to ask]:model:'

@@ -48,6 +48,7 @@ struct ka_run {
     json_t *skipped;   /* sweep shapes that are not checked, and why */
     json_t *retrieved; /* [{"id", "similarity", "backward", ...}] */
     json_t *draft;     /* last result of the operation differentiate; NULL before */
+    json_t *variant;   /* the tuner's, while its facts are counted; NULL */
     json_t *history;   /* attempts in order: phase, origin, verdict, cost, kept */
     json_t *totals;    /* requests, tokens_in, tokens_out, seconds */
     json_t *failure;   /* why the run failed, for people; NULL */

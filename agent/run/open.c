@@ -140,7 +140,9 @@ int ka_run_save_start(struct ka_run *run, struct ka_err *err)
     json_decref(start);
     if (rc == 0)
         rc = ka_file_write(run->work_forward, run->forward, strlen(run->forward), err);
-    return rc ? rc : ka_state_save_job(run->state, &run->job, err);
+    if (rc == 0)
+        rc = ka_state_save_job(run->state, &run->job, err);
+    return rc ? rc : ka_state_commit(run->state, err);
 }
 
 /* Torch is imported while the run still reads and retrieves, also by the zygote of the candidates, which has work last. */
@@ -232,6 +234,9 @@ static void load_documents(struct ka_run *run)
     run->grads = get_or(run, "grads", run->grads);
     run->history = get_or(run, "history", run->history);
     run->totals = get_or(run, "totals", run->totals);
+    json_t *half = ka_state_get(run->state, "half");
+    run->half = json_is_true(half);
+    json_decref(half);
     run->seconds_before = json_number_value(json_object_get(run->totals, "seconds"));
 }
 
