@@ -97,7 +97,7 @@ def sweep_of(name: str) -> list[str]:
 
 def completed(program: Path, example: Path) -> str:
     """The pair that the program makes of an example without a model, from generated/mutants if it is there."""
-    package = sorted((ROOT / "sandbox" / "kernel_agent").rglob("*.py"))
+    package = sorted((ROOT / "sandbox" / "kernel_agent" / "differentiate").rglob("*.py"))
     key = digest(example.read_text(), *(path.read_text() for path in package))
     kept = ROOT / "generated" / "mutants" / f"{example.stem}-{key}.py"
     if not kept.exists():
