@@ -97,17 +97,31 @@ def others(text: Text, kernel: ast.FunctionDef) -> Iterator[Mutant]:
 
 
 def _lanes_meet(kernel: ast.FunctionDef, source: ast.Assign) -> bool:
+    """Whether a sum or the like follows that takes what was loaded, as far as names tell."""
     derived = names_in(source.targets[0])
-    assigned = [n for n in ast.walk(kernel) if isinstance(n, (ast.Assign, ast.AugAssign))]
-    for _ in assigned:
-        before = len(derived)
-        for node in assigned:
+    for node in _following(kernel, source):
+        if any(called(call) in _LANES_MEET and derived & names_in(call) for call in ast.walk(node)):
+            return True
+        if isinstance(node, (ast.Assign, ast.AugAssign)):
+            targets = names_in(node.target if isinstance(node, ast.AugAssign) else node.targets[0])
             if derived & names_in(node.value):
-                derived |= names_in(node.target if isinstance(node, ast.AugAssign) else node.targets[0])
-        if len(derived) == before:
-            break
-    calls = [n for n in ast.walk(kernel) if called(n) in _LANES_MEET]
-    return any(derived & names_in(call) for call in calls)
+                derived |= targets
+            elif isinstance(node, ast.Assign):
+                derived -= targets
+    return False
+
+
+def _following(kernel: ast.FunctionDef, source: ast.Assign) -> list[ast.stmt]:
+    """The simple statements after `source`, and those before it in the loop around it, which come next time."""
+    simple = [n for n in ast.walk(kernel) if isinstance(n, (ast.Assign, ast.AugAssign, ast.Expr))]
+    simple.sort(key=lambda node: node.lineno)
+    after = [n for n in simple if n.lineno > source.lineno]
+    loops = [n for n in ast.walk(kernel) if isinstance(n, (ast.For, ast.While)) and source in ast.walk(n)]
+    if not loops:
+        return after
+    first, last = loops[0].lineno, loops[0].end_lineno or 0
+    inside = [n for n in after if n.lineno <= last]
+    return inside + [n for n in simple if first < n.lineno < source.lineno] + after
 
 
 def bounds(text: Text, kernel: ast.FunctionDef) -> Iterator[Mutant]:

@@ -218,6 +218,16 @@ def test_other__of_a_load_whose_lanes_never_meet__is_left_alone():
     assert not [m for m in mutants.of("pair.py", apart) if m.kind == "other changed"]
 
 
+def test_other__of_a_name_that_is_loaded_anew_before_the_sum__is_left_alone():
+    again = PAIR.replace(
+        "    p = tl.exp(",
+        "    q = tl.load(dy_ptr, mask=M > 0, other=0.0)\n    q = total\n    p = tl.sum(q)\n    p = tl.exp(",
+    )
+    assert (
+        len([m for m in mutants.of("pair.py", again) if m.kind == "other changed"]) == 1
+    )  # that of x, as before
+
+
 @pytest.mark.parametrize("name", suite.controls())
 def test_of__control__parses_and_differs_in_the_backward_only(name: str):
     source = suite.pair(name, suite.control(name))
