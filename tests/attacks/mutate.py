@@ -90,9 +90,14 @@ def explanations() -> dict[tuple[str, str, str, str], dict[str, str]]:
 # ---- right pairs
 
 
-def sweep_of(name: str) -> list[str]:
+def on_small_shapes(name: str, source: str) -> str:
+    """The file with the shapes of mutate_sweeps.toml, if it is there, as its SWEEP_CPU."""
     sweep = table("mutate_sweeps.toml").get(name)
-    return ["--sweep", json.dumps(sweep)] if sweep else []
+    if not sweep:
+        return source
+    at = source.find(mutants.MARKER)
+    at = len(source) if at < 0 else at
+    return f"{source[:at]}\n\nSWEEP_CPU = {sweep!r}\n\n\n{source[at:]}"
 
 
 def completed(program: Path, example: Path) -> str:
@@ -102,8 +107,9 @@ def completed(program: Path, example: Path) -> str:
     kept = ROOT / "generated" / "mutants" / f"{example.stem}-{key}.py"
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
+        sweep = json.dumps(table("mutate_sweeps.toml").get(label(example), "all"))
         command = [str(program), "--file-path", str(example), "--backend", "none", "--no-optimise", "--json"]
-        command += ["--quiet", "--out", str(kept.parent / "runs"), *sweep_of(label(example))]
+        command += ["--quiet", "--out", str(kept.parent / "runs"), "--sweep", sweep.strip('"')]
         done = subprocess.run(command, check=False, capture_output=True, text=True, env=run.environment())
         result = json.loads(done.stdout or "{}")
         if result.get("verdict") != "verified":
@@ -152,55 +158,57 @@ def choose(pairs: list[Pair], options: argparse.Namespace) -> None:
 # ---- verdicts
 
 
-def check(program: Path, files: list[Path], sweep: list[str]) -> Iterator[dict[str, Any]]:
-    """A result for each file, as they come, from one process with warm interpreters."""
-    command = [str(program), "check", *map(str, files), *CHECK, *sweep]
+def judge(program: Path, pairs: list[Pair], results: Results) -> None:
+    """Verdicts on originals and then on their mutants, into `results`; says what survived."""
+    todo = [
+        (pair, source)
+        for pair in pairs
+        for source in (pair.source, *(mutant.source for mutant in pair.tried))
+        if digest(source) not in results.known
+    ]
+    with tempfile.TemporaryDirectory() as temporary:
+        while todo:
+            judged = 0
+            for (pair, source), result in zip(todo, check(program, todo, Path(temporary)), strict=False):
+                judged += 1
+                results.add(source, {"verdict": result["verdict"], "facts": facts_of(result)[:600]})
+                if judged == len(todo) or todo[judged][0] is not pair:
+                    show(pair, results)
+            if judged < len(todo):  # the program ended on this one
+                results.add(todo[judged][1], {"verdict": "none", "facts": "no result"})
+            todo = todo[judged + 1 :]
+
+
+def check(program: Path, todo: list[tuple[Pair, str]], folder: Path) -> Iterator[dict[str, Any]]:
+    """A result for each pair, as they come, from one process: its interpreters stay warm, and what it knows of a forward."""
+    files = [folder / f"mutant_{at}.py" for at in range(len(todo))]
+    for file, (pair, source) in zip(files, todo, strict=True):
+        file.write_text(on_small_shapes(pair.name, source))
+    files += files[:1] if len(files) == 1 else []  # of one file the program prints no line
+    command = [str(program), "check", *map(str, files), *CHECK]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=run.environment()
     ) as child:
         assert child.stdout is not None
         try:
-            for _ in files:
+            for _ in todo:
                 line = child.stdout.readline()
                 if not line:
                     return
                 yield json.loads(line)
         finally:
-            if child.poll() is None:
-                child.terminate()
+            child.terminate()
 
 
 def facts_of(result: dict[str, Any]) -> str:
     return str(result.get("failures") or result.get("error", {}).get("message", ""))
 
 
-def judge(program: Path, pair: Pair, results: Results) -> None:
-    """Verdicts on the original and then on its mutants, into `results`; says what survived."""
-    sweep = sweep_of(pair.name)
-    with tempfile.TemporaryDirectory() as temporary:
-
-        def files(sources: list[str]) -> list[Path]:
-            made = [Path(temporary) / f"mutant_{at}.py" for at in range(len(sources))]
-            for path, source in zip(made, sources, strict=True):
-                path.write_text(source)
-            return made * 2 if len(made) == 1 else made  # of one file the program prints no line
-
-        todo = [s for s in (pair.source, *(m.source for m in pair.tried)) if digest(s) not in results.known]
-        while todo:
-            judged = 0
-            for source, result in zip(todo, check(program, files(todo), sweep), strict=False):
-                judged += 1
-                results.add(source, {"verdict": result["verdict"], "facts": facts_of(result)[:600]})
-                if source == pair.source and result["verdict"] != "verified":
-                    print(f"{pair.name}: the original is {result['verdict']}: {facts_of(result)}", flush=True)
-                    return
-            if judged < len(todo):  # the program ended on this one
-                results.add(todo[judged], {"verdict": "none", "facts": "no result"})
-            todo = todo[judged + 1 :]
-    show(pair, results)
-
-
 def show(pair: Pair, results: Results) -> None:
+    original = results.of(pair.source)
+    if original["verdict"] != "verified":
+        print(f"{pair.name}: the original is {original['verdict']}: {original['facts']}", flush=True)
+        return
     killed = 0
     for mutant in pair.tried:
         result = results.of(mutant.source)
@@ -303,7 +311,8 @@ def main() -> int:
     print(f"{tried} of {made} mutants of {len(pairs)} pairs, seed {options.seed}", flush=True)
     results = Results(options.results)
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda pair: judge(program, pair, results), pairs))
+        parts = [pairs[at :: options.jobs] for at in range(options.jobs)]
+        list(pool.map(lambda part: judge(program, part, results), parts))
     score = tally(pairs, results)
     if options.json:
         options.json.write_text(json.dumps(score, indent=1) + "\n")
