@@ -10,8 +10,9 @@ judged by `kernel-agent check --fail-fast` in float32, where a narrowed value sh
 or the file's own. The original goes first: what is not verified itself is not mutated.
 
 --results names a file of JSON lines: what it holds already is not judged again, so that an interrupted run goes on.
-Mutants that equivalent.toml explains are not run and count neither way. Prints every survivor with its diff, and
-`killed/total` at the end; exit code 1 below a score of 0.99, or if an original was rejected.
+Mutants that equivalent.toml explains are not run: they count neither way, but for holes of the verdict, which count as
+survivors. Prints every survivor with its diff, and `killed/total` at the end; exit code 1 below a score of 0.99, or if an
+original was rejected.
 """
 
 from __future__ import annotations
@@ -262,8 +263,12 @@ def tally(pairs: list[Pair], results: Results) -> dict[str, Any]:
                 alive.append(described(mutant) | {"class": "survivor", "verdict": result["verdict"]})
         for mutant in pair.explained:
             entry = known[mutant.key]
+            if entry["class"] == "hole":
+                kinds.setdefault(mutant.kind, [0, 0])[1] += 1
             alive.append(described(mutant) | {"class": entry["class"], "reason": entry["reason"]})
-        files.append({"pair": pair.name, "made": pair.made, "killed": dead, "total": len(pair.tried)})
+        holes = sum(known[mutant.key]["class"] == "hole" for mutant in pair.explained)
+        tried = len(pair.tried) + holes
+        files.append({"pair": pair.name, "made": pair.made, "killed": dead, "total": tried})
     return {
         "killed": sum(killed for killed, _ in kinds.values()),
         "total": sum(total for _, total in kinds.values()),
@@ -281,8 +286,8 @@ def described(mutant: mutants.Mutant) -> dict[str, Any]:
 def summary(score: dict[str, Any]) -> str:
     classes = [entry["class"] for entry in score["not_killed"]]
     return (
-        f"{score['killed']}/{score['total']} mutants killed; not counted: {classes.count('equivalent')} that compute the "
-        f"same, {classes.count('unobservable')} that cannot be told on this device"
+        f"{score['killed']}/{score['total']} mutants killed, {classes.count('hole')} of the others known holes; not counted: "
+        f"{classes.count('equivalent')} that compute the same, {classes.count('unobservable')} that cannot be told on the CPU"
     )
 
 
@@ -315,7 +320,8 @@ def main() -> int:
         list(pool.map(lambda part: judge(program, part, results), parts))
     score = tally(pairs, results)
     if options.json:
-        options.json.write_text(json.dumps(score, indent=1) + "\n")
+        drawn = {"per_file": options.per_file, "sample": options.sample, "seed": options.seed}
+        options.json.write_text(json.dumps(drawn | score, indent=1) + "\n")
     print(summary(score))
     rejected = any("original" in entry for entry in score["files"])
     return 1 if rejected or score["killed"] < LEAST_SCORE * score["total"] else 0

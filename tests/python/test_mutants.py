@@ -251,7 +251,9 @@ def test_sample__takes_every_kind_before_any_twice_and_grows_by_adding(made: lis
 def test_explanations__of_the_datasets_pairs__name_mutants_that_are_made():
     with open(ROOT / "tests" / "attacks" / "equivalent.toml", "rb") as file:
         entries = tomllib.load(file).get("mutant", [])
-    assert all(entry["class"] in ("equivalent", "unobservable") and entry["reason"] for entry in entries)
+    assert all(
+        entry["class"] in ("equivalent", "unobservable", "hole") and entry["reason"] for entry in entries
+    )
     for pair in {entry["pair"] for entry in entries if entry["pair"].startswith("dataset/")}:
         keys = {m.key for m in mutants.of(pair, (ROOT / pair).read_text())}
         stale = [k for k in mutate.explanations() if k[0] == pair and k not in keys]
@@ -277,6 +279,29 @@ def test_tally__survivor_and_what_was_not_judged__are_not_killed(made: list[muta
     assert missed and score["total"] == 40 and score["killed"] == 40 - len(missed)
     assert [entry["kind"] for entry in score["not_killed"]] == [m.kind for m in missed]
     assert score["rejected_for"] == {"raised": 40 - len(missed)}
+
+
+def test_tally__explained_mutants__count_only_as_holes(
+    made: list[mutants.Mutant], monkeypatch: pytest.MonkeyPatch
+):
+    classes = dict(zip(("equivalent", "unobservable", "hole"), made, strict=False))
+    known = {m.key: {"class": name, "reason": "because"} for name, m in classes.items()}
+    monkeypatch.setattr(mutate, "explanations", lambda: known)
+    pair = mutate.Pair("pair.py", PAIR, len(made), made[3:13], made[:3])
+    score = mutate.tally([pair], results_of(pair, "verified", {}))
+    assert (score["killed"], score["total"]) == (10, 11)
+    assert [entry["class"] for entry in score["not_killed"]] == list(classes)
+    assert mutate.summary(score).startswith(
+        "10/11 mutants killed, 1 of the others known holes; not counted: 1"
+    )
+
+
+def test_small_shapes__stand_before_the_marker_and_only_where_the_table_has_them():
+    changed = mutate.on_small_shapes("examples/softmax.py", PAIR)
+    forward, backward = changed.split(mutants.MARKER)
+    assert forward.rstrip().endswith("SWEEP_CPU = [{'M': 5, 'N': 70}]")
+    assert backward == PAIR.split(mutants.MARKER)[1]
+    assert mutate.on_small_shapes("dataset/scan/cumsum_row_tile.py", PAIR) == PAIR
 
 
 def test_tally__original_that_is_rejected__proves_nothing(made: list[mutants.Mutant]):
