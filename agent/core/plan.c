@@ -57,39 +57,14 @@ static bool has_class(const json_t *shape, const char *wanted)
     return found && strcmp(found, wanted) == 0;
 }
 
-/* Of `grads` those that are tensors on this shape (new reference): an argument may be None on some. */
-static json_t *grads_on(const json_t *shape, const json_t *grads)
-{
-    json_t *known = json_object_get(shape, "grads"), *here = json_array(), *name, *other;
-    size_t i, k;
-    json_array_foreach((json_t *)grads, i, name)
-    {
-        bool found = !json_is_array(known);
-        json_array_foreach(known, k, other) found = found || json_equal(name, other);
-        if (found)
-            json_array_append(here, name);
-    }
-    return here;
-}
-
-static bool has_gradient(const json_t *shape, const json_t *name)
-{
-    json_t *wanted = json_pack("[O]", name), *here = grads_on(shape, wanted);
-    bool has = json_array_size(here) == 1;
-    json_decref(wanted);
-    json_decref(here);
-    return has;
-}
-
-/* Of those on which the gradient of `name` is asked for; NULL: of all. */
-static const json_t *smallest_required(const json_t *shapes, const json_t *name)
+static const json_t *smallest_required(const json_t *shapes)
 {
     const json_t *smallest = NULL;
     size_t i;
     json_t *shape;
     json_array_foreach((json_t *)shapes, i, shape)
     {
-        if (has_class(shape, "required") && (!name || has_gradient(shape, name)) &&
+        if (has_class(shape, "required") &&
             (!smallest ||
              ka_plan_size(json_object_get(shape, "dims")) < ka_plan_size(json_object_get(smallest, "dims"))))
             smallest = shape;
@@ -103,33 +78,31 @@ static void add_scaled(struct builder *builder, const json_t *shape, double scal
     json_object_set_new(json_object_get(item, "upstream"), "scale", json_real(scale));
 }
 
-/* A case that wants the gradient of `which` alone, or all others that there are on that shape. */
-static void add_needs(struct builder *builder, const json_t *shapes, const json_t *grads, const json_t *which,
+/* `grads` but for number `left_out`, or number `alone` only. */
+static void add_needs(struct builder *builder, const json_t *shape, const json_t *grads, size_t at,
                       bool alone)
 {
-    const json_t *shape = smallest_required(shapes, which);
-    json_t *here = shape ? grads_on(shape, grads) : json_array(), *needs = json_array(), *name;
+    json_t *needs = json_array(), *name;
     size_t i;
-    json_array_foreach(here, i, name)
+    json_array_foreach((json_t *)grads, i, name)
     {
-        if (json_equal(name, which) == alone)
+        if ((i == at) == alone)
             json_array_append(needs, name);
     }
-    if (json_array_size(here) > (alone ? 1 : 2))
-        json_object_set(add_case(builder, shape, "normal"), "needs", needs);
-    json_decref(here);
-    json_decref(needs);
+    json_object_set_new(add_case(builder, shape, "normal"), "needs", needs);
 }
 
-static void add_subsets(struct builder *builder, const json_t *shapes, const json_t *grads)
+static void add_subsets(struct builder *builder, const json_t *shape, const json_t *grads)
 {
-    size_t i;
-    json_t *name;
-    json_array_foreach((json_t *)grads, i, name) add_needs(builder, shapes, grads, name, true);
-    json_array_foreach((json_t *)grads, i, name) add_needs(builder, shapes, grads, name, false);
+    size_t count = json_array_size(grads);
+    for (size_t i = 0; i < count && count > 1; i++)
+        add_needs(builder, shape, grads, i, true);
+    for (size_t i = 0; i < count && count > 2; i++)
+        add_needs(builder, shape, grads, i, false);
 }
 
-static void add_variants(struct builder *builder, const json_t *shape, int outputs, bool half)
+static void add_variants(struct builder *builder, const json_t *shape, const json_t *grads, int outputs,
+                         bool half)
 {
     add_case(builder, shape, "onehot");
     add_scaled(builder, shape, half ? 16 : 1e3);
@@ -138,12 +111,13 @@ static void add_variants(struct builder *builder, const json_t *shape, int outpu
     add_case(builder, shape, "expanded");
     if (outputs > 1)
         add_case(builder, shape, "none_one");
+    add_subsets(builder, shape, grads);
 }
 
 json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret)
 {
     struct builder builder = {.cases = json_array(), .random = secret};
-    const json_t *smallest = smallest_required(shapes, NULL);
+    const json_t *smallest = smallest_required(shapes);
     size_t required = 0, i;
     json_t *shape;
     json_array_foreach((json_t *)shapes, i, shape) required += has_class(shape, "required");
@@ -160,8 +134,7 @@ json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bo
         }
     }
     if (smallest)
-        add_variants(&builder, smallest, outputs, half);
-    add_subsets(&builder, shapes, grads);
+        add_variants(&builder, smallest, grads, outputs, half);
     return builder.cases;
 }
 

@@ -1,7 +1,7 @@
 /* What one check asks: the list of cases, from the shapes of a run and a secret seed. Pure.
  *
- * Words: a *shape* is {"dims": {...}, "class": "required" | "optional" | "hidden", "kind": "..."}, and "grads": [...] where an
- * argument that wants a gradient may be None: those that are tensors; a *case* is a shape with a seed for the inputs and an upstream gradient. Every attempt gets cases of fresh seeds, so that nothing that a candidate
+ * Words: a *shape* is {"dims": {...}, "class": "required" | "optional" | "hidden", "kind": "..."}; a *case* is a shape with
+ * a seed for the inputs and an upstream gradient. Every attempt gets cases of fresh seeds, so that nothing that a candidate
  * saw or stored helps the next one. `class` and `kind` stay with the daemon: what a child is sent has neither. */
 #ifndef KA_PLAN_H
 #define KA_PLAN_H
@@ -16,8 +16,7 @@
  * are float16, whose range holds no upstream of 1e3 and 1e-3 beside the products that a backward makes of it: 16 and 1/16 then.
  *   - every required shape with at least KA_PLAN_MIN_SEEDS seeds in sum, every optional and hidden shape once;
  *   - on the smallest required shape: one-hot, scaled (1e3, 1e-3), non-contiguous and expanded upstreams, `None` for one
- *     of several outputs, backward twice, and a backward whose launches do nothing;
- *   - each input's gradient alone and each left out, on the smallest required shape that has it. */
+ *     of several outputs, each input's gradient alone and each left out, backward twice, and a backward whose launches do nothing. */
 json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret);
 
 /* One plain case a shape: to see that forward and oracle agree on it (new reference). */

@@ -114,32 +114,6 @@ static void plan__three_gradients__each_is_left_out_once(void **state)
     json_decref(grads);
 }
 
-/* h is None on the smallest shape: it is asked for where it is a tensor, and never where it is not. */
-static void plan__gradient_missing_on_the_smallest_shape__is_asked_for_where_it_is(void **state)
-{
-    (void)state;
-    json_t *list = shapes(), *grads = json("[\"x\", \"w\", \"h\"]"), *item;
-    json_object_set_new(json_array_get(list, 0), "grads", json("[\"x\", \"w\", \"h\"]"));
-    json_object_set_new(json_array_get(list, 1), "grads", json("[\"x\", \"w\"]"));
-    json_t *cases = ka_plan_check(list, grads, 1, false, 7);
-    size_t i, asked = 0, left_out = 0;
-    json_array_foreach(cases, i, item)
-    {
-        json_t *needs = json_object_get(item, "needs");
-        bool has_h = json_array_size(needs) &&
-                     strcmp(json_string_value(json_array_get(needs, json_array_size(needs) - 1)), "h") == 0;
-        bool small = json_integer_value(json_object_get(json_object_get(item, "dims"), "M")) == 8;
-        assert_false(small && has_h);
-        asked += has_h && json_array_size(needs) == 1;
-        left_out += json_array_size(needs) == 2 && !has_h;
-    }
-    assert_int_equal(asked, 1);
-    assert_int_equal(left_out, 1);
-    json_decref(cases);
-    json_decref(list);
-    json_decref(grads);
-}
-
 static void plan__seeds__differ_between_cases_and_between_secrets(void **state)
 {
     (void)state;
@@ -219,7 +193,6 @@ int main(void)
         cmocka_unit_test(plan__check__covers_every_shape_with_five_seeds_over_the_required),
         cmocka_unit_test(plan__variants__are_on_the_smallest_required_shape),
         cmocka_unit_test(plan__three_gradients__each_is_left_out_once),
-        cmocka_unit_test(plan__gradient_missing_on_the_smallest_shape__is_asked_for_where_it_is),
         cmocka_unit_test(plan__seeds__differ_between_cases_and_between_secrets),
         cmocka_unit_test(plan__what_a_child_is_sent__does_not_say_which_shapes_are_hidden),
         cmocka_unit_test(rank__atomics_spills_and_launches__cost),
