@@ -32,6 +32,7 @@ ATTACKS_SHORT := row  ?(2|4|8|9|13|18|20) |control (scale|softmax)
 PAIRS_SHORT   := $(addprefix dataset/,norm/rms_norm_rowgroup_partials.py reduction_softmax/softmax_row_single_tile.py \
                    loss/huber_mean_two_level.py scan/cumsum_row_tile.py rope_positional/rope_half_rotation_tables.py \
                    embedding_gather_jagged/embedding_atomic_scatter.py)
+MUTANTS_SHORT := dataset/norm/l2_normalize_rows.py dataset/reduction_softmax/softmax_row_single_tile.py
 
 # ---- the two commands
 
@@ -102,8 +103,8 @@ jail: $(PROGRAMS)   ## every way out of the jail, tried (CHECKS=1000 checks in a
 attacks: $(PROGRAMS)   ## every attack on the verdict must be rejected (ATTACKS='row  3|control' picks)
 	$(PYTHON) tests/attacks/run.py --build $(BUILD) --only '$(ATTACKS)'
 
-mutants: $(PROGRAMS)   ## mutation score: wrong versions of right backwards, all to be rejected (MUTANTS=20 at random)
-	$(PYTHON) tests/attacks/mutate.py --build $(BUILD) --sample $(or $(MUTANTS),0)
+mutants: $(PROGRAMS)   ## mutation score: wrong versions of right backwards, all to be rejected (MUTANTS=8: so many, of two small pairs)
+	$(PYTHON) tests/attacks/mutate.py --build $(BUILD) $(if $(MUTANTS),--sample $(MUTANTS) $(MUTANTS_SHORT))
 
 pairs: $(PROGRAMS)   ## the verdict on every pair of dataset/ (PAIRS='dataset/norm/*.py' picks)
 	@mkdir -p generated
