@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import draw
 from ..forward import Forward
-from . import host, loops, overwrite, partials, stores, tape, tuning, unwrap
+from . import cover, host, loops, overwrite, partials, stores, tape, tuning, unwrap
 from .decisions import Totals, advise, header
 from .demand import effects_of
 from .emit import Emitted, Emitter, gradient_name
@@ -173,6 +173,11 @@ def _launch(fwd: Forward, site: host.Site, kernels: dict[str, str], draft: Draft
     draft.atomics_naive += totals.atomics
     gradients = list(dict.fromkeys(n for s in steps for n in s.emitted.gradients))
     _check_inplace(site, gradients, accumulated, owner)
+    every = found + [w for k in owner.kernels for w in writes(k.effects)]
+    for write in every:
+        name = write.base.attrs["name"]
+        if write.covers is not None and sum(w.base is write.base for w in every) == 1:
+            text.written[name] = text.expr(write.covers)
     return text.text(steps, gradients, checks)
 
 
@@ -192,6 +197,7 @@ def _scheduled(
     totals.atomics = len(writes(reverse.effects))
     axes = program_axes(site)
     stores.prove(reverse, axes)
+    cover.mark(reverse)
     name = f"{site.kernel_name}_bwd"
     if site.class_name[-1].isdigit() and name in kernels:
         name += site.class_name[-1]
