@@ -61,6 +61,8 @@ static int save(struct ka_run *run)
     int rc = ka_state_save_job(run->state, &run->job, &err);
     if (rc == 0)
         rc = ka_state_put(run->state, "totals", run->totals, &err);
+    if (rc == 0)
+        rc = ka_state_commit(run->state, &err);
     if (rc)
         ka_log(KA_LOG_ERROR, "%s: %s; nothing is lost up to here, make room and use --resume", run->name,
                err.msg);
