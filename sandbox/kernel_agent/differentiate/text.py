@@ -190,8 +190,8 @@ class FunctionText:
             if name not in self.inplace and name not in self.split:
                 self.saved[name] = None
                 flag = ", accumulate=True" if name in self.accumulated else ""
-                if not flag and name in self.written:
-                    flag = f", written={self.written[name]}"
+                if name in self.written:
+                    flag += f", written={self.written[name]}"
                 body += break_line(f"{gradient_name(name)} = gradient_of({name}{flag})", WIDTH - 8)
         for check in checks:
             body += break_line(check, WIDTH - 8)
