@@ -149,13 +149,10 @@ static void post_variant(struct ka_run *run)
     json_decref(backward);
 }
 
-static void on_variant_facts(struct ka_run *run, const struct ka_op_result *result)
+static void on_variant_compiled(struct ka_run *run, json_t *facts)
 {
-    if (result->status == KA_OP_SANDBOX) {
-        ka_run_op_failed(run, result);
-        return;
-    }
-    double cost = result->status == KA_OP_OK ? ka_rank_cost(result->doc) : INFINITY;
+    double cost = ka_rank_cost(facts);
+    json_decref(facts);
     if (cost < run->job.best_cost * (1.0 - run->job.limits.min_rel_impr)) {
         post_variant(run);
         return;
@@ -163,6 +160,18 @@ static void on_variant_facts(struct ka_run *run, const struct ka_op_result *resu
     ka_log(KA_LOG_INFO, "%s: modelled cost %.4g, the best has %.4g: not tried", run->name, cost,
            run->job.best_cost);
     ka_run_tune(run, 0);
+}
+
+static void on_variant_facts(struct ka_run *run, const struct ka_op_result *result)
+{
+    if (result->status == KA_OP_SANDBOX) {
+        ka_run_op_failed(run, result);
+    } else if (result->status == KA_OP_OK) {
+        ka_run_compile(run, result, on_variant_compiled);
+    } else {
+        ka_log(KA_LOG_INFO, "%s: a variant could not be measured: %s", run->name, result->message);
+        ka_run_tune(run, 0);
+    }
 }
 
 static int write_variant(const struct ka_run *run, const char *backward, struct ka_err *err)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .ir import Node
+from .ir import GradWrite, Node
 from .names import stem
-from .reverse import LineReport, Reverse, writes
+from .reverse import LineReport, Reverse
 
 # Kind of failure: (what it is called, what an expert would try).
 MOVES = {
@@ -43,6 +43,10 @@ MOVES = {
         "several writes",
         "make one write of them: tl.where over the lanes that both reach",
     ),
+    "fold": (
+        "data-dependent index",
+        "fold the element into the write of its block with tl.where(lanes == index, ...), if the index stays in the tile",
+    ),
     "extent": (
         "unknown extent",
         "pass the sizes of the tensor, and mask by them, so that rows provably do not overlap",
@@ -68,9 +72,9 @@ class Why(str):
         return why
 
 
-def advise(reverse: Reverse, refused: dict[Node, str], asked: bool) -> None:
+def advise(reverse: Reverse, found: list[GradWrite], refused: dict[Node, str], asked: bool) -> None:
     """Attach the advice to every write that is still atomic, and report it."""
-    for write in writes(reverse.effects):
+    for write in found:
         if write.kind != "atomic_add":
             continue
         why = refused.get(write.base)

@@ -590,6 +590,8 @@ class Emitter:
     def inline(self, node: Node) -> bool:
         if node.op in _TRIVIAL or (self.inlining and self.home(node) is self.scope.region):
             return True
+        if node.op == "cast" and self.demand.uses[node] > 1 and self.python_number(node.args[0]):
+            return False
         if node.op == "pid":
             return not node.hint and self.demand.uses[node] <= 1
         if node.op == "expand" or (node.op in ("neg", "cast", "permute", "not") and self.find(node.args[0])):

@@ -26,6 +26,8 @@ def suggested(node: Node, addresses: dict[Node, str]) -> str:
     if op == "load":
         name = stem(node.args[0].attrs["name"])
         return f"d_{name}" if node.attrs.get("upstream") else name
+    if op == "cast" and not node.is_float:
+        return f"{_named(node.args[0], addresses) or 'n'}_{node.dtype.removeprefix('int')}"
     if not node.is_float:
         return "n" if not node.shape else "at"
     if node.upstream:

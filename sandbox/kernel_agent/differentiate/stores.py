@@ -214,7 +214,7 @@ def layout_of(affine: Affine, g: Graph, groups: list[Group], mask: Node | None) 
     """(stride, extent) of each address dimension, in elements; None where more than one extent is unknown."""
     if len(groups) < 2:
         return []
-    bounds = _bounds(affine, mask)
+    bounds = bounds_of(affine, mask)
     layout: list[tuple[Node, Node | None]] = []
     for group in groups:
         lowest = group.terms[0][1]
@@ -270,7 +270,7 @@ def _start_digit(affine: Affine, group: Group, lo: Node, step: Node) -> Monomial
     return digit if times(digit, (factor, ids)) == multiplier else None
 
 
-def _bounds(affine: Affine, mask: Node | None) -> dict[frozenset, Node]:
+def bounds_of(affine: Affine, mask: Node | None) -> dict[frozenset, Node]:
     """Indices that a mask bounds from above: {terms of the index: bound}."""
     found: dict[frozenset, Node] = {}
     stack: list[tuple[Node, tuple[int, ...]]] = (
