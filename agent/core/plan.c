@@ -57,9 +57,9 @@ static bool has_class(const json_t *shape, const char *wanted)
     return found && strcmp(found, wanted) == 0;
 }
 
-static const json_t *smallest_required(const json_t *shapes)
+json_t *ka_plan_smallest(const json_t *shapes)
 {
-    const json_t *smallest = NULL;
+    json_t *smallest = NULL;
     size_t i;
     json_t *shape;
     json_array_foreach((json_t *)shapes, i, shape)
@@ -117,7 +117,7 @@ static void add_variants(struct builder *builder, const json_t *shape, const jso
 json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret)
 {
     struct builder builder = {.cases = json_array(), .random = secret};
-    const json_t *smallest = smallest_required(shapes);
+    const json_t *smallest = ka_plan_smallest(shapes);
     size_t required = 0, i;
     json_t *shape;
     json_array_foreach((json_t *)shapes, i, shape) required += has_class(shape, "required");

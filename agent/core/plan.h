@@ -25,6 +25,9 @@ json_t *ka_plan_preflight(const json_t *shapes, uint64_t secret);
 /* The cases as a child may see them: `keep` names the members that stay (new reference). */
 json_t *ka_plan_for_child(const json_t *cases, const char *const *keep, size_t count);
 
+/* The smallest required shape (borrowed), NULL where none is required. */
+json_t *ka_plan_smallest(const json_t *shapes);
+
 /* Product of the integer dims: what "smallest" means. */
 double ka_plan_size(const json_t *dims);
 

@@ -121,6 +121,24 @@ static void put_title(struct page *page, const json_t *result)
     put(page, "\n\n");
 }
 
+/* What stands beside the oracle made from the forward. */
+static void put_oracles(struct page *page, const json_t *oracles)
+{
+    const json_t *differences = get(oracles, "finite_differences");
+    const char *verdict = text_of(differences, "verdict"), *reason = text_of(differences, "reason");
+    put_row(page, "reference() against the oracle", get(oracles, "reference"));
+    if (!verdict)
+        return;
+    putf(page, "| finite differences against the oracle | %s: %.0f slopes agree, %.0f tell nothing", verdict,
+         number_of(differences, "agree"), number_of(differences, "open"));
+    if (reason) {
+        put(page, " (");
+        put_inline(page, reason);
+        put(page, ")");
+    }
+    put(page, " |\n");
+}
+
 static void put_summary(struct page *page, const json_t *result)
 {
     const json_t *shapes = get(result, "shapes"), *llm = get(result, "llm");
@@ -133,6 +151,7 @@ static void put_summary(struct page *page, const json_t *result)
     put_of(page, "hidden shapes passed", shapes, "hidden_passed", "hidden");
     if (number_of(shapes, "optional") > 0)
         put_of(page, "optional shapes passed", shapes, "optional_passed", "optional");
+    put_oracles(page, get(result, "oracles"));
     put_row(page, "draft", get(result, "draft"));
     put_row(page, "attempts", get(result, "attempts"));
     put_row(page, "roll-backs", get(result, "rollbacks"));

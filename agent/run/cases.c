@@ -126,10 +126,12 @@ static int compare_reference(const struct ka_tensors *set, const char *ours, con
     struct ka_diff diff;
     struct ka_tolerance tolerance = ka_tolerance_oracle();
     int rc = ka_compare(reference, oracle, NULL, &tolerance, NULL, 0, &diff, err);
+    char name[160];
+    snprintf(name, sizeof(name), "%s %s", strcmp(ours, "out") == 0 ? "output" : "the gradient of", of);
     bool rounding =
         rc == 0 && ka_tensor_same_shape(reference, oracle) && distance(reference, oracle) <= ROUNDING * scale;
     if (rc == 0 && !diff.pass && !rounding)
-        rc = explain(&diff, "reference() and the oracle made from the forward disagree", of, err);
+        rc = explain(&diff, "reference() and the oracle made from the forward disagree", name, err);
     return rc;
 }
 

@@ -4,6 +4,7 @@
  *     open.c     folder, documents, what a fresh or resumed run begins with
  *     child.c    one jailed operation (op.h) on behalf of the run
  *     forward.c  inspect and preflight: what the file is, on which shapes forward and oracle agree
+ *     differences.c  the end of preflight: finite differences of the forward
  *     check.c    scan, candidate, oracle, comparison, facts
  *     ask.c      prompt, model or mailbox, answer to candidate
  *     retrieve.c the store
@@ -43,6 +44,7 @@ struct ka_run {
     bool half;         /* some input is float16 */
     json_t *pending;   /* preflight: shapes still to be settled */
     json_t *skipped;   /* sweep shapes that are not checked, and why */
+    json_t *oracles;   /* what the second opinions on the oracle said: {"finite_differences", "reference"} */
     json_t *retrieved; /* [{"id", "similarity", "backward", ...}] */
     json_t *draft;     /* last result of the operation differentiate; NULL before */
     json_t *history;   /* attempts in order: phase, origin, verdict, cost, kept */
@@ -95,6 +97,8 @@ void ka_run_op_cancel(struct ka_run *run);
 /* ---- the phases */
 void ka_run_inspect(struct ka_run *run);
 void ka_run_preflight(struct ka_run *run);
+void ka_run_differences(struct ka_run *run);
+void ka_run_preflight_done(struct ka_run *run);
 void ka_run_retrieve(struct ka_run *run);
 void ka_run_check(struct ka_run *run, int64_t snapshot);
 void ka_run_check_free(struct ka_run *run);

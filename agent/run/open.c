@@ -33,6 +33,7 @@ static struct ka_run *run_new(struct ka_app *app, ka_run_done_fn done, void *arg
     run->began = (double)uv_hrtime() / 1e9;
     run->history = json_array();
     run->skipped = json_array();
+    run->oracles = json_object();
     run->retrieved = json_array();
     run->grads = json_array();
     run->totals =
@@ -219,6 +220,7 @@ static void load_documents(struct ka_run *run)
     run->failure = ka_state_get(run->state, "failure");
     run->feedback = ka_state_get(run->state, "feedback");
     run->skipped = get_or(run, "skipped", run->skipped);
+    run->oracles = get_or(run, "oracles", run->oracles);
     run->retrieved = get_or(run, "retrieved", run->retrieved);
     run->grads = get_or(run, "grads", run->grads);
     run->history = get_or(run, "history", run->history);
