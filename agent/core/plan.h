@@ -1,6 +1,7 @@
 /* What one check asks: the list of cases, from the shapes of a run and a secret seed. Pure.
  *
- * Words: a *shape* is {"dims": {...}, "class": "required" | "optional" | "hidden", "kind": "..."}; a *case* is a shape with
+ * Words: a *shape* is {"dims": {...}, "class": "required" | "optional" | "hidden", "kind": "...", "grads"?: [...]}, where `grads` names the
+ * inputs that are tensors there (an optional input may be None on some shapes); a *case* is a shape with
  * a seed for the inputs and an upstream gradient. Every attempt gets cases of fresh seeds, so that nothing that a candidate
  * saw or stored helps the next one. `class` and `kind` stay with the daemon: what a child is sent has neither. */
 #ifndef KA_PLAN_H
@@ -25,7 +26,7 @@ json_t *ka_plan_preflight(const json_t *shapes, uint64_t secret);
 /* The cases as a child may see them: `keep` names the members that stay (new reference). */
 json_t *ka_plan_for_child(const json_t *cases, const char *const *keep, size_t count);
 
-/* The smallest required shape (borrowed), NULL where none is required. */
+/* Of the required shapes with the most gradients the smallest (borrowed), NULL where none is required. */
 json_t *ka_plan_smallest(const json_t *shapes);
 
 /* Product of the integer dims: what "smallest" means. */

@@ -143,11 +143,12 @@ static bool already_accepted(const struct ka_run *run, const json_t *dims)
     return false;
 }
 
-static void accept_shape(struct ka_run *run, const json_t *dims, const char *class, const char *kind)
+static void accept_shape(struct ka_run *run, const json_t *dims, const char *class, const char *kind,
+                         const json_t *entry)
 {
     if (!already_accepted(run, dims))
-        json_array_append_new(run->shapes,
-                              json_pack("{s:O, s:s, s:s}", "dims", dims, "class", class, "kind", kind));
+        json_array_append_new(run->shapes, json_pack("{s:O, s:s, s:s, s:O?}", "dims", dims, "class", class,
+                                                     "kind", kind, "grads", json_object_get(entry, "grads")));
 }
 
 /* The finding, with what the oracle saw of a race, which is its likeliest cause. */
@@ -328,7 +329,8 @@ static void on_level(struct ka_run *run, const struct ka_op_result *result)
         else {
             note_smaller(run, entry);
             accept_shape(run, dims_at_level(entry),
-                         json_is_true(json_object_get(entry, "required")) ? "required" : "optional", "sweep");
+                         json_is_true(json_object_get(entry, "required")) ? "required" : "optional", "sweep",
+                         ka_case_find(result->doc, (json_int_t)i));
         }
         if (alive && result->status == KA_OP_OK) {
             learn_outputs(run, ka_case_find(result->doc, (json_int_t)i));
@@ -408,7 +410,8 @@ static void on_hidden(struct ka_run *run, const struct ka_op_result *result)
         json_t *error = NULL;
         if (result->status == KA_OP_OK && kept < HIDDEN_KEPT && case_agrees(result, (json_int_t)i, &error)) {
             accept_shape(run, json_object_get(entry, "dims"), "hidden",
-                         json_string_value(json_object_get(entry, "kind")));
+                         json_string_value(json_object_get(entry, "kind")),
+                         ka_case_find(result->doc, (json_int_t)i));
             kept++;
         }
         json_decref(error);
