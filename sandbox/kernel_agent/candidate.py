@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ _INT_POISON = -0x21524111  # looks like no index and no count; wraps in narrower
 _ALLOCATIONS = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 )
+_ACCUMULATION = frozenset({"aten::add", "aten::add_"})
+_NOT_THE_CANDIDATES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _FILLED = frozenset(
     {"zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full", "ones", "ones_like"}
 )
@@ -95,7 +98,12 @@ class Poison(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func._schema.name
-        if self.counting and not benchmarking() and _computes(name, args, result):
+        if (
+            self.counting
+            and not benchmarking()
+            and _computes(name, args, result)
+            and not (name in _ACCUMULATION and _by_engine())
+        ):
             counts = self.counts[self.counting]
             counts[name] = counts.get(name, 0) + 1
         operation = name.removeprefix("aten::")
@@ -110,6 +118,19 @@ def _computes(name: str, args: tuple[Any, ...], result: Any) -> bool:
     """Whether an operation makes floating values, or hands one to host code."""
     values = args if name == "aten::_local_scalar_dense" else draw.flatten(result)
     return any(isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) for v in values)
+
+
+def _by_engine() -> bool:
+    """Whether autograd's engine does this itself, as it adds up the gradients of a tensor that was used more than once.
+
+    Then nothing but torch, and what this package hooks into it, stands between here and the call of the backward: a Function's backward has a frame.
+    """
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code is not Case.backward.__code__:
+        if not frame.f_code.co_filename.startswith(_NOT_THE_CANDIDATES):
+            return False
+        frame = frame.f_back
+    return True
 
 
 def poison(tensor: torch.Tensor) -> None:
@@ -437,9 +458,10 @@ class Case:
         return named
 
     def own_operations(self) -> dict[str, int]:
-        """Operations of the entry's forward that the stub itself does not do."""
+        """Operations of the entry's forward beyond those that the stub itself does, by how many more they are."""
         stub = self.poison.counts["stub"]
-        return {name: n for name, n in sorted(self.poison.counts["forward"].items()) if name not in stub}
+        more = {name: n - stub.get(name, 0) for name, n in sorted(self.poison.counts["forward"].items())}
+        return {name: n for name, n in more.items() if n > 0}
 
     def saved_bytes(self, bound: dict[str, Any]) -> int:
         """Bytes kept alive for the backward, beyond the inputs."""

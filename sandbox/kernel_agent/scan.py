@@ -137,6 +137,8 @@ class _Scanner:
         self.entry = self._find_entry(functions)
         self.function = self._find_function()
         self.torch_names = self._torch_names()
+        self.stub_texts = self._stub_texts()
+        self.forward_side = self._forward_side()
 
     def _find_entry(self, functions: list[ast.FunctionDef]) -> ast.FunctionDef | None:
         names = autodiff_names(self.tree)
@@ -170,6 +172,46 @@ class _Scanner:
                 names |= {a.asname or a.name for a in node.names}
         return names
 
+    def _functions(self) -> dict[str, ast.FunctionDef]:
+        """Host functions of the top level."""
+        return {f.name: f for f in self.tree.body if isinstance(f, ast.FunctionDef) and not _is_kernel(f)}
+
+    def _reached(self, roots: list[ast.FunctionDef]) -> list[ast.FunctionDef]:
+        """The roots and every host function of the file that they name, directly or not."""
+        functions, found, todo = self._functions(), list[ast.FunctionDef](), list(roots)
+        while todo:
+            node = todo.pop()
+            if node in found:
+                continue
+            found.append(node)
+            names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            todo += [functions[name] for name in sorted(names & functions.keys())]
+        return found
+
+    def _stub_texts(self) -> set[str]:
+        """Every expression of the stub, and of what it calls, as written in the forward part."""
+        names = {self.entry.name.removesuffix("_autograd")} if self.entry is not None else set()
+        stubs = [f for f in self._functions().values() if f.name in names and f not in self.body]
+        reached = [f for f in self._reached(stubs) if f not in self.body]
+        return {ast.dump(node) for f in reached for node in ast.walk(f) if isinstance(node, ast.expr)}
+
+    def _forward_side(self) -> set[ast.AST]:
+        """Nodes of the entry, of a Function's forward and of their helpers, that no backward reaches.
+
+        A forward of several launches may have to be written out there, with the torch operations that the stub does in
+        between: those, word for word, are the user's own. That they are done no more often than by the stub is for the record
+        of operations to say (candidate.py).
+        """
+        methods = [method for method in self._methods() if method.name in ("forward", "setup_context")]
+        backwards = [method for method in self._methods() if method not in methods]
+        roots = methods + ([self.entry] if self.entry is not None else [])
+        shared = self._reached(backwards)
+        mine = [f for f in self._reached(roots) if f not in shared and (f in self.body or f in methods)]
+        return {node for f in mine for node in ast.walk(f)}
+
+    def _is_stubs_own(self, node: ast.expr) -> bool:
+        return node in self.forward_side and ast.dump(node) in self.stub_texts
+
     def findings(self) -> Iterator[Finding]:
         yield from self._structure()
         yield from self._imports()
@@ -202,9 +244,7 @@ class _Scanner:
 
     def _launches(self, node: ast.AST, seen: set[str]) -> bool:
         """Whether a launch is reached from here, directly or through functions of this file."""
-        functions = {
-            f.name: f for f in self.tree.body if isinstance(f, ast.FunctionDef) and not _is_kernel(f)
-        }
+        functions = self._functions()
         for inner in ast.walk(node):
             if _is_launch(inner):
                 return True
@@ -315,7 +355,9 @@ class _Scanner:
             yield Finding("forbidden", "reject", node.lineno, f"uses {node.id}")
         elif isinstance(node, ast.Attribute):
             yield from self._attribute(node)
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        elif (
+            isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult) and not self._is_stubs_own(node)
+        ):
             yield Finding("torch_math", "reject", node.lineno, "multiplies matrices outside a kernel (@)")
         elif isinstance(node, ast.Call):
             yield from self._call(node)
@@ -337,7 +379,7 @@ class _Scanner:
         hidden = any(part.startswith(("_", "set_")) for part in parts[1:])
         if (below and (hidden or FORBIDDEN_ATTRIBUTES & set(parts[1:]))) or node.attr in _HOOKS:
             yield Finding("forbidden", "reject", node.lineno, f"uses {dotted}")
-        if node.attr in _VALUES:
+        if node.attr in _VALUES and not self._is_stubs_own(node):
             yield Finding(
                 "torch_math", "reject", node.lineno, f"uses {dotted}: host code gets a tensor's values"
             )
@@ -358,7 +400,7 @@ class _Scanner:
             yield Finding(
                 "autograd", "reject", node.lineno, f"calls {dotted}(): autograd must not make the gradient"
             )
-        elif name in _MATH:
+        elif name in _MATH and not self._is_stubs_own(node):
             yield Finding(
                 "torch_math", "reject", node.lineno, f"calls {dotted}(): kernels must compute the gradient"
             )
