@@ -142,6 +142,7 @@ json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bo
             if (shape == smallest && n == 0) {
                 json_object_set_new(item, "twice", json_true());
                 json_object_set_new(item, "noop", json_true());
+                json_object_set_new(item, "linear", json_pack("[f, f]", KA_PLAN_LINEAR_U, KA_PLAN_LINEAR_W));
             }
         }
     }

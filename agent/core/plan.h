@@ -11,13 +11,16 @@
 
 #include "base.h"
 
-#define KA_PLAN_MIN_SEEDS 5 /* over the required shapes */
+#define KA_PLAN_MIN_SEEDS 5  /* over the required shapes */
+#define KA_PLAN_LINEAR_U 3.0 /* the upstream a*u + b*w of the test for linearity */
+#define KA_PLAN_LINEAR_W -2.0
 
 /* Cases for a check of a candidate (new reference). `grads`: names; `outputs`: how many outputs are differentiable; `half`: inputs
  * are float16, whose range holds no upstream of 1e3 and 1e-3 beside the products that a backward makes of it: 16 and 1/16 then.
  *   - every required shape with at least KA_PLAN_MIN_SEEDS seeds in sum, every optional and hidden shape once;
  *   - on the smallest required shape: one-hot, scaled (1e3, 1e-3), non-contiguous and expanded upstreams, `None` for one
- *     of several outputs, each input's gradient alone and each left out, backward twice, and a backward whose launches do nothing. */
+ *     of several outputs, each input's gradient alone and each left out, backward twice and
+ *     with a*u + b*w over one graph, and a backward whose launches do nothing. */
 json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret);
 
 /* One plain case a shape: to see that forward and oracle agree on it (new reference). */

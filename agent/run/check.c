@@ -22,6 +22,7 @@
 #include "sandbox/compare.h"
 
 #define FACTS_SHAPES 3
+#define LINEAR_LIMITS 3 /* three gradients, each as far off as one may be */
 #define ZERO_FLOORS                                                                                          \
     100.0 /* a zero gradient may keep rounding of so many floors of the dtype, per unit of upstream, */
 #define ZERO_MAX 0.02 /* and never more than this */
@@ -171,7 +172,8 @@ struct judged_case {
 };
 
 /* Candidate's `part` of an input's gradient against the oracle's. Returns -EINVAL if the oracle is unusable. */
-static int judge_gradient(const struct judged_case *one, const char *part, const char *name)
+static int compare_gradient(const struct judged_case *one, const char *part, const char *name,
+                            struct ka_diff *diff)
 {
     const struct ka_tensor *want = find_part(one->expected, "grad", name);
     const struct ka_tensor *base = find_part(one->expected, "base", name);
@@ -191,10 +193,14 @@ static int judge_gradient(const struct judged_case *one, const char *part, const
     struct ka_tolerance tolerance = ka_tolerance_of(base ? base->dtype : KA_F32);
     tolerance.zero_norm = fmin(ZERO_FLOORS * tolerance.floor, ZERO_MAX) *
                           ka_case_upstream_norm(one->expected, one->oracle, one->plan);
-    struct ka_diff diff;
     int rc = ka_tolerance_widen(&tolerance, find_part(one->expected, "jitter", name), want, NULL);
-    if (rc == 0)
-        rc = ka_compare(got, want, base, &tolerance, others, count, &diff, NULL);
+    return rc ? rc : ka_compare(got, want, base, &tolerance, others, count, diff, NULL);
+}
+
+static int judge_gradient(const struct judged_case *one, const char *part, const char *name)
+{
+    struct ka_diff diff;
+    int rc = compare_gradient(one, part, name, &diff);
     if (rc == 0)
         ka_verdict_gradient(one->run->check->verdict, one->at, name, &diff);
     return rc;
@@ -239,6 +245,58 @@ static int judge_again(const struct judged_case *one, size_t shape)
     again.at = ka_verdict_case(one->run->check->verdict, shape,
                                "normal upstream, second backward over the same graph");
     return judge_gradients(&again, "again");
+}
+
+static double norm_of(const struct ka_tensor *t)
+{
+    double sum = 0;
+    for (size_t i = 0; i < t->count; i++)
+        sum += ka_tensor_at(t, i) * ka_tensor_at(t, i);
+    return sqrt(sum);
+}
+
+/* How far `sum` is from a*u + b*w, in units of the terms' norms; NaN where something is not finite or not there. */
+static double nonlinearity(const struct ka_tensor *u, const struct ka_tensor *w, const struct ka_tensor *sum)
+{
+    double gap = 0;
+    if (!u || !w || !sum || !ka_tensor_same_shape(u, w) || !ka_tensor_same_shape(u, sum))
+        return NAN;
+    for (size_t i = 0; i < u->count; i++) {
+        double wanted = KA_PLAN_LINEAR_U * ka_tensor_at(u, i) + KA_PLAN_LINEAR_W * ka_tensor_at(w, i);
+        double d = ka_tensor_at(sum, i) - wanted;
+        gap += d * d;
+    }
+    double size = fabs(KA_PLAN_LINEAR_U) * norm_of(u) + fabs(KA_PLAN_LINEAR_W) * norm_of(w);
+    return size > 0 ? sqrt(gap) / size : 0;
+}
+
+/* backward(a*u + b*w) = a*backward(u) + b*backward(w), over one graph: also what was kept of an earlier call shows here. A
+ * gradient that is wrong or noise by itself has nothing to add up. */
+static void judge_linear(const struct judged_case *one)
+{
+    size_t i;
+    json_t *grad;
+    if (!json_object_get(one->plan, "linear"))
+        return;
+    json_array_foreach(json_object_get(one->oracle, "grads"), i, grad)
+    {
+        const char *name = json_string_value(grad);
+        struct ka_diff diff;
+        if (!name || !is_wanted(one->plan, name) || compare_gradient(one, "grad", name, &diff) ||
+            !diff.pass || diff.want_zero || diff.vacuous || diff.nonfinite_want)
+            continue;
+        double off = nonlinearity(find_part(one->found, "grad", name), find_part(one->found, "other", name),
+                                  find_part(one->found, "sum", name));
+        if (off <= LINEAR_LIMITS * diff.limit)
+            continue;
+        char text[300];
+        snprintf(text, sizeof(text),
+                 "the gradient of %.100s is not linear in the upstream: backward(a*u + b*w) is not "
+                 "a*backward(u) + "
+                 "b*backward(w) over one graph; relative difference %.3g, allowed %.3g",
+                 name, off, LINEAR_LIMITS * diff.limit);
+        ka_verdict_fail(one->run->check->verdict, one->at, "not_linear", text);
+    }
 }
 
 static int judge_outputs(const struct judged_case *one)
@@ -329,6 +387,7 @@ static bool judge_case(struct judged_case *one, const struct ka_op_result *oracl
         ka_fail(why, 0, "the oracle's tensors are unusable");
         judged = false;
     } else {
+        judge_linear(one);
         judge_noop(one);
         ka_conduct_judge(one->candidate, check->verdict, one->at);
     }
@@ -466,7 +525,7 @@ static int count_differentiable(const struct ka_run *run)
 
 static void run_candidate(struct ka_run *run)
 {
-    static const char *const keep[] = {"id", "dims", "seed", "upstream", "needs", "twice", "noop"};
+    static const char *const keep[] = {"id", "dims", "seed", "upstream", "needs", "twice", "noop", "linear"};
     struct ka_check *check = run->check;
     check->cases =
         ka_plan_check(run->shapes, run->grads, count_differentiable(run), run->half, ka_random_u64());

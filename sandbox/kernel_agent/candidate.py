@@ -249,9 +249,10 @@ class Case:
         self.needs: list[str] | None = case.get("needs")
         self.twice = bool(case.get("twice"))
         self.noop = bool(case.get("noop"))
+        self.linear: list[float] | None = case.get("linear")
         self.facts = bool(case.get("facts"))
         self.dtype = dtype
-        self.guards = Guards() if fwd.mode == "cuda" else None
+        self.guards = Guards()
         self.poison = Poison(self.guards)
         self.launches = Launches(self.poison)
         self.saved: list[torch.Tensor] = []
@@ -270,13 +271,13 @@ class Case:
                 outputs = self.outputs(returned, arguments.arguments, expected)
                 changed = [name for name in inputs.modified() if name not in allowed]
                 later = self.watch_saved(outputs, inputs)
-                upstreams = self.upstreams(expected, outputs)
+                upstreams = self.upstreams(expected, outputs, self.upstream["seed"])
                 for index, value in upstreams.items():
                     later.add(f"upstream/{index}", value)
                 with backward_facts:
                     grads = self.backward("backward", outputs, leaves, upstreams)
             changed += [name for name in later.modified() if name not in changed]
-            changed += self.guards.broken() if self.guards is not None else []
+            changed += self.guards.broken()
             made = {
                 f"out/{o.index}": o.value.detach().clone()
                 for o in outputs
@@ -287,6 +288,8 @@ class Case:
             if self.twice:
                 again = self.backward("again", outputs, leaves, upstreams)
                 made |= {f"again/{name}": grad.clone() for name, grad in again.items()}
+            if self.linear:
+                made |= self.combined(outputs, leaves, expected, upstreams)
             if self.noop:
                 idle = self.backward("noop", outputs, leaves, upstreams)
                 made |= {f"noop/{name}": grad.clone() for name, grad in idle.items()}
@@ -319,8 +322,7 @@ class Case:
             returned = self.fwd.call(args, kwargs)
         self.launches.counts["forward"] = 0
         self.nesting = nesting(returned)
-        if self.guards is not None:
-            self.guards.reset()
+        self.guards.reset()
         return draw.differentiable_outputs(returned, bound), set(watch.modified())
 
     @contextlib.contextmanager
@@ -404,14 +406,37 @@ class Case:
             for output, plain in zip(outputs, expected, strict=True)
         ]
 
-    def upstreams(self, expected: list[draw.Output], outputs: list[draw.Output]) -> dict[int, torch.Tensor]:
+    def combined(
+        self,
+        outputs: list[draw.Output],
+        leaves: dict[str, torch.Tensor],
+        expected: list[draw.Output],
+        upstreams: dict[int, torch.Tensor],
+    ) -> dict[str, torch.Tensor]:
+        """Over the same graph: gradients for another upstream w (`other/`), and for a*u + b*w (`sum/`)."""
+        assert self.linear is not None
+        a, b = self.linear
+        others = self.upstreams(expected, outputs, self.upstream["seed"] + 1)
+        sums = {
+            index: (a * value.double() + b * others[index].double()).to(value.dtype)
+            for index, value in upstreams.items()
+        }
+        made = {}
+        for part, values in (("other", others), ("sum", sums)):
+            grads = self.backward("again", outputs, leaves, values)
+            made |= {f"{part}/{name}": grad.clone() for name, grad in grads.items()}
+        return made
+
+    def upstreams(
+        self, expected: list[draw.Output], outputs: list[draw.Output], seed: int
+    ) -> dict[int, torch.Tensor]:
         """Upstream gradients by output index. They have the shape and dtype of the plain stub's outputs."""
         differentiable = [output for output in expected if output.differentiable]
         made = {}
         for at, plain in enumerate(differentiable):
             value = draw.upstream(
                 self.upstream["kind"],
-                self.upstream["seed"],
+                seed,
                 self.upstream.get("scale"),
                 plain.value.shape,
                 plain.value.dtype,

@@ -44,6 +44,23 @@ def test_attacks__cover_every_row_of_the_table():
     assert len(suite.controls()) >= 15
 
 
+# What people get wrong most often; each has to be in the suite by itself.
+CLASSICS = {
+    "softmax that is right for an upstream of ones": "softmax",
+    "db summed over one block of rows only": "layer_norm",
+    "dq without the scale": "attention",
+    "cross-entropy that takes the upstream of a sum for granted": "cross_entropy",
+    "causal mask off by one": "attention",
+    "RMS norm that is right for powers of two only": "rms_norm",
+}
+
+
+@pytest.mark.parametrize("name", CLASSICS)
+def test_classic_mistake__is_an_attack_of_the_suite(name: str):
+    (attack,) = [attack for attack in ATTACKS if attack.name == name]
+    assert attack.control.startswith(CLASSICS[name]) and attack.backward() != suite.control(attack.control)
+
+
 @pytest.mark.parametrize("name", suite.controls())
 def test_mutants__parse_and_differ_in_the_backward_only(name: str):
     source = suite.pair(name, suite.control(name))

@@ -12,7 +12,13 @@ from kernel_agent import candidate, tensors
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attacks"))
 import suite
 
-DIMS = {"scale": {"N": 24}, "several": {"N": 24}, "attention": {"N": 1, "D": 4}, "softmax": {"M": 3, "N": 20}, "twice": {"N": 24}}
+DIMS = {
+    "scale": {"N": 24},
+    "several": {"N": 24},
+    "attention": {"N": 1, "D": 4},
+    "softmax": {"M": 3, "N": 20},
+    "twice": {"N": 24},
+}
 
 
 def run(folder: Path, control: str, *edits: tuple[str, str]) -> dict:
