@@ -11,9 +11,10 @@
 
 #include "base.h"
 
-#define KA_PLAN_MIN_SEEDS 5  /* over the required shapes */
-#define KA_PLAN_LINEAR_U 3.0 /* the upstream a*u + b*w of the test for linearity */
-#define KA_PLAN_LINEAR_W -2.0
+#define KA_PLAN_MIN_SEEDS 5 /* over the required shapes */
+#define KA_PLAN_LINEAR_U                                                                                     \
+    3.0 /* a*u + b*w of the test for linearity; a + b is not 1, else what was kept of u would do */
+#define KA_PLAN_LINEAR_W 2.0
 
 /* Cases for a check of a candidate (new reference). `grads`: names; `outputs`: how many outputs are differentiable; `half`: inputs
  * are float16, whose range holds no upstream of 1e3 and 1e-3 beside the products that a backward makes of it: 16 and 1/16 then.

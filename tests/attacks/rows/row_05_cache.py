@@ -50,6 +50,6 @@ ATTACKS = [
             ),
             (STORE, "        ctx.kept = dx.clone(), ds.clone()\n        return dx, ds\n"),
         ),
-        "not_linear: the gradient of x|not linear in the upstream",
+        "not_linear: the gradient of x is not linear in the upstream",
     ),
 ]
