@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +62,8 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
 def entry_of(fwd: Forward, name: str | None) -> Callable[..., Any]:
     """The pair's entry function. Raises Unusable where there is none, or where its parameters are not the stub's."""
     name = name or fwd.entry_name
+    if name == fwd.stub_name:
+        return fwd.stub  # a module that people wrote themselves: what is called is stub and entry in one
     entry = getattr(fwd.module, name, None)
     if not callable(entry):
         raise Unusable(
@@ -125,7 +128,7 @@ def _by_engine() -> bool:
 
     Then nothing but torch, and what this package hooks into it, stands between here and the call of the backward: a Function's backward has a frame.
     """
-    frame = sys._getframe(2)
+    frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code is not Case.backward.__code__:
         if not frame.f_code.co_filename.startswith(_NOT_THE_CANDIDATES):
             return False
@@ -421,7 +424,7 @@ class Case:
             index: (a * value.double() + b * others[index].double()).to(value.dtype)
             for index, value in upstreams.items()
         }
-        made = {}
+        made: dict[str, torch.Tensor] = {}
         for part, values in (("other", others), ("sum", sums)):
             grads = self.backward("again", outputs, leaves, values)
             made |= {f"{part}/{name}": grad.clone() for name, grad in grads.items()}

@@ -69,10 +69,7 @@ def finite_differences(case: Case) -> dict[str, Any]:
 
 def detaches(tape: Tape) -> bool:
     """Whether some value is used detached: its derivative is left out by intent, and a difference cannot leave it out."""
-    used = [
-        (entry.args, entry.kwargs) if hasattr(entry, "kwargs") else getattr(entry, "args", ())
-        for entry in tape.entries
-    ]
+    used = [(getattr(entry, "args", None), getattr(entry, "kwargs", None)) for entry in tape.entries]
     return any(isinstance(leaf, Ref) and leaf.detached for leaf in tree_leaves(used))
 
 
