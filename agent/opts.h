@@ -57,6 +57,7 @@ struct ka_opts {
     bool force;
     /* check */
     char *junit;
+    bool sanitize;
     bool print;
 };
 

@@ -8,7 +8,7 @@ _kernel_agent()
         --model --openai-model --reasoning-effort --api-key-file --context-tokens --llm-timeout --draft --no-wait
         --prompts --max-iters --candidates --patience-parity --patience-perf --min-rel-impr --max-tokens
         --max-seconds --max-cost --price-in --price-out --no-optimise --device --target --dtype --python
-        --require-sandbox --deadline --json --quiet --log-level --config --jobs --force --junit --print
+        --require-sandbox --deadline --json --quiet --log-level --config --jobs --force --junit --sanitize --print
         --help --version"
     COMPREPLY=()
     case $prev in

@@ -56,6 +56,7 @@ options=(
     '--jobs[batch: runs at a time]:number:'
     '--force[batch: also what is verified and unchanged]'
     '--junit[check: write JUnit XML]:file:_files'
+    '--sanitize[check: run compute-sanitizer too (GPU)]'
     '--print[differentiate: print the backward]'
     '--help[how to use the program]'
     '--version[its version]'

@@ -15,6 +15,7 @@
 #include "core/conduct.h"
 #include "core/plan.h"
 #include "core/rank.h"
+#include "core/sanitize.h"
 #include "core/verdict.h"
 #include "files.h"
 #include "hash.h"
@@ -151,6 +152,33 @@ static void measure(struct ka_run *run)
     json_decref(largest);
     json_decref(cases);
     ka_run_op(run, "facts", check->pair_path, extra, on_facts);
+}
+
+/* ---- compute-sanitizer, only for what is verified without it */
+
+static void on_sanitized(struct ka_run *run, const struct ka_op_result *result)
+{
+    struct ka_verdict *verdict = run->check->verdict;
+    json_decref(run->sanitized);
+    run->sanitized = json_deep_copy(json_object_get(result->doc, "runs"));
+    ka_sanitize_judge(result->status == KA_OP_OK ? result->doc : NULL, result->message, verdict);
+    if (ka_verdict_verified(verdict))
+        measure(run);
+    else
+        conclude(run);
+}
+
+static void sanitize(struct ka_run *run)
+{
+    static const char *const keep[] = {"id", "dims", "seed", "upstream"};
+    json_t *list = json_pack("[O]", ka_plan_smallest(run->shapes));
+    json_t *cases = ka_plan_preflight(list, ka_random_u64());
+    ka_log_progress(run->name, "compute-sanitizer: memcheck, racecheck, initcheck");
+    json_t *extra = json_pack("{s:o, s:s, s:s}", "cases", ka_plan_for_child(cases, keep, KA_COUNT(keep)),
+                              "entry", run->check->entry, "sanitizer", run->app->sanitizer);
+    json_decref(list);
+    json_decref(cases);
+    ka_run_op(run, "sanitize", run->check->pair_path, extra, on_sanitized);
 }
 
 /* ---- comparison */
@@ -449,10 +477,12 @@ static void on_oracle(struct ka_run *run, const struct ka_op_result *result)
         else
             check->judged++;
     }
-    if (ka_verdict_verified(check->verdict))
-        measure(run);
-    else
+    if (!ka_verdict_verified(check->verdict))
         conclude(run);
+    else if (run->app->sanitizer)
+        sanitize(run);
+    else
+        measure(run);
 }
 
 /* ---- candidate */

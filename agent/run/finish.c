@@ -103,6 +103,8 @@ json_t *ka_run_result(struct ka_run *run)
                   ka_run_exit_code(run), "file", run->file, "stub", stub, "device", run->app->device);
     add_best(run, result);
     json_object_set(result, "oracles", run->oracles);
+    if (run->sanitized)
+        json_object_set(result, "sanitizer", run->sanitized);
     json_object_set_new(result, "attempts", json_integer(run->job.attempts));
     json_object_set_new(result, "snapshots", json_integer((json_int_t)ka_state_snapshot_count(run->state)));
     json_object_set_new(result, "rollbacks", json_integer(run->job.rollbacks));

@@ -44,6 +44,7 @@ struct ka_run {
     bool half;         /* some input is float16 */
     json_t *pending;   /* preflight: shapes still to be settled */
     json_t *skipped;   /* sweep shapes that are not checked, and why */
+    json_t *sanitized; /* result of the operation sanitize; NULL: not asked for */
     json_t *oracles;   /* what the second opinions on the oracle said: {"finite_differences", "reference"} */
     json_t *retrieved; /* [{"id", "similarity", "backward", ...}] */
     json_t *draft;     /* last result of the operation differentiate; NULL before */

@@ -49,7 +49,8 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     for case in request["cases"]:
         started = time.monotonic()
         try:
-            result = Case(fwd, entry, case, request.get("dtype")).run(scratch)
+            made = Case(fwd, entry, case, request.get("dtype"), plain=bool(request.get("plain")))
+            result = made.run(scratch)
         except (Exception, SystemExit) as exc:  # noqa: BLE001 (one case fails, the others go on)
             error = wrap("candidate_raised", "", exc, [fwd.path])
             result = {"ok": False, "file": None, "error": error.to_dict()}
@@ -90,8 +91,9 @@ class Poison(TorchDispatchMode):
     Operations on indices are not counted, nor what runs inside a launch or an autotuner's benchmark.
     """
 
-    def __init__(self, guards: Guards | None = None) -> None:
+    def __init__(self, guards: Guards | None = None, plain: bool = False) -> None:
         super().__init__()
+        self.plain = plain
         self.guards = guards
         self.counting: str | None = None
         self.counts: dict[str, dict[str, int]] = {"stub": {}, "forward": {}, "backward": {}}
@@ -112,7 +114,7 @@ class Poison(TorchDispatchMode):
         operation = name.removeprefix("aten::")
         if self.guards is not None and operation in _ALLOCATIONS | _FILLED and not benchmarking():
             result = self.guards.allocate(result)
-        if operation in _ALLOCATIONS:
+        if operation in _ALLOCATIONS and not self.plain:
             poison(result)
         return result
 
@@ -241,8 +243,14 @@ class Case:
     """One shape, seed and upstream."""
 
     def __init__(
-        self, fwd: Forward, entry: Callable[..., Any], case: dict[str, Any], dtype: str | None
+        self,
+        fwd: Forward,
+        entry: Callable[..., Any],
+        case: dict[str, Any],
+        dtype: str | None,
+        plain: bool = False,
     ) -> None:
+        """`plain` leaves fresh memory as it is, for a tool that watches it."""
         self.fwd = fwd
         self.entry = entry
         self.id = int(case["id"])
@@ -256,7 +264,7 @@ class Case:
         self.facts = bool(case.get("facts"))
         self.dtype = dtype
         self.guards = Guards()
-        self.poison = Poison(self.guards)
+        self.poison = Poison(None if plain else self.guards, plain)
         self.launches = Launches(self.poison)
         self.saved: list[torch.Tensor] = []
         self.nesting = ""

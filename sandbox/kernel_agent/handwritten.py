@@ -100,11 +100,11 @@ def _caller(node: ast.stmt, functions: list[ast.ClassDef]) -> HandWritten | None
             if node.value is attribute:
                 return HandWritten(node.targets[0].id, node.lineno, function, None, _own_grads(function))
     if isinstance(node, ast.FunctionDef):
-        for call in ast.walk(node):
-            used = applies(call.func, functions) if isinstance(call, ast.Call) else []
-            if used and isinstance(call, ast.Call) and call.func is used[0][1]:
-                grads = _passed_on(node, call, _own_grads(used[0][0]), parameters_of(used[0][0]))
-                return HandWritten(node.name, node.lineno, used[0][0], node, grads)
+        for call in (inner for inner in ast.walk(node) if isinstance(inner, ast.Call)):
+            for function, attribute in applies(call.func, functions):
+                if call.func is attribute:
+                    grads = _passed_on(node, call, _own_grads(function), parameters_of(function))
+                    return HandWritten(node.name, node.lineno, function, node, grads)
     return None
 
 
@@ -118,7 +118,7 @@ def _own_grads(function: ast.ClassDef) -> tuple[str, ...]:
     if not fitting:
         return tuple(names)
     none = [
-        all(isinstance(items[at], ast.Constant) and items[at].value is None for items in fitting)
+        all(isinstance(item := items[at], ast.Constant) and item.value is None for items in fitting)
         for at in range(len(names))
     ]
     return tuple(name for name, absent in zip(names, none, strict=True) if not absent)
