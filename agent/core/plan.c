@@ -151,6 +151,24 @@ json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bo
     return builder.cases;
 }
 
+void ka_plan_repeats(json_t *cases, int times)
+{
+    json_t *item, *largest = NULL;
+    size_t i;
+    json_array_foreach(cases, i, item)
+    {
+        const char *kind = json_string_value(json_object_get(json_object_get(item, "upstream"), "kind"));
+        if (!has_class(item, "required") || json_object_get(item, "needs") || !kind ||
+            strcmp(kind, "normal") != 0)
+            continue;
+        if (!largest ||
+            ka_plan_size(json_object_get(item, "dims")) > ka_plan_size(json_object_get(largest, "dims")))
+            largest = item;
+    }
+    if (largest)
+        json_object_set_new(largest, "repeats", json_integer(times));
+}
+
 json_t *ka_plan_preflight(const json_t *shapes, uint64_t secret)
 {
     struct builder builder = {.cases = json_array(), .random = secret};

@@ -24,6 +24,10 @@
  *     with a*u + b*w over one graph, and a backward whose launches do nothing. */
 json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret);
 
+/* Ask for `times` more backwards over the same graph in one plain case of the largest required shape, where programs contend most:
+ * how far atomics make the results differ. */
+void ka_plan_repeats(json_t *cases, int times);
+
 /* One plain case a shape: to see that forward and oracle agree on it (new reference). */
 json_t *ka_plan_preflight(const json_t *shapes, uint64_t secret);
 

@@ -247,6 +247,29 @@ static void put_cases(struct page *page, const json_t *cases)
     put(page, "\n");
 }
 
+/* Atomics in another order round otherwise: how far that goes, where it could be seen. */
+static void put_repeats(struct page *page, const json_t *result)
+{
+    size_t i, shown = 0;
+    json_t *gradient;
+    if (text_of(result, "repeatability"))
+        putf(page, "The same backward on the same bytes: %s.\n\n", text_of(result, "repeatability"));
+    json_array_foreach(get(result, "gradients"), i, gradient)
+    {
+        const json_t *repeats = get(gradient, "repeats");
+        if (!json_is_object(repeats))
+            continue;
+        putf(page, "%s the gradient of ", shown++ ? ";" : "Of the same backward on the same bytes");
+        put_inline(page, text_of(gradient, "name") ? text_of(gradient, "name") : "?");
+        if (json_is_true(get(repeats, "bit_for_bit")))
+            putf(page, " is repeatable bit for bit (%.0f runs)", number_of(repeats, "runs"));
+        else
+            putf(page, " varies by up to %.3g, %.3g of what the comparison allows (%.0f runs)",
+                 number_of(repeats, "max_abs"), number_of(repeats, "of_limit"), number_of(repeats, "runs"));
+    }
+    put(page, shown ? ".\n\n" : "");
+}
+
 static void put_failures(struct page *page, const json_t *failures)
 {
     size_t i;
@@ -468,6 +491,7 @@ int ka_report_markdown(const json_t *result, struct ka_buf *out, struct ka_err *
     put_error(&page, get(result, "error"));
     put_failures(&page, get(result, "failures"));
     put_gradients(&page, get(result, "gradients"));
+    put_repeats(&page, result);
     put_cases(&page, get(result, "cases"));
     put_skipped(&page, get(get(result, "shapes"), "skipped"));
     if (text_of(result, "verdict") && strcmp(text_of(result, "verdict"), "verified") == 0)

@@ -36,6 +36,8 @@ struct gradient {
     double error,
         base_error; /* of the worst comparison; error is infinite when there was nothing to measure */
     size_t worst_shape;
+    size_t runs; /* of one backward; 0: not repeated */
+    double spread_abs, spread_of_limit;
 };
 
 struct ka_verdict {
@@ -181,6 +183,14 @@ void ka_verdict_gradient(struct ka_verdict *v, size_t at, const char *name, cons
         g->base_error = diff->base_error;
         g->worst_shape = v->cases[at].shape;
     }
+}
+
+void ka_verdict_repeated(struct ka_verdict *v, const char *name, size_t runs, double max_abs, double of_limit)
+{
+    struct gradient *g = find_gradient(v, name);
+    g->runs = runs;
+    g->spread_abs = max_abs;
+    g->spread_of_limit = of_limit;
 }
 
 void ka_verdict_output(struct ka_verdict *v, size_t at, size_t index, const struct ka_diff *diff)
@@ -448,17 +458,28 @@ static json_t *counts_json(const struct ka_verdict *v, bool hidden)
                      (json_int_t)n.optional_passed, "skipped", skipped);
 }
 
+/* null where nothing was repeated: no claim. */
+static json_t *repeats_json(const struct gradient *g)
+{
+    if (!g->runs)
+        return json_null();
+    return json_pack("{s:I, s:b, s:o, s:o}", "runs", (json_int_t)g->runs, "bit_for_bit", g->spread_abs == 0,
+                     "max_abs", number_or_null(g->spread_abs), "of_limit",
+                     number_or_null(g->spread_of_limit));
+}
+
 static json_t *gradients_json(const struct ka_verdict *v, bool hidden)
 {
     json_t *list = json_array();
     for (size_t i = 0; i < v->grad_count; i++) {
         const struct gradient *g = &v->grads[i];
         bool known = g->error >= 0;
-        json_array_append_new(
-            list, json_pack("{s:s,s:o,s:o,s:o}", "name", g->name, "error",
-                            known ? number_or_null(g->error) : json_null(), "baseline_error",
-                            known ? number_or_null(g->base_error) : json_null(), "worst_shape",
-                            known ? shape_json(&v->shapes[g->worst_shape], hidden) : json_null()));
+        json_array_append_new(list,
+                              json_pack("{s:s,s:o,s:o,s:o,s:o}", "name", g->name, "error",
+                                        known ? number_or_null(g->error) : json_null(), "baseline_error",
+                                        known ? number_or_null(g->base_error) : json_null(), "worst_shape",
+                                        known ? shape_json(&v->shapes[g->worst_shape], hidden) : json_null(),
+                                        "repeats", repeats_json(g)));
     }
     return list;
 }

@@ -23,6 +23,7 @@
 #include "sandbox/compare.h"
 
 #define FACTS_SHAPES 3
+#define REPEATS 4       /* of one backward, to see how far atomics let it vary */
 #define LINEAR_LIMITS 3 /* three gradients, each as far off as one may be */
 #define ZERO_FLOORS                                                                                          \
     100.0 /* a zero gradient may keep rounding of so many floors of the dtype, per unit of upstream, */
@@ -327,6 +328,26 @@ static void judge_linear(const struct judged_case *one)
     }
 }
 
+/* How far the same backward varies on the same bytes. */
+static void measure_spread(const struct judged_case *one)
+{
+    json_int_t times = json_integer_value(json_object_get(one->plan, "repeats"));
+    size_t i;
+    json_t *grad;
+    json_array_foreach(json_object_get(one->oracle, "grads"), i, grad)
+    {
+        const char *name = json_string_value(grad);
+        struct ka_diff diff;
+        double most, norm;
+        if (times < 1 || !name || compare_gradient(one, "grad", name, &diff) ||
+            ka_case_spread(one->found, name, (size_t)times, &most, &norm))
+            continue;
+        double allowed = diff.limit * (diff.want_norm > 0 ? diff.want_norm : 1);
+        ka_verdict_repeated(one->run->check->verdict, name, (size_t)times + 1, most,
+                            allowed > 0 ? norm / allowed : INFINITY);
+    }
+}
+
 static int judge_outputs(const struct judged_case *one)
 {
     size_t i;
@@ -416,6 +437,7 @@ static bool judge_case(struct judged_case *one, const struct ka_op_result *oracl
         judged = false;
     } else {
         judge_linear(one);
+        measure_spread(one);
         judge_noop(one);
         ka_conduct_judge(one->candidate, check->verdict, one->at);
     }
@@ -555,10 +577,13 @@ static int count_differentiable(const struct ka_run *run)
 
 static void run_candidate(struct ka_run *run)
 {
-    static const char *const keep[] = {"id", "dims", "seed", "upstream", "needs", "twice", "noop", "linear"};
+    static const char *const keep[] = {"id",    "dims", "seed",   "upstream", "needs",
+                                       "twice", "noop", "linear", "repeats"};
     struct ka_check *check = run->check;
     check->cases =
         ka_plan_check(run->shapes, run->grads, count_differentiable(run), run->half, ka_random_u64());
+    if (strcmp(run->app->device, "cuda") == 0) /* the interpreter has no order of programs to vary */
+        ka_plan_repeats(check->cases, REPEATS);
     announce_shapes(run);
     ka_log_progress(run->name, "check candidate %lld: %zu cases", (long long)check->snapshot,
                     json_array_size(check->cases));

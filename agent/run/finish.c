@@ -103,6 +103,10 @@ json_t *ka_run_result(struct ka_run *run)
                   ka_run_exit_code(run), "file", run->file, "stub", stub, "device", run->app->device);
     add_best(run, result);
     json_object_set(result, "oracles", run->oracles);
+    if (strcmp(run->app->device, "cuda") != 0)
+        json_object_set_new(
+            result, "repeatability",
+            json_string("not measurable here: the interpreter runs programs one after another"));
     if (run->sanitized)
         json_object_set(result, "sanitizer", run->sanitized);
     json_object_set_new(result, "attempts", json_integer(run->job.attempts));

@@ -260,6 +260,7 @@ class Case:
         self.needs: list[str] | None = case.get("needs")
         self.twice = bool(case.get("twice"))
         self.noop = bool(case.get("noop"))
+        self.repeats = int(case.get("repeats") or 0)
         self.linear: list[float] | None = case.get("linear")
         self.facts = bool(case.get("facts"))
         self.dtype = dtype
@@ -299,6 +300,9 @@ class Case:
             if self.twice:
                 again = self.backward("again", outputs, leaves, upstreams)
                 made |= {f"again/{name}": grad.clone() for name, grad in again.items()}
+            for at in range(self.repeats):
+                once_more = self.backward("again", outputs, leaves, upstreams)
+                made |= {f"repeat{at}/{name}": grad.clone() for name, grad in once_more.items()}
             if self.linear:
                 made |= self.combined(outputs, leaves, expected, upstreams)
             if self.noop:

@@ -212,9 +212,31 @@ static void plan__input_that_is_none_on_a_shape__is_never_asked_for_there(void *
     json_decref(grads);
 }
 
+static void plan__repeats__are_asked_in_one_plain_case_of_the_largest_required_shape(void **state)
+{
+    (void)state;
+    json_t *list = shapes(), *grads = json("[\"x\", \"w\"]"), *item;
+    json_t *cases = ka_plan_check(list, grads, 2, false, 7);
+    size_t i, asked = 0;
+    ka_plan_repeats(cases, 4);
+    json_array_foreach(cases, i, item)
+    {
+        if (!json_object_get(item, "repeats"))
+            continue;
+        asked++;
+        assert_int_equal(json_integer_value(json_object_get(item, "repeats")), 4);
+        assert_int_equal(json_integer_value(json_object_get(json_object_get(item, "dims"), "M")), 64);
+    }
+    assert_int_equal(asked, 1);
+    json_decref(cases);
+    json_decref(list);
+    json_decref(grads);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(plan__repeats__are_asked_in_one_plain_case_of_the_largest_required_shape),
         cmocka_unit_test(plan__input_that_is_none_on_a_shape__is_never_asked_for_there),
         cmocka_unit_test(plan__check__covers_every_shape_with_five_seeds_over_the_required),
         cmocka_unit_test(plan__variants__are_on_the_smallest_required_shape),
