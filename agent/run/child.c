@@ -34,7 +34,11 @@ static void on_op(void *arg, const struct ka_op_result *result)
 void ka_run_op(struct ka_run *run, const char *operation, const char *file, json_t *extra, ka_run_op_fn next)
 {
     struct ka_err err;
-    struct ka_op_req request = {.operation = operation, .file = file, .shown = run->file};
+    bool sanitizes = strcmp(operation, "sanitize") == 0;
+    struct ka_op_req request = {.operation = operation,
+                                .file = file,
+                                .shown = run->file,
+                                .tool = sanitizes ? run->app->sanitizer : NULL};
     run->op_next = next;
     if (ka_op_start(run->app, &request, extra, on_op, run, &run->op, &err))
         ka_run_fail(run, KA_EV_INTERNAL, "internal", "%s", err.msg);

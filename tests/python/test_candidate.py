@@ -368,3 +368,15 @@ def test_overlap__slices_of_one_buffer__share_memory_only_where_elements_do():
     assert candidate.overlap(packed, packed[3, 2, 4:])
     assert candidate.overlap(packed[0, 0, :1].expand(6), packed)
     assert not candidate.overlap(packed, torch.zeros(4, 3, 5)) and not candidate.overlap(packed, packed[:0])
+
+
+def test_repeats_and_linearity__give_gradients_over_the_same_graph(write, tmp_path):
+    case = {"id": 0, "dims": {"N": 8}, "seed": 1, "upstream": {"kind": "normal", "seed": 2}}
+    case |= {"repeats": 2, "linear": [3.0, 2.0]}
+    request = {"file": str(write(SCALE_PAIR)), "device": "cpu", "cases": [case]}
+    (result,) = candidate.run(request, tmp_path)["cases"]
+    found = tensors.load(tmp_path / result["file"])
+    first, other = found["grad/x"], found["other/x"]
+    assert torch.equal(found["repeat0/x"], first) and torch.equal(found["repeat1/x"], first)
+    assert not torch.equal(other, first)
+    assert torch.allclose(found["sum/x"], 3 * first + 2 * other)
