@@ -44,6 +44,13 @@ def gradient_of(t, accumulate=False, copies=None, written=None):
     return d if written == t.numel() else d.zero_()
 '''
 
+LINEAR = '''
+@triton.jit
+def linear_step(a1, b1, a2, b2):
+    """Two steps of h = a h + b in one: the combine function of the scans below."""
+    return a1 * a2, b1 * a2 + b2
+'''
+
 SUMMED = '''
 @triton.jit
 def sum_partials(parts_ptr, total_ptr, count, span, ROWS: tl.constexpr, BLOCK: tl.constexpr):
