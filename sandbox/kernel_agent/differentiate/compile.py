@@ -11,12 +11,13 @@ from ..forward import Forward
 from . import cover, host, late, loops, overwrite, partials, stores, tape, tuning, unwrap
 from .decisions import Totals, advise, header
 from .demand import effects_of
-from .emit import Emitted, Emitter, gradient_name
+from .emit import Emitted, Emitter
 from .fence import Refusal
 from .owner import NotOwned, Owner, OwnerKernel
 from .partials import Partials
 from .reverse import LineReport, Reverse, writes
 from .rules import LINEAR_STEP
+from .spelling import gradient_name
 from .text import (
     DISJOINT,
     FINISHED,
