@@ -276,6 +276,7 @@ void ka_app_close(struct ka_app *app)
     ka_store_close(app->store);
     if (app->api_key)
         explicit_bzero(app->api_key, strlen(app->api_key));
+    json_decref(app->known);
     free(app->api_key);
     free(app->mailbox);
     free(app->share);

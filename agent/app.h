@@ -2,6 +2,7 @@
 #ifndef KA_APP_H
 #define KA_APP_H
 
+#include <jansson.h>
 #include <uv.h>
 
 #include "core/base.h"
@@ -33,6 +34,8 @@ struct ka_app {
     char *device;  /* cpu or cuda */
     char *api_key; /* wiped in ka_app_close; NULL: none */
     bool interrupted;
+    bool keeps_known; /* one forward after another: what was found out about the last one is kept */
+    json_t *known;    /* by run/known.c; NULL: nothing */
 };
 
 /* Exit code 2 (with `err`) for settings that do not fit, 6 for a missing sandbox layer, else 0. With `with_model`

@@ -58,6 +58,7 @@ struct ka_opts {
     /* batch */
     int jobs;
     bool force;
+    bool fail_fast;
     /* check */
     char *junit;
     bool print;

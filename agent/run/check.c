@@ -34,10 +34,20 @@ struct ka_check {
     json_t *candidate; /* result document of the candidate's child */
     const struct ka_child_result *candidate_files;
     struct ka_verdict *verdict;
-    size_t *shape_of; /* case number -> shape number of the verdict */
+    size_t *shape_of;  /* case number -> shape number of the verdict */
+    size_t from, upto; /* cases of this round: all of them, unless --fail-fast */
     json_t *facts;
     size_t judged;
 };
+
+static void forget_candidate(struct ka_check *check)
+{
+    if (check->candidate_files)
+        ka_child_result_free(check->candidate_files);
+    check->candidate_files = NULL;
+    json_decref(check->candidate);
+    check->candidate = NULL;
+}
 
 void ka_run_check_free(struct ka_run *run)
 {
@@ -45,11 +55,9 @@ void ka_run_check_free(struct ka_run *run)
     if (!check)
         return;
     run->check = NULL;
-    if (check->candidate_files)
-        ka_child_result_free(check->candidate_files);
+    forget_candidate(check);
     ka_verdict_free(check->verdict);
     json_decref(check->cases);
-    json_decref(check->candidate);
     json_decref(check->facts);
     free(check->pair_path);
     free(check->entry);
@@ -429,6 +437,25 @@ static void case_label(const json_t *plan, struct ka_buf *out)
         ka_buf_puts(out, count == 1 ? " wants a gradient" : " want gradients");
 }
 
+static void next_round(struct ka_run *run);
+
+/* Some cases were judged, and more are to come only if none of them failed. Returns false when the verdict is complete. */
+static bool go_on(struct ka_run *run)
+{
+    struct ka_check *check = run->check;
+    if (check->upto == json_array_size(check->cases))
+        return false;
+    if (ka_verdict_count(check->verdict).cases_failed == 0) {
+        next_round(run);
+        return true;
+    }
+    for (size_t i = check->upto; i < json_array_size(check->cases); i++) {
+        if (check->shape_of[i] > check->shape_of[check->upto - 1])
+            ka_verdict_skip(check->verdict, check->shape_of[i], "not reached: --fail-fast");
+    }
+    return false;
+}
+
 static void on_oracle(struct ka_run *run, const struct ka_op_result *result)
 {
     struct ka_check *check = run->check;
@@ -437,10 +464,8 @@ static void on_oracle(struct ka_run *run, const struct ka_op_result *result)
         ka_run_op_failed(run, result);
         return;
     }
-    size_t i;
-    json_t *plan;
-    json_array_foreach(check->cases, i, plan)
-    {
+    for (size_t i = check->from; i < check->upto; i++) {
+        json_t *plan = json_array_get(check->cases, i);
         struct ka_buf label = {0};
         struct ka_err why;
         struct judged_case one = {
@@ -461,13 +486,26 @@ static void on_oracle(struct ka_run *run, const struct ka_op_result *result)
         else
             check->judged++;
     }
-    if (ka_verdict_verified(check->verdict))
+    if (go_on(run))
+        return;
+    if (ka_verdict_verified(check->verdict) && !run->app->opts->fail_fast)
         measure(run);
     else
         conclude(run);
 }
 
 /* ---- candidate */
+
+/* What a child is told of this round's cases. */
+static json_t *round_for_child(const struct ka_check *check, const char *const *keep, size_t count)
+{
+    json_t *round = json_array();
+    for (size_t i = check->from; i < check->upto; i++)
+        json_array_append(round, json_array_get(check->cases, i));
+    json_t *told = ka_plan_for_child(round, keep, count);
+    json_decref(round);
+    return told;
+}
 
 static void on_candidate(struct ka_run *run, const struct ka_op_result *result)
 {
@@ -487,10 +525,10 @@ static void on_candidate(struct ka_run *run, const struct ka_op_result *result)
         ka_buf_free(&text);
         return;
     }
+    forget_candidate(check);
     check->candidate = json_deep_copy(result->doc);
     check->candidate_files = ka_child_result_keep(result->child);
-    json_t *extra =
-        json_pack("{s:o, s:b}", "cases", ka_plan_for_child(check->cases, keep, KA_COUNT(keep)), "fd", 0);
+    json_t *extra = json_pack("{s:o, s:b}", "cases", round_for_child(check, keep, KA_COUNT(keep)), "fd", 0);
     ka_run_op(run, "oracle", run->work_forward, extra, on_oracle);
 }
 
@@ -535,18 +573,30 @@ static int count_differentiable(const struct ka_run *run)
     return count;
 }
 
-static void run_candidate(struct ka_run *run)
+/* With --fail-fast a round is one case, then three, then twelve, and so on: most wrong candidates fail in the first. Each
+ * round is a child of the candidate's and then one of the oracle's. */
+static void next_round(struct ka_run *run)
 {
     static const char *const keep[] = {"id", "dims", "seed", "upstream", "needs", "twice", "noop"};
+    struct ka_check *check = run->check;
+    size_t all = json_array_size(check->cases);
+    size_t upto = !run->given || !run->app->opts->fail_fast ? all : check->upto ? 4 * check->upto : 1;
+    check->from = check->upto;
+    check->upto = upto < all ? upto : all;
+    json_t *extra =
+        json_pack("{s:s, s:o}", "entry", check->entry, "cases", round_for_child(check, keep, KA_COUNT(keep)));
+    ka_run_op(run, "candidate", check->pair_path, extra, on_candidate);
+}
+
+static void run_candidate(struct ka_run *run)
+{
     struct ka_check *check = run->check;
     check->cases =
         ka_plan_check(run->shapes, run->grads, count_differentiable(run), run->half, ka_random_u64());
     announce_shapes(run);
     ka_log_progress(run->name, "check candidate %lld: %zu cases", (long long)check->snapshot,
                     json_array_size(check->cases));
-    json_t *extra = json_pack("{s:s, s:o}", "entry", check->entry, "cases",
-                              ka_plan_for_child(check->cases, keep, KA_COUNT(keep)));
-    ka_run_op(run, "candidate", check->pair_path, extra, on_candidate);
+    next_round(run);
 }
 
 /* ---- scan */

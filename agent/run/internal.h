@@ -4,12 +4,13 @@
  *     open.c     folder, documents, what a fresh or resumed run begins with
  *     child.c    one jailed operation (op.h) on behalf of the run
  *     forward.c  inspect and preflight: what the file is, on which shapes forward and oracle agree
+ *     known.c    the same, remembered for the next pair of the same forward
  *     compile.c  registers and spills of the kernels that operation facts found
  *     check.c    scan, candidate, oracle, comparison, facts
  *     ask.c      prompt, model or mailbox, answer to candidate
  *     retrieve.c the store
  *     draft.c    the differentiator and the tuner
- *     finish.c   result object, pair, report */
+ *     finish.c   result object, pair, reports */
 #ifndef KA_RUN_INTERNAL_H
 #define KA_RUN_INTERNAL_H
 
@@ -98,6 +99,14 @@ void ka_run_op(struct ka_run *run, const char *operation, const char *file, json
 /* Like ka_fail(): what to tell people about an operation that gave no result. */
 void ka_run_op_failed(struct ka_run *run, const struct ka_op_result *result);
 void ka_run_op_cancel(struct ka_run *run);
+
+/* ---- known.c */
+/* Is this a check of the forward that the process checked last? Only then may the others be called. */
+bool ka_run_knows(const struct ka_run *run);
+void ka_run_recall_inspect(struct ka_run *run);
+void ka_run_recall_shapes(struct ka_run *run);
+/* After preflight; does nothing unless the app keeps what is known. */
+void ka_run_remember(const struct ka_run *run);
 
 /* ---- compile.c */
 /* Complete the result of an operation facts: its kernels' sources are compiled, or found in the cache. */

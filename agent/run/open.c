@@ -122,7 +122,7 @@ static struct ka_job_limits limits_of(const struct ka_app *app)
         .max_bad_answers = 4,
         .min_rel_impr = opts->min_rel_impr,
         .use_llm = app->backend != KA_BACKEND_NONE,
-        .use_differentiator = strcmp(opts->draft, "llm") != 0,
+        .use_differentiator = true,
         .optimise = !opts->no_optimise,
     };
 }
