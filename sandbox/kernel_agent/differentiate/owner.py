@@ -17,7 +17,7 @@ from .bounds import last as last_program
 from .cover import reached
 from .decisions import Why
 from .ir import Carry, For, GradWrite, If, Node, Region, TapeStore, operands, reachable, real
-from .names import stem, suggested
+from .names import adjoint_name, stem, suggested
 from .partials import parts as conditions
 from .programs import program_variables
 from .reverse import LineReport, Reverse
@@ -295,7 +295,9 @@ class Owner:
             self._remove(plan)
             reason = f"owned tiles: {'partial sums of ' if split else ''}one program a tile"
             self.reverse.report.append(
-                LineReport(write.line, "owner", "affine nest", f"d_{stem(plan.base.attrs['name'])}: {reason}")
+                LineReport(
+                    write.line, "owner", "affine nest", f"{adjoint_name(plan.base.attrs['name'])}: {reason}"
+                )
             )
         made.notes = [self._note(made, first)]
         self.kernels.append(made)
@@ -303,7 +305,7 @@ class Owner:
     def _note(self, made: OwnerKernel, plan: Plan) -> str:
         """Who owns what in a kernel, and over what it sums."""
         part = plan.parts[0]
-        names = ", ".join(f"d_{stem(base)}" for base in made.bases)
+        names = ", ".join(adjoint_name(base) for base in made.bases)
         summed = [v.hint for v in self.programs.virtual if v not in part.own] + [
             r.iv.hint for r in part.reduced if r.iv is not None
         ]

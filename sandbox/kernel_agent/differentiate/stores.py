@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from .affine import Affine, Group, Monomial, Var, divide, times, upper
 from .ir import For, GradWrite, Graph, If, Node, walk
-from .names import stem
+from .names import adjoint_name
 from .reverse import LineReport, Reverse, children
 from .simplify import is_zero
 
@@ -89,7 +89,10 @@ def prove(reverse: Reverse, axes: list[int]) -> None:
                 name = write.base.attrs["name"]
                 reverse.report.append(
                     LineReport(
-                        write.line, "store", proof.text, f"one program owns each element of d_{stem(name)}"
+                        write.line,
+                        "store",
+                        proof.text,
+                        f"one program owns each element of {adjoint_name(name)}",
                     )
                 )
                 continue

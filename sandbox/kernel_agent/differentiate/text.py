@@ -11,11 +11,12 @@ import ast
 import json
 from dataclasses import dataclass, field
 
-from .emit import _INFIX, Emitted, gradient_name
+from .emit import Emitted
 from .fence import Refusal
 from .host import Site
 from .ir import Node
 from .lines import WIDTH, break_line, wrap
+from .spelling import INFIX, gradient_name
 
 LAID_OUT = '''
 def laid_out(t, strides, copy=False):
@@ -42,6 +43,13 @@ def gradient_of(t, accumulate=False, copies=None, written=None):
         shape, strides = (copies, *shape), (span, *strides)
     d = torch.empty_strided(shape, strides, dtype=dtype, device=t.device)
     return d if written == t.numel() else d.zero_()
+'''
+
+LINEAR = '''
+@triton.jit
+def linear_step(a1, b1, a2, b2):
+    """Two steps of h = a h + b in one: the combine function of the scans below."""
+    return a1 * a2, b1 * a2 + b2
 '''
 
 SUMMED = '''
@@ -177,9 +185,9 @@ class FunctionText:
         if node.op in ("cdiv", "minimum", "maximum"):
             name = {"cdiv": "triton.cdiv", "minimum": "min", "maximum": "max"}[node.op]
             return f"{name}({', '.join(self.expr(a) for a in node.args)})"
-        if node.op not in _INFIX:
+        if node.op not in INFIX:
             raise Refusal("layout", f"`{node.op}` cannot be computed on the host", line=node.line)
-        symbol, own = _INFIX[node.op]
+        symbol, own = INFIX[node.op]
         text = f"{self.expr(node.args[0], own)} {symbol} {self.expr(node.args[1], own + 1)}"
         return f"({text})" if own < prec else text
 
