@@ -7,7 +7,7 @@ endif
 PREFIX  ?= /usr/local
 PYTHON  := .venv/bin/python
 
-PKGS    := libuv libcurl jansson sqlite3 openblas libseccomp libcrypto
+PKGS    := libuv libcurl jansson sqlite3 openblas libcrypto
 WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wformat=2 -Wswitch-enum -Werror
 CFLAGS  ?= -O2 -g
 KA_CFLAGS = -std=c11 -D_GNU_SOURCE -Iagent -I. $(WARN) $(CFLAGS) $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer) \
@@ -66,7 +66,7 @@ $(BUILD)/kernel-agent: $(BUILD)/agent/main.o $(BUILD)/libka.a
 
 $(BUILD)/ka-jail: $(JAIL_OBJ)
 	@echo '  link $@'
-	$(Q)$(CC) $(KA_CFLAGS) $^ -o $@ -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../lib' -lseccomp
+	$(Q)$(CC) $(KA_CFLAGS) $^ -o $@
 
 # The same jail, for the children that a warm interpreter forks.
 $(BUILD)/pic/%.o: %.c
@@ -125,8 +125,8 @@ check:   ## C unit tests, Python and end-to-end tests under sanitizers (SAN=addr
 bench: $(BUILD)/tests/bench_search $(PROGRAMS) store   ## search, embedding, memory, time per turn: bench/results/bench-cpu.json
 	$(PYTHON) scripts/bench.py --build $(BUILD) --out bench/results/bench-cpu.json
 
-bench-jail: $(PROGRAMS)   ## cold and warm starts, and what each layer costs
-	$(PYTHON) scripts/bench_jail.py --jail $(BUILD)/ka-jail
+bench-jail: $(PROGRAMS)   ## cold and warm starts, layers, cached kernels: bench/results/jail-latency-cpu.json
+	$(PYTHON) scripts/bench_jail.py --jail $(BUILD)/ka-jail --out bench/results/jail-latency-cpu.json
 
 $(BUILD)/tests/bench_search: tests/bench/bench_search.c $(BUILD)/libka.a
 	@mkdir -p $(@D)
@@ -154,7 +154,7 @@ $(BUILD)/fuzz/%: tests/fuzz/%.c $(LIB_SRC)
 	$(Q)clang -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined $(KA_CFLAGS) $< $(LIB_SRC) -o $@ $(KA_LIBS)
 
 fuzz-quick: setup   ## every fuzz target for FUZZ_SECONDS each
-	@$(MAKE) --no-print-directory $(FUZZ) BUILD=build-fuzz
+	@$(MAKE) --no-print-directory $(FUZZ:$(BUILD)/%=build-fuzz/%) BUILD=build-fuzz
 	@for t in $(notdir $(FUZZ)); do mkdir -p build-fuzz/corpus/$$t && \
 	    build-fuzz/fuzz/$$t -max_total_time=$(or $(FUZZ_SECONDS),20) -print_final_stats=1 -verbosity=0 build-fuzz/corpus/$$t || exit 1; done
 

@@ -7,6 +7,7 @@
 #include "core/base.h"
 #include "opts.h"
 
+struct ka_cache;
 struct ka_children;
 struct ka_llm;
 struct ka_store;
@@ -18,8 +19,10 @@ struct ka_app {
     struct ka_opts *opts;
     uv_loop_t loop;
     struct ka_children *children;
+    struct ka_cache *cache;   /* of compiled kernels; NULL: not opened yet (compile.h), or none */
+    bool cache_asked;         /* no need to try again */
     struct ka_llm *llm;       /* NULL unless the backend is openai */
-    struct ka_store *store;   /* NULL when there is none; the log says so */
+    struct ka_store *store;   /* NULL when there is none, which the log says, or with --no-retrieval */
     struct ka_search *search; /* rows of the store, in memory */
     enum ka_backend backend;
     char *mailbox;     /* folder, when the backend is mailbox */
@@ -41,6 +44,10 @@ void ka_app_close(struct ka_app *app);
 
 /* Folder that holds sandbox/ and prompts/: KA_SHARE, beside the program, above it, or PREFIX/share/kernel-agent. free() it. */
 char *ka_app_find_share(struct ka_err *err);
+
+/* The interpreter of a run: `wanted`, else the .venv in `share`, else the system's. `why_not`, if it is set: what is wrong with that
+ * .venv for this user; static. free() the path. */
+char *ka_app_find_python(const char *wanted, const char *share, const char **why_not);
 
 /* Default place of the pair store; free() it. */
 char *ka_app_store_path(const struct ka_opts *opts, const char *share);

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cache.h"
 #include "hash.h"
 #include "io/child.h"
 #include "log.h"
@@ -77,16 +78,44 @@ static void last_line(const char *text, char *out, size_t size)
     snprintf(out, size, "%.*s", (int)(len - begin > 400 ? 400 : len - begin), text + begin);
 }
 
+/* "cgroup (no control group of our own: Permission denied)" from the jail's report. */
+static void name_missing(const struct ka_child_result *child, char *out, size_t size)
+{
+    json_t *report = json_loads(child->layers, 0, NULL), *name;
+    struct ka_buf text = {0};
+    size_t i;
+    json_array_foreach(json_object_get(report, "missing"), i, name)
+    {
+        const char *layer = json_string_value(name);
+        const char *why =
+            layer ? json_string_value(json_object_get(json_object_get(report, "why"), layer)) : NULL;
+        ka_buf_printf(&text, "%s%s (%s)", i ? ", " : "", layer ? layer : "?", why ? why : "unknown");
+    }
+    snprintf(out, size, "%.600s", text.len ? ka_buf_str(&text) : "unknown");
+    ka_buf_free(&text);
+    json_decref(report);
+}
+
 static void explain_death(const struct ka_op *op, const struct ka_child_result *child,
                           struct ka_op_result *result)
 {
-    char tail[512];
+    char tail[512], missing[640];
     last_line(child->err, tail, sizeof(tail));
     result->status = child->error == -EPERM ? KA_OP_SANDBOX : child->timed_out ? KA_OP_TIMEOUT : KA_OP_DIED;
     if (child->timed_out)
         snprintf(result->message, sizeof(result->message),
                  "%s: no result within the deadline of %d s (--deadline)", op->operation,
                  op->app->opts->deadline);
+    else if (child->error == -EPERM) {
+        name_missing(child, missing, sizeof(missing));
+        snprintf(result->message, sizeof(result->message),
+                 "%s: nothing ran: a layer that --require-sandbox asks for is missing here: %s; kernel-agent "
+                 "doctor "
+                 "says what is lost without it",
+                 op->operation, missing);
+    } else if (child->error == -EIO && *tail)
+        snprintf(result->message, sizeof(result->message), "%s: %.300s: %s", op->operation, child->msg.msg,
+                 tail);
     else if (child->error)
         snprintf(result->message, sizeof(result->message), "%s: %.900s", op->operation, child->msg.msg);
     else if (child->term_signal)
@@ -155,6 +184,8 @@ static char *request_text(const struct ka_op *op, json_t *extra)
     json_object_set_new(request, "device", json_string(op->app->device));
     json_object_set_new(request, "target", json_string(opts->target));
     json_object_set_new(request, "dtype", opts->dtype[0] ? json_string(opts->dtype) : json_null());
+    const struct ka_cache *cache = op->app->cache;
+    json_object_set_new(request, "compiled", cache ? json_string(ka_cache_folder(cache)) : json_null());
     char *text = json_dumps(request, JSON_COMPACT);
     json_decref(request);
     return text;
@@ -185,13 +216,13 @@ int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, 
     op->arg = arg;
     snprintf(op->nonce, sizeof(op->nonce), "%016" PRIx64 "%016" PRIx64, ka_random_u64(), ka_random_u64());
     char *text = request_text(op, extra);
-    const char *readable[] = {op->file};
+    const char *readable[] = {op->file, app->cache ? ka_cache_folder(app->cache) : NULL};
     struct ka_child_req request = {
         .request = text,
         .python = app->python,
         .package_dir = app->package_dir,
         .ro = readable,
-        .ro_count = KA_COUNT(readable),
+        .ro_count = app->cache ? 2 : 1,
         .device = app->device,
         .require = app->opts->require_sandbox,
         .role = role_of(op->operation),

@@ -44,6 +44,9 @@ const char *ka_run_dir(const struct ka_run *run);
 const char *ka_run_name(const struct ka_run *run);
 const char *ka_run_pair_path(const struct ka_run *run); /* NULL without a candidate */
 
+/* The client's trace (io/llm.h), into the record of the run that asked: `op_arg` is the run. */
+void ka_run_llm_trace(void *arg, void *op_arg, const char *event, const char *text);
+
 void ka_run_free(struct ka_run *run);
 
 #endif

@@ -25,6 +25,16 @@ json_t *ka_plan_preflight(const json_t *shapes, uint64_t secret);
 /* The cases as a child may see them: `keep` names the members that stay (new reference). */
 json_t *ka_plan_for_child(const json_t *cases, const char *const *keep, size_t count);
 
+/* The request of operation `facts` for a candidate: the required shapes, compiled for the target (new reference). */
+json_t *ka_plan_facts(const json_t *shapes, const char *entry, uint64_t secret);
+
+#define KA_PLAN_MAX_VARIANTS 12 /* that the tuner asks for in one run */
+
+/* The tuner's next variant {"schedule", "config"} of a draft (new reference), NULL when nothing is left to try.
+ * `report`: that of operation `differentiate`; `tried`: the variants so far; `best`: the variant of the best candidate.
+ * First every other schedule as it is drafted; then each configuration on offer, with the best schedule found. */
+json_t *ka_plan_variant(const json_t *report, const json_t *tried, const json_t *best);
+
 /* Product of the integer dims: what "smallest" means. */
 double ka_plan_size(const json_t *dims);
 

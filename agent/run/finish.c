@@ -132,7 +132,7 @@ const char *ka_run_pair_path(const struct ka_run *run)
 static int write_pair(struct ka_run *run, struct ka_err *err)
 {
     struct ka_snapshot best;
-    int rc = ka_state_snapshot_get(run->state, run->job.best, &best, err);
+    int rc = ka_state_snapshot_head(run->state, run->job.best, &best, err);
     if (rc)
         return rc;
     struct ka_buf text = {0};

@@ -4,6 +4,7 @@
  *     open.c     folder, documents, what a fresh or resumed run begins with
  *     child.c    one jailed operation (op.h) on behalf of the run
  *     forward.c  inspect and preflight: what the file is, on which shapes forward and oracle agree
+ *     compile.c  registers and spills of the kernels that operation facts found
  *     check.c    scan, candidate, oracle, comparison, facts
  *     ask.c      prompt, model or mailbox, answer to candidate
  *     retrieve.c the store
@@ -19,6 +20,8 @@
 #include "run.h"
 #include "state.h"
 
+/* Owns `facts`: the result of operation facts, complete. */
+typedef void (*ka_run_compile_fn)(struct ka_run *run, json_t *facts);
 typedef void (*ka_run_op_fn)(struct ka_run *run, const struct ka_op_result *result);
 struct ka_check; /* the check in flight: check.c */
 
@@ -45,6 +48,7 @@ struct ka_run {
     json_t *skipped;   /* sweep shapes that are not checked, and why */
     json_t *retrieved; /* [{"id", "similarity", "backward", ...}] */
     json_t *draft;     /* last result of the operation differentiate; NULL before */
+    json_t *variant;   /* the tuner's, while its facts are counted; NULL */
     json_t *history;   /* attempts in order: phase, origin, verdict, cost, kept */
     json_t *totals;    /* requests, tokens_in, tokens_out, seconds */
     json_t *failure;   /* why the run failed, for people; NULL */
@@ -55,6 +59,9 @@ struct ka_run {
 
     struct ka_op *op; /* the child in flight */
     ka_run_op_fn op_next;
+    struct ka_compile *compile; /* of the last facts; NULL */
+    json_t *compile_facts;
+    ka_run_compile_fn compile_next;
     uint64_t llm_op;               /* the question in flight; 0: none */
     struct ka_mailbox_watch *mail; /* waits for an answer in the mailbox; NULL */
     uv_timer_t timer;              /* the first turn of the loop */
@@ -91,6 +98,11 @@ void ka_run_op(struct ka_run *run, const char *operation, const char *file, json
 /* Like ka_fail(): what to tell people about an operation that gave no result. */
 void ka_run_op_failed(struct ka_run *run, const struct ka_op_result *result);
 void ka_run_op_cancel(struct ka_run *run);
+
+/* ---- compile.c */
+/* Complete the result of an operation facts: its kernels' sources are compiled, or found in the cache. */
+void ka_run_compile(struct ka_run *run, const struct ka_op_result *result, ka_run_compile_fn next);
+void ka_run_compile_cancel(struct ka_run *run);
 
 /* ---- the phases */
 void ka_run_inspect(struct ka_run *run);

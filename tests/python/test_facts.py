@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_agent import draw, facts, forward
+from kernel_agent import compiled, draw, facts, forward
 from sources import SCALE_PAIR
 
 CASE = {"id": 0, "dims": {"N": 40}, "seed": 1, "upstream": {"kind": "normal", "seed": 2}}
@@ -16,8 +16,18 @@ def private_cache(tmp_path, monkeypatch):
 
 
 def run(path, scratch, cases=(CASE,), target="sm_90", **fields):
+    """The cases of operation facts, their kernels compiled from their sources as the daemon has it done."""
     request = {"file": str(path), "target": target, "compile": True, "cases": list(cases), **fields}
-    return facts.run(request, scratch)["cases"]
+    compiled.use(None)
+    found = facts.run(request, scratch)["cases"]
+    sources = compiled.leave(scratch).get("wanted", [])
+    for kernel in (kernel for case in found for kernel in case.get("kernels", []) if "compile" in kernel):
+        key = kernel.pop("compile")
+        assert key in sources
+        entry = compiled.run({"source": (scratch / f"compile-{key}.json").read_text()}, scratch)
+        assert entry["key"] == key
+        kernel |= entry["facts"] | {"ok": True}
+    return found
 
 
 def test_scale__both_directions__counts_and_compiles(write, tmp_path):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from .affine import Affine, Group, Monomial, Var, divide, times, upper
 from .ir import For, GradWrite, Graph, If, Node, walk
+from .names import stem
 from .reverse import LineReport, Reverse, children
 from .simplify import is_zero
 
@@ -89,10 +90,13 @@ def prove(reverse: Reverse, axes: list[int]) -> None:
                 write.kind, write.proof, write.layout = "store", proof.text, proof.layout
                 name = write.base.attrs["name"]
                 reverse.report.append(
-                    LineReport(write.line, "store", proof.text, f"one program owns each element of d {name}")
+                    LineReport(
+                        write.line, "store", proof.text, f"one program owns each element of d_{stem(name)}"
+                    )
                 )
                 continue
             reason = proof
+        write.proof = reason
         name = write.base.attrs["name"]
         reverse.report.append(LineReport(write.line, "atomic", "none", f"gradient of {name}: {reason}"))
 
@@ -216,7 +220,7 @@ def layout_of(affine: Affine, g: Graph, groups: list[Group], mask: Node | None) 
     layout: list[tuple[Node, Node | None]] = []
     for group in groups:
         lowest = group.terms[0][1]
-        stride = _node(affine, g, times(group.coefficient, lowest))
+        stride = monomial_node(affine, g, times(group.coefficient, lowest))
         layout.append((stride, _extent(affine, g, group, bounds)))
     open_ended = [stride for stride, extent in layout if extent is None]
     traced = [g.concrete(stride) for stride, _ in layout]
@@ -234,7 +238,7 @@ def _extent(affine: Affine, g: Graph, group: Group, bounds: dict[frozenset, Node
         bound = bounds.get(frozenset((var.kind, var.key, m) for var, m in parts))
         unit = divide(start, lowest)
         if bound is not None and unit is not None:
-            return g.mul(_node(affine, g, unit), bound)
+            return g.mul(monomial_node(affine, g, unit), bound)
     var, multiplier = group.terms[-1]
     unit = divide(multiplier, lowest)
     if unit is None:
@@ -247,13 +251,13 @@ def _extent(affine: Affine, g: Graph, group: Group, bounds: dict[frozenset, Node
         digit = _start_digit(affine, group, lo, step)
         if digit is not None:
             unit = divide(digit, lowest)
-            return None if unit is None else g.mul(_node(affine, g, unit), last)
+            return None if unit is None else g.mul(monomial_node(affine, g, unit), last)
         count = (
             g.make("cdiv", (last, step)) if not is_zero(lo) or step.op != "const" or step.value != 1 else last
         )
-        return g.mul(_node(affine, g, unit), count)
+        return g.mul(monomial_node(affine, g, unit), count)
     ranges = affine.ranges(var)
-    return _node(affine, g, times(unit, ranges[0])) if ranges else None
+    return monomial_node(affine, g, times(unit, ranges[0])) if ranges else None
 
 
 def _start_digit(affine: Affine, group: Group, lo: Node, step: Node) -> Monomial | None:
@@ -307,14 +311,14 @@ def _bounds(affine: Affine, mask: Node | None) -> dict[frozenset, Node]:
             else:
                 total = None
                 for ids, factor in uniform.items():
-                    term = _node(affine, affine.g, (-factor, ids))
+                    term = monomial_node(affine, affine.g, (-factor, ids))
                     total = term if total is None else affine.g.add(total, term)
                 if total is not None:
                     found[frozenset(signature)] = total
     return found
 
 
-def _node(affine: Affine, g: Graph, monomial: Monomial) -> Node:
+def monomial_node(affine: Affine, g: Graph, monomial: Monomial) -> Node:
     factor, ids = monomial
     node = g.const(factor)
     for i in ids:
