@@ -44,7 +44,7 @@ REFUSED = {
     "sort": ("    tl.store(out_ptr + cols, tl.sort(x), mask=mask)", "tl.sort", 13),
     "cas": ("    tl.atomic_cas(out_ptr, 0, 1)\n    tl.store(out_ptr + cols, x)", "tl.atomic_cas", 13),
     "max_atomic": ("    tl.atomic_max(out_ptr + cols, x)", "tl.atomic_max", 13),
-    "atomic_result": ("    old = tl.atomic_add(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols + n, old * x)", "Poison_", 14),
+    "atomic_result": ("    old = tl.atomic_add(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols + n, old * x)", "atomic result", 14),
     "overwritten": ("    tl.store(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols, x * x, mask=mask)", "overwritten store", 14),
     "overlapping": ("    tl.store(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols + 1, x * x, mask=mask)", "overwritten store", 14),
     "store_in_loop": ("    for i in range(3):\n        x = x * 2.0\n        tl.store(out_ptr + cols, x, mask=mask)", "overwritten store", 15),

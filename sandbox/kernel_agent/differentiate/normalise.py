@@ -478,7 +478,7 @@ class Builder:
 
     def node(self, value: Any) -> Node:
         if isinstance(value, Poison):
-            raise Refusal("branch-dependent value", value.why)
+            raise Refusal(value.construct, value.why)
         node = self.try_node(value)
         if node is None:
             raise Refusal(type(value).__name__, "a number or a block is expected here")
@@ -523,7 +523,7 @@ class Builder:
         if node.id in self.env:
             value = self.env[node.id]
             if isinstance(value, Poison):
-                raise Refusal("branch-dependent value", value.why)
+                raise Refusal(value.construct, value.why)
             return value
         if node.id in vars(self.module):
             value = vars(self.module)[node.id]
@@ -681,9 +681,8 @@ class Builder:
         value = self.expr(node.value)
         if isinstance(value, (Node, Ptr, BlockPtr, DType, PtrType)):
             return ops.attribute(self, value, node.attr)
-        if isinstance(value, ModuleType) or hasattr(value, node.attr):
-            found = getattr(value, node.attr)
-            return ops.from_python(found)
+        if hasattr(value, node.attr):
+            return ops.from_python(getattr(value, node.attr))
         raise Refusal("attribute", f"`.{node.attr}` is not supported")
 
     def _subscript(self, node: ast.Subscript) -> Any:

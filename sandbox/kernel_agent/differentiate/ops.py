@@ -12,7 +12,7 @@ from typing import Any
 from .fence import NOT_DIFFERENTIABLE, Refusal
 from .ir import Node, is_float, promote
 from .normalise import Builder
-from .values import BlockPtr, DType, Ptr, PtrType, is_static
+from .values import BlockPtr, DType, Poison, Ptr, PtrType, is_static
 
 DTYPES = {
     "fp8e4nv": "float8e4nv",
@@ -169,16 +169,12 @@ def store(b: Builder, ptr: Any, value: Any, mask: Any = None, boundary_check: An
     _write(b, ptr, value, mask, boundary_check, "store")
 
 
-def atomic_add(b: Builder, ptr: Any, value: Any, mask: Any = None, **_: Any) -> Poison_:
+def atomic_add(b: Builder, ptr: Any, value: Any, mask: Any = None, **_: Any) -> Poison:
     _write(b, ptr, value, mask, (), "atomic_add")
     return NO_VALUE
 
 
-class Poison_:
-    """The return value of an atomic: nothing may depend on it."""
-
-
-NO_VALUE = Poison_()
+NO_VALUE = Poison("what an atomic returns depends on the order of programs", "atomic result")
 
 
 def _write(b: Builder, ptr: Any, value: Any, mask: Any, boundary_check: Any, kind: str) -> None:
