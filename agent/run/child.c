@@ -23,9 +23,10 @@ static void on_op(void *arg, const struct ka_op_result *result)
     ka_run_op_fn next = run->op_next;
     run->op = NULL;
     ka_record_add(run->record, "child",
-                  json_pack("{s:s, s:i, s:I, s:s, s:s}", "op", result->operation, "status",
-                            (int)result->status, "ms", (json_int_t)result->child->wall_ms, "message",
-                            result->message, "stderr", result->child->err));
+                  json_pack("{s:s, s:i, s:I, s:O?, s:s, s:s}", "op", result->operation, "status",
+                            (int)result->status, "ms", (json_int_t)result->child->wall_ms, "seconds",
+                            json_object_get(result->doc, "seconds"), "message", result->message, "stderr",
+                            result->child->err));
     if (strcmp(result->operation, "facts") != 0)
         compile_later(run, result);
     next(run, result);

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import sys
 import time
 import types
@@ -46,11 +47,11 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     fwd = load(request["file"], mode, request.get("target") or "sm_90", device)
     entry = entry_of(fwd, request.get("entry"))
     cases = []
+    known: dict[str, StubCall] = {}
     for case in request["cases"]:
         started = time.monotonic()
         try:
-            made = Case(fwd, entry, case, request.get("dtype"), plain=bool(request.get("plain")))
-            result = made.run(scratch)
+            result = _run_case(fwd, entry, case, request, scratch, known)
         except (Exception, SystemExit) as exc:  # noqa: BLE001 (one case fails, the others go on)
             error = wrap("candidate_raised", "", exc, [fwd.path])
             result = {"ok": False, "file": None, "error": error.to_dict()}
@@ -58,6 +59,32 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
             {"id": case["id"], "ok": True, **result, "seconds": round(time.monotonic() - started, 6)}
         )
     return {"entry": entry.__name__, "cases": cases}
+
+
+def _run_case(
+    fwd: Forward,
+    entry: Callable[..., Any],
+    case: dict[str, Any],
+    request: dict[str, Any],
+    scratch: Path,
+    known: dict[str, StubCall],
+) -> dict[str, Any]:
+    """One case. The interpreter is slow: what the plain stub returns is taken from an earlier case of the same dimensions, and
+    found out anew when the entry does not fit it (shapes and integers may depend on the data)."""
+    key = json.dumps(case["dims"], sort_keys=True)
+    plain = bool(request.get("plain"))
+    if fwd.mode == "interpret" and key in known:
+        try:
+            return Case(fwd, entry, case, request.get("dtype"), plain, known[key]).run(scratch)
+        except Unusable as error:
+            if error.kind != "candidate_shape":
+                raise
+    made = Case(fwd, entry, case, request.get("dtype"), plain)
+    try:
+        return made.run(scratch)
+    finally:
+        if made.stub is not None:
+            known[key] = made.stub
 
 
 def entry_of(fwd: Forward, name: str | None) -> Callable[..., Any]:
@@ -239,6 +266,16 @@ def _meaning(output: draw.Output) -> str:
     return repr(output.value)
 
 
+@dataclass(frozen=True)
+class StubCall:
+    """What the plain stub does: outputs as classified, inputs that it modifies, nesting of its return value, torch operations."""
+
+    outputs: list[draw.Output]
+    modified: set[str]
+    nesting: str
+    operations: dict[str, int]
+
+
 class Case:
     """One shape, seed and upstream."""
 
@@ -249,8 +286,10 @@ class Case:
         case: dict[str, Any],
         dtype: str | None,
         plain: bool = False,
+        stub: StubCall | None = None,
     ) -> None:
-        """`plain` leaves fresh memory as it is, for a tool that watches it."""
+        """`plain` leaves fresh memory as it is, for a tool that watches it. `stub`: what is known of the plain stub here."""
+        self.stub = stub
         self.fwd = fwd
         self.entry = entry
         self.id = int(case["id"])
@@ -268,10 +307,10 @@ class Case:
         self.poison = Poison(None if plain else self.guards, plain)
         self.launches = Launches(self.poison)
         self.saved: list[torch.Tensor] = []
-        self.nesting = ""
 
     def run(self, scratch: Path) -> dict[str, Any]:
-        expected, allowed = self.stub_outputs()
+        self.stub = self.stub or self.call_stub()
+        expected, allowed = self.stub.outputs, self.stub.modified
         arguments, leaves = self.arguments()
         inputs = Watch()
         for name, tensor in _named_inputs(arguments.arguments):
@@ -326,8 +365,8 @@ class Case:
             result["facts"] = {"forward": forward_facts.to_dict(), "backward": backward_facts.to_dict()}
         return result
 
-    def stub_outputs(self) -> tuple[list[draw.Output], set[str]]:
-        """How the plain stub's return value is classified, and which inputs the stub itself modifies."""
+    def call_stub(self) -> StubCall:
+        """The plain stub on these inputs."""
         args, kwargs = draw.make_inputs(self.fwd, self.dims, self.seed, dtype=self.dtype)
         bound = draw.bind(self.fwd, args, kwargs)
         watch = Watch()
@@ -336,9 +375,9 @@ class Case:
         with launch_intercept(self.launches), self.poison, self.counting("stub"):
             returned = self.fwd.call(args, kwargs)
         self.launches.counts["forward"] = 0
-        self.nesting = nesting(returned)
         self.guards.reset()
-        return draw.differentiable_outputs(returned, bound), set(watch.modified())
+        outputs = draw.differentiable_outputs(returned, bound)
+        return StubCall(outputs, set(watch.modified()), nesting(returned), dict(self.poison.counts["stub"]))
 
     @contextlib.contextmanager
     def counting(self, phase: str) -> Iterator[None]:
@@ -401,10 +440,11 @@ class Case:
                 f"{len(expected)}",
                 self.fwd.path,
             )
-        if nesting(returned) != self.nesting:
+        assert self.stub is not None
+        if nesting(returned) != self.stub.nesting:
             raise Unusable(
                 "candidate_shape",
-                f"{self.entry.__name__}() nests its return value as {nesting(returned)}, the stub as {self.nesting}",
+                f"{self.entry.__name__}() nests its return value as {nesting(returned)}, the stub as {self.stub.nesting}",
                 self.fwd.path,
             )
         for output, plain in zip(outputs, expected, strict=True):
@@ -499,7 +539,8 @@ class Case:
 
     def own_operations(self) -> dict[str, int]:
         """Operations of the entry's forward beyond those that the stub itself does, by how many more they are."""
-        stub = self.poison.counts["stub"]
+        assert self.stub is not None
+        stub = self.stub.operations
         more = {name: n - stub.get(name, 0) for name, n in sorted(self.poison.counts["forward"].items())}
         return {name: n for name, n in more.items() if n > 0}
 
