@@ -226,6 +226,31 @@ static int open_store(struct ka_app *app, struct ka_err *err)
     return rc;
 }
 
+/* compute-sanitizer watches compiled kernels. KA_SANITIZE_ANYWHERE is for tests of what follows a report, with a tool that is none. */
+static int find_sanitizer(struct ka_app *app, struct ka_err *err)
+{
+    const char *name = "compute-sanitizer", *path = getenv("PATH");
+    if (strcmp(app->device, "cuda") != 0 && !getenv("KA_SANITIZE_ANYWHERE"))
+        return ka_fail(err, -EINVAL,
+                       "--sanitize watches compiled kernels on a GPU, and this check runs on the CPU: "
+                       "use --device cuda on a machine that has one");
+    for (const char *at = path ? path : ""; *at && !app->sanitizer;) {
+        size_t len = strcspn(at, ":");
+        char *folder = ka_strndup(at, len);
+        app->sanitizer = ka_path_join(folder, name);
+        free(folder);
+        if (access(app->sanitizer, X_OK) != 0) {
+            free(app->sanitizer);
+            app->sanitizer = NULL;
+        }
+        at += len + (at[len] == ':');
+    }
+    return app->sanitizer
+               ? 0
+               : ka_fail(err, -ENOENT, "--sanitize: there is no %s on PATH; it comes with the CUDA toolkit",
+                         name);
+}
+
 static int open_children(struct ka_app *app, struct ka_err *err)
 {
     bool gpu = strcmp(app->device, "cuda") == 0;
@@ -285,7 +310,11 @@ int ka_app_open(struct ka_app *app, struct ka_opts *opts, bool with_model, struc
                 strerror(errno));
         return 2;
     }
-    if (check_words(opts, err) || check_sandbox_words(opts->require_sandbox, err) || read_key(app, err))
+    if (check_words(opts, err) || check_sandbox_words(opts->require_sandbox, err))
+        return 2;
+    if (opts->sanitize && find_sanitizer(app, err))
+        return 2;
+    if (read_key(app, err))
         return 2;
     if (with_model && (choose_backend(app, err) || open_llm(app, err) || open_store(app, err)))
         return 2;
@@ -323,4 +352,5 @@ void ka_app_close(struct ka_app *app)
     free(app->prompts_dir);
     free(app->python);
     free(app->device);
+    free(app->sanitizer);
 }

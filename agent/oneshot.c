@@ -195,6 +195,7 @@ static int check_in(struct ka_app *app, const char *path, json_t **result)
     if (rc) {
         fprintf(stderr, "kernel-agent: %s\n", err.msg);
         ka_signals_stop(&checking.signals);
+        uv_run(&app->loop, UV_RUN_NOWAIT); /* closes them before they go out of scope */
         checking.exit_code = 3;
     } else {
         uv_run(&app->loop, UV_RUN_DEFAULT);

@@ -90,7 +90,8 @@ void ka_show_result(const json_t *result)
         printf("  best so far (not verified): %s\n", best);
     if (text_of(result, "request", NULL))
         printf("  waiting for an answer to: %s\n", text_of(result, "request", ""));
-    printf("  run:    %s\n", text_of(result, "run_dir", "?"));
+    if (json_is_string(json_object_get(result, "run_dir"))) /* a check keeps no folder */
+        printf("  run:    %s\n", text_of(result, "run_dir", ""));
     if (json_is_object(json_object_get(result, "error")))
         ka_show_error(json_object_get(result, "error"), text_of(result, "file", "?"));
 }
