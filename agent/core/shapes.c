@@ -437,3 +437,49 @@ int ka_shapes_hidden(const json_t *dims, const json_t *sweep, uint64_t seed, siz
     *out = hidden;
     return 0;
 }
+
+/* Long shapes */
+
+static int64_t long_value(int64_t value)
+{
+    if (value <= KA_SHAPES_LONG + 16)
+        return value;
+    return KA_SHAPES_LONG + (value % 16 ? value % 16 : 16);
+}
+
+/* The shape with one size replaced (new reference), NULL where that is too large. */
+static json_t *with_size(struct shape *shape, const json_t *dims, size_t at, int64_t size, uint64_t budget)
+{
+    int64_t kept = shape->dims[at].scaled;
+    shape->dims[at].scaled = size;
+    json_t *made = elements(shape) <= budget ? write_shape(dims, shape) : NULL;
+    shape->dims[at].scaled = kept;
+    return made;
+}
+
+int ka_shapes_long(const json_t *dims, uint64_t budget, json_t **out)
+{
+    struct shape shape;
+    int rc = read_shape(dims, &shape);
+    if (rc)
+        return rc;
+    json_t *list = json_array();
+    size_t levels = ka_shapes_levels(dims, KA_SHAPES_BUDGET);
+    if (levels && walk_levels(&shape, KA_SHAPES_BUDGET, levels - 1, &levels)) {
+        for (size_t i = 0; i < shape.count; i++) {
+            const struct dim *dim = &shape.dims[i];
+            if (dim->role != ROLE_SIZE || dim->value < 4 * dim->scaled)
+                continue;
+            json_t *longer = with_size(&shape, dims, i, long_value(dim->value), budget);
+            json_t *probe = with_size(&shape, dims, i, 2 * dim->scaled, budget);
+            if (longer && probe && !json_array_size(list))
+                json_array_append_new(list, json_pack("{s:o}", "dims", write_shape(dims, &shape)));
+            if (longer && probe)
+                json_array_append_new(list, json_pack("{s:O, s:O}", "dims", probe, "long", longer));
+            json_decref(longer);
+            json_decref(probe);
+        }
+    }
+    *out = list;
+    return 0;
+}

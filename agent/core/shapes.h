@@ -39,4 +39,13 @@ size_t ka_shapes_levels(const json_t *dims, uint64_t budget);
 int ka_shapes_hidden(const json_t *dims, const json_t *sweep, uint64_t seed, size_t count, uint64_t budget,
                      json_t **out);
 
+#define KA_SHAPES_LONG 4096 /* about: the longest that a size of ka_shapes_long() gets */
+
+/* Where scaling takes a size below its value, a loop over blocks of it may have a single turn left. For each such size: the
+ * smallest scaled shape with that one size long (its own value, or about KA_SHAPES_LONG and as ragged), and the
+ * same with that size doubled only, as a `probe` of whether the long one would have more programs.
+ * `*out`: a new array, empty or first {"dims": the smallest scaled shape}, then {"dims": probe, "long": {...}}
+ * for each size. None has more than `budget` elements. -EINVAL, -EFBIG as above. */
+int ka_shapes_long(const json_t *dims, uint64_t budget, json_t **out);
+
 #endif

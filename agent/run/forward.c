@@ -17,8 +17,6 @@
 
 #define GPU_BUDGET                                                                                           \
     ((uint64_t)1 << 24) /* product of sizes that is tried when the oracle does not hold the real shape */
-#define HIDDEN_TRIED 12
-#define HIDDEN_KEPT 8
 
 static void inspected(struct ka_run *run)
 {
@@ -53,7 +51,7 @@ void ka_run_inspect(struct ka_run *run)
  * "mismatch"}. The first `stand_ins` scales of the ladder may be checked in place of the shape; the rest are tried only to find
  * the smallest scale that shows a disagreement. */
 
-static bool scaled_down(const struct ka_run *run)
+bool ka_run_scaled_down(const struct ka_run *run)
 {
     return strcmp(run->app->device, "cpu") == 0;
 }
@@ -61,9 +59,9 @@ static bool scaled_down(const struct ka_run *run)
 static json_t *ladder_of(struct ka_run *run, const json_t *dims, bool own_cpu_sweep)
 {
     json_t *ladder = json_array(), *scaled;
-    if (!scaled_down(run) || own_cpu_sweep)
+    if (!ka_run_scaled_down(run) || own_cpu_sweep)
         json_array_append(ladder, (json_t *)dims);
-    uint64_t budget = scaled_down(run) ? KA_SHAPES_BUDGET : GPU_BUDGET;
+    uint64_t budget = ka_run_scaled_down(run) ? KA_SHAPES_BUDGET : GPU_BUDGET;
     for (size_t level = 0; ka_shapes_scale(dims, budget, level, &scaled) == 0; level++) {
         if (!json_equal(scaled, json_array_get(ladder, 0)) &&
             (!own_cpu_sweep || ka_plan_size(scaled) < ka_plan_size(dims)))
@@ -80,7 +78,7 @@ static bool wanted(const struct ka_run *run, bool required)
     return required || strcmp(run->app->opts->sweep, "required") != 0;
 }
 
-static json_t *sweep_of(struct ka_run *run, bool *own_cpu_sweep)
+json_t *ka_run_sweep(struct ka_run *run, bool *own_cpu_sweep)
 {
     const char *which = run->app->opts->sweep;
     *own_cpu_sweep = false;
@@ -98,7 +96,7 @@ static json_t *sweep_of(struct ka_run *run, bool *own_cpu_sweep)
         return sweep;
     }
     json_t *cpu = json_object_get(run->inspect, "sweep_cpu");
-    *own_cpu_sweep = scaled_down(run) && json_array_size(cpu) > 0;
+    *own_cpu_sweep = ka_run_scaled_down(run) && json_array_size(cpu) > 0;
     return json_incref(*own_cpu_sweep ? cpu : json_object_get(run->inspect, "sweep"));
 }
 
@@ -113,7 +111,7 @@ static json_t *pending_shape(struct ka_run *run, const json_t *dims, bool own_cp
 static json_t *pending_start(struct ka_run *run)
 {
     bool own_cpu_sweep;
-    json_t *sweep = sweep_of(run, &own_cpu_sweep);
+    json_t *sweep = ka_run_sweep(run, &own_cpu_sweep);
     json_t *pending = json_array();
     size_t i;
     json_t *entry;
@@ -139,7 +137,6 @@ static json_t *dims_at_level(const json_t *entry)
 }
 
 static void ask_level(struct ka_run *run);
-static void ask_hidden(struct ka_run *run);
 
 static bool already_accepted(const struct ka_run *run, const json_t *dims)
 {
@@ -153,7 +150,7 @@ static bool already_accepted(const struct ka_run *run, const json_t *dims)
     return false;
 }
 
-static void accept_shape(struct ka_run *run, const json_t *dims, const char *class, const char *kind,
+void ka_run_accept_shape(struct ka_run *run, const json_t *dims, const char *class, const char *kind,
                          const json_t *entry)
 {
     if (!already_accepted(run, dims))
@@ -176,8 +173,7 @@ static json_t *mismatch_error(const json_t *entry, const struct ka_err *err)
     return error;
 }
 
-/* Did forward and oracle agree on case `id`? Otherwise the error document (new reference) in *error. */
-static bool case_agrees(const struct ka_op_result *result, json_int_t id, json_t **error)
+bool ka_run_case_agrees(const struct ka_op_result *result, json_int_t id, json_t **error)
 {
     json_t *entry = ka_case_find(result->doc, id);
     struct ka_err err;
@@ -302,7 +298,7 @@ static void learn_reference(struct ka_run *run, const json_t *entry)
 /* On a GPU a smaller stand-in for a shape is said, with what kept the real one from being checked. */
 static void note_smaller(struct ka_run *run, const json_t *entry)
 {
-    if (scaled_down(run) || !json_integer_value(json_object_get(entry, "level")))
+    if (ka_run_scaled_down(run) || !json_integer_value(json_object_get(entry, "level")))
         return;
     const char *why = json_string_value(json_object_get(json_object_get(entry, "error"), "message"));
     char *dims = json_dumps(dims_at_level(entry), JSON_COMPACT);
@@ -332,15 +328,15 @@ static void on_level(struct ka_run *run, const struct ka_op_result *result)
             break;
         if (result->status != KA_OP_OK)
             alive = settle_failed(run, entry, whole_error(result), still);
-        else if (!case_agrees(result, (json_int_t)i, &error))
+        else if (!ka_run_case_agrees(result, (json_int_t)i, &error))
             alive = settle_failed(run, entry, error, still);
         else if (json_is_true(json_object_get(entry, "mismatch")))
             alive = next_level(run, entry, still);
         else {
             note_smaller(run, entry);
-            accept_shape(run, dims_at_level(entry),
-                         json_is_true(json_object_get(entry, "required")) ? "required" : "optional", "sweep",
-                         ka_case_find(result->doc, (json_int_t)i));
+            ka_run_accept_shape(run, dims_at_level(entry),
+                                json_is_true(json_object_get(entry, "required")) ? "required" : "optional",
+                                "sweep", ka_case_find(result->doc, (json_int_t)i));
         }
         if (alive && result->status == KA_OP_OK) {
             learn_outputs(run, ka_case_find(result->doc, (json_int_t)i));
@@ -353,27 +349,20 @@ static void on_level(struct ka_run *run, const struct ka_op_result *result)
     if (json_array_size(still))
         ask_level(run);
     else
-        ask_hidden(run);
+        ka_run_hidden(run);
 }
 
-static json_t *as_shapes(const json_t *list, const char *class)
+void ka_run_ask_oracle(struct ka_run *run, const json_t *list, ka_run_op_fn done)
 {
-    json_t *shapes = json_array();
+    static const char *const keep[] = {"id", "dims", "seed", "upstream"};
+    json_t *shapes = json_array(), *entry;
     size_t i;
-    json_t *entry;
     json_array_foreach((json_t *)list, i, entry)
     {
         json_t *dims =
             json_object_get(entry, "ladder") ? dims_at_level(entry) : json_object_get(entry, "dims");
-        json_array_append_new(shapes,
-                              json_pack("{s:O, s:s, s:s}", "dims", dims, "class", class, "kind", "sweep"));
+        json_array_append_new(shapes, json_pack("{s:O}", "dims", dims));
     }
-    return shapes;
-}
-
-static void ask_oracle(struct ka_run *run, json_t *shapes, ka_run_op_fn done)
-{
-    static const char *const keep[] = {"id", "dims", "seed", "upstream"};
     json_t *cases = ka_plan_preflight(shapes, ka_random_u64());
     json_t *extra = json_pack("{s:o, s:b}", "cases", ka_plan_for_child(cases, keep, KA_COUNT(keep)), "fd", 0);
     json_decref(cases);
@@ -385,7 +374,7 @@ static void ask_level(struct ka_run *run)
 {
     ka_log_progress(run->name, "preflight: forward against oracle on %zu shapes",
                     json_array_size(run->pending));
-    ask_oracle(run, as_shapes(run->pending, "required"), on_level);
+    ka_run_ask_oracle(run, run->pending, on_level);
 }
 
 void ka_run_preflight_done(struct ka_run *run)
@@ -408,58 +397,6 @@ void ka_run_preflight_done(struct ka_run *run)
     ka_log(KA_LOG_INFO, "%s: forward and oracle agree on %zu shapes of the sweep and %zu hidden ones",
            run->name, json_array_size(run->shapes) - hidden, hidden);
     ka_run_post_type(run, KA_EV_OK);
-}
-
-static void on_hidden(struct ka_run *run, const struct ka_op_result *result)
-{
-    size_t i, kept = 0;
-    json_t *entry;
-    json_t *tried = run->pending;
-    run->pending = NULL;
-    json_array_foreach(tried, i, entry)
-    {
-        json_t *error = NULL;
-        if (result->status == KA_OP_OK && kept < HIDDEN_KEPT && case_agrees(result, (json_int_t)i, &error)) {
-            accept_shape(run, json_object_get(entry, "dims"), "hidden",
-                         json_string_value(json_object_get(entry, "kind")),
-                         ka_case_find(result->doc, (json_int_t)i));
-            kept++;
-        }
-        json_decref(error);
-    }
-    json_decref(tried);
-    ka_run_differences(run);
-}
-
-/* Hidden shapes come from a small version of every required shape, taken in turn. */
-static void ask_hidden(struct ka_run *run)
-{
-    json_t *known = json_array(), *shape, *found;
-    size_t i, required = 0;
-    json_array_foreach(run->shapes, i, shape)
-    {
-        json_array_append(known, json_object_get(shape, "dims"));
-        required += strcmp(json_string_value(json_object_get(shape, "class")), "required") == 0;
-    }
-    json_decref(run->pending);
-    run->pending = json_array();
-    size_t each = required ? (HIDDEN_TRIED + required - 1) / required : 0;
-    json_array_foreach(run->shapes, i, shape)
-    {
-        if (strcmp(json_string_value(json_object_get(shape, "class")), "required") != 0 ||
-            ka_shapes_hidden(json_object_get(shape, "dims"), known, ka_random_u64(), each, KA_SHAPES_BUDGET,
-                             &found))
-            continue;
-        json_array_extend(run->pending, found);
-        json_decref(found);
-    }
-    json_decref(known);
-    if (!json_array_size(run->pending)) {
-        ka_run_differences(run);
-        return;
-    }
-    ka_log_progress(run->name, "preflight: hidden shapes");
-    ask_oracle(run, as_shapes(run->pending, "hidden"), on_hidden);
 }
 
 void ka_run_preflight(struct ka_run *run)

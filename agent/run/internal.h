@@ -6,6 +6,7 @@
  *     forward.c  inspect and preflight: what the file is, on which shapes forward and oracle agree
  *     known.c    the same, remembered for the next pair of the same forward
  *     compile.c  registers and spills of the kernels that operation facts found
+ *     hidden.c   preflight goes on: hidden shapes
  *     differences.c  the end of preflight: finite differences of the forward
  *     check.c    scan, candidate, oracle, comparison, facts
  *     ask.c      prompt, model or mailbox, answer to candidate
@@ -116,9 +117,23 @@ void ka_run_remember(const struct ka_run *run);
 void ka_run_compile(struct ka_run *run, const struct ka_op_result *result, ka_run_compile_fn next);
 void ka_run_compile_cancel(struct ka_run *run);
 
+/* ---- forward.c, for the rest of preflight */
+/* Are shapes scaled, to be run in the interpreter? */
+bool ka_run_scaled_down(const struct ka_run *run);
+/* SWEEP, or SWEEP_CPU where it counts (new reference): [{"dims", "required"}]. */
+json_t *ka_run_sweep(struct ka_run *run, bool *own_cpu_sweep);
+/* Add to the shapes that are checked, unless it is there; `entry`: the oracle's of this shape. */
+void ka_run_accept_shape(struct ka_run *run, const json_t *dims, const char *class, const char *kind,
+                         const json_t *entry);
+/* Did forward and oracle agree on case `id`? Otherwise the error document (new reference) in *error. */
+bool ka_run_case_agrees(const struct ka_op_result *result, json_int_t id, json_t **error);
+/* One case for each of `list`, [{"dims"}] or entries of preflight's ladder, with its place in the list as id. */
+void ka_run_ask_oracle(struct ka_run *run, const json_t *list, ka_run_op_fn done);
+
 /* ---- the phases */
 void ka_run_inspect(struct ka_run *run);
 void ka_run_preflight(struct ka_run *run);
+void ka_run_hidden(struct ka_run *run);
 void ka_run_differences(struct ka_run *run);
 void ka_run_preflight_done(struct ka_run *run);
 void ka_run_retrieve(struct ka_run *run);

@@ -232,6 +232,7 @@ class Case:
         ]
         facts = {
             "launches": recording.recorder.tape.launches,
+            "programs": recording.recorder.tape.programs,
             "bytes_read": counts.bytes_read,
             "bytes_written": counts.bytes_written,
             "atomics": counts.atomics,

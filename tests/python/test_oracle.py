@@ -99,7 +99,7 @@ def test_result__has_every_field_of_the_protocol(
         {"index": 0, "kind": "tensor", "shape": [40], "dtype": "float32", "differentiable": True}
     ]
     assert made["grads"] == ["x"]
-    facts = {"launches": 1, "bytes_read": 160, "bytes_written": 160, "atomics": 0, "races": []}
+    facts = {"launches": 1, "programs": 3, "bytes_read": 160, "bytes_written": 160, "atomics": 0, "races": []}
     masked = made["facts"].pop("undefined_lanes")
     assert len(masked) == 1 and "square_kernel" in masked[0] and "x_ptr" in masked[0]
     assert made["facts"] == facts

@@ -8,6 +8,7 @@ The tape is evaluated, in any precision, by `replay`.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -104,6 +105,10 @@ class Tape:
     @property
     def launches(self) -> int:
         return sum(isinstance(entry, KernelLaunch) for entry in self.entries)
+
+    @property
+    def programs(self) -> int:
+        return sum(math.prod(entry.grid) for entry in self.entries if isinstance(entry, KernelLaunch))
 
 
 class Recorder(TorchDispatchMode):
