@@ -130,6 +130,9 @@ bench: $(BUILD)/tests/bench_search $(PROGRAMS) store   ## search, embedding, mem
 bench-jail: $(PROGRAMS)   ## cold and warm starts, layers, cached kernels: bench/results/jail-latency-cpu.json
 	$(PYTHON) scripts/bench_jail.py --jail $(BUILD)/ka-jail --out bench/results/jail-latency-cpu.json
 
+bench-verdict: $(PROGRAMS)   ## what a verdict costs beside one forward and backward: bench/results/verdict-time-cpu.json
+	$(PYTHON) scripts/bench_verdict.py --build $(BUILD) --out bench/results/verdict-time-cpu.json
+
 $(BUILD)/tests/bench_search: tests/bench/bench_search.c $(BUILD)/libka.a
 	@mkdir -p $(@D)
 	@echo '  link $@'
@@ -184,5 +187,6 @@ help:   ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
-.PHONY: all demo test setup store unit pytest jail attacks mutants pairs diff-matrix property check bench bench-jail valgrind lint fuzz-quick
+.PHONY: all demo test setup store unit pytest jail attacks mutants pairs diff-matrix property check bench bench-jail bench-verdict
+.PHONY: valgrind lint fuzz-quick
 .PHONY: install dist clean help

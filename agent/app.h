@@ -31,8 +31,9 @@ struct ka_app {
     char *package_dir; /* share/sandbox: Python finds kernel_agent here */
     char *prompts_dir;
     char *python;
-    char *device;  /* cpu or cuda */
-    char *api_key; /* wiped in ka_app_close; NULL: none */
+    char *device;    /* cpu or cuda */
+    char *sanitizer; /* path of compute-sanitizer, with --sanitize; else NULL */
+    char *api_key;   /* wiped in ka_app_close; NULL: none */
     bool interrupted;
     bool keeps_known; /* one forward after another: what was found out about the last one is kept */
     json_t *known;    /* by run/known.c; NULL: nothing */

@@ -29,7 +29,8 @@ struct ka_op {
 
 static enum ka_child_role role_of(const char *operation)
 {
-    if (strcmp(operation, "candidate") == 0 || strcmp(operation, "facts") == 0)
+    if (strcmp(operation, "candidate") == 0 || strcmp(operation, "facts") == 0 ||
+        strcmp(operation, "sanitize") == 0)
         return KA_CHILD_CANDIDATE;
     return strcmp(operation, "oracle") == 0 ? KA_CHILD_ORACLE : KA_CHILD_TRUSTED;
 }
@@ -222,13 +223,18 @@ int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, 
     op->arg = arg;
     snprintf(op->nonce, sizeof(op->nonce), "%016" PRIx64 "%016" PRIx64, ka_random_u64(), ka_random_u64());
     char *text = request_text(op, extra);
-    const char *readable[] = {op->file, app->cache ? ka_cache_folder(app->cache) : NULL};
+    const char *readable[3] = {op->file};
+    size_t readable_count = 1;
+    if (app->cache)
+        readable[readable_count++] = ka_cache_folder(app->cache);
+    if (req->tool)
+        readable[readable_count++] = req->tool;
     struct ka_child_req request = {
         .request = text,
         .python = app->python,
         .package_dir = app->package_dir,
         .ro = readable,
-        .ro_count = app->cache ? 2 : 1,
+        .ro_count = readable_count,
         .device = device_of(op),
         .require = app->opts->require_sandbox,
         .role = role_of(op->operation),

@@ -101,6 +101,8 @@ static const struct option_row rows[] = {
     {"junit", NULL, TEXT, AT(junit), NULL, 0, 0, NULL, "FILE", "check: write the verdict as JUnit XML"},
     {"fail-fast", NULL, FLAG, AT(fail_fast), "false", 0, 0, NULL, NULL,
      "check: stop at the first case that fails, and measure nothing"},
+    {"sanitize", NULL, FLAG, AT(sanitize), "false", 0, 0, NULL, NULL,
+     "check: also run memcheck, racecheck and initcheck of compute-sanitizer (GPU)"},
     {"print", NULL, FLAG, AT(print), "false", 0, 0, NULL, NULL,
      "differentiate: print the backward instead of a summary"},
 };

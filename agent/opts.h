@@ -61,6 +61,7 @@ struct ka_opts {
     bool fail_fast;
     /* check */
     char *junit;
+    bool sanitize;
     bool print;
 };
 

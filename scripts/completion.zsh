@@ -60,6 +60,7 @@ options=(
     '--force[batch: also what is verified and unchanged]'
     '--junit[check: write JUnit XML]:file:_files'
     '--fail-fast[check: stop at the first case that fails, and measure nothing]'
+    '--sanitize[check: run compute-sanitizer too (GPU)]'
     '--print[differentiate: print the backward]'
     '--help[how to use the program]'
     '--version[its version]'

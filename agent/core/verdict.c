@@ -42,6 +42,8 @@ struct gradient {
     size_t seen;
     struct worst worst;
     size_t worst_shape;
+    size_t runs; /* of one backward; 0: not repeated */
+    double spread_abs, spread_of_limit;
 };
 
 struct ka_verdict {
@@ -199,6 +201,14 @@ void ka_verdict_gradient(struct ka_verdict *v, size_t at, const char *name, cons
         g->worst = now;
         g->worst_shape = v->cases[at].shape;
     }
+}
+
+void ka_verdict_repeated(struct ka_verdict *v, const char *name, size_t runs, double max_abs, double of_limit)
+{
+    struct gradient *g = find_gradient(v, name);
+    g->runs = runs;
+    g->spread_abs = max_abs;
+    g->spread_of_limit = of_limit;
 }
 
 void ka_verdict_output(struct ka_verdict *v, size_t at, size_t index, const struct ka_diff *diff)
@@ -475,6 +485,16 @@ static json_t *worst_json(const char *name, const struct worst *worst)
                      known ? number_or_null(worst->limit) : json_null());
 }
 
+/* null where nothing was repeated: no claim. */
+static json_t *repeats_json(const struct gradient *g)
+{
+    if (!g->runs)
+        return json_null();
+    return json_pack("{s:I, s:b, s:o, s:o}", "runs", (json_int_t)g->runs, "bit_for_bit", g->spread_abs == 0,
+                     "max_abs", number_or_null(g->spread_abs), "of_limit",
+                     number_or_null(g->spread_of_limit));
+}
+
 static json_t *gradients_json(const struct ka_verdict *v, bool hidden)
 {
     json_t *list = json_array();
@@ -484,6 +504,7 @@ static json_t *gradients_json(const struct ka_verdict *v, bool hidden)
         json_object_set_new(entry, "worst_shape",
                             g->worst.error >= 0 ? shape_json(&v->shapes[g->worst_shape], hidden)
                                                 : json_null());
+        json_object_set_new(entry, "repeats", repeats_json(g));
         json_array_append_new(list, entry);
     }
     return list;

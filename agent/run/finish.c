@@ -104,6 +104,13 @@ json_t *ka_run_result(struct ka_run *run)
         json_pack("{s:s, s:i, s:s, s:O?, s:s}", "verdict", verdict_word(run), "exit_code",
                   ka_run_exit_code(run), "file", run->file, "stub", stub, "device", run->app->device);
     add_best(run, result);
+    json_object_set(result, "oracles", run->oracles);
+    if (strcmp(run->app->device, "cuda") != 0)
+        json_object_set_new(
+            result, "repeatability",
+            json_string("not measurable here: the interpreter runs programs one after another"));
+    if (run->sanitized)
+        json_object_set(result, "sanitizer", run->sanitized);
     json_object_set_new(result, "attempts", json_integer(run->job.attempts));
     json_object_set_new(result, "snapshots", json_integer((json_int_t)ka_state_snapshot_count(run->state)));
     json_object_set_new(result, "rollbacks", json_integer(run->job.rollbacks));

@@ -43,6 +43,23 @@ def test_attacks__cover_every_row_of_the_table():
     assert len(suite.controls()) >= 15
 
 
+# What people get wrong most often; each has to be in the suite by itself.
+CLASSICS = {
+    "softmax that is right for an upstream of ones": "softmax",
+    "db summed over one block of rows only": "layer_norm",
+    "dq without the scale": "attention",
+    "cross-entropy that takes the upstream of a sum for granted": "cross_entropy",
+    "causal mask off by one": "attention",
+    "RMS norm that is right for powers of two only": "rms_norm",
+}
+
+
+@pytest.mark.parametrize("name", CLASSICS)
+def test_classic_mistake__is_an_attack_of_the_suite(name: str):
+    (attack,) = [attack for attack in ATTACKS if attack.name == name]
+    assert attack.control.startswith(CLASSICS[name]) and attack.backward() != suite.control(attack.control)
+
+
 def test_suite__edit_that_does_not_fit__is_an_error():
     attack = suite.Attack("nothing", "scale_atomics", (("no such text", ""),), "x")
     with pytest.raises(ValueError, match="occurs 0 times"):

@@ -44,10 +44,16 @@ REFUSED = {
     "sort": ("    tl.store(out_ptr + cols, tl.sort(x), mask=mask)", "tl.sort", 13),
     "cas": ("    tl.atomic_cas(out_ptr, 0, 1)\n    tl.store(out_ptr + cols, x)", "tl.atomic_cas", 13),
     "max_atomic": ("    tl.atomic_max(out_ptr + cols, x)", "tl.atomic_max", 13),
-    "atomic_result": ("    old = tl.atomic_add(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols + n, old * x)", "Poison_", 14),
+    "atomic_result": ("    old = tl.atomic_add(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols + n, old * x)", "atomic result", 14),
     "overwritten": ("    tl.store(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols, x * x, mask=mask)", "overwritten store", 14),
     "overlapping": ("    tl.store(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols + 1, x * x, mask=mask)", "overwritten store", 14),
     "store_in_loop": ("    for i in range(3):\n        x = x * 2.0\n        tl.store(out_ptr + cols, x, mask=mask)", "overwritten store", 15),
+    "stored_by_every_program": ("    tl.store(out_ptr + tl.arange(0, BLOCK), x)", "overwritten store", 13),
+    "stored_by_two_lanes": ("    tl.store(out_ptr + cols // 2, x, mask=mask)", "overwritten store", 13),
+    "stored_in_two_steps": ("    for i in range(4):\n        tl.store(out_ptr + i // 2 * n + cols, x * i, mask=mask)", "overwritten store", 14),
+    "stored_at_masked_bits": ("    tl.store(out_ptr + (cols & 7), x)", "overwritten store", 13),
+    "lost_to_a_constant": ("    tl.store(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols, 0.0, mask=mask)", "overwritten store", 14),
+    "added_then_stored": ("    tl.atomic_add(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols, x * x, mask=mask)", "overwritten store", 14),
     "read_after_write": ("    tl.store(out_ptr + cols, x, mask=mask)\n    y = tl.load(out_ptr + n - cols)\n    tl.store(out_ptr + cols + n, y)", "in-place access", None),
     "break": ("    for i in range(3):\n        if i > 1:\n            break\n        x = x * 2.0\n    tl.store(out_ptr + cols, x, mask=mask)", "break", 15),
     "bitcast": ("    y = x.to(tl.int32, bitcast=True)\n    tl.store(out_ptr + cols, x + y, mask=mask)", "bitcast", 13),
@@ -78,6 +84,9 @@ def test_refused__names_construct_and_line(name: str, tmp_path: Path) -> None:
 
 
 ACCEPTED = {
+    "cleared_then_stored": "    tl.store(out_ptr + cols, 0.0, mask=mask)\n    tl.store(out_ptr + cols, x * x, mask=mask)",
+    "stored_then_added": "    tl.store(out_ptr + cols, x, mask=mask)\n    tl.atomic_add(out_ptr + cols, x * x, mask=mask)",
+    "stored_by_one_program": "    if tl.program_id(0) == 0:\n        tl.store(out_ptr + tl.arange(0, BLOCK), x * x)",
     "wrapped": "    y = tl.load(y_ptr + cols % n)\n    tl.store(out_ptr + cols, y * y, mask=cols < n + 5)",
     "wrapped_and_masked": "    y = tl.load(y_ptr + cols % n)\n    tl.store(out_ptr + cols, y * y, mask=mask)",
     "two_halves": "    tl.store(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols + n, x * x, mask=mask)",

@@ -260,9 +260,57 @@ static void rank__nothing_measured_or_not_compiled__is_infinite(void **state)
     assert_true(isinf(ka_rank_cost(NULL)));
 }
 
+static void plan__input_that_is_none_on_a_shape__is_never_asked_for_there(void **state)
+{
+    (void)state;
+    json_t *list = json("[{\"dims\": {\"M\": 2}, \"class\": \"required\", \"grads\": [\"x\"]},"
+                        " {\"dims\": {\"M\": 8}, \"class\": \"required\", \"grads\": [\"x\", \"gate\"]}]");
+    json_t *grads = json("[\"x\", \"gate\"]"), *cases = ka_plan_check(list, grads, 1, false, 7), *item;
+    size_t i, subsets = 0;
+    json_array_foreach(cases, i, item)
+    {
+        if (!json_object_get(item, "needs"))
+            continue;
+        subsets++;
+        assert_int_equal(json_integer_value(json_object_get(json_object_get(item, "dims"), "M")), 8);
+    }
+    assert_int_equal(subsets, 2);
+    json_decref(cases);
+    json_array_remove(list, 1); /* gate is None everywhere now: nothing asks for it */
+    cases = ka_plan_check(list, grads, 1, false, 7);
+    assert_int_equal(count_where(cases, "upstream", "onehot"), 1);
+    json_array_foreach(cases, i, item) assert_null(json_object_get(item, "needs"));
+    json_decref(cases);
+    json_decref(list);
+    json_decref(grads);
+}
+
+static void plan__repeats__are_asked_in_one_plain_case_of_the_largest_required_shape(void **state)
+{
+    (void)state;
+    json_t *list = shapes(), *grads = json("[\"x\", \"w\"]"), *item;
+    json_t *cases = ka_plan_check(list, grads, 2, false, 7);
+    size_t i, asked = 0;
+    ka_plan_repeats(cases, 4);
+    json_array_foreach(cases, i, item)
+    {
+        if (!json_object_get(item, "repeats"))
+            continue;
+        asked++;
+        assert_int_equal(json_integer_value(json_object_get(item, "repeats")), 4);
+        assert_int_equal(json_integer_value(json_object_get(json_object_get(item, "dims"), "M")), 64);
+    }
+    assert_int_equal(asked, 1);
+    json_decref(cases);
+    json_decref(list);
+    json_decref(grads);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(plan__repeats__are_asked_in_one_plain_case_of_the_largest_required_shape),
+        cmocka_unit_test(plan__input_that_is_none_on_a_shape__is_never_asked_for_there),
         cmocka_unit_test(plan__check__covers_every_shape_with_five_seeds_over_the_required),
         cmocka_unit_test(plan__variants__are_on_the_smallest_required_shape),
         cmocka_unit_test(plan__three_gradients__each_is_left_out_once),

@@ -274,17 +274,17 @@ class Owner:
         totals: list[Node | None] = [None] * len(plans)
         for nest in nests:
             for k, total in enumerate(nest.totals()):
-                old = totals[k]
-                totals[k] = total if old is None else g.add(old, total)
+                before = totals[k]
+                totals[k] = total if before is None else g.add(before, total)
             last = nest
         made = OwnerKernel(f"{self.name}_{label}", [], grid, [p.base.attrs["name"] for p in plans], split)
         static = [r for r in first.parts[0].path if r.cond is not None and is_static(r.cond)]
         made.optional = bool(static) and len(first.parts) == 1
         made.shared = next((v for v in self.programs.virtual if v not in first.parts[0].own), None)
-        for plan, total in zip(plans, totals, strict=True):
+        for plan, summed in zip(plans, totals, strict=True):
             write = plan.parts[-1].write
             offset, mask = last.addresses[plans.index(plan)]
-            effect = GradWrite(write.base, offset, mask, total, g.top, write.line, "store")  # type: ignore[arg-type]
+            effect = GradWrite(write.base, offset, mask, summed, g.top, write.line, "store")  # type: ignore[arg-type]
             if len(plan.parts) == 1 and not (split or made.optional):
                 effect.covers = plan.parts[0].covers
             if splits is not None:  # every split has a copy of its own, which the host adds up

@@ -36,10 +36,12 @@ def fuse(reverse: Reverse, axes: list[int]) -> Partials | Why:
         return Why("asked", "nothing is added to by several programs")
     if reverse.kernel.inplace or any(_backwards(e) for e in walk(reverse.effects)):
         return Why("reverse", "the kernel overwrites its input, or walks a loop backwards")
-    missing = [_summed(reverse, write, axes) for write in added]
-    for found in missing:
-        if isinstance(found, Why):
-            return found
+    missing: list[list[int]] = []
+    for write in added:
+        summed = _summed(reverse, write, axes)
+        if isinstance(summed, Why):
+            return summed
+        missing.append(summed)
     if any(found != missing[0] for found in missing):
         return Why("shared", "its gradients are sums over different axes")
     if len({w.base for w in added}) < len(added):

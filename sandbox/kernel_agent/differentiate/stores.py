@@ -39,7 +39,9 @@ def _merge_list(reverse: Reverse, effects: list) -> None:
     """Within one list, and across its loops over one range as far as a write needs no carry of its loop."""
     g = reverse.kernel.graph
     last: dict[tuple, tuple[GradWrite, list, For | None]] = {}
-    places = [(e, effects, None) for e in effects if isinstance(e, GradWrite)]
+    places: list[tuple[GradWrite, list, For | None]] = [
+        (e, effects, None) for e in effects if isinstance(e, GradWrite)
+    ]
     for loop in effects:
         if isinstance(loop, For) and loop.cond is None:
             places += [(e, loop.effects, loop) for e in loop.effects if isinstance(e, GradWrite)]

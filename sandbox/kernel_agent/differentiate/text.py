@@ -8,6 +8,7 @@ between launches and nothing is assumed about shapes, views or the number of lau
 from __future__ import annotations
 
 import ast
+import copy
 import json
 from dataclasses import dataclass, field
 
@@ -295,15 +296,21 @@ def heuristic_text(site: Site, name: str) -> str:
     """What a heuristic computes, from the arguments that the Function has under their own names."""
     known = set(site.given_names)
     rule = site.heuristics.get(name)
+    if not isinstance(rule, ast.Lambda) or len(rule.args.args) != 1:
+        raise Refusal(
+            "heuristics",
+            f"the heuristic for `{name}` is not a lambda over args",
+            "Write it as a lambda.",
+            site.call.lineno,
+        )
+    given = rule.args.args[0].arg
 
     class Inline(ast.NodeTransformer):
         def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
             index = node.slice
-            if (
-                isinstance(node.value, ast.Name)
-                and node.value.id == rule.args.args[0].arg
-                and isinstance(index, ast.Constant)
-            ):  # type: ignore[union-attr]
+            by_name = isinstance(index, ast.Constant) and isinstance(index.value, str)
+            if isinstance(node.value, ast.Name) and node.value.id == given and by_name:
+                assert isinstance(index, ast.Constant) and isinstance(index.value, str)
                 if index.value in known:
                     return ast.Name(index.value, ast.Load())
                 if site.launch.config and index.value in site.launch.config:
@@ -314,15 +321,6 @@ def heuristic_text(site: Site, name: str) -> str:
                     line=node.lineno,
                 )
             return self.generic_visit(node)
-
-    if not isinstance(rule, ast.Lambda):
-        raise Refusal(
-            "heuristics",
-            f"the heuristic for `{name}` is not a lambda over args",
-            "Write it as a lambda.",
-            site.call.lineno,
-        )
-    import copy
 
     return ast.unparse(Inline().visit(copy.deepcopy(rule.body)))
 

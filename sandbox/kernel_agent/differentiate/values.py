@@ -39,9 +39,10 @@ class PtrType:
 
 @dataclass(frozen=True)
 class Poison:
-    """A name whose value depends on the branch taken and cannot be merged: refused when it is used."""
+    """A value that must not be used: one that depends on the branch taken and cannot be merged, or an atomic's result."""
 
     why: str
+    construct: str = "branch-dependent value"
 
 
 @dataclass
