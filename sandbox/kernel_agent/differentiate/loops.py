@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .ir import Carry, For, If, Node, Store, reachable, walk
+from .ir import Carry, For, If, Node, Store, operands, reachable, walk
 from .reverse import LineReport
 from .rewrite import Rewriter
 from .simplify import is_minus_inf, is_zero
+from .unwrap import conditions
 from .values import Kernel, loop_out
 
 Weights = tuple[tuple[Node, float], ...]
@@ -37,6 +38,20 @@ class Shift:
 
 
 INVARIANT = Shift("scale")
+LANEWISE = {
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "neg",
+    "cast",
+    "expand",
+    "broadcast",
+    "where",
+    "call",
+    "maximum",
+    "minimum",
+}
 
 
 @dataclass(eq=False)
@@ -66,6 +81,7 @@ class Analysis:
     def __init__(self, kernel: Kernel, blocks: set[Node], online: dict[For, Online], base: str) -> None:
         self.kernel, self.blocks, self.online, self.base = kernel, blocks, online, base
         self.types: dict[Node, Shift] = {}
+        self.users: dict[Node, list] | None = None
         self.family: dict[Node, Online | None] = {}  # results of online loops that are maxima
 
     def blame(self) -> set:
@@ -173,7 +189,45 @@ class Analysis:
         cond, a, b = args
         if not cond.invariant:
             return _unknown(*args)
-        return self._either(a, b)
+        found = self._either(a, b)
+        if found.kind == "unknown" and a.kind != "unknown" and self.unseen(node):
+            return a  # rows beyond the end hold a number that only keeps them finite
+        return found
+
+    def unseen(self, node: Node) -> bool:
+        """Whether the lanes that a `where` replaces are stored nowhere: every store that they reach leaves them out."""
+        cond = node.args[0]
+        while cond.op in ("expand", "broadcast"):
+            cond = cond.args[0]
+        replaced = conditions(node.args[0], node.shape)
+        if cond.op != "compare" or len(replaced) != 1:
+            return False
+        ((index, bound, axis),) = replaced
+        stack: list[tuple[Node, int]] = [(node, axis)]
+        while stack:
+            item, axis = stack.pop()
+            for user in self._users().get(item, ()):
+                if isinstance(user, Store):
+                    if user.value is not item or user.mask is None:
+                        return False
+                    if (index, bound, axis) not in conditions(user.mask, item.shape):
+                        return False
+                elif not isinstance(user, Node) or user.op not in LANEWISE:
+                    return False
+                elif user.op == "expand":
+                    stack.append((user, axis + (axis >= user.attrs["axis"])))
+                else:
+                    stack.append((user, axis + len(user.shape) - len(item.shape)))
+        return True
+
+    def _users(self) -> dict[Node, list]:
+        if self.users is None:
+            self.users = {}
+            for item in reachable(self.kernel.effects):
+                for part in operands(item):
+                    if isinstance(part, Node):
+                        self.users.setdefault(part, []).append(item)
+        return self.users
 
     def _either(self, a: Shift, b: Shift) -> Shift:
         if a == b:
