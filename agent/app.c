@@ -9,14 +9,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cache.h"
 #include "files.h"
 #include "io/child.h"
 #include "io/llm.h"
 #include "log.h"
 #include "rag/search.h"
 #include "rag/store.h"
+#include "run.h"
 
 #define KEY_MAX 4096
+#define DEFAULT_BASE_URL "https://api.openai.com/v1"
 
 static bool is_folder(const char *path)
 {
@@ -78,15 +81,49 @@ char *ka_app_store_path(const struct ka_opts *opts, const char *share)
     return ka_path_join(share, "pairs.db");
 }
 
-static char *find_python(const struct ka_app *app)
+char *ka_app_find_python(const char *wanted, const char *share, const char **why_not)
 {
-    if (app->opts->python)
-        return ka_strdup(app->opts->python);
-    char *own = ka_path_join(app->share, ".venv/bin/python");
-    if (access(own, X_OK) == 0)
+    struct stat st;
+    *why_not = NULL;
+    if (wanted)
+        return ka_strdup(wanted);
+    char *own = share ? ka_path_join(share, ".venv/bin/python") : NULL;
+    if (own && access(own, X_OK) == 0)
         return own;
+    if (own && lstat(own, &st) == 0) /* often a link into the home of whoever set it up */
+        *why_not = "the .venv of this installation cannot be used by this user";
     free(own);
     return ka_strdup("/usr/bin/python3");
+}
+
+static char *find_python(const struct ka_app *app)
+{
+    const char *why_not;
+    char *python = ka_app_find_python(app->opts->python, app->share, &why_not);
+    if (why_not)
+        ka_log(KA_LOG_WARN, "%s: trying %s (--python PATH names another)", why_not, python);
+    return python;
+}
+
+/* A wrong word would else be found out by each child for itself. */
+static int check_sandbox_words(const char *wanted, struct ka_err *err)
+{
+    static const char *const known[] = {"none", "default", "full", "all",      "limits",  "caps",
+                                        "pid",  "mount",   "net",  "landlock", "seccomp", "cgroup"};
+    for (const char *at = wanted;; at++) {
+        size_t len = strcspn(at, "+"), i = 0;
+        while (i < KA_COUNT(known) && (strlen(known[i]) != len || memcmp(known[i], at, len) != 0))
+            i++;
+        if (i == KA_COUNT(known))
+            return ka_fail(
+                err, -EINVAL,
+                "--require-sandbox: '%.*s' is not full, all, none, or layers (limits caps pid mount net "
+                "landlock seccomp cgroup) joined with '+'",
+                (int)len, at);
+        at += len;
+        if (!*at)
+            return 0;
+    }
 }
 
 static char *find_device(const struct ka_opts *opts)
@@ -138,6 +175,10 @@ static int choose_backend(struct ka_app *app, struct ka_err *err)
     } else {
         return ka_fail(err, -EINVAL, "--backend: '%s' is not one of openai, mailbox:DIR, none", name);
     }
+    if (app->backend == KA_BACKEND_OPENAI && !app->opts->model[strspn(app->opts->model, " \t")])
+        return ka_fail(err, -EINVAL,
+                       "--model: no model is named; use one that the endpoint has (GET %s/models lists them)",
+                       app->opts->base_url ? app->opts->base_url : DEFAULT_BASE_URL);
     if (app->backend == KA_BACKEND_NONE && strcmp(app->opts->draft, "llm") == 0)
         return ka_fail(err, -EINVAL, "--draft llm wants a model: set --base-url or --backend mailbox:DIR");
     return 0;
@@ -149,15 +190,20 @@ static int open_llm(struct ka_app *app, struct ka_err *err)
         return 0;
     struct ka_llm_config config;
     ka_llm_config_init(&config);
-    config.base_url = app->opts->base_url ? app->opts->base_url : "https://api.openai.com/v1";
+    config.base_url = app->opts->base_url ? app->opts->base_url : DEFAULT_BASE_URL;
     config.api_key = app->api_key;
     config.total_ms = (long)app->opts->llm_timeout * 1000;
+    config.trace = ka_run_llm_trace; /* only runs ask */
+    if (config.max_concurrent < (unsigned)app->opts->jobs)
+        config.max_concurrent = (unsigned)app->opts->jobs;
     return ka_llm_new(&app->loop, &config, &app->llm, err);
 }
 
 /* A missing default store is no error: the run goes on without similar pairs, and says so. */
 static int open_store(struct ka_app *app, struct ka_err *err)
 {
+    if (app->opts->no_retrieval)
+        return 0;
     char *path = ka_app_store_path(app->opts, app->share);
     struct ka_err why;
     int rc = ka_store_open(path, KA_STORE_READ, &app->store, &why);
@@ -227,7 +273,7 @@ int ka_app_open(struct ka_app *app, struct ka_opts *opts, bool with_model, struc
     }
     if (opts->sanitize && find_sanitizer(app, err))
         return 2;
-    if (read_key(app, err))
+    if (check_sandbox_words(opts->require_sandbox, err) || read_key(app, err))
         return 2;
     if (with_model && (choose_backend(app, err) || open_llm(app, err) || open_store(app, err)))
         return 2;
@@ -252,10 +298,12 @@ void ka_app_close(struct ka_app *app)
         uv_walk(&app->loop, count_handle, &left);
         ka_log(KA_LOG_ERROR, "internal: %d handles left open at exit", left);
     }
+    ka_cache_close(app->cache);
     ka_search_close(app->search);
     ka_store_close(app->store);
     if (app->api_key)
         explicit_bzero(app->api_key, strlen(app->api_key));
+    json_decref(app->known);
     free(app->api_key);
     free(app->mailbox);
     free(app->share);

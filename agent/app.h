@@ -2,11 +2,13 @@
 #ifndef KA_APP_H
 #define KA_APP_H
 
+#include <jansson.h>
 #include <uv.h>
 
 #include "core/base.h"
 #include "opts.h"
 
+struct ka_cache;
 struct ka_children;
 struct ka_llm;
 struct ka_store;
@@ -18,8 +20,10 @@ struct ka_app {
     struct ka_opts *opts;
     uv_loop_t loop;
     struct ka_children *children;
+    struct ka_cache *cache;   /* of compiled kernels; NULL: not opened yet (compile.h), or none */
+    bool cache_asked;         /* no need to try again */
     struct ka_llm *llm;       /* NULL unless the backend is openai */
-    struct ka_store *store;   /* NULL when there is none; the log says so */
+    struct ka_store *store;   /* NULL when there is none, which the log says, or with --no-retrieval */
     struct ka_search *search; /* rows of the store, in memory */
     enum ka_backend backend;
     char *mailbox;     /* folder, when the backend is mailbox */
@@ -31,6 +35,8 @@ struct ka_app {
     char *sanitizer; /* path of compute-sanitizer, with --sanitize; else NULL */
     char *api_key;   /* wiped in ka_app_close; NULL: none */
     bool interrupted;
+    bool keeps_known; /* one forward after another: what was found out about the last one is kept */
+    json_t *known;    /* by run/known.c; NULL: nothing */
 };
 
 /* Exit code 2 (with `err`) for settings that do not fit, 6 for a missing sandbox layer, else 0. With `with_model`
@@ -42,6 +48,10 @@ void ka_app_close(struct ka_app *app);
 
 /* Folder that holds sandbox/ and prompts/: KA_SHARE, beside the program, above it, or PREFIX/share/kernel-agent. free() it. */
 char *ka_app_find_share(struct ka_err *err);
+
+/* The interpreter of a run: `wanted`, else the .venv in `share`, else the system's. `why_not`, if it is set: what is wrong with that
+ * .venv for this user; static. free() the path. */
+char *ka_app_find_python(const char *wanted, const char *share, const char **why_not);
 
 /* Default place of the pair store; free() it. */
 char *ka_app_store_path(const struct ka_opts *opts, const char *share);

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "app.h"
+#include "cache.h"
 #include "core/base.h"
 #include "files.h"
 #include "io/child.h"
@@ -42,7 +43,8 @@ static const struct loss losses[] = {
     {"cgroup", "memory is capped for each process, not summed over a check"},
 };
 
-static const char versions_script[] = "import importlib, json, platform\n"
+static const char versions_script[] = "import importlib, json, platform, sys\n"
+                                      "sys.path = [path for path in sys.path if path]\n"
                                       "out = {'python': platform.python_version()}\n"
                                       "for name in ('torch', 'triton', 'numpy'):\n"
                                       "    try:\n"
@@ -55,7 +57,10 @@ static const char versions_script[] = "import importlib, json, platform\n"
 struct doctor {
     bool json;
     const char *wanted_python;
-    char *jail, *python, *scratch, *share;
+    const char *python_why; /* why this Python and not the installation's own; NULL */
+    char *jail, *python, *scratch, *share, *cache;
+    size_t cache_entries;
+    uint64_t cache_bytes;
     json_t *layers;   /* the jail's report; NULL: it said nothing */
     json_t *versions; /* NULL: Python could not be run */
     struct ka_err trouble;
@@ -241,11 +246,12 @@ static void print_json(const struct doctor *d)
         if (!layer_is_on(d, losses[i].layer))
             json_array_append_new(lost,
                                   json_pack("{s:s, s:s}", "layer", losses[i].layer, "lost", losses[i].lost));
-    json_t *doc =
-        json_pack("{s:b, s:s, s:s?, s:O?, s:o, s:s?, s:O?, s:b, s:I, s:s?, s:s}", "ok", exit_code(d) == 0,
-                  "sandbox", d->layers ? level(d) : "missing", "jail", d->jail, "layers", d->layers, "lost",
-                  lost, "python", d->python, "versions", d->versions, "python_ok", python_is_usable(d),
-                  "gpus", (json_int_t)count_gpus(), "compiler", compiler, "trouble", d->trouble.msg);
+    json_t *doc = json_pack(
+        "{s:b, s:s, s:s?, s:O?, s:o, s:s?, s:O?, s:b, s:I, s:s?, s:{s:s?, s:I, s:I}, s:s}", "ok",
+        exit_code(d) == 0, "sandbox", d->layers ? level(d) : "missing", "jail", d->jail, "layers", d->layers,
+        "lost", lost, "python", d->python, "versions", d->versions, "python_ok", python_is_usable(d), "gpus",
+        (json_int_t)count_gpus(), "compiler", compiler, "cache", "folder", d->cache, "entries",
+        (json_int_t)d->cache_entries, "bytes", (json_int_t)d->cache_bytes, "trouble", d->trouble.msg);
     json_dumpf(doc, stdout, JSON_INDENT(2));
     putchar('\n');
     json_decref(doc);
@@ -273,6 +279,8 @@ static void print_python(const struct doctor *d)
     if (d->versions)
         printf(" (%s)", json_string_value(json_object_get(d->versions, "python")));
     puts(python_is_usable(d) ? "" : ": cannot be used (needs Python 3.11, torch 2.6, triton 3.2 and numpy)");
+    if (d->python_why)
+        printf("  %s; name another Python with --python PATH\n", d->python_why);
     for (size_t i = 0; d->versions && i < KA_COUNT(names); i++) {
         char key[32];
         snprintf(key, sizeof(key), "why_%s", names[i]);
@@ -296,6 +304,11 @@ static void print_text(const struct doctor *d)
         printf("compiler   %s\n", compiler);
     else
         puts("compiler   none: Triton cannot launch kernels on a GPU without one");
+    if (d->cache)
+        printf("cache      %s (%zu compiled kernels, %.1f MB)\n", d->cache, d->cache_entries,
+               (double)d->cache_bytes / (1 << 20));
+    else
+        puts("cache      none: neither XDG_CACHE_HOME nor HOME is set, kernels are compiled anew each time");
     if (d->trouble.msg[0])
         printf("trouble    %s\n", d->trouble.msg);
 }
@@ -317,19 +330,11 @@ static int parse(struct doctor *d, int argc, char **argv)
     return optind == argc ? 0 : -EINVAL;
 }
 
-/* The same choice as a run makes: --python, the .venv that is beside the program, the system's. */
+/* The same choice as a run makes. */
 static void choose_python(struct doctor *d)
 {
-    if (d->wanted_python) {
-        d->python = ka_strdup(d->wanted_python);
-        return;
-    }
     d->share = ka_app_find_share(NULL);
-    d->python = d->share ? ka_path_join(d->share, ".venv/bin/python") : NULL;
-    if (!d->python || access(d->python, X_OK) != 0) {
-        free(d->python);
-        d->python = ka_strdup("/usr/bin/python3");
-    }
+    d->python = ka_app_find_python(d->wanted_python, d->share, &d->python_why);
 }
 
 int ka_doctor_main(int argc, char **argv)
@@ -341,6 +346,9 @@ int ka_doctor_main(int argc, char **argv)
         return EXIT_USAGE;
     }
     choose_python(&d);
+    d.cache = ka_cache_default_root();
+    if (d.cache)
+        ka_cache_measure(d.cache, &d.cache_entries, &d.cache_bytes);
     d.scratch = mkdtemp(scratch);
     if (!d.scratch)
         ka_fail(&d.trouble, 0, "%s: %s", scratch, strerror(errno));
@@ -361,5 +369,6 @@ int ka_doctor_main(int argc, char **argv)
     free(d.jail);
     free(d.python);
     free(d.share);
+    free(d.cache);
     return code;
 }

@@ -91,6 +91,17 @@ int ka_file_write(const char *path, const void *bytes, size_t len, struct ka_err
     return 0;
 }
 
+int ka_file_put(const char *path, const void *bytes, size_t len, struct ka_err *err)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (fd < 0)
+        return ka_fail(err, -errno, "%s: cannot write: %s", path, strerror(errno));
+    int rc = write_all(fd, bytes, len);
+    if (close(fd) != 0 && rc == 0)
+        rc = -errno;
+    return rc ? ka_fail(err, rc, "%s: cannot write: %s", path, strerror(-rc)) : 0;
+}
+
 int ka_mkdirs(const char *path, struct ka_err *err)
 {
     char part[PATH_MAX];

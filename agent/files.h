@@ -11,6 +11,9 @@ int ka_file_read(const char *path, size_t max, struct ka_buf *out, struct ka_err
 /* Write beside `path`, fsync, rename over it. The old content survives every failure (disk full too). */
 int ka_file_write(const char *path, const void *bytes, size_t len, struct ka_err *err);
 
+/* Write a file that is made again when it is missing or half: neither durable nor atomic. */
+int ka_file_put(const char *path, const void *bytes, size_t len, struct ka_err *err);
+
 /* Like mkdir -p, mode 0755. An existing directory is no error. */
 int ka_mkdirs(const char *path, struct ka_err *err);
 

@@ -304,6 +304,7 @@ int ka_oneshot_check_all(struct ka_opts *opts, const char *const *paths, size_t 
     struct ka_err err;
     int code = ka_app_open(&app, opts, false, &err);
     bool go_on = code == 0;
+    app.keeps_known = true;
     if (!go_on)
         fprintf(stderr, "kernel-agent: %s\n", err.msg);
     for (size_t i = 0; i < count && go_on; i++) {

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cache.h"
 #include "hash.h"
 #include "io/child.h"
 #include "log.h"
@@ -78,16 +79,44 @@ static void last_line(const char *text, char *out, size_t size)
     snprintf(out, size, "%.*s", (int)(len - begin > 400 ? 400 : len - begin), text + begin);
 }
 
+/* "cgroup (no control group of our own: Permission denied)" from the jail's report. */
+static void name_missing(const struct ka_child_result *child, char *out, size_t size)
+{
+    json_t *report = json_loads(child->layers, 0, NULL), *name;
+    struct ka_buf text = {0};
+    size_t i;
+    json_array_foreach(json_object_get(report, "missing"), i, name)
+    {
+        const char *layer = json_string_value(name);
+        const char *why =
+            layer ? json_string_value(json_object_get(json_object_get(report, "why"), layer)) : NULL;
+        ka_buf_printf(&text, "%s%s (%s)", i ? ", " : "", layer ? layer : "?", why ? why : "unknown");
+    }
+    snprintf(out, size, "%.600s", text.len ? ka_buf_str(&text) : "unknown");
+    ka_buf_free(&text);
+    json_decref(report);
+}
+
 static void explain_death(const struct ka_op *op, const struct ka_child_result *child,
                           struct ka_op_result *result)
 {
-    char tail[512];
+    char tail[512], missing[640];
     last_line(child->err, tail, sizeof(tail));
     result->status = child->error == -EPERM ? KA_OP_SANDBOX : child->timed_out ? KA_OP_TIMEOUT : KA_OP_DIED;
     if (child->timed_out)
         snprintf(result->message, sizeof(result->message),
                  "%s: no result within the deadline of %d s (--deadline)", op->operation,
                  op->app->opts->deadline);
+    else if (child->error == -EPERM) {
+        name_missing(child, missing, sizeof(missing));
+        snprintf(result->message, sizeof(result->message),
+                 "%s: nothing ran: a layer that --require-sandbox asks for is missing here: %s; kernel-agent "
+                 "doctor "
+                 "says what is lost without it",
+                 op->operation, missing);
+    } else if (child->error == -EIO && *tail)
+        snprintf(result->message, sizeof(result->message), "%s: %.300s: %s", op->operation, child->msg.msg,
+                 tail);
     else if (child->error)
         snprintf(result->message, sizeof(result->message), "%s: %.900s", op->operation, child->msg.msg);
     else if (child->term_signal)
@@ -146,6 +175,12 @@ static void on_child(void *arg, uint64_t id, const struct ka_child_result *child
     op_free(op);
 }
 
+/* A compiler needs no GPU, and what it is given was written by others. */
+static const char *device_of(const struct ka_op *op)
+{
+    return strcmp(op->operation, "compile") == 0 ? "cpu" : op->app->device;
+}
+
 static char *request_text(const struct ka_op *op, json_t *extra)
 {
     const struct ka_opts *opts = op->app->opts;
@@ -153,19 +188,21 @@ static char *request_text(const struct ka_op *op, json_t *extra)
     json_object_set_new(request, "op", json_string(op->operation));
     json_object_set_new(request, "nonce", json_string(op->nonce));
     json_object_set_new(request, "file", json_string(op->file));
-    json_object_set_new(request, "device", json_string(op->app->device));
+    json_object_set_new(request, "device", json_string(device_of(op)));
     json_object_set_new(request, "target", json_string(opts->target));
     json_object_set_new(request, "dtype", opts->dtype[0] ? json_string(opts->dtype) : json_null());
+    const struct ka_cache *cache = op->app->cache;
+    json_object_set_new(request, "compiled", cache ? json_string(ka_cache_folder(cache)) : json_null());
     char *text = json_dumps(request, JSON_COMPACT);
     json_decref(request);
     return text;
 }
 
 /* On a GPU the shapes are the user's own: tensors of gigabytes pass through the scratch, which lies in memory. */
-static struct ka_child_limits limits_for(const struct ka_app *app)
+static struct ka_child_limits limits_for(const char *device)
 {
     struct ka_child_limits limits = {0};
-    if (strcmp(app->device, "cuda") != 0)
+    if (strcmp(device, "cuda") != 0)
         return limits;
     double mb = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / (1 << 20);
     limits.mem_mb = (unsigned)(mb / 2);
@@ -186,17 +223,22 @@ int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, 
     op->arg = arg;
     snprintf(op->nonce, sizeof(op->nonce), "%016" PRIx64 "%016" PRIx64, ka_random_u64(), ka_random_u64());
     char *text = request_text(op, extra);
-    const char *readable[] = {op->file, req->tool};
+    const char *readable[3] = {op->file};
+    size_t readable_count = 1;
+    if (app->cache)
+        readable[readable_count++] = ka_cache_folder(app->cache);
+    if (req->tool)
+        readable[readable_count++] = req->tool;
     struct ka_child_req request = {
         .request = text,
         .python = app->python,
         .package_dir = app->package_dir,
         .ro = readable,
-        .ro_count = req->tool ? 2 : 1,
-        .device = app->device,
+        .ro_count = readable_count,
+        .device = device_of(op),
         .require = app->opts->require_sandbox,
         .role = role_of(op->operation),
-        .limits = limits_for(app),
+        .limits = limits_for(device_of(op)),
         .deadline_ms = (unsigned)app->opts->deadline * 1000u,
     };
     int rc = ka_child_start(app->children, &request, on_child, op, &op->id);

@@ -17,6 +17,7 @@ struct ka_opts {
     int topk;
     double min_sim;
     char *rag_exclude;
+    bool no_retrieval;
     /* the model */
     char *backend; /* auto, none, openai, mailbox:DIR */
     char *base_url;
@@ -47,6 +48,8 @@ struct ka_opts {
     char *python;
     char *require_sandbox;
     int deadline;
+    bool no_compile_cache;
+    int compile_cache_mb;
     /* output */
     bool json;
     bool quiet;
@@ -55,6 +58,7 @@ struct ka_opts {
     /* batch */
     int jobs;
     bool force;
+    bool fail_fast;
     /* check */
     char *junit;
     bool sanitize;

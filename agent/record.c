@@ -79,12 +79,17 @@ static int write_line(int fd, const char *line, size_t len)
     return 0;
 }
 
-void ka_record_add(struct ka_record *record, const char *kind, json_t *doc)
+static double clock_seconds(clockid_t clock)
 {
     struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    json_t *line =
-        json_pack("{s:f, s:s}", "t", (double)now.tv_sec + (double)now.tv_nsec / 1e9, "event", kind);
+    clock_gettime(clock, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+void ka_record_add(struct ka_record *record, const char *kind, json_t *doc)
+{
+    json_t *line = json_pack("{s:f, s:f, s:s}", "t", clock_seconds(CLOCK_REALTIME), "cpu",
+                             clock_seconds(CLOCK_PROCESS_CPUTIME_ID), "event", kind);
     if (doc)
         json_object_update(line, doc);
     char *text = json_dumps(line, JSON_COMPACT);

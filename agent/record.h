@@ -14,7 +14,7 @@ struct ka_record;
 int ka_record_open(const char *path, const char *const *secrets, struct ka_record **out, struct ka_err *err);
 void ka_record_close(struct ka_record *record);
 
-/* Append {"t": <unix seconds>, "event": kind, ...doc}. Steals `doc` (may be NULL). A full disk is reported once through
+/* Append {"t": <unix seconds>, "cpu": <processor seconds of this process so far>, "event": kind, ...doc}. Steals `doc` (may be NULL). A full disk is reported once through
  * the log and does not end the run. */
 void ka_record_add(struct ka_record *record, const char *kind, json_t *doc);
 

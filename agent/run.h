@@ -2,7 +2,7 @@
  *
  * The run drives the pure machine of core/job.h: it executes its commands on the loop and feeds back what happened. Its
  * folder holds run.db (state.h), run.jsonl (record.h), forward.py (the user's file as it was), candidates/, and at the
- * end the pair, report.md and result.json. Loop thread only; many runs share one app. */
+ * end the pair, report.md, report.html and result.json. Loop thread only; many runs share one app. */
 #ifndef KA_RUN_H
 #define KA_RUN_H
 
@@ -43,6 +43,9 @@ int ka_run_exit_code(const struct ka_run *run);
 const char *ka_run_dir(const struct ka_run *run);
 const char *ka_run_name(const struct ka_run *run);
 const char *ka_run_pair_path(const struct ka_run *run); /* NULL without a candidate */
+
+/* The client's trace (io/llm.h), into the record of the run that asked: `op_arg` is the run. */
+void ka_run_llm_trace(void *arg, void *op_arg, const char *event, const char *text);
 
 void ka_run_free(struct ka_run *run);
 

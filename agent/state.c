@@ -22,13 +22,15 @@ static const char schema[] =
 struct ka_state {
     sqlite3 *db;
     char *path;
+    int failed; /* a write was lost: nothing may be committed any more */
+    struct ka_err why;
 };
 
 static int db_fail(struct ka_state *state, struct ka_err *err)
 {
     int code = sqlite3_errcode(state->db);
     if (code == SQLITE_BUSY || code == SQLITE_LOCKED)
-        return ka_fail(err, -EBUSY, "%s: this run is open in another kernel-agent process", state->path);
+        return ka_fail(err, -EBUSY, "%s: this run is open in another process", state->path);
     return ka_fail(err, -EIO, "%s: %s", state->path, sqlite3_errmsg(state->db));
 }
 
@@ -53,8 +55,13 @@ static int read_version(struct ka_state *state, int *version, struct ka_err *err
 
 static int prepare_tables(struct ka_state *state, bool create, struct ka_err *err)
 {
-    /* EXCLUSIVE keeps the lock until the handle is closed: two processes cannot run one run. */
-    int rc = run_sql(state, "PRAGMA locking_mode=EXCLUSIVE; PRAGMA synchronous=FULL; BEGIN EXCLUSIVE", err);
+    /* EXCLUSIVE keeps the lock until the handle is closed: two processes cannot run one run. With it the write-ahead log needs no
+     * shared memory, so that it works on network folders; a commit waits for the disk once, where a rollback journal waits four
+     * times. */
+    int rc = run_sql(state,
+                     "PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; "
+                     "BEGIN EXCLUSIVE",
+                     err);
     if (rc)
         return rc;
     int version = 0;
@@ -104,17 +111,50 @@ static int prepare(struct ka_state *state, const char *sql, sqlite3_stmt **stmt,
     return sqlite3_prepare_v2(state->db, sql, -1, stmt, NULL) == SQLITE_OK ? 0 : db_fail(state, err);
 }
 
+/* ---- writing */
+
+/* What belongs together is written together or not at all: after a failed write the others of its transaction are taken back,
+ * and every later one is refused with the first one's reason. */
+static int lose(struct ka_state *state, struct ka_err *err)
+{
+    if (!state->failed)
+        state->failed = db_fail(state, &state->why);
+    sqlite3_exec(state->db, "ROLLBACK", NULL, NULL, NULL);
+    return ka_fail(err, state->failed, "%s", state->why.msg);
+}
+
+static int prepare_write(struct ka_state *state, const char *sql, sqlite3_stmt **stmt, struct ka_err *err)
+{
+    if (state->failed)
+        return ka_fail(err, state->failed, "%s", state->why.msg);
+    if (sqlite3_get_autocommit(state->db) &&
+        sqlite3_exec(state->db, "BEGIN IMMEDIATE", NULL, NULL, NULL) != SQLITE_OK)
+        return lose(state, err);
+    return prepare(state, sql, stmt, NULL) ? lose(state, err) : 0;
+}
+
 static int finish_write(struct ka_state *state, sqlite3_stmt *stmt, struct ka_err *err)
 {
-    int rc = sqlite3_step(stmt) == SQLITE_DONE ? 0 : db_fail(state, err);
+    int rc = sqlite3_step(stmt) == SQLITE_DONE ? 0 : lose(state, err);
     sqlite3_finalize(stmt);
     return rc;
 }
 
+int ka_state_commit(struct ka_state *state, struct ka_err *err)
+{
+    if (state->failed)
+        return ka_fail(err, state->failed, "%s", state->why.msg);
+    if (sqlite3_get_autocommit(state->db))
+        return 0;
+    return sqlite3_exec(state->db, "COMMIT", NULL, NULL, NULL) == SQLITE_OK ? 0 : lose(state, err);
+}
+
+/* ---- documents and the job */
+
 int ka_state_put(struct ka_state *state, const char *name, const json_t *doc, struct ka_err *err)
 {
     sqlite3_stmt *stmt;
-    int rc = prepare(state, "INSERT OR REPLACE INTO doc(name, body) VALUES(?1, ?2)", &stmt, err);
+    int rc = prepare_write(state, "INSERT OR REPLACE INTO doc(name, body) VALUES(?1, ?2)", &stmt, err);
     if (rc)
         return rc;
     char *body = json_dumps(doc, JSON_COMPACT | JSON_ENCODE_ANY);
@@ -160,6 +200,8 @@ int ka_state_load_job(struct ka_state *state, struct ka_job *job, struct ka_err 
     return rc;
 }
 
+/* ---- snapshots */
+
 static int find_snapshot(struct ka_state *state, const char *hash, const struct ka_snapshot *wanted,
                          int64_t *id, struct ka_err *err)
 {
@@ -185,10 +227,10 @@ int ka_state_snapshot_add(struct ka_state *state, const struct ka_snapshot *snap
     char hash[KA_HASH_HEX];
     ka_hash_hex(snapshot->backward, strlen(snapshot->backward), hash);
     sqlite3_stmt *stmt;
-    int rc = prepare(state,
-                     "INSERT OR IGNORE INTO snapshot(parent, hash, phase, origin, note, backward) "
-                     "VALUES(?1,?2,?3,?4,?5,?6)",
-                     &stmt, err);
+    int rc = prepare_write(state,
+                           "INSERT OR IGNORE INTO snapshot(parent, hash, phase, origin, note, backward) "
+                           "VALUES(?1,?2,?3,?4,?5,?6)",
+                           &stmt, err);
     if (rc)
         return rc;
     sqlite3_bind_int64(stmt, 1, snapshot->parent);
@@ -205,8 +247,8 @@ int ka_state_snapshot_judge(struct ka_state *state, int64_t id, const json_t *ve
                             double cost, struct ka_err *err)
 {
     sqlite3_stmt *stmt;
-    int rc =
-        prepare(state, "UPDATE snapshot SET verdict = ?2, facts = ?3, cost = ?4 WHERE id = ?1", &stmt, err);
+    int rc = prepare_write(state, "UPDATE snapshot SET verdict = ?2, facts = ?3, cost = ?4 WHERE id = ?1",
+                           &stmt, err);
     if (rc)
         return rc;
     char *verdict_text = verdict ? json_dumps(verdict, JSON_COMPACT) : NULL;
@@ -228,34 +270,54 @@ static char *column_copy(sqlite3_stmt *stmt, int column)
     return ka_strdup(text ? text : "");
 }
 
-int ka_state_snapshot_get(struct ka_state *state, int64_t id, struct ka_snapshot *out, struct ka_err *err)
+static int read_snapshot(struct ka_state *state, const char *sql, int64_t id, bool judged,
+                         struct ka_snapshot *out, struct ka_err *err)
 {
     sqlite3_stmt *stmt;
-    int rc = prepare(state,
-                     "SELECT parent, hash, phase, origin, note, backward, verdict, facts, cost FROM snapshot "
-                     "WHERE id = ?1",
-                     &stmt, err);
+    int rc = prepare(state, sql, &stmt, err);
     if (rc)
         return rc;
     sqlite3_bind_int64(stmt, 1, id);
     if (sqlite3_step(stmt) == SQLITE_ROW) {
         *out = (struct ka_snapshot){
-            .id = id,
             .parent = sqlite3_column_int64(stmt, 0),
             .hash = column_copy(stmt, 1),
             .phase = column_copy(stmt, 2),
             .origin = column_copy(stmt, 3),
             .note = column_copy(stmt, 4),
             .backward = column_copy(stmt, 5),
-            .verdict = parse_column(stmt, 6),
-            .facts = parse_column(stmt, 7),
-            .cost = sqlite3_column_type(stmt, 8) == SQLITE_NULL ? INFINITY : sqlite3_column_double(stmt, 8),
+            .cost = sqlite3_column_type(stmt, 6) == SQLITE_NULL ? INFINITY : sqlite3_column_double(stmt, 6),
+            .verdict = judged ? parse_column(stmt, 7) : NULL,
+            .facts = judged ? parse_column(stmt, 8) : NULL,
+            .id = judged ? sqlite3_column_int64(stmt, 9) : id,
         };
     } else {
         rc = ka_fail(err, -ENOENT, "%s: no snapshot %lld", state->path, (long long)id);
     }
     sqlite3_finalize(stmt);
     return rc;
+}
+
+#define HEAD_COLUMNS "parent, hash, phase, origin, note, backward, cost"
+
+int ka_state_snapshot_get(struct ka_state *state, int64_t id, struct ka_snapshot *out, struct ka_err *err)
+{
+    return read_snapshot(state, "SELECT " HEAD_COLUMNS ", verdict, facts, id FROM snapshot WHERE id = ?1", id,
+                         true, out, err);
+}
+
+int ka_state_snapshot_head(struct ka_state *state, int64_t id, struct ka_snapshot *out, struct ka_err *err)
+{
+    return read_snapshot(state, "SELECT " HEAD_COLUMNS " FROM snapshot WHERE id = ?1", id, false, out, err);
+}
+
+int ka_state_snapshot_twin(struct ka_state *state, int64_t id, struct ka_snapshot *out, struct ka_err *err)
+{
+    return read_snapshot(state,
+                         "SELECT " HEAD_COLUMNS
+                         ", verdict, facts, id FROM snapshot WHERE verdict IS NOT NULL AND hash = (SELECT "
+                         "hash FROM snapshot WHERE id = ?1) ORDER BY id LIMIT 1",
+                         id, true, out, err);
 }
 
 int64_t ka_state_snapshot_count(struct ka_state *state)

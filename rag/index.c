@@ -7,6 +7,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "rag/product.h"
+
 #define HUGE_PAGE ((size_t)2 << 20)
 
 struct row {
@@ -31,7 +33,7 @@ struct candidate {
 /* The best `max` candidates seen: a heap with the worst on top. */
 struct heap {
     struct candidate *items;
-    size_t count, max;
+    size_t count, room, max;
 };
 
 /* ---- the index ---- */
@@ -185,17 +187,16 @@ static void heap_offer(struct heap *h, struct candidate c)
         sift_down(h, 0);
         return;
     }
+    if (h->count == h->room) {
+        h->room = h->room ? 2 * h->room : 32;
+        h->items = ka_realloc(h->items, h->room, sizeof(*h->items));
+    }
     size_t at = h->count++;
     while (at > 0 && worse(c, h->items[(at - 1) / 2])) {
         h->items[at] = h->items[(at - 1) / 2];
         at = (at - 1) / 2;
     }
     h->items[at] = c;
-}
-
-static bool heap_wants(const struct heap *h, float score)
-{
-    return h->count < h->max || score > h->items[0].score;
 }
 
 static int best_first(const void *a, const void *b)
@@ -223,24 +224,26 @@ static int score_rows(struct ka_index *index, const float *vector)
         index->scores = scores;
         index->score_cap = index->count;
     }
-    if (index->count)
-        cblas_sgemv(CblasRowMajor, CblasNoTrans, (int)index->count, (int)index->dim, 1.0f, index->matrix,
-                    (int)index->dim, vector, 1, 0.0f, index->scores, 1);
+    ka_product(index->matrix, index->count, index->dim, vector, index->scores);
     return 0;
 }
 
+/* Nearly all rows of a large store end at the first comparison: `cut` is what a score must reach to be worth a look. */
 static void collect(const struct ka_index *index, const struct ka_index_query *query, struct heap *found,
                     struct heap *duplicates)
 {
+    double cut = query->min_sim;
     for (size_t i = 0; i < index->count; i++) {
         float score = index->scores[i];
-        if (!((double)score >= query->min_sim))
+        if (!((double)score >= cut))
             continue;
         bool same_tokens = query->tokens_hash && index->rows[i].tokens_hash == query->tokens_hash;
         bool duplicate = !query->keep_duplicates && (same_tokens || (double)score >= KA_INDEX_DUPLICATE);
-        struct heap *heap = duplicate ? duplicates : found;
-        if (heap_wants(heap, score) && !excluded(query, row_at(index, i).path))
-            heap_offer(heap, (struct candidate){i, score});
+        if (excluded(query, row_at(index, i).path))
+            continue;
+        heap_offer(duplicate ? duplicates : found, (struct candidate){i, score});
+        if (found->count == found->max)
+            cut = (double)found->items[0].score;
     }
 }
 
@@ -311,11 +314,10 @@ int ka_index_search(struct ka_index *index, const struct ka_index_query *query, 
     if (score_rows(index, query->vector))
         return ka_fail(err, -ENOMEM, "no memory for the scores of %zu pairs", index->count);
     struct heap found = {.max = 4 * query->topk + 16}, duplicates = {.max = KA_INDEX_TOPK_MAX};
-    found.items = ka_calloc(found.max, sizeof(*found.items));
-    duplicates.items = ka_calloc(duplicates.max, sizeof(*duplicates.items));
-    size_t *rows = ka_calloc(KA_INDEX_TOPK_MAX, sizeof(*rows));
     collect(index, query, &found, &duplicates);
-    qsort(found.items, found.count, sizeof(*found.items), best_first);
+    if (found.count)
+        qsort(found.items, found.count, sizeof(*found.items), best_first);
+    size_t *rows = ka_calloc(found.count > duplicates.count ? found.count : duplicates.count, sizeof(*rows));
     size_t count = choose(index, &found, query->topk, rows);
     out->items = make_hits(index, rows, count);
     out->count = count;

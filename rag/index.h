@@ -3,9 +3,8 @@
  * The product is bound by memory bandwidth: a row is read once, at dim * 4 bytes. OpenBLAS splits it over
  * threads; how many is its own setting for the whole process (OPENBLAS_NUM_THREADS, or
  * openblas_set_num_threads() in main before any other thread runs). One thread is right for a store of
- * thousands of pairs, which takes well under a millisecond. An OpenBLAS that is older than the processor may
- * fall back to SSE3 kernels (openblas_get_corename() says "Prescott"); OPENBLAS_CORETYPE=Haswell in the
- * environment then makes large searches some three times faster.
+ * thousands of pairs, which takes well under a millisecond. rag/product.h has what is done about an OpenBLAS that does not know
+ * the processor.
  *
  * Left out of the hits: pairs below min_sim, pairs whose path holds an excluded substring, and
  * near-duplicates of the query itself (similarity >= KA_INDEX_DUPLICATE, or the same normalised tokens),

@@ -199,8 +199,12 @@ static enum ka_diff_reason compare_values(const struct tensors *t, struct ka_dif
     struct extent most = measure_extent(t, diff);
     double scale = most.want > 0 ? most.want : 1;
     *rms = measure_norms(t, scale, diff);
+    if (most.want > 0)
+        diff->base_error = fmax(diff->base_error, t->tol->near_error);
     diff->limit = t->tol->factor * diff->base_error + (most.want > 0 ? t->tol->floor : t->tol->zero_norm);
     count_off(t, *rms, diff);
+    if (diff->base_off < t->tol->near_off)
+        diff->base_off = t->tol->near_off;
     return judge(t, &most, diff);
 }
 
@@ -227,23 +231,46 @@ static bool is_zero(const struct ka_tensor *t)
     return true;
 }
 
+/* How far `got` is from `want`, without a judgement. *usable is false where that says nothing. */
+static int measure(const struct ka_tolerance *tol, const struct ka_tensor *got, const struct ka_tensor *want,
+                   struct ka_diff *diff, bool *usable, struct ka_err *err)
+{
+    struct ka_tolerance loose = *tol;
+    loose.dtype = got->dtype;
+    loose.factor = 0;
+    loose.floor = INFINITY;
+    loose.off_share = 1;
+    int rc = ka_compare(got, want, NULL, &loose, NULL, 0, diff, err);
+    *usable = rc == 0 && diff->pass; /* finite in the same places, and of the same shape */
+    return rc;
+}
+
 int ka_tolerance_widen(struct ka_tolerance *tol, const struct ka_tensor *moved, const struct ka_tensor *want,
                        struct ka_err *err)
 {
-    if (!moved)
-        return 0;
-    struct ka_tolerance loose = *tol;
-    loose.dtype = KA_F64;
-    loose.factor = 0;
-    loose.floor = INFINITY; /* measured, not judged */
-    loose.off_share = 1;
     struct ka_diff diff;
-    int rc = ka_compare(moved, want, NULL, &loose, NULL, 0, &diff, err);
-    if (rc || !diff.pass)
-        return rc; /* not finite, or another shape: it says nothing */
+    bool usable = false;
+    int rc = moved ? measure(tol, moved, want, &diff, &usable, err) : 0;
+    if (!usable)
+        return rc;
     tol->off_moved = diff.off;
     if (isfinite(diff.error) && !diff.want_zero)
         tol->floor += tol->factor * fmin(diff.error, MOVED_MAX);
+    return 0;
+}
+
+int ka_tolerance_near(struct ka_tolerance *tol, const struct ka_tensor *base, const struct ka_tensor *want,
+                      struct ka_err *err)
+{
+    struct ka_diff diff;
+    bool usable = false;
+    int rc = base && want ? measure(tol, base, want, &diff, &usable, err) : 0;
+    if (!usable)
+        return rc;
+    if (isfinite(diff.error) && !diff.want_zero)
+        tol->near_error = fmax(tol->near_error, fmin(diff.error, MOVED_MAX));
+    if (diff.off > tol->near_off)
+        tol->near_off = diff.off;
     return 0;
 }
 

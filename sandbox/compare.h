@@ -32,6 +32,8 @@ struct ka_tolerance {
     size_t off_moved;  /* elements off when the oracle's inputs are moved by rounding */
     double
         zero_norm; /* norm that rounding may leave where want is zero, or is rounding itself; 0 unless the caller knows a scale */
+    double near_error; /* e_base and the elements off of base at inputs close by: see ka_tolerance_near() */
+    size_t near_off;
 };
 
 /* verdict.md's numbers for gradients and for forward agreement in `dtype`; integers must be equal. */
@@ -45,6 +47,12 @@ struct ka_tolerance ka_tolerance_oracle(void);
  * Errors as ka_compare(). */
 int ka_tolerance_widen(struct ka_tolerance *tol, const struct ka_tensor *moved, const struct ka_tensor *want,
                        struct ka_err *err);
+
+/* Take one more draw of base's rounding into the tolerance: the same computation at inputs close by, in float64 (`want`)
+ * and in the dtype (`base`). Gradients of few elements need several: base may be right by luck where terms
+ * cancel. Either NULL changes nothing. Errors as ka_compare(). */
+int ka_tolerance_near(struct ka_tolerance *tol, const struct ka_tensor *base, const struct ka_tensor *want,
+                      struct ka_err *err);
 
 enum ka_diff_reason {
     KA_DIFF_OK,

@@ -4,12 +4,12 @@ _kernel_agent()
 {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} choices=
     local commands="batch check differentiate doctor inspect run store verify"
-    local options="--file-path --out --sweep --resume --store --topk --min-sim --rag-exclude --backend --base-url
-        --model --openai-model --reasoning-effort --api-key-file --context-tokens --llm-timeout --draft --no-wait
+    local options="--file-path --out --sweep --resume --store --topk --min-sim --rag-exclude --no-retrieval --backend
+        --base-url --model --openai-model --reasoning-effort --api-key-file --context-tokens --llm-timeout --draft --no-wait
         --prompts --max-iters --candidates --patience-parity --patience-perf --min-rel-impr --max-tokens
         --max-seconds --max-cost --price-in --price-out --no-optimise --device --target --dtype --python
-        --require-sandbox --deadline --json --quiet --log-level --config --jobs --force --junit --sanitize --print
-        --help --version"
+        --require-sandbox --deadline --no-compile-cache --compile-cache-mb --json --quiet --log-level --config
+        --jobs --force --junit --sanitize --fail-fast --print --help --version"
     COMPREPLY=()
     case $prev in
         --sweep) choices="all required" ;;
@@ -29,7 +29,7 @@ _kernel_agent()
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return ;;
         --topk | --min-sim | --rag-exclude | --base-url | --model | --openai-model | --context-tokens | \
-        --llm-timeout | --max-* | --candidates | --patience-* | --min-rel-impr | --price-* | --deadline | --jobs)
+        --llm-timeout | --max-* | --candidates | --patience-* | --min-rel-impr | --price-* | --deadline | --compile-cache-mb | --jobs)
             return ;;
     esac
     if [[ -n $choices ]]; then

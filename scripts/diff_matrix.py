@@ -1,73 +1,183 @@
 #!/usr/bin/env python3
-"""What the differentiator can do: every example and test kernel, drafted and compared with the oracle.
+"""What the differentiator alone can do: forward files through `kernel-agent`, without a model, judged by the verdict.
 
-    .venv/bin/python scripts/diff_matrix.py [NAME ...]
+    scripts/diff_matrix.py [--program build/kernel-agent] [--device cpu] [--dtypes fp16,bf16,fp32] [--out FILE] [NAME ...]
+    scripts/diff_matrix.py --store [...]        the forward part of every pair of dataset/ instead
 
-A row is verified (all gradients within 1e-5 of the oracle's on the traced shape), wrong, or refused (with the construct and its
-line); bytes of tape and number of atomic writes are given as kept/naive, lines are those of the backward section.
+Prints a line a file and keeps the rows in --out after each. A row is `verified`, `refused` (the differentiator names a construct and a
+line), `not verified` or `unusable` (with the reason); tape and atomics are given as kept/naive on the traced shape, lines are those of
+the backward. Without --dtypes each file has its own. Exit code 1 where the verdict rejects a drafted backward.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import subprocess
 import sys
+import tempfile
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "sandbox"), str(ROOT / "tests/python")]
+MARKER = "# ---- backward ----"
+DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 
-from diff_support import FP32, draft, errors
-from kernel_agent import forward
-from kernel_agent.errors import Unusable
-from test_diff_kernels import EXAMPLES
-
+# Forward kernels for what a differentiator has to do, by the hardest thing in them.
 STAGES = {
-    1: ["add_mul_chain", "two_outputs", "dot_mix", "softmax", "swiglu", "rms_norm", "dropout"],
-    2: [
-        *["block_matmul", "persistent_softmax", "layer_norm", "matmul", "group_norm", "embedding"],
-        *["conv2d", "cross_entropy"],
+    "1 straight-line": [
+        *["vector_add", "mul_div", "add_mul_chain", "two_outputs", "dot", "dot_mix", "softmax", "dropout", "swiglu"],
+        *["rms_norm", "cross_entropy"],
     ],
-    3: ["chunked_cross_entropy", "attention", "sliding_attention", "scans", "linear_recurrence", "rnn_cell"],
-    4: ["in_place", "chunk_linear_attention", "split_k", "moe", "implicit_gemm_conv", "grouped_gemm"],
-}
+    "2 loops that only add, proofs of stores": [
+        *["block_matmul", "persistent_softmax", "layer_norm", "matmul", "group_norm", "embedding", "conv1d", "conv2d"],
+    ],
+    "3 carried state, scans": [
+        *["logsumexp", "chunked_cross_entropy", "attention", "sliding_attention", "scans", "linear_attention"],
+        *["linear_recurrence", "rnn_cell"],
+    ],
+    "4 host graph": ["in_place", "chunk_linear_attention", "split_k", "moe", "implicit_gemm_conv", "grouped_gemm"],
+}  # fmt: skip
 
 
-def row(file: Path, dims: list[dict]) -> tuple[str, str]:
-    """One verdict and the rest of its line."""
-    started = time.monotonic()
+@dataclass(frozen=True)
+class Job:
+    group: str
+    name: str
+    file: Path  # what is run
+    shown: str  # what it is called in the results
+    dtype: str  # "" is the file's own
+
+
+def staged(names: list[str], dtypes: list[str]) -> list[Job]:
+    """The kernels of the tests by stage, then the examples."""
+    groups = {
+        title: [ROOT / "tests/python/kernels" / f"{name}.py" for name in kernels]
+        for title, kernels in STAGES.items()
+    }
+    groups["examples"] = sorted((ROOT / "examples").glob("*.py"))
+    return [
+        Job(title, file.stem, file, str(file.relative_to(ROOT)), dtype)
+        for title, files in groups.items()
+        for file in files
+        if not names or file.stem in names
+        for dtype in dtypes
+    ]
+
+
+def store(names: list[str], dtypes: list[str], folder: Path) -> list[Job]:
+    """The forward parts of the pairs, each written to a file of its own below `folder`."""
+    jobs = []
+    for pair in sorted((ROOT / "dataset").glob("*/*.py")):
+        if names and pair.stem not in names:
+            continue
+        file = folder / pair.parent.name / pair.name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(pair.read_text().split(MARKER)[0])
+        shown = str(pair.relative_to(ROOT))
+        jobs += [Job(pair.parent.name, pair.stem, file, shown, dtype) for dtype in dtypes]
+    return jobs
+
+
+def answer(command: list[str]) -> dict[str, Any]:
+    """The result object that a command prints; empty where it printed none."""
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     try:
-        result = draft(file, dims[0])
-    except Unusable as error:
-        return "refused", f"{file.name}:{error.line}: {error}"
-    drafted = time.monotonic() - started
-    found = errors(file, result["backward"], [(d, "normal") for d in dims])
-    worst = max((e for values in found.values() for e in values), default=float("nan"))
-    report = result["report"]
-    tape = f"{report['tape_bytes']}/{report['tape_naive_bytes']}"
-    atomics = f"{report['atomics']}/{report['atomics_naive']}"
-    lines = len(result["backward"].splitlines())
-    text = (
-        f"tape {tape:>16} B   atomics {atomics:>5}   {lines:4} lines   {drafted:4.1f} s   error {worst:.1e}"
-    )
-    return ("verified" if worst <= FP32 else "wrong"), text
+        return json.loads(done.stdout)
+    except json.JSONDecodeError:
+        return {"error": {"message": done.stderr.strip()[-400:] or f"exit code {done.returncode}"}}
 
 
-def main(names: list[str]) -> int:
-    counts: dict[str, int] = {}
-    groups = {f"stage {n}": [ROOT / "tests/python/kernels" / f"{k}.py" for k in v] for n, v in STAGES.items()}
-    groups["examples"] = [ROOT / "examples" / f"{name}.py" for name in sorted(EXAMPLES)]
-    for title, files in groups.items():
-        chosen = [f for f in files if not names or f.stem in names]
-        if chosen:
-            print(title)
-        for file in chosen:
-            dims = EXAMPLES[file.stem] if title == "examples" else [s.dims for s in forward.load(file).sweep]
-            verdict, text = row(file, dims)
-            counts[verdict] = counts.get(verdict, 0) + 1
-            print(f"  {file.stem:24} {verdict:9} {text}", flush=True)
+def row(job: Job, args: argparse.Namespace) -> dict[str, Any]:
+    """One file: the draft with its facts, then the verdict."""
+    started = time.monotonic()
+    options = ["--json", "--device", args.device, "--deadline", str(args.deadline)]
+    options += ["--dtype", job.dtype] if job.dtype else []
+    options += ["--python", args.python] if args.python else []
+    made: dict[str, Any] = {
+        "group": job.group,
+        "name": job.name,
+        "file": job.shown,
+        "dtype": job.dtype or "its own",
+    }
+    draft = answer([args.program, "differentiate", str(job.file), *options])
+    if "report" not in draft:
+        error = draft.get("error") or {}
+        refused = error.get("kind") == "unsupported_op"
+        line = f" (line {error['line']})" if error.get("line") else ""
+        return made | {
+            "verdict": "refused" if refused else "unusable",
+            "construct": next((r["construct"] for r in draft.get("refusals", [])), None),
+            "reason": f"{error.get('message', 'no answer')}{line}",
+        }
+    report = draft["report"]
+    made |= {
+        key: report[key] for key in ("tape_bytes", "tape_naive_bytes", "atomics", "atomics_naive", "schedule")
+    }
+    made["lines"] = len(draft["backward"].splitlines())
+    run = [args.program, "--file-path", str(job.file), "--backend", "none", "--draft", "differentiator"]
+    result = answer([*run, "--no-optimise", "--out", args.runs, *options])
+    verdict = {"not_verified": "not verified"}.get(str(result.get("verdict")), result.get("verdict", "error"))
+    made |= {"verdict": verdict, "shapes": result.get("shapes")}
+    if verdict == "verified":
+        made["worst_error"] = max(g["error"] for g in result["gradients"])
+    else:
+        made["reason"] = (result.get("failures") or (result.get("error") or {}).get("message") or "")[:600]
+    return made | {"seconds": round(time.monotonic() - started, 1)}
+
+
+def line_of(made: dict[str, Any]) -> str:
+    head = f"  {made['name']:32} {made['dtype']:8} {made['verdict']:12}"
+    if "tape_bytes" not in made:
+        return f"{head} {made['reason']}"
+    tape = f"{made['tape_bytes']}/{made['tape_naive_bytes']}"
+    atomics = f"{made['atomics']}/{made['atomics_naive']}"
+    facts = f"tape {tape:>16} B   atomics {atomics:>5}   {made['lines']:4} lines"
+    return f"{head} {facts}   {made.get('reason') or ''}".rstrip().replace("\n", " ")
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    groups: dict[str, Counter[str]] = {}
+    for made in rows:
+        groups.setdefault(made["group"], Counter())[made["verdict"]] += 1
+    total = Counter(made["verdict"] for made in rows)
+    return {"total": dict(total), "groups": {name: dict(counts) for name, counts in groups.items()}}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--store", action="store_true")
+    parser.add_argument("--program", default=str(ROOT / "build/kernel-agent"))
+    parser.add_argument("--python", default="")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtypes", default="", help="comma-separated: fp16, bf16, fp32, fp64")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--deadline", type=int, default=300)
+    parser.add_argument("--runs", default="generated/matrix")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    dtypes = [DTYPES.get(name, name) for name in args.dtypes.split(",")]
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
+        jobs = store(args.names, dtypes, Path(folder)) if args.store else staged(args.names, dtypes)
+        for job, made in zip(jobs, pool.map(lambda job: row(job, args), jobs), strict=True):
+            if not rows or rows[-1]["group"] != job.group:
+                print(job.group)
+            rows.append(made)
+            print(line_of(made), flush=True)
+            if args.out:
+                args.out.write_text(
+                    json.dumps({"device": args.device, **summary(rows), "rows": rows}, indent=1) + "\n"
+                )
+    counts = summary(rows)["total"]
     print(" · ".join(f"{verdict} {count}" for verdict, count in sorted(counts.items())))
-    return 1 if counts.get("wrong") else 0
+    return 1 if set(counts) - {"verified", "refused"} else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

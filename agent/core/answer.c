@@ -187,11 +187,13 @@ static bool was_cut(const struct ka_chat_answer *answer)
     return !answer->finish_reason || hit_limit(answer);
 }
 
-static int cut_error(struct ka_err *err)
+static int cut_error(bool tools, struct ka_err *err)
 {
-    return ka_fail(err, -EFBIG,
-                   "The answer was cut before its end. Answer with less: a submit_patch with only the "
-                   "changed lines, and no explanation.");
+    return ka_fail(
+        err, -EFBIG,
+        "The answer was cut before its end. Answer with less: a %s with only the changed lines, and "
+        "no explanation.",
+        tools ? "submit_patch" : "patch");
 }
 
 static int take_call(const struct ka_chat_answer *answer, const struct ka_chat_call *call,
@@ -210,7 +212,7 @@ static int take_call(const struct ka_chat_answer *answer, const struct ka_chat_c
     char *text = NULL;
     int rc;
     if (!root && was_cut(answer)) {
-        rc = cut_error(err);
+        rc = cut_error(true, err);
     } else if (!root) {
         rc = ka_fail(err, -EPROTO,
                      "The arguments of %s are not valid JSON (line %d, column %d: %s). Send "
@@ -271,32 +273,34 @@ static bool choose_block(const char *text, struct block *chosen, bool *patch)
     return found;
 }
 
-static int take_text(const struct ka_chat_answer *answer, const char *forward, struct ka_buf *current,
-                     struct ka_err *err)
+static int take_text(const struct ka_chat_answer *answer, const char *forward, bool tools,
+                     struct ka_buf *current, struct ka_err *err)
 {
     const char *text = answer->text ? answer->text : "";
     struct block block;
     bool patch = false;
     if (choose_block(text, &block, &patch)) {
         if (!block.closed && was_cut(answer))
-            return cut_error(err);
+            return cut_error(tools, err);
         char *code = ka_strndup(block.at, block.len);
         int rc = patch ? take_patch(code, forward, current, err) : take_code(code, current, err);
         free(code);
         return rc;
     }
     if (ka_patch_is_in(text))
-        return was_cut(answer) && !strstr(text, "*** End Patch") ? cut_error(err)
+        return was_cut(answer) && !strstr(text, "*** End Patch") ? cut_error(tools, err)
                                                                  : take_patch(text, forward, current, err);
     if (hit_limit(answer))
-        return cut_error(err);
-    return ka_fail(err, -ENODATA,
-                   "There is no code in the answer. Call submit_patch or submit_file, or send one fenced "
-                   "```python block with the whole backward part.");
+        return cut_error(tools, err);
+    return ka_fail(
+        err, -ENODATA,
+        "There is no code in the answer. %s one fenced ```python block with the whole backward part%s.",
+        tools ? "Call submit_patch or submit_file, or send" : "It has to hold",
+        tools ? "" : ", or a patch in the form that the question shows");
 }
 
 int ka_answer_apply(const struct ka_chat_answer *answer, const char *forward, const char *backward,
-                    struct ka_buf *out, struct ka_err *err)
+                    bool tools, struct ka_buf *out, struct ka_err *err)
 {
     if (answer->refusal && *answer->refusal && !answer->call_count)
         return ka_fail(err, -ECONNREFUSED, "The model refused: %.300s", answer->refusal);
@@ -308,7 +312,7 @@ int ka_answer_apply(const struct ka_chat_answer *answer, const char *forward, co
         goto out;
     }
     rc = answer->call_count ? take_calls(answer, forward, &current, err)
-                            : take_text(answer, forward, &current, err);
+                            : take_text(answer, forward, tools, &current, err);
     if (rc)
         goto out;
     if (current.len == before.len && memcmp(ka_buf_str(&current), ka_buf_str(&before), before.len) == 0) {

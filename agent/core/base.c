@@ -124,6 +124,14 @@ void *ka_calloc(size_t count, size_t size)
     return memory;
 }
 
+void *ka_realloc(void *memory, size_t count, size_t size)
+{
+    memory = reallocarray(memory, count, size);
+    if (!memory)
+        out_of_memory();
+    return memory;
+}
+
 char *ka_strndup(const char *text, size_t len)
 {
     char *copy = ka_calloc(len + 1, 1);

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define LOOP_BYTES ((size_t)8192) /* looked at each time so many have come */
+#define LOOP_PERIOD_MAX ((size_t)512)
 #define CALLS_MAX 64 /* tool calls in one answer */
 
 void ka_chat_message_free(struct ka_chat_message *message)
@@ -236,11 +238,26 @@ static int use(struct ka_chat_stream *stream, size_t len)
     return 0;
 }
 
+/* Is the end of the text one short piece over and over? No code is: the model is caught in a loop and will not stop by itself. */
+static bool is_looping(const struct ka_buf *text)
+{
+    if (text->len < LOOP_BYTES)
+        return false;
+    const char *tail = text->data + text->len - LOOP_BYTES;
+    for (size_t period = 1; period <= LOOP_PERIOD_MAX; period++)
+        if (memcmp(tail, tail + period, LOOP_BYTES - period) == 0)
+            return true;
+    return false;
+}
+
 static int add_bytes(struct ka_chat_stream *stream, struct ka_buf *to, const char *bytes, size_t len)
 {
     int rc = use(stream, len);
+    size_t before = to->len / LOOP_BYTES;
     if (rc == 0 && ka_buf_add(to, bytes, len))
         rc = ka_fail(&stream->why, -ENOMEM, "no memory for the answer");
+    if (rc == 0 && to->len / LOOP_BYTES != before && is_looping(to))
+        rc = ka_fail(&stream->why, -EBADMSG, "the answer repeats itself without end");
     return rc;
 }
 

@@ -399,16 +399,14 @@ void ka_job_resume(struct ka_job *job, struct ka_command *command)
 }
 
 /* Plain members as JSON: integers and booleans by table, so that none is forgotten in one direction. */
-#define JOB_INTS(X)                                                                                          \
-    X(limits.max_iters)                                                                                      \
-    X(limits.patience_parity)                                                                                \
-    X(limits.patience_perf)                                                                                  \
-    X(limits.candidates) X(limits.max_bad_answers) X(op) X(current) X(checking) X(best) X(best_passed)       \
-        X(turn_best) X(turn_passed) X(turn_left) X(turn_source) X(iters) X(attempts) X(below_best)           \
-            X(no_gain) X(bad_answers) X(rollbacks)
-#define JOB_BOOLS(X)                                                                                         \
-    X(limits.use_llm)                                                                                        \
-    X(limits.use_differentiator) X(limits.optimise) X(best_verified) X(turn_verified) X(tuner_done)
+/* clang-format off */
+#define JOB_INTS(X) \
+    X(limits.max_iters) X(limits.patience_parity) X(limits.patience_perf) X(limits.candidates) \
+    X(limits.max_bad_answers) X(op) X(current) X(checking) X(best) X(best_passed) X(turn_best) X(turn_passed) \
+    X(turn_left) X(turn_source) X(iters) X(attempts) X(below_best) X(no_gain) X(bad_answers) X(rollbacks)
+#define JOB_BOOLS(X) \
+    X(limits.use_llm) X(limits.use_differentiator) X(limits.optimise) X(best_verified) X(turn_verified) X(tuner_done)
+/* clang-format on */
 #define JOB_REALS(X) X(limits.min_rel_impr) X(best_cost) X(turn_cost)
 
 static void set_real(json_t *doc, const char *name, double value)

@@ -445,24 +445,51 @@ static int conclude(const struct document *doc, struct hunk *hunk, const struct 
                    number, hunk->number, s->forbidden_at + 1, doc->guarded + 1);
 }
 
-/* A hunk of additions only has nothing to be found by. It is welcome at a named end of the file, at a unified
- * line number, or where there is no text yet. */
-static int place_addition(const struct document *doc, struct hunk *hunk, size_t number, struct ka_err *err)
+/* The line after the statement that begins at `line`: a signature may go over several. */
+static size_t after_statement(const struct document *doc, size_t line)
+{
+    long depth = 0;
+    for (; line < doc->count; line++) {
+        for (size_t i = 0; i < doc->lines[line].len && doc->lines[line].at[i] != '#'; i++) {
+            char c = doc->lines[line].at[i];
+            depth += (c == '(' || c == '[' || c == '{') - (c == ')' || c == ']' || c == '}');
+        }
+        if (depth <= 0)
+            return line + 1;
+    }
+    return doc->count;
+}
+
+/* A hunk of additions only has nothing to be found by. It is welcome below the line that its '@@' header names (`header`,
+ * SIZE_MAX: none), at a named end of the file, at a unified line number, or where there is no text yet. */
+static int place_addition(const struct document *doc, struct hunk *hunk, size_t header, size_t number,
+                          struct ka_err *err)
 {
     if (hunk->at_end || doc->count <= doc->guarded)
         hunk->place = doc->count;
     else if (hunk->hint && hunk->hint <= doc->count)
         hunk->place = hunk->hint;
+    else if (header != SIZE_MAX)
+        hunk->place = after_statement(doc, header);
     else
         return ka_fail(err, -EINVAL,
                        "hunk %zu (patch line %zu) has neither a context line nor a removed line to find "
-                       "its place by; add one or more unchanged lines around it",
+                       "its place by; add one or more unchanged lines around it, or an '@@ def name' line "
+                       "above it",
                        number, hunk->number);
     if (hunk->place < doc->guarded)
         return ka_fail(err, -EPERM,
                        "hunk %zu (patch line %zu) inserts into the forward part, which may not change",
                        number, hunk->number);
     return 0;
+}
+
+/* `@@ def name` means the function with its decorators: a hunk may begin at them. */
+static size_t first_decorator(const struct document *doc, size_t header)
+{
+    while (header > 0 && ka_line_starts(ka_line_strip(doc->lines[header - 1]), "@"))
+        header--;
+    return header;
 }
 
 static int locate(const struct document *doc, const struct parsed *p, struct hunk *hunk, size_t number,
@@ -473,7 +500,8 @@ static int locate(const struct document *doc, const struct parsed *p, struct hun
     if (rc)
         return rc;
     if (!hunk->old)
-        return place_addition(doc, hunk, number, err);
+        return place_addition(doc, hunk, hunk->header_count ? from : SIZE_MAX, number, err);
+    from = first_decorator(doc, from);
     /* inside the named block first, then anywhere after the header */
     for (int wide = 0; wide < 2; wide++) {
         for (enum pass pass = PASS_EXACT; pass < PASS_COUNT; pass++) {

@@ -10,10 +10,9 @@
  *     +new line
  *     *** End Patch
  *
- * (`@@ text` names a line above the hunk, several such lines nest; `*** Add File` replaces all that is not
- * protected;
- * `*** End of File` pins a hunk to the end) and the unified diff, whose line numbers only choose between
- * equal matches.
+ * (`@@ text` names a line above the hunk, several such lines nest; the hunk may begin with that line or its decorators, and one of
+ * additions only goes below it. `*** Add File` replaces all that is not protected; `*** End of File` pins a hunk to the end) and
+ * the unified diff, whose line numbers only choose between equal matches.
  *
  * A hunk's context and removed lines are looked for exactly, then without trailing blanks, then with another
  * indentation (the same shift for every line; added lines get it too). It must match in one place: a hunk

@@ -178,6 +178,61 @@ json_t *ka_plan_preflight(const json_t *shapes, uint64_t secret)
     return builder.cases;
 }
 
+json_t *ka_plan_facts(const json_t *shapes, const char *entry, uint64_t secret)
+{
+    static const char *const keep[] = {"id", "dims", "seed", "upstream"};
+    json_t *required = json_array(), *shape;
+    size_t i;
+    json_array_foreach((json_t *)shapes, i, shape)
+    {
+        if (has_class(shape, "required"))
+            json_array_append(required, shape);
+    }
+    json_t *cases = ka_plan_preflight(required, secret);
+    json_t *request = json_pack("{s:o, s:b, s:s}", "cases", ka_plan_for_child(cases, keep, KA_COUNT(keep)),
+                                "compile", 1, "entry", entry);
+    json_decref(required);
+    json_decref(cases);
+    return request;
+}
+
+/* Takes over `variant`; NULL if it was tried. */
+static json_t *unless_tried(const json_t *tried, json_t *variant)
+{
+    size_t i;
+    json_t *old;
+    json_array_foreach((json_t *)tried, i, old)
+    {
+        if (json_equal(old, variant)) {
+            json_decref(variant);
+            return NULL;
+        }
+    }
+    return variant;
+}
+
+json_t *ka_plan_variant(const json_t *report, const json_t *tried, const json_t *best)
+{
+    if (json_array_size(tried) >= KA_PLAN_MAX_VARIANTS)
+        return NULL;
+    size_t i;
+    json_t *item, *variant;
+    json_array_foreach(json_object_get(report, "alternatives"), i, item)
+    {
+        if (json_is_string(item) &&
+            (variant = unless_tried(tried, json_pack("{s:O, s:n}", "schedule", item, "config"))))
+            return variant;
+    }
+    json_t *schedule = json_object_get(best, "schedule");
+    json_array_foreach(json_object_get(report, "configs"), i, item)
+    {
+        if (json_is_object(item) && json_is_string(schedule) &&
+            (variant = unless_tried(tried, json_pack("{s:O, s:O}", "schedule", schedule, "config", item))))
+            return variant;
+    }
+    return NULL;
+}
+
 json_t *ka_plan_for_child(const json_t *cases, const char *const *keep, size_t count)
 {
     json_t *filtered = json_array();

@@ -24,6 +24,7 @@
 #define DEADLINE_DEFAULT_MS (10 * 60 * 1000)
 #define REAP_MS (10 * 1000) /* a killed process that is still there then is stuck in the kernel */
 #define MEMORY_LOOK_MS 250
+#define MEMORY_CALM_MS 1000 /* while there is plenty: looking costs more than all else in an idle wait */
 #define RESULT_FD 3
 
 struct ka_children {
@@ -31,6 +32,7 @@ struct ka_children {
     struct ka_zygotes *zygotes; /* NULL: every child imports everything itself */
     char *jail, *base;          /* the scratches are made below `base`, our own folder */
     int base_lock;
+    int meminfo_fd; /* looked at while children run; -1: never */
     unsigned max_running, running, queued;
     uint64_t last_op;
     bool closing, left;
@@ -248,13 +250,10 @@ static void kill_child(struct child *c)
     uv_timer_start(&c->timer, on_stuck, REAP_MS, 0);
 }
 
-static int read_meminfo(struct ka_buf *out)
+static int read_meminfo(const struct ka_children *cs, struct ka_buf *out)
 {
     char text[512]; /* what we want is in the first lines */
-    int fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text));
-    if (fd >= 0)
-        close(fd);
+    ssize_t n = pread(cs->meminfo_fd, text, sizeof(text), 0);
     return n > 0 ? ka_buf_add(out, text, (size_t)n) : -EIO;
 }
 
@@ -272,13 +271,14 @@ static void on_memory(uv_timer_t *timer)
     struct ka_children *cs = timer->data;
     struct child *youngest = NULL;
     struct ka_buf text = {0};
-    if (cs->running == 0)
-        uv_timer_stop(timer);
-    if (read_meminfo(&text) == 0 && ka_child_memory_is_low(ka_buf_str(&text)))
+    if (read_meminfo(cs, &text) == 0 && ka_child_memory_is_low(ka_buf_str(&text)))
         for (struct child *c = cs->first; c; c = c->next)
             if (c->state == RUNNING && c->result && !c->starved &&
                 !strstr(ka_buf_str(&c->result->layers), "\"cgroup\": true"))
                 youngest = c;
+    if (cs->running)
+        uv_timer_start(timer, on_memory,
+                       ka_child_memory_is_ample(ka_buf_str(&text)) ? MEMORY_CALM_MS : MEMORY_LOOK_MS, 0);
     ka_buf_free(&text);
     if (youngest) {
         youngest->starved = true;
@@ -548,7 +548,7 @@ static void start_or_fail(struct child *c)
     cs->queued--;
     cs->running++;
     if (!uv_is_active((uv_handle_t *)&cs->memory))
-        uv_timer_start(&cs->memory, on_memory, MEMORY_LOOK_MS, MEMORY_LOOK_MS);
+        uv_timer_start(&cs->memory, on_memory, MEMORY_LOOK_MS, 0);
     if (!c->cancelled)
         c->result->pub.error = launch(c);
     if (c->cancelled || c->result->pub.error)
@@ -573,6 +573,8 @@ static void on_gone(uv_handle_t *handle)
     struct ka_children *cs = handle->data;
     ka_rmtree(cs->base, NULL);
     close(cs->base_lock);
+    if (cs->meminfo_fd >= 0)
+        close(cs->meminfo_fd);
     free(cs->jail);
     free(cs->base);
     free(cs);
@@ -657,6 +659,7 @@ int ka_children_new(uv_loop_t *loop, const struct ka_children_conf *conf, struct
         return rc;
     }
     cs->loop = loop;
+    cs->meminfo_fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
     cs->max_running = conf->max_running ? conf->max_running : 1;
     cs->zygotes = conf->no_zygotes ? NULL : find_zygotes(cs);
     cs->last = &cs->first;

@@ -18,6 +18,7 @@
 
 #define OWN_PREFIX "daemon-"
 #define SCRATCH_NAME "check-XXXXXX"
+#define AMPLE_FLOORS 12 /* six gigabytes on a large machine */
 
 static char *program_folder(void)
 {
@@ -142,7 +143,7 @@ int ka_child_scratch_new(const char *base, const char *request, char **path, str
         goto out;
     }
     file = ka_path_join(dir, "request.json");
-    rc = ka_file_write(file, request, strlen(request), err);
+    rc = ka_file_put(file, request, strlen(request), err);
     if (rc) {
         ka_rmtree(dir, NULL);
         goto out;
@@ -223,15 +224,27 @@ int ka_child_read(const struct ka_child_result *result, const char *name, size_t
     return rc;
 }
 
-/* A little more than a twentieth of the memory, or half a gigabyte on a large machine: what the daemon itself
- * needs. */
-bool ka_child_memory_is_low(const char *meminfo)
+/* What is available and, in the same unit, what the daemon itself needs: a twentieth of the memory, or half a gigabyte on a
+ * large machine. */
+static bool read_memory(const char *meminfo, unsigned long long *available, unsigned long long *floor)
 {
-    unsigned long long total = 0, available = 0;
+    unsigned long long total = 0;
     const char *at = strstr(meminfo, "MemAvailable:");
     if (sscanf(meminfo, "MemTotal: %llu kB", &total) != 1 || !at ||
-        sscanf(at, "MemAvailable: %llu", &available) != 1)
+        sscanf(at, "MemAvailable: %llu", available) != 1)
         return false;
-    unsigned long long floor = total / 20 < 512 * 1024 ? total / 20 : 512 * 1024;
-    return available < floor;
+    *floor = total / 20 < 512 * 1024 ? total / 20 : 512 * 1024;
+    return true;
+}
+
+bool ka_child_memory_is_low(const char *meminfo)
+{
+    unsigned long long available, floor;
+    return read_memory(meminfo, &available, &floor) && available < floor;
+}
+
+bool ka_child_memory_is_ample(const char *meminfo)
+{
+    unsigned long long available, floor;
+    return read_memory(meminfo, &available, &floor) && available / AMPLE_FLOORS >= floor;
 }

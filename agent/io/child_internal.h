@@ -16,6 +16,8 @@ int ka_child_own_folder(const char *base, char **path, int *lock, struct ka_err 
 int ka_child_scratch_new(const char *base, const char *request, char **path, struct ka_err *err);
 /* Whether the machine runs out, by the text of /proc/meminfo; false for a text that does not say. */
 bool ka_child_memory_is_low(const char *meminfo);
+/* Whether children cannot use it up within a second; false for a text that does not say. */
+bool ka_child_memory_is_ample(const char *meminfo);
 
 /* ---- child_args.c ---- */
 

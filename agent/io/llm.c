@@ -102,7 +102,7 @@ static void trace(struct op *op, const char *event, const char *fmt, ...)
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
     mask_key(op->llm, text, strlen(text));
-    config->trace(config->trace_arg, op->id, event, text);
+    config->trace(config->trace_arg, op->arg, event, text);
 }
 
 /* A URL without user, password, query and fragment, which may hold secrets. free() it. */
@@ -162,7 +162,7 @@ static void end(struct op *op, enum ka_llm_status status)
     op->result.vectors = status == KA_LLM_OK && op->texts ? &op->vectors : NULL;
     if (status == KA_LLM_OK)
         op->message.msg[0] = '\0';
-    else
+    else if (!op->ended) /* cancelled twice: who started it may be gone */
         trace(op, status == KA_LLM_CANCELLED ? "cancelled" : "failed", "%s", op->message.msg);
     if (!op->ended)
         uv_close((uv_handle_t *)&op->timer, deliver);
@@ -603,7 +603,7 @@ void ka_llm_config_init(struct ka_llm_config *config)
         .max_bad_answers = 2,
         .backoff_ms = 1000,
         .backoff_max_ms = 60 * 1000,
-        .max_answer_bytes = (size_t)4 << 20,
+        .max_answer_bytes = (size_t)1 << 20, /* twice the longest backward part that is taken */
     };
 }
 

@@ -35,10 +35,10 @@ struct ka_llm_config {
     long backoff_ms, backoff_max_ms;
     size_t max_answer_bytes;
     uint64_t jitter_seed; /* 0 draws one */
-    /* For the record of a run; may be NULL. `event` is one of "request", "retry", "adapt", "plain" (a JSON
-     * body where a stream was asked for), "answer", "failed", "cancelled". Must not call back into this
-     * module. */
-    void (*trace)(void *arg, uint64_t op, const char *event, const char *text);
+    /* For the record of a run; may be NULL. `op_arg` is what the op was started with, also while it is being started. `event`
+     * is one of "request", "retry", "adapt", "plain" (a JSON body where a stream was asked for), "answer", "failed",
+     * "cancelled". Must not call back into this module. */
+    void (*trace)(void *arg, void *op_arg, const char *event, const char *text);
     void *trace_arg;
 };
 

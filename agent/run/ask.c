@@ -19,6 +19,11 @@
 
 /* ---- what the model is told */
 
+static bool has_tools(const struct ka_run *run)
+{
+    return run->app->backend == KA_BACKEND_OPENAI;
+}
+
 struct question {
     struct ka_prompt_input input;
     struct ka_prompt prompt;
@@ -66,7 +71,7 @@ static bool builds_on(const struct ka_run *run, int64_t id, int64_t candidate)
 {
     while (id && id != candidate) {
         struct ka_snapshot snapshot;
-        if (ka_state_snapshot_get(run->state, id, &snapshot, NULL))
+        if (ka_state_snapshot_head(run->state, id, &snapshot, NULL))
             return false;
         id = snapshot.parent < id ? snapshot.parent : 0;
         ka_snapshot_free(&snapshot);
@@ -135,7 +140,7 @@ static int question_build(struct question *question, struct ka_run *run, enum ka
     bool gpu = strcmp(run->app->device, "cuda") == 0;
     struct ka_prompt_input *input = &question->input;
     input->phase = prompt_phase(phase);
-    input->tools = run->app->backend == KA_BACKEND_OPENAI;
+    input->tools = has_tools(run);
     input->stub = json_string_value(json_object_get(json_object_get(run->inspect, "stub"), "name"));
     input->device = gpu ? "an NVIDIA GPU"
                         : "the CPU interpreter of Triton, and compiled for the target without running there";
@@ -143,7 +148,8 @@ static int question_build(struct question *question, struct ka_run *run, enum ka
     ka_describe_inspect(run->inspect, &question->inspect);
     ka_describe_shapes(run->shapes, &question->inspect);
     input->inspect = ka_buf_str(&question->inspect);
-    input->draft = phase == KA_PHASE_DRAFT ? draft : NULL;
+    bool shown = question->current.backward && draft && strcmp(question->current.backward, draft) == 0;
+    input->draft = phase == KA_PHASE_DRAFT || (phase == KA_PHASE_FIX && !shown) ? draft : NULL;
     if (run->draft)
         ka_describe_draft(run->draft, &question->draft_report);
     input->draft_report = ka_buf_str(&question->draft_report);
@@ -257,9 +263,10 @@ static void take_answer(struct ka_run *run, const struct ka_chat_answer *answer)
     struct ka_buf backward = {0};
     struct ka_err err;
     ka_record_add(run->record, "answer", answer_json(answer));
-    if (run->job.current && ka_state_snapshot_get(run->state, run->job.current, &current, &err))
+    if (run->job.current && ka_state_snapshot_head(run->state, run->job.current, &current, &err))
         ka_log(KA_LOG_ERROR, "%s: %s", run->name, err.msg);
-    int rc = ka_answer_apply(answer, run->forward, current.backward ? current.backward : "", &backward, &err);
+    int rc = ka_answer_apply(answer, run->forward, current.backward ? current.backward : "", has_tools(run),
+                             &backward, &err);
     ka_snapshot_free(&current);
     if (rc) {
         ka_log(KA_LOG_INFO, "%s: the answer cannot be used: %s", run->name, err.msg);
@@ -277,6 +284,13 @@ static void take_answer(struct ka_run *run, const struct ka_chat_answer *answer)
 }
 
 /* ---- over HTTP */
+
+void ka_run_llm_trace(void *arg, void *op_arg, const char *event, const char *text)
+{
+    struct ka_run *run = op_arg;
+    (void)arg;
+    ka_record_add(run->record, "llm_trace", json_pack("{s:s, s:s}", "what", event, "text", text));
+}
 
 static void on_llm(void *arg, uint64_t op, const struct ka_llm_result *result)
 {
@@ -324,6 +338,7 @@ static void take_mail(struct ka_run *run, int rc, const struct ka_chat_answer *a
         return;
     }
     count_tokens(run, 0, 0);
+    ka_record_add(run->record, "bad_answer", json_pack("{s:s}", "problem", problem));
     set_feedback(run, problem, NULL);
     ka_log(KA_LOG_WARN, "%s: %s", run->name, problem);
     ka_run_post_type(run, KA_EV_BAD_ANSWER);

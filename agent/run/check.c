@@ -37,10 +37,20 @@ struct ka_check {
     json_t *candidate; /* result document of the candidate's child */
     const struct ka_child_result *candidate_files;
     struct ka_verdict *verdict;
-    size_t *shape_of; /* case number -> shape number of the verdict */
+    size_t *shape_of;  /* case number -> shape number of the verdict */
+    size_t from, upto; /* cases of this round: all of them, unless --fail-fast */
     json_t *facts;
     size_t judged;
 };
+
+static void forget_candidate(struct ka_check *check)
+{
+    if (check->candidate_files)
+        ka_child_result_free(check->candidate_files);
+    check->candidate_files = NULL;
+    json_decref(check->candidate);
+    check->candidate = NULL;
+}
 
 void ka_run_check_free(struct ka_run *run)
 {
@@ -48,11 +58,9 @@ void ka_run_check_free(struct ka_run *run)
     if (!check)
         return;
     run->check = NULL;
-    if (check->candidate_files)
-        ka_child_result_free(check->candidate_files);
+    forget_candidate(check);
     ka_verdict_free(check->verdict);
     json_decref(check->cases);
-    json_decref(check->candidate);
     json_decref(check->facts);
     free(check->pair_path);
     free(check->entry);
@@ -76,46 +84,104 @@ static void add_history(struct ka_run *run, const struct ka_snapshot *snapshot,
     ka_run_put(run, "history", run->history);
 }
 
-static void conclude(struct ka_run *run)
+/* What a check came to. Borrows verdict and facts. */
+struct outcome {
+    int64_t snapshot;
+    struct ka_verdict_counts counts;
+    json_t *verdict; /* with "facts", the text for the model */
+    json_t *facts;   /* measured; NULL */
+    bool verified;
+    double cost;
+};
+
+static void settle(struct ka_run *run, const struct outcome *outcome)
 {
-    struct ka_check *check = run->check;
-    struct ka_verdict_counts counts = ka_verdict_count(check->verdict);
-    bool verified = ka_verdict_verified(check->verdict);
-    double cost = verified ? ka_rank_cost(check->facts) : INFINITY;
-    struct ka_buf facts = {0};
-    ka_verdict_facts(check->verdict, FACTS_SHAPES, &facts);
-    json_t *verdict = ka_verdict_json(check->verdict, true);
-    json_object_set_new(verdict, "facts", json_string(ka_buf_str(&facts)));
+    const struct ka_verdict_counts *counts = &outcome->counts;
     struct ka_err err;
     struct ka_snapshot snapshot;
-    int rc = ka_state_snapshot_judge(run->state, check->snapshot, verdict, check->facts, cost, &err);
+    int rc = ka_state_snapshot_judge(run->state, outcome->snapshot, outcome->verdict, outcome->facts,
+                                     outcome->cost, &err);
     if (rc == 0)
-        rc = ka_state_snapshot_get(run->state, check->snapshot, &snapshot, &err);
+        rc = ka_state_snapshot_head(run->state, outcome->snapshot, &snapshot, &err);
     struct ka_event event = {
         .type = rc ? KA_EV_INTERNAL : KA_EV_CHECKED,
         .op = run->job.op,
-        .passed = (int)(counts.passed + counts.hidden_passed),
-        .total = (int)(counts.required + counts.hidden),
-        .verified = verified,
-        .cost = cost,
+        .passed = (int)(counts->passed + counts->hidden_passed),
+        .total = (int)(counts->required + counts->hidden),
+        .verified = outcome->verified,
+        .cost = outcome->cost,
     };
     if (rc) {
         ka_log(KA_LOG_ERROR, "%s: %s", run->name, err.msg);
     } else {
-        add_history(run, &snapshot, &counts, verified, cost, ka_buf_str(&facts));
+        const char *facts = json_string_value(json_object_get(outcome->verdict, "facts"));
+        add_history(run, &snapshot, counts, outcome->verified, outcome->cost, facts ? facts : "");
         ka_snapshot_free(&snapshot);
         ka_log(KA_LOG_INFO,
                "%s: %s candidate %lld: %zu of %zu required and %zu of %zu hidden shapes pass: %s", run->name,
-               ka_job_phase_name(run->job.phase), (long long)check->snapshot, counts.passed, counts.required,
-               counts.hidden_passed, counts.hidden, verified ? "verified" : "not verified");
+               ka_job_phase_name(run->job.phase), (long long)outcome->snapshot, counts->passed,
+               counts->required, counts->hidden_passed, counts->hidden,
+               outcome->verified ? "verified" : "not verified");
     }
     ka_record_add(run->record, "verdict",
-                  json_pack("{s:I, s:O, s:O?}", "snapshot", (json_int_t)check->snapshot, "verdict", verdict,
-                            "measured", check->facts));
-    json_decref(verdict);
-    ka_buf_free(&facts);
+                  json_pack("{s:I, s:O, s:O?}", "snapshot", (json_int_t)outcome->snapshot, "verdict",
+                            outcome->verdict, "measured", outcome->facts));
     ka_run_check_free(run);
     ka_run_post(run, &event);
+}
+
+static void conclude(struct ka_run *run)
+{
+    struct ka_check *check = run->check;
+    bool verified = ka_verdict_verified(check->verdict);
+    struct ka_buf text = {0};
+    ka_verdict_facts(check->verdict, FACTS_SHAPES, &text);
+    json_t *verdict = ka_verdict_json(check->verdict, true), *facts = json_incref(check->facts);
+    json_object_set_new(verdict, "facts", json_string(ka_buf_str(&text)));
+    ka_buf_free(&text);
+    struct outcome outcome = {.snapshot = check->snapshot,
+                              .counts = ka_verdict_count(check->verdict),
+                              .verdict = verdict,
+                              .facts = facts,
+                              .verified = verified,
+                              .cost = verified ? ka_rank_cost(facts) : INFINITY};
+    settle(run, &outcome);
+    json_decref(verdict);
+    json_decref(facts);
+}
+
+static size_t count_in(const json_t *shapes, const char *name)
+{
+    json_int_t value = json_integer_value(json_object_get(shapes, name));
+    return value > 0 ? (size_t)value : 0;
+}
+
+/* A candidate that is an earlier one again, byte for byte, has that one's verdict. Not if shapes were skipped there, which may
+ * have been the machine's fault. */
+static bool settle_as_before(struct ka_run *run, int64_t id)
+{
+    struct ka_snapshot twin;
+    if (ka_state_snapshot_twin(run->state, id, &twin, NULL))
+        return false;
+    const json_t *shapes = json_object_get(twin.verdict, "shapes");
+    bool usable = shapes && json_array_size(json_object_get(shapes, "skipped")) == 0;
+    if (usable) {
+        struct outcome outcome = {.snapshot = id,
+                                  .counts = {.required = count_in(shapes, "required"),
+                                             .passed = count_in(shapes, "passed"),
+                                             .hidden = count_in(shapes, "hidden"),
+                                             .hidden_passed = count_in(shapes, "hidden_passed")},
+                                  .verdict = twin.verdict,
+                                  .facts = twin.facts,
+                                  .verified = json_is_true(json_object_get(twin.verdict, "verified")),
+                                  .cost = twin.cost};
+        ka_log(KA_LOG_INFO,
+               "%s: candidate %lld is, byte for byte, candidate %lld of before: not checked again", run->name,
+               (long long)id, (long long)twin.id);
+        settle(run, &outcome);
+    }
+    ka_snapshot_free(&twin);
+    return usable;
 }
 
 /* The candidate as a whole is rejected: no shape was judged. */
@@ -127,32 +193,35 @@ static void reject(struct ka_run *run, const char *rule, const char *text)
 
 /* ---- measured facts, only for what is verified */
 
+static void on_compiled(struct ka_run *run, json_t *facts)
+{
+    run->check->facts = facts;
+    conclude(run);
+}
+
 static void on_facts(struct ka_run *run, const struct ka_op_result *result)
 {
-    if (result->status == KA_OP_OK)
-        run->check->facts = json_deep_copy(result->doc);
-    else
-        ka_log(KA_LOG_WARN, "%s: no compile facts: %s", run->name, result->message);
+    if (result->status == KA_OP_OK) {
+        ka_run_compile(run, result, on_compiled);
+        return;
+    }
+    ka_log(KA_LOG_WARN, "%s: no compile facts: %s", run->name, result->message);
     conclude(run);
 }
 
 static void measure(struct ka_run *run)
 {
-    static const char *const keep[] = {"id", "dims", "seed", "upstream"};
     struct ka_check *check = run->check;
-    json_t *largest = json_array(), *shape;
-    size_t i;
-    json_array_foreach(run->shapes, i, shape)
-    {
-        if (strcmp(json_string_value(json_object_get(shape, "class")), "required") == 0)
-            json_array_append(largest, shape);
-    }
-    json_t *cases = ka_plan_preflight(largest, ka_random_u64());
-    json_t *extra = json_pack("{s:o, s:b, s:s}", "cases", ka_plan_for_child(cases, keep, KA_COUNT(keep)),
-                              "compile", 1, "entry", check->entry);
-    json_decref(largest);
-    json_decref(cases);
+    json_t *extra = ka_plan_facts(run->shapes, check->entry, ka_random_u64());
     ka_run_op(run, "facts", check->pair_path, extra, on_facts);
+}
+
+static void measure_verified(struct ka_run *run)
+{
+    if (run->app->opts->fail_fast)
+        conclude(run);
+    else
+        measure(run);
 }
 
 /* ---- compute-sanitizer, only for what is verified without it */
@@ -164,7 +233,7 @@ static void on_sanitized(struct ka_run *run, const struct ka_op_result *result)
     run->sanitized = json_deep_copy(json_object_get(result->doc, "runs"));
     ka_sanitize_judge(result->status == KA_OP_OK ? result->doc : NULL, result->message, verdict);
     if (ka_verdict_verified(verdict))
-        measure(run);
+        measure_verified(run);
     else
         conclude(run);
 }
@@ -200,6 +269,22 @@ struct judged_case {
     const struct ka_tensors *expected, *found;
 };
 
+/* More draws of base's rounding, where the oracle made them. */
+static int take_nearby(struct ka_tolerance *tolerance, const struct ka_tensors *expected, const char *name)
+{
+    int rc = 0;
+    for (int draw = 0; rc == 0; draw++) {
+        char base[32], want[32];
+        snprintf(base, sizeof(base), "near_base/%d", draw);
+        snprintf(want, sizeof(want), "near/%d", draw);
+        if (!find_part(expected, base, name))
+            break;
+        rc = ka_tolerance_near(tolerance, find_part(expected, base, name), find_part(expected, want, name),
+                               NULL);
+    }
+    return rc;
+}
+
 /* Candidate's `part` of an input's gradient against the oracle's. Returns -EINVAL if the oracle is unusable. */
 static int compare_gradient(const struct judged_case *one, const char *part, const char *name,
                             struct ka_diff *diff)
@@ -223,6 +308,8 @@ static int compare_gradient(const struct judged_case *one, const char *part, con
     tolerance.zero_norm = fmin(ZERO_FLOORS * tolerance.floor, ZERO_MAX) *
                           ka_case_upstream_norm(one->expected, one->oracle, one->plan);
     int rc = ka_tolerance_widen(&tolerance, find_part(one->expected, "jitter", name), want, NULL);
+    if (rc == 0)
+        rc = take_nearby(&tolerance, one->expected, name);
     return rc ? rc : ka_compare(got, want, base, &tolerance, others, count, diff, NULL);
 }
 
@@ -276,29 +363,6 @@ static int judge_again(const struct judged_case *one, size_t shape)
     return judge_gradients(&again, "again");
 }
 
-static double norm_of(const struct ka_tensor *t)
-{
-    double sum = 0;
-    for (size_t i = 0; i < t->count; i++)
-        sum += ka_tensor_at(t, i) * ka_tensor_at(t, i);
-    return sqrt(sum);
-}
-
-/* How far `sum` is from a*u + b*w, in units of the terms' norms; NaN where something is not finite or not there. */
-static double nonlinearity(const struct ka_tensor *u, const struct ka_tensor *w, const struct ka_tensor *sum)
-{
-    double gap = 0;
-    if (!u || !w || !sum || !ka_tensor_same_shape(u, w) || !ka_tensor_same_shape(u, sum))
-        return NAN;
-    for (size_t i = 0; i < u->count; i++) {
-        double wanted = KA_PLAN_LINEAR_U * ka_tensor_at(u, i) + KA_PLAN_LINEAR_W * ka_tensor_at(w, i);
-        double d = ka_tensor_at(sum, i) - wanted;
-        gap += d * d;
-    }
-    double size = fabs(KA_PLAN_LINEAR_U) * norm_of(u) + fabs(KA_PLAN_LINEAR_W) * norm_of(w);
-    return size > 0 ? sqrt(gap) / size : 0;
-}
-
 /* backward(a*u + b*w) = a*backward(u) + b*backward(w), over one graph: also what was kept of an earlier call shows here. A
  * gradient that is wrong or noise by itself has nothing to add up. */
 static void judge_linear(const struct judged_case *one)
@@ -314,8 +378,9 @@ static void judge_linear(const struct judged_case *one)
         if (!name || !is_wanted(one->plan, name) || compare_gradient(one, "grad", name, &diff) ||
             !diff.pass || diff.want_zero || diff.vacuous || diff.nonfinite_want)
             continue;
-        double off = nonlinearity(find_part(one->found, "grad", name), find_part(one->found, "other", name),
-                                  find_part(one->found, "sum", name));
+        double off =
+            ka_case_nonlinearity(find_part(one->found, "grad", name), find_part(one->found, "other", name),
+                                 find_part(one->found, "sum", name));
         if (off <= LINEAR_LIMITS * diff.limit)
             continue;
         char text[300];
@@ -467,6 +532,25 @@ static void case_label(const json_t *plan, struct ka_buf *out)
         ka_buf_puts(out, count == 1 ? " wants a gradient" : " want gradients");
 }
 
+static void next_round(struct ka_run *run);
+
+/* Some cases were judged, and more are to come only if none of them failed. Returns false when the verdict is complete. */
+static bool go_on(struct ka_run *run)
+{
+    struct ka_check *check = run->check;
+    if (check->upto == json_array_size(check->cases))
+        return false;
+    if (ka_verdict_count(check->verdict).cases_failed == 0) {
+        next_round(run);
+        return true;
+    }
+    for (size_t i = check->upto; i < json_array_size(check->cases); i++) {
+        if (check->shape_of[i] > check->shape_of[check->upto - 1])
+            ka_verdict_skip(check->verdict, check->shape_of[i], "not reached: --fail-fast");
+    }
+    return false;
+}
+
 static void on_oracle(struct ka_run *run, const struct ka_op_result *result)
 {
     struct ka_check *check = run->check;
@@ -475,10 +559,8 @@ static void on_oracle(struct ka_run *run, const struct ka_op_result *result)
         ka_run_op_failed(run, result);
         return;
     }
-    size_t i;
-    json_t *plan;
-    json_array_foreach(check->cases, i, plan)
-    {
+    for (size_t i = check->from; i < check->upto; i++) {
+        json_t *plan = json_array_get(check->cases, i);
         struct ka_buf label = {0};
         struct ka_err why;
         struct judged_case one = {
@@ -499,15 +581,28 @@ static void on_oracle(struct ka_run *run, const struct ka_op_result *result)
         else
             check->judged++;
     }
+    if (go_on(run))
+        return;
     if (!ka_verdict_verified(check->verdict))
         conclude(run);
     else if (run->app->sanitizer)
         sanitize(run);
     else
-        measure(run);
+        measure_verified(run);
 }
 
 /* ---- candidate */
+
+/* What a child is told of this round's cases. */
+static json_t *round_for_child(const struct ka_check *check, const char *const *keep, size_t count)
+{
+    json_t *round = json_array();
+    for (size_t i = check->from; i < check->upto; i++)
+        json_array_append(round, json_array_get(check->cases, i));
+    json_t *told = ka_plan_for_child(round, keep, count);
+    json_decref(round);
+    return told;
+}
 
 static void on_candidate(struct ka_run *run, const struct ka_op_result *result)
 {
@@ -527,10 +622,10 @@ static void on_candidate(struct ka_run *run, const struct ka_op_result *result)
         ka_buf_free(&text);
         return;
     }
+    forget_candidate(check);
     check->candidate = json_deep_copy(result->doc);
     check->candidate_files = ka_child_result_keep(result->child);
-    json_t *extra =
-        json_pack("{s:o, s:b}", "cases", ka_plan_for_child(check->cases, keep, KA_COUNT(keep)), "fd", 0);
+    json_t *extra = json_pack("{s:o, s:b}", "cases", round_for_child(check, keep, KA_COUNT(keep)), "fd", 0);
     ka_run_op(run, "oracle", run->work_forward, extra, on_oracle);
 }
 
@@ -575,10 +670,24 @@ static int count_differentiable(const struct ka_run *run)
     return count;
 }
 
-static void run_candidate(struct ka_run *run)
+/* With --fail-fast a round is one case, then three, then twelve, and so on: most wrong candidates fail in the first. Each
+ * round is a child of the candidate's and then one of the oracle's. */
+static void next_round(struct ka_run *run)
 {
     static const char *const keep[] = {"id",    "dims", "seed",   "upstream", "needs",
                                        "twice", "noop", "linear", "repeats"};
+    struct ka_check *check = run->check;
+    size_t all = json_array_size(check->cases);
+    size_t upto = !run->given || !run->app->opts->fail_fast ? all : check->upto ? 4 * check->upto : 1;
+    check->from = check->upto;
+    check->upto = upto < all ? upto : all;
+    json_t *extra =
+        json_pack("{s:s, s:o}", "entry", check->entry, "cases", round_for_child(check, keep, KA_COUNT(keep)));
+    ka_run_op(run, "candidate", check->pair_path, extra, on_candidate);
+}
+
+static void run_candidate(struct ka_run *run)
+{
     struct ka_check *check = run->check;
     check->cases =
         ka_plan_check(run->shapes, run->grads, count_differentiable(run), run->half, ka_random_u64());
@@ -587,9 +696,7 @@ static void run_candidate(struct ka_run *run)
     announce_shapes(run);
     ka_log_progress(run->name, "check candidate %lld: %zu cases", (long long)check->snapshot,
                     json_array_size(check->cases));
-    json_t *extra = json_pack("{s:s, s:o}", "entry", check->entry, "cases",
-                              ka_plan_for_child(check->cases, keep, KA_COUNT(keep)));
-    ka_run_op(run, "candidate", check->pair_path, extra, on_candidate);
+    next_round(run);
 }
 
 /* ---- scan */
@@ -633,7 +740,7 @@ static void on_scanned(struct ka_run *run, const struct ka_op_result *result)
 static int write_pair(struct ka_run *run, int64_t snapshot, struct ka_err *err)
 {
     struct ka_snapshot stored;
-    int rc = ka_state_snapshot_get(run->state, snapshot, &stored, err);
+    int rc = ka_state_snapshot_head(run->state, snapshot, &stored, err);
     if (rc)
         return rc;
     struct ka_buf pair = {0};
@@ -642,7 +749,7 @@ static int write_pair(struct ka_run *run, int64_t snapshot, struct ka_err *err)
     run->check->pair_path = ka_path_join(run->dir, name);
     rc = ka_compose_pair(run->forward, stored.backward, &pair, err);
     if (rc == 0)
-        rc = ka_file_write(run->check->pair_path, pair.data, pair.len, err);
+        rc = ka_file_put(run->check->pair_path, pair.data, pair.len, err);
     ka_buf_free(&pair);
     ka_snapshot_free(&stored);
     return rc;
@@ -652,6 +759,8 @@ void ka_run_check(struct ka_run *run, int64_t snapshot)
 {
     struct ka_err err;
     ka_run_check_free(run);
+    if (settle_as_before(run, snapshot))
+        return;
     struct ka_check *check = ka_calloc(1, sizeof(*check));
     run->check = check;
     check->snapshot = snapshot;

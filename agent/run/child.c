@@ -3,7 +3,19 @@
 
 #include <string.h>
 
+#include "compile.h"
 #include "log.h"
+
+/* Kernels that a child had to compile for itself: for those that come after it. */
+static void compile_later(struct ka_run *run, const struct ka_op_result *result)
+{
+    const json_t *cache = json_object_get(result->doc, "cache");
+    const json_t *wanted = json_object_get(cache, "wanted");
+    if (cache)
+        ka_record_add(run->record, "cache", json_deep_copy(cache));
+    if (json_array_size(wanted) && run->app->cache)
+        ka_compile_start(run->app, wanted, result->child, NULL, NULL);
+}
 
 static void on_op(void *arg, const struct ka_op_result *result)
 {
@@ -15,6 +27,8 @@ static void on_op(void *arg, const struct ka_op_result *result)
                             (int)result->status, "ms", (json_int_t)result->child->wall_ms, "seconds",
                             json_object_get(result->doc, "seconds"), "message", result->message, "stderr",
                             result->child->err));
+    if (strcmp(result->operation, "facts") != 0)
+        compile_later(run, result);
     next(run, result);
 }
 
@@ -36,6 +50,7 @@ void ka_run_op_cancel(struct ka_run *run)
     if (run->op)
         ka_op_cancel(run->op);
     run->op = NULL;
+    ka_run_compile_cancel(run);
 }
 
 void ka_run_op_failed(struct ka_run *run, const struct ka_op_result *result)

@@ -1,10 +1,15 @@
 /* Candidates without a model: the differentiator's draft, and then its other schedules as the tuner's menu. */
 #include "internal.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/compose.h"
 #include "core/plan.h"
+#include "core/rank.h"
+#include "files.h"
+#include "hash.h"
 #include "log.h"
 
 /* The differentiator traces one call of the stub: on the smallest required shape. */
@@ -22,9 +27,10 @@ static json_t *trace_case(const struct ka_run *run)
     return json_pack("{s:O, s:i}", "dims", smallest, "seed", 0);
 }
 
-static void ask_differentiator(struct ka_run *run, const char *schedule, ka_run_op_fn done)
+static void ask_differentiator(struct ka_run *run, json_t *schedule, json_t *config, ka_run_op_fn done)
 {
-    json_t *extra = json_pack("{s:o, s:s?, s:n}", "case", trace_case(run), "schedule", schedule, "config");
+    json_t *extra =
+        json_pack("{s:o, s:O?, s:O?}", "case", trace_case(run), "schedule", schedule, "config", config);
     ka_run_op(run, "differentiate", run->work_forward, extra, done);
 }
 
@@ -51,6 +57,11 @@ static void on_draft(struct ka_run *run, const struct ka_op_result *result)
     run->draft = result->doc ? json_deep_copy(result->doc) : NULL;
     if (run->draft)
         ka_run_put(run, "draft", run->draft);
+    if (strcmp(run->app->opts->draft, "llm") == 0) { /* only its mathematics is wanted: the prompt has it */
+        log_refusals(run, result->doc);
+        ka_run_post_type(run, KA_EV_NO_CANDIDATE);
+        return;
+    }
     if (result->status == KA_OP_OK && backward) {
         ka_run_post_candidate(run, backward, "differentiator", "draft of the built-in differentiator");
         return;
@@ -73,64 +84,151 @@ void ka_run_differentiate(struct ka_run *run)
         return;
     }
     ka_log_progress(run->name, "draft: differentiator");
-    ask_differentiator(run, NULL, on_draft);
+    ask_differentiator(run, NULL, NULL, on_draft);
 }
 
-/* ---- tuner */
+/* ---- tuner
+ *
+ * A variant is a schedule and a configuration. It is drafted, its cost is modelled from counted facts, and only one that would
+ * beat the best becomes a candidate: what is kept has passed the whole check. */
 
-/* Schedules tried so far, kept in the state so that a resumed run goes on with the next. */
-static json_t *tried_schedules(struct ka_run *run)
+/* {"tried": [variant], "best": variant, "pending": variant, "before": snapshot}, kept in the state so that a resumed run goes on
+ * with the next variant (new reference). */
+static json_t *load_tuner(struct ka_run *run)
 {
-    json_t *tried = ka_state_get(run->state, "tried_schedules");
-    return json_is_array(tried) ? tried : json_array();
+    json_t *tuner = ka_state_get(run->state, "tuner");
+    if (json_is_object(tuner))
+        return tuner;
+    json_decref(tuner);
+    const json_t *report = json_object_get(run->draft, "report");
+    return json_pack("{s:[], s:{s:O?, s:n}}", "tried", "best", "schedule",
+                     json_object_get(report, "schedule"), "config");
 }
 
-static const char *next_schedule(struct ka_run *run, const json_t *tried)
+/* Whether the variant that was posted last has become the best candidate. */
+static void settle(const struct ka_run *run, json_t *tuner)
 {
-    size_t i, k;
-    json_t *name, *old;
-    json_array_foreach(json_object_get(json_object_get(run->draft, "report"), "alternatives"), i, name)
+    json_t *pending = json_object_get(tuner, "pending");
+    if (pending && json_integer_value(json_object_get(tuner, "before")) != (json_int_t)run->job.best)
+        json_object_set(tuner, "best", pending);
+    json_object_del(tuner, "pending");
+}
+
+static void describe_variant(const json_t *variant, char *text, size_t size)
+{
+    const char *schedule = json_string_value(json_object_get(variant, "schedule")), *name;
+    int length = snprintf(text, size, "schedule: %.60s", schedule ? schedule : "?");
+    json_t *value;
+    json_object_foreach(json_object_get(variant, "config"), name, value)
     {
-        bool seen = !json_is_string(name);
-        json_array_foreach((json_t *)tried, k, old) seen = seen || json_equal(old, name);
-        if (!seen)
-            return json_string_value(name);
+        if (length > 0 && (size_t)length < size)
+            length += snprintf(text + length, size - (size_t)length, ", %.40s %lld", name,
+                               (long long)json_integer_value(value));
     }
-    return NULL;
+}
+
+static char *variant_path(const struct ka_run *run)
+{
+    return ka_path_join(run->dir, "candidates/variant.py");
+}
+
+/* The variant under way: its backward was written to variant_path(). */
+static void post_variant(struct ka_run *run)
+{
+    json_t *tuner = load_tuner(run);
+    json_t *tried = json_object_get(tuner, "tried");
+    json_t *variant = json_array_get(tried, json_array_size(tried) - 1);
+    char note[256];
+    describe_variant(variant, note, sizeof(note));
+    json_object_set(tuner, "pending", variant);
+    json_object_set_new(tuner, "before", json_integer((json_int_t)run->job.best));
+    ka_run_put(run, "tuner", tuner);
+    json_decref(tuner);
+    json_t *backward = json_incref(json_object_get(run->variant, "backward"));
+    ka_run_post_candidate(run, json_string_value(backward), "tuner", note);
+    json_decref(backward);
+}
+
+static void on_variant_compiled(struct ka_run *run, json_t *facts)
+{
+    double cost = ka_rank_cost(facts);
+    json_decref(facts);
+    if (cost < run->job.best_cost * (1.0 - run->job.limits.min_rel_impr)) {
+        post_variant(run);
+        return;
+    }
+    ka_log(KA_LOG_INFO, "%s: modelled cost %.4g, the best has %.4g: not tried", run->name, cost,
+           run->job.best_cost);
+    ka_run_tune(run, 0);
+}
+
+static void on_variant_facts(struct ka_run *run, const struct ka_op_result *result)
+{
+    if (result->status == KA_OP_SANDBOX) {
+        ka_run_op_failed(run, result);
+    } else if (result->status == KA_OP_OK) {
+        ka_run_compile(run, result, on_variant_compiled);
+    } else {
+        ka_log(KA_LOG_INFO, "%s: a variant could not be measured: %s", run->name, result->message);
+        ka_run_tune(run, 0);
+    }
+}
+
+static int write_variant(const struct ka_run *run, const char *backward, struct ka_err *err)
+{
+    struct ka_buf pair = {0};
+    char *path = variant_path(run);
+    int rc = ka_compose_pair(run->forward, backward, &pair, err);
+    if (rc == 0)
+        rc = ka_file_write(path, pair.data, pair.len, err);
+    ka_buf_free(&pair);
+    free(path);
+    return rc;
 }
 
 static void on_variant(struct ka_run *run, const struct ka_op_result *result)
 {
     const char *backward = json_string_value(json_object_get(result->doc, "backward"));
-    const char *schedule =
-        json_string_value(json_object_get(json_object_get(result->doc, "report"), "schedule"));
-    if (result->status == KA_OP_OK && backward &&
-        strcmp(backward, json_string_value(json_object_get(run->draft, "backward"))) != 0) {
-        char note[128];
-        snprintf(note, sizeof(note), "schedule: %.80s", schedule ? schedule : "?");
-        ka_run_post_candidate(run, backward, "tuner", note);
+    const char *known = json_string_value(json_object_get(run->draft, "backward"));
+    const char *entry = json_string_value(json_object_get(result->doc, "entry"));
+    struct ka_err err;
+    bool built = result->status == KA_OP_OK && backward && entry;
+    if (!built)
+        ka_log(KA_LOG_INFO, "%s: a variant could not be built: %s", run->name, result->message);
+    if (!built || (known && strcmp(backward, known) == 0)) {
+        ka_run_tune(run, 0);
         return;
     }
-    if (result->status != KA_OP_OK)
-        ka_log(KA_LOG_INFO, "%s: a schedule could not be built: %s", run->name, result->message);
-    ka_run_tune(run, 0);
+    if (write_variant(run, backward, &err)) {
+        ka_run_fail(run, KA_EV_INTERNAL, "internal", "%s", err.msg);
+        return;
+    }
+    json_decref(run->variant);
+    run->variant = json_deep_copy(result->doc);
+    char *path = variant_path(run);
+    ka_run_op(run, "facts", path, ka_plan_facts(run->shapes, entry, ka_random_u64()), on_variant_facts);
+    free(path);
 }
 
 void ka_run_tune(struct ka_run *run, int64_t snapshot)
 {
     (void)snapshot; /* variants come from the forward, not from the candidate */
-    json_t *tried = tried_schedules(run);
-    const char *schedule = next_schedule(run, tried);
-    if (!schedule) {
-        json_decref(tried);
+    json_t *tuner = load_tuner(run);
+    settle(run, tuner);
+    json_t *variant = ka_plan_variant(json_object_get(run->draft, "report"), json_object_get(tuner, "tried"),
+                                      json_object_get(tuner, "best"));
+    if (variant)
+        json_array_append(json_object_get(tuner, "tried"), variant);
+    ka_run_put(run, "tuner", tuner);
+    json_decref(tuner);
+    if (!variant) {
         ka_run_post_type(run, KA_EV_NO_CANDIDATE);
         return;
     }
-    char name[64];
-    snprintf(name, sizeof(name), "%.60s", schedule);
-    json_array_append_new(tried, json_string(name));
-    ka_run_put(run, "tried_schedules", tried);
-    json_decref(tried);
-    ka_log_progress(run->name, "optimise: schedule %s", name);
-    ask_differentiator(run, name, on_variant);
+    char text[256];
+    describe_variant(variant, text, sizeof(text));
+    ka_log_progress(run->name, "optimise: %s", text);
+    ask_differentiator(run, json_object_get(variant, "schedule"), json_object_get(variant, "config"),
+                       on_variant);
+    json_decref(variant);
 }

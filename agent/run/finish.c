@@ -8,6 +8,7 @@
 
 #include "core/compose.h"
 #include "core/report.h"
+#include "core/report_html.h"
 #include "files.h"
 #include "log.h"
 
@@ -67,6 +68,7 @@ static void add_best(struct ka_run *run, json_t *result)
             json_object_set_new(result, "shapes", json_deep_copy(shapes));
         if (gradients)
             json_object_set(result, "gradients", gradients);
+        json_object_set(result, "per_shape", json_object_get(best.verdict, "per_shape"));
         bool by_llm = strcmp(best.origin, "llm") == 0;
         json_object_set_new(result, "draft", json_string(by_llm ? "llm" : best.origin));
         json_object_set_new(result, "atomics",
@@ -139,7 +141,7 @@ const char *ka_run_pair_path(const struct ka_run *run)
 static int write_pair(struct ka_run *run, struct ka_err *err)
 {
     struct ka_snapshot best;
-    int rc = ka_state_snapshot_get(run->state, run->job.best, &best, err);
+    int rc = ka_state_snapshot_head(run->state, run->job.best, &best, err);
     if (rc)
         return rc;
     struct ka_buf text = {0};
@@ -176,17 +178,22 @@ static int write_results(struct ka_run *run, struct ka_err *err)
     json_t *full = json_copy(result);
     json_object_set(full, "history", run->history);
     json_object_set(full, "draft_report", json_object_get(run->draft, "report"));
-    struct ka_buf report = {0};
+    struct ka_buf report = {0}, page = {0};
     char *text = json_dumps(result, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
     if (rc == 0)
         rc = ka_report_markdown(full, &report, err);
     if (rc == 0)
         rc = write_text(run, "report.md", ka_buf_str(&report), err);
     if (rc == 0)
+        rc = ka_report_html(full, &page, err);
+    if (rc == 0)
+        rc = write_text(run, "report.html", ka_buf_str(&page), err);
+    if (rc == 0)
         rc = write_text(run, "result.json", text, err);
     ka_record_add(run->record, "result", json_copy(result));
     free(text);
     ka_buf_free(&report);
+    ka_buf_free(&page);
     json_decref(full);
     json_decref(result);
     return rc;

@@ -5,11 +5,13 @@
  *     child.c    one jailed operation (op.h) on behalf of the run
  *     forward.c  inspect and preflight: what the file is, on which shapes forward and oracle agree
  *     differences.c  the end of preflight: finite differences of the forward
+ *     known.c    the same, remembered for the next pair of the same forward
+ *     compile.c  registers and spills of the kernels that operation facts found
  *     check.c    scan, candidate, oracle, comparison, facts
  *     ask.c      prompt, model or mailbox, answer to candidate
  *     retrieve.c the store
  *     draft.c    the differentiator and the tuner
- *     finish.c   result object, pair, report */
+ *     finish.c   result object, pair, reports */
 #ifndef KA_RUN_INTERNAL_H
 #define KA_RUN_INTERNAL_H
 
@@ -20,6 +22,8 @@
 #include "run.h"
 #include "state.h"
 
+/* Owns `facts`: the result of operation facts, complete. */
+typedef void (*ka_run_compile_fn)(struct ka_run *run, json_t *facts);
 typedef void (*ka_run_op_fn)(struct ka_run *run, const struct ka_op_result *result);
 struct ka_check; /* the check in flight: check.c */
 
@@ -48,6 +52,7 @@ struct ka_run {
     json_t *oracles;   /* what the second opinions on the oracle said: {"finite_differences", "reference"} */
     json_t *retrieved; /* [{"id", "similarity", "backward", ...}] */
     json_t *draft;     /* last result of the operation differentiate; NULL before */
+    json_t *variant;   /* the tuner's, while its facts are counted; NULL */
     json_t *history;   /* attempts in order: phase, origin, verdict, cost, kept */
     json_t *totals;    /* requests, tokens_in, tokens_out, seconds */
     json_t *failure;   /* why the run failed, for people; NULL */
@@ -58,6 +63,9 @@ struct ka_run {
 
     struct ka_op *op; /* the child in flight */
     ka_run_op_fn op_next;
+    struct ka_compile *compile; /* of the last facts; NULL */
+    json_t *compile_facts;
+    ka_run_compile_fn compile_next;
     uint64_t llm_op;               /* the question in flight; 0: none */
     struct ka_mailbox_watch *mail; /* waits for an answer in the mailbox; NULL */
     uv_timer_t timer;              /* the first turn of the loop */
@@ -94,6 +102,19 @@ void ka_run_op(struct ka_run *run, const char *operation, const char *file, json
 /* Like ka_fail(): what to tell people about an operation that gave no result. */
 void ka_run_op_failed(struct ka_run *run, const struct ka_op_result *result);
 void ka_run_op_cancel(struct ka_run *run);
+
+/* ---- known.c */
+/* Is this a check of the forward that the process checked last? Only then may the others be called. */
+bool ka_run_knows(const struct ka_run *run);
+void ka_run_recall_inspect(struct ka_run *run);
+void ka_run_recall_shapes(struct ka_run *run);
+/* After preflight; does nothing unless the app keeps what is known. */
+void ka_run_remember(const struct ka_run *run);
+
+/* ---- compile.c */
+/* Complete the result of an operation facts: its kernels' sources are compiled, or found in the cache. */
+void ka_run_compile(struct ka_run *run, const struct ka_op_result *result, ka_run_compile_fn next);
+void ka_run_compile_cancel(struct ka_run *run);
 
 /* ---- the phases */
 void ka_run_inspect(struct ka_run *run);

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
+#include "compile.h"
 #include "core/compose.h"
 #include "files.h"
 #include "hash.h"
@@ -133,7 +134,7 @@ static struct ka_job_limits limits_of(const struct ka_app *app)
         .max_bad_answers = 4,
         .min_rel_impr = opts->min_rel_impr,
         .use_llm = app->backend != KA_BACKEND_NONE,
-        .use_differentiator = strcmp(opts->draft, "llm") != 0,
+        .use_differentiator = true,
         .optimise = !opts->no_optimise,
     };
 }
@@ -151,7 +152,16 @@ int ka_run_save_start(struct ka_run *run, struct ka_err *err)
     json_decref(start);
     if (rc == 0)
         rc = ka_file_write(run->work_forward, run->forward, strlen(run->forward), err);
-    return rc ? rc : ka_state_save_job(run->state, &run->job, err);
+    if (rc == 0)
+        rc = ka_state_save_job(run->state, &run->job, err);
+    return rc ? rc : ka_state_commit(run->state, err);
+}
+
+/* Torch is imported while the run still reads and retrieves, also by the zygote of the candidates, which has work last. */
+static void warm(struct ka_app *app)
+{
+    ka_children_warm(app->children, app->python, app->package_dir, app->device);
+    ka_compile_warm(app);
 }
 
 /* The first command is given from the loop, so that `done` never runs from inside start or resume. */
@@ -174,6 +184,7 @@ static void begin(struct ka_run *run)
     run->timer.data = run;
     run->timer_open = true;
     uv_timer_start(&run->timer, on_first_turn, 0, 0);
+    warm(run->app);
 }
 
 int ka_run_start(struct ka_app *app, const char *file, enum ka_run_mode mode, ka_run_done_fn done, void *arg,
@@ -236,6 +247,9 @@ static void load_documents(struct ka_run *run)
     run->grads = get_or(run, "grads", run->grads);
     run->history = get_or(run, "history", run->history);
     run->totals = get_or(run, "totals", run->totals);
+    json_t *half = ka_state_get(run->state, "half");
+    run->half = json_is_true(half);
+    json_decref(half);
     run->seconds_before = json_number_value(json_object_get(run->totals, "seconds"));
 }
 

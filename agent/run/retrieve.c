@@ -20,6 +20,8 @@ void ka_run_retrieve(struct ka_run *run)
     json_array_clear(run->retrieved);
     struct ka_err err;
     struct ka_search_result found = {0};
+    if (opts->no_retrieval)
+        ka_log(KA_LOG_INFO, "%s: retrieval is off (--no-retrieval): no similar pairs", run->name);
     if (run->app->search && run->job.limits.use_llm) {
         struct ka_search_query query = {
             .forward = run->forward,

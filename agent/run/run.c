@@ -61,6 +61,8 @@ static int save(struct ka_run *run)
     int rc = ka_state_save_job(run->state, &run->job, &err);
     if (rc == 0)
         rc = ka_state_put(run->state, "totals", run->totals, &err);
+    if (rc == 0)
+        rc = ka_state_commit(run->state, &err);
     if (rc)
         ka_log(KA_LOG_ERROR, "%s: %s; nothing is lost up to here, make room and use --resume", run->name,
                err.msg);
@@ -229,7 +231,7 @@ void ka_run_free(struct ka_run *run)
     ka_record_close(run->record);
     json_t *documents[] = {run->inspect, run->shapes,    run->outputs, run->pending,   run->skipped,
                            run->oracles, run->sanitized, run->grads,   run->retrieved, run->draft,
-                           run->history, run->totals,    run->failure, run->feedback};
+                           run->history, run->totals,    run->failure, run->feedback,  run->variant};
     for (size_t i = 0; i < KA_COUNT(documents); i++)
         json_decref(documents[i]);
     free(run->file);

@@ -83,15 +83,16 @@ static int run_init(const struct ka_jail_options *o, struct ka_jail_report *repo
     if (rc)
         return ka_jail_complain(KA_JAIL_EXIT_FAILED, o->policy.scratch, rc);
 
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* before there is a program that could open our memory */
     pid_t program = fork();
     if (program == 0) {
+        prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
         signal(SIGTERM, SIG_DFL);
         close(status_fd);
         _exit(become_program(o, report));
     }
     if (program < 0)
         return ka_jail_complain(KA_JAIL_EXIT_FAILED, "fork", errno);
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     close(o->result_fd);
     close(report->scratch_fd);
     int status = 0;

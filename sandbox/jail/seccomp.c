@@ -11,8 +11,10 @@
 #include "jail.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
+#include <linux/fs.h>
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <stddef.h>
@@ -154,6 +156,10 @@ static const struct rule rules[] = {
     REFUSE(open_by_handle_at),
     REFUSE(fanotify_init),
     REFUSE(fanotify_mark),
+    /* files that may be read, or only be named: whoever writes to a leased one waits; a watch tells names */
+    REFUSE_IF(fcntl, MASKED, 1, LOW, F_SETLEASE),
+    ABSENT(inotify_init1),
+    ABSENT(inotify_add_watch),
     /* network: a connected pair of streams is all there is */
     REFUSE(connect),
     REFUSE(accept),
@@ -217,7 +223,10 @@ static const struct rule rules[] = {
     REFUSE_IN(NO_MOUNTS, lremovexattr),
     REFUSE_IN(NO_MOUNTS, fremovexattr),
     NUMBER(452, EPERM_, NO_MOUNTS), /* fchmodat2 */
+    {SYS_ioctl, EPERM_, NO_MOUNTS, MASKED, 1, LOW, (uint32_t)FS_IOC_SETFLAGS},
+    {SYS_ioctl, EPERM_, NO_MOUNTS, MASKED, 1, LOW, (uint32_t)FS_IOC_FSSETXATTR},
 #ifdef __x86_64__
+    ABSENT(inotify_init),
     REFUSE_IN(NO_MOUNTS, chmod),
     REFUSE_IN(NO_MOUNTS, chown),
     REFUSE_IN(NO_MOUNTS, lchown),
@@ -226,6 +235,13 @@ static const struct rule rules[] = {
     REFUSE_IN(NO_MOUNTS, futimesat),
 #endif
     /* what a pid namespace would have stopped */
+    REFUSE_IN(NO_PIDS, ioprio_set),
+    {SYS_setpriority, EPERM_, NO_PIDS, NOT_NULL, 0, 0, 0},
+    {SYS_setpriority, EPERM_, NO_PIDS, NOT_NULL, 1, 0, 0},
+    {SYS_sched_setaffinity, EPERM_, NO_PIDS, NOT_NULL, 0, 0, 0},
+    {SYS_sched_setscheduler, EPERM_, NO_PIDS, NOT_NULL, 0, 0, 0},
+    {SYS_sched_setparam, EPERM_, NO_PIDS, NOT_NULL, 0, 0, 0},
+    {SYS_sched_setattr, EPERM_, NO_PIDS, NOT_NULL, 0, 0, 0},
     REFUSE_IN(NO_PIDS, setsid),
     REFUSE_IN(NO_PIDS, setpgid),
 };

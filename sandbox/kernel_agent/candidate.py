@@ -217,7 +217,7 @@ class Watch:
 
 def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equality of bit patterns: NaN equals the same NaN."""
-    a, b = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
+    a, b = (tensors.raw_bytes(t) for t in (a, b))
     return torch.equal(a, b)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from .errors import Unusable, describe, filtered_traceback
 
 _OPERATIONS = {
+    "compile": "kernel_agent.compiled",
     "inspect": "kernel_agent.inspect",
     "oracle": "kernel_agent.oracle",
     "candidate": "kernel_agent.candidate",
@@ -25,6 +26,8 @@ _OPERATIONS = {
     "sanitize": "kernel_agent.sanitize",
     "differentiate": "kernel_agent.differentiate.op",
 }
+_COMPILING = ("candidate", "differentiate", "facts", "oracle")
+_NEEDED = ("torch", "triton", "numpy")
 
 
 def main(argv: list[str]) -> int:
@@ -37,7 +40,7 @@ def main(argv: list[str]) -> int:
     try:
         request = json.loads((scratch / "request.json").read_text())
         result.update(op=request.get("op"), nonce=request.get("nonce"))
-        result.update(_operation(request)(request, scratch))
+        result.update(_run(request, scratch))
         result.setdefault("ok", True)
     except BaseException as exc:  # noqa: BLE001 (also SystemExit out of the user's code)
         result.update(ok=False, error=_error(exc, result).to_dict())
@@ -45,6 +48,20 @@ def main(argv: list[str]) -> int:
             result[key] = value
     result["seconds"] = round(time.monotonic() - started, 6)
     return _write(scratch / "result.json", result)
+
+
+def _run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
+    """The operation, and what it took from the shared cache of compiled kernels or misses there."""
+    operation = _operation(request)
+    if request["op"] not in _COMPILING:
+        return operation(request, scratch)
+    compiled = importlib.import_module("kernel_agent.compiled")
+    compiled.use(request.get("compiled"))
+    if request.get("compiled"):
+        compiled.install()
+    result = operation(request, scratch)
+    cache = compiled.leave(scratch)
+    return {**result, "cache": cache} if cache else result
 
 
 def _operation(request: dict[str, Any]) -> Callable[[dict[str, Any], Path], dict[str, Any]]:
@@ -57,6 +74,11 @@ def _operation(request: dict[str, Any]) -> Callable[[dict[str, Any], Path], dict
 def _error(exc: BaseException, result: dict[str, Any]) -> Unusable:
     if isinstance(exc, Unusable):
         return exc
+    if isinstance(exc, ModuleNotFoundError) and exc.name in _NEEDED:
+        message = f"{sys.executable} has no module {exc.name}"
+        return Unusable(
+            "internal", message, remedy="name a Python with torch, triton and numpy: --python PATH"
+        )
     error = Unusable("internal", f"{result['op'] or 'request'}: {describe(exc)}")
     own = [str(path) for path in Path(__file__).parent.rglob("*.py")]
     error.traceback = filtered_traceback(exc, own)

@@ -1,37 +1,89 @@
 """Operation facts: what a pair's kernels cost, as far as a machine without a GPU can know.
 
-Bytes, atomics and programs are counted while the kernels are interpreted. Registers, spills, shared memory and
-instructions come from compiling every launch of forward and backward for the target, exactly as Triton would for
-these arguments, and from reading the binary with the tools that Triton brings.
+Bytes, atomics and programs are counted while the kernels are interpreted. Every launch of forward and backward is specialised
+for the target, exactly as Triton would for these arguments, and lowered to the source of its kernel (compiled.py). The
+daemon has the sources compiled in processes of their own and fills in registers, spills, shared memory and instructions.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
-import subprocess
-import tempfile
 import types
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
 import triton
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import BaseBackend, GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.compiler.errors import CompilationError
 from triton.runtime.jit import JITFunction
 
-from . import interpret
+from . import compiled, interpret
 from .errors import Unusable, describe, wrap
 from .forward import Launch, launch_intercept, load
 
 
+class Traffic(TorchDispatchMode):
+    """Adds the bytes that torch operations read and write to a counter; views and allocations move none."""
+
+    def __init__(self, counter: Counter) -> None:
+        super().__init__()
+        self.counter = counter
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
+        if self.counter.launching or name in _ALLOCATIONS:
+            return result
+        values = dict(zip([a.name for a in func._schema.arguments], args, strict=False)) | (kwargs or {})
+        changed = {
+            a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write
+        }
+        if not changed and any(r.alias_info is not None for r in func._schema.returns):
+            return result  # a view
+        for argument, value in values.items():
+            asked = name.startswith("new_") or name.endswith("_like")  # its shape and type, not its contents
+            unread = asked or (argument in changed and name in _OVERWRITING)
+            self.counter.bytes_read += 0 if unread else _bytes(value)
+            self.counter.bytes_written += _bytes(value) if argument in changed else 0
+        self.counter.bytes_written += 0 if changed else _bytes(result)
+        return result
+
+
+_ALLOCATIONS = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "_local_scalar_dense",
+}
+_OVERWRITING = {"zero_", "fill_", "copy_", "set_"}
+
+
+def _bytes(value: Any) -> int:
+    """Memory of the tensors in a value: an element that several indices share counts once."""
+    if isinstance(value, torch.Tensor):
+        count = 1
+        for size, stride in zip(value.shape, value.stride(), strict=True):
+            count *= size if stride or not size else 1
+        return count * value.element_size()
+    return sum(map(_bytes, value)) if isinstance(value, (list, tuple)) else 0
+
+
 @dataclass
 class Counter:
-    """Counts what interpreted launches do while it is entered. Bytes are those of active lanes."""
+    """Counts what interpreted launches, and the torch operations around them, do while it is entered.
+
+    Bytes of launches are those of active lanes.
+    """
 
     enabled: bool = True
     launches: int = 0
@@ -39,6 +91,7 @@ class Counter:
     bytes_read: int = 0
     bytes_written: int = 0
     atomics: int = 0
+    launching: bool = False
 
     def load(self, addresses: np.ndarray, size: int) -> None:
         self.bytes_read += addresses.size * size
@@ -54,13 +107,18 @@ class Counter:
     def _launched(self, launch: Launch) -> Any:
         self.launches += 1
         self.programs += launch.programs
-        return launch.run()
+        before, self.launching = self.launching, True
+        try:
+            return launch.run()
+        finally:
+            self.launching = before
 
     def __enter__(self) -> Self:
         self._stack = contextlib.ExitStack()
         if self.enabled:
             self._stack.enter_context(interpret.observe(self))
             self._stack.enter_context(launch_intercept(self._launched))
+            self._stack.enter_context(Traffic(self))
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -111,7 +169,7 @@ def _case(case: Any, scratch: Path, compiler: Compiler | None) -> dict[str, Any]
 
 
 class Compiler:
-    """Compiles launches for a target without a GPU; each distinct specialisation once."""
+    """Specialises launches for a target without a GPU; each distinct specialisation once."""
 
     def __init__(self, target: GPUTarget) -> None:
         self.target = target
@@ -119,17 +177,17 @@ class Compiler:
         self._known: dict[str, dict[str, Any]] = {}
 
     def distinct(self, launches: list[Launch]) -> list[dict[str, Any]]:
-        """Facts of every specialisation among `launches`, in order of first launch."""
+        """Every specialisation among `launches`, in order of first launch, with the key of its source in `compile`."""
         found: dict[str, dict[str, Any]] = {}
         for launch in launches:
             source, options = self.specialise(launch)
             key = f"{launch.name} {source.signature} {source.constants} {source.attrs} {options}"
             if key not in self._known:
-                self._known[key] = self.compile(launch, source, options)
+                self._known[key] = self._describe(launch, source, options)
             found[key] = self._known[key]
         return list(found.values())
 
-    def specialise(self, launch: Launch) -> tuple[ASTSource, dict[str, Any]]:
+    def specialise(self, launch: Launch) -> tuple[ASTSource, Any]:
         """Signature, constants and alignment attributes as Triton's launcher derives them from the arguments."""
         kernel = launch.kernel
         options = {
@@ -145,9 +203,21 @@ class Compiler:
         parsed, signature, constants, attrs = kernel._pack_args(
             self.backend, dict(options), bound, specialization, None
         )
-        return ASTSource(kernel, signature, constants, attrs), parsed.__dict__
+        return ASTSource(kernel, signature, constants, attrs), parsed
 
-    def compile(self, launch: Launch, source: ASTSource, options: dict[str, Any]) -> dict[str, Any]:
+    def entry(self, launch: Launch) -> dict[str, Any]:
+        """The compiled kernel of a launch: compiled.build's entry. Raises Unusable."""
+        source, options = self.specialise(launch)
+        try:
+            lowered = compiled.lower(source, self.backend, self.target, options)
+            if lowered is not None:
+                return compiled.obtain(lowered)
+            whole = triton.compile(source, target=self.target, options=options.__dict__)
+        except Exception as exc:  # whatever the compiler raises is the finding
+            raise compile_error(exc, launch.kernel) from exc
+        return {"facts": compiled.binary_facts(whole.asm["cubin"], whole.metadata.shared)}
+
+    def _describe(self, launch: Launch, source: ASTSource, options: Any) -> dict[str, Any]:
         facts: dict[str, Any] = {
             "name": launch.name,
             "constexprs": {name: _plain(launch.args[name]) for name in launch.constexprs},
@@ -160,21 +230,21 @@ class Compiler:
             "ok": False,
         }
         try:
-            compiled = triton.compile(source, target=self.target, options=options)
+            lowered = compiled.lower(source, self.backend, self.target, options)
+            if lowered is None:  # not to be shared: compiled here
+                return {**facts, "ok": True, **self.entry(launch)["facts"]}
         except Exception as exc:  # noqa: BLE001 (whatever the compiler raises is the finding)
-            facts["error"] = compile_error(exc, launch.kernel).to_dict()
-            return facts
-        return {**facts, "ok": True, **binary_facts(compiled.asm["cubin"], compiled.metadata.shared)}
+            error = exc if isinstance(exc, Unusable) else compile_error(exc, launch.kernel)
+            return {**facts, "error": error.to_dict()}
+        compiled.note(lowered)
+        return {**facts, "compile": lowered.key}
 
 
 class Warmed:
     """Stands in for a compiled kernel where there is no GPU: its resources for the target, and a way to launch it."""
 
     def __init__(self, launch: Launch, compiler: Compiler) -> None:
-        (facts,) = compiler.distinct([launch])
-        if not facts["ok"]:
-            error = facts["error"]
-            raise Unusable(error["kind"], error["message"], error["file"], error["line"], error["column"])
+        facts = compiler.entry(launch)["facts"]
         self._launch = launch
         self.n_regs: int = facts["registers"]
         self.n_spills: int = facts["spills"]
@@ -233,36 +303,3 @@ def _offset(kernel: JITFunction) -> int:
         if text.lstrip().startswith("def "):
             return at
     return 0
-
-
-def binary_facts(cubin: bytes, shared: int) -> dict[str, int | None]:
-    """Registers per thread, spilled bytes per thread, shared bytes per block and instructions of one binary."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        usage = _tool("cuobjdump", "--dump-resource-usage", file.name)
-        listing = _tool("nvdisasm", "--print-code", file.name)
-    registers = re.search(r"REG:(\d+)", usage)
-    stack = re.search(r"STACK:(\d+)", usage)
-    local = re.search(r"LOCAL:(\d+)", usage)
-    instructions = sum(1 for _ in _instructions(listing))
-    return {
-        "registers": int(registers.group(1)) if registers else None,
-        "spills": max(int(m.group(1)) for m in (stack, local) if m) if stack or local else None,
-        "shared": shared,
-        "instructions": instructions or None,
-    }
-
-
-def _instructions(listing: str) -> Iterator[str]:
-    """Lines of a disassembly that are instructions, without the padding after the last one."""
-    for match in re.finditer(r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*?);", listing, re.MULTILINE):
-        if not match.group(1).startswith("NOP"):
-            yield match.group(1)
-
-
-def _tool(name: str, *arguments: str) -> str:
-    """Output of one of the CUDA tools in Triton's package; empty where it is missing or fails."""
-    path = getattr(triton.knobs.nvidia, name).path
-    done = subprocess.run([path, *arguments], capture_output=True, text=True, timeout=60, check=False)
-    return done.stdout if done.returncode == 0 else ""

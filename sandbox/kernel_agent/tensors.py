@@ -61,8 +61,12 @@ def save(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
+    return raw_bytes(tensor.detach().resolve_conj().resolve_neg().cpu()).numpy().tobytes()
+
+
+def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bytes, row-major. (A single element counts as contiguous whatever its stride: only as_strided takes it.)"""
+    return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def load(path: str | Path) -> dict[str, torch.Tensor]:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _MESSAGE_MAX = 1 << 18
+_IDLE_MS = 300
 _GROWTH_MAX_KB = 512 * 1024
 _PRELOADED = (
     "numpy",
@@ -34,10 +35,12 @@ _PRELOADED = (
     "tempfile",
     "torch",
     "torch.autograd",
+    "torch._dynamo",  # torch imports it at the first saved-tensor hook or dispatch mode: over a second in every child
     "triton",
     "triton.language",
     "triton.runtime.interpreter",
     "kernel_agent.child",
+    "kernel_agent.compiled",
     "kernel_agent.inspect",
     "kernel_agent.oracle",
     "kernel_agent.candidate",
@@ -75,6 +78,17 @@ def _preload() -> None:
                 raise  # an operation may be missing from this installation, torch may not
 
 
+def _warm_compiler() -> None:
+    """Where kernels are launched every child hashes Triton's own library of 400 MB, unless its parent has done so."""
+    with contextlib.suppress(Exception):  # only a saving, and private to Triton
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import make_backend
+        from triton.runtime.cache import triton_key
+
+        triton_key()
+        make_backend(GPUTarget("cuda", 90, 32)).hash()
+
+
 @dataclass
 class Zygote:
     channel: socket.socket
@@ -87,8 +101,13 @@ class Zygote:
         poller = select.poll()
         poller.register(self.channel, select.POLLIN)
         self.channel.send(b"ready")
+        idle_ms = _IDLE_MS if os.path.exists("/dev/nvidiactl") else None
         while True:
-            for fd, _ in poller.poll():
+            events = poller.poll(idle_ms)
+            if not events:
+                _warm_compiler()
+                idle_ms = None
+            for fd, _ in events:
                 if fd != self.channel.fileno():
                     poller.unregister(fd)
                     self._reap(fd)

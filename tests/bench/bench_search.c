@@ -1,12 +1,12 @@
-/* How fast the search is against what memory allows, as one JSON object on stdout.
+/* How fast the search is against what memory allows. scripts/bench.py drives it.
  *
- *     bench_search [--rows 500,100000,1000000] [--threads N] [--python PYTHON]
+ *     bench_search --rows N [--threads T]    a matrix of N rows; each line "KIND SECONDS" on stdin is answered by the
+ *                                            seconds of the least disturbed call within that time
+ *     bench_search                           embedding and memory, as one JSON object on stdout
  *
- * Per size: a whole search (product, heap, rules), the product alone, and a loop that only reads the same
- * matrix with as many threads; `ratio` is the share of that bandwidth which the search reaches. Then the time
- * to embed a file of 300 lines, the resident memory of a process that holds 500 pairs, and the same products
- * by NumPy. Times are the best of
- * several calls, since other work on the machine only ever adds. */
+ * KIND is `search` (product, heap, rules), `product` (the product alone) or `read` (a loop that only reads
+ * the same matrix, with as many threads). Being asked in short turns, they meet the same disturbances as each other and
+ * as NumPy, which is asked in between. */
 #include <cblas.h>
 #include <errno.h>
 #include <jansson.h>
@@ -21,12 +21,11 @@
 
 #include "files.h"
 #include "rag/build.h"
+#include "rag/product.h"
 #include "rag/search.h"
 
 #define DIM KA_EMBED_DIM
-#define SIZES_MAX 8
 #define THREADS_MAX 64
-#define REPEATS_MAX 501
 
 static double now(void)
 {
@@ -35,18 +34,15 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Seconds of the least disturbed call of `work`, over about half a second, after one call to warm up. */
-static double measure(void (*work)(void *), void *arg)
+/* Seconds of the least disturbed call of `work`, repeated for `seconds`, at least three times. */
+static double measure(void (*work)(void *), void *arg, double seconds)
 {
-    double best = INFINITY, start = now();
-    work(arg);
-    double once = now() - start;
-    size_t repeats = once > 0 ? (size_t)(0.5 / once) : REPEATS_MAX;
-    repeats = repeats < 5 ? 5 : repeats > REPEATS_MAX ? REPEATS_MAX : repeats;
-    for (size_t i = 0; i < repeats; i++) {
-        start = now();
+    double best = INFINITY, first = now(), start = first;
+    for (int i = 0; i < 3 || start - first < seconds; i++) {
         work(arg);
-        best = fmin(best, now() - start);
+        double end = now();
+        best = fmin(best, end - start);
+        start = now();
     }
     return best;
 }
@@ -72,8 +68,7 @@ static void do_search(void *arg)
 static void do_product(void *arg)
 {
     struct subject *s = arg;
-    cblas_sgemv(CblasRowMajor, CblasNoTrans, (int)ka_index_count(s->index), DIM, 1, ka_index_matrix(s->index),
-                DIM, s->query.vector, 1, 0, s->scores, 1);
+    ka_product(ka_index_matrix(s->index), ka_index_count(s->index), DIM, s->query.vector, s->scores);
 }
 
 struct span {
@@ -131,24 +126,38 @@ static struct ka_index *random_index(size_t rows)
     return index;
 }
 
-static json_t *bench_size(size_t rows, int threads)
+static void (*find_work(const char *kind))(void *)
+{
+    return strcmp(kind, "search") == 0    ? do_search
+           : strcmp(kind, "product") == 0 ? do_product
+           : strcmp(kind, "read") == 0    ? do_read
+                                          : NULL;
+}
+
+static int serve(size_t rows, int threads)
 {
     float vector[DIM];
+    char line[64], kind[16];
+    double seconds;
     random_unit(0, vector);
     struct subject s = {
         .index = random_index(rows), .scores = calloc(rows, sizeof(float)), .threads = threads};
-    if (!s.index || !s.scores) {
-        ka_index_free(s.index);
-        free(s.scores);
-        return json_pack("{s:I, s:s}", "rows", (json_int_t)rows, "error", "no memory");
-    }
+    if (!s.index || !s.scores)
+        abort();
     s.query = (struct ka_index_query){.vector = vector, .topk = 4, .min_sim = -1};
-    double search = measure(do_search, &s), product = measure(do_product, &s), read = measure(do_read, &s);
+    printf("ready\n");
+    fflush(stdout);
+    while (fgets(line, sizeof(line), stdin)) {
+        void (*work)(void *) =
+            sscanf(line, "%15s %lf", kind, &seconds) == 2 && seconds <= 10 ? find_work(kind) : NULL;
+        if (!work)
+            return 2;
+        printf("%.9f\n", measure(work, &s, seconds));
+        fflush(stdout);
+    }
     ka_index_free(s.index);
     free(s.scores);
-    return json_pack("{s:I, s:f, s:f, s:f, s:f, s:f}", "rows", (json_int_t)rows, "search_ms", search * 1e3,
-                     "product_ms", product * 1e3, "read_ms", read * 1e3, "read_gb_per_s",
-                     (double)rows * DIM * 4 / read / 1e9, "ratio", read / search);
+    return 0;
 }
 
 /* ---- embedding ---- */
@@ -193,7 +202,7 @@ static json_t *bench_embed(void)
     size_t lines = 0;
     for (const char *c = source; *c; c++)
         lines += *c == '\n';
-    double seconds = measure(do_embed, source);
+    double seconds = measure(do_embed, source, 0.5);
     free(source);
     return json_pack("{s:I, s:f}", "lines", (json_int_t)lines, "ms", seconds * 1e3);
 }
@@ -293,70 +302,33 @@ static json_t *bench_memory(void)
 
 /* ---- the command line ---- */
 
-static size_t parse_sizes(const char *text, size_t *sizes)
-{
-    size_t n = 0;
-    for (char *end; n < SIZES_MAX && *text; text = *end == ',' ? end + 1 : end) {
-        sizes[n] = strtoul(text, &end, 10);
-        if (end == text || sizes[n] == 0 || sizes[n] > 10000000)
-            return 0;
-        n++;
-    }
-    return n;
-}
-
-/* An OpenBLAS older than the processor does not know it and takes its SSE3 kernels, at a third of the speed.
- */
-static void want_avx2(char **argv)
-{
-    if (getenv("OPENBLAS_CORETYPE") || strcmp(openblas_get_corename(), "Prescott") != 0 ||
-        !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
-        return;
-    setenv("OPENBLAS_CORETYPE", "Haswell", 1);
-    execv("/proc/self/exe", argv);
-}
-
 static int usage(void)
 {
-    fputs("usage: bench_search [--rows 500,100000,1000000] [--threads N] [--python PYTHON]\n", stderr);
+    fputs("usage: bench_search [--rows N [--threads T]]\n", stderr);
     return 2;
 }
 
 int main(int argc, char **argv)
 {
-    const char *rows = "500,100000,1000000", *python = NULL;
+    size_t rows = 0;
     int threads = 1;
-    want_avx2(argv);
     if (argc == 3 && strcmp(argv[1], "--resident") == 0)
         return print_resident(argv[2]);
     for (int i = 1; i + 1 < argc; i += 2) {
         if (strcmp(argv[i], "--rows") == 0)
-            rows = argv[i + 1];
+            rows = strtoul(argv[i + 1], NULL, 10);
         else if (strcmp(argv[i], "--threads") == 0)
             threads = atoi(argv[i + 1]);
-        else if (strcmp(argv[i], "--python") == 0)
-            python = argv[i + 1];
         else
             return usage();
     }
-    size_t sizes[SIZES_MAX], count = parse_sizes(rows, sizes);
-    if (argc % 2 == 0 || count == 0 || threads < 1 || threads > THREADS_MAX)
+    if (argc % 2 == 0 || (argc > 1 && rows == 0) || rows > 10000000 || threads < 1 || threads > THREADS_MAX)
         return usage();
     openblas_set_num_threads(threads);
-    json_t *list = json_array();
-    for (size_t i = 0; i < count; i++)
-        json_array_append_new(list, bench_size(sizes[i], threads));
-    json_t *out =
-        json_pack("{s:i, s:s, s:i, s:o, s:o, s:o}", "threads", threads, "core", openblas_get_corename(),
-                  "dim", DIM, "search", list, "embed", bench_embed(), "memory", bench_memory());
-    if (python) {
-        char command[512];
-        snprintf(command, sizeof(command),
-                 "OPENBLAS_NUM_THREADS=%d '%s' scripts/bench_numpy.py --rows %s --dim %d", threads, python,
-                 rows, DIM);
-        json_t *numpy = command_json(command);
-        json_object_set_new(out, "numpy", numpy ? numpy : json_null());
-    }
+    if (rows)
+        return serve(rows, threads);
+    json_t *out = json_pack("{s:s, s:i, s:o, s:o}", "product", ka_product_name(), "dim", DIM, "embed",
+                            bench_embed(), "memory", bench_memory());
     json_dumpf(out, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(4));
     putchar('\n');
     json_decref(out);

@@ -52,6 +52,9 @@ def test_draft_fix_by_patch_then_verified(agent: Agent, forward: Path, endpoint:
     assert "# ---- backward ----" in pair and "range(0, M)" in pair
     verdicts = events(result, "verdict")
     assert [verdict["verdict"]["verified"] for verdict in verdicts] == [False, True]
+    traced = [event["what"] for event in events(result, "llm_trace")]
+    assert traced == ["request", "answer"] * 2
+    assert len(events(result, "prompt")) == len(events(result, "answer")) == 2
     assert (Path(result["run_dir"]) / "report.md").read_text().startswith("#")
     again = agent("verify", result["run_dir"], "--json")
     assert again.code == 0 and again.result["verdict"] == "verified", again.err
@@ -90,10 +93,20 @@ def test_patch_that_does_not_apply_is_told_and_asked_again(
 def test_optimisation_that_breaks_the_gradient_is_rolled_back(
     agent: Agent, forward: Path, endpoint: Start
 ) -> None:
-    model = endpoint([{"text": fenced(BACKWARD)}, {"text": fenced(WRONG)}])
-    done = run(agent, forward, model.url, "--patience-perf", "1")
+    model = endpoint([{"text": fenced(BACKWARD)}, {"text": fenced(WRONG)}], "--repeat")
+    done = run(agent, forward, model.url, "--patience-perf", "2")
     assert done.code == 0, done.err
-    assert done.result["rollbacks"] == 1 and done.result["attempts"] == 2
+    assert done.result["rollbacks"] == 2 and done.result["attempts"] == 3
+    # Draft and optimise turns are shown the differentiator's work: its mathematics, its decisions, the menu of schedules.
+    drafting, optimising = (json.dumps(request) for request in model.requests()[:2])
+    assert "A mechanical draft" in drafting and "scale_kernel_bwd" in drafting
+    for asked in (drafting, optimising):
+        assert "schedule of the draft: " in asked and "schedules that are also provable" in asked
+        assert "gradient of w_ptr" in asked and "Classes of what loops carry" in asked
+    # The second wrong answer is the first one again: it has its verdict, without a check of its own.
+    assert "byte for byte" in done.err
+    assert [event["op"] for event in events(done.result, "child")].count("candidate") == 2
+    assert [event["verdict"]["verified"] for event in events(done.result, "verdict")] == [True, False, False]
     assert "range(0, M)" in Path(done.result["pair"]).read_text()
 
 
@@ -188,3 +201,36 @@ def test_wrong_key(agent: Agent, forward: Path, endpoint: Start) -> None:
     key.write_text("sk-another-key-9876543210\n")
     done = run(agent, forward, model.url, "--api-key-file", str(key))
     assert done.code == 5 and "401" in done.result["error"]["message"], done.err
+
+
+def test_no_model_name_is_usage(agent: Agent, forward: Path) -> None:
+    done = run(agent, forward, "http://127.0.0.1:9/v1", "--model", "")
+    assert done.code == 2 and "--model" in done.err and "/v1/models" in done.err
+
+
+def test_as_many_questions_at_a_time_as_jobs(agent: Agent, endpoint: Start) -> None:
+    kernels = agent.folder / "kernels"
+    kernels.mkdir()
+    for i in range(6):
+        (kernels / f"scale_{i}.py").write_text(FORWARD)
+    # Held back until all six wait for their answer: a client that takes fewer at a time would refuse the others.
+    model = endpoint([{"status": 401, "delay": 30}], "--repeat")
+    options = ("--jobs", "6", "--base-url", model.url, "--draft", "llm", "--json")
+    done = agent("batch", kernels, *options)
+    assert {item["exit_code"] for item in done.result["files"]} == {5}, done.err
+    assert len(model.requests()) == 6
+
+
+@pytest.mark.parametrize("off", [False, True])
+def test_retrieval_can_be_turned_off(agent: Agent, forward: Path, endpoint: Start, off: bool) -> None:
+    model = endpoint([{"status": 401}], "--repeat")
+    (agent.folder / "config").write_text(f"no_retrieval = {str(off).lower()}\nmin_sim = -1\n")
+    options = ["--config", str(agent.folder / "config")]
+    if off:
+        options += ["--store", "not-even-there.db"]
+    done = run(agent, forward, model.url, *options)
+    assert done.code == 5, done.err
+    assert bool(done.result["retrieved"]) != off
+    assert ("--no-retrieval" in done.err) == off
+    asked = json.dumps(model.requests())
+    assert all(pair["id"] in asked for pair in done.result["retrieved"])

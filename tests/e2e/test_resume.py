@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,14 @@ PHASES = [
 ]
 
 
+def judged(run_dir: Path) -> list[tuple[str, str]]:
+    """The snapshots with a verdict; the file is closed again, since a run wants it for itself."""
+    with closing(sqlite3.connect(run_dir / "run.db")) as db:
+        return db.execute(
+            "SELECT hash, verdict FROM snapshot WHERE verdict IS NOT NULL ORDER BY id"
+        ).fetchall()
+
+
 @pytest.mark.parametrize(("phase", "times"), PHASES, ids=[f"{phase}-{times}" for phase, times in PHASES])
 def test_kill_in_every_phase_loses_nothing(
     agent: Agent, forward: Path, endpoint: Callable[..., Endpoint], phase: str, times: int
@@ -139,17 +148,10 @@ def test_kill_in_every_phase_loses_nothing(
     # Whether the question of that moment had reached the endpoint is chance: the one for the rest answers in any phase.
     rest = endpoint([{"text": fenced(BACKWARD)}, {"text": fenced(WRONG)}], "--repeat")
     arguments[arguments.index(model.url)] = rest.url
-    with sqlite3.connect(run_dir / "run.db") as db:
-        judged = db.execute(
-            "SELECT hash, verdict FROM snapshot WHERE verdict IS NOT NULL ORDER BY id"
-        ).fetchall()
+    before = judged(run_dir)
     done = agent(*arguments, "--resume")
     assert done.result["run_dir"] == str(run_dir)
-    with sqlite3.connect(run_dir / "run.db") as db:
-        after = db.execute(
-            "SELECT hash, verdict FROM snapshot WHERE verdict IS NOT NULL ORDER BY id"
-        ).fetchall()
-    assert after[: len(judged)] == judged
+    assert judged(run_dir)[: len(before)] == before
     assert done.code == 0 and done.result["verdict"] == "verified", done.err
     assert "range(0, M)" in Path(done.result["pair"]).read_text()
 

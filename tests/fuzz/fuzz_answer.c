@@ -13,7 +13,7 @@ static void take(const struct ka_chat_answer *answer)
     static const char backward[] = "class F:\n    a = 1\n\n\ndef f_autograd(x):\n    return F.apply(x)\n";
     struct ka_buf out = {0};
     struct ka_err err;
-    int rc = ka_answer_apply(answer, forward, backward, &out, &err);
+    int rc = ka_answer_apply(answer, forward, backward, false, &out, &err);
     if ((rc == 0) != (out.len > 0))
         abort();
     ka_buf_free(&out);

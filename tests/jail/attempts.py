@@ -35,7 +35,7 @@ class Attempt:
     stopped_by: str  # the layers that have to be removed for it to succeed; "jail": all of it
     root: bool = False  # succeeds for root alone, where the machine lets root
     options: tuple[str, ...] = ()  # of ka-jail
-    after: str = ""  # what run.py looks at afterwards: "process", "killed"
+    after: str = ""  # what run.py looks at afterwards: "process", "killed", "peer"
 
 
 ATTEMPTS: dict[str, Attempt] = {}
@@ -200,19 +200,6 @@ def make_a_link_outside(c):
     return True
 
 
-@attempt("landlock+mount")
-def overwrite_the_shared_cache(c):
-    with open(os.path.join(c["victim"], "cache", "kernel.so"), "wb") as file:
-        file.write(b"evil")
-    return True
-
-
-@attempt("landlock+mount")
-def empty_the_shared_cache(c):
-    os.unlink(os.path.join(c["victim"], "cache", "kernel.so"))
-    return True
-
-
 @attempt("landlock+mount", root=True)
 def write_the_system(c):
     open("/usr/ka-escape", "x").close()
@@ -281,11 +268,135 @@ def open_a_device(c):
 
 
 @attempt("seccomp")
+def watch_a_folder(c):
+    """Landlock lets a folder be watched that cannot be listed: names of the files that come and go."""
+    watch = syscall(x86(294), 0)  # inotify_init1
+    return syscall(x86(254), watch, c["victim"].encode(), 0x100) >= 0
+
+
+@attempt("landlock+mount", root=True)
+def leave_the_control_group(c):
+    for path in ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/memory/cgroup.procs"):
+        if os.path.exists(path):
+            with open(path, "w") as file:
+                file.write("0")
+            return True
+    raise Unavailable("no control groups here")
+
+
+@attempt("pid+landlock+caps+mount", root=True)
+def open_the_memory_of_the_init(c):
+    parent = os.getppid() or 1
+    if parent == os.getpid():
+        raise Unavailable("the first process itself")
+    try:
+        os.close(os.open(f"/proc/{parent}/mem", os.O_RDWR))
+    except PermissionError as exc:
+        if os.geteuid() != 0:
+            raise Unavailable("for root alone, even without a jail") from exc
+        raise
+    return True
+
+
+@attempt("seccomp")
 def take_a_file_handle(c):
     handle = ctypes.create_string_buffer(struct.pack("Ii", 128, 0), 136)
     mount = ctypes.c_int()
     call = x86(303)
     return permitted(lambda: syscall(call, -100, c["key"].encode(), handle, ctypes.byref(mount), 0))
+
+
+# ---- the shared cache: a folder that the jail lets this process read ----
+
+
+@attempt("landlock+mount")
+def cache_overwrite_an_entry(c):
+    with open(c["entry"], "r+b") as file:
+        file.write(b"evil")
+    return True
+
+
+@attempt("landlock+mount")
+def cache_empty_an_entry(c):
+    os.truncate(c["entry"], 0)
+    return True
+
+
+@attempt("landlock+mount")
+def cache_remove_an_entry(c):
+    os.unlink(c["entry"])
+    return True
+
+
+@attempt("landlock+mount")
+def cache_plant_an_entry(c):
+    with open(os.path.join(c["cache"], "planted"), "xb") as file:
+        file.write(b"evil")
+    return True
+
+
+@attempt("landlock+mount")
+def cache_rename_over_an_entry(c):
+    with open("evil", "wb") as file:
+        file.write(b"evil")
+    try:
+        os.rename("evil", c["entry"])
+    except OSError as exc:
+        if exc.errno != errno.EXDEV:
+            raise
+        os.rename(
+            c["entry"], os.path.join(c["cache"], "planted")
+        )  # another file system: within the cache then
+    return True
+
+
+@attempt("landlock+mount")
+def cache_link_to_own_file(c):
+    os.symlink(os.path.abspath("evil"), os.path.join(c["cache"], "planted"))
+    return True
+
+
+@attempt("landlock+mount")
+def cache_write_through_a_hard_link(c):
+    os.link(c["entry"], "mine")
+    with open("mine", "r+b") as file:
+        file.write(b"evil")
+    return True
+
+
+@attempt("landlock+mount")
+def cache_reopen_an_entry_for_writing(c):
+    fd = os.open(c["entry"], os.O_RDONLY)
+    os.write(os.open(f"/proc/self/fd/{fd}", os.O_WRONLY), b"evil")
+    return True
+
+
+@attempt("mount+seccomp")
+def cache_open_the_folder_to_all(c):
+    os.chmod(c["cache"], 0o777)
+    return True
+
+
+@attempt("mount+seccomp")
+def cache_flag_an_entry(c):
+    """FS_IOC_SETFLAGS takes a descriptor that is open for reading, and Landlock knows no ioctl of plain files."""
+    fd = os.open(c["entry"], os.O_RDONLY)
+    flags = bytearray(8)
+    try:
+        fcntl.ioctl(fd, 0x80086601, flags)
+        fcntl.ioctl(fd, 0x40086602, struct.pack("Q", struct.unpack("Q", flags)[0] ^ 0x40))  # not to be dumped
+    except OSError as exc:
+        if exc.errno in (errno.ENOTTY, errno.EOPNOTSUPP):
+            raise Unavailable("no flags on this file system") from exc
+        raise
+    return True
+
+
+@attempt("seccomp")
+def cache_lease_an_entry(c):
+    """Whoever opens a leased file for writing waits for the holder."""
+    fcntl.fcntl(os.open(c["entry"], os.O_RDONLY), fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    return True
 
 
 # ---- secrets ----
@@ -484,7 +595,6 @@ refused("call_clock_settime", "seccomp+caps", 227, 0, b"\xff" * 16, root=True)
 refused("call_quotactl", "seccomp", 179, 0x800001 << 8, 0, 0, 0)
 refused("call_kill_everybody", "seccomp", 62, -1, 0)
 refused("call_kill_everybody_with_a_high_word", "seccomp", 62, (1 << 33) | 0xFFFFFFFF, 0)
-refused("call_prlimit_on_init", "seccomp", 302, 1, 7, 0, zeros(16))
 refused("call_prctl_parent_death", "seccomp", 157, 1, 0, 0, 0, 0)
 refused("call_prctl_parent_death_with_a_high_word", "seccomp", 157, (1 << 32) | 1, 0, 0, 0, 0)
 refused("call_seccomp", "seccomp", 317, 2, 0, zeros(8))
@@ -495,8 +605,22 @@ refused("ioctl_setd", "seccomp", 16, 0, 0x5423, zeros(4))
 
 
 @attempt("seccomp")
+def call_prlimit_on_init(c):
+    return permitted(lambda: syscall(x86(302), os.getppid() or 1, 7, 0, zeros(16)))
+
+
+def make_user_namespace(*call: Any) -> int:
+    try:
+        return syscall(*call)
+    except OSError as exc:
+        if exc.errno == errno.ENOSPC:
+            raise Unavailable("no user namespaces here") from exc
+        raise
+
+
+@attempt("seccomp")
 def clone_with_a_user_namespace(c):
-    pid = syscall(x86(56), CLONE_NEWUSER | signal.SIGCHLD, 0, 0, 0, 0)
+    pid = make_user_namespace(x86(56), CLONE_NEWUSER | signal.SIGCHLD, 0, 0, 0, 0)
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
@@ -508,7 +632,7 @@ def clone3_with_a_user_namespace(c):
     arguments = ctypes.create_string_buffer(
         struct.pack("8Q", CLONE_NEWUSER, 0, 0, 0, signal.SIGCHLD, 0, 0, 0), 64
     )
-    pid = syscall(x86(435), arguments, 64)
+    pid = make_user_namespace(x86(435), arguments, 64)
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
@@ -661,7 +785,7 @@ def threads(c):
     return True
 
 
-@attempt("mount+cgroup+limits", options=SMALL)
+@attempt("mount", options=SMALL)
 def disk(c):
     block = b"x" * MB
     for i in range(12):
@@ -782,13 +906,25 @@ def pidfd_signal_a_peer(c):
     return True
 
 
-@attempt("pid+caps")
+@attempt("pid+landlock", after="peer")
+def kill_a_peer_as_the_owner_of_a_file(c):
+    """A pipe that becomes readable sends a signal of our choice to its owner."""
+    read_end, write_end = os.pipe()
+    fcntl.fcntl(read_end, fcntl.F_SETOWN, c["peer"])
+    fcntl.fcntl(read_end, 10, signal.SIGKILL)  # F_SETSIG
+    fcntl.fcntl(read_end, fcntl.F_SETFL, os.O_ASYNC)
+    os.write(write_end, b"x")
+    return False
+
+
+@attempt("pid+caps+seccomp")
 def slow_a_peer_down(c):
-    os.setpriority(os.PRIO_PROCESS, c["peer"], 5)
+    now = os.getpriority(os.PRIO_PROCESS, c["peer"])
+    os.setpriority(os.PRIO_PROCESS, c["peer"], min(now + 1, 19))
     return True
 
 
-@attempt("pid+caps")
+@attempt("pid+caps+seccomp")
 def pin_a_peer(c):
     os.sched_setaffinity(c["peer"], os.sched_getaffinity(0))
     return True

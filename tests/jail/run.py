@@ -29,13 +29,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attempts import ATTEMPTS, Attempt
-from honest import HONEST
+from honest import HONEST, NEEDS
 from warm import Zygote, warm_attempts
 
 HERE = Path(__file__).resolve().parent
 LAYERS = ("limits", "caps", "pid", "mount", "net", "landlock", "seccomp", "cgroup")
 TOKEN = os.urandom(16).hex()
-LIMIT_S = 60
+LIMIT_S = 120
+PATIENCE_S = 10
 NEED_TORCH = ("gradient_check", "triton_in_the_interpreter", "cuda", "triton_on_the_gpu")
 
 
@@ -59,13 +60,15 @@ class World:
         self.jail = jail
         self.base = Path(tempfile.mkdtemp(prefix="ka-escape-", dir=os.environ.get("KA_TEST_BASE")))
         self.victim, self.other = self.base / "victim", self.base / "other"
-        self.scratch = self.base / "scratch"
+        self.scratch, self.cache = self.base / "scratch", self.base / "cache"
         self.sockets: list[socket.socket] = []
         self.context: dict[str, Any] = {
             "token": TOKEN,
             "victim": str(self.victim),
             "key": str(self.victim / "key"),
             "other": str(self.other),
+            "cache": str(self.cache),
+            "entry": str(self.cache / "entry"),
             "daemon": os.getpid(),
             "marker": f"ka-marker-{TOKEN[:12]}",
             "shm": f"ka-{TOKEN[:12]}",
@@ -77,7 +80,7 @@ class World:
         self._shared_memory()
 
     def _files(self) -> None:
-        for folder in (self.victim, self.other, self.victim / "cache"):
+        for folder in (self.victim, self.other, self.cache):
             folder.mkdir(mode=0o700)
         (self.victim / "key").write_text(TOKEN)
         (self.other / "result.json").write_text(TOKEN)
@@ -94,7 +97,9 @@ class World:
             else:
                 path.unlink(missing_ok=True)
         (self.victim / "spare").write_text("spare")
-        (self.victim / "cache" / "kernel.so").write_text("good")
+        shutil.rmtree(self.cache)
+        self.cache.mkdir(mode=0o700)
+        (self.cache / "entry").write_text("good")
         (self.victim / "key").chmod(0o600)
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir(mode=0o700)
@@ -143,7 +148,9 @@ class World:
 
     # ---- one run ----
 
-    def run(self, script: str, arguments: list[str], options: list[str], after: str = "") -> Outcome:
+    def run(
+        self, script: str, arguments: list[str], options: list[str], after: str = "", control: bool = False
+    ) -> Outcome:
         self.refresh()
         read_end, write_end = os.pipe()
         secret = os.open(self.context["key"], os.O_RDONLY)
@@ -156,6 +163,8 @@ class World:
             str(write_end),
             "--ro",
             str(HERE),
+            "--ro",
+            str(self.cache),
         ]
         command += [*options, "--", sys.executable, str(HERE / script), *arguments]
         process = subprocess.Popen(
@@ -167,7 +176,7 @@ class World:
         with os.fdopen(read_end) as report:
             line = report.readline()
         outcome.layers = json.loads(line)["layers"] if line else {}
-        outcome.left = bool(after) and self.has_survivors()
+        outcome.left = self.is_hurt(after, control)
         return outcome
 
     def bare(self, name: str) -> Outcome:
@@ -192,29 +201,56 @@ class World:
             process.stdout.readline()
             process.kill()
             process.wait()
-            time.sleep(0.1)
             return Outcome("REFUSED killed", process.returncode)
+        if after == "process":  # what it leaves behind holds the pipes
+            return Outcome("REFUSED ended", process.wait(LIMIT_S))
         try:
-            out, err = process.communicate(timeout=5 if after else LIMIT_S)
+            out, err = process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            out, err = process.communicate() if not after else ("", "")
+            out, err = process.communicate()
         lines = [line for line in out.splitlines() if line.strip()]
         return Outcome(lines[-1] if lines else "", process.returncode, stderr=err)
 
-    def has_survivors(self) -> bool:
-        """Processes with our marker; ended here, by number."""
-        found = False
+    def is_hurt(self, after: str, control: bool) -> bool:
+        """What an attempt is after, besides what it says: a process that is left, or a peer that is not.
+
+        Dying takes a while on a busy machine: what should be dead is given time to die, and in a control what should be
+        alive the time to die of its own."""
+        if after == "peer":
+            return self._peer_died(PATIENCE_S if control else 1)
+        if not after:
+            return False
+        if control:
+            time.sleep(1)
+        return self.has_survivors(0 if control else PATIENCE_S)
+
+    def _peer_died(self, patience: float) -> bool:
+        try:
+            self.peer.wait(timeout=patience)
+        except subprocess.TimeoutExpired:
+            return False
+        self._peer()
+        return True
+
+    def has_survivors(self, patience: float) -> bool:
+        """Processes with our marker that are left after a while; ended here, by number."""
+        deadline = time.monotonic() + patience
+        while (found := self._marked()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return bool(found)
+
+    def _marked(self) -> list[int]:
+        found = []
         for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                command = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if self.context["marker"].encode() in command:
-                found = True
-                os.kill(int(entry.name), signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and self.context["marker"].encode() in (
+                    entry / "cmdline"
+                ).read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
         return found
 
 
@@ -269,7 +305,7 @@ def attempt_once(world: World, name: str, attempt: Attempt, given: dict[str, boo
         control = world.bare(name)
     else:
         options = [*options_without(attempt.stopped_by), *attempt.options]
-        control = world.run("attempts.py", arguments, options, attempt.after)
+        control = world.run("attempts.py", arguments, options, attempt.after, control=True)
         wanted = {layer: given[layer] and layer not in needed for layer in LAYERS}
         if control.layers and control.layers != wanted:
             tally.failures.append(f"{name}: control ran with {control.layers}")
@@ -284,12 +320,15 @@ def attempt_once(world: World, name: str, attempt: Attempt, given: dict[str, boo
         print(f"  WEAK     {name}: the control was refused too: {control.text} {control.stderr[-300:]}")
 
 
-def honest_work(world: World, tally: Tally) -> None:
+def honest_work(world: World, given: dict[str, bool], tally: Tally) -> None:
     gpu = os.path.exists("/dev/nvidiactl")
     for function in HONEST:
         name = function.__name__
         if name in NEED_TORCH and not _has_torch():
             tally.absent.append(f"honest {name} (no torch)")
+            continue
+        if name in NEEDS and not given[NEEDS[name]]:
+            tally.absent.append(f"honest {name} (no {NEEDS[name]} here)")
             continue
         outcome = world.run("honest.py", [name], ["--profile", "gpu" if gpu else "cpu", "--nproc", "4096"])
         tally.check(outcome.text == "WORKED", f"honest {name}: {outcome.text} {outcome.stderr[-500:]}")
@@ -399,7 +438,7 @@ def nothing_left(world: World, tally: Tally, count: int) -> None:
     subprocess.run(
         [str(world.jail), "--scratch", str(world.scratch), "--", "/bin/true"], check=True
     )  # sweeps groups
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while (after := _census(world, started)) != before and time.monotonic() < deadline:
         time.sleep(0.05)
     tally.check(after == before, f"{count} checks left {after} where there was {before}")
@@ -440,7 +479,7 @@ def main() -> int:
             attempt_once(world, name, ATTEMPTS[name], given, tally)
         if not options.names:
             below_a_zygote(world, given, tally)
-            honest_work(world, tally)
+            honest_work(world, given, tally)
             gpu_profile(world, tally)
             degraded(world, given, tally)
             nothing_left(world, tally, options.checks)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parents[1] / "sandbox" / "kernel_agent"
-LIMIT_S = 60
+LIMIT_S = 120
 
 CHILD = """
 import json, sys
@@ -82,7 +82,7 @@ class Zygote:
         (world.scratch / "request.json").write_text(json.dumps(request))
         self.count += 1
         words = [str(self.count), "--require", "none", "--scratch", str(world.scratch), "--ro", str(HERE)]
-        words += ["--ro", str(self.package), *options, "--", sys.executable]
+        words += ["--ro", str(self.package), "--ro", str(world.cache), *options, "--", sys.executable]
         out, err = os.pipe(), os.pipe()
         ours, theirs = socket.socketpair()
         socket.send_fds(
@@ -106,7 +106,7 @@ class Zygote:
             lines[-1] if lines else "",
             int(ended[2]),
             layers,
-            left=bool(after) and world.has_survivors(),
+            left=world.is_hurt(after, control=False),
         )
 
     def _wait(self, pidfd: int, out: int, after: str) -> str:

@@ -32,6 +32,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import ssl
@@ -49,6 +50,7 @@ FAULTS = {
     "refusal": "the model refuses",
     "empty": "an answer without text and calls",
     "endless": "text that never stops",
+    "loop": "a few words, over and over without end",
     "comments": "a stream that only ever sends comments",
     "no_sse": "the text as one JSON body although a stream was asked for",
     "late_cut": "the connection drops between the finish reason and [DONE]",
@@ -282,14 +284,14 @@ class Handler(BaseHTTPRequestHandler):
             self.send_event("[DONE]")
             self.wfile.write(b"0\r\n\r\n")
         elif fault == "huge":
-            for _ in range(0, HUGE, 100_000):
-                self.send_delta({"content": "x" * 100_000})
+            for start in range(0, HUGE, 100_000):
+                self.send_delta({"content": " ".join(map(str, range(start, start + 20_000)))[:100_000]})
         elif fault == "slow":
             time.sleep(step.get("seconds", 60))
-        elif fault in ("endless", "comments"):
-            while True:
-                if fault == "endless":
-                    self.send_delta({"content": "on "})
+        elif fault in ("endless", "loop", "comments"):
+            for number in itertools.count():
+                if fault != "comments":
+                    self.send_delta({"content": f"{number} " if fault == "endless" else "on and "})
                 else:
                     self.send_piece(b": ping\n\n")
                 time.sleep(step.get("interval", 0.01))
@@ -310,7 +312,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "100000000")
         self.end_headers()
         self.wfile.write(body)
-        while fault in ("endless", "comments"):
+        while fault in ("endless", "loop", "comments"):
             self.wfile.write(b" ")
             time.sleep(step.get("interval", 0.01))
         if fault == "slow":

@@ -8,9 +8,9 @@ import types
 import pytest
 import torch
 from diff_support import ROOT, draft
-from kernel_agent.differentiate import owner, stores, text
+from kernel_agent.differentiate import programs, stores, text
 from kernel_agent.differentiate.affine import Affine, upper
-from kernel_agent.differentiate.ir import For, Graph, Node
+from kernel_agent.differentiate.ir import For, GradWrite, Graph, Node
 from kernel_agent.differentiate.normalise import Builder
 from kernel_agent.differentiate.values import Arg
 
@@ -145,12 +145,44 @@ def test_tiles__grouped_program_ids_are_a_bijection() -> None:
                 assert seen == {(r, c) for r in range(rows) for c in range(cols)}
 
 
-def test_tiles__other_uses_of_the_id_are_noticed() -> None:
-    body = "    r = pid // m\n    c = pid % m\n    x = tl.load(x_ptr + r * stride + c + pid)"
+GROUPED = """
+    per_group = HOP * n
+    first = pid // per_group * HOP
+    height = tl.minimum(m - first, HOP)
+    r = first + pid % per_group % height
+    c = pid % per_group // height
+    x = tl.load(x_ptr + (r * B + lane[:, None]) * stride + c * B + lane[None, :]{more})"""
+
+
+def variables(body: str) -> tuple[programs.Programs, Node]:
+    """The program variables that a kernel with one gradient write would have, and that write's address."""
     builder, loads = addresses(body)
-    pid = builder.g.intern("pid", (), {"axis": 0}, "int32", ())
-    found = owner._tiles(builder.g, _nodes(loads[0][1]), pid)
-    assert found is None
+    base, offset, mask, _ = loads[-1]
+    write = GradWrite(base, offset, mask, offset, builder.g.top, 1)
+    kernel = types.SimpleNamespace(graph=builder.g)
+    return programs.program_variables(kernel, [write], [0]), offset  # type: ignore[arg-type]
+
+
+def test_tiles__other_uses_of_a_swizzled_id_are_noticed() -> None:
+    found, _ = variables(GROUPED.format(more=""))
+    assert [v.hint for v in found.virtual] == ["r", "c"]
+    found, _ = variables(GROUPED.format(more=" + pid"))
+    assert len(found.virtual) == 1
+
+
+def test_digits__an_id_is_split_as_the_kernel_splits_it() -> None:
+    found, _ = variables(
+        "    r = pid // m\n    c = pid % m\n    x = tl.load(x_ptr + r * stride + c // HOP + pid)"
+    )
+    assert [v.hint for v in found.virtual] == ["r", "c_high", "c_low"]
+    assert len(found.divisible) == 2  # the host has to find the counts divisible
+    pid = next(node for node in found.table if node.op == "pid")
+    assert found.of(pid) == set(found.virtual)
+
+
+def test_digits__two_ways_of_splitting_are_none() -> None:
+    found, _ = variables("    x = tl.load(x_ptr + pid // m * stride + pid % m + pid // n + pid % n)")
+    assert len(found.virtual) == 1
 
 
 def test_upper__bounds_programs_and_minima() -> None:

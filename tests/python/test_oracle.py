@@ -113,6 +113,23 @@ def test_result__has_every_field_of_the_protocol(
     assert 0 < moved < 4 * torch.finfo(torch.float32).eps
 
 
+def test_gradient_of_few_elements__is_made_at_inputs_close_by_too(
+    write: Callable[..., Path], run_op: Callable[..., Any]
+) -> None:
+    path = stub(write, "return square(x)")
+    case = {"id": 0, "dims": {"N": 3}, "seed": 11, "upstream": {"kind": "normal", "seed": 12}}
+    ran = run_op("oracle", path, cases=[case])
+    found = tensors.load(ran.scratch / ran.result["cases"][0]["file"])
+    near = [found[f"near/{at}/x"] for at in range(6)]
+    base = [found[f"near_base/{at}/x"] for at in range(6)]
+    eps = torch.finfo(torch.float32).eps
+    for exact, rounded in zip(near, base, strict=True):
+        assert exact.dtype == torch.float64 and rounded.dtype == torch.float32
+        assert 0 < relative(exact, found["grad/x"]) < 256 * eps  # elsewhere, but not far
+        assert relative(rounded, exact) < 2 * eps  # both at the same inputs, which float32 holds
+    assert len({tuple(exact.tolist()) for exact in near}) == 6
+
+
 # Host programs around the kernel, and what they compute.
 HOSTS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
     "view and transpose": ("return square(x).view(4, -1).t()", lambda x: (x * x).view(4, -1).t()),

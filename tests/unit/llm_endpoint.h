@@ -131,9 +131,9 @@ static inline int tear_down(void **state)
 
 /* ---- one client ---- */
 
-static inline void on_trace(void *arg, uint64_t op, const char *event, const char *text)
+static inline void on_trace(void *arg, void *op_arg, const char *event, const char *text)
 {
-    (void)op;
+    (void)op_arg;
     struct seen *seen = arg;
     ka_buf_printf(&seen->trace, "%s: %s\n", event, text);
 }

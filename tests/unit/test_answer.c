@@ -33,11 +33,13 @@ static int free_out(void **state)
     return 0;
 }
 
+static bool without_tools;
+
 static int take(const struct ka_chat_answer *answer)
 {
     ka_buf_clear(&out);
     err.msg[0] = '\0';
-    return ka_answer_apply(answer, FORWARD, BACKWARD, &out, &err);
+    return ka_answer_apply(answer, FORWARD, BACKWARD, !without_tools, &out, &err);
 }
 
 /* An answer of text only; %s in `format` is replaced by `code`. */
@@ -106,6 +108,21 @@ static void answer__fence_in_tool_content__is_taken_off(void **state)
     snprintf(fenced, sizeof(fenced), "```\n%s```", PATCH);
     assert_int_equal(take_tool("submit_patch", "patch", fenced), 0);
     assert_string_equal(ka_buf_str(&out), PATCHED);
+}
+
+/* A person at a mailbox cannot call anything. */
+static void answer__useless_without_tools__is_told_without_naming_them(void **state)
+{
+    (void)state;
+    without_tools = true;
+    assert_int_equal(take_text("I would not know.", "", "stop"), -ENODATA);
+    assert_null(strstr(err.msg, "submit_"));
+    assert_says("```python");
+    assert_int_equal(take_text("```python\ndef f(", "", "length"), -EFBIG);
+    assert_null(strstr(err.msg, "submit_"));
+    without_tools = false;
+    assert_int_equal(take_text("I would not know.", "", "stop"), -ENODATA);
+    assert_says("submit_patch");
 }
 
 static void answer__whole_pair__is_cut_at_the_marker(void **state)
@@ -281,6 +298,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(answer__submit_file__replaces_the_backward),
         TEST(answer__fence_in_tool_content__is_taken_off),
+        TEST(answer__useless_without_tools__is_told_without_naming_them),
         TEST(answer__whole_pair__is_cut_at_the_marker),
         TEST(answer__submit_patch__is_applied_below_the_marker_only),
         TEST(answer__several_calls__apply_one_after_the_other_or_not_at_all),

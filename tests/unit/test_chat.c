@@ -294,6 +294,43 @@ static void chat__chunk_that_is_not_json__is_an_error_that_stays(void **state)
     assert_non_null(strstr(err.msg, "not valid JSON"));
 }
 
+/* `count` pieces of text, the i-th made by `piece`, as chunks; the first error. */
+static int stream_pieces(int count, const char *(*piece)(int i))
+{
+    struct ka_chat_stream *stream = ka_chat_stream_new(1 << 20);
+    struct ka_err err;
+    int rc = 0;
+    for (int i = 0; i < count && rc == 0; i++) {
+        char chunk[256];
+        snprintf(chunk, sizeof(chunk), "{\"choices\": [{\"delta\": {\"content\": \"%s\"}}]}", piece(i));
+        rc = ka_chat_stream_add(stream, chunk, strlen(chunk), &err);
+    }
+    if (rc)
+        assert_non_null(strstr(err.msg, "repeats itself"));
+    ka_chat_stream_free(stream);
+    return rc;
+}
+
+static const char *same_words(int i)
+{
+    return i % 2 ? "tl.store(x, 0) " : "and then ";
+}
+
+static const char *other_words(int i)
+{
+    static char text[64];
+    snprintf(text, sizeof(text), "tl.store(x + %d, 0) ", i);
+    return text;
+}
+
+static void chat__few_words_over_and_over__are_an_error(void **state)
+{
+    (void)state;
+    assert_int_equal(stream_pieces(600, same_words), 0); /* 7200 bytes: a long table may look like that */
+    assert_int_equal(stream_pieces(700, same_words), -EBADMSG);
+    assert_int_equal(stream_pieces(4000, other_words), 0);
+}
+
 static void chat__error_inside_a_stream__is_reported_with_its_message(void **state)
 {
     (void)state;
@@ -429,6 +466,7 @@ int main(void)
         cmocka_unit_test(chat__stream_without_reason_or_done__was_cut),
         cmocka_unit_test(chat__answer_past_the_cap__is_refused_wherever_it_grows),
         cmocka_unit_test(chat__chunk_that_is_not_json__is_an_error_that_stays),
+        cmocka_unit_test(chat__few_words_over_and_over__are_an_error),
         cmocka_unit_test(chat__error_inside_a_stream__is_reported_with_its_message),
         cmocka_unit_test(chat__whole_body__is_read_like_a_stream),
         cmocka_unit_test(chat__body_without_choices__is_an_error),

@@ -560,9 +560,18 @@ static void memory__of_a_large_machine__is_low_below_half_a_gigabyte(void **stat
     assert_false(ka_child_memory_is_low("MemTotal: 900000000 kB\nMemAvailable: 524288 kB\n"));
 }
 
-static void memory__text_that_does_not_say__is_not_low(void **state)
+static void memory__of_twelve_floors__is_ample(void **state)
 {
     (void)state;
+    assert_true(ka_child_memory_is_ample("MemTotal: 2000000 kB\nMemAvailable: 1200000 kB\n"));
+    assert_false(ka_child_memory_is_ample("MemTotal: 2000000 kB\nMemAvailable: 1199999 kB\n"));
+}
+
+static void memory__text_that_does_not_say__is_neither_low_nor_ample(void **state)
+{
+    (void)state;
+    assert_false(ka_child_memory_is_ample(""));
+    assert_false(ka_child_memory_is_ample("MemTotal: 2000000 kB\n"));
     assert_false(ka_child_memory_is_low(""));
     assert_false(ka_child_memory_is_low("MemTotal: 2000000 kB\n"));
 }
@@ -601,7 +610,8 @@ int main(void)
         cmocka_unit_test(capture__long_output__drops_the_middle),
         cmocka_unit_test(memory__below_a_twentieth__is_low),
         cmocka_unit_test(memory__of_a_large_machine__is_low_below_half_a_gigabyte),
-        cmocka_unit_test(memory__text_that_does_not_say__is_not_low),
+        cmocka_unit_test(memory__of_twelve_floors__is_ample),
+        cmocka_unit_test(memory__text_that_does_not_say__is_neither_low_nor_ample),
         cmocka_unit_test(args__of_a_request__are_the_options_of_the_jail),
 #define WITH_JAIL(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
         WITH_JAIL(child__that_ends__reports_status_output_and_layers),

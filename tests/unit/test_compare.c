@@ -536,6 +536,29 @@ static void compare__elements_that_rounding_moves_too__are_allowed(void **state)
     free(p);
 }
 
+static void compare__eager_right_by_luck__other_draws_of_its_rounding_count(void **state)
+{
+    (void)state;
+    double one = 1, found = 1 + 6e-5, near = 2, near_found = 2 + 8e-5;
+    struct ka_tensors *want = make_set("F64", "[1]", &one, 1), *got = make_set("F32", "[1]", &found, 1),
+                      *base = make_set("F32", "[1]", &one, 1), *close = make_set("F64", "[1]", &near, 1),
+                      *rounded = make_set("F32", "[1]", &near_found, 1);
+    struct ka_tolerance tol = ka_tolerance_of(KA_F32);
+    struct ka_diff lucky, fair, wrong;
+    const struct ka_tensor *w = ka_tensors_get(want, 0), *b = ka_tensors_get(base, 0);
+    assert_int_equal(ka_compare(ka_tensors_get(got, 0), w, b, &tol, NULL, 0, &lucky, NULL), 0);
+    assert_false(lucky.pass);
+    assert_int_equal(ka_tolerance_near(&tol, ka_tensors_get(rounded, 0), ka_tensors_get(close, 0), NULL), 0);
+    assert_int_equal(ka_tolerance_near(&tol, b, w, NULL), 0); /* a lucky draw takes nothing away */
+    assert_int_equal(ka_compare(ka_tensors_get(got, 0), w, b, &tol, NULL, 0, &fair, NULL), 0);
+    assert_true(fair.pass && fair.base_error > 3e-5 && fair.base_error < 5e-5);
+    assert_int_equal(ka_compare(ka_tensors_get(rounded, 0), w, b, &tol, NULL, 0, &wrong, NULL), 0);
+    assert_false(wrong.pass); /* twice the size */
+    struct ka_tensors *all[] = {want, got, base, close, rounded};
+    for (size_t i = 0; i < KA_COUNT(all); i++)
+        ka_tensors_free(all[i]);
+}
+
 static struct ka_diff compare_with_zero(double rounding, double zero_norm)
 {
     double zeros[4] = {0}, found[4] = {rounding, -rounding, 0, rounding};
@@ -601,6 +624,7 @@ int main(void)
         cmocka_unit_test(compare__one_wrong_element_in_a_loose_norm__fails_by_the_element_cap),
         cmocka_unit_test(compare__elements_on_which_eager_fails_too__are_allowed),
         cmocka_unit_test(compare__nan__is_no_wildcard),
+        cmocka_unit_test(compare__eager_right_by_luck__other_draws_of_its_rounding_count),
         cmocka_unit_test(compare__missing_infinity__fails_and_equal_ones_pass),
         cmocka_unit_test(compare__expected_value_beyond_the_dtype__counts_as_infinite),
         cmocka_unit_test(compare__noise_that_no_dtype_resolves__passes_as_vacuous),

@@ -297,6 +297,16 @@ static void llm__answer_past_the_cap__is_cut(void **state)
     }
 }
 
+static void llm__model_caught_in_a_loop__is_asked_again(void **state)
+{
+    (void)state;
+    struct seen *seen = seen_new();
+    ask(seen, "{\"fault\": \"loop\", \"interval\": 0}\n{\"text\": \"ok\"}");
+    expect_text(seen, 2, "ok");
+    assert_non_null(strstr(ka_buf_str(&seen->trace), "repeats itself without end"));
+    seen_free(seen);
+}
+
 static void llm__stream_of_comments_only__is_cut(void **state)
 {
     (void)state;
@@ -387,6 +397,7 @@ int main(void)
         cmocka_unit_test(llm__errors_of_the_request__fail_at_once_with_a_remedy),
         cmocka_unit_test(llm__key_repeated_by_the_endpoint__is_masked),
         cmocka_unit_test(llm__answer_past_the_cap__is_cut),
+        cmocka_unit_test(llm__model_caught_in_a_loop__is_asked_again),
         cmocka_unit_test(llm__stream_of_comments_only__is_cut),
         cmocka_unit_test(llm__endless_stream__ends_at_the_total_time),
         cmocka_unit_test(llm__silence__ends_at_the_idle_time_and_is_retried),

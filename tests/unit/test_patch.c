@@ -96,6 +96,53 @@ static void patch__header_line__chooses_the_function(void **state)
     assert_result_has("def second(a):\n    s = a + 1\n");
 }
 
+static void patch__additions_below_a_header__go_below_its_line(void **state)
+{
+    (void)state;
+    assert_int_equal(apply(ENVELOPE("@@ def second(a):\n+    a = a * 2\n")), 0);
+    assert_result_has("def second(a):\n    a = a * 2\n    s = a + 1\n");
+    assert_result_has("def first(a):\n    s = a + 1\n");
+    assert_int_equal(apply(ENVELOPE("@@ x = 1\n+y = 2\n")), -EPERM);
+}
+
+/* Decorators, and a signature over several lines with brackets in a comment. */
+static const char KERNELS[] = "# ---- backward ----\n"
+                              "@triton.jit\n"
+                              "def one(\n"
+                              "    x_ptr,  # (M, N\n"
+                              "    BLOCK: tl.constexpr,\n"
+                              "):\n"
+                              "    x = 1\n"
+                              "\n"
+                              "@triton.jit\n"
+                              "def two(x_ptr):\n"
+                              "    x = 1\n";
+
+static int apply_to_kernels(const char *patch)
+{
+    ka_buf_clear(&out);
+    err.msg[0] = '\0';
+    return ka_patch_apply(KERNELS, patch, 1, &out, &err);
+}
+
+static void patch__additions_below_a_long_signature__go_below_its_end(void **state)
+{
+    (void)state;
+    assert_int_equal(apply_to_kernels(ENVELOPE("@@ def one(\n+    y = 2\n")), 0);
+    assert_result_has("):\n    y = 2\n    x = 1\n");
+}
+
+static void patch__hunk_from_the_header_or_its_decorator__is_applied(void **state)
+{
+    (void)state;
+    assert_int_equal(apply_to_kernels(ENVELOPE("@@ def two\n-def two(x_ptr):\n+def two(x_ptr, N):\n")), 0);
+    assert_result_has("def two(x_ptr, N):\n    x = 1\n");
+    assert_int_equal(
+        apply_to_kernels(ENVELOPE("@@ def two\n-@triton.jit\n+@triton.autotune\n def two(x_ptr):\n")), 0);
+    assert_result_has("@triton.jit\ndef one(\n");
+    assert_result_has("@triton.autotune\ndef two(x_ptr):\n");
+}
+
 static void patch__unknown_header__is_named(void **state)
 {
     (void)state;
@@ -318,6 +365,9 @@ int main(void)
         TEST(patch__several_hunks_in_any_order__are_applied_to_the_original),
         TEST(patch__hunk_that_fits_twice__is_ambiguous),
         TEST(patch__header_line__chooses_the_function),
+        TEST(patch__additions_below_a_header__go_below_its_line),
+        TEST(patch__additions_below_a_long_signature__go_below_its_end),
+        TEST(patch__hunk_from_the_header_or_its_decorator__is_applied),
         TEST(patch__unknown_header__is_named),
         TEST(patch__hunk_without_context__is_rejected),
         TEST(patch__addition_at_end_of_file__is_appended),

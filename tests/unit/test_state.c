@@ -8,7 +8,9 @@
 #include <cmocka.h>
 #include <errno.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "files.h"
@@ -55,6 +57,7 @@ static void state__documents_and_job__survive_reopening(void **state)
     struct ka_job job = {.best = 7, .best_cost = INFINITY, .turn_cost = 2.5}, again;
     assert_int_equal(ka_state_put(fixture->state, "inspect", doc, NULL), 0);
     assert_int_equal(ka_state_save_job(fixture->state, &job, NULL), 0);
+    assert_int_equal(ka_state_commit(fixture->state, NULL), 0);
     reopen(fixture);
     json_t *read = ka_state_get(fixture->state, "inspect");
     assert_true(json_equal(read, doc));
@@ -64,6 +67,51 @@ static void state__documents_and_job__survive_reopening(void **state)
     assert_true(isinf(again.best_cost) && again.turn_cost == 2.5);
     json_decref(read);
     json_decref(doc);
+}
+
+static json_t *get(struct fixture *fixture, const char *name)
+{
+    json_t *doc = ka_state_get(fixture->state, name);
+    json_decref(doc); /* only asked whether it is there */
+    return doc;
+}
+
+static void state__what_was_not_committed__has_not_happened(void **state)
+{
+    struct fixture *fixture = *state;
+    json_t *doc = json_true();
+    assert_int_equal(ka_state_put(fixture->state, "kept", doc, NULL), 0);
+    assert_int_equal(ka_state_commit(fixture->state, NULL), 0);
+    assert_int_equal(ka_state_put(fixture->state, "dropped", doc, NULL), 0);
+    assert_non_null(get(fixture, "dropped"));
+    reopen(fixture);
+    assert_non_null(get(fixture, "kept"));
+    assert_null(get(fixture, "dropped"));
+}
+
+static void state__after_a_lost_write__nothing_is_written_any_more(void **state)
+{
+    struct fixture *fixture = *state;
+    struct rlimit old, none;
+    struct ka_err err;
+    json_t *doc = json_true();
+    assert_int_equal(ka_state_put(fixture->state, "kept", doc, NULL), 0);
+    assert_int_equal(ka_state_commit(fixture->state, NULL), 0);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    none = old;
+    none.rlim_cur = 1;
+    signal(SIGXFSZ, SIG_IGN);
+    setrlimit(RLIMIT_FSIZE, &none); /* a full disk */
+    assert_int_equal(ka_state_put(fixture->state, "lost", doc, NULL), 0);
+    assert_int_equal(ka_state_commit(fixture->state, &err), -EIO);
+    setrlimit(RLIMIT_FSIZE, &old); /* there is room again, but the job has gone on without its documents */
+    assert_int_equal(ka_state_put(fixture->state, "later", doc, NULL), -EIO);
+    assert_int_equal(ka_state_commit(fixture->state, &err), -EIO);
+    assert_non_null(strstr(err.msg, fixture->path));
+    reopen(fixture);
+    assert_non_null(get(fixture, "kept"));
+    assert_null(get(fixture, "lost"));
+    assert_null(get(fixture, "later"));
 }
 
 static void state__same_candidate_twice__has_one_snapshot(void **state)
@@ -98,6 +146,11 @@ static void state__snapshot__comes_back_with_its_verdict(void **state)
     assert_true(isinf(read.cost));
     ka_snapshot_free(&read);
     assert_int_equal(ka_state_snapshot_judge(fixture->state, id, verdict, NULL, 12.5, NULL), 0);
+    assert_int_equal(ka_state_snapshot_head(fixture->state, id, &read, NULL), 0);
+    assert_string_equal(read.backward, "x = 1\n");
+    assert_true(read.verdict == NULL && read.cost == 12.5);
+    ka_snapshot_free(&read);
+    assert_int_equal(ka_state_commit(fixture->state, NULL), 0);
     reopen(fixture);
     assert_int_equal(ka_state_snapshot_get(fixture->state, id, &read, NULL), 0);
     assert_string_equal(read.backward, "x = 1\n");
@@ -107,6 +160,27 @@ static void state__snapshot__comes_back_with_its_verdict(void **state)
     ka_snapshot_free(&read);
     json_decref(verdict);
     assert_int_equal(ka_state_snapshot_get(fixture->state, 999, &read, NULL), -ENOENT);
+}
+
+static void state__twin__is_the_first_judged_snapshot_with_the_same_content(void **state)
+{
+    struct fixture *fixture = *state;
+    struct ka_snapshot snapshot = {.phase = "draft", .origin = "differentiator", .backward = "x = 1\n"}, twin;
+    json_t *verdict = json_pack("{s:b}", "verified", 0);
+    int64_t first, other, again;
+    assert_int_equal(ka_state_snapshot_add(fixture->state, &snapshot, &first, NULL), 0);
+    assert_int_equal(ka_state_snapshot_twin(fixture->state, first, &twin, NULL), -ENOENT);
+    assert_int_equal(ka_state_snapshot_judge(fixture->state, first, verdict, NULL, 3.5, NULL), 0);
+    snapshot.phase = "optimise";
+    assert_int_equal(ka_state_snapshot_add(fixture->state, &snapshot, &again, NULL), 0);
+    snapshot.backward = "x = 2\n";
+    assert_int_equal(ka_state_snapshot_add(fixture->state, &snapshot, &other, NULL), 0);
+    assert_int_equal(ka_state_snapshot_twin(fixture->state, other, &twin, NULL), -ENOENT);
+    assert_int_equal(ka_state_snapshot_twin(fixture->state, again, &twin, NULL), 0);
+    assert_int_equal(twin.id, first);
+    assert_true(twin.cost == 3.5 && json_equal(twin.verdict, verdict));
+    ka_snapshot_free(&twin);
+    json_decref(verdict);
 }
 
 static void state__second_handle__is_refused_while_the_first_is_open(void **state)
@@ -136,8 +210,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(state__documents_and_job__survive_reopening, setup, teardown),
+        cmocka_unit_test_setup_teardown(state__what_was_not_committed__has_not_happened, setup, teardown),
+        cmocka_unit_test_setup_teardown(state__after_a_lost_write__nothing_is_written_any_more, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(state__same_candidate_twice__has_one_snapshot, setup, teardown),
         cmocka_unit_test_setup_teardown(state__snapshot__comes_back_with_its_verdict, setup, teardown),
+        cmocka_unit_test_setup_teardown(state__twin__is_the_first_judged_snapshot_with_the_same_content,
+                                        setup, teardown),
         cmocka_unit_test_setup_teardown(state__second_handle__is_refused_while_the_first_is_open, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(state__missing_or_foreign_file__is_refused_with_its_path, setup,

@@ -293,6 +293,19 @@ static void json__gradients__carry_the_worst_error_and_its_shape(void **state)
     assert_string_equal(json_string_value(json_object_get(x, "name")), "x");
     assert_true(json_real_value(json_object_get(x, "error")) == 4e-6);
     assert_int_equal(json_integer_value(json_object_get(json_object_get(x, "worst_shape"), "M")), 11);
+    json_t *rows = json_object_get(o, "per_shape"), *row, *own;
+    size_t i, seen = 0;
+    json_array_foreach(rows, i, row)
+    {
+        own = json_array_get(json_object_get(row, "gradients"), 0);
+        if (json_integer_value(json_object_get(json_object_get(row, "shape"), "M")) == 11)
+            seen += json_real_value(json_object_get(own, "error")) == 4e-6;
+        if (strcmp(json_string_value(json_object_get(row, "kind")), "hidden") == 0)
+            seen += json_is_string(json_object_get(row, "shape"));
+        if (json_integer_value(json_object_get(json_object_get(row, "shape"), "M")) == 12)
+            seen += !own || strcmp(json_string_value(json_object_get(own, "name")), "x") != 0; /* noise */
+    }
+    assert_int_equal(seen, 3);
     json_t *shapes = json_object_get(o, "shapes");
     assert_int_equal(json_integer_value(json_object_get(shapes, "required")), 3);
     assert_int_equal(json_integer_value(json_object_get(shapes, "hidden_passed")), 1);

@@ -251,7 +251,11 @@ def _bound(g: Graph, node: Node, high: bool) -> Node | None:
         bounds = [_bound(g, side, high) for side in sides]
         if len(bounds) < 2 or None in bounds:
             return None
-        return g.make("maximum" if high else "minimum", bounds)  # type: ignore[arg-type]
+        return (
+            bounds[0]
+            if bounds[0] is bounds[1]
+            else g.make("select", (node.args[0], *bounds), {}, node.dtype, ())
+        )  # type: ignore[arg-type]
     if node.op not in ("add", "sub", "mul", "minimum", "maximum", "cdiv", "floordiv"):
         return None
     a, b = node.args

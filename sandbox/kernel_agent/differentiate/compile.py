@@ -8,15 +8,29 @@ from typing import Any
 
 from .. import draw
 from ..forward import Forward
-from . import host, loops, overwrite, stores, tape, unwrap
+from . import cover, host, late, loops, overwrite, partials, stores, tape, tuning, unwrap
+from .decisions import Totals, advise, header
 from .demand import effects_of
 from .emit import Emitted, Emitter, gradient_name
 from .fence import Refusal
 from .owner import NotOwned, Owner, OwnerKernel
+from .partials import Partials
 from .reverse import LineReport, Reverse, writes
-from .text import DISJOINT, FINISHED, GRADIENT_OF, LAID_OUT, FunctionText, Step, config_name, stub_text
+from .text import (
+    DISJOINT,
+    FINISHED,
+    GRADIENT_OF,
+    LAID_OUT,
+    SUMMED,
+    FunctionText,
+    Step,
+    config_name,
+    config_text,
+    stub_text,
+)
 
 MARKER = "# ---- backward ----"
+PROGRAMS = 256  # that keep private sums: about two on each multiprocessor
 SPLITS = 128  # programs that share the outermost sum of a gradient with few tiles
 
 
@@ -32,6 +46,8 @@ class Draft:
     atomics: int = 0
     atomics_naive: int = 0
     schedule: str = "atomic"
+    configs: list[dict[str, Any]] = field(default_factory=list)  # for the tuner
+    programs: int = PROGRAMS  # that share the walk over a summed axis
 
 
 def differentiate(
@@ -63,19 +79,18 @@ def _differentiate(
     config: dict[str, Any] | None,
 ) -> Draft:
     """One attempt with one schedule."""
+    tuning.bind(fwd, config or {})
     args, kwargs = draw.make_inputs(fwd, dims, seed, dtype=dtype)
     sites = [site for site in host.trace(fwd, args, kwargs) if site.outputs]
     stub = next(n for n in fwd.tree.body if isinstance(n, ast.FunctionDef) and n.name == fwd.stub_name)
     draft = Draft("", f"{fwd.stub_name}_autograd", schedule=schedule or "partials")
+    draft.programs = int((config or {}).get("programs", PROGRAMS))
     if not sites:
         raise Refusal(
             "stub", "no launch writes anything that depends on an input", line=stub.lineno, file=fwd.path
         )
-    for site in sites:
-        site.launch.num_warps = (config or {}).get("num_warps", site.launch.num_warps)
-        site.warps = "num_warps" in (config or {}) or site.autotuned
-        if site.launch.config:
-            site.launch.config.update({k: v for k, v in (config or {}).items() if k in site.launch.config})
+    draft.configs = tuning.menu(fwd, sites)
+    tuning.apply(sites, config or {})
     _name_classes(sites)
     kernels: dict[str, str] = {}
     functions: list[str] = []
@@ -93,14 +108,12 @@ def _differentiate(
     if stub.name not in hosts:
         copies.append(stub_text(fwd.source, stub, f"{stub.name}_autograd", sites, renamed))
     configs = [
-        f"{config_name(site)} = {site.launch.config!r}  # the forward's own choice is tuned apart\n"
+        f"{config_name(site)} = {config_text(site.launch.config or {})}  # the forward's own choice is tuned apart\n"
         for site in {s.kernel_name: s for s in sites}.values()
         if site.autotuned
     ]
     body = "".join(functions)
-    helpers = [
-        h for h in (LAID_OUT, GRADIENT_OF, FINISHED, DISJOINT) if h.split("(")[0].split()[-1] + "(" in body
-    ]
+    helpers = [h for h in (LAID_OUT, GRADIENT_OF, SUMMED, FINISHED, DISJOINT) if f"{helper_name(h)}(" in body]
     parts = [
         *("\n" + c for c in configs),
         *("\n\n" + k for k in kernels.values()),
@@ -108,6 +121,11 @@ def _differentiate(
     ]
     draft.text = "".join([*parts, *("\n" + f for f in functions), *("\n" + c for c in copies)]).lstrip("\n")
     return draft
+
+
+def helper_name(text: str) -> str:
+    """The function that a helper's text defines last."""
+    return text.split("\ndef ")[-1].split("(")[0]
 
 
 def _name_classes(sites: list[host.Site]) -> None:
@@ -120,42 +138,99 @@ def _name_classes(sites: list[host.Site]) -> None:
 
 def _launch(fwd: Forward, site: host.Site, kernels: dict[str, str], draft: Draft) -> str:
     """The Function of one launch; the kernels it needs are added to `kernels`."""
-    overwrite.check(site.kernel, site.launch.grid, draft.report)
-    draft.tape_naive_bytes += tape.naive(site)
-    loops.detach(site.kernel, draft.report)
-    reverse = Reverse(site.kernel, set()).run()
-    stores.merge(reverse)
-    unwrap.unwrap(reverse)
-    tape.use_stored(reverse)
-    draft.atomics_naive += len(writes(reverse.effects))
-    axes = program_axes(site)
-    stores.prove(reverse, axes)
-    name = f"{site.kernel_name}_bwd"
-    if site.class_name[-1].isdigit() and name in kernels:
-        name += site.class_name[-1]
-    owner = Owner(reverse, axes, name, draft.schedule == "partials")
-    if draft.schedule != "atomic":
-        owner.run()
-    taped = tape.Tape(reverse).run()
-    found = writes(reverse.effects)
-    draft.atomics += sum(w.kind == "atomic_add" for w in found)
-    draft.report += reverse.report
+    totals = Totals(naive=tape.naive(site))
+    plan = _scheduled(site, kernels, draft.schedule, totals)
+    reverse, owner, fused, taped = plan.reverse, plan.owner, plan.fused, plan.taped
+    found = writes(reverse.effects) + writes(plan.after)
+    totals.kept = sum(w.kind == "atomic_add" for w in found)
+    totals.tape = sum(tape.size(b, site) for b in taped.buffers)
+    advise(reverse, found, owner.refused, draft.schedule == "atomic")
     accumulated = {w.base.attrs["name"] for w in found if w.kind == "atomic_add"}
     text = FunctionText(site, site.kernel.inplace, accumulated)
     lines = fwd.source.splitlines()
+    layouts = [w.layout for w in found if w.layout] + [layout for k in owner.kernels for layout in k.layouts]
+    checks = list(dict.fromkeys(text.check(layout) for layout in layouts))
+    notes = header(reverse, totals, checks)
     steps = []
     if effects_remain(reverse.effects):
-        emitted = Emitter(site.kernel, name, lines).emit(reverse.effects, [])
-        kernels[name] = emitted.text
-        step = Step(emitted, "grid")
-        tape_step(text, step, taped.buffers, draft, site)
+        if fused is not None:
+            notes.append(fused.note)
+        emitted = Emitter(site.kernel, owner.name, lines).emit(reverse.effects, notes)
+        kernels[owner.name] = emitted.text
+        step = Step(emitted, "grid") if fused is None else partials_step(text, emitted, fused, draft.programs)
+        tape_step(text, step, taped.buffers, site)
         spill_step(text, step, owner)
         steps.append(step)
+        notes = []
     for made in owner.kernels:
-        emitted = Emitter(site.kernel, made.name, lines).emit(made.effects, [])
+        emitted = Emitter(site.kernel, made.name, lines).emit(made.effects, [*notes, *made.notes])
         kernels[made.name] = emitted.text
         steps.append(owner_step(text, emitted, made, owner))
+        notes = []
+    if plan.after:
+        name = f"{owner.name}_after"
+        note = "what is added to gradients that the kernels above have stored"
+        emitted = Emitter(site.kernel, name, lines).emit(plan.after, [note])
+        kernels[name] = emitted.text
+        steps.append(Step(emitted, "grid"))
+    draft.report += reverse.report
+    draft.tape_bytes += totals.tape
+    draft.tape_naive_bytes += totals.naive
+    draft.atomics += totals.kept
+    draft.atomics_naive += totals.atomics
     gradients = list(dict.fromkeys(n for s in steps for n in s.emitted.gradients))
+    _check_inplace(site, gradients, accumulated, owner)
+    every = found + [w for k in owner.kernels for w in writes(k.effects)]
+    for write in every:
+        name = write.base.attrs["name"]
+        stored = [w for w in every if w.base is write.base and w.kind == "store"]
+        if write.covers is not None and len(stored) == 1:
+            text.written[name] = text.expr(write.covers)
+    return text.text(steps, gradients, checks)
+
+
+@dataclass
+class Scheduled:
+    """The effects of one launch's backward: the main kernel, the owners' kernels, and what is added after them."""
+
+    reverse: Reverse
+    owner: Owner
+    fused: Partials | None
+    taped: tape.Tape
+    after: list
+
+
+def _scheduled(site: host.Site, kernels: dict[str, str], schedule: str, totals: Totals) -> Scheduled:
+    """The passes from the forward graph to effects with a schedule."""
+    report: list[LineReport] = []
+    overwrite.check(site.kernel, site.launch.grid, report)
+    loops.detach(site.kernel, report)
+    reverse = Reverse(site.kernel, set())
+    reverse.report = report
+    reverse.run()
+    stores.merge(reverse)
+    unwrap.unwrap(reverse)
+    tape.use_stored(reverse)
+    totals.atomics = len(writes(reverse.effects))
+    axes = program_axes(site)
+    stores.prove(reverse, axes)
+    cover.mark(reverse)
+    name = f"{site.kernel_name}_bwd"
+    if site.class_name[-1].isdigit() and name in kernels:
+        name += site.class_name[-1]
+    owner = Owner(reverse, axes, name)
+    fused = partials.fuse(reverse, axes) if schedule == "partials" else None
+    after: list = []
+    if schedule != "atomic" and not isinstance(fused, Partials):
+        owner.run()
+        after = late.split(reverse, axes, owner.refused)
+        cover.mark(reverse)
+    taped = tape.Tape(reverse).run()
+    return Scheduled(reverse, owner, fused if isinstance(fused, Partials) else None, taped, after)
+
+
+def _check_inplace(site: host.Site, gradients: list[str], accumulated: set[str], owner: Owner) -> None:
+    """What the forward overwrites must have its gradient overwritten by one program an element."""
     for inplace in site.kernel.inplace & (set(gradients) | set(site.outputs)):
         if (
             inplace in accumulated
@@ -168,8 +243,6 @@ def _launch(fwd: Forward, site: host.Site, kernels: dict[str, str], draft: Draft
                 "Write to a buffer.",
                 site.kernel.line,
             )
-    layouts = [w.layout for w in found if w.layout] + [layout for k in owner.kernels for layout in k.layouts]
-    return text.text(steps, gradients, layouts)
 
 
 def program_axes(site: host.Site) -> list[int]:
@@ -192,9 +265,7 @@ def program_count(site: host.Site) -> str:
     return " * ".join(f"grid[{i}]" for i in range(len(site.launch.grid)))
 
 
-def tape_step(
-    text: FunctionText, step: Step, buffers: list[tape.Buffer], draft: Draft, site: host.Site
-) -> None:
+def tape_step(text: FunctionText, step: Step, buffers: list[tape.Buffer], site: host.Site) -> None:
     """Allocate the scratch of a launch: a slice for each program, as long as the longest loop."""
     if not buffers:
         return
@@ -207,7 +278,6 @@ def tape_step(
             f"{b.name} = torch.empty({size}, dtype=torch.{b.dtype}, device={scratch_device(text)})"
         )
         step.extra[b.name] = b.name
-        draft.tape_bytes += tape.size(b, site)
 
 
 def spill_step(text: FunctionText, step: Step, owner: Owner) -> None:
@@ -219,18 +289,46 @@ def spill_step(text: FunctionText, step: Step, owner: Owner) -> None:
         step.extra[spill.name] = spill.name
 
 
-def owner_step(text: FunctionText, emitted: Emitted, made: OwnerKernel, owner: Owner) -> Step:
-    """The launch of an owner kernel: its grid from the forward's sizes, partial sums added up afterwards."""
-    grid = [text.expr(count) for count in made.grid]
+def partials_step(text: FunctionText, emitted: Emitted, fused: Partials, programs: int) -> Step:
+    """The launch of a strip-mined kernel: a few programs along the first walked axis, one along the others."""
+    grid = [f"grid[{axis}]" for axis in range(len(text.site.launch.grid))]
+    walked = " * ".join(grid[axis] for axis in fused.axes)
+    for axis in fused.axes:
+        grid[axis] = "programs" if axis == fused.axes[0] else "1"
     step = Step(emitted, f"({', '.join(grid)}{',' * (len(grid) == 1)})")
-    for name in emitted.extra:
+    step.setup.append(f"programs = min({walked}, {programs})")
+    pass_extra(step)
+    for base in fused.bases:
+        private_rows(text, step, base, "programs")
+    return step
+
+
+def private_rows(text: FunctionText, step: Step, base: str, rows: str) -> None:
+    """Allocate `rows` copies of a gradient before a launch, and add them up after it."""
+    d = gradient_name(base)
+    text.split.add(base)
+    text.saved[base] = None
+    step.setup.append(f"{d} = gradient_of({base}, accumulate=True, copies={rows})")
+    step.finish.append(f"{d} = summed({d}, {base})")
+
+
+def pass_extra(step: Step, optional: bool = False) -> None:
+    """Host expressions of the parameters that generated kernels have beside the forward's."""
+    for name in step.emitted.extra:
         if name.startswith("grid_"):
             step.extra[name] = f"grid[{name[5:]}]"
         elif name.startswith("span_"):
             d = gradient_name(name[5:])
-            step.extra[name] = f"0 if {d} is None else {d}.stride(0)" if made.optional else f"{d}.stride(0)"
+            step.extra[name] = f"0 if {d} is None else {d}.stride(0)" if optional else f"{d}.stride(0)"
         else:
             step.extra[name] = name
+
+
+def owner_step(text: FunctionText, emitted: Emitted, made: OwnerKernel, owner: Owner) -> Step:
+    """The launch of an owner kernel: its grid from the forward's sizes, partial sums added up afterwards."""
+    grid = [text.expr(count) for count in made.grid]
+    step = Step(emitted, f"({', '.join(grid)}{',' * (len(grid) == 1)})")
+    pass_extra(step, made.optional)
     for whole, part in dict.fromkeys(owner.divisible):
         step.setup += [
             f"if {text.expr(whole, 10)} % {text.expr(part, 11)}:",
@@ -239,14 +337,7 @@ def owner_step(text: FunctionText, emitted: Emitted, made: OwnerKernel, owner: O
     if made.split:
         step.setup.append(f"splits = min({text.expr(owner.summed(made))}, {SPLITS})")
         for base in made.bases:
-            d = gradient_name(base)
-            text.split.add(base)
-            text.accumulated.add(base)
-            text.saved[base] = None
-            step.setup.append(f"{d} = gradient_of({base}, accumulate=True, copies=splits)")
-            step.finish.append(
-                f"{d} = None if {d} is None else {d}.sum(0)" if made.optional else f"{d} = {d}.sum(0)"
-            )
+            private_rows(text, step, base, "splits")
     return step
 
 

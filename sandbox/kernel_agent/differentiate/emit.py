@@ -6,13 +6,15 @@ of lines per section (indices, recompute, upstream, reverse, write), so that the
 
 from __future__ import annotations
 
+import json
 import keyword
 import math
 from dataclasses import dataclass, field
 
 from .demand import Demand, effects_of, places
-from .ir import Carry, For, GradWrite, Graph, If, Node, Region, TapeStore, is_float
-from .lines import WIDTH, break_line, wrap
+from .ir import Carry, For, GradWrite, Graph, If, Node, Region, TapeStore, is_float, walk
+from .lines import WIDTH, break_line, folded, shortened, wrap
+from .names import stem, suggested
 from .simplify import is_zero
 from .values import Kernel, dtype_text
 
@@ -48,6 +50,12 @@ class Scope:
     def text(self) -> list[str]:
         return [line for section in self.lines for line in section]
 
+    def inside(self, other: Scope) -> bool:
+        scope: Scope | None = self
+        while scope is not None and scope is not other:
+            scope = scope.parent
+        return scope is other
+
 
 @dataclass
 class Emitted:
@@ -80,6 +88,7 @@ class Emitter:
         self.extra: dict[str, None] = {}
         self.scope = Scope(self.g.top, None)
         self.stack = [self.scope]
+        self.advised: set[str] = set()  # what a comment has said already
         self.inlining = False  # the condition of a while loop stands before its body
 
     # entry
@@ -87,6 +96,7 @@ class Emitter:
     def emit(self, effects: list, decisions: list[str]) -> Emitted:
         self.demand = Demand(effects)
         self.places = places(self.demand, effects, self.g.top)
+        self.addresses = self._addresses(effects)
         self.effects(effects)
         body = self._sections()
         params = [n for n in self.kernel.args if n in self.params]
@@ -101,7 +111,9 @@ class Emitter:
             if len(head) > 3:
                 head[-1] += "  # fmt: skip"
         notes = (
-            ["    # assumptions and decisions"] + [f"    # - {line}" for line in decisions]
+            ["    # assumptions and decisions"]
+            + ["    # " + part for line in decisions for part in folded(f"- {line}", WIDTH - 6)]
+            + [""]
             if decisions
             else []
         )
@@ -110,6 +122,24 @@ class Emitter:
             + "\n"
         )
         return Emitted(self.name, text, params, list(self.upstream), list(self.gradients), list(self.extra))
+
+    def _addresses(self, effects: list) -> dict[Node, str]:
+        """Offsets and masks, named after the first pointer that they are used with."""
+        found: dict[Node, str] = {}
+        for item in (*sorted(self.demand.seen, key=lambda n: n.id), *walk(effects)):
+            if isinstance(item, Node) and item.op == "load":
+                base, offset = item.args[:2]
+                name = stem(base.attrs["name"])
+            elif isinstance(item, GradWrite):
+                name, offset = stem(item.base.attrs["name"]), item.offset
+            elif isinstance(item, TapeStore):
+                name, offset = item.buffer, item.index
+            else:
+                continue
+            if name.startswith(("spill_", "tape_")):
+                name = name.split("_")[0]
+            found.setdefault(offset, f"{name}_offs")
+        return found
 
     def _sections(self) -> list[str]:
         out: list[str] = []
@@ -147,6 +177,11 @@ class Emitter:
             section = max(section, s3)
         if write.kind != "store":
             parts.append('sem="relaxed"')
+        if write.advice:
+            advice = "as above" if write.advice in self.advised else write.advice
+            self.advised.add(write.advice)
+            width = WIDTH - 4 * self.depth() - 2
+            self.scope.lines[WRITE] += ["# " + line for line in folded(f"SCHEDULE: {advice}", width)]
         self.line(WRITE, f"{self.tl}.{write.kind}({', '.join(parts)})")
 
     def tape_store(self, store: TapeStore) -> None:
@@ -163,9 +198,16 @@ class Emitter:
 
     def line(self, section: int, text: str, note: int | None = None) -> None:
         if note is not None and 0 < note <= len(self.source):
+            room = WIDTH - 4 - 4 * self.depth() - len(text)
             comment = self.statement(note)
-            if comment and len(text) + len(comment) < WIDTH - 6 - 4 * self.depth():
+            if room >= 24:
+                comment = shortened(comment, room)
+            if 0 < len(comment) <= room:
                 text = f"{text}  # {comment}"
+            else:
+                self.scope.lines[section].append(
+                    shortened(f"# line {note}: {comment}", WIDTH - 4 * self.depth())
+                )
         self.scope.lines[section].extend(break_line(text, WIDTH - 4 * self.depth()))
 
     def statement(self, line: int) -> str:
@@ -305,7 +347,7 @@ class Emitter:
                 section,
             )
         if loop.order != "reverse":
-            parts = [lo_text, hi_text, step_text]
+            parts = [self.expr(lo)[0], hi_text, self.expr(step)[0]]
             if unit:
                 parts = parts[1:2] if is_zero(lo) else parts[:2]
             return f"for {name} in {region.call}({', '.join(parts)}):", [name], section
@@ -322,13 +364,18 @@ class Emitter:
 
     def update(self, updates: list[tuple[str, str, Carry]]) -> None:
         """Assign the carries of the next iteration, all at once where one needs another's old value."""
-        phis = {carry.phi: name for name, _, carry in updates}
-        tangled = False
-        for _, _, carry in updates:
-            others = set(phis) - {carry.phi}
-            if others & self.inline_phis(carry.next):  # type: ignore[arg-type]
-                tangled = True
-        if tangled:
+        needs = {name: self.inline_phis(carry.next) - {carry.phi} for name, _, carry in updates}  # type: ignore[arg-type]
+        ordered: list[tuple[str, str, Carry]] = []
+        rest = list(updates)
+        while rest:  # next comes one whose old value none of the others needs
+            free = [u for u in rest if not any(u[2].phi in needs[o[0]] for o in rest if o is not u)]
+            if not free:
+                break
+            ordered.append(free[0])
+            rest.remove(free[0])
+        if not rest:
+            updates = ordered
+        else:
             left, right = ", ".join(u[0] for u in updates), ", ".join(u[1] for u in updates)
             self.line(WRITE, f"{left} = {right}")
             return
@@ -336,8 +383,12 @@ class Emitter:
             self.assign(name, text)
 
     def assign(self, name: str, text: str) -> None:
-        start = f"{name} + "
-        self.line(WRITE, f"{name} += {text[len(start) :]}" if text.startswith(start) else f"{name} = {text}")
+        for sign in "+-":
+            start = f"{name} {sign} "
+            if text.startswith(start) and (sign == "+" or _one_term(text[len(start) :])):
+                self.line(WRITE, f"{name} {sign}= {text[len(start) :]}")
+                return
+        self.line(WRITE, f"{name} = {text}")
 
     def accumulator(self, out: Node) -> str | None:
         """The carry that an `if` adds to, when nothing else needs its old value: it is updated in place."""
@@ -418,7 +469,7 @@ class Emitter:
             if blocks[1]:
                 lines += ["else:", *("    " + line for line in blocks[1])]
         elif blocks[1]:
-            lines += [f"if not ({cond}):", *("    " + line for line in blocks[1])]
+            lines += [f"if {_negated(cond)}:", *("    " + line for line in blocks[1])]
         for out in outs:
             outer.names[out] = (names[out], section)
 
@@ -467,10 +518,9 @@ class Emitter:
         scope = self.scope
         while scope.region.cond is not None and scope.parent is not None:  # an `if` hides nothing
             scope = scope.parent
-        at = self.stack.index(scope)
-        taken = self.reserved.union(
-            *(scope.own for scope in self.stack), *(scope.below for scope in self.stack[at:])
-        )
+        inner = [s for s in self.stack if s.inside(scope)]
+        around = [s for s in self.stack if scope.inside(s)]
+        taken = self.reserved.union(*(s.own for s in (*around, *inner)), *(s.below for s in inner))
         name, n = hint, 1
         while name in taken:
             n += 1
@@ -525,8 +575,9 @@ class Emitter:
     def define(self, node: Node) -> None:
         text, _, section = self.render(node)
         section = max(section, self.own_section(node))
-        name = self.unique(node.hint or "t")
-        self.line(section, f"{name} = {text}", node.line if node.reverse and node.hint else None)
+        name = self.unique(node.hint or suggested(node, self.addresses))
+        adjoint = node.reverse and node.is_float and node.hint is not None
+        self.line(section, f"{name} = {text}", node.line if adjoint else None)
         self.scope.names[node] = (name, section)
 
     def own_section(self, node: Node) -> int:
@@ -534,22 +585,40 @@ class Emitter:
             return (
                 UPSTREAM if node.op in ("load", "cast") and node.args[0].op in ("param", "load") else REVERSE
             )
-        return RECOMPUTE if node.is_float or node.reverse else INDICES
+        return RECOMPUTE if node.is_float else INDICES
 
     def inline(self, node: Node) -> bool:
         if node.op in _TRIVIAL or (self.inlining and self.home(node) is self.scope.region):
             return True
+        if node.op == "cast" and self.demand.uses[node] > 1 and self.python_number(node.args[0]):
+            return False
         if node.op == "pid":
             return not node.hint and self.demand.uses[node] <= 1
         if node.op == "expand" or (node.op in ("neg", "cast", "permute", "not") and self.find(node.args[0])):
             return not node.hint
         if self.uniform(node, 4) and not node.hint:
             return True
+        if node in self.addresses and not self.brief(node, 5):
+            return False
         if self.home(node) is not self.scope.region and not self.home(node).inside(self.scope.region):
             return False
         return self.demand.uses[node] <= 1 and (
             not node.hint or node.reverse and not node.hint.startswith("d_")
         )
+
+    def brief(self, node: Node, size: int) -> bool:
+        """Whether an address reads well inside a call."""
+        if self.find(node) is not None or node.op in (
+            "const",
+            "constexpr",
+            "param",
+            "iv",
+            "phi",
+            "pid",
+            "arange",
+        ):
+            return size > 0
+        return size > 0 and all(self.brief(a, size - len(node.args)) for a in node.args)
 
     def uniform(self, node: Node, size: int) -> bool:
         """A small scalar of parameters: cheap enough to repeat."""
@@ -590,11 +659,17 @@ class Emitter:
             return f"{sub(left, prec)} {symbol} {sub(right, prec + 1)}", prec, section
         if op == "compare":
             return f"{sub(args[0], 5)} {node.attrs['cmp']} {sub(args[1], 5)}", 4, section
+        if op == "select":
+            cond, a, b = args
+            return f"{sub(a, 1)} if {sub(cond, 1)} else {sub(b)}", 0, section
         if op in ("neg", "invert"):
             return f"{'-' if op == 'neg' else '~'}{sub(args[0], 11)}", 11, section
         if op == "not":
             if args[0].op == "isnone":
                 return f"{sub(args[0].args[0], 5)} is not None", 4, section
+            if args[0].op == "compare" and args[0].attrs["cmp"] == "==" and self.find(args[0]) is None:
+                left, right = args[0].args
+                return f"{sub(left, 5)} != {sub(right, 5)}", 4, section
             return f"not {sub(args[0], 3)}", 3, section
         if op == "isnone":
             return f"{sub(args[0], 5)} is None", 4, section
@@ -740,10 +815,26 @@ class Emitter:
         return f"{self.tl}.full({self.shape(shape)}, {_number(value)}, {self.dtype(dtype)})"
 
 
+def _one_term(text: str) -> bool:
+    """Whether a text has no sum outside brackets: `c - a + b` is not `c -= a + b`."""
+    depth = 0
+    for i, char in enumerate(text):
+        depth += (char in "([{") - (char in ")]}")
+        if depth == 0 and text[i : i + 3] in (" + ", " - "):
+            return False
+    return True
+
+
+def _negated(cond: str) -> str:
+    if cond.count(" == ") == 1 and not any(word in cond for word in (" and ", " or ", "not ")):
+        return cond.replace(" == ", " != ")
+    return f"not {cond}" if cond.isidentifier() else f"not ({cond})"
+
+
 def _number(value: object) -> str:
     if isinstance(value, float):
         if math.isnan(value):
             return 'float("nan")'
         if value in (float("inf"), float("-inf")):
             return ("-" if value < 0 else "") + 'float("inf")'
-    return repr(value)
+    return json.dumps(value) if isinstance(value, str) else repr(value)

@@ -39,6 +39,7 @@ class Site:
     class_name: str = ""
     added: list[str] = field(default_factory=list)  # written with atomic adds only
     autotuned: bool = False
+    stages: int | None = None  # num_stages of the backward, where it is chosen
     warps: bool = False  # the backward's num_warps is chosen here, not by the launch
     heuristics: dict[str, ast.expr] = field(default_factory=dict)
 

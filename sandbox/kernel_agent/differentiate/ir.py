@@ -137,8 +137,10 @@ class GradWrite:
     region: Region
     line: int | None
     kind: str = "atomic_add"  # or "store", once proven disjoint
-    proof: str = ""
+    proof: str = ""  # why it is a store, or why it is not
     layout: list = field(default_factory=list)  # (stride, extent) pairs that the host checks
+    covers: Node | None = None  # how many elements it reaches, where that is known
+    advice: str = ""  # the better schedule that could not be proven
 
 
 @dataclass(eq=False)
@@ -253,8 +255,11 @@ class Graph:
             dtype = promote(args)
         if shape is None:
             shape = broadcast_shape(self, [arg.shape for arg in args])
-        if op in ELEMENTWISE and any(arg.op == "broadcast" for arg in args):
+        if op in ELEMENTWISE and any(arg.op in STRETCHED for arg in args):
             args = self._unstretched(args, shape)
+            if op in ARITHMETIC and all(not _core(arg).shape for arg in args):  # one number for all lanes
+                number = self.make(op, [_core(arg) for arg in args], attrs, dtype, ())
+                return self.broadcast(number, shape)
         simpler = simplify.node(self, op, args, attrs, dtype, shape)
         return simpler if simpler is not None else self.intern(op, args, attrs, dtype, shape)
 
@@ -262,8 +267,11 @@ class Graph:
         """Drop explicit broadcasts that another argument makes anyway."""
         out = list(args)
         for i, arg in enumerate(args):
-            if arg.op == "broadcast" and any(other.shape == shape for j, other in enumerate(out) if j != i):
-                out[i] = arg.args[0]
+            core = _core(arg)
+            if core is arg and arg.op == "broadcast":
+                core = arg.args[0]
+            if core is not arg and any(other.shape == shape for j, other in enumerate(out) if j != i):
+                out[i] = core
         return tuple(out)
 
     def intern(self, op: str, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node:
@@ -347,7 +355,17 @@ class Graph:
 
 
 ELEMENTWISE = {"add", "sub", "mul", "div", "clamp", "maximum", "minimum", "where", "compare", "and", "or"}
+ARITHMETIC = {"add", "sub", "mul", "div"}
+STRETCHED = {"broadcast", "expand", "full"}
 DETACHED = {"compare", "floordiv", "mod", "argreduce", "pid", "npid", "arange", "isnone"}
+
+
+def _core(node: Node) -> Node:
+    """The number that fills all lanes of a block; the node itself where there is none."""
+    core = node
+    while core.op in STRETCHED and core.args:
+        core = core.args[0]
+    return node if core.shape else core
 
 
 def _freeze(attrs: dict) -> tuple:
@@ -452,6 +470,7 @@ _FOLD = {
     "land": lambda a, b: a and b,
     "lor": lambda a, b: a or b,
     "not": lambda a: not a,
+    "select": lambda cond, a, b: a if cond else b,
     "neg": lambda a: -a,
     "invert": lambda a: (not a) if isinstance(a, bool) else ~a,
     "compare": None,

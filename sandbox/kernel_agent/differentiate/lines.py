@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 WIDTH = 104
 
 
@@ -13,6 +15,15 @@ def wrap(items: list[str], width: int) -> list[str]:
         else:
             lines.append(item)
     return lines
+
+
+def folded(text: str, width: int) -> list[str]:
+    """Prose in lines, the later ones indented."""
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3].rstrip() + "..."
 
 
 def break_line(text: str, width: int) -> list[str]:

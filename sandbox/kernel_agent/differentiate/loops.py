@@ -316,6 +316,12 @@ def running_maximum(loop: For) -> Online | None:
     return None
 
 
+def _of_outer_step(loop: For) -> bool:
+    """Whether a loop uses what a loop around it carries: the copy that telescoping makes would see the outer loop's old carries."""
+    carried = (n for n in reachable([loop]) if isinstance(n, Node) and n.op == "phi")
+    return any(loop.region is not n.home and loop.region.inside(n.home) for n in carried)
+
+
 def detach(kernel: Kernel, report: list[LineReport]) -> None:
     """Take every maximum that provably cancels out of the differentiation; telescope online loops."""
     prune(kernel.effects)
@@ -324,7 +330,7 @@ def detach(kernel: Kernel, report: list[LineReport]) -> None:
         n for n in items if isinstance(n, Node) and n.op == "reduce" and n.attrs["fn"] == "max" and n.active
     }
     found = [running_maximum(item) for item in items if isinstance(item, For)]
-    online = {o.loop: o for o in found if o is not None}
+    online = {o.loop: o for o in found if o is not None and not _of_outer_step(o.loop)}
     for base in ("", "2"):
         blocks, online = _detach(kernel, blocks, online, base, report)
 

@@ -56,6 +56,7 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
         "atomics_naive": draft.atomics_naive,
         "lines": lines,
         "schedule": draft.schedule,
+        "configs": draft.configs,
         "alternatives": [name for name in SCHEDULES if name != draft.schedule] if draft.atomics_naive else [],
     }
     return {"backward": draft.text, "entry": draft.entry, "report": report}

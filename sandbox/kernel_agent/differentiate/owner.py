@@ -11,12 +11,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .affine import Affine, upper
-from .ir import Carry, For, GradWrite, Graph, If, Node, Region, TapeStore, operands, reachable, real
+from .affine import Affine, Var, upper
+from .bounds import first as first_program
+from .bounds import last as last_program
+from .cover import reached
+from .decisions import Why
+from .ir import Carry, For, GradWrite, If, Node, Region, TapeStore, operands, reachable, real
+from .names import stem, suggested
+from .partials import parts as conditions
+from .programs import program_variables
 from .reverse import LineReport, Reverse
 from .rewrite import Rewriter
+from .simplify import is_zero
 from .stores import close, depends, layout_of, learn, placed_writes
-from .values import Kernel, is_static, loop_out
+from .values import is_static, loop_out
 
 
 @dataclass
@@ -40,102 +48,20 @@ class OwnerKernel:
     optional: bool = False  # written under a condition known at compile time: the gradient may be None
     shared: Node | None = None
     layouts: list[list] = field(default_factory=list)
-
-
-@dataclass
-class Programs:
-    """The program variables of the forward: (the forward's node, a virtual id with its count)."""
-
-    table: dict[Node, Node]
-    virtual: list[Node]
-
-
-def program_variables(kernel: Kernel, effects: list, axes: list[int]) -> Programs:
-    """Program ids, or the two tile indices where one id is split into them."""
-    g = kernel.graph
-    nodes = [n for n in reachable(effects) if isinstance(n, Node)]
-    table: dict[Node, Node] = {}
-    virtual: list[Node] = []
-
-    def new(node: Node, count: Node, hint: str) -> None:
-        vpid = g.intern("vpid", (), {"axis": len(virtual), "count": count}, "int32", ())
-        vpid.attrs["count"] = count
-        vpid.hint = node.hint or hint
-        table[node] = vpid
-        virtual.append(vpid)
-
-    for axis in axes:
-        pid = g.intern("pid", (), {"axis": axis}, "int32", ())
-        pair = _tiles(g, nodes, pid)
-        if pair is not None:
-            (rows, row_count), (cols, col_count) = pair
-            new(rows, row_count, "tile_m")
-            new(cols, col_count, "tile_n")
-        else:
-            new(pid, g.intern("npid", (), {"axis": axis}, "int32", ()), f"program_{axis}")
-    return Programs(table, virtual)
-
-
-def _tiles(g: Graph, nodes: list[Node], pid: Node) -> tuple[tuple[Node, Node], tuple[Node, Node]] | None:
-    """Two nodes that are a bijection of a program id onto a grid of tiles, if nothing else uses the id."""
-    affine = Affine(g)
-    for col in nodes:
-        if col.op == "floordiv" and col.args[0].op == "mod" and col.args[0].args[0] is pid:
-            found = _grouped(g, affine, nodes, pid, col)
-            if found is not None and _only_through(nodes, pid, {found[0][0], found[1][0]}):
-                return found
-    for col in nodes:
-        if col.op == "mod" and col.args[0] is pid and affine.uniform(col.args[1]):
-            row = next((n for n in nodes if n.op == "floordiv" and n.args == col.args), None)
-            if row is not None and _only_through(nodes, pid, {row, col}):
-                total = g.intern("npid", (), pid.attrs, "int32", ())
-                return (row, g.make("cdiv", (total, col.args[1]))), (col, col.args[1])
-    return None
-
-
-def _grouped(g: Graph, affine: Affine, nodes: list[Node], pid: Node, col: Node) -> tuple | None:
-    """pid -> (first + (pid % T) % S, (pid % T) // S) with T = G * cols, first = pid // T * G, S = min(rows - first, G)."""
-    local, height = col.args
-    per_group = local.args[1]
-    if height.op != "minimum" or per_group.op != "mul":
-        return None
-    for group, cols in (per_group.args, per_group.args[::-1]):
-        if not (affine.uniform(group) and affine.uniform(cols)):
-            continue
-        first = g.mul(g.make("floordiv", (pid, per_group)), group)
-        for left, limit in (height.args, height.args[::-1]):
-            if limit is group and left.op == "sub" and left.args[1] is first and affine.uniform(left.args[0]):
-                row = g.add(first, g.make("mod", (local, height)))
-                if row in nodes:
-                    return (row, left.args[0]), (col, cols)
-    return None
-
-
-def _only_through(nodes: list[Node], pid: Node, through: set[Node]) -> bool:
-    """Whether every path from effects to the id passes one of `through`."""
-    inner = {n for t in through for n in reachable([t]) if isinstance(n, Node)}
-    for node in nodes:
-        if node in inner:
-            continue
-        if any(arg in inner and arg not in through and _mentions(arg, pid) for arg in node.args):
-            return False
-    return True
-
-
-def _mentions(node: Node, wanted: Node) -> bool:
-    return any(n is wanted for n in reachable([node]))
+    notes: list[str] = field(default_factory=list)  # what stands above it
 
 
 class Owner:
     """Moves eligible atomic writes of one reverse sweep to kernels of their own."""
 
-    def __init__(self, reverse: Reverse, axes: list[int], name: str, all_writes: bool) -> None:
+    def __init__(self, reverse: Reverse, axes: list[int], name: str) -> None:
         self.reverse, self.kernel, self.g = reverse, reverse.kernel, reverse.kernel.graph
-        self.name, self.all_writes = name, all_writes
+        self.name = name
         self.programs = program_variables(self.kernel, reverse.effects, axes)
         self.spills: dict[Node, Spill] = {}
+        self.refused: dict[Node, str] = {}  # gradients that keep their writes, and why
         self.kernels: list[OwnerKernel] = []
-        self.divisible: list[tuple[Node, Node]] = []  # block sizes that the host has to find divisible
+        self.divisible = list(self.programs.divisible)  # sizes that the host has to find divisible
         self.tiles = Rewriter(self.g, self.programs.table.get)
 
     def run(self) -> Owner:
@@ -149,23 +75,23 @@ class Owner:
                 continue
             plan = self.plan(base, writes)
             if isinstance(plan, str):
-                self.reverse.report.append(
-                    LineReport(
-                        writes[0][0].line, "owner", "none", f"gradient of {base.attrs['name']}: {plan}"
-                    )
-                )
+                self.refuse(base, writes[0][0].line, plan)
                 continue
             groups.setdefault(plan.key, []).append(plan)
         for plans in groups.values():
             self.build(plans)
         return self
 
+    def refuse(self, base: Node, line: int | None, why: str) -> None:
+        self.refused[base] = why
+        self.reverse.report.append(
+            LineReport(line, "owner", "none", f"gradient of {base.attrs['name']}: {why}")
+        )
+
     # what a base needs
 
     def plan(self, base: Node, writes: list) -> Plan | str:
         dots = any(n.op == "dot" for w, _ in writes for n in reachable([w.value]) if isinstance(n, Node))
-        if not dots and not self.all_writes:
-            return "no product of blocks in it: atomics or partial sums"
         parts: list[Part] = []
         for write, loops in writes:
             part = self.part(write, loops)
@@ -175,7 +101,7 @@ class Owner:
         first = parts[0]
         for part in parts[1:]:
             if part.own != first.own or [s for s, _ in part.trips] != [s for s, _ in first.trips]:
-                return "its writes own different tiles"
+                return Why("shared", "its writes own different tiles")
         absolute = len(parts) > 1
         key = (
             first.own,
@@ -187,53 +113,66 @@ class Owner:
 
     def part(self, write: GradWrite, loops: tuple[For, ...]) -> Part | str:
         if any(loop.order == "reverse" or loop.region.kind != "for" for loop in loops):
-            return "its loop runs backwards or has no bounds"
+            return Why("reverse", "its loop runs backwards or has no bounds")
         phis = {c.phi for loop in loops for c in loop.carries}
         phis |= {c.phi for loop in loops if loop.source for c in loop.source.carries}
         if depends(write.value, phis):
-            return "its value depends on what the loop carries"
+            return Why("carry", "its value depends on what the loop carries")
         if not self.computable(write):
-            return "its value comes out of an inner loop"
+            return Why("inner", "its value comes out of an inner loop")
         affine = Affine(self.g, absolute=True)
         groups = affine.groups(self.tiles.node(write.offset))
         if groups is None:
-            return "its address is not a sum of strides times indices"
+            return Why("mixed", "its address is not a sum of strides times indices")
         known: set = set()
+        data = next((load for group in groups for var, _ in group.terms if (load := _data(var.node))), None)
+        if data is not None:
+            where = f" (`{data.hint or stem(data.args[0].attrs['name'])}` of line {data.line})"
+            return Why("data", f"its address depends on data{where}")
         for group in groups:
-            if not affine.solve(group):
-                return "its address mixes indices"
+            if not affine.solve(group) or any(var.kind == "opaque" for var, _ in group.terms):
+                names = ", ".join(sorted({_name(var) for var, _ in group.terms}))
+                return Why("mixed", f"its address mixes indices ({names}) in one dimension")
             for var, _ in group.terms:
-                if var.kind == "opaque":
-                    return "its address depends on data"
                 learn(var, known)
         close(affine, known, groups)
         lanes = {var.key[0] for group in groups for var, _ in group.terms if var.kind == "lane"}
         if any(axis not in lanes and not self.g.is_one(dim) for axis, dim in enumerate(write.offset.shape)):
-            return "several lanes of a block go to one address"
+            return Why("lanes", "several lanes of a block go to one address")
         own = tuple(v for v in self.programs.virtual if ("vpid", (v.attrs["axis"],)) in known)
         for item in reachable([self.tiles.node(write.offset)]):
             if isinstance(item, Node) and item.op == "vpid" and item not in own:
-                return f"its address depends on `{item.hint}` without determining it"
+                return Why("mixed", f"its address depends on `{item.hint}` without determining it")
         trips = [loop.region for loop in loops if ("trip", (id(loop.region),)) in known]
         regions = [r for r in write.region.chain() if r.kind != "top"][::-1]
         reduced = tuple(r for r in regions if r.is_loop and r not in trips)
         if any(r.iv in set(reachable([write.offset])) for r in reduced):
-            return "its address depends on a loop without determining it"
+            return Why("mixed", "its address depends on a loop without determining it")
         for region in trips:
             if upper(self.g, region.bounds[1]) is None:  # type: ignore[index]
-                return "the length of its loop is not known before the launch"
+                return Why("bounds", "the length of its loop is not known before the launch")
             lo, _, step = region.bounds  # type: ignore[misc]
             if not affine.uniform(step):
-                return "its loop has a step that differs between programs"
+                return Why("bounds", "its loop has a step that differs between programs")
             if not affine.uniform(lo) and not self._aligned(lo, step):
-                return "its loop starts at different places in different programs"
+                return Why("bounds", "its loop starts at different places in different programs")
+        for condition in conditions(write.mask):
+            if self.varies(condition, own, reduced) and any(not self.g.is_one(d) for d in condition.shape):
+                return Why(
+                    "extent", "which lanes it writes differs between the programs that are summed over"
+                )
         layout = layout_of(
             affine, self.g, groups, None if write.mask is None else self.tiles.node(write.mask)
         )
         if layout is None:
-            return "the extents of its address dimensions are not known"
+            return Why("extent", "the extents of its address dimensions are not known")
         steps = [(region.bounds[2], region) for region in trips]  # type: ignore[index]
-        return Part(write, tuple(regions), own, steps, reduced, layout)
+        tile = self.tiles.node(write.offset)
+        mask = None if write.mask is None else self.tiles.node(write.mask)
+        covers = None
+        if not any(r.cond is not None for r in regions):  # what is summed over does not count
+            covers = reached(affine, self.g, groups, tile, mask)
+        return Part(write, tuple(regions), own, steps, reduced, layout, covers)
 
     def computable(self, write: GradWrite) -> bool:
         """Whether another kernel can have what a write needs: no carries, and loops only behind values of the whole program."""
@@ -265,6 +204,28 @@ class Owner:
         self.divisible.append((factor, step))
         return True
 
+    def varies(self, node: Node, own: tuple[Node, ...], reduced: tuple[Region, ...]) -> bool:
+        """Whether a value depends on something that an owner sums over."""
+        ivs = {region.iv for region in reduced}
+        stack, seen = [node], set()
+        while stack:
+            item = stack.pop()
+            if item in seen:
+                continue
+            seen.add(item)
+            if item in self.programs.table:
+                if not self.programs.of(item) <= set(own):
+                    return True
+                continue
+            if (
+                item in ivs
+                or item.op in ("pid", "loopout", "phi")
+                or (item.op == "load" and item.home is not self.g.top)
+            ):
+                return True
+            stack += [n for n in operands(item) if isinstance(n, Node)]
+        return False
+
     # the kernel
 
     def build(self, plans: list[Plan]) -> None:
@@ -274,7 +235,10 @@ class Owner:
         grid: list[Node] = []
         split = not first.dots
         if split and all(v in first.parts[0].own for v in self.programs.virtual):
-            return  # nothing to share: one program would do all the work
+            self._leave(
+                plans, Why("shared", "its address determines every program id: there is no axis to sum over")
+            )
+            return
 
         def axis(count: Node) -> Node:
             grid.append(count)
@@ -282,17 +246,12 @@ class Owner:
 
         trips = first.parts[0].trips
         if not trips and not first.parts[0].own and not split:
+            self._leave(
+                plans, Why("shared", "its address determines no program id: one program would own all of it")
+            )
             return
         if len(trips) + len(first.parts[0].own) + split > 3:
-            for plan in plans:
-                self.reverse.report.append(
-                    LineReport(
-                        plan.parts[0].write.line,
-                        "owner",
-                        "none",
-                        f"gradient of {plan.base.attrs['name']}: too many grid axes",
-                    )
-                )
+            self._leave(plans, Why("grid", "too many grid axes"))
             return
         for i in range(len(trips)):
             own["trip", i] = axis(self._trips(first, i))
@@ -300,11 +259,20 @@ class Owner:
             own[v] = axis(v.attrs["count"])
             own[v].hint = v.hint
         splits = axis(g.intern("param", (), {"name": "splits"}, "int32", ())) if split else None
-        g.here = g.top
+        nests = [
+            Nest(self, [plan.parts[n] for plan in plans], own, first.absolute, splits)
+            for n in range(len(first.parts))
+        ]
+        apart = {plan.base for k, plan in enumerate(plans) if len({nest.addresses[k] for nest in nests}) > 1}
+        if apart:
+            self._leave(
+                [p for p in plans if p.base in apart], Why("several", "its writes go to different addresses")
+            )
+            if len(apart) < len(plans):
+                self.build([p for p in plans if p.base not in apart])
+            return
         totals: list[Node | None] = [None] * len(plans)
-        for n in range(len(first.parts)):
-            parts = [plan.parts[n] for plan in plans]
-            nest = Nest(self, parts, own, first.absolute, splits)
+        for nest in nests:
             for k, total in enumerate(nest.totals()):
                 old = totals[k]
                 totals[k] = total if old is None else g.add(old, total)
@@ -315,8 +283,10 @@ class Owner:
         made.shared = next((v for v in self.programs.virtual if v not in first.parts[0].own), None)
         for plan, total in zip(plans, totals, strict=True):
             write = plan.parts[-1].write
-            offset, mask = last.at_top(write.offset), last.store_mask(write)
+            offset, mask = last.addresses[plans.index(plan)]
             effect = GradWrite(write.base, offset, mask, total, g.top, write.line, "store")  # type: ignore[arg-type]
+            if len(plan.parts) == 1 and not (split or made.optional):
+                effect.covers = plan.parts[0].covers
             if splits is not None:  # every split has a copy of its own, which the host adds up
                 span = g.intern("param", (), {"name": f"span_{write.base.attrs['name']}"}, "int32", ())
                 effect.offset = g.add(g.mul(g.cast(splits, "int64"), span), offset)
@@ -325,11 +295,28 @@ class Owner:
             self._remove(plan)
             reason = f"owned tiles: {'partial sums of ' if split else ''}one program a tile"
             self.reverse.report.append(
-                LineReport(
-                    write.line, "owner", "affine nest", f"gradient of {plan.base.attrs['name']}: {reason}"
-                )
+                LineReport(write.line, "owner", "affine nest", f"d_{stem(plan.base.attrs['name'])}: {reason}")
             )
+        made.notes = [self._note(made, first)]
         self.kernels.append(made)
+
+    def _note(self, made: OwnerKernel, plan: Plan) -> str:
+        """Who owns what in a kernel, and over what it sums."""
+        part = plan.parts[0]
+        names = ", ".join(f"d_{stem(base)}" for base in made.bases)
+        summed = [v.hint for v in self.programs.virtual if v not in part.own] + [
+            r.iv.hint for r in part.reduced if r.iv is not None
+        ]
+        over = f", summed over {', '.join(f'`{s}`' for s in summed if s)}" if summed else ""
+        share = (
+            "; each of a few programs sums a share, the rows are added up afterwards" if made.split else ""
+        )
+        return f"one program owns a tile of {names}{over}{share}"
+
+    def _leave(self, plans: list[Plan], why: str) -> None:
+        """Say why gradients stay with the main kernel."""
+        for plan in plans:
+            self.refuse(plan.base, plan.parts[0].write.line, why)
 
     def _guarded(self, effect: GradWrite, plan: Plan, nest: Nest) -> object:
         """A write under the compile-time conditions of the original: the pointer may be None without them."""
@@ -384,14 +371,12 @@ class Owner:
             numel = g.one
             for dim in node.shape:
                 numel = g.mul(numel, dim)
-            name = f"spill_{node.hint or 'value'}"
+            name = f"spill_{node.hint or suggested(node, {})}"
             while any(s.name == name for s in self.spills.values()):
                 name += "_"
             found = self.spills[node] = Spill(name, real(node.dtype), numel)
             here, g.here = g.here, g.top
-            at = self._index(
-                self._linear(lambda v: _forward_of(self.programs, v), main=True), node.shape, numel
-            )
+            at = self._index(self._linear(lambda n: n, main=True), node.shape, numel)
             g.here = here
             self.reverse.effects.append(TapeStore(name, at, node, g.top))
             reason = "took a loop: the main kernel keeps it for the owner kernels"
@@ -408,8 +393,9 @@ class Owner:
         """The number of a forward program."""
         g = self.g
         total: Node | None = None
-        for v in self.programs.virtual:
-            here, count = variable(v), v.attrs["count"] if main else self.count(v)
+        for node, count in self.programs.numbered:
+            here = variable(node)
+            count = count if main else Rewriter(g, self.grid_param).node(count)
             total = g.cast(here, "int64") if total is None else g.add(g.mul(total, count), here)
         assert total is not None
         return total
@@ -447,6 +433,7 @@ class Part:
     trips: list[tuple[Node, Region]]
     reduced: tuple[Region, ...]
     layout: list
+    covers: Node | None = None  # how many elements all owners reach
 
 
 @dataclass
@@ -458,8 +445,18 @@ class Plan:
     dots: bool
 
 
-def _forward_of(programs: Programs, v: Node) -> Node:
-    return next(node for node, vpid in programs.table.items() if vpid is v)
+def _data(node: Node | None) -> Node | None:
+    """A load that a variable of an address comes from."""
+    if node is None:
+        return None
+    return next((n for n in reachable([node]) if isinstance(n, Node) and n.op == "load"), None)
+
+
+def _name(var: Var) -> str:
+    """A variable of an address, for people."""
+    if var.region is not None:
+        return f"`{var.region.iv.hint}`" if var.region.iv and var.region.iv.hint else "a loop"
+    return f"`{var.node.hint}`" if var.node is not None and var.node.hint else var.kind
 
 
 class Nest:
@@ -471,42 +468,83 @@ class Nest:
         self.owner, self.g, self.parts, self.own = owner, owner.g, parts, own
         self.absolute, self.splits = absolute, splits
         self.regions: dict[Region, Region] = {}
-        self.variables: dict[Node, Node] = {}
+        self.variables: dict[Node, Node] = {}  # of the forward's loops
+        self.actual: dict[Node, Node] = {}  # of its programs
         self.memo: dict[Node, Node] = {}
         self.levels: list[tuple[str, Region]] = []
         self.flat = False
+        self.fixed: dict[Region, Region] = {}  # branches that move outside
+        self.certain: set[Region] = set()  # loops that every program left in the window reaches
+        self._enter()
+        # Of each write, what the grid determines: the address that the tile's owner stores to, and its mask.
+        self.addresses = [(self.at_top(p.write.offset), self.store_mask(p.write)) for p in parts]
 
     def totals(self) -> list[Node]:
-        self._enter()
-        for part in self.parts:  # what the grid determines goes to the top, where the loops find it
-            self.at_top(part.write.offset)
-            self.store_mask(part.write)
         zeros = [self.g.zeros(p.write.value.shape, p.write.value.dtype) for p in self.parts]
-        return self._nest(0, zeros)
+        totals = self._nest(0, zeros)
+        self.g.here = self.g.top
+        return totals
 
     def _enter(self) -> None:
         """Make the new regions, outermost first."""
         g, owner, part = self.g, self.owner, self.parts[0]
         g.here = g.top
         first = True
+        for region in part.path:  # what is known when the kernel is compiled is asked outside all loops
+            if region.cond is not None and is_static(region.cond):
+                g.here = self.fixed[region] = g.branch(self.node(region.cond), region.positive)
+                self.levels.append(("branch", g.here))
         for v in owner.programs.virtual:
-            forward = _forward_of(owner.programs, v)
             if v in part.own:
-                self.variables[forward] = self.own[v]
+                self.actual[v] = self.own[v]
+        for v in owner.programs.virtual:
+            if v in part.own:
                 continue
-            start, step = g.const(0), g.one
+            start, end, step = g.const(0), owner.count(v), g.one
             if first and self.splits is not None:
                 start, step = self.splits, g.intern("npid", (), self.splits.attrs, "int32", ())
-            region = g.loop_region(start, owner.count(v), step, "range", part.write.line)
+            else:
+                start, end = self._window(v, start, end)
+            region = g.loop_region(start, end, step, "range", part.write.line)
             region.iv.hint = region.iv.hint or v.hint  # type: ignore[union-attr]
-            self.variables[forward] = region.iv  # type: ignore[assignment]
+            self.actual[v] = region.iv  # type: ignore[assignment]
             self.levels.append(("loop", region))
             g.here = region
             first = False
         self.regions[g.top] = g.here
         for region in part.path:
             g.here = self.regions[region.parent]  # type: ignore[index]
-            self.regions[region] = self._region(region, part)
+            self.regions[region] = g.here if region in self.fixed else self._region(region, part)
+
+    def program(self, value: Node) -> Node:
+        """A value of program variables, in terms of this kernel's ids and loops."""
+        return Rewriter(self.g, self.actual.get).node(value)
+
+    def _window(self, v: Node, start: Node, end: Node) -> tuple[Node, Node]:
+        """Leave out the programs whose loops do not reach the owned tile."""
+        g, part, tiles = self.g, self.parts[0], self.owner.tiles
+        here, g.here = g.here, g.top
+        for index, (step, region) in enumerate(part.trips):
+            lo, hi, _ = region.bounds  # type: ignore[misc]
+            fixed = Affine(g).uniform(lo) and not self.absolute
+            value = g.mul(self.own["trip", index], step)
+            value = g.add(lo, value) if fixed else value
+            low, exact = first_program(g, tiles.node(hi), v, value)
+            if low is not None:
+                start = low if start.op == "const" else g.make("maximum", (start, low))
+            others = [w for w in self.owner.programs.virtual if w is not v and w not in part.own]
+            if exact and fixed and is_zero(lo) and len(part.trips) == 1 and not others:
+                self.certain.add(region)
+            high = None if fixed else last_program(g, tiles.node(lo), v, value)
+            if high is not None:
+                end = g.make("minimum", (end, high))
+        g.here = here
+        return self.named(start, "first"), self.named(end, "last")
+
+    def named(self, node: Node, hint: str) -> Node:
+        if node.op not in ("const", "constexpr", "param", "npid") and node.hint is None:
+            node.hint = hint
+        return node
 
     def _region(self, region: Region, part: Part) -> Region:
         g = self.g
@@ -533,7 +571,7 @@ class Nest:
         if iv.hint is None:
             iv.hint = region.iv.hint  # type: ignore[union-attr]
         self.variables[region.iv] = iv  # type: ignore[index]
-        if fixed and affine.uniform(region.bounds[1]):  # type: ignore[index]
+        if region in self.certain or fixed and affine.uniform(region.bounds[1]):  # type: ignore[index]
             return g.here
         inside = g.make("compare", (iv, hi), {"cmp": "<"}, "int1")
         if not (lo.op == "const" and lo.value == 0):
@@ -582,8 +620,8 @@ class Nest:
         """The value of one iteration; lanes that the mask excludes here contribute nothing."""
         g = self.g
         value = self.node(write.value)
-        for mask in self._masks(write.mask):
-            if self._varies(mask):
+        for mask in conditions(write.mask):
+            if self.owner.varies(mask, self.parts[0].own, self.parts[0].reduced):
                 value = g.where(self.node(mask), value, g.number(0))
         return value
 
@@ -591,38 +629,11 @@ class Nest:
         g = self.g
         g.here = g.top
         result: Node | None = None
-        for mask in self._masks(write.mask):
-            if not self._varies(mask):
+        for mask in conditions(write.mask):
+            if not self.owner.varies(mask, self.parts[0].own, self.parts[0].reduced):
                 new = self.at_top(mask)
                 result = new if result is None else g.make("and", (result, new), {}, "int1")
         return result
-
-    def _masks(self, mask: Node | None) -> list[Node]:
-        if mask is None:
-            return []
-        if mask.op == "and":
-            return [m for arg in mask.args for m in self._masks(arg)]
-        return [mask]
-
-    def _varies(self, node: Node) -> bool:
-        """Whether a value depends on something that is summed over here."""
-        part = self.parts[0]
-        ivs = {r.iv for r in part.reduced}
-        own = {_forward_of(self.owner.programs, v) for v in part.own}
-        stack, seen = [node], set()
-        while stack:
-            item = stack.pop()
-            if item in seen or item in own:
-                continue
-            seen.add(item)
-            if (
-                item in ivs
-                or item in self.owner.programs.table
-                or item.op in ("pid", "load", "loopout", "phi")
-            ):
-                return True
-            stack += [n for n in operands(item) if isinstance(n, Node)]
-        return False
 
     def at_top(self, node: Node) -> Node:
         """A value that depends on owned variables only, outside all loops and branches."""
@@ -656,14 +667,14 @@ class Nest:
         g = self.g
         if node in self.variables:
             return self.variables[node]
+        if node in self.owner.programs.table:
+            return self.program(self.owner.programs.table[node])
         if node.op in ("const", "constexpr", "param"):
             return node
         if node.op == "npid":
             return self.owner.grid_param(node)  # type: ignore[return-value]
         if node.home is g.top and node.is_float and _takes_loop(node) and not _thinner(node):
-            return self.owner.spill(
-                node, self.owner._linear(lambda v: self.variables[_forward_of(self.owner.programs, v)])
-            )
+            return self.owner.spill(node, self.owner._linear(self.node))
         if node.op == "ifout":
             return self._choice(node)
         if node.op in ("loopout", "phi", "pid", "iv"):

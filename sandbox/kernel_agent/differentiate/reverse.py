@@ -34,6 +34,7 @@ class Reverse:
     detached: set[Node]
     effects: list = field(default_factory=list)
     report: list[LineReport] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)  # operations whose adjoint was taken
 
     def run(self) -> Reverse:
         g = self.kernel.graph
@@ -97,6 +98,7 @@ class Reverse:
                     self.load(item, d, region, out, add)
                 else:
                     g.line = item.line
+                    self.used.add(item.attrs.get("fn", item.op) if item.op in ("call", "reduce") else item.op)
                     for arg, contribution in adjoint(g, item, d):
                         add(arg, contribution)
         return out, external

@@ -58,7 +58,17 @@ def _add(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node |
         return g.make("sub", (a, b.args[0]), {}, dtype, shape)
     if a.op == "neg" and b.op != "neg":
         return g.make("sub", (b, a.args[0]), {}, dtype, shape)
-    return None
+    return _over_one_divisor(g, "add", a, b, dtype, shape)
+
+
+def _over_one_divisor(g: Graph, op: str, a: Node, b: Node, dtype: str, shape: tuple) -> Node | None:
+    """a / s + b / s = (a + b) / s, for adjoints, whose parts have no other use."""
+    if not (g.reverse and a.op == b.op == "div" and a.args[1] is b.args[1] and a.is_float):
+        return None
+    if a.shape != shape and b.shape != shape:
+        return None
+    top = g.make(op, (a.args[0], b.args[0]))
+    return g.make("div", (top, a.args[1]), {}, dtype, shape) if top.dtype == dtype else None
 
 
 def _sub(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node | None:
@@ -71,7 +81,7 @@ def _sub(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node |
         return _as(g, g.neg(b), dtype, shape)
     if b.op == "neg":
         return g.make("add", (a, b.args[0]), {}, dtype, shape)
-    return None
+    return _over_one_divisor(g, "sub", a, b, dtype, shape)
 
 
 def _mul(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node | None:
@@ -86,6 +96,15 @@ def _mul(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node |
         return _as(g, g.neg(b), dtype, shape)
     if is_number(b, -1) and a.dtype == dtype:
         return _as(g, g.neg(a), dtype, shape)
+    return _signed(g, "mul", a, b, dtype, shape)
+
+
+def _signed(g: Graph, op: str, a: Node, b: Node, dtype: str, shape: tuple) -> Node | None:
+    """A sign is taken out of a product, where a sum can become a difference."""
+    if a.op == "neg" and g.reverse:
+        return g.neg(g.make(op, (a.args[0], b), {}, dtype, shape))
+    if b.op == "neg" and g.reverse:
+        return g.neg(g.make(op, (a, b.args[0]), {}, dtype, shape))
     return None
 
 
@@ -95,7 +114,7 @@ def _div(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node |
         return _as(g, a, dtype, shape)
     if is_zero(a):
         return _zero(g, dtype, shape)
-    return None
+    return _signed(g, "div", a, b, dtype, shape)
 
 
 def _floordiv(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node | None:
@@ -157,7 +176,7 @@ def _expand(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Nod
         return g.make("full", a.args, {}, dtype, shape)
     if not a.shape and a.op == "const":
         return g.make("full", (a,), {}, dtype, shape)
-    return None
+    return g.neg(g.expand(a.args[0], attrs["axis"])) if a.op == "neg" and g.reverse else None
 
 
 def _broadcast(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node | None:
@@ -168,15 +187,21 @@ def _broadcast(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> 
         return g.make(a.op, a.args, a.attrs, dtype, shape)
     if a.op == "const":
         return g.make("full", (a,), {}, dtype, shape)
-    return None
+    return g.neg(g.broadcast(a.args[0], shape)) if a.op == "neg" and g.reverse else None
 
 
 def _reduce(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node | None:
     (a,), axis = args, attrs["axis"]
     if a.op == "expand" and a.attrs["axis"] == axis:
         return a.args[0] if a.args[0].dtype == dtype else None
-    if attrs["fn"] == "sum" and is_zero(a):
+    if attrs["fn"] != "sum":
+        return None
+    if is_zero(a):
         return _zero(g, dtype, shape)
+    if a.op == "neg" and g.reverse:
+        return g.neg(g.make("reduce", a.args, attrs, dtype, shape))
+    if a.op == "div" and g.reverse and not a.args[1].shape and a.args[0].dtype == dtype:
+        return g.make("div", (g.make("reduce", a.args[:1], attrs, dtype, shape), a.args[1]), {}, dtype, shape)
     return None
 
 

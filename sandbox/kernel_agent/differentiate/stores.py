@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from .affine import Affine, Group, Monomial, Var, divide, times, upper
 from .ir import For, GradWrite, Graph, If, Node, walk
+from .names import stem
 from .reverse import LineReport, Reverse, children
 from .simplify import is_zero
 
@@ -87,10 +88,13 @@ def prove(reverse: Reverse, axes: list[int]) -> None:
                 write.kind, write.proof, write.layout = "store", proof.text, proof.layout
                 name = write.base.attrs["name"]
                 reverse.report.append(
-                    LineReport(write.line, "store", proof.text, f"one program owns each element of d {name}")
+                    LineReport(
+                        write.line, "store", proof.text, f"one program owns each element of d_{stem(name)}"
+                    )
                 )
                 continue
             reason = proof
+        write.proof = reason
         name = write.base.attrs["name"]
         reverse.report.append(LineReport(write.line, "atomic", "none", f"gradient of {name}: {reason}"))
 
@@ -210,11 +214,11 @@ def layout_of(affine: Affine, g: Graph, groups: list[Group], mask: Node | None) 
     """(stride, extent) of each address dimension, in elements; None where more than one extent is unknown."""
     if len(groups) < 2:
         return []
-    bounds = _bounds(affine, mask)
+    bounds = bounds_of(affine, mask)
     layout: list[tuple[Node, Node | None]] = []
     for group in groups:
         lowest = group.terms[0][1]
-        stride = _node(affine, g, times(group.coefficient, lowest))
+        stride = monomial_node(affine, g, times(group.coefficient, lowest))
         layout.append((stride, _extent(affine, g, group, bounds)))
     open_ended = [stride for stride, extent in layout if extent is None]
     traced = [g.concrete(stride) for stride, _ in layout]
@@ -232,7 +236,7 @@ def _extent(affine: Affine, g: Graph, group: Group, bounds: dict[frozenset, Node
         bound = bounds.get(frozenset((var.kind, var.key, m) for var, m in parts))
         unit = divide(start, lowest)
         if bound is not None and unit is not None:
-            return g.mul(_node(affine, g, unit), bound)
+            return g.mul(monomial_node(affine, g, unit), bound)
     var, multiplier = group.terms[-1]
     unit = divide(multiplier, lowest)
     if unit is None:
@@ -242,15 +246,31 @@ def _extent(affine: Affine, g: Graph, group: Group, bounds: dict[frozenset, Node
         last = upper(g, hi)
         if last is None or not affine.uniform(step):
             return None
+        digit = _start_digit(affine, group, lo, step)
+        if digit is not None:
+            unit = divide(digit, lowest)
+            return None if unit is None else g.mul(monomial_node(affine, g, unit), last)
         count = (
             g.make("cdiv", (last, step)) if not is_zero(lo) or step.op != "const" or step.value != 1 else last
         )
-        return g.mul(_node(affine, g, unit), count)
+        return g.mul(monomial_node(affine, g, unit), count)
     ranges = affine.ranges(var)
-    return _node(affine, g, times(unit, ranges[0])) if ranges else None
+    return monomial_node(affine, g, times(unit, ranges[0])) if ranges else None
 
 
-def _bounds(affine: Affine, mask: Node | None) -> dict[frozenset, Node]:
+def _start_digit(affine: Affine, group: Group, lo: Node, step: Node) -> Monomial | None:
+    """The multiplier of a loop variable that starts at a program id: then it is below the loop's end, whatever the steps are."""
+    if len(group.terms) < 2 or lo.op not in ("pid", "vpid"):
+        return None
+    (below, digit), (_, multiplier) = group.terms[-2:]
+    steps = affine.terms(step, ()).get((), {})
+    if below != affine.variable(lo, ()) or len(steps) != 1:
+        return None
+    ((ids, factor),) = steps.items()
+    return digit if times(digit, (factor, ids)) == multiplier else None
+
+
+def bounds_of(affine: Affine, mask: Node | None) -> dict[frozenset, Node]:
     """Indices that a mask bounds from above: {terms of the index: bound}."""
     found: dict[frozenset, Node] = {}
     stack: list[tuple[Node, tuple[int, ...]]] = (
@@ -289,14 +309,14 @@ def _bounds(affine: Affine, mask: Node | None) -> dict[frozenset, Node]:
             else:
                 total = None
                 for ids, factor in uniform.items():
-                    term = _node(affine, affine.g, (-factor, ids))
+                    term = monomial_node(affine, affine.g, (-factor, ids))
                     total = term if total is None else affine.g.add(total, term)
                 if total is not None:
                     found[frozenset(signature)] = total
     return found
 
 
-def _node(affine: Affine, g: Graph, monomial: Monomial) -> Node:
+def monomial_node(affine: Affine, g: Graph, monomial: Monomial) -> Node:
     factor, ids = monomial
     node = g.const(factor)
     for i in ids:

@@ -157,7 +157,18 @@ class Tape:
             self._tape(loop, source, k)
 
     def _inside(self, roots: list, loop: For) -> list[Node]:
-        return [n for n in reachable([r for r in roots if r is not None]) if isinstance(n, Node)]
+        """What the body computes; values from outside come as they are, whatever loop they took."""
+        found: list[Node] = []
+        stack, seen = [r for r in roots if r is not None], set()
+        while stack:
+            item = stack.pop()
+            if id(item) in seen or (isinstance(item, Node) and not item.home.inside(loop.region)):
+                continue
+            seen.add(id(item))
+            stack += operands(item)
+            if isinstance(item, Node):
+                found.append(item)
+        return found
 
     def _accompany(self, loop: For, source: For, phis: dict[Node, int], needed: list[int]) -> None:
         """Carry the forward's state along in a reverse loop that runs forward."""

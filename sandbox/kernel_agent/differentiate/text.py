@@ -8,6 +8,7 @@ between launches and nothing is assumed about shapes, views or the number of lau
 from __future__ import annotations
 
 import ast
+import json
 from dataclasses import dataclass, field
 
 from .emit import _INFIX, Emitted, gradient_name
@@ -25,8 +26,11 @@ def laid_out(t, strides, copy=False):
 '''
 
 GRADIENT_OF = '''
-def gradient_of(t, accumulate=False, copies=None):
-    """Zeros laid out like `t`: float32 where parts are added up, with a leading axis of `copies` for partial sums."""
+def gradient_of(t, accumulate=False, copies=None, written=None):
+    """Zeros laid out like `t`: float32 where parts are added up, with a leading axis of `copies` for partial sums.
+
+    Kernels that write each of `written` elements once leave nothing of a tensor of that size for the zeros.
+    """
     if t is None:
         return None
     if any(step == 0 and size > 1 for step, size in zip(t.stride(), t.shape)):
@@ -36,7 +40,31 @@ def gradient_of(t, accumulate=False, copies=None):
     if copies is not None:
         span = 1 + sum((size - 1) * step for size, step in zip(shape, strides))
         shape, strides = (copies, *shape), (span, *strides)
-    return torch.empty_strided(shape, strides, dtype=dtype, device=t.device).zero_()
+    d = torch.empty_strided(shape, strides, dtype=dtype, device=t.device)
+    return d if written == t.numel() else d.zero_()
+'''
+
+SUMMED = '''
+@triton.jit
+def sum_partials(parts_ptr, total_ptr, count, span, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Add `count` rows of `span` elements."""
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([ROWS, BLOCK], parts_ptr.dtype.element_ty)
+    for first in range(0, count, ROWS):
+        rows = first + tl.arange(0, ROWS)
+        offs = rows[:, None].to(tl.int64) * span + cols[None, :]
+        total += tl.load(parts_ptr + offs, mask=(rows[:, None] < count) & (cols[None, :] < span), other=0.0)
+    tl.store(total_ptr + cols, tl.sum(total, axis=0), mask=cols < span)
+
+
+def summed(parts, t):
+    """The sum of private rows (rows, *t.shape), laid out like `t` and in its type."""
+    if t is None:
+        return None
+    total = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+    span = parts.stride(0)
+    sum_partials[(triton.cdiv(span, 64),)](parts, total, parts.shape[0], span, ROWS=32, BLOCK=64)
+    return total
 '''
 
 FINISHED = '''
@@ -74,6 +102,7 @@ class FunctionText:
         self.site, self.inplace, self.accumulated = site, inplace, accumulated
         self.saved: dict[str, None] = {}
         self.kept: dict[str, None] = {}
+        self.written: dict[str, str] = {}  # how many elements of a gradient the kernels write
         self.split: set[str] = set()  # gradients that a step allocates itself, as partial sums
 
     def value(self, param: str) -> str:
@@ -107,7 +136,12 @@ class FunctionText:
         elif "num_warps" in self.site.given_names:
             self.kept["num_warps"] = None
             values.append("num_warps=num_warps")
-        lines = [*step.setup, f"{emitted.name}[{step.grid}]({', '.join(values)})", *step.finish]
+        if self.site.stages is not None:
+            values.append(f"num_stages={self.site.stages}")
+        setup, grid = step.setup, step.grid
+        if len(grid) > 50:
+            setup, grid = [*setup, f"tiles = {grid}"], "tiles"
+        lines = [*setup, f"{emitted.name}[{grid}]({', '.join(values)})", *step.finish]
         return [part for line in lines for part in break_line(line, WIDTH - 8)]
 
     def check(self, layout: list[tuple[Node, Node | None]]) -> str:
@@ -127,6 +161,19 @@ class FunctionText:
             return self.expr(node.args[0], prec)
         if node.op == "neg":
             return f"-{self.expr(node.args[0], 11)}"
+        if node.op == "select":
+            cond, a, b = node.args
+            text = f"{self.expr(a, 1)} if {self.expr(cond, 1)} else {self.expr(b)}"
+            return f"({text})" if prec else text
+        if node.op == "compare":
+            left, right = (self.expr(arg, 5) for arg in node.args)
+            return (
+                f"{left} {node.attrs['cmp']} {right}" if prec < 5 else f"({left} {node.attrs['cmp']} {right})"
+            )
+        if node.op in ("not", "isnone"):
+            inner = self.expr(node.args[0], 5)
+            text = f"not {inner}" if node.op == "not" else f"{inner} is None"
+            return f"({text})" if prec > 3 else text
         if node.op in ("cdiv", "minimum", "maximum"):
             name = {"cdiv": "triton.cdiv", "minimum": "min", "maximum": "max"}[node.op]
             return f"{name}({', '.join(self.expr(a) for a in node.args)})"
@@ -136,15 +183,17 @@ class FunctionText:
         text = f"{self.expr(node.args[0], own)} {symbol} {self.expr(node.args[1], own + 1)}"
         return f"({text})" if own < prec else text
 
-    def text(self, steps: list[Step], gradients: list[str], layouts: list[list]) -> str:
+    def text(self, steps: list[Step], gradients: list[str], checks: list[str]) -> str:
         site = self.site
         body: list[str] = []
         for name in gradients:
             if name not in self.inplace and name not in self.split:
                 self.saved[name] = None
                 flag = ", accumulate=True" if name in self.accumulated else ""
-                body.append(f"{gradient_name(name)} = gradient_of({name}{flag})")
-        for check in dict.fromkeys(self.check(layout) for layout in layouts):
+                if name in self.written:
+                    flag += f", written={self.written[name]}"
+                body += break_line(f"{gradient_name(name)} = gradient_of({name}{flag})", WIDTH - 8)
+        for check in checks:
             body += break_line(check, WIDTH - 8)
         for step in steps:
             body += self.step(step)
@@ -217,6 +266,17 @@ class FunctionText:
             copy = ", copy=True" if name in self.inplace else ""
             lines.append(f"        {up} = laid_out({up}, ctx.strides[{i}]{copy})")
         return lines + [("        " + line) if line else "" for line in body]
+
+
+def config_text(config: dict) -> str:
+    """A dictionary as a formatter would write it."""
+    return (
+        "{"
+        + ", ".join(
+            f"{json.dumps(k)}: {json.dumps(v) if isinstance(v, str) else v!r}" for k, v in config.items()
+        )
+        + "}"
+    )
 
 
 def config_name(site: Site) -> str:

@@ -20,8 +20,9 @@ from kernel_agent.torch_tl.record import Constant, DescriptorRef, KernelLaunch, 
 class Replay:
     """One evaluation of a tape. `leaves` are the flat inputs, by storage key, that gradients are taken for.
 
-    With `jitter` (a seed) every floating input is first moved by up to one unit in the last place of its dtype: how far
-    the gradients then move is what no kernel that computes in that dtype can resolve (signs near a kink, say).
+    With `jitter` (a seed) every floating input is first moved by up to `reach` units in the last place of its dtype, to
+    a value of that dtype. One unit: how far the gradients then move is what no kernel that computes in that dtype can
+    resolve (signs near a kink, say). Many: the same computation with other rounding errors.
     """
 
     def __init__(
@@ -31,7 +32,9 @@ class Replay:
         device: torch.device | str,
         file: str | None = None,
         jitter: int | None = None,
+        reach: float = 1,
     ) -> None:
+        self.reach = reach
         self.jitter = None if jitter is None else torch.Generator().manual_seed(jitter)
         self.tape = tape
         self.precision = precision
@@ -95,7 +98,9 @@ class Replay:
         if is_input and entry.dtype.is_floating_point:
             if self.jitter is not None:
                 moves = torch.rand(flat.shape, generator=self.jitter, dtype=torch.float64) * 2 - 1
-                flat = flat * (1 + torch.finfo(entry.dtype).eps * moves.to(flat.device, flat.dtype))
+                step = self.reach * torch.finfo(entry.dtype).eps
+                moved = flat.double() * (1 + step * moves.to(flat.device))
+                flat = moved.to(entry.dtype).to(flat.dtype)
             self.leaves[entry.key] = flat.requires_grad_()
         self._set(entry.key, flat, entry.dtype, entry.base)
 

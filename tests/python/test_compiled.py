@@ -1,0 +1,200 @@
+"""Sources of kernels and the shared cache of what they compile to, without a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+import triton
+from kernel_agent import compiled, facts, forward
+from kernel_agent.errors import Unusable
+from kernel_agent.launches import launch_intercept
+from sources import SCALE_PAIR
+from triton.compiler import make_backend
+
+
+@pytest.fixture(autouse=True)
+def nothing_shared(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "private"))
+    compiled.use(None)
+    yield
+    compiled.use(None)
+
+
+@pytest.fixture
+def unpatched():
+    """install() changes Triton for good: undone, for the tests that follow."""
+    backend = type(make_backend(facts.GPUTarget("cuda", 90, 32)))
+    from triton.runtime import build
+
+    before = backend.add_stages, build._build
+    yield
+    backend.add_stages, build._build = before
+
+
+def first_launch(path, n=40):
+    """The compiler and the first launch of a pair's entry."""
+    from kernel_agent import draw
+
+    fwd = forward.load(path)
+    args, kwargs = draw.make_inputs(fwd, {"N": n}, 0)
+    seen = []
+    with launch_intercept(lambda launch: (seen.append(launch), launch.run())):
+        fwd.call(args, kwargs)
+    return facts.Compiler(fwd.target.triton), seen[0]
+
+
+def lowered(path, **how):
+    compiler, launch = first_launch(path, **how)
+    kernel, options = compiler.specialise(launch)
+    return compiled.lower(kernel, compiler.backend, compiler.target, options), compiler, kernel, options
+
+
+def test_source__same_kernel_elsewhere__has_the_same_key(write):
+    one, *_ = lowered(write(SCALE_PAIR))
+    two, *_ = lowered(write("# another line\n\n" + SCALE_PAIR, "elsewhere.py"))
+    assert one.key == two.key
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("x * factor", "x * factor * 2"),
+        ("[grid]", "[grid]"),
+        ("BLOCK=16", "BLOCK=32"),
+        ("num_warps=4", "num_warps=8"),
+    ],
+)
+def test_source__another_kernel__has_another_key(write, old, new):
+    changed = SCALE_PAIR.replace("BLOCK=16", "BLOCK=16, num_warps=4")
+    one, *_ = lowered(write(changed))
+    two, *_ = lowered(write(changed.replace(old, new), "other.py"))
+    assert (one.key == two.key) == (old == new)
+
+
+def test_build__from_the_source__is_what_triton_compiles_from_the_python(write):
+    source, compiler, kernel, options = lowered(write(SCALE_PAIR))
+    entry = compiled.build(source)
+    whole = triton.compile(kernel, target=compiler.target, options=options.__dict__)
+    assert entry["facts"] == compiled.binary_facts(whole.asm["cubin"], whole.metadata.shared)
+    assert entry["metadata"]["name"] == whole.metadata.name and entry["asm"]["ttgir"]
+    assert compiled.build(source) == entry, "the same source gives the same bytes"
+
+
+def test_installed__entry_in_the_cache__is_loaded_instead_of_compiled(write, tmp_path, unpatched):
+    source, compiler, kernel, options = lowered(write(SCALE_PAIR))
+    entry = compiled.build(source)
+    entry["asm"]["ptx"] = "// from the cache"
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / f"{source.key}.json").write_text(json.dumps(entry, default=vars))
+    compiled.use(str(tmp_path / "shared"))
+    compiled.install()
+    got = triton.compile(kernel, target=compiler.target, options=options.__dict__)
+    assert got.asm["ptx"] == "// from the cache"
+    assert got.asm["cubin"] == compiled._unpacked(entry["asm"]["cubin"])
+    assert got.metadata.shared == 0 and compiled.leave(tmp_path) == {"hits": 1, "wanted": []}
+
+
+def test_installed__nothing_in_the_cache__compiles_and_asks_for_it(write, tmp_path, unpatched):
+    source, compiler, kernel, options = lowered(write(SCALE_PAIR))
+    compiled.use(str(tmp_path))
+    compiled.install()
+    got = triton.compile(kernel, target=compiler.target, options=options.__dict__)
+    assert ".visible .entry" in got.asm["ptx"]
+    assert compiled.leave(tmp_path) == {"hits": 0, "wanted": [source.key]}
+    assert (tmp_path / f"compile-{source.key}.json").read_text() == source.canonical()
+
+
+def test_damaged_entry__is_no_hit(write, tmp_path):
+    source, *_ = lowered(write(SCALE_PAIR))
+    compiled.use(str(tmp_path))
+    (tmp_path / f"{source.key}.json").write_text('{"facts": {"regis')
+    assert compiled.find(source) is None and compiled._shared.noted
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"ptx_options": "-v"},
+        {"extern_libs": {"libdevice": "/tmp/evil.bc"}},
+        {"ir_override": "/tmp/evil.ttgir"},
+    ],
+)
+def test_option_that_names_a_file_or_a_flag__is_not_shared(write, option):
+    compiler, launch = first_launch(write(SCALE_PAIR))
+    if next(iter(option)) not in vars(compiler.backend.parse_options({})):
+        pytest.skip("not an option of this Triton")
+    kernel, options = compiler.specialise(launch)
+    other = compiler.backend.parse_options({**vars(options), **option})
+    assert compiled.lower(kernel, compiler.backend, compiler.target, options) is not None
+    assert compiled.lower(kernel, compiler.backend, compiler.target, other) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"options": [["ptx_options", "--help"]]},
+        {"options": [["num_warps", [4]]]},
+        {"format": 0},
+        {"kind": 5, "extra": 1},
+        {"text": ["a"]},
+    ],
+)
+def test_op_compile__source_that_this_program_would_not_write__is_refused(write, tmp_path, change):
+    source, *_ = lowered(write(SCALE_PAIR))
+    text = json.dumps(json.loads(source.canonical()) | change, sort_keys=True)
+    with pytest.raises(Unusable, match="not a source"):
+        compiled.run({"source": text}, tmp_path)
+
+
+def test_op_compile__ir_that_is_none__is_an_error_of_the_kernel(tmp_path):
+    source = compiled.Source("kernel", "module { nonsense }", ("cuda", 90, 32))
+    with pytest.raises(Unusable, match="does not compile"):
+        compiled.run({"source": source.canonical()}, tmp_path)
+
+
+MODULE = """
+#include <Python.h>
+static PyObject *answer(PyObject *self, PyObject *args) { return PyLong_FromLong(42); }
+static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, ""}, {0}};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "__triton_launcher", "", -1, methods};
+PyMODINIT_FUNC PyInit___triton_launcher(void) { return PyModule_Create(&definition); }
+"""
+
+
+def test_launcher__built_once_from_its_c__is_loaded_by_the_next(tmp_path, monkeypatch, unpatched):
+    from triton.runtime.build import compile_module_from_src
+
+    compiled.use(str(tmp_path))
+    compiled.install()
+    try:
+        compile_module_from_src(MODULE, "__triton_launcher", [], [], [])
+    except (subprocess.CalledProcessError, RuntimeError):
+        pytest.skip("no C compiler with Python's headers here")
+    (key,) = compiled.leave(tmp_path)["wanted"]
+    entry = compiled.run({"source": (tmp_path / f"compile-{key}.json").read_text()}, tmp_path)
+    (tmp_path / f"{key}.json").write_text(json.dumps(entry))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "second"))
+    monkeypatch.setenv("CC", "/bin/false")
+    compiled.use(str(tmp_path))
+    assert compile_module_from_src(MODULE, "__triton_launcher", [], [], []).answer() == 42
+
+
+def test_module_that_triton_does_not_build__is_refused(tmp_path):
+    source = compiled.Source("module", "int x;", name="../other")
+    with pytest.raises(Unusable, match="no module of Triton"):
+        compiled.run({"source": source.canonical()}, tmp_path)
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_stages__whether_or_not_the_backend_asks_for_a_language__are_found(newer):
+    class Old:
+        def add_stages(self, stages, options):
+            stages["ttir"] = options
+
+    class New:
+        def add_stages(self, stages, options, language):
+            stages["ttir"] = options
+
+    assert compiled._stages(New() if newer else Old(), 7) == {"ttir": 7}

@@ -1,0 +1,47 @@
+"""What the tuner may ask for: every configuration that a report offers gives a right backward, and changes what it says."""
+
+from __future__ import annotations
+
+import pytest
+from diff_support import ROOT, assert_right, draft
+
+RECURRENCE = ROOT / "examples/linear_recurrence.py"
+DIMS = {"B": 2, "T": 4, "D": 130, "gate": True, "h0": True}
+
+
+def test_menu__offers_warps_and_the_forwards_own_list() -> None:
+    configs = draft(RECURRENCE, DIMS)["report"]["configs"]
+    assert {"BLOCK_D": 128, "num_warps": 4, "num_stages": 3} in configs
+    assert all(config.get("BLOCK_D") != 64 for config in configs)  # what the draft has
+    assert {"num_warps": 4} in configs
+
+
+def test_menu__offers_no_block_size_that_the_stub_computes() -> None:
+    for name in ("softmax", "matmul", "attention"):
+        dims = {"M": 3, "N": 37, "K": 20, "B": 1, "H": 1, "D": 16, "causal": True, "leaky": False}
+        configs = draft(ROOT / f"examples/{name}.py", dims)["report"]["configs"]
+        assert configs
+        assert {key for config in configs for key in config} <= {"num_warps", "num_stages"}
+
+
+def test_menu__offers_stages_only_where_products_can_be_pipelined() -> None:
+    softmax = draft(ROOT / "examples/softmax.py", {"M": 3, "N": 37})["report"]["configs"]
+    matmul = draft(ROOT / "examples/matmul.py", {"M": 70, "N": 50, "K": 45, "leaky": True})["report"][
+        "configs"
+    ]
+    assert not any("num_stages" in config for config in softmax)
+    assert any("num_stages" in config for config in matmul)
+
+
+@pytest.mark.parametrize("block", [64, 128, 256])
+def test_config__of_the_forwards_list_is_bound(block: int) -> None:
+    result = draft(RECURRENCE, DIMS, config={"BLOCK_D": block, "num_warps": 8, "num_stages": 2})
+    text = result["backward"]
+    assert f'LINEAR_RECURRENCE_KERNEL_CONFIG = {{"BLOCK_D": {block}}}' in text
+    assert "num_warps=8" in text and "num_stages=2" in text
+    assert_right(RECURRENCE, result, [(DIMS, "normal")])
+
+
+def test_config__with_another_block_size_is_ignored() -> None:
+    text = draft(RECURRENCE, DIMS, config={"BLOCK_D": 32})["backward"]
+    assert 'LINEAR_RECURRENCE_KERNEL_CONFIG = {"BLOCK_D": 64}' in text
