@@ -187,5 +187,6 @@ help:   ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
-.PHONY: all demo test setup store unit pytest jail attacks mutants pairs diff-matrix property check bench bench-jail bench-verdict valgrind lint fuzz-quick
+.PHONY: all demo test setup store unit pytest jail attacks mutants pairs diff-matrix property check bench bench-jail bench-verdict
+.PHONY: valgrind lint fuzz-quick
 .PHONY: install dist clean help

@@ -229,7 +229,10 @@ static char *pair_of_run(const char *dir, struct ka_err *err)
 {
     struct ka_buf text = {0};
     char *path = ka_path_join(dir, "result.json"), *pair = NULL;
-    if (ka_file_read(path, (size_t)64 << 20, &text, err) == 0) {
+    struct ka_err why;
+    if (ka_file_read(path, (size_t)64 << 20, &text, &why)) {
+        ka_fail(err, -ENOENT, "%s: not the folder of a finished run (%s)", dir, why.msg);
+    } else {
         json_t *result = json_loads(ka_buf_str(&text), 0, NULL);
         const char *found = json_string_value(json_object_get(result, "pair"));
         const char *name = found ? strrchr(found, '/') : NULL;

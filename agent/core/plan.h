@@ -34,8 +34,6 @@ json_t *ka_plan_preflight(const json_t *shapes, uint64_t secret);
 /* The cases as a child may see them: `keep` names the members that stay (new reference). */
 json_t *ka_plan_for_child(const json_t *cases, const char *const *keep, size_t count);
 
-/* Of the required shapes with the most gradients the smallest (borrowed), NULL where none is required. */
-json_t *ka_plan_smallest(const json_t *shapes);
 /* The request of operation `facts` for a candidate: the required shapes, compiled for the target (new reference). */
 json_t *ka_plan_facts(const json_t *shapes, const char *entry, uint64_t secret);
 
@@ -45,6 +43,8 @@ json_t *ka_plan_facts(const json_t *shapes, const char *entry, uint64_t secret);
  * `report`: that of operation `differentiate`; `tried`: the variants so far; `best`: the variant of the best candidate.
  * First every other schedule as it is drafted; then each configuration on offer, with the best schedule found. */
 json_t *ka_plan_variant(const json_t *report, const json_t *tried, const json_t *best);
+/* Of the required shapes with the most gradients the smallest (borrowed), NULL where none is required. */
+json_t *ka_plan_smallest(const json_t *shapes);
 
 /* Product of the integer dims: what "smallest" means. */
 double ka_plan_size(const json_t *dims);

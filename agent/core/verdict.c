@@ -476,6 +476,15 @@ static json_t *counts_json(const struct ka_verdict *v, bool hidden)
                      (json_int_t)n.optional_passed, "skipped", skipped);
 }
 
+static json_t *worst_json(const char *name, const struct worst *worst)
+{
+    bool known = worst->error >= 0;
+    return json_pack("{s:s,s:o,s:o,s:o}", "name", name, "error",
+                     known ? number_or_null(worst->error) : json_null(), "baseline_error",
+                     known ? number_or_null(worst->base_error) : json_null(), "limit",
+                     known ? number_or_null(worst->limit) : json_null());
+}
+
 /* null where nothing was repeated: no claim. */
 static json_t *repeats_json(const struct gradient *g)
 {
@@ -484,15 +493,6 @@ static json_t *repeats_json(const struct gradient *g)
     return json_pack("{s:I, s:b, s:o, s:o}", "runs", (json_int_t)g->runs, "bit_for_bit", g->spread_abs == 0,
                      "max_abs", number_or_null(g->spread_abs), "of_limit",
                      number_or_null(g->spread_of_limit));
-}
-
-static json_t *worst_json(const char *name, const struct worst *worst)
-{
-    bool known = worst->error >= 0;
-    return json_pack("{s:s,s:o,s:o,s:o}", "name", name, "error",
-                     known ? number_or_null(worst->error) : json_null(), "baseline_error",
-                     known ? number_or_null(worst->base_error) : json_null(), "limit",
-                     known ? number_or_null(worst->limit) : json_null());
 }
 
 static json_t *gradients_json(const struct ka_verdict *v, bool hidden)

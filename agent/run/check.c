@@ -587,6 +587,8 @@ static void on_oracle(struct ka_run *run, const struct ka_op_result *result)
         conclude(run);
     else if (run->app->sanitizer)
         sanitize(run);
+    else if (run->app->opts->fail_fast)
+        conclude(run);
     else
         measure_verified(run);
 }

@@ -4,9 +4,9 @@
  *     open.c     folder, documents, what a fresh or resumed run begins with
  *     child.c    one jailed operation (op.h) on behalf of the run
  *     forward.c  inspect and preflight: what the file is, on which shapes forward and oracle agree
- *     differences.c  the end of preflight: finite differences of the forward
  *     known.c    the same, remembered for the next pair of the same forward
  *     compile.c  registers and spills of the kernels that operation facts found
+ *     differences.c  the end of preflight: finite differences of the forward
  *     check.c    scan, candidate, oracle, comparison, facts
  *     ask.c      prompt, model or mailbox, answer to candidate
  *     retrieve.c the store

@@ -167,6 +167,10 @@ def judge(program: Path, pairs: list[Pair], results: Results) -> None:
         for source in (pair.source, *(mutant.source for mutant in pair.tried))
         if digest(source) not in results.known
     ]
+    waiting = {pair.name for pair, _ in todo}
+    for pair in pairs:
+        if pair.name not in waiting:
+            show(pair, results)
     with tempfile.TemporaryDirectory() as temporary:
         while todo:
             judged = 0

@@ -372,6 +372,7 @@ def gpu_profile(world: World, tally: Tally) -> None:
         "udp",
     )
     names += ("vsock", "netlink", "open_a_kernel_setting", "read_a_key", "write_a_file", "call_accept")
+    names += ("open_the_memory_of_the_init", "watch_a_folder", "cache_plant_an_entry", "cache_lease_an_entry")
     for name in names:
         outcome = world.run("attempts.py", [name, json.dumps(world.context)], ["--profile", "gpu"])
         tally.check(outcome.code == 0 and not outcome.escaped, f"gpu profile: {name}: {outcome.text}")

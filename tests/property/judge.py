@@ -22,6 +22,11 @@ OFF = {
 }  # tolerance of an element, share of elements beyond it
 MOVED_MAX = 0.01  # the most that sensitivity to rounding is believed
 ZERO_SHARE = 100.0  # floors of the upstream's norm that rounding may leave where the gradient is zero
+FEW, SLIGHT, REPEATS = (
+    32,
+    1e-3,
+    3,
+)  # such an error is judged again with other inputs and upstreams, and must fail again
 KINDS = ("normal", "noncontiguous", "expanded", "none_one", "scaled", "onehot")
 
 
@@ -34,6 +39,9 @@ class Outcome:
     kind: str = ""  # of a wrong one: "raised", or "gradient x"
     backward: str = ""
     report: dict[str, Any] | None = None
+    slight: bool = (
+        False  # a few elements, a little off: it may be rounding in sums of upstream gradients that cancel
+    )
 
     @property
     def bad(self) -> bool:
@@ -53,25 +61,33 @@ def judge(source: str, sweep: list[dict[str, int]], seed: int, schedule: str | N
         except Exception as error:  # noqa: BLE001 (a crash of the differentiator is a finding)
             kind, made = f"{type(error).__name__}: {error}", None
             reason = traceback.format_exc(limit=-3)
-        cases = [
-            {
-                "id": i,
-                "dims": dims,
-                "seed": seed + i,
-                "upstream": {"kind": kind, "seed": 40 + seed + i, "scale": 1e3},
-            }
-            for i, (dims, kind) in enumerate(
-                (dims, KINDS[(seed + k) % len(KINDS)]) for k, dims in enumerate(sweep)
-            )
-        ]
+        cases = _cases(sweep, seed)
         if made is None:
             problem = _expected(Path(folder), file, cases)
             return (
                 Outcome("unusable", problem) if isinstance(problem, str) else Outcome("crashed", reason, kind)
             )
         outcome = _compare(Path(folder), file, source, made["backward"], cases)
+        if outcome.slight and all(
+            _compare(Path(folder), file, source, made["backward"], _cases(sweep, other)).state == "right"
+            for other in range(seed + 1000, seed + 1000 + REPEATS)
+        ):
+            outcome = Outcome("vague", "vague: a little off for one upstream only")
         outcome.backward, outcome.report = made["backward"], made["report"]
         return outcome
+
+
+def _cases(sweep: list[dict[str, int]], seed: int) -> list[dict[str, Any]]:
+    """One case a shape, with a kind of upstream each."""
+    return [
+        {
+            "id": i,
+            "dims": dims,
+            "seed": seed + i,
+            "upstream": {"kind": KINDS[(seed + i) % len(KINDS)], "seed": 40 + seed + i, "scale": 1e3},
+        }
+        for i, dims in enumerate(sweep)
+    ]
 
 
 COMMON = {"nonce": "n", "device": "cpu", "target": "sm_90", "dtype": None}
@@ -116,20 +132,37 @@ def _compare(scratch: Path, file: Path, source: str, backward: str, cases: list[
                 return Outcome("unusable", f"the oracle's forward differs: {problem}")
         norm = math.sqrt(sum(t.numel() for n, t in expected.items() if n.startswith("out/")))
         for name in grads:
-            moved = expected[f"jitter/{name}"]
             problem = _problem(
-                found.get(f"grad/{name}"), expected[f"grad/{name}"], expected[f"base/{name}"], moved, norm
+                found.get(f"grad/{name}"),
+                expected[f"grad/{name}"],
+                expected[f"base/{name}"],
+                expected[f"jitter/{name}"],
+                norm,
+                _near(expected, name),
             )
             if problem.startswith("wrong"):
-                return Outcome(
-                    "wrong", f"gradient of {name}, case {cases[case['id']]}: {problem}", f"gradient {name}"
-                )
+                slight = "slightly" in problem
+                reason = f"gradient of {name}, case {cases[case['id']]}: {problem}"
+                return Outcome("wrong", reason, f"gradient {name}", slight=slight)
             vague = vague or problem
     return Outcome("vague", vague) if vague else Outcome("right")
 
 
+def _near(expected: dict[str, torch.Tensor], name: str) -> float:
+    """The error of eager PyTorch at inputs close by, where the oracle drew some: of few elements one draw may be right by luck."""
+    draws = [part for part in expected if part.startswith("near/") and part.endswith(f"/{name}")]
+    pairs = [(expected[part.replace("near/", "near_base/", 1)].double(), expected[part]) for part in draws]
+    errors = [((base - want).norm() / want.norm()).item() for base, want in pairs if want.any()]
+    return min(max((e for e in errors if math.isfinite(e)), default=0.0), MOVED_MAX)
+
+
 def _problem(
-    got: torch.Tensor | None, want: torch.Tensor, base: torch.Tensor, moved: torch.Tensor | None, norm: float
+    got: torch.Tensor | None,
+    want: torch.Tensor,
+    base: torch.Tensor,
+    moved: torch.Tensor | None,
+    norm: float,
+    near: float = 0.0,
 ) -> str:
     """Empty where `got` is right; "wrong: ..." or "vague: ..." otherwise."""
     kind = str(base.dtype).removeprefix("torch.")
@@ -148,13 +181,15 @@ def _problem(
         most = max(FACTOR * base.norm().item(), ZERO_SHARE * floor * norm)
         return "" if got.norm().item() <= most else f"wrong: norm {got.norm().item():.1e} instead of zero"
     error, eager = ((t - want).norm().item() / size for t in (got, base))
+    eager = max(eager, near)
     shaken = 0.0 if moved is None else (moved - want).norm().item() / size
     limit = FACTOR * eager + floor + FACTOR * min(shaken, MOVED_MAX)
     if error <= limit and _few_off(got, want, base, moved, tolerance, share):
         return "vague: eager PyTorch errs by half of the gradient" if eager >= 0.5 else ""
     if not shaken <= MOVED_MAX or eager > MOVED_MAX:
         return f"vague: rounding moves the gradient by {max(shaken, eager):.1e}"
-    return f"wrong: error {error:.2e}, limit {limit:.2e} (eager {eager:.1e}, jitter {shaken:.1e})"
+    how = "slightly: " if want.numel() <= FEW and error <= SLIGHT else ""
+    return f"wrong: {how}error {error:.2e}, limit {limit:.2e} (eager {eager:.1e}, jitter {shaken:.1e})"
 
 
 def _few_off(

@@ -117,18 +117,24 @@ def main() -> int:
     while tally.states["right"] < args.programs:
         program, outcome = check(seed)
         tally.add(program, outcome)
-        if outcome.bad:
-            print(
-                f"{seed}: {outcome.state}: {outcome.reason.strip()}"
-                if args.keep_going
-                else explain(program, outcome),
-                flush=True,
-            )
-            if not args.keep_going:
-                break
         seed += 1
-        if seed % 50 == 0:
+        if outcome.bad and not args.keep_going:
+            print(explain(program, outcome), flush=True)
+            break
+        if outcome.bad:
+            print(f"{program.seed}: {outcome.state}: {outcome.reason.strip()}", flush=True)
+        if (seed - args.seed) % 50 == 0:
             print(f"{seed - args.seed} programs: {dict(tally.states)}", flush=True)
+            save(args, seed, tally, started)
+    result = save(args, seed, tally, started)
+    print(
+        json.dumps({k: v for k, v in result.items() if not isinstance(v, dict) or k == "reasons"}, indent=1)
+    )
+    return 1 if tally.states["wrong"] or tally.states["crashed"] else 0
+
+
+def save(args: argparse.Namespace, seed: int, tally: Tally, started: float) -> dict[str, Any]:
+    """What is known so far, also as a file where one is asked for."""
     result = {
         "seed": args.seed,
         "programs": seed - args.seed,
@@ -138,10 +144,7 @@ def main() -> int:
     }
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(
-        json.dumps({k: v for k, v in result.items() if not isinstance(v, dict) or k == "reasons"}, indent=1)
-    )
-    return 1 if tally.states["wrong"] or tally.states["crashed"] else 0
+    return result
 
 
 if __name__ == "__main__":

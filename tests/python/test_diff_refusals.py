@@ -8,7 +8,7 @@ import pytest
 import torch
 from diff_support import assert_right, draft
 from kernel_agent import errors, forward
-from kernel_agent.differentiate import Refusal, api
+from kernel_agent.differentiate import Refusal, api, rules
 
 TEMPLATE = """
 import torch
@@ -44,15 +44,20 @@ REFUSED = {
     "sort": ("    tl.store(out_ptr + cols, tl.sort(x), mask=mask)", "tl.sort", 13),
     "cas": ("    tl.atomic_cas(out_ptr, 0, 1)\n    tl.store(out_ptr + cols, x)", "tl.atomic_cas", 13),
     "max_atomic": ("    tl.atomic_max(out_ptr + cols, x)", "tl.atomic_max", 13),
-    "atomic_result": ("    old = tl.atomic_add(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols + n, old * x)", "Poison_", 14),
+    "atomic_result": ("    old = tl.atomic_add(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols + n, old * x)", "atomic result", 14),
     "overwritten": ("    tl.store(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols, x * x, mask=mask)", "overwritten store", 14),
     "overlapping": ("    tl.store(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols + 1, x * x, mask=mask)", "overwritten store", 14),
     "store_in_loop": ("    for i in range(3):\n        x = x * 2.0\n        tl.store(out_ptr + cols, x, mask=mask)", "overwritten store", 15),
+    "stored_by_every_program": ("    tl.store(out_ptr + tl.arange(0, BLOCK), x)", "overwritten store", 13),
+    "stored_by_two_lanes": ("    tl.store(out_ptr + cols // 2, x, mask=mask)", "overwritten store", 13),
+    "stored_in_two_steps": ("    for i in range(4):\n        tl.store(out_ptr + i // 2 * n + cols, x * i, mask=mask)", "overwritten store", 14),
+    "stored_at_masked_bits": ("    tl.store(out_ptr + (cols & 7), x)", "overwritten store", 13),
+    "lost_to_a_constant": ("    tl.store(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols, 0.0, mask=mask)", "overwritten store", 14),
+    "added_then_stored": ("    tl.atomic_add(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols, x * x, mask=mask)", "overwritten store", 14),
     "read_after_write": ("    tl.store(out_ptr + cols, x, mask=mask)\n    y = tl.load(out_ptr + n - cols)\n    tl.store(out_ptr + cols + n, y)", "in-place access", None),
     "break": ("    for i in range(3):\n        if i > 1:\n            break\n        x = x * 2.0\n    tl.store(out_ptr + cols, x, mask=mask)", "break", 15),
     "bitcast": ("    y = x.to(tl.int32, bitcast=True)\n    tl.store(out_ptr + cols, x + y, mask=mask)", "bitcast", 13),
     "while_state": ("    s = 1.0\n    while s < 9.0:\n        x = x * 2.0\n        s = s * 3.0\n    tl.store(out_ptr + cols, x, mask=mask)", "while", 14),
-    "cumprod": ("    tl.store(out_ptr + cols, tl.cumprod(x, 0), mask=mask)", "cumprod", 13),
 }  # fmt: skip
 
 
@@ -79,6 +84,9 @@ def test_refused__names_construct_and_line(name: str, tmp_path: Path) -> None:
 
 
 ACCEPTED = {
+    "cleared_then_stored": "    tl.store(out_ptr + cols, 0.0, mask=mask)\n    tl.store(out_ptr + cols, x * x, mask=mask)",
+    "stored_then_added": "    tl.store(out_ptr + cols, x, mask=mask)\n    tl.atomic_add(out_ptr + cols, x * x, mask=mask)",
+    "stored_by_one_program": "    if tl.program_id(0) == 0:\n        tl.store(out_ptr + tl.arange(0, BLOCK), x * x)",
     "wrapped": "    y = tl.load(y_ptr + cols % n)\n    tl.store(out_ptr + cols, y * y, mask=cols < n + 5)",
     "wrapped_and_masked": "    y = tl.load(y_ptr + cols % n)\n    tl.store(out_ptr + cols, y * y, mask=mask)",
     "two_halves": "    tl.store(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols + n, x * x, mask=mask)",
@@ -132,8 +140,7 @@ def test_wrapped_index__is_owned_only_where_the_surplus_is_masked(tmp_path: Path
 
 def test_registered_rule__is_used(tmp_path: Path) -> None:
     file = write(tmp_path, "    y = tl.cumprod(x, 0)\n    tl.store(out_ptr + cols, y * x, mask=mask)")
-    with pytest.raises(errors.Unusable):
-        draft(file, {"N": 40})
+    assert "linear_step" in draft(file, {"N": 40})["backward"]  # the built-in rule
 
     @api.rule("cumprod")
     def _(g, node, d):
@@ -141,9 +148,24 @@ def test_registered_rule__is_used(tmp_path: Path) -> None:
         return (g.div(back, node.args[0]),)
 
     try:
-        assert_right(file, draft(file, {"N": 40}), [({"N": 40}, "normal")], 1e-3)
+        result = draft(file, {"N": 40})
+        assert "linear_step" not in result["backward"]
+        assert_right(file, result, [({"N": 40}, "normal")], 1e-3)
     finally:
         api.forget("cumprod")
+
+
+def test_gather__that_would_fill_the_registers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "    y = tl.gather(x, (cols * 7) % BLOCK, 0)\n    tl.store(out_ptr + cols, y, mask=mask)"
+    file = write(tmp_path, body)
+    assert_right(file, draft(file, {"N": 40}), [({"N": 40}, "normal")])
+    monkeypatch.setattr(rules, "GATHERED", 255)
+    with pytest.raises(errors.Unusable) as caught:
+        draft(file, {"N": 40})
+    (refusal,) = caught.value.extra["refusals"]  # type: ignore[attr-defined]
+    assert (refusal["construct"], refusal["line"]) == ("tl.gather", 13)
 
 
 def test_refusal__reads_as_one_line() -> None:

@@ -248,14 +248,11 @@ def _bound(g: Graph, node: Node, high: bool) -> Node | None:
         return None if inner is None else g.neg(inner)
     if node.op == "ifout" and node.attrs["if"].static:
         sides = [node.attrs[k] for k in ("then", "other") if node.attrs[k] is not None]
-        bounds = [_bound(g, side, high) for side in sides]
-        if len(bounds) < 2 or None in bounds:
+        bounds = [b for b in (_bound(g, side, high) for side in sides) if b is not None]
+        if len(bounds) < 2:
             return None
-        return (
-            bounds[0]
-            if bounds[0] is bounds[1]
-            else g.make("select", (node.args[0], *bounds), {}, node.dtype, ())
-        )  # type: ignore[arg-type]
+        one, two = bounds
+        return one if one is two else g.make("select", (node.args[0], one, two), {}, node.dtype, ())
     if node.op not in ("add", "sub", "mul", "minimum", "maximum", "cdiv", "floordiv"):
         return None
     a, b = node.args

@@ -56,9 +56,9 @@ def last(g: Graph, low: Node, n: Node, value: Node) -> Node | None:
             if part.op == "floordiv" and part.args[1] is unit and Affine(g).uniform(unit):
                 return last(g, part.args[0], n, g.sub(g.add(value, unit), g.one))
     found = _linear(g, low, n)
-    if found is None or found[0] is None:
+    slope, rest = found or (None, None)
+    if slope is None or rest is None:
         return None
-    slope, rest = found
     return g.add(g.make("floordiv", (g.sub(value, rest), slope)), g.one)
 
 

@@ -11,16 +11,19 @@ from ..forward import Forward
 from . import cover, host, late, loops, overwrite, partials, stores, tape, tuning, unwrap
 from .decisions import Totals, advise, header
 from .demand import effects_of
-from .emit import Emitted, Emitter, gradient_name
+from .emit import Emitted, Emitter
 from .fence import Refusal
 from .owner import NotOwned, Owner, OwnerKernel
 from .partials import Partials
 from .reverse import LineReport, Reverse, writes
+from .rules import LINEAR_STEP
+from .spelling import gradient_name
 from .text import (
     DISJOINT,
     FINISHED,
     GRADIENT_OF,
     LAID_OUT,
+    LINEAR,
     SUMMED,
     FunctionText,
     Step,
@@ -114,8 +117,10 @@ def _differentiate(
     ]
     body = "".join(functions)
     helpers = [h for h in (LAID_OUT, GRADIENT_OF, SUMMED, FINISHED, DISJOINT) if f"{helper_name(h)}(" in body]
+    scans = [LINEAR] if any(f"{LINEAR_STEP}{end}" in k for k in kernels.values() for end in "),") else []
     parts = [
         *("\n" + c for c in configs),
+        *("\n" + s for s in scans),
         *("\n\n" + k for k in kernels.values()),
         *("\n" + h for h in helpers),
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .ir import GradWrite, Node
-from .names import stem
+from .names import adjoint_name
 from .reverse import LineReport, Reverse
 
 # Kind of failure: (what it is called, what an expert would try).
@@ -82,7 +82,7 @@ def advise(reverse: Reverse, found: list[GradWrite], refused: dict[Node, str], a
             why = Why("asked", "the atomic schedule was asked for") if asked else Why("shared", write.proof)
         name, move = MOVES[getattr(why, "kind", "shared")]
         store = f"no plain store, because {write.proof}; " if write.proof and write.proof != why else ""
-        d = f"d_{stem(write.base.attrs['name'])}"
+        d = adjoint_name(write.base.attrs["name"])
         write.advice = f"{d} stays atomic: {store}no owner ({name}): {why}. An expert would try: {move}."
         reverse.report.append(LineReport(write.line, "schedule", name, write.advice))
 

@@ -166,7 +166,7 @@ def _users_first(demand: Demand, effects: list) -> list:
         state.add(id(item))
         stack.append((item, True))
         region = getattr(item, "home", None) or getattr(item, "outer", None) or getattr(item, "region", None)
-        stack += [(part, False) for part, _ in _parts(demand, item, region)]
+        stack += [(part, False) for part, _ in _parts(demand, item, region)]  # type: ignore[arg-type]
     return order[::-1]
 
 

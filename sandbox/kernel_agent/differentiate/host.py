@@ -211,6 +211,7 @@ def _arguments(launch: Launch) -> dict[str, Arg]:
                 "launch argument",
                 f"`{name}` of {launch.name} is a {type(value).__name__}",
                 "Pass tensors and numbers.",
+                launch.site[1],
             )
     return out
 

@@ -9,7 +9,7 @@ two of them is one node. Nothing is evaluated in order but effects; `emit` print
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -451,7 +451,7 @@ COMPARE = {
     "==": lambda a, b: a == b,
     "!=": lambda a, b: a != b,
 }
-_FOLD = {
+_FOLD: dict[str, Callable[..., Any] | None] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
@@ -484,7 +484,8 @@ def fold(op: str, args: list, attrs: dict) -> Any:
             return COMPARE[attrs["cmp"]](*args)
         if op == "cast":
             return float(args[0]) if is_float(attrs["to"]) else int(args[0])
-        return _FOLD[op](*args)
+        operation = _FOLD[op]
+        return None if operation is None else operation(*args)
     except (TypeError, ZeroDivisionError, OverflowError):
         return None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .decisions import Why
 from .ir import For, GradWrite, If, Node, reachable
-from .names import stem
+from .names import adjoint_name, stem
 from .reverse import LineReport, Reverse
 from .stores import Proof, disjoint, placed_writes
 
@@ -31,7 +31,7 @@ def split(reverse: Reverse, axes: list[int], refused: dict[Node, str]) -> list:
             continue
         first.kind, first.proof, first.layout = "store", proof.text, proof.layout
         late += others
-        d = f"d_{stem(base.attrs['name'])}"
+        d = adjoint_name(base.attrs["name"])
         reason = (
             f"one program owns each element of {d}; what other lines add to it follows in a second launch"
         )

@@ -245,16 +245,17 @@ class Analysis:
         """Find the types of the carries: assume, look at the step, assume better."""
         if all(c.phi in self.types for c in loop.carries):
             return
-        old = new = None
+        old: Node | None = None
+        new: Node | None = None
         if online is not None:
-            old, new = loop.carries[online.index].phi, online.new
+            old, new = carried, _ = loop.carries[online.index].phi, online.new
             start = loop.carries[online.index].init
             self.types[old], self.types[new] = Shift("shift", ((old, 1.0),)), Shift("shift", ((new, 1.0),))
         inner = {c.phi: self.of(c.init) for c in loop.carries if c.phi is not old}
         if online is not None:
+            moved = {start: carried}
             inner = {
-                p: Shift(t.kind, tuple((old if s is start else s, w) for s, w in t.weights))
-                for p, t in inner.items()
+                p: Shift(t.kind, tuple((moved.get(s, s), w) for s, w in t.weights)) for p, t in inner.items()
             }
         for _ in range(4):
             before = dict(self.types)
@@ -276,7 +277,7 @@ class Analysis:
             for k, carry in enumerate(loop.carries):
                 kind = self.types[carry.phi]
                 if k != online.index and kind.kind == "scale":
-                    online.weights[k] = dict(kind.weights).get(old, 0.0)
+                    online.weights[k] = dict(kind.weights).get(carried, 0.0)
                 elif k != online.index and kind.kind == "zero":
                     online.weights[k] = 0.0
 

@@ -145,7 +145,9 @@ class Builder:
             if node.value is not None:
                 self.assign(node.target, self.expr(node.value))
         elif isinstance(node, ast.AugAssign):
-            old = self.expr(ast.copy_location(ast.Name(node.target.id, ast.Load()), node))  # type: ignore[attr-defined]
+            if not isinstance(node.target, ast.Name):
+                raise Refusal("assignment target", "only names can be assigned in a kernel").at(node.target)
+            old = self.expr(ast.copy_location(ast.Name(node.target.id, ast.Load()), node))
             self.assign(node.target, self.binary(node.op, old, self.expr(node.value)))
         elif isinstance(node, ast.Expr):
             if not isinstance(node.value, ast.Constant):
@@ -232,10 +234,8 @@ class Builder:
         if a is None or b is None:  # made in one branch only: it may be used under the same condition
             some = a if a is not None else b
             if isinstance(some, Ptr):
-                return Ptr(
-                    some.base,
-                    self.merge(stmt, *((some.offset, None) if b is None else (None, some.offset)), name),
-                )
+                first, second = (some.offset, None) if b is None else (None, some.offset)
+                return Ptr(some.base, self.merge(stmt, first, second, name))
             if not isinstance(some, Node):
                 return Poison(f"`{name}` is assigned in one branch only")
         nodes = [x if x is None else self.try_node(x) for x in (a, b)]
@@ -378,7 +378,7 @@ class Builder:
                 revised[key] = ("same",) if how[0] == "phi" else how
                 continue
             step = step_of(self.g, phi, out) if affine is not None and not out.is_float else None
-            if step is not None and not step.home.inside(region):
+            if affine is not None and step is not None and not step.home.inside(region):
                 revised[key] = ("closed", *self._scaled(step, affine))
                 continue
             if not init.weak:
@@ -478,7 +478,7 @@ class Builder:
 
     def node(self, value: Any) -> Node:
         if isinstance(value, Poison):
-            raise Refusal("branch-dependent value", value.why)
+            raise Refusal(value.construct, value.why)
         node = self.try_node(value)
         if node is None:
             raise Refusal(type(value).__name__, "a number or a block is expected here")
@@ -523,7 +523,7 @@ class Builder:
         if node.id in self.env:
             value = self.env[node.id]
             if isinstance(value, Poison):
-                raise Refusal("branch-dependent value", value.why)
+                raise Refusal(value.construct, value.why)
             return value
         if node.id in vars(self.module):
             value = vars(self.module)[node.id]
@@ -681,9 +681,8 @@ class Builder:
         value = self.expr(node.value)
         if isinstance(value, (Node, Ptr, BlockPtr, DType, PtrType)):
             return ops.attribute(self, value, node.attr)
-        if isinstance(value, ModuleType) or hasattr(value, node.attr):
-            found = getattr(value, node.attr)
-            return ops.from_python(found)
+        if hasattr(value, node.attr):
+            return ops.from_python(getattr(value, node.attr))
         raise Refusal("attribute", f"`.{node.attr}` is not supported")
 
     def _subscript(self, node: ast.Subscript) -> Any:

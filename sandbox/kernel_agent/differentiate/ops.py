@@ -12,7 +12,7 @@ from typing import Any
 from .fence import NOT_DIFFERENTIABLE, Refusal
 from .ir import Node, is_float, promote
 from .normalise import Builder
-from .values import BlockPtr, DType, Ptr, PtrType, is_static
+from .values import BlockPtr, DType, Poison, Ptr, PtrType, is_static
 
 DTYPES = {
     "fp8e4nv": "float8e4nv",
@@ -169,16 +169,12 @@ def store(b: Builder, ptr: Any, value: Any, mask: Any = None, boundary_check: An
     _write(b, ptr, value, mask, boundary_check, "store")
 
 
-def atomic_add(b: Builder, ptr: Any, value: Any, mask: Any = None, **_: Any) -> Poison_:
+def atomic_add(b: Builder, ptr: Any, value: Any, mask: Any = None, **_: Any) -> Poison:
     _write(b, ptr, value, mask, (), "atomic_add")
     return NO_VALUE
 
 
-class Poison_:
-    """The return value of an atomic: nothing may depend on it."""
-
-
-NO_VALUE = Poison_()
+NO_VALUE = Poison("what an atomic returns depends on the order of programs", "atomic result")
 
 
 def _write(b: Builder, ptr: Any, value: Any, mask: Any, boundary_check: Any, kind: str) -> None:
@@ -201,12 +197,16 @@ def _write(b: Builder, ptr: Any, value: Any, mask: Any, boundary_check: Any, kin
 def make_block_ptr(
     b: Builder, base: Any, shape: Any, strides: Any, offsets: Any, block_shape: Any, order: Any = ()
 ) -> BlockPtr:
+    if not isinstance(base, Ptr):
+        raise Refusal("make_block_ptr", "the address is not based on a pointer argument")
     return BlockPtr(
         base.base, base.offset, b.dims(shape), b.dims(strides), b.dims(offsets), b.dims(block_shape)
     )
 
 
-def advance(b: Builder, ptr: BlockPtr, offsets: Any) -> BlockPtr:
+def advance(b: Builder, ptr: Any, offsets: Any) -> BlockPtr:
+    if not isinstance(ptr, BlockPtr):
+        raise Refusal("advance", "only a block pointer can be advanced", "Add the offset to the pointer.")
     moved = tuple(b.g.add(old, step) for old, step in zip(ptr.offsets, b.dims(offsets), strict=True))
     return BlockPtr(ptr.base, ptr.start, ptr.shape, ptr.strides, moved, ptr.block)
 
@@ -217,7 +217,8 @@ def _expand_block(
     """A block pointer as offsets and a mask."""
     g, rank = b.g, len(ptr.block)
     checked = [int(b.number(axis)) for axis in (boundary_check or ())]
-    offset, mask = ptr.start, None
+    offset: Node = ptr.start
+    mask: Node | None = None
     for axis in range(rank):
         index = g.add(ptr.offsets[axis], arange(b, 0, ptr.block[axis]))
         for other in range(rank):
@@ -232,10 +233,10 @@ def _expand_block(
             mask = inside if mask is None else g.make("and", (mask, inside), {}, "int1")
     if mask is not None and mask.shape != offset.shape:
         mask = g.broadcast(mask, offset.shape)
-    other = None
+    fill = None
     if mask is not None:
-        other = g.number(float("nan")) if padding == "nan" else g.number(0.0)
-    return Ptr(ptr.base, offset), mask, other
+        fill = g.number(float("nan")) if padding == "nan" else g.number(0.0)
+    return Ptr(ptr.base, offset), mask, fill
 
 
 # shapes
@@ -552,9 +553,9 @@ def swizzle2d(b: Builder, i: Any, j: Any, size_i: Any, size_j: Any, size_g: Any)
 
 
 def gather(b: Builder, src: Any, index: Any, axis: Any) -> Node:
-    raise Refusal(
-        "tl.gather", "a gather inside a block has no adjoint here", "Load the gathered elements by address."
-    )
+    x, at = b.node(src), b.node(index)
+    one = int(b.number(axis)) % len(x.shape)
+    return b.g.make("gather", (x, at), {"axis": one}, x.dtype, at.shape)
 
 
 USER_RULES: dict[str, Callable] = {}

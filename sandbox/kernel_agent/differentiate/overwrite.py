@@ -7,32 +7,36 @@ an assumption in the report.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations, product
 from typing import Any
 
 import numpy as np
 
-from .affine import Affine
+from .affine import Affine, Group
 from .fence import Refusal
 from .ir import COMPARE, For, If, Node, Store
 from .reverse import LineReport
 from .stores import close, learn
 from .values import Kernel
 
-LIMIT = 1 << 16  # programs times iterations that are looked at
+Placed = tuple[Store, tuple[For, ...]]
+LIMIT = 1 << 16  # programs times iterations that are looked at for two stores that may meet
+LIMIT_ONE = 1 << 12  # and for one store that is not proven to write every element once
 
 
 def check(kernel: Kernel, grid: tuple[int, ...], report: list[LineReport]) -> None:
     """Refuse kernels that overwrite a differentiable result."""
-    placed = [(s, loops) for s, loops in _stores(kernel.effects, ()) if s.value.active and s.kind == "store"]
-    for store, loops in placed:
-        _moves(kernel, store, loops)
-    for (one, loops), (two, others) in combinations(placed, 2):
-        if one.base is not two.base or _exclusive(one, two):
+    stores = list(_stores(kernel.effects, ()))
+    for store, loops in stores:
+        if store.value.active and store.kind == "store":
+            _moves(kernel, store, loops)
+            _once(kernel, (store, loops), grid, report)
+    for (one, loops), (two, others) in combinations(stores, 2):
+        if one.base is not two.base or _exclusive(one, two) or not _loses(one, loops, two, others):
             continue
         name = one.base.attrs["name"]
-        meet = one.offset is two.offset or _meet(kernel, (one, loops), (two, others), grid)
-        if meet:
+        if one.offset is two.offset or _meet(kernel, (one, loops), (two, others), grid):
             raise Refusal(
                 "overwritten store",
                 f"`{name}` is stored to twice at one address (lines {one.line} and {two.line})",
@@ -41,6 +45,40 @@ def check(kernel: Kernel, grid: tuple[int, ...], report: list[LineReport]) -> No
             )
         reason = f"the stores to `{name}` of lines {one.line} and {two.line} do not meet"
         report.append(LineReport(two.line, "assumption", "traced addresses", reason))
+
+
+def _loses(one: Store, loops: tuple[For, ...], two: Store, others: tuple[For, ...]) -> bool:
+    """Whether a differentiable value is lost if two writes, in the order of the program, meet: adding to it loses nothing."""
+    if one.value.active and two.kind == "store":
+        return True
+    return two.value.active and one.kind == "store" and bool(set(loops) & set(others))
+
+
+def _once(kernel: Kernel, placed: Placed, grid: tuple[int, ...], report: list[LineReport]) -> None:
+    """No two programs, steps or lanes may store to one address: the last of them alone would have a gradient."""
+    store, loops = placed
+    affine = Affine(kernel.graph)
+    known, groups = _determined(affine, store)
+    lanes = {var.key[0] for group in groups if group.solved for var, _ in group.terms if var.kind == "lane"}
+    variables = [("pid", (axis,)) for axis, count in enumerate(grid) if count > 1]
+    variables += [("trip", (id(loop.region),)) for loop in loops]
+    wide = {axis for axis, dim in enumerate(store.offset.shape) if not kernel.graph.is_one(dim)}
+    if groups and wide <= lanes and all(variable in known for variable in variables):
+        return
+    name = store.base.attrs["name"]
+    try:
+        written = _addresses(kernel, store, loops, grid, LIMIT_ONE)
+    except Unknown:
+        reason = f"no two programs, steps or lanes store to one address of `{name}`"
+        report.append(LineReport(store.line, "assumption", "none", reason))
+        return
+    if len(written) != len(set(written)):
+        raise Refusal(
+            "overwritten store",
+            f"`{name}` is stored to at one address by several programs, steps or lanes",
+            "Store each element once, or add to it with tl.atomic_add.",
+            store.line,
+        )
 
 
 def _stores(effects: list, loops: tuple[For, ...]):
@@ -61,14 +99,7 @@ def _exclusive(a: Store, b: Store) -> bool:
 
 def _moves(kernel: Kernel, store: Store, loops: tuple[For, ...]) -> None:
     """A store in a loop must go to another address in every step."""
-    affine = Affine(kernel.graph)
-    known: set = set()
-    groups = affine.groups(store.offset) or []
-    for group in groups:
-        if affine.solve(group):
-            for var, _ in group.terms:
-                learn(var, known)
-    close(affine, known, groups)
+    known, groups = _determined(Affine(kernel.graph), store)
     variables = {var.key for group in groups for var, _ in group.terms if var.kind == "trip"}
     for loop in loops:
         moves = ("trip", (id(loop.region),)) in known or (id(loop.region),) in variables
@@ -79,6 +110,18 @@ def _moves(kernel: Kernel, store: Store, loops: tuple[For, ...]) -> None:
                 "Store after the loop.",
                 store.line,
             )
+
+
+def _determined(affine: Affine, store: Store) -> tuple[set, list[Group]]:
+    """The variables that the address of a store determines, and its dimensions."""
+    known: set = set()
+    groups = affine.groups(store.offset) or []
+    for group in groups:
+        if affine.solve(group):
+            for var, _ in group.terms:
+                learn(var, known)
+    close(affine, known, groups)
+    return known, groups
 
 
 def _needs(node: Node, wanted: set[Node | None]) -> bool:
@@ -109,17 +152,19 @@ class Unknown(Exception):
     """An address that depends on data."""
 
 
-def _meet(kernel: Kernel, one: tuple, two: tuple, grid: tuple[int, ...]) -> bool:
+def _meet(kernel: Kernel, one: Placed, two: Placed, grid: tuple[int, ...]) -> bool:
     """Whether two stores write one address in the traced call; data-dependent addresses count as meeting."""
     try:
-        return bool(_addresses(kernel, *one, grid) & _addresses(kernel, *two, grid))
+        return not set(_addresses(kernel, *one, grid)).isdisjoint(_addresses(kernel, *two, grid))
     except Unknown:
         return True
 
 
-def _addresses(kernel: Kernel, store: Store, loops: tuple[For, ...], grid: tuple[int, ...]) -> set[int]:
-    found: set[int] = set()
-    budget = LIMIT
+def _addresses(
+    kernel: Kernel, store: Store, loops: tuple[For, ...], grid: tuple[int, ...], budget: int = LIMIT
+) -> list[int]:
+    """Every address that a store writes in the traced call, as often as it is written. Raises Unknown."""
+    found: list[int] = []
     for pid in product(*(range(n) for n in grid)):
         for env in _steps(kernel, loops, {"pid": pid, "grid": grid}):
             budget -= 1
@@ -133,7 +178,7 @@ def _addresses(kernel: Kernel, store: Store, loops: tuple[For, ...], grid: tuple
                 continue
             offset = np.asarray(evaluate(kernel, store.offset, env))
             mask = True if store.mask is None else evaluate(kernel, store.mask, env)
-            found.update(offset[np.broadcast_to(mask, offset.shape)].ravel().tolist())
+            found += offset[np.broadcast_to(mask, offset.shape)].ravel().tolist()
     return found
 
 
@@ -149,9 +194,9 @@ def _steps(kernel: Kernel, loops: tuple[For, ...], env: dict):
         yield from _steps(kernel, loops[1:], {**env, region.iv: value})
 
 
-_NUMPY = {
+_NUMPY: dict[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "minimum": np.minimum, "maximum": np.maximum,
-    "and": np.logical_and, "or": np.logical_or, "land": np.logical_and, "lor": np.logical_or,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "land": np.logical_and, "lor": np.logical_or,
     "floordiv": lambda a, b: np.trunc(np.divide(a, b)).astype(np.int64),
     "mod": np.fmod,
     "cdiv": lambda a, b: -(-np.asarray(a) // b),
@@ -208,6 +253,8 @@ def evaluate(kernel: Kernel, node: Node, env: dict) -> Any:
         return args[0]
     if op == "neg":
         return np.negative(args[0])
-    if op in ("not", "invert"):
+    if op == "not":
         return np.logical_not(args[0])
+    if op == "invert":
+        return np.invert(args[0])
     return _NUMPY[op](*args)

@@ -17,7 +17,7 @@ from .bounds import last as last_program
 from .cover import reached
 from .decisions import Why
 from .ir import Carry, For, GradWrite, If, Node, Region, TapeStore, operands, reachable, real
-from .names import stem, suggested
+from .names import adjoint_name, stem, suggested
 from .partials import parts as conditions
 from .programs import program_variables
 from .reverse import LineReport, Reverse
@@ -274,17 +274,17 @@ class Owner:
         totals: list[Node | None] = [None] * len(plans)
         for nest in nests:
             for k, total in enumerate(nest.totals()):
-                old = totals[k]
-                totals[k] = total if old is None else g.add(old, total)
+                before = totals[k]
+                totals[k] = total if before is None else g.add(before, total)
             last = nest
         made = OwnerKernel(f"{self.name}_{label}", [], grid, [p.base.attrs["name"] for p in plans], split)
         static = [r for r in first.parts[0].path if r.cond is not None and is_static(r.cond)]
         made.optional = bool(static) and len(first.parts) == 1
         made.shared = next((v for v in self.programs.virtual if v not in first.parts[0].own), None)
-        for plan, total in zip(plans, totals, strict=True):
+        for plan, summed in zip(plans, totals, strict=True):
             write = plan.parts[-1].write
             offset, mask = last.addresses[plans.index(plan)]
-            effect = GradWrite(write.base, offset, mask, total, g.top, write.line, "store")  # type: ignore[arg-type]
+            effect = GradWrite(write.base, offset, mask, summed, g.top, write.line, "store")  # type: ignore[arg-type]
             if len(plan.parts) == 1 and not (split or made.optional):
                 effect.covers = plan.parts[0].covers
             if splits is not None:  # every split has a copy of its own, which the host adds up
@@ -295,7 +295,9 @@ class Owner:
             self._remove(plan)
             reason = f"owned tiles: {'partial sums of ' if split else ''}one program a tile"
             self.reverse.report.append(
-                LineReport(write.line, "owner", "affine nest", f"d_{stem(plan.base.attrs['name'])}: {reason}")
+                LineReport(
+                    write.line, "owner", "affine nest", f"{adjoint_name(plan.base.attrs['name'])}: {reason}"
+                )
             )
         made.notes = [self._note(made, first)]
         self.kernels.append(made)
@@ -303,7 +305,7 @@ class Owner:
     def _note(self, made: OwnerKernel, plan: Plan) -> str:
         """Who owns what in a kernel, and over what it sums."""
         part = plan.parts[0]
-        names = ", ".join(f"d_{stem(base)}" for base in made.bases)
+        names = ", ".join(adjoint_name(base) for base in made.bases)
         summed = [v.hint for v in self.programs.virtual if v not in part.own] + [
             r.iv.hint for r in part.reduced if r.iv is not None
         ]

@@ -85,7 +85,7 @@ class Reverse:
                 for node, d in contributions.items():
                     add(node, d)
             else:
-                d = adj.pop(item, None)
+                d = adj.pop(item, None)  # type: ignore[arg-type]
                 if d is None:
                     continue
                 if d.hint is None and item.hint and d.op not in ("const", "full", "iv"):
@@ -179,10 +179,10 @@ class Reverse:
             sides.append(self.region(region, effects, seeds))
             g.here = outer
         result.then_effects, result.other_effects = sides[0][0], sides[1][0]
-        contributions = {}
+        contributions: dict[Node, Node] = {}
         for node in {**sides[0][1], **sides[1][1]}:
             parts = [side[1].get(node) for side in sides]
-            if parts[0] is parts[1]:
+            if parts[0] is not None and parts[0] is parts[1]:
                 contributions[node] = parts[0]
                 continue
             zero = g.zeros(node.shape, adjoint_dtype(node.dtype))

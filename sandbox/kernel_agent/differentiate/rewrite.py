@@ -98,14 +98,14 @@ class Rewriter:
             [None if o.attrs[k] is None else self.node(o.attrs[k]) for o in stmt.outs]
             for k in ("then", "other")
         ]
-        effects = [self.effects(stmt.then_effects), self.effects(stmt.other_effects)]
+        then, other = self.effects(stmt.then_effects), self.effects(stmt.other_effects)
         same = cond is stmt.cond and all(
             a is o.attrs["then"] and b is o.attrs["other"] for a, b, o in zip(*sides, stmt.outs, strict=True)
         )
-        if same and effects == [stmt.then_effects, stmt.other_effects]:
+        if same and then == stmt.then_effects and other == stmt.other_effects:
             self.ifs[stmt] = stmt
             return stmt
-        new = If(cond, stmt.then, stmt.other, *effects, stmt.outer, stmt.static, stmt.line)
+        new = If(cond, stmt.then, stmt.other, then, other, stmt.outer, stmt.static, stmt.line)
         for out, a, b in zip(stmt.outs, *sides, strict=True):
             attrs = {**out.attrs, "then": a, "other": b, "if": new}
             copy = self.g.fresh("ifout", attrs, out.dtype, out.shape, out.home, (cond,))

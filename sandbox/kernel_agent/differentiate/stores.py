@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from .affine import Affine, Group, Monomial, Var, divide, times, upper
 from .ir import For, GradWrite, Graph, If, Node, walk
-from .names import stem
+from .names import adjoint_name
 from .reverse import LineReport, Reverse, children
 from .simplify import is_zero
 
@@ -39,7 +39,9 @@ def _merge_list(reverse: Reverse, effects: list) -> None:
     """Within one list, and across its loops over one range as far as a write needs no carry of its loop."""
     g = reverse.kernel.graph
     last: dict[tuple, tuple[GradWrite, list, For | None]] = {}
-    places = [(e, effects, None) for e in effects if isinstance(e, GradWrite)]
+    places: list[tuple[GradWrite, list, For | None]] = [
+        (e, effects, None) for e in effects if isinstance(e, GradWrite)
+    ]
     for loop in effects:
         if isinstance(loop, For) and loop.cond is None:
             places += [(e, loop.effects, loop) for e in loop.effects if isinstance(e, GradWrite)]
@@ -89,7 +91,10 @@ def prove(reverse: Reverse, axes: list[int]) -> None:
                 name = write.base.attrs["name"]
                 reverse.report.append(
                     LineReport(
-                        write.line, "store", proof.text, f"one program owns each element of d_{stem(name)}"
+                        write.line,
+                        "store",
+                        proof.text,
+                        f"one program owns each element of {adjoint_name(name)}",
                     )
                 )
                 continue

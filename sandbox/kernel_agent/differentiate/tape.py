@@ -204,7 +204,8 @@ class Tape:
                 continue
             g.here = region
             back = g.sub(region.iv, step)  # type: ignore[arg-type]
-            before = Rewriter(g, lambda n, iv=region.iv, b=back: b if n is iv else None)
+            moved = {region.iv: back}
+            before = Rewriter(g, moved.get)
             later = g.make("compare", (region.iv, lo), {"cmp": ">"}, "int1")  # type: ignore[arg-type]
             mask = later
             if store.mask is not None:

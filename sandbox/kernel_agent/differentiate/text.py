@@ -8,14 +8,16 @@ between launches and nothing is assumed about shapes, views or the number of lau
 from __future__ import annotations
 
 import ast
+import copy
 import json
 from dataclasses import dataclass, field
 
-from .emit import _INFIX, Emitted, gradient_name
+from .emit import Emitted
 from .fence import Refusal
 from .host import Site
 from .ir import Node
 from .lines import WIDTH, break_line, wrap
+from .spelling import INFIX, gradient_name
 
 LAID_OUT = '''
 def laid_out(t, strides, copy=False):
@@ -42,6 +44,13 @@ def gradient_of(t, accumulate=False, copies=None, written=None):
         shape, strides = (copies, *shape), (span, *strides)
     d = torch.empty_strided(shape, strides, dtype=dtype, device=t.device)
     return d if written == t.numel() else d.zero_()
+'''
+
+LINEAR = '''
+@triton.jit
+def linear_step(a1, b1, a2, b2):
+    """Two steps of h = a h + b in one: the combine function of the scans below."""
+    return a1 * a2, b1 * a2 + b2
 '''
 
 SUMMED = '''
@@ -177,9 +186,9 @@ class FunctionText:
         if node.op in ("cdiv", "minimum", "maximum"):
             name = {"cdiv": "triton.cdiv", "minimum": "min", "maximum": "max"}[node.op]
             return f"{name}({', '.join(self.expr(a) for a in node.args)})"
-        if node.op not in _INFIX:
+        if node.op not in INFIX:
             raise Refusal("layout", f"`{node.op}` cannot be computed on the host", line=node.line)
-        symbol, own = _INFIX[node.op]
+        symbol, own = INFIX[node.op]
         text = f"{self.expr(node.args[0], own)} {symbol} {self.expr(node.args[1], own + 1)}"
         return f"({text})" if own < prec else text
 
@@ -287,15 +296,21 @@ def heuristic_text(site: Site, name: str) -> str:
     """What a heuristic computes, from the arguments that the Function has under their own names."""
     known = set(site.given_names)
     rule = site.heuristics.get(name)
+    if not isinstance(rule, ast.Lambda) or len(rule.args.args) != 1:
+        raise Refusal(
+            "heuristics",
+            f"the heuristic for `{name}` is not a lambda over args",
+            "Write it as a lambda.",
+            site.call.lineno,
+        )
+    given = rule.args.args[0].arg
 
     class Inline(ast.NodeTransformer):
         def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
             index = node.slice
-            if (
-                isinstance(node.value, ast.Name)
-                and node.value.id == rule.args.args[0].arg
-                and isinstance(index, ast.Constant)
-            ):  # type: ignore[union-attr]
+            by_name = isinstance(index, ast.Constant) and isinstance(index.value, str)
+            if isinstance(node.value, ast.Name) and node.value.id == given and by_name:
+                assert isinstance(index, ast.Constant) and isinstance(index.value, str)
                 if index.value in known:
                     return ast.Name(index.value, ast.Load())
                 if site.launch.config and index.value in site.launch.config:
@@ -306,15 +321,6 @@ def heuristic_text(site: Site, name: str) -> str:
                     line=node.lineno,
                 )
             return self.generic_visit(node)
-
-    if not isinstance(rule, ast.Lambda):
-        raise Refusal(
-            "heuristics",
-            f"the heuristic for `{name}` is not a lambda over args",
-            "Write it as a lambda.",
-            site.call.lineno,
-        )
-    import copy
 
     return ast.unparse(Inline().visit(copy.deepcopy(rule.body)))
 

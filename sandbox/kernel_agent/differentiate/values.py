@@ -39,9 +39,10 @@ class PtrType:
 
 @dataclass(frozen=True)
 class Poison:
-    """A name whose value depends on the branch taken and cannot be merged: refused when it is used."""
+    """A value that must not be used: one that depends on the branch taken and cannot be merged, or an atomic's result."""
 
     why: str
+    construct: str = "branch-dependent value"
 
 
 @dataclass
@@ -183,3 +184,8 @@ def quotient(g: Graph, a: Node, b: Node) -> Node | None:
             if found is not None:
                 return g.mul(found, rest)
     return None
+
+
+def carried(node: Node) -> bool:
+    """Whether the value of `node` changes with the iterations of an enclosing loop through a carry."""
+    return node.op == "phi" or any(carried(arg) for arg in node.args)

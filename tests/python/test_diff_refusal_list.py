@@ -1,0 +1,221 @@
+"""Every refusal that the differentiator can make: its message, its place, and that no refusal is without a case here."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from diff_support import ROOT, draft
+from kernel_agent import errors
+from kernel_agent.differentiate import Refusal
+
+PACKAGE = ROOT / "sandbox/kernel_agent/differentiate"
+HEAD = """\
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+from kernel_agent import autodiff
+
+SWEEP = [{"N": 40}]
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return tuple(torch.randn(dims["N"], device=device, dtype=dtype) for _ in range(2))
+
+
+@triton.jit
+def again(x):
+    return again(x)
+
+
+@triton.jit
+def two(a, b):
+    return a + b
+
+
+@triton.jit
+def sometimes(x, n):
+    if n > 3:
+        return (x, x)
+
+
+@triton.jit
+def larger(a, b):
+    return tl.maximum(a, b)
+
+"""
+KERNEL = """
+@triton.jit
+def kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = cols < n
+    x = tl.load(x_ptr + cols, mask=mask, other=0.0)
+"""
+STUB = """
+
+@autodiff(inputs_require_grad=(0, 1))
+def stub(x, y):
+    out = torch.zeros(2 * x.numel(), device=x.device, dtype=x.dtype)
+    kernel[(triton.cdiv(x.numel(), 16),)](x, y, out, x.numel(), BLOCK=16)
+    return out
+"""
+STORE = "\n    tl.store(out_ptr + cols, x, mask=mask)"
+
+# Body of the kernel, the offending line marked -> construct, a part of the message
+KERNELS: dict[str, tuple[str, str, str]] = {
+    "loop_else": ("    for i in range(3):  # here\n        x = x * 2.0\n    else:\n        x = x + 1.0", "loop else", "else branch"),
+    "try": ("    try:  # here\n        x = x * 2.0\n    except ValueError:\n        x = x", "try", "`try` in a kernel"),
+    "match": ("    match n:  # here\n        case 1:\n            x = x * 2.0", "match", "statement is not supported"),
+    "different_blocks": ("    x = x + tl.arange(0, 8)  # here", "broadcast", "do not combine"),
+    "undefined": ("    x = x * factor  # here", "name", "`factor` is not defined"),
+    "scaled_pointer": ("    x = tl.load(x_ptr * 2)  # here", "pointer arithmetic", "adding and subtracting"),
+    "no_such_operation": ("    x = tl.squareroot(x)  # here", "attribute", "`.squareroot`"),
+    "no_such_attribute": ("    x = x.size  # here", "attribute", "`.size`"),
+    "no_such_method": ("    x = x.squareroot()  # here", ".squareroot", "no adjoint here"),
+    "branch_only": ("    if n > 3:\n        pair = (x, x)\n    x = pair  # here", "branch-dependent value", "one branch only"),
+    "returned_sometimes": ("    x = x + sometimes(x, n)  # here", "branch-dependent value", "one branch only"),
+    "text": ("    x = two(x, 'text')", "str", "a number or a block"),
+    "matrix_product": ("    x = x @ x  # here", "matmult", "operator"),
+    "power": ("    x = x ** 2  # here", "**", "power of a block"),
+    "float_remainder": ("    x = x % 2.0  # here", "float mod", "remainder"),
+    "membership": ("    if n in (1, 2):  # here\n        x = x * 2.0", "comparison", "comparison"),
+    "recursion": ("    x = again(x)", "recursion", "calls itself"),
+    "missing_argument": ("    x = two(x)  # here", "call", "without b"),
+    "changes_kind": ("    p = (x, x)\n    for i in range(3):  # here\n        p = x\n    x = x + 1.0", "loop", "changes its kind"),
+    "axis_at_run_time": ("    x = x + tl.sum(x, axis=n)  # here", "constexpr", "compile time"),
+    "assigned_attribute": ("    x.y = 3  # here", "assignment target", "only names"),
+    "augmented_element": ("    x[0] += 1.0  # here", "assignment target", "only names"),
+    "two_loop_variables": ("    for i, j in range(3):  # here\n        x = x * 2.0", "loop target", "one plain variable"),
+    "loop_over_block": ("    for i in cols:  # here\n        x = x * 2.0", "loop", "over a range"),
+    "loop_over_other": ("    for i in enumerate(3):  # here\n        x = x * 2.0", "loop over enumerate", "over a range"),
+    "set": ("    x = two(x, {1})  # here", "set", "expression"),
+    "starred": ("    x = two(*(x, x))  # here", "starred call", "starred"),
+    "unpacked_block": ("    a, b = x  # here", "unpacking", "tuple"),
+    "return_in_loop": ("    for i in range(3):  # here\n        return", "return in a loop", "inside a loop"),
+    "element": ("    x = x + x[0]  # here", "indexing", "`:` and None"),
+    "unknown_function": ("    print(x)  # here", "print", "no adjoint"),
+    "strange_dtype": ("    x = x.to(3)  # here", "dtype", "not a type"),
+    "scan_of_maximum": ("    x = tl.associative_scan(x, 0, larger)  # here", "associative_scan", "neither a sum"),
+    "scan_of_three": ("    x, y, z = tl.associative_scan((x, x, x), 0, larger)  # here", "associative_scan", "one or two values"),
+    "gather": ("    x = tl.gather(x, cols, 0)  # here", "tl.gather", "gather inside a block"),
+    "pointer_method": ("    x = x_ptr.sum()  # here", ".sum", "method of a pointer"),
+    "sort": ("    x = tl.sort(x)  # here", "tl.sort", "sorting networks"),
+    "load_of_values": ("    x = tl.load(x)  # here", "load", "not based on a pointer"),
+    "store_to_values": ("    tl.store(x, x)  # here", "store", "not based on a pointer"),
+    "block_pointer_of_number": ("    p = tl.make_block_ptr(n, (n,), (1,), (0,), (16,), (0,))  # here", "make_block_ptr", "not based on a pointer"),
+    "advanced_pointer": ("    p = tl.advance(x_ptr, (1,))  # here", "advance", "only a block pointer"),
+    "advanced_by_method": ("    p = x_ptr.advance((1,))  # here", "advance", "only a block pointer"),
+    "bitcast": ("    x = x + x.to(tl.int32, bitcast=True)  # here", "bitcast", "bits"),
+    "cast_pointer": ("    p = tl.cast(x_ptr, tl.float32)  # here", "pointer cast", "casting a pointer"),
+    "pointer_to": ("    p = x_ptr.to(tl.float32)  # here", "pointer cast", "casting a pointer"),
+    "dot_of_vectors": ("    x = tl.dot(x, x)  # here", "dot", "rank 2 or 3"),
+    "wrong_arguments": ("    x = tl.where(x)  # here", "tl.where", "not understood"),
+    "atomic_result": ("    x = x * tl.atomic_add(out_ptr + cols, x)  # here", "atomic result", "order of programs"),
+    "by_every_program": ("    tl.store(out_ptr + tl.arange(0, BLOCK), x)  # here", "overwritten store", "several programs"),
+    "stored_twice": ("    tl.store(out_ptr + cols, x * x, mask=mask)", "overwritten store", "stored to twice"),
+    "stored_in_every_step": ("    for i in range(3):\n        tl.store(out_ptr + n + cols, x * i)  # here", "overwritten store", "in every step"),
+    "read_elsewhere": ("    tl.store(out_ptr + n + cols, x)\n    x = tl.load(out_ptr + n - cols)", "in-place access", "different addresses"),
+    "while_state": ("    s = 1.0\n    while s < 9.0:  # here\n        x = tl.sin(x)\n        s = s * 3.0", "while", "backwards"),
+    "unknown_trips": (
+        "    k = tl.load(y_ptr).to(tl.int32)\n    for i in range(k):  # here\n        x = tl.sin(x) * x", "tape", "not known before the launch"
+    ),
+    "cumprod": ("    x = tl.cumprod(x, 0)  # here", "cumprod", "divides by its factors"),
+    "no_rule": ("    x = libdevice.sinh(x)  # here", "libdevice.sinh", "`sinh` has no adjoint"),
+}  # fmt: skip
+
+KERNEL_OF_X = KERNEL + "    tl.store(out_ptr + cols, x, mask=mask)\n"
+BY_HEURISTIC = KERNEL_OF_X.replace("@triton.jit", '@triton.heuristics({{"BLOCK": {}}})\n@triton.jit')
+PLAIN_LAUNCH = STUB.replace(", BLOCK=16", "")
+
+
+def stub_with(text: str) -> str:
+    """The stub with another launch."""
+    return STUB.replace("    kernel[(triton.cdiv(x.numel(), 16),)](x, y, out, x.numel(), BLOCK=16)", text)
+
+
+# Whole files after HEAD -> construct, a part of the message
+FILES: dict[str, tuple[str, str, str]] = {
+    "writes_nothing": (KERNEL_OF_X + STUB.replace("dtype=x.dtype", "dtype=torch.int32"), "stub", "no launch writes anything"),
+    "no_launch": (stub_with("    out = x * 2"), "stub", "launches no kernel"),
+    "two_on_a_line": (KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, 40, BLOCK=16); kernel[(3,)](x, y, out, 40, BLOCK=16)  # here"), "launch", "cannot be found"),
+    "indirect": (KERNEL_OF_X + stub_with("    [kernel][0][(3,)](x, y, out, 40, BLOCK=16)  # here"), "launch", "named directly"),
+    "keywords": (KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, 40, **{'BLOCK': 16})  # here"), "launch", "`**`"),
+    "nested_kernel": ("if True:\n" + KERNEL_OF_X.strip().replace("\n", "\n    ").replace("@triton", "    @triton") + "\n" + STUB, "launch", "not in this file"),
+    "shared_output": (
+        KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, 40, BLOCK=16)\n    kernel[(3,)](y, x, out[40:], 40, BLOCK=16)  # here"),
+        "shared output", "already holds differentiable values",
+    ),
+    "odd_argument": (KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, {40}, BLOCK=16)  # here"), "launch argument", "is a set"),
+    "function_heuristic": (
+        "\ndef block_of(args):\n    return 16\n\n" + BY_HEURISTIC.format("block_of") + PLAIN_LAUNCH, "heuristics", "not a lambda"
+    ),
+}  # fmt: skip
+
+
+def source_of(name: str) -> str:
+    if name in FILES:
+        return HEAD + FILES[name][0]
+    body = KERNELS[name][0]
+    return HEAD + KERNEL + body + STORE + STUB
+
+
+def refused(folder: Path, name: str) -> errors.Unusable:
+    file = folder / "refused.py"
+    file.write_text(source_of(name))
+    with pytest.raises(errors.Unusable) as caught:
+        draft(file, {"N": 40})
+    return caught.value
+
+
+@pytest.mark.parametrize("name", sorted({**KERNELS, **FILES}))
+def test_refusal__names_construct_place_and_remedy(name: str, tmp_path: Path) -> None:
+    _, construct, message = {**KERNELS, **FILES}[name]
+    error = refused(tmp_path, name)
+    assert error.kind == "unsupported_op"
+    (refusal,) = error.extra["refusals"]  # type: ignore[attr-defined]
+    assert refusal["construct"] == construct
+    assert message in refusal["message"]
+    assert refusal["remedy"]
+    assert error.file == str(tmp_path / "refused.py")
+    marked = [i for i, line in enumerate(source_of(name).splitlines(), 1) if "# here" in line]
+    assert refusal["line"] == marked[0] if marked else refusal["line"] is not None
+
+
+# Without a case here: the first guard what nothing is known to reach, the others need a set-up of their own.
+WITHOUT_CASE = {
+    "the types of the values carried by this loop do not settle",
+    "`{node.op}` has no adjoint",  # an operation of the graph without a row in the table of rules
+    "the state of a while loop cannot be taped",  # refused by the reverse sweep before
+    "`{inplace}` is overwritten, but not by one program an element",  # refused as an overwritten store before
+    "{launch.name} is launched from another file",
+    "`{node.op}` cannot be computed on the host",
+    "`{name}` reads `{index.value}`, which the launch does not pass",
+}
+
+
+def sites() -> Iterator[tuple[str, int, str]]:
+    """(file, line, message) of every place that makes a refusal."""
+    for path in sorted(PACKAGE.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Refusal":
+                yield str(path), node.lineno, ast.unparse(node.args[1]).removeprefix("f").strip("'\"")
+
+
+def test_every_refusal__has_a_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[tuple[str, int]] = set()
+    original = Refusal.__post_init__
+
+    def record(self: Refusal) -> None:
+        frame = sys._getframe(2)
+        seen.add((frame.f_code.co_filename, frame.f_lineno))
+        original(self)
+
+    monkeypatch.setattr(Refusal, "__post_init__", record)
+    for name in {**KERNELS, **FILES}:
+        refused(tmp_path, name)
+    missed = {text for file, line, text in sites() if (file, line) not in seen}
+    assert missed == WITHOUT_CASE
