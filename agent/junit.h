@@ -1,4 +1,4 @@
-/* A verdict as JUnit XML, so that a CI shows each gradient and the shapes as test cases. */
+/* Verdicts as JUnit XML, so that a CI shows each file as a suite, with the verdict and each gradient as test cases. */
 #ifndef KA_JUNIT_H
 #define KA_JUNIT_H
 
@@ -6,7 +6,11 @@
 
 #include "core/base.h"
 
-/* `result`: the result object. Errors as ka_file_write(). */
-int ka_junit_write(const char *path, const char *checked_file, const json_t *result, struct ka_err *err);
+/* Append the suite of one checked file. `result`: the result object; NULL for a file that could not even be begun. A wrong
+ * backward is a failure, a forward that cannot be used (and a missing result) an error, as JUnit tells them apart. */
+void ka_junit_add(struct ka_buf *suites, const char *file, const json_t *result);
+
+/* Write the document of all suites. Errors as ka_file_write(). */
+int ka_junit_write(const char *path, const struct ka_buf *suites, struct ka_err *err);
 
 #endif

@@ -248,7 +248,7 @@ static char *pair_of_run(const char *dir, struct ka_err *err)
     return pair;
 }
 
-static int run_check(struct ka_app *app, const char *path, bool line)
+static int run_check(struct ka_app *app, const char *path, bool line, struct ka_buf *suites)
 {
     json_t *result = NULL;
     struct ka_err err;
@@ -263,7 +263,8 @@ static int run_check(struct ka_app *app, const char *path, bool line)
         print_json(result);
     else if (result)
         ka_show_result(result);
-    if (result && app->opts->junit && ka_junit_write(app->opts->junit, path, result, &err)) {
+    ka_junit_add(suites, path, result);
+    if (app->opts->junit && ka_junit_write(app->opts->junit, suites, &err)) {
         fprintf(stderr, "kernel-agent: %s\n", err.msg);
         code = code ? code : 2;
     }
@@ -271,7 +272,7 @@ static int run_check(struct ka_app *app, const char *path, bool line)
     return code;
 }
 
-static int run_verify(struct ka_app *app, const char *dir)
+static int run_verify(struct ka_app *app, const char *dir, struct ka_buf *suites)
 {
     struct ka_err err;
     char *pair = pair_of_run(dir, &err);
@@ -279,7 +280,7 @@ static int run_verify(struct ka_app *app, const char *dir)
         fprintf(stderr, "kernel-agent: %s\n", err.msg);
         return 2;
     }
-    int code = run_check(app, pair, false);
+    int code = run_check(app, pair, false, suites);
     free(pair);
     return code;
 }
@@ -288,15 +289,17 @@ int ka_oneshot_main(struct ka_opts *opts, const char *command, const char *path)
 {
     struct ka_app app;
     struct ka_err err;
+    struct ka_buf suites = {0};
     int code = ka_app_open(&app, opts, false, &err);
     if (code)
         fprintf(stderr, "kernel-agent: %s\n", err.msg);
     else if (strcmp(command, "check") == 0)
-        code = run_check(&app, path, false);
+        code = run_check(&app, path, false, &suites);
     else if (strcmp(command, "verify") == 0)
-        code = run_verify(&app, path);
+        code = run_verify(&app, path, &suites);
     else
         code = run_single(&app, command, path);
+    ka_buf_free(&suites);
     ka_app_close(&app);
     return code;
 }
@@ -307,14 +310,16 @@ int ka_oneshot_check_all(struct ka_opts *opts, const char *const *paths, size_t 
     struct ka_err err;
     int code = ka_app_open(&app, opts, false, &err);
     bool go_on = code == 0;
+    struct ka_buf suites = {0};
     app.keeps_known = true;
     if (!go_on)
         fprintf(stderr, "kernel-agent: %s\n", err.msg);
     for (size_t i = 0; i < count && go_on; i++) {
-        int one = run_check(&app, paths[i], true);
+        int one = run_check(&app, paths[i], true, &suites);
         code = one ? one : code;
         go_on = one == 0 || one == 3 || one == 4;
     }
+    ka_buf_free(&suites);
     ka_app_close(&app);
     return code;
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "core/plan.h"
 #include "sandbox/compare.h"
 
 #define ROUNDING 1e-10 /* of float64 sums, per unit of upstream */
@@ -87,6 +88,28 @@ static double distance(const struct ka_tensor *a, const struct ka_tensor *b)
         sum += d * d;
     }
     return sqrt(sum);
+}
+
+static double norm_of(const struct ka_tensor *t)
+{
+    double sum = 0;
+    for (size_t i = 0; i < t->count; i++)
+        sum += ka_tensor_at(t, i) * ka_tensor_at(t, i);
+    return sqrt(sum);
+}
+
+double ka_case_nonlinearity(const struct ka_tensor *u, const struct ka_tensor *w, const struct ka_tensor *sum)
+{
+    double gap = 0;
+    if (!u || !w || !sum || !ka_tensor_same_shape(u, w) || !ka_tensor_same_shape(u, sum))
+        return NAN;
+    for (size_t i = 0; i < u->count; i++) {
+        double wanted = KA_PLAN_LINEAR_U * ka_tensor_at(u, i) + KA_PLAN_LINEAR_W * ka_tensor_at(w, i);
+        double d = ka_tensor_at(sum, i) - wanted;
+        gap += d * d;
+    }
+    double size = fabs(KA_PLAN_LINEAR_U) * norm_of(u) + fabs(KA_PLAN_LINEAR_W) * norm_of(w);
+    return size > 0 ? sqrt(gap) / size : 0;
 }
 
 int ka_case_spread(const struct ka_tensors *found, const char *name, size_t times, double *max_abs,

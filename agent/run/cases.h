@@ -23,6 +23,11 @@ int ka_case_open(const struct ka_child_result *child, json_int_t id, struct ka_t
  * zero, or cancels to zero, is measured by. */
 double ka_case_upstream_norm(const struct ka_tensors *oracle, const json_t *entry, const json_t *plan);
 
+/* How far `sum` is from KA_PLAN_LINEAR_U * u + KA_PLAN_LINEAR_W * w, in units of the terms' norms; NaN where something is not finite or
+ * not there (NULL). */
+double ka_case_nonlinearity(const struct ka_tensor *u, const struct ka_tensor *w,
+                            const struct ka_tensor *sum);
+
 /* The gradient `name` of the same backward, `times` more times (`repeat<i>/<name>`), against `grad/<name>`: the largest difference of an
  * element and the largest norm of a difference. -ENOENT when one is missing or of another shape. */
 int ka_case_spread(const struct ka_tensors *found, const char *name, size_t times, double *max_abs,

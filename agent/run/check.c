@@ -216,6 +216,14 @@ static void measure(struct ka_run *run)
     ka_run_op(run, "facts", check->pair_path, extra, on_facts);
 }
 
+static void measure_verified(struct ka_run *run)
+{
+    if (run->app->opts->fail_fast)
+        conclude(run);
+    else
+        measure(run);
+}
+
 /* ---- compute-sanitizer, only for what is verified without it */
 
 static void on_sanitized(struct ka_run *run, const struct ka_op_result *result)
@@ -225,7 +233,7 @@ static void on_sanitized(struct ka_run *run, const struct ka_op_result *result)
     run->sanitized = json_deep_copy(json_object_get(result->doc, "runs"));
     ka_sanitize_judge(result->status == KA_OP_OK ? result->doc : NULL, result->message, verdict);
     if (ka_verdict_verified(verdict))
-        measure(run);
+        measure_verified(run);
     else
         conclude(run);
 }
@@ -355,29 +363,6 @@ static int judge_again(const struct judged_case *one, size_t shape)
     return judge_gradients(&again, "again");
 }
 
-static double norm_of(const struct ka_tensor *t)
-{
-    double sum = 0;
-    for (size_t i = 0; i < t->count; i++)
-        sum += ka_tensor_at(t, i) * ka_tensor_at(t, i);
-    return sqrt(sum);
-}
-
-/* How far `sum` is from a*u + b*w, in units of the terms' norms; NaN where something is not finite or not there. */
-static double nonlinearity(const struct ka_tensor *u, const struct ka_tensor *w, const struct ka_tensor *sum)
-{
-    double gap = 0;
-    if (!u || !w || !sum || !ka_tensor_same_shape(u, w) || !ka_tensor_same_shape(u, sum))
-        return NAN;
-    for (size_t i = 0; i < u->count; i++) {
-        double wanted = KA_PLAN_LINEAR_U * ka_tensor_at(u, i) + KA_PLAN_LINEAR_W * ka_tensor_at(w, i);
-        double d = ka_tensor_at(sum, i) - wanted;
-        gap += d * d;
-    }
-    double size = fabs(KA_PLAN_LINEAR_U) * norm_of(u) + fabs(KA_PLAN_LINEAR_W) * norm_of(w);
-    return size > 0 ? sqrt(gap) / size : 0;
-}
-
 /* backward(a*u + b*w) = a*backward(u) + b*backward(w), over one graph: also what was kept of an earlier call shows here. A
  * gradient that is wrong or noise by itself has nothing to add up. */
 static void judge_linear(const struct judged_case *one)
@@ -393,8 +378,9 @@ static void judge_linear(const struct judged_case *one)
         if (!name || !is_wanted(one->plan, name) || compare_gradient(one, "grad", name, &diff) ||
             !diff.pass || diff.want_zero || diff.vacuous || diff.nonfinite_want)
             continue;
-        double off = nonlinearity(find_part(one->found, "grad", name), find_part(one->found, "other", name),
-                                  find_part(one->found, "sum", name));
+        double off =
+            ka_case_nonlinearity(find_part(one->found, "grad", name), find_part(one->found, "other", name),
+                                 find_part(one->found, "sum", name));
         if (off <= LINEAR_LIMITS * diff.limit)
             continue;
         char text[300];
@@ -604,7 +590,7 @@ static void on_oracle(struct ka_run *run, const struct ka_op_result *result)
     else if (run->app->opts->fail_fast)
         conclude(run);
     else
-        measure(run);
+        measure_verified(run);
 }
 
 /* ---- candidate */

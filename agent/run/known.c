@@ -14,9 +14,9 @@ void ka_run_remember(const struct ka_run *run)
 {
     if (!run->app->keeps_known || !run->given || ka_run_knows(run))
         return;
-    json_t *seen = json_pack("{s:s, s:O, s:O, s:O, s:O?, s:O, s:b}", "forward", run->forward, "inspect",
-                             run->inspect, "shapes", run->shapes, "skipped", run->skipped, "oracles",
-                             run->oracles, "outputs", run->outputs, "grads", run->grads, "half", run->half);
+    json_t *seen = json_pack("{s:s, s:O, s:O, s:O, s:O?, s:O, s:O, s:b}", "forward", run->forward, "inspect",
+                             run->inspect, "shapes", run->shapes, "skipped", run->skipped, "outputs",
+                             run->outputs, "grads", run->grads, "oracles", run->oracles, "half", run->half);
     json_decref(run->app->known);
     run->app->known = json_deep_copy(seen);
     json_decref(seen);
@@ -37,8 +37,8 @@ void ka_run_recall_shapes(struct ka_run *run)
 {
     recall(run, "shapes", &run->shapes);
     recall(run, "skipped", &run->skipped);
-    recall(run, "oracles", &run->oracles);
     recall(run, "outputs", &run->outputs);
     recall(run, "grads", &run->grads);
+    recall(run, "oracles", &run->oracles);
     run->half = json_is_true(json_object_get(run->app->known, "half"));
 }

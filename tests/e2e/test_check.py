@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +81,31 @@ def test_check__pairs_of_different_forwards__are_each_looked_at(agent: Agent):
 def test_verify__several_words__is_a_usage_error(agent: Agent):
     done = agent("verify", "one", "two")
     assert done.code == 2
+
+
+def test_junit__several_files__has_a_suite_for_each_with_failures_and_errors_told_apart(agent: Agent):
+    right = suite.control("scale_atomics")
+    for name, text in (
+        ("wrong.py", suite.pair("scale_atomics", right.replace(*WRONG))),
+        ("unusable.py", suite.pair("scale_atomics", right).replace("SWEEP =", "SHAPES =")),
+        ("right.py", suite.pair("scale_atomics", right)),
+    ):
+        (agent.folder / name).write_text(text)
+    done = agent(
+        "check", "wrong.py", "unusable.py", "missing.py", "right.py", "--quiet", "--junit", "out.xml"
+    )
+    assert done.code == 3
+    root = ET.parse(agent.folder / "out.xml").getroot()
+    assert root.tag == "testsuites"
+    counts = {one.get("name"): tuple(one.get(key) for key in ("tests", "failures", "errors")) for one in root}
+    assert counts == {
+        "wrong.py": ("3", "2", "0"),
+        "unusable.py": ("1", "0", "1"),
+        "missing.py": ("1", "0", "1"),
+        "right.py": ("3", "0", "0"),
+    }
+    wrong = root.find("testsuite[@name='wrong.py']")
+    assert wrong is not None
+    failed = [case.get("name") for case in wrong if case.find("failure") is not None]
+    assert failed == ["verdict", "gradient of s"]
+    assert all(one.find("failure").get("message") for one in wrong if one.find("failure") is not None)

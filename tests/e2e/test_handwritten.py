@@ -66,8 +66,10 @@ def test_wrong_module_is_not_verified_and_says_why(agent: Agent, name: str) -> N
     done = check(agent, module, edit)
     assert done.code == 4, done.err
     assert reason in done.result["failures"]
-    suite = ET.parse(agent.folder / "out.xml").getroot()
-    assert suite.get("failures") == "1" and suite.find("testcase/failure") is not None
+    suite = ET.parse(agent.folder / "out.xml").getroot().find("testsuite")
+    assert suite is not None and (suite.get("failures"), suite.get("errors")) != ("0", "0")
+    failure = suite.find("testcase[@name='verdict']/failure")
+    assert failure is not None and failure.text is not None and reason in failure.text
 
 
 def test_several_functions_that_could_be_meant_are_named_with_the_remedy(agent: Agent) -> None:

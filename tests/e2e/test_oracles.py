@@ -7,11 +7,11 @@ from conftest import Agent
 from files import FORWARD
 
 REFERENCE = "\n\ndef reference(x, w):\n    return x * w\n"
-# The kernel's scale is a number that the host reads of x: no gradient goes that way, though the outputs change with it.
+# The kernel's scale is a number that the host reads of x, all of it: no gradient goes that way, though the outputs change with it.
 HOST_VALUE = FORWARD.replace("x * w, mask", "x * w * scale, mask").replace(
     "y_ptr, N, BLOCK:", "y_ptr, N, scale, BLOCK:"
 )
-HOST_VALUE = HOST_VALUE.replace("w, y, N, BLOCK=", "w, y, N, x.abs().max().item(), BLOCK=")
+HOST_VALUE = HOST_VALUE.replace("w, y, N, BLOCK=", "w, y, N, x.sum().item(), BLOCK=")
 RACY = FORWARD.replace("y_ptr + row * N + cols", "y_ptr + cols").replace(
     '[{"M": 4, "N": 24}, {"M": 3, "N": 33}]', '[{"M": 64, "N": 64}]'
 )
