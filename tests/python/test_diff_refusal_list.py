@@ -187,6 +187,8 @@ def test_refusal__names_construct_place_and_remedy(name: str, tmp_path: Path) ->
 
 # Without a case here: the first guard what nothing is known to reach, the others need a set-up of their own.
 WITHOUT_CASE = {
+    "the passes of the differentiator contradict each other: {error or type(error).__name__}",
+    "the rule for `{name}` has to return one adjoint or None for each of {len(n.args)} arguments, in a tuple",  # test_diff_api
     "the types of the values carried by this loop do not settle",
     "`{node.op}` has no adjoint",  # an operation of the graph without a row in the table of rules
     "the state of a while loop cannot be taped",  # refused by the reverse sweep before

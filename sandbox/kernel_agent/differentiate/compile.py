@@ -75,9 +75,13 @@ def _atomic(
     try:
         return _differentiate(fwd, dims, seed, dtype, "atomic", config)
     except (AssertionError, NotOwned, RecursionError) as error:
-        reason = f"the passes of the differentiator contradict each other: {error or type(error).__name__}"
-        remedy = "Split the kernel or reorder its loops; this is a fault of the differentiator, worth a report."
-        raise Refusal("kernel", reason, remedy, fwd.stub_line, file=fwd.path) from error
+        raise Refusal(
+            "kernel",
+            f"the passes of the differentiator contradict each other: {error or type(error).__name__}",
+            "Split the kernel or reorder its loops; this is a fault of the differentiator, worth a report.",
+            fwd.stub_line,
+            file=fwd.path,
+        ) from error
 
 
 def _differentiate(
