@@ -32,6 +32,7 @@ ATTACKS_SHORT := row  ?(2|4|8|9|13|18|20) |control (scale|softmax)
 PAIRS_SHORT   := $(addprefix dataset/,norm/rms_norm_rowgroup_partials.py reduction_softmax/softmax_row_single_tile.py \
                    loss/huber_mean_two_level.py scan/cumsum_row_tile.py rope_positional/rope_half_rotation_tables.py \
                    embedding_gather_jagged/embedding_atomic_scatter.py)
+MUTANTS_SHORT := dataset/norm/l2_normalize_rows.py dataset/reduction_softmax/softmax_row_single_tile.py
 
 # ---- the two commands
 
@@ -42,6 +43,7 @@ demo: setup   ## set up, build, and complete examples/softmax.py with a verified
 test: setup   ## set up, build, and pass every test
 	@$(MAKE) --no-print-directory $(ALL_CPUS) all store
 	@$(MAKE) --no-print-directory $(ALL_CPUS) unit
+	@$(MAKE) --no-print-directory $(ALL_CPUS) fuzz-quick FUZZ_SECONDS=2
 	@$(MAKE) --no-print-directory jail CHECKS=50
 	@$(MAKE) --no-print-directory attacks ATTACKS='$(ATTACKS_SHORT)'
 	@$(MAKE) --no-print-directory pairs PAIRS='$(PAIRS_SHORT)'
@@ -101,8 +103,8 @@ jail: $(PROGRAMS)   ## every way out of the jail, tried (CHECKS=1000 checks in a
 attacks: $(PROGRAMS)   ## every attack on the verdict must be rejected (ATTACKS='row  3|control' picks)
 	$(PYTHON) tests/attacks/run.py --build $(BUILD) --only '$(ATTACKS)'
 
-mutants: $(PROGRAMS)   ## mutation score: wrong versions of right backwards, all to be rejected (MUTANTS=20 at random)
-	$(PYTHON) tests/attacks/mutate.py --build $(BUILD) --sample $(or $(MUTANTS),0)
+mutants: $(PROGRAMS)   ## mutation score: wrong versions of right backwards, all to be rejected (MUTANTS=8: so many, of two small pairs)
+	$(PYTHON) tests/attacks/mutate.py --build $(BUILD) $(if $(MUTANTS),--sample $(MUTANTS) $(MUTANTS_SHORT))
 
 pairs: $(PROGRAMS)   ## the verdict on every pair of dataset/ (PAIRS='dataset/norm/*.py' picks)
 	@mkdir -p generated
@@ -128,6 +130,9 @@ bench: $(BUILD)/tests/bench_search $(PROGRAMS) store   ## search, embedding, mem
 bench-jail: $(PROGRAMS)   ## cold and warm starts, layers, cached kernels: bench/results/jail-latency-cpu.json
 	$(PYTHON) scripts/bench_jail.py --jail $(BUILD)/ka-jail --out bench/results/jail-latency-cpu.json
 
+bench-verdict: $(PROGRAMS)   ## what a verdict costs beside one forward and backward: bench/results/verdict-time-cpu.json
+	$(PYTHON) scripts/bench_verdict.py --build $(BUILD) --out bench/results/verdict-time-cpu.json
+
 $(BUILD)/tests/bench_search: tests/bench/bench_search.c $(BUILD)/libka.a
 	@mkdir -p $(@D)
 	@echo '  link $@'
@@ -148,13 +153,14 @@ lint: setup   ## formatting, ruff, types, shell scripts, and a build with clang
 	shellcheck scripts/*.sh scripts/completion.bash .ci/run
 	@$(MAKE) --no-print-directory all BUILD=build-clang CC=clang
 
-$(BUILD)/fuzz/%: tests/fuzz/%.c $(LIB_SRC)
+$(BUILD)/fuzz/%: tests/fuzz/%.c $(BUILD)/libka.a
 	@mkdir -p $(@D)
 	@echo '  link $@'
-	$(Q)clang -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined $(KA_CFLAGS) $< $(LIB_SRC) -o $@ $(KA_LIBS)
+	$(Q)$(CC) $(KA_CFLAGS) -fsanitize=fuzzer $< $(BUILD)/libka.a -o $@ $(KA_LIBS)
 
 fuzz-quick: setup   ## every fuzz target for FUZZ_SECONDS each
-	@$(MAKE) --no-print-directory $(FUZZ:$(BUILD)/%=build-fuzz/%) BUILD=build-fuzz
+	@$(MAKE) --no-print-directory $(FUZZ:$(BUILD)/%=build-fuzz/%) BUILD=build-fuzz CC=clang \
+	    SAN=fuzzer-no-link,address,undefined CFLAGS='-O1 -g -fno-sanitize-recover=undefined'
 	@for t in $(notdir $(FUZZ)); do mkdir -p build-fuzz/corpus/$$t && \
 	    build-fuzz/fuzz/$$t -max_total_time=$(or $(FUZZ_SECONDS),20) -print_final_stats=1 -verbosity=0 build-fuzz/corpus/$$t || exit 1; done
 
@@ -181,5 +187,6 @@ help:   ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
-.PHONY: all demo test setup store unit pytest jail attacks mutants pairs diff-matrix property check bench bench-jail valgrind lint fuzz-quick
+.PHONY: all demo test setup store unit pytest jail attacks mutants pairs diff-matrix property check bench bench-jail bench-verdict
+.PHONY: valgrind lint fuzz-quick
 .PHONY: install dist clean help

@@ -2,6 +2,7 @@
 #include "app.h"
 
 #include <errno.h>
+#include <jansson.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -161,6 +162,10 @@ static int choose_backend(struct ka_app *app, struct ka_err *err)
     const char *name = app->opts->backend;
     if (strcmp(name, "auto") == 0) {
         app->backend = app->api_key || app->opts->base_url ? KA_BACKEND_OPENAI : KA_BACKEND_NONE;
+        if (app->backend == KA_BACKEND_NONE && strcmp(app->opts->model, "gpt-5") != 0)
+            ka_log(KA_LOG_WARN,
+                   "--model %s is not asked: there is neither --base-url nor a key in OPENAI_API_KEY",
+                   app->opts->model);
     } else if (strcmp(name, "none") == 0) {
         app->backend = KA_BACKEND_NONE;
     } else if (strcmp(name, "openai") == 0) {
@@ -221,12 +226,71 @@ static int open_store(struct ka_app *app, struct ka_err *err)
     return rc;
 }
 
+/* compute-sanitizer watches compiled kernels. KA_SANITIZE_ANYWHERE is for tests of what follows a report, with a tool that is none. */
+static int find_sanitizer(struct ka_app *app, struct ka_err *err)
+{
+    const char *name = "compute-sanitizer", *path = getenv("PATH");
+    if (strcmp(app->device, "cuda") != 0 && !getenv("KA_SANITIZE_ANYWHERE"))
+        return ka_fail(err, -EINVAL,
+                       "--sanitize watches compiled kernels on a GPU, and this check runs on the CPU: "
+                       "use --device cuda on a machine that has one");
+    for (const char *at = path ? path : ""; *at && !app->sanitizer;) {
+        size_t len = strcspn(at, ":");
+        char *folder = ka_strndup(at, len);
+        app->sanitizer = ka_path_join(folder, name);
+        free(folder);
+        if (access(app->sanitizer, X_OK) != 0) {
+            free(app->sanitizer);
+            app->sanitizer = NULL;
+        }
+        at += len + (at[len] == ':');
+    }
+    return app->sanitizer
+               ? 0
+               : ka_fail(err, -ENOENT, "--sanitize: there is no %s on PATH; it comes with the CUDA toolkit",
+                         name);
+}
+
 static int open_children(struct ka_app *app, struct ka_err *err)
 {
     bool gpu = strcmp(app->device, "cuda") == 0;
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     struct ka_children_conf config = {.max_running = gpu || cores < 1 ? 1 : (unsigned)cores};
     return ka_children_new(&app->loop, &config, &app->children, err);
+}
+
+static bool is_sweep(const char *text)
+{
+    if (strcmp(text, "all") == 0 || strcmp(text, "required") == 0)
+        return true;
+    json_t *list = json_loads(text, 0, NULL), *dims;
+    bool good = json_is_array(list) && json_array_size(list) > 0;
+    size_t i;
+    json_array_foreach(list, i, dims) good = good && json_is_object(dims);
+    json_decref(list);
+    return good;
+}
+
+/* sm_50 to sm_200, as the Python package reads it. */
+static bool is_target(const char *text)
+{
+    char *end;
+    long number = ka_starts_with(text, "sm_") ? strtol(text + 3, &end, 10) : 0;
+    return number >= 50 && number <= 200 && text[3] != '+' && (!*end || strcmp(end, "a") == 0);
+}
+
+/* What a child would only find out after seconds, and in its own words. */
+static int check_words(const struct ka_opts *opts, struct ka_err *err)
+{
+    if (!is_sweep(opts->sweep))
+        return ka_fail(
+            err, -EINVAL,
+            "--sweep: '%.200s' is not all, required, or a JSON list of dims like [{\"M\": 4, \"N\": 24}]",
+            opts->sweep);
+    if (!is_target(opts->target))
+        return ka_fail(err, -EINVAL, "--target: '%.200s' is no GPU architecture like sm_80, sm_90 or sm_100",
+                       opts->target);
+    return 0;
 }
 
 int ka_app_open(struct ka_app *app, struct ka_opts *opts, bool with_model, struct ka_err *err)
@@ -246,7 +310,11 @@ int ka_app_open(struct ka_app *app, struct ka_opts *opts, bool with_model, struc
                 strerror(errno));
         return 2;
     }
-    if (check_sandbox_words(opts->require_sandbox, err) || read_key(app, err))
+    if (check_words(opts, err) || check_sandbox_words(opts->require_sandbox, err))
+        return 2;
+    if (opts->sanitize && find_sanitizer(app, err))
+        return 2;
+    if (read_key(app, err))
         return 2;
     if (with_model && (choose_backend(app, err) || open_llm(app, err) || open_store(app, err)))
         return 2;
@@ -276,6 +344,7 @@ void ka_app_close(struct ka_app *app)
     ka_store_close(app->store);
     if (app->api_key)
         explicit_bzero(app->api_key, strlen(app->api_key));
+    json_decref(app->known);
     free(app->api_key);
     free(app->mailbox);
     free(app->share);
@@ -283,4 +352,5 @@ void ka_app_close(struct ka_app *app)
     free(app->prompts_dir);
     free(app->python);
     free(app->device);
+    free(app->sanitizer);
 }

@@ -2,6 +2,7 @@
 #ifndef KA_APP_H
 #define KA_APP_H
 
+#include <jansson.h>
 #include <uv.h>
 
 #include "core/base.h"
@@ -30,9 +31,12 @@ struct ka_app {
     char *package_dir; /* share/sandbox: Python finds kernel_agent here */
     char *prompts_dir;
     char *python;
-    char *device;  /* cpu or cuda */
-    char *api_key; /* wiped in ka_app_close; NULL: none */
+    char *device;    /* cpu or cuda */
+    char *sanitizer; /* path of compute-sanitizer, with --sanitize; else NULL */
+    char *api_key;   /* wiped in ka_app_close; NULL: none */
     bool interrupted;
+    bool keeps_known; /* one forward after another: what was found out about the last one is kept */
+    json_t *known;    /* by run/known.c; NULL: nothing */
 };
 
 /* Exit code 2 (with `err`) for settings that do not fit, 6 for a missing sandbox layer, else 0. With `with_model`

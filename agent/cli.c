@@ -68,10 +68,13 @@ static void setup_log(const struct ka_opts *opts)
     ka_log_setup(level, isatty(STDERR_FILENO) && level == KA_LOG_INFO);
 }
 
-static int missing_file(const char *command)
+static int missing_word(const char *command)
 {
+    const char *word = strcmp(command, "batch") == 0    ? "DIR"
+                       : strcmp(command, "verify") == 0 ? "RUN"
+                                                        : "FILE";
     struct ka_err err;
-    ka_fail(&err, 0, "%s wants a file: kernel-agent %s FILE (kernel-agent --help)", command, command);
+    ka_fail(&err, 0, "%s is missing: kernel-agent %s %s (kernel-agent --help)", word, command, word);
     return usage_error(&err);
 }
 
@@ -136,7 +139,7 @@ static int run_main(struct ka_opts *opts)
 {
     struct ka_err err;
     if (!opts->file_path && !opts->resume)
-        return missing_file("--file-path");
+        return missing_word("--file-path");
     struct one_run one = {.exit_code = 1};
     int code = ka_app_open(&one.app, opts, true, &err);
     if (code) {
@@ -165,12 +168,17 @@ static int run_command(const char *name, struct ka_opts *opts, const char **word
 {
     const char *word = count ? words[0] : opts->file_path;
     if (strcmp(name, "run") == 0) {
-        if (count && !opts->file_path)
+        struct ka_err err;
+        if (count && opts->file_path) {
+            ka_fail(&err, 0, "'%s': one word too many beside --file-path %s", words[0], opts->file_path);
+            return usage_error(&err);
+        }
+        if (count)
             opts->file_path = ka_strdup(words[0]);
         return run_main(opts);
     }
     if (!word)
-        return missing_file(name);
+        return missing_word(name);
     if (strcmp(name, "batch") == 0)
         return ka_batch_main(opts, word);
     if (count > 1 && strcmp(name, "check") == 0)
@@ -221,7 +229,10 @@ int ka_cli_main(int argc, char **argv)
     int skip = is_command(argv[1]) ? 2 : 1;
     if (argv[1][0] != '-' && skip == 1) {
         struct ka_err err;
-        ka_fail(&err, 0, "unknown command '%s' (kernel-agent --help lists the commands)", argv[1]);
+        bool file = access(argv[1], F_OK) == 0;
+        ka_fail(&err, 0, "unknown command '%s' (%s%s)", argv[1],
+                file ? "a file is named by --file-path " : "kernel-agent --help lists the commands",
+                file ? argv[1] : "");
         return usage_error(&err);
     }
     struct ka_opts opts;

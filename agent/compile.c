@@ -26,6 +26,7 @@ struct ka_compile {
     size_t at;
     json_t *entries;
     struct ka_compile_counts counts;
+    uint64_t began;
 };
 
 static void go_on(struct ka_compile *c);
@@ -126,13 +127,17 @@ static json_t *entry_of(const struct ka_compile *c, const struct ka_op_result *r
                      json_object_get(result->doc, "metadata"), "asm", json_object_get(result->doc, "asm"));
 }
 
+static json_t *refusal(const char *why)
+{
+    return json_pack("{s:{s:s, s:s}}", "error", "kind", "internal", "message", why);
+}
+
 static json_t *error_of(const struct ka_op_result *result)
 {
     json_t *error = json_object_get(result->doc, "error");
     if (error)
         return json_pack("{s:O}", "error", error);
-    return json_pack("{s:{s:s, s:s}}", "error", "kind", "internal", "message",
-                     result->message[0] ? result->message : "compile: the child left no entry");
+    return refusal(result->message[0] ? result->message : "compile: the child left no entry");
 }
 
 /* Failures are not kept: they may be due to a deadline or to memory. */
@@ -165,6 +170,12 @@ static bool take_cached(struct ka_compile *c)
     return found;
 }
 
+/* All sources together have the time of one child: a check that brings many slow ones must not hold up the run. */
+static bool is_late(const struct ka_compile *c)
+{
+    return (uv_hrtime() - c->began) / 1000000000u > (uint64_t)c->app->opts->deadline;
+}
+
 static void go_on(struct ka_compile *c)
 {
     if (must_ask_toolchain(c->app) && ask(c, json_null(), on_toolchain) == 0)
@@ -172,10 +183,12 @@ static void go_on(struct ka_compile *c)
     while (c->at < json_array_size(c->sources)) {
         if (take_cached(c))
             continue;
-        if (ask(c, json_incref(json_array_get(json_array_get(c->sources, c->at), 1)), on_compiled) == 0)
+        bool late = is_late(c);
+        if (!late &&
+            ask(c, json_incref(json_array_get(json_array_get(c->sources, c->at), 1)), on_compiled) == 0)
             return;
         c->counts.failed++;
-        settle(c, json_pack("{s:{s:s, s:s}}", "error", "kind", "internal", "message", "compile: no child"));
+        settle(c, refusal(late ? "compile: out of time (--deadline)" : "compile: no child"));
     }
     finish(c);
 }
@@ -210,7 +223,7 @@ struct ka_compile *ka_compile_start(struct ka_app *app, const json_t *wanted,
     struct ka_compile *c = ka_calloc(1, sizeof(*c));
     size_t i;
     json_t *item;
-    *c = (struct ka_compile){.app = app, .done = done, .arg = arg};
+    *c = (struct ka_compile){.app = app, .done = done, .arg = arg, .began = uv_hrtime()};
     c->sources = json_array();
     c->entries = json_object();
     json_array_foreach((json_t *)wanted, i, item)

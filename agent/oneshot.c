@@ -195,6 +195,7 @@ static int check_in(struct ka_app *app, const char *path, json_t **result)
     if (rc) {
         fprintf(stderr, "kernel-agent: %s\n", err.msg);
         ka_signals_stop(&checking.signals);
+        uv_run(&app->loop, UV_RUN_NOWAIT); /* closes them before they go out of scope */
         checking.exit_code = 3;
     } else {
         uv_run(&app->loop, UV_RUN_DEFAULT);
@@ -228,7 +229,10 @@ static char *pair_of_run(const char *dir, struct ka_err *err)
 {
     struct ka_buf text = {0};
     char *path = ka_path_join(dir, "result.json"), *pair = NULL;
-    if (ka_file_read(path, (size_t)64 << 20, &text, err) == 0) {
+    struct ka_err why;
+    if (ka_file_read(path, (size_t)64 << 20, &text, &why)) {
+        ka_fail(err, -ENOENT, "%s: not the folder of a finished run (%s)", dir, why.msg);
+    } else {
         json_t *result = json_loads(ka_buf_str(&text), 0, NULL);
         const char *found = json_string_value(json_object_get(result, "pair"));
         const char *name = found ? strrchr(found, '/') : NULL;
@@ -303,6 +307,7 @@ int ka_oneshot_check_all(struct ka_opts *opts, const char *const *paths, size_t 
     struct ka_err err;
     int code = ka_app_open(&app, opts, false, &err);
     bool go_on = code == 0;
+    app.keeps_known = true;
     if (!go_on)
         fprintf(stderr, "kernel-agent: %s\n", err.msg);
     for (size_t i = 0; i < count && go_on; i++) {

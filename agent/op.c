@@ -29,7 +29,8 @@ struct ka_op {
 
 static enum ka_child_role role_of(const char *operation)
 {
-    if (strcmp(operation, "candidate") == 0 || strcmp(operation, "facts") == 0)
+    if (strcmp(operation, "candidate") == 0 || strcmp(operation, "facts") == 0 ||
+        strcmp(operation, "sanitize") == 0)
         return KA_CHILD_CANDIDATE;
     return strcmp(operation, "oracle") == 0 ? KA_CHILD_ORACLE : KA_CHILD_TRUSTED;
 }
@@ -174,6 +175,12 @@ static void on_child(void *arg, uint64_t id, const struct ka_child_result *child
     op_free(op);
 }
 
+/* A compiler needs no GPU, and what it is given was written by others. */
+static const char *device_of(const struct ka_op *op)
+{
+    return strcmp(op->operation, "compile") == 0 ? "cpu" : op->app->device;
+}
+
 static char *request_text(const struct ka_op *op, json_t *extra)
 {
     const struct ka_opts *opts = op->app->opts;
@@ -181,7 +188,7 @@ static char *request_text(const struct ka_op *op, json_t *extra)
     json_object_set_new(request, "op", json_string(op->operation));
     json_object_set_new(request, "nonce", json_string(op->nonce));
     json_object_set_new(request, "file", json_string(op->file));
-    json_object_set_new(request, "device", json_string(op->app->device));
+    json_object_set_new(request, "device", json_string(device_of(op)));
     json_object_set_new(request, "target", json_string(opts->target));
     json_object_set_new(request, "dtype", opts->dtype[0] ? json_string(opts->dtype) : json_null());
     const struct ka_cache *cache = op->app->cache;
@@ -192,10 +199,10 @@ static char *request_text(const struct ka_op *op, json_t *extra)
 }
 
 /* On a GPU the shapes are the user's own: tensors of gigabytes pass through the scratch, which lies in memory. */
-static struct ka_child_limits limits_for(const struct ka_app *app)
+static struct ka_child_limits limits_for(const char *device)
 {
     struct ka_child_limits limits = {0};
-    if (strcmp(app->device, "cuda") != 0)
+    if (strcmp(device, "cuda") != 0)
         return limits;
     double mb = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / (1 << 20);
     limits.mem_mb = (unsigned)(mb / 2);
@@ -216,17 +223,22 @@ int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, 
     op->arg = arg;
     snprintf(op->nonce, sizeof(op->nonce), "%016" PRIx64 "%016" PRIx64, ka_random_u64(), ka_random_u64());
     char *text = request_text(op, extra);
-    const char *readable[] = {op->file, app->cache ? ka_cache_folder(app->cache) : NULL};
+    const char *readable[3] = {op->file};
+    size_t readable_count = 1;
+    if (app->cache)
+        readable[readable_count++] = ka_cache_folder(app->cache);
+    if (req->tool)
+        readable[readable_count++] = req->tool;
     struct ka_child_req request = {
         .request = text,
         .python = app->python,
         .package_dir = app->package_dir,
         .ro = readable,
-        .ro_count = app->cache ? 2 : 1,
-        .device = app->device,
+        .ro_count = readable_count,
+        .device = device_of(op),
         .require = app->opts->require_sandbox,
         .role = role_of(op->operation),
-        .limits = limits_for(app),
+        .limits = limits_for(device_of(op)),
         .deadline_ms = (unsigned)app->opts->deadline * 1000u,
     };
     int rc = ka_child_start(app->children, &request, on_child, op, &op->id);

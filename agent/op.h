@@ -29,6 +29,7 @@ struct ka_op_req {
     const char *operation;
     const char *file;  /* what the child reads */
     const char *shown; /* what people are told it is called; NULL: the same */
+    const char *tool;  /* a program outside the package that the child may run; NULL: none */
 };
 
 /* Steals `extra`, the further members of the request (NULL: none). */

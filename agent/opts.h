@@ -58,8 +58,10 @@ struct ka_opts {
     /* batch */
     int jobs;
     bool force;
+    bool fail_fast;
     /* check */
     char *junit;
+    bool sanitize;
     bool print;
 };
 

@@ -2,7 +2,7 @@
  *
  * The run drives the pure machine of core/job.h: it executes its commands on the loop and feeds back what happened. Its
  * folder holds run.db (state.h), run.jsonl (record.h), forward.py (the user's file as it was), candidates/, and at the
- * end the pair, report.md and result.json. Loop thread only; many runs share one app. */
+ * end the pair, report.md, report.html and result.json. Loop thread only; many runs share one app. */
 #ifndef KA_RUN_H
 #define KA_RUN_H
 

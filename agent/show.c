@@ -79,9 +79,10 @@ void ka_show_result(const json_t *result)
     const char *failures = text_of(result, "failures", "");
     if (failures[0])
         printf("\n%s\n", failures);
-    printf("\n  attempts %lld, snapshots %lld, roll-backs %lld, draft by %s, %.1f s\n",
-           int_of(result, "attempts"), int_of(result, "snapshots"), int_of(result, "rollbacks"),
-           text_of(result, "draft", "nobody"), json_number_value(json_object_get(result, "seconds")));
+    if (int_of(result, "attempts"))
+        printf("\n  attempts %lld, snapshots %lld, roll-backs %lld, draft by %s, %.1f s\n",
+               int_of(result, "attempts"), int_of(result, "snapshots"), int_of(result, "rollbacks"),
+               text_of(result, "draft", "nobody"), json_number_value(json_object_get(result, "seconds")));
     const char *pair = text_of(result, "pair", NULL), *best = text_of(result, "best", NULL);
     if (pair)
         printf("  pair:   %s\n", pair);
@@ -89,7 +90,8 @@ void ka_show_result(const json_t *result)
         printf("  best so far (not verified): %s\n", best);
     if (text_of(result, "request", NULL))
         printf("  waiting for an answer to: %s\n", text_of(result, "request", ""));
-    printf("  run:    %s\n", text_of(result, "run_dir", "?"));
+    if (json_is_string(json_object_get(result, "run_dir"))) /* a check keeps no folder */
+        printf("  run:    %s\n", text_of(result, "run_dir", ""));
     if (json_is_object(json_object_get(result, "error")))
         ka_show_error(json_object_get(result, "error"), text_of(result, "file", "?"));
 }

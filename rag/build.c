@@ -219,20 +219,26 @@ out:
     return rc;
 }
 
+int ka_build_put(struct ka_store *store, const struct ka_pair *pair, struct ka_err *err)
+{
+    struct ka_features features = {0};
+    struct ka_idf *idf = ka_calloc(1, sizeof(*idf));
+    int rc = ka_store_load_idf(store, idf, err);
+    if (rc == 0)
+        rc = ka_features_of(pair->source, strlen(pair->source), &features, err);
+    if (rc == 0)
+        rc = put_item(store, pair, &features, idf, err);
+    ka_features_free(&features);
+    free(idf);
+    return rc;
+}
+
 int ka_build_add(struct ka_store *store, const char *path, struct ka_err *err)
 {
     struct ka_pair pair = {0};
-    struct ka_features features = {0};
-    struct ka_idf *idf = ka_calloc(1, sizeof(*idf));
     int rc = ka_pair_read(path, &pair, err);
     if (rc == 0)
-        rc = ka_store_load_idf(store, idf, err);
-    if (rc == 0)
-        rc = ka_features_of(pair.source, strlen(pair.source), &features, err);
-    if (rc == 0)
-        rc = put_item(store, &pair, &features, idf, err);
+        rc = ka_build_put(store, &pair, err);
     ka_pair_free(&pair);
-    ka_features_free(&features);
-    free(idf);
     return rc;
 }

@@ -20,7 +20,10 @@ typedef void (*ka_build_progress_fn)(size_t done, size_t total, const char *path
 int ka_build(const char *dir, const char *store_path, ka_build_progress_fn progress, void *arg,
              struct ka_build_report *out, struct ka_err *err);
 
-/* Embed one pair with the store's idf and put it, replacing one of the same id. */
+/* Embed a pair with the store's idf and put it. -EINVAL when there is nothing to compare it by. */
+int ka_build_put(struct ka_store *store, const struct ka_pair *pair, struct ka_err *err);
+
+/* The same for a pair file, replacing one of the same id. */
 int ka_build_add(struct ka_store *store, const char *path, struct ka_err *err);
 
 #endif

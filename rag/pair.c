@@ -101,6 +101,8 @@ static bool take_meta(struct ka_pair *p, const char *line, size_t len)
         replace(&p->schedule, tag_list(value, value_len));
     } else if (strcmp(key, "dtypes") == 0) {
         replace(&p->dtypes, tag_list(value, value_len));
+    } else if (strcmp(key, "imported") == 0) {
+        replace(&p->imported, trimmed(value, value_len));
     } else if (strcmp(key, "license") == 0) {
         replace(&p->license, trimmed(value, value_len));
     } else if (strcmp(key, "difficulty") == 0) {
@@ -169,7 +171,7 @@ static int parse_functions(struct ka_pair *p, const char *path, const struct ka_
     ka_buf_free(&kernels);
     if (rc)
         return ka_fail(err, rc, "%s: too many kernels", path);
-    if (!*p->stub)
+    if (!*p->stub && !*p->imported)
         return ka_fail(err, -EINVAL, "%s: no function is decorated with @autodiff; decorate the stub", path);
     if (!*p->kernels)
         return ka_fail(err, -EINVAL,
@@ -208,7 +210,7 @@ int ka_pair_parse(const char *path, const char *source, size_t len, struct ka_pa
     if (memchr(source, '\0', len))
         return ka_fail(err, -EINVAL, "%s: holds a NUL byte, so it is no Python source", path);
     struct ka_pair p = {.source = ka_strndup(source, len)};
-    char **texts[] = {&p.title, &p.op, &p.schedule, &p.dtypes, &p.license, &p.stub, &p.kernels};
+    char **texts[] = {&p.title, &p.op, &p.schedule, &p.dtypes, &p.license, &p.imported, &p.stub, &p.kernels};
     for (size_t i = 0; i < KA_COUNT(texts); i++)
         *texts[i] = ka_strdup("");
     parse_path(path, &p);
@@ -233,8 +235,8 @@ int ka_pair_read(const char *path, struct ka_pair *out, struct ka_err *err)
 
 void ka_pair_free(struct ka_pair *p)
 {
-    char *texts[] = {p->path, p->id,       p->family, p->source,  p->forward, p->backward, p->title,
-                     p->op,   p->schedule, p->dtypes, p->license, p->stub,    p->kernels};
+    char *texts[] = {p->path, p->id,       p->family, p->source,  p->forward,  p->backward, p->title,
+                     p->op,   p->schedule, p->dtypes, p->license, p->imported, p->stub,     p->kernels};
     for (size_t i = 0; i < KA_COUNT(texts); i++)
         free(texts[i]);
     *p = (struct ka_pair){0};

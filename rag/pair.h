@@ -1,7 +1,7 @@
 /* A pair file as text: forward and backward around the marker line, and what its docstring says of it.
  *
  * The file is read, never executed. Its path gives family and id (`<family>/<id>.py`). The module docstring
- * may end with lines `op: ...`, `schedule: tag, tag`, `difficulty: n`, `dtypes: ...`, `license: ...`; all are
+ * may end with lines `op: ...`, `schedule: tag, tag`, `difficulty: n`, `dtypes: ...`, `license: ...`, `imported: ...`; all are
  * optional, unknown keys end the block. The licence is also taken from an SPDX-License-Identifier line. */
 #ifndef KA_PAIR_H
 #define KA_PAIR_H
@@ -19,7 +19,8 @@ struct ka_pair {
     char *forward, *backward;               /* before and after the marker line */
     char *title;                            /* first line of the docstring, or "" */
     char *op, *schedule, *dtypes, *license; /* "" when not given; schedule is "tag,tag" */
-    char *stub;                             /* name of the function decorated with autodiff */
+    char *imported;                         /* where an imported pair comes from (rag/import.h), or "" */
+    char *stub;                             /* name of the function decorated with autodiff; "" if imported */
     char *kernels;                          /* names of the triton.jit functions, "a,b" */
     int difficulty;                         /* 0 when not given */
     char hash[KA_HASH_HEX];                 /* of the source */

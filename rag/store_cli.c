@@ -15,6 +15,7 @@
 
 #include "files.h"
 #include "rag/build.h"
+#include "rag/gather.h"
 #include "rag/search.h"
 
 extern char **environ;
@@ -28,7 +29,7 @@ struct command_line {
     bool json, help;
     size_t topk;
     double min_sim;
-    const char *exclude;
+    const char *exclude, *license;
     char **words; /* after the command */
     int word_count;
     ka_verify_pair_fn verify;
@@ -45,6 +46,9 @@ static const char USAGE[] =
     "  kernel-agent store show ID           one pair's source\n"
     "  kernel-agent store search FILE       the pairs most like a forward file\n"
     "  kernel-agent store verify [ID...]    check the store, then do the verdict on these pairs, or on all\n"
+    "  kernel-agent store import PATH...    autograd functions with Triton kernels of other people's files "
+    "or "
+    "folders\n"
     "  kernel-agent store export DIR        write every pair to DIR/<family>/<id>.py\n"
     "\n"
     "Options:\n"
@@ -54,12 +58,14 @@ static const char USAGE[] =
     "  --topk N              search: at most N pairs (default 4)\n"
     "  --min-sim X           search: only pairs of similarity X or more, -1 to 1 (default 0)\n"
     "  --rag-exclude A,B     search: leave out pairs whose path holds A or B\n"
+    "  --license NAME        import: the licence of files that name none; without it they are not taken\n"
     "  --help                this text\n"
     "\n"
     "Examples:\n"
     "  kernel-agent store build dataset\n"
     "  kernel-agent store search examples/softmax.py --topk 3 --rag-exclude softmax\n"
     "  kernel-agent store add generated/attn/attn.py && kernel-agent store show attn\n"
+    "  kernel-agent store import ~/src/some-repository --json\n"
     "  kernel-agent store verify layer_norm_affine_rowgroup_partials\n"
     "\n"
     "Exit codes: 0 done, 1 internal error, 2 usage or no usable store, 3 a file cannot be used, 4 a pair is "
@@ -179,6 +185,58 @@ static int run_add(struct command_line *c)
         return print_json(json_pack("{s:s, s:s}", "store", c->store, "added", c->words[0]));
     printf("added %s to %s\n", c->words[0], c->store);
     return EXIT_OK;
+}
+
+/* ---- import ---- */
+
+static const char *text_of(const json_t *object, const char *name)
+{
+    const char *text = json_string_value(json_object_get(object, name));
+    return text ? text : "";
+}
+
+static void print_imported(const json_t *report)
+{
+    size_t i;
+    json_t *entry;
+    json_array_foreach(json_object_get(report, "taken"), i, entry)
+        printf("taken      %s: %s (%s), as %s\n", text_of(entry, "path"), text_of(entry, "class"),
+               text_of(entry, "license"), text_of(entry, "id"));
+    json_array_foreach(json_object_get(report, "not_taken"), i, entry)
+        printf("not taken  %s%s%s: %s\n", text_of(entry, "path"), *text_of(entry, "class") ? ": " : "",
+               text_of(entry, "class"), text_of(entry, "why"));
+    printf("%zu pairs taken, %zu not, of %lld Python files\n",
+           json_array_size(json_object_get(report, "taken")),
+           json_array_size(json_object_get(report, "not_taken")),
+           (long long)json_integer_value(json_object_get(report, "files")));
+}
+
+/* Nothing taken at all is exit code 3: a script wants to know. */
+static int run_import(struct command_line *c)
+{
+    struct ka_err err = {{0}};
+    struct ka_store *store = NULL;
+    json_t *all = json_array();
+    size_t taken = 0;
+    int rc = ka_store_open(c->store, KA_STORE_WRITE, &store, &err);
+    for (int i = 0; i < c->word_count && rc == 0; i++) {
+        json_t *found = NULL;
+        rc = ka_gather(store, c->words[i], c->license, &found, &err);
+        if (rc == 0) {
+            taken += json_array_size(json_object_get(found, "taken"));
+            if (!c->json)
+                print_imported(found);
+            json_array_append_new(all, found);
+        }
+    }
+    ka_store_close(store);
+    int code = rc      ? (rc == -ENOENT && store ? report(&err, EXIT_FILE) : report_store(&err, rc))
+               : taken ? EXIT_OK
+                       : EXIT_FILE;
+    if (!rc && c->json && print_json(json_incref(all)))
+        code = EXIT_INTERNAL;
+    json_decref(all);
+    return code;
 }
 
 /* ---- list, show ---- */
@@ -309,11 +367,14 @@ static int run_search(struct command_line *c)
 struct id_list {
     char **ids;
     size_t count;
+    bool own_only; /* leave imported pairs out: they have no shapes to be verified on */
 };
 
 static int collect_id(const struct ka_store_row *row, void *arg)
 {
     struct id_list *list = arg;
+    if (list->own_only && strcmp(row->family, KA_GATHER_FAMILY) == 0)
+        return 0;
     char **ids = realloc(list->ids, (list->count + 1) * sizeof(*ids));
     if (!ids)
         return -ENOMEM;
@@ -410,7 +471,7 @@ static int run_verify(struct command_line *c)
 {
     struct ka_err err = {{0}};
     struct ka_store *store = NULL;
-    struct id_list all = {0}, named = {c->words, (size_t)c->word_count};
+    struct id_list all = {.own_only = true}, named = {c->words, (size_t)c->word_count, false};
     char scratch[] = "/tmp/kernel-agent-verify-XXXXXX";
     int rc = ka_store_open(c->store, KA_STORE_READ, &store, &err);
     if (rc == 0)
@@ -468,6 +529,7 @@ static const struct {
     {"show", 1, 1, "show ID", run_show},
     {"search", 1, 1, "search FILE", run_search},
     {"verify", 0, INT_MAX, "verify [ID...]", run_verify},
+    {"import", 1, INT_MAX, "import PATH...", run_import},
     {"export", 1, 1, "export DIR", run_export},
 };
 
@@ -499,6 +561,7 @@ static int parse_options(struct command_line *c, int argc, char **argv, struct k
                                           {"topk", required_argument, NULL, 'k'},
                                           {"min-sim", required_argument, NULL, 'm'},
                                           {"rag-exclude", required_argument, NULL, 'x'},
+                                          {"license", required_argument, NULL, 'l'},
                                           {"help", no_argument, NULL, 'h'},
                                           {NULL, 0, NULL, 0}};
     int got, rc = 0;
@@ -515,6 +578,8 @@ static int parse_options(struct command_line *c, int argc, char **argv, struct k
             rc = parse_min_sim(optarg, &c->min_sim, err);
         else if (got == 'x')
             c->exclude = optarg;
+        else if (got == 'l')
+            c->license = optarg;
         else if (got == 'h')
             c->help = true;
         else

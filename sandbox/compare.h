@@ -13,7 +13,7 @@
  *
  * One case needs care: an expected gradient that is mathematically zero but rounds to 1e-17 in float64
  * (softmax over one column). Base then errs by its whole size: no dtype could resolve it. Such a tensor
- * passes within base's error but is `vacuous`: it proves nothing, and ka_verdict does not count it as
+ * passes within base's error, or within what a zero may keep of rounding, but is `vacuous`: it proves nothing, and ka_verdict does not count it as
  * evidence.
  *
  * Pure: no clock, no file; memory only for the patterns of a failure. */
@@ -31,7 +31,7 @@ struct ka_tolerance {
     double off_share;  /* share of elements that may be off beside those */
     size_t off_moved;  /* elements off when the oracle's inputs are moved by rounding */
     double
-        zero_norm; /* norm that rounding may leave where all of want is zero; 0 unless the caller knows a scale */
+        zero_norm; /* norm that rounding may leave where want is zero, or is rounding itself; 0 unless the caller knows a scale */
     double near_error; /* e_base and the elements off of base at inputs close by: see ka_tolerance_near() */
     size_t near_off;
 };
@@ -105,8 +105,9 @@ struct ka_diff {
     size_t got_rank, got_dims[KA_TENSOR_RANK_MAX]; /* of got */
     size_t count;
     double error, base_error, limit; /* norm-relative; when want is all zero: norms, not relative */
-    size_t off, base_off;            /* elements */
-    size_t worst;                    /* flat index of the element furthest off */
+    double want_norm;
+    size_t off, base_off; /* elements */
+    size_t worst;         /* flat index of the element furthest off */
     double worst_got, worst_want;
     size_t nonfinite_got, nonfinite_want, mask_differs;
     struct ka_pattern patterns[KA_PATTERNS_MAX]; /* most telling first; filled only on failure */

@@ -9,7 +9,7 @@ _kernel_agent()
         --prompts --max-iters --candidates --patience-parity --patience-perf --min-rel-impr --max-tokens
         --max-seconds --max-cost --price-in --price-out --no-optimise --device --target --dtype --python
         --require-sandbox --deadline --no-compile-cache --compile-cache-mb --json --quiet --log-level --config
-        --jobs --force --junit --print --help --version"
+        --jobs --force --junit --fail-fast --sanitize --print --help --version"
     COMPREPLY=()
     case $prev in
         --sweep) choices="all required" ;;

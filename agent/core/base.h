@@ -48,7 +48,7 @@ char *ka_buf_steal(struct ka_buf *buf);
 /* Copies that end the program with a message when memory is gone: for small things only. */
 void *ka_calloc(size_t count, size_t size);
 void *ka_realloc(void *memory, size_t count, size_t size); /* neither is 0 */
-char *ka_strdup(const char *text); /* NULL gives NULL */
+char *ka_strdup(const char *text);                         /* NULL gives NULL */
 char *ka_strndup(const char *text, size_t len);
 
 bool ka_starts_with(const char *text, const char *prefix);

@@ -252,6 +252,10 @@ int ka_compose_pair(const char *forward, const char *backward, struct ka_buf *ou
     rc = put_forward(ka_buf_str(&front), front.len, &code, err);
     if (rc == -EINVAL)
         goto out;
+    if (!*backward) {
+        rc = rc ? rc : ka_buf_add(out, ka_buf_str(&code), code.len);
+        goto out;
+    }
     ka_buf_clear(&back);
     rc = rc ? rc : ka_compose_tidy(backward, strlen(backward), &back);
     rc = rc ? rc

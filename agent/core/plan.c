@@ -57,16 +57,27 @@ static bool has_class(const json_t *shape, const char *wanted)
     return found && strcmp(found, wanted) == 0;
 }
 
-static const json_t *smallest_required(const json_t *shapes)
+static size_t gradients_of(const json_t *shape)
 {
-    const json_t *smallest = NULL;
+    return json_array_size(json_object_get(shape, "grads"));
+}
+
+/* More gradients first: an optional input that is None on a shape leaves nothing of its own to test there. */
+static bool is_better(const json_t *shape, const json_t *than)
+{
+    if (!than || gradients_of(shape) != gradients_of(than))
+        return !than || gradients_of(shape) > gradients_of(than);
+    return ka_plan_size(json_object_get(shape, "dims")) < ka_plan_size(json_object_get(than, "dims"));
+}
+
+json_t *ka_plan_smallest(const json_t *shapes)
+{
+    json_t *smallest = NULL;
     size_t i;
     json_t *shape;
     json_array_foreach((json_t *)shapes, i, shape)
     {
-        if (has_class(shape, "required") &&
-            (!smallest ||
-             ka_plan_size(json_object_get(shape, "dims")) < ka_plan_size(json_object_get(smallest, "dims"))))
+        if (has_class(shape, "required") && is_better(shape, smallest))
             smallest = shape;
     }
     return smallest;
@@ -111,13 +122,14 @@ static void add_variants(struct builder *builder, const json_t *shape, const jso
     add_case(builder, shape, "expanded");
     if (outputs > 1)
         add_case(builder, shape, "none_one");
-    add_subsets(builder, shape, grads);
+    const json_t *own = json_object_get(shape, "grads");
+    add_subsets(builder, shape, own ? own : grads);
 }
 
 json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret)
 {
     struct builder builder = {.cases = json_array(), .random = secret};
-    const json_t *smallest = smallest_required(shapes);
+    const json_t *smallest = ka_plan_smallest(shapes);
     size_t required = 0, i;
     json_t *shape;
     json_array_foreach((json_t *)shapes, i, shape) required += has_class(shape, "required");
@@ -130,12 +142,31 @@ json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bo
             if (shape == smallest && n == 0) {
                 json_object_set_new(item, "twice", json_true());
                 json_object_set_new(item, "noop", json_true());
+                json_object_set_new(item, "linear", json_pack("[f, f]", KA_PLAN_LINEAR_U, KA_PLAN_LINEAR_W));
             }
         }
     }
     if (smallest)
         add_variants(&builder, smallest, grads, outputs, half);
     return builder.cases;
+}
+
+void ka_plan_repeats(json_t *cases, int times)
+{
+    json_t *item, *largest = NULL;
+    size_t i;
+    json_array_foreach(cases, i, item)
+    {
+        const char *kind = json_string_value(json_object_get(json_object_get(item, "upstream"), "kind"));
+        if (!has_class(item, "required") || json_object_get(item, "needs") || !kind ||
+            strcmp(kind, "normal") != 0)
+            continue;
+        if (!largest ||
+            ka_plan_size(json_object_get(item, "dims")) > ka_plan_size(json_object_get(largest, "dims")))
+            largest = item;
+    }
+    if (largest)
+        json_object_set_new(largest, "repeats", json_integer(times));
 }
 
 json_t *ka_plan_preflight(const json_t *shapes, uint64_t secret)

@@ -6,6 +6,10 @@
 #define ATOMIC_BYTES 32.0
 #define SPILL_BYTES 8.0
 #define LAUNCH_BYTES 4096.0
+#define REGISTERS 65536.0     /* of a multiprocessor */
+#define SHARED (227 * 1024.0) /* bytes of it that programs can have */
+#define PROGRAMS 32.0         /* that it holds at most */
+#define ENOUGH_WARPS 16.0
 
 static double number(const json_t *object, const char *name)
 {
@@ -29,6 +33,26 @@ static double spilled_per_program(const json_t *kernels)
     return json_array_size(kernels) ? sum / (double)json_array_size(kernels) : 0;
 }
 
+/* How much longer memory takes because too few warps wait for it, averaged over the kernels; 1 with enough of them. */
+static double starved(const json_t *kernels)
+{
+    double sum = 0;
+    size_t i;
+    json_t *kernel;
+    json_array_foreach((json_t *)kernels, i, kernel)
+    {
+        double warps = number(kernel, "num_warps") > 0 ? number(kernel, "num_warps") : 4;
+        double registers = number(kernel, "registers") * 32.0 * warps, shared = number(kernel, "shared");
+        double programs = PROGRAMS;
+        if (registers > 0)
+            programs = fmin(programs, floor(REGISTERS / registers));
+        if (shared > 0)
+            programs = fmin(programs, floor(SHARED / shared));
+        sum += programs > 0 ? fmax(1, ENOUGH_WARPS / (programs * warps)) : INFINITY;
+    }
+    return json_array_size(kernels) ? sum / (double)json_array_size(kernels) : 1;
+}
+
 double ka_rank_cost(const json_t *facts)
 {
     double log_sum = 0;
@@ -39,12 +63,13 @@ double ka_rank_cost(const json_t *facts)
         const json_t *backward = json_object_get(entry, "backward");
         if (!json_is_object(backward))
             continue;
-        double cost = number(backward, "bytes_read") + number(backward, "bytes_written") +
+        double moved = number(backward, "bytes_read") + number(backward, "bytes_written");
+        double cost = moved * starved(json_object_get(entry, "kernels")) +
                       ATOMIC_BYTES * number(backward, "atomics") +
                       LAUNCH_BYTES * number(backward, "launches") +
                       SPILL_BYTES * number(backward, "programs") *
                           spilled_per_program(json_object_get(entry, "kernels"));
-        if (isnan(cost))
+        if (!isfinite(cost))
             return INFINITY;
         log_sum += log(cost + 1);
         count++;

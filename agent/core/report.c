@@ -121,6 +121,24 @@ static void put_title(struct page *page, const json_t *result)
     put(page, "\n\n");
 }
 
+/* What stands beside the oracle made from the forward. */
+static void put_oracles(struct page *page, const json_t *oracles)
+{
+    const json_t *differences = get(oracles, "finite_differences");
+    const char *verdict = text_of(differences, "verdict"), *reason = text_of(differences, "reason");
+    put_row(page, "reference() against the oracle", get(oracles, "reference"));
+    if (!verdict)
+        return;
+    putf(page, "| finite differences against the oracle | %s: %.0f slopes agree, %.0f tell nothing", verdict,
+         number_of(differences, "agree"), number_of(differences, "open"));
+    if (reason) {
+        put(page, " (");
+        put_inline(page, reason);
+        put(page, ")");
+    }
+    put(page, " |\n");
+}
+
 static void put_summary(struct page *page, const json_t *result)
 {
     const json_t *shapes = get(result, "shapes"), *llm = get(result, "llm");
@@ -133,6 +151,7 @@ static void put_summary(struct page *page, const json_t *result)
     put_of(page, "hidden shapes passed", shapes, "hidden_passed", "hidden");
     if (number_of(shapes, "optional") > 0)
         put_of(page, "optional shapes passed", shapes, "optional_passed", "optional");
+    put_oracles(page, get(result, "oracles"));
     put_row(page, "draft", get(result, "draft"));
     put_row(page, "attempts", get(result, "attempts"));
     put_row(page, "roll-backs", get(result, "rollbacks"));
@@ -226,6 +245,29 @@ static void put_cases(struct page *page, const json_t *cases)
         put(page, " |\n");
     }
     put(page, "\n");
+}
+
+/* Atomics in another order round otherwise: how far that goes, where it could be seen. */
+static void put_repeats(struct page *page, const json_t *result)
+{
+    size_t i, shown = 0;
+    json_t *gradient;
+    if (text_of(result, "repeatability"))
+        putf(page, "The same backward on the same bytes: %s.\n\n", text_of(result, "repeatability"));
+    json_array_foreach(get(result, "gradients"), i, gradient)
+    {
+        const json_t *repeats = get(gradient, "repeats");
+        if (!json_is_object(repeats))
+            continue;
+        putf(page, "%s the gradient of ", shown++ ? ";" : "Of the same backward on the same bytes");
+        put_inline(page, text_of(gradient, "name") ? text_of(gradient, "name") : "?");
+        if (json_is_true(get(repeats, "bit_for_bit")))
+            putf(page, " is repeatable bit for bit (%.0f runs)", number_of(repeats, "runs"));
+        else
+            putf(page, " varies by up to %.3g, %.3g of what the comparison allows (%.0f runs)",
+                 number_of(repeats, "max_abs"), number_of(repeats, "of_limit"), number_of(repeats, "runs"));
+    }
+    put(page, shown ? ".\n\n" : "");
 }
 
 static void put_failures(struct page *page, const json_t *failures)
@@ -449,6 +491,7 @@ int ka_report_markdown(const json_t *result, struct ka_buf *out, struct ka_err *
     put_error(&page, get(result, "error"));
     put_failures(&page, get(result, "failures"));
     put_gradients(&page, get(result, "gradients"));
+    put_repeats(&page, result);
     put_cases(&page, get(result, "cases"));
     put_skipped(&page, get(get(result, "shapes"), "skipped"));
     if (text_of(result, "verdict") && strcmp(text_of(result, "verdict"), "verified") == 0)

@@ -14,7 +14,14 @@ struct failure {
     struct ka_diff diff;
 };
 
+/* The worst comparison of one gradient; error is negative before the first, infinite when there was nothing to measure. */
+struct worst {
+    double error, base_error, limit;
+};
+
 struct shape {
+    struct worst *worst; /* on this shape, of the first `worst_count` gradients */
+    size_t worst_count;
     enum ka_shape_kind kind;
     json_t *dims;
     char *hint, *skipped;
@@ -33,9 +40,10 @@ struct gradient {
     char *name;
     size_t judged; /* comparisons that were no mere noise */
     size_t seen;
-    double error,
-        base_error; /* of the worst comparison; error is infinite when there was nothing to measure */
+    struct worst worst;
     size_t worst_shape;
+    size_t runs; /* of one backward; 0: not repeated */
+    double spread_abs, spread_of_limit;
 };
 
 struct ka_verdict {
@@ -68,7 +76,7 @@ struct ka_verdict *ka_verdict_new(const char *const *grads, size_t count)
     v->grad_count = count;
     for (size_t i = 0; i < count; i++) {
         v->grads[i].name = ka_strdup(grads[i]);
-        v->grads[i].error = -1;
+        v->grads[i].worst.error = -1;
     }
     return v;
 }
@@ -82,6 +90,7 @@ static void free_shape(struct shape *shape)
         free(shape->failures[i].label);
     }
     free(shape->failures);
+    free(shape->worst);
     free(shape->hint);
     free(shape->skipped);
     json_decref(shape->dims);
@@ -158,8 +167,17 @@ static struct gradient *find_gradient(struct ka_verdict *v, const char *name)
             return &v->grads[i];
     struct gradient *g = APPEND(v->grads, v->grad_count);
     g->name = ka_strdup(name);
-    g->error = -1;
+    g->worst.error = -1;
     return g;
+}
+
+static struct worst *worst_on(struct shape *shape, size_t grad)
+{
+    while (shape->worst_count <= grad) {
+        struct worst *worst = APPEND(shape->worst, shape->worst_count);
+        worst->error = -1;
+    }
+    return &shape->worst[grad];
 }
 
 void ka_verdict_gradient(struct ka_verdict *v, size_t at, const char *name, const struct ka_diff *diff)
@@ -175,12 +193,22 @@ void ka_verdict_gradient(struct ka_verdict *v, size_t at, const char *name, cons
         return;
     g->judged++;
     bool measured = isfinite(diff->error) && (diff->reason == KA_DIFF_OK || diff->reason > KA_DIFF_NONFINITE);
-    double error = measured ? diff->error : INFINITY;
-    if (error > g->error) {
-        g->error = error;
-        g->base_error = diff->base_error;
+    struct worst now = {measured ? diff->error : INFINITY, diff->base_error, diff->limit};
+    struct worst *here = worst_on(&v->shapes[v->cases[at].shape], (size_t)(g - v->grads));
+    if (now.error > here->error)
+        *here = now;
+    if (now.error > g->worst.error) {
+        g->worst = now;
         g->worst_shape = v->cases[at].shape;
     }
+}
+
+void ka_verdict_repeated(struct ka_verdict *v, const char *name, size_t runs, double max_abs, double of_limit)
+{
+    struct gradient *g = find_gradient(v, name);
+    g->runs = runs;
+    g->spread_abs = max_abs;
+    g->spread_of_limit = of_limit;
 }
 
 void ka_verdict_output(struct ka_verdict *v, size_t at, size_t index, const struct ka_diff *diff)
@@ -448,17 +476,54 @@ static json_t *counts_json(const struct ka_verdict *v, bool hidden)
                      (json_int_t)n.optional_passed, "skipped", skipped);
 }
 
+static json_t *worst_json(const char *name, const struct worst *worst)
+{
+    bool known = worst->error >= 0;
+    return json_pack("{s:s,s:o,s:o,s:o}", "name", name, "error",
+                     known ? number_or_null(worst->error) : json_null(), "baseline_error",
+                     known ? number_or_null(worst->base_error) : json_null(), "limit",
+                     known ? number_or_null(worst->limit) : json_null());
+}
+
+/* null where nothing was repeated: no claim. */
+static json_t *repeats_json(const struct gradient *g)
+{
+    if (!g->runs)
+        return json_null();
+    return json_pack("{s:I, s:b, s:o, s:o}", "runs", (json_int_t)g->runs, "bit_for_bit", g->spread_abs == 0,
+                     "max_abs", number_or_null(g->spread_abs), "of_limit",
+                     number_or_null(g->spread_of_limit));
+}
+
 static json_t *gradients_json(const struct ka_verdict *v, bool hidden)
 {
     json_t *list = json_array();
     for (size_t i = 0; i < v->grad_count; i++) {
         const struct gradient *g = &v->grads[i];
-        bool known = g->error >= 0;
-        json_array_append_new(
-            list, json_pack("{s:s,s:o,s:o,s:o}", "name", g->name, "error",
-                            known ? number_or_null(g->error) : json_null(), "baseline_error",
-                            known ? number_or_null(g->base_error) : json_null(), "worst_shape",
-                            known ? shape_json(&v->shapes[g->worst_shape], hidden) : json_null()));
+        json_t *entry = worst_json(g->name, &g->worst);
+        json_object_set_new(entry, "worst_shape",
+                            g->worst.error >= 0 ? shape_json(&v->shapes[g->worst_shape], hidden)
+                                                : json_null());
+        json_object_set_new(entry, "repeats", repeats_json(g));
+        json_array_append_new(list, entry);
+    }
+    return list;
+}
+
+static json_t *per_shape_json(const struct ka_verdict *v, bool hidden)
+{
+    static const char *const kinds[] = {"required", "hidden", "optional"};
+    json_t *list = json_array();
+    for (size_t i = 0; i < v->shape_count; i++) {
+        const struct shape *shape = &v->shapes[i];
+        json_t *gradients = json_array();
+        for (size_t k = 0; k < shape->worst_count; k++)
+            if (shape->worst[k].error >= 0)
+                json_array_append_new(gradients, worst_json(v->grads[k].name, &shape->worst[k]));
+        json_array_append_new(list, json_pack("{s:o,s:s,s:b,s:I,s:I,s:o}", "shape", shape_json(shape, hidden),
+                                              "kind", kinds[shape->kind], "skipped", shape->skipped != NULL,
+                                              "cases", (json_int_t)shape->cases, "cases_failed",
+                                              (json_int_t)shape->cases_failed, "gradients", gradients));
     }
     return list;
 }
@@ -492,7 +557,7 @@ static json_t *failures_json(const struct ka_verdict *v, bool hidden)
 
 json_t *ka_verdict_json(const struct ka_verdict *v, bool hidden)
 {
-    return json_pack("{s:b,s:o,s:o,s:o}", "verified", ka_verdict_verified(v), "shapes",
-                     counts_json(v, hidden), "gradients", gradients_json(v, hidden), "failures",
-                     failures_json(v, hidden));
+    return json_pack("{s:b,s:o,s:o,s:o,s:o}", "verified", ka_verdict_verified(v), "shapes",
+                     counts_json(v, hidden), "gradients", gradients_json(v, hidden), "per_shape",
+                     per_shape_json(v, hidden), "failures", failures_json(v, hidden));
 }

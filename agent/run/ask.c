@@ -148,7 +148,8 @@ static int question_build(struct question *question, struct ka_run *run, enum ka
     ka_describe_inspect(run->inspect, &question->inspect);
     ka_describe_shapes(run->shapes, &question->inspect);
     input->inspect = ka_buf_str(&question->inspect);
-    input->draft = phase == KA_PHASE_DRAFT ? draft : NULL;
+    bool shown = question->current.backward && draft && strcmp(question->current.backward, draft) == 0;
+    input->draft = phase == KA_PHASE_DRAFT || (phase == KA_PHASE_FIX && !shown) ? draft : NULL;
     if (run->draft)
         ka_describe_draft(run->draft, &question->draft_report);
     input->draft_report = ka_buf_str(&question->draft_report);

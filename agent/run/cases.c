@@ -89,6 +89,26 @@ static double distance(const struct ka_tensor *a, const struct ka_tensor *b)
     return sqrt(sum);
 }
 
+int ka_case_spread(const struct ka_tensors *found, const char *name, size_t times, double *max_abs,
+                   double *norm)
+{
+    const struct ka_tensor *first = find_part(found, "grad", name);
+    double most = 0, largest = 0;
+    for (size_t k = 0; k < times; k++) {
+        char part[32];
+        snprintf(part, sizeof(part), "repeat%zu", k);
+        const struct ka_tensor *again = find_part(found, part, name);
+        if (!first || !again || !ka_tensor_same_shape(first, again))
+            return -ENOENT;
+        for (size_t i = 0; i < first->count; i++)
+            most = fmax(most, fabs(ka_tensor_at(first, i) - ka_tensor_at(again, i)));
+        largest = fmax(largest, distance(first, again));
+    }
+    *max_abs = most;
+    *norm = largest;
+    return 0;
+}
+
 static int explain(const struct ka_diff *diff, const char *what, const char *name, struct ka_err *err)
 {
     struct ka_buf text = {0};
@@ -126,10 +146,12 @@ static int compare_reference(const struct ka_tensors *set, const char *ours, con
     struct ka_diff diff;
     struct ka_tolerance tolerance = ka_tolerance_oracle();
     int rc = ka_compare(reference, oracle, NULL, &tolerance, NULL, 0, &diff, err);
+    char name[160];
+    snprintf(name, sizeof(name), "%s %s", strcmp(ours, "out") == 0 ? "output" : "the gradient of", of);
     bool rounding =
         rc == 0 && ka_tensor_same_shape(reference, oracle) && distance(reference, oracle) <= ROUNDING * scale;
     if (rc == 0 && !diff.pass && !rounding)
-        rc = explain(&diff, "reference() and the oracle made from the forward disagree", of, err);
+        rc = explain(&diff, "reference() and the oracle made from the forward disagree", name, err);
     return rc;
 }
 

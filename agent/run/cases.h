@@ -23,6 +23,11 @@ int ka_case_open(const struct ka_child_result *child, json_int_t id, struct ka_t
  * zero, or cancels to zero, is measured by. */
 double ka_case_upstream_norm(const struct ka_tensors *oracle, const json_t *entry, const json_t *plan);
 
+/* The gradient `name` of the same backward, `times` more times (`repeat<i>/<name>`), against `grad/<name>`: the largest difference of an
+ * element and the largest norm of a difference. -ENOENT when one is missing or of another shape. */
+int ka_case_spread(const struct ka_tensors *found, const char *name, size_t times, double *max_abs,
+                   double *norm);
+
 /* Does the real Triton forward equal the oracle's, on every tensor output, and do the oracles equal each other?
  * 0, or -EDOM with a sentence naming what differs and by how much, or another error for unusable tensors. */
 int ka_case_agrees(const struct ka_tensors *oracle, const json_t *entry, const json_t *plan,

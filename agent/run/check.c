@@ -15,6 +15,7 @@
 #include "core/conduct.h"
 #include "core/plan.h"
 #include "core/rank.h"
+#include "core/sanitize.h"
 #include "core/verdict.h"
 #include "files.h"
 #include "hash.h"
@@ -22,6 +23,8 @@
 #include "sandbox/compare.h"
 
 #define FACTS_SHAPES 3
+#define REPEATS 4       /* of one backward, to see how far atomics let it vary */
+#define LINEAR_LIMITS 3 /* three gradients, each as far off as one may be */
 #define ZERO_FLOORS                                                                                          \
     100.0 /* a zero gradient may keep rounding of so many floors of the dtype, per unit of upstream, */
 #define ZERO_MAX 0.02 /* and never more than this */
@@ -34,10 +37,20 @@ struct ka_check {
     json_t *candidate; /* result document of the candidate's child */
     const struct ka_child_result *candidate_files;
     struct ka_verdict *verdict;
-    size_t *shape_of; /* case number -> shape number of the verdict */
+    size_t *shape_of;  /* case number -> shape number of the verdict */
+    size_t from, upto; /* cases of this round: all of them, unless --fail-fast */
     json_t *facts;
     size_t judged;
 };
+
+static void forget_candidate(struct ka_check *check)
+{
+    if (check->candidate_files)
+        ka_child_result_free(check->candidate_files);
+    check->candidate_files = NULL;
+    json_decref(check->candidate);
+    check->candidate = NULL;
+}
 
 void ka_run_check_free(struct ka_run *run)
 {
@@ -45,11 +58,9 @@ void ka_run_check_free(struct ka_run *run)
     if (!check)
         return;
     run->check = NULL;
-    if (check->candidate_files)
-        ka_child_result_free(check->candidate_files);
+    forget_candidate(check);
     ka_verdict_free(check->verdict);
     json_decref(check->cases);
-    json_decref(check->candidate);
     json_decref(check->facts);
     free(check->pair_path);
     free(check->entry);
@@ -205,6 +216,33 @@ static void measure(struct ka_run *run)
     ka_run_op(run, "facts", check->pair_path, extra, on_facts);
 }
 
+/* ---- compute-sanitizer, only for what is verified without it */
+
+static void on_sanitized(struct ka_run *run, const struct ka_op_result *result)
+{
+    struct ka_verdict *verdict = run->check->verdict;
+    json_decref(run->sanitized);
+    run->sanitized = json_deep_copy(json_object_get(result->doc, "runs"));
+    ka_sanitize_judge(result->status == KA_OP_OK ? result->doc : NULL, result->message, verdict);
+    if (ka_verdict_verified(verdict))
+        measure(run);
+    else
+        conclude(run);
+}
+
+static void sanitize(struct ka_run *run)
+{
+    static const char *const keep[] = {"id", "dims", "seed", "upstream"};
+    json_t *list = json_pack("[O]", ka_plan_smallest(run->shapes));
+    json_t *cases = ka_plan_preflight(list, ka_random_u64());
+    ka_log_progress(run->name, "compute-sanitizer: memcheck, racecheck, initcheck");
+    json_t *extra = json_pack("{s:o, s:s, s:s}", "cases", ka_plan_for_child(cases, keep, KA_COUNT(keep)),
+                              "entry", run->check->entry, "sanitizer", run->app->sanitizer);
+    json_decref(list);
+    json_decref(cases);
+    ka_run_op(run, "sanitize", run->check->pair_path, extra, on_sanitized);
+}
+
 /* ---- comparison */
 
 static const struct ka_tensor *find_part(const struct ka_tensors *set, const char *part, const char *of)
@@ -240,7 +278,8 @@ static int take_nearby(struct ka_tolerance *tolerance, const struct ka_tensors *
 }
 
 /* Candidate's `part` of an input's gradient against the oracle's. Returns -EINVAL if the oracle is unusable. */
-static int judge_gradient(const struct judged_case *one, const char *part, const char *name)
+static int compare_gradient(const struct judged_case *one, const char *part, const char *name,
+                            struct ka_diff *diff)
 {
     const struct ka_tensor *want = find_part(one->expected, "grad", name);
     const struct ka_tensor *base = find_part(one->expected, "base", name);
@@ -260,12 +299,16 @@ static int judge_gradient(const struct judged_case *one, const char *part, const
     struct ka_tolerance tolerance = ka_tolerance_of(base ? base->dtype : KA_F32);
     tolerance.zero_norm = fmin(ZERO_FLOORS * tolerance.floor, ZERO_MAX) *
                           ka_case_upstream_norm(one->expected, one->oracle, one->plan);
-    struct ka_diff diff;
     int rc = ka_tolerance_widen(&tolerance, find_part(one->expected, "jitter", name), want, NULL);
     if (rc == 0)
         rc = take_nearby(&tolerance, one->expected, name);
-    if (rc == 0)
-        rc = ka_compare(got, want, base, &tolerance, others, count, &diff, NULL);
+    return rc ? rc : ka_compare(got, want, base, &tolerance, others, count, diff, NULL);
+}
+
+static int judge_gradient(const struct judged_case *one, const char *part, const char *name)
+{
+    struct ka_diff diff;
+    int rc = compare_gradient(one, part, name, &diff);
     if (rc == 0)
         ka_verdict_gradient(one->run->check->verdict, one->at, name, &diff);
     return rc;
@@ -310,6 +353,78 @@ static int judge_again(const struct judged_case *one, size_t shape)
     again.at = ka_verdict_case(one->run->check->verdict, shape,
                                "normal upstream, second backward over the same graph");
     return judge_gradients(&again, "again");
+}
+
+static double norm_of(const struct ka_tensor *t)
+{
+    double sum = 0;
+    for (size_t i = 0; i < t->count; i++)
+        sum += ka_tensor_at(t, i) * ka_tensor_at(t, i);
+    return sqrt(sum);
+}
+
+/* How far `sum` is from a*u + b*w, in units of the terms' norms; NaN where something is not finite or not there. */
+static double nonlinearity(const struct ka_tensor *u, const struct ka_tensor *w, const struct ka_tensor *sum)
+{
+    double gap = 0;
+    if (!u || !w || !sum || !ka_tensor_same_shape(u, w) || !ka_tensor_same_shape(u, sum))
+        return NAN;
+    for (size_t i = 0; i < u->count; i++) {
+        double wanted = KA_PLAN_LINEAR_U * ka_tensor_at(u, i) + KA_PLAN_LINEAR_W * ka_tensor_at(w, i);
+        double d = ka_tensor_at(sum, i) - wanted;
+        gap += d * d;
+    }
+    double size = fabs(KA_PLAN_LINEAR_U) * norm_of(u) + fabs(KA_PLAN_LINEAR_W) * norm_of(w);
+    return size > 0 ? sqrt(gap) / size : 0;
+}
+
+/* backward(a*u + b*w) = a*backward(u) + b*backward(w), over one graph: also what was kept of an earlier call shows here. A
+ * gradient that is wrong or noise by itself has nothing to add up. */
+static void judge_linear(const struct judged_case *one)
+{
+    size_t i;
+    json_t *grad;
+    if (!json_object_get(one->plan, "linear"))
+        return;
+    json_array_foreach(json_object_get(one->oracle, "grads"), i, grad)
+    {
+        const char *name = json_string_value(grad);
+        struct ka_diff diff;
+        if (!name || !is_wanted(one->plan, name) || compare_gradient(one, "grad", name, &diff) ||
+            !diff.pass || diff.want_zero || diff.vacuous || diff.nonfinite_want)
+            continue;
+        double off = nonlinearity(find_part(one->found, "grad", name), find_part(one->found, "other", name),
+                                  find_part(one->found, "sum", name));
+        if (off <= LINEAR_LIMITS * diff.limit)
+            continue;
+        char text[300];
+        snprintf(text, sizeof(text),
+                 "the gradient of %.100s is not linear in the upstream: backward(a*u + b*w) is not "
+                 "a*backward(u) + "
+                 "b*backward(w) over one graph; relative difference %.3g, allowed %.3g",
+                 name, off, LINEAR_LIMITS * diff.limit);
+        ka_verdict_fail(one->run->check->verdict, one->at, "not_linear", text);
+    }
+}
+
+/* How far the same backward varies on the same bytes. */
+static void measure_spread(const struct judged_case *one)
+{
+    json_int_t times = json_integer_value(json_object_get(one->plan, "repeats"));
+    size_t i;
+    json_t *grad;
+    json_array_foreach(json_object_get(one->oracle, "grads"), i, grad)
+    {
+        const char *name = json_string_value(grad);
+        struct ka_diff diff;
+        double most, norm;
+        if (times < 1 || !name || compare_gradient(one, "grad", name, &diff) ||
+            ka_case_spread(one->found, name, (size_t)times, &most, &norm))
+            continue;
+        double allowed = diff.limit * (diff.want_norm > 0 ? diff.want_norm : 1);
+        ka_verdict_repeated(one->run->check->verdict, name, (size_t)times + 1, most,
+                            allowed > 0 ? norm / allowed : INFINITY);
+    }
 }
 
 static int judge_outputs(const struct judged_case *one)
@@ -400,6 +515,8 @@ static bool judge_case(struct judged_case *one, const struct ka_op_result *oracl
         ka_fail(why, 0, "the oracle's tensors are unusable");
         judged = false;
     } else {
+        judge_linear(one);
+        measure_spread(one);
         judge_noop(one);
         ka_conduct_judge(one->candidate, check->verdict, one->at);
     }
@@ -429,6 +546,25 @@ static void case_label(const json_t *plan, struct ka_buf *out)
         ka_buf_puts(out, count == 1 ? " wants a gradient" : " want gradients");
 }
 
+static void next_round(struct ka_run *run);
+
+/* Some cases were judged, and more are to come only if none of them failed. Returns false when the verdict is complete. */
+static bool go_on(struct ka_run *run)
+{
+    struct ka_check *check = run->check;
+    if (check->upto == json_array_size(check->cases))
+        return false;
+    if (ka_verdict_count(check->verdict).cases_failed == 0) {
+        next_round(run);
+        return true;
+    }
+    for (size_t i = check->upto; i < json_array_size(check->cases); i++) {
+        if (check->shape_of[i] > check->shape_of[check->upto - 1])
+            ka_verdict_skip(check->verdict, check->shape_of[i], "not reached: --fail-fast");
+    }
+    return false;
+}
+
 static void on_oracle(struct ka_run *run, const struct ka_op_result *result)
 {
     struct ka_check *check = run->check;
@@ -437,10 +573,8 @@ static void on_oracle(struct ka_run *run, const struct ka_op_result *result)
         ka_run_op_failed(run, result);
         return;
     }
-    size_t i;
-    json_t *plan;
-    json_array_foreach(check->cases, i, plan)
-    {
+    for (size_t i = check->from; i < check->upto; i++) {
+        json_t *plan = json_array_get(check->cases, i);
         struct ka_buf label = {0};
         struct ka_err why;
         struct judged_case one = {
@@ -461,13 +595,30 @@ static void on_oracle(struct ka_run *run, const struct ka_op_result *result)
         else
             check->judged++;
     }
-    if (ka_verdict_verified(check->verdict))
-        measure(run);
-    else
+    if (go_on(run))
+        return;
+    if (!ka_verdict_verified(check->verdict))
         conclude(run);
+    else if (run->app->sanitizer)
+        sanitize(run);
+    else if (run->app->opts->fail_fast)
+        conclude(run);
+    else
+        measure(run);
 }
 
 /* ---- candidate */
+
+/* What a child is told of this round's cases. */
+static json_t *round_for_child(const struct ka_check *check, const char *const *keep, size_t count)
+{
+    json_t *round = json_array();
+    for (size_t i = check->from; i < check->upto; i++)
+        json_array_append(round, json_array_get(check->cases, i));
+    json_t *told = ka_plan_for_child(round, keep, count);
+    json_decref(round);
+    return told;
+}
 
 static void on_candidate(struct ka_run *run, const struct ka_op_result *result)
 {
@@ -487,10 +638,10 @@ static void on_candidate(struct ka_run *run, const struct ka_op_result *result)
         ka_buf_free(&text);
         return;
     }
+    forget_candidate(check);
     check->candidate = json_deep_copy(result->doc);
     check->candidate_files = ka_child_result_keep(result->child);
-    json_t *extra =
-        json_pack("{s:o, s:b}", "cases", ka_plan_for_child(check->cases, keep, KA_COUNT(keep)), "fd", 0);
+    json_t *extra = json_pack("{s:o, s:b}", "cases", round_for_child(check, keep, KA_COUNT(keep)), "fd", 0);
     ka_run_op(run, "oracle", run->work_forward, extra, on_oracle);
 }
 
@@ -535,18 +686,33 @@ static int count_differentiable(const struct ka_run *run)
     return count;
 }
 
+/* With --fail-fast a round is one case, then three, then twelve, and so on: most wrong candidates fail in the first. Each
+ * round is a child of the candidate's and then one of the oracle's. */
+static void next_round(struct ka_run *run)
+{
+    static const char *const keep[] = {"id",    "dims", "seed",   "upstream", "needs",
+                                       "twice", "noop", "linear", "repeats"};
+    struct ka_check *check = run->check;
+    size_t all = json_array_size(check->cases);
+    size_t upto = !run->given || !run->app->opts->fail_fast ? all : check->upto ? 4 * check->upto : 1;
+    check->from = check->upto;
+    check->upto = upto < all ? upto : all;
+    json_t *extra =
+        json_pack("{s:s, s:o}", "entry", check->entry, "cases", round_for_child(check, keep, KA_COUNT(keep)));
+    ka_run_op(run, "candidate", check->pair_path, extra, on_candidate);
+}
+
 static void run_candidate(struct ka_run *run)
 {
-    static const char *const keep[] = {"id", "dims", "seed", "upstream", "needs", "twice", "noop"};
     struct ka_check *check = run->check;
     check->cases =
         ka_plan_check(run->shapes, run->grads, count_differentiable(run), run->half, ka_random_u64());
+    if (strcmp(run->app->device, "cuda") == 0) /* the interpreter has no order of programs to vary */
+        ka_plan_repeats(check->cases, REPEATS);
     announce_shapes(run);
     ka_log_progress(run->name, "check candidate %lld: %zu cases", (long long)check->snapshot,
                     json_array_size(check->cases));
-    json_t *extra = json_pack("{s:s, s:o}", "entry", check->entry, "cases",
-                              ka_plan_for_child(check->cases, keep, KA_COUNT(keep)));
-    ka_run_op(run, "candidate", check->pair_path, extra, on_candidate);
+    next_round(run);
 }
 
 /* ---- scan */

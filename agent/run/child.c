@@ -23,9 +23,10 @@ static void on_op(void *arg, const struct ka_op_result *result)
     ka_run_op_fn next = run->op_next;
     run->op = NULL;
     ka_record_add(run->record, "child",
-                  json_pack("{s:s, s:i, s:I, s:s, s:s}", "op", result->operation, "status",
-                            (int)result->status, "ms", (json_int_t)result->child->wall_ms, "message",
-                            result->message, "stderr", result->child->err));
+                  json_pack("{s:s, s:i, s:I, s:O?, s:s, s:s}", "op", result->operation, "status",
+                            (int)result->status, "ms", (json_int_t)result->child->wall_ms, "seconds",
+                            json_object_get(result->doc, "seconds"), "message", result->message, "stderr",
+                            result->child->err));
     if (strcmp(result->operation, "facts") != 0)
         compile_later(run, result);
     next(run, result);
@@ -34,7 +35,11 @@ static void on_op(void *arg, const struct ka_op_result *result)
 void ka_run_op(struct ka_run *run, const char *operation, const char *file, json_t *extra, ka_run_op_fn next)
 {
     struct ka_err err;
-    struct ka_op_req request = {.operation = operation, .file = file, .shown = run->file};
+    bool sanitizes = strcmp(operation, "sanitize") == 0;
+    struct ka_op_req request = {.operation = operation,
+                                .file = file,
+                                .shown = run->file,
+                                .tool = sanitizes ? run->app->sanitizer : NULL};
     run->op_next = next;
     if (ka_op_start(run->app, &request, extra, on_op, run, &run->op, &err))
         ka_run_fail(run, KA_EV_INTERNAL, "internal", "%s", err.msg);

@@ -57,6 +57,11 @@ static void on_draft(struct ka_run *run, const struct ka_op_result *result)
     run->draft = result->doc ? json_deep_copy(result->doc) : NULL;
     if (run->draft)
         ka_run_put(run, "draft", run->draft);
+    if (strcmp(run->app->opts->draft, "llm") == 0) { /* only its mathematics is wanted: the prompt has it */
+        log_refusals(run, result->doc);
+        ka_run_post_type(run, KA_EV_NO_CANDIDATE);
+        return;
+    }
     if (result->status == KA_OP_OK && backward) {
         ka_run_post_candidate(run, backward, "differentiator", "draft of the built-in differentiator");
         return;
@@ -144,13 +149,10 @@ static void post_variant(struct ka_run *run)
     json_decref(backward);
 }
 
-static void on_variant_facts(struct ka_run *run, const struct ka_op_result *result)
+static void on_variant_compiled(struct ka_run *run, json_t *facts)
 {
-    if (result->status == KA_OP_SANDBOX) {
-        ka_run_op_failed(run, result);
-        return;
-    }
-    double cost = result->status == KA_OP_OK ? ka_rank_cost(result->doc) : INFINITY;
+    double cost = ka_rank_cost(facts);
+    json_decref(facts);
     if (cost < run->job.best_cost * (1.0 - run->job.limits.min_rel_impr)) {
         post_variant(run);
         return;
@@ -158,6 +160,18 @@ static void on_variant_facts(struct ka_run *run, const struct ka_op_result *resu
     ka_log(KA_LOG_INFO, "%s: modelled cost %.4g, the best has %.4g: not tried", run->name, cost,
            run->job.best_cost);
     ka_run_tune(run, 0);
+}
+
+static void on_variant_facts(struct ka_run *run, const struct ka_op_result *result)
+{
+    if (result->status == KA_OP_SANDBOX) {
+        ka_run_op_failed(run, result);
+    } else if (result->status == KA_OP_OK) {
+        ka_run_compile(run, result, on_variant_compiled);
+    } else {
+        ka_log(KA_LOG_INFO, "%s: a variant could not be measured: %s", run->name, result->message);
+        ka_run_tune(run, 0);
+    }
 }
 
 static int write_variant(const struct ka_run *run, const char *backward, struct ka_err *err)

@@ -8,6 +8,7 @@
 
 #include "core/compose.h"
 #include "core/report.h"
+#include "core/report_html.h"
 #include "files.h"
 #include "log.h"
 
@@ -67,6 +68,7 @@ static void add_best(struct ka_run *run, json_t *result)
             json_object_set_new(result, "shapes", json_deep_copy(shapes));
         if (gradients)
             json_object_set(result, "gradients", gradients);
+        json_object_set(result, "per_shape", json_object_get(best.verdict, "per_shape"));
         bool by_llm = strcmp(best.origin, "llm") == 0;
         json_object_set_new(result, "draft", json_string(by_llm ? "llm" : best.origin));
         json_object_set_new(result, "atomics",
@@ -102,6 +104,13 @@ json_t *ka_run_result(struct ka_run *run)
         json_pack("{s:s, s:i, s:s, s:O?, s:s}", "verdict", verdict_word(run), "exit_code",
                   ka_run_exit_code(run), "file", run->file, "stub", stub, "device", run->app->device);
     add_best(run, result);
+    json_object_set(result, "oracles", run->oracles);
+    if (strcmp(run->app->device, "cuda") != 0)
+        json_object_set_new(
+            result, "repeatability",
+            json_string("not measurable here: the interpreter runs programs one after another"));
+    if (run->sanitized)
+        json_object_set(result, "sanitizer", run->sanitized);
     json_object_set_new(result, "attempts", json_integer(run->job.attempts));
     json_object_set_new(result, "snapshots", json_integer((json_int_t)ka_state_snapshot_count(run->state)));
     json_object_set_new(result, "rollbacks", json_integer(run->job.rollbacks));
@@ -169,17 +178,22 @@ static int write_results(struct ka_run *run, struct ka_err *err)
     json_t *full = json_copy(result);
     json_object_set(full, "history", run->history);
     json_object_set(full, "draft_report", json_object_get(run->draft, "report"));
-    struct ka_buf report = {0};
+    struct ka_buf report = {0}, page = {0};
     char *text = json_dumps(result, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
     if (rc == 0)
         rc = ka_report_markdown(full, &report, err);
     if (rc == 0)
         rc = write_text(run, "report.md", ka_buf_str(&report), err);
     if (rc == 0)
+        rc = ka_report_html(full, &page, err);
+    if (rc == 0)
+        rc = write_text(run, "report.html", ka_buf_str(&page), err);
+    if (rc == 0)
         rc = write_text(run, "result.json", text, err);
     ka_record_add(run->record, "result", json_copy(result));
     free(text);
     ka_buf_free(&report);
+    ka_buf_free(&page);
     json_decref(full);
     json_decref(result);
     return rc;

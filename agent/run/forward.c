@@ -5,6 +5,7 @@
  * derived from what was accepted, and those that forward and oracle accept are kept. */
 #include "internal.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,6 +20,13 @@
 #define HIDDEN_TRIED 12
 #define HIDDEN_KEPT 8
 
+static void inspected(struct ka_run *run)
+{
+    ka_run_put(run, "inspect", run->inspect);
+    ka_record_add(run->record, "inspected", json_deep_copy(run->inspect));
+    ka_run_post_type(run, KA_EV_OK);
+}
+
 static void on_inspected(struct ka_run *run, const struct ka_op_result *result)
 {
     if (result->status != KA_OP_OK) {
@@ -27,18 +35,23 @@ static void on_inspected(struct ka_run *run, const struct ka_op_result *result)
     }
     json_decref(run->inspect);
     run->inspect = json_deep_copy(result->doc);
-    ka_run_put(run, "inspect", run->inspect);
-    ka_record_add(run->record, "inspected", json_deep_copy(run->inspect));
-    ka_run_post_type(run, KA_EV_OK);
+    inspected(run);
 }
 
 void ka_run_inspect(struct ka_run *run)
 {
+    if (ka_run_knows(run)) {
+        ka_run_recall_inspect(run);
+        inspected(run);
+        return;
+    }
     ka_log_progress(run->name, "inspect");
     ka_run_op(run, "inspect", run->work_forward, NULL, on_inspected);
 }
 
-/* ---- preflight: shapes still to be settled are entries {"dims", "ladder": [...], "level", "required", "error"} */
+/* ---- preflight: shapes still to be settled are entries {"dims", "ladder": [...], "level", "stand_ins", "required", "error",
+ * "mismatch"}. The first `stand_ins` scales of the ladder may be checked in place of the shape; the rest are tried only to find
+ * the smallest scale that shows a disagreement. */
 
 static bool scaled_down(const struct ka_run *run)
 {
@@ -51,8 +64,9 @@ static json_t *ladder_of(struct ka_run *run, const json_t *dims, bool own_cpu_sw
     if (!scaled_down(run) || own_cpu_sweep)
         json_array_append(ladder, (json_t *)dims);
     uint64_t budget = scaled_down(run) ? KA_SHAPES_BUDGET : GPU_BUDGET;
-    for (size_t level = 0; !own_cpu_sweep && ka_shapes_scale(dims, budget, level, &scaled) == 0; level++) {
-        if (!json_equal(scaled, json_array_get(ladder, 0)))
+    for (size_t level = 0; ka_shapes_scale(dims, budget, level, &scaled) == 0; level++) {
+        if (!json_equal(scaled, json_array_get(ladder, 0)) &&
+            (!own_cpu_sweep || ka_plan_size(scaled) < ka_plan_size(dims)))
             json_array_append(ladder, scaled);
         json_decref(scaled);
     }
@@ -88,6 +102,14 @@ static json_t *sweep_of(struct ka_run *run, bool *own_cpu_sweep)
     return json_incref(*own_cpu_sweep ? cpu : json_object_get(run->inspect, "sweep"));
 }
 
+static json_t *pending_shape(struct ka_run *run, const json_t *dims, bool own_cpu_sweep, bool required)
+{
+    json_t *ladder = ladder_of(run, dims, own_cpu_sweep);
+    size_t levels = json_array_size(ladder);
+    return json_pack("{s:O, s:o, s:i, s:I, s:b}", "dims", dims, "ladder", ladder, "level", 0, "stand_ins",
+                     (json_int_t)(own_cpu_sweep ? 1 : levels), "required", required);
+}
+
 static json_t *pending_start(struct ka_run *run)
 {
     bool own_cpu_sweep;
@@ -104,9 +126,7 @@ static json_t *pending_start(struct ka_run *run)
             json_array_append_new(run->skipped, json_pack("{s:O, s:s}", "dims", dims, "reason",
                                                           "not required (--sweep required)"));
         else
-            json_array_append_new(pending, json_pack("{s:O, s:o, s:i, s:b}", "dims", dims, "ladder",
-                                                     ladder_of(run, dims, own_cpu_sweep), "level", 0,
-                                                     "required", required));
+            json_array_append_new(pending, pending_shape(run, dims, own_cpu_sweep, required));
     }
     json_decref(sweep);
     return pending;
@@ -133,11 +153,27 @@ static bool already_accepted(const struct ka_run *run, const json_t *dims)
     return false;
 }
 
-static void accept_shape(struct ka_run *run, const json_t *dims, const char *class, const char *kind)
+static void accept_shape(struct ka_run *run, const json_t *dims, const char *class, const char *kind,
+                         const json_t *entry)
 {
     if (!already_accepted(run, dims))
-        json_array_append_new(run->shapes,
-                              json_pack("{s:O, s:s, s:s}", "dims", dims, "class", class, "kind", kind));
+        json_array_append_new(run->shapes, json_pack("{s:O, s:s, s:s, s:O?}", "dims", dims, "class", class,
+                                                     "kind", kind, "grads", json_object_get(entry, "grads")));
+}
+
+/* The finding, with what the oracle saw of a race, which is its likeliest cause. */
+static json_t *mismatch_error(const json_t *entry, const struct ka_err *err)
+{
+    const json_t *facts = json_object_get(entry, "facts");
+    const char *race = json_string_value(json_array_get(json_object_get(facts, "races"), 0));
+    struct ka_buf text = {0};
+    ka_buf_printf(&text, "%s%s%.300s", err->msg, race ? " The forward has a race: " : "", race ? race : "");
+    json_t *error = json_pack(
+        "{s:s, s:s, s:s}", "kind", "forward_oracle_mismatch", "message", ka_buf_str(&text), "remedy",
+        "the forward gives values that its own operations do not; if it cannot run at such a size, name "
+        "shapes that it can in SWEEP_CPU");
+    ka_buf_free(&text);
+    return error;
 }
 
 /* Did forward and oracle agree on case `id`? Otherwise the error document (new reference) in *error. */
@@ -145,22 +181,22 @@ static bool case_agrees(const struct ka_op_result *result, json_int_t id, json_t
 {
     json_t *entry = ka_case_find(result->doc, id);
     struct ka_err err;
-    const char *kind = "forward_oracle_mismatch";
     struct ka_tensors *tensors = NULL;
     if (entry && json_is_true(json_object_get(entry, "ok"))) {
-        if (ka_case_open(result->child, id, &tensors, &err) == 0 &&
-            ka_case_agrees(tensors, entry, NULL, &err) == 0) {
-            ka_tensors_free(tensors);
+        int rc = ka_case_open(result->child, id, &tensors, &err);
+        rc = rc ? rc : ka_case_agrees(tensors, entry, NULL, &err);
+        ka_tensors_free(tensors);
+        if (rc == 0)
             return true;
-        }
-        *error = json_pack("{s:s, s:s}", "kind", kind, "message", err.msg);
+        *error = rc == -EDOM ? mismatch_error(entry, &err)
+                             : json_pack("{s:s, s:s}", "kind", "internal", "message", err.msg);
+        return false;
     } else if (json_is_object(json_object_get(entry, "error"))) {
         *error = json_deep_copy(json_object_get(entry, "error"));
     } else {
         ka_case_error(entry, &err);
         *error = json_pack("{s:s, s:s}", "kind", "internal", "message", err.msg);
     }
-    ka_tensors_free(tensors);
     return false;
 }
 
@@ -174,16 +210,40 @@ static json_t *whole_error(const struct ka_op_result *result)
                      result->message);
 }
 
-/* One shape failed on its level: try the next, or settle it. Returns false if the run has ended by it. */
+static bool is_mismatch(const json_t *error)
+{
+    const char *kind = json_string_value(json_object_get(error, "kind"));
+    return kind && strcmp(kind, "forward_oracle_mismatch") == 0;
+}
+
+static bool next_level(struct ka_run *run, json_t *entry, json_t *still);
+
+/* One shape failed on its level. What cannot be run is tried smaller, and a scale that works stands in for it. Forward and oracle
+ * that ran and differ are a finding about the forward: smaller scales are tried only to name the smallest that shows it. */
 static bool settle_failed(struct ka_run *run, json_t *entry, json_t *error, json_t *still)
 {
-    json_int_t level = json_integer_value(json_object_get(entry, "level")) + 1;
     ka_record_add(run->record, "shape_failed",
                   json_pack("{s:O, s:O}", "dims", dims_at_level(entry), "error", error));
-    if (!json_object_get(entry, "error")) /* the first, on the largest scale, tells most */
+    bool mismatch = is_mismatch(error);
+    if (mismatch) {
+        json_object_set(error, "dims", dims_at_level(entry));
+        json_object_set_new(entry, "mismatch", json_true());
+    }
+    if (mismatch ||
+        !json_object_get(entry, "error")) /* of other errors the first, on the largest scale, tells most */
         json_object_set(entry, "error", error);
     json_decref(error);
-    if ((size_t)level < json_array_size(json_object_get(entry, "ladder"))) {
+    return next_level(run, entry, still);
+}
+
+/* One scale down, or the shape is settled: it failed on all. Returns false if the run has ended by it. */
+static bool next_level(struct ka_run *run, json_t *entry, json_t *still)
+{
+    json_int_t level = json_integer_value(json_object_get(entry, "level")) + 1;
+    bool mismatch = json_is_true(json_object_get(entry, "mismatch"));
+    size_t levels = json_array_size(json_object_get(entry, "ladder"));
+    json_int_t stand_ins = json_integer_value(json_object_get(entry, "stand_ins"));
+    if (level < (mismatch ? (json_int_t)levels : stand_ins)) {
         json_object_set_new(entry, "level", json_integer(level));
         json_array_append(still, entry);
         return true;
@@ -191,7 +251,8 @@ static bool settle_failed(struct ka_run *run, json_t *entry, json_t *error, json
     json_t *first = json_object_get(entry, "error");
     if (json_is_true(json_object_get(entry, "required"))) {
         json_t *failure = json_deep_copy(first);
-        json_object_set(failure, "dims", json_object_get(entry, "dims"));
+        if (!mismatch)
+            json_object_set(failure, "dims", json_object_get(entry, "dims"));
         ka_run_fail_doc(run, KA_EV_UNUSABLE, failure);
         return false;
     }
@@ -221,6 +282,21 @@ static void learn_outputs(struct ka_run *run, const json_t *entry)
         if (!known)
             json_array_append(run->grads, name);
     }
+}
+
+/* The user's reference() has agreed on every shape so far, unless it could not be used, which is said. */
+static void learn_reference(struct ka_run *run, const json_t *entry)
+{
+    const char *problem = json_string_value(json_object_get(entry, "reference_error"));
+    const json_t *has = json_object_get(run->inspect, "has");
+    if (!json_is_true(json_object_get(has, "reference")) || !json_is_true(json_object_get(entry, "ok")))
+        return;
+    if (problem && !json_object_get(run->oracles, "reference_error")) {
+        ka_log(KA_LOG_WARN, "%s: the reference is no second opinion: %s", run->name, problem);
+        json_object_set_new(run->oracles, "reference_error", json_string(problem));
+    }
+    bool usable = !json_object_get(run->oracles, "reference_error");
+    json_object_set_new(run->oracles, "reference", json_string(usable ? "agree" : "unusable"));
 }
 
 /* On a GPU a smaller stand-in for a shape is said, with what kept the real one from being checked. */
@@ -258,13 +334,18 @@ static void on_level(struct ka_run *run, const struct ka_op_result *result)
             alive = settle_failed(run, entry, whole_error(result), still);
         else if (!case_agrees(result, (json_int_t)i, &error))
             alive = settle_failed(run, entry, error, still);
+        else if (json_is_true(json_object_get(entry, "mismatch")))
+            alive = next_level(run, entry, still);
         else {
             note_smaller(run, entry);
             accept_shape(run, dims_at_level(entry),
-                         json_is_true(json_object_get(entry, "required")) ? "required" : "optional", "sweep");
+                         json_is_true(json_object_get(entry, "required")) ? "required" : "optional", "sweep",
+                         ka_case_find(result->doc, (json_int_t)i));
         }
-        if (alive && result->status == KA_OP_OK)
+        if (alive && result->status == KA_OP_OK) {
             learn_outputs(run, ka_case_find(result->doc, (json_int_t)i));
+            learn_reference(run, ka_case_find(result->doc, (json_int_t)i));
+        }
     }
     json_decref(pending);
     if (!alive)
@@ -307,21 +388,23 @@ static void ask_level(struct ka_run *run)
     ask_oracle(run, as_shapes(run->pending, "required"), on_level);
 }
 
-static void preflight_done(struct ka_run *run)
+void ka_run_preflight_done(struct ka_run *run)
 {
     size_t hidden = 0, i;
     json_t *shape;
     json_array_foreach(run->shapes, i, shape) hidden +=
         strcmp(json_string_value(json_object_get(shape, "class")), "hidden") == 0;
+    ka_run_remember(run);
     ka_run_put(run, "shapes", run->shapes);
     ka_run_put(run, "skipped", run->skipped);
+    ka_run_put(run, "oracles", run->oracles);
     ka_run_put(run, "outputs", run->outputs);
     ka_run_put(run, "grads", run->grads);
     json_t *half = json_boolean(run->half);
     ka_run_put(run, "half", half);
     ka_record_add(run->record, "preflight",
-                  json_pack("{s:O, s:O, s:O?}", "shapes", run->shapes, "skipped", run->skipped, "outputs",
-                            run->outputs));
+                  json_pack("{s:O, s:O, s:O?, s:O}", "shapes", run->shapes, "skipped", run->skipped,
+                            "outputs", run->outputs, "oracles", run->oracles));
     ka_log(KA_LOG_INFO, "%s: forward and oracle agree on %zu shapes of the sweep and %zu hidden ones",
            run->name, json_array_size(run->shapes) - hidden, hidden);
     ka_run_post_type(run, KA_EV_OK);
@@ -338,13 +421,14 @@ static void on_hidden(struct ka_run *run, const struct ka_op_result *result)
         json_t *error = NULL;
         if (result->status == KA_OP_OK && kept < HIDDEN_KEPT && case_agrees(result, (json_int_t)i, &error)) {
             accept_shape(run, json_object_get(entry, "dims"), "hidden",
-                         json_string_value(json_object_get(entry, "kind")));
+                         json_string_value(json_object_get(entry, "kind")),
+                         ka_case_find(result->doc, (json_int_t)i));
             kept++;
         }
         json_decref(error);
     }
     json_decref(tried);
-    preflight_done(run);
+    ka_run_differences(run);
 }
 
 /* Hidden shapes come from a small version of every required shape, taken in turn. */
@@ -371,7 +455,7 @@ static void ask_hidden(struct ka_run *run)
     }
     json_decref(known);
     if (!json_array_size(run->pending)) {
-        preflight_done(run);
+        ka_run_differences(run);
         return;
     }
     ka_log_progress(run->name, "preflight: hidden shapes");
@@ -380,9 +464,15 @@ static void ask_hidden(struct ka_run *run)
 
 void ka_run_preflight(struct ka_run *run)
 {
+    if (ka_run_knows(run)) {
+        ka_run_recall_shapes(run);
+        ka_run_preflight_done(run);
+        return;
+    }
     json_decref(run->shapes);
     run->shapes = json_array();
     json_array_clear(run->skipped);
+    json_object_clear(run->oracles);
     json_decref(run->outputs);
     run->outputs = NULL;
     json_array_clear(run->grads);

@@ -4,12 +4,14 @@
  *     open.c     folder, documents, what a fresh or resumed run begins with
  *     child.c    one jailed operation (op.h) on behalf of the run
  *     forward.c  inspect and preflight: what the file is, on which shapes forward and oracle agree
+ *     known.c    the same, remembered for the next pair of the same forward
  *     compile.c  registers and spills of the kernels that operation facts found
+ *     differences.c  the end of preflight: finite differences of the forward
  *     check.c    scan, candidate, oracle, comparison, facts
  *     ask.c      prompt, model or mailbox, answer to candidate
  *     retrieve.c the store
  *     draft.c    the differentiator and the tuner
- *     finish.c   result object, pair, report */
+ *     finish.c   result object, pair, reports */
 #ifndef KA_RUN_INTERNAL_H
 #define KA_RUN_INTERNAL_H
 
@@ -46,6 +48,8 @@ struct ka_run {
     bool half;         /* some input is float16 */
     json_t *pending;   /* preflight: shapes still to be settled */
     json_t *skipped;   /* sweep shapes that are not checked, and why */
+    json_t *sanitized; /* result of the operation sanitize; NULL: not asked for */
+    json_t *oracles;   /* what the second opinions on the oracle said: {"finite_differences", "reference"} */
     json_t *retrieved; /* [{"id", "similarity", "backward", ...}] */
     json_t *draft;     /* last result of the operation differentiate; NULL before */
     json_t *variant;   /* the tuner's, while its facts are counted; NULL */
@@ -99,6 +103,14 @@ void ka_run_op(struct ka_run *run, const char *operation, const char *file, json
 void ka_run_op_failed(struct ka_run *run, const struct ka_op_result *result);
 void ka_run_op_cancel(struct ka_run *run);
 
+/* ---- known.c */
+/* Is this a check of the forward that the process checked last? Only then may the others be called. */
+bool ka_run_knows(const struct ka_run *run);
+void ka_run_recall_inspect(struct ka_run *run);
+void ka_run_recall_shapes(struct ka_run *run);
+/* After preflight; does nothing unless the app keeps what is known. */
+void ka_run_remember(const struct ka_run *run);
+
 /* ---- compile.c */
 /* Complete the result of an operation facts: its kernels' sources are compiled, or found in the cache. */
 void ka_run_compile(struct ka_run *run, const struct ka_op_result *result, ka_run_compile_fn next);
@@ -107,6 +119,8 @@ void ka_run_compile_cancel(struct ka_run *run);
 /* ---- the phases */
 void ka_run_inspect(struct ka_run *run);
 void ka_run_preflight(struct ka_run *run);
+void ka_run_differences(struct ka_run *run);
+void ka_run_preflight_done(struct ka_run *run);
 void ka_run_retrieve(struct ka_run *run);
 void ka_run_check(struct ka_run *run, int64_t snapshot);
 void ka_run_check_free(struct ka_run *run);

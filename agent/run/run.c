@@ -229,9 +229,9 @@ void ka_run_free(struct ka_run *run)
     ka_run_check_free(run);
     ka_state_close(run->state);
     ka_record_close(run->record);
-    json_t *documents[] = {run->inspect, run->shapes,    run->outputs, run->pending, run->skipped,
-                           run->grads,   run->retrieved, run->draft,   run->history, run->totals,
-                           run->failure, run->feedback,  run->variant};
+    json_t *documents[] = {run->inspect, run->shapes,    run->outputs, run->pending,   run->skipped,
+                           run->oracles, run->sanitized, run->grads,   run->retrieved, run->draft,
+                           run->history, run->totals,    run->failure, run->feedback,  run->variant};
     for (size_t i = 0; i < KA_COUNT(documents); i++)
         json_decref(documents[i]);
     free(run->file);

@@ -235,6 +235,13 @@ static const struct rule rules[] = {
     REFUSE_IN(NO_MOUNTS, futimesat),
 #endif
     /* what a pid namespace would have stopped */
+    REFUSE_IN(NO_PIDS, ioprio_set),
+    {SYS_setpriority, EPERM_, NO_PIDS, NOT_NULL, 0, 0, 0},
+    {SYS_setpriority, EPERM_, NO_PIDS, NOT_NULL, 1, 0, 0},
+    {SYS_sched_setaffinity, EPERM_, NO_PIDS, NOT_NULL, 0, 0, 0},
+    {SYS_sched_setscheduler, EPERM_, NO_PIDS, NOT_NULL, 0, 0, 0},
+    {SYS_sched_setparam, EPERM_, NO_PIDS, NOT_NULL, 0, 0, 0},
+    {SYS_sched_setattr, EPERM_, NO_PIDS, NOT_NULL, 0, 0, 0},
     REFUSE_IN(NO_PIDS, setsid),
     REFUSE_IN(NO_PIDS, setpgid),
 };

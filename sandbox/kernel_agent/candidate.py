@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
+import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +33,8 @@ _INT_POISON = -0x21524111  # looks like no index and no count; wraps in narrower
 _ALLOCATIONS = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 )
+_ACCUMULATION = frozenset({"aten::add", "aten::add_"})
+_NOT_THE_CANDIDATES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _FILLED = frozenset(
     {"zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full", "ones", "ones_like"}
 )
@@ -42,10 +47,11 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     fwd = load(request["file"], mode, request.get("target") or "sm_90", device)
     entry = entry_of(fwd, request.get("entry"))
     cases = []
+    known: dict[str, StubCall] = {}
     for case in request["cases"]:
         started = time.monotonic()
         try:
-            result = Case(fwd, entry, case, request.get("dtype")).run(scratch)
+            result = _run_case(fwd, entry, case, request, scratch, known)
         except (Exception, SystemExit) as exc:  # noqa: BLE001 (one case fails, the others go on)
             error = wrap("candidate_raised", "", exc, [fwd.path])
             result = {"ok": False, "file": None, "error": error.to_dict()}
@@ -55,9 +61,37 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     return {"entry": entry.__name__, "cases": cases}
 
 
+def _run_case(
+    fwd: Forward,
+    entry: Callable[..., Any],
+    case: dict[str, Any],
+    request: dict[str, Any],
+    scratch: Path,
+    known: dict[str, StubCall],
+) -> dict[str, Any]:
+    """One case. The interpreter is slow: what the plain stub returns is taken from an earlier case of the same dimensions, and
+    found out anew when the entry does not fit it (shapes and integers may depend on the data)."""
+    key = json.dumps(case["dims"], sort_keys=True)
+    plain = bool(request.get("plain"))
+    if fwd.mode == "interpret" and key in known:
+        try:
+            return Case(fwd, entry, case, request.get("dtype"), plain, known[key]).run(scratch)
+        except Unusable as error:
+            if error.kind != "candidate_shape":
+                raise
+    made = Case(fwd, entry, case, request.get("dtype"), plain)
+    try:
+        return made.run(scratch)
+    finally:
+        if made.stub is not None:
+            known[key] = made.stub
+
+
 def entry_of(fwd: Forward, name: str | None) -> Callable[..., Any]:
     """The pair's entry function. Raises Unusable where there is none, or where its parameters are not the stub's."""
     name = name or fwd.entry_name
+    if name == fwd.stub_name:
+        return fwd.stub  # a module that people wrote themselves: what is called is stub and entry in one
     entry = getattr(fwd.module, name, None)
     if not callable(entry):
         raise Unusable(
@@ -84,8 +118,9 @@ class Poison(TorchDispatchMode):
     Operations on indices are not counted, nor what runs inside a launch or an autotuner's benchmark.
     """
 
-    def __init__(self, guards: Guards | None = None) -> None:
+    def __init__(self, guards: Guards | None = None, plain: bool = False) -> None:
         super().__init__()
+        self.plain = plain
         self.guards = guards
         self.counting: str | None = None
         self.counts: dict[str, dict[str, int]] = {"stub": {}, "forward": {}, "backward": {}}
@@ -95,13 +130,18 @@ class Poison(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func._schema.name
-        if self.counting and not benchmarking() and _computes(name, args, result):
+        if (
+            self.counting
+            and not benchmarking()
+            and _computes(name, args, result)
+            and not (name in _ACCUMULATION and _by_engine())
+        ):
             counts = self.counts[self.counting]
             counts[name] = counts.get(name, 0) + 1
         operation = name.removeprefix("aten::")
         if self.guards is not None and operation in _ALLOCATIONS | _FILLED and not benchmarking():
             result = self.guards.allocate(result)
-        if operation in _ALLOCATIONS:
+        if operation in _ALLOCATIONS and not self.plain:
             poison(result)
         return result
 
@@ -110,6 +150,19 @@ def _computes(name: str, args: tuple[Any, ...], result: Any) -> bool:
     """Whether an operation makes floating values, or hands one to host code."""
     values = args if name == "aten::_local_scalar_dense" else draw.flatten(result)
     return any(isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) for v in values)
+
+
+def _by_engine() -> bool:
+    """Whether autograd's engine does this itself, as it adds up the gradients of a tensor that was used more than once.
+
+    Then nothing but torch, and what this package hooks into it, stands between here and the call of the backward: a Function's backward has a frame.
+    """
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code is not Case.backward.__code__:
+        if not frame.f_code.co_filename.startswith(_NOT_THE_CANDIDATES):
+            return False
+        frame = frame.f_back
+    return True
 
 
 def poison(tensor: torch.Tensor) -> None:
@@ -213,12 +266,30 @@ def _meaning(output: draw.Output) -> str:
     return repr(output.value)
 
 
+@dataclass(frozen=True)
+class StubCall:
+    """What the plain stub does: outputs as classified, inputs that it modifies, nesting of its return value, torch operations."""
+
+    outputs: list[draw.Output]
+    modified: set[str]
+    nesting: str
+    operations: dict[str, int]
+
+
 class Case:
     """One shape, seed and upstream."""
 
     def __init__(
-        self, fwd: Forward, entry: Callable[..., Any], case: dict[str, Any], dtype: str | None
+        self,
+        fwd: Forward,
+        entry: Callable[..., Any],
+        case: dict[str, Any],
+        dtype: str | None,
+        plain: bool = False,
+        stub: StubCall | None = None,
     ) -> None:
+        """`plain` leaves fresh memory as it is, for a tool that watches it. `stub`: what is known of the plain stub here."""
+        self.stub = stub
         self.fwd = fwd
         self.entry = entry
         self.id = int(case["id"])
@@ -228,16 +299,18 @@ class Case:
         self.needs: list[str] | None = case.get("needs")
         self.twice = bool(case.get("twice"))
         self.noop = bool(case.get("noop"))
+        self.repeats = int(case.get("repeats") or 0)
+        self.linear: list[float] | None = case.get("linear")
         self.facts = bool(case.get("facts"))
         self.dtype = dtype
-        self.guards = Guards() if fwd.mode == "cuda" else None
-        self.poison = Poison(self.guards)
+        self.guards = Guards()
+        self.poison = Poison(None if plain else self.guards, plain)
         self.launches = Launches(self.poison)
         self.saved: list[torch.Tensor] = []
-        self.nesting = ""
 
     def run(self, scratch: Path) -> dict[str, Any]:
-        expected, allowed = self.stub_outputs()
+        self.stub = self.stub or self.call_stub()
+        expected, allowed = self.stub.outputs, self.stub.modified
         arguments, leaves = self.arguments()
         inputs = Watch()
         for name, tensor in _named_inputs(arguments.arguments):
@@ -249,13 +322,13 @@ class Case:
                 outputs = self.outputs(returned, arguments.arguments, expected)
                 changed = [name for name in inputs.modified() if name not in allowed]
                 later = self.watch_saved(outputs, inputs)
-                upstreams = self.upstreams(expected, outputs)
+                upstreams = self.upstreams(expected, outputs, self.upstream["seed"])
                 for index, value in upstreams.items():
                     later.add(f"upstream/{index}", value)
                 with backward_facts:
                     grads = self.backward("backward", outputs, leaves, upstreams)
             changed += [name for name in later.modified() if name not in changed]
-            changed += self.guards.broken() if self.guards is not None else []
+            changed += self.guards.broken()
             made = {
                 f"out/{o.index}": o.value.detach().clone()
                 for o in outputs
@@ -266,6 +339,11 @@ class Case:
             if self.twice:
                 again = self.backward("again", outputs, leaves, upstreams)
                 made |= {f"again/{name}": grad.clone() for name, grad in again.items()}
+            for at in range(self.repeats):
+                once_more = self.backward("again", outputs, leaves, upstreams)
+                made |= {f"repeat{at}/{name}": grad.clone() for name, grad in once_more.items()}
+            if self.linear:
+                made |= self.combined(outputs, leaves, expected, upstreams)
             if self.noop:
                 idle = self.backward("noop", outputs, leaves, upstreams)
                 made |= {f"noop/{name}": grad.clone() for name, grad in idle.items()}
@@ -287,8 +365,8 @@ class Case:
             result["facts"] = {"forward": forward_facts.to_dict(), "backward": backward_facts.to_dict()}
         return result
 
-    def stub_outputs(self) -> tuple[list[draw.Output], set[str]]:
-        """How the plain stub's return value is classified, and which inputs the stub itself modifies."""
+    def call_stub(self) -> StubCall:
+        """The plain stub on these inputs."""
         args, kwargs = draw.make_inputs(self.fwd, self.dims, self.seed, dtype=self.dtype)
         bound = draw.bind(self.fwd, args, kwargs)
         watch = Watch()
@@ -297,10 +375,9 @@ class Case:
         with launch_intercept(self.launches), self.poison, self.counting("stub"):
             returned = self.fwd.call(args, kwargs)
         self.launches.counts["forward"] = 0
-        self.nesting = nesting(returned)
-        if self.guards is not None:
-            self.guards.reset()
-        return draw.differentiable_outputs(returned, bound), set(watch.modified())
+        self.guards.reset()
+        outputs = draw.differentiable_outputs(returned, bound)
+        return StubCall(outputs, set(watch.modified()), nesting(returned), dict(self.poison.counts["stub"]))
 
     @contextlib.contextmanager
     def counting(self, phase: str) -> Iterator[None]:
@@ -363,10 +440,11 @@ class Case:
                 f"{len(expected)}",
                 self.fwd.path,
             )
-        if nesting(returned) != self.nesting:
+        assert self.stub is not None
+        if nesting(returned) != self.stub.nesting:
             raise Unusable(
                 "candidate_shape",
-                f"{self.entry.__name__}() nests its return value as {nesting(returned)}, the stub as {self.nesting}",
+                f"{self.entry.__name__}() nests its return value as {nesting(returned)}, the stub as {self.stub.nesting}",
                 self.fwd.path,
             )
         for output, plain in zip(outputs, expected, strict=True):
@@ -383,14 +461,37 @@ class Case:
             for output, plain in zip(outputs, expected, strict=True)
         ]
 
-    def upstreams(self, expected: list[draw.Output], outputs: list[draw.Output]) -> dict[int, torch.Tensor]:
+    def combined(
+        self,
+        outputs: list[draw.Output],
+        leaves: dict[str, torch.Tensor],
+        expected: list[draw.Output],
+        upstreams: dict[int, torch.Tensor],
+    ) -> dict[str, torch.Tensor]:
+        """Over the same graph: gradients for another upstream w (`other/`), and for a*u + b*w (`sum/`)."""
+        assert self.linear is not None
+        a, b = self.linear
+        others = self.upstreams(expected, outputs, self.upstream["seed"] + 1)
+        sums = {
+            index: (a * value.double() + b * others[index].double()).to(value.dtype)
+            for index, value in upstreams.items()
+        }
+        made: dict[str, torch.Tensor] = {}
+        for part, values in (("other", others), ("sum", sums)):
+            grads = self.backward("again", outputs, leaves, values)
+            made |= {f"{part}/{name}": grad.clone() for name, grad in grads.items()}
+        return made
+
+    def upstreams(
+        self, expected: list[draw.Output], outputs: list[draw.Output], seed: int
+    ) -> dict[int, torch.Tensor]:
         """Upstream gradients by output index. They have the shape and dtype of the plain stub's outputs."""
         differentiable = [output for output in expected if output.differentiable]
         made = {}
         for at, plain in enumerate(differentiable):
             value = draw.upstream(
                 self.upstream["kind"],
-                self.upstream["seed"],
+                seed,
                 self.upstream.get("scale"),
                 plain.value.shape,
                 plain.value.dtype,
@@ -437,9 +538,11 @@ class Case:
         return named
 
     def own_operations(self) -> dict[str, int]:
-        """Operations of the entry's forward that the stub itself does not do."""
-        stub = self.poison.counts["stub"]
-        return {name: n for name, n in sorted(self.poison.counts["forward"].items()) if name not in stub}
+        """Operations of the entry's forward beyond those that the stub itself does, by how many more they are."""
+        assert self.stub is not None
+        stub = self.stub.operations
+        more = {name: n - stub.get(name, 0) for name, n in sorted(self.poison.counts["forward"].items())}
+        return {name: n for name, n in more.items() if n > 0}
 
     def saved_bytes(self, bound: dict[str, Any]) -> int:
         """Bytes kept alive for the backward, beyond the inputs."""

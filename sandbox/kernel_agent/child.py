@@ -23,6 +23,7 @@ _OPERATIONS = {
     "candidate": "kernel_agent.candidate",
     "scan": "kernel_agent.scan",
     "facts": "kernel_agent.facts",
+    "sanitize": "kernel_agent.sanitize",
     "differentiate": "kernel_agent.differentiate.op",
 }
 _COMPILING = ("candidate", "differentiate", "facts", "oracle")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import inspect
 import json
@@ -125,10 +126,13 @@ def _kernel_source(module: Any, backend: BaseBackend, target: GPUTarget, options
 
 def _stages(backend: BaseBackend, options: Any) -> dict[str, Any]:
     """The backend's steps in order, "ttir" first."""
-    from triton.backends.compiler import Language
-
     stages: dict[str, Any] = {}
-    backend.add_stages(stages, options, Language.TRITON)
+    if "language" in inspect.signature(backend.add_stages).parameters:
+        from triton.backends.compiler import Language
+
+        backend.add_stages(stages, options, Language.TRITON)
+    else:  # before Triton 3.4
+        backend.add_stages(stages, options)  # type: ignore[call-arg]
     return stages
 
 
@@ -277,9 +281,9 @@ def obtain(source: Source) -> dict[str, Any]:
 
 def install() -> None:
     """Let Triton's own compilations of this process read the shared cache."""
-    for backend in {type(make_backend(GPUTarget("cuda", 90, 32)))}:
-        _wrap_stages(backend)
-    _wrap_module_build()
+    with contextlib.suppress(RuntimeError):  # a Triton without this backend shares nothing
+        _wrap_stages(type(make_backend(GPUTarget("cuda", 90, 32))))
+        _wrap_module_build()
 
 
 def _wrap_stages(backend_class: type[BaseBackend]) -> None:
@@ -287,6 +291,7 @@ def _wrap_stages(backend_class: type[BaseBackend]) -> None:
     if hasattr(plain, "kernel_agent_plain"):
         return
 
+    @functools.wraps(plain)
     def add_stages(self: BaseBackend, stages: dict[str, Any], options: Any, *language: Any) -> None:
         plain(self, stages, options, *language)
         if next(iter(stages)) == "ttir":

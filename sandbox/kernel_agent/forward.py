@@ -26,9 +26,10 @@ from typing import Any
 
 import torch
 
-from . import compat, devices, launches
+from . import compat, devices, handwritten, launches
 from .autodiff import MisusedMark
 from .errors import Unusable, wrap
+from .handwritten import HandWritten
 from .launches import Launch, launch_intercept
 from .source import autodiff_names, parse, read
 
@@ -66,16 +67,12 @@ class Forward:
     flops: Callable[..., Any] | None
     setup: Callable[..., Any] | None
     dtype: torch.dtype  # default of make_args
-    entry: Callable[..., Any] | None  # `<stub>_autograd` of a pair
+    entry_name: str  # `<stub>_autograd`; of a module without a marker maybe the stub itself
     mode: str
     device: str
     target: devices.Target
     answers: devices.Answers
     _set_up: bool = field(default=False, repr=False)
-
-    @property
-    def entry_name(self) -> str:
-        return f"{self.stub_name}_autograd"
 
     @property
     def signature(self) -> inspect.Signature:
@@ -127,17 +124,19 @@ def load(
     file = str(Path(path).resolve())
     source = read(file)
     tree = parse(source, file)
-    definition, decorator = _find_stub(tree, file)
-    argument = _positions_argument(decorator, file)
+    whole = not handwritten.has_marker(source) and bool(handwritten.functions_of(tree))
+    own = handwritten.find(tree, file) if whole and not _decorated(tree) else None
+    definition: Any
+    decorator: ast.Call | None
+    definition, decorator = _find_stub(tree, file) if own is None else (own, None)
     answers = devices.Answers(str(Path(file).parent), devices.Target.parse(target))
     module = _execute(file, source, mode, answers)
-    stub = getattr(module, definition.name, None)
+    stub = _called(module, definition)
     if not callable(stub):
         raise Unusable(
-            "no_stub", f"{definition.name} is not a function once the file has run", file, definition.lineno
+            "no_stub", f"{definition.name} is not a function once the file has run", file, _line(definition)
         )
-    plain = inspect.unwrap(stub)
-    params = tuple(inspect.signature(plain).parameters.values())
+    params = _parameters(module, stub, definition)
     make_args = _function(module, "make_args")
     if make_args is None:
         raise Unusable(
@@ -153,9 +152,9 @@ def load(
         module=module,
         stub=stub,
         stub_name=definition.name,
-        stub_line=definition.lineno,
+        stub_line=_line(definition),
         params=params,
-        grads=_grads(argument, decorator, module, params, file),
+        grads=_grads(decorator, module, params, file) if decorator is not None else definition.grads,
         kernels=_kernels(module, file),
         sweep=_sweep(module, tree, file, "SWEEP"),
         sweep_cpu=_sweep(module, tree, file, "SWEEP_CPU") if hasattr(module, "SWEEP_CPU") else None,
@@ -164,12 +163,47 @@ def load(
         flops=_function(module, "flops"),
         setup=_function(module, "setup"),
         dtype=default_dtype(make_args),
-        entry=_function(module, f"{definition.name}_autograd"),
+        entry_name=_entry_name(module, definition.name, whole),
         mode=mode,
         device=device,
         target=answers.target,
         answers=answers,
     )
+
+
+def _decorated(tree: ast.Module) -> bool:
+    names = autodiff_names(tree)
+    decorators = [
+        d for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for d in node.decorator_list
+    ]
+    callees = [d.func if isinstance(d, ast.Call) else d for d in decorators]
+    return any((c.id if isinstance(c, ast.Name) else getattr(c, "attr", None)) in names for c in callees)
+
+
+def _line(definition: ast.FunctionDef | HandWritten) -> int:
+    return definition.line if isinstance(definition, HandWritten) else definition.lineno
+
+
+def _called(module: types.ModuleType, definition: ast.FunctionDef | HandWritten) -> Any:
+    """The function that is called; of an autograd function itself its `apply`."""
+    value = getattr(module, definition.name, None)
+    return getattr(value, "apply", value) if isinstance(value, type) else value
+
+
+def _parameters(
+    module: types.ModuleType, stub: Callable[..., Any], definition: ast.FunctionDef | HandWritten
+) -> tuple[inspect.Parameter, ...]:
+    if isinstance(definition, HandWritten) and definition.call is None:
+        owner = getattr(module, definition.function.name)
+        known = inspect.signature(owner.forward).parameters
+        return tuple(known[name] for name in handwritten.parameters_of(definition.function))
+    return tuple(inspect.signature(inspect.unwrap(stub)).parameters.values())
+
+
+def _entry_name(module: types.ModuleType, stub: str, whole: bool) -> str:
+    """`whole`: the file holds an autograd function and no marker, so that the stub may be its own entry."""
+    entry = f"{stub}_autograd"
+    return stub if whole and not callable(getattr(module, entry, None)) else entry
 
 
 def _find_stub(tree: ast.Module, file: str) -> tuple[ast.FunctionDef, ast.Call]:
@@ -255,13 +289,13 @@ def _positions_argument(decorator: ast.Call, file: str) -> ast.expr:
 
 
 def _grads(
-    argument: ast.expr,
     decorator: ast.Call,
     module: types.ModuleType,
     params: tuple[inspect.Parameter, ...],
     file: str,
 ) -> tuple[str, ...]:
     """The decorator's positions as parameter names."""
+    argument = _positions_argument(decorator, file)
     try:
         given = eval(compile(ast.Expression(argument), file, "eval", dont_inherit=True), module.__dict__)
         positions = [given] if isinstance(given, int) else list(given)

@@ -1,12 +1,15 @@
 """Guard bands: memory that a candidate allocates lies between bytes of a known pattern, so that a write beside it shows.
 
-For GPUs, where nothing checks the addresses of a kernel's accesses; the interpreter checks each of them itself.
+On a GPU nothing else checks the addresses of a kernel's accesses. The interpreter checks each of them against the storages of the
+launch; there the bands keep storages apart, so that an access past the end of one never falls into the next, and they are all that is
+left where a launch takes tables of addresses. A storage on the CPU therefore ends where its tensor does.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 BAND = 512  # bytes on either side: keeps every alignment that kernels and descriptors ask for
@@ -25,11 +28,11 @@ class Guards:
         if like.numel() == 0 or like.storage_offset() != 0:
             return like
         room = -(-size // BAND) * BAND
-        whole = torch.full((BAND + room + BAND,), _PATTERN, dtype=torch.uint8, device=like.device)
+        whole, inside = _surrounded(size, room, like.device)
         shape = "x".join(str(extent) for extent in like.shape) or "scalar"
         self._held.append((whole, size, f"{str(like.dtype).removeprefix('torch.')}[{shape}]"))
-        first = BAND // like.element_size()
-        return whole.view(like.dtype).as_strided(like.shape, like.stride(), first).copy_(like)
+        inside = inside.view(like.dtype)
+        return inside.as_strided(like.shape, like.stride(), inside.storage_offset()).copy_(like)
 
     def broken(self) -> list[str]:
         """Which bands were written into: `memory beside float32[4x8]`."""
@@ -42,3 +45,14 @@ class Guards:
 
     def reset(self) -> None:
         self._held.clear()
+
+
+def _surrounded(size: int, room: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bytes with a band on either side, and the `size` bytes between them: on the CPU a storage of its own."""
+    if device.type != "cpu":
+        whole = torch.full((BAND + room + BAND,), _PATTERN, dtype=torch.uint8, device=device)
+        return whole, whole[BAND : BAND + size]
+    raw = np.full(BAND + room + BAND + BAND, _PATTERN, dtype=np.uint8)
+    first = -raw.ctypes.data % BAND
+    aligned = raw[first : first + BAND + room + BAND]
+    return torch.from_numpy(aligned), torch.from_numpy(aligned[BAND : BAND + size])

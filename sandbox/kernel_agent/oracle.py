@@ -18,17 +18,13 @@ from typing import Any
 import torch
 
 from . import draw, forward, tensors
+from .differences import finite_differences
 from .errors import Unusable, describe, filtered_traceback
 from .forward import Forward
 from .torch_tl.handles import EXACT, NATIVE, KernelError
 from .torch_tl.record import Recorder, Ref
 from .torch_tl.replay import Replay, vector_jacobian
 
-# Finite differences: steps relative to the size of an input's elements, tried in this order until two neighbours agree to
-# FD_AGREE of the slope. Larger steps cross kinks (maximum, relu), smaller ones drown in float32's rounding.
-FD_STEPS = (3e-3, 1e-3, 3e-4, 1e-4)
-FD_AGREE = 1e-3
-FD_SEED = 0x5EED
 FEW_ELEMENTS = 32
 NEARBY_ELEMENTS = 1 << 16  # of all inputs: larger cases do not hang on one rounding error, and cost more
 NEARBY_DRAWS = 6
@@ -48,7 +44,7 @@ def _guarded(fwd: Forward, request: dict[str, Any], case: dict[str, Any], scratc
     started = time.monotonic()
     result: dict[str, Any] = {"id": case["id"], "ok": True}
     try:
-        result |= Case(fwd, case, request.get("dtype")).run(scratch, bool(request.get("fd")))
+        result |= Case(fwd, case, request.get("dtype")).run(scratch, request.get("fd") or False)
     except Unusable as error:
         result |= {"ok": False, "error": error.to_dict()}
     except KernelError as error:
@@ -100,7 +96,9 @@ class Case:
         self.upstream = case["upstream"]
         self.dtype = dtype
 
-    def run(self, scratch: Path, fd: bool) -> dict[str, Any]:
+    def run(self, scratch: Path, fd: bool | str) -> dict[str, Any]:
+        if fd == "only":
+            return {"fd": finite_differences(self)}
         recording = self.record(self.dtype)
         made = {f"fwd/{output.index}": output.value for output in recording.outputs if is_tensor(output)}
         exact = self.replay(recording, EXACT)
@@ -124,7 +122,7 @@ class Case:
             if problem:
                 result["reference_error"] = problem
         if fd:
-            result["fd"] = self.finite_differences(recording, gradients)
+            result["fd"] = finite_differences(self)
         file = f"case-{self.id}.safetensors"
         tensors.save(scratch / file, {name: storable(tensor) for name, tensor in made.items()})
         return result | {"file": file}
@@ -278,59 +276,6 @@ class Case:
         for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
             made[f"ref_grad/{name}"] = torch.zeros_like(leaf) if grad is None else grad
         return made, None
-
-    def finite_differences(
-        self, recording: Recording, gradients: dict[str, torch.Tensor]
-    ) -> dict[str, dict[str, float | None]]:
-        """Directional derivatives of sum(upstream * output) of the real forward, in float32 at least.
-
-        `analytic` is the oracle's gradient along the same direction; `numeric` a central difference with the step whose
-        neighbour agrees best, and `spread` how far that neighbour is off.
-        """
-        if any(ref.dtype.itemsize < 4 for ref in recording.wanted.values()):
-            recording = self.record("float32")
-            gradients = self.gradients(self.replay(recording, EXACT), recording)
-        upstreams = self.upstreams(recording.differentiable)
-        return {
-            name: self._directional(name, gradients[name], upstreams, recording) for name in recording.wanted
-        }
-
-    def _directional(
-        self, name: str, gradient: torch.Tensor, upstreams: dict[int, torch.Tensor], recording: Recording
-    ) -> dict[str, float | None]:
-        dtype = (
-            None
-            if recording.wanted[name].dtype.itemsize >= 8
-            else draw.dtype_name(recording.wanted[name].dtype)
-        )
-        centre = self.arguments(dtype or self.dtype)[name]
-        generator = torch.Generator().manual_seed(FD_SEED + self.seed % (1 << 32))
-        direction = torch.randn(centre.shape, generator=generator, dtype=torch.float64).to(centre.device)
-        scale = float(centre.double().square().mean().sqrt()) or 1.0
-
-        def loss(step: float) -> float:
-            bound = self.arguments(dtype or self.dtype)
-            moved = (bound[name].double() + step * direction).to(centre.dtype)
-            with torch.no_grad():
-                bound[name].copy_(moved)
-            outputs = draw.flatten(self.call(bound))
-            return sum(float((u.double() * outputs[at].double()).sum()) for at, u in upstreams.items())
-
-        def slope(step: float) -> float:
-            return (loss(step * scale) - loss(-step * scale)) / (2 * step * scale)
-
-        numeric, spread, step = slope(FD_STEPS[0]), float("inf"), FD_STEPS[0]
-        previous = numeric
-        for finer in FD_STEPS[1:]:
-            current = slope(finer)
-            if abs(current - previous) < spread:
-                numeric, spread, step = current, abs(current - previous), finer
-            if spread <= FD_AGREE * abs(numeric):
-                break
-            previous = current
-        analytic = float((gradient.double() * direction).sum())
-        made = {"analytic": analytic, "numeric": numeric, "spread": spread, "step": step * scale}
-        return {key: value if math.isfinite(value) else None for key, value in made.items()}
 
 
 def is_tensor(output: draw.Output) -> bool:

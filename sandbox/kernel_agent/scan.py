@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from . import handwritten
 from .source import MARKER, autodiff_names, parse, read, words
 
 ALLOWED_MODULES = frozenset({"torch", "triton", "math", "__future__"})
@@ -72,7 +73,7 @@ def scan(source: str, tree: ast.Module) -> dict[str, Any]:
     findings = sorted(scanner.findings(), key=lambda finding: (finding.line, finding.rule))
     return {
         "findings": [asdict(finding) for finding in findings],
-        "entry": scanner.entry.name if scanner.entry is not None else None,
+        "entry": scanner.entry_name,
         "kernels": sorted(scanner.kernels, key=lambda name: scanner.kernels[name].lineno),
     }
 
@@ -134,9 +135,15 @@ class _Scanner:
         self.body = [node for node in tree.body if node.lineno > (start or 0)]
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         self.kernels = {node.name: node for node in functions if _is_kernel(node)}
+        self.own = handwritten.find_any(tree) if start is None else None
         self.entry = self._find_entry(functions)
         self.function = self._find_function()
         self.torch_names = self._torch_names()
+        self.foreign = self._foreign_names() if self.own is not None else set()
+        self.stub_texts = self._stub_texts()
+        self.forward_side = self._forward_side()
+        self.taking_part = self._taking_part()
+        self.judged = {node for part in self.taking_part for node in ast.walk(part)}
 
     def _find_entry(self, functions: list[ast.FunctionDef]) -> ast.FunctionDef | None:
         names = autodiff_names(self.tree)
@@ -147,8 +154,18 @@ class _Scanner:
             if isinstance(decorator, ast.Call) and _last_name(decorator.func) in names
         ]
         wanted = {f"{name}_autograd" for name in stubs}
-        entries = [node for node in self.body if isinstance(node, ast.FunctionDef) and node.name in wanted]
+        top = [node for node in self.body if isinstance(node, ast.FunctionDef)]
+        entries = [node for node in top if node.name in wanted]
+        if not entries and self.own is not None:
+            entries = [node for node in top if node.name in (stubs or [self.own.name])]
         return entries[-1] if entries else None
+
+    @property
+    def entry_name(self) -> str | None:
+        """The entry; of a module that people wrote themselves maybe an alias of `apply`."""
+        if self.entry is not None:
+            return self.entry.name
+        return self.own.name if self.own is not None else None
 
     def _find_function(self) -> ast.ClassDef | None:
         """The last class derived from torch.autograd.Function."""
@@ -170,6 +187,74 @@ class _Scanner:
                 names |= {a.asname or a.name for a in node.names}
         return names
 
+    def _functions(self) -> dict[str, ast.FunctionDef]:
+        """Host functions of the top level."""
+        return {f.name: f for f in self.tree.body if isinstance(f, ast.FunctionDef) and not _is_kernel(f)}
+
+    def _reached(self, roots: list[ast.FunctionDef]) -> list[ast.FunctionDef]:
+        """The roots and every host function of the file that they name, directly or not."""
+        functions, found, todo = self._functions(), list[ast.FunctionDef](), list(roots)
+        while todo:
+            node = todo.pop()
+            if node in found:
+                continue
+            found.append(node)
+            names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            todo += [functions[name] for name in sorted(names & functions.keys())]
+        return found
+
+    def _stub_texts(self) -> set[str]:
+        """Every expression of the stub, and of what it calls, as written in the forward part."""
+        names = {self.entry.name.removesuffix("_autograd")} if self.entry is not None else set()
+        stubs = [f for f in self._functions().values() if f.name in names and f not in self.body]
+        reached = [f for f in self._reached(stubs) if f not in self.body]
+        return {ast.dump(node) for f in reached for node in ast.walk(f) if isinstance(node, ast.expr)}
+
+    def _forward_side(self) -> set[ast.AST]:
+        """Nodes of the entry, of a Function's forward and of their helpers, that no backward reaches.
+
+        A forward of several launches may have to be written out there, with the torch operations that the stub does in
+        between: those, word for word, are the user's own. That they are done no more often than by the stub is for the record
+        of operations to say (candidate.py).
+        """
+        methods = [method for method in self._methods() if method.name in ("forward", "setup_context")]
+        backwards = [method for method in self._methods() if method not in methods]
+        roots = methods + ([self.entry] if self.entry is not None else [])
+        shared = self._reached(backwards)
+        mine = [f for f in self._reached(roots) if f not in shared and (f in self.body or f in methods)]
+        return {node for f in mine for node in ast.walk(f)}
+
+    def _is_stubs_own(self, node: ast.expr) -> bool:
+        """Of a module that people wrote themselves the whole forward is."""
+        return node in self.forward_side and (self.own is not None or ast.dump(node) in self.stub_texts)
+
+    def _is_mine(self, node: ast.AST) -> bool:
+        return node in self.judged if self.own is not None else node.lineno > (self.start or 0)  # type: ignore[attr-defined]
+
+    def _taking_part(self) -> list[ast.AST]:
+        """The autograd functions, the entry, and the host functions that they name."""
+        if self.own is None:
+            return []
+        classes = handwritten.functions_of(self.tree)
+        roots = [item for c in classes for item in c.body if isinstance(item, ast.FunctionDef)]
+        reached = self._reached(roots + ([self.entry] if self.entry is not None else []))
+        return [*classes, *(f for f in reached if f not in roots)]
+
+    def _foreign_names(self) -> set[str]:
+        """Names bound by imports of other modules than torch, triton and math."""
+        names = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                found = [(alias.name, alias.asname or alias.name) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                found = [(node.module or ".", alias.asname or alias.name) for alias in node.names]
+            else:
+                continue
+            names |= {
+                name.split(".")[0] for module, name in found if module.split(".")[0] not in ALLOWED_MODULES
+            }
+        return names - {"autodiff"}
+
     def findings(self) -> Iterator[Finding]:
         yield from self._structure()
         yield from self._imports()
@@ -184,8 +269,13 @@ class _Scanner:
     def _structure(self) -> Iterator[Finding]:
         last = self.tree.body[-1].lineno if self.tree.body else 1
         if self.start is None:
-            yield Finding("marker", "warn", 1, f"the file has no line {MARKER!r}: all of it is scanned")
-        if self.entry is None:
+            yield Finding(
+                "marker",
+                "warn",
+                1,
+                f"the file has no line {MARKER!r}: what takes part in the check is scanned",
+            )
+        if self.entry_name is None:
             yield Finding("entry", "reject", last, "there is no function <stub>_autograd")
         if self.function is None:
             yield Finding(
@@ -202,9 +292,7 @@ class _Scanner:
 
     def _launches(self, node: ast.AST, seen: set[str]) -> bool:
         """Whether a launch is reached from here, directly or through functions of this file."""
-        functions = {
-            f.name: f for f in self.tree.body if isinstance(f, ast.FunctionDef) and not _is_kernel(f)
-        }
+        functions = self._functions()
         for inner in ast.walk(node):
             if _is_launch(inner):
                 return True
@@ -223,17 +311,19 @@ class _Scanner:
                 continue
             names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
             for part in [part for module in modules for part in module.split(".")[1:]] + names:
-                if node.lineno > (self.start or 0) and (part in FORBIDDEN_ATTRIBUTES or part.startswith("_")):
+                if self._is_mine(node) and (part in FORBIDDEN_ATTRIBUTES or part.startswith("_")):
                     yield Finding("forbidden", "reject", node.lineno, f"imports {part}")
             for module in modules:
                 root = module.split(".")[0]
                 if root not in ALLOWED_MODULES and not (root == "kernel_agent" and self.start is None):
                     allowed = "only torch, triton and math are imported"
-                    severity = "reject" if node.lineno > (self.start or 0) else "warn"
+                    severity = "reject" if self._is_mine(node) else "warn"
                     yield Finding("import", severity, node.lineno, f"imports {module}: {allowed}")
 
     def _module_level(self) -> Iterator[Finding]:
         """The backward part defines; it runs nothing at import, and leaves the forward part's names alone."""
+        if self.own is not None:
+            return
         before = {
             name for node in self.tree.body if node.lineno <= (self.start or 0) for name in _bound(node)
         }
@@ -297,8 +387,8 @@ class _Scanner:
                     yield Finding("kernel", "reject", node.lineno, message)
 
     def _host_nodes(self) -> Iterator[ast.AST]:
-        """Nodes of the backward part outside kernels."""
-        todo: list[ast.AST] = list(self.body)
+        """Nodes of the backward part outside kernels; of a module that people wrote themselves what takes part in the check."""
+        todo: list[ast.AST] = list(self.body) if self.own is None else list(self.taking_part)
         while todo:
             node = todo.pop()
             if isinstance(node, ast.FunctionDef) and _is_kernel(node):
@@ -313,9 +403,15 @@ class _Scanner:
             )
         elif isinstance(node, ast.Name) and node.id in FORBIDDEN_NAMES and not self._is_variable(node.id):
             yield Finding("forbidden", "reject", node.lineno, f"uses {node.id}")
+        elif isinstance(node, ast.Name) and node.id in self.foreign and node not in self.forward_side:
+            yield Finding(
+                "import", "reject", node.lineno, f"uses {node.id}, which is neither torch nor triton"
+            )
         elif isinstance(node, ast.Attribute):
             yield from self._attribute(node)
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        elif (
+            isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult) and not self._is_stubs_own(node)
+        ):
             yield Finding("torch_math", "reject", node.lineno, "multiplies matrices outside a kernel (@)")
         elif isinstance(node, ast.Call):
             yield from self._call(node)
@@ -337,7 +433,7 @@ class _Scanner:
         hidden = any(part.startswith(("_", "set_")) for part in parts[1:])
         if (below and (hidden or FORBIDDEN_ATTRIBUTES & set(parts[1:]))) or node.attr in _HOOKS:
             yield Finding("forbidden", "reject", node.lineno, f"uses {dotted}")
-        if node.attr in _VALUES:
+        if node.attr in _VALUES and not self._is_stubs_own(node):
             yield Finding(
                 "torch_math", "reject", node.lineno, f"uses {dotted}: host code gets a tensor's values"
             )
@@ -358,7 +454,7 @@ class _Scanner:
             yield Finding(
                 "autograd", "reject", node.lineno, f"calls {dotted}(): autograd must not make the gradient"
             )
-        elif name in _MATH:
+        elif name in _MATH and not self._is_stubs_own(node):
             yield Finding(
                 "torch_math", "reject", node.lineno, f"calls {dotted}(): kernels must compute the gradient"
             )

@@ -35,6 +35,7 @@ _PRELOADED = (
     "tempfile",
     "torch",
     "torch.autograd",
+    "torch._dynamo",  # torch imports it at the first saved-tensor hook or dispatch mode: over a second in every child
     "triton",
     "triton.language",
     "triton.runtime.interpreter",

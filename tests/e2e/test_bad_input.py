@@ -111,6 +111,12 @@ def test_folder_instead_of_file(agent: Agent) -> None:
         (["--resume"], ["--resume"]),
         (["--resume", "no-such-run"], ["no-such-run"]),
         (["--api-key-file", "no-key"], ["no-key"]),
+        (["--sweep", "some"], ["--sweep", "some", "required"]),
+        (["--sweep", "[]"], ["--sweep", "JSON list"]),
+        (["--sweep", "[4]"], ["--sweep", "JSON list"]),
+        (["--target", "hopper"], ["--target", "hopper", "sm_90"]),
+        (["--target", "sm_9"], ["--target", "sm_90"]),
+        (["other.py"], ["other.py", "one word too many"]),
     ],
 )
 def test_usage_errors_have_exit_code_2(agent: Agent, arguments: list[str], words: list[str]) -> None:
@@ -125,6 +131,9 @@ def test_usage_errors_have_exit_code_2(agent: Agent, arguments: list[str], words
 
 def test_unknown_command_and_no_arguments(agent: Agent) -> None:
     assert agent("frobnicate").code == 2
+    (agent.folder / "attn.py").write_text(FORWARD)
+    assert "--file-path attn.py" in agent("attn.py").err
+    assert "DIR" in agent("batch").err and "RUN" in agent("verify").err
     assert agent().code == 2
     assert agent("--help").code == 0
     assert agent("--version").out.startswith("kernel-agent ")

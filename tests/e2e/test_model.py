@@ -97,6 +97,12 @@ def test_optimisation_that_breaks_the_gradient_is_rolled_back(
     done = run(agent, forward, model.url, "--patience-perf", "2")
     assert done.code == 0, done.err
     assert done.result["rollbacks"] == 2 and done.result["attempts"] == 3
+    # Draft and optimise turns are shown the differentiator's work: its mathematics, its decisions, the menu of schedules.
+    drafting, optimising = (json.dumps(request) for request in model.requests()[:2])
+    assert "A mechanical draft" in drafting and "scale_kernel_bwd" in drafting
+    for asked in (drafting, optimising):
+        assert "schedule of the draft: " in asked and "schedules that are also provable" in asked
+        assert "gradient of w_ptr" in asked and "Classes of what loops carry" in asked
     # The second wrong answer is the first one again: it has its verdict, without a check of its own.
     assert "byte for byte" in done.err
     assert [event["op"] for event in events(done.result, "child")].count("candidate") == 2

@@ -149,6 +149,15 @@ def triton_on_the_gpu() -> bool:
     return gpu_kernel.run() == [0.0, 2.0, 4.0, 6.0, 8.0]
 
 
+# Without these layers the filter refuses what the work needs: docs/jail.md.
+NEEDS = {
+    "run_what_was_compiled": "mount",
+    "pool_of_processes": "mount",
+    "temporary_files": "mount",
+    "shared_memory": "mount",
+    "child_in_a_new_session": "pid",
+}
+
 HONEST = (
     compile_and_load,
     run_what_was_compiled,

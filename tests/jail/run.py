@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from attempts import ATTEMPTS, Attempt
-from honest import HONEST
+from honest import HONEST, NEEDS
 from warm import Zygote, warm_attempts
 
 HERE = Path(__file__).resolve().parent
@@ -320,12 +320,15 @@ def attempt_once(world: World, name: str, attempt: Attempt, given: dict[str, boo
         print(f"  WEAK     {name}: the control was refused too: {control.text} {control.stderr[-300:]}")
 
 
-def honest_work(world: World, tally: Tally) -> None:
+def honest_work(world: World, given: dict[str, bool], tally: Tally) -> None:
     gpu = os.path.exists("/dev/nvidiactl")
     for function in HONEST:
         name = function.__name__
         if name in NEED_TORCH and not _has_torch():
             tally.absent.append(f"honest {name} (no torch)")
+            continue
+        if name in NEEDS and not given[NEEDS[name]]:
+            tally.absent.append(f"honest {name} (no {NEEDS[name]} here)")
             continue
         outcome = world.run("honest.py", [name], ["--profile", "gpu" if gpu else "cpu", "--nproc", "4096"])
         tally.check(outcome.text == "WORKED", f"honest {name}: {outcome.text} {outcome.stderr[-500:]}")
@@ -369,6 +372,7 @@ def gpu_profile(world: World, tally: Tally) -> None:
         "udp",
     )
     names += ("vsock", "netlink", "open_a_kernel_setting", "read_a_key", "write_a_file", "call_accept")
+    names += ("open_the_memory_of_the_init", "watch_a_folder", "cache_plant_an_entry", "cache_lease_an_entry")
     for name in names:
         outcome = world.run("attempts.py", [name, json.dumps(world.context)], ["--profile", "gpu"])
         tally.check(outcome.code == 0 and not outcome.escaped, f"gpu profile: {name}: {outcome.text}")
@@ -476,7 +480,7 @@ def main() -> int:
             attempt_once(world, name, ATTEMPTS[name], given, tally)
         if not options.names:
             below_a_zygote(world, given, tally)
-            honest_work(world, tally)
+            honest_work(world, given, tally)
             gpu_profile(world, tally)
             degraded(world, given, tally)
             nothing_left(world, tally, options.checks)

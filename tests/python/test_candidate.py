@@ -376,3 +376,43 @@ def test_one_element__with_a_stride__has_bytes(tmp_path):
     assert one.stride() == (3,) and candidate.same_bytes(one, torch.tensor([2.0]))
     tensors.save(tmp_path / "one.safetensors", {"one": one})
     assert tensors.load(tmp_path / "one.safetensors")["one"].item() == 2.0
+
+
+def test_repeats_and_linearity__give_gradients_over_the_same_graph(write, tmp_path):
+    case = {"id": 0, "dims": {"N": 8}, "seed": 1, "upstream": {"kind": "normal", "seed": 2}}
+    case |= {"repeats": 2, "linear": [3.0, 2.0]}
+    request = {"file": str(write(SCALE_PAIR)), "device": "cpu", "cases": [case]}
+    (result,) = candidate.run(request, tmp_path)["cases"]
+    found = tensors.load(tmp_path / result["file"])
+    first, other = found["grad/x"], found["other/x"]
+    assert torch.equal(found["repeat0/x"], first) and torch.equal(found["repeat1/x"], first)
+    assert not torch.equal(other, first)
+    assert torch.allclose(found["sum/x"], 3 * first + 2 * other)
+
+
+def test_cases_of_one_shape__call_the_plain_stub_once(write, tmp_path, monkeypatch):
+    calls = []
+    right = candidate.Case.call_stub
+    monkeypatch.setattr(candidate.Case, "call_stub", lambda case: calls.append(case.id) or right(case))
+    dims = [{"N": 8}, {"N": 8}, {"N": 5}, {"N": 8}]
+    cases = [
+        {"id": at, "dims": d, "seed": at, "upstream": {"kind": "normal", "seed": 2}}
+        for at, d in enumerate(dims)
+    ]
+    results = candidate.run({"file": str(write(SCALE_PAIR)), "device": "cpu", "cases": cases}, tmp_path)[
+        "cases"
+    ]
+    assert all(result["ok"] for result in results)
+    assert calls == [0, 2]
+
+
+def test_output_that_depends_on_the_data__is_found_out_anew(write, tmp_path):
+    """The number of positive inputs is an output: of another seed it is another number, which is no fault of the candidate."""
+    source = SCALE_PAIR.replace("    return y\n\n", "    return y, int((x > 0).sum())\n\n", 1)
+    source = source.replace("def backward(ctx, d_y):", "def backward(ctx, d_y, _):")
+    cases = [
+        {"id": at, "dims": {"N": 8}, "seed": at, "upstream": {"kind": "normal", "seed": 2}} for at in range(4)
+    ]
+    results = candidate.run({"file": str(write(source)), "device": "cpu", "cases": cases}, tmp_path)["cases"]
+    assert all(result["ok"] for result in results), [result.get("error") for result in results]
+    assert len({result["outputs"][1]["value"] for result in results}) > 1

@@ -185,3 +185,16 @@ def test_module_that_triton_does_not_build__is_refused(tmp_path):
     source = compiled.Source("module", "int x;", name="../other")
     with pytest.raises(Unusable, match="no module of Triton"):
         compiled.run({"source": source.canonical()}, tmp_path)
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_stages__whether_or_not_the_backend_asks_for_a_language__are_found(newer):
+    class Old:
+        def add_stages(self, stages, options):
+            stages["ttir"] = options
+
+    class New:
+        def add_stages(self, stages, options, language):
+            stages["ttir"] = options
+
+    assert compiled._stages(New() if newer else Old(), 7) == {"ttir": 7}

@@ -12,7 +12,13 @@ from kernel_agent import candidate, tensors
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attacks"))
 import suite
 
-DIMS = {"scale": {"N": 24}, "several": {"N": 24}, "attention": {"N": 1, "D": 4}, "softmax": {"M": 3, "N": 20}}
+DIMS = {
+    "scale": {"N": 24},
+    "several": {"N": 24},
+    "attention": {"N": 1, "D": 4},
+    "softmax": {"M": 3, "N": 20},
+    "twice": {"N": 24},
+}
 
 
 def run(folder: Path, control: str, *edits: tuple[str, str]) -> dict:
@@ -39,6 +45,12 @@ def test_operators_of_tensors__are_counted_in_their_phase(tmp_path):
 def test_operations_of_the_stub_itself__are_not_held_against_the_forward(tmp_path):
     result = run(tmp_path, "softmax_saved_output")
     assert "aten::empty_like" not in result["torch_ops_forward"]
+
+
+def test_sum_that_autograd_makes_of_two_gradients__is_not_the_candidates(tmp_path):
+    assert "aten::add" not in run(tmp_path, "twice_applied")["torch_ops_backward"]
+    own = run(tmp_path, "twice_applied", ("        return dx, ds\n", "        return dx + dx, ds\n"))
+    assert own["torch_ops_backward"]["aten::add"] == 2
 
 
 def test_operations_on_indices__are_not_counted(tmp_path):

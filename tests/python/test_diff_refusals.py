@@ -8,7 +8,7 @@ import pytest
 import torch
 from diff_support import assert_right, draft
 from kernel_agent import errors, forward
-from kernel_agent.differentiate import Refusal, api
+from kernel_agent.differentiate import Refusal, api, rules
 
 TEMPLATE = """
 import torch
@@ -58,7 +58,6 @@ REFUSED = {
     "break": ("    for i in range(3):\n        if i > 1:\n            break\n        x = x * 2.0\n    tl.store(out_ptr + cols, x, mask=mask)", "break", 15),
     "bitcast": ("    y = x.to(tl.int32, bitcast=True)\n    tl.store(out_ptr + cols, x + y, mask=mask)", "bitcast", 13),
     "while_state": ("    s = 1.0\n    while s < 9.0:\n        x = x * 2.0\n        s = s * 3.0\n    tl.store(out_ptr + cols, x, mask=mask)", "while", 14),
-    "cumprod": ("    tl.store(out_ptr + cols, tl.cumprod(x, 0), mask=mask)", "cumprod", 13),
 }  # fmt: skip
 
 
@@ -141,8 +140,7 @@ def test_wrapped_index__is_owned_only_where_the_surplus_is_masked(tmp_path: Path
 
 def test_registered_rule__is_used(tmp_path: Path) -> None:
     file = write(tmp_path, "    y = tl.cumprod(x, 0)\n    tl.store(out_ptr + cols, y * x, mask=mask)")
-    with pytest.raises(errors.Unusable):
-        draft(file, {"N": 40})
+    assert "linear_step" in draft(file, {"N": 40})["backward"]  # the built-in rule
 
     @api.rule("cumprod")
     def _(g, node, d):
@@ -150,9 +148,24 @@ def test_registered_rule__is_used(tmp_path: Path) -> None:
         return (g.div(back, node.args[0]),)
 
     try:
-        assert_right(file, draft(file, {"N": 40}), [({"N": 40}, "normal")], 1e-3)
+        result = draft(file, {"N": 40})
+        assert "linear_step" not in result["backward"]
+        assert_right(file, result, [({"N": 40}, "normal")], 1e-3)
     finally:
         api.forget("cumprod")
+
+
+def test_gather__that_would_fill_the_registers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "    y = tl.gather(x, (cols * 7) % BLOCK, 0)\n    tl.store(out_ptr + cols, y, mask=mask)"
+    file = write(tmp_path, body)
+    assert_right(file, draft(file, {"N": 40}), [({"N": 40}, "normal")])
+    monkeypatch.setattr(rules, "GATHERED", 255)
+    with pytest.raises(errors.Unusable) as caught:
+        draft(file, {"N": 40})
+    (refusal,) = caught.value.extra["refusals"]  # type: ignore[attr-defined]
+    assert (refusal["construct"], refusal["line"]) == ("tl.gather", 13)
 
 
 def test_refusal__reads_as_one_line() -> None:

@@ -98,6 +98,9 @@ RULES: dict[str, tuple[str, float, float]] = {
     "flip": ("tl.flip(x, 1) * y[None, :] + z[:, None]", -2, 2),
     "cumsum": ("tl.cumsum(x * y[None, :], axis=1) + z[:, None]", -2, 2),
     "cumsum_reverse": ("tl.cumsum(x, axis=0, reverse=True) * y[None, :] + z[:, None]", -2, 2),
+    "cumprod": ("tl.cumprod(x * y[None, :], axis=1) + z[:, None]", 0.5, 1.5),
+    "cumprod_reverse": ("tl.cumprod(x, axis=0, reverse=True) * y[None, :] + z[:, None]", 0.5, 1.5),
+    "cumprod_of_zeros": ("tl.cumprod(tl.where(cols[None, :] % 7 == 3, 0.0 * x, x), axis=1) * y[None, :] + z[:, None]", 0.5, 1.5),
     "softmax": ("tl.softmax(x * z[:, None], dim=1, keep_dims=True) * y[None, :]", -2, 2),
     "constant_divisor": ("x / 3 + 2 / y[None, :] - z[:, None] / 7.0", 0.5, 2),
 }  # fmt: skip
@@ -109,6 +112,8 @@ BODIES: dict[str, tuple[str, float, float]] = {
     "interleave": ("    w = tl.interleave(x, x * y[None, :])\n    out = tl.sum(tl.reshape(w, [M, N, 2]), axis=2) * z[:, None]", -2, 2),
     "affine_scan": ("    _, h = tl.associative_scan((x * 0 + z[:, None], x * y[None, :]), 1, affine)\n    out = h", -1, 1),
     "affine_scan_reverse": ("    _, h = tl.associative_scan((x, x * y[None, :]), 1, affine, reverse=True)\n    out = h + z[:, None]", -1, 1),
+    "gather": ("    place = (rows[:, None] * 5 + cols[None, :] * 3) % N\n    out = tl.gather(x * y[None, :], place, 1) * z[:, None]", -2, 2),
+    "gather_rows": ("    place = (rows[:, None] + cols[None, :]) % M // 2\n    out = tl.gather(x * y[None, :], place, 0) + z[:, None]", -2, 2),
     "loop_sum": ("    out = x * 0.0\n    for i in range(3):\n        out += x * y[None, :] * i\n    out += z[:, None]", -2, 2),
     "loop_product": ("    out = x\n    for i in range(3):\n        out = out * (y[None, :] + i)\n    out += z[:, None]", -2, 2),
     "loop_nonlinear": ("    out = x\n    for i in range(4):\n        out = tl.sin(out * z[:, None]) + y[None, :]", -2, 2),

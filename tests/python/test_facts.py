@@ -47,7 +47,28 @@ def test_atomics__counted_by_active_lane__and_as_bytes_both_ways(write, tmp_path
     source = source.replace("d_x = torch.empty_like", "d_x = torch.zeros_like")
     (case,) = run(write(source), tmp_path, compile=False)
     assert case["forward"]["atomics"] == 0 and case["backward"]["atomics"] == 40
-    assert (case["backward"]["bytes_read"], case["backward"]["bytes_written"]) == (320, 160)
+    assert (case["backward"]["bytes_read"], case["backward"]["bytes_written"]) == (320, 320)  # with the zeros
+
+
+@pytest.mark.parametrize(
+    ("operation", "read", "written"),
+    [
+        ("d.clone()", 160, 160),
+        ("d.reshape(4, 10).sum(0)", 160, 40),
+        ("d.view(4, 10).t()[1:]", 0, 0),
+        ("torch.empty_like(d)", 0, 0),
+        ("torch.zeros_like(d)", 0, 160),
+        ("d.new_empty(40).copy_(d)", 160, 160),
+        ("d.add_(1.0)", 160, 160),
+        ("d.new_ones(1).expand(40) + d", 164, 164),
+        ("torch.stack([d, d])", 320, 320),
+    ],
+)
+def test_torch_operations__count_what_they_read_and_write(operation, read, written):
+    d = torch.ones(40)
+    with facts.Counter() as counter:
+        eval(operation, {"torch": torch, "d": d})
+    assert (counter.bytes_read, counter.bytes_written) == (read, written)
 
 
 def test_compile__not_asked_for__gives_no_kernels(write, tmp_path):

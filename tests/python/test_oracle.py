@@ -16,7 +16,6 @@ torch.set_num_threads(1)
 from kernel_agent import forward, oracle, tensors
 
 KERNELS = sorted((Path(__file__).parent / "kernels").glob("*.py"))
-FAST_FD = ("matmul", "softmax", "two_outputs", "in_place", "chunked_cross_entropy", "split_k", "embedding")
 HEAD = """\
 import torch
 import triton
@@ -70,7 +69,7 @@ def stub(write: Callable[..., Path], body: str, grads: str = "0", before: str = 
 @pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.stem)
 def test_kernel__forward_gradient_and_reference_agree(path: Path, tmp_path: Path) -> None:
     for shape in forward.load(path).sweep:
-        case, found = run_case(path, tmp_path, dims=shape.dims, fd=path.stem in FAST_FD)
+        case, found = run_case(path, tmp_path, dims=shape.dims)
         assert case["ok"], case.get("error")
         assert "reference_error" not in case
         floor = 2e-3 if any(i["dtype"] == "float16" for i in case["inputs"]) else 1e-5
@@ -83,9 +82,6 @@ def test_kernel__forward_gradient_and_reference_agree(path: Path, tmp_path: Path
             assert relative(found[f"base/{name}"], found[f"grad/{name}"]) < floor
             if f"ref_grad/{name}" in found:
                 assert relative(found[f"grad/{name}"], found[f"ref_grad/{name}"]) < 2e-6
-        for name, slope in case.get("fd", {}).items():
-            gap = abs(slope["analytic"] - slope["numeric"])
-            assert gap <= 5e-3 * abs(slope["numeric"]) + 5 * slope["spread"], name
         assert case["facts"]["races"] == []
 
 
@@ -107,7 +103,9 @@ def test_result__has_every_field_of_the_protocol(
     masked = made["facts"].pop("undefined_lanes")
     assert len(masked) == 1 and "square_kernel" in masked[0] and "x_ptr" in masked[0]
     assert made["facts"] == facts
-    assert set(made["fd"]["x"]) == {"analytic", "numeric", "step", "spread"}
+    assert (made["fd"]["dtype"], made["fd"]["skipped"]) == ("float64", None)
+    (*_, slope) = made["fd"]["slopes"]["x"]
+    assert set(slope) == {"analytic", "numeric", "step", "spread", "noise"}
     found = tensors.load(ran.scratch / made["file"])
     assert set(found) == {"fwd/0", "out/0", "base_out/0", "grad/x", "base/x", "jitter/x"}
     assert found["fwd/0"].dtype == found["base/x"].dtype == torch.float32
@@ -355,17 +353,3 @@ def test_stub_that_cannot_be_differentiated__is_refused(
     body, kind = UNUSABLE[name]
     case, _ = run_case(stub(write, body), tmp_path)
     assert not case["ok"] and case["error"]["kind"] == kind
-
-
-def test_finite_differences__see_a_wrong_gradient(write: Callable[..., Path], tmp_path: Path) -> None:
-    path = stub(write, "return square(x)")
-    fwd = forward.load(path)
-    case = oracle.Case(
-        fwd, {"id": 0, "dims": {"N": 24}, "seed": 5, "upstream": {"kind": "normal", "seed": 2}}, None
-    )
-    recording = case.record(None)
-    gradients = case.gradients(case.replay(recording, "exact"), recording)
-    right = case.finite_differences(recording, gradients)["x"]
-    wrong = case.finite_differences(recording, {"x": gradients["x"] * 1.02})["x"]
-    assert abs(right["analytic"] - right["numeric"]) < 1e-3 * abs(right["numeric"])
-    assert abs(wrong["analytic"] - wrong["numeric"]) > 1e-2 * abs(wrong["numeric"])

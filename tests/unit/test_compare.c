@@ -583,9 +583,37 @@ static void compare__rounding_where_zero_is_expected__passes_within_zero_norm_an
     assert_int_equal(compare_with_zero(1e-6, 0).reason, KA_DIFF_NOT_ZERO);
 }
 
+/* One number that should be 1e-17, and that eager PyTorch gives as exactly 0. */
+static struct ka_diff compare_with_rounding(double found, double zero_norm)
+{
+    double want[] = {1e-17}, base[] = {0};
+    struct ka_tensors *g = make_set("F32", "[1]", &found, 1), *w = make_set("F64", "[1]", want, 1),
+                      *b = make_set("F32", "[1]", base, 1);
+    struct ka_tolerance tol = ka_tolerance_of(KA_F32);
+    tol.zero_norm = zero_norm;
+    struct ka_diff diff;
+    assert_int_equal(ka_compare(ka_tensors_get(g, 0), ka_tensors_get(w, 0), ka_tensors_get(b, 0), &tol, NULL,
+                                0, &diff, NULL),
+                     0);
+    ka_tensors_free(g);
+    ka_tensors_free(w);
+    ka_tensors_free(b);
+    return diff;
+}
+
+static void compare__expected_value_that_is_rounding_itself__is_treated_like_a_zero(void **state)
+{
+    (void)state;
+    struct ka_diff within = compare_with_rounding(1e-7, 1e-3);
+    assert_true(within.pass && within.vacuous);
+    assert_false(compare_with_rounding(1e-2, 1e-3).pass);
+    assert_false(compare_with_rounding(1e-7, 0).pass);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(compare__expected_value_that_is_rounding_itself__is_treated_like_a_zero),
         cmocka_unit_test(compare__elements_that_rounding_moves_too__are_allowed),
         cmocka_unit_test(
             compare__rounding_where_zero_is_expected__passes_within_zero_norm_and_proves_nothing),

@@ -177,6 +177,79 @@ static void rank__atomics_spills_and_launches__cost(void **state)
     assert_true(plain < atomic && plain < launches && plain < spills);
 }
 
+/* One kernel of 4 warps that moves 2000 bytes and has these resources. */
+static double cost_with(int registers, int shared)
+{
+    char text[256];
+    snprintf(text, sizeof(text),
+             "{\"cases\": [{\"backward\": {\"bytes_read\": 1000, \"bytes_written\": 1000, \"launches\": 1, "
+             "\"programs\": 4}, \"kernels\": [{\"ok\": true, \"num_warps\": 4, \"registers\": %d, "
+             "\"shared\": %d}]}]}",
+             registers, shared);
+    return cost_of(text);
+}
+
+static void rank__too_few_resident_warps__make_bytes_dearer(void **state)
+{
+    (void)state;
+    assert_true(cost_with(32, 0) == cost_with(128, 50000)); /* 16 warps and more are enough */
+    assert_true(cost_with(255, 0) > cost_with(128, 0));     /* 8 programs of 4 warps would fit, 2 do */
+    assert_true(cost_with(64, 100000) > cost_with(64, 50000));
+    assert_true(isinf(cost_with(64, 300000))); /* more than a multiprocessor has */
+}
+
+static void assert_variant(const char *tried, const char *best, const char *expected)
+{
+    json_t *report = json("{\"schedule\": \"partials\", \"alternatives\": [\"owner\", \"atomic\"], "
+                          "\"configs\": [{\"num_warps\": 2}, {\"num_warps\": 8}]}");
+    json_t *done = json(tried), *kept = json(best), *variant = ka_plan_variant(report, done, kept);
+    if (!expected) {
+        assert_null(variant);
+    } else {
+        json_t *wanted = json(expected);
+        assert_true(json_equal(variant, wanted));
+        json_decref(wanted);
+    }
+    json_decref(variant);
+    json_decref(kept);
+    json_decref(done);
+    json_decref(report);
+}
+
+static void plan__variants_of_the_tuner__are_schedules_and_then_configurations_of_the_best(void **state)
+{
+    (void)state;
+    const char *draft = "{\"schedule\": \"partials\", \"config\": null}",
+               *owner = "{\"schedule\": \"owner\", \"config\": null}";
+    assert_variant("[]", draft, owner);
+    assert_variant("[{\"schedule\": \"owner\", \"config\": null}]", draft,
+                   "{\"schedule\": \"atomic\", \"config\": null}");
+    const char *both =
+        "[{\"schedule\": \"owner\", \"config\": null}, {\"schedule\": \"atomic\", \"config\": null}]";
+    assert_variant(both, draft, "{\"schedule\": \"partials\", \"config\": {\"num_warps\": 2}}");
+    assert_variant(both, owner, "{\"schedule\": \"owner\", \"config\": {\"num_warps\": 2}}");
+    assert_variant(
+        "[{\"schedule\": \"owner\", \"config\": null}, {\"schedule\": \"atomic\", \"config\": null}, "
+        "{\"schedule\": \"owner\", \"config\": {\"num_warps\": 2}}, "
+        "{\"schedule\": \"owner\", \"config\": {\"num_warps\": 8}}]",
+        owner, NULL);
+}
+
+static void plan__variants_of_the_tuner__end_with_their_budget(void **state)
+{
+    (void)state;
+    json_t *tried = json_array();
+    for (int i = 0; i < KA_PLAN_MAX_VARIANTS; i++)
+        json_array_append_new(tried, json_integer(i));
+    char *text = json_dumps(tried, 0);
+    assert_variant(text, "{\"schedule\": \"partials\", \"config\": null}", NULL);
+    free(text);
+    json_decref(tried);
+    json_t *best = json("{\"schedule\": \"partials\"}");
+    assert_null(ka_plan_variant(NULL, NULL, best));
+    json_decref(best);
+}
+
 static void rank__nothing_measured_or_not_compiled__is_infinite(void **state)
 {
     (void)state;
@@ -187,15 +260,66 @@ static void rank__nothing_measured_or_not_compiled__is_infinite(void **state)
     assert_true(isinf(ka_rank_cost(NULL)));
 }
 
+static void plan__input_that_is_none_on_a_shape__is_never_asked_for_there(void **state)
+{
+    (void)state;
+    json_t *list = json("[{\"dims\": {\"M\": 2}, \"class\": \"required\", \"grads\": [\"x\"]},"
+                        " {\"dims\": {\"M\": 8}, \"class\": \"required\", \"grads\": [\"x\", \"gate\"]}]");
+    json_t *grads = json("[\"x\", \"gate\"]"), *cases = ka_plan_check(list, grads, 1, false, 7), *item;
+    size_t i, subsets = 0;
+    json_array_foreach(cases, i, item)
+    {
+        if (!json_object_get(item, "needs"))
+            continue;
+        subsets++;
+        assert_int_equal(json_integer_value(json_object_get(json_object_get(item, "dims"), "M")), 8);
+    }
+    assert_int_equal(subsets, 2);
+    json_decref(cases);
+    json_array_remove(list, 1); /* gate is None everywhere now: nothing asks for it */
+    cases = ka_plan_check(list, grads, 1, false, 7);
+    assert_int_equal(count_where(cases, "upstream", "onehot"), 1);
+    json_array_foreach(cases, i, item) assert_null(json_object_get(item, "needs"));
+    json_decref(cases);
+    json_decref(list);
+    json_decref(grads);
+}
+
+static void plan__repeats__are_asked_in_one_plain_case_of_the_largest_required_shape(void **state)
+{
+    (void)state;
+    json_t *list = shapes(), *grads = json("[\"x\", \"w\"]"), *item;
+    json_t *cases = ka_plan_check(list, grads, 2, false, 7);
+    size_t i, asked = 0;
+    ka_plan_repeats(cases, 4);
+    json_array_foreach(cases, i, item)
+    {
+        if (!json_object_get(item, "repeats"))
+            continue;
+        asked++;
+        assert_int_equal(json_integer_value(json_object_get(item, "repeats")), 4);
+        assert_int_equal(json_integer_value(json_object_get(json_object_get(item, "dims"), "M")), 64);
+    }
+    assert_int_equal(asked, 1);
+    json_decref(cases);
+    json_decref(list);
+    json_decref(grads);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(plan__repeats__are_asked_in_one_plain_case_of_the_largest_required_shape),
+        cmocka_unit_test(plan__input_that_is_none_on_a_shape__is_never_asked_for_there),
         cmocka_unit_test(plan__check__covers_every_shape_with_five_seeds_over_the_required),
         cmocka_unit_test(plan__variants__are_on_the_smallest_required_shape),
         cmocka_unit_test(plan__three_gradients__each_is_left_out_once),
         cmocka_unit_test(plan__seeds__differ_between_cases_and_between_secrets),
         cmocka_unit_test(plan__what_a_child_is_sent__does_not_say_which_shapes_are_hidden),
         cmocka_unit_test(rank__atomics_spills_and_launches__cost),
+        cmocka_unit_test(rank__too_few_resident_warps__make_bytes_dearer),
+        cmocka_unit_test(plan__variants_of_the_tuner__are_schedules_and_then_configurations_of_the_best),
+        cmocka_unit_test(plan__variants_of_the_tuner__end_with_their_budget),
         cmocka_unit_test(rank__nothing_measured_or_not_compiled__is_infinite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

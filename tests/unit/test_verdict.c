@@ -293,6 +293,19 @@ static void json__gradients__carry_the_worst_error_and_its_shape(void **state)
     assert_string_equal(json_string_value(json_object_get(x, "name")), "x");
     assert_true(json_real_value(json_object_get(x, "error")) == 4e-6);
     assert_int_equal(json_integer_value(json_object_get(json_object_get(x, "worst_shape"), "M")), 11);
+    json_t *rows = json_object_get(o, "per_shape"), *row, *own;
+    size_t i, seen = 0;
+    json_array_foreach(rows, i, row)
+    {
+        own = json_array_get(json_object_get(row, "gradients"), 0);
+        if (json_integer_value(json_object_get(json_object_get(row, "shape"), "M")) == 11)
+            seen += json_real_value(json_object_get(own, "error")) == 4e-6;
+        if (strcmp(json_string_value(json_object_get(row, "kind")), "hidden") == 0)
+            seen += json_is_string(json_object_get(row, "shape"));
+        if (json_integer_value(json_object_get(json_object_get(row, "shape"), "M")) == 12)
+            seen += !own || strcmp(json_string_value(json_object_get(own, "name")), "x") != 0; /* noise */
+    }
+    assert_int_equal(seen, 3);
     json_t *shapes = json_object_get(o, "shapes");
     assert_int_equal(json_integer_value(json_object_get(shapes, "required")), 3);
     assert_int_equal(json_integer_value(json_object_get(shapes, "hidden_passed")), 1);
@@ -307,9 +320,32 @@ static void json__gradients__carry_the_worst_error_and_its_shape(void **state)
     ka_verdict_free(v);
 }
 
+static void verdict__repeats__are_reported_and_decide_nothing(void **state)
+{
+    (void)state;
+    struct ka_verdict *v = good();
+    ka_verdict_repeated(v, "x", 5, 3e-8, 0.01);
+    ka_verdict_repeated(v, "w", 5, 0, 0);
+    json_t *doc = ka_verdict_json(v, true), *list = json_object_get(doc, "gradients");
+    const json_t *x = json_object_get(json_array_get(list, 0), "repeats");
+    const json_t *w = json_object_get(json_array_get(list, 1), "repeats");
+    assert_true(json_is_false(json_object_get(x, "bit_for_bit")));
+    assert_true(json_number_value(json_object_get(x, "max_abs")) == 3e-8);
+    assert_true(json_is_true(json_object_get(w, "bit_for_bit")));
+    json_decref(doc);
+    decide(v, true);
+    v = good();
+    doc = ka_verdict_json(v, true);
+    assert_true(
+        json_is_null(json_object_get(json_array_get(json_object_get(doc, "gradients"), 0), "repeats")));
+    json_decref(doc);
+    decide(v, true);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(verdict__repeats__are_reported_and_decide_nothing),
         cmocka_unit_test(facts__failure_of_one_kind_of_case__says_what_that_means),
         cmocka_unit_test(facts__failure_with_a_plain_upstream_too__blames_no_kind_of_case),
         cmocka_unit_test(verdict__all_shapes_right__is_verified),

@@ -8,19 +8,22 @@ from typing import Any
 
 from .. import draw
 from ..forward import Forward
-from . import host, loops, overwrite, partials, stores, tape, tuning, unwrap
+from . import cover, host, late, loops, overwrite, partials, stores, tape, tuning, unwrap
 from .decisions import Totals, advise, header
 from .demand import effects_of
-from .emit import Emitted, Emitter, gradient_name
+from .emit import Emitted, Emitter
 from .fence import Refusal
 from .owner import NotOwned, Owner, OwnerKernel
 from .partials import Partials
 from .reverse import LineReport, Reverse, writes
+from .rules import LINEAR_STEP
+from .spelling import gradient_name
 from .text import (
     DISJOINT,
     FINISHED,
     GRADIENT_OF,
     LAID_OUT,
+    LINEAR,
     SUMMED,
     FunctionText,
     Step,
@@ -128,8 +131,10 @@ def _differentiate(
     ]
     body = "".join(functions)
     helpers = [h for h in (LAID_OUT, GRADIENT_OF, SUMMED, FINISHED, DISJOINT) if f"{helper_name(h)}(" in body]
+    scans = [LINEAR] if any(f"{LINEAR_STEP}{end}" in k for k in kernels.values() for end in "),") else []
     parts = [
         *("\n" + c for c in configs),
+        *("\n" + s for s in scans),
         *("\n\n" + k for k in kernels.values()),
         *("\n" + h for h in helpers),
     ]
@@ -153,11 +158,12 @@ def _name_classes(sites: list[host.Site]) -> None:
 def _launch(fwd: Forward, site: host.Site, kernels: dict[str, str], draft: Draft) -> str:
     """The Function of one launch; the kernels it needs are added to `kernels`."""
     totals = Totals(naive=tape.naive(site))
-    reverse, owner, fused, taped = _scheduled(site, kernels, draft.schedule, totals)
-    found = writes(reverse.effects)
+    plan = _scheduled(site, kernels, draft.schedule, totals)
+    reverse, owner, fused, taped = plan.reverse, plan.owner, plan.fused, plan.taped
+    found = writes(reverse.effects) + writes(plan.after)
     totals.kept = sum(w.kind == "atomic_add" for w in found)
     totals.tape = sum(tape.size(b, site) for b in taped.buffers)
-    advise(reverse, owner.refused, draft.schedule == "atomic")
+    advise(reverse, found, owner.refused, draft.schedule == "atomic")
     accumulated = {w.base.attrs["name"] for w in found if w.kind == "atomic_add"}
     text = FunctionText(site, site.kernel.inplace, accumulated)
     lines = fwd.source.splitlines()
@@ -180,6 +186,12 @@ def _launch(fwd: Forward, site: host.Site, kernels: dict[str, str], draft: Draft
         kernels[made.name] = emitted.text
         steps.append(owner_step(text, emitted, made, owner))
         notes = []
+    if plan.after:
+        name = f"{owner.name}_after"
+        note = "what is added to gradients that the kernels above have stored"
+        emitted = Emitter(site.kernel, name, lines).emit(plan.after, [note])
+        kernels[name] = emitted.text
+        steps.append(Step(emitted, "grid"))
     draft.report += reverse.report
     draft.tape_bytes += totals.tape
     draft.tape_naive_bytes += totals.naive
@@ -187,12 +199,27 @@ def _launch(fwd: Forward, site: host.Site, kernels: dict[str, str], draft: Draft
     draft.atomics_naive += totals.atomics
     gradients = list(dict.fromkeys(n for s in steps for n in s.emitted.gradients))
     _check_inplace(site, gradients, accumulated, owner)
+    every = found + [w for k in owner.kernels for w in writes(k.effects)]
+    for write in every:
+        name = write.base.attrs["name"]
+        stored = [w for w in every if w.base is write.base and w.kind == "store"]
+        if write.covers is not None and len(stored) == 1:
+            text.written[name] = text.expr(write.covers)
     return text.text(steps, gradients, checks)
 
 
-def _scheduled(
-    site: host.Site, kernels: dict[str, str], schedule: str, totals: Totals
-) -> tuple[Reverse, Owner, Partials | None, tape.Tape]:
+@dataclass
+class Scheduled:
+    """The effects of one launch's backward: the main kernel, the owners' kernels, and what is added after them."""
+
+    reverse: Reverse
+    owner: Owner
+    fused: Partials | None
+    taped: tape.Tape
+    after: list
+
+
+def _scheduled(site: host.Site, kernels: dict[str, str], schedule: str, totals: Totals) -> Scheduled:
     """The passes from the forward graph to effects with a schedule."""
     report: list[LineReport] = []
     overwrite.check(site.kernel, site.launch.grid, report)
@@ -206,14 +233,19 @@ def _scheduled(
     totals.atomics = len(writes(reverse.effects))
     axes = program_axes(site)
     stores.prove(reverse, axes)
+    cover.mark(reverse)
     name = f"{site.kernel_name}_bwd"
     if site.class_name[-1].isdigit() and name in kernels:
         name += site.class_name[-1]
     owner = Owner(reverse, axes, name)
     fused = partials.fuse(reverse, axes) if schedule == "partials" else None
+    after: list = []
     if schedule != "atomic" and not isinstance(fused, Partials):
         owner.run()
-    return reverse, owner, fused if isinstance(fused, Partials) else None, tape.Tape(reverse).run()
+        after = late.split(reverse, axes, owner.refused)
+        cover.mark(reverse)
+    taped = tape.Tape(reverse).run()
+    return Scheduled(reverse, owner, fused if isinstance(fused, Partials) else None, taped, after)
 
 
 def _check_inplace(site: host.Site, gradients: list[str], accumulated: set[str], owner: Owner) -> None:

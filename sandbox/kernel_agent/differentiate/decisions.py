@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .ir import Node
-from .names import stem
-from .reverse import LineReport, Reverse, writes
+from .ir import GradWrite, Node
+from .names import adjoint_name
+from .reverse import LineReport, Reverse
 
 # Kind of failure: (what it is called, what an expert would try).
 MOVES = {
@@ -43,6 +43,10 @@ MOVES = {
         "several writes",
         "make one write of them: tl.where over the lanes that both reach",
     ),
+    "fold": (
+        "data-dependent index",
+        "fold the element into the write of its block with tl.where(lanes == index, ...), if the index stays in the tile",
+    ),
     "extent": (
         "unknown extent",
         "pass the sizes of the tensor, and mask by them, so that rows provably do not overlap",
@@ -68,9 +72,9 @@ class Why(str):
         return why
 
 
-def advise(reverse: Reverse, refused: dict[Node, str], asked: bool) -> None:
+def advise(reverse: Reverse, found: list[GradWrite], refused: dict[Node, str], asked: bool) -> None:
     """Attach the advice to every write that is still atomic, and report it."""
-    for write in writes(reverse.effects):
+    for write in found:
         if write.kind != "atomic_add":
             continue
         why = refused.get(write.base)
@@ -78,7 +82,7 @@ def advise(reverse: Reverse, refused: dict[Node, str], asked: bool) -> None:
             why = Why("asked", "the atomic schedule was asked for") if asked else Why("shared", write.proof)
         name, move = MOVES[getattr(why, "kind", "shared")]
         store = f"no plain store, because {write.proof}; " if write.proof and write.proof != why else ""
-        d = f"d_{stem(write.base.attrs['name'])}"
+        d = adjoint_name(write.base.attrs["name"])
         write.advice = f"{d} stays atomic: {store}no owner ({name}): {why}. An expert would try: {move}."
         reverse.report.append(LineReport(write.line, "schedule", name, write.advice))
 

@@ -6,9 +6,7 @@ of lines per section (indices, recompute, upstream, reverse, write), so that the
 
 from __future__ import annotations
 
-import json
 import keyword
-import math
 from dataclasses import dataclass, field
 
 from .demand import Demand, effects_of, places
@@ -16,23 +14,11 @@ from .ir import Carry, For, GradWrite, Graph, If, Node, Region, TapeStore, is_fl
 from .lines import WIDTH, break_line, folded, shortened, wrap
 from .names import stem, suggested
 from .simplify import is_zero
-from .values import Kernel, dtype_text
+from .spelling import ATOM, INFIX, TRIVIAL, gradient_name, negated, number_text, one_term
+from .values import Kernel, carried, dtype_text
 
 INDICES, RECOMPUTE, UPSTREAM, REVERSE, WRITE = range(5)
 TITLES = ("indices", "recompute", "upstream", "reverse", "write gradients")
-
-_INFIX = {
-    "add": ("+", 9), "sub": ("-", 9), "mul": ("*", 10), "div": ("/", 10), "floordiv": ("//", 10), "mod": ("%", 10),
-    "and": ("&", 7), "or": ("|", 5), "xor": ("^", 6), "shl": ("<<", 8), "shr": (">>", 8), "land": ("and", 2), "lor": ("or", 1),
-    "pow": ("**", 12),
-}  # fmt: skip
-_ATOM = 20
-_TRIVIAL = {"const", "constexpr", "param", "iv", "phi", "full", "isnone"}
-
-
-def gradient_name(name: str) -> str:
-    """The gradient's pointer for a forward pointer: X -> DX, x_ptr -> d_x_ptr."""
-    return "D" + name if name[:1].isupper() else "d_" + name
 
 
 @dataclass
@@ -68,11 +54,6 @@ class Emitted:
     gradients: list[str]
     extra: list[str]
     pids: int = 3
-
-
-def carried(node: Node) -> bool:
-    """Whether the value of `node` changes with the iterations of an enclosing loop through a carry."""
-    return node.op == "phi" or any(carried(arg) for arg in node.args)
 
 
 class Emitter:
@@ -385,7 +366,7 @@ class Emitter:
     def assign(self, name: str, text: str) -> None:
         for sign in "+-":
             start = f"{name} {sign} "
-            if text.startswith(start) and (sign == "+" or _one_term(text[len(start) :])):
+            if text.startswith(start) and (sign == "+" or one_term(text[len(start) :])):
                 self.line(WRITE, f"{name} {sign}= {text[len(start) :]}")
                 return
         self.line(WRITE, f"{name} = {text}")
@@ -469,7 +450,7 @@ class Emitter:
             if blocks[1]:
                 lines += ["else:", *("    " + line for line in blocks[1])]
         elif blocks[1]:
-            lines += [f"if {_negated(cond)}:", *("    " + line for line in blocks[1])]
+            lines += [f"if {negated(cond)}:", *("    " + line for line in blocks[1])]
         for out in outs:
             outer.names[out] = (names[out], section)
 
@@ -490,7 +471,7 @@ class Emitter:
         if node.op in ("const", "constexpr", "param", "iv", "phi") or self.find(node) is not None:
             return size > 0
         if (
-            node.op not in (*_INFIX, "neg", "minimum", "maximum", "cdiv")
+            node.op not in (*INFIX, "neg", "minimum", "maximum", "cdiv")
             or self.demand.uses[node] > 1
             or node.hint
         ):
@@ -588,8 +569,10 @@ class Emitter:
         return RECOMPUTE if node.is_float else INDICES
 
     def inline(self, node: Node) -> bool:
-        if node.op in _TRIVIAL or (self.inlining and self.home(node) is self.scope.region):
+        if node.op in TRIVIAL or (self.inlining and self.home(node) is self.scope.region):
             return True
+        if node.op == "cast" and self.demand.uses[node] > 1 and self.python_number(node.args[0]):
+            return False
         if node.op == "pid":
             return not node.hint and self.demand.uses[node] <= 1
         if node.op == "expand" or (node.op in ("neg", "cast", "permute", "not") and self.find(node.args[0])):
@@ -625,7 +608,7 @@ class Emitter:
         if (
             node.shape
             or node.is_float
-            or node.op not in (*_INFIX, "neg", "cdiv", "compare", "isnone", "not", "minimum", "maximum")
+            or node.op not in (*INFIX, "neg", "cdiv", "compare", "isnone", "not", "minimum", "maximum")
         ):
             return False
         return size > 0 and all(self.uniform(a, size - len(node.args)) for a in node.args)
@@ -643,8 +626,8 @@ class Emitter:
             return text
 
         op, args, tl = node.op, node.args, self.tl
-        if op in _INFIX:
-            symbol, prec = _INFIX[op]
+        if op in INFIX:
+            symbol, prec = INFIX[op]
             left, right = args
             if (
                 op == "add"
@@ -653,7 +636,7 @@ class Emitter:
                 and left.dtype == right.dtype
                 and left.shape == right.shape
             ):
-                return self._dot(right, sub, sub(left)), _ATOM, section
+                return self._dot(right, sub, sub(left)), ATOM, section
             return f"{sub(left, prec)} {symbol} {sub(right, prec + 1)}", prec, section
         if op == "compare":
             return f"{sub(args[0], 5)} {node.attrs['cmp']} {sub(args[1], 5)}", 4, section
@@ -673,25 +656,25 @@ class Emitter:
             return f"{sub(args[0], 5)} is None", 4, section
         if op == "expand":
             text = self._expand(node, sub)
-            return text, _ATOM, section
+            return text, ATOM, section
         if op == "cast":
-            return self._cast(node, sub), _ATOM, section
+            return self._cast(node, sub), ATOM, section
         if op == "load":
             text = self._load(node, sub)
-            return text, _ATOM, section
+            return text, ATOM, section
         if op == "dot":
-            return self._dot(node, sub, None), _ATOM, section
+            return self._dot(node, sub, None), ATOM, section
         if op == "const":
-            text = _number(node.value)
-            return text, 11 if text.startswith("-") else _ATOM, section
+            text = number_text(node.value)
+            return text, 11 if text.startswith("-") else ATOM, section
         if op in ("constexpr", "param"):
             name = node.attrs["name"]
             if name in self.kernel.args:
                 self.params.add(name)
             elif not node.attrs.get("global"):
                 self.extra[name] = None
-            return name, _ATOM, section
-        return self._function(node, sub, tl), _ATOM, section
+            return name, ATOM, section
+        return self._function(node, sub, tl), ATOM, section
 
     def _function(self, node: Node, sub, tl: str) -> str:
         op, args, at = node.op, node.args, node.attrs
@@ -751,23 +734,23 @@ class Emitter:
         index = [":"] * len(inner.shape)
         for axis in reversed(axes):
             index.insert(axis, "None")
-        return f"{sub(inner, _ATOM)}[{', '.join(index)}]"
+        return f"{sub(inner, ATOM)}[{', '.join(index)}]"
 
     def _cast(self, node: Node, sub) -> str:
         (arg,), to = node.args, node.attrs["to"]
         if arg.op == "const":
-            return _number(float(arg.value) if is_float(to) else int(arg.value))
+            return number_text(float(arg.value) if is_float(to) else int(arg.value))
         if arg.op == "constexpr":
             return f"{self.tl}.full([], {sub(arg)}, {self.dtype(to)})"
         if not arg.shape and self.python_number(arg):
             return f"{self.tl}.full([], {sub(arg)}, {self.dtype(to)})"
-        return f"{sub(arg, _ATOM)}.to({self.dtype(to)})"
+        return f"{sub(arg, ATOM)}.to({self.dtype(to)})"
 
     def python_number(self, node: Node) -> bool:
         """Whether the interpreter may hold a Python number here, which has no methods."""
         if node.op in ("iv", "phi", "const", "constexpr"):
             return True
-        return node.op in _INFIX and all(map(self.python_number, node.args))
+        return node.op in INFIX and all(map(self.python_number, node.args))
 
     def _load(self, node: Node, sub) -> str:
         base, offset, *rest = node.args
@@ -784,7 +767,9 @@ class Emitter:
         if rest:
             parts.append(f"mask={sub(rest[0])}")
         if len(rest) == 2:
-            other = _number(float(rest[1].value)) if rest[1].op == "const" and node.is_float else sub(rest[1])
+            other = (
+                number_text(float(rest[1].value)) if rest[1].op == "const" and node.is_float else sub(rest[1])
+            )
             parts.append(f"other={other}")
         return f"{self.tl}.load({', '.join(parts)})"
 
@@ -810,29 +795,4 @@ class Emitter:
     def full(self, value: float, shape: tuple, dtype: str) -> str:
         if value == 0 and shape:
             return f"{self.tl}.zeros({self.shape(shape)}, {self.dtype(dtype)})"
-        return f"{self.tl}.full({self.shape(shape)}, {_number(value)}, {self.dtype(dtype)})"
-
-
-def _one_term(text: str) -> bool:
-    """Whether a text has no sum outside brackets: `c - a + b` is not `c -= a + b`."""
-    depth = 0
-    for i, char in enumerate(text):
-        depth += (char in "([{") - (char in ")]}")
-        if depth == 0 and text[i : i + 3] in (" + ", " - "):
-            return False
-    return True
-
-
-def _negated(cond: str) -> str:
-    if cond.count(" == ") == 1 and not any(word in cond for word in (" and ", " or ", "not ")):
-        return cond.replace(" == ", " != ")
-    return f"not {cond}" if cond.isidentifier() else f"not ({cond})"
-
-
-def _number(value: object) -> str:
-    if isinstance(value, float):
-        if math.isnan(value):
-            return 'float("nan")'
-        if value in (float("inf"), float("-inf")):
-            return ("-" if value < 0 else "") + 'float("inf")'
-    return json.dumps(value) if isinstance(value, str) else repr(value)
+        return f"{self.tl}.full({self.shape(shape)}, {number_text(value)}, {self.dtype(dtype)})"

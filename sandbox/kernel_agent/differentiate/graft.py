@@ -153,5 +153,6 @@ class Graft:
             self.region(effect.region),
             effect.line,
         )
-        new.kind, new.proof, new.layout, new.advice = effect.kind, effect.proof, effect.layout, effect.advice
+        new.kind, new.proof, new.layout = effect.kind, effect.proof, effect.layout
+        new.advice, new.covers = effect.advice, effect.covers
         return new

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .ir import Node
+from .spelling import gradient_name
 
 _CALLS = {"rsqrt": "rsqrt", "sqrt": "root", "sigmoid": "sig"}
 
@@ -10,6 +11,11 @@ _CALLS = {"rsqrt": "rsqrt", "sqrt": "root", "sigmoid": "sig"}
 def stem(pointer: str) -> str:
     """x_ptr -> x."""
     return pointer.removesuffix("_ptr").removesuffix("_ptrs") or pointer
+
+
+def adjoint_name(pointer: str) -> str:
+    """x_ptr -> d_x, X -> DX."""
+    return gradient_name(stem(pointer))
 
 
 def suggested(node: Node, addresses: dict[Node, str]) -> str:
@@ -25,7 +31,9 @@ def suggested(node: Node, addresses: dict[Node, str]) -> str:
         return "mask" if node.shape else "cond"
     if op == "load":
         name = stem(node.args[0].attrs["name"])
-        return f"d_{name}" if node.attrs.get("upstream") else name
+        return gradient_name(name) if node.attrs.get("upstream") else name
+    if op == "cast" and not node.is_float:
+        return f"{_named(node.args[0], addresses) or 'n'}_{node.dtype.removeprefix('int')}"
     if not node.is_float:
         return "n" if not node.shape else "at"
     if node.upstream:

@@ -14,9 +14,10 @@ from typing import Any
 from .affine import Affine, Var, upper
 from .bounds import first as first_program
 from .bounds import last as last_program
+from .cover import reached
 from .decisions import Why
 from .ir import Carry, For, GradWrite, If, Node, Region, TapeStore, operands, reachable, real
-from .names import stem, suggested
+from .names import adjoint_name, stem, suggested
 from .partials import parts as conditions
 from .programs import program_variables
 from .reverse import LineReport, Reverse
@@ -166,7 +167,12 @@ class Owner:
         if layout is None:
             return Why("extent", "the extents of its address dimensions are not known")
         steps = [(region.bounds[2], region) for region in trips]  # type: ignore[index]
-        return Part(write, tuple(regions), own, steps, reduced, layout)
+        tile = self.tiles.node(write.offset)
+        mask = None if write.mask is None else self.tiles.node(write.mask)
+        covers = None
+        if not any(r.cond is not None for r in regions):  # what is summed over does not count
+            covers = reached(affine, self.g, groups, tile, mask)
+        return Part(write, tuple(regions), own, steps, reduced, layout, covers)
 
     def computable(self, write: GradWrite) -> bool:
         """Whether another kernel can have what a write needs: no carries, and loops only behind values of the whole program."""
@@ -279,6 +285,8 @@ class Owner:
             write = plan.parts[-1].write
             offset, mask = last.addresses[plans.index(plan)]
             effect = GradWrite(write.base, offset, mask, summed, g.top, write.line, "store")  # type: ignore[arg-type]
+            if len(plan.parts) == 1 and not (split or made.optional):
+                effect.covers = plan.parts[0].covers
             if splits is not None:  # every split has a copy of its own, which the host adds up
                 span = g.intern("param", (), {"name": f"span_{write.base.attrs['name']}"}, "int32", ())
                 effect.offset = g.add(g.mul(g.cast(splits, "int64"), span), offset)
@@ -287,7 +295,9 @@ class Owner:
             self._remove(plan)
             reason = f"owned tiles: {'partial sums of ' if split else ''}one program a tile"
             self.reverse.report.append(
-                LineReport(write.line, "owner", "affine nest", f"d_{stem(plan.base.attrs['name'])}: {reason}")
+                LineReport(
+                    write.line, "owner", "affine nest", f"{adjoint_name(plan.base.attrs['name'])}: {reason}"
+                )
             )
         made.notes = [self._note(made, first)]
         self.kernels.append(made)
@@ -295,7 +305,7 @@ class Owner:
     def _note(self, made: OwnerKernel, plan: Plan) -> str:
         """Who owns what in a kernel, and over what it sums."""
         part = plan.parts[0]
-        names = ", ".join(f"d_{stem(base)}" for base in made.bases)
+        names = ", ".join(adjoint_name(base) for base in made.bases)
         summed = [v.hint for v in self.programs.virtual if v not in part.own] + [
             r.iv.hint for r in part.reduced if r.iv is not None
         ]
@@ -425,6 +435,7 @@ class Part:
     trips: list[tuple[Node, Region]]
     reduced: tuple[Region, ...]
     layout: list
+    covers: Node | None = None  # how many elements all owners reach
 
 
 @dataclass

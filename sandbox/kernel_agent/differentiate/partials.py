@@ -13,7 +13,7 @@ from .affine import Affine
 from .decisions import Why
 from .graft import Graft
 from .ir import Carry, For, GradWrite, Graph, Node, is_float, reachable, walk
-from .names import stem
+from .names import adjoint_name
 from .reverse import LineReport, Reverse, writes
 from .values import loop_out
 
@@ -51,11 +51,9 @@ def fuse(reverse: Reverse, axes: list[int]) -> Partials | Why:
         return Why("shared", "the sums do not fit into registers")
     stripped = list(missing[0])
     _strip(reverse, added, stripped)
-    names = ", ".join(f"d_{stem(w.base.attrs['name'])}" for w in added)
+    names = ", ".join(adjoint_name(w.base.attrs["name"]) for w in added)
     for write in added:
-        reason = (
-            f"d_{stem(write.base.attrs['name'])}: summed in registers by a few programs, a private row each"
-        )
+        reason = f"{adjoint_name(write.base.attrs['name'])}: summed in registers by a few programs, a private row each"
         reverse.report.append(LineReport(write.line, "partials", "affine nest", reason))
     walked = ", ".join(f"program_id({a})" for a in stripped)
     note = (
@@ -169,7 +167,7 @@ def _sum(g: Graph, graft: Graft, loop: For, write: GradWrite, axes: list[int], f
             kept = part if kept is None else g.make("and", (kept, part), {}, "int1")
     g.here = loop.region
     phi = g.fresh("phi", {"name": f"d_{name}"}, value.dtype, write.value.shape, loop.region)
-    phi.hint, phi.upstream, phi.reverse = f"d_{stem(name)}_sum", True, True
+    phi.hint, phi.upstream, phi.reverse = f"{adjoint_name(name)}_sum", True, True
     assert is_float(value.dtype)
     loop.carries.append(Carry(phi, g.zeros(phi.shape, phi.dtype), g.add(phi, value)))
     g.here = g.top

@@ -19,6 +19,8 @@ Contributions = Iterator[tuple[Node, Node]]
 RULES: dict[str, Callable[[Graph, Node, Node], Contributions]] = {}
 UNARY: dict[str, Callable[[Graph, Node, Node, Node], Node]] = {}
 
+LINEAR_STEP = "linear_step"  # the combine function that the generated section defines
+GATHERED = 1 << 15  # pairs of places that the adjoint of a gather may compare
 LN2 = 0.6931471805599453
 LOG2E = 1.4426950408889634
 LOG10E = 0.4342944819032518
@@ -249,12 +251,36 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
     if n.attrs["fn"] == "sum":
         yield n.args[0], g.make("scan", (d,), back, d.dtype, d.shape)
         return
-    raise Refusal(
-        "cumprod",
-        "the adjoint of a running product divides by its factors",
-        "Use the exponential of a sum of logarithms.",
-        n.line,
-    )
+    # y[i] = x[i] y[i-1] is a recurrence without a summand: e[i] = x[i+1] e[i+1] + d[i], and x[i] gets e[i] y[i-1]. Nothing is divided.
+    (x,), axis, forward = n.args, n.attrs["axis"], not n.attrs["reverse"]
+    attrs = {"axis": axis, "reverse": forward, "text": LINEAR_STEP}
+    e = g.make("affine", (shifted(g, x, axis, -1 if forward else 1), d), attrs, d.dtype, d.shape)
+    e.upstream = True
+    yield x, g.mul(e, shifted(g, n, axis, 1 if forward else -1, edge=1))
+
+
+@rule_of("gather")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    """out[i] = x[index[i]]: every place of x sums what was taken from it, by comparing all places with all indices."""
+    x, index = n.args
+    axis = n.attrs["axis"]
+    places = x.shape[axis]
+    size = g.concrete(places) or 0
+    for dim in index.shape:
+        size *= g.concrete(dim) or 0
+    if not 0 < size <= GATHERED:
+        raise Refusal(
+            "tl.gather",
+            f"its adjoint compares {size} pairs of places in registers",
+            "Load the gathered elements by address.",
+            n.line,
+        )
+    lane = g.make("arange", (g.const(0), places), {}, "int32", (places,))
+    for other in range(len(index.shape) + 1):
+        if other != axis + 1:
+            lane = g.expand(lane, other)
+    taken = g.make("compare", (g.expand(index, axis + 1), lane), {"cmp": "=="}, "int1")
+    yield x, g.reduce("sum", g.where(taken, g.expand(d, axis + 1), g.number(0)), axis)
 
 
 @rule_of("affine")
@@ -270,8 +296,8 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
         yield a, g.mul(e, shifted(g, n, axis, 1 if forward else -1))
 
 
-def shifted(g: Graph, x: Node, axis: int, by: int) -> Node:
-    """x moved along an axis by one place, 0 moved in."""
+def shifted(g: Graph, x: Node, axis: int, by: int, edge: float = 0) -> Node:
+    """x moved along an axis by one place, `edge` moved in."""
     lane = g.make("arange", (g.const(0), x.shape[axis]), {}, "int32", (x.shape[axis],))
     for other in range(len(x.shape)):
         if other != axis:
@@ -281,8 +307,8 @@ def shifted(g: Graph, x: Node, axis: int, by: int) -> Node:
     low = g.make("maximum", (moved_lane, g.const(0)))
     index = g.broadcast(g.make("minimum", (low, last)), x.shape)
     moved = g.make("gather", (x, index), {"axis": axis}, x.dtype, x.shape)
-    edge = g.const(0) if by > 0 else last
-    return g.where(g.make("compare", (lane, edge), {"cmp": "=="}, "int1"), g.number(0), moved)
+    end = g.const(0) if by > 0 else last
+    return g.where(g.make("compare", (lane, end), {"cmp": "=="}, "int1"), g.number(edge), moved)
 
 
 @rule_of("user")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from .affine import Affine, Group, Monomial, Var, divide, times, upper
 from .ir import For, GradWrite, Graph, If, Node, walk
-from .names import stem
+from .names import adjoint_name
 from .reverse import LineReport, Reverse, children
 from .simplify import is_zero
 
@@ -93,7 +93,10 @@ def prove(reverse: Reverse, axes: list[int]) -> None:
                 name = write.base.attrs["name"]
                 reverse.report.append(
                     LineReport(
-                        write.line, "store", proof.text, f"one program owns each element of d_{stem(name)}"
+                        write.line,
+                        "store",
+                        proof.text,
+                        f"one program owns each element of {adjoint_name(name)}",
                     )
                 )
                 continue
@@ -218,7 +221,7 @@ def layout_of(affine: Affine, g: Graph, groups: list[Group], mask: Node | None) 
     """(stride, extent) of each address dimension, in elements; None where more than one extent is unknown."""
     if len(groups) < 2:
         return []
-    bounds = _bounds(affine, mask)
+    bounds = bounds_of(affine, mask)
     layout: list[tuple[Node, Node | None]] = []
     for group in groups:
         lowest = group.terms[0][1]
@@ -274,7 +277,7 @@ def _start_digit(affine: Affine, group: Group, lo: Node, step: Node) -> Monomial
     return digit if times(digit, (factor, ids)) == multiplier else None
 
 
-def _bounds(affine: Affine, mask: Node | None) -> dict[frozenset, Node]:
+def bounds_of(affine: Affine, mask: Node | None) -> dict[frozenset, Node]:
     """Indices that a mask bounds from above: {terms of the index: bound}."""
     found: dict[frozenset, Node] = {}
     stack: list[tuple[Node, tuple[int, ...]]] = (

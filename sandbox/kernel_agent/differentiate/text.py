@@ -12,11 +12,12 @@ import copy
 import json
 from dataclasses import dataclass, field
 
-from .emit import _INFIX, Emitted, gradient_name
+from .emit import Emitted
 from .fence import Refusal
 from .host import Site
 from .ir import Node
 from .lines import WIDTH, break_line, wrap
+from .spelling import INFIX, gradient_name
 
 LAID_OUT = '''
 def laid_out(t, strides, copy=False):
@@ -27,8 +28,11 @@ def laid_out(t, strides, copy=False):
 '''
 
 GRADIENT_OF = '''
-def gradient_of(t, accumulate=False, copies=None):
-    """Zeros laid out like `t`: float32 where parts are added up, with a leading axis of `copies` for partial sums."""
+def gradient_of(t, accumulate=False, copies=None, written=None):
+    """Zeros laid out like `t`: float32 where parts are added up, with a leading axis of `copies` for partial sums.
+
+    Kernels that write each of `written` elements once leave nothing of a tensor of that size for the zeros.
+    """
     if t is None:
         return None
     if any(step == 0 and size > 1 for step, size in zip(t.stride(), t.shape)):
@@ -38,7 +42,15 @@ def gradient_of(t, accumulate=False, copies=None):
     if copies is not None:
         span = 1 + sum((size - 1) * step for size, step in zip(shape, strides))
         shape, strides = (copies, *shape), (span, *strides)
-    return torch.empty_strided(shape, strides, dtype=dtype, device=t.device).zero_()
+    d = torch.empty_strided(shape, strides, dtype=dtype, device=t.device)
+    return d if written == t.numel() else d.zero_()
+'''
+
+LINEAR = '''
+@triton.jit
+def linear_step(a1, b1, a2, b2):
+    """Two steps of h = a h + b in one: the combine function of the scans below."""
+    return a1 * a2, b1 * a2 + b2
 '''
 
 SUMMED = '''
@@ -99,6 +111,7 @@ class FunctionText:
         self.site, self.inplace, self.accumulated = site, inplace, accumulated
         self.saved: dict[str, None] = {}
         self.kept: dict[str, None] = {}
+        self.written: dict[str, str] = {}  # how many elements of a gradient the kernels write
         self.split: set[str] = set()  # gradients that a step allocates itself, as partial sums
 
     def value(self, param: str) -> str:
@@ -173,9 +186,9 @@ class FunctionText:
         if node.op in ("cdiv", "minimum", "maximum"):
             name = {"cdiv": "triton.cdiv", "minimum": "min", "maximum": "max"}[node.op]
             return f"{name}({', '.join(self.expr(a) for a in node.args)})"
-        if node.op not in _INFIX:
+        if node.op not in INFIX:
             raise Refusal("layout", f"`{node.op}` cannot be computed on the host", line=node.line)
-        symbol, own = _INFIX[node.op]
+        symbol, own = INFIX[node.op]
         text = f"{self.expr(node.args[0], own)} {symbol} {self.expr(node.args[1], own + 1)}"
         return f"({text})" if own < prec else text
 
@@ -186,7 +199,9 @@ class FunctionText:
             if name not in self.inplace and name not in self.split:
                 self.saved[name] = None
                 flag = ", accumulate=True" if name in self.accumulated else ""
-                body.append(f"{gradient_name(name)} = gradient_of({name}{flag})")
+                if name in self.written:
+                    flag += f", written={self.written[name]}"
+                body += break_line(f"{gradient_name(name)} = gradient_of({name}{flag})", WIDTH - 8)
         for check in checks:
             body += break_line(check, WIDTH - 8)
         for step in steps:

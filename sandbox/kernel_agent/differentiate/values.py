@@ -184,3 +184,8 @@ def quotient(g: Graph, a: Node, b: Node) -> Node | None:
             if found is not None:
                 return g.mul(found, rest)
     return None
+
+
+def carried(node: Node) -> bool:
+    """Whether the value of `node` changes with the iterations of an enclosing loop through a carry."""
+    return node.op == "phi" or any(carried(arg) for arg in node.args)

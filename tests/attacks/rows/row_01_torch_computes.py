@@ -167,4 +167,47 @@ ATTACKS = [
         ((RETURN, "        return torch.ops.aten.mul(dy, s), ds\n"),),
         "torch_math: line",
     ),
+    Attack(
+        "the stub's own operation, word for word, in the backward",
+        "gated_writes_the_stub_out",
+        (
+            ("ctx.save_for_backward(gate)", "ctx.save_for_backward(g)"),
+            (
+                "        (gate,) = ctx.saved_tensors\n",
+                "        (g,) = ctx.saved_tensors\n        gate = torch.sigmoid(g)\n",
+            ),
+        ),
+        "torch_math: line",
+    ),
+    Attack(
+        "the stub's own operation in a helper that the backward calls too",
+        "gated_writes_the_stub_out",
+        (
+            ("        gate = torch.sigmoid(g)\n", "        gate = make_gate(g)\n"),
+            ("ctx.save_for_backward(gate)", "ctx.save_for_backward(g)"),
+            (
+                "        (gate,) = ctx.saved_tensors\n",
+                "        (g,) = ctx.saved_tensors\n        gate = make_gate(g)\n",
+            ),
+            (None, "\n\ndef make_gate(g):\n    return torch.sigmoid(g)\n"),
+        ),
+        "torch_math: line",
+    ),
+    Attack(
+        "the sum of two gradients that autograd would make, made by torch",
+        "twice_applied",
+        (("        return dx, ds\n", "        return dx + torch.zeros_like(dx), ds\n"),),
+        "torch_math: the backward computes with torch \\(aten::add\\)",
+    ),
+    Attack(
+        "autograd's own product of a torch operation around the Function",
+        "twice_applied",
+        (
+            (
+                "    x = x.contiguous()\n    return Product.apply(x, s), Product.apply(x, t)",
+                "    x = x.contiguous()\n    return Product.apply(x, s), x * t",
+            ),
+        ),
+        "torch_math",
+    ),
 ]

@@ -108,6 +108,12 @@ ATTACKS = [
         "gradient of logits is wrong",
     ),
     Attack(
+        "cross-entropy that takes the upstream of a sum for granted",
+        "cross_entropy_tiles",
+        (("tl.load(dloss_ptr + row))", "1.0)"),),
+        "gradient of logits is wrong",
+    ),
+    Attack(
         "wrong only for an upstream of zeros",
         "softmax_saved_output",
         (

@@ -35,4 +35,21 @@ ATTACKS = [
         cached("round(x.sum().item(), 3)"),
         "torch_math|decoy_kernel",
     ),
+    Attack(
+        "on the context of the graph, whatever the upstream",
+        "scale_atomics",
+        (
+            (
+                HEAD,
+                HEAD
+                + "        if ctx.needs_input_grad[0] and ctx.kept is not None:\n            return ctx.kept\n",
+            ),
+            (
+                "        ctx.save_for_backward(x, s)\n",
+                "        ctx.save_for_backward(x, s)\n        ctx.kept = None\n",
+            ),
+            (STORE, "        ctx.kept = dx.clone(), ds.clone()\n        return dx, ds\n"),
+        ),
+        "not_linear: the gradient of x is not linear in the upstream",
+    ),
 ]

@@ -32,4 +32,15 @@ ATTACKS = [
         ),
         "decoy_kernel",
     ),
+    Attack(
+        "the stub's own operation, once more and on something else",
+        "gated_writes_the_stub_out",
+        (
+            (
+                "        ctx.save_for_backward(gate)\n",
+                "        kept, g = gate, x[:, 0]\n        gate = torch.sigmoid(g)\n        ctx.save_for_backward(kept)\n",
+            ),
+        ),
+        "torch_math.*forward.*aten::sigmoid",
+    ),
 ]

@@ -1,0 +1,58 @@
+/* Findings into failures of the verdict; see sanitize.h. */
+#include "core/sanitize.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char *const TOOLS[] = {"memcheck", "racecheck", "initcheck"};
+
+static const char *text_of(const json_t *object, const char *name, const char *otherwise)
+{
+    const char *text = json_string_value(json_object_get(object, name));
+    return text ? text : otherwise;
+}
+
+static void judge_finding(const json_t *finding, const char *tool, struct ka_verdict *verdict)
+{
+    const json_t *line = json_object_get(finding, "line");
+    char place[300] = "", text[700];
+    if (json_is_integer(line))
+        snprintf(place, sizeof(place), " in kernel %.80s, %.180s line %lld", text_of(finding, "kernel", "?"),
+                 text_of(finding, "file", "?"), (long long)json_integer_value(line));
+    snprintf(text, sizeof(text), "%.300s%s (%lld times)", text_of(finding, "what", "an error"), place,
+             (long long)json_integer_value(json_object_get(finding, "times")));
+    ka_verdict_fail_whole(verdict, tool, text);
+}
+
+static void judge_run(const json_t *run, const char *tool, struct ka_verdict *verdict)
+{
+    const json_t *findings = json_object_get(run, "findings");
+    char text[900];
+    size_t i;
+    json_t *finding;
+    json_array_foreach((json_t *)findings, i, finding) judge_finding(finding, tool, verdict);
+    if (json_array_size(findings) || json_is_true(json_object_get(run, "complete")))
+        return;
+    snprintf(text, sizeof(text), "%s gave no report to its end; its last words: %.600s", tool,
+             text_of(run, "tail", "none"));
+    ka_verdict_fail_whole(verdict, "sanitizer", text);
+}
+
+void ka_sanitize_judge(const json_t *doc, const char *message, struct ka_verdict *verdict)
+{
+    if (!doc) {
+        ka_verdict_fail_whole(verdict, "sanitizer", message);
+        return;
+    }
+    for (size_t t = 0; t < KA_COUNT(TOOLS); t++) {
+        const json_t *found = NULL;
+        size_t i;
+        json_t *run;
+        json_array_foreach(json_object_get(doc, "runs"), i, run)
+        {
+            if (strcmp(text_of(run, "tool", ""), TOOLS[t]) == 0)
+                found = run;
+        }
+        judge_run(found, TOOLS[t], verdict);
+    }
+}

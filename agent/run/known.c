@@ -1,0 +1,44 @@
+/* Several pairs of one forward, checked by one process: what the forward is and on which shapes it agrees with the oracle
+ * is found out for the first of them. Hidden shapes are then the command's, not the check's; seeds stay each check's own. */
+#include <string.h>
+
+#include "internal.h"
+
+bool ka_run_knows(const struct ka_run *run)
+{
+    const char *forward = json_string_value(json_object_get(run->app->known, "forward"));
+    return run->given && forward && strcmp(forward, run->forward) == 0;
+}
+
+void ka_run_remember(const struct ka_run *run)
+{
+    if (!run->app->keeps_known || !run->given || ka_run_knows(run))
+        return;
+    json_t *seen = json_pack("{s:s, s:O, s:O, s:O, s:O?, s:O, s:b}", "forward", run->forward, "inspect",
+                             run->inspect, "shapes", run->shapes, "skipped", run->skipped, "oracles",
+                             run->oracles, "outputs", run->outputs, "grads", run->grads, "half", run->half);
+    json_decref(run->app->known);
+    run->app->known = json_deep_copy(seen);
+    json_decref(seen);
+}
+
+static void recall(const struct ka_run *run, const char *name, json_t **into)
+{
+    json_decref(*into);
+    *into = json_deep_copy(json_object_get(run->app->known, name));
+}
+
+void ka_run_recall_inspect(struct ka_run *run)
+{
+    recall(run, "inspect", &run->inspect);
+}
+
+void ka_run_recall_shapes(struct ka_run *run)
+{
+    recall(run, "shapes", &run->shapes);
+    recall(run, "skipped", &run->skipped);
+    recall(run, "oracles", &run->oracles);
+    recall(run, "outputs", &run->outputs);
+    recall(run, "grads", &run->grads);
+    run->half = json_is_true(json_object_get(run->app->known, "half"));
+}

@@ -1,0 +1,44 @@
+"""How operations, numbers and conditions are spelled in generated source."""
+
+from __future__ import annotations
+
+import json
+import math
+
+INFIX = {
+    "add": ("+", 9), "sub": ("-", 9), "mul": ("*", 10), "div": ("/", 10), "floordiv": ("//", 10), "mod": ("%", 10),
+    "and": ("&", 7), "or": ("|", 5), "xor": ("^", 6), "shl": ("<<", 8), "shr": (">>", 8), "land": ("and", 2), "lor": ("or", 1),
+    "pow": ("**", 12),
+}  # fmt: skip
+ATOM = 20
+TRIVIAL = {"const", "constexpr", "param", "iv", "phi", "full", "isnone"}
+
+
+def gradient_name(name: str) -> str:
+    """The gradient's pointer for a forward pointer: X -> DX, x_ptr -> d_x_ptr."""
+    return "D" + name if name[:1].isupper() else "d_" + name
+
+
+def one_term(text: str) -> bool:
+    """Whether a text has no sum outside brackets: `c - a + b` is not `c -= a + b`."""
+    depth = 0
+    for i, char in enumerate(text):
+        depth += (char in "([{") - (char in ")]}")
+        if depth == 0 and text[i : i + 3] in (" + ", " - "):
+            return False
+    return True
+
+
+def negated(cond: str) -> str:
+    if cond.count(" == ") == 1 and not any(word in cond for word in (" and ", " or ", "not ")):
+        return cond.replace(" == ", " != ")
+    return f"not {cond}" if cond.isidentifier() else f"not ({cond})"
+
+
+def number_text(value: object) -> str:
+    if isinstance(value, float):
+        if math.isnan(value):
+            return 'float("nan")'
+        if value in (float("inf"), float("-inf")):
+            return ("-" if value < 0 else "") + 'float("inf")'
+    return json.dumps(value) if isinstance(value, str) else repr(value)

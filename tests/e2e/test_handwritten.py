@@ -1,0 +1,95 @@
+"""Modules that somebody wrote without knowing of pairs: an autograd function, make_args and SWEEP are enough for the verdict."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from conftest import Agent, Ended
+
+FILES = Path(__file__).parent / "handwritten"
+
+
+def check(agent: Agent, name: str, *edits: tuple[str, str]) -> Ended:
+    text = (FILES / f"{name}.py").read_text()
+    for old, new in edits:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    (agent.folder / f"{name}.py").write_text(text)
+    return agent("check", f"{name}.py", "--json", "--junit", "out.xml")
+
+
+@pytest.mark.parametrize(
+    ("name", "stub", "grads"),
+    [("alias", "silu", ["x"]), ("caller", "rms_norm", ["x", "weight"]), ("class_only", "MaskedScale", ["x"])],
+)
+def test_right_module_is_verified_as_it_is(agent: Agent, name: str, stub: str, grads: list[str]) -> None:
+    done = check(agent, name)
+    assert (done.code, done.result["verdict"], done.result["stub"]) == (0, "verified", stub), done.err
+    assert [gradient["name"] for gradient in done.result["gradients"]] == grads
+
+
+# name: (module, edit, what the verdict must say)
+WRONG = {
+    "a wrong factor": ("alias", ("(1 + x * (1 - s))", "(1 + x * s)"), "gradient of x is wrong"),
+    "torch in the backward": (
+        "caller",
+        ("        return dx, dw, None", "        return dx, (grad_output * x).sum(0), None"),
+        "torch_math",
+    ),
+    "matmul in the backward": (
+        "caller",
+        ("        return dx, dw, None", "        return torch.matmul(dx, dx), dw, None"),
+        "torch_math: line",
+    ),
+    "another library in the backward": (
+        "caller",
+        ("        M, N = x.shape\n        dx,", "        M, N = np.shape(x)\n        dx,"),
+        "import: line",
+    ),
+    "a fallback": (
+        "alias",
+        (
+            "        silu_bwd[(triton.cdiv(x.numel(), 64),)](x, dy, dx, x.numel(), BLOCK=64)\n        return dx",
+            "        try:\n            silu_bwd[(1,)](x, dy, dx, x.numel(), BLOCK=64)\n"
+            "        except Exception:\n            dx = dy\n        return dx",
+        ),
+        "try: line",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_module_is_not_verified_and_says_why(agent: Agent, name: str) -> None:
+    module, edit, reason = WRONG[name]
+    done = check(agent, module, edit)
+    assert done.code == 4, done.err
+    assert reason in done.result["failures"]
+    suite = ET.parse(agent.folder / "out.xml").getroot()
+    assert suite.get("failures") == "1" and suite.find("testcase/failure") is not None
+
+
+def test_several_functions_that_could_be_meant_are_named_with_the_remedy(agent: Agent) -> None:
+    done = check(agent, "alias", ("silu = SiLU.apply", "silu = SiLU.apply\nswish = SiLU.apply"))
+    assert done.code == 3
+    assert "silu (line 46)" in done.result["error"]["message"] and "swish" in done.result["error"]["message"]
+    assert "@autodiff" in done.result["error"]["remedy"]
+
+
+def test_decorator_says_which_function_and_which_inputs(agent: Agent) -> None:
+    decorated = "@autodiff(inputs_require_grad=(1,))\ndef rms_norm(x, weight, eps=1e-6):"
+    done = check(
+        agent,
+        "caller",
+        ("import numpy as np\n", "import numpy as np\nfrom kernel_agent import autodiff\n"),
+        ("def rms_norm(x, weight, eps=1e-6):", decorated),
+    )
+    assert done.code == 0, done.err
+    assert [gradient["name"] for gradient in done.result["gradients"]] == ["weight"]
+
+
+def test_module_without_any_backward_is_told_what_is_missing(agent: Agent) -> None:
+    done = check(agent, "alias", ("    def backward(ctx, dy):", "    def backwards(ctx, dy):"))
+    assert done.code == 3
+    assert "no torch.autograd.Function with a backward" in done.err

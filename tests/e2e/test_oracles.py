@@ -1,0 +1,88 @@
+"""Before a backward is judged the oracles must agree: what a forward gets that makes them differ, and what the result says."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import Agent
+from files import FORWARD
+
+REFERENCE = "\n\ndef reference(x, w):\n    return x * w\n"
+# The kernel's scale is a number that the host reads of x: no gradient goes that way, though the outputs change with it.
+HOST_VALUE = FORWARD.replace("x * w, mask", "x * w * scale, mask").replace(
+    "y_ptr, N, BLOCK:", "y_ptr, N, scale, BLOCK:"
+)
+HOST_VALUE = HOST_VALUE.replace("w, y, N, BLOCK=", "w, y, N, x.abs().max().item(), BLOCK=")
+RACY = FORWARD.replace("y_ptr + row * N + cols", "y_ptr + cols").replace(
+    '[{"M": 4, "N": 24}, {"M": 3, "N": 33}]', '[{"M": 64, "N": 64}]'
+)
+
+# name: (forward file, words of the message)
+DISAGREE = {
+    "reference": (
+        FORWARD + REFERENCE.replace("x * w", "x * w * 1.01"),
+        ["reference()", "oracle made from the forward", "output 0"],
+    ),
+    "reference of a gradient only": (
+        FORWARD + REFERENCE.replace("x * w", "x * w + (x - x.detach())"),
+        ["reference()", "gradient of x"],
+    ),
+    "finite differences": (HOST_VALUE, ["gradient of x", "finite differences", "certain to"]),
+    "race": (RACY, ["Triton forward", "float64 oracle", "output 0"]),
+}
+
+
+@pytest.mark.parametrize("name", DISAGREE)
+def test_oracles_that_disagree_end_the_run_with_code_3(agent: Agent, name: str) -> None:
+    text, words = DISAGREE[name]
+    (agent.folder / "forward.py").write_text(text)
+    done = agent("--file-path", "forward.py", "--backend", "none", "--json")
+    assert done.code == 3, done.err
+    error = done.result["error"]
+    assert error["kind"] == "forward_oracle_mismatch"
+    for word in words:
+        assert word in error["message"], error["message"]
+    assert error["remedy"]
+
+
+@pytest.mark.parametrize("name", ["race", "finite differences"])
+def test_the_smallest_shape_that_shows_it_is_named(agent: Agent, name: str) -> None:
+    text = DISAGREE[name][0].replace('[{"M": 4, "N": 24}, {"M": 3, "N": 33}]', '[{"M": 64, "N": 64}]')
+    (agent.folder / "forward.py").write_text(text)
+    done = agent("--file-path", "forward.py", "--backend", "none", "--json")
+    assert done.code == 3, done.err
+    assert done.result["error"]["dims"] == {"M": 16, "N": 16}
+
+
+def test_oracles_that_agree_are_in_the_result_and_the_report(agent: Agent) -> None:
+    (agent.folder / "forward.py").write_text(FORWARD + REFERENCE)
+    done = agent("--file-path", "forward.py", "--backend", "none", "--json")
+    assert done.code == 0, done.err
+    oracles = done.result["oracles"]
+    assert oracles["reference"] == "agree"
+    differences = oracles["finite_differences"]
+    assert (differences["verdict"], differences["agree"], differences["open"]) == ("agree", 6, 0)
+    assert differences["dims"] == {"M": 4, "N": 24}
+    report = (agent.run_dirs()[0] / "report.md").read_text()
+    assert "| finite differences against the oracle | agree: 6 slopes agree, 0 tell nothing |" in report
+
+
+def test_differences_that_cannot_tell_are_no_agreement(agent: Agent) -> None:
+    """A straight-through stub: its gradient is not its derivative, on purpose, and detach() says so."""
+    text = FORWARD.replace(
+        "    M, N = x.shape", "    x = x + (torch.round(x) - x).detach()\n    M, N = x.shape", 1
+    )
+    (agent.folder / "forward.py").write_text(text)
+    done = agent("--file-path", "forward.py", "--backend", "none", "--json")
+    assert done.code in (0, 4), done.err
+    differences = done.result["oracles"]["finite_differences"]
+    assert (differences["verdict"], differences["agree"]) == ("open", 0)
+    assert "detaches" in differences["reason"]
+    assert "finite differences say nothing" in done.err
+
+
+def test_reference_that_raises_is_said_and_is_no_second_opinion(agent: Agent) -> None:
+    (agent.folder / "forward.py").write_text(FORWARD + REFERENCE.replace("x * w", "x.no_such_thing"))
+    done = agent("--file-path", "forward.py", "--backend", "none", "--json")
+    assert done.code == 0, done.err
+    assert done.result["oracles"]["reference"] == "unusable"
+    assert "no_such_thing" in done.result["oracles"]["reference_error"]
