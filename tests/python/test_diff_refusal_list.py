@@ -101,7 +101,6 @@ KERNELS: dict[str, tuple[str, str, str]] = {
     "strange_dtype": ("    x = x.to(3)  # here", "dtype", "not a type"),
     "scan_of_maximum": ("    x = tl.associative_scan(x, 0, larger)  # here", "associative_scan", "neither a sum"),
     "scan_of_three": ("    x, y, z = tl.associative_scan((x, x, x), 0, larger)  # here", "associative_scan", "one or two values"),
-    "gather": ("    x = tl.gather(x, cols, 0)  # here", "tl.gather", "gather inside a block"),
     "pointer_method": ("    x = x_ptr.sum()  # here", ".sum", "method of a pointer"),
     "sort": ("    x = tl.sort(x)  # here", "tl.sort", "sorting networks"),
     "load_of_values": ("    x = tl.load(x)  # here", "load", "not based on a pointer"),
@@ -123,7 +122,6 @@ KERNELS: dict[str, tuple[str, str, str]] = {
     "unknown_trips": (
         "    k = tl.load(y_ptr).to(tl.int32)\n    for i in range(k):  # here\n        x = tl.sin(x) * x", "tape", "not known before the launch"
     ),
-    "cumprod": ("    x = tl.cumprod(x, 0)  # here", "cumprod", "divides by its factors"),
     "no_rule": ("    x = libdevice.sinh(x)  # here", "libdevice.sinh", "`sinh` has no adjoint"),
 }  # fmt: skip
 
