@@ -232,15 +232,13 @@ def show(pair: Pair, results: Results) -> None:
 
 
 def cause(facts: str) -> str:
-    """What a mutant was rejected for, by the first line that says so."""
-    first = next((line for line in facts.splitlines() if not line.startswith("On ")), "")
-    if "out of bounds" in facts:
-        return "out of bounds"
+    """What a mutant was rejected for, by the first failure that is named."""
+    first = next((line for line in facts.splitlines() if line.startswith("- (")), "")
     if ") raised: " in first:
-        return "raised"
-    if "is not finite" in facts or "non-finite" in facts or "NaN" in facts:
+        return "out of bounds" if "out of bounds" in facts else "raised"
+    if "not finite" in first:
         return "not finite"
-    return "values" if first.startswith("- (") and "gradient of" in first else "rule"
+    return "values" if "the gradient of" in first.lower() else "rule"
 
 
 def tally(pairs: list[Pair], results: Results) -> dict[str, Any]:

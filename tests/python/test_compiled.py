@@ -198,3 +198,23 @@ def test_stages__whether_or_not_the_backend_asks_for_a_language__are_found(newer
             stages["ttir"] = options
 
     assert compiled._stages(New() if newer else Old(), 7) == {"ttir": 7}
+
+
+def test_child__that_asks_for_a_compiled_kernel__says_what_it_missed_and_then_what_it_found(
+    run_op, write, tmp_path
+):
+    from test_facts import CASE, OCCUPANCY
+
+    path, shared = write(OCCUPANCY), tmp_path / "shared"
+    shared.mkdir()
+    fields = {"cases": [CASE], "fd": False, "compiled": str(shared)}
+    first = run_op("oracle", path, **fields)
+    assert first.result["ok"] and first.result["cache"]["hits"] == 0, first.output
+    (key,) = first.result["cache"]["wanted"]
+    source = (first.scratch / f"compile-{key}.json").read_text()
+    (shared / f"{key}.json").write_text(json.dumps(compiled.run({"source": source}, tmp_path)))
+    second = run_op("oracle", path, **fields)
+    assert (
+        second.result["ok"] and second.result["cache"]["wanted"] == [] and second.result["cache"]["hits"] > 0
+    )
+    assert not list(second.scratch.glob("compile-*"))

@@ -310,6 +310,23 @@ def test_tally__original_that_is_rejected__proves_nothing(made: list[mutants.Mut
     assert score["total"] == 0 and score["files"] == [{"pair": "pair.py", "original": "not_verified"}]
 
 
+@pytest.mark.parametrize(
+    ("facts", "wanted"),
+    [
+        ("On shape {}, 1 of 1 cases fail:\n- (normal upstream) The gradient of x is off\n", "values"),
+        ("On shape {}:\n- (normal upstream) The gradient of x is not finite at 3 of 9\n", "not finite"),
+        ("The gradient of x was never returned.\nOn {}:\n- (normal) raised: NameError\n", "raised"),
+        (
+            "The gradient of x was never returned.\nOn {}:\n- (normal) raised: load out of bounds\n",
+            "out of bounds",
+        ),
+        ("no_launch: line 81: the backward launches no Triton kernel\n", "rule"),
+    ],
+)
+def test_cause__of_a_rejection__is_its_first_named_failure(facts: str, wanted: str):
+    assert mutate.cause(facts) == wanted
+
+
 def test_results__of_an_interrupted_run__are_read_again(tmp_path: Path):
     path = tmp_path / "results.jsonl"
     mutate.Results(path).add("source", {"verdict": "not_verified", "facts": "f"})

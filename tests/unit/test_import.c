@@ -53,6 +53,7 @@ static void import__function_with_kernels__is_split_by_who_mentions_whom(void **
     assert_true(offset(text, "def shared(") < offset(text, "def fwd("));
     assert_true(offset(text, "def fwd(") < marker && offset(text, "SCALE = 2.0") < marker);
     assert_true(offset(text, "def bwd(") > marker && offset(text, "def own(") > marker);
+    assert_null(strstr(text + marker, "def shared(")); /* once, where the forward needs it */
     assert_true(offset(text, "def launch(") < offset(text, "class Good("));
     assert_null(strstr(text, "unused"));
     assert_null(strstr(text, "Text of the module"));

@@ -9,7 +9,8 @@
 
 #include "core/redact.h"
 
-static const char *const SECRETS[] = {"hunter2-hunter2", "ab", "a/b\"c\\d", "hunter2-hunter2-long", NULL};
+static const char *const SECRETS[] = {"hunter2-hunter2",      "ab", "a/b\"c\\d", "/slash/first",
+                                      "hunter2-hunter2-long", NULL};
 
 static void assert_redacts(const char *text, const char *want)
 {
@@ -33,6 +34,7 @@ static void redact__given_secrets__are_removed_everywhere(void **state)
 static void redact__json_spelling_of_a_secret__is_removed(void **state)
 {
     (void)state;
+    assert_redacts("\"\\/slash\\/first\"", "\"[redacted]\""); /* no backslash stays behind */
     assert_redacts("\"a\\/b\\\"c\\\\d\" and a/b\"c\\d!", "\"[redacted]\" and [redacted]!");
 }
 
