@@ -370,6 +370,14 @@ def test_overlap__slices_of_one_buffer__share_memory_only_where_elements_do():
     assert not candidate.overlap(packed, torch.zeros(4, 3, 5)) and not candidate.overlap(packed, packed[:0])
 
 
+def test_one_element__with_a_stride__has_bytes(tmp_path):
+    """A single element counts as contiguous whatever its stride, and cannot be viewed as bytes."""
+    one = torch.arange(4.0)[2::3]
+    assert one.stride() == (3,) and candidate.same_bytes(one, torch.tensor([2.0]))
+    tensors.save(tmp_path / "one.safetensors", {"one": one})
+    assert tensors.load(tmp_path / "one.safetensors")["one"].item() == 2.0
+
+
 def test_repeats_and_linearity__give_gradients_over_the_same_graph(write, tmp_path):
     case = {"id": 0, "dims": {"N": 8}, "seed": 1, "upstream": {"kind": "normal", "seed": 2}}
     case |= {"repeats": 2, "linear": [3.0, 2.0]}

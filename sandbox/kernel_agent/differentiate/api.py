@@ -20,6 +20,7 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
     return lambda stub: stub
 """
 
+SCHEDULES = ("owner", "partials", "atomic")
 Rule = Callable[[Any, Any, Any], Sequence[Any]]
 
 
@@ -38,6 +39,9 @@ def rule(name: str) -> Callable[[Rule], Rule]:
     The operation is taken to be elementwise. It is called in the backward as it was called in the forward.
     """
 
+    if not isinstance(name, str):
+        raise TypeError('@rule takes the name of the operation: @rule("my_op")')
+
     def register(function: Rule) -> Rule:
         ops.USER_RULES[name] = function
         return function
@@ -50,26 +54,59 @@ def forget(name: str) -> None:
     del ops.USER_RULES[name]
 
 
-def grad(stub: Callable[..., Any] | str | Path, dims: dict[str, Any] | None = None, **options: Any) -> Draft:
+def grad(
+    stub: Callable[..., Any] | str | Path,
+    dims: dict[str, Any] | None = None,
+    *,
+    wrt: Sequence[int | str] | None = None,
+    seed: int = 0,
+    dtype: str | None = None,
+    schedule: str | None = None,
+    config: dict[str, Any] | None = None,
+    mode: str = "interpret",
+    target: str = "sm_90",
+    device: str = "cpu",
+) -> Draft:
     """The backward section for a marked stub (or the path of its file), traced on `dims` or the first entry of SWEEP.
 
-    `draft.text` belongs under the marker in the forward file. Raises Refusal or errors.Unusable.
+    `wrt` are names or positions of inputs, in place of those that the mark names. `draft.text` belongs under the marker in the
+    forward file. Raises Refusal or errors.Unusable; TypeError and ValueError for arguments that make no sense.
     """
-    path = (
-        Path(stub)
-        if isinstance(stub, (str, Path))
-        else Path(inspect.getsourcefile(inspect.unwrap(stub)) or "")
-    )
-    fwd = forward.load(path, **{k: options.pop(k) for k in ("mode", "target", "device") if k in options})
+    if schedule not in (None, *SCHEDULES):
+        raise ValueError(f"schedule {schedule!r} is none of {', '.join(SCHEDULES)}")
+    fwd = forward.load(_file_of(stub), mode, target, device)
+    if wrt is not None:
+        fwd.grads = tuple(_parameter(fwd, one) for one in ([wrt] if isinstance(wrt, (int, str)) else wrt))
     sweep = fwd.sweep_cpu or fwd.sweep
-    return differentiate(fwd, dims or sweep[0].dims, options.pop("seed", 0), **options)
+    return differentiate(fwd, dims or sweep[0].dims, seed, dtype, schedule, config)
+
+
+def _file_of(stub: Callable[..., Any] | str | Path) -> Path:
+    """The file that a stub is written in."""
+    if isinstance(stub, (str, Path)):
+        return Path(stub)
+    plain = inspect.unwrap(stub) if callable(stub) else stub
+    if not inspect.isfunction(plain):
+        given = f"{type(stub).__name__} {getattr(stub, '__name__', '')}".strip()
+        raise TypeError(f"a function marked with @autodiff or the path of its file is expected, not {given}")
+    return Path(inspect.getsourcefile(plain) or plain.__code__.co_filename)
+
+
+def _parameter(fwd: forward.Forward, one: int | str) -> str:
+    """An input by name or position."""
+    names = [p.name for p in fwd.params]
+    if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < len(names):
+        return names[one]
+    if one not in names:
+        raise ValueError(f"wrt: {fwd.stub_name}({', '.join(names)}) has no input {one!r}")
+    return str(one)
 
 
 def autodiff(
     stub: Callable[..., Any], dims: dict[str, Any] | None = None, **options: Any
 ) -> Callable[..., Any]:
     """A differentiable version of a marked stub: drafts the backward, loads it from a file of its own, returns the entry."""
-    path = Path(inspect.getsourcefile(inspect.unwrap(stub)) or "")
+    path = _file_of(stub)
     draft = grad(path, dims, **options)
     source = path.read_text()
     for spelling in ("from kernel_agent import autodiff\n", "from kernel_agent.autodiff import autodiff\n"):

@@ -65,12 +65,26 @@ def differentiate(
     try:
         return _differentiate(fwd, dims, seed, dtype, schedule, config)
     except (AssertionError, NotOwned, RecursionError) as error:
-        if schedule == "atomic":
-            raise
-        draft = _differentiate(fwd, dims, seed, dtype, "atomic", config)
+        draft = _atomic(fwd, dims, seed, dtype, config)
         reason = f"the owner schedule could not be written ({type(error).__name__}: {error})"
         draft.report.append(LineReport(None, "schedule", "none", reason))
         return draft
+
+
+def _atomic(
+    fwd: Forward, dims: dict[str, Any], seed: int, dtype: str | None, config: dict[str, Any] | None
+) -> Draft:
+    """The schedule that asks for least. What fails here too is an invariant of these passes that the kernel breaks: it is refused."""
+    try:
+        return _differentiate(fwd, dims, seed, dtype, "atomic", config)
+    except (AssertionError, NotOwned, RecursionError) as error:
+        raise Refusal(
+            "kernel",
+            f"the passes of the differentiator contradict each other: {error or type(error).__name__}",
+            "Split the kernel or reorder its loops; this is a fault of the differentiator, worth a report.",
+            fwd.stub_line,
+            file=fwd.path,
+        ) from error
 
 
 def _differentiate(

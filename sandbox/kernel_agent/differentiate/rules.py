@@ -313,8 +313,16 @@ def shifted(g: Graph, x: Node, axis: int, by: int, edge: float = 0) -> Node:
 
 @rule_of("user")
 def _(g: Graph, n: Node, d: Node) -> Contributions:
-    function = ops.USER_RULES[n.attrs["fn"]]
-    for arg, contribution in zip(n.args, function(g, n, d), strict=True):
+    name = n.attrs["fn"]
+    made = ops.USER_RULES[name](g, n, d)
+    if not isinstance(made, (tuple, list)) or len(made) != len(n.args):
+        raise Refusal(
+            name,
+            f"the rule for `{name}` has to return one adjoint or None for each of {len(n.args)} arguments, in a tuple",
+            "Return (d_first, d_second, ...).",
+            n.line,
+        )
+    for arg, contribution in zip(n.args, made, strict=True):
         if contribution is not None:
             yield arg, contribution
 

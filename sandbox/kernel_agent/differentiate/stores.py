@@ -49,17 +49,19 @@ def _merge_list(reverse: Reverse, effects: list) -> None:
         key = (write.base, write.offset, write.mask, loop.region if loop else None)
         if key in last:
             earlier, source, home = last[key]
-            if (
-                home is not loop
-                and home is not None
-                and depends(earlier.value, {c.phi for c in home.carries})
-            ):
+            if home is not loop and home is not None and depends(earlier.value, _carried(home)):
                 continue
             g.here = write.region
             write.value = g.add(earlier.value, write.value)
             source.remove(earlier)
         last[key] = (write, where, loop)
     g.here = g.top
+
+
+def _carried(loop: For) -> set[Node]:
+    """What has a value only inside a loop: its own carries, and those of the forward loop that it undoes."""
+    both = [loop, loop.source] if loop.source is not None else [loop]
+    return {carry.phi for one in both for carry in one.carries}
 
 
 def depends(node: Node, wanted: set[Node]) -> bool:
