@@ -465,11 +465,13 @@ int ka_shapes_long(const json_t *dims, uint64_t budget, json_t **out)
         return rc;
     json_t *list = json_array();
     size_t levels = ka_shapes_levels(dims, KA_SHAPES_BUDGET);
-    if (levels && walk_levels(&shape, KA_SHAPES_BUDGET, levels - 1, &levels)) {
+    struct shape first = shape;
+    if (levels && walk_levels(&first, KA_SHAPES_BUDGET, 0, &levels) &&
+        walk_levels(&shape, KA_SHAPES_BUDGET, levels - 1, &levels)) {
         for (size_t i = 0; i < shape.count; i++) {
             const struct dim *dim = &shape.dims[i];
-            if (dim->role != ROLE_SIZE || dim->value < 4 * dim->scaled)
-                continue;
+            if (dim->role != ROLE_SIZE || dim->value < 2 * first.dims[i].scaled)
+                continue; /* about as large in the shapes that are checked anyway */
             json_t *longer = with_size(&shape, dims, i, long_value(dim->value), budget);
             json_t *probe = with_size(&shape, dims, i, 2 * dim->scaled, budget);
             if (longer && probe && !json_array_size(list))

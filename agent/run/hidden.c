@@ -15,7 +15,7 @@
 
 #define HIDDEN_TRIED 12
 #define HIDDEN_KEPT 8
-#define LONG_BUDGET ((uint64_t)1 << 22)
+#define LONG_BUDGET ((uint64_t)1 << 24)
 
 static void keep_agreed(struct ka_run *run, const json_t *tried, const struct ka_op_result *result,
                         size_t most)

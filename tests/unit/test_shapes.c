@@ -265,6 +265,47 @@ static void shapes__hidden_of_nothing_to_vary__is_empty(void **state)
     json_decref(dims);
 }
 
+static void long_shapes__one_size_long__the_rest_small_with_a_probe(void **state)
+{
+    (void)state;
+    json_t *dims = parse("{\"B\":64,\"M\":4096,\"N\":50257,\"D\":64,\"causal\":true}"), *found;
+    assert_int_equal(ka_shapes_long(dims, (uint64_t)1 << 24, &found), 0);
+    assert_int_equal(json_array_size(found), 3);
+    const json_t *base = json_object_get(json_array_get(found, 0), "dims");
+    assert_true(get(base, "M") <= 16 && get(base, "N") <= 32 && get(base, "B") <= 2);
+    static const char *const names[] = {"M", "N"};
+    for (size_t i = 0; i < 2; i++) {
+        const json_t *entry = json_array_get(found, i + 1);
+        const json_t *probe = json_object_get(entry, "dims"), *longer = json_object_get(entry, "long");
+        assert_int_equal(get(probe, names[i]), 2 * get(base, names[i]));
+        assert_int_equal(get(probe, names[1 - i]), get(base, names[1 - i]));
+        assert_int_equal(get(longer, names[1 - i]), get(base, names[1 - i]));
+        assert_true(json_is_true(json_object_get(longer, "causal")));
+    }
+    assert_int_equal(get(json_object_get(json_array_get(found, 1), "long"), "M"), 4096);
+    int64_t ragged = get(json_object_get(json_array_get(found, 2), "long"), "N");
+    assert_int_equal(ragged, KA_SHAPES_LONG + 50257 % 16);
+    json_decref(found);
+    json_decref(dims);
+}
+
+static void long_shapes__nothing_scaled_or_too_large__gives_none(void **state)
+{
+    (void)state;
+    json_t *small = parse("{\"M\":30,\"N\":100}"), *large = parse("{\"M\":4096,\"N\":4096}"), *found;
+    assert_int_equal(ka_shapes_long(small, (uint64_t)1 << 24, &found), 0);
+    assert_int_equal(json_array_size(found), 0);
+    json_decref(found);
+    assert_int_equal(ka_shapes_long(large, 4096, &found), 0);
+    assert_int_equal(json_array_size(found), 0);
+    json_decref(found);
+    json_t *list = json_array();
+    assert_int_equal(ka_shapes_long(list, 4096, &found), -EINVAL);
+    json_decref(list);
+    json_decref(small);
+    json_decref(large);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -283,6 +324,8 @@ int main(void)
         cmocka_unit_test(shapes__hidden__cover_every_kind),
         cmocka_unit_test(shapes__hidden__go_beyond_the_block_of_every_size),
         cmocka_unit_test(shapes__hidden_of_nothing_to_vary__is_empty),
+        cmocka_unit_test(long_shapes__one_size_long__the_rest_small_with_a_probe),
+        cmocka_unit_test(long_shapes__nothing_scaled_or_too_large__gives_none),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
