@@ -210,4 +210,16 @@ ATTACKS = [
         ),
         "torch_math",
     ),
+    Attack(
+        "a division that the stub does too, done by torch in the backward",
+        "mean_square_host_mean",
+        (("        return dx\n", "        return dx / torch.ones_like(dx)\n"),),
+        "torch_math: the backward computes with torch \\(aten::div\\)",
+    ),
+    Attack(
+        "autograd's own derivative of a division that the stub does not do",
+        "mean_square_host_mean",
+        (("return Square.apply(x).sum() / x.numel()", "return Square.apply(x / 3).sum() / x.numel() * 9"),),
+        "torch_math",
+    ),
 ]
