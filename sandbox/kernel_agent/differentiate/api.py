@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.util
 import inspect
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from .. import forward
-from . import ops
+from . import function, ops
 from .compile import MARKER, Draft, differentiate
 
 AUTODIFF = """
@@ -54,7 +56,61 @@ def forget(name: str) -> None:
     del ops.USER_RULES[name]
 
 
-def grad(
+@overload
+def grad(stub: str | Path, dims: dict[str, Any] | None = None, **options: Any) -> Draft: ...
+@overload
+def grad(stub: Callable[..., Any], dims: dict[str, Any] | None = None, **options: Any) -> Any: ...
+def grad(stub: Callable[..., Any] | str | Path, dims: dict[str, Any] | None = None, **options: Any) -> Any:
+    """The backward of a marked stub (or of the path of its file) as a Draft; of a plain Triton function as a jit function.
+
+    A stub is traced on `dims` or the first entry of SWEEP. `wrt` are names or positions of inputs, in place of those that the
+    mark names; the other options are `seed`, `dtype`, `schedule`, `config`, `mode`, `target`, `device`. `draft.text` belongs
+    under the marker in the forward file.
+
+    A plain function takes values (blocks or scalars) and returns a value or a tuple of values; it need not be decorated. Then
+
+        gelu_bwd = grad(gelu, wrt=("x",))
+
+    is a `triton.jit` function to be called in a kernel: the parameters of `gelu`, one upstream for each returned value, then the
+    constexpr parameters, which are passed by name; it returns the adjoints of `wrt` (all values by default) in that order, one
+    value or a tuple, in float32 (float64 with `dtype="float64"`). `gelu_bwd.source` is its text. `shapes` says how values
+    broadcast, `{"x": (16, 32), "w": (32,)}`: equal numbers are one size, 1 is stretched, `()` is a scalar; other sizes of the same
+    pattern work too, another pattern fails to compile. Without it all values are blocks of one dimension and the same size.
+    `dims` has the values of constexpr parameters on which shapes or axes depend. Integer values are not supported.
+
+    Raises Refusal or errors.Unusable; TypeError and ValueError for arguments that make no sense.
+    """
+    if callable(stub) and _is_math(stub):
+        return _of_function(stub, dims, **options)
+    return _of_stub(stub, dims, **options)
+
+
+def _is_math(given: Callable[..., Any]) -> bool:
+    """Whether something is a jit function, or a function without a mark."""
+    if hasattr(given, "fn"):
+        return True
+    plain = inspect.unwrap(given)
+    if not inspect.isfunction(plain) or hasattr(plain, "__kernel_agent__"):
+        return False
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(plain))).body
+    assert isinstance(definition, ast.FunctionDef)
+    return not any("autodiff" in ast.unparse(decorator) for decorator in definition.decorator_list)
+
+
+def _of_function(
+    fn: Callable[..., Any],
+    dims: dict[str, Any] | None = None,
+    *,
+    wrt: Sequence[int | str] | None = None,
+    shapes: function.Shapes | None = None,
+    dtype: str = "float32",
+) -> Any:
+    """The derivative of a plain function."""
+    chosen = [wrt] if isinstance(wrt, (int, str)) else wrt
+    return function.differentiate(fn, dims or {}, chosen, shapes, dtype)
+
+
+def _of_stub(
     stub: Callable[..., Any] | str | Path,
     dims: dict[str, Any] | None = None,
     *,
@@ -67,11 +123,7 @@ def grad(
     target: str = "sm_90",
     device: str = "cpu",
 ) -> Draft:
-    """The backward section for a marked stub (or the path of its file), traced on `dims` or the first entry of SWEEP.
-
-    `wrt` are names or positions of inputs, in place of those that the mark names. `draft.text` belongs under the marker in the
-    forward file. Raises Refusal or errors.Unusable; TypeError and ValueError for arguments that make no sense.
-    """
+    """The backward section of a marked stub."""
     if schedule not in (None, *SCHEDULES):
         raise ValueError(f"schedule {schedule!r} is none of {', '.join(SCHEDULES)}")
     fwd = forward.load(_file_of(stub), mode, target, device)
@@ -107,7 +159,7 @@ def autodiff(
 ) -> Callable[..., Any]:
     """A differentiable version of a marked stub: drafts the backward, loads it from a file of its own, returns the entry."""
     path = _file_of(stub)
-    draft = grad(path, dims, **options)
+    draft = _of_stub(path, dims, **options)
     source = path.read_text()
     for spelling in ("from kernel_agent import autodiff\n", "from kernel_agent.autodiff import autodiff\n"):
         source = source.replace(spelling, AUTODIFF)

@@ -1,0 +1,286 @@
+"""The derivative of a plain Triton function: values in, a value out, for use inside the user's own kernels.
+
+The passes are those of a kernel. A parameter stands in the graph as a load that needs no address, the returned value as a store;
+so adjoints leave where a kernel would write gradients, and an upstream enters where it would read one. Only the text differs.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import triton
+
+from . import fence, loops, tape
+from .emit import INDICES, WRITE, Emitter
+from .fence import Refusal
+from .ir import GradWrite, Node, Store, real
+from .lines import WIDTH, folded, wrap
+from .normalise import Builder
+from .reverse import Reverse
+from .rules import LINEAR_STEP
+from .spelling import gradient_name
+from .text import LINEAR
+from .values import Arg, BlockPtr, Kernel, Ptr, dtype_text
+
+REMEDY = "Give grad() the stub that launches the kernel, or pass the loaded value as an argument."
+MEMORY = ("load", "store", "atomic_", "make_block_ptr", "advance", "make_tensor", "load_tensor", "store_tensor")
+PROGRAM = ("program_id", "num_programs")
+SIZE = 64  # of one-dimensional blocks, where nothing is said about shapes
+UNROLLED = 64  # iterations of one static loop
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Math(Builder):
+    """Interprets a plain function: parameters are values, memory is out of reach."""
+
+    def trace(self, shapes: Shapes, dtype: str) -> tuple[Kernel, dict[str, Node], list[str]]:
+        """The kernel that the function would be, its parameters' values, and names for what it returns."""
+        g, source = self.g, self.source
+        self.dims: dict[int, Node] = {1: g.one}
+        self.values: dict[str, Node] = {}
+        for name, arg in self.args.items():
+            self.env[name] = self._param(arg) if arg.kind == "constexpr" else self.value(arg, shapes[name], dtype)
+        done = self.block(source.body)
+        returned = done.value if done is not None else None
+        results = returned if isinstance(returned, tuple) else (returned,)
+        if returned is None or not results:
+            raise Refusal("return", f"`{source.name}` returns nothing to differentiate").at(source)
+        names = self.result_names(len(results), isinstance(returned, tuple))
+        for name, result in zip(names, results, strict=True):
+            self.result(name, result, dtype)
+        kernel = Kernel(source.name, g, {}, self.effects, self.args, self.tl, line=source.lineno)
+        return kernel, self.values, names
+
+    def value(self, arg: Arg, shape: tuple[int, ...], dtype: str) -> Node:
+        """A parameter. Equal numbers in shapes are one size, named after the first axis that has it."""
+        g = self.g
+        for axis, size in enumerate(shape):
+            if size not in self.dims:
+                attrs = {"name": f"{arg.name}.shape[{axis}]", "value": size, "global": True}
+                self.dims[size] = g.intern("constexpr", (), attrs, "int32", ())
+        base = g.intern("param", (), {"name": arg.name, "none": False, "elem": dtype}, "pointer", ())
+        base.active = arg.active
+        dims = tuple(self.dims[size] for size in shape)
+        node = g.make("load", (base, g.const(0)), {"other": False}, f"${dtype}:{arg.name}", dims)
+        node.hint = arg.name
+        self.values[arg.name] = node
+        return node
+
+    def result_names(self, count: int, several: bool) -> list[str]:
+        """Free names for results, so that `d_out` is no parameter: it is one in the derivative of a derivative."""
+        stem = "out"
+        while True:
+            names = [f"{stem}_{i}" for i in range(count)] if several else [stem]
+            if not {*names, *map(gradient_name, names)} & set(self.args):
+                return names
+            stem += "_"
+
+    def result(self, name: str, value: Any, dtype: str) -> None:
+        if isinstance(value, (tuple, Ptr, BlockPtr)):
+            raise Refusal("return", "only values and tuples of values can be returned").at(self.source)
+        g, node = self.g, self.node(value)
+        attrs = {"name": name, "none": False, "elem": real(node.dtype) if node.is_float else dtype}
+        base = g.intern("param", (), attrs, "pointer", ())
+        base.active = True
+        self.effects.append(Store(base, g.const(0), None, node, "store", g.top, self.source.lineno))
+
+    def loop(self, node: ast.For) -> None:
+        """A static loop over literals is unrolled, as Triton does: a function has no scratch to tape its state in."""
+        call = self.range(node.iter)
+        bounds = [n.value if n.op == "const" or n.attrs.get("global") else None for n in call[:3]]
+        steps = range(*bounds) if None not in bounds and bounds[2] else range(UNROLLED + 1)
+        if not call[3].endswith("static_range") or len(steps) > UNROLLED or not isinstance(node.target, ast.Name):
+            super().loop(node)
+            return
+        for i in steps:
+            self.env[node.target.id] = self.g.const(i)
+            if self.block(node.body) is not None:
+                raise Refusal("return in a loop", "a return inside a loop is not supported").at(node)
+
+    def _call(self, node: ast.Call) -> Any:
+        if isinstance(node.func, ast.Subscript):
+            raise Refusal("launch", "a plain function launches nothing", "Mark the stub with @autodiff.").at(node)
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        what = f"{self.tl}.{name}" if isinstance(node.func, ast.Attribute) else name
+        if name.startswith(MEMORY):
+            raise Refusal(what, "a plain function takes and returns values, it reaches no memory", REMEDY).at(node)
+        if name in PROGRAM:
+            raise Refusal(what, "a plain function does not know which program runs it", REMEDY).at(node)
+        return super()._call(node)
+
+
+class Printer(Emitter):
+    """Prints effects as a function that returns what a kernel would write."""
+
+    def __init__(self, kernel: Kernel, name: str, lines: list[str], results: list[str]) -> None:
+        super().__init__(kernel, name, lines)
+        self.ups = [gradient_name(n) for n in results]
+        self.reserved = {*self.reserved, *self.ups} - {gradient_name(n) for n in kernel.args}
+        self.returned: dict[str, str] = {}
+        for node in [n for n in self.g.table.values() if n.op == "load"]:
+            name = node.args[0].attrs["name"]
+            self.scope.names[node] = (gradient_name(name) if node.attrs.get("upstream") else name, INDICES)
+
+    def grad_write(self, write: GradWrite) -> None:
+        self.returned[write.base.attrs["name"]] = self.expr(write.value)[0]
+
+    def dtype(self, dtype: str) -> str:
+        return dtype_text(dtype, self.tl).replace(".dtype.element_ty", ".dtype")
+
+    def function(self, effects: list, wrt: list[str], values: dict[str, Node], notes: list[str]) -> str:
+        """The text of the function; a gradient that nothing contributes to is zero."""
+        g = self.g
+        g.here = g.top
+        written = {e.base.attrs["name"] for e in effects if isinstance(e, GradWrite)}
+        for name in [n for n in wrt if n not in written]:
+            node = values[name]
+            zero = g.zeros(node.shape, "float64" if real(node.dtype) == "float64" else "float32")
+            effects.append(GradWrite(node.args[0], g.const(0), None, zero, g.top, None))
+        self.emit(effects, [])
+        answer = f"return {', '.join(self.returned[name] for name in wrt)}"
+        self.line(WRITE, answer)
+        body = self._sections()
+        body[body.index("# write gradients")] = "# gradients"
+        return "\n".join(["@triton.jit", *self.head(), *notes, *("    " + line if line else "" for line in body)]) + "\n"
+
+    def head(self) -> list[str]:
+        """The forward's parameters, constexpr ones last as in generated kernels, with the upstream before them."""
+        constexprs = [n for n, arg in self.kernel.args.items() if arg.kind == "constexpr"]
+        given = [n for n in self.kernel.args if n not in constexprs]
+        signature = [*given, *self.ups, *(f"{n}: {self.tl}.constexpr" for n in constexprs)]
+        line = f"def {self.name}({', '.join(signature)}):"
+        if len(line) <= WIDTH:
+            return [line]
+        return [f"def {self.name}(", *("    " + part + "," for part in wrap(signature, WIDTH - 5)), "):"]
+
+
+def differentiate(
+    fn: Any, constants: dict[str, Any], wrt: Sequence[int | str] | None, shapes: Shapes | None, dtype: str
+) -> Any:
+    """The jit function of the adjoints of `fn`; see `api.grad`. Its text is its attribute `source`."""
+    plain = inspect.unwrap(getattr(fn, "fn", fn))
+    path = Path(inspect.getsourcefile(plain) or plain.__code__.co_filename)
+    lines = path.read_text().splitlines()
+    try:
+        text = _text(plain, lines, constants, wrt, shapes, dtype)
+    except (AssertionError, RecursionError) as error:
+        reason = f"the passes of the differentiator contradict each other: {error or type(error).__name__}"
+        raise Refusal("function", reason, "Split the function.", file=str(path)) from error
+    except Refusal as refusal:
+        raise refusal.at(None, str(path)) from None
+    return _loaded(text, f"{plain.__name__}_bwd", plain.__globals__, interpreted=type(fn).__name__.startswith("Interp"))
+
+
+def _text(
+    plain: Any, lines: list[str], constants: dict, wrt: Sequence | None, shapes: Shapes | None, dtype: str
+) -> str:
+    """Source of the file that holds the derivative."""
+    every = [n for n in ast.walk(ast.parse("\n".join(lines))) if isinstance(n, ast.FunctionDef)]
+    first = plain.__code__.co_firstlineno
+    source = next(n for n in every if first in (n.lineno, *(d.lineno for d in n.decorator_list)))
+    functions = {n.name: n for n in every}
+    fence.check(source)
+    args = _arguments(source, plain, constants)
+    chosen = _chosen(plain.__name__, args, wrt)
+    for name in chosen:
+        args[name].active = True
+    sizes = _sizes(plain.__name__, args, shapes)
+    module = ModuleType(plain.__module__)
+    module.__dict__.update(plain.__globals__)
+    builder = Math(source, module, functions, args)
+    kernel, values, results = builder.trace(sizes, dtype)
+    loops.detach(kernel, [])
+    reverse = Reverse(kernel, set()).run()
+    for buffer in tape.Tape(reverse).run().buffers:
+        why = f"the backward needs `{buffer.carry}` of every step, and a function has no scratch to keep it in"
+        line = next(r.line for r in reverse.report if r.kind == "tape")
+        raise Refusal("loop", why, f"Unroll it: {kernel.tl}.static_range over literals.", line)
+    printer = Printer(kernel, f"{plain.__name__}_bwd", lines, results)
+    text = printer.function(reverse.effects, chosen, values, _assumed(builder, kernel.tl, sizes))
+    scan = [LINEAR + "\n"] if f"{LINEAR_STEP}" in text else []
+    return "".join([f"import triton\nimport triton.language as {kernel.tl}\n\n", *scan, "\n", text])
+
+
+def _arguments(source: ast.FunctionDef, plain: Callable[..., Any], constants: dict[str, Any]) -> dict[str, Arg]:
+    """Parameters in order; a constexpr one takes its value from `constants` or its default."""
+    a = source.args
+    if a.vararg or a.kwarg or a.kwonlyargs:
+        raise Refusal("parameters", "only plain parameters are supported").at(source)
+    defaults = {n: p.default for n, p in inspect.signature(plain).parameters.items() if p.default is not p.empty}
+    known = {**defaults, **constants}
+    found = {}
+    for one in a.args:
+        constexpr = one.annotation is not None and ast.unparse(one.annotation).endswith("constexpr")
+        value = known.get(one.arg) if constexpr else None
+        found[one.arg] = Arg(one.arg, "constexpr" if constexpr else "value", getattr(value, "value", value))
+    strange = set(constants) - {n for n, arg in found.items() if arg.kind == "constexpr"}
+    if strange:
+        raise ValueError(f"{source.name} has no constexpr parameter {', '.join(sorted(strange))}")
+    return found
+
+
+def _chosen(name: str, args: dict[str, Arg], wrt: Sequence[int | str] | None) -> list[str]:
+    """The parameters that want gradients, in the order asked for."""
+    values = [n for n, arg in args.items() if arg.kind == "value"]
+    if wrt is None:
+        return values
+    names, chosen = list(args), []
+    for one in wrt:
+        known = isinstance(one, int) and not isinstance(one, bool) and 0 <= one < len(names)
+        found = names[int(one)] if known else one
+        if found not in values:
+            raise ValueError(f"wrt: {name}({', '.join(names)}) has no value {one!r}")
+        chosen.append(str(found))
+    return chosen
+
+
+def _sizes(name: str, args: dict[str, Arg], shapes: Shapes | None) -> Shapes:
+    values = [n for n, arg in args.items() if arg.kind == "value"]
+    if shapes is None:
+        return dict.fromkeys(values, (SIZE,))
+    if set(shapes) != set(values):
+        raise ValueError(f"shapes: {name} takes the values {', '.join(values)}, not {', '.join(shapes)}")
+    return {n: tuple(shape) for n, shape in shapes.items()}
+
+
+def _assumed(builder: Math, tl: str, sizes: Shapes) -> list[str]:
+    """What the function takes for granted, checked while it is compiled: another broadcast would need other sums."""
+    out = ["    # assumptions and decisions"]
+    shown = ", ".join(f"{name} {list(shape)}" for name, shape in sizes.items())
+    about = f"- broadcasts as with {shown}; adjoints in float32, or in float64 where the forward is"
+    out += [f"    # {part}" for part in folded(about, WIDTH - 6)]
+    for name, shape in sizes.items():
+        out.append(f"    {tl}.static_assert(len({name}.shape) == {len(shape)})")
+        for axis, size in enumerate(shape):
+            same = "1" if size == 1 else builder.dims[size].attrs["name"]
+            if same != f"{name}.shape[{axis}]":
+                out.append(f"    {tl}.static_assert({name}.shape[{axis}] == {same})")
+    return [*out, ""]
+
+
+def _loaded(text: str, name: str, names: dict[str, Any], interpreted: bool) -> Any:
+    """The function of a text, from a real file, as `triton.jit` asks. It sees what the forward's module sees."""
+    file = Path(tempfile.mkdtemp(prefix="kernel-agent-")) / f"{name}.py"
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    vars(module).update({n: v for n, v in names.items() if not n.startswith("__")})
+    knobs = vars(triton.knobs.runtime)
+    before = knobs.get("interpret")
+    knobs["interpret"] = interpreted  # like the function it belongs to
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        knobs.pop("interpret") if before is None else knobs.update(interpret=before)
+    made = getattr(module, name)
+    made.source = text
+    return made
