@@ -17,11 +17,14 @@ from kernel_agent import launches
 from kernel_agent.differentiate import Refusal, grad
 from sources import SANDBOX
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, CompilationError
+from triton.compiler.errors import CompileTimeAssertionFailure
 
 BOUND = 1e-12
 M, N = 8, 16
-torch_tl = types.SimpleNamespace(exp=torch.exp, erf=torch.erf, sum=lambda x, axis: x.sum(axis), where=torch.where)
+torch_tl = types.SimpleNamespace(
+    exp=torch.exp, erf=torch.erf, sum=lambda x, axis: x.sum(axis), where=torch.where
+)
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +96,11 @@ def taped(x, K: tl.constexpr):
     return y
 
 
+@triton.jit
+def ignoring(x, y):
+    return x * 2 + tl.floor(y)
+
+
 def plain(x, y):
     return x / y
 
@@ -147,7 +155,14 @@ def kernel({pointers}):
 AT = {(): "0", (N,): "cols", (M, N): "block", (M, 1): "rows"}
 
 
-def run(tmp_path: Path, bwd: Any, inputs: list[torch.Tensor], upstream: list[torch.Tensor], wrt: list[int], tail: str = ""):
+def run(
+    tmp_path: Path,
+    bwd: Any,
+    inputs: list[torch.Tensor],
+    upstream: list[torch.Tensor],
+    wrt: list[int],
+    tail: str = "",
+):
     """What `bwd` returns for one block of each input, stored by a kernel."""
     given = [*inputs, *upstream]
     outputs = [torch.full_like(inputs[i], float("nan")) for i in wrt]
@@ -155,11 +170,13 @@ def run(tmp_path: Path, bwd: Any, inputs: list[torch.Tensor], upstream: list[tor
     loads = ", ".join(f"tl.load(p{i} + {AT[tuple(t.shape)]})" for i, t in enumerate(given))
     stores = "\n    ".join(f"tl.store(q{i} + {AT[tuple(t.shape)]}, d{i})" for i, t in enumerate(outputs))
     assigned = ", ".join(f"d{i}" for i in range(len(outputs)))
-    text = KERNEL.format(M=M, N=N, pointers=", ".join(pointers), assigned=assigned, loads=loads + tail, stores=stores)
+    text = KERNEL.format(
+        M=M, N=N, pointers=", ".join(pointers), assigned=assigned, loads=loads + tail, stores=stores
+    )
     file = tmp_path / "kernel.py"
     file.write_text(text)
     names: dict[str, Any] = {"call": bwd, "__name__": "kernel_of_a_test"}
-    exec(compile(text, str(file), "exec"), names)
+    exec(compile(text, str(file), "exec"), names)  # noqa: S102 (the text is written above)
     names["kernel"][(1,)](*given, *outputs)
     return outputs
 
@@ -178,7 +195,6 @@ def kinks_torch(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.where(x > 0.2, torch.maximum(x, y), x * y)
 
 
-ONE = {"x": (N,), "y": (N,)}
 CASES: dict[str, tuple[Any, Any, dict[str, Any] | None]] = {
     "gelu": (gelu, as_torch(gelu), None),
     "fan_out": (fan_out, as_torch(fan_out), None),
@@ -205,3 +221,181 @@ def test_function__gradients__equal_autograd(name: str, tmp_path: Path) -> None:
     got = run(tmp_path, bwd, [i.detach() for i in inputs], upstream, list(range(len(inputs))))
     for mine, theirs in zip(got, want, strict=True):
         assert (mine - theirs).norm() <= BOUND * theirs.norm(), bwd.source
+
+
+def test_function__wrt__chooses_and_orders(tmp_path: Path) -> None:
+    x, w, d = (torch.randn(N, dtype=torch.float64) for _ in range(3))
+    both = run(tmp_path, grad(gelu, wrt=("w", 0), dtype="float64"), [x, w], [d], [1, 0])
+    (only,) = run(tmp_path, grad(gelu, wrt="x", dtype="float64"), [x, w], [d], [0])
+    assert torch.equal(only, both[1])
+    assert torch.allclose(both[0], d * torch.nn.functional.gelu(x), rtol=BOUND)
+
+
+def test_function__without_a_decorator__is_differentiated(tmp_path: Path) -> None:
+    x, d = torch.randn(N), torch.randn(N)
+    y = torch.rand(N) + 1
+    dx, dy = run(tmp_path, grad(plain), [x, y], [d], [0, 1])
+    assert torch.allclose(dx, d / y) and torch.allclose(dy, -d * x / y**2)
+
+
+def test_function__constexpr_parameter__is_passed_by_name(tmp_path: Path) -> None:
+    x, d = (torch.randn(N, dtype=torch.float64) for _ in range(2))
+    for dims, k in (({}, 1), ({}, 3), ({"K": 3}, 3), ({"K": 3}, 1)):
+        (dx,) = run(tmp_path, grad(powered, dims, dtype="float64"), [x], [d], [0], f", K={k}")
+        want = 1 + 2 * k * x if k > 1 else 2 * x + 3 * x * x
+        assert (dx - d * want).norm() <= BOUND * dx.norm(), (dims, k)
+
+
+def test_function__derivative_of_the_derivative(tmp_path: Path) -> None:
+    first = grad(squashed, dtype="float64")
+    second = grad(first, wrt="x", dtype="float64")
+    x, one, d = (
+        torch.randn(N, dtype=torch.float64),
+        torch.ones(N, dtype=torch.float64),
+        torch.randn(N, dtype=torch.float64),
+    )
+    (dx,) = run(tmp_path, second, [x, one], [d], [0])
+    s = torch.sigmoid(x)
+    assert (dx - d * s * (1 - s) * (1 - 2 * s)).norm() <= 1e-6 * dx.norm()
+
+
+def test_function__parameter_without_influence__gets_zeros(tmp_path: Path) -> None:
+    x, y, d = (torch.randn(N) for _ in range(3))
+    _, dy = run(tmp_path, grad(ignoring), [x, y], [d], [0, 1])
+    assert torch.equal(dy, torch.zeros(N))
+
+
+def test_function__called_with_another_broadcast__fails_loudly(tmp_path: Path) -> None:
+    bwd = grad(gelu)
+    with pytest.raises(AssertionError):
+        run(tmp_path, bwd, [torch.randn(M, N), torch.randn(N)], [torch.randn(M, N)], [0, 1])
+
+
+def test_source__is_a_module_that_compiles_and_is_commented() -> None:
+    bwd = grad(fan_out)
+    compile(bwd.source, "fan_out_bwd.py", "exec")
+    assert "import triton\n" in bwd.source and "def fan_out_bwd(x, y, d_out):" in bwd.source
+    assert "# a = tl.exp(x * y)" in bwd.source and "# reverse" in bwd.source
+    assert Path(bwd.fn.__code__.co_filename).read_text() == bwd.source
+
+
+COMPILED = """
+import triton
+import triton.language as tl
+@triton.jit
+def kernel(x, w, d, dx, dw, M: tl.constexpr, N: tl.constexpr):
+    rows, cols = tl.arange(0, M)[:, None], tl.arange(0, N)
+    at = rows * N + cols
+    d_x, d_w = call(tl.load(x + at), tl.load(w + cols), tl.load(d + at))
+    tl.store(dx + at, d_x)
+    tl.store(dw + cols, d_w)
+"""
+
+
+def lowered(tmp_path: Path, bwd: Any) -> str:
+    """Triton's own intermediate text of a kernel that calls `bwd`; no device takes part in it."""
+    file = tmp_path / "compiled.py"
+    file.write_text(COMPILED)
+    names: dict[str, Any] = {"call": bwd, "__name__": "compiled_kernel_of_a_test"}
+    exec(compile(COMPILED, str(file), "exec"), names)  # noqa: S102 (the text is written above)
+    pointers = dict.fromkeys(("x", "w", "d", "dx", "dw"), "*fp32")
+    constants: dict[Any, Any] = {"M": 32, "N": 64}
+    source = ASTSource(names["kernel"], {**pointers, "M": "constexpr", "N": "constexpr"}, constants)
+    return str(ir_of(source))
+
+
+def ir_of(source: ASTSource) -> Any:
+    from triton._C.libtriton import ir
+    from triton.compiler import make_backend
+
+    target = GPUTarget("cuda", 90, 32)
+    backend = make_backend(target)
+    options = backend.parse_options({})
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    codegen = backend.get_codegen_implementation(options)
+    return source.make_ir(target, options, codegen, backend.get_module_map(), context)
+
+
+def test_function__in_a_compiled_kernel__is_lowered_for_its_pattern_only(tmp_path: Path) -> None:
+    text = lowered(tmp_path, grad(gelu, shapes={"x": (16, 32), "w": (32,)}))
+    assert "math.erf" in text and "tt.reduce" in text and "tensor<32x64xf32" in text
+    with pytest.raises(CompilationError) as caught:
+        lowered(tmp_path, grad(gelu))
+    assert isinstance(caught.value.__cause__, CompileTimeAssertionFailure)
+
+
+SCRIPT = """
+import torch, triton, triton.language as tl
+import test_diff_function as functions
+from kernel_agent.differentiate import grad
+
+bwd = grad(functions.gelu)
+assert type(bwd).__name__ == "InterpretedFunction", type(bwd)
+
+@triton.jit
+def kernel(x, w, d, dx, dw):
+    at = tl.arange(0, 16)
+    d_x, d_w = bwd(tl.load(x + at), tl.load(w + at), tl.load(d + at))
+    tl.store(dx + at, d_x)
+    tl.store(dw + at, d_w)
+
+x, w = torch.randn(16, requires_grad=True), torch.randn(16, requires_grad=True)
+d, dx, dw = torch.randn(16), torch.empty(16), torch.empty(16)
+kernel[(1,)](x.detach(), w.detach(), d, dx, dw)
+(torch.nn.functional.gelu(x) * w).backward(d)
+assert torch.allclose(dx, x.grad, atol=1e-6) and torch.allclose(dw, w.grad, atol=1e-6)
+"""
+
+
+def test_function__in_a_script_with_triton_interpret(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    folders = os.pathsep.join((str(SANDBOX), str(Path(__file__).parent)))
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": folders, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def line_of(text: str) -> int:
+    """The line of this file that a text stands in first."""
+    lines = Path(__file__).read_text().splitlines()
+    return next(i for i, line in enumerate(lines, 1) if text in line)
+
+
+REFUSED: dict[str, tuple[Any, str, int, str, str]] = {
+    "load": (loading, "    return tl.load(x_ptr + at) * n", 11, "tl.load: a plain function takes and returns values", "the stub"),
+    "store_in_a_helper": (storing, "    tl.store(p, x)", 4, "tl.store: a plain function takes", "the stub"),
+    "program_id": (numbered, "    return x * tl.program_id(0)", 15, "which program runs it", "the stub"),
+    "atomic": (counting, "    return tl.atomic_add(x, 1)", 11, "tl.atomic_add: a plain function takes", "the stub"),
+    "launch": (launching, "    gelu[(1,)](x)", 4, "launch: a plain function launches nothing", "@autodiff"),
+    "no_value": (nothing, "def nothing(x):", 0, "`nothing` returns nothing", ""),
+    "tape": (taped, "    for _ in range(K):", 0, "the backward needs `y` of every step", "tl.static_range"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_refusal__names_place_and_remedy(name: str) -> None:
+    fn, line, column, message, remedy = REFUSED[name]
+    with pytest.raises(Refusal) as caught:
+        grad(fn)
+    assert str(caught.value).startswith(f"{__file__}:{line_of(line)}:{column}: ")
+    assert message in str(caught.value) and remedy in caught.value.remedy
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "wrt": (lambda: grad(gelu, wrt=("z",)), r"wrt: gelu\(x, w\) has no value 'z'"),
+    "constexpr": (lambda: grad(powered, wrt=("K",)), r"wrt: powered\(x, K\) has no value 'K'"),
+    "shapes": (lambda: grad(gelu, shapes={"x": (4,)}), "shapes: gelu takes the values x, w, not x"),
+    "dims": (lambda: grad(gelu, {"K": 3}), "gelu has no constexpr parameter K"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(WRONG))
+def test_wrong_use__says_what_is_expected(name: str) -> None:
+    use, message = WRONG[name]
+    with pytest.raises(ValueError, match=message):
+        use()

@@ -7,15 +7,18 @@ so adjoints leave where a kernel would write gradients, and an upstream enters w
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import inspect
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import triton
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
 
 from . import fence, loops, tape
 from .emit import INDICES, WRITE, Emitter
@@ -30,7 +33,16 @@ from .text import LINEAR
 from .values import Arg, BlockPtr, Kernel, Ptr, dtype_text
 
 REMEDY = "Give grad() the stub that launches the kernel, or pass the loaded value as an argument."
-MEMORY = ("load", "store", "atomic_", "make_block_ptr", "advance", "make_tensor", "load_tensor", "store_tensor")
+MEMORY = (
+    "load",
+    "store",
+    "atomic_",
+    "make_block_ptr",
+    "advance",
+    "make_tensor",
+    "load_tensor",
+    "store_tensor",
+)
 PROGRAM = ("program_id", "num_programs")
 SIZE = 64  # of one-dimensional blocks, where nothing is said about shapes
 UNROLLED = 64  # iterations of one static loop
@@ -44,10 +56,12 @@ class Math(Builder):
     def trace(self, shapes: Shapes, dtype: str) -> tuple[Kernel, dict[str, Node], list[str]]:
         """The kernel that the function would be, its parameters' values, and names for what it returns."""
         g, source = self.g, self.source
-        self.dims: dict[int, Node] = {1: g.one}
+        self.sizes: dict[int, Node] = {1: g.one}
         self.values: dict[str, Node] = {}
         for name, arg in self.args.items():
-            self.env[name] = self._param(arg) if arg.kind == "constexpr" else self.value(arg, shapes[name], dtype)
+            self.env[name] = (
+                self._param(arg) if arg.kind == "constexpr" else self.value(arg, shapes[name], dtype)
+            )
         done = self.block(source.body)
         returned = done.value if done is not None else None
         results = returned if isinstance(returned, tuple) else (returned,)
@@ -63,12 +77,12 @@ class Math(Builder):
         """A parameter. Equal numbers in shapes are one size, named after the first axis that has it."""
         g = self.g
         for axis, size in enumerate(shape):
-            if size not in self.dims:
+            if size not in self.sizes:
                 attrs = {"name": f"{arg.name}.shape[{axis}]", "value": size, "global": True}
-                self.dims[size] = g.intern("constexpr", (), attrs, "int32", ())
+                self.sizes[size] = g.intern("constexpr", (), attrs, "int32", ())
         base = g.intern("param", (), {"name": arg.name, "none": False, "elem": dtype}, "pointer", ())
         base.active = arg.active
-        dims = tuple(self.dims[size] for size in shape)
+        dims = tuple(self.sizes[size] for size in shape)
         node = g.make("load", (base, g.const(0)), {"other": False}, f"${dtype}:{arg.name}", dims)
         node.hint = arg.name
         self.values[arg.name] = node
@@ -94,10 +108,14 @@ class Math(Builder):
 
     def loop(self, node: ast.For) -> None:
         """A static loop over literals is unrolled, as Triton does: a function has no scratch to tape its state in."""
-        call = self.range(node.iter)
-        bounds = [n.value if n.op == "const" or n.attrs.get("global") else None for n in call[:3]]
-        steps = range(*bounds) if None not in bounds and bounds[2] else range(UNROLLED + 1)
-        if not call[3].endswith("static_range") or len(steps) > UNROLLED or not isinstance(node.target, ast.Name):
+        lo, hi, step, call = self.range(node.iter)
+        known = all(n.op == "const" or n.attrs.get("global") for n in (lo, hi, step)) and step.value
+        steps = range(lo.value, hi.value, step.value) if known else range(UNROLLED + 1)
+        if (
+            not call.endswith("static_range")
+            or len(steps) > UNROLLED
+            or not isinstance(node.target, ast.Name)
+        ):
             super().loop(node)
             return
         for i in steps:
@@ -107,11 +125,15 @@ class Math(Builder):
 
     def _call(self, node: ast.Call) -> Any:
         if isinstance(node.func, ast.Subscript):
-            raise Refusal("launch", "a plain function launches nothing", "Mark the stub with @autodiff.").at(node)
+            raise Refusal("launch", "a plain function launches nothing", "Mark the stub with @autodiff.").at(
+                node
+            )
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         what = f"{self.tl}.{name}" if isinstance(node.func, ast.Attribute) else name
         if name.startswith(MEMORY):
-            raise Refusal(what, "a plain function takes and returns values, it reaches no memory", REMEDY).at(node)
+            raise Refusal(what, "a plain function takes and returns values, it reaches no memory", REMEDY).at(
+                node
+            )
         if name in PROGRAM:
             raise Refusal(what, "a plain function does not know which program runs it", REMEDY).at(node)
         return super()._call(node)
@@ -125,12 +147,14 @@ class Printer(Emitter):
         self.ups = [gradient_name(n) for n in results]
         self.reserved = {*self.reserved, *self.ups} - {gradient_name(n) for n in kernel.args}
         self.returned: dict[str, str] = {}
-        for node in [n for n in self.g.table.values() if n.op == "load"]:
-            name = node.args[0].attrs["name"]
-            self.scope.names[node] = (gradient_name(name) if node.attrs.get("upstream") else name, INDICES)
+        for node in [n for n in self.g.table.values() if n.op == "load" and not n.attrs.get("upstream")]:
+            self.scope.names[node] = (node.args[0].attrs["name"], INDICES)
 
     def grad_write(self, write: GradWrite) -> None:
         self.returned[write.base.attrs["name"]] = self.expr(write.value)[0]
+
+    def _load(self, node: Node, sub: Any) -> str:
+        return gradient_name(node.args[0].attrs["name"])
 
     def dtype(self, dtype: str) -> str:
         return dtype_text(dtype, self.tl).replace(".dtype.element_ty", ".dtype")
@@ -149,7 +173,12 @@ class Printer(Emitter):
         self.line(WRITE, answer)
         body = self._sections()
         body[body.index("# write gradients")] = "# gradients"
-        return "\n".join(["@triton.jit", *self.head(), *notes, *("    " + line if line else "" for line in body)]) + "\n"
+        return (
+            "\n".join(
+                ["@triton.jit", *self.head(), *notes, *("    " + line if line else "" for line in body)]
+            )
+            + "\n"
+        )
 
     def head(self) -> list[str]:
         """The forward's parameters, constexpr ones last as in generated kernels, with the upstream before them."""
@@ -176,7 +205,8 @@ def differentiate(
         raise Refusal("function", reason, "Split the function.", file=str(path)) from error
     except Refusal as refusal:
         raise refusal.at(None, str(path)) from None
-    return _loaded(text, f"{plain.__name__}_bwd", plain.__globals__, interpreted=type(fn).__name__.startswith("Interp"))
+    jitted = isinstance(fn, JITFunction), isinstance(fn, InterpretedFunction)
+    return _loaded(text, f"{plain.__name__}_bwd", plain.__globals__, jitted[1] if any(jitted) else None)
 
 
 def _text(
@@ -200,21 +230,27 @@ def _text(
     loops.detach(kernel, [])
     reverse = Reverse(kernel, set()).run()
     for buffer in tape.Tape(reverse).run().buffers:
-        why = f"the backward needs `{buffer.carry}` of every step, and a function has no scratch to keep it in"
+        why = (
+            f"the backward needs `{buffer.carry}` of every step, and a function has no scratch to keep it in"
+        )
         line = next(r.line for r in reverse.report if r.kind == "tape")
         raise Refusal("loop", why, f"Unroll it: {kernel.tl}.static_range over literals.", line)
     printer = Printer(kernel, f"{plain.__name__}_bwd", lines, results)
-    text = printer.function(reverse.effects, chosen, values, _assumed(builder, kernel.tl, sizes))
+    text = printer.function(reverse.effects, chosen, values, _assumed(kernel, values, sizes))
     scan = [LINEAR + "\n"] if f"{LINEAR_STEP}" in text else []
     return "".join([f"import triton\nimport triton.language as {kernel.tl}\n\n", *scan, "\n", text])
 
 
-def _arguments(source: ast.FunctionDef, plain: Callable[..., Any], constants: dict[str, Any]) -> dict[str, Arg]:
+def _arguments(
+    source: ast.FunctionDef, plain: Callable[..., Any], constants: dict[str, Any]
+) -> dict[str, Arg]:
     """Parameters in order; a constexpr one takes its value from `constants` or its default."""
     a = source.args
     if a.vararg or a.kwarg or a.kwonlyargs:
         raise Refusal("parameters", "only plain parameters are supported").at(source)
-    defaults = {n: p.default for n, p in inspect.signature(plain).parameters.items() if p.default is not p.empty}
+    defaults = {
+        n: p.default for n, p in inspect.signature(plain).parameters.items() if p.default is not p.empty
+    }
     known = {**defaults, **constants}
     found = {}
     for one in a.args:
@@ -251,22 +287,22 @@ def _sizes(name: str, args: dict[str, Arg], shapes: Shapes | None) -> Shapes:
     return {n: tuple(shape) for n, shape in shapes.items()}
 
 
-def _assumed(builder: Math, tl: str, sizes: Shapes) -> list[str]:
+def _assumed(kernel: Kernel, values: dict[str, Node], sizes: Shapes) -> list[str]:
     """What the function takes for granted, checked while it is compiled: another broadcast would need other sums."""
-    out = ["    # assumptions and decisions"]
     shown = ", ".join(f"{name} {list(shape)}" for name, shape in sizes.items())
     about = f"- broadcasts as with {shown}; adjoints in float32, or in float64 where the forward is"
-    out += [f"    # {part}" for part in folded(about, WIDTH - 6)]
-    for name, shape in sizes.items():
-        out.append(f"    {tl}.static_assert(len({name}.shape) == {len(shape)})")
-        for axis, size in enumerate(shape):
-            same = "1" if size == 1 else builder.dims[size].attrs["name"]
-            if same != f"{name}.shape[{axis}]":
-                out.append(f"    {tl}.static_assert({name}.shape[{axis}] == {same})")
+    out = ["    # assumptions and decisions", *(f"    # {part}" for part in folded(about, WIDTH - 6))]
+    upstream = {gradient_name(s.base.attrs["name"]): s.value for s in kernel.effects if isinstance(s, Store)}
+    for name, node in {**values, **upstream}.items():
+        out.append(f"    {kernel.tl}.static_assert(len({name}.shape) == {len(node.shape)})")
+        for axis, dim in enumerate(node.shape):
+            here, same = f"{name}.shape[{axis}]", dim.attrs.get("name", dim.attrs.get("value"))
+            if same not in (None, here):
+                out.append(f"    {kernel.tl}.static_assert({here} == {same})")
     return [*out, ""]
 
 
-def _loaded(text: str, name: str, names: dict[str, Any], interpreted: bool) -> Any:
+def _loaded(text: str, name: str, names: dict[str, Any], interpreted: bool | None) -> Any:
     """The function of a text, from a real file, as `triton.jit` asks. It sees what the forward's module sees."""
     file = Path(tempfile.mkdtemp(prefix="kernel-agent-")) / f"{name}.py"
     file.write_text(text)
@@ -274,13 +310,22 @@ def _loaded(text: str, name: str, names: dict[str, Any], interpreted: bool) -> A
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     vars(module).update({n: v for n, v in names.items() if not n.startswith("__")})
-    knobs = vars(triton.knobs.runtime)
-    before = knobs.get("interpret")
-    knobs["interpret"] = interpreted  # like the function it belongs to
-    try:
+    with _decorating(interpreted):
         spec.loader.exec_module(module)
-    finally:
-        knobs.pop("interpret") if before is None else knobs.update(interpret=before)
     made = getattr(module, name)
     made.source = text
     return made
+
+
+@contextlib.contextmanager
+def _decorating(interpreted: bool | None) -> Iterator[None]:
+    """`triton.jit` gives the same kind of function as the forward's, whatever the process has chosen since."""
+    knobs = vars(triton.knobs.runtime)
+    before = dict(knobs)
+    if interpreted is not None:
+        knobs["interpret"] = interpreted
+    try:
+        yield
+    finally:
+        knobs.clear()
+        knobs.update(before)
