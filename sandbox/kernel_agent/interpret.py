@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import triton
+import triton.compiler.code_generator  # before the language is patched: it keeps a table of its functions
 import triton.language as tl
 from torch.utils._python_dispatch import _disable_current_modes
 from triton.runtime import interpreter as _interp
