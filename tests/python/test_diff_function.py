@@ -76,6 +76,35 @@ def scaled(x, w, s):
 
 
 @triton.jit
+def softmax(x):
+    e = tl.exp(x - tl.max(x, axis=1)[:, None])
+    z = tl.zeros([8, 16], tl.float64) + e
+    return z / tl.sum(e, axis=1)[:, None]
+
+
+@triton.jit
+def total(x, w):
+    return tl.sum(x * w * tl.broadcast_to(w, [8, 16]))
+
+
+@triton.jit
+def summed(x):
+    """The adjoint of the sum does not change in the loop: the loop stays one, and nothing is taped."""
+    acc = tl.zeros_like(x)
+    for i in range(3):
+        acc += x * x * i
+    return acc
+
+
+@triton.jit
+def switched(x, FLAG: tl.constexpr = True):
+    y = x.to(tl.float64)
+    if FLAG:
+        y = tl.exp(y)
+    return y
+
+
+@triton.jit
 def pair(x, y):
     return x * y, tl.exp(x) + y
 
@@ -203,6 +232,10 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any] | None]] = {
     "static_loop": (horner, horner_torch, {"x": (M, N), "c": ()}),
     "broadcast": (scaled, as_torch(scaled), {"x": (M, N), "w": (N,), "s": ()}),
     "column": (fan_out, as_torch(fan_out), {"x": (M, N), "y": (M, 1)}),
+    "softmax": (softmax, lambda x: torch.softmax(x, 1), {"x": (M, N)}),
+    "scalar_result": (total, lambda x, w: (x * w * w).sum(), {"x": (M, N), "w": (N,)}),
+    "loop": (summed, lambda x: 3 * x * x, {"x": (N,)}),
+    "default_of_a_constexpr": (switched, lambda x: torch.exp(x), {"x": (N,)}),
     "two_results": (pair, as_torch(pair), {"x": (M, N), "y": (N,)}),
 }
 
@@ -390,6 +423,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "wrt": (lambda: grad(gelu, wrt=("z",)), r"wrt: gelu\(x, w\) has no value 'z'"),
     "constexpr": (lambda: grad(powered, wrt=("K",)), r"wrt: powered\(x, K\) has no value 'K'"),
     "shapes": (lambda: grad(gelu, shapes={"x": (4,)}), "shapes: gelu takes the values x, w, not x"),
+    "dtype": (lambda: grad(gelu, dtype="int32"), "dtype 'int32' is none of float8e4nv"),
     "dims": (lambda: grad(gelu, {"K": 3}), "gelu has no constexpr parameter K"),
 }
 
@@ -399,3 +433,8 @@ def test_wrong_use__says_what_is_expected(name: str) -> None:
     use, message = WRONG[name]
     with pytest.raises(ValueError, match=message):
         use()
+
+
+def test_lambda__is_no_function_with_a_text() -> None:
+    with pytest.raises(TypeError, match="not a lambda"):
+        grad(lambda x: x)

@@ -16,6 +16,7 @@ from typing import Any, overload
 from .. import forward
 from . import function, ops
 from .compile import MARKER, Draft, differentiate
+from .ir import FLOATS
 
 AUTODIFF = """
 def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
@@ -92,6 +93,8 @@ def _is_math(given: Callable[..., Any]) -> bool:
     plain = inspect.unwrap(given)
     if not inspect.isfunction(plain) or hasattr(plain, "__kernel_agent__"):
         return False
+    if plain.__name__ == "<lambda>":
+        raise TypeError("a function written with `def` in a file is expected, not a lambda")
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(plain))).body
     assert isinstance(definition, ast.FunctionDef)
     return not any("autodiff" in ast.unparse(decorator) for decorator in definition.decorator_list)
@@ -106,6 +109,8 @@ def _of_function(
     dtype: str = "float32",
 ) -> Any:
     """The derivative of a plain function."""
+    if dtype not in FLOATS:
+        raise ValueError(f"dtype {dtype!r} is none of {', '.join(FLOATS)}")
     chosen = [wrt] if isinstance(wrt, (int, str)) else wrt
     return function.differentiate(fn, dims or {}, chosen, shapes, dtype)
 

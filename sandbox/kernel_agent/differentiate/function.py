@@ -147,6 +147,7 @@ class Printer(Emitter):
         self.ups = [gradient_name(n) for n in results]
         self.reserved = {*self.reserved, *self.ups} - {gradient_name(n) for n in kernel.args}
         self.returned: dict[str, str] = {}
+        self.defaults: dict[str, str] = {}  # of constexpr parameters
         for node in [n for n in self.g.table.values() if n.op == "load" and not n.attrs.get("upstream")]:
             self.scope.names[node] = (node.args[0].attrs["name"], INDICES)
 
@@ -184,7 +185,12 @@ class Printer(Emitter):
         """The forward's parameters, constexpr ones last as in generated kernels, with the upstream before them."""
         constexprs = [n for n, arg in self.kernel.args.items() if arg.kind == "constexpr"]
         given = [n for n in self.kernel.args if n not in constexprs]
-        signature = [*given, *self.ups, *(f"{n}: {self.tl}.constexpr" for n in constexprs)]
+        constexprs.sort(key=lambda n: n in self.defaults)
+        meta = [
+            f"{n}: {self.tl}.constexpr" + (f" = {self.defaults[n]}" if n in self.defaults else "")
+            for n in constexprs
+        ]
+        signature = [*given, *self.ups, *meta]
         line = f"def {self.name}({', '.join(signature)}):"
         if len(line) <= WIDTH:
             return [line]
@@ -236,6 +242,8 @@ def _text(
         line = next(r.line for r in reverse.report if r.kind == "tape")
         raise Refusal("loop", why, f"Unroll it: {kernel.tl}.static_range over literals.", line)
     printer = Printer(kernel, f"{plain.__name__}_bwd", lines, results)
+    texts = map(ast.unparse, source.args.defaults)
+    printer.defaults = dict(zip(list(args)[len(args) - len(source.args.defaults) :], texts, strict=True))
     text = printer.function(reverse.effects, chosen, values, _assumed(kernel, values, sizes))
     scan = [LINEAR + "\n"] if f"{LINEAR_STEP}" in text else []
     return "".join([f"import triton\nimport triton.language as {kernel.tl}\n\n", *scan, "\n", text])
