@@ -366,12 +366,12 @@ class Case:
             result["facts"] = {"forward": forward_facts.to_dict(), "backward": backward_facts.to_dict()}
         return result
 
-    def draw(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def inputs_drawn(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return draw.make_inputs(self.fwd, self.dims, self.seed, dtype=self.dtype, kind=self.inputs)
 
     def call_stub(self) -> StubCall:
         """The plain stub on these inputs."""
-        args, kwargs = self.draw()
+        args, kwargs = self.inputs_drawn()
         bound = draw.bind(self.fwd, args, kwargs)
         watch = Watch()
         for name, tensor in _named_inputs(bound):
@@ -394,7 +394,7 @@ class Case:
 
     def arguments(self) -> tuple[inspect.BoundArguments, dict[str, torch.Tensor]]:
         """The call's arguments, with leaves in place of the inputs that want gradients."""
-        args, kwargs = self.draw()
+        args, kwargs = self.inputs_drawn()
         wanted = draw.grad_inputs(self.fwd, draw.bind(self.fwd, args, kwargs))
         if self.needs is not None:
             unknown = [name for name in self.needs if name not in wanted]
