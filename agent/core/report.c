@@ -121,6 +121,28 @@ static void put_title(struct page *page, const json_t *result)
     put(page, "\n\n");
 }
 
+/* Kinds of inputs beside those that make_args draws. */
+static void put_inputs(struct page *page, const json_t *inputs)
+{
+    json_t *kept = json_object_get(inputs, "kept"), *left_out = json_object_get(inputs, "left_out"), *item;
+    size_t i;
+    const char *kind;
+    json_array_foreach(kept, i, item)
+    {
+        put(page, i == 0 ? "| also tried with inputs that are | " : ", ");
+        put_inline(page, json_is_string(item) ? json_string_value(item) : "?");
+    }
+    put(page, json_array_size(kept) ? " |\n" : "");
+    json_object_foreach(left_out, kind, item)
+    {
+        put(page, "| not tried with inputs that are ");
+        put_inline(page, kind);
+        put(page, " | ");
+        put_inline(page, json_is_string(item) ? json_string_value(item) : "?");
+        put(page, " |\n");
+    }
+}
+
 /* What stands beside the oracle made from the forward. */
 static void put_oracles(struct page *page, const json_t *oracles)
 {
@@ -152,6 +174,7 @@ static void put_summary(struct page *page, const json_t *result)
     if (number_of(shapes, "optional") > 0)
         put_of(page, "optional shapes passed", shapes, "optional_passed", "optional");
     put_oracles(page, get(result, "oracles"));
+    put_inputs(page, get(get(result, "oracles"), "inputs"));
     put_row(page, "draft", get(result, "draft"));
     put_row(page, "attempts", get(result, "attempts"));
     put_row(page, "roll-backs", get(result, "rollbacks"));
