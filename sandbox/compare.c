@@ -9,6 +9,7 @@
 
 #define MOVED_MAX 0.01 /* the most that sensitivity to rounding is believed */
 #define BLOCK 2048     /* elements converted at a time: the comparison of a passing tensor takes no heap */
+#define COARSE 0.02    /* norm-relative */
 
 struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype)
 {
@@ -35,6 +36,12 @@ struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype)
         break;
     }
     return tol;
+}
+
+void ka_tolerance_coarsen(struct ka_tolerance *tol)
+{
+    tol->floor = fmax(tol->floor, COARSE);
+    tol->off_share = 1;
 }
 
 struct ka_tolerance ka_tolerance_oracle(void)

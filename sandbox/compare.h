@@ -39,6 +39,10 @@ struct ka_tolerance {
 /* verdict.md's numbers for gradients and for forward agreement in `dtype`; integers must be equal. */
 struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype);
 
+/* For inputs of mixed magnitudes: the finite elements must be the right ones, and the tensor as a whole must be right to a few
+ * percent. What is large there (a log-sum-exp of 100) leaves its rounding in what is small. */
+void ka_tolerance_coarsen(struct ka_tolerance *tol);
+
 /* Two float64 oracles against each other (the user's reference, the forward through torch): both claim to be
  * exact up to rounding and to constants that were written in float32. */
 struct ka_tolerance ka_tolerance_oracle(void);

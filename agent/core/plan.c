@@ -151,6 +151,19 @@ json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bo
     return builder.cases;
 }
 
+void ka_plan_inputs(json_t *cases, const json_t *shapes, const json_t *kinds, uint64_t secret)
+{
+    struct builder builder = {.cases = cases, .random = secret};
+    const json_t *smallest = ka_plan_smallest(shapes);
+    size_t i;
+    json_t *kind;
+    json_array_foreach((json_t *)kinds, i, kind)
+    {
+        if (smallest && json_is_string(kind))
+            json_object_set(add_case(&builder, smallest, "normal"), "inputs", kind);
+    }
+}
+
 void ka_plan_repeats(json_t *cases, int times)
 {
     json_t *item, *largest = NULL;
@@ -158,8 +171,8 @@ void ka_plan_repeats(json_t *cases, int times)
     json_array_foreach(cases, i, item)
     {
         const char *kind = json_string_value(json_object_get(json_object_get(item, "upstream"), "kind"));
-        if (!has_class(item, "required") || json_object_get(item, "needs") || !kind ||
-            strcmp(kind, "normal") != 0)
+        if (!has_class(item, "required") || json_object_get(item, "needs") ||
+            json_object_get(item, "inputs") || !kind || strcmp(kind, "normal") != 0)
             continue;
         if (!largest ||
             ka_plan_size(json_object_get(item, "dims")) > ka_plan_size(json_object_get(largest, "dims")))

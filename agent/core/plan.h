@@ -24,6 +24,10 @@
  *     with a*u + b*w over one graph, and a backward whose launches do nothing. */
 json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret);
 
+/* Append one case to `cases` for each of `kinds` (names of kinds of inputs, docs/protocol.md) on the smallest required shape. For
+ * preflight, which finds out which kinds the forward takes, and for the checks, with those that it does. */
+void ka_plan_inputs(json_t *cases, const json_t *shapes, const json_t *kinds, uint64_t secret);
+
 /* Ask for `times` more backwards over the same graph in one plain case of the largest required shape, where programs contend most:
  * how far atomics make the results differ. */
 void ka_plan_repeats(json_t *cases, int times);

@@ -3,6 +3,7 @@
 #include "report.h"
 
 #include "describe.h"
+#include "page.h"
 
 #include <errno.h>
 #include <math.h>
@@ -10,48 +11,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Text being written; after a failure the rest is skipped and `rc` tells. */
-struct page {
-    struct ka_buf text;
-    int rc;
-};
-
-static void put(struct page *page, const char *text)
-{
-    if (page->rc == 0)
-        page->rc = ka_buf_puts(&page->text, text);
-}
-
-static void putf(struct page *page, const char *fmt, ...) KA_PRINTF(2, 3);
-
-static void putf(struct page *page, const char *fmt, ...)
-{
-    char *text = NULL;
-    va_list args;
-    va_start(args, fmt);
-    int len = vasprintf(&text, fmt, args);
-    va_end(args);
-    if (len < 0)
-        page->rc = page->rc ? page->rc : -ENOMEM;
-    else
-        put(page, text);
-    if (len >= 0)
-        free(text);
-}
-
 /* Text inside a table or a line: no newlines, no column separators. */
-static void put_inline(struct page *page, const char *text)
+static void put_inline(struct ka_page *page, const char *text)
 {
     for (; *text && page->rc == 0; text++) {
         char c = *text;
         if (c == '|')
-            put(page, "\\|");
+            ka_page_put(page, "\\|");
         else
             page->rc = ka_buf_add(&page->text, c == '\n' || c == '\r' ? " " : &c, 1);
     }
 }
 
-static void put_dims(struct page *page, const json_t *dims)
+static void put_dims(struct ka_page *page, const json_t *dims)
 {
     struct ka_buf text = {0};
     if (page->rc == 0)
@@ -65,12 +37,6 @@ static const json_t *get(const json_t *object, const char *name)
     return json_object_get(object, name);
 }
 
-static const char *text_of(const json_t *object, const char *name)
-{
-    const char *text = json_string_value(get(object, name));
-    return text && *text ? text : NULL;
-}
-
 static bool has_number(const json_t *object, const char *name)
 {
     return json_is_number(get(object, name));
@@ -82,67 +48,80 @@ static double number_of(const json_t *object, const char *name)
 }
 
 /* "| title | value |" when the value is there. */
-static void put_row(struct page *page, const char *title, const json_t *value)
+static void put_row(struct ka_page *page, const char *title, const json_t *value)
 {
     if (!value || json_is_null(value))
         return;
-    putf(page, "| %s | ", title);
+    ka_page_putf(page, "| %s | ", title);
     put_dims(page, value);
-    put(page, " |\n");
+    ka_page_put(page, " |\n");
 }
 
-static void put_of(struct page *page, const char *title, const json_t *object, const char *part,
+static void put_of(struct ka_page *page, const char *title, const json_t *object, const char *part,
                    const char *whole)
 {
     if (has_number(object, whole))
-        putf(page, "| %s | %.0f of %.0f |\n", title, number_of(object, part), number_of(object, whole));
+        ka_page_putf(page, "| %s | %.0f of %.0f |\n", title, number_of(object, part),
+                     number_of(object, whole));
 }
 
 /* Sections */
 
-static void put_title(struct page *page, const json_t *result)
+static void put_title(struct ka_page *page, const json_t *result)
 {
-    static const struct {
-        const char *verdict, *title;
-    } titles[] = {{"verified", "verified"},
-                  {"not_verified", "not verified"},
-                  {"unusable", "the forward file cannot be used"},
-                  {"waiting", "waiting for an answer"},
-                  {"error", "ended with an error"}};
-    const char *verdict = text_of(result, "verdict"), *stub = text_of(result, "stub"), *title = verdict;
-    for (size_t i = 0; verdict && i < KA_COUNT(titles); i++) {
-        if (strcmp(verdict, titles[i].verdict) == 0)
-            title = titles[i].title;
-    }
-    put(page, "# ");
+    const char *stub = ka_page_text_of(result, "stub");
+    ka_page_put(page, "# ");
     put_inline(page, stub ? stub : "kernel-agent");
-    put(page, ": ");
-    put_inline(page, title ? title : "no verdict");
-    put(page, "\n\n");
+    ka_page_put(page, ": ");
+    put_inline(page, ka_page_verdict(result));
+    ka_page_put(page, "\n\n");
+}
+
+/* Kinds of inputs beside those that make_args draws. */
+static void put_inputs(struct ka_page *page, const json_t *inputs)
+{
+    json_t *kept = json_object_get(inputs, "kept"), *left_out = json_object_get(inputs, "left_out"), *item;
+    size_t i;
+    const char *kind;
+    json_array_foreach(kept, i, item)
+    {
+        ka_page_put(page, i == 0 ? "| also tried with inputs that are | " : ", ");
+        put_inline(page, json_is_string(item) ? json_string_value(item) : "?");
+    }
+    ka_page_put(page, json_array_size(kept) ? " |\n" : "");
+    json_object_foreach(left_out, kind, item)
+    {
+        ka_page_put(page, "| not tried with inputs that are ");
+        put_inline(page, kind);
+        ka_page_put(page, " | ");
+        put_inline(page, json_is_string(item) ? json_string_value(item) : "?");
+        ka_page_put(page, " |\n");
+    }
 }
 
 /* What stands beside the oracle made from the forward. */
-static void put_oracles(struct page *page, const json_t *oracles)
+static void put_oracles(struct ka_page *page, const json_t *oracles)
 {
     const json_t *differences = get(oracles, "finite_differences");
-    const char *verdict = text_of(differences, "verdict"), *reason = text_of(differences, "reason");
+    const char *verdict = ka_page_text_of(differences, "verdict"),
+               *reason = ka_page_text_of(differences, "reason");
     put_row(page, "reference() against the oracle", get(oracles, "reference"));
     if (!verdict)
         return;
-    putf(page, "| finite differences against the oracle | %s: %.0f slopes agree, %.0f tell nothing", verdict,
-         number_of(differences, "agree"), number_of(differences, "open"));
+    ka_page_putf(page, "| finite differences against the oracle | %s: %.0f slopes agree, %.0f tell nothing",
+                 verdict, number_of(differences, "agree"), number_of(differences, "open"));
     if (reason) {
-        put(page, " (");
+        ka_page_put(page, " (");
         put_inline(page, reason);
-        put(page, ")");
+        ka_page_put(page, ")");
     }
-    put(page, " |\n");
+    ka_page_put(page, " |\n");
 }
 
-static void put_summary(struct page *page, const json_t *result)
+static void put_summary(struct ka_page *page, const json_t *result)
 {
     const json_t *shapes = get(result, "shapes"), *llm = get(result, "llm");
-    put(page, "| | |\n|---|---|\n");
+    ka_page_put(page, "| | |\n|---|---|\n");
     put_row(page, "forward file", get(result, "file"));
     put_row(page, "pair", get(result, "pair"));
     put_row(page, "best candidate, not verified", get(result, "best"));
@@ -152,52 +131,54 @@ static void put_summary(struct page *page, const json_t *result)
     if (number_of(shapes, "optional") > 0)
         put_of(page, "optional shapes passed", shapes, "optional_passed", "optional");
     put_oracles(page, get(result, "oracles"));
+    put_inputs(page, get(get(result, "oracles"), "inputs"));
     put_row(page, "draft", get(result, "draft"));
     put_row(page, "attempts", get(result, "attempts"));
     put_row(page, "roll-backs", get(result, "rollbacks"));
     put_row(page, "atomic elements in the backward", get(result, "atomics"));
     put_row(page, "tape bytes", get(result, "tape_bytes"));
     if (number_of(llm, "requests") > 0) {
-        putf(page, "| model | %.0f requests, %.0f tokens in, %.0f out", number_of(llm, "requests"),
-             number_of(llm, "tokens_in"), number_of(llm, "tokens_out"));
+        ka_page_putf(page, "| model | %.0f requests, %.0f tokens in, %.0f out", number_of(llm, "requests"),
+                     number_of(llm, "tokens_in"), number_of(llm, "tokens_out"));
         if (has_number(llm, "cost"))
-            putf(page, ", cost %.4f", number_of(llm, "cost"));
-        put(page, " |\n");
+            ka_page_putf(page, ", cost %.4f", number_of(llm, "cost"));
+        ka_page_put(page, " |\n");
     }
     if (has_number(result, "seconds"))
-        putf(page, "| seconds for the whole run | %.1f |\n", number_of(result, "seconds"));
-    put(page, "\n");
+        ka_page_putf(page, "| seconds for the whole run | %.1f |\n", number_of(result, "seconds"));
+    ka_page_put(page, "\n");
 }
 
-static void put_error(struct page *page, const json_t *error)
+static void put_error(struct ka_page *page, const json_t *error)
 {
     if (!json_is_object(error))
         return;
-    put(page, "## Why it ended\n\n");
-    if (text_of(error, "file")) {
-        put_inline(page, text_of(error, "file"));
+    ka_page_put(page, "## Why it ended\n\n");
+    if (ka_page_text_of(error, "file")) {
+        put_inline(page, ka_page_text_of(error, "file"));
         if (has_number(error, "line"))
-            putf(page, ":%.0f", number_of(error, "line"));
-        put(page, ": ");
+            ka_page_putf(page, ":%.0f", number_of(error, "line"));
+        ka_page_put(page, ": ");
     }
-    put_inline(page, text_of(error, "message") ? text_of(error, "message") : "no message");
-    put(page, "\n\n");
-    if (text_of(error, "remedy")) {
-        put(page, "What to do: ");
-        put_inline(page, text_of(error, "remedy"));
-        put(page, "\n\n");
+    put_inline(page, ka_page_text_of(error, "message") ? ka_page_text_of(error, "message") : "no message");
+    ka_page_put(page, "\n\n");
+    if (ka_page_text_of(error, "remedy")) {
+        ka_page_put(page, "What to do: ");
+        put_inline(page, ka_page_text_of(error, "remedy"));
+        ka_page_put(page, "\n\n");
     }
-    if (text_of(error, "traceback"))
-        putf(page, "```\n%s\n```\n\n", text_of(error, "traceback"));
+    if (ka_page_text_of(error, "traceback"))
+        ka_page_putf(page, "```\n%s\n```\n\n", ka_page_text_of(error, "traceback"));
 }
 
-static void put_gradients(struct page *page, const json_t *gradients)
+static void put_gradients(struct ka_page *page, const json_t *gradients)
 {
     size_t i;
     json_t *gradient;
     if (!json_array_size(gradients))
         return;
-    put(page,
+    ka_page_put(
+        page,
         "## Gradients\n\n"
         "Relative error of the norm against the float64 oracle; the baseline is eager PyTorch in the same "
         "dtype against the same oracle.\n\n"
@@ -205,151 +186,154 @@ static void put_gradients(struct page *page, const json_t *gradients)
     json_array_foreach((json_t *)gradients, i, gradient)
     {
         static const char *const numbers[] = {"error", "baseline_error"};
-        put(page, "| ");
-        put_inline(page, text_of(gradient, "name") ? text_of(gradient, "name") : "?");
+        ka_page_put(page, "| ");
+        put_inline(page, ka_page_text_of(gradient, "name") ? ka_page_text_of(gradient, "name") : "?");
         for (size_t k = 0; k < KA_COUNT(numbers); k++) {
             if (has_number(gradient, numbers[k]))
-                putf(page, " | %.3g", number_of(gradient, numbers[k]));
+                ka_page_putf(page, " | %.3g", number_of(gradient, numbers[k]));
             else
-                put(page, " | -");
+                ka_page_put(page, " | -");
         }
-        put(page, " | ");
+        ka_page_put(page, " | ");
         put_dims(page, get(gradient, "worst_shape"));
-        put(page, " |\n");
+        ka_page_put(page, " |\n");
     }
-    put(page, "\n");
+    ka_page_put(page, "\n");
 }
 
-static void put_cases(struct page *page, const json_t *cases)
+static void put_cases(struct ka_page *page, const json_t *cases)
 {
     size_t i, k;
     json_t *entry, *gradient;
     if (!json_array_size(cases))
         return;
-    put(page, "## Cases\n\n| shape | case | verdict | errors |\n|---|---|---|---|\n");
+    ka_page_put(page, "## Cases\n\n| shape | case | verdict | errors |\n|---|---|---|---|\n");
     json_array_foreach((json_t *)cases, i, entry)
     {
-        put(page, "| ");
+        ka_page_put(page, "| ");
         put_dims(page, get(entry, "shape"));
-        put(page, " | ");
-        put_inline(page, text_of(entry, "case") ? text_of(entry, "case") : "");
-        put(page, json_is_true(get(entry, "ok")) ? " | passed | " : " | failed | ");
+        ka_page_put(page, " | ");
+        put_inline(page, ka_page_text_of(entry, "case") ? ka_page_text_of(entry, "case") : "");
+        ka_page_put(page, json_is_true(get(entry, "ok")) ? " | passed | " : " | failed | ");
         json_array_foreach(get(entry, "gradients"), k, gradient)
         {
-            put(page, k ? ", " : "");
-            put_inline(page, text_of(gradient, "name") ? text_of(gradient, "name") : "?");
-            putf(page, " %.3g", number_of(gradient, "error"));
+            ka_page_put(page, k ? ", " : "");
+            put_inline(page, ka_page_text_of(gradient, "name") ? ka_page_text_of(gradient, "name") : "?");
+            ka_page_putf(page, " %.3g", number_of(gradient, "error"));
             if (has_number(gradient, "baseline_error"))
-                putf(page, " (baseline %.3g)", number_of(gradient, "baseline_error"));
+                ka_page_putf(page, " (baseline %.3g)", number_of(gradient, "baseline_error"));
         }
-        put(page, " |\n");
+        ka_page_put(page, " |\n");
     }
-    put(page, "\n");
+    ka_page_put(page, "\n");
 }
 
 /* Atomics in another order round otherwise: how far that goes, where it could be seen. */
-static void put_repeats(struct page *page, const json_t *result)
+static void put_repeats(struct ka_page *page, const json_t *result)
 {
     size_t i, shown = 0;
     json_t *gradient;
-    if (text_of(result, "repeatability"))
-        putf(page, "The same backward on the same bytes: %s.\n\n", text_of(result, "repeatability"));
+    if (ka_page_text_of(result, "repeatability"))
+        ka_page_putf(page, "The same backward on the same bytes: %s.\n\n",
+                     ka_page_text_of(result, "repeatability"));
     json_array_foreach(get(result, "gradients"), i, gradient)
     {
         const json_t *repeats = get(gradient, "repeats");
         if (!json_is_object(repeats))
             continue;
-        putf(page, "%s the gradient of ", shown++ ? ";" : "Of the same backward on the same bytes");
-        put_inline(page, text_of(gradient, "name") ? text_of(gradient, "name") : "?");
+        ka_page_putf(page, "%s the gradient of ", shown++ ? ";" : "Of the same backward on the same bytes");
+        put_inline(page, ka_page_text_of(gradient, "name") ? ka_page_text_of(gradient, "name") : "?");
         if (json_is_true(get(repeats, "bit_for_bit")))
-            putf(page, " is repeatable bit for bit (%.0f runs)", number_of(repeats, "runs"));
+            ka_page_putf(page, " is repeatable bit for bit (%.0f runs)", number_of(repeats, "runs"));
         else
-            putf(page, " varies by up to %.3g, %.3g of what the comparison allows (%.0f runs)",
-                 number_of(repeats, "max_abs"), number_of(repeats, "of_limit"), number_of(repeats, "runs"));
+            ka_page_putf(page, " varies by up to %.3g, %.3g of what the comparison allows (%.0f runs)",
+                         number_of(repeats, "max_abs"), number_of(repeats, "of_limit"),
+                         number_of(repeats, "runs"));
     }
-    put(page, shown ? ".\n\n" : "");
+    ka_page_put(page, shown ? ".\n\n" : "");
 }
 
-static void put_failures(struct page *page, const json_t *failures)
+static void put_failures(struct ka_page *page, const json_t *failures)
 {
     size_t i;
     json_t *failure;
     const char *text = json_string_value(failures);
     if (!json_array_size(failures) && !(text && *text))
         return;
-    put(page, "## What does not pass\n\n");
+    ka_page_put(page, "## What does not pass\n\n");
     if (text)
-        putf(page, "%s\n\n", text);
+        ka_page_putf(page, "%s\n\n", text);
     json_array_foreach((json_t *)failures, i, failure)
     {
-        put(page, "- ");
+        ka_page_put(page, "- ");
         if (get(failure, "shape") && !json_is_null(get(failure, "shape"))) {
             put_dims(page, get(failure, "shape"));
-            put(page, ": ");
+            ka_page_put(page, ": ");
         }
-        put_inline(page, text_of(failure, "text") ? text_of(failure, "text") : "no reason given");
-        put(page, "\n");
+        put_inline(page,
+                   ka_page_text_of(failure, "text") ? ka_page_text_of(failure, "text") : "no reason given");
+        ka_page_put(page, "\n");
     }
-    put(page, text ? "" : "\n");
+    ka_page_put(page, text ? "" : "\n");
 }
 
-static void put_skipped(struct page *page, const json_t *skipped)
+static void put_skipped(struct ka_page *page, const json_t *skipped)
 {
     size_t i;
     json_t *entry;
     if (!json_array_size(skipped))
         return;
-    put(page, "## Skipped shapes\n\nNot judged, and not counted as passed.\n\n");
+    ka_page_put(page, "## Skipped shapes\n\nNot judged, and not counted as passed.\n\n");
     json_array_foreach((json_t *)skipped, i, entry)
     {
         const json_t *dims = get(entry, "dims") ? get(entry, "dims") : get(entry, "shape");
-        put(page, "- ");
+        ka_page_put(page, "- ");
         put_dims(page, dims ? dims : entry);
-        if (text_of(entry, "reason")) {
-            put(page, ": ");
-            put_inline(page, text_of(entry, "reason"));
+        if (ka_page_text_of(entry, "reason")) {
+            ka_page_put(page, ": ");
+            put_inline(page, ka_page_text_of(entry, "reason"));
         }
-        put(page, "\n");
+        ka_page_put(page, "\n");
     }
-    put(page, "\n");
+    ka_page_put(page, "\n");
 }
 
-static void put_speed(struct page *page, const json_t *speed)
+static void put_speed(struct ka_page *page, const json_t *speed)
 {
     size_t i, k;
     json_t *shape;
-    put(page, "## Speed\n\n");
+    ka_page_put(page, "## Speed\n\n");
     if (!json_is_object(speed)) {
-        put(page, "Not timed: there is no time without a GPU to measure it on.\n\n");
+        ka_page_put(page, "Not timed: there is no time without a GPU to measure it on.\n\n");
         return;
     }
     if (has_number(speed, "geomean_vs_compile"))
-        putf(page, "Geometric mean against `torch.compile`: %.2fx.\n\n",
-             number_of(speed, "geomean_vs_compile"));
+        ka_page_putf(page, "Geometric mean against `torch.compile`: %.2fx.\n\n",
+                     number_of(speed, "geomean_vs_compile"));
     json_array_foreach(get(speed, "per_shape"), i, shape)
     {
         const char *name, *comma = "";
         json_t *value;
-        put(page, "- ");
+        ka_page_put(page, "- ");
         put_dims(page, get(shape, "dims") ? get(shape, "dims") : get(shape, "shape"));
-        put(page, ": ");
+        ka_page_put(page, ": ");
         k = 0;
         json_object_foreach(shape, name, value)
         {
             if (!json_is_number(value) || k++ > 16)
                 continue;
-            put(page, comma);
+            ka_page_put(page, comma);
             put_inline(page, name);
-            putf(page, " %.4g", json_number_value(value));
+            ka_page_putf(page, " %.4g", json_number_value(value));
             comma = ", ";
         }
-        put(page, "\n");
+        ka_page_put(page, "\n");
     }
-    put(page, "\n");
+    ka_page_put(page, "\n");
 }
 
 /* One row of the comparison: a number of each side, "-" where it is missing. */
-static void put_fact_row(struct page *page, const char *title, bool both, double before, double after,
+static void put_fact_row(struct ka_page *page, const char *title, bool both, double before, double after,
                          bool bytes)
 {
     char cells[2][40];
@@ -363,9 +347,9 @@ static void put_fact_row(struct page *page, const char *title, bool both, double
             snprintf(cells[i], sizeof(cells[i]), "%.0f", values[i]);
     }
     if (both)
-        putf(page, "| %s | %s | %s |\n", title, cells[0], cells[1]);
+        ka_page_putf(page, "| %s | %s | %s |\n", title, cells[0], cells[1]);
     else
-        putf(page, "| %s | %s |\n", title, cells[1]);
+        ka_page_putf(page, "| %s | %s |\n", title, cells[1]);
 }
 
 static double cost_of(const json_t *result, const char *name)
@@ -373,7 +357,7 @@ static double cost_of(const json_t *result, const char *name)
     return has_number(result, name) ? number_of(result, name) : -1;
 }
 
-static void put_facts(struct page *page, const json_t *result)
+static void put_facts(struct ka_page *page, const json_t *result)
 {
     const json_t *first = get(result, "measured_before"), *last = get(result, "measured");
     bool both = json_is_object(first);
@@ -383,9 +367,9 @@ static void put_facts(struct page *page, const json_t *result)
         return;
     ka_describe_sum(first, &a);
     ka_describe_sum(last, &b);
-    put(page, "## Compile facts\n\n");
-    put(page,
-        both ? "| backward | first verified | best |\n|---|---|---|\n" : "| backward | best |\n|---|---|\n");
+    ka_page_put(page, "## Compile facts\n\n");
+    ka_page_put(page, both ? "| backward | first verified | best |\n|---|---|---|\n"
+                           : "| backward | best |\n|---|---|\n");
     put_fact_row(page, "launches", both, a.launches, b.launches, false);
     put_fact_row(page, "bytes read", both, a.bytes_read, b.bytes_read, true);
     put_fact_row(page, "bytes written", both, a.bytes_written, b.bytes_written, true);
@@ -395,19 +379,20 @@ static void put_facts(struct page *page, const json_t *result)
     put_fact_row(page, "shared memory, most of a kernel", both, a.shared, b.shared, true);
     put_fact_row(page, "modelled cost", both, cost_of(result, "modelled_cost_before"),
                  cost_of(result, "modelled_cost"), false);
-    put(page,
+    ka_page_put(
+        page,
         "\nThe modelled cost is computed from the counts above to compare schedules of this one backward. "
         "It is not a time, and no time follows from it.\n\n");
     if (page->rc == 0)
         page->rc = ka_describe_facts(last, &detail);
     if (detail.len) {
-        put(page, ka_buf_str(&detail));
-        put(page, "\n");
+        ka_page_put(page, ka_buf_str(&detail));
+        ka_page_put(page, "\n");
     }
     ka_buf_free(&detail);
 }
 
-static void put_draft(struct page *page, const json_t *result)
+static void put_draft(struct ka_page *page, const json_t *result)
 {
     json_t *draft = json_object();
     struct ka_buf text = {0};
@@ -415,77 +400,78 @@ static void put_draft(struct page *page, const json_t *result)
     if (page->rc == 0)
         page->rc = ka_describe_draft(draft, &text);
     if (text.len) {
-        put(page, "## The differentiator's decisions\n\n");
-        put(page, ka_buf_str(&text));
-        put(page, "\n");
+        ka_page_put(page, "## The differentiator's decisions\n\n");
+        ka_page_put(page, ka_buf_str(&text));
+        ka_page_put(page, "\n");
     }
     json_decref(draft);
     ka_buf_free(&text);
 }
 
-static void put_history(struct page *page, const json_t *history)
+static void put_history(struct ka_page *page, const json_t *history)
 {
     size_t i;
     json_t *entry;
     if (!json_array_size(history))
         return;
-    put(page, "## Attempts\n\n");
+    ka_page_put(page, "## Attempts\n\n");
     json_array_foreach((json_t *)history, i, entry)
     {
         struct ka_buf line = {0};
         if (page->rc == 0)
             page->rc = ka_describe_attempt(entry, &line);
-        putf(page, "%zu. ", i + 1);
+        ka_page_putf(page, "%zu. ", i + 1);
         put_inline(page, ka_buf_str(&line));
-        put(page, "\n");
+        ka_page_put(page, "\n");
         ka_buf_free(&line);
     }
-    put(page, "\n");
+    ka_page_put(page, "\n");
 }
 
-static void put_retrieved(struct page *page, const json_t *retrieved)
+static void put_retrieved(struct ka_page *page, const json_t *retrieved)
 {
     size_t i;
     json_t *pair;
     if (!json_array_size(retrieved))
         return;
-    put(page, "## Retrieved pairs\n\n| pair | similarity |\n|---|---|\n");
+    ka_page_put(page, "## Retrieved pairs\n\n| pair | similarity |\n|---|---|\n");
     json_array_foreach((json_t *)retrieved, i, pair)
     {
-        put(page, "| ");
-        put_inline(page, text_of(pair, "id") ? text_of(pair, "id") : "?");
-        putf(page, " | %.3f |\n", number_of(pair, "similarity"));
+        ka_page_put(page, "| ");
+        put_inline(page, ka_page_text_of(pair, "id") ? ka_page_text_of(pair, "id") : "?");
+        ka_page_putf(page, " | %.3f |\n", number_of(pair, "similarity"));
     }
-    put(page, "\n");
+    ka_page_put(page, "\n");
 }
 
-static void put_answers(struct page *page, const json_t *answers)
+static void put_answers(struct ka_page *page, const json_t *answers)
 {
     size_t i;
     json_t *answer;
     if (!json_array_size(answers))
         return;
-    put(page, "## Device answers\n\n"
-              "The file asked these of the device; without a GPU they were answered for the target.\n\n"
-              "| line | asked | answer |\n|---|---|---|\n");
+    ka_page_put(page,
+                "## Device answers\n\n"
+                "The file asked these of the device; without a GPU they were answered for the target.\n\n"
+                "| line | asked | answer |\n|---|---|---|\n");
     json_array_foreach((json_t *)answers, i, answer)
     {
-        put(page, "| ");
+        ka_page_put(page, "| ");
         put_dims(page, get(answer, "line") ? get(answer, "line") : json_null());
-        put(page, " | ");
-        put_inline(page, text_of(answer, "asked") ? text_of(answer, "asked") : "?");
-        put(page, " | ");
+        ka_page_put(page, " | ");
+        put_inline(page, ka_page_text_of(answer, "asked") ? ka_page_text_of(answer, "asked") : "?");
+        ka_page_put(page, " | ");
         put_dims(page, get(answer, "answer") ? get(answer, "answer") : json_null());
-        put(page, " |\n");
+        ka_page_put(page, " |\n");
     }
-    put(page, "\n");
+    ka_page_put(page, "\n");
 }
 
 int ka_report_markdown(const json_t *result, struct ka_buf *out, struct ka_err *err)
 {
     if (!json_is_object(result))
         return ka_fail(err, -EINVAL, "the result to report on is not a JSON object");
-    struct page page = {{0}, 0};
+    struct ka_page page = {{0}, 0};
     put_title(&page, result);
     put_summary(&page, result);
     put_error(&page, get(result, "error"));
@@ -494,7 +480,7 @@ int ka_report_markdown(const json_t *result, struct ka_buf *out, struct ka_err *
     put_repeats(&page, result);
     put_cases(&page, get(result, "cases"));
     put_skipped(&page, get(get(result, "shapes"), "skipped"));
-    if (text_of(result, "verdict") && strcmp(text_of(result, "verdict"), "verified") == 0)
+    if (ka_page_text_of(result, "verdict") && strcmp(ka_page_text_of(result, "verdict"), "verified") == 0)
         put_speed(&page, get(result, "speed"));
     put_facts(&page, result);
     put_draft(&page, result);

@@ -2,6 +2,7 @@
 #include "report_html.h"
 
 #include "describe.h"
+#include "page.h"
 
 #include <errno.h>
 #include <math.h>
@@ -33,33 +34,8 @@ static const char head[] =
     "system-ui,sans-serif;fill:#222}\n"
     "</style>\n";
 
-/* Text being written; after a failure the rest is skipped and `rc` tells. */
-struct page {
-    struct ka_buf text;
-    int rc;
-};
-
-static void put(struct page *page, const char *html)
-{
-    if (page->rc == 0)
-        page->rc = ka_buf_puts(&page->text, html);
-}
-
-/* Numbers and our own words only: nothing that was given goes through here. */
-static void putf(struct page *page, const char *fmt, ...) KA_PRINTF(2, 3);
-
-static void putf(struct page *page, const char *fmt, ...)
-{
-    char html[512];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(html, sizeof(html), fmt, args);
-    va_end(args);
-    put(page, html);
-}
-
 /* What was given, escaped for text and for quoted attributes. */
-static void put_text(struct page *page, const char *text)
+static void put_text(struct ka_page *page, const char *text)
 {
     for (; *text && page->rc == 0; text++) {
         unsigned char c = (unsigned char)*text;
@@ -70,7 +46,7 @@ static void put_text(struct page *page, const char *text)
                              : c == '\'' ? "&#39;"
                                          : NULL;
         if (entity)
-            put(page, entity);
+            ka_page_put(page, entity);
         else if (c >= ' ' || c == '\n' || c == '\t')
             page->rc = ka_buf_add(&page->text, text, 1);
     }
@@ -81,12 +57,6 @@ static const json_t *get(const json_t *object, const char *name)
     return json_object_get(object, name);
 }
 
-static const char *text_of(const json_t *object, const char *name)
-{
-    const char *text = json_string_value(get(object, name));
-    return text && *text ? text : NULL;
-}
-
 /* NAN where there is none. */
 static double number_of(const json_t *object, const char *name)
 {
@@ -95,7 +65,7 @@ static double number_of(const json_t *object, const char *name)
 }
 
 /* Any value in words: text as it is, dims as M=4 N=8. */
-static void put_value(struct page *page, const json_t *value)
+static void put_value(struct ka_page *page, const json_t *value)
 {
     struct ka_buf text = {0};
     if (json_is_string(value))
@@ -106,57 +76,54 @@ static void put_value(struct page *page, const json_t *value)
     ka_buf_free(&text);
 }
 
-static void put_number(struct page *page, double value)
+static void put_number(struct ka_page *page, double value)
 {
     if (isfinite(value))
-        putf(page, "<td class=\"n\">%.3g</td>", value);
+        ka_page_putf(page, "<td class=\"n\">%.3g</td>", value);
     else
-        put(page, "<td class=\"n\">-</td>");
+        ka_page_put(page, "<td class=\"n\">-</td>");
 }
 
-static void put_row(struct page *page, const char *title, const json_t *value)
+static void put_row(struct ka_page *page, const char *title, const json_t *value)
 {
     if (!value || json_is_null(value))
         return;
-    putf(page, "<tr><th>%s</th><td>", title);
+    ka_page_putf(page, "<tr><th>%s</th><td>", title);
     put_value(page, value);
-    put(page, "</td></tr>\n");
+    ka_page_put(page, "</td></tr>\n");
 }
 
 /* ---- sections */
 
-static void put_title(struct page *page, const json_t *result)
+static void put_title(struct ka_page *page, const json_t *result)
 {
-    static const char *const names[][2] = {{"verified", "verified"},
-                                           {"not_verified", "not verified"},
-                                           {"unusable", "the forward file cannot be used"},
-                                           {"waiting", "waiting for an answer"}};
-    const char *verdict = text_of(result, "verdict"), *stub = text_of(result, "stub");
-    const char *words = "ended with an error";
-    for (size_t i = 0; verdict && i < KA_COUNT(names); i++)
-        if (strcmp(verdict, names[i][0]) == 0)
-            words = names[i][1];
+    const char *verdict = ka_page_text_of(result, "verdict"), *stub = ka_page_text_of(result, "stub");
+    const char *words = ka_page_verdict(result);
     bool good = verdict && strcmp(verdict, "verified") == 0;
-    put(page, head);
-    put(page, "<title>");
+    ka_page_put(page, head);
+    ka_page_put(page, "<title>");
     put_text(page, stub ? stub : "kernel-agent");
-    putf(page, ": %s</title>\n</head>\n<body>\n<h1>", words);
+    ka_page_put(page, ": ");
+    put_text(page, words);
+    ka_page_put(page, "</title>\n</head>\n<body>\n<h1>");
     put_text(page, stub ? stub : "kernel-agent");
-    putf(page, ": <span class=\"%s\">%s</span></h1>\n", good ? "good" : "bad", words);
+    ka_page_putf(page, ": <span class=\"%s\">", good ? "good" : "bad");
+    put_text(page, words);
+    ka_page_put(page, "</span></h1>\n");
 }
 
-static void put_of(struct page *page, const char *title, const json_t *shapes, const char *part,
+static void put_of(struct ka_page *page, const char *title, const json_t *shapes, const char *part,
                    const char *whole)
 {
     if (isfinite(number_of(shapes, whole)) && isfinite(number_of(shapes, part)))
-        putf(page, "<tr><th>%s</th><td>%.0f of %.0f</td></tr>\n", title, number_of(shapes, part),
-             number_of(shapes, whole));
+        ka_page_putf(page, "<tr><th>%s</th><td>%.0f of %.0f</td></tr>\n", title, number_of(shapes, part),
+                     number_of(shapes, whole));
 }
 
-static void put_summary(struct page *page, const json_t *result)
+static void put_summary(struct ka_page *page, const json_t *result)
 {
     const json_t *shapes = get(result, "shapes");
-    put(page, "<table>\n");
+    ka_page_put(page, "<table>\n");
     put_row(page, "forward file", get(result, "file"));
     put_row(page, "pair", get(result, "pair"));
     put_row(page, "best candidate, not verified", get(result, "best"));
@@ -168,42 +135,42 @@ static void put_summary(struct page *page, const json_t *result)
     put_row(page, "roll-backs", get(result, "rollbacks"));
     put_row(page, "atomic elements in the backward", get(result, "atomics"));
     put_row(page, "tape bytes", get(result, "tape_bytes"));
-    put(page, "</table>\n");
+    ka_page_put(page, "</table>\n");
 }
 
-static void put_error(struct page *page, const json_t *error)
+static void put_error(struct ka_page *page, const json_t *error)
 {
     if (!json_is_object(error))
         return;
-    put(page, "<h2>Why it ended</h2>\n<p>");
-    if (text_of(error, "file")) {
-        put_text(page, text_of(error, "file"));
+    ka_page_put(page, "<h2>Why it ended</h2>\n<p>");
+    if (ka_page_text_of(error, "file")) {
+        put_text(page, ka_page_text_of(error, "file"));
         if (isfinite(number_of(error, "line")))
-            putf(page, ":%.0f", number_of(error, "line"));
-        put(page, ": ");
+            ka_page_putf(page, ":%.0f", number_of(error, "line"));
+        ka_page_put(page, ": ");
     }
-    put_text(page, text_of(error, "message") ? text_of(error, "message") : "no message");
-    put(page, "</p>\n");
-    if (text_of(error, "remedy")) {
-        put(page, "<p>What to do: ");
-        put_text(page, text_of(error, "remedy"));
-        put(page, "</p>\n");
+    put_text(page, ka_page_text_of(error, "message") ? ka_page_text_of(error, "message") : "no message");
+    ka_page_put(page, "</p>\n");
+    if (ka_page_text_of(error, "remedy")) {
+        ka_page_put(page, "<p>What to do: ");
+        put_text(page, ka_page_text_of(error, "remedy"));
+        ka_page_put(page, "</p>\n");
     }
-    if (text_of(error, "traceback")) {
-        put(page, "<pre>");
-        put_text(page, text_of(error, "traceback"));
-        put(page, "</pre>\n");
+    if (ka_page_text_of(error, "traceback")) {
+        ka_page_put(page, "<pre>");
+        put_text(page, ka_page_text_of(error, "traceback"));
+        ka_page_put(page, "</pre>\n");
     }
 }
 
-static void put_failures(struct page *page, const json_t *failures)
+static void put_failures(struct ka_page *page, const json_t *failures)
 {
     const char *text = json_string_value(failures);
     if (!text || !*text)
         return;
-    put(page, "<h2>What does not pass</h2>\n<pre>");
+    ka_page_put(page, "<h2>What does not pass</h2>\n<pre>");
     put_text(page, text);
-    put(page, "</pre>\n");
+    ka_page_put(page, "</pre>\n");
 }
 
 /* ---- plots */
@@ -247,38 +214,40 @@ static void fit_axis(struct plot *plot)
         plot->high = plot->low + 1;
 }
 
-static void open_svg(struct page *page, const struct plot *plot, const char *title)
+static void open_svg(struct ka_page *page, const struct plot *plot, const char *title)
 {
     double height = ROW_HEIGHT * (double)(plot->rows + 1);
-    putf(page,
-         "<svg role=\"img\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\">\n<title>%s</title>\n",
-         PLOT_WIDTH, height, PLOT_WIDTH, height, title);
+    ka_page_putf(
+        page,
+        "<svg role=\"img\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\">\n<title>%s</title>\n",
+        PLOT_WIDTH, height, PLOT_WIDTH, height, title);
     double bottom = ROW_HEIGHT * (double)plot->rows;
     for (int i = 0; i <= 40 && plot->logarithmic && ceil(plot->low) + i <= plot->high; i++) {
         double x = place(plot, pow(10, ceil(plot->low) + i));
-        putf(page, "<line x1=\"%.1f\" y1=\"0\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"#ddd\"/>", x, x, bottom);
-        putf(page, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">1e%.0f</text>\n", x, bottom + 16,
-             ceil(plot->low) + i);
+        ka_page_putf(page, "<line x1=\"%.1f\" y1=\"0\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"#ddd\"/>", x, x,
+                     bottom);
+        ka_page_putf(page, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">1e%.0f</text>\n", x,
+                     bottom + 16, ceil(plot->low) + i);
     }
     for (size_t i = 0; i < plot->rows; i++) {
-        putf(page, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">", PLOT_LEFT - 8,
-             ROW_HEIGHT * ((double)i + 0.5) + 4);
+        ka_page_putf(page, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">", PLOT_LEFT - 8,
+                     ROW_HEIGHT * ((double)i + 0.5) + 4);
         put_text(page, plot->names[i]);
-        put(page, "</text>\n");
+        ka_page_put(page, "</text>\n");
     }
 }
 
 /* Error, eager error and limit of each gradient, on a logarithmic axis. */
-static void plot_gradients(struct page *page, const json_t *gradients)
+static void plot_gradients(struct ka_page *page, const json_t *gradients)
 {
     struct plot plot = {.logarithmic = true};
     size_t i;
     json_t *gradient;
     json_array_foreach((json_t *)gradients, i, gradient)
     {
-        if (plot.rows == ROWS_MAX || !text_of(gradient, "name"))
+        if (plot.rows == ROWS_MAX || !ka_page_text_of(gradient, "name"))
             continue;
-        plot.names[plot.rows] = text_of(gradient, "name");
+        plot.names[plot.rows] = ka_page_text_of(gradient, "name");
         double *values = plot.values[plot.rows++];
         values[0] = number_of(gradient, "error");
         values[1] = number_of(gradient, "baseline_error");
@@ -293,27 +262,29 @@ static void plot_gradients(struct page *page, const json_t *gradients)
         double y = ROW_HEIGHT * ((double)i + 0.5);
         bool good = values[0] <= values[2];
         if (isfinite(values[2]))
-            putf(page,
-                 "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"#222\" stroke-width=\"2\"/>",
-                 place(&plot, values[2]), y - 8, place(&plot, values[2]), y + 8);
+            ka_page_putf(
+                page,
+                "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"#222\" stroke-width=\"2\"/>",
+                place(&plot, values[2]), y - 8, place(&plot, values[2]), y + 8);
         if (isfinite(values[1]))
-            putf(page, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4\" fill=\"none\" stroke=\"#777\"/>",
-                 place(&plot, values[1]), y);
+            ka_page_putf(page, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4\" fill=\"none\" stroke=\"#777\"/>",
+                         place(&plot, values[1]), y);
         if (isfinite(values[0]))
-            putf(page, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4\" fill=\"%s\"/>\n", place(&plot, values[0]), y,
-                 good ? "#176f2c" : "#b3261e");
+            ka_page_putf(page, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4\" fill=\"%s\"/>\n",
+                         place(&plot, values[0]), y, good ? "#176f2c" : "#b3261e");
     }
-    put(page, "</svg>\n<p>Full circle: error. Ring: eager PyTorch in the same dtype. Bar: what is "
-              "tolerated.</p>\n");
+    ka_page_put(page, "</svg>\n<p>Full circle: error. Ring: eager PyTorch in the same dtype. Bar: what is "
+                      "tolerated.</p>\n");
 }
 
-static void put_gradients(struct page *page, const json_t *gradients)
+static void put_gradients(struct ka_page *page, const json_t *gradients)
 {
     size_t i;
     json_t *gradient;
     if (!json_array_size(gradients))
         return;
-    put(page,
+    ka_page_put(
+        page,
         "<h2>Gradients</h2>\n<p>Norm of the difference to the float64 oracle over the norm of the oracle's "
         "gradient, on the "
         "worst "
@@ -321,55 +292,55 @@ static void put_gradients(struct page *page, const json_t *gradients)
         "shape</th></tr>\n");
     json_array_foreach((json_t *)gradients, i, gradient)
     {
-        put(page, "<tr><td>");
+        ka_page_put(page, "<tr><td>");
         put_value(page, get(gradient, "name"));
-        put(page, "</td>");
+        ka_page_put(page, "</td>");
         put_number(page, number_of(gradient, "error"));
         put_number(page, number_of(gradient, "baseline_error"));
         put_number(page, number_of(gradient, "limit"));
-        put(page, "<td>");
+        ka_page_put(page, "<td>");
         put_value(page, get(gradient, "worst_shape"));
-        put(page, "</td></tr>\n");
+        ka_page_put(page, "</td></tr>\n");
     }
-    put(page, "</table>\n");
+    ka_page_put(page, "</table>\n");
     plot_gradients(page, gradients);
 }
 
-static void put_shapes(struct page *page, const json_t *shapes)
+static void put_shapes(struct ka_page *page, const json_t *shapes)
 {
     size_t i, k;
     json_t *shape, *gradient;
     if (!json_array_size(shapes))
         return;
-    put(page, "<h2>Shapes</h2>\n<table>\n<tr><th>shape</th><th>kind</th><th>cases</th><th>verdict</"
-              "th><th>error of each "
-              "gradient (tolerated)</th></tr>\n");
+    ka_page_put(page, "<h2>Shapes</h2>\n<table>\n<tr><th>shape</th><th>kind</th><th>cases</th><th>verdict</"
+                      "th><th>error of each "
+                      "gradient (tolerated)</th></tr>\n");
     json_array_foreach((json_t *)shapes, i, shape)
     {
         double failed = number_of(shape, "cases_failed");
         bool skipped = json_is_true(get(shape, "skipped"));
-        put(page, "<tr><td>");
+        ka_page_put(page, "<tr><td>");
         put_value(page, get(shape, "shape"));
-        put(page, "</td><td>");
+        ka_page_put(page, "</td><td>");
         put_value(page, get(shape, "kind"));
-        put(page, "</td>");
+        ka_page_put(page, "</td>");
         put_number(page, number_of(shape, "cases"));
         if (skipped)
-            put(page, "<td>skipped</td>");
+            ka_page_put(page, "<td>skipped</td>");
         else if (failed > 0)
-            putf(page, "<td class=\"bad\">%.0f failed</td>", failed);
+            ka_page_putf(page, "<td class=\"bad\">%.0f failed</td>", failed);
         else
-            put(page, "<td class=\"good\">passed</td>");
-        put(page, "<td>");
+            ka_page_put(page, "<td class=\"good\">passed</td>");
+        ka_page_put(page, "<td>");
         json_array_foreach(get(shape, "gradients"), k, gradient)
         {
-            put(page, k ? ", " : "");
+            ka_page_put(page, k ? ", " : "");
             put_value(page, get(gradient, "name"));
-            putf(page, " %.2g (%.2g)", number_of(gradient, "error"), number_of(gradient, "limit"));
+            ka_page_putf(page, " %.2g (%.2g)", number_of(gradient, "error"), number_of(gradient, "limit"));
         }
-        put(page, "</td></tr>\n");
+        ka_page_put(page, "</td></tr>\n");
     }
-    put(page, "</table>\n");
+    ka_page_put(page, "</table>\n");
 }
 
 /* Times of a shape: its members in milliseconds, by name. */
@@ -388,7 +359,7 @@ static size_t times_of(const json_t *shape, const char **names, double *values)
     return count;
 }
 
-static void put_speed(struct page *page, const json_t *speed)
+static void put_speed(struct ka_page *page, const json_t *speed)
 {
     static const char *const colours[SERIES_MAX] = {"#176f2c", "#777", "#bbb", "#335"};
     const json_t *shapes = get(speed, "per_shape");
@@ -396,28 +367,28 @@ static void put_speed(struct page *page, const json_t *speed)
     json_t *shape;
     struct plot plot = {0};
     const char *names[SERIES_MAX];
-    put(page, "<h2>Speed</h2>\n");
+    ka_page_put(page, "<h2>Speed</h2>\n");
     if (rows == 0) {
-        put(page, "<p>Not timed: there is no time without a GPU to measure it on.</p>\n");
+        ka_page_put(page, "<p>Not timed: there is no time without a GPU to measure it on.</p>\n");
         return;
     }
     if (isfinite(number_of(speed, "geomean_vs_compile")))
-        putf(page, "<p>Geometric mean against torch.compile: %.2fx.</p>\n",
-             number_of(speed, "geomean_vs_compile"));
-    put(page, "<table>\n");
+        ka_page_putf(page, "<p>Geometric mean against torch.compile: %.2fx.</p>\n",
+                     number_of(speed, "geomean_vs_compile"));
+    ka_page_put(page, "<table>\n");
     json_array_foreach((json_t *)shapes, i, shape)
     {
         double values[SERIES_MAX];
         size_t count = times_of(shape, names, values);
-        put(page, "<tr><td>");
+        ka_page_put(page, "<tr><td>");
         put_value(page, get(shape, "dims") ? get(shape, "dims") : get(shape, "shape"));
-        put(page, "</td>");
+        ka_page_put(page, "</td>");
         for (size_t k = 0; k < count; k++) {
-            put(page, "<td>");
+            ka_page_put(page, "<td>");
             put_text(page, names[k]);
-            putf(page, " %.4g</td>", values[k]);
+            ka_page_putf(page, " %.4g</td>", values[k]);
         }
-        put(page, "</tr>\n");
+        ka_page_put(page, "</tr>\n");
         for (size_t k = 0; k < count && plot.rows < ROWS_MAX; k++) {
             plot.names[plot.rows] = names[k];
             plot.series[plot.rows] = k;
@@ -426,39 +397,39 @@ static void put_speed(struct page *page, const json_t *speed)
             plot.rows++;
         }
     }
-    put(page, "</table>\n");
+    ka_page_put(page, "</table>\n");
     if (plot.rows == 0)
         return;
     fit_axis(&plot);
     open_svg(page, &plot, "Time for each shape, in milliseconds");
     for (i = 0; i < plot.rows; i++)
-        putf(page, "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"%s\"/>\n", PLOT_LEFT,
-             ROW_HEIGHT * (double)i + 5, place(&plot, plot.values[i][0]) - PLOT_LEFT, ROW_HEIGHT - 10,
-             colours[plot.series[i]]);
-    put(page, "</svg>\n");
+        ka_page_putf(page, "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"%s\"/>\n",
+                     PLOT_LEFT, ROW_HEIGHT * (double)i + 5, place(&plot, plot.values[i][0]) - PLOT_LEFT,
+                     ROW_HEIGHT - 10, colours[plot.series[i]]);
+    ka_page_put(page, "</svg>\n");
 }
 
-static void put_history(struct page *page, const json_t *history)
+static void put_history(struct ka_page *page, const json_t *history)
 {
     size_t i;
     json_t *entry;
     if (!json_array_size(history))
         return;
-    put(page, "<h2>Attempts</h2>\n<ol>\n");
+    ka_page_put(page, "<h2>Attempts</h2>\n<ol>\n");
     json_array_foreach((json_t *)history, i, entry)
     {
         struct ka_buf line = {0};
         if (page->rc == 0)
             page->rc = ka_describe_attempt(entry, &line);
-        put(page, "<li>");
+        ka_page_put(page, "<li>");
         put_text(page, ka_buf_str(&line));
-        put(page, "</li>\n");
+        ka_page_put(page, "</li>\n");
         ka_buf_free(&line);
     }
-    put(page, "</ol>\n");
+    ka_page_put(page, "</ol>\n");
 }
 
-static void put_decisions(struct page *page, const json_t *result)
+static void put_decisions(struct ka_page *page, const json_t *result)
 {
     json_t *draft = json_object();
     struct ka_buf text = {0};
@@ -466,9 +437,9 @@ static void put_decisions(struct page *page, const json_t *result)
     if (page->rc == 0)
         page->rc = ka_describe_draft(draft, &text);
     if (text.len) {
-        put(page, "<h2>The differentiator's decisions</h2>\n<pre>");
+        ka_page_put(page, "<h2>The differentiator's decisions</h2>\n<pre>");
         put_text(page, ka_buf_str(&text));
-        put(page, "</pre>\n");
+        ka_page_put(page, "</pre>\n");
     }
     json_decref(draft);
     ka_buf_free(&text);
@@ -478,18 +449,18 @@ int ka_report_html(const json_t *result, struct ka_buf *out, struct ka_err *err)
 {
     if (!json_is_object(result))
         return ka_fail(err, -EINVAL, "the result to report on is not a JSON object");
-    struct page page = {{0}, 0};
+    struct ka_page page = {{0}, 0};
     put_title(&page, result);
     put_summary(&page, result);
     put_error(&page, get(result, "error"));
     put_failures(&page, get(result, "failures"));
     put_gradients(&page, get(result, "gradients"));
     put_shapes(&page, get(result, "per_shape"));
-    if (text_of(result, "verdict") && strcmp(text_of(result, "verdict"), "verified") == 0)
+    if (ka_page_text_of(result, "verdict") && strcmp(ka_page_text_of(result, "verdict"), "verified") == 0)
         put_speed(&page, get(result, "speed"));
     put_decisions(&page, result);
     put_history(&page, get(result, "history"));
-    put(&page, "</body>\n</html>\n");
+    ka_page_put(&page, "</body>\n</html>\n");
     int rc = page.rc ? page.rc : ka_buf_add(out, ka_buf_str(&page.text), page.text.len);
     if (rc)
         ka_fail(err, rc, "no room for the report");

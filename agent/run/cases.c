@@ -203,3 +203,25 @@ int ka_case_agrees(const struct ka_tensors *oracle, const json_t *entry, const j
     }
     return rc;
 }
+
+void ka_case_label(const json_t *plan, struct ka_buf *out)
+{
+    const json_t *upstream = json_object_get(plan, "upstream");
+    const json_t *needs = json_object_get(plan, "needs");
+    const json_t *scale = json_object_get(upstream, "scale");
+    const char *inputs = json_string_value(json_object_get(plan, "inputs"));
+    size_t i, count = json_array_size(needs);
+    json_t *name;
+    ka_buf_printf(out, "%s upstream", json_string_value(json_object_get(upstream, "kind")));
+    if (scale)
+        ka_buf_printf(out, " (x%g)", json_number_value(scale));
+    if (inputs)
+        ka_buf_printf(out, ", %s inputs", inputs);
+    json_array_foreach((json_t *)needs, i, name) ka_buf_printf(out, "%s%s",
+                                                               i == 0           ? ", only "
+                                                               : i + 1 == count ? " and "
+                                                                                : ", ",
+                                                               json_string_value(name));
+    if (count)
+        ka_buf_puts(out, count == 1 ? " wants a gradient" : " want gradients");
+}

@@ -15,6 +15,9 @@ json_t *ka_case_find(const json_t *doc, json_int_t id);
 /* One sentence on why the case has no result: its error, or that it is missing. */
 void ka_case_error(const json_t *entry, struct ka_err *out);
 
+/* What the model may hear of a case: never a seed. */
+void ka_case_label(const json_t *plan, struct ka_buf *out);
+
 /* The tensors of case `id`. Errors as ka_tensors_read(), or -ENOENT. */
 int ka_case_open(const struct ka_child_result *child, json_int_t id, struct ka_tensors **out,
                  struct ka_err *err);

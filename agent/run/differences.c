@@ -1,4 +1,4 @@
-/* The last part of preflight: finite differences of the real forward against the oracle's gradient, on the smallest required
+/* Part of preflight: finite differences of the real forward against the oracle's gradient, on the smallest required
  * shape. They cost many runs of the forward; what is wrong in the oracle's rules is wrong at every size. A disagreement is
  * followed down to the smallest scale that shows it, and ends the run. What stays open is said, and never counts as agreement. */
 #include "internal.h"
@@ -19,7 +19,7 @@ static void finish(struct ka_run *run, const char *verdict, const struct ka_diff
     if (why)
         ka_log(KA_LOG_WARN, "%s: finite differences say nothing: %s", run->name, why);
     json_object_set_new(run->oracles, "finite_differences", doc);
-    ka_run_preflight_done(run);
+    ka_run_inputs(run);
 }
 
 static void disagree(struct ka_run *run, const json_t *dims, const char *message)
@@ -114,7 +114,7 @@ void ka_run_differences(struct ka_run *run)
 {
     json_t *smallest = ka_plan_smallest(run->shapes);
     if (!smallest) {
-        ka_run_preflight_done(run);
+        ka_run_inputs(run);
         return;
     }
     ka_log_progress(run->name, "preflight: finite differences of the forward");

@@ -7,7 +7,8 @@
  *     known.c    the same, remembered for the next pair of the same forward
  *     compile.c  registers and spills of the kernels that operation facts found
  *     hidden.c   preflight goes on: hidden shapes
- *     differences.c  the end of preflight: finite differences of the forward
+ *     differences.c  part of preflight: finite differences of the forward
+ *     inputs.c   the end of preflight: inputs of other strides and magnitudes
  *     check.c    scan, candidate, oracle, comparison, facts
  *     ask.c      prompt, model or mailbox, answer to candidate
  *     retrieve.c the store
@@ -50,7 +51,8 @@ struct ka_run {
     json_t *pending;   /* preflight: shapes still to be settled */
     json_t *skipped;   /* sweep shapes that are not checked, and why */
     json_t *sanitized; /* result of the operation sanitize; NULL: not asked for */
-    json_t *oracles;   /* what the second opinions on the oracle said: {"finite_differences", "reference"} */
+    json_t *
+        oracles; /* what the second opinions on the oracle said: {"finite_differences", "reference", "inputs"} */
     json_t *retrieved; /* [{"id", "similarity", "backward", ...}] */
     json_t *draft;     /* last result of the operation differentiate; NULL before */
     json_t *variant;   /* the tuner's, while its facts are counted; NULL */
@@ -135,6 +137,7 @@ void ka_run_inspect(struct ka_run *run);
 void ka_run_preflight(struct ka_run *run);
 void ka_run_hidden(struct ka_run *run);
 void ka_run_differences(struct ka_run *run);
+void ka_run_inputs(struct ka_run *run);
 void ka_run_preflight_done(struct ka_run *run);
 void ka_run_retrieve(struct ka_run *run);
 void ka_run_check(struct ka_run *run, int64_t snapshot);

@@ -80,9 +80,9 @@ def _run_case(
     scratch: Path,
     known: dict[str, StubCall],
 ) -> dict[str, Any]:
-    """One case. The interpreter is slow: what the plain stub returns is taken from an earlier case of the same dimensions, and
+    """One case. The interpreter is slow: what the plain stub returns is taken from an earlier case of the same dimensions and kind of inputs, and
     found out anew when the entry does not fit it (shapes and integers may depend on the data)."""
-    key = json.dumps(case["dims"], sort_keys=True)
+    key = json.dumps([case["dims"], case.get("inputs")], sort_keys=True)
     plain = bool(request.get("plain"))
     if fwd.mode == "interpret" and key in known:
         try:
@@ -316,6 +316,7 @@ class Case:
         self.dims: dict[str, Any] = case["dims"]
         self.seed: int = case["seed"]
         self.upstream: dict[str, Any] = case["upstream"]
+        self.inputs: str | None = case.get("inputs")
         self.needs: list[str] | None = case.get("needs")
         self.twice = bool(case.get("twice"))
         self.noop = bool(case.get("noop"))
@@ -386,9 +387,12 @@ class Case:
             result["facts"] = {"forward": forward_facts.to_dict(), "backward": backward_facts.to_dict()}
         return result
 
+    def inputs_drawn(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return draw.make_inputs(self.fwd, self.dims, self.seed, dtype=self.dtype, kind=self.inputs)
+
     def call_stub(self) -> StubCall:
         """The plain stub on these inputs."""
-        args, kwargs = draw.make_inputs(self.fwd, self.dims, self.seed, dtype=self.dtype)
+        args, kwargs = self.inputs_drawn()
         bound = draw.bind(self.fwd, args, kwargs)
         watch = Watch()
         for name, tensor in _named_inputs(bound):
@@ -411,7 +415,7 @@ class Case:
 
     def arguments(self) -> tuple[inspect.BoundArguments, dict[str, torch.Tensor]]:
         """The call's arguments, with leaves in place of the inputs that want gradients."""
-        args, kwargs = draw.make_inputs(self.fwd, self.dims, self.seed, dtype=self.dtype)
+        args, kwargs = self.inputs_drawn()
         wanted = draw.grad_inputs(self.fwd, draw.bind(self.fwd, args, kwargs))
         if self.needs is not None:
             unknown = [name for name in self.needs if name not in wanted]

@@ -18,6 +18,9 @@ from . import devices
 from .errors import Unusable, wrap
 from .forward import Forward
 
+INPUT_KINDS = ("strided", "transposed", "mixed")
+ROW_PADDING = 3  # elements: no power of two, so that no block hides it
+MIXED = (1e2, 1e-2)  # the exponential of the larger overflows where it is not shifted; float16 holds both
 UPSTREAM_KINDS = ("normal", "onehot", "ones", "scaled", "noncontiguous", "expanded", "none_one")
 
 
@@ -69,11 +72,13 @@ def make_inputs(
     seed: int,
     device: str | None = None,
     dtype: str | torch.dtype | None = None,
+    kind: str | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of the stub, drawn by the file's make_args after seeding torch, numpy and random.
 
-    `dtype` None means make_args' own default, except that bfloat16 becomes float32 on the CPU. Inputs that want
-    gradients do not require them yet. Raises Unusable (make_args_raised, make_args_type).
+    `dtype` None means make_args' own default, except that bfloat16 becomes float32 on the CPU. `kind` is one of INPUT_KINDS, or
+    None for the inputs as make_args makes them. Inputs that want gradients do not require them yet. Raises Unusable
+    (make_args_raised, make_args_type).
     """
     device = device or fwd.device
     wanted = dtype_of(dtype)
@@ -90,8 +95,45 @@ def make_inputs(
     args, kwargs = _normalise(fwd, made)
     if demote:
         args, kwargs = _without_bf16(args), _without_bf16(kwargs)
-    bind(fwd, args, kwargs)
-    return args, kwargs
+    bound = bind(fwd, args, kwargs)
+    if kind is None:
+        return args, kwargs
+    arguments = fwd.signature.bind(*args, **kwargs)
+    arguments.arguments.update(_of_kind(kind, grad_inputs(fwd, bound)))
+    return arguments.args, arguments.kwargs
+
+
+def has_rows(tensor: torch.Tensor) -> bool:
+    """Whether there are two rows to tell apart: vectors and scalars stay as they are, whatever the kind of the inputs."""
+    return tensor.dim() >= 2 and tensor.shape[:-1].numel() >= 2
+
+
+def _of_kind(kind: str, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The inputs that have other strides or magnitudes then.
+
+    Of magnitudes only one input's are mixed: those of two multiply, and no precision is left to tell right from wrong.
+    """
+    if kind not in INPUT_KINDS:
+        raise ValueError(f"inputs {kind!r} are none of {', '.join(INPUT_KINDS)}")
+    tall = {name: tensor for name, tensor in inputs.items() if has_rows(tensor)}
+    if kind == "mixed":
+        return {name: _mixed(tensor) for name, tensor in list(tall.items())[:1]}
+    return {name: (_padded if kind == "strided" else _strided)(tensor) for name, tensor in tall.items()}
+
+
+def _padded(values: torch.Tensor) -> torch.Tensor:
+    """The same values, the rows further apart in memory. Between them is NaN, which nobody has any business to read."""
+    *outer, columns = values.shape
+    wide = values.new_full((*outer, columns + ROW_PADDING), torch.nan)
+    wide[..., :columns] = values
+    return wide[..., :columns]
+
+
+def _mixed(values: torch.Tensor) -> torch.Tensor:
+    """Every other row large, the rest small."""
+    rows = values.shape[:-1].numel()
+    large = (torch.arange(rows, device=values.device) % 2 == 0).reshape(*values.shape[:-1], 1)
+    return torch.where(large, values * MIXED[0], values * MIXED[1])
 
 
 def _seed_all(seed: int) -> None:

@@ -28,6 +28,7 @@ KINDS = frozenset(
         "needs_gpu",
         "unsupported_op",
         "forward_oracle_mismatch",
+        "inputs_refused",
         "no_outputs",
         "candidate_raised",
         "candidate_shape",

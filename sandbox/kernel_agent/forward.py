@@ -129,6 +129,8 @@ def load(
     definition: Any
     decorator: ast.Call | None
     definition, decorator = _find_stub(tree, file) if own is None else (own, None)
+    if decorator is not None:
+        _positions_argument(decorator, file)  # a bad mark is told before the file runs into it
     answers = devices.Answers(str(Path(file).parent), devices.Target.parse(target))
     module = _execute(file, source, mode, answers)
     stub = _called(module, definition)

@@ -94,12 +94,17 @@ class Case:
         self.dims = case["dims"]
         self.seed = case["seed"]
         self.upstream = case["upstream"]
+        self.inputs: str | None = case.get("inputs")
         self.dtype = dtype
 
     def run(self, scratch: Path, fd: bool | str) -> dict[str, Any]:
         if fd == "only":
             return {"fd": finite_differences(self)}
         recording = self.record(self.dtype)
+        if self.inputs:
+            self.require_rows(recording)
+        if self.inputs in ("strided", "transposed"):
+            self.require_same_function(recording)
         made = {f"fwd/{output.index}": output.value for output in recording.outputs if is_tensor(output)}
         exact = self.replay(recording, EXACT)
         made |= {f"out/{index}": exact.value(ref).to(torch.float64) for index, ref in recording.refs.items()}
@@ -115,6 +120,8 @@ class Case:
         for name, grad in self.gradients(native, recording).items():
             made[f"base/{name}"] = grad.to(recording.wanted[name].dtype)
         del native
+        if self.inputs == "mixed":
+            self.require_finite(made)
         made |= self.nearby(recording)
         if self.fwd.reference is not None:
             extra, problem = self.reference(recording)
@@ -129,9 +136,11 @@ class Case:
 
     # ---- the real call
 
-    def arguments(self, dtype: str | None) -> dict[str, Any]:
-        """The stub's arguments by name. Inputs that want gradients get memory of their own, where they share it."""
-        args, kwargs = draw.make_inputs(self.fwd, self.dims, self.seed, dtype=dtype)
+    def arguments(self, dtype: str | None, plain: bool = False) -> dict[str, Any]:
+        """The stub's arguments by name. Inputs that want gradients get memory of their own, where they share it. `plain`: as
+        make_args makes them, whatever the kind of the inputs."""
+        kind = None if plain else self.inputs
+        args, kwargs = draw.make_inputs(self.fwd, self.dims, self.seed, dtype=dtype, kind=kind)
         bound = draw.bind(self.fwd, args, kwargs)
         return bound | unshared(draw.grad_inputs(self.fwd, bound))
 
@@ -162,6 +171,37 @@ class Case:
     def call(self, bound: Mapping[str, Any]) -> Any:
         args, kwargs = positional(self.fwd, bound)
         return self.fwd.call(args, kwargs)
+
+    # ---- whether other inputs are fair
+
+    def refuse(self, why: str) -> Unusable:
+        return Unusable("inputs_refused", f"{self.inputs} inputs: {why}", self.fwd.path, self.fwd.stub_line)
+
+    def require_rows(self, recording: Recording) -> None:
+        if not any(map(draw.has_rows, draw.grad_inputs(self.fwd, recording.bound).values())):
+            raise self.refuse("no input that wants a gradient has two rows")
+
+    def require_same_function(self, recording: Recording) -> None:
+        """Raises Unusable unless the real forward makes of these inputs what it makes of the same values in row-major order.
+
+        A forward that ignores strides computes another function here, of which oracle and forward have the same idea.
+        Outputs that take over the inputs' strides are not fair either: in use the upstream gradient would have them too.
+        """
+        bound = self.arguments(self.dtype, plain=True)
+        plain = draw.differentiable_outputs(self.call(bound), bound)
+        made = [output.value for output in recording.outputs if is_tensor(output)]
+        wanted = [output.value for output in plain if is_tensor(output)]
+        if len(made) != len(wanted) or not all(map(same_values, made, wanted)):
+            raise self.refuse("the forward is wrong for them")
+        if any(one.stride() != other.stride() for one, other in zip(made, wanted, strict=True)):
+            raise self.refuse("the outputs take over their strides")
+
+    def require_finite(self, made: Mapping[str, torch.Tensor]) -> None:
+        """Raises Unusable where the function overflows, or the gradient that eager PyTorch has of it."""
+        judged = {name: value for name, value in made.items() if value.is_floating_point()}
+        odd = [name for name, value in judged.items() if not bool(value.isfinite().all())]
+        if odd:
+            raise self.refuse(f"{odd[0]} is not finite")
 
     # ---- the record, evaluated
 
@@ -281,6 +321,17 @@ class Case:
 
 def is_tensor(output: draw.Output) -> bool:
     return isinstance(output.value, torch.Tensor)
+
+
+def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equality but for rounding: reading the wrong elements is never close."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    wide = other.double()
+    size = float(wide[wide.isfinite()].square().mean().sqrt()) if wide.isfinite().any() else 0.0
+    return torch.allclose(one.double(), wide, rtol=1e-2, atol=1e-3 * size, equal_nan=True)
 
 
 def positional(fwd: Forward, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -67,6 +67,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (json_array_size(shapes) <= 16) {
         check_cases(ka_plan_check(shapes, grads, 2, size & 1, 11));
         check_cases(ka_plan_preflight(shapes, 11));
+        json_t *others = json_array();
+        ka_plan_inputs(others, shapes, grads, 11);
+        check_cases(others);
         json_array_foreach((json_t *)shapes, i, shape) check_shapes(json_object_get(shape, "dims"), shapes);
     }
     check_shapes(doc, shapes);

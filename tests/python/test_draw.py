@@ -100,6 +100,54 @@ def test_inputs__same_seed_in_another_process__same_bytes(write, tmp_path):
     assert torch.equal(tensors.load(out)["x"], x)
 
 
+ROWS = SCALE.replace('torch.randn(dims["N"],', 'torch.randn(dims["N"], 5,')
+
+
+def drawn(fwd, kind=None, n=6):
+    ((x,), _) = draw.make_inputs(fwd, {"N": n}, 4, kind=kind)
+    return x
+
+
+@pytest.mark.parametrize("kind", ["strided", "transposed"])
+def test_inputs__other_strides__have_the_same_values(kind, write):
+    fwd = forward.load(write(ROWS))
+    x, plain = drawn(fwd, kind), drawn(fwd)
+    assert torch.equal(x, plain) and plain.is_contiguous() and not x.is_contiguous()
+    assert torch.equal(drawn(fwd, kind), x) and drawn(fwd, kind).stride() == x.stride()
+    assert x.stride() == ((8, 1) if kind == "strided" else (1, 6))
+
+
+def test_inputs__strided__have_nan_between_their_rows(write):
+    x = drawn(forward.load(write(ROWS)), "strided")
+    whole = torch.empty(0).set_(x.untyped_storage()).view(6, 8)
+    assert whole[:, 5:].isnan().all() and torch.equal(whole[:, :5], x)
+
+
+def test_inputs__mixed__are_every_other_row_large_and_the_rest_small(write):
+    fwd = forward.load(write(ROWS))
+    x, plain = drawn(fwd, "mixed"), drawn(fwd)
+    assert torch.equal(x[::2], plain[::2] * 100) and torch.equal(x[1::2], plain[1::2] * 0.01)
+
+
+@pytest.mark.parametrize("kind", draw.INPUT_KINDS)
+def test_inputs__vectors_and_what_wants_no_gradient__stay_as_they_are(kind, write):
+    fwd = forward.load(write(SCALE))
+    assert torch.equal(drawn(fwd, kind), drawn(fwd)) and drawn(fwd, kind).is_contiguous()
+    two = SCALE.replace("def scale(x, factor=2.0)", "def scale(x, table, factor=2.0)")
+    two = two.replace(
+        'return (torch.randn(dims["N"], device=device, dtype=dtype),)',
+        "return torch.ones(2, 3), torch.ones(2, 3)",
+    )
+    (x, table), _ = draw.make_inputs(forward.load(write(two, "two.py")), {"N": 2}, 4, kind=kind)
+    assert table.is_contiguous() and torch.equal(table, torch.ones(2, 3))
+    assert not x.is_contiguous() or not torch.equal(x, torch.ones(2, 3))
+
+
+def test_inputs__unknown_kind__is_an_error(write):
+    with pytest.raises(ValueError, match="none of strided"):
+        drawn(forward.load(write(ROWS)), "sideways")
+
+
 RETURNS = '    return (torch.randn(dims["N"], device=device, dtype=dtype),)\n'
 
 

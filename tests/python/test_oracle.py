@@ -54,8 +54,9 @@ def run_case(path: Path, scratch: Path, **fields: Any) -> tuple[dict[str, Any], 
     """One case of the file's first shape; `case` and request fields may be overridden."""
     upstream = fields.pop("upstream", {"kind": "normal", "seed": 9})
     dims = fields.pop("dims", None) or forward.load(path).sweep[0].dims
+    inputs = fields.pop("inputs", None)
     request = {"file": str(path), "device": "cpu", "target": "sm_90", "dtype": None, "fd": False} | fields
-    request["cases"] = [{"id": 0, "dims": dims, "seed": 5, "upstream": upstream}]
+    request["cases"] = [{"id": 0, "dims": dims, "seed": 5, "upstream": upstream, "inputs": inputs}]
     (case,) = oracle.run(request, scratch)["cases"]
     return case, tensors.load(scratch / case["file"]) if case["ok"] else {}
 
@@ -353,3 +354,82 @@ def test_stub_that_cannot_be_differentiated__is_refused(
     body, kind = UNUSABLE[name]
     case, _ = run_case(stub(write, body), tmp_path)
     assert not case["ok"] and case["error"]["kind"] == kind
+
+
+ROWS = HEAD.replace('torch.randn(dims["N"],', 'torch.randn(dims["N"], 5,').replace(
+    "def square(x)", "@autodiff(inputs_require_grad=(0,))\ndef square(x)"
+)
+BY_STRIDE = """\
+import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"M": 6, "N": 20}]
+
+
+@triton.jit
+def sums_kernel(x_ptr, y_ptr, row_stride, column_stride, N, BLOCK: tl.constexpr):
+    row, cols = tl.program_id(0), tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * row_stride + cols * column_stride, mask=cols < N, other=0.0)
+    tl.store(y_ptr + row, tl.sum(tl.exp(x), axis=0))
+
+
+@autodiff(inputs_require_grad=(0,))
+def sums(x):
+    M, N = x.shape
+    y = torch.empty(M, device=x.device, dtype=x.dtype)
+    sums_kernel[(M,)](x, y, *x.stride(), N, BLOCK=32)
+    return y
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return (torch.randn(dims["M"], dims["N"], device=device, dtype=dtype),)
+"""
+
+
+@pytest.mark.parametrize("inputs", ["strided", "transposed"])
+def test_inputs__forward_that_reads_by_strides__has_the_gradient_of_the_same_values(inputs, write, tmp_path):
+    path = write(BY_STRIDE)
+    _, plain = run_case(path, tmp_path)
+    case, made = run_case(path, tmp_path, inputs=inputs)
+    assert case["ok"], case
+    assert torch.equal(made["grad/x"], plain["grad/x"]) and torch.equal(made["fwd/0"], plain["fwd/0"])
+
+
+@pytest.mark.parametrize(
+    ("source", "inputs", "why"),
+    [
+        (ROWS, "strided", "the forward is wrong for them"),
+        (ROWS, "transposed", "the outputs take over their strides"),
+        (ROWS.replace("5,", "", 1), "strided", "no input that wants a gradient has two rows"),
+        (
+            BY_STRIDE.replace("x.stride(), N", "(x.stride(0), 1), N"),
+            "transposed",
+            "the forward is wrong for them",
+        ),
+        (BY_STRIDE, "mixed", "is not finite"),
+    ],
+)
+def test_inputs__that_are_not_fair_to_the_forward__are_refused(source, inputs, why, write, tmp_path):
+    case, _ = run_case(write(source), tmp_path, inputs=inputs)
+    assert not case["ok"] and case["error"]["kind"] == "inputs_refused" and why in case["error"]["message"]
+
+
+def test_inputs__stub_that_asserts_contiguity__says_so(write, tmp_path):
+    source = BY_STRIDE.replace("    M, N = x.shape\n", "    assert x.is_contiguous()\n    M, N = x.shape\n")
+    case, _ = run_case(write(source), tmp_path, inputs="strided")
+    assert not case["ok"] and case["error"]["kind"] == "stub_raised"
+    assert run_case(write(source), tmp_path)[0]["ok"]
+
+
+def test_inputs__mixed_where_the_maximum_is_subtracted__are_taken(write, tmp_path):
+    shifted = BY_STRIDE.replace(
+        "other=0.0)\n    tl.store(y_ptr + row, tl.sum(tl.exp(x), axis=0))",
+        'other=-float("inf"))\n    most = tl.max(x, axis=0)\n'
+        "    tl.store(y_ptr + row, most + tl.log(tl.sum(tl.exp(x - most), axis=0)))",
+    )
+    assert shifted != BY_STRIDE
+    case, made = run_case(write(shifted), tmp_path, inputs="mixed")
+    assert case["ok"], case
+    assert made["fwd/0"][::2].min() > 50 and all(value.isfinite().all() for value in made.values())

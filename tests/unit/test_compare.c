@@ -71,6 +71,38 @@ static void assert_says(const struct ka_diff *diff, enum ka_describe how, const 
     ka_buf_free(&text);
 }
 
+static bool passes_coarsely(const struct pair *p)
+{
+    struct ka_tensors *got = make_set("F32", "[50,40]", p->got, COUNT),
+                      *want = make_set("F64", "[50,40]", p->want, COUNT);
+    struct ka_tolerance tol = ka_tolerance_of(KA_F32);
+    struct ka_diff diff;
+    ka_tolerance_coarsen(&tol);
+    assert_int_equal(
+        ka_compare(ka_tensors_get(got, 0), ka_tensors_get(want, 0), NULL, &tol, NULL, 0, &diff, NULL), 0);
+    ka_tensors_free(got);
+    ka_tensors_free(want);
+    return diff.pass;
+}
+
+static void compare__coarse__forgives_rounding_and_no_more(void **state)
+{
+    (void)state;
+    struct pair *p = fresh();
+    for (size_t i = 0; i < COUNT; i++)
+        p->got[i] = p->want[i] * (1 + 5e-3 * noise(i));
+    assert_true(passes_coarsely(p));
+    p->got[7] = NAN;
+    assert_false(passes_coarsely(p));
+    for (size_t i = 0; i < COUNT; i++)
+        p->got[i] = p->want[i] * 1.1;
+    assert_false(passes_coarsely(p));
+    for (size_t i = 0; i < COUNT; i++)
+        p->got[i] = 0;
+    assert_false(passes_coarsely(p));
+    free(p);
+}
+
 static void compare__right_values__pass(void **state)
 {
     (void)state;
@@ -617,6 +649,7 @@ int main(void)
         cmocka_unit_test(compare__elements_that_rounding_moves_too__are_allowed),
         cmocka_unit_test(
             compare__rounding_where_zero_is_expected__passes_within_zero_norm_and_proves_nothing),
+        cmocka_unit_test(compare__coarse__forgives_rounding_and_no_more),
         cmocka_unit_test(compare__right_values__pass),
         cmocka_unit_test(compare__error_within_twice_the_baseline__passes_and_beyond_fails),
         cmocka_unit_test(compare__tiny_gradient_returned_as_zero__fails),

@@ -33,6 +33,7 @@ static const char MODULE[] = HEAD KERNEL("shared", "return x_ptr") KERNEL(
 
 static size_t offset(const char *text, const char *part)
 {
+    assert_non_null(text);
     const char *at = strstr(text, part);
     if (!at)
         fail_msg("'%s' is not in:\n%s", part, text);

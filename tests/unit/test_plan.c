@@ -306,9 +306,61 @@ static void plan__repeats__are_asked_in_one_plain_case_of_the_largest_required_s
     json_decref(grads);
 }
 
+static void plan__kinds_of_inputs__are_one_case_each_on_the_smallest_required_shape(void **state)
+{
+    (void)state;
+    json_t *list = shapes(), *grads = json("[\"x\"]"), *kinds = json("[\"strided\", \"mixed\"]"), *item;
+    json_t *cases = ka_plan_check(list, grads, 1, false, 7);
+    size_t before = json_array_size(cases), i;
+    ka_plan_inputs(cases, list, kinds, 9);
+    assert_int_equal(json_array_size(cases), before + 2);
+    json_array_foreach(cases, i, item)
+    {
+        assert_int_equal(json_integer_value(json_object_get(item, "id")), (json_int_t)i);
+        if (i < before)
+            assert_null(json_object_get(item, "inputs"));
+        else
+            assert_int_equal(json_integer_value(json_object_get(json_object_get(item, "dims"), "M")), 8);
+    }
+    assert_int_equal(count_where(cases, "inputs", "strided"), 1);
+    assert_int_equal(count_where(cases, "inputs", "mixed"), 1);
+    json_decref(cases);
+    json_decref(list);
+    json_decref(grads);
+    json_decref(kinds);
+}
+
+static void plan__repeats__are_not_asked_of_other_kinds_of_inputs(void **state)
+{
+    (void)state;
+    json_t *list = shapes(), *kinds = json("[\"mixed\"]"), *cases = json_array();
+    ka_plan_inputs(cases, list, kinds, 9);
+    ka_plan_repeats(cases, 4);
+    assert_null(json_object_get(json_array_get(cases, 0), "repeats"));
+    json_decref(cases);
+    json_decref(list);
+    json_decref(kinds);
+}
+
+static void plan__kinds_of_inputs__nothing_kept_or_nothing_required__adds_nothing(void **state)
+{
+    (void)state;
+    json_t *list = shapes(), *none = json_array(), *kinds = json("[\"strided\"]"), *cases = json_array();
+    ka_plan_inputs(cases, list, NULL, 9);
+    ka_plan_inputs(cases, none, kinds, 9);
+    assert_int_equal(json_array_size(cases), 0);
+    json_decref(cases);
+    json_decref(list);
+    json_decref(none);
+    json_decref(kinds);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(plan__kinds_of_inputs__are_one_case_each_on_the_smallest_required_shape),
+        cmocka_unit_test(plan__kinds_of_inputs__nothing_kept_or_nothing_required__adds_nothing),
+        cmocka_unit_test(plan__repeats__are_not_asked_of_other_kinds_of_inputs),
         cmocka_unit_test(plan__repeats__are_asked_in_one_plain_case_of_the_largest_required_shape),
         cmocka_unit_test(plan__input_that_is_none_on_a_shape__is_never_asked_for_there),
         cmocka_unit_test(plan__check__covers_every_shape_with_five_seeds_over_the_required),

@@ -153,6 +153,19 @@ static void report__speed__is_told_when_measured(void **state)
     assert_lacks("Not timed");
 }
 
+static void report__other_kinds_of_inputs__are_named_with_what_was_left_out(void **state)
+{
+    (void)state;
+    report("{\"verdict\":\"verified\",\"oracles\":{\"inputs\":{\"kept\":[\"strided\",\"mixed\"],"
+           "\"left_out\":{\"transposed\":\"the forward | is wrong\",\"odd\":3}}}}");
+    assert_non_null(strstr(out.data, "| also tried with inputs that are | strided, mixed |\n"));
+    assert_non_null(
+        strstr(out.data, "| not tried with inputs that are transposed | the forward \\| is wrong |\n"));
+    assert_non_null(strstr(out.data, "| not tried with inputs that are odd | ? |\n"));
+    report("{\"verdict\":\"verified\",\"oracles\":{\"inputs\":{\"kept\":7,\"left_out\":[1]}}}");
+    assert_null(strstr(out.data, "tried with"));
+}
+
 static void report__member_of_any_type__is_survived(void **state)
 {
     (void)state;
@@ -205,6 +218,7 @@ int main(void)
         TEST(report__history_pairs_and_answers__are_listed),
         TEST(report__failed_run__tells_why),
         TEST(report__speed__is_told_when_measured),
+        TEST(report__other_kinds_of_inputs__are_named_with_what_was_left_out),
         TEST(report__member_of_any_type__is_survived),
         TEST(report__no_object__is_refused),
     };

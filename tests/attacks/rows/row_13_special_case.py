@@ -49,4 +49,22 @@ ATTACKS = [
         ),
         "gradient of x",
     ),
+    Attack(
+        "row stride and length swapped",
+        "log_sum_exp_row_stride",
+        (("dx, x.stride(0), N, BLOCK=block", "dx, N, x.stride(0), BLOCK=block"),),
+        r"strided inputs\) raised: OutOfBounds",
+    ),
+    Attack(
+        "right for contiguous inputs only",
+        "log_sum_exp_row_stride",
+        (("x_ptr + row * row_stride + cols", "x_ptr + row * N + cols"),),
+        r"strided inputs\) the gradient of x",
+    ),
+    Attack(
+        "an exponential that is not shifted",
+        "log_sum_exp_row_stride",
+        (("tl.exp(x - tl.max(x, axis=0))", "tl.exp(x)"),),
+        r"mixed inputs\) the gradient of x is not finite",
+    ),
 ]

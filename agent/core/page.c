@@ -1,0 +1,51 @@
+#include "page.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void ka_page_put(struct ka_page *page, const char *text)
+{
+    if (page->rc == 0)
+        page->rc = ka_buf_puts(&page->text, text);
+}
+
+void ka_page_putf(struct ka_page *page, const char *fmt, ...)
+{
+    char *text = NULL;
+    va_list args;
+    va_start(args, fmt);
+    int len = vasprintf(&text, fmt, args);
+    va_end(args);
+    if (len < 0) {
+        page->rc = page->rc ? page->rc : -ENOMEM;
+        return;
+    }
+    ka_page_put(page, text);
+    free(text);
+}
+
+const char *ka_page_text_of(const json_t *object, const char *name)
+{
+    const char *text = json_string_value(json_object_get(object, name));
+    return text && *text ? text : NULL;
+}
+
+const char *ka_page_verdict(const json_t *result)
+{
+    static const struct {
+        const char *verdict, *title;
+    } titles[] = {{"verified", "verified"},
+                  {"not_verified", "not verified"},
+                  {"unusable", "the forward file cannot be used"},
+                  {"waiting", "waiting for an answer"},
+                  {"error", "ended with an error"}};
+    const char *verdict = ka_page_text_of(result, "verdict");
+    for (size_t i = 0; verdict && i < KA_COUNT(titles); i++) {
+        if (strcmp(verdict, titles[i].verdict) == 0)
+            return titles[i].title;
+    }
+    return verdict ? verdict : "no verdict";
+}

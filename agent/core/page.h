@@ -1,0 +1,23 @@
+/* A text that is written piece by piece: what both forms of the report have in common. Pure. */
+#ifndef KA_PAGE_H
+#define KA_PAGE_H
+
+#include "base.h"
+
+#include <jansson.h>
+
+/* After a failure the rest is skipped, and `rc` tells. The writer frees `text`. */
+struct ka_page {
+    struct ka_buf text;
+    int rc;
+};
+
+void ka_page_put(struct ka_page *page, const char *text);
+void ka_page_putf(struct ka_page *page, const char *fmt, ...) KA_PRINTF(2, 3);
+
+/* A member that is a text and not empty (borrowed), NULL otherwise. */
+const char *ka_page_text_of(const json_t *object, const char *name);
+/* The result's verdict as people say it; "no verdict" where there is none. */
+const char *ka_page_verdict(const json_t *result);
+
+#endif
