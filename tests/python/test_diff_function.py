@@ -118,6 +118,28 @@ def powered(x, K: tl.constexpr):
 
 
 @triton.jit
+def along(x, AXIS: tl.constexpr):
+    return x / tl.sum(x * x, axis=AXIS, keep_dims=True)
+
+
+@triton.jit
+def typed(x):
+    if x.dtype == tl.float64:
+        y = x * x
+    else:
+        y = x
+    return y.to(x.dtype)
+
+
+@triton.jit
+def over_rows(x):
+    y = x
+    for _ in tl.static_range(x.shape[0]):
+        y = y * x
+    return y
+
+
+@triton.jit
 def taped(x, K: tl.constexpr):
     y = x
     for _ in range(K):
@@ -279,6 +301,26 @@ def test_function__constexpr_parameter__is_passed_by_name(tmp_path: Path) -> Non
         assert (dx - d * want).norm() <= BOUND * dx.norm(), (dims, k)
 
 
+def test_function__number_that_the_text_depends_on__is_asserted(tmp_path: Path) -> None:
+    x, d = torch.rand(M, N, dtype=torch.float64) + 1, torch.randn(M, N, dtype=torch.float64)
+    bwd = grad(along, {"AXIS": 1}, shapes={"x": (M, N)}, dtype="float64")
+    (dx,) = run(tmp_path, bwd, [x], [d], [0], ", AXIS=1")
+    x.requires_grad_()
+    (want,) = torch.autograd.grad(x / (x * x).sum(1, keepdim=True), x, d)
+    assert (dx - want).norm() <= BOUND * want.norm()
+    with pytest.raises(AssertionError):
+        run(tmp_path, bwd, [x.detach()], [d], [0], ", AXIS=0")
+    assert "static_assert(x.shape[0] == 5)" in grad(over_rows, shapes={"x": (5, 7)}).source
+
+
+def test_function__question_about_a_type__is_asked_of_the_value(tmp_path: Path) -> None:
+    bwd = grad(typed)
+    for dtype in (torch.float32, torch.float64):
+        x, d = torch.randn(N, dtype=dtype), torch.randn(N, dtype=dtype)
+        (dx,) = run(tmp_path, bwd, [x], [d], [0])
+        assert torch.allclose(dx, 2 * d * x if dtype == torch.float64 else d, atol=1e-6)
+
+
 def test_function__derivative_of_the_derivative(tmp_path: Path) -> None:
     first = grad(squashed, dtype="float64")
     second = grad(first, wrt="x", dtype="float64")
@@ -406,6 +448,7 @@ REFUSED: dict[str, tuple[Any, str, int, str, str]] = {
     "atomic": (counting, "    return tl.atomic_add(x, 1)", 11, "tl.atomic_add: a plain function takes", "the stub"),
     "launch": (launching, "    gelu[(1,)](x)", 4, "launch: a plain function launches nothing", "@autodiff"),
     "no_value": (nothing, "def nothing(x):", 0, "`nothing` returns nothing", ""),
+    "unknown_axis": (along, "    return x / tl.sum(x * x, axis=AXIS, keep_dims=True)", 15, "the value of `AXIS`", '{"AXIS": ...}'),
     "tape": (taped, "    for _ in range(K):", 0, "the backward needs `y` of every step", "tl.static_range"),
 }  # fmt: skip
 

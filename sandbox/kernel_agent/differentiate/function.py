@@ -23,7 +23,7 @@ from triton.runtime.jit import JITFunction
 from . import fence, loops, tape
 from .emit import INDICES, WRITE, Emitter
 from .fence import Refusal
-from .ir import GradWrite, Node, Store, real
+from .ir import GradWrite, Node, Store, reachable, real
 from .lines import WIDTH, folded, wrap
 from .normalise import Builder
 from .reverse import Reverse
@@ -58,6 +58,7 @@ class Math(Builder):
         g, source = self.g, self.source
         self.sizes: dict[int, Node] = {1: g.one}
         self.values: dict[str, Node] = {}
+        self.fixed: dict[str, Any] = {}  # names and values that the text depends on
         for name, arg in self.args.items():
             self.env[name] = (
                 self._param(arg) if arg.kind == "constexpr" else self.value(arg, shapes[name], dtype)
@@ -110,7 +111,7 @@ class Math(Builder):
         """A static loop over literals is unrolled, as Triton does: a function has no scratch to tape its state in."""
         lo, hi, step, call = self.range(node.iter)
         known = all(n.op == "const" or n.attrs.get("global") for n in (lo, hi, step)) and step.value
-        steps = range(lo.value, hi.value, step.value) if known else range(UNROLLED + 1)
+        steps = range(*map(self.number, (lo, hi, step))) if known else range(UNROLLED + 1)
         if (
             not call.endswith("static_range")
             or len(steps) > UNROLLED
@@ -122,6 +123,17 @@ class Math(Builder):
             self.env[node.target.id] = self.g.const(i)
             if self.block(node.body) is not None:
                 raise Refusal("return in a loop", "a return inside a loop is not supported").at(node)
+
+    def number(self, value: Any) -> Any:
+        """A number that the text is written for: a call with another one must fail."""
+        for node in reachable([value] if isinstance(value, Node) else []):
+            if isinstance(node, Node) and node.op == "constexpr":
+                name = node.attrs["name"]
+                if node.value is None:
+                    remedy = f'Give it: grad({self.source.name}, {{"{name}": ...}}).'
+                    raise Refusal("constexpr", f"the backward depends on the value of `{name}`", remedy)
+                self.fixed[name] = node.value
+        return super().number(value)
 
     def _call(self, node: ast.Call) -> Any:
         if isinstance(node.func, ast.Subscript):
@@ -153,6 +165,10 @@ class Printer(Emitter):
 
     def grad_write(self, write: GradWrite) -> None:
         self.returned[write.base.attrs["name"]] = self.expr(write.value)[0]
+
+    def render(self, node: Node) -> tuple[str, int, int]:
+        text, precedence, section = super().render(node)
+        return text.replace(".dtype.element_ty", ".dtype"), precedence, section
 
     def _load(self, node: Node, sub: Any) -> str:
         return gradient_name(node.args[0].attrs["name"])
@@ -244,7 +260,7 @@ def _text(
     printer = Printer(kernel, f"{plain.__name__}_bwd", lines, results)
     texts = map(ast.unparse, source.args.defaults)
     printer.defaults = dict(zip(list(args)[len(args) - len(source.args.defaults) :], texts, strict=True))
-    text = printer.function(reverse.effects, chosen, values, _assumed(kernel, values, sizes))
+    text = printer.function(reverse.effects, chosen, values, _assumed(builder, kernel, sizes))
     scan = [LINEAR + "\n"] if f"{LINEAR_STEP}" in text else []
     return "".join([f"import triton\nimport triton.language as {kernel.tl}\n\n", *scan, "\n", text])
 
@@ -295,18 +311,19 @@ def _sizes(name: str, args: dict[str, Arg], shapes: Shapes | None) -> Shapes:
     return {n: tuple(shape) for n, shape in shapes.items()}
 
 
-def _assumed(kernel: Kernel, values: dict[str, Node], sizes: Shapes) -> list[str]:
+def _assumed(builder: Math, kernel: Kernel, sizes: Shapes) -> list[str]:
     """What the function takes for granted, checked while it is compiled: another broadcast would need other sums."""
     shown = ", ".join(f"{name} {list(shape)}" for name, shape in sizes.items())
     about = f"- broadcasts as with {shown}; adjoints in float32, or in float64 where the forward is"
     out = ["    # assumptions and decisions", *(f"    # {part}" for part in folded(about, WIDTH - 6))]
     upstream = {gradient_name(s.base.attrs["name"]): s.value for s in kernel.effects if isinstance(s, Store)}
-    for name, node in {**values, **upstream}.items():
+    for name, node in {**builder.values, **upstream}.items():
         out.append(f"    {kernel.tl}.static_assert(len({name}.shape) == {len(node.shape)})")
         for axis, dim in enumerate(node.shape):
             here, same = f"{name}.shape[{axis}]", dim.attrs.get("name", dim.attrs.get("value"))
             if same not in (None, here):
                 out.append(f"    {kernel.tl}.static_assert({here} == {same})")
+    out += [f"    {kernel.tl}.static_assert({name} == {value!r})" for name, value in builder.fixed.items()]
     return [*out, ""]
 
 
