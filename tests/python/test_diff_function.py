@@ -105,6 +105,22 @@ def switched(x, FLAG: tl.constexpr = True):
 
 
 @triton.jit
+def linear(a1, b1, a2, b2):
+    return a1 * a2, b1 * a2 + b2
+
+
+@triton.jit
+def recurrence(a, b):
+    _, h = tl.associative_scan((a, b), 0, linear)
+    return h
+
+
+@triton.jit
+def running_product(x):
+    return tl.cumprod(x, 0)
+
+
+@triton.jit
 def pair(x, y):
     return x * y, tl.exp(x) + y
 
@@ -242,6 +258,13 @@ def horner_torch(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     return c * x**4 + x**3 + 2 * x**2 + 3 * x + 4
 
 
+def recurrence_torch(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    steps = [b[0]]
+    for i in range(1, N):
+        steps.append(steps[-1] * a[i] + b[i])
+    return torch.stack(steps)
+
+
 def kinks_torch(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.where(x > 0.2, torch.maximum(x, y), x * y)
 
@@ -254,6 +277,8 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any] | None]] = {
     "static_loop": (horner, horner_torch, {"x": (M, N), "c": ()}),
     "broadcast": (scaled, as_torch(scaled), {"x": (M, N), "w": (N,), "s": ()}),
     "column": (fan_out, as_torch(fan_out), {"x": (M, N), "y": (M, 1)}),
+    "scan": (recurrence, recurrence_torch, None),
+    "scan_with_a_generated_step": (running_product, lambda x: x.cumprod(0), None),
     "softmax": (softmax, lambda x: torch.softmax(x, 1), {"x": (M, N)}),
     "scalar_result": (total, lambda x, w: (x * w * w).sum(), {"x": (M, N), "w": (N,)}),
     "loop": (summed, lambda x: 3 * x * x, {"x": (N,)}),
@@ -267,7 +292,7 @@ def test_function__gradients__equal_autograd(name: str, tmp_path: Path) -> None:
     fn, reference, shapes = CASES[name]
     bwd = grad(fn, shapes=shapes, dtype="float64")
     torch.manual_seed(len(name))
-    sizes = [(N,), (N,)] if shapes is None else list(shapes.values())
+    sizes = [(N,)] * len(fn.arg_names) if shapes is None else list(shapes.values())
     inputs = [torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in sizes]
     out = reference(*inputs)
     outs = out if isinstance(out, tuple) else (out,)
