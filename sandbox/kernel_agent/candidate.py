@@ -43,6 +43,12 @@ _FORMULAS = {
     "aten::mul": "aten::mul aten::sum",
     "aten::div": "aten::div aten::mul aten::neg aten::sum",
     "aten::mean": "aten::div",
+    "aten::exp": "aten::mul",
+    "aten::log": "aten::div",
+    "aten::logsumexp": "aten::exp aten::mul aten::sub",
+    "aten::cumsum": "aten::cumsum",
+    "aten::slice": "aten::slice_backward",
+    "aten::select": "aten::select_backward",
     "aten::_to_copy": "aten::_to_copy",
 }
 _NOT_THE_CANDIDATES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
@@ -162,7 +168,7 @@ class Poison(TorchDispatchMode):
 
         The entry's forward may do no torch operation more often than the stub, so what the engine differentiates is the stub's.
         """
-        formulas = " ".join(_FORMULAS.get(name, "") for name in self.stub_operations)
+        formulas = " ".join(_FORMULAS.get(name.removesuffix("_"), "") for name in self.stub_operations)
         return _ACCUMULATION | frozenset(formulas.split())
 
 
