@@ -225,19 +225,6 @@ static int check_oracle(const struct ka_tensor *want, const struct ka_tensor *ba
     return 0;
 }
 
-static bool is_zero(const struct ka_tensor *t)
-{
-    double values[BLOCK];
-    for (size_t first = 0; first < t->count; first += BLOCK) {
-        size_t n = t->count - first < BLOCK ? t->count - first : BLOCK;
-        ka_tensor_load(t, first, n, values);
-        for (size_t i = 0; i < n; i++)
-            if (values[i] != 0)
-                return false;
-    }
-    return true;
-}
-
 /* How far `got` is from `want`, without a judgement. *usable is false where that says nothing. */
 static int measure(const struct ka_tolerance *tol, const struct ka_tensor *got, const struct ka_tensor *want,
                    struct ka_diff *diff, bool *usable, struct ka_err *err)
@@ -294,7 +281,7 @@ int ka_compare(const struct ka_tensor *got, const struct ka_tensor *want, const 
     diff->rank = want->rank;
     memcpy(diff->dims, want->dims, sizeof(diff->dims));
     diff->count = want->count;
-    diff->want_zero = is_zero(want);
+    diff->want_zero = ka_tensor_is_zero(want);
     if (!got)
         return 0;
     diff->got_dtype = got->dtype;

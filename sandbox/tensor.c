@@ -322,6 +322,19 @@ void ka_tensor_load(const struct ka_tensor *tensor, size_t first, size_t n, doub
     }
 }
 
+bool ka_tensor_is_zero(const struct ka_tensor *tensor)
+{
+    double values[256];
+    for (size_t first = 0; first < tensor->count; first += KA_COUNT(values)) {
+        size_t left = tensor->count - first, n = left < KA_COUNT(values) ? left : KA_COUNT(values);
+        ka_tensor_load(tensor, first, n, values);
+        for (size_t i = 0; i < n; i++)
+            if (values[i] != 0)
+                return false;
+    }
+    return true;
+}
+
 double ka_tensor_at(const struct ka_tensor *tensor, size_t i)
 {
     double value = 0;

@@ -53,6 +53,9 @@ double ka_tensor_at(const struct ka_tensor *tensor, size_t i);
 /* Elements first .. first+n-1, which must exist, into `out`. */
 void ka_tensor_load(const struct ka_tensor *tensor, size_t first, size_t n, double *out);
 
+/* Every element is zero, or there is none. */
+bool ka_tensor_is_zero(const struct ka_tensor *tensor);
+
 bool ka_tensor_same_shape(const struct ka_tensor *a, const struct ka_tensor *b);
 
 size_t ka_dtype_size(enum ka_dtype dtype);

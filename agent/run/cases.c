@@ -225,14 +225,3 @@ void ka_case_label(const json_t *plan, struct ka_buf *out)
     if (count)
         ka_buf_puts(out, count == 1 ? " wants a gradient" : " want gradients");
 }
-
-bool ka_case_is_zero(const struct ka_tensor *tensor)
-{
-    bool zero = tensor != NULL;
-    for (size_t at = 0; zero && at < tensor->count; at++) {
-        double value;
-        ka_tensor_load(tensor, at, 1, &value);
-        zero = value == 0;
-    }
-    return zero;
-}

@@ -36,9 +36,6 @@ double ka_case_nonlinearity(const struct ka_tensor *u, const struct ka_tensor *w
 int ka_case_spread(const struct ka_tensors *found, const char *name, size_t times, double *max_abs,
                    double *norm);
 
-/* Is every element zero? NULL is not. */
-bool ka_case_is_zero(const struct ka_tensor *tensor);
-
 /* Does the real Triton forward equal the oracle's, on every tensor output, and do the oracles equal each other?
  * 0, or -EDOM with a sentence naming what differs and by how much, or another error for unusable tensors. */
 int ka_case_agrees(const struct ka_tensors *oracle, const json_t *entry, const json_t *plan,

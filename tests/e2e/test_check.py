@@ -109,3 +109,14 @@ def test_junit__several_files__has_a_suite_for_each_with_failures_and_errors_tol
     failed = [case.get("name") for case in wrong if case.find("failure") is not None]
     assert failed == ["verdict", "gradient of s"]
     assert all(one.find("failure").get("message") for one in wrong if one.find("failure") is not None)
+
+
+def test_check__gradient_that_is_zero_on_a_shape__is_no_decoy_there(agent: Agent):
+    """Softmax over one column: with buffers of zeros, kernels that do nothing leave the same."""
+    backward = suite.control("softmax_saved_output").replace("torch.empty_like(", "torch.zeros_like(")
+    pair = suite.pair("softmax_saved_output", backward)
+    assert pair.count("zeros_like(") == 1
+    file = agent.folder / "one_column.py"
+    file.write_text(pair.replace('[{"M": 3, "N": 20}]', '[{"M": 3, "N": 1}, {"M": 3, "N": 20}]'))
+    done = agent("check", file, "--json", "--quiet")
+    assert done.result["verdict"] == "verified", done.result["failures"]
