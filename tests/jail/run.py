@@ -1,6 +1,6 @@
 """The escape suite: `python tests/jail/run.py [--jail build/ka-jail] [NAME...]`.
 
-Every attempt of attempts.py runs twice: below all layers, where it must be refused, and as a control without the layers
+Every attempt of attempts_*.py runs twice: below all layers, where it must be refused, and as a control without the layers
 that stop it, where it must succeed; a control that fails proves nothing about the jail and fails the suite. The layers that
 were really on are asserted in both. An attempt that this kernel or this user cannot make at all, not even without a
 jail, is counted as not applicable, by name. Afterwards: honest work (honest.py) that must run, what happens when layers are
