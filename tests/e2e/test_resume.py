@@ -101,7 +101,8 @@ def finish(process: Any) -> tuple[int, str, str]:
 STEPS = [
     {"text": fenced(WRONG)},
     {"tool": "submit_patch", "arguments": {"patch": PATCH}},
-    {"text": fenced(WRONG)},
+    # Wrong again, in other words: a candidate known byte for byte is not checked a second time, and nothing could be killed.
+    {"text": fenced(WRONG + "\n# Once more.\n")},
 ]
 
 PHASES = [
