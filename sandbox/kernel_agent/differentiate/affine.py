@@ -149,6 +149,10 @@ class Affine:
             return [(1, (count.id,))]
         if var.kind == "vpid" and node is not None:
             return self.monomials(node.attrs["count"])
+        if var.kind == "trip" and var.region is not None:
+            lo, hi, step = var.region.bounds  # type: ignore[misc]
+            whole = _is(lo, 0) and _is(step, 1) and self.uniform(hi)
+            return self.monomials(hi) if whole else []
         if var.kind == "mod" and node is not None:
             return self.monomials(node.args[1])
         if (
@@ -183,6 +187,10 @@ class Affine:
                 group.terms, group.solved = list(order), True
                 return True
         return False
+
+
+def _is(node: Node, number: int) -> bool:
+    return node.op == "const" and node.value == number
 
 
 def _combine(a: dict, b: dict, sign: int) -> dict:

@@ -237,7 +237,7 @@ def _scheduled(site: host.Site, kernels: dict[str, str], schedule: str, totals: 
     name = f"{site.kernel_name}_bwd"
     if site.class_name[-1].isdigit() and name in kernels:
         name += site.class_name[-1]
-    owner = Owner(reverse, axes, name)
+    owner = Owner(reverse, axes, name, site.launch.grid)
     fused = partials.fuse(reverse, axes) if schedule == "partials" else None
     after: list = []
     if schedule != "atomic" and not isinstance(fused, Partials):
@@ -352,6 +352,11 @@ def owner_step(text: FunctionText, emitted: Emitted, made: OwnerKernel, owner: O
         step.setup += [
             f"if {text.expr(whole, 10)} % {text.expr(part, 11)}:",
             f'    raise ValueError("{text.expr(whole)} must be a multiple of {text.expr(part)} in the backward")',
+        ]
+    for factor in made.positive:
+        step.setup += [
+            f"if {text.expr(factor, 6)} < 1:",
+            f'    raise ValueError("{text.expr(factor)} must be positive in the backward")',
         ]
     if made.split:
         step.setup.append(f"splits = min({text.expr(owner.summed(made))}, {SPLITS})")

@@ -57,6 +57,10 @@ MOVES = {
         "bound the loop by arguments, or pad it to a length that is the same for all programs, and mask",
     ),
     "asked": ("asked for", "the schedules `owner` and `partials` prove more"),
+    "overlap": (
+        "overlapping windows",
+        "one program a tile of the gradient, looping over the windows that reach it",
+    ),
     "shared": ("shared tile", "private partial sums: a few programs walk the summed axis, a second kernel adds their rows"),
 }  # fmt: skip
 

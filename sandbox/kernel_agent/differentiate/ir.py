@@ -346,9 +346,12 @@ class Graph:
 
     # facts
 
-    def concrete(self, node: Node) -> Any:
-        """The value of a constexpr or of a parameter in the traced call, None where it is not known before the launch."""
-        return _concrete(node, {})
+    def concrete(self, node: Node, known: dict[int, Any] | None = None) -> Any:
+        """The value of a constexpr or of a parameter in the traced call, None where it is not known before the launch.
+
+        `known`: values of further nodes, by their ids.
+        """
+        return _concrete(node, dict(known or {}))
 
     def is_one(self, dim: Node) -> bool:
         return dim.op == "const" and dim.value == 1

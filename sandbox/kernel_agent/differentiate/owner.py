@@ -23,8 +23,10 @@ from .programs import program_variables
 from .reverse import LineReport, Reverse
 from .rewrite import Rewriter
 from .simplify import is_zero
-from .stores import close, depends, layout_of, learn, placed_writes
+from .reindex import NotTurned
+from .stores import close, depends, layout_of, learn, overlaps, placed_writes
 from .values import is_static, loop_out
+from .windows import Turned, turn
 
 
 @dataclass
@@ -47,6 +49,7 @@ class OwnerKernel:
     split: bool = False
     optional: bool = False  # written under a condition known at compile time: the gradient may be None
     shared: Node | None = None
+    positive: list[Node] = field(default_factory=list)  # factors that the host has to find above zero
     layouts: list[list] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what stands above it
 
@@ -54,9 +57,9 @@ class OwnerKernel:
 class Owner:
     """Moves eligible atomic writes of one reverse sweep to kernels of their own."""
 
-    def __init__(self, reverse: Reverse, axes: list[int], name: str) -> None:
+    def __init__(self, reverse: Reverse, axes: list[int], name: str, grid: tuple[int, ...] = ()) -> None:
         self.reverse, self.kernel, self.g = reverse, reverse.kernel, reverse.kernel.graph
-        self.name = name
+        self.name, self.grid = name, grid
         self.programs = program_variables(self.kernel, reverse.effects, axes)
         self.spills: dict[Node, Spill] = {}
         self.refused: dict[Node, str] = {}  # gradients that keep their writes, and why
@@ -99,6 +102,8 @@ class Owner:
                 return part
             parts.append(part)
         first = parts[0]
+        if any((part.turned is None) != (first.turned is None) for part in parts):
+            return Why("several", "only some of its writes are windows")
         for part in parts[1:]:
             if part.own != first.own or [s for s, _ in part.trips] != [s for s, _ in first.trips]:
                 return Why("shared", "its writes own different tiles")
@@ -108,10 +113,24 @@ class Owner:
             tuple((p.path, p.reduced) for p in parts),
             tuple(s.id for s, _ in first.trips),
             dots,
+            None if first.turned is None else id(first.turned),
         )
         return Plan(base, parts, absolute, key, dots)
 
     def part(self, write: GradWrite, loops: tuple[For, ...]) -> Part | str:
+        """What owns a write: a tile of its address as it is, or of the window that it is turned into."""
+        found = self.nest(write, loops)
+        if isinstance(found, Part) or getattr(found, "kind", "") not in ("mixed", "overlap"):
+            return found
+        try:
+            turned = turn(self.g, self.programs, self.tiles, self.grid, write)
+            part = self.nest(turned.write, loops, turned)
+        except NotTurned as failure:
+            part = failure.why
+        return part if isinstance(part, Part) else Why(found.kind, f"{found}; as a window: {part}")  # type: ignore[attr-defined]
+
+    def nest(self, write: GradWrite, loops: tuple[For, ...], turned: Turned | None = None) -> Part | str:
+        """The affine nest of a write, or why it is none."""
         if any(loop.order == "reverse" or loop.region.kind != "for" for loop in loops):
             return Why("reverse", "its loop runs backwards or has no bounds")
         phis = {c.phi for loop in loops for c in loop.carries}
@@ -137,15 +156,21 @@ class Owner:
                 learn(var, known)
         close(affine, known, groups)
         lanes = {var.key[0] for group in groups for var, _ in group.terms if var.kind == "lane"}
+        virtual = self.programs.virtual if turned is None else turned.virtual
+        for number, variables in turned.facts if turned is not None else ():
+            if (number.op, (number.id,)) in known:
+                known |= {(var.kind, var.key) for var in variables}
+                lanes |= {var.key[0] for var in variables if var.kind == "lane"}
         if any(axis not in lanes and not self.g.is_one(dim) for axis, dim in enumerate(write.offset.shape)):
             return Why("lanes", "several lanes of a block go to one address")
-        own = tuple(v for v in self.programs.virtual if ("vpid", (v.attrs["axis"],)) in known)
+        own = tuple(v for v in virtual if ("vpid", (v.attrs["axis"],)) in known)
         for item in reachable([self.tiles.node(write.offset)]):
             if isinstance(item, Node) and item.op == "vpid" and item not in own:
                 return Why("mixed", f"its address depends on `{item.hint}` without determining it")
         trips = [loop.region for loop in loops if ("trip", (id(loop.region),)) in known]
         regions = [r for r in write.region.chain() if r.kind != "top"][::-1]
-        reduced = tuple(r for r in regions if r.is_loop and r not in trips)
+        gone = turned.gone if turned is not None else set()
+        reduced = tuple(r for r in regions if r.is_loop and r not in trips and r not in gone)
         if any(r.iv in set(reachable([write.offset])) for r in reduced):
             return Why("mixed", "its address depends on a loop without determining it")
         for region in trips:
@@ -156,23 +181,27 @@ class Owner:
                 return Why("bounds", "its loop has a step that differs between programs")
             if not affine.uniform(lo) and not self._aligned(lo, step):
                 return Why("bounds", "its loop starts at different places in different programs")
+        moved = turned.axes if turned is not None else set()
+        mask: Node | None = None
         for condition in conditions(write.mask):
-            if self.varies(condition, own, reduced) and any(not self.g.is_one(d) for d in condition.shape):
+            if not self.varies(condition, own, reduced):
+                held = self.tiles.node(condition)
+                mask = held if mask is None else self.g.make("and", (mask, held), {}, "int1")
+            elif any(not self.g.is_one(d) for at, d in enumerate(condition.shape) if at not in moved):
                 return Why(
                     "extent", "which lanes it writes differs between the programs that are summed over"
                 )
-        layout = layout_of(
-            affine, self.g, groups, None if write.mask is None else self.tiles.node(write.mask)
-        )
+        layout = layout_of(affine, self.g, groups, mask)
         if layout is None:
             return Why("extent", "the extents of its address dimensions are not known")
+        if overlaps(self.g, layout, self.grid):
+            return Why("overlap", "its windows overlap: one element is read at several places")
         steps = [(region.bounds[2], region) for region in trips]  # type: ignore[index]
         tile = self.tiles.node(write.offset)
-        mask = None if write.mask is None else self.tiles.node(write.mask)
         covers = None
         if not any(r.cond is not None for r in regions):  # what is summed over does not count
             covers = reached(affine, self.g, groups, tile, mask)
-        return Part(write, tuple(regions), own, steps, reduced, layout, covers)
+        return Part(write, tuple(regions), own, steps, reduced, layout, covers, tuple(virtual), turned)
 
     def computable(self, write: GradWrite) -> bool:
         """Whether another kernel can have what a write needs: no carries, and loops only behind values of the whole program."""
@@ -219,6 +248,7 @@ class Owner:
                 continue
             if (
                 item in ivs
+                or (item.op == "vpid" and item not in own)
                 or item.op in ("pid", "loopout", "phi")
                 or (item.op == "load" and item.home is not self.g.top)
             ):
@@ -233,8 +263,9 @@ class Owner:
         label = "_".join(p.base.attrs["name"].removesuffix("_ptr").lower() for p in plans)
         own: dict[Any, Node] = {}
         grid: list[Node] = []
-        split = not first.dots
-        if split and all(v in first.parts[0].own for v in self.programs.virtual):
+        virtual, turned = first.parts[0].virtual, first.parts[0].turned
+        split = not first.dots and turned is None  # windows have as many tiles as what they gather from
+        if split and all(v in first.parts[0].own for v in virtual):
             self._leave(
                 plans, Why("shared", "its address determines every program id: there is no axis to sum over")
             )
@@ -250,14 +281,13 @@ class Owner:
                 plans, Why("shared", "its address determines no program id: one program would own all of it")
             )
             return
-        if len(trips) + len(first.parts[0].own) + split > 3:
-            self._leave(plans, Why("grid", "too many grid axes"))
-            return
-        for i in range(len(trips)):
-            own["trip", i] = axis(self._trips(first, i))
-        for v in first.parts[0].own:
-            own[v] = axis(v.attrs["count"])
-            own[v].hint = v.hint
+        counts = [Axis(("trip", i), self._trips(first, i), None) for i in range(len(trips))]
+        counts += [Axis(v, v.attrs["count"], v.hint) for v in first.parts[0].own]
+        while len(counts) > 3 - split:  # the first two share an axis
+            high, low = counts[:2]
+            counts[:2] = [Axis((high, low), g.mul(high.count, low.count), None)]
+        for one in counts:
+            self._place(own, one, axis(one.count))
         splits = axis(g.intern("param", (), {"name": "splits"}, "int32", ())) if split else None
         nests = [
             Nest(self, [plan.parts[n] for plan in plans], own, first.absolute, splits)
@@ -280,7 +310,8 @@ class Owner:
         made = OwnerKernel(f"{self.name}_{label}", [], grid, [p.base.attrs["name"] for p in plans], split)
         static = [r for r in first.parts[0].path if r.cond is not None and is_static(r.cond)]
         made.optional = bool(static) and len(first.parts) == 1
-        made.shared = next((v for v in self.programs.virtual if v not in first.parts[0].own), None)
+        made.shared = next((v for v in virtual if v not in first.parts[0].own), None)
+        made.positive = [] if turned is None else turned.positive
         for plan, summed in zip(plans, totals, strict=True):
             write = plan.parts[-1].write
             offset, mask = last.addresses[plans.index(plan)]
@@ -294,11 +325,9 @@ class Owner:
             made.layouts += [p.layout for p in plan.parts if len(p.layout) > 1]
             self._remove(plan)
             reason = f"owned tiles: {'partial sums of ' if split else ''}one program a tile"
-            self.reverse.report.append(
-                LineReport(
-                    write.line, "owner", "affine nest", f"{adjoint_name(plan.base.attrs['name'])}: {reason}"
-                )
-            )
+            proof = "affine nest" if turned is None else turned.what
+            d = adjoint_name(plan.base.attrs["name"])
+            self.reverse.report.append(LineReport(write.line, "owner", proof, f"{d}: {reason}"))
         made.notes = [self._note(made, first)]
         self.kernels.append(made)
 
@@ -306,7 +335,7 @@ class Owner:
         """Who owns what in a kernel, and over what it sums."""
         part = plan.parts[0]
         names = ", ".join(adjoint_name(base) for base in made.bases)
-        summed = [v.hint for v in self.programs.virtual if v not in part.own] + [
+        summed = [v.hint for v in part.virtual if v not in part.own] + [
             r.iv.hint for r in part.reduced if r.iv is not None
         ]
         over = f", summed over {', '.join(f'`{s}`' for s in summed if s)}" if summed else ""
@@ -314,6 +343,18 @@ class Owner:
             "; each of a few programs sums a share, the rows are added up afterwards" if made.split else ""
         )
         return f"one program owns a tile of {names}{over}{share}"
+
+    def _place(self, own: dict[Any, Node], axis: Axis, at: Node) -> None:
+        """What a grid axis stands for; where variables share one, they are its digits."""
+        g = self.g
+        if not isinstance(axis.key[0], Axis) if isinstance(axis.key, tuple) else True:
+            own[axis.key] = at
+            at.hint = at.hint or axis.hint
+            return
+        high, low = axis.key
+        count = Rewriter(g, self.grid_param).node(low.count)
+        self._place(own, low, g.make("mod", (at, count)))
+        self._place(own, high, g.make("floordiv", (at, count)))
 
     def _leave(self, plans: list[Plan], why: str) -> None:
         """Say why gradients stay with the main kernel."""
@@ -346,7 +387,7 @@ class Owner:
         return total
 
     def _remove(self, plan: Plan) -> None:
-        gone = {id(part.write) for part in plan.parts}
+        gone = {id(part.write if part.turned is None else part.turned.origin) for part in plan.parts}
 
         def clean(effects: list) -> None:
             effects[:] = [e for e in effects if id(e) not in gone]
@@ -426,6 +467,15 @@ class Owner:
 
 
 @dataclass
+class Axis:
+    """An axis of an owner kernel's grid: a variable, or two that share it."""
+
+    key: Any
+    count: Node
+    hint: str | None
+
+
+@dataclass(eq=False)
 class Part:
     """One write: its path of regions, the program variables and loops it owns, the loops it sums over."""
 
@@ -436,6 +486,8 @@ class Part:
     reduced: tuple[Region, ...]
     layout: list
     covers: Node | None = None  # how many elements all owners reach
+    virtual: tuple[Node, ...] = ()  # all its program variables
+    turned: Turned | None = None  # how its window was turned around
 
 
 @dataclass
@@ -496,10 +548,10 @@ class Nest:
             if region.cond is not None and is_static(region.cond):
                 g.here = self.fixed[region] = g.branch(self.node(region.cond), region.positive)
                 self.levels.append(("branch", g.here))
-        for v in owner.programs.virtual:
+        for v in part.virtual:
             if v in part.own:
                 self.actual[v] = self.own[v]
-        for v in owner.programs.virtual:
+        for v in part.virtual:
             if v in part.own:
                 continue
             start, end, step = g.const(0), owner.count(v), g.one
@@ -516,7 +568,8 @@ class Nest:
         self.regions[g.top] = g.here
         for region in part.path:
             g.here = self.regions[region.parent]  # type: ignore[index]
-            self.regions[region] = g.here if region in self.fixed else self._region(region, part)
+            gone = region in self.fixed or (part.turned is not None and region in part.turned.gone)
+            self.regions[region] = g.here if gone else self._region(region, part)
 
     def program(self, value: Node) -> Node:
         """A value of program variables, in terms of this kernel's ids and loops."""
@@ -534,7 +587,7 @@ class Nest:
             low, exact = first_program(g, tiles.node(hi), v, value)
             if low is not None:
                 start = low if start.op == "const" else g.make("maximum", (start, low))
-            others = [w for w in self.owner.programs.virtual if w is not v and w not in part.own]
+            others = [w for w in part.virtual if w is not v and w not in part.own]
             if exact and fixed and is_zero(lo) and len(part.trips) == 1 and not others:
                 self.certain.add(region)
             high = None if fixed else last_program(g, tiles.node(lo), v, value)
@@ -556,7 +609,7 @@ class Nest:
             return new
         lo, hi, step = (self.node(n) for n in region.bounds)  # type: ignore[union-attr]
         if region in part.reduced:
-            new = g.loop_region(lo, hi, step, "range", region.line)
+            new = g.loop_region(lo, hi, step, region.call, region.line)
             new.iv.hint = new.iv.hint or region.iv.hint  # type: ignore[union-attr]
             self.levels.append(("loop", new))
             self.variables[region.iv] = new.iv  # type: ignore[index, assignment]
@@ -671,6 +724,8 @@ class Nest:
             return self.variables[node]
         if node in self.owner.programs.table:
             return self.program(self.owner.programs.table[node])
+        if node in self.actual:
+            return self.actual[node]
         if node.op in ("const", "constexpr", "param"):
             return node
         if node.op == "npid":

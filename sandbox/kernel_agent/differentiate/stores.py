@@ -235,6 +235,20 @@ def layout_of(affine: Affine, g: Graph, groups: list[Group], mask: Node | None) 
     return layout
 
 
+def overlaps(g: Graph, layout: list[tuple[Node, Node | None]], grid: tuple[int, ...]) -> bool:
+    """Whether the host's check of a layout would already fail on the traced call."""
+    counts = {g.intern("npid", (), {"axis": axis}, "int32", ()).id: count for axis, count in enumerate(grid)}
+    known = [(g.concrete(s, counts), None if e is None else g.concrete(e, counts)) for s, e in layout]
+    if any(s is None or (n is None and e is not None) for (s, n), (_, e) in zip(known, layout, strict=True)):
+        return False
+    reach: float = 0
+    for stride, extent in sorted(((abs(s), e) for s, e in known if e is None or e > 1), key=lambda d: d[0]):
+        if stride <= reach:
+            return True
+        reach = float("inf") if extent is None else reach + (extent - 1) * stride
+    return False
+
+
 def _extent(affine: Affine, g: Graph, group: Group, bounds: dict[frozenset, Node]) -> Node | None:
     """How many steps of its lowest digit an index can make: from the mask, else from its highest digit."""
     lowest = group.terms[0][1]
@@ -261,6 +275,8 @@ def _extent(affine: Affine, g: Graph, group: Group, bounds: dict[frozenset, Node
             g.make("cdiv", (last, step)) if not is_zero(lo) or step.op != "const" or step.value != 1 else last
         )
         return g.mul(monomial_node(affine, g, unit), count)
+    if len(group.terms) == 1 and var.node is not None and var.kind in ("vpid", "mod"):
+        return var.node.attrs["count"] if var.kind == "vpid" else var.node.args[1]
     ranges = affine.ranges(var)
     return monomial_node(affine, g, times(unit, ranges[0])) if ranges else None
 

@@ -1,0 +1,481 @@
+"""Turn a window around: a gradient that is scattered over `o * stride + k * dilation - padding` is gathered instead.
+
+A convolution reads an input at the sum of a position and a tap, so that many (position, tap) pairs meet in one element of the input's
+gradient. For a fixed tap, position and index determine each other: o = (i - k * dilation + padding) / stride, where the division has no
+remainder and o is a position of the forward. The write is therefore made again with the index i as the variable that lanes and
+programs count, taps become loops, and the value is evaluated at the o that this gives; lanes without one contribute nothing. The new
+address is an affine nest in which every element has one owner: `stores` proves that, as for any other write.
+
+All of this is exact, or refused: bounds of i come from the mask or from the largest o and taps, and a factor whose sign only the
+host can know is asked of it before the launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .affine import Affine, Group, Monomial, Var, divide, times
+from .ir import GradWrite, Graph, Node, Region, reachable
+from .positions import Condition, Entry, Position, Reader, chained, conditions
+from .programs import Programs
+from .reindex import Axes, Form, NotTurned, Place, Reindex, Sums, lift, nonzero
+from .rewrite import Rewriter
+from .stores import monomial_node
+
+TAP_STRIDE = 16  # a run-time stride up to this, over a loop whose length the compiler knows, is one between windows
+
+
+@dataclass
+class Turned:
+    """A write at new positions, and which program variables and loops it has instead of the forward's."""
+
+    write: GradWrite
+    origin: GradWrite
+    virtual: list[Node]
+    gone: set[Region]
+    axes: set[int]  # of the block, along which lanes are at new positions
+    facts: list[tuple[Node, list[Var]]]  # a number that is known gives these variables
+    positive: list[Node]  # what the host has to find above zero
+    what: str
+
+
+@dataclass
+class Window:
+    """One address dimension: the entry that is solved for, the taps, and the range [low, low + size) that is owned."""
+
+    group: Group
+    solved: Entry
+    taps: list[Entry]
+    low: Form = field(default_factory=dict)
+    size: Node | None = None
+    place: Node | None = None  # the owned count, from 0
+
+
+def turn(g: Graph, programs: Programs, tiles: Rewriter, grid: tuple[int, ...], write: GradWrite) -> Turned:
+    """Raises NotTurned."""
+    here, g.here = g.here, write.region
+    try:
+        return Turn(g, programs, tiles, grid, write).run()
+    finally:
+        g.here = here
+
+
+class Turn:
+    """One write on its way."""
+
+    def __init__(
+        self, g: Graph, programs: Programs, tiles: Rewriter, grid: tuple[int, ...], write: GradWrite
+    ) -> None:
+        self.g, self.programs, self.tiles, self.write = g, programs, tiles, write
+        self.affine = Affine(g)
+        self.sums = Sums(g, self.affine)
+        self.axes: Axes = tuple(range(len(write.offset.shape)))
+        self.traced = {
+            g.intern("npid", (), {"axis": axis}, "int32", ()).id: count for axis, count in enumerate(grid)
+        }
+        mask = None if write.mask is None else tiles.node(write.mask)
+        self.offset, self.mask = tiles.node(write.offset), mask
+        self.reader = Reader(g, self.affine, mask)
+        self.created: list[Node] = []
+        self.positive: list[Node] = []
+        self.taps: dict[Var, Node] = {}  # digits that have become loops
+        self.facts: list[tuple[Node, list[Var]]] = []
+        self.ends: dict[Position, Node] = {}
+        self.used: list[Condition] = []  # conditions that hold for every owned index
+
+    def run(self) -> Turned:
+        g = self.g
+        windows, plain = self._windows()
+        moved = list(dict.fromkeys(w.solved.position for w in windows))
+        places: list[Place] = []
+        valid: list[Condition] = []
+        for window in windows:
+            self._range(window)
+        for position in moved:
+            assert position is not None
+            self._tile(position, [w for w in windows if w.solved.position is position])
+        for position in moved:
+            assert position is not None
+            found, condition = self._solve(position, [w for w in windows if w.solved.position is position])
+            places += found
+            valid.append(condition)
+        gone = {var for position in moved for var in position.terms}  # type: ignore[union-attr]
+        self._free(gone)
+        reindex = Reindex(self.g, self.affine, self.tiles, places, gone, self.write.region)
+        offset = self._address(windows, plain)
+        for position, condition in zip(moved, valid, strict=True):
+            if position is not None and position.limit is not None:
+                reindex.known[position.limit.node, position.limit.axes] = condition.node
+        mask = self._mask(reindex, moved)
+        old = self.write
+        value = reindex.node(old.value, self.axes[len(self.axes) - len(old.value.shape) :])
+        for condition in valid:
+            value = g.where(lift(g, condition.node, condition.axes, self.axes), value, g.number(0))
+        new = GradWrite(old.base, offset, mask, value, old.region, old.line)
+        lost = {v for position in moved for v in position.programs}  # type: ignore[union-attr]
+        virtual = [v for v in self.programs.virtual if v not in lost] + self.created
+        regions = {p.region for p in moved if p is not None and p.region is not None}
+        axes = {p.axis for p in moved if p is not None and p.axis is not None}
+        return Turned(new, old, virtual, regions, axes, self.facts, self.positive, self._text(windows))
+
+    # which index of the address is a window
+
+    def _windows(self) -> tuple[list[Window], list[Group]]:
+        groups = self.affine.groups(self.offset)
+        if groups is None:
+            raise NotTurned("mixed", "its address is not a sum of strides times indices")
+        groups, merged = self._merged(groups)
+        entries = [self.reader.entries(group) for group in groups]
+        windows = [
+            self._window(group, found)
+            for group, found in zip(groups, entries, strict=True)
+            if id(group) in merged or (len(found) > 1 and not self.affine.solve(group))
+        ]
+        if not windows:
+            raise NotTurned("mixed", "no window was found in its address")
+        moved = {w.solved.position for w in windows}
+        for tap in [tap for w in windows for tap in w.taps]:
+            if tap.position is not None and tap.position.axis is not None:
+                moved.add(tap.position)
+        plain = []
+        for group, found in zip(groups, entries, strict=True):
+            if any(w.group is group for w in windows):
+                continue
+            if not any(e.position in moved for e in found):
+                plain.append(group)
+            elif len(found) > 1:
+                raise NotTurned("mixed", "an index beside its window is shared with it")
+            else:
+                windows.append(Window(group, found[0], []))
+        for position in moved:
+            assert position is not None
+            if not any(w.solved.position is position for w in windows):
+                raise NotTurned("lanes", "lanes of a block run over the taps of its window")
+            if not chained(self.affine, position):
+                raise NotTurned("mixed", "its address holds only some digits of a position")
+        return windows, plain
+
+    def _window(self, group: Group, entries: list[Entry]) -> Window:
+        """The entry that moves: one with lanes, the longest."""
+        able = [e for e in entries if e.position is not None and (e.position.axis is not None or e.position.programs)]
+        if not able:
+            raise NotTurned("mixed", "no position of lanes or programs is in its window")
+        solved = max(able, key=lambda e: (e.position.axis is not None, self._number(e.size) or 0))  # type: ignore[union-attr]
+        return Window(group, solved, [e for e in entries if e is not solved])
+
+    def _merged(self, groups: list[Group]) -> tuple[list[Group], set[int]]:
+        """Join strides that overlap: `at * stride + k` with a stride known only at run time is one index."""
+        merged: set[int] = set()
+        groups = list(groups)
+        again = True
+        while again:
+            again = False
+            for high in groups:
+                for low in groups:
+                    if high is not low and self._overlap(high, low):
+                        factor = divide(high.coefficient, low.coefficient)
+                        assert factor is not None
+                        one = Group(
+                            low.coefficient, [*low.terms, *((v, times(factor, m)) for v, m in high.terms)]
+                        )
+                        groups = [one if x is low else x for x in groups if x is not high]
+                        merged.add(id(one))
+                        self._kept = [*getattr(self, "_kept", []), one]  # ids stay taken
+                        again = True
+                        break
+                if again:
+                    break
+        return groups, merged
+
+    def _overlap(self, high: Group, low: Group) -> bool:
+        """Whether steps along `high` are shorter than `low` is long, in the traced call."""
+        factor = divide(high.coefficient, low.coefficient)
+        step = None if factor is None else self._value(factor)
+        if factor is None or factor == (1, ()) or step is None:
+            return False
+        reader = Reader(self.g, self.affine, self.mask)
+        longest = self._number(self._extent(reader, reader.entries(low))[1])
+        if longest is None:
+            return False
+        steps = min((abs(s) for s in (self._value(times(factor, m)) for _, m in high.terms) if s), default=0)
+        taps = all(v.kind == "trip" and self._static(v.region) for v, _ in low.terms)
+        return steps < longest or (taps and longest > 1 and steps <= TAP_STRIDE)
+
+    @staticmethod
+    def _static(region: Region | None) -> bool:
+        assert region is not None and region.bounds is not None
+        return all(n.op in ("const", "constexpr") for n in region.bounds)
+
+    # the range of each index
+
+    def _range(self, window: Window) -> None:
+        """What of an index is owned, and the factors whose sign that takes."""
+        if not window.taps and window.solved.multiplier == (1, ()):
+            window.size = window.solved.size
+            if window.size is None:  # the highest digit
+                assert window.solved.position is not None
+                low = monomial_node(self.affine, self.g, window.solved.low)
+                window.size = self.g.make("cdiv", (window.solved.position.count, low))
+            return
+        low, window.size, used = self._extent(self.reader, [window.solved, *window.taps])
+        window.low = nonzero(low)
+        self.used += [c for c in used if c is not None]
+        self._sign(window.solved.multiplier)
+        if len(used) < 2:
+            for tap in window.taps:
+                self._sign(tap.multiplier)
+
+    def _extent(self, reader: Reader, entries: list[Entry]) -> tuple[Form, Node, list[Condition | None]]:
+        """(low, size, conditions used): an index is in [low, low + size), from the mask where it says so, else from its summands."""
+        terms = summed(entries)
+        above, below = reader.bounds.upper(terms), reader.bounds.lower(terms)
+        low: Form = {(): {}} if below is None else below[0]
+        top = dict((above[0] if above is not None else self._longest(entries))[()])
+        for ids, factor in low[()].items():
+            top[ids] = top.get(ids, 0) - factor
+        return low, reader.uniform({(): top}), [found[1] for found in (above, below) if found is not None]
+
+    def _longest(self, entries: list[Entry]) -> Form:
+        """One more than the largest sum of a position and its taps."""
+        total: dict[tuple[int, ...], int] = {(): 1}
+        for entry in entries:
+            size = entry.size
+            if size is None:
+                assert entry.position is not None
+                size = self.g.make("cdiv", (entry.position.count, monomial_node(self.affine, self.g, entry.low)))
+            last = self.g.sub(size, self.g.one)
+            for variables, coefficients in self.affine.terms(last, ()).items():
+                if variables:
+                    raise NotTurned("bounds", "a summand of its window has no bound")
+                for ids, factor in coefficients.items():
+                    scaled = times((factor, ids), entry.multiplier)
+                    total[scaled[1]] = total.get(scaled[1], 0) + scaled[0]
+        return {(): {ids: f for ids, f in total.items() if f}}
+
+    def _sign(self, multiplier: Monomial) -> None:
+        """A factor has to be positive; what the host alone knows it is asked."""
+        factor, ids = multiplier
+        if factor < 0:
+            raise NotTurned("mixed", "a window runs backwards without bounds in its mask")
+        for i in ids:
+            node = self.affine.nodes[i]
+            if node not in self.positive:
+                self.positive.append(node)
+
+    # owned tiles
+
+    def _variable(self, count: Node, hint: str) -> Node:
+        g = self.g
+        axis = len(self.programs.virtual) + len(self.created)
+        here, g.here = g.here, g.top
+        vpid = g.intern("vpid", (), {"axis": axis, "count": count}, "int32", ())
+        g.here = here
+        vpid.attrs["count"] = count
+        vpid.hint = vpid.hint or hint
+        self.created.append(vpid)
+        return vpid
+
+    def _tile(self, position: Position, windows: list[Window]) -> None:
+        """Number the owned elements of a position's dimensions: the lowest digit is next to its neighbour."""
+        g = self.g
+        windows.sort(key=lambda w: (len(w.solved.low[1]), w.solved.low[0]))
+        total = windows[0].size
+        assert total is not None
+        for window in windows[1:]:
+            total = g.mul(window.size, total)  # type: ignore[arg-type]
+        name = self._name(position)
+        if position.block is None:
+            tile = self._variable(total, name)
+            number: Node = tile
+            variables = [Var("vpid", (tile.attrs["axis"],), tile)]
+        else:
+            tile = self._variable(g.make("cdiv", (total, position.block)), f"tile_{name}")
+            lane = next(v for v in position.terms if v.kind == "lane")
+            number = g.add(g.mul(tile, position.block), lane.node)  # type: ignore[arg-type]
+            variables = [Var("vpid", (tile.attrs["axis"],), tile), Var("lane", lane.key, lane.node)]
+            self.ends[position] = g.make("compare", (number, total), {"cmp": "<"}, "int1")
+        number.hint = number.hint or f"{name}_owned"
+        self.facts.append((number, variables))
+        rest = number
+        for window in windows[:-1]:
+            window.place = g.make("mod", (rest, window.size))
+            rest = g.make("floordiv", (rest, window.size))
+        windows[-1].place = rest
+        for entry in position.entries:
+            if not any(w.solved is entry for w in windows):
+                count = entry.size
+                if count is None:
+                    count = g.make("cdiv", (position.count, monomial_node(self.affine, g, entry.low)))
+                self.taps[entry.var] = self._variable(count, getattr(entry.var.node, "hint", None) or "tap")
+
+    def _name(self, position: Position) -> str:
+        for entry in position.entries:
+            if entry.terms is position.terms and len(entry.terms) == 1 and entry.var.node is not None:
+                return entry.var.node.hint or "at"
+        node = next((n for n in reachable([self.offset]) if isinstance(n, Node) and self._is(n, position)), None)
+        return (node.hint if node is not None else None) or "at"
+
+    def _is(self, node: Node, position: Position) -> bool:
+        if node.op != "add" or node.is_float or len(node.shape) != 1 or position.axis is None or not node.hint:
+            return False
+        form = nonzero(self.affine.terms(node, (position.axis,)))
+        return form == {(v,): {ids: f} for v, (f, ids) in position.terms.items()}
+
+    # the position behind an index
+
+    def _solve(self, position: Position, windows: list[Window]) -> tuple[list[Place], Condition]:
+        """The digits that indices and taps give, where they give any, else those of position 0."""
+        g = self.g
+        inside: Node | None = None
+        whole: Node | None = None
+        digits: list[tuple[Entry, Node]] = []
+
+        def ask(left: Node, cmp: str, right: Node) -> None:
+            nonlocal inside
+            one = g.make("compare", (left, right), {"cmp": cmp}, "int1")
+            inside = one if inside is None else g.make("and", (inside, one), {}, "int1")
+
+        for entry in position.entries:
+            window = next((w for w in windows if w.solved is entry), None)
+            digit = self.taps[entry.var] if window is None else self._digit(window, ask)
+            if window is not None and window.taps and entry.terms is not position.terms and entry.size is not None:
+                ask(digit, "<", entry.size)
+            digits.append((entry, digit))
+            part = g.mul(digit, monomial_node(self.affine, g, entry.low))
+            whole = part if whole is None else g.add(whole, part)
+        assert whole is not None
+        ask(whole, "<", position.count)
+        assert inside is not None
+        axes: Axes = () if position.axis is None else (position.axis,)
+        zero = g.const(0)
+        places = []
+        at = g.where(inside, whole, zero)
+        at.hint = at.hint or self._name(position)
+        for entry, digit in digits:
+            if entry.terms is not position.terms and entry.var not in self.taps:
+                found = g.where(inside, digit, zero)
+                found.hint = found.hint or getattr(entry.var.node, "hint", None)
+            else:
+                found = digit
+            if entry.terms is not position.terms:
+                places.append(Place(entry.terms, found, position.axis if found.shape else None))
+        places.append(Place(position.terms, at, position.axis))
+        return places, Condition(inside, axes)
+
+    def _digit(self, window: Window, ask: Callable) -> Node:
+        """(index - taps) / multiplier."""
+        g, entry = self.g, window.solved
+        assert window.place is not None and entry.position is not None
+        axes: Axes = () if entry.position.axis is None else (entry.position.axis,)
+        if not window.taps and entry.multiplier == (1, ()):
+            return window.place
+        number = g.add(window.place, self.reader.uniform(window.low))
+        form: Form = {}
+        for tap in window.taps:
+            if tap.var in self.taps:
+                number = g.sub(number, g.mul(monomial_node(self.affine, g, tap.multiplier), self.taps[tap.var]))
+                continue
+            for var, m in tap.terms.items():
+                factor, ids = times(m, tap.multiplier)
+                form[(var,)] = {ids: factor}
+        if form:
+            number = g.sub(number, self.sums.node(form, axes if not number.shape else (), "int32"))
+        ask(number, ">=", g.const(0))
+        step = monomial_node(self.affine, g, entry.multiplier)
+        if entry.multiplier == (1, ()):
+            return number
+        ask(g.make("mod", (number, step)), "==", g.const(0))
+        return g.make("floordiv", (number, step))
+
+    # the write
+
+    def _address(self, windows: list[Window], plain: list[Group]) -> Node:
+        """Strides times owned indices, plus what has not moved."""
+        g = self.g
+        wide = self.offset.dtype
+        form: Form = {(): dict(nonzero(self.affine.terms(self.offset, self.axes)).get((), {}))}  # type: ignore[arg-type]
+        for group in plain:
+            for var, m in group.terms:
+                factor, ids = times(group.coefficient, m)
+                form[(var,)] = {ids: factor}
+        total: Node | None = None
+        for window in windows:
+            for ids, factor in window.low.get((), {}).items():
+                moved = times((factor, ids), window.group.coefficient)
+                form[()][moved[1]] = form[()].get(moved[1], 0) + moved[0]
+            position = window.solved.position
+            assert position is not None and window.place is not None
+            axes: Axes = () if position.axis is None else (position.axis,)
+            at = lift(g, window.place, axes, self.axes)
+            if wide == "int64":
+                at = g.cast(at, wide)
+            part = g.mul(monomial_node(self.affine, g, window.group.coefficient), at)
+            total = part if total is None else g.add(total, part)
+        assert total is not None
+        if nonzero(form):
+            total = g.add(self.sums.node(form, self.axes, wide), total)
+        if total.shape != self.offset.shape:
+            total = g.broadcast(total, self.offset.shape)
+        return total
+
+    def _mask(self, reindex: Reindex, moved: list) -> Node | None:
+        """Where owned indices end, and what the mask asks beyond bounds of positions."""
+        g = self.g
+        wanted = [Condition(self.ends[p], (p.axis,)) for p in moved if p in self.ends]
+        used = [*self.used, *(p.limit for p in moved if p.limit is not None)]
+        for condition in conditions(self.g, self.mask):
+            if not any(condition.node is one.node and condition.axes == one.axes for one in used):
+                wanted.append(Condition(reindex.node(condition.node, condition.axes), condition.axes))
+        result: Node | None = None
+        for condition in wanted:
+            one = lift(g, condition.node, condition.axes, self.axes)
+            result = one if result is None else g.make("and", (result, one), {}, "int1")
+        return result
+
+    def _free(self, gone: set[Var]) -> None:
+        """No loop or branch around the write may depend on what moves, or sit inside it in another way than the forward's."""
+        nodes = {v.node if v.region is None else v.region.iv for v in gone}
+        vanished = {v.region for v in gone if v.region is not None}
+        for region in self.write.region.chain():
+            if region in vanished or region.kind == "top":
+                continue
+            asked = [n for n in (*(region.bounds or ()), region.cond) if n is not None]
+            needed = {n for one in asked for n in reachable([one if one.is_float else self.tiles.node(one)])}
+            if needed & nodes:
+                raise NotTurned("bounds", "a loop or branch around it depends on the position")
+
+    def _text(self, windows: list[Window]) -> str:
+        """The proof in a line."""
+        parts = []
+        for window in windows:
+            if not window.taps:
+                continue
+            position = window.solved.position
+            assert position is not None
+            name = getattr(window.solved.var.node, "hint", None) if len(window.solved.terms) == 1 else None
+            taps = ", ".join(f"`{self._tap(tap)}`" for tap in window.taps)
+            parts.append(f"`{name or self._name(position)}` from the index and the taps {taps}")
+        return "window turned around: " + "; ".join(parts)
+
+    @staticmethod
+    def _tap(tap: Entry) -> str:
+        var = tap.var
+        node = var.region.iv if var.region is not None else var.node
+        return (node.hint if node is not None else None) or var.kind
+
+    # numbers of the traced call
+
+    def _number(self, node: Node | None) -> int | None:
+        if node is None:
+            return None
+        value = self.g.concrete(node, self.traced)
+        return value if isinstance(value, int) else None
+
+    def _value(self, monomial: Monomial) -> int | None:
+        return self._number(monomial_node(self.affine, self.g, monomial))
+
+
+def summed(entries: list[Entry]) -> dict[Var, Monomial]:
+    """The variables of a sum of entries, with their factors."""
+    return {var: times(m, entry.multiplier) for entry in entries for var, m in entry.terms.items()}
