@@ -120,7 +120,7 @@ class Owner:
     def part(self, write: GradWrite, loops: tuple[For, ...]) -> Part | str:
         """What owns a write: a tile of its address as it is, or of the window that it is turned into."""
         found = self.nest(write, loops)
-        if isinstance(found, Part) or getattr(found, "kind", "") not in ("mixed", "overlap"):
+        if isinstance(found, Part) or getattr(found, "kind", "") not in ("mixed", "overlap", "lanes"):
             return found
         try:
             turned = turn(self.g, self.programs, self.tiles, self.grid, write)
