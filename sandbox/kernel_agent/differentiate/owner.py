@@ -8,6 +8,7 @@ blocks in it), the outermost sum is split among several programs that store part
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,12 +123,17 @@ class Owner:
         found = self.nest(write, loops)
         if isinstance(found, Part) or getattr(found, "kind", "") not in ("mixed", "overlap", "lanes"):
             return found
+        spills, effects = dict(self.spills), len(self.reverse.effects)
         try:
-            turned = turn(self.g, self.programs, self.tiles, self.grid, write)
+            turned = turn(self.g, self.programs, self.tiles, self.grid, write, self.kept)
             part = self.nest(turned.write, loops, turned)
         except NotTurned as failure:
             part = failure.why
-        return part if isinstance(part, Part) else Why(found.kind, f"{found}; as a window: {part}")  # type: ignore[attr-defined]
+        if isinstance(part, Part):
+            return part
+        self.spills = spills
+        del self.reverse.effects[effects:]
+        return Why(found.kind, f"{found}; as a window: {part}")  # type: ignore[attr-defined]
 
     def nest(self, write: GradWrite, loops: tuple[For, ...], turned: Turned | None = None) -> Part | str:
         """The affine nest of a write, or why it is none."""
@@ -206,6 +212,7 @@ class Owner:
     def computable(self, write: GradWrite) -> bool:
         """Whether another kernel can have what a write needs: no carries, and loops only behind values of the whole program."""
         stack, seen = [n for n in (write.value, write.offset, write.mask) if n is not None], set()
+        spilled = {spill.name for spill in self.spills.values()}
         while stack:
             node = stack.pop()
             if node in seen:
@@ -213,7 +220,9 @@ class Owner:
             seen.add(node)
             if node.home is self.g.top and node.is_float and _takes_loop(node):
                 continue
-            if node.op in ("phi", "loopout") or (node.op == "load" and node.attrs.get("buffer")):
+            if node.op in ("phi", "loopout"):
+                return False
+            if node.op == "load" and node.attrs.get("buffer") and node.args[0].attrs["name"] not in spilled:
                 return False
             stack += [n for n in operands(node) if isinstance(n, Node)]
             if node.op == "iv":
@@ -406,8 +415,20 @@ class Owner:
 
     # spilled values
 
+    def kept(self, node: Node, index: Callable[[], Node]) -> Node | None:
+        """A load of a value that took a loop, at `index()` of what the main kernel stores; None for other values."""
+        if node.home is not self.g.top or not node.is_float or not _takes_loop(node) or _thinner(node):
+            return None
+        at = index()
+        return self._load(node, self._keep(node), at)
+
     def spill(self, node: Node, linear: Node) -> Node:
         """Load in an owner kernel what the main kernel stores for each program."""
+        found = self._keep(node)
+        return self._load(node, found, self._index(linear, node.shape, found.numel))
+
+    def _keep(self, node: Node) -> Spill:
+        """Have the main kernel store a value."""
         g = self.g
         found = self.spills.get(node)
         if found is None:
@@ -426,8 +447,11 @@ class Owner:
             self.reverse.report.append(
                 LineReport(node.line, "spill", "none", f"`{node.hint or 'value'}` {reason}")
             )
+        return found
+
+    def _load(self, node: Node, found: Spill, at: Node) -> Node:
+        g = self.g
         base = g.intern("param", (), {"name": found.name, "none": False, "elem": found.dtype}, "pointer", ())
-        at = self._index(linear, node.shape, found.numel)
         read = g.make("load", (base, at), {"other": False, "buffer": True}, node.dtype, node.shape)
         read.hint, read.upstream = read.hint or node.hint, node.upstream
         return read

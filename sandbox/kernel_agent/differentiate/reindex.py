@@ -8,6 +8,7 @@ block index inside a sum over its lanes stays what it is.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .affine import Affine, Monomial, Var, divide, times
@@ -141,6 +142,7 @@ class Reindex:
         self.nodes = {v.node if v.region is None else v.region.iv for v in gone}
         self.sums = Sums(g, affine)
         self.known: dict[tuple[Node, Axes], Node] = {}  # conditions that are decided otherwise
+        self.kept: Callable[[Node, Axes], Node | None] = lambda node, axes: None  # reads what another kernel stores
         self.memo: dict[tuple[Node, Axes], Node | NotTurned] = {}
         self.touched: dict[Node, bool] = {}
 
@@ -192,6 +194,9 @@ class Reindex:
             if node in self.nodes:
                 raise NotTurned("mixed", f"it uses `{node.hint or node.op}` apart from the position it is part of")
             return node
+        kept = self.kept(node, axes)
+        if kept is not None:
+            return kept
         try:
             return self._again(node, axes)
         except NotTurned:

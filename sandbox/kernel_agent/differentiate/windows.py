@@ -52,11 +52,13 @@ class Window:
     place: Node | None = None  # the owned count, from 0
 
 
-def turn(g: Graph, programs: Programs, tiles: Rewriter, grid: tuple[int, ...], write: GradWrite) -> Turned:
-    """Raises NotTurned."""
+def turn(
+    g: Graph, programs: Programs, tiles: Rewriter, grid: tuple[int, ...], write: GradWrite, kept: Callable
+) -> Turned:
+    """`kept(node, index)` makes a load of a value that the main kernel keeps, None for others. Raises NotTurned."""
     here, g.here = g.here, write.region
     try:
-        return Turn(g, programs, tiles, grid, write).run()
+        return Turn(g, programs, tiles, grid, write).run(kept)
     finally:
         g.here = here
 
@@ -84,7 +86,7 @@ class Turn:
         self.ends: dict[Position, Node] = {}
         self.used: list[Condition] = []  # conditions that hold for every owned index
 
-    def run(self) -> Turned:
+    def run(self, kept: Callable) -> Turned:
         g = self.g
         windows, plain = self._windows()
         moved = list(dict.fromkeys(w.solved.position for w in windows))
@@ -103,6 +105,7 @@ class Turn:
         gone = {var for position in moved for var in position.terms}  # type: ignore[union-attr]
         self._free(gone)
         reindex = Reindex(self.g, self.affine, self.tiles, places, gone, self.write.region)
+        reindex.kept = lambda node, axes: kept(node, lambda: self._stored(reindex, moved, node, axes))
         offset = self._address(windows, plain)
         for position, condition in zip(moved, valid, strict=True):
             if position is not None and position.limit is not None:
@@ -433,6 +436,37 @@ class Turn:
             result = one if result is None else g.make("and", (result, one), {}, "int1")
         return result
 
+    def _stored(self, reindex: Reindex, moved: list[Position], node: Node, axes: Axes) -> Node:
+        """Where the program that stands at the new positions keeps a value: its number, then the place in its block."""
+        g = self.g
+        halves = {}
+        for position in moved:
+            whole = next(place.node for place in reindex.places if place.terms is position.terms)
+            for var in position.terms:
+                part = whole
+                if position.block is not None:
+                    op = "mod" if var.kind == "lane" else "floordiv"
+                    part = g.make(op, (whole, position.block))
+                halves[var.node] = lift(g, part, (position.axis,), axes)
+        total: Node | None = None
+        for one, count in self.programs.numbered:
+            value = self.tiles.node(one)
+            value = halves.get(value, value)
+            if any(n in halves for n in reachable([value]) if isinstance(n, Node) and n.op == "vpid"):
+                raise NotTurned("inner", f"`{node.hint or 'a value'}` took a loop, in programs that are split")
+            total = g.cast(value, "int64") if total is None else g.add(g.mul(total, count), value)
+        assert total is not None
+        for at, dim in enumerate(node.shape):
+            lane = g.make("arange", (g.const(0), dim), {}, "int32", (dim,))
+            if axes[at] in reindex.axes:
+                if lane not in halves:
+                    raise NotTurned("mixed", "it uses the lanes of a block apart from its position")
+                lane = halves[lane]
+            else:
+                lane = lift(g, lane, (axes[at],), axes)
+            total = g.add(g.mul(total, dim), lane)
+        return total
+
     def _free(self, gone: set[Var]) -> None:
         """No loop or branch around the write may depend on what moves, or sit inside it in another way than the forward's."""
         nodes = {v.node if v.region is None else v.region.iv for v in gone}
@@ -454,15 +488,16 @@ class Turn:
             position = window.solved.position
             assert position is not None
             name = getattr(window.solved.var.node, "hint", None) if len(window.solved.terms) == 1 else None
-            taps = ", ".join(f"`{self._tap(tap)}`" for tap in window.taps)
+            taps = ", ".join(self._tap(tap) for tap in window.taps)
             parts.append(f"`{name or self._name(position)}` from the index and the taps {taps}")
         return "window turned around: " + "; ".join(parts)
 
     @staticmethod
     def _tap(tap: Entry) -> str:
-        var = tap.var
-        node = var.region.iv if var.region is not None else var.node
-        return (node.hint if node is not None else None) or var.kind
+        node = tap.var.region.iv if tap.var.region is not None else tap.var.node
+        assert node is not None
+        whole = next((n for n in reachable([node]) if isinstance(n, Node) and n.hint), node)
+        return f"`{node.hint}`" if node.hint else f"a digit of `{whole.hint}`"
 
     # numbers of the traced call
 
