@@ -27,7 +27,7 @@ from .simplify import is_zero
 from .reindex import NotTurned
 from .stores import close, depends, layout_of, learn, overlaps, placed_writes
 from .values import is_static, loop_out
-from .windows import Turned, turn
+from .windows import Turned, turn, windowed
 
 
 @dataclass
@@ -121,7 +121,10 @@ class Owner:
     def part(self, write: GradWrite, loops: tuple[For, ...]) -> Part | str:
         """What owns a write: a tile of its address as it is, or of the window that it is turned into."""
         found = self.nest(write, loops)
-        if isinstance(found, Part) or getattr(found, "kind", "") not in ("mixed", "overlap", "lanes"):
+        if isinstance(found, Part):
+            if not windowed(self.g, self.programs, self.tiles, self.grid, write):
+                return found
+        elif getattr(found, "kind", "") not in ("mixed", "overlap", "lanes"):
             return found
         spills, effects = dict(self.spills), len(self.reverse.effects)
         try:
@@ -133,7 +136,7 @@ class Owner:
             return part
         self.spills = spills
         del self.reverse.effects[effects:]
-        return Why(found.kind, f"{found}; as a window: {part}")  # type: ignore[attr-defined]
+        return found if isinstance(found, Part) else Why(found.kind, f"{found}; as a window: {part}")  # type: ignore[attr-defined]
 
     def nest(self, write: GradWrite, loops: tuple[For, ...], turned: Turned | None = None) -> Part | str:
         """The affine nest of a write, or why it is none."""

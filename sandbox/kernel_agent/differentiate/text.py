@@ -149,7 +149,9 @@ class FunctionText:
             values.append(f"num_stages={self.site.stages}")
         setup, grid = step.setup, step.grid
         if len(grid) > 50:
-            setup, grid = [*setup, f"tiles = {grid}"], "tiles"
+            alone = grid.endswith(",)")
+            setup = [*setup, f"tiles = {grid[1:-2] if alone else grid}"]
+            grid = "(tiles,)" if alone else "tiles"
         lines = [*setup, f"{emitted.name}[{grid}]({', '.join(values)})", *step.finish]
         return [part for line in lines for part in break_line(line, WIDTH - 8)]
 

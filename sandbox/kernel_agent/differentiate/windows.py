@@ -23,7 +23,7 @@ from .reindex import Axes, Form, NotTurned, Place, Reindex, Sums, lift, nonzero
 from .rewrite import Rewriter
 from .stores import monomial_node
 
-TAP_STRIDE = 16  # a run-time stride up to this, over a loop whose length the compiler knows, is one between windows
+TAP_STRIDE = 16  # lanes up to so many steps of a loop apart stand at windows, which may overlap in another call
 
 
 @dataclass
@@ -50,6 +50,13 @@ class Window:
     low: Form = field(default_factory=dict)
     size: Node | None = None
     place: Node | None = None  # the owned count, from 0
+
+
+def windowed(g: Graph, programs: Programs, tiles: Rewriter, grid: tuple[int, ...], write: GradWrite) -> bool:
+    """Whether strides in an address are so close that they may overlap in another call."""
+    trial = Turn(g, programs, tiles, grid, write)
+    groups = trial.affine.groups(trial.offset)
+    return groups is not None and trial._overlapping(groups) is not None
 
 
 def turn(
@@ -133,7 +140,7 @@ class Turn:
         windows = [
             self._window(group, found)
             for group, found in zip(groups, entries, strict=True)
-            if id(group) in merged or (len(found) > 1 and not self.affine.solve(group))
+            if any(group is one for one in merged) or (len(found) > 1 and not self.affine.solve(group))
         ]
         if not windows:
             raise NotTurned("mixed", "no window was found in its address")
@@ -167,48 +174,41 @@ class Turn:
         solved = max(able, key=lambda e: (e.position.axis is not None, self._number(e.size) or 0))  # type: ignore[union-attr]
         return Window(group, solved, [e for e in entries if e is not solved])
 
-    def _merged(self, groups: list[Group]) -> tuple[list[Group], set[int]]:
+    def _merged(self, groups: list[Group]) -> tuple[list[Group], list[Group]]:
         """Join strides that overlap: `at * stride + k` with a stride known only at run time is one index."""
-        merged: set[int] = set()
-        groups = list(groups)
-        again = True
-        while again:
-            again = False
-            for high in groups:
-                for low in groups:
-                    if high is not low and self._overlap(high, low):
-                        factor = divide(high.coefficient, low.coefficient)
-                        assert factor is not None
-                        one = Group(
-                            low.coefficient, [*low.terms, *((v, times(factor, m)) for v, m in high.terms)]
-                        )
-                        groups = [one if x is low else x for x in groups if x is not high]
-                        merged.add(id(one))
-                        self._kept = [*getattr(self, "_kept", []), one]  # ids stay taken
-                        again = True
-                        break
-                if again:
-                    break
+        groups, merged = list(groups), []
+        pair = self._overlapping(groups)
+        while pair is not None:
+            high, low = pair
+            one = _joined(high, low)
+            groups = [one if group is low else group for group in groups if group is not high]
+            merged.append(one)
+            pair = self._overlapping(groups)
         return groups, merged
 
-    def _overlap(self, high: Group, low: Group) -> bool:
-        """Whether steps along `high` are shorter than `low` is long, in the traced call."""
-        factor = divide(high.coefficient, low.coefficient)
-        step = None if factor is None else self._value(factor)
-        if factor is None or factor == (1, ()) or step is None:
-            return False
-        reader = Reader(self.g, self.affine, self.mask)
-        longest = self._number(self._extent(reader, reader.entries(low))[1])
-        if longest is None:
-            return False
-        steps = min((abs(s) for s in (self._value(times(factor, m)) for _, m in high.terms) if s), default=0)
-        taps = all(v.kind == "trip" and self._static(v.region) for v, _ in low.terms)
-        return steps < longest or (taps and longest > 1 and steps <= TAP_STRIDE)
+    def _overlapping(self, groups: list[Group]) -> tuple[Group, Group] | None:
+        for high in groups:
+            for low in groups:
+                if high is not low and self._overlap(high, low):
+                    return high, low
+        return None
 
-    @staticmethod
-    def _static(region: Region | None) -> bool:
-        assert region is not None and region.bounds is not None
-        return all(n.op in ("const", "constexpr") for n in region.bounds)
+    def _overlap(self, high: Group, low: Group) -> bool:
+        """Whether steps along `high` are not longer than `low`, or nearly so, in the traced call."""
+        steps = [self._value(times(high.coefficient, m)) for _, m in high.terms]
+        unit = self._value(low.coefficient)
+        reader = Reader(self.g, self.affine, self.mask)
+        try:
+            longest = self._number(self._extent(reader, reader.entries(low))[1])
+        except NotTurned:
+            return False
+        if longest is None or unit is None or None in steps:
+            return False
+        step = min(abs(s) for s in steps)  # type: ignore[arg-type]
+        taps = longest > 1 and all(v.kind == "trip" for v, _ in low.terms)
+        lanes = any(v.kind == "lane" for v, _ in high.terms)
+        reach = max(longest - 1, TAP_STRIDE if taps and lanes else 0)
+        return abs(unit) <= step <= reach * abs(unit)
 
     # the range of each index
 
@@ -514,3 +514,16 @@ class Turn:
 def summed(entries: list[Entry]) -> dict[Var, Monomial]:
     """The variables of a sum of entries, with their factors."""
     return {var: times(m, entry.multiplier) for entry in entries for var, m in entry.terms.items()}
+
+
+def _joined(high: Group, low: Group) -> Group:
+    """Two address dimensions as one, in units of what their strides have in common."""
+    ids = list(high.coefficient[1])
+    common = [i for i in low.coefficient[1] if i in ids and (ids.remove(i) or True)]
+    base: Monomial = (1, tuple(common))
+    terms = []
+    for group in (low, high):
+        factor = divide(group.coefficient, base)
+        assert factor is not None
+        terms += [(var, times(factor, m)) for var, m in group.terms]
+    return Group(base, terms)
