@@ -21,7 +21,6 @@ def drafted(file: Path, schedule: str | None = None) -> dict:
 STUCK = {
     "embedding": ("data-dependent index", "`token` of line 14"),
     "moe": ("data-dependent index", "of line"),
-    "conv2d": ("not affine in one variable a dimension", "`row`"),
     "grouped_gemm": ("carried state", "what the loop carries"),
     "in_place": ("several lanes share an address", "program_id(0)"),
 }

@@ -151,8 +151,8 @@ class Affine:
             return self.monomials(node.attrs["count"])
         if var.kind == "trip" and var.region is not None:
             lo, hi, step = var.region.bounds  # type: ignore[misc]
-            whole = _is(lo, 0) and _is(step, 1) and self.uniform(hi)
-            return self.monomials(hi) if whole else []
+            plain = _is(lo, 0) and _is(step, 1) and self.uniform(hi)
+            return self.monomials(hi) if plain else []
         if var.kind == "mod" and node is not None:
             return self.monomials(node.args[1])
         if (

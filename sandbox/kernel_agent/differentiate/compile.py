@@ -300,7 +300,7 @@ def tape_step(text: FunctionText, step: Step, buffers: list[tape.Buffer], site: 
 
 
 def spill_step(text: FunctionText, step: Step, owner: Owner) -> None:
-    for spill in owner.spills.values():
+    for spill in owner.spills.made.values():
         size = f"{program_count(text.site)} * {text.expr(spill.numel, 11)}"
         step.setup.append(
             f"{spill.name} = torch.empty({size}, dtype=torch.{spill.dtype}, device={scratch_device(text)})"

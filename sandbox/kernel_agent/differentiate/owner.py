@@ -8,7 +8,6 @@ blocks in it), the outermost sum is split among several programs that store part
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,26 +16,18 @@ from .bounds import first as first_program
 from .bounds import last as last_program
 from .cover import reached
 from .decisions import Why
-from .ir import Carry, For, GradWrite, If, Node, Region, TapeStore, operands, reachable, real
-from .names import adjoint_name, stem, suggested
+from .ir import Carry, For, GradWrite, If, Node, Region, operands, reachable
+from .names import adjoint_name, stem
 from .partials import parts as conditions
 from .programs import program_variables
+from .reindex import NotTurned
 from .reverse import LineReport, Reverse
 from .rewrite import Rewriter
 from .simplify import is_zero
-from .reindex import NotTurned
+from .spills import Spills, takes_loop
 from .stores import close, depends, layout_of, learn, overlaps, placed_writes
 from .values import is_static, loop_out
 from .windows import Turned, turn, windowed
-
-
-@dataclass
-class Spill:
-    """A value of the main kernel that owner kernels read: `numel` elements a program."""
-
-    name: str
-    dtype: str
-    numel: Node
 
 
 @dataclass
@@ -62,7 +53,7 @@ class Owner:
         self.reverse, self.kernel, self.g = reverse, reverse.kernel, reverse.kernel.graph
         self.name, self.grid = name, grid
         self.programs = program_variables(self.kernel, reverse.effects, axes)
-        self.spills: dict[Node, Spill] = {}
+        self.spills = Spills(reverse, self.programs, self.grid_param)
         self.refused: dict[Node, str] = {}  # gradients that keep their writes, and why
         self.kernels: list[OwnerKernel] = []
         self.divisible = list(self.programs.divisible)  # sizes that the host has to find divisible
@@ -126,16 +117,15 @@ class Owner:
                 return found
         elif getattr(found, "kind", "") not in ("mixed", "overlap", "lanes"):
             return found
-        spills, effects = dict(self.spills), len(self.reverse.effects)
+        before = self.spills.state()
         try:
-            turned = turn(self.g, self.programs, self.tiles, self.grid, write, self.kept)
+            turned = turn(self.g, self.programs, self.tiles, self.grid, write, self.spills.read)
             part = self.nest(turned.write, loops, turned)
         except NotTurned as failure:
             part = failure.why
         if isinstance(part, Part):
             return part
-        self.spills = spills
-        del self.reverse.effects[effects:]
+        self.spills.restore(before)
         return found if isinstance(found, Part) else Why(found.kind, f"{found}; as a window: {part}")  # type: ignore[attr-defined]
 
     def nest(self, write: GradWrite, loops: tuple[For, ...], turned: Turned | None = None) -> Part | str:
@@ -215,13 +205,13 @@ class Owner:
     def computable(self, write: GradWrite) -> bool:
         """Whether another kernel can have what a write needs: no carries, and loops only behind values of the whole program."""
         stack, seen = [n for n in (write.value, write.offset, write.mask) if n is not None], set()
-        spilled = {spill.name for spill in self.spills.values()}
+        spilled = self.spills.names()
         while stack:
             node = stack.pop()
             if node in seen:
                 continue
             seen.add(node)
-            if node.home is self.g.top and node.is_float and _takes_loop(node):
+            if node.home is self.g.top and node.is_float and takes_loop(node):
                 continue
             if node.op in ("phi", "loopout"):
                 return False
@@ -323,7 +313,8 @@ class Owner:
         static = [r for r in first.parts[0].path if r.cond is not None and is_static(r.cond)]
         made.optional = bool(static) and len(first.parts) == 1
         made.shared = next((v for v in virtual if v not in first.parts[0].own), None)
-        made.positive = [] if turned is None else turned.positive
+        windows = [part.turned for plan in plans for part in plan.parts if part.turned is not None]
+        made.positive = list(dict.fromkeys(factor for window in windows for factor in window.positive))
         for plan, summed in zip(plans, totals, strict=True):
             write = plan.parts[-1].write
             offset, mask = last.addresses[plans.index(plan)]
@@ -355,6 +346,15 @@ class Owner:
             "; each of a few programs sums a share, the rows are added up afterwards" if made.split else ""
         )
         return f"one program owns a tile of {names}{over}{share}"
+
+    def count(self, v: Node) -> Node:
+        """The number of values of a program variable; the grid of the forward comes in as a parameter."""
+        return Rewriter(self.g, self.grid_param).node(v.attrs["count"])
+
+    def grid_param(self, node: Node) -> Node | None:
+        if node.op != "npid":
+            return None
+        return self.g.intern("param", (), {"name": f"grid_{node.attrs['axis']}"}, "int32", ())
 
     def _place(self, own: dict[Any, Node], axis: Axis, at: Node) -> None:
         """What a grid axis stands for; where variables share one, they are its digits."""
@@ -415,82 +415,6 @@ class Owner:
     def summed(self, made: OwnerKernel) -> Node:
         """The count of the program variable that the splits share."""
         return made.shared.attrs["count"]  # type: ignore[union-attr]
-
-    # spilled values
-
-    def kept(self, node: Node, index: Callable[[], Node]) -> Node | None:
-        """A load of a value that took a loop, at `index()` of what the main kernel stores; None for other values."""
-        if node.home is not self.g.top or not node.is_float or not _takes_loop(node) or _thinner(node):
-            return None
-        at = index()
-        return self._load(node, self._keep(node), at)
-
-    def spill(self, node: Node, linear: Node) -> Node:
-        """Load in an owner kernel what the main kernel stores for each program."""
-        found = self._keep(node)
-        return self._load(node, found, self._index(linear, node.shape, found.numel))
-
-    def _keep(self, node: Node) -> Spill:
-        """Have the main kernel store a value."""
-        g = self.g
-        found = self.spills.get(node)
-        if found is None:
-            numel = g.one
-            for dim in node.shape:
-                numel = g.mul(numel, dim)
-            name = f"spill_{node.hint or suggested(node, {})}"
-            while any(s.name == name for s in self.spills.values()):
-                name += "_"
-            found = self.spills[node] = Spill(name, real(node.dtype), numel)
-            here, g.here = g.here, g.top
-            at = self._index(self._linear(lambda n: n, main=True), node.shape, numel)
-            g.here = here
-            self.reverse.effects.append(TapeStore(name, at, node, g.top))
-            reason = "took a loop: the main kernel keeps it for the owner kernels"
-            self.reverse.report.append(
-                LineReport(node.line, "spill", "none", f"`{node.hint or 'value'}` {reason}")
-            )
-        return found
-
-    def _load(self, node: Node, found: Spill, at: Node) -> Node:
-        g = self.g
-        base = g.intern("param", (), {"name": found.name, "none": False, "elem": found.dtype}, "pointer", ())
-        read = g.make("load", (base, at), {"other": False, "buffer": True}, node.dtype, node.shape)
-        read.hint, read.upstream = read.hint or node.hint, node.upstream
-        return read
-
-    def _linear(self, variable: Any, main: bool = False) -> Node:
-        """The number of a forward program."""
-        g = self.g
-        total: Node | None = None
-        for node, count in self.programs.numbered:
-            here = variable(node)
-            count = count if main else Rewriter(g, self.grid_param).node(count)
-            total = g.cast(here, "int64") if total is None else g.add(g.mul(total, count), here)
-        assert total is not None
-        return total
-
-    def count(self, v: Node) -> Node:
-        """The number of values of a program variable; the grid of the forward comes in as a parameter."""
-        return Rewriter(self.g, self.grid_param).node(v.attrs["count"])
-
-    def grid_param(self, node: Node) -> Node | None:
-        if node.op != "npid":
-            return None
-        return self.g.intern("param", (), {"name": f"grid_{node.attrs['axis']}"}, "int32", ())
-
-    def _index(self, linear: Node, shape: tuple, numel: Node) -> Node:
-        g = self.g
-        index = g.mul(linear, numel)
-        for axis in range(len(shape)):
-            lane = g.make("arange", (g.const(0), shape[axis]), {}, "int32", (shape[axis],))
-            for other in range(len(shape)):
-                if other != axis:
-                    lane = g.expand(lane, other)
-            for dim in shape[axis + 1 :]:
-                lane = g.mul(lane, dim)
-            index = g.add(index, lane)
-        return index
 
 
 @dataclass
@@ -600,7 +524,10 @@ class Nest:
 
     def program(self, value: Node) -> Node:
         """A value of program variables, in terms of this kernel's ids and loops."""
-        return Rewriter(self.g, self.actual.get).node(value)
+        new = Rewriter(self.g, self.actual.get).node(value)
+        if any(isinstance(n, Node) and n.op == "vpid" for n in reachable([new])):
+            raise NotOwned("a value needs the number of a program that this kernel does not have")
+        return new
 
     def _window(self, v: Node, start: Node, end: Node) -> tuple[Node, Node]:
         """Leave out the programs whose loops do not reach the owned tile."""
@@ -757,11 +684,11 @@ class Nest:
             return node
         if node.op == "npid":
             return self.owner.grid_param(node)  # type: ignore[return-value]
-        if node.home is g.top and node.is_float and _takes_loop(node) and not _thinner(node):
-            return self.owner.spill(node, self.owner._linear(self.node))
+        if self.owner.spills.wanted(node):
+            return self.owner.spills.load(node, self.owner.spills.linear(self.node))
         if node.op == "ifout":
             return self._choice(node)
-        if node.op in ("loopout", "phi", "pid", "iv"):
+        if node.op in ("loopout", "phi", "pid", "iv", "vpid"):
             raise NotOwned(f"`{node.hint}` cannot be computed for one tile")
         args = [self.node(arg) for arg in node.args]
         reverse, g.reverse = g.reverse, node.reverse
@@ -795,24 +722,5 @@ class Nest:
         return out
 
 
-def _thinner(node: Node) -> bool:
-    """Whether what took a loop in a value has fewer axes than the value: then that is kept, and the value is made again."""
-    if node.op in ("expand", "cast", "broadcast"):
-        return True
-    if node.op not in ("add", "sub", "mul", "div"):
-        return False
-    return all(len(_core(arg).shape) < len(node.shape) for arg in node.args if _takes_loop(arg))
-
-
-def _core(node: Node) -> Node:
-    while node.op in ("expand", "broadcast", "cast"):
-        node = node.args[0]
-    return node
-
-
 class NotOwned(Exception):
     """A value that cannot be had in an owner kernel: the write stays atomic."""
-
-
-def _takes_loop(node: Node) -> bool:
-    return any(isinstance(n, Node) and n.op == "loopout" for n in reachable([node]))

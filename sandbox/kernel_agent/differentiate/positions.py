@@ -221,7 +221,9 @@ class Reader:
         if len(lanes) > 1 or len(others) > 1 or len(lanes) + len(others) != len(terms):
             raise NotTurned("mixed", f"what `{var.node.hint or var.kind}` is a digit of is no position")
         spans = self.affine.ranges(lanes[0]) if lanes and others else []
-        if any(terms[v] != (1, ()) for v in lanes) or (others and terms[others[0]] not in [*spans, *[(1, ())] * (not lanes)]):
+        if any(terms[v] != (1, ()) for v in lanes) or (
+            others and terms[others[0]] not in [*spans, *[(1, ())] * (not lanes)]
+        ):
             raise NotTurned("mixed", f"what `{var.node.hint or var.kind}` is a digit of is no position")
         position = self._position(terms)
         entry = Entry({var: (1, ())}, multiplier, size, position, low)

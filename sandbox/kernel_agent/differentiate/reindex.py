@@ -66,7 +66,10 @@ def narrow(g: Graph, node: Node, axes: Axes) -> tuple[Node, Axes]:
     """A comparison with a number, before it was given axes of length 1."""
     while node.op == "compare" and node.args[0].op == "expand" and not node.args[1].shape:
         at, inner = node.args[0].attrs["axis"], node.args[0].args[0]
-        node, axes = g.make("compare", (inner, node.args[1]), node.attrs, "int1"), (*axes[:at], *axes[at + 1 :])
+        node, axes = (
+            g.make("compare", (inner, node.args[1]), node.attrs, "int1"),
+            (*axes[:at], *axes[at + 1 :]),
+        )
     return node, axes
 
 
@@ -142,7 +145,9 @@ class Reindex:
         self.nodes = {v.node if v.region is None else v.region.iv for v in gone}
         self.sums = Sums(g, affine)
         self.known: dict[tuple[Node, Axes], Node] = {}  # conditions that are decided otherwise
-        self.kept: Callable[[Node, Axes], Node | None] = lambda node, axes: None  # reads what another kernel stores
+        self.kept: Callable[[Node, Axes], Node | None] = lambda node, axes: (
+            None
+        )  # reads what another kernel stores
         self.memo: dict[tuple[Node, Axes], Node | NotTurned] = {}
         self.touched: dict[Node, bool] = {}
 
@@ -176,6 +181,9 @@ class Reindex:
     def _made(self, node: Node, axes: Axes) -> Node:
         if not node.is_float:
             node = self.tiles.node(node)
+        kept = self.kept(node, axes)
+        if kept is not None:
+            return kept
         if not self.touches(node):
             return node
         asked, inner = narrow(self.g, node, axes)
@@ -192,11 +200,10 @@ class Reindex:
             return node
         if node.op in VARIABLES:
             if node in self.nodes:
-                raise NotTurned("mixed", f"it uses `{node.hint or node.op}` apart from the position it is part of")
+                raise NotTurned(
+                    "mixed", f"it uses `{node.hint or node.op}` apart from the position it is part of"
+                )
             return node
-        kept = self.kept(node, axes)
-        if kept is not None:
-            return kept
         try:
             return self._again(node, axes)
         except NotTurned:

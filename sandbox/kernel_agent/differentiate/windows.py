@@ -23,7 +23,7 @@ from .reindex import Axes, Form, NotTurned, Place, Reindex, Sums, lift, nonzero
 from .rewrite import Rewriter
 from .stores import monomial_node
 
-TAP_STRIDE = 16  # lanes up to so many steps of a loop apart stand at windows, which may overlap in another call
+TAP_STRIDE = 16  # lanes this near in a loop's steps stand at windows, which may overlap in another call
 
 
 @dataclass
@@ -54,9 +54,13 @@ class Window:
 
 def windowed(g: Graph, programs: Programs, tiles: Rewriter, grid: tuple[int, ...], write: GradWrite) -> bool:
     """Whether strides in an address are so close that they may overlap in another call."""
-    trial = Turn(g, programs, tiles, grid, write)
-    groups = trial.affine.groups(trial.offset)
-    return groups is not None and trial._overlapping(groups) is not None
+    here, g.here = g.here, write.region
+    try:
+        trial = Turn(g, programs, tiles, grid, write)
+        groups = trial.affine.groups(trial.offset)
+        return groups is not None and trial.overlapping(groups) is not None
+    finally:
+        g.here = here
 
 
 def turn(
@@ -96,26 +100,24 @@ class Turn:
     def run(self, kept: Callable) -> Turned:
         g = self.g
         windows, plain = self._windows()
-        moved = list(dict.fromkeys(w.solved.position for w in windows))
+        moved = list(dict.fromkeys(w.solved.position for w in windows if w.solved.position is not None))
         places: list[Place] = []
         valid: list[Condition] = []
         for window in windows:
             self._range(window)
         for position in moved:
-            assert position is not None
             self._tile(position, [w for w in windows if w.solved.position is position])
         for position in moved:
-            assert position is not None
             found, condition = self._solve(position, [w for w in windows if w.solved.position is position])
             places += found
             valid.append(condition)
-        gone = {var for position in moved for var in position.terms}  # type: ignore[union-attr]
+        gone = {var for position in moved for var in position.terms}
         self._free(gone)
         reindex = Reindex(self.g, self.affine, self.tiles, places, gone, self.write.region)
         reindex.kept = lambda node, axes: kept(node, lambda: self._stored(reindex, moved, node, axes))
         offset = self._address(windows, plain)
         for position, condition in zip(moved, valid, strict=True):
-            if position is not None and position.limit is not None:
+            if position.limit is not None:
                 reindex.known[position.limit.node, position.limit.axes] = condition.node
         mask = self._mask(reindex, moved)
         old = self.write
@@ -123,10 +125,10 @@ class Turn:
         for condition in valid:
             value = g.where(lift(g, condition.node, condition.axes, self.axes), value, g.number(0))
         new = GradWrite(old.base, offset, mask, value, old.region, old.line)
-        lost = {v for position in moved for v in position.programs}  # type: ignore[union-attr]
+        lost = {v for position in moved for v in position.programs}
         virtual = [v for v in self.programs.virtual if v not in lost] + self.created
-        regions = {p.region for p in moved if p is not None and p.region is not None}
-        axes = {p.axis for p in moved if p is not None and p.axis is not None}
+        regions = {p.region for p in moved if p.region is not None}
+        axes = {p.axis for p in moved if p.axis is not None}
         return Turned(new, old, virtual, regions, axes, self.facts, self.positive, self._text(windows))
 
     # which index of the address is a window
@@ -164,11 +166,26 @@ class Turn:
                 raise NotTurned("lanes", "lanes of a block run over the taps of its window")
             if not chained(self.affine, position):
                 raise NotTurned("mixed", "its address holds only some digits of a position")
+        self._alone(moved, entries)
         return windows, plain
+
+    def _alone(self, moved: set, entries: list[list[Entry]]) -> None:
+        """A variable of a position that moves is part of nothing else: lanes that two positions share move together."""
+        taken = [var for position in moved for var in position.terms]
+        for entry in [entry for found in entries for entry in found]:
+            if entry.position not in moved:
+                terms = entry.terms if entry.position is None else entry.position.terms
+                taken += set(terms) & set(taken)
+        if len(set(taken)) < len(taken):
+            raise NotTurned("mixed", "two positions in its address share a program or a lane")
 
     def _window(self, group: Group, entries: list[Entry]) -> Window:
         """The entry that moves: one with lanes, the longest."""
-        able = [e for e in entries if e.position is not None and (e.position.axis is not None or e.position.programs)]
+        able = [
+            e
+            for e in entries
+            if e.position is not None and (e.position.axis is not None or e.position.programs)
+        ]
         if not able:
             raise NotTurned("mixed", "no position of lanes or programs is in its window")
         solved = max(able, key=lambda e: (e.position.axis is not None, self._number(e.size) or 0))  # type: ignore[union-attr]
@@ -177,16 +194,16 @@ class Turn:
     def _merged(self, groups: list[Group]) -> tuple[list[Group], list[Group]]:
         """Join strides that overlap: `at * stride + k` with a stride known only at run time is one index."""
         groups, merged = list(groups), []
-        pair = self._overlapping(groups)
+        pair = self.overlapping(groups)
         while pair is not None:
             high, low = pair
             one = _joined(high, low)
             groups = [one if group is low else group for group in groups if group is not high]
             merged.append(one)
-            pair = self._overlapping(groups)
+            pair = self.overlapping(groups)
         return groups, merged
 
-    def _overlapping(self, groups: list[Group]) -> tuple[Group, Group] | None:
+    def overlapping(self, groups: list[Group]) -> tuple[Group, Group] | None:
         for high in groups:
             for low in groups:
                 if high is not low and self._overlap(high, low):
@@ -215,11 +232,7 @@ class Turn:
     def _range(self, window: Window) -> None:
         """What of an index is owned, and the factors whose sign that takes."""
         if not window.taps and window.solved.multiplier == (1, ()):
-            window.size = window.solved.size
-            if window.size is None:  # the highest digit
-                assert window.solved.position is not None
-                low = monomial_node(self.affine, self.g, window.solved.low)
-                window.size = self.g.make("cdiv", (window.solved.position.count, low))
+            window.size = self._size(window.solved)
             return
         low, window.size, used = self._extent(self.reader, [window.solved, *window.taps])
         window.low = nonzero(low)
@@ -239,15 +252,18 @@ class Turn:
             top[ids] = top.get(ids, 0) - factor
         return low, reader.uniform({(): top}), [found[1] for found in (above, below) if found is not None]
 
+    def _size(self, entry: Entry) -> Node:
+        """One more than the highest value of an entry."""
+        if entry.size is not None:
+            return entry.size
+        assert entry.position is not None
+        return self.g.make("cdiv", (entry.position.count, monomial_node(self.affine, self.g, entry.low)))
+
     def _longest(self, entries: list[Entry]) -> Form:
         """One more than the largest sum of a position and its taps."""
         total: dict[tuple[int, ...], int] = {(): 1}
         for entry in entries:
-            size = entry.size
-            if size is None:
-                assert entry.position is not None
-                size = self.g.make("cdiv", (entry.position.count, monomial_node(self.affine, self.g, entry.low)))
-            last = self.g.sub(size, self.g.one)
+            last = self.g.sub(self._size(entry), self.g.one)
             for variables, coefficients in self.affine.terms(last, ()).items():
                 if variables:
                     raise NotTurned("bounds", "a summand of its window has no bound")
@@ -283,10 +299,10 @@ class Turn:
         """Number the owned elements of a position's dimensions: the lowest digit is next to its neighbour."""
         g = self.g
         windows.sort(key=lambda w: (len(w.solved.low[1]), w.solved.low[0]))
-        total = windows[0].size
-        assert total is not None
-        for window in windows[1:]:
-            total = g.mul(window.size, total)  # type: ignore[arg-type]
+        sizes = [w.size for w in windows if w.size is not None]
+        total = sizes[0]
+        for size in sizes[1:]:
+            total = g.mul(size, total)
         name = self._name(position)
         if position.block is None:
             tile = self._variable(total, name)
@@ -301,28 +317,25 @@ class Turn:
         number.hint = number.hint or f"{name}_owned"
         self.facts.append((number, variables))
         rest = number
-        for window in windows[:-1]:
-            window.place = g.make("mod", (rest, window.size))
-            rest = g.make("floordiv", (rest, window.size))
+        for window, size in zip(windows[:-1], sizes[:-1], strict=True):
+            window.place = g.make("mod", (rest, size))
+            rest = g.make("floordiv", (rest, size))
         windows[-1].place = rest
         for entry in position.entries:
             if not any(w.solved is entry for w in windows):
-                count = entry.size
-                if count is None:
-                    count = g.make("cdiv", (position.count, monomial_node(self.affine, g, entry.low)))
-                self.taps[entry.var] = self._variable(count, getattr(entry.var.node, "hint", None) or "tap")
+                name = getattr(entry.var.node, "hint", None) or "tap"
+                self.taps[entry.var] = self._variable(self._size(entry), name)
 
     def _name(self, position: Position) -> str:
-        for entry in position.entries:
-            if entry.terms is position.terms and len(entry.terms) == 1 and entry.var.node is not None:
-                return entry.var.node.hint or "at"
-        node = next((n for n in reachable([self.offset]) if isinstance(n, Node) and self._is(n, position)), None)
-        return (node.hint if node is not None else None) or "at"
+        """What the forward calls a position."""
+        nodes = [n for n in reachable([self.offset]) if isinstance(n, Node) and n.hint and not n.is_float]
+        return next((n.hint for n in nodes if self._is(n, position)), None) or "at"
 
     def _is(self, node: Node, position: Position) -> bool:
-        if node.op != "add" or node.is_float or len(node.shape) != 1 or position.axis is None or not node.hint:
+        axes: Axes = () if position.axis is None else (position.axis,)
+        if len(node.shape) != len(axes):
             return False
-        form = nonzero(self.affine.terms(node, (position.axis,)))
+        form = nonzero(self.affine.terms(node, axes))  # type: ignore[arg-type]
         return form == {(v,): {ids: f} for v, (f, ids) in position.terms.items()}
 
     # the position behind an index
@@ -342,8 +355,9 @@ class Turn:
         for entry in position.entries:
             window = next((w for w in windows if w.solved is entry), None)
             digit = self.taps[entry.var] if window is None else self._digit(window, ask)
-            if window is not None and window.taps and entry.terms is not position.terms and entry.size is not None:
-                ask(digit, "<", entry.size)
+            cut = entry.terms is not position.terms and entry.size is not None
+            if window is not None and window.taps and cut:
+                ask(digit, "<", entry.size)  # type: ignore[arg-type]
             digits.append((entry, digit))
             part = g.mul(digit, monomial_node(self.affine, g, entry.low))
             whole = part if whole is None else g.add(whole, part)
@@ -377,7 +391,9 @@ class Turn:
         form: Form = {}
         for tap in window.taps:
             if tap.var in self.taps:
-                number = g.sub(number, g.mul(monomial_node(self.affine, g, tap.multiplier), self.taps[tap.var]))
+                number = g.sub(
+                    number, g.mul(monomial_node(self.affine, g, tap.multiplier), self.taps[tap.var])
+                )
                 continue
             for var, m in tap.terms.items():
                 factor, ids = times(m, tap.multiplier)
@@ -439,8 +455,12 @@ class Turn:
     def _stored(self, reindex: Reindex, moved: list[Position], node: Node, axes: Axes) -> Node:
         """Where the program that stands at the new positions keeps a value: its number, then the place in its block."""
         g = self.g
-        halves = {}
+        halves: dict[Node | None, Node] = {}
         for position in moved:
+            if position.axis is not None and position.axis not in axes:
+                if position.programs:  # lanes stand in several programs, and each has another value
+                    raise NotTurned("inner", f"`{node.hint or 'a value'}` took a loop, one value a program")
+                continue
             whole = next(place.node for place in reindex.places if place.terms is position.terms)
             for var in position.terms:
                 part = whole
@@ -453,7 +473,9 @@ class Turn:
             value = self.tiles.node(one)
             value = halves.get(value, value)
             if any(n in halves for n in reachable([value]) if isinstance(n, Node) and n.op == "vpid"):
-                raise NotTurned("inner", f"`{node.hint or 'a value'}` took a loop, in programs that are split")
+                raise NotTurned(
+                    "inner", f"`{node.hint or 'a value'}` took a loop, in programs that are split"
+                )
             total = g.cast(value, "int64") if total is None else g.add(g.mul(total, count), value)
         assert total is not None
         for at, dim in enumerate(node.shape):
@@ -518,8 +540,11 @@ def summed(entries: list[Entry]) -> dict[Var, Monomial]:
 
 def _joined(high: Group, low: Group) -> Group:
     """Two address dimensions as one, in units of what their strides have in common."""
-    ids = list(high.coefficient[1])
-    common = [i for i in low.coefficient[1] if i in ids and (ids.remove(i) or True)]
+    common, ids = [], list(high.coefficient[1])
+    for i in low.coefficient[1]:
+        if i in ids:
+            ids.remove(i)
+            common.append(i)
     base: Monomial = (1, tuple(common))
     terms = []
     for group in (low, high):
