@@ -362,7 +362,8 @@ class Case:
                 for o in outputs
                 if isinstance(o.value, torch.Tensor)
             }
-            made |= {f"grad/{name}": grad.clone() for name, grad in grads.items()}
+            keep = draw.fold_ties if self.inputs == "tied" else torch.clone
+            made |= {f"grad/{name}": keep(grad) for name, grad in grads.items()}
             aliases = self.aliases(grads, outputs, arguments.arguments, upstreams)
             if self.twice:
                 again = self.backward("again", outputs, leaves, upstreams)
