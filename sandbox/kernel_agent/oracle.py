@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import draw, forward, tensors
+from . import devices, draw, forward, tensors
 from .differences import finite_differences
 from .errors import Unusable, describe, filtered_traceback
 from .forward import Forward
@@ -35,7 +35,8 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     """The operation: one entry per case; a case that fails carries its error and does not stop the others."""
     device = request.get("device") or "cpu"
     mode = "cuda" if device == "cuda" else "interpret"
-    fwd = forward.load(request["file"], mode=mode, target=request.get("target") or "sm_90", device=device)
+    target = request.get("target") or "sm_90"
+    fwd = forward.load(request["file"], mode, target, device, processors=devices.FEW_PROCESSORS)
     cases = [_guarded(fwd, request, case, scratch) for case in request["cases"]]
     return {"ok": True, "cases": cases}
 

@@ -86,4 +86,15 @@ ATTACKS = [
         ),
         r"tied inputs\) the gradient of x",
     ),
+    Attack(
+        "right for no more rows than a GPU has processors only",
+        "resident_rows_resident",
+        (
+            (
+                "for row in range(tl.program_id(0), M, tl.num_programs(0)):",
+                "for row in range(tl.program_id(0), tl.minimum(M, tl.num_programs(0))):",
+            ),
+        ),
+        "gradient of x",
+    ),
 ]
