@@ -21,7 +21,7 @@ def test_menu__offers_no_block_size_that_the_stub_computes() -> None:
         dims = {"M": 3, "N": 37, "K": 20, "B": 1, "H": 1, "D": 16, "causal": True, "leaky": False}
         configs = draft(ROOT / f"examples/{name}.py", dims)["report"]["configs"]
         assert configs
-        assert {key for config in configs for key in config} <= {"num_warps", "num_stages"}
+        assert {key for config in configs for key in config} <= {"num_warps", "num_stages", "splits"}
 
 
 def test_menu__offers_stages_only_where_products_can_be_pipelined() -> None:
@@ -45,3 +45,18 @@ def test_config__of_the_forwards_list_is_bound(block: int) -> None:
 def test_config__with_another_block_size_is_ignored() -> None:
     text = draft(RECURRENCE, DIMS, config={"BLOCK_D": 32})["backward"]
     assert 'LINEAR_RECURRENCE_KERNEL_CONFIG = {"BLOCK_D": 64}' in text
+
+
+@pytest.mark.parametrize("splits", [2, 128])
+def test_splits__few_tiles_with_a_long_sum_of_products_are_shared(splits: int) -> None:
+    """A weight gradient of a convolution as a matrix product: few tiles, a sum over all output positions."""
+    file = ROOT / "tests/python/kernels/implicit_gemm_conv.py"
+    dims = {"B": 2, "C": 3, "O": 5, "H": 9, "W": 8}
+    plain = draft(file, dims)
+    assert {"splits": 128} in plain["report"]["configs"] and "splits" not in plain["backward"]
+    shared = draft(file, dims, config={"splits": splits})
+    assert shared["report"]["atomics"] == 0
+    assert f"splits = min(grid[0], {splits})" in shared["backward"]
+    assert "d_w_ptr = summed(" in shared["backward"] and "d_x_ptr = summed(" not in shared["backward"]
+    for result in (plain, shared):
+        assert_right(file, result, [(shape, "normal") for shape in (dims, {**dims, "H": 3, "W": 3, "B": 1})])

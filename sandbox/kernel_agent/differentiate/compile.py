@@ -51,6 +51,7 @@ class Draft:
     schedule: str = "atomic"
     configs: list[dict[str, Any]] = field(default_factory=list)  # for the tuner
     programs: int = PROGRAMS  # that share the walk over a summed axis
+    splits: int = 0  # programs that share a sum of products; 0: it is not shared
 
 
 def differentiate(
@@ -102,6 +103,7 @@ def _differentiate(
     stub = next(n for n in fwd.tree.body if isinstance(n, ast.FunctionDef) and n.name == fwd.stub_name)
     draft = Draft("", f"{fwd.stub_name}_autograd", schedule=schedule or "partials")
     draft.programs = int((config or {}).get("programs", PROGRAMS))
+    draft.splits = int((config or {}).get("splits", 0))
     if not sites:
         raise Refusal(
             "stub", "no launch writes anything that depends on an input", line=stub.lineno, file=fwd.path
@@ -158,7 +160,7 @@ def _name_classes(sites: list[host.Site]) -> None:
 def _launch(fwd: Forward, site: host.Site, kernels: dict[str, str], draft: Draft) -> str:
     """The Function of one launch; the kernels it needs are added to `kernels`."""
     totals = Totals(naive=tape.naive(site))
-    plan = _scheduled(site, kernels, draft.schedule, totals)
+    plan = _scheduled(site, kernels, draft.schedule, totals, draft.splits)
     reverse, owner, fused, taped = plan.reverse, plan.owner, plan.fused, plan.taped
     found = writes(reverse.effects) + writes(plan.after)
     totals.kept = sum(w.kind == "atomic_add" for w in found)
@@ -184,7 +186,9 @@ def _launch(fwd: Forward, site: host.Site, kernels: dict[str, str], draft: Draft
     for made in owner.kernels:
         emitted = Emitter(site.kernel, made.name, lines).emit(made.effects, [*notes, *made.notes])
         kernels[made.name] = emitted.text
-        steps.append(owner_step(text, emitted, made, owner))
+        steps.append(owner_step(text, emitted, made, owner, draft.splits or SPLITS))
+        if made.few and not draft.splits and tuning.few(site, made.grid):
+            tuning.offer(draft.configs, {"splits": SPLITS})
         notes = []
     if plan.after:
         name = f"{owner.name}_after"
@@ -219,7 +223,9 @@ class Scheduled:
     after: list
 
 
-def _scheduled(site: host.Site, kernels: dict[str, str], schedule: str, totals: Totals) -> Scheduled:
+def _scheduled(
+    site: host.Site, kernels: dict[str, str], schedule: str, totals: Totals, splits: int
+) -> Scheduled:
     """The passes from the forward graph to effects with a schedule."""
     report: list[LineReport] = []
     overwrite.check(site.kernel, site.launch.grid, report)
@@ -237,7 +243,7 @@ def _scheduled(site: host.Site, kernels: dict[str, str], schedule: str, totals: 
     name = f"{site.kernel_name}_bwd"
     if site.class_name[-1].isdigit() and name in kernels:
         name += site.class_name[-1]
-    owner = Owner(reverse, axes, name, site.launch.grid)
+    owner = Owner(reverse, axes, name, site.launch.grid, splits > 0)
     fused = partials.fuse(reverse, axes) if schedule == "partials" else None
     after: list = []
     if schedule != "atomic" and not isinstance(fused, Partials):
@@ -343,7 +349,7 @@ def pass_extra(step: Step, optional: bool = False) -> None:
             step.extra[name] = name
 
 
-def owner_step(text: FunctionText, emitted: Emitted, made: OwnerKernel, owner: Owner) -> Step:
+def owner_step(text: FunctionText, emitted: Emitted, made: OwnerKernel, owner: Owner, splits: int) -> Step:
     """The launch of an owner kernel: its grid from the forward's sizes, partial sums added up afterwards."""
     grid = [text.expr(count) for count in made.grid]
     step = Step(emitted, f"({', '.join(grid)}{',' * (len(grid) == 1)})")
@@ -359,7 +365,7 @@ def owner_step(text: FunctionText, emitted: Emitted, made: OwnerKernel, owner: O
             f'    raise ValueError("{text.expr(factor)} must be positive in the backward")',
         ]
     if made.split:
-        step.setup.append(f"splits = min({text.expr(owner.summed(made))}, {SPLITS})")
+        step.setup.append(f"splits = min({text.expr(owner.summed(made))}, {splits})")
         for base in made.bases:
             private_rows(text, step, base, "splits")
     return step

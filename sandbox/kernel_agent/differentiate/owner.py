@@ -39,6 +39,7 @@ class OwnerKernel:
     grid: list[Node]
     bases: list[str]
     split: bool = False
+    few: bool = False  # a sum of products, which may be split too where its tiles are few
     optional: bool = False  # written under a condition known at compile time: the gradient may be None
     shared: Node | None = None
     positive: list[Node] = field(default_factory=list)  # factors that the host has to find above zero
@@ -49,9 +50,12 @@ class OwnerKernel:
 class Owner:
     """Moves eligible atomic writes of one reverse sweep to kernels of their own."""
 
-    def __init__(self, reverse: Reverse, axes: list[int], name: str, grid: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, reverse: Reverse, axes: list[int], name: str, grid: tuple[int, ...], products: bool = False
+    ) -> None:
+        """`products`: split also the sums of products of blocks, for few tiles with long sums."""
         self.reverse, self.kernel, self.g = reverse, reverse.kernel, reverse.kernel.graph
-        self.name, self.grid = name, grid
+        self.name, self.grid, self.products = name, grid, products
         self.programs = program_variables(self.kernel, reverse.effects, axes)
         self.spills = Spills(reverse, self.programs, self.grid_param)
         self.refused: dict[Node, str] = {}  # gradients that keep their writes, and why
@@ -266,7 +270,10 @@ class Owner:
         own: dict[Any, Node] = {}
         grid: list[Node] = []
         virtual, turned = first.parts[0].virtual, first.parts[0].turned
+        shared = next((v for v in virtual if v not in first.parts[0].own), None)
         split = not first.dots and turned is None  # windows have as many tiles as what they gather from
+        few = first.dots and turned is None and shared is not None
+        split = split or (self.products and few)
         if split and all(v in first.parts[0].own for v in virtual):
             self._leave(
                 plans, Why("shared", "its address determines every program id: there is no axis to sum over")
@@ -312,7 +319,7 @@ class Owner:
         made = OwnerKernel(f"{self.name}_{label}", [], grid, [p.base.attrs["name"] for p in plans], split)
         static = [r for r in first.parts[0].path if r.cond is not None and is_static(r.cond)]
         made.optional = bool(static) and len(first.parts) == 1
-        made.shared = next((v for v in virtual if v not in first.parts[0].own), None)
+        made.shared, made.few = shared, few
         windows = [part.turned for plan in plans for part in plan.parts if part.turned is not None]
         made.positive = list(dict.fromkeys(factor for window in windows for factor in window.positive))
         for plan, summed in zip(plans, totals, strict=True):
