@@ -6,6 +6,7 @@ the quotient and remainder of one of them. Coefficients and ranges are products 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import permutations
 
@@ -36,8 +37,11 @@ class Group:
 class Affine:
     """Decomposes integer nodes of one graph."""
 
-    def __init__(self, g: Graph, absolute: bool = False) -> None:
-        self.g = g
+    def __init__(
+        self, g: Graph, absolute: bool = False, start: Callable[[Node], Node] = lambda lo: lo
+    ) -> None:
+        """`start`: where a loop begins, in terms of the variables that the other nodes have."""
+        self.g, self.start = g, start
         self.absolute = absolute  # loops that start at different places count their steps from zero
         self.nodes: dict[int, Node] = {}
 
@@ -78,7 +82,7 @@ class Affine:
         region = node.home
         lo, _, step = region.bounds  # type: ignore[misc]
         trip = {(Var("trip", (id(region),), None, region),): {(): 1}}
-        start = {} if self.absolute and not self.uniform(lo) else self.terms(lo, ())
+        start = {} if self.absolute and not self.uniform(lo) else self.terms(self.start(lo), ())
         return _combine(start, _product(self.terms(step, ()), trip), 1)
 
     def variable(self, node: Node, axes: tuple[int, ...]) -> Var:

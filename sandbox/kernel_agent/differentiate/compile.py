@@ -359,6 +359,11 @@ def owner_step(text: FunctionText, emitted: Emitted, made: OwnerKernel, owner: O
             f"if {text.expr(whole, 10)} % {text.expr(part, 11)}:",
             f'    raise ValueError("{text.expr(whole)} must be a multiple of {text.expr(part)} in the backward")',
         ]
+    for one, other in made.equal:
+        step.setup += [
+            f"if {text.expr(one, 6)} != {text.expr(other, 6)}:",
+            f'    raise ValueError("{text.expr(one)} must be {text.expr(other)} in the backward")',
+        ]
     for factor in made.positive:
         step.setup += [
             f"if {text.expr(factor, 6)} < 1:",

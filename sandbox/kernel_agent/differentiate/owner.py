@@ -42,6 +42,7 @@ class OwnerKernel:
     few: bool = False  # a sum of products, which may be split too where its tiles are few
     optional: bool = False  # written under a condition known at compile time: the gradient may be None
     shared: Node | None = None
+    equal: list[tuple[Node, Node]] = field(default_factory=list)  # counts that it has to find equal
     positive: list[Node] = field(default_factory=list)  # factors that the host has to find above zero
     layouts: list[list] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what stands above it
@@ -321,6 +322,7 @@ class Owner:
         made.optional = bool(static) and len(first.parts) == 1
         made.shared, made.few = shared, few
         windows = [part.turned for plan in plans for part in plan.parts if part.turned is not None]
+        made.equal = list(dict.fromkeys(pair for window in windows for pair in window.equal))
         made.positive = list(dict.fromkeys(factor for window in windows for factor in window.positive))
         for plan, summed in zip(plans, totals, strict=True):
             write = plan.parts[-1].write

@@ -29,6 +29,7 @@ class Position:
     block: Node | None = None
     entries: list[Entry] = field(default_factory=list)
     limit: Condition | None = None  # the part of the mask that says so
+    equal: tuple[Node, Node] | None = None  # a count of programs that must be the steps between them
 
     @property
     def programs(self) -> list[Node]:
@@ -150,8 +151,14 @@ class Reader:
             for other, scale in list(rest.items()):
                 if other.kind in ("vpid", "trip") and scale in spans:
                     unit = divide(scale, multiplier)
+                    assert unit is not None
+                    terms = {other: unit, var: (1, ())}
+                    stride = self._strided(other, unit, multiplier, rest)
+                    if stride is not None:
+                        terms = {other: unit, stride: rest.pop(stride), var: (1, ())}
+                        terms[stride] = divide(terms[stride], multiplier)  # type: ignore[assignment]
                     del rest[other]
-                    found.append(self._of({other: unit, var: (1, ())}, multiplier))  # type: ignore[dict-item]
+                    found.append(self._of(terms, multiplier))
                     break
             else:
                 found.append(self._of({var: (1, ())}, multiplier))
@@ -165,6 +172,30 @@ class Reader:
             else:
                 raise NotTurned("mixed", "its address is no sum of positions and loops")
         return found
+
+    def _strided(self, program: Var, unit: Monomial, multiplier: Monomial, rest: dict) -> Var | None:
+        """A loop that starts at a program's block and steps over those of the others: `range(pid * B, n, programs * B)`."""
+        for var, scale in rest.items():
+            if var.kind != "trip" or program.kind != "vpid":
+                continue
+            lo, _, step = var.region.bounds  # type: ignore[union-attr]
+            start = nonzero(self.affine.terms(self.affine.start(lo), ()))
+            steps = self.affine.monomials(step)
+            if start == {(program,): {unit[1]: unit[0]}} and steps and times(multiplier, steps[0]) == scale:
+                return var
+        return None
+
+    def _blocks(self, terms: dict[Var, Monomial], block: Node) -> tuple[Node, tuple[Node, Node]]:
+        """(count, equal) of a position that programs and the steps of their loops share."""
+        program = next(v for v in terms if v.kind == "vpid")
+        stride = next(v for v in terms if v.kind == "trip")
+        _, hi, _ = stride.region.bounds  # type: ignore[union-attr, misc]
+        between = divide(terms[stride], terms[program])
+        if not self.affine.uniform(hi) or between is None:
+            raise NotTurned("bounds", "a loop in its address has bounds that differ between programs")
+        count = self.g.mul(block, self.g.make("cdiv", (hi, block)))
+        assert program.node is not None
+        return count, (program.node.attrs["count"], monomial_node(self.affine, self.g, between))
 
     def _of(self, terms: dict[Var, Monomial], multiplier: Monomial) -> Entry:
         position = self._position(terms)
@@ -186,8 +217,10 @@ class Reader:
             if not is_zero(lane.node.args[0]):
                 raise NotTurned("mixed", "its lanes do not count from 0")
             block = lane.node.args[1]
-        count = block if block is not None else g.one
-        if other is not None and other.kind == "vpid":
+        count, equal = block if block is not None else g.one, None
+        if block is not None and len(terms) == 3:
+            count, equal = self._blocks(terms, block)
+        elif other is not None and other.kind == "vpid":
             assert other.node is not None
             count = g.mul(count, other.node.attrs["count"])
         elif other is not None:
@@ -196,7 +229,7 @@ class Reader:
         if bound is not None:
             count = smaller(g, self.uniform(bound[0]), count)
         found = Position(terms, count, None if lane is None else lane.key[0], block)
-        found.limit = None if bound is None else bound[1]
+        found.limit, found.equal = None if bound is None else bound[1], equal
         self.positions[key] = found
         return found
 

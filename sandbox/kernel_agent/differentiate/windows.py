@@ -37,6 +37,7 @@ class Turned:
     axes: set[int]  # of the block, along which lanes are at new positions
     facts: list[tuple[Node, list[Var]]]  # a number that is known gives these variables
     positive: list[Node]  # what the host has to find above zero
+    equal: list[tuple[Node, Node]]  # what it has to find equal
     what: str
 
 
@@ -81,7 +82,7 @@ class Turn:
         self, g: Graph, programs: Programs, tiles: Rewriter, grid: tuple[int, ...], write: GradWrite
     ) -> None:
         self.g, self.programs, self.tiles, self.write = g, programs, tiles, write
-        self.affine = Affine(g)
+        self.affine = Affine(g, start=tiles.node)
         self.sums = Sums(g, self.affine)
         self.axes: Axes = tuple(range(len(write.offset.shape)))
         self.traced = {
@@ -129,7 +130,9 @@ class Turn:
         virtual = [v for v in self.programs.virtual if v not in lost] + self.created
         regions = {p.region for p in moved if p.region is not None}
         axes = {p.axis for p in moved if p.axis is not None}
-        return Turned(new, old, virtual, regions, axes, self.facts, self.positive, self._text(windows))
+        equal = [p.equal for p in moved if p.equal is not None]
+        what = self._text(windows)
+        return Turned(new, old, virtual, regions, axes, self.facts, self.positive, equal, what)
 
     # which index of the address is a window
 
@@ -142,7 +145,9 @@ class Turn:
         windows = [
             self._window(group, found)
             for group, found in zip(groups, entries, strict=True)
-            if any(group is one for one in merged) or (len(found) > 1 and not self.affine.solve(group))
+            if any(group is one for one in merged)
+            or (len(found) > 1 and not self.affine.solve(group))
+            or any(e.position is not None and e.position.equal is not None for e in found)
         ]
         if not windows:
             raise NotTurned("mixed", "no window was found in its address")
@@ -461,6 +466,8 @@ class Turn:
                 if position.programs:  # lanes stand in several programs, and each has another value
                     raise NotTurned("inner", f"`{node.hint or 'a value'}` took a loop, one value a program")
                 continue
+            if position.equal is not None:
+                raise NotTurned("inner", f"`{node.hint or 'a value'}` took a loop, in programs that are split")
             whole = next(place.node for place in reindex.places if place.terms is position.terms)
             for var in position.terms:
                 part = whole
@@ -505,14 +512,17 @@ class Turn:
         """The proof in a line."""
         parts = []
         for window in windows:
-            if not window.taps:
-                continue
             position = window.solved.position
             assert position is not None
+            if position.equal is not None:
+                parts.append(f"`{self._name(position)}` counted through all programs and steps")
+            if not window.taps:
+                continue
             name = getattr(window.solved.var.node, "hint", None) if len(window.solved.terms) == 1 else None
             taps = ", ".join(self._tap(tap) for tap in window.taps)
             parts.append(f"`{name or self._name(position)}` from the index and the taps {taps}")
-        return "window turned around: " + "; ".join(parts)
+        turned = any(window.taps for window in windows)
+        return ("window turned around: " if turned else "position counted anew: ") + "; ".join(parts)
 
     @staticmethod
     def _tap(tap: Entry) -> str:
