@@ -272,8 +272,9 @@ class Owner:
         grid: list[Node] = []
         virtual, turned = first.parts[0].virtual, first.parts[0].turned
         shared = next((v for v in virtual if v not in first.parts[0].own), None)
-        split = not first.dots and turned is None  # windows have as many tiles as what they gather from
-        few = first.dots and turned is None and shared is not None
+        split = turned is None or not turned.window  # windows have as many tiles as what they gather from
+        few = split and first.dots and shared is not None
+        split = split and not first.dots
         split = split or (self.products and few)
         if split and all(v in first.parts[0].own for v in virtual):
             self._leave(

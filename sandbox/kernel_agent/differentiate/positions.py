@@ -30,6 +30,9 @@ class Position:
     entries: list[Entry] = field(default_factory=list)
     limit: Condition | None = None  # the part of the mask that says so
     equal: tuple[Node, Node] | None = None  # a count of programs that must be the steps between them
+    summed: Entry | None = (
+        None  # the lowest digit, where the address does not hold it: lanes count it and are added up
+    )
 
     @property
     def programs(self) -> list[Node]:
@@ -305,11 +308,30 @@ def smaller(g: Graph, limit: Node, count: Node) -> Node:
     return g.make("minimum", (limit, count))
 
 
+def completed(g: Graph, affine: Affine, position: Position) -> bool:
+    """Whether the entries of a position with lanes are all its digits but the lowest and the highest, which are then added."""
+    entries = _ordered(position)
+    low, high = entries[0].low, entries[-1]
+    if position.axis is None or position.equal is not None:
+        return False
+    if low != (1, ()):
+        position.summed = Entry({}, (0, ()), monomial_node(affine, g, low), position)
+        position.entries.append(position.summed)
+    if high.size is not None:
+        sizes = affine.monomials(high.size)
+        above = times(high.low, sizes[0]) if len(sizes) == 1 else (0, ())
+        position.entries.append(Entry({}, (0, ()), None, position, above))
+    return chained(affine, position)
+
+
+def _ordered(position: Position) -> list[Entry]:
+    return sorted(position.entries, key=lambda e: (len(e.low[1]), e.low[0]))
+
+
 def chained(affine: Affine, position: Position) -> bool:
     """Whether the entries of a position are all its digits: together they are the position."""
-    entries = sorted(position.entries, key=lambda e: (len(e.low[1]), e.low[0]))
     reach: Monomial | None = (1, ())
-    for entry in entries:
+    for entry in _ordered(position):
         if entry.low != reach:
             return False
         if entry.size is None or entry.terms is position.terms:

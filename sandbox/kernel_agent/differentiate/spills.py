@@ -35,9 +35,9 @@ class Spills:
         self.grid_param = grid_param
         self.made: dict[Node, Spill] = {}
 
-    def read(self, node: Node, index: Callable[[], Node]) -> Node | None:
-        """A load of a value that took a loop, at `index()` of what the main kernel stores; None for other values."""
-        if not self.wanted(node):
+    def read(self, node: Node, index: Callable[[], Node], also: bool) -> Node | None:
+        """A load of a value that took a loop (`also`: or much work), at `index()` of what the main kernel stores; None for others."""
+        if not self.wanted(node) and not (also and node.is_float and node.home is self.g.top):
             return None
         at = index()
         return self._load(node, self._keep(node), at)

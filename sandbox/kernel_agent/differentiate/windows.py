@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from .affine import Affine, Group, Monomial, Var, divide, times
 from .ir import GradWrite, Graph, Node, Region, reachable
-from .positions import Condition, Entry, Position, Reader, chained, conditions
+from .positions import Condition, Entry, Position, Reader, chained, completed, conditions
 from .programs import Programs
 from .reindex import Axes, Form, NotTurned, Place, Reindex, Sums, lift, nonzero
 from .rewrite import Rewriter
@@ -38,6 +38,7 @@ class Turned:
     facts: list[tuple[Node, list[Var]]]  # a number that is known gives these variables
     positive: list[Node]  # what the host has to find above zero
     equal: list[tuple[Node, Node]]  # what it has to find equal
+    window: bool  # whether it was one: else positions are only counted in another way
     what: str
 
 
@@ -85,6 +86,7 @@ class Turn:
         self.affine = Affine(g, start=tiles.node)
         self.sums = Sums(g, self.affine)
         self.axes: Axes = tuple(range(len(write.offset.shape)))
+        self.kept: Axes = self.axes  # those that are not summed over
         self.traced = {
             g.intern("npid", (), {"axis": axis}, "int32", ()).id: count for axis, count in enumerate(grid)
         }
@@ -93,9 +95,10 @@ class Turn:
         self.reader = Reader(g, self.affine, mask)
         self.created: list[Node] = []
         self.positive: list[Node] = []
-        self.taps: dict[Var, Node] = {}  # digits that have become loops
+        self.taps: dict[Entry, Node] = {}  # digits that have become loops
         self.facts: list[tuple[Node, list[Var]]] = []
         self.ends: dict[Position, Node] = {}
+        self.low: dict[Position, Node] = {}  # lowest digits that lanes count
         self.used: list[Condition] = []  # conditions that hold for every owned index
 
     def run(self, kept: Callable) -> Turned:
@@ -107,32 +110,49 @@ class Turn:
         for window in windows:
             self._range(window)
         for position in moved:
-            self._tile(position, [w for w in windows if w.solved.position is position])
+            self._tile(position, _of(position, windows))
         for position in moved:
-            found, condition = self._solve(position, [w for w in windows if w.solved.position is position])
+            found, condition = self._solve(position, _of(position, windows))
             places += found
             valid.append(condition)
         gone = {var for position in moved for var in position.terms}
         self._free(gone)
         reindex = Reindex(self.g, self.affine, self.tiles, places, gone, self.write.region)
-        reindex.kept = lambda node, axes: kept(node, lambda: self._stored(reindex, moved, node, axes))
+        lanes = not any(position.programs for position in moved)
+        reindex.kept = lambda node, axes: kept(
+            node, lambda: self._stored(reindex, moved, node, axes), lanes and node.op == "reduce"
+        )
+        summed = {p.axis for p in moved if p.summed is not None}
+        self.kept = tuple(axis for axis in self.axes if axis not in summed)
         offset = self._address(windows, plain)
         for position, condition in zip(moved, valid, strict=True):
             if position.limit is not None:
                 reindex.known[position.limit.node, position.limit.axes] = condition.node
-        mask = self._mask(reindex, moved)
+        asked = self._asked(reindex, moved)
         old = self.write
         value = reindex.node(old.value, self.axes[len(self.axes) - len(old.value.shape) :])
-        for condition in valid:
+        for condition in [*valid, *(c for c in asked if not set(c.axes) <= set(self.kept))]:
             value = g.where(lift(g, condition.node, condition.axes, self.axes), value, g.number(0))
+        for axis in self.axes[::-1]:
+            if axis not in self.kept:
+                value = g.reduce("sum", value, axis)  # type: ignore[arg-type]
+        mask = self._mask([c for c in asked if set(c.axes) <= set(self.kept)])
         new = GradWrite(old.base, offset, mask, value, old.region, old.line)
         lost = {v for position in moved for v in position.programs}
         virtual = [v for v in self.programs.virtual if v not in lost] + self.created
         regions = {p.region for p in moved if p.region is not None}
-        axes = {p.axis for p in moved if p.axis is not None}
+        axes = {self.kept.index(p.axis) for p in moved if p.axis in self.kept}
         equal = [p.equal for p in moved if p.equal is not None]
-        what = self._text(windows)
-        return Turned(new, old, virtual, regions, axes, self.facts, self.positive, equal, what)
+        turned = any(w.taps for w in windows)
+        what = ("window turned around: " if turned else "position counted anew: ") + self._text(windows)
+        facts = [(number, [self._renumbered(var) for var in variables]) for number, variables in self.facts]
+        return Turned(new, old, virtual, regions, axes, facts, self.positive, equal, turned, what)
+
+    def _renumbered(self, var: Var) -> Var:
+        """A lane of the new block: axes that were summed over are gone."""
+        return (
+            var if var.kind != "lane" else Var("lane", (self.kept.index(var.key[0]), *var.key[1:]), var.node)
+        )
 
     # which index of the address is a window
 
@@ -149,6 +169,8 @@ class Turn:
             or (len(found) > 1 and not self.affine.solve(group))
             or any(e.position is not None and e.position.equal is not None for e in found)
         ]
+        if not windows:
+            windows = self._partial(groups, entries)
         if not windows:
             raise NotTurned("mixed", "no window was found in its address")
         moved = {w.solved.position for w in windows}
@@ -173,6 +195,17 @@ class Turn:
                 raise NotTurned("mixed", "its address holds only some digits of a position")
         self._alone(moved, entries)
         return windows, plain
+
+    def _partial(self, groups: list[Group], entries: list[list[Entry]]) -> list[Window]:
+        """Dimensions that hold only the higher digits of lanes: `at // h` is one element for h lanes."""
+        found = []
+        for group, (entry, *others) in zip(groups, entries, strict=True):
+            position = entry.position
+            if position is None or others or entry.terms is position.terms or len(position.entries) > 1:
+                continue
+            if completed(self.g, self.affine, position):
+                found.append(Window(group, entry, []))
+        return found
 
     def _alone(self, moved: set, entries: list[list[Entry]]) -> None:
         """A variable of a position that moves is part of nothing else: lanes that two positions share move together."""
@@ -303,13 +336,12 @@ class Turn:
     def _tile(self, position: Position, windows: list[Window]) -> None:
         """Number the owned elements of a position's dimensions: the lowest digit is next to its neighbour."""
         g = self.g
-        windows.sort(key=lambda w: (len(w.solved.low[1]), w.solved.low[0]))
         sizes = [w.size for w in windows if w.size is not None]
         total = sizes[0]
         for size in sizes[1:]:
             total = g.mul(size, total)
         name = self._name(position)
-        if position.block is None:
+        if position.block is None or position.summed is not None:
             tile = self._variable(total, name)
             number: Node = tile
             variables = [Var("vpid", (tile.attrs["axis"],), tile)]
@@ -317,7 +349,7 @@ class Turn:
             tile = self._variable(g.make("cdiv", (total, position.block)), f"tile_{name}")
             lane = next(v for v in position.terms if v.kind == "lane")
             number = g.add(g.mul(tile, position.block), lane.node)  # type: ignore[arg-type]
-            variables = [Var("vpid", (tile.attrs["axis"],), tile), Var("lane", lane.key, lane.node)]
+            variables = [Var("vpid", (tile.attrs["axis"],), tile), lane]
             self.ends[position] = g.make("compare", (number, total), {"cmp": "<"}, "int1")
         number.hint = number.hint or f"{name}_owned"
         self.facts.append((number, variables))
@@ -326,10 +358,15 @@ class Turn:
             window.place = g.make("mod", (rest, size))
             rest = g.make("floordiv", (rest, size))
         windows[-1].place = rest
+        if position.summed is not None:
+            assert position.block is not None and position.summed.size is not None
+            part = self._variable(g.make("cdiv", (position.summed.size, position.block)), f"part_{name}")
+            lane = next(v for v in position.terms if v.kind == "lane")
+            self.low[position] = g.add(g.mul(part, position.block), lane.node)  # type: ignore[arg-type]
         for entry in position.entries:
-            if not any(w.solved is entry for w in windows):
-                name = getattr(entry.var.node, "hint", None) or "tap"
-                self.taps[entry.var] = self._variable(self._size(entry), name)
+            if entry is not position.summed and not any(w.solved is entry for w in windows):
+                name = (getattr(entry.var.node, "hint", None) if entry.terms else None) or "tap"
+                self.taps[entry] = self._variable(self._size(entry), name)
 
     def _name(self, position: Position) -> str:
         """What the forward calls a position."""
@@ -359,9 +396,13 @@ class Turn:
 
         for entry in position.entries:
             window = next((w for w in windows if w.solved is entry), None)
-            digit = self.taps[entry.var] if window is None else self._digit(window, ask)
+            if entry is position.summed:
+                ask(self.low[position], "<", entry.size)  # type: ignore[arg-type]
+                whole = self.low[position] if whole is None else g.add(whole, self.low[position])
+                continue
+            digit = self.taps[entry] if window is None else self._digit(window, ask)
             cut = entry.terms is not position.terms and entry.size is not None
-            if window is not None and window.taps and cut:
+            if window is not None and cut and (window.taps or window is windows[-1]):
                 ask(digit, "<", entry.size)  # type: ignore[arg-type]
             digits.append((entry, digit))
             part = g.mul(digit, monomial_node(self.affine, g, entry.low))
@@ -375,12 +416,12 @@ class Turn:
         at = g.where(inside, whole, zero)
         at.hint = at.hint or self._name(position)
         for entry, digit in digits:
-            if entry.terms is not position.terms and entry.var not in self.taps:
+            if entry.terms is not position.terms and entry not in self.taps:
                 found = g.where(inside, digit, zero)
                 found.hint = found.hint or getattr(entry.var.node, "hint", None)
             else:
                 found = digit
-            if entry.terms is not position.terms:
+            if entry.terms and entry.terms is not position.terms:
                 places.append(Place(entry.terms, found, position.axis if found.shape else None))
         places.append(Place(position.terms, at, position.axis))
         return places, Condition(inside, axes)
@@ -395,10 +436,8 @@ class Turn:
         number = g.add(window.place, self.reader.uniform(window.low))
         form: Form = {}
         for tap in window.taps:
-            if tap.var in self.taps:
-                number = g.sub(
-                    number, g.mul(monomial_node(self.affine, g, tap.multiplier), self.taps[tap.var])
-                )
+            if tap in self.taps:
+                number = g.sub(number, g.mul(monomial_node(self.affine, g, tap.multiplier), self.taps[tap]))
                 continue
             for var, m in tap.terms.items():
                 factor, ids = times(m, tap.multiplier)
@@ -431,29 +470,35 @@ class Turn:
             position = window.solved.position
             assert position is not None and window.place is not None
             axes: Axes = () if position.axis is None else (position.axis,)
-            at = lift(g, window.place, axes, self.axes)
+            at = lift(g, window.place, axes, self.kept)
             if wide == "int64":
                 at = g.cast(at, wide)
             part = g.mul(monomial_node(self.affine, g, window.group.coefficient), at)
             total = part if total is None else g.add(total, part)
         assert total is not None
         if nonzero(form):
-            total = g.add(self.sums.node(form, self.axes, wide), total)
-        if total.shape != self.offset.shape:
-            total = g.broadcast(total, self.offset.shape)
+            total = g.add(self.sums.node(form, self.kept, wide), total)
+        shape = tuple(
+            dim for axis, dim in zip(self.axes, self.offset.shape, strict=True) if axis in self.kept
+        )
+        if total.shape != shape:
+            total = g.broadcast(total, shape)
         return total
 
-    def _mask(self, reindex: Reindex, moved: list) -> Node | None:
+    def _asked(self, reindex: Reindex, moved: list[Position]) -> list[Condition]:
         """Where owned indices end, and what the mask asks beyond bounds of positions."""
-        g = self.g
         wanted = [Condition(self.ends[p], (p.axis,)) for p in moved if p in self.ends]
         used = [*self.used, *(p.limit for p in moved if p.limit is not None)]
         for condition in conditions(self.g, self.mask):
             if not any(condition.node is one.node and condition.axes == one.axes for one in used):
                 wanted.append(Condition(reindex.node(condition.node, condition.axes), condition.axes))
+        return wanted
+
+    def _mask(self, wanted: list[Condition]) -> Node | None:
+        g = self.g
         result: Node | None = None
         for condition in wanted:
-            one = lift(g, condition.node, condition.axes, self.axes)
+            one = lift(g, condition.node, condition.axes, self.kept)
             result = one if result is None else g.make("and", (result, one), {}, "int1")
         return result
 
@@ -467,7 +512,9 @@ class Turn:
                     raise NotTurned("inner", f"`{node.hint or 'a value'}` took a loop, one value a program")
                 continue
             if position.equal is not None:
-                raise NotTurned("inner", f"`{node.hint or 'a value'}` took a loop, in programs that are split")
+                raise NotTurned(
+                    "inner", f"`{node.hint or 'a value'}` took a loop, in programs that are split"
+                )
             whole = next(place.node for place in reindex.places if place.terms is position.terms)
             for var in position.terms:
                 part = whole
@@ -516,13 +563,16 @@ class Turn:
             assert position is not None
             if position.equal is not None:
                 parts.append(f"`{self._name(position)}` counted through all programs and steps")
+            if position.summed is not None:
+                parts.append(f"lanes of `{self._name(position)}` that share an element added up")
+            elif any(not entry.terms for entry in position.entries):
+                parts.append(f"`{self._name(position)}` split into the digit of the address and the others")
             if not window.taps:
                 continue
             name = getattr(window.solved.var.node, "hint", None) if len(window.solved.terms) == 1 else None
             taps = ", ".join(self._tap(tap) for tap in window.taps)
             parts.append(f"`{name or self._name(position)}` from the index and the taps {taps}")
-        turned = any(window.taps for window in windows)
-        return ("window turned around: " if turned else "position counted anew: ") + "; ".join(parts)
+        return "; ".join(parts)
 
     @staticmethod
     def _tap(tap: Entry) -> str:
@@ -541,6 +591,12 @@ class Turn:
 
     def _value(self, monomial: Monomial) -> int | None:
         return self._number(monomial_node(self.affine, self.g, monomial))
+
+
+def _of(position: Position, windows: list[Window]) -> list[Window]:
+    """The dimensions of one position, the lowest digit first."""
+    mine = [window for window in windows if window.solved.position is position]
+    return sorted(mine, key=lambda w: (len(w.solved.low[1]), w.solved.low[0]))
 
 
 def summed(entries: list[Entry]) -> dict[Var, Monomial]:
