@@ -22,7 +22,7 @@ STUCK = {
     "embedding": ("data-dependent index", "`token` of line 14"),
     "moe": ("data-dependent index", "of line"),
     "grouped_gemm": ("carried state", "what the loop carries"),
-    "in_place": ("several lanes share an address", "program_id(0)"),
+    "in_place": ("in-place access", "program_id(0)"),
 }
 
 

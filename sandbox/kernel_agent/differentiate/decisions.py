@@ -57,6 +57,10 @@ MOVES = {
         "bound the loop by arguments, or pad it to a length that is the same for all programs, and mask",
     ),
     "asked": ("asked for", "the schedules `owner` and `partials` prove more"),
+    "inplace": (
+        "in-place access",
+        "write this gradient in a launch before the one that overwrites the upstream",
+    ),
     "overlap": (
         "overlapping windows",
         "one program a tile of the gradient, looping over the windows that reach it",

@@ -91,13 +91,23 @@ class Owner:
     # what a base needs
 
     def plan(self, base: Node, writes: list) -> Plan | str:
-        dots = any(n.op == "dot" for w, _ in writes for n in reachable([w.value]) if isinstance(n, Node))
+        needed = [n for w, _ in writes for n in reachable([w.value]) if isinstance(n, Node)]
+        if any(n.op == "load" and n.attrs.get("upstream") and self._overwritten(n) for n in needed):
+            return Why("inplace", "the main kernel has overwritten its upstream gradient by then")
+        dots = any(n.op == "dot" for n in needed)
         parts: list[Part] = []
         for write, loops in writes:
             part = self.part(write, loops)
             if isinstance(part, str):
                 return part
             parts.append(part)
+        if len(parts) > 1 and len({self.tiles.node(w.offset) for w, _ in writes}) > 1:
+            before = self.spills.state()
+            shifted = [p for p in (self.turned(w, loops, True) for w, loops in writes) if isinstance(p, Part)]
+            if len(shifted) == len(parts):
+                parts = shifted
+            else:
+                self.spills.restore(before)
         first = parts[0]
         if any((part.turned is None) != (first.turned is None) for part in parts):
             return Why("several", "only some of its writes are windows")
@@ -114,6 +124,9 @@ class Owner:
         )
         return Plan(base, parts, absolute, key, dots)
 
+    def _overwritten(self, load: Node) -> bool:
+        return load.args[0].attrs["name"] in self.kernel.inplace
+
     def part(self, write: GradWrite, loops: tuple[For, ...]) -> Part | str:
         """What owns a write: a tile of its address as it is, or of the window that it is turned into."""
         found = self.nest(write, loops)
@@ -122,16 +135,22 @@ class Owner:
                 return found
         elif getattr(found, "kind", "") not in ("mixed", "overlap", "lanes"):
             return found
-        before = self.spills.state()
-        try:
-            turned = turn(self.g, self.programs, self.tiles, self.grid, write, self.spills.read)
-            part = self.nest(turned.write, loops, turned)
-        except NotTurned as failure:
-            part = failure.why
+        part = self.turned(write, loops)
         if isinstance(part, Part):
             return part
-        self.spills.restore(before)
         return found if isinstance(found, Part) else Why(found.kind, f"{found}; as a window: {part}")  # type: ignore[attr-defined]
+
+    def turned(self, write: GradWrite, loops: tuple[For, ...], shifted: bool = False) -> Part | str:
+        """What owns the window of a write, turned around."""
+        before = self.spills.state()
+        try:
+            found = turn(self.g, self.programs, self.tiles, self.grid, write, self.spills.read, shifted)
+            part = self.nest(found.write, loops, found)
+        except NotTurned as failure:
+            part = failure.why
+        if not isinstance(part, Part):
+            self.spills.restore(before)
+        return part
 
     def nest(self, write: GradWrite, loops: tuple[For, ...], turned: Turned | None = None) -> Part | str:
         """The affine nest of a write, or why it is none."""

@@ -7,6 +7,7 @@ position or a sum of positions from above and below.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .affine import Affine, Group, Monomial, Var, divide, times
@@ -308,15 +309,17 @@ def smaller(g: Graph, limit: Node, count: Node) -> Node:
     return g.make("minimum", (limit, count))
 
 
-def completed(g: Graph, affine: Affine, position: Position) -> bool:
+def completed(g: Graph, affine: Affine, position: Position, few: Callable[[Node], bool]) -> bool:
     """Whether the entries of a position with lanes are all its digits but the lowest and the highest, which are then added."""
     entries = _ordered(position)
     low, high = entries[0].low, entries[-1]
     if position.axis is None or position.equal is not None:
         return False
     if low != (1, ()):
-        position.summed = Entry({}, (0, ()), monomial_node(affine, g, low), position)
-        position.entries.append(position.summed)
+        lowest = Entry({}, (0, ()), monomial_node(affine, g, low), position)
+        position.entries.append(lowest)
+        if not few(lowest.size):  # type: ignore[arg-type]
+            position.summed = lowest  # lanes count it; a few elements are walked by a loop
     if high.size is not None:
         sizes = affine.monomials(high.size)
         above = times(high.low, sizes[0]) if len(sizes) == 1 else (0, ())

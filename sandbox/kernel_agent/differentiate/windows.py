@@ -24,6 +24,7 @@ from .rewrite import Rewriter
 from .stores import monomial_node
 
 TAP_STRIDE = 16  # lanes this near in a loop's steps stand at windows, which may overlap in another call
+LANES = 16  # a digit shorter than this is walked by a loop; the lanes count what is left
 
 
 @dataclass
@@ -66,12 +67,24 @@ def windowed(g: Graph, programs: Programs, tiles: Rewriter, grid: tuple[int, ...
 
 
 def turn(
-    g: Graph, programs: Programs, tiles: Rewriter, grid: tuple[int, ...], write: GradWrite, kept: Callable
+    g: Graph,
+    programs: Programs,
+    tiles: Rewriter,
+    grid: tuple[int, ...],
+    write: GradWrite,
+    kept: Callable,
+    shifted: bool = False,
 ) -> Turned:
-    """`kept(node, index)` makes a load of a value that the main kernel keeps, None for others. Raises NotTurned."""
+    """The write at new positions. Raises NotTurned.
+
+    `kept(node, index, also)` makes a load of a value that the main kernel keeps, None for others. `shifted`: own the indices that the
+    mask allows, wherever the positions stand, so that writes to neighbours of each other have the same owners.
+    """
     here, g.here = g.here, write.region
     try:
-        return Turn(g, programs, tiles, grid, write).run(kept)
+        turning = Turn(g, programs, tiles, grid, write)
+        turning.shifted = shifted
+        return turning.run(kept)
     finally:
         g.here = here
 
@@ -98,6 +111,7 @@ class Turn:
         self.taps: dict[Entry, Node] = {}  # digits that have become loops
         self.facts: list[tuple[Node, list[Var]]] = []
         self.ends: dict[Position, Node] = {}
+        self.shifted = False  # whether dimensions without taps are windows too
         self.low: dict[Position, Node] = {}  # lowest digits that lanes count
         self.used: list[Condition] = []  # conditions that hold for every owned index
 
@@ -143,7 +157,7 @@ class Turn:
         regions = {p.region for p in moved if p.region is not None}
         axes = {self.kept.index(p.axis) for p in moved if p.axis in self.kept}
         equal = [p.equal for p in moved if p.equal is not None]
-        turned = any(w.taps for w in windows)
+        turned = self.shifted or any(w.taps for w in windows)
         what = ("window turned around: " if turned else "position counted anew: ") + self._text(windows)
         facts = [(number, [self._renumbered(var) for var in variables]) for number, variables in self.facts]
         return Turned(new, old, virtual, regions, axes, facts, self.positive, equal, turned, what)
@@ -160,7 +174,7 @@ class Turn:
         groups = self.affine.groups(self.offset)
         if groups is None:
             raise NotTurned("mixed", "its address is not a sum of strides times indices")
-        groups, merged = self._merged(groups)
+        groups, merged = self._merged([self._unit(group) for group in groups] if self.shifted else groups)
         entries = [self.reader.entries(group) for group in groups]
         windows = [
             self._window(group, found)
@@ -168,6 +182,7 @@ class Turn:
             if any(group is one for one in merged)
             or (len(found) > 1 and not self.affine.solve(group))
             or any(e.position is not None and e.position.equal is not None for e in found)
+            or (self.shifted and self._alone_in(found))
         ]
         if not windows:
             windows = self._partial(groups, entries)
@@ -203,7 +218,7 @@ class Turn:
             position = entry.position
             if position is None or others or entry.terms is position.terms or len(position.entries) > 1:
                 continue
-            if completed(self.g, self.affine, position):
+            if completed(self.g, self.affine, position, lambda size: (self._number(size) or LANES) < LANES):
                 found.append(Window(group, entry, []))
         return found
 
@@ -216,6 +231,23 @@ class Turn:
                 taken += set(terms) & set(taken)
         if len(set(taken)) < len(taken):
             raise NotTurned("mixed", "two positions in its address share a program or a lane")
+
+    def _unit(self, group: Group) -> Group:
+        """A dimension in the units of the index that the mask bounds: `at * stride - padding >= 0`."""
+        mine = dict(group.terms)
+        for known, _, _ in self.reader.bounds.found:
+            ratios = {divide(known[var], m) for var, m in mine.items()} if set(known) == set(mine) else set()
+            ratio = ratios.pop() if len(ratios) == 1 else None
+            base = None if ratio is None or ratio[0] < 1 else divide(group.coefficient, ratio)
+            if ratio is not None and ratio != (1, ()) and base is not None:
+                return Group(base, [(var, times(m, ratio)) for var, m in group.terms])
+        return group
+
+    @staticmethod
+    def _alone_in(entries: list[Entry]) -> bool:
+        """Whether a dimension is one position of lanes and nothing else."""
+        position = entries[0].position
+        return len(entries) == 1 and position is not None and position.axis is not None
 
     def _window(self, group: Group, entries: list[Entry]) -> Window:
         """The entry that moves: one with lanes, the longest."""
@@ -250,26 +282,30 @@ class Turn:
 
     def _overlap(self, high: Group, low: Group) -> bool:
         """Whether steps along `high` are not longer than `low`, or nearly so, in the traced call."""
-        steps = [self._value(times(high.coefficient, m)) for _, m in high.terms]
-        unit = self._value(low.coefficient)
+        step, least, unit = self._step(high), self._step(low), self._value(low.coefficient)
         reader = Reader(self.g, self.affine, self.mask)
         try:
             longest = self._number(self._extent(reader, reader.entries(low))[1])
         except NotTurned:
             return False
-        if longest is None or unit is None or None in steps:
+        if longest is None or unit is None or step is None or least is None:
             return False
-        step = min(abs(s) for s in steps)  # type: ignore[arg-type]
         taps = longest > 1 and all(v.kind == "trip" for v, _ in low.terms)
         lanes = any(v.kind == "lane" for v, _ in high.terms)
-        reach = max(longest - 1, TAP_STRIDE if taps and lanes else 0)
-        return abs(unit) <= step <= reach * abs(unit)
+        reach = (longest - 1) * abs(unit)
+        return least <= step <= (max(reach, TAP_STRIDE * least) if taps and lanes else reach)
+
+    def _step(self, group: Group) -> int | None:
+        """The shortest step along an address dimension, in the traced call."""
+        steps = [self._value(times(group.coefficient, m)) for _, m in group.terms]
+        return min((abs(s) for s in steps if s is not None), default=None) if None not in steps else None
 
     # the range of each index
 
     def _range(self, window: Window) -> None:
         """What of an index is owned, and the factors whose sign that takes."""
-        if not window.taps and window.solved.multiplier == (1, ()):
+        whole = window.solved.position is not None and window.solved.terms is window.solved.position.terms
+        if not window.taps and window.solved.multiplier == (1, ()) and not (self.shifted and whole):
             window.size = self._size(window.solved)
             return
         low, window.size, used = self._extent(self.reader, [window.solved, *window.taps])
@@ -431,7 +467,7 @@ class Turn:
         g, entry = self.g, window.solved
         assert window.place is not None and entry.position is not None
         axes: Axes = () if entry.position.axis is None else (entry.position.axis,)
-        if not window.taps and entry.multiplier == (1, ()):
+        if not window.taps and entry.multiplier == (1, ()) and not window.low:
             return window.place
         number = g.add(window.place, self.reader.uniform(window.low))
         form: Form = {}
@@ -567,6 +603,8 @@ class Turn:
                 parts.append(f"lanes of `{self._name(position)}` that share an element added up")
             elif any(not entry.terms for entry in position.entries):
                 parts.append(f"`{self._name(position)}` split into the digit of the address and the others")
+            if self.shifted and window.low and not window.taps:
+                parts.append(f"`{self._name(position)}` from the index and a shift")
             if not window.taps:
                 continue
             name = getattr(window.solved.var.node, "hint", None) if len(window.solved.terms) == 1 else None
