@@ -133,9 +133,15 @@ def test_overlapping_windows__stay_atomic(tmp_path: Path) -> None:
     assert report["atomics"] == 1
 
 
-def test_wrapped_index__is_owned_only_where_the_surplus_is_masked(tmp_path: Path) -> None:
-    for name, atomics in (("wrapped", 1), ("wrapped_and_masked", 0)):
-        assert draft(write(tmp_path, ACCEPTED[name]), {"N": 40})["report"]["atomics"] == atomics
+def test_wrapped_index__walks_its_turns_unless_the_surplus_is_masked(tmp_path: Path) -> None:
+    """Positions below `n` have one element each, and those beyond add to it: a loop over the turns has them all."""
+    for name, turns in (("wrapped", True), ("wrapped_and_masked", False)):
+        result = draft(write(tmp_path, ACCEPTED[name]), {"N": 40})
+        assert result["report"]["atomics"] == 0
+        assert (
+            any(line["proof"].startswith("position counted anew") for line in result["report"]["lines"])
+            == turns
+        )
 
 
 def test_registered_rule__is_used(tmp_path: Path) -> None:

@@ -190,6 +190,10 @@ class Turn:
             raise NotTurned("mixed", "no window was found in its address")
         moved = {w.solved.position for w in windows}
         for tap in [tap for w in windows for tap in w.taps]:
+            if tap.position is not None and tap.position.programs and tap.terms is tap.position.terms:
+                raise NotTurned(
+                    "mixed", "its windows overlap from program to program: each would walk all of them"
+                )
             if tap.position is not None and tap.position.axis is not None:
                 moved.add(tap.position)
         plain = []
