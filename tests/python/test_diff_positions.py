@@ -78,10 +78,18 @@ def test_bias__a_program_apart_from_its_position_stays_atomic(tmp_path: Path) ->
     assert_right(file, result, [(dims, "normal") for dims in SHAPES])
 
 
+def test_group_norm__few_elements_of_a_channel_are_walked_by_a_loop() -> None:
+    file = KERNELS / "group_norm.py"
+    dims = {"B": 2, "C": 6, "G": 3, "H": 10}
+    result = draft(file, dims)
+    assert result["report"]["atomics"] == 0 and "for tap in range(h)" in result["backward"]
+    assert_right(file, result, [(shape, "normal") for shape in (dims, {**dims, "H": 33, "G": 2})])
+
+
 def test_group_norm__a_channel_has_an_owner_and_statistics_are_kept() -> None:
     """The program of a channel reads its rows once; means come from the kernel that computes them anyway."""
     file = KERNELS / "group_norm.py"
-    dims = {"B": 2, "C": 6, "G": 3, "H": 10}
+    dims = {"B": 2, "C": 6, "G": 3, "H": 40}
     result = draft(file, dims)
     assert result["report"]["atomics"] == 0
     owner = result["backward"].split("def group_norm_kernel_bwd_w(")[1].split("\n@triton.jit")[0]
@@ -93,6 +101,21 @@ def test_group_norm__a_channel_has_an_owner_and_statistics_are_kept() -> None:
         {**dims, "G": 1, "H": 33},
         {**dims, "B": 1, "C": 1, "G": 1},
     ]
+    assert_right(file, result, [(shape, "normal") for shape in shapes])
+
+
+def test_upsample__every_copy_of_an_element_is_walked_by_its_owner(tmp_path: Path) -> None:
+    """Digits between those of the address are left out: an output's place inside its input's square."""
+    file = tmp_path / "forward.py"
+    pair = ROOT / "dataset/image_interp/upsample_nearest_integer_scale.py"
+    file.write_text(pair.read_text().split("# ---- backward ----")[0])
+    shapes = [
+        {"N": 2, "C": 3, "Y": 5, "X": 7, "s": 3},
+        {"N": 1, "C": 1, "Y": 16, "X": 9, "s": 2},
+        {"N": 1, "C": 2, "Y": 3, "X": 1, "s": 1},
+    ]
+    result = draft(file, shapes[0])
+    assert result["report"]["atomics"] == 0
     assert_right(file, result, [(shape, "normal") for shape in shapes])
 
 

@@ -187,7 +187,7 @@ def _launch(fwd: Forward, site: host.Site, kernels: dict[str, str], draft: Draft
         emitted = Emitter(site.kernel, made.name, lines).emit(made.effects, [*notes, *made.notes])
         kernels[made.name] = emitted.text
         steps.append(owner_step(text, emitted, made, owner, draft.splits or SPLITS))
-        if made.few and not draft.splits and tuning.few(site, made.grid):
+        if made.few and not draft.splits:
             tuning.offer(draft.configs, {"splits": SPLITS})
         notes = []
     if plan.after:

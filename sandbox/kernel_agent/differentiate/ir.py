@@ -346,6 +346,10 @@ class Graph:
 
     # facts
 
+    def launched(self, grid: tuple[int, ...]) -> dict[int, Any]:
+        """The counts of programs of the traced launch, for `concrete`."""
+        return {self.intern("npid", (), {"axis": a}, "int32", ()).id: count for a, count in enumerate(grid)}
+
     def concrete(self, node: Node, known: dict[int, Any] | None = None) -> Any:
         """The value of a constexpr or of a parameter in the traced call, None where it is not known before the launch.
 

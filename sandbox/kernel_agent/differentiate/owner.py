@@ -8,6 +8,7 @@ blocks in it), the outermost sum is split among several programs that store part
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,8 @@ from .spills import Spills, takes_loop
 from .stores import close, depends, layout_of, learn, overlaps, placed_writes
 from .values import is_static, loop_out
 from .windows import Turned, turn, windowed
+
+PROGRAMS = 128  # about one on each multiprocessor
 
 
 @dataclass
@@ -291,10 +294,13 @@ class Owner:
         grid: list[Node] = []
         virtual, turned = first.parts[0].virtual, first.parts[0].turned
         shared = next((v for v in virtual if v not in first.parts[0].own), None)
-        split = turned is None or not turned.window  # windows have as many tiles as what they gather from
-        few = split and first.dots and shared is not None
-        split = split and not first.dots
-        split = split or (self.products and few)
+        trips = first.parts[0].trips
+        sizes = [self._trips(first, i) for i in range(len(trips))]
+        idle = self._idle([*sizes, *(v.attrs["count"] for v in first.parts[0].own)])
+        # A window has as many tiles as what it gathers from, and its copies would be as large.
+        small = turned is None or (not turned.window and idle)
+        few = small and first.dots and shared is not None and idle
+        split = (small and not first.dots) or (self.products and few)
         if split and all(v in first.parts[0].own for v in virtual):
             self._leave(
                 plans, Why("shared", "its address determines every program id: there is no axis to sum over")
@@ -305,13 +311,12 @@ class Owner:
             grid.append(count)
             return g.intern("pid", (), {"axis": len(grid) - 1, "kernel": label}, "int32", ())
 
-        trips = first.parts[0].trips
         if not trips and not first.parts[0].own and not split:
             self._leave(
                 plans, Why("shared", "its address determines no program id: one program would own all of it")
             )
             return
-        counts = [Axis(("trip", i), self._trips(first, i), None) for i in range(len(trips))]
+        counts = [Axis(("trip", i), size, None) for i, size in enumerate(sizes)]
         counts += [Axis(v, v.attrs["count"], v.hint) for v in first.parts[0].own]
         while len(counts) > 3 - split:  # the first two share an axis
             high, low = counts[:2]
@@ -384,6 +389,11 @@ class Owner:
         if node.op != "npid":
             return None
         return self.g.intern("param", (), {"name": f"grid_{node.attrs['axis']}"}, "int32", ())
+
+    def _idle(self, counts: list[Node]) -> bool:
+        """Whether the traced call would have too few owners for a device."""
+        known = [self.g.concrete(count, self.g.launched(self.grid)) for count in counts]
+        return all(isinstance(n, int) for n in known) and math.prod(known) < PROGRAMS
 
     def _place(self, own: dict[Any, Node], axis: Axis, at: Node) -> None:
         """What a grid axis stands for; where variables share one, they are its digits."""

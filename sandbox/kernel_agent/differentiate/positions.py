@@ -310,20 +310,23 @@ def smaller(g: Graph, limit: Node, count: Node) -> Node:
 
 
 def completed(g: Graph, affine: Affine, position: Position, few: Callable[[Node], bool]) -> bool:
-    """Whether the entries of a position with lanes are all its digits but the lowest and the highest, which are then added."""
-    entries = _ordered(position)
-    low, high = entries[0].low, entries[-1]
+    """Add the digits of a position with lanes that the address leaves out; whether all of them together are the position."""
     if position.axis is None or position.equal is not None:
         return False
-    if low != (1, ()):
-        lowest = Entry({}, (0, ()), monomial_node(affine, g, low), position)
-        position.entries.append(lowest)
-        if not few(lowest.size):  # type: ignore[arg-type]
-            position.summed = lowest  # lanes count it; a few elements are walked by a loop
-    if high.size is not None:
-        sizes = affine.monomials(high.size)
-        above = times(high.low, sizes[0]) if len(sizes) == 1 else (0, ())
-        position.entries.append(Entry({}, (0, ()), None, position, above))
+    reach: Monomial | None = (1, ())
+    for entry in _ordered(position):
+        gap = None if reach is None else divide(entry.low, reach)
+        if gap is None:
+            return False
+        if gap != (1, ()):
+            added = Entry({}, (0, ()), monomial_node(affine, g, gap), position, reach)  # type: ignore[arg-type]
+            position.entries.append(added)
+            if reach == (1, ()) and not few(added.size):  # type: ignore[arg-type]
+                position.summed = added  # lanes count it; a few elements are walked by a loop
+        sizes = affine.monomials(entry.size) if entry.size is not None else []
+        reach = times(entry.low, sizes[0]) if len(sizes) == 1 else None
+    if reach is not None:
+        position.entries.append(Entry({}, (0, ()), None, position, reach))
     return chained(affine, position)
 
 

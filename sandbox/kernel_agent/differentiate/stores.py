@@ -237,7 +237,7 @@ def layout_of(affine: Affine, g: Graph, groups: list[Group], mask: Node | None) 
 
 def overlaps(g: Graph, layout: list[tuple[Node, Node | None]], grid: tuple[int, ...]) -> bool:
     """Whether the host's check of a layout would already fail on the traced call."""
-    counts = {g.intern("npid", (), {"axis": axis}, "int32", ()).id: count for axis, count in enumerate(grid)}
+    counts = g.launched(grid)
     known = [(g.concrete(s, counts), None if e is None else g.concrete(e, counts)) for s, e in layout]
     if any(s is None or (n is None and e is not None) for (s, n), (_, e) in zip(known, layout, strict=True)):
         return False

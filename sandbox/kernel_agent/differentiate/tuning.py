@@ -6,7 +6,6 @@ in the forward's own `@triton.autotune` list are interchangeable by declaration.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from ..forward import Forward
@@ -14,7 +13,6 @@ from .host import Site
 from .ir import Node, reachable
 
 MOST = 8
-PROGRAMS = 128  # about one on each multiprocessor
 
 
 def menu(fwd: Forward, sites: list[Site]) -> list[dict[str, Any]]:
@@ -33,16 +31,6 @@ def menu(fwd: Forward, sites: list[Site]) -> list[dict[str, Any]]:
         if config not in unique:
             unique.append(config)
     return unique[:MOST]
-
-
-def few(site: Site, grid: list[Node]) -> bool:
-    """Whether a kernel of the traced call has too few programs for a device."""
-    g = site.kernel.graph
-    known = {
-        g.intern("npid", (), {"axis": axis}, "int32", ()).id: n for axis, n in enumerate(site.launch.grid)
-    }
-    counts = [g.concrete(count, known) for count in grid]
-    return all(isinstance(n, int) for n in counts) and math.prod(counts) < PROGRAMS
 
 
 def offer(configs: list[dict[str, Any]], config: dict[str, Any]) -> None:

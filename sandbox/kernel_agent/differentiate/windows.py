@@ -100,9 +100,7 @@ class Turn:
         self.sums = Sums(g, self.affine)
         self.axes: Axes = tuple(range(len(write.offset.shape)))
         self.kept: Axes = self.axes  # those that are not summed over
-        self.traced = {
-            g.intern("npid", (), {"axis": axis}, "int32", ()).id: count for axis, count in enumerate(grid)
-        }
+        self.traced = g.launched(grid)
         mask = None if write.mask is None else tiles.node(write.mask)
         self.offset, self.mask = tiles.node(write.offset), mask
         self.reader = Reader(g, self.affine, mask)
@@ -216,15 +214,21 @@ class Turn:
         return windows, plain
 
     def _partial(self, groups: list[Group], entries: list[list[Entry]]) -> list[Window]:
-        """Dimensions that hold only the higher digits of lanes: `at // h` is one element for h lanes."""
-        found = []
-        for group, (entry, *others) in zip(groups, entries, strict=True):
-            position = entry.position
-            if position is None or others or entry.terms is position.terms or len(position.entries) > 1:
-                continue
-            if completed(self.g, self.affine, position, lambda size: (self._number(size) or LANES) < LANES):
-                found.append(Window(group, entry, []))
-        return found
+        """Dimensions that hold some digits of lanes: `at // h` is one element for h lanes."""
+        found = [
+            Window(group, entry, [])
+            for group, (entry, *others) in zip(groups, entries, strict=True)
+            if entry.position is not None and not others and entry.terms is not entry.position.terms
+        ]
+        positions = dict.fromkeys(window.solved.position for window in found)
+        able = {
+            p
+            for p in positions
+            if p is not None
+            and not chained(self.affine, p)
+            and completed(self.g, self.affine, p, lambda size: (self._number(size) or LANES) < LANES)
+        }
+        return [window for window in found if window.solved.position in able]
 
     def _alone(self, moved: set, entries: list[list[Entry]]) -> None:
         """A variable of a position that moves is part of nothing else: lanes that two positions share move together."""
@@ -614,7 +618,7 @@ class Turn:
             name = getattr(window.solved.var.node, "hint", None) if len(window.solved.terms) == 1 else None
             taps = ", ".join(self._tap(tap) for tap in window.taps)
             parts.append(f"`{name or self._name(position)}` from the index and the taps {taps}")
-        return "; ".join(parts)
+        return "; ".join(dict.fromkeys(parts))
 
     @staticmethod
     def _tap(tap: Entry) -> str:
