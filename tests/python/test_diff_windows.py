@@ -130,6 +130,16 @@ REFUSED = {  # body, what the reason names
 """,
         "differ between programs",
     ),
+    "loop_of_the_position": (
+        """
+        for turn in range(1 + tl.program_id(0)):
+            for k in tl.static_range(TAPS):
+                i = at * stride + k * dilation - padding
+                x = tl.load(x_ptr + (batch * c + ci) * length + i, mask=mask & (i >= 0) & (i < length), other=0.0)
+                acc += x * tl.load(w_ptr + (channel * c + ci) * TAPS + k)
+""",
+        "depends on the position",
+    ),
     "order_of_lanes": (
         """
         for k in tl.static_range(TAPS):
@@ -296,3 +306,49 @@ def test_pair__windows_of_forwards_in_the_store(name: str, shapes: list, tmp_pat
     assert result["report"]["atomics"] == 0
     assert "window turned around" in owners(result)["d_x"]
     assert_right(file, result, [(shape, "normal") for shape in shapes])
+
+
+BAND = """
+import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"M": 20, "N": 32, "K": 3}]
+
+
+@triton.jit
+def band_kernel(x_ptr, w_ptr, y_ptr, m, n, TAPS: tl.constexpr, BLOCK: tl.constexpr):
+    lane = tl.arange(0, BLOCK)
+    at = tl.program_id(0) * BLOCK + lane
+    col = tl.program_id(1) * BLOCK + lane
+    acc = tl.zeros([BLOCK], dtype=tl.float32)
+    for k in tl.static_range(TAPS):
+        acc += tl.load(x_ptr + (at + k) * n + col % n, mask=at < m, other=0.0) * tl.load(w_ptr + k)
+    tl.store(y_ptr + tl.program_id(1) * m + at, acc, mask=at < m)
+
+
+@autodiff(inputs_require_grad=(0, 1))
+def band(x, w):
+    n, taps = x.shape[1], w.shape[0]
+    m = x.shape[0] - taps + 1
+    y = torch.empty((n // 16, m), device=x.device, dtype=x.dtype)
+    band_kernel[(triton.cdiv(m, 16), n // 16)](x, w, y, m, n, TAPS=taps, BLOCK=16)
+    return y
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    x = torch.randn(dims["M"], dims["N"], device=device, dtype=dtype)
+    return x, torch.randn(dims["K"], device=device, dtype=dtype)
+"""
+
+
+def test_band__lanes_that_two_positions_share_do_not_move(tmp_path: Path) -> None:
+    """A lane is in one row and one column: a window over rows alone would tear them apart."""
+    file = tmp_path / "band.py"
+    file.write_text(BAND)
+    dims = {"M": 20, "N": 32, "K": 3}
+    result = draft(file, dims)
+    advice = [line["reason"] for line in result["report"]["lines"] if line["class"] == "schedule"]
+    assert any("share a program or a lane" in reason for reason in advice), advice
+    assert_right(file, result, [(dims, "normal"), ({"M": 40, "N": 16, "K": 2}, "normal")])
