@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import permutations
 
 from .ir import Graph, Node, Region
+from .natural import natural
 
 Monomial = tuple[int, tuple[int, ...]]  # integer factor, sorted ids of uniform nodes
 
@@ -150,7 +151,7 @@ class Affine:
         if var.kind == "vpid" and node is not None:
             return self.monomials(node.attrs["count"])
         if var.kind == "mod" and node is not None:
-            return self.monomials(node.args[1])
+            return self.monomials(node.args[1]) if natural(node.args[0]) else []
         if (
             var.kind == "floordiv"
             and node is not None

@@ -167,7 +167,7 @@ def _launch(fwd: Forward, site: host.Site, kernels: dict[str, str], draft: Draft
     accumulated = {w.base.attrs["name"] for w in found if w.kind == "atomic_add"}
     text = FunctionText(site, site.kernel.inplace, accumulated)
     lines = fwd.source.splitlines()
-    layouts = [w.layout for w in found if w.layout] + [layout for k in owner.kernels for layout in k.layouts]
+    layouts = [l for w in found for l in w.layouts] + [l for k in owner.kernels for l in k.layouts]
     checks = list(dict.fromkeys(text.check(layout) for layout in layouts))
     notes = header(reverse, totals, checks)
     steps = []

@@ -153,6 +153,6 @@ class Graft:
             self.region(effect.region),
             effect.line,
         )
-        new.kind, new.proof, new.layout = effect.kind, effect.proof, effect.layout
+        new.kind, new.proof, new.layouts = effect.kind, effect.proof, effect.layouts
         new.advice, new.covers = effect.advice, effect.covers
         return new

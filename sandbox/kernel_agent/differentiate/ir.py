@@ -138,7 +138,7 @@ class GradWrite:
     line: int | None
     kind: str = "atomic_add"  # or "store", once proven disjoint
     proof: str = ""  # why it is a store, or why it is not
-    layout: list = field(default_factory=list)  # (stride, extent) pairs that the host checks
+    layouts: list = field(default_factory=list)  # lists of (stride, extent) pairs that the host checks
     covers: Node | None = None  # how many elements it reaches, where that is known
     advice: str = ""  # the better schedule that could not be proven
 

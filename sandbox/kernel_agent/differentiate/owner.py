@@ -23,7 +23,7 @@ from .programs import program_variables
 from .reverse import LineReport, Reverse
 from .rewrite import Rewriter
 from .simplify import is_zero
-from .stores import close, depends, layout_of, learn, placed_writes
+from .stores import close, depends, layouts_of, learn, placed_writes
 from .values import is_static, loop_out
 
 
@@ -161,18 +161,16 @@ class Owner:
                 return Why(
                     "extent", "which lanes it writes differs between the programs that are summed over"
                 )
-        layout = layout_of(
-            affine, self.g, groups, None if write.mask is None else self.tiles.node(write.mask)
-        )
-        if layout is None:
-            return Why("extent", "the extents of its address dimensions are not known")
-        steps = [(region.bounds[2], region) for region in trips]  # type: ignore[index]
         tile = self.tiles.node(write.offset)
         mask = None if write.mask is None else self.tiles.node(write.mask)
+        layouts = layouts_of(affine, self.g, groups, mask, len(tile.shape))
+        if layouts is None:
+            return Why("extent", "the extents of its address dimensions are not known")
+        steps = [(region.bounds[2], region) for region in trips]  # type: ignore[index]
         covers = None
         if not any(r.cond is not None for r in regions):  # what is summed over does not count
             covers = reached(affine, self.g, groups, tile, mask)
-        return Part(write, tuple(regions), own, steps, reduced, layout, covers)
+        return Part(write, tuple(regions), own, steps, reduced, layouts, covers)
 
     def computable(self, write: GradWrite) -> bool:
         """Whether another kernel can have what a write needs: no carries, and loops only behind values of the whole program."""
@@ -291,7 +289,7 @@ class Owner:
                 span = g.intern("param", (), {"name": f"span_{write.base.attrs['name']}"}, "int32", ())
                 effect.offset = g.add(g.mul(g.cast(splits, "int64"), span), offset)
             made.effects.append(self._guarded(effect, first, last) if made.optional else effect)
-            made.layouts += [p.layout for p in plan.parts if len(p.layout) > 1]
+            made.layouts += [layout for p in plan.parts for layout in p.layouts]
             self._remove(plan)
             reason = f"owned tiles: {'partial sums of ' if split else ''}one program a tile"
             self.reverse.report.append(
@@ -434,7 +432,7 @@ class Part:
     own: tuple[Node, ...]
     trips: list[tuple[Node, Region]]
     reduced: tuple[Region, ...]
-    layout: list
+    layouts: list
     covers: Node | None = None  # how many elements all owners reach
 
 
