@@ -141,15 +141,23 @@ FILES: dict[str, tuple[str, str, str]] = {
     "no_launch": (stub_with("    out = x * 2"), "stub", "launches no kernel"),
     "two_on_a_line": (KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, 40, BLOCK=16); kernel[(3,)](x, y, out, 40, BLOCK=16)  # here"), "launch", "cannot be found"),
     "indirect": (KERNEL_OF_X + stub_with("    [kernel][0][(3,)](x, y, out, 40, BLOCK=16)  # here"), "launch", "named directly"),
-    "keywords": (KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, 40, **{'BLOCK': 16})  # here"), "launch", "`**`"),
     "nested_kernel": ("if True:\n" + KERNEL_OF_X.strip().replace("\n", "\n    ").replace("@triton", "    @triton") + "\n" + STUB, "launch", "not in this file"),
     "shared_output": (
         KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, 40, BLOCK=16)\n    kernel[(3,)](y, x, out[40:], 40, BLOCK=16)  # here"),
         "shared output", "already holds differentiable values",
     ),
-    "odd_argument": (KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, {40}, BLOCK=16)  # here"), "launch argument", "is a set"),
-    "function_heuristic": (
-        "\ndef block_of(args):\n    return 16\n\n" + BY_HEURISTIC.format("block_of") + PLAIN_LAUNCH, "heuristics", "not a lambda"
+    "odd_argument": (
+        KERNEL_OF_X + stub_with("    kernel[(3,)](\n        x, y, out,\n        {40},  # here\n        BLOCK=16)"), "launch argument", "is a set"
+    ),
+    "odd_keyword": (
+        KERNEL_OF_X + stub_with("    kernel[(3,)](\n        x, y, out, BLOCK=16,\n        n={40},  # here\n    )"), "launch argument", "is a set"
+    ),
+    "odd_unpacked": (
+        KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, **{'n': {40}, 'BLOCK': 16})  # here"), "launch argument", "is a set"
+    ),
+    "made_heuristic": (
+        "\ndef always(value):\n    return lambda args: value\n\n" + BY_HEURISTIC.format("always(16)") + PLAIN_LAUNCH,
+        "heuristics", "neither a function",
     ),
 }  # fmt: skip
 
@@ -181,6 +189,8 @@ def test_refusal__names_construct_place_and_remedy(name: str, tmp_path: Path) ->
     assert error.file == str(tmp_path / "refused.py")
     marked = [i for i, line in enumerate(source_of(name).splitlines(), 1) if "# here" in line]
     assert refusal["line"] == marked[0] if marked else refusal["line"] is not None
+    if name.startswith("odd_"):
+        assert refusal["column"] is not None
 
 
 # Without a case here: the first guard what nothing is known to reach, the others need a set-up of their own.
@@ -193,7 +203,6 @@ WITHOUT_CASE = {
     "the state of a while loop cannot be taped",  # refused by the reverse sweep before
     "`{inplace}` is overwritten, but not by one program an element",  # refused as an overwritten store before
     "{launch.name} is launched from another file",
-    "`{node.op}` cannot be computed on the host",
     "`{name}` reads `{index.value}`, which the launch does not pass",
 }
 

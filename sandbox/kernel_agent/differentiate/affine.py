@@ -58,7 +58,7 @@ class Affine:
         if node.op == "mul":
             left, right = (self.terms(a, axes[len(axes) - len(a.shape) :]) for a in node.args)
             return _product(left, right)
-        if node.op == "cast":
+        if node.op == "cast" and not node.args[0].is_float:  # that would cut something off
             return self.terms(node.args[0], axes)
         if node.op == "expand":
             at = node.attrs["axis"]
@@ -243,7 +243,7 @@ def _bound(g: Graph, node: Node, high: bool) -> Node | None:
         count = g.intern("npid", (), node.attrs, "int32", ())
         return g.sub(count, g.const(1)) if high else g.const(0)
     if node.op == "cast":
-        return _bound(g, node.args[0], high)
+        return None if node.args[0].is_float else _bound(g, node.args[0], high)
     if node.op == "neg":
         inner = _bound(g, node.args[0], not high)
         return None if inner is None else g.neg(inner)

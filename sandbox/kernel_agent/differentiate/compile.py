@@ -24,6 +24,7 @@ from .text import (
     GRADIENT_OF,
     LAID_OUT,
     LINEAR,
+    PASSED,
     SUMMED,
     FunctionText,
     Step,
@@ -131,6 +132,7 @@ def _differentiate(
     ]
     body = "".join(functions)
     helpers = [h for h in (LAID_OUT, GRADIENT_OF, SUMMED, FINISHED, DISJOINT) if f"{helper_name(h)}(" in body]
+    helpers += [PASSED] * any(k.arg is None for site in sites for k in site.call.keywords)
     scans = [LINEAR] if any(f"{LINEAR_STEP}{end}" in k for k in kernels.values() for end in "),") else []
     parts = [
         *("\n" + c for c in configs),
@@ -268,6 +270,8 @@ def program_axes(site: host.Site) -> list[int]:
     """Grid axes that may have more than one program: all but a literal 1."""
     grid = site.call.func.slice  # type: ignore[attr-defined]
     written = grid.elts if isinstance(grid, ast.Tuple) else []
+    if any(isinstance(e, ast.Starred) for e in written):  # then an entry's place is not its axis
+        written = []
     single = {i for i, e in enumerate(written) if isinstance(e, ast.Constant) and e.value == 1}
     return [axis for axis in range(len(site.launch.grid)) if axis not in single]
 

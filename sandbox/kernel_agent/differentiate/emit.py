@@ -720,7 +720,7 @@ class Emitter:
             return f"{tl}.{at['fn']}({sub(args[0])}, {sub(args[1])}{rounds})"
         if op == "user":
             return at["text"].format(*(sub(a) for a in args))
-        if op == "call":
+        if op in ("call", "next_power_of_2"):
             return f"{at.get('text') or f'{tl}.' + at['fn']}({', '.join(sub(a) for a in args)})"
         raise AssertionError(f"no text for {op}")
 

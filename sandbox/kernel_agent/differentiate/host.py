@@ -8,6 +8,7 @@ assumption, and no kernel has to run.
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,7 @@ class Site:
     written: list[str] = field(default_factory=list)  # pointer parameters that the kernel writes
     outputs: list[str] = field(default_factory=list)  # those that carry gradients
     class_name: str = ""
+    unpacked: list[str] = field(default_factory=list)  # the names that the launch passes with `**`
     added: list[str] = field(default_factory=list)  # written with atomic adds only
     autotuned: bool = False
     stages: int | None = None  # num_stages of the backward, where it is chosen
@@ -120,30 +122,37 @@ def _site(fwd: Forward, launch: Launch, calls: list, functions: dict[str, ast.Fu
         )
     here = [(f, c) for f, c in calls if c.lineno <= line <= (c.end_lineno or c.lineno)]
     if len(here) != 1:
-        raise Refusal("launch", f"the launch of {launch.name} cannot be found in the source", line=line)
+        raise Refusal(
+            "launch",
+            f"the launch of {launch.name} cannot be found in the source",
+            "Give every launch a line of its own.",
+            line,
+        )
     host, call = here[0]
     callee = call.func.value  # type: ignore[attr-defined]
     if not isinstance(callee, ast.Name) or callee.id not in fwd.kernels:
         raise Refusal(
-            "launch", "the kernel of a launch must be named directly", "Write kernel[grid](...).", line
-        )
-    if any(k.arg is None for k in call.keywords):
-        raise Refusal(
-            "launch", "`**` in the arguments of a launch is not supported", "Name the arguments.", line
-        )
+            "launch", "the kernel of a launch must be named directly", "Write kernel[grid](...)."
+        ).at(call)
     source = functions.get(launch.name)
     if source is None:
-        raise Refusal("launch", f"the source of {launch.name} is not in this file", line=line)
+        raise Refusal(
+            "launch",
+            f"the source of {launch.name} is not in this file",
+            "Define the kernel at the top level.",
+        ).at(call)
     params = [a.arg for a in source.args.args]
     positional = _positional(params, call, launch)
-    given = [*positional, *(str(k.arg) for k in call.keywords)]
-    args = _arguments(launch)
+    unpacked = _unpacked(call, launch)
+    given = [*positional, *(k.arg for k in call.keywords if k.arg is not None), *unpacked]
+    args = _arguments(launch, lambda name: _expression(call, params, name))
     builder = Builder(source, fwd.module, functions, args)
     try:
         kernel = builder.kernel()
     except Refusal as refusal:
         raise refusal.at(source, fwd.path) from None
     site = Site(call, host, callee.id, params, given, positional, launch, args, kernel)
+    site.unpacked = unpacked
     site.autotuned = launch.config is not None
     site.written = list(dict.fromkeys(base.attrs["name"] for base, _, _ in builder.stored))
     stores = [e for e in walk(kernel.effects) if isinstance(e, Store)]
@@ -161,8 +170,7 @@ def _site(fwd: Forward, launch: Launch, calls: list, functions: dict[str, ast.Fu
                     "shared output",
                     f"`{name}` of {launch.name} already holds differentiable values that this launch does not read",
                     "Give every launch an output of its own, and combine them with torch.",
-                    line,
-                )
+                ).at(call)
     for name in site.outputs:
         kernel.params[name].active = True
     return site
@@ -172,9 +180,17 @@ def _positional(params: list[str], call: ast.Call, launch: Launch) -> list[str]:
     """The parameters that a launch passes without naming them. `*x.stride()` stands for as many as are left."""
     if not any(isinstance(a, ast.Starred) for a in call.args):
         return params[: len(call.args)]
-    elsewhere = {k.arg for k in call.keywords} | set(launch.config or ()) | set(launch.heuristics)
-    count = next((i for i, name in enumerate(params) if name in elsewhere), len(params))
+    count = next((i for i, name in enumerate(params) if name in launch.keywords), len(params))
     return params[:count]
+
+
+def _unpacked(call: ast.Call, launch: Launch) -> list[str]:
+    """The names that a launch passes with `**`: those that neither the call nor an autotuner or heuristic spells out."""
+    if all(k.arg is not None for k in call.keywords):
+        return []
+    known = {k.arg for k in call.keywords} | set(launch.config or ()) | set(launch.heuristics)
+    tuned = launch.config is not None  # an autotuner passes options like num_warps as well
+    return [n for n in launch.keywords if n not in known and not (tuned and n not in launch.args)]
 
 
 def _heuristics(source: ast.FunctionDef) -> dict[str, ast.expr]:
@@ -190,7 +206,17 @@ def _heuristics(source: ast.FunctionDef) -> dict[str, ast.expr]:
     return found
 
 
-def _arguments(launch: Launch) -> dict[str, Arg]:
+def _expression(call: ast.Call, params: list[str], name: str) -> ast.expr:
+    """What stands for a parameter in a launch; the launch where that cannot be said."""
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    at = params.index(name)
+    unclear = at >= len(call.args) or any(isinstance(a, ast.Starred) for a in call.args[: at + 1])
+    return call if unclear else call.args[at]
+
+
+def _arguments(launch: Launch, where: Callable[[str], ast.expr]) -> dict[str, Arg]:
     out = {}
     for name, value in launch.args.items():
         value = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
@@ -210,9 +236,8 @@ def _arguments(launch: Launch) -> dict[str, Arg]:
             raise Refusal(
                 "launch argument",
                 f"`{name}` of {launch.name} is a {type(value).__name__}",
-                "Pass tensors and numbers.",
-                launch.site[1],
-            )
+                "Pass tensors and numbers of Python: float(...) or int(...) make one.",
+            ).at(where(name))
     return out
 
 

@@ -460,6 +460,7 @@ _FOLD: dict[str, Callable[..., Any] | None] = {
     "floordiv": lambda a, b: _cdiv_floor(a, b) if isinstance(a, int) and isinstance(b, int) else a // b,
     "mod": lambda a, b: a - _cdiv_floor(a, b) * b,
     "cdiv": lambda a, b: -(-a // b),
+    "next_power_of_2": lambda a: 1 << (a - 1).bit_length() if a > 0 else 0,
     "minimum": min,
     "maximum": max,
     "and": lambda a, b: a & b,

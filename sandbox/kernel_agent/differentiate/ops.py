@@ -105,6 +105,10 @@ def call(b: Builder, function: Any, text: str, args: list, kw: dict) -> Any:
         return unary(b, "abs", f"{b.tl}.abs", args[0])
     if name in NOT_DIFFERENTIABLE:
         raise Refusal(text, NOT_DIFFERENTIABLE[name])
+    if name == "next_power_of_2":
+        value = b.node(args[0])
+        b.number(value)
+        return b.g.make("next_power_of_2", (value,), {"text": text}, "int32", ())
     if name == "pow":
         return b.g.make("call", [b.node(a) for a in args], {"fn": "pow", "text": text})
     if name in TABLE:

@@ -16,6 +16,7 @@ from .names import adjoint_name
 from .natural import natural
 from .reverse import LineReport, Reverse, children
 from .simplify import is_zero
+from .spelling import on_host
 
 Layout = list[tuple[Node, Node | None]]  # (stride, extent) pairs; extent None is the outermost
 
@@ -269,7 +270,8 @@ def layouts_of(
     layouts = [
         layout for layout in [_dimensions(affine, g, apart, limits) + joined, *layouts] if len(layout) > 1
     ]
-    if layouts and not all(group.solved for group in groups):
+    values = [value for layout in layouts for pair in layout for value in pair if value is not None]
+    if layouts and not (all(group.solved for group in groups) and all(map(on_host, values))):
         return None
     for layout in layouts:
         open_ended = [stride for stride, extent in layout if extent is None]

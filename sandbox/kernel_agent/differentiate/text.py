@@ -17,7 +17,7 @@ from .fence import Refusal
 from .host import Site
 from .ir import Node
 from .lines import WIDTH, break_line, wrap
-from .spelling import INFIX, gradient_name
+from .spelling import INFIX, call_name, choice, gradient_name
 
 LAID_OUT = '''
 def laid_out(t, strides, copy=False):
@@ -90,6 +90,14 @@ def disjoint(*dims):
         if stride <= reach:
             raise ValueError(f"the layout {dims} of a gradient overlaps itself: pass .contiguous()")
         reach = float("inf") if extent is None else reach + (extent - 1) * stride
+'''
+
+PASSED = '''
+def passed(values, *names):
+    """What a launch unpacks with `**`: its Function takes these names, in this order."""
+    if set(values) != set(names):
+        raise TypeError(f"the backward is made for a launch that unpacks {names}, not {tuple(values)}")
+    return [values[name] for name in names]
 '''
 
 
@@ -167,11 +175,14 @@ class FunctionText:
         if node.op == "npid":
             return f"grid[{node.attrs['axis']}]"
         if node.op == "cast":
-            return self.expr(node.args[0], prec)
-        if node.op == "neg":
-            return f"-{self.expr(node.args[0], 11)}"
-        if node.op == "select":
-            cond, a, b = node.args
+            whole = node.args[0].is_float and not node.is_float
+            return f"int({self.expr(node.args[0])})" if whole else self.expr(node.args[0], prec)
+        if node.op in ("neg", "invert"):
+            return f"{'-' if node.op == 'neg' else '~'}{self.expr(node.args[0], 11)}"
+        if node.op in ("select", "where", "ifout"):
+            cond, a, b = choice(node)
+            if a is None or b is None:  # made, and used, in one branch only
+                return self.expr(a or b, prec)  # type: ignore[arg-type]
             text = f"{self.expr(a, 1)} if {self.expr(cond, 1)} else {self.expr(b)}"
             return f"({text})" if prec else text
         if node.op == "compare":
@@ -183,11 +194,9 @@ class FunctionText:
             inner = self.expr(node.args[0], 5)
             text = f"not {inner}" if node.op == "not" else f"{inner} is None"
             return f"({text})" if prec > 3 else text
-        if node.op in ("cdiv", "minimum", "maximum"):
-            name = {"cdiv": "triton.cdiv", "minimum": "min", "maximum": "max"}[node.op]
+        if name := call_name(node):
             return f"{name}({', '.join(self.expr(a) for a in node.args)})"
-        if node.op not in INFIX:
-            raise Refusal("layout", f"`{node.op}` cannot be computed on the host", line=node.line)
+        assert node.op in INFIX, f"`{node.op}` cannot be computed on the host"
         symbol, own = INFIX[node.op]
         text = f"{self.expr(node.args[0], own)} {symbol} {self.expr(node.args[1], own + 1)}"
         return f"({text})" if own < prec else text
@@ -257,12 +266,7 @@ class FunctionText:
 
     def resolve_grid(self) -> list[str]:
         """The grid as numbers: a callable one sees the arguments as Triton would show them."""
-        site = self.site
-        names = [n for n in site.given_names if n in site.params]
-        items = [f"{n}={n}" for n in names]
-        if site.autotuned:
-            items.append(f"**{config_name(site)}")
-        return ["        if callable(grid):", *_broken(f"grid = grid(dict({', '.join(items)}))", 12)]
+        return ["        if callable(grid):", *_broken(f"grid = grid({_arguments(self.site)})", 12)]
 
     def backward(self, body: list[str]) -> list[str]:
         ups = [gradient_name(n) for n in self.site.outputs]
@@ -292,17 +296,26 @@ def config_name(site: Site) -> str:
     return f"{site.kernel_name}_config".upper()
 
 
+def _arguments(site: Site) -> str:
+    """The arguments of a launch by name, from within its Function."""
+    items = [f"{n}={n}" for n in site.given_names if n in site.params]
+    if site.autotuned:
+        items.append(f"**{config_name(site)}")
+    return f"dict({', '.join(items)})"
+
+
 def heuristic_text(site: Site, name: str) -> str:
     """What a heuristic computes, from the arguments that the Function has under their own names."""
     known = set(site.given_names)
     rule = site.heuristics.get(name)
+    if isinstance(rule, ast.Name):
+        return f"{rule.id}({_arguments(site)})"
     if not isinstance(rule, ast.Lambda) or len(rule.args.args) != 1:
         raise Refusal(
             "heuristics",
-            f"the heuristic for `{name}` is not a lambda over args",
+            f"the heuristic for `{name}` is neither a function of the file nor a lambda over args",
             "Write it as a lambda.",
-            site.call.lineno,
-        )
+        ).at(rule)
     given = rule.args.args[0].arg
 
     class Inline(ast.NodeTransformer):
@@ -337,8 +350,13 @@ def stub_text(
         grid = ast.get_source_segment(source, site.call.func.slice) or ""  # type: ignore[attr-defined]
         if isinstance(site.call.func.slice, ast.Tuple) and not grid.startswith("("):  # type: ignore[attr-defined]
             grid = f"({grid})"
-        passed = [*site.call.args, *(k.value for k in site.call.keywords)]
-        args = [" ".join((ast.get_source_segment(source, e) or "").split()) for e in passed]
+        passed = [*site.call.args, *(k.value for k in site.call.keywords if k.arg is not None)]
+        args = [_segment(source, e) for e in passed]
+        unpacked = [_segment(source, k.value) for k in site.call.keywords if k.arg is None]
+        if unpacked:
+            whole = unpacked[0] if len(unpacked) == 1 else f"{{{', '.join('**' + u for u in unpacked)}}}"
+            names = "".join(f', "{name}"' for name in site.unpacked)
+            args.append(f"*passed({whole}{names})")
         indent = site.call.col_offset
         one = f"{site.class_name}.apply({', '.join([grid, *args])})"
         if len(one) + indent > WIDTH:
@@ -360,6 +378,10 @@ def stub_text(
         body[first : last + 1] = (head + new + tail).split("\n")
     body[0] = body[0].replace(f"def {stub.name}(", f"def {name}(", 1)
     return "\n".join(["", *body]) + "\n"
+
+
+def _segment(source: str, node: ast.expr) -> str:
+    return " ".join((ast.get_source_segment(source, node) or "").split())
 
 
 def _tuple(names: list[str]) -> str:
