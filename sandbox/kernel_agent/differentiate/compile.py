@@ -9,7 +9,7 @@ from typing import Any
 from .. import draw
 from ..forward import Forward
 from . import cover, host, late, loops, overwrite, partials, stores, tape, tuning, unwrap
-from .decisions import Totals, advise, header
+from .decisions import Totals, Why, advise, header
 from .demand import effects_of
 from .emit import Emitted, Emitter
 from .fence import Refusal
@@ -26,6 +26,7 @@ from .text import (
     LINEAR,
     PASSED,
     SUMMED,
+    TABLES,
     FunctionText,
     Step,
     config_name,
@@ -132,6 +133,7 @@ def _differentiate(
     ]
     body = "".join(functions)
     helpers = [h for h in (LAID_OUT, GRADIENT_OF, SUMMED, FINISHED, DISJOINT) if f"{helper_name(h)}(" in body]
+    helpers += [TABLES] * any(site.tables for site in sites)
     helpers += [PASSED] * any(k.arg is None for site in sites for k in site.call.keywords)
     scans = [LINEAR] if any(f"{LINEAR_STEP}{end}" in k for k in kernels.values() for end in "),") else []
     parts = [
@@ -160,11 +162,13 @@ def _name_classes(sites: list[host.Site]) -> None:
 def _launch(fwd: Forward, site: host.Site, kernels: dict[str, str], draft: Draft) -> str:
     """The Function of one launch; the kernels it needs are added to `kernels`."""
     totals = Totals(naive=tape.naive(site))
-    plan = _scheduled(site, kernels, draft.schedule, totals)
+    plan = _scheduled(site, kernels, "atomic" if site.tables else draft.schedule, totals)
     reverse, owner, fused, taped = plan.reverse, plan.owner, plan.fused, plan.taped
     found = writes(reverse.effects) + writes(plan.after)
     totals.kept = sum(w.kind == "atomic_add" for w in found)
     totals.tape = sum(tape.size(b, site) for b in taped.buffers)
+    behind = Why("table", "which tensor an address belongs to is read from a table")
+    owner.refused.update({w.base: behind for w in found if w.base.op == "entry"})
     advise(reverse, found, owner.refused, draft.schedule == "atomic")
     accumulated = {w.base.attrs["name"] for w in found if w.kind == "atomic_add"}
     text = FunctionText(site, site.kernel.inplace, accumulated)

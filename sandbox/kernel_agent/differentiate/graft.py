@@ -146,7 +146,7 @@ class Graft:
         assert isinstance(effect, GradWrite)
         mask = None if effect.mask is None else self.node(effect.mask)
         new = GradWrite(
-            effect.base,
+            self.node(effect.base),
             self.node(effect.offset),
             mask,
             self.node(effect.value),

@@ -130,8 +130,8 @@ class Rewriter:
         if offset is effect.offset and value is effect.value and mask is effect.mask:
             return effect
         if isinstance(effect, Store):
-            return Store(effect.base, offset, mask, value, effect.kind, effect.region, effect.line)
-        return GradWrite(effect.base, offset, mask, value, effect.region, effect.line)
+            return Store(self.node(effect.base), offset, mask, value, effect.kind, effect.region, effect.line)
+        return GradWrite(self.node(effect.base), offset, mask, value, effect.region, effect.line)
 
 
 def deepest(nodes: list[Node]):

@@ -84,3 +84,10 @@ def number_text(value: object) -> str:
         if value in (float("inf"), float("-inf")):
             return ("-" if value < 0 else "") + 'float("inf")'
     return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def python_number(node: Node) -> bool:
+    """Whether the interpreter may hold a Python number here, which has no methods."""
+    if node.op in ("iv", "phi", "const", "constexpr"):
+        return True
+    return node.op in INFIX and all(map(python_number, node.args))

@@ -89,7 +89,9 @@ def prove(reverse: Reverse, axes: list[int]) -> None:
     placed = list(placed_writes(reverse.effects, ()))
     for write, loops in placed:
         others = [w for w, _ in placed if w.base is write.base and w is not write]
-        if any(not _exclusive(write, other) for other in others):
+        if write.base.op == "entry":
+            reason = "which tensor it belongs to is read from a table"
+        elif any(not _exclusive(write, other) for other in others):
             reason = "several places write this gradient"
         else:
             proof = disjoint(reverse, write.offset, write.mask, loops, axes)

@@ -40,7 +40,7 @@ def use_stored(reverse: Reverse) -> None:
         value = store.value
         while value.op == "cast":
             value = value.args[0]
-        alone = sum(s.base is store.base for s in stores) == 1
+        alone = sum(s.base is store.base for s in stores) == 1 and store.base.op == "param"
         if (
             not alone
             or store.kind != "store"
@@ -200,7 +200,12 @@ class Tape:
             alone = (
                 sum(e.base is store.base for e in forward) == 1 and name not in self.reverse.kernel.inplace
             )
-            if value is not carry.next or not alone or (store.mask is not None and _mixes_lanes(value)):
+            if (
+                store.base.op == "entry"
+                or value is not carry.next
+                or not alone
+                or (store.mask is not None and _mixes_lanes(value))
+            ):
                 continue
             g.here = region
             back = g.sub(region.iv, step)  # type: ignore[arg-type]
