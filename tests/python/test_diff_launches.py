@@ -88,7 +88,7 @@ def test_unpacked_dictionary__of_other_names_is_told(write: Callable[..., Path])
         write, before, "scale_kernel[(m, triton.cdiv(n, 16))](x, y, n, x.stride(0), 1.5, **meta)"
     )
     result = draft(file, SHAPES[0])
-    with pytest.raises(AssertionError, match="candidate_raised.*made for a launch that unpacks"):
+    with pytest.raises(AssertionError, match=r"candidate_raised.*made for a launch that unpacks"):
         assert_right(file, result, [(SHAPES[1], "normal")])
 
 
@@ -153,7 +153,7 @@ def test_row_length__cut_off_from_a_fraction_is_cut_off_on_the_host(write: Calla
     launch = "scale_kernel[(m, triton.cdiv(n, 16))](x, y, min(n, 3), n, 1.5, GAIN=2, BLOCK=16)"
     file = file_with(write, "y.zero_()", launch, kernel)
     result = draft(file, SHAPES[0])
-    with pytest.raises(AssertionError, match="candidate_raised.*overlaps itself"):
+    with pytest.raises(AssertionError, match=r"candidate_raised.*overlaps itself"):
         assert_right(file, result, [(SHAPES[0], "normal")])
 
 

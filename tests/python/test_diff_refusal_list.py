@@ -122,12 +122,43 @@ KERNELS: dict[str, tuple[str, str, str]] = {
     "unknown_trips": (
         "    k = tl.load(y_ptr).to(tl.int32)\n    for i in range(k):  # here\n        x = tl.sin(x) * x", "tape", "not known before the launch"
     ),
+    "other_buffer": (
+        "    p = x_ptr\n    for i in range(3):  # here\n        x = x + tl.load(p + cols, mask=mask, other=0.0)\n        p = y_ptr",
+        "pointer", "another buffer",
+    ),
+    "address_of_nothing": (
+        "    p = n.to(tl.pointer_type(tl.float32))  # here\n    x = x + tl.load(p + cols)", "table of pointers", "loaded as it is"
+    ),
     "no_rule": ("    x = libdevice.sinh(x)  # here", "libdevice.sinh", "`sinh` has no adjoint"),
 }  # fmt: skip
 
 KERNEL_OF_X = KERNEL + "    tl.store(out_ptr + cols, x, mask=mask)\n"
 BY_HEURISTIC = KERNEL_OF_X.replace("@triton.jit", '@triton.heuristics({{"BLOCK": {}}})\n@triton.jit')
 PLAIN_LAUNCH = STUB.replace(", BLOCK=16", "")
+
+
+TABLE = """
+
+@triton.jit
+def kernel(x_table, out_table, n, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    x = tl.load(tl.load(x_table).to(tl.pointer_type(tl.float32)) + cols, mask=cols < n, other=0.0)
+    tl.store(tl.load(out_table).to(tl.pointer_type(tl.float32)) + cols, x, mask=cols < n)
+
+
+@autodiff(inputs_require_grad=(0, 1))
+def stub(x, y):
+    out = torch.empty_like(x)
+    x_table, out_table = (torch.tensor([t.data_ptr()], dtype=torch.int64) for t in (x, out))
+    kernel[(1,)](x_table, out_table, x.numel(), BLOCK=64)
+    return out
+"""
+
+
+def table_with(old: str, new: str) -> str:
+    """A kernel with tables of pointers, one place changed."""
+    assert old in TABLE
+    return TABLE.replace(old, new)
 
 
 def stub_with(text: str) -> str:
@@ -154,6 +185,17 @@ FILES: dict[str, tuple[str, str, str]] = {
     ),
     "odd_unpacked": (
         KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, **{'n': {40}, 'BLOCK': 16})  # here"), "launch argument", "is a set"
+    ),
+    "other_type": (
+        table_with("(tl.float32)) + cols, mask=cols < n, other=0.0)", "(tl.float64)) + cols, mask=cols < n, other=0.0)  # here"),
+        "table of pointers", "not of float64",
+    ),
+    "unknown_addresses": (
+        table_with("t.data_ptr()]", "t.untyped_storage().data_ptr()]"), "table of pointers", "are not known"
+    ),
+    "added_through_table": (table_with("tl.store(", "tl.atomic_add("), "table of pointers", "keeps a gradient of its own"),
+    "nameless_table": (
+        table_with("kernel[(1,)](x_table,", "kernel[(1,)](x_table.clone(),"), "table of pointers", "has no name"
     ),
     "made_heuristic": (
         "\ndef always(value):\n    return lambda args: value\n\n" + BY_HEURISTIC.format("always(16)") + PLAIN_LAUNCH,

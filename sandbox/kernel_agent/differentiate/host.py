@@ -83,12 +83,15 @@ def trace(fwd: Forward, args: tuple, kwargs: dict) -> list[Site]:
 
     bound = fwd.signature.bind(*args, **kwargs)
     bound.apply_defaults()
+    inputs: set[int] = set()
     for name in fwd.grads:
         value = bound.arguments[name]
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             bound.arguments[name] = value.detach().requires_grad_(True)
+            inputs.add(value.untyped_storage().data_ptr())
     try:
         with tables.addresses_taken(fwd.path) as taken, launch_intercept(see):
+            taken.wanted = inputs
             fwd.call(bound.args, bound.kwargs)
     except Exception:
         if failure:
@@ -211,6 +214,11 @@ def _note_tables(site: Site, builder: Builder, taken: tables.Taken) -> None:
             raise refuse(
                 f"the addresses in `{name}` are taken outside {site.host.name}()",
                 "Call data_ptr() in the function that launches the kernel.",
+            )
+        if taken.cut_off(tensors):
+            raise refuse(
+                f"`{name}` has the address of a detached input",
+                "Call data_ptr() on the input itself; pass what wants no gradient in a table of its own.",
             )
         site.taken |= lines
         if name in site.written:

@@ -100,13 +100,18 @@ class Taken:
 
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)
     lines: dict[int, int] = field(default_factory=dict)
+    wanted: set[int] = field(default_factory=set)  # storages of inputs that want gradients
 
     def behind(self, table: Any) -> list[torch.Tensor] | None:
         """The tensors that a table holds the addresses of; None where it is no such table."""
         if not isinstance(table, torch.Tensor) or table.dtype not in (torch.int64, torch.uint64):
             return None
         found = [self.tensors.get(at) for at in table.detach().flatten().tolist()] if self.tensors else []
-        return None if not found or None in found else found  # type: ignore[return-value]
+        return None if not found or any(t is None for t in found) else found  # type: ignore[return-value]
+
+    def cut_off(self, tensors: list[torch.Tensor]) -> bool:
+        """Whether one of them shares memory with an input, but not its gradient."""
+        return any(not t.requires_grad and t.untyped_storage().data_ptr() in self.wanted for t in tensors)
 
 
 @contextmanager

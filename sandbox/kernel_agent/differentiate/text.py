@@ -104,7 +104,7 @@ def address_of(t, pointed):
 
 def behind(pointed, *tables):
     """The tensors that tables of pointers point to, table after table."""
-    addresses = [address for table in tables for address in table.flatten().tolist()]
+    addresses = [int(address) for table in tables for address in table.flatten().cpu()]
     if any(address not in pointed for address in addresses):
         raise ValueError("a table of pointers holds an address that is not a tensor's data_ptr()")
     return [pointed[address] for address in addresses]
