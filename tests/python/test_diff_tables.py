@@ -68,10 +68,33 @@ def right(file: Path) -> dict[str, Any]:
     return result
 
 
-def test_a_program_for_each_tensor(write: Callable[..., Path]) -> None:
-    result = right(write(source()))
-    assert result["report"]["atomics"] == 1  # two entries might be one tensor: nobody knows before the launch
-    assert "list of tiles" in result["backward"]
+def test_a_program_for_each_tensor__stores_to_buffers_of_its_own(write: Callable[..., Path]) -> None:
+    assert right(write(source()))["report"]["atomics"] == 0
+
+
+@pytest.mark.parametrize(
+    "index",
+    ["g // 2", "g % 2", "tl.load(size_ptr + g) * 0", "tl.minimum(g, 1)"],
+)
+def test_programs_that_share_an_entry__add_atomically(index: str, write: Callable[..., Path]) -> None:
+    changes = (
+        ("tl.load(x_table + g)", f"tl.load(x_table + {index})"),
+        ("[a, b]", "[a, b, a, b]"),
+        ("cols < tl.load(size_ptr + g)", "cols < tl.minimum(tl.load(size_ptr), tl.load(size_ptr + g))"),
+    )
+    result = right(write(source(*changes)))
+    assert result["report"]["atomics"] == 1
+    assert "# SCHEDULE: d_x_table stays atomic" in result["backward"]
+
+
+def test_two_loads_through_one_table__add_atomically(write: Callable[..., Path]) -> None:
+    """Program 0 reads entry 1 as well, which is program 1's own."""
+    more = (
+        "    other = tl.load(x_table + 1 - g).to(tl.pointer_type(tl.float32))\n"
+        "    x = x + tl.load(other + cols, mask=cols < tl.load(size_ptr), other=0.0)\n    tl.store(y_ptr"
+    )
+    result = right(write(source(("    tl.store(y_ptr", more))))
+    assert result["report"]["atomics"] == 2
 
 
 def test_a_tensor_in_two_entries__gets_both_gradients(write: Callable[..., Path]) -> None:

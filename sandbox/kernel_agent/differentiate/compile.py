@@ -209,7 +209,7 @@ def _launch(fwd: Forward, site: host.Site, kernels: dict[str, str], draft: Draft
     for write in every:
         name = write.base.attrs["name"]
         stored = [w for w in every if w.base is write.base and w.kind == "store"]
-        if write.covers is not None and len(stored) == 1:
+        if write.covers is not None and len(stored) == 1 and name not in site.tables:
             text.written[name] = text.expr(write.covers)
     return text.text(steps, gradients, checks)
 

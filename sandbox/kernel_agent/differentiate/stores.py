@@ -17,6 +17,7 @@ from .natural import natural
 from .reverse import LineReport, Reverse, children
 from .simplify import is_zero
 from .spelling import on_host
+from .tables import root
 
 Layout = list[tuple[Node, Node | None]]  # (stride, extent) pairs; extent None is the outermost
 
@@ -88,13 +89,12 @@ def prove(reverse: Reverse, axes: list[int]) -> None:
     """Decide store or atomic add for every write, and say why."""
     placed = list(placed_writes(reverse.effects, ()))
     for write, loops in placed:
-        others = [w for w, _ in placed if w.base is write.base and w is not write]
-        if write.base.op == "entry":
-            reason = "which tensor it belongs to is read from a table"
-        elif any(not _exclusive(write, other) for other in others):
+        others = [w for w, _ in placed if root(w.base) is root(write.base) and w is not write]
+        if any(not _exclusive(write, other) for other in others):
             reason = "several places write this gradient"
         else:
-            proof = disjoint(reverse, write.offset, write.mask, loops, axes)
+            entry = write.base.args[1] if write.base.op == "entry" else None
+            proof = disjoint(reverse, write.offset, write.mask, loops, axes, entry)
             if isinstance(proof, Proof):
                 write.kind, write.proof, write.layouts = "store", proof.text, proof.layouts
                 name = write.base.attrs["name"]
@@ -133,20 +133,29 @@ def _exclusive(a: GradWrite, b: GradWrite) -> bool:
 
 
 def disjoint(
-    reverse: Reverse, offset: Node, mask: Node | None, loops: tuple[For, ...], axes: list[int]
+    reverse: Reverse,
+    offset: Node,
+    mask: Node | None,
+    loops: tuple[For, ...],
+    axes: list[int],
+    entry: Node | None = None,
 ) -> Proof | str:
-    """A proof that (programs x iterations x lanes) -> address is injective, or the reason why there is none."""
+    """A proof that (programs x iterations x lanes) -> address is injective, or the reason why there is none.
+
+    `entry`: the address is in the buffer of this number; every number has one of its own.
+    """
     g = reverse.kernel.graph
     affine = Affine(g)
     groups = affine.groups(offset)
-    if groups is None:
+    entries = [] if entry is None else affine.groups(entry)
+    if groups is None or entries is None:
         return "its address is not a sum of strides times indices"
     known: set[tuple[str, tuple]] = set()
-    for group in groups:
+    for group in groups + entries:
         if affine.solve(group):
             for var, _ in group.terms:
                 learn(var, known)
-    close(affine, known, groups)
+    close(affine, known, groups + entries)
     for axis in axes:
         if ("pid", (axis,)) not in known:
             return f"its address does not determine program_id({axis})"
@@ -161,9 +170,10 @@ def disjoint(
             return "several lanes of a block go to one address"
     text = "digits: " + "; ".join(_group_text(affine, group) for group in groups)
     layouts = layouts_of(affine, g, groups, mask, len(offset.shape))
-    if layouts is None:
-        return _unbounded(groups)
-    return Proof(text, layouts)
+    of_entries = layouts_of(affine, g, entries, None, 0)
+    if layouts is None or of_entries is None:
+        return _unbounded(groups + entries)
+    return Proof(text, layouts + of_entries)
 
 
 def _unbounded(groups: list[Group]) -> str:

@@ -1,8 +1,8 @@
 """Tables of addresses: `tl.load(table + g).to(tl.pointer_type(tl.float16))` is a pointer to one of several tensors.
 
-Such a pointer is a node of its own, an `entry` of its table. The host makes a second table, of the gradients of the same tensors
-in the same order, so that the entry of the gradient has the same index. Which tensor an entry is, and that two entries differ,
-is known to nobody before the launch: what is written through a table is added atomically.
+Such a pointer is a node of its own, an `entry` of its table. The host makes a second table, of gradients of the same tensors in the
+same order, so that the entry of the gradient has the same index. Every entry gets a gradient of its own, and autograd adds up those
+of a tensor that stands in several: two writes meet only where both the index and the offset are equal.
 """
 
 from __future__ import annotations
