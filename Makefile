@@ -38,7 +38,7 @@ MUTANTS_SHORT := dataset/norm/l2_normalize_rows.py dataset/reduction_softmax/sof
 
 demo: setup   ## set up, build, and complete examples/softmax.py with a verified backward
 	@$(MAKE) --no-print-directory $(ALL_CPUS) all store
-	$(BUILD)/kernel-agent --file-path examples/softmax.py
+	$(BUILD)/kernel-agent --file-path examples/softmax.py --print
 
 test: setup   ## set up, build, and pass every test
 	@$(MAKE) --no-print-directory $(ALL_CPUS) all store

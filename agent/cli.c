@@ -101,6 +101,8 @@ static void on_run_done(struct ka_run *run, bool waiting, void *arg)
         putchar('\n');
     } else {
         ka_show_result(result);
+        if (one->app.opts->print)
+            ka_show_backward(json_string_value(json_object_get(result, "pair")));
     }
     fflush(stdout);
     json_decref(result);

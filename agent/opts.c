@@ -104,7 +104,7 @@ static const struct option_row rows[] = {
     {"sanitize", NULL, FLAG, AT(sanitize), "false", 0, 0, NULL, NULL,
      "check: also run memcheck, racecheck and initcheck of compute-sanitizer (GPU)"},
     {"print", NULL, FLAG, AT(print), "false", 0, 0, NULL, NULL,
-     "differentiate: print the backward instead of a summary"},
+     "print the finished backward; differentiate: in place of the summary"},
 };
 
 static void *slot(struct ka_opts *opts, const struct option_row *row)

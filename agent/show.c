@@ -5,6 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/compose.h"
+#include "files.h"
+
+#define PAIR_MAX ((size_t)16 << 20)
+
 static const char *text_of(const json_t *object, const char *name, const char *otherwise)
 {
     const char *text = json_string_value(json_object_get(object, name));
@@ -94,6 +99,18 @@ void ka_show_result(const json_t *result)
         printf("  run:    %s\n", text_of(result, "run_dir", ""));
     if (json_is_object(json_object_get(result, "error")))
         ka_show_error(json_object_get(result, "error"), text_of(result, "file", "?"));
+}
+
+void ka_show_backward(const char *pair)
+{
+    struct ka_buf text = {0}, forward = {0}, backward = {0};
+    struct ka_err err;
+    if (pair && ka_file_read(pair, PAIR_MAX, &text, &err) == 0 &&
+        ka_compose_split(ka_buf_str(&text), &forward, &backward, &err) == 0)
+        printf("\n%s", ka_buf_str(&backward));
+    ka_buf_free(&text);
+    ka_buf_free(&forward);
+    ka_buf_free(&backward);
 }
 
 static void print_names(const char *title, const json_t *list)

@@ -7,6 +7,9 @@
 /* The verdict of a run: table of gradients, shapes, where the pair is, or why there is none. */
 void ka_show_result(const json_t *result);
 
+/* The backward of a finished pair, below an empty line; nothing where `pair` is NULL or cannot be read. */
+void ka_show_backward(const char *pair);
+
 /* What `inspect` understood of a file. */
 void ka_show_inspect(const json_t *inspect, const char *path);
 

@@ -1,5 +1,5 @@
 /* The last part of preflight: which other kinds of inputs than make_args draws (rows apart in memory, axes in another order, mixed
- * magnitudes) the forward takes. Those on which forward and oracle agree are tried in every check. A forward that is wrong
+ * magnitudes, rows whose greatest value stands twice) the forward takes. Those on which forward and oracle agree are tried in every check. A forward that is wrong
  * for the rest is a finding about it that nobody asked for: it is said, and counts neither way. */
 #include "internal.h"
 
@@ -10,7 +10,7 @@
 
 static json_t *all_kinds(void)
 {
-    return json_pack("[s, s, s]", "strided", "transposed", "mixed");
+    return json_pack("[s, s, s, s]", "strided", "transposed", "mixed", "tied");
 }
 
 static int try_kind(const struct ka_op_result *result, json_int_t id, struct ka_err *why)
@@ -63,7 +63,7 @@ void ka_run_inputs(struct ka_run *run)
         ka_run_preflight_done(run);
         return;
     }
-    ka_log_progress(run->name, "preflight: inputs of other strides and magnitudes");
+    ka_log_progress(run->name, "preflight: inputs of other strides and values");
     json_t *extra = json_pack("{s:o, s:b}", "cases", ka_plan_for_child(cases, keep, KA_COUNT(keep)), "fd", 0);
     json_decref(cases);
     ka_run_op(run, "oracle", run->work_forward, extra, on_inputs);

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import draw, facts, tensors
+from . import devices, draw, facts, tensors
 from .errors import Unusable, wrap
 from .forward import Forward, Launch, launch_intercept, load
 from .guards import Guards
@@ -61,7 +61,8 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     """The result of docs/protocol.md's op candidate. Errors of one case do not end the others."""
     device = request.get("device") or "cpu"
     mode = "cuda" if device.startswith("cuda") else "interpret"
-    fwd = load(request["file"], mode, request.get("target") or "sm_90", device)
+    target = request.get("target") or "sm_90"
+    fwd = load(request["file"], mode, target, device, processors=devices.FEW_PROCESSORS)
     entry = entry_of(fwd, request.get("entry"))
     cases = []
     known: dict[str, StubCall] = {}
@@ -362,7 +363,8 @@ class Case:
                 for o in outputs
                 if isinstance(o.value, torch.Tensor)
             }
-            made |= {f"grad/{name}": grad.clone() for name, grad in grads.items()}
+            keep = draw.fold_ties if self.inputs == "tied" else torch.clone
+            made |= {f"grad/{name}": keep(grad) for name, grad in grads.items()}
             aliases = self.aliases(grads, outputs, arguments.arguments, upstreams)
             if self.twice:
                 again = self.backward("again", outputs, leaves, upstreams)

@@ -12,7 +12,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -40,6 +40,8 @@ class Card:
     clock: int  # kHz
 
 
+FEW_PROCESSORS = 4  # answered where kernels are interpreted to be judged: a program that stays resident then takes several turns
+
 _GB = 10**9
 _CARDS = {
     75: Card("NVIDIA T4", 40, 65536, 65536, 1024, 4 << 20, 16 * _GB, 5001000, 256, 1590000),
@@ -56,9 +58,10 @@ _CARDS = {
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU by its architecture: `sm_90` is capability 90."""
+    """A GPU by its architecture: `sm_90` is capability 90. `processors` stands in for the number that its card has."""
 
     capability: int
+    processors: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> Target:
@@ -79,7 +82,8 @@ class Target:
     def card(self) -> Card:
         """The card of this architecture, or of the newest known one before it."""
         known = [capability for capability in _CARDS if capability <= self.capability]
-        return _CARDS[max(known, default=min(_CARDS))]
+        card = _CARDS[max(known, default=min(_CARDS))]
+        return card if self.processors is None else replace(card, processors=self.processors)
 
 
 @dataclass

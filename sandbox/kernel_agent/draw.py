@@ -18,7 +18,7 @@ from . import devices
 from .errors import Unusable, wrap
 from .forward import Forward
 
-INPUT_KINDS = ("strided", "transposed", "mixed")
+INPUT_KINDS = ("strided", "transposed", "mixed", "tied")
 ROW_PADDING = 3  # elements: no power of two, so that no block hides it
 MIXED = (1e2, 1e-2)  # the exponential of the larger overflows where it is not shifted; float16 holds both
 UPSTREAM_KINDS = ("normal", "onehot", "ones", "scaled", "noncontiguous", "expanded", "none_one")
@@ -115,6 +115,8 @@ def _of_kind(kind: str, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.T
     """
     if kind not in INPUT_KINDS:
         raise ValueError(f"inputs {kind!r} are none of {', '.join(INPUT_KINDS)}")
+    if kind == "tied":
+        return {name: _tied(tensor) for name, tensor in inputs.items() if may_tie(tensor)}
     tall = {name: tensor for name, tensor in inputs.items() if has_rows(tensor)}
     if kind == "mixed":
         return {name: _mixed(tensor) for name, tensor in list(tall.items())[:1]}
@@ -134,6 +136,31 @@ def _mixed(values: torch.Tensor) -> torch.Tensor:
     rows = values.shape[:-1].numel()
     large = (torch.arange(rows, device=values.device) % 2 == 0).reshape(*values.shape[:-1], 1)
     return torch.where(large, values * MIXED[0], values * MIXED[1])
+
+
+def may_tie(tensor: torch.Tensor) -> bool:
+    """Whether its rows hold two elements that can be equal and a third that is not."""
+    return tensor.dim() >= 1 and tensor.shape[-1] >= 3 and tensor.numel() > 0
+
+
+def _tied(values: torch.Tensor) -> torch.Tensor:
+    """Each row's greatest value stands first and last: in two blocks, where there are two. No value is new to the row."""
+    tied = values.clone()
+    greatest = values.argmax(-1, keepdim=True)
+    tied.scatter_(-1, greatest, values[..., :1])
+    tied[..., :1] = tied[..., -1:] = values.gather(-1, greatest)
+    return tied
+
+
+def fold_ties(gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient of a tied input, the last element of each row added to the first: how an upstream gradient is shared out between
+    equal values is a convention, but together they have just one share."""
+    if not may_tie(gradient):
+        return gradient.clone()
+    folded = gradient.to(torch.float64, copy=True)
+    folded[..., 0] += folded[..., -1]
+    folded[..., -1] = 0
+    return folded.to(gradient.dtype)
 
 
 def _seed_all(seed: int) -> None:

@@ -20,7 +20,7 @@ import math
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +116,12 @@ def load(
     mode: str = "interpret",
     target: str = "sm_90",
     device: str = "cpu",
+    processors: int | None = None,
 ) -> Forward:
     """Execute the file and find everything that a forward file must have. Raises Unusable.
 
     `mode` is "interpret" (kernels run on the CPU), "compile" (launches are recorded, never run) or "cuda".
+    `processors` is what the file hears of the target's number of multiprocessors, where there is no GPU; None: the truth about its card.
     """
     file = str(Path(path).resolve())
     source = read(file)
@@ -131,7 +133,8 @@ def load(
     definition, decorator = _find_stub(tree, file) if own is None else (own, None)
     if decorator is not None:
         _positions_argument(decorator, file)  # a bad mark is told before the file runs into it
-    answers = devices.Answers(str(Path(file).parent), devices.Target.parse(target))
+    answering = replace(devices.Target.parse(target), processors=processors)
+    answers = devices.Answers(str(Path(file).parent), answering)
     module = _execute(file, source, mode, answers)
     stub = _called(module, definition)
     if not callable(stub):

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import draw, forward, tensors
+from . import devices, draw, forward, tensors
 from .differences import finite_differences
 from .errors import Unusable, describe, filtered_traceback
 from .forward import Forward
@@ -35,7 +35,8 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     """The operation: one entry per case; a case that fails carries its error and does not stop the others."""
     device = request.get("device") or "cpu"
     mode = "cuda" if device == "cuda" else "interpret"
-    fwd = forward.load(request["file"], mode=mode, target=request.get("target") or "sm_90", device=device)
+    target = request.get("target") or "sm_90"
+    fwd = forward.load(request["file"], mode, target, device, processors=devices.FEW_PROCESSORS)
     cases = [_guarded(fwd, request, case, scratch) for case in request["cases"]]
     return {"ok": True, "cases": cases}
 
@@ -101,7 +102,9 @@ class Case:
         if fd == "only":
             return {"fd": finite_differences(self)}
         recording = self.record(self.dtype)
-        if self.inputs:
+        if self.inputs == "tied":
+            self.require_ties(recording)
+        elif self.inputs:
             self.require_rows(recording)
         if self.inputs in ("strided", "transposed"):
             self.require_same_function(recording)
@@ -130,6 +133,8 @@ class Case:
                 result["reference_error"] = problem
         if fd:
             result["fd"] = finite_differences(self)
+        if self.inputs == "tied":
+            made = {name: draw.fold_ties(v) if is_gradient(name) else v for name, v in made.items()}
         file = f"case-{self.id}.safetensors"
         tensors.save(scratch / file, {name: storable(tensor) for name, tensor in made.items()})
         return result | {"file": file}
@@ -180,6 +185,10 @@ class Case:
     def require_rows(self, recording: Recording) -> None:
         if not any(map(draw.has_rows, draw.grad_inputs(self.fwd, recording.bound).values())):
             raise self.refuse("no input that wants a gradient has two rows")
+
+    def require_ties(self, recording: Recording) -> None:
+        if not any(map(draw.may_tie, draw.grad_inputs(self.fwd, recording.bound).values())):
+            raise self.refuse("no input that wants a gradient has rows of three elements")
 
     def require_same_function(self, recording: Recording) -> None:
         """Raises Unusable unless the real forward makes of these inputs what it makes of the same values in row-major order.
@@ -317,6 +326,11 @@ class Case:
         for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
             made[f"ref_grad/{name}"] = torch.zeros_like(leaf) if grad is None else grad
         return made, None
+
+
+def is_gradient(name: str) -> bool:
+    """Whether a tensor of the case's file is a gradient of an input, and not an output."""
+    return not name.startswith(("fwd/", "out/", "base_out/", "ref_out/"))
 
 
 def is_tensor(output: draw.Output) -> bool:

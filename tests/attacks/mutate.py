@@ -83,9 +83,9 @@ def table(name: str) -> dict[str, Any]:
     return tomllib.loads((HERE / name).read_text())
 
 
-def explanations() -> dict[tuple[str, str, str, str], dict[str, str]]:
+def explanations() -> dict[tuple[str, str, str, int, str], dict[str, Any]]:
     entries = table("equivalent.toml").get("mutant", [])
-    return {(e["pair"], e["kind"], e["at"], e["new"]): e for e in entries}
+    return {(e["pair"], e["kind"], e["at"], e.get("nth", 1), e["new"]): e for e in entries}
 
 
 # ---- right pairs
@@ -282,7 +282,7 @@ def tally(pairs: list[Pair], results: Results) -> dict[str, Any]:
 
 
 def described(mutant: mutants.Mutant) -> dict[str, Any]:
-    return {"pair": mutant.pair, "kind": mutant.kind, "at": mutant.at, "new": mutant.new}
+    return {"pair": mutant.pair, "kind": mutant.kind, "at": mutant.at, "nth": mutant.nth, "new": mutant.new}
 
 
 def summary(score: dict[str, Any]) -> str:

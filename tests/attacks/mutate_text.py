@@ -16,14 +16,15 @@ class Mutant:
     kind: str
     line: int  # in the pair
     at: str  # the text of that line
+    nth: int  # of the lines with this text
     old: str
     new: str
     source: str
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
+    def key(self) -> tuple[str, str, str, int, str]:
         """What equivalent.toml names it by: no line numbers, they move."""
-        return self.pair, self.kind, self.at, self.new
+        return self.pair, self.kind, self.at, self.nth, self.new
 
     def diff(self, original: str) -> str:
         lines = difflib.unified_diff(original.splitlines(), self.source.splitlines(), lineterm="", n=0)
@@ -55,7 +56,9 @@ class Text:
         start, end = self._span(node)
         source = (self.bytes[:start] + new.encode() + self.bytes[end:]).decode()
         line: int = node.lineno  # type: ignore[attr-defined]
-        return Mutant(self.pair, kind, line, self.lines[line - 1].strip(), self.of(node), new, source)
+        at = self.lines[line - 1].strip()
+        nth = sum(other.strip() == at for other in self.lines[:line])
+        return Mutant(self.pair, kind, line, at, nth, self.of(node), new, source)
 
     def swap(self, kind: str, whole: ast.AST, left: ast.AST, right: ast.AST) -> Mutant:
         """Two parts of `whole`, in this order and apart, exchanged."""

@@ -90,6 +90,17 @@ def test_patch_that_does_not_apply_is_told_and_asked_again(
     assert done.result["attempts"] == 2 and len(events(done.result, "bad_answer")) == 1
 
 
+def test_print__shows_the_finished_backward_below_the_summary(
+    agent: Agent, forward: Path, endpoint: Start
+) -> None:
+    url = endpoint([{"text": fenced(BACKWARD)}], "--repeat").url
+    done = agent("--file-path", forward, "--base-url", url, "--draft", "llm", "--no-optimise", "--print")
+    assert done.code == 0, done.err
+    summary, _, printed = done.out.partition("\n\n@triton.jit\n")
+    assert "verified on cpu" in summary and "  run:    " in summary.splitlines()[-1]
+    assert "@triton.jit\n" + printed == BACKWARD.strip() + "\n"
+
+
 def test_optimisation_that_breaks_the_gradient_is_rolled_back(
     agent: Agent, forward: Path, endpoint: Start
 ) -> None:

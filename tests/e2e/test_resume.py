@@ -24,20 +24,17 @@ def forward(agent: Agent) -> Path:
 
 
 def states(run_dir: Path) -> list[str]:
-    lines = (run_dir / "run.jsonl").read_text().splitlines()
-    return [event["to"] for event in map(json.loads, lines) if event["event"] == "state"]
+    """The states that the run has entered. Of a journal that is being written the last line may be half there."""
+    journal = run_dir / "run.jsonl"
+    whole, _, _ = (journal.read_text() if journal.exists() else "").rpartition("\n")
+    return [event["to"] for event in map(json.loads, whole.splitlines()) if event["event"] == "state"]
 
 
 def wait_for_state(agent: Agent, wanted: str, times: int = 1) -> Path:
     """The run folder, once the run has entered that state so often."""
     while True:
         for run_dir in agent.run_dirs():
-            journal = run_dir / "run.jsonl"
-            if (
-                journal.exists()
-                and journal.read_text().endswith("\n")
-                and states(run_dir).count(wanted) >= times
-            ):
+            if states(run_dir).count(wanted) >= times:
                 return run_dir
         time.sleep(0.01)
 

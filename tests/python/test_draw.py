@@ -129,7 +129,29 @@ def test_inputs__mixed__are_every_other_row_large_and_the_rest_small(write):
     assert torch.equal(x[::2], plain[::2] * 100) and torch.equal(x[1::2], plain[1::2] * 0.01)
 
 
-@pytest.mark.parametrize("kind", draw.INPUT_KINDS)
+def test_inputs__tied__have_the_greatest_of_each_row_twice(write):
+    fwd = forward.load(write(ROWS))
+    x, plain = drawn(fwd, "tied"), drawn(fwd)
+    assert torch.equal(x[:, 0], plain.amax(-1)) and torch.equal(x[:, -1], x[:, 0])
+    assert ((x == x.amax(-1, keepdim=True)).sum(-1) == 2).all()
+    for row, values in zip(x.tolist(), plain.tolist(), strict=True):
+        assert set(row) <= set(values) and len(set(row)) >= len(values) - 2
+    assert torch.equal(drawn(fwd, "tied"), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_folded_gradient__is_the_same_however_equals_share_it(dtype):
+    first = torch.tensor([[6.0, 1.0, 2.0, 0.0], [0.0, 1.0, 2.0, -3.0]], dtype=dtype)
+    halves = torch.tensor([[3.0, 1.0, 2.0, 3.0], [-1.5, 1.0, 2.0, -1.5]], dtype=dtype)
+    twice = torch.tensor([[6.0, 1.0, 2.0, 6.0], [-3.0, 1.0, 2.0, -3.0]], dtype=dtype)
+    folded = draw.fold_ties(first)
+    assert folded.dtype == dtype and torch.equal(folded, draw.fold_ties(halves))
+    assert not torch.equal(folded, draw.fold_ties(twice))
+    small = torch.ones(4, 2)
+    assert torch.equal(draw.fold_ties(small), small) and draw.fold_ties(small) is not small
+
+
+@pytest.mark.parametrize("kind", [kind for kind in draw.INPUT_KINDS if kind != "tied"])
 def test_inputs__vectors_and_what_wants_no_gradient__stay_as_they_are(kind, write):
     fwd = forward.load(write(SCALE))
     assert torch.equal(drawn(fwd, kind), drawn(fwd)) and drawn(fwd, kind).is_contiguous()

@@ -176,6 +176,11 @@ def test_device_questions__without_gpu__are_answered_for_target_and_recorded(wri
     assert not torch.cuda.is_available(), "the answer is for the user's code only"
 
 
+def test_device_questions__of_a_check__hear_of_few_processors(write):
+    fwd = forward.load(write(ASKS), processors=devices.FEW_PROCESSORS)
+    assert fwd.module.SMS == devices.FEW_PROCESSORS < 132 and fwd.module.CAPABILITY == (9, 0)
+
+
 def test_device_questions__file_above_this_package__package_hears_the_truth():
     answers = devices.Answers(str(Path(forward.__file__).parents[2]), devices.Target.parse("sm_90"))
     assert answers.from_user(sys._getframe())

@@ -213,6 +213,14 @@ def test_of__what_reads_the_same__is_no_mutant():
     assert len(set(trees)) == len(trees) and ast.dump(ast.parse(one)) not in trees
 
 
+def test_nth__tells_lines_apart_that_read_the_same():
+    again = PAIR.replace("    p = tl.exp(", "    total += tl.sum(x * dy, axis=1)\n    p = tl.exp(", 1)
+    assert again != PAIR
+    twice = [m for m in mutants.of("pair.py", again) if m.at == "total += tl.sum(x * dy, axis=1)"]
+    assert {m.nth for m in twice} == {1, 2} and len({m.key for m in twice}) == len(twice)
+    assert len({(m.kind, m.at, m.new) for m in twice}) < len(twice)
+
+
 def test_other__of_a_load_whose_lanes_never_meet__is_left_alone():
     apart = PAIR.replace("total += tl.sum(x * dy, axis=1)", "total += dy").replace("x.T", "dy")
     assert not [m for m in mutants.of("pair.py", apart) if m.kind == "other changed"]

@@ -423,6 +423,27 @@ def test_inputs__stub_that_asserts_contiguity__says_so(write, tmp_path):
     assert run_case(write(source), tmp_path)[0]["ok"]
 
 
+ROW_MAX = BY_STRIDE.replace("tl.sum(tl.exp(x), axis=0)", "tl.max(x, axis=0)")
+
+
+def test_inputs__tied__give_equal_elements_one_share_together(write, tmp_path):
+    assert ROW_MAX != BY_STRIDE
+    source = ROW_MAX.replace("other=0.0", 'other=-float("inf")')
+    case, made = run_case(write(source), tmp_path, inputs="tied")
+    assert case["ok"], case
+    for part in ("grad", "base", "jitter"):
+        gradient = made[f"{part}/x"]
+        assert gradient[:, 0].abs().min() > 0 and not gradient[:, 1:].any()
+    assert torch.equal(made["grad/x"][:, 0], made["jitter/x"][:, 0])
+
+
+def test_inputs__tied_without_three_elements_in_a_row__are_refused(write, tmp_path):
+    case, _ = run_case(
+        write(ROW_MAX.replace('"N": 20', '"N": 2').replace('dims["N"]', "2")), tmp_path, inputs="tied"
+    )
+    assert not case["ok"] and "rows of three elements" in case["error"]["message"]
+
+
 def test_inputs__mixed_where_the_maximum_is_subtracted__are_taken(write, tmp_path):
     shifted = BY_STRIDE.replace(
         "other=0.0)\n    tl.store(y_ptr + row, tl.sum(tl.exp(x), axis=0))",

@@ -67,4 +67,34 @@ ATTACKS = [
         (("tl.exp(x - tl.max(x, axis=0))", "tl.exp(x)"),),
         r"mixed inputs\) the gradient of x is not finite",
     ),
+    Attack(
+        "right where the maximum stands once only",
+        "row_max_shared_out",
+        (("tl.load(dy_ptr + row) / times", "tl.load(dy_ptr + row)"),),
+        r"tied inputs\) the gradient of x",
+    ),
+    Attack(
+        "of equal maxima each tile's first",
+        "row_max_first_of_equals",
+        (
+            ("    tl.store(dx_ptr + row * N + first, tl.load(dy_ptr + row))\n", ""),
+            (
+                "        first = tl.minimum(first, tl.min(tl.where(x == most, cols, N), axis=0))\n",
+                "        first = tl.min(tl.where(x == most, cols, N), axis=0)\n"
+                "        tl.store(dx_ptr + row * N + first, tl.load(dy_ptr + row), mask=first < N)\n",
+            ),
+        ),
+        r"tied inputs\) the gradient of x",
+    ),
+    Attack(
+        "right for no more rows than a GPU has processors only",
+        "resident_rows_resident",
+        (
+            (
+                "for row in range(tl.program_id(0), M, tl.num_programs(0)):",
+                "for row in range(tl.program_id(0), tl.minimum(M, tl.num_programs(0))):",
+            ),
+        ),
+        "gradient of x",
+    ),
 ]

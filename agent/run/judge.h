@@ -1,0 +1,25 @@
+/* One case of a check, judged. */
+#ifndef KA_RUN_JUDGE_H
+#define KA_RUN_JUDGE_H
+
+#include <jansson.h>
+
+#include "core/verdict.h"
+#include "io/child.h"
+#include "sandbox/tensor.h"
+
+struct ka_judged_case {
+    struct ka_verdict *verdict;
+    size_t shape; /* shape number of the verdict */
+    size_t at;    /* case number of the verdict */
+    const json_t *plan, *oracle,
+        *candidate; /* entries of this case; the last two NULL where a child left none */
+    const struct ka_child_result *oracle_files, *candidate_files;
+    const struct ka_tensors *expected, *found; /* set while it is judged */
+};
+
+/* Everything about case `id`, told to the verdict. 0; -ENODATA or -EINVAL, with a sentence, when the oracle could not say what
+ * is right: then nothing was judged. */
+int ka_judge_case(struct ka_judged_case *one, json_int_t id, struct ka_err *why);
+
+#endif
