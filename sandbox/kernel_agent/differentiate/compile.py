@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import draw
 from ..forward import Forward
-from . import cover, host, late, loops, overwrite, partials, stores, tape, tuning, unwrap
+from . import checkpoints, cover, host, late, loops, overwrite, partials, stores, tape, tuning, unwrap
 from .decisions import Totals, Why, advise, header
 from .demand import effects_of
 from .emit import Emitted, Emitter
@@ -250,7 +250,7 @@ def _scheduled(site: host.Site, kernels: dict[str, str], schedule: str, totals: 
         owner.run()
         after = late.split(reverse, axes, owner.refused)
         cover.mark(reverse)
-    taped = tape.Tape(reverse).run()
+    taped = tape.Tape(reverse, lambda buffer: tape.size(buffer, site)).run()
     return Scheduled(reverse, owner, fused if isinstance(fused, Partials) else None, taped, after)
 
 
@@ -298,9 +298,12 @@ def tape_step(text: FunctionText, step: Step, buffers: list[tape.Buffer], site: 
         return
     lengths = ", ".join(dict.fromkeys(text.expr(b.trips) for b in buffers))
     step.setup.append(f"tape_steps = max({lengths}, 1)")
-    step.extra["tape_steps"] = "tape_steps"
+    if any(b.slots != tape.STEPS for b in buffers):
+        step.setup.append(f"{checkpoints.SEGMENT} = int(tape_steps**0.5) + 1")
+        step.setup.append(f"{checkpoints.CHECKPOINTS} = tape_steps // {checkpoints.SEGMENT} + 2")
+    step.extra |= {name: name for name in (tape.STEPS, checkpoints.SEGMENT, checkpoints.CHECKPOINTS)}
     for b in buffers:
-        size = f"{program_count(site)} * tape_steps * {text.expr(b.numel, 11)}"
+        size = f"{program_count(site)} * {b.slots} * {text.expr(b.numel, 11)}"
         step.setup.append(
             f"{b.name} = torch.empty({size}, dtype=torch.{b.dtype}, device={scratch_device(text)})"
         )

@@ -117,7 +117,7 @@ class Emitter:
                 name, offset = item.buffer, item.index
             else:
                 continue
-            if name.startswith(("spill_", "tape_")):
+            if name.startswith(("spill_", "tape_", "check_")):
                 name = name.split("_")[0]
             found.setdefault(offset, f"{name}_offs")
         return found
@@ -171,7 +171,8 @@ class Emitter:
         self.extra[store.buffer] = None
         pointer, _ = self.address(store.buffer, store.index)
         value, _ = self.expr(store.value)
-        self.line(WRITE, f"{self.tl}.store({pointer}, {value})")
+        mask = "" if store.mask is None else f", mask={self.expr(store.mask)[0]}"
+        self.line(WRITE, f"{self.tl}.store({pointer}, {value}{mask})")
 
     def address(self, pointer: str, offset: Node) -> tuple[str, int]:
         if is_zero(offset):

@@ -149,6 +149,7 @@ class TapeStore:
     index: Node
     value: Node
     region: Region
+    mask: Node | None = None
 
 
 @dataclass(eq=False)
@@ -523,7 +524,7 @@ def operands(item: Any) -> list:
     if isinstance(item, If):
         return [item.cond, *item.then_effects, *item.other_effects]
     if isinstance(item, TapeStore):
-        return [item.index, item.value]
+        return [n for n in (item.index, item.value, item.mask) if n is not None]
     return [n for n in (item.base, item.offset, item.mask, item.value) if n is not None]
 
 

@@ -123,7 +123,9 @@ class Rewriter:
         if isinstance(effect, If):
             return self.branch(effect)
         if isinstance(effect, TapeStore):
-            return TapeStore(effect.buffer, self.node(effect.index), self.node(effect.value), effect.region)
+            kept = None if effect.mask is None else self.node(effect.mask)
+            index, value = self.node(effect.index), self.node(effect.value)
+            return TapeStore(effect.buffer, index, value, effect.region, kept)
         assert isinstance(effect, (Store, GradWrite))
         offset, value = self.node(effect.offset), self.node(effect.value)
         mask = None if effect.mask is None else self.node(effect.mask)
