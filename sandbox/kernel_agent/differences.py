@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from . import draw
 from .torch_tl.handles import EXACT
 from .torch_tl.record import Ref, Tape
+from .torch_tl.replay import Replay
 
 if TYPE_CHECKING:
     from .oracle import Case, Recording
@@ -52,10 +53,9 @@ class Slope:
 
 def finite_differences(case: Case) -> dict[str, Any]:
     """The member `fd` of docs/protocol.md for one case."""
-    recording, dtype = _widest(case)
+    recording, exact, dtype = _widest(case)
     if detaches(recording.recorder.tape):
         return {"dtype": None, "slopes": {}, "skipped": "the stub detaches a value on the way to its outputs"}
-    exact = case.replay(recording, EXACT)
     gradients = case.gradients(exact, recording)
     forward = _Forward(case, recording, dtype)
     noise, size = forward.rounding(exact)
@@ -76,14 +76,19 @@ def detaches(tape: Tape) -> bool:
     return any(isinstance(leaf, Ref) and leaf.detached for leaf in tree_leaves(used))
 
 
-def _widest(case: Case) -> tuple[Recording, str | None]:
-    """The call in the widest dtype that the file takes."""
+def _widest(case: Case) -> tuple[Recording, Replay, str | None]:
+    """The call in the widest dtype that the file takes, and its evaluation.
+
+    A kernel that names the type behind a pointer runs in any other as well, and reads nonsense: only the evaluation notices.
+    """
     for dtype in DTYPES[:-1]:
         try:
-            return case.record(dtype), dtype
+            recording = case.record(dtype)
+            return recording, case.replay(recording, EXACT), dtype
         except Exception:  # noqa: BLE001 (a forward need not take a dtype that it was not written for)
             continue
-    return case.record(case.dtype), case.dtype
+    recording = case.record(case.dtype)
+    return recording, case.replay(recording, EXACT), case.dtype
 
 
 class _Forward:

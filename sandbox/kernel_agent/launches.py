@@ -65,6 +65,7 @@ class Launch:
     options: dict[str, Any]  # other launch options that were given
     config: dict[str, Any] | None  # what the autotuner chose, None without one
     heuristics: dict[str, Any]  # what heuristics computed
+    keywords: tuple[str, ...]  # parameters and options passed by name, by the call or by those two
     site: tuple[str, int]  # file and line of the launching code
     _execute: Callable[[], Any] = field(repr=False)
 
@@ -290,6 +291,7 @@ def _resolve(
         options={key: value for key, value in options.items() if key not in _OPTION_DEFAULTS},
         config=_merged(tuner.best_config.kwargs for tuner in _state.tuners) if _state.tuners else None,
         heuristics=_merged(_state.heuristics),
+        keywords=tuple(kwargs),
         site=_site(),
         _execute=execute,
     )

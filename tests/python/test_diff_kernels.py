@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from diff_support import ROOT, assert_right, draft
-from kernel_agent import errors as unusable
 from kernel_agent import forward
 
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
@@ -35,7 +34,6 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "grouped_gemm": [{"G": 2, "M": 90, "N": 40, "K": 36}, {"G": 3, "M": 7, "N": 5, "K": 1}],
 }
 KERNELS = sorted(p.stem for p in (ROOT / "tests/python/kernels").glob("*.py"))
-REFUSED = {"grouped_gemm"}
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
@@ -58,7 +56,7 @@ def test_example__every_schedule_is_right(name: str, schedule: str) -> None:
     assert_right(file, result, [(dims, "normal")])
 
 
-@pytest.mark.parametrize("name", [k for k in KERNELS if k not in REFUSED])
+@pytest.mark.parametrize("name", KERNELS)
 def test_kernel__gradients_equal_the_oracles(name: str) -> None:
     file = ROOT / "tests/python/kernels" / f"{name}.py"
     sweep = forward.load(file).sweep
@@ -106,17 +104,6 @@ def test_text__does_not_depend_on_the_precision() -> None:
     assert half == single
 
 
-def test_tables_of_pointers__are_refused_with_place_and_remedy() -> None:
-    file = ROOT / "tests/python/kernels/grouped_gemm.py"
-    with pytest.raises(unusable.Unusable) as caught:
-        draft(file, forward.load(file).sweep[0].dims)
-    assert caught.value.kind == "unsupported_op"
-    assert caught.value.line == line_of(file, "pointer_type")
-    (refusal,) = caught.value.extra["refusals"]  # type: ignore[attr-defined]
-    assert refusal["construct"] == "tl.pointer_type"
-    assert refusal["remedy"]
-
-
 def test_output__imports_nothing_and_is_stable() -> None:
     file = ROOT / "examples/layer_norm.py"
     first, second = (draft(file, {"M": 3, "N": 40})["backward"] for _ in range(2))
@@ -130,10 +117,6 @@ def test_output__sections_come_in_order() -> None:
     text = draft(ROOT / "examples/softmax.py", {"M": 3, "N": 40})["backward"]
     titles = re.findall(r"^    # (indices|recompute|upstream|reverse|write gradients)$", text, re.MULTILINE)
     assert titles == ["indices", "recompute", "upstream", "reverse", "write gradients"]
-
-
-def line_of(file: Path, text: str) -> int:
-    return next(i for i, line in enumerate(file.read_text().splitlines(), 1) if text in line)
 
 
 def test_grouped_queries__own_keys_and_values() -> None:

@@ -71,6 +71,15 @@ PROVEN = {
         "    for i in range(0, n, B):\n        x = tl.load(x_ptr + pid * stride + i + lane, mask=i + lane < n)",
         [0],
     ),
+    "ragged_chunks": (
+        "    part = tl.program_id(1)\n    end = tl.minimum(part * m + m, n)\n    for i in range(part * m, end, B):\n"
+        "        x = tl.load(x_ptr + pid * n + i + lane, mask=i + lane < end)",
+        [0, 1],
+    ),
+    "bounded_data": (
+        "    i = tl.load(s_ptr + pid)\n    x = tl.load(x_ptr + pid * stride + i, mask=(i >= 0) & (i < n))",
+        [0],
+    ),
     "persistent": (
         "    for i in range(pid, m, tl.num_programs(0)):\n        x = tl.load(x_ptr + i * stride + lane, mask=lane < n)",
         [0],
@@ -83,6 +92,9 @@ UNPROVEN = {
     "quotient_only": ("    x = tl.load(x_ptr + pid // m * stride + lane, mask=lane < n)", [0]),
     "remainder_only": ("    x = tl.load(x_ptr + pid % m * stride + lane, mask=lane < n)", [0]),
     "data": ("    x = tl.load(x_ptr + tl.load(s_ptr + pid) * stride + lane, mask=lane < n)", [0]),
+    "data_that_may_be_negative": ("    i = tl.load(s_ptr + pid)\n    x = tl.load(x_ptr + pid * stride + i, mask=i < n)", [0]),
+    "remainder_of_data": ("    i = tl.load(s_ptr + pid)\n    x = tl.load(x_ptr + pid * stride + i % m, mask=pid < 99)", [0]),
+    "remainder_of_data_in_a_tile": ("    x = tl.load(x_ptr + pid * B + tl.load(s_ptr + pid) % B)", [0]),
     "wrapped": ("    x = tl.load(x_ptr + (pid * B + lane) % n)", [0]),
     "halved": ("    x = tl.load(x_ptr + pid * B + lane // 2)", [0]),
     "loop_not_in_address": ("    for i in range(3):\n        x = tl.load(x_ptr + pid * B + lane + 0 * i)", [0]),
@@ -101,6 +113,39 @@ def test_proven(name: str) -> None:
 def test_unproven(name: str) -> None:
     body, axes = UNPROVEN[name]
     assert isinstance(proof(body, axes), str)
+
+
+def layouts(body: str, axes: list[int]) -> list[list[str]]:
+    found = proof(body, axes)
+    assert isinstance(found, stores.Proof), found
+    return [[_text(part) for pair in layout for part in pair] for layout in found.layouts]
+
+
+def _text(node: Node | None) -> str:
+    """A value of a layout: parameters by name, operations in front of what they take."""
+    if node is None:
+        return "None"
+    name = str(node.attrs.get("name", node.value if node.op == "const" else node.op))
+    return f"{name}({', '.join(map(_text, node.args))})" if node.args else name
+
+
+def test_layouts__a_bound_on_a_sum_makes_one_dimension_of_it() -> None:
+    """Chunks may reach beyond the row, but what the mask lets through does not."""
+    body, axes = PROVEN["ragged_chunks"]
+    assert layouts(body, axes) == [["n", "npid", "1", "n"], ["m", "npid", "1", "m"]]
+
+
+def test_layouts__chunks_that_only_the_loop_ends_keep_their_reach() -> None:
+    """The mask lets the last block of a chunk run into the next one: the host has to be asked, and will refuse."""
+    body = PROVEN["ragged_chunks"][0].replace("< end)", "< n)")
+    inner = next(layout for layout in layouts(body, [0, 1]) if layout[0] == "m")
+    assert inner[3] != "m"
+
+
+def test_layouts__a_mask_with_fewer_axes_bounds_the_last_ones() -> None:
+    body = "    x = tl.load(x_ptr + pid * stride + lane[:, None] * B + lane[None, :], mask={})"
+    whole, short = (layouts(body.format(mask), [0]) for mask in ("lane[None, :] < m", "lane < m"))
+    assert whole == short
 
 
 def layout_checker():  # type: ignore[no-untyped-def]

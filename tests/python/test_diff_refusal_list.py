@@ -122,12 +122,43 @@ KERNELS: dict[str, tuple[str, str, str]] = {
     "unknown_trips": (
         "    k = tl.load(y_ptr).to(tl.int32)\n    for i in range(k):  # here\n        x = tl.sin(x) * x", "tape", "not known before the launch"
     ),
+    "other_buffer": (
+        "    p = x_ptr\n    for i in range(3):  # here\n        x = x + tl.load(p + cols, mask=mask, other=0.0)\n        p = y_ptr",
+        "pointer", "another buffer",
+    ),
+    "address_of_nothing": (
+        "    p = n.to(tl.pointer_type(tl.float32))  # here\n    x = x + tl.load(p + cols)", "table of pointers", "loaded as it is"
+    ),
     "no_rule": ("    x = libdevice.sinh(x)  # here", "libdevice.sinh", "`sinh` has no adjoint"),
 }  # fmt: skip
 
 KERNEL_OF_X = KERNEL + "    tl.store(out_ptr + cols, x, mask=mask)\n"
 BY_HEURISTIC = KERNEL_OF_X.replace("@triton.jit", '@triton.heuristics({{"BLOCK": {}}})\n@triton.jit')
 PLAIN_LAUNCH = STUB.replace(", BLOCK=16", "")
+
+
+TABLE = """
+
+@triton.jit
+def kernel(x_table, out_table, n, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    x = tl.load(tl.load(x_table).to(tl.pointer_type(tl.float32)) + cols, mask=cols < n, other=0.0)
+    tl.store(tl.load(out_table).to(tl.pointer_type(tl.float32)) + cols, x, mask=cols < n)
+
+
+@autodiff(inputs_require_grad=(0, 1))
+def stub(x, y):
+    out = torch.empty_like(x)
+    x_table, out_table = (torch.tensor([t.data_ptr()], dtype=torch.int64) for t in (x, out))
+    kernel[(1,)](x_table, out_table, x.numel(), BLOCK=64)
+    return out
+"""
+
+
+def table_with(old: str, new: str) -> str:
+    """A kernel with tables of pointers, one place changed."""
+    assert old in TABLE
+    return TABLE.replace(old, new)
 
 
 def stub_with(text: str) -> str:
@@ -141,15 +172,34 @@ FILES: dict[str, tuple[str, str, str]] = {
     "no_launch": (stub_with("    out = x * 2"), "stub", "launches no kernel"),
     "two_on_a_line": (KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, 40, BLOCK=16); kernel[(3,)](x, y, out, 40, BLOCK=16)  # here"), "launch", "cannot be found"),
     "indirect": (KERNEL_OF_X + stub_with("    [kernel][0][(3,)](x, y, out, 40, BLOCK=16)  # here"), "launch", "named directly"),
-    "keywords": (KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, 40, **{'BLOCK': 16})  # here"), "launch", "`**`"),
     "nested_kernel": ("if True:\n" + KERNEL_OF_X.strip().replace("\n", "\n    ").replace("@triton", "    @triton") + "\n" + STUB, "launch", "not in this file"),
     "shared_output": (
         KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, 40, BLOCK=16)\n    kernel[(3,)](y, x, out[40:], 40, BLOCK=16)  # here"),
         "shared output", "already holds differentiable values",
     ),
-    "odd_argument": (KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, {40}, BLOCK=16)  # here"), "launch argument", "is a set"),
-    "function_heuristic": (
-        "\ndef block_of(args):\n    return 16\n\n" + BY_HEURISTIC.format("block_of") + PLAIN_LAUNCH, "heuristics", "not a lambda"
+    "odd_argument": (
+        KERNEL_OF_X + stub_with("    kernel[(3,)](\n        x, y, out,\n        {40},  # here\n        BLOCK=16)"), "launch argument", "is a set"
+    ),
+    "odd_keyword": (
+        KERNEL_OF_X + stub_with("    kernel[(3,)](\n        x, y, out, BLOCK=16,\n        n={40},  # here\n    )"), "launch argument", "is a set"
+    ),
+    "odd_unpacked": (
+        KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, **{'n': {40}, 'BLOCK': 16})  # here"), "launch argument", "is a set"
+    ),
+    "other_type": (
+        table_with("(tl.float32)) + cols, mask=cols < n, other=0.0)", "(tl.float64)) + cols, mask=cols < n, other=0.0)  # here"),
+        "table of pointers", "not of float64",
+    ),
+    "unknown_addresses": (
+        table_with("t.data_ptr()]", "t.untyped_storage().data_ptr()]"), "table of pointers", "are not known"
+    ),
+    "added_through_table": (table_with("tl.store(", "tl.atomic_add("), "table of pointers", "keeps a gradient of its own"),
+    "nameless_table": (
+        table_with("kernel[(1,)](x_table,", "kernel[(1,)](x_table.clone(),"), "table of pointers", "has no name"
+    ),
+    "made_heuristic": (
+        "\ndef always(value):\n    return lambda args: value\n\n" + BY_HEURISTIC.format("always(16)") + PLAIN_LAUNCH,
+        "heuristics", "neither a function",
     ),
 }  # fmt: skip
 
@@ -181,6 +231,8 @@ def test_refusal__names_construct_place_and_remedy(name: str, tmp_path: Path) ->
     assert error.file == str(tmp_path / "refused.py")
     marked = [i for i, line in enumerate(source_of(name).splitlines(), 1) if "# here" in line]
     assert refusal["line"] == marked[0] if marked else refusal["line"] is not None
+    if name.startswith("odd_"):
+        assert refusal["column"] is not None
 
 
 # Without a case here: the first guard what nothing is known to reach, the others need a set-up of their own.
@@ -193,7 +245,6 @@ WITHOUT_CASE = {
     "the state of a while loop cannot be taped",  # refused by the reverse sweep before
     "`{inplace}` is overwritten, but not by one program an element",  # refused as an overwritten store before
     "{launch.name} is launched from another file",
-    "`{node.op}` cannot be computed on the host",
     "`{name}` reads `{index.value}`, which the launch does not pass",
 }
 

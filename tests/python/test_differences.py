@@ -16,7 +16,16 @@ torch.set_num_threads(1)
 from kernel_agent import differences, forward, oracle
 from test_oracle import KERNELS, stub
 
-FAST = ("matmul", "softmax", "two_outputs", "in_place", "chunked_cross_entropy", "split_k", "embedding")
+FAST = (
+    "matmul",
+    "softmax",
+    "two_outputs",
+    "in_place",
+    "chunked_cross_entropy",
+    "split_k",
+    "embedding",
+    "grouped_gemm",
+)
 
 
 def case_of(path: Path) -> oracle.Case:

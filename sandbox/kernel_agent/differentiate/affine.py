@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import permutations
 
 from .ir import Graph, Node, Region
+from .natural import natural
 
 Monomial = tuple[int, tuple[int, ...]]  # integer factor, sorted ids of uniform nodes
 
@@ -61,7 +62,7 @@ class Affine:
         if node.op == "mul":
             left, right = (self.terms(a, axes[len(axes) - len(a.shape) :]) for a in node.args)
             return _product(left, right)
-        if node.op == "cast":
+        if node.op == "cast" and not node.args[0].is_float:  # that would cut something off
             return self.terms(node.args[0], axes)
         if node.op == "expand":
             at = node.attrs["axis"]
@@ -158,7 +159,7 @@ class Affine:
             plain = _is(lo, 0) and _is(step, 1) and self.uniform(hi)
             return self.monomials(hi) if plain else []
         if var.kind == "mod" and node is not None:
-            return self.monomials(node.args[1])
+            return self.monomials(node.args[1]) if natural(node.args[0]) else []
         if (
             var.kind == "floordiv"
             and node is not None
@@ -254,7 +255,7 @@ def _bound(g: Graph, node: Node, high: bool) -> Node | None:
         count = g.intern("npid", (), node.attrs, "int32", ())
         return g.sub(count, g.const(1)) if high else g.const(0)
     if node.op == "cast":
-        return _bound(g, node.args[0], high)
+        return None if node.args[0].is_float else _bound(g, node.args[0], high)
     if node.op == "neg":
         inner = _bound(g, node.args[0], not high)
         return None if inner is None else g.neg(inner)

@@ -8,8 +8,8 @@ from typing import Any
 
 from .. import draw
 from ..forward import Forward
-from . import cover, host, late, loops, overwrite, partials, stores, tape, tuning, unwrap
-from .decisions import Totals, advise, header
+from . import checkpoints, cover, host, late, loops, overwrite, partials, stores, tape, tuning, unwrap
+from .decisions import Totals, Why, advise, header
 from .demand import effects_of
 from .emit import Emitted, Emitter
 from .fence import Refusal
@@ -24,7 +24,9 @@ from .text import (
     GRADIENT_OF,
     LAID_OUT,
     LINEAR,
+    PASSED,
     SUMMED,
+    TABLES,
     FunctionText,
     Step,
     config_name,
@@ -133,6 +135,8 @@ def _differentiate(
     ]
     body = "".join(functions)
     helpers = [h for h in (LAID_OUT, GRADIENT_OF, SUMMED, FINISHED, DISJOINT) if f"{helper_name(h)}(" in body]
+    helpers += [TABLES] * any(site.tables for site in sites)
+    helpers += [PASSED] * any(k.arg is None for site in sites for k in site.call.keywords)
     scans = [LINEAR] if any(f"{LINEAR_STEP}{end}" in k for k in kernels.values() for end in "),") else []
     parts = [
         *("\n" + c for c in configs),
@@ -160,16 +164,19 @@ def _name_classes(sites: list[host.Site]) -> None:
 def _launch(fwd: Forward, site: host.Site, kernels: dict[str, str], draft: Draft) -> str:
     """The Function of one launch; the kernels it needs are added to `kernels`."""
     totals = Totals(naive=tape.naive(site))
-    plan = _scheduled(site, kernels, draft.schedule, totals, draft.splits)
+    schedule = "atomic" if site.tables else draft.schedule
+    plan = _scheduled(site, kernels, schedule, totals, draft.splits)
     reverse, owner, fused, taped = plan.reverse, plan.owner, plan.fused, plan.taped
     found = writes(reverse.effects) + writes(plan.after)
     totals.kept = sum(w.kind == "atomic_add" for w in found)
     totals.tape = sum(tape.size(b, site) for b in taped.buffers)
+    behind = Why("table", "which tensor an address belongs to is read from a table")
+    owner.refused.update({w.base: behind for w in found if w.base.op == "entry"})
     advise(reverse, found, owner.refused, draft.schedule == "atomic")
     accumulated = {w.base.attrs["name"] for w in found if w.kind == "atomic_add"}
     text = FunctionText(site, site.kernel.inplace, accumulated)
     lines = fwd.source.splitlines()
-    layouts = [w.layout for w in found if w.layout] + [layout for k in owner.kernels for layout in k.layouts]
+    layouts = [l for w in found for l in w.layouts] + [l for k in owner.kernels for l in k.layouts]
     checks = list(dict.fromkeys(text.check(layout) for layout in layouts))
     notes = header(reverse, totals, checks)
     steps = []
@@ -207,7 +214,7 @@ def _launch(fwd: Forward, site: host.Site, kernels: dict[str, str], draft: Draft
     for write in every:
         name = write.base.attrs["name"]
         stored = [w for w in every if w.base is write.base and w.kind == "store"]
-        if write.covers is not None and len(stored) == 1:
+        if write.covers is not None and len(stored) == 1 and name not in site.tables:
             text.written[name] = text.expr(write.covers)
     return text.text(steps, gradients, checks)
 
@@ -250,7 +257,7 @@ def _scheduled(
         owner.run()
         after = late.split(reverse, axes, owner.refused)
         cover.mark(reverse)
-    taped = tape.Tape(reverse).run()
+    taped = tape.Tape(reverse, lambda buffer: tape.size(buffer, site)).run()
     return Scheduled(reverse, owner, fused if isinstance(fused, Partials) else None, taped, after)
 
 
@@ -274,6 +281,8 @@ def program_axes(site: host.Site) -> list[int]:
     """Grid axes that may have more than one program: all but a literal 1."""
     grid = site.call.func.slice  # type: ignore[attr-defined]
     written = grid.elts if isinstance(grid, ast.Tuple) else []
+    if any(isinstance(e, ast.Starred) for e in written):  # then an entry's place is not its axis
+        written = []
     single = {i for i, e in enumerate(written) if isinstance(e, ast.Constant) and e.value == 1}
     return [axis for axis in range(len(site.launch.grid)) if axis not in single]
 
@@ -296,9 +305,12 @@ def tape_step(text: FunctionText, step: Step, buffers: list[tape.Buffer], site: 
         return
     lengths = ", ".join(dict.fromkeys(text.expr(b.trips) for b in buffers))
     step.setup.append(f"tape_steps = max({lengths}, 1)")
-    step.extra["tape_steps"] = "tape_steps"
+    if any(b.slots != tape.STEPS for b in buffers):
+        step.setup.append(f"{checkpoints.SEGMENT} = int(tape_steps**0.5) + 1")
+        step.setup.append(f"{checkpoints.CHECKPOINTS} = tape_steps // {checkpoints.SEGMENT} + 2")
+    step.extra |= {name: name for name in (tape.STEPS, checkpoints.SEGMENT, checkpoints.CHECKPOINTS)}
     for b in buffers:
-        size = f"{program_count(site)} * tape_steps * {text.expr(b.numel, 11)}"
+        size = f"{program_count(site)} * {b.slots} * {text.expr(b.numel, 11)}"
         step.setup.append(
             f"{b.name} = torch.empty({size}, dtype=torch.{b.dtype}, device={scratch_device(text)})"
         )

@@ -69,7 +69,9 @@ def _limits(affine: Affine, groups: list[Group], offset: Node, mask: Node | None
         signatures.append(frozenset((var.kind, var.key, divide(m, lowest)) for var, m in group.terms))
     for condition in parts(mask):
         found = (
-            list(bounds_of(affine, condition).items()) if len(condition.shape) == len(offset.shape) else []
+            list(bounds_of(affine, condition, len(offset.shape)).items())
+            if len(condition.shape) == len(offset.shape)
+            else []
         )
         if len(found) != 1 or found[0][0] not in signatures:
             return None

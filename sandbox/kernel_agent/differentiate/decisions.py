@@ -56,6 +56,10 @@ MOVES = {
         "loop bounds",
         "bound the loop by arguments, or pad it to a length that is the same for all programs, and mask",
     ),
+    "table": (
+        "pointers from a table",
+        "give each operand a kernel of its own over a list of tiles that the host makes, and sum in registers",
+    ),
     "asked": ("asked for", "the schedules `owner` and `partials` prove more"),
     "inplace": (
         "in-place access",

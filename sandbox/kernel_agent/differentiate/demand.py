@@ -86,6 +86,7 @@ class Demand:
         elif isinstance(effect, TapeStore):
             self.use(effect.index)
             self.use(effect.value)
+            self.use(effect.mask)
         elif isinstance(effect, For):
             if not effects_of(effect):
                 return
@@ -146,7 +147,7 @@ def _parts(demand: Demand, item: object, here: Region) -> list[tuple[object, Reg
         sides = [(e, item.then) for e in item.then_effects] + [(e, item.other) for e in item.other_effects]
         return [(item.cond, here), *((e, region) for e, region in sides if effects_of(e))]
     if isinstance(item, TapeStore):
-        return [(item.index, here), (item.value, here)]
+        return [(n, here) for n in (item.index, item.value, item.mask) if n is not None]
     assert isinstance(item, GradWrite)
     return [(n, here) for n in (item.base, item.offset, item.mask, item.value) if n is not None]
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from .demand import Demand, effects_of, places
 from .ir import Carry, For, GradWrite, Graph, If, Node, Region, TapeStore, is_float, walk
-from .lines import WIDTH, break_line, folded, shortened, wrap
+from .lines import WIDTH, break_line, folded, shortened, statement, wrap
 from .names import stem, suggested
 from .simplify import is_zero
-from .spelling import ATOM, INFIX, TRIVIAL, gradient_name, negated, number_text, one_term
+from .spelling import ATOM, INFIX, TRIVIAL, gradient_name, negated, number_text, one_term, python_number
 from .values import Kernel, carried, dtype_text
 
 INDICES, RECOMPUTE, UPSTREAM, REVERSE, WRITE = range(5)
@@ -117,7 +117,7 @@ class Emitter:
                 name, offset = item.buffer, item.index
             else:
                 continue
-            if name.startswith(("spill_", "tape_")):
+            if name.startswith(("spill_", "tape_", "check_")):
                 name = name.split("_")[0]
             found.setdefault(offset, f"{name}_offs")
         return found
@@ -148,7 +148,9 @@ class Emitter:
     def grad_write(self, write: GradWrite) -> None:
         name = write.base.attrs["name"]
         self.gradients[name] = None
-        pointer, section = self.address(gradient_name(name), write.offset)
+        base = write.base
+        start = gradient_name(name) if base.op == "param" else self.expr(base, 9)[0]
+        pointer, section = self.address(start, write.offset)
         value, s2 = self.expr(write.value)
         parts = [pointer, value]
         section = max(section, s2)
@@ -169,7 +171,8 @@ class Emitter:
         self.extra[store.buffer] = None
         pointer, _ = self.address(store.buffer, store.index)
         value, _ = self.expr(store.value)
-        self.line(WRITE, f"{self.tl}.store({pointer}, {value})")
+        mask = "" if store.mask is None else f", mask={self.expr(store.mask)[0]}"
+        self.line(WRITE, f"{self.tl}.store({pointer}, {value}{mask})")
 
     def address(self, pointer: str, offset: Node) -> tuple[str, int]:
         if is_zero(offset):
@@ -180,7 +183,7 @@ class Emitter:
     def line(self, section: int, text: str, note: int | None = None) -> None:
         if note is not None and 0 < note <= len(self.source):
             room = WIDTH - 4 - 4 * self.depth() - len(text)
-            comment = self.statement(note)
+            comment = statement(self.source, note)
             if room >= 24:
                 comment = shortened(comment, room)
             if 0 < len(comment) <= room:
@@ -190,15 +193,6 @@ class Emitter:
                     shortened(f"# line {note}: {comment}", WIDTH - 4 * self.depth())
                 )
         self.scope.lines[section].extend(break_line(text, WIDTH - 4 * self.depth()))
-
-    def statement(self, line: int) -> str:
-        """The forward's statement that starts at a line, on one line."""
-        text = ""
-        for part in self.source[line - 1 : line + 12]:
-            text += (" " if text and not text.endswith(("(", "[")) else "") + part.split("  # ")[0].strip()
-            if all(text.count(a) <= text.count(b) for a, b in ("()", "[]", "{}")):
-                break
-        return text.replace(",)", ")").replace(", )", ")")
 
     def depth(self) -> int:
         depth, scope = 1, self.scope.parent
@@ -571,7 +565,7 @@ class Emitter:
     def inline(self, node: Node) -> bool:
         if node.op in TRIVIAL or (self.inlining and self.home(node) is self.scope.region):
             return True
-        if node.op == "cast" and self.demand.uses[node] > 1 and self.python_number(node.args[0]):
+        if node.op == "cast" and self.demand.uses[node] > 1 and python_number(node.args[0]):
             return False
         if node.op == "pid":
             return not node.hint and self.demand.uses[node] <= 1
@@ -684,6 +678,9 @@ class Emitter:
             return f"{tl}.num_programs({at['axis']})"
         if op in ("minimum", "maximum", "cdiv", "where", "arange"):
             return f"{tl}.{op}({', '.join(sub(a) for a in args)})"
+        if op == "entry":
+            at_index = self._table(node) + ("" if is_zero(args[1]) else f" + {sub(args[1], 9)}")
+            return f"{tl}.load({at_index}).to({tl}.pointer_type({self.dtype(at['elem'])}))"
         if op == "full":
             return self.full(args[0].value, node.shape, node.dtype)
         if op == "broadcast":
@@ -720,9 +717,18 @@ class Emitter:
             return f"{tl}.{at['fn']}({sub(args[0])}, {sub(args[1])}{rounds})"
         if op == "user":
             return at["text"].format(*(sub(a) for a in args))
-        if op == "call":
+        if op in ("call", "next_power_of_2"):
             return f"{at.get('text') or f'{tl}.' + at['fn']}({', '.join(sub(a) for a in args)})"
         raise AssertionError(f"no text for {op}")
+
+    def _table(self, entry: Node) -> str:
+        """The table that an entry is read from: one of the forward's, or one that the host makes for gradients."""
+        name, role = entry.attrs["name"], entry.attrs["role"]
+        if role == "forward":
+            self.params.add(name)
+            return name
+        (self.upstream if role == "upstream" else self.gradients)[name] = None
+        return gradient_name(name)
 
     def _expand(self, node: Node, sub) -> str:
         axes, inner = [], node
@@ -742,20 +748,16 @@ class Emitter:
             return number_text(float(arg.value) if is_float(to) else int(arg.value))
         if arg.op == "constexpr":
             return f"{self.tl}.full([], {sub(arg)}, {self.dtype(to)})"
-        if not arg.shape and self.python_number(arg):
+        if not arg.shape and python_number(arg):
             return f"{self.tl}.full([], {sub(arg)}, {self.dtype(to)})"
         return f"{sub(arg, ATOM)}.to({self.dtype(to)})"
-
-    def python_number(self, node: Node) -> bool:
-        """Whether the interpreter may hold a Python number here, which has no methods."""
-        if node.op in ("iv", "phi", "const", "constexpr"):
-            return True
-        return node.op in INFIX and all(map(self.python_number, node.args))
 
     def _load(self, node: Node, sub) -> str:
         base, offset, *rest = node.args
         name = base.attrs["name"]
-        if node.attrs.get("upstream"):
+        if base.op == "entry":
+            name = sub(base, 9)
+        elif node.attrs.get("upstream"):
             self.upstream[name] = None
             name = gradient_name(name)
         elif node.attrs.get("buffer"):

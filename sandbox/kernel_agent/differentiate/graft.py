@@ -146,13 +146,13 @@ class Graft:
         assert isinstance(effect, GradWrite)
         mask = None if effect.mask is None else self.node(effect.mask)
         new = GradWrite(
-            effect.base,
+            self.node(effect.base),
             self.node(effect.offset),
             mask,
             self.node(effect.value),
             self.region(effect.region),
             effect.line,
         )
-        new.kind, new.proof, new.layout = effect.kind, effect.proof, effect.layout
+        new.kind, new.proof, new.layouts = effect.kind, effect.proof, effect.layouts
         new.advice, new.covers = effect.advice, effect.covers
         return new

@@ -8,6 +8,7 @@ assumption, and no kernel has to run.
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from ..forward import Forward, launch_intercept
 from ..launches import Launch
+from . import tables
 from .fence import Refusal
 from .ir import Store, walk
 from .normalise import Builder
@@ -37,6 +39,9 @@ class Site:
     written: list[str] = field(default_factory=list)  # pointer parameters that the kernel writes
     outputs: list[str] = field(default_factory=list)  # those that carry gradients
     class_name: str = ""
+    unpacked: list[str] = field(default_factory=list)  # the names that the launch passes with `**`
+    tables: dict[str, ast.expr] = field(default_factory=dict)  # tables of pointers by parameter, as written
+    taken: set[int] = field(default_factory=set)  # lines that ask for the addresses in them
     added: list[str] = field(default_factory=list)  # written with atomic adds only
     autotuned: bool = False
     stages: int | None = None  # num_stages of the backward, where it is chosen
@@ -66,24 +71,27 @@ def trace(fwd: Forward, args: tuple, kwargs: dict) -> list[Site]:
 
     def see(launch: Launch) -> None:
         try:
-            site = _site(fwd, launch, calls, functions)
+            site = _site(fwd, launch, calls, functions, taken)
             key = (site.call.lineno, site.call.col_offset)
             known = sites.get(key)
             if known is None or _more_active(site, known):
                 sites[key] = site
-            _mark(site, launch)
+            _mark(site, launch, taken)
         except Refusal as refusal:
             failure.append(refusal.at(None, fwd.path))
             raise
 
     bound = fwd.signature.bind(*args, **kwargs)
     bound.apply_defaults()
+    inputs: set[int] = set()
     for name in fwd.grads:
         value = bound.arguments[name]
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             bound.arguments[name] = value.detach().requires_grad_(True)
+            inputs.add(value.untyped_storage().data_ptr())
     try:
-        with launch_intercept(see):
+        with tables.addresses_taken(fwd.path) as taken, launch_intercept(see):
+            taken.wanted = inputs
             fwd.call(bound.args, bound.kwargs)
     except Exception:
         if failure:
@@ -109,7 +117,9 @@ def _launch_calls(tree: ast.Module) -> list[tuple[ast.FunctionDef, ast.Call]]:
     return found
 
 
-def _site(fwd: Forward, launch: Launch, calls: list, functions: dict[str, ast.FunctionDef]) -> Site:
+def _site(
+    fwd: Forward, launch: Launch, calls: list, functions: dict[str, ast.FunctionDef], taken: tables.Taken
+) -> Site:
     file, line = launch.site
     if file != fwd.path:
         raise Refusal(
@@ -120,30 +130,37 @@ def _site(fwd: Forward, launch: Launch, calls: list, functions: dict[str, ast.Fu
         )
     here = [(f, c) for f, c in calls if c.lineno <= line <= (c.end_lineno or c.lineno)]
     if len(here) != 1:
-        raise Refusal("launch", f"the launch of {launch.name} cannot be found in the source", line=line)
+        raise Refusal(
+            "launch",
+            f"the launch of {launch.name} cannot be found in the source",
+            "Give every launch a line of its own.",
+            line,
+        )
     host, call = here[0]
     callee = call.func.value  # type: ignore[attr-defined]
     if not isinstance(callee, ast.Name) or callee.id not in fwd.kernels:
         raise Refusal(
-            "launch", "the kernel of a launch must be named directly", "Write kernel[grid](...).", line
-        )
-    if any(k.arg is None for k in call.keywords):
-        raise Refusal(
-            "launch", "`**` in the arguments of a launch is not supported", "Name the arguments.", line
-        )
+            "launch", "the kernel of a launch must be named directly", "Write kernel[grid](...)."
+        ).at(call)
     source = functions.get(launch.name)
     if source is None:
-        raise Refusal("launch", f"the source of {launch.name} is not in this file", line=line)
+        raise Refusal(
+            "launch",
+            f"the source of {launch.name} is not in this file",
+            "Define the kernel at the top level.",
+        ).at(call)
     params = [a.arg for a in source.args.args]
     positional = _positional(params, call, launch)
-    given = [*positional, *(str(k.arg) for k in call.keywords)]
-    args = _arguments(launch)
+    unpacked = _unpacked(call, launch)
+    given = [*positional, *(k.arg for k in call.keywords if k.arg is not None), *unpacked]
+    args = _arguments(launch, lambda name: _expression(call, params, name), taken)
     builder = Builder(source, fwd.module, functions, args)
     try:
         kernel = builder.kernel()
     except Refusal as refusal:
         raise refusal.at(source, fwd.path) from None
     site = Site(call, host, callee.id, params, given, positional, launch, args, kernel)
+    site.unpacked = unpacked
     site.autotuned = launch.config is not None
     site.written = list(dict.fromkeys(base.attrs["name"] for base, _, _ in builder.stored))
     stores = [e for e in walk(kernel.effects) if isinstance(e, Store)]
@@ -151,30 +168,78 @@ def _site(fwd: Forward, launch: Launch, calls: list, functions: dict[str, ast.Fu
         n for n in site.written if all(s.kind == "atomic_add" for s in stores if s.base.attrs["name"] == n)
     ]
     site.heuristics = _heuristics(source)
-    reads_active = any(a.active and not a.none for a in args.values())
-    for name in site.written:
-        value = launch.args[name]
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and reads_active:
+    _note_tables(site, builder, taken)
+    reads_active = any(a.active and not a.none or a.behind and a.behind.active for a in args.values())
+    for name in sorted(site.written, key=lambda n: n in site.tables):  # tables last: they are many tensors
+        values = _tensors(site, launch, name, taken)
+        if values and all(value.is_floating_point() for value in values) and reads_active:
             site.outputs.append(name)
-            if value.requires_grad and name not in site.added and name not in kernel.inplace:
+            own = name in site.added or name in kernel.inplace
+            if any(value.requires_grad for value in values) and not own:
                 raise Refusal(
                     "shared output",
                     f"`{name}` of {launch.name} already holds differentiable values that this launch does not read",
                     "Give every launch an output of its own, and combine them with torch.",
-                    line,
-                )
+                ).at(call)
     for name in site.outputs:
-        kernel.params[name].active = True
+        for base in builder.entries.get(name, [kernel.params[name]]):
+            base.active = True
     return site
+
+
+def _tensors(site: Site, launch: Launch, name: str, taken: tables.Taken) -> list[torch.Tensor]:
+    """The tensors that a launch reads or writes through a parameter."""
+    value = launch.args[name]
+    if name in site.tables:
+        return taken.behind(value) or []
+    return [value] if isinstance(value, torch.Tensor) else []
+
+
+def _note_tables(site: Site, builder: Builder, taken: tables.Taken) -> None:
+    """Which parameters are tables of pointers; refuse what cannot be made again around the backward."""
+
+    def refuse(message: str, remedy: str) -> Refusal:
+        return Refusal(tables.CONSTRUCT, message, remedy).at(site.call)
+
+    for name in site.params:
+        if name not in builder.entries:
+            continue
+        written = _expression(site.call, site.params, name)
+        if not isinstance(written, (ast.Name, ast.Attribute, ast.Subscript)):
+            raise refuse(f"`{name}` has no name in the stub", "Put the table into a variable, and pass that.")
+        site.tables[name] = written
+        tensors = _tensors(site, site.launch, name, taken)
+        lines = {taken.lines[t.data_ptr()] for t in tensors}
+        if not all(site.host.lineno <= line <= (site.host.end_lineno or line) for line in lines):
+            raise refuse(
+                f"the addresses in `{name}` are taken outside {site.host.name}()",
+                "Call data_ptr() in the function that launches the kernel.",
+            )
+        if taken.cut_off(tensors):
+            raise refuse(
+                f"`{name}` has the address of a detached input",
+                "Call data_ptr() on the input itself; pass what wants no gradient in a table of its own.",
+            )
+        site.taken |= lines
+        if name in site.written:
+            tables.check_written(name, tensors, refuse)
 
 
 def _positional(params: list[str], call: ast.Call, launch: Launch) -> list[str]:
     """The parameters that a launch passes without naming them. `*x.stride()` stands for as many as are left."""
     if not any(isinstance(a, ast.Starred) for a in call.args):
         return params[: len(call.args)]
-    elsewhere = {k.arg for k in call.keywords} | set(launch.config or ()) | set(launch.heuristics)
-    count = next((i for i, name in enumerate(params) if name in elsewhere), len(params))
+    count = next((i for i, name in enumerate(params) if name in launch.keywords), len(params))
     return params[:count]
+
+
+def _unpacked(call: ast.Call, launch: Launch) -> list[str]:
+    """The names that a launch passes with `**`: those that neither the call nor an autotuner or heuristic spells out."""
+    if all(k.arg is not None for k in call.keywords):
+        return []
+    known = {k.arg for k in call.keywords} | set(launch.config or ()) | set(launch.heuristics)
+    tuned = launch.config is not None  # an autotuner passes options like num_warps as well
+    return [n for n in launch.keywords if n not in known and not (tuned and n not in launch.args)]
 
 
 def _heuristics(source: ast.FunctionDef) -> dict[str, ast.expr]:
@@ -190,7 +255,17 @@ def _heuristics(source: ast.FunctionDef) -> dict[str, ast.expr]:
     return found
 
 
-def _arguments(launch: Launch) -> dict[str, Arg]:
+def _expression(call: ast.Call, params: list[str], name: str) -> ast.expr:
+    """What stands for a parameter in a launch; the launch where that cannot be said."""
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    at = params.index(name)
+    unclear = at >= len(call.args) or any(isinstance(a, ast.Starred) for a in call.args[: at + 1])
+    return call if unclear else call.args[at]
+
+
+def _arguments(launch: Launch, where: Callable[[str], ast.expr], taken: tables.Taken) -> dict[str, Arg]:
     out = {}
     for name, value in launch.args.items():
         value = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
@@ -198,6 +273,7 @@ def _arguments(launch: Launch) -> dict[str, Arg]:
             dtype = str(value.dtype).removeprefix("torch.").replace("bool", "int1")
             active = value.requires_grad and value.is_floating_point()
             out[name] = Arg(name, "pointer", None, dtype, active, value.untyped_storage().data_ptr())
+            out[name].behind = tables.behind_of(name, taken.behind(value))
         elif name in launch.constexprs:
             out[name] = Arg(name, "constexpr", value)
         elif value is None:
@@ -210,27 +286,23 @@ def _arguments(launch: Launch) -> dict[str, Arg]:
             raise Refusal(
                 "launch argument",
                 f"`{name}` of {launch.name} is a {type(value).__name__}",
-                "Pass tensors and numbers.",
-                launch.site[1],
-            )
+                "Pass tensors and numbers of Python: float(...) or int(...) make one.",
+            ).at(where(name))
     return out
 
 
 def _more_active(new: Site, old: Site) -> bool:
-    count = [sum(a.active for a in s.args.values()) for s in (new, old)]
+    count = [sum(a.active or bool(a.behind and a.behind.active) for a in s.args.values()) for s in (new, old)]
     return count[0] > count[1]
 
 
-def _mark(site: Site, launch: Launch) -> None:
+def _mark(site: Site, launch: Launch, taken: tables.Taken) -> None:
     """Make the written buffers depend on what the kernel reads."""
-    written = [launch.args[name] for name in site.outputs]
+    written = [value for name in site.outputs for value in _tensors(site, launch, name, taken)]
     if not written:
         return
     ids = {id(t) for t in written}
-    sources = [
-        v
-        for v in launch.args.values()
-        if isinstance(v, torch.Tensor) and v.requires_grad and id(v) not in ids
-    ]
+    read = [value for name in launch.args for value in _tensors(site, launch, name, taken)]
+    sources = [value for value in read if value.requires_grad and id(value) not in ids]
     if sources or any(t.requires_grad for t in written):
         _Mark.apply(len(written), *written, *sources)

@@ -138,7 +138,7 @@ class GradWrite:
     line: int | None
     kind: str = "atomic_add"  # or "store", once proven disjoint
     proof: str = ""  # why it is a store, or why it is not
-    layout: list = field(default_factory=list)  # (stride, extent) pairs that the host checks
+    layouts: list = field(default_factory=list)  # lists of (stride, extent) pairs that the host checks
     covers: Node | None = None  # how many elements it reaches, where that is known
     advice: str = ""  # the better schedule that could not be proven
 
@@ -149,6 +149,7 @@ class TapeStore:
     index: Node
     value: Node
     region: Region
+    mask: Node | None = None
 
 
 @dataclass(eq=False)
@@ -467,6 +468,7 @@ _FOLD: dict[str, Callable[..., Any] | None] = {
     "floordiv": lambda a, b: _cdiv_floor(a, b) if isinstance(a, int) and isinstance(b, int) else a // b,
     "mod": lambda a, b: a - _cdiv_floor(a, b) * b,
     "cdiv": lambda a, b: -(-a // b),
+    "next_power_of_2": lambda a: 1 << (a - 1).bit_length() if a > 0 else 0,
     "minimum": min,
     "maximum": max,
     "and": lambda a, b: a & b,
@@ -529,7 +531,7 @@ def operands(item: Any) -> list:
     if isinstance(item, If):
         return [item.cond, *item.then_effects, *item.other_effects]
     if isinstance(item, TapeStore):
-        return [item.index, item.value]
+        return [n for n in (item.index, item.value, item.mask) if n is not None]
     return [n for n in (item.base, item.offset, item.mask, item.value) if n is not None]
 
 

@@ -29,7 +29,7 @@ def split(reverse: Reverse, axes: list[int], refused: dict[Node, str]) -> list:
         others = [w for w, _ in mine if w is not first]
         if not all(map(_straight, others)):
             continue
-        first.kind, first.proof, first.layout = "store", proof.text, proof.layout
+        first.kind, first.proof, first.layouts = "store", proof.text, proof.layouts
         late += others
         d = adjoint_name(base.attrs["name"])
         reason = (

@@ -90,3 +90,13 @@ def _arguments(text: str) -> list[str]:
         else:
             current += char
     return [*parts, current.strip()] if current.strip() else parts
+
+
+def statement(source: list[str], line: int) -> str:
+    """The statement of a file that starts at a line, on one line."""
+    text = ""
+    for part in source[line - 1 : line + 12]:
+        text += (" " if text and not text.endswith(("(", "[")) else "") + part.split("  # ")[0].strip()
+        if all(text.count(a) <= text.count(b) for a, b in ("()", "[]", "{}")):
+            break
+    return text.replace(",)", ")").replace(", )", ")")

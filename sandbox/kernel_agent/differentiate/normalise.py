@@ -12,7 +12,7 @@ import builtins
 from types import ModuleType
 from typing import Any
 
-from . import fence
+from . import fence, tables
 from .fence import Refusal
 from .ir import COMPARE, Carry, For, Graph, If, Node, Region, broadcast_shape, promote
 from .simplify import is_zero
@@ -26,6 +26,7 @@ from .values import (
     PtrType,
     Returned,
     assigned_names,
+    bases,
     counted,
     dtype_text,
     is_helper,
@@ -56,6 +57,7 @@ class Builder:
         self.added: set[str] = set()  # buffers that are added to atomically
         self.loaded: list[tuple[Node, Node, Node | None]] = []
         self.inplace: set[str] = set()
+        self.entries: dict[str, list[Node]] = {}  # pointers by the table that they come from
         self.depth = 0
         self.tl = next(
             (n for n, v in vars(module).items() if getattr(v, "__name__", "") == "triton.language"), "tl"
@@ -104,11 +106,11 @@ class Builder:
     def _check_aliases(self) -> None:
         for base, offset, mask in self.stored:
             for other, other_offset, other_mask in self.loaded:
-                if self.args[base.attrs["name"]].storage != self.args[other.attrs["name"]].storage:
+                if not tables.storages(self.args, base) & tables.storages(self.args, other):
                     continue
                 if base.attrs["none"] or other.attrs["none"]:
                     continue
-                same = base is other and base.attrs["name"] not in self.added
+                same = base is other and base.op == "param" and base.attrs["name"] not in self.added
                 if offset is not other_offset or mask is not other_mask or not same:
                     raise Refusal(
                         "in-place access",
@@ -176,6 +178,8 @@ class Builder:
         self.env[target.id] = value
         name = target.id
         if isinstance(value, Ptr):
+            if value.base.op == "entry" and value.base.hint is None:
+                value.base.hint = name
             value, name = value.offset, offset_name(name)
         if (
             isinstance(value, Node)
@@ -340,6 +344,13 @@ class Builder:
                 loop.cond = self.node(self.expr(test))
             if self.block(node.body) is not None:
                 raise Refusal("return in a loop", "a return inside a loop is not supported").at(node)
+            turned = next((n for n in assigned if bases(self.env[n]) != bases(before[n])), None)
+            if turned is not None:
+                raise Refusal(
+                    "pointer",
+                    f"`{turned}` points into another buffer after a step",
+                    "Load from each buffer apart.",
+                ).at(node)
             revised = self._revise(plan, current, entry, affine, region)
             if revised == plan:
                 break

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from . import tables
 from .fence import NOT_DIFFERENTIABLE, Refusal
 from .ir import Node, is_float, promote
 from .normalise import Builder
-from .values import BlockPtr, DType, Poison, Ptr, PtrType, is_static
+from .values import BlockPtr, DType, PointerTo, Poison, Ptr, PtrType, is_static
 
 DTYPES = {
     "fp8e4nv": "float8e4nv",
@@ -67,6 +68,8 @@ def attribute(b: Builder, value: Any, name: str) -> Any:
 def element(base: Node) -> str:
     """The element type of a pointer; symbolic for floats, so that the backward fits every precision."""
     elem = base.attrs["elem"]
+    if base.op == "entry":  # the kernel names the type itself
+        return elem
     return f"${elem}:{base.attrs['name']}" if is_float(elem) else elem
 
 
@@ -105,6 +108,10 @@ def call(b: Builder, function: Any, text: str, args: list, kw: dict) -> Any:
         return unary(b, "abs", f"{b.tl}.abs", args[0])
     if name in NOT_DIFFERENTIABLE:
         raise Refusal(text, NOT_DIFFERENTIABLE[name])
+    if name == "next_power_of_2":
+        value = b.node(args[0])
+        b.number(value)
+        return b.g.make("next_power_of_2", (value,), {"text": text}, "int32", ())
     if name == "pow":
         return b.g.make("call", [b.node(a) for a in args], {"fn": "pow", "text": text})
     if name in TABLE:
@@ -184,6 +191,12 @@ def _write(b: Builder, ptr: Any, value: Any, mask: Any, boundary_check: Any, kin
         ptr, mask, _ = _expand_block(b, ptr, boundary_check, "")
     if not isinstance(ptr, Ptr):
         raise Refusal(kind, "the address is not based on a pointer argument")
+    if ptr.base.op == "entry" and kind == "atomic_add":
+        raise Refusal(
+            "table of pointers",
+            "what is added to through a table keeps a gradient of its own",
+            "Store through the table, or pass each buffer as an argument.",
+        )
     node = b.node(value)
     mask = _mask(b, mask)
     if node.shape != ptr.offset.shape:
@@ -276,12 +289,18 @@ def zeros_like(b: Builder, value: Any) -> Node:
     return b.g.zeros(node.shape, node.dtype)
 
 
-def cast(b: Builder, value: Any, dtype: Any, bitcast: Any = False, **_: Any) -> Node:
-    if bitcast is True:
+def cast(b: Builder, value: Any, dtype: Any, bitcast: Any = False, **_: Any) -> Any:
+    if bitcast is True and not isinstance(dtype, PointerTo):
         raise Refusal("bitcast", "reinterpreting bits has no derivative")
     if isinstance(value, (Ptr, BlockPtr)):
         raise Refusal("pointer cast", "casting a pointer changes what its elements are")
+    if isinstance(dtype, PointerTo):
+        return tables.pointer(b, value, dtype.element)
     return b.g.cast(b.node(value), _dtype(dtype))
+
+
+def pointer_type(b: Builder, element: Any, *_: Any, **__: Any) -> PointerTo:
+    return PointerTo(_dtype(element))
 
 
 def expand_dims(b: Builder, value: Any, axis: Any) -> Node:
@@ -585,6 +604,7 @@ TABLE: dict[str, Callable] = {
     "zeros": zeros,
     "zeros_like": zeros_like,
     "cast": cast,
+    "pointer_type": pointer_type,
     "expand_dims": expand_dims,
     "broadcast_to": broadcast_to,
     "broadcast": broadcast,

@@ -18,6 +18,7 @@ from .fence import Refusal
 from .ir import COMPARE, For, If, Node, Store
 from .reverse import LineReport
 from .stores import close, learn
+from .tables import root
 from .values import Kernel
 
 Placed = tuple[Store, tuple[For, ...]]
@@ -33,10 +34,16 @@ def check(kernel: Kernel, grid: tuple[int, ...], report: list[LineReport]) -> No
             _moves(kernel, store, loops)
             _once(kernel, (store, loops), grid, report)
     for (one, loops), (two, others) in combinations(stores, 2):
-        if one.base is not two.base or _exclusive(one, two) or not _loses(one, loops, two, others):
+        if (
+            root(one.base) is not root(two.base)
+            or _exclusive(one, two)
+            or not _loses(one, loops, two, others)
+        ):
             continue
         name = one.base.attrs["name"]
-        if one.offset is two.offset or _meet(kernel, (one, loops), (two, others), grid):
+        if (one.base is two.base and one.offset is two.offset) or _meet(
+            kernel, (one, loops), (two, others), grid
+        ):
             raise Refusal(
                 "overwritten store",
                 f"`{name}` is stored to twice at one address (lines {one.line} and {two.line})",
@@ -103,7 +110,8 @@ def _moves(kernel: Kernel, store: Store, loops: tuple[For, ...]) -> None:
     variables = {var.key for group in groups for var, _ in group.terms if var.kind == "trip"}
     for loop in loops:
         moves = ("trip", (id(loop.region),)) in known or (id(loop.region),) in variables
-        if not moves and not _needs(store.offset, {loop.region.iv, *(carry.phi for carry in loop.carries)}):
+        changing = {loop.region.iv, *(carry.phi for carry in loop.carries)}
+        if not moves and not any(_needs(part, changing) for part in (store.offset, store.base)):
             raise Refusal(
                 "overwritten store",
                 f"`{store.base.attrs['name']}` is stored to at the same address in every step of the loop of line {loop.line}",
@@ -164,6 +172,8 @@ def _addresses(
     kernel: Kernel, store: Store, loops: tuple[For, ...], grid: tuple[int, ...], budget: int = LIMIT
 ) -> list[int]:
     """Every address that a store writes in the traced call, as often as it is written. Raises Unknown."""
+    if store.base.op == "entry":  # which tensor is data
+        raise Unknown
     found: list[int] = []
     for pid in product(*(range(n) for n in grid)):
         for env in _steps(kernel, loops, {"pid": pid, "grid": grid}):

@@ -26,7 +26,7 @@ from .reverse import LineReport, Reverse
 from .rewrite import Rewriter
 from .simplify import is_zero
 from .spills import Spills, takes_loop
-from .stores import close, depends, layout_of, learn, overlaps, placed_writes
+from .stores import close, depends, layouts_of, learn, overlaps, placed_writes
 from .values import is_static, loop_out
 from .windows import Turned, turn, windowed
 
@@ -217,17 +217,17 @@ class Owner:
                 return Why(
                     "extent", "which lanes it writes differs between the programs that are summed over"
                 )
-        layout = layout_of(affine, self.g, groups, mask)
-        if layout is None:
+        tile = self.tiles.node(write.offset)
+        layouts = layouts_of(affine, self.g, groups, mask, len(tile.shape))
+        if layouts is None:
             return Why("extent", "the extents of its address dimensions are not known")
-        if overlaps(self.g, layout, self.grid):
+        if any(overlaps(self.g, layout, self.grid) for layout in layouts):
             return Why("overlap", "its windows overlap: one element is read at several places")
         steps = [(region.bounds[2], region) for region in trips]  # type: ignore[index]
-        tile = self.tiles.node(write.offset)
         covers = None
         if not any(r.cond is not None for r in regions):  # what is summed over does not count
             covers = reached(affine, self.g, groups, tile, mask)
-        return Part(write, tuple(regions), own, steps, reduced, layout, covers, tuple(virtual), turned)
+        return Part(write, tuple(regions), own, steps, reduced, layouts, covers, tuple(virtual), turned)
 
     def computable(self, write: GradWrite) -> bool:
         """Whether another kernel can have what a write needs: no carries, and loops only behind values of the whole program."""
@@ -359,7 +359,7 @@ class Owner:
                 span = g.intern("param", (), {"name": f"span_{write.base.attrs['name']}"}, "int32", ())
                 effect.offset = g.add(g.mul(g.cast(splits, "int64"), span), offset)
             made.effects.append(self._guarded(effect, first, last) if made.optional else effect)
-            made.layouts += [p.layout for p in plan.parts if len(p.layout) > 1]
+            made.layouts += [layout for p in plan.parts for layout in p.layouts]
             self._remove(plan)
             reason = f"owned tiles: {'partial sums of ' if split else ''}one program a tile"
             proof = "affine nest" if turned is None else turned.what
@@ -474,7 +474,7 @@ class Part:
     own: tuple[Node, ...]
     trips: list[tuple[Node, Region]]
     reduced: tuple[Region, ...]
-    layout: list
+    layouts: list
     covers: Node | None = None  # how many elements all owners reach
     virtual: tuple[Node, ...] = ()  # all its program variables
     turned: Turned | None = None  # how its window was turned around

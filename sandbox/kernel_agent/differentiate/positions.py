@@ -67,10 +67,10 @@ class Condition:
     axes: Axes
 
 
-def conditions(g: Graph, mask: Node | None) -> list[Condition]:
-    """The conditions of a mask, also of parts that were expanded together."""
+def conditions(g: Graph, mask: Node | None, rank: int) -> list[Condition]:
+    """The conditions of a mask of a block with `rank` axes, also of parts that were expanded together."""
     found: list[Condition] = []
-    stack = [Condition(mask, tuple(range(len(mask.shape))))] if mask is not None else []
+    stack = [Condition(mask, tuple(range(rank - len(mask.shape), rank)))] if mask is not None else []
     while stack:
         one = stack.pop()
         node, axes = one.node, one.axes
@@ -89,10 +89,10 @@ def conditions(g: Graph, mask: Node | None) -> list[Condition]:
 class Bounds:
     """What a mask says about sums of variables."""
 
-    def __init__(self, g: Graph, affine: Affine, mask: Node | None) -> None:
+    def __init__(self, g: Graph, affine: Affine, mask: Node | None, rank: int) -> None:
         self.g, self.affine = g, affine
         self.found: list[tuple[dict[Var, Monomial], Form, Condition | None]] = []
-        for condition in conditions(g, mask):
+        for condition in conditions(g, mask, rank):
             node = condition.node
             while node.op == "cast":
                 node = node.args[0]
@@ -139,9 +139,9 @@ class Bounds:
 class Reader:
     """Finds the entries of address dimensions, and the positions they belong to."""
 
-    def __init__(self, g: Graph, affine: Affine, mask: Node | None) -> None:
+    def __init__(self, g: Graph, affine: Affine, mask: Node | None, rank: int) -> None:
         self.g, self.affine = g, affine
-        self.bounds = Bounds(g, affine, mask)
+        self.bounds = Bounds(g, affine, mask, rank)
         self.positions: dict[frozenset, Position] = {}
 
     def entries(self, group: Group) -> list[Entry]:

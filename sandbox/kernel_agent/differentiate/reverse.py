@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from . import tables
 from .fence import Refusal
 from .ir import Carry, For, GradWrite, If, Node, Region, Store, adjoint_dtype, walk
 from .rules import adjoint, unbroadcast
@@ -137,11 +138,12 @@ class Reverse:
         if not store.value.active or not store.base.active:
             return
         g.line = store.line
-        args = [store.base, store.offset]
+        args = [tables.entry_of(g, store.base, "upstream"), store.offset]
         attrs = {"other": store.mask is not None, "upstream": True}
         if store.mask is not None:
             args += [store.mask, g.number(0)]
-        dtype = f"${store.base.attrs['elem']}:d_{store.base.attrs['name']}"
+        elem = store.base.attrs["elem"]
+        dtype = elem if store.base.op == "entry" else f"${elem}:d_{store.base.attrs['name']}"
         raw = g.make("load", args, attrs, dtype, store.value.shape)
         raw.upstream = True
         d = g.cast(raw, adjoint_dtype(dtype))
@@ -155,7 +157,7 @@ class Reverse:
         if base.active:
             if d.shape != node.shape:
                 d = g.broadcast(d, node.shape)
-            out.append(GradWrite(base, offset, mask, d, region, node.line))
+            out.append(GradWrite(tables.entry_of(g, base, "gradient"), offset, mask, d, region, node.line))
         if len(rest) == 2 and rest[1].active:
             add(rest[1], g.where(mask, g.number(0), d))  # type: ignore[arg-type]
 

@@ -123,15 +123,17 @@ class Rewriter:
         if isinstance(effect, If):
             return self.branch(effect)
         if isinstance(effect, TapeStore):
-            return TapeStore(effect.buffer, self.node(effect.index), self.node(effect.value), effect.region)
+            kept = None if effect.mask is None else self.node(effect.mask)
+            index, value = self.node(effect.index), self.node(effect.value)
+            return TapeStore(effect.buffer, index, value, effect.region, kept)
         assert isinstance(effect, (Store, GradWrite))
         offset, value = self.node(effect.offset), self.node(effect.value)
         mask = None if effect.mask is None else self.node(effect.mask)
         if offset is effect.offset and value is effect.value and mask is effect.mask:
             return effect
         if isinstance(effect, Store):
-            return Store(effect.base, offset, mask, value, effect.kind, effect.region, effect.line)
-        return GradWrite(effect.base, offset, mask, value, effect.region, effect.line)
+            return Store(self.node(effect.base), offset, mask, value, effect.kind, effect.region, effect.line)
+        return GradWrite(self.node(effect.base), offset, mask, value, effect.region, effect.line)
 
 
 def deepest(nodes: list[Node]):

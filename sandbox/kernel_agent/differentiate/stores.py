@@ -7,21 +7,27 @@ lane. That the dimensions themselves do not overlap (a row is not longer than th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .affine import Affine, Group, Monomial, Var, divide, times, upper
 from .ir import For, GradWrite, Graph, If, Node, walk
 from .names import adjoint_name
+from .natural import natural
 from .reverse import LineReport, Reverse, children
 from .simplify import is_zero
+from .spelling import on_host
+from .tables import root
+
+Layout = list[tuple[Node, Node | None]]  # (stride, extent) pairs; extent None is the outermost
 
 
 @dataclass
 class Proof:
-    """Why a write is a store, and the (stride, extent) pairs that the host has to check; extent None is the outermost."""
+    """Why a write is a store, and the layouts that the host has to check."""
 
     text: str
-    layout: list[tuple[Node, Node | None]] = field(default_factory=list)
+    layouts: list[Layout] = field(default_factory=list)
 
 
 def merge(reverse: Reverse) -> None:
@@ -83,13 +89,14 @@ def prove(reverse: Reverse, axes: list[int]) -> None:
     """Decide store or atomic add for every write, and say why."""
     placed = list(placed_writes(reverse.effects, ()))
     for write, loops in placed:
-        others = [w for w, _ in placed if w.base is write.base and w is not write]
+        others = [w for w, _ in placed if root(w.base) is root(write.base) and w is not write]
         if any(not _exclusive(write, other) for other in others):
             reason = "several places write this gradient"
         else:
-            proof = disjoint(reverse, write.offset, write.mask, loops, axes)
+            entry = write.base.args[1] if write.base.op == "entry" else None
+            proof = disjoint(reverse, write.offset, write.mask, loops, axes, entry)
             if isinstance(proof, Proof):
-                write.kind, write.proof, write.layout = "store", proof.text, proof.layout
+                write.kind, write.proof, write.layouts = "store", proof.text, proof.layouts
                 name = write.base.attrs["name"]
                 reverse.report.append(
                     LineReport(
@@ -126,20 +133,29 @@ def _exclusive(a: GradWrite, b: GradWrite) -> bool:
 
 
 def disjoint(
-    reverse: Reverse, offset: Node, mask: Node | None, loops: tuple[For, ...], axes: list[int]
+    reverse: Reverse,
+    offset: Node,
+    mask: Node | None,
+    loops: tuple[For, ...],
+    axes: list[int],
+    entry: Node | None = None,
 ) -> Proof | str:
-    """A proof that (programs x iterations x lanes) -> address is injective, or the reason why there is none."""
+    """A proof that (programs x iterations x lanes) -> address is injective, or the reason why there is none.
+
+    `entry`: the address is in the buffer of this number; every number has one of its own.
+    """
     g = reverse.kernel.graph
     affine = Affine(g)
     groups = affine.groups(offset)
-    if groups is None:
+    entries = [] if entry is None else affine.groups(entry)
+    if groups is None or entries is None:
         return "its address is not a sum of strides times indices"
     known: set[tuple[str, tuple]] = set()
-    for group in groups:
+    for group in groups + entries:
         if affine.solve(group):
             for var, _ in group.terms:
                 learn(var, known)
-    close(affine, known, groups)
+    close(affine, known, groups + entries)
     for axis in axes:
         if ("pid", (axis,)) not in known:
             return f"its address does not determine program_id({axis})"
@@ -153,10 +169,21 @@ def disjoint(
         if axis not in lanes and not g.is_one(dim):
             return "several lanes of a block go to one address"
     text = "digits: " + "; ".join(_group_text(affine, group) for group in groups)
-    layout = layout_of(affine, g, groups, mask)
-    if layout is None:
-        return "the extents of its address dimensions are not known"
-    return Proof(text, layout)
+    layouts = layouts_of(affine, g, groups, mask, len(offset.shape))
+    of_entries = layouts_of(affine, g, entries, None, 0)
+    if layouts is None or of_entries is None:
+        return _unbounded(groups + entries)
+    return Proof(text, layouts + of_entries)
+
+
+def _unbounded(groups: list[Group]) -> str:
+    """Why there is no layout: it names the index that a mask could bound."""
+    for group in groups:
+        for var, _ in group.terms:
+            if var.kind == "opaque" and var.node is not None and var.node.hint and not natural(var.node):
+                name = var.node.hint
+                return f"nothing bounds `{name}` (a mask with {name} >= 0 and {name} < its size does)"
+    return "the extents of its address dimensions are not known"
 
 
 def learn(var: Var, known: set) -> None:
@@ -217,25 +244,59 @@ def _group_text(affine: Affine, group: Group) -> str:
 # layout: what the host checks
 
 
-def layout_of(affine: Affine, g: Graph, groups: list[Group], mask: Node | None) -> list | None:
-    """(stride, extent) of each address dimension, in elements; None where more than one extent is unknown."""
-    if len(groups) < 2:
-        return []
-    bounds = bounds_of(affine, mask)
-    layout: list[tuple[Node, Node | None]] = []
-    for group in groups:
-        lowest = group.terms[0][1]
-        stride = monomial_node(affine, g, times(group.coefficient, lowest))
-        layout.append((stride, _extent(affine, g, group, bounds)))
-    open_ended = [stride for stride, extent in layout if extent is None]
-    traced = [g.concrete(stride) for stride, _ in layout]
-    if len(open_ended) > 1 or (open_ended and (None in traced or g.concrete(open_ended[0]) < max(traced))):
+@dataclass
+class Limits:
+    """What a mask says of indices, each named by its variable terms."""
+
+    above: dict[frozenset, Node]  # what an index stays below
+    floors: set[frozenset]  # those that are not negative
+
+    def natural(self, var: Var) -> bool:
+        """Whether a variable is never negative, so that it can be a digit."""
+        if var.kind not in ("opaque", "floordiv", "mod"):
+            return True
+        assert var.node is not None
+        return natural(var.node) or frozenset([(var.kind, var.key, (1, ()))]) in self.floors
+
+
+def layouts_of(
+    affine: Affine, g: Graph, groups: list[Group], mask: Node | None, rank: int
+) -> list[Layout] | None:
+    """What makes an address injective where its dimensions are: one layout, and one more for each joint index.
+
+    Chunks of a row overlap the next row where the last chunk is cut short, but the mask `part * chunk + i < n` lets no lane there. Such a
+    bound on several dimensions together makes one dimension of them: they must not overlap among themselves, and it
+    must not overlap the others. None where more than one extent is unknown.
+    """
+    limits = Limits(bounds_of(affine, mask, rank), floors_of(affine, mask, rank))
+    apart, layouts = list(groups), []
+    joined: Layout = []
+    for signature, bound in limits.above.items():
+        names = {(kind, key) for kind, key, _ in signature}
+        joint = [group for group in apart if any((v.kind, v.key) in names for v, _ in group.terms)]
+        unit = _unit(joint, signature, limits) if len(joint) > 1 else None
+        if unit is not None:
+            apart = [group for group in apart if group not in joint]
+            layouts.append(_dimensions(affine, g, joint, limits))
+            joined.append((monomial_node(affine, g, unit), bound))
+    layouts = [
+        layout for layout in [_dimensions(affine, g, apart, limits) + joined, *layouts] if len(layout) > 1
+    ]
+    values = [value for layout in layouts for pair in layout for value in pair if value is not None]
+    if layouts and not (all(group.solved for group in groups) and all(map(on_host, values))):
         return None
-    layout.sort(key=lambda pair: pair[1] is None)
-    return layout
+    for layout in layouts:
+        open_ended = [stride for stride, extent in layout if extent is None]
+        traced = [g.concrete(stride) for stride, _ in layout]
+        if len(open_ended) > 1 or (
+            open_ended and (None in traced or g.concrete(open_ended[0]) < max(traced))
+        ):
+            return None
+        layout.sort(key=lambda pair: pair[1] is None)
+    return layouts
 
 
-def overlaps(g: Graph, layout: list[tuple[Node, Node | None]], grid: tuple[int, ...]) -> bool:
+def overlaps(g: Graph, layout: Layout, grid: tuple[int, ...]) -> bool:
     """Whether the host's check of a layout would already fail on the traced call."""
     counts = g.launched(grid)
     known = [(g.concrete(s, counts), None if e is None else g.concrete(e, counts)) for s, e in layout]
@@ -249,12 +310,39 @@ def overlaps(g: Graph, layout: list[tuple[Node, Node | None]], grid: tuple[int, 
     return False
 
 
-def _extent(affine: Affine, g: Graph, group: Group, bounds: dict[frozenset, Node]) -> Node | None:
+def _dimensions(affine: Affine, g: Graph, groups: list[Group], limits: Limits) -> Layout:
+    return [
+        (
+            monomial_node(affine, g, times(group.coefficient, group.terms[0][1])),
+            _extent(affine, g, group, limits),
+        )
+        for group in groups
+    ]
+
+
+def _unit(groups: list[Group], signature: frozenset, limits: Limits) -> Monomial | None:
+    """The stride of a bounded index that consists of these address dimensions and nothing else.
+
+    No term may be negative: only then is the sum of any of them below the bound too.
+    """
+    factors = {(kind, key): factor for kind, key, factor in signature}
+    terms = [(var, times(group.coefficient, m)) for group in groups for var, m in group.terms]
+    if {(v.kind, v.key) for v, _ in terms} != set(factors) or len(terms) != len(signature):
+        return None
+    if any(factor < 0 for factor, _ in factors.values()) or not all(limits.natural(v) for v, _ in terms):
+        return None
+    units = {divide(m, factors[v.kind, v.key]) for v, m in terms}
+    return units.pop() if len(units) == 1 else None
+
+
+def _extent(affine: Affine, g: Graph, group: Group, limits: Limits) -> Node | None:
     """How many steps of its lowest digit an index can make: from the mask, else from its highest digit."""
     lowest = group.terms[0][1]
+    if not all(limits.natural(var) for var, _ in group.terms):
+        return None
     for k, (_, start) in enumerate(group.terms):
         parts = [(var, divide(m, start)) for var, m in group.terms[k:]]
-        bound = bounds.get(frozenset((var.kind, var.key, m) for var, m in parts))
+        bound = limits.above.get(frozenset((var.kind, var.key, m) for var, m in parts))
         unit = divide(start, lowest)
         if bound is not None and unit is not None:
             return g.mul(monomial_node(affine, g, unit), bound)
@@ -293,50 +381,71 @@ def _start_digit(affine: Affine, group: Group, lo: Node, step: Node) -> Monomial
     return digit if times(digit, (factor, ids)) == multiplier else None
 
 
-def bounds_of(affine: Affine, mask: Node | None) -> dict[frozenset, Node]:
-    """Indices that a mask bounds from above: {terms of the index: bound}."""
+def bounds_of(affine: Affine, mask: Node | None, rank: int) -> dict[frozenset, Node]:
+    """Indices that a mask bounds from above: {terms of the index: bound}. The block that it belongs to has `rank` axes."""
+    g = affine.g
     found: dict[frozenset, Node] = {}
+    for node, axes in comparisons(mask, rank):
+        if node.attrs["cmp"] != "<":
+            continue
+        index, bound = node.args
+        halves = _plain(bound).args if _plain(bound).op == "minimum" else (bound,)  # below both of them
+        for half in halves:
+            signature, rest = _index(affine, g.sub(index, half), axes)
+            if signature is None:
+                continue
+            total = None
+            for ids, factor in rest.items():
+                term = monomial_node(affine, g, (-factor, ids))
+                total = term if total is None else g.add(total, term)
+            if total is not None:
+                found[signature] = total
+    return found
+
+
+def floors_of(affine: Affine, mask: Node | None, rank: int) -> set[frozenset]:
+    """Indices that a mask keeps from being negative."""
+    found = set()
+    for node, axes in comparisons(mask, rank):
+        low, high = node.args[::-1] if node.attrs["cmp"] == ">=" else node.args
+        if node.attrs["cmp"] in (">=", "<=") and is_zero(low):
+            signature, rest = _index(affine, high, axes)
+            if signature is not None and not any(rest.values()):
+                found.add(signature)
+    return found
+
+
+def comparisons(mask: Node | None, rank: int) -> Iterator[tuple[Node, tuple[int, ...]]]:
+    """The comparisons that all hold where a mask does, each with the axes of the block that its own axes are."""
     stack: list[tuple[Node, tuple[int, ...]]] = (
-        [(mask, tuple(range(len(mask.shape))))] if mask is not None else []
+        [(mask, tuple(range(rank - len(mask.shape), rank)))] if mask is not None else []
     )
     while stack:
         node, axes = stack.pop()
-        if node.op == "and":
+        if node.op in ("and", "broadcast"):
             stack += [(a, axes[len(axes) - len(a.shape) :]) for a in node.args]
         elif node.op == "expand":
             at = node.attrs["axis"]
             stack.append((node.args[0], (*axes[:at], *axes[at + 1 :])))
-        elif node.op == "broadcast":
-            stack.append((node.args[0], axes[len(axes) - len(node.args[0].shape) :]))
-        elif node.op == "compare" and node.attrs["cmp"] == "<":
-            index, bound = node.args
-            if _plain(bound).op == "minimum":  # below a minimum is below both
-                halves = [
-                    affine.g.make("compare", (index, b), {"cmp": "<"}, "int1") for b in _plain(bound).args
-                ]
-                stack += [(half, axes) for half in halves]
-                continue
-            difference = affine.terms(affine.g.sub(index, bound), axes)
-            signature = set()
-            uniform: dict[tuple[int, ...], int] = {}
-            for variables, coefficients in difference.items():
-                coefficients = {k: v for k, v in coefficients.items() if v}
-                if not variables:
-                    uniform = coefficients
-                elif len(variables) == 1 and len(coefficients) == 1:
-                    ((ids, factor),) = coefficients.items()
-                    var = variables[0]
-                    signature.add((var.kind, var.key, (factor, ids)))  # type: ignore[union-attr]
-                elif coefficients:
-                    break
-            else:
-                total = None
-                for ids, factor in uniform.items():
-                    term = monomial_node(affine, affine.g, (-factor, ids))
-                    total = term if total is None else affine.g.add(total, term)
-                if total is not None:
-                    found[frozenset(signature)] = total
-    return found
+        elif node.op == "compare":
+            yield node, axes
+
+
+def _index(affine: Affine, node: Node, axes: tuple[int, ...]) -> tuple[frozenset | None, dict]:
+    """The variable terms of a sum, None where they are not single variables, and its part that is the same everywhere."""
+    signature = set()
+    rest: dict[tuple[int, ...], int] = {}
+    for variables, coefficients in affine.terms(node, axes).items():
+        coefficients = {ids: factor for ids, factor in coefficients.items() if factor}
+        if not variables:
+            rest = coefficients
+        elif len(variables) == 1 and len(coefficients) == 1:
+            ((ids, factor),) = coefficients.items()
+            var = variables[0]
+            signature.add((var.kind, var.key, (factor, ids)))  # type: ignore[union-attr]
+        elif coefficients:
+            return None, rest
+    return frozenset(signature), rest
 
 
 def monomial_node(affine: Affine, g: Graph, monomial: Monomial) -> Node:

@@ -3,20 +3,28 @@
 In this order: (1) a value that the forward stored is loaded back where computing it again would take a loop; (2) a loop that was
 telescoped ends at the values of the original, which needs one sweep less; (3) a reverse loop whose order is free runs forward and
 carries the forward's state along; (4) only what is left is taped: a forward sweep writes the carry before each step to scratch,
-the reverse loop reads it back. Every program has a slice of its own, so a barrier between the two sweeps is enough.
+the reverse loop reads it back. Every program has a slice of its own, so a barrier between the two sweeps is enough. (5) A tape that
+would be too large has checkpoints instead.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from . import checkpoints
 from .affine import upper
+from .decisions import readable
 from .fence import Refusal
-from .ir import Carry, For, If, Node, Store, TapeStore, fold, operands, reachable, real, walk
+from .ir import Carry, For, If, Node, Region, Store, TapeStore, fold, operands, reachable, real, walk
 from .reverse import LineReport, Reverse
 from .rewrite import Rewriter
 
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
+
+
+STEPS = "tape_steps"
+LIMIT = 1 << 30  # bytes of a tape in the traced call, above which it has checkpoints
 
 
 @dataclass
@@ -28,6 +36,7 @@ class Buffer:
     trips: Node
     numel: Node
     carry: str
+    slots: str = STEPS  # how many a program has: one a step, one a checkpoint, or one a step of a segment
 
 
 def use_stored(reverse: Reverse) -> None:
@@ -40,7 +49,7 @@ def use_stored(reverse: Reverse) -> None:
         value = store.value
         while value.op == "cast":
             value = value.args[0]
-        alone = sum(s.base is store.base for s in stores) == 1
+        alone = sum(s.base is store.base for s in stores) == 1 and store.base.op == "param"
         if (
             not alone
             or store.kind != "store"
@@ -119,8 +128,9 @@ def _loops_in(node: Node) -> bool:
 class Tape:
     """Decides for every reverse loop how it gets at the carries of its forward loop."""
 
-    def __init__(self, reverse: Reverse) -> None:
-        self.reverse, self.g = reverse, reverse.kernel.graph
+    def __init__(self, reverse: Reverse, measure: Callable[[Buffer], int] | None = None) -> None:
+        """`measure` gives the bytes of a buffer in the traced call; without it there are no checkpoints."""
+        self.reverse, self.g, self.measure = reverse, reverse.kernel.graph, measure
         self.buffers: list[Buffer] = []
         self.naive: list[Buffer] = []
 
@@ -153,8 +163,65 @@ class Tape:
         if loop.order != "reverse":
             self._accompany(loop, source, phis, needed)
             return
-        for k in sorted(set(needed)):
-            self._tape(loop, source, k)
+        provided = {k: self._stored(source, k) if source.region.kind == "for" else None for k in set(needed)}
+        missing = sorted(k for k, read in provided.items() if read is None)
+        if missing and self._too_large(source, missing) and checkpoints.possible(loop):
+            self._checkpoint(loop, source, phis, missing, provided)
+            return
+        for k, read in sorted(provided.items()):
+            if read is not None:
+                loop.provides[source.carries[k].phi] = read
+            else:
+                self._tape(loop, source, k)
+
+    def _too_large(self, source: For, missing: list[int]) -> bool:
+        """Whether a full tape of some carries would exceed the limit in the traced call."""
+        if self.measure is None or source.region.kind != "for":
+            return False
+        found = [self._buffer(source, k, "tape", STEPS) for k in missing]
+        return sum(map(self.measure, found)) > LIMIT
+
+    def _checkpoint(
+        self,
+        loop: For,
+        source: For,
+        phis: dict[Node, int],
+        missing: list[int],
+        provided: dict[int, Node | None],
+    ) -> None:
+        """Tape the state at the start of every segment, and that of one segment's steps at a time."""
+        g = self.g
+        state = self._closure(source, phis, missing)
+        at, part, segment = checkpoints.places(g, source)
+        length = g.intern("param", (), {"name": checkpoints.SEGMENT}, "int32", ())
+        g.here = source.region
+        first = g.make("compare", (g.make("mod", (at, length)), g.const(0)), {"cmp": "=="}, "int1")
+        number = g.make("floordiv", (at, length))
+        starts: dict[int, Node] = {}
+        for k in state:
+            kept = self._keep(source, k, "check", checkpoints.CHECKPOINTS)
+            store = self._store(kept, number, source.carries[k].phi, source.region)
+            store.mask = first
+            source.tape.append(store)
+            starts[k] = self._read(kept, part, source.carries[k].phi, segment.parent)  # type: ignore[arg-type]
+        forward, copies = checkpoints.again(g, source, segment, starts)
+        lo, _, step = segment.bounds  # type: ignore[misc]
+        g.here = segment
+        at = g.make("floordiv", (g.sub(segment.iv, lo), step))  # type: ignore[arg-type]
+        reads = {}
+        for k in missing:
+            kept = self._keep(source, k, "tape", checkpoints.SEGMENT)
+            forward.tape.append(self._store(kept, at, copies[k], segment))
+            reads[copies[k]] = self._read(kept, at, copies[k], segment)
+        table = {k: copies[k] for k in missing}
+        stored = {k: read for k, read in provided.items() if read is not None}
+        table |= {k: checkpoints.moved(g, source, segment, read) for k, read in stored.items()}
+        inner = checkpoints.segmented(g, loop, source, forward, table)
+        inner.provides.update(reads)
+        g.here = g.top
+        names = ", ".join(f"`{source.carries[k].phi.hint}`" for k in missing)
+        reason = f"{names}: a full tape would exceed {readable(LIMIT)}: checkpoints, the steps between them run again"
+        self.reverse.report.append(LineReport(source.line, "tape", "none", reason))
 
     def _inside(self, roots: list, loop: For) -> list[Node]:
         """What the body computes; values from outside come as they are, whatever loop they took."""
@@ -172,6 +239,16 @@ class Tape:
 
     def _accompany(self, loop: For, source: For, phis: dict[Node, int], needed: list[int]) -> None:
         """Carry the forward's state along in a reverse loop that runs forward."""
+        for k in self._closure(loop, phis, needed, source):
+            carry = source.carries[k]
+            loop.carries.append(Carry(carry.phi, carry.init, carry.next))
+        loop.order = "forward"
+
+    def _closure(
+        self, loop: For, phis: dict[Node, int], needed: list[int], source: For | None = None
+    ) -> list[int]:
+        """The carries that some need in the next step, themselves included."""
+        source = source or loop
         todo, done = list(needed), set()
         while todo:
             k = todo.pop()
@@ -180,10 +257,7 @@ class Tape:
             done.add(k)
             carry = source.carries[k]
             todo += [phis[n] for n in self._inside([carry.next], loop) if n in phis]
-        for k in sorted(done):
-            carry = source.carries[k]
-            loop.carries.append(Carry(carry.phi, carry.init, carry.next))
-        loop.order = "forward"
+        return sorted(done)
 
     def _stored(self, source: For, k: int) -> Node | None:
         """The carry before a step, where the forward stored it after the step before: read back, nothing is taped."""
@@ -200,7 +274,12 @@ class Tape:
             alone = (
                 sum(e.base is store.base for e in forward) == 1 and name not in self.reverse.kernel.inplace
             )
-            if value is not carry.next or not alone or (store.mask is not None and _mixes_lanes(value)):
+            if (
+                store.base.op == "entry"
+                or value is not carry.next
+                or not alone
+                or (store.mask is not None and _mixes_lanes(value))
+            ):
                 continue
             g.here = region
             back = g.sub(region.iv, step)  # type: ignore[arg-type]
@@ -222,18 +301,28 @@ class Tape:
         return None
 
     def _tape(self, loop: For, source: For, k: int) -> None:
+        """Keep a carry before every step."""
         g, carry = self.g, source.carries[k]
         if source.region.kind != "for":
             raise Refusal(
                 "while", "the state of a while loop cannot be taped", "Use a loop over a range.", source.line
             )
-        read = self._stored(source, k)
-        if read is not None:
-            loop.provides[carry.phi] = read
-            return
+        buffer = self._keep(source, k, "tape", STEPS)
+        lo, _, step = source.region.bounds  # type: ignore[misc]
+        g.here = source.region
+        at = g.make("floordiv", (g.sub(source.region.iv, lo), step))  # type: ignore[arg-type]
+        source.tape.append(self._store(buffer, at, carry.phi, source.region))
+        loop.provides[carry.phi] = self._read(buffer, at, carry.phi, source.region)
+        g.here = g.top
+        reason = f"`{carry.phi.hint}` is needed in reverse order: {buffer.dtype} tape in scratch"
+        self.reverse.report.append(LineReport(source.line, "tape", "none", reason))
+
+    def _buffer(self, source: For, k: int, prefix: str, slots: str) -> Buffer:
+        """Scratch for one carry of a loop."""
+        g, phi = self.g, source.carries[k].phi
         lo, hi, step = source.region.bounds  # type: ignore[misc]
         numel = g.one
-        for dim in carry.phi.shape:
+        for dim in phi.shape:
             numel = g.mul(numel, dim)
         g.here = g.top
         trips = upper(g, g.make("cdiv", (g.sub(hi, lo), step)))
@@ -244,35 +333,47 @@ class Tape:
                 "Bound the loop by arguments.",
                 source.line,
             )
-        name = f"tape_{carry.phi.hint or 'carry'}"
+        name = f"{prefix}_{phi.hint or 'carry'}"
         while any(b.name == name for b in self.buffers):
             name += "_"
-        dtype = carry.phi.dtype
-        buffer = Buffer(name, real(dtype), trips, numel, carry.phi.hint or "carry")
+        return Buffer(name, real(phi.dtype), trips, numel, phi.hint or "carry", slots)
+
+    def _keep(self, source: For, k: int, prefix: str, slots: str) -> Buffer:
+        buffer = self._buffer(source, k, prefix, slots)
         self.buffers.append(buffer)
-        g.here = source.region
-        at = g.make("floordiv", (g.sub(source.region.iv, lo), step))  # type: ignore[arg-type]
-        index = g.add(g.mul(self._slice(buffer), numel), g.mul(at, numel))
-        for axis in range(len(carry.phi.shape)):
-            index = g.add(index, self._lanes(carry.phi.shape, axis))
-        base = g.intern("param", (), {"name": name, "none": False, "elem": buffer.dtype}, "pointer", ())
-        source.tape.append(TapeStore(name, index, carry.phi, source.region))
-        read = g.make("load", (base, index), {"other": False, "buffer": True}, dtype, carry.phi.shape)
-        read.hint = carry.phi.hint
-        loop.provides[carry.phi] = read
-        g.here = g.top
-        reason = f"`{carry.phi.hint}` is needed in reverse order: {buffer.dtype} tape in scratch"
-        self.reverse.report.append(LineReport(source.line, "tape", "none", reason))
+        return buffer
+
+    def _store(self, buffer: Buffer, at: Node, value: Node, region: Region) -> TapeStore:
+        return TapeStore(buffer.name, self._index(buffer, at, value, region), value, region)
+
+    def _read(self, buffer: Buffer, at: Node, like: Node, region: Region) -> Node:
+        g = self.g
+        index = self._index(buffer, at, like, region)
+        base = g.intern(
+            "param", (), {"name": buffer.name, "none": False, "elem": buffer.dtype}, "pointer", ()
+        )
+        read = g.make("load", (base, index), {"other": False, "buffer": True}, like.dtype, like.shape)
+        read.hint = like.hint
+        return read
+
+    def _index(self, buffer: Buffer, at: Node, like: Node, region: Region) -> Node:
+        """Where a program keeps its entry number `at`."""
+        g = self.g
+        g.here = region
+        index = g.add(g.mul(self._slice(buffer), buffer.numel), g.mul(at, buffer.numel))
+        for axis in range(len(like.shape)):
+            index = g.add(index, self._lanes(like.shape, axis))
+        return index
 
     def _slice(self, buffer: Buffer) -> Node:
-        """The program's first step in the tape: its number times the longest trip count."""
+        """The program's first entry: its number times the entries that the longest loop needs."""
         g = self.g
         pids = [g.intern("pid", (), {"axis": a}, "int32", ()) for a in range(3)]
         counts = [g.intern("npid", (), {"axis": a}, "int32", ()) for a in range(3)]
         linear = g.cast(pids[2], "int64")
         linear = g.add(g.mul(linear, counts[1]), pids[1])
         linear = g.add(g.mul(linear, counts[0]), pids[0])
-        steps = g.intern("param", (), {"name": "tape_steps"}, "int32", ())
+        steps = g.intern("param", (), {"name": buffer.slots}, "int32", ())
         return g.mul(linear, steps)
 
     def _lanes(self, shape: tuple, axis: int) -> Node:
@@ -304,7 +405,16 @@ def size(buffer: Buffer, site) -> int:
     programs = 1
     for extent in grid:
         programs *= extent
-    return programs * max(number(buffer.trips), 1) * number(buffer.numel) * BYTES.get(buffer.dtype, 4)
+    return (
+        programs * entries(buffer, number(buffer.trips)) * number(buffer.numel) * BYTES.get(buffer.dtype, 4)
+    )
+
+
+def entries(buffer: Buffer, trips: int) -> int:
+    """How many entries a program has, as the host computes it."""
+    steps = max(trips, 1)
+    segment = int(steps**0.5) + 1
+    return {STEPS: steps, checkpoints.SEGMENT: segment}.get(buffer.slots, steps // segment + 2)
 
 
 def naive(site) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import copy
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .emit import Emitted
@@ -17,7 +18,7 @@ from .fence import Refusal
 from .host import Site
 from .ir import Node
 from .lines import WIDTH, break_line, wrap
-from .spelling import INFIX, gradient_name
+from .spelling import INFIX, call_name, choice, gradient_name
 
 LAID_OUT = '''
 def laid_out(t, strides, copy=False):
@@ -92,6 +93,42 @@ def disjoint(*dims):
         reach = float("inf") if extent is None else reach + (extent - 1) * stride
 '''
 
+TABLES = '''
+def address_of(t, pointed):
+    """An address for a table of pointers; `pointed` remembers which tensor it is of."""
+    known = pointed.setdefault(t.data_ptr(), t)
+    if known is not t and (known.shape != t.shape or known.stride() != t.stride()):
+        raise ValueError("two tensors at one address in a table of pointers: pass .clone() of one")
+    return t.data_ptr()
+
+
+def behind(pointed, *tables):
+    """The tensors that tables of pointers point to, table after table."""
+    addresses = [int(address) for table in tables for address in table.flatten().cpu()]
+    if any(address not in pointed for address in addresses):
+        raise ValueError("a table of pointers holds an address that is not a tensor's data_ptr()")
+    return [pointed[address] for address in addresses]
+
+
+def divided(tensors, *tables):
+    """What is behind each table."""
+    tensors = iter(tensors)
+    return [[next(tensors) for _ in range(table.numel())] for table in tables]
+
+
+def table_of(tensors, like):
+    """The addresses of tensors, as a table like another one."""
+    return torch.tensor([t.data_ptr() for t in tensors], dtype=like.dtype, device=like.device)
+'''
+
+PASSED = '''
+def passed(values, *names):
+    """What a launch unpacks with `**`: its Function takes these names, in this order."""
+    if set(values) != set(names):
+        raise TypeError(f"the backward is made for a launch that unpacks {names}, not {tuple(values)}")
+    return [values[name] for name in names]
+'''
+
 
 @dataclass
 class Step:
@@ -112,6 +149,7 @@ class FunctionText:
         self.saved: dict[str, None] = {}
         self.kept: dict[str, None] = {}
         self.written: dict[str, str] = {}  # how many elements of a gradient the kernels write
+        self.behind: dict[str, None] = {}  # tables whose tensors are saved
         self.split: set[str] = set()  # gradients that a step allocates itself, as partial sums
 
     def value(self, param: str) -> str:
@@ -119,6 +157,8 @@ class FunctionText:
         site, arg = self.site, self.site.args[param]
         if arg.kind == "pointer" and param in site.given_names:
             self.saved[param] = None
+            if param in site.tables:
+                self.behind[param] = None  # their memory has to stay
             return param
         if param in site.given_names:
             self.kept[param] = None
@@ -169,11 +209,14 @@ class FunctionText:
         if node.op == "npid":
             return f"grid[{node.attrs['axis']}]"
         if node.op == "cast":
-            return self.expr(node.args[0], prec)
-        if node.op == "neg":
-            return f"-{self.expr(node.args[0], 11)}"
-        if node.op == "select":
-            cond, a, b = node.args
+            whole = node.args[0].is_float and not node.is_float
+            return f"int({self.expr(node.args[0])})" if whole else self.expr(node.args[0], prec)
+        if node.op in ("neg", "invert"):
+            return f"{'-' if node.op == 'neg' else '~'}{self.expr(node.args[0], 11)}"
+        if node.op in ("select", "where", "ifout"):
+            cond, a, b = choice(node)
+            if a is None or b is None:  # made, and used, in one branch only
+                return self.expr(a or b, prec)  # type: ignore[arg-type]
             text = f"{self.expr(a, 1)} if {self.expr(cond, 1)} else {self.expr(b)}"
             return f"({text})" if prec else text
         if node.op == "compare":
@@ -185,11 +228,9 @@ class FunctionText:
             inner = self.expr(node.args[0], 5)
             text = f"not {inner}" if node.op == "not" else f"{inner} is None"
             return f"({text})" if prec > 3 else text
-        if node.op in ("cdiv", "minimum", "maximum"):
-            name = {"cdiv": "triton.cdiv", "minimum": "min", "maximum": "max"}[node.op]
+        if name := call_name(node):
             return f"{name}({', '.join(self.expr(a) for a in node.args)})"
-        if node.op not in INFIX:
-            raise Refusal("layout", f"`{node.op}` cannot be computed on the host", line=node.line)
+        assert node.op in INFIX, f"`{node.op}` cannot be computed on the host"
         symbol, own = INFIX[node.op]
         text = f"{self.expr(node.args[0], own)} {symbol} {self.expr(node.args[1], own + 1)}"
         return f"({text})" if own < prec else text
@@ -198,7 +239,9 @@ class FunctionText:
         site = self.site
         body: list[str] = []
         for name in gradients:
-            if name not in self.inplace and name not in self.split:
+            if name in site.tables:
+                body += self.gradient_table(name)
+            elif name not in self.inplace and name not in self.split:
                 self.saved[name] = None
                 flag = ", accumulate=True" if name in self.accumulated else ""
                 if name in self.written:
@@ -209,13 +252,28 @@ class FunctionText:
         for step in steps:
             body += self.step(step)
         grads = [self.result(name, gradients) for name in site.given_names]
-        body += _return(["None", *grads])
+        body += _return(["None", *grads, *(self.results_behind(name, gradients) for name in site.tables)])
         return "\n".join(["", *self.head(), *self.forward(), "", *self.backward(body)]) + "\n"
+
+    def gradient_table(self, name: str) -> list[str]:
+        """The gradients of what is behind a table, and their table."""
+        self.behind[name] = None
+        d, tensors = gradient_name(name), tensors_of(name)
+        made = f"[gradient_of(t, accumulate=True) for t in {tensors}]"
+        lines = [f"{gradient_name(tensors)} = {made}", f"{d} = table_of({gradient_name(tensors)}, {name})"]
+        return [part for line in lines for part in break_line(line, WIDTH - 8)]
+
+    def results_behind(self, name: str, gradients: list[str]) -> str:
+        if name in gradients:
+            zipped = f"zip({gradient_name(tensors_of(name))}, {tensors_of(name)})"
+            return f"*(finished(d, t) for d, t in {zipped})"
+        self.saved[name] = None
+        return f"*[None] * {name}.numel()"
 
     def result(self, name: str, gradients: list[str]) -> str:
         site = self.site
         arg = site.args.get(name)
-        if arg is None or arg.kind != "pointer":
+        if arg is None or arg.kind != "pointer" or name in site.tables:
             return "None"
         d = gradient_name(name)
         if name in gradients:
@@ -235,48 +293,79 @@ class FunctionText:
     def forward(self) -> list[str]:
         site = self.site
         call = [n if n in site.positional else f"{n}={n}" for n in site.given_names]
-        lines = ["    @staticmethod", *_signature("forward", ["ctx", "grid", *site.given_names])]
+        params = ["ctx", "grid", *site.given_names, *["*pointed"] * bool(site.tables)]
+        lines = ["    @staticmethod", *_signature("forward", params)]
         for name in sorted(self.inplace & set(self.saved)):
             lines.append(f"        before_{name} = {name}.clone()")
         lines += _broken(f"{site.kernel_name}[grid]({', '.join(call)})")
-        lines.append(f"        ctx.mark_dirty({', '.join(site.outputs)})")
+        outputs = [f"*{tensors_of(n)}" if n in site.tables else n for n in site.outputs]
+        if site.tables:
+            lines += _broken(_divided(list(site.tables), "pointed"))
+        lines += _broken(f"ctx.mark_dirty({', '.join(outputs)})")
         for name in site.launch.heuristics:
             if name in self.kept:
                 lines.append(f"        {name} = {heuristic_text(site, name)}")
         if self.grid_is_callable():
             lines += self.resolve_grid()
         saved = [f"before_{n}" if n in self.inplace else n for n in self.saved]
+        saved += [f"*{tensors_of(n)}" for n in self.behind]
         if saved:
             lines += _broken(f"ctx.save_for_backward({', '.join(saved)})")
         kept = ["grid", *self.kept]
         lines += _broken(f"ctx.launch = {_tuple(kept)}")
-        lines.append(f"        ctx.strides = {_tuple([n + '.stride()' for n in site.outputs])}")
-        lines.append(f"        return {', '.join(site.outputs)}")
+        lines += _broken(f"ctx.strides = {_tuple(list(map(self.strides, site.outputs)))}")
+        returned = ", ".join(outputs)
+        lines.append(f"        return ({returned},)" if "*" in returned else f"        return {returned}")
         return lines
+
+    def strides(self, output: str) -> str:
+        if output in self.site.tables:
+            return f"[t.stride() for t in {tensors_of(output)}]"
+        return f"{output}.stride()"
 
     def grid_is_callable(self) -> bool:
         return not isinstance(self.site.call.func.slice, ast.Tuple)  # type: ignore[attr-defined]
 
     def resolve_grid(self) -> list[str]:
         """The grid as numbers: a callable one sees the arguments as Triton would show them."""
-        site = self.site
-        names = [n for n in site.given_names if n in site.params]
-        items = [f"{n}={n}" for n in names]
-        if site.autotuned:
-            items.append(f"**{config_name(site)}")
-        return ["        if callable(grid):", *_broken(f"grid = grid(dict({', '.join(items)}))", 12)]
+        return ["        if callable(grid):", *_broken(f"grid = grid({_arguments(self.site)})", 12)]
 
     def backward(self, body: list[str]) -> list[str]:
-        ups = [gradient_name(n) for n in self.site.outputs]
-        lines = ["    @staticmethod", *_signature("backward", ["ctx", *ups])]
+        site = self.site
+        many = [n for n in site.outputs if n in site.tables]
+        ups = [gradient_name(n) for n in site.outputs if n not in many]
+        lines = ["    @staticmethod", *_signature("backward", ["ctx", *ups, *["*upstream"] * bool(many)])]
         if self.saved:
-            lines += _unpacked(list(self.saved), "ctx.saved_tensors")
+            pointed = ["*pointed"] if self.behind else []
+            lines += _unpacked([*self.saved, *pointed], "ctx.saved_tensors")
+        if self.behind:
+            lines += _broken(_divided(list(self.behind), "pointed"))
         kept = ["grid", *self.kept]
         lines += _unpacked(kept, "ctx.launch")
-        for i, (name, up) in enumerate(zip(self.site.outputs, ups, strict=True)):
+        if many:
+            lines += _broken(_divided(many, "upstream", gradient_name))
+        for i, name in enumerate(site.outputs):
+            up = gradient_name(name)
+            if name in many:
+                each = gradient_name(tensors_of(name))
+                zipped = f"zip({each}, ctx.strides[{i}])"
+                lines += _broken(f"{each} = [laid_out(d, s) for d, s in {zipped}]")
+                lines += _broken(f"{up} = table_of({each}, {name})")
+                continue
             copy = ", copy=True" if name in self.inplace else ""
             lines.append(f"        {up} = laid_out({up}, ctx.strides[{i}]{copy})")
         return lines + [("        " + line) if line else "" for line in body]
+
+
+def tensors_of(table: str) -> str:
+    """The name of the tensors behind a table of pointers."""
+    return f"{table}_tensors"
+
+
+def _divided(tables: list[str], source: str, spelled: Callable[[str], str] = str) -> str:
+    names = [spelled(tensors_of(name)) for name in tables]
+    left = f"({names[0]},)" if len(names) == 1 else ", ".join(names)
+    return f"{left} = divided({source}, {', '.join(tables)})"
 
 
 def config_text(config: dict) -> str:
@@ -294,17 +383,26 @@ def config_name(site: Site) -> str:
     return f"{site.kernel_name}_config".upper()
 
 
+def _arguments(site: Site) -> str:
+    """The arguments of a launch by name, from within its Function."""
+    items = [f"{n}={n}" for n in site.given_names if n in site.params]
+    if site.autotuned:
+        items.append(f"**{config_name(site)}")
+    return f"dict({', '.join(items)})"
+
+
 def heuristic_text(site: Site, name: str) -> str:
     """What a heuristic computes, from the arguments that the Function has under their own names."""
     known = set(site.given_names)
     rule = site.heuristics.get(name)
+    if isinstance(rule, ast.Name):
+        return f"{rule.id}({_arguments(site)})"
     if not isinstance(rule, ast.Lambda) or len(rule.args.args) != 1:
         raise Refusal(
             "heuristics",
-            f"the heuristic for `{name}` is not a lambda over args",
+            f"the heuristic for `{name}` is neither a function of the file nor a lambda over args",
             "Write it as a lambda.",
-            site.call.lineno,
-        )
+        ).at(rule)
     given = rule.args.args[0].arg
 
     class Inline(ast.NodeTransformer):
@@ -339,8 +437,15 @@ def stub_text(
         grid = ast.get_source_segment(source, site.call.func.slice) or ""  # type: ignore[attr-defined]
         if isinstance(site.call.func.slice, ast.Tuple) and not grid.startswith("("):  # type: ignore[attr-defined]
             grid = f"({grid})"
-        passed = [*site.call.args, *(k.value for k in site.call.keywords)]
-        args = [" ".join((ast.get_source_segment(source, e) or "").split()) for e in passed]
+        passed = [*site.call.args, *(k.value for k in site.call.keywords if k.arg is not None)]
+        args = [_segment(source, e) for e in passed]
+        unpacked = [_segment(source, k.value) for k in site.call.keywords if k.arg is None]
+        if unpacked:
+            whole = unpacked[0] if len(unpacked) == 1 else f"{{{', '.join('**' + u for u in unpacked)}}}"
+            names = "".join(f', "{name}"' for name in site.unpacked)
+            args.append(f"*passed({whole}{names})")
+        if site.tables:
+            args.append(f"*behind(pointed, {', '.join(_segment(source, e) for e in site.tables.values())})")
         indent = site.call.col_offset
         one = f"{site.class_name}.apply({', '.join([grid, *args])})"
         if len(one) + indent > WIDTH:
@@ -351,6 +456,8 @@ def stub_text(
     for node in ast.walk(stub):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in renamed:
             edits.append((node.func, renamed[node.func.id]))
+    taken = {line for site in sites if site.host is stub for line in site.taken}
+    edits += [(call, f"address_of({_segment(source, t)}, pointed)") for call, t in _taking(stub, taken)]
     start = stub.lineno - 1
     body = lines[start : stub.end_lineno]
     for node, new in sorted(edits, key=lambda e: (e[0].lineno, e[0].col_offset), reverse=True):  # type: ignore[attr-defined]
@@ -361,7 +468,27 @@ def stub_text(
             tail = ""
         body[first : last + 1] = (head + new + tail).split("\n")
     body[0] = body[0].replace(f"def {stub.name}(", f"def {name}(", 1)
+    if taken:
+        documented = ast.get_docstring(stub, clean=False) is not None and len(stub.body) > 1
+        first = stub.body[int(documented)]
+        body.insert(first.lineno - 1 - start, " " * first.col_offset + "pointed = {}")
     return "\n".join(["", *body]) + "\n"
+
+
+def _taking(function: ast.FunctionDef, lines: set[int]) -> list[tuple[ast.Call, ast.expr]]:
+    """The calls of data_ptr() on some lines, and what they are made on."""
+    return [
+        (node, node.func.value)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "data_ptr"
+        and any(node.lineno <= line <= (node.end_lineno or line) for line in lines)
+    ]
+
+
+def _segment(source: str, node: ast.expr) -> str:
+    return " ".join((ast.get_source_segment(source, node) or "").split())
 
 
 def _tuple(names: list[str]) -> str:
@@ -370,11 +497,15 @@ def _tuple(names: list[str]) -> str:
 
 def _return(values: list[str]) -> list[str]:
     """One gradient per argument of the forward; a long tail of None is folded."""
+    first = next((i for i, v in enumerate(values) if v != "None"), 0)
+    if first > 3:
+        values = [f"*[None] * {first}", *values[first:]]
     last = max((i for i, v in enumerate(values) if v != "None"), default=0)
     tail = len(values) - 1 - last
     if tail > 3:
         return break_line(f"return ({', '.join(values[: last + 1])}, *[None] * {tail})", WIDTH - 8)
-    return break_line(f"return {', '.join(values)}", WIDTH - 8)
+    text = ", ".join(values)
+    return break_line(f"return ({text})" if "*" in text else f"return {text}", WIDTH - 8)
 
 
 def _unpacked(names: list[str], source: str) -> list[str]:

@@ -38,6 +38,13 @@ class PtrType:
 
 
 @dataclass(frozen=True)
+class PointerTo:
+    """`tl.pointer_type(...)`: what an address from a table is cast to."""
+
+    element: str
+
+
+@dataclass(frozen=True)
 class Poison:
     """A value that must not be used: one that depends on the branch taken and cannot be merged, or an atomic's result."""
 
@@ -61,6 +68,7 @@ class Arg:
     active: bool = False
     storage: int = 0  # equal for arguments that share memory
     none: bool = False
+    behind: Arg | None = None  # of a table of addresses: what it points to; `value` has their storages
 
 
 @dataclass
@@ -76,6 +84,13 @@ class Kernel:
     inplace: set[str] = field(default_factory=set)
     equal: dict[Node, Node] = field(default_factory=dict)  # values that another loop ends with too
     line: int | None = None
+
+
+def bases(value: Any) -> list[Node]:
+    """What the pointers in a value are based on."""
+    if isinstance(value, tuple):
+        return [base for item in value for base in bases(item)]
+    return [value.base] if isinstance(value, (Ptr, BlockPtr)) else []
 
 
 def loop_out(g: Graph, loop: For, index: int) -> Node:

@@ -103,7 +103,7 @@ class Turn:
         self.traced = g.launched(grid)
         mask = None if write.mask is None else tiles.node(write.mask)
         self.offset, self.mask = tiles.node(write.offset), mask
-        self.reader = Reader(g, self.affine, mask)
+        self.reader = Reader(g, self.affine, mask, len(self.axes))
         self.created: list[Node] = []
         self.positive: list[Node] = []
         self.taps: dict[Entry, Node] = {}  # digits that have become loops
@@ -291,7 +291,7 @@ class Turn:
     def _overlap(self, high: Group, low: Group) -> bool:
         """Whether steps along `high` are not longer than `low`, or nearly so, in the traced call."""
         step, least, unit = self._step(high), self._step(low), self._value(low.coefficient)
-        reader = Reader(self.g, self.affine, self.mask)
+        reader = Reader(self.g, self.affine, self.mask, len(self.axes))
         try:
             longest = self._number(self._extent(reader, reader.entries(low))[1])
         except NotTurned:
@@ -533,7 +533,7 @@ class Turn:
         """Where owned indices end, and what the mask asks beyond bounds of positions."""
         wanted = [Condition(self.ends[p], (p.axis,)) for p in moved if p in self.ends]
         used = [*self.used, *(p.limit for p in moved if p.limit is not None)]
-        for condition in conditions(self.g, self.mask):
+        for condition in conditions(self.g, self.mask, len(self.axes)):
             if not any(condition.node is one.node and condition.axes == one.axes for one in used):
                 wanted.append(Condition(reindex.node(condition.node, condition.axes), condition.axes))
         return wanted

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from kernel_agent import autodiff
 
-SWEEP = [{"SIZES": [[16, 16, 32], [40, 24, 16]]}]
+SWEEP = [{"SIZES": [[16, 16, 32], [40, 24, 16]]}, {"SIZES": [[33, 17, 31], [1, 5, 3]]}]
 
 
 @triton.jit
