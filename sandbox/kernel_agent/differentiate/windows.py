@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from .affine import Affine, Group, Monomial, Var, divide, times
 from .ir import GradWrite, Graph, Node, Region, reachable
+from .natural import natural
 from .positions import Condition, Entry, Position, Reader, chained, completed, conditions
 from .programs import Programs
 from .reindex import Axes, Form, NotTurned, Place, Reindex, Sums, lift, nonzero
@@ -381,6 +382,8 @@ class Turn:
         """Number the owned elements of a position's dimensions: the lowest digit is next to its neighbour."""
         g = self.g
         sizes = [w.size for w in windows if w.size is not None]
+        if len(sizes) > 1:  # digits of a number: what they are cut by must be positive
+            sizes = [size if natural(size) else g.make("maximum", (size, g.one)) for size in sizes]
         total = sizes[0]
         for size in sizes[1:]:
             total = g.mul(size, total)
