@@ -4,6 +4,8 @@ A gradient write sums over the program ids and loop variables that its address d
 variables of the address are the grid and the others are loops; forward values are recomputed for each tile, except those that took
 a loop of their own: the main kernel spills them, a few numbers a program. Where a tile would leave the device idle (no product of
 blocks in it), the outermost sum is split among several programs that store partial sums, and the host adds those up.
+
+An address that mixes a position with taps, or holds only some digits of a position, is turned around first (`windows`).
 """
 
 from __future__ import annotations
