@@ -164,3 +164,75 @@ def test_next_power_of_two__of_a_run_time_value_is_refused(write: Callable[..., 
         draft(file_with(write, "pass", launch, kernel), SHAPES[0])
     assert "compile time" in str(caught.value)
     assert caught.value.line is not None
+
+
+TWICE = """
+@triton.jit
+def scale_kernel(x_ptr, y_ptr, n, part, gain, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, mask=i < n, other=0.0)
+    tl.store(y_ptr + i, tl.sin(x) * gain, mask=i < part)
+
+"""
+BEFORE = """n, part, grid = x.numel(), PART, (triton.cdiv(x.numel(), 16),)
+    scale_kernel[grid](x, y, n, n, 2.0, BLOCK=16)"""
+OVERWRITES = {
+    "whole": ("x.numel()", "scale_kernel[grid](x * x, y, n, part, 3.0, BLOCK=16)"),
+    "slice": (
+        "n // 2",
+        "scale_kernel[grid](x * x, y.view(-1)[n // 2 :], n - n // 2, n - n // 2, 3.0, BLOCK=16)",
+    ),
+    "in_a_loop": (
+        "n",
+        "for i in range(3):\n        scale_kernel[grid](x * (i + 1), y, n, n, 1.0 + i, BLOCK=16)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(OVERWRITES))
+def test_output__that_is_overwritten_keeps_the_last_gradient(name: str, write: Callable[..., Path]) -> None:
+    part, launch = OVERWRITES[name]
+    file = file_with(write, BEFORE.replace("PART", part), launch, TWICE)
+    result = draft(file, SHAPES[0])
+    assert_right(file, result, [(dims, "normal") for dims in SHAPES])
+
+
+INTO_VIEWS = {
+    "reshaped": "scale_kernel[grid](x, y.view(-1), n, n, 2.0, BLOCK=16)",
+    "by_name": "scale_kernel[grid](x, n=n, y_ptr=y.view(-1), part=n, gain=2.0, BLOCK=16)",
+    "beside_others": "z = torch.ones(3, n, device=x.device, dtype=x.dtype)\n    scale_kernel[grid](x, z[0], n, n, 2.0, BLOCK=16)\n"
+    "    scale_kernel[grid](x * x, z[2], n, n, 3.0, BLOCK=16)\n    z[1] = x.reshape(-1)\n    y = z * z",
+}
+
+
+@pytest.mark.parametrize("name", sorted(INTO_VIEWS))
+def test_view_as_output__gives_what_it_was_made_from_a_gradient(
+    name: str, write: Callable[..., Path]
+) -> None:
+    before = "n, grid = x.numel(), (triton.cdiv(x.numel(), 16),)"
+    file = file_with(write, before, INTO_VIEWS[name], TWICE)
+    result = draft(file, SHAPES[0])
+    assert_right(file, result, [(dims, "normal") for dims in SHAPES])
+
+
+def test_view_beside_another_output__is_refused(write: Callable[..., Path]) -> None:
+    kernel = TWICE.replace("y_ptr, n", "y_ptr, z_ptr, n").replace(
+        "    tl.store(y_ptr", "    tl.store(z_ptr + i, x * x, mask=i < n)\n    tl.store(y_ptr"
+    )
+    before = "n, grid, z = x.numel(), (triton.cdiv(x.numel(), 16),), torch.empty_like(x)"
+    file = file_with(write, before, "scale_kernel[grid](x, y.view(-1), z, n, n, 2.0, BLOCK=16)", kernel)
+    with pytest.raises(unusable.Unusable) as caught:
+        draft(file, SHAPES[0])
+    (refusal,) = caught.value.extra["refusals"]  # type: ignore[attr-defined]
+    assert refusal["construct"] == "view as output"
+    assert refusal["line"] == len(file.read_text().splitlines()) - 1
+
+
+def test_output__that_is_overwritten_in_part_is_told(write: Callable[..., Path]) -> None:
+    """What is left of the first launch would lose its gradient: n and `part` are equal in the traced call only."""
+    launch = "scale_kernel[grid](x * x, y, n, part, 3.0, BLOCK=16)"
+    file = file_with(write, BEFORE.replace("PART", "80"), launch, TWICE)
+    result = draft(file, SHAPES[0])
+    assert_right(file, result, [(SHAPES[0], "normal")])
+    with pytest.raises(AssertionError, match=r"candidate_raised.*overwritten as a whole"):
+        assert_right(file, result, [(SHAPES[1], "normal")])

@@ -51,9 +51,8 @@ def addresses(body: str, hop: int = 8) -> tuple[Builder, list]:
 
 def proof(body: str, axes: list[int]) -> object:
     builder, loads = addresses(body)
-    reverse = types.SimpleNamespace(kernel=types.SimpleNamespace(graph=builder.g))
     _, offset, mask, loops = loads[-1]
-    return stores.disjoint(reverse, offset, mask, loops, axes)  # type: ignore[arg-type]
+    return stores.disjoint(builder.g, offset, mask, loops, axes)
 
 
 PROVEN = {

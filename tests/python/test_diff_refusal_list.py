@@ -174,7 +174,8 @@ FILES: dict[str, tuple[str, str, str]] = {
     "indirect": (KERNEL_OF_X + stub_with("    [kernel][0][(3,)](x, y, out, 40, BLOCK=16)  # here"), "launch", "named directly"),
     "nested_kernel": ("if True:\n" + KERNEL_OF_X.strip().replace("\n", "\n    ").replace("@triton", "    @triton") + "\n" + STUB, "launch", "not in this file"),
     "shared_output": (
-        KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, 40, BLOCK=16)\n    kernel[(3,)](y, x, out[40:], 40, BLOCK=16)  # here"),
+        KERNEL + "    tl.store(out_ptr + cols, x, mask=mask & (cols != 3))\n"
+        + stub_with("    kernel[(3,)](x, y, out, 40, BLOCK=16)\n    kernel[(3,)](y, x, out, 40, BLOCK=16)  # here"),
         "shared output", "already holds differentiable values",
     ),
     "odd_argument": (
@@ -185,6 +186,11 @@ FILES: dict[str, tuple[str, str, str]] = {
     ),
     "odd_unpacked": (
         KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, **{'n': {40}, 'BLOCK': 16})  # here"), "launch argument", "is a set"
+    ),
+    "view_beside_output": (
+        KERNEL_OF_X.replace("out_ptr, n", "out_ptr, more_ptr, n") + "    tl.store(more_ptr + cols, x, mask=mask)\n"
+        + stub_with("    kernel[(3,)](x, y, out.view(-1), torch.empty_like(x), 40, BLOCK=16)  # here"),
+        "view as output", "is a view",
     ),
     "other_type": (
         table_with("(tl.float32)) + cols, mask=cols < n, other=0.0)", "(tl.float64)) + cols, mask=cols < n, other=0.0)  # here"),

@@ -244,7 +244,7 @@ def _scheduled(
     unwrap.unwrap(reverse)
     tape.use_stored(reverse)
     totals.atomics = len(writes(reverse.effects))
-    axes = program_axes(site)
+    axes = host.program_axes(site)
     stores.prove(reverse, axes)
     cover.mark(reverse)
     name = f"{site.kernel_name}_bwd"
@@ -275,16 +275,6 @@ def _check_inplace(site: host.Site, gradients: list[str], accumulated: set[str],
                 "Write to a buffer.",
                 site.kernel.line,
             )
-
-
-def program_axes(site: host.Site) -> list[int]:
-    """Grid axes that may have more than one program: all but a literal 1."""
-    grid = site.call.func.slice  # type: ignore[attr-defined]
-    written = grid.elts if isinstance(grid, ast.Tuple) else []
-    if any(isinstance(e, ast.Starred) for e in written):  # then an entry's place is not its axis
-        written = []
-    single = {i for i, e in enumerate(written) if isinstance(e, ast.Constant) and e.value == 1}
-    return [axis for axis in range(len(site.launch.grid)) if axis not in single]
 
 
 def scratch_device(text: FunctionText) -> str:

@@ -7,11 +7,12 @@ here, as a value for the host, which compares it with the size of the tensor. No
 from __future__ import annotations
 
 from .affine import Affine, Group, Var, divide, upper
-from .ir import Graph, Node
+from .ir import Graph, Node, Store, walk
 from .partials import parts
 from .reverse import Reverse, writes
 from .simplify import is_zero
-from .stores import bounds_of
+from .stores import Proof, bounds_of, disjoint
+from .values import Kernel
 
 
 def mark(reverse: Reverse) -> None:
@@ -28,6 +29,23 @@ def mark(reverse: Reverse) -> None:
             and all(affine.solve(group) for group in groups)
         ):
             write.covers = reached(affine, g, groups, write.offset, write.mask)
+
+
+def overwritten(kernel: Kernel, name: str, axes: list[int]) -> Node | None:
+    """How many elements of a buffer the forward writes, each once and whatever it holds; None where that is not known."""
+    stores = [e for e in walk(kernel.effects) if isinstance(e, Store) and e.base.attrs["name"] == name]
+    if len(stores) != 1 or stores[0].kind != "store" or stores[0].base.op != "param":
+        return None
+    (store,) = stores
+    g = kernel.graph
+    affine = Affine(g)
+    groups = affine.groups(store.offset)
+    if store.region is not g.top or groups is None or not all(affine.solve(group) for group in groups):
+        return None
+    proof = disjoint(g, store.offset, store.mask, (), axes)
+    if not isinstance(proof, Proof) or proof.layouts:
+        return None
+    return reached(affine, g, groups, store.offset, store.mask)
 
 
 def reached(affine: Affine, g: Graph, groups: list[Group], offset: Node, mask: Node | None) -> Node | None:

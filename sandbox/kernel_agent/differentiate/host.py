@@ -16,9 +16,9 @@ import torch
 
 from ..forward import Forward, launch_intercept
 from ..launches import Launch
-from . import tables
+from . import cover, tables
 from .fence import Refusal
-from .ir import Store, walk
+from .ir import Node, Store, walk
 from .normalise import Builder
 from .values import Arg, Kernel
 
@@ -42,6 +42,12 @@ class Site:
     unpacked: list[str] = field(default_factory=list)  # the names that the launch passes with `**`
     tables: dict[str, ast.expr] = field(default_factory=dict)  # tables of pointers by parameter, as written
     taken: set[int] = field(default_factory=set)  # lines that ask for the addresses in them
+    first: tuple[str, ast.expr] | None = (
+        None  # an output that is a view, as written: autograd looks for it first
+    )
+    replaced: dict[str, Node] = field(
+        default_factory=dict
+    )  # outputs that held differentiable values: elements written
     added: list[str] = field(default_factory=list)  # written with atomic adds only
     autotuned: bool = False
     stages: int | None = None  # num_stages of the backward, where it is chosen
@@ -76,6 +82,8 @@ def trace(fwd: Forward, args: tuple, kwargs: dict) -> list[Site]:
             known = sites.get(key)
             if known is None or _more_active(site, known):
                 sites[key] = site
+            if known is not None:
+                sites[key].replaced = {**known.replaced, **site.replaced}
             _mark(site, launch, taken)
         except Refusal as refusal:
             failure.append(refusal.at(None, fwd.path))
@@ -175,12 +183,18 @@ def _site(
         if values and all(value.is_floating_point() for value in values) and reads_active:
             site.outputs.append(name)
             own = name in site.added or name in kernel.inplace
-            if any(value.requires_grad for value in values) and not own:
+            if not any(value.requires_grad for value in values) or own:
+                continue
+            whole = cover.overwritten(kernel, name, program_axes(site))
+            if whole is not None:
+                site.replaced[name] = whole
+            else:
                 raise Refusal(
                     "shared output",
                     f"`{name}` of {launch.name} already holds differentiable values that this launch does not read",
-                    "Give every launch an output of its own, and combine them with torch.",
+                    "Give every launch an output of its own, and combine them with torch; or overwrite all of it.",
                 ).at(call)
+    _note_view(site, taken)
     for name in site.outputs:
         for base in builder.entries.get(name, [kernel.params[name]]):
             base.active = True
@@ -193,6 +207,23 @@ def _tensors(site: Site, launch: Launch, name: str, taken: tables.Taken) -> list
     if name in site.tables:
         return taken.behind(value) or []
     return [value] if isinstance(value, torch.Tensor) else []
+
+
+def _note_view(site: Site, taken: tables.Taken) -> None:
+    """A Function that writes into a view gets it as its first tensor: torch takes that one for what is modified."""
+    found = [n for n in site.outputs if any(t._is_view() for t in _tensors(site, site.launch, n, taken))]
+    if not found:
+        return
+    written = _expression(site.call, site.params, found[0])
+    if len(site.outputs) > 1 or written is site.call:
+        raise Refusal(
+            "view as output",
+            f"`{found[0]}` is a view, and autograd follows a launch into a view only where that is its one output",
+            "Allocate the output in the shape that the kernel wants, launch, and view the result.",
+        ).at(site.call)
+    site.first = found[0], written
+    site.given_names.remove(found[0])
+    site.given_names.insert(0, found[0])
 
 
 def _note_tables(site: Site, builder: Builder, taken: tables.Taken) -> None:
@@ -289,6 +320,16 @@ def _arguments(launch: Launch, where: Callable[[str], ast.expr], taken: tables.T
                 "Pass tensors and numbers of Python: float(...) or int(...) make one.",
             ).at(where(name))
     return out
+
+
+def program_axes(site: Site) -> list[int]:
+    """Grid axes that may have more than one program: all but a literal 1."""
+    grid = site.call.func.slice  # type: ignore[attr-defined]
+    written = grid.elts if isinstance(grid, ast.Tuple) else []
+    if any(isinstance(e, ast.Starred) for e in written):  # then an entry's place is not its axis
+        written = []
+    single = {i for i, e in enumerate(written) if isinstance(e, ast.Constant) and e.value == 1}
+    return [axis for axis in range(len(site.launch.grid)) if axis not in single]
 
 
 def _more_active(new: Site, old: Site) -> bool:

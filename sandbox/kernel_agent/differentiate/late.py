@@ -21,7 +21,7 @@ def split(reverse: Reverse, axes: list[int], refused: dict[Node, str]) -> list:
         mine = [(w, loops) for w, loops in placed if w.base is base]
         if len(mine) < 2 or any(w.kind != "atomic_add" for w, _ in mine):
             continue
-        proofs = [(w, disjoint(reverse, w.offset, w.mask, loops, axes)) for w, loops in mine]
+        proofs = [(w, disjoint(reverse.kernel.graph, w.offset, w.mask, loops, axes)) for w, loops in mine]
         proven = [(w, proof) for w, proof in proofs if isinstance(proof, Proof)]
         if not proven:
             continue

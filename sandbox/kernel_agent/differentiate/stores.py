@@ -94,7 +94,7 @@ def prove(reverse: Reverse, axes: list[int]) -> None:
             reason = "several places write this gradient"
         else:
             entry = write.base.args[1] if write.base.op == "entry" else None
-            proof = disjoint(reverse, write.offset, write.mask, loops, axes, entry)
+            proof = disjoint(reverse.kernel.graph, write.offset, write.mask, loops, axes, entry)
             if isinstance(proof, Proof):
                 write.kind, write.proof, write.layouts = "store", proof.text, proof.layouts
                 name = write.base.attrs["name"]
@@ -133,7 +133,7 @@ def _exclusive(a: GradWrite, b: GradWrite) -> bool:
 
 
 def disjoint(
-    reverse: Reverse,
+    g: Graph,
     offset: Node,
     mask: Node | None,
     loops: tuple[For, ...],
@@ -144,7 +144,6 @@ def disjoint(
 
     `entry`: the address is in the buffer of this number; every number has one of its own.
     """
-    g = reverse.kernel.graph
     affine = Affine(g)
     groups = affine.groups(offset)
     entries = [] if entry is None else affine.groups(entry)

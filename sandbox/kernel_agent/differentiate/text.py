@@ -280,6 +280,8 @@ class FunctionText:
             return f"finished({d}, {name})" if name in self.accumulated else d
         if name in site.outputs and name in site.added:
             return d  # the launch adds to the buffer: what was there keeps its gradient
+        if site.first is not None and name == site.first[0]:
+            return f"torch.zeros_like({d})"  # for None, torch drops the gradient of all that is beside a view
         return "None"
 
     def head(self) -> list[str]:
@@ -292,7 +294,7 @@ class FunctionText:
 
     def forward(self) -> list[str]:
         site = self.site
-        call = [n if n in site.positional else f"{n}={n}" for n in site.given_names]
+        call = [*site.positional, *(f"{n}={n}" for n in site.given_names if n not in site.positional)]
         params = ["ctx", "grid", *site.given_names, *["*pointed"] * bool(site.tables)]
         lines = ["    @staticmethod", *_signature("forward", params)]
         for name in sorted(self.inplace & set(self.saved)):
@@ -307,6 +309,11 @@ class FunctionText:
                 lines.append(f"        {name} = {heuristic_text(site, name)}")
         if self.grid_is_callable():
             lines += self.resolve_grid()
+        for name, count in site.replaced.items():
+            lines.append(f"        if {self.expr(count, 5)} != {name}.numel():")
+            lines += _broken(
+                f'raise ValueError("{name} holds values, and has to be overwritten as a whole")', 12
+            )
         saved = [f"before_{n}" if n in self.inplace else n for n in self.saved]
         saved += [f"*{tensors_of(n)}" for n in self.behind]
         if saved:
@@ -438,6 +445,8 @@ def stub_text(
         if isinstance(site.call.func.slice, ast.Tuple) and not grid.startswith("("):  # type: ignore[attr-defined]
             grid = f"({grid})"
         passed = [*site.call.args, *(k.value for k in site.call.keywords if k.arg is not None)]
+        if site.first is not None:
+            passed = [site.first[1], *(e for e in passed if e is not site.first[1])]
         args = [_segment(source, e) for e in passed]
         unpacked = [_segment(source, k.value) for k in site.call.keywords if k.arg is None]
         if unpacked:
