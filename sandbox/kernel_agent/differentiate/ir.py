@@ -333,6 +333,27 @@ class Graph:
     def cast(self, a: Node, dtype: str) -> Node:
         return self.make("cast", (a,), {"to": dtype}, dtype, a.shape)
 
+    def again(self, node: Node, args: list[Node]) -> Node:
+        """The same operation on other arguments, from the same line."""
+        reverse, self.reverse = self.reverse, node.reverse
+        line, self.line = self.line, node.line
+        new = self.make(node.op, args, node.attrs, node.dtype, node.shape)
+        self.reverse, self.line = reverse, line
+        if new.op == "load":
+            new.active, new.upstream = node.active, node.upstream
+        new.upstream = new.upstream or node.upstream
+        return new
+
+    def lanes(self, shape: tuple, axis: int) -> Node:
+        """What one axis adds to the row-major number of an element of a block."""
+        lane = self.make("arange", (self.const(0), shape[axis]), {}, "int32", (shape[axis],))
+        for other in range(len(shape)):
+            if other != axis:
+                lane = self.expand(lane, other)
+        for dim in shape[axis + 1 :]:
+            lane = self.mul(lane, dim)
+        return lane
+
     def expand(self, a: Node, axis: int) -> Node:
         shape = (*a.shape[:axis], self.one, *a.shape[axis:])
         return self.make("expand", (a,), {"axis": axis}, a.dtype, shape)

@@ -732,13 +732,7 @@ class Nest:
         if node.op in ("loopout", "phi", "pid", "iv", "vpid"):
             raise NotOwned(f"`{node.hint}` cannot be computed for one tile")
         args = [self.node(arg) for arg in node.args]
-        reverse, g.reverse = g.reverse, node.reverse
-        line, g.line = g.line, node.line
-        new = g.make(node.op, args, node.attrs, node.dtype, node.shape)
-        g.reverse, g.line = reverse, line
-        if new.op == "load":
-            new.active, new.upstream = node.active, node.upstream
-        new.upstream = new.upstream or node.upstream
+        new = g.again(node, args)
         if new.hint is None:
             new.hint = node.hint
         return new

@@ -249,13 +249,7 @@ class Reindex:
     def _again(self, node: Node, axes: Axes) -> Node:
         g = self.g
         args = [self.node(arg, inner) for arg, inner in zip(node.args, _arguments(node, axes), strict=True)]
-        reverse, g.reverse = g.reverse, node.reverse
-        line, g.line = g.line, node.line
-        new = g.make(node.op, args, node.attrs, node.dtype, node.shape)
-        g.reverse, g.line = reverse, line
-        if new.op == "load":
-            new.active, new.upstream = node.active, node.upstream
-        new.upstream = new.upstream or node.upstream
+        new = g.again(node, args)
         if new.hint is None and new.op not in ("const", "constexpr", "param"):
             new.hint = node.hint
         return new

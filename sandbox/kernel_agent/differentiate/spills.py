@@ -107,13 +107,7 @@ class Spills:
         g = self.g
         index = g.mul(linear, numel)
         for axis in range(len(shape)):
-            lane = g.make("arange", (g.const(0), shape[axis]), {}, "int32", (shape[axis],))
-            for other in range(len(shape)):
-                if other != axis:
-                    lane = g.expand(lane, other)
-            for dim in shape[axis + 1 :]:
-                lane = g.mul(lane, dim)
-            index = g.add(index, lane)
+            index = g.add(index, g.lanes(shape, axis))
         return index
 
 

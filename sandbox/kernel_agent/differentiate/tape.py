@@ -362,7 +362,7 @@ class Tape:
         g.here = region
         index = g.add(g.mul(self._slice(buffer), buffer.numel), g.mul(at, buffer.numel))
         for axis in range(len(like.shape)):
-            index = g.add(index, self._lanes(like.shape, axis))
+            index = g.add(index, self.g.lanes(like.shape, axis))
         return index
 
     def _slice(self, buffer: Buffer) -> Node:
@@ -375,16 +375,6 @@ class Tape:
         linear = g.add(g.mul(linear, counts[0]), pids[0])
         steps = g.intern("param", (), {"name": buffer.slots}, "int32", ())
         return g.mul(linear, steps)
-
-    def _lanes(self, shape: tuple, axis: int) -> Node:
-        g = self.g
-        lane = g.make("arange", (g.const(0), shape[axis]), {}, "int32", (shape[axis],))
-        for other in range(len(shape)):
-            if other != axis:
-                lane = g.expand(lane, other)
-        for dim in shape[axis + 1 :]:
-            lane = g.mul(lane, dim)
-        return lane
 
 
 def size(buffer: Buffer, site) -> int:
