@@ -87,6 +87,11 @@ def test_programs_that_share_an_entry__add_atomically(index: str, write: Callabl
     assert "# SCHEDULE: d_x_table stays atomic" in result["backward"]
 
 
+def test_schedule__of_tables_alone__is_atomic_and_has_no_alternative(write: Callable[..., Path]) -> None:
+    report = draft(write(source()), {"N": 20})["report"]
+    assert report["schedule"] == "atomic" and report["alternatives"] == [] and report["atomics_naive"]
+
+
 def test_two_loads_through_one_table__add_atomically(write: Callable[..., Path]) -> None:
     """Program 0 reads entry 1 as well, which is program 1's own."""
     more = (

@@ -51,6 +51,7 @@ class Draft:
     atomics: int = 0
     atomics_naive: int = 0
     schedule: str = "atomic"
+    only: bool = False  # whether no other schedule would change anything
     configs: list[dict[str, Any]] = field(default_factory=list)  # for the tuner
     programs: int = PROGRAMS  # that share the walk over a summed axis
     splits: int = 0  # programs that share a sum of products; 0: it is not shared
@@ -120,6 +121,8 @@ def _differentiate(
             functions.append(_launch(fwd, site, kernels, draft))
     except Refusal as refusal:
         raise refusal.at(None, fwd.path) from None
+    if all(site.tables for site in sites):
+        draft.schedule, draft.only = "atomic", True
     hosts = {site.host.name: site.host for site in sites}
     renamed = {name: f"{name}_autograd" for name in hosts if name != fwd.stub_name}
     copies = [

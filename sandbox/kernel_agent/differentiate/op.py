@@ -49,6 +49,7 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
         raise Refused([refusal.at(None, fwd.path)]) from None
     ast.parse(draft.text)
     lines = [{"line": r.line, "class": r.kind, "proof": r.proof, "reason": r.reason} for r in draft.report]
+    several = draft.atomics_naive and not draft.only
     report = {
         "tape_bytes": draft.tape_bytes,
         "tape_naive_bytes": draft.tape_naive_bytes,
@@ -57,7 +58,7 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
         "lines": lines,
         "schedule": draft.schedule,
         "configs": draft.configs,
-        "alternatives": [name for name in SCHEDULES if name != draft.schedule] if draft.atomics_naive else [],
+        "alternatives": [name for name in SCHEDULES if name != draft.schedule] if several else [],
     }
     return {"backward": draft.text, "entry": draft.entry, "report": report}
 
