@@ -66,7 +66,7 @@ static void apply_memory(const char *group, const struct group_files *files, str
 {
     uint64_t limit, used = 0, cache = 0;
     struct ka_buf stat = {0};
-    if (!read_number(group, files->limit, &limit) || limit >= NO_LIMIT)
+    if (!read_number(group, files->limit, &limit))
         return;
     if (read_number(group, files->used, &used) && read_text(group, "memory.stat", &stat) &&
         find_number(ka_buf_str(&stat), files->cache, &cache))
@@ -97,13 +97,9 @@ static void apply_cpu_v2(const char *group, struct ka_machine *m)
 
 static void apply_cpu_v1(const char *group, struct ka_machine *m)
 {
-    uint64_t period;
-    struct ka_buf text = {0};
-    long long quota; /* -1: none */
-    if (read_text(group, "cpu.cfs_quota_us", &text) && sscanf(ka_buf_str(&text), "%lld", &quota) == 1 &&
-        quota > 0 && read_number(group, "cpu.cfs_period_us", &period))
-        apply_quota((uint64_t)quota, period, m);
-    ka_buf_free(&text);
+    uint64_t quota, period; /* a quota of -1 is none, and as a number more than all there is */
+    if (read_number(group, "cpu.cfs_quota_us", &quota) && read_number(group, "cpu.cfs_period_us", &period))
+        apply_quota(quota, period, m);
 }
 
 /* ---- the groups around this process ---- */

@@ -147,6 +147,7 @@ static void machine__path_of_the_host__falls_back_to_what_is_mounted(void **stat
     put("proc/self/cgroup", "0::/system.slice/docker-1234.scope\n");
     put("sys/fs/cgroup/memory.max", "1073741824\n");
     assert_int_equal(look().memory_bytes, 1 * GB);
+    put("sys/memory.max", "1024\n");
     put("proc/self/cgroup", "0::/../../init.scope\n");
     assert_int_equal(look().memory_bytes, 1 * GB);
 }
