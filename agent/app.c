@@ -14,6 +14,8 @@
 #include "files.h"
 #include "io/child.h"
 #include "io/llm.h"
+#include "io/loop_watch.h"
+#include "io/machine.h"
 #include "log.h"
 #include "rag/search.h"
 #include "rag/store.h"
@@ -251,11 +253,29 @@ static int find_sanitizer(struct ka_app *app, struct ka_err *err)
                          name);
 }
 
+/* Children that use the GPU at a time: each has a context, and keeps a core busy with launching. */
+static unsigned gpu_places(unsigned cpus)
+{
+    return cpus < 4 ? 2 : cpus > 24 ? 12 : cpus / 2 + cpus / 4;
+}
+
 static int open_children(struct ka_app *app, struct ka_err *err)
 {
-    bool gpu = strcmp(app->device, "cuda") == 0;
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    struct ka_children_conf config = {.max_running = gpu || cores < 1 ? 1 : (unsigned)cores};
+    struct ka_machine machine;
+    ka_machine_read(&machine);
+    struct ka_children_conf config = {.max_running = machine.cpus};
+    app->fan_width = machine.cpus;
+    if (strcmp(app->device, "cuda") == 0) {
+        double mb = (double)machine.memory_bytes / (1 << 20);
+        app->gpu_child =
+            (struct ka_app_limits){.mem_mb = (unsigned)(mb / 2), .scratch_mb = (unsigned)(mb / 4)};
+        config.gpu = true;
+        config.child_mem_mb = app->gpu_child.mem_mb;
+        config.total_mem_mb = (unsigned)(mb * 0.9);
+        config.max_running = machine.cpus < 4 ? 4 : machine.cpus;
+        config.max_gpu = gpu_places(machine.cpus);
+        app->fan_width = (config.max_gpu + 1) / 2; /* the candidate and the oracle at a time */
+    }
     return ka_children_new(&app->loop, &config, &app->children, err);
 }
 
@@ -298,6 +318,8 @@ int ka_app_open(struct ka_app *app, struct ka_opts *opts, bool with_model, struc
     memset(app, 0, sizeof(*app));
     app->opts = opts;
     uv_loop_init(&app->loop);
+    uv_loop_configure(&app->loop, UV_METRICS_IDLE_TIME);
+    app->watch = ka_loop_watch_new(&app->loop);
     app->share = ka_app_find_share(err);
     if (!app->share)
         return 2;
@@ -333,6 +355,7 @@ void ka_app_close(struct ka_app *app)
         ka_llm_close(app->llm, NULL, NULL);
     if (app->children)
         ka_children_close(app->children);
+    ka_loop_watch_close(app->watch);
     uv_run(&app->loop, UV_RUN_DEFAULT);
     int left = 0;
     if (uv_loop_close(&app->loop) != 0) {

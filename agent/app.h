@@ -11,6 +11,7 @@
 struct ka_cache;
 struct ka_children;
 struct ka_llm;
+struct ka_loop_watch;
 struct ka_store;
 struct ka_search;
 
@@ -19,7 +20,12 @@ enum ka_backend { KA_BACKEND_NONE, KA_BACKEND_OPENAI, KA_BACKEND_MAILBOX };
 struct ka_app {
     struct ka_opts *opts;
     uv_loop_t loop;
+    struct ka_loop_watch *watch;
     struct ka_children *children;
+    size_t fan_width; /* children that one operation over many cases may have */
+    struct ka_app_limits {
+        unsigned mem_mb, scratch_mb;
+    } gpu_child;              /* what a child on the GPU may take: shapes are the user's own there */
     struct ka_cache *cache;   /* of compiled kernels; NULL: not opened yet (compile.h), or none */
     bool cache_asked;         /* no need to try again */
     struct ka_llm *llm;       /* NULL unless the backend is openai */

@@ -175,10 +175,14 @@ static void on_child(void *arg, uint64_t id, const struct ka_child_result *child
     op_free(op);
 }
 
-/* A compiler needs no GPU, and what it is given was written by others. */
+/* Only what launches kernels needs the GPU; the rest does not wait for it. */
 static const char *device_of(const struct ka_op *op)
 {
-    return strcmp(op->operation, "compile") == 0 ? "cpu" : op->app->device;
+    static const char *const launching[] = {"oracle", "candidate", "sanitize", "differentiate"};
+    for (size_t i = 0; i < KA_COUNT(launching); i++)
+        if (strcmp(op->operation, launching[i]) == 0)
+            return op->app->device;
+    return "cpu";
 }
 
 static char *request_text(const struct ka_op *op, json_t *extra)
@@ -199,16 +203,13 @@ static char *request_text(const struct ka_op *op, json_t *extra)
 }
 
 /* On a GPU the shapes are the user's own: tensors of gigabytes pass through the scratch, which lies in memory. */
-static struct ka_child_limits limits_for(const char *device)
+static struct ka_child_limits limits_for(const struct ka_app *app, const char *device)
 {
-    struct ka_child_limits limits = {0};
     if (strcmp(device, "cuda") != 0)
-        return limits;
-    double mb = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / (1 << 20);
-    limits.mem_mb = (unsigned)(mb / 2);
-    limits.scratch_mb = (unsigned)(mb / 4);
-    limits.fsize_mb = limits.scratch_mb;
-    return limits;
+        return (struct ka_child_limits){0};
+    return (struct ka_child_limits){.mem_mb = app->gpu_child.mem_mb,
+                                    .scratch_mb = app->gpu_child.scratch_mb,
+                                    .fsize_mb = app->gpu_child.scratch_mb};
 }
 
 int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, ka_op_done_fn done, void *arg,
@@ -238,7 +239,7 @@ int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, 
         .device = device_of(op),
         .require = app->opts->require_sandbox,
         .role = role_of(op->operation),
-        .limits = limits_for(device_of(op)),
+        .limits = limits_for(app, device_of(op)),
         .deadline_ms = (unsigned)app->opts->deadline * 1000u,
     };
     int rc = ka_child_start(app->children, &request, on_child, op, &op->id);

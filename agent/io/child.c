@@ -21,6 +21,7 @@
 #define CAPTURE_HALF ((size_t)128 << 10)
 #define QUEUE_MAX 4096
 #define LAYERS_MAX 4096
+#define CHILD_MEM_DEFAULT_MB 6144
 #define DEADLINE_DEFAULT_MS (10 * 60 * 1000)
 #define REAP_MS (10 * 1000) /* a killed process that is still there then is stuck in the kernel */
 #define MEMORY_LOOK_MS 250
@@ -33,7 +34,9 @@ struct ka_children {
     char *jail, *base;          /* the scratches are made below `base`, our own folder */
     int base_lock;
     int meminfo_fd; /* looked at while children run; -1: never */
-    unsigned max_running, running, queued;
+    unsigned max_running, max_gpu, running, running_gpu, queued;
+    unsigned child_mem_mb;
+    bool gpu;
     uint64_t last_op;
     bool closing, left;
     uv_timer_t kick, memory;
@@ -45,7 +48,7 @@ struct result {
     struct ka_child_result pub;
     struct ka_buf out, err, layers;
     char *scratch;
-    bool kept;
+    unsigned holders; /* whoever kept it, and tell() */
 };
 
 enum state { QUEUED, RUNNING, ENDED };
@@ -55,7 +58,7 @@ struct child {
     struct child *next;
     uint64_t op;
     enum state state;
-    bool cancelled, timed_out, starved, told;
+    bool cancelled, timed_out, starved, told, warm;
     ka_child_done_fn done;
     void *arg;
 
@@ -71,7 +74,7 @@ struct child {
     uv_timer_t timer;
     unsigned handles; /* open ones; the child is freed with the last */
     int control_fd;
-    uint64_t started;
+    uint64_t began, started; /* left the queue; its process exists */
     struct ka_capture out, err;
     struct result *result;
 };
@@ -88,7 +91,7 @@ static struct result *result_of(const struct ka_child_result *result)
 
 const struct ka_child_result *ka_child_result_keep(const struct ka_child_result *result)
 {
-    result_of(result)->kept = true;
+    result_of(result)->holders++;
     return result;
 }
 
@@ -97,6 +100,8 @@ void ka_child_result_free(const struct ka_child_result *result)
     if (!result)
         return;
     struct result *r = result_of(result);
+    if (--r->holders)
+        return;
     if (r->pub.scratch_fd >= 0)
         close(r->pub.scratch_fd);
     if (r->scratch)
@@ -200,21 +205,24 @@ static void tell(struct child *c)
         snprintf(r->pub.msg.msg, sizeof(r->pub.msg.msg), "%s", sentence(c, r->pub.error));
     r->pub.timed_out = c->timed_out;
     r->pub.wall_ms = c->started ? (uv_hrtime() - c->started) / 1000000 : 0;
+    r->pub.began = c->began;
+    r->pub.warm = c->warm;
     r->pub.layers = ka_buf_str(&r->layers);
     r->pub.out = ka_buf_str(&r->out);
     r->pub.err = ka_buf_str(&r->err);
     c->told = true;
     c->done(c->arg, c->op, &r->pub);
-    if (!r->kept)
-        ka_child_result_free(&r->pub);
+    ka_child_result_free(&r->pub);
     c->result = NULL;
 }
 
 /* After the last byte: leave the running set, tell, close. */
 static void finish(struct child *c)
 {
-    if (c->state == RUNNING)
+    if (c->state == RUNNING) {
         c->owner->running--;
+        c->owner->running_gpu -= ka_child_req_is_gpu(c->req);
+    }
     if (c->state == QUEUED)
         c->owner->queued--;
     c->state = ENDED;
@@ -468,8 +476,10 @@ static void on_job_lost(struct ka_zygote_job *job, bool had_started, const char 
     int rc = 0;
     if (had_started)
         rc = c->result ? ka_fail(&c->result->pub.msg, -EIO, "%.900s", why) : -EIO;
-    else if (!c->cancelled)
+    else if (!c->cancelled) {
+        c->warm = false;
         rc = spawn_process(c);
+    }
     if (c->result) {
         c->result->pub.error = rc;
         c->result->pub.term_signal = had_started ? SIGKILL : 0; /* what the end of its zygote sends it */
@@ -481,10 +491,10 @@ static void on_job_lost(struct ka_zygote_job *job, bool had_started, const char 
 static int hand_to_zygote(struct child *c)
 {
     struct ka_zygote_kind kind = {.candidate = c->req->role == KA_CHILD_CANDIDATE,
-                                  .gpu = ka_child_req_is_gpu(c->req),
+                                  .gpu = c->owner->gpu,
                                   .python = c->req->python,
                                   .package_dir = c->req->package_dir};
-    if (!c->owner->zygotes || c->req->limits.mem_mb > KA_ZYGOTE_CHILD_MEM_MB)
+    if (!c->owner->zygotes || c->req->limits.mem_mb > c->owner->child_mem_mb)
         return -EAGAIN;
     ka_child_args_jail(&c->args, c->req, c->result->scratch);
     c->job = (struct ka_zygote_job){.argv = (const char *const *)c->args.argv,
@@ -538,7 +548,8 @@ static int launch(struct child *c)
         return ka_fail(msg, rc, "no pipe for a child: %s", uv_strerror(rc));
     }
     listen_to(c, out[0], err[0], control[0]);
-    return hand_to_zygote(c) == 0 ? 0 : spawn_process(c);
+    c->warm = hand_to_zygote(c) == 0;
+    return c->warm ? 0 : spawn_process(c);
 }
 
 static void start_or_fail(struct child *c)
@@ -547,6 +558,8 @@ static void start_or_fail(struct child *c)
     c->state = RUNNING;
     cs->queued--;
     cs->running++;
+    cs->running_gpu += ka_child_req_is_gpu(c->req);
+    c->began = uv_hrtime();
     if (!uv_is_active((uv_handle_t *)&cs->memory))
         uv_timer_start(&cs->memory, on_memory, MEMORY_LOOK_MS, 0);
     if (!c->cancelled)
@@ -555,12 +568,17 @@ static void start_or_fail(struct child *c)
         finish(c);
 }
 
+static bool has_place(const struct ka_children *cs, const struct ka_child_req *req)
+{
+    return cs->running < cs->max_running && (!ka_child_req_is_gpu(req) || cs->running_gpu < cs->max_gpu);
+}
+
 /* One step of the queue a turn: `done` may start, cancel or close while we look at the list. */
 static void on_kick(uv_timer_t *timer)
 {
     struct ka_children *cs = timer->data;
     struct child *c = cs->first;
-    while (c && !(c->state == QUEUED && (c->cancelled || cs->running < cs->max_running)))
+    while (c && !(c->state == QUEUED && (c->cancelled || has_place(cs, c->req))))
         c = c->next;
     if (c) {
         kick(cs);
@@ -616,14 +634,14 @@ static void kick(struct ka_children *cs)
 /* ---- public ---- */
 
 /* Without the library beside ka-jail there are no zygotes, and everything works as before, slower. */
-static struct ka_zygotes *find_zygotes(const struct ka_children *cs)
+static struct ka_zygotes *find_zygotes(const struct ka_children *cs, unsigned total_mem_mb)
 {
     const char *slash = strrchr(cs->jail, '/');
     char *folder = slash ? ka_strndup(cs->jail, (size_t)(slash - cs->jail)) : ka_strdup(".");
     char *library = ka_path_join(folder, "libka_jail.so");
     char *real = access(library, R_OK) == 0 ? ka_path_real(library, NULL) : NULL;
     struct ka_zygotes *zygotes =
-        real ? ka_zygotes_new(cs->loop, cs->jail, real, cs->base, cs->max_running) : NULL;
+        real ? ka_zygotes_new(cs->loop, cs->jail, real, cs->base, cs->max_running, total_mem_mb) : NULL;
     free(folder);
     free(library);
     free(real);
@@ -661,7 +679,11 @@ int ka_children_new(uv_loop_t *loop, const struct ka_children_conf *conf, struct
     cs->loop = loop;
     cs->meminfo_fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
     cs->max_running = conf->max_running ? conf->max_running : 1;
-    cs->zygotes = conf->no_zygotes ? NULL : find_zygotes(cs);
+    cs->max_gpu = conf->max_gpu ? conf->max_gpu : cs->max_running;
+    cs->child_mem_mb = conf->child_mem_mb ? conf->child_mem_mb : CHILD_MEM_DEFAULT_MB;
+    cs->gpu = conf->gpu;
+    unsigned total = conf->total_mem_mb ? conf->total_mem_mb : (cs->max_running + 1) * cs->child_mem_mb;
+    cs->zygotes = conf->no_zygotes ? NULL : find_zygotes(cs, total);
     cs->last = &cs->first;
     uv_timer_init(loop, &cs->kick);
     uv_timer_init(loop, &cs->memory);
@@ -701,6 +723,7 @@ int ka_child_start(struct ka_children *cs, const struct ka_child_req *req, ka_ch
     c->control_fd = c->fds[0] = c->fds[1] = c->fds[2] = -1;
     c->out.half = c->err.half = CAPTURE_HALF;
     c->result = ka_calloc(1, sizeof(*c->result));
+    c->result->holders = 1;
     c->result->pub.scratch_fd = -1;
     *cs->last = c;
     cs->last = &c->next;
@@ -710,11 +733,10 @@ int ka_child_start(struct ka_children *cs, const struct ka_child_req *req, ka_ch
     return 0;
 }
 
-void ka_children_warm(struct ka_children *cs, const char *python, const char *package_dir, const char *device)
+void ka_children_warm(struct ka_children *cs, const char *python, const char *package_dir)
 {
-    bool gpu = strcmp(device, "cuda") == 0;
     for (int candidate = 0; candidate < 2 && cs->zygotes && !cs->closing; candidate++) {
-        struct ka_zygote_kind kind = {candidate, gpu, python, package_dir};
+        struct ka_zygote_kind kind = {candidate, cs->gpu, python, package_dir};
         ka_zygote_warm(cs->zygotes, &kind);
     }
 }

@@ -20,8 +20,12 @@ struct ka_children_conf {
     const char *jail; /* path of ka-jail; NULL: $KA_JAIL, else beside this program */
     const char
         *base; /* folder for the scratches; NULL: $XDG_RUNTIME_DIR/kernel-agent or /tmp/kernel-agent-UID */
-    unsigned max_running; /* 0: 1 */
-    bool no_zygotes;      /* every child imports everything itself */
+    unsigned max_running;  /* 0: 1 */
+    unsigned max_gpu;      /* of those, how many may use a GPU at a time; 0: as many */
+    unsigned child_mem_mb; /* the most that a child of a warm interpreter may ask for; 0: 6144 */
+    unsigned total_mem_mb; /* of a warm interpreter and all its children; 0: what they may ask for together */
+    bool gpu;              /* warm interpreters find the GPU's libraries, and serve children of both kinds */
+    bool no_zygotes;       /* every child imports everything itself */
 };
 
 /* Who is asking: candidate and oracle children of an attempt share no process. */
@@ -57,6 +61,8 @@ struct ka_child_result {
     bool timed_out;
     bool
         unreaped; /* killed, but stuck in the kernel (a GPU driver): its place stays taken until it is gone */
+    bool warm;    /* forked by a warm interpreter */
+    uint64_t began; /* uv_hrtime() when it left the queue; 0: never */
     uint64_t wall_ms;
     const char *layers; /* the jail's report, one JSON line; "" if it never came */
     const char *out;    /* standard output, capped in the middle */
@@ -76,10 +82,9 @@ void ka_children_close(struct ka_children *children);
 
 /* Start the zygotes (zygote.h) for this interpreter now, so that they are ready when the first requests come.
  */
-void ka_children_warm(struct ka_children *children, const char *python, const char *package_dir,
-                      const char *device);
+void ka_children_warm(struct ka_children *children, const char *python, const char *package_dir);
 
-/* Copies `req`. Waits for its turn when `max_running` are running. -EINVAL for a request without its parts,
+/* Copies `req`. Waits for its turn when `max_running` are running, or `max_gpu` of its kind; others go before it then. -EINVAL for a request without its parts,
  * -EAGAIN when the queue is full, -ESHUTDOWN after close; `*op` is then untouched and `done` never runs. */
 int ka_child_start(struct ka_children *children, const struct ka_child_req *req, ka_child_done_fn done,
                    void *arg, uint64_t *op);

@@ -46,14 +46,14 @@ struct ka_zygotes {
     unsigned failures[KINDS];
     struct zygote *all; /* also those that only end */
     uint64_t last_id;
-    unsigned max_children;
+    unsigned max_children, mem_mb;
     bool closing;
     void (*gone)(void *arg);
     void *gone_arg;
 };
 
 struct ka_zygotes *ka_zygotes_new(uv_loop_t *loop, const char *jail, const char *library, const char *base,
-                                  unsigned max_children)
+                                  unsigned max_children, unsigned mem_mb)
 {
     struct ka_zygotes *zs = ka_calloc(1, sizeof(*zs));
     zs->loop = loop;
@@ -61,6 +61,7 @@ struct ka_zygotes *ka_zygotes_new(uv_loop_t *loop, const char *jail, const char 
     zs->library = ka_strdup(library);
     zs->base = ka_strdup(base);
     zs->max_children = max_children;
+    zs->mem_mb = mem_mb;
     return zs;
 }
 
@@ -348,7 +349,7 @@ static void build_args(struct ka_child_args *args, const struct zygote *z, bool 
     ka_child_arg(args, "--zygote");
     ka_child_option(args, "--scratch", zs->base);
     ka_child_number(args, "--parent", (unsigned)getpid());
-    ka_child_number(args, "--mem-mb", (zs->max_children + 1) * KA_ZYGOTE_CHILD_MEM_MB);
+    ka_child_number(args, "--mem-mb", zs->mem_mb);
     ka_child_number(args, "--nproc", (zs->max_children + 1) * NPROC);
     ka_child_option(args, "--result-fd", fd);
     ka_child_option(args, "--env", ka_buf_str(&path));

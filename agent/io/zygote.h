@@ -39,12 +39,10 @@ struct ka_zygote_kind {
     const char *python, *package_dir;
 };
 
-/* A zygote and all its children share one control group, where there are such. */
-#define KA_ZYGOTE_CHILD_MEM_MB 6144
-
-/* `library` is libka_jail.so, `base` a folder to call home; no more than `max_children` run at a time. */
+/* `library` is libka_jail.so, `base` a folder to call home; no more than `max_children` run at a time. A zygote and all its
+ * children share one control group, where there are such: `mem_mb` is its limit. */
 struct ka_zygotes *ka_zygotes_new(uv_loop_t *loop, const char *jail, const char *library, const char *base,
-                                  unsigned max_children);
+                                  unsigned max_children, unsigned mem_mb);
 /* End all; `gone` runs when the last handle is closed and the memory is free. Jobs must be over. */
 void ka_zygotes_close(struct ka_zygotes *zygotes, void (*gone)(void *arg), void *arg);
 

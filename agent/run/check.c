@@ -1,6 +1,7 @@
-/* One check of one candidate: scan, run the candidate, and only when that process is gone run the oracle, compare, decide.
+/* One check of one candidate: scan, run the candidate and, in processes that share nothing with it, the oracle; compare, decide.
  *
- * The candidate's tensors stay in its scratch folder, which its process can no longer reach, until the oracle has finished.
+ * The candidate's tensors stay in its scratch folder, which its process can no longer reach, until they are judged. The oracle's
+ * never were where the candidate could see them: expected.h.
  * Whatever the candidate reports of itself (launches, modified inputs) can only count against it, never for it. */
 #include "internal.h"
 
@@ -15,36 +16,51 @@
 #include "core/plan.h"
 #include "core/rank.h"
 #include "core/sanitize.h"
+#include "core/shapes.h"
 #include "core/verdict.h"
+#include "expected.h"
+#include "fan.h"
 #include "files.h"
 #include "hash.h"
+#include "io/work.h"
 #include "judge.h"
 #include "log.h"
 
 #define FACTS_SHAPES 3
-#define REPEATS 4 /* of one backward, to see how far atomics let it vary */
+#define LARGE ((double)(1 << 22)) /* product of the sizes: a case that costs much */
 
 struct ka_check {
     int64_t snapshot;
     char *pair_path;
     char *entry;
-    json_t *cases;
-    json_t *candidate; /* result document of the candidate's child */
-    const struct ka_child_result *candidate_files;
+    struct ka_run *run;
+    struct ka_expected *expected;
+    json_t *cases; /* of `expected` */
+    struct ka_fan *candidate;
     struct ka_verdict *verdict;
-    size_t *shape_of;  /* case number -> shape number of the verdict */
-    size_t from, upto; /* cases of this round: all of them, unless --fail-fast */
+    size_t *shape_of; /* case number -> shape number of the verdict */
+    size_t *order;    /* case numbers, the cheapest first */
+    /* Of `order`: asked for, and ready to be judged, and judged. All are asked for at once, unless --fail-fast. */
+    size_t upto, ready, judged;
+    bool judging;                    /* a thread has the verdict, and reads results */
+    bool orphan;                     /* freed when the thread is done */
+    char *reject_rule, *reject_text; /* the candidate is rejected as a whole, once the thread is done */
     json_t *facts;
-    size_t judged;
 };
 
-static void forget_candidate(struct ka_check *check)
+static void free_check(struct ka_check *check)
 {
-    if (check->candidate_files)
-        ka_child_result_free(check->candidate_files);
-    check->candidate_files = NULL;
-    json_decref(check->candidate);
-    check->candidate = NULL;
+    ka_fan_free(check->candidate);
+    ka_expected_free(check->expected);
+    ka_verdict_free(check->verdict);
+    json_decref(check->facts);
+    free(check->pair_path);
+    free(check->entry);
+    free(check->shape_of);
+    free(check->order);
+    free(check->reject_rule);
+    free(check->reject_text);
+    free(check);
 }
 
 void ka_run_check_free(struct ka_run *run)
@@ -53,14 +69,13 @@ void ka_run_check_free(struct ka_run *run)
     if (!check)
         return;
     run->check = NULL;
-    forget_candidate(check);
-    ka_verdict_free(check->verdict);
-    json_decref(check->cases);
-    json_decref(check->facts);
-    free(check->pair_path);
-    free(check->entry);
-    free(check->shape_of);
-    free(check);
+    check->orphan = true;
+    if (check->candidate)
+        ka_fan_stop(check->candidate);
+    if (check->expected)
+        ka_expected_stop(check->expected);
+    if (!check->judging)
+        free_check(check);
 }
 
 /* ---- the end */
@@ -186,6 +201,20 @@ static void reject(struct ka_run *run, const char *rule, const char *text)
     conclude(run);
 }
 
+/* The same while cases are judged: nothing more is asked, and the verdict waits for the thread. */
+static void reject_when_idle(struct ka_run *run, const char *rule, const char *text)
+{
+    struct ka_check *check = run->check;
+    ka_fan_stop(check->candidate);
+    ka_expected_stop(check->expected);
+    if (!check->judging) {
+        reject(run, rule, text);
+        return;
+    }
+    check->reject_rule = ka_strdup(rule);
+    check->reject_text = ka_strdup(text);
+}
+
 /* ---- measured facts, only for what is verified */
 
 static void on_compiled(struct ka_run *run, json_t *facts)
@@ -204,11 +233,28 @@ static void on_facts(struct ka_run *run, const struct ka_op_result *result)
     conclude(run);
 }
 
+json_t *ka_run_facts_request(const struct ka_run *run, const char *entry)
+{
+    json_t *shapes = json_array(), *shape, *dims;
+    size_t i;
+    json_array_foreach(run->shapes, i, shape)
+    {
+        if (!ka_run_on_gpu(run) ||
+            ka_shapes_scale(json_object_get(shape, "dims"), KA_SHAPES_BUDGET, 0, &dims))
+            dims = json_incref(json_object_get(shape, "dims"));
+        json_array_append_new(shapes, json_pack("{s:o, s:O, s:O}", "dims", dims, "class",
+                                                json_object_get(shape, "class"), "kind",
+                                                json_object_get(shape, "kind")));
+    }
+    json_t *request = ka_plan_facts(shapes, entry, ka_random_u64());
+    json_decref(shapes);
+    return request;
+}
+
 static void measure(struct ka_run *run)
 {
     struct ka_check *check = run->check;
-    json_t *extra = ka_plan_facts(run->shapes, check->entry, ka_random_u64());
-    ka_run_op(run, "facts", check->pair_path, extra, on_facts);
+    ka_run_op(run, "facts", check->pair_path, ka_run_facts_request(run, check->entry), on_facts);
 }
 
 static void measure_verified(struct ka_run *run)
@@ -246,120 +292,188 @@ static void sanitize(struct ka_run *run)
     ka_run_op(run, "sanitize", run->check->pair_path, extra, on_sanitized);
 }
 
-/* ---- the oracle has answered */
+/* ---- judging
+ *
+ * A case can be judged once the candidate's child and the oracle's are through with it. Cases are judged in order of what they
+ * cost, on a thread: meanwhile the verdict is the thread's. */
 
 /* The oracle has no answer to a case. Inputs of another kind were fair with other values in preflight: with these they are not, and the
  * shape stands on its other cases. */
-static void not_judged(struct ka_run *run, const json_t *plan, size_t shape, const char *why)
+static void not_judged(struct ka_verdict *verdict, const json_t *plan, size_t shape, const char *why)
 {
-    const char *inputs = json_string_value(json_object_get(plan, "inputs"));
-    if (inputs)
-        ka_log(KA_LOG_INFO, "%s: %s inputs were not judged this time: %s", run->name, inputs, why);
-    else
-        ka_verdict_skip(run->check->verdict, shape, why);
+    if (!json_object_get(plan, "inputs"))
+        ka_verdict_skip(verdict, shape, why);
 }
 
-static void next_round(struct ka_run *run);
-
-/* Some cases were judged, and more are to come only if none of them failed. Returns false when the verdict is complete. */
-static bool go_on(struct ka_run *run)
+static void judge_one(struct ka_check *check, size_t at)
 {
-    struct ka_check *check = run->check;
-    if (check->upto == json_array_size(check->cases))
-        return false;
-    if (ka_verdict_count(check->verdict).cases_failed == 0) {
-        next_round(run);
-        return true;
+    size_t i = check->order[at];
+    json_t *plan = json_array_get(check->cases, i);
+    struct ka_fan_found oracle, candidate;
+    struct ka_buf label = {0};
+    struct ka_err why;
+    json_int_t id;
+    ka_expected_find(check->expected, i, &oracle, &id);
+    ka_fan_find(check->candidate, (json_int_t)i, &candidate);
+    if (oracle.status == KA_OP_TIMEOUT) {
+        ka_verdict_skip(check->verdict, check->shape_of[i], oracle.message);
+        return;
     }
-    for (size_t i = check->upto; i < json_array_size(check->cases); i++) {
-        if (check->shape_of[i] > check->shape_of[check->upto - 1])
-            ka_verdict_skip(check->verdict, check->shape_of[i], "not reached: --fail-fast");
-    }
-    return false;
+    struct ka_judged_case one = {
+        .verdict = check->verdict,
+        .shape = check->shape_of[i],
+        .plan = plan,
+        .oracle = oracle.entry,
+        .candidate = candidate.entry,
+        .oracle_files = oracle.files,
+        .oracle_id = id,
+        .candidate_files = candidate.files,
+    };
+    ka_case_label(plan, &label);
+    one.at = ka_verdict_case(check->verdict, check->shape_of[i], ka_buf_str(&label));
+    ka_buf_free(&label);
+    if (ka_judge_case(&one, (json_int_t)i, &why))
+        not_judged(check->verdict, plan, check->shape_of[i], why.msg);
 }
 
-static void on_oracle(struct ka_run *run, const struct ka_op_result *result)
+static void judge_ready(void *arg)
+{
+    struct ka_check *check = arg;
+    for (size_t at = check->judged; at < check->ready; at++)
+        judge_one(check, at);
+}
+
+static void go_on(struct ka_run *run);
+
+static void on_judged(void *arg)
+{
+    struct ka_check *check = arg;
+    check->judging = false;
+    if (check->orphan) {
+        free_check(check);
+        return;
+    }
+    check->judged = check->ready;
+    if (check->reject_rule) {
+        reject(check->run, check->reject_rule, check->reject_text);
+        return;
+    }
+    ka_log_progress(check->run->name, "check candidate %lld: %zu of %zu cases judged",
+                    (long long)check->snapshot, check->judged, json_array_size(check->cases));
+    go_on(check->run);
+}
+
+static bool is_ready(const struct ka_check *check, size_t at)
+{
+    struct ka_fan_found found;
+    json_int_t id;
+    size_t i = check->order[at];
+    return ka_fan_find(check->candidate, (json_int_t)i, &found) &&
+           ka_expected_find(check->expected, i, &found, &id);
+}
+
+/* Every result is there, or will not come. */
+static void end_of_cases(struct ka_run *run)
 {
     struct ka_check *check = run->check;
-    if (result->status == KA_OP_SANDBOX || result->status == KA_OP_DIED || result->status == KA_OP_ERROR) {
-        ka_run_check_free(run);
-        ka_run_op_failed(run, result);
-        return;
-    }
-    for (size_t i = check->from; i < check->upto; i++) {
-        json_t *plan = json_array_get(check->cases, i);
-        struct ka_buf label = {0};
-        struct ka_err why;
-        struct ka_judged_case one = {
-            .verdict = check->verdict,
-            .shape = check->shape_of[i],
-            .plan = plan,
-            .oracle = ka_case_find(result->doc, (json_int_t)i),
-            .candidate = ka_case_find(check->candidate, (json_int_t)i),
-            .oracle_files = result->child,
-            .candidate_files = check->candidate_files,
-        };
-        if (result->status == KA_OP_TIMEOUT) {
-            ka_verdict_skip(check->verdict, check->shape_of[i], result->message);
-            continue;
-        }
-        ka_case_label(plan, &label);
-        one.at = ka_verdict_case(check->verdict, check->shape_of[i], ka_buf_str(&label));
-        ka_buf_free(&label);
-        if (ka_judge_case(&one, (json_int_t)i, &why) == 0)
-            check->judged++;
-        else
-            not_judged(run, plan, check->shape_of[i], why.msg);
-    }
-    if (go_on(run))
-        return;
     if (!ka_verdict_verified(check->verdict))
         conclude(run);
     else if (run->app->sanitizer)
         sanitize(run);
-    else if (run->app->opts->fail_fast)
-        conclude(run);
     else
         measure_verified(run);
 }
 
-/* ---- candidate */
-
-/* What a child is told of this round's cases. */
-static json_t *round_for_child(const struct ka_check *check, const char *const *keep, size_t count)
+/* Something is wrong, and what is left costs much: it cannot change the verdict. */
+static bool is_hopeless(const struct ka_run *run)
 {
-    json_t *round = json_array();
-    for (size_t i = check->from; i < check->upto; i++)
-        json_array_append(round, json_array_get(check->cases, i));
-    json_t *told = ka_plan_for_child(round, keep, count);
-    json_decref(round);
-    return told;
+    const struct ka_check *check = run->check;
+    const json_t *next = json_array_get(check->cases, check->order[check->judged]);
+    return ka_run_on_gpu(run) && ka_verdict_count(check->verdict).cases_failed &&
+           ka_plan_size(json_object_get(next, "dims")) > LARGE;
 }
 
-static void on_candidate(struct ka_run *run, const struct ka_op_result *result)
+static void give_up(struct ka_run *run, size_t from, const char *why)
 {
-    static const char *const keep[] = {"id", "dims", "seed", "upstream", "inputs"};
     struct ka_check *check = run->check;
-    if (result->status == KA_OP_SANDBOX) {
-        ka_run_check_free(run);
-        ka_run_op_failed(run, result);
-        return;
-    }
-    if (result->status != KA_OP_OK) {
-        const char *trace =
-            json_string_value(json_object_get(json_object_get(result->doc, "error"), "traceback"));
-        struct ka_buf text = {0};
-        ka_buf_printf(&text, "%s%s%.3000s", result->message, trace ? "\n" : "", trace ? trace : "");
-        reject(run, "raised", ka_buf_str(&text));
-        ka_buf_free(&text);
-        return;
-    }
-    forget_candidate(check);
-    check->candidate = json_deep_copy(result->doc);
-    check->candidate_files = ka_child_result_keep(result->child);
-    json_t *extra = json_pack("{s:o, s:b}", "cases", round_for_child(check, keep, KA_COUNT(keep)), "fd", 0);
-    ka_run_op(run, "oracle", run->work_forward, extra, on_oracle);
+    size_t last = from ? check->shape_of[check->order[from - 1]] : SIZE_MAX;
+    for (size_t at = from; at < json_array_size(check->cases); at++)
+        if (check->shape_of[check->order[at]] != last)
+            ka_verdict_skip(check->verdict, check->shape_of[check->order[at]], why);
+    ka_fan_stop(check->candidate);
+    ka_expected_stop(check->expected);
+    end_of_cases(run);
 }
+
+static void next_round(struct ka_run *run);
+
+static void go_on(struct ka_run *run)
+{
+    struct ka_check *check = run->check;
+    size_t all = json_array_size(check->cases);
+    if (check->judging)
+        return;
+    while (check->ready < check->upto && is_ready(check, check->ready))
+        check->ready++;
+    if (check->judged < check->ready) {
+        check->judging = true;
+        ka_work_start(&run->app->loop, judge_ready, on_judged, check);
+    } else if (check->judged < check->upto) {
+        if (is_hopeless(run))
+            give_up(run, check->judged, "not run: a smaller case had failed");
+    } else if (check->upto == all) {
+        end_of_cases(run);
+    } else if (ka_verdict_count(check->verdict).cases_failed == 0) {
+        next_round(run);
+    } else {
+        give_up(run, check->upto, "not reached: --fail-fast");
+    }
+}
+
+/* Without the oracle there is no verdict: true when the run has ended, and this check with it. */
+static bool lost_the_oracle(struct ka_run *run)
+{
+    static const enum ka_op_status fatal[] = {KA_OP_SANDBOX, KA_OP_DIED, KA_OP_ERROR};
+    const struct ka_op_result *failed = NULL;
+    for (size_t i = 0; i < KA_COUNT(fatal) && !failed; i++)
+        failed = ka_expected_failed(run->check->expected, fatal[i]);
+    if (failed)
+        ka_run_op_failed(run, failed);
+    return failed;
+}
+
+static void on_expected(struct ka_run *run, struct ka_fan *fan, void *arg)
+{
+    (void)fan;
+    (void)arg;
+    if (!lost_the_oracle(run))
+        go_on(run);
+}
+
+static void on_candidate(struct ka_run *run, struct ka_fan *fan, void *arg)
+{
+    static const enum ka_op_status failures[] = {KA_OP_ERROR, KA_OP_DIED, KA_OP_TIMEOUT};
+    const struct ka_op_result *failed = ka_fan_failed(fan, KA_OP_SANDBOX);
+    (void)arg;
+    if (failed) {
+        ka_run_op_failed(run, failed);
+        return;
+    }
+    for (size_t i = 0; i < KA_COUNT(failures) && !failed; i++)
+        failed = ka_fan_failed(fan, failures[i]);
+    if (!failed) {
+        go_on(run);
+        return;
+    }
+    const char *trace =
+        json_string_value(json_object_get(json_object_get(failed->doc, "error"), "traceback"));
+    struct ka_buf text = {0};
+    ka_buf_printf(&text, "%s%s%.3000s", failed->message, trace ? "\n" : "", trace ? trace : "");
+    reject_when_idle(run, "raised", ka_buf_str(&text));
+    ka_buf_free(&text);
+}
+
+/* ---- the cases */
 
 static void announce_shapes(struct ka_run *run)
 {
@@ -392,42 +506,58 @@ static void announce_shapes(struct ka_run *run)
     json_decref(known);
 }
 
-static int count_differentiable(const struct ka_run *run)
-{
-    size_t i;
-    json_t *output;
-    int count = 0;
-    json_array_foreach(run->outputs, i, output) count +=
-        json_is_true(json_object_get(output, "differentiable"));
-    return count;
-}
-
 /* With --fail-fast a round is one case, then three, then twelve, and so on: most wrong candidates fail in the first. Each
- * round is a child of the candidate's and then one of the oracle's. */
+ * round has children of the candidate's and of the oracle's. */
 static void next_round(struct ka_run *run)
 {
     static const char *const keep[] = {"id",    "dims",  "seed", "upstream", "inputs",
                                        "needs", "twice", "noop", "linear",   "repeats"};
     struct ka_check *check = run->check;
-    size_t all = json_array_size(check->cases);
-    size_t upto = !run->given || !run->app->opts->fail_fast ? all : check->upto ? 4 * check->upto : 1;
-    check->from = check->upto;
+    size_t all = json_array_size(check->cases), from = check->upto;
+    size_t upto = !run->given || !run->app->opts->fail_fast ? all : from ? 4 * from : 1;
     check->upto = upto < all ? upto : all;
-    json_t *extra =
-        json_pack("{s:s, s:o}", "entry", check->entry, "cases", round_for_child(check, keep, KA_COUNT(keep)));
-    ka_run_op(run, "candidate", check->pair_path, extra, on_candidate);
+    json_t *round = json_array();
+    for (size_t at = from; at < check->upto; at++)
+        json_array_append(round, json_array_get(check->cases, check->order[at]));
+    json_t *told = ka_plan_for_child(round, keep, KA_COUNT(keep));
+    struct ka_fan_req req = {.operation = "candidate",
+                             .file = check->pair_path,
+                             .cases = told,
+                             .extra = json_pack("{s:s}", "entry", check->entry),
+                             .together = !ka_run_on_gpu(run)};
+    ka_fan_free(check->candidate);
+    check->candidate = ka_fan_start(run, &req, on_candidate, NULL);
+    ka_expected_ask(check->expected, check->order + from, check->upto - from, on_expected, NULL);
+    json_decref(told);
+    json_decref(round);
+    if (!lost_the_oracle(run)) /* what was prepared may be there already, or may have failed */
+        go_on(run);
+}
+
+/* The cheapest first, and equals as they were drawn. */
+static void order_cases(struct ka_check *check)
+{
+    size_t count = json_array_size(check->cases);
+    check->order = ka_calloc(count, sizeof(*check->order));
+    for (size_t i = 0; i < count; i++) {
+        size_t at = i;
+        double size = ka_plan_size(json_object_get(json_array_get(check->cases, i), "dims"));
+        while (at > 0 && ka_plan_size(json_object_get(json_array_get(check->cases, check->order[at - 1]),
+                                                      "dims")) > size) {
+            check->order[at] = check->order[at - 1];
+            at--;
+        }
+        check->order[at] = i;
+    }
 }
 
 static void run_candidate(struct ka_run *run)
 {
     struct ka_check *check = run->check;
-    check->cases =
-        ka_plan_check(run->shapes, run->grads, count_differentiable(run), run->half, ka_random_u64());
-    ka_plan_inputs(check->cases, run->shapes,
-                   json_object_get(json_object_get(run->oracles, "inputs"), "kept"), ka_random_u64());
-    if (strcmp(run->app->device, "cuda") == 0) /* the interpreter has no order of programs to vary */
-        ka_plan_repeats(check->cases, REPEATS);
+    check->expected = ka_expected_take(run);
+    check->cases = ka_expected_cases(check->expected);
     announce_shapes(run);
+    order_cases(check);
     ka_log_progress(run->name, "check candidate %lld: %zu cases", (long long)check->snapshot,
                     json_array_size(check->cases));
     next_round(run);
@@ -497,6 +627,7 @@ void ka_run_check(struct ka_run *run, int64_t snapshot)
         return;
     struct ka_check *check = ka_calloc(1, sizeof(*check));
     run->check = check;
+    check->run = run;
     check->snapshot = snapshot;
     const char *names[64];
     size_t count = 0, i;

@@ -19,7 +19,7 @@ static void finish(struct ka_run *run, const char *verdict, const struct ka_diff
     if (why)
         ka_log(KA_LOG_WARN, "%s: finite differences say nothing: %s", run->name, why);
     json_object_set_new(run->oracles, "finite_differences", doc);
-    ka_run_inputs(run);
+    ka_run_preflight_part_done(run);
 }
 
 static void disagree(struct ka_run *run, const json_t *dims, const char *message)
@@ -33,14 +33,14 @@ static void disagree(struct ka_run *run, const json_t *dims, const char *message
     ka_run_fail_doc(run, KA_EV_UNUSABLE, failure);
 }
 
-/* `pending`: [{"dims", "message"?}]; the first is known to disagree, the rest are smaller ones that were tried. */
+/* `smaller`: [{"dims", "message"?}]; the first is known to disagree, the rest are smaller ones that were tried. */
 static void on_smaller(struct ka_run *run, const struct ka_op_result *result)
 {
-    json_t *tried = run->pending;
+    json_t *tried = run->preflight->smaller;
     json_t *smallest = json_array_get(tried, 0);
     struct ka_err err, why;
     ka_fail(&err, 0, "%s", json_string_value(json_object_get(smallest, "message")));
-    run->pending = NULL;
+    run->preflight->smaller = NULL;
     for (size_t i = 1; result->status == KA_OP_OK && i < json_array_size(tried); i++) {
         const json_t *entry = ka_case_find(result->doc, (json_int_t)i - 1);
         struct ka_differences found;
@@ -66,10 +66,10 @@ static void ask(struct ka_run *run, const json_t *dims_list, ka_run_op_fn done)
 static void ask_smaller(struct ka_run *run, const json_t *dims, const char *message)
 {
     json_t *scaled, *list = json_array();
-    run->pending = json_pack("[{s:O, s:s}]", "dims", dims, "message", message);
+    json_t *smaller = run->preflight->smaller = json_pack("[{s:O, s:s}]", "dims", dims, "message", message);
     for (size_t level = 0; ka_shapes_scale(dims, KA_SHAPES_BUDGET, level, &scaled) == 0; level++) {
         if (ka_plan_size(scaled) < ka_plan_size(dims)) {
-            json_array_append_new(run->pending, json_pack("{s:O}", "dims", scaled));
+            json_array_append_new(smaller, json_pack("{s:O}", "dims", scaled));
             json_array_append_new(list, json_pack("{s:O}", "dims", scaled));
         }
         json_decref(scaled);
@@ -77,8 +77,6 @@ static void ask_smaller(struct ka_run *run, const json_t *dims, const char *mess
     if (json_array_size(list)) {
         ask(run, list, on_smaller);
     } else {
-        json_decref(run->pending);
-        run->pending = NULL;
         disagree(run, dims, message);
     }
     json_decref(list);
@@ -114,10 +112,9 @@ void ka_run_differences(struct ka_run *run)
 {
     json_t *smallest = ka_plan_smallest(run->shapes);
     if (!smallest) {
-        ka_run_inputs(run);
+        ka_run_preflight_part_done(run);
         return;
     }
-    ka_log_progress(run->name, "preflight: finite differences of the forward");
     json_t *list = json_pack("[O]", smallest);
     ask(run, list, on_differences);
     json_decref(list);

@@ -77,6 +77,47 @@ static void on_draft(struct ka_run *run, const struct ka_op_result *result)
     ka_run_post_type(run, KA_EV_NO_CANDIDATE);
 }
 
+/* ---- ahead of its turn: the draft depends on the shapes only, and preflight has those long before it ends */
+
+static void take_ahead(struct ka_run *run)
+{
+    struct ka_op_result result = run->ahead.result;
+    run->ahead = (struct ka_ahead){0};
+    on_draft(run, &result);
+    json_decref(result.doc);
+}
+
+static void on_ahead(struct ka_run *run, void *arg, const struct ka_op_result *result)
+{
+    (void)arg;
+    run->ahead.child = NULL;
+    run->ahead.ended = true;
+    run->ahead.result = *result;
+    run->ahead.result.child = NULL; /* gone when this returns */
+    json_incref(result->doc);
+    if (run->ahead.wanted)
+        take_ahead(run);
+}
+
+void ka_run_draft_ahead(struct ka_run *run)
+{
+    struct ka_err err;
+    if (run->given)
+        return;
+    ka_run_draft_ahead_cancel(run);
+    run->ahead.child =
+        ka_run_child_start(run, "differentiate", run->work_forward,
+                           json_pack("{s:o}", "case", trace_case(run)), NULL, on_ahead, NULL, &err);
+}
+
+void ka_run_draft_ahead_cancel(struct ka_run *run)
+{
+    if (run->ahead.child)
+        ka_run_child_cancel(run->ahead.child);
+    json_decref(run->ahead.result.doc);
+    run->ahead = (struct ka_ahead){0};
+}
+
 void ka_run_differentiate(struct ka_run *run)
 {
     if (run->given) {
@@ -84,7 +125,12 @@ void ka_run_differentiate(struct ka_run *run)
         return;
     }
     ka_log_progress(run->name, "draft: differentiator");
-    ask_differentiator(run, NULL, NULL, on_draft);
+    if (run->ahead.ended)
+        take_ahead(run);
+    else if (run->ahead.child)
+        run->ahead.wanted = true;
+    else
+        ask_differentiator(run, NULL, NULL, on_draft);
 }
 
 /* ---- tuner
@@ -206,7 +252,7 @@ static void on_variant(struct ka_run *run, const struct ka_op_result *result)
     json_decref(run->variant);
     run->variant = json_deep_copy(result->doc);
     char *path = variant_path(run);
-    ka_run_op(run, "facts", path, ka_plan_facts(run->shapes, entry, ka_random_u64()), on_variant_facts);
+    ka_run_op(run, "facts", path, ka_run_facts_request(run, entry), on_variant_facts);
     free(path);
 }
 

@@ -10,6 +10,7 @@
 #include "core/report.h"
 #include "core/report_html.h"
 #include "files.h"
+#include "io/loop_watch.h"
 #include "log.h"
 
 static const char *verdict_word(const struct ka_run *run)
@@ -125,6 +126,10 @@ json_t *ka_run_result(struct ka_run *run)
     if (run->pair_path && !run->job.best_verified)
         json_object_set_new(result, "best", json_string(run->pair_path));
     json_object_set_new(result, "run_dir", json_string(run->dir));
+    json_object_set(result, "children", run->timeline);
+    json_object_set(result, "retries", json_object_get(run->totals, "retries"));
+    json_object_set_new(result, "loop_blocked_ms",
+                        json_integer((json_int_t)ka_loop_watch_most_ms(run->app->watch)));
     json_object_set(result, "device_answers", json_object_get(run->inspect, "device_answers"));
     if (run->failure && ka_run_exit_code(run) != 0)
         json_object_set(result, "error", run->failure);

@@ -1,8 +1,9 @@
-/* Inspect and preflight: what the user's file is, and on which shapes its forward and the oracle agree.
+/* Inspect, and the first stage of preflight: what the user's file is, and on which shapes of its sweep forward and oracle agree.
  *
  * Preflight. Without a GPU each shape of the sweep is tried scaled down, from the largest scale to the smallest, until
- * forward and oracle agree on it; on a GPU first as it is, and scaled only if the oracle cannot hold it; a required shape that never does ends the run (exit code 3). Then hidden shapes are
- * derived from what was accepted, and those that forward and oracle accept are kept. */
+ * forward and oracle agree on it; on a GPU first as it is, and scaled only if the oracle cannot hold it; a required shape
+ * that never does ends the run (exit code 3). Then, beside each other: hidden shapes are derived from what was accepted, and those that
+ * forward and oracle accept are kept; finite differences; other kinds of inputs; and the differentiator begins its draft. */
 #include "internal.h"
 
 #include <errno.h>
@@ -12,6 +13,8 @@
 #include "cases.h"
 #include "core/plan.h"
 #include "core/shapes.h"
+#include "expected.h"
+#include "fan.h"
 #include "hash.h"
 #include "log.h"
 
@@ -54,6 +57,11 @@ void ka_run_inspect(struct ka_run *run)
 bool ka_run_scaled_down(const struct ka_run *run)
 {
     return strcmp(run->app->device, "cpu") == 0;
+}
+
+bool ka_run_on_gpu(const struct ka_run *run)
+{
+    return strcmp(run->app->device, "cuda") == 0;
 }
 
 static json_t *ladder_of(struct ka_run *run, const json_t *dims, bool own_cpu_sweep)
@@ -173,37 +181,34 @@ static json_t *mismatch_error(const json_t *entry, const struct ka_err *err)
     return error;
 }
 
-bool ka_run_case_agrees(const struct ka_op_result *result, json_int_t id, json_t **error)
+/* The whole child failed, and with it every shape that it had. */
+static json_t *whole_error(const struct ka_fan_found *found)
 {
-    json_t *entry = ka_case_find(result->doc, id);
+    const json_t *error = json_object_get(found->doc, "error");
+    if (json_is_object(error))
+        return json_deep_copy(error);
+    return json_pack("{s:s, s:s}", "kind", found->status == KA_OP_TIMEOUT ? "timeout" : "died", "message",
+                     found->message);
+}
+
+bool ka_run_case_agrees(const struct ka_fan_found *found, json_t **error)
+{
     struct ka_err err;
-    struct ka_tensors *tensors = NULL;
-    if (entry && json_is_true(json_object_get(entry, "ok"))) {
-        int rc = ka_case_open(result->child, id, &tensors, &err);
-        rc = rc ? rc : ka_case_agrees(tensors, entry, NULL, &err);
-        ka_tensors_free(tensors);
-        if (rc == 0)
+    if (found->status != KA_OP_OK) {
+        *error = whole_error(found);
+    } else if (json_is_true(json_object_get(found->entry, "ok"))) {
+        if (found->agrees == 0)
             return true;
-        *error = rc == -EDOM ? mismatch_error(entry, &err)
-                             : json_pack("{s:s, s:s}", "kind", "internal", "message", err.msg);
-        return false;
-    } else if (json_is_object(json_object_get(entry, "error"))) {
-        *error = json_deep_copy(json_object_get(entry, "error"));
+        *error = found->agrees == -EDOM
+                     ? mismatch_error(found->entry, found->why)
+                     : json_pack("{s:s, s:s}", "kind", "internal", "message", found->why->msg);
+    } else if (json_is_object(json_object_get(found->entry, "error"))) {
+        *error = json_deep_copy(json_object_get(found->entry, "error"));
     } else {
-        ka_case_error(entry, &err);
+        ka_case_error(found->entry, &err);
         *error = json_pack("{s:s, s:s}", "kind", "internal", "message", err.msg);
     }
     return false;
-}
-
-/* The whole child failed: every shape of this level failed the same way. */
-static json_t *whole_error(const struct ka_op_result *result)
-{
-    const json_t *error = json_object_get(result->doc, "error");
-    if (json_is_object(error))
-        return json_deep_copy(error);
-    return json_pack("{s:s, s:s}", "kind", result->status == KA_OP_TIMEOUT ? "timeout" : "died", "message",
-                     result->message);
 }
 
 static bool is_mismatch(const json_t *error)
@@ -310,77 +315,143 @@ static void note_smaller(struct ka_run *run, const json_t *entry)
     free(dims);
 }
 
-static void on_level(struct ka_run *run, const struct ka_op_result *result)
+/* One shape on its present level. False if the run has ended by it. */
+static bool settle_shape(struct ka_run *run, struct ka_fan *fan, json_t *entry, json_t *item, json_t *still)
 {
-    if (result->status == KA_OP_SANDBOX) {
-        ka_run_op_failed(run, result);
+    struct ka_fan_found found;
+    json_t *error = NULL;
+    bool alive = true;
+    ka_fan_find(fan, json_integer_value(json_object_get(item, "id")), &found);
+    if (!ka_run_case_agrees(&found, &error)) {
+        alive = settle_failed(run, entry, error, still);
+    } else if (json_is_true(json_object_get(entry, "mismatch"))) {
+        alive = next_level(run, entry, still);
+    } else {
+        note_smaller(run, entry);
+        ka_run_accept_shape(run, dims_at_level(entry),
+                            json_is_true(json_object_get(entry, "required")) ? "required" : "optional",
+                            "sweep", found.entry);
+        ka_expected_offer(run, fan, item);
+    }
+    if (alive && found.status == KA_OP_OK) {
+        learn_outputs(run, found.entry);
+        learn_reference(run, found.entry);
+    }
+    return alive;
+}
+
+static void second_stage(struct ka_run *run);
+
+static void on_level(struct ka_run *run, struct ka_fan *fan, void *arg)
+{
+    struct ka_preflight *preflight = run->preflight;
+    const struct ka_op_result *failed = ka_fan_failed(fan, KA_OP_SANDBOX);
+    (void)arg;
+    if (failed) {
+        ka_run_op_failed(run, failed);
         return;
     }
-    json_t *pending = run->pending, *still = json_array();
-    run->pending = still; /* before the loop: a failing shape ends the run, and with it what the run holds */
+    ka_run_preflight_progress(run, fan, "forward against oracle");
+    if (!ka_fan_ended(fan))
+        return;
+    json_t *pending = preflight->pending, *asked = preflight->asked, *still = json_array(), *entry;
+    preflight->pending =
+        still; /* before the loop: a failing shape ends the run, and with it what the run holds */
+    preflight->asked = NULL;
+    preflight->sweep = NULL;
     bool alive = true;
     size_t i;
-    json_t *entry;
     json_array_foreach(pending, i, entry)
     {
-        json_t *error = NULL;
-        if (!alive)
-            break;
-        if (result->status != KA_OP_OK)
-            alive = settle_failed(run, entry, whole_error(result), still);
-        else if (!ka_run_case_agrees(result, (json_int_t)i, &error))
-            alive = settle_failed(run, entry, error, still);
-        else if (json_is_true(json_object_get(entry, "mismatch")))
-            alive = next_level(run, entry, still);
-        else {
-            note_smaller(run, entry);
-            ka_run_accept_shape(run, dims_at_level(entry),
-                                json_is_true(json_object_get(entry, "required")) ? "required" : "optional",
-                                "sweep", ka_case_find(result->doc, (json_int_t)i));
-        }
-        if (alive && result->status == KA_OP_OK) {
-            learn_outputs(run, ka_case_find(result->doc, (json_int_t)i));
-            learn_reference(run, ka_case_find(result->doc, (json_int_t)i));
-        }
+        if (alive)
+            alive = settle_shape(run, fan, entry, json_array_get(asked, i), still);
     }
+    ka_fan_free(fan);
     json_decref(pending);
+    json_decref(asked);
     if (!alive)
         return;
     if (json_array_size(still))
         ask_level(run);
     else
-        ka_run_hidden(run);
+        second_stage(run);
 }
 
-void ka_run_ask_oracle(struct ka_run *run, const json_t *list, ka_run_op_fn done)
+struct ka_fan *ka_run_ask_oracle(struct ka_run *run, const json_t *dims_list, const char *what,
+                                 json_t **asked, ka_fan_fn changed)
 {
     static const char *const keep[] = {"id", "dims", "seed", "upstream"};
-    json_t *shapes = json_array(), *entry;
-    size_t i;
-    json_array_foreach((json_t *)list, i, entry)
-    {
-        json_t *dims =
-            json_object_get(entry, "ladder") ? dims_at_level(entry) : json_object_get(entry, "dims");
-        json_array_append_new(shapes, json_pack("{s:O}", "dims", dims));
-    }
-    json_t *cases = ka_plan_preflight(shapes, ka_random_u64());
-    json_t *extra = json_pack("{s:o, s:b}", "cases", ka_plan_for_child(cases, keep, KA_COUNT(keep)), "fd", 0);
+    json_t *cases = ka_plan_preflight(dims_list, ka_random_u64());
+    *asked = ka_plan_for_child(cases, keep, KA_COUNT(keep));
+    struct ka_fan_req req = {.operation = "oracle",
+                             .file = run->work_forward,
+                             .what = what,
+                             .cases = *asked,
+                             .extra = json_pack("{s:b}", "fd", 0),
+                             .agree = true};
     json_decref(cases);
-    json_decref(shapes);
-    ka_run_op(run, "oracle", run->work_forward, extra, done);
+    return ka_fan_start(run, &req, changed, NULL);
 }
 
 static void ask_level(struct ka_run *run)
 {
+    struct ka_preflight *preflight = run->preflight;
+    json_t *shapes = json_array(), *entry;
+    size_t i;
     ka_log_progress(run->name, "preflight: forward against oracle on %zu shapes",
-                    json_array_size(run->pending));
-    ka_run_ask_oracle(run, run->pending, on_level);
+                    json_array_size(preflight->pending));
+    json_array_foreach(preflight->pending, i, entry)
+        json_array_append_new(shapes, json_pack("{s:O}", "dims", dims_at_level(entry)));
+    preflight->sweep = ka_run_ask_oracle(run, shapes, "sweep", &preflight->asked, on_level);
+    json_decref(shapes);
+}
+
+void ka_run_preflight_progress(struct ka_run *run, const struct ka_fan *fan, const char *what)
+{
+    size_t done, all;
+    ka_fan_count(fan, &done, &all);
+    if (done < all)
+        ka_log_progress(run->name, "preflight: %s, %zu of %zu cases", what, done, all);
+}
+
+/* ---- the second stage: its parts run beside each other */
+
+static void second_stage(struct ka_run *run)
+{
+    run->preflight->left = 3;
+    ka_run_draft_ahead(run);
+    ka_run_hidden(run);
+    ka_run_differences(run);
+    ka_run_inputs(run);
+}
+
+void ka_run_preflight_free(struct ka_run *run)
+{
+    struct ka_preflight *preflight = run->preflight;
+    if (!preflight)
+        return;
+    run->preflight = NULL;
+    struct ka_fan *fans[] = {preflight->sweep, preflight->hidden, preflight->inputs};
+    json_t *documents[] = {preflight->pending, preflight->asked,        preflight->tried,
+                           preflight->smaller, preflight->asked_hidden, preflight->asked_inputs};
+    for (size_t i = 0; i < KA_COUNT(fans); i++)
+        ka_fan_free(fans[i]);
+    for (size_t i = 0; i < KA_COUNT(documents); i++)
+        json_decref(documents[i]);
+    free(preflight);
+}
+
+void ka_run_preflight_part_done(struct ka_run *run)
+{
+    if (--run->preflight->left == 0)
+        ka_run_preflight_done(run);
 }
 
 void ka_run_preflight_done(struct ka_run *run)
 {
     size_t hidden = 0, i;
     json_t *shape;
+    ka_run_preflight_free(run);
     json_array_foreach(run->shapes, i, shape) hidden +=
         strcmp(json_string_value(json_object_get(shape, "class")), "hidden") == 0;
     ka_run_remember(run);
@@ -396,6 +467,7 @@ void ka_run_preflight_done(struct ka_run *run)
                             "outputs", run->outputs, "oracles", run->oracles));
     ka_log(KA_LOG_INFO, "%s: forward and oracle agree on %zu shapes of the sweep and %zu hidden ones",
            run->name, json_array_size(run->shapes) - hidden, hidden);
+    ka_expected_prepare(run);
     ka_run_post_type(run, KA_EV_OK);
 }
 
@@ -413,9 +485,11 @@ void ka_run_preflight(struct ka_run *run)
     json_decref(run->outputs);
     run->outputs = NULL;
     json_array_clear(run->grads);
-    json_decref(run->pending);
-    run->pending = pending_start(run);
-    if (!json_array_size(run->pending)) {
+    ka_run_preflight_free(run);
+    ka_expected_withdraw(run);
+    run->preflight = ka_calloc(1, sizeof(*run->preflight));
+    run->preflight->pending = pending_start(run);
+    if (!json_array_size(run->preflight->pending)) {
         ka_run_fail(run, KA_EV_UNUSABLE, "sweep_empty", "no shape is left to check (--sweep %s)",
                     run->app->opts->sweep);
         return;

@@ -1,4 +1,4 @@
-/* Hidden shapes, the last of preflight's: derived from what was accepted, and kept where forward and oracle agree. A candidate
+/* Part of preflight: hidden shapes, derived from what was accepted, and kept where forward and oracle agree. A candidate
  * cannot know them.
  *
  * Scaling for the CPU may leave a loop over blocks with a single turn, in every shape made from the scaled ones. So each size
@@ -9,6 +9,7 @@
 #include "cases.h"
 #include "core/plan.h"
 #include "core/shapes.h"
+#include "expected.h"
 #include "hash.h"
 #include "internal.h"
 #include "log.h"
@@ -17,7 +18,7 @@
 #define HIDDEN_KEPT 8
 #define LONG_BUDGET ((uint64_t)1 << 24)
 
-static void keep_agreed(struct ka_run *run, const json_t *tried, const struct ka_op_result *result,
+static void keep_agreed(struct ka_run *run, struct ka_fan *fan, const json_t *tried, const json_t *asked,
                         size_t most)
 {
     size_t i, kept = 0;
@@ -25,34 +26,54 @@ static void keep_agreed(struct ka_run *run, const json_t *tried, const struct ka
     json_array_foreach((json_t *)tried, i, entry)
     {
         json_t *error = NULL;
+        struct ka_fan_found found;
         const char *kind = json_string_value(json_object_get(entry, "kind"));
-        if (kind && kept < most && ka_run_case_agrees(result, (json_int_t)i, &error)) {
-            ka_run_accept_shape(run, json_object_get(entry, "dims"), "hidden", kind,
-                                ka_case_find(result->doc, (json_int_t)i));
+        if (kind && kept < most && ka_fan_find(fan, (json_int_t)i, &found) &&
+            ka_run_case_agrees(&found, &error)) {
+            ka_run_accept_shape(run, json_object_get(entry, "dims"), "hidden", kind, found.entry);
+            ka_expected_offer(run, fan, json_array_get(asked, i));
             kept++;
         }
         json_decref(error);
     }
 }
 
-static void on_long(struct ka_run *run, const struct ka_op_result *result)
+/* The fan and what it was asked, which are the caller's to free from now on. False while it is not through. */
+static bool take(struct ka_run *run, struct ka_fan *fan, json_t **tried, json_t **asked)
 {
-    json_t *tried = run->pending;
-    run->pending = NULL;
-    if (result->status == KA_OP_OK)
-        keep_agreed(run, tried, result, json_array_size(tried));
-    json_decref(tried);
-    ka_run_differences(run);
+    struct ka_preflight *preflight = run->preflight;
+    if (!ka_fan_ended(fan))
+        return false;
+    *tried = preflight->tried;
+    *asked = preflight->asked_hidden;
+    preflight->tried = preflight->asked_hidden = NULL;
+    preflight->hidden = NULL;
+    return true;
 }
 
-static json_int_t programs_of(const struct ka_op_result *result, size_t id)
+static void on_long(struct ka_run *run, struct ka_fan *fan, void *arg)
 {
-    const json_t *facts = json_object_get(ka_case_find(result->doc, (json_int_t)id), "facts");
-    return json_integer_value(json_object_get(facts, "programs"));
+    json_t *tried, *asked;
+    (void)arg;
+    if (!take(run, fan, &tried, &asked))
+        return;
+    keep_agreed(run, fan, tried, asked, json_array_size(tried));
+    ka_fan_free(fan);
+    json_decref(tried);
+    json_decref(asked);
+    ka_run_preflight_part_done(run);
+}
+
+static json_int_t programs_of(const struct ka_fan *fan, size_t id)
+{
+    struct ka_fan_found found;
+    if (!ka_fan_find(fan, (json_int_t)id, &found))
+        return 0;
+    return json_integer_value(json_object_get(json_object_get(found.entry, "facts"), "programs"));
 }
 
 /* Of the probes in `tried` the shapes that are worth a look (new reference). */
-static json_t *affordable(const json_t *tried, const struct ka_op_result *result)
+static json_t *affordable(const json_t *tried, const struct ka_fan *fan)
 {
     json_t *list = json_array(), *entry;
     json_int_t base = 0;
@@ -60,7 +81,7 @@ static json_t *affordable(const json_t *tried, const struct ka_op_result *result
     json_array_foreach((json_t *)tried, i, entry)
     {
         const json_t *dims = json_object_get(entry, "long");
-        json_int_t programs = programs_of(result, i);
+        json_int_t programs = programs_of(fan, i);
         if (json_object_get(entry, "kind"))
             continue;
         if (!dims)
@@ -71,24 +92,32 @@ static json_t *affordable(const json_t *tried, const struct ka_op_result *result
     return list;
 }
 
-static void on_hidden(struct ka_run *run, const struct ka_op_result *result)
+static void ask(struct ka_run *run, json_t *tried, const char *what, ka_fan_fn changed)
 {
-    json_t *tried = run->pending;
-    run->pending = NULL;
-    json_t *longer = NULL;
-    if (result->status == KA_OP_OK) {
-        keep_agreed(run, tried, result, HIDDEN_KEPT);
-        longer = affordable(tried, result);
-    }
+    struct ka_preflight *preflight = run->preflight;
+    preflight->tried = tried;
+    preflight->hidden = ka_run_ask_oracle(run, tried, what, &preflight->asked_hidden, changed);
+}
+
+static void on_hidden(struct ka_run *run, struct ka_fan *fan, void *arg)
+{
+    json_t *tried, *asked;
+    (void)arg;
+    ka_run_preflight_progress(run, fan, "hidden shapes");
+    if (!take(run, fan, &tried, &asked))
+        return;
+    keep_agreed(run, fan, tried, asked, HIDDEN_KEPT);
+    json_t *longer = affordable(tried, fan);
+    ka_fan_free(fan);
     json_decref(tried);
-    if (!json_array_size(longer)) {
-        json_decref(longer);
-        ka_run_differences(run);
+    json_decref(asked);
+    if (json_array_size(longer)) {
+        ka_log_progress(run->name, "preflight: long hidden shapes");
+        ask(run, longer, "long hidden shapes", on_long);
         return;
     }
-    ka_log_progress(run->name, "preflight: long hidden shapes");
-    run->pending = longer;
-    ka_run_ask_oracle(run, longer, on_long);
+    json_decref(longer);
+    ka_run_preflight_part_done(run);
 }
 
 /* Probes for the largest required shape of a sweep that was scaled automatically. */
@@ -122,8 +151,7 @@ void ka_run_hidden(struct ka_run *run)
         json_array_append(known, json_object_get(shape, "dims"));
         required += strcmp(json_string_value(json_object_get(shape, "class")), "required") == 0;
     }
-    json_decref(run->pending);
-    run->pending = json_array();
+    json_t *tried = json_array();
     size_t each = required ? (HIDDEN_TRIED + required - 1) / required : 0;
     json_array_foreach(run->shapes, i, shape)
     {
@@ -131,15 +159,15 @@ void ka_run_hidden(struct ka_run *run)
             ka_shapes_hidden(json_object_get(shape, "dims"), known, ka_random_u64(), each, KA_SHAPES_BUDGET,
                              &found))
             continue;
-        json_array_extend(run->pending, found);
+        json_array_extend(tried, found);
         json_decref(found);
     }
     json_decref(known);
-    add_probes(run, run->pending);
-    if (!json_array_size(run->pending)) {
-        ka_run_differences(run);
+    add_probes(run, tried);
+    if (json_array_size(tried)) {
+        ask(run, tried, "hidden shapes", on_hidden);
         return;
     }
-    ka_log_progress(run->name, "preflight: hidden shapes");
-    ka_run_ask_oracle(run, run->pending, on_hidden);
+    json_decref(tried);
+    ka_run_preflight_part_done(run);
 }

@@ -1,4 +1,4 @@
-/* The last part of preflight: which other kinds of inputs than make_args draws (rows apart in memory, axes in another order,
+/* Part of preflight: which other kinds of inputs than make_args draws (rows apart in memory, axes in another order,
  * mixed magnitudes, rows whose greatest value stands twice) the forward takes. Those on which forward and oracle agree are
  * tried in every check. A forward that is wrong for the rest is a finding about it that nobody asked for: it is said, and
  * counts neither way. */
@@ -6,6 +6,7 @@
 
 #include "cases.h"
 #include "core/plan.h"
+#include "expected.h"
 #include "hash.h"
 #include "log.h"
 
@@ -14,35 +15,35 @@ static json_t *all_kinds(void)
     return json_pack("[s, s, s, s]", "strided", "transposed", "mixed", "tied");
 }
 
-static int try_kind(const struct ka_op_result *result, json_int_t id, struct ka_err *why)
+static int try_kind(const struct ka_fan *fan, json_int_t id, struct ka_err *why)
 {
-    const json_t *entry = ka_case_find(result->doc, id);
-    struct ka_tensors *tensors = NULL;
-    if (result->status != KA_OP_OK)
-        return ka_fail(why, -1, "%s", result->message);
-    if (!json_is_true(json_object_get(entry, "ok"))) {
-        ka_case_error(entry, why);
-        return -1;
-    }
-    int rc = ka_case_open(result->child, id, &tensors, why);
-    rc = rc ? rc : ka_case_agrees(tensors, entry, NULL, why);
-    ka_tensors_free(tensors);
-    return rc;
+    struct ka_fan_found found = {.status = KA_OP_DIED, .message = "no result"};
+    ka_fan_find(fan, id, &found);
+    if (found.status != KA_OP_OK)
+        return ka_fail(why, -1, "%s", found.message);
+    if (found.agrees)
+        *why = *found.why;
+    return found.agrees;
 }
 
-static void on_inputs(struct ka_run *run, const struct ka_op_result *result)
+static void on_inputs(struct ka_run *run, struct ka_fan *fan, void *arg)
 {
-    if (result->status == KA_OP_SANDBOX) {
-        ka_run_op_failed(run, result);
+    const struct ka_op_result *failed = ka_fan_failed(fan, KA_OP_SANDBOX);
+    (void)arg;
+    if (failed) {
+        ka_run_op_failed(run, failed);
         return;
     }
+    if (!ka_fan_ended(fan))
+        return;
     json_t *kinds = all_kinds(), *kept = json_array(), *left_out = json_object(), *kind;
     size_t i;
     json_array_foreach(kinds, i, kind)
     {
         struct ka_err why;
-        if (try_kind(result, (json_int_t)i, &why) == 0) {
+        if (try_kind(fan, (json_int_t)i, &why) == 0) {
             json_array_append(kept, kind);
+            ka_expected_offer(run, fan, json_array_get(run->preflight->asked_inputs, i));
             continue;
         }
         json_object_set_new(left_out, json_string_value(kind), json_string(why.msg));
@@ -50,7 +51,9 @@ static void on_inputs(struct ka_run *run, const struct ka_op_result *result)
     }
     json_object_set_new(run->oracles, "inputs", json_pack("{s:o, s:o}", "kept", kept, "left_out", left_out));
     json_decref(kinds);
-    ka_run_preflight_done(run);
+    run->preflight->inputs = NULL;
+    ka_fan_free(fan);
+    ka_run_preflight_part_done(run);
 }
 
 void ka_run_inputs(struct ka_run *run)
@@ -61,11 +64,17 @@ void ka_run_inputs(struct ka_run *run)
     json_decref(kinds);
     if (!json_array_size(cases)) {
         json_decref(cases);
-        ka_run_preflight_done(run);
+        ka_run_preflight_part_done(run);
         return;
     }
-    ka_log_progress(run->name, "preflight: inputs of other strides and values");
-    json_t *extra = json_pack("{s:o, s:b}", "cases", ka_plan_for_child(cases, keep, KA_COUNT(keep)), "fd", 0);
+    json_t *asked = run->preflight->asked_inputs = ka_plan_for_child(cases, keep, KA_COUNT(keep));
+    struct ka_fan_req req = {.operation = "oracle",
+                             .file = run->work_forward,
+                             .what = "kinds of inputs",
+                             .cases = asked,
+                             .extra = json_pack("{s:b}", "fd", 0),
+                             .together = !ka_run_on_gpu(run),
+                             .agree = true};
     json_decref(cases);
-    ka_run_op(run, "oracle", run->work_forward, extra, on_inputs);
+    run->preflight->inputs = ka_fan_start(run, &req, on_inputs, NULL);
 }

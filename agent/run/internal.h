@@ -2,13 +2,15 @@
  *
  *     run.c      life: start, resume, dispatch of commands, events in
  *     open.c     folder, documents, what a fresh or resumed run begins with
- *     child.c    one jailed operation (op.h) on behalf of the run
+ *     child.c    jailed operations (op.h) on behalf of the run
+ *     fan.c      one operation over many cases, in several children
+ *     expected.c the oracle's half of a check, also ahead of the candidate
  *     forward.c  inspect and preflight: what the file is, on which shapes forward and oracle agree
  *     known.c    the same, remembered for the next pair of the same forward
  *     compile.c  registers and spills of the kernels that operation facts found
- *     hidden.c   preflight goes on: hidden shapes
+ *     hidden.c   part of preflight: hidden shapes
  *     differences.c  part of preflight: finite differences of the forward
- *     inputs.c   the end of preflight: inputs of other strides and magnitudes
+ *     inputs.c   part of preflight: inputs of other strides and magnitudes
  *     check.c    scan, candidate, oracle, comparison, facts
  *     ask.c      prompt, model or mailbox, answer to candidate
  *     retrieve.c the store
@@ -27,6 +29,32 @@
 /* Owns `facts`: the result of operation facts, complete. */
 typedef void (*ka_run_compile_fn)(struct ka_run *run, json_t *facts);
 typedef void (*ka_run_op_fn)(struct ka_run *run, const struct ka_op_result *result);
+typedef void (*ka_run_child_fn)(struct ka_run *run, void *arg, const struct ka_op_result *result);
+struct ka_run_child; /* one child in flight: child.c */
+struct ka_fan;       /* one operation over many cases, in several children: fan.h */
+struct ka_fan_found;
+struct ka_expected; /* the oracle's half of a check: expected.h */
+typedef void (*ka_fan_fn)(struct ka_run *run, struct ka_fan *fan, void *arg);
+
+/* Preflight while it lasts. First the sweep, level by level; then three parts beside each other. */
+struct ka_preflight {
+    json_t *pending; /* shapes of the sweep still to be settled: forward.c */
+    json_t *asked;   /* the cases of this level, as the children were told them */
+    struct ka_fan *sweep;
+    json_t *tried, *asked_hidden; /* hidden.c */
+    struct ka_fan *hidden;
+    json_t *smaller;      /* differences.c */
+    json_t *asked_inputs; /* inputs.c */
+    struct ka_fan *inputs;
+    unsigned left; /* parts of the second stage that are not through */
+};
+
+/* The differentiator's draft, begun during preflight: draft.c. */
+struct ka_ahead {
+    struct ka_run_child *child; /* NULL: ended, or never begun */
+    bool ended, wanted;
+    struct ka_op_result result; /* its doc is ours */
+};
 struct ka_check; /* the check in flight: check.c */
 
 struct ka_run {
@@ -48,7 +76,6 @@ struct ka_run {
     json_t *outputs;   /* of the stub, as the oracle saw them on the first shape; NULL before */
     json_t *grads;     /* names of the inputs whose gradients are checked */
     bool half;         /* some input is float16 */
-    json_t *pending;   /* preflight: shapes still to be settled */
     json_t *skipped;   /* sweep shapes that are not checked, and why */
     json_t *sanitized; /* result of the operation sanitize; NULL: not asked for */
     json_t *
@@ -64,9 +91,13 @@ struct ka_run {
     char *waiting_for; /* request file in the mailbox; NULL */
     json_t *feedback;  /* the model's last answer, where it was not usable: {"problem", "answer"}; NULL */
 
-    struct ka_op *op; /* the child in flight */
-    ka_run_op_fn op_next;
-    struct ka_compile *compile; /* of the last facts; NULL */
+    struct ka_run_child *children;  /* in flight */
+    json_t *timeline;               /* of those that ended: docs/report.md's "children" */
+    struct ka_preflight *preflight; /* NULL: not under way */
+    struct ka_ahead ahead;
+    struct offer *offers;         /* expected.c */
+    struct ka_expected *prepared; /* for the next check; NULL */
+    struct ka_compile *compile;   /* of the last facts; NULL */
     json_t *compile_facts;
     ka_run_compile_fn compile_next;
     uint64_t llm_op;               /* the question in flight; 0: none */
@@ -105,6 +136,12 @@ void ka_run_op(struct ka_run *run, const char *operation, const char *file, json
 /* Like ka_fail(): what to tell people about an operation that gave no result. */
 void ka_run_op_failed(struct ka_run *run, const struct ka_op_result *result);
 void ka_run_op_cancel(struct ka_run *run);
+/* One of several; `part` says which of them for the timeline ("hidden shapes, 1 of 4"). Steals `extra`. NULL with `err` when it cannot be
+ * started: `done` then never runs. The handle is gone once `done` runs or it was cancelled. */
+struct ka_run_child *ka_run_child_start(struct ka_run *run, const char *operation, const char *file,
+                                        json_t *extra, const char *part, ka_run_child_fn done, void *arg,
+                                        struct ka_err *err);
+void ka_run_child_cancel(struct ka_run_child *child);
 
 /* ---- known.c */
 /* Is this a check of the forward that the process checked last? Only then may the others be called. */
@@ -127,10 +164,15 @@ json_t *ka_run_sweep(struct ka_run *run, bool *own_cpu_sweep);
 /* Add to the shapes that are checked, unless it is there; `entry`: the oracle's of this shape. */
 void ka_run_accept_shape(struct ka_run *run, const json_t *dims, const char *class, const char *kind,
                          const json_t *entry);
-/* Did forward and oracle agree on case `id`? Otherwise the error document (new reference) in *error. */
-bool ka_run_case_agrees(const struct ka_op_result *result, json_int_t id, json_t **error);
-/* One case for each of `list`, [{"dims"}] or entries of preflight's ladder, with its place in the list as id. */
-void ka_run_ask_oracle(struct ka_run *run, const json_t *list, ka_run_op_fn done);
+bool ka_run_on_gpu(const struct ka_run *run);
+/* Did forward and oracle agree on a case? Otherwise the error document (new reference) in *error. */
+bool ka_run_case_agrees(const struct ka_fan_found *found, json_t **error);
+/* One case for each of `list`, [{"dims"}], with its place in the list as id. `*asked`: what the children are told (new reference). */
+struct ka_fan *ka_run_ask_oracle(struct ka_run *run, const json_t *list, const char *what, json_t **asked,
+                                 ka_fan_fn changed);
+void ka_run_preflight_progress(struct ka_run *run, const struct ka_fan *fan, const char *what);
+void ka_run_preflight_part_done(struct ka_run *run); /* of the second stage */
+void ka_run_preflight_free(struct ka_run *run);      /* what is in flight is cancelled */
 
 /* ---- the phases */
 void ka_run_inspect(struct ka_run *run);
@@ -142,9 +184,13 @@ void ka_run_preflight_done(struct ka_run *run);
 void ka_run_retrieve(struct ka_run *run);
 void ka_run_check(struct ka_run *run, int64_t snapshot);
 void ka_run_check_free(struct ka_run *run);
+/* The request of operation facts. Its bytes are counted in the interpreter: the user's own sizes are scaled down for it. */
+json_t *ka_run_facts_request(const struct ka_run *run, const char *entry);
 void ka_run_ask(struct ka_run *run, enum ka_job_phase phase, int64_t snapshot);
 void ka_run_ask_cancel(struct ka_run *run);
 void ka_run_differentiate(struct ka_run *run);
+void ka_run_draft_ahead(struct ka_run *run); /* the same, before it is asked for */
+void ka_run_draft_ahead_cancel(struct ka_run *run);
 void ka_run_tune(struct ka_run *run, int64_t snapshot);
 void ka_run_finish(struct ka_run *run);
 

@@ -256,7 +256,7 @@ int ka_judge_case(struct ka_judged_case *one, json_int_t id, struct ka_err *why)
         ka_case_error(one->oracle, why);
         return rc;
     }
-    if (ka_case_open(one->oracle_files, id, &expected, why) ||
+    if (ka_case_open(one->oracle_files, one->oracle_id, &expected, why) ||
         ka_case_agrees(expected, one->oracle, one->plan, why))
         goto out;
     rc = 0;

@@ -15,6 +15,7 @@ struct ka_judged_case {
     const json_t *plan, *oracle,
         *candidate; /* entries of this case; the last two NULL where a child left none */
     const struct ka_child_result *oracle_files, *candidate_files;
+    json_int_t oracle_id;                      /* what the oracle's child knew the case as */
     const struct ka_tensors *expected, *found; /* set while it is judged */
 };
 

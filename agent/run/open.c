@@ -37,6 +37,7 @@ static struct ka_run *run_new(struct ka_app *app, ka_run_done_fn done, void *arg
     run->oracles = json_object();
     run->retrieved = json_array();
     run->grads = json_array();
+    run->timeline = json_array();
     run->totals =
         json_pack("{s:i, s:i, s:i, s:f}", "requests", 0, "tokens_in", 0, "tokens_out", 0, "seconds", 0.0);
     return run;
@@ -160,7 +161,7 @@ int ka_run_save_start(struct ka_run *run, struct ka_err *err)
 /* Torch is imported while the run still reads and retrieves, also by the zygote of the candidates, which has work last. */
 static void warm(struct ka_app *app)
 {
-    ka_children_warm(app->children, app->python, app->package_dir, app->device);
+    ka_children_warm(app->children, app->python, app->package_dir);
     ka_compile_warm(app);
 }
 

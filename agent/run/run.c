@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "expected.h"
 #include "log.h"
 
 double ka_run_seconds(const struct ka_run *run)
@@ -90,6 +91,18 @@ static bool stopped_by_budget(struct ka_run *run, const struct ka_command *comma
     return true;
 }
 
+/* Whatever is in flight: nobody waits for it any more. */
+static void stop_all(struct ka_run *run)
+{
+    ka_run_preflight_free(run);
+    ka_run_draft_ahead_cancel(run);
+    ka_run_check_free(run);
+    ka_expected_discard(run);
+    ka_expected_withdraw(run);
+    ka_run_op_cancel(run);
+    ka_run_ask_cancel(run);
+}
+
 static void interrupted_end(struct ka_run *run)
 {
     run->finished = true;
@@ -121,6 +134,8 @@ void ka_run_post(struct ka_run *run, const struct ka_event *event)
                   json_pack("{s:s, s:s, s:s, s:I}", "from", ka_job_state_name(before), "to",
                             ka_job_state_name(run->job.state), "phase", ka_job_phase_name(run->job.phase),
                             "op", (json_int_t)run->job.op));
+    if (ka_job_ended(&run->job))
+        stop_all(run);
     if (save(run) || run->interrupted) {
         interrupted_end(run);
         return;
@@ -189,8 +204,7 @@ void ka_run_interrupt(struct ka_run *run)
     if (run->finished || run->interrupted)
         return;
     run->interrupted = true;
-    ka_run_op_cancel(run);
-    ka_run_ask_cancel(run);
+    stop_all(run);
     interrupted_end(run);
 }
 
@@ -224,12 +238,10 @@ void ka_run_free(struct ka_run *run)
 {
     if (!run)
         return;
-    ka_run_op_cancel(run);
-    ka_run_ask_cancel(run);
-    ka_run_check_free(run);
+    stop_all(run);
     ka_state_close(run->state);
     ka_record_close(run->record);
-    json_t *documents[] = {run->inspect, run->shapes,    run->outputs, run->pending,   run->skipped,
+    json_t *documents[] = {run->inspect, run->shapes,    run->outputs, run->timeline,  run->skipped,
                            run->oracles, run->sanitized, run->grads,   run->retrieved, run->draft,
                            run->history, run->totals,    run->failure, run->feedback,  run->variant};
     for (size_t i = 0; i < KA_COUNT(documents); i++)

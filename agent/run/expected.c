@@ -1,0 +1,208 @@
+/* Cases of a check, and where the oracle's answer to each lies. */
+#include "expected.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/plan.h"
+#include "hash.h"
+
+#define REPEATS 4 /* of one backward, to see how far atomics let it vary */
+
+struct offer {
+    struct offer *next;
+    struct ka_fan *fan;
+    json_t *item;
+};
+
+struct source {
+    struct ka_fan *fan; /* NULL: not asked for yet */
+    json_int_t id;      /* of the case in the fan */
+};
+
+struct ka_expected {
+    struct ka_run *run;
+    json_t *cases;
+    struct source *sources; /* one a case */
+    struct ka_fan *own[16]; /* rounds that this set asked for */
+    size_t own_count;
+};
+
+/* ---- offers */
+
+void ka_expected_offer(struct ka_run *run, struct ka_fan *fan, const json_t *item)
+{
+    struct offer *offer = ka_calloc(1, sizeof(*offer));
+    *offer = (struct offer){run->offers, ka_fan_hold(fan), json_incref((json_t *)item)};
+    run->offers = offer;
+}
+
+static void free_offer(struct offer *offer)
+{
+    ka_fan_free(offer->fan);
+    json_decref(offer->item);
+    free(offer);
+}
+
+void ka_expected_withdraw(struct ka_run *run)
+{
+    while (run->offers) {
+        struct offer *offer = run->offers;
+        run->offers = offer->next;
+        free_offer(offer);
+    }
+}
+
+static bool is_normal(const json_t *item)
+{
+    const char *kind = json_string_value(json_object_get(json_object_get(item, "upstream"), "kind"));
+    return kind && strcmp(kind, "normal") == 0;
+}
+
+static bool same(const json_t *a, const json_t *b, const char *name)
+{
+    const json_t *x = json_object_get(a, name), *y = json_object_get(b, name);
+    return x == y || (x && y && json_equal((json_t *)x, (json_t *)y));
+}
+
+/* The offer becomes the case's source, and the case takes over its seeds. */
+static void take_offer(struct ka_run *run, json_t *item, struct source *source)
+{
+    for (struct offer **at = &run->offers; *at; at = &(*at)->next) {
+        struct offer *offer = *at;
+        if (!is_normal(item) || !same(item, offer->item, "dims") || !same(item, offer->item, "inputs"))
+            continue;
+        json_object_set(item, "seed", json_object_get(offer->item, "seed"));
+        json_object_set(item, "upstream", json_object_get(offer->item, "upstream"));
+        *source =
+            (struct source){ka_fan_hold(offer->fan), json_integer_value(json_object_get(offer->item, "id"))};
+        *at = offer->next;
+        free_offer(offer);
+        return;
+    }
+}
+
+/* ---- the cases */
+
+static int count_differentiable(const struct ka_run *run)
+{
+    size_t i;
+    json_t *output;
+    int count = 0;
+    json_array_foreach(run->outputs, i, output) count +=
+        json_is_true(json_object_get(output, "differentiable"));
+    return count;
+}
+
+static struct ka_expected *draw(struct ka_run *run)
+{
+    struct ka_expected *made = ka_calloc(1, sizeof(*made));
+    const json_t *kept = json_object_get(json_object_get(run->oracles, "inputs"), "kept");
+    made->run = run;
+    made->cases =
+        ka_plan_check(run->shapes, run->grads, count_differentiable(run), run->half, ka_random_u64());
+    ka_plan_inputs(made->cases, run->shapes, kept, ka_random_u64());
+    if (strcmp(run->app->device, "cuda") == 0) /* the interpreter has no order of programs to vary */
+        ka_plan_repeats(made->cases, REPEATS);
+    made->sources = ka_calloc(json_array_size(made->cases), sizeof(*made->sources));
+    size_t i;
+    json_t *item;
+    json_array_foreach(made->cases, i, item) take_offer(run, item, &made->sources[i]);
+    ka_expected_withdraw(run);
+    return made;
+}
+
+void ka_expected_prepare(struct ka_run *run)
+{
+    if (run->prepared || run->app->opts->fail_fast || !json_array_size(run->shapes))
+        return;
+    run->prepared = draw(run);
+    size_t count = json_array_size(run->prepared->cases);
+    size_t *all = ka_calloc(count, sizeof(*all));
+    for (size_t i = 0; i < count; i++)
+        all[i] = i;
+    ka_expected_ask(run->prepared, all, count, NULL, NULL);
+    free(all);
+}
+
+void ka_expected_discard(struct ka_run *run)
+{
+    ka_expected_free(run->prepared);
+    run->prepared = NULL;
+}
+
+struct ka_expected *ka_expected_take(struct ka_run *run)
+{
+    struct ka_expected *made = run->prepared ? run->prepared : draw(run);
+    run->prepared = NULL;
+    return made;
+}
+
+void ka_expected_free(struct ka_expected *expected)
+{
+    if (!expected)
+        return;
+    for (size_t i = 0; i < json_array_size(expected->cases); i++)
+        ka_fan_free(expected->sources[i].fan);
+    for (size_t i = 0; i < expected->own_count; i++)
+        ka_fan_free(expected->own[i]);
+    json_decref(expected->cases);
+    free(expected->sources);
+    free(expected);
+}
+
+json_t *ka_expected_cases(const struct ka_expected *expected)
+{
+    return expected->cases;
+}
+
+void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t count, ka_fan_fn changed,
+                     void *arg)
+{
+    static const char *const keep[] = {"id", "dims", "seed", "upstream", "inputs"};
+    json_t *open = json_array();
+    for (size_t i = 0; i < count; i++)
+        if (!expected->sources[list[i]].fan)
+            json_array_append(open, json_array_get(expected->cases, list[i]));
+    for (size_t i = 0; i < expected->own_count; i++)
+        ka_fan_listen(expected->own[i], changed, arg);
+    if (json_array_size(open) && expected->own_count < KA_COUNT(expected->own)) {
+        json_t *told = ka_plan_for_child(open, keep, KA_COUNT(keep));
+        struct ka_fan_req req = {.operation = "oracle",
+                                 .file = expected->run->work_forward,
+                                 .cases = told,
+                                 .extra = json_pack("{s:b}", "fd", 0),
+                                 .together = !ka_run_on_gpu(expected->run)};
+        struct ka_fan *fan = ka_fan_start(expected->run, &req, changed, arg);
+        expected->own[expected->own_count++] = fan;
+        json_decref(told);
+        for (size_t i = 0; i < count; i++)
+            if (!expected->sources[list[i]].fan)
+                expected->sources[list[i]] = (struct source){ka_fan_hold(fan), (json_int_t)list[i]};
+    }
+    json_decref(open);
+}
+
+/* ---- looking things up */
+
+bool ka_expected_find(const struct ka_expected *expected, size_t i, struct ka_fan_found *found,
+                      json_int_t *id)
+{
+    const struct source *source = &expected->sources[i];
+    *id = source->id;
+    return source->fan && ka_fan_find(source->fan, source->id, found);
+}
+
+const struct ka_op_result *ka_expected_failed(const struct ka_expected *expected, enum ka_op_status status)
+{
+    const struct ka_op_result *failed = NULL;
+    for (size_t i = 0; i < expected->own_count && !failed; i++)
+        failed = ka_fan_failed(expected->own[i], status);
+    return failed;
+}
+
+void ka_expected_stop(struct ka_expected *expected)
+{
+    for (size_t i = 0; i < expected->own_count; i++)
+        ka_fan_stop(expected->own[i]);
+}

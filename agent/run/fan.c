@@ -1,0 +1,327 @@
+/* Cases to children and back. Knows what a case costs and where its result lies, not what it means. */
+#include "fan.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cases.h"
+#include "core/plan.h"
+#include "io/work.h"
+
+#define START_COST ((double)(1 << 20)) /* of any case, in elements: loading, compiling, launching */
+
+struct agreed {
+    json_int_t id;
+    int rc;
+    struct ka_err why;
+};
+
+struct part {
+    struct ka_fan *fan;
+    struct ka_run_child *child; /* NULL: it has ended */
+    json_t *cases;
+    double cost;
+    bool ended;
+    struct ka_op_result result; /* child and doc are ours */
+    struct agreed *agreed;      /* one a case, with `agree` */
+};
+
+struct ka_fan {
+    struct ka_run *run;
+    ka_fan_fn changed;
+    void *arg;
+    char *operation;
+    bool agree;
+    unsigned holders, working; /* threads that read what was found */
+    bool orphan;               /* nobody holds it; the last thread's end frees */
+    size_t count, ended;
+    struct part *parts;
+};
+
+/* ---- the end */
+
+static void free_part(struct part *part)
+{
+    json_decref(part->cases);
+    json_decref(part->result.doc);
+    ka_child_result_free(part->result.child);
+    free(part->agreed);
+}
+
+static void free_fan(struct ka_fan *fan)
+{
+    for (size_t i = 0; i < fan->count; i++)
+        free_part(&fan->parts[i]);
+    free(fan->parts);
+    free(fan->operation);
+    free(fan);
+}
+
+struct ka_fan *ka_fan_hold(struct ka_fan *fan)
+{
+    fan->holders++;
+    return fan;
+}
+
+void ka_fan_stop(struct ka_fan *fan)
+{
+    for (size_t i = 0; i < fan->count; i++) {
+        if (fan->parts[i].child)
+            ka_run_child_cancel(fan->parts[i].child);
+        fan->parts[i].child = NULL;
+    }
+    fan->changed = NULL;
+}
+
+void ka_fan_free(struct ka_fan *fan)
+{
+    if (!fan || --fan->holders)
+        return;
+    ka_fan_stop(fan);
+    fan->orphan = true;
+    if (!fan->working)
+        free_fan(fan);
+}
+
+void ka_fan_listen(struct ka_fan *fan, ka_fan_fn changed, void *arg)
+{
+    fan->changed = changed;
+    fan->arg = arg;
+}
+
+/* ---- a part has ended */
+
+static void end_part(struct part *part)
+{
+    struct ka_fan *fan = part->fan;
+    part->ended = true;
+    fan->ended++;
+    if (fan->changed)
+        fan->changed(fan->run, fan, fan->arg);
+}
+
+/* On a thread: nobody else looks at the part's documents and files before it has ended. */
+static void compare(void *arg)
+{
+    struct part *part = arg;
+    for (size_t i = 0; part->agreed && i < json_array_size(part->cases); i++) {
+        struct agreed *one = &part->agreed[i];
+        const json_t *entry = ka_case_find(part->result.doc, one->id);
+        struct ka_tensors *tensors = NULL;
+        one->rc = -ENODATA;
+        if (!json_is_true(json_object_get(entry, "ok"))) {
+            ka_case_error(entry, &one->why);
+            continue;
+        }
+        one->rc = ka_case_open(part->result.child, one->id, &tensors, &one->why);
+        if (one->rc == 0)
+            one->rc = ka_case_agrees(tensors, entry, NULL, &one->why);
+        ka_tensors_free(tensors);
+    }
+}
+
+static void on_compared(void *arg)
+{
+    struct part *part = arg;
+    struct ka_fan *fan = part->fan;
+    fan->working--;
+    if (!fan->orphan)
+        end_part(part);
+    else if (!fan->working)
+        free_fan(fan);
+}
+
+static void begin_work(struct part *part)
+{
+    part->fan->working++;
+    ka_work_start(&part->fan->run->app->loop, compare, on_compared, part);
+}
+
+static void compare_part(struct part *part)
+{
+    size_t count = json_array_size(part->cases), i;
+    json_t *item;
+    part->agreed = ka_calloc(count, sizeof(*part->agreed));
+    json_array_foreach(part->cases, i, item) part->agreed[i].id =
+        json_integer_value(json_object_get(item, "id"));
+    begin_work(part);
+}
+
+static void on_child(struct ka_run *run, void *arg, const struct ka_op_result *result)
+{
+    struct part *part = arg;
+    (void)run;
+    part->child = NULL;
+    part->result = *result;
+    part->result.operation = part->fan->operation;
+    part->result.doc = json_incref(result->doc);
+    part->result.child = ka_child_result_keep(result->child);
+    if (part->fan->agree && result->status == KA_OP_OK)
+        compare_part(part);
+    else
+        end_part(part);
+}
+
+/* ---- dealing out */
+
+static double cost_of(const json_t *item)
+{
+    return START_COST + ka_plan_size(json_object_get(item, "dims"));
+}
+
+static int by_cost(const void *a, const void *b)
+{
+    const json_t *x = *(const json_t *const *)a, *y = *(const json_t *const *)b;
+    double p = cost_of(x), q = cost_of(y);
+    if (p != q)
+        return p < q ? -1 : 1;
+    return json_integer_value(json_object_get(x, "id")) < json_integer_value(json_object_get(y, "id")) ? -1
+                                                                                                       : 1;
+}
+
+/* The part that has a case of these dims already, else the one with the least to do. */
+static struct part *choose(struct ka_fan *fan, const json_t *item, bool together)
+{
+    struct part *least = &fan->parts[0];
+    for (size_t i = 0; i < fan->count; i++) {
+        struct part *part = &fan->parts[i];
+        for (size_t k = 0; together && k < json_array_size(part->cases); k++)
+            if (json_equal(json_object_get(json_array_get(part->cases, k), "dims"),
+                           json_object_get(item, "dims")))
+                return part;
+        if (part->cost < least->cost)
+            least = part;
+    }
+    return least;
+}
+
+/* Greatest first to whoever has least; then each part's own in the opposite order. */
+static void deal(struct ka_fan *fan, const json_t *cases, bool together)
+{
+    size_t count = json_array_size(cases);
+    json_t **sorted = ka_calloc(count, sizeof(json_t *));
+    for (size_t i = 0; i < count; i++)
+        sorted[i] = json_array_get(cases, i);
+    qsort(sorted, count, sizeof(json_t *), by_cost);
+    for (size_t i = count; i-- > 0;) {
+        struct part *part = choose(fan, sorted[i], together);
+        json_array_insert(part->cases, 0, sorted[i]);
+        part->cost += cost_of(sorted[i]);
+    }
+    free(sorted);
+    size_t kept = 0;
+    for (size_t i = 0; i < fan->count; i++) {
+        if (json_array_size(fan->parts[i].cases))
+            fan->parts[kept++] = fan->parts[i];
+        else
+            json_decref(fan->parts[i].cases);
+    }
+    fan->count = kept;
+}
+
+/* A child that cannot be started: the part has ended with that reason, as if it had died at once. */
+static void start_part(struct ka_fan *fan, size_t at, const struct ka_fan_req *req)
+{
+    struct part *part = &fan->parts[at];
+    char label[96];
+    struct ka_err err;
+    json_t *extra = req->extra ? json_copy(req->extra) : json_object();
+    json_object_set(extra, "cases", part->cases);
+    snprintf(label, sizeof(label), "%s%s%zu of %zu", req->what ? req->what : "", req->what ? ", " : "",
+             at + 1, fan->count);
+    part->child = ka_run_child_start(fan->run, req->operation, req->file, extra, label, on_child, part, &err);
+    if (!part->child) {
+        part->result = (struct ka_op_result){.operation = fan->operation, .status = KA_OP_DIED};
+        snprintf(part->result.message, sizeof(part->result.message), "%.1000s", err.msg);
+        begin_work(part);
+    }
+}
+
+static size_t width(const struct ka_run *run)
+{
+    return run->app->fan_width ? run->app->fan_width : 1;
+}
+
+struct ka_fan *ka_fan_start(struct ka_run *run, struct ka_fan_req *req, ka_fan_fn changed, void *arg)
+{
+    struct ka_fan *fan = ka_calloc(1, sizeof(*fan));
+    size_t cases = json_array_size(req->cases);
+    *fan = (struct ka_fan){.run = run, .changed = changed, .arg = arg, .agree = req->agree, .holders = 1};
+    fan->operation = ka_strdup(req->operation);
+    fan->count = cases < width(run) ? cases : width(run);
+    fan->parts = ka_calloc(fan->count ? fan->count : 1, sizeof(*fan->parts));
+    for (size_t i = 0; i < fan->count; i++)
+        fan->parts[i].cases = json_array();
+    if (cases)
+        deal(fan, req->cases, req->together);
+    for (size_t i = 0; i < fan->count; i++) {
+        fan->parts[i].fan = fan;
+        start_part(fan, i, req);
+    }
+    json_decref(req->extra);
+    req->extra = NULL;
+    return fan;
+}
+
+/* ---- looking things up */
+
+static bool holds(const struct part *part, json_int_t id, size_t *at)
+{
+    size_t i;
+    json_t *item;
+    json_array_foreach(part->cases, i, item)
+    {
+        if (json_integer_value(json_object_get(item, "id")) == id) {
+            *at = i;
+            return true;
+        }
+    }
+    return false;
+}
+
+bool ka_fan_find(const struct ka_fan *fan, json_int_t id, struct ka_fan_found *found)
+{
+    size_t at = 0, i = 0;
+    while (i < fan->count && !holds(&fan->parts[i], id, &at))
+        i++;
+    if (i == fan->count || !fan->parts[i].ended)
+        return false;
+    const struct part *part = &fan->parts[i];
+    *found = (struct ka_fan_found){
+        .status = part->result.status,
+        .message = part->result.message,
+        .doc = part->result.doc,
+        .files = part->result.child,
+    };
+    if (part->result.status == KA_OP_OK)
+        found->entry = ka_case_find(part->result.doc, id);
+    if (part->agreed) {
+        found->agrees = part->agreed[at].rc;
+        found->why = &part->agreed[at].why;
+    }
+    return true;
+}
+
+void ka_fan_count(const struct ka_fan *fan, size_t *done, size_t *all)
+{
+    *done = *all = 0;
+    for (size_t i = 0; i < fan->count; i++) {
+        *all += json_array_size(fan->parts[i].cases);
+        *done += fan->parts[i].ended ? json_array_size(fan->parts[i].cases) : 0;
+    }
+}
+
+bool ka_fan_ended(const struct ka_fan *fan)
+{
+    return fan->ended == fan->count;
+}
+
+const struct ka_op_result *ka_fan_failed(const struct ka_fan *fan, enum ka_op_status status)
+{
+    for (size_t i = 0; i < fan->count; i++)
+        if (fan->parts[i].ended && fan->parts[i].result.status == status)
+            return &fan->parts[i].result;
+    return NULL;
+}
