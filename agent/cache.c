@@ -38,10 +38,7 @@ struct items {
 
 char *ka_cache_default_root(void)
 {
-    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (cache && *cache == '/')
-        return ka_path_join(cache, "kernel-agent/compiled");
-    return home && *home == '/' ? ka_path_join(home, ".cache/kernel-agent/compiled") : NULL;
+    return ka_user_cache("compiled");
 }
 
 bool ka_cache_is_key(const char *text)

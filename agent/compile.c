@@ -1,4 +1,4 @@
-/* Sources to compiled kernels, one child after another. Knows the cache and operation compile, not who asks. */
+/* Sources to compiled kernels, several children at a time. Knows the cache and operation compile, not who asks. */
 #include "compile.h"
 
 #include <errno.h>
@@ -14,6 +14,7 @@
 #include "op.h"
 
 #define SOURCES_MAX 256
+#define TASKS 8 /* children at a time; they wait for their places like all others */
 #define SOURCE_BYTES_MAX ((size_t)4 << 20)
 
 struct ka_compile {
@@ -21,9 +22,13 @@ struct ka_compile {
     ka_compile_done_fn done;
     void *arg;
     uv_timer_t first; /* `done` never runs from inside start */
-    struct ka_op *op;
+    struct task {
+        struct ka_compile *compile;
+        struct ka_op *op; /* NULL: free for the next source */
+        size_t at;        /* its source */
+    } tasks[TASKS];
     json_t *sources; /* [[key, text], ...] */
-    size_t at;
+    size_t at;       /* the next that nobody has */
     json_t *entries;
     struct ka_compile_counts counts;
     uint64_t began;
@@ -55,8 +60,9 @@ static void finish(struct ka_compile *c)
 
 void ka_compile_cancel(struct ka_compile *c)
 {
-    if (c->op)
-        ka_op_cancel(c->op);
+    for (size_t i = 0; i < TASKS; i++)
+        if (c->tasks[i].op)
+            ka_op_cancel(c->tasks[i].op);
     leave(c);
 }
 
@@ -77,18 +83,20 @@ static void open_cache(struct ka_app *app, const char *toolchain)
 
 static void on_toolchain(void *arg, const struct ka_op_result *result)
 {
-    struct ka_compile *c = arg;
-    c->op = NULL;
+    struct task *task = arg;
+    struct ka_compile *c = task->compile;
+    task->op = NULL;
     if (!c->app->cache_asked)
         open_cache(c->app, json_string_value(json_object_get(result->doc, "toolchain")));
     go_on(c);
 }
 
-static int ask(struct ka_compile *c, json_t *source, ka_op_done_fn done)
+static int ask(struct task *task, json_t *source, ka_op_done_fn done)
 {
+    struct ka_compile *c = task->compile;
     struct ka_err err;
     struct ka_op_req request = {.operation = "compile", .file = c->app->package_dir};
-    int rc = ka_op_start(c->app, &request, json_pack("{s:o}", "source", source), done, c, &c->op, &err);
+    int rc = ka_op_start(c->app, &request, json_pack("{s:o}", "source", source), done, task, &task->op, &err);
     if (rc && rc != -ESHUTDOWN)
         ka_log(KA_LOG_WARN, "%s", err.msg);
     return rc;
@@ -101,15 +109,14 @@ static bool must_ask_toolchain(const struct ka_app *app)
 
 /* ---- one source ---- */
 
-static const char *key_at(const struct ka_compile *c)
+static const char *key_at(const struct ka_compile *c, size_t at)
 {
-    return json_string_value(json_array_get(json_array_get(c->sources, c->at), 0));
+    return json_string_value(json_array_get(json_array_get(c->sources, at), 0));
 }
 
-static void settle(struct ka_compile *c, json_t *outcome)
+static void settle(struct ka_compile *c, size_t at, json_t *outcome)
 {
-    json_object_set_new(c->entries, key_at(c), outcome);
-    c->at++;
+    json_object_set_new(c->entries, key_at(c, at), outcome);
 }
 
 static json_t *facts_of(const json_t *entry)
@@ -118,10 +125,10 @@ static json_t *facts_of(const json_t *entry)
 }
 
 /* The numbers and the products; the rest of the result belongs to the request. */
-static json_t *entry_of(const struct ka_compile *c, const struct ka_op_result *result)
+static json_t *entry_of(const struct task *task, const struct ka_op_result *result)
 {
     const char *key = json_string_value(json_object_get(result->doc, "key"));
-    if (result->status != KA_OP_OK || !key || strcmp(key, key_at(c)) != 0)
+    if (result->status != KA_OP_OK || !key || strcmp(key, key_at(task->compile, task->at)) != 0)
         return NULL;
     return json_pack("{s:O, s:O, s:O}", "facts", json_object_get(result->doc, "facts"), "metadata",
                      json_object_get(result->doc, "metadata"), "asm", json_object_get(result->doc, "asm"));
@@ -143,28 +150,29 @@ static json_t *error_of(const struct ka_op_result *result)
 /* Failures are not kept: they may be due to a deadline or to memory. */
 static void on_compiled(void *arg, const struct ka_op_result *result)
 {
-    struct ka_compile *c = arg;
+    struct task *task = arg;
+    struct ka_compile *c = task->compile;
     struct ka_err err;
-    c->op = NULL;
-    json_t *entry = entry_of(c, result);
-    if (entry && c->app->cache && ka_cache_put(c->app->cache, key_at(c), entry, &err))
+    task->op = NULL;
+    json_t *entry = entry_of(task, result);
+    if (entry && c->app->cache && ka_cache_put(c->app->cache, key_at(c, task->at), entry, &err))
         ka_log(KA_LOG_WARN, "compiled kernel not kept: %s", err.msg);
     if (entry)
         c->counts.misses++;
     else
         c->counts.failed++;
-    settle(c, entry ? facts_of(entry) : error_of(result));
+    settle(c, task->at, entry ? facts_of(entry) : error_of(result));
     json_decref(entry);
     go_on(c);
 }
 
 static bool take_cached(struct ka_compile *c)
 {
-    json_t *entry = c->app->cache ? ka_cache_get(c->app->cache, key_at(c)) : NULL;
+    json_t *entry = c->app->cache ? ka_cache_get(c->app->cache, key_at(c, c->at)) : NULL;
     bool found = json_is_object(json_object_get(entry, "facts"));
     if (found) {
         c->counts.hits++;
-        settle(c, facts_of(entry));
+        settle(c, c->at, facts_of(entry));
     }
     json_decref(entry);
     return found;
@@ -176,21 +184,46 @@ static bool is_late(const struct ka_compile *c)
     return (uv_hrtime() - c->began) / 1000000000u > (uint64_t)c->app->opts->deadline;
 }
 
+static struct task *free_task(struct ka_compile *c)
+{
+    for (size_t i = 0; i < TASKS; i++)
+        if (!c->tasks[i].op)
+            return &c->tasks[i];
+    return NULL;
+}
+
+static bool is_busy(const struct ka_compile *c)
+{
+    for (size_t i = 0; i < TASKS; i++)
+        if (c->tasks[i].op)
+            return true;
+    return false;
+}
+
+static void begin(struct ka_compile *c, struct task *task)
+{
+    bool late = is_late(c);
+    task->at = c->at++;
+    json_t *source = json_array_get(json_array_get(c->sources, task->at), 1);
+    if (!late && ask(task, json_incref(source), on_compiled) == 0)
+        return;
+    c->counts.failed++;
+    settle(c, task->at, refusal(late ? "compile: out of time (--deadline)" : "compile: no child"));
+}
+
 static void go_on(struct ka_compile *c)
 {
-    if (must_ask_toolchain(c->app) && ask(c, json_null(), on_toolchain) == 0)
+    struct task *task;
+    if (!is_busy(c) && must_ask_toolchain(c->app) && ask(&c->tasks[0], json_null(), on_toolchain) == 0)
         return;
-    while (c->at < json_array_size(c->sources)) {
+    while (c->at < json_array_size(c->sources) && (task = free_task(c))) {
         if (take_cached(c))
-            continue;
-        bool late = is_late(c);
-        if (!late &&
-            ask(c, json_incref(json_array_get(json_array_get(c->sources, c->at), 1)), on_compiled) == 0)
-            return;
-        c->counts.failed++;
-        settle(c, refusal(late ? "compile: out of time (--deadline)" : "compile: no child"));
+            c->at++;
+        else
+            begin(c, task);
     }
-    finish(c);
+    if (!is_busy(c))
+        finish(c);
 }
 
 /* ---- the start ---- */
@@ -224,6 +257,8 @@ struct ka_compile *ka_compile_start(struct ka_app *app, const json_t *wanted,
     size_t i;
     json_t *item;
     *c = (struct ka_compile){.app = app, .done = done, .arg = arg, .began = uv_hrtime()};
+    for (i = 0; i < TASKS; i++)
+        c->tasks[i].compile = c;
     c->sources = json_array();
     c->entries = json_object();
     json_array_foreach((json_t *)wanted, i, item)

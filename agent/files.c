@@ -150,6 +150,19 @@ char *ka_path_join(const char *dir, const char *name)
     return path;
 }
 
+char *ka_user_cache(const char *name)
+{
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    char *base = NULL;
+    if (cache && *cache == '/')
+        base = ka_path_join(cache, "kernel-agent");
+    else if (home && *home == '/')
+        base = ka_path_join(home, ".cache/kernel-agent");
+    char *path = base ? ka_path_join(base, name) : NULL;
+    free(base);
+    return path;
+}
+
 char *ka_path_real(const char *path, struct ka_err *err)
 {
     char *real = realpath(path, NULL);

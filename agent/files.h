@@ -23,6 +23,10 @@ int ka_rmtree(const char *path, struct ka_err *err);
 /* "dir/name"; free() it. */
 char *ka_path_join(const char *dir, const char *name);
 
+/* A folder of this user's for what can be made again: $XDG_CACHE_HOME/kernel-agent/`name`, else below ~/.cache; NULL without a home.
+ * It may not exist. free() it. */
+char *ka_user_cache(const char *name);
+
 /* Absolute, resolved path of an existing file; NULL with `err` set when there is none. free() it. */
 char *ka_path_real(const char *path, struct ka_err *err);
 

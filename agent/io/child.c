@@ -16,6 +16,7 @@
 
 #include "capture.h"
 #include "files.h"
+#include "work.h"
 #include "zygote.h"
 
 #define CAPTURE_HALF ((size_t)128 << 10)
@@ -49,6 +50,7 @@ struct result {
     struct ka_buf out, err, layers;
     char *scratch;
     unsigned holders; /* whoever kept it, and tell() */
+    uv_loop_t *loop;
 };
 
 enum state { QUEUED, RUNNING, ENDED };
@@ -95,22 +97,33 @@ const struct ka_child_result *ka_child_result_keep(const struct ka_child_result 
     return result;
 }
 
-void ka_child_result_free(const struct ka_child_result *result)
+/* On a thread: giving gigabytes of a scratch back takes a second. */
+static void remove_files(void *arg)
 {
-    if (!result)
-        return;
-    struct result *r = result_of(result);
-    if (--r->holders)
-        return;
+    const struct result *r = arg;
     if (r->pub.scratch_fd >= 0)
         close(r->pub.scratch_fd);
     if (r->scratch)
         ka_rmtree(r->scratch, NULL);
+}
+
+static void free_result(void *arg)
+{
+    struct result *r = arg;
     free(r->scratch);
     ka_buf_free(&r->out);
     ka_buf_free(&r->err);
     ka_buf_free(&r->layers);
     free(r);
+}
+
+void ka_child_result_free(const struct ka_child_result *result)
+{
+    if (!result)
+        return;
+    struct result *r = result_of(result);
+    if (--r->holders == 0)
+        ka_work_start(r->loop, remove_files, free_result, r);
 }
 
 /* ---- the list ---- */
@@ -724,6 +737,7 @@ int ka_child_start(struct ka_children *cs, const struct ka_child_req *req, ka_ch
     c->out.half = c->err.half = CAPTURE_HALF;
     c->result = ka_calloc(1, sizeof(*c->result));
     c->result->holders = 1;
+    c->result->loop = cs->loop;
     c->result->pub.scratch_fd = -1;
     *cs->last = c;
     cs->last = &c->next;

@@ -96,7 +96,7 @@ unsigned ka_children_running(const struct ka_children *children);
 unsigned ka_children_queued(const struct ka_children *children);
 const char *ka_children_jail(const struct ka_children *children); /* path of ka-jail */
 
-/* Inside `done`: keep the result and its scratch. The caller then frees it. */
+/* Inside `done`: keep the result and its scratch. The caller then frees it; the files go on a thread, for which the loop has to run. */
 const struct ka_child_result *ka_child_result_keep(const struct ka_child_result *result);
 void ka_child_result_free(const struct ka_child_result *result);
 
