@@ -15,6 +15,8 @@
 #include "log.h"
 
 #define RESULT_MAX ((size_t)64 << 20)
+#define CASE_BYTES                                                                                           \
+    ((json_int_t)6 << 30) /* tensors of one case: larger ones are told to be too large before they are made */
 
 struct ka_op {
     struct ka_app *app; /* NULL once cancelled */
@@ -195,6 +197,8 @@ static char *request_text(const struct ka_op *op, json_t *extra)
     json_object_set_new(request, "device", json_string(device_of(op)));
     json_object_set_new(request, "target", json_string(opts->target));
     json_object_set_new(request, "dtype", opts->dtype[0] ? json_string(opts->dtype) : json_null());
+    if (strcmp(op->operation, "oracle") == 0 && strcmp(device_of(op), "cuda") == 0)
+        json_object_set_new(request, "budget", json_pack("{s:I}", "case_bytes", CASE_BYTES));
     const struct ka_cache *cache = op->app->cache;
     json_object_set_new(request, "compiled", cache ? json_string(ka_cache_folder(cache)) : json_null());
     char *text = json_dumps(request, JSON_COMPACT);

@@ -133,10 +133,10 @@ json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bo
     size_t required = 0, i;
     json_t *shape;
     json_array_foreach((json_t *)shapes, i, shape) required += has_class(shape, "required");
-    size_t seeds = required ? (KA_PLAN_MIN_SEEDS + required - 1) / required : 0;
+    size_t more = required < KA_PLAN_MIN_SEEDS ? KA_PLAN_MIN_SEEDS - required : 0;
     json_array_foreach((json_t *)shapes, i, shape)
     {
-        size_t times = has_class(shape, "required") ? seeds : 1;
+        size_t times = shape == smallest ? 1 + more : 1;
         for (size_t n = 0; n < times; n++) {
             json_t *item = add_case(&builder, shape, "normal");
             if (shape == smallest && n == 0) {

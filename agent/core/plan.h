@@ -18,7 +18,8 @@
 
 /* Cases for a check of a candidate (new reference). `grads`: names; `outputs`: how many outputs are differentiable; `half`: inputs
  * are float16, whose range holds no upstream of 1e3 and 1e-3 beside the products that a backward makes of it: 16 and 1/16 then.
- *   - every required shape with at least KA_PLAN_MIN_SEEDS seeds in sum, every optional and hidden shape once;
+ *   - every shape once; the smallest required one again until the required ones have KA_PLAN_MIN_SEEDS seeds in sum (what another seed
+ *     can show, it shows where it costs least);
  *   - on the smallest required shape: one-hot, scaled (1e3, 1e-3), non-contiguous and expanded upstreams, `None` for one
  *     of several outputs, each input's gradient alone and each left out, backward twice and
  *     with a*u + b*w over one graph, and a backward whose launches do nothing. */

@@ -7,10 +7,8 @@
 #include <string.h>
 
 #include "cases.h"
-#include "core/plan.h"
+#include "core/deal.h"
 #include "io/work.h"
-
-#define START_COST ((double)(1 << 20)) /* of any case, in elements: loading, compiling, launching */
 
 struct agreed {
     json_int_t id;
@@ -22,7 +20,6 @@ struct part {
     struct ka_fan *fan;
     struct ka_run_child *child; /* NULL: it has ended */
     json_t *cases;
-    double cost;
     bool ended;
     struct ka_op_result result; /* child and doc are ours */
     struct agreed *agreed;      /* one a case, with `agree` */
@@ -164,62 +161,7 @@ static void on_child(struct ka_run *run, void *arg, const struct ka_op_result *r
         end_part(part);
 }
 
-/* ---- dealing out */
-
-static double cost_of(const json_t *item)
-{
-    return START_COST + ka_plan_size(json_object_get(item, "dims"));
-}
-
-static int by_cost(const void *a, const void *b)
-{
-    const json_t *x = *(const json_t *const *)a, *y = *(const json_t *const *)b;
-    double p = cost_of(x), q = cost_of(y);
-    if (p != q)
-        return p < q ? -1 : 1;
-    return json_integer_value(json_object_get(x, "id")) < json_integer_value(json_object_get(y, "id")) ? -1
-                                                                                                       : 1;
-}
-
-/* The part that has a case of these dims already, else the one with the least to do. */
-static struct part *choose(struct ka_fan *fan, const json_t *item, bool together)
-{
-    struct part *least = &fan->parts[0];
-    for (size_t i = 0; i < fan->count; i++) {
-        struct part *part = &fan->parts[i];
-        for (size_t k = 0; together && k < json_array_size(part->cases); k++)
-            if (json_equal(json_object_get(json_array_get(part->cases, k), "dims"),
-                           json_object_get(item, "dims")))
-                return part;
-        if (part->cost < least->cost)
-            least = part;
-    }
-    return least;
-}
-
-/* Greatest first to whoever has least; then each part's own in the opposite order. */
-static void deal(struct ka_fan *fan, const json_t *cases, bool together)
-{
-    size_t count = json_array_size(cases);
-    json_t **sorted = ka_calloc(count, sizeof(json_t *));
-    for (size_t i = 0; i < count; i++)
-        sorted[i] = json_array_get(cases, i);
-    qsort(sorted, count, sizeof(json_t *), by_cost);
-    for (size_t i = count; i-- > 0;) {
-        struct part *part = choose(fan, sorted[i], together);
-        json_array_insert(part->cases, 0, sorted[i]);
-        part->cost += cost_of(sorted[i]);
-    }
-    free(sorted);
-    size_t kept = 0;
-    for (size_t i = 0; i < fan->count; i++) {
-        if (json_array_size(fan->parts[i].cases))
-            fan->parts[kept++] = fan->parts[i];
-        else
-            json_decref(fan->parts[i].cases);
-    }
-    fan->count = kept;
-}
+/* ---- the start */
 
 /* A child that cannot be started: the part has ended with that reason, as if it had died at once. */
 static void start_part(struct ka_fan *fan, size_t at, const struct ka_fan_req *req)
@@ -247,19 +189,17 @@ static size_t width(const struct ka_run *run)
 struct ka_fan *ka_fan_start(struct ka_run *run, struct ka_fan_req *req, ka_fan_fn changed, void *arg)
 {
     struct ka_fan *fan = ka_calloc(1, sizeof(*fan));
-    size_t cases = json_array_size(req->cases);
     *fan = (struct ka_fan){.run = run, .changed = changed, .arg = arg, .agree = req->agree, .holders = 1};
     fan->operation = ka_strdup(req->operation);
-    fan->count = cases < width(run) ? cases : width(run);
+    json_t *dealt = ka_deal(req->cases, width(run), req->together);
+    fan->count = json_array_size(dealt);
     fan->parts = ka_calloc(fan->count ? fan->count : 1, sizeof(*fan->parts));
-    for (size_t i = 0; i < fan->count; i++)
-        fan->parts[i].cases = json_array();
-    if (cases)
-        deal(fan, req->cases, req->together);
     for (size_t i = 0; i < fan->count; i++) {
         fan->parts[i].fan = fan;
+        fan->parts[i].cases = json_incref(json_array_get(dealt, i));
         start_part(fan, i, req);
     }
+    json_decref(dealt);
     json_decref(req->extra);
     req->extra = NULL;
     return fan;

@@ -68,6 +68,27 @@ static void plan__check__covers_every_shape_with_five_seeds_over_the_required(vo
     json_decref(grads);
 }
 
+static void plan__further_seeds__are_spent_on_the_smallest_required_shape(void **state)
+{
+    (void)state;
+    json_t *list = shapes(), *grads = json("[\"x\"]"), *cases = ka_plan_check(list, grads, 1, false, 7),
+           *item;
+    size_t i, plain[2] = {0};
+    json_array_foreach(cases, i, item)
+    {
+        const char *kind = json_string_value(json_object_get(json_object_get(item, "upstream"), "kind"));
+        for (size_t k = 0; k < 2; k++)
+            plain[k] +=
+                strcmp(kind, "normal") == 0 &&
+                json_equal(json_object_get(item, "dims"), json_object_get(json_array_get(list, k), "dims"));
+    }
+    assert_int_equal(plain[0], 1);
+    assert_int_equal(plain[1], KA_PLAN_MIN_SEEDS - 1);
+    json_decref(cases);
+    json_decref(list);
+    json_decref(grads);
+}
+
 static void plan__variants__are_on_the_smallest_required_shape(void **state)
 {
     (void)state;
@@ -364,6 +385,7 @@ int main(void)
         cmocka_unit_test(plan__repeats__are_asked_in_one_plain_case_of_the_largest_required_shape),
         cmocka_unit_test(plan__input_that_is_none_on_a_shape__is_never_asked_for_there),
         cmocka_unit_test(plan__check__covers_every_shape_with_five_seeds_over_the_required),
+        cmocka_unit_test(plan__further_seeds__are_spent_on_the_smallest_required_shape),
         cmocka_unit_test(plan__variants__are_on_the_smallest_required_shape),
         cmocka_unit_test(plan__three_gradients__each_is_left_out_once),
         cmocka_unit_test(plan__seeds__differ_between_cases_and_between_secrets),

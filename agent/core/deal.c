@@ -1,0 +1,78 @@
+/* Cases to children. Knows sizes, no processes. */
+#include "deal.h"
+
+#include <stdlib.h>
+
+#include "plan.h"
+
+#define START_COST ((double)(1 << 20)) /* of any case, in elements */
+
+struct hand {
+    json_t *cases;
+    double cost;
+};
+
+static double cost_of(const json_t *item)
+{
+    return START_COST + ka_plan_size(json_object_get(item, "dims"));
+}
+
+static int by_cost(const void *a, const void *b)
+{
+    const json_t *x = *(const json_t *const *)a, *y = *(const json_t *const *)b;
+    double p = cost_of(x), q = cost_of(y);
+    if (p != q)
+        return p < q ? -1 : 1;
+    json_int_t i = json_integer_value(json_object_get(x, "id")),
+               k = json_integer_value(json_object_get(y, "id"));
+    return i < k ? -1 : i > k;
+}
+
+static bool has_dims(const struct hand *hand, const json_t *dims)
+{
+    size_t i;
+    json_t *item;
+    json_array_foreach(hand->cases, i, item)
+    {
+        if (json_equal(json_object_get(item, "dims"), dims))
+            return true;
+    }
+    return false;
+}
+
+static struct hand *choose(struct hand *hands, size_t count, const json_t *item, bool together)
+{
+    struct hand *least = &hands[0];
+    for (size_t i = 0; i < count; i++) {
+        if (together && has_dims(&hands[i], json_object_get(item, "dims")))
+            return &hands[i];
+        if (hands[i].cost < least->cost)
+            least = &hands[i];
+    }
+    return least;
+}
+
+json_t *ka_deal(const json_t *cases, size_t parts, bool together)
+{
+    size_t count = json_array_size(cases);
+    json_t *dealt = json_array(), **sorted = ka_calloc(count + 1, sizeof(json_t *));
+    struct hand *hands = ka_calloc(parts ? parts : 1, sizeof(*hands));
+    for (size_t i = 0; i < count; i++)
+        sorted[i] = json_array_get(cases, i);
+    qsort(sorted, count, sizeof(json_t *), by_cost);
+    for (size_t i = 0; i < parts; i++)
+        hands[i].cases = json_array();
+    for (size_t i = count; i-- > 0 && parts;) {
+        struct hand *hand = choose(hands, parts, sorted[i], together);
+        json_array_insert(hand->cases, 0, sorted[i]);
+        hand->cost += cost_of(sorted[i]);
+    }
+    for (size_t i = 0; i < parts; i++) {
+        if (json_array_size(hands[i].cases))
+            json_array_append(dealt, hands[i].cases);
+        json_decref(hands[i].cases);
+    }
+    free(hands);
+    free(sorted);
+    return dealt;
+}

@@ -1,0 +1,120 @@
+/* Dealing cases out to children. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "core/deal.h"
+#include "core/plan.h"
+
+static json_t *case_of(int id, int m)
+{
+    return json_pack("{s:i, s:{s:i}}", "id", id, "dims", "M", m);
+}
+
+static json_t *cases_of(const int *sizes, int count)
+{
+    json_t *cases = json_array();
+    for (int i = 0; i < count; i++)
+        json_array_append_new(cases, case_of(i, sizes[i]));
+    return cases;
+}
+
+static json_int_t id_at(const json_t *dealt, size_t part, size_t at)
+{
+    return json_integer_value(json_object_get(json_array_get(json_array_get(dealt, part), at), "id"));
+}
+
+static size_t size_of(const json_t *dealt)
+{
+    size_t total = 0;
+    for (size_t i = 0; i < json_array_size(dealt); i++)
+        total += json_array_size(json_array_get(dealt, i));
+    return total;
+}
+
+static void deal__every_case__is_in_one_part(void **state)
+{
+    const int sizes[] = {5, 1 << 24, 7, 1 << 22, 9, 9, 1 << 23};
+    (void)state;
+    json_t *cases = cases_of(sizes, 7), *dealt = ka_deal(cases, 3, false);
+    unsigned seen = 0;
+    assert_int_equal(json_array_size(dealt), 3);
+    for (size_t i = 0; i < 3; i++)
+        for (size_t k = 0; k < json_array_size(json_array_get(dealt, i)); k++)
+            seen |= 1u << id_at(dealt, i, k);
+    assert_int_equal(seen, 0x7f);
+    assert_int_equal(size_of(dealt), 7);
+    json_decref(cases);
+    json_decref(dealt);
+}
+
+static void deal__one_great_case__leaves_the_small_ones_to_the_others(void **state)
+{
+    const int sizes[] = {1 << 30, 8, 8, 8};
+    (void)state;
+    json_t *cases = cases_of(sizes, 4), *dealt = ka_deal(cases, 2, false);
+    assert_int_equal(json_array_size(dealt), 2);
+    size_t great = id_at(dealt, 0, 0) == 0 ? 0 : 1;
+    assert_int_equal(json_array_size(json_array_get(dealt, great)), 1);
+    assert_int_equal(json_array_size(json_array_get(dealt, 1 - great)), 3);
+    json_decref(cases);
+    json_decref(dealt);
+}
+
+static void deal__within_a_part__the_cheapest_comes_first(void **state)
+{
+    const int sizes[] = {1 << 24, 3, 1 << 22, 2};
+    (void)state;
+    json_t *cases = cases_of(sizes, 4), *dealt = ka_deal(cases, 1, false);
+    const json_int_t wanted[] = {3, 1, 2, 0};
+    for (size_t i = 0; i < 4; i++)
+        assert_int_equal(id_at(dealt, 0, i), wanted[i]);
+    json_decref(cases);
+    json_decref(dealt);
+}
+
+static void deal__equal_dims_together__share_a_part(void **state)
+{
+    const int sizes[] = {4, 5, 4, 5, 4, 6};
+    (void)state;
+    json_t *cases = cases_of(sizes, 6), *dealt = ka_deal(cases, 4, true);
+    assert_int_equal(json_array_size(dealt), 3); /* no part is empty */
+    assert_int_equal(size_of(dealt), 6);
+    for (size_t i = 0; i < 3; i++) {
+        const json_t *part = json_array_get(dealt, i);
+        for (size_t k = 1; k < json_array_size(part); k++)
+            assert_true(json_equal(json_object_get(json_array_get(part, k), "dims"),
+                                   json_object_get(json_array_get(part, 0), "dims")));
+    }
+    json_decref(cases);
+    json_decref(dealt);
+}
+
+static void deal__fewer_cases_than_parts_or_none__makes_no_empty_part(void **state)
+{
+    const int sizes[] = {4};
+    (void)state;
+    json_t *cases = cases_of(sizes, 1), *dealt = ka_deal(cases, 8, false);
+    assert_int_equal(json_array_size(dealt), 1);
+    json_decref(dealt);
+    json_array_clear(cases);
+    dealt = ka_deal(cases, 8, false);
+    assert_int_equal(json_array_size(dealt), 0);
+    json_decref(cases);
+    json_decref(dealt);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(deal__every_case__is_in_one_part),
+        cmocka_unit_test(deal__one_great_case__leaves_the_small_ones_to_the_others),
+        cmocka_unit_test(deal__within_a_part__the_cheapest_comes_first),
+        cmocka_unit_test(deal__equal_dims_together__share_a_part),
+        cmocka_unit_test(deal__fewer_cases_than_parts_or_none__makes_no_empty_part),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
