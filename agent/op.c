@@ -17,7 +17,8 @@
 
 #define RESULT_MAX ((size_t)16 << 20)
 #define COMPILED_MAX ((size_t)64 << 20) /* with a kernel's machine code */
-#define VALUES_MAX ((size_t)1 << 19)    /* of one result: an empty object of two bytes takes hundreds when parsed */
+#define VALUES_MAX                                                                                           \
+    ((size_t)1 << 19) /* of one result: an empty object of two bytes takes hundreds when parsed */
 #define CASES_MAX 4096
 
 struct ka_op {

@@ -15,7 +15,8 @@ int ka_fail(struct ka_err *err, int code, const char *fmt, ...)
         va_start(args, fmt);
         vsnprintf(err->msg, sizeof(err->msg), fmt, args);
         va_end(args);
-        ka_utf8_clean(err->msg); /* a precision or the end may cut a character, and JSON takes none that is cut */
+        ka_utf8_clean(
+            err->msg); /* a precision or the end may cut a character, and JSON takes none that is cut */
     }
     return code;
 }
