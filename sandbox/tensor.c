@@ -276,15 +276,13 @@ static double from_bits32(uint32_t bits)
     return (double)value;
 }
 
+/* Without a branch, so that many are converted at once: the fraction and exponent as those of a float, which the product brings to
+ * the right size, for subnormal numbers too. */
 static double from_half(uint16_t half)
 {
-    uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 0x3ff;
-    if (exponent == 31)
-        return from_bits32(sign | 0x7f800000 | fraction << 13);
-    if (exponent)
-        return from_bits32(sign | (exponent + 112) << 23 | fraction << 13);
-    double tiny = (double)fraction * 0x1p-24;
-    return sign ? -tiny : tiny;
+    uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
+    uint32_t special = magnitude >= (uint32_t)0x7c00 << 13 ? 0x7f800000 : 0; /* infinite, or not a number */
+    return from_bits32(magnitude | special | sign) * (special ? 1.0 : 0x1p112);
 }
 
 #define LOAD(type, expr)                                                                                     \
@@ -295,6 +293,7 @@ static double from_half(uint16_t half)
     }                                                                                                        \
     break
 
+KA_CLONES
 void ka_tensor_load(const struct ka_tensor *tensor, size_t first, size_t n, double *out)
 {
     const unsigned char *from = tensor->data + first * ka_dtype_size(tensor->dtype);

@@ -32,6 +32,14 @@ struct ka_tensor {
 
 struct ka_tensors;
 
+/* On a function that passes over every element: built for processors with AVX2 too, and chosen when the program starts. Not below
+ * sanitizers, which are not ready by then. */
+#ifdef KA_CLONE
+#define KA_CLONES __attribute__((target_clones("avx2", "default")))
+#else
+#define KA_CLONES
+#endif
+
 /* Read the regular file behind `fd` from its start (the file position is not used or moved).
  * -EFBIG above `max` bytes, -EINVAL for anything that is not a well-formed set, -ENOMEM, or the read's errno.
  */
