@@ -58,6 +58,12 @@ $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(KA_CFLAGS) -MMD -MP -c $< -o $@
 
+# What passes over every element of every tensor: loops that are worth vectors.
+ifeq ($(SAN),)
+$(patsubst %,$(BUILD)/sandbox/%.o,tensor compare_measure compare_norm): CFLAGS += -O3 \
+    $(if $(filter x86_64,$(shell uname -m)),-DKA_CLONE)
+endif
+
 $(BUILD)/libka.a: $(LIB_OBJ)
 	$(Q)rm -f $@
 	$(Q)ar rcs $@ $^
@@ -133,7 +139,10 @@ bench-jail: $(PROGRAMS)   ## cold and warm starts, layers, cached kernels: bench
 bench-verdict: $(PROGRAMS)   ## what a verdict costs beside one forward and backward: bench/results/verdict-time-cpu.json
 	$(PYTHON) scripts/bench_verdict.py --build $(BUILD) --out bench/results/verdict-time-cpu.json
 
-$(BUILD)/tests/bench_search: tests/bench/bench_search.c $(BUILD)/libka.a
+bench-compare: $(BUILD)/tests/bench_compare   ## nanoseconds that comparing an element takes, beside a loop that reads it
+	@for dtype in F32 F16 BF16 F64; do $< 8388608 $$dtype || exit 1; done
+
+$(BUILD)/tests/bench_%: tests/bench/bench_%.c $(BUILD)/libka.a
 	@mkdir -p $(@D)
 	@echo '  link $@'
 	$(Q)$(CC) $(KA_CFLAGS) -MMD -MP $< $(BUILD)/libka.a -o $@ $(KA_LIBS)
@@ -187,6 +196,6 @@ help:   ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
-.PHONY: all demo test setup store unit pytest jail attacks mutants pairs diff-matrix property check bench bench-jail bench-verdict
+.PHONY: all demo test setup store unit pytest jail attacks mutants pairs diff-matrix property check bench bench-jail bench-verdict bench-compare
 .PHONY: valgrind lint fuzz-quick
 .PHONY: install dist clean help

@@ -10,11 +10,16 @@
 #include <unistd.h>
 
 #include "cache.h"
+#include "core/utf8.h"
 #include "hash.h"
 #include "io/child.h"
 #include "log.h"
 
-#define RESULT_MAX ((size_t)64 << 20)
+#define RESULT_MAX ((size_t)16 << 20)
+#define COMPILED_MAX ((size_t)64 << 20) /* with a kernel's machine code */
+#define VALUES_MAX                                                                                           \
+    ((size_t)1 << 19) /* of one result: an empty object of two bytes takes hundreds when parsed */
+#define CASES_MAX 4096
 #define CASE_BYTES                                                                                           \
     ((json_int_t)6 << 30) /* tensors of one case: larger ones are told to be too large before they are made */
 
@@ -131,18 +136,71 @@ static void explain_death(const struct ka_op *op, const struct ka_child_result *
                  child->exit_status, tail);
 }
 
-static int parse_result(const struct ka_op *op, const struct ka_child_result *child, json_t **out)
+/* How many values the text may hold, no fewer than it does: those in front of, and after, a comma or a bracket. */
+static size_t count_values(const char *text, size_t len)
 {
-    struct ka_buf text = {0};
-    int rc = ka_child_read(child, "result.json", RESULT_MAX, &text);
-    json_t *doc = rc ? NULL : json_loadb(ka_buf_str(&text), text.len, 0, NULL);
-    ka_buf_free(&text);
+    size_t count = 1;
+    bool quoted = false;
+    for (size_t i = 0; i < len; i++) {
+        char c = text[i];
+        if (quoted && c == '\\')
+            i++;
+        else if (c == '"')
+            quoted = !quoted;
+        else if (!quoted)
+            count += c == ',' || c == '[' || c == '{';
+    }
+    return count;
+}
+
+static int parse_bounded(struct ka_buf *text, json_t **out, struct ka_err *err)
+{
+    json_error_t why;
+    size_t values = count_values(ka_buf_str(text), text->len);
+    if (values > VALUES_MAX)
+        return ka_fail(err, -EFBIG, "result.json holds more than the %zu values allowed", VALUES_MAX);
+    if (text->len)
+        ka_utf8_clean_json(text->data, text->len);
+    json_t *doc = json_loadb(ka_buf_str(text), text->len, 0, &why);
+    if (!doc)
+        return ka_fail(err, -EBADMSG, "result.json is not valid JSON: %.200s", why.text);
+    size_t cases = json_array_size(json_object_get(doc, "cases"));
+    if (cases > CASES_MAX) {
+        json_decref(doc);
+        return ka_fail(err, -EFBIG, "result.json has %zu cases, more than the %d allowed", cases, CASES_MAX);
+    }
+    *out = doc;
+    return 0;
+}
+
+/* Does the result answer this request? */
+static bool is_answer(const struct ka_op *op, const json_t *doc)
+{
     const char *nonce = json_string_value(json_object_get(doc, "nonce"));
     const char *name = json_string_value(json_object_get(doc, "op"));
-    if (!nonce || strcmp(nonce, op->nonce) != 0 || !name || strcmp(name, op->operation) != 0 ||
-        !json_is_boolean(json_object_get(doc, "ok"))) {
+    return nonce && strcmp(nonce, op->nonce) == 0 && name && strcmp(name, op->operation) == 0 &&
+           json_is_boolean(json_object_get(doc, "ok"));
+}
+
+static int parse_result(const struct ka_op *op, const struct ka_child_result *child, json_t **out,
+                        struct ka_err *err)
+{
+    struct ka_buf text = {0};
+    json_t *doc = NULL;
+    size_t max = strcmp(op->operation, "compile") == 0 ? COMPILED_MAX : RESULT_MAX;
+    int rc = ka_child_read(child, "result.json", max, &text);
+    if (rc == -EFBIG)
+        ka_fail(err, rc, "result.json has more than the %zu bytes allowed", max);
+    else if (rc)
+        ka_fail(err, rc, "result.json: %s", strerror(-rc));
+    else
+        rc = parse_bounded(&text, &doc, err);
+    ka_buf_free(&text);
+    if (rc == 0 && !is_answer(op, doc))
+        rc = ka_fail(err, -EBADMSG, "result.json does not answer the request");
+    if (rc) {
         json_decref(doc);
-        return -EBADMSG;
+        return rc;
     }
     restore_path(doc, op->file, op->shown);
     *out = doc;
@@ -158,11 +216,13 @@ static void on_child(void *arg, uint64_t id, const struct ka_child_result *child
         return;
     }
     struct ka_op_result result = {.operation = op->operation, .child = child};
+    struct ka_err why;
     if (child->error || child->timed_out || child->term_signal || child->exit_status != 0) {
         explain_death(op, child, &result);
-    } else if (parse_result(op, child, &result.doc)) {
+    } else if (parse_result(op, child, &result.doc, &why)) {
         result.status = KA_OP_DIED;
-        snprintf(result.message, sizeof(result.message), "%s: the child left no valid result", op->operation);
+        snprintf(result.message, sizeof(result.message), "%s: the child left no valid result: %.900s",
+                 op->operation, why.msg);
     } else if (!json_is_true(json_object_get(result.doc, "ok"))) {
         const char *message =
             json_string_value(json_object_get(json_object_get(result.doc, "error"), "message"));
@@ -170,6 +230,7 @@ static void on_child(void *arg, uint64_t id, const struct ka_child_result *child
         snprintf(result.message, sizeof(result.message), "%.1000s",
                  message ? message : "error without a message");
     }
+    ka_utf8_clean(result.message);
     if (child->err[0])
         ka_log(KA_LOG_DEBUG, "%s: stderr: %s", op->operation, child->err);
     op->done(op->arg, &result);

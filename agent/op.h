@@ -1,6 +1,6 @@
 /* One jailed operation of docs/protocol.md: a request becomes a child, and its result comes back checked.
  *
- * The result is believed only if it carries the request's nonce; paths of the working copy that the child read are given
+ * The result is believed only if it carries the request's nonce, and read only if it is of a size that an honest one may have; paths of the working copy that the child read are given
  * back as the user's own. Loop thread only. */
 #ifndef KA_OP_H
 #define KA_OP_H
@@ -18,7 +18,7 @@ struct ka_op_result {
     const char *operation;
     enum ka_op_status status;
     json_t *doc;        /* the whole result, with OK and ERROR; NULL otherwise; borrowed */
-    char message[1024]; /* for people, when not OK */
+    char message[1024]; /* for people, when not OK; valid UTF-8 */
     const struct ka_child_result *child;
 };
 

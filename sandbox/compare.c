@@ -8,7 +8,6 @@
 #include "sandbox/compare_internal.h"
 
 #define MOVED_MAX 0.01 /* the most that sensitivity to rounding is believed */
-#define BLOCK 2048     /* elements converted at a time: the comparison of a passing tensor takes no heap */
 #define COARSE 0.02    /* norm-relative */
 
 struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype)
@@ -59,107 +58,11 @@ static double overflow_at(enum ka_dtype dtype)
     return dtype == KA_F32 ? 0x1.ffffffp127 : INFINITY;
 }
 
-struct tensors {
-    const struct ka_tensor *got, *want, *base; /* base may be NULL */
-    const struct ka_tolerance *tol;
-};
-
-/* One block of the three tensors as doubles; without a base its values are want's. */
-struct block {
-    size_t first, n;
-    double got[BLOCK], want[BLOCK], base[BLOCK];
-};
-
-static bool next_block(const struct tensors *t, struct block *b)
-{
-    b->first += b->n;
-    b->n = t->want->count - b->first < BLOCK ? t->want->count - b->first : BLOCK;
-    if (b->n == 0)
-        return false;
-    ka_tensor_load(t->got, b->first, b->n, b->got);
-    ka_tensor_load(t->want, b->first, b->n, b->want);
-    double overflow = overflow_at(t->tol->dtype);
-    for (size_t i = 0; i < b->n; i++)
-        if (fabs(b->want[i]) >= overflow)
-            b->want[i] = copysign(INFINITY, b->want[i]);
-    if (t->base)
-        ka_tensor_load(t->base, b->first, b->n, b->base);
-    else
-        memcpy(b->base, b->want, b->n * sizeof(double));
-    return true;
-}
-
 bool ka_same_nonfinite(double got, double want)
 {
     if (isfinite(got) || isfinite(want))
         return isfinite(got) && isfinite(want);
     return !(isinf(got) && isinf(want)) || signbit(got) == signbit(want);
-}
-
-struct extent {
-    double want, got, base; /* largest finite magnitudes */
-};
-
-static double larger(double most, double value)
-{
-    return isfinite(value) && fabs(value) > most ? fabs(value) : most;
-}
-
-/* Pass 1: extents, and where values are not finite. */
-static struct extent measure_extent(const struct tensors *t, struct ka_diff *diff)
-{
-    struct extent most = {0};
-    struct block b = {0};
-    while (next_block(t, &b)) {
-        for (size_t i = 0; i < b.n; i++) {
-            most.want = larger(most.want, b.want[i]);
-            most.got = larger(most.got, b.got[i]);
-            most.base = larger(most.base, b.base[i]);
-            diff->nonfinite_want += !isfinite(b.want[i]);
-            diff->nonfinite_got += !isfinite(b.got[i]);
-            if (!ka_same_nonfinite(b.got[i], b.want[i]) && diff->mask_differs++ == 0) {
-                diff->worst = b.first + i;
-                diff->worst_got = b.got[i];
-                diff->worst_want = b.want[i];
-            }
-        }
-    }
-    return most;
-}
-
-/* Pass 2: norms over the elements that are finite in want, in units of `scale` so that squares neither
- * overflow nor vanish. Returns the root mean square of the non-zero expected elements, in the tensor's own
- * units. */
-static double measure_norms(const struct tensors *t, double scale, struct ka_diff *diff)
-{
-    double want2 = 0, got_err2 = 0, base_err2 = 0, furthest = -1;
-    size_t nonzero = 0;
-    struct block b = {0};
-    while (next_block(t, &b)) {
-        for (size_t i = 0; i < b.n; i++) {
-            if (!isfinite(b.want[i]))
-                continue;
-            double w = b.want[i] / scale, g = b.got[i] / scale - w, e = b.base[i] / scale - w;
-            want2 += w * w;
-            nonzero += w != 0;
-            if (isfinite(e)) /* where eager overflows it sets no standard */
-                base_err2 += e * e;
-            if (!isfinite(g))
-                continue; /* the mask differs, which fails on its own */
-            got_err2 += g * g;
-            if (fabs(g) > furthest && diff->mask_differs == 0) {
-                furthest = fabs(g);
-                diff->worst = b.first + i;
-                diff->worst_got = b.got[i];
-                diff->worst_want = b.want[i];
-            }
-        }
-    }
-    double norm = want2 > 0 ? sqrt(want2) : 1; /* all zero: errors are norms in units of scale */
-    diff->want_norm = want2 > 0 ? scale * norm : 0;
-    diff->error = sqrt(got_err2) / norm;
-    diff->base_error = sqrt(base_err2) / norm;
-    return nonzero ? scale * sqrt(want2 / (double)nonzero) : 0;
 }
 
 bool ka_element_off(const struct ka_tolerance *tol, double rms, double got, double want)
@@ -169,50 +72,46 @@ bool ka_element_off(const struct ka_tolerance *tol, double rms, double got, doub
     return !(fabs(got - want) <= tol->atol * rms + tol->rtol * fabs(want));
 }
 
-/* Pass 3: elements off. */
-static void count_off(const struct tensors *t, double rms, struct ka_diff *diff)
-{
-    struct block b = {0};
-    while (next_block(t, &b)) {
-        for (size_t i = 0; i < b.n; i++) {
-            diff->off += ka_element_off(t->tol, rms, b.got[i], b.want[i]);
-            diff->base_off += ka_element_off(t->tol, rms, b.base[i], b.want[i]);
-        }
-    }
-}
-
-static enum ka_diff_reason judge(const struct tensors *t, const struct extent *most, struct ka_diff *diff)
+static enum ka_diff_reason judge(const struct ka_tolerance *tol, const struct ka_measured *m,
+                                 struct ka_diff *diff)
 {
     if (diff->mask_differs)
         return KA_DIFF_NONFINITE;
-    if (most->want == 0) {
-        diff->vacuous = most->got > 0;
+    if (m->most_want == 0) {
+        diff->vacuous = m->most_got > 0;
         return diff->error <= diff->limit ? KA_DIFF_OK : KA_DIFF_NOT_ZERO;
     }
     diff->vacuous = diff->base_error >= 0.5;
-    if (diff->vacuous && diff->error * diff->want_norm <= t->tol->zero_norm)
+    if (diff->vacuous && diff->error * diff->want_norm <= tol->zero_norm)
         return KA_DIFF_OK;
-    if (most->got == 0 && !(diff->base_error >= 1))
+    if (m->most_got == 0 && !(diff->base_error >= 1))
         return KA_DIFF_ZERO;
     if (!(diff->error <= diff->limit))
         return KA_DIFF_NORM;
-    double allowed = t->tol->factor * fmax((double)diff->base_off, (double)t->tol->off_moved);
-    allowed += t->tol->off_share * (double)diff->count;
+    double allowed = tol->factor * fmax((double)diff->base_off, (double)tol->off_moved);
+    allowed += tol->off_share * (double)diff->count;
     return (double)diff->off <= allowed ? KA_DIFF_OK : KA_DIFF_ELEMENTS;
 }
 
-static enum ka_diff_reason compare_values(const struct tensors *t, struct ka_diff *diff, double *rms)
+/* Shape and dtype are right. */
+static enum ka_diff_reason compare_values(const struct ka_tolerance *tol, const struct ka_measured *m,
+                                          struct ka_diff *diff)
 {
-    struct extent most = measure_extent(t, diff);
-    double scale = most.want > 0 ? most.want : 1;
-    *rms = measure_norms(t, scale, diff);
-    if (most.want > 0)
-        diff->base_error = fmax(diff->base_error, t->tol->near_error);
-    diff->limit = t->tol->factor * diff->base_error + (most.want > 0 ? t->tol->floor : t->tol->zero_norm);
-    count_off(t, *rms, diff);
-    if (diff->base_off < t->tol->near_off)
-        diff->base_off = t->tol->near_off;
-    return judge(t, &most, diff);
+    bool zero = m->most_want == 0;
+    diff->want_zero = zero && m->nonfinite_want == 0;
+    diff->nonfinite_want = m->nonfinite_want;
+    diff->nonfinite_got = m->nonfinite_got;
+    diff->mask_differs = m->mask_differs;
+    diff->worst = m->worst;
+    diff->worst_got = m->worst_got;
+    diff->worst_want = m->worst_want;
+    diff->want_norm = m->want_norm;
+    diff->error = m->error;
+    diff->base_error = zero ? m->base_error : fmax(m->base_error, tol->near_error);
+    diff->limit = tol->factor * diff->base_error + (zero ? tol->zero_norm : tol->floor);
+    diff->off = m->off;
+    diff->base_off = m->base_off > tol->near_off ? m->base_off : tol->near_off;
+    return judge(tol, m, diff);
 }
 
 static int check_oracle(const struct ka_tensor *want, const struct ka_tensor *base, struct ka_err *err)
@@ -281,22 +180,27 @@ int ka_compare(const struct ka_tensor *got, const struct ka_tensor *want, const 
     diff->rank = want->rank;
     memcpy(diff->dims, want->dims, sizeof(diff->dims));
     diff->count = want->count;
-    diff->want_zero = ka_tensor_is_zero(want);
+    if (!got || !ka_tensor_same_shape(got, want) || got->dtype != tol->dtype)
+        diff->want_zero = ka_tensor_is_zero(want); /* otherwise measured below */
     if (!got)
         return 0;
     diff->got_dtype = got->dtype;
     diff->got_rank = got->rank;
     memcpy(diff->got_dims, got->dims, sizeof(diff->got_dims));
-    struct tensors t = {got, want, base, tol};
-    double rms = 0;
-    if (!ka_tensor_same_shape(got, want))
+    if (!ka_tensor_same_shape(got, want)) {
         diff->reason = KA_DIFF_SHAPE;
-    else if (got->dtype != tol->dtype)
-        diff->reason = KA_DIFF_DTYPE;
-    else
-        diff->reason = compare_values(&t, diff, &rms);
-    diff->pass = diff->reason == KA_DIFF_OK;
-    if (diff->pass || diff->reason == KA_DIFF_SHAPE || diff->reason == KA_DIFF_DTYPE)
         return 0;
-    return ka_patterns_find(got, want, tol, rms, others, other_count, diff, err);
+    }
+    if (got->dtype != tol->dtype) {
+        diff->reason = KA_DIFF_DTYPE;
+        return 0;
+    }
+    struct ka_triple triple = {got, want, base, overflow_at(tol->dtype), tol->atol, tol->rtol};
+    struct ka_measured measured;
+    rc = ka_measure(&triple, &measured, err);
+    if (rc)
+        return rc;
+    diff->reason = compare_values(tol, &measured, diff);
+    diff->pass = diff->reason == KA_DIFF_OK;
+    return diff->pass ? 0 : ka_patterns_find(got, want, tol, measured.rms, others, other_count, diff, err);
 }

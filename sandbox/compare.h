@@ -16,7 +16,9 @@
  * passes within base's error, or within what a zero may keep of rounding, but is `vacuous`: it proves nothing, and ka_verdict does not count it as
  * evidence.
  *
- * Pure: no clock, no file; memory only for the patterns of a failure. */
+ * No clock and no state: any number of threads may compare at once. A large tensor is split over threads of its own, which are gone
+ * when the call returns. Sums are rounded in an order that depends on their number: the last digits of an error may too. Memory:
+ * a sixtieth of a float64 tensor, and more for the patterns of a failure. */
 #ifndef KA_COMPARE_H
 #define KA_COMPARE_H
 
@@ -130,6 +132,15 @@ struct ka_compare_other {
 int ka_compare(const struct ka_tensor *got, const struct ka_tensor *want, const struct ka_tensor *base,
                const struct ka_tolerance *tol, const struct ka_compare_other *others, size_t other_count,
                struct ka_diff *diff, struct ka_err *err);
+
+struct ka_term {
+    double factor;
+    const struct ka_tensor *tensor;
+};
+
+/* Norm of the sum of `count` (at least one) scaled tensors of one shape: NaN where an element is. `most` (NULL is fine): the largest
+ * magnitude of an element, NaN aside. Threads as in ka_compare(). */
+double ka_norm_of(const struct ka_term *terms, size_t count, double *most);
 
 enum ka_describe {
     KA_DESCRIBE_FULL,

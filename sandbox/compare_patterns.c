@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/utf8.h"
 #include "sandbox/compare_internal.h"
 
 /* Larger tensors fail without an explanation; the smaller shapes of the sweep give one. */
@@ -121,6 +122,7 @@ static bool find_other(struct search *s, const struct ka_tensor *got, const stru
             continue;
         struct ka_pattern *p = add(s, KA_PATTERN_OTHER, NULL);
         strncpy(p->other, others[k].name, sizeof(p->other) - 1);
+        ka_utf8_clean(p->other);
         return true;
     }
     return false;

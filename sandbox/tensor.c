@@ -2,17 +2,28 @@
 #include "tensor.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define HEADER_AT 8                 /* after its length */
+#define SLACK ((size_t)1 << 20)     /* bytes that belong to no tensor: what alignment may leave */
+#define MAP_LEAST ((size_t)1 << 20) /* smaller files are copied: that is quicker */
+
 struct ka_tensors {
     unsigned char *bytes;
+    size_t len;
+    bool mapped; /* bytes are from mmap(), not from malloc() */
     struct ka_tensor *items;
+    size_t *begins; /* of the items, in the data */
     size_t count;
+    size_t data_at, data_len; /* where the data begins; up to the end of the last tensor */
 };
 
 static const struct {
@@ -74,9 +85,9 @@ static int parse_shape(const json_t *shape, struct ka_tensor *t, struct ka_err *
     return 0;
 }
 
-/* Sets data to the tensor's bytes, once its offsets are in range and hold exactly its elements. */
-static int parse_offsets(const json_t *offsets, const unsigned char *data, size_t data_len,
-                         struct ka_tensor *t, struct ka_err *err)
+/* Sets *at, once the offsets are in range and hold exactly the tensor's elements. */
+static int parse_offsets(const json_t *offsets, size_t data_len, const struct ka_tensor *t, size_t *at,
+                         struct ka_err *err)
 {
     if (!json_is_array(offsets) || json_array_size(offsets) != 2 ||
         !json_is_integer(json_array_get(offsets, 0)) || !json_is_integer(json_array_get(offsets, 1)))
@@ -90,12 +101,12 @@ static int parse_offsets(const json_t *offsets, const unsigned char *data, size_
     if (__builtin_mul_overflow(t->count, ka_dtype_size(t->dtype), &need) || need != (size_t)(end - begin))
         return ka_fail(err, -EINVAL, "tensor %.80s: has %lld bytes, which its shape and dtype do not take",
                        t->name, (long long)(end - begin));
-    t->data = data + begin;
+    *at = (size_t)begin;
     return 0;
 }
 
-static int parse_tensor(const char *name, const json_t *entry, const unsigned char *data, size_t data_len,
-                        struct ka_tensor *t, struct ka_err *err)
+static int parse_tensor(const char *name, const json_t *entry, size_t data_len, struct ka_tensor *t,
+                        size_t *at, struct ka_err *err)
 {
     if (!*name)
         return ka_fail(err, -EINVAL, "a tensor has no name");
@@ -105,106 +116,139 @@ static int parse_tensor(const char *name, const json_t *entry, const unsigned ch
         return ka_fail(err, -EINVAL, "tensor %.80s: unknown dtype %.20s", name, dtype ? dtype : "(none)");
     int rc = parse_shape(json_object_get(entry, "shape"), t, err);
     if (rc == 0)
-        rc = parse_offsets(json_object_get(entry, "data_offsets"), data, data_len, t, err);
+        rc = parse_offsets(json_object_get(entry, "data_offsets"), data_len, t, at, err);
     return rc;
 }
 
-static int by_address(const void *a, const void *b)
+struct span {
+    size_t begin, end;
+    const char *name;
+};
+
+static int by_begin(const void *a, const void *b)
 {
-    const struct ka_tensor *x = *(const struct ka_tensor *const *)a, *y = *(const struct ka_tensor *const *)b;
-    return x->data < y->data ? -1 : x->data > y->data;
+    const struct span *x = a, *y = b;
+    return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
-static int refuse_overlap(const struct ka_tensors *set, struct ka_err *err)
+/* Sets data_len. */
+static int refuse_overlap(struct ka_tensors *set, struct ka_err *err)
 {
-    const struct ka_tensor **order = ka_calloc(set->count, sizeof(const struct ka_tensor *));
+    struct span *spans = ka_calloc(set->count, sizeof(*spans));
     size_t n = 0;
-    for (size_t i = 0; i < set->count; i++)
-        if (set->items[i].count)
-            order[n++] = &set->items[i];
-    qsort(order, n, sizeof(const struct ka_tensor *), by_address);
-    int rc = 0;
-    for (size_t i = 1; i < n && rc == 0; i++) {
-        const struct ka_tensor *before = order[i - 1];
-        if (order[i]->data < before->data + before->count * ka_dtype_size(before->dtype))
-            rc = ka_fail(err, -EINVAL, "tensors %.80s and %.80s overlap", before->name, order[i]->name);
+    for (size_t i = 0; i < set->count; i++) {
+        const struct ka_tensor *t = &set->items[i];
+        if (t->count)
+            spans[n++] =
+                (struct span){set->begins[i], set->begins[i] + t->count * ka_dtype_size(t->dtype), t->name};
     }
-    free(order);
+    qsort(spans, n, sizeof(*spans), by_begin);
+    int rc = 0;
+    for (size_t i = 1; i < n && rc == 0; i++)
+        if (spans[i].begin < spans[i - 1].end)
+            rc = ka_fail(err, -EINVAL, "tensors %.80s and %.80s overlap", spans[i - 1].name, spans[i].name);
+    set->data_len = n ? spans[n - 1].end : 0;
+    free(spans);
     return rc;
 }
 
-static int parse_header(struct ka_tensors *set, json_t *root, const unsigned char *data, size_t data_len,
-                        struct ka_err *err)
+static int parse_entries(struct ka_tensors *set, json_t *root, size_t data_len, struct ka_err *err)
 {
     size_t entries = json_object_size(root);
     if (!json_is_object(root) || entries > KA_TENSORS_MAX)
         return ka_fail(err, -EINVAL, "tensor header is not an object of at most %d tensors", KA_TENSORS_MAX);
     set->items = ka_calloc(entries, sizeof(*set->items));
+    set->begins = ka_calloc(entries, sizeof(*set->begins));
     const char *name;
     json_t *entry;
     json_object_foreach(root, name, entry)
     {
         if (ka_starts_with(name, "__metadata__"))
             continue;
-        int rc = parse_tensor(name, entry, data, data_len, &set->items[set->count++], err);
+        size_t i = set->count++;
+        int rc = parse_tensor(name, entry, data_len, &set->items[i], &set->begins[i], err);
         if (rc)
             return rc;
     }
-    return refuse_overlap(set, err);
+    int rc = refuse_overlap(set, err);
+    if (rc == 0 && data_len - set->data_len > SLACK)
+        rc = ka_fail(err, -EINVAL, "tensor file: %zu bytes of data, of which its tensors take %zu", data_len,
+                     set->data_len);
+    return rc;
+}
+
+/* Length of the header that these 8 bytes announce for a file of `len` bytes. */
+static int header_length(const unsigned char *bytes, size_t len, size_t *out, struct ka_err *err)
+{
+    uint64_t header = 0;
+    for (int i = HEADER_AT - 1; i >= 0; i--)
+        header = header << 8 | bytes[i];
+    if (header > KA_TENSOR_HEADER_MAX || header > len - HEADER_AT)
+        return ka_fail(err, -EINVAL, "tensor file: header of %llu bytes is too long or cut off",
+                       (unsigned long long)header);
+    *out = (size_t)header;
+    return 0;
+}
+
+/* Everything but the data. `header` is our own copy; the file has `len` bytes. */
+static int parse_header(struct ka_tensors *set, const unsigned char *header, size_t header_len, size_t len,
+                        struct ka_err *err)
+{
+    json_error_t why;
+    json_t *root = json_loadb((const char *)header, header_len, JSON_REJECT_DUPLICATES, &why);
+    if (!root)
+        return ka_fail(err, -EINVAL, "tensor file: header is not valid JSON: %s", why.text);
+    set->data_at = HEADER_AT + header_len;
+    int rc = parse_entries(set, root, len - set->data_at, err);
+    json_decref(root);
+    return rc;
 }
 
 /* ---- whole sets ---- */
 
-/* Takes `bytes` over, also on failure. */
-static int parse_owned(unsigned char *bytes, size_t len, struct ka_tensors **out, struct ka_err *err)
+static void attach(struct ka_tensors *set)
 {
-    struct ka_tensors *set = ka_calloc(1, sizeof(*set));
-    set->bytes = bytes;
-    json_t *root = NULL;
-    int rc;
-    uint64_t header = 0;
-    if (len < 8) {
-        rc = ka_fail(err, -EINVAL, "tensor file has %zu bytes: too short", len);
-        goto out;
-    }
-    for (int i = 7; i >= 0; i--)
-        header = header << 8 | bytes[i];
-    if (header > KA_TENSOR_HEADER_MAX || header > len - 8) {
-        rc = ka_fail(err, -EINVAL, "tensor file: header of %llu bytes is too long or cut off",
-                     (unsigned long long)header);
-        goto out;
-    }
-    json_error_t why;
-    root = json_loadb((const char *)bytes + 8, header, JSON_REJECT_DUPLICATES, &why);
-    if (!root) {
-        rc = ka_fail(err, -EINVAL, "tensor file: header is not valid JSON: %s", why.text);
-        goto out;
-    }
-    rc = parse_header(set, root, bytes + 8 + header, len - 8 - header, err);
-out:
-    json_decref(root);
-    if (rc)
-        ka_tensors_free(set);
-    else
-        *out = set;
-    return rc;
+    for (size_t i = 0; i < set->count; i++)
+        set->items[i].data = set->bytes + (set->items[i].count ? set->data_at + set->begins[i] : 0);
+}
+
+static int refuse_short(size_t len, struct ka_err *err)
+{
+    return len < HEADER_AT ? ka_fail(err, -EINVAL, "tensor file has %zu bytes: too short", len) : 0;
 }
 
 int ka_tensors_parse(const void *bytes, size_t len, struct ka_tensors **out, struct ka_err *err)
 {
-    unsigned char *copy = malloc(len ? len : 1);
-    if (!copy)
-        return ka_fail(err, -ENOMEM, "no memory for %zu bytes of tensors", len);
-    if (len)
-        memcpy(copy, bytes, len);
-    return parse_owned(copy, len, out, err);
+    const unsigned char *from = bytes;
+    size_t header = 0;
+    int rc = refuse_short(len, err);
+    rc = rc ? rc : header_length(from, len, &header, err);
+    if (rc)
+        return rc;
+    struct ka_tensors *set = ka_calloc(1, sizeof(*set));
+    rc = parse_header(set, from + HEADER_AT, header, len, err);
+    if (rc)
+        goto out;
+    set->len = set->data_at + set->data_len;
+    set->bytes = malloc(set->len);
+    if (!set->bytes) {
+        rc = ka_fail(err, -ENOMEM, "no memory for %zu bytes of tensors", set->len);
+        goto out;
+    }
+    memcpy(set->bytes, from, set->len);
+    attach(set);
+    *out = set;
+    set = NULL;
+out:
+    ka_tensors_free(set);
+    return rc;
 }
 
-static int read_exactly(int fd, unsigned char *bytes, size_t len, struct ka_err *err)
+static int read_exactly(int fd, unsigned char *bytes, size_t len, size_t at, struct ka_err *err)
 {
     size_t done = 0;
     while (done < len) {
-        ssize_t n = pread(fd, bytes + done, len - done, (off_t)done);
+        ssize_t n = pread(fd, bytes + done, len - done, (off_t)(at + done));
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
@@ -214,6 +258,68 @@ static int read_exactly(int fd, unsigned char *bytes, size_t len, struct ka_err 
         done += (size_t)n;
     }
     return 0;
+}
+
+static int read_header(int fd, size_t len, struct ka_tensors *set, struct ka_err *err)
+{
+    unsigned char start[HEADER_AT], *header = NULL;
+    size_t header_len = 0;
+    int rc = refuse_short(len, err);
+    rc = rc ? rc : read_exactly(fd, start, sizeof(start), 0, err);
+    rc = rc ? rc : header_length(start, len, &header_len, err);
+    if (rc)
+        return rc;
+    header = ka_calloc(header_len, 1);
+    rc = read_exactly(fd, header, header_len, HEADER_AT, err);
+    if (rc == 0)
+        rc = parse_header(set, header, header_len, len, err);
+    free(header);
+    return rc;
+}
+
+/* Nobody can write to the file or truncate it: the kernel grants a read lease only when no descriptor and no mapping of it is
+ * writable, and makes whoever opens it for writing later wait, as long as our mapping lives. A hole is no data, and reading it
+ * through a mapping would have memory allotted to it. */
+static bool is_settled(int fd, size_t len)
+{
+    struct stat st;
+    if (fcntl(fd, F_SETSIG, SIGURG) != 0 || fcntl(fd, F_SETLEASE, F_RDLCK) != 0)
+        return false; /* also where a file system has no leases */
+    off_t hole = lseek(fd, 0, SEEK_HOLE);
+    return hole >= 0 && (size_t)hole >= len && fstat(fd, &st) == 0 && (uint64_t)st.st_size >= len;
+}
+
+static int map_file(struct ka_tensors *set, int fd)
+{
+    void *bytes = mmap(NULL, set->len, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (bytes == MAP_FAILED)
+        return -errno;
+    set->bytes = bytes;
+    set->mapped = true;
+    return 0;
+}
+
+/* Only what the file holds is copied: pages of its holes stay those of the kernel's one zero page. */
+static int copy_file(struct ka_tensors *set, int fd, struct ka_err *err)
+{
+    void *bytes =
+        mmap(NULL, set->len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (bytes == MAP_FAILED)
+        return ka_fail(err, -ENOMEM, "no memory for %zu bytes of tensors", set->len);
+    set->bytes = bytes;
+    set->mapped = true;
+    int rc = 0;
+    for (size_t at = 0, end; at < set->len && rc == 0; at = end) {
+        off_t data = lseek(fd, (off_t)at, SEEK_DATA);
+        if (data < 0 && errno == ENXIO)
+            break; /* a hole up to the end */
+        at = data < 0 ? at : (size_t)data;
+        off_t hole = data < 0 ? -1 : lseek(fd, data, SEEK_HOLE);
+        end = hole < 0 || (size_t)hole > set->len ? set->len : (size_t)hole;
+        if (at < end)
+            rc = read_exactly(fd, set->bytes + at, end - at, at, err);
+    }
+    return rc;
 }
 
 int ka_tensors_read(int fd, size_t max, struct ka_tensors **out, struct ka_err *err)
@@ -226,16 +332,21 @@ int ka_tensors_read(int fd, size_t max, struct ka_tensors **out, struct ka_err *
     if ((uint64_t)st.st_size > max)
         return ka_fail(err, -EFBIG, "tensor file: %lld bytes, more than the %zu allowed",
                        (long long)st.st_size, max);
-    size_t len = (size_t)st.st_size;
-    unsigned char *bytes = malloc(len ? len : 1);
-    if (!bytes)
-        return ka_fail(err, -ENOMEM, "no memory for %zu bytes of tensors", len);
-    int rc = read_exactly(fd, bytes, len, err);
-    if (rc) {
-        free(bytes);
-        return rc;
-    }
-    return parse_owned(bytes, len, out, err);
+    struct ka_tensors *set = ka_calloc(1, sizeof(*set));
+    int rc = read_header(fd, (size_t)st.st_size, set, err);
+    if (rc)
+        goto out;
+    set->len = set->data_at + set->data_len;
+    if (set->len < MAP_LEAST || !is_settled(fd, set->len) || map_file(set, fd) != 0)
+        rc = copy_file(set, fd, err);
+    if (rc)
+        goto out;
+    attach(set);
+    *out = set;
+    set = NULL;
+out:
+    ka_tensors_free(set);
+    return rc;
 }
 
 void ka_tensors_free(struct ka_tensors *set)
@@ -245,7 +356,11 @@ void ka_tensors_free(struct ka_tensors *set)
     for (size_t i = 0; i < set->count; i++)
         free(set->items[i].name);
     free(set->items);
-    free(set->bytes);
+    free(set->begins);
+    if (set->mapped)
+        munmap(set->bytes, set->len);
+    else
+        free(set->bytes);
     free(set);
 }
 
@@ -276,15 +391,13 @@ static double from_bits32(uint32_t bits)
     return (double)value;
 }
 
+/* Without a branch, so that many are converted at once: the fraction and exponent as those of a float, which the product brings to
+ * the right size, for subnormal numbers too. */
 static double from_half(uint16_t half)
 {
-    uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 0x3ff;
-    if (exponent == 31)
-        return from_bits32(sign | 0x7f800000 | fraction << 13);
-    if (exponent)
-        return from_bits32(sign | (exponent + 112) << 23 | fraction << 13);
-    double tiny = (double)fraction * 0x1p-24;
-    return sign ? -tiny : tiny;
+    uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
+    uint32_t special = magnitude >= (uint32_t)0x7c00 << 13 ? 0x7f800000 : 0; /* infinite, or not a number */
+    return from_bits32(magnitude | special | sign) * (special ? 1.0 : 0x1p112);
 }
 
 #define LOAD(type, expr)                                                                                     \
@@ -295,6 +408,7 @@ static double from_half(uint16_t half)
     }                                                                                                        \
     break
 
+KA_CLONES
 void ka_tensor_load(const struct ka_tensor *tensor, size_t first, size_t n, double *out)
 {
     const unsigned char *from = tensor->data + first * ka_dtype_size(tensor->dtype);

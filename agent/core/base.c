@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "utf8.h"
+
 int ka_fail(struct ka_err *err, int code, const char *fmt, ...)
 {
     if (err) {
@@ -13,6 +15,8 @@ int ka_fail(struct ka_err *err, int code, const char *fmt, ...)
         va_start(args, fmt);
         vsnprintf(err->msg, sizeof(err->msg), fmt, args);
         va_end(args);
+        ka_utf8_clean(
+            err->msg); /* a precision or the end may cut a character, and JSON takes none that is cut */
     }
     return code;
 }

@@ -15,12 +15,13 @@
 #define KA_PRINTF(fmt_at, args_at) __attribute__((format(printf, fmt_at, args_at)))
 #define KA_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-/* A message for people. Empty when nothing failed. */
+/* A message for people, always valid UTF-8. Empty when nothing failed. */
 struct ka_err {
     char msg[1024];
 };
 
-/* Write the message (if err is not NULL) and return `code`, so that `return ka_fail(...)` reads well. */
+/* Write the message (if err is not NULL) and return `code`, so that `return ka_fail(...)` reads well. Arguments may be text from
+ * outside, cut anywhere. */
 int ka_fail(struct ka_err *err, int code, const char *fmt, ...) KA_PRINTF(3, 4);
 
 /* Growable bytes, always followed by a NUL that is not counted. Zero-initialise, or set only `max`.

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define NAMED_MAX 8 /* items of one list */
+
 /* Without "aten::" and the trailing underscore of in-place operations: allocation, views, copies and casts, and sums of
  * partial results. */
 static const char ALLOWED[] =
@@ -45,15 +47,22 @@ static void judge_operations(const json_t *report, const char *phase, struct ka_
     struct ka_buf names = {0};
     const char *name;
     json_t *count;
+    size_t more = 0;
     snprintf(key, sizeof(key), "torch_ops_%s", phase);
     const json_t *operations = json_object_get(report, key);
     if (!json_is_object(operations))
         ka_buf_puts(&names, "operations that it does not report");
     json_object_foreach((json_t *)operations, name, count)
     {
-        if (!ka_conduct_allowed(name) && names.len < 200)
+        if (ka_conduct_allowed(name))
+            continue;
+        if (names.len < 200)
             ka_buf_printf(&names, "%s%.60s", names.len ? ", " : "", name);
+        else
+            more++;
     }
+    if (more)
+        ka_buf_printf(&names, ", and %zu more", more);
     if (names.len) {
         snprintf(text, sizeof(text), "the %s computes with torch (%s); kernels must compute the gradient",
                  phase, ka_buf_str(&names));
@@ -62,7 +71,7 @@ static void judge_operations(const json_t *report, const char *phase, struct ka_
     ka_buf_free(&names);
 }
 
-/* A member that is a list of confessions. */
+/* A member that is a list of confessions: of the first, a failure each; the others are counted. */
 static void judge_list(const json_t *report, const char *rule, const char *key, struct ka_verdict *verdict,
                        size_t at)
 {
@@ -75,6 +84,11 @@ static void judge_list(const json_t *report, const char *rule, const char *key, 
         ka_verdict_fail(verdict, at, rule, "the report says nothing about it");
     json_array_foreach((json_t *)list, i, item)
     {
+        if (i == NAMED_MAX) {
+            snprintf(text, sizeof(text), "and %zu more", json_array_size(list) - i);
+            ka_verdict_fail(verdict, at, rule, text);
+            break;
+        }
         if (shares)
             snprintf(text, sizeof(text), "a returned gradient shares memory: %.150s", text_of(item));
         else

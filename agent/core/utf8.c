@@ -75,3 +75,81 @@ void ka_utf8_line(const char *bytes, size_t len, char *line, size_t size)
         out--;
     line[out] = '\0';
 }
+
+/* Bytes that the lead byte at `bytes` announces; 1 for any other byte. */
+static size_t announced(const char *bytes)
+{
+    unsigned char first = (unsigned char)bytes[0];
+    return first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : first >= 0xC2 ? 2 : 1;
+}
+
+static bool is_cut(const char *bytes, size_t len)
+{
+    return announced(bytes) > len && continues(bytes, len);
+}
+
+char *ka_utf8_clean(char *text)
+{
+    size_t left = text ? strlen(text) : 0;
+    for (char *at = text; left;) {
+        size_t step = ka_utf8_sequence(at, left);
+        if (step == 0 && is_cut(at, left)) {
+            *at = '\0';
+            break;
+        }
+        if (step == 0)
+            *at = '?';
+        at += step ? step : 1;
+        left -= step ? step : 1;
+    }
+    return text;
+}
+
+/* The number of a \uXXXX at `text`; -1 when there is none. */
+static int32_t unicode_escape(const char *text, size_t len)
+{
+    int32_t value = 0;
+    if (len < 6 || text[0] != '\\' || text[1] != 'u')
+        return -1;
+    for (size_t i = 2; i < 6; i++) {
+        char c = text[i];
+        int digit = c >= '0' && c <= '9'   ? c - '0'
+                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                           : -1;
+        if (digit < 0)
+            return -1;
+        value = value * 16 + digit;
+    }
+    return value;
+}
+
+/* Length of the escape at `text`, which is mended. */
+static size_t clean_escape(char *text, size_t len)
+{
+    int32_t value = unicode_escape(text, len);
+    if (value < 0)
+        return len < 2 || (unsigned char)text[1] >= 0x80 ? 1 : 2;
+    if (value >= 0xD800 && value < 0xDC00) {
+        int32_t low = unicode_escape(text + 6, len - 6);
+        if (low >= 0xDC00 && low < 0xE000)
+            return 12;
+    }
+    if (value == 0 || (value >= 0xD800 && value < 0xE000))
+        memcpy(text + 2, "fffd", 4);
+    return 6;
+}
+
+void ka_utf8_clean_json(char *text, size_t len)
+{
+    for (size_t i = 0; i < len;) {
+        if (text[i] == '\\') {
+            i += clean_escape(text + i, len - i);
+            continue;
+        }
+        size_t step = ka_utf8_sequence(text + i, len - i);
+        if (step == 0)
+            text[i] = '?';
+        i += step ? step : 1;
+    }
+}

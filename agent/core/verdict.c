@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/utf8.h"
+
 struct failure {
     char *subject; /* "the gradient of x"; NULL for a rule */
     char *rule;
@@ -54,15 +56,21 @@ struct ka_verdict {
     size_t shape_count, case_count, grad_count;
 };
 
-/* The array with room for `count` items, the last of them zeroed; ends the program without memory, like
- * ka_calloc. */
+/* The array with room for `count` items, the last of them zeroed. It grows at powers of two, so that its address changes rarely. Ends
+ * the program without memory, like ka_calloc. */
 static void *grow(void *items, size_t count, size_t size)
 {
-    char *grown = ka_calloc(count, size);
-    if (count > 1)
-        memcpy(grown, items, (count - 1) * size);
-    free(items);
+    size_t before = count - 1;
+    bool full = (before & (before - 1)) == 0; /* none, or as many as there is room for */
+    char *grown = full ? ka_realloc(items, before ? 2 * before : 1, size) : items;
+    memset(grown + before * size, 0, size);
     return grown;
+}
+
+/* What others measured may come cut at a number of bytes; what leaves here goes into JSON. */
+static char *copy_text(const char *text)
+{
+    return ka_utf8_clean(ka_strdup(text));
 }
 
 /* A pointer to a new zeroed item at the array's end. */
@@ -72,11 +80,10 @@ static void *grow(void *items, size_t count, size_t size)
 struct ka_verdict *ka_verdict_new(const char *const *grads, size_t count)
 {
     struct ka_verdict *v = ka_calloc(1, sizeof(*v));
-    v->grads = ka_calloc(count, sizeof(*v->grads));
-    v->grad_count = count;
     for (size_t i = 0; i < count; i++) {
-        v->grads[i].name = ka_strdup(grads[i]);
-        v->grads[i].worst.error = -1;
+        struct gradient *g = APPEND(v->grads, v->grad_count);
+        g->name = copy_text(grads[i]);
+        g->worst.error = -1;
     }
     return v;
 }
@@ -120,21 +127,21 @@ size_t ka_verdict_shape(struct ka_verdict *v, enum ka_shape_kind kind, const jso
     struct shape *shape = APPEND(v->shapes, v->shape_count);
     shape->kind = kind;
     shape->dims = json_deep_copy(dims);
-    shape->hint = ka_strdup(hint);
+    shape->hint = copy_text(hint);
     return v->shape_count - 1;
 }
 
 void ka_verdict_skip(struct ka_verdict *v, size_t shape, const char *reason)
 {
     free(v->shapes[shape].skipped);
-    v->shapes[shape].skipped = ka_strdup(reason);
+    v->shapes[shape].skipped = copy_text(reason);
 }
 
 size_t ka_verdict_case(struct ka_verdict *v, size_t shape, const char *label)
 {
     struct a_case *c = APPEND(v->cases, v->case_count);
     c->shape = shape;
-    c->label = ka_strdup(label);
+    c->label = copy_text(label);
     v->shapes[shape].cases++;
     return v->case_count - 1;
 }
@@ -146,7 +153,7 @@ static struct failure *add_failure(struct ka_verdict *v, size_t at, const char *
     shape->cases_failed += !c->failed;
     c->failed = true;
     struct failure *f = APPEND(shape->failures, shape->failure_count);
-    f->rule = ka_strdup(rule);
+    f->rule = copy_text(rule);
     f->label = ka_strdup(c->label);
     return f;
 }
@@ -156,7 +163,7 @@ static void add_comparison(struct ka_verdict *v, size_t at, const char *subject,
     if (diff->pass)
         return;
     struct failure *f = add_failure(v, at, ka_diff_reason_name(diff->reason));
-    f->subject = ka_strdup(subject);
+    f->subject = copy_text(subject);
     f->diff = *diff;
 }
 
@@ -166,7 +173,7 @@ static struct gradient *find_gradient(struct ka_verdict *v, const char *name)
         if (strcmp(v->grads[i].name, name) == 0)
             return &v->grads[i];
     struct gradient *g = APPEND(v->grads, v->grad_count);
-    g->name = ka_strdup(name);
+    g->name = copy_text(name);
     g->worst.error = -1;
     return g;
 }
@@ -220,14 +227,14 @@ void ka_verdict_output(struct ka_verdict *v, size_t at, size_t index, const stru
 
 void ka_verdict_fail(struct ka_verdict *v, size_t at, const char *rule, const char *text)
 {
-    add_failure(v, at, rule)->text = ka_strdup(text);
+    add_failure(v, at, rule)->text = copy_text(text);
 }
 
 void ka_verdict_fail_whole(struct ka_verdict *v, const char *rule, const char *text)
 {
     struct failure *f = APPEND(v->whole.failures, v->whole.failure_count);
-    f->rule = ka_strdup(rule);
-    f->text = ka_strdup(text);
+    f->rule = copy_text(rule);
+    f->text = copy_text(text);
 }
 
 /* ---- deciding ---- */

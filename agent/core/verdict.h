@@ -9,7 +9,8 @@
  *
  * Secrets: the dims of hidden shapes, and anything measured on them that would tell a size, appear only in
  * the private JSON. Text for an LLM says "a hidden shape" with its kind ("block + 1"). Everything given is
- * copied. */
+ * copied; text may be cut anywhere, what leaves is valid UTF-8. A verdict belongs to one thread at a time: it may be handed
+ * from one to another, and takes no reference to a document. */
 #ifndef KA_VERDICT_H
 #define KA_VERDICT_H
 

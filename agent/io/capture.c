@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/utf8.h"
+
 static void ring_add(struct ka_capture *c, const char *bytes, size_t len)
 {
     if (!c->ring && !(c->ring = malloc(c->half)))
@@ -35,18 +37,22 @@ void ka_capture_add(struct ka_capture *c, const char *bytes, size_t len)
 
 int ka_capture_text(const struct ka_capture *c, struct ka_buf *out)
 {
-    size_t start = out->len, dropped = c->total - c->head.len - c->ring_len;
-    int rc = c->head.len ? ka_buf_add(out, c->head.data, c->head.len) : 0;
+    struct ka_buf raw = {0};
+    size_t dropped = c->total - c->head.len - c->ring_len;
+    int rc = c->head.len ? ka_buf_add(&raw, c->head.data, c->head.len) : 0;
     if (!rc && dropped)
-        rc = ka_buf_printf(out, "\n[... %zu bytes left out ...]\n", dropped);
+        rc = ka_buf_printf(&raw, "\n[... %zu bytes left out ...]\n", dropped);
     size_t old = c->ring_len == c->half ? c->half - c->at : 0;
     if (!rc && old)
-        rc = ka_buf_add(out, c->ring + c->at, old);
+        rc = ka_buf_add(&raw, c->ring + c->at, old);
     if (!rc && c->ring_len)
-        rc = ka_buf_add(out, c->ring, c->ring_len - old);
-    for (size_t i = start; !rc && i < out->len; i++)
-        if (out->data[i] == '\0')
-            out->data[i] = '?';
+        rc = ka_buf_add(&raw, c->ring, c->ring_len - old);
+    for (size_t i = 0; i < raw.len; i++)
+        if (raw.data[i] == '\0')
+            raw.data[i] = '?';
+    if (!rc && raw.len)
+        rc = ka_utf8_repair(raw.data, raw.len, out);
+    ka_buf_free(&raw);
     return rc;
 }
 

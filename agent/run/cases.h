@@ -1,4 +1,5 @@
-/* Results of single cases, as the children left them: found, opened, compared. Everything read here is hostile. */
+/* Results of single cases, as the children left them: found, opened, compared. Everything read here is hostile. Nothing is kept
+ * between calls: any thread may call, as long as nobody changes what it passes. */
 #ifndef KA_RUN_CASES_H
 #define KA_RUN_CASES_H
 

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cases.h"
@@ -15,6 +16,20 @@
 #define ZERO_FLOORS                                                                                          \
     100.0 /* a zero gradient may keep rounding of so many floors of the dtype, per unit of upstream, */
 #define ZERO_MAX 0.02 /* and never more than this */
+
+/* One gradient of the case. */
+struct gradient {
+    const char *name; /* borrowed from the oracle's result */
+    struct ka_tolerance tolerance;
+    struct ka_diff diff; /* of the candidate's `grad` */
+};
+
+struct judging {
+    struct ka_judged_case *of;
+    const struct ka_tensors *expected, *found;
+    struct gradient *grads; /* those that the case wants */
+    size_t count;
+};
 
 static const struct ka_tensor *find_part(const struct ka_tensors *set, const char *part, const char *of)
 {
@@ -53,42 +68,45 @@ static struct ka_tolerance tolerance_of(const struct ka_judged_case *one, enum k
     return tolerance;
 }
 
-/* Candidate's `part` of an input's gradient against the oracle's. Returns -EINVAL if the oracle is unusable. */
-static int compare_gradient(const struct ka_judged_case *one, const char *part, const char *name,
-                            struct ka_diff *diff)
+/* What the oracle says of its rounding: the same for all that is compared with this gradient. Returns -EINVAL if the oracle is unusable. */
+static int settle_tolerance(const struct judging *j, struct gradient *g)
 {
-    const struct ka_tensor *want = find_part(one->expected, "grad", name);
-    const struct ka_tensor *base = find_part(one->expected, "base", name);
-    const struct ka_tensor *got = find_part(one->found, part, name);
+    const struct ka_judged_case *one = j->of;
+    const struct ka_tensor *want = find_part(j->expected, "grad", g->name);
+    const struct ka_tensor *base = find_part(j->expected, "base", g->name);
     if (!want)
         return -EINVAL;
+    g->tolerance = tolerance_of(one, base ? base->dtype : KA_F32);
+    g->tolerance.zero_norm = fmin(ZERO_FLOORS * g->tolerance.floor, ZERO_MAX) *
+                             ka_case_upstream_norm(j->expected, one->oracle, one->plan);
+    int rc = ka_tolerance_widen(&g->tolerance, find_part(j->expected, "jitter", g->name), want, NULL);
+    return rc ? rc : take_nearby(&g->tolerance, j->expected, g->name);
+}
+
+/* Candidate's `part` of a gradient against the oracle's. */
+static int compare_gradient(const struct judging *j, const char *part, const struct gradient *g,
+                            struct ka_diff *diff)
+{
     struct ka_compare_other others[16];
     size_t count = 0, i;
     json_t *other;
-    json_array_foreach(json_object_get(one->oracle, "grads"), i, other)
+    json_array_foreach(json_object_get(j->of->oracle, "grads"), i, other)
     {
         const char *text = json_string_value(other);
-        const struct ka_tensor *tensor = text ? find_part(one->expected, "grad", text) : NULL;
-        if (tensor && strcmp(text, name) != 0 && count < KA_COUNT(others))
+        const struct ka_tensor *tensor = text ? find_part(j->expected, "grad", text) : NULL;
+        if (tensor && strcmp(text, g->name) != 0 && count < KA_COUNT(others))
             others[count++] = (struct ka_compare_other){text, tensor};
     }
-    struct ka_tolerance tolerance = tolerance_of(one, base ? base->dtype : KA_F32);
-    tolerance.zero_norm = fmin(ZERO_FLOORS * tolerance.floor, ZERO_MAX) *
-                          ka_case_upstream_norm(one->expected, one->oracle, one->plan);
-    int rc = ka_tolerance_widen(&tolerance, find_part(one->expected, "jitter", name), want, NULL);
-    if (rc == 0)
-        rc = take_nearby(&tolerance, one->expected, name);
-    return rc ? rc : ka_compare(got, want, base, &tolerance, others, count, diff, NULL);
+    return ka_compare(find_part(j->found, part, g->name), find_part(j->expected, "grad", g->name),
+                      find_part(j->expected, "base", g->name), &g->tolerance, others, count, diff, NULL);
 }
 
 /* A coarse comparison can only speak against a gradient: errors are reported, and counted as evidence, of the others. */
-static int judge_gradient(const struct ka_judged_case *one, const char *part, const char *name)
+static void tell_gradient(const struct judging *j, size_t at, const struct gradient *g,
+                          const struct ka_diff *diff)
 {
-    struct ka_diff diff;
-    int rc = compare_gradient(one, part, name, &diff);
-    if (rc == 0 && !(diff.pass && is_coarse(one)))
-        ka_verdict_gradient(one->verdict, one->at, name, &diff);
-    return rc;
+    if (!(diff->pass && is_coarse(j->of)))
+        ka_verdict_gradient(j->of->verdict, at, g->name, diff);
 }
 
 static bool is_wanted(const json_t *plan, const char *name)
@@ -106,98 +124,109 @@ static bool is_wanted(const json_t *plan, const char *name)
     return false;
 }
 
-static int judge_gradients(const struct ka_judged_case *one, const char *part)
+/* Every gradient that the case wants, compared once: what else is asked of it looks at this. */
+static int judge_gradients(struct judging *j)
 {
+    const json_t *names = json_object_get(j->of->oracle, "grads");
     size_t i;
-    json_t *grad;
+    json_t *item;
     int rc = 0;
-    json_array_foreach(json_object_get(one->oracle, "grads"), i, grad)
+    j->grads = ka_calloc(json_array_size(names), sizeof(*j->grads));
+    json_array_foreach((json_t *)names, i, item)
     {
-        const char *name = json_string_value(grad);
-        if (rc || !name || !is_wanted(one->plan, name))
+        const char *name = json_string_value(item);
+        if (rc || !name || !is_wanted(j->of->plan, name))
             continue;
-        rc = judge_gradient(one, part, name);
+        struct gradient *g = &j->grads[j->count++];
+        g->name = name;
+        rc = settle_tolerance(j, g);
+        rc = rc ? rc : compare_gradient(j, "grad", g, &g->diff);
+        if (rc == 0)
+            tell_gradient(j, j->of->at, g, &g->diff);
     }
     return rc;
 }
 
 /* The same graph, differentiated again: nothing may have been used up or added to. */
-static int judge_again(const struct ka_judged_case *one)
+static int judge_again(const struct judging *j)
 {
+    const struct ka_judged_case *one = j->of;
     if (!json_is_true(json_object_get(one->plan, "twice")))
         return 0;
-    struct ka_judged_case again = *one;
-    again.at =
+    size_t at =
         ka_verdict_case(one->verdict, one->shape, "normal upstream, second backward over the same graph");
-    return judge_gradients(&again, "again");
+    int rc = 0;
+    for (size_t i = 0; i < j->count && rc == 0; i++) {
+        struct ka_diff diff;
+        rc = compare_gradient(j, "again", &j->grads[i], &diff);
+        if (rc == 0)
+            tell_gradient(j, at, &j->grads[i], &diff);
+    }
+    return rc;
 }
 
 /* backward(a*u + b*w) = a*backward(u) + b*backward(w), over one graph: also what was kept of an earlier call shows here. A
  * gradient that is wrong or noise by itself has nothing to add up. */
-static void judge_linear(const struct ka_judged_case *one)
+static void judge_linear(const struct judging *j)
 {
-    size_t i;
-    json_t *grad;
-    if (!json_object_get(one->plan, "linear"))
-        return;
-    json_array_foreach(json_object_get(one->oracle, "grads"), i, grad)
-    {
-        const char *name = json_string_value(grad);
-        struct ka_diff diff;
-        if (!name || !is_wanted(one->plan, name) || compare_gradient(one, "grad", name, &diff) ||
-            !diff.pass || diff.want_zero || diff.vacuous || diff.nonfinite_want)
+    for (size_t i = 0; i < j->count && json_object_get(j->of->plan, "linear"); i++) {
+        const char *name = j->grads[i].name;
+        const struct ka_diff *diff = &j->grads[i].diff;
+        if (!diff->pass || diff->want_zero || diff->vacuous || diff->nonfinite_want)
             continue;
         double off =
-            ka_case_nonlinearity(find_part(one->found, "grad", name), find_part(one->found, "other", name),
-                                 find_part(one->found, "sum", name));
-        if (off <= LINEAR_LIMITS * diff.limit)
+            ka_case_nonlinearity(find_part(j->found, "grad", name), find_part(j->found, "other", name),
+                                 find_part(j->found, "sum", name));
+        if (off <= LINEAR_LIMITS * diff->limit)
             continue;
         char text[300];
         snprintf(text, sizeof(text),
                  "the gradient of %.100s is not linear in the upstream: backward(a*u + b*w) is not "
                  "a*backward(u) + "
                  "b*backward(w) over one graph; relative difference %.3g, allowed %.3g",
-                 name, off, LINEAR_LIMITS * diff.limit);
-        ka_verdict_fail(one->verdict, one->at, "not_linear", text);
+                 name, off, LINEAR_LIMITS * diff->limit);
+        ka_verdict_fail(j->of->verdict, j->of->at, "not_linear", text);
     }
 }
 
-/* How far the same backward varies on the same bytes. */
-static void measure_spread(const struct ka_judged_case *one)
+/* Of the right shape: work on it is bounded by the oracle's tensors, whatever the file says. */
+static bool is_of_shape(const struct ka_diff *diff)
 {
-    json_int_t times = json_integer_value(json_object_get(one->plan, "repeats"));
-    size_t i;
-    json_t *grad;
-    json_array_foreach(json_object_get(one->oracle, "grads"), i, grad)
-    {
-        const char *name = json_string_value(grad);
-        struct ka_diff diff;
+    return diff->reason != KA_DIFF_MISSING && diff->reason != KA_DIFF_SHAPE && diff->reason != KA_DIFF_DTYPE;
+}
+
+/* How far the same backward varies on the same bytes. */
+static void measure_spread(const struct judging *j)
+{
+    json_int_t times = json_integer_value(json_object_get(j->of->plan, "repeats"));
+    for (size_t i = 0; i < j->count && times >= 1; i++) {
+        const struct ka_diff *diff = &j->grads[i].diff;
         double most, norm;
-        if (times < 1 || !name || compare_gradient(one, "grad", name, &diff) ||
-            ka_case_spread(one->found, name, (size_t)times, &most, &norm))
+        if (!is_of_shape(diff) || ka_case_spread(j->found, j->grads[i].name, (size_t)times, &most, &norm))
             continue;
-        double allowed = diff.limit * (diff.want_norm > 0 ? diff.want_norm : 1);
-        ka_verdict_repeated(one->verdict, name, (size_t)times + 1, most,
+        double allowed = diff->limit * (diff->want_norm > 0 ? diff->want_norm : 1);
+        ka_verdict_repeated(j->of->verdict, j->grads[i].name, (size_t)times + 1, most,
                             allowed > 0 ? norm / allowed : INFINITY);
     }
 }
 
-static int judge_outputs(const struct ka_judged_case *one)
+static int judge_outputs(const struct judging *j)
 {
+    const struct ka_judged_case *one = j->of;
     size_t i;
     json_t *output;
     json_array_foreach(json_object_get(one->oracle, "outputs"), i, output)
     {
         char index[24];
         snprintf(index, sizeof(index), "%zu", i);
-        const struct ka_tensor *want = find_part(one->expected, "out", index);
-        const struct ka_tensor *user = find_part(one->expected, "fwd", index);
+        const struct ka_tensor *want = find_part(j->expected, "out", index);
+        const struct ka_tensor *user = find_part(j->expected, "fwd", index);
         if (!want || !user)
             continue; /* not a tensor */
         struct ka_tolerance tolerance = tolerance_of(one, user->dtype);
         struct ka_diff diff;
-        int rc = ka_compare(find_part(one->found, "out", index), want,
-                            find_part(one->expected, "base_out", index), &tolerance, NULL, 0, &diff, NULL);
+        int rc = ka_compare(find_part(j->found, "out", index), want,
+                            find_part(j->expected, "base_out", index), &tolerance, NULL, 0, &diff, NULL);
         if (rc)
             return rc;
         ka_verdict_output(one->verdict, one->at, i, &diff);
@@ -212,26 +241,20 @@ static bool same_bytes(const struct ka_tensor *a, const struct ka_tensor *b)
 }
 
 /* With every launch of the backward turned into nothing, some gradient must change: else no kernel computed it. */
-static void judge_noop(const struct ka_judged_case *one)
+static void judge_noop(const struct judging *j)
 {
-    if (!json_is_true(json_object_get(one->plan, "noop")))
-        return;
-    size_t i;
-    json_t *grad;
-    json_array_foreach(json_object_get(one->oracle, "grads"), i, grad)
-    {
-        const char *name = json_string_value(grad);
-        const struct ka_tensor *real = name ? find_part(one->found, "grad", name) : NULL;
-        const struct ka_tensor *idle = name ? find_part(one->found, "noop", name) : NULL;
-        const struct ka_tensor *want = name ? find_part(one->expected, "grad", name) : NULL;
+    for (size_t i = 0; i < j->count && json_is_true(json_object_get(j->of->plan, "noop")); i++) {
+        const char *name = j->grads[i].name;
+        const struct ka_tensor *real = find_part(j->found, "grad", name);
+        const struct ka_tensor *idle = find_part(j->found, "noop", name);
         char text[256];
-        if (!real || !idle || !same_bytes(real, idle) || (want && ka_tensor_is_zero(want)))
+        if (!idle || !is_of_shape(&j->grads[i].diff) || !same_bytes(real, idle) || j->grads[i].diff.want_zero)
             continue; /* where zero is expected, a kernel that does nothing is as right */
         snprintf(
             text, sizeof(text),
             "the gradient of %s is the same when the backward's kernels do nothing: they do not compute it",
             name);
-        ka_verdict_fail(one->verdict, one->at, "decoy_kernel", text);
+        ka_verdict_fail(j->of->verdict, j->of->at, "decoy_kernel", text);
     }
 }
 
@@ -269,19 +292,18 @@ int ka_judge_case(struct ka_judged_case *one, json_int_t id, struct ka_err *why)
         ka_verdict_fail(one->verdict, one->at, "unreadable", err.msg);
         goto out;
     }
-    one->expected = expected;
-    one->found = found;
-    if (judge_outputs(one) || judge_gradients(one, "grad") || judge_again(one)) {
+    struct judging j = {.of = one, .expected = expected, .found = found};
+    if (judge_outputs(&j) || judge_gradients(&j) || judge_again(&j)) {
         rc = ka_fail(why, -EINVAL, "the oracle's tensors are unusable");
     } else {
-        judge_linear(one);
-        measure_spread(one);
-        judge_noop(one);
+        judge_linear(&j);
+        measure_spread(&j);
+        judge_noop(&j);
         ka_conduct_judge(one->candidate, one->verdict, one->at);
     }
+    free(j.grads);
 out:
     ka_tensors_free(expected);
     ka_tensors_free(found);
-    one->expected = one->found = NULL;
     return rc;
 }

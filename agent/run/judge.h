@@ -1,4 +1,9 @@
-/* One case of a check, judged. */
+/* One case of a check, judged.
+ *
+ * May run on a worker thread, one case of one check after another. Until it returns the caller leaves alone: the verdict; the
+ * results of the children and their scratch folders; the documents behind `plan`, `oracle` and `candidate`, which may be read
+ * elsewhere at the same time (no reference to them is taken or given up), but not changed or freed. Nothing is logged. Large tensors
+ * are compared in threads of its own, which are gone when it returns. */
 #ifndef KA_RUN_JUDGE_H
 #define KA_RUN_JUDGE_H
 
@@ -15,8 +20,7 @@ struct ka_judged_case {
     const json_t *plan, *oracle,
         *candidate; /* entries of this case; the last two NULL where a child left none */
     const struct ka_child_result *oracle_files, *candidate_files;
-    json_int_t oracle_id;                      /* what the oracle's child knew the case as */
-    const struct ka_tensors *expected, *found; /* set while it is judged */
+    json_int_t oracle_id; /* what the oracle's child knew the case as */
 };
 
 /* Everything about case `id`, told to the verdict. 0; -ENODATA or -EINVAL, with a sentence, when the oracle could not say what

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <jansson.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -546,6 +547,25 @@ static void capture__long_output__drops_the_middle(void **state)
     }
 }
 
+static void capture__characters_cut_at_the_gap__leave_valid_text(void **state)
+{
+    (void)state;
+    for (size_t shift = 0; shift < 3; shift++) {
+        struct ka_capture c = {.half = 4};
+        struct ka_buf out = {0};
+        ka_capture_add(&c, "xy", shift);
+        for (int i = 0; i < 9; i++)
+            ka_capture_add(&c, "\xE2\x82\xAC", 3);
+        assert_int_equal(ka_capture_text(&c, &out), 0);
+        json_t *text = json_string(ka_buf_str(&out)); /* NULL for what is no UTF-8 */
+        assert_non_null(text);
+        assert_non_null(strstr(ka_buf_str(&out), "\xE2\x82\xAC"));
+        json_decref(text);
+        ka_buf_free(&out);
+        ka_capture_free(&c);
+    }
+}
+
 static void memory__below_a_twentieth__is_low(void **state)
 {
     (void)state;
@@ -608,6 +628,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(capture__short_output__is_kept_whole),
         cmocka_unit_test(capture__long_output__drops_the_middle),
+        cmocka_unit_test(capture__characters_cut_at_the_gap__leave_valid_text),
         cmocka_unit_test(memory__below_a_twentieth__is_low),
         cmocka_unit_test(memory__of_a_large_machine__is_low_below_half_a_gigabyte),
         cmocka_unit_test(memory__of_twelve_floors__is_ample),

@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
@@ -89,6 +90,79 @@ static void conduct__modified_and_shared_memory__are_named(void **state)
     assert_says("{\"launches_backward\": 0}", "no_launch");
 }
 
+/* {"modified": [...], "aliases": [...], "torch_ops_backward": {...}} of `count` items each. */
+static char *crowded(size_t count)
+{
+    json_t *change = json_object(), *names = json_array(), *operations = json_object();
+    for (size_t i = 0; i < count; i++) {
+        char name[40];
+        snprintf(name, sizeof(name), "aten::mul%zu", i);
+        json_object_set_new(operations, name, json_integer(1));
+        json_array_append_new(names, json_sprintf("saved/%zu", i));
+    }
+    json_object_set(change, "modified", names);
+    json_object_set_new(change, "aliases", names);
+    json_object_set_new(change, "torch_ops_backward", operations);
+    char *text = json_dumps(change, 0);
+    json_decref(change);
+    return text;
+}
+
+static void conduct__thousands_of_confessions__are_counted(void **state)
+{
+    (void)state;
+    char *few = crowded(4), *many = crowded(4096);
+    assert_says(many, "modified: saved/0 was modified");
+    char *facts = facts_of(many), *short_facts = facts_of(few);
+    assert_true(strlen(facts) < 4 * strlen(short_facts) + 200); /* what is shown does not grow with it */
+    free(facts);
+    free(short_facts);
+    free(few);
+    free(many);
+}
+
+static size_t failures_of(const char *changes)
+{
+    json_t *report = json_loads(changes, 0, NULL), *dims = json_pack("{s:i}", "N", 8);
+    const char *const grads[] = {"x"};
+    struct ka_verdict *verdict = ka_verdict_new(grads, 1);
+    size_t shape = ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL);
+    ka_conduct_judge(report, verdict, ka_verdict_case(verdict, shape, "normal upstream"));
+    json_t *doc = ka_verdict_json(verdict, true);
+    size_t count = json_array_size(json_object_get(doc, "failures"));
+    char *last = json_dumps(doc, 0);
+    if (count > 10)
+        assert_non_null(strstr(last, "and 4088 more"));
+    free(last);
+    json_decref(doc);
+    json_decref(dims);
+    json_decref(report);
+    ka_verdict_free(verdict);
+    return count;
+}
+
+static void conduct__one_report__adds_a_bounded_number_of_failures(void **state)
+{
+    (void)state;
+    char *many = crowded(4096);
+    assert_in_range(failures_of(many), 11, 24);
+    free(many);
+}
+
+static void conduct__names_cut_inside_a_character__are_still_told(void **state)
+{
+    (void)state;
+    for (size_t length = 50; length < 160; length++) {
+        char name[200] = {0}, text[900];
+        memset(name, 'a', length);
+        strcat(name, "\xE2\x82\xAC\xE2\x82\xAC");
+        snprintf(text, sizeof(text),
+                 "{\"modified\": [\"%s\"], \"aliases\": [\"%s\"], \"torch_ops_backward\": {\"%s\": 1}}", name,
+                 name, name);
+        assert_int_equal(failures_of(text), 5);
+    }
+}
+
 static void conduct__operations__are_judged_by_their_whole_name(void **state)
 {
     (void)state;
@@ -110,6 +184,9 @@ int main(void)
         cmocka_unit_test(conduct__torch_arithmetic__is_named_with_its_phase),
         cmocka_unit_test(conduct__member_that_is_missing__counts_like_a_confession),
         cmocka_unit_test(conduct__modified_and_shared_memory__are_named),
+        cmocka_unit_test(conduct__thousands_of_confessions__are_counted),
+        cmocka_unit_test(conduct__one_report__adds_a_bounded_number_of_failures),
+        cmocka_unit_test(conduct__names_cut_inside_a_character__are_still_told),
         cmocka_unit_test(conduct__operations__are_judged_by_their_whole_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -6,6 +6,9 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -179,6 +182,156 @@ static void tensor__file__is_read_up_to_the_cap(void **state)
     close(folder);
 }
 
+#define WIDE ((size_t)3 << 20) /* enough to be worth a mapping */
+
+/* A file with one tensor "a" of `size` bytes, of which `written` are there, open for writing; its name goes into `path`. */
+static int make_file(char path[static 32], size_t size, size_t written)
+{
+    char header[128], byte = 7;
+    strcpy(path, "/tmp/ka-tensor-XXXXXX");
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    uint64_t n =
+        (uint64_t)snprintf(header, sizeof(header),
+                           "{\"a\":{\"dtype\":\"U8\",\"shape\":[%zu],\"data_offsets\":[0,%zu]}}", size, size);
+    assert_int_equal(write(fd, &n, 8), 8);
+    assert_int_equal(write(fd, header, n), (ssize_t)n);
+    assert_int_equal(ftruncate(fd, (off_t)(8 + n + size)), 0);
+    for (size_t i = 0; i < written; i += 4096)
+        assert_int_equal(pwrite(fd, &byte, 1, (off_t)(8 + n + i)), 1);
+    if (written == size)
+        assert_int_equal(pwrite(fd, &byte, 1, (off_t)(8 + n + size - 1)), 1);
+    return fd;
+}
+
+static struct ka_tensors *read_path(const char *path, struct ka_err *err)
+{
+    struct ka_tensors *set = NULL;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    assert_true(fd >= 0);
+    int rc = ka_tensors_read(fd, (size_t)1 << 40, &set, err);
+    close(fd);
+    assert_true((rc == 0) == (set != NULL));
+    return set;
+}
+
+static void tensor__file_that_can_still_be_written__is_copied(void **state)
+{
+    (void)state;
+    char path[32], other = 9;
+    int writer = make_file(path, WIDE, WIDE);
+    char *shared = mmap(NULL, WIDE, PROT_READ | PROT_WRITE, MAP_SHARED, writer, 0);
+    assert_true(shared != MAP_FAILED);
+    for (int open_too = 1; open_too >= 0; open_too--) {
+        struct ka_tensors *set = read_path(path, NULL);
+        const struct ka_tensor *a = ka_tensors_get(set, 0);
+        double before = ka_tensor_at(a, 8192);
+        memset(shared, ++other, WIDE); /* the last time, through the mapping alone */
+        assert_true(ka_tensor_at(a, 8192) == before);
+        if (open_too) {
+            assert_int_equal(ftruncate(writer, 0), 0);
+            assert_true(ka_tensor_at(a, 8192) == before); /* and no signal */
+            close(writer);
+            unlink(path);
+            munmap(shared, WIDE);
+            writer = make_file(path, WIDE, WIDE);
+            shared = mmap(NULL, WIDE, PROT_READ | PROT_WRITE, MAP_SHARED, writer, 0);
+            close(writer);
+        }
+        ka_tensors_free(set);
+    }
+    munmap(shared, WIDE);
+    unlink(path);
+}
+
+static bool has_leases(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    bool granted = fcntl(fd, F_SETLEASE, F_RDLCK) == 0;
+    close(fd);
+    return granted;
+}
+
+static bool is_mapped(const char *path)
+{
+    char line[512];
+    bool found = false;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (fgets(line, sizeof(line), maps))
+        found = found || strstr(line, path);
+    fclose(maps);
+    return found;
+}
+
+static void tensor__file_that_nobody_can_write__is_mapped_and_stays_so(void **state)
+{
+    (void)state;
+    char path[32];
+    close(make_file(path, WIDE, WIDE));
+    bool leases = has_leases(path);
+    struct ka_tensors *set = read_path(path, NULL);
+    const struct ka_tensor *a = ka_tensors_get(set, 0);
+    assert_true(ka_tensor_at(a, 8192) == 7 && ka_tensor_at(a, 1) == 0 && a->count == WIDE);
+    if (leases) {
+        assert_true(is_mapped(path));
+        assert_int_equal(open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC), -1);
+        assert_int_equal(errno, EWOULDBLOCK);
+    }
+    ka_tensors_free(set);
+    int writer = open(path, O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    assert_true(writer >= 0);
+    close(writer);
+    unlink(path);
+}
+
+static long pages_in_memory(void)
+{
+    long all, resident;
+    FILE *statm = fopen("/proc/self/statm", "r");
+    assert_int_equal(fscanf(statm, "%ld %ld", &all, &resident), 2);
+    fclose(statm);
+    return resident;
+}
+
+static void tensor__sparse_file__takes_the_memory_of_what_was_written(void **state)
+{
+    (void)state;
+    char path[32];
+    size_t size = (size_t)1 << 30;
+    close(make_file(path, size, 16384));
+    struct stat before, after;
+    assert_int_equal(stat(path, &before), 0);
+    long pages = pages_in_memory();
+    struct ka_tensors *set = read_path(path, NULL);
+    const struct ka_tensor *a = ka_tensors_get(set, 0);
+    assert_false(is_mapped(path));
+    assert_true(ka_tensor_at(a, 4096) == 7 && ka_tensor_at(a, size - 1) == 0);
+    double sum = 0, values[256];
+    for (size_t i = 0; i + 256 < size; i += (size_t)1 << 20) {
+        ka_tensor_load(a, i, 256, values);
+        sum += values[0];
+    }
+    assert_true(sum == 7);
+    assert_true((pages_in_memory() - pages) * sysconf(_SC_PAGESIZE) < (long)(size / 8));
+    ka_tensors_free(set);
+    assert_int_equal(stat(path, &after), 0);
+    assert_true(after.st_blocks == before.st_blocks);
+    unlink(path);
+}
+
+static void tensor__file_much_longer_than_its_tensors__is_refused(void **state)
+{
+    (void)state;
+    char path[32];
+    struct ka_err err;
+    int fd = make_file(path, 100, 100);
+    assert_int_equal(ftruncate(fd, (off_t)8 << 30), 0);
+    close(fd);
+    assert_null(read_path(path, &err));
+    assert_non_null(strstr(err.msg, "of which its tensors take 100"));
+    unlink(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -189,6 +342,10 @@ int main(void)
         cmocka_unit_test(tensor__too_many_tensors__are_refused),
         cmocka_unit_test(tensor__short_or_lying_lengths__are_refused),
         cmocka_unit_test(tensor__file__is_read_up_to_the_cap),
+        cmocka_unit_test(tensor__file_that_can_still_be_written__is_copied),
+        cmocka_unit_test(tensor__file_that_nobody_can_write__is_mapped_and_stays_so),
+        cmocka_unit_test(tensor__sparse_file__takes_the_memory_of_what_was_written),
+        cmocka_unit_test(tensor__file_much_longer_than_its_tensors__is_refused),
     };
     return cmocka_run_group_tests_name("tensor", tests, NULL, NULL);
 }

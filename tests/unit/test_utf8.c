@@ -83,12 +83,95 @@ static void utf8__line__is_one_line_without_controls_cut_between_characters(void
     }
 }
 
+static void utf8__clean__drops_a_cut_character_and_replaces_other_bad_bytes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *bytes, *want;
+    } cases[] = {
+        {"", ""},
+        {"ab\xC3\xA9", "ab\xC3\xA9"},
+        {"ab\xC3", "ab"},
+        {"ab\xE2\x82", "ab"},
+        {"ab\xF0\x9F\x98", "ab"},
+        {"ab\xE2\x82: c", "ab??: c"},
+        {"\x80\xC0z", "??z"},
+        {"\xED\xA0\x80", "???"},
+    };
+    for (size_t i = 0; i < KA_COUNT(cases); i++) {
+        char text[16];
+        strcpy(text, cases[i].bytes);
+        assert_string_equal(ka_utf8_clean(text), cases[i].want);
+    }
+    assert_null(ka_utf8_clean(NULL));
+}
+
+static void utf8__clean_json__mends_what_a_strict_reader_refuses(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *bytes, *want;
+    } cases[] = {
+        {"\"a\\ud83d\\ude00\\n\"", "\"a\\ud83d\\ude00\\n\""},
+        {"\"\\ud83d\"", "\"\\ufffd\""},
+        {"\"\\uD83D\\u0041\"", "\"\\ufffd\\u0041\""},
+        {"\"\\udc80\"", "\"\\ufffd\""},
+        {"\"\\u0000\"", "\"\\ufffd\""},
+        {"\"\\\\ud83d\"", "\"\\\\ud83d\""}, /* a backslash and six letters */
+        {"\"\xC3\"", "\"?\""},
+        {"\"\\ud8", "\"\\ud8"},
+        {"\\", "\\"},
+    };
+    for (size_t i = 0; i < KA_COUNT(cases); i++) {
+        char text[32];
+        strcpy(text, cases[i].bytes);
+        ka_utf8_clean_json(text, strlen(text));
+        assert_string_equal(text, cases[i].want);
+    }
+}
+
+/* "aa..." of `length` bytes in front of three euro signs. */
+static const char *euros_after(size_t length, char out[static 4096])
+{
+    memset(out, 'a', length);
+    strcpy(out + length, "\xE2\x82\xAC\xE2\x82\xAC\xE2\x82\xAC");
+    return out;
+}
+
+static bool is_valid(const char *text)
+{
+    size_t left = strlen(text);
+    for (size_t step; left; text += step, left -= step)
+        if (!(step = ka_utf8_sequence(text, left)))
+            return false;
+    return true;
+}
+
+static void fail__message_cut_anywhere__is_valid(void **state)
+{
+    (void)state;
+    char text[4096];
+    for (size_t length = 1010; length < 1024; length++) {
+        struct ka_err err;
+        assert_int_equal(ka_fail(&err, -3, "%s", euros_after(length, text)), -3);
+        assert_true(is_valid(err.msg) && strlen(err.msg) >= length);
+    }
+    for (size_t length = 890; length < 901; length++) {
+        struct ka_err err;
+        ka_fail(&err, 0, "%.900s: and more", euros_after(length, text));
+        assert_true(is_valid(err.msg) && strstr(err.msg, ": and more"));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(utf8__sequences__are_valid_or_not_as_unicode_says),
         cmocka_unit_test(utf8__repair__replaces_each_bad_byte_and_keeps_the_rest),
         cmocka_unit_test(utf8__line__is_one_line_without_controls_cut_between_characters),
+        cmocka_unit_test(utf8__clean__drops_a_cut_character_and_replaces_other_bad_bytes),
+        cmocka_unit_test(utf8__clean_json__mends_what_a_strict_reader_refuses),
+        cmocka_unit_test(fail__message_cut_anywhere__is_valid),
     };
     return cmocka_run_group_tests_name("utf8", tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
@@ -342,6 +343,40 @@ static void verdict__repeats__are_reported_and_decide_nothing(void **state)
     decide(v, true);
 }
 
+/* A name, a label and a sentence that end inside a character: wherever the cuts fall, there is a result. */
+static void json__text_cut_inside_a_character__is_still_a_result(void **state)
+{
+    (void)state;
+    for (size_t length = 80; length < 180; length++) {
+        char cut[200] = {0};
+        memset(cut, 'a', length);
+        memcpy(cut + length, "\xE2\x82", 2);
+        char whole[200];
+        snprintf(whole, sizeof(whole), "%s\xAC", cut);
+        const char *const names[] = {whole};
+        struct ka_diff bad = wrong();
+        struct ka_verdict *v = ka_verdict_new(names, 1);
+        size_t at_shape = shape(v, KA_SHAPE_HIDDEN, 8, cut), at = ka_verdict_case(v, at_shape, cut);
+        ka_verdict_gradient(v, at, whole, &bad);
+        ka_verdict_fail(v, at, "raised", cut);
+        ka_verdict_fail_whole(v, cut, cut);
+        ka_verdict_skip(v, at_shape, cut);
+        json_t *doc = ka_verdict_json(v, true);
+        assert_non_null(doc);
+        assert_int_equal(json_array_size(json_object_get(doc, "failures")), 3);
+        json_t *of;
+        size_t i;
+        json_array_foreach(json_object_get(doc, "failures"), i, of) assert_true(json_is_object(of));
+        json_decref(doc);
+        char *text = facts(v);
+        json_t *said = json_string(text);
+        assert_non_null(said);
+        json_decref(said);
+        free(text);
+        decide(v, false);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -357,6 +392,7 @@ int main(void)
         cmocka_unit_test(verdict__broken_rule_or_scan_finding__blocks_and_is_told),
         cmocka_unit_test(facts__smallest_failing_shape__comes_first_and_hidden_last),
         cmocka_unit_test(hidden_shape__dims_and_positions__stay_private),
+        cmocka_unit_test(json__text_cut_inside_a_character__is_still_a_result),
         cmocka_unit_test(json__gradients__carry_the_worst_error_and_its_shape),
     };
     return cmocka_run_group_tests_name("verdict", tests, NULL, NULL);
