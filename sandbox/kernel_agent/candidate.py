@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -28,6 +27,7 @@ from .errors import Unusable, wrap
 from .forward import Forward, Launch, launch_intercept, load
 from .guards import Guards
 from .launches import benchmarking
+from .layout import overlap
 
 _INT_POISON = -0x21524111  # looks like no index and no count; wraps in narrower integers
 _ALLOCATIONS = frozenset(
@@ -246,35 +246,6 @@ def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equality of bit patterns: NaN equals the same NaN."""
     a, b = (tensors.raw_bytes(t) for t in (a, b))
     return torch.equal(a, b)
-
-
-_OVERLAP_EXACT = 1 << 22  # elements; larger tensors whose ranges cross are taken to overlap
-
-
-def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors have an element in common. Slices of one buffer have none, though they interleave."""
-    if not a.numel() or not b.numel() or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
-        return False
-    (a_first, a_last), (b_first, b_last) = _span(a), _span(b)
-    if a_last < b_first or b_last < a_first:
-        return False
-    if max(a.numel(), b.numel()) > _OVERLAP_EXACT:
-        return True
-    return bool(np.intersect1d(_addresses(a), _addresses(b)).size)
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte of the first and of the last element."""
-    reach = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size()
-
-
-def _addresses(tensor: torch.Tensor) -> np.ndarray:
-    """First byte of every element."""
-    at = np.array([tensor.data_ptr()], dtype=np.int64)
-    for extent, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        at = (at[:, None] + np.arange(extent) * stride * tensor.element_size()).reshape(-1)
-    return at
 
 
 def nesting(value: Any) -> str:

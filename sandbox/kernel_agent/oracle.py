@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import devices, draw, forward, tensors
+from . import devices, draw, forward, layout, tensors
 from .differences import finite_differences
 from .errors import Unusable, describe, filtered_traceback
 from .forward import Forward
@@ -357,24 +357,12 @@ def positional(fwd: Forward, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...],
 
 def unshared(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The inputs, where an element that two of them share (or one holds twice) was copied, so that each has its own gradient."""
-    claimed: dict[int, torch.Tensor] = {}
+    own: list[torch.Tensor] = []
     made = {}
     for name, tensor in inputs.items():
-        key = tensor.untyped_storage()._cdata
-        extent = tensor.untyped_storage().nbytes() // tensor.element_size()
-        mark = claimed.setdefault(key, torch.zeros(extent, dtype=torch.bool))
-        twice = torch.zeros(extent, dtype=torch.int32)
-        index = (
-            torch.arange(extent)
-            .as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-            .reshape(-1)
-        )
-        twice.index_add_(0, index, torch.ones_like(index, dtype=torch.int32))
-        if bool((twice > 1).any()) or bool(mark[index].any()):
-            made[name] = tensor.clone()
-        else:
-            made[name] = tensor
-            mark[index] = True
+        shared = layout.repeats(tensor) or any(layout.overlap(tensor, other) for other in own)
+        made[name] = tensor.clone() if shared else tensor
+        own += [] if shared else [tensor]
     return made
 
 

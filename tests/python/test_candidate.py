@@ -360,16 +360,6 @@ def test_float16__on_request__gradients_have_the_inputs_dtype(write, tmp_path):
     assert tensors.load(tmp_path / result["file"])["grad/x"].dtype == torch.float16
 
 
-def test_overlap__slices_of_one_buffer__share_memory_only_where_elements_do():
-    packed = torch.zeros(4, 3, 5)
-    assert not candidate.overlap(packed[:, 0], packed[:, 1])
-    assert not candidate.overlap(packed[:2], packed[2:])
-    assert candidate.overlap(packed[:, 0], packed[:, :2])
-    assert candidate.overlap(packed, packed[3, 2, 4:])
-    assert candidate.overlap(packed[0, 0, :1].expand(6), packed)
-    assert not candidate.overlap(packed, torch.zeros(4, 3, 5)) and not candidate.overlap(packed, packed[:0])
-
-
 def test_one_element__with_a_stride__has_bytes(tmp_path):
     """A single element counts as contiguous whatever its stride, and cannot be viewed as bytes."""
     one = torch.arange(4.0)[2::3]
