@@ -308,3 +308,42 @@ def test_tensors__copy_that_fails__leaves_no_file(tmp_path, monkeypatch):
     with pytest.raises(NameError):
         tensors.save(tmp_path / "t", {"x": torch.zeros(3)})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_upstream__on_a_gpu__is_drawn_there_in_float32(monkeypatch):
+    """Stands in for CUDA: generator and values are asked for on the device, and nothing is moved to it."""
+    asked = []
+    randn, generator = torch.randn, torch.Generator
+
+    def draw_there(shape, *, generator, dtype, device):
+        asked.append((torch.device(device), dtype))
+        return randn(shape, generator=generator, dtype=dtype)
+
+    def there(device):
+        asked.append((torch.device(device), None))
+        return generator()
+
+    monkeypatch.setattr(torch, "randn", draw_there)
+    monkeypatch.setattr(torch, "Generator", there)
+    for kind in ("normal", "scaled", "noncontiguous", "expanded"):
+        asked.clear()
+        made = draw.upstream(kind, 3, 1e3, (4, 5), torch.float16, "cuda", 0, 1)
+        assert asked == [(torch.device("cuda"), None), (torch.device("cuda"), torch.float32)]
+        assert made.dtype == torch.float16 and made.shape == (4, 5)
+    again = draw.upstream("normal", 3, None, (4, 5), torch.float16, "cuda", 0, 1)
+    assert torch.equal(draw.upstream("noncontiguous", 3, None, (4, 5), torch.float16, "cuda", 0, 1), again)
+
+
+def test_upstream__on_the_cpu__has_the_values_of_every_version():
+    """Seeds that a run has kept draw the same case later."""
+    assert up("normal", (3,), seed=3).tolist() == [
+        -0.4435136616230011,
+        -0.047323986887931824,
+        -1.0215072631835938,
+    ]
+    assert up("scaled", (3,), seed=3, scale=1e3).tolist() == [
+        -443.513671875,
+        -47.3239860534668,
+        -1021.5072631835938,
+    ]
+    assert up("onehot", (2, 3), seed=3).argmax() == 4
