@@ -190,7 +190,7 @@ def _become_child(library: ctypes.CDLL, options: list[bytes], fds: list[int]) ->
         print(f"{type(exc).__name__}: {exc}", file=sys.stderr)
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(Exception):
                 stream.flush()
         os._exit(code)
 
