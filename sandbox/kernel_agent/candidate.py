@@ -15,11 +15,10 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -28,6 +27,7 @@ from .errors import Unusable, wrap
 from .forward import Forward, Launch, launch_intercept, load
 from .guards import Guards
 from .launches import benchmarking
+from .layout import overlap
 
 _INT_POISON = -0x21524111  # looks like no index and no count; wraps in narrower integers
 _ALLOCATIONS = frozenset(
@@ -91,7 +91,9 @@ def _run_case(
     found out anew when the entry does not fit it (shapes and integers may depend on the data)."""
     key = json.dumps([case["dims"], case.get("inputs")], sort_keys=True)
     plain = bool(request.get("plain"))
-    if fwd.mode == "interpret" and key in known:
+    if fwd.mode != "interpret":
+        return Case(fwd, entry, case, request.get("dtype"), plain).run(scratch)
+    if key in known:
         try:
             return Case(fwd, entry, case, request.get("dtype"), plain, known[key]).run(scratch)
         except Unusable as error:
@@ -238,6 +240,14 @@ class Watch:
     def tensors(self) -> list[tuple[str, torch.Tensor]]:
         return [(name, tensor) for name, (tensor, _) in self._seen.items()]
 
+    def from_here(self, modified: list[str]) -> Watch:
+        """The same tensors, watched as they are now. A copy is made anew of those that were `modified`; the others' still holds."""
+        later = Watch()
+        later._seen = dict(self._seen)
+        for name in modified:
+            later.add(name, self._seen[name][0])
+        return later
+
     def modified(self) -> list[str]:
         return [name for name, (now, before) in self._seen.items() if not same_bytes(now, before)]
 
@@ -246,35 +256,6 @@ def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equality of bit patterns: NaN equals the same NaN."""
     a, b = (tensors.raw_bytes(t) for t in (a, b))
     return torch.equal(a, b)
-
-
-_OVERLAP_EXACT = 1 << 22  # elements; larger tensors whose ranges cross are taken to overlap
-
-
-def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors have an element in common. Slices of one buffer have none, though they interleave."""
-    if not a.numel() or not b.numel() or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
-        return False
-    (a_first, a_last), (b_first, b_last) = _span(a), _span(b)
-    if a_last < b_first or b_last < a_first:
-        return False
-    if max(a.numel(), b.numel()) > _OVERLAP_EXACT:
-        return True
-    return bool(np.intersect1d(_addresses(a), _addresses(b)).size)
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte of the first and of the last element."""
-    reach = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size()
-
-
-def _addresses(tensor: torch.Tensor) -> np.ndarray:
-    """First byte of every element."""
-    at = np.array([tensor.data_ptr()], dtype=np.int64)
-    for extent, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        at = (at[:, None] + np.arange(extent) * stride * tensor.element_size()).reshape(-1)
-    return at
 
 
 def nesting(value: Any) -> str:
@@ -295,7 +276,8 @@ def _meaning(output: draw.Output) -> str:
 
 @dataclass(frozen=True)
 class StubCall:
-    """What the plain stub does: outputs as classified, inputs that it modifies, nesting of its return value, torch operations."""
+    """What the plain stub does: outputs as classified, inputs that it modifies, nesting of its return value, torch operations. Of
+    tensors there is shape, dtype and device, and no memory."""
 
     outputs: list[draw.Output]
     modified: set[str]
@@ -349,8 +331,9 @@ class Case:
                 with forward_facts, self.saving(), self.counting("forward"):
                     returned = self.entry(*arguments.args, **arguments.kwargs)
                 outputs = self.outputs(returned, arguments.arguments, expected)
-                changed = [name for name in inputs.modified() if name not in allowed]
-                later = self.watch_saved(outputs, inputs)
+                modified = inputs.modified()
+                changed = [name for name in modified if name not in allowed]
+                later = self.watch_saved(outputs, inputs.from_here(modified))
                 upstreams = self.upstreams(expected, outputs, self.upstream["seed"])
                 for index, value in upstreams.items():
                     later.add(f"upstream/{index}", value)
@@ -409,7 +392,7 @@ class Case:
             returned = self.fwd.call(args, kwargs)
         self.launches.counts["forward"] = 0
         self.guards.reset()
-        outputs = draw.differentiable_outputs(returned, bound)
+        outputs = [_without_values(output) for output in draw.differentiable_outputs(returned, bound)]
         return StubCall(outputs, set(watch.modified()), nesting(returned), dict(self.poison.counts["stub"]))
 
     @contextlib.contextmanager
@@ -452,16 +435,14 @@ class Case:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             yield
 
-    def watch_saved(self, outputs: list[draw.Output], inputs: Watch) -> Watch:
-        """Watch inputs from here on, and everything that was kept for the backward."""
+    def watch_saved(self, outputs: list[draw.Output], watch: Watch) -> Watch:
+        """Add everything that was kept for the backward to a watch on the inputs."""
         self.saved += _kept_on_nodes(outputs)
-        later = Watch()
-        for name, tensor in inputs.tensors():
-            later.add(name, tensor)
-        own = [t for t in self.saved if not any(overlap(t, other) for _, other in inputs.tensors())]
+        inputs = watch.tensors()
+        own = [t for t in self.saved if not any(overlap(t, other) for _, other in inputs)]
         for at, tensor in enumerate(own):
-            later.add(f"saved/{at}", tensor)
-        return later
+            watch.add(f"saved/{at}", tensor)
+        return watch
 
     def outputs(self, returned: Any, bound: dict[str, Any], expected: list[draw.Output]) -> list[draw.Output]:
         """The entry's outputs, differentiable where the plain stub's are. Raises Unusable("candidate_shape")."""
@@ -632,6 +613,13 @@ def _kept_on_nodes(outputs: list[draw.Output]) -> list[torch.Tensor]:
         kept += [tensor.detach() for tensor in draw.tensors_in(getattr(node, "__dict__", {}))]
         todo += [following for following, _ in node.next_functions]
     return kept
+
+
+def _without_values(output: draw.Output) -> draw.Output:
+    if not isinstance(output.value, torch.Tensor):
+        return output
+    shape, one = output.value.shape, torch.empty((), dtype=output.value.dtype, device=output.value.device)
+    return replace(output, value=one.expand(shape))
 
 
 def _describe(output: draw.Output) -> dict[str, Any]:

@@ -5,6 +5,7 @@ The exit code is 0 when result.json was written, also when it reports an error.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -12,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from .errors import Unusable, describe, filtered_traceback
 
@@ -98,5 +99,25 @@ def _write(path: Path, result: dict[str, Any]) -> int:
     return 0
 
 
+def end(code: int) -> NoReturn:
+    """End this process now, without taking the interpreter and the native libraries apart: a thread of autograd's that asks for the
+    interpreter's lock meanwhile aborts the process, and with it a result that is whole."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # whatever the user's code has put there
+            stream.flush()
+    os._exit(code)
+
+
+def is_watched(argv: list[str]) -> bool:
+    """Whether compute-sanitizer runs this process: it reports as the process ends in order."""
+    try:
+        return bool(json.loads((Path(argv[1]) / "request.json").read_text()).get("plain"))
+    except (OSError, ValueError, AttributeError, IndexError):
+        return False
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    exit_code = main(sys.argv)
+    if is_watched(sys.argv):
+        sys.exit(exit_code)
+    end(exit_code)

@@ -131,8 +131,8 @@ def _directional(
     """The slope along one direction, and how far it can be trusted."""
     centre = forward.case.arguments(forward.asked)[name].double()
     seed = (_SEED + forward.case.seed * DIRECTIONS + number) % (1 << 63)
-    generator = torch.Generator().manual_seed(seed)
-    direction = torch.randn(centre.shape, generator=generator, dtype=torch.float64).to(centre.device)
+    generator = torch.Generator(centre.device).manual_seed(seed)
+    direction = torch.randn(centre.shape, generator=generator, dtype=torch.float64, device=centre.device)
     scale = float(centre.square().mean().sqrt()) if centre.numel() else 1.0
 
     def slope(step: float) -> Slope:

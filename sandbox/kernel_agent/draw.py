@@ -1,5 +1,6 @@
-"""Inputs and upstream gradients from seeds: the same bytes in every process that asks with the same seed.
+"""Inputs and upstream gradients from seeds: the same bytes in every process that asks with the same seed for the same device.
 
+The CPU and a GPU draw different numbers, and so may two models of GPU: candidate and oracle of one case run on the same one.
 Also what a call means: arguments by name, and which outputs are differentiated.
 """
 
@@ -281,12 +282,15 @@ def _classify(index: int, value: Any, inputs: set[int]) -> Output:
     return Output(index, value, "other", False)
 
 
-def _normal(seed: int, index: int, shape: Sequence[int]) -> torch.Tensor:
-    """Standard normal values in float64 that depend on seed, index and shape only."""
-    generator = torch.Generator().manual_seed(
+def _normal(seed: int, index: int, shape: Sequence[int], device: str | torch.device) -> torch.Tensor:
+    """Standard normal values that depend on seed, index, shape and the kind of device only: of float64 on the CPU, on a GPU of
+    float32, from the counters of its own generator."""
+    device = torch.device(device)
+    generator = torch.Generator(device).manual_seed(
         (seed * 0x9E3779B97F4A7C15 + index * 0xD1B54A32D192ED03) % (1 << 63)
     )
-    return torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
+    dtype = torch.float64 if device.type == "cpu" else torch.float32
+    return torch.randn(tuple(shape), generator=generator, dtype=dtype, device=device)
 
 
 def upstream(
@@ -301,8 +305,9 @@ def upstream(
 ) -> torch.Tensor | None:
     """The upstream gradient of differentiable output `index` of `count`, or None where `none_one` leaves it out.
 
-    Values depend on kind, seed, scale, index, shape and dtype. `noncontiguous` has the values of `normal` with other
-    strides; `expanded` has stride 0 along the first axis longer than 1.
+    Values depend on kind, seed, scale, index, shape, dtype and the kind of device, on which they are drawn: nothing of the
+    size of an output is made on the CPU for a GPU. `noncontiguous` has the values of `normal` with other strides;
+    `expanded` has stride 0 along the first axis longer than 1.
     """
     if kind not in UPSTREAM_KINDS:
         raise ValueError(f"upstream kind {kind!r} is none of {', '.join(UPSTREAM_KINDS)}")
@@ -312,16 +317,20 @@ def upstream(
     if kind == "ones":
         return torch.ones(shape, dtype=dtype, device=device)
     if kind == "onehot":
-        return _onehot(seed, index, shape).to(dtype).to(device)
+        return _onehot(seed, index, shape, dtype, device)
     if kind == "expanded":
         return _expanded(seed, index, shape, dtype, device)
-    values = _normal(seed, index, shape) * (scale if kind == "scaled" and scale is not None else 1.0)
-    made = values.to(dtype).to(device)
+    values = _normal(seed, index, shape, device)
+    if kind == "scaled" and scale is not None:
+        values *= scale
+    made = values.to(dtype)
     return _strided(made) if kind == "noncontiguous" else made
 
 
-def _onehot(seed: int, index: int, shape: tuple[int, ...]) -> torch.Tensor:
-    hot = torch.zeros(shape, dtype=torch.float64)
+def _onehot(
+    seed: int, index: int, shape: tuple[int, ...], dtype: torch.dtype, device: str | torch.device
+) -> torch.Tensor:
+    hot = torch.zeros(shape, dtype=dtype, device=device)
     if hot.numel():
         hot.view(-1)[random.Random(f"{seed}/{index}").randrange(hot.numel())] = 1.0
     return hot
@@ -332,7 +341,7 @@ def _expanded(
 ) -> torch.Tensor:
     axis = next((i for i, extent in enumerate(shape) if extent > 1), None)
     small = shape if axis is None else (*shape[:axis], 1, *shape[axis + 1 :])
-    return _normal(seed, index, small).to(dtype).to(device).expand(shape)
+    return _normal(seed, index, small, device).to(dtype).expand(shape)
 
 
 def _strided(values: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import devices, draw, forward, tensors
+from . import devices, draw, forward, layout, tensors
 from .differences import finite_differences
 from .errors import Unusable, describe, filtered_traceback
 from .forward import Forward
@@ -97,6 +97,7 @@ class Case:
         self.upstream = case["upstream"]
         self.inputs: str | None = case.get("inputs")
         self.dtype = dtype
+        self._drawn: dict[tuple[Any, ...], torch.Tensor | None] = {}
 
     def run(self, scratch: Path, fd: bool | str) -> dict[str, Any]:
         if fd == "only":
@@ -250,22 +251,19 @@ class Case:
         return replay.gradients(pairs, recording.wanted)
 
     def upstreams(self, outputs: list[draw.Output]) -> dict[int, torch.Tensor]:
-        """Upstream gradient by index of the output; an output without one is left out."""
-        made = {}
-        for at, output in enumerate(outputs):
-            value = draw.upstream(
-                self.upstream["kind"],
-                self.upstream["seed"],
-                self.upstream.get("scale"),
-                output.value.shape,
-                output.value.dtype,
-                output.value.device,
-                at,
-                len(outputs),
-            )
-            if value is not None:
-                made[output.index] = value
-        return made
+        """Upstream gradient by index of the output; an output without one is left out.
+
+        Each is drawn once a case: every evaluation of the record takes the same one, and none of them writes to it.
+        """
+        drawn = [self.upstream_of(output.value, at, len(outputs)) for at, output in enumerate(outputs)]
+        return {o.index: value for o, value in zip(outputs, drawn, strict=True) if value is not None}
+
+    def upstream_of(self, value: torch.Tensor, at: int, count: int) -> torch.Tensor | None:
+        key = (tuple(value.shape), value.dtype, value.device, at, count)
+        if key not in self._drawn:
+            asked = self.upstream
+            self._drawn[key] = draw.upstream(asked["kind"], asked["seed"], asked.get("scale"), *key)
+        return self._drawn[key]
 
     def describe(self, recording: Recording, exact: Replay) -> dict[str, Any]:
         counts = exact.memory.counts
@@ -357,24 +355,12 @@ def positional(fwd: Forward, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...],
 
 def unshared(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The inputs, where an element that two of them share (or one holds twice) was copied, so that each has its own gradient."""
-    claimed: dict[int, torch.Tensor] = {}
+    own: list[torch.Tensor] = []
     made = {}
     for name, tensor in inputs.items():
-        key = tensor.untyped_storage()._cdata
-        extent = tensor.untyped_storage().nbytes() // tensor.element_size()
-        mark = claimed.setdefault(key, torch.zeros(extent, dtype=torch.bool))
-        twice = torch.zeros(extent, dtype=torch.int32)
-        index = (
-            torch.arange(extent)
-            .as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-            .reshape(-1)
-        )
-        twice.index_add_(0, index, torch.ones_like(index, dtype=torch.int32))
-        if bool((twice > 1).any()) or bool(mark[index].any()):
-            made[name] = tensor.clone()
-        else:
-            made[name] = tensor
-            mark[index] = True
+        shared = layout.repeats(tensor) or any(layout.overlap(tensor, other) for other in own)
+        made[name] = tensor.clone() if shared else tensor
+        own += [] if shared else [tensor]
     return made
 
 

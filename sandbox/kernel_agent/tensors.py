@@ -1,12 +1,13 @@
 """The safetensors file layout, written with torch alone.
 
 A file is: the header's length as 8 little-endian bytes, the header (JSON: name -> dtype, shape, data_offsets; padded
-with spaces), then the tensors' bytes, row-major, in the order of their offsets.
+with spaces), then the tensors' bytes, row-major, in the order of their offsets, each beginning at a multiple of ALIGNMENT.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,40 +29,61 @@ _NAMES: dict[torch.dtype, str] = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+ALIGNMENT = 64  # bytes, of tensors in the file
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 def save(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write `tensors` to `path` through a temporary name beside it. TypeError for a dtype without a name here."""
+    """Write `tensors` to `path` through a temporary name beside it, each copied once, from its device and strides straight into
+    the file. TypeError for a dtype without a name here; OSError, and no file, where there is no room for all of them."""
+    text, places, size = _layout(tensors)
+    part = f"{path}.part"
+    try:
+        with open(part, "w+b") as file:
+            _reserve(file.fileno(), size, path)
+            memory = mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED)
+        memory[: len(text)] = text
+        for name, tensor in tensors.items():
+            if tensor.numel():
+                _copy(tensor, memory, places[name])
+        os.replace(part, path)
+    finally:  # a full scratch must keep room for the result
+        Path(part).unlink(missing_ok=True)
+
+
+def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int], int]:
+    """The file's bytes before the first tensor, where in the file each one begins, and its size."""
     header: dict[str, Any] = {}
-    offset = 0
+    end = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES:
             raise TypeError(f"tensor {name!r} has dtype {tensor.dtype}, which has no safetensors name")
-        size = tensor.numel() * tensor.element_size()
+        begin = end + -end % ALIGNMENT
+        end = begin + tensor.numel() * tensor.element_size()
         header[name] = {
             "dtype": _NAMES[tensor.dtype],
             "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + size],
+            "data_offsets": [begin, end],
         }
-        offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    part = f"{path}.part"
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    start = 8 + len(text)
+    places = {name: start + entry["data_offsets"][0] for name, entry in header.items()}
+    return len(text).to_bytes(8, "little") + text, places, start + end
+
+
+def _reserve(fd: int, size: int, path: str | Path) -> None:
+    """Give the file its size and its blocks now. A store into a mapping of a file that finds no block ends the process."""
     try:
-        with open(part, "wb") as file:
-            file.write(len(text).to_bytes(8, "little"))
-            file.write(text)
-            for tensor in tensors.values():
-                file.write(_bytes(tensor))
-        os.replace(part, path)
-    except OSError:  # a full scratch must keep room for the result
-        Path(part).unlink(missing_ok=True)
-        raise
+        os.posix_fallocate(fd, 0, size)
+    except OSError as exc:
+        why = f"no room for {size} bytes of tensors: {os.strerror(exc.errno or 0)}"
+        raise OSError(exc.errno, why, str(path)) from exc
 
 
-def _bytes(tensor: torch.Tensor) -> bytes:
-    return raw_bytes(tensor.detach().resolve_conj().resolve_neg().cpu()).numpy().tobytes()
+def _copy(tensor: torch.Tensor, memory: mmap.mmap, begin: int) -> None:
+    there = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=begin)
+    there.view(tensor.shape).copy_(tensor.detach())
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -36,6 +36,7 @@ _PRELOADED = (
     "torch",
     "torch.autograd",
     "torch._dynamo",  # torch imports it at the first saved-tensor hook or dispatch mode: over a second in every child
+    "torch._subclasses.schema_check_mode",  # at the first dispatch mode
     "triton",
     "triton.language",
     "triton.runtime.interpreter",
@@ -46,12 +47,21 @@ _PRELOADED = (
     "kernel_agent.candidate",
     "kernel_agent.scan",
     "kernel_agent.facts",
+    "kernel_agent.sanitize",
     "kernel_agent.differentiate.op",
 )
 
 
-def _newest_source() -> float:
-    return max((path.stat().st_mtime for path in Path(__file__).parent.rglob("*.py")), default=0.0)
+def _sources(folder: str = str(Path(__file__).parent)) -> list[tuple[str, int]]:
+    """Every source file of this package and when it was written. Asked before each fork: a scan of folders is a third of a walk."""
+    found: list[tuple[str, int]] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".py"):
+                found.append((entry.path, entry.stat().st_mtime_ns))
+            elif "." not in entry.name and entry.name != "__pycache__" and entry.is_dir():
+                found += _sources(entry.path)
+    return sorted(found)
 
 
 def _resident_kb() -> int:
@@ -74,8 +84,8 @@ def _preload() -> None:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as exc:
-            if exc.name is None or not exc.name.startswith("kernel_agent."):
-                raise  # an operation may be missing from this installation, torch may not
+            if exc.name is None or not exc.name.startswith(("kernel_agent.", "torch._")):
+                raise  # an operation may be missing from this installation, or what is torch's own; torch may not
 
 
 def _warm_compiler() -> None:
@@ -94,7 +104,7 @@ class Zygote:
     channel: socket.socket
     library: ctypes.CDLL
     children: dict[int, tuple[int, str]] = field(default_factory=dict)  # pidfd -> (pid, request id)
-    sources: float = field(default_factory=_newest_source)
+    sources: list[tuple[str, int]] = field(default_factory=_sources)
     resident_kb: int = field(default_factory=_resident_kb)
 
     def serve(self) -> None:
@@ -133,7 +143,7 @@ class Zygote:
                 os.close(fd)
 
     def _worn(self) -> str | None:
-        if _newest_source() != self.sources:
+        if _sources() != self.sources:
             return "source files changed"
         if _resident_kb() > self.resident_kb + _GROWTH_MAX_KB:
             return "memory grew"
@@ -190,7 +200,7 @@ def _become_child(library: ctypes.CDLL, options: list[bytes], fds: list[int]) ->
         print(f"{type(exc).__name__}: {exc}", file=sys.stderr)
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(Exception):
                 stream.flush()
         os._exit(code)
 

@@ -105,6 +105,37 @@ def test_modified_tensors__are_listed(change, modified, write, tmp_path):
     assert result["modified"] == modified
 
 
+def test_modified_tensors__by_the_stub_and_then_by_the_backward__are_listed(write, tmp_path):
+    """The copy of an input that the stub may update is made anew before the backward."""
+    source = edit(
+        ("    y = torch.empty_like(x)\n", "    y = torch.empty_like(x)\n    x.data.add_(1)\n"),
+        ("ctx.factor = factor", "ctx.factor = factor; ctx.x = x"),
+        ("d_x = torch.empty_like(d_y)", "d_x = torch.empty_like(d_y); ctx.x.data.add_(1)"),
+    )
+    result, _ = run(write(source), tmp_path)
+    assert result["modified"] == ["x"]
+
+
+def test_watch__from_here__copies_only_what_was_modified():
+    a, b = torch.zeros(3), torch.zeros(3)
+    watch = candidate.Watch()
+    watch.add("a", a)
+    watch.add("b", b)
+    a += 1
+    later = watch.from_here(watch.modified())
+    assert watch.modified() == ["a"] and later.modified() == []
+    assert later._seen["b"][1] is watch._seen["b"][1]
+    b += 1
+    assert later.modified() == ["b"]
+
+
+def test_stub_call__keeps_no_values(write):
+    fwd = forward.load(write(SCALE_PAIR))
+    (output,) = candidate.Case(fwd, fwd.stub, CASE, None).call_stub().outputs
+    assert output.value.untyped_storage().nbytes() == 4
+    assert (output.shape, output.dtype, output.value.device.type) == ([37], "float32", "cpu")
+
+
 def test_stub_that_updates_an_input__is_not_the_candidates_doing(write, tmp_path):
     source = edit(("    y = torch.empty_like(x)\n", "    y = torch.empty_like(x)\n    x.data.add_(1)\n"))
     result, _ = run(write(source), tmp_path)
@@ -358,16 +389,6 @@ def test_float16__on_request__gradients_have_the_inputs_dtype(write, tmp_path):
     result = candidate.run(request, tmp_path)["cases"][0]
     assert result["outputs"][0]["dtype"] == "float16"
     assert tensors.load(tmp_path / result["file"])["grad/x"].dtype == torch.float16
-
-
-def test_overlap__slices_of_one_buffer__share_memory_only_where_elements_do():
-    packed = torch.zeros(4, 3, 5)
-    assert not candidate.overlap(packed[:, 0], packed[:, 1])
-    assert not candidate.overlap(packed[:2], packed[2:])
-    assert candidate.overlap(packed[:, 0], packed[:, :2])
-    assert candidate.overlap(packed, packed[3, 2, 4:])
-    assert candidate.overlap(packed[0, 0, :1].expand(6), packed)
-    assert not candidate.overlap(packed, torch.zeros(4, 3, 5)) and not candidate.overlap(packed, packed[:0])
 
 
 def test_one_element__with_a_stride__has_bytes(tmp_path):

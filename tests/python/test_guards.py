@@ -37,6 +37,14 @@ def test_guards__write_beside_an_allocation__is_found(offset):
     assert guards.broken() == []
 
 
+def test_guards__of_several_allocations__name_those_that_are_hurt():
+    guards = Guards()
+    made = [guards.allocate(torch.empty(extent)) for extent in (3, 5, 7, 9)]
+    write_beside(made[1], 5)
+    write_beside(made[3], -1)
+    assert guards.broken() == ["memory beside float32[5]", "memory beside float32[9]"]
+
+
 def test_guards__empty_tensor__is_left_as_it_is():
     like = torch.empty(0, 4)
     assert Guards().allocate(like) is like

@@ -454,3 +454,23 @@ def test_inputs__mixed_where_the_maximum_is_subtracted__are_taken(write, tmp_pat
     case, made = run_case(write(shifted), tmp_path, inputs="mixed")
     assert case["ok"], case
     assert made["fwd/0"][::2].min() > 50 and all(value.isfinite().all() for value in made.values())
+
+
+def test_upstream__is_drawn_once_a_case_and_never_written(write, tmp_path, monkeypatch):
+    drawn = []
+    right = oracle.draw.upstream
+
+    def draw_and_keep(*asked):
+        made = right(*asked)
+        drawn.append((asked[3:], made, made.clone()))
+        return made
+
+    monkeypatch.setattr(oracle.draw, "upstream", draw_and_keep)
+    path = stub(write, "y = square(x)\nreturn y, y * 2")
+    path.write_text(path.read_text() + "\n\ndef reference(x):\n    return x * x, 2 * x * x\n")
+    case, found = run_case(path, tmp_path, fd=True)
+    assert case["ok"] and "ref_grad/x" in found and case["fd"]["slopes"]["x"]
+    assert (
+        len(drawn) == len({str(asked) for asked, _, _ in drawn}) == 4
+    )  # two outputs, in float32 and in float64 for fd
+    assert all(torch.equal(made, before) for _, made, before in drawn)

@@ -35,7 +35,7 @@ class Replay:
         reach: float = 1,
     ) -> None:
         self.reach = reach
-        self.jitter = None if jitter is None else torch.Generator().manual_seed(jitter)
+        self.jitter = None if jitter is None else torch.Generator(device).manual_seed(jitter)
         self.tape = tape
         self.precision = precision
         self.file = file
@@ -97,12 +97,15 @@ class Replay:
         is_input = entry.key in self.tape.inputs and entry.key not in self.leaves
         if is_input and entry.dtype.is_floating_point:
             if self.jitter is not None:
-                moves = torch.rand(flat.shape, generator=self.jitter, dtype=torch.float64) * 2 - 1
-                step = self.reach * torch.finfo(entry.dtype).eps
-                moved = flat.double() * (1 + step * moves.to(flat.device))
-                flat = moved.to(entry.dtype).to(flat.dtype)
+                flat = self._moved(flat, entry.dtype)
             self.leaves[entry.key] = flat.requires_grad_()
         self._set(entry.key, flat, entry.dtype, entry.base)
+
+    def _moved(self, flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Values of `dtype` up to `reach` of its units away, drawn where the memory is. In float64, in one tensor of that size."""
+        factors = torch.rand(flat.shape, generator=self.jitter, dtype=torch.float64, device=flat.device)
+        factors.mul_(2).sub_(1).mul_(self.reach * torch.finfo(dtype).eps).add_(1)
+        return factors.mul_(flat).to(dtype).to(flat.dtype)
 
     def _set(self, key: int, flat: torch.Tensor, dtype: torch.dtype, base: int) -> None:
         cell = self.cells.get(key)

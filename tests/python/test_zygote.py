@@ -1,0 +1,116 @@
+"""The warm interpreter: what its children find imported, and when it refuses to be forked. tests/jail forks it below the jail."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kernel_agent import zygote
+from sources import SANDBOX, SCALE, SCALE_PAIR
+
+CASE = {"id": 0, "dims": {"N": 8}, "seed": 1, "upstream": {"kind": "normal", "seed": 2}}
+REQUESTS = [
+    ("inspect", SCALE, {}),
+    ("oracle", SCALE, {"cases": [CASE], "fd": True}),
+    ("candidate", SCALE_PAIR, {"cases": [CASE | {"twice": True, "noop": True, "linear": [1.0, 2.0]}]}),
+    ("scan", SCALE_PAIR, {}),
+    ("facts", SCALE_PAIR, {"cases": [CASE], "compile": True}),
+    ("differentiate", SCALE, {"case": CASE, "schedule": None, "config": None}),
+    ("compile", SCALE, {"source": None}),
+    ("sanitize", SCALE_PAIR, {"sanitizer": "/bin/true", "cases": [], "tools": []}),
+]
+# One process, as a zygote is: imports, then a fork for each request.
+PROGRAM = """
+import json, os, sys
+from kernel_agent import zygote
+zygote._preload()
+state = {"unfit": zygote._unfit(), "cuda": sys.modules["torch"].cuda.is_initialized(), "new": {}, "ok": {}}
+for scratch in sys.argv[1:]:
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        before = set(sys.modules)
+        from kernel_agent import child
+        child.main(["child", scratch])
+        made = [name for name in set(sys.modules) - before if not name.startswith("kernel_agent_user")]
+        os.write(writing, json.dumps(sorted(made)).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as found:
+        name = os.path.basename(scratch)
+        state["new"][name] = json.load(found)
+    os.wait()
+    with open(scratch + "/result.json") as result:
+        state["ok"][name] = json.load(result)["ok"]
+print(json.dumps(state))
+"""
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory):
+    """What PROGRAM saw."""
+    folder = tmp_path_factory.mktemp("zygote")
+    scratches = []
+    for op, source, fields in REQUESTS:
+        scratch = folder / op
+        scratch.mkdir()
+        (folder / f"{op}.py").write_text(source)
+        request = {
+            "op": op,
+            "nonce": "0",
+            "file": str(folder / f"{op}.py"),
+            "device": "cpu",
+            "target": "sm_90",
+        }
+        (scratch / "request.json").write_text(json.dumps(request | {"dtype": None} | fields))
+        scratches.append(str(scratch))
+    one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    environment = {**os.environ, **one, "PYTHONPATH": str(SANDBOX)}
+    command = [sys.executable, "-c", PROGRAM, *scratches]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_preloaded_process__has_one_thread_and_no_gpu(state):
+    assert state["unfit"] is None and state["cuda"] is False
+
+
+@pytest.mark.parametrize("op", [op for op, _, _ in REQUESTS])
+def test_child_of_a_zygote__imports_nothing_more(op, state):
+    assert state["ok"][op]
+    assert state["new"][op] == []
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A copy of the package's folders with a file in each."""
+    shutil.copytree(
+        Path(zygote.__file__).parent, tmp_path / "package", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    return tmp_path / "package"
+
+
+def test_sources__edited_added_or_removed__are_others(package):
+    def seen():
+        return zygote._sources(str(package))
+
+    first = seen()
+    assert len(first) == len(list(package.rglob("*.py"))) and seen() == first
+    os.utime(package / "torch_tl" / "memory.py", (1, 1))  # older, as another commit's may be
+    edited = seen()
+    (package / "differentiate" / "new.py").touch()
+    added = seen()
+    (package / "scan.py").unlink()
+    assert first != edited != added != seen()
+
+
+def test_sources__bytecode__is_none(package):
+    first = zygote._sources(str(package))
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "scan.cpython-311.pyc").touch()
+    assert zygote._sources(str(package)) == first
