@@ -315,6 +315,28 @@ static void python__environment_that_cannot_be_run__does_not_stop_the_search(voi
     assert_non_null(strstr(found("conda/bin/python")->lacks, "this user cannot run it"));
 }
 
+static void python__environment_in_a_folder_of_others__does_not_stop_the_search(void **state)
+{
+    (void)state;
+    struct ka_python_where where = everywhere();
+    bool root_user = geteuid() == 0;
+    put_python("venv/bin/python", FULL);
+    put_python("two/python3", FULL);
+    assert_int_equal(chmod(root, 0755), 0);
+    assert_int_equal(chmod(at("venv"), 0), 0);
+    if (root_user)
+        assert_int_equal(setresuid(65534, 65534, 0), 0);
+    ka_pythons_list(&where, &pythons);
+    ka_pythons_choose(&pythons, true, ask, answers);
+    if (root_user)
+        assert_int_equal(setresuid(0, 0, 0), 0);
+    assert_int_equal(chmod(at("venv"), 0755), 0);
+    assert_chosen("two/python3", "PATH");
+    assert_int_equal(answers[0].times, 0);
+    assert_non_null(found("venv/bin/python"));
+    assert_string_equal(found("venv/bin/python")->lacks, "this user cannot run it (Permission denied)");
+}
+
 static void python__relative_folder_on_the_path__is_left_out(void **state)
 {
     (void)state;
@@ -373,6 +395,7 @@ int main(void)
         TEST(python__none__lists_what_each_lacks),
         TEST(python__long_list__is_cut_and_counted),
         TEST(python__environment_that_cannot_be_run__does_not_stop_the_search),
+        TEST(python__environment_in_a_folder_of_others__does_not_stop_the_search),
         TEST(python__relative_folder_on_the_path__is_left_out),
         TEST(python__versions__are_compared_as_numbers),
     };
