@@ -221,7 +221,8 @@ static void python__named__is_taken_and_no_other_is_asked(void **state)
 {
     (void)state;
     struct ka_python_where where = everywhere();
-    put_python("mine/python", FULL);
+    put_python("mine/python", "{\"executable\":\"/elsewhere\",\"python\":\"3.12.1\",\"torch\":\"2.11.0\","
+                              "\"triton\":\"3.6.0\",\"numpy\":\"2.0\"}");
     put_python("venv/bin/python", FULL);
     where.wanted = at("mine/python");
     choose(&where, false);
