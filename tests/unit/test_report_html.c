@@ -176,12 +176,13 @@ static void html__children__have_a_bar_each_where_and_as_long_as_they_ran(void *
     assert_int_equal(count_of(svg, "<rect"), 4);
 }
 
-static json_t *many(size_t count, const char *op, double gap, double length)
+static json_t *many(size_t count, const char *op, double from, double gap, double length)
 {
     json_t *list = json_array();
     for (size_t i = 0; i < count; i++)
-        json_array_append_new(list, json_pack("{s:s, s:f, s:f, s:b, s:s}", "op", op, "start", (double)i * gap,
-                                              "end", (double)i * gap + length, "warm", 1, "status", "ok"));
+        json_array_append_new(list, json_pack("{s:s, s:f, s:f, s:b, s:s}", "op", op, "start",
+                                              from + (double)i * gap, "end", from + (double)i * gap + length,
+                                              "warm", 1, "status", "ok"));
     return list;
 }
 
@@ -197,7 +198,7 @@ static const char *render_children(json_t *children)
 static void html__many_children__share_rows_by_operation(void **state)
 {
     (void)state;
-    json_t *children = many(200, "oracle", 1, 1.5), *others = many(3, "facts", 1, 0.5);
+    json_t *children = many(200, "oracle", 0, 1, 1.5), *others = many(3, "facts", 300, 1, 0.5);
     json_array_extend(children, others);
     json_decref(others);
     const char *svg = after(render_children(children), "<svg class=\"timeline\"");
@@ -211,11 +212,11 @@ static void html__many_children__share_rows_by_operation(void **state)
 static void html__too_many_at_once__are_counted(void **state)
 {
     (void)state;
-    const char *svg = after(render_children(many(200, "oracle", 0, 10)), "<svg class=\"timeline\"");
+    const char *svg = after(render_children(many(200, "oracle", 0, 0, 10)), "<svg class=\"timeline\"");
     assert_true(attribute(svg, "height=\"") < 1200);
     assert_int_equal(count_of(svg, "<rect"), 60);
     assert_has("140 more are not drawn");
-    render_children(many(5000, "oracle", 1, 1));
+    render_children(many(5000, "oracle", 0, 1, 1));
     assert_has("904 more are not drawn");
 }
 
