@@ -171,12 +171,14 @@ def miniconda(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (home / name / "pyvenv.cfg").write_text(f"home = {root}/bin\n")
     (home / "linked" / "bin" / "python").symlink_to(root / "bin" / "python")
     shutil.copy(program, home / "copied" / "bin" / "python")
+    (home / "tools" / "bin").mkdir(parents=True)
+    (home / "tools" / "bin" / "python").symlink_to(root / "bin" / "python")
     home.chmod(0o700)
     return home
 
 
 @pytest.mark.parametrize("options", [[], ["--without", "landlock"], ["--without", "mount"]], ids=str)
-@pytest.mark.parametrize("name", ["miniconda3", "linked", "copied"])
+@pytest.mark.parametrize("name", ["miniconda3", "linked", "copied", "tools"])
 def test_jail__interpreter_in_a_home__is_readable_with_its_library(
     miniconda: Path, tmp_path: Path, name: str, options: list[str]
 ):
@@ -194,4 +196,5 @@ def test_jail__interpreter_in_a_home__is_readable_with_its_library(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(str(miniconda / name)) and "unreadable" in done.stdout
+    prefix = miniconda / ("miniconda3" if name == "tools" else name)
+    assert done.stdout.startswith(str(prefix)) and "unreadable" in done.stdout
