@@ -17,6 +17,7 @@
 #include "io/loop_watch.h"
 #include "io/machine.h"
 #include "log.h"
+#include "python.h"
 #include "rag/search.h"
 #include "rag/store.h"
 #include "run.h"
@@ -84,28 +85,26 @@ char *ka_app_store_path(const struct ka_opts *opts, const char *share)
     return ka_path_join(share, "pairs.db");
 }
 
-char *ka_app_find_python(const char *wanted, const char *share, const char **why_not)
+static int find_python(struct ka_app *app, struct ka_err *err)
 {
-    struct stat st;
-    *why_not = NULL;
-    if (wanted)
-        return ka_strdup(wanted);
-    char *own = share ? ka_path_join(share, ".venv/bin/python") : NULL;
-    if (own && access(own, X_OK) == 0)
-        return own;
-    if (own && lstat(own, &st) == 0) /* often a link into the home of whoever set it up */
-        *why_not = "the .venv of this installation cannot be used by this user";
-    free(own);
-    return ka_strdup("/usr/bin/python3");
-}
-
-static char *find_python(const struct ka_app *app)
-{
-    const char *why_not;
-    char *python = ka_app_find_python(app->opts->python, app->share, &why_not);
-    if (why_not)
-        ka_log(KA_LOG_WARN, "%s: trying %s (--python PATH names another)", why_not, python);
-    return python;
+    struct ka_python_where where;
+    struct ka_pythons pythons;
+    ka_python_where_init(&where, app->opts->python, app->share);
+    ka_pythons_list(&where, &pythons);
+    ka_pythons_choose(&pythons, false, NULL, NULL);
+    int rc = 0;
+    if (pythons.chosen < pythons.count) {
+        const struct ka_python *p = &pythons.list[pythons.chosen];
+        app->python = ka_strdup(p->path);
+        ka_log(KA_LOG_INFO, "python: %s (%s), torch %s, triton %s", p->path, p->source,
+               json_string_value(json_object_get(p->versions, "torch")),
+               json_string_value(json_object_get(p->versions, "triton")));
+    } else {
+        ka_pythons_complain(&pythons, err);
+        rc = -ENOENT;
+    }
+    ka_pythons_free(&pythons);
+    return rc;
 }
 
 /* A wrong word would else be found out by each child for itself. */
@@ -325,16 +324,12 @@ int ka_app_open(struct ka_app *app, struct ka_opts *opts, bool with_model, struc
         return 2;
     app->package_dir = ka_path_join(app->share, "sandbox");
     app->prompts_dir = opts->prompts ? ka_strdup(opts->prompts) : ka_path_join(app->share, "prompts");
-    app->python = find_python(app);
     app->device = find_device(opts);
-    if (access(app->python, X_OK) != 0) {
-        ka_fail(err, 0, "%s: %s; name an interpreter with torch and triton: --python PATH", app->python,
-                strerror(errno));
-        return 2;
-    }
     if (check_words(opts, err) || check_sandbox_words(opts->require_sandbox, err))
         return 2;
     if (opts->sanitize && find_sanitizer(app, err))
+        return 2;
+    if (find_python(app, err))
         return 2;
     if (read_key(app, err))
         return 2;

@@ -55,10 +55,6 @@ void ka_app_close(struct ka_app *app);
 /* Folder that holds sandbox/ and prompts/: KA_SHARE, beside the program, above it, or PREFIX/share/kernel-agent. free() it. */
 char *ka_app_find_share(struct ka_err *err);
 
-/* The interpreter of a run: `wanted`, else the .venv in `share`, else the system's. `why_not`, if it is set: what is wrong with that
- * .venv for this user; static. free() the path. */
-char *ka_app_find_python(const char *wanted, const char *share, const char **why_not);
-
 /* Default place of the pair store; free() it. */
 char *ka_app_store_path(const struct ka_opts *opts, const char *share);
 

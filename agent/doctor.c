@@ -22,6 +22,8 @@
 #include "core/base.h"
 #include "files.h"
 #include "io/child.h"
+#include "io/machine.h"
+#include "python.h"
 
 #define OUTPUT_MAX 65536
 #define PATIENCE_MS 120000
@@ -57,8 +59,10 @@ static const char versions_script[] = "import importlib, json, platform, sys\n"
 struct doctor {
     bool json;
     const char *wanted_python;
-    const char *python_why; /* why this Python and not the installation's own; NULL */
-    char *jail, *python, *scratch, *share, *cache;
+    char *jail, *scratch, *share, *cache;
+    struct ka_pythons pythons;
+    const struct ka_python *python; /* the one that was chosen; NULL: none */
+    struct ka_machine machine;
     size_t cache_entries;
     uint64_t cache_bytes;
     json_t *layers;   /* the jail's report; NULL: it said nothing */
@@ -159,7 +163,7 @@ static void examine_layers(struct doctor *d)
 /* Imports may print before the line that we want: it is the last. */
 static void examine_python(struct doctor *d)
 {
-    const char *program[] = {d->python, "-c", versions_script, NULL};
+    const char *program[] = {d->python->path, "-c", versions_script, NULL};
     struct ka_buf out = {.max = OUTPUT_MAX}, report = {.max = OUTPUT_MAX};
     int rc = run_jailed(d, program, &out, &report);
     while (out.len && out.data[out.len - 1] == '\n')
@@ -167,7 +171,8 @@ static void examine_python(struct doctor *d)
     const char *line = out.len ? strrchr(out.data, '\n') : NULL;
     d->versions = rc ? NULL : json_loads(line ? line + 1 : ka_buf_str(&out), 0, NULL);
     if (!d->versions)
-        ka_fail(&d->trouble, 0, "%s ended with code %d in the jail: %.300s", d->python, rc, ka_buf_str(&out));
+        ka_fail(&d->trouble, 0, "%s ended with code %d in the jail: %.300s", d->python->path, rc,
+                ka_buf_str(&out));
     ka_buf_free(&out);
     ka_buf_free(&report);
 }
@@ -194,19 +199,9 @@ static const char *level(const struct doctor *d)
                : "missing";
 }
 
-static bool at_least(const json_t *versions, const char *name, unsigned major, unsigned minor)
-{
-    const char *text = json_string_value(json_object_get(versions, name));
-    unsigned have_major = 0, have_minor = 0;
-    if (!text || sscanf(text, "%u.%u", &have_major, &have_minor) != 2)
-        return false;
-    return have_major > major || (have_major == major && have_minor >= minor);
-}
-
 static bool python_is_usable(const struct doctor *d)
 {
-    return at_least(d->versions, "python", 3, 11) && at_least(d->versions, "torch", 2, 6) &&
-           at_least(d->versions, "triton", 3, 2) && json_is_string(json_object_get(d->versions, "numpy"));
+    return d->versions && ka_python_fits(d->versions, NULL);
 }
 
 static size_t count_gpus(void)
@@ -238,6 +233,31 @@ static int exit_code(const struct doctor *d)
 
 /* ---- saying it ---- */
 
+static json_t *pythons_as_json(const struct doctor *d)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < d->pythons.count; i++) {
+        const struct ka_python *p = &d->pythons.list[i];
+        json_t *entry =
+            json_pack("{s:s, s:s, s:s, s:b, s:b, s:s?}", "path", p->path, "found_at", p->place, "source",
+                      p->source, "chosen", p == d->python, "usable", !p->lacks, "lacks", p->lacks);
+        static const char *const names[] = {"python", "torch", "triton", "numpy"};
+        for (size_t k = 0; k < KA_COUNT(names); k++) {
+            json_t *version = json_object_get(p->versions, names[k]);
+            json_object_set_new(entry, names[k], version ? json_incref(version) : json_null());
+        }
+        json_array_append_new(list, entry);
+    }
+    return list;
+}
+
+static json_t *machine_as_json(const struct ka_machine *m)
+{
+    return json_pack("{s:I, s:I, s:i, s:I, s:i}", "memory_bytes", (json_int_t)m->memory_bytes,
+                     "memory_available_bytes", (json_int_t)m->memory_available_bytes, "cpus", (int)m->cpus,
+                     "host_memory_bytes", (json_int_t)m->host_memory_bytes, "host_cpus", (int)m->host_cpus);
+}
+
 static void print_json(const struct doctor *d)
 {
     const char *compiler = find_compiler();
@@ -247,9 +267,10 @@ static void print_json(const struct doctor *d)
             json_array_append_new(lost,
                                   json_pack("{s:s, s:s}", "layer", losses[i].layer, "lost", losses[i].lost));
     json_t *doc = json_pack(
-        "{s:b, s:s, s:s?, s:O?, s:o, s:s?, s:O?, s:b, s:I, s:s?, s:{s:s?, s:I, s:I}, s:s}", "ok",
+        "{s:b, s:s, s:s?, s:O?, s:o, s:s?, s:O?, s:b, s:o, s:o, s:I, s:s?, s:{s:s?, s:I, s:I}, s:s}", "ok",
         exit_code(d) == 0, "sandbox", d->layers ? level(d) : "missing", "jail", d->jail, "layers", d->layers,
-        "lost", lost, "python", d->python, "versions", d->versions, "python_ok", python_is_usable(d), "gpus",
+        "lost", lost, "python", d->python ? d->python->path : NULL, "versions", d->versions, "python_ok",
+        python_is_usable(d), "pythons", pythons_as_json(d), "machine", machine_as_json(&d->machine), "gpus",
         (json_int_t)count_gpus(), "compiler", compiler, "cache", "folder", d->cache, "entries",
         (json_int_t)d->cache_entries, "bytes", (json_int_t)d->cache_bytes, "trouble", d->trouble.msg);
     json_dumpf(doc, stdout, JSON_INDENT(2));
@@ -272,15 +293,9 @@ static void print_layers(const struct doctor *d)
         puts("  /proc     shared with this machine; only a child's own part is readable");
 }
 
-static void print_python(const struct doctor *d)
+static void print_versions(const struct doctor *d)
 {
     static const char *const names[] = {"torch", "triton", "numpy"};
-    printf("python     %s", d->python ? d->python : "none");
-    if (d->versions)
-        printf(" (%s)", json_string_value(json_object_get(d->versions, "python")));
-    puts(python_is_usable(d) ? "" : ": cannot be used (needs Python 3.11, torch 2.6, triton 3.2 and numpy)");
-    if (d->python_why)
-        printf("  %s; name another Python with --python PATH\n", d->python_why);
     for (size_t i = 0; d->versions && i < KA_COUNT(names); i++) {
         char key[32];
         snprintf(key, sizeof(key), "why_%s", names[i]);
@@ -290,12 +305,57 @@ static void print_python(const struct doctor *d)
     }
 }
 
+/* What was found besides, in the order in which it would be taken. */
+static void print_other(const struct ka_python *p)
+{
+    const char *names[] = {"python", "torch", "triton"}, *comma = "";
+    printf("  found     %s (%s): ", p->path, p->source);
+    if (p->lacks)
+        printf("%s%s", p->versions ? "lacks " : "", p->lacks);
+    for (size_t i = 0; !p->lacks && i < KA_COUNT(names); i++) {
+        printf("%s%s %s", comma, names[i], json_string_value(json_object_get(p->versions, names[i])));
+        comma = ", ";
+    }
+    putchar('\n');
+}
+
+static void print_python(const struct doctor *d)
+{
+    if (d->python)
+        printf("python     %s (%s)", d->python->path, d->python->source);
+    else
+        printf("python     none that can be used; --python PATH names another");
+    if (d->versions)
+        printf(" %s", json_string_value(json_object_get(d->versions, "python")));
+    puts(!d->python || python_is_usable(d)
+             ? ""
+             : ": cannot be used in the jail (needs Python 3.11, torch 2.6, triton 3.2 and numpy)");
+    print_versions(d);
+    for (size_t i = 0; i < d->pythons.count; i++)
+        if (&d->pythons.list[i] != d->python)
+            print_other(&d->pythons.list[i]);
+}
+
+/* Both numbers where this process gets less than there is. */
+static void print_machine(const struct ka_machine *m)
+{
+    const double gib = 1 << 30;
+    printf("memory     %.1f GiB", (double)m->memory_bytes / gib);
+    if (m->memory_bytes < m->host_memory_bytes)
+        printf(" (a control group's limit; the machine has %.1f)", (double)m->host_memory_bytes / gib);
+    printf(", %.1f available\nprocessors %u", (double)m->memory_available_bytes / gib, m->cpus);
+    if (m->cpus < m->host_cpus)
+        printf(" (affinity or a control group's quota; the machine has %u)", m->host_cpus);
+    putchar('\n');
+}
+
 static void print_text(const struct doctor *d)
 {
     size_t gpus = count_gpus();
     const char *compiler = find_compiler();
     print_layers(d);
     print_python(d);
+    print_machine(&d->machine);
     if (gpus)
         printf("gpu        %zu NVIDIA device%s\n", gpus, gpus == 1 ? "" : "s");
     else
@@ -330,11 +390,16 @@ static int parse(struct doctor *d, int argc, char **argv)
     return optind == argc ? 0 : -EINVAL;
 }
 
-/* The same choice as a run makes. */
+/* The same choice as a run makes, and what else there is. */
 static void choose_python(struct doctor *d)
 {
+    struct ka_python_where where;
     d->share = ka_app_find_share(NULL);
-    d->python = ka_app_find_python(d->wanted_python, d->share, &d->python_why);
+    ka_python_where_init(&where, d->wanted_python, d->share);
+    ka_pythons_list(&where, &d->pythons);
+    ka_pythons_choose(&d->pythons, true, NULL, NULL);
+    if (d->pythons.chosen < d->pythons.count)
+        d->python = &d->pythons.list[d->pythons.chosen];
 }
 
 int ka_doctor_main(int argc, char **argv)
@@ -346,6 +411,7 @@ int ka_doctor_main(int argc, char **argv)
         return EXIT_USAGE;
     }
     choose_python(&d);
+    ka_machine_read(&d.machine);
     d.cache = ka_cache_default_root();
     if (d.cache)
         ka_cache_measure(d.cache, &d.cache_entries, &d.cache_bytes);
@@ -367,7 +433,7 @@ int ka_doctor_main(int argc, char **argv)
     json_decref(d.layers);
     json_decref(d.versions);
     free(d.jail);
-    free(d.python);
+    ka_pythons_free(&d.pythons);
     free(d.share);
     free(d.cache);
     return code;

@@ -83,7 +83,7 @@ static const struct option_row rows[] = {
     {"dtype", NULL, TEXT, AT(dtype), "", 0, 0, "|float32|float16|bfloat16|float64", "NAME",
      "dtype for make_args (default: the file's own)"},
     {"python", NULL, TEXT, AT(python), NULL, 0, 0, NULL, "PATH",
-     "interpreter whose torch and triton run in the jail"},
+     "interpreter whose torch and triton run in the jail (default: the first on this machine that has both)"},
     {"require-sandbox", NULL, TEXT, AT(require_sandbox), "landlock+seccomp", 0, 0, NULL, "LAYERS",
      "refuse to run with less: full, landlock+seccomp, none"},
     {"deadline", NULL, INT, AT(deadline), "900", 1, 86400, NULL, "S", "longest time for one child"},

@@ -27,6 +27,35 @@ void ka_page_putf(struct ka_page *page, const char *fmt, ...)
     free(text);
 }
 
+void ka_page_put_escaped(struct ka_page *page, const char *text)
+{
+    for (; *text && page->rc == 0; text++) {
+        unsigned char c = (unsigned char)*text;
+        const char *entity = c == '<'    ? "&lt;"
+                             : c == '>'  ? "&gt;"
+                             : c == '&'  ? "&amp;"
+                             : c == '"'  ? "&quot;"
+                             : c == '\'' ? "&#39;"
+                                         : NULL;
+        if (entity)
+            ka_page_put(page, entity);
+        else if (c >= ' ' || c == '\n' || c == '\t')
+            page->rc = ka_buf_add(&page->text, text, 1);
+    }
+}
+
+/* No newlines, no column separators. */
+void ka_page_put_inline(struct ka_page *page, const char *text)
+{
+    for (; *text && page->rc == 0; text++) {
+        char c = *text;
+        if (c == '|')
+            ka_page_put(page, "\\|");
+        else
+            page->rc = ka_buf_add(&page->text, c == '\n' || c == '\r' ? " " : &c, 1);
+    }
+}
+
 const char *ka_page_text_of(const json_t *object, const char *name)
 {
     const char *text = json_string_value(json_object_get(object, name));

@@ -4,6 +4,7 @@
 
 #include "describe.h"
 #include "page.h"
+#include "timeline.h"
 
 #include <errno.h>
 #include <math.h>
@@ -11,24 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Text inside a table or a line: no newlines, no column separators. */
-static void put_inline(struct ka_page *page, const char *text)
-{
-    for (; *text && page->rc == 0; text++) {
-        char c = *text;
-        if (c == '|')
-            ka_page_put(page, "\\|");
-        else
-            page->rc = ka_buf_add(&page->text, c == '\n' || c == '\r' ? " " : &c, 1);
-    }
-}
-
 static void put_dims(struct ka_page *page, const json_t *dims)
 {
     struct ka_buf text = {0};
     if (page->rc == 0)
         page->rc = ka_describe_dims(dims, &text);
-    put_inline(page, json_is_null(dims) ? "-" : ka_buf_str(&text));
+    ka_page_put_inline(page, json_is_null(dims) ? "-" : ka_buf_str(&text));
     ka_buf_free(&text);
 }
 
@@ -71,9 +60,9 @@ static void put_title(struct ka_page *page, const json_t *result)
 {
     const char *stub = ka_page_text_of(result, "stub");
     ka_page_put(page, "# ");
-    put_inline(page, stub ? stub : "kernel-agent");
+    ka_page_put_inline(page, stub ? stub : "kernel-agent");
     ka_page_put(page, ": ");
-    put_inline(page, ka_page_verdict(result));
+    ka_page_put_inline(page, ka_page_verdict(result));
     ka_page_put(page, "\n\n");
 }
 
@@ -86,15 +75,15 @@ static void put_inputs(struct ka_page *page, const json_t *inputs)
     json_array_foreach(kept, i, item)
     {
         ka_page_put(page, i == 0 ? "| also tried with inputs that are | " : ", ");
-        put_inline(page, json_is_string(item) ? json_string_value(item) : "?");
+        ka_page_put_inline(page, json_is_string(item) ? json_string_value(item) : "?");
     }
     ka_page_put(page, json_array_size(kept) ? " |\n" : "");
     json_object_foreach(left_out, kind, item)
     {
         ka_page_put(page, "| not tried with inputs that are ");
-        put_inline(page, kind);
+        ka_page_put_inline(page, kind);
         ka_page_put(page, " | ");
-        put_inline(page, json_is_string(item) ? json_string_value(item) : "?");
+        ka_page_put_inline(page, json_is_string(item) ? json_string_value(item) : "?");
         ka_page_put(page, " |\n");
     }
 }
@@ -112,7 +101,7 @@ static void put_oracles(struct ka_page *page, const json_t *oracles)
                  verdict, number_of(differences, "agree"), number_of(differences, "open"));
     if (reason) {
         ka_page_put(page, " (");
-        put_inline(page, reason);
+        ka_page_put_inline(page, reason);
         ka_page_put(page, ")");
     }
     ka_page_put(page, " |\n");
@@ -155,16 +144,17 @@ static void put_error(struct ka_page *page, const json_t *error)
         return;
     ka_page_put(page, "## Why it ended\n\n");
     if (ka_page_text_of(error, "file")) {
-        put_inline(page, ka_page_text_of(error, "file"));
+        ka_page_put_inline(page, ka_page_text_of(error, "file"));
         if (has_number(error, "line"))
             ka_page_putf(page, ":%.0f", number_of(error, "line"));
         ka_page_put(page, ": ");
     }
-    put_inline(page, ka_page_text_of(error, "message") ? ka_page_text_of(error, "message") : "no message");
+    ka_page_put_inline(page,
+                       ka_page_text_of(error, "message") ? ka_page_text_of(error, "message") : "no message");
     ka_page_put(page, "\n\n");
     if (ka_page_text_of(error, "remedy")) {
         ka_page_put(page, "What to do: ");
-        put_inline(page, ka_page_text_of(error, "remedy"));
+        ka_page_put_inline(page, ka_page_text_of(error, "remedy"));
         ka_page_put(page, "\n\n");
     }
     if (ka_page_text_of(error, "traceback"))
@@ -187,7 +177,7 @@ static void put_gradients(struct ka_page *page, const json_t *gradients)
     {
         static const char *const numbers[] = {"error", "baseline_error"};
         ka_page_put(page, "| ");
-        put_inline(page, ka_page_text_of(gradient, "name") ? ka_page_text_of(gradient, "name") : "?");
+        ka_page_put_inline(page, ka_page_text_of(gradient, "name") ? ka_page_text_of(gradient, "name") : "?");
         for (size_t k = 0; k < KA_COUNT(numbers); k++) {
             if (has_number(gradient, numbers[k]))
                 ka_page_putf(page, " | %.3g", number_of(gradient, numbers[k]));
@@ -213,12 +203,13 @@ static void put_cases(struct ka_page *page, const json_t *cases)
         ka_page_put(page, "| ");
         put_dims(page, get(entry, "shape"));
         ka_page_put(page, " | ");
-        put_inline(page, ka_page_text_of(entry, "case") ? ka_page_text_of(entry, "case") : "");
+        ka_page_put_inline(page, ka_page_text_of(entry, "case") ? ka_page_text_of(entry, "case") : "");
         ka_page_put(page, json_is_true(get(entry, "ok")) ? " | passed | " : " | failed | ");
         json_array_foreach(get(entry, "gradients"), k, gradient)
         {
             ka_page_put(page, k ? ", " : "");
-            put_inline(page, ka_page_text_of(gradient, "name") ? ka_page_text_of(gradient, "name") : "?");
+            ka_page_put_inline(page,
+                               ka_page_text_of(gradient, "name") ? ka_page_text_of(gradient, "name") : "?");
             ka_page_putf(page, " %.3g", number_of(gradient, "error"));
             if (has_number(gradient, "baseline_error"))
                 ka_page_putf(page, " (baseline %.3g)", number_of(gradient, "baseline_error"));
@@ -242,7 +233,7 @@ static void put_repeats(struct ka_page *page, const json_t *result)
         if (!json_is_object(repeats))
             continue;
         ka_page_putf(page, "%s the gradient of ", shown++ ? ";" : "Of the same backward on the same bytes");
-        put_inline(page, ka_page_text_of(gradient, "name") ? ka_page_text_of(gradient, "name") : "?");
+        ka_page_put_inline(page, ka_page_text_of(gradient, "name") ? ka_page_text_of(gradient, "name") : "?");
         if (json_is_true(get(repeats, "bit_for_bit")))
             ka_page_putf(page, " is repeatable bit for bit (%.0f runs)", number_of(repeats, "runs"));
         else
@@ -270,8 +261,8 @@ static void put_failures(struct ka_page *page, const json_t *failures)
             put_dims(page, get(failure, "shape"));
             ka_page_put(page, ": ");
         }
-        put_inline(page,
-                   ka_page_text_of(failure, "text") ? ka_page_text_of(failure, "text") : "no reason given");
+        ka_page_put_inline(page, ka_page_text_of(failure, "text") ? ka_page_text_of(failure, "text")
+                                                                  : "no reason given");
         ka_page_put(page, "\n");
     }
     ka_page_put(page, text ? "" : "\n");
@@ -291,7 +282,7 @@ static void put_skipped(struct ka_page *page, const json_t *skipped)
         put_dims(page, dims ? dims : entry);
         if (ka_page_text_of(entry, "reason")) {
             ka_page_put(page, ": ");
-            put_inline(page, ka_page_text_of(entry, "reason"));
+            ka_page_put_inline(page, ka_page_text_of(entry, "reason"));
         }
         ka_page_put(page, "\n");
     }
@@ -323,7 +314,7 @@ static void put_speed(struct ka_page *page, const json_t *speed)
             if (!json_is_number(value) || k++ > 16)
                 continue;
             ka_page_put(page, comma);
-            put_inline(page, name);
+            ka_page_put_inline(page, name);
             ka_page_putf(page, " %.4g", json_number_value(value));
             comma = ", ";
         }
@@ -421,7 +412,7 @@ static void put_history(struct ka_page *page, const json_t *history)
         if (page->rc == 0)
             page->rc = ka_describe_attempt(entry, &line);
         ka_page_putf(page, "%zu. ", i + 1);
-        put_inline(page, ka_buf_str(&line));
+        ka_page_put_inline(page, ka_buf_str(&line));
         ka_page_put(page, "\n");
         ka_buf_free(&line);
     }
@@ -438,7 +429,7 @@ static void put_retrieved(struct ka_page *page, const json_t *retrieved)
     json_array_foreach((json_t *)retrieved, i, pair)
     {
         ka_page_put(page, "| ");
-        put_inline(page, ka_page_text_of(pair, "id") ? ka_page_text_of(pair, "id") : "?");
+        ka_page_put_inline(page, ka_page_text_of(pair, "id") ? ka_page_text_of(pair, "id") : "?");
         ka_page_putf(page, " | %.3f |\n", number_of(pair, "similarity"));
     }
     ka_page_put(page, "\n");
@@ -459,7 +450,7 @@ static void put_answers(struct ka_page *page, const json_t *answers)
         ka_page_put(page, "| ");
         put_dims(page, get(answer, "line") ? get(answer, "line") : json_null());
         ka_page_put(page, " | ");
-        put_inline(page, ka_page_text_of(answer, "asked") ? ka_page_text_of(answer, "asked") : "?");
+        ka_page_put_inline(page, ka_page_text_of(answer, "asked") ? ka_page_text_of(answer, "asked") : "?");
         ka_page_put(page, " | ");
         put_dims(page, get(answer, "answer") ? get(answer, "answer") : json_null());
         ka_page_put(page, " |\n");
@@ -483,6 +474,7 @@ int ka_report_markdown(const json_t *result, struct ka_buf *out, struct ka_err *
     if (ka_page_text_of(result, "verdict") && strcmp(ka_page_text_of(result, "verdict"), "verified") == 0)
         put_speed(&page, get(result, "speed"));
     put_facts(&page, result);
+    ka_timeline_markdown(&page, get(result, "children"));
     put_draft(&page, result);
     put_history(&page, get(result, "history"));
     put_retrieved(&page, get(result, "retrieved"));

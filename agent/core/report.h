@@ -8,6 +8,7 @@
  * verdict's detail "history"           attempts in order, see ka_describe_attempt "measured"          result
  * of the operation facts for the best candidate; "measured_before" for the first verified one "modelled_cost"
  * of the best candidate; "modelled_cost_before" "draft_report"      the differentiator's report
+ *     "children"          when each child ran, see timeline.h
  *     "device_answers"    [{"line", "asked", "answer"}]
  *
  * Everything may be missing or of another type: what cannot be read is left out. Pure. */

@@ -3,6 +3,7 @@
 
 #include "describe.h"
 #include "page.h"
+#include "timeline.h"
 
 #include <errno.h>
 #include <math.h>
@@ -23,6 +24,7 @@ static const char head[] =
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
     "'unsafe-inline'\">\n"
     "<meta name=\"viewport\" content=\"width=device-width\">\n"
+    "<meta name=\"color-scheme\" content=\"light dark\">\n"
     "<style>\n"
     "body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 "
     "1em;color:#222;background:#fff}\n"
@@ -32,25 +34,14 @@ static const char head[] =
     "td.n{text-align:right;font-variant-numeric:tabular-nums}.good{color:#176f2c}.bad{color:#b3261e}\n"
     "pre{background:#f6f6f6;padding:.8em;overflow:auto}svg{max-width:100%}svg text{font:12px "
     "system-ui,sans-serif;fill:#222}\n"
+    ".warm{fill:#3b6ea5}.cold{fill:#9dbbd8}.lost{fill:#b3261e}.off{fill:#aaa}\n"
+    "@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}th,td{border-color:#444}pre{"
+    "background:#242424}"
+    ".good{color:#7fcf92}.bad{color:#f28b82}svg text{fill:#ddd}"
+    "svg [stroke=\"#222\"]{stroke:#ddd}svg [stroke=\"#ddd\"]{stroke:#444}svg [fill=\"#176f2c\"]{fill:#7fcf92}"
+    "svg [fill=\"#b3261e\"]{fill:#f28b82}"
+    ".warm{fill:#7fb0e0}.cold{fill:#3d5f80}.lost{fill:#f28b82}.off{fill:#777}}\n"
     "</style>\n";
-
-/* What was given, escaped for text and for quoted attributes. */
-static void put_text(struct ka_page *page, const char *text)
-{
-    for (; *text && page->rc == 0; text++) {
-        unsigned char c = (unsigned char)*text;
-        const char *entity = c == '<'    ? "&lt;"
-                             : c == '>'  ? "&gt;"
-                             : c == '&'  ? "&amp;"
-                             : c == '"'  ? "&quot;"
-                             : c == '\'' ? "&#39;"
-                                         : NULL;
-        if (entity)
-            ka_page_put(page, entity);
-        else if (c >= ' ' || c == '\n' || c == '\t')
-            page->rc = ka_buf_add(&page->text, text, 1);
-    }
-}
 
 static const json_t *get(const json_t *object, const char *name)
 {
@@ -72,7 +63,7 @@ static void put_value(struct ka_page *page, const json_t *value)
         ka_buf_puts(&text, json_string_value(value));
     else if (value && !json_is_null(value) && page->rc == 0)
         page->rc = ka_describe_dims(value, &text);
-    put_text(page, text.len ? ka_buf_str(&text) : "-");
+    ka_page_put_escaped(page, text.len ? ka_buf_str(&text) : "-");
     ka_buf_free(&text);
 }
 
@@ -102,13 +93,13 @@ static void put_title(struct ka_page *page, const json_t *result)
     bool good = verdict && strcmp(verdict, "verified") == 0;
     ka_page_put(page, head);
     ka_page_put(page, "<title>");
-    put_text(page, stub ? stub : "kernel-agent");
+    ka_page_put_escaped(page, stub ? stub : "kernel-agent");
     ka_page_put(page, ": ");
-    put_text(page, words);
+    ka_page_put_escaped(page, words);
     ka_page_put(page, "</title>\n</head>\n<body>\n<h1>");
-    put_text(page, stub ? stub : "kernel-agent");
+    ka_page_put_escaped(page, stub ? stub : "kernel-agent");
     ka_page_putf(page, ": <span class=\"%s\">", good ? "good" : "bad");
-    put_text(page, words);
+    ka_page_put_escaped(page, words);
     ka_page_put(page, "</span></h1>\n");
 }
 
@@ -144,21 +135,22 @@ static void put_error(struct ka_page *page, const json_t *error)
         return;
     ka_page_put(page, "<h2>Why it ended</h2>\n<p>");
     if (ka_page_text_of(error, "file")) {
-        put_text(page, ka_page_text_of(error, "file"));
+        ka_page_put_escaped(page, ka_page_text_of(error, "file"));
         if (isfinite(number_of(error, "line")))
             ka_page_putf(page, ":%.0f", number_of(error, "line"));
         ka_page_put(page, ": ");
     }
-    put_text(page, ka_page_text_of(error, "message") ? ka_page_text_of(error, "message") : "no message");
+    ka_page_put_escaped(page,
+                        ka_page_text_of(error, "message") ? ka_page_text_of(error, "message") : "no message");
     ka_page_put(page, "</p>\n");
     if (ka_page_text_of(error, "remedy")) {
         ka_page_put(page, "<p>What to do: ");
-        put_text(page, ka_page_text_of(error, "remedy"));
+        ka_page_put_escaped(page, ka_page_text_of(error, "remedy"));
         ka_page_put(page, "</p>\n");
     }
     if (ka_page_text_of(error, "traceback")) {
         ka_page_put(page, "<pre>");
-        put_text(page, ka_page_text_of(error, "traceback"));
+        ka_page_put_escaped(page, ka_page_text_of(error, "traceback"));
         ka_page_put(page, "</pre>\n");
     }
 }
@@ -169,7 +161,7 @@ static void put_failures(struct ka_page *page, const json_t *failures)
     if (!text || !*text)
         return;
     ka_page_put(page, "<h2>What does not pass</h2>\n<pre>");
-    put_text(page, text);
+    ka_page_put_escaped(page, text);
     ka_page_put(page, "</pre>\n");
 }
 
@@ -232,7 +224,7 @@ static void open_svg(struct ka_page *page, const struct plot *plot, const char *
     for (size_t i = 0; i < plot->rows; i++) {
         ka_page_putf(page, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">", PLOT_LEFT - 8,
                      ROW_HEIGHT * ((double)i + 0.5) + 4);
-        put_text(page, plot->names[i]);
+        ka_page_put_escaped(page, plot->names[i]);
         ka_page_put(page, "</text>\n");
     }
 }
@@ -385,7 +377,7 @@ static void put_speed(struct ka_page *page, const json_t *speed)
         ka_page_put(page, "</td>");
         for (size_t k = 0; k < count; k++) {
             ka_page_put(page, "<td>");
-            put_text(page, names[k]);
+            ka_page_put_escaped(page, names[k]);
             ka_page_putf(page, " %.4g</td>", values[k]);
         }
         ka_page_put(page, "</tr>\n");
@@ -422,7 +414,7 @@ static void put_history(struct ka_page *page, const json_t *history)
         if (page->rc == 0)
             page->rc = ka_describe_attempt(entry, &line);
         ka_page_put(page, "<li>");
-        put_text(page, ka_buf_str(&line));
+        ka_page_put_escaped(page, ka_buf_str(&line));
         ka_page_put(page, "</li>\n");
         ka_buf_free(&line);
     }
@@ -438,7 +430,7 @@ static void put_decisions(struct ka_page *page, const json_t *result)
         page->rc = ka_describe_draft(draft, &text);
     if (text.len) {
         ka_page_put(page, "<h2>The differentiator's decisions</h2>\n<pre>");
-        put_text(page, ka_buf_str(&text));
+        ka_page_put_escaped(page, ka_buf_str(&text));
         ka_page_put(page, "</pre>\n");
     }
     json_decref(draft);
@@ -458,6 +450,7 @@ int ka_report_html(const json_t *result, struct ka_buf *out, struct ka_err *err)
     put_shapes(&page, get(result, "per_shape"));
     if (ka_page_text_of(result, "verdict") && strcmp(ka_page_text_of(result, "verdict"), "verified") == 0)
         put_speed(&page, get(result, "speed"));
+    ka_timeline_html(&page, get(result, "children"));
     put_decisions(&page, result);
     put_history(&page, get(result, "history"));
     ka_page_put(&page, "</body>\n</html>\n");

@@ -93,7 +93,7 @@ struct ka_jail_options {
     char *env[KA_JAIL_ENV_MAX + 2];
     size_t env_count;
     char **argv; /* the program */
-    char prefixes[3][PATH_MAX];
+    char prefixes[4][PATH_MAX];
 };
 
 #define KA_JAIL_WHY_MAX 120

@@ -160,18 +160,37 @@ static bool is_installation(const char *prefix)
     return is;
 }
 
+/* The installation that a virtual environment was made from, by the links of its interpreter: the only trace of it
+ * where the environment has a copy. */
+static bool find_home(const char *environment, const char *name, char home[PATH_MAX])
+{
+    char line[PATH_MAX + 16], named[PATH_MAX], program[2 * PATH_MAX];
+    bool found = false;
+    snprintf(line, sizeof(line), "%s/pyvenv.cfg", environment);
+    FILE *file = fopen(line, "re");
+    while (file && !found && fgets(line, sizeof(line), file))
+        found = sscanf(line, " home = %4095[^\r\n]", named) == 1 && *named == '/';
+    if (file)
+        fclose(file);
+    snprintf(program, sizeof(program), "%s%s", found ? named : "", name);
+    return found && realpath(program, home) && to_prefix(home) && is_installation(home);
+}
+
 /* A Python is readable with the folder that holds its bin/, before and after links are followed: a virtual
  * environment and the installation it was made from. Any other program is readable alone. */
 void ka_jail_program_readable(struct ka_jail_options *o)
 {
-    char *folder = o->prefixes[0], *target = o->prefixes[1], *file = o->prefixes[2];
+    char *folder = o->prefixes[0], *target = o->prefixes[1], *file = o->prefixes[2], *home = o->prefixes[3];
     const char *program = *o->argv, *name = strrchr(program, '/');
     char dir[PATH_MAX];
     if (snprintf(dir, sizeof(dir), "%.*s/", (int)(name - program), program) < (int)sizeof(dir) &&
         realpath(dir, folder) && strlen(folder) + strlen(name) < PATH_MAX) {
         strcat(folder, name);
-        if (to_prefix(folder) && is_installation(folder))
+        if (to_prefix(folder) && is_installation(folder)) {
             add_ro(o, folder);
+            if (find_home(folder, name, home))
+                add_ro(o, home);
+        }
     }
     if (*program == '/')
         add_ro(o, program); /* the links on its way matter where view.c builds the root */

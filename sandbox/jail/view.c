@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -155,10 +156,17 @@ static int plant_link(const char *path, const char *target)
     return rc ? rc : symlink(target, full) == 0 ? 0 : -errno;
 }
 
+/* A folder before what lies in it: the place of a file, once made, would hide that the folder is wanted too. */
+static int by_path(const void *a, const void *b)
+{
+    return strcmp(((const struct source *)a)->path, ((const struct source *)b)->path);
+}
+
 static int populate(const struct ka_jail_policy *policy, struct ka_jail_report *report, int outside)
 {
     static const char *const places[] = {"/dev/shm", "/proc"};
     int rc = 0;
+    qsort(view.sources, view.count, sizeof(view.sources[0]), by_path);
     for (size_t i = 0; i < view.count && !rc; i++)
         rc = bind_source(&view.sources[i]);
     for (size_t i = 0; i < view.link_count && !rc; i++)

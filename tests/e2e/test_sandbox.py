@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from conftest import BUILD, ROOT, Agent
 
@@ -48,8 +46,7 @@ def test_doctor__own_python_that_this_user_cannot_run__is_said(agent: Agent):
     share = agent.folder / "share"
     (share / "sandbox" / "kernel_agent").mkdir(parents=True)
     (share / ".venv" / "bin").mkdir(parents=True)
-    (share / ".venv" / "bin" / "python").symlink_to("/nowhere/python")
+    own = share / ".venv" / "bin" / "python"
+    own.symlink_to("/nowhere/python")
     done = agent("doctor", env={"KA_SHARE": str(share)})
-    assert "python     /usr/bin/python3" in done.out
-    assert "the .venv of this installation cannot be used by this user" in done.out and "--python" in done.out
-    assert Path("/usr/bin/python3").exists() or done.code == 2
+    assert f"{own} (the .venv of this installation): this user cannot run it" in done.out

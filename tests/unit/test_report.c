@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,6 +41,7 @@ static const char FULL[] =
     "{\"phase\":\"optimise\",\"origin\":\"llm\",\"note\":\"a | "
     "b\",\"verified\":false,\"required\":2,\"passed\":1,"
     "\"kept\":false}],"
+    "\"children\":[{\"op\":\"oracle\",\"start\":1,\"end\":2}],"
     "\"draft_report\":{\"tape_bytes\":0,\"schedule\":\"owner\"},"
     "\"device_answers\":[{\"line\":12,\"asked\":\"is_hip()\",\"answer\":false}]}";
 
@@ -166,6 +168,35 @@ static void report__other_kinds_of_inputs__are_named_with_what_was_left_out(void
     assert_null(strstr(out.data, "tried with"));
 }
 
+static void report__children__are_summed_by_operation(void **state)
+{
+    (void)state;
+    report("{\"children\":[{\"op\":\"inspect\",\"start\":0,\"end\":2.5,\"status\":\"ok\"},"
+           "{\"op\":\"oracle\",\"start\":2,\"end\":14,\"status\":\"ok\"},"
+           "{\"op\":\"oracle\",\"start\":3,\"end\":5,\"status\":\"died\"},"
+           "{\"op\":\"a|b\\n<c>\",\"start\":3,\"end\":1,\"status\":\"ok\"},{\"op\":\"no start\"}]}");
+    assert_has(
+        "| operation | children | seconds | longest |\n|---|---|---|---|\n"
+        "| inspect | 1 | 2.50 | 2.50 |\n| oracle | 2 | 14.0 | 12.0 |\n| a\\|b <c> | 1 | 0.00 | 0.00 |\n");
+    assert_lacks("no start");
+    report("{\"verdict\":\"verified\"}");
+    assert_lacks("## Time");
+}
+
+static void report__children_of_very_many_operations__are_summed_as_others(void **state)
+{
+    (void)state;
+    json_t *list = json_array(), *result = json_pack("{s:o}", "children", list);
+    char op[16];
+    for (int i = 0; i < 100; i++) {
+        snprintf(op, sizeof(op), "op%d", i);
+        json_array_append_new(list, json_pack("{s:s, s:i, s:i}", "op", op, "start", 0, "end", 1));
+    }
+    assert_int_equal(ka_report_markdown(result, &out, NULL), 0);
+    assert_has("| op22 | 1 | 1.00 | 1.00 |\n| others | 77 | 77.0 | 1.00 |\n");
+    json_decref(result);
+}
+
 static void report__member_of_any_type__is_survived(void **state)
 {
     (void)state;
@@ -219,6 +250,8 @@ int main(void)
         TEST(report__failed_run__tells_why),
         TEST(report__speed__is_told_when_measured),
         TEST(report__other_kinds_of_inputs__are_named_with_what_was_left_out),
+        TEST(report__children__are_summed_by_operation),
+        TEST(report__children_of_very_many_operations__are_summed_as_others),
         TEST(report__member_of_any_type__is_survived),
         TEST(report__no_object__is_refused),
     };
