@@ -120,6 +120,9 @@ pairs: $(PROGRAMS)   ## the verdict on every pair of dataset/ (PAIRS='dataset/no
 diff-matrix: $(PROGRAMS)   ## what the differentiator can do alone: staged kernels and examples through the verdict, as a table
 	$(PYTHON) scripts/diff_matrix.py --program $(BUILD)/kernel-agent
 
+gpu: $(PROGRAMS) store   ## what only a GPU can show, in ten minutes (PARTS=norm,row picks, NAME=h200 names the result)
+	python3 scripts/gpu.py --python "$$(command -v python3)" --out bench/results/gpu-$(or $(NAME),gpu).json $(if $(PARTS),--only $(PARTS))
+
 property:   ## random programs through the differentiator (PROGRAMS=1000 SEED=0 RESULT=file.json)
 	$(PYTHON) tests/property/run.py --programs $(or $(PROGRAMS),1000) --seed $(or $(SEED),0) $(if $(RESULT),--out $(RESULT))
 
@@ -196,6 +199,7 @@ help:   ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
-.PHONY: all demo test setup store unit pytest jail attacks mutants pairs diff-matrix property check bench bench-jail bench-verdict bench-compare
+.PHONY: all demo test setup store unit pytest jail attacks mutants pairs diff-matrix gpu property check bench bench-jail bench-verdict
+.PHONY: bench-compare
 .PHONY: valgrind lint fuzz-quick
 .PHONY: install dist clean help

@@ -2,24 +2,26 @@
 """Runs the verdict over many files and keeps the results: pairs with `check`, forward files with the whole job.
 
     scripts/check_all.py --program build/kernel-agent --out results.json [--device cuda] [--python PATH] [--jobs 4]
-                         [--budget SECONDS] [--sweeps FILE] FILE...
+                         [--seconds SECONDS] [--budget SECONDS] [--sweeps FILE] FILE...
 
 --sweeps names a JSON object: file name -> list of dims to check instead of the file's own SWEEP.
 
 Prints a line a file as it ends and a summary; exits 1 if any file is not verified. Files that did not get their turn
-within the budget are listed as such.
+within the budget are listed as such; a file that takes longer than --seconds is ended, and its verdict is "late".
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import bounded
 
 
 def run_one(path: Path, args: argparse.Namespace, until: float) -> dict[str, Any]:
@@ -36,12 +38,11 @@ def run_one(path: Path, args: argparse.Namespace, until: float) -> dict[str, Any
     command += ["--dtype", args.dtype] if args.dtype else []
     sweep = args.sweeps.get(path.name)
     command += ["--sweep", json.dumps(sweep)] if sweep else []
-    begin = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    done = bounded.run(command, args.seconds)
     try:
-        result: dict[str, Any] = json.loads(done.stdout)
+        result: dict[str, Any] = json.loads(done.out)
     except json.JSONDecodeError:
-        result = {"verdict": "error"}
+        result = {"verdict": "error" if done.code is not None else "late"}
     kept = (
         "verdict",
         "stub",
@@ -53,11 +54,12 @@ def run_one(path: Path, args: argparse.Namespace, until: float) -> dict[str, Any
         "atomics",
         "tape_bytes",
         "draft",
+        "loop_blocked_ms",
     )
     entry = {name: result[name] for name in kept if name in result}
-    entry |= {"file": str(path), "exit_code": done.returncode, "seconds": round(time.monotonic() - begin, 1)}
-    if done.returncode:
-        entry["stderr"] = done.stderr[-3000:]
+    entry |= {"file": str(path), "exit_code": done.code, "seconds": round(done.seconds, 1)}
+    if done.code != 0:
+        entry["stderr"] = done.err[-3000:]
     return entry
 
 
@@ -72,6 +74,7 @@ def main() -> int:
     parser.add_argument("--python", default="")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--deadline", type=int, default=300)
+    parser.add_argument("--seconds", type=float, default=1e6, help="longest time for one file")
     parser.add_argument("--budget", type=float, default=1e9)
     parser.add_argument("--sweeps", type=lambda name: json.loads(Path(name).read_text()), default={})
     args = parser.parse_args()

@@ -5,7 +5,7 @@
     scripts/diff_matrix.py --store [...]        the forward part of every pair of dataset/ instead
 
 Prints a line a file and keeps the rows in --out after each. A row is `verified`, `refused` (the differentiator names a construct and a
-line), `not verified` or `unusable` (with the reason); tape and atomics are given as kept/naive on the traced shape, lines are those of
+line), `not verified`, `unusable` or `late` (with the reason; late: longer than --seconds); tape and atomics are given as kept/naive on the traced shape, lines are those of
 the backward. Without --dtypes each file has its own. Exit code 1 where the verdict rejects a drafted backward.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import bounded
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKER = "# ---- backward ----"
@@ -83,13 +85,14 @@ def store(names: list[str], dtypes: list[str], folder: Path) -> list[Job]:
     return jobs
 
 
-def answer(command: list[str]) -> dict[str, Any]:
-    """The result object that a command prints; empty where it printed none."""
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+def answer(command: list[str], seconds: float) -> dict[str, Any]:
+    """The result object that a command prints; an error where it printed none."""
+    done = bounded.run(command, seconds)
     try:
-        return json.loads(done.stdout)
+        return json.loads(done.out)
     except json.JSONDecodeError:
-        return {"error": {"message": done.stderr.strip()[-400:] or f"exit code {done.returncode}"}}
+        late = {"verdict": "late"} if done.code is None else {}
+        return {**late, "error": {"message": f"{done.why}: {done.err.strip()[-400:]}"}}
 
 
 def row(job: Job, args: argparse.Namespace) -> dict[str, Any]:
@@ -104,13 +107,13 @@ def row(job: Job, args: argparse.Namespace) -> dict[str, Any]:
         "file": job.shown,
         "dtype": job.dtype or "its own",
     }
-    draft = answer([args.program, "differentiate", str(job.file), *options])
+    draft = answer([args.program, "differentiate", str(job.file), *options], args.seconds)
     if "report" not in draft:
         error = draft.get("error") or {}
         refused = error.get("kind") == "unsupported_op"
         line = f" (line {error['line']})" if error.get("line") else ""
         return made | {
-            "verdict": "refused" if refused else "unusable",
+            "verdict": "refused" if refused else draft.get("verdict", "unusable"),
             "construct": next((r["construct"] for r in draft.get("refusals", [])), None),
             "reason": f"{error.get('message', 'no answer')}{line}",
         }
@@ -120,7 +123,7 @@ def row(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     }
     made["lines"] = len(draft["backward"].splitlines())
     run = [args.program, "--file-path", str(job.file), "--backend", "none", "--draft", "differentiator"]
-    result = answer([*run, "--no-optimise", "--out", args.runs, *options])
+    result = answer([*run, "--no-optimise", "--out", args.runs, *options], args.seconds)
     verdict = {"not_verified": "not verified"}.get(str(result.get("verdict")), result.get("verdict", "error"))
     made |= {"verdict": verdict, "shapes": result.get("shapes")}
     if verdict == "verified":
@@ -158,6 +161,7 @@ def main() -> int:
     parser.add_argument("--dtypes", default="", help="comma-separated: fp16, bf16, fp32, fp64")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--deadline", type=int, default=300)
+    parser.add_argument("--seconds", type=float, default=1e6, help="longest time for one step of one file")
     parser.add_argument("--runs", default="generated/matrix")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

@@ -20,6 +20,12 @@ for program in kernel-agent ka-jail libka_jail.so; do
 done
 
 cp -r prompts sandbox dataset examples LICENSE THIRD_PARTY_LICENSES.md README.md "$root/"
+# scripts/gpu.py and what it runs
+mkdir -p "$root/tests/python" "$root/bench"
+cp -r scripts "$root/"
+cp -r tests/jail tests/attacks "$root/tests/"
+cp -r tests/python/kernels "$root/tests/python/"
+cp -r bench/gpu bench/gpu_sweeps.json "$root/bench/"
 find "$root" -name __pycache__ -prune -exec rm -rf {} +
 cp "$build/pairs.db" "$root/pairs.db"
 tar -C dist -czf "dist/$name.tar.gz" "$name"

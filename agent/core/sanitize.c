@@ -15,9 +15,12 @@ static const char *text_of(const json_t *object, const char *name, const char *o
 static void judge_finding(const json_t *finding, const char *tool, struct ka_verdict *verdict)
 {
     const json_t *line = json_object_get(finding, "line");
+    const char *kernel = text_of(finding, "kernel", NULL);
     char place[300] = "", text[700];
+    if (kernel && !json_is_integer(line))
+        snprintf(place, sizeof(place), " in kernel %.80s", kernel);
     if (json_is_integer(line))
-        snprintf(place, sizeof(place), " in kernel %.80s, %.180s line %lld", text_of(finding, "kernel", "?"),
+        snprintf(place, sizeof(place), " in kernel %.80s, %.180s line %lld", kernel ? kernel : "?",
                  text_of(finding, "file", "?"), (long long)json_integer_value(line));
     snprintf(text, sizeof(text), "%.300s%s (%lld times)", text_of(finding, "what", "an error"), place,
              (long long)json_integer_value(json_object_get(finding, "times")));
@@ -27,14 +30,18 @@ static void judge_finding(const json_t *finding, const char *tool, struct ka_ver
 static void judge_run(const json_t *run, const char *tool, struct ka_verdict *verdict)
 {
     const json_t *findings = json_object_get(run, "findings");
-    char text[900];
+    const char *reason = text_of(run, "reason", NULL);
+    char text[1300];
     size_t i;
     json_t *finding;
     json_array_foreach((json_t *)findings, i, finding) judge_finding(finding, tool, verdict);
     if (json_array_size(findings) || json_is_true(json_object_get(run, "complete")))
         return;
-    snprintf(text, sizeof(text), "%s gave no report to its end; its last words: %.600s", tool,
-             text_of(run, "tail", "none"));
+    if (run)
+        snprintf(text, sizeof(text), "%s gave no report to its end%s%.300s; its last words: %.600s", tool,
+                 reason ? ": " : "", reason ? reason : "", text_of(run, "tail", "none"));
+    else
+        snprintf(text, sizeof(text), "%s was not run", tool);
     ka_verdict_fail_whole(verdict, "sanitizer", text);
 }
 

@@ -45,6 +45,7 @@ struct ka_child_req {
     const char *const *env; /* more NAME=VALUE for its environment; never a secret */
     size_t env_count;
     const char *device;  /* "cpu" or "cuda" */
+    bool local_sockets;  /* its processes may connect to each other: a tool and what it watches */
     const char *require; /* layers without which nothing runs ("full", ...); NULL: the jail's default */
     enum ka_child_role role;
     struct ka_child_limits limits;

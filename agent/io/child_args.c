@@ -54,6 +54,8 @@ void ka_child_args_jail(struct ka_child_args *args, const struct ka_child_req *r
     ka_child_number(args, "--fsize-mb", req->limits.fsize_mb);
     ka_child_number(args, "--nproc", req->limits.nproc);
     ka_child_number(args, "--scratch-mb", req->limits.scratch_mb);
+    if (req->local_sockets)
+        ka_child_arg(args, "--local-sockets");
     if (req->require)
         ka_child_option(args, "--require", req->require);
     ka_child_option(args, "--ro", req->package_dir);

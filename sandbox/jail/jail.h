@@ -73,6 +73,7 @@ struct ka_jail_policy {
     const char *ro[KA_JAIL_PATHS_MAX]; /* more absolute paths that may be read */
     size_t ro_count;
     enum ka_jail_profile profile;
+    bool local_sockets; /* its processes may connect to each other, given the layers net and mount */
     unsigned want;      /* layers to try */
     unsigned require;   /* layers without which nothing runs */
     bool require_files; /* at least one of landlock and mount */

@@ -23,6 +23,7 @@ const char ka_jail_usage[] =
     "  --without LAYERS   leave layers out\n"
     "  --result-fd N      write the report line here, with the scratch descriptor if N is a socket\n"
     "  --parent PID       end at once unless PID is the parent\n"
+    "  --local-sockets    gpu profile: sockets between its own processes, given layers net and mount\n"
     "  --zygote           execute PROGRAM without layers, able to make jails (libka_jail.so)\n"
     "layers: limits caps pid mount net landlock seccomp cgroup\n";
 
@@ -99,6 +100,8 @@ static bool parse_option(struct ka_jail_options *o, const char *name, const char
     }
     if (strcmp(name, "zygote") == 0)
         return o->zygote = true;
+    if (strcmp(name, "local-sockets") == 0)
+        return o->policy.local_sockets = true;
     if (strcmp(name, "parent") == 0 && parse_number(value, INT_MAX, &number)) {
         o->parent = (long)number;
         return true;
@@ -113,7 +116,8 @@ int ka_jail_options_parse(int argc, char **argv, struct ka_jail_options *o)
         {"env", 1, NULL, 1},      {"mem-mb", 1, NULL, 1},  {"cpu-s", 1, NULL, 1},
         {"fsize-mb", 1, NULL, 1}, {"nproc", 1, NULL, 1},   {"scratch-mb", 1, NULL, 1},
         {"require", 1, NULL, 1},  {"without", 1, NULL, 1}, {"result-fd", 1, NULL, 1},
-        {"parent", 1, NULL, 1},   {"zygote", 0, NULL, 1},  {NULL, 0, NULL, 0},
+        {"parent", 1, NULL, 1},   {"zygote", 0, NULL, 1},  {"local-sockets", 0, NULL, 1},
+        {NULL, 0, NULL, 0},
     };
     int at = 0, got;
     memset(o, 0, sizeof(*o));

@@ -56,6 +56,7 @@ enum scope {
     EVERYWHERE,
     CPU_ONLY,  /* refused in the cpu profile */
     NO_MOUNTS, /* refused when nothing makes the tree read-only: Landlock does not cover metadata */
+    NO_PEERS,  /* refused unless local_sockets is asked for, and network and mounts are its own */
     NO_PIDS,   /* refused when no pid namespace ends the whole tree: everything stays in one process group */
 };
 
@@ -161,9 +162,9 @@ static const struct rule rules[] = {
     ABSENT(inotify_init1),
     ABSENT(inotify_add_watch),
     /* network: a connected pair of streams is all there is */
-    REFUSE(connect),
-    REFUSE(accept),
-    REFUSE(accept4),
+    REFUSE_IN(NO_PEERS, connect),
+    REFUSE_IN(NO_PEERS, accept),
+    REFUSE_IN(NO_PEERS, accept4),
     REFUSE_IF(sendto, NOT_NULL, 4, 0, 0),
     {SYS_socket, NOFAMILY_, CPU_ONLY, ALWAYS, 0, 0, 0},
     {SYS_socket, NOFAMILY_, EVERYWHERE, UNLIKE, 0, AF_UNIX, AF_UNIX},
@@ -322,6 +323,9 @@ static bool applies(enum scope scope, const struct ka_jail_policy *policy,
         return policy->profile == KA_PROFILE_CPU;
     case NO_MOUNTS:
         return !ka_jail_has(report, KA_LAYER_MOUNT);
+    case NO_PEERS:
+        return !policy->local_sockets || !ka_jail_has(report, KA_LAYER_NET) ||
+               !ka_jail_has(report, KA_LAYER_MOUNT);
     case NO_PIDS:
         return !ka_jail_has(report, KA_LAYER_PID);
     }

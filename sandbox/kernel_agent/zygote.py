@@ -227,6 +227,8 @@ def _take_environment(library: ctypes.CDLL) -> None:
         os.environ[name] = value
         index += 1
     tempfile.tempdir = None  # found again from TMPDIR
+    sys.pycache_prefix = None  # the zygote's own, which no child may reach
+    sys.dont_write_bytecode = True
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
 
 

@@ -14,7 +14,7 @@ import suite
 # Prints the head and the summary of a report around the watched program; {finding} only for the tool {tool}.
 SCRIPT = """#!/bin/sh
 tool=$2
-shift 4
+while [ "$2" != -m ]; do shift; done
 echo "========= COMPUTE-SANITIZER"
 "$@"
 if [ "$tool" = {tool} ]; then

@@ -360,7 +360,7 @@ def below_a_zygote(world: World, given: dict[str, bool], tally: Tally) -> None:
         warm_attempts(zygote, tally)
 
 
-def gpu_profile(world: World, tally: Tally) -> None:
+def gpu_profile(world: World, given: dict[str, bool], tally: Tally) -> None:
     """The profile for a GPU opens sockets and parts of /proc: what must stay closed all the same."""
     names = (
         "unix_path",
@@ -376,6 +376,25 @@ def gpu_profile(world: World, tally: Tally) -> None:
     for name in names:
         outcome = world.run("attempts.py", [name, json.dumps(world.context)], ["--profile", "gpu"])
         tally.check(outcome.code == 0 and not outcome.escaped, f"gpu profile: {name}: {outcome.text}")
+    local_sockets(world, given, tally)
+
+
+def local_sockets(world: World, given: dict[str, bool], tally: Tally) -> None:
+    """A tool may connect to what it watches, inside. Outwards nothing is open, and without a network of its own nothing at all."""
+    options = ["--profile", "gpu", "--local-sockets"]
+    for name in ("unix_abstract", "unix_datagram", "tcp", "tcp_listen", "udp", "vsock", "netlink"):
+        outcome = world.run("attempts.py", [name, json.dumps(world.context)], options)
+        tally.check(outcome.code == 0 and not outcome.escaped, f"local sockets: {name}: {outcome.text}")
+    if not given["net"] or not given["mount"]:
+        tally.absent.append("honest talk_over_a_socket (no own network and mounts)")
+        return
+    outcome = world.run("honest.py", ["talk_over_a_socket"], options)
+    tally.check(outcome.text == "WORKED", f"local sockets: talk_over_a_socket: {outcome.stderr[-500:]}")
+    for without in ("net", "mount"):
+        outcome = world.run(
+            "honest.py", ["talk_over_a_socket"], [*options, "--require", "none", "--without", without]
+        )
+        tally.check(outcome.text != "WORKED", f"local sockets open without the layer {without}")
 
 
 def degraded(world: World, given: dict[str, bool], tally: Tally) -> None:
@@ -481,7 +500,7 @@ def main() -> int:
         if not options.names:
             below_a_zygote(world, given, tally)
             honest_work(world, given, tally)
-            gpu_profile(world, tally)
+            gpu_profile(world, given, tally)
             degraded(world, given, tally)
             nothing_left(world, tally, options.checks)
     finally:

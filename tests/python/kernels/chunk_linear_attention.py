@@ -33,7 +33,7 @@ def output_kernel(q_ptr, k_ptr, v_ptr, s_ptr, o_ptr, t, D: tl.constexpr, C: tl.c
     v = tl.load(v_ptr + at)
     state = tl.load(s_ptr + ((batch * tl.num_programs(0) + chunk) * D + dims)[:, None] * D + dims[None, :])
     a = tl.where(steps[:, None] >= steps[None, :], tl.dot(q, tl.trans(k), input_precision="ieee"), 0.0)
-    o = tl.dot(a, v, input_precision="ieee") + tl.dot(q, state, input_precision="ieee")
+    o = tl.dot(a.to(v.dtype), v, input_precision="ieee") + tl.dot(q, state, input_precision="ieee")
     tl.store(o_ptr + at, o)
 
 

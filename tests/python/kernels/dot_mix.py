@@ -12,8 +12,8 @@ SWEEP = [{"N": 16}]
 def mix_kernel(x_ptr, y_ptr, o_ptr, N: tl.constexpr):
     rows = tl.arange(0, N)
     at = rows[:, None] * N + rows[None, :]
-    a = tl.exp(tl.load(x_ptr + at))
-    b = tl.log(tl.expand_dims(tl.load(y_ptr + rows), 1))
+    a = tl.exp(tl.load(x_ptr + at).to(tl.float32))
+    b = tl.log(tl.expand_dims(tl.load(y_ptr + rows).to(tl.float32), 1))
     c = a + b
     tl.store(o_ptr + at, a * b + tl.dot(c, c, input_precision="ieee"))
 

@@ -10,8 +10,17 @@ SWEEP = [{"SIZES": [[16, 16, 32], [40, 24, 16]]}, {"SIZES": [[33, 17, 31], [1, 5
 
 @triton.jit
 def grouped_kernel(
-    a_table, b_table, c_table, sizes_ptr, groups, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+    a_table,
+    b_table,
+    c_table,
+    like_ptr,
+    sizes_ptr,
+    groups,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
 ):
+    element = like_ptr.dtype.element_ty  # of every tensor in the tables
     tile = tl.program_id(0)
     done = 0
     for g in range(groups):
@@ -21,9 +30,9 @@ def grouped_kernel(
         tiles_n = tl.cdiv(n, BN)
         tiles = tl.cdiv(m, BM) * tiles_n
         while tile >= done and tile < done + tiles:
-            a_ptr = tl.load(a_table + g).to(tl.pointer_type(tl.float32))
-            b_ptr = tl.load(b_table + g).to(tl.pointer_type(tl.float32))
-            c_ptr = tl.load(c_table + g).to(tl.pointer_type(tl.float32))
+            a_ptr = tl.load(a_table + g).to(tl.pointer_type(element))
+            b_ptr = tl.load(b_table + g).to(tl.pointer_type(element))
+            c_ptr = tl.load(c_table + g).to(tl.pointer_type(element))
             rows = (tile - done) // tiles_n * BM + tl.arange(0, BM)
             cols = (tile - done) % tiles_n * BN + tl.arange(0, BN)
             acc = tl.zeros((BM, BN), dtype=tl.float32)
@@ -58,7 +67,7 @@ def grouped_gemm(a0, b0, a1, b1):
     sizes = torch.tensor(
         [[a.shape[0], b.shape[1], a.shape[1]] for a, b in pairs], device=a0.device, dtype=torch.int32
     )
-    grouped_kernel[(2,)](a_table, b_table, c_table, sizes, 2, BM=16, BN=16, BK=16)
+    grouped_kernel[(2,)](a_table, b_table, c_table, a0, sizes, 2, BM=16, BN=16, BK=16)
     return tuple(outs)
 
 

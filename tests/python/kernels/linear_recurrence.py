@@ -20,11 +20,12 @@ def recurrence_kernel(
     at_v = batch * steps * V + tl.arange(0, V)
     state = tl.zeros([K, V], dtype=tl.float32)
     for t in range(steps):
-        q = tl.load(q_ptr + at_k + t * K)
-        k = tl.load(k_ptr + at_k + t * K)
-        v = tl.load(v_ptr + at_v + t * V)
+        q = tl.load(q_ptr + at_k + t * K).to(tl.float32)
+        k = tl.load(k_ptr + at_k + t * K).to(tl.float32)
+        v = tl.load(v_ptr + at_v + t * V).to(tl.float32)
         if LEARNED:
-            state = state * tl.exp(tl.load(g_ptr + at_k + t * K))[:, None] + k[:, None] * v[None, :]
+            g = tl.load(g_ptr + at_k + t * K).to(tl.float32)
+            state = state * tl.exp(g)[:, None] + k[:, None] * v[None, :]
         else:
             state = state * 0.9 + k[:, None] * v[None, :]
         tl.store(o_ptr + at_v + t * V, tl.sum(state * q[:, None], 0))

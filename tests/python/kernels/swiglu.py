@@ -14,8 +14,8 @@ def swiglu_kernel(a_ptr, b_ptr, y_ptr, m, n, BM: tl.constexpr, BN: tl.constexpr)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     mask = (rows < m)[:, None] & (cols < n)[None, :]
     at = rows[:, None] * n + cols[None, :]
-    a = tl.load(a_ptr + at, mask=mask, other=0.0)
-    b = tl.load(b_ptr + at, mask=mask, other=0.0)
+    a = tl.load(a_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(b_ptr + at, mask=mask, other=0.0).to(tl.float32)
     tl.store(y_ptr + at, a * tl.sigmoid(a) * b, mask=mask)
 
 

@@ -20,7 +20,7 @@ def two_kernel(x_ptr, y_ptr, s_ptr, p_ptr, n, BLOCK: tl.constexpr):
 
 @autodiff(inputs_require_grad=(0, 1))
 def two(x, y):
-    assert x.dtype == torch.float16 or x.dtype == torch.float32
+    assert x.dtype == torch.float16 or x.dtype == torch.bfloat16 or x.dtype == torch.float32
     s, p = torch.empty_like(x), torch.empty_like(x)
     two_kernel[(triton.cdiv(x.numel(), 32),)](x, y, s, p, x.numel(), BLOCK=32)
     return s, p

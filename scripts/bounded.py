@@ -1,0 +1,86 @@
+"""Commands with a limit: each in a session of its own, which is ended as a whole when its time is over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+OUTPUT_MAX = 32 << 20
+
+
+@dataclass
+class Ended:
+    """What became of a command. `code` is None where it was ended at its limit; output is as far as it came."""
+
+    code: int | None
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def why(self) -> str:
+        """How it ended, in words."""
+        if self.code is None:
+            return f"ran past its {self.seconds:.0f} s"
+        return f"ended by signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
+
+
+def run(
+    command: Sequence[str | Path], limit: float, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Ended:
+    """Runs a command for at most `limit` seconds. Output goes to files: nobody waits for a pipe that a grandchild holds."""
+    started = time.monotonic()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = start(command, out, err, env, cwd)
+        code: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(max(0.0, limit))
+        end(process)
+        return Ended(code, _text(out), _text(err), time.monotonic() - started)
+
+
+def start(
+    command: Sequence[str | Path],
+    out: IO[bytes] | int = subprocess.DEVNULL,
+    err: IO[bytes] | int = subprocess.DEVNULL,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> subprocess.Popen[bytes]:
+    """A command in a session of its own."""
+    return subprocess.Popen(
+        [str(part) for part in command],
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=err,
+        env=None if env is None else dict(env),
+        cwd=cwd,
+        start_new_session=True,
+    )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a command of start() and its session: what follows a first, polite signal by two seconds is final."""
+    for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
+        if process.poll() is None:
+            _signal(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(patience)
+    _signal(process.pid, signal.SIGKILL)  # what the leader left behind
+
+
+def _signal(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read(OUTPUT_MAX).decode(errors="replace")

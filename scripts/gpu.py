@@ -1,0 +1,675 @@
+#!/usr/bin/env python3
+"""Everything that only a GPU can show, in one command with a limit on each part: `make gpu`, or from the tarball of `make dist`
+
+    python3 scripts/gpu.py --out gpu-NAME.json [--only PART,...] [--skip PART,...] [--limit PART=SECONDS ...]
+                           [--budget 600] [--device cuda] [--python PATH] [--jobs 8] [--list]
+
+Parts run one after another; a line is printed as each ends, and the results are written after each. A part that runs past its limit, or
+past the budget of the whole, is ended with all its processes and said to be late; what it had found until then counts. With `--device cpu`
+the same parts run in a reduced form, which shows that the script works and nothing about a GPU.
+
+The exit code is 1 where a part found something wrong, or ran past its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import bounded
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = "dataset/reduction_softmax/softmax_row_single_tile.py"
+SMALL_SWEEP = [{"M": 37, "N": 90}, {"M": 4, "N": 513}]
+CPU_SWEEP = [{"M": 3, "N": 20}]
+NORM = "bench/gpu/layer_norm_30.py"
+TEXT_MAX = 400  # characters of a message that are kept
+
+
+@dataclasses.dataclass
+class Bench:
+    """What the parts need: where the programs are, on what they run, and how much time there is."""
+
+    bin: Path
+    device: str
+    python: str
+    jobs: int
+    work: Path
+    until: float = 0.0  # of the part at work, by time.monotonic()
+
+    @property
+    def program(self) -> Path:
+        return self.bin / "kernel-agent"
+
+    @property
+    def gpu(self) -> bool:
+        return self.device == "cuda"
+
+    def left(self, most: float = 1e9) -> float:
+        return max(0.0, min(most, self.until - time.monotonic()))
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """Compiled kernels are kept below the folder of this run, so that a first time is a first time."""
+        plain = {
+            "KA_DEVICE": self.device,
+            "KA_PYTHON": self.python,
+            "XDG_CACHE_HOME": str(self.work / "cache"),
+        }
+        return os.environ | plain | more
+
+    def run(self, *command: object, most: float = 1e9, **environment: str) -> bounded.Ended:
+        return bounded.run(list(map(str, command)), self.left(most), self.environment(**environment), ROOT)
+
+    def script(self, *command: object, most: float = 1e9, **environment: str) -> bounded.Ended:
+        return self.run(self.python, *command, most=most, **environment)
+
+    def check(self, *arguments: object, most: float = 1e9) -> dict[str, Any]:
+        """A run of the program as a small entry: verdict, seconds, shapes, what went wrong."""
+        command = [self.program, *arguments, "--json", "--quiet", "--out", self.work / "runs"]
+        return entry_of(self.run(*command, most=most))
+
+
+def entry_of(ended: bounded.Ended) -> dict[str, Any]:
+    """What is kept of one run of the program."""
+    made: dict[str, Any] = {"verdict": "none", "seconds": round(ended.seconds, 1)}
+    try:
+        result = json.loads(ended.out)
+    except json.JSONDecodeError:
+        return made | {"reason": f"{ended.why}: {ended.err.strip()[-TEXT_MAX:]}"}
+    made["verdict"] = result.get("verdict", "none")
+    made |= {name: result[name] for name in ("loop_blocked_ms", "sanitizer") if name in result}
+    shapes = result.get("shapes") or {}
+    made["shapes"] = {name: value for name, value in shapes.items() if isinstance(value, int)}
+    if made["verdict"] != "verified":
+        why = result.get("failures") or (result.get("error") or {}).get("message") or ended.why
+        made["reason"] = why.strip()[:TEXT_MAX]
+    return made
+
+
+def counted(entries: Iterable[dict[str, Any]]) -> dict[str, int]:
+    return dict(Counter(entry["verdict"] for entry in entries))
+
+
+def wrong(entries: Iterable[dict[str, Any]], fine: tuple[str, ...] = ("verified",)) -> list[str]:
+    return [
+        f"{entry.get('file') or entry.get('name', '')}: {entry['verdict']}: {entry.get('reason', '')}"[
+            :TEXT_MAX
+        ]
+        for entry in entries
+        if entry["verdict"] not in fine
+    ]
+
+
+def last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1][:TEXT_MAX] if lines else ""
+
+
+def of_script(ended: bounded.Ended, file: Path | None = None) -> dict[str, Any]:
+    """A script's last words, the lines in which it says what failed, and the JSON that it wrote."""
+    made: dict[str, Any] = {"said": last_line(ended.out)}
+    if ended.code is None:
+        made["late"] = True
+    if ended.code != 0:
+        marks = ("FAIL", "ESCAPED", "WEAK")
+        bad = [line.strip()[:TEXT_MAX] for line in ended.out.splitlines() if line.strip().startswith(marks)]
+        made["failures"] = bad[:20] or [f"{ended.why}: {last_line(ended.err) or made['said']}"]
+    if file is not None and file.exists():
+        made["result"] = json.loads(file.read_text())
+    return made
+
+
+# ---- processes on the GPU
+
+
+def compute_processes() -> list[int] | None:
+    """Processes that hold memory of a GPU; None where nobody can say."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    asked = bounded.run(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"], 20)
+    if asked.code != 0:
+        return None
+    return sorted(int(line) for line in asked.out.split() if line.isdigit())
+
+
+def naming(text: str) -> list[int]:
+    """Processes whose command line or environment has this text."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        for name in ("cmdline", "environ"):
+            try:
+                if text.encode() in (entry / name).read_bytes():
+                    found.append(int(entry.name))
+                    break
+            except OSError:
+                continue
+    return found
+
+
+def memory_used() -> int | None:
+    """MiB in use on the first GPU: what is left behind may have no process that this machine shows."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    asked = bounded.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], 20)
+    words = asked.out.split()
+    return int(words[0]) if asked.code == 0 and words and words[0].isdigit() else None
+
+
+def settled(folder: Path, before: list[int] | None, seconds: float = 10.0) -> dict[str, Any]:
+    """Processes of a run below `folder`, and new ones on the GPU, once they had some seconds to die."""
+    started = time.monotonic()
+    while True:
+        mine, now = naming(str(folder)), compute_processes()
+        new = None if now is None or before is None else [pid for pid in now if pid not in before]
+        spent = time.monotonic() - started
+        if (not mine and not new) or spent > seconds:
+            return {"processes_left": len(mine), "compute_left": new, "after_s": round(spent, 1)}
+        time.sleep(0.2)
+
+
+# ---- the parts: each yields its result as it grows; the last one counts
+
+
+Part = Callable[[Bench], Iterator[dict[str, Any]]]
+
+
+def part_escapes(bench: Bench) -> Iterator[dict[str, Any]]:
+    """tests/jail: every way out of the jail."""
+    command = ["tests/jail/run.py", "--jail", bench.bin / "ka-jail", "--checks", "100" if bench.gpu else "3"]
+    names = [] if bench.gpu else ["tcp", "unix_abstract"]
+    yield of_script(bench.script(*command, *names))
+
+
+def part_starts(bench: Bench) -> Iterator[dict[str, Any]]:
+    """Cold and warm starts, and a kernel compiled or found in the cache, launched."""
+    counts = ("5", "100", "10") if bench.gpu else ("1", "3", "1")
+    file = bench.work / "jail.json"
+    options = [word for pair in zip(("--cold", "--warm", "--compiles"), counts, strict=True) for word in pair]
+    ended = bench.script(
+        "scripts/bench_jail.py", "--jail", bench.bin / "ka-jail", "--json", "--out", file, *options
+    )
+    made = of_script(ended, file)
+    yield made | {"said": ""}
+
+
+def part_examples(bench: Bench) -> Iterator[dict[str, Any]]:
+    """Every example with its whole sweep, one at a time, drafted by the differentiator."""
+    entries: list[dict[str, Any]] = []
+    files = sorted((ROOT / "examples").glob("*.py"))
+    for file in files if bench.gpu else files[-2:-1]:
+        sweep = [] if bench.gpu else ["--sweep", json.dumps(CPU_SWEEP)]
+        options = ["--backend", "none", "--no-optimise", *sweep]
+        made = (
+            bench.check("--file-path", file, *options, most=90)
+            if bench.left() > 1
+            else {"verdict": "not reached", "seconds": 0.0}
+        )
+        entries.append({"file": f"examples/{file.name}", **made})
+        yield {"verdicts": counted(entries), "rows": entries, "failures": wrong(entries)}
+
+
+def part_candidate(bench: Bench) -> Iterator[dict[str, Any]]:
+    """One more candidate in the same run: the same backward again, with another comment, as a model's answer."""
+    file = ROOT / "examples" / ("layer_norm.py" if bench.gpu else "softmax.py")
+    sweep = [] if bench.gpu else ["--sweep", json.dumps([{"M": 3, "N": 20}])]
+    drafted = bench.run(bench.program, "differentiate", file, "--json", "--out", bench.work / "runs", *sweep)
+    try:
+        backward = json.loads(drafted.out)["backward"]
+    except (json.JSONDecodeError, KeyError):
+        yield {"failures": [f"differentiate: {drafted.why}: {drafted.err.strip()[-TEXT_MAX:]}"]}
+        return
+    box = bench.work / "box"
+    box.mkdir()
+    options = [
+        "--backend",
+        f"mailbox:{box}",
+        "--draft",
+        "llm",
+        "--max-iters",
+        "2",
+        "--json",
+        "--quiet",
+        *sweep,
+    ]
+    command = [bench.program, "--file-path", file, *options, "--out", bench.work / "candidate"]
+    answered: list[float] = []
+    seconds: list[float] = []
+    with (bench.work / "candidate.json").open("w+b") as out:
+        process = bounded.start(list(map(str, command)), out, subprocess.DEVNULL, bench.environment(), ROOT)
+        try:
+            while bench.left() > 0 and process.poll() is None and len(seconds) < 2:
+                asked = sorted(box.glob("*.request.md"))
+                if len(asked) > len(answered):
+                    if answered:
+                        seconds.append(round(time.monotonic() - answered[-1], 2))
+                    answer = asked[-1].with_name(asked[-1].name.replace(".request.", ".answer."))
+                    answer.write_text(f"```python\n# answer {len(answered)}\n{backward}\n```\n")
+                    answered.append(time.monotonic())
+                time.sleep(0.02)
+            if answered and len(seconds) < len(answered) and process.poll() is not None:
+                seconds.append(round(time.monotonic() - answered[-1], 2))
+        finally:
+            bounded.end(process)
+    made: dict[str, Any] = {"file": f"examples/{file.name}", "from_answer_to_next_s": seconds}
+    if len(seconds) < 2:
+        made["failures"] = [f"only {len(seconds)} of 2 candidates were judged"]
+    yield made
+
+
+def part_norm(bench: Bench) -> Iterator[dict[str, Any]]:
+    """A layer norm of 30 shapes."""
+    sweep = [] if bench.gpu else ["--sweep", json.dumps([{"M": 3, "N": 20}])]
+    made = bench.check("--file-path", ROOT / NORM, "--backend", "none", "--no-optimise", *sweep)
+    yield {"file": NORM, **made, "failures": wrong([{"file": NORM, **made}])}
+
+
+def part_all(bench: Bench) -> Iterator[dict[str, Any]]:
+    """All examples and pairs, several at a time."""
+    files: list[str | Path] = [
+        *sorted((ROOT / "examples").glob("*.py")),
+        *sorted((ROOT / "dataset").glob("*/*.py")),
+    ]
+    if not bench.gpu:
+        files = [ROOT / SMALL]
+    out = bench.work / "all.json"
+    options = [
+        "--device",
+        bench.device,
+        "--python",
+        bench.python,
+        "--jobs",
+        str(bench.jobs),
+        "--deadline",
+        "90",
+    ]
+    options += [
+        "--seconds",
+        "90",
+        "--budget",
+        str(max(0.0, bench.left() - 95)),
+        "--sweeps",
+        "bench/gpu_sweeps.json",
+    ]
+    if not bench.gpu:
+        options[-4:] = []
+    ended = bench.script(
+        *["scripts/check_all.py", "--program", bench.program, "--out", out, "--runs", bench.work / "runs"],
+        *[*options, *files],
+    )
+    made = of_script(ended)
+    rows = json.loads(out.read_text())["results"] if out.exists() else []
+    kept = [
+        {"file": named(row["file"]), "verdict": row["verdict"], "seconds": row.get("seconds"), **blocked(row)}
+        for row in rows
+    ]
+    failed = [
+        row | {"reason": str(row.get("failures") or row.get("error") or row.get("stderr", ""))}
+        for row in rows
+    ]
+    yield made | {
+        "verdicts": counted(rows),
+        "rows": kept,
+        "failures": wrong(failed, ("verified", "not reached")) or made.get("failures", [])[:0],
+    }
+
+
+def named(file: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else file
+
+
+def blocked(row: dict[str, Any]) -> dict[str, Any]:
+    return {"loop_blocked_ms": row["loop_blocked_ms"]} if "loop_blocked_ms" in row else {}
+
+
+def part_attacks(bench: Bench) -> Iterator[dict[str, Any]]:
+    """tests/attacks with compiled kernels. What aims at the interpreter may be rejected for another reason than there."""
+    only = [] if bench.gpu else ["--only", "control scale_atomics"]
+    ended = bench.script("tests/attacks/run.py", "--build", bench.bin, "--jobs", str(bench.jobs), *only)
+    lines = ended.out.splitlines()
+    done = sum(line.startswith(("ok ", "FAIL")) for line in lines)
+    accepted = [
+        line.strip()[:TEXT_MAX] for line in lines if line.startswith("FAIL") and line.endswith(": ACCEPTED")
+    ]
+    yield of_script(ended) | {"judged": done, "accepted": accepted}
+
+
+def part_matrix(bench: Bench) -> Iterator[dict[str, Any]]:
+    """The differentiator alone on the staged kernels, in three precisions."""
+    out = bench.work / "matrix.json"
+    command = ["scripts/diff_matrix.py", "--program", bench.program, "--device", bench.device, "--out", out]
+    command += ["--python", bench.python, "--jobs", str(bench.jobs), "--deadline", "60", "--seconds", "60"]
+    command += ["--runs", bench.work / "matrix", "--dtypes", "fp32,fp16,bf16" if bench.gpu else "fp32"]
+    ended = bench.script(*command, *([] if bench.gpu else ["vector_add"]))
+    made = of_script(ended)
+    found = json.loads(out.read_text()) if out.exists() else {"rows": []}
+    rows = [
+        {
+            key: row[key]
+            for key in ("name", "dtype", "verdict", "reason", "seconds", "worst_error")
+            if key in row
+        }
+        for row in found["rows"]
+    ]
+    by_dtype: dict[str, Counter[str]] = {}
+    for row in rows:
+        by_dtype.setdefault(row["dtype"], Counter())[row["verdict"]] += 1
+    bad = [f"{row['dtype']} {line}" for row in rows for line in wrong([row], ("verified", "refused"))]
+    yield made | {
+        "verdicts": {name: dict(counts) for name, counts in by_dtype.items()},
+        "rows": rows,
+        "failures": bad or (made.get("failures", []) if not rows else []),
+    }
+
+
+# Writes past its gradient: what memcheck has to find. The guard bands and the poison are not there below the tool.
+BEYOND = ("mask=cols < n", "mask=cols < n + 8")
+
+
+def part_sanitizer(bench: Bench) -> Iterator[dict[str, Any]]:
+    """check --sanitize on a small pair; then the tools alone on a pair that reads and writes out of bounds, which they must see."""
+    if not bench.gpu:
+        yield {"skipped": "compute-sanitizer watches compiled kernels on a GPU"}
+        return
+    path = os.environ["PATH"] + ":/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer"
+    tool = shutil.which("compute-sanitizer", path=path)
+    if tool is None:
+        yield {"failures": ["there is no compute-sanitizer on PATH"]}
+        return
+    arguments = ["check", ROOT / SMALL, "--sanitize", "--sweep", json.dumps(SMALL_SWEEP), "--json", "--quiet"]
+    ended = bench.run(bench.program, *arguments, "--out", bench.work / "runs", most=150, PATH=path)
+    made: dict[str, Any] = {
+        "tool": tool,
+        "pair": entry_of(ended),
+        "failures": wrong([{"file": SMALL, **entry_of(ended)}]),
+    }
+    yield made
+    for name, text in (("right", None), ("out_of_bounds", BEYOND)):
+        made[f"alone_{name}"] = watched_alone(bench, tool, name, text)
+        yield made
+    seen = {run["tool"]: run for run in made["alone_out_of_bounds"].get("runs", [])}
+    if not seen.get("memcheck", {}).get("findings"):
+        made["failures"] = [*made["failures"], "memcheck does not see an access out of bounds"]
+    yield made
+
+
+def watched_alone(bench: Bench, tool: str, name: str, edit: tuple[str, str] | None) -> dict[str, Any]:
+    """The operation sanitize without program and jail, on the small pair as it is or with an edit below its marker."""
+    folder = bench.work / f"sanitize-{name}"
+    folder.mkdir()
+    head, marker, tail = (ROOT / SMALL).read_text().partition("# ---- backward ----")
+    pair = folder / "pair.py"
+    pair.write_text(head + marker + (tail.replace(*edit) if edit else tail))
+    case = {"id": 0, "dims": SMALL_SWEEP[0], "seed": 1, "upstream": {"kind": "normal", "seed": 2}}
+    request = {"sanitizer": tool, "file": str(pair), "device": "cuda", "target": "sm_90", "cases": [case]}
+    code = (
+        "import json, sys; from pathlib import Path; from kernel_agent import sanitize\n"
+        "print(json.dumps(sanitize.run(json.loads(sys.argv[1]), Path(sys.argv[2]))))"
+    )
+    ended = bench.script("-c", code, json.dumps(request), folder, most=130, PYTHONPATH=str(ROOT / "sandbox"))
+    try:
+        return json.loads(ended.out)
+    except json.JSONDecodeError:
+        return {"error": f"{ended.why}: {ended.err.strip()[-TEXT_MAX:]}"}
+
+
+def part_row(bench: Bench) -> Iterator[dict[str, Any]]:
+    """500 checks of a small pair: how many were not verified, how many ended by abort, and what stays on the GPU."""
+    wanted, streams = (500, bench.jobs) if bench.gpu else (2, 1)
+    before = compute_processes()
+    memory = memory_used()
+    stop = bench.until - 10
+    sweep = json.dumps([{"M": 8, "N": 33}])
+    entries: list[dict[str, Any]] = []
+    aborted = 0
+
+    def stream(at: int) -> tuple[list[dict[str, Any]], int]:
+        made, aborts = [], 0
+        for _ in range(at, wanted, streams):
+            if time.monotonic() > stop:
+                break
+            options = ["--sweep", sweep, "--fail-fast", "--json"]
+            ended = bench.run(
+                *[bench.program, "check", ROOT / SMALL, *options, "--out", bench.work / f"row{at}"],
+                most=max(1.0, bench.until - time.monotonic()),
+            )
+            made.append({"file": SMALL, **entry_of(ended)})
+            aborts += "signal 6" in ended.out + ended.err or ended.code == -6
+        return made, aborts
+
+    with ThreadPoolExecutor(streams) as pool:
+        for made, aborts in pool.map(stream, range(streams)):
+            entries += made
+            aborted += aborts
+    left = settled(bench.work, before)
+    times = sorted(entry["seconds"] for entry in entries)
+    result: dict[str, Any] = {
+        "asked": wanted,
+        "done": len(entries),
+        "streams": streams,
+        "verdicts": counted(entries),
+        "aborted": aborted,
+        "median_s": times[len(times) // 2] if times else None,
+        "gpu_memory_mib": [memory, memory_used()],
+        **left,
+    }
+    bad = wrong(entries)[:20] + ([f"{aborted} ended by abort"] if aborted else [])
+    bad += [f"{left['compute_left']} still on the GPU"] if left["compute_left"] else []
+    yield result | {"failures": bad}
+
+
+def part_two(bench: Bench) -> Iterator[dict[str, Any]]:
+    """Two runs at once on one GPU."""
+    files = [ROOT / SMALL, ROOT / "dataset/norm/rms_norm_rowgroup_partials.py"]
+    sweeps = [[], []] if bench.gpu else [["--sweep", json.dumps(CPU_SWEEP)]] * 2
+    pairs = list(zip(files if bench.gpu else files[:1] * 2, sweeps, strict=True))
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda one: bench.check("check", one[0], *one[1]), pairs))
+    rows = [{"file": named(str(file)), **entry} for (file, _), entry in zip(pairs, made, strict=True)]
+    yield {"rows": rows, "verdicts": counted(rows), "failures": wrong(rows)}
+
+
+def part_killed(bench: Bench) -> Iterator[dict[str, Any]]:
+    """The program killed in the middle of a check: nothing of it is left after some seconds."""
+    before = compute_processes()
+    runtime = bench.work / "killed"
+    runtime.mkdir(mode=0o700)
+    environment = bench.environment(XDG_RUNTIME_DIR=str(runtime))
+    command = [bench.program, "check", ROOT / SMALL, "--json", "--quiet", "--out", bench.work / "runs"]
+    process = bounded.start(list(map(str, command)), env=environment, cwd=ROOT)
+    try:
+        seen_at, most = None, 0
+        while bench.left() > 15 and process.poll() is None:
+            children = len(naming(str(runtime)))
+            most = max(most, children)
+            busy = children > 3 and (
+                not bench.gpu or bool(set(compute_processes() or [0]) - set(before or []))
+            )
+            seen_at = seen_at or (time.monotonic() if busy else None)
+            if seen_at and time.monotonic() - seen_at > 1:
+                break
+            time.sleep(0.1)
+        ended_before = process.poll() is not None
+        process.kill()
+        process.wait()
+        left = settled(runtime, before)
+    finally:
+        bounded.end(process)
+    made: dict[str, Any] = {"processes_at_kill": most, **left}
+    bad = ["the check ended before it could be killed"] if ended_before else []
+    if left["processes_left"] or left["compute_left"]:
+        bad.append(f"left: {left['processes_left']} processes, on the GPU {left['compute_left']}")
+    yield made | {"failures": bad}
+
+
+def part_hostile(bench: Bench) -> Iterator[dict[str, Any]]:
+    """Children that answer with hostile results, where the tests have them."""
+    found = sorted((ROOT / "tests").glob("*/hostile.py"))
+    if not found:
+        yield {"skipped": "no tests/*/hostile.py"}
+        return
+    for file in found:
+        yield of_script(bench.script(file, "--build", bench.bin))
+
+
+PARTS: dict[str, tuple[float, Part]] = {  # with seconds on a GPU
+    "sanitizer": (180, part_sanitizer),
+    "killed": (40, part_killed),
+    "two": (60, part_two),
+    "starts": (60, part_starts),
+    "candidate": (60, part_candidate),
+    "norm": (120, part_norm),
+    "examples": (240, part_examples),
+    "matrix": (180, part_matrix),
+    "all": (240, part_all),
+    "attacks": (120, part_attacks),
+    "row": (150, part_row),
+    "escapes": (120, part_escapes),
+    "hostile": (60, part_hostile),
+}
+
+
+# ---- the whole
+
+
+def machine(python: str) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "cores": os.cpu_count(),
+        "kernel": os.uname().release,
+        "python": platform.python_version(),
+    }
+    code = "from importlib.metadata import version as v\nprint(v('torch'), v('triton'))"
+    asked = bounded.run([python, "-c", code], 30)
+    if asked.code == 0:
+        made["torch"], made["triton"] = asked.out.split()
+    if shutil.which("nvidia-smi"):
+        names = bounded.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], 20)
+        made["gpu"] = names.out.strip().splitlines()[:1]
+    return made
+
+
+def run_part(name: str, bench: Bench, limit: float) -> dict[str, Any]:
+    """The part's last result, with its seconds; whatever it raises is a failure of it."""
+    started = time.monotonic()
+    bench.until = started + limit
+    made: dict[str, Any] = {}
+    try:
+        for found in PARTS[name][1](bench):
+            made = found
+    except Exception as exc:  # noqa: BLE001 (the other parts have to run)
+        made = {**made, "failures": [*made.get("failures", []), f"{type(exc).__name__}: {exc}"[:TEXT_MAX]]}
+    spent = time.monotonic() - started
+    late = spent > limit or made.pop("late", False)
+    return {"seconds": round(spent, 1), "limit": round(limit, 1), "late": bool(late), **made}
+
+
+def line_of(name: str, made: dict[str, Any]) -> str:
+    if "skipped" in made:
+        state = f"skipped: {made['skipped']}"
+    else:
+        bad = made.get("failures") or []
+        state = "late" if made["late"] else "ok" if not bad else f"{len(bad)} wrong"
+        facts = [
+            f"{key} {made[key]}"
+            for key in ("verdicts", "verdict", "done", "aborted", "said")
+            if made.get(key)
+        ]
+        state = "  ".join([f"{state:9}", *facts, *(["first: " + bad[0].replace("\n", " ")] if bad else [])])
+    return f"{name:10} {made.get('seconds', 0):7.1f} s  {state}"[:400]
+
+
+def chosen(options: argparse.Namespace) -> list[str]:
+    only, skip = (list(filter(None, text.split(","))) for text in (options.only, options.skip))
+    unknown = [name for name in [*only, *skip, *options.limit] if name not in PARTS]
+    if unknown:
+        raise SystemExit(f"gpu.py: no part {unknown[0]!r}; the parts are {' '.join(PARTS)}")
+    return [name for name in only or PARTS if name not in skip]
+
+
+def limit_of(text: str) -> tuple[str, float]:
+    name, _, seconds = text.partition("=")
+    return name, float(seconds)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required="--list" not in sys.argv)
+    parser.add_argument("--only", default="", help="these parts, in this order")
+    parser.add_argument("--skip", default="")
+    parser.add_argument("--limit", type=limit_of, action="append", default=[], metavar="PART=SECONDS")
+    parser.add_argument("--budget", type=float, default=600, help="seconds for all parts together")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--python", default="", help="the Python with torch and Triton")
+    parser.add_argument("--jobs", type=int, default=8)
+    parser.add_argument("--bin", type=Path, help="folder with kernel-agent and ka-jail")
+    parser.add_argument("--list", action="store_true", help="the parts and their limits")
+    options = parser.parse_args()
+    options.limit = dict(options.limit)
+    return options
+
+
+def usual_bin() -> Path:
+    return next(
+        (path for path in (ROOT / "bin", ROOT / "build") if (path / "kernel-agent").exists()), ROOT / "build"
+    )
+
+
+def usual_python() -> str:
+    own = ROOT / ".venv/bin/python"
+    return str(own) if own.exists() else sys.executable
+
+
+def main() -> int:
+    options = parse()
+    if options.list:
+        for name, (seconds, part) in PARTS.items():
+            print(f"{name:10} {seconds:4.0f} s  {(part.__doc__ or '').splitlines()[0]}")
+        return 0
+    names = chosen(options)
+    store = next((path for path in (ROOT / "pairs.db", ROOT / "build/pairs.db") if path.exists()), None)
+    if store and "KA_STORE" not in os.environ:
+        os.environ["KA_STORE"] = str(store)
+    begun = time.monotonic()
+    results: dict[str, Any] = {}
+    python = options.python or usual_python()
+    head = {"device": options.device, "command": " ".join(sys.argv), "machine": machine(python)}
+    with tempfile.TemporaryDirectory(prefix="ka-gpu-") as folder:
+        for name in names:
+            left = options.budget - (time.monotonic() - begun)
+            work = Path(folder) / name
+            work.mkdir()
+            bin_folder = (options.bin or usual_bin()).resolve()
+            bench = Bench(bin_folder, options.device, python, options.jobs, work)
+            limit = min(options.limit.get(name, PARTS[name][0]), left)
+            results[name] = run_part(name, bench, limit) if limit > 1 else {"skipped": "no time left"}
+            print(line_of(name, results[name]), flush=True)
+            write(options.out, head | {"seconds": round(time.monotonic() - begun, 1), "parts": results})
+    return 1 if any(made.get("failures") or made.get("late") for made in results.values()) else 0
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(result, indent=1) + "\n")
+    part.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
