@@ -91,6 +91,12 @@ def _note(value: Any, key: list[Any], handles: list[Any]) -> None:
         raise Unknown
 
 
+def _same(handles: list[Any]) -> tuple[int, ...]:
+    """For each operand the first one that is the same object."""
+    ids = [id(handle) for handle in handles]
+    return tuple(map(ids.index, ids))
+
+
 class Recorder:
     """A builder that does what the real one does, and writes down what it was asked for."""
 
@@ -328,6 +334,8 @@ class Memory:
                         _note(arg, key, handles)
             except Unknown:
                 return plain(*args, **kwargs)
+            if len(handles) > 1 and len(set(map(id, handles))) < len(handles):
+                key.append(_same(handles))  # x * x says nothing of x * y
             which = tuple(key)
             found = known.get(which)
             if found is None:
