@@ -8,7 +8,9 @@ the tensors that the launch was given and shown to observers (bytes, atomics).
 from __future__ import annotations
 
 import ast
+import bisect
 import contextlib
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -27,10 +29,22 @@ from triton.runtime import interpreter as _interp
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from . import compat
+from . import compat, remember
 
 _TO_TENSOR = "__kernel_agent_to_tensor__"
 _MISSING = object()
+# Builtins that run what they are given, or that say something each time.
+_ALWAYS_ANEW = frozenset(
+    [
+        "reduce",
+        "associative_scan",
+        "map_elementwise",
+        "inline_asm_elementwise",
+        "static_print",
+        "static_assert",
+        "device_print",
+    ]
+)
 
 
 class Observer(Protocol):
@@ -51,6 +65,8 @@ class _State:
 
     running: bool = False
     regions: np.ndarray | None = None  # rows of (first byte, end), sorted; None: addresses are not checked
+    starts: list[int] = field(default_factory=list)  # the columns of `regions`
+    ends: list[int] = field(default_factory=list)
     observers: list[Observer] = field(default_factory=list)
 
 
@@ -78,7 +94,8 @@ def run(kernel: JITFunction, grid: tuple[int, ...], args: Mapping[str, Any]) -> 
     function = rewritten(kernel)
     with _language(), np.errstate(all="ignore"):
         bound = {name: value if name in constexprs else _convert(value) for name, value in args.items()}
-        _state.regions = _regions(args.values())
+        _state.regions = regions = _regions(args.values())
+        _state.starts, _state.ends = ([], []) if regions is None else regions.T.tolist()
         builder = _interp.interpreter_builder
         nx, ny, nz = (*grid, 1, 1, 1)[:3]
         builder.set_grid_dim(nx, ny, nz)
@@ -157,6 +174,8 @@ def _with_semantic(builtin: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _to_tensor(value: Any) -> Any:
+    if type(value) is tl.tensor:
+        return value
     return _interp.interpreter_semantic.to_tensor(value, False)
 
 
@@ -191,7 +210,11 @@ def _patch_libdevice() -> None:
 @functools.cache
 def _patches() -> list[tuple[Any, str, Any, Any]]:
     """What the interpreter changes in triton.language: object, attribute, original, replacement."""
-    compat.install(_MemoryBuilder())
+    builder = _MemoryBuilder()
+    # With it, sums of integers are computed twice, for an assertion that the interpreter then leaves out.
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+    _interp._get_np_dtype = _element_type
+    compat.install(builder)
     before = [(obj, dict(vars(obj))) for obj in _patched_objects()]
     _interp._patch_lang(_shim_in_language)
     _patch_libdevice()
@@ -201,7 +224,41 @@ def _patches() -> list[tuple[Any, str, Any, Any]]:
             if originals.get(name, _MISSING) is not value:
                 changes.append((obj, name, originals.get(name, _MISSING), value))
     _undo(changes)
-    return changes
+    memory = remember.Memory(_interp.interpreter_builder)
+    return [
+        (obj, name, original, _quicker(memory, name, original, new)) for obj, name, original, new in changes
+    ]
+
+
+def _quicker(memory: remember.Memory, name: str, original: Any, replacement: Any) -> Any:
+    """What the interpreter puts in place of `original`, with the types worked out once for operands of one kind."""
+    if name in ("__bool__", "__index__"):
+
+        def looks(tensor: Any) -> Any:
+            if tensor.handle.data.size == 1:  # a larger one is always true
+                memory.looked_at_elements()
+            return replacement(tensor)
+
+        return looks
+    if (
+        isinstance(replacement, types.FunctionType)
+        and tl.core.is_builtin(original)
+        and name not in _ALWAYS_ANEW
+    ):
+        return memory.remembering(original, replacement)
+    return replacement
+
+
+_find_element_type = _interp._get_np_dtype
+
+
+def _element_type(ty: Any) -> np.dtype:
+    """The NumPy type of a Triton type, looked up once for each type object."""
+    try:
+        return ty._kernel_agent_elements
+    except AttributeError:
+        ty._kernel_agent_elements = found = _find_element_type(ty)
+        return found
 
 
 def _undo(changes: list[tuple[Any, str, Any, Any]]) -> None:
@@ -277,6 +334,8 @@ def _check(addresses: np.ndarray, size: int, verb: str) -> None:
     regions = _state.regions
     if regions is None or addresses.size == 0:
         return
+    if _inside_one(addresses, size):
+        return
     if len(regions) == 0:
         raise OutOfBounds(f"{verb} {addresses.size} addresses, but the launch has no tensor with elements")
     at = np.searchsorted(regions[:, 0], addresses, side="right") - 1
@@ -297,15 +356,32 @@ def _check(addresses: np.ndarray, size: int, verb: str) -> None:
     )
 
 
+def _inside_one(addresses: np.ndarray, size: int) -> bool:
+    """Whether one tensor has them all, as is usual."""
+    low, high = (
+        (int(addresses.min()), int(addresses.max())) if addresses.size > 1 else (int(addresses[0]),) * 2
+    )
+    at = bisect.bisect_right(_state.starts, low) - 1
+    return at >= 0 and high + size <= _state.ends[at]
+
+
 class _MemoryBuilder(compat.Builder):
     """Checks and reports every access, then leaves it to Triton."""
 
+    def create_load(self, ptrs: Any, cache: Any, eviction: Any, volatile: bool) -> Any:
+        self._read(ptrs, None)
+        everywhere = _interp.TensorHandle(np.ones_like(ptrs.data, dtype=bool), tl.int1)
+        return super().create_masked_load(ptrs, everywhere, None, cache, eviction, volatile)
+
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any) -> Any:
+        self._read(ptrs, mask)
+        return super().create_masked_load(ptrs, mask, other, *rest)
+
+    def _read(self, ptrs: Any, mask: Any) -> None:
         addresses, size = _touched(ptrs, mask)
         _check(addresses, size, "reads")
         for observer in _state.observers:
             observer.load(addresses, size)
-        return super().create_masked_load(ptrs, mask, other, *rest)
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
         addresses, size = _touched(ptrs, mask)
@@ -343,4 +419,6 @@ def _touched(ptrs: Any, mask: Any) -> tuple[np.ndarray, int]:
     if mask is None:
         return data.reshape(-1), size
     lanes = mask if isinstance(mask, np.ndarray) else mask.data
+    if lanes.shape == data.shape and lanes.dtype == np.bool_:
+        return data[lanes], size
     return data[np.broadcast_to(lanes, data.shape).astype(bool)].reshape(-1), size
