@@ -375,16 +375,20 @@ static void drop(struct ka_pythons *pythons, size_t at)
 void ka_pythons_choose(struct ka_pythons *pythons, bool all, ka_python_ask_fn ask, void *arg)
 {
     bool named = pythons->count && pythons->list[0].source == NAMED;
+    bool found = false;
     size_t chosen = SIZE_MAX;
-    for (size_t i = 0; i < pythons->count && (all || chosen == SIZE_MAX);) {
+    for (size_t i = 0; i < pythons->count && (all || !found);) {
         if (!is_known(pythons, i))
             ask_one(&pythons->list[i], ask ? ask : ask_really, arg);
         if (is_known(pythons, i)) {
             drop(pythons, i);
             continue;
         }
-        if (!pythons->list[i].lacks && chosen == SIZE_MAX && (!named || i == 0))
-            chosen = i;
+        if (!pythons->list[i].lacks) {
+            if (!found && (!named || i == 0))
+                chosen = i;
+            found = true;
+        }
         i++;
     }
     pythons->chosen = chosen < pythons->count ? chosen : pythons->count;
