@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +23,7 @@
 struct ka_cache {
     char *root, *folder;
     uint64_t max_bytes, bytes; /* `bytes`: at the last look, and what we added since */
+    pthread_mutex_t lock;      /* held while something is added */
 };
 
 struct item {
@@ -188,6 +190,7 @@ int ka_cache_open(const char *root, const char *toolchain, uint64_t max_bytes, s
     if (!is_word(toolchain))
         return ka_fail(err, -EINVAL, "'%s' is no name of a toolchain", toolchain);
     struct ka_cache *cache = ka_calloc(1, sizeof(*cache));
+    pthread_mutex_init(&cache->lock, NULL);
     cache->root = ka_strdup(root);
     cache->folder = ka_path_join(root, toolchain);
     cache->max_bytes = max_bytes;
@@ -215,6 +218,7 @@ void ka_cache_close(struct ka_cache *cache)
 {
     if (!cache)
         return;
+    pthread_mutex_destroy(&cache->lock);
     free(cache->root);
     free(cache->folder);
     free(cache);
@@ -232,6 +236,21 @@ static char *entry_path(const struct ka_cache *cache, const char *key)
     return ka_path_join(cache->folder, name);
 }
 
+/* At once: json_loadfd() asks the kernel for each byte. */
+static json_t *read_entry(int fd, size_t len)
+{
+    char *text = ka_calloc(len + 1, 1);
+    size_t done = 0;
+    ssize_t n = 1;
+    while (done < len && n > 0) {
+        n = pread(fd, text + done, len - done, (off_t)done);
+        done += n > 0 ? (size_t)n : 0;
+    }
+    json_t *entry = json_loadb(text, done, 0, NULL);
+    free(text);
+    return entry;
+}
+
 json_t *ka_cache_get(struct ka_cache *cache, const char *key)
 {
     struct stat st;
@@ -243,7 +262,7 @@ json_t *ka_cache_get(struct ka_cache *cache, const char *key)
     if (fd < 0)
         return NULL;
     bool plain = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size <= ENTRY_MAX;
-    json_t *entry = plain ? json_loadfd(fd, 0, NULL) : NULL;
+    json_t *entry = plain ? read_entry(fd, (size_t)st.st_size) : NULL;
     if (entry)
         futimens(fd, NULL);
     close(fd);
@@ -259,6 +278,7 @@ int ka_cache_put(struct ka_cache *cache, const char *key, const json_t *entry, s
         return ka_fail(err, -EINVAL, "an entry that is no JSON");
     size_t len = strlen(text);
     int rc = 0;
+    pthread_mutex_lock(&cache->lock);
     if (len > (size_t)ENTRY_MAX || len > cache->max_bytes)
         rc = ka_fail(err, -EFBIG, "an entry of %zu bytes is too large for the cache", len);
     if (rc == 0 && cache->bytes + len > cache->max_bytes)
@@ -268,6 +288,7 @@ int ka_cache_put(struct ka_cache *cache, const char *key, const json_t *entry, s
         rc = ka_file_write(path, text, len, err);
     if (rc == 0)
         cache->bytes += len;
+    pthread_mutex_unlock(&cache->lock);
     free(path);
     free(text);
     return rc;

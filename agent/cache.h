@@ -2,7 +2,7 @@
  * poison it: the key is the SHA-256 of what was compiled, and only this process writes here. Knows files, not their
  * meaning; never waits for another process.
  *
- * Several daemons may share a folder: an entry appears whole or not at all, and its content follows from its name. */
+ * ka_cache_get() and ka_cache_put() may be called by several threads; the rest is the owner's alone. Several daemons may share a folder: an entry appears whole or not at all, and its content follows from its name. */
 #ifndef KA_CACHE_H
 #define KA_CACHE_H
 

@@ -10,6 +10,7 @@
 #include "cache.h"
 #include "hash.h"
 #include "io/child.h"
+#include "io/work.h"
 #include "log.h"
 #include "op.h"
 
@@ -24,9 +25,15 @@ struct ka_compile {
     uv_timer_t first; /* `done` never runs from inside start */
     struct task {
         struct ka_compile *compile;
-        struct ka_op *op; /* NULL: free for the next source */
+        bool busy;
+        bool on_thread;   /* looks into the cache, or puts something there */
+        struct ka_op *op; /* the child, while there is one */
         size_t at;        /* its source */
+        json_t *doc;      /* the child's result, to be kept */
+        json_t *found;    /* what the thread found or kept: facts and products */
+        struct ka_err err;
     } tasks[TASKS];
+    bool cancelled;
     json_t *sources; /* [[key, text], ...] */
     size_t at;       /* the next that nobody has */
     json_t *entries;
@@ -46,8 +53,13 @@ static void on_closed(uv_handle_t *handle)
     free(c);
 }
 
+/* Closes when the last thread is done. */
 static void leave(struct ka_compile *c)
 {
+    c->cancelled = true;
+    for (size_t i = 0; i < TASKS; i++)
+        if (c->tasks[i].on_thread)
+            return;
     uv_close((uv_handle_t *)&c->first, on_closed);
 }
 
@@ -60,9 +72,11 @@ static void finish(struct ka_compile *c)
 
 void ka_compile_cancel(struct ka_compile *c)
 {
-    for (size_t i = 0; i < TASKS; i++)
+    for (size_t i = 0; i < TASKS; i++) {
         if (c->tasks[i].op)
             ka_op_cancel(c->tasks[i].op);
+        c->tasks[i].op = NULL;
+    }
     leave(c);
 }
 
@@ -86,6 +100,7 @@ static void on_toolchain(void *arg, const struct ka_op_result *result)
     struct task *task = arg;
     struct ka_compile *c = task->compile;
     task->op = NULL;
+    task->busy = false;
     if (!c->app->cache_asked)
         open_cache(c->app, json_string_value(json_object_get(result->doc, "toolchain")));
     go_on(c);
@@ -125,13 +140,13 @@ static json_t *facts_of(const json_t *entry)
 }
 
 /* The numbers and the products; the rest of the result belongs to the request. */
-static json_t *entry_of(const struct task *task, const struct ka_op_result *result)
+static json_t *entry_of(const struct task *task)
 {
-    const char *key = json_string_value(json_object_get(result->doc, "key"));
-    if (result->status != KA_OP_OK || !key || strcmp(key, key_at(task->compile, task->at)) != 0)
+    const char *key = json_string_value(json_object_get(task->doc, "key"));
+    if (!key || strcmp(key, key_at(task->compile, task->at)) != 0)
         return NULL;
-    return json_pack("{s:O, s:O, s:O}", "facts", json_object_get(result->doc, "facts"), "metadata",
-                     json_object_get(result->doc, "metadata"), "asm", json_object_get(result->doc, "asm"));
+    return json_pack("{s:O, s:O, s:O}", "facts", json_object_get(task->doc, "facts"), "metadata",
+                     json_object_get(task->doc, "metadata"), "asm", json_object_get(task->doc, "asm"));
 }
 
 static json_t *refusal(const char *why)
@@ -147,47 +162,104 @@ static json_t *error_of(const struct ka_op_result *result)
     return refusal(result->message[0] ? result->message : "compile: the child left no entry");
 }
 
-/* Failures are not kept: they may be due to a deadline or to memory. */
-static void on_compiled(void *arg, const struct ka_op_result *result)
-{
-    struct task *task = arg;
-    struct ka_compile *c = task->compile;
-    struct ka_err err;
-    task->op = NULL;
-    json_t *entry = entry_of(task, result);
-    if (entry && c->app->cache && ka_cache_put(c->app->cache, key_at(c, task->at), entry, &err))
-        ka_log(KA_LOG_WARN, "compiled kernel not kept: %s", err.msg);
-    if (entry)
-        c->counts.misses++;
-    else
-        c->counts.failed++;
-    settle(c, task->at, entry ? facts_of(entry) : error_of(result));
-    json_decref(entry);
-    go_on(c);
-}
-
-static bool take_cached(struct ka_compile *c)
-{
-    json_t *entry = c->app->cache ? ka_cache_get(c->app->cache, key_at(c, c->at)) : NULL;
-    bool found = json_is_object(json_object_get(entry, "facts"));
-    if (found) {
-        c->counts.hits++;
-        settle(c, c->at, facts_of(entry));
-    }
-    json_decref(entry);
-    return found;
-}
-
 /* All sources together have the time of one child: a check that brings many slow ones must not hold up the run. */
 static bool is_late(const struct ka_compile *c)
 {
     return (uv_hrtime() - c->began) / 1000000000u > (uint64_t)c->app->opts->deadline;
 }
 
+/* ---- on a thread: an entry is megabytes of text */
+
+static void on_thread_done(void *arg);
+
+static void run_on_thread(struct task *task, void (*work)(void *arg))
+{
+    task->on_thread = true;
+    ka_work_start(&task->compile->app->loop, work, on_thread_done, task);
+}
+
+static void look_up(void *arg)
+{
+    struct task *task = arg;
+    const struct ka_compile *c = task->compile;
+    task->found = ka_cache_get(c->app->cache, key_at(c, task->at));
+}
+
+static void keep(void *arg)
+{
+    struct task *task = arg;
+    const struct ka_compile *c = task->compile;
+    task->found = entry_of(task);
+    task->err.msg[0] = '\0';
+    if (task->found && c->app->cache)
+        ka_cache_put(c->app->cache, key_at(c, task->at), task->found, &task->err);
+}
+
+static void on_compiled(void *arg, const struct ka_op_result *result);
+
+static void end_task(struct task *task)
+{
+    json_decref(task->doc);
+    json_decref(task->found);
+    task->doc = task->found = NULL;
+    task->busy = false;
+}
+
+/* Found in the cache, or kept there; else it is compiled. */
+static void on_thread_done(void *arg)
+{
+    struct task *task = arg;
+    struct ka_compile *c = task->compile;
+    bool kept = task->doc;
+    task->on_thread = false;
+    if (c->cancelled) {
+        end_task(task);
+        leave(c);
+        return;
+    }
+    if (kept && task->err.msg[0])
+        ka_log(KA_LOG_WARN, "compiled kernel not kept: %s", task->err.msg);
+    bool good = json_is_object(json_object_get(task->found, "facts"));
+    if (good || kept) {
+        c->counts.hits += good && !kept;
+        c->counts.misses += good && kept;
+        c->counts.failed += !good;
+        settle(c, task->at, good ? facts_of(task->found) : refusal("compile: the child left no entry"));
+        end_task(task);
+        go_on(c);
+        return;
+    }
+    json_t *source = json_array_get(json_array_get(c->sources, task->at), 1);
+    bool late = is_late(c);
+    if (!late && ask(task, json_incref(source), on_compiled) == 0)
+        return;
+    c->counts.failed++;
+    settle(c, task->at, refusal(late ? "compile: out of time (--deadline)" : "compile: no child"));
+    end_task(task);
+    go_on(c);
+}
+
+/* Failures are not kept: they may be due to a deadline or to memory. */
+static void on_compiled(void *arg, const struct ka_op_result *result)
+{
+    struct task *task = arg;
+    struct ka_compile *c = task->compile;
+    task->op = NULL;
+    if (result->status == KA_OP_OK) {
+        task->doc = json_incref(result->doc);
+        run_on_thread(task, keep);
+        return;
+    }
+    c->counts.failed++;
+    settle(c, task->at, error_of(result));
+    end_task(task);
+    go_on(c);
+}
+
 static struct task *free_task(struct ka_compile *c)
 {
     for (size_t i = 0; i < TASKS; i++)
-        if (!c->tasks[i].op)
+        if (!c->tasks[i].busy)
             return &c->tasks[i];
     return NULL;
 }
@@ -195,34 +267,29 @@ static struct task *free_task(struct ka_compile *c)
 static bool is_busy(const struct ka_compile *c)
 {
     for (size_t i = 0; i < TASKS; i++)
-        if (c->tasks[i].op)
+        if (c->tasks[i].busy)
             return true;
     return false;
 }
 
-static void begin(struct ka_compile *c, struct task *task)
-{
-    bool late = is_late(c);
-    task->at = c->at++;
-    json_t *source = json_array_get(json_array_get(c->sources, task->at), 1);
-    if (!late && ask(task, json_incref(source), on_compiled) == 0)
-        return;
-    c->counts.failed++;
-    settle(c, task->at, refusal(late ? "compile: out of time (--deadline)" : "compile: no child"));
-}
-
 static void go_on(struct ka_compile *c)
 {
-    struct task *task;
-    if (!is_busy(c) && must_ask_toolchain(c->app) && ask(&c->tasks[0], json_null(), on_toolchain) == 0)
+    struct task *task = &c->tasks[0];
+    if (c->cancelled)
         return;
-    while (c->at < json_array_size(c->sources) && (task = free_task(c))) {
-        if (take_cached(c))
-            c->at++;
-        else
-            begin(c, task);
+    if (!is_busy(c) && must_ask_toolchain(c->app) && ask(task, json_null(), on_toolchain) == 0) {
+        task->busy = true;
+        return;
     }
-    if (!is_busy(c))
+    while (c->at < json_array_size(c->sources) && (task = free_task(c))) {
+        task->at = c->at++;
+        task->busy = true;
+        if (c->app->cache)
+            run_on_thread(task, look_up);
+        else
+            on_thread_done(task);
+    }
+    if (!c->cancelled && !is_busy(c))
         finish(c);
 }
 

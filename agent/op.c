@@ -13,6 +13,7 @@
 #include "core/utf8.h"
 #include "hash.h"
 #include "io/child.h"
+#include "io/work.h"
 #include "log.h"
 
 #define RESULT_MAX ((size_t)16 << 20)
@@ -32,6 +33,10 @@ struct ka_op {
     char *shown; /* the path people know the file by */
     ka_op_done_fn done;
     void *arg;
+    const struct ka_child_result *child; /* while its result is parsed */
+    json_t *doc;
+    int parsed;
+    struct ka_err why;
 };
 
 static enum ka_child_role role_of(const char *operation)
@@ -207,34 +212,57 @@ static int parse_result(const struct ka_op *op, const struct ka_child_result *ch
     return 0;
 }
 
-static void on_child(void *arg, uint64_t id, const struct ka_child_result *child)
+/* On a thread: a result may be megabytes. */
+static void parse(void *arg)
 {
     struct ka_op *op = arg;
-    (void)id;
-    if (!op->app) {
-        op_free(op);
-        return;
-    }
-    struct ka_op_result result = {.operation = op->operation, .child = child};
-    struct ka_err why;
-    if (child->error || child->timed_out || child->term_signal || child->exit_status != 0) {
-        explain_death(op, child, &result);
-    } else if (parse_result(op, child, &result.doc, &why)) {
+    op->parsed = parse_result(op, op->child, &op->doc, &op->why);
+}
+
+static void finish(struct ka_op *op, struct ka_op_result *result)
+{
+    ka_utf8_clean(result->message);
+    if (result->child->err[0])
+        ka_log(KA_LOG_DEBUG, "%s: stderr: %s", op->operation, result->child->err);
+    op->done(op->arg, result);
+}
+
+static void on_parsed(void *arg)
+{
+    struct ka_op *op = arg;
+    struct ka_op_result result = {.operation = op->operation, .child = op->child, .doc = op->doc};
+    const json_t *error = json_object_get(op->doc, "error");
+    const char *message = json_string_value(json_object_get(error, "message"));
+    if (op->parsed) {
         result.status = KA_OP_DIED;
         snprintf(result.message, sizeof(result.message), "%s: the child left no valid result: %.900s",
-                 op->operation, why.msg);
-    } else if (!json_is_true(json_object_get(result.doc, "ok"))) {
-        const char *message =
-            json_string_value(json_object_get(json_object_get(result.doc, "error"), "message"));
+                 op->operation, op->why.msg);
+    } else if (!json_is_true(json_object_get(op->doc, "ok"))) {
         result.status = KA_OP_ERROR;
         snprintf(result.message, sizeof(result.message), "%.1000s",
                  message ? message : "error without a message");
     }
-    ka_utf8_clean(result.message);
-    if (child->err[0])
-        ka_log(KA_LOG_DEBUG, "%s: stderr: %s", op->operation, child->err);
-    op->done(op->arg, &result);
-    json_decref(result.doc);
+    if (op->app)
+        finish(op, &result);
+    json_decref(op->doc);
+    ka_child_result_free(op->child);
+    op_free(op);
+}
+
+static void on_child(void *arg, uint64_t id, const struct ka_child_result *child)
+{
+    struct ka_op *op = arg;
+    (void)id;
+    if (op->app && !child->error && !child->timed_out && !child->term_signal && child->exit_status == 0) {
+        op->child = ka_child_result_keep(child);
+        ka_work_start(&op->app->loop, parse, on_parsed, op);
+        return;
+    }
+    struct ka_op_result result = {.operation = op->operation, .child = child};
+    if (op->app) {
+        explain_death(op, child, &result);
+        finish(op, &result);
+    }
     op_free(op);
 }
 
