@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import devices, draw, facts, tensors
+from . import budget, devices, draw, facts, tensors
 from .errors import Unusable, wrap
 from .forward import Forward, Launch, launch_intercept, load
 from .guards import Guards
@@ -71,12 +71,22 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
         try:
             result = _run_case(fwd, entry, case, request, scratch, known)
         except (Exception, SystemExit) as exc:  # noqa: BLE001 (one case fails, the others go on)
-            error = wrap("candidate_raised", "", exc, [fwd.path])
-            result = {"ok": False, "file": None, "error": error.to_dict()}
+            result = {"ok": False, "file": None, "error": _error(exc, fwd).to_dict()}
+        budget.release(device)
         cases.append(
             {"id": case["id"], "ok": True, **result, "seconds": round(time.monotonic() - started, 6)}
         )
     return {"entry": entry.__name__, "cases": cases}
+
+
+def _error(exc: BaseException, fwd: Forward) -> Unusable:
+    """What ended a case, with the line; of memory that ran out, whose it was."""
+    full = budget.out_of_memory(exc)
+    error = wrap("candidate_raised", "", exc, [fwd.path])
+    if full is not None:
+        error.message = f"{full}: {error.message}"
+        error.remedy = "allocate less: a backward that needs much more memory than its gradients is too large for the shape"
+    return error
 
 
 def _run_case(

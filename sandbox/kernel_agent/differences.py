@@ -59,6 +59,7 @@ def finite_differences(case: Case) -> dict[str, Any]:
     gradients = case.gradients(exact, recording)
     forward = _Forward(case, recording, dtype)
     noise, size = forward.rounding(exact)
+    exact.release()
     best = (max(noise, torch.finfo(torch.float64).eps * size) / size) ** (1 / 3) if size else 1e-4
     slopes = {
         name: [

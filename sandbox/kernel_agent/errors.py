@@ -30,6 +30,7 @@ KINDS = frozenset(
         "forward_oracle_mismatch",
         "inputs_refused",
         "no_outputs",
+        "too_large",
         "candidate_raised",
         "candidate_shape",
         "timeout",

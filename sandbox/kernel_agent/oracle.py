@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import devices, draw, forward, layout, tensors
+from . import budget, devices, draw, forward, layout, tensors
 from .differences import finite_differences
 from .errors import Unusable, describe, filtered_traceback
 from .forward import Forward
@@ -45,24 +45,29 @@ def _guarded(fwd: Forward, request: dict[str, Any], case: dict[str, Any], scratc
     started = time.monotonic()
     result: dict[str, Any] = {"id": case["id"], "ok": True}
     try:
-        result |= Case(fwd, case, request.get("dtype")).run(scratch, request.get("fd") or False)
-    except Unusable as error:
-        result |= {"ok": False, "error": error.to_dict()}
-    except KernelError as error:
-        result |= {"ok": False, "error": _kernel_error(error, fwd).to_dict()}
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        full = Unusable(
-            "internal", f"the float64 evaluation does not fit in memory: {describe(error)}", fwd.path
-        )
-        full.remedy = "make the shape smaller, or mark it required: False"
-        result |= {"ok": False, "error": full.to_dict()}
+        made = Case(fwd, case, request.get("dtype"), request.get("budget"))
+        result |= made.run(scratch, request.get("fd") or False)
     except Exception as error:  # noqa: BLE001 (a case must not take the others down)
-        internal = Unusable("internal", f"oracle: {describe(error)}")
-        own = [str(path) for path in Path(__file__).parent.rglob("*.py")]
-        internal.traceback = filtered_traceback(error, own)
-        result |= {"ok": False, "error": internal.to_dict()}
+        result |= {"ok": False, "error": _error(error, fwd).to_dict()}
+    budget.release(fwd.device)
     result["seconds"] = round(time.monotonic() - started, 6)
     return result
+
+
+def _error(error: Exception, fwd: Forward) -> Unusable:
+    """Whatever ended a case, as a finding. Memory that ran out is one about the shape, wherever it happened."""
+    full = budget.out_of_memory(error)
+    if full is not None:
+        return Unusable("too_large", f"{full}, with this shape in float64", fwd.path, remedy=budget.REMEDY)
+    if isinstance(error, Unusable):
+        return error
+    if isinstance(error, KernelError):
+        return _kernel_error(error, fwd)
+    internal = Unusable("internal", f"oracle: {describe(error)}")
+    internal.traceback = filtered_traceback(
+        error, [str(path) for path in Path(__file__).parent.rglob("*.py")]
+    )
+    return internal
 
 
 def _kernel_error(error: KernelError, fwd: Forward) -> Unusable:
@@ -89,8 +94,15 @@ class Recording:
 class Case:
     """One shape, seed and upstream."""
 
-    def __init__(self, fwd: Forward, case: dict[str, Any], dtype: str | None) -> None:
+    def __init__(
+        self,
+        fwd: Forward,
+        case: dict[str, Any],
+        dtype: str | None,
+        limits: Mapping[str, Any] | None = None,
+    ) -> None:
         self.fwd = fwd
+        self.limits = limits or {}
         self.id = int(case["id"])
         self.dims = case["dims"]
         self.seed = case["seed"]
@@ -109,21 +121,22 @@ class Case:
             self.require_rows(recording)
         if self.inputs in ("strided", "transposed"):
             self.require_same_function(recording)
+        self.require_room(recording)
         made = {f"fwd/{output.index}": output.value for output in recording.outputs if is_tensor(output)}
         exact = self.replay(recording, EXACT)
-        made |= {f"out/{index}": exact.value(ref).to(torch.float64) for index, ref in recording.refs.items()}
+        made |= {f"out/{at}": exact.value(ref).detach().double() for at, ref in recording.refs.items()}
         gradients = self.gradients(exact, recording)
         made |= {f"grad/{name}": grad for name, grad in gradients.items()}
         result = self.describe(recording, exact)
-        del exact  # its graph: on a GPU memory is what limits the shapes
+        exact.release()
         moved = self.replay(recording, EXACT, jitter=self.seed)
         made |= {f"jitter/{name}": grad for name, grad in self.gradients(moved, recording).items()}
-        del moved
+        moved.release()
         native = self.replay(recording, NATIVE)
-        made |= {f"base_out/{index}": native.value(ref) for index, ref in recording.refs.items()}
+        made |= {f"base_out/{at}": native.value(ref).detach() for at, ref in recording.refs.items()}
         for name, grad in self.gradients(native, recording).items():
             made[f"base/{name}"] = grad.to(recording.wanted[name].dtype)
-        del native
+        native.release()
         if self.inputs == "mixed":
             self.require_finite(made)
         made |= self.nearby(recording)
@@ -177,6 +190,18 @@ class Case:
     def call(self, bound: Mapping[str, Any]) -> Any:
         args, kwargs = positional(self.fwd, bound)
         return self.fwd.call(args, kwargs)
+
+    def require_room(self, recording: Recording) -> None:
+        """Raises Unusable("too_large") where the evaluation or its file is larger than the request's budget."""
+        wanted = list(draw.grad_inputs(self.fwd, recording.bound).values())
+        outputs = [output.value for output in recording.outputs if is_tensor(output)]
+        differentiable = sum(output.value.numel() for output in recording.differentiable)
+        with_reference = self.fwd.reference is not None
+        needed = {
+            "case_bytes": budget.file_bytes(outputs, wanted, differentiable, with_reference),
+            "device_bytes": budget.evaluation_bytes(recording.recorder.tape),
+        }
+        budget.require(needed, self.limits, wanted[0].device, self.fwd.path)
 
     # ---- whether other inputs are fair
 
@@ -238,6 +263,7 @@ class Case:
             for part, precision in (("near", EXACT), ("near_base", NATIVE)):
                 moved = self.replay(recording, precision, self.seed + 1 + at, NEARBY_REACH)
                 gradients = self.gradients(moved, recording)
+                moved.release()
                 for name in few:
                     dtype = torch.float64 if precision == EXACT else recording.wanted[name].dtype
                     made[f"{part}/{at}/{name}"] = gradients[name].to(dtype)

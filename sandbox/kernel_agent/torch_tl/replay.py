@@ -86,6 +86,15 @@ class Replay:
             made[name] = window(flat, ref)
         return made
 
+    def release(self) -> None:
+        """Let go of all memory now. The kernels' code and this evaluation know each other, and a collection may be far away: on a
+        GPU memory is what limits the shapes."""
+        for cell in self.memory.cells:
+            cell.flat = cell.flat.new_empty(0)
+        self.memory = Memory(self.precision, self.memory.device)
+        self.cells.clear()
+        self.leaves.clear()
+
     # ---- entries
 
     def _constant(self, entry: Constant) -> None:
