@@ -21,7 +21,8 @@ JAIL_OBJ := $(JAIL_SRC:%.c=$(BUILD)/%.o) $(if $(SAN),$(BUILD)/tests/san/jail.o)
 UNIT     := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(wildcard tests/unit/test_*.c))
 FUZZ     := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 Q        := $(if $(V),,@)
-ALL_CPUS := -j$(shell nproc 2>/dev/null || echo 2)
+CPUS     := $(shell nproc 2>/dev/null || echo 2)
+ALL_CPUS := -j$(CPUS)
 PY_DIRS  := sandbox dataset examples tests scripts
 PROGRAMS := $(BUILD)/kernel-agent $(BUILD)/ka-jail $(BUILD)/libka_jail.so
 
@@ -43,8 +44,8 @@ demo: setup   ## set up, build, and complete examples/softmax.py with a verified
 test: setup   ## set up, build, and pass every test
 	@$(MAKE) --no-print-directory $(ALL_CPUS) all store
 	@$(MAKE) --no-print-directory $(ALL_CPUS) unit
-	@$(MAKE) --no-print-directory $(ALL_CPUS) fuzz-quick FUZZ_SECONDS=2
-	@$(MAKE) --no-print-directory jail CHECKS=50
+	@$(MAKE) --no-print-directory $(ALL_CPUS) fuzz-build
+	@$(MAKE) --no-print-directory $(ALL_CPUS) --output-sync=target fuzz-quick jail FUZZ_SECONDS=2 CHECKS=50
 	@$(MAKE) --no-print-directory attacks ATTACKS='$(ATTACKS_SHORT)'
 	@$(MAKE) --no-print-directory pairs PAIRS='$(PAIRS_SHORT)'
 	@$(MAKE) --no-print-directory pytest
@@ -101,7 +102,7 @@ unit: $(UNIT) $(PROGRAMS)   ## C unit tests
 	@for t in $(UNIT); do $$t || exit 1; done
 
 pytest: $(PROGRAMS) store   ## Python tests, and end-to-end tests of the program
-	KA_BUILD=$(abspath $(BUILD)) $(PYTHON) -m pytest -q tests/python tests/e2e
+	KA_BUILD=$(abspath $(BUILD)) $(PYTHON) -m pytest -q -n $(CPUS) --dist worksteal tests/python tests/e2e
 
 jail: $(PROGRAMS)   ## every way out of the jail, tried (CHECKS=1000 checks in a row at the end)
 	$(PYTHON) tests/jail/run.py --jail $(BUILD)/ka-jail --checks $(or $(CHECKS),1000)
@@ -170,9 +171,11 @@ $(BUILD)/fuzz/%: tests/fuzz/%.c $(BUILD)/libka.a
 	@echo '  link $@'
 	$(Q)$(CC) $(KA_CFLAGS) -fsanitize=fuzzer $< $(BUILD)/libka.a -o $@ $(KA_LIBS)
 
-fuzz-quick: setup   ## every fuzz target for FUZZ_SECONDS each
+fuzz-build: setup
 	@$(MAKE) --no-print-directory $(FUZZ:$(BUILD)/%=build-fuzz/%) BUILD=build-fuzz CC=clang \
 	    SAN=fuzzer-no-link,address,undefined CFLAGS='-O1 -g -fno-sanitize-recover=undefined'
+
+fuzz-quick: fuzz-build   ## every fuzz target for FUZZ_SECONDS each
 	@for t in $(notdir $(FUZZ)); do mkdir -p build-fuzz/corpus/$$t && \
 	    build-fuzz/fuzz/$$t -max_total_time=$(or $(FUZZ_SECONDS),20) -print_final_stats=1 -verbosity=0 build-fuzz/corpus/$$t || exit 1; done
 
@@ -200,6 +203,5 @@ help:   ## this list
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 .PHONY: all demo test setup store unit pytest jail attacks mutants pairs diff-matrix gpu property check bench bench-jail bench-verdict
-.PHONY: bench-compare
-.PHONY: valgrind lint fuzz-quick
+.PHONY: bench-compare valgrind lint fuzz-build fuzz-quick
 .PHONY: install dist clean help

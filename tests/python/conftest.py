@@ -60,7 +60,6 @@ def run_op(tmp_path: Path) -> Callable[..., Ran]:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
             check=False,
         )
         path = scratch / "result.json"
