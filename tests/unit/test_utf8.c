@@ -175,6 +175,9 @@ static void buf__text_cut_by_a_precision__is_valid_and_other_bytes_stay(void **s
         ka_buf_printf(&out, ": %s\xE9%d", "\xE9", 7);
         assert_true(*out.data == '\xFF' && ka_ends_with(out.data, ": \xE9\xE9"
                                                                   "7"));
+        ka_buf_printf(&out, "%.*s%.1f", 1, "\xE9", 0.5);
+        assert_true(ka_ends_with(out.data, "\xE9"
+                                           "0.5"));
         ka_buf_free(&out);
     }
 }
