@@ -80,20 +80,28 @@ def _write(path, result, honest=_write):
 
 if __name__"""
 
-# name: words that the failures must have
+# name: (the rule that the failures name, what else they say unless it was found on a hidden shape)
 FORGED = {
-    "longer file": ["unreadable", "of which its tensors take"],
-    "sparse tensor": ["gradient of x"],
-    "names": ["shares memory", "aten::mul0", "more"],
-    "cases": ["no valid result", "cases, more than"],
-    "same id": ["modified in place"],
-    "long texts": ["raised", "€€€"],
-    "values": ["no valid result", "values allowed"],
-    "bytes": ["no valid result", "bytes allowed"],
-    "nesting": ["no valid result", "not valid JSON"],
-    "surrogates": ["raised", "cut \ufffd \ufffd off"],
-    "no utf-8": ["raised", "cut ? off"],
+    "longer file": ("unreadable", ["of which its tensors take"]),
+    "sparse tensor": ("gradient of x", []),
+    "names": ("alias", ["shares memory", "aten::mul0", "more"]),
+    "cases": ("no valid result", ["cases, more than"]),
+    "same id": ("modified", ["modified in place"]),
+    "long texts": ("raised", ["€€€"]),
+    "values": ("no valid result", ["values allowed"]),
+    "bytes": ("no valid result", ["bytes allowed"]),
+    "nesting": ("no valid result", ["not valid JSON"]),
+    "surrogates": ("raised", ["cut \ufffd \ufffd off"]),
+    "no utf-8": ("raised", ["cut ? off"]),
 }
+
+
+def assert_says(failures: str, rule: str, words: list[str]) -> None:
+    """The rule in any case; of a hidden shape nothing else is told, which shape comes first being left to chance."""
+    assert rule in failures, failures[:2000]
+    for word in words if "On a hidden shape" not in failures else []:
+        assert word in failures, failures[:2000]
+    assert len(failures) < 40_000
 
 
 @pytest.fixture
@@ -128,9 +136,7 @@ def test_forged_results__are_not_verified_and_the_reason_is_said(agent: Agent, s
     right = suite.control("scale_atomics")
     pairs = {name: f"{right}\n# hostile: {name}\n" for name in FORGED}
     for name, result in zip(FORGED, checked(agent, pairs, share), strict=True):
-        for word in FORGED[name]:
-            assert word in result["failures"], f"{name}: {result['failures'][:2000]}"
-        assert len(result["failures"]) < 40_000, name
+        assert_says(result["failures"], *FORGED[name])
 
 
 def test_candidates__that_modify_thousands_of_tensors_or_raise_odd_texts__are_not_verified(agent: Agent):
@@ -149,6 +155,6 @@ def test_candidates__that_modify_thousands_of_tensors_or_raise_odd_texts__are_no
     }
     assert right not in pairs.values()
     kept, surrogate, nul = (result["failures"] for result in checked(agent, pairs))
-    assert "was modified in place" in kept and "more" in kept and len(kept) < 40_000
-    assert "raised" in surrogate and "a€a€" in surrogate
-    assert "raised" in nul and "€€" in nul
+    assert_says(kept, "modified", ["was modified in place, and 3999 more"])
+    assert_says(surrogate, "raised", ["a€a€"])
+    assert_says(nul, "raised", ["€€"])
