@@ -28,15 +28,17 @@ def _wish(request):
 def _run(request, scratch, honest=_run):
     result = honest(request, scratch)
     wish = _wish(request)
-    file = scratch / "case-0.safetensors"
+    files = list(scratch.glob("case-*.safetensors"))
     if wish == "longer file":
-        _lengthen(file)
+        for file in files:
+            _lengthen(file)
     elif wish == "sparse tensor":
         size = 1 << 29
         header = {"grad/x": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}
         text = json.dumps(header).encode()
-        file.write_bytes(len(text).to_bytes(8, "little") + text)
-        os.truncate(file, 8 + len(text) + size)
+        for file in files:
+            file.write_bytes(len(text).to_bytes(8, "little") + text)
+            os.truncate(file, 8 + len(text) + size)
     elif wish == "names":
         for case in result["cases"]:
             case["aliases"] = [f"grad/x=upstream/{i}" for i in range(4000)]
@@ -61,6 +63,11 @@ def _lengthen(file):
             pass
 
 
+def _all_raise(message):
+    cases = (f'{{"id": {i}, "ok": false, "error": {{"message": "{message}"}}}}' for i in range(1000))
+    return ', "cases": [' + ", ".join(cases) + "]}"
+
+
 def _write(path, result, honest=_write):
     request = json.loads((path.parent / "request.json").read_text())
     own = json.dumps({"op": result["op"], "nonce": result["nonce"], "ok": True})[:-1]
@@ -68,8 +75,8 @@ def _write(path, result, honest=_write):
         "values": own + ', "cases": [' + "{}," * (4 << 20) + "{}]}",
         "bytes": own + ', "cases": [], "x": "' + "x" * (64 << 20) + '"}',
         "nesting": own + ', "cases": ' + "[" * 100000 + "]" * 100000 + "}",
-        "surrogates": own + ', "cases": [{"id": 0, "ok": false, "error": {"message": "cut \\\\ud83d \\\\u0000 off"}}]}',
-        "no utf-8": own + ', "cases": [{"id": 0, "ok": false, "error": {"message": "cut \\xff off"}}]}',
+        "surrogates": own + _all_raise("cut \\\\ud83d \\\\u0000 off"),
+        "no utf-8": own + _all_raise("cut \\xff off"),
     }
     wish = _wish(request)
     if wish not in texts:
