@@ -37,9 +37,9 @@ struct ka_tensor {
 
 struct ka_tensors;
 
-/* On a function that passes over every element: built for processors with AVX2 too, and chosen when the program starts. Not below
- * sanitizers, which are not ready by then. */
-#ifdef KA_CLONE
+/* On a function that passes over every element: built for processors with AVX2 too, and chosen when the program starts. By gcc
+ * alone, since what clang 14 makes of it does not link; not below sanitizers, which are not ready by then. */
+#if defined(KA_CLONE) && !defined(__clang__)
 #define KA_CLONES __attribute__((target_clones("avx2", "default")))
 #else
 #define KA_CLONES

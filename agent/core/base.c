@@ -57,6 +57,17 @@ int ka_buf_puts(struct ka_buf *buf, const char *text)
     return ka_buf_add(buf, text, strlen(text));
 }
 
+/* Does a "%.900s" stand in it? */
+static bool cuts_text(const char *fmt)
+{
+    for (const char *at = strstr(fmt, "%."); at; at = strstr(at + 2, "%.")) {
+        size_t digits = strspn(at + 2, "0123456789");
+        if (digits && at[2 + digits] == 's')
+            return true;
+    }
+    return false;
+}
+
 int ka_buf_printf(struct ka_buf *buf, const char *fmt, ...)
 {
     va_list args;
@@ -71,7 +82,9 @@ int ka_buf_printf(struct ka_buf *buf, const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(buf->data + buf->len, (size_t)need + 1, fmt, args);
     va_end(args);
-    buf->len += (size_t)need;
+    if (cuts_text(fmt))
+        ka_utf8_clean(buf->data + buf->len);
+    buf->len += cuts_text(fmt) ? strlen(buf->data + buf->len) : (size_t)need;
     return 0;
 }
 

@@ -71,29 +71,26 @@ static void judge_operations(const json_t *report, const char *phase, struct ka_
     ka_buf_free(&names);
 }
 
-/* A member that is a list of confessions: of the first, a failure each; the others are counted. */
+/* A member that is a list of confessions: of the first, a failure each; the first says how many there are. */
 static void judge_list(const json_t *report, const char *rule, const char *key, struct ka_verdict *verdict,
                        size_t at)
 {
     bool shares = strcmp(rule, "alias") == 0;
-    char text[256];
-    size_t i;
-    json_t *item;
+    char text[256], others[40] = "";
     const json_t *list = json_object_get(report, key);
+    size_t count = json_array_size(list);
     if (!json_is_array(list))
         ka_verdict_fail(verdict, at, rule, "the report says nothing about it");
-    json_array_foreach((json_t *)list, i, item)
-    {
-        if (i == NAMED_MAX) {
-            snprintf(text, sizeof(text), "and %zu more", json_array_size(list) - i);
-            ka_verdict_fail(verdict, at, rule, text);
-            break;
-        }
+    if (count > 1)
+        snprintf(others, sizeof(others), ", and %zu more", count - 1);
+    for (size_t i = 0; i < count && i < NAMED_MAX; i++) {
+        const char *name = text_of(json_array_get(list, i));
         if (shares)
-            snprintf(text, sizeof(text), "a returned gradient shares memory: %.150s", text_of(item));
+            snprintf(text, sizeof(text), "a returned gradient shares memory: %.150s%s", name, others);
         else
-            snprintf(text, sizeof(text), "%.150s was modified in place", text_of(item));
+            snprintf(text, sizeof(text), "%.150s was modified in place%s", name, others);
         ka_verdict_fail(verdict, at, rule, text);
+        others[0] = '\0';
     }
 }
 

@@ -8,6 +8,8 @@
 
 #include "core/utf8.h"
 
+#define WHOLE_MAX 100 /* failures of the candidate as a whole that are kept */
+
 struct failure {
     char *subject; /* "the gradient of x"; NULL for a rule */
     char *rule;
@@ -232,9 +234,12 @@ void ka_verdict_fail(struct ka_verdict *v, size_t at, const char *rule, const ch
 
 void ka_verdict_fail_whole(struct ka_verdict *v, const char *rule, const char *text)
 {
+    if (v->whole.failure_count > WHOLE_MAX)
+        return;
+    bool last = v->whole.failure_count == WHOLE_MAX;
     struct failure *f = APPEND(v->whole.failures, v->whole.failure_count);
     f->rule = copy_text(rule);
-    f->text = copy_text(text);
+    f->text = copy_text(last ? "and more than are listed here" : text);
 }
 
 /* ---- deciding ---- */

@@ -52,7 +52,7 @@ void ka_verdict_repeated(struct ka_verdict *v, const char *name, size_t runs, do
  * the LLM. Of a hidden shape only the rule is shown. */
 void ka_verdict_fail(struct ka_verdict *v, size_t at, const char *rule, const char *text);
 
-/* Something wrong with the candidate as a whole (a scan finding): no shape needed. */
+/* Something wrong with the candidate as a whole (a scan finding): no shape needed. The first hundred are kept. */
 void ka_verdict_fail_whole(struct ka_verdict *v, const char *rule, const char *text);
 
 struct ka_verdict_counts {

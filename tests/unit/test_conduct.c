@@ -112,7 +112,8 @@ static void conduct__thousands_of_confessions__are_counted(void **state)
 {
     (void)state;
     char *few = crowded(4), *many = crowded(4096);
-    assert_says(many, "modified: saved/0 was modified");
+    assert_says(many, "modified: saved/0 was modified in place, and 4095 more");
+    assert_says(many, "alias: a returned gradient shares memory: saved/0, and 4095 more");
     char *facts = facts_of(many), *short_facts = facts_of(few);
     assert_true(strlen(facts) < 4 * strlen(short_facts) + 200); /* what is shown does not grow with it */
     free(facts);
@@ -130,10 +131,6 @@ static size_t failures_of(const char *changes)
     ka_conduct_judge(report, verdict, ka_verdict_case(verdict, shape, "normal upstream"));
     json_t *doc = ka_verdict_json(verdict, true);
     size_t count = json_array_size(json_object_get(doc, "failures"));
-    char *last = json_dumps(doc, 0);
-    if (count > 10)
-        assert_non_null(strstr(last, "and 4088 more"));
-    free(last);
     json_decref(doc);
     json_decref(dims);
     json_decref(report);
@@ -145,7 +142,7 @@ static void conduct__one_report__adds_a_bounded_number_of_failures(void **state)
 {
     (void)state;
     char *many = crowded(4096);
-    assert_in_range(failures_of(many), 11, 24);
+    assert_in_range(failures_of(many), 3, 24);
     free(many);
 }
 

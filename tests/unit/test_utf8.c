@@ -163,6 +163,25 @@ static void fail__message_cut_anywhere__is_valid(void **state)
     }
 }
 
+static void buf__text_cut_by_a_precision__is_valid_and_other_bytes_stay(void **state)
+{
+    (void)state;
+    char text[4096];
+    for (size_t length = 290; length < 301; length++) {
+        struct ka_buf out = {0};
+        ka_buf_puts(&out, "\xFF");
+        ka_buf_printf(&out, "%.300s", euros_after(length, text));
+        assert_true(is_valid(out.data + 1) && out.len == strlen(out.data) && out.len >= length);
+        ka_buf_printf(&out, ": %s\xE9%d", "\xE9", 7);
+        assert_true(*out.data == '\xFF' && ka_ends_with(out.data, ": \xE9\xE9"
+                                                                  "7"));
+        ka_buf_printf(&out, "%.*s%.1f", 1, "\xE9", 0.5);
+        assert_true(ka_ends_with(out.data, "\xE9"
+                                           "0.5"));
+        ka_buf_free(&out);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -172,6 +191,7 @@ int main(void)
         cmocka_unit_test(utf8__clean__drops_a_cut_character_and_replaces_other_bad_bytes),
         cmocka_unit_test(utf8__clean_json__mends_what_a_strict_reader_refuses),
         cmocka_unit_test(fail__message_cut_anywhere__is_valid),
+        cmocka_unit_test(buf__text_cut_by_a_precision__is_valid_and_other_bytes_stay),
     };
     return cmocka_run_group_tests_name("utf8", tests, NULL, NULL);
 }

@@ -343,6 +343,20 @@ static void verdict__repeats__are_reported_and_decide_nothing(void **state)
     decide(v, true);
 }
 
+static void facts__thousands_of_findings__are_cut_short(void **state)
+{
+    (void)state;
+    struct ka_verdict *v = good();
+    for (int i = 0; i < 5000; i++)
+        ka_verdict_fail_whole(v, "forbidden", i == 99 ? "the last one" : "line 7: uses exec");
+    char *text = facts(v);
+    assert_non_null(strstr(text, "the last one"));
+    assert_non_null(strstr(text, "and more than are listed here"));
+    assert_true(strlen(text) < 101 * 60);
+    free(text);
+    decide(v, false);
+}
+
 /* A name, a label and a sentence that end inside a character: wherever the cuts fall, there is a result. */
 static void json__text_cut_inside_a_character__is_still_a_result(void **state)
 {
@@ -392,6 +406,7 @@ int main(void)
         cmocka_unit_test(verdict__broken_rule_or_scan_finding__blocks_and_is_told),
         cmocka_unit_test(facts__smallest_failing_shape__comes_first_and_hidden_last),
         cmocka_unit_test(hidden_shape__dims_and_positions__stay_private),
+        cmocka_unit_test(facts__thousands_of_findings__are_cut_short),
         cmocka_unit_test(json__text_cut_inside_a_character__is_still_a_result),
         cmocka_unit_test(json__gradients__carry_the_worst_error_and_its_shape),
     };

@@ -1,0 +1,203 @@
+/* One case judged, from files as children leave them, on a thread that is not the loop's. */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "core/plan.h"
+#include "files.h"
+#include "run/judge.h"
+
+#define COUNT 300000 /* a file of more than a megabyte */
+
+struct side {
+    char path[32];
+    struct ka_child_result result;
+};
+
+/* Tensors for the file of one case: float64 or float32, of values that depend on the index alone, times `factor`. */
+struct part {
+    const char *name, *dtype;
+    double factor;
+    size_t count;
+};
+
+static void write_side(struct side *side, const struct part *parts, size_t count)
+{
+    struct ka_buf header = {0}, data = {0}, file = {0};
+    for (size_t i = 0; i < count; i++) {
+        bool wide = strcmp(parts[i].dtype, "F64") == 0;
+        size_t begin = data.len;
+        for (size_t k = 0; k < parts[i].count; k++) {
+            double value = parts[i].factor * ((double)(k % 97) - 48.5);
+            float narrow = (float)value;
+            ka_buf_add(&data, wide ? (const void *)&value : (const void *)&narrow, wide ? 8 : 4);
+        }
+        ka_buf_printf(&header, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%zu],\"data_offsets\":[%zu,%zu]}",
+                      i ? "," : "{", parts[i].name, parts[i].dtype, parts[i].count, begin, data.len);
+    }
+    ka_buf_puts(&header, "}");
+    uint64_t n = header.len;
+    ka_buf_add(&file, &n, 8);
+    ka_buf_add(&file, header.data, header.len);
+    ka_buf_add(&file, data.data, data.len);
+    strcpy(side->path, "/tmp/ka-judge-XXXXXX");
+    assert_non_null(mkdtemp(side->path));
+    char *name = ka_path_join(side->path, "case-0.safetensors");
+    assert_int_equal(ka_file_put(name, file.data, file.len, NULL), 0);
+    free(name);
+    side->result = (struct ka_child_result){.scratch_fd = open(side->path, O_RDONLY | O_DIRECTORY)};
+    ka_buf_free(&header);
+    ka_buf_free(&data);
+    ka_buf_free(&file);
+}
+
+static void remove_side(struct side *side)
+{
+    close(side->result.scratch_fd);
+    ka_rmtree(side->path, NULL);
+}
+
+struct call {
+    struct ka_judged_case one;
+    struct ka_err why;
+    int rc;
+};
+
+static void *judge(void *arg)
+{
+    struct call *call = arg;
+    call->rc = ka_judge_case(&call->one, 0, &call->why);
+    return NULL;
+}
+
+static const char PLAN[] = "{\"upstream\": {\"kind\": \"normal\"}, \"twice\": true, \"linear\": [2, 3], "
+                           "\"repeats\": 1, \"noop\": true}";
+static const char ORACLE[] = "{\"ok\": true, \"grads\": [\"x\"], \"outputs\": [{\"kind\": \"tensor\", "
+                             "\"differentiable\": true}]}";
+static const char CANDIDATE[] = "{\"ok\": true, \"modified\": [], \"aliases\": [], \"launches_backward\": 1, "
+                                "\"torch_ops_forward\": {}, \"torch_ops_backward\": {}}";
+
+/* What the verdict says of a candidate that left these tensors; free() it. */
+static char *facts_of(const struct part *found, size_t count)
+{
+    const struct part expected[] = {{"out/0", "F64", 1, COUNT},      {"fwd/0", "F32", 1, COUNT},
+                                    {"base_out/0", "F32", 1, COUNT}, {"grad/x", "F64", 2, COUNT},
+                                    {"base/x", "F32", 2, COUNT},     {"jitter/x", "F64", 2.0000001, COUNT}};
+    struct side oracle, candidate;
+    write_side(&oracle, expected, KA_COUNT(expected));
+    write_side(&candidate, found, count);
+    const char *const grads[] = {"x"};
+    json_t *plan = json_loads(PLAN, 0, NULL), *said = json_loads(ORACLE, 0, NULL),
+           *report = json_loads(CANDIDATE, 0, NULL), *dims = json_pack("{s:i}", "N", COUNT);
+    struct ka_verdict *verdict = ka_verdict_new(grads, 1);
+    size_t shape = ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL);
+    struct call call = {.one = {.verdict = verdict,
+                                .shape = shape,
+                                .at = ka_verdict_case(verdict, shape, "normal upstream"),
+                                .plan = plan,
+                                .oracle = said,
+                                .candidate = report,
+                                .oracle_files = &oracle.result,
+                                .candidate_files = &candidate.result}};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, judge, &call), 0);
+    pthread_join(thread, NULL);
+    assert_int_equal(call.rc, 0);
+    struct ka_buf facts = {0};
+    assert_int_equal(ka_verdict_facts(verdict, 3, &facts), 0);
+    assert_int_equal(ka_verdict_verified(verdict), facts.len == 0);
+    ka_verdict_free(verdict);
+    json_decref(plan);
+    json_decref(said);
+    json_decref(report);
+    json_decref(dims);
+    remove_side(&oracle);
+    remove_side(&candidate);
+    return ka_buf_steal(&facts);
+}
+
+enum { OUT, GRAD, AGAIN, OTHER, SUM, REPEAT, NOOP, PARTS };
+
+/* A right candidate; `sum`: the factor of the combined upstream. */
+static void right(struct part parts[PARTS], double sum)
+{
+    const struct part all[PARTS] = {
+        [OUT] = {"out/0", "F32", 1, COUNT},     [GRAD] = {"grad/x", "F32", 2, COUNT},
+        [AGAIN] = {"again/x", "F32", 2, COUNT}, [OTHER] = {"other/x", "F32", 5, COUNT},
+        [SUM] = {"sum/x", "F32", sum, COUNT},   [REPEAT] = {"repeat0/x", "F32", 2, COUNT},
+        [NOOP] = {"noop/x", "F32", 0, COUNT},
+    };
+    memcpy(parts, all, sizeof(all));
+}
+
+#define LINEAR_SUM (KA_PLAN_LINEAR_U * 2 + KA_PLAN_LINEAR_W * 5)
+
+static void assert_facts(const struct part *parts, const char *words)
+{
+    char *facts = facts_of(parts, PARTS);
+    if (*words ? !strstr(facts, words) : *facts)
+        fail_msg("'%s', expected '%s'", facts, words);
+    free(facts);
+}
+
+static void judge__right_candidate__has_nothing_against_it(void **state)
+{
+    (void)state;
+    struct part parts[PARTS];
+    right(parts, LINEAR_SUM);
+    assert_facts(parts, "");
+}
+
+static void judge__each_thing_that_is_asked__can_fail(void **state)
+{
+    (void)state;
+    static const struct {
+        int part;
+        double factor;
+        const char *words;
+    } rows[] = {{OUT, 1.5, "output 0 of the forward is wrong"},
+                {GRAD, 2.5, "the gradient of x is wrong"},
+                {AGAIN, 4, "second backward over the same graph) the gradient of x is wrong"},
+                {SUM, 1, "not_linear"},
+                {NOOP, 2, "decoy_kernel"}};
+    for (size_t i = 0; i < KA_COUNT(rows); i++) {
+        struct part parts[PARTS];
+        right(parts, LINEAR_SUM);
+        parts[rows[i].part].factor = rows[i].factor;
+        assert_facts(parts, rows[i].words);
+    }
+}
+
+/* Nothing is done for sizes that the oracle's tensors do not have: two such tensors are never compared with each other. */
+static void judge__tensors_of_other_sizes__are_wrong_and_no_more(void **state)
+{
+    (void)state;
+    struct part parts[PARTS];
+    right(parts, LINEAR_SUM);
+    for (int i = GRAD; i < PARTS; i++)
+        parts[i].count = 2 * COUNT;
+    parts[NOOP].factor = parts[GRAD].factor;
+    char *facts = facts_of(parts, PARTS);
+    assert_non_null(strstr(facts, "the gradient of x has shape [600000], expected [300000]"));
+    assert_null(strstr(facts, "decoy_kernel"));
+    free(facts);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(judge__right_candidate__has_nothing_against_it),
+        cmocka_unit_test(judge__each_thing_that_is_asked__can_fail),
+        cmocka_unit_test(judge__tensors_of_other_sizes__are_wrong_and_no_more),
+    };
+    return cmocka_run_group_tests_name("judge", tests, NULL, NULL);
+}
