@@ -379,7 +379,7 @@ def part_matrix(bench: Bench) -> Iterator[dict[str, Any]]:
 
 
 # Writes past its gradient: what memcheck has to find. The guard bands and the poison are not there below the tool.
-BEYOND = ("mask=cols < n", "mask=cols < n + 8")
+BEYOND = ("mask = cols < N", "mask = cols < N + 8")
 
 
 def part_sanitizer(bench: Bench) -> Iterator[dict[str, Any]]:
