@@ -18,7 +18,7 @@ OUTPUT_MAX = 32 << 20
 
 @dataclass
 class Ended:
-    """What became of a command. `code` is None where it was ended at its limit; output is as far as it came."""
+    """What became of a command. `code` is None where it was ended at its limit; output is what came."""
 
     code: int | None
     out: str

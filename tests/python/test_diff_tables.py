@@ -147,13 +147,16 @@ def test_two_launches__the_second_reads_what_the_first_wrote(write: Callable[...
     right(write(source(*changes)))
 
 
-def test_half_precision__is_added_up_in_single(write: Callable[..., Path]) -> None:
-    file = write(GROUPED.read_text().replace("tl.pointer_type(tl.float32)", "tl.pointer_type(tl.float16)"))
+@pytest.mark.parametrize("element", ["tl.float16", "element"])
+def test_half_precision__is_added_up_in_single(write: Callable[..., Path], element: str) -> None:
+    """Whether the forward names the type or takes it from an argument."""
+    file = write(GROUPED.read_text().replace("tl.pointer_type(element)", f"tl.pointer_type({element})"))
     dims = forward.load(file).sweep[0].dims
     result = draft(file, dims, dtype="float16")
     kernel = result["backward"].split("def laid_out")[0]
     assert "d_a_ptr = tl.load(d_a_table + g).to(tl.pointer_type(tl.float32))" in kernel
-    assert "d_c_ptr = tl.load(d_c_table + g).to(tl.pointer_type(tl.float16))" in kernel
+    named = element if element == "tl.float16" else "like_ptr.dtype.element_ty"
+    assert f"d_c_ptr = tl.load(d_c_table + g).to(tl.pointer_type({named}))" in kernel
     found = errors(file, result["backward"], [(dims, "normal")], dtype="float16")
     assert all(value < 1e-3 for values in found.values() for value in values), found
 

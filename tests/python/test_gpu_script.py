@@ -82,6 +82,11 @@ def test_bounded__child_that_outlives_its_leader__is_ended_too():
     assert ended.code == 3 and gpu.settled(Path(mark), None)["processes_left"] == 0
 
 
+def test_sanitizers_control__is_an_edit_of_the_small_pairs_backward():
+    tail = (ROOT / gpu.SMALL).read_text().partition("# ---- backward ----")[2]
+    assert tail.count(gpu.BEYOND[0]) == 1
+
+
 def test_entry__is_small_and_has_what_went_wrong():
     result = {
         "verdict": "not_verified",

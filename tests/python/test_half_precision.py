@@ -1,4 +1,5 @@
-"""Every forward of the tests compiles for a GPU in single and in half precision: the interpreter takes types that Triton does not."""
+"""The forwards of the tests compile for a GPU in single and in half precision, and so do backwards drafted from them in half
+precision: the interpreter takes types that Triton does not."""
 
 from __future__ import annotations
 
@@ -7,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_agent import draw, facts
+from diff_support import draft, pair_text
+from kernel_agent import candidate, draw, facts
 from kernel_agent.errors import Unusable
 from kernel_agent.forward import Launch, launch_intercept, load
 
 KERNELS = sorted((Path(__file__).parent / "kernels").glob("*.py"))
 DTYPES = ("float32", "float16", "bfloat16")
+# What products, atomics, pointers in tables and updates in place make of half precision.
+DRAFTED = ("dot", "dot_mix", "sliding_attention", "chunk_linear_attention", "in_place", "moe", "grouped_gemm")
 
 
 def launches(file: Path, dtype: str) -> list[tuple[facts.Compiler, Launch]]:
@@ -37,8 +41,49 @@ def test_forward__compiles_for_sm_90(file: Path, dtype: str, tmp_path, monkeypat
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     found = launches(file, dtype)
     assert found, "the stub launched nothing"
+    compile_all(found, f"{file.stem} in {dtype}")
+
+
+def compile_all(found: list[tuple[facts.Compiler, Launch]], what: str) -> None:
     for compiler, launch in found:
         try:
             compiler.entry(launch)
         except Unusable as error:
-            pytest.fail(f"{file.stem} in {dtype}: {error.line}: {error.message}", pytrace=False)
+            pytest.fail(f"{what}: {error.line}: {error.message}", pytrace=False)
+
+
+def launches_of_pair(pair: Path, dims: dict[str, Any], dtype: str) -> list[tuple[facts.Compiler, Launch]]:
+    """What the pair launches forward and backward; nothing is executed."""
+    fwd = load(str(pair), "interpret", "sm_90", "cpu")
+    compiler = facts.Compiler(fwd.target.triton)
+    found: list[tuple[facts.Compiler, Launch]] = []
+
+    def record(launch: Launch) -> Any:
+        found.append((compiler, launch))
+
+    args, kwargs = draw.make_inputs(fwd, dims, 1, dtype=dtype)
+    bound = fwd.signature.bind(*args, **kwargs)
+    wanted = draw.grad_inputs(fwd, draw.bind(fwd, args, kwargs))
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in wanted.items()}
+    bound.arguments.update(leaves)
+    with fwd.active(), launch_intercept(record):
+        made = draw.flatten(candidate.entry_of(fwd, None)(*bound.args, **bound.kwargs))
+        outs = [value for value in made if isinstance(value, torch.Tensor) and value.requires_grad]
+        ones = [torch.ones_like(value) for value in outs]
+        torch.autograd.grad(outs, list(leaves.values()), ones, allow_unused=True)
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+@pytest.mark.parametrize("name", DRAFTED)
+def test_backward__drafted_in_half_precision__compiles_for_sm_90(
+    name: str, dtype: str, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    file = next(file for file in KERNELS if file.stem == name)
+    dims = load(str(file), "interpret", "sm_90", "cpu").sweep[0].dims
+    pair = tmp_path / f"{name}.py"
+    pair.write_text(pair_text(file.read_text(), draft(file, dims, dtype=dtype)["backward"]))
+    found = launches_of_pair(pair, dims, dtype)
+    assert any("bwd" in launch.name for _, launch in found)
+    compile_all(found, f"{name} in {dtype}")

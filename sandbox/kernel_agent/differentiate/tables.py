@@ -70,7 +70,7 @@ def entry_of(g: Graph, base: Node, role: str) -> Node:
     if base.op != "entry":
         return base
     element = base.attrs["elem"]
-    if role == "gradient" and element in HALF:
+    if role == "gradient" and real(element) in HALF:
         element = "float32"
     found = entry(g, base.args[0], base.args[1], element, False, role)
     if found.hint is None and base.hint is not None:

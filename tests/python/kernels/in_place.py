@@ -12,7 +12,7 @@ SWEEP = [{"M": 4, "N": 20}]
 def square_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < n
-    x = tl.load(x_ptr + offsets, mask=mask)
+    x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
     tl.store(y_ptr + offsets, x * x, mask=mask)
 
 
@@ -20,8 +20,8 @@ def square_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 def damp_kernel(y_ptr, w_ptr, n, cols, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < n
-    y = tl.load(y_ptr + offsets, mask=mask)
-    w = tl.load(w_ptr + offsets % cols, mask=mask)
+    y = tl.load(y_ptr + offsets, mask=mask).to(tl.float32)
+    w = tl.load(w_ptr + offsets % cols, mask=mask).to(tl.float32)
     tl.store(y_ptr + offsets, y / (1.0 + tl.abs(w * y)), mask=mask)
 
 
