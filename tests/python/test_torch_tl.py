@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from triton.language import float32
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
@@ -19,6 +20,7 @@ torch.set_num_threads(1)
 from kernel_agent import compat, interpret, launches
 from kernel_agent.torch_tl import EXACT, NATIVE, Cell, KernelError, Launch, Memory, run_launch
 from kernel_agent.torch_tl.builder import tf32
+from kernel_agent.torch_tl.handles import Pointer
 from kernel_agent.torch_tl.launch import TensorArg
 from kernel_agent.torch_tl.memory import cell_values
 
@@ -681,3 +683,36 @@ def test_scalar_arguments_that_are_floats__have_the_precision_of_the_launch(tmp_
     evaluation = Evaluation(EXACT, y_ptr=torch.ones(1, dtype=torch.float64))
     evaluation.launch(kernel, s=0.1)
     assert evaluation["y_ptr"].item() == float(torch.tensor(0.1, dtype=torch.float32))
+
+
+def test_an_evaluation_that_looks_at_nothing__gives_what_one_that_looks_gives() -> None:
+    # Addresses were checked before: the second evaluation only computes, also where programs come one by one.
+    for ordered in (False, True):
+        made = []
+        for checked in (True, False):
+            memory = Memory(EXACT, "cpu", checked=checked)
+            x = memory.add(Cell(torch.arange(8, dtype=torch.float64), torch.float32, 1024))
+            pointer = Pointer(torch.tensor([[1024 + 4 * i for i in (3, 1, 1)]]), float32, x)
+            memory.begin_launch(1, ordered)
+            memory.begin_group(torch.zeros(1, dtype=torch.int32))
+            mask = torch.tensor([[True, True, False]])
+            loaded = memory.load(pointer, mask, None)
+            memory.store(pointer, loaded * 10, mask)
+            made.append((loaded, x.flat))
+            assert bool(memory.counts.bytes_read) is checked
+        assert torch.equal(made[0][0], made[1][0])
+        assert torch.equal(made[0][1], made[1][1])
+
+
+def test_an_address_outside__is_told_by_the_evaluation_that_looks__and_brought_inside_by_the_other() -> None:
+    for checked in (True, False):
+        memory = Memory(EXACT, "cpu", checked=checked)
+        x = memory.add(Cell(torch.arange(4, dtype=torch.float64), torch.float32, 1024))
+        memory.begin_launch(1, False)
+        memory.begin_group(torch.zeros(1, dtype=torch.int32))
+        beyond = Pointer(torch.tensor([[1024 + 4 * 9]]), float32, x)
+        if checked:
+            with pytest.raises(KernelError, match="out of bounds"):
+                memory.load(beyond, None, None)
+        else:
+            assert memory.load(beyond, None, None).item() == 3

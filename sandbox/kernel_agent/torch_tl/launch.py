@@ -78,17 +78,19 @@ class Launch:
         self.grid = (sizes[0], sizes[1], sizes[2])
 
 
-def run_launch(launch: Launch, memory: Memory) -> bool:
-    """Evaluate `launch` on `memory`. True when the programs had to be evaluated one by one. Raises KernelError."""
+def run_launch(launch: Launch, memory: Memory, one_by_one: bool = False) -> bool:
+    """Evaluate `launch` on `memory`. True when the programs had to be evaluated one by one, which an evaluation that does not
+    look for conflicts has to be told. Raises KernelError."""
     programs = torch.arange(
         launch.grid[0] * launch.grid[1] * launch.grid[2], dtype=torch.int32, device=memory.device
     )
     memory.where = lambda: place_of(launch)
-    try:
-        _run_ordered(launch, memory, list(programs.split(MAX_GROUP)), ordered=False)
-        return False
-    except NeedsOrder:
-        memory.undo_launch()
+    if not one_by_one:
+        try:
+            _run_ordered(launch, memory, list(programs.split(MAX_GROUP)), ordered=False)
+            return False
+        except NeedsOrder:
+            memory.undo_launch()
     _run_ordered(launch, memory, list(programs.split(1)), ordered=True)
     return True
 

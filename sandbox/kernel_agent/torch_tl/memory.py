@@ -131,10 +131,16 @@ class Counts:
 
 
 class Memory:
-    """Cells of one evaluation. `where()` names the place being evaluated, for races and errors."""
+    """Cells of one evaluation. `where()` names the place being evaluated, for races and errors.
 
-    def __init__(self, precision: str, device: torch.device | str = "cpu") -> None:
+    `checked` False is for an evaluation whose addresses an earlier one has gone through: nothing is counted, no bound and no
+    conflict is looked for, which on a GPU saves a wait for the device at each access. An address that lies outside all
+    the same (it may depend on data that was moved by rounding) is brought back inside.
+    """
+
+    def __init__(self, precision: str, device: torch.device | str = "cpu", checked: bool = True) -> None:
         self.precision = precision
+        self.checked = checked
         self.device = torch.device(device)
         self.cells: list[Cell] = []
         self.counts = Counts()
@@ -202,8 +208,9 @@ class Memory:
     def load(self, ptr: Pointer, mask: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor:
         """Gather (programs or 1, *shape); masked lanes give `other`, or 0."""
         cell = self._cell_of(ptr, mask)
-        index = self._checked_index(cell, ptr, mask, "reads")
-        self._note_read(cell, index, mask, ptr)
+        index, active = self._index(cell, ptr, mask, "reads")
+        if self.checked:
+            self._note_read(cell, index, mask, ptr, active)
         flat = cell.flat.detach() if ptr.detached else cell.flat
         if cell.numel:
             value = flat.index_select(0, index.reshape(-1)).reshape(index.shape)
@@ -211,7 +218,7 @@ class Memory:
             value = flat.new_zeros(index.shape)
         value = value.to(self.value_dtype(ptr.element))
         if mask is not None:
-            if other is None and not bool(mask.all()):
+            if self.checked and other is None and active < index.numel():
                 self._note(self.counts.undefined, f"masked lanes of {ptr.name or 'a load'} have no other")
             value = torch.where(mask, value, value.new_zeros(()) if other is None else other.to(value.dtype))
         return value
@@ -219,13 +226,14 @@ class Memory:
     def store(self, ptr: Pointer, value: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Scatter; where lanes collide the last program's last lane wins."""
         cell = self._cell_of(ptr, mask)
-        index = self._checked_index(cell, ptr, mask, "writes")
+        index, _ = self._index(cell, ptr, mask, "writes")
         lanes, values, program = self._active(index, mask, value, cell)
         self.counts.bytes_written += lanes.numel() * cell.itemsize
         if not lanes.numel():
             return
         self._save(cell)
-        if self.launch_programs > 1:
+        watched = self.checked and self.launch_programs > 1
+        if watched:
             track = self._track(cell)
             self._conflict(track.read.others(lanes, program), "writes what another program reads", ptr)
             before = cell.flat.detach()[lanes]
@@ -234,7 +242,7 @@ class Memory:
             self._conflict(stored & changed, "writes another value where another program wrote", ptr)
         lanes, values, program = self._last_writers(lanes, values, program, ptr)
         cell.flat = cell.flat.index_put((lanes,), values)
-        if self.launch_programs > 1:
+        if watched:
             track.stored.add(lanes, program)
 
     def atomic(
@@ -243,12 +251,13 @@ class Memory:
         """Perform add, max, min, and, or, xor or xchg on every active lane. The result gives the old values when called:
         only then does order matter."""
         cell = self._cell_of(ptr, mask)
-        index = self._checked_index(cell, ptr, mask, "atomically updates")
+        index, _ = self._index(cell, ptr, mask, "atomically updates")
         lanes, values, program = self._active(index, mask, value, cell)
         self.counts.atomics += lanes.numel()
         self.counts.bytes_written += lanes.numel() * cell.itemsize
         self._save(cell)
-        if self.launch_programs > 1 and lanes.numel():
+        watched = self.checked and self.launch_programs > 1 and lanes.numel() > 0
+        if watched:
             track = self._track(cell)
             self._conflict(
                 track.stored.others(lanes, program),
@@ -261,7 +270,7 @@ class Memory:
         old = cell.flat
         shape = (self.programs.numel(), *index.shape[1:])
         cell.flat = self._combine(update, old, lanes, values)
-        if self.launch_programs > 1 and lanes.numel():
+        if watched:
             track.updated.add(lanes, program)
         return lambda: self._old_values(update, old, lanes, values, mask, shape).to(
             self.value_dtype(ptr.element)
@@ -309,16 +318,23 @@ class Memory:
             raise Diverged(highest)
         return self.cells[int(known[0])] if known.numel() else self.cells[0]
 
-    def _checked_index(self, cell: Cell, ptr: Pointer, mask: torch.Tensor | None, verb: str) -> torch.Tensor:
-        """Element numbers, 0 on masked lanes."""
+    def _index(
+        self, cell: Cell, ptr: Pointer, mask: torch.Tensor | None, verb: str
+    ) -> tuple[torch.Tensor, int]:
+        """Element numbers, 0 on masked lanes; and how many of them are not masked off, where that is counted."""
         offset = ptr.data - cell.base
         index = torch.div(offset, cell.itemsize, rounding_mode="floor") if cell.itemsize > 1 else offset
         if mask is not None:
             index = torch.where(mask, index, 0)
         if not index.numel():
-            return index
-        low, high = (int(bound) for bound in torch.aminmax(index))
-        empty = cell.numel == 0 and (mask is None or bool(mask.any()))
+            return index, 0
+        if not self.checked:
+            return index.clamp(0, max(0, cell.numel - 1)), 0
+        bounds = torch.aminmax(index)
+        told = [bounds.min, bounds.max] + ([] if mask is None else [mask.sum()])
+        low, high, *unmasked = torch.stack([number.to(torch.int64) for number in told]).tolist()  # one wait
+        active = unmasked[0] * (index.numel() // mask.numel()) if mask is not None else index.numel()
+        empty = cell.numel == 0 and active > 0
         if low < 0 or high >= max(1, cell.numel) or empty:
             bad = low if low < 0 else high
             lane = (index == bad).nonzero()[0]
@@ -329,7 +345,7 @@ class Memory:
                 kind="stub_raised",
                 remedy="mask the access, or check the strides and sizes passed to the kernel",
             )
-        return index
+        return index, active
 
     def _active(
         self, index: torch.Tensor, mask: torch.Tensor | None, value: torch.Tensor, cell: Cell
@@ -356,6 +372,9 @@ class Memory:
         if bool(last.all()):
             return lanes, values, program
         winner = order[last]
+        keep = winner.sort().values
+        if not self.checked:
+            return lanes[keep], values[keep], program[keep]
         run = torch.cumsum(last, 0) - last.to(torch.int64)
         lost = differs(values.detach()[order], values.detach()[winner][run])
         other = program[order] != program[winner][run]
@@ -364,7 +383,6 @@ class Memory:
             self._race(
                 f"two lanes of one program write different values to one element of {ptr.name or 'a tensor'}"
             )
-        keep = winner.sort().values
         return lanes[keep], values[keep], program[keep]
 
     def _combine(
@@ -455,9 +473,10 @@ class Memory:
         track.reads_seen = len(self.reads)
         return track
 
-    def _note_read(self, cell: Cell, index: torch.Tensor, mask: torch.Tensor | None, ptr: Pointer) -> None:
+    def _note_read(
+        self, cell: Cell, index: torch.Tensor, mask: torch.Tensor | None, ptr: Pointer, active: int
+    ) -> None:
         batch = index.shape[0]
-        active = index.numel() if mask is None else int(mask.sum()) * (batch // mask.shape[0])
         self.counts.bytes_read += active * cell.itemsize * (self.programs.numel() // batch)
         if self.launch_programs == 1:
             return

@@ -101,6 +101,7 @@ class Tape:
     entries: list[Constant | Operation | KernelLaunch] = field(default_factory=list)
     alive: dict[int, torch.UntypedStorage] = field(default_factory=dict)
     inputs: set[int] = field(default_factory=set)
+    one_by_one: list[bool] | None = None  # what the first evaluation found of each launch; None before
 
     @property
     def launches(self) -> int:

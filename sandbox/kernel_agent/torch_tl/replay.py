@@ -18,7 +18,7 @@ from kernel_agent.torch_tl.record import Constant, DescriptorRef, KernelLaunch, 
 
 
 class Replay:
-    """One evaluation of a tape. `leaves` are the flat inputs, by storage key, that gradients are taken for.
+    """One evaluation of a tape. The first that gets to its end has looked at every access for all that follow (memory.py). `leaves` are the flat inputs, by storage key, that gradients are taken for.
 
     With `jitter` (a seed) every floating input is first moved by up to `reach` units in the last place of its dtype, to
     a value of that dtype. One unit: how far the gradients then move is what no kernel that computes in that dtype can
@@ -39,10 +39,10 @@ class Replay:
         self.tape = tape
         self.precision = precision
         self.file = file
-        self.memory = Memory(precision, device)
+        self.memory = Memory(precision, device, checked=tape.one_by_one is None)
         self.cells: dict[int, Cell] = {}
         self.leaves: dict[int, torch.Tensor] = {}
-        self.ordered_launches = 0
+        self.one_by_one: list[bool] = []  # of each launch so far
 
     def run(self) -> None:
         """Evaluate all entries. Raises KernelError."""
@@ -53,6 +53,8 @@ class Replay:
                 self._operation(entry)
             else:
                 self._launch(entry)
+        if self.tape.one_by_one is None:
+            self.tape.one_by_one = self.one_by_one
 
     def value(self, ref: Ref) -> torch.Tensor:
         """What a tensor holds now: floats in float64 when exact, else everything in its own dtype."""
@@ -184,7 +186,11 @@ class Replay:
 
     def _launch(self, entry: KernelLaunch) -> None:
         args = {name: self._argument(value) for name, value in entry.args.items()}
-        self.ordered_launches += run_launch(Launch(entry.function, entry.grid, args, entry.name), self.memory)
+        known = self.tape.one_by_one
+        launch = Launch(entry.function, entry.grid, args, entry.name)
+        self.one_by_one.append(
+            run_launch(launch, self.memory, known is not None and known[len(self.one_by_one)])
+        )
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Ref):
