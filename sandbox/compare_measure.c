@@ -259,6 +259,15 @@ static void take_special(struct part *p, struct block *b, size_t number)
     p->excess[number][0] = p->excess[number][1] = INFINITY;
 }
 
+/* Blocks of three tensors in turn are too short a run for the processor to foresee the next. */
+static void fetch(const struct ka_tensor *tensor, size_t number)
+{
+    size_t size = ka_dtype_size(tensor->dtype), left = tensor->count - number * BLOCK;
+    const unsigned char *from = tensor->data + number * BLOCK * size;
+    for (size_t i = 0; i < (left < BLOCK ? left : BLOCK) * size; i += 64)
+        __builtin_prefetch(from + i);
+}
+
 static void measure_part(void *arg, size_t part)
 {
     struct part *p = (struct part *)arg + part;
@@ -267,6 +276,12 @@ static void measure_part(void *arg, size_t part)
     for (size_t number = p->first; number < p->end; number++) {
         load_block(p->t, number, &b);
         pad(&b);
+        if (number + 1 < p->end) {
+            fetch(p->t->got, number + 1);
+            fetch(p->t->want, number + 1);
+            if (p->t->base)
+                fetch(p->t->base, number + 1);
+        }
         if (!take_plain(p, &b, number))
             take_special(p, &b, number);
     }
