@@ -1,7 +1,7 @@
 """What a case of the oracle takes, known before it is evaluated, and how running out of memory is told.
 
-The file of a case has a size that follows from the record of its call. Memory is estimated from below: what surely does not fit is
-refused with numbers, what may fit is tried, and may still run out.
+The file of a case has a size that follows from the record of its call. Memory is estimated from below: what
+surely does not fit is refused with numbers, what may fit is tried, and may still run out.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from .errors import Unusable
 from .torch_tl.record import Constant, Operation, Tape
 
-# float64 numbers that an evaluation with its graph holds for each floating element of the call's storages: 10 were measured where
-# a kernel reads every element once, 55 for a product of small matrices.
+# float64 numbers that an evaluation with its graph holds for each floating element of the call's storages: 10
+# were measured where a kernel reads every element once, 55 for a product of small matrices.
 EVALUATION = 8
 LOW = 0.1  # of a GPU's memory
 REMEDY = "make the shape smaller, or mark it required: False"
@@ -57,7 +57,8 @@ def evaluation_bytes(tape: Tape) -> int:
 
 def require(needed: Mapping[str, int], budget: Mapping[str, Any], device: torch.device, file: str) -> None:
     """Raises Unusable("too_large") where a case needs more than there is. Both mappings have `case_bytes`, of its file, and
-    `device_bytes`, of memory on `device`; of the budget either may be missing: then what is free on a GPU is the limit."""
+    `device_bytes`, of memory on `device`; of the budget either may be missing: then what is free on a GPU is
+    the limit."""
     there = {name: int(budget[name]) for name in needed if budget.get(name) is not None}
     if device.type == "cuda":
         there["device_bytes"] = min(there.get("device_bytes", free(device)), free(device))
@@ -66,8 +67,9 @@ def require(needed: Mapping[str, int], budget: Mapping[str, Any], device: torch.
     for name, bytes_there in there.items():
         if needed[name] > bytes_there:
             least = "at least " if name == "device_bytes" else ""
-            message = f"this shape needs {least}{readable(needed[name])} for {what[name]}, and there are {readable(bytes_there)}"
-            raise Unusable("too_large", message, file, remedy=REMEDY)
+            message = f"this shape needs {least}{readable(needed[name])} for {what[name]}"
+            there_are = f", and there are {readable(bytes_there)}"
+            raise Unusable("too_large", message + there_are, file, remedy=REMEDY)
 
 
 def free(device: torch.device) -> int:

@@ -85,7 +85,7 @@ def _error(exc: BaseException, fwd: Forward) -> Unusable:
     error = wrap("candidate_raised", "", exc, [fwd.path])
     if full is not None:
         error.message = f"{full}: {error.message}"
-        error.remedy = "allocate less: a backward that needs much more memory than its gradients is too large for the shape"
+        error.remedy = "allocate less: a backward has to fit beside its inputs, outputs and gradients"
     return error
 
 
@@ -251,7 +251,8 @@ class Watch:
         return [(name, tensor) for name, (tensor, _) in self._seen.items()]
 
     def from_here(self, modified: list[str]) -> Watch:
-        """The same tensors, watched as they are now. A copy is made anew of those that were `modified`; the others' still holds."""
+        """The same tensors, watched as they are now. A copy is made anew of those that were `modified`; the
+        others' still holds."""
         later = Watch()
         later._seen = dict(self._seen)
         for name in modified:

@@ -1,6 +1,9 @@
-"""Inputs and upstream gradients from seeds: the same bytes in every process that asks with the same seed for the same device.
+"""Inputs and upstream gradients from seeds: the same bytes in every process that asks with the same seed for
+the same device.
 
-The CPU and a GPU draw different numbers, and so may two models of GPU: candidate and oracle of one case run on the same one.
+The CPU and a GPU draw different numbers, and so may two models of GPU: candidate and oracle of one case run
+on the same one.
+
 Also what a call means: arguments by name, and which outputs are differentiated.
 """
 
@@ -305,9 +308,9 @@ def upstream(
 ) -> torch.Tensor | None:
     """The upstream gradient of differentiable output `index` of `count`, or None where `none_one` leaves it out.
 
-    Values depend on kind, seed, scale, index, shape, dtype and the kind of device, on which they are drawn: nothing of the
-    size of an output is made on the CPU for a GPU. `noncontiguous` has the values of `normal` with other strides;
-    `expanded` has stride 0 along the first axis longer than 1.
+    Values depend on kind, seed, scale, index, shape, dtype and the kind of device, on which they are drawn:
+    nothing of the size of an output is made on the CPU for a GPU. `noncontiguous` has the values of `normal`
+    with other strides; `expanded` has stride 0 along the first axis longer than 1.
     """
     if kind not in UPSTREAM_KINDS:
         raise ValueError(f"upstream kind {kind!r} is none of {', '.join(UPSTREAM_KINDS)}")

@@ -35,7 +35,8 @@ class Guards:
         return inside.as_strided(like.shape, like.stride(), inside.storage_offset()).copy_(like)
 
     def broken(self) -> list[str]:
-        """Which bands were written into: `memory beside float32[4x8]`. A GPU is waited for once, however many there are."""
+        """Which bands were written into: `memory beside float32[4x8]`. A GPU is waited for once, however many
+        there are."""
         bands: dict[torch.device, list[torch.Tensor]] = {}
         for whole, size, _ in self._held:
             hurt = (whole[:BAND] != _PATTERN).any() | (whole[BAND + size :] != _PATTERN).any()

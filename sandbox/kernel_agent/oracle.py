@@ -192,7 +192,8 @@ class Case:
         return self.fwd.call(args, kwargs)
 
     def require_room(self, recording: Recording) -> None:
-        """Raises Unusable("too_large") where the evaluation or its file is larger than the request's budget."""
+        """Raises Unusable("too_large") where the evaluation or its file is larger than the request's
+        budget."""
         wanted = list(draw.grad_inputs(self.fwd, recording.bound).values())
         outputs = [output.value for output in recording.outputs if is_tensor(output)]
         differentiable = sum(output.value.numel() for output in recording.differentiable)
@@ -279,7 +280,8 @@ class Case:
     def upstreams(self, outputs: list[draw.Output]) -> dict[int, torch.Tensor]:
         """Upstream gradient by index of the output; an output without one is left out.
 
-        Each is drawn once a case: every evaluation of the record takes the same one, and none of them writes to it.
+        Each is drawn once a case: every evaluation of the record takes the same one, and none of them writes
+        to it.
         """
         drawn = [self.upstream_of(output.value, at, len(outputs)) for at, output in enumerate(outputs)]
         return {o.index: value for o, value in zip(outputs, drawn, strict=True) if value is not None}

@@ -1,7 +1,8 @@
 """The safetensors file layout, written with torch alone.
 
 A file is: the header's length as 8 little-endian bytes, the header (JSON: name -> dtype, shape, data_offsets; padded
-with spaces), then the tensors' bytes, row-major, in the order of their offsets, each beginning at a multiple of ALIGNMENT.
+with spaces), then the tensors' bytes, row-major, in the order of their offsets, each beginning at a multiple
+of ALIGNMENT.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 def save(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write `tensors` to `path` through a temporary name beside it, each copied once, from its device and strides straight into
-    the file. TypeError for a dtype without a name here; OSError, and no file, where there is no room for all of them."""
+    the file. TypeError for a dtype without a name here; OSError, and no file, where there is no room for all
+    of them."""
     text, places, size = _layout(tensors)
     part = f"{path}.part"
     try:

@@ -1,4 +1,5 @@
-"""The warm interpreter: what its children find imported, and when it refuses to be forked. tests/jail forks it below the jail."""
+"""The warm interpreter: what its children find imported, and when it refuses to be forked. tests/jail forks
+it below the jail."""
 
 from __future__ import annotations
 

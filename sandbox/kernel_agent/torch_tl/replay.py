@@ -89,8 +89,8 @@ class Replay:
         return made
 
     def release(self) -> None:
-        """Let go of all memory now. The kernels' code and this evaluation know each other, and a collection may be far away: on a
-        GPU memory is what limits the shapes."""
+        """Let go of all memory now. The kernels' code and this evaluation know each other, and a collection
+        may be far away: on a GPU memory is what limits the shapes."""
         for cell in self.memory.cells:
             cell.flat = cell.flat.new_empty(0)
         self.memory = Memory(self.precision, self.memory.device)
@@ -113,7 +113,8 @@ class Replay:
         self._set(entry.key, flat, entry.dtype, entry.base)
 
     def _moved(self, flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Values of `dtype` up to `reach` of its units away, drawn where the memory is. In float64, in one tensor of that size."""
+        """Values of `dtype` up to `reach` of its units away, drawn where the memory is. In float64, in one
+        tensor of that size."""
         factors = torch.rand(flat.shape, generator=self.jitter, dtype=torch.float64, device=flat.device)
         factors.mul_(2).sub_(1).mul_(self.reach * torch.finfo(dtype).eps).add_(1)
         return factors.mul_(flat).to(dtype).to(flat.dtype)
