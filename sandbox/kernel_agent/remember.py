@@ -1,10 +1,11 @@
-"""Triton's semantic layer, remembered: for operands of one kind it asks the builder for the same operations each time.
+"""Triton's semantic layer, remembered: for operands of one kind it asks the builder for the same each time.
 
-The interpreter evaluates `a + b` by checking, promoting and broadcasting types anew for every program, which costs many
-times what the operation does. Those checks see types, numbers and constants, never elements, as in the compiler. So the third call with
-operands of the same kinds replays the operations that the second one asked the builder for, on the new elements: the same NumPy
-functions on the same arrays, and so the same bits. What cannot be replayed (a result that is no plain tensor, a
-decision that looked at elements, a value of an unknown kind) is evaluated as before, each time.
+The interpreter evaluates `a + b` by checking, promoting and broadcasting types anew for every program,
+which costs many times what the operation does. Those checks see types, numbers and constants, never
+elements, as in the compiler. So the third call with operands of the same kinds replays the operations that
+the second one asked the builder for, on the new elements: the same NumPy functions on the same arrays, and
+so the same bits. What cannot be replayed (a result that is no plain tensor, a decision that looked at
+elements, a value of an unknown kind) is evaluated as before, each time.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def _kind_of(ty: Any) -> Any:
 
 
 def _note(value: Any, key: list[Any], handles: list[Any]) -> None:
-    """Add a value to the key of a call: its kind if it is a tensor, whose handle goes to `handles`, else itself. Raises Unknown."""
+    """Add a value to the key of a call: its kind if it is a tensor (its handle goes to `handles`), else itself.
+
+    Raises Unknown."""
     what = type(value)
     if what is _Tensor:
         handle = value.handle
@@ -158,7 +161,7 @@ class _Writer:
         self.lines.append(f"    return {self._returned(result, output)}")
 
     def _folded(self, output: int | None) -> set[int]:
-        """Slots made of constants alone. None where the result is one: two calls must not share what they return."""
+        """Slots made of constants alone. None where the result is one: calls must not share results."""
         folded: set[int] = set()
         for name, args, made in self.recorder.steps:
             constant = name.startswith(_CONSTANT) and name != "create_get_program_id"
@@ -235,7 +238,7 @@ class _Probe:
 def _quick(
     builder: Any, name: str, args: tuple[Any, ...]
 ) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """What a method of the builder does to plain handles, without its detours: a function, and the arguments that it takes."""
+    """What a method of the builder does to plain handles, without detours: a function, and its arguments."""
     handles = [arg for arg in args if type(arg) is _Handle]
     if any(handle.dtype.scalar == tl.bfloat16 for handle in handles):
         return None
@@ -304,12 +307,12 @@ class Memory:
         self.entries = 0
 
     def looked_at_elements(self) -> None:
-        """A decision is being taken from the value of a tensor: what comes after it holds for this call only."""
+        """A decision is taken from the value of a tensor: what comes after it holds for this call only."""
         if self.recorder is not None:
             self.recorder.usable = False
 
     def remembering(self, member: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-        """`plain` evaluates the builtin `member`; the function returned gives the same, sooner from the third call on."""
+        """`plain` evaluates the builtin `member`; what is returned does the same, sooner from the third call."""
         known: dict[tuple[Any, ...], Callable[..., Any] | bool] = {}
 
         def call(*args: Any, **kwargs: Any) -> Any:

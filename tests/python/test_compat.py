@@ -155,6 +155,25 @@ def test_bounds__one_element_too_many__is_found(n, verb):
 
 
 @triton.jit
+def unmasked_kernel(x_ptr, y_ptr, at):
+    tl.store(y_ptr, tl.load(x_ptr + at))
+
+
+@pytest.mark.parametrize("at", [20, 1000, -1000])
+def test_bounds__of_a_load_without_a_mask__are_checked(at):
+    x, y = torch.ones(20), torch.zeros(1)
+    with pytest.raises(interpret.OutOfBounds, match="reads out of bounds"):
+        unmasked_kernel[(1,)](x, y, at)
+
+
+def test_observer__load_without_a_mask__is_seen():
+    x, y, seen = torch.ones(20), torch.zeros(1), Seen()
+    with interpret.observe(seen):
+        unmasked_kernel[(3,)](x, y, 7)
+    assert (y.item(), seen.loads, seen.stores) == (1, 12, 12)
+
+
+@triton.jit
 def pointer_table_kernel(table_ptr, y_ptr, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
     x_ptr = tl.load(table_ptr).to(tl.pointer_type(tl.float32))
