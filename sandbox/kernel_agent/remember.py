@@ -63,7 +63,7 @@ def _kind_of(ty: Any) -> Any:
 
 
 def _note(value: Any, key: list[Any], handles: list[Any]) -> None:
-    """Add a value to the key of a call: its kind if it is a tensor (its handle goes to `handles`), else itself.
+    """Add a value to the key of a call: its kind if it is a tensor, else itself; and handles to `handles`.
 
     Raises Unknown."""
     what = type(value)
@@ -312,7 +312,7 @@ class Memory:
             self.recorder.usable = False
 
     def remembering(self, member: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-        """`plain` evaluates the builtin `member`; what is returned does the same, sooner from the third call."""
+        """`plain` evaluates the builtin `member`; the result does so too, sooner from the third call."""
         known: dict[tuple[Any, ...], Callable[..., Any] | bool] = {}
 
         def call(*args: Any, **kwargs: Any) -> Any:
