@@ -276,6 +276,16 @@ static const char *device_of(const struct ka_op *op)
     return "cpu";
 }
 
+/* What whoever asks has set already stays. */
+static void set_budget(json_t *request)
+{
+    if (!json_object_get(request, "budget"))
+        json_object_set_new(request, "budget", json_object());
+    json_t *budget = json_copy(json_object_get(request, "budget"));
+    json_object_set_new(budget, "case_bytes", json_integer(CASE_BYTES));
+    json_object_set_new(request, "budget", budget);
+}
+
 static char *request_text(const struct ka_op *op, json_t *extra)
 {
     const struct ka_opts *opts = op->app->opts;
@@ -287,7 +297,7 @@ static char *request_text(const struct ka_op *op, json_t *extra)
     json_object_set_new(request, "target", json_string(opts->target));
     json_object_set_new(request, "dtype", opts->dtype[0] ? json_string(opts->dtype) : json_null());
     if (strcmp(op->operation, "oracle") == 0 && strcmp(device_of(op), "cuda") == 0)
-        json_object_set_new(request, "budget", json_pack("{s:I}", "case_bytes", CASE_BYTES));
+        set_budget(request);
     const struct ka_cache *cache = op->app->cache;
     json_object_set_new(request, "compiled", cache ? json_string(ka_cache_folder(cache)) : json_null());
     char *text = json_dumps(request, JSON_COMPACT);

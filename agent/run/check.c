@@ -16,7 +16,6 @@
 #include "core/plan.h"
 #include "core/rank.h"
 #include "core/sanitize.h"
-#include "core/shapes.h"
 #include "core/verdict.h"
 #include "expected.h"
 #include "fan.h"
@@ -235,13 +234,11 @@ static void on_facts(struct ka_run *run, const struct ka_op_result *result)
 
 json_t *ka_run_facts_request(const struct ka_run *run, const char *entry)
 {
-    json_t *shapes = json_array(), *shape, *dims;
+    json_t *shapes = json_array(), *shape;
     size_t i;
     json_array_foreach(run->shapes, i, shape)
     {
-        if (!ka_run_on_gpu(run) ||
-            ka_shapes_scale(json_object_get(shape, "dims"), KA_SHAPES_BUDGET, 0, &dims))
-            dims = json_incref(json_object_get(shape, "dims"));
+        json_t *dims = ka_run_small(run, json_object_get(shape, "dims"));
         json_array_append_new(shapes, json_pack("{s:o, s:O, s:O}", "dims", dims, "class",
                                                 json_object_get(shape, "class"), "kind",
                                                 json_object_get(shape, "kind")));

@@ -1,5 +1,5 @@
 /* Part of preflight: finite differences of the real forward against the oracle's gradient, on the smallest required
- * shape. They cost many runs of the forward; what is wrong in the oracle's rules is wrong at every size. A disagreement is
+ * shape, or on a GPU a small version of it. They cost many runs of the forward; what is wrong in the oracle's rules is wrong at every size. A disagreement is
  * followed down to the smallest scale that shows it, and ends the run. What stays open is said, and never counts as agreement. */
 #include "internal.h"
 
@@ -84,7 +84,7 @@ static void ask_smaller(struct ka_run *run, const json_t *dims, const char *mess
 
 static void on_differences(struct ka_run *run, const struct ka_op_result *result)
 {
-    const json_t *dims = json_object_get(ka_plan_smallest(run->shapes), "dims");
+    json_t *dims = ka_run_small(run, json_object_get(ka_plan_smallest(run->shapes), "dims"));
     const json_t *entry = result->status == KA_OP_OK ? ka_case_find(result->doc, 0) : NULL;
     const json_t *fd = json_object_get(entry, "fd");
     const char *skipped = json_string_value(json_object_get(fd, "skipped"));
@@ -106,6 +106,7 @@ static void on_differences(struct ka_run *run, const struct ka_op_result *result
         finish(run, found.agree ? "agree" : "open", &found, dims,
                found.agree ? NULL : "every slope is drowned by kinks or rounding");
     }
+    json_decref(dims);
 }
 
 void ka_run_differences(struct ka_run *run)
@@ -115,7 +116,7 @@ void ka_run_differences(struct ka_run *run)
         ka_run_preflight_part_done(run);
         return;
     }
-    json_t *list = json_pack("[O]", smallest);
+    json_t *list = json_pack("[{s:o}]", "dims", ka_run_small(run, json_object_get(smallest, "dims")));
     ask(run, list, on_differences);
     json_decref(list);
 }

@@ -17,8 +17,6 @@
 #define HIDDEN_TRIED 12
 #define HIDDEN_KEPT 8
 #define LONG_BUDGET ((uint64_t)1 << 24)
-#define GPU_BUDGET                                                                                           \
-    ((uint64_t)1 << 21) /* a GPU checks the user's own sizes as well: these are for what sizes do */
 
 static void keep_agreed(struct ka_run *run, struct ka_fan *fan, const json_t *tried, const json_t *asked,
                         size_t most)
@@ -143,15 +141,6 @@ static void add_probes(struct ka_run *run, json_t *pending)
     json_decref(sweep);
 }
 
-/* A small version of a required shape (new reference): on the CPU it is one. */
-static json_t *small_version(const struct ka_run *run, json_t *dims)
-{
-    json_t *small;
-    if (ka_run_on_gpu(run) && ka_shapes_scale(dims, GPU_BUDGET, 0, &small) == 0)
-        return small;
-    return json_incref(dims);
-}
-
 /* Hidden shapes come from a small version of every required shape, taken in turn. */
 void ka_run_hidden(struct ka_run *run)
 {
@@ -168,7 +157,7 @@ void ka_run_hidden(struct ka_run *run)
     {
         if (strcmp(json_string_value(json_object_get(shape, "class")), "required") != 0)
             continue;
-        json_t *small = small_version(run, json_object_get(shape, "dims"));
+        json_t *small = ka_run_small(run, json_object_get(shape, "dims"));
         if (ka_shapes_hidden(small, known, ka_random_u64(), each, KA_SHAPES_BUDGET, &found) == 0) {
             json_array_extend(tried, found);
             json_decref(found);

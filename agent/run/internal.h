@@ -165,6 +165,9 @@ json_t *ka_run_sweep(struct ka_run *run, bool *own_cpu_sweep);
 void ka_run_accept_shape(struct ka_run *run, const json_t *dims, const char *class, const char *kind,
                          const json_t *entry);
 bool ka_run_on_gpu(const struct ka_run *run);
+/* A small version of a shape (new reference). On a GPU the user's own sizes are checked; what else is asked of the forward (hidden shapes,
+ * finite differences, counts in the interpreter) is asked of this. On the CPU the shape is one already. */
+json_t *ka_run_small(const struct ka_run *run, json_t *dims);
 /* Did forward and oracle agree on a case? Otherwise the error document (new reference) in *error. */
 bool ka_run_case_agrees(const struct ka_fan_found *found, json_t **error);
 /* One case for each of `list`, [{"dims"}], with its place in the list as id. `*asked`: what the children are told (new reference). */

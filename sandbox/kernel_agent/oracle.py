@@ -246,6 +246,9 @@ class Case:
     ) -> Replay:
         device = next(iter(draw.grad_inputs(self.fwd, recording.bound).values())).device
         replay = Replay(recording.recorder.tape, precision, device, self.fwd.path, jitter, reach)
+        seconds = self.limits.get("seconds")
+        if seconds is not None and replay.memory.checked:
+            replay.memory.until = time.monotonic() + float(seconds)
         replay.run()
         return replay
 

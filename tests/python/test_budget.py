@@ -60,6 +60,12 @@ def test_case__within_its_budget__is_evaluated(limits, write, tmp_path):
     assert ask(write(SCALE), tmp_path, budget=limits)["ok"]
 
 
+def test_case__that_takes_longer_than_it_may__is_too_large(write, tmp_path):
+    entry = ask(write(SCALE), tmp_path, budget={"seconds": -1})
+    assert entry["error"]["kind"] == "too_large" and "takes too long" in entry["error"]["message"]
+    assert ask(write(SCALE), tmp_path, budget={"seconds": 600})["ok"]
+
+
 def test_case_on_a_gpu__is_held_to_what_is_free_there(monkeypatch):
     """Stands in for CUDA."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (100, 1000))

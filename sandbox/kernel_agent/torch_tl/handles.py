@@ -28,7 +28,7 @@ FLOAT_DTYPES = {
 
 
 class KernelError(Exception):
-    """A kernel that cannot be evaluated, or that did something wrong. `kind` is `unsupported_op` or `stub_raised`."""
+    """A kernel that cannot be evaluated, or that did something wrong. `kind` is `unsupported_op`, `stub_raised` or `too_large`."""
 
     def __init__(
         self,

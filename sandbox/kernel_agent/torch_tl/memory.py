@@ -9,6 +9,7 @@ Out-of-bounds accesses raise KernelError naming the argument and the index.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -141,6 +142,7 @@ class Memory:
     def __init__(self, precision: str, device: torch.device | str = "cpu", checked: bool = True) -> None:
         self.precision = precision
         self.checked = checked
+        self.until: float | None = None  # by time.monotonic(): an evaluation that goes on longer is given up
         self.device = torch.device(device)
         self.cells: list[Cell] = []
         self.counts = Counts()
@@ -207,6 +209,12 @@ class Memory:
 
     def load(self, ptr: Pointer, mask: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor:
         """Gather (programs or 1, *shape); masked lanes give `other`, or 0."""
+        if self.until is not None and time.monotonic() > self.until:
+            raise KernelError(
+                "the evaluation in float64 takes too long at this shape",
+                kind="too_large",
+                remedy="make the shape smaller, or mark it required: False",
+            )
         cell = self._cell_of(ptr, mask)
         index, active = self._index(cell, ptr, mask, "reads")
         if self.checked:
