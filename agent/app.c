@@ -255,13 +255,15 @@ static int find_sanitizer(struct ka_app *app, struct ka_err *err)
 /* Children that use the GPU at a time: each has a context, and keeps a core busy with launching. */
 static unsigned gpu_places(unsigned cpus)
 {
-    return cpus < 4 ? 2 : cpus > 24 ? 12 : cpus / 2 + cpus / 4;
+    return cpus < 4 ? cpus : cpus > 16 ? 12 : cpus / 2 + cpus / 4;
 }
 
 static int open_children(struct ka_app *app, struct ka_err *err)
 {
     struct ka_machine machine;
     ka_machine_read(&machine);
+    if (app->opts->children)
+        machine.cpus = (unsigned)app->opts->children;
     struct ka_children_conf config = {.max_running = machine.cpus};
     app->fan_width = machine.cpus;
     if (strcmp(app->device, "cuda") == 0) {
@@ -271,7 +273,7 @@ static int open_children(struct ka_app *app, struct ka_err *err)
         config.gpu = true;
         config.child_mem_mb = app->gpu_child.mem_mb;
         config.total_mem_mb = (unsigned)(mb * 0.9);
-        config.max_running = machine.cpus < 4 ? 4 : machine.cpus;
+        config.max_running = machine.cpus;
         config.max_gpu = gpu_places(machine.cpus);
         app->fan_width = (config.max_gpu + 1) / 2; /* the candidate and the oracle at a time */
     }

@@ -131,10 +131,10 @@ static void explain_death(const struct ka_op *op, const struct ka_child_result *
                  tail);
     else if (child->error)
         snprintf(result->message, sizeof(result->message), "%s: %.900s", op->operation, child->msg.msg);
-    else if (child->term_signal)
+    else if (ka_child_signal(child))
         snprintf(result->message, sizeof(result->message),
                  "%s: the child was ended by signal %d (%s); last words: %s", op->operation,
-                 child->term_signal, strsignal(child->term_signal), tail);
+                 ka_child_signal(child), strsignal(ka_child_signal(child)), tail);
     else
         snprintf(result->message, sizeof(result->message),
                  "%s: the child ended with code %d and no result; last words: %s", op->operation,

@@ -87,6 +87,7 @@ static const struct option_row rows[] = {
     {"require-sandbox", NULL, TEXT, AT(require_sandbox), "landlock+seccomp", 0, 0, NULL, "LAYERS",
      "refuse to run with less: full, landlock+seccomp, none"},
     {"deadline", NULL, INT, AT(deadline), "900", 1, 86400, NULL, "S", "longest time for one child"},
+    {"children", NULL, INT, AT(children), "0", 0, 256, NULL, "N", "most children at a time (0: by the machine)"},
     {"no-compile-cache", NULL, FLAG, AT(no_compile_cache), "false", 0, 0, NULL, NULL,
      "compile every kernel anew"},
     {"compile-cache-mb", NULL, INT, AT(compile_cache_mb), "512", 1, 1 << 20, NULL, "N",

@@ -48,6 +48,7 @@ struct ka_opts {
     char *python;
     char *require_sandbox;
     int deadline;
+    int children; /* 0: as many as the machine has places for */
     bool no_compile_cache;
     int compile_cache_mb;
     /* output */

@@ -16,6 +16,11 @@ from typing import IO
 OUTPUT_MAX = 32 << 20
 
 
+def share(jobs: int) -> list[str]:
+    """Options for one of `jobs` programs at a time: its share of the machine's places for children."""
+    return ["--children", str(max(2, (os.cpu_count() or 1) // jobs + 1))] if jobs > 1 else []
+
+
 @dataclass
 class Ended:
     """What became of a command. `code` is None where it was ended at its limit; output is what came."""

@@ -34,6 +34,7 @@ def run_one(path: Path, args: argparse.Namespace, until: float) -> dict[str, Any
         *(["check", str(path)] if is_pair else ["--file-path", str(path), "--backend", "none"]),
     ]
     command += ["--json", "--device", args.device, "--deadline", str(args.deadline), "--out", args.runs]
+    command += bounded.share(args.jobs)
     command += ["--python", args.python] if args.python else []
     command += ["--dtype", args.dtype] if args.dtype else []
     sweep = args.sweeps.get(path.name)

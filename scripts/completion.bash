@@ -8,7 +8,7 @@ _kernel_agent()
         --base-url --model --openai-model --reasoning-effort --api-key-file --context-tokens --llm-timeout --draft --no-wait
         --prompts --max-iters --candidates --patience-parity --patience-perf --min-rel-impr --max-tokens
         --max-seconds --max-cost --price-in --price-out --no-optimise --device --target --dtype --python
-        --require-sandbox --deadline --no-compile-cache --compile-cache-mb --json --quiet --log-level --config
+        --require-sandbox --deadline --children --no-compile-cache --compile-cache-mb --json --quiet --log-level --config
         --jobs --force --junit --fail-fast --sanitize --print --help --version"
     COMPREPLY=()
     case $prev in
@@ -29,7 +29,7 @@ _kernel_agent()
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return ;;
         --topk | --min-sim | --rag-exclude | --base-url | --model | --openai-model | --context-tokens | \
-        --llm-timeout | --max-* | --candidates | --patience-* | --min-rel-impr | --price-* | --deadline | --compile-cache-mb | --jobs)
+        --llm-timeout | --max-* | --candidates | --patience-* | --min-rel-impr | --price-* | --deadline | --children | --compile-cache-mb | --jobs)
             return ;;
     esac
     if [[ -n $choices ]]; then

@@ -52,6 +52,7 @@ options=(
     '--no-compile-cache[compile every kernel anew]'
     '--compile-cache-mb[size of the cache of compiled kernels]:megabytes:'
     '--deadline[longest time for one child]:seconds:'
+    '--children[most children at a time (0: by the machine)]:number:'
     '--json[one result object on stdout]'
     '--quiet[errors only]'
     '--log-level[what to show]:level:(error warn info debug)'

@@ -98,7 +98,7 @@ def answer(command: list[str], seconds: float) -> dict[str, Any]:
 def row(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     """One file: the draft with its facts, then the verdict."""
     started = time.monotonic()
-    options = ["--json", "--device", args.device, "--deadline", str(args.deadline)]
+    options = ["--json", "--device", args.device, "--deadline", str(args.deadline), *bounded.share(args.jobs)]
     options += ["--dtype", job.dtype] if job.dtype else []
     options += ["--python", args.python] if args.python else []
     made: dict[str, Any] = {

@@ -341,7 +341,10 @@ def blocked(row: dict[str, Any]) -> dict[str, Any]:
 def part_attacks(bench: Bench) -> Iterator[dict[str, Any]]:
     """tests/attacks with compiled kernels. Some aim at the interpreter: another reason than there is no hole."""
     only = [] if bench.gpu else ["--only", "control scale_atomics"]
-    ended = bench.script("tests/attacks/run.py", "--build", bench.bin, "--jobs", str(bench.jobs), *only)
+    share = (bounded.share(bench.jobs) or ["", "0"])[1]
+    ended = bench.script(
+        "tests/attacks/run.py", "--build", bench.bin, "--jobs", str(bench.jobs), *only, KA_CHILDREN=share
+    )
     lines = ended.out.splitlines()
     done = sum(line.startswith(("ok ", "FAIL")) for line in lines)
     accepted = [
@@ -454,6 +457,7 @@ def part_row(bench: Bench) -> Iterator[dict[str, Any]]:
             if time.monotonic() > stop:
                 break
             options = ["--sweep", sweep, "--fail-fast", "--json", "--quiet", "--out", bench.work / f"row{at}"]
+            options += bounded.share(streams)
             ended = bench.run(bench.program, "check", *copies, *options)
             lines = ended.out.splitlines()
             for line in lines:  # a result a line

@@ -126,6 +126,13 @@ void ka_child_result_free(const struct ka_child_result *result)
         ka_work_start(r->loop, remove_files, free_result, r);
 }
 
+int ka_child_signal(const struct ka_child_result *result)
+{
+    if (result->term_signal)
+        return result->term_signal;
+    return result->exit_status > 128 && result->exit_status < 128 + NSIG ? result->exit_status - 128 : 0;
+}
+
 /* ---- the list ---- */
 
 static void free_child(struct child *c)

@@ -72,6 +72,9 @@ struct ka_child_result {
     struct ka_err msg;  /* a sentence when `error` is set */
 };
 
+/* The signal that ended it, 0 for none. The first process of a pid namespace cannot die by its own: it leaves with 128 + its number. */
+int ka_child_signal(const struct ka_child_result *result);
+
 typedef void (*ka_child_done_fn)(void *arg, uint64_t op, const struct ka_child_result *result);
 
 /* -ENOENT without ka-jail, -EACCES when the base folder is not ours alone. Free with ka_children_close(). */

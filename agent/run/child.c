@@ -81,7 +81,7 @@ static int start(struct ka_run_child *child, struct ka_err *err);
 static bool try_again(struct ka_run_child *child, const struct ka_op_result *result)
 {
     struct ka_run *run = child->run;
-    int by = result->child->term_signal;
+    int by = ka_child_signal(result->child);
     if (result->status != KA_OP_DIED || child->again || !by || by == SIGXCPU || by == SIGSYS ||
         by == SIGXFSZ || result->child->error == -ENOMEM)
         return false;
