@@ -9,6 +9,7 @@
 #include "cases.h"
 #include "core/deal.h"
 #include "io/work.h"
+#include "log.h"
 
 struct agreed {
     json_int_t id;
@@ -34,7 +35,10 @@ struct ka_fan {
     unsigned holders, working; /* threads that read what was found */
     bool orphan;               /* nobody holds it; the last thread's end frees */
     size_t count, ended;
-    struct part *parts;
+    struct part *parts; /* and room for one more */
+    json_t *crowded;    /* cases for which the GPU's memory ran out while others used it */
+    char *file;
+    json_t *extra; /* of every request; NULL once there was the one more */
 };
 
 /* ---- the end */
@@ -53,6 +57,9 @@ static void free_fan(struct ka_fan *fan)
         free_part(&fan->parts[i]);
     free(fan->parts);
     free(fan->operation);
+    free(fan->file);
+    json_decref(fan->crowded);
+    json_decref(fan->extra);
     free(fan);
 }
 
@@ -90,11 +97,15 @@ void ka_fan_listen(struct ka_fan *fan, ka_fan_fn changed, void *arg)
 
 /* ---- a part has ended */
 
+static void try_alone(struct ka_fan *fan);
+
 static void end_part(struct part *part)
 {
     struct ka_fan *fan = part->fan;
     part->ended = true;
     fan->ended++;
+    if (fan->ended == fan->count && json_array_size(fan->crowded))
+        try_alone(fan);
     if (fan->changed)
         fan->changed(fan->run, fan, fan->arg);
 }
@@ -146,15 +157,35 @@ static void compare_part(struct part *part)
     begin_work(part);
 }
 
+static bool ran_out(const json_t *entry)
+{
+    return json_is_true(json_object_get(json_object_get(entry, "error"), "out_of_memory"));
+}
+
+/* Several children share the GPU's memory. A case that found none left is not judged by that: it is tried once more, when the
+ * others of this operation are through. */
+static void take_crowded(struct part *part)
+{
+    struct ka_fan *fan = part->fan;
+    for (size_t i = json_array_size(part->cases); fan->extra && i-- > 0;) {
+        json_t *item = json_array_get(part->cases, i);
+        if (!ran_out(ka_case_find(part->result.doc, json_integer_value(json_object_get(item, "id")))))
+            continue;
+        json_array_insert(fan->crowded, 0, item);
+        json_array_remove(part->cases, i);
+    }
+}
+
 static void on_child(struct ka_run *run, void *arg, const struct ka_op_result *result)
 {
     struct part *part = arg;
-    (void)run;
     part->child = NULL;
     part->result = *result;
     part->result.operation = part->fan->operation;
     part->result.doc = json_incref(result->doc);
     part->result.child = ka_child_result_keep(result->child);
+    if (result->status == KA_OP_OK && ka_run_on_gpu(run))
+        take_crowded(part);
     if (part->fan->agree && result->status == KA_OP_OK)
         compare_part(part);
     else
@@ -164,21 +195,32 @@ static void on_child(struct ka_run *run, void *arg, const struct ka_op_result *r
 /* ---- the start */
 
 /* A child that cannot be started: the part has ended with that reason, as if it had died at once. */
-static void start_part(struct ka_fan *fan, size_t at, const struct ka_fan_req *req)
+static void start_part(struct part *part, const char *label)
 {
-    struct part *part = &fan->parts[at];
-    char label[96];
+    struct ka_fan *fan = part->fan;
     struct ka_err err;
-    json_t *extra = req->extra ? json_copy(req->extra) : json_object();
+    json_t *extra = json_copy(fan->extra);
     json_object_set(extra, "cases", part->cases);
-    snprintf(label, sizeof(label), "%s%s%zu of %zu", req->what ? req->what : "", req->what ? ", " : "",
-             at + 1, fan->count);
-    part->child = ka_run_child_start(fan->run, req->operation, req->file, extra, label, on_child, part, &err);
+    part->child = ka_run_child_start(fan->run, fan->operation, fan->file, extra, label, on_child, part, &err);
     if (!part->child) {
         part->result = (struct ka_op_result){.operation = fan->operation, .status = KA_OP_DIED};
         snprintf(part->result.message, sizeof(part->result.message), "%.1000s", err.msg);
         begin_work(part);
     }
+}
+
+/* One more part, the last: nothing of it is tried again. */
+static void try_alone(struct ka_fan *fan)
+{
+    struct part *part = &fan->parts[fan->count++];
+    part->fan = fan;
+    part->cases = fan->crowded;
+    fan->crowded = NULL;
+    ka_log(KA_LOG_INFO, "%s: %zu cases once more, alone: the GPU's memory had run out",
+           ka_run_name(fan->run), json_array_size(part->cases));
+    start_part(part, "once more, alone");
+    json_decref(fan->extra);
+    fan->extra = NULL;
 }
 
 static size_t width(const struct ka_run *run)
@@ -191,17 +233,22 @@ struct ka_fan *ka_fan_start(struct ka_run *run, struct ka_fan_req *req, ka_fan_f
     struct ka_fan *fan = ka_calloc(1, sizeof(*fan));
     *fan = (struct ka_fan){.run = run, .changed = changed, .arg = arg, .agree = req->agree, .holders = 1};
     fan->operation = ka_strdup(req->operation);
+    fan->file = ka_strdup(req->file);
+    fan->crowded = json_array();
+    fan->extra = req->extra ? req->extra : json_object();
+    req->extra = NULL;
     json_t *dealt = ka_deal(req->cases, width(run), req->together);
     fan->count = json_array_size(dealt);
-    fan->parts = ka_calloc(fan->count ? fan->count : 1, sizeof(*fan->parts));
+    fan->parts = ka_calloc(fan->count + 1, sizeof(*fan->parts));
     for (size_t i = 0; i < fan->count; i++) {
+        char label[96];
+        snprintf(label, sizeof(label), "%s%s%zu of %zu", req->what ? req->what : "", req->what ? ", " : "",
+                 i + 1, fan->count);
         fan->parts[i].fan = fan;
-        fan->parts[i].cases = json_incref(json_array_get(dealt, i));
-        start_part(fan, i, req);
+        fan->parts[i].cases = json_copy(json_array_get(dealt, i));
+        start_part(&fan->parts[i], label);
     }
     json_decref(dealt);
-    json_decref(req->extra);
-    req->extra = NULL;
     return fan;
 }
 

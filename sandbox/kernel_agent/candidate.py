@@ -86,6 +86,7 @@ def _error(exc: BaseException, fwd: Forward) -> Unusable:
     if full is not None:
         error.message = f"{full}: {error.message}"
         error.remedy = "allocate less: a backward has to fit beside its inputs, outputs and gradients"
+        error.out_of_memory = True
     return error
 
 

@@ -75,6 +75,7 @@ class Unusable(Exception):
         self.column = column
         self.remedy = remedy
         self.traceback: str | None = None
+        self.out_of_memory = False  # of the device: the daemon may try again, alone
 
     def to_dict(self) -> dict[str, object]:
         """The `error` object of docs/protocol.md."""
@@ -86,6 +87,7 @@ class Unusable(Exception):
             "column": self.column,
             "remedy": self.remedy,
             "traceback": self.traceback,
+            **({"out_of_memory": True} if self.out_of_memory else {}),
         }
 
 

@@ -58,7 +58,9 @@ def _error(error: Exception, fwd: Forward) -> Unusable:
     """Whatever ended a case, as a finding. Memory that ran out is one about the shape, wherever it happened."""
     full = budget.out_of_memory(error)
     if full is not None:
-        return Unusable("too_large", f"{full}, with this shape in float64", fwd.path, remedy=budget.REMEDY)
+        made = Unusable("too_large", f"{full}, with this shape in float64", fwd.path, remedy=budget.REMEDY)
+        made.out_of_memory = True
+        return made
     if isinstance(error, Unusable):
         return error
     if isinstance(error, KernelError):

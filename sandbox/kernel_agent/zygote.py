@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _MESSAGE_MAX = 1 << 18
-_IDLE_MS = 300
+_IDLE_MS = 20
 _GROWTH_MAX_KB = 512 * 1024
 _PRELOADED = (
     "numpy",

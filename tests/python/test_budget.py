@@ -122,6 +122,14 @@ def test_oracle__out_of_memory_in_the_stub__is_too_large(write, tmp_path):
     )
 
 
+def test_error__of_memory_that_ran_out__is_marked_for_a_second_try(write, tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7.00 GiB.")
+
+    monkeypatch.setattr(oracle.Case, "replay", full)
+    assert ask(write(SCALE), tmp_path)["error"]["out_of_memory"] is True
+
+
 def test_oracle__out_of_memory_in_the_evaluation__is_too_large(write, tmp_path, monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError(GPU_FULL)
