@@ -45,6 +45,7 @@ struct ka_check {
     bool orphan;                     /* freed when the thread is done */
     char *reject_rule, *reject_text; /* the candidate is rejected as a whole, once the thread is done */
     json_t *facts;
+    uint64_t began; /* uv_hrtime() */
 };
 
 static void free_check(struct ka_check *check)
@@ -342,6 +343,20 @@ static void judge_ready(void *arg)
 
 static void go_on(struct ka_run *run);
 
+/* How long the rest takes is guessed from what is through. */
+static void tell_progress(const struct ka_check *check)
+{
+    size_t all = json_array_size(check->cases);
+    double spent = (double)(uv_hrtime() - check->began) / 1e9;
+    double left = spent / (double)check->judged * (double)(all - check->judged);
+    if (left >= 1)
+        ka_log_progress(check->run->name, "check candidate %lld: %zu of %zu cases judged, about %.0f s left",
+                        (long long)check->snapshot, check->judged, all, left);
+    else
+        ka_log_progress(check->run->name, "check candidate %lld: %zu of %zu cases judged",
+                        (long long)check->snapshot, check->judged, all);
+}
+
 static void on_judged(void *arg)
 {
     struct ka_check *check = arg;
@@ -355,8 +370,7 @@ static void on_judged(void *arg)
         reject(check->run, check->reject_rule, check->reject_text);
         return;
     }
-    ka_log_progress(check->run->name, "check candidate %lld: %zu of %zu cases judged",
-                    (long long)check->snapshot, check->judged, json_array_size(check->cases));
+    tell_progress(check);
     go_on(check->run);
 }
 
@@ -551,6 +565,7 @@ static void order_cases(struct ka_check *check)
 static void run_candidate(struct ka_run *run)
 {
     struct ka_check *check = run->check;
+    check->began = uv_hrtime();
     check->expected = ka_expected_take(run);
     check->cases = ka_expected_cases(check->expected);
     announce_shapes(run);
