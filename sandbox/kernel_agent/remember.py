@@ -45,7 +45,7 @@ class _Kind:
     """Stands for all equal Triton types; compared by identity, which is quick."""
 
 
-def _kind_of(ty: Any) -> Any:
+def kind_of(ty: Any) -> Any:
     """The kind of a Triton type, computed once for each type object."""
     try:
         return ty._kernel_agent_kind
@@ -56,7 +56,7 @@ def _kind_of(ty: Any) -> Any:
     parts = [type(ty), ty.name, getattr(ty, "shape", None)]
     parts += [getattr(ty, "address_space", None), getattr(ty, "const", None)]
     element = getattr(ty, "element_ty", None)
-    parts.append(None if element is None else _kind_of(element))
+    parts.append(None if element is None else kind_of(element))
     kind = _kinds.setdefault(tuple(parts), _Kind())
     ty._kernel_agent_kind = kind
     return kind
@@ -71,7 +71,7 @@ def _note(value: Any, key: list[Any], handles: list[Any]) -> None:
         handle = value.handle
         if type(handle) is not _Handle:
             raise Unknown
-        key += (_kind_of(value.type), _kind_of(handle.dtype))
+        key += (kind_of(value.type), kind_of(handle.dtype))
         handles.append(handle)
     elif what is int:
         key.append(value)
@@ -89,7 +89,7 @@ def _note(value: Any, key: list[Any], handles: list[Any]) -> None:
     elif what is slice and value == slice(None):
         key.append(what)
     elif isinstance(value, tl.dtype):
-        key += (tl.dtype, _kind_of(value))
+        key += (tl.dtype, kind_of(value))
     else:
         raise Unknown
 
@@ -198,7 +198,7 @@ class _Writer:
     def _returned(self, result: Any, output: int | None) -> str:
         if result is None:
             return "None"
-        return f"{self._bind(_like(result))}({'None' if output is None else f'h{output}'})"
+        return f"{self._bind(like(result))}({'None' if output is None else f'h{output}'})"
 
     def function(self) -> Callable[..., Any]:
         operands = ", ".join(f"h{slot}" for slot in range(self.recorder.inputs))
@@ -210,7 +210,7 @@ class _Writer:
         return self.scope["replay"]
 
 
-def _like(tensor: Any) -> Callable[[Any], Any]:
+def like(tensor: Any) -> Callable[[Any], Any]:
     """Makes tensors of the type of `tensor` around other handles."""
     template = dict(vars(tensor))
 
@@ -327,7 +327,7 @@ class Memory:
                         type(arg) is _Tensor and type(arg.handle) is _Handle
                     ):  # as _note() does, without the call
                         handle = arg.handle
-                        key += (_kind_of(arg.type), _kind_of(handle.dtype))
+                        key += (kind_of(arg.type), kind_of(handle.dtype))
                         handles.append(handle)
                     else:
                         _note(arg, key, handles)

@@ -96,7 +96,7 @@ def test_operation__asked_again__has_the_bits_and_types_of_the_first_time(
 
     remembered = results()
     monkeypatch.setattr(remember, "_note", _nothing_is_known)
-    monkeypatch.setattr(remember, "_kind_of", _nothing_is_known)
+    monkeypatch.setattr(remember, "kind_of", _nothing_is_known)
     assert results() == remembered
 
 
@@ -197,5 +197,5 @@ def test_kernel__has_the_same_bits_when_nothing_is_remembered(name: str, monkeyp
 
     remembered = run()
     monkeypatch.setattr(remember, "_note", _nothing_is_known)
-    monkeypatch.setattr(remember, "_kind_of", _nothing_is_known)
+    monkeypatch.setattr(remember, "kind_of", _nothing_is_known)
     assert run() == remembered

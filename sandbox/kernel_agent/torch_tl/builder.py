@@ -22,7 +22,7 @@ import torch
 import triton.language as tl
 from triton._C.libtriton import ir
 
-from kernel_agent.torch_tl import libdevice
+from kernel_agent.torch_tl import libdevice, reductions
 from kernel_agent.torch_tl.handles import (
     BlockPointer,
     Handle,
@@ -327,6 +327,15 @@ class Builder:
         product = torch.matmul(left, right)
         return Handle((product + acc.data.to(wide)).to(acc.data.dtype))
 
+    # ---- along an axis of the data
+
+    def reduced(self, name: str, axis: int, inputs: list[Handle]) -> tuple[Handle, ...]:
+        return tuple(map(Handle, reductions.reduce_known(name, blocks_of(inputs), axis)))
+
+    def scanned(self, name: str, axis: int, inputs: list[Handle], reverse: bool) -> tuple[Handle, ...]:
+        blocks = reductions.scan_known(name, flipped(blocks_of(inputs), axis, reverse), axis)
+        return tuple(map(Handle, flipped(blocks, axis, reverse)))
+
     # ---- memory
 
     def create_addptr(self, ptr: Pointer, offset: Handle) -> Pointer:
@@ -486,6 +495,15 @@ class Builder:
 def same_batch(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Two blocks of one shape with the batch axis of the larger."""
     return tuple(torch.broadcast_tensors(a, b))  # type: ignore[return-value]
+
+
+def blocks_of(inputs: list[Handle]) -> list[torch.Tensor]:
+    """The data of handles, with one batch axis."""
+    return list(torch.broadcast_tensors(*(handle.data for handle in inputs)))
+
+
+def flipped(blocks: list[torch.Tensor], axis: int, reverse: bool) -> list[torch.Tensor]:
+    return [block.flip(axis) for block in blocks] if reverse else blocks
 
 
 def pick_number(a: torch.Tensor, b: torch.Tensor, first: torch.Tensor) -> torch.Tensor:

@@ -40,26 +40,33 @@ def extreme(data: torch.Tensor, axis: int, largest: bool) -> tuple[torch.Tensor,
     return torch.gather(data, axis, index).squeeze(axis), index.squeeze(axis)
 
 
-def reduce_known(name: str, inputs: Blocks, axis: int) -> Blocks | None:
-    """The reduction by Triton's own combine function `name`, or None if it is not one that is known here."""
+def reduces(name: str) -> bool:
+    """Whether reduce_known() knows Triton's own combine function `name`."""
+    known = ("_sum_combine", "_elementwise_max", "_elementwise_min")
+    return name in known or name.startswith(("_argmax_combine", "_argmin_combine"))
+
+
+def reduce_known(name: str, inputs: Blocks, axis: int) -> Blocks:
+    """The reduction by the combine function `name`, of which reduces() is true."""
     data = inputs[0]
     if name == "_sum_combine":
         return [data.sum(axis, dtype=data.dtype)]
     if name in ("_elementwise_max", "_elementwise_min"):
         return [extreme(data, axis, name.endswith("max"))[0]]
-    if name.startswith(("_argmax_combine", "_argmin_combine")):
-        value, index = extreme(data, axis, name.startswith("_argmax"))
-        places = inputs[1].expand(data.shape)
-        return [value, torch.gather(places, axis, index.unsqueeze(axis)).squeeze(axis)]
-    return None
+    value, index = extreme(data, axis, name.startswith("_argmax"))
+    places = inputs[1].expand(data.shape)
+    return [value, torch.gather(places, axis, index.unsqueeze(axis)).squeeze(axis)]
 
 
-def scan_known(name: str, inputs: Blocks, axis: int) -> Blocks | None:
-    if name == "_sum_combine":
-        return [torch.cumsum(inputs[0], axis, dtype=inputs[0].dtype)]
-    if name == "_prod_combine":
-        return [torch.cumprod(inputs[0], axis, dtype=inputs[0].dtype)]
-    return None
+def scans(name: str) -> bool:
+    """Whether scan_known() knows Triton's own combine function `name`."""
+    return name in ("_sum_combine", "_prod_combine")
+
+
+def scan_known(name: str, inputs: Blocks, axis: int) -> Blocks:
+    """The inclusive scan by the combine function `name`, of which scans() is true."""
+    scan = torch.cumsum if name == "_sum_combine" else torch.cumprod
+    return [scan(inputs[0], axis, dtype=inputs[0].dtype)]
 
 
 def reduce_pairwise(inputs: Blocks, axis: int, combine: Combine) -> Blocks:

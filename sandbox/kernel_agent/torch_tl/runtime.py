@@ -12,7 +12,7 @@ import inspect
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -22,9 +22,10 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import ConstexprFunction, JITFunction
 
 from kernel_agent.torch_tl import reductions
-from kernel_agent.torch_tl.builder import Builder
+from kernel_agent.torch_tl.builder import Builder, blocks_of, flipped
 from kernel_agent.torch_tl.handles import Diverged, Handle, KernelError
 from kernel_agent.torch_tl.memory import Memory
+from kernel_agent.torch_tl.repeat import repeats_of
 from kernel_agent.torch_tl.rewrite import rewritten
 
 unwrap = tl.core._unwrap_if_constexpr
@@ -74,14 +75,18 @@ class Semantic(TritonSemantic):
         if axis is None:
             inputs = tuple(self.reshape(t, [t.numel.value], can_reorder=True) for t in inputs)
             axis = 0
-        blocks = list(torch.broadcast_tensors(*(t.handle.data for t in inputs)))
         function = inspect.getclosurevars(region).nonlocals["combine_fn"]
-        results = reductions.reduce_known(standard_name(function), blocks, axis + 1)
-        if results is None:
-            results = reductions.reduce_pairwise(blocks, axis + 1, self._combiner(function, inputs))
+        name, handles = standard_name(function), [t.handle for t in inputs]
+        if reductions.reduces(name):
+            results = self.builder.reduced(name, axis + 1, handles)
+        else:
+            self.runtime.repeats.looked_at_elements()
+            combine = self._combiner(function, inputs)
+            data = reductions.reduce_pairwise(blocks_of(handles), axis + 1, combine)
+            results = tuple(map(Handle, data))
         shape = [size for at, size in enumerate(inputs[0].type.shape) if at != axis]
         return tuple(
-            self._wrapped(data, t.type.scalar, shape) for data, t in zip(results, inputs, strict=True)
+            self._wrapped(handle, t.type.scalar, shape) for handle, t in zip(results, inputs, strict=True)
         )
 
     def associative_scan(
@@ -89,21 +94,23 @@ class Semantic(TritonSemantic):
     ) -> tuple[tl.tensor, ...]:
         rank = len(inputs[0].type.shape)
         axis = axis + rank if axis < 0 else axis
-        blocks = list(torch.broadcast_tensors(*(t.handle.data for t in inputs)))
-        if reverse:
-            blocks = [block.flip(axis + 1) for block in blocks]
         function = inspect.getclosurevars(region).nonlocals["combine_fn"]
-        results = reductions.scan_known(standard_name(function), blocks, axis + 1)
-        if results is None:
-            results = reductions.scan_pairwise(blocks, axis + 1, self._combiner(function, inputs))
-        if reverse:
-            results = [data.flip(axis + 1) for data in results]
+        name, handles = standard_name(function), [t.handle for t in inputs]
+        if reductions.scans(name):
+            results = self.builder.scanned(name, axis + 1, handles, bool(unwrap(reverse)))
+        else:
+            self.runtime.repeats.looked_at_elements()
+            combine = self._combiner(function, inputs)
+            blocks = flipped(blocks_of(handles), axis + 1, reverse)
+            data = reductions.scan_pairwise(blocks, axis + 1, combine)
+            results = tuple(map(Handle, flipped(data, axis + 1, reverse)))
         return tuple(
-            self._wrapped(data, t.type.scalar, t.type.shape) for data, t in zip(results, inputs, strict=True)
+            self._wrapped(handle, t.type.scalar, t.type.shape)
+            for handle, t in zip(results, inputs, strict=True)
         )
 
-    def _wrapped(self, data: torch.Tensor, scalar: tl.dtype, shape: Any) -> tl.tensor:
-        return tl.tensor(Handle(data), tl.block_type(scalar, list(shape)) if len(shape) else scalar)
+    def _wrapped(self, handle: Handle, scalar: tl.dtype, shape: Any) -> tl.tensor:
+        return tl.tensor(handle, tl.block_type(scalar, list(shape)) if len(shape) else scalar)
 
     def _combiner(self, function: Any, inputs: Any) -> reductions.Combine:
         scalars = [t.type.scalar for t in inputs]
@@ -160,6 +167,8 @@ class Runtime:
         self.memory = memory
         self.builder = Builder(memory)
         self.semantic = Semantic(self.builder, self)
+        self.repeats = repeats_of(memory)
+        self._ways: dict[int, tuple[Any, Callable[[Any, Any, Any], Any]]] = {}  # the first keeps the id
         self._functions: dict[Any, Callable[..., Any]] = {}
         self._accepts: dict[Any, tuple[bool, bool]] = {}
         self._special: dict[Any, Callable[..., Any]] = {
@@ -186,6 +195,7 @@ class Runtime:
         value = unwrap(value)
         if not isinstance(value, tl.tensor):
             return value
+        self.repeats.looked_at_elements()
         data = value.handle.data
         if data[0].numel() != 1:
             raise KernelError(
@@ -200,7 +210,7 @@ class Runtime:
 
     def truth(self, value: Any) -> bool:
         if isinstance(value, tl.tensor) and value.handle.data.dtype != torch.bool:
-            value = self.semantic.not_equal(value, self.semantic.to_tensor(0))
+            value = self.compare("ne", value, 0)
         return bool(self.concrete(value))
 
     def _range(self, *bounds: Any, step: Any = None, **hints: Any) -> Iterator[tl.tensor]:
@@ -223,35 +233,72 @@ class Runtime:
     # ---- calls
 
     def call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        function = unwrap(function)
-        if isinstance(function, Method):
-            args, function = (function.owner, *args), function.function
-        special = self._find_special(function)
-        if special is not None:
-            function = special
+        if type(function) is MethodType and type(function.__self__) is tl.tensor:
+            args, function = (function.__self__, *args), function.__func__
+        else:
+            function = unwrap(function)
+            if isinstance(function, Method):
+                args, function = (function.owner, *args), function.function
+        known = self._ways.get(id(function))
+        if known is not None:
+            return known[1](function, args, kwargs)
+        way = self._way(function)
+        if type(function) is not MethodType:  # of which there is another one each time
+            self._ways[id(function)] = function, way
+        return way(function, args, kwargs)
+
+    def _way(self, function: Any) -> Callable[[Any, Any, Any], Any]:
+        """How a function is called, which never changes: a method that takes it, its arguments and its keywords."""
+        if self._find_special(function) is not None:
+            return self._call_special
         if isinstance(function, JITTED):
-            return self.call_jitted(function, args, kwargs)
+            of_triton = function.fn.__module__.partition(".")[0] == "triton"
+            return self._call_standard if of_triton else self.call_jitted
         if isinstance(function, ConstexprFunction):
-            return function.fn(*map(unwrap, args), **{name: unwrap(value) for name, value in kwargs.items()})
+            return self._call_constexpr
+        if tl.core.is_builtin(cuda_libdevice(function)):
+            return self._call_builtin
+        return self._call_python
+
+    def _call_special(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        special = self._special[function]
+        if tl.core.is_builtin(special):
+            return self._call_builtin(special, args, kwargs)
+        return unwrap(special(*args, **kwargs))
+
+    def _call_standard(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.repeats.ask(self.semantic, function.fn, self._evaluate, args, kwargs)
+
+    def _call_constexpr(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return function.fn(*map(unwrap, args), **{name: unwrap(value) for name, value in kwargs.items()})
+
+    def _call_builtin(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.repeats.ask(self.semantic, function, self._builtin, args, kwargs)
+
+    def _builtin(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function = cuda_libdevice(function)
-        if tl.core.is_builtin(function):
-            takes_semantic, takes_generator = self._signature(function)
-            if takes_semantic:
-                kwargs["_semantic"] = self.semantic
-            if takes_generator:
-                kwargs["_generator"] = self
-            return unwrap(function(*args, **kwargs))
-        if special is None:
-            args = tuple(unwrap(arg) for arg in args)
-            if any(isinstance(arg, tl.tensor) for arg in args) and function in (int, float, bool):
-                raise KernelError(f"{function.__name__}() of a runtime value", remedy="use .to(dtype)")
+        takes_semantic, takes_generator = self._signature(function)
+        given = dict(kwargs)
+        if takes_semantic:
+            given["_semantic"] = self.semantic
+        if takes_generator:
+            given["_generator"] = self
+        return unwrap(function(*args, **given))
+
+    def _call_python(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args = tuple(unwrap(arg) for arg in args)
+        if any(isinstance(arg, tl.tensor) for arg in args) and function in (int, float, bool):
+            raise KernelError(f"{function.__name__}() of a runtime value", remedy="use .to(dtype)")
         return unwrap(function(*args, **kwargs))
 
     def call_jitted(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function that is written in Triton. Numbers that it returns become scalars, as in compiled code."""
-        target = self._functions.get(function.fn)
+        return self._evaluate(function.fn, args, kwargs)
+
+    def _evaluate(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        target = self._functions.get(plain)
         if target is None:
-            target = self._functions[function.fn] = rewritten(function.fn, self)
+            target = self._functions[plain] = rewritten(plain, self)
         return self.decay(
             target(*map(unwrap, args), **{name: unwrap(value) for name, value in kwargs.items()})
         )
@@ -286,7 +333,7 @@ class Runtime:
         axis = len(x.shape) - 1 if dim is None else dim
         keep = x.type.shape[axis] if k is None else k
         data = reductions.sort(x.handle.data, axis + 1, bool(descending), keep)
-        return self.semantic._wrapped(data, x.type.scalar, data.shape[1:])
+        return self.semantic._wrapped(Handle(data), x.type.scalar, data.shape[1:])
 
     def _sort(self, x: tl.tensor, dim: Any = None, descending: Any = False) -> tl.tensor:
         return self._sort_impl(x, dim=unwrap(dim), descending=unwrap(descending))
@@ -305,7 +352,7 @@ class Runtime:
             value = value.value
         if isinstance(value, tl.tensor):
             if name == "T":
-                return self.semantic.permute(value, (1, 0))
+                return self.repeats.ask(self.semantic, "T", self._transposed, (value,))
             if name in STANDARD_MEMBERS:
                 return Method(value, STANDARD_MEMBERS[name])
         elif name == "value" and not hasattr(value, "value"):
@@ -317,7 +364,8 @@ class Runtime:
     def index(self, value: Any, key: Any) -> Any:
         value = unwrap(value)
         if isinstance(value, tl.tensor):
-            return value.__getitem__(key if isinstance(key, tuple) else [key], _semantic=self.semantic)
+            keys = key if isinstance(key, tuple) else [key]
+            return self.repeats.ask(self.semantic, "getitem", self._member, (value, keys))
         if isinstance(key, tl.tensor):
             key = self.concrete(key)
         return unwrap(value[unwrap(key)])
@@ -326,20 +374,38 @@ class Runtime:
         return builtins.slice(unwrap(start), unwrap(stop), unwrap(step))
 
     def binary(self, name: str, a: Any, b: Any) -> Any:
-        a, b = unwrap(a), unwrap(b)
-        if isinstance(a, tl.tensor):
-            return getattr(a, f"__{name}__")(b, _semantic=self.semantic)
-        if isinstance(b, tl.tensor):
-            return getattr(b, f"__r{name}__")(a, _semantic=self.semantic)
+        a, b = plain_value(a), plain_value(b)
+        if isinstance(a, tl.tensor) or isinstance(b, tl.tensor):
+            return self.repeats.ask(self.semantic, name, self._binary, (a, b))
         return unwrap(ARITHMETIC[name](a, b))
 
-    def compare(self, name: str, a: Any, b: Any) -> Any:
-        a, b = unwrap(a), unwrap(b)
-        if isinstance(a, tl.tensor) and b is not None:
+    def _binary(self, name: str, sides: tuple[Any, Any], _: Any) -> Any:
+        a, b = sides
+        if isinstance(a, tl.tensor):
             return getattr(a, f"__{name}__")(b, _semantic=self.semantic)
-        if isinstance(b, tl.tensor) and a is not None:
-            return getattr(b, f"__{REFLECTED[name]}__")(a, _semantic=self.semantic)
+        return getattr(b, f"__r{name}__")(a, _semantic=self.semantic)
+
+    def compare(self, name: str, a: Any, b: Any) -> Any:
+        a, b = plain_value(a), plain_value(b)
+        if (isinstance(a, tl.tensor) and b is not None) or (isinstance(b, tl.tensor) and a is not None):
+            return self.repeats.ask(self.semantic, name, self._compare, (a, b))
         return unwrap(COMPARE[name](a, b))
+
+    def _compare(self, name: str, sides: tuple[Any, Any], _: Any) -> Any:
+        a, b = sides
+        if isinstance(a, tl.tensor):
+            return getattr(a, f"__{name}__")(b, _semantic=self.semantic)
+        return getattr(b, f"__{REFLECTED[name]}__")(a, _semantic=self.semantic)
+
+    def _member(self, name: str, args: tuple[Any, ...], _: Any) -> Any:
+        """A special method of the first of `args`."""
+        return getattr(args[0], f"__{name}__")(*args[1:], _semantic=self.semantic)
+
+    def _transposed(self, name: str, args: tuple[Any, ...], _: Any) -> Any:
+        return self.semantic.permute(args[0], (1, 0))
+
+    def _method(self, name: str, args: tuple[Any, ...], _: Any) -> Any:
+        return getattr(self.semantic, name)(*args)
 
     def identical(self, a: Any, b: Any) -> bool:
         return unwrap(a) is unwrap(b)
@@ -349,8 +415,8 @@ class Runtime:
         if not isinstance(value, tl.tensor):
             return unwrap(UNARY[name](value))
         if name == "not":
-            return self.semantic.not_(value)
-        return value if name == "pos" else getattr(value, f"__{name}__")(_semantic=self.semantic)
+            return self.repeats.ask(self.semantic, "not_", self._method, (value,))
+        return value if name == "pos" else self.repeats.ask(self.semantic, name, self._member, (value,))
 
     def logical(self, kind: str, *parts: Callable[[], Any]) -> Any:
         """`and` or `or`: short-circuits on compile-time values, combines runtime ones."""
@@ -358,8 +424,9 @@ class Runtime:
         for part in parts:
             value = unwrap(part())
             if isinstance(value, tl.tensor):
-                join = self.semantic.logical_and if kind == "and" else self.semantic.logical_or
-                result = join(result, value) if isinstance(result, tl.tensor) else value
+                if isinstance(result, tl.tensor):
+                    value = self.repeats.ask(self.semantic, f"logical_{kind}", self._method, (result, value))
+                result = value
             elif bool(value) is (kind == "or"):
                 return value
             elif not isinstance(result, tl.tensor):
@@ -379,6 +446,11 @@ class Runtime:
     def check(self, condition: Any, message: str = "") -> None:
         if not isinstance(unwrap(condition), tl.tensor) and not unwrap(condition):
             raise KernelError(f"assertion failed: {message}", kind="stub_raised")
+
+
+def plain_value(value: Any) -> Any:
+    """unwrap(), sooner for what is most frequent."""
+    return value if type(value) is tl.tensor else unwrap(value)
 
 
 def cuda_libdevice(function: Any) -> Any:
