@@ -264,7 +264,8 @@ static int open_children(struct ka_app *app, struct ka_err *err)
     ka_machine_read(&machine);
     if (app->opts->children)
         machine.cpus = (unsigned)app->opts->children;
-    struct ka_children_conf config = {.max_running = machine.cpus};
+    struct ka_children_conf config = {.max_running = machine.cpus,
+                                      .keep_bytecode = !app->opts->no_compile_cache};
     app->fan_width = machine.cpus;
     if (strcmp(app->device, "cuda") == 0) {
         double mb = (double)machine.memory_bytes / (1 << 20);

@@ -8,7 +8,8 @@
 #include "sandbox/compare_internal.h"
 
 #define MOVED_MAX 0.01 /* the most that sensitivity to rounding is believed */
-#define COARSE 0.02    /* norm-relative */
+#define TIED_SHARE 5e-3
+#define COARSE 0.02 /* norm-relative */
 
 struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype)
 {
@@ -41,6 +42,12 @@ void ka_tolerance_coarsen(struct ka_tolerance *tol)
 {
     tol->floor = fmax(tol->floor, COARSE);
     tol->off_share = 1;
+}
+
+void ka_tolerance_ties(struct ka_tolerance *tol)
+{
+    if (tol->dtype == KA_F16 || tol->dtype == KA_BF16)
+        tol->off_share = fmax(tol->off_share, TIED_SHARE);
 }
 
 struct ka_tolerance ka_tolerance_oracle(void)

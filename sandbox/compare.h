@@ -45,6 +45,11 @@ struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype);
  * percent. What is large there (a log-sum-exp of 100) leaves its rounding in what is small. */
 void ka_tolerance_coarsen(struct ka_tolerance *tol);
 
+/* For inputs whose rows have their greatest value twice, in half precision: where terms cancel (scores of keys whose greatest elements
+ * are all alike, say) kernels that round what they multiply leave more single elements off than eager PyTorch. A
+ * gradient that goes to the wrong one of the two is off by its whole size, which the norm shows. */
+void ka_tolerance_ties(struct ka_tolerance *tol);
+
 /* Two float64 oracles against each other (the user's reference, the forward through torch): both claim to be
  * exact up to rounding and to constants that were written in float32. */
 struct ka_tolerance ka_tolerance_oracle(void);

@@ -654,14 +654,16 @@ static void kick(struct ka_children *cs)
 /* ---- public ---- */
 
 /* Without the library beside ka-jail there are no zygotes, and everything works as before, slower. */
-static struct ka_zygotes *find_zygotes(const struct ka_children *cs, unsigned total_mem_mb)
+static struct ka_zygotes *find_zygotes(const struct ka_children *cs, unsigned total_mem_mb,
+                                       bool keep_bytecode)
 {
     const char *slash = strrchr(cs->jail, '/');
     char *folder = slash ? ka_strndup(cs->jail, (size_t)(slash - cs->jail)) : ka_strdup(".");
     char *library = ka_path_join(folder, "libka_jail.so");
     char *real = access(library, R_OK) == 0 ? ka_path_real(library, NULL) : NULL;
-    struct ka_zygotes *zygotes =
-        real ? ka_zygotes_new(cs->loop, cs->jail, real, cs->base, cs->max_running, total_mem_mb) : NULL;
+    struct ka_zygotes *zygotes = real ? ka_zygotes_new(cs->loop, cs->jail, real, cs->base, cs->max_running,
+                                                       total_mem_mb, keep_bytecode)
+                                      : NULL;
     free(folder);
     free(library);
     free(real);
@@ -703,7 +705,7 @@ int ka_children_new(uv_loop_t *loop, const struct ka_children_conf *conf, struct
     cs->child_mem_mb = conf->child_mem_mb ? conf->child_mem_mb : CHILD_MEM_DEFAULT_MB;
     cs->gpu = conf->gpu;
     unsigned total = conf->total_mem_mb ? conf->total_mem_mb : (cs->max_running + 1) * cs->child_mem_mb;
-    cs->zygotes = conf->no_zygotes ? NULL : find_zygotes(cs, total);
+    cs->zygotes = conf->no_zygotes ? NULL : find_zygotes(cs, total, conf->keep_bytecode);
     cs->last = &cs->first;
     uv_timer_init(loop, &cs->kick);
     uv_timer_init(loop, &cs->memory);

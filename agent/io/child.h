@@ -25,6 +25,7 @@ struct ka_children_conf {
     unsigned child_mem_mb; /* the most that a child of a warm interpreter may ask for; 0: 6144 */
     unsigned total_mem_mb; /* of a warm interpreter and all its children; 0: what they may ask for together */
     bool gpu;              /* warm interpreters find the GPU's libraries, and serve children of both kinds */
+    bool keep_bytecode;    /* what warm interpreters compile of their modules, in this user's cache */
     bool no_zygotes;       /* every child imports everything itself */
 };
 

@@ -48,13 +48,14 @@ struct ka_zygotes {
     struct zygote *all; /* also those that only end */
     uint64_t last_id;
     unsigned max_children, mem_mb;
+    bool keep_bytecode;
     bool closing;
     void (*gone)(void *arg);
     void *gone_arg;
 };
 
 struct ka_zygotes *ka_zygotes_new(uv_loop_t *loop, const char *jail, const char *library, const char *base,
-                                  unsigned max_children, unsigned mem_mb)
+                                  unsigned max_children, unsigned mem_mb, bool keep_bytecode)
 {
     struct ka_zygotes *zs = ka_calloc(1, sizeof(*zs));
     zs->loop = loop;
@@ -63,6 +64,7 @@ struct ka_zygotes *ka_zygotes_new(uv_loop_t *loop, const char *jail, const char 
     zs->base = ka_strdup(base);
     zs->max_children = max_children;
     zs->mem_mb = mem_mb;
+    zs->keep_bytecode = keep_bytecode;
     return zs;
 }
 
@@ -368,7 +370,8 @@ static void build_args(struct ka_child_args *args, const struct zygote *z, bool 
     ka_child_number(args, "--nproc", (zs->max_children + 1) * NPROC);
     ka_child_option(args, "--result-fd", fd);
     ka_child_option(args, "--env", ka_buf_str(&path));
-    keep_bytecode(args);
+    if (zs->keep_bytecode)
+        keep_bytecode(args);
     if (gpu)
         ka_child_args_gpu(args);
     ka_child_arg(args, "--");

@@ -54,10 +54,15 @@ static int take_nearby(struct ka_tolerance *tolerance, const struct ka_tensors *
     return rc;
 }
 
-static bool is_coarse(const struct ka_judged_case *one)
+static bool has_inputs(const struct ka_judged_case *one, const char *kind)
 {
     const char *inputs = json_string_value(json_object_get(one->plan, "inputs"));
-    return inputs && strcmp(inputs, "mixed") == 0;
+    return inputs && strcmp(inputs, kind) == 0;
+}
+
+static bool is_coarse(const struct ka_judged_case *one)
+{
+    return has_inputs(one, "mixed");
 }
 
 static struct ka_tolerance tolerance_of(const struct ka_judged_case *one, enum ka_dtype dtype)
@@ -65,6 +70,8 @@ static struct ka_tolerance tolerance_of(const struct ka_judged_case *one, enum k
     struct ka_tolerance tolerance = ka_tolerance_of(dtype);
     if (is_coarse(one))
         ka_tolerance_coarsen(&tolerance);
+    if (has_inputs(one, "tied"))
+        ka_tolerance_ties(&tolerance);
     return tolerance;
 }
 

@@ -642,9 +642,21 @@ static void compare__expected_value_that_is_rounding_itself__is_treated_like_a_z
     assert_false(compare_with_rounding(1e-7, 0).pass);
 }
 
+static void tolerance__ties__let_more_single_elements_off_in_half_precision_only(void **state)
+{
+    (void)state;
+    struct ka_tolerance half = ka_tolerance_of(KA_F16), single = ka_tolerance_of(KA_F32);
+    double floor = half.floor, share = single.off_share;
+    ka_tolerance_ties(&half);
+    ka_tolerance_ties(&single);
+    assert_true(half.off_share > 1e-3 && half.off_share < 1.0 / 128); /* not all of a column of a head */
+    assert_true(half.floor == floor && single.off_share == share);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tolerance__ties__let_more_single_elements_off_in_half_precision_only),
         cmocka_unit_test(compare__expected_value_that_is_rounding_itself__is_treated_like_a_zero),
         cmocka_unit_test(compare__elements_that_rounding_moves_too__are_allowed),
         cmocka_unit_test(
