@@ -25,6 +25,7 @@ from triton._C.libtriton import ir
 from kernel_agent.torch_tl import libdevice, reductions
 from kernel_agent.torch_tl.handles import (
     BlockPointer,
+    Constant,
     Handle,
     KernelError,
     NeedsOrder,
@@ -53,6 +54,10 @@ REMEDIES = {
     "create_dot_scaled": "dequantise the operands and use tl.dot",
     "create_descriptor_reduce": "use tl.atomic_add with pointers",
 }
+
+
+MOST_CONSTANTS = 10_000
+_constants: dict[tuple[Any, ...], Handle] = {}
 
 
 class OldValues(Handle):
@@ -115,7 +120,18 @@ class Builder:
     # ---- constants
 
     def constant(self, value: Any, dtype: torch.dtype) -> Handle:
-        return Handle(torch.tensor([value], dtype=dtype, device=self.device))
+        """A scalar, made once for each value: on a GPU that is a wait for a copy."""
+        key = (dtype, self.device, type(value), value if value and value == value else repr(value))
+        made = _constants.get(key)
+        if made is None:
+            if len(_constants) >= MOST_CONSTANTS:
+                _constants.clear()
+            data = torch.tensor([value], dtype=dtype, device=self.device)
+            made = Handle(data)
+            if type(value) in (int, bool) and not dtype.is_floating_point:
+                made = Constant(data, bool(value) if dtype == torch.bool else int(value))
+            _constants[key] = made
+        return made
 
     def float_constant(self, value: float, ty: tl.dtype) -> Handle:
         return self.constant(value, self.memory.value_dtype(ty))
@@ -279,13 +295,16 @@ class Builder:
 
     def create_splat(self, ty: tl.dtype, scalar: Handle) -> Handle:
         shape = [int(size) for size in ty.shape]
-        return scalar.like(lane_view(scalar.data, len(shape)).expand(-1, *shape))
+        data = scalar.data
+        if data.requires_grad or data.shape[0] > 1:
+            return scalar.like(lane_view(data, len(shape)).expand(-1, *shape))
+        return scalar.like(data.expand(1, *shape))
 
     def create_unsplat(self, block: Handle) -> Handle:
         return block.like(block.data.reshape(block.data.shape[0], -1)[:, 0])
 
     def create_broadcast(self, block: Handle, shape: Sequence[int]) -> Handle:
-        return block.like(block.data.expand(-1, *(int(size) for size in shape)))
+        return block.like(block.data.expand(-1, *map(int, shape)))
 
     def create_expand_dims(self, block: Handle, axis: int) -> Handle:
         return block.like(block.data.unsqueeze(axis + 1))
@@ -340,7 +359,7 @@ class Builder:
 
     def create_addptr(self, ptr: Pointer, offset: Handle) -> Pointer:
         size = max(1, ptr.element.primitive_bitwidth // 8)
-        return ptr.like(ptr.data + offset.data.to(torch.int64) * size)
+        return ptr.like(torch.add(ptr.data, offset.data, alpha=size))
 
     def create_load(self, ptr: Pointer, cache: Any, eviction: Any, volatile: bool) -> Handle:
         return self._load(ptr, None, None)
@@ -367,7 +386,8 @@ class Builder:
         return self.atomic(RMW_NAMES[op], ptr, value, mask)
 
     def atomic(self, update: str, ptr: Pointer, value: Handle, mask: Handle) -> Handle:
-        active = None if bool(mask.data.all()) else mask.data
+        everywhere = mask.value if isinstance(mask, Constant) else bool(mask.data.all())
+        active = None if everywhere else mask.data
         return OldValues(self.memory.atomic(update, ptr, value.data, active))
 
     def create_atomic_cas(

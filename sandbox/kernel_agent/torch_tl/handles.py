@@ -70,6 +70,17 @@ class Handle:
         return Handle(data)
 
 
+class Constant(Handle):
+    """An integer or a boolean that is known without asking the device: `value` is each element."""
+
+    def __init__(self, data: torch.Tensor, value: int | bool) -> None:
+        super().__init__(data)
+        self.value = value
+
+    def like(self, data: torch.Tensor) -> Constant:
+        return Constant(data, self.value)
+
+
 class Pointer(Handle):
     """Byte addresses in int64 `data`, to elements of type `element`.
 

@@ -18,25 +18,19 @@ Combine = Callable[[Blocks, Blocks], Blocks]
 std = tl.standard
 
 
-def first_where(found: torch.Tensor, axis: int) -> torch.Tensor:
-    """Index, along `axis`, of the first true element (kept as an axis of length 1); 0 where there is none."""
-    return (
-        found.to(torch.int32).cummax(axis).values.eq(0).sum(axis, keepdim=True).remainder(found.shape[axis])
-    )
-
-
 def extreme(data: torch.Tensor, axis: int, largest: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest or smallest number along an axis and its first index; NaN only where there is nothing else."""
     plain = data.detach()
+    best = torch.max if largest else torch.min  # of equal elements they give the first
     if plain.dtype.is_floating_point:
-        fill = -torch.inf if largest else torch.inf
-        plain = torch.where(torch.isnan(plain), torch.full_like(plain, fill), plain)
-    best = plain.amax(axis, keepdim=True) if largest else plain.amin(axis, keepdim=True)
-    tie = plain == best
-    if data.dtype.is_floating_point:
-        real = tie & ~torch.isnan(data)
-        tie = torch.where(real.any(axis, keepdim=True), real, tie)
-    index = first_where(tie, axis)
+        none = torch.isnan(plain)
+        filled = plain.masked_fill(none, -torch.inf if largest else torch.inf)
+        index = best(filled, axis, keepdim=True).indices
+        # A NaN that was filled in came before numbers as infinite, which it must not beat.
+        first = torch.min(none, axis, keepdim=True).indices
+        index = torch.where(torch.gather(none, axis, index), first, index)
+    else:
+        index = best(plain, axis, keepdim=True).indices
     return torch.gather(data, axis, index).squeeze(axis), index.squeeze(axis)
 
 

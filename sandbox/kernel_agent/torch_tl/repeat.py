@@ -26,7 +26,7 @@ from kernel_agent.torch_tl.handles import BlockPointer, Handle, int_dtype
 from kernel_agent.torch_tl.memory import Memory
 
 MOST_ENTRIES = 10_000  # a kernel whose numbers never repeat must not fill the memory
-MOST_FOLDED = 1 << 16  # elements of a constant that is kept
+MOST_FOLDED = 1 << 13  # elements of a constant that is kept
 NOTHING: dict[str, Any] = {}
 DIRECT = {f"create_{name}": act for names, act in PLAIN.items() for name in names.split()}
 FLOAT_CASTS = ("create_si_to_fp", "create_fp_to_fp", "create_fp_ext", "create_fp_trunc")

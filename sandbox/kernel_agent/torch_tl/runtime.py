@@ -21,9 +21,10 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import ConstexprFunction, JITFunction
 
+from kernel_agent.remember import like
 from kernel_agent.torch_tl import reductions
 from kernel_agent.torch_tl.builder import Builder, blocks_of, flipped
-from kernel_agent.torch_tl.handles import Diverged, Handle, KernelError
+from kernel_agent.torch_tl.handles import Constant, Diverged, Handle, KernelError
 from kernel_agent.torch_tl.memory import Memory
 from kernel_agent.torch_tl.repeat import repeats_of
 from kernel_agent.torch_tl.rewrite import rewritten
@@ -197,6 +198,8 @@ class Runtime:
             return value
         self.repeats.looked_at_elements()
         data = value.handle.data
+        if isinstance(value.handle, Constant) and data.numel() == 1:
+            return value.handle.value
         if data[0].numel() != 1:
             raise KernelError(
                 "a block decides a branch or a loop bound", remedy="reduce it to a scalar, or use tl.where"
@@ -221,7 +224,9 @@ class Runtime:
         wide = any(kind.int_bitwidth == 64 for kind in kinds)
         values = range(int(self.concrete(start)), int(self.concrete(stop)), int(self.concrete(step)))
         kind = tl.int64 if wide else tl.int32
-        return (self.semantic.scalar_constant(value, kind) for value in values)
+        builder, dtype = self.semantic.builder, torch.int64 if wide else torch.int32
+        scalar = like(self.semantic.scalar_constant(0, kind))
+        return (scalar(builder.constant(value, dtype)) for value in values)
 
     def _static_range(self, *bounds: Any, step: Any = None) -> range:
         values = [int(self.concrete(bound)) for bound in bounds]
