@@ -1,13 +1,15 @@
 """Triton's semantic layer, asked once for each kind of operands.
 
-For `a + b` that layer checks, promotes and broadcasts types, which costs many times what the operation does. It sees types,
-numbers and constants, never elements, so for operands of the same kinds it asks the builder for the same. The second
-operation on given kinds writes down what was asked; later ones do only that, on their own operands. Loads and stores are no
-exception: the builder is asked again for each. An operation that cannot be written down (a Python decision was taken on
-elements, a value of an unknown kind, a handle that the builder did not make) is evaluated as before, each time. One that
-raises is not written down at all.
+For `a + b` that layer checks, promotes and broadcasts types, which costs many times what the operation
+does. It sees types, numbers and constants, never elements, so for operands of the same kinds it asks the
+builder for the same. The second operation on given kinds writes down what was asked; later ones do only
+that, on their own operands. Loads and stores are no exception: the builder is asked again for each. An
+operation that cannot be written down (a Python decision was taken on elements, a value of an unknown kind,
+a handle that the builder did not make) is evaluated as before, each time. One that raises is not written
+down at all.
 
-What is written down holds for one precision and one device, whatever the launch: replays get the launch's builder.
+What is written down holds for one precision and one device, whatever the launch: replays get the launch's
+builder.
 """
 
 from __future__ import annotations
@@ -42,9 +44,8 @@ _codes: dict[str, types.CodeType] = {}
 
 
 def note(value: Any, key: list[Any], tensors: list[Any]) -> None:
-    """Add a value to the key of an operation: its kind if it is a tensor, else itself; and tensors to `tensors`.
-
-    Raises Unknown."""
+    """Add a value to the key of an operation: its kind if it is a tensor, else itself. Tensors also go
+    to `tensors`. Raises Unknown."""
     what = type(value)
     if what is _Tensor:
         key.append(kind_of(value.type))
@@ -124,7 +125,8 @@ class Recorder:
 class _Writer:
     """Makes a function of a recorder's steps: the builder and the tensors in, the result out.
 
-    Slot n is `h<n>` as a handle and `d<n>` as a torch tensor, of which a line is written when it is first needed."""
+    Slot n is `h<n>` as a handle and `d<n>` as a torch tensor, of which a line is written when it is first
+    needed."""
 
     def __init__(self, recorder: Recorder, memory: Memory, tensors: list[Any], result: Any) -> None:
         self.recorder = recorder
