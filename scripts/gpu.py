@@ -300,7 +300,7 @@ def part_all(bench: Bench) -> Iterator[dict[str, Any]]:
     ]
     options += [
         "--seconds",
-        "60",
+        "120",
         "--budget",
         str(max(0.0, bench.left() - 65)),
         "--sweeps",
