@@ -690,7 +690,8 @@ def test_an_evaluation_that_looks_at_nothing__gives_what_one_that_looks_gives() 
     for ordered in (False, True):
         made = []
         for checked in (True, False):
-            memory = Memory(EXACT, "cpu", checked=checked)
+            met = None if checked else seen
+            memory = Memory(EXACT, "cpu", checked, met)
             x = memory.add(Cell(torch.arange(8, dtype=torch.float64), torch.float32, 1024))
             pointer = Pointer(torch.tensor([[1024 + 4 * i for i in (3, 1, 1)]]), float32, x)
             memory.begin_launch(1, ordered)
@@ -699,6 +700,8 @@ def test_an_evaluation_that_looks_at_nothing__gives_what_one_that_looks_gives() 
             loaded = memory.load(pointer, mask, None)
             memory.store(pointer, loaded * 10, mask)
             made.append((loaded, x.flat))
+            seen = memory.met
+            assert seen == [False]
             assert bool(memory.counts.bytes_read) is checked
         assert torch.equal(made[0][0], made[1][0])
         assert torch.equal(made[0][1], made[1][1])
@@ -716,3 +719,21 @@ def test_an_address_outside__is_told_by_the_evaluation_that_looks__and_brought_i
                 memory.load(beyond, None, None)
         else:
             assert memory.load(beyond, None, None).item() == 3
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_lanes_that_meet__the_last_one_wins_in_every_evaluation(masked: bool) -> None:
+    seen: list[bool] | None = None
+    for _ in range(2):
+        memory = Memory(EXACT, "cpu", seen is None, seen)
+        x = memory.add(Cell(torch.zeros(6, dtype=torch.float64), torch.float32, 1024))
+        memory.begin_launch(2, True)
+        memory.begin_group(torch.tensor([0], dtype=torch.int32))
+        pointer = Pointer(torch.tensor([[1024 + 4 * i for i in (2, 5, 2, 0)]]), float32, x)
+        mask = torch.tensor([[True, True, True, False]]) if masked else None
+        memory.store(pointer, torch.tensor([[1.0, 2.0, 3.0, 4.0]]), mask)
+        apart = Pointer(torch.tensor([[1024 + 4 * i for i in (1, 3, 4, 0)]]), float32, x)
+        memory.store(apart, torch.tensor([[7.0, 8.0, 9.0, 6.0]]), mask)
+        seen = memory.met
+        assert seen == [True, False]
+        assert x.flat.tolist() == [0.0 if masked else 6.0, 7.0, 3.0, 8.0, 9.0, 2.0]

@@ -139,9 +139,17 @@ class Memory:
     the same (it may depend on data that was moved by rounding) is brought back inside.
     """
 
-    def __init__(self, precision: str, device: torch.device | str = "cpu", checked: bool = True) -> None:
+    def __init__(
+        self,
+        precision: str,
+        device: torch.device | str = "cpu",
+        checked: bool = True,
+        met: list[bool] | None = None,
+    ) -> None:
         self.precision = precision
         self.checked = checked
+        self.met = met if met is not None else []  # of each store in turn: do lanes meet at one address?
+        self.stores = 0
         self.until: float | None = None  # by time.monotonic(): an evaluation that goes on longer is given up
         self.device = torch.device(device)
         self.cells: list[Cell] = []
@@ -155,6 +163,7 @@ class Memory:
         self.reads: list[Read] = []
         self._launch_start: dict[Cell, torch.Tensor] = {}
         self._launch_counts = self.counts
+        self._launch_stores = 0
         self._group_start: dict[Cell, tuple[torch.Tensor, Track | None]] = {}
         self._group_counts = self.counts
         self._group_reads = 0
@@ -173,11 +182,15 @@ class Memory:
         self._forget_accesses()
         self._launch_start = {}
         self._launch_counts = self.counts.copy()
+        self._launch_stores = self.stores
 
     def undo_launch(self) -> None:
         for cell, flat in self._launch_start.items():
             cell.flat = flat
         self.counts = self._launch_counts
+        self.stores = self._launch_stores
+        if self.checked:
+            del self.met[self.stores :]
         self._forget_accesses()
 
     def end_launch(self) -> None:
@@ -235,8 +248,14 @@ class Memory:
         """Scatter; where lanes collide the last program's last lane wins."""
         cell = self._cell_of(ptr, mask)
         index, _ = self._index(cell, ptr, mask, "writes")
+        self.stores += 1
+        if not self.checked and self.met[self.stores - 1 : self.stores] == [False]:
+            self._store_apart(cell, index, value, mask)
+            return
         lanes, values, program = self._active(index, mask, value, cell)
         self.counts.bytes_written += lanes.numel() * cell.itemsize
+        if self.checked:
+            self.met.append(False)
         if not lanes.numel():
             return
         self._save(cell)
@@ -248,10 +267,28 @@ class Memory:
             changed = differs(before, values.detach())
             stored = track.stored.others(lanes, program) | track.updated.others(lanes, program)
             self._conflict(stored & changed, "writes another value where another program wrote", ptr)
+        count = lanes.numel()
         lanes, values, program = self._last_writers(lanes, values, program, ptr)
         cell.flat = cell.flat.index_put((lanes,), values)
+        if self.checked:
+            self.met[-1] = lanes.numel() < count
         if watched:
             track.stored.add(lanes, program)
+
+    def _store_apart(
+        self, cell: Cell, index: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+    ) -> None:
+        """A store whose lanes do not meet, without a look at any of them: masked ones go to a place behind the cell."""
+        shape = (self.programs.numel(), *index.shape[1:])
+        lanes = index.expand(shape).reshape(-1)
+        values = value.expand(shape).reshape(-1).to(cell.flat.dtype)
+        self._save(cell)
+        if mask is None:
+            cell.flat = cell.flat.index_put((lanes,), values)
+            return
+        lanes = torch.where(mask.expand(shape).reshape(-1), lanes, cell.numel)
+        longer = torch.cat([cell.flat, cell.flat.new_zeros(1)])
+        cell.flat = longer.index_put((lanes,), values)[:-1]
 
     def atomic(
         self, update: str, ptr: Pointer, value: torch.Tensor, mask: torch.Tensor | None

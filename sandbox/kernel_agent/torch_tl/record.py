@@ -102,6 +102,7 @@ class Tape:
     alive: dict[int, torch.UntypedStorage] = field(default_factory=dict)
     inputs: set[int] = field(default_factory=set)
     one_by_one: list[bool] | None = None  # what the first evaluation found of each launch; None before
+    met: list[bool] | None = None  # and of each store: whether lanes met at one address
 
     @property
     def launches(self) -> int:

@@ -39,7 +39,7 @@ class Replay:
         self.tape = tape
         self.precision = precision
         self.file = file
-        self.memory = Memory(precision, device, checked=tape.one_by_one is None)
+        self.memory = Memory(precision, device, tape.one_by_one is None, tape.met)
         self.cells: dict[int, Cell] = {}
         self.leaves: dict[int, torch.Tensor] = {}
         self.one_by_one: list[bool] = []  # of each launch so far
@@ -55,6 +55,7 @@ class Replay:
                 self._launch(entry)
         if self.tape.one_by_one is None:
             self.tape.one_by_one = self.one_by_one
+            self.tape.met = self.memory.met
 
     def value(self, ref: Ref) -> torch.Tensor:
         """What a tensor holds now: floats in float64 when exact, else everything in its own dtype."""
