@@ -688,7 +688,8 @@ def test_scalar_arguments_that_are_floats__have_the_precision_of_the_launch(tmp_
 def test_an_evaluation_that_looks_at_nothing__gives_what_one_that_looks_gives() -> None:
     # Addresses were checked before: the second evaluation only computes, also where programs come one by one.
     for ordered in (False, True):
-        made = []
+        made: list[tuple[torch.Tensor, torch.Tensor]] = []
+        seen: list[bool] | None = None
         for checked in (True, False):
             met = None if checked else seen
             memory = Memory(EXACT, "cpu", checked, met)
