@@ -14,6 +14,7 @@
 #include "core/prompt.h"
 #include "core/utf8.h"
 #include "io/mailbox.h"
+#include "expected.h"
 #include "log.h"
 #include "prompts.h"
 
@@ -443,6 +444,8 @@ void ka_run_ask(struct ka_run *run, enum ka_job_phase phase, int64_t snapshot)
     ka_record_add(run->record, "prompt",
                   json_pack("{s:s, s:o}", "phase", ka_job_phase_name(phase), "messages",
                             messages_json(&question.prompt)));
+    if (!run->app->opts->no_wait) /* the oracle works while the model thinks */
+        ka_expected_prepare(run);
     if (run->app->backend == KA_BACKEND_MAILBOX)
         send_mailbox(run, &question.prompt);
     else

@@ -94,6 +94,7 @@ static void on_ahead(struct ka_run *run, void *arg, const struct ka_op_result *r
     run->ahead.ended = true;
     run->ahead.result = *result;
     run->ahead.result.child = NULL; /* gone when this returns */
+    run->ahead.result.operation = "differentiate";
     json_incref(result->doc);
     if (run->ahead.wanted)
         take_ahead(run);

@@ -20,7 +20,8 @@ struct ka_fan_req {
     bool agree;       /* compare forward and oracle on every case, off the loop */
 };
 
-/* `changed` (ka_fan_fn of internal.h) runs after each part; the fan may be freed from inside. Never NULL: a part whose child cannot be started has failed, which is told from the loop like everything else. */
+/* `changed` (ka_fan_fn of internal.h) runs after each part; the fan may be freed from inside. Never NULL: a part whose child cannot
+ * be started has failed, which is told from the loop like everything else. */
 struct ka_fan *ka_fan_start(struct ka_run *run, struct ka_fan_req *req, ka_fan_fn changed, void *arg);
 
 /* Several may hold one; the last free cancels what is in flight and removes the files. */

@@ -92,7 +92,7 @@ struct ka_run {
     json_t *feedback;  /* the model's last answer, where it was not usable: {"problem", "answer"}; NULL */
 
     struct ka_run_child *children;  /* in flight */
-    json_t *timeline;               /* of those that ended: docs/report.md's "children" */
+    json_t *timeline;               /* of those that ended: "children" of the result object */
     struct ka_preflight *preflight; /* NULL: not under way */
     struct ka_ahead ahead;
     struct offer *offers;         /* expected.c */

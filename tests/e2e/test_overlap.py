@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Agent, Ended
-from files import BACKWARD, FORWARD
+from conftest import Agent, Ended, Endpoint
+from files import BACKWARD, FORWARD, WRONG, fenced
 
 MARKER = "\n# ---- backward ----\n"
 
@@ -75,3 +76,14 @@ def test_a_child_that_dies_by_a_signal__is_tried_once_more_and_counted(agent: Ag
     assert "signal 6" in done.result["error"]["message"]
     died = [child for child in children(done, "oracle") if child["status"] == "died"]
     assert len(died) == 2 and done.result["retries"] == 1
+
+
+def test_the_oracle_works_while_the_model_thinks(agent: Agent, endpoint: Callable[..., Endpoint]) -> None:
+    forward = agent.folder / "scale.py"
+    forward.write_text(FORWARD)
+    model = endpoint([{"text": fenced(WRONG)}, {"text": fenced(BACKWARD), "delay": 2}])
+    done = agent("--file-path", forward, "--base-url", model.url, "--draft", "llm", "--no-optimise", "--json")
+    assert done.code == 0, done.err
+    first, second = (child for child in children(done, "scan"))
+    ahead = [child for child in children(done, "oracle") if first["end"] < child["start"] < second["start"]]
+    assert sum(child["cases"] for child in ahead) > 12, "the oracle waited for the candidate"
