@@ -341,16 +341,14 @@ static void own(struct zygote *z, void *handle)
     z->handles++;
 }
 
-/* Installations that nobody may write to have no compiled modules: importing torch then takes seconds longer. A zygote runs
- * nothing but trusted code, so what it compiles may be kept for the next one. Its children neither read nor write there. */
-static void keep_bytecode(struct ka_child_args *args)
+/* Where modules may be kept compiled, if their installation has none: zygote.py decides. A zygote runs nothing but trusted code; its
+ * children neither read nor write there. */
+static void name_bytecode(struct ka_child_args *args)
 {
     char *root = ka_user_cache("bytecode");
     struct ka_buf text = {0};
-    if (root && ka_buf_printf(&text, "PYTHONPYCACHEPREFIX=%s", root) == 0) {
+    if (root && ka_buf_printf(&text, "KA_BYTECODE=%s", root) == 0)
         ka_child_option(args, "--env", ka_buf_str(&text));
-        ka_child_option(args, "--env", "PYTHONDONTWRITEBYTECODE="); /* empty: it may */
-    }
     ka_buf_free(&text);
     free(root);
 }
@@ -371,7 +369,7 @@ static void build_args(struct ka_child_args *args, const struct zygote *z, bool 
     ka_child_option(args, "--result-fd", fd);
     ka_child_option(args, "--env", ka_buf_str(&path));
     if (zs->keep_bytecode)
-        keep_bytecode(args);
+        name_bytecode(args);
     if (gpu)
         ka_child_args_gpu(args);
     ka_child_arg(args, "--");

@@ -18,6 +18,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import importlib.util
 import os
 import select
 import socket
@@ -77,6 +78,15 @@ def _unfit() -> str | None:
     if "/dev/nvidia" in Path("/proc/self/maps").read_text():
         return "a GPU device is mapped"
     return None
+
+
+def _keep_bytecode() -> None:
+    """Where nobody may write to an installation, its modules are often not compiled, and importing torch takes seconds longer. Then
+    they are kept in the user's cache; an installation that has them is left alone."""
+    folder, spec = os.environ.get("KA_BYTECODE"), importlib.util.find_spec("torch")
+    if folder and spec is not None and spec.cached and not os.path.exists(spec.cached):
+        sys.pycache_prefix = folder
+        sys.dont_write_bytecode = False
 
 
 def _preload() -> None:
@@ -261,6 +271,7 @@ def main(argv: list[str]) -> int:
     if code:
         print(f"zygote: {os.strerror(-code)}", file=sys.stderr)
         return 1
+    _keep_bytecode()
     _preload()
     why = _unfit()
     if why:

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,20 @@ def test_sources__bytecode__is_none(package):
     (package / "__pycache__").mkdir()
     (package / "__pycache__" / "scan.cpython-311.pyc").touch()
     assert zygote._sources(str(package)) == first
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_bytecode__is_kept_only_where_the_installation_has_none(
+    compiled: bool, tmp_path, monkeypatch
+) -> None:
+    there = tmp_path / "torch.pyc"
+    if compiled:
+        there.touch()
+    spec = types.SimpleNamespace(cached=str(there))
+    monkeypatch.setattr(zygote.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setenv("KA_BYTECODE", str(tmp_path / "kept"))
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    zygote._keep_bytecode()
+    assert sys.pycache_prefix == (None if compiled else str(tmp_path / "kept"))
+    assert sys.dont_write_bytecode is compiled
