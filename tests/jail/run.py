@@ -432,7 +432,8 @@ def degraded(world: World, given: dict[str, bool], tally: Tally) -> None:
 def nothing_left(world: World, tally: Tally, count: int) -> None:
     """Processes, files, mounts and control groups after many checks, some of them killed at a random moment."""
     started: set[str] = set()  # others on this machine have jails too
-    before = _census(world, started)
+    older = _groups()  # what somebody killed before may bear a number that comes again
+    before = _census(world, started, older)
     for i in range(count):
         world.refresh()
         process = subprocess.Popen(
@@ -454,20 +455,26 @@ def nothing_left(world: World, tally: Tally, count: int) -> None:
             process.wait()
         else:
             tally.check(process.wait() == 3, f"check {i} ended with {process.returncode}")
-    world.refresh()
-    subprocess.run(
-        [str(world.jail), "--scratch", str(world.scratch), "--", "/bin/true"], check=True
-    )  # sweeps groups
     deadline = time.monotonic() + PATIENCE_S
-    while (after := _census(world, started)) != before and time.monotonic() < deadline:
+    _sweep(world)
+    while (after := _census(world, started, older)) != before and time.monotonic() < deadline:
         time.sleep(0.05)
+        _sweep(world)  # a group whose processes were still dying refused the last one
     tally.check(after == before, f"{count} checks left {after} where there was {before}")
 
 
-def _census(world: World, started: set[str]) -> dict[str, Any]:
-    groups = sum(
-        path.name.split("-")[2] in started for path in Path("/sys/fs/cgroup").rglob("kernel-agent-*")
-    )
+def _sweep(world: World) -> None:
+    """Any jail removes the groups of those that are gone."""
+    world.refresh()
+    subprocess.run([str(world.jail), "--scratch", str(world.scratch), "--", "/bin/true"], check=True)
+
+
+def _groups() -> set[Path]:
+    return set(Path("/sys/fs/cgroup").rglob("kernel-agent-*"))
+
+
+def _census(world: World, started: set[str], older: set[Path]) -> dict[str, Any]:
+    groups = sum(path.name.split("-")[2] in started for path in _groups() - older)
     processes = 0
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
