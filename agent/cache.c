@@ -23,6 +23,7 @@
 struct ka_cache {
     char *root, *folder;
     uint64_t max_bytes, bytes; /* `bytes`: at the last look, and what we added since */
+    bool looked;               /* at what lies there: by the first put, which is on a thread */
     pthread_mutex_t lock;      /* held while something is added */
 };
 
@@ -156,6 +157,7 @@ static void make_room(struct ka_cache *cache, uint64_t want)
 {
     struct items items = {0};
     look(cache->root, &items);
+    cache->looked = true;
     cache->bytes = sum(&items);
     if (items.count)
         qsort(items.list, items.count, sizeof(*items.list), by_use);
@@ -209,7 +211,6 @@ int ka_cache_open(const char *root, const char *toolchain, uint64_t max_bytes, s
         ka_cache_close(cache);
         return rc;
     }
-    make_room(cache, 0);
     *out = cache;
     return 0;
 }
@@ -281,7 +282,7 @@ int ka_cache_put(struct ka_cache *cache, const char *key, const json_t *entry, s
     pthread_mutex_lock(&cache->lock);
     if (len > (size_t)ENTRY_MAX || len > cache->max_bytes)
         rc = ka_fail(err, -EFBIG, "an entry of %zu bytes is too large for the cache", len);
-    if (rc == 0 && cache->bytes + len > cache->max_bytes)
+    if (rc == 0 && (!cache->looked || cache->bytes + len > cache->max_bytes))
         make_room(cache, len);
     char *path = entry_path(cache, key);
     if (rc == 0)

@@ -30,7 +30,7 @@ bool ka_cache_is_key(const char *text);
 /* A new reference, and the entry counts as used now; NULL if there is none, or it is damaged. */
 json_t *ka_cache_get(struct ka_cache *cache, const char *key);
 
-/* Keep `entry`. When all toolchains together get larger than the cap, the entries that were not used for the longest time go. */
+/* Keep `entry`. The first one looks through all of `root`, and leftovers of killed processes go. When all toolchains together get larger than the cap, the entries that were not used for the longest time go. */
 int ka_cache_put(struct ka_cache *cache, const char *key, const json_t *entry, struct ka_err *err);
 
 /* What lies below `root`, of all toolchains. */
