@@ -45,6 +45,8 @@ struct ka_check {
     bool orphan;                     /* freed when the thread is done */
     char *reject_rule, *reject_text; /* the candidate is rejected as a whole, once the thread is done */
     json_t *facts;
+    struct ka_run_child *facts_child; /* counts them beside the candidate; NULL: it does not, or is through */
+    bool facts_ended, facts_wanted;
     uint64_t began; /* uv_hrtime() */
 };
 
@@ -70,6 +72,9 @@ void ka_run_check_free(struct ka_run *run)
         return;
     run->check = NULL;
     check->orphan = true;
+    if (check->facts_child)
+        ka_run_child_cancel(check->facts_child);
+    ka_run_compile_cancel(run);
     if (check->candidate)
         ka_fan_stop(check->candidate);
     if (check->expected)
@@ -146,7 +151,8 @@ static void conclude(struct ka_run *run)
     bool verified = ka_verdict_verified(check->verdict);
     struct ka_buf text = {0};
     ka_verdict_facts(check->verdict, FACTS_SHAPES, &text);
-    json_t *verdict = ka_verdict_json(check->verdict, true), *facts = json_incref(check->facts);
+    json_t *verdict = ka_verdict_json(check->verdict, true);
+    json_t *facts = verified ? json_incref(check->facts) : NULL;
     json_object_set_new(verdict, "facts", json_string(ka_buf_str(&text)));
     ka_buf_free(&text);
     struct outcome outcome = {.snapshot = check->snapshot,
@@ -215,22 +221,31 @@ static void reject_when_idle(struct ka_run *run, const char *rule, const char *t
     check->reject_text = ka_strdup(text);
 }
 
-/* ---- measured facts, only for what is verified */
+/* ---- measured facts, only told of what is verified. On a GPU, where processors are idle, they are counted beside the candidate. */
+
+static void facts_ended(struct ka_run *run)
+{
+    run->check->facts_ended = true;
+    if (run->check->facts_wanted)
+        conclude(run);
+}
 
 static void on_compiled(struct ka_run *run, json_t *facts)
 {
     run->check->facts = facts;
-    conclude(run);
+    facts_ended(run);
 }
 
-static void on_facts(struct ka_run *run, const struct ka_op_result *result)
+static void on_facts(struct ka_run *run, void *arg, const struct ka_op_result *result)
 {
+    (void)arg;
+    run->check->facts_child = NULL;
     if (result->status == KA_OP_OK) {
         ka_run_compile(run, result, on_compiled);
         return;
     }
     ka_log(KA_LOG_WARN, "%s: no compile facts: %s", run->name, result->message);
-    conclude(run);
+    facts_ended(run);
 }
 
 json_t *ka_run_facts_request(const struct ka_run *run, const char *entry)
@@ -252,14 +267,25 @@ json_t *ka_run_facts_request(const struct ka_run *run, const char *entry)
 static void measure(struct ka_run *run)
 {
     struct ka_check *check = run->check;
-    ka_run_op(run, "facts", check->pair_path, ka_run_facts_request(run, check->entry), on_facts);
+    struct ka_err err;
+    check->facts_child = ka_run_child_start(
+        run, "facts", check->pair_path, ka_run_facts_request(run, check->entry), NULL, on_facts, NULL, &err);
+    if (check->facts_child)
+        return;
+    ka_log(KA_LOG_WARN, "%s: no compile facts: %s", run->name, err.msg);
+    facts_ended(run);
 }
 
 static void measure_verified(struct ka_run *run)
 {
-    if (run->app->opts->fail_fast)
+    struct ka_check *check = run->check;
+    bool begun = check->facts_child || run->compile;
+    if (run->app->opts->fail_fast || check->facts_ended) {
         conclude(run);
-    else
+        return;
+    }
+    check->facts_wanted = true;
+    if (!begun)
         measure(run);
 }
 
@@ -572,6 +598,8 @@ static void run_candidate(struct ka_run *run)
     order_cases(check);
     ka_log_progress(run->name, "check candidate %lld: %zu cases", (long long)check->snapshot,
                     json_array_size(check->cases));
+    if (ka_run_on_gpu(run) && !run->app->opts->fail_fast)
+        measure(run);
     next_round(run);
 }
 

@@ -12,6 +12,8 @@
 #include "hash.h"
 #include "log.h"
 
+#define SAME_MAX 2 /* variants in a row whose modelled cost is the best's own */
+
 /* The differentiator traces one call of the stub: on the smallest required shape. */
 static json_t *trace_case(const struct ka_run *run)
 {
@@ -196,6 +198,17 @@ static void post_variant(struct ka_run *run)
     json_decref(backward);
 }
 
+/* Configurations that leave the model's figure as it is: after a few the rest is not drafted. */
+static void count_same(struct ka_run *run, double cost)
+{
+    json_t *tuner = load_tuner(run);
+    bool same = fabs(cost - run->job.best_cost) <= 1e-9 * run->job.best_cost;
+    json_int_t before = json_integer_value(json_object_get(tuner, "same"));
+    json_object_set_new(tuner, "same", json_integer(same ? before + 1 : 0));
+    ka_run_put(run, "tuner", tuner);
+    json_decref(tuner);
+}
+
 static void on_variant_compiled(struct ka_run *run, json_t *facts)
 {
     double cost = ka_rank_cost(facts);
@@ -206,6 +219,7 @@ static void on_variant_compiled(struct ka_run *run, json_t *facts)
     }
     ka_log(KA_LOG_INFO, "%s: modelled cost %.4g, the best has %.4g: not tried", run->name, cost,
            run->job.best_cost);
+    count_same(run, cost);
     ka_run_tune(run, 0);
 }
 
@@ -262,8 +276,10 @@ void ka_run_tune(struct ka_run *run, int64_t snapshot)
     (void)snapshot; /* variants come from the forward, not from the candidate */
     json_t *tuner = load_tuner(run);
     settle(run, tuner);
-    json_t *variant = ka_plan_variant(json_object_get(run->draft, "report"), json_object_get(tuner, "tried"),
-                                      json_object_get(tuner, "best"));
+    bool idle = json_integer_value(json_object_get(tuner, "same")) >= SAME_MAX;
+    json_t *variant = idle ? NULL
+                           : ka_plan_variant(json_object_get(run->draft, "report"),
+                                             json_object_get(tuner, "tried"), json_object_get(tuner, "best"));
     if (variant)
         json_array_append(json_object_get(tuner, "tried"), variant);
     ka_run_put(run, "tuner", tuner);

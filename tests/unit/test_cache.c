@@ -193,7 +193,8 @@ static void cache__entry_larger_than_the_cap__is_refused_and_evicts_nothing(void
     free(text);
 }
 
-static void cache__file_that_a_killed_process_left__goes_with_the_next_first_entry_once_it_is_old(void **state)
+static void
+cache__file_that_a_killed_process_left__goes_with_the_next_first_entry_once_it_is_old(void **state)
 {
     struct fixture *f = *state;
     char old[256], fresh[256];
