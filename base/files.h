@@ -3,7 +3,7 @@
 #ifndef KA_FILES_H
 #define KA_FILES_H
 
-#include "core/base.h"
+#include "base.h"
 
 /* Append the file's bytes to `out`. -EFBIG when it holds more than `max` bytes. Regular files only. */
 int ka_file_read(const char *path, size_t max, struct ka_buf *out, struct ka_err *err);

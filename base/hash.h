@@ -2,7 +2,7 @@
 #ifndef KA_HASH_H
 #define KA_HASH_H
 
-#include "core/base.h"
+#include "base.h"
 
 #define KA_HASH_HEX 65
 

@@ -3,7 +3,7 @@
 #ifndef KA_LOG_H
 #define KA_LOG_H
 
-#include "core/base.h"
+#include "base.h"
 
 enum ka_log_level { KA_LOG_ERROR, KA_LOG_WARN, KA_LOG_INFO, KA_LOG_DEBUG };
 

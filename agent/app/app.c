@@ -10,17 +10,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cache.h"
-#include "files.h"
-#include "io/child.h"
-#include "io/llm.h"
-#include "io/loop_watch.h"
-#include "io/machine.h"
-#include "log.h"
+#include "agent/disk/cache.h"
+#include "agent/io/child.h"
+#include "agent/io/llm.h"
+#include "agent/io/loop_watch.h"
+#include "agent/io/machine.h"
+#include "agent/run/run.h"
+#include "base/files.h"
+#include "base/log.h"
 #include "python.h"
 #include "rag/search.h"
 #include "rag/store.h"
-#include "run.h"
 
 #define KEY_MAX 4096
 #define DEFAULT_BASE_URL "https://api.openai.com/v1"

@@ -5,7 +5,7 @@
 #include <jansson.h>
 #include <uv.h>
 
-#include "core/base.h"
+#include "base/base.h"
 #include "opts.h"
 
 struct ka_cache;

@@ -2,7 +2,7 @@
  * there. Messages never quote a value: it may be a secret in the wrong place. */
 #include "conf.h"
 
-#include "core/lines.h"
+#include "base/lines.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -12,7 +12,7 @@
 #ifndef KA_CONF_H
 #define KA_CONF_H
 
-#include "core/base.h"
+#include "base/base.h"
 
 #define KA_CONF_MAX_BYTES ((size_t)256 << 10)
 #define KA_CONF_MAX_KEYS 256

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/files.h"
 #include "conf.h"
-#include "files.h"
 
 enum kind { TEXT, INT, REAL, FLAG, OPTIONAL_TEXT };
 

@@ -4,7 +4,7 @@
 #ifndef KA_OPTS_H
 #define KA_OPTS_H
 
-#include "core/base.h"
+#include "base/base.h"
 
 struct ka_opts {
     /* what to work on */

@@ -9,8 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "files.h"
-#include "io/probe.h"
+#include "agent/io/probe.h"
+#include "base/files.h"
 
 #define LIST_MAX 64
 #define ASK_MS 20000

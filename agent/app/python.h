@@ -10,7 +10,7 @@
 
 #include <jansson.h>
 
-#include "core/base.h"
+#include "base/base.h"
 
 /* What to choose from; each may be NULL. */
 struct ka_python_where {

@@ -8,11 +8,11 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "app.h"
-#include "files.h"
-#include "hash.h"
-#include "log.h"
-#include "run.h"
+#include "agent/app/app.h"
+#include "agent/run/run.h"
+#include "base/files.h"
+#include "base/hash.h"
+#include "base/log.h"
 #include "signals.h"
 
 #define FILES_MAX 100000

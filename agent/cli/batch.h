@@ -6,7 +6,7 @@
 #ifndef KA_BATCH_H
 #define KA_BATCH_H
 
-#include "opts.h"
+#include "agent/app/opts.h"
 
 int ka_batch_main(struct ka_opts *opts, const char *dir);
 

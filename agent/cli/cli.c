@@ -7,16 +7,16 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "app.h"
+#include "agent/app/app.h"
+#include "agent/app/opts.h"
+#include "agent/run/run.h"
+#include "base/log.h"
 #include "batch.h"
 #include "doctor.h"
-#include "log.h"
 #include "oneshot.h"
-#include "opts.h"
-#include "rag/store_cli.h"
-#include "run.h"
 #include "show.h"
 #include "signals.h"
+#include "store_cli.h"
 
 #define FILES_MAX 1024 /* of one `check` */
 

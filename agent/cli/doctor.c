@@ -17,13 +17,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "app.h"
-#include "cache.h"
-#include "core/base.h"
-#include "files.h"
-#include "io/child.h"
-#include "io/machine.h"
-#include "python.h"
+#include "agent/app/app.h"
+#include "agent/app/python.h"
+#include "agent/disk/cache.h"
+#include "agent/io/child.h"
+#include "agent/io/machine.h"
+#include "base/base.h"
+#include "base/files.h"
 
 #define OUTPUT_MAX 65536
 #define PATIENCE_MS 120000

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "files.h"
+#include "base/files.h"
 
 static void add_escaped(struct ka_buf *out, const char *text)
 {

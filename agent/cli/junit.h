@@ -4,7 +4,7 @@
 
 #include <jansson.h>
 
-#include "core/base.h"
+#include "base/base.h"
 
 /* Append the suite of one checked file. `result`: the result object; NULL for a file that could not even be begun. A wrong
  * backward is a failure, a forward that cannot be used (and a missing result) an error, as JUnit tells them apart. */

@@ -7,11 +7,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/shapes.h"
-#include "files.h"
+#include "agent/core/shapes.h"
+#include "agent/ops/op.h"
+#include "base/files.h"
+#include "base/log.h"
 #include "junit.h"
-#include "log.h"
-#include "op.h"
 #include "show.h"
 #include "signals.h"
 

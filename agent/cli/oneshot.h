@@ -2,8 +2,8 @@
 #ifndef KA_ONESHOT_H
 #define KA_ONESHOT_H
 
-#include "opts.h"
-#include "run.h"
+#include "agent/app/opts.h"
+#include "agent/run/run.h"
 
 /* Returns the exit code of the program. */
 int ka_oneshot_main(struct ka_opts *opts, const char *command, const char *path);

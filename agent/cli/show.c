@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/compose.h"
-#include "files.h"
+#include "agent/core/compose.h"
+#include "base/files.h"
 
 #define PAIR_MAX ((size_t)16 << 20)
 

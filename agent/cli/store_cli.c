@@ -1,5 +1,5 @@
 /* The command line of the store. Knows no SQL and no vector. */
-#include "rag/store_cli.h"
+#include "store_cli.h"
 
 #include <errno.h>
 #include <getopt.h>
@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "files.h"
+#include "base/files.h"
 #include "rag/build.h"
 #include "rag/gather.h"
 #include "rag/search.h"

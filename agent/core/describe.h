@@ -8,7 +8,7 @@
 
 #include <jansson.h>
 
-#include "base.h"
+#include "base/base.h"
 
 /* Operation inspect: the stub's signature, gradients, kernels, operations, sweep. */
 int ka_describe_inspect(const json_t *inspect, struct ka_buf *out);

@@ -7,7 +7,7 @@
 
 #include <jansson.h>
 
-#include "base.h"
+#include "base/base.h"
 
 /* Append the page to `out`. -EINVAL when `result` is no object; -EFBIG, -ENOMEM; `out` is then unchanged. */
 int ka_report_html(const json_t *result, struct ka_buf *out, struct ka_err *err);

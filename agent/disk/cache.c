@@ -13,8 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "files.h"
-#include "hash.h"
+#include "base/files.h"
+#include "base/hash.h"
 
 #define ENTRY_MAX ((off_t)64 << 20)
 #define SUFFIX ".json"

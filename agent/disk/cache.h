@@ -8,7 +8,7 @@
 
 #include <jansson.h>
 
-#include "core/base.h"
+#include "base/base.h"
 
 struct ka_cache;
 

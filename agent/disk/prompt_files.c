@@ -1,7 +1,7 @@
 /* Reading the prompt templates. Must not know what they say. */
-#include "prompts.h"
+#include "prompt_files.h"
 
-#include "files.h"
+#include "base/files.h"
 
 #include <stdlib.h>
 #include <string.h>

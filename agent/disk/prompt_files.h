@@ -1,9 +1,9 @@
 /* The prompt templates on disk: system.md, draft.md, fix.md and optimise.md of one folder, checked when they
  * are read so that a broken template is found before it is used. Blocking. */
-#ifndef KA_PROMPTS_H
-#define KA_PROMPTS_H
+#ifndef KA_PROMPT_FILES_H
+#define KA_PROMPT_FILES_H
 
-#include "core/prompt.h"
+#include "agent/core/prompt.h"
 
 struct ka_prompts;
 

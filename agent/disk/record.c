@@ -8,8 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "core/redact.h"
-#include "log.h"
+#include "agent/core/redact.h"
+#include "base/log.h"
 
 struct ka_record {
     int fd;

@@ -6,7 +6,7 @@
 
 #include <jansson.h>
 
-#include "core/base.h"
+#include "base/base.h"
 
 struct ka_record;
 

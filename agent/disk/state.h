@@ -13,8 +13,8 @@
 
 #include <jansson.h>
 
-#include "core/base.h"
-#include "core/job.h"
+#include "agent/core/job.h"
+#include "base/base.h"
 
 struct ka_state;
 

@@ -3,7 +3,7 @@
  * nothing of runs or prompts. */
 #include "llm.h"
 
-#include "core/sse.h"
+#include "agent/core/sse.h"
 #include "http.h"
 
 #include <errno.h>

@@ -17,8 +17,8 @@
 #ifndef KA_LLM_H
 #define KA_LLM_H
 
-#include "core/chat.h"
-#include "core/embeddings.h"
+#include "agent/core/chat.h"
+#include "agent/core/embeddings.h"
 
 #include <uv.h>
 

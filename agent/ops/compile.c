@@ -7,11 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cache.h"
-#include "hash.h"
-#include "io/child.h"
-#include "io/work.h"
-#include "log.h"
+#include "agent/disk/cache.h"
+#include "agent/io/child.h"
+#include "agent/io/work.h"
+#include "base/hash.h"
+#include "base/log.h"
 #include "op.h"
 
 #define SOURCES_MAX 256

@@ -9,12 +9,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cache.h"
-#include "core/utf8.h"
-#include "hash.h"
-#include "io/child.h"
-#include "io/work.h"
-#include "log.h"
+#include "agent/disk/cache.h"
+#include "agent/io/child.h"
+#include "agent/io/work.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/utf8.h"
 
 #define RESULT_MAX ((size_t)16 << 20)
 #define COMPILED_MAX ((size_t)64 << 20) /* with a kernel's machine code */

@@ -7,7 +7,7 @@
 
 #include <jansson.h>
 
-#include "app.h"
+#include "agent/app/app.h"
 
 struct ka_child_result;
 struct ka_op;

@@ -9,14 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/answer.h"
-#include "core/describe.h"
-#include "core/prompt.h"
-#include "core/utf8.h"
-#include "io/mailbox.h"
+#include "agent/core/answer.h"
+#include "agent/core/describe.h"
+#include "agent/core/prompt.h"
+#include "agent/disk/prompt_files.h"
+#include "agent/io/mailbox.h"
+#include "base/log.h"
+#include "base/utf8.h"
 #include "expected.h"
-#include "log.h"
-#include "prompts.h"
 
 /* ---- what the model is told */
 

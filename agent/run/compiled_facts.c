@@ -1,5 +1,5 @@
 /* The compiled half of a run's facts: what its kernels cost as binaries. Knows results of operation facts, not compilers. */
-#include "compile.h"
+#include "agent/ops/compile.h"
 #include "internal.h"
 
 #include <string.h>

@@ -5,12 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/compose.h"
-#include "core/plan.h"
-#include "core/rank.h"
-#include "files.h"
-#include "hash.h"
-#include "log.h"
+#include "agent/core/compose.h"
+#include "agent/core/plan.h"
+#include "agent/core/rank.h"
+#include "base/files.h"
+#include "base/hash.h"
+#include "base/log.h"
 
 /* The differentiator traces one call of the stub: on the smallest required shape. */
 static json_t *trace_case(const struct ka_run *run)

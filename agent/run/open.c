@@ -9,11 +9,11 @@
 #include <sys/stat.h>
 #include <time.h>
 
-#include "compile.h"
-#include "core/compose.h"
-#include "files.h"
-#include "hash.h"
-#include "log.h"
+#include "agent/core/compose.h"
+#include "agent/ops/compile.h"
+#include "base/files.h"
+#include "base/hash.h"
+#include "base/log.h"
 
 #define FORWARD_MAX ((size_t)4 << 20)
 

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "compile.h"
-#include "log.h"
+#include "agent/ops/compile.h"
+#include "base/log.h"
 
 struct ka_run_child {
     struct ka_run *run;

@@ -3,12 +3,12 @@
  * followed down to the smallest scale that shows it, and ends the run. What stays open is said, and never counts as agreement. */
 #include "internal.h"
 
+#include "agent/core/differences.h"
+#include "agent/core/plan.h"
+#include "agent/core/shapes.h"
+#include "base/hash.h"
+#include "base/log.h"
 #include "cases.h"
-#include "core/differences.h"
-#include "core/plan.h"
-#include "core/shapes.h"
-#include "hash.h"
-#include "log.h"
 
 static void finish(struct ka_run *run, const char *verdict, const struct ka_differences *found,
                    const json_t *dims, const char *why)

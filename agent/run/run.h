@@ -8,8 +8,8 @@
 
 #include <jansson.h>
 
-#include "app.h"
-#include "core/job.h"
+#include "agent/app/app.h"
+#include "agent/core/job.h"
 
 struct ka_run;
 

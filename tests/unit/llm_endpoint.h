@@ -17,8 +17,8 @@
 #include <cmocka.h>
 #include <curl/curl.h>
 
-#include "files.h"
-#include "io/llm.h"
+#include "agent/io/llm.h"
+#include "base/files.h"
 
 #define KEY "sk-test-0123456789abcdef"
 #define MODEL "test-model"
