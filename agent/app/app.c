@@ -15,7 +15,6 @@
 #include "agent/io/llm.h"
 #include "agent/io/loop_watch.h"
 #include "agent/io/machine.h"
-#include "agent/run/run.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "python.h"
@@ -199,7 +198,6 @@ static int open_llm(struct ka_app *app, struct ka_err *err)
     config.base_url = app->opts->base_url ? app->opts->base_url : DEFAULT_BASE_URL;
     config.api_key = app->api_key;
     config.total_ms = (long)app->opts->llm_timeout * 1000;
-    config.trace = ka_run_llm_trace; /* only runs ask */
     if (config.max_concurrent < (unsigned)app->opts->jobs)
         config.max_concurrent = (unsigned)app->opts->jobs;
     return ka_llm_new(&app->loop, &config, &app->llm, err);

@@ -26,7 +26,7 @@ struct ka_app {
     struct ka_app_limits {
         unsigned mem_mb, scratch_mb;
     } gpu_child;              /* what a child on the GPU may take: shapes are the user's own there */
-    struct ka_cache *cache;   /* of compiled kernels; NULL: not opened yet (compile.h), or none */
+    struct ka_cache *cache;   /* of compiled kernels; NULL: not opened yet (ops/compile.h), or none */
     bool cache_asked;         /* no need to try again */
     struct ka_llm *llm;       /* NULL unless the backend is openai */
     struct ka_store *store;   /* NULL when there is none, which the log says, or with --no-retrieval */

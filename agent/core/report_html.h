@@ -1,7 +1,7 @@
 /* report.html: the same run for a browser, as one file that needs nothing else: no script, no picture, no font from elsewhere. Every
  * text of the run is escaped, and the page forbids the browser to load or run anything.
  *
- * Reads what core/report.h reads and, of the verdict, "per_shape". Everything may be missing or of another type. Pure. */
+ * Reads what report.h reads and, of the verdict, "per_shape". Everything may be missing or of another type. Pure. */
 #ifndef KA_REPORT_HTML_H
 #define KA_REPORT_HTML_H
 

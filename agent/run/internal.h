@@ -72,7 +72,7 @@ struct ka_run {
     char *work_forward; /* path of the copy that children read */
 
     json_t *inspect;   /* result of the operation inspect; NULL before */
-    json_t *shapes;    /* what is checked, see core/plan.h; NULL before */
+    json_t *shapes;    /* what is checked, see agent/core/plan.h; NULL before */
     json_t *outputs;   /* of the stub, as the oracle saw them on the first shape; NULL before */
     json_t *grads;     /* names of the inputs whose gradients are checked */
     bool half;         /* some input is float16 */

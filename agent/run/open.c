@@ -86,7 +86,7 @@ static bool has_function(const char *text)
 }
 
 /* A file with a marker line is a pair: its forward part is the run's, its backward part what a check is about. Of a module written
- * by hand nothing is split off: its backward part is empty (core/compose.h). */
+ * by hand nothing is split off: its backward part is empty (agent/core/compose.h). */
 static int split_backward(struct ka_run *run, enum ka_run_mode mode, struct ka_err *err)
 {
     struct ka_buf forward = {0}, backward = {0};

@@ -1,8 +1,9 @@
 /* One run: a forward file through inspect, preflight, retrieve, draft, check, fix, optimise, to its folder of results.
  *
- * The run drives the pure machine of core/job.h: it executes its commands on the loop and feeds back what happened. Its
- * folder holds run.db (state.h), run.jsonl (record.h), forward.py (the user's file as it was), candidates/, and at the
- * end the pair, report.md, report.html and result.json. Loop thread only; many runs share one app. */
+ * The run drives the pure machine of agent/core/job.h: it executes its commands on the loop and feeds back what
+ * happened. Its folder holds run.db (agent/disk/state.h), run.jsonl (agent/disk/record.h), forward.py (the user's
+ * file as it was), candidates/, and at the end the pair, report.md, report.html and result.json. Loop thread only;
+ * many runs share one app. */
 #ifndef KA_RUN_H
 #define KA_RUN_H
 
@@ -43,9 +44,6 @@ int ka_run_exit_code(const struct ka_run *run);
 const char *ka_run_dir(const struct ka_run *run);
 const char *ka_run_name(const struct ka_run *run);
 const char *ka_run_pair_path(const struct ka_run *run); /* NULL without a candidate */
-
-/* The client's trace (io/llm.h), into the record of the run that asked: `op_arg` is the run. */
-void ka_run_llm_trace(void *arg, void *op_arg, const char *event, const char *text);
 
 void ka_run_free(struct ka_run *run);
 
