@@ -568,8 +568,7 @@ int ka_llm_embed(struct ka_llm *llm, const char *model, const char *const *texts
     char *body = ka_embeddings_request_json(model, texts, count, err);
     if (!body)
         return -EINVAL;
-    struct op wanted = {
-        .trace = on_trace, .done = done, .arg = arg, .path = "/embeddings", .texts = count};
+    struct op wanted = {.trace = on_trace, .done = done, .arg = arg, .path = "/embeddings", .texts = count};
     return start_op(llm, &wanted, model, body, op);
 }
 
