@@ -26,7 +26,7 @@ struct ka_app {
     struct ka_app_limits {
         unsigned mem_mb, scratch_mb;
     } gpu_child;              /* what a child on the GPU may take: shapes are the user's own there */
-    struct ka_cache *cache;   /* of compiled kernels; NULL: not opened yet (ops/compile.h), or none */
+    struct ka_cache *cache;   /* of compiled kernels; NULL: not opened yet (agent/ops/compile.h), or none */
     bool cache_asked;         /* no need to try again */
     struct ka_llm *llm;       /* NULL unless the backend is openai */
     struct ka_store *store;   /* NULL when there is none, which the log says, or with --no-retrieval */
@@ -42,7 +42,7 @@ struct ka_app {
     char *api_key;   /* wiped in ka_app_close; NULL: none */
     bool interrupted;
     bool keeps_known; /* one forward after another: what was found out about the last one is kept */
-    json_t *known;    /* by run/known.c; NULL: nothing */
+    json_t *known;    /* by agent/run/known.c; NULL: nothing */
 };
 
 /* Exit code 2 (with `err`) for settings that do not fit, 6 for a missing sandbox layer, else 0. With `with_model`

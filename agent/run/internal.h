@@ -2,7 +2,7 @@
  *
  *     run.c      life: start, resume, dispatch of commands, events in
  *     open.c     folder, documents, what a fresh or resumed run begins with
- *     operations.c  jailed operations (ops/op.h) on behalf of the run
+ *     operations.c  jailed operations (agent/ops/op.h) on behalf of the run
  *     fan.c      one operation over many cases, in several children
  *     expected.c the oracle's half of a check, also ahead of the candidate
  *     forward.c  inspect and preflight: what the file is, on which shapes forward and oracle agree
