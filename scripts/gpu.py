@@ -456,7 +456,7 @@ def part_row(bench: Bench) -> Iterator[dict[str, Any]]:
         for _ in range(at * each, wanted, streams * each):
             if time.monotonic() > stop:
                 break
-            options = ["--sweep", sweep, "--fail-fast", "--json", "--quiet", "--out", bench.work / f"row{at}"]
+            options = ["--sweep", sweep, "--json", "--quiet", "--out", bench.work / f"row{at}"]
             options += bounded.share(streams)
             ended = bench.run(bench.program, "check", *copies, *options)
             lines = ended.out.splitlines()

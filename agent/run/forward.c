@@ -19,7 +19,8 @@
 #include "fan.h"
 
 #define EVALUATION_SECONDS                                                                                   \
-    10 /* in float64, with all checks; the whole case takes about three times as long */
+    10         /* in float64, with all checks; the whole case takes about three times as long */
+#define SLOW 4 /* seconds of the oracle for one case, with the start of a context and compiling */
 #define GPU_BUDGET                                                                                           \
     ((uint64_t)1 << 24) /* product of sizes that is tried when the oracle does not hold the real shape */
 
@@ -171,9 +172,11 @@ static bool already_accepted(const struct ka_run *run, const json_t *dims)
 void ka_run_accept_shape(struct ka_run *run, const json_t *dims, const char *class, const char *kind,
                          const json_t *entry)
 {
+    double seconds = json_number_value(json_object_get(entry, "seconds"));
     if (!already_accepted(run, dims))
-        json_array_append_new(run->shapes, json_pack("{s:O, s:s, s:s, s:O?}", "dims", dims, "class", class,
-                                                     "kind", kind, "grads", json_object_get(entry, "grads")));
+        json_array_append_new(
+            run->shapes, json_pack("{s:O, s:s, s:s, s:O?, s:b}", "dims", dims, "class", class, "kind", kind,
+                                   "grads", json_object_get(entry, "grads"), "slow", seconds > SLOW));
 }
 
 /* The finding, with what the oracle saw of a race, which is its likeliest cause. */
@@ -428,8 +431,24 @@ void ka_run_preflight_progress(struct ka_run *run, const struct ka_fan *fan, con
 
 /* ---- the second stage: its parts run beside each other */
 
+/* On a GPU the user's own sizes are checked, and some twenty kinds of upstreams and inputs on one of them. Where that takes
+ * long, they get a smaller one. */
+static json_t *find_stand_in(const struct ka_run *run)
+{
+    json_t *smallest = ka_plan_smallest(run->shapes);
+    if (!ka_run_on_gpu(run) || !json_is_true(json_object_get(smallest, "slow")))
+        return NULL;
+    json_t *dims = ka_run_small(run, json_object_get(smallest, "dims"));
+    if (already_accepted(run, dims)) {
+        json_decref(dims);
+        return NULL;
+    }
+    return json_pack("{s:o, s:s, s:s}", "dims", dims, "class", "hidden", "kind", KA_PLAN_STAND_IN);
+}
+
 static void second_stage(struct ka_run *run)
 {
+    run->preflight->stand_in = find_stand_in(run);
     run->preflight->left = 3;
     ka_run_draft_ahead(run);
     ka_run_hidden(run);
@@ -445,7 +464,8 @@ void ka_run_preflight_free(struct ka_run *run)
     run->preflight = NULL;
     struct ka_fan *fans[] = {preflight->sweep, preflight->hidden, preflight->inputs};
     json_t *documents[] = {preflight->pending, preflight->asked,        preflight->tried,
-                           preflight->smaller, preflight->asked_hidden, preflight->asked_inputs};
+                           preflight->smaller, preflight->asked_hidden, preflight->asked_inputs,
+                           preflight->stand_in};
     for (size_t i = 0; i < KA_COUNT(fans); i++)
         ka_fan_free(fans[i]);
     for (size_t i = 0; i < KA_COUNT(documents); i++)

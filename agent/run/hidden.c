@@ -151,7 +151,9 @@ void ka_run_hidden(struct ka_run *run)
         json_array_append(known, json_object_get(shape, "dims"));
         required += strcmp(json_string_value(json_object_get(shape, "class")), "required") == 0;
     }
-    json_t *tried = json_array();
+    json_t *tried = json_array(), *stand_in = run->preflight->stand_in;
+    if (stand_in)
+        json_array_append(tried, stand_in);
     size_t each = required ? (HIDDEN_TRIED + required - 1) / required : 0;
     json_array_foreach(run->shapes, i, shape)
     {

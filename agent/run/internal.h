@@ -41,6 +41,8 @@ struct ka_preflight {
     json_t *pending; /* shapes of the sweep still to be settled: forward.c */
     json_t *asked;   /* the cases of this level, as the children were told them */
     struct ka_fan *sweep;
+    json_t *
+        stand_in; /* the shape on which other kinds of inputs and upstreams are tried; NULL: the smallest required */
     json_t *tried, *asked_hidden; /* hidden.c */
     struct ka_fan *hidden;
     json_t *smaller;      /* preflight_differences.c */
