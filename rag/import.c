@@ -1,13 +1,13 @@
 /* Takes a module apart by its top-level definitions and who mentions whom. Knows no store and no licences. */
-#include "rag/import.h"
+#include "import.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "hash.h"
-#include "rag/lex.h"
-#include "rag/pair.h"
+#include "base/hash.h"
+#include "lex.h"
+#include "pair.h"
 
 #define BLOCKS_MAX 4096
 

@@ -1,5 +1,5 @@
 /* The matrix and its search. Knows no Python and no command line. */
-#include "rag/index.h"
+#include "index.h"
 
 #include <cblas.h>
 #include <errno.h>
@@ -7,7 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "rag/product.h"
+#include "product.h"
 
 #define HUGE_PAGE ((size_t)2 << 20)
 

@@ -1,13 +1,13 @@
 /* Takes a pair file apart. Knows no database and no embedding. */
-#include "rag/pair.h"
+#include "pair.h"
 
 #include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "files.h"
-#include "rag/lex.h"
+#include "base/files.h"
+#include "lex.h"
 
 size_t ka_pair_forward_len(const char *source, size_t len)
 {

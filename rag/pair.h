@@ -6,8 +6,8 @@
 #ifndef KA_PAIR_H
 #define KA_PAIR_H
 
-#include "core/base.h"
-#include "hash.h"
+#include "base/base.h"
+#include "base/hash.h"
 
 #define KA_PAIR_MARKER "# ---- backward ----"
 #define KA_PAIR_MAX ((size_t)1 << 20)

@@ -1,5 +1,5 @@
 /* The product and the choice between its two implementations. Knows no index. */
-#include "rag/product.h"
+#include "product.h"
 
 #include <cblas.h>
 #include <stdbool.h>

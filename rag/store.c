@@ -1,5 +1,5 @@
 /* The pair store in SQLite. Knows no command line and no search. */
-#include "rag/store.h"
+#include "store.h"
 
 #include <errno.h>
 #include <sqlite3.h>

@@ -24,7 +24,7 @@
 
 #include <jansson.h>
 
-#include "sandbox/tensor.h"
+#include "tensor.h"
 
 struct ka_tolerance {
     enum ka_dtype dtype; /* what got must be */

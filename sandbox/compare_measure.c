@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "sandbox/compare_internal.h"
+#include "compare_internal.h"
 
 #define BLOCK 1024 /* elements converted at a time: three blocks of doubles lie in the first-level cache */
 #define LANES 4    /* independent sums, so that they need not wait for each other */

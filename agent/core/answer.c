@@ -2,7 +2,7 @@
  * endpoints, phases or verdicts; every message here is written for the model. */
 #include "answer.h"
 
-#include "lines.h"
+#include "base/lines.h"
 #include "compose.h"
 #include "patch.h"
 

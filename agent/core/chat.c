@@ -3,7 +3,7 @@
  * prompts. */
 #include "chat.h"
 
-#include "utf8.h"
+#include "base/utf8.h"
 
 #include <errno.h>
 #include <jansson.h>

@@ -2,7 +2,7 @@
  * not know anything else of Python. */
 #include "compose.h"
 
-#include "lines.h"
+#include "base/lines.h"
 
 #include <ctype.h>
 #include <errno.h>

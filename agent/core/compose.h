@@ -5,7 +5,7 @@
 #ifndef KA_COMPOSE_H
 #define KA_COMPOSE_H
 
-#include "base.h"
+#include "base/base.h"
 
 #define KA_COMPOSE_MARKER "# ---- backward ----"
 

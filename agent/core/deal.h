@@ -8,7 +8,7 @@
 
 #include <jansson.h>
 
-#include "base.h"
+#include "base/base.h"
 
 /* `cases`: [{"id", "dims"}]. A new array of at most `parts` arrays, none of them empty; each holds some of the cases (references), and
  * each case is in one. `together`: those of equal dims are in the same. The same input gives the same deal. */

@@ -1,5 +1,5 @@
 /* Slopes into a judgement. Knows no tensor and no shape; see differences.h. */
-#include "core/differences.h"
+#include "differences.h"
 
 #include <errno.h>
 #include <math.h>

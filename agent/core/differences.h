@@ -9,7 +9,7 @@
 
 #include <jansson.h>
 
-#include "base.h"
+#include "base/base.h"
 
 struct ka_differences {
     size_t agree, open, disagree; /* slopes */

@@ -2,8 +2,8 @@
  * kept. */
 #include "embeddings.h"
 
+#include "base/utf8.h"
 #include "chat.h"
-#include "utf8.h"
 
 #include <errno.h>
 #include <jansson.h>

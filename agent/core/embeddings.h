@@ -3,7 +3,7 @@
 #ifndef KA_EMBEDDINGS_H
 #define KA_EMBEDDINGS_H
 
-#include "base.h"
+#include "base/base.h"
 
 struct ka_vectors {
     float *values; /* count rows of dim values, in the order of the texts, all finite; owned */

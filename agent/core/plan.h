@@ -9,7 +9,7 @@
 
 #include <jansson.h>
 
-#include "base.h"
+#include "base/base.h"
 
 #define KA_PLAN_MIN_SEEDS 5 /* over the required shapes */
 #define KA_PLAN_LINEAR_U                                                                                     \

@@ -1,5 +1,5 @@
 /* Findings into failures of the verdict; see sanitize.h. */
-#include "core/sanitize.h"
+#include "sanitize.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -5,7 +5,7 @@
 #ifndef KA_STATS_H
 #define KA_STATS_H
 
-#include "base.h"
+#include "base/base.h"
 
 #define KA_STATS_MAX_COUNT ((size_t)1 << 20)
 

@@ -3,7 +3,7 @@
  * nothing of runs or prompts. */
 #include "llm.h"
 
-#include "core/sse.h"
+#include "agent/core/sse.h"
 #include "http.h"
 
 #include <errno.h>
@@ -37,6 +37,7 @@ struct op {
     struct op *next;
     struct ka_llm *llm;
     uint64_t id;
+    ka_llm_trace_fn trace; /* NULL: none */
     ka_llm_done_fn done;
     void *arg;
     char *model, *body;
@@ -93,16 +94,15 @@ static void trace(struct op *op, const char *event, const char *fmt, ...) KA_PRI
 
 static void trace(struct op *op, const char *event, const char *fmt, ...)
 {
-    const struct ka_llm_config *config = &op->llm->config;
     char text[1280];
-    if (!config->trace)
+    if (!op->trace)
         return;
     va_list args;
     va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
     mask_key(op->llm, text, strlen(text));
-    config->trace(config->trace_arg, op->arg, event, text);
+    op->trace(op->arg, event, text);
 }
 
 /* A URL without user, password, query and fragment, which may hold secrets. free() it. */
@@ -543,8 +543,8 @@ static int may_start(const struct ka_llm *llm, struct ka_err *err)
     return 0;
 }
 
-int ka_llm_start(struct ka_llm *llm, const struct ka_chat_request *req, ka_llm_done_fn done, void *arg,
-                 uint64_t *op, struct ka_err *err)
+int ka_llm_start(struct ka_llm *llm, const struct ka_chat_request *req, ka_llm_trace_fn on_trace,
+                 ka_llm_done_fn done, void *arg, uint64_t *op, struct ka_err *err)
 {
     int rc = may_start(llm, err);
     if (rc)
@@ -552,12 +552,13 @@ int ka_llm_start(struct ka_llm *llm, const struct ka_chat_request *req, ka_llm_d
     char *body = ka_chat_request_json(req, err);
     if (!body)
         return -EINVAL;
-    struct op wanted = {.done = done, .arg = arg, .path = "/chat/completions", .stream = req->stream};
+    struct op wanted = {
+        .trace = on_trace, .done = done, .arg = arg, .path = "/chat/completions", .stream = req->stream};
     return start_op(llm, &wanted, req->model, body, op);
 }
 
 int ka_llm_embed(struct ka_llm *llm, const char *model, const char *const *texts, size_t count,
-                 ka_llm_done_fn done, void *arg, uint64_t *op, struct ka_err *err)
+                 ka_llm_trace_fn on_trace, ka_llm_done_fn done, void *arg, uint64_t *op, struct ka_err *err)
 {
     int rc = may_start(llm, err);
     if (rc)
@@ -567,7 +568,7 @@ int ka_llm_embed(struct ka_llm *llm, const char *model, const char *const *texts
     char *body = ka_embeddings_request_json(model, texts, count, err);
     if (!body)
         return -EINVAL;
-    struct op wanted = {.done = done, .arg = arg, .path = "/embeddings", .texts = count};
+    struct op wanted = {.trace = on_trace, .done = done, .arg = arg, .path = "/embeddings", .texts = count};
     return start_op(llm, &wanted, model, body, op);
 }
 

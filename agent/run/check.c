@@ -11,19 +11,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/core/compose.h"
+#include "agent/core/plan.h"
+#include "agent/core/rank.h"
+#include "agent/core/sanitize.h"
+#include "agent/core/verdict.h"
+#include "agent/io/work.h"
+#include "base/files.h"
+#include "base/hash.h"
+#include "base/log.h"
 #include "cases.h"
-#include "core/compose.h"
-#include "core/plan.h"
-#include "core/rank.h"
-#include "core/sanitize.h"
-#include "core/verdict.h"
 #include "expected.h"
 #include "fan.h"
-#include "files.h"
-#include "hash.h"
-#include "io/work.h"
 #include "judge.h"
-#include "log.h"
 
 #define FACTS_SHAPES 3
 #define LARGE ((double)(1 << 22)) /* product of the sizes: a case that costs much */

@@ -5,12 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/compose.h"
-#include "core/plan.h"
-#include "core/rank.h"
-#include "files.h"
-#include "hash.h"
-#include "log.h"
+#include "agent/core/compose.h"
+#include "agent/core/plan.h"
+#include "agent/core/rank.h"
+#include "base/files.h"
+#include "base/hash.h"
+#include "base/log.h"
 
 #define SAME_MAX 2 /* variants in a row whose modelled cost is the best's own */
 

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/plan.h"
-#include "hash.h"
+#include "agent/core/plan.h"
+#include "base/hash.h"
 
 #define REPEATS 4 /* of one backward, to see how far atomics let it vary */
 

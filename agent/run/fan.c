@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/core/deal.h"
+#include "agent/io/work.h"
+#include "base/log.h"
 #include "cases.h"
-#include "core/deal.h"
-#include "io/work.h"
-#include "log.h"
 
 struct agreed {
     json_int_t id;

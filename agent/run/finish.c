@@ -6,12 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/compose.h"
-#include "core/report.h"
-#include "core/report_html.h"
-#include "files.h"
-#include "io/loop_watch.h"
-#include "log.h"
+#include "agent/core/compose.h"
+#include "agent/core/report.h"
+#include "agent/core/report_html.h"
+#include "agent/io/loop_watch.h"
+#include "base/files.h"
+#include "base/log.h"
 
 static const char *verdict_word(const struct ka_run *run)
 {

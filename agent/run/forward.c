@@ -10,13 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/core/plan.h"
+#include "agent/core/shapes.h"
+#include "base/hash.h"
+#include "base/log.h"
 #include "cases.h"
-#include "core/plan.h"
-#include "core/shapes.h"
 #include "expected.h"
 #include "fan.h"
-#include "hash.h"
-#include "log.h"
 
 #define EVALUATION_SECONDS                                                                                   \
     10         /* in float64, with all checks; the whole case takes about three times as long */

@@ -7,12 +7,12 @@
 #include <string.h>
 
 #include "cases.h"
-#include "core/plan.h"
-#include "core/shapes.h"
+#include "agent/core/plan.h"
+#include "agent/core/shapes.h"
+#include "base/hash.h"
+#include "base/log.h"
 #include "expected.h"
-#include "hash.h"
 #include "internal.h"
-#include "log.h"
 
 #define HIDDEN_TRIED 12
 #define HIDDEN_KEPT 8

@@ -4,11 +4,11 @@
  * counts neither way. */
 #include "internal.h"
 
+#include "agent/core/plan.h"
+#include "base/hash.h"
+#include "base/log.h"
 #include "cases.h"
-#include "core/plan.h"
 #include "expected.h"
-#include "hash.h"
-#include "log.h"
 
 static json_t *all_kinds(void)
 {

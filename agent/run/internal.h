@@ -2,14 +2,14 @@
  *
  *     run.c      life: start, resume, dispatch of commands, events in
  *     open.c     folder, documents, what a fresh or resumed run begins with
- *     child.c    jailed operations (op.h) on behalf of the run
+ *     operations.c  jailed operations (agent/ops/op.h) on behalf of the run
  *     fan.c      one operation over many cases, in several children
  *     expected.c the oracle's half of a check, also ahead of the candidate
  *     forward.c  inspect and preflight: what the file is, on which shapes forward and oracle agree
  *     known.c    the same, remembered for the next pair of the same forward
- *     compile.c  registers and spills of the kernels that operation facts found
+ *     compiled_facts.c  registers and spills of the kernels that operation facts found
  *     hidden.c   part of preflight: hidden shapes
- *     differences.c  part of preflight: finite differences of the forward
+ *     preflight_differences.c  part of preflight: finite differences of the forward
  *     inputs.c   part of preflight: inputs of other strides and magnitudes
  *     check.c    scan, candidate, oracle, comparison, facts
  *     ask.c      prompt, model or mailbox, answer to candidate
@@ -19,18 +19,18 @@
 #ifndef KA_RUN_INTERNAL_H
 #define KA_RUN_INTERNAL_H
 
-#include "io/child.h"
-#include "io/llm.h"
-#include "op.h"
-#include "record.h"
+#include "agent/disk/record.h"
+#include "agent/disk/state.h"
+#include "agent/io/child.h"
+#include "agent/io/llm.h"
+#include "agent/ops/op.h"
 #include "run.h"
-#include "state.h"
 
 /* Owns `facts`: the result of operation facts, complete. */
 typedef void (*ka_run_compile_fn)(struct ka_run *run, json_t *facts);
 typedef void (*ka_run_op_fn)(struct ka_run *run, const struct ka_op_result *result);
 typedef void (*ka_run_child_fn)(struct ka_run *run, void *arg, const struct ka_op_result *result);
-struct ka_run_child; /* one child in flight: child.c */
+struct ka_run_child; /* one child in flight: operations.c */
 struct ka_fan;       /* one operation over many cases, in several children: fan.h */
 struct ka_fan_found;
 struct ka_expected; /* the oracle's half of a check: expected.h */
@@ -45,7 +45,7 @@ struct ka_preflight {
         stand_in; /* the shape on which other kinds of inputs and upstreams are tried; NULL: the smallest required */
     json_t *tried, *asked_hidden; /* hidden.c */
     struct ka_fan *hidden;
-    json_t *smaller;      /* differences.c */
+    json_t *smaller;      /* preflight_differences.c */
     json_t *asked_inputs; /* inputs.c */
     struct ka_fan *inputs;
     unsigned left; /* parts of the second stage that are not through */
@@ -74,7 +74,7 @@ struct ka_run {
     char *work_forward; /* path of the copy that children read */
 
     json_t *inspect;   /* result of the operation inspect; NULL before */
-    json_t *shapes;    /* what is checked, see core/plan.h; NULL before */
+    json_t *shapes;    /* what is checked, see agent/core/plan.h; NULL before */
     json_t *outputs;   /* of the stub, as the oracle saw them on the first shape; NULL before */
     json_t *grads;     /* names of the inputs whose gradients are checked */
     bool half;         /* some input is float16 */
@@ -131,7 +131,7 @@ void ka_run_resume_command(struct ka_run *run, const struct ka_command *command)
 int ka_run_save_start(struct ka_run *run, struct ka_err *err);
 void ka_run_close_parts(struct ka_run *run);
 
-/* ---- child.c */
+/* ---- operations.c */
 /* Start `operation` on `file`; steals `extra`, the further members of the request. `next` runs once, unless the operation is
  * cancelled. A failure to start ends the run (KA_EV_INTERNAL). */
 void ka_run_op(struct ka_run *run, const char *operation, const char *file, json_t *extra, ka_run_op_fn next);
@@ -153,7 +153,7 @@ void ka_run_recall_shapes(struct ka_run *run);
 /* After preflight; does nothing unless the app keeps what is known. */
 void ka_run_remember(const struct ka_run *run);
 
-/* ---- compile.c */
+/* ---- compiled_facts.c */
 /* Complete the result of an operation facts: its kernels' sources are compiled, or found in the cache. */
 void ka_run_compile(struct ka_run *run, const struct ka_op_result *result, ka_run_compile_fn next);
 void ka_run_compile_cancel(struct ka_run *run);

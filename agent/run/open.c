@@ -9,11 +9,11 @@
 #include <sys/stat.h>
 #include <time.h>
 
-#include "compile.h"
-#include "core/compose.h"
-#include "files.h"
-#include "hash.h"
-#include "log.h"
+#include "agent/core/compose.h"
+#include "agent/ops/compile.h"
+#include "base/files.h"
+#include "base/hash.h"
+#include "base/log.h"
 
 #define FORWARD_MAX ((size_t)4 << 20)
 
@@ -86,7 +86,7 @@ static bool has_function(const char *text)
 }
 
 /* A file with a marker line is a pair: its forward part is the run's, its backward part what a check is about. Of a module written
- * by hand nothing is split off: its backward part is empty (core/compose.h). */
+ * by hand nothing is split off: its backward part is empty (agent/core/compose.h). */
 static int split_backward(struct ka_run *run, enum ka_run_mode mode, struct ka_err *err)
 {
     struct ka_buf forward = {0}, backward = {0};

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "log.h"
+#include "base/log.h"
 #include "rag/search.h"
 
 static void log_excluded(const struct ka_run *run, const struct ka_search_result *found)

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "expected.h"
-#include "log.h"
 
 double ka_run_seconds(const struct ka_run *run)
 {

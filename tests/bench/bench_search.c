@@ -19,7 +19,7 @@
 #include <unistd.h>
 #include <wchar.h>
 
-#include "files.h"
+#include "base/files.h"
 #include "rag/build.h"
 #include "rag/product.h"
 #include "rag/search.h"

@@ -3,8 +3,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "core/embeddings.h"
-#include "core/utf8.h"
+#include "agent/core/embeddings.h"
+#include "base/utf8.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);
 

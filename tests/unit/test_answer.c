@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/answer.h"
-#include "core/compose.h"
+#include "agent/core/answer.h"
+#include "agent/core/compose.h"
 
 static const char FORWARD[] =
     "import torch\nfrom kernel_agent import autodiff\n@autodiff((0,))\ndef f(x):\n    return x\n";

@@ -14,8 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cache.h"
-#include "files.h"
+#include "agent/disk/cache.h"
+#include "base/files.h"
 
 #define MB ((uint64_t)1 << 20)
 

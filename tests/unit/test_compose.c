@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "core/compose.h"
+#include "agent/core/compose.h"
 
 static struct ka_buf out, back;
 static struct ka_err err;

@@ -6,8 +6,8 @@
 
 #include <cmocka.h>
 
-#include "core/deal.h"
-#include "core/plan.h"
+#include "agent/core/deal.h"
+#include "agent/core/plan.h"
 
 static json_t *case_of(int id, int m)
 {

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "core/embeddings.h"
+#include "agent/core/embeddings.h"
 
 static void embeddings__request__holds_model_and_valid_texts(void **state)
 {

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "files.h"
+#include "base/files.h"
 #include "rag/gather.h"
 #include "rag/import.h"
 #include "rag/license.h"

@@ -11,8 +11,9 @@ static void llm__embeddings__come_as_vectors_in_order(void **state)
     struct seen *seen = seen_new();
     load_script("{\"status\": 503, \"for\": \"embeddings\"}");
     assert_int_equal(ka_llm_new(&seen->loop, &seen->config, &seen->llm, NULL), 0);
-    assert_int_equal(ka_llm_embed(seen->llm, MODEL, texts, 0, on_done, seen, &seen->op, NULL), -EINVAL);
-    assert_int_equal(ka_llm_embed(seen->llm, MODEL, texts, 3, on_done, seen, &seen->op, NULL), 0);
+    assert_int_equal(ka_llm_embed(seen->llm, MODEL, texts, 0, on_trace, on_done, seen, &seen->op, NULL),
+                     -EINVAL);
+    assert_int_equal(ka_llm_embed(seen->llm, MODEL, texts, 3, on_trace, on_done, seen, &seen->op, NULL), 0);
     finish(seen);
     assert_int_equal(seen->status, KA_LLM_OK);
     assert_int_equal(seen->attempts, 2);
@@ -32,7 +33,7 @@ static void llm__huge_json_body__is_cut(void **state)
     seen->config.max_answer_bytes = 100000;
     load_script("{\"fault\": \"huge\", \"for\": \"embeddings\"}");
     assert_int_equal(ka_llm_new(&seen->loop, &seen->config, &seen->llm, NULL), 0);
-    assert_int_equal(ka_llm_embed(seen->llm, MODEL, texts, 1, on_done, seen, &seen->op, NULL), 0);
+    assert_int_equal(ka_llm_embed(seen->llm, MODEL, texts, 1, on_trace, on_done, seen, &seen->op, NULL), 0);
     finish(seen);
     expect_failure(seen, KA_LLM_BAD_ANSWER, 1, "larger than");
     seen_free(seen);

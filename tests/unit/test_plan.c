@@ -8,8 +8,8 @@
 #include <cmocka.h>
 #include <math.h>
 
-#include "core/plan.h"
-#include "core/rank.h"
+#include "agent/core/plan.h"
+#include "agent/core/rank.h"
 
 static json_t *json(const char *text)
 {

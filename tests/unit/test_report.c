@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/report.h"
+#include "agent/core/report.h"
 
 static const char FULL[] =
     "{\"verdict\":\"verified\",\"exit_code\":0,\"stub\":\"norm\",\"file\":\"/k/norm.py\",\"device\":\"cpu\","

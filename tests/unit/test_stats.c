@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <math.h>
 
-#include "core/stats.h"
+#include "agent/core/stats.h"
 
 #define V(...) ((double[]){__VA_ARGS__}), sizeof((double[]){__VA_ARGS__}) / sizeof(double)
 
