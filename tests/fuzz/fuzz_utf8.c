@@ -1,9 +1,6 @@
-/* Embedding answers and UTF-8 repair on any bytes: what is accepted is complete and finite; what is repaired
- * is valid. */
-#include <math.h>
+/* UTF-8 repair of any bytes: the outcome is valid. */
 #include <stdlib.h>
 
-#include "core/embeddings.h"
 #include "core/utf8.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);
@@ -11,16 +8,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
 {
     const char *text = (const char *)bytes;
-    struct ka_vectors vectors;
-    struct ka_err err;
-    if (ka_embeddings_parse(text, len, 2, &vectors, &err) == 0) {
-        if (vectors.count != 2 || vectors.dim == 0)
-            abort();
-        for (size_t i = 0; i < vectors.count * vectors.dim; i++)
-            if (!isfinite(vectors.values[i]))
-                abort();
-        ka_vectors_free(&vectors);
-    }
     struct ka_buf valid = {0};
     if (ka_utf8_repair(text, len, &valid) != 0)
         abort();
