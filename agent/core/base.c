@@ -161,6 +161,23 @@ char *ka_strdup(const char *text)
     return text ? ka_strndup(text, strlen(text)) : NULL;
 }
 
+#define COUNTER_STEP 0x9e3779b97f4a7c15u
+
+uint64_t ka_mix64(uint64_t x)
+{
+    x += COUNTER_STEP;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+uint64_t ka_random_next(uint64_t *state)
+{
+    uint64_t next = ka_mix64(*state);
+    *state += COUNTER_STEP;
+    return next;
+}
+
 bool ka_starts_with(const char *text, const char *prefix)
 {
     return strncmp(text, prefix, strlen(prefix)) == 0;

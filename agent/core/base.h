@@ -53,6 +53,11 @@ void *ka_realloc(void *memory, size_t count, size_t size); /* neither is 0 */
 char *ka_strdup(const char *text);                         /* NULL gives NULL */
 char *ka_strndup(const char *text, size_t len);
 
+/* splitmix64 (Steele, Lea, Flood 2014): a good mix of 64 bits, and the numbers that it makes of a counter.
+ * Every seed is good. */
+uint64_t ka_mix64(uint64_t x);
+uint64_t ka_random_next(uint64_t *state);
+
 bool ka_starts_with(const char *text, const char *prefix);
 bool ka_ends_with(const char *text, const char *suffix);
 

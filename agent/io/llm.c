@@ -175,15 +175,6 @@ static void give_up(struct op *op, enum ka_llm_status status, const char *why, c
 
 /* ---- retries ---- */
 
-/* splitmix64; spreads retries of several clients, nothing more. */
-static uint64_t draw(struct ka_llm *llm)
-{
-    uint64_t z = (llm->random += 0x9E3779B97F4A7C15u);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-}
-
 static uint64_t wait_ms(struct op *op, unsigned doublings, long retry_after_s)
 {
     const struct ka_llm_config *config = &op->llm->config;
@@ -191,7 +182,7 @@ static uint64_t wait_ms(struct op *op, unsigned doublings, long retry_after_s)
     for (unsigned i = 0; i < doublings && wait < most; i++)
         wait *= 2;
     wait = wait < most ? wait : most;
-    wait = wait / 2 + draw(op->llm) % (wait / 2 + 1);
+    wait = wait / 2 + ka_random_next(&op->llm->random) % (wait / 2 + 1); /* not all clients at once */
     uint64_t asked = (uint64_t)retry_after_s * 1000;
     if (wait < asked)
         wait = asked < most ? asked : most;
