@@ -161,7 +161,7 @@ static int compose(const struct module *m, size_t class, const char *shown, cons
     for (size_t b = 0; b < m->count && rc == 0; b++)
         if (forward[b] && b != class)
             rc = put_block(&text, m, b);
-    rc = rc ? rc : ka_buf_puts(&text, KA_PAIR_MARKER "\n\n\n");
+    rc = rc ? rc : ka_buf_puts(&text, KA_COMPOSE_MARKER "\n\n\n");
     for (size_t b = 0; b < m->count && rc == 0; b++)
         if ((backward[b] && !forward[b]) || b == class)
             rc = put_block(&text, m, b);

@@ -6,10 +6,9 @@
 #ifndef KA_PAIR_H
 #define KA_PAIR_H
 
-#include "core/base.h"
+#include "core/compose.h"
 #include "hash.h"
 
-#define KA_PAIR_MARKER "# ---- backward ----"
 #define KA_PAIR_MAX ((size_t)1 << 20)
 
 struct ka_pair {
