@@ -6,6 +6,7 @@
 #include <jansson.h>
 #include <limits.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -380,6 +381,13 @@ const struct ka_tensor *ka_tensors_find(const struct ka_tensors *set, const char
         if (strcmp(set->items[i].name, name) == 0)
             return &set->items[i];
     return NULL;
+}
+
+const struct ka_tensor *ka_tensors_find_part(const struct ka_tensors *set, const char *part, const char *of)
+{
+    char name[160];
+    snprintf(name, sizeof(name), "%s/%s", part, of);
+    return ka_tensors_find(set, name);
 }
 
 /* ---- elements ---- */

@@ -58,8 +58,10 @@ void ka_tensors_free(struct ka_tensors *set); /* NULL is fine */
 
 size_t ka_tensors_count(const struct ka_tensors *set);
 const struct ka_tensor *ka_tensors_get(const struct ka_tensors *set, size_t i); /* i < count */
-const struct ka_tensor *ka_tensors_find(const struct ka_tensors *set,
-                                        const char *name); /* NULL when absent */
+/* NULL when absent. */
+const struct ka_tensor *ka_tensors_find(const struct ka_tensors *set, const char *name);
+/* The tensor "part/of", as children name what belongs to an input or an output. */
+const struct ka_tensor *ka_tensors_find_part(const struct ka_tensors *set, const char *part, const char *of);
 
 /* Element `i` (< count) in row-major order. Integers beyond 2^53 are rounded. */
 double ka_tensor_at(const struct ka_tensor *tensor, size_t i);
