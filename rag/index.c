@@ -7,8 +7,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "rag/product.h"
-
 #define HUGE_PAGE ((size_t)2 << 20)
 
 struct row {
@@ -224,7 +222,8 @@ static int score_rows(struct ka_index *index, const float *vector)
         index->scores = scores;
         index->score_cap = index->count;
     }
-    ka_product(index->matrix, index->count, index->dim, vector, index->scores);
+    cblas_sgemv(CblasRowMajor, CblasNoTrans, (int)index->count, (int)index->dim, 1, index->matrix,
+                (int)index->dim, vector, 1, 0, index->scores, 1);
     return 0;
 }
 

@@ -21,7 +21,6 @@
 
 #include "files.h"
 #include "rag/build.h"
-#include "rag/product.h"
 #include "rag/search.h"
 
 #define DIM KA_EMBED_DIM
@@ -68,7 +67,8 @@ static void do_search(void *arg)
 static void do_product(void *arg)
 {
     struct subject *s = arg;
-    ka_product(ka_index_matrix(s->index), ka_index_count(s->index), DIM, s->query.vector, s->scores);
+    cblas_sgemv(CblasRowMajor, CblasNoTrans, (int)ka_index_count(s->index), DIM, 1, ka_index_matrix(s->index),
+                DIM, s->query.vector, 1, 0, s->scores, 1);
 }
 
 struct span {
@@ -328,8 +328,8 @@ int main(int argc, char **argv)
     openblas_set_num_threads(threads);
     if (rows)
         return serve(rows, threads);
-    json_t *out = json_pack("{s:s, s:i, s:o, s:o}", "product", ka_product_name(), "dim", DIM, "embed",
-                            bench_embed(), "memory", bench_memory());
+    json_t *out = json_pack("{s:s+, s:i, s:o, s:o}", "product", "OpenBLAS ", openblas_get_corename(), "dim",
+                            DIM, "embed", bench_embed(), "memory", bench_memory());
     json_dumpf(out, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(4));
     putchar('\n');
     json_decref(out);
