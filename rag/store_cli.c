@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "core/fields.h"
 #include "files.h"
 #include "rag/build.h"
 #include "rag/gather.h"
@@ -189,22 +190,21 @@ static int run_add(struct command_line *c)
 
 /* ---- import ---- */
 
-static const char *text_of(const json_t *object, const char *name)
-{
-    const char *text = json_string_value(json_object_get(object, name));
-    return text ? text : "";
-}
-
 static void print_imported(const json_t *report)
 {
     size_t i;
     json_t *entry;
     json_array_foreach(json_object_get(report, "taken"), i, entry)
-        printf("taken      %s: %s (%s), as %s\n", text_of(entry, "path"), text_of(entry, "class"),
-               text_of(entry, "license"), text_of(entry, "id"));
+    {
+        printf("taken      %s: %s (%s), as %s\n", ka_text_of(entry, "path", ""),
+               ka_text_of(entry, "class", ""), ka_text_of(entry, "license", ""), ka_text_of(entry, "id", ""));
+    }
     json_array_foreach(json_object_get(report, "not_taken"), i, entry)
-        printf("not taken  %s%s%s: %s\n", text_of(entry, "path"), *text_of(entry, "class") ? ": " : "",
-               text_of(entry, "class"), text_of(entry, "why"));
+    {
+        const char *class = ka_text_of(entry, "class", "");
+        printf("not taken  %s%s%s: %s\n", ka_text_of(entry, "path", ""), *class ? ": " : "", class,
+               ka_text_of(entry, "why", ""));
+    }
     printf("%zu pairs taken, %zu not, of %lld Python files\n",
            json_array_size(json_object_get(report, "taken")),
            json_array_size(json_object_get(report, "not_taken")),

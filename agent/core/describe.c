@@ -1,6 +1,8 @@
 /* Results told in Markdown. Must not judge: no thresholds, no advice. */
 #include "describe.h"
 
+#include "fields.h"
+
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -8,19 +10,6 @@
 #include <string.h>
 
 #define MAX_LISTED 200 /* of anything that a child may repeat at will */
-
-static const char *text_of(const json_t *object, const char *name)
-{
-    return json_string_value(json_object_get(object, name));
-}
-
-/* A number of the object, -1 where there is none. */
-static double number_of(const json_t *object, const char *name)
-{
-    const json_t *value = json_object_get(object, name);
-    double number = json_number_value(value);
-    return json_is_number(value) && isfinite(number) ? number : -1;
-}
 
 void ka_describe_bytes(double bytes, char *out, size_t size)
 {
@@ -80,13 +69,12 @@ static int put_signature(const json_t *stub, struct ka_buf *out)
 {
     size_t i;
     json_t *param;
-    const char *name = text_of(stub, "name");
     bool keyword = false;
-    int rc = ka_buf_printf(out, "- stub: `%s(", name ? name : "?");
+    int rc = ka_buf_printf(out, "- stub: `%s(", ka_text_of(stub, "name", "?"));
     json_array_foreach(json_object_get(stub, "params"), i, param)
     {
-        const char *kind = text_of(param, "kind"), *value = text_of(param, "default"),
-                   *own = text_of(param, "name");
+        const char *kind = ka_text_of(param, "kind", NULL), *value = ka_text_of(param, "default", NULL),
+                   *own = ka_text_of(param, "name", NULL);
         const char *star = kind && strcmp(kind, "keyword") == 0 && !keyword ? "*, " : "";
         keyword = keyword || *star;
         rc = rc ? rc : ka_buf_printf(out, "%s%s%s", i ? ", " : "", star, own ? own : "?");
@@ -97,12 +85,12 @@ static int put_signature(const json_t *stub, struct ka_buf *out)
 
 static int put_kernel_line(const json_t *kernel, struct ka_buf *out)
 {
-    const char *name = text_of(kernel, "name");
+    const char *name = ka_text_of(kernel, "name", NULL);
     int rc =
         ka_buf_printf(out, "- %s `%s`", json_is_true(json_object_get(kernel, "helper")) ? "helper" : "kernel",
                       name ? name : "?");
-    if (number_of(kernel, "line") >= 0)
-        rc = rc ? rc : ka_buf_printf(out, " (line %.0f)", number_of(kernel, "line"));
+    if (ka_number_of(kernel, "line", -1) >= 0)
+        rc = rc ? rc : ka_buf_printf(out, " (line %.0f)", ka_number_of(kernel, "line", -1));
     if (json_array_size(json_object_get(kernel, "constexpr"))) {
         rc = rc ? rc : ka_buf_puts(out, ", constexpr ");
         rc = rc ? rc : put_names(json_object_get(kernel, "constexpr"), "", out);
@@ -156,8 +144,8 @@ int ka_describe_inspect(const json_t *inspect, struct ka_buf *out)
     }
     rc = rc ? rc : put_list_line("Triton operations", json_object_get(inspect, "ops"), "", out);
     rc = rc ? rc : put_sweep(json_object_get(inspect, "sweep"), out);
-    if (text_of(inspect, "dtype"))
-        rc = rc ? rc : ka_buf_printf(out, "- default dtype: %s\n", text_of(inspect, "dtype"));
+    if (ka_text_of(inspect, "dtype", NULL))
+        rc = rc ? rc : ka_buf_printf(out, "- default dtype: %s\n", ka_text_of(inspect, "dtype", NULL));
     return rc;
 }
 
@@ -168,7 +156,7 @@ int ka_describe_shapes(const json_t *shapes, struct ka_buf *out)
     int rc = 0;
     json_array_foreach((json_t *)shapes, i, shape)
     {
-        const char *class = text_of(shape, "class");
+        const char *class = ka_text_of(shape, "class", NULL);
         bool optional = class && strcmp(class, "optional") == 0;
         if (rc || shown >= MAX_LISTED || !class || (!optional && strcmp(class, "required") != 0))
             continue;
@@ -185,7 +173,7 @@ int ka_describe_shapes(const json_t *shapes, struct ka_buf *out)
 /* "- line 12" of an entry that may lack its line. */
 static int put_line_number(const json_t *entry, struct ka_buf *out)
 {
-    double line = number_of(entry, "line");
+    double line = ka_number_of(entry, "line", -1);
     return line < 0 ? ka_buf_puts(out, "- somewhere") : ka_buf_printf(out, "- line %.0f", line);
 }
 
@@ -198,7 +186,8 @@ static int put_refusals(const json_t *refusals, struct ka_buf *out)
     {
         if (i >= MAX_LISTED || rc)
             break;
-        const char *construct = text_of(refusal, "construct"), *message = text_of(refusal, "message");
+        const char *construct = ka_text_of(refusal, "construct", NULL),
+                   *message = ka_text_of(refusal, "message", NULL);
         rc = put_line_number(refusal, out);
         rc =
             rc ? rc : ka_buf_printf(out, ": `%s`: %s\n", construct ? construct : "?", message ? message : "");
@@ -211,7 +200,7 @@ static int put_against(const json_t *report, const char *title, const char *name
                        bool bytes, struct ka_buf *out)
 {
     char a[40], b[40];
-    double value = number_of(report, name), naive = number_of(report, naive_name);
+    double value = ka_number_of(report, name, -1), naive = ka_number_of(report, naive_name, -1);
     if (value < 0)
         return 0;
     snprintf(a, sizeof(a), "%.0f", value);
@@ -230,7 +219,7 @@ static int put_line_entry(const json_t *entry, struct ka_buf *out)
     const char *lead = ": ";
     int rc = put_line_number(entry, out);
     for (size_t i = 0; i < KA_COUNT(parts) && rc == 0; i++) {
-        const char *part = text_of(entry, parts[i]);
+        const char *part = ka_text_of(entry, parts[i], NULL);
         if (!part || !*part)
             continue;
         rc = ka_buf_printf(out, "%s%s%s", lead, i == 0 ? "class " : "", part);
@@ -247,8 +236,9 @@ int ka_describe_draft(const json_t *draft, struct ka_buf *out)
         return rc;
     rc = rc ? rc : put_against(report, "tape", "tape_bytes", "tape_naive_bytes", true, out);
     rc = rc ? rc : put_against(report, "atomics", "atomics", "atomics_naive", false, out);
-    if (text_of(report, "schedule"))
-        rc = rc ? rc : ka_buf_printf(out, "- schedule of the draft: %s\n", text_of(report, "schedule"));
+    if (ka_text_of(report, "schedule", NULL))
+        rc = rc ? rc
+                : ka_buf_printf(out, "- schedule of the draft: %s\n", ka_text_of(report, "schedule", NULL));
     rc = rc ? rc
             : put_list_line("schedules that are also provable", json_object_get(report, "alternatives"), "",
                             out);
@@ -277,11 +267,11 @@ static void sum_pass(const json_t *facts, const char *pass, struct ka_describe_s
     json_array_foreach(json_object_get(facts, "cases"), i, entry)
     {
         const json_t *counts = json_object_get(entry, pass);
-        add_to(&sums->launches, number_of(counts, "launches"));
-        add_to(&sums->bytes_read, number_of(counts, "bytes_read"));
-        add_to(&sums->bytes_written, number_of(counts, "bytes_written"));
-        add_to(&sums->atomics, number_of(counts, "atomics"));
-        add_to(&sums->programs, number_of(counts, "programs"));
+        add_to(&sums->launches, ka_number_of(counts, "launches", -1));
+        add_to(&sums->bytes_read, ka_number_of(counts, "bytes_read", -1));
+        add_to(&sums->bytes_written, ka_number_of(counts, "bytes_written", -1));
+        add_to(&sums->atomics, ka_number_of(counts, "atomics", -1));
+        add_to(&sums->programs, ka_number_of(counts, "programs", -1));
     }
 }
 
@@ -313,9 +303,9 @@ static int sum_kernel(const json_t *kernel, void *arg)
 {
     struct ka_describe_sums *sums = arg;
     add_to(&sums->kernels, 1);
-    sums->registers = fmax(sums->registers, number_of(kernel, "registers"));
-    sums->spills = fmax(sums->spills, number_of(kernel, "spills"));
-    sums->shared = fmax(sums->shared, number_of(kernel, "shared"));
+    sums->registers = fmax(sums->registers, ka_number_of(kernel, "registers", -1));
+    sums->spills = fmax(sums->spills, ka_number_of(kernel, "spills", -1));
+    sums->shared = fmax(sums->shared, ka_number_of(kernel, "shared", -1));
     return 0;
 }
 
@@ -345,7 +335,7 @@ static int put_traffic(const json_t *facts, const char *pass, struct ka_buf *out
 /* A cell with a number, or a dash. */
 static int put_cell(const json_t *object, const char *name, struct ka_buf *out)
 {
-    double value = number_of(object, name);
+    double value = ka_number_of(object, name, -1);
     return value < 0 ? ka_buf_puts(out, " - |") : ka_buf_printf(out, " %.0f |", value);
 }
 
@@ -359,7 +349,7 @@ static int put_kernel_row(const json_t *kernel, void *arg)
     static const char *const cells[] = {"registers",    "spills",    "shared",
                                         "instructions", "num_warps", "num_stages"};
     struct table *table = arg;
-    const char *name = text_of(kernel, "name"), *error = text_of(kernel, "error");
+    const char *name = ka_text_of(kernel, "name", NULL), *error = ka_text_of(kernel, "error", NULL);
     int rc = 0;
     if (!table->rows++)
         rc = ka_buf_puts(
@@ -410,23 +400,24 @@ static int put_finding(const char *facts, struct ka_buf *out)
 
 int ka_describe_attempt(const json_t *entry, struct ka_buf *out)
 {
-    const char *phase = text_of(entry, "phase"), *origin = text_of(entry, "origin"),
-               *note = text_of(entry, "note");
-    const char *facts = text_of(entry, "facts");
+    const char *phase = ka_text_of(entry, "phase", NULL), *origin = ka_text_of(entry, "origin", NULL),
+               *note = ka_text_of(entry, "note", NULL);
+    const char *facts = ka_text_of(entry, "facts", NULL);
     bool verified = json_is_true(json_object_get(entry, "verified"));
-    double required = number_of(entry, "required"), hidden = number_of(entry, "hidden"),
-           cost = number_of(entry, "cost");
+    double required = ka_number_of(entry, "required", -1), hidden = ka_number_of(entry, "hidden", -1),
+           cost = ka_number_of(entry, "cost", -1);
     int rc = ka_buf_printf(out, "%s by %s", phase ? phase : "attempt", origin ? origin : "?");
     if (note && *note)
         rc = rc ? rc : ka_buf_printf(out, " (%.*s)", (int)strcspn(note, "\n"), note);
     rc = rc ? rc : ka_buf_puts(out, verified ? ": verified" : ": not verified");
     if (!verified && required >= 0)
         rc = rc ? rc
-                : ka_buf_printf(out, ", %.0f of %.0f shapes", fmax(number_of(entry, "passed"), 0), required);
+                : ka_buf_printf(out, ", %.0f of %.0f shapes", fmax(ka_number_of(entry, "passed", -1), 0),
+                                required);
     if (!verified && hidden > 0)
         rc = rc ? rc
-                : ka_buf_printf(out, ", %.0f of %.0f hidden ones", fmax(number_of(entry, "hidden_passed"), 0),
-                                hidden);
+                : ka_buf_printf(out, ", %.0f of %.0f hidden ones",
+                                fmax(ka_number_of(entry, "hidden_passed", -1), 0), hidden);
     if (cost >= 0)
         rc = rc ? rc : ka_buf_printf(out, ", cost %.4g", cost);
     if (json_is_boolean(json_object_get(entry, "kept")))
