@@ -25,13 +25,15 @@ struct ka_err {
 int ka_fail(struct ka_err *err, int code, const char *fmt, ...) KA_PRINTF(3, 4);
 
 /* Growable bytes, always followed by a NUL that is not counted. Zero-initialise, or set only `max`.
- * `max` caps the length: 0 means KA_BUF_MAX. After a failed add the content is unchanged. */
+ * `max` caps the length: 0 means KA_BUF_MAX. A failed add changes nothing, and all later ones fail like it: a text
+ * may be written piece by piece and looked after at its end, by `failed`. */
 #define KA_BUF_MAX ((size_t)1 << 30)
 struct ka_buf {
     char *data; /* NULL until the first add; use ka_buf_str() to read */
     size_t len;
     size_t cap;
     size_t max;
+    int failed; /* what the first failed add returned; cleared with the content */
 };
 
 /* -EFBIG past the cap, -ENOMEM without memory. */
