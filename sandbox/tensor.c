@@ -471,8 +471,8 @@ bool ka_tensor_same_shape(const struct ka_tensor *a, const struct ka_tensor *b)
 
 int ka_tensor_shape_text(const struct ka_tensor *tensor, struct ka_buf *out)
 {
-    int rc = ka_buf_puts(out, "[");
-    for (size_t i = 0; i < tensor->rank && rc == 0; i++)
-        rc = ka_buf_printf(out, "%s%zu", i ? ", " : "", tensor->dims[i]);
-    return rc ? rc : ka_buf_puts(out, "]");
+    ka_buf_puts(out, "[");
+    for (size_t i = 0; i < tensor->rank; i++)
+        ka_buf_printf(out, "%s%zu", i ? ", " : "", tensor->dims[i]);
+    return ka_buf_puts(out, "]");
 }

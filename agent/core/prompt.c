@@ -34,34 +34,28 @@ static int more_similar(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static int put_pairs(const struct selection *shown, struct ka_buf *out)
+static void put_pairs(const struct selection *shown, struct ka_buf *out)
 {
-    int rc = 0;
-    for (size_t i = 0; i < shown->pairs && rc == 0; i++) {
+    for (size_t i = 0; i < shown->pairs; i++) {
         const struct ka_prompt_pair *pair = shown->ranked[i];
-        rc = ka_buf_printf(
+        ka_buf_printf(
             out, "### %s (similarity %.2f%s%s)\n\n```python\n", pair->id, pair->similarity,
             is_empty(pair->schedule) ? "" : "; schedule: ", is_empty(pair->schedule) ? "" : pair->schedule);
         size_t len = strlen(pair->backward);
         while (len && pair->backward[len - 1] == '\n')
             len--;
-        rc = rc ? rc : ka_buf_add(out, pair->backward, len);
-        rc = rc ? rc : ka_buf_puts(out, "\n```\n\n");
+        ka_buf_add(out, pair->backward, len);
+        ka_buf_puts(out, "\n```\n\n");
     }
-    return rc;
 }
 
-static int put_history(const struct ka_prompt_input *input, const struct selection *shown, struct ka_buf *out)
+static void put_history(const struct ka_prompt_input *input, const struct selection *shown,
+                        struct ka_buf *out)
 {
-    int rc = 0;
     if (shown->history_from && shown->history_from < input->history_count)
-        rc = ka_buf_printf(out, "- (%zu older ones left out)\n", shown->history_from);
-    for (size_t i = shown->history_from; i < input->history_count && rc == 0; i++) {
-        rc = ka_buf_puts(out, "- ");
-        rc = rc ? rc : ka_buf_puts(out, input->history[i]);
-        rc = rc ? rc : ka_buf_puts(out, "\n");
-    }
-    return rc;
+        ka_buf_printf(out, "- (%zu older ones left out)\n", shown->history_from);
+    for (size_t i = shown->history_from; i < input->history_count; i++)
+        ka_buf_printf(out, "- %s\n", input->history[i]);
 }
 
 static int render_both(const struct ka_prompt_template *templates, const struct ka_prompt_input *input,
@@ -69,9 +63,10 @@ static int render_both(const struct ka_prompt_template *templates, const struct 
                        struct ka_err *err)
 {
     struct ka_buf pairs = {0}, history = {0}, entry = {0};
-    int rc = put_pairs(shown, &pairs);
-    rc = rc ? rc : put_history(input, shown, &history);
-    rc = rc ? rc : ka_buf_printf(&entry, "%s_autograd", input->stub);
+    put_pairs(shown, &pairs);
+    put_history(input, shown, &history);
+    ka_buf_printf(&entry, "%s_autograd", input->stub);
+    int rc = pairs.failed ? pairs.failed : history.failed ? history.failed : entry.failed;
     if (rc) {
         ka_fail(err, rc, "no room for the prompt");
         goto out;

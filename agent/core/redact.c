@@ -123,9 +123,8 @@ int ka_redact(const char *text, const char *const *secrets, struct ka_buf *out)
     struct ka_buf clean = {0};
     bool may_begin[256] = {false};
     const char *end = text + strlen(text), *from = text;
-    int rc = 0;
     mark_beginnings(secrets, may_begin);
-    for (const char *at = text; at < end && rc == 0;) {
+    for (const char *at = text; at < end;) {
         size_t kept, removed = 0;
         if (may_begin[(unsigned char)*at])
             removed = find_here(text, at, end, secrets, &kept);
@@ -133,12 +132,12 @@ int ka_redact(const char *text, const char *const *secrets, struct ka_buf *out)
             at++;
             continue;
         }
-        rc = ka_buf_add(&clean, from, (size_t)(at - from) + kept);
-        rc = rc ? rc : ka_buf_puts(&clean, KA_REDACTED);
+        ka_buf_add(&clean, from, (size_t)(at - from) + kept);
+        ka_buf_puts(&clean, KA_REDACTED);
         at += kept + removed;
         from = at;
     }
-    rc = rc ? rc : ka_buf_add(&clean, from, (size_t)(end - from));
+    int rc = ka_buf_add(&clean, from, (size_t)(end - from));
     rc = rc ? rc : ka_buf_add(out, ka_buf_str(&clean), clean.len);
     ka_buf_free(&clean);
     return rc;

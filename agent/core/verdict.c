@@ -331,25 +331,27 @@ static const struct shape **failing_shapes(const struct ka_verdict *v, size_t *c
     return list;
 }
 
-static int name_shape(const struct shape *shape, bool hidden, struct ka_buf *out)
+static void name_shape(const struct shape *shape, struct ka_buf *out)
 {
-    if (shape->kind == KA_SHAPE_HIDDEN && !hidden)
-        return shape->hint ? ka_buf_printf(out, "a hidden shape (%s)", shape->hint)
-                           : ka_buf_puts(out, "a hidden shape");
+    if (shape->kind == KA_SHAPE_HIDDEN) {
+        ka_buf_puts(out, "a hidden shape");
+        if (shape->hint)
+            ka_buf_printf(out, " (%s)", shape->hint);
+        return;
+    }
     char *dims = json_dumps(shape->dims, JSON_ENCODE_ANY);
-    int rc = ka_buf_printf(out, "%sshape %s", shape->kind == KA_SHAPE_OPTIONAL ? "optional " : "",
-                           dims ? dims : "?");
+    ka_buf_printf(out, "%sshape %s", shape->kind == KA_SHAPE_OPTIONAL ? "optional " : "", dims ? dims : "?");
     free(dims);
-    return rc;
 }
 
-static int failure_text(const struct failure *f, enum ka_describe how, struct ka_buf *out)
+static void failure_text(const struct failure *f, enum ka_describe how, struct ka_buf *out)
 {
     if (f->subject)
-        return ka_diff_describe(&f->diff, f->subject, how, out);
-    if (how == KA_DESCRIBE_HIDDEN)
-        return ka_buf_printf(out, "Rule broken: %s.", f->rule);
-    return ka_buf_printf(out, "%s: %s", f->rule, f->text);
+        ka_diff_describe(&f->diff, f->subject, how, out);
+    else if (how == KA_DESCRIBE_HIDDEN)
+        ka_buf_printf(out, "Rule broken: %s.", f->rule);
+    else
+        ka_buf_printf(out, "%s: %s", f->rule, f->text);
 }
 
 /* One line for each thing that failed, at its first case. */
@@ -388,75 +390,64 @@ static bool is_plain(const char *label)
     return strcmp(label, "normal upstream") == 0;
 }
 
-static int only_there(const struct shape *shape, const struct failure *f, struct ka_buf *out)
+static void only_there(const struct shape *shape, const struct failure *f, struct ka_buf *out)
 {
     for (size_t k = 0; k < shape->failure_count; k++) {
         if (is_plain(shape->failures[k].label))
-            return 0;
+            return;
     }
     for (size_t i = 0; i < KA_COUNT(KINDS_OF_CASES); i++) {
-        if (strstr(f->label, KINDS_OF_CASES[i].label))
-            return ka_buf_printf(out, " It is right for a plain upstream, and fails only with %s.",
-                                 KINDS_OF_CASES[i].meaning);
+        if (strstr(f->label, KINDS_OF_CASES[i].label)) {
+            ka_buf_printf(out, " It is right for a plain upstream, and fails only with %s.",
+                          KINDS_OF_CASES[i].meaning);
+            return;
+        }
     }
-    return 0;
 }
 
-static int shape_facts(const struct shape *shape, struct ka_buf *out)
+static void shape_facts(const struct shape *shape, struct ka_buf *out)
 {
     enum ka_describe how = shape->kind == KA_SHAPE_HIDDEN ? KA_DESCRIBE_HIDDEN : KA_DESCRIBE_FULL;
-    int rc = ka_buf_puts(out, "On ");
-    if (rc == 0)
-        rc = name_shape(shape, false, out);
-    if (rc == 0)
-        rc = ka_buf_printf(out, ", %zu of %zu cases fail:\n", shape->cases_failed, shape->cases);
-    for (size_t i = 0; i < shape->failure_count && rc == 0; i++) {
+    ka_buf_puts(out, "On ");
+    name_shape(shape, out);
+    ka_buf_printf(out, ", %zu of %zu cases fail:\n", shape->cases_failed, shape->cases);
+    for (size_t i = 0; i < shape->failure_count; i++) {
         if (said_before(shape, i))
             continue;
-        rc = ka_buf_printf(out, "- (%s) ", shape->failures[i].label);
-        if (rc == 0)
-            rc = failure_text(&shape->failures[i], how, out);
-        if (rc == 0)
-            rc = only_there(shape, &shape->failures[i], out);
-        if (rc == 0)
-            rc = ka_buf_puts(out, "\n");
+        ka_buf_printf(out, "- (%s) ", shape->failures[i].label);
+        failure_text(&shape->failures[i], how, out);
+        only_there(shape, &shape->failures[i], out);
+        ka_buf_puts(out, "\n");
     }
-    return rc;
 }
 
-static int unproved_facts(const struct ka_verdict *v, struct ka_buf *out)
+static void unproved_facts(const struct ka_verdict *v, struct ka_buf *out)
 {
-    int rc = 0;
-    for (size_t i = 0; i < v->grad_count && rc == 0; i++) {
+    for (size_t i = 0; i < v->grad_count; i++) {
         const struct gradient *g = &v->grads[i];
         if (gradient_unproved(g))
-            rc = ka_buf_printf(
-                out,
-                g->seen ? "The gradient of %s is rounding noise in every case: nothing proves it.\n"
-                        : "The gradient of %s was never returned.\n",
-                g->name);
+            ka_buf_printf(out,
+                          g->seen ? "The gradient of %s is rounding noise in every case: nothing proves it.\n"
+                                  : "The gradient of %s was never returned.\n",
+                          g->name);
     }
-    return rc;
 }
 
 int ka_verdict_facts(const struct ka_verdict *v, size_t max_shapes, struct ka_buf *out)
 {
-    int rc = 0;
-    for (size_t i = 0; i < v->whole.failure_count && rc == 0; i++) {
-        rc = failure_text(&v->whole.failures[i], KA_DESCRIBE_FULL, out);
-        if (rc == 0)
-            rc = ka_buf_puts(out, "\n");
+    for (size_t i = 0; i < v->whole.failure_count; i++) {
+        failure_text(&v->whole.failures[i], KA_DESCRIBE_FULL, out);
+        ka_buf_puts(out, "\n");
     }
-    if (rc == 0)
-        rc = unproved_facts(v, out);
+    unproved_facts(v, out);
     size_t count;
     const struct shape **failing = failing_shapes(v, &count);
-    for (size_t i = 0; i < count && i < max_shapes && rc == 0; i++)
-        rc = shape_facts(failing[i], out);
-    if (rc == 0 && count > max_shapes)
-        rc = ka_buf_printf(out, "%zu more shapes fail.\n", count - max_shapes);
+    for (size_t i = 0; i < count && i < max_shapes; i++)
+        shape_facts(failing[i], out);
+    if (count > max_shapes)
+        ka_buf_printf(out, "%zu more shapes fail.\n", count - max_shapes);
     free(failing);
-    return rc;
+    return out->failed;
 }
 
 /* ---- JSON ---- */
