@@ -3,7 +3,6 @@
 
 #include "fields.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
