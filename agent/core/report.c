@@ -208,7 +208,7 @@ static void put_error(struct ka_page *page, const json_t *error)
         put_lines(page, "```\n", ka_page_text_of(error, "traceback"), "\n```\n\n");
 }
 
-static void put_reasons(struct ka_page *page, const json_t *failures)
+static void put_failures(struct ka_page *page, const json_t *failures)
 {
     put_lines(page, "", json_string_value(failures), "\n\n");
 }
@@ -331,24 +331,6 @@ static void put_history(struct ka_page *page, const json_t *history)
 
 /* ---- sections of Markdown alone */
 
-static void put_failures(struct ka_page *page, const json_t *failures)
-{
-    size_t i;
-    json_t *failure;
-    json_array_foreach((json_t *)failures, i, failure)
-    {
-        const json_t *shape = get(failure, "shape");
-        ka_page_put(page, "- ");
-        if (shape && !json_is_null(shape)) {
-            ka_page_value(page, shape);
-            ka_page_put(page, ": ");
-        }
-        put_text_of(page, failure, "text", "no reason given");
-        ka_page_put(page, "\n");
-    }
-    ka_page_put(page, "\n");
-}
-
 /* Atomics in another order round otherwise: how far that goes, where it could be seen. */
 static void put_repeats(struct ka_page *page, const json_t *result)
 {
@@ -374,31 +356,6 @@ static void put_repeats(struct ka_page *page, const json_t *result)
     ka_page_put(page, shown ? ".\n\n" : "");
 }
 
-static void put_cases(struct ka_page *page, const json_t *cases)
-{
-    size_t i, k;
-    json_t *entry, *gradient;
-    ka_page_put(page, "| shape | case | verdict | errors |\n|---|---|---|---|\n");
-    json_array_foreach((json_t *)cases, i, entry)
-    {
-        ka_page_put(page, "| ");
-        ka_page_value(page, get(entry, "shape"));
-        ka_page_put(page, " | ");
-        put_text_of(page, entry, "case", "");
-        ka_page_put(page, json_is_true(get(entry, "ok")) ? " | passed | " : " | failed | ");
-        json_array_foreach(get(entry, "gradients"), k, gradient)
-        {
-            ka_page_put(page, k ? ", " : "");
-            put_text_of(page, gradient, "name", "?");
-            ka_page_putf(page, " %.3g", number_of(gradient, "error"));
-            if (has_number(gradient, "baseline_error"))
-                ka_page_putf(page, " (baseline %.3g)", number_of(gradient, "baseline_error"));
-        }
-        ka_page_put(page, " |\n");
-    }
-    ka_page_put(page, "\n");
-}
-
 static void put_skipped(struct ka_page *page, const json_t *shapes)
 {
     json_t *skipped = json_object_get(shapes, "skipped"), *entry;
@@ -420,53 +377,39 @@ static void put_skipped(struct ka_page *page, const json_t *shapes)
     ka_page_put(page, "\n");
 }
 
-/* One row of the comparison: a number of each side, "-" where it is missing. */
-static void put_fact_row(struct ka_page *page, const char *title, bool both, double before, double after,
-                         bool bytes)
+/* "-" for what is missing. */
+static void put_measure(struct ka_page *page, const char *title, double value, bool bytes)
 {
-    char cells[2][40];
-    const double values[2] = {before, after};
-    for (int i = 0; i < 2; i++) {
-        if (!(values[i] >= 0))
-            snprintf(cells[i], sizeof(cells[i]), "-");
-        else if (bytes)
-            ka_describe_bytes(values[i], cells[i], sizeof(cells[i]));
-        else
-            snprintf(cells[i], sizeof(cells[i]), "%.0f", values[i]);
-    }
-    if (both)
-        ka_page_putf(page, "| %s | %s | %s |\n", title, cells[0], cells[1]);
-    else
-        ka_page_putf(page, "| %s | %s |\n", title, cells[1]);
+    char cell[40] = "-";
+    if (value >= 0 && bytes)
+        ka_describe_bytes(value, cell, sizeof(cell));
+    else if (value >= 0)
+        snprintf(cell, sizeof(cell), "%.0f", value);
+    ka_page_putf(page, "| %s | %s |\n", title, cell);
 }
 
 static void put_facts(struct ka_page *page, const json_t *result)
 {
-    const json_t *first = get(result, "measured_before"), *last = get(result, "measured");
-    bool both = json_is_object(first);
-    struct ka_describe_sums a, b;
+    const json_t *measured = get(result, "measured");
+    struct ka_describe_sums sums;
     struct ka_buf detail = {0};
-    if (!json_is_object(last))
+    if (!json_is_object(measured))
         return;
-    ka_describe_sum(first, &a);
-    ka_describe_sum(last, &b);
-    ka_page_put(page, "## Compile facts\n\n");
-    ka_page_put(page, both ? "| backward | first verified | best |\n|---|---|---|\n"
-                           : "| backward | best |\n|---|---|\n");
-    put_fact_row(page, "launches", both, a.launches, b.launches, false);
-    put_fact_row(page, "bytes read", both, a.bytes_read, b.bytes_read, true);
-    put_fact_row(page, "bytes written", both, a.bytes_written, b.bytes_written, true);
-    put_fact_row(page, "atomic elements", both, a.atomics, b.atomics, false);
-    put_fact_row(page, "registers, most of a kernel", both, a.registers, b.registers, false);
-    put_fact_row(page, "spills, most of a kernel", both, a.spills, b.spills, false);
-    put_fact_row(page, "shared memory, most of a kernel", both, a.shared, b.shared, true);
-    put_fact_row(page, "modelled cost", both, ka_number_of(result, "modelled_cost_before", -1),
-                 ka_number_of(result, "modelled_cost", -1), false);
+    ka_describe_sum(measured, &sums);
+    ka_page_put(page, "## Compile facts\n\n| backward | best |\n|---|---|\n");
+    put_measure(page, "launches", sums.launches, false);
+    put_measure(page, "bytes read", sums.bytes_read, true);
+    put_measure(page, "bytes written", sums.bytes_written, true);
+    put_measure(page, "atomic elements", sums.atomics, false);
+    put_measure(page, "registers, most of a kernel", sums.registers, false);
+    put_measure(page, "spills, most of a kernel", sums.spills, false);
+    put_measure(page, "shared memory, most of a kernel", sums.shared, true);
+    put_measure(page, "modelled cost", ka_number_of(result, "modelled_cost", -1), false);
     ka_page_put(
         page,
         "\nThe modelled cost is computed from the counts above to compare schedules of this one backward. "
         "It is not a time, and no time follows from it.\n\n");
-    ka_describe_facts(last, &detail);
+    ka_describe_facts(measured, &detail);
     if (detail.len)
         ka_page_putf(page, "%s\n", detail.data);
     ka_buf_free(&detail);
@@ -520,11 +463,9 @@ static const struct {
     {put_title, BOTH, NULL, JSON_OBJECT, NULL},
     {put_summary, BOTH, NULL, JSON_OBJECT, NULL},
     {put_error, BOTH, "error", JSON_OBJECT, "Why it ended"},
-    {put_reasons, BOTH, "failures", JSON_STRING, "What does not pass"},
-    {put_failures, MARKDOWN, "failures", JSON_ARRAY, "What does not pass"},
+    {put_failures, BOTH, "failures", JSON_STRING, "What does not pass"},
     {put_gradients, BOTH, "gradients", JSON_ARRAY, "Gradients"},
     {put_repeats, MARKDOWN, NULL, JSON_OBJECT, NULL},
-    {put_cases, MARKDOWN, "cases", JSON_ARRAY, "Cases"},
     {ka_html_shapes, HTML, "per_shape", JSON_ARRAY, "Shapes"},
     {put_skipped, MARKDOWN, "shapes", JSON_OBJECT, NULL},
     {put_speed, BOTH, NULL, JSON_OBJECT, NULL},

@@ -5,14 +5,11 @@
  * Reads the result object (`--json`) and, where they are there, these further members of the run's record:
  *
  *     "file", "error"  {"kind", "message", "file", "line", "remedy", "traceback"}
- *     "failures"       text, or the list of the verdict's JSON ({"shape", "text"})
+ *     "failures"       the verdict's facts
  *     "per_shape"      of the verdict
- *     "cases"          [{"shape", "case", "ok", "gradients": [{"name", "error", "baseline_error"}]}], the verdict's
- *                      detail
  *     "history"        attempts in order, see ka_describe_attempt
- *     "measured"       result of the operation facts for the best candidate; "measured_before" for the first
- *                      verified one
- *     "modelled_cost"  of the best candidate; "modelled_cost_before"
+ *     "measured"       result of the operation facts for the best candidate
+ *     "modelled_cost"  of the best candidate
  *     "draft_report"   the differentiator's report
  *     "children"       when each child ran, see timeline.h
  *     "device_answers" [{"line", "asked", "answer"}]
