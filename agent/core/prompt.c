@@ -270,12 +270,8 @@ void ka_prompt_add_retry(struct ka_prompt *prompt, const struct ka_chat_answer *
 
 void ka_prompt_free(struct ka_prompt *prompt)
 {
-    for (size_t i = 0; i < prompt->count; i++) {
-        free(prompt->messages[i].role);
-        free(prompt->messages[i].content);
-        free(prompt->messages[i].tool_call_id);
-        free(prompt->messages[i].tool_calls);
-    }
+    for (size_t i = 0; i < prompt->count; i++)
+        ka_chat_message_free(&prompt->messages[i]);
     for (size_t i = 0; i < prompt->dropped_count; i++)
         free(prompt->dropped[i]);
     free(prompt->messages);
