@@ -23,7 +23,7 @@ struct item {
 
 struct build {
     struct item *items;
-    size_t count, cap;
+    size_t count;
     struct ka_idf *idf;
     ka_build_progress_fn progress;
     void *arg;
@@ -34,15 +34,7 @@ static int add_file(void *arg, const char *path, struct ka_err *err)
     struct build *b = arg;
     if (b->count == FILES_MAX)
         return ka_fail(err, -EFBIG, "more than %d files; build from a smaller folder", FILES_MAX);
-    if (b->count == b->cap) {
-        size_t cap = b->cap ? 2 * b->cap : 256;
-        struct item *items = realloc(b->items, cap * sizeof(*items));
-        if (!items)
-            return ka_fail(err, -ENOMEM, "no memory for %zu files", cap);
-        b->items = items;
-        b->cap = cap;
-    }
-    b->items[b->count++] = (struct item){.path = ka_strdup(path)};
+    KA_APPEND(b->items, b->count)->path = ka_strdup(path);
     return 0;
 }
 

@@ -216,16 +216,13 @@ int ka_import_split(const char *shown, const char *source, const char *license, 
             rc = ka_fail(err, -EFBIG, "%s: more than %d definitions", shown, BLOCKS_MAX);
             break;
         }
-        m.blocks = ka_realloc(m.blocks, m.count + 1, sizeof(*m.blocks));
-        m.blocks[m.count++] = block;
+        *KA_APPEND(m.blocks, m.count) = block;
     }
     for (size_t b = 0; b < m.count && rc == 0; b++) {
         units.kernels = units.kernels || is_kernel(&m, b);
         if (!is_function(&m, &m.blocks[b]))
             continue;
-        units.items = ka_realloc(units.items, units.count + 1, sizeof(*units.items));
-        units.items[units.count] = (struct ka_import_unit){0};
-        rc = take_class(&m, b, shown, license, &units.items[units.count++], err);
+        rc = take_class(&m, b, shown, license, KA_APPEND(units.items, units.count), err);
     }
     free(m.blocks);
     ka_tokens_free(&m.tokens);

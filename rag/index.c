@@ -31,7 +31,7 @@ struct candidate {
 /* The best `max` candidates seen: a heap with the worst on top. */
 struct heap {
     struct candidate *items;
-    size_t count, room, max;
+    size_t count, max;
 };
 
 /* ---- the index ---- */
@@ -185,11 +185,8 @@ static void heap_offer(struct heap *h, struct candidate c)
         sift_down(h, 0);
         return;
     }
-    if (h->count == h->room) {
-        h->room = h->room ? 2 * h->room : 32;
-        h->items = ka_realloc(h->items, h->room, sizeof(*h->items));
-    }
-    size_t at = h->count++;
+    size_t at = h->count;
+    *KA_APPEND(h->items, h->count) = c;
     while (at > 0 && worse(c, h->items[(at - 1) / 2])) {
         h->items[at] = h->items[(at - 1) / 2];
         at = (at - 1) / 2;

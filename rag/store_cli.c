@@ -359,11 +359,7 @@ static int collect_id(const struct ka_store_row *row, void *arg)
     struct id_list *list = arg;
     if (list->own_only && strcmp(row->family, KA_GATHER_FAMILY) == 0)
         return 0;
-    char **ids = realloc(list->ids, (list->count + 1) * sizeof(*ids));
-    if (!ids)
-        return -ENOMEM;
-    list->ids = ids;
-    list->ids[list->count++] = ka_strdup(row->id);
+    *KA_APPEND(list->ids, list->count) = ka_strdup(row->id);
     return 0;
 }
 

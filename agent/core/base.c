@@ -150,6 +150,15 @@ void *ka_realloc(void *memory, size_t count, size_t size)
     return memory;
 }
 
+void *ka_grow(void *items, size_t count, size_t size)
+{
+    size_t before = count - 1;
+    bool full = (before & (before - 1)) == 0; /* none, or as many as there is room for */
+    char *grown = full ? ka_realloc(items, before ? 2 * before : 1, size) : items;
+    memset(grown + before * size, 0, size);
+    return grown;
+}
+
 char *ka_strndup(const char *text, size_t len)
 {
     char *copy = ka_calloc(len + 1, 1);

@@ -55,6 +55,12 @@ void *ka_realloc(void *memory, size_t count, size_t size); /* neither is 0 */
 char *ka_strdup(const char *text);                         /* NULL gives NULL */
 char *ka_strndup(const char *text, size_t len);
 
+/* A pointer to a new zeroed item at the array's end, with `count` moved past it. The array grows at powers of two, so
+ * that its address changes rarely; free() it. Ends the program without memory, like those above. */
+#define KA_APPEND(items, count)                                                                              \
+    ((count)++, (items) = ka_grow((items), (count), sizeof(*(items))), &(items)[(count)-1])
+void *ka_grow(void *items, size_t count, size_t size); /* room for `count` items, the last of them zeroed */
+
 /* splitmix64 (Steele, Lea, Flood 2014): a good mix of 64 bits, and the numbers that it makes of a counter.
  * Every seed is good. */
 uint64_t ka_mix64(uint64_t x);

@@ -58,32 +58,17 @@ struct ka_verdict {
     size_t shape_count, case_count, grad_count;
 };
 
-/* The array with room for `count` items, the last of them zeroed. It grows at powers of two, so that its address changes rarely. Ends
- * the program without memory, like ka_calloc. */
-static void *grow(void *items, size_t count, size_t size)
-{
-    size_t before = count - 1;
-    bool full = (before & (before - 1)) == 0; /* none, or as many as there is room for */
-    char *grown = full ? ka_realloc(items, before ? 2 * before : 1, size) : items;
-    memset(grown + before * size, 0, size);
-    return grown;
-}
-
 /* What others measured may come cut at a number of bytes; what leaves here goes into JSON. */
 static char *copy_text(const char *text)
 {
     return ka_utf8_clean(ka_strdup(text));
 }
 
-/* A pointer to a new zeroed item at the array's end. */
-#define APPEND(items, count)                                                                                 \
-    ((count)++, (items) = grow((items), (count), sizeof(*(items))), &(items)[(count)-1])
-
 struct ka_verdict *ka_verdict_new(const char *const *grads, size_t count)
 {
     struct ka_verdict *v = ka_calloc(1, sizeof(*v));
     for (size_t i = 0; i < count; i++) {
-        struct gradient *g = APPEND(v->grads, v->grad_count);
+        struct gradient *g = KA_APPEND(v->grads, v->grad_count);
         g->name = copy_text(grads[i]);
         g->worst.error = -1;
     }
@@ -126,7 +111,7 @@ void ka_verdict_free(struct ka_verdict *v)
 
 size_t ka_verdict_shape(struct ka_verdict *v, enum ka_shape_kind kind, const json_t *dims, const char *hint)
 {
-    struct shape *shape = APPEND(v->shapes, v->shape_count);
+    struct shape *shape = KA_APPEND(v->shapes, v->shape_count);
     shape->kind = kind;
     shape->dims = json_deep_copy(dims);
     shape->hint = copy_text(hint);
@@ -141,7 +126,7 @@ void ka_verdict_skip(struct ka_verdict *v, size_t shape, const char *reason)
 
 size_t ka_verdict_case(struct ka_verdict *v, size_t shape, const char *label)
 {
-    struct a_case *c = APPEND(v->cases, v->case_count);
+    struct a_case *c = KA_APPEND(v->cases, v->case_count);
     c->shape = shape;
     c->label = copy_text(label);
     v->shapes[shape].cases++;
@@ -154,7 +139,7 @@ static struct failure *add_failure(struct ka_verdict *v, size_t at, const char *
     struct shape *shape = &v->shapes[c->shape];
     shape->cases_failed += !c->failed;
     c->failed = true;
-    struct failure *f = APPEND(shape->failures, shape->failure_count);
+    struct failure *f = KA_APPEND(shape->failures, shape->failure_count);
     f->rule = copy_text(rule);
     f->label = ka_strdup(c->label);
     return f;
@@ -174,7 +159,7 @@ static struct gradient *find_gradient(struct ka_verdict *v, const char *name)
     for (size_t i = 0; i < v->grad_count; i++)
         if (strcmp(v->grads[i].name, name) == 0)
             return &v->grads[i];
-    struct gradient *g = APPEND(v->grads, v->grad_count);
+    struct gradient *g = KA_APPEND(v->grads, v->grad_count);
     g->name = copy_text(name);
     g->worst.error = -1;
     return g;
@@ -183,7 +168,7 @@ static struct gradient *find_gradient(struct ka_verdict *v, const char *name)
 static struct worst *worst_on(struct shape *shape, size_t grad)
 {
     while (shape->worst_count <= grad) {
-        struct worst *worst = APPEND(shape->worst, shape->worst_count);
+        struct worst *worst = KA_APPEND(shape->worst, shape->worst_count);
         worst->error = -1;
     }
     return &shape->worst[grad];
@@ -237,7 +222,7 @@ void ka_verdict_fail_whole(struct ka_verdict *v, const char *rule, const char *t
     if (v->whole.failure_count > WHOLE_MAX)
         return;
     bool last = v->whole.failure_count == WHOLE_MAX;
-    struct failure *f = APPEND(v->whole.failures, v->whole.failure_count);
+    struct failure *f = KA_APPEND(v->whole.failures, v->whole.failure_count);
     f->rule = copy_text(rule);
     f->text = copy_text(last ? "and more than are listed here" : text);
 }
