@@ -123,7 +123,8 @@ static void put_block(struct ka_buf *out, const struct module *m, size_t block)
     put_range(out, m, start_of(m, m->blocks[block].first), start_of(m, m->blocks[block].end));
 }
 
-/* What stands between the definitions: imports and constants, up to `if __name__`. Not the module's docstring. */
+/* What stands between the definitions: imports and constants, up to `if __name__`. Not the module's
+ * docstring. */
 static void put_module_lines(struct ka_buf *out, const struct module *m)
 {
     size_t token = 0, block = 0;

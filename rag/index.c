@@ -224,7 +224,8 @@ static int score_rows(struct ka_index *index, const float *vector)
     return 0;
 }
 
-/* Nearly all rows of a large store end at the first comparison: `cut` is what a score must reach to be worth a look. */
+/* Nearly all rows of a large store end at the first comparison: `cut` is what a score must reach to be worth
+ * a look. */
 static void collect(const struct ka_index *index, const struct ka_index_query *query, struct heap *found,
                     struct heap *duplicates)
 {

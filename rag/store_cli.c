@@ -122,8 +122,8 @@ static char *beside_program(const char *name)
     return ka_path_join(slash ? self : ".", name);
 }
 
-/* Where the store is, or is to be made: as told, else the user's own folder if there is one, else what was built or installed
- * with the program. */
+/* Where the store is, or is to be made: as told, else the user's own folder if there is one, else what was
+ * built or installed with the program. */
 static char *find_store(const struct command_line *c, bool create)
 {
     static const char *const places[] = {"pairs.db", "../pairs.db", "../share/kernel-agent/pairs.db"};

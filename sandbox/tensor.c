@@ -278,9 +278,9 @@ static int read_header(int fd, size_t len, struct ka_tensors *set, struct ka_err
     return rc;
 }
 
-/* Nobody can write to the file or truncate it: the kernel grants a read lease only when no descriptor and no mapping of it is
- * writable, and makes whoever opens it for writing later wait, as long as our mapping lives. A hole is no data, and reading it
- * through a mapping would have memory allotted to it. */
+/* Nobody can write to the file or truncate it: the kernel grants a read lease only when no descriptor and no
+ * mapping of it is writable, and makes whoever opens it for writing later wait, as long as our mapping lives.
+ * A hole is no data, and reading it through a mapping would have memory allotted to it. */
 static bool is_settled(int fd, size_t len)
 {
     struct stat st;
@@ -399,8 +399,8 @@ static double from_bits32(uint32_t bits)
     return (double)value;
 }
 
-/* Without a branch, so that many are converted at once: the fraction and exponent as those of a float, which the product brings to
- * the right size, for subnormal numbers too. */
+/* Without a branch, so that many are converted at once: the fraction and exponent as those of a float, which
+ * the product brings to the right size, for subnormal numbers too. */
 static double from_half(uint16_t half)
 {
     uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;

@@ -243,7 +243,8 @@ static bool use(struct ka_chat_stream *stream, size_t len)
     return stream->failed == 0;
 }
 
-/* Is the end of the text one short piece over and over? No code is: the model is caught in a loop and will not stop by itself. */
+/* Is the end of the text one short piece over and over? No code is: the model is caught in a loop and will
+ * not stop by itself. */
 static bool is_looping(const struct ka_buf *text)
 {
     if (text->len < LOOP_BYTES)
@@ -292,8 +293,8 @@ static void add_content(struct ka_chat_stream *stream, const json_t *content)
     }
 }
 
-/* The call that a piece belongs to; NULL past the cap. Pieces without an index start a new call when they bring a
- * new id. */
+/* The call that a piece belongs to; NULL past the cap. Pieces without an index start a new call when they
+ * bring a new id. */
 static struct call_build *find_call(struct ka_chat_stream *stream, const json_t *piece)
 {
     const json_t *number = json_object_get(piece, "index");

@@ -1,8 +1,9 @@
 /* The run's state machine: one function a state, one setter for the state. Pure; see job.h for the words.
  *
- * Design. A turn collects up to `candidates` candidates; each is checked when it comes; the turn is judged when its last
- * one is. In draft and fix, "better" is more cases passed; a verified turn moves on to optimise. In optimise, a turn is
- * kept only if it is verified and cheaper by `min_rel_impr`; otherwise the run rolls back to its best snapshot. */
+ * Design. A turn collects up to `candidates` candidates; each is checked when it comes; the turn is judged
+ * when its last one is. In draft and fix, "better" is more cases passed; a verified turn moves on to
+ * optimise. In optimise, a turn is kept only if it is verified and cheaper by `min_rel_impr`; otherwise the
+ * run rolls back to its best snapshot. */
 #include "job.h"
 
 #include <errno.h>
@@ -402,10 +403,12 @@ void ka_job_resume(struct ka_job *job, struct ka_command *command)
 /* clang-format off */
 #define JOB_INTS(X) \
     X(limits.max_iters) X(limits.patience_parity) X(limits.patience_perf) X(limits.candidates) \
-    X(limits.max_bad_answers) X(op) X(current) X(checking) X(best) X(best_passed) X(turn_best) X(turn_passed) \
-    X(turn_left) X(turn_source) X(iters) X(attempts) X(below_best) X(no_gain) X(bad_answers) X(rollbacks)
+    X(limits.max_bad_answers) X(op) X(current) X(checking) X(best) X(best_passed) X(turn_best) \
+    X(turn_passed) X(turn_left) X(turn_source) X(iters) X(attempts) X(below_best) X(no_gain) \
+    X(bad_answers) X(rollbacks)
 #define JOB_BOOLS(X) \
-    X(limits.use_llm) X(limits.use_differentiator) X(limits.optimise) X(best_verified) X(turn_verified) X(tuner_done)
+    X(limits.use_llm) X(limits.use_differentiator) X(limits.optimise) X(best_verified) X(turn_verified) \
+    X(tuner_done)
 /* clang-format on */
 #define JOB_REALS(X) X(limits.min_rel_impr) X(best_cost) X(turn_cost)
 

@@ -1,5 +1,5 @@
-/* A text that is written piece by piece: what both forms of the report have in common. The same calls make Markdown
- * or a page of HTML. Pure.
+/* A text that is written piece by piece: what both forms of the report have in common. The same calls make
+ * Markdown or a page of HTML. Pure.
  *
  * The first failure is kept in `text.failed`, and the rest is skipped. The writer frees `text`. */
 #ifndef KA_PAGE_H
@@ -20,8 +20,8 @@ struct ka_page {
 #define ka_page_put(page, markup) ka_buf_puts(&(page)->text, markup)
 #define ka_page_putf(page, ...) ka_buf_printf(&(page)->text, __VA_ARGS__)
 
-/* Text as it was given: nothing in it becomes markup, in quoted attributes either. In Markdown it stays on its
- * line and in its cell. */
+/* Text as it was given: nothing in it becomes markup, in quoted attributes either. In Markdown it stays on
+ * its line and in its cell. */
 void ka_page_text(struct ka_page *page, const char *text);
 
 /* What stands around texts. A fact is a row of a table that has no titles: its name and its value. */

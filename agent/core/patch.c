@@ -460,8 +460,9 @@ static size_t after_statement(const struct document *doc, size_t line)
     return doc->count;
 }
 
-/* A hunk of additions only has nothing to be found by. It is welcome below the line that its '@@' header names (`header`,
- * SIZE_MAX: none), at a named end of the file, at a unified line number, or where there is no text yet. */
+/* A hunk of additions only has nothing to be found by. It is welcome below the line that its '@@' header
+ * names (`header`, SIZE_MAX: none), at a named end of the file, at a unified line number, or where there is
+ * no text yet. */
 static int place_addition(const struct document *doc, struct hunk *hunk, size_t header, size_t number,
                           struct ka_err *err)
 {

@@ -17,7 +17,8 @@ static double number(const json_t *object, const char *name)
     return isfinite(value) && value > 0 ? value : 0;
 }
 
-/* Spilled bytes of one thread, times the threads of a program, averaged over the kernels; NAN if one did not compile. */
+/* Spilled bytes of one thread, times the threads of a program, averaged over the kernels; NAN if one did not
+ * compile. */
 static double spilled_per_program(const json_t *kernels)
 {
     double sum = 0;
@@ -33,7 +34,8 @@ static double spilled_per_program(const json_t *kernels)
     return json_array_size(kernels) ? sum / (double)json_array_size(kernels) : 0;
 }
 
-/* How much longer memory takes because too few warps wait for it, averaged over the kernels; 1 with enough of them. */
+/* How much longer memory takes because too few warps wait for it, averaged over the kernels; 1 with enough of
+ * them. */
 static double starved(const json_t *kernels)
 {
     double sum = 0;

@@ -106,7 +106,8 @@ static size_t find_here(const char *text, const char *at, const char *end, const
     return token > longest ? token : longest;
 }
 
-/* The bytes that find_here() may find something at: nearly all others are passed over by one look into this table. */
+/* The bytes that find_here() may find something at: nearly all others are passed over by one look into this
+ * table. */
 static void mark_beginnings(const char *const *secrets, bool may_begin[static 256])
 {
     for (const char *c = "sSbBaA"; *c; c++) /* "sk-", "bearer", "api" */

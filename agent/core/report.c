@@ -1,5 +1,5 @@
-/* What a run found, told for people: one function a section, each silent when it has nothing to say. What is told in
- * both forms goes through the marks of page.h. Must not decide anything. */
+/* What a run found, told for people: one function a section, each silent when it has nothing to say. What is
+ * told in both forms goes through the marks of page.h. Must not decide anything. */
 #include "report.h"
 
 #include "describe.h"

@@ -1,6 +1,6 @@
 /* What a run found, for people: report.md, and report.html as one file that needs nothing else: no script, no
- * picture, no font from elsewhere. Every text of the run is escaped, and the page forbids the browser to load or run
- * anything.
+ * picture, no font from elsewhere. Every text of the run is escaped, and the page forbids the browser to load
+ * or run anything.
  *
  * Reads the result object (`--json`) and, where they are there, these further members of the run's record:
  *
@@ -14,8 +14,8 @@
  *     "children"       when each child ran, see timeline.h
  *     "device_answers" [{"line", "asked", "answer"}]
  *
- * Everything may be missing or of another type: what cannot be read is left out. Both forms come from one list of
- * sections; a section says where it is told. Pure. */
+ * Everything may be missing or of another type: what cannot be read is left out. Both forms come from one
+ * list of sections; a section says where it is told. Pure. */
 #ifndef KA_REPORT_H
 #define KA_REPORT_H
 
@@ -23,7 +23,8 @@
 
 #include "base.h"
 
-/* Append the report to `out`. -EINVAL when `result` is no object; -EFBIG, -ENOMEM; `out` is then unchanged. */
+/* Append the report to `out`. -EINVAL when `result` is no object; -EFBIG, -ENOMEM; `out` is then
+ * unchanged. */
 int ka_report_markdown(const json_t *result, struct ka_buf *out, struct ka_err *err);
 int ka_report_html(const json_t *result, struct ka_buf *out, struct ka_err *err);
 

@@ -381,8 +381,8 @@ static bool add_hidden(const struct shape *shape, const json_t *dims, const json
                                  json_pack("{s:o,s:s}", "dims", varied, "kind", variation_names[kind])) == 0;
 }
 
-/* A third of the shapes has one size just beyond the block that covers the given one: a block of a fixed size passes all others.
- * Every size gets its turn before one gets a second. */
+/* A third of the shapes has one size just beyond the block that covers the given one: a block of a fixed size
+ * passes all others. Every size gets its turn before one gets a second. */
 static bool add_past_blocks(struct shape *shape, const json_t *dims, const json_t *sweep, uint64_t *state,
                             size_t count, uint64_t limit, json_t *hidden)
 {

@@ -18,7 +18,8 @@ struct failure {
     struct ka_diff diff;
 };
 
-/* The worst comparison of one gradient; error is negative before the first, infinite when there was nothing to measure. */
+/* The worst comparison of one gradient; error is negative before the first, infinite when there was nothing
+ * to measure. */
 struct worst {
     double error, base_error, limit;
 };
