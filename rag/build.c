@@ -158,10 +158,7 @@ static int move_over(const char *from, const char *to, struct ka_err *err)
 
 static int make_folder_of(const char *path, struct ka_err *err)
 {
-    const char *slash = strrchr(path, '/');
-    if (!slash || slash == path)
-        return 0;
-    char *dir = ka_strndup(path, (size_t)(slash - path));
+    char *dir = ka_path_parent(path);
     int rc = ka_mkdirs(dir, err);
     free(dir);
     return rc;

@@ -25,12 +25,6 @@ struct gather {
     size_t files;
 };
 
-static char *parent_of(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash && slash > path ? ka_strndup(path, (size_t)(slash - path)) : ka_strdup("/");
-}
-
 /* The nearest folder with .git at or above `dir`, else `dir`. free() it. */
 static char *find_license_root(const char *dir)
 {
@@ -41,7 +35,7 @@ static char *find_license_root(const char *dir)
         free(git);
         if (found)
             return at;
-        char *up = parent_of(at);
+        char *up = ka_path_parent(at);
         free(at);
         at = up;
     }
@@ -174,7 +168,7 @@ int ka_gather(struct ka_store *store, const char *path, const char *license, jso
         return ka_fail(err, -ENOENT, "%s: neither a file nor a folder", path);
     }
     bool folder = S_ISDIR(st.st_mode);
-    char *root = folder ? ka_strdup(real) : parent_of(real);
+    char *root = folder ? ka_strdup(real) : ka_path_parent(real);
     struct gather g = {.store = store,
                        .root = root,
                        .license_root = find_license_root(root),

@@ -113,13 +113,9 @@ static json_t *tags_json(const char *tags)
 /* A path relative to the program's own folder; free() it. */
 static char *beside_program(const char *name)
 {
-    char self[PATH_MAX];
-    ssize_t len = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    self[len > 0 ? len : 0] = '\0';
-    char *slash = strrchr(self, '/');
-    if (slash)
-        *slash = '\0';
-    return ka_path_join(slash ? self : ".", name);
+    char *folder = ka_program_folder(), *path = ka_path_join(folder ? folder : ".", name);
+    free(folder);
+    return path;
 }
 
 /* Where the store is, or is to be made: as told, else the user's own folder if there is one, else what was
