@@ -98,16 +98,6 @@ out:
     return rc;
 }
 
-static void note_dropped(struct ka_prompt *prompt, const char *text)
-{
-    char **grown = ka_calloc(prompt->dropped_count + 1, sizeof(*grown));
-    for (size_t i = 0; i < prompt->dropped_count; i++)
-        grown[i] = prompt->dropped[i];
-    grown[prompt->dropped_count++] = ka_strdup(text);
-    free(prompt->dropped);
-    prompt->dropped = grown;
-}
-
 /* Leave one thing more out. False when nothing is left to leave out. */
 static bool drop_one(const struct ka_prompt_input *input, struct selection *shown, struct ka_prompt *prompt)
 {
@@ -121,18 +111,14 @@ static bool drop_one(const struct ka_prompt_input *input, struct selection *show
     } else {
         return false;
     }
-    note_dropped(prompt, line);
+    *KA_APPEND(prompt->dropped, prompt->dropped_count) = ka_strdup(line);
     return true;
 }
 
 static void add_message(struct ka_prompt *prompt, const char *role, const char *content)
 {
-    struct ka_chat_message *grown = ka_calloc(prompt->count + 1, sizeof(*grown));
-    if (prompt->count)
-        memcpy(grown, prompt->messages, prompt->count * sizeof(*grown));
-    grown[prompt->count++] = (struct ka_chat_message){.role = ka_strdup(role), .content = ka_strdup(content)};
-    free(prompt->messages);
-    prompt->messages = grown;
+    *KA_APPEND(prompt->messages, prompt->count) =
+        (struct ka_chat_message){.role = ka_strdup(role), .content = ka_strdup(content)};
 }
 
 /* Render with less and less until it fits. */
