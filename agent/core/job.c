@@ -251,20 +251,12 @@ static int on_queued(struct ka_job *job, const struct ka_event *event, struct ka
     return 0;
 }
 
-static int on_inspect(struct ka_job *job, const struct ka_event *event, struct ka_command *command)
+/* Inspect and preflight both find out whether the file can be used. */
+static int on_looked_at(struct ka_job *job, const struct ka_event *event, struct ka_command *command)
 {
-    if (event->type == KA_EV_OK)
+    if (event->type == KA_EV_OK && job->state == KA_JOB_INSPECT)
         enter(job, KA_JOB_PREFLIGHT, KA_CMD_PREFLIGHT, command);
-    else if (event->type == KA_EV_UNUSABLE)
-        fail(job, KA_REASON_UNUSABLE, command);
-    else
-        return -EINVAL;
-    return 0;
-}
-
-static int on_preflight(struct ka_job *job, const struct ka_event *event, struct ka_command *command)
-{
-    if (event->type == KA_EV_OK)
+    else if (event->type == KA_EV_OK)
         enter(job, KA_JOB_RETRIEVE, KA_CMD_RETRIEVE, command);
     else if (event->type == KA_EV_UNUSABLE)
         fail(job, KA_REASON_UNUSABLE, command);
@@ -362,8 +354,8 @@ static int on_ending(struct ka_job *job, const struct ka_event *event, struct ka
 typedef int state_fn(struct ka_job *job, const struct ka_event *event, struct ka_command *command);
 
 static state_fn *const on_state[] = {
-    [KA_JOB_QUEUED] = on_queued,          [KA_JOB_INSPECT] = on_inspect,
-    [KA_JOB_PREFLIGHT] = on_preflight,    [KA_JOB_RETRIEVE] = on_retrieve,
+    [KA_JOB_QUEUED] = on_queued,          [KA_JOB_INSPECT] = on_looked_at,
+    [KA_JOB_PREFLIGHT] = on_looked_at,    [KA_JOB_RETRIEVE] = on_retrieve,
     [KA_JOB_DRAFT] = on_candidate_wanted, [KA_JOB_CHECK] = on_check,
     [KA_JOB_FIX] = on_candidate_wanted,   [KA_JOB_OPTIMISE] = on_candidate_wanted,
 };
