@@ -1,6 +1,8 @@
 /* The modelled cost. Pure; see rank.h for the model. */
 #include "rank.h"
 
+#include "fields.h"
+
 #include <math.h>
 
 #define ATOMIC_BYTES 32.0
@@ -13,8 +15,7 @@
 
 static double number(const json_t *object, const char *name)
 {
-    double value = json_number_value(json_object_get(object, name));
-    return isfinite(value) && value > 0 ? value : 0;
+    return fmax(ka_number_of(object, name, 0), 0);
 }
 
 /* Spilled bytes of one thread, times the threads of a program, averaged over the kernels; NAN if one did not

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/plan.h"
 #include "core/utf8.h"
 
 #define WHOLE_MAX 100 /* failures of the candidate as a whole that are kept */
@@ -280,18 +281,6 @@ bool ka_verdict_verified(const struct ka_verdict *v)
 
 /* ---- text for the LLM ---- */
 
-static double shape_size(const struct shape *shape)
-{
-    double size = 1;
-    const char *name;
-    json_t *dim;
-    json_object_foreach(shape->dims, name, dim)
-    {
-        size *= json_is_number(dim) ? fmax(1, json_number_value(dim)) : 1;
-    }
-    return size;
-}
-
 /* Smallest first; hidden shapes come last and in the order given, so that their sizes do not show. */
 static int by_size(const void *a, const void *b)
 {
@@ -299,7 +288,7 @@ static int by_size(const void *a, const void *b)
     bool x_hidden = x->kind == KA_SHAPE_HIDDEN, y_hidden = y->kind == KA_SHAPE_HIDDEN;
     if (x_hidden != y_hidden)
         return x_hidden - y_hidden;
-    double x_size = x_hidden ? 0 : shape_size(x), y_size = y_hidden ? 0 : shape_size(y);
+    double x_size = x_hidden ? 0 : ka_plan_size(x->dims), y_size = y_hidden ? 0 : ka_plan_size(y->dims);
     if (x_size != y_size)
         return x_size < y_size ? -1 : 1;
     return x < y ? -1 : x > y;
