@@ -30,23 +30,16 @@ struct ka_tensors {
 static const struct {
     const char *tag, *name;
     size_t size;
-    bool is_float;
 } DTYPES[] = {
-    [KA_F64] = {"F64", "float64", 8, true}, [KA_F32] = {"F32", "float32", 4, true},
-    [KA_F16] = {"F16", "float16", 2, true}, [KA_BF16] = {"BF16", "bfloat16", 2, true},
-    [KA_I64] = {"I64", "int64", 8, false},  [KA_I32] = {"I32", "int32", 4, false},
-    [KA_I16] = {"I16", "int16", 2, false},  [KA_I8] = {"I8", "int8", 1, false},
-    [KA_U8] = {"U8", "uint8", 1, false},    [KA_BOOL] = {"BOOL", "bool", 1, false},
+    [KA_F64] = {"F64", "float64", 8},    [KA_F32] = {"F32", "float32", 4}, [KA_F16] = {"F16", "float16", 2},
+    [KA_BF16] = {"BF16", "bfloat16", 2}, [KA_I64] = {"I64", "int64", 8},   [KA_I32] = {"I32", "int32", 4},
+    [KA_I16] = {"I16", "int16", 2},      [KA_I8] = {"I8", "int8", 1},      [KA_U8] = {"U8", "uint8", 1},
+    [KA_BOOL] = {"BOOL", "bool", 1},
 };
 
 size_t ka_dtype_size(enum ka_dtype dtype)
 {
     return DTYPES[dtype].size;
-}
-
-bool ka_dtype_is_float(enum ka_dtype dtype)
-{
-    return DTYPES[dtype].is_float;
 }
 
 const char *ka_dtype_name(enum ka_dtype dtype)

@@ -77,7 +77,6 @@ bool ka_tensor_is_zero(const struct ka_tensor *tensor);
 bool ka_tensor_same_shape(const struct ka_tensor *a, const struct ka_tensor *b);
 
 size_t ka_dtype_size(enum ka_dtype dtype);
-bool ka_dtype_is_float(enum ka_dtype dtype);
 const char *ka_dtype_name(enum ka_dtype dtype); /* "float32", as torch spells it */
 
 /* From torch's ("float32") or the header's ("F32") spelling; -EINVAL for others. */
