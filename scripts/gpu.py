@@ -429,7 +429,7 @@ def watched_alone(bench: Bench, tool: str, name: str, edit: tuple[str, str] | No
         "tool_seconds": 45,
     }
     code = (
-        "import json, sys; from pathlib import Path; from kernel_agent import sanitize\n"
+        "import json, sys; from pathlib import Path; from kernel_agent.operations import sanitize\n"
         "print(json.dumps(sanitize.run(json.loads(sys.argv[1]), Path(sys.argv[2]))))"
     )
     ended = bench.script("-c", code, json.dumps(request), folder, most=65, PYTHONPATH=str(ROOT / "sandbox"))

@@ -247,7 +247,7 @@ def _inside(tuner: Autotuner) -> Iterator[None]:
 
 def _warmed(launch: Launch) -> Any:
     """What kernel.warmup(...) gives without a GPU: the kernel compiled for the target, to ask for registers."""
-    from .facts import Compiler, Warmed
+    from .operations.facts import Compiler, Warmed
 
     warmed = Warmed(launch, Compiler(devices.current_target()))
     devices.record(f"{launch.name}.warmup", warmed)

@@ -43,13 +43,13 @@ _PRELOADED = (
     "triton.runtime.interpreter",
     "kernel_agent.child",
     "kernel_agent.compiled",
-    "kernel_agent.inspect",
-    "kernel_agent.oracle",
-    "kernel_agent.candidate",
-    "kernel_agent.scan",
-    "kernel_agent.facts",
-    "kernel_agent.sanitize",
-    "kernel_agent.differentiate.op",
+    "kernel_agent.operations.inspect",
+    "kernel_agent.operations.oracle",
+    "kernel_agent.operations.candidate",
+    "kernel_agent.operations.scan",
+    "kernel_agent.operations.facts",
+    "kernel_agent.operations.sanitize",
+    "kernel_agent.differentiate.operation",
 )
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from diff_support import draft, pair_text
-from kernel_agent import candidate, oracle, tensors
+from kernel_agent import tensors
 from kernel_agent.errors import Unusable
+from kernel_agent.operations import candidate, oracle
 
 FACTOR = 2.0
 FLOOR = {"float32": 1e-5, "float16": 1e-3}  # share of the norm

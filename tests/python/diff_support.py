@@ -6,8 +6,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from kernel_agent import candidate, oracle, tensors
-from kernel_agent.differentiate import op
+from kernel_agent import tensors
+from kernel_agent.differentiate import operation
+from kernel_agent.operations import candidate, oracle
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKER = "# ---- backward ----"
@@ -28,7 +29,7 @@ def draft(file: Path, dims: dict[str, Any], **options: Any) -> dict[str, Any]:
         "target": "sm_90",
         "dtype": "float32",
     }
-    return op.run({**request, "case": {"dims": dims, "seed": 1}, **options}, file.parent)
+    return operation.run({**request, "case": {"dims": dims, "seed": 1}, **options}, file.parent)
 
 
 def pair_text(source: str, backward: str) -> str:

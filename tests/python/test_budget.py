@@ -7,8 +7,9 @@ import weakref
 
 import pytest
 import torch
-from kernel_agent import budget, candidate, forward, oracle
+from kernel_agent import forward
 from kernel_agent.errors import Unusable, wrap
+from kernel_agent.operations import budget, candidate, oracle
 from sources import SCALE, SCALE_PAIR
 
 GPU_FULL = (

@@ -6,7 +6,8 @@ import re
 
 import pytest
 import torch
-from kernel_agent import candidate, draw, forward, tensors
+from kernel_agent import draw, forward, tensors
+from kernel_agent.operations import candidate
 from sources import SCALE, SCALE_PAIR
 
 CASE = {"id": 0, "dims": {"N": 37}, "seed": 5, "upstream": {"kind": "normal", "seed": 4}}

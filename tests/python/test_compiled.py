@@ -7,9 +7,10 @@ import subprocess
 
 import pytest
 import triton
-from kernel_agent import compiled, facts, forward
+from kernel_agent import compiled, forward
 from kernel_agent.errors import Unusable
 from kernel_agent.launches import launch_intercept
+from kernel_agent.operations import facts
 from sources import SCALE_PAIR
 from triton.compiler import make_backend
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_agent import candidate, tensors
+from kernel_agent import tensors
+from kernel_agent.operations import candidate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attacks"))
 import suite

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from diff_support import ROOT, assert_right, draft, errors
-from kernel_agent.differentiate import compile as compiler
+from kernel_agent.differentiate import pipeline as compiler
 
 SOURCE = """
 import torch

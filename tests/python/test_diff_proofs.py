@@ -8,11 +8,13 @@ import types
 import pytest
 import torch
 from diff_support import ROOT, draft
-from kernel_agent.differentiate import programs, stores, text
-from kernel_agent.differentiate.affine import Affine, upper
-from kernel_agent.differentiate.ir import For, GradWrite, Graph, Node
-from kernel_agent.differentiate.normalise import Builder
-from kernel_agent.differentiate.values import Arg
+from kernel_agent.differentiate.ir.nodes import For, GradWrite, Graph, Node
+from kernel_agent.differentiate.ir.values import Arg
+from kernel_agent.differentiate.prove import disjoint
+from kernel_agent.differentiate.prove.affine import Affine, upper
+from kernel_agent.differentiate.read.normalise import Builder
+from kernel_agent.differentiate.schedule import programs
+from kernel_agent.differentiate.write import section
 
 HEAD = """
 import triton.language as tl
@@ -52,7 +54,7 @@ def addresses(body: str, hop: int = 8) -> tuple[Builder, list]:
 def proof(body: str, axes: list[int]) -> object:
     builder, loads = addresses(body)
     _, offset, mask, loops = loads[-1]
-    return stores.disjoint(builder.g, offset, mask, loops, axes)
+    return disjoint.disjoint(builder.g, offset, mask, loops, axes)
 
 
 PROVEN = {
@@ -105,7 +107,7 @@ UNPROVEN = {
 @pytest.mark.parametrize("name", sorted(PROVEN))
 def test_proven(name: str) -> None:
     body, axes = PROVEN[name]
-    assert isinstance(proof(body, axes), stores.Proof), proof(body, axes)
+    assert isinstance(proof(body, axes), disjoint.Proof), proof(body, axes)
 
 
 @pytest.mark.parametrize("name", sorted(UNPROVEN))
@@ -116,7 +118,7 @@ def test_unproven(name: str) -> None:
 
 def layouts(body: str, axes: list[int]) -> list[list[str]]:
     found = proof(body, axes)
-    assert isinstance(found, stores.Proof), found
+    assert isinstance(found, disjoint.Proof), found
     return [[_text(part) for pair in layout for part in pair] for layout in found.layouts]
 
 
@@ -149,7 +151,7 @@ def test_layouts__a_mask_with_fewer_axes_bounds_the_last_ones() -> None:
 
 def layout_checker():  # type: ignore[no-untyped-def]
     space: dict = {"torch": torch}
-    exec(text.DISJOINT, space)  # noqa: S102
+    exec(section.DISJOINT, space)  # noqa: S102
     return space["disjoint"]
 
 
@@ -246,6 +248,6 @@ def test_matmul__owns_both_operands_without_atomics() -> None:
 
 
 def _nodes(root: Node) -> list[Node]:
-    from kernel_agent.differentiate.ir import reachable
+    from kernel_agent.differentiate.ir.nodes import reachable
 
     return [n for n in reachable([root]) if isinstance(n, Node)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from diff_support import ROOT, assert_right, draft
-from kernel_agent.differentiate import rules
+from kernel_agent.differentiate.reverse import rules
 
 sys.path.insert(0, str(ROOT / "tests/property"))
 

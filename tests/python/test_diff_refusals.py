@@ -8,7 +8,8 @@ import pytest
 import torch
 from diff_support import assert_right, draft
 from kernel_agent import errors, forward
-from kernel_agent.differentiate import Refusal, api, rules
+from kernel_agent.differentiate import Refusal, api
+from kernel_agent.differentiate.reverse import rules
 
 TEMPLATE = """
 import torch

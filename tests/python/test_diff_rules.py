@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from diff_support import assert_right, draft
-from kernel_agent.differentiate import ops, rules
+from kernel_agent.differentiate.read import language
+from kernel_agent.differentiate.reverse import rules
 
 TEMPLATE = """
 import torch
@@ -160,7 +161,7 @@ def test_text__is_the_same_every_time(tmp_path: Path) -> None:
 
 
 def test_every_unary_rule__has_a_forward() -> None:
-    assert set(rules.UNARY) <= ops.UNARY
+    assert set(rules.UNARY) <= language.UNARY
 
 
 SAFE_UNARY = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from diff_support import ROOT, assert_right, draft, errors
-from kernel_agent.differentiate import windows
+from kernel_agent.differentiate.schedule import windows
 
 KERNELS = ROOT / "tests/python/kernels"
 HEAD = """

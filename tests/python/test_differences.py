@@ -13,7 +13,8 @@ import torch
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
-from kernel_agent import differences, forward, oracle
+from kernel_agent import forward
+from kernel_agent.operations import finite_differences, oracle
 from test_oracle import KERNELS, stub
 
 FAST = (
@@ -47,7 +48,7 @@ def verdict(slope: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("path", [p for p in KERNELS if p.stem in FAST], ids=lambda path: path.stem)
 def test_right_oracle__is_confirmed_for_every_input_and_contradicted_for_none(path: Path) -> None:
-    found = differences.finite_differences(case_of(path))
+    found = finite_differences.finite_differences(case_of(path))
     assert found["skipped"] is None
     for name, slopes in found["slopes"].items():
         verdicts = [verdict(slope) for slope in slopes]
@@ -62,16 +63,16 @@ def test_gradient_that_is_two_percent_off__is_contradicted(
     monkeypatch.setattr(
         oracle.Case, "gradients", lambda *args: {name: 1.02 * grad for name, grad in right(*args).items()}
     )
-    found = differences.finite_differences(case)
-    assert [verdict(slope) for slope in found["slopes"]["x"]] == ["disagrees"] * differences.DIRECTIONS
+    found = finite_differences.finite_differences(case)
+    assert [verdict(slope) for slope in found["slopes"]["x"]] == ["disagrees"] * finite_differences.DIRECTIONS
 
 
 def test_forward_that_computes_in_half_precision__takes_larger_steps_and_says_so(
     write: Callable[..., Path],
 ) -> None:
-    exact = differences.finite_differences(case_of(stub(write, "return square(x)")))["slopes"]["x"][0]
+    exact = finite_differences.finite_differences(case_of(stub(write, "return square(x)")))["slopes"]["x"][0]
     body = "return square(x.to(torch.float32).to(torch.float16).to(torch.float32))"
-    coarse = differences.finite_differences(case_of(stub(write, body)))["slopes"]["x"][0]
+    coarse = finite_differences.finite_differences(case_of(stub(write, body)))["slopes"]["x"][0]
     assert coarse["noise"] > 1e4 * exact["noise"] and coarse["step"] > 10 * exact["step"]
     assert verdict(coarse) != "disagrees"
 
@@ -82,19 +83,19 @@ def test_forward_that_computes_in_half_precision__takes_larger_steps_and_says_so
 def test_detached_value__is_an_intention_that_no_difference_can_see(
     body: str, write: Callable[..., Path]
 ) -> None:
-    found = differences.finite_differences(case_of(stub(write, body)))
+    found = finite_differences.finite_differences(case_of(stub(write, body)))
     assert "detaches" in found["skipped"] and found["slopes"] == {}
 
 
 def test_rounding_inside_a_kernel__is_left_open_or_flat(write: Callable[..., Path]) -> None:
     path = stub(write, "return square(x)")
     path.write_text(path.read_text().replace("x * x, mask", "tl.floor(x * 4) * x, mask"))
-    verdicts = [verdict(s) for s in differences.finite_differences(case_of(path))["slopes"]["x"]]
+    verdicts = [verdict(s) for s in finite_differences.finite_differences(case_of(path))["slopes"]["x"]]
     assert "disagrees" not in verdicts
 
 
 def test_forward_for_float32_alone__is_measured_in_float32(write: Callable[..., Path]) -> None:
     body = "assert x.dtype == torch.float32\nreturn square(x)"
-    found = differences.finite_differences(case_of(stub(write, body)))
+    found = finite_differences.finite_differences(case_of(stub(write, body)))
     assert found["dtype"] == "float32"
     assert all(verdict(slope) == "agrees" for slope in found["slopes"]["x"])

@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_agent import candidate, draw, forward, tensors
+from kernel_agent import draw, forward, tensors
 from kernel_agent.errors import Unusable
+from kernel_agent.operations import candidate
 from sources import SCALE
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_agent import compiled, draw, facts, forward
+from kernel_agent import compiled, draw, forward
+from kernel_agent.operations import facts
 from sources import SCALE_PAIR
 
 CASE = {"id": 0, "dims": {"N": 40}, "seed": 1, "upstream": {"kind": "normal", "seed": 2}}

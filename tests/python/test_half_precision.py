@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from diff_support import draft, pair_text
-from kernel_agent import candidate, draw, facts
+from kernel_agent import draw
 from kernel_agent.errors import Unusable
 from kernel_agent.forward import Launch, launch_intercept, load
+from kernel_agent.operations import candidate, facts
 
 KERNELS = sorted((Path(__file__).parent / "kernels").glob("*.py"))
 DTYPES = ("float32", "float16", "bfloat16")

@@ -13,7 +13,8 @@ import torch
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
-from kernel_agent import forward, oracle, tensors
+from kernel_agent import forward, tensors
+from kernel_agent.operations import oracle
 
 KERNELS = sorted((Path(__file__).parent / "kernels").glob("*.py"))
 HEAD = """\

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kernel_agent import sanitize
+from kernel_agent.operations import sanitize
 
 MEMCHECK = """\
 backward of the pair

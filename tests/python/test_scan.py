@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 
 import pytest
-from kernel_agent import errors, scan
+from kernel_agent import errors
+from kernel_agent.operations import scan
 from sources import SCALE, SCALE_BACKWARD, SCALE_PAIR
 
 LAUNCH = (

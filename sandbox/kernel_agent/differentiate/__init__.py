@@ -13,6 +13,6 @@ partials -> tape -> emit, and host and text for the stub. `compile` runs them; `
 """
 
 from .api import autodiff, grad, rule
-from .fence import Refusal
+from .read.syntax_check import Refusal
 
 __all__ = ["Refusal", "autodiff", "grad", "rule"]

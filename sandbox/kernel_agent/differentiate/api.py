@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, overload
 
 from .. import forward
-from . import function, ops
-from .compile import MARKER, Draft, differentiate
-from .ir import FLOATS
+from . import function
+from .ir.nodes import FLOATS
+from .pipeline import MARKER, Draft, differentiate
+from .read import language
 
 AUTODIFF = """
 def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
@@ -46,7 +47,7 @@ def rule(name: str) -> Callable[[Rule], Rule]:
         raise TypeError('@rule takes the name of the operation: @rule("my_op")')
 
     def register(function: Rule) -> Rule:
-        ops.USER_RULES[name] = function
+        language.USER_RULES[name] = function
         return function
 
     return register
@@ -54,7 +55,7 @@ def rule(name: str) -> Callable[[Rule], Rule]:
 
 def forget(name: str) -> None:
     """Undo `rule`. KeyError where there is none."""
-    del ops.USER_RULES[name]
+    del language.USER_RULES[name]
 
 
 @overload

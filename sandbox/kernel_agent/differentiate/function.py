@@ -20,17 +20,18 @@ import triton
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from . import fence, loops, tape
-from .emit import INDICES, WRITE, Emitter
-from .fence import Refusal
-from .ir import GradWrite, Node, Store, reachable, real
-from .lines import WIDTH, folded, wrap
-from .normalise import Builder
-from .reverse import Reverse
-from .rules import LINEAR_STEP
-from .spelling import gradient_name
-from .text import LINEAR
-from .values import Arg, BlockPtr, Kernel, Ptr, dtype_text
+from .ir.nodes import GradWrite, Node, Store, reachable, real
+from .ir.spelling import gradient_name
+from .ir.values import Arg, BlockPtr, Kernel, Ptr, dtype_text
+from .read import syntax_check
+from .read.normalise import Builder
+from .read.syntax_check import Refusal
+from .reverse import forward_values, running_maxima
+from .reverse.rules import LINEAR_STEP
+from .reverse.sweep import Reverse
+from .write.emit import INDICES, WRITE, Emitter
+from .write.line_breaks import WIDTH, folded, wrap
+from .write.section import LINEAR
 
 REMEDY = "Give grad() the stub that launches the kernel, or pass the loaded value as an argument."
 MEMORY = (
@@ -239,7 +240,7 @@ def _text(
     first = plain.__code__.co_firstlineno
     source = next(n for n in every if first in (n.lineno, *(d.lineno for d in n.decorator_list)))
     functions = {n.name: n for n in every}
-    fence.check(source)
+    syntax_check.check(source)
     args = _arguments(source, plain, constants)
     chosen = _chosen(plain.__name__, args, wrt)
     for name in chosen:
@@ -249,9 +250,9 @@ def _text(
     module.__dict__.update(plain.__globals__)
     builder = Math(source, module, functions, args)
     kernel, values, results = builder.trace(sizes, dtype)
-    loops.detach(kernel, [])
+    running_maxima.detach(kernel, [])
     reverse = Reverse(kernel, set()).run()
-    for buffer in tape.Tape(reverse).run().buffers:
+    for buffer in forward_values.Tape(reverse).run().buffers:
         why = (
             f"the backward needs `{buffer.carry}` of every step, and a function has no scratch to keep it in"
         )

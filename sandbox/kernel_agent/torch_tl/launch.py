@@ -14,8 +14,8 @@ import torch
 import triton.language as tl
 
 from kernel_agent.torch_tl.handles import Diverged, KernelError, NeedsOrder, Pointer
+from kernel_agent.torch_tl.instrument import rewritten
 from kernel_agent.torch_tl.memory import Cell, Memory
-from kernel_agent.torch_tl.rewrite import rewritten
 from kernel_agent.torch_tl.runtime import Runtime
 
 MAX_GROUP = 1024

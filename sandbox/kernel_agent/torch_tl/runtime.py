@@ -25,9 +25,9 @@ from kernel_agent.remember import like
 from kernel_agent.torch_tl import reductions
 from kernel_agent.torch_tl.builder import Builder, blocks_of, flipped
 from kernel_agent.torch_tl.handles import Constant, Diverged, Handle, KernelError
+from kernel_agent.torch_tl.instrument import rewritten
 from kernel_agent.torch_tl.memory import Memory
 from kernel_agent.torch_tl.repeat import repeats_of
-from kernel_agent.torch_tl.rewrite import rewritten
 
 unwrap = tl.core._unwrap_if_constexpr
 JITTED = (JITFunction, InterpretedFunction)
