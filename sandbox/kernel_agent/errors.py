@@ -138,3 +138,13 @@ def wrap(
     if error.traceback is None:
         error.traceback = filtered_traceback(exc, names)
     return error
+
+
+def readable(count: int, unit: str = "bytes", digits: int = 1) -> str:
+    """`12.3 GiB`, and `12 bytes` with no fraction."""
+    size, larger = float(count), ""
+    for name in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, larger = size / 1024, name
+    return f"{size:.{digits}f} {larger}" if larger else f"{count} {unit}"

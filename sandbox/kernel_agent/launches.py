@@ -23,6 +23,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from . import devices, interpret
+from .specialised import Compiler, Warmed
 
 MODES = ("interpret", "compile", "cuda")
 
@@ -247,8 +248,6 @@ def _inside(tuner: Autotuner) -> Iterator[None]:
 
 def _warmed(launch: Launch) -> Any:
     """What kernel.warmup(...) gives without a GPU: the kernel compiled for the target, to ask for registers."""
-    from .operations.facts import Compiler, Warmed
-
     warmed = Warmed(launch, Compiler(devices.current_target()))
     devices.record(f"{launch.name}.warmup", warmed)
     return warmed

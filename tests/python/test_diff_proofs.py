@@ -8,10 +8,12 @@ import types
 import pytest
 import torch
 from diff_support import ROOT, draft
-from kernel_agent.differentiate.ir.nodes import For, GradWrite, Graph, Node
+from kernel_agent.differentiate.ir.graph import Graph
+from kernel_agent.differentiate.ir.nodes import For, GradWrite, Node
 from kernel_agent.differentiate.ir.values import Arg
-from kernel_agent.differentiate.prove import disjoint
 from kernel_agent.differentiate.prove.affine import Affine, upper
+from kernel_agent.differentiate.prove.disjoint import Proof
+from kernel_agent.differentiate.prove.disjoint import disjoint as proven_disjoint
 from kernel_agent.differentiate.read.normalise import Builder
 from kernel_agent.differentiate.schedule import programs
 from kernel_agent.differentiate.write import section
@@ -54,7 +56,7 @@ def addresses(body: str, hop: int = 8) -> tuple[Builder, list]:
 def proof(body: str, axes: list[int]) -> object:
     builder, loads = addresses(body)
     _, offset, mask, loops = loads[-1]
-    return disjoint.disjoint(builder.g, offset, mask, loops, axes)
+    return proven_disjoint(builder.g, offset, mask, loops, axes)
 
 
 PROVEN = {
@@ -107,7 +109,7 @@ UNPROVEN = {
 @pytest.mark.parametrize("name", sorted(PROVEN))
 def test_proven(name: str) -> None:
     body, axes = PROVEN[name]
-    assert isinstance(proof(body, axes), disjoint.Proof), proof(body, axes)
+    assert isinstance(proof(body, axes), Proof), proof(body, axes)
 
 
 @pytest.mark.parametrize("name", sorted(UNPROVEN))
@@ -118,7 +120,7 @@ def test_unproven(name: str) -> None:
 
 def layouts(body: str, axes: list[int]) -> list[list[str]]:
     found = proof(body, axes)
-    assert isinstance(found, disjoint.Proof), found
+    assert isinstance(found, Proof), found
     return [[_text(part) for pair in layout for part in pair] for layout in found.layouts]
 
 

@@ -257,7 +257,7 @@ WITHOUT_CASE = {
 
 def sites() -> Iterator[tuple[str, int, str]]:
     """(file, line, message) of every place that makes a refusal."""
-    for path in sorted(PACKAGE.glob("*.py")):
+    for path in sorted(PACKAGE.rglob("*.py")):
         if path.name == "function.py":  # plain functions: their refusals have cases in test_diff_function.py
             continue
         for node in ast.walk(ast.parse(path.read_text())):

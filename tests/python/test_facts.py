@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_agent import compiled, draw, forward
-from kernel_agent.operations import facts
+from kernel_agent.operations import facts, traffic
 from sources import SCALE_PAIR
 
 CASE = {"id": 0, "dims": {"N": 40}, "seed": 1, "upstream": {"kind": "normal", "seed": 2}}
@@ -67,7 +67,7 @@ def test_atomics__counted_by_active_lane__and_as_bytes_both_ways(write, tmp_path
 )
 def test_torch_operations__count_what_they_read_and_write(operation, read, written):
     d = torch.ones(40)
-    with facts.Counter() as counter:
+    with traffic.Counter() as counter:
         eval(operation, {"torch": torch, "d": d})
     assert (counter.bytes_read, counter.bytes_written) == (read, written)
 

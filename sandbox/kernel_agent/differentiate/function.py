@@ -21,11 +21,11 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from .ir.nodes import GradWrite, Node, Store, reachable, real
+from .ir.refusal import Refusal
 from .ir.spelling import gradient_name
 from .ir.values import Arg, BlockPtr, Kernel, Ptr, dtype_text
 from .read import syntax_check
 from .read.normalise import Builder
-from .read.syntax_check import Refusal
 from .reverse import forward_values, running_maxima
 from .reverse.rules import LINEAR_STEP
 from .reverse.sweep import Reverse

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import errors, forward
+from .ir.refusal import Refusal
 from .pipeline import differentiate
-from .read.syntax_check import Refusal
 
 
 class Refused(errors.Unusable):

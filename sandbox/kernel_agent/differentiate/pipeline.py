@@ -8,15 +8,16 @@ from typing import Any
 
 from .. import draw
 from ..forward import Forward
+from .ir.refusal import Refusal
+from .ir.report import LineReport, Why
 from .ir.spelling import gradient_name
-from .prove import cover, disjoint, overwrite
+from .prove import overwrite
 from .read import trace
-from .read.syntax_check import Refusal
 from .reverse import checkpoints, forward_values, running_maxima, wrapped_indices
 from .reverse.rules import LINEAR_STEP
-from .reverse.sweep import LineReport, Reverse, writes
-from .schedule import partials, second_launch, tuning
-from .schedule.decisions import Totals, Why, advise, header
+from .reverse.sweep import Reverse, writes
+from .schedule import gradient_writes, partials, second_launch, tuning
+from .schedule.decisions import Totals, advise, header
 from .schedule.owner import NotOwned, Owner, OwnerKernel
 from .schedule.partials import Partials
 from .write.demand import effects_of
@@ -246,13 +247,13 @@ def _scheduled(
     reverse = Reverse(site.kernel, set())
     reverse.report = report
     reverse.run()
-    disjoint.merge(reverse)
+    gradient_writes.merge(reverse)
     wrapped_indices.unwrap(reverse)
     forward_values.use_stored(reverse)
     totals.atomics = len(writes(reverse.effects))
     axes = trace.program_axes(site)
-    disjoint.prove(reverse, axes)
-    cover.mark(reverse)
+    gradient_writes.prove(reverse, axes)
+    gradient_writes.mark(reverse)
     name = f"{site.kernel_name}_bwd"
     if site.class_name[-1].isdigit() and name in kernels:
         name += site.class_name[-1]
@@ -262,7 +263,7 @@ def _scheduled(
     if schedule != "atomic" and not isinstance(fused, Partials):
         owner.run()
         after = second_launch.split(reverse, axes, owner.refused)
-        cover.mark(reverse)
+        gradient_writes.mark(reverse)
     taped = forward_values.Tape(reverse, lambda buffer: forward_values.size(buffer, site)).run()
     return Scheduled(reverse, owner, fused if isinstance(fused, Partials) else None, taped, after)
 

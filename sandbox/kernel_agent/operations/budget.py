@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..errors import Unusable
+from ..errors import Unusable, readable
 from ..torch_tl.record import Constant, Operation, Tape
 
 # float64 numbers that an evaluation with its graph holds for each floating element of the call's storages: 10
@@ -86,16 +86,6 @@ def release(device: str) -> None:
     if left < LOW * total:
         gc.collect()
         torch.cuda.empty_cache()
-
-
-def readable(count: int) -> str:
-    """`12.3 GiB`."""
-    size, unit = float(count), "bytes"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
 
 
 def out_of_memory(error: BaseException) -> str | None:

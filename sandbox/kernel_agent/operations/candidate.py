@@ -28,7 +28,8 @@ from ..forward import Forward, Launch, launch_intercept, load
 from ..guards import Guards
 from ..launches import benchmarking
 from ..layout import overlap
-from . import budget, facts
+from . import budget
+from .traffic import Counter
 
 _INT_POISON = -0x21524111  # looks like no index and no count; wraps in narrower integers
 _ALLOCATIONS = frozenset(
@@ -434,8 +435,8 @@ class Case:
         return bound, leaves
 
     @contextlib.contextmanager
-    def counters(self) -> Iterator[tuple[facts.Counter, facts.Counter]]:
-        yield facts.Counter(enabled=self.facts), facts.Counter(enabled=self.facts)
+    def counters(self) -> Iterator[tuple[Counter, Counter]]:
+        yield Counter(enabled=self.facts), Counter(enabled=self.facts)
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:

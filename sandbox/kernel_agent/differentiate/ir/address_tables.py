@@ -15,46 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..read.syntax_check import Refusal
-from .nodes import Graph, Node, is_float, real
-from .values import Arg, Ptr
+from .graph import Graph
+from .nodes import Node, real
+from .refusal import Refusal
+from .values import Arg
 
 if TYPE_CHECKING:
-    from ..read.normalise import Builder
+    pass
 
 CONSTRUCT = "table of pointers"
 HALF = {"float16", "bfloat16"}  # gradients of these are added up in float32
-
-
-def pointer(b: Builder, value: Any, element: str) -> Ptr:
-    """The pointer that an address from a table is cast to."""
-    node = b.node(value)
-    if node.op != "load" or node.shape or len(node.args) != 2 or node.args[0].op != "param":
-        raise Refusal(
-            CONSTRUCT,
-            "an address must be one element of a table that the stub passes, loaded as it is",
-            "Write tl.load(table + index).to(tl.pointer_type(...)), and add offsets to the pointer.",
-        )
-    table, index = node.args
-    name = table.attrs["name"]
-    behind = b.args[name].behind
-    if behind is None:
-        raise Refusal(
-            CONSTRUCT,
-            f"the addresses in `{name}` are not known: their tensors' data_ptr() is not called in the stub",
-            "Make the table in the stub, from tensor.data_ptr() of every tensor, as torch.int64.",
-        )
-    if not is_float(element) or real(element) != behind.dtype:
-        raise Refusal(
-            CONSTRUCT,
-            f"`{name}` points to tensors of {behind.dtype}, not of {real(element)}",
-            "Name the type that the tensors have.",
-        )
-    if name not in b.entries:
-        b.entries[name] = []
-    base = entry(b.g, table, index, element, behind.active)
-    b.entries[name].append(base)
-    return Ptr(base, b.g.const(0))
 
 
 def entry(g: Graph, table: Node, index: Node, element: str, active: bool, role: str = "forward") -> Node:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .nodes import Carry, For, GradWrite, Graph, If, Node, Store, TapeStore, reachable
+from .graph import Graph
+from .nodes import Carry, For, GradWrite, If, Node, Store, TapeStore, reachable
 from .values import loop_out
 
 

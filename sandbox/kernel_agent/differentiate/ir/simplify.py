@@ -6,7 +6,13 @@ infinite x: an adjoint that is identically zero contributes nothing.
 
 from __future__ import annotations
 
-from .nodes import _FOLD, Graph, Node, fold
+from typing import TYPE_CHECKING
+
+from .folding import FOLD, fold
+from .nodes import Node
+
+if TYPE_CHECKING:
+    from .graph import Graph
 
 
 def is_zero(node: Node) -> bool:
@@ -27,7 +33,7 @@ def is_minus_inf(node: Node) -> bool:
 
 def node(g: Graph, op: str, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node | None:
     """A simpler equal of `op(args)`, or None."""
-    if op in _FOLD and args and all(a.op == "const" for a in args) and not shape:
+    if op in FOLD and args and all(a.op == "const" for a in args) and not shape:
         value = fold(op, [a.value for a in args], attrs)
         if value is not None:
             return g.const(value)

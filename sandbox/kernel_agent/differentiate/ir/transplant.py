@@ -6,7 +6,8 @@ depend on anything replaced is left where it is, and so leaves the new loop.
 
 from __future__ import annotations
 
-from .nodes import Carry, For, GradWrite, Graph, If, Node, Region, operands
+from .graph import Graph
+from .nodes import Carry, For, GradWrite, If, Node, Region, operands
 from .values import loop_out
 
 

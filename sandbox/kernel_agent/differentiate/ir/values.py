@@ -6,7 +6,8 @@ import ast
 from dataclasses import dataclass, field
 from typing import Any
 
-from .nodes import For, Graph, Node
+from .graph import Graph
+from .nodes import For, Node
 
 
 @dataclass(frozen=True)

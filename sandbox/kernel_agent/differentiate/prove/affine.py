@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import permutations
 
-from ..ir.nodes import Graph, Node, Region
+from ..ir.graph import Graph
+from ..ir.nodes import Node, Region
 from ..ir.nonnegative import natural
 
 Monomial = tuple[int, tuple[int, ...]]  # integer factor, sorted ids of uniform nodes
@@ -276,3 +277,15 @@ def _bound(g: Graph, node: Node, high: bool) -> Node | None:
     if left is None or right is None:
         return None
     return g.make(node.op, (left, right), node.attrs, node.dtype, node.shape)
+
+
+Axes = tuple[int | None, ...]
+
+
+Form = dict[tuple, dict[tuple[int, ...], int]]
+
+
+def nonzero(form: Form) -> Form:
+    """A sum of products without the terms that cancel."""
+    kept = {v: {ids: f for ids, f in cs.items() if f} for v, cs in form.items()}
+    return {v: cs for v, cs in kept.items() if cs}

@@ -7,7 +7,8 @@ value.
 
 from __future__ import annotations
 
-from ..ir.nodes import Graph, Node
+from ..ir.graph import Graph
+from ..ir.nodes import Node
 from .affine import Affine
 from .disjoint import monomial_node
 

@@ -6,29 +6,13 @@ here, as a value for the host, which compares it with the size of the tensor. No
 
 from __future__ import annotations
 
-from ..ir.nodes import Graph, Node, Store, walk
+from ..ir.graph import Graph
+from ..ir.nodes import Node, Store, walk
 from ..ir.simplify import is_zero
 from ..ir.values import Kernel
-from ..reverse.sweep import Reverse, writes
-from ..schedule.partials import parts
 from .affine import Affine, Group, Var, divide, upper
 from .disjoint import Proof, bounds_of, disjoint
-
-
-def mark(reverse: Reverse) -> None:
-    """Count what the stores of the main kernel reach."""
-    g = reverse.kernel.graph
-    for write in writes(reverse.effects):
-        loops = all(region.kind in ("top", "for") for region in write.region.chain())
-        affine = Affine(g)
-        groups = affine.groups(write.offset)
-        if (
-            write.kind == "store"
-            and loops
-            and groups is not None
-            and all(affine.solve(group) for group in groups)
-        ):
-            write.covers = reached(affine, g, groups, write.offset, write.mask)
+from .masks import parts
 
 
 def overwritten(kernel: Kernel, name: str, axes: list[int]) -> Node | None:

@@ -7,17 +7,15 @@ lane. That the dimensions themselves do not overlap (a row is not longer than th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..ir.address_tables import root
-from ..ir.names import adjoint_name
-from ..ir.nodes import For, GradWrite, Graph, If, Node, walk
+from ..ir.graph import Graph
+from ..ir.nodes import For, Node
 from ..ir.nonnegative import natural
 from ..ir.simplify import is_zero
 from ..ir.spelling import on_host
-from ..reverse.sweep import LineReport, Reverse, children
 from .affine import Affine, Group, Monomial, Var, divide, times, upper
+from .masks import comparisons
 
 Layout = list[tuple[Node, Node | None]]  # (stride, extent) pairs; extent None is the outermost
 
@@ -28,108 +26,6 @@ class Proof:
 
     text: str
     layouts: list[Layout] = field(default_factory=list)
-
-
-def merge(reverse: Reverse) -> None:
-    """Sum the writes that go to the same address under the same mask, at the place of the last of them."""
-    _merge_list(reverse, reverse.effects)
-    for effect in list(walk(reverse.effects)):
-        if isinstance(effect, For):
-            _merge_list(reverse, effect.effects)
-        elif isinstance(effect, If):
-            _merge_list(reverse, effect.then_effects)
-            _merge_list(reverse, effect.other_effects)
-
-
-def _merge_list(reverse: Reverse, effects: list) -> None:
-    """Within one list, and across its loops over one range as far as a write needs no carry of its loop."""
-    g = reverse.kernel.graph
-    last: dict[tuple, tuple[GradWrite, list, For | None]] = {}
-    places: list[tuple[GradWrite, list, For | None]] = [
-        (e, effects, None) for e in effects if isinstance(e, GradWrite)
-    ]
-    for loop in effects:
-        if isinstance(loop, For) and loop.cond is None:
-            places += [(e, loop.effects, loop) for e in loop.effects if isinstance(e, GradWrite)]
-    for write, where, loop in places:
-        key = (write.base, write.offset, write.mask, loop.region if loop else None)
-        if key in last:
-            earlier, source, home = last[key]
-            if home is not loop and home is not None and depends(earlier.value, _carried(home)):
-                continue
-            g.here = write.region
-            write.value = g.add(earlier.value, write.value)
-            source.remove(earlier)
-        last[key] = (write, where, loop)
-    g.here = g.top
-
-
-def _carried(loop: For) -> set[Node]:
-    """What has a value only inside a loop: its own carries, and those of the forward loop that it undoes."""
-    both = [loop, loop.source] if loop.source is not None else [loop]
-    return {carry.phi for one in both for carry in one.carries}
-
-
-def depends(node: Node, wanted: set[Node]) -> bool:
-    """Whether a value needs one of `wanted`, also through loops."""
-    seen: set[int] = set()
-    stack: list = [node]
-    while stack:
-        item = stack.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, Node) and item in wanted:
-            return True
-        stack.extend(children(item))
-    return False
-
-
-def prove(reverse: Reverse, axes: list[int]) -> None:
-    """Decide store or atomic add for every write, and say why."""
-    placed = list(placed_writes(reverse.effects, ()))
-    for write, loops in placed:
-        others = [w for w, _ in placed if root(w.base) is root(write.base) and w is not write]
-        if any(not _exclusive(write, other) for other in others):
-            reason = "several places write this gradient"
-        else:
-            entry = write.base.args[1] if write.base.op == "entry" else None
-            proof = disjoint(reverse.kernel.graph, write.offset, write.mask, loops, axes, entry)
-            if isinstance(proof, Proof):
-                write.kind, write.proof, write.layouts = "store", proof.text, proof.layouts
-                name = write.base.attrs["name"]
-                reverse.report.append(
-                    LineReport(
-                        write.line,
-                        "store",
-                        proof.text,
-                        f"one program owns each element of {adjoint_name(name)}",
-                    )
-                )
-                continue
-            reason = proof
-        write.proof = reason
-        name = write.base.attrs["name"]
-        reverse.report.append(LineReport(write.line, "atomic", "none", f"gradient of {name}: {reason}"))
-
-
-def placed_writes(effects: list, loops: tuple[For, ...]):
-    for effect in effects:
-        if isinstance(effect, GradWrite):
-            yield effect, loops
-        elif isinstance(effect, For):
-            yield from placed_writes(effect.effects, (*loops, effect))
-        elif isinstance(effect, If):
-            yield from placed_writes(effect.then_effects, loops)
-            yield from placed_writes(effect.other_effects, loops)
-
-
-def _exclusive(a: GradWrite, b: GradWrite) -> bool:
-    """Same address in two branches of one condition."""
-    if a.offset is not b.offset:
-        return False
-    mine = {(r.cond, r.positive) for r in a.region.chain() if r.cond is not None}
-    return any((r.cond, not r.positive) in mine for r in b.region.chain() if r.cond is not None)
 
 
 def disjoint(
@@ -412,22 +308,6 @@ def floors_of(affine: Affine, mask: Node | None, rank: int) -> set[frozenset]:
             if signature is not None and not any(rest.values()):
                 found.add(signature)
     return found
-
-
-def comparisons(mask: Node | None, rank: int) -> Iterator[tuple[Node, tuple[int, ...]]]:
-    """The comparisons that all hold where a mask does, each with the axes of the block that its own axes are."""
-    stack: list[tuple[Node, tuple[int, ...]]] = (
-        [(mask, tuple(range(rank - len(mask.shape), rank)))] if mask is not None else []
-    )
-    while stack:
-        node, axes = stack.pop()
-        if node.op in ("and", "broadcast"):
-            stack += [(a, axes[len(axes) - len(a.shape) :]) for a in node.args]
-        elif node.op == "expand":
-            at = node.attrs["axis"]
-            stack.append((node.args[0], (*axes[:at], *axes[at + 1 :])))
-        elif node.op == "compare":
-            yield node, axes
 
 
 def _index(affine: Affine, node: Node, axes: tuple[int, ...]) -> tuple[frozenset | None, dict]:

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from ..ir.address_tables import root
-from ..ir.nodes import COMPARE, For, If, Node, Store
+from ..ir.folding import COMPARE
+from ..ir.nodes import For, If, Node, Store
+from ..ir.refusal import Refusal
+from ..ir.report import LineReport
 from ..ir.values import Kernel
-from ..read.syntax_check import Refusal
-from ..reverse.sweep import LineReport
 from .affine import Affine, Group
 from .disjoint import close, learn
 

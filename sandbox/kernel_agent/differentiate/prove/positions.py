@@ -10,14 +10,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..ir.nodes import Graph, Node, Region
+from ..ir.graph import Graph
+from ..ir.nodes import Node, Region
+from ..ir.report import Why
 from ..ir.simplify import is_zero
 from ..ir.values import quotient
-from ..schedule.reindex import Axes, Form, NotTurned, narrow, nonzero
-from .affine import Affine, Group, Monomial, Var, divide, times
+from .affine import Affine, Axes, Form, Group, Monomial, Var, divide, nonzero, times
 from .disjoint import monomial_node
+from .masks import conjuncts
 
 ORDERED = {"<": (1, 0), "<=": (1, -1), ">": (-1, 0), ">=": (-1, -1)}  # left - right: sign, less what
+
+
+class NotTurned(Exception):
+    """A value that cannot be had at other positions; carries a `Why`."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.why = Why(kind, text)
+
+
+def narrow(g: Graph, node: Node, axes: Axes) -> tuple[Node, Axes]:
+    """A comparison with a number, before it was given axes of length 1."""
+    while node.op == "compare" and node.args[0].op == "expand" and not node.args[1].shape:
+        at, inner = node.args[0].attrs["axis"], node.args[0].args[0]
+        node, axes = (
+            g.make("compare", (inner, node.args[1]), node.attrs, "int1"),
+            (*axes[:at], *axes[at + 1 :]),
+        )
+    return node, axes
 
 
 @dataclass(eq=False)
@@ -69,21 +90,7 @@ class Condition:
 
 def conditions(g: Graph, mask: Node | None, rank: int) -> list[Condition]:
     """The conditions of a mask of a block with `rank` axes, also of parts that were expanded together."""
-    found: list[Condition] = []
-    stack = [Condition(mask, tuple(range(rank - len(mask.shape), rank)))] if mask is not None else []
-    while stack:
-        one = stack.pop()
-        node, axes = one.node, one.axes
-        if node.op == "and":
-            stack += [Condition(a, axes[len(axes) - len(a.shape) :]) for a in node.args[::-1]]
-        elif node.op == "expand":
-            at = node.attrs["axis"]
-            stack.append(Condition(node.args[0], (*axes[:at], *axes[at + 1 :])))
-        elif node.op == "broadcast":
-            stack.append(Condition(node.args[0], axes[len(axes) - len(node.args[0].shape) :]))
-        else:
-            found.append(Condition(*narrow(g, node, axes)))
-    return found
+    return [Condition(*narrow(g, node, axes)) for node, axes in conjuncts(mask, rank)]
 
 
 class Bounds:

@@ -7,13 +7,16 @@ A function that is not in the table is refused by name.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..ir import address_tables
-from ..ir.nodes import Node, is_float, promote
+from ..ir.address_tables import CONSTRUCT, entry
+from ..ir.graph import broadcast_shape, promote
+from ..ir.nodes import Node, Store, is_float, real
+from ..ir.refusal import Refusal
 from ..ir.values import BlockPtr, DType, PointerTo, Poison, Ptr, PtrType, is_static
-from .normalise import Builder
-from .syntax_check import NOT_DIFFERENTIABLE, Refusal
+
+if TYPE_CHECKING:
+    from .normalise import Builder
 
 DTYPES = {
     "fp8e4nv": "float8e4nv",
@@ -32,6 +35,23 @@ UNARY = {
     "exp", "exp2", "log", "log2", "sqrt", "sqrt_rn", "rsqrt", "sin", "cos", "tan", "erf", "sigmoid", "tanh", "abs",
     "floor", "ceil", "log1p", "expm1", "sinh", "cosh", "asin", "acos", "atan", "fabs", "log10", "cbrt", "isnan",
 }  # fmt: skip
+
+NOT_DIFFERENTIABLE = {
+    "inline_asm_elementwise": "inline assembly is opaque",
+    "dot_scaled": "block-scaled dot products have no adjoint here",
+    "sort": "sorting networks have no adjoint here",
+    "topk": "selection networks have no adjoint here",
+    "bitonic_merge": "sorting networks have no adjoint here",
+    "histogram": "a histogram has no derivative",
+    "atomic_xchg": "an exchange makes the result depend on the order of programs",
+    "atomic_cas": "a lock makes the result depend on the order of programs",
+    "atomic_max": "an atomic maximum makes the adjoint depend on the winning program",
+    "atomic_min": "an atomic minimum makes the adjoint depend on the winning program",
+    "make_tensor_descriptor": "TMA descriptors are not expanded to addresses",
+    "load_tensor_descriptor": "TMA descriptors are not expanded to addresses",
+    "store_tensor_descriptor": "TMA descriptors are not expanded to addresses",
+    "device_assert": "a device assertion inside the kernel is a side effect",
+}
 
 
 def from_python(value: Any) -> Any:
@@ -185,8 +205,6 @@ NO_VALUE = Poison("what an atomic returns depends on the order of programs", "at
 
 
 def _write(b: Builder, ptr: Any, value: Any, mask: Any, boundary_check: Any, kind: str) -> None:
-    from ..ir.nodes import Store
-
     if isinstance(ptr, BlockPtr):
         ptr, mask, _ = _expand_block(b, ptr, boundary_check, "")
     if not isinstance(ptr, Ptr):
@@ -295,8 +313,39 @@ def cast(b: Builder, value: Any, dtype: Any, bitcast: Any = False, **_: Any) -> 
     if isinstance(value, (Ptr, BlockPtr)):
         raise Refusal("pointer cast", "casting a pointer changes what its elements are")
     if isinstance(dtype, PointerTo):
-        return address_tables.pointer(b, value, dtype.element)
+        return pointer(b, value, dtype.element)
     return b.g.cast(b.node(value), _dtype(dtype))
+
+
+def pointer(b: Builder, value: Any, element: str) -> Ptr:
+    """The pointer that an address from a table is cast to."""
+    node = b.node(value)
+    if node.op != "load" or node.shape or len(node.args) != 2 or node.args[0].op != "param":
+        raise Refusal(
+            CONSTRUCT,
+            "an address must be one element of a table that the stub passes, loaded as it is",
+            "Write tl.load(table + index).to(tl.pointer_type(...)), and add offsets to the pointer.",
+        )
+    table, index = node.args
+    name = table.attrs["name"]
+    behind = b.args[name].behind
+    if behind is None:
+        raise Refusal(
+            CONSTRUCT,
+            f"the addresses in `{name}` are not known: their tensors' data_ptr() is not called in the stub",
+            "Make the table in the stub, from tensor.data_ptr() of every tensor, as torch.int64.",
+        )
+    if not is_float(element) or real(element) != behind.dtype:
+        raise Refusal(
+            CONSTRUCT,
+            f"`{name}` points to tensors of {behind.dtype}, not of {real(element)}",
+            "Name the type that the tensors have.",
+        )
+    if name not in b.entries:
+        b.entries[name] = []
+    base = entry(b.g, table, index, element, behind.active)
+    b.entries[name].append(base)
+    return Ptr(base, b.g.const(0))
 
 
 def pointer_type(b: Builder, element: Any, *_: Any, **__: Any) -> PointerTo:
@@ -316,8 +365,6 @@ def broadcast_to(b: Builder, value: Any, *shape: Any) -> Node:
 
 
 def broadcast(b: Builder, x: Any, y: Any) -> tuple[Node, Node]:
-    from ..ir.nodes import broadcast_shape
-
     x, y = b.node(x), b.node(y)
     shape = broadcast_shape(b.g, [x.shape, y.shape])
     return b.g.broadcast(x, shape), b.g.broadcast(y, shape)

@@ -13,7 +13,10 @@ from types import ModuleType
 from typing import Any
 
 from ..ir import address_tables
-from ..ir.nodes import COMPARE, Carry, For, Graph, If, Node, Region, broadcast_shape, promote
+from ..ir.folding import COMPARE
+from ..ir.graph import Graph, broadcast_shape, promote
+from ..ir.nodes import Carry, For, If, Node, Region, real
+from ..ir.refusal import Refusal
 from ..ir.simplify import is_zero
 from ..ir.values import (
     Arg,
@@ -36,8 +39,7 @@ from ..ir.values import (
     returns,
     step_of,
 )
-from . import syntax_check
-from .syntax_check import Refusal
+from . import language, syntax_check
 
 
 class Builder:
@@ -646,8 +648,6 @@ class Builder:
         return COMPARE[symbol](a, b)
 
     def _dtype_test(self, a: DType, b: DType, symbol: str) -> Node:
-        from ..ir.nodes import real
-
         equal = real(a.name) == real(b.name)
         attrs = {"name": f"({dtype_text(a.name, self.tl)} {symbol} {dtype_text(b.name, self.tl)})"}
         return self.g.intern("constexpr", (), {**attrs, "value": equal == (symbol == "==")}, "int1", ())
@@ -688,8 +688,6 @@ class Builder:
         return result
 
     def _attribute(self, node: ast.Attribute) -> Any:
-        from . import language
-
         value = self.expr(node.value)
         if isinstance(value, (Node, Ptr, BlockPtr, DType, PtrType)):
             return language.attribute(self, value, node.attr)
@@ -719,8 +717,6 @@ class Builder:
         return out
 
     def _call(self, node: ast.Call) -> Any:
-        from . import language
-
         if any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords):
             raise Refusal("starred call", "starred arguments are not supported in a kernel").at(node)
         if isinstance(node.func, ast.Attribute):

@@ -18,10 +18,10 @@ from ...forward import Forward, launch_intercept
 from ...launches import Launch
 from ..ir import address_tables
 from ..ir.nodes import Node, Store, walk
+from ..ir.refusal import Refusal
 from ..ir.values import Arg, Kernel
 from ..prove import cover
 from .normalise import Builder
-from .syntax_check import Refusal
 
 
 @dataclass

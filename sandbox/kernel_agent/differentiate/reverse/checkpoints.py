@@ -7,7 +7,8 @@ square root of the steps, both buffers have about that many entries; the price i
 
 from __future__ import annotations
 
-from ..ir.nodes import Carry, For, Graph, Node, Region, walk
+from ..ir.graph import Graph
+from ..ir.nodes import Carry, For, Node, Region, walk
 from ..ir.transplant import Graft
 from ..ir.values import loop_out
 

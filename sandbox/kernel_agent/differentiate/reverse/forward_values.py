@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..ir.nodes import Carry, For, If, Node, Region, Store, TapeStore, fold, operands, reachable, real, walk
+from ...errors import readable
+from ..ir.folding import fold
+from ..ir.nodes import Carry, For, If, Node, Region, Store, TapeStore, operands, reachable, real, walk
+from ..ir.refusal import Refusal
+from ..ir.report import LineReport
 from ..ir.rewriter import Rewriter
 from ..prove.affine import upper
-from ..read.syntax_check import Refusal
-from ..schedule.decisions import readable
 from . import checkpoints
-from .sweep import LineReport, Reverse
+from .sweep import Reverse
 
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
 
@@ -220,7 +222,7 @@ class Tape:
         inner.provides.update(reads)
         g.here = g.top
         names = ", ".join(f"`{source.carries[k].phi.hint}`" for k in missing)
-        reason = f"{names}: a full tape would exceed {readable(LIMIT)}: checkpoints, the steps between them run again"
+        reason = f"{names}: a full tape would exceed {readable(LIMIT, 'B', 2)}: checkpoints, the steps between them run again"
         self.reverse.report.append(LineReport(source.line, "tape", "none", reason))
 
     def _inside(self, roots: list, loop: For) -> list[Node]:

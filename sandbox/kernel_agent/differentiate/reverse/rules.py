@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ..ir.nodes import Graph, Node, adjoint_dtype
+from ..ir.graph import Graph
+from ..ir.nodes import Node, adjoint_dtype
+from ..ir.refusal import Refusal
 from ..read import language
-from ..read.syntax_check import Refusal
 
 Contributions = Iterator[tuple[Node, Node]]
 RULES: dict[str, Callable[[Graph, Node, Node], Contributions]] = {}

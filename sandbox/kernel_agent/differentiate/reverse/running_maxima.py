@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..ir.nodes import Carry, For, If, Node, Store, operands, reachable, walk
+from ..ir.report import LineReport
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_minus_inf, is_zero
 from ..ir.values import Kernel, loop_out
-from .sweep import LineReport
-from .wrapped_indices import conditions
+from ..prove.masks import upper_bounds
 
 Weights = tuple[tuple[Node, float], ...]
 
@@ -199,7 +199,7 @@ class Analysis:
         cond = node.args[0]
         while cond.op in ("expand", "broadcast"):
             cond = cond.args[0]
-        replaced = conditions(node.args[0], node.shape)
+        replaced = upper_bounds(node.args[0], len(node.shape))
         if cond.op != "compare" or len(replaced) != 1:
             return False
         ((index, bound, axis),) = replaced
@@ -210,7 +210,7 @@ class Analysis:
                 if isinstance(user, Store):
                     if user.value is not item or user.mask is None:
                         return False
-                    if (index, bound, axis) not in conditions(user.mask, item.shape):
+                    if (index, bound, axis) not in upper_bounds(user.mask, len(item.shape)):
                         return False
                 elif not isinstance(user, Node) or user.op not in LANEWISE:
                     return False

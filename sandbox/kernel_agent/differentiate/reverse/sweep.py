@@ -12,19 +12,10 @@ from dataclasses import dataclass, field
 
 from ..ir import address_tables
 from ..ir.nodes import Carry, For, GradWrite, If, Node, Region, Store, adjoint_dtype, walk
+from ..ir.refusal import Refusal
+from ..ir.report import LineReport
 from ..ir.values import Kernel, loop_out
-from ..read.syntax_check import Refusal
 from .rules import adjoint, unbroadcast
-
-
-@dataclass
-class LineReport:
-    """Why a line is handled as it is; printed for people and given to the LLM."""
-
-    line: int | None
-    kind: str
-    proof: str
-    reason: str
 
 
 @dataclass

@@ -8,11 +8,11 @@ can differ from zero.
 from __future__ import annotations
 
 from ..ir.nodes import Node, reachable
+from ..ir.report import LineReport
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_zero
-from .sweep import LineReport, Reverse, writes
-
-Bound = tuple[Node, Node, int]  # index along one axis, its bound, the axis
+from ..prove.masks import Bound, upper_bounds
+from .sweep import Reverse, writes
 
 
 def unwrap(reverse: Reverse) -> None:
@@ -62,7 +62,7 @@ def _found(node: Node, memo: dict[Node, frozenset[Bound]]) -> frozenset[Bound] |
     op, args = node.op, node.args
     if op == "load":
         zero = len(args) == 4 and is_zero(args[3])
-        return conditions(args[2], node.shape) if zero else frozenset()
+        return upper_bounds(args[2], len(node.shape)) if zero else frozenset()
     if op in ("cast", "neg"):
         return _support(args[0], memo)
     if op in ("mul", "div"):
@@ -73,7 +73,7 @@ def _found(node: Node, memo: dict[Node, frozenset[Bound]]) -> frozenset[Bound] |
     if op == "where":
         cond, a, b = args
         if is_zero(b):
-            return conditions(cond, node.shape) | _aligned(a, node, memo)
+            return upper_bounds(cond, len(node.shape)) | _aligned(a, node, memo)
         return _aligned(b, node, memo) if is_zero(a) else _aligned(a, node, memo) & _aligned(b, node, memo)
     if op == "ifout":
         sides = [_support(n, memo) for n in (node.attrs["then"], node.attrs["other"]) if n is not None]
@@ -97,24 +97,3 @@ def _aligned(arg: Node, node: Node, memo: dict[Node, frozenset[Bound]]) -> froze
     """The support of an argument, axes counted as in the result it is broadcast to."""
     shift = len(node.shape) - len(arg.shape)
     return frozenset((core, bound, axis + shift) for core, bound, axis in _support(arg, memo))
-
-
-def conditions(mask: Node, shape: tuple) -> frozenset[Bound]:
-    """The conditions `index < bound` among those that a mask requires all of."""
-    found: set[Bound] = set()
-    stack = [(mask, tuple(range(len(shape) - len(mask.shape), len(shape))))]
-    while stack:
-        node, axes = stack.pop()
-        if node.op in ("and", "broadcast"):
-            stack += [(arg, axes[len(axes) - len(arg.shape) :]) for arg in node.args]
-        elif node.op == "expand":
-            at = node.attrs["axis"]
-            stack.append((node.args[0], (*axes[:at], *axes[at + 1 :])))
-        elif node.op == "compare" and node.attrs["cmp"] == "<" and not node.args[1].shape:
-            core = node.args[0]
-            while core.op == "expand":
-                at = core.attrs["axis"]
-                axes, core = (*axes[:at], *axes[at + 1 :]), core.args[0]
-            if len(core.shape) == 1:
-                found.add((core, node.args[1], axes[-1]))
-    return frozenset(found)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...errors import readable
 from ..ir.names import adjoint_name
 from ..ir.nodes import GradWrite, Node
-from ..reverse.sweep import LineReport, Reverse
+from ..ir.report import LineReport, Why
+from ..reverse.sweep import Reverse
 
 # Kind of failure: (what it is called, what an expert would try).
 MOVES = {
@@ -73,17 +75,6 @@ MOVES = {
 }  # fmt: skip
 
 
-class Why(str):
-    """The reason why a proof failed, with its kind, a key of MOVES."""
-
-    kind: str
-
-    def __new__(cls, kind: str, text: str) -> Why:
-        why = super().__new__(cls, text)
-        why.kind = kind
-        return why
-
-
 def advise(reverse: Reverse, found: list[GradWrite], refused: dict[Node, str], asked: bool) -> None:
     """Attach the advice to every write that is still atomic, and report it."""
     for write in found:
@@ -110,19 +101,9 @@ class Totals:
 
     def line(self) -> str:
         return (
-            f"tape: {readable(self.tape)} (naive {readable(self.naive)}) · "
+            f"tape: {readable(self.tape, 'B', 2)} (naive {readable(self.naive, 'B', 2)}) · "
             f"atomics kept {self.kept} of {self.atomics} · refused 0"
         )
-
-
-def readable(size: int) -> str:
-    """Bytes for people."""
-    value, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{size} B" if unit == "B" else f"{value:.2f} {unit}"
 
 
 _SILENT = {"atomic", "schedule", "spill"}

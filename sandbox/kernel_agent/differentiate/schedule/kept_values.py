@@ -11,8 +11,9 @@ from typing import Any
 
 from ..ir.names import suggested
 from ..ir.nodes import Node, TapeStore, reachable, real
+from ..ir.report import LineReport
 from ..ir.rewriter import Rewriter
-from ..reverse.sweep import LineReport, Reverse
+from ..reverse.sweep import Reverse
 from .programs import Programs
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..ir.names import adjoint_name, stem
 from ..ir.nodes import Carry, For, GradWrite, If, Node, Region, operands, reachable
+from ..ir.report import LineReport, Why
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_zero
 from ..ir.values import is_static, loop_out
@@ -23,13 +24,13 @@ from ..prove.affine import Affine, Var, upper
 from ..prove.bounds import first as first_program
 from ..prove.bounds import last as last_program
 from ..prove.cover import reached
-from ..prove.disjoint import close, depends, layouts_of, learn, overlaps, placed_writes
-from ..reverse.sweep import LineReport, Reverse
-from .decisions import Why
+from ..prove.disjoint import close, layouts_of, learn, overlaps
+from ..prove.masks import parts as conditions
+from ..prove.positions import NotTurned
+from ..reverse.sweep import Reverse
+from .gradient_writes import depends, placed_writes
 from .kept_values import Spills, takes_loop
-from .partials import parts as conditions
 from .programs import program_variables
-from .reindex import NotTurned
 from .windows import Turned, turn, windowed
 
 PROGRAMS = 128  # about one on each multiprocessor

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..ir.graph import Graph
 from ..ir.names import adjoint_name
-from ..ir.nodes import Carry, For, GradWrite, Graph, Node, is_float, reachable, walk
+from ..ir.nodes import Carry, For, GradWrite, Node, is_float, reachable, walk
+from ..ir.report import LineReport, Why
 from ..ir.transplant import Graft
 from ..ir.values import loop_out
 from ..prove.affine import Affine
-from ..reverse.sweep import LineReport, Reverse, writes
-from .decisions import Why
+from ..prove.masks import parts
+from ..reverse.sweep import Reverse, writes
 
 REGISTERS = 32768  # elements of the sums that one program may keep
 
@@ -93,13 +95,6 @@ def _summed(reverse: Reverse, write: GradWrite, axes: list[int]) -> list[int] | 
         if varies(part, missing) and any(not g.is_one(dim) for dim in part.shape):
             return Why("extent", "which lanes it writes differs from program to program")
     return missing
-
-
-def parts(mask: Node | None) -> list[Node]:
-    """The conditions that a mask is the conjunction of."""
-    if mask is None:
-        return []
-    return [m for arg in mask.args for m in parts(arg)] if mask.op == "and" else [mask]
 
 
 def varies(node: Node, axes: list[int]) -> bool:

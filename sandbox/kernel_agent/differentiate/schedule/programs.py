@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..ir.nodes import Graph, Node, reachable
+from ..ir.graph import Graph
+from ..ir.nodes import Node, reachable
 from ..ir.values import Kernel
 from ..prove.affine import Affine
 from ..reverse.sweep import writes

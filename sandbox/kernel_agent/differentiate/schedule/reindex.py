@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..ir.nodes import Graph, Node, Region, reachable
+from ..ir.graph import Graph
+from ..ir.nodes import Node, Region, reachable
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_zero
-from ..prove.affine import Affine, Monomial, Var, divide, times
+from ..prove.affine import Affine, Axes, Form, Monomial, Var, divide, nonzero, times
 from ..prove.disjoint import monomial_node
-from .decisions import Why
+from ..prove.positions import NotTurned, narrow
 
-Axes = tuple[int | None, ...]
-Form = dict[tuple, dict[tuple[int, ...], int]]
 ELEMENTWISE = {
     *("add", "sub", "mul", "div", "neg", "pow", "floordiv", "mod", "cdiv", "minimum", "maximum", "clamp"),
     *("where", "select", "compare", "and", "or", "xor", "not", "land", "lor", "shl", "shr", "invert"),
@@ -27,14 +26,6 @@ ELEMENTWISE = {
 }
 SUMS = ("add", "sub", "mul", "neg", "cast", "expand", "broadcast")
 VARIABLES = ("arange", "vpid", "iv")
-
-
-class NotTurned(Exception):
-    """A value that cannot be had at other positions; carries a `Why`."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(text)
-        self.why = Why(kind, text)
 
 
 @dataclass
@@ -46,12 +37,6 @@ class Place:
     axis: int | None
 
 
-def nonzero(form: Form) -> Form:
-    """A sum of products without the terms that cancel."""
-    kept = {v: {ids: f for ids, f in cs.items() if f} for v, cs in form.items()}
-    return {v: cs for v, cs in kept.items() if cs}
-
-
 def lift(g: Graph, node: Node, axes: Axes, wanted: Axes) -> Node:
     """A block over `axes` as a block over `wanted`, with length 1 along the others."""
     if not node.shape:
@@ -60,17 +45,6 @@ def lift(g: Graph, node: Node, axes: Axes, wanted: Axes) -> Node:
         if axis not in axes:
             node = g.expand(node, at)
     return node
-
-
-def narrow(g: Graph, node: Node, axes: Axes) -> tuple[Node, Axes]:
-    """A comparison with a number, before it was given axes of length 1."""
-    while node.op == "compare" and node.args[0].op == "expand" and not node.args[1].shape:
-        at, inner = node.args[0].attrs["axis"], node.args[0].args[0]
-        node, axes = (
-            g.make("compare", (inner, node.args[1]), node.attrs, "int1"),
-            (*axes[:at], *axes[at + 1 :]),
-        )
-    return node, axes
 
 
 class Sums:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from ..ir.names import adjoint_name, stem
 from ..ir.nodes import For, GradWrite, If, Node, reachable
-from ..prove.disjoint import Proof, disjoint, placed_writes
-from ..reverse.sweep import LineReport, Reverse
-from .decisions import Why
+from ..ir.report import LineReport, Why
+from ..prove.disjoint import Proof, disjoint
+from ..reverse.sweep import Reverse
+from .gradient_writes import placed_writes
 
 
 def split(reverse: Reverse, axes: list[int], refused: dict[Node, str]) -> list:

@@ -15,14 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..ir.nodes import GradWrite, Graph, Node, Region, reachable
+from ..ir.graph import Graph
+from ..ir.nodes import GradWrite, Node, Region, reachable
 from ..ir.nonnegative import natural
 from ..ir.rewriter import Rewriter
-from ..prove.affine import Affine, Group, Monomial, Var, divide, times
+from ..prove.affine import Affine, Axes, Form, Group, Monomial, Var, divide, nonzero, times
 from ..prove.disjoint import monomial_node
-from ..prove.positions import Condition, Entry, Position, Reader, chained, completed, conditions
+from ..prove.positions import Condition, Entry, NotTurned, Position, Reader, chained, completed, conditions
 from .programs import Programs
-from .reindex import Axes, Form, NotTurned, Place, Reindex, Sums, lift, nonzero
+from .reindex import Place, Reindex, Sums, lift
 
 TAP_STRIDE = 16  # lanes this near in a loop's steps stand at windows, which may overlap in another call
 LANES = 16  # a digit shorter than this is walked by a loop; the lanes count what is left

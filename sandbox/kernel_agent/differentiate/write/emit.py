@@ -9,8 +9,9 @@ from __future__ import annotations
 import keyword
 from dataclasses import dataclass, field
 
+from ..ir.graph import Graph
 from ..ir.names import stem, suggested
-from ..ir.nodes import Carry, For, GradWrite, Graph, If, Node, Region, TapeStore, is_float, walk
+from ..ir.nodes import Carry, For, GradWrite, If, Node, Region, TapeStore, is_float, walk
 from ..ir.simplify import is_zero
 from ..ir.spelling import ATOM, INFIX, TRIVIAL, gradient_name, negated, number_text, one_term, python_number
 from ..ir.values import Kernel, carried, dtype_text

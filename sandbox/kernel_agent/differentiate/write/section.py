@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..ir.nodes import Node
+from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name
-from ..read.syntax_check import Refusal
 from ..read.trace import Site
 from .emit import Emitted
 from .line_breaks import WIDTH, break_line, wrap
