@@ -45,18 +45,9 @@ def run_one(path: Path, args: argparse.Namespace, until: float) -> dict[str, Any
     except json.JSONDecodeError:
         result = {"verdict": "error" if done.code is not None else "late"}
     kept = (
-        "verdict",
-        "stub",
-        "shapes",
-        "gradients",
-        "attempts",
-        "error",
-        "failures",
-        "atomics",
-        "tape_bytes",
-        "draft",
-        "loop_blocked_ms",
-    )
+        "verdict", "stub", "shapes", "gradients", "attempts", "error", "failures", "atomics", "tape_bytes",
+        "draft", "loop_blocked_ms",
+    )  # fmt: skip
     entry = {name: result[name] for name in kept if name in result}
     entry |= {"file": str(path), "exit_code": done.code, "seconds": round(done.seconds, 1)}
     if done.code != 0:

@@ -33,21 +33,12 @@ from triton.compiler import ASTSource, make_backend
 from .errors import Unusable, describe
 
 FORMAT = 1  # of sources and entries; another number makes other keys
-_KEY = re.compile(r"[0-9a-f]{64}")
 _ENTRY_MAX = 64 << 20
 # Options that change the code, name no file and pass no flag to a tool. With any other one the kernel is not shared.
 _OPTIONS = (
-    "num_warps",
-    "num_stages",
-    "num_ctas",
-    "maxnreg",
-    "enable_fp_fusion",
-    "launch_cooperative_grid",
-    "launch_pdl",
-    "default_dot_input_precision",
-    "sanitize_overflow",
-    "debug",
-)
+    "num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "launch_cooperative_grid",
+    "launch_pdl", "default_dot_input_precision", "sanitize_overflow", "debug",
+)  # fmt: skip
 _PLAIN = (bool, int, str)
 _MODULES = ("cuda_utils", "__triton_launcher")  # what Triton itself builds from C
 

@@ -236,24 +236,11 @@ def _cuda_answers(target: Target) -> dict[str, Callable[..., Any]]:
 
 
 # torch.cuda functions that only a GPU can answer.
-_MEASURED = [
-    "Event",
-    "CUDAGraph",
-    "graph",
-    "make_graphed_callables",
-    "memory_allocated",
-    "max_memory_allocated",
-    "memory_reserved",
-    "max_memory_reserved",
-    "memory_stats",
-    "memory_summary",
-    "memory_snapshot",
-    "utilization",
-    "temperature",
-    "power_draw",
-    "clock_rate",
-    "reset_peak_memory_stats",
-]
+_MEASURED = (
+    "Event", "CUDAGraph", "graph", "make_graphed_callables", "memory_allocated", "max_memory_allocated",
+    "memory_reserved", "max_memory_reserved", "memory_stats", "memory_summary", "memory_snapshot",
+    "utilization", "temperature", "power_draw", "clock_rate", "reset_peak_memory_stats",
+)  # fmt: skip
 
 
 def _replacements(answers: Answers) -> Iterator[tuple[Any, str, Callable[..., Any]]]:

@@ -30,20 +30,13 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from . import compat, remember
+from .source import words
 
 _TO_TENSOR = "__kernel_agent_to_tensor__"
 _MISSING = object()
 # Builtins that run what they are given, or that say something each time.
-_ALWAYS_ANEW = frozenset(
-    [
-        "reduce",
-        "associative_scan",
-        "map_elementwise",
-        "inline_asm_elementwise",
-        "static_print",
-        "static_assert",
-        "device_print",
-    ]
+_ALWAYS_ANEW = words(
+    """reduce associative_scan map_elementwise inline_asm_elementwise static_print static_assert device_print"""
 )
 
 

@@ -23,31 +23,17 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from . import devices, interpret
+from .source import words
 from .specialised import Compiler, Warmed
 
 MODES = ("interpret", "compile", "cuda")
 
 # Launch options of the CUDA backend with the defaults that compiled kernels get.
 _OPTION_DEFAULTS = {"num_warps": 4, "num_stages": 3, "num_ctas": 1}
-_OTHER_OPTIONS = frozenset(
-    [
-        "maxnreg",
-        "ptx_version",
-        "ptx_options",
-        "ir_override",
-        "enable_fp_fusion",
-        "enable_reflect_ftz",
-        "launch_cooperative_grid",
-        "launch_pdl",
-        "extern_libs",
-        "debug",
-        "sanitize_overflow",
-        "arch",
-        "instrumentation_mode",
-        "warmup",
-        "allow_fp8e4nv",
-        "max_num_imprecise_acc_default",
-    ]
+_OTHER_OPTIONS = words(
+    """maxnreg ptx_version ptx_options ir_override enable_fp_fusion enable_reflect_ftz launch_cooperative_grid
+    launch_pdl extern_libs debug sanitize_overflow arch instrumentation_mode warmup allow_fp8e4nv
+    max_num_imprecise_acc_default"""
 )
 
 

@@ -21,13 +21,9 @@ from triton.runtime import interpreter as _interp
 
 MOST_ENTRIES = 20_000  # a kernel whose numbers never repeat must not fill the memory
 _CONSTANT = (
-    "get_",
-    "create_splat",
-    "create_broadcast",
-    "create_expand_dims",
-    "create_make_range",
+    "get_", "create_splat", "create_broadcast", "create_expand_dims", "create_make_range",
     "create_int_cast",
-)
+)  # fmt: skip
 _NUMBERS = (float, complex)
 _SIMPLE = (bool, str, bytes, type(None))
 

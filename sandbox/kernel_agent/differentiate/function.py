@@ -35,15 +35,8 @@ from .write.section import LINEAR
 
 REMEDY = "Give grad() the stub that launches the kernel, or pass the loaded value as an argument."
 MEMORY = (
-    "load",
-    "store",
-    "atomic_",
-    "make_block_ptr",
-    "advance",
-    "make_tensor",
-    "load_tensor",
-    "store_tensor",
-)
+    "load", "store", "atomic_", "make_block_ptr", "advance", "make_tensor", "load_tensor", "store_tensor",
+)  # fmt: skip
 PROGRAM = ("program_id", "num_programs")
 SIZE = 64  # of one-dimensional blocks, where nothing is said about shapes
 UNROLLED = 64  # iterations of one static loop
@@ -82,7 +75,7 @@ class Math(Builder):
             if size not in self.sizes:
                 attrs = {"name": f"{arg.name}.shape[{axis}]", "value": size, "global": True}
                 self.sizes[size] = g.intern("constexpr", (), attrs, "int32", ())
-        base = g.intern("param", (), {"name": arg.name, "none": False, "elem": dtype}, "pointer", ())
+        base = g.scratch(arg.name, dtype)
         base.active = arg.active
         dims = tuple(self.sizes[size] for size in shape)
         node = g.make("load", (base, g.const(0)), {"other": False}, f"${dtype}:{arg.name}", dims)

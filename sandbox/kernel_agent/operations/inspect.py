@@ -18,6 +18,7 @@ from triton.runtime.jit import JITFunction
 from .. import launches
 from ..draw import dtype_name
 from ..forward import Forward, Shape, load
+from ..source import words
 
 
 def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
@@ -134,13 +135,9 @@ def _called(fwd: Forward) -> set[str]:
 
 def operations(fwd: Forward) -> list[str]:
     """Names of triton.language operations in the file's kernels: functions of tl and methods of its tensors."""
-    methods = {name for name in dir(tl.tensor) if not name.startswith("_")} - {
-        "dtype",
-        "shape",
-        "type",
-        "handle",
-        "T",
-    }
+    methods = {name for name in dir(tl.tensor) if not name.startswith("_")} - words(
+        "dtype shape type handle T"
+    )
     names = set()
     for launcher in fwd.kernels.values():
         kernel = launches.jit_function(launcher)

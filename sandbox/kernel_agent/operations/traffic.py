@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import interpret
 from ..forward import Launch, launch_intercept
+from ..source import words
 
 
 class Traffic(TorchDispatchMode):
@@ -43,15 +44,7 @@ class Traffic(TorchDispatchMode):
         return result
 
 
-_ALLOCATIONS = {
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty",
-    "new_empty_strided",
-    "detach",
-    "_local_scalar_dense",
-}
+_ALLOCATIONS = words("empty empty_like empty_strided new_empty new_empty_strided detach _local_scalar_dense")
 
 
 _OVERWRITING = {"zero_", "fill_", "copy_", "set_"}

@@ -179,9 +179,6 @@ class Builder:
         result = act(unsigned(a.data), torch.where(divisor == 0, 1, divisor))
         return Handle(result.to(a.data.dtype))
 
-    def create_fdiv(self, a: Handle, b: Handle) -> Handle:
-        return Handle(a.data / b.data)
-
     def create_lshr(self, a: Handle, b: Handle) -> Handle:
         if a.data.dtype != torch.int64:
             return Handle((unsigned(a.data) >> b.data.to(torch.int64)).to(a.data.dtype))
@@ -221,12 +218,6 @@ class Builder:
                 data, a.element, known, a.name if a.name == b.name else None, a.detached or b.detached
             )
         return Handle(data)
-
-    def create_fma(self, x: Handle, y: Handle, z: Handle) -> Handle:
-        return Handle(x.data * y.data + z.data)
-
-    def create_precise_sqrt(self, x: Handle) -> Handle:
-        return Handle(torch.sqrt(x.data))
 
     def create_extern_elementwise(
         self, lib: str, path: str, symbol: str, args: list[Handle], ty: Any, pure: bool
@@ -497,20 +488,6 @@ class Builder:
             return None
         return torch.full((), math.nan, dtype=self.memory.value_dtype(address.element), device=self.device)
 
-    # ---- no effect on values
-
-    def create_barrier(self) -> None:
-        return None
-
-    def create_assume(self, condition: Handle) -> None:
-        return None
-
-    def create_print(self, *args: Any) -> None:
-        return None
-
-    def create_assert(self, *args: Any) -> None:
-        return None
-
 
 def same_batch(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Two blocks of one shape with the batch axis of the larger."""
@@ -593,7 +570,7 @@ PLAIN: dict[str, Callable[..., torch.Tensor]] = {
     "fadd add": torch.add,
     "fsub sub": torch.sub,
     "fmul mul": torch.mul,
-    "precise_divf": torch.div,
+    "precise_divf fdiv": torch.div,
     "frem": torch.fmod,
     "shl": torch.bitwise_left_shift,
     "ashr": torch.bitwise_right_shift,
@@ -608,12 +585,13 @@ PLAIN: dict[str, Callable[..., torch.Tensor]] = {
     "icmpSGT fcmpOGT fcmpUGT": torch.gt,
     "icmpEQ fcmpOEQ fcmpUEQ": torch.eq,
     "icmpNE fcmpONE fcmpUNE": torch.ne,
+    "fma": lambda x, y, z: x * y + z,
     "fabs iabs": torch.abs,
     "exp": torch.exp,
     "exp2": torch.exp2,
     "log": torch.log,
     "log2": torch.log2,
-    "sqrt": torch.sqrt,
+    "sqrt precise_sqrt": torch.sqrt,
     "rsqrt": torch.rsqrt,
     "sin": torch.sin,
     "cos": torch.cos,
@@ -654,6 +632,8 @@ def _complete() -> None:
         setattr(Builder, f"create_{name}", _unsigned_pick(act))
     for name, ty in TYPE_GETTERS.items():
         setattr(Builder, f"get_{name}_ty", lambda self, ty=ty: ty)
+    for name in ("barrier", "assume", "print", "assert"):  # no effect on values
+        setattr(Builder, f"create_{name}", lambda self, *args: None)
     for ty in CONSTANTS + FLOAT_CONSTANTS:
         setattr(Builder, f"get_{ty.name}", _typed_constant(ty))
 

@@ -21,21 +21,15 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernel_agent.launches import benchmarking
+from kernel_agent.source import words
 
 UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 # Operations whose result depends on their tensors' shapes only. Others that draw random numbers (dropout) are evaluated again;
 # if they draw differently, the outputs differ, which the verdict sees.
-RANDOM = {
-    "rand_like",
-    "randn_like",
-    "randint_like",
-    "bernoulli",
-    "normal",
-    "uniform",
-    "exponential",
-    "random",
-}
-RANDOM |= {"cauchy", "geometric", "log_normal", "multinomial", "poisson"}
+RANDOM = words(
+    """rand_like randn_like randint_like bernoulli normal uniform exponential random cauchy geometric log_normal multinomial
+    poisson"""
+)
 CONSTANT = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}
 
 

@@ -31,7 +31,6 @@ from kernel_agent.torch_tl.repeat import repeats_of
 
 unwrap = tl.core._unwrap_if_constexpr
 JITTED = (JITFunction, InterpretedFunction)
-TENSOR_LIKE = (tl.tensor, tl.core.tensor_descriptor_base)
 REFLECTED = {"eq": "eq", "ne": "ne", "lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {name: getattr(operator, name) for name in REFLECTED}
 ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {

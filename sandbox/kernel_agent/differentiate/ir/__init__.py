@@ -6,6 +6,7 @@ In: nothing of the other groups. Out: the graph, and what is needed to make, cha
     graph           makes values: types, shapes, sharing, the region that a value belongs to
     folding         what an operation gives for numbers
     simplify        algebra at construction
+    kinds           which operations passes treat alike
     values          what the interpretation of a kernel has besides nodes; the kernel as a whole
     nonnegative     which integers are never negative
     rewriter        a part of the graph again, with some values replaced

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
+from ...source import words
 from . import simplify
 from .folding import concrete
-from .nodes import FLOATS, INTS, Node, Region, is_float, real
+from .kinds import ARITHMETIC, DETACHED, STRETCHING
+from .nodes import FLOATS, INTS, If, Node, Region, is_float, real
 from .refusal import Refusal
 
 
@@ -40,6 +43,11 @@ class Graph:
 
     def while_region(self, line: int | None) -> Region:
         return Region("while", self.here, (), line)
+
+    def fork(self, cond: Node, static: bool, line: int | None = None) -> If:
+        """An `if` at this place, with empty branches."""
+        then, other = self.branch(cond, True), self.branch(cond, False)
+        return If(cond, then, other, outer=self.here, static=static, line=line)
 
     def branch(self, cond: Node, positive: bool) -> Region:
         key = ("if", id(self.here), cond.id, positive)
@@ -83,7 +91,7 @@ class Graph:
             dtype = promote(args)
         if shape is None:
             shape = broadcast_shape(self, [arg.shape for arg in args])
-        if op in ELEMENTWISE and any(arg.op in STRETCHED for arg in args):
+        if op in ELEMENTWISE and any(arg.op in STRETCHING for arg in args):
             args = self._unstretched(args, shape)
             if op in ARITHMETIC and all(not _core(arg).shape for arg in args):  # one number for all lanes
                 number = self.make(op, [_core(arg) for arg in args], attrs, dtype, ())
@@ -131,6 +139,27 @@ class Graph:
         """A node that equals no other: a loop carry, the result of a loop or of an `if`."""
         return self._new(op, args, attrs, dtype, shape, home)
 
+    def twin(self, node: Node, home: Region) -> Node:
+        """Another carry, or result of an `if`, that is like a given one."""
+        new = self.fresh(node.op, node.attrs, node.dtype, node.shape, home)
+        new.active, new.hint, new.line = node.active, node.hint, node.line
+        new.upstream, new.reverse = node.upstream, node.reverse
+        return new
+
+    def pid(self, axis: int) -> Node:
+        return self.intern("pid", (), {"axis": axis}, "int32", ())
+
+    def npid(self, axis: int) -> Node:
+        return self.intern("npid", (), {"axis": axis}, "int32", ())
+
+    def param(self, name: str) -> Node:
+        """An integer that a generated kernel gets beside the forward's parameters."""
+        return self.intern("param", (), {"name": name}, "int32", ())
+
+    def scratch(self, name: str, dtype: str) -> Node:
+        """The pointer to a buffer that the host allocates."""
+        return self.intern("param", (), {"name": name, "none": False, "elem": dtype}, "pointer", ())
+
     # shorthands for the rules
 
     def add(self, a: Node, b: Node) -> Node:
@@ -157,26 +186,48 @@ class Graph:
     def call(self, name: str, *args: Node) -> Node:
         return self.make("call", args, {"fn": name})
 
+    def compare(self, cmp: str, a: Node, b: Node) -> Node:
+        return self.make("compare", (a, b), {"cmp": cmp}, "int1")
+
+    def both(self, a: Node | None, b: Node) -> Node:
+        """Where two conditions hold; no condition holds everywhere."""
+        return b if a is None else self.make("and", (a, b), {}, "int1")
+
     def cast(self, a: Node, dtype: str) -> Node:
         return self.make("cast", (a,), {"to": dtype}, dtype, a.shape)
 
-    def again(self, node: Node, args: list[Node]) -> Node:
-        """The same operation on other arguments, from the same line."""
+    def again(self, node: Node, args: list[Node], upstream: bool = True) -> Node:
+        """The same operation on other arguments, from the same line; `upstream`: it depends on one if the original does."""
         reverse, self.reverse = self.reverse, node.reverse
         line, self.line = self.line, node.line
         new = self.make(node.op, args, node.attrs, node.dtype, node.shape)
         self.reverse, self.line = reverse, line
         if new.op == "load":
             new.active, new.upstream = node.active, node.upstream
-        new.upstream = new.upstream or node.upstream
+        new.upstream = new.upstream or (upstream and node.upstream)
         return new
+
+    def numel(self, shape: tuple) -> Node:
+        """How many elements a block has."""
+        total = self.one
+        for dim in shape:
+            total = self.mul(total, dim)
+        return total
+
+    def lane(self, count: Node, axis: int, rank: int) -> Node:
+        """0 to `count` along one axis of a block with `rank` axes, of length 1 along the others."""
+        return self.along(self.make("arange", (self.const(0), count), {}, "int32", (count,)), axis, rank)
+
+    def along(self, a: Node, axis: int, rank: int) -> Node:
+        """A block of one axis as a block with `rank` axes, of length 1 along the others."""
+        for other in range(rank):
+            if other != axis:
+                a = self.expand(a, other)
+        return a
 
     def lanes(self, shape: tuple, axis: int) -> Node:
         """What one axis adds to the row-major number of an element of a block."""
-        lane = self.make("arange", (self.const(0), shape[axis]), {}, "int32", (shape[axis],))
-        for other in range(len(shape)):
-            if other != axis:
-                lane = self.expand(lane, other)
+        lane = self.lane(shape[axis], axis, len(shape))
         for dim in shape[axis + 1 :]:
             lane = self.mul(lane, dim)
         return lane
@@ -197,7 +248,7 @@ class Graph:
 
     def launched(self, grid: tuple[int, ...]) -> dict[int, Any]:
         """The counts of programs of the traced launch, for `concrete`."""
-        return {self.intern("npid", (), {"axis": a}, "int32", ()).id: count for a, count in enumerate(grid)}
+        return {self.npid(axis).id: count for axis, count in enumerate(grid)}
 
     def concrete(self, node: Node, known: dict[int, Any] | None = None) -> Any:
         """The value of a constexpr or of a parameter in the traced call, None where it is not known before the launch.
@@ -206,26 +257,21 @@ class Graph:
         """
         return concrete(node, dict(known or {}))
 
+    def elements(self, shape: tuple) -> int:
+        """How many elements a block has in the traced call; what is not known counts as 1."""
+        return math.prod(int(self.concrete(dim) or 1) for dim in shape)
+
     def is_one(self, dim: Node) -> bool:
         return dim.op == "const" and dim.value == 1
 
 
-ELEMENTWISE = {"add", "sub", "mul", "div", "clamp", "maximum", "minimum", "where", "compare", "and", "or"}
-
-
-ARITHMETIC = {"add", "sub", "mul", "div"}
-
-
-STRETCHED = {"broadcast", "expand", "full"}
-
-
-DETACHED = {"compare", "floordiv", "mod", "argreduce", "pid", "npid", "arange", "isnone"}
+ELEMENTWISE = ARITHMETIC | words("clamp maximum minimum where compare and or")
 
 
 def _core(node: Node) -> Node:
     """The number that fills all lanes of a block; the node itself where there is none."""
     core = node
-    while core.op in STRETCHED and core.args:
+    while core.op in STRETCHING and core.args:
         core = core.args[0]
     return node if core.shape else core
 

@@ -9,7 +9,7 @@ two of them is one node. Nothing is evaluated in order but effects; `emit` print
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,24 +59,19 @@ class Region:
     def inside(self, other: Region) -> bool:
         return any(region is other for region in self.chain())
 
+    def excludes(self, other: Region) -> bool:
+        """Whether both lie in different branches of one condition."""
+        mine = {(r.cond, r.positive) for r in self.chain() if r.cond is not None}
+        return any((r.cond, not r.positive) in mine for r in other.chain() if r.cond is not None)
+
 
 class Node:
     """A value: operation, arguments, attributes; identity is equality (see `Graph.make`)."""
 
     __slots__ = (
-        "active",
-        "args",
-        "attrs",
-        "dtype",
-        "hint",
-        "home",
-        "id",
-        "line",
-        "op",
-        "reverse",
-        "shape",
+        "active", "args", "attrs", "dtype", "hint", "home", "id", "line", "op", "reverse", "shape",
         "upstream",
-    )
+    )  # fmt: skip
 
     def __init__(
         self, ident: int, op: str, args: tuple, attrs: dict, dtype: str, shape: tuple, home: Region
@@ -193,6 +188,25 @@ def walk(effects: list) -> Iterator[Any]:
             yield from walk(effect.other_effects)
 
 
+def placed(effects: list, kind: type, loops: tuple[For, ...] = ()) -> Iterator[tuple[Any, tuple[For, ...]]]:
+    """The effects of one kind, each with the loops around it."""
+    for effect in effects:
+        if isinstance(effect, kind):
+            yield effect, loops
+        elif isinstance(effect, For):
+            yield from placed(effect.effects, kind, (*loops, effect))
+        elif isinstance(effect, If):
+            yield from placed(effect.then_effects, kind, loops)
+            yield from placed(effect.other_effects, kind, loops)
+
+
+def beneath(node: Node, *ops: str) -> Node:
+    """What operations of some kinds are applied to."""
+    while node.op in ops:
+        node = node.args[0]
+    return node
+
+
 def operands(item: Any) -> list:
     """Everything a node or an effect directly consists of, loop bodies included."""
     if isinstance(item, Node):
@@ -218,8 +232,8 @@ def operands(item: Any) -> list:
     return [n for n in (item.base, item.offset, item.mask, item.value) if n is not None]
 
 
-def reachable(roots: Iterable[Any]) -> Iterator[Any]:
-    """Nodes and effects that `roots` need, each once."""
+def reachable(roots: Iterable[Any], parts: Callable[[Any], Iterable[Any]] = operands) -> Iterator[Any]:
+    """Nodes and effects that `roots` need, each once; `parts` says what one of them consists of."""
     seen: set[int] = set()
     stack = list(roots)
     while stack:
@@ -228,4 +242,4 @@ def reachable(roots: Iterable[Any]) -> Iterator[Any]:
             continue
         seen.add(id(item))
         yield item
-        stack.extend(operands(item))
+        stack.extend(parts(item))

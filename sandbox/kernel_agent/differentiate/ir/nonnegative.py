@@ -6,21 +6,8 @@ negative number is negative.
 
 from __future__ import annotations
 
+from .kinds import NATURAL
 from .nodes import Node
-
-_CLOSED = {
-    "add",
-    "mul",
-    "floordiv",
-    "mod",
-    "cdiv",
-    "minimum",
-    "expand",
-    "broadcast",
-    "permute",
-    "reshape",
-    "full",
-}
 
 
 def natural(node: Node) -> bool:
@@ -43,4 +30,4 @@ def natural(node: Node) -> bool:
         return all(map(natural, node.args[1:]))
     if node.op == "ifout":
         return all(natural(node.attrs[k]) for k in ("then", "other") if node.attrs[k] is not None)
-    return node.op in _CLOSED and bool(node.args) and all(map(natural, node.args))
+    return node.op in NATURAL and bool(node.args) and all(map(natural, node.args))

@@ -45,12 +45,8 @@ class Rewriter:
         if all(a is b for a, b in zip(args, node.args, strict=True)):
             return node
         here, g.here = g.here, deepest([node, *args])
-        reverse, g.reverse = g.reverse, node.reverse
-        line, g.line = g.line, node.line
-        new = g.make(node.op, args, node.attrs, node.dtype, node.shape)
-        g.here, g.reverse, g.line = here, reverse, line
-        if new.op == "load":
-            new.active, new.upstream = node.active, node.upstream
+        new = g.again(node, args, upstream=False)
+        g.here = here
         return self._named(new, node)
 
     def _named(self, new: Node, old: Node) -> Node:
@@ -64,7 +60,7 @@ class Rewriter:
         if not any(isinstance(n, Node) and self.replace(n) is not None for n in reachable([loop])):
             self.loops[loop] = loop
             return loop
-        phis = {c.phi: self._phi(c.phi) for c in loop.carries}
+        phis = {c.phi: self.g.twin(c.phi, c.phi.home) for c in loop.carries}
         new = For(loop.region, loop.outer, [], [], loop.order, None, loop.line, loop.source)
         self.loops[loop] = new
         body = Rewriter(self.g, lambda n: phis.get(n) or self._outer(n, loop))
@@ -79,17 +75,6 @@ class Rewriter:
         if node.home.inside(loop.region):
             return self.replace(node)
         return self.node(node)
-
-    def _phi(self, phi: Node) -> Node:
-        new = self.g.fresh("phi", phi.attrs, phi.dtype, phi.shape, phi.home)
-        new.active, new.hint, new.upstream, new.reverse, new.line = (
-            phi.active,
-            phi.hint,
-            phi.upstream,
-            phi.reverse,
-            phi.line,
-        )
-        return new
 
     def branch(self, stmt: If) -> If:
         if stmt in self.ifs:

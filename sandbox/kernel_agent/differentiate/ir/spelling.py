@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+from ...source import words
 from .nodes import Node
 
 INFIX = {
@@ -21,19 +22,7 @@ _CALLS = {
     "abs": "abs",
     "next_power_of_2": "triton.next_power_of_2",
 }
-_SPELLED = {
-    *INFIX,
-    "const",
-    "param",
-    "constexpr",
-    "npid",
-    "cast",
-    "neg",
-    "invert",
-    "compare",
-    "not",
-    "isnone",
-}
+_SPELLED = words("const param constexpr npid cast neg invert compare not isnone") | set(INFIX)
 
 
 def on_host(node: Node) -> bool:

@@ -6,6 +6,8 @@ depend on anything replaced is left where it is, and so leaves the new loop.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .graph import Graph
 from .nodes import Carry, For, GradWrite, If, Node, Region, operands
 from .values import loop_out
@@ -61,12 +63,8 @@ class Graft:
             return self.region(node.home).iv  # type: ignore[return-value]
         args = [self.node(arg) for arg in node.args]
         here, g.here = g.here, self.region(node.home)
-        reverse, g.reverse = g.reverse, node.reverse
-        line, g.line = g.line, node.line
-        new = g.make(node.op, args, node.attrs, node.dtype, node.shape)
-        g.here, g.reverse, g.line = here, reverse, line
-        if new.op == "load":
-            new.active, new.upstream = node.active, node.upstream
+        new = g.again(node, args)
+        g.here = here
         return self._like(new, node)
 
     def _like(self, new: Node, old: Node) -> Node:
@@ -112,21 +110,13 @@ class Graft:
 
     def phi(self, phi: Node, region: Region) -> None:
         if phi not in self.nodes:
-            new = self.g.fresh("phi", phi.attrs, phi.dtype, phi.shape, region)
-            new.active, new.reverse = phi.active, phi.reverse
-            self.nodes[phi] = self._like(new, phi)
+            self.nodes[phi] = self.g.twin(phi, region)
 
     def branch(self, stmt: If) -> If:
         if stmt in self.ifs:
             return self.ifs[stmt]
-        new = If(
-            self.node(stmt.cond),
-            self.region(stmt.then),
-            self.region(stmt.other),
-            static=stmt.static,
-            line=stmt.line,
-        )
-        new.outer = new.then.parent
+        cond, then, other = self.node(stmt.cond), self.region(stmt.then), self.region(stmt.other)
+        new = If(cond, then, other, outer=then.parent, static=stmt.static, line=stmt.line)
         self.ifs[stmt] = new
         for out in stmt.outs:
             sides = {k: None if out.attrs[k] is None else self.node(out.attrs[k]) for k in ("then", "other")}
@@ -146,14 +136,7 @@ class Graft:
             return self.branch(effect)
         assert isinstance(effect, GradWrite)
         mask = None if effect.mask is None else self.node(effect.mask)
-        new = GradWrite(
-            self.node(effect.base),
-            self.node(effect.offset),
-            mask,
-            self.node(effect.value),
-            self.region(effect.region),
-            effect.line,
+        base, offset, value = (self.node(n) for n in (effect.base, effect.offset, effect.value))
+        return replace(
+            effect, base=base, offset=offset, mask=mask, value=value, region=self.region(effect.region)
         )
-        new.kind, new.proof, new.layouts = effect.kind, effect.proof, effect.layouts
-        new.advice, new.covers = effect.advice, effect.covers
-        return new

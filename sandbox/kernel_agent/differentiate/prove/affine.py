@@ -125,6 +125,11 @@ class Affine:
             found.setdefault(base, []).append((var, (factor, rest)))
         return [Group((1, base), terms) for base, terms in found.items()]
 
+    def solved(self, node: Node) -> list[Group] | None:
+        """The address dimensions of an offset, each a sum of digits; None where they are not."""
+        groups = self.groups(node)
+        return groups if groups is not None and all(map(self.solve, groups)) else None
+
     def _stride_part(self, ids: tuple[int, ...]) -> tuple[int, ...]:
         """Run-time factors name an address dimension; constexpr factors are block sizes inside one."""
         return tuple(i for i in ids if not self._compile_time(self.nodes[i]))
@@ -150,7 +155,7 @@ class Affine:
         if var.kind == "lane" and node is not None and node.args[0].op == "const" and node.args[0].value == 0:
             return self.monomials(node.args[1])
         if var.kind == "pid" and node is not None:
-            count = self.g.intern("npid", (), {"axis": node.attrs["axis"]}, "int32", ())
+            count = self.g.npid(node.attrs["axis"])
             self.nodes[count.id] = count
             return [(1, (count.id,))]
         if var.kind == "vpid" and node is not None:
@@ -167,7 +172,7 @@ class Affine:
             and node.args[0].op == "pid"
             and self.uniform(node.args[1])
         ):
-            whole = self.g.intern("npid", (), {"axis": node.args[0].attrs["axis"]}, "int32", ())
+            whole = self.g.npid(node.args[0].attrs["axis"])
             count = self.g.make("cdiv", (whole, node.args[1]))
             self.nodes[count.id] = count
             return [(1, (count.id,))]

@@ -23,8 +23,8 @@ def overwritten(kernel: Kernel, name: str, axes: list[int]) -> Node | None:
     (store,) = stores
     g = kernel.graph
     affine = Affine(g)
-    groups = affine.groups(store.offset)
-    if store.region is not g.top or groups is None or not all(affine.solve(group) for group in groups):
+    groups = affine.solved(store.offset)
+    if store.region is not g.top or groups is None:
         return None
     proof = disjoint(g, store.offset, store.mask, (), axes)
     if not isinstance(proof, Proof) or proof.layouts:
@@ -99,16 +99,14 @@ def _count(affine: Affine, g: Graph, var: Var, halves: set[tuple[int, int]]) -> 
     if var.kind == "lane" and node is not None and is_zero(node.args[0]):
         return node.args[1]
     if var.kind == "pid" and node is not None:
-        return g.intern("npid", (), {"axis": node.attrs["axis"]}, "int32", ())
+        return g.npid(node.attrs["axis"])
     if var.kind == "vpid" and node is not None:
         return node.attrs["count"]
     if var.kind in ("floordiv", "mod") and node is not None:
         whole, divisor = node.args
         if (whole.id, divisor.id) not in halves or whole.op != "pid":
             return None
-        return (
-            g.one if var.kind == "mod" else g.intern("npid", (), {"axis": whole.attrs["axis"]}, "int32", ())
-        )
+        return g.one if var.kind == "mod" else g.npid(whole.attrs["axis"])
     if var.kind == "trip" and var.region is not None:
         lo, hi, step = var.region.bounds  # type: ignore[misc]
         last = hi if affine.uniform(hi) else upper(g, hi) if affine.absolute else None

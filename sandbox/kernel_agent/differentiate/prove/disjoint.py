@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..ir.graph import Graph
-from ..ir.nodes import For, Node
+from ..ir.nodes import For, Node, beneath
 from ..ir.nonnegative import natural
 from ..ir.simplify import is_zero
 from ..ir.spelling import on_host
@@ -96,7 +96,7 @@ def close(affine: Affine, known: set, groups: list[Group]) -> None:
             continue
         seen.add(node.id)
         if node.op in ("floordiv", "mod"):
-            pairs.setdefault((_plain(node.args[0]).id, node.args[1].id), {})[node.op] = node
+            pairs.setdefault((beneath(node.args[0], "cast").id, node.args[1].id), {})[node.op] = node
         stack.extend(node.args)
     changed = True
     while changed:
@@ -104,7 +104,7 @@ def close(affine: Affine, known: set, groups: list[Group]) -> None:
         for sides in pairs.values():
             if len(sides) < 2 or not all((op, (n.id,)) in known for op, n in sides.items()):
                 continue
-            whole, divisor = _plain(sides["mod"].args[0]), sides["mod"].args[1]
+            whole, divisor = beneath(sides["mod"].args[0], "cast"), sides["mod"].args[1]
             if not (affine.uniform(divisor) or _determined(divisor, known)):
                 continue
             fact = ("pid", (whole.attrs["axis"],)) if whole.op == "pid" else (whole.op, (whole.id,))
@@ -123,12 +123,6 @@ def _determined(node: Node, known: set) -> bool:
     return (
         bool(node.args) and node.op not in ("load", "phi") and all(_determined(a, known) for a in node.args)
     )
-
-
-def _plain(node: Node) -> Node:
-    while node.op == "cast":
-        node = node.args[0]
-    return node
 
 
 def _group_text(affine: Affine, group: Group) -> str:
@@ -284,7 +278,9 @@ def bounds_of(affine: Affine, mask: Node | None, rank: int) -> dict[frozenset, N
         if node.attrs["cmp"] != "<":
             continue
         index, bound = node.args
-        halves = _plain(bound).args if _plain(bound).op == "minimum" else (bound,)  # below both of them
+        halves = (
+            beneath(bound, "cast").args if beneath(bound, "cast").op == "minimum" else (bound,)
+        )  # below both of them
         for half in halves:
             signature, rest = _index(affine, g.sub(index, half), axes)
             if signature is None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..ir.address_tables import root
 from ..ir.folding import COMPARE
-from ..ir.nodes import For, If, Node, Store
+from ..ir.nodes import For, Node, Store, placed, reachable
 from ..ir.refusal import Refusal
 from ..ir.report import LineReport
 from ..ir.values import Kernel
@@ -29,7 +29,7 @@ LIMIT_ONE = 1 << 12  # and for one store that is not proven to write every eleme
 
 def check(kernel: Kernel, grid: tuple[int, ...], report: list[LineReport]) -> None:
     """Refuse kernels that overwrite a differentiable result."""
-    stores = list(_stores(kernel.effects, ()))
+    stores = list(placed(kernel.effects, Store))
     for store, loops in stores:
         if store.value.active and store.kind == "store":
             _moves(kernel, store, loops)
@@ -37,7 +37,7 @@ def check(kernel: Kernel, grid: tuple[int, ...], report: list[LineReport]) -> No
     for (one, loops), (two, others) in combinations(stores, 2):
         if (
             root(one.base) is not root(two.base)
-            or _exclusive(one, two)
+            or one.region.excludes(two.region)
             or not _loses(one, loops, two, others)
         ):
             continue
@@ -89,22 +89,6 @@ def _once(kernel: Kernel, placed: Placed, grid: tuple[int, ...], report: list[Li
         )
 
 
-def _stores(effects: list, loops: tuple[For, ...]):
-    for effect in effects:
-        if isinstance(effect, Store):
-            yield effect, loops
-        elif isinstance(effect, For):
-            yield from _stores(effect.effects, (*loops, effect))
-        elif isinstance(effect, If):
-            yield from _stores(effect.then_effects, loops)
-            yield from _stores(effect.other_effects, loops)
-
-
-def _exclusive(a: Store, b: Store) -> bool:
-    mine = {(r.cond, r.positive) for r in a.region.chain() if r.cond is not None}
-    return any((r.cond, not r.positive) in mine for r in b.region.chain() if r.cond is not None)
-
-
 def _moves(kernel: Kernel, store: Store, loops: tuple[For, ...]) -> None:
     """A store in a loop must go to another address in every step."""
     known, groups = _determined(Affine(kernel.graph), store)
@@ -135,23 +119,19 @@ def _determined(affine: Affine, store: Store) -> tuple[set, list[Group]]:
 
 def _needs(node: Node, wanted: set[Node | None]) -> bool:
     """Whether an address changes with one of `wanted`, also through the bounds of inner loops."""
-    stack, seen = [node], set()
-    while stack:
-        item = stack.pop()
-        if item in wanted:
-            return True
-        if item in seen:
-            continue
-        seen.add(item)
-        stack += item.args
-        if item.op == "iv":
-            stack += item.home.bounds or ()
-        elif item.op == "ifout":
-            stack += [n for n in (item.attrs["then"], item.attrs["other"]) if n is not None]
-        elif item.op == "loopout":
-            carry = item.attrs["loop"].carries[item.attrs["index"]]
-            stack += [carry.init, carry.next]
-    return False
+    return any(item in wanted for item in reachable([node], _address_parts))
+
+
+def _address_parts(node: Node) -> list[Node]:
+    parts = list(node.args)
+    if node.op == "iv":
+        parts += node.home.bounds or ()
+    elif node.op == "ifout":
+        parts += [n for n in (node.attrs["then"], node.attrs["other"]) if n is not None]
+    elif node.op == "loopout":
+        carry = node.attrs["loop"].carries[node.attrs["index"]]
+        parts += [carry.init, carry.next]
+    return parts
 
 
 # addresses of the traced call
@@ -211,7 +191,9 @@ _NUMPY: dict[str, Callable[..., Any]] = {
     "floordiv": lambda a, b: np.trunc(np.divide(a, b)).astype(np.int64),
     "mod": np.fmod,
     "cdiv": lambda a, b: -(-np.asarray(a) // b),
+    "cast": lambda a: a, "neg": np.negative, "not": np.logical_not, "invert": np.invert,
 }  # fmt: skip
+_SHAPED = ("arange", "compare", "expand", "broadcast", "full")
 
 
 def evaluate(kernel: Kernel, node: Node, env: dict) -> Any:
@@ -232,24 +214,13 @@ def evaluate(kernel: Kernel, node: Node, env: dict) -> Any:
         if value is None:
             raise Unknown
         return value
-    if op not in _NUMPY and op not in (
-        "arange",
-        "compare",
-        "cast",
-        "expand",
-        "broadcast",
-        "neg",
-        "not",
-        "invert",
-        "full",
-        "ifout",
-    ):
-        raise Unknown
     if op == "ifout":
         side = node.attrs["then" if evaluate(kernel, node.args[0], env) else "other"]
         if side is None:
             raise Unknown
         return evaluate(kernel, side, env)
+    if op not in _NUMPY and op not in _SHAPED:
+        raise Unknown
     args = [evaluate(kernel, arg, env) for arg in node.args]
     if op == "arange":
         return np.arange(args[0], args[1])
@@ -260,12 +231,4 @@ def evaluate(kernel: Kernel, node: Node, env: dict) -> Any:
     if op in ("broadcast", "full"):
         shape = tuple(int(evaluate(kernel, dim, env)) for dim in node.shape)
         return np.broadcast_to(args[0], shape)
-    if op == "cast":
-        return args[0]
-    if op == "neg":
-        return np.negative(args[0])
-    if op == "not":
-        return np.logical_not(args[0])
-    if op == "invert":
-        return np.invert(args[0])
     return _NUMPY[op](*args)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..ir.graph import Graph
-from ..ir.nodes import Node, Region
+from ..ir.nodes import Node, Region, beneath
 from ..ir.report import Why
 from ..ir.simplify import is_zero
 from ..ir.values import quotient
@@ -100,9 +100,7 @@ class Bounds:
         self.g, self.affine = g, affine
         self.found: list[tuple[dict[Var, Monomial], Form, Condition | None]] = []
         for condition in conditions(g, mask, rank):
-            node = condition.node
-            while node.op == "cast":
-                node = node.args[0]
+            node = beneath(condition.node, "cast")
             if node.op == "compare" and node.attrs["cmp"] in ORDERED and not node.args[0].is_float:
                 self._note(node, condition)
 

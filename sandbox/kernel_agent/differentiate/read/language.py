@@ -148,11 +148,11 @@ def call(b: Builder, function: Any, text: str, args: list, kw: dict) -> Any:
 
 
 def program_id(b: Builder, axis: Any) -> Node:
-    return b.g.intern("pid", (), {"axis": int(b.number(axis))}, "int32", ())
+    return b.g.pid(int(b.number(axis)))
 
 
 def num_programs(b: Builder, axis: Any) -> Node:
-    return b.g.intern("npid", (), {"axis": int(b.number(axis))}, "int32", ())
+    return b.g.npid(int(b.number(axis)))
 
 
 def _mask(b: Builder, mask: Any) -> Node | None:
@@ -251,17 +251,12 @@ def _expand_block(
     offset: Node = ptr.start
     mask: Node | None = None
     for axis in range(rank):
-        index = g.add(ptr.offsets[axis], arange(b, 0, ptr.block[axis]))
-        for other in range(rank):
-            if other != axis:
-                index = g.expand(index, other)
+        index = g.along(g.add(ptr.offsets[axis], arange(b, 0, ptr.block[axis])), axis, rank)
         offset = g.add(offset, g.mul(index, ptr.strides[axis]))
         if axis in checked:
-            inside = g.make("compare", (index, ptr.shape[axis]), {"cmp": "<"}, "int1")
-            inside = g.make(
-                "and", (g.make("compare", (index, g.const(0)), {"cmp": ">="}, "int1"), inside), {}, "int1"
-            )
-            mask = inside if mask is None else g.make("and", (mask, inside), {}, "int1")
+            inside = g.compare("<", index, ptr.shape[axis])
+            inside = g.both(g.compare(">=", index, g.const(0)), inside)
+            mask = g.both(mask, inside)
     if mask is not None and mask.shape != offset.shape:
         mask = g.broadcast(mask, offset.shape)
     fill = None
@@ -603,10 +598,6 @@ def _nothing(b: Builder, *_: Any, **__: Any) -> None:
     return None
 
 
-def static_assert(b: Builder, cond: Any, msg: Any = "") -> None:
-    return None
-
-
 def swizzle2d(b: Builder, i: Any, j: Any, size_i: Any, size_j: Any, size_g: Any) -> tuple[Node, Node]:
     g = b.g
     i, j, rows, cols, group = (b.node(v) for v in (i, j, size_i, size_j, size_g))
@@ -638,67 +629,60 @@ def _plain(value: Any) -> Any:
     return value.attrs.get("name", value.attrs.get("value")) if isinstance(value, Node) else value
 
 
+OWN = (
+    program_id,
+    num_programs,
+    load,
+    store,
+    atomic_add,
+    make_block_ptr,
+    advance,
+    arange,
+    full,
+    zeros,
+    zeros_like,
+    cast,
+    pointer_type,
+    expand_dims,
+    broadcast_to,
+    broadcast,
+    permute,
+    trans,
+    reshape,
+    ravel,
+    flip,
+    join,
+    split,
+    interleave,
+    cdiv,
+    where,
+    clamp,
+    fma,
+    dot,
+    argmax,
+    argmin,
+    softmax,
+    associative_scan,
+    swizzle2d,
+    gather,
+)
 TABLE: dict[str, Callable] = {
-    "program_id": program_id,
-    "num_programs": num_programs,
-    "load": load,
-    "store": store,
-    "atomic_add": atomic_add,
-    "make_block_ptr": make_block_ptr,
-    "advance": advance,
-    "arange": arange,
-    "full": full,
-    "zeros": zeros,
-    "zeros_like": zeros_like,
-    "cast": cast,
-    "pointer_type": pointer_type,
-    "expand_dims": expand_dims,
-    "broadcast_to": broadcast_to,
-    "broadcast": broadcast,
-    "permute": permute,
-    "trans": trans,
-    "reshape": reshape,
+    **{function.__name__: function for function in OWN},
     "view": reshape,
-    "ravel": ravel,
-    "flip": flip,
-    "join": join,
-    "split": split,
-    "interleave": interleave,
     "add": _binary("add"),
     "sub": _binary("sub"),
     "mul": _binary("mul"),
-    "maximum": _binary("maximum"),
-    "minimum": _binary("minimum"),
-    "fmax": _binary("maximum"),
-    "fmin": _binary("minimum"),
-    "fdiv": _divide,
-    "div_rn": _divide,
-    "truediv": _divide,
-    "cdiv": cdiv,
-    "where": where,
-    "clamp": clamp,
-    "fma": fma,
-    "dot": dot,
+    **dict.fromkeys(("maximum", "fmax"), _binary("maximum")),
+    **dict.fromkeys(("minimum", "fmin"), _binary("minimum")),
+    **dict.fromkeys(("fdiv", "div_rn", "truediv"), _divide),
     "sum": _reduction("sum"),
     "max": _reduction("max"),
     "min": _reduction("min"),
-    "argmax": argmax,
-    "argmin": argmin,
-    "softmax": softmax,
     "cumsum": _scan("sum"),
     "cumprod": _scan("prod"),
-    "associative_scan": associative_scan,
     "rand": _random("rand"),
     "randn": _random("randn"),
     "randint": _random("randint"),
-    "multiple_of": _first,
-    "max_contiguous": _first,
-    "max_constancy": _first,
-    "assume": _nothing,
-    "static_print": _nothing,
-    "device_print": _nothing,
-    "debug_barrier": _nothing,
-    "static_assert": static_assert,
-    "swizzle2d": swizzle2d,
-    "gather": gather,
+    **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy"), _first),
+    **dict.fromkeys(("assume", "static_print", "device_print", "debug_barrier", "static_assert"), _nothing),
 }

@@ -200,14 +200,7 @@ class Builder:
             return self.block(body if known else orelse)
         before, outer_effects, g = self.env, self.effects, self.g
         outer = g.here
-        stmt = If(
-            cond,
-            g.branch(cond, True),
-            g.branch(cond, False),
-            outer=outer,
-            static=is_static(cond),
-            line=node.lineno,
-        )
+        stmt = g.fork(cond, is_static(cond), node.lineno)
         results, envs = [], []
         for region, statements, effects in (
             (stmt.then, body, stmt.then_effects),
@@ -642,7 +635,7 @@ class Builder:
                     x if isinstance(x, Node) else self.g.intern("const", (), {"value": x}, "int32", ())
                     for x in (a, b)
                 )
-            return self.g.make("compare", (self.node(a), self.node(b)), {"cmp": symbol}, "int1")
+            return self.g.compare(symbol, self.node(a), self.node(b))
         if isinstance(a, DType) and isinstance(b, DType) and "$" in (a.name[0], b.name[0]):
             return self._dtype_test(a, b, symbol)
         return COMPARE[symbol](a, b)
@@ -668,14 +661,7 @@ class Builder:
         if known is not None:
             return self.expr(node.body if known else node.orelse)
         g, outer = self.g, self.g.here
-        stmt = If(
-            cond,
-            g.branch(cond, True),
-            g.branch(cond, False),
-            outer=outer,
-            static=is_static(cond),
-            line=node.lineno,
-        )
+        stmt = g.fork(cond, is_static(cond), node.lineno)
         values = []
         for region, side in ((stmt.then, node.body), (stmt.other, node.orelse)):
             g.here = region

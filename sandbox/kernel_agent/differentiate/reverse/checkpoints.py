@@ -42,7 +42,7 @@ def possible(loop: For) -> bool:
 def places(g: Graph, source: For) -> tuple[Node, Node, Region]:
     """The number of a step of the whole loop, the number of a segment, and the steps of one."""
     lo, hi, step = source.region.bounds  # type: ignore[misc]
-    length = g.intern("param", (), {"name": SEGMENT}, "int32", ())
+    length = g.param(SEGMENT)
     g.here = source.region
     at = g.make("floordiv", (g.sub(source.region.iv, lo), step))  # type: ignore[arg-type]
     g.here = source.outer

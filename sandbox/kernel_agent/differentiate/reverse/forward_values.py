@@ -14,7 +14,21 @@ from dataclasses import dataclass
 
 from ...errors import readable
 from ..ir.folding import fold
-from ..ir.nodes import Carry, For, If, Node, Region, Store, TapeStore, operands, reachable, real, walk
+from ..ir.kinds import MIXING
+from ..ir.nodes import (
+    Carry,
+    For,
+    If,
+    Node,
+    Region,
+    Store,
+    TapeStore,
+    beneath,
+    operands,
+    reachable,
+    real,
+    walk,
+)
 from ..ir.refusal import Refusal
 from ..ir.report import LineReport
 from ..ir.rewriter import Rewriter
@@ -48,9 +62,7 @@ def use_stored(reverse: Reverse) -> None:
     uses = _uses(kernel.effects)
     loads: dict[Node, Node] = {}
     for store in stores:
-        value = store.value
-        while value.op == "cast":
-            value = value.args[0]
+        value = beneath(store.value, "cast")
         alone = sum(s.base is store.base for s in stores) == 1 and store.base.op == "param"
         if (
             not alone
@@ -107,20 +119,7 @@ def _uses(effects: list) -> dict[Node, int]:
 
 def _mixes_lanes(value: Node) -> bool:
     """Whether lanes meet in a value, so that one that a mask leaves out may reach another."""
-    mixing = (
-        "reduce",
-        "dot",
-        "scan",
-        "affine",
-        "permute",
-        "reshape",
-        "argreduce",
-        "flip",
-        "join",
-        "split",
-        "gather",
-    )
-    return any(isinstance(n, Node) and n.op in mixing and n.is_float for n in reachable([value]))
+    return any(isinstance(n, Node) and n.op in MIXING and n.is_float for n in reachable([value]))
 
 
 def _loops_in(node: Node) -> bool:
@@ -195,9 +194,9 @@ class Tape:
         g = self.g
         state = self._closure(source, phis, missing)
         at, part, segment = checkpoints.places(g, source)
-        length = g.intern("param", (), {"name": checkpoints.SEGMENT}, "int32", ())
+        length = g.param(checkpoints.SEGMENT)
         g.here = source.region
-        first = g.make("compare", (g.make("mod", (at, length)), g.const(0)), {"cmp": "=="}, "int1")
+        first = g.compare("==", g.make("mod", (at, length)), g.const(0))
         number = g.make("floordiv", (at, length))
         starts: dict[int, Node] = {}
         for k in state:
@@ -268,9 +267,7 @@ class Tape:
         for store in source.effects:
             if not isinstance(store, Store) or store.kind != "store" or store.region is not region:
                 continue
-            value = store.value
-            while value.op == "cast":
-                value = value.args[0]
+            value = beneath(store.value, "cast")
             name = store.base.attrs["name"]
             forward = [e for e in walk(self.reverse.kernel.effects) if isinstance(e, Store)]
             alone = (
@@ -287,10 +284,10 @@ class Tape:
             back = g.sub(region.iv, step)  # type: ignore[arg-type]
             moved = {region.iv: back}
             before = Rewriter(g, moved.get)
-            later = g.make("compare", (region.iv, lo), {"cmp": ">"}, "int1")  # type: ignore[arg-type]
+            later = g.compare(">", region.iv, lo)  # type: ignore[arg-type]
             mask = later
             if store.mask is not None:
-                mask = g.make("and", (before.node(store.mask), later), {}, "int1")
+                mask = g.both(before.node(store.mask), later)
             offset = before.node(store.offset)
             elem = f"${store.base.attrs['elem']}:{name}"
             raw = g.make("load", (store.base, offset, mask, g.number(0)), {"other": True}, elem, offset.shape)
@@ -323,9 +320,7 @@ class Tape:
         """Scratch for one carry of a loop."""
         g, phi = self.g, source.carries[k].phi
         lo, hi, step = source.region.bounds  # type: ignore[misc]
-        numel = g.one
-        for dim in phi.shape:
-            numel = g.mul(numel, dim)
+        numel = g.numel(phi.shape)
         g.here = g.top
         trips = upper(g, g.make("cdiv", (g.sub(hi, lo), step)))
         if trips is None:
@@ -351,9 +346,7 @@ class Tape:
     def _read(self, buffer: Buffer, at: Node, like: Node, region: Region) -> Node:
         g = self.g
         index = self._index(buffer, at, like, region)
-        base = g.intern(
-            "param", (), {"name": buffer.name, "none": False, "elem": buffer.dtype}, "pointer", ()
-        )
+        base = g.scratch(buffer.name, buffer.dtype)
         read = g.make("load", (base, index), {"other": False, "buffer": True}, like.dtype, like.shape)
         read.hint = like.hint
         return read
@@ -370,12 +363,12 @@ class Tape:
     def _slice(self, buffer: Buffer) -> Node:
         """The program's first entry: its number times the entries that the longest loop needs."""
         g = self.g
-        pids = [g.intern("pid", (), {"axis": a}, "int32", ()) for a in range(3)]
-        counts = [g.intern("npid", (), {"axis": a}, "int32", ()) for a in range(3)]
+        pids = [g.pid(a) for a in range(3)]
+        counts = [g.npid(a) for a in range(3)]
         linear = g.cast(pids[2], "int64")
         linear = g.add(g.mul(linear, counts[1]), pids[1])
         linear = g.add(g.mul(linear, counts[0]), pids[0])
-        steps = g.intern("param", (), {"name": buffer.slots}, "int32", ())
+        steps = g.param(buffer.slots)
         return g.mul(linear, steps)
 
 
@@ -420,8 +413,6 @@ def naive(site) -> int:
         for carry in loop.carries:
             if trips is None or not carry.phi.active:
                 continue
-            numel = g.one
-            for dim in carry.phi.shape:
-                numel = g.mul(numel, dim)
+            numel = g.numel(carry.phi.shape)
             total += size(Buffer("", real(carry.phi.dtype), trips, numel, ""), site)
     return total

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..ir.graph import Graph
+from ..ir.kinds import ARITHMETIC, MOVING
 from ..ir.nodes import Node, adjoint_dtype
 from ..ir.refusal import Refusal
 from ..read import language
 
 Contributions = Iterator[tuple[Node, Node]]
 RULES: dict[str, Callable[[Graph, Node, Node], Contributions]] = {}
-UNARY: dict[str, Callable[[Graph, Node, Node, Node], Node]] = {}
 
 LINEAR_STEP = "linear_step"  # the combine function that the generated section defines
 GATHERED = 1 << 15  # pairs of places that the adjoint of a gather may compare
@@ -28,17 +28,9 @@ LOG10E = 0.4342944819032518
 TWO_OVER_SQRT_PI = 1.1283791670955126
 
 
-def rule_of(op: str) -> Callable:
+def rule_of(*ops: str) -> Callable:
     def register(function: Callable) -> Callable:
-        RULES[op] = function
-        return function
-
-    return register
-
-
-def unary_rule(name: str) -> Callable:
-    def register(function: Callable) -> Callable:
-        UNARY[name] = function
+        RULES.update(dict.fromkeys(ops, function))
         return function
 
     return register
@@ -68,6 +60,16 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
     yield n.args[1], d
 
 
+@rule_of("neg")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    yield n.args[0], g.neg(d)
+
+
+@rule_of("cast", "broadcast", "full")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    yield n.args[0], d
+
+
 @rule_of("sub")
 def _(g: Graph, n: Node, d: Node) -> Contributions:
     yield n.args[0], d
@@ -89,7 +91,7 @@ def product(g: Graph, d: Node, x: Node) -> Node:
     result = g.mul(d, x)
     if not may_be_infinite(x):
         return result
-    dead = g.make("compare", (d, g.number(0)), {"cmp": "=="}, "int1")
+    dead = g.compare("==", d, g.number(0))
     return g.where(dead, g.number(0), result)
 
 
@@ -99,19 +101,7 @@ def may_be_infinite(node: Node) -> bool:
         return node.value in (float("inf"), float("-inf"))
     if node.op == "load":
         return len(node.args) == 4 and may_be_infinite(node.args[3])
-    if node.op in (
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "neg",
-        "cast",
-        "expand",
-        "broadcast",
-        "full",
-        "permute",
-        "reshape",
-    ):
+    if node.op in ARITHMETIC | MOVING or node.op in ("neg", "cast"):
         return any(may_be_infinite(arg) for arg in node.args)
     if node.op == "where":
         return any(may_be_infinite(arg) for arg in node.args[1:])
@@ -126,34 +116,22 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
         yield b, g.neg(g.div(g.mul(d, n), b))
 
 
-@rule_of("neg")
+@rule_of("maximum", "minimum")
 def _(g: Graph, n: Node, d: Node) -> Contributions:
-    yield n.args[0], g.neg(d)
-
-
-@rule_of("cast")
-def _(g: Graph, n: Node, d: Node) -> Contributions:
-    yield n.args[0], d
-
-
-def _extreme(g: Graph, n: Node, d: Node) -> Contributions:
     first, second = n.args
-    wins = g.make("compare", (first, second), {"cmp": ">" if n.op == "maximum" else "<"}, "int1")
+    wins = g.compare(">" if n.op == "maximum" else "<", first, second)
     if first.active:
         yield first, g.where(wins, d, g.number(0))
     if second.active:
         yield second, g.where(wins, g.number(0), d)
 
 
-RULES["maximum"] = RULES["minimum"] = _extreme
-
-
 @rule_of("clamp")
 def _(g: Graph, n: Node, d: Node) -> Contributions:
     x, low, high = n.args
-    above = g.make("compare", (x, low), {"cmp": ">="}, "int1")
-    below = g.make("compare", (x, high), {"cmp": "<="}, "int1")
-    yield x, g.where(g.make("and", (above, below), {}, "int1"), d, g.number(0))
+    above = g.compare(">=", x, low)
+    below = g.compare("<=", x, high)
+    yield x, g.where(g.both(above, below), d, g.number(0))
     if low.active:
         yield low, g.where(above, g.number(0), d)
     if high.active:
@@ -172,16 +150,6 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
 @rule_of("expand")
 def _(g: Graph, n: Node, d: Node) -> Contributions:
     yield n.args[0], g.reduce("sum", d, n.attrs["axis"])
-
-
-@rule_of("broadcast")
-def _(g: Graph, n: Node, d: Node) -> Contributions:
-    yield n.args[0], d
-
-
-@rule_of("full")
-def _(g: Graph, n: Node, d: Node) -> Contributions:
-    yield n.args[0], d
 
 
 @rule_of("reshape")
@@ -238,11 +206,8 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
         return
     shape = (*a.shape[:axis], *a.shape[axis + 1 :])
     best = g.make("argreduce", (a,), {"fn": n.attrs["fn"], "axis": axis}, "int32", shape)
-    lane = g.make("arange", (g.const(0), a.shape[axis]), {}, "int32", (a.shape[axis],))
-    for other in range(len(a.shape)):
-        if other != axis:
-            lane = g.expand(lane, other)
-    chosen = g.make("compare", (lane, g.expand(best, axis)), {"cmp": "=="}, "int1")
+    lane = g.lane(a.shape[axis], axis, len(a.shape))
+    chosen = g.compare("==", lane, g.expand(best, axis))
     yield a, g.where(chosen, wide, g.number(0))
 
 
@@ -276,11 +241,8 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
             "Load the gathered elements by address.",
             n.line,
         )
-    lane = g.make("arange", (g.const(0), places), {}, "int32", (places,))
-    for other in range(len(index.shape) + 1):
-        if other != axis + 1:
-            lane = g.expand(lane, other)
-    taken = g.make("compare", (g.expand(index, axis + 1), lane), {"cmp": "=="}, "int1")
+    lane = g.lane(places, axis + 1, len(index.shape) + 1)
+    taken = g.compare("==", g.expand(index, axis + 1), lane)
     yield x, g.reduce("sum", g.where(taken, g.expand(d, axis + 1), g.number(0)), axis)
 
 
@@ -299,17 +261,14 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
 
 def shifted(g: Graph, x: Node, axis: int, by: int, edge: float = 0) -> Node:
     """x moved along an axis by one place, `edge` moved in."""
-    lane = g.make("arange", (g.const(0), x.shape[axis]), {}, "int32", (x.shape[axis],))
-    for other in range(len(x.shape)):
-        if other != axis:
-            lane = g.expand(lane, other)
+    lane = g.lane(x.shape[axis], axis, len(x.shape))
     last = g.sub(x.shape[axis], g.const(1))
     moved_lane = g.sub(lane, g.const(by)) if by > 0 else g.add(lane, g.const(-by))
     low = g.make("maximum", (moved_lane, g.const(0)))
     index = g.broadcast(g.make("minimum", (low, last)), x.shape)
     moved = g.make("gather", (x, index), {"axis": axis}, x.dtype, x.shape)
     end = g.const(0) if by > 0 else last
-    return g.where(g.make("compare", (lane, end), {"cmp": "=="}, "int1"), g.number(edge), moved)
+    return g.where(g.compare("==", lane, end), g.number(edge), moved)
 
 
 @rule_of("user")
@@ -343,103 +302,32 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
     yield n.args[0], UNARY[name](g, n.args[0], n, d)
 
 
-@unary_rule("exp")
-def _(g: Graph, x: Node, y: Node, d: Node) -> Node:
-    return g.mul(d, y)
-
-
-@unary_rule("exp2")
-def _(g: Graph, x: Node, y: Node, d: Node) -> Node:
-    return g.mul(g.mul(d, y), g.number(LN2))
-
-
-@unary_rule("expm1")
-def _(g: Graph, x: Node, y: Node, d: Node) -> Node:
-    return g.mul(d, g.add(y, g.number(1)))
-
-
-@unary_rule("log")
-def _(g: Graph, x: Node, y: Node, d: Node) -> Node:
-    return g.div(d, x)
-
-
-@unary_rule("log2")
-def _(g: Graph, x: Node, y: Node, d: Node) -> Node:
-    return g.div(g.mul(d, g.number(LOG2E)), x)
-
-
-@unary_rule("log10")
-def _(g: Graph, x: Node, y: Node, d: Node) -> Node:
-    return g.div(g.mul(d, g.number(LOG10E)), x)
-
-
-@unary_rule("log1p")
-def _(g: Graph, x: Node, y: Node, d: Node) -> Node:
-    return g.div(d, g.add(x, g.number(1)))
-
-
-@unary_rule("sqrt")
-def _(g: Graph, x: Node, y: Node, d: Node) -> Node:
-    return g.div(g.mul(d, g.number(0.5)), y)
-
-
-@unary_rule("rsqrt")
-def _(g: Graph, x: Node, y: Node, d: Node) -> Node:
-    return g.mul(g.mul(g.mul(g.mul(d, g.number(-0.5)), y), y), y)
-
-
-@unary_rule("cbrt")
-def _(g: Graph, x: Node, y: Node, d: Node) -> Node:
-    return g.div(d, g.mul(g.mul(g.number(3), y), y))
-
-
-@unary_rule("sin")
-def _(g: Graph, x: Node, y: Node, d: Node) -> Node:
-    return g.mul(d, g.call("cos", x))
-
-
-@unary_rule("cos")
-def _(g: Graph, x: Node, y: Node, d: Node) -> Node:
-    return g.neg(g.mul(d, g.call("sin", x)))
-
-
-@unary_rule("tan")
-def _(g: Graph, x: Node, y: Node, d: Node) -> Node:
-    return g.mul(d, g.add(g.mul(y, y), g.number(1)))
-
-
-@unary_rule("tanh")
-def _(g: Graph, x: Node, y: Node, d: Node) -> Node:
-    return g.mul(d, g.sub(g.number(1), g.mul(y, y)))
-
-
-@unary_rule("sigmoid")
-def _(g: Graph, x: Node, y: Node, d: Node) -> Node:
-    return g.mul(g.mul(d, y), g.sub(g.number(1), y))
-
-
-@unary_rule("erf")
-def _(g: Graph, x: Node, y: Node, d: Node) -> Node:
-    return g.mul(g.mul(d, g.number(TWO_OVER_SQRT_PI)), g.call("exp", g.neg(g.mul(x, x))))
-
-
-@unary_rule("abs")
-def _(g: Graph, x: Node, y: Node, d: Node) -> Node:
-    up = g.make("compare", (x, g.number(0)), {"cmp": ">"}, "int1")
-    down = g.make("compare", (x, g.number(0)), {"cmp": "<"}, "int1")
+def _abs(g: Graph, x: Node, y: Node, d: Node) -> Node:
+    up = g.compare(">", x, g.number(0))
+    down = g.compare("<", x, g.number(0))
     return g.where(up, d, g.where(down, g.neg(d), g.number(0)))
 
 
-@unary_rule("asin")
-def _(g: Graph, x: Node, y: Node, d: Node) -> Node:
-    return g.mul(d, g.call("rsqrt", g.sub(g.number(1), g.mul(x, x))))
-
-
-@unary_rule("acos")
-def _(g: Graph, x: Node, y: Node, d: Node) -> Node:
-    return g.neg(g.mul(d, g.call("rsqrt", g.sub(g.number(1), g.mul(x, x)))))
-
-
-@unary_rule("atan")
-def _(g: Graph, x: Node, y: Node, d: Node) -> Node:
-    return g.div(d, g.add(g.mul(x, x), g.number(1)))
+# Functions of one number: (graph, x, y = f(x), adjoint of y) -> adjoint of x.
+UNARY: dict[str, Callable[[Graph, Node, Node, Node], Node]] = {
+    "exp": lambda g, x, y, d: g.mul(d, y),
+    "exp2": lambda g, x, y, d: g.mul(g.mul(d, y), g.number(LN2)),
+    "expm1": lambda g, x, y, d: g.mul(d, g.add(y, g.number(1))),
+    "log": lambda g, x, y, d: g.div(d, x),
+    "log2": lambda g, x, y, d: g.div(g.mul(d, g.number(LOG2E)), x),
+    "log10": lambda g, x, y, d: g.div(g.mul(d, g.number(LOG10E)), x),
+    "log1p": lambda g, x, y, d: g.div(d, g.add(x, g.number(1))),
+    "sqrt": lambda g, x, y, d: g.div(g.mul(d, g.number(0.5)), y),
+    "rsqrt": lambda g, x, y, d: g.mul(g.mul(g.mul(g.mul(d, g.number(-0.5)), y), y), y),
+    "cbrt": lambda g, x, y, d: g.div(d, g.mul(g.mul(g.number(3), y), y)),
+    "sin": lambda g, x, y, d: g.mul(d, g.call("cos", x)),
+    "cos": lambda g, x, y, d: g.neg(g.mul(d, g.call("sin", x))),
+    "tan": lambda g, x, y, d: g.mul(d, g.add(g.mul(y, y), g.number(1))),
+    "tanh": lambda g, x, y, d: g.mul(d, g.sub(g.number(1), g.mul(y, y))),
+    "sigmoid": lambda g, x, y, d: g.mul(g.mul(d, y), g.sub(g.number(1), y)),
+    "erf": lambda g, x, y, d: g.mul(g.mul(d, g.number(TWO_OVER_SQRT_PI)), g.call("exp", g.neg(g.mul(x, x)))),
+    "asin": lambda g, x, y, d: g.mul(d, g.call("rsqrt", g.sub(g.number(1), g.mul(x, x)))),
+    "acos": lambda g, x, y, d: g.neg(g.mul(d, g.call("rsqrt", g.sub(g.number(1), g.mul(x, x))))),
+    "atan": lambda g, x, y, d: g.div(d, g.add(g.mul(x, x), g.number(1))),
+    "abs": _abs,
+}

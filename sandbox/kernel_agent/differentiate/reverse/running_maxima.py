@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..ir.nodes import Carry, For, If, Node, Store, operands, reachable, walk
+from ..ir.kinds import LANEWISE
+from ..ir.nodes import Carry, For, If, Node, Store, beneath, operands, reachable, walk
 from ..ir.report import LineReport
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_minus_inf, is_zero
@@ -38,20 +39,6 @@ class Shift:
 
 
 INVARIANT = Shift("scale")
-LANEWISE = {
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "neg",
-    "cast",
-    "expand",
-    "broadcast",
-    "where",
-    "call",
-    "maximum",
-    "minimum",
-}
 
 
 @dataclass(eq=False)
@@ -196,9 +183,7 @@ class Analysis:
 
     def unseen(self, node: Node) -> bool:
         """Whether the lanes that a `where` replaces are stored nowhere: every store that they reach leaves them out."""
-        cond = node.args[0]
-        while cond.op in ("expand", "broadcast"):
-            cond = cond.args[0]
+        cond = beneath(node.args[0], "expand", "broadcast")
         replaced = upper_bounds(node.args[0], len(node.shape))
         if cond.op != "compare" or len(replaced) != 1:
             return False
@@ -532,8 +517,7 @@ class Telescope:
         for k, carry in enumerate(loop.carries):
             if k == online.index:
                 continue
-            phi = self.g.fresh("phi", carry.phi.attrs, carry.phi.dtype, carry.phi.shape, loop.region)
-            phi.active, phi.hint, phi.line = carry.phi.active, carry.phi.hint, carry.phi.line
+            phi = self.g.twin(carry.phi, loop.region)
             replaced[carry.phi] = phi
             index[k] = len(index)
             here, self.g.here = self.g.here, loop.outer

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..ir import address_tables
-from ..ir.nodes import Carry, For, GradWrite, If, Node, Region, Store, adjoint_dtype, walk
+from ..ir.nodes import Carry, For, GradWrite, If, Node, Region, Store, adjoint_dtype, operands, walk
 from ..ir.refusal import Refusal
 from ..ir.report import LineReport
 from ..ir.values import Kernel, loop_out
@@ -293,10 +293,8 @@ def children(item: object) -> list:
         if item.op == "ifout":
             return [*item.args, item.attrs["if"]]
         return [*item.args, *item.shape]
-    if isinstance(item, Store):
-        return [n for n in (item.base, item.offset, item.mask, item.value) if n is not None]
-    if isinstance(item, GradWrite):
-        return [n for n in (item.base, item.offset, item.mask, item.value) if n is not None]
+    if isinstance(item, (Store, GradWrite)):
+        return operands(item)
     if isinstance(item, For):
         bounds = item.region.bounds or ()
         roots = [n for c in item.carries for n in (c.init, c.next)] + list(bounds) + [item.cond]

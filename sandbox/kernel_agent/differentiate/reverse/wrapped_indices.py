@@ -32,11 +32,8 @@ def unwrap(reverse: Reverse) -> None:
         for core, bound, axis in sorted(held, key=lambda b: (b[2], b[0].id)):
             if core not in table.values():
                 continue
-            inside = g.make("compare", (core, bound), {"cmp": "<"}, "int1")
-            for other in range(len(write.offset.shape)):
-                if other != axis:
-                    inside = g.expand(inside, other)
-            mask = inside if mask is None else g.make("and", (mask, inside), {}, "int1")
+            inside = g.along(g.compare("<", core, bound), axis, len(write.offset.shape))
+            mask = g.both(mask, inside)
         write.offset = Rewriter(g, table.get).node(write.offset)
         if mask is not None and mask.shape != write.offset.shape:
             mask = g.broadcast(mask, write.offset.shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ir.address_tables import root
 from ..ir.names import adjoint_name
-from ..ir.nodes import For, GradWrite, If, Node, walk
+from ..ir.nodes import For, GradWrite, If, Node, placed, reachable, walk
 from ..ir.report import LineReport
 from ..prove.affine import Affine
 from ..prove.cover import reached
@@ -54,25 +54,15 @@ def _carried(loop: For) -> set[Node]:
 
 def depends(node: Node, wanted: set[Node]) -> bool:
     """Whether a value needs one of `wanted`, also through loops."""
-    seen: set[int] = set()
-    stack: list = [node]
-    while stack:
-        item = stack.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, Node) and item in wanted:
-            return True
-        stack.extend(children(item))
-    return False
+    return any(isinstance(item, Node) and item in wanted for item in reachable([node], children))
 
 
 def prove(reverse: Reverse, axes: list[int]) -> None:
     """Decide store or atomic add for every write, and say why."""
-    placed = list(placed_writes(reverse.effects, ()))
+    placed = placed_writes(reverse.effects)
     for write, loops in placed:
         others = [w for w, _ in placed if root(w.base) is root(write.base) and w is not write]
-        if any(not _exclusive(write, other) for other in others):
+        if any(not _apart(write, other) for other in others):
             reason = "several places write this gradient"
         else:
             entry = write.base.args[1] if write.base.op == "entry" else None
@@ -95,23 +85,14 @@ def prove(reverse: Reverse, axes: list[int]) -> None:
         reverse.report.append(LineReport(write.line, "atomic", "none", f"gradient of {name}: {reason}"))
 
 
-def placed_writes(effects: list, loops: tuple[For, ...]):
-    for effect in effects:
-        if isinstance(effect, GradWrite):
-            yield effect, loops
-        elif isinstance(effect, For):
-            yield from placed_writes(effect.effects, (*loops, effect))
-        elif isinstance(effect, If):
-            yield from placed_writes(effect.then_effects, loops)
-            yield from placed_writes(effect.other_effects, loops)
+def placed_writes(effects: list) -> list[tuple[GradWrite, tuple[For, ...]]]:
+    """Every gradient write, with the loops around it."""
+    return list(placed(effects, GradWrite))
 
 
-def _exclusive(a: GradWrite, b: GradWrite) -> bool:
+def _apart(a: GradWrite, b: GradWrite) -> bool:
     """Same address in two branches of one condition."""
-    if a.offset is not b.offset:
-        return False
-    mine = {(r.cond, r.positive) for r in a.region.chain() if r.cond is not None}
-    return any((r.cond, not r.positive) in mine for r in b.region.chain() if r.cond is not None)
+    return a.offset is b.offset and a.region.excludes(b.region)
 
 
 def mark(reverse: Reverse) -> None:
@@ -120,11 +101,6 @@ def mark(reverse: Reverse) -> None:
     for write in writes(reverse.effects):
         loops = all(region.kind in ("top", "for") for region in write.region.chain())
         affine = Affine(g)
-        groups = affine.groups(write.offset)
-        if (
-            write.kind == "store"
-            and loops
-            and groups is not None
-            and all(affine.solve(group) for group in groups)
-        ):
+        groups = affine.solved(write.offset)
+        if write.kind == "store" and loops and groups is not None:
             write.covers = reached(affine, g, groups, write.offset, write.mask)

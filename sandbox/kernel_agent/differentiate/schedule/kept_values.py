@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir.names import suggested
-from ..ir.nodes import Node, TapeStore, reachable, real
+from ..ir.nodes import Node, TapeStore, beneath, reachable, real
 from ..ir.report import LineReport
 from ..ir.rewriter import Rewriter
 from ..reverse.sweep import Reverse
@@ -69,9 +69,7 @@ class Spills:
         g = self.g
         found = self.made.get(node)
         if found is None:
-            numel = g.one
-            for dim in node.shape:
-                numel = g.mul(numel, dim)
+            numel = g.numel(node.shape)
             name = f"spill_{node.hint or suggested(node, {})}"
             while name in self.names():
                 name += "_"
@@ -88,7 +86,7 @@ class Spills:
 
     def _load(self, node: Node, found: Spill, at: Node) -> Node:
         g = self.g
-        base = g.intern("param", (), {"name": found.name, "none": False, "elem": found.dtype}, "pointer", ())
+        base = g.scratch(found.name, found.dtype)
         read = g.make("load", (base, at), {"other": False, "buffer": True}, node.dtype, node.shape)
         read.hint, read.upstream = read.hint or node.hint, node.upstream
         return read
@@ -118,13 +116,11 @@ def thinner(node: Node) -> bool:
         return True
     if node.op not in ("add", "sub", "mul", "div"):
         return False
-    return all(len(_core(arg).shape) < len(node.shape) for arg in node.args if takes_loop(arg))
-
-
-def _core(node: Node) -> Node:
-    while node.op in ("expand", "broadcast", "cast"):
-        node = node.args[0]
-    return node
+    return all(
+        len(beneath(arg, "expand", "broadcast", "cast").shape) < len(node.shape)
+        for arg in node.args
+        if takes_loop(arg)
+    )
 
 
 def takes_loop(node: Node) -> bool:

@@ -71,7 +71,7 @@ class Owner:
         self.tiles = Rewriter(self.g, self.programs.table.get)
 
     def run(self) -> Owner:
-        placed = list(placed_writes(self.reverse.effects, ()))
+        placed = placed_writes(self.reverse.effects)
         bases: dict[Node, list[tuple[GradWrite, tuple[For, ...]]]] = {}
         for write, loops in placed:
             bases.setdefault(write.base, []).append((write, loops))
@@ -215,7 +215,7 @@ class Owner:
         for condition in conditions(write.mask):
             if not self.varies(condition, own, reduced):
                 held = self.tiles.node(condition)
-                mask = held if mask is None else self.g.make("and", (mask, held), {}, "int1")
+                mask = self.g.both(mask, held)
             elif any(not self.g.is_one(d) for at, d in enumerate(condition.shape) if at not in moved):
                 return Why(
                     "extent", "which lanes it writes differs between the programs that are summed over"
@@ -326,7 +326,7 @@ class Owner:
             counts[:2] = [Axis((high, low), g.mul(high.count, low.count), None)]
         for one in counts:
             self._place(own, one, axis(one.count))
-        splits = axis(g.intern("param", (), {"name": "splits"}, "int32", ())) if split else None
+        splits = axis(g.param("splits")) if split else None
         nests = [
             Nest(self, [plan.parts[n] for plan in plans], own, first.absolute, splits)
             for n in range(len(first.parts))
@@ -359,7 +359,7 @@ class Owner:
             if len(plan.parts) == 1 and not (split or made.optional):
                 effect.covers = plan.parts[0].covers
             if splits is not None:  # every split has a copy of its own, which the host adds up
-                span = g.intern("param", (), {"name": f"span_{write.base.attrs['name']}"}, "int32", ())
+                span = g.param(f"span_{write.base.attrs['name']}")
                 effect.offset = g.add(g.mul(g.cast(splits, "int64"), span), offset)
             made.effects.append(self._guarded(effect, first, last) if made.optional else effect)
             made.layouts += [layout for p in plan.parts for layout in p.layouts]
@@ -391,7 +391,7 @@ class Owner:
     def grid_param(self, node: Node) -> Node | None:
         if node.op != "npid":
             return None
-        return self.g.intern("param", (), {"name": f"grid_{node.attrs['axis']}"}, "int32", ())
+        return self.g.param(f"grid_{node.attrs['axis']}")
 
     def _idle(self, counts: list[Node]) -> bool:
         """Whether the traced call would have too few owners for a device."""
@@ -423,7 +423,7 @@ class Owner:
             if region.cond is not None and is_static(region.cond):
                 cond = nest.at_top(region.cond)
                 g.here = g.top
-                stmt = If(cond, g.branch(cond, True), g.branch(cond, False), outer=g.top, static=True)
+                stmt = g.fork(cond, static=True)
                 (stmt.then_effects if region.positive else stmt.other_effects).append(result)
                 result = stmt
         return result
@@ -624,9 +624,9 @@ class Nest:
         self.variables[region.iv] = iv  # type: ignore[index]
         if region in self.certain or fixed and affine.uniform(region.bounds[1]):  # type: ignore[index]
             return g.here
-        inside = g.make("compare", (iv, hi), {"cmp": "<"}, "int1")
+        inside = g.compare("<", iv, hi)
         if not (lo.op == "const" and lo.value == 0):
-            inside = g.make("and", (g.make("compare", (iv, lo), {"cmp": ">="}, "int1"), inside), {}, "int1")
+            inside = g.both(g.compare(">=", iv, lo), inside)
         new = g.branch(inside, True)
         new.skips = True
         self.levels.append(("branch", new))
@@ -657,7 +657,7 @@ class Nest:
                 out.upstream = True
             return outs
         g.here, cond = outer, region.cond  # type: ignore[assignment]
-        stmt = If(cond, g.branch(cond, True), g.branch(cond, False), outer=outer, static=is_static(cond))  # type: ignore[arg-type]
+        stmt = g.fork(cond, is_static(cond))  # type: ignore[arg-type]
         results = []
         for acc, new in zip(accs, self._nest(depth + 1, accs), strict=True):
             sides = {"then": new, "other": acc} if region.positive else {"then": acc, "other": new}
@@ -683,7 +683,7 @@ class Nest:
         for mask in conditions(write.mask):
             if not self.owner.varies(mask, self.parts[0].own, self.parts[0].reduced):
                 new = self.at_top(mask)
-                result = new if result is None else g.make("and", (result, new), {}, "int1")
+                result = g.both(result, new)
         return result
 
     def at_top(self, node: Node) -> Node:
@@ -742,9 +742,7 @@ class Nest:
         g, old = self.g, node.attrs["if"]
         cond = self.node(old.cond)
         outer = g.here
-        stmt = If(
-            cond, g.branch(cond, True), g.branch(cond, False), outer=outer, static=old.static, line=old.line
-        )
+        stmt = g.fork(cond, old.static, old.line)
         sides = {}
         for key, region, source in (("then", stmt.then, old.then), ("other", stmt.other, old.other)):
             self.regions.setdefault(source, region)

@@ -49,7 +49,7 @@ def fuse(reverse: Reverse, axes: list[int]) -> Partials | Why:
     if len({w.base for w in added}) < len(added):
         return Why("several", "several places write one gradient")
     g = reverse.kernel.graph
-    if sum(_elements(g, write) for write in added) > REGISTERS:
+    if sum(g.elements(write.value.shape) for write in added) > REGISTERS:
         return Why("shared", "the sums do not fit into registers")
     stripped = list(missing[0])
     _strip(reverse, added, stripped)
@@ -78,8 +78,8 @@ def _summed(reverse: Reverse, write: GradWrite, axes: list[int]) -> list[int] | 
     if data is not None:
         return Why("data", f"its address depends on data (line {data.line})")
     affine = Affine(g)
-    groups = affine.groups(write.offset)
-    if groups is None or not all(affine.solve(group) for group in groups):
+    groups = affine.solved(write.offset)
+    if groups is None:
         return Why("mixed", "its address mixes indices in one dimension")
     terms = [var for group in groups for var, _ in group.terms]
     if any(var.kind not in ("pid", "lane") for var in terms):
@@ -103,30 +103,23 @@ def varies(node: Node, axes: list[int]) -> bool:
     return any(n.op == "pid" and n.attrs["axis"] in axes for n in nodes)
 
 
-def _elements(g: Graph, write: GradWrite) -> int:
-    count = 1
-    for dim in write.value.shape:
-        count *= int(g.concrete(dim) or 1)
-    return count
-
-
 def _strip(reverse: Reverse, added: list[GradWrite], axes: list[int]) -> None:
     """Put all effects into one loop over the programs along `axes`; the sums are its carries and are stored after it."""
     g = reverse.kernel.graph
     g.here, g.reverse = g.top, True
-    first = g.intern("pid", (), {"axis": axes[0]}, "int32", ())
-    counts = {a: g.intern("param", (), {"name": f"grid_{a}"}, "int32", ()) for a in axes}
+    first = g.pid(axes[0])
+    counts = {a: g.param(f"grid_{a}") for a in axes}
     total = counts[axes[0]]
     for axis in axes[1:]:
         total = g.mul(total, counts[axis])
-    step = g.intern("npid", (), {"axis": axes[0]}, "int32", ())
+    step = g.npid(axes[0])
     region = g.loop_region(first, total, step, "range", None)
     assert region.iv is not None
     region.iv.hint = first.hint or "program"
     loop = For(region, g.top, order="forward")
     graft = Graft(g, _ids(g, region.iv, axes, counts, region), region)
     for axis in axes:  # the kernel itself has fewer programs than the forward
-        graft.table[g.intern("npid", (), {"axis": axis}, "int32", ())] = counts[axis]
+        graft.table[g.npid(axis)] = counts[axis]
     stores = []
     for effect in reverse.effects:
         if effect not in added:
@@ -142,9 +135,9 @@ def _ids(g: Graph, iv: Node, axes: list[int], counts: dict[int, Node], region) -
     table: dict[Node, Node] = {}
     g.here, rest = region, iv
     for axis in reversed(axes[1:]):
-        table[g.intern("pid", (), {"axis": axis}, "int32", ())] = g.make("mod", (rest, counts[axis]))
+        table[g.pid(axis)] = g.make("mod", (rest, counts[axis]))
         rest = g.make("floordiv", (rest, counts[axis]))
-    table[g.intern("pid", (), {"axis": axes[0]}, "int32", ())] = rest
+    table[g.pid(axes[0])] = rest
     g.here = g.top
     return table
 
@@ -159,7 +152,7 @@ def _sum(g: Graph, graft: Graft, loop: For, write: GradWrite, axes: list[int], f
             value = g.where(graft.node(part), value, g.number(0))
         else:
             g.here = g.top
-            kept = part if kept is None else g.make("and", (kept, part), {}, "int1")
+            kept = g.both(kept, part)
     g.here = loop.region
     phi = g.fresh("phi", {"name": f"d_{name}"}, value.dtype, write.value.shape, loop.region)
     phi.hint, phi.upstream, phi.reverse = f"{adjoint_name(name)}_sum", True, True
@@ -168,6 +161,6 @@ def _sum(g: Graph, graft: Graft, loop: For, write: GradWrite, axes: list[int], f
     g.here = g.top
     out = loop_out(g, loop, len(loop.carries) - 1)
     out.upstream = True
-    span = g.intern("param", (), {"name": f"span_{name}"}, "int32", ())
+    span = g.param(f"span_{name}")
     offset = g.add(g.mul(g.cast(first, "int64"), span), write.offset)
     return GradWrite(write.base, offset, kept, out, g.top, write.line, "store", "private rows")

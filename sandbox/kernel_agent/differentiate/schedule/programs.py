@@ -38,14 +38,14 @@ def program_variables(kernel: Kernel, effects: list, axes: list[int]) -> Program
     nodes = [n for n in reachable(effects) if isinstance(n, Node)]
     programs = Programs()
     for axis in axes:
-        pid = g.intern("pid", (), {"axis": axis}, "int32", ())
+        pid = g.pid(axis)
         pair = _tiles(g, nodes, pid)
         if pair is not None:
             for (node, count), hint in zip(pair, ("tile_m", "tile_n"), strict=True):
                 programs.table[node] = _variable(g, programs, count, node.hint or hint)
                 programs.numbered.append((node, count))
             continue
-        count = g.intern("npid", (), {"axis": axis}, "int32", ())
+        count = g.npid(axis)
         programs.numbered.append((pid, count))
         _digits(g, programs, nodes, effects, [pid], count, f"program_{axis}")
     return programs

@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ...source import words
 from ..ir.graph import Graph
+from ..ir.kinds import LANEWISE
 from ..ir.nodes import Node, Region, reachable
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_zero
@@ -19,11 +21,9 @@ from ..prove.affine import Affine, Axes, Form, Monomial, Var, divide, nonzero, t
 from ..prove.disjoint import monomial_node
 from ..prove.positions import NotTurned, narrow
 
-ELEMENTWISE = {
-    *("add", "sub", "mul", "div", "neg", "pow", "floordiv", "mod", "cdiv", "minimum", "maximum", "clamp"),
-    *("where", "select", "compare", "and", "or", "xor", "not", "land", "lor", "shl", "shr", "invert"),
-    *("call", "cast", "broadcast", "full", "load", "random"),
-}
+ELEMENTWISE = LANEWISE - {"expand"} | words(
+    "pow floordiv mod cdiv clamp select compare and or xor not land lor shl shr invert full load random"
+)
 SUMS = ("add", "sub", "mul", "neg", "cast", "expand", "broadcast")
 VARIABLES = ("arange", "vpid", "iv")
 

@@ -6,6 +6,8 @@ else writes to it meanwhile is guaranteed by the order of two launches. What is 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..ir.names import adjoint_name, stem
 from ..ir.nodes import For, GradWrite, If, Node, reachable
 from ..ir.report import LineReport, Why
@@ -16,7 +18,7 @@ from .gradient_writes import placed_writes
 
 def split(reverse: Reverse, axes: list[int], refused: dict[Node, str]) -> list:
     """Take the late writes out of the main kernel; returns the effects of the second launch."""
-    placed = list(placed_writes(reverse.effects, ()))
+    placed = placed_writes(reverse.effects)
     late: list[GradWrite] = []
     for base in dict.fromkeys(w.base for w, _ in placed):
         mine = [(w, loops) for w, loops in placed if w.base is base]
@@ -26,7 +28,7 @@ def split(reverse: Reverse, axes: list[int], refused: dict[Node, str]) -> list:
         proven = [(w, proof) for w, proof in proofs if isinstance(proof, Proof)]
         if not proven:
             continue
-        first, proof = max(proven, key=lambda found: _size(reverse, found[0]))
+        first, proof = max(proven, key=lambda found: reverse.kernel.graph.elements(found[0].offset.shape))
         others = [w for w, _ in mine if w is not first]
         if not all(map(_straight, others)):
             continue
@@ -43,13 +45,6 @@ def split(reverse: Reverse, axes: list[int], refused: dict[Node, str]) -> list:
     effects = _only(reverse.effects, late, True)
     reverse.effects = _only(reverse.effects, late, False)
     return effects
-
-
-def _size(reverse: Reverse, write: GradWrite) -> int:
-    size = 1
-    for dim in write.offset.shape:
-        size *= int(reverse.kernel.graph.concrete(dim) or 1)
-    return size
 
 
 def _straight(write: GradWrite) -> bool:
@@ -90,18 +85,7 @@ def _only(effects: list, late: list[GradWrite], wanted: bool) -> list:
                 effect.then_effects, effect.other_effects = then, other
                 kept.append(effect)
             elif then or other:
-                kept.append(
-                    If(
-                        effect.cond,
-                        effect.then,
-                        effect.other,
-                        then,
-                        other,
-                        effect.outer,
-                        effect.static,
-                        effect.line,
-                    )
-                )
+                kept.append(replace(effect, then_effects=then, other_effects=other, outs=[]))
         elif not wanted:
             kept.append(effect)
     return kept

@@ -398,7 +398,7 @@ class Turn:
             lane = next(v for v in position.terms if v.kind == "lane")
             number = g.add(g.mul(tile, position.block), lane.node)  # type: ignore[arg-type]
             variables = [Var("vpid", (tile.attrs["axis"],), tile), lane]
-            self.ends[position] = g.make("compare", (number, total), {"cmp": "<"}, "int1")
+            self.ends[position] = g.compare("<", number, total)
         number.hint = number.hint or f"{name}_owned"
         self.facts.append((number, variables))
         rest = number
@@ -439,8 +439,8 @@ class Turn:
 
         def ask(left: Node, cmp: str, right: Node) -> None:
             nonlocal inside
-            one = g.make("compare", (left, right), {"cmp": cmp}, "int1")
-            inside = one if inside is None else g.make("and", (inside, one), {}, "int1")
+            one = g.compare(cmp, left, right)
+            inside = g.both(inside, one)
 
         for entry in position.entries:
             window = next((w for w in windows if w.solved is entry), None)
@@ -547,7 +547,7 @@ class Turn:
         result: Node | None = None
         for condition in wanted:
             one = lift(g, condition.node, condition.axes, self.kept)
-            result = one if result is None else g.make("and", (result, one), {}, "int1")
+            result = g.both(result, one)
         return result
 
     def _stored(self, reindex: Reindex, moved: list[Position], node: Node, axes: Axes) -> Node:

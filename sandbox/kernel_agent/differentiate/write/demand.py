@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..ir.nodes import For, GradWrite, If, Node, Region, Store, TapeStore
+from ..ir.nodes import For, GradWrite, If, Node, Region, Store, TapeStore, operands
 
 
 class Demand:
@@ -80,13 +80,9 @@ class Demand:
             self.use(carry.next)
 
     def effect(self, effect: object) -> None:
-        if isinstance(effect, GradWrite):
-            for node in (effect.base, effect.offset, effect.mask, effect.value):
+        if isinstance(effect, (GradWrite, TapeStore)):
+            for node in operands(effect):
                 self.use(node)
-        elif isinstance(effect, TapeStore):
-            self.use(effect.index)
-            self.use(effect.value)
-            self.use(effect.mask)
         elif isinstance(effect, For):
             if not effects_of(effect):
                 return
@@ -146,10 +142,7 @@ def _parts(demand: Demand, item: object, here: Region) -> list[tuple[object, Reg
     if isinstance(item, If):
         sides = [(e, item.then) for e in item.then_effects] + [(e, item.other) for e in item.other_effects]
         return [(item.cond, here), *((e, region) for e, region in sides if effects_of(e))]
-    if isinstance(item, TapeStore):
-        return [(n, here) for n in (item.index, item.value, item.mask) if n is not None]
-    assert isinstance(item, GradWrite)
-    return [(n, here) for n in (item.base, item.offset, item.mask, item.value) if n is not None]
+    return [(n, here) for n in operands(item)]
 
 
 def _users_first(demand: Demand, effects: list) -> list:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import keyword
 from dataclasses import dataclass, field
 
+from ...source import words
 from ..ir.graph import Graph
 from ..ir.names import stem, suggested
 from ..ir.nodes import Carry, For, GradWrite, If, Node, Region, TapeStore, is_float, walk
@@ -19,6 +20,7 @@ from .demand import Demand, effects_of, places
 from .line_breaks import WIDTH, break_line, folded, shortened, statement, wrap
 
 INDICES, RECOMPUTE, UPSTREAM, REVERSE, WRITE = range(5)
+BRIEF = words("const constexpr param iv phi pid arange")
 TITLES = ("indices", "recompute", "upstream", "reverse", "write gradients")
 
 
@@ -584,15 +586,7 @@ class Emitter:
 
     def brief(self, node: Node, size: int) -> bool:
         """Whether an address reads well inside a call."""
-        if self.find(node) is not None or node.op in (
-            "const",
-            "constexpr",
-            "param",
-            "iv",
-            "phi",
-            "pid",
-            "arange",
-        ):
+        if self.find(node) is not None or node.op in BRIEF:
             return size > 0
         return size > 0 and all(self.brief(a, size - len(node.args)) for a in node.args)
 
@@ -652,13 +646,9 @@ class Emitter:
         if op == "expand":
             text = self._expand(node, sub)
             return text, ATOM, section
-        if op == "cast":
-            return self._cast(node, sub), ATOM, section
-        if op == "load":
-            text = self._load(node, sub)
+        if op in ("cast", "load", "dot"):
+            text = getattr(self, f"_{op}")(node, sub)
             return text, ATOM, section
-        if op == "dot":
-            return self._dot(node, sub, None), ATOM, section
         if op == "const":
             text = number_text(node.value)
             return text, 11 if text.startswith("-") else ATOM, section
@@ -677,31 +667,26 @@ class Emitter:
             return f"{tl}.program_id({at['axis']})"
         if op == "npid":
             return f"{tl}.num_programs({at['axis']})"
-        if op in ("minimum", "maximum", "cdiv", "where", "arange"):
+        if op in ("minimum", "maximum", "cdiv", "where", "arange", "clamp", "join"):
             return f"{tl}.{op}({', '.join(sub(a) for a in args)})"
         if op == "entry":
             at_index = self._table(node) + ("" if is_zero(args[1]) else f" + {sub(args[1], 9)}")
             return f"{tl}.load({at_index}).to({tl}.pointer_type({self.dtype(at['elem'])}))"
         if op == "full":
             return self.full(args[0].value, node.shape, node.dtype)
-        if op == "broadcast":
-            return f"{tl}.broadcast_to({sub(args[0])}, {self.shape(node.shape)})"
-        if op == "reshape":
-            return f"{tl}.reshape({sub(args[0])}, {self.shape(node.shape)})"
+        if op in ("broadcast", "reshape"):
+            name = "broadcast_to" if op == "broadcast" else op
+            return f"{tl}.{name}({sub(args[0])}, {self.shape(node.shape)})"
         if op == "permute":
             order = at["order"]
             inner = f"{sub(args[0])}"
             return f"{tl}.trans({inner})" if order == (1, 0) else f"{tl}.permute({inner}, {list(order)})"
-        if op == "reduce":
-            return f"{tl}.{at['fn']}({sub(args[0])}, axis={at['axis']})"
-        if op == "argreduce":
-            return f"{tl}.arg{at['fn']}({sub(args[0])}, axis={at['axis']})"
+        if op in ("reduce", "argreduce"):
+            return f"{tl}.{op.removesuffix('reduce')}{at['fn']}({sub(args[0])}, axis={at['axis']})"
         if op == "scan":
             reverse = ", reverse=True" if at["reverse"] else ""
             name = "cumsum" if at["fn"] == "sum" else "cumprod"
             return f"{tl}.{name}({sub(args[0])}, axis={at['axis']}{reverse})"
-        if op == "clamp":
-            return f"{tl}.clamp({', '.join(sub(a) for a in args)})"
         if op == "gather":
             return f"{tl}.gather({sub(args[0])}, {sub(args[1])}, {at['axis']})"
         if op == "affine":
@@ -709,8 +694,6 @@ class Emitter:
             return f"{tl}.associative_scan(({sub(args[0])}, {sub(args[1])}), {at['axis']}, {at['text']}{reverse})[1]"
         if op == "flip":
             return f"{tl}.flip({sub(args[0])}, {at['axis']})"
-        if op == "join":
-            return f"{tl}.join({sub(args[0])}, {sub(args[1])})"
         if op == "split":
             return f"{tl}.split({sub(args[0])})[{at['index']}]"
         if op == "random":
@@ -776,7 +759,7 @@ class Emitter:
             parts.append(f"other={other}")
         return f"{self.tl}.load({', '.join(parts)})"
 
-    def _dot(self, node: Node, sub, acc: str | None) -> str:
+    def _dot(self, node: Node, sub, acc: str | None = None) -> str:
         parts = [sub(node.args[0]), sub(node.args[1])]
         if acc is not None:
             parts.append(acc)
