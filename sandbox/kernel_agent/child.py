@@ -100,8 +100,9 @@ def _write(path: Path, result: dict[str, Any]) -> int:
 
 
 def end(code: int) -> NoReturn:
-    """End this process now, without taking the interpreter and the native libraries apart: a thread of autograd's that asks for the
-    interpreter's lock meanwhile aborts the process, and with it a result that is whole."""
+    """End this process now, without taking the interpreter and the native libraries apart: a thread of
+    autograd's that asks for the interpreter's lock meanwhile aborts the process, and with it a result that is
+    whole."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # whatever the user's code has put there
             stream.flush()

@@ -1,8 +1,8 @@
 """Runs one Triton kernel on the CPU, program after program, through Triton's interpreter.
 
-Differs from launching an interpreted function in three ways that matter here: the kernel stays a JITFunction and can
-be compiled too; exceptions arrive unwrapped, with the user's file and line; every access to memory is checked against
-the tensors that the launch was given and shown to observers (bytes, atomics).
+Differs from launching an interpreted function in three ways that matter here: the kernel stays a JITFunction
+and can be compiled too; exceptions arrive unwrapped, with the user's file and line; every access to memory is
+checked against the tensors that the launch was given and shown to observers (bytes, atomics).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _TO_TENSOR = "__kernel_agent_to_tensor__"
 _MISSING = object()
 # Builtins that run what they are given, or that say something each time.
 _ALWAYS_ANEW = words(
-    """reduce associative_scan map_elementwise inline_asm_elementwise static_print static_assert device_print"""
+    """reduce associative_scan map_elementwise inline_asm_elementwise static_print static_assert
+    device_print"""
 )
 
 
@@ -224,7 +225,7 @@ def _patches() -> list[tuple[Any, str, Any, Any]]:
 
 
 def _quicker(memory: remember.Memory, name: str, original: Any, replacement: Any) -> Any:
-    """What the interpreter puts in place of `original`, with the types worked out once for operands of one kind."""
+    """What the interpreter puts in place of `original`, with types worked out once for a kind of operands."""
     if name in ("__bool__", "__index__"):
 
         def looks(tensor: Any) -> Any:
@@ -344,7 +345,8 @@ def _check(addresses: np.ndarray, size: int, verb: str) -> None:
         else f"{int(nearest[0]) - int(wrong[0])} bytes before the start"
     )
     raise OutOfBounds(
-        f"program {_interp.interpreter_builder.grid_idx} {verb} out of bounds: {wrong.size} of {addresses.size} "
+        f"program {_interp.interpreter_builder.grid_idx} {verb} out of bounds: {wrong.size} of "
+        f"{addresses.size} "
         f"elements, the first {where} of the nearest tensor"
     )
 

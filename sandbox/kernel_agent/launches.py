@@ -1,8 +1,9 @@
-"""Every `kernel[grid](...)` of a process passes here: it can be recorded, replaced, interpreted or really launched.
+"""Every `kernel[grid](...)` of a process passes here: it can be recorded, replaced, interpreted or really
+launched.
 
-Triton nests launchers (autotuner, heuristics, jitted function). Only the innermost one is observed: by then the
-autotuner has chosen a configuration and the heuristics have added their values. How a launch is finally executed is
-one setting of the process:
+Triton nests launchers (autotuner, heuristics, jitted function). Only the innermost one is observed: by then
+the autotuner has chosen a configuration and the heuristics have added their values. How a launch is finally
+executed is one setting of the process:
 
     "interpret"  on the CPU, by interpret.py
     "compile"    not at all (for recording launches only)
@@ -205,7 +206,7 @@ class _Originals:
 
 
 def _first_config(tuner: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Without a GPU nothing can be timed: the first configuration that the user's own pruning leaves is bound."""
+    """Without a GPU nothing is timed: the first configuration that the user's own pruning leaves is bound."""
     tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
     try:
         config: Config = next(iter(tuner.prune_configs(kwargs)))
@@ -233,7 +234,7 @@ def _inside(tuner: Autotuner) -> Iterator[None]:
 
 
 def _warmed(launch: Launch) -> Any:
-    """What kernel.warmup(...) gives without a GPU: the kernel compiled for the target, to ask for registers."""
+    """What kernel.warmup(...) gives without a GPU: the kernel for the target, to ask for registers."""
     warmed = Warmed(launch, Compiler(devices.current_target()))
     devices.record(f"{launch.name}.warmup", warmed)
     return warmed

@@ -1,13 +1,14 @@
 """What Triton's semantic layer asks of its builder, written down once for each kind of operands and repeated.
 
-For `a + b` that layer checks, promotes and broadcasts types, which costs many times what the operation does. Those
-checks see types, numbers and constants, never elements, as in the compiler: for operands of the same kinds it asks the
-builder for the same. The second call with operands of some kinds writes down what was asked; later ones do only that,
-on their own operands, with the same functions and so the same bits. What cannot be written down (a decision was taken
-on elements, a value of an unknown kind, a handle that the builder did not make) is evaluated as before, each time.
+For `a + b` that layer checks, promotes and broadcasts types, which costs many times what the operation does.
+Those checks see types, numbers and constants, never elements, as in the compiler: for operands of the same
+kinds it asks the builder for the same. The second call with operands of some kinds writes down what was
+asked; later ones do only that, on their own operands, with the same functions and so the same bits. What
+cannot be written down (a decision was taken on elements, a value of an unknown kind, a handle that the
+builder did not make) is evaluated as before, each time.
 
-`Calls`, `Recorder` and `Writer` serve any builder; `Memory` is the interpreter's, for NumPy. torch_tl/repeat.py has
-torch's.
+`Calls`, `Recorder` and `Writer` serve any builder; `Memory` is the interpreter's, for NumPy.
+torch_tl/repeat.py has torch's.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def kind_of(ty: Any) -> Any:
 
 
 def note(value: Any, key: list[Any], tensors: list[Any]) -> None:
-    """Add a value to the key of a call: its kind if it is a tensor, else itself. Tensors also go to `tensors`.
+    """Add a value to the key of a call: its kind if it is a tensor, else itself. Tensors also go to
+    `tensors`.
 
     Raises Unknown."""
     what = type(value)
@@ -96,7 +98,7 @@ def note(value: Any, key: list[Any], tensors: list[Any]) -> None:
 
 
 def key_of(which: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """What calls with equal keys have in common; the tensors of this one, and their handles. Raises Unknown."""
+    """What calls with equal keys have in common; this one's tensors, and their handles. Raises Unknown."""
     key, tensors = [which], []
     handles = []
     for arg in args:
@@ -121,8 +123,8 @@ def key_of(which: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], li
 class Recorder:
     """A builder that does what the real one does, and writes down what it was asked for.
 
-    `steps` are (method, arguments, slot of the result, or slots of several). `own` are the types of its handles; `constant`
-    says of which methods the result holds for any operands."""
+    `steps` are (method, arguments, slot of the result, or slots of several). `own` are the types of its
+    handles; `constant` says of which methods the result holds for any operands."""
 
     def __init__(
         self, builder: Any, handles: list[Any], own: tuple[type, ...], constant: Callable[[str], bool]

@@ -1,4 +1,4 @@
-"""Launches specialised for a target, without a GPU: what Triton would compile for them, and what comes of it."""
+"""Launches specialised for a target, without a GPU: what Triton would compile, and what comes of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Compiler:
         self._known: dict[str, dict[str, Any]] = {}
 
     def distinct(self, launches: list[Launch]) -> list[dict[str, Any]]:
-        """Every specialisation among `launches`, in order of first launch, with the key of its source in `compile`."""
+        """Every specialisation among `launches`, in order of first launch, with the key of its source in
+        `compile`."""
         found: dict[str, dict[str, Any]] = {}
         for launch in launches:
             source, options = self.specialise(launch)
@@ -38,7 +39,7 @@ class Compiler:
         return list(found.values())
 
     def specialise(self, launch: Launch) -> tuple[ASTSource, Any]:
-        """Signature, constants and alignment attributes as Triton's launcher derives them from the arguments."""
+        """Signature, constants and alignment attributes, as Triton's launcher derives them."""
         kernel = launch.kernel
         options = {
             **launch.options,
@@ -91,7 +92,7 @@ class Compiler:
 
 
 class Warmed:
-    """Stands in for a compiled kernel where there is no GPU: its resources for the target, and a way to launch it."""
+    """Stands in for a compiled kernel where there is no GPU: its resources, and a way to launch it."""
 
     def __init__(self, launch: Launch, compiler: Compiler) -> None:
         facts = compiler.entry(launch)["facts"]

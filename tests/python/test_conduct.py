@@ -1,4 +1,5 @@
-"""What the candidate's child reports of its conduct: torch operations by phase, nesting, plain outputs, broadcast atomics."""
+"""What the candidate's child reports of its conduct: torch operations by phase, nesting, plain outputs,
+broadcast atomics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Several writes to one gradient: what is proven disjoint is stored first, the rest is added by a second launch."""
+"""Several writes to one gradient: what is proven disjoint is stored first, the rest is added by a second
+launch."""
 
 from __future__ import annotations
 

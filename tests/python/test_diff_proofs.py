@@ -63,19 +63,23 @@ PROVEN = {
     "flat": ("    x = tl.load(x_ptr + pid * B + lane)", [0]),
     "row": ("    x = tl.load(x_ptr + pid * stride + lane, mask=lane < n)", [0]),
     "tile": (
-        "    r = pid * B + lane\n    x = tl.load(x_ptr + r[:, None] * stride + lane[None, :], mask=lane[None, :] < n)",
+        "    r = pid * B + lane\n    x = tl.load(x_ptr + r[:, None] * stride + lane[None, :], "
+        "mask=lane[None, :] < n)",
         [0],
     ),
     "quotient_and_remainder": (
-        "    q = pid // m\n    r = pid % m\n    x = tl.load(x_ptr + q * stride * m + r * stride + lane, mask=lane < n)",
+        "    q = pid // m\n    r = pid % m\n    x = tl.load(x_ptr + q * stride * m + r * stride + lane, "
+        "mask=lane < n)",
         [0],
     ),
     "loop": (
-        "    for i in range(0, n, B):\n        x = tl.load(x_ptr + pid * stride + i + lane, mask=i + lane < n)",
+        "    for i in range(0, n, B):\n        x = tl.load(x_ptr + pid * stride + i + lane, mask=i + lane "
+        "< n)",
         [0],
     ),
     "ragged_chunks": (
-        "    part = tl.program_id(1)\n    end = tl.minimum(part * m + m, n)\n    for i in range(part * m, end, B):\n"
+        "    part = tl.program_id(1)\n    end = tl.minimum(part * m + m, n)\n    for i in range(part * m, "
+        "end, B):\n"
         "        x = tl.load(x_ptr + pid * n + i + lane, mask=i + lane < end)",
         [0, 1],
     ),
@@ -84,7 +88,8 @@ PROVEN = {
         [0],
     ),
     "persistent": (
-        "    for i in range(pid, m, tl.num_programs(0)):\n        x = tl.load(x_ptr + i * stride + lane, mask=lane < n)",
+        "    for i in range(pid, m, tl.num_programs(0)):\n        x = tl.load(x_ptr + i * stride + lane, "
+        "mask=lane < n)",
         [0],
     ),
 }  # fmt: skip
@@ -139,7 +144,8 @@ def test_layouts__a_bound_on_a_sum_makes_one_dimension_of_it() -> None:
 
 
 def test_layouts__chunks_that_only_the_loop_ends_keep_their_reach() -> None:
-    """The mask lets the last block of a chunk run into the next one: the host has to be asked, and will refuse."""
+    """The mask lets the last block of a chunk run into the next one: the host has to be asked, and will
+    refuse."""
     body = PROVEN["ragged_chunks"][0].replace("< end)", "< n)")
     inner = next(layout for layout in layouts(body, [0, 1]) if layout[0] == "m")
     assert inner[3] != "m"
@@ -181,7 +187,8 @@ def test_layout_check__accepts_exactly_what_does_not_overlap(dims: tuple, fine: 
 
 
 def test_tiles__grouped_program_ids_are_a_bijection() -> None:
-    """What owner kernels rely on: the recognised formula maps program ids one to one onto tiles, for ragged groups too."""
+    """What owner kernels rely on: the recognised formula maps program ids one to one onto tiles, for ragged
+    groups too."""
     for rows in (1, 3, 8, 9):
         for cols in (1, 2, 5):
             for group in (1, 4, 8):

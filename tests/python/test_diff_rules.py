@@ -1,4 +1,5 @@
-"""One test per rule, on random data, with broadcasting and a block that is not square; and random compositions of rules."""
+"""One test per rule, on random data, with broadcasting and a block that is not square; and random
+compositions of rules."""
 
 from __future__ import annotations
 

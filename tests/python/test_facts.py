@@ -92,7 +92,8 @@ def test_shared_memory__of_a_dot__is_reported_and_the_target_matters(write, tmp_
 def test_kernel_that_runs_but_does_not_compile__names_the_line(write, tmp_path):
     source = SCALE_PAIR.replace(
         "    tl.store(d_x_ptr + offsets, d_y * factor, mask=mask)",
-        "    gradient = [d_y * factor for _ in range(1)][0]\n    tl.store(d_x_ptr + offsets, gradient, mask=mask)",
+        "    gradient = [d_y * factor for _ in range(1)][0]\n    tl.store(d_x_ptr + offsets, gradient, "
+        "mask=mask)",
     )
     kernel = run(write(source), tmp_path)[0]["kernels"][1]
     assert not kernel["ok"] and kernel["registers"] is None

@@ -1,5 +1,5 @@
-"""The forwards of the tests compile for a GPU in single and in half precision, and so do backwards drafted from them in half
-precision: the interpreter takes types that Triton does not."""
+"""The forwards of the tests compile for a GPU in single and in half precision, and so do backwards drafted
+from them in half precision: the interpreter takes types that Triton does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Reports of compute-sanitizer: what is read from them. The texts follow the tool's documented format; no GPU was involved."""
+"""Reports of compute-sanitizer: what is read from them. The texts follow the tool's documented format; no GPU
+was involved."""
 
 from __future__ import annotations
 

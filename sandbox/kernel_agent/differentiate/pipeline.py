@@ -69,7 +69,7 @@ def differentiate(
     schedule: str | None = None,
     config: dict[str, Any] | None = None,
 ) -> Draft:
-    """Trace one call of the stub and write its backward. Raises Refusal, or errors.Unusable for the user's own failures."""
+    """Trace one call of the stub and write its backward. Raises Refusal; errors.Unusable for the user's."""
     try:
         return _differentiate(fwd, dims, seed, dtype, schedule, config)
     except (AssertionError, NotOwned, RecursionError) as error:
@@ -82,7 +82,8 @@ def differentiate(
 def _atomic(
     fwd: Forward, dims: dict[str, Any], seed: int, dtype: str | None, config: dict[str, Any] | None
 ) -> Draft:
-    """The schedule that asks for least. What fails here too is an invariant of these passes that the kernel breaks: it is refused."""
+    """The schedule that asks for least. What fails here too is an invariant of these passes that the kernel
+    breaks: it is refused."""
     try:
         return _differentiate(fwd, dims, seed, dtype, "atomic", config)
     except (AssertionError, NotOwned, RecursionError) as error:
@@ -136,7 +137,8 @@ def _differentiate(
     if stub.name not in hosts:
         copies.append(stub_text(fwd.source, stub, f"{stub.name}_autograd", sites, renamed))
     configs = [
-        f"{config_name(site)} = {config_text(site.launch.config or {})}  # the forward's own choice is tuned apart\n"
+        f"{config_name(site)} = {config_text(site.launch.config or {})}  # the forward's own choice is "
+        "tuned apart\n"
         for site in {s.kernel_name: s for s in sites}.values()
         if site.autotuned
     ]
@@ -228,7 +230,7 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
 
 @dataclass
 class Scheduled:
-    """The effects of one launch's backward: the main kernel, the owners' kernels, and what is added after them."""
+    """The effects of one launch's backward: the main kernel, the owners', and what is added after them."""
 
     reverse: Reverse
     owner: Owner
@@ -326,7 +328,7 @@ def spill_step(text: FunctionText, step: Step, owner: Owner) -> None:
 
 
 def partials_step(text: FunctionText, emitted: Emitted, fused: Partials, programs: int) -> Step:
-    """The launch of a strip-mined kernel: a few programs along the first walked axis, one along the others."""
+    """The launch of a strip-mined kernel: a few programs along the first walked axis, else one."""
     grid = [f"grid[{axis}]" for axis in range(len(text.site.launch.grid))]
     walked = " * ".join(grid[axis] for axis in fused.axes)
     for axis in fused.axes:
@@ -368,7 +370,8 @@ def owner_step(text: FunctionText, emitted: Emitted, made: OwnerKernel, owner: O
     for whole, part in dict.fromkeys(owner.divisible):
         step.setup += [
             f"if {text.expr(whole, 10)} % {text.expr(part, 11)}:",
-            f'    raise ValueError("{text.expr(whole)} must be a multiple of {text.expr(part)} in the backward")',
+            f'    raise ValueError("{text.expr(whole)} must be a multiple of '
+            f'{text.expr(part)} in the backward")',
         ]
     for one, other in made.equal:
         step.setup += [

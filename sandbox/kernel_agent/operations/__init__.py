@@ -1,4 +1,5 @@
-"""Operations of the child protocol (docs/protocol.md): each has `run(request, scratch)`, which gives the result.
+"""Operations of the child protocol (docs/protocol.md): each has `run(request, scratch)`, which gives the
+result.
 
 In: a request, the files that it names. Out: an entry of result.json, and files of tensors beside it.
 

@@ -29,8 +29,8 @@ _CPU_ASKED = re.compile(r"tried to allocate (\d+) bytes|allocate ([\d.]+ \w+) fo
 def file_bytes(
     outputs: Iterable[torch.Tensor], inputs: Iterable[torch.Tensor], differentiable: int, reference: bool
 ) -> int:
-    """Bytes of tensors in the case's file. `inputs` are those that want gradients, `differentiable` how many elements the outputs
-    have that are differentiated."""
+    """Bytes of tensors in the case's file. `inputs` are those that want gradients, `differentiable` how many
+    elements the outputs have that are differentiated."""
     made = sum(value.numel() * (2 * value.element_size() + 8) for value in outputs)
     wanted = list(inputs)
     made += sum(value.numel() * (value.element_size() + 16) for value in wanted)
@@ -56,9 +56,9 @@ def evaluation_bytes(tape: Tape) -> int:
 
 
 def require(needed: Mapping[str, int], budget: Mapping[str, Any], device: torch.device, file: str) -> None:
-    """Raises Unusable("too_large") where a case needs more than there is. Both mappings have `case_bytes`, of its file, and
-    `device_bytes`, of memory on `device`; of the budget either may be missing: then what is free on a GPU is
-    the limit."""
+    """Raises Unusable("too_large") where a case needs more than there is. Both mappings have `case_bytes`, of
+    its file, and `device_bytes`, of memory on `device`; of the budget either may be missing: then what is
+    free on a GPU is the limit."""
     there = {name: int(budget[name]) for name in needed if budget.get(name) is not None}
     if device.type == "cuda":
         there["device_bytes"] = min(there.get("device_bytes", free(device)), free(device))
@@ -89,7 +89,7 @@ def release(device: str) -> None:
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """A sentence on whose memory ran out, how much was asked for and what was free; None for any other error."""
+    """A sentence on whose memory ran out, what was asked for and what was free; None for any other error."""
     for cause in _causes(error):
         text = str(cause)
         if isinstance(cause, torch.OutOfMemoryError) or ("CUDA" in text and "out of memory" in text):

@@ -1,9 +1,9 @@
 """Operation candidate: runs a pair's `<stub>_autograd` and its backward, and writes what came out.
 
-Nothing here judges: this process has run the candidate's code. It draws inputs and upstream gradients from the seeds
-it was given, writes outputs and gradients as raw tensors, and reports what it saw (launches, torch operations,
-modified tensors, shared memory), for the daemon to decide on. Memory that the candidate allocates arrives poisoned,
-so that an element which no kernel wrote shows as NaN.
+Nothing here judges: this process has run the candidate's code. It draws inputs and upstream gradients from
+the seeds it was given, writes outputs and gradients as raw tensors, and reports what it saw (launches, torch
+operations, modified tensors, shared memory), for the daemon to decide on. Memory that the candidate allocates
+arrives poisoned, so that an element which no kernel wrote shows as NaN.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _ALLOCATIONS = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 )
 _ACCUMULATION = frozenset({"aten::add", "aten::add_"})
-# What autograd's formula for an operation of the stub computes with. The stub's kernels are the candidate's work, these are not.
+# What autograd's formula for an operation of the stub computes with. The stub's kernels are the candidate's
+# work, these are not.
 _FORMULAS = {
     "aten::add": "aten::mul aten::sum",
     "aten::sub": "aten::mul aten::neg aten::sum",
@@ -100,8 +101,9 @@ def _run_case(
     scratch: Path,
     known: dict[str, StubCall],
 ) -> dict[str, Any]:
-    """One case. The interpreter is slow: what the plain stub returns is taken from an earlier case of the same dimensions and kind of inputs, and
-    found out anew when the entry does not fit it (shapes and integers may depend on the data)."""
+    """One case. The interpreter is slow: what the plain stub returns is taken from an earlier case of the
+    same dimensions and kind of inputs, and found out anew when the entry does not fit it (shapes and integers
+    may depend on the data)."""
     key = json.dumps([case["dims"], case.get("inputs")], sort_keys=True)
     plain = bool(request.get("plain"))
     if fwd.mode != "interpret":
@@ -121,7 +123,7 @@ def _run_case(
 
 
 def entry_of(fwd: Forward, name: str | None) -> Callable[..., Any]:
-    """The pair's entry function. Raises Unusable where there is none, or where its parameters are not the stub's."""
+    """The pair's entry function. Raises Unusable where there is none, or it has not the stub's parameters."""
     name = name or fwd.entry_name
     if name == fwd.stub_name:
         return fwd.stub  # a module that people wrote themselves: what is called is stub and entry in one
@@ -146,7 +148,8 @@ def entry_of(fwd: Forward, name: str | None) -> Callable[..., Any]:
 
 
 class Poison(TorchDispatchMode):
-    """Fills fresh uninitialised memory, and counts torch operations on floating tensors in the phase `counting`.
+    """Fills fresh uninitialised memory, and counts torch operations on floating tensors in the phase
+    `counting`.
 
     Operations on indices are not counted, nor what runs inside a launch or an autotuner's benchmark.
     """
@@ -180,9 +183,11 @@ class Poison(TorchDispatchMode):
         return result
 
     def engine_may(self) -> frozenset[str]:
-        """Operations that are no candidate's where autograd's engine does them: sums, and the stub's own differentiated.
+        """Operations that are no candidate's where autograd's engine does them: sums, and the stub's own
+        differentiated.
 
-        The entry's forward may do no torch operation more often than the stub, so what the engine differentiates is the stub's.
+        The entry's forward may do no torch operation more often than the stub, so what the engine
+        differentiates is the stub's.
         """
         formulas = " ".join(_FORMULAS.get(name.removesuffix("_"), "") for name in self.stub_operations)
         return _ACCUMULATION | frozenset(formulas.split())
@@ -195,9 +200,11 @@ def _computes(name: str, args: tuple[Any, ...], result: Any) -> bool:
 
 
 def _by_engine() -> bool:
-    """Whether autograd's engine does this itself, as it adds up the gradients of a tensor that was used more than once.
+    """Whether autograd's engine does this itself, as it adds up the gradients of a tensor that was used more
+    than once.
 
-    Then nothing but torch, and what this package hooks into it, stands between here and the call of the backward: a Function's backward has a frame.
+    Then nothing but torch, and what this package hooks into it, stands between here and the call of the
+    backward: a Function's backward has a frame.
     """
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code is not Case.backward.__code__:
@@ -222,7 +229,7 @@ def poison(tensor: torch.Tensor) -> None:
 
 @dataclass
 class Launches:
-    """Counts launches by phase; in the phase `noop` they are not executed. What runs inside one is not torch's work."""
+    """Counts launches by phase; in `noop` they are not executed. What runs inside one is not torch's work."""
 
     poison: Poison
     phase: str = "forward"
@@ -290,8 +297,8 @@ def _meaning(output: draw.Output) -> str:
 
 @dataclass(frozen=True)
 class StubCall:
-    """What the plain stub does: outputs as classified, inputs that it modifies, nesting of its return value, torch operations. Of
-    tensors there is shape, dtype and device, and no memory."""
+    """What the plain stub does: outputs as classified, inputs that it modifies, nesting of its return value,
+    torch operations. Of tensors there is shape, dtype and device, and no memory."""
 
     outputs: list[draw.Output]
     modified: set[str]
@@ -311,7 +318,8 @@ class Case:
         plain: bool = False,
         stub: StubCall | None = None,
     ) -> None:
-        """`plain` leaves fresh memory as it is, for a tool that watches it. `stub`: what is known of the plain stub here."""
+        """`plain` leaves fresh memory as it is, for a tool that watches it. `stub`: what is known of the
+        plain stub here."""
         self.stub = stub
         self.fwd = fwd
         self.entry = entry
@@ -459,7 +467,8 @@ class Case:
         return watch
 
     def outputs(self, returned: Any, bound: dict[str, Any], expected: list[draw.Output]) -> list[draw.Output]:
-        """The entry's outputs, differentiable where the plain stub's are. Raises Unusable("candidate_shape")."""
+        """The entry's outputs, differentiable where the plain stub's are. Raises
+        Unusable("candidate_shape")."""
         outputs = draw.differentiable_outputs(returned, bound)
         if len(outputs) != len(expected):
             raise Unusable(
@@ -472,7 +481,8 @@ class Case:
         if nesting(returned) != self.stub.nesting:
             raise Unusable(
                 "candidate_shape",
-                f"{self.entry.__name__}() nests its return value as {nesting(returned)}, the stub as {self.stub.nesting}",
+                f"{self.entry.__name__}() nests its return value as {nesting(returned)}, the stub as "
+                f"{self.stub.nesting}",
                 self.fwd.path,
             )
         for output, plain in zip(outputs, expected, strict=True):
@@ -531,7 +541,8 @@ class Case:
             if (tuple(got.shape), got.dtype) != (tuple(plain.value.shape), plain.value.dtype):
                 raise Unusable(
                     "candidate_shape",
-                    f"output {plain.index} is {draw.dtype_name(got.dtype)}{list(got.shape)}, but the stub returns "
+                    f"output {plain.index} is {draw.dtype_name(got.dtype)}{list(got.shape)}, but the stub "
+                    "returns "
                     f"{plain.dtype}{plain.shape}",
                     self.fwd.path,
                 )
@@ -566,7 +577,7 @@ class Case:
         return named
 
     def own_operations(self) -> dict[str, int]:
-        """Operations of the entry's forward beyond those that the stub itself does, by how many more they are."""
+        """Operations of the entry's forward beyond those of the stub, by how many more they are."""
         assert self.stub is not None
         stub = self.stub.operations
         more = {name: n - stub.get(name, 0) for name, n in sorted(self.poison.counts["forward"].items())}
@@ -586,7 +597,8 @@ class Case:
         bound: dict[str, Any],
         upstreams: dict[int, torch.Tensor],
     ) -> list[str]:
-        """Gradients that share memory with inputs, upstream gradients, outputs or each other: `grad/x=upstream/0`."""
+        """Gradients that share memory with inputs, upstream gradients, outputs or each other:
+        `grad/x=upstream/0`."""
         others = [
             *_named_inputs(bound),
             *((f"upstream/{index}", value) for index, value in upstreams.items()),

@@ -1,8 +1,9 @@
 """Operation facts: what a pair's kernels cost, as far as a machine without a GPU can know.
 
-Bytes, atomics and programs are counted while the kernels are interpreted. Every launch of forward and backward is specialised
-for the target, exactly as Triton would for these arguments, and lowered to the source of its kernel (specialised.py, compiled.py). The
-daemon has the sources compiled in processes of their own and fills in registers, spills, shared memory and instructions.
+Bytes, atomics and programs are counted while the kernels are interpreted. Every launch of forward and
+backward is specialised for the target, exactly as Triton would for these arguments, and lowered to the source
+of its kernel (specialised.py, compiled.py). The daemon has the sources compiled in processes of their own and
+fills in registers, spills, shared memory and instructions.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Finite differences of the real Triton forward: a second opinion on the oracle's gradient that needs no reference.
+"""Finite differences of the real Triton forward: a second opinion on the oracle's gradient that needs no
+reference.
 
-Along a random direction v, `<gradient, v>` must be the slope of L = sum(upstream * output). The forward runs in float64 where it
-takes it, else in float32. How exactly it then computes is measured, not guessed: its outputs are compared with the float64
-evaluation of the same record. The step follows from that (a central difference is best at the cube root of the relative
-rounding error), and so does the uncertainty of each slope. A slope that is not certain says so and proves nothing.
+Along a random direction v, `<gradient, v>` must be the slope of L = sum(upstream * output). The forward runs
+in float64 where it takes it, else in float32. How exactly it then computes is measured, not guessed: its
+outputs are compared with the float64 evaluation of the same record. The step follows from that (a central
+difference is best at the cube root of the relative rounding error), and so does the uncertainty of each
+slope. A slope that is not certain says so and proves nothing.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ if TYPE_CHECKING:
 
 DIRECTIONS = 3
 DTYPES = ("float64", "float32", None)  # widest first; None is the file's own
-# Of the best step by theory. Smaller ones are tried while the slopes differ by more than AGREE: across a kink (maximum, relu) the
-# error shrinks with the step, where rounding reigns it grows, and either may be small at two of them by luck. Steps below
-# FINE, which only a forward in float64 has, cross few kinks.
+# Of the best step by theory. Smaller ones are tried while the slopes differ by more than AGREE: across a kink
+# (maximum, relu) the error shrinks with the step, where rounding reigns it grows, and either may be small at
+# two of them by luck. Steps below FINE, which only a forward in float64 has, cross few kinks.
 STEPS = (1.0, 0.5, 0.2, 0.05)
-# Where those do not agree in float64, something inside rounds to float32 that the oracle rounds as well, as a number that the stub
-# hands to a kernel: then larger ones do.
+# Where those do not agree in float64, something inside rounds to float32 that the oracle rounds as well, as a
+# number that the stub hands to a kernel: then larger ones do.
 COARSE = (100.0, 50.0, 20.0)
 AGREE = 1e-3
 FINE = 1e-3
@@ -39,7 +41,7 @@ _SEED = 0x5EED
 
 @dataclass
 class Slope:
-    """One direction at one step. The analytic slope is taken along the way that the rounded inputs really went."""
+    """One direction at one step. The analytic slope is along the way that the rounded inputs really went."""
 
     step: float
     analytic: float
@@ -72,7 +74,7 @@ def finite_differences(case: Case) -> dict[str, Any]:
 
 
 def detaches(tape: Tape) -> bool:
-    """Whether some value is used detached: its derivative is left out by intent, and a difference cannot leave it out."""
+    """Whether some value is used detached: intent leaves its derivative out, and a difference cannot."""
     used = [(getattr(entry, "args", None), getattr(entry, "kwargs", None)) for entry in tape.entries]
     return any(isinstance(leaf, Ref) and leaf.detached for leaf in tree_leaves(used))
 
@@ -80,7 +82,8 @@ def detaches(tape: Tape) -> bool:
 def _widest(case: Case) -> tuple[Recording, Replay, str | None]:
     """The call in the widest dtype that the file takes, and its evaluation.
 
-    A kernel that names the type behind a pointer runs in any other as well, and reads nonsense: only the evaluation notices.
+    A kernel that names the type behind a pointer runs in any other as well, and reads nonsense: only the
+    evaluation notices.
     """
     for dtype in DTYPES[:-1]:
         try:

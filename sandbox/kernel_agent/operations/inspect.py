@@ -134,7 +134,7 @@ def _called(fwd: Forward) -> set[str]:
 
 
 def operations(fwd: Forward) -> list[str]:
-    """Names of triton.language operations in the file's kernels: functions of tl and methods of its tensors."""
+    """Names of operations in the file's kernels: functions of triton.language and methods of its tensors."""
     methods = {name for name in dir(tl.tensor) if not name.startswith("_")} - words(
         "dtype shape type handle T"
     )

@@ -1,9 +1,11 @@
-"""The trusted side of the verdict (docs/protocol.md, op oracle): expected outputs and gradients from the forward file alone.
+"""The trusted side of the verdict (docs/protocol.md, op oracle): expected outputs and gradients from the
+forward file alone.
 
-For each case the stub runs once for real (Triton's interpreter, or compiled on a GPU) and is recorded. The record is then
-evaluated in float64, which gives the expected outputs and, through torch.autograd, the expected gradients; and once more
-in the inputs' own dtypes, which gives the error that an honest implementation in that precision has. A `reference` in the file
-and finite differences of the real forward are second opinions. No candidate code is ever seen here.
+For each case the stub runs once for real (Triton's interpreter, or compiled on a GPU) and is recorded. The
+record is then evaluated in float64, which gives the expected outputs and, through torch.autograd, the
+expected gradients; and once more in the inputs' own dtypes, which gives the error that an honest
+implementation in that precision has. A `reference` in the file and finite differences of the real forward are
+second opinions. No candidate code is ever seen here.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def _guarded(fwd: Forward, request: dict[str, Any], case: dict[str, Any], scratc
 
 
 def _error(error: Exception, fwd: Forward) -> Unusable:
-    """Whatever ended a case, as a finding. Memory that ran out is one about the shape, wherever it happened."""
+    """What ended a case, as a finding. Memory that ran out is one about the shape, wherever it happened."""
     full = budget.out_of_memory(error)
     if full is not None:
         made = Unusable("too_large", f"{full}, with this shape in float64", fwd.path, remedy=budget.REMEDY)
@@ -159,8 +161,8 @@ class Case:
     # ---- the real call
 
     def arguments(self, dtype: str | None, plain: bool = False) -> dict[str, Any]:
-        """The stub's arguments by name. Inputs that want gradients get memory of their own, where they share it. `plain`: as
-        make_args makes them, whatever the kind of the inputs."""
+        """The stub's arguments by name. Inputs that want gradients get memory of their own, where they share
+        it. `plain`: as make_args makes them, whatever the kind of the inputs."""
         kind = None if plain else self.inputs
         args, kwargs = draw.make_inputs(self.fwd, self.dims, self.seed, dtype=dtype, kind=kind)
         bound = draw.bind(self.fwd, args, kwargs)
@@ -195,8 +197,7 @@ class Case:
         return self.fwd.call(args, kwargs)
 
     def require_room(self, recording: Recording) -> None:
-        """Raises Unusable("too_large") where the evaluation or its file is larger than the request's
-        budget."""
+        """Raises Unusable("too_large") where evaluation or file are larger than the request's budget."""
         wanted = list(draw.grad_inputs(self.fwd, recording.bound).values())
         outputs = [output.value for output in recording.outputs if is_tensor(output)]
         differentiable = sum(output.value.numel() for output in recording.differentiable)
@@ -221,10 +222,12 @@ class Case:
             raise self.refuse("no input that wants a gradient has rows of three elements")
 
     def require_same_function(self, recording: Recording) -> None:
-        """Raises Unusable unless the real forward makes of these inputs what it makes of the same values in row-major order.
+        """Raises Unusable unless the real forward makes of these inputs what it makes of the same values in
+        row-major order.
 
-        A forward that ignores strides computes another function here, of which oracle and forward have the same idea.
-        Outputs that take over the inputs' strides are not fair either: in use the upstream gradient would have them too.
+        A forward that ignores strides computes another function here, of which oracle and forward have the
+        same idea. Outputs that take over the inputs' strides are not fair either: in use the upstream
+        gradient would have them too.
         """
         bound = self.arguments(self.dtype, plain=True)
         plain = draw.differentiable_outputs(self.call(bound), bound)
@@ -258,8 +261,8 @@ class Case:
     def nearby(self, recording: Recording) -> dict[str, torch.Tensor]:
         """Exact and same-dtype gradients at inputs close by, for gradients of few elements.
 
-        The error of eager PyTorch on one element is one draw of its rounding: it may be zero by luck where terms cancel,
-        and would then set a standard that no honest kernel keeps.
+        The error of eager PyTorch on one element is one draw of its rounding: it may be zero by luck where
+        terms cancel, and would then set a standard that no honest kernel keeps.
         """
         few = [name for name, ref in recording.wanted.items() if math.prod(ref.size) <= FEW_ELEMENTS]
         size = sum(value.numel() for value in draw.grad_inputs(self.fwd, recording.bound).values())
@@ -326,7 +329,7 @@ class Case:
     # ---- second opinions
 
     def reference(self, recording: Recording) -> tuple[dict[str, torch.Tensor], str | None]:
-        """Outputs and gradients of the user's `reference` in float64, and a sentence when it cannot be used."""
+        """Outputs and gradients of the user's `reference` in float64; a sentence when it cannot be used."""
         assert self.fwd.reference is not None
         bound = self.arguments(self.dtype)
         bound = {name: in_float64(value) for name, value in bound.items()}
@@ -344,7 +347,8 @@ class Case:
                 shape = list(got.shape) if isinstance(got, torch.Tensor) else got
                 return (
                     {},
-                    f"reference() gives {shape} for output {output.index}, the stub {list(output.value.shape)}",
+                    f"reference() gives {shape} for output {output.index}, the stub "
+                    f"{list(output.value.shape)}",
                 )
         pairs = [(outputs[at], upstream) for at, upstream in wanted.items() if outputs[at].requires_grad]
         made = {
@@ -388,7 +392,8 @@ def positional(fwd: Forward, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...],
 
 
 def unshared(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The inputs, where an element that two of them share (or one holds twice) was copied, so that each has its own gradient."""
+    """The inputs, where an element that two of them share (or one holds twice) was copied, so that each has
+    its own gradient."""
     own: list[torch.Tensor] = []
     made = {}
     for name, tensor in inputs.items():

@@ -1,12 +1,15 @@
-"""Operation sanitize: a pair's forward and backward below NVIDIA's compute-sanitizer, one run a tool, and what it reported.
+"""Operation sanitize: a pair's forward and backward below NVIDIA's compute-sanitizer, one run a tool, and
+what it reported.
 
-The tool watches compiled kernels on a GPU. The watched process is a child of its own that runs the operation candidate without
-poisoned memory and guard bands, and without the allocator's cache: a tool that is to see uninitialised reads and accesses past an
-allocation needs every tensor to be an allocation of its own, as fresh as the driver gave it.
+The tool watches compiled kernels on a GPU. The watched process is a child of its own that runs the operation
+candidate without poisoned memory and guard bands, and without the allocator's cache: a tool that is to see
+uninitialised reads and accesses past an allocation needs every tensor to be an allocation of its own, as
+fresh as the driver gave it.
 
-The tools run side by side, each with a time limit, and they look at the backward's kernels alone: a program with torch in it
-loads thousands of kernels, and to rewrite each of them takes minutes. initcheck is the exception: it has to see every write, so it
-looks at all kernels that are launched; of what it finds only what lies in the backward's kernels counts.
+The tools run side by side, each with a time limit, and they look at the backward's kernels alone: a program
+with torch in it loads thousands of kernels, and to rewrite each of them takes minutes. initcheck is the
+exception: it has to see every write, so it looks at all kernels that are launched; of what it finds only what
+lies in the backward's kernels counts.
 """
 
 from __future__ import annotations
@@ -73,7 +76,8 @@ def kernels_of(text: str) -> list[str]:
 
 
 def options(tool: str, kernels: list[str]) -> list[str]:
-    """What all versions since CUDA 12.3 understand, `--kernel-name` once a kernel: a kernel that any of them names is looked at."""
+    """What all versions since CUDA 12.3 understand, `--kernel-name` once a kernel: a kernel that any of them
+    names is looked at."""
     filtered = [] if tool == "initcheck" else kernels
     return [
         *["--tool", tool, "--print-limit", str(_LIMIT.get(tool, 20))],
@@ -86,7 +90,8 @@ def options(tool: str, kernels: list[str]) -> list[str]:
 
 
 def environment(tool: str, folder: Path) -> dict[str, str]:
-    """Kernels are loaded when they are first launched; each tensor has memory of its own where a tool looks at global memory."""
+    """Kernels are loaded when they are first launched; each tensor has memory of its own where a tool looks
+    at global memory."""
     caching: dict[str, str] = {} if tool == "racecheck" else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     return {**os.environ, "CUDA_MODULE_LOADING": "LAZY", "TMPDIR": str(folder), **caching}
 
@@ -180,7 +185,8 @@ def descendants(pid: int) -> list[int]:
 
 
 def _not_to_the_end(report: dict[str, Any], result: Path) -> str | None:
-    """Why a report of a tool that ended by itself is not the whole: the operation below it failed, or it wrote no summary."""
+    """Why a report of a tool that ended by itself is not the whole: the operation below it failed, or it
+    wrote no summary."""
     try:
         said = json.loads(result.read_text())
     except (OSError, ValueError):
@@ -195,7 +201,8 @@ def _not_to_the_end(report: dict[str, Any], result: Path) -> str | None:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """A report's findings, each once, with how often it came; `complete` where the tool wrote its summary, `unseen` what it says it missed.
+    """A report's findings, each once, with how often it came; `complete` where the tool wrote its summary,
+    `unseen` what it says it missed.
 
     A summary that counts errors which no finding explains is a finding itself.
     """

@@ -1,7 +1,8 @@
 """Operation scan: reads a candidate's source and says what an honest Triton backward does not contain.
 
-Nothing is executed. The scan is the first of several guards (a record of the backward's torch operations, a rerun
-without launches, the verdict itself): it gives early and readable reasons, and need not catch what those catch.
+Nothing is executed. The scan is the first of several guards (a record of the backward's torch operations, a
+rerun without launches, the verdict itself): it gives early and readable reasons, and need not catch what
+those catch.
 
 `reject` findings end an attempt; `warn` findings are shown to whoever wrote it.
 """
@@ -19,33 +20,38 @@ from ..source import MARKER, autodiff_names, parse, read, words
 
 ALLOWED_MODULES = frozenset({"torch", "triton", "math", "__future__"})
 FORBIDDEN_NAMES = words(
-    """exec eval compile open input breakpoint exit quit globals locals vars __import__ getattr setattr delattr os sys
-    gc inspect ctypes subprocess importlib builtins pathlib pickle threading multiprocessing socket"""
+    """exec eval compile open input breakpoint exit quit globals locals vars __import__ getattr setattr
+    delattr os sys gc inspect ctypes subprocess importlib builtins pathlib pickle threading
+    multiprocessing socket"""
 )
 # Below torch and triton: files, other processes and threads, generators, timers, allocators, streams.
 FORBIDDEN_ATTRIBUTES = words(
-    """os sys gc inspect ctypes builtins subprocess importlib pickle threading load save from_file hub package jit
-    multiprocessing distributed futures serialization storage utils backends testing cudart memory Event Stream stream
-    graph CUDAGraph initial_seed seed manual_seed random get_rng_state manual_seed_all"""
+    """os sys gc inspect ctypes builtins subprocess importlib pickle threading load save from_file hub
+    package jit multiprocessing distributed futures serialization storage utils backends testing cudart
+    memory Event Stream stream graph CUDAGraph initial_seed seed manual_seed random get_rng_state
+    manual_seed_all"""
 )
 # Methods of any object: they run host code later, or hand over a tensor's values to it.
 _HOOKS = words(
-    "register_hook register_post_accumulate_grad_hook register_prehook register_forward_hook saved_tensors_hooks"
+    "register_hook register_post_accumulate_grad_hook register_prehook register_forward_hook "
+    "saved_tensors_hooks"
 )
 _VALUES = words("tolist numpy from_numpy untyped_storage frombuffer asarray")
 
-# Torch operations that could compute a gradient, by the last part of their name. What is left is honest host work:
-# allocation, views, casts, contiguous(), sums over partial results that kernels wrote, and sorting of indices. What has
-# no name here (operators, aliases) is found by the record of the operations that really run.
+# Torch operations that could compute a gradient, by the last part of their name. What is left is honest host
+# work: allocation, views, casts, contiguous(), sums over partial results that kernels wrote, and sorting of
+# indices. What has no name here (operators, aliases) is found by the record of the operations that really
+# run.
 _MATH = words(
-    """matmul mm bmm addmm baddbmm addbmm addmv addr mv dot vdot inner outer einsum tensordot chain_matmul linear
-    bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d softmax log_softmax softmin
-    logsumexp cross_entropy nll_loss layer_norm rms_norm group_norm batch_norm instance_norm
-    scaled_dot_product_attention relu gelu silu sigmoid tanh elu leaky_relu softplus mish hardtanh threshold exp exp2
-    log log2 log1p expm1 sin cos tan sqrt rsqrt pow reciprocal erf erfc var std var_mean std_mean norm
-    cumprod cummax cummin logcumsumexp gather scatter scatter_ scatter_add scatter_add_ index_add index_add_
-    scatter_reduce index_select embedding where masked_fill masked_fill_ mul_ div_ sub_ addcmul addcdiv lerp
-    topk fft ifft rfft irfft solve inv cholesky qr svd vmap vjp jvp jacrev jacfwd jacobian"""
+    """matmul mm bmm addmm baddbmm addbmm addmv addr mv dot vdot inner outer einsum tensordot chain_matmul
+    linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d softmax
+    log_softmax softmin logsumexp cross_entropy nll_loss layer_norm rms_norm group_norm batch_norm
+    instance_norm scaled_dot_product_attention relu gelu silu sigmoid tanh elu leaky_relu softplus mish
+    hardtanh threshold exp exp2 log log2 log1p expm1 sin cos tan sqrt rsqrt pow reciprocal erf erfc var
+    std var_mean std_mean norm cumprod cummax cummin logcumsumexp gather scatter scatter_ scatter_add
+    scatter_add_ index_add index_add_ scatter_reduce index_select embedding where masked_fill masked_fill_
+    mul_ div_ sub_ addcmul addcdiv lerp topk fft ifft rfft irfft solve inv cholesky qr svd vmap vjp jvp
+    jacrev jacfwd jacobian"""
 )
 _AUTOGRAD = frozenset({"backward", "grad", "gradcheck", "enable_grad", "checkpoint", "compile", "vjp", "jvp"})
 _AUTOGRAD_FINE = frozenset({"Function", "function", "once_differentiable"})
@@ -114,7 +120,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.A
 
 
 def _bound(node: ast.stmt) -> set[str]:
-    """Names that a definition or an assignment at the top level binds; imports may repeat those of the forward part."""
+    """Names that a definition or assignment at the top level binds; imports may repeat the forward's."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return {node.name}
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
@@ -176,7 +182,7 @@ class _Scanner:
         return found
 
     def _torch_names(self) -> set[str]:
-        """Names that mean torch or one of its modules, so that a method of a tensor is told from a function."""
+        """Names that mean torch or one of its modules: tells a method of a tensor from a function."""
         names = {"torch"}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
@@ -213,9 +219,9 @@ class _Scanner:
     def _forward_side(self) -> set[ast.AST]:
         """Nodes of the entry, of a Function's forward and of their helpers, that no backward reaches.
 
-        A forward of several launches may have to be written out there, with the torch operations that the stub does in
-        between: those, word for word, are the user's own. That they are done no more often than by the stub is for the record
-        of operations to say (candidate.py).
+        A forward of several launches may have to be written out there, with the torch operations that the
+        stub does in between: those, word for word, are the user's own. That they are done no more often than
+        by the stub is for the record of operations to say (candidate.py).
         """
         methods = [method for method in self._methods() if method.name in ("forward", "setup_context")]
         backwards = [method for method in self._methods() if method not in methods]
@@ -387,7 +393,8 @@ class _Scanner:
                     yield Finding("kernel", "reject", node.lineno, message)
 
     def _host_nodes(self) -> Iterator[ast.AST]:
-        """Nodes of the backward part outside kernels; of a module that people wrote themselves what takes part in the check."""
+        """Nodes of the backward part outside kernels; of a module that people wrote themselves what takes
+        part in the check."""
         todo: list[ast.AST] = list(self.body) if self.own is None else list(self.taking_part)
         while todo:
             node = todo.pop()

@@ -1,4 +1,4 @@
-"""Counting while kernels are interpreted: bytes, atomics, programs, and the bytes of torch operations around them."""
+"""Counts while kernels are interpreted: bytes, atomics, programs, and bytes of torch operations around."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The operations that Triton's semantic layer would emit as IR, performed on torch tensors.
 
-Method names are those of Triton's IR builder. Integers are two's complement in torch's signed dtypes, so signedness is in
-the operation (`sdiv`, `udiv`), as in LLVM. Where a derivative is not unique, these rules hold:
+Method names are those of Triton's IR builder. Integers are two's complement in torch's signed dtypes, so
+signedness is in the operation (`sdiv`, `udiv`), as in LLVM. Where a derivative is not unique, these rules
+hold:
 
   maximum, minimum   the gradient goes to the strictly greater (smaller) operand, on a tie to the second one
   abs                0 at 0;    clamp: passes where lo <= x <= hi
@@ -61,7 +62,7 @@ _constants: dict[tuple[Any, ...], Handle] = {}
 
 
 class OldValues(Handle):
-    """What an atomic found: computed when somebody looks, because only then does the order of programs matter."""
+    """What an atomic found, computed when somebody looks: only then the order of programs matters."""
 
     def __init__(self, compute: Callable[[], torch.Tensor]) -> None:
         self._compute = compute
@@ -95,7 +96,7 @@ class Builder:
             arch=None,
             supported_fp8_dtypes=("fp8e5", "fp8e5b16", "fp8e4nv", "fp8e4b8"),
             deprecated_fp8_dot_operand_dtypes=(),
-            # Compiled float32 products are tf32 unless the kernel says otherwise; the interpreter's are exact.
+            # Compiled float32 products are tf32 unless the kernel says otherwise; interpreted ones exact.
             default_dot_input_precision="ieee" if self.device.type == "cpu" else "tf32",
             allowed_dot_input_precisions=("tf32", "tf32x3", "ieee", "bf16x3", "bf16x6"),
             max_num_imprecise_acc_default=0,

@@ -1,7 +1,8 @@
 """Triton's semantic layer, asked once for each kind of operands (remember.py), for the torch-backed builder.
 
-Loads and stores are no exception: the builder is asked again for each. An operation that raises is not written down at
-all. What is written down holds for one precision and one device, whatever the launch: replays get the launch's builder.
+Loads and stores are no exception: the builder is asked again for each. An operation that raises is not
+written down at all. What is written down holds for one precision and one device, whatever the launch: replays
+get the launch's builder.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What rewritten kernels call: Triton's code generator in miniature, evaluating at once.
 
-Compile-time values (constexpr parameters, literals, shapes) are plain Python values here; everything else is a `tl.tensor`
-whose handle belongs to `Builder`. An `if`, a loop bound or anything else that needs one Python value asks
-`Runtime.concrete`, which raises `Diverged` when the programs of the group disagree.
+Compile-time values (constexpr parameters, literals, shapes) are plain Python values here; everything else is
+a `tl.tensor` whose handle belongs to `Builder`. An `if`, a loop bound or anything else that needs one Python
+value asks `Runtime.concrete`, which raises `Diverged` when the programs of the group disagree.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class Runtime:
         return way(function, args, kwargs)
 
     def _way(self, function: Any) -> Callable[[Any, Any, Any], Any]:
-        """How a function is called, which never changes: a method that takes it, its arguments and its keywords."""
+        """How a function is called, which never changes: a method for it, its arguments and its keywords."""
         if self._find_special(function) is not None:
             return self._call_special
         if isinstance(function, JITTED):
@@ -296,7 +296,7 @@ class Runtime:
         return unwrap(function(*args, **kwargs))
 
     def call_jitted(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a function that is written in Triton. Numbers that it returns become scalars, as in compiled code."""
+        """Run a function written in Triton. Numbers that it returns become scalars, as in compiled code."""
         return self._evaluate(function.fn, args, kwargs)
 
     def _evaluate(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

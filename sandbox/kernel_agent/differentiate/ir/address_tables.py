@@ -1,8 +1,10 @@
-"""Tables of addresses: `tl.load(table + g).to(tl.pointer_type(tl.float16))` is a pointer to one of several tensors.
+"""Tables of addresses: `tl.load(table + g).to(tl.pointer_type(tl.float16))` is a pointer to one of several
+tensors.
 
-Such a pointer is a node of its own, an `entry` of its table. The host makes a second table, of gradients of the same tensors in the
-same order, so that the entry of the gradient has the same index. Every entry gets a gradient of its own, and autograd adds up those
-of a tensor that stands in several: two writes meet only where both the index and the offset are equal.
+Such a pointer is a node of its own, an `entry` of its table. The host makes a second table, of gradients of
+the same tensors in the same order, so that the entry of the gradient has the same index. Every entry gets a
+gradient of its own, and autograd adds up those of a tensor that stands in several: two writes meet only where
+both the index and the offset are equal.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ HALF = {"float16", "bfloat16"}  # gradients of these are added up in float32
 
 
 def entry(g: Graph, table: Node, index: Node, element: str, active: bool, role: str = "forward") -> Node:
-    """An entry of a table; `role` says whether of the forward's own, of the upstream gradients', or of the gradients'."""
+    """An entry of a table; `role`: of the forward's own, the upstream gradients', or the gradients'."""
     attrs = {"name": table.attrs["name"], "none": False, "elem": element, "role": role}
     node = g.make("entry", (table, index), attrs, "pointer", ())
     node.active = active
@@ -104,7 +106,7 @@ def addresses_taken(file: str) -> Iterator[Taken]:
 
 
 def behind_of(name: str, tensors: list[torch.Tensor] | None) -> Arg | None:
-    """What a table points to, as an argument. Its tensors have one type, or they are no table for a kernel."""
+    """What a table points to, as an argument. Its tensors have one type, or it is no table for a kernel."""
     if not tensors or len({t.dtype for t in tensors}) > 1:
         return None
     dtype = str(tensors[0].dtype).removeprefix("torch.")
@@ -114,7 +116,7 @@ def behind_of(name: str, tensors: list[torch.Tensor] | None) -> Arg | None:
 
 
 def check_written(name: str, tensors: list[torch.Tensor], refuse: Callable[[str, str], Refusal]) -> None:
-    """What a launch writes through a table has to be whole tensors of its own, so that each gets its gradient."""
+    """What a launch writes through a table has to be whole tensors of its own: each gets its gradient."""
     if any(t._is_view() for t in tensors):
         raise refuse(
             f"`{name}` points into views, which autograd cannot give several new values at once",

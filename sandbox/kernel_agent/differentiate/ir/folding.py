@@ -1,4 +1,4 @@
-"""Constant folding: the value of an operation on numbers, as Triton's compiler or the host would compute it."""
+"""Constant folding: what an operation on numbers gives, as Triton's compiler or the host computes it."""
 
 from __future__ import annotations
 

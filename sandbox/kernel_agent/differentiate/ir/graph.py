@@ -197,7 +197,8 @@ class Graph:
         return self.make("cast", (a,), {"to": dtype}, dtype, a.shape)
 
     def again(self, node: Node, args: list[Node], upstream: bool = True) -> Node:
-        """The same operation on other arguments, from the same line; `upstream`: it depends on one if the original does."""
+        """The same operation on other arguments, from the same line; `upstream`: it depends on one if the
+        original does."""
         reverse, self.reverse = self.reverse, node.reverse
         line, self.line = self.line, node.line
         new = self.make(node.op, args, node.attrs, node.dtype, node.shape)
@@ -251,7 +252,8 @@ class Graph:
         return {self.npid(axis).id: count for axis, count in enumerate(grid)}
 
     def concrete(self, node: Node, known: dict[int, Any] | None = None) -> Any:
-        """The value of a constexpr or of a parameter in the traced call, None where it is not known before the launch.
+        """The value of a constexpr or of a parameter in the traced call, None where it is not known before
+        the launch.
 
         `known`: values of further nodes, by their ids.
         """

@@ -1,10 +1,12 @@
-"""The intermediate form: a hash-consed graph of pure nodes, placed in a tree of regions, plus ordered effects.
+"""The intermediate form: a hash-consed graph of pure nodes, placed in a tree of regions, plus ordered
+effects.
 
-A kernel is math plus schedule. The math lives in `Node`s: pure, shared, with a type and a *home*, the innermost region whose
-variables they depend on (so loop invariants are hoisted by construction; nothing leaves an `if`, because a branch guards what
-it computes). The schedule lives in `For`, `If` and the write effects. A region is only a loop variable or a condition: the
-forward loop and the reverse loop over one range share it, and sibling loops over equal ranges share it too, so that a load in
-two of them is one node. Nothing is evaluated in order but effects; `emit` prints what they demand and nothing else.
+A kernel is math plus schedule. The math lives in `Node`s: pure, shared, with a type and a *home*, the
+innermost region whose variables they depend on (so loop invariants are hoisted by construction; nothing
+leaves an `if`, because a branch guards what it computes). The schedule lives in `For`, `If` and the write
+effects. A region is only a loop variable or a condition: the forward loop and the reverse loop over one range
+share it, and sibling loops over equal ranges share it too, so that a load in two of them is one node. Nothing
+is evaluated in order but effects; `emit` prints what they demand and nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ INTS = ("int1", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", 
 
 
 def real(dtype: str) -> str:
-    """The concrete type behind a symbolic one: `$float16:x_ptr` is the element type of x_ptr, float16 in the traced call."""
+    """The type behind a symbolic one: `$float16:x_ptr` is that of x_ptr's elements, float16 when traced."""
     return dtype[1:].split(":")[0] if dtype.startswith("$") else dtype
 
 

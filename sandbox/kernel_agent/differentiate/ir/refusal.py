@@ -1,4 +1,5 @@
-"""Refusals: whatever cannot be differentiated rightly is named, with its place and a remedy. Nothing is skipped in silence."""
+"""Refusals: whatever cannot be differentiated rightly is named, with its place and a remedy. Nothing is
+skipped in silence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rebuild a part of the graph with some values replaced. Loops and branches that change are copied with carries of their own."""
+"""Rebuild a part of the graph with some values replaced. Loops and branches that change are copied with
+carries of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the interpretation of a kernel handles besides nodes: pointers, types, arguments; and questions about syntax and nodes."""
+"""What the interpretation of a kernel handles besides nodes: pointers, types, arguments; and questions about
+syntax and nodes."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class PointerTo:
 
 @dataclass(frozen=True)
 class Poison:
-    """A value that must not be used: one that depends on the branch taken and cannot be merged, or an atomic's result."""
+    """A value that must not be used: one that depends on the branch taken and cannot be merged, or an
+    atomic's result."""
 
     why: str
     construct: str = "branch-dependent value"

@@ -1,6 +1,7 @@
 """Proofs about addresses and values of a kernel. Nothing is changed here.
 
-In: nodes of a graph, such as the offset and the mask of a write. Out: a proof or a count, or the reason why there is none.
+In: nodes of a graph, such as the offset and the mask of a write. Out: a proof or a count, or the reason why
+there is none.
 
     affine     addresses as sums of coefficient times variable, and which of them are injective
     masks      the conditions that a mask is made of

@@ -1,7 +1,8 @@
 """Addresses as sums of coefficient times variable, and when such a sum is injective.
 
-A variable is what differs between programs, iterations and lanes: a program id, the trip count of a loop, a lane of a block, or
-the quotient and remainder of one of them. Coefficients and ranges are products of values that are the same everywhere.
+A variable is what differs between programs, iterations and lanes: a program id, the trip count of a loop, a
+lane of a block, or the quotient and remainder of one of them. Coefficients and ranges are products of values
+that are the same everywhere.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Affine:
     def terms(
         self, node: Node, axes: tuple[int, ...]
     ) -> dict[tuple[Var | None, ...], dict[tuple[int, ...], int]]:
-        """{variables: {uniform ids: factor}}; `axes` says which axes of the whole block the axes of `node` are."""
+        """{variables: {uniform ids: factor}}; `axes`: which axes of the whole block those of `node` are."""
         if node.op == "const" and isinstance(node.value, int):
             return {(): {(): int(node.value)}}
         if node.op in ("add", "sub"):
@@ -250,7 +251,7 @@ def divide(a: Monomial, b: Monomial) -> Monomial | None:
 
 
 def upper(g: Graph, node: Node) -> Node | None:
-    """A value that is the same for all programs and not below `node` in any; sizes and strides are taken to be positive."""
+    """The same for all programs, and not below `node` in any; sizes and strides are taken to be positive."""
     return _bound(g, node, True)
 
 

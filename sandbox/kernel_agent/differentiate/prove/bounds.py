@@ -1,8 +1,8 @@
 """Where the loop over the programs of a forward may start and end, for the tile of one owner.
 
-A program of the forward adds to the tile at `value` only if low(n) <= value < high(n), with n the loop variable: causal attention's
-blocks of queries begin with the first that sees a block of keys. The bounds come from the owner's id alone, never from a carried
-value.
+A program of the forward adds to the tile at `value` only if low(n) <= value < high(n), with n the loop
+variable: causal attention's blocks of queries begin with the first that sees a block of keys. The bounds come
+from the owner's id alone, never from a carried value.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def _most(g: Graph, op: str, sides: list[Node | None]) -> Node | None:
 
 
 def _linear(g: Graph, node: Node, n: Node) -> tuple[Node | None, Node] | None:
-    """(slope, rest) of slope * n + rest with a uniform rest; slope None where n does not occur. Slopes are taken to be positive."""
+    """(slope, rest) of slope * n + rest with a uniform rest; slope None where n does not occur. Slopes are
+    taken to be positive."""
     affine = Affine(g)
     slope, rest = None, None
     for variables, coefficients in affine.terms(node, ()).items():

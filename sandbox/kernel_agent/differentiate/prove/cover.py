@@ -1,7 +1,8 @@
 """How many elements a gradient write reaches: a buffer that is written as a whole needs no zeros first.
 
-A write that is proven disjoint reaches one element for each program, iteration and lane that its mask lets through. They are counted
-here, as a value for the host, which compares it with the size of the tensor. None where they cannot be counted exactly.
+A write that is proven disjoint reaches one element for each program, iteration and lane that its mask lets
+through. They are counted here, as a value for the host, which compares it with the size of the tensor. None
+where they cannot be counted exactly.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .masks import parts
 
 
 def overwritten(kernel: Kernel, name: str, axes: list[int]) -> Node | None:
-    """How many elements of a buffer the forward writes, each once and whatever it holds; None where that is not known."""
+    """How many elements of a buffer the forward writes, each once, whatever it holds; None where unknown."""
     stores = [e for e in walk(kernel.effects) if isinstance(e, Store) and e.base.attrs["name"] == name]
     if len(stores) != 1 or stores[0].kind != "store" or stores[0].base.op != "param":
         return None

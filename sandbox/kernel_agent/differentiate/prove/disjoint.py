@@ -1,8 +1,9 @@
 """Gradient writes: merge those to one address, and turn atomic adds into stores where a proof allows it.
 
-A write may be a store when no two programs, iterations or lanes can reach one address. The proof splits the offset into address
-dimensions; in each the variables must be digits of the index, and together they must determine every program id, loop variable and
-lane. That the dimensions themselves do not overlap (a row is not longer than the row stride) is checked by the host at run time.
+A write may be a store when no two programs, iterations or lanes can reach one address. The proof splits the
+offset into address dimensions; in each the variables must be digits of the index, and together they must
+determine every program id, loop variable and lane. That the dimensions themselves do not overlap (a row is
+not longer than the row stride) is checked by the host at run time.
 """
 
 from __future__ import annotations
@@ -151,11 +152,13 @@ class Limits:
 def layouts_of(
     affine: Affine, g: Graph, groups: list[Group], mask: Node | None, rank: int
 ) -> list[Layout] | None:
-    """What makes an address injective where its dimensions are: one layout, and one more for each joint index.
+    """What makes an address injective where its dimensions are: one layout, and one more for each joint
+    index.
 
-    Chunks of a row overlap the next row where the last chunk is cut short, but the mask `part * chunk + i < n` lets no lane there. Such a
-    bound on several dimensions together makes one dimension of them: they must not overlap among themselves, and it
-    must not overlap the others. None where more than one extent is unknown.
+    Chunks of a row overlap the next row where the last chunk is cut short, but the mask `part * chunk + i <
+    n` lets no lane there. Such a bound on several dimensions together makes one dimension of them: they must
+    not overlap among themselves, and it must not overlap the others. None where more than one extent is
+    unknown.
     """
     limits = Limits(bounds_of(affine, mask, rank), floors_of(affine, mask, rank))
     apart, layouts = list(groups), []
@@ -259,7 +262,8 @@ def _extent(affine: Affine, g: Graph, group: Group, limits: Limits) -> Node | No
 
 
 def _start_digit(affine: Affine, group: Group, lo: Node, step: Node) -> Monomial | None:
-    """The multiplier of a loop variable that starts at a program id: then it is below the loop's end, whatever the steps are."""
+    """The multiplier of a loop variable that starts at a program id: then it is below the loop's end,
+    whatever the steps are."""
     if len(group.terms) < 2 or lo.op not in ("pid", "vpid"):
         return None
     (below, digit), (_, multiplier) = group.terms[-2:]
@@ -271,7 +275,7 @@ def _start_digit(affine: Affine, group: Group, lo: Node, step: Node) -> Monomial
 
 
 def bounds_of(affine: Affine, mask: Node | None, rank: int) -> dict[frozenset, Node]:
-    """Indices that a mask bounds from above: {terms of the index: bound}. The block that it belongs to has `rank` axes."""
+    """Indices that a mask bounds from above: {terms of the index: bound}. Its block has `rank` axes."""
     g = affine.g
     found: dict[frozenset, Node] = {}
     for node, axes in comparisons(mask, rank):
@@ -307,7 +311,7 @@ def floors_of(affine: Affine, mask: Node | None, rank: int) -> set[frozenset]:
 
 
 def _index(affine: Affine, node: Node, axes: tuple[int, ...]) -> tuple[frozenset | None, dict]:
-    """The variable terms of a sum, None where they are not single variables, and its part that is the same everywhere."""
+    """The variable terms of a sum, None where they are no single variables, and its uniform part."""
     signature = set()
     rest: dict[tuple[int, ...], int] = {}
     for variables, coefficients in affine.terms(node, axes).items():

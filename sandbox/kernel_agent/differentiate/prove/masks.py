@@ -17,8 +17,8 @@ def parts(mask: Node | None) -> list[Node]:
 
 
 def conjuncts(mask: Node | None, rank: int) -> list[tuple[Node, tuple[int, ...]]]:
-    """The conditions of a mask of a block with `rank` axes, also of parts that were expanded together, from left to right, each
-    with the axes of the block that its own axes are."""
+    """The conditions of a mask of a block with `rank` axes, also of parts that were expanded together, from
+    left to right, each with the axes of the block that its own axes are."""
     found: list[tuple[Node, tuple[int, ...]]] = []
     stack = [(mask, tuple(range(rank - len(mask.shape), rank)))] if mask is not None else []
     while stack:

@@ -1,8 +1,8 @@
 """The forward's own stores: a value that is overwritten later must not receive the upstream gradient.
 
-A store inside a loop has to move with the loop, and two stores to one buffer must not meet. What is not provable from the addresses
-is decided on the traced call, where addresses are computed for every program: an overlap is refused, anything else is stated as
-an assumption in the report.
+A store inside a loop has to move with the loop, and two stores to one buffer must not meet. What is not
+provable from the addresses is decided on the traced call, where addresses are computed for every program: an
+overlap is refused, anything else is stated as an assumption in the report.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def check(kernel: Kernel, grid: tuple[int, ...], report: list[LineReport]) -> No
 
 
 def _loses(one: Store, loops: tuple[For, ...], two: Store, others: tuple[For, ...]) -> bool:
-    """Whether a differentiable value is lost if two writes, in the order of the program, meet: adding to it loses nothing."""
+    """Whether a differentiable value is lost if two writes, in this order, meet: adding loses nothing."""
     if one.value.active and two.kind == "store":
         return True
     return two.value.active and one.kind == "store" and bool(set(loops) & set(others))
 
 
 def _once(kernel: Kernel, placed: Placed, grid: tuple[int, ...], report: list[LineReport]) -> None:
-    """No two programs, steps or lanes may store to one address: the last of them alone would have a gradient."""
+    """No two programs, steps or lanes may store to one address: only the last would have a gradient."""
     store, loops = placed
     affine = Affine(kernel.graph)
     known, groups = _determined(affine, store)
@@ -99,7 +99,8 @@ def _moves(kernel: Kernel, store: Store, loops: tuple[For, ...]) -> None:
         if not moves and not any(_needs(part, changing) for part in (store.offset, store.base)):
             raise Refusal(
                 "overwritten store",
-                f"`{store.base.attrs['name']}` is stored to at the same address in every step of the loop of line {loop.line}",
+                f"`{store.base.attrs['name']}` is stored to at the same address in every step of the loop "
+                f"of line {loop.line}",
                 "Store after the loop.",
                 store.line,
             )

@@ -1,8 +1,9 @@
-"""What an address dimension adds up: positions of a kernel's lanes and programs, their digits, and loops over taps.
+"""What an address dimension adds up: positions of a kernel's lanes and programs, their digits, and loops over
+taps.
 
-A position is a number that one lane of one program (or one step of a loop) stands at: `pid * BLOCK + lane`, `start + lane`, a program
-id alone. A kernel may split a position into digits by `//` and `%`: a row of patches into batch, line and column. A mask bounds a
-position or a sum of positions from above and below.
+A position is a number that one lane of one program (or one step of a loop) stands at: `pid * BLOCK + lane`,
+`start + lane`, a program id alone. A kernel may split a position into digits by `//` and `%`: a row of
+patches into batch, line and column. A mask bounds a position or a sum of positions from above and below.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def narrow(g: Graph, node: Node, axes: Axes) -> tuple[Node, Axes]:
 
 @dataclass(eq=False)
 class Position:
-    """Sum of multiplier * variable; `count` is one more than the highest, along `axis` of the block in blocks of `block`."""
+    """Sum of multiplier * variable below `count`, along `axis` of the block in blocks of `block`."""
 
     terms: dict[Var, Monomial]
     count: Node
@@ -183,7 +184,7 @@ class Reader:
         return found
 
     def _strided(self, program: Var, unit: Monomial, multiplier: Monomial, rest: dict) -> Var | None:
-        """A loop that starts at a program's block and steps over those of the others: `range(pid * B, n, programs * B)`."""
+        """A loop from a program's block over those of the others: `range(pid * B, n, programs * B)`."""
         for var, scale in rest.items():
             if var.kind != "trip" or program.kind != "vpid":
                 continue
@@ -315,7 +316,7 @@ def smaller(g: Graph, limit: Node, count: Node) -> Node:
 
 
 def completed(g: Graph, affine: Affine, position: Position, few: Callable[[Node], bool]) -> bool:
-    """Add the digits of a position with lanes that the address leaves out; whether all of them together are the position."""
+    """Add the digits of a position that the address leaves out; whether all together are the position."""
     if position.axis is None or position.equal is not None:
         return False
     reach: Monomial | None = (1, ())

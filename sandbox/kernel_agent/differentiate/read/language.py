@@ -1,7 +1,7 @@
 """The operations of triton.language as graph nodes: what each call in a forward kernel means.
 
-Everything composite (softmax, block pointers, keep_dims, swizzle) is expanded here, so that the rules see few primitives.
-A function that is not in the table is refused by name.
+Everything composite (softmax, block pointers, keep_dims, swizzle) is expanded here, so that the rules see few
+primitives. A function that is not in the table is refused by name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""From a kernel's `ast` to the graph: helpers inlined, pointers split into parameter and offset, loops with explicit carries.
+"""From a kernel's `ast` to the graph: helpers inlined, pointers split into parameter and offset, loops with
+explicit carries.
 
-The kernel is interpreted over nodes. What is a Python number stays one (literals, axes); a constexpr parameter stays a name with a
-traced value, so that the backward fits other values too. A loop body is interpreted until the list of its carries and their
-types are stable; an integer that steps by an invariant is replaced by its closed form at once (loop class A).
+The kernel is interpreted over nodes. What is a Python number stays one (literals, axes); a constexpr
+parameter stays a name with a traced value, so that the backward fits other values too. A loop body is
+interpreted until the list of its carries and their types are stable; an integer that steps by an invariant is
+replaced by its closed form at once (loop class A).
 """
 
 from __future__ import annotations
@@ -399,7 +401,8 @@ class Builder:
         return revised
 
     def _scaled(self, step: Node, affine: tuple) -> tuple[Node, Node]:
-        """`step * iteration` as a product with the loop variable itself where the step is a multiple of the loop's."""
+        """`step * iteration` as a product with the loop variable itself where the step is a multiple of the
+        loop's."""
         count, _, loop_step, _lo = affine
         here, self.g.here = self.g.here, count.home
         try:

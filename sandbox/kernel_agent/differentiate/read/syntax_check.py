@@ -1,4 +1,4 @@
-"""The statements of Python that no pass understands: a kernel with one of them is refused before any pass runs."""
+"""The statements of Python that no pass understands: a kernel with one is refused before any pass."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The host side: trace one call of the stub and find what each launch reads, writes and wants gradients for.
 
-The inputs of the traced call require gradients and torch records the graph of its torch operations; a launch is replaced by a
-marker that makes what it writes depend on what it reads. So activity crosses views, casts and several launches without any
-assumption, and no kernel has to run.
+The inputs of the traced call require gradients and torch records the graph of its torch operations; a launch
+is replaced by a marker that makes what it writes depend on what it reads. So activity crosses views, casts
+and several launches without any assumption, and no kernel has to run.
 """
 
 from __future__ import annotations
@@ -196,8 +196,10 @@ def _site(
             else:
                 raise Refusal(
                     "shared output",
-                    f"`{name}` of {launch.name} already holds differentiable values that this launch does not read",
-                    "Give every launch an output of its own, and combine them with torch; or overwrite all of it.",
+                    f"`{name}` of {launch.name} already holds differentiable values that this launch does "
+                    "not read",
+                    "Give every launch an output of its own, and combine them with torch; or overwrite all "
+                    "of it.",
                 ).at(call)
     _note_view(site, taken)
     for name in site.outputs:
@@ -215,7 +217,7 @@ def _tensors(site: Site, launch: Launch, name: str, taken: address_tables.Taken)
 
 
 def _note_view(site: Site, taken: address_tables.Taken) -> None:
-    """A Function that writes into a view gets it as its first tensor: torch takes that one for what is modified."""
+    """A Function that writes into a view gets it first: torch takes that one for what is modified."""
     found = [n for n in site.outputs if any(t._is_view() for t in _tensors(site, site.launch, n, taken))]
     if not found:
         return
@@ -223,7 +225,8 @@ def _note_view(site: Site, taken: address_tables.Taken) -> None:
     if len(site.outputs) > 1 or written is site.call:
         raise Refusal(
             "view as output",
-            f"`{found[0]}` is a view, and autograd follows a launch into a view only where that is its one output",
+            f"`{found[0]}` is a view, and autograd follows a launch into a view only where that is its one "
+            "output",
             "Allocate the output in the shape that the kernel wants, launch, and view the result.",
         ).at(site.call)
     site.first = found[0], written
@@ -262,7 +265,7 @@ def _note_tables(site: Site, builder: Builder, taken: address_tables.Taken) -> N
 
 
 def _positional(params: list[str], call: ast.Call, launch: Launch) -> list[str]:
-    """The parameters that a launch passes without naming them. `*x.stride()` stands for as many as are left."""
+    """The parameters that a launch passes unnamed. `*x.stride()` stands for as many as are left."""
     if not any(isinstance(a, ast.Starred) for a in call.args):
         return params[: len(call.args)]
     count = next((i for i, name in enumerate(params) if name in launch.keywords), len(params))
@@ -270,7 +273,8 @@ def _positional(params: list[str], call: ast.Call, launch: Launch) -> list[str]:
 
 
 def _unpacked(call: ast.Call, launch: Launch) -> list[str]:
-    """The names that a launch passes with `**`: those that neither the call nor an autotuner or heuristic spells out."""
+    """The names that a launch passes with `**`: those that neither the call nor an autotuner or heuristic
+    spells out."""
     if all(k.arg is not None for k in call.keywords):
         return []
     known = {k.arg for k in call.keywords} | set(launch.config or ()) | set(launch.heuristics)

@@ -1,6 +1,7 @@
 """From the graph of a forward to the effects of its backward, without a schedule.
 
-In: a kernel's graph. Out: gradient writes in loops and branches, every one of them atomic, and where forward values come from.
+In: a kernel's graph. Out: gradient writes in loops and branches, every one of them atomic, and where forward
+values come from.
 
     running_maxima   maxima that cancel are taken out of the forward first
     sweep            the reverse sweep, last effect first

@@ -1,8 +1,9 @@
 """Square-root checkpoints: a long loop whose state has to be had backwards, in the memory of two short ones.
 
-The forward sweep keeps the state at the start of every segment only. The reverse loop walks the segments, last first; each is run
-forward once more from its checkpoint with the state of its own steps taped, and then backwards. With segments of about the
-square root of the steps, both buffers have about that many entries; the price is one more forward sweep.
+The forward sweep keeps the state at the start of every segment only. The reverse loop walks the segments,
+last first; each is run forward once more from its checkpoint with the state of its own steps taped, and then
+backwards. With segments of about the square root of the steps, both buffers have about that many entries; the
+price is one more forward sweep.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def moved(g: Graph, source: For, segment: Region, value: Node) -> Node:
 
 
 def segmented(g: Graph, loop: For, source: For, forward: For, phis: dict[int, Node]) -> For:
-    """Turn a reverse loop into one over segments; returns the loop over the steps of one, which undoes `forward`."""
+    """Turn a reverse loop into one over segments; returns the loop over the steps of one, which undoes
+    `forward`."""
     segment, parts = forward.region, forward.outer
     inner = For(segment, parts, order="reverse", line=loop.line, source=forward)
     table: dict[Node, Node] = {source.region.iv: segment.iv}  # type: ignore[dict-item]

@@ -1,10 +1,12 @@
-"""Forward values in the reverse sweep: from a stored output, recomputed beside a loop that runs forward, or from a tape.
+"""Forward values in the reverse sweep: from a stored output, recomputed beside a loop that runs forward, or
+from a tape.
 
-In this order: (1) a value that the forward stored is loaded back where computing it again would take a loop; (2) a loop that was
-telescoped ends at the values of the original, which needs one sweep less; (3) a reverse loop whose order is free runs forward and
-carries the forward's state along; (4) only what is left is taped: a forward sweep writes the carry before each step to scratch,
-the reverse loop reads it back. Every program has a slice of its own, so a barrier between the two sweeps is enough. (5) A tape that
-would be too large has checkpoints instead.
+In this order: (1) a value that the forward stored is loaded back where computing it again would take a loop;
+(2) a loop that was telescoped ends at the values of the original, which needs one sweep less; (3) a reverse
+loop whose order is free runs forward and carries the forward's state along; (4) only what is left is taped: a
+forward sweep writes the carry before each step to scratch, the reverse loop reads it back. Every program has
+a slice of its own, so a barrier between the two sweeps is enough. (5) A tape that would be too large has
+checkpoints instead.
 """
 
 from __future__ import annotations
@@ -221,7 +223,10 @@ class Tape:
         inner.provides.update(reads)
         g.here = g.top
         names = ", ".join(f"`{source.carries[k].phi.hint}`" for k in missing)
-        reason = f"{names}: a full tape would exceed {readable(LIMIT, 'B', 2)}: checkpoints, the steps between them run again"
+        reason = (
+            f"{names}: a full tape would exceed {readable(LIMIT, 'B', 2)}: checkpoints, the steps between "
+            "them run again"
+        )
         self.reverse.report.append(LineReport(source.line, "tape", "none", reason))
 
     def _inside(self, roots: list, loop: For) -> list[Node]:
@@ -261,7 +266,7 @@ class Tape:
         return sorted(done)
 
     def _stored(self, source: For, k: int) -> Node | None:
-        """The carry before a step, where the forward stored it after the step before: read back, nothing is taped."""
+        """The carry before a step, where the forward stored it after the last one: nothing is taped."""
         g, carry, region = self.g, source.carries[k], source.region
         lo, _, step = region.bounds  # type: ignore[misc]
         for store in source.effects:

@@ -1,10 +1,13 @@
-"""The adjoint of every operation: one table. An operation without a rule is refused; it is never taken to be zero.
+"""The adjoint of every operation: one table. An operation without a rule is refused; it is never taken to be
+zero.
 
-A rule gets the graph, the forward node and the adjoint `d` of its result (in float32, of the result's shape) and yields
-`(argument, contribution)` pairs. Contributions may be wider than the argument: `reverse` sums them back over broadcast axes.
+A rule gets the graph, the forward node and the adjoint `d` of its result (in float32, of the result's shape)
+and yields `(argument, contribution)` pairs. Contributions may be wider than the argument: `reverse` sums them
+back over broadcast axes.
 
-Ties, as in the oracle: `maximum` and `minimum` give the adjoint to the strictly greater (smaller) operand and on a tie to the
-second one; a block maximum goes to its first largest element; `clamp` passes where low <= x <= high; `abs` has derivative 0 at 0.
+Ties, as in the oracle: `maximum` and `minimum` give the adjoint to the strictly greater (smaller) operand and
+on a tie to the second one; a block maximum goes to its first largest element; `clamp` passes where low <= x
+<= high; `abs` has derivative 0 at 0.
 """
 
 from __future__ import annotations
@@ -217,7 +220,8 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
     if n.attrs["fn"] == "sum":
         yield n.args[0], g.make("scan", (d,), back, d.dtype, d.shape)
         return
-    # y[i] = x[i] y[i-1] is a recurrence without a summand: e[i] = x[i+1] e[i+1] + d[i], and x[i] gets e[i] y[i-1]. Nothing is divided.
+    # y[i] = x[i] y[i-1] is a recurrence without a summand: e[i] = x[i+1] e[i+1] + d[i], and x[i] gets e[i]
+    # y[i-1]. Nothing is divided.
     (x,), axis, forward = n.args, n.attrs["axis"], not n.attrs["reverse"]
     attrs = {"axis": axis, "reverse": forward, "text": LINEAR_STEP}
     e = g.make("affine", (shifted(g, x, axis, -1 if forward else 1), d), attrs, d.dtype, d.shape)
@@ -227,7 +231,7 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
 
 @rule_of("gather")
 def _(g: Graph, n: Node, d: Node) -> Contributions:
-    """out[i] = x[index[i]]: every place of x sums what was taken from it, by comparing all places with all indices."""
+    """out[i] = x[index[i]]: every place of x sums what was taken from it, found by comparing."""
     x, index = n.args
     axis = n.attrs["axis"]
     places = x.shape[axis]
@@ -248,7 +252,8 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
 
 @rule_of("affine")
 def _(g: Graph, n: Node, d: Node) -> Contributions:
-    """h[i] = a[i] h[i-1] + x[i]: the adjoint runs the other way, e[i] = a[i+1] e[i+1] + d[i]; a[i] gets e[i] h[i-1]."""
+    """h[i] = a[i] h[i-1] + x[i]: the adjoint runs the other way, e[i] = a[i+1] e[i+1] + d[i]; a[i] gets e[i]
+    h[i-1]."""
     a, x = n.args
     axis, forward = n.attrs["axis"], not n.attrs["reverse"]
     a_next = shifted(g, a, axis, -1 if forward else 1)
@@ -278,7 +283,8 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
     if not isinstance(made, (tuple, list)) or len(made) != len(n.args):
         raise Refusal(
             name,
-            f"the rule for `{name}` has to return one adjoint or None for each of {len(n.args)} arguments, in a tuple",
+            f"the rule for `{name}` has to return one adjoint or None for each of {len(n.args)} arguments, "
+            "in a tuple",
             "Return (d_first, d_second, ...).",
             n.line,
         )

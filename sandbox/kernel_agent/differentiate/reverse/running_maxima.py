@@ -1,10 +1,12 @@
-"""Running maxima that only keep numbers small: find them, prove that the outputs do not depend on them, take them out.
+"""Running maxima that only keep numbers small: find them, prove that the outputs do not depend on them, take
+them out.
 
-Softmax subtracts a maximum that cancels in the result. A value's *shift type* says how it answers when such a maximum m is moved by
-t: a `scale` of weight w is multiplied by exp(w t), a `shift` of weight w grows by w t. If every output has weight 0 the maximum is
-detached: it gets no adjoint. In an online softmax the old and the new maximum of each step are moved independently; if the other
-carries have one weight before and after the step, the loop may use the final maximum from the start: exp(m_old - m_new) becomes 1
-and the loop is of class B (telescoping). Both are proofs over the whole kernel, not tests.
+Softmax subtracts a maximum that cancels in the result. A value's *shift type* says how it answers when such a
+maximum m is moved by t: a `scale` of weight w is multiplied by exp(w t), a `shift` of weight w grows by w t.
+If every output has weight 0 the maximum is detached: it gets no adjoint. In an online softmax the old and the
+new maximum of each step are moved independently; if the other carries have one weight before and after the
+step, the loop may use the final maximum from the start: exp(m_old - m_new) becomes 1 and the loop is of class
+B (telescoping). Both are proofs over the whole kernel, not tests.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ Weights = tuple[tuple[Node, float], ...]
 
 @dataclass(frozen=True)
 class Shift:
-    """kind: scale, shift, zero (any scale), floor (minus infinity: any shift), unknown (with the symbols to blame)."""
+    """kind: scale, shift, zero (any scale), floor (-inf: any shift), unknown (with the symbols to blame)."""
 
     kind: str
     weights: Weights = ()
@@ -63,7 +65,7 @@ def _unknown(*types: Shift) -> Shift:
 
 
 class Analysis:
-    """Shift types of one kernel for a set of candidate maxima. Symbols are the nodes of the maxima themselves."""
+    """Shift types of one kernel for a set of candidate maxima; these nodes are the symbols."""
 
     def __init__(self, kernel: Kernel, blocks: set[Node], online: dict[For, Online], base: str) -> None:
         self.kernel, self.blocks, self.online, self.base = kernel, blocks, online, base
@@ -182,7 +184,8 @@ class Analysis:
         return found
 
     def unseen(self, node: Node) -> bool:
-        """Whether the lanes that a `where` replaces are stored nowhere: every store that they reach leaves them out."""
+        """Whether the lanes that a `where` replaces are stored nowhere: every store that they reach leaves
+        them out."""
         cond = beneath(node.args[0], "expand", "broadcast")
         replaced = upper_bounds(node.args[0], len(node.shape))
         if cond.op != "compare" or len(replaced) != 1:
@@ -357,7 +360,8 @@ def running_maximum(loop: For) -> Online | None:
 
 
 def _of_outer_step(loop: For) -> bool:
-    """Whether a loop uses what a loop around it carries: the copy that telescoping makes would see the outer loop's old carries."""
+    """Whether a loop uses what a loop around it carries: the copy that telescoping makes would see the outer
+    loop's old carries."""
     carried = (n for n in reachable([loop]) if isinstance(n, Node) and n.op == "phi")
     return any(loop.region is not n.home and loop.region.inside(n.home) for n in carried)
 
@@ -433,7 +437,7 @@ class Telescope:
         self.kernel.effects = self.rewriter.effects(self.kernel.effects)
 
     def same(self, new: Node, old: Node) -> Node:
-        """With its own final maximum a loop ends at the values it had: the backward recomputes the original."""
+        """With its own final maximum a loop ends as before: the backward recomputes the original."""
         self.kernel.equal[new] = old
         return new
 

@@ -1,9 +1,10 @@
 """The reverse sweep: adjoints of a structured graph, region by region, last effect first.
 
-A reverse loop walks the region of its forward loop. What a carry's adjoint does decides the class of the carry, found by trying:
-if the adjoint comes back from the body as the same node, it does not change in the loop (classes 0 and B): nothing is carried
-and the order is free. Otherwise it is a carry of the reverse loop (classes C to G) and the loop runs backwards. Forward values are
-used where they are needed; `tape` later decides how a reverse loop gets at forward carries.
+A reverse loop walks the region of its forward loop. What a carry's adjoint does decides the class of the
+carry, found by trying: if the adjoint comes back from the body as the same node, it does not change in the
+loop (classes 0 and B): nothing is carried and the order is free. Otherwise it is a carry of the reverse loop
+(classes C to G) and the loop runs backwards. Forward values are used where they are needed; `tape` later
+decides how a reverse loop gets at forward carries.
 """
 
 from __future__ import annotations

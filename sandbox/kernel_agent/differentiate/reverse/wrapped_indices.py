@@ -1,8 +1,9 @@
-"""Indices that wrap around: `rows % M` keeps a tile inside the matrix, and its surplus lanes read rows a second time.
+"""Indices that wrap around: `rows % M` keeps a tile inside the matrix, and its surplus lanes read rows a
+second time.
 
-Those lanes contribute nothing where the adjoint is zero on them, because the upstream gradient was loaded under `rows < M`. Then the
-gradient is written at `rows` under that mask, which other passes can prove disjoint. The zero is proven by following where values
-can differ from zero.
+Those lanes contribute nothing where the adjoint is zero on them, because the upstream gradient was loaded
+under `rows < M`. Then the gradient is written at `rows` under that mask, which other passes can prove
+disjoint. The zero is proven by following where values can differ from zero.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .sweep import Reverse, writes
 
 
 def unwrap(reverse: Reverse) -> None:
-    """Replace `index % n` in the address of a write by `index`, where lanes with index >= n carry no adjoint."""
+    """Replace `index % n` in a write's address by `index`, where lanes with index >= n carry no adjoint."""
     g = reverse.kernel.graph
     for write in writes(reverse.effects):
         held = support(write.value)

@@ -1,7 +1,8 @@
 """Who writes which gradient.
 
-In: the effects of a backward, every write atomic. Out: the same gradients with a schedule: stores where they are proven, kernels
-of their own in which one program owns a tile, private partial sums; atomic adds are what is left.
+In: the effects of a backward, every write atomic. Out: the same gradients with a schedule: stores where they
+are proven, kernels of their own in which one program owns a tile, private partial sums; atomic adds are what
+is left.
 
     gradient_writes  merges writes to one address, makes stores of those that are proven disjoint
     partials         a few programs walk the summed axis and keep the sums in registers

@@ -1,7 +1,8 @@
-"""What a generated kernel says about itself: the assumptions and decisions above it, and the better schedules it does not take.
+"""What a generated kernel says about itself: the assumptions and decisions above it, and the better schedules
+it does not take.
 
-A `# SCHEDULE:` line stands where a gradient stays atomic. It says which proof failed and where, and what an expert would try instead:
-that is a place for a person or a model, since nothing here may guess.
+A `# SCHEDULE:` line stands where a gradient stays atomic. It says which proof failed and where, and what an
+expert would try instead: that is a place for a person or a model, since nothing here may guess.
 """
 
 from __future__ import annotations
@@ -18,20 +19,24 @@ from ..reverse.sweep import Reverse
 MOVES = {
     "data": (
         "data-dependent index",
-        "sort or invert the index before the launch, and give all entries with one destination to one program; keep atomics "
+        "sort or invert the index before the launch, and give all entries with one destination to one "
+        "program; keep atomics "
         "where collisions are rare",
     ),
     "mixed": (
         "not affine in one variable a dimension",
-        "turn the window around: one program a tile of the gradient, looping over the taps and gathering the upstream",
+        "turn the window around: one program a tile of the gradient, looping over the taps and gathering "
+        "the upstream",
     ),
     "carry": (
         "carried state",
-        "give each tile of the gradient to one program with a table of tiles made on the host, so that no state is walked",
+        "give each tile of the gradient to one program with a table of tiles made on the host, so that no "
+        "state is walked",
     ),
     "reverse": (
         "a loop that runs backwards",
-        "split the channels among programs, never the steps; or a chunked scan whose chunk sums are combined afterwards",
+        "split the channels among programs, never the steps; or a chunked scan whose chunk sums are "
+        "combined afterwards",
     ),
     "inner": (
         "value of an inner loop",
@@ -47,7 +52,8 @@ MOVES = {
     ),
     "fold": (
         "data-dependent index",
-        "fold the element into the write of its block with tl.where(lanes == index, ...), if the index stays in the tile",
+        "fold the element into the write of its block with tl.where(lanes == index, ...), if the index "
+        "stays in the tile",
     ),
     "extent": (
         "unknown extent",
@@ -60,7 +66,8 @@ MOVES = {
     ),
     "table": (
         "pointers from a table",
-        "give each operand a kernel of its own over a list of tiles that the host makes, and sum in registers",
+        "give each operand a kernel of its own over a list of tiles that the host makes, and sum in "
+        "registers",
     ),
     "asked": ("asked for", "the schedules `owner` and `partials` prove more"),
     "inplace": (

@@ -1,4 +1,5 @@
-"""Gradient writes: merge those to one address, turn atomic adds into stores where a proof allows it, count what stores reach."""
+"""Gradient writes: merge those to one address, turn atomic adds into stores where a proof allows it, count
+what stores reach."""
 
 from __future__ import annotations
 

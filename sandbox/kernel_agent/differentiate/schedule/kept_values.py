@@ -1,6 +1,7 @@
 """Values that took a loop: the main kernel stores them, a few numbers a program, and owner kernels load them.
 
-What is stored is the part of a value that has the fewest axes; what is elementwise around it is computed again.
+What is stored is the part of a value that has the fewest axes; what is elementwise around it is computed
+again.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Spills:
         self.made: dict[Node, Spill] = {}
 
     def read(self, node: Node, index: Callable[[], Node], also: bool) -> Node | None:
-        """A load of a value that took a loop (`also`: or much work), at `index()` of what the main kernel stores; None for others."""
+        """A load of a value that took a loop (`also`: or much work), at `index()` of what the main kernel
+        stores; None for others."""
         if not self.wanted(node) and not (also and node.is_float and node.home is self.g.top):
             return None
         at = index()
@@ -111,7 +113,7 @@ class Spills:
 
 
 def thinner(node: Node) -> bool:
-    """Whether what took a loop in a value has fewer axes than the value: then that is kept, and the value is made again."""
+    """Whether what took a loop in a value has fewer axes: then that is kept, and the value is made again."""
     if node.op in ("expand", "cast", "broadcast"):
         return True
     if node.op not in ("add", "sub", "mul", "div"):

@@ -1,11 +1,13 @@
 """Owner-computes: give a gradient that many programs add to a kernel in which one program owns each tile.
 
-A gradient write sums over the program ids and loop variables that its address does not contain. In the kernel made here the
-variables of the address are the grid and the others are loops; forward values are recomputed for each tile, except those that took
-a loop of their own: the main kernel spills them, a few numbers a program. Where a tile would leave the device idle (no product of
-blocks in it), the outermost sum is split among several programs that store partial sums, and the host adds those up.
+A gradient write sums over the program ids and loop variables that its address does not contain. In the kernel
+made here the variables of the address are the grid and the others are loops; forward values are recomputed
+for each tile, except those that took a loop of their own: the main kernel spills them, a few numbers a
+program. Where a tile would leave the device idle (no product of blocks in it), the outermost sum is split
+among several programs that store partial sums, and the host adds those up.
 
-An address that mixes a position with taps, or holds only some digits of a position, is turned around first (`windows`).
+An address that mixes a position with taps, or holds only some digits of a position, is turned around first
+(`windows`).
 """
 
 from __future__ import annotations
@@ -233,7 +235,8 @@ class Owner:
         return Part(write, tuple(regions), own, steps, reduced, layouts, covers, tuple(virtual), turned)
 
     def computable(self, write: GradWrite) -> bool:
-        """Whether another kernel can have what a write needs: no carries, and loops only behind values of the whole program."""
+        """Whether another kernel can have what a write needs: no carries, and loops only behind values of the
+        whole program."""
         stack, seen = [n for n in (write.value, write.offset, write.mask) if n is not None], set()
         spilled = self.spills.names()
         while stack:
@@ -253,7 +256,8 @@ class Owner:
         return True
 
     def _aligned(self, lo: Node, step: Node) -> bool:
-        """Whether a start is a multiple of the step, for block sizes that divide each other; the host checks that they do."""
+        """Whether a start is a multiple of the step, for block sizes that divide each other; the host checks
+        that they do."""
         factor = (
             next((x for x in lo.args if x.op in ("const", "constexpr")), None) if lo.op == "mul" else None
         )

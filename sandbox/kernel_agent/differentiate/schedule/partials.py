@@ -1,8 +1,9 @@
-"""Private partial sums: gradients that many programs add to are summed in registers by a few programs that walk the summed axis.
+"""Private partial sums: gradients that many programs add to are summed in registers by a few programs that
+walk the summed axis.
 
-The programs of the forward along the axes that such an address does not contain become the iterations of one loop (strip-mining): P
-programs share them, keep the sums in registers, store a private row each, and a second kernel adds the P rows. All of the
-backward happens in that loop, so that every input is read once.
+The programs of the forward along the axes that such an address does not contain become the iterations of one
+loop (strip-mining): P programs share them, keep the sums in registers, store a private row each, and a second
+kernel adds the P rows. All of the backward happens in that loop, so that every input is read once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ REGISTERS = 32768  # elements of the sums that one program may keep
 
 @dataclass
 class Partials:
-    """What the host has to know: the strip-mined axes, the gradients with private rows, and the note above the kernel."""
+    """What the host has to know: strip-mined axes, gradients with private rows, the note above the kernel."""
 
     axes: list[int]
     bases: list[str]
@@ -32,7 +33,7 @@ class Partials:
 
 
 def fuse(reverse: Reverse, axes: list[int]) -> Partials | Why:
-    """Strip-mine the main kernel if all its atomic adds are sums over the same axes; says why not otherwise."""
+    """Strip-mine the main kernel if all its atomic adds are sums over the same axes; else says why not."""
     added = [w for w in writes(reverse.effects) if w.kind == "atomic_add"]
     if not added:
         return Why("asked", "nothing is added to by several programs")
@@ -55,7 +56,10 @@ def fuse(reverse: Reverse, axes: list[int]) -> Partials | Why:
     _strip(reverse, added, stripped)
     names = ", ".join(adjoint_name(w.base.attrs["name"]) for w in added)
     for write in added:
-        reason = f"{adjoint_name(write.base.attrs['name'])}: summed in registers by a few programs, a private row each"
+        reason = (
+            f"{adjoint_name(write.base.attrs['name'])}: summed in registers by a few programs, a private "
+            "row each"
+        )
         reverse.report.append(LineReport(write.line, "partials", "affine nest", reason))
     walked = ", ".join(f"program_id({a})" for a in stripped)
     note = (
@@ -104,7 +108,7 @@ def varies(node: Node, axes: list[int]) -> bool:
 
 
 def _strip(reverse: Reverse, added: list[GradWrite], axes: list[int]) -> None:
-    """Put all effects into one loop over the programs along `axes`; the sums are its carries and are stored after it."""
+    """Put all effects into one loop over the programs along `axes`; the sums are its carries."""
     g = reverse.kernel.graph
     g.here, g.reverse = g.top, True
     first = g.pid(axes[0])

@@ -1,8 +1,8 @@
 """The programs of a forward kernel as variables: program ids, or the digits that the kernel splits them into.
 
-`pid // H` and `pid % H` are two variables with pid = (pid // H) * H + pid % H, and a head may be split once more into a group and
-a place in it: what an address contains is then owned, and what it does not contain is summed over. Ids that are swizzled into tiles
-(grouped matmul) are replaced by the tile's row and column.
+`pid // H` and `pid % H` are two variables with pid = (pid // H) * H + pid % H, and a head may be split once
+more into a group and a place in it: what an address contains is then owned, and what it does not contain is
+summed over. Ids that are swizzled into tiles (grouped matmul) are replaced by the tile's row and column.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ..reverse.sweep import writes
 
 @dataclass
 class Programs:
-    """`table`: values of the forward in terms of `virtual`, the variables; each has its count as an attribute."""
+    """`table`: values of the forward in terms of `virtual`, the variables; each has its count as an
+    attribute."""
 
     table: dict[Node, Node] = field(default_factory=dict)
     virtual: list[Node] = field(default_factory=list)
@@ -90,7 +91,7 @@ def _digits(
 
 
 def _divisor(g: Graph, nodes: list[Node], effects: list, forms: list[Node]) -> Node | None:
-    """What a value is split by: where both digits are used, or where an address that is added to contains the higher one."""
+    """What a value is split by: where both digits are used, or an atomic address contains the higher one."""
     affine = Affine(g)
     uses: dict[Node, set[str]] = {}
     for n in nodes:
@@ -121,7 +122,8 @@ def _tiles(g: Graph, nodes: list[Node], pid: Node) -> tuple[tuple[Node, Node], t
 
 
 def _grouped(g: Graph, affine: Affine, nodes: list[Node], pid: Node, col: Node) -> tuple | None:
-    """pid -> (first + (pid % T) % S, (pid % T) // S) with T = G * cols, first = pid // T * G, S = min(rows - first, G)."""
+    """pid -> (first + (pid % T) % S, (pid % T) // S) with T = G * cols, first = pid // T * G, S = min(rows -
+    first, G)."""
     local, height = col.args
     per_group = local.args[1]
     if height.op != "minimum" or per_group.op != "mul":

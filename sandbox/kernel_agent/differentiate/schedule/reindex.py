@@ -1,9 +1,10 @@
 """Evaluate a value of a kernel at other positions than its lanes and programs stand at.
 
-A *place* says that a sum of variables (`pid * BLOCK + lane`) has a new value. Integer parts of a value that consist of places are
-replaced, and everything else is made again around them. A program id or a lane that is used apart from its place cannot be
-replaced: then the value is refused. Each node is followed together with the axes of the written block that its own axes are, so that a
-block index inside a sum over its lanes stays what it is.
+A *place* says that a sum of variables (`pid * BLOCK + lane`) has a new value. Integer parts of a value that
+consist of places are replaced, and everything else is made again around them. A program id or a lane that is
+used apart from its place cannot be replaced: then the value is refused. Each node is followed together with
+the axes of the written block that its own axes are, so that a block index inside a sum over its lanes stays
+what it is.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ VARIABLES = ("arange", "vpid", "iv")
 
 @dataclass
 class Place:
-    """Sum of multiplier * variable, along one axis of the written block (None: a number), and what stands there now."""
+    """Sum of multiplier * variable, along one axis of the written block (None: a number), and what stands
+    there now."""
 
     terms: dict[Var, Monomial]
     node: Node
@@ -107,7 +109,7 @@ def split(form: Form, place: Place) -> tuple[Monomial, Form] | None:
 
 
 class Reindex:
-    """Rebuilds values with `places` in force; `gone` are the variables that nothing may mention afterwards."""
+    """Rebuilds values with `places` in force; `gone` are variables that nothing may mention afterwards."""
 
     def __init__(
         self, g: Graph, affine: Affine, tiles: Rewriter, places: list[Place], gone: set[Var], here: Region
@@ -187,7 +189,7 @@ class Reindex:
             return moved
 
     def _moved(self, node: Node, axes: Axes, plain: bool) -> Node | None:
-        """An integer as a sum of places and what stays; with `plain`, only one place and what is the same everywhere."""
+        """An integer as a sum of places and what stays; with `plain`, only one place and what is uniform."""
         g = self.g
         form = nonzero(self.affine.terms(node, axes))  # type: ignore[arg-type]
         parts: list[Node] = []

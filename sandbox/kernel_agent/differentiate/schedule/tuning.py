@@ -1,7 +1,8 @@
-"""What a tuner may vary without asking for a new proof: warps and stages, and the configurations that the forward's author lists.
+"""What a tuner may vary without asking for a new proof: warps and stages, and the configurations that the
+forward's author lists.
 
-Block sizes that the stub computes are never varied: that a kernel is right for another one is nothing that can be seen from here. Those
-in the forward's own `@triton.autotune` list are interchangeable by declaration.
+Block sizes that the stub computes are never varied: that a kernel is right for another one is nothing that
+can be seen from here. Those in the forward's own `@triton.autotune` list are interchangeable by declaration.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _config(config: Any) -> dict[str, Any]:
 
 
 def bind(fwd: Forward, config: dict[str, Any]) -> None:
-    """Leave the autotuners of the forward the configuration with these block sizes only, where they list it."""
+    """Leave the forward's autotuners the configuration with these block sizes only, where they list it."""
     for name in fwd.kernels:
         tuner = _tuner(fwd, name)
         listed = [c for c in getattr(tuner, "configs", ()) if c.kwargs and c.kwargs.items() <= config.items()]

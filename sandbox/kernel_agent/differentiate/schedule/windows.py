@@ -1,13 +1,15 @@
-"""Turn a window around: a gradient that is scattered over `o * stride + k * dilation - padding` is gathered instead.
+"""Turn a window around: a gradient that is scattered over `o * stride + k * dilation - padding` is gathered
+instead.
 
-A convolution reads an input at the sum of a position and a tap, so that many (position, tap) pairs meet in one element of the input's
-gradient. For a fixed tap, position and index determine each other: o = (i - k * dilation + padding) / stride, where the division has no
-remainder and o is a position of the forward. The write is therefore made again with the index i as the variable that lanes and
-programs count, taps become loops, and the value is evaluated at the o that this gives; lanes without one contribute nothing. The new
+A convolution reads an input at the sum of a position and a tap, so that many (position, tap) pairs meet in
+one element of the input's gradient. For a fixed tap, position and index determine each other: o = (i - k *
+dilation + padding) / stride, where the division has no remainder and o is a position of the forward. The
+write is therefore made again with the index i as the variable that lanes and programs count, taps become
+loops, and the value is evaluated at the o that this gives; lanes without one contribute nothing. The new
 address is an affine nest in which every element has one owner: `stores` proves that, as for any other write.
 
-All of this is exact, or refused: bounds of i come from the mask or from the largest o and taps, and a factor whose sign only the
-host can know is asked of it before the launch.
+All of this is exact, or refused: bounds of i come from the mask or from the largest o and taps, and a factor
+whose sign only the host can know is asked of it before the launch.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class Turned:
 
 @dataclass
 class Window:
-    """One address dimension: the entry that is solved for, the taps, and the range [low, low + size) that is owned."""
+    """One address dimension: the entry that is solved for, the taps, the owned range [low, low + size)."""
 
     group: Group
     solved: Entry
@@ -79,8 +81,9 @@ def turn(
 ) -> Turned:
     """The write at new positions. Raises NotTurned.
 
-    `kept(node, index, also)` makes a load of a value that the main kernel keeps, None for others. `shifted`: own the indices that the
-    mask allows, wherever the positions stand, so that writes to neighbours of each other have the same owners.
+    `kept(node, index, also)` makes a load of a value that the main kernel keeps, None for others. `shifted`:
+    own the indices that the mask allows, wherever the positions stand, so that writes to neighbours of each
+    other have the same owners.
     """
     here, g.here = g.here, write.region
     try:
@@ -233,7 +236,8 @@ class Turn:
         return [window for window in found if window.solved.position in able]
 
     def _alone(self, moved: set, entries: list[list[Entry]]) -> None:
-        """A variable of a position that moves is part of nothing else: lanes that two positions share move together."""
+        """A variable of a position that moves is part of nothing else: lanes that two positions share move
+        together."""
         taken = [var for position in moved for var in position.terms]
         for entry in [entry for found in entries for entry in found]:
             if entry.position not in moved:
@@ -327,7 +331,8 @@ class Turn:
                 self._sign(tap.multiplier)
 
     def _extent(self, reader: Reader, entries: list[Entry]) -> tuple[Form, Node, list[Condition | None]]:
-        """(low, size, conditions used): an index is in [low, low + size), from the mask where it says so, else from its summands."""
+        """(low, size, conditions used): an index is in [low, low + size), from the mask where it says so,
+        else from its summands."""
         terms = summed(entries)
         above, below = reader.bounds.upper(terms), reader.bounds.lower(terms)
         low: Form = {(): {}} if below is None else below[0]
@@ -551,7 +556,7 @@ class Turn:
         return result
 
     def _stored(self, reindex: Reindex, moved: list[Position], node: Node, axes: Axes) -> Node:
-        """Where the program that stands at the new positions keeps a value: its number, then the place in its block."""
+        """Where the program at the new positions keeps a value: its number, then the place in its block."""
         g = self.g
         halves: dict[Node | None, Node] = {}
         for position in moved:
@@ -592,7 +597,8 @@ class Turn:
         return total
 
     def _free(self, gone: set[Var]) -> None:
-        """No loop or branch around the write may depend on what moves, or sit inside it in another way than the forward's."""
+        """No loop or branch around the write may depend on what moves, or sit inside it in another way than
+        the forward's."""
         nodes = {v.node if v.region is None else v.region.iv for v in gone}
         vanished = {v.region for v in gone if v.region is not None}
         for region in self.write.region.chain():

@@ -1,6 +1,8 @@
-"""What has to be computed for some effects: how often each value is used, which carries each loop needs, and where.
+"""What has to be computed for some effects: how often each value is used, which carries each loop needs, and
+where.
 
-A value stands at its home, unless everything that uses it lies in one branch below: then it is computed there and nowhere else.
+A value stands at its home, unless everything that uses it lies in one branch below: then it is computed there
+and nowhere else.
 """
 
 from __future__ import annotations

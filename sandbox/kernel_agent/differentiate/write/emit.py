@@ -1,7 +1,9 @@
-"""From effects back to Triton source: only what is demanded is printed, each value at its home, in readable sections.
+"""From effects back to Triton source: only what is demanded is printed, each value at its home, in readable
+sections.
 
-A value is printed inline where it is used once and is not named by the user; it gets a statement otherwise. A scope keeps one list
-of lines per section (indices, recompute, upstream, reverse, write), so that the text reads in that order.
+A value is printed inline where it is used once and is not named by the user; it gets a statement otherwise. A
+scope keeps one list of lines per section (indices, recompute, upstream, reverse, write), so that the text
+reads in that order.
 """
 
 from __future__ import annotations
@@ -313,8 +315,8 @@ class Emitter:
         self.scope = outer
         unit = step.op == "const" and step.value == 1
         if loop.order != "reverse" and carried(lo):
-            # Triton 3.6 (TritonGPURemoveLayoutConversions) takes a lower bound that an enclosing loop carries for its first
-            # value, in every iteration: count from zero instead.
+            # Triton 3.6 (TritonGPURemoveLayoutConversions) takes a lower bound that an enclosing loop carries
+            # for its first value, in every iteration: count from zero instead.
             self.scope = inner
             back = self.unique("back")
             self.scope = outer
@@ -385,7 +387,7 @@ class Emitter:
         return None
 
     def last(self, node: Node) -> str:
-        """Text of a value that is assigned to a carry or a merged name at once: it needs no name of its own."""
+        """Text of a value that is assigned to a carry or a merged name: it needs no name of its own."""
         once = (
             self.demand.uses[node] <= 1 and self.home(node) is self.scope.region and self.find(node) is None
         )
@@ -492,7 +494,7 @@ class Emitter:
         return None
 
     def unique(self, hint: str) -> str:
-        """A name that means nothing else here: not in open scopes, and not in closed loops inside this one."""
+        """A name that means nothing else here: in no open scope, and in no closed loop inside this one."""
         scope = self.scope
         while scope.region.cond is not None and scope.parent is not None:  # an `if` hides nothing
             scope = scope.parent
@@ -691,7 +693,10 @@ class Emitter:
             return f"{tl}.gather({sub(args[0])}, {sub(args[1])}, {at['axis']})"
         if op == "affine":
             reverse = ", reverse=True" if at["reverse"] else ""
-            return f"{tl}.associative_scan(({sub(args[0])}, {sub(args[1])}), {at['axis']}, {at['text']}{reverse})[1]"
+            return (
+                f"{tl}.associative_scan(({sub(args[0])}, {sub(args[1])}), {at['axis']}, "
+                f"{at['text']}{reverse})[1]"
+            )
         if op == "flip":
             return f"{tl}.flip({sub(args[0])}, {at['axis']})"
         if op == "split":
@@ -706,7 +711,7 @@ class Emitter:
         raise AssertionError(f"no text for {op}")
 
     def _table(self, entry: Node) -> str:
-        """The table that an entry is read from: one of the forward's, or one that the host makes for gradients."""
+        """The table that an entry is read from: the forward's, or one that the host makes for gradients."""
         name, role = entry.attrs["name"], entry.attrs["role"]
         if role == "forward":
             self.params.add(name)

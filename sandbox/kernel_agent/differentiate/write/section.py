@@ -1,8 +1,10 @@
-"""The text of the backward section around the kernels: helpers, one Function per launch, and `<stub>_autograd`.
+"""The text of the backward section around the kernels: helpers, one Function per launch, and
+`<stub>_autograd`.
 
-A launch becomes one `torch.autograd.Function`: its forward makes the user's launch, its backward the generated ones.
-`<stub>_autograd` is the stub itself with every launch replaced by `.apply`, so that torch differentiates the torch operations
-between launches and nothing is assumed about shapes, views or the number of launches.
+A launch becomes one `torch.autograd.Function`: its forward makes the user's launch, its backward the
+generated ones. `<stub>_autograd` is the stub itself with every launch replaced by `.apply`, so that torch
+differentiates the torch operations between launches and nothing is assumed about shapes, views or the number
+of launches.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ def laid_out(t, strides, copy=False):
 
 GRADIENT_OF = '''
 def gradient_of(t, accumulate=False, copies=None, written=None):
-    """Zeros laid out like `t`: float32 where parts are added up, with a leading axis of `copies` for partial sums.
+    """Zeros laid out like `t`: float32 where parts are added up, with a leading axis of `copies` for \
+partial sums.
 
     Kernels that write each of `written` elements once leave nothing of a tensor of that size for the zeros.
     """
