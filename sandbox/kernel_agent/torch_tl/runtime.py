@@ -387,19 +387,13 @@ class Runtime:
         a, b = sides
         if isinstance(a, tl.tensor):
             return getattr(a, f"__{name}__")(b, _semantic=self.semantic)
-        return getattr(b, f"__r{name}__")(a, _semantic=self.semantic)
+        return getattr(b, f"__{REFLECTED.get(name, 'r' + name)}__")(a, _semantic=self.semantic)
 
     def compare(self, name: str, a: Any, b: Any) -> Any:
         a, b = plain_value(a), plain_value(b)
         if (isinstance(a, tl.tensor) and b is not None) or (isinstance(b, tl.tensor) and a is not None):
-            return self.repeats.ask(self.semantic, name, self._compare, (a, b))
+            return self.repeats.ask(self.semantic, name, self._binary, (a, b))
         return unwrap(COMPARE[name](a, b))
-
-    def _compare(self, name: str, sides: tuple[Any, Any], _: Any) -> Any:
-        a, b = sides
-        if isinstance(a, tl.tensor):
-            return getattr(a, f"__{name}__")(b, _semantic=self.semantic)
-        return getattr(b, f"__{REFLECTED[name]}__")(a, _semantic=self.semantic)
 
     def _member(self, name: str, args: tuple[Any, ...], _: Any) -> Any:
         """A special method of the first of `args`."""

@@ -177,6 +177,12 @@ class Graph:
     def neg(self, a: Node) -> Node:
         return self.make("neg", (a,))
 
+    def signed(self, total: Node | None, term: Node, sign: int) -> Node:
+        """A sum with one more term, added or taken away."""
+        if total is None:
+            return term if sign > 0 else self.neg(term)
+        return self.add(total, term) if sign > 0 else self.sub(total, term)
+
     def number(self, value: float) -> Node:
         return self.const(float(value))
 

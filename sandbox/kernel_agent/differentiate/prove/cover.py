@@ -12,7 +12,7 @@ from ..ir.nodes import Node, Store, walk
 from ..ir.simplify import is_zero
 from ..ir.values import Kernel
 from .affine import Affine, Group, Var, divide, upper
-from .disjoint import Proof, bounds_of, disjoint
+from .disjoint import Proof, bounds_of, disjoint, smaller
 from .masks import parts
 
 
@@ -50,17 +50,8 @@ def reached(affine: Affine, g: Graph, groups: list[Group], offset: Node, mask: N
             if count is None or (limit is not None and var.kind in ("floordiv", "mod")):
                 return None
             size = g.mul(size, count)
-        total = g.mul(total, size if limit is None else _least(g, limit, size))
+        total = g.mul(total, size if limit is None else smaller(g, limit, size))
     return total
-
-
-def _least(g: Graph, limit: Node, size: Node) -> Node:
-    """The smaller one; a size that was rounded up from the limit is not."""
-    if size.op == "mul":
-        for block, count in (size.args, size.args[::-1]):
-            if count.op == "cdiv" and count.args[0] is limit and count.args[1] is block:
-                return limit
-    return g.make("minimum", (limit, size))
 
 
 def _limits(affine: Affine, groups: list[Group], offset: Node, mask: Node | None) -> list[Node | None] | None:

@@ -333,3 +333,14 @@ def monomial_node(affine: Affine, g: Graph, monomial: Monomial) -> Node:
     for i in ids:
         node = affine.nodes[i] if node.op == "const" and node.value == 1 else g.mul(affine.nodes[i], node)
     return node
+
+
+def smaller(g: Graph, limit: Node, count: Node) -> Node:
+    """The minimum of a bound and a count of whole blocks, unless the count is the bound rounded up."""
+    if limit is count:
+        return limit
+    if count.op == "mul":
+        for block, blocks in (count.args, count.args[::-1]):
+            if blocks.op == "cdiv" and blocks.args[0] is limit and blocks.args[1] is block:
+                return limit
+    return g.make("minimum", (limit, count))

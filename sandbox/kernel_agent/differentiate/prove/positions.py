@@ -17,7 +17,7 @@ from ..ir.report import Why
 from ..ir.simplify import is_zero
 from ..ir.values import quotient
 from .affine import Affine, Axes, Form, Group, Monomial, Var, divide, nonzero, times
-from .disjoint import monomial_node
+from .disjoint import monomial_node, smaller
 from .masks import conjuncts
 
 ORDERED = {"<": (1, 0), "<=": (1, -1), ">": (-1, 0), ">=": (-1, -1)}  # left - right: sign, less what
@@ -297,22 +297,8 @@ class Reader:
             if not factor:
                 continue
             term = monomial_node(self.affine, g, (abs(factor), ids))
-            if total is None:
-                total = term if factor > 0 else g.neg(term)
-            else:
-                total = g.add(total, term) if factor > 0 else g.sub(total, term)
+            total = g.signed(total, term, factor)
         return g.const(0) if total is None else total
-
-
-def smaller(g: Graph, limit: Node, count: Node) -> Node:
-    """The minimum of a bound and a count of whole blocks, unless the count is the bound rounded up."""
-    if limit is count:
-        return limit
-    if count.op == "mul":
-        for block, blocks in (count.args, count.args[::-1]):
-            if blocks.op == "cdiv" and blocks.args[0] is limit and blocks.args[1] is block:
-                return limit
-    return g.make("minimum", (limit, count))
 
 
 def completed(g: Graph, affine: Affine, position: Position, few: Callable[[Node], bool]) -> bool:

@@ -231,17 +231,15 @@ class Tape:
 
     def _inside(self, roots: list, loop: For) -> list[Node]:
         """What the body computes; values from outside come as they are, whatever loop they took."""
-        found: list[Node] = []
-        stack, seen = [r for r in roots if r is not None], set()
-        while stack:
-            item = stack.pop()
-            if id(item) in seen or (isinstance(item, Node) and not item.home.inside(loop.region)):
-                continue
-            seen.add(id(item))
-            stack += operands(item)
-            if isinstance(item, Node):
-                found.append(item)
-        return found
+
+        def inside(item: object) -> bool:
+            return not isinstance(item, Node) or item.home.inside(loop.region)
+
+        def parts(item: object) -> list:
+            return [part for part in operands(item) if inside(part)]
+
+        starts = [root for root in roots if root is not None and inside(root)]
+        return [item for item in reachable(starts, parts) if isinstance(item, Node)]
 
     def _accompany(self, loop: For, source: For, phis: dict[Node, int], needed: list[int]) -> None:
         """Carry the forward's state along in a reverse loop that runs forward."""

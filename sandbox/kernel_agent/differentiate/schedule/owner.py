@@ -272,25 +272,20 @@ class Owner:
     def varies(self, node: Node, own: tuple[Node, ...], reduced: tuple[Region, ...]) -> bool:
         """Whether a value depends on something that an owner sums over."""
         ivs = {region.iv for region in reduced}
-        stack, seen = [node], set()
-        while stack:
-            item = stack.pop()
-            if item in seen:
-                continue
-            seen.add(item)
-            if item in self.programs.table:
-                if not self.programs.of(item) <= set(own):
-                    return True
-                continue
-            if (
-                item in ivs
-                or (item.op == "vpid" and item not in own)
-                or item.op in ("pid", "loopout", "phi")
-                or (item.op == "load" and item.home is not self.g.top)
-            ):
-                return True
-            stack += [n for n in operands(item) if isinstance(n, Node)]
-        return False
+        table = self.programs.table
+
+        def parts(item: Node) -> list[Node]:
+            return [] if item in table else [n for n in operands(item) if isinstance(n, Node)]
+
+        return any(
+            not self.programs.of(item) <= set(own)
+            if item in table
+            else item in ivs
+            or (item.op == "vpid" and item not in own)
+            or item.op in ("pid", "loopout", "phi")
+            or (item.op == "load" and item.home is not self.g.top)
+            for item in reachable([node], parts)
+        )
 
     # the kernel
 

@@ -83,10 +83,7 @@ class Sums:
                     term = g.cast(term, dtype)
                 scale = monomial_node(self.affine, g, monomial)
                 term = scale if term is None else g.mul(scale, term)
-                if total is None:
-                    total = term if factor > 0 else g.neg(term)
-                else:
-                    total = g.add(total, term) if factor > 0 else g.sub(total, term)
+                total = g.signed(total, term, factor)
         return g.const(0) if total is None else total
 
 
