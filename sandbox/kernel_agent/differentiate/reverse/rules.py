@@ -2,7 +2,7 @@
 zero.
 
 A rule gets the graph, the forward node and the adjoint `d` of its result (in float32, of the result's shape)
-and yields `(argument, contribution)` pairs. Contributions may be wider than the argument: `reverse` sums them
+and yields `(argument, contribution)` pairs. Contributions may be wider than the argument: `sweep` sums them
 back over broadcast axes.
 
 Ties, as in the oracle: `maximum` and `minimum` give the adjoint to the strictly greater (smaller) operand and

@@ -3,8 +3,8 @@
 A reverse loop walks the region of its forward loop. What a carry's adjoint does decides the class of the
 carry, found by trying: if the adjoint comes back from the body as the same node, it does not change in the
 loop (classes 0 and B): nothing is carried and the order is free. Otherwise it is a carry of the reverse loop
-(classes C to G) and the loop runs backwards. Forward values are used where they are needed; `tape` later
-decides how a reverse loop gets at forward carries.
+(classes C to G) and the loop runs backwards. Forward values are used where they are needed; `forward_values`
+later decides how a reverse loop gets at forward carries.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ one element of the input's gradient. For a fixed tap, position and index determi
 dilation + padding) / stride, where the division has no remainder and o is a position of the forward. The
 write is therefore made again with the index i as the variable that lanes and programs count, taps become
 loops, and the value is evaluated at the o that this gives; lanes without one contribute nothing. The new
-address is an affine nest in which every element has one owner: `stores` proves that, as for any other write.
+address is an affine nest in which every element has one owner: `disjoint` proves that, as for any other
+write.
 
 All of this is exact, or refused: bounds of i come from the mask or from the largest o and taps, and a factor
 whose sign only the host can know is asked of it before the launch.
