@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/plan.h"
-#include "core/utf8.h"
+#include "base/utf8.h"
+#include "plan.h"
 
 #define WHOLE_MAX 100 /* failures of the candidate as a whole that are kept */
 

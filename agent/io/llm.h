@@ -17,7 +17,7 @@
 #ifndef KA_LLM_H
 #define KA_LLM_H
 
-#include "core/chat.h"
+#include "agent/core/chat.h"
 
 #include <uv.h>
 
