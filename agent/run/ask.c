@@ -2,7 +2,7 @@
  *
  * The question is written into the state before it is sent. A run that is resumed in the middle of one asks the same
  * question again; in the mailbox that finds the answer that may lie there by now. */
-#include "internal.h"
+#include "ask.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -16,6 +16,7 @@
 #include "agent/io/mailbox.h"
 #include "base/log.h"
 #include "base/utf8.h"
+#include "events.h"
 #include "expected.h"
 
 /* ---- what the model is told */

@@ -3,7 +3,7 @@
  * The candidate's tensors stay in its scratch folder, which its process can no longer reach, until they are judged. The oracle's
  * never were where the candidate could see them: expected.h.
  * Whatever the candidate reports of itself (launches, modified inputs) can only count against it, never for it. */
-#include "internal.h"
+#include "check.h"
 
 #include <errno.h>
 #include <math.h>
@@ -21,9 +21,13 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "cases.h"
+#include "compiled_facts.h"
+#include "events.h"
 #include "expected.h"
 #include "fan.h"
 #include "judge.h"
+#include "operations.h"
+#include "sizes.h"
 
 #define FACTS_SHAPES 3
 #define LARGE ((double)(1 << 22)) /* product of the sizes: a case that costs much */
@@ -246,22 +250,6 @@ static void on_facts(struct ka_run *run, void *arg, const struct ka_op_result *r
     }
     ka_log(KA_LOG_WARN, "%s: no compile facts: %s", run->name, result->message);
     facts_ended(run);
-}
-
-json_t *ka_run_facts_request(const struct ka_run *run, const char *entry)
-{
-    json_t *shapes = json_array(), *shape;
-    size_t i;
-    json_array_foreach(run->shapes, i, shape)
-    {
-        json_t *dims = ka_run_small(run, json_object_get(shape, "dims"));
-        json_array_append_new(shapes, json_pack("{s:o, s:O, s:O}", "dims", dims, "class",
-                                                json_object_get(shape, "class"), "kind",
-                                                json_object_get(shape, "kind")));
-    }
-    json_t *request = ka_plan_facts(shapes, entry, ka_random_u64());
-    json_decref(shapes);
-    return request;
 }
 
 static void measure(struct ka_run *run)

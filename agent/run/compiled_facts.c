@@ -1,8 +1,12 @@
 /* The compiled half of a run's facts: what its kernels cost as binaries. Knows results of operation facts, not compilers. */
-#include "agent/ops/compile.h"
-#include "internal.h"
+#include "compiled_facts.h"
 
 #include <string.h>
+
+#include "agent/core/plan.h"
+#include "agent/ops/compile.h"
+#include "base/hash.h"
+#include "sizes.h"
 
 typedef void (*kernel_fn)(json_t *kernel, void *arg);
 
@@ -70,4 +74,20 @@ void ka_run_compile_cancel(struct ka_run *run)
     run->compile = NULL;
     json_decref(run->compile_facts);
     run->compile_facts = NULL;
+}
+
+json_t *ka_run_facts_request(const struct ka_run *run, const char *entry)
+{
+    json_t *shapes = json_array(), *shape;
+    size_t i;
+    json_array_foreach(run->shapes, i, shape)
+    {
+        json_t *dims = ka_run_small(run, json_object_get(shape, "dims"));
+        json_array_append_new(shapes, json_pack("{s:o, s:O, s:O}", "dims", dims, "class",
+                                                json_object_get(shape, "class"), "kind",
+                                                json_object_get(shape, "kind")));
+    }
+    json_t *request = ka_plan_facts(shapes, entry, ka_random_u64());
+    json_decref(shapes);
+    return request;
 }

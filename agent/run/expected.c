@@ -6,6 +6,7 @@
 
 #include "agent/core/plan.h"
 #include "base/hash.h"
+#include "sizes.h"
 
 #define REPEATS 4 /* of one backward, to see how far atomics let it vary */
 

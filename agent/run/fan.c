@@ -10,6 +10,9 @@
 #include "agent/io/work.h"
 #include "base/log.h"
 #include "cases.h"
+#include "operations.h"
+#include "result.h"
+#include "sizes.h"
 
 /* What any case costs, as elements of a tensor: loading, compiling, launching. The interpreter takes that long for fewer. */
 #define START_CPU (1 << 20)

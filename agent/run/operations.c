@@ -1,5 +1,5 @@
 /* Jailed operations of a run: what is in flight, what became of it in the run's record, and a second try for a child that died. */
-#include "internal.h"
+#include "operations.h"
 
 #include <math.h>
 #include <signal.h>
@@ -8,6 +8,8 @@
 
 #include "agent/ops/compile.h"
 #include "base/log.h"
+#include "compiled_facts.h"
+#include "events.h"
 
 struct ka_run_child {
     struct ka_run *run;

@@ -1,7 +1,7 @@
 /* Part of preflight: finite differences of the real forward against the oracle's gradient, on the smallest required
  * shape, or on a GPU a small version of it. They cost many runs of the forward; what is wrong in the oracle's rules is wrong at every size. A disagreement is
  * followed down to the smallest scale that shows it, and ends the run. What stays open is said, and never counts as agreement. */
-#include "internal.h"
+#include "preflight_internal.h"
 
 #include "agent/core/differences.h"
 #include "agent/core/plan.h"
@@ -9,6 +9,9 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "cases.h"
+#include "events.h"
+#include "operations.h"
+#include "sizes.h"
 
 static void finish(struct ka_run *run, const char *verdict, const struct ka_differences *found,
                    const json_t *dims, const char *why)
@@ -19,7 +22,7 @@ static void finish(struct ka_run *run, const char *verdict, const struct ka_diff
     if (why)
         ka_log(KA_LOG_WARN, "%s: finite differences say nothing: %s", run->name, why);
     json_object_set_new(run->oracles, "finite_differences", doc);
-    ka_run_preflight_part_done(run);
+    run->preflight->ended(run, KA_STAGE_DIFFERENCES);
 }
 
 static void disagree(struct ka_run *run, const json_t *dims, const char *message)
@@ -109,14 +112,13 @@ static void on_differences(struct ka_run *run, const struct ka_op_result *result
     json_decref(dims);
 }
 
-void ka_run_differences(struct ka_run *run)
+bool ka_preflight_differences(struct ka_run *run)
 {
     json_t *smallest = ka_plan_smallest(run->shapes);
-    if (!smallest) {
-        ka_run_preflight_part_done(run);
-        return;
-    }
+    if (!smallest)
+        return false;
     json_t *list = json_pack("[{s:o}]", "dims", ka_run_small(run, json_object_get(smallest, "dims")));
     ask(run, list, on_differences);
     json_decref(list);
+    return true;
 }

@@ -10,7 +10,7 @@
 #include <jansson.h>
 
 #include "agent/app/app.h"
-#include "agent/core/job.h"
+#include "result.h"
 
 struct ka_run;
 
@@ -37,13 +37,6 @@ char *ka_run_find_unfinished(const struct ka_opts *opts, const char *file);
 
 /* Stop at the next safe point, keep everything: the run is resumable afterwards (exit code 130). */
 void ka_run_interrupt(struct ka_run *run);
-
-/* The result object of the design (new reference); meaningful once done. Exit code of the program for this run. */
-json_t *ka_run_result(struct ka_run *run);
-int ka_run_exit_code(const struct ka_run *run);
-const char *ka_run_dir(const struct ka_run *run);
-const char *ka_run_name(const struct ka_run *run);
-const char *ka_run_pair_path(const struct ka_run *run); /* NULL without a candidate */
 
 void ka_run_free(struct ka_run *run);
 

@@ -2,13 +2,15 @@
  * mixed magnitudes, rows whose greatest value stands twice) the forward takes. Those on which forward and oracle agree are
  * tried in every check. A forward that is wrong for the rest is a finding about it that nobody asked for: it is said, and
  * counts neither way. */
-#include "internal.h"
+#include "preflight_internal.h"
 
 #include "agent/core/plan.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "cases.h"
+#include "events.h"
 #include "expected.h"
+#include "operations.h"
+#include "sizes.h"
 
 static json_t *all_kinds(void)
 {
@@ -53,10 +55,10 @@ static void on_inputs(struct ka_run *run, struct ka_fan *fan, void *arg)
     json_decref(kinds);
     run->preflight->inputs = NULL;
     ka_fan_free(fan);
-    ka_run_preflight_part_done(run);
+    run->preflight->ended(run, KA_STAGE_INPUTS);
 }
 
-void ka_run_inputs(struct ka_run *run)
+bool ka_preflight_inputs(struct ka_run *run)
 {
     static const char *const keep[] = {"id", "dims", "seed", "upstream", "inputs"};
     json_t *kinds = all_kinds(), *cases = json_array();
@@ -65,8 +67,7 @@ void ka_run_inputs(struct ka_run *run)
     json_decref(kinds);
     if (!json_array_size(cases)) {
         json_decref(cases);
-        ka_run_preflight_part_done(run);
-        return;
+        return false;
     }
     json_t *asked = run->preflight->asked_inputs = ka_plan_for_child(cases, keep, KA_COUNT(keep));
     struct ka_fan_req req = {.operation = "oracle",
@@ -78,4 +79,5 @@ void ka_run_inputs(struct ka_run *run)
                              .agree = true};
     json_decref(cases);
     run->preflight->inputs = ka_fan_start(run, &req, on_inputs, NULL);
+    return true;
 }

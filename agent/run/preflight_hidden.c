@@ -4,15 +4,16 @@
  * Scaling for the CPU may leave a loop over blocks with a single turn, in every shape made from the scaled ones. So each size
  * that was scaled is also tried long, beside small ones; unless it is one that the grid grows with, which a probe of twice
  * the size shows: thousands of programs would take the interpreter minutes. */
+#include "preflight_internal.h"
+
 #include <string.h>
 
-#include "cases.h"
 #include "agent/core/plan.h"
 #include "agent/core/shapes.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "expected.h"
-#include "internal.h"
+#include "sizes.h"
 
 #define HIDDEN_TRIED 12
 #define HIDDEN_KEPT 8
@@ -29,8 +30,8 @@ static void keep_agreed(struct ka_run *run, struct ka_fan *fan, const json_t *tr
         struct ka_fan_found found;
         const char *kind = json_string_value(json_object_get(entry, "kind"));
         if (kind && kept < most && ka_fan_find(fan, (json_int_t)i, &found) &&
-            ka_run_case_agrees(&found, &error)) {
-            ka_run_accept_shape(run, json_object_get(entry, "dims"), "hidden", kind, found.entry);
+            ka_preflight_agrees(&found, &error)) {
+            ka_preflight_accept(run, json_object_get(entry, "dims"), "hidden", kind, found.entry);
             ka_expected_offer(run, fan, json_array_get(asked, i));
             kept++;
         }
@@ -61,7 +62,7 @@ static void on_long(struct ka_run *run, struct ka_fan *fan, void *arg)
     ka_fan_free(fan);
     json_decref(tried);
     json_decref(asked);
-    ka_run_preflight_part_done(run);
+    run->preflight->ended(run, KA_STAGE_LONG);
 }
 
 static json_int_t programs_of(const struct ka_fan *fan, size_t id)
@@ -96,28 +97,22 @@ static void ask(struct ka_run *run, json_t *tried, const char *what, ka_fan_fn c
 {
     struct ka_preflight *preflight = run->preflight;
     preflight->tried = tried;
-    preflight->hidden = ka_run_ask_oracle(run, tried, what, &preflight->asked_hidden, changed);
+    preflight->hidden = ka_preflight_ask(run, tried, what, &preflight->asked_hidden, changed);
 }
 
 static void on_hidden(struct ka_run *run, struct ka_fan *fan, void *arg)
 {
     json_t *tried, *asked;
     (void)arg;
-    ka_run_preflight_progress(run, fan, "hidden shapes");
+    ka_preflight_progress(run, fan, "hidden shapes");
     if (!take(run, fan, &tried, &asked))
         return;
     keep_agreed(run, fan, tried, asked, HIDDEN_KEPT);
-    json_t *longer = affordable(tried, fan);
+    run->preflight->longer = affordable(tried, fan);
     ka_fan_free(fan);
     json_decref(tried);
     json_decref(asked);
-    if (json_array_size(longer)) {
-        ka_log_progress(run->name, "preflight: long hidden shapes");
-        ask(run, longer, "long hidden shapes", on_long);
-        return;
-    }
-    json_decref(longer);
-    ka_run_preflight_part_done(run);
+    run->preflight->ended(run, KA_STAGE_HIDDEN);
 }
 
 /* Probes for the largest required shape of a sweep that was scaled automatically. */
@@ -142,7 +137,7 @@ static void add_probes(struct ka_run *run, json_t *pending)
 }
 
 /* Hidden shapes come from a small version of every required shape, taken in turn. */
-void ka_run_hidden(struct ka_run *run)
+bool ka_preflight_hidden(struct ka_run *run)
 {
     json_t *known = json_array(), *shape, *found;
     size_t i, required = 0;
@@ -170,8 +165,20 @@ void ka_run_hidden(struct ka_run *run)
     add_probes(run, tried);
     if (json_array_size(tried)) {
         ask(run, tried, "hidden shapes", on_hidden);
-        return;
+        return true;
     }
     json_decref(tried);
-    ka_run_preflight_part_done(run);
+    return false;
+}
+
+/* Of the probes those whose grid does not grow with the size. */
+bool ka_preflight_long(struct ka_run *run)
+{
+    json_t *longer = run->preflight->longer;
+    if (!json_array_size(longer))
+        return false;
+    run->preflight->longer = NULL;
+    ka_log_progress(run->name, "preflight: long hidden shapes");
+    ask(run, longer, "long hidden shapes", on_long);
+    return true;
 }
