@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "agent/core/plan.h"
 #include "agent/io/loop_watch.h"
 #include "events.h"
 #include "internal.h"
@@ -125,6 +126,7 @@ json_t *ka_run_result(struct ka_run *run)
                   ka_run_exit_code(run), "file", run->file, "stub", stub, "device", run->app->device);
     add_best(run, result);
     json_object_set(result, "oracles", run->oracles);
+    json_object_set(result, "variants_on", json_object_get(ka_plan_variants(run->shapes), "dims"));
     if (strcmp(run->app->device, "cuda") != 0)
         json_object_set_new(
             result, "repeatability",

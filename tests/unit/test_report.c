@@ -144,6 +144,13 @@ static void report__speed__is_told_when_measured(void **state)
     assert_lacks("Not timed");
 }
 
+static void report__shape_of_the_other_kinds__is_named(void **state)
+{
+    (void)state;
+    report("{\"verdict\":\"verified\",\"variants_on\":{\"M\":4,\"N\":24}}");
+    assert_non_null(strstr(out.data, "| other upstreams and inputs tried on | M=4, N=24 |\n"));
+}
+
 static void report__other_kinds_of_inputs__are_named_with_what_was_left_out(void **state)
 {
     (void)state;
@@ -238,6 +245,7 @@ int main(void)
         TEST(report__history_pairs_and_answers__are_listed),
         TEST(report__failed_run__tells_why),
         TEST(report__speed__is_told_when_measured),
+        TEST(report__shape_of_the_other_kinds__is_named),
         TEST(report__other_kinds_of_inputs__are_named_with_what_was_left_out),
         TEST(report__children__are_summed_by_operation),
         TEST(report__children_of_very_many_operations__are_summed_as_others),
