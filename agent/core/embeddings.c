@@ -26,7 +26,7 @@ char *ka_embeddings_request_json(const char *model, const char *const *texts, si
     int rc = 0;
     for (size_t i = 0; i < count && rc == 0; i++) {
         struct ka_buf valid = {0};
-        rc = ka_utf8_repair(texts[i], strlen(texts[i]), &valid);
+        rc = ka_buf_repair(&valid, texts[i], strlen(texts[i]));
         if (rc == 0)
             rc = json_array_append_new(input, json_stringn(ka_buf_str(&valid), valid.len));
         ka_buf_free(&valid);

@@ -154,7 +154,7 @@ static int take_text(const char *path, const struct ka_buf *bytes, struct ka_cha
     if (memchr(bytes->data, '\0', bytes->len))
         return ka_fail(err, -EBADMSG, "%s: not a UTF-8 text file", path);
     struct ka_buf text = {0};
-    if (ka_utf8_repair(bytes->data, bytes->len, &text))
+    if (ka_buf_repair(&text, bytes->data, bytes->len))
         return ka_fail(err, -ENOMEM, "%s: no memory for its content", path);
     *answer = (struct ka_chat_answer){.text = ka_buf_steal(&text),
                                       .finish_reason = ka_strdup("stop"),

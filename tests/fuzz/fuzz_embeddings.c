@@ -22,7 +22,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
         ka_vectors_free(&vectors);
     }
     struct ka_buf valid = {0};
-    if (ka_utf8_repair(text, len, &valid) != 0)
+    if (ka_buf_repair(&valid, text, len) != 0)
         abort();
     for (size_t at = 0, step; at < valid.len; at += step)
         if ((step = ka_utf8_sequence(valid.data + at, valid.len - at)) == 0)
