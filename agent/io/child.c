@@ -69,7 +69,7 @@ struct child {
 
     uv_process_t process;     /* the jail's supervisor, or */
     struct ka_zygote_job job; /* a child of a zygote */
-    struct ka_child_args args;
+    struct ka_args args;
     int fds[3]; /* its ends of output and report, until it has them */
     uv_pipe_t out_pipe, err_pipe;
     uv_poll_t control;
@@ -146,7 +146,7 @@ static void free_child(struct child *c)
     if (cs->last == &c->next)
         cs->last = at;
     ka_child_req_free(c->req);
-    ka_child_args_clear(&c->args);
+    ka_args_clear(&c->args);
     drop_fds(c);
     ka_capture_free(&c->out);
     ka_capture_free(&c->err);
@@ -434,7 +434,7 @@ static void drop_fds(struct child *c)
 /* From now on the clock runs, and only the child holds its ends. */
 static void child_started(struct child *c)
 {
-    ka_child_args_clear(&c->args);
+    ka_args_clear(&c->args);
     drop_fds(c);
     c->started = uv_hrtime();
     if (!c->cancelled)
@@ -450,13 +450,13 @@ static int spawn_process(struct child *c)
         {.flags = UV_INHERIT_FD, .data.fd = c->fds[1]},
         {.flags = UV_INHERIT_FD, .data.fd = c->fds[2]},
     };
-    ka_child_args_clear(&c->args);
-    ka_child_arg(&c->args, c->owner->jail);
-    ka_child_number(&c->args, "--result-fd", RESULT_FD);
-    ka_child_number(&c->args, "--parent", (unsigned)getpid());
+    ka_args_clear(&c->args);
+    ka_args_add(&c->args, c->owner->jail);
+    ka_args_number(&c->args, "--result-fd", RESULT_FD);
+    ka_args_number(&c->args, "--parent", (unsigned)getpid());
     ka_child_args_jail(&c->args, c->req, c->result->scratch);
-    ka_child_option(&c->args, "-m", "kernel_agent.child");
-    ka_child_arg(&c->args, c->result->scratch);
+    ka_args_option(&c->args, "-m", "kernel_agent.child");
+    ka_args_add(&c->args, c->result->scratch);
     uv_process_options_t options = {
         .exit_cb = on_process_exit,
         .file = c->owner->jail,

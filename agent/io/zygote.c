@@ -12,9 +12,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "args.h"
 #include "base/files.h"
 #include "capture.h"
-#include "child_internal.h"
 
 #define KINDS 4
 #define CHANNEL_FD 3
@@ -343,46 +343,46 @@ static void own(struct zygote *z, void *handle)
 
 /* Where modules may be kept compiled, if their installation has none: zygote.py decides. A zygote runs nothing but trusted code; its
  * children neither read nor write there. */
-static void name_bytecode(struct ka_child_args *args)
+static void name_bytecode(struct ka_args *args)
 {
     char *root = ka_user_cache("bytecode");
     struct ka_buf text = {0};
     if (root && ka_buf_printf(&text, "KA_BYTECODE=%s", root) == 0)
-        ka_child_option(args, "--env", ka_buf_str(&text));
+        ka_args_option(args, "--env", ka_buf_str(&text));
     ka_buf_free(&text);
     free(root);
 }
 
-static void build_args(struct ka_child_args *args, const struct zygote *z, bool gpu)
+static void build_args(struct ka_args *args, const struct zygote *z, bool gpu)
 {
     const struct ka_zygotes *zs = z->owner;
     char fd[8];
     struct ka_buf path = {0};
     snprintf(fd, sizeof(fd), "%d", CHANNEL_FD);
     ka_buf_printf(&path, "PYTHONPATH=%s", z->package_dir);
-    ka_child_arg(args, zs->jail);
-    ka_child_arg(args, "--zygote");
-    ka_child_option(args, "--scratch", zs->base);
-    ka_child_number(args, "--parent", (unsigned)getpid());
-    ka_child_number(args, "--mem-mb", zs->mem_mb);
-    ka_child_number(args, "--nproc", (zs->max_children + 1) * NPROC);
-    ka_child_option(args, "--result-fd", fd);
-    ka_child_option(args, "--env", ka_buf_str(&path));
+    ka_args_add(args, zs->jail);
+    ka_args_add(args, "--zygote");
+    ka_args_option(args, "--scratch", zs->base);
+    ka_args_number(args, "--parent", (unsigned)getpid());
+    ka_args_number(args, "--mem-mb", zs->mem_mb);
+    ka_args_number(args, "--nproc", (zs->max_children + 1) * NPROC);
+    ka_args_option(args, "--result-fd", fd);
+    ka_args_option(args, "--env", ka_buf_str(&path));
     if (zs->keep_bytecode)
         name_bytecode(args);
     if (gpu)
-        ka_child_args_gpu(args);
-    ka_child_arg(args, "--");
-    ka_child_arg(args, z->python);
-    ka_child_option(args, "-m", "kernel_agent.zygote");
-    ka_child_option(args, fd, zs->library);
+        ka_args_gpu(args);
+    ka_args_add(args, "--");
+    ka_args_add(args, z->python);
+    ka_args_option(args, "-m", "kernel_agent.zygote");
+    ka_args_option(args, fd, zs->library);
     ka_buf_free(&path);
 }
 
 static int spawn(struct zygote *z, bool gpu, int channel, int err)
 {
     const struct ka_zygotes *zs = z->owner;
-    struct ka_child_args args = {.count = 0};
+    struct ka_args args = {.count = 0};
     char *env[] = {(char *)"PATH=/usr/local/bin:/usr/bin:/bin", NULL};
     uv_stdio_container_t stdio[] = {
         {.flags = UV_IGNORE},
@@ -401,7 +401,7 @@ static int spawn(struct zygote *z, bool gpu, int channel, int err)
     };
     own(z, &z->process);
     int rc = uv_spawn(zs->loop, &z->process, &options);
-    ka_child_args_clear(&args);
+    ka_args_clear(&args);
     return rc;
 }
 

@@ -612,14 +612,14 @@ static void args__of_a_request__are_the_options_of_the_jail(void **state)
                                .env_count = 1,
                                .require = "full",
                                .limits = {.mem_mb = 7}};
-    struct ka_child_args args = {.count = 0};
+    struct ka_args args = {.count = 0};
     struct ka_child_req *copy = ka_child_req_copy(&req);
     ka_child_args_jail(&args, copy, "/s");
     assert_int_equal(args.count, KA_COUNT(wanted));
     for (size_t i = 0; i < args.count; i++)
         assert_string_equal(args.argv[i], wanted[i]);
     assert_null(args.argv[args.count]);
-    ka_child_args_clear(&args);
+    ka_args_clear(&args);
     ka_child_req_free(copy);
 }
 
