@@ -13,7 +13,7 @@
 #include "agent/disk/cache.h"
 #include "agent/io/child.h"
 #include "agent/io/llm.h"
-#include "agent/io/loop_watch.h"
+#include "agent/io/loop.h"
 #include "agent/io/machine.h"
 #include "base/files.h"
 #include "base/log.h"
@@ -200,7 +200,7 @@ static int open_llm(struct ka_app *app, struct ka_err *err)
     config.total_ms = (long)app->opts->llm_timeout * 1000;
     if (config.max_concurrent < (unsigned)app->opts->jobs)
         config.max_concurrent = (unsigned)app->opts->jobs;
-    return ka_llm_new(&app->loop, &config, &app->llm, err);
+    return ka_llm_new(app->loop, &config, &app->llm, err);
 }
 
 /* A missing default store is no error: the run goes on without similar pairs, and says so. */
@@ -277,7 +277,7 @@ static int open_children(struct ka_app *app, struct ka_err *err)
         config.max_gpu = gpu_places(machine.cpus);
         app->fan_width = (config.max_gpu + 1) / 2; /* the candidate and the oracle at a time */
     }
-    return ka_children_new(&app->loop, &config, &app->children, err);
+    return ka_children_new(app->loop, &config, &app->children, err);
 }
 
 static bool is_sweep(const char *text)
@@ -318,9 +318,7 @@ int ka_app_open(struct ka_app *app, struct ka_opts *opts, bool with_model, struc
 {
     memset(app, 0, sizeof(*app));
     app->opts = opts;
-    uv_loop_init(&app->loop);
-    uv_loop_configure(&app->loop, UV_METRICS_IDLE_TIME);
-    app->watch = ka_loop_watch_new(&app->loop);
+    app->loop = ka_loop_new();
     app->share = ka_app_find_share(err);
     if (!app->share)
         return 2;
@@ -340,25 +338,16 @@ int ka_app_open(struct ka_app *app, struct ka_opts *opts, bool with_model, struc
     return open_children(app, err) ? 2 : 0;
 }
 
-static void count_handle(uv_handle_t *handle, void *arg)
-{
-    (void)handle;
-    ++*(int *)arg;
-}
-
 void ka_app_close(struct ka_app *app)
 {
     if (app->llm)
         ka_llm_close(app->llm, NULL, NULL);
     if (app->children)
         ka_children_close(app->children);
-    ka_loop_watch_close(app->watch);
-    uv_run(&app->loop, UV_RUN_DEFAULT);
-    int left = 0;
-    if (uv_loop_close(&app->loop) != 0) {
-        uv_walk(&app->loop, count_handle, &left);
-        ka_log(KA_LOG_ERROR, "internal: %d handles left open at exit", left);
-    }
+    ka_loop_run(app->loop);
+    unsigned left = ka_loop_close(app->loop);
+    if (left)
+        ka_log(KA_LOG_ERROR, "internal: %u handles left open at exit", left);
     ka_cache_close(app->cache);
     ka_search_close(app->search);
     ka_store_close(app->store);

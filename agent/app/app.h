@@ -3,7 +3,6 @@
 #define KA_APP_H
 
 #include <jansson.h>
-#include <uv.h>
 
 #include "base/base.h"
 #include "opts.h"
@@ -11,7 +10,7 @@
 struct ka_cache;
 struct ka_children;
 struct ka_llm;
-struct ka_loop_watch;
+struct ka_loop;
 struct ka_store;
 struct ka_search;
 
@@ -19,8 +18,7 @@ enum ka_backend { KA_BACKEND_NONE, KA_BACKEND_OPENAI, KA_BACKEND_MAILBOX };
 
 struct ka_app {
     struct ka_opts *opts;
-    uv_loop_t loop;
-    struct ka_loop_watch *watch;
+    struct ka_loop *loop;
     struct ka_children *children;
     size_t fan_width; /* children that one operation over many cases may have */
     struct ka_app_limits {

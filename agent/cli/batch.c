@@ -9,11 +9,12 @@
 #include <sys/stat.h>
 
 #include "agent/app/app.h"
+#include "agent/io/loop.h"
+#include "agent/io/signals.h"
 #include "agent/run/run.h"
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "signals.h"
 
 #define FILES_MAX 100000
 #define DEPTH_MAX 16
@@ -33,7 +34,7 @@ struct item {
 
 struct batch {
     struct ka_app app;
-    struct ka_signals signals;
+    struct ka_signals *signals;
     struct item *items;
     size_t count, running;
     char *index_path;
@@ -170,8 +171,8 @@ static void fill(struct batch *batch)
             start_item(batch, &batch->items[i]);
     }
     if (!batch->running) {
-        ka_signals_stop(&batch->signals);
-        uv_stop(&batch->app.loop);
+        ka_signals_stop(batch->signals);
+        ka_loop_stop(batch->app.loop);
     }
 }
 
@@ -287,9 +288,9 @@ int ka_batch_main(struct ka_opts *opts, const char *dir)
     if (code) {
         fprintf(stderr, "kernel-agent: %s\n", err.msg);
     } else {
-        ka_signals_start(&batch.signals, &batch.app.loop, on_stop, &batch);
+        batch.signals = ka_signals_start(batch.app.loop, on_stop, &batch);
         fill(&batch);
-        uv_run(&batch.app.loop, UV_RUN_DEFAULT);
+        ka_loop_run(batch.app.loop);
         ka_log_progress_end();
         if (opts->json)
             print_json(&batch);

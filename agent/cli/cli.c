@@ -9,13 +9,14 @@
 
 #include "agent/app/app.h"
 #include "agent/app/opts.h"
+#include "agent/io/loop.h"
+#include "agent/io/signals.h"
 #include "agent/run/run.h"
 #include "base/log.h"
 #include "batch.h"
 #include "doctor.h"
 #include "oneshot.h"
 #include "show.h"
-#include "signals.h"
 #include "store_cli.h"
 
 #define FILES_MAX 1024 /* of one `check` */
@@ -85,7 +86,7 @@ static int missing_word(const char *command)
 struct one_run {
     struct ka_app app;
     struct ka_run *run;
-    struct ka_signals signals;
+    struct ka_signals *signals;
     int exit_code;
 };
 
@@ -108,8 +109,8 @@ static void on_run_done(struct ka_run *run, bool waiting, void *arg)
     json_decref(result);
     ka_run_free(run);
     one->run = NULL;
-    ka_signals_stop(&one->signals);
-    uv_stop(&one->app.loop); /* warm interpreters keep handles open until the app is closed */
+    ka_signals_stop(one->signals);
+    ka_loop_stop(one->app.loop); /* warm interpreters keep handles open until the app is closed */
 }
 
 static void on_interrupt(void *arg)
@@ -151,15 +152,15 @@ static int run_main(struct ka_opts *opts)
         ka_app_close(&one.app);
         return code;
     }
-    ka_signals_start(&one.signals, &one.app.loop, on_interrupt, &one);
+    one.signals = ka_signals_start(one.app.loop, on_interrupt, &one);
     int rc = start_or_resume(&one, &err);
     if (rc) {
-        ka_signals_stop(&one.signals);
+        ka_signals_stop(one.signals);
         code = usage_error(&err);
         if (rc == -ENOENT && !opts->resume)
             code = 3;
     } else {
-        uv_run(&one.app.loop, UV_RUN_DEFAULT);
+        ka_loop_run(one.app.loop);
         code = one.exit_code;
     }
     ka_app_close(&one.app);

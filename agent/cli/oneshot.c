@@ -8,12 +8,13 @@
 #include <unistd.h>
 
 #include "agent/core/shapes.h"
+#include "agent/io/loop.h"
+#include "agent/io/signals.h"
 #include "agent/ops/op.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "junit.h"
 #include "show.h"
-#include "signals.h"
 
 /* ---- one operation: inspect, differentiate */
 
@@ -78,7 +79,7 @@ static void on_single(void *arg, const struct ka_op_result *result)
     struct single *single = arg;
     bool differentiate = strcmp(single->command, "differentiate") == 0;
     single->op = NULL;
-    uv_stop(&single->app->loop);
+    ka_loop_stop(single->app->loop);
     single->exit_code = result->status == KA_OP_OK ? 0 : result->status == KA_OP_SANDBOX ? 6 : 3;
     if (single->opts->json && result->doc)
         print_json(result->doc);
@@ -124,7 +125,7 @@ static void start_differentiate(struct single *single, const json_t *inspect)
                               "seed", 0, "schedule", "config");
     if (ka_op_start(single->app, &request, extra, on_single, single, &single->op, &err)) {
         fprintf(stderr, "kernel-agent: %s\n", err.msg);
-        uv_stop(&single->app->loop);
+        ka_loop_stop(single->app->loop);
     }
 }
 
@@ -152,7 +153,7 @@ static int run_single(struct ka_app *app, const char *command, const char *path)
     if (ka_op_start(app, &request, NULL, differentiate ? on_inspected : on_single, &single, &single.op, &err))
         fprintf(stderr, "kernel-agent: %s\n", err.msg);
     else
-        uv_run(&app->loop, UV_RUN_DEFAULT);
+        ka_loop_run(app->loop);
     free(real);
     return single.exit_code;
 }
@@ -161,7 +162,7 @@ static int run_single(struct ka_app *app, const char *command, const char *path)
 
 struct checking {
     struct ka_app *app;
-    struct ka_signals signals;
+    struct ka_signals *signals;
     struct ka_run *run;
     json_t *result;
     int exit_code;
@@ -175,8 +176,8 @@ static void on_checked(struct ka_run *run, bool waiting, void *arg)
     checking->result = ka_run_result(run);
     checking->run = NULL;
     ka_run_free(run);
-    ka_signals_stop(&checking->signals);
-    uv_stop(&checking->app->loop);
+    ka_signals_stop(checking->signals);
+    ka_loop_stop(checking->app->loop);
 }
 
 static void on_stop(void *arg)
@@ -190,15 +191,14 @@ static int check_in(struct ka_app *app, const char *path, json_t **result)
 {
     struct ka_err err;
     struct checking checking = {.app = app, .exit_code = 1};
-    ka_signals_start(&checking.signals, &app->loop, on_stop, &checking);
+    checking.signals = ka_signals_start(app->loop, on_stop, &checking);
     int rc = ka_run_start(app, path, KA_RUN_CHECK, on_checked, &checking, &checking.run, &err);
     if (rc) {
         fprintf(stderr, "kernel-agent: %s\n", err.msg);
-        ka_signals_stop(&checking.signals);
-        uv_run(&app->loop, UV_RUN_NOWAIT); /* closes them before they go out of scope */
+        ka_signals_stop(checking.signals);
         checking.exit_code = 3;
     } else {
-        uv_run(&app->loop, UV_RUN_DEFAULT);
+        ka_loop_run(app->loop);
     }
     if (result)
         *result = checking.result;

@@ -1,4 +1,4 @@
-/* The command line of a process of ours, built word by word. Knows no process. */
+/* Command lines. Knows no process and no loop. */
 #include "args.h"
 
 #include <stdio.h>

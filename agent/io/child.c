@@ -16,6 +16,7 @@
 
 #include "base/files.h"
 #include "capture.h"
+#include "loop_uv.h"
 #include "work.h"
 #include "zygote.h"
 
@@ -30,7 +31,7 @@
 #define RESULT_FD 3
 
 struct ka_children {
-    uv_loop_t *loop;
+    struct ka_loop *loop;
     struct ka_zygotes *zygotes; /* NULL: every child imports everything itself */
     char *jail, *base;          /* the scratches are made below `base`, our own folder */
     int base_lock;
@@ -50,7 +51,7 @@ struct result {
     struct ka_buf out, err, layers;
     char *scratch;
     unsigned holders; /* whoever kept it, and tell() */
-    uv_loop_t *loop;
+    struct ka_loop *loop;
 };
 
 enum state { QUEUED, RUNNING, ENDED };
@@ -466,7 +467,7 @@ static int spawn_process(struct child *c)
         .stdio = stdio,
     };
     own(c, &c->process);
-    int rc = uv_spawn(c->owner->loop, &c->process, &options);
+    int rc = uv_spawn(ka_loop_uv(c->owner->loop), &c->process, &options);
     if (rc)
         ka_fail(&c->result->pub.msg, rc, "%s: %s", c->owner->jail, uv_strerror(rc));
     else
@@ -529,7 +530,7 @@ static int hand_to_zygote(struct child *c)
 static void open_pipe(struct child *c, uv_pipe_t *pipe, int fd)
 {
     own(c, pipe);
-    uv_pipe_init(c->owner->loop, pipe, 0);
+    uv_pipe_init(ka_loop_uv(c->owner->loop), pipe, 0);
     if (uv_pipe_open(pipe, fd) == 0)
         uv_read_start((uv_stream_t *)pipe, on_alloc, on_output);
     else
@@ -538,7 +539,7 @@ static void open_pipe(struct child *c, uv_pipe_t *pipe, int fd)
 
 static void listen_to(struct child *c, int out, int err, int control)
 {
-    uv_loop_t *loop = c->owner->loop;
+    uv_loop_t *loop = ka_loop_uv(c->owner->loop);
     open_pipe(c, &c->out_pipe, out);
     open_pipe(c, &c->err_pipe, err);
     c->control_fd = control;
@@ -680,7 +681,7 @@ static int open_base(struct ka_children *cs, const char *wanted, struct ka_err *
     return rc;
 }
 
-int ka_children_new(uv_loop_t *loop, const struct ka_children_conf *conf, struct ka_children **out,
+int ka_children_new(struct ka_loop *loop, const struct ka_children_conf *conf, struct ka_children **out,
                     struct ka_err *err)
 {
     struct ka_children *cs = ka_calloc(1, sizeof(*cs));
@@ -707,8 +708,8 @@ int ka_children_new(uv_loop_t *loop, const struct ka_children_conf *conf, struct
     unsigned total = conf->total_mem_mb ? conf->total_mem_mb : (cs->max_running + 1) * cs->child_mem_mb;
     cs->zygotes = conf->no_zygotes ? NULL : find_zygotes(cs, total, conf->keep_bytecode);
     cs->last = &cs->first;
-    uv_timer_init(loop, &cs->kick);
-    uv_timer_init(loop, &cs->memory);
+    uv_timer_init(ka_loop_uv(loop), &cs->kick);
+    uv_timer_init(ka_loop_uv(loop), &cs->memory);
     cs->kick.data = cs->memory.data = cs;
     *out = cs;
     return 0;

@@ -10,11 +10,10 @@
 #ifndef KA_CHILD_H
 #define KA_CHILD_H
 
-#include <uv.h>
-
 #include "base/base.h"
 
 struct ka_children;
+struct ka_loop;
 
 struct ka_children_conf {
     const char *jail; /* path of ka-jail; NULL: $KA_JAIL, else beside this program */
@@ -64,7 +63,7 @@ struct ka_child_result {
     bool
         unreaped; /* killed, but stuck in the kernel (a GPU driver): its place stays taken until it is gone */
     bool warm;    /* forked by a warm interpreter */
-    uint64_t began; /* uv_hrtime() when it left the queue; 0: never */
+    uint64_t began; /* ka_clock_ns() when it left the queue; 0: never */
     uint64_t wall_ms;
     const char *layers; /* the jail's report, one JSON line; "" if it never came */
     const char *out;    /* standard output, capped in the middle */
@@ -79,7 +78,7 @@ int ka_child_signal(const struct ka_child_result *result);
 typedef void (*ka_child_done_fn)(void *arg, uint64_t op, const struct ka_child_result *result);
 
 /* -ENOENT without ka-jail, -EACCES when the base folder is not ours alone. Free with ka_children_close(). */
-int ka_children_new(uv_loop_t *loop, const struct ka_children_conf *conf, struct ka_children **out,
+int ka_children_new(struct ka_loop *loop, const struct ka_children_conf *conf, struct ka_children **out,
                     struct ka_err *err);
 
 /* Cancel everything and free itself once the last process is gone; the loop has to run until then. */

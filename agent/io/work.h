@@ -4,8 +4,8 @@
 #ifndef KA_WORK_H
 #define KA_WORK_H
 
-#include <uv.h>
+struct ka_loop;
 
-void ka_work_start(uv_loop_t *loop, void (*work)(void *arg), void (*done)(void *arg), void *arg);
+void ka_work_start(struct ka_loop *loop, void (*work)(void *arg), void (*done)(void *arg), void *arg);
 
 #endif

@@ -15,6 +15,7 @@
 #include "args.h"
 #include "base/files.h"
 #include "capture.h"
+#include "loop_uv.h"
 
 #define KINDS 4
 #define CHANNEL_FD 3
@@ -54,11 +55,12 @@ struct ka_zygotes {
     void *gone_arg;
 };
 
-struct ka_zygotes *ka_zygotes_new(uv_loop_t *loop, const char *jail, const char *library, const char *base,
-                                  unsigned max_children, unsigned mem_mb, bool keep_bytecode)
+struct ka_zygotes *ka_zygotes_new(struct ka_loop *loop, const char *jail, const char *library,
+                                  const char *base, unsigned max_children, unsigned mem_mb,
+                                  bool keep_bytecode)
 {
     struct ka_zygotes *zs = ka_calloc(1, sizeof(*zs));
-    zs->loop = loop;
+    zs->loop = ka_loop_uv(loop);
     zs->jail = ka_strdup(jail);
     zs->library = ka_strdup(library);
     zs->base = ka_strdup(base);

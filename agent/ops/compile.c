@@ -9,6 +9,7 @@
 
 #include "agent/disk/cache.h"
 #include "agent/io/child.h"
+#include "agent/io/loop.h"
 #include "agent/io/work.h"
 #include "base/hash.h"
 #include "base/log.h"
@@ -22,7 +23,7 @@ struct ka_compile {
     struct ka_app *app;
     ka_compile_done_fn done;
     void *arg;
-    uv_timer_t first; /* `done` never runs from inside start */
+    struct ka_soon *first; /* `done` never runs from inside start; NULL: begun */
     struct task {
         struct ka_compile *compile;
         bool busy;
@@ -45,22 +46,24 @@ static void go_on(struct ka_compile *c);
 
 /* ---- the end ---- */
 
-static void on_closed(uv_handle_t *handle)
+static void compile_free(void *arg)
 {
-    struct ka_compile *c = handle->data;
+    struct ka_compile *c = arg;
     json_decref(c->sources);
     json_decref(c->entries);
     free(c);
 }
 
-/* Closes when the last thread is done. */
+/* Goes when the last thread is done, and not under the feet of whoever called. */
 static void leave(struct ka_compile *c)
 {
     c->cancelled = true;
     for (size_t i = 0; i < TASKS; i++)
         if (c->tasks[i].on_thread)
             return;
-    uv_close((uv_handle_t *)&c->first, on_closed);
+    ka_soon_cancel(c->first);
+    c->first = NULL;
+    ka_loop_soon(c->app->loop, compile_free, c);
 }
 
 static void finish(struct ka_compile *c)
@@ -165,7 +168,7 @@ static json_t *error_of(const struct ka_op_result *result)
 /* All sources together have the time of one child: a check that brings many slow ones must not hold up the run. */
 static bool is_late(const struct ka_compile *c)
 {
-    return (uv_hrtime() - c->began) / 1000000000u > (uint64_t)c->app->opts->deadline;
+    return (ka_clock_ns() - c->began) / 1000000000u > (uint64_t)c->app->opts->deadline;
 }
 
 /* ---- on a thread: an entry is megabytes of text */
@@ -175,7 +178,7 @@ static void on_thread_done(void *arg);
 static void run_on_thread(struct task *task, void (*work)(void *arg))
 {
     task->on_thread = true;
-    ka_work_start(&task->compile->app->loop, work, on_thread_done, task);
+    ka_work_start(task->compile->app->loop, work, on_thread_done, task);
 }
 
 static void look_up(void *arg)
@@ -312,9 +315,11 @@ static bool take_source(struct ka_compile *c, const struct ka_child_result *chil
     return good;
 }
 
-static void on_first(uv_timer_t *timer)
+static void on_first(void *arg)
 {
-    go_on(timer->data);
+    struct ka_compile *c = arg;
+    c->first = NULL;
+    go_on(c);
 }
 
 struct ka_compile *ka_compile_start(struct ka_app *app, const json_t *wanted,
@@ -323,7 +328,7 @@ struct ka_compile *ka_compile_start(struct ka_app *app, const json_t *wanted,
     struct ka_compile *c = ka_calloc(1, sizeof(*c));
     size_t i;
     json_t *item;
-    *c = (struct ka_compile){.app = app, .done = done, .arg = arg, .began = uv_hrtime()};
+    *c = (struct ka_compile){.app = app, .done = done, .arg = arg, .began = ka_clock_ns()};
     for (i = 0; i < TASKS; i++)
         c->tasks[i].compile = c;
     c->sources = json_array();
@@ -337,9 +342,7 @@ struct ka_compile *ka_compile_start(struct ka_app *app, const json_t *wanted,
     if (c->counts.dropped)
         ka_log(KA_LOG_WARN, "%u sources of kernels dropped: missing, too large, or not what their key says",
                c->counts.dropped);
-    uv_timer_init(&app->loop, &c->first);
-    c->first.data = c;
-    uv_timer_start(&c->first, on_first, 0, 0);
+    c->first = ka_loop_soon(app->loop, on_first, c);
     return c;
 }
 

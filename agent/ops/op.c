@@ -255,7 +255,7 @@ static void on_child(void *arg, uint64_t id, const struct ka_child_result *child
     (void)id;
     if (op->app && !child->error && !child->timed_out && !child->term_signal && child->exit_status == 0) {
         op->child = ka_child_result_keep(child);
-        ka_work_start(&op->app->loop, parse, on_parsed, op);
+        ka_work_start(op->app->loop, parse, on_parsed, op);
         return;
     }
     struct ka_op_result result = {.operation = op->operation, .child = child};

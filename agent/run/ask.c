@@ -411,7 +411,7 @@ static void send_mailbox(struct ka_run *run, const struct ka_prompt *prompt)
         return;
     }
     ka_log(KA_LOG_INFO, "%s: waiting for an answer to %s", run->name, run->waiting_for);
-    if (ka_mailbox_watch(&run->app->loop, &box, number, on_mail, run, &run->mail, &err))
+    if (ka_mailbox_watch(run->app->loop, &box, number, on_mail, run, &run->mail, &err))
         ka_run_fail(run, KA_EV_INTERNAL, "internal", "%s", err.msg);
 }
 

@@ -47,7 +47,7 @@ struct ka_check {
     json_t *facts;
     struct ka_run_child *facts_child; /* counts them beside the candidate; NULL: it does not, or is through */
     bool facts_ended, facts_wanted;
-    uint64_t began; /* uv_hrtime() */
+    uint64_t began; /* ka_clock_ns() */
 };
 
 static void free_check(struct ka_check *check)
@@ -373,7 +373,7 @@ static void go_on(struct ka_run *run);
 static void tell_progress(const struct ka_check *check)
 {
     size_t all = json_array_size(check->cases);
-    double spent = (double)(uv_hrtime() - check->began) / 1e9;
+    double spent = (double)(ka_clock_ns() - check->began) / 1e9;
     double left = spent / (double)check->judged * (double)(all - check->judged);
     if (left >= 1)
         ka_log_progress(check->run->name, "check candidate %lld: %zu of %zu cases judged, about %.0f s left",
@@ -454,7 +454,7 @@ static void go_on(struct ka_run *run)
         check->ready++;
     if (check->judged < check->ready) {
         check->judging = true;
-        ka_work_start(&run->app->loop, judge_ready, on_judged, check);
+        ka_work_start(run->app->loop, judge_ready, on_judged, check);
     } else if (check->judged < check->upto) {
         if (is_hopeless(run))
             give_up(run, check->judged, "not run: a smaller case had failed");
@@ -591,7 +591,7 @@ static void order_cases(struct ka_check *check)
 static void run_candidate(struct ka_run *run)
 {
     struct ka_check *check = run->check;
-    check->began = uv_hrtime();
+    check->began = ka_clock_ns();
     check->expected = ka_expected_take(run);
     check->cases = ka_expected_cases(check->expected);
     announce_shapes(run);

@@ -144,7 +144,7 @@ static void on_compared(void *arg)
 static void begin_work(struct part *part)
 {
     part->fan->working++;
-    ka_work_start(&part->fan->run->app->loop, compare, on_compared, part);
+    ka_work_start(part->fan->run->app->loop, compare, on_compared, part);
 }
 
 static void compare_part(struct part *part)

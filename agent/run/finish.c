@@ -9,7 +9,7 @@
 #include "agent/core/compose.h"
 #include "agent/core/report.h"
 #include "agent/core/report_html.h"
-#include "agent/io/loop_watch.h"
+#include "agent/io/loop.h"
 #include "base/files.h"
 #include "base/log.h"
 
@@ -128,8 +128,7 @@ json_t *ka_run_result(struct ka_run *run)
     json_object_set_new(result, "run_dir", json_string(run->dir));
     json_object_set(result, "children", run->timeline);
     json_object_set(result, "retries", json_object_get(run->totals, "retries"));
-    json_object_set_new(result, "loop_blocked_ms",
-                        json_integer((json_int_t)ka_loop_watch_most_ms(run->app->watch)));
+    json_object_set_new(result, "loop_blocked_ms", json_integer((json_int_t)ka_loop_most_ms(run->app->loop)));
     json_object_set(result, "device_answers", json_object_get(run->inspect, "device_answers"));
     if (run->failure && ka_run_exit_code(run) != 0)
         json_object_set(result, "error", run->failure);

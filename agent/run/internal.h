@@ -22,6 +22,7 @@
 #include "agent/disk/record.h"
 #include "agent/disk/state.h"
 #include "agent/io/child.h"
+#include "agent/io/loop.h"
 #include "agent/io/llm.h"
 #include "agent/ops/op.h"
 #include "run.h"
@@ -104,10 +105,9 @@ struct ka_run {
     ka_run_compile_fn compile_next;
     uint64_t llm_op;               /* the question in flight; 0: none */
     struct ka_mailbox_watch *mail; /* waits for an answer in the mailbox; NULL */
-    uv_timer_t timer;              /* the first turn of the loop */
-    bool timer_open;
+    struct ka_soon *first;         /* the first turn of the loop; NULL: it was */
     struct ka_check *check;
-    double began;          /* of this process's part, uv_hrtime seconds */
+    double began;          /* of this process's part, ka_clock_seconds() */
     double seconds_before; /* of earlier processes */
     bool interrupted, finished, waiting;
 };

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "agent/core/compose.h"
 #include "agent/ops/compile.h"
@@ -31,7 +32,7 @@ static struct ka_run *run_new(struct ka_app *app, ka_run_done_fn done, void *arg
     run->app = app;
     run->done = done;
     run->arg = arg;
-    run->began = (double)uv_hrtime() / 1e9;
+    run->began = ka_clock_seconds();
     run->history = json_array();
     run->skipped = json_array();
     run->oracles = json_object();
@@ -166,10 +167,11 @@ static void warm(struct ka_app *app)
 }
 
 /* The first command is given from the loop, so that `done` never runs from inside start or resume. */
-static void on_first_turn(uv_timer_t *timer)
+static void on_first_turn(void *arg)
 {
-    struct ka_run *run = timer->data;
+    struct ka_run *run = arg;
     struct ka_command command;
+    run->first = NULL;
     if (run->job.state == KA_JOB_QUEUED) {
         struct ka_event event = {.type = KA_EV_START};
         ka_run_post(run, &event);
@@ -181,10 +183,7 @@ static void on_first_turn(uv_timer_t *timer)
 
 static void begin(struct ka_run *run)
 {
-    uv_timer_init(&run->app->loop, &run->timer);
-    run->timer.data = run;
-    run->timer_open = true;
-    uv_timer_start(&run->timer, on_first_turn, 0, 0);
+    run->first = ka_loop_soon(run->app->loop, on_first_turn, run);
     warm(run->app);
 }
 

@@ -1,6 +1,7 @@
 /* Jailed operations of a run: what is in flight, what became of it in the run's record, and a second try for a child that died. */
 #include "internal.h"
 
+#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -66,7 +67,7 @@ static void add_to_timeline(struct ka_run *run, const struct ka_run_child *child
                             const struct ka_op_result *result)
 {
     const struct ka_child_result *ended = result->child;
-    uint64_t now = uv_hrtime();
+    uint64_t now = ka_clock_ns();
     size_t cases = json_array_size(json_object_get(child->extra, "cases"));
     json_t *row =
         json_pack("{s:s, s:s*, s:f, s:f, s:b, s:s, s:I}", "op", result->operation, "part", child->part,

@@ -10,7 +10,7 @@
 
 double ka_run_seconds(const struct ka_run *run)
 {
-    return run->seconds_before + (double)uv_hrtime() / 1e9 - run->began;
+    return run->seconds_before + ka_clock_seconds() - run->began;
 }
 
 int ka_run_put(struct ka_run *run, const char *name, const json_t *doc)
@@ -227,9 +227,9 @@ const char *ka_run_name(const struct ka_run *run)
     return run->name;
 }
 
-static void on_timer_closed(uv_handle_t *handle)
+static void run_gone(void *arg)
 {
-    struct ka_run *run = handle->data;
+    struct ka_run *run = arg;
     free(run->dir);
     free(run);
 }
@@ -253,10 +253,6 @@ void ka_run_free(struct ka_run *run)
     free(run->pair_path);
     free(run->given);
     free(run->waiting_for);
-    if (run->timer_open) {
-        uv_close((uv_handle_t *)&run->timer, on_timer_closed);
-        return;
-    }
-    free(run->dir);
-    free(run);
+    ka_soon_cancel(run->first);
+    ka_loop_soon(run->app->loop, run_gone, run); /* whoever called may still look at it */
 }
