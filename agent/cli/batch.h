@@ -6,8 +6,8 @@
 #ifndef KA_BATCH_H
 #define KA_BATCH_H
 
-#include "agent/app/opts.h"
+struct ka_opts;
 
-int ka_batch_main(struct ka_opts *opts, const char *dir);
+int ka_batch_main(const struct ka_opts *opts, const char *dir);
 
 #endif

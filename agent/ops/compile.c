@@ -21,6 +21,7 @@
 
 struct ka_compile {
     struct ka_app *app;
+    struct ka_settings settings; /* own: the work may outlive who asked for it */
     ka_compile_done_fn done;
     void *arg;
     struct ka_soon *first; /* `done` never runs from inside start; NULL: begun */
@@ -51,6 +52,7 @@ static void compile_free(void *arg)
     struct ka_compile *c = arg;
     json_decref(c->sources);
     json_decref(c->entries);
+    ka_settings_free(&c->settings);
     free(c);
 }
 
@@ -89,8 +91,7 @@ static void open_cache(struct ka_app *app, const char *toolchain)
 {
     struct ka_err err;
     char *root = ka_cache_default_root();
-    int rc = root && toolchain ? ka_cache_open(root, toolchain, (uint64_t)app->opts->compile_cache_mb << 20,
-                                               &app->cache, &err)
+    int rc = root && toolchain ? ka_cache_open(root, toolchain, app->cache_bytes, &app->cache, &err)
                                : ka_fail(&err, -ENOENT, "no home folder, or no toolchain");
     if (rc)
         ka_log(KA_LOG_WARN, "kernels are compiled anew each time: %s", err.msg);
@@ -113,7 +114,8 @@ static int ask(struct task *task, json_t *source, ka_op_done_fn done)
 {
     struct ka_compile *c = task->compile;
     struct ka_err err;
-    struct ka_op_req request = {.operation = "compile", .file = c->app->package_dir};
+    struct ka_op_req request = {
+        .operation = "compile", .file = c->app->package_dir, .settings = &c->settings};
     int rc = ka_op_start(c->app, &request, json_pack("{s:o}", "source", source), done, task, &task->op, &err);
     if (rc && rc != -ESHUTDOWN)
         ka_log(KA_LOG_WARN, "%s", err.msg);
@@ -122,7 +124,7 @@ static int ask(struct task *task, json_t *source, ka_op_done_fn done)
 
 static bool must_ask_toolchain(const struct ka_app *app)
 {
-    return !app->cache_asked && !app->opts->no_compile_cache;
+    return !app->cache_asked && app->cache_bytes;
 }
 
 /* ---- one source ---- */
@@ -168,7 +170,7 @@ static json_t *error_of(const struct ka_op_result *result)
 /* All sources together have the time of one child: a check that brings many slow ones must not hold up the run. */
 static bool is_late(const struct ka_compile *c)
 {
-    return (ka_clock_ns() - c->began) / 1000000000u > (uint64_t)c->app->opts->deadline;
+    return (ka_clock_ns() - c->began) / 1000000000u > (uint64_t)c->settings.deadline;
 }
 
 /* ---- on a thread: an entry is megabytes of text */
@@ -322,13 +324,15 @@ static void on_first(void *arg)
     go_on(c);
 }
 
-struct ka_compile *ka_compile_start(struct ka_app *app, const json_t *wanted,
-                                    const struct ka_child_result *child, ka_compile_done_fn done, void *arg)
+struct ka_compile *ka_compile_start(struct ka_app *app, const struct ka_settings *settings,
+                                    const json_t *wanted, const struct ka_child_result *child,
+                                    ka_compile_done_fn done, void *arg)
 {
     struct ka_compile *c = ka_calloc(1, sizeof(*c));
     size_t i;
     json_t *item;
     *c = (struct ka_compile){.app = app, .done = done, .arg = arg, .began = ka_clock_ns()};
+    ka_settings_copy(&c->settings, settings);
     for (i = 0; i < TASKS; i++)
         c->tasks[i].compile = c;
     c->sources = json_array();
@@ -346,8 +350,8 @@ struct ka_compile *ka_compile_start(struct ka_app *app, const json_t *wanted,
     return c;
 }
 
-void ka_compile_warm(struct ka_app *app)
+void ka_compile_warm(struct ka_app *app, const struct ka_settings *settings)
 {
     if (must_ask_toolchain(app))
-        ka_compile_start(app, NULL, NULL, NULL, NULL);
+        ka_compile_start(app, settings, NULL, NULL, NULL, NULL);
 }

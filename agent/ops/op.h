@@ -8,6 +8,7 @@
 #include <jansson.h>
 
 #include "agent/app/app.h"
+#include "agent/app/settings.h"
 
 struct ka_child_result;
 struct ka_op;
@@ -27,9 +28,10 @@ typedef void (*ka_op_done_fn)(void *arg, const struct ka_op_result *result);
 
 struct ka_op_req {
     const char *operation;
-    const char *file;  /* what the child reads */
-    const char *shown; /* what people are told it is called; NULL: the same */
-    const char *tool;  /* a program outside the package that the child may run; NULL: none */
+    const char *file;                   /* what the child reads */
+    const char *shown;                  /* what people are told it is called; NULL: the same */
+    const char *tool;                   /* a program outside the package that the child may run; NULL: none */
+    const struct ka_settings *settings; /* where it runs, and how long it may; read during the call */
 };
 
 /* Steals `extra`, the further members of the request (NULL: none). */

@@ -280,7 +280,7 @@ static void measure_verified(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     bool begun = check->facts_child || run->compile;
-    if (run->app->opts->fail_fast || check->facts_ended) {
+    if (run->settings.fail_fast || check->facts_ended) {
         conclude(run);
         return;
     }
@@ -310,7 +310,7 @@ static void sanitize(struct ka_run *run)
     json_t *cases = ka_plan_preflight(list, ka_random_u64());
     ka_log_progress(run->name, "compute-sanitizer: memcheck, racecheck, initcheck");
     json_t *extra = json_pack("{s:o, s:s, s:s}", "cases", ka_plan_for_child(cases, keep, KA_COUNT(keep)),
-                              "entry", run->check->entry, "sanitizer", run->app->sanitizer);
+                              "entry", run->check->entry, "sanitizer", run->settings.sanitizer);
     json_decref(list);
     json_decref(cases);
     ka_run_op(run, "sanitize", run->check->pair_path, extra, on_sanitized);
@@ -415,7 +415,7 @@ static void end_of_cases(struct ka_run *run)
     struct ka_check *check = run->check;
     if (!ka_verdict_verified(check->verdict))
         conclude(run);
-    else if (run->app->sanitizer)
+    else if (run->settings.sanitizer)
         sanitize(run);
     else
         measure_verified(run);
@@ -551,7 +551,7 @@ static void next_round(struct ka_run *run)
                                        "needs", "twice", "noop", "linear",   "repeats"};
     struct ka_check *check = run->check;
     size_t all = json_array_size(check->cases), from = check->upto;
-    size_t upto = !run->given || !run->app->opts->fail_fast ? all : from ? 4 * from : 1;
+    size_t upto = !run->given || !run->settings.fail_fast ? all : from ? 4 * from : 1;
     check->upto = upto < all ? upto : all;
     json_t *round = json_array();
     for (size_t at = from; at < check->upto; at++)
@@ -598,7 +598,7 @@ static void run_candidate(struct ka_run *run)
     order_cases(check);
     ka_log_progress(run->name, "check candidate %lld: %zu cases", (long long)check->snapshot,
                     json_array_size(check->cases));
-    if (ka_run_on_gpu(run) && !run->app->opts->fail_fast)
+    if (ka_run_on_gpu(run) && !run->settings.fail_fast)
         measure(run);
     next_round(run);
 }

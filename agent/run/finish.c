@@ -31,16 +31,16 @@ static const char *verdict_word(const struct ka_run *run)
 
 static void add_llm(const struct ka_run *run, json_t *result)
 {
-    const struct ka_opts *opts = run->app->opts;
+    const struct ka_settings *settings = &run->settings;
     json_int_t in = json_integer_value(json_object_get(run->totals, "tokens_in"));
     json_int_t out = json_integer_value(json_object_get(run->totals, "tokens_out"));
     json_t *llm = json_pack("{s:O, s:I, s:I}", "requests", json_object_get(run->totals, "requests"),
                             "tokens_in", in, "tokens_out", out);
-    bool priced = opts->price_in > 0 || opts->price_out > 0;
-    json_object_set_new(llm, "cost",
-                        priced
-                            ? json_real(((double)in * opts->price_in + (double)out * opts->price_out) / 1e6)
-                            : json_null());
+    bool priced = settings->price_in > 0 || settings->price_out > 0;
+    json_object_set_new(
+        llm, "cost",
+        priced ? json_real(((double)in * settings->price_in + (double)out * settings->price_out) / 1e6)
+               : json_null());
     json_object_set_new(result, "llm", llm);
 }
 
@@ -103,10 +103,10 @@ json_t *ka_run_result(struct ka_run *run)
     const json_t *stub = json_object_get(json_object_get(run->inspect, "stub"), "name");
     json_t *result =
         json_pack("{s:s, s:i, s:s, s:O?, s:s}", "verdict", verdict_word(run), "exit_code",
-                  ka_run_exit_code(run), "file", run->file, "stub", stub, "device", run->app->device);
+                  ka_run_exit_code(run), "file", run->file, "stub", stub, "device", run->settings.device);
     add_best(run, result);
     json_object_set(result, "oracles", run->oracles);
-    if (strcmp(run->app->device, "cuda") != 0)
+    if (strcmp(run->settings.device, "cuda") != 0)
         json_object_set_new(
             result, "repeatability",
             json_string("not measurable here: the interpreter runs programs one after another"));

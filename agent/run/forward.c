@@ -59,7 +59,7 @@ void ka_run_inspect(struct ka_run *run)
 
 bool ka_run_scaled_down(const struct ka_run *run)
 {
-    return strcmp(run->app->device, "cpu") == 0;
+    return strcmp(run->settings.device, "cpu") == 0;
 }
 
 json_t *ka_run_small(const struct ka_run *run, json_t *dims)
@@ -72,7 +72,7 @@ json_t *ka_run_small(const struct ka_run *run, json_t *dims)
 
 bool ka_run_on_gpu(const struct ka_run *run)
 {
-    return strcmp(run->app->device, "cuda") == 0;
+    return strcmp(run->settings.device, "cuda") == 0;
 }
 
 static json_t *ladder_of(struct ka_run *run, const json_t *dims, bool own_cpu_sweep)
@@ -94,12 +94,12 @@ static json_t *ladder_of(struct ka_run *run, const json_t *dims, bool own_cpu_sw
 
 static bool wanted(const struct ka_run *run, bool required)
 {
-    return required || strcmp(run->app->opts->sweep, "required") != 0;
+    return required || strcmp(run->settings.sweep, "required") != 0;
 }
 
 json_t *ka_run_sweep(struct ka_run *run, bool *own_cpu_sweep)
 {
-    const char *which = run->app->opts->sweep;
+    const char *which = run->settings.sweep;
     *own_cpu_sweep = false;
     if (which[0] == '[' || which[0] == '{') {
         json_t *given = json_loads(which, 0, NULL);
@@ -523,7 +523,7 @@ void ka_run_preflight(struct ka_run *run)
     run->preflight->pending = pending_start(run);
     if (!json_array_size(run->preflight->pending)) {
         ka_run_fail(run, KA_EV_UNUSABLE, "sweep_empty", "no shape is left to check (--sweep %s)",
-                    run->app->opts->sweep);
+                    run->settings.sweep);
         return;
     }
     ask_level(run);

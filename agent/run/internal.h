@@ -62,6 +62,8 @@ struct ka_check; /* the check in flight: check.c */
 
 struct ka_run {
     struct ka_app *app;
+    struct ka_settings settings; /* own; nothing changes them */
+    struct ka_known *known;      /* known.c; NULL: nothing is kept */
     struct ka_job job;
     struct ka_state *state;
     struct ka_record *record;
@@ -146,11 +148,11 @@ struct ka_run_child *ka_run_child_start(struct ka_run *run, const char *operatio
 void ka_run_child_cancel(struct ka_run_child *child);
 
 /* ---- known.c */
-/* Is this a check of the forward that the process checked last? Only then may the others be called. */
+/* Is this a check of the forward that was checked last? Only then may the others be called. */
 bool ka_run_knows(const struct ka_run *run);
 void ka_run_recall_inspect(struct ka_run *run);
 void ka_run_recall_shapes(struct ka_run *run);
-/* After preflight; does nothing unless the app keeps what is known. */
+/* After preflight; does nothing unless there is somewhere to keep what is known. */
 void ka_run_remember(const struct ka_run *run);
 
 /* ---- compiled_facts.c */

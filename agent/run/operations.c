@@ -43,7 +43,7 @@ static void compile_later(struct ka_run *run, const struct ka_op_result *result)
     if (cache)
         ka_record_add(run->record, "cache", json_deep_copy(cache));
     if (json_array_size(wanted) && run->app->cache)
-        ka_compile_start(run->app, wanted, result->child, NULL, NULL);
+        ka_compile_start(run->app, &run->settings, wanted, result->child, NULL, NULL);
 }
 
 static const char *word_of(enum ka_op_status status)
@@ -129,7 +129,8 @@ static int start(struct ka_run_child *child, struct ka_err *err)
     struct ka_op_req request = {.operation = child->operation,
                                 .file = child->file,
                                 .shown = run->file,
-                                .tool = sanitizes ? run->app->sanitizer : NULL};
+                                .tool = sanitizes ? run->settings.sanitizer : NULL,
+                                .settings = &run->settings};
     return ka_op_start(run->app, &request, json_copy(child->extra), on_op, child, &child->op, err);
 }
 

@@ -72,12 +72,13 @@ static int save(struct ka_run *run)
 
 static bool over_budget(const struct ka_run *run)
 {
-    const struct ka_opts *opts = run->app->opts;
+    const struct ka_settings *settings = &run->settings;
     double in = (double)json_integer_value(json_object_get(run->totals, "tokens_in"));
     double out = (double)json_integer_value(json_object_get(run->totals, "tokens_out"));
-    double cost = (in * opts->price_in + out * opts->price_out) / 1e6;
-    return (opts->max_seconds && ka_run_seconds(run) > opts->max_seconds) ||
-           (opts->max_tokens && in + out > opts->max_tokens) || (opts->max_cost > 0 && cost > opts->max_cost);
+    double cost = (in * settings->price_in + out * settings->price_out) / 1e6;
+    return (settings->max_seconds && ka_run_seconds(run) > settings->max_seconds) ||
+           (settings->max_tokens && in + out > settings->max_tokens) ||
+           (settings->max_cost > 0 && cost > settings->max_cost);
 }
 
 /* The machine knows no clock and no prices: a question that no budget covers is answered by KA_EV_BUDGET. */
@@ -230,6 +231,7 @@ const char *ka_run_name(const struct ka_run *run)
 static void run_gone(void *arg)
 {
     struct ka_run *run = arg;
+    ka_settings_free(&run->settings);
     free(run->dir);
     free(run);
 }
