@@ -14,6 +14,7 @@
 #include "agent/io/loop.h"
 #include "agent/io/signals.h"
 #include "agent/ops/op.h"
+#include "agent/run/known.h"
 #include "agent/run/run.h"
 #include "base/files.h"
 #include "base/log.h"

@@ -35,10 +35,6 @@ struct ka_run_req {
     void *arg;
 };
 
-/* What was found out about the forward that was checked last, for those who check several pairs of one forward. */
-struct ka_known *ka_known_new(void);
-void ka_known_free(struct ka_known *known); /* NULL is fine */
-
 /* A fresh run of a file. Errors: the file is missing or no regular file (-ENOENT, -EINVAL), the output folder is not
  * writable (-EACCES, -ENOSPC, ...). */
 int ka_run_start(struct ka_app *app, const struct ka_run_req *req, struct ka_run **out, struct ka_err *err);
