@@ -1,5 +1,5 @@
-/* What all runs of one process share: loop, children, endpoint, store, paths. Built once, before the loop runs. What differs between
- * runs is in settings.h. */
+/* What all runs of one process share: loop, children, endpoint, store, paths. Built once, before the loop
+ * runs. What differs between runs is in settings.h. */
 #ifndef KA_APP_H
 #define KA_APP_H
 
@@ -33,13 +33,15 @@ struct ka_app {
     char *api_key; /* wiped in ka_app_close; NULL: none */
 };
 
-/* Exit code 2 (with `err`) for options that do not fit, else 0. With `with_model` false there is neither endpoint nor store. */
+/* Exit code 2 (with `err`) for options that do not fit, else 0. With `with_model` false there is neither
+ * endpoint nor store. */
 int ka_app_open(struct ka_app *app, const struct ka_opts *opts, bool with_model, struct ka_err *err);
 
 /* Close everything, run the loop until all handles are gone, check that it ends empty. */
 void ka_app_close(struct ka_app *app);
 
-/* Folder that holds sandbox/ and prompts/: KA_SHARE, beside the program, above it, or PREFIX/share/kernel-agent. free() it. */
+/* Folder that holds sandbox/ and prompts/: KA_SHARE, beside the program, above it, or
+ * PREFIX/share/kernel-agent. free() it. */
 char *ka_app_find_share(struct ka_err *err);
 
 /* Default place of the pair store; free() it. */

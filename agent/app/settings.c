@@ -1,4 +1,5 @@
-/* The settings of a run, from the program's options. Knows which of them belong to a run, not what a run does with them. */
+/* The settings of a run, from the program's options. Knows which of them belong to a run, not what a run does
+ * with them. */
 #include "settings.h"
 
 #include <errno.h>
@@ -110,7 +111,8 @@ int ka_settings_check(const struct ka_opts *opts, struct ka_err *err)
     return check_sandbox_words(opts->require_sandbox, err);
 }
 
-/* compute-sanitizer watches compiled kernels. KA_SANITIZE_ANYWHERE is for tests of what follows a report, with a tool that is none. */
+/* compute-sanitizer watches compiled kernels. KA_SANITIZE_ANYWHERE is for tests of what follows a report,
+ * with a tool that is none. */
 static int find_sanitizer(struct ka_settings *settings, struct ka_err *err)
 {
     const char *name = "compute-sanitizer", *path = getenv("PATH");

@@ -1,5 +1,5 @@
-/* What one run, or one operation, is to do, where, and what it may spend. Each run has its own copy, which nobody else changes: runs
- * of one process may differ in all of it. What they share is app.h. */
+/* What one run, or one operation, is to do, where, and what it may spend. Each run has its own copy, which
+ * nobody else changes: runs of one process may differ in all of it. What they share is app.h. */
 #ifndef KA_SETTINGS_H
 #define KA_SETTINGS_H
 
@@ -44,11 +44,13 @@ struct ka_settings {
     char *sanitizer; /* path of compute-sanitizer, with --sanitize; else NULL */
 };
 
-/* Words that a child would find out to be wrong after seconds, and say so in its own words: -EINVAL with `err`. */
+/* Words that a child would find out to be wrong after seconds, and say so in its own words: -EINVAL with
+ * `err`. */
 int ka_settings_check(const struct ka_opts *opts, struct ka_err *err);
 
-/* What the program's options, checked, ask of a run in this process. With `with_model` false no model answers, and the options about it are
- * not looked at. A negative code with `err` where they do not fit; `settings` is then empty. Free with ka_settings_free(). */
+/* What the program's options, checked, ask of a run in this process. With `with_model` false no model
+ * answers, and the options about it are not looked at. A negative code with `err` where they do not fit;
+ * `settings` is then empty. Free with ka_settings_free(). */
 int ka_settings_init(struct ka_settings *settings, const struct ka_opts *opts, const struct ka_app *app,
                      bool with_model, struct ka_err *err);
 

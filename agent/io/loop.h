@@ -1,4 +1,5 @@
-/* The loop that everything waits on, the time, and what is to be done at the loop's next turn. Loop thread only. */
+/* The loop that everything waits on, the time, and what is to be done at the loop's next turn. Loop thread
+ * only. */
 #ifndef KA_LOOP_H
 #define KA_LOOP_H
 
@@ -13,8 +14,8 @@ void ka_loop_stop(struct ka_loop *loop);
 /* Frees it. Returns how many things were left open on it, which is an error of the program's. */
 unsigned ka_loop_close(struct ka_loop *loop);
 
-/* The longest that one turn was busy, in milliseconds, without the wait for events: what a signal, a deadline or another run had to
- * wait at most. */
+/* The longest that one turn was busy, in milliseconds, without the wait for events: what a signal, a deadline
+ * or another run had to wait at most. */
 unsigned ka_loop_most_ms(const struct ka_loop *loop);
 
 /* `call` runs once, at the next turn of the loop, unless it is cancelled. The handle is gone then. */
