@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+HALF = ("float16", "bfloat16")
 FLOATS = ("float8e4nv", "float8e5", "float16", "bfloat16", "float32", "float64")
 INTS = ("int1", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 
@@ -254,6 +255,8 @@ class Graph:
         args, attrs = tuple(args), attrs or {}
         if dtype is None:
             dtype = promote(args)
+            if op == "div" and real(dtype) in HALF:  # no GPU divides those: Triton widens both sides
+                dtype = "float32"
         if shape is None:
             shape = broadcast_shape(self, [arg.shape for arg in args])
         if op in ELEMENTWISE and any(arg.op in STRETCHED for arg in args):
