@@ -129,7 +129,8 @@ static void on_single(void *arg, const struct ka_op_result *result)
     }
 }
 
-/* The differentiator traces one call of the stub: --sweep names the shape, else the first one, small enough for the CPU. */
+/* The differentiator traces one call of the stub: --sweep names the shape, else the first one, small enough
+ * for the CPU. */
 static json_t *trace_dims(const struct ka_settings *settings, const json_t *inspect)
 {
     const char *which = settings->sweep;

@@ -1,4 +1,5 @@
-/* Ctrl-C and SIGTERM on the loop: the first asks for an orderly stop, a second one ends the process at once. */
+/* Ctrl-C and SIGTERM on the loop: the first asks for an orderly stop, a second one ends the process at
+ * once. */
 #ifndef KA_SIGNALS_H
 #define KA_SIGNALS_H
 

@@ -1,6 +1,6 @@
-/* One piece of work beside the loop: `work` runs on a thread of libuv's pool, then `done` on the loop thread, always and once.
- * What `work` touches belongs to it until `done`. It cannot be cancelled: whoever loses interest says so in `arg`, and frees
- * that in `done`. */
+/* One piece of work beside the loop: `work` runs on a thread of libuv's pool, then `done` on the loop thread,
+ * always and once. What `work` touches belongs to it until `done`. It cannot be cancelled: whoever loses
+ * interest says so in `arg`, and frees that in `done`. */
 #ifndef KA_WORK_H
 #define KA_WORK_H
 

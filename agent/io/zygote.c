@@ -343,8 +343,8 @@ static void own(struct zygote *z, void *handle)
     z->handles++;
 }
 
-/* Where modules may be kept compiled, if their installation has none: zygote.py decides. A zygote runs nothing but trusted code; its
- * children neither read nor write there. */
+/* Where modules may be kept compiled, if their installation has none: zygote.py decides. A zygote runs
+ * nothing but trusted code; its children neither read nor write there. */
 static void name_bytecode(struct ka_args *args)
 {
     char *root = ka_user_cache("bytecode");

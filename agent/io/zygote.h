@@ -38,9 +38,9 @@ struct ka_zygote_kind {
     const char *python, *package_dir;
 };
 
-/* `library` is libka_jail.so, `base` a folder to call home; no more than `max_children` run at a time. A zygote and all its
- * children share one control group, where there are such: `mem_mb` is its limit. `keep_bytecode`: in this
- * user's cache, for the next one. */
+/* `library` is libka_jail.so, `base` a folder to call home; no more than `max_children` run at a time. A
+ * zygote and all its children share one control group, where there are such: `mem_mb` is its limit.
+ * `keep_bytecode`: in this user's cache, for the next one. */
 struct ka_zygotes *ka_zygotes_new(struct ka_loop *loop, const char *jail, const char *library,
                                   const char *base, unsigned max_children, unsigned mem_mb,
                                   bool keep_bytecode);

@@ -1,4 +1,5 @@
-/* Sources to compiled kernels, several children at a time. Knows the cache and operation compile, not who asks. */
+/* Sources to compiled kernels, several children at a time. Knows the cache and operation compile, not who
+ * asks. */
 #include "compile.h"
 
 #include <errno.h>
@@ -167,7 +168,8 @@ static json_t *error_of(const struct ka_op_result *result)
     return refusal(result->message[0] ? result->message : "compile: the child left no entry");
 }
 
-/* All sources together have the time of one child: a check that brings many slow ones must not hold up the run. */
+/* All sources together have the time of one child: a check that brings many slow ones must not hold up the
+ * run. */
 static bool is_late(const struct ka_compile *c)
 {
     return (ka_clock_ns() - c->began) / 1000000000u > (uint64_t)c->settings.deadline;

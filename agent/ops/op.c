@@ -141,7 +141,8 @@ static void explain_death(const struct ka_op *op, const struct ka_child_result *
                  child->exit_status, tail);
 }
 
-/* How many values the text may hold, no fewer than it does: those in front of, and after, a comma or a bracket. */
+/* How many values the text may hold, no fewer than it does: those in front of, and after, a comma or a
+ * bracket. */
 static size_t count_values(const char *text, size_t len)
 {
     size_t count = 1;
@@ -305,7 +306,8 @@ static char *request_text(const struct ka_op *op, const struct ka_op_req *req, j
     return text;
 }
 
-/* On a GPU the shapes are the user's own: tensors of gigabytes pass through the scratch, which lies in memory. */
+/* On a GPU the shapes are the user's own: tensors of gigabytes pass through the scratch, which lies in
+ * memory. */
 static struct ka_child_limits limits_for(const struct ka_app *app, const char *device)
 {
     if (strcmp(device, "cuda") != 0)

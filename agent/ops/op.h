@@ -1,7 +1,8 @@
 /* One jailed operation of docs/protocol.md: a request becomes a child, and its result comes back checked.
  *
- * The result is believed only if it carries the request's nonce, and read only if it is of a size that an honest one may have; paths of the working copy that the child read are given
- * back as the user's own. Loop thread only. */
+ * The result is believed only if it carries the request's nonce, and read only if it is of a size that an
+ * honest one may have; paths of the working copy that the child read are given back as the user's own. Loop
+ * thread only. */
 #ifndef KA_OP_H
 #define KA_OP_H
 
