@@ -59,6 +59,26 @@ int ka_buf_puts(struct ka_buf *buf, const char *text)
     return ka_buf_add(buf, text, strlen(text));
 }
 
+int ka_buf_repair(struct ka_buf *buf, const char *bytes, size_t len)
+{
+    size_t valid = 0; /* length of the run of valid bytes at `bytes` */
+    int rc = 0;
+    while (len && rc == 0) {
+        size_t step = ka_utf8_sequence(bytes + valid, len - valid);
+        valid += step;
+        if (step && valid < len)
+            continue;
+        rc = ka_buf_add(buf, bytes, valid);
+        bool bad = valid < len;
+        if (rc == 0 && bad)
+            rc = ka_buf_puts(buf, "\xEF\xBF\xBD");
+        bytes += valid + bad;
+        len -= valid + bad;
+        valid = 0;
+    }
+    return rc;
+}
+
 /* Does a "%.900s" stand in it? */
 static bool cuts_text(const char *fmt)
 {

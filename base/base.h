@@ -39,6 +39,8 @@ struct ka_buf {
 /* -EFBIG past the cap, -ENOMEM without memory. */
 int ka_buf_add(struct ka_buf *buf, const void *bytes, size_t len);
 int ka_buf_puts(struct ka_buf *buf, const char *text);
+/* With every byte that is not part of valid UTF-8 replaced by U+FFFD. */
+int ka_buf_repair(struct ka_buf *buf, const char *bytes, size_t len);
 /* Bytes as they are, but what a format with a precision ("%.900s") adds is made valid UTF-8: it may have cut
  * a character. */
 int ka_buf_printf(struct ka_buf *buf, const char *fmt, ...) KA_PRINTF(2, 3);

@@ -29,8 +29,8 @@ char *ka_path_parent(const char *path);
 /* The running program's folder; NULL where the kernel does not tell. free() it. */
 char *ka_program_folder(void);
 
-/* A folder of this user's for what can be made again: $XDG_CACHE_HOME/kernel-agent/`name`, else below ~/.cache; NULL without a home.
- * It may not exist. free() it. */
+/* A folder of this user's for what can be made again: $XDG_CACHE_HOME/kernel-agent/`name`, else below
+ * ~/.cache; NULL without a home. It may not exist. free() it. */
 char *ka_user_cache(const char *name);
 
 /* Absolute, resolved path of an existing file; NULL with `err` set when there is none. free() it. */

@@ -10,14 +10,17 @@
 
 static const char *const level_names[] = {"error", "warn", "info", "debug"};
 
-static enum ka_log_level threshold = KA_LOG_INFO;
-static bool live_line;
-static bool line_open; /* an unfinished progress line is on the terminal */
+/* There is one stderr, so there is one of these. */
+static struct {
+    enum ka_log_level threshold;
+    bool live;
+    bool line_open; /* an unfinished progress line is on the terminal */
+} sink = {.threshold = KA_LOG_INFO};
 
 void ka_log_setup(enum ka_log_level level, bool live)
 {
-    threshold = level;
-    live_line = live;
+    sink.threshold = level;
+    sink.live = live;
 }
 
 int ka_log_level_parse(const char *text, enum ka_log_level *out)
@@ -41,7 +44,7 @@ static void stamp(char out[static 16])
 
 void ka_log(enum ka_log_level level, const char *fmt, ...)
 {
-    if (level > threshold)
+    if (level > sink.threshold)
         return;
     ka_log_progress_end();
     char when[16];
@@ -64,27 +67,27 @@ static int terminal_width(void)
 
 void ka_log_progress(const char *who, const char *fmt, ...)
 {
-    if (threshold < KA_LOG_INFO)
+    if (sink.threshold < KA_LOG_INFO)
         return;
     char text[512];
     va_list args;
     va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
-    if (!live_line) {
+    if (!sink.live) {
         ka_log(KA_LOG_INFO, "%s: %s", who, text);
         return;
     }
     fputs("\r\033[K", stderr);
     fprintf(stderr, "%s: %.*s", who, terminal_width() - (int)strlen(who) - 4, text);
     fflush(stderr);
-    line_open = true;
+    sink.line_open = true;
 }
 
 void ka_log_progress_end(void)
 {
-    if (!line_open)
+    if (!sink.line_open)
         return;
     fputs("\r\033[K", stderr);
-    line_open = false;
+    sink.line_open = false;
 }

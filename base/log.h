@@ -1,5 +1,6 @@
-/* What people see on stderr: a log line a thing, or one live line a run on a terminal. stdout is for results alone.
- * Loop thread only. Nothing secret may be passed here: the caller redacts. */
+/* What people see on stderr: a log line a thing, or one live line a run on a terminal. stdout is for results
+ * alone. It belongs to the process, as stderr does: no run has a level of its own. Loop thread only. Nothing
+ * secret may be passed here: the caller redacts. */
 #ifndef KA_LOG_H
 #define KA_LOG_H
 
@@ -7,7 +8,8 @@
 
 enum ka_log_level { KA_LOG_ERROR, KA_LOG_WARN, KA_LOG_INFO, KA_LOG_DEBUG };
 
-/* `live`: redraw one line for progress (a terminal); otherwise progress is printed as info lines. */
+/* Once, before anything is logged. `live`: redraw one line for progress (a terminal); otherwise progress is
+ * printed as info lines. */
 void ka_log_setup(enum ka_log_level level, bool live);
 int ka_log_level_parse(const char *text, enum ka_log_level *out); /* -EINVAL */
 

@@ -1,6 +1,8 @@
 /* UTF-8 checking and cleaning. Knows nothing of what the text is for. */
 #include "utf8.h"
 
+#include <stdbool.h>
+#include <stdint.h>
 #include <string.h>
 
 static bool continues(const char *bytes, size_t count)
@@ -29,26 +31,6 @@ size_t ka_utf8_sequence(const char *bytes, size_t len)
     bool surrogate = first == 0xED && second >= 0xA0;
     bool past_end = first == 0xF4 && second >= 0x90;
     return overlong || surrogate || past_end ? 0 : need;
-}
-
-int ka_utf8_repair(const char *bytes, size_t len, struct ka_buf *out)
-{
-    size_t valid = 0; /* length of the run of valid bytes at `bytes` */
-    int rc = 0;
-    while (len && rc == 0) {
-        size_t step = ka_utf8_sequence(bytes + valid, len - valid);
-        valid += step;
-        if (step && valid < len)
-            continue;
-        rc = ka_buf_add(out, bytes, valid);
-        bool bad = valid < len;
-        if (rc == 0 && bad)
-            rc = ka_buf_puts(out, "\xEF\xBF\xBD");
-        bytes += valid + bad;
-        len -= valid + bad;
-        valid = 0;
-    }
-    return rc;
 }
 
 void ka_utf8_line(const char *bytes, size_t len, char *line, size_t size)

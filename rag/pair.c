@@ -183,8 +183,8 @@ static int parse_source(struct ka_pair *p, const char *path, size_t len, struct 
 {
     size_t forward_len = ka_pair_forward_len(p->source, len);
     if (forward_len == len)
-        return ka_fail(err, -EINVAL,
-                       "%s: no line `" KA_MARKER "`; a pair has its backward below that line", path);
+        return ka_fail(err, -EINVAL, "%s: no line `" KA_MARKER "`; a pair has its backward below that line",
+                       path);
     const char *below = strchr(p->source + forward_len, '\n');
     p->forward = ka_strndup(p->source, forward_len);
     p->backward = ka_strdup(below ? below + 1 : "");

@@ -3,7 +3,7 @@ each finding.
 
     python3 scripts/house.py [ROOT]      exit code 1 where something was found
 
-A check is a function from the tree to findings; CHECKS lists them.
+A check is a function from the tree to findings; CHECKS lists them. Those of C are in house_c.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+import house_c
 
 # Folders of modules, in order: one may import those before it, and itself.
 FOLDERS = (
@@ -236,7 +238,7 @@ CHECKS: tuple[Callable[[Tree], Iterator[Finding]], ...] = (order, circles, names
 
 def main(argv: list[str]) -> int:
     tree = Tree(Path(argv[1]) if len(argv) > 1 else Path(__file__).parents[1])
-    found = [finding for check in CHECKS for finding in check(tree)]
+    found = [str(finding) for check in CHECKS for finding in check(tree)] + house_c.problems(tree.root)
     for finding in found:
         print(finding)
     return 1 if found else 0

@@ -1,6 +1,6 @@
-/* Every setting of the program: one table gives the long option, the key in the configuration file, the default,
- * the range, and the help text. The order of authority: command line, then KA_<NAME> in the environment, then the
- * configuration file, then the default. */
+/* Every setting of the program: one table gives the long option, the key in the configuration file, the
+ * default, the range, and the help text. The order of authority: command line, then KA_<NAME> in the
+ * environment, then the configuration file, then the default. */
 #ifndef KA_OPTS_H
 #define KA_OPTS_H
 

@@ -29,8 +29,9 @@ static const struct {
              {"triton", "Triton", 3, 2},
              {"numpy", "numpy", 0, 0}};
 
-/* find_spec of a module without a dot runs nothing of it. A folder without __init__.py is no module. Distributions of Triton have many
- * names, hence the second way to its version. "user" is what this user alone has; the jail does not look there. */
+/* find_spec of a module without a dot runs nothing of it. A folder without __init__.py is no module.
+ * Distributions of Triton have many names, hence the second way to its version. "user" is what this user
+ * alone has; the jail does not look there. */
 static const char question[] =
     "import importlib.util, json, os, re, site, sys\n"
     "def version(name):\n"
@@ -108,7 +109,8 @@ bool ka_python_fits(const json_t *versions, struct ka_buf *lacks)
 
 /* ---- what there is ---- */
 
-/* The folder whose pyvenv.cfg this interpreter reads; it is not the one where its links lead. free() it; NULL: none. */
+/* The folder whose pyvenv.cfg this interpreter reads; it is not the one where its links lead. free() it;
+ * NULL: none. */
 static char *virtual_root(const char *place)
 {
     char *at = ka_strdup(place), *root = NULL;

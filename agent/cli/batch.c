@@ -9,11 +9,14 @@
 #include <sys/stat.h>
 
 #include "agent/app/app.h"
+#include "agent/app/opts.h"
+#include "agent/app/settings.h"
+#include "agent/io/loop.h"
+#include "agent/io/signals.h"
 #include "agent/run/run.h"
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "signals.h"
 
 #define FILES_MAX 100000
 #define DEPTH_MAX 16
@@ -32,8 +35,10 @@ struct item {
 };
 
 struct batch {
+    const struct ka_opts *opts;
     struct ka_app app;
-    struct ka_signals signals;
+    struct ka_settings settings;
+    struct ka_signals *signals;
     struct item *items;
     size_t count, running;
     char *index_path;
@@ -85,7 +90,7 @@ static void find_files(struct batch *batch, const char *dir, int depth)
 
 static void load_index(struct batch *batch)
 {
-    batch->index_path = ka_path_join(batch->app.opts->out, "batch.json");
+    batch->index_path = ka_path_join(batch->opts->out, "batch.json");
     struct ka_buf text = {0};
     if (ka_file_read(batch->index_path, (size_t)64 << 20, &text, NULL) == 0)
         batch->index = json_loads(ka_buf_str(&text), 0, NULL);
@@ -113,7 +118,7 @@ static void skip_verified(struct batch *batch)
         const char *hash = json_string_value(json_object_get(known, "hash"));
         const char *pair = json_string_value(json_object_get(known, "pair"));
         struct stat st;
-        if (!batch->app.opts->force && hash && pair && strcmp(hash, item->hash) == 0 && stat(pair, &st) == 0)
+        if (!batch->opts->force && hash && pair && strcmp(hash, item->hash) == 0 && stat(pair, &st) == 0)
             item->state = SKIPPED;
     }
 }
@@ -145,11 +150,17 @@ static void on_item_done(struct ka_run *run, bool waiting, void *arg)
 static void start_item(struct batch *batch, struct item *item)
 {
     struct ka_err err;
-    char *unfinished = ka_run_find_unfinished(batch->app.opts, item->path);
-    int rc =
-        unfinished ? ka_run_resume(&batch->app, unfinished, on_item_done, item, &item->run, &err) : -ENOENT;
+    char *unfinished = ka_run_find_unfinished(batch->settings.out, item->path);
+    const struct ka_run_req request = {.settings = &batch->settings,
+                                       .file = item->path,
+                                       .mode = KA_RUN_COMPLETE,
+                                       .done = on_item_done,
+                                       .arg = item};
+    int rc = unfinished ? ka_run_resume(&batch->app, &batch->settings, unfinished, on_item_done, item,
+                                        &item->run, &err)
+                        : -ENOENT;
     if (rc)
-        rc = ka_run_start(&batch->app, item->path, KA_RUN_COMPLETE, on_item_done, item, &item->run, &err);
+        rc = ka_run_start(&batch->app, &request, &item->run, &err);
     free(unfinished);
     if (rc) {
         item->state = NEVER_STARTED;
@@ -164,14 +175,14 @@ static void start_item(struct batch *batch, struct item *item)
 static void fill(struct batch *batch)
 {
     for (size_t i = 0; i < batch->count && !batch->stopping; i++) {
-        if (batch->running >= (size_t)batch->app.opts->jobs)
+        if (batch->running >= (size_t)batch->opts->jobs)
             return;
         if (batch->items[i].state == PENDING)
             start_item(batch, &batch->items[i]);
     }
     if (!batch->running) {
-        ka_signals_stop(&batch->signals);
-        uv_stop(&batch->app.loop);
+        ka_signals_stop(batch->signals);
+        ka_loop_stop(batch->app.loop);
     }
 }
 
@@ -270,26 +281,28 @@ static int batch_prepare(struct batch *batch, const char *dir, struct ka_err *er
     }
     for (size_t i = 0; i < batch->count; i++)
         batch->items[i].batch = batch;
-    if (ka_mkdirs(batch->app.opts->out, err))
+    if (ka_mkdirs(batch->opts->out, err))
         return 2;
     load_index(batch);
     skip_verified(batch);
     return 0;
 }
 
-int ka_batch_main(struct ka_opts *opts, const char *dir)
+int ka_batch_main(const struct ka_opts *opts, const char *dir)
 {
-    struct batch batch = {0};
+    struct batch batch = {.opts = opts};
     struct ka_err err;
     int code = ka_app_open(&batch.app, opts, true, &err);
+    if (code == 0 && ka_settings_init(&batch.settings, opts, &batch.app, true, &err))
+        code = 2;
     if (code == 0)
         code = batch_prepare(&batch, dir, &err);
     if (code) {
         fprintf(stderr, "kernel-agent: %s\n", err.msg);
     } else {
-        ka_signals_start(&batch.signals, &batch.app.loop, on_stop, &batch);
+        batch.signals = ka_signals_start(batch.app.loop, on_stop, &batch);
         fill(&batch);
-        uv_run(&batch.app.loop, UV_RUN_DEFAULT);
+        ka_loop_run(batch.app.loop);
         ka_log_progress_end();
         if (opts->json)
             print_json(&batch);
@@ -298,6 +311,7 @@ int ka_batch_main(struct ka_opts *opts, const char *dir)
         code = final_code(&batch);
     }
     batch_free(&batch);
+    ka_settings_free(&batch.settings);
     ka_app_close(&batch.app);
     return code;
 }

@@ -9,13 +9,15 @@
 
 #include "agent/app/app.h"
 #include "agent/app/opts.h"
+#include "agent/app/settings.h"
+#include "agent/io/loop.h"
+#include "agent/io/signals.h"
 #include "agent/run/run.h"
 #include "base/log.h"
 #include "batch.h"
 #include "doctor.h"
 #include "oneshot.h"
 #include "show.h"
-#include "signals.h"
 #include "store_cli.h"
 
 #define FILES_MAX 1024 /* of one `check` */
@@ -83,9 +85,11 @@ static int missing_word(const char *command)
 /* ---- one run */
 
 struct one_run {
+    const struct ka_opts *opts;
     struct ka_app app;
+    struct ka_settings settings;
     struct ka_run *run;
-    struct ka_signals signals;
+    struct ka_signals *signals;
     int exit_code;
 };
 
@@ -96,20 +100,20 @@ static void on_run_done(struct ka_run *run, bool waiting, void *arg)
     one->exit_code = ka_run_exit_code(run);
     ka_log_progress_end();
     json_t *result = ka_run_result(run);
-    if (one->app.opts->json) {
+    if (one->opts->json) {
         json_dumpf(result, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
         putchar('\n');
     } else {
         ka_show_result(result);
-        if (one->app.opts->print)
+        if (one->opts->print)
             ka_show_backward(json_string_value(json_object_get(result, "pair")));
     }
     fflush(stdout);
     json_decref(result);
     ka_run_free(run);
     one->run = NULL;
-    ka_signals_stop(&one->signals);
-    uv_stop(&one->app.loop); /* warm interpreters keep handles open until the app is closed */
+    ka_signals_stop(one->signals);
+    ka_loop_stop(one->app.loop); /* warm interpreters keep handles open until the app is closed */
 }
 
 static void on_interrupt(void *arg)
@@ -123,18 +127,23 @@ static void on_interrupt(void *arg)
 
 static int start_or_resume(struct one_run *one, struct ka_err *err)
 {
-    struct ka_opts *opts = one->app.opts;
+    const struct ka_opts *opts = one->opts;
+    const struct ka_run_req request = {.settings = &one->settings,
+                                       .file = opts->file_path,
+                                       .mode = KA_RUN_COMPLETE,
+                                       .done = on_run_done,
+                                       .arg = one};
     if (!opts->resume)
-        return ka_run_start(&one->app, opts->file_path, KA_RUN_COMPLETE, on_run_done, one, &one->run, err);
+        return ka_run_start(&one->app, &request, &one->run, err);
     char *dir = NULL;
     if (opts->resume[0])
         dir = ka_strdup(opts->resume);
     else if (opts->file_path)
-        dir = ka_run_find_unfinished(opts, opts->file_path);
+        dir = ka_run_find_unfinished(opts->out, opts->file_path);
     if (!dir)
         return ka_fail(err, -EINVAL, "--resume: no unfinished run of %s below %s; name the run folder",
                        opts->file_path ? opts->file_path : "a file", opts->out);
-    int rc = ka_run_resume(&one->app, dir, on_run_done, one, &one->run, err);
+    int rc = ka_run_resume(&one->app, &one->settings, dir, on_run_done, one, &one->run, err);
     free(dir);
     return rc;
 }
@@ -144,24 +153,27 @@ static int run_main(struct ka_opts *opts)
     struct ka_err err;
     if (!opts->file_path && !opts->resume)
         return missing_word("--file-path");
-    struct one_run one = {.exit_code = 1};
+    struct one_run one = {.opts = opts, .exit_code = 1};
     int code = ka_app_open(&one.app, opts, true, &err);
+    if (code == 0 && ka_settings_init(&one.settings, opts, &one.app, true, &err))
+        code = 2;
     if (code) {
         fprintf(stderr, "kernel-agent: %s\n", err.msg);
         ka_app_close(&one.app);
         return code;
     }
-    ka_signals_start(&one.signals, &one.app.loop, on_interrupt, &one);
+    one.signals = ka_signals_start(one.app.loop, on_interrupt, &one);
     int rc = start_or_resume(&one, &err);
     if (rc) {
-        ka_signals_stop(&one.signals);
+        ka_signals_stop(one.signals);
         code = usage_error(&err);
         if (rc == -ENOENT && !opts->resume)
             code = 3;
     } else {
-        uv_run(&one.app.loop, UV_RUN_DEFAULT);
+        ka_loop_run(one.app.loop);
         code = one.exit_code;
     }
+    ka_settings_free(&one.settings);
     ka_app_close(&one.app);
     return code;
 }
@@ -246,6 +258,8 @@ int ka_cli_main(int argc, char **argv)
     int rc = ka_opts_init(&opts, ka_opts_config_path(argc, argv), &err);
     if (rc == 0)
         rc = ka_opts_parse(&opts, argc - skip, argv + skip, words, most, &count, &err);
+    if (rc == 0)
+        rc = ka_settings_check(&opts, &err);
     if (rc == 0)
         setup_log(&opts);
     int code = rc ? usage_error(&err) : run_command(name, &opts, words, count);

@@ -6,8 +6,8 @@
 
 #include "cli.h"
 
-/* A table of descriptors that grows in a program with threads waits for all processors (synchronize_rcu): up to 100 ms in
- * a pipe2() on the loop. It grows here, once. */
+/* A table of descriptors that grows in a program with threads waits for all processors (synchronize_rcu): up
+ * to 100 ms in a pipe2() on the loop. It grows here, once. */
 static void grow_descriptor_table(void)
 {
     int fd = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 1000);

@@ -7,19 +7,52 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "agent/app/app.h"
+#include "agent/app/opts.h"
+#include "agent/app/settings.h"
 #include "agent/core/shapes.h"
+#include "agent/io/loop.h"
+#include "agent/io/signals.h"
 #include "agent/ops/op.h"
+#include "agent/run/known.h"
+#include "agent/run/run.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "junit.h"
 #include "show.h"
-#include "signals.h"
+
+/* What a command works with. */
+struct tools {
+    const struct ka_opts *opts;
+    struct ka_app app;
+    struct ka_settings settings;
+    struct ka_known *known; /* of the checks of one command */
+};
+
+/* Close it whatever comes back. */
+static int tools_open(struct tools *tools, const struct ka_opts *opts)
+{
+    struct ka_err err;
+    *tools = (struct tools){.opts = opts};
+    int code = ka_app_open(&tools->app, opts, false, &err);
+    if (code == 0 && ka_settings_init(&tools->settings, opts, &tools->app, false, &err))
+        code = 2;
+    if (code)
+        fprintf(stderr, "kernel-agent: %s\n", err.msg);
+    return code;
+}
+
+static void tools_close(struct tools *tools)
+{
+    ka_known_free(tools->known);
+    ka_settings_free(&tools->settings);
+    ka_app_close(&tools->app);
+}
 
 /* ---- one operation: inspect, differentiate */
 
 struct single {
-    struct ka_app *app;
-    struct ka_opts *opts;
+    struct tools *tools;
     const char *command;
     const char *path, *file; /* as given, and resolved */
     int exit_code;
@@ -60,7 +93,7 @@ static void show_differentiated(const struct single *single, const json_t *doc)
 {
     const json_t *report = json_object_get(doc, "report");
     const char *backward = json_string_value(json_object_get(doc, "backward"));
-    if (single->opts->print) {
+    if (single->tools->opts->print) {
         puts(backward ? backward : "");
         return;
     }
@@ -78,9 +111,9 @@ static void on_single(void *arg, const struct ka_op_result *result)
     struct single *single = arg;
     bool differentiate = strcmp(single->command, "differentiate") == 0;
     single->op = NULL;
-    uv_stop(&single->app->loop);
+    ka_loop_stop(single->tools->app.loop);
     single->exit_code = result->status == KA_OP_OK ? 0 : result->status == KA_OP_SANDBOX ? 6 : 3;
-    if (single->opts->json && result->doc)
+    if (single->tools->opts->json && result->doc)
         print_json(result->doc);
     if (result->status == KA_OP_ERROR) {
         if (differentiate && json_array_size(json_object_get(result->doc, "refusals")))
@@ -89,17 +122,18 @@ static void on_single(void *arg, const struct ka_op_result *result)
             ka_show_error(json_object_get(result->doc, "error"), single->path);
     } else if (result->status != KA_OP_OK) {
         fprintf(stderr, "kernel-agent: %s\n", result->message);
-    } else if (!single->opts->json && differentiate) {
+    } else if (!single->tools->opts->json && differentiate) {
         show_differentiated(single, result->doc);
-    } else if (!single->opts->json) {
+    } else if (!single->tools->opts->json) {
         ka_show_inspect(result->doc, single->path);
     }
 }
 
-/* The differentiator traces one call of the stub: --sweep names the shape, else the first one, small enough for the CPU. */
-static json_t *trace_dims(const struct ka_app *app, const json_t *inspect)
+/* The differentiator traces one call of the stub: --sweep names the shape, else the first one, small enough
+ * for the CPU. */
+static json_t *trace_dims(const struct ka_settings *settings, const json_t *inspect)
 {
-    const char *which = app->opts->sweep;
+    const char *which = settings->sweep;
     json_t *given = which[0] == '[' || which[0] == '{' ? json_loads(which, 0, NULL) : NULL;
     if (given) {
         json_t *dims = json_incref(json_is_array(given) ? json_array_get(given, 0) : given);
@@ -107,7 +141,7 @@ static json_t *trace_dims(const struct ka_app *app, const json_t *inspect)
         return dims;
     }
     json_t *own = json_object_get(inspect, "sweep_cpu");
-    bool cpu = strcmp(app->device, "cpu") == 0, scaled = cpu && !json_array_size(own);
+    bool cpu = strcmp(settings->device, "cpu") == 0, scaled = cpu && !json_array_size(own);
     json_t *entry = json_array_get(cpu && !scaled ? own : json_object_get(inspect, "sweep"), 0),
            *small = NULL;
     json_t *dims = json_object_get(entry, "dims");
@@ -119,12 +153,15 @@ static json_t *trace_dims(const struct ka_app *app, const json_t *inspect)
 static void start_differentiate(struct single *single, const json_t *inspect)
 {
     struct ka_err err;
-    struct ka_op_req request = {.operation = "differentiate", .file = single->file, .shown = single->path};
-    json_t *extra = json_pack("{s:{s:o, s:i}, s:n, s:n}", "case", "dims", trace_dims(single->app, inspect),
-                              "seed", 0, "schedule", "config");
-    if (ka_op_start(single->app, &request, extra, on_single, single, &single->op, &err)) {
+    struct ka_op_req request = {.operation = "differentiate",
+                                .file = single->file,
+                                .shown = single->path,
+                                .settings = &single->tools->settings};
+    json_t *extra = json_pack("{s:{s:o, s:i}, s:n, s:n}", "case", "dims",
+                              trace_dims(&single->tools->settings, inspect), "seed", 0, "schedule", "config");
+    if (ka_op_start(&single->tools->app, &request, extra, on_single, single, &single->op, &err)) {
         fprintf(stderr, "kernel-agent: %s\n", err.msg);
-        uv_stop(&single->app->loop);
+        ka_loop_stop(single->tools->app.loop);
     }
 }
 
@@ -137,10 +174,10 @@ static void on_inspected(void *arg, const struct ka_op_result *result)
         on_single(arg, result);
 }
 
-static int run_single(struct ka_app *app, const char *command, const char *path)
+static int run_single(struct tools *tools, const char *command, const char *path)
 {
     struct ka_err err;
-    struct single single = {.app = app, .opts = app->opts, .command = command, .path = path, .exit_code = 1};
+    struct single single = {.tools = tools, .command = command, .path = path, .exit_code = 1};
     char *real = ka_path_real(path, &err);
     if (!real) {
         fprintf(stderr, "kernel-agent: %s\n", err.msg);
@@ -148,11 +185,13 @@ static int run_single(struct ka_app *app, const char *command, const char *path)
     }
     single.file = real;
     bool differentiate = strcmp(command, "differentiate") == 0;
-    struct ka_op_req request = {.operation = "inspect", .file = real, .shown = path};
-    if (ka_op_start(app, &request, NULL, differentiate ? on_inspected : on_single, &single, &single.op, &err))
+    struct ka_op_req request = {
+        .operation = "inspect", .file = real, .shown = path, .settings = &tools->settings};
+    if (ka_op_start(&tools->app, &request, NULL, differentiate ? on_inspected : on_single, &single,
+                    &single.op, &err))
         fprintf(stderr, "kernel-agent: %s\n", err.msg);
     else
-        uv_run(&app->loop, UV_RUN_DEFAULT);
+        ka_loop_run(tools->app.loop);
     free(real);
     return single.exit_code;
 }
@@ -161,7 +200,7 @@ static int run_single(struct ka_app *app, const char *command, const char *path)
 
 struct checking {
     struct ka_app *app;
-    struct ka_signals signals;
+    struct ka_signals *signals;
     struct ka_run *run;
     json_t *result;
     int exit_code;
@@ -175,8 +214,8 @@ static void on_checked(struct ka_run *run, bool waiting, void *arg)
     checking->result = ka_run_result(run);
     checking->run = NULL;
     ka_run_free(run);
-    ka_signals_stop(&checking->signals);
-    uv_stop(&checking->app->loop);
+    ka_signals_stop(checking->signals);
+    ka_loop_stop(checking->app->loop);
 }
 
 static void on_stop(void *arg)
@@ -186,40 +225,43 @@ static void on_stop(void *arg)
         ka_run_interrupt(checking->run);
 }
 
-static int check_in(struct ka_app *app, const char *path, json_t **result)
+static int check_in(struct tools *tools, const char *out, const char *path, json_t **result)
 {
     struct ka_err err;
-    struct checking checking = {.app = app, .exit_code = 1};
-    ka_signals_start(&checking.signals, &app->loop, on_stop, &checking);
-    int rc = ka_run_start(app, path, KA_RUN_CHECK, on_checked, &checking, &checking.run, &err);
-    if (rc) {
+    struct ka_settings settings;
+    struct checking checking = {.app = &tools->app, .exit_code = 1};
+    ka_settings_copy(&settings, &tools->settings);
+    ka_settings_set(&settings.out, out);
+    const struct ka_run_req request = {.settings = &settings,
+                                       .file = path,
+                                       .mode = KA_RUN_CHECK,
+                                       .known = tools->known,
+                                       .done = on_checked,
+                                       .arg = &checking};
+    checking.signals = ka_signals_start(tools->app.loop, on_stop, &checking);
+    if (ka_run_start(&tools->app, &request, &checking.run, &err)) {
         fprintf(stderr, "kernel-agent: %s\n", err.msg);
-        ka_signals_stop(&checking.signals);
-        uv_run(&app->loop, UV_RUN_NOWAIT); /* closes them before they go out of scope */
+        ka_signals_stop(checking.signals);
         checking.exit_code = 3;
     } else {
-        uv_run(&app->loop, UV_RUN_DEFAULT);
+        ka_loop_run(tools->app.loop);
     }
-    if (result)
-        *result = checking.result;
-    else
-        json_decref(checking.result);
+    ka_settings_free(&settings);
+    *result = checking.result;
     return checking.exit_code;
 }
 
-int ka_oneshot_check(struct ka_app *app, const char *path, json_t **result)
+/* The verdict on the pair in `path`; *result is a new reference. Returns the exit code. */
+static int check(struct tools *tools, const char *path, json_t **result)
 {
     const char *base = getenv("TMPDIR");
     char *folder = ka_path_join(base && *base ? base : "/tmp", "kernel-agent-check-XXXXXX");
-    char *kept = app->opts->out;
     if (!mkdtemp(folder)) {
         fprintf(stderr, "kernel-agent: %s: %s\n", folder, strerror(errno));
         free(folder);
         return 2;
     }
-    app->opts->out = folder;
-    int code = check_in(app, path, result);
-    app->opts->out = kept;
+    int code = check_in(tools, folder, path, result);
     ka_rmtree(folder, NULL);
     free(folder);
     return code;
@@ -248,23 +290,23 @@ static char *pair_of_run(const char *dir, struct ka_err *err)
     return pair;
 }
 
-static int run_check(struct ka_app *app, const char *path, bool line, struct ka_buf *suites)
+static int run_check(struct tools *tools, const char *path, bool line, struct ka_buf *suites)
 {
     json_t *result = NULL;
     struct ka_err err;
-    int code = ka_oneshot_check(app, path, &result);
+    int code = check(tools, path, &result);
     ka_log_progress_end();
     json_object_del(result, "run_dir");
     json_object_del(result, "pair");
     json_object_del(result, "best");
-    if (result && app->opts->json && line)
+    if (result && tools->opts->json && line)
         print_line(result);
-    else if (result && app->opts->json)
+    else if (result && tools->opts->json)
         print_json(result);
     else if (result)
         ka_show_result(result);
     ka_junit_add(suites, path, result);
-    if (app->opts->junit && ka_junit_write(app->opts->junit, suites, &err)) {
+    if (tools->opts->junit && ka_junit_write(tools->opts->junit, suites, &err)) {
         fprintf(stderr, "kernel-agent: %s\n", err.msg);
         code = code ? code : 2;
     }
@@ -272,7 +314,7 @@ static int run_check(struct ka_app *app, const char *path, bool line, struct ka_
     return code;
 }
 
-static int run_verify(struct ka_app *app, const char *dir, struct ka_buf *suites)
+static int run_verify(struct tools *tools, const char *dir, struct ka_buf *suites)
 {
     struct ka_err err;
     char *pair = pair_of_run(dir, &err);
@@ -280,46 +322,40 @@ static int run_verify(struct ka_app *app, const char *dir, struct ka_buf *suites
         fprintf(stderr, "kernel-agent: %s\n", err.msg);
         return 2;
     }
-    int code = run_check(app, pair, false, suites);
+    int code = run_check(tools, pair, false, suites);
     free(pair);
     return code;
 }
 
-int ka_oneshot_main(struct ka_opts *opts, const char *command, const char *path)
+int ka_oneshot_main(const struct ka_opts *opts, const char *command, const char *path)
 {
-    struct ka_app app;
-    struct ka_err err;
+    struct tools tools;
     struct ka_buf suites = {0};
-    int code = ka_app_open(&app, opts, false, &err);
-    if (code)
-        fprintf(stderr, "kernel-agent: %s\n", err.msg);
-    else if (strcmp(command, "check") == 0)
-        code = run_check(&app, path, false, &suites);
-    else if (strcmp(command, "verify") == 0)
-        code = run_verify(&app, path, &suites);
-    else
-        code = run_single(&app, command, path);
+    int code = tools_open(&tools, opts);
+    if (code == 0 && strcmp(command, "check") == 0)
+        code = run_check(&tools, path, false, &suites);
+    else if (code == 0 && strcmp(command, "verify") == 0)
+        code = run_verify(&tools, path, &suites);
+    else if (code == 0)
+        code = run_single(&tools, command, path);
     ka_buf_free(&suites);
-    ka_app_close(&app);
+    tools_close(&tools);
     return code;
 }
 
-int ka_oneshot_check_all(struct ka_opts *opts, const char *const *paths, size_t count)
+int ka_oneshot_check_all(const struct ka_opts *opts, const char *const *paths, size_t count)
 {
-    struct ka_app app;
-    struct ka_err err;
-    int code = ka_app_open(&app, opts, false, &err);
-    bool go_on = code == 0;
+    struct tools tools;
     struct ka_buf suites = {0};
-    app.keeps_known = true;
-    if (!go_on)
-        fprintf(stderr, "kernel-agent: %s\n", err.msg);
+    int code = tools_open(&tools, opts);
+    bool go_on = code == 0;
+    tools.known = ka_known_new();
     for (size_t i = 0; i < count && go_on; i++) {
-        int one = run_check(&app, paths[i], true, &suites);
+        int one = run_check(&tools, paths[i], true, &suites);
         code = one ? one : code;
         go_on = one == 0 || one == 3 || one == 4;
     }
     ka_buf_free(&suites);
-    ka_app_close(&app);
+    tools_close(&tools);
     return code;
 }

@@ -55,7 +55,7 @@ static json_t *string_of(const char *text)
     if (string)
         return string;
     struct ka_buf valid = {0};
-    if (ka_utf8_repair(text, strlen(text), &valid) == 0)
+    if (ka_buf_repair(&valid, text, strlen(text)) == 0)
         string = json_stringn(ka_buf_str(&valid), valid.len);
     ka_buf_free(&valid);
     return string;

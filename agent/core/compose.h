@@ -8,7 +8,6 @@
 #include "base/base.h"
 #include "base/marker.h"
 
-
 /* Append the pair made of `forward` (whatever follows a marker line in it is dropped) and `backward` (blank
  * lines around it trimmed) to `out`. `from kernel_agent import autodiff`, also from `kernel_agent.autodiff`
  * and with `as name`, is replaced at its own indentation. Composing a split pair gives the same bytes again.

@@ -55,9 +55,9 @@ static int read_version(struct ka_state *state, int *version, struct ka_err *err
 
 static int prepare_tables(struct ka_state *state, bool create, struct ka_err *err)
 {
-    /* EXCLUSIVE keeps the lock until the handle is closed: two processes cannot run one run. With it the write-ahead log needs no
-     * shared memory, so that it works on network folders; a commit waits for the disk once, where a rollback journal waits four
-     * times. */
+    /* EXCLUSIVE keeps the lock until the handle is closed: two processes cannot run one run. With it the
+     * write-ahead log needs no shared memory, so that it works on network folders; a commit waits for the
+     * disk once, where a rollback journal waits four times. */
     int rc = run_sql(state,
                      "PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; "
                      "BEGIN EXCLUSIVE",
@@ -113,8 +113,8 @@ static int prepare(struct ka_state *state, const char *sql, sqlite3_stmt **stmt,
 
 /* ---- writing */
 
-/* What belongs together is written together or not at all: after a failed write the others of its transaction are taken back,
- * and every later one is refused with the first one's reason. */
+/* What belongs together is written together or not at all: after a failed write the others of its transaction
+ * are taken back, and every later one is refused with the first one's reason. */
 static int lose(struct ka_state *state, struct ka_err *err)
 {
     if (!state->failed)

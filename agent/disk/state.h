@@ -1,13 +1,15 @@
 /* What a run must not lose: one SQLite file in its folder.
  *
- * Writes gather in one transaction until ka_state_commit() makes all of them durable at once, or the process ends and none of them
- * has happened. A run commits once an event, after the job has made its step and before the next command is executed: what a
- * command did is kept together with the step that it led to, or the command is executed again. A write that fails takes its
- * transaction with it, and the handle refuses every write from then on.
+ * Writes gather in one transaction until ka_state_commit() makes all of them durable at once, or the process
+ * ends and none of them has happened. A run commits once an event, after the job has made its step and before
+ * the next command is executed: what a command did is kept together with the step that it led to, or the
+ * command is executed again. A write that fails takes its transaction with it, and the handle refuses every
+ * write from then on.
  *
- * Holds the job (job.h), named JSON documents (configuration, what inspect said, shapes, conversation), and the
- * snapshots: candidates by content, with verdict, cost and origin. Loop thread only; calls block for a few
- * milliseconds at most. Errors: -ENOENT, -EBUSY (another process has the run), -EIO, with the path in `err`. */
+ * Holds the job (job.h), named JSON documents (configuration, what inspect said, shapes, conversation), and
+ * the snapshots: candidates by content, with verdict, cost and origin. Loop thread only; calls block for a
+ * few milliseconds at most. Errors: -ENOENT, -EBUSY (another process has the run), -EIO, with the path in
+ * `err`. */
 #ifndef KA_STATE_H
 #define KA_STATE_H
 
@@ -53,7 +55,8 @@ int ka_state_snapshot_judge(struct ka_state *state, int64_t id, const json_t *ve
 int ka_state_snapshot_get(struct ka_state *state, int64_t id, struct ka_snapshot *out, struct ka_err *err);
 /* Likewise, without verdict and facts: these are large. */
 int ka_state_snapshot_head(struct ka_state *state, int64_t id, struct ka_snapshot *out, struct ka_err *err);
-/* The first snapshot with the content of `id` that has a verdict, perhaps that one itself; -ENOENT if there is none. */
+/* The first snapshot with the content of `id` that has a verdict, perhaps that one itself; -ENOENT if there
+ * is none. */
 int ka_state_snapshot_twin(struct ka_state *state, int64_t id, struct ka_snapshot *out, struct ka_err *err);
 int64_t ka_state_snapshot_count(struct ka_state *state);
 void ka_snapshot_free(struct ka_snapshot *snapshot); /* the content, not the struct */

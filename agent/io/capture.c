@@ -51,7 +51,7 @@ int ka_capture_text(const struct ka_capture *c, struct ka_buf *out)
         if (raw.data[i] == '\0')
             raw.data[i] = '?';
     if (!rc && raw.len)
-        rc = ka_utf8_repair(raw.data, raw.len, out);
+        rc = ka_buf_repair(out, raw.data, raw.len);
     ka_buf_free(&raw);
     return rc;
 }

@@ -16,6 +16,7 @@
 
 #include "base/files.h"
 #include "capture.h"
+#include "loop_uv.h"
 #include "work.h"
 #include "zygote.h"
 
@@ -30,7 +31,7 @@
 #define RESULT_FD 3
 
 struct ka_children {
-    uv_loop_t *loop;
+    struct ka_loop *loop;
     struct ka_zygotes *zygotes; /* NULL: every child imports everything itself */
     char *jail, *base;          /* the scratches are made below `base`, our own folder */
     int base_lock;
@@ -50,7 +51,7 @@ struct result {
     struct ka_buf out, err, layers;
     char *scratch;
     unsigned holders; /* whoever kept it, and tell() */
-    uv_loop_t *loop;
+    struct ka_loop *loop;
 };
 
 enum state { QUEUED, RUNNING, ENDED };
@@ -69,7 +70,7 @@ struct child {
 
     uv_process_t process;     /* the jail's supervisor, or */
     struct ka_zygote_job job; /* a child of a zygote */
-    struct ka_child_args args;
+    struct ka_args args;
     int fds[3]; /* its ends of output and report, until it has them */
     uv_pipe_t out_pipe, err_pipe;
     uv_poll_t control;
@@ -146,7 +147,7 @@ static void free_child(struct child *c)
     if (cs->last == &c->next)
         cs->last = at;
     ka_child_req_free(c->req);
-    ka_child_args_clear(&c->args);
+    ka_args_clear(&c->args);
     drop_fds(c);
     ka_capture_free(&c->out);
     ka_capture_free(&c->err);
@@ -434,7 +435,7 @@ static void drop_fds(struct child *c)
 /* From now on the clock runs, and only the child holds its ends. */
 static void child_started(struct child *c)
 {
-    ka_child_args_clear(&c->args);
+    ka_args_clear(&c->args);
     drop_fds(c);
     c->started = uv_hrtime();
     if (!c->cancelled)
@@ -450,13 +451,13 @@ static int spawn_process(struct child *c)
         {.flags = UV_INHERIT_FD, .data.fd = c->fds[1]},
         {.flags = UV_INHERIT_FD, .data.fd = c->fds[2]},
     };
-    ka_child_args_clear(&c->args);
-    ka_child_arg(&c->args, c->owner->jail);
-    ka_child_number(&c->args, "--result-fd", RESULT_FD);
-    ka_child_number(&c->args, "--parent", (unsigned)getpid());
+    ka_args_clear(&c->args);
+    ka_args_add(&c->args, c->owner->jail);
+    ka_args_number(&c->args, "--result-fd", RESULT_FD);
+    ka_args_number(&c->args, "--parent", (unsigned)getpid());
     ka_child_args_jail(&c->args, c->req, c->result->scratch);
-    ka_child_option(&c->args, "-m", "kernel_agent.child");
-    ka_child_arg(&c->args, c->result->scratch);
+    ka_args_option(&c->args, "-m", "kernel_agent.child");
+    ka_args_add(&c->args, c->result->scratch);
     uv_process_options_t options = {
         .exit_cb = on_process_exit,
         .file = c->owner->jail,
@@ -466,7 +467,7 @@ static int spawn_process(struct child *c)
         .stdio = stdio,
     };
     own(c, &c->process);
-    int rc = uv_spawn(c->owner->loop, &c->process, &options);
+    int rc = uv_spawn(ka_loop_uv(c->owner->loop), &c->process, &options);
     if (rc)
         ka_fail(&c->result->pub.msg, rc, "%s: %s", c->owner->jail, uv_strerror(rc));
     else
@@ -529,7 +530,7 @@ static int hand_to_zygote(struct child *c)
 static void open_pipe(struct child *c, uv_pipe_t *pipe, int fd)
 {
     own(c, pipe);
-    uv_pipe_init(c->owner->loop, pipe, 0);
+    uv_pipe_init(ka_loop_uv(c->owner->loop), pipe, 0);
     if (uv_pipe_open(pipe, fd) == 0)
         uv_read_start((uv_stream_t *)pipe, on_alloc, on_output);
     else
@@ -538,7 +539,7 @@ static void open_pipe(struct child *c, uv_pipe_t *pipe, int fd)
 
 static void listen_to(struct child *c, int out, int err, int control)
 {
-    uv_loop_t *loop = c->owner->loop;
+    uv_loop_t *loop = ka_loop_uv(c->owner->loop);
     open_pipe(c, &c->out_pipe, out);
     open_pipe(c, &c->err_pipe, err);
     c->control_fd = control;
@@ -679,7 +680,7 @@ static int open_base(struct ka_children *cs, const char *wanted, struct ka_err *
     return rc;
 }
 
-int ka_children_new(uv_loop_t *loop, const struct ka_children_conf *conf, struct ka_children **out,
+int ka_children_new(struct ka_loop *loop, const struct ka_children_conf *conf, struct ka_children **out,
                     struct ka_err *err)
 {
     struct ka_children *cs = ka_calloc(1, sizeof(*cs));
@@ -706,8 +707,8 @@ int ka_children_new(uv_loop_t *loop, const struct ka_children_conf *conf, struct
     unsigned total = conf->total_mem_mb ? conf->total_mem_mb : (cs->max_running + 1) * cs->child_mem_mb;
     cs->zygotes = conf->no_zygotes ? NULL : find_zygotes(cs, total, conf->keep_bytecode);
     cs->last = &cs->first;
-    uv_timer_init(loop, &cs->kick);
-    uv_timer_init(loop, &cs->memory);
+    uv_timer_init(ka_loop_uv(loop), &cs->kick);
+    uv_timer_init(ka_loop_uv(loop), &cs->memory);
     cs->kick.data = cs->memory.data = cs;
     *out = cs;
     return 0;

@@ -10,11 +10,10 @@
 #ifndef KA_CHILD_H
 #define KA_CHILD_H
 
-#include <uv.h>
-
 #include "base/base.h"
 
 struct ka_children;
+struct ka_loop;
 
 struct ka_children_conf {
     const char *jail; /* path of ka-jail; NULL: $KA_JAIL, else beside this program */
@@ -64,7 +63,7 @@ struct ka_child_result {
     bool
         unreaped; /* killed, but stuck in the kernel (a GPU driver): its place stays taken until it is gone */
     bool warm;    /* forked by a warm interpreter */
-    uint64_t began; /* uv_hrtime() when it left the queue; 0: never */
+    uint64_t began; /* ka_clock_ns() when it left the queue; 0: never */
     uint64_t wall_ms;
     const char *layers; /* the jail's report, one JSON line; "" if it never came */
     const char *out;    /* standard output, capped in the middle */
@@ -73,13 +72,14 @@ struct ka_child_result {
     struct ka_err msg;  /* a sentence when `error` is set */
 };
 
-/* The signal that ended it, 0 for none. The first process of a pid namespace cannot die by its own: it leaves with 128 + its number. */
+/* The signal that ended it, 0 for none. The first process of a pid namespace cannot die by its own: it leaves
+ * with 128 + its number. */
 int ka_child_signal(const struct ka_child_result *result);
 
 typedef void (*ka_child_done_fn)(void *arg, uint64_t op, const struct ka_child_result *result);
 
 /* -ENOENT without ka-jail, -EACCES when the base folder is not ours alone. Free with ka_children_close(). */
-int ka_children_new(uv_loop_t *loop, const struct ka_children_conf *conf, struct ka_children **out,
+int ka_children_new(struct ka_loop *loop, const struct ka_children_conf *conf, struct ka_children **out,
                     struct ka_err *err);
 
 /* Cancel everything and free itself once the last process is gone; the loop has to run until then. */
@@ -89,8 +89,9 @@ void ka_children_close(struct ka_children *children);
  */
 void ka_children_warm(struct ka_children *children, const char *python, const char *package_dir);
 
-/* Copies `req`. Waits for its turn when `max_running` are running, or `max_gpu` of its kind; others go before it then. -EINVAL for a request without its parts,
- * -EAGAIN when the queue is full, -ESHUTDOWN after close; `*op` is then untouched and `done` never runs. */
+/* Copies `req`. Waits for its turn when `max_running` are running, or `max_gpu` of its kind; others go before
+ * it then. -EINVAL for a request without its parts, -EAGAIN when the queue is full, -ESHUTDOWN after close;
+ * `*op` is then untouched and `done` never runs. */
 int ka_child_start(struct ka_children *children, const struct ka_child_req *req, ka_child_done_fn done,
                    void *arg, uint64_t *op);
 
@@ -101,7 +102,8 @@ unsigned ka_children_running(const struct ka_children *children);
 unsigned ka_children_queued(const struct ka_children *children);
 const char *ka_children_jail(const struct ka_children *children); /* path of ka-jail */
 
-/* Inside `done`: keep the result and its scratch. The caller then frees it; the files go on a thread, for which the loop has to run. */
+/* Inside `done`: keep the result and its scratch. The caller then frees it; the files go on a thread, for
+ * which the loop has to run. */
 const struct ka_child_result *ka_child_result_keep(const struct ka_child_result *result);
 void ka_child_result_free(const struct ka_child_result *result);
 

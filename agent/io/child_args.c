@@ -1,88 +1,41 @@
 /* Requests as values, and the command line of ka-jail that follows from one. Knows no process and no loop. */
 #include "child_internal.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-void ka_child_arg(struct ka_child_args *args, const char *text)
-{
-    if (args->count + 1 < KA_CHILD_ARGS_MAX)
-        args->argv[args->count++] = ka_strdup(text);
-}
-
-void ka_child_option(struct ka_child_args *args, const char *name, const char *value)
-{
-    ka_child_arg(args, name);
-    ka_child_arg(args, value);
-}
-
-void ka_child_number(struct ka_child_args *args, const char *name, unsigned value)
-{
-    char text[16];
-    if (!value)
-        return;
-    snprintf(text, sizeof(text), "%u", value);
-    ka_child_option(args, name, text);
-}
-
-static void variable(struct ka_child_args *args, const char *name, const char *value)
-{
-    struct ka_buf text = {0};
-    if (ka_buf_printf(&text, "%s=%s", name, value) == 0)
-        ka_child_option(args, "--env", ka_buf_str(&text));
-    ka_buf_free(&text);
-}
-
-void ka_child_args_gpu(struct ka_child_args *args)
-{
-    static const char *const passed[] = {"LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"};
-    for (size_t i = 0; i < KA_COUNT(passed); i++) {
-        const char *value = getenv(passed[i]);
-        if (value)
-            variable(args, passed[i], value);
-    }
-}
-
-void ka_child_args_jail(struct ka_child_args *args, const struct ka_child_req *req, const char *scratch)
+void ka_child_args_jail(struct ka_args *args, const struct ka_child_req *req, const char *scratch)
 {
     bool gpu = ka_child_req_is_gpu(req);
-    ka_child_option(args, "--scratch", scratch);
-    ka_child_option(args, "--profile", gpu ? "gpu" : "cpu");
-    ka_child_number(args, "--mem-mb", req->limits.mem_mb);
-    ka_child_number(args, "--cpu-s", req->limits.cpu_s);
-    ka_child_number(args, "--fsize-mb", req->limits.fsize_mb);
-    ka_child_number(args, "--nproc", req->limits.nproc);
-    ka_child_number(args, "--scratch-mb", req->limits.scratch_mb);
+    ka_args_option(args, "--scratch", scratch);
+    ka_args_option(args, "--profile", gpu ? "gpu" : "cpu");
+    ka_args_number(args, "--mem-mb", req->limits.mem_mb);
+    ka_args_number(args, "--cpu-s", req->limits.cpu_s);
+    ka_args_number(args, "--fsize-mb", req->limits.fsize_mb);
+    ka_args_number(args, "--nproc", req->limits.nproc);
+    ka_args_number(args, "--scratch-mb", req->limits.scratch_mb);
     if (req->local_sockets)
-        ka_child_arg(args, "--local-sockets");
+        ka_args_add(args, "--local-sockets");
     if (req->require)
-        ka_child_option(args, "--require", req->require);
-    ka_child_option(args, "--ro", req->package_dir);
-    variable(args, "PYTHONPATH", req->package_dir);
+        ka_args_option(args, "--require", req->require);
+    ka_args_option(args, "--ro", req->package_dir);
+    ka_args_variable(args, "PYTHONPATH", req->package_dir);
     for (size_t i = 0; i < req->ro_count; i++)
-        ka_child_option(args, "--ro", req->ro[i]);
+        ka_args_option(args, "--ro", req->ro[i]);
     for (size_t i = 0; i < req->env_count; i++)
-        ka_child_option(args, "--env", req->env[i]);
+        ka_args_option(args, "--env", req->env[i]);
     if (gpu)
-        ka_child_args_gpu(args);
-    ka_child_arg(args, "--");
-    ka_child_arg(args, req->python);
-}
-
-void ka_child_args_clear(struct ka_child_args *args)
-{
-    for (size_t i = 0; i < args->count; i++)
-        free(args->argv[i]);
-    memset(args, 0, sizeof(*args));
+        ka_args_gpu(args);
+    ka_args_add(args, "--");
+    ka_args_add(args, req->python);
 }
 
 /* ---- requests ---- */
 
 static bool is_complete(const struct ka_child_req *req)
 {
-    return req->request && req->python && req->package_dir && req->ro_count <= KA_CHILD_LIST_MAX &&
-           req->env_count <= KA_CHILD_LIST_MAX &&
+    return req->request && req->python && req->package_dir && req->ro_count <= KA_ARGS_LIST_MAX &&
+           req->env_count <= KA_ARGS_LIST_MAX &&
            (!req->device || strcmp(req->device, "cpu") == 0 || strcmp(req->device, "cuda") == 0);
 }
 

@@ -211,8 +211,8 @@ int ka_child_read(const struct ka_child_result *result, const char *name, size_t
     return rc;
 }
 
-/* What is available and, in the same unit, what the daemon itself needs: a twentieth of the memory, or half a gigabyte on a
- * large machine. */
+/* What is available and, in the same unit, what the daemon itself needs: a twentieth of the memory, or half a
+ * gigabyte on a large machine. */
 static bool read_memory(const char *meminfo, unsigned long long *available, unsigned long long *floor)
 {
     unsigned long long total = 0;

@@ -1,7 +1,8 @@
-/* Shared by the files of the children only: child.c, child_args.c, child_files.c, zygote.c. */
+/* Shared by the files of the children only: child.c, child_args.c, child_files.c. */
 #ifndef KA_CHILD_INTERNAL_H
 #define KA_CHILD_INTERNAL_H
 
+#include "args.h"
 #include "base/base.h"
 #include "child.h"
 
@@ -21,23 +22,8 @@ bool ka_child_memory_is_ample(const char *meminfo);
 
 /* ---- child_args.c ---- */
 
-#define KA_CHILD_LIST_MAX 64 /* readable paths, and variables, of one request */
-#define KA_CHILD_ARGS_MAX (2 * (2 * KA_CHILD_LIST_MAX + 24))
-
-/* A command line: owned strings, and always a NULL behind the last. */
-struct ka_child_args {
-    char *argv[KA_CHILD_ARGS_MAX];
-    size_t count;
-};
-
-void ka_child_arg(struct ka_child_args *args, const char *text);
-void ka_child_option(struct ka_child_args *args, const char *name, const char *value);
-void ka_child_number(struct ka_child_args *args, const char *name, unsigned value); /* nothing for 0 */
-/* What the libraries of a GPU need to be found; nothing else of our environment goes in. */
-void ka_child_args_gpu(struct ka_child_args *args);
 /* The options of ka-jail for this request, "--", the interpreter: the same whoever makes the jail. */
-void ka_child_args_jail(struct ka_child_args *args, const struct ka_child_req *req, const char *scratch);
-void ka_child_args_clear(struct ka_child_args *args);
+void ka_child_args_jail(struct ka_args *args, const struct ka_child_req *req, const char *scratch);
 
 /* NULL for a request without its parts. Free with ka_child_req_free(). */
 struct ka_child_req *ka_child_req_copy(const struct ka_child_req *req);

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "loop_uv.h"
+
 struct ka_http {
     uv_loop_t *loop;
     CURLM *multi;
@@ -193,7 +195,7 @@ static int set_socket(CURL *easy, curl_socket_t socket, int what, void *arg, voi
 
 /* ---- API ---- */
 
-struct ka_http *ka_http_new(uv_loop_t *loop, struct ka_err *err)
+struct ka_http *ka_http_new(struct ka_loop *loop, struct ka_err *err)
 {
     CURLM *multi = curl_global_init(CURL_GLOBAL_DEFAULT) == CURLE_OK ? curl_multi_init() : NULL;
     if (!multi) {
@@ -201,9 +203,9 @@ struct ka_http *ka_http_new(uv_loop_t *loop, struct ka_err *err)
         return NULL;
     }
     struct ka_http *http = ka_calloc(1, sizeof(*http));
-    http->loop = loop;
+    http->loop = ka_loop_uv(loop);
     http->multi = multi;
-    uv_timer_init(loop, &http->timer);
+    uv_timer_init(http->loop, &http->timer);
     http->timer.data = http;
     http->handles = 1;
     curl_multi_setopt(multi, CURLMOPT_SOCKETFUNCTION, set_socket);

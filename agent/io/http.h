@@ -9,8 +9,7 @@
 
 #include "base/base.h"
 
-#include <uv.h>
-
+struct ka_loop;
 struct ka_http;
 struct ka_transfer;
 
@@ -39,7 +38,7 @@ typedef int (*ka_http_body_fn)(void *arg, struct ka_transfer *transfer, const ch
 typedef void (*ka_http_end_fn)(void *arg, const struct ka_http_end *end);
 
 /* NULL with `err` set when curl cannot be set up. */
-struct ka_http *ka_http_new(uv_loop_t *loop, struct ka_err *err);
+struct ka_http *ka_http_new(struct ka_loop *loop, struct ka_err *err);
 
 /* Release everything once no transfer runs (the caller has aborted or awaited all); not from a callback of a
  * transfer. `closed` runs from the loop when the last handle is closed; `http` is gone then. */

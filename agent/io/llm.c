@@ -5,6 +5,7 @@
 
 #include "agent/core/sse.h"
 #include "http.h"
+#include "loop_uv.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -606,11 +607,12 @@ static void free_llm(struct ka_llm *llm)
     free(llm);
 }
 
-int ka_llm_new(uv_loop_t *loop, const struct ka_llm_config *config, struct ka_llm **out, struct ka_err *err)
+int ka_llm_new(struct ka_loop *loop, const struct ka_llm_config *config, struct ka_llm **out,
+               struct ka_err *err)
 {
     struct ka_llm *llm = ka_calloc(1, sizeof(*llm));
     int rc = 0;
-    llm->loop = loop;
+    llm->loop = ka_loop_uv(loop);
     llm->config = *config;
     llm->config.base_url = llm->config.api_key = NULL; /* the copies below are the ones that count */
     llm->base_url = config->base_url ? clean_base_url(config->base_url) : NULL;

@@ -19,9 +19,8 @@
 
 #include "agent/core/chat.h"
 
-#include <uv.h>
-
 struct ka_llm;
+struct ka_loop;
 
 struct ka_llm_config {
     const char *base_url; /* "https://api.example/v1", with or without slash at the end */
@@ -67,10 +66,11 @@ typedef void (*ka_llm_trace_fn)(void *arg, const char *event, const char *text);
 void ka_llm_config_init(struct ka_llm_config *config);
 
 /* Copies `config`. -EINVAL when the URL or the key cannot be used, -ENOMEM; `err` says why. */
-int ka_llm_new(uv_loop_t *loop, const struct ka_llm_config *config, struct ka_llm **llm, struct ka_err *err);
+int ka_llm_new(struct ka_loop *loop, const struct ka_llm_config *config, struct ka_llm **llm,
+               struct ka_err *err);
 
-/* Start one completion; `req` is copied into the request, `on_trace` may be NULL. -EAGAIN at the concurrency limit,
- * -ECANCELED after ka_llm_close(), -EINVAL when the request cannot be written, -ENOMEM. */
+/* Start one completion; `req` is copied into the request, `on_trace` may be NULL. -EAGAIN at the concurrency
+ * limit, -ECANCELED after ka_llm_close(), -EINVAL when the request cannot be written, -ENOMEM. */
 int ka_llm_start(struct ka_llm *llm, const struct ka_chat_request *req, ka_llm_trace_fn on_trace,
                  ka_llm_done_fn done, void *arg, uint64_t *op, struct ka_err *err);
 

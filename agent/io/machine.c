@@ -116,8 +116,8 @@ static void apply(enum part part, const char *group, struct ka_machine *m)
         apply_cpu_v2(group, m);
 }
 
-/* The group and its ancestors: the smallest limit counts. In a container the path is often the host's, of which only the
- * top is mounted here; what is missing limits nothing. */
+/* The group and its ancestors: the smallest limit counts. In a container the path is often the host's, of
+ * which only the top is mounted here; what is missing limits nothing. */
 static void walk(const char *root, const char *hierarchy, const char *path, enum part part,
                  struct ka_machine *m)
 {

@@ -1,7 +1,8 @@
-/* What this process may use of the machine: what is built in, less what its control groups allow. Containers and batch systems
- * set such limits, and /proc/meminfo does not show them.
+/* What this process may use of the machine: what is built in, less what its control groups allow. Containers
+ * and batch systems set such limits, and /proc/meminfo does not show them.
  *
- * Reads a few small files of /proc and /sys, asks the kernel for the affinity, and keeps nothing: any thread. */
+ * Reads a few small files of /proc and /sys, asks the kernel for the affinity, and keeps nothing: any
+ * thread. */
 #ifndef KA_MACHINE_H
 #define KA_MACHINE_H
 

@@ -3,6 +3,7 @@
 
 #include "base/files.h"
 #include "base/utf8.h"
+#include "loop_uv.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -154,7 +155,7 @@ static int take_text(const char *path, const struct ka_buf *bytes, struct ka_cha
     if (memchr(bytes->data, '\0', bytes->len))
         return ka_fail(err, -EBADMSG, "%s: not a UTF-8 text file", path);
     struct ka_buf text = {0};
-    if (ka_utf8_repair(bytes->data, bytes->len, &text))
+    if (ka_buf_repair(&text, bytes->data, bytes->len))
         return ka_fail(err, -ENOMEM, "%s: no memory for its content", path);
     *answer = (struct ka_chat_answer){.text = ka_buf_steal(&text),
                                       .finish_reason = ka_strdup("stop"),
@@ -282,8 +283,8 @@ static void on_folder(uv_fs_event_t *folder, const char *name, int events, int s
         uv_timer_start(&watch->timer, on_look, 1, 0);
 }
 
-int ka_mailbox_watch(uv_loop_t *loop, const struct ka_mailbox *box, unsigned number, ka_mailbox_done_fn done,
-                     void *arg, struct ka_mailbox_watch **out, struct ka_err *err)
+int ka_mailbox_watch(struct ka_loop *loop, const struct ka_mailbox *box, unsigned number,
+                     ka_mailbox_done_fn done, void *arg, struct ka_mailbox_watch **out, struct ka_err *err)
 {
     int rc = check_run(box, err);
     if (rc)
@@ -295,8 +296,8 @@ int ka_mailbox_watch(uv_loop_t *loop, const struct ka_mailbox *box, unsigned num
     watch->number = number;
     watch->done = done;
     watch->arg = arg;
-    uv_timer_init(loop, &watch->timer);
-    uv_fs_event_init(loop, &watch->folder);
+    uv_timer_init(ka_loop_uv(loop), &watch->timer);
+    uv_fs_event_init(ka_loop_uv(loop), &watch->folder);
     watch->timer.data = watch->folder.data = watch;
     watch->handles = 2;
     uv_fs_event_start(&watch->folder, on_folder, watch->dir,

@@ -12,7 +12,7 @@
 
 #include "agent/core/chat.h"
 
-#include <uv.h>
+struct ka_loop;
 
 struct ka_mailbox {
     const char *dir;
@@ -44,8 +44,8 @@ int ka_mailbox_poll(const struct ka_mailbox *box, unsigned number, struct ka_mai
  * -ECANCELED after ka_mailbox_stop(). The watch and its handles are gone then, so stop it only before. */
 struct ka_mailbox_watch;
 typedef void (*ka_mailbox_done_fn)(void *arg, int rc, struct ka_chat_answer *answer, const char *message);
-int ka_mailbox_watch(uv_loop_t *loop, const struct ka_mailbox *box, unsigned number, ka_mailbox_done_fn done,
-                     void *arg, struct ka_mailbox_watch **watch, struct ka_err *err);
+int ka_mailbox_watch(struct ka_loop *loop, const struct ka_mailbox *box, unsigned number,
+                     ka_mailbox_done_fn done, void *arg, struct ka_mailbox_watch **watch, struct ka_err *err);
 void ka_mailbox_stop(struct ka_mailbox_watch *watch);
 
 #endif

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/base.h"
+#include "loop_uv.h"
 
 struct work {
     uv_work_t req;
@@ -26,10 +27,10 @@ static void on_done(uv_work_t *req, int status)
     free(w);
 }
 
-void ka_work_start(uv_loop_t *loop, void (*work)(void *arg), void (*done)(void *arg), void *arg)
+void ka_work_start(struct ka_loop *loop, void (*work)(void *arg), void (*done)(void *arg), void *arg)
 {
     struct work *w = ka_calloc(1, sizeof(*w));
     *w = (struct work){.work = work, .done = done, .arg = arg};
     w->req.data = w;
-    uv_queue_work(loop, &w->req, on_thread, on_done);
+    uv_queue_work(ka_loop_uv(loop), &w->req, on_thread, on_done);
 }

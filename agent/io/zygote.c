@@ -12,9 +12,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "args.h"
 #include "base/files.h"
 #include "capture.h"
-#include "child_internal.h"
+#include "loop_uv.h"
 
 #define KINDS 4
 #define CHANNEL_FD 3
@@ -54,11 +55,12 @@ struct ka_zygotes {
     void *gone_arg;
 };
 
-struct ka_zygotes *ka_zygotes_new(uv_loop_t *loop, const char *jail, const char *library, const char *base,
-                                  unsigned max_children, unsigned mem_mb, bool keep_bytecode)
+struct ka_zygotes *ka_zygotes_new(struct ka_loop *loop, const char *jail, const char *library,
+                                  const char *base, unsigned max_children, unsigned mem_mb,
+                                  bool keep_bytecode)
 {
     struct ka_zygotes *zs = ka_calloc(1, sizeof(*zs));
-    zs->loop = loop;
+    zs->loop = ka_loop_uv(loop);
     zs->jail = ka_strdup(jail);
     zs->library = ka_strdup(library);
     zs->base = ka_strdup(base);
@@ -341,48 +343,48 @@ static void own(struct zygote *z, void *handle)
     z->handles++;
 }
 
-/* Where modules may be kept compiled, if their installation has none: zygote.py decides. A zygote runs nothing but trusted code; its
- * children neither read nor write there. */
-static void name_bytecode(struct ka_child_args *args)
+/* Where modules may be kept compiled, if their installation has none: zygote.py decides. A zygote runs
+ * nothing but trusted code; its children neither read nor write there. */
+static void name_bytecode(struct ka_args *args)
 {
     char *root = ka_user_cache("bytecode");
     struct ka_buf text = {0};
     if (root && ka_buf_printf(&text, "KA_BYTECODE=%s", root) == 0)
-        ka_child_option(args, "--env", ka_buf_str(&text));
+        ka_args_option(args, "--env", ka_buf_str(&text));
     ka_buf_free(&text);
     free(root);
 }
 
-static void build_args(struct ka_child_args *args, const struct zygote *z, bool gpu)
+static void build_args(struct ka_args *args, const struct zygote *z, bool gpu)
 {
     const struct ka_zygotes *zs = z->owner;
     char fd[8];
     struct ka_buf path = {0};
     snprintf(fd, sizeof(fd), "%d", CHANNEL_FD);
     ka_buf_printf(&path, "PYTHONPATH=%s", z->package_dir);
-    ka_child_arg(args, zs->jail);
-    ka_child_arg(args, "--zygote");
-    ka_child_option(args, "--scratch", zs->base);
-    ka_child_number(args, "--parent", (unsigned)getpid());
-    ka_child_number(args, "--mem-mb", zs->mem_mb);
-    ka_child_number(args, "--nproc", (zs->max_children + 1) * NPROC);
-    ka_child_option(args, "--result-fd", fd);
-    ka_child_option(args, "--env", ka_buf_str(&path));
+    ka_args_add(args, zs->jail);
+    ka_args_add(args, "--zygote");
+    ka_args_option(args, "--scratch", zs->base);
+    ka_args_number(args, "--parent", (unsigned)getpid());
+    ka_args_number(args, "--mem-mb", zs->mem_mb);
+    ka_args_number(args, "--nproc", (zs->max_children + 1) * NPROC);
+    ka_args_option(args, "--result-fd", fd);
+    ka_args_option(args, "--env", ka_buf_str(&path));
     if (zs->keep_bytecode)
         name_bytecode(args);
     if (gpu)
-        ka_child_args_gpu(args);
-    ka_child_arg(args, "--");
-    ka_child_arg(args, z->python);
-    ka_child_option(args, "-m", "kernel_agent.zygote");
-    ka_child_option(args, fd, zs->library);
+        ka_args_gpu(args);
+    ka_args_add(args, "--");
+    ka_args_add(args, z->python);
+    ka_args_option(args, "-m", "kernel_agent.zygote");
+    ka_args_option(args, fd, zs->library);
     ka_buf_free(&path);
 }
 
 static int spawn(struct zygote *z, bool gpu, int channel, int err)
 {
     const struct ka_zygotes *zs = z->owner;
-    struct ka_child_args args = {.count = 0};
+    struct ka_args args = {.count = 0};
     char *env[] = {(char *)"PATH=/usr/local/bin:/usr/bin:/bin", NULL};
     uv_stdio_container_t stdio[] = {
         {.flags = UV_IGNORE},
@@ -401,7 +403,7 @@ static int spawn(struct zygote *z, bool gpu, int channel, int err)
     };
     own(z, &z->process);
     int rc = uv_spawn(zs->loop, &z->process, &options);
-    ka_child_args_clear(&args);
+    ka_args_clear(&args);
     return rc;
 }
 

@@ -10,10 +10,9 @@
 #ifndef KA_ZYGOTE_H
 #define KA_ZYGOTE_H
 
-#include <uv.h>
-
 #include "base/base.h"
 
+struct ka_loop;
 struct ka_zygotes;
 struct zygote;
 
@@ -39,11 +38,12 @@ struct ka_zygote_kind {
     const char *python, *package_dir;
 };
 
-/* `library` is libka_jail.so, `base` a folder to call home; no more than `max_children` run at a time. A zygote and all its
- * children share one control group, where there are such: `mem_mb` is its limit. `keep_bytecode`: in this
- * user's cache, for the next one. */
-struct ka_zygotes *ka_zygotes_new(uv_loop_t *loop, const char *jail, const char *library, const char *base,
-                                  unsigned max_children, unsigned mem_mb, bool keep_bytecode);
+/* `library` is libka_jail.so, `base` a folder to call home; no more than `max_children` run at a time. A
+ * zygote and all its children share one control group, where there are such: `mem_mb` is its limit.
+ * `keep_bytecode`: in this user's cache, for the next one. */
+struct ka_zygotes *ka_zygotes_new(struct ka_loop *loop, const char *jail, const char *library,
+                                  const char *base, unsigned max_children, unsigned mem_mb,
+                                  bool keep_bytecode);
 /* End all; `gone` runs when the last handle is closed and the memory is free. Jobs must be over. */
 void ka_zygotes_close(struct ka_zygotes *zygotes, void (*gone)(void *arg), void *arg);
 

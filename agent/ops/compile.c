@@ -1,4 +1,5 @@
-/* Sources to compiled kernels, several children at a time. Knows the cache and operation compile, not who asks. */
+/* Sources to compiled kernels, several children at a time. Knows the cache and operation compile, not who
+ * asks. */
 #include "compile.h"
 
 #include <errno.h>
@@ -9,6 +10,7 @@
 
 #include "agent/disk/cache.h"
 #include "agent/io/child.h"
+#include "agent/io/loop.h"
 #include "agent/io/work.h"
 #include "base/hash.h"
 #include "base/log.h"
@@ -20,9 +22,10 @@
 
 struct ka_compile {
     struct ka_app *app;
+    struct ka_settings settings; /* own: the work may outlive who asked for it */
     ka_compile_done_fn done;
     void *arg;
-    uv_timer_t first; /* `done` never runs from inside start */
+    struct ka_soon *first; /* `done` never runs from inside start; NULL: begun */
     struct task {
         struct ka_compile *compile;
         bool busy;
@@ -45,22 +48,25 @@ static void go_on(struct ka_compile *c);
 
 /* ---- the end ---- */
 
-static void on_closed(uv_handle_t *handle)
+static void compile_free(void *arg)
 {
-    struct ka_compile *c = handle->data;
+    struct ka_compile *c = arg;
     json_decref(c->sources);
     json_decref(c->entries);
+    ka_settings_free(&c->settings);
     free(c);
 }
 
-/* Closes when the last thread is done. */
+/* Goes when the last thread is done, and not under the feet of whoever called. */
 static void leave(struct ka_compile *c)
 {
     c->cancelled = true;
     for (size_t i = 0; i < TASKS; i++)
         if (c->tasks[i].on_thread)
             return;
-    uv_close((uv_handle_t *)&c->first, on_closed);
+    ka_soon_cancel(c->first);
+    c->first = NULL;
+    ka_loop_soon(c->app->loop, compile_free, c);
 }
 
 static void finish(struct ka_compile *c)
@@ -86,8 +92,7 @@ static void open_cache(struct ka_app *app, const char *toolchain)
 {
     struct ka_err err;
     char *root = ka_cache_default_root();
-    int rc = root && toolchain ? ka_cache_open(root, toolchain, (uint64_t)app->opts->compile_cache_mb << 20,
-                                               &app->cache, &err)
+    int rc = root && toolchain ? ka_cache_open(root, toolchain, app->cache_bytes, &app->cache, &err)
                                : ka_fail(&err, -ENOENT, "no home folder, or no toolchain");
     if (rc)
         ka_log(KA_LOG_WARN, "kernels are compiled anew each time: %s", err.msg);
@@ -110,7 +115,8 @@ static int ask(struct task *task, json_t *source, ka_op_done_fn done)
 {
     struct ka_compile *c = task->compile;
     struct ka_err err;
-    struct ka_op_req request = {.operation = "compile", .file = c->app->package_dir};
+    struct ka_op_req request = {
+        .operation = "compile", .file = c->app->package_dir, .settings = &c->settings};
     int rc = ka_op_start(c->app, &request, json_pack("{s:o}", "source", source), done, task, &task->op, &err);
     if (rc && rc != -ESHUTDOWN)
         ka_log(KA_LOG_WARN, "%s", err.msg);
@@ -119,7 +125,7 @@ static int ask(struct task *task, json_t *source, ka_op_done_fn done)
 
 static bool must_ask_toolchain(const struct ka_app *app)
 {
-    return !app->cache_asked && !app->opts->no_compile_cache;
+    return !app->cache_asked && app->cache_bytes;
 }
 
 /* ---- one source ---- */
@@ -162,10 +168,11 @@ static json_t *error_of(const struct ka_op_result *result)
     return refusal(result->message[0] ? result->message : "compile: the child left no entry");
 }
 
-/* All sources together have the time of one child: a check that brings many slow ones must not hold up the run. */
+/* All sources together have the time of one child: a check that brings many slow ones must not hold up the
+ * run. */
 static bool is_late(const struct ka_compile *c)
 {
-    return (uv_hrtime() - c->began) / 1000000000u > (uint64_t)c->app->opts->deadline;
+    return (ka_clock_ns() - c->began) / 1000000000u > (uint64_t)c->settings.deadline;
 }
 
 /* ---- on a thread: an entry is megabytes of text */
@@ -175,7 +182,7 @@ static void on_thread_done(void *arg);
 static void run_on_thread(struct task *task, void (*work)(void *arg))
 {
     task->on_thread = true;
-    ka_work_start(&task->compile->app->loop, work, on_thread_done, task);
+    ka_work_start(task->compile->app->loop, work, on_thread_done, task);
 }
 
 static void look_up(void *arg)
@@ -312,18 +319,22 @@ static bool take_source(struct ka_compile *c, const struct ka_child_result *chil
     return good;
 }
 
-static void on_first(uv_timer_t *timer)
+static void on_first(void *arg)
 {
-    go_on(timer->data);
+    struct ka_compile *c = arg;
+    c->first = NULL;
+    go_on(c);
 }
 
-struct ka_compile *ka_compile_start(struct ka_app *app, const json_t *wanted,
-                                    const struct ka_child_result *child, ka_compile_done_fn done, void *arg)
+struct ka_compile *ka_compile_start(struct ka_app *app, const struct ka_settings *settings,
+                                    const json_t *wanted, const struct ka_child_result *child,
+                                    ka_compile_done_fn done, void *arg)
 {
     struct ka_compile *c = ka_calloc(1, sizeof(*c));
     size_t i;
     json_t *item;
-    *c = (struct ka_compile){.app = app, .done = done, .arg = arg, .began = uv_hrtime()};
+    *c = (struct ka_compile){.app = app, .done = done, .arg = arg, .began = ka_clock_ns()};
+    ka_settings_copy(&c->settings, settings);
     for (i = 0; i < TASKS; i++)
         c->tasks[i].compile = c;
     c->sources = json_array();
@@ -337,14 +348,12 @@ struct ka_compile *ka_compile_start(struct ka_app *app, const json_t *wanted,
     if (c->counts.dropped)
         ka_log(KA_LOG_WARN, "%u sources of kernels dropped: missing, too large, or not what their key says",
                c->counts.dropped);
-    uv_timer_init(&app->loop, &c->first);
-    c->first.data = c;
-    uv_timer_start(&c->first, on_first, 0, 0);
+    c->first = ka_loop_soon(app->loop, on_first, c);
     return c;
 }
 
-void ka_compile_warm(struct ka_app *app)
+void ka_compile_warm(struct ka_app *app, const struct ka_settings *settings)
 {
     if (must_ask_toolchain(app))
-        ka_compile_start(app, NULL, NULL, NULL, NULL);
+        ka_compile_start(app, settings, NULL, NULL, NULL, NULL);
 }

@@ -26,6 +26,7 @@
 
 struct ka_op {
     struct ka_app *app; /* NULL once cancelled */
+    int deadline;
     uint64_t id;
     char nonce[33];
     char *operation;
@@ -117,8 +118,7 @@ static void explain_death(const struct ka_op *op, const struct ka_child_result *
     result->status = child->error == -EPERM ? KA_OP_SANDBOX : child->timed_out ? KA_OP_TIMEOUT : KA_OP_DIED;
     if (child->timed_out)
         snprintf(result->message, sizeof(result->message),
-                 "%s: no result within the deadline of %d s (--deadline)", op->operation,
-                 op->app->opts->deadline);
+                 "%s: no result within the deadline of %d s (--deadline)", op->operation, op->deadline);
     else if (child->error == -EPERM) {
         name_missing(child, missing, sizeof(missing));
         snprintf(result->message, sizeof(result->message),
@@ -141,7 +141,8 @@ static void explain_death(const struct ka_op *op, const struct ka_child_result *
                  child->exit_status, tail);
 }
 
-/* How many values the text may hold, no fewer than it does: those in front of, and after, a comma or a bracket. */
+/* How many values the text may hold, no fewer than it does: those in front of, and after, a comma or a
+ * bracket. */
 static size_t count_values(const char *text, size_t len)
 {
     size_t count = 1;
@@ -255,7 +256,7 @@ static void on_child(void *arg, uint64_t id, const struct ka_child_result *child
     (void)id;
     if (op->app && !child->error && !child->timed_out && !child->term_signal && child->exit_status == 0) {
         op->child = ka_child_result_keep(child);
-        ka_work_start(&op->app->loop, parse, on_parsed, op);
+        ka_work_start(op->app->loop, parse, on_parsed, op);
         return;
     }
     struct ka_op_result result = {.operation = op->operation, .child = child};
@@ -267,12 +268,12 @@ static void on_child(void *arg, uint64_t id, const struct ka_child_result *child
 }
 
 /* Only what launches kernels needs the GPU; the rest does not wait for it. */
-static const char *device_of(const struct ka_op *op)
+static const char *device_of(const struct ka_op_req *req)
 {
     static const char *const launching[] = {"oracle", "candidate", "sanitize", "differentiate"};
     for (size_t i = 0; i < KA_COUNT(launching); i++)
-        if (strcmp(op->operation, launching[i]) == 0)
-            return op->app->device;
+        if (strcmp(req->operation, launching[i]) == 0)
+            return req->settings->device;
     return "cpu";
 }
 
@@ -286,17 +287,17 @@ static void set_budget(json_t *request)
     json_object_set_new(request, "budget", budget);
 }
 
-static char *request_text(const struct ka_op *op, json_t *extra)
+static char *request_text(const struct ka_op *op, const struct ka_op_req *req, json_t *extra)
 {
-    const struct ka_opts *opts = op->app->opts;
+    const struct ka_settings *settings = req->settings;
     json_t *request = extra ? extra : json_object();
     json_object_set_new(request, "op", json_string(op->operation));
     json_object_set_new(request, "nonce", json_string(op->nonce));
     json_object_set_new(request, "file", json_string(op->file));
-    json_object_set_new(request, "device", json_string(device_of(op)));
-    json_object_set_new(request, "target", json_string(opts->target));
-    json_object_set_new(request, "dtype", opts->dtype[0] ? json_string(opts->dtype) : json_null());
-    if (strcmp(op->operation, "oracle") == 0 && strcmp(device_of(op), "cuda") == 0)
+    json_object_set_new(request, "device", json_string(device_of(req)));
+    json_object_set_new(request, "target", json_string(settings->target));
+    json_object_set_new(request, "dtype", settings->dtype[0] ? json_string(settings->dtype) : json_null());
+    if (strcmp(op->operation, "oracle") == 0 && strcmp(device_of(req), "cuda") == 0)
         set_budget(request);
     const struct ka_cache *cache = op->app->cache;
     json_object_set_new(request, "compiled", cache ? json_string(ka_cache_folder(cache)) : json_null());
@@ -305,7 +306,8 @@ static char *request_text(const struct ka_op *op, json_t *extra)
     return text;
 }
 
-/* On a GPU the shapes are the user's own: tensors of gigabytes pass through the scratch, which lies in memory. */
+/* On a GPU the shapes are the user's own: tensors of gigabytes pass through the scratch, which lies in
+ * memory. */
 static struct ka_child_limits limits_for(const struct ka_app *app, const char *device)
 {
     if (strcmp(device, "cuda") != 0)
@@ -320,13 +322,14 @@ int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, 
 {
     struct ka_op *op = ka_calloc(1, sizeof(*op));
     op->app = app;
+    op->deadline = req->settings->deadline;
     op->operation = ka_strdup(req->operation);
     op->file = ka_strdup(req->file);
     op->shown = ka_strdup(req->shown ? req->shown : req->file);
     op->done = done;
     op->arg = arg;
     snprintf(op->nonce, sizeof(op->nonce), "%016" PRIx64 "%016" PRIx64, ka_random_u64(), ka_random_u64());
-    char *text = request_text(op, extra);
+    char *text = request_text(op, req, extra);
     const char *readable[3] = {op->file};
     size_t readable_count = 1;
     if (app->cache)
@@ -339,12 +342,12 @@ int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, 
         .package_dir = app->package_dir,
         .ro = readable,
         .ro_count = readable_count,
-        .device = device_of(op),
+        .device = device_of(req),
         .local_sockets = req->tool != NULL,
-        .require = app->opts->require_sandbox,
+        .require = req->settings->require_sandbox,
         .role = role_of(op->operation),
-        .limits = limits_for(app, device_of(op)),
-        .deadline_ms = (unsigned)app->opts->deadline * 1000u,
+        .limits = limits_for(app, device_of(req)),
+        .deadline_ms = (unsigned)req->settings->deadline * 1000u,
     };
     int rc = ka_child_start(app->children, &request, on_child, op, &op->id);
     free(text);

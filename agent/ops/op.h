@@ -1,13 +1,15 @@
 /* One jailed operation of docs/protocol.md: a request becomes a child, and its result comes back checked.
  *
- * The result is believed only if it carries the request's nonce, and read only if it is of a size that an honest one may have; paths of the working copy that the child read are given
- * back as the user's own. Loop thread only. */
+ * The result is believed only if it carries the request's nonce, and read only if it is of a size that an
+ * honest one may have; paths of the working copy that the child read are given back as the user's own. Loop
+ * thread only. */
 #ifndef KA_OP_H
 #define KA_OP_H
 
 #include <jansson.h>
 
 #include "agent/app/app.h"
+#include "agent/app/settings.h"
 
 struct ka_child_result;
 struct ka_op;
@@ -27,9 +29,10 @@ typedef void (*ka_op_done_fn)(void *arg, const struct ka_op_result *result);
 
 struct ka_op_req {
     const char *operation;
-    const char *file;  /* what the child reads */
-    const char *shown; /* what people are told it is called; NULL: the same */
-    const char *tool;  /* a program outside the package that the child may run; NULL: none */
+    const char *file;                   /* what the child reads */
+    const char *shown;                  /* what people are told it is called; NULL: the same */
+    const char *tool;                   /* a program outside the package that the child may run; NULL: none */
+    const struct ka_settings *settings; /* where it runs, and how long it may; read during the call */
 };
 
 /* Steals `extra`, the further members of the request (NULL: none). */

@@ -23,7 +23,7 @@
 
 static bool has_tools(const struct ka_run *run)
 {
-    return run->app->backend == KA_BACKEND_OPENAI;
+    return run->settings.answers == KA_BACKEND_OPENAI;
 }
 
 struct question {
@@ -139,7 +139,7 @@ static int question_build(struct question *question, struct ka_run *run, enum ka
     if (rc)
         return rc;
     const char *draft = json_string_value(json_object_get(run->draft, "backward"));
-    bool gpu = strcmp(run->app->device, "cuda") == 0;
+    bool gpu = strcmp(run->settings.device, "cuda") == 0;
     struct ka_prompt_input *input = &question->input;
     input->phase = prompt_phase(phase);
     input->tools = has_tools(run);
@@ -160,11 +160,11 @@ static int question_build(struct question *question, struct ka_run *run, enum ka
     if (question->current.facts)
         ka_describe_facts(question->current.facts, &question->facts);
     input->facts = ka_buf_str(&question->facts);
-    input->budget_tokens = (size_t)run->app->opts->context_tokens;
+    input->budget_tokens = (size_t)run->settings.context_tokens;
     tell_grads(question, run);
     tell_pairs(question, run);
     tell_history(question, run);
-    rc = ka_prompts_load(run->app->prompts_dir, &files, templates, err);
+    rc = ka_prompts_load(run->settings.prompts, &files, templates, err);
     if (rc == 0)
         rc = ka_prompt_build(templates, input, &question->prompt, err);
     ka_prompts_free(files);
@@ -315,12 +315,12 @@ static void send_http(struct ka_run *run, const struct ka_prompt *prompt)
 {
     struct ka_err err;
     struct ka_chat_request request = {
-        .model = run->app->opts->model,
+        .model = run->settings.model,
         .messages = prompt->messages,
         .message_count = prompt->count,
         .tools = ka_answer_tools,
         .tool_count = ka_answer_tool_count,
-        .reasoning_effort = run->app->opts->reasoning_effort[0] ? run->app->opts->reasoning_effort : NULL,
+        .reasoning_effort = run->settings.reasoning_effort[0] ? run->settings.reasoning_effort : NULL,
         .stream = true,
     };
     if (ka_llm_start(run->app->llm, &request, on_trace, on_llm, run, &run->llm_op, &err))
@@ -358,9 +358,9 @@ static struct ka_mailbox mailbox_of(const struct ka_run *run)
 {
     /* Who says --resume --no-wait has finished writing; while watching, an answer may still grow. */
     return (struct ka_mailbox){
-        .dir = run->app->mailbox,
+        .dir = run->settings.mailbox,
         .run = strrchr(run->dir, '/') + 1,
-        .settle_ms = run->app->opts->no_wait ? 0 : 1000,
+        .settle_ms = run->settings.no_wait ? 0 : 1000,
         .every_ms = 1000,
     };
 }
@@ -397,7 +397,7 @@ static void send_mailbox(struct ka_run *run, const struct ka_prompt *prompt)
     struct ka_mailbox box = mailbox_of(run);
     unsigned number = (unsigned)run->job.iters;
     struct ka_chat_request request = {
-        .model = run->app->opts->model,
+        .model = run->settings.model,
         .messages = prompt->messages,
         .message_count = prompt->count,
     };
@@ -407,12 +407,12 @@ static void send_mailbox(struct ka_run *run, const struct ka_prompt *prompt)
         ka_run_fail(run, KA_EV_LLM_FAILED, "llm", "%s", err.msg);
         return;
     }
-    if (run->app->opts->no_wait) {
+    if (run->settings.no_wait) {
         look_once(run, &box, number);
         return;
     }
     ka_log(KA_LOG_INFO, "%s: waiting for an answer to %s", run->name, run->waiting_for);
-    if (ka_mailbox_watch(&run->app->loop, &box, number, on_mail, run, &run->mail, &err))
+    if (ka_mailbox_watch(run->app->loop, &box, number, on_mail, run, &run->mail, &err))
         ka_run_fail(run, KA_EV_INTERNAL, "internal", "%s", err.msg);
 }
 
@@ -444,9 +444,9 @@ void ka_run_ask(struct ka_run *run, enum ka_job_phase phase, int64_t snapshot)
     ka_record_add(run->record, "prompt",
                   json_pack("{s:s, s:o}", "phase", ka_job_phase_name(phase), "messages",
                             messages_json(&question.prompt)));
-    if (!run->app->opts->no_wait) /* the oracle works while the model thinks */
+    if (!run->settings.no_wait) /* the oracle works while the model thinks */
         ka_expected_prepare(run);
-    if (run->app->backend == KA_BACKEND_MAILBOX)
+    if (run->settings.answers == KA_BACKEND_MAILBOX)
         send_mailbox(run, &question.prompt);
     else
         send_http(run, &question.prompt);

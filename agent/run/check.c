@@ -51,7 +51,7 @@ struct ka_check {
     json_t *facts;
     struct ka_run_child *facts_child; /* counts them beside the candidate; NULL: it does not, or is through */
     bool facts_ended, facts_wanted;
-    uint64_t began; /* uv_hrtime() */
+    uint64_t began; /* ka_clock_ns() */
 };
 
 static void free_check(struct ka_check *check)
@@ -268,7 +268,7 @@ static void measure_verified(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     bool begun = check->facts_child || run->compile;
-    if (run->app->opts->fail_fast || check->facts_ended) {
+    if (run->settings.fail_fast || check->facts_ended) {
         conclude(run);
         return;
     }
@@ -298,7 +298,7 @@ static void sanitize(struct ka_run *run)
     json_t *cases = ka_plan_preflight(list, ka_random_u64());
     ka_log_progress(run->name, "compute-sanitizer: memcheck, racecheck, initcheck");
     json_t *extra = json_pack("{s:o, s:s, s:s}", "cases", ka_plan_for_child(cases, keep, KA_COUNT(keep)),
-                              "entry", run->check->entry, "sanitizer", run->app->sanitizer);
+                              "entry", run->check->entry, "sanitizer", run->settings.sanitizer);
     json_decref(list);
     json_decref(cases);
     ka_run_op(run, "sanitize", run->check->pair_path, extra, on_sanitized);
@@ -361,7 +361,7 @@ static void go_on(struct ka_run *run);
 static void tell_progress(const struct ka_check *check)
 {
     size_t all = json_array_size(check->cases);
-    double spent = (double)(uv_hrtime() - check->began) / 1e9;
+    double spent = (double)(ka_clock_ns() - check->began) / 1e9;
     double left = spent / (double)check->judged * (double)(all - check->judged);
     if (left >= 1)
         ka_log_progress(check->run->name, "check candidate %lld: %zu of %zu cases judged, about %.0f s left",
@@ -403,7 +403,7 @@ static void end_of_cases(struct ka_run *run)
     struct ka_check *check = run->check;
     if (!ka_verdict_verified(check->verdict))
         conclude(run);
-    else if (run->app->sanitizer)
+    else if (run->settings.sanitizer)
         sanitize(run);
     else
         measure_verified(run);
@@ -442,7 +442,7 @@ static void go_on(struct ka_run *run)
         check->ready++;
     if (check->judged < check->ready) {
         check->judging = true;
-        ka_work_start(&run->app->loop, judge_ready, on_judged, check);
+        ka_work_start(run->app->loop, judge_ready, on_judged, check);
     } else if (check->judged < check->upto) {
         if (is_hopeless(run))
             give_up(run, check->judged, "not run: a smaller case had failed");
@@ -539,7 +539,7 @@ static void next_round(struct ka_run *run)
                                        "needs", "twice", "noop", "linear",   "repeats"};
     struct ka_check *check = run->check;
     size_t all = json_array_size(check->cases), from = check->upto;
-    size_t upto = !run->given || !run->app->opts->fail_fast ? all : from ? 4 * from : 1;
+    size_t upto = !run->given || !run->settings.fail_fast ? all : from ? 4 * from : 1;
     check->upto = upto < all ? upto : all;
     json_t *round = json_array();
     for (size_t at = from; at < check->upto; at++)
@@ -579,14 +579,14 @@ static void order_cases(struct ka_check *check)
 static void run_candidate(struct ka_run *run)
 {
     struct ka_check *check = run->check;
-    check->began = uv_hrtime();
+    check->began = ka_clock_ns();
     check->expected = ka_expected_take(run);
     check->cases = ka_expected_cases(check->expected);
     announce_shapes(run);
     order_cases(check);
     ka_log_progress(run->name, "check candidate %lld: %zu cases", (long long)check->snapshot,
                     json_array_size(check->cases));
-    if (ka_run_on_gpu(run) && !run->app->opts->fail_fast)
+    if (ka_run_on_gpu(run) && !run->settings.fail_fast)
         measure(run);
     next_round(run);
 }

@@ -64,7 +64,7 @@ void ka_run_compile(struct ka_run *run, const struct ka_op_result *result, ka_ru
     run->compile_facts = json_deep_copy(result->doc);
     run->compile_next = next;
     const json_t *wanted = json_object_get(json_object_get(result->doc, "cache"), "wanted");
-    run->compile = ka_compile_start(run->app, wanted, result->child, on_compiled, run);
+    run->compile = ka_compile_start(run->app, &run->settings, wanted, result->child, on_compiled, run);
 }
 
 void ka_run_compile_cancel(struct ka_run *run)

@@ -52,7 +52,7 @@ static void on_draft(struct ka_run *run, const struct ka_op_result *result)
     run->draft = result->doc ? json_deep_copy(result->doc) : NULL;
     if (run->draft)
         ka_run_put(run, "draft", run->draft);
-    if (strcmp(run->app->opts->draft, "llm") == 0) { /* only its mathematics is wanted: the prompt has it */
+    if (strcmp(run->settings.draft, "llm") == 0) { /* only its mathematics is wanted: the prompt has it */
         log_refusals(run, result->doc);
         ka_run_post_type(run, KA_EV_NO_CANDIDATE);
         return;

@@ -1,13 +1,14 @@
 /* Events into the run's machine: saves the job whole, then has the command executed. Knows no phase. */
 #include "events.h"
 
+#include <errno.h>
 #include <stdio.h>
 
 #include "base/log.h"
 
 double ka_run_seconds(const struct ka_run *run)
 {
-    return run->seconds_before + (double)uv_hrtime() / 1e9 - run->began;
+    return run->seconds_before + ka_clock_seconds() - run->began;
 }
 
 int ka_run_put(struct ka_run *run, const char *name, const json_t *doc)
@@ -37,12 +38,13 @@ static int save(struct ka_run *run)
 
 static bool over_budget(const struct ka_run *run)
 {
-    const struct ka_opts *opts = run->app->opts;
+    const struct ka_settings *settings = &run->settings;
     double in = (double)json_integer_value(json_object_get(run->totals, "tokens_in"));
     double out = (double)json_integer_value(json_object_get(run->totals, "tokens_out"));
-    double cost = (in * opts->price_in + out * opts->price_out) / 1e6;
-    return (opts->max_seconds && ka_run_seconds(run) > opts->max_seconds) ||
-           (opts->max_tokens && in + out > opts->max_tokens) || (opts->max_cost > 0 && cost > opts->max_cost);
+    double cost = (in * settings->price_in + out * settings->price_out) / 1e6;
+    return (settings->max_seconds && ka_run_seconds(run) > settings->max_seconds) ||
+           (settings->max_tokens && in + out > settings->max_tokens) ||
+           (settings->max_cost > 0 && cost > settings->max_cost);
 }
 
 /* The machine knows no clock and no prices: a question that no budget covers is answered by KA_EV_BUDGET. */

@@ -103,7 +103,7 @@ static struct ka_expected *draw(struct ka_run *run)
     made->cases =
         ka_plan_check(run->shapes, run->grads, count_differentiable(run), run->half, ka_random_u64());
     ka_plan_inputs(made->cases, ka_plan_variants(run->shapes), kept, ka_random_u64());
-    if (strcmp(run->app->device, "cuda") == 0) /* the interpreter has no order of programs to vary */
+    if (strcmp(run->settings.device, "cuda") == 0) /* the interpreter has no order of programs to vary */
         ka_plan_repeats(made->cases, REPEATS);
     made->sources = ka_calloc(json_array_size(made->cases), sizeof(*made->sources));
     size_t i;
@@ -115,7 +115,7 @@ static struct ka_expected *draw(struct ka_run *run)
 
 void ka_expected_prepare(struct ka_run *run)
 {
-    if (run->prepared || run->app->opts->fail_fast || !json_array_size(run->shapes))
+    if (run->prepared || run->settings.fail_fast || !json_array_size(run->shapes))
         return;
     run->prepared = draw(run);
     size_t count = json_array_size(run->prepared->cases);

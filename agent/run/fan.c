@@ -151,7 +151,7 @@ static void on_compared(void *arg)
 static void begin_work(struct part *part)
 {
     part->fan->working++;
-    ka_work_start(&part->fan->run->app->loop, compare, on_compared, part);
+    ka_work_start(part->fan->run->app->loop, compare, on_compared, part);
 }
 
 static void compare_part(struct part *part)
@@ -232,7 +232,8 @@ static void try_alone(struct ka_fan *fan)
 
 static size_t width(const struct ka_run *run)
 {
-    return run->app->fan_width ? run->app->fan_width : 1;
+    size_t most = ka_run_on_gpu(run) ? run->app->gpu_fan_width : run->app->fan_width;
+    return most ? most : 1;
 }
 
 struct ka_fan *ka_fan_start(struct ka_run *run, struct ka_fan_req *req, ka_fan_fn changed, void *arg)

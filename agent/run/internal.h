@@ -28,6 +28,7 @@
 #include "agent/disk/state.h"
 #include "agent/io/child.h"
 #include "agent/io/llm.h"
+#include "agent/io/loop.h"
 #include "agent/ops/op.h"
 
 struct ka_run;
@@ -55,6 +56,8 @@ struct ka_ahead {
 struct ka_run {
     struct ka_app *app;
     const struct ka_run_actions *actions;
+    struct ka_settings settings; /* own; nothing changes them */
+    struct ka_known *known;      /* known.c; NULL: nothing is kept */
     struct ka_job job;
     struct ka_state *state;
     struct ka_record *record;
@@ -98,10 +101,9 @@ struct ka_run {
     ka_run_compile_fn compile_next;
     uint64_t llm_op;               /* the question in flight; 0: none */
     struct ka_mailbox_watch *mail; /* waits for an answer in the mailbox; NULL */
-    uv_timer_t timer;              /* the first turn of the loop */
-    bool timer_open;
+    struct ka_soon *first;         /* the first turn of the loop; NULL: it was */
     struct ka_check *check;
-    double began;          /* of this process's part, uv_hrtime seconds */
+    double began;          /* of this process's part, ka_clock_seconds() */
     double seconds_before; /* of earlier processes */
     bool interrupted, finished, waiting;
 };

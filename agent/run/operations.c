@@ -1,6 +1,7 @@
 /* Jailed operations of a run: what is in flight, what became of it in the run's record, and a second try for a child that died. */
 #include "operations.h"
 
+#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -44,7 +45,7 @@ static void compile_later(struct ka_run *run, const struct ka_op_result *result)
     if (cache)
         ka_record_add(run->record, "cache", json_deep_copy(cache));
     if (json_array_size(wanted) && run->app->cache)
-        ka_compile_start(run->app, wanted, result->child, NULL, NULL);
+        ka_compile_start(run->app, &run->settings, wanted, result->child, NULL, NULL);
 }
 
 static const char *word_of(enum ka_op_status status)
@@ -68,7 +69,7 @@ static void add_to_timeline(struct ka_run *run, const struct ka_run_child *child
                             const struct ka_op_result *result)
 {
     const struct ka_child_result *ended = result->child;
-    uint64_t now = uv_hrtime();
+    uint64_t now = ka_clock_ns();
     size_t cases = json_array_size(json_object_get(child->extra, "cases"));
     json_t *row =
         json_pack("{s:s, s:s*, s:f, s:f, s:b, s:s, s:I}", "op", result->operation, "part", child->part,
@@ -130,7 +131,8 @@ static int start(struct ka_run_child *child, struct ka_err *err)
     struct ka_op_req request = {.operation = child->operation,
                                 .file = child->file,
                                 .shown = run->file,
-                                .tool = sanitizes ? run->app->sanitizer : NULL};
+                                .tool = sanitizes ? run->settings.sanitizer : NULL,
+                                .settings = &run->settings};
     return ka_op_start(run->app, &request, json_copy(child->extra), on_op, child, &child->op, err);
 }
 

@@ -42,7 +42,7 @@ static json_t *ladder_of(struct ka_run *run, const json_t *dims, bool own_cpu_sw
 
 static bool wanted(const struct ka_run *run, bool required)
 {
-    return required || strcmp(run->app->opts->sweep, "required") != 0;
+    return required || strcmp(run->settings.sweep, "required") != 0;
 }
 
 static json_t *pending_shape(struct ka_run *run, const json_t *dims, bool own_cpu_sweep, bool required)
@@ -284,6 +284,6 @@ bool ka_preflight_sweep(struct ka_run *run)
         ask_level(run);
     else
         ka_run_fail(run, KA_EV_UNUSABLE, "sweep_empty", "no shape is left to check (--sweep %s)",
-                    run->app->opts->sweep);
+                    run->settings.sweep);
     return true;
 }

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "agent/core/plan.h"
-#include "agent/io/loop_watch.h"
+#include "agent/io/loop.h"
 #include "events.h"
 #include "internal.h"
 
@@ -51,16 +51,16 @@ static const char *verdict_word(const struct ka_run *run)
 
 static void add_llm(const struct ka_run *run, json_t *result)
 {
-    const struct ka_opts *opts = run->app->opts;
+    const struct ka_settings *settings = &run->settings;
     json_int_t in = json_integer_value(json_object_get(run->totals, "tokens_in"));
     json_int_t out = json_integer_value(json_object_get(run->totals, "tokens_out"));
     json_t *llm = json_pack("{s:O, s:I, s:I}", "requests", json_object_get(run->totals, "requests"),
                             "tokens_in", in, "tokens_out", out);
-    bool priced = opts->price_in > 0 || opts->price_out > 0;
-    json_object_set_new(llm, "cost",
-                        priced
-                            ? json_real(((double)in * opts->price_in + (double)out * opts->price_out) / 1e6)
-                            : json_null());
+    bool priced = settings->price_in > 0 || settings->price_out > 0;
+    json_object_set_new(
+        llm, "cost",
+        priced ? json_real(((double)in * settings->price_in + (double)out * settings->price_out) / 1e6)
+               : json_null());
     json_object_set_new(result, "llm", llm);
 }
 
@@ -123,11 +123,11 @@ json_t *ka_run_result(struct ka_run *run)
     const json_t *stub = json_object_get(json_object_get(run->inspect, "stub"), "name");
     json_t *result =
         json_pack("{s:s, s:i, s:s, s:O?, s:s}", "verdict", verdict_word(run), "exit_code",
-                  ka_run_exit_code(run), "file", run->file, "stub", stub, "device", run->app->device);
+                  ka_run_exit_code(run), "file", run->file, "stub", stub, "device", run->settings.device);
     add_best(run, result);
     json_object_set(result, "oracles", run->oracles);
     json_object_set(result, "variants_on", json_object_get(ka_plan_variants(run->shapes), "dims"));
-    if (strcmp(run->app->device, "cuda") != 0)
+    if (strcmp(run->settings.device, "cuda") != 0)
         json_object_set_new(
             result, "repeatability",
             json_string("not measurable here: the interpreter runs programs one after another"));
@@ -149,8 +149,7 @@ json_t *ka_run_result(struct ka_run *run)
     json_object_set_new(result, "run_dir", json_string(run->dir));
     json_object_set(result, "children", run->timeline);
     json_object_set(result, "retries", json_object_get(run->totals, "retries"));
-    json_object_set_new(result, "loop_blocked_ms",
-                        json_integer((json_int_t)ka_loop_watch_most_ms(run->app->watch)));
+    json_object_set_new(result, "loop_blocked_ms", json_integer((json_int_t)ka_loop_most_ms(run->app->loop)));
     json_object_set(result, "device_answers", json_object_get(run->inspect, "device_answers"));
     if (run->failure && ka_run_exit_code(run) != 0)
         json_object_set(result, "error", run->failure);

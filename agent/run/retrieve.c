@@ -17,18 +17,18 @@ static void log_excluded(const struct ka_run *run, const struct ka_search_result
 
 void ka_run_retrieve(struct ka_run *run)
 {
-    const struct ka_opts *opts = run->app->opts;
+    const struct ka_settings *settings = &run->settings;
     json_array_clear(run->retrieved);
     struct ka_err err;
     struct ka_search_result found = {0};
-    if (opts->no_retrieval)
+    if (settings->no_retrieval)
         ka_log(KA_LOG_INFO, "%s: retrieval is off (--no-retrieval): no similar pairs", run->name);
     if (run->app->search && run->job.limits.use_llm) {
         struct ka_search_query query = {
             .forward = run->forward,
-            .topk = (size_t)opts->topk,
-            .min_sim = opts->min_sim,
-            .exclude = opts->rag_exclude,
+            .topk = (size_t)settings->topk,
+            .min_sim = settings->min_sim,
+            .exclude = settings->rag_exclude,
         };
         if (ka_search_run(run->app->search, &query, &found, &err))
             ka_log(KA_LOG_WARN, "%s: the store cannot be searched: %s", run->name, err.msg);

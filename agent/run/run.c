@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "agent/core/compose.h"
 #include "agent/ops/compile.h"
@@ -28,14 +29,16 @@ static char *base_name(const char *path)
     return ka_strndup(name, ka_ends_with(name, ".py") ? len - 3 : len);
 }
 
-static struct ka_run *run_new(struct ka_app *app, ka_run_done_fn done, void *arg)
+static struct ka_run *run_new(struct ka_app *app, const struct ka_settings *settings, ka_run_done_fn done,
+                              void *arg)
 {
     struct ka_run *run = ka_calloc(1, sizeof(*run));
     run->app = app;
+    ka_settings_copy(&run->settings, settings);
     run->actions = &ka_run_commands;
     run->done = done;
     run->arg = arg;
-    run->began = (double)uv_hrtime() / 1e9;
+    run->began = ka_clock_seconds();
     run->history = json_array();
     run->skipped = json_array();
     run->oracles = json_object();
@@ -56,7 +59,7 @@ static int make_folder(struct ka_run *run, struct ka_err *err)
     char when[32], folder[512];
     strftime(when, sizeof(when), "%Y%m%d-%H%M%S", &local);
     snprintf(folder, sizeof(folder), "%.200s-%s-%04x", run->name, when, (unsigned)(ka_random_u64() & 0xffff));
-    char *path = ka_path_join(run->app->opts->out, folder);
+    char *path = ka_path_join(run->settings.out, folder);
     int rc = ka_mkdirs(path, err);
     if (rc == 0) {
         run->dir = ka_path_real(path, err);
@@ -128,30 +131,29 @@ static int open_parts(struct ka_run *run, bool create, struct ka_err *err)
     return rc;
 }
 
-static struct ka_job_limits limits_of(const struct ka_app *app)
+static struct ka_job_limits limits_of(const struct ka_settings *settings)
 {
-    const struct ka_opts *opts = app->opts;
     return (struct ka_job_limits){
-        .max_iters = opts->max_iters,
-        .patience_parity = opts->patience_parity,
-        .patience_perf = opts->patience_perf,
-        .candidates = opts->candidates,
+        .max_iters = settings->max_iters,
+        .patience_parity = settings->patience_parity,
+        .patience_perf = settings->patience_perf,
+        .candidates = settings->candidates,
         .max_bad_answers = 4,
-        .min_rel_impr = opts->min_rel_impr,
-        .use_llm = app->backend != KA_BACKEND_NONE,
+        .min_rel_impr = settings->min_rel_impr,
+        .use_llm = settings->answers != KA_BACKEND_NONE,
         .use_differentiator = true,
-        .optimise = !opts->no_optimise,
+        .optimise = !settings->no_optimise,
     };
 }
 
 /* What a later process must know to go on. */
 static int save_start(struct ka_run *run, struct ka_err *err)
 {
-    const struct ka_opts *opts = run->app->opts;
+    const struct ka_settings *settings = &run->settings;
     json_t *start =
         json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i}", "file", run->file, "forward", run->forward,
-                  "device", run->app->device, "target", opts->target, "dtype", opts->dtype, "sweep",
-                  opts->sweep, "backend", opts->backend, "pid", (int)getpid(), "version", 1);
+                  "device", run->settings.device, "target", settings->target, "dtype", settings->dtype,
+                  "sweep", settings->sweep, "backend", settings->backend, "pid", (int)getpid(), "version", 1);
     int rc = ka_state_put(run->state, "start", start, err);
     ka_record_add(run->record, "start", json_incref(start));
     json_decref(start);
@@ -163,17 +165,18 @@ static int save_start(struct ka_run *run, struct ka_err *err)
 }
 
 /* Torch is imported while the run still reads and retrieves, also by the zygote of the candidates, which has work last. */
-static void warm(struct ka_app *app)
+static void warm(const struct ka_run *run)
 {
-    ka_children_warm(app->children, app->python, app->package_dir);
-    ka_compile_warm(app);
+    ka_children_warm(run->app->children, run->app->python, run->app->package_dir);
+    ka_compile_warm(run->app, &run->settings);
 }
 
 /* The first command is given from the loop, so that `done` never runs from inside start or resume. */
-static void on_first_turn(uv_timer_t *timer)
+static void on_first_turn(void *arg)
 {
-    struct ka_run *run = timer->data;
+    struct ka_run *run = arg;
     struct ka_command command;
+    run->first = NULL;
     if (run->job.state == KA_JOB_QUEUED) {
         struct ka_event event = {.type = KA_EV_START};
         ka_run_post(run, &event);
@@ -185,25 +188,24 @@ static void on_first_turn(uv_timer_t *timer)
 
 static void begin(struct ka_run *run)
 {
-    uv_timer_init(&run->app->loop, &run->timer);
-    run->timer.data = run;
-    run->timer_open = true;
-    uv_timer_start(&run->timer, on_first_turn, 0, 0);
-    warm(run->app);
+    run->first = ka_loop_soon(run->app->loop, on_first_turn, run);
+    warm(run);
 }
 
-int ka_run_start(struct ka_app *app, const char *file, enum ka_run_mode mode, ka_run_done_fn done, void *arg,
-                 struct ka_run **out, struct ka_err *err)
+int ka_run_start(struct ka_app *app, const struct ka_run_req *req, struct ka_run **out, struct ka_err *err)
 {
-    struct ka_run *run = run_new(app, done, arg);
-    int rc = -ENOENT;
-    run->file = ka_path_real(file, err);
-    if (!run->file)
+    struct ka_run *run = run_new(app, req->settings, req->done, req->arg);
+    run->known = req->known;
+    int rc = ka_settings_fit(&run->settings, app, err);
+    run->file = rc ? NULL : ka_path_real(req->file, err);
+    if (!run->file) {
+        rc = rc ? rc : -ENOENT;
         goto fail;
+    }
     run->name = base_name(run->file);
     rc = read_forward(run, run->file, err);
     if (rc == 0)
-        rc = split_backward(run, mode, err);
+        rc = split_backward(run, req->mode, err);
     if (rc == 0)
         rc = make_folder(run, err);
     if (rc == 0)
@@ -211,8 +213,8 @@ int ka_run_start(struct ka_app *app, const char *file, enum ka_run_mode mode, ka
     if (rc)
         goto fail;
     run->work_forward = ka_path_join(run->dir, "forward.py");
-    struct ka_job_limits limits = limits_of(app);
-    if (mode == KA_RUN_CHECK) {
+    struct ka_job_limits limits = limits_of(&run->settings);
+    if (req->mode == KA_RUN_CHECK) {
         limits.use_llm = false;
         limits.optimise = false;
         limits.use_differentiator = true; /* the draft turn then takes the backward of the file */
@@ -271,21 +273,23 @@ static int check_same(struct ka_run *run, const json_t *start, struct ka_err *er
     ka_buf_free(&forward);
     ka_buf_free(&rest);
     const char *device = json_string_value(json_object_get(start, "device"));
-    if (rc == 0 && (!device || strcmp(device, run->app->device) != 0))
+    if (rc == 0 && (!device || strcmp(device, run->settings.device) != 0))
         rc = ka_fail(err, -ESTALE, "the run %s began on %s; resume it there, or with --device %s", run->dir,
                      device ? device : "?", device ? device : "?");
     return rc;
 }
 
-int ka_run_resume(struct ka_app *app, const char *dir, ka_run_done_fn done, void *arg, struct ka_run **out,
-                  struct ka_err *err)
+int ka_run_resume(struct ka_app *app, const struct ka_settings *settings, const char *dir,
+                  ka_run_done_fn done, void *arg, struct ka_run **out, struct ka_err *err)
 {
-    struct ka_run *run = run_new(app, done, arg);
+    struct ka_run *run = run_new(app, settings, done, arg);
     json_t *start = NULL;
-    int rc = -ENOENT;
-    run->dir = ka_path_real(dir, err);
-    if (!run->dir)
+    int rc = ka_settings_fit(&run->settings, app, err);
+    run->dir = rc ? NULL : ka_path_real(dir, err);
+    if (!run->dir) {
+        rc = rc ? rc : -ENOENT;
         goto fail;
+    }
     rc = open_parts(run, false, err);
     if (rc)
         goto fail;
@@ -305,8 +309,7 @@ int ka_run_resume(struct ka_app *app, const char *dir, ka_run_done_fn done, void
         rc = ka_file_write(run->work_forward, run->forward, strlen(run->forward), err);
     if (rc)
         goto fail;
-    struct ka_job_limits limits = limits_of(app);
-    run->job.limits = limits;
+    run->job.limits = limits_of(&run->settings);
     load_documents(run);
     ka_record_add(run->record, "resume", NULL);
     json_decref(start);
@@ -337,15 +340,15 @@ static bool is_unfinished_of(const char *dir, const char *file)
     return match;
 }
 
-char *ka_run_find_unfinished(const struct ka_opts *opts, const char *file)
+char *ka_run_find_unfinished(const char *out, const char *file)
 {
     char *real = ka_path_real(file, NULL);
     struct dirent **entries = NULL;
-    int count = real ? scandir(opts->out, &entries, NULL, alphasort) : -1;
+    int count = real ? scandir(out, &entries, NULL, alphasort) : -1;
     char *name = real ? base_name(real) : NULL;
     char *newest = NULL;
     for (int i = count - 1; i >= 0; i--) {
-        char *dir = ka_path_join(opts->out, entries[i]->d_name);
+        char *dir = ka_path_join(out, entries[i]->d_name);
         if (!newest && ka_starts_with(entries[i]->d_name, name) && is_unfinished_of(dir, real))
             newest = dir;
         else
@@ -358,9 +361,10 @@ char *ka_run_find_unfinished(const struct ka_opts *opts, const char *file)
     return newest;
 }
 
-static void on_timer_closed(uv_handle_t *handle)
+static void run_gone(void *arg)
 {
-    struct ka_run *run = handle->data;
+    struct ka_run *run = arg;
+    ka_settings_free(&run->settings);
     free(run->dir);
     free(run);
 }
@@ -384,10 +388,6 @@ void ka_run_free(struct ka_run *run)
     free(run->pair_path);
     free(run->given);
     free(run->waiting_for);
-    if (run->timer_open) {
-        uv_close((uv_handle_t *)&run->timer, on_timer_closed);
-        return;
-    }
-    free(run->dir);
-    free(run);
+    ka_soon_cancel(run->first);
+    ka_loop_soon(run->app->loop, run_gone, run); /* whoever called may still look at it */
 }

@@ -10,9 +10,11 @@
 #include <jansson.h>
 
 #include "agent/app/app.h"
+#include "agent/app/settings.h"
 #include "result.h"
 
 struct ka_run;
+struct ka_known;
 
 /* Runs once, on the loop thread, never from inside start or resume. The run may be freed from inside. `waiting`: a
  * mailbox run with --no-wait that has put its question; it is resumable and has not ended. */
@@ -23,17 +25,26 @@ enum ka_run_mode {
     KA_RUN_CHECK,    /* the verdict on the backward that the file has: no model, no draft, no optimisation */
 };
 
-/* A fresh run of `file`. Errors: the file is missing or no regular file (-ENOENT, -EINVAL), the output folder is not
+struct ka_run_req {
+    const struct ka_settings *settings; /* copied */
+    const char *file;
+    enum ka_run_mode mode;
+    struct ka_known
+        *known; /* for a check: what earlier ones found out, and where it is kept; outlives the run; NULL */
+    ka_run_done_fn done;
+    void *arg;
+};
+
+/* A fresh run of a file. Errors: the file is missing or no regular file (-ENOENT, -EINVAL), the output folder is not
  * writable (-EACCES, -ENOSPC, ...). */
-int ka_run_start(struct ka_app *app, const char *file, enum ka_run_mode mode, ka_run_done_fn done, void *arg,
-                 struct ka_run **out, struct ka_err *err);
+int ka_run_start(struct ka_app *app, const struct ka_run_req *req, struct ka_run **out, struct ka_err *err);
 
 /* Go on with a run folder. -ENOENT: no such run; -EBUSY: another process has it; -ESTALE: the user's file has changed. */
-int ka_run_resume(struct ka_app *app, const char *dir, ka_run_done_fn done, void *arg, struct ka_run **out,
-                  struct ka_err *err);
+int ka_run_resume(struct ka_app *app, const struct ka_settings *settings, const char *dir,
+                  ka_run_done_fn done, void *arg, struct ka_run **out, struct ka_err *err);
 
-/* The newest run folder of `file` below --out that has not ended; NULL if there is none. free() it. */
-char *ka_run_find_unfinished(const struct ka_opts *opts, const char *file);
+/* The newest run folder of `file` below `out` that has not ended; NULL if there is none. free() it. */
+char *ka_run_find_unfinished(const char *out, const char *file);
 
 /* Stop at the next safe point, keep everything: the run is resumable afterwards (exit code 130). */
 void ka_run_interrupt(struct ka_run *run);

@@ -7,12 +7,12 @@
 
 bool ka_run_on_gpu(const struct ka_run *run)
 {
-    return strcmp(run->app->device, "cuda") == 0;
+    return strcmp(run->settings.device, "cuda") == 0;
 }
 
 bool ka_run_scaled_down(const struct ka_run *run)
 {
-    return strcmp(run->app->device, "cpu") == 0;
+    return strcmp(run->settings.device, "cpu") == 0;
 }
 
 json_t *ka_run_small(const struct ka_run *run, json_t *dims)
@@ -25,7 +25,7 @@ json_t *ka_run_small(const struct ka_run *run, json_t *dims)
 
 json_t *ka_run_sweep(struct ka_run *run, bool *own_cpu_sweep)
 {
-    const char *which = run->app->opts->sweep;
+    const char *which = run->settings.sweep;
     *own_cpu_sweep = false;
     if (which[0] == '[' || which[0] == '{') {
         json_t *given = json_loads(which, 0, NULL);

@@ -265,8 +265,7 @@ static int write_pairs(const char *dir, int count, struct ka_err *err)
     for (int i = 0; i < count && rc == 0; i++) {
         struct ka_buf text = {0}, path = {0};
         ka_buf_printf(&path, "%s/pair_%03d.py", dir, i);
-        ka_buf_printf(&text, "%s\n\ndef helper(x):\n    return x * %d\n\n\n" KA_MARKER "\n", source,
-                      i);
+        ka_buf_printf(&text, "%s\n\ndef helper(x):\n    return x * %d\n\n\n" KA_MARKER "\n", source, i);
         rc = ka_file_write(path.data, text.data, text.len, err);
         ka_buf_free(&text);
         ka_buf_free(&path);

@@ -18,6 +18,8 @@
 #include <curl/curl.h>
 
 #include "agent/io/llm.h"
+#include "agent/io/loop.h"
+#include "agent/io/loop_uv.h"
 #include "base/files.h"
 
 #define KEY "sk-test-0123456789abcdef"
@@ -36,7 +38,7 @@ static struct server server;
 
 /* What a test has seen of one op. */
 struct seen {
-    uv_loop_t loop;
+    struct ka_loop *loop;
     struct ka_llm *llm;
     struct ka_llm_config config;
     struct ka_buf trace; /* `event: text` lines */
@@ -167,7 +169,7 @@ static inline void on_done(void *arg, uint64_t op, const struct ka_llm_result *r
 static inline struct seen *seen_new(void)
 {
     struct seen *seen = ka_calloc(1, sizeof(*seen));
-    uv_loop_init(&seen->loop);
+    seen->loop = ka_loop_new();
     ka_llm_config_init(&seen->config);
     seen->config.base_url = server.base_url;
     seen->config.api_key = KEY;
@@ -190,17 +192,17 @@ static inline int start(struct seen *seen)
     const struct ka_chat_request req = {
         .model = MODEL, .messages = &message, .message_count = 1, .stream = true};
     if (!seen->llm)
-        assert_int_equal(ka_llm_new(&seen->loop, &seen->config, &seen->llm, &err), 0);
+        assert_int_equal(ka_llm_new(seen->loop, &seen->config, &seen->llm, &err), 0);
     return ka_llm_start(seen->llm, &req, on_trace, on_done, seen, &seen->op, &err);
 }
 
 /* Run the loop to its end: every op is delivered and nothing is left open. */
 static inline void finish(struct seen *seen)
 {
-    uv_run(&seen->loop, UV_RUN_DEFAULT);
+    ka_loop_run(seen->loop);
     assert_true(seen->closed);
     assert_int_equal(seen->done, seen->want);
-    assert_int_equal(uv_loop_close(&seen->loop), 0);
+    assert_int_equal(ka_loop_close(seen->loop), 0);
     assert_null(strstr(seen->message, KEY));
     assert_null(strstr(ka_buf_str(&seen->trace), KEY));
 }

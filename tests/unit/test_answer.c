@@ -129,8 +129,7 @@ static void answer__whole_pair__is_cut_at_the_marker(void **state)
 {
     (void)state;
     char whole[800];
-    snprintf(whole, sizeof(whole), "import os  # not what the user wrote\n%s\n\n%s", KA_MARKER,
-             OTHER);
+    snprintf(whole, sizeof(whole), "import os  # not what the user wrote\n%s\n\n%s", KA_MARKER, OTHER);
     assert_int_equal(take_tool("submit_file", "content", whole), 0);
     assert_string_equal(ka_buf_str(&out), OTHER);
     snprintf(whole, sizeof(whole), "%s\n#--- backward ---\n%s", FORWARD, OTHER);

@@ -19,10 +19,12 @@
 #include "agent/io/capture.h"
 #include "agent/io/child.h"
 #include "agent/io/child_internal.h"
+#include "agent/io/loop.h"
+#include "agent/io/loop_uv.h"
 #include "base/files.h"
 
 struct fixture {
-    uv_loop_t loop;
+    struct ka_loop *loop;
     struct ka_children *children;
     char dir[64];
     char *python, *package, *base;
@@ -64,10 +66,10 @@ static int set_up(void **state)
     f->package = ka_path_join(f->dir, "package");
     f->base = ka_path_join(f->dir, "base");
     assert_int_equal(mkdir(f->package, 0755), 0);
-    assert_int_equal(uv_loop_init(&f->loop), 0);
+    f->loop = ka_loop_new();
     struct ka_children_conf conf = {.jail = jail, .base = f->base, .max_running = 2, .no_zygotes = true};
     struct ka_err err = {{0}};
-    if (ka_children_new(&f->loop, &conf, &f->children, &err) != 0)
+    if (ka_children_new(f->loop, &conf, &f->children, &err) != 0)
         fail_msg("%s", err.msg);
     free(jail);
     return 0;
@@ -84,8 +86,8 @@ static int tear_down(void **state)
     int rc = 0;
     if (f->children) {
         ka_children_close(f->children);
-        uv_run(&f->loop, UV_RUN_DEFAULT);
-        rc = uv_loop_close(&f->loop); /* nothing is left open */
+        ka_loop_run(f->loop);
+        rc = ka_loop_close(f->loop); /* nothing is left open */
         if (!rc && !folder_is_empty(f->base))
             rc = -ENOTEMPTY; /* nor on disk */
         ka_rmtree(f->dir, NULL);
@@ -145,7 +147,7 @@ static uint64_t start(struct fixture *f, const char *command, struct seen *seen,
 
 static void run_until(struct fixture *f, const struct seen *seen)
 {
-    while (!seen->calls && uv_run(&f->loop, UV_RUN_ONCE))
+    while (!seen->calls && uv_run(ka_loop_uv(f->loop), UV_RUN_ONCE))
         ;
     assert_int_equal(seen->calls, 1);
 }
@@ -226,7 +228,7 @@ static void child__cancelled__ends_at_once_and_says_so(void **state)
     struct seen s = {0};
     uint64_t op = start(f, "sleep 300", &s, 20000);
     while (ka_children_running(f->children) == 0)
-        uv_run(&f->loop, UV_RUN_ONCE);
+        uv_run(ka_loop_uv(f->loop), UV_RUN_ONCE);
     ka_child_cancel(f->children, op);
     ka_child_cancel(f->children, op);
     assert_int_equal(s.calls, 0);
@@ -247,7 +249,7 @@ static void child__beyond_the_limit__waits_and_can_be_cancelled_there(void **sta
     assert_int_equal(s[3].error, -ECANCELED);
     unsigned most = 0;
     while (!s[0].calls || !s[1].calls || !s[2].calls) {
-        uv_run(&f->loop, UV_RUN_ONCE);
+        uv_run(ka_loop_uv(f->loop), UV_RUN_ONCE);
         if (ka_children_running(f->children) > most)
             most = ka_children_running(f->children);
     }
@@ -354,7 +356,7 @@ static void children__base_that_others_can_write__is_refused(void **state)
     assert_int_equal(mkdir(open_base, 0777), 0);
     assert_int_equal(chmod(open_base, 0777), 0);
     struct ka_children_conf conf = {.jail = "/bin/true", .base = open_base};
-    assert_int_equal(ka_children_new(&f->loop, &conf, &children, &err), -EACCES);
+    assert_int_equal(ka_children_new(f->loop, &conf, &children, &err), -EACCES);
     assert_null(children);
     free(open_base);
 }
@@ -395,7 +397,7 @@ static struct fixture *need_zygotes(void **state)
     if (here) {
         struct ka_children_conf conf = {.jail = jail, .base = f->base, .max_running = 2};
         ka_children_close(f->children);
-        assert_int_equal(ka_children_new(&f->loop, &conf, &f->children, NULL), 0);
+        assert_int_equal(ka_children_new(f->loop, &conf, &f->children, NULL), 0);
         free(f->python);
         char *here_path = getcwd(NULL, 0);
         f->python = ka_path_join(here_path, ".venv/bin/python");
@@ -465,7 +467,7 @@ static void child__of_a_zygote__can_be_cancelled_while_it_waits(void **state)
     struct seen s = {0};
     uint64_t op = start(f, "true", &s, 20000);
     while (ka_children_running(f->children) == 0)
-        uv_run(&f->loop, UV_RUN_ONCE);
+        uv_run(ka_loop_uv(f->loop), UV_RUN_ONCE);
     ka_child_cancel(f->children, op);
     run_until(f, &s);
     assert_int_equal(s.error, -ECANCELED);
@@ -478,7 +480,7 @@ static void child__whose_zygote_dies__is_reported_and_the_next_one_runs(void **s
     run_one(f, "true", &first);
     start(f, "sleep 300", &lost, 20000);
     for (int i = 0; i < 20 && !lost.calls; i++)
-        uv_run(&f->loop, UV_RUN_NOWAIT), usleep(20000);
+        uv_run(ka_loop_uv(f->loop), UV_RUN_NOWAIT), usleep(20000);
     kill_own_children();
     run_until(f, &lost);
     assert_int_equal(lost.error, -EIO);
@@ -509,7 +511,7 @@ static void children__folder_of_a_killed_daemon__is_removed_by_the_next(void **s
     struct ka_children_conf conf = {.jail = "/bin/true", .base = f->base};
     struct seen s = {0};
     assert_int_equal(ka_mkdirs(left, NULL), 0);
-    assert_int_equal(ka_children_new(&f->loop, &conf, &next, NULL), 0);
+    assert_int_equal(ka_children_new(f->loop, &conf, &next, NULL), 0);
     assert_int_equal(access(dead, F_OK), -1);
     run_one(f, "exit 4", &s); /* the folder of one that lives is still there */
     assert_int_equal(s.exit_status, 4);
@@ -612,14 +614,14 @@ static void args__of_a_request__are_the_options_of_the_jail(void **state)
                                .env_count = 1,
                                .require = "full",
                                .limits = {.mem_mb = 7}};
-    struct ka_child_args args = {.count = 0};
+    struct ka_args args = {.count = 0};
     struct ka_child_req *copy = ka_child_req_copy(&req);
     ka_child_args_jail(&args, copy, "/s");
     assert_int_equal(args.count, KA_COUNT(wanted));
     for (size_t i = 0; i < args.count; i++)
         assert_string_equal(args.argv[i], wanted[i]);
     assert_null(args.argv[args.count]);
-    ka_child_args_clear(&args);
+    ka_args_clear(&args);
     ka_child_req_free(copy);
 }
 

@@ -9,7 +9,7 @@ static void llm__huge_json_body__is_cut(void **state)
     struct seen *seen = seen_new();
     seen->config.max_answer_bytes = 100000;
     load_script("{\"fault\": \"huge\"}");
-    assert_int_equal(ka_llm_new(&seen->loop, &seen->config, &seen->llm, NULL), 0);
+    assert_int_equal(ka_llm_new(seen->loop, &seen->config, &seen->llm, NULL), 0);
     assert_int_equal(ka_llm_start(seen->llm, &req, on_trace, on_done, seen, &seen->op, NULL), 0);
     finish(seen);
     expect_failure(seen, KA_LLM_BAD_ANSWER, 1, "larger than");
@@ -102,18 +102,17 @@ static void llm__unusable_url_or_key__is_refused(void **state)
         {"http://host/v1", "two\nlines", "API key"},
     };
     for (size_t i = 0; i < KA_COUNT(cases); i++) {
-        uv_loop_t loop;
+        struct ka_loop *loop = ka_loop_new();
         struct ka_llm_config config;
         struct ka_llm *llm = NULL;
         struct ka_err err = {0};
-        uv_loop_init(&loop);
         ka_llm_config_init(&config);
         config.base_url = cases[i].url;
         config.api_key = cases[i].key;
-        assert_int_equal(ka_llm_new(&loop, &config, &llm, &err), -EINVAL);
+        assert_int_equal(ka_llm_new(loop, &config, &llm, &err), -EINVAL);
         assert_null(llm);
         assert_non_null(strstr(err.msg, cases[i].reason));
-        assert_int_equal(uv_loop_close(&loop), 0);
+        assert_int_equal(ka_loop_close(loop), 0);
     }
 }
 
@@ -163,7 +162,7 @@ static void llm__cancel__is_delivered_at_any_moment(void **state)
         seen->config.backoff_max_ms = 9000;
         load_script(cases[i].script);
         assert_int_equal(start(seen), 0);
-        uv_timer_init(&seen->loop, &later.timer);
+        uv_timer_init(ka_loop_uv(seen->loop), &later.timer);
         later.timer.data = &later;
         uv_timer_start(&later.timer, on_cancel_time, cases[i].after_ms, 0);
         finish(seen);
@@ -207,7 +206,7 @@ static void llm__close_without_ops__leaves_nothing_on_the_loop(void **state)
     (void)state;
     struct seen *seen = seen_new();
     seen->want = 0;
-    assert_int_equal(ka_llm_new(&seen->loop, &seen->config, &seen->llm, NULL), 0);
+    assert_int_equal(ka_llm_new(seen->loop, &seen->config, &seen->llm, NULL), 0);
     ka_llm_close(seen->llm, on_closed, seen);
     finish(seen);
     seen_free(seen);
@@ -222,7 +221,7 @@ static void llm__one_op_after_another__use_the_same_client(void **state)
     for (unsigned i = 0; i < 3; i++) {
         assert_int_equal(start(seen), 0);
         while (seen->done == i)
-            uv_run(&seen->loop, UV_RUN_ONCE);
+            uv_run(ka_loop_uv(seen->loop), UV_RUN_ONCE);
         assert_int_equal(seen->answer.text[0], "abc"[i]);
         ka_chat_answer_free(&seen->answer);
     }

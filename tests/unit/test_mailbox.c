@@ -11,6 +11,8 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+#include "agent/io/loop.h"
+#include "agent/io/loop_uv.h"
 #include "agent/io/mailbox.h"
 #include "base/files.h"
 
@@ -275,7 +277,7 @@ static void mailbox__answer_that_is_no_small_file__is_an_error(void **state)
 
 struct watching {
     struct place *place;
-    uv_loop_t loop;
+    struct ka_loop *loop;
     uv_timer_t timer;
     struct ka_mailbox_watch *watch;
     unsigned done, steps;
@@ -297,15 +299,15 @@ static void on_done(void *arg, int rc, struct ka_chat_answer *answer, const char
 static void watch_while(struct place *place, uv_timer_cb act, struct watching *watching)
 {
     *watching = (struct watching){.place = place};
-    uv_loop_init(&watching->loop);
-    uv_timer_init(&watching->loop, &watching->timer);
+    watching->loop = ka_loop_new();
+    uv_timer_init(ka_loop_uv(watching->loop), &watching->timer);
     watching->timer.data = watching;
     assert_int_equal(
-        ka_mailbox_watch(&watching->loop, &place->box, 1, on_done, watching, &watching->watch, NULL), 0);
+        ka_mailbox_watch(watching->loop, &place->box, 1, on_done, watching, &watching->watch, NULL), 0);
     uv_timer_start(&watching->timer, act, 30, 30);
-    uv_run(&watching->loop, UV_RUN_DEFAULT);
+    ka_loop_run(watching->loop);
     assert_int_equal(watching->done, 1);
-    assert_int_equal(uv_loop_close(&watching->loop), 0);
+    assert_int_equal(ka_loop_close(watching->loop), 0);
 }
 
 static void write_in_two_halves(uv_timer_t *timer)
@@ -351,17 +353,17 @@ static void mailbox__watch_of_a_missing_folder__looks_by_the_clock(void **state)
     struct watching watching;
     assert_int_equal(ka_rmtree(place->folder, NULL), 0);
     watching = (struct watching){0};
-    uv_loop_init(&watching.loop);
+    watching.loop = ka_loop_new();
     assert_int_equal(
-        ka_mailbox_watch(&watching.loop, &place->box, 1, on_done, &watching, &watching.watch, NULL), 0);
+        ka_mailbox_watch(watching.loop, &place->box, 1, on_done, &watching, &watching.watch, NULL), 0);
     for (int i = 0; i < 3; i++)
-        uv_run(&watching.loop, UV_RUN_ONCE);
+        uv_run(ka_loop_uv(watching.loop), UV_RUN_ONCE);
     assert_int_equal(watching.done, 0);
     assert_int_equal(mkdir(place->folder, 0755), 0);
     put_old(place, "softmax-001.answer.md", "late");
-    uv_run(&watching.loop, UV_RUN_DEFAULT);
+    ka_loop_run(watching.loop);
     assert_string_equal(watching.text, "late");
-    assert_int_equal(uv_loop_close(&watching.loop), 0);
+    assert_int_equal(ka_loop_close(watching.loop), 0);
 }
 
 static void stop_watching(uv_timer_t *timer)

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "base/base.h"
 #include "base/utf8.h"
 
 static void utf8__sequences__are_valid_or_not_as_unicode_says(void **state)
@@ -53,7 +54,7 @@ static void utf8__repair__replaces_each_bad_byte_and_keeps_the_rest(void **state
     };
     for (size_t i = 0; i < KA_COUNT(cases); i++) {
         struct ka_buf out = {0};
-        assert_int_equal(ka_utf8_repair(cases[i].bytes, strlen(cases[i].bytes), &out), 0);
+        assert_int_equal(ka_buf_repair(&out, cases[i].bytes, strlen(cases[i].bytes)), 0);
         assert_string_equal(ka_buf_str(&out), cases[i].want);
         ka_buf_free(&out);
     }

@@ -1,0 +1,66 @@
+/* What one run, or one operation, is to do, where, and what it may spend. Each run has its own copy, which
+ * nobody else changes: runs of one process may differ in all of it. What they share is app.h. */
+#ifndef KA_SETTINGS_H
+#define KA_SETTINGS_H
+
+#include "base/base.h"
+
+struct ka_app;
+struct ka_opts;
+
+enum ka_backend { KA_BACKEND_NONE, KA_BACKEND_OPENAI, KA_BACKEND_MAILBOX };
+
+struct ka_settings {
+    char *out;   /* folder of run folders */
+    char *sweep; /* "all", "required", or a JSON list of dims */
+    bool fail_fast;
+    /* similar pairs */
+    bool no_retrieval;
+    int topk;
+    double min_sim;
+    char *rag_exclude;
+    /* the model */
+    char *backend; /* as it was asked for */
+    enum ka_backend answers;
+    char *mailbox; /* folder, where answers are KA_BACKEND_MAILBOX; else NULL */
+    char *model;
+    char *reasoning_effort; /* "": the endpoint's own */
+    int context_tokens;
+    char *draft; /* "auto", "llm", "differentiator" */
+    bool no_wait;
+    char *prompts; /* folder of the templates */
+    /* budgets; 0: none */
+    int max_iters, candidates, patience_parity, patience_perf;
+    double min_rel_impr;
+    int max_tokens, max_seconds;
+    double max_cost, price_in, price_out;
+    bool no_optimise;
+    /* where it runs */
+    char *device; /* "cpu" or "cuda" */
+    char *target;
+    char *dtype; /* "": the file's own */
+    char *require_sandbox;
+    int deadline;    /* seconds of one child */
+    char *sanitizer; /* path of compute-sanitizer, with --sanitize; else NULL */
+};
+
+/* Words that a child would find out to be wrong after seconds, and say so in its own words: -EINVAL with
+ * `err`. */
+int ka_settings_check(const struct ka_opts *opts, struct ka_err *err);
+
+/* What the program's options, checked, ask of a run in this process. With `with_model` false no model
+ * answers, and the options about it are not looked at. A negative code with `err` where they do not fit;
+ * `settings` is then empty. Free with ka_settings_free(). */
+int ka_settings_init(struct ka_settings *settings, const struct ka_opts *opts, const struct ka_app *app,
+                     bool with_model, struct ka_err *err);
+
+/* Has this process what the settings want? -EINVAL with `err` if not. */
+int ka_settings_fit(const struct ka_settings *settings, const struct ka_app *app, struct ka_err *err);
+
+/* Deep. `to` is overwritten. */
+void ka_settings_copy(struct ka_settings *to, const struct ka_settings *from);
+/* One of the texts, replaced by a copy of `value`. */
+void ka_settings_set(char **text, const char *value);
+void ka_settings_free(struct ka_settings *settings); /* the content; a zeroed struct is fine */
+
+#endif

@@ -1,0 +1,13 @@
+/* Ctrl-C and SIGTERM on the loop: the first asks for an orderly stop, a second one ends the process at
+ * once. */
+#ifndef KA_SIGNALS_H
+#define KA_SIGNALS_H
+
+struct ka_loop;
+struct ka_signals;
+
+struct ka_signals *ka_signals_start(struct ka_loop *loop, void (*on_stop)(void *arg), void *arg);
+/* Nobody listens any more, and the loop may end. Frees it; NULL is fine. */
+void ka_signals_stop(struct ka_signals *signals);
+
+#endif
