@@ -1,5 +1,5 @@
 /* Builds a store beside the old one and renames it. Knows no command line. */
-#include "rag/build.h"
+#include "build.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "files.h"
+#include "base/files.h"
 
 #define FILES_MAX 200000
 #define DEPTH_MAX 16

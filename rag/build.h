@@ -2,7 +2,7 @@
 #ifndef KA_BUILD_H
 #define KA_BUILD_H
 
-#include "rag/store.h"
+#include "store.h"
 
 struct ka_build_report {
     size_t pairs;

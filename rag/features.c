@@ -1,5 +1,5 @@
 /* From Python tokens to weighted features. Knows no store and no vector. */
-#include "rag/features.h"
+#include "features.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "rag/lex.h"
-#include "rag/pair.h"
+#include "lex.h"
+#include "pair.h"
 
 /* Weight of each class of features; a host function's count half. */
 enum class { CLASS_NGRAM, CLASS_STRUCTURE, CLASS_FLOW, CLASS_COUNT, CLASS_INDIRECT };

@@ -11,7 +11,7 @@
 #ifndef KA_FEATURES_H
 #define KA_FEATURES_H
 
-#include "core/base.h"
+#include "base/base.h"
 
 struct ka_feature {
     uint64_t hash;

@@ -1,5 +1,5 @@
 /* The walk, the names and the report. Knows files and the store, not how a module is taken apart. */
-#include "rag/gather.h"
+#include "gather.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -8,11 +8,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "files.h"
-#include "hash.h"
-#include "rag/build.h"
-#include "rag/import.h"
-#include "rag/license.h"
+#include "base/files.h"
+#include "base/hash.h"
+#include "build.h"
+#include "import.h"
+#include "license.h"
 
 #define FILES_MAX 100000
 

@@ -8,7 +8,7 @@
 
 #include <jansson.h>
 
-#include "rag/store.h"
+#include "store.h"
 
 #define KA_GATHER_FAMILY "imported"
 

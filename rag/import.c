@@ -1,13 +1,13 @@
 /* Takes a module apart by its top-level definitions and who mentions whom. Knows no store and no licences. */
-#include "rag/import.h"
+#include "import.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "hash.h"
-#include "rag/lex.h"
-#include "rag/pair.h"
+#include "base/hash.h"
+#include "lex.h"
+#include "pair.h"
 
 #define BLOCKS_MAX 4096
 
@@ -159,7 +159,7 @@ static int compose(const struct module *m, size_t class, const char *shown, cons
     for (size_t b = 0; b < m->count; b++)
         if (forward[b] && b != class)
             put_block(&text, m, b);
-    ka_buf_puts(&text, KA_COMPOSE_MARKER "\n\n\n");
+    ka_buf_puts(&text, KA_MARKER "\n\n\n");
     for (size_t b = 0; b < m->count; b++)
         if ((backward[b] && !forward[b]) || b == class)
             put_block(&text, m, b);

@@ -8,7 +8,7 @@
 #ifndef KA_IMPORT_H
 #define KA_IMPORT_H
 
-#include "core/base.h"
+#include "base/base.h"
 
 struct ka_import_unit {
     char *name;   /* of the class */

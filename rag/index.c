@@ -1,5 +1,5 @@
 /* The matrix and its search. Knows no Python and no command line. */
-#include "rag/index.h"
+#include "index.h"
 
 #include <cblas.h>
 #include <errno.h>

@@ -16,7 +16,7 @@
 #ifndef KA_INDEX_H
 #define KA_INDEX_H
 
-#include "rag/store.h"
+#include "store.h"
 
 #define KA_INDEX_DUPLICATE 0.995
 #define KA_INDEX_SIBLING 0.9

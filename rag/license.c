@@ -1,5 +1,5 @@
 /* Licences by SPDX lines and by the words of their texts. Knows no pairs. */
-#include "rag/license.h"
+#include "license.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -7,7 +7,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "files.h"
+#include "base/files.h"
 
 #define TEXT_MAX ((size_t)256 << 10)
 #define NAME_MAX_BYTES 80

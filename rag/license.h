@@ -3,7 +3,7 @@
 #ifndef KA_LICENSE_H
 #define KA_LICENSE_H
 
-#include "core/base.h"
+#include "base/base.h"
 
 struct ka_license {
     char *name; /* SPDX identifier; NULL: there is no licence, or one that is not known here */

@@ -7,8 +7,9 @@
 #ifndef KA_PAIR_H
 #define KA_PAIR_H
 
-#include "core/compose.h"
-#include "hash.h"
+#include "base/base.h"
+#include "base/hash.h"
+#include "base/marker.h"
 
 #define KA_PAIR_MAX ((size_t)1 << 20)
 

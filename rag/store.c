@@ -1,7 +1,7 @@
 /* The pair store in SQLite. Knows no command line and no search. */
-#include "rag/store.h"
+#include "store.h"
 
-#include "files.h"
+#include "base/files.h"
 
 #include <errno.h>
 #include <sqlite3.h>

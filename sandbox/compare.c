@@ -1,11 +1,11 @@
 /* The pass rule for one tensor. Knows nothing of cases, shapes of a sweep, or who made the tensors. */
-#include "sandbox/compare.h"
+#include "compare.h"
 
 #include <errno.h>
 #include <math.h>
 #include <string.h>
 
-#include "sandbox/compare_internal.h"
+#include "compare_internal.h"
 
 #define MOVED_MAX 0.01 /* the most that sensitivity to rounding is believed */
 #define TIED_SHARE 5e-3

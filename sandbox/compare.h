@@ -25,7 +25,7 @@
 
 #include <jansson.h>
 
-#include "sandbox/tensor.h"
+#include "tensor.h"
 
 struct ka_tolerance {
     enum ka_dtype dtype; /* what got must be */

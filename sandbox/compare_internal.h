@@ -2,7 +2,7 @@
 #ifndef KA_COMPARE_INTERNAL_H
 #define KA_COMPARE_INTERNAL_H
 
-#include "sandbox/compare.h"
+#include "compare.h"
 
 /* Both finite, both NaN, both infinite with one sign, or NaN against infinity. */
 bool ka_same_nonfinite(double got, double want);

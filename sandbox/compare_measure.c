@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "sandbox/compare_internal.h"
+#include "compare_internal.h"
 
 #define TINY 1e-100
 #define SQUARES_MAX 1e290 /* of a block: any number of blocks can be added */

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/utf8.h"
-#include "sandbox/compare_internal.h"
+#include "base/utf8.h"
+#include "compare_internal.h"
 
 /* Larger tensors fail without an explanation; the smaller shapes of the sweep give one. */
 #define PATTERN_COUNT_MAX ((size_t)1 << 24)

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "sandbox/compare_internal.h"
+#include "compare_internal.h"
 
 static const char *const REASONS[] = {
     [KA_DIFF_OK] = "ok",       [KA_DIFF_MISSING] = "missing",     [KA_DIFF_SHAPE] = "shape",

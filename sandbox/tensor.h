@@ -19,7 +19,7 @@
 #ifndef KA_TENSOR_H
 #define KA_TENSOR_H
 
-#include "core/base.h"
+#include "base/base.h"
 
 #define KA_TENSOR_RANK_MAX 8
 #define KA_TENSORS_MAX 4096

@@ -9,7 +9,7 @@
 #ifndef KA_ANSWER_H
 #define KA_ANSWER_H
 
-#include "base.h"
+#include "base/base.h"
 #include "chat.h"
 
 /* A backward part longer than this is refused. */

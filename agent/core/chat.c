@@ -3,8 +3,8 @@
  * prompts. */
 #include "chat.h"
 
+#include "base/utf8.h"
 #include "fields.h"
-#include "utf8.h"
 
 #include <errno.h>
 #include <jansson.h>

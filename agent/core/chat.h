@@ -7,7 +7,7 @@
 #ifndef KA_CHAT_H
 #define KA_CHAT_H
 
-#include "base.h"
+#include "base/base.h"
 
 struct ka_chat_message {
     char *role;         /* "system", "user", "assistant", "tool" */

@@ -2,7 +2,7 @@
  * not know anything else of Python. */
 #include "compose.h"
 
-#include "lines.h"
+#include "base/lines.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -65,7 +65,7 @@ const char *ka_compose_after_marker(const char *text, bool loose)
     const char *cursor = text, *end = text + strlen(text);
     struct ka_line line;
     while (ka_line_next(&cursor, end, &line)) {
-        if (ka_line_is(ka_line_strip(line), KA_COMPOSE_MARKER) || (loose && is_loose_marker(line)))
+        if (ka_line_is(ka_line_strip(line), KA_MARKER) || (loose && is_loose_marker(line)))
             return cursor;
     }
     return NULL;
@@ -105,7 +105,7 @@ int ka_compose_split(const char *text, struct ka_buf *forward, struct ka_buf *ba
 {
     const char *after = ka_compose_after_marker(text, false);
     if (!after)
-        return ka_fail(err, -ENOENT, "there is no line '%s'", KA_COMPOSE_MARKER);
+        return ka_fail(err, -ENOENT, "there is no line '%s'", KA_MARKER);
     const char *marker = after;
     while (marker > text && marker[-1] == '\n')
         marker--; /* the marker line's own newline */
@@ -241,7 +241,7 @@ int ka_compose_pair(const char *forward, const char *backward, struct ka_buf *ou
     if (rc == -EINVAL)
         goto out;
     if (*backward) {
-        ka_buf_puts(&code, "\n\n" KA_COMPOSE_MARKER "\n\n\n");
+        ka_buf_puts(&code, "\n\n" KA_MARKER "\n\n\n");
         rc = ka_compose_tidy(backward, strlen(backward), &code);
     }
     rc = rc ? rc : ka_buf_add(out, ka_buf_str(&code), code.len);

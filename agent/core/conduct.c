@@ -1,5 +1,5 @@
 /* Self-reports of a candidate's process. Knows nothing of tensors or processes; see conduct.h. */
-#include "core/conduct.h"
+#include "conduct.h"
 
 #include <stdio.h>
 #include <string.h>

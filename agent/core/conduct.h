@@ -9,7 +9,7 @@
 
 #include <jansson.h>
 
-#include "core/verdict.h"
+#include "verdict.h"
 
 /* `report` is the case's entry in the candidate's result (docs/protocol.md, op candidate); `at` the case of
  * the verdict. */

@@ -1,7 +1,7 @@
 /* Slopes into a judgement. Knows no tensor and no shape; see differences.h. */
-#include "core/differences.h"
+#include "differences.h"
 
-#include "core/fields.h"
+#include "fields.h"
 
 #include <errno.h>
 #include <math.h>

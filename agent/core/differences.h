@@ -10,7 +10,7 @@
 
 #include <jansson.h>
 
-#include "base.h"
+#include "base/base.h"
 
 struct ka_differences {
     size_t agree, open, disagree; /* slopes */

@@ -17,7 +17,7 @@
 
 #include <jansson.h>
 
-#include "base.h"
+#include "base/base.h"
 
 enum ka_job_state {
     KA_JOB_QUEUED,

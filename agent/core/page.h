@@ -5,7 +5,7 @@
 #ifndef KA_PAGE_H
 #define KA_PAGE_H
 
-#include "base.h"
+#include "base/base.h"
 
 #include <jansson.h>
 

@@ -2,7 +2,7 @@
  * result. Must not know files, tools or Python. Every number taken from a patch is only a hint. */
 #include "patch.h"
 
-#include "lines.h"
+#include "base/lines.h"
 
 #include <errno.h>
 #include <limits.h>

@@ -24,7 +24,7 @@
 #ifndef KA_PATCH_H
 #define KA_PATCH_H
 
-#include "base.h"
+#include "base/base.h"
 
 /* Caps on what is read; past them a patch is refused with -EFBIG. */
 #define KA_PATCH_MAX_BYTES ((size_t)1 << 20)

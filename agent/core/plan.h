@@ -10,27 +10,25 @@
 
 #include <jansson.h>
 
-#include "base.h"
+#include "base/base.h"
 
 #define KA_PLAN_MIN_SEEDS 5 /* over the required shapes */
 /* a*u + b*w of the test for linearity; a + b is not 1, else what was kept of u would do. */
 #define KA_PLAN_LINEAR_U 3.0
 #define KA_PLAN_LINEAR_W 2.0
 
-/* Cases for a check of a candidate (new reference). `grads`: names; `outputs`: how many outputs are
- * differentiable; `half`: inputs are float16, whose range holds no upstream of 1e3 and 1e-3 beside the
- * products that a backward makes of it: 16 and 1/16 then.
- *   - every shape once; the smallest required one again until the required ones have KA_PLAN_MIN_SEEDS seeds
- *     in sum (what another seed can show, it shows where it costs least);
- *   - on the smallest required shape: one-hot, scaled (1e3, 1e-3), non-contiguous and expanded upstreams,
- *     `None` for one of several outputs, each input's gradient alone and each left out, backward twice and
+/* Cases for a check of a candidate (new reference). `grads`: names; `outputs`: how many outputs are differentiable; `half`: inputs
+ * are float16, whose range holds no upstream of 1e3 and 1e-3 beside the products that a backward makes of it: 16 and 1/16 then.
+ *   - every shape once; the smallest required one again until the required ones have KA_PLAN_MIN_SEEDS seeds in sum
+ *     (what another seed can show, it shows where it costs least);
+ *   - on the shape of ka_plan_variants(): one-hot, scaled (1e3, 1e-3), non-contiguous and expanded upstreams, `None` for one
+ *     of several outputs, each input's gradient alone and each left out, backward twice and
  *     with a*u + b*w over one graph, and a backward whose launches do nothing. */
 json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret);
 
-/* Append one case to `cases` for each of `kinds` (names of kinds of inputs, docs/protocol.md) on the smallest
- * required shape. For preflight, which finds out which kinds the forward takes, and for the checks, with
- * those that it does. */
-void ka_plan_inputs(json_t *cases, const json_t *shapes, const json_t *kinds, uint64_t secret);
+/* Append one case on `shape` to `cases` for each of `kinds` (names of kinds of inputs, docs/protocol.md). For preflight,
+ * which finds out which kinds the forward takes, and for the checks, with those that it does. */
+void ka_plan_inputs(json_t *cases, const json_t *shape, const json_t *kinds, uint64_t secret);
 
 /* Ask for `times` more backwards over the same graph in one plain case of the largest required shape, where
  * programs contend most: how far atomics make the results differ. */
@@ -55,6 +53,11 @@ json_t *ka_plan_facts(const json_t *shapes, const char *entry, uint64_t secret);
 json_t *ka_plan_variant(const json_t *report, const json_t *tried, const json_t *best);
 /* Of the required shapes with the most gradients the smallest (borrowed), NULL where none is required. */
 json_t *ka_plan_smallest(const json_t *shapes);
+
+/* The `kind` of a hidden shape that is a small version of ka_plan_smallest(), where that takes the oracle long. */
+#define KA_PLAN_STAND_IN "a small version of a required shape"
+/* Where upstreams, inputs and subsets of gradients of other kinds are tried (borrowed): the stand-in, else the smallest. */
+json_t *ka_plan_variants(const json_t *shapes);
 
 /* Product of the integer dims: what "smallest" means. */
 double ka_plan_size(const json_t *dims);

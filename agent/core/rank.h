@@ -12,7 +12,7 @@
 
 #include <jansson.h>
 
-#include "base.h"
+#include "base/base.h"
 
 /* From a result of the operation `facts` (docs/protocol.md). INFINITY when it holds no usable case, or when a
  * kernel did not compile for the target. */

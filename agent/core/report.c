@@ -177,6 +177,7 @@ static void put_summary(struct ka_page *page, const json_t *result)
         put_oracles(page, oracles);
         put_inputs(page, get(oracles, "inputs"));
     }
+    put_fact(page, "other upstreams and inputs tried on", get(result, "variants_on"));
     put_fact(page, "draft", get(result, "draft"));
     put_fact(page, "attempts", get(result, "attempts"));
     put_fact(page, "roll-backs", get(result, "rollbacks"));

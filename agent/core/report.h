@@ -21,7 +21,7 @@
 
 #include <jansson.h>
 
-#include "base.h"
+#include "base/base.h"
 
 /* Append the report to `out`. -EINVAL when `result` is no object; -EFBIG, -ENOMEM; `out` is then
  * unchanged. */

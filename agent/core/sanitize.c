@@ -1,7 +1,7 @@
 /* Findings into failures of the verdict; see sanitize.h. */
-#include "core/sanitize.h"
+#include "sanitize.h"
 
-#include "core/fields.h"
+#include "fields.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -9,7 +9,7 @@
 
 #include <jansson.h>
 
-#include "core/verdict.h"
+#include "verdict.h"
 
 /* `doc`: result of the operation sanitize (docs/protocol.md), or NULL with the reason in `message`. */
 void ka_sanitize_judge(const json_t *doc, const char *message, struct ka_verdict *verdict);

@@ -8,7 +8,7 @@
 #ifndef KA_SHAPES_H
 #define KA_SHAPES_H
 
-#include "base.h"
+#include "base/base.h"
 
 #include <jansson.h>
 

@@ -1,13 +1,13 @@
 /* Collects results case by case and decides. Knows no tensor, no process and no prompt template. */
-#include "core/verdict.h"
+#include "verdict.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/plan.h"
-#include "core/utf8.h"
+#include "base/utf8.h"
+#include "plan.h"
 
 #define WHOLE_MAX 100 /* failures of the candidate as a whole that are kept */
 

@@ -16,7 +16,7 @@
 
 #include <jansson.h>
 
-#include "core/base.h"
+#include "base/base.h"
 #include "sandbox/compare.h"
 
 enum ka_shape_kind { KA_SHAPE_REQUIRED, KA_SHAPE_HIDDEN, KA_SHAPE_OPTIONAL };

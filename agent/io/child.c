@@ -14,8 +14,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/files.h"
 #include "capture.h"
-#include "files.h"
 #include "work.h"
 #include "zygote.h"
 

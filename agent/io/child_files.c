@@ -14,7 +14,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "files.h"
+#include "base/files.h"
 
 #define OWN_PREFIX "daemon-"
 #define SCRATCH_NAME "check-XXXXXX"

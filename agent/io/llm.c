@@ -3,7 +3,7 @@
  * nothing of runs or prompts. */
 #include "llm.h"
 
-#include "core/sse.h"
+#include "agent/core/sse.h"
 #include "http.h"
 
 #include <errno.h>
@@ -38,6 +38,7 @@ struct op {
     struct op *next;
     struct ka_llm *llm;
     uint64_t id;
+    ka_llm_trace_fn trace; /* NULL: none */
     ka_llm_done_fn done;
     void *arg;
     char *model, *body;
@@ -91,16 +92,15 @@ static void trace(struct op *op, const char *event, const char *fmt, ...) KA_PRI
 
 static void trace(struct op *op, const char *event, const char *fmt, ...)
 {
-    const struct ka_llm_config *config = &op->llm->config;
     char text[1280];
-    if (!config->trace)
+    if (!op->trace)
         return;
     va_list args;
     va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
     mask_key(op->llm, text, strlen(text));
-    config->trace(config->trace_arg, op->arg, event, text);
+    op->trace(op->arg, event, text);
 }
 
 /* A URL without user, password, query and fragment, which may hold secrets. free() it. */
@@ -495,8 +495,8 @@ static void begin_attempt(struct op *op)
 
 /* ---- API: ops ---- */
 
-int ka_llm_start(struct ka_llm *llm, const struct ka_chat_request *req, ka_llm_done_fn done, void *arg,
-                 uint64_t *id, struct ka_err *err)
+int ka_llm_start(struct ka_llm *llm, const struct ka_chat_request *req, ka_llm_trace_fn on_trace,
+                 ka_llm_done_fn done, void *arg, uint64_t *id, struct ka_err *err)
 {
     if (llm->closing)
         return ka_fail(err, -ECANCELED, "the LLM client is being closed");
@@ -508,6 +508,7 @@ int ka_llm_start(struct ka_llm *llm, const struct ka_chat_request *req, ka_llm_d
     struct op *op = ka_calloc(1, sizeof(*op));
     *op = (struct op){.llm = llm,
                       .id = ++llm->last_id,
+                      .trace = on_trace,
                       .done = done,
                       .arg = arg,
                       .model = ka_strdup(req->model),

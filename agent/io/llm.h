@@ -17,7 +17,7 @@
 #ifndef KA_LLM_H
 #define KA_LLM_H
 
-#include "core/chat.h"
+#include "agent/core/chat.h"
 
 #include <uv.h>
 
@@ -34,11 +34,6 @@ struct ka_llm_config {
     long backoff_ms, backoff_max_ms;
     size_t max_answer_bytes;
     uint64_t jitter_seed; /* 0 draws one */
-    /* For the record of a run; may be NULL. `op_arg` is what the op was started with, also while it is being started. `event`
-     * is one of "request", "retry", "adapt", "plain" (a JSON body where a stream was asked for), "answer", "failed",
-     * "cancelled". Must not call back into this module. */
-    void (*trace)(void *arg, void *op_arg, const char *event, const char *text);
-    void *trace_arg;
 };
 
 enum ka_llm_status {
@@ -63,16 +58,21 @@ struct ka_llm_result {
  * points to live until it returns. It may start, cancel and close. */
 typedef void (*ka_llm_done_fn)(void *arg, uint64_t op, const struct ka_llm_result *result);
 
+/* What an op goes through, for the record of a run; also called while it is being started. `event` is one of
+ * "request", "retry", "adapt", "plain" (a JSON body where a stream was asked for), "answer", "failed",
+ * "cancelled". Must not call back into this module. */
+typedef void (*ka_llm_trace_fn)(void *arg, const char *event, const char *text);
+
 /* Defaults for everything but base_url and api_key, which become NULL. */
 void ka_llm_config_init(struct ka_llm_config *config);
 
 /* Copies `config`. -EINVAL when the URL or the key cannot be used, -ENOMEM; `err` says why. */
 int ka_llm_new(uv_loop_t *loop, const struct ka_llm_config *config, struct ka_llm **llm, struct ka_err *err);
 
-/* Start one completion; `req` is copied into the request. -EAGAIN at the concurrency limit, -ECANCELED after
- * ka_llm_close(), -EINVAL when the request cannot be written, -ENOMEM. */
-int ka_llm_start(struct ka_llm *llm, const struct ka_chat_request *req, ka_llm_done_fn done, void *arg,
-                 uint64_t *op, struct ka_err *err);
+/* Start one completion; `req` is copied into the request, `on_trace` may be NULL. -EAGAIN at the concurrency limit,
+ * -ECANCELED after ka_llm_close(), -EINVAL when the request cannot be written, -ENOMEM. */
+int ka_llm_start(struct ka_llm *llm, const struct ka_chat_request *req, ka_llm_trace_fn on_trace,
+                 ka_llm_done_fn done, void *arg, uint64_t *op, struct ka_err *err);
 
 /* `done` runs soon with KA_LLM_CANCELLED, also if an answer had just come. -ENOENT when the op is unknown or
  * over. */

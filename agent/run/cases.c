@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/plan.h"
+#include "agent/core/plan.h"
 #include "sandbox/compare.h"
 
 #define ROUNDING 1e-10 /* of float64 sums, per unit of upstream */

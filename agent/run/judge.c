@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/core/conduct.h"
 #include "cases.h"
-#include "core/conduct.h"
 #include "sandbox/compare.h"
 
 #define LINEAR_LIMITS 3 /* three gradients, each as far off as one may be */

@@ -1,8 +1,10 @@
-"""Guard bands: memory that a candidate allocates lies between bytes of a known pattern, so that a write beside it shows.
+"""Guard bands: memory that a candidate allocates lies between bytes of a known pattern, so that a write
+beside it shows.
 
-On a GPU nothing else checks the addresses of a kernel's accesses. The interpreter checks each of them against the storages of the
-launch; there the bands keep storages apart, so that an access past the end of one never falls into the next, and they are all that is
-left where a launch takes tables of addresses. A storage on the CPU therefore ends where its tensor does.
+On a GPU nothing else checks the addresses of a kernel's accesses. The interpreter checks each of them against
+the storages of the launch; there the bands keep storages apart, so that an access past the end of one never
+falls into the next, and they are all that is left where a launch takes tables of addresses. A storage on the
+CPU therefore ends where its tensor does.
 """
 
 from __future__ import annotations
@@ -35,8 +37,7 @@ class Guards:
         return inside.as_strided(like.shape, like.stride(), inside.storage_offset()).copy_(like)
 
     def broken(self) -> list[str]:
-        """Which bands were written into: `memory beside float32[4x8]`. A GPU is waited for once, however many
-        there are."""
+        """Which bands were written into: `memory beside float32[4x8]`. A GPU is waited for once for all."""
         bands: dict[torch.device, list[torch.Tensor]] = {}
         for whole, size, _ in self._held:
             hurt = (whole[:BAND] != _PATTERN).any() | (whole[BAND + size :] != _PATTERN).any()
@@ -48,11 +49,27 @@ class Guards:
         self._held.clear()
 
 
+class _Bytes:
+    """`size` bytes of GPU memory at an address, for torch.as_tensor()."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 2,
+        }
+
+
 def _surrounded(size: int, room: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bytes with a band on either side, and the `size` bytes between them: on the CPU a storage of its own."""
+    """Bytes with a band on either side, and the `size` bytes between them, as a storage of their own.
+
+    Autograd takes fresh memory to begin where its storage does: with an offset, the gradient of a tensor that was
+    written in part (`y[:, 0] += 1`) would be put together beside it.
+    """
     if device.type != "cpu":
         whole = torch.full((BAND + room + BAND,), _PATTERN, dtype=torch.uint8, device=device)
-        return whole, whole[BAND : BAND + size]
+        return whole, torch.as_tensor(_Bytes(whole.data_ptr() + BAND, size), device=device)
     raw = np.full(BAND + room + BAND + BAND, _PATTERN, dtype=np.uint8)
     first = -raw.ctypes.data % BAND
     aligned = raw[first : first + BAND + room + BAND]

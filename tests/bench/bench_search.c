@@ -19,7 +19,7 @@
 #include <unistd.h>
 #include <wchar.h>
 
-#include "files.h"
+#include "base/files.h"
 #include "rag/build.h"
 #include "rag/search.h"
 
@@ -265,7 +265,7 @@ static int write_pairs(const char *dir, int count, struct ka_err *err)
     for (int i = 0; i < count && rc == 0; i++) {
         struct ka_buf text = {0}, path = {0};
         ka_buf_printf(&path, "%s/pair_%03d.py", dir, i);
-        ka_buf_printf(&text, "%s\n\ndef helper(x):\n    return x * %d\n\n\n" KA_COMPOSE_MARKER "\n", source,
+        ka_buf_printf(&text, "%s\n\ndef helper(x):\n    return x * %d\n\n\n" KA_MARKER "\n", source,
                       i);
         rc = ka_file_write(path.data, text.data, text.len, err);
         ka_buf_free(&text);

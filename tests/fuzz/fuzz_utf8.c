@@ -1,7 +1,7 @@
 /* UTF-8 repair of any bytes: the outcome is valid. */
 #include <stdlib.h>
 
-#include "core/utf8.h"
+#include "base/utf8.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);
 

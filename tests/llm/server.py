@@ -3,27 +3,27 @@
 
     server.py --script FILE [--port-file FILE] [--log FILE] [--key KEY] [--tls PEM] [--repeat] [--seconds 120]
 
-It prints its port on the first line of standard output (and writes it to --port-file), and exits by itself after
---seconds. A script is JSON lines; each is one step and answers one chat request, in order; `--repeat` keeps
-answering with the last. A line with a "comment" is for people, and skipped.
+It prints its port on the first line of standard output (and writes it to --port-file), and exits by itself
+after --seconds. A script is JSON lines; each is one step and answers one chat request, in order; `--repeat`
+keeps answering with the last. A line with a "comment" is for people, and skipped.
 
     {"text": "..."}                  an answer; {"text_file": "answer.md"} reads it, relative to the script
-    {"tool": "submit_patch", "arguments": {...}}        a tool call, perhaps with text; arguments may be a string
-    {"status": 429, "headers": {"Retry-After": "0"}}    an error; "error" is its message, or its body if an object
+    {"tool": "submit_patch", "arguments": {...}}     a tool call, perhaps with text; arguments may be a string
+    {"status": 429, "headers": {"Retry-After": "0"}} an error; "error" is its message, or an object, its body
     {"fault": "..."}                 one of FAULTS below
 
 Every step may also have
-    "expect": ["substring", ...]     each must occur in the request, else the answer is 400 and the log says so
+    "expect": ["substring", ...]   each must occur in the request, else the answer is 400 and the log says so
     "reject": ["substring", ...]     none may occur
     "delay": seconds                 before the first byte
     "usage": {...} | null            token counts (default 100 in, 20 out)
     "content_type": "..."            instead of the right one
     "finish_reason": "..."           default "stop", or "tool_calls"
 
-With --tls it speaks https, with the key and certificate in PEM. With --key, requests without that bearer token get
-401. GET /v1/models lists one model; GET /state says how many steps are left and which expectations failed; PUT
-/script replaces the steps and forgets what went before. --log gets one JSON object per request, without its
-headers: a key that is found there came in a body.
+With --tls it speaks https, with the key and certificate in PEM. With --key, requests without that bearer
+token get 401. GET /v1/models lists one model; GET /state says how many steps are left and which expectations
+failed; PUT /script replaces the steps and forgets what went before. --log gets one JSON object per request,
+without its headers: a key that is found there came in a body.
 """
 
 from __future__ import annotations

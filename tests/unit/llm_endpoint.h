@@ -17,8 +17,8 @@
 #include <cmocka.h>
 #include <curl/curl.h>
 
-#include "files.h"
-#include "io/llm.h"
+#include "agent/io/llm.h"
+#include "base/files.h"
 
 #define KEY "sk-test-0123456789abcdef"
 #define MODEL "test-model"
@@ -130,9 +130,8 @@ static inline int tear_down(void **state)
 
 /* ---- one client ---- */
 
-static inline void on_trace(void *arg, void *op_arg, const char *event, const char *text)
+static inline void on_trace(void *arg, const char *event, const char *text)
 {
-    (void)op_arg;
     struct seen *seen = arg;
     ka_buf_printf(&seen->trace, "%s: %s\n", event, text);
 }
@@ -180,8 +179,6 @@ static inline struct seen *seen_new(void)
     seen->config.backoff_ms = 2;
     seen->config.backoff_max_ms = 20;
     seen->config.jitter_seed = 1;
-    seen->config.trace = on_trace;
-    seen->config.trace_arg = seen;
     seen->want = 1;
     return seen;
 }
@@ -194,7 +191,7 @@ static inline int start(struct seen *seen)
         .model = MODEL, .messages = &message, .message_count = 1, .stream = true};
     if (!seen->llm)
         assert_int_equal(ka_llm_new(&seen->loop, &seen->config, &seen->llm, &err), 0);
-    return ka_llm_start(seen->llm, &req, on_done, seen, &seen->op, &err);
+    return ka_llm_start(seen->llm, &req, on_trace, on_done, seen, &seen->op, &err);
 }
 
 /* Run the loop to its end: every op is delivered and nothing is left open. */

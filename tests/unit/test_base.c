@@ -7,7 +7,7 @@
 
 #include <errno.h>
 
-#include "core/base.h"
+#include "base/base.h"
 
 static void buf__after_a_failed_add__takes_nothing_until_it_is_cleared(void **state)
 {

@@ -10,7 +10,7 @@ static void llm__huge_json_body__is_cut(void **state)
     seen->config.max_answer_bytes = 100000;
     load_script("{\"fault\": \"huge\"}");
     assert_int_equal(ka_llm_new(&seen->loop, &seen->config, &seen->llm, NULL), 0);
-    assert_int_equal(ka_llm_start(seen->llm, &req, on_done, seen, &seen->op, NULL), 0);
+    assert_int_equal(ka_llm_start(seen->llm, &req, on_trace, on_done, seen, &seen->op, NULL), 0);
     finish(seen);
     expect_failure(seen, KA_LLM_BAD_ANSWER, 1, "larger than");
     seen_free(seen);

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/report.h"
+#include "agent/core/report.h"
 
 static const char FULL[] =
     "{\"verdict\":\"verified\",\"exit_code\":0,\"stub\":\"norm\",\"file\":\"/k/norm.py\",\"device\":\"cpu\","
@@ -133,6 +133,13 @@ static void report__failed_run__tells_why(void **state)
     assert_has("| best candidate, not verified | /out/n.unverified.py |");
 }
 
+static void report__shape_of_the_other_kinds__is_named(void **state)
+{
+    (void)state;
+    report("{\"verdict\":\"verified\",\"variants_on\":{\"M\":4,\"N\":24}}");
+    assert_non_null(strstr(out.data, "| other upstreams and inputs tried on | M=4, N=24 |\n"));
+}
+
 static void report__other_kinds_of_inputs__are_named_with_what_was_left_out(void **state)
 {
     (void)state;
@@ -226,6 +233,7 @@ int main(void)
         TEST(report__facts__are_counted_and_claim_no_time),
         TEST(report__history_pairs_and_answers__are_listed),
         TEST(report__failed_run__tells_why),
+        TEST(report__shape_of_the_other_kinds__is_named),
         TEST(report__other_kinds_of_inputs__are_named_with_what_was_left_out),
         TEST(report__children__are_summed_by_operation),
         TEST(report__children_of_very_many_operations__are_summed_as_others),

@@ -10,7 +10,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "core/report.h"
+#include "agent/core/report.h"
 
 static struct ka_buf page;
 
