@@ -10,6 +10,21 @@ bool ka_same_nonfinite(double got, double want);
 /* Outside the element tolerance; `rms` is that of want's non-zero elements. */
 bool ka_element_off(const struct ka_tolerance *tol, double rms, double got, double want);
 
+/* ---- loops over elements */
+
+#define BLOCK 1024 /* elements converted at a time: three blocks of doubles lie in the first-level cache */
+#define LANES 4    /* independent sums, so that they need not wait for each other */
+
+typedef double lanes __attribute__((vector_size(LANES * sizeof(double))));
+typedef int64_t lane_bits __attribute__((vector_size(LANES * sizeof(int64_t))));
+
+/* Of lanes; macros, since without AVX lanes cannot be arguments. A NaN is never the larger one. */
+#define LOAD(lanes_, from) memcpy(&(lanes_), (from), sizeof(lanes_))
+#define STORE(to, lanes_) memcpy((to), &(lanes_), sizeof(lanes_))
+#define SIZE(x) ((lanes)((lane_bits)(x)&INT64_MAX))
+#define SELECT(mask, a, b) ((lanes)(((lane_bits)(a) & (mask)) | ((lane_bits)(b) & ~(mask))))
+#define RAISE(most, x) ((most) = SELECT((x) > (most), (x), (most)))
+
 /* ---- compare_measure.c */
 
 /* Three tensors of one shape, got and want of known dtypes; base may be NULL. Expected values of `overflow`

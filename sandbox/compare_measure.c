@@ -11,8 +11,6 @@
 
 #include "compare_internal.h"
 
-#define BLOCK 1024 /* elements converted at a time: three blocks of doubles lie in the first-level cache */
-#define LANES 4    /* independent sums, so that they need not wait for each other */
 #define TINY 1e-100
 #define SQUARES_MAX 1e290 /* of a block: any number of blocks can be added */
 #define EXPONENT_MIN (-1000)
@@ -80,9 +78,6 @@ static void load_block(const struct ka_triple *t, size_t number, struct block *b
         memcpy(b->base, b->want, b->n * sizeof(double));
 }
 
-typedef double lanes __attribute__((vector_size(LANES * sizeof(double))));
-typedef int64_t lane_bits __attribute__((vector_size(LANES * sizeof(int64_t))));
-
 struct sums {
     double want2[LANES], got2[LANES], base2[LANES], nonzero[LANES];
     double most_want[LANES], most_got[LANES], furthest[LANES], got_excess[LANES], base_excess[LANES];
@@ -114,13 +109,6 @@ static void pad(struct block *b)
     for (size_t i = b->n; i % LANES; i++)
         b->got[i] = b->want[i] = b->base[i] = 0;
 }
-
-/* Of lanes; macros, since without AVX lanes cannot be arguments. A NaN is never the larger one. */
-#define LOAD(lanes_, from) memcpy(&(lanes_), (from), sizeof(lanes_))
-#define STORE(to, lanes_) memcpy((to), &(lanes_), sizeof(lanes_))
-#define SIZE(x) ((lanes)((lane_bits)(x)&INT64_MAX))
-#define SELECT(mask, a, b) ((lanes)(((lane_bits)(a) & (mask)) | ((lane_bits)(b) & ~(mask))))
-#define RAISE(most, x) ((most) = SELECT((x) > (most), (x), (most)))
 
 /* The block's sums and maxima, as if all were finite and in range. */
 KA_CLONES

@@ -4,12 +4,6 @@
 
 #include "compare_internal.h"
 
-#define BLOCK 1024
-#define LANES 4
-
-typedef double lanes __attribute__((vector_size(LANES * sizeof(double))));
-typedef int64_t lane_bits __attribute__((vector_size(LANES * sizeof(int64_t))));
-
 struct work {
     const struct ka_term *terms;
     size_t count, parts, elements;
@@ -30,11 +24,10 @@ static void fold(const double *values, size_t n, double *squares, double *most)
     lanes sum = {0}, top = {0};
     for (size_t i = 0; i < n; i += LANES) {
         lanes v;
-        memcpy(&v, values + i, sizeof(v));
+        LOAD(v, values + i);
         sum += v * v;
-        v = (lanes)((lane_bits)v & INT64_MAX);
-        lane_bits larger = v > top; /* never for a NaN */
-        top = (lanes)(((lane_bits)v & larger) | ((lane_bits)top & ~larger));
+        v = SIZE(v);
+        RAISE(top, v);
     }
     for (size_t k = 0; k < LANES; k++) {
         *squares += sum[k];

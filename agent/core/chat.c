@@ -63,18 +63,15 @@ static json_t *string_of(const char *text)
 
 static json_t *message_of(const struct ka_chat_message *message, struct ka_err *err)
 {
-    json_t *out = json_object();
-    int rc = json_object_set_new(out, "role", string_of(message->role));
-    rc |= json_object_set_new(out, "content", string_of(message->content));
-    if (message->tool_call_id)
-        rc |= json_object_set_new(out, "tool_call_id", string_of(message->tool_call_id));
-    if (message->tool_calls && rc == 0)
-        rc = json_object_set_new(out, "tool_calls", json_loads(message->tool_calls, 0, NULL));
-    if (rc == 0)
-        return out;
-    json_decref(out);
-    ka_fail(err, -EINVAL, "the tool calls of a message with role %s are not JSON", message->role);
-    return NULL;
+    const char *id = message->tool_call_id;
+    json_t *calls = message->tool_calls ? json_loads(message->tool_calls, 0, NULL) : NULL;
+    if (message->tool_calls && !calls) {
+        ka_fail(err, -EINVAL, "the tool calls of a message with role %s are not JSON", message->role);
+        return NULL;
+    }
+    return json_pack("{s:o, s:o, s:o*, s:o*}", "role", string_of(message->role), "content",
+                     string_of(message->content), "tool_call_id", id ? string_of(id) : NULL, "tool_calls",
+                     calls);
 }
 
 static json_t *messages_of(const struct ka_chat_request *req, struct ka_err *err)

@@ -124,7 +124,8 @@ static void put_sweep(const json_t *sweep, struct ka_buf *out)
             put_shape("- sweep: ", i, json_object_get(entry, "dims"),
                       json_is_false(json_object_get(entry, "required")), out);
     }
-    ka_buf_puts(out, json_array_size(sweep) ? "\n" : "");
+    if (json_array_size(sweep))
+        ka_buf_puts(out, "\n");
 }
 
 int ka_describe_inspect(const json_t *inspect, struct ka_buf *out)
@@ -157,7 +158,8 @@ int ka_describe_shapes(const json_t *shapes, struct ka_buf *out)
         if (shown < MAX_LISTED && (optional || strcmp(class, "required") == 0))
             put_shape("- checked on: ", shown++, json_object_get(shape, "dims"), optional, out);
     }
-    ka_buf_puts(out, shown ? "; and on hidden shapes near these\n" : "");
+    if (shown)
+        ka_buf_puts(out, "; and on hidden shapes near these\n");
     return out->failed;
 }
 
@@ -177,7 +179,8 @@ static void put_refusals(const json_t *refusals, struct ka_buf *out)
 {
     size_t i;
     json_t *refusal;
-    ka_buf_puts(out, json_array_size(refusals) ? "The differentiator could not handle:\n\n" : "");
+    if (json_array_size(refusals))
+        ka_buf_puts(out, "The differentiator could not handle:\n\n");
     json_array_foreach((json_t *)refusals, i, refusal)
     {
         if (i >= MAX_LISTED)

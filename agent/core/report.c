@@ -247,50 +247,12 @@ static void put_gradients(struct ka_page *page, const json_t *gradients)
         ka_html_plot_gradients(page, gradients);
 }
 
-/* Every number of a shape by its name. */
-static void put_times(struct ka_page *page, const json_t *shapes)
-{
-    size_t i;
-    json_t *shape, *value;
-    json_array_foreach((json_t *)shapes, i, shape)
-    {
-        const char *name, *comma = "";
-        size_t shown = 0;
-        ka_page_put(page, "- ");
-        ka_page_value(page, get(shape, "dims") ? get(shape, "dims") : get(shape, "shape"));
-        ka_page_put(page, ": ");
-        json_object_foreach(shape, name, value)
-        {
-            if (!json_is_number(value) || shown++ > 16)
-                continue;
-            ka_page_put(page, comma);
-            ka_page_text(page, name);
-            ka_page_putf(page, " %.4g", json_number_value(value));
-            comma = ", ";
-        }
-        ka_page_put(page, "\n");
-    }
-    ka_page_put(page, "\n");
-}
-
 static void put_speed(struct ka_page *page, const json_t *result)
 {
-    const json_t *speed = get(result, "speed"), *shapes = get(speed, "per_shape");
     if (!ka_page_verified(result))
         return;
     ka_page_heading(page, "Speed");
-    if (!json_array_size(shapes)) {
-        ka_page_paragraph(page, "Not timed: there is no time without a GPU to measure it on.");
-        return;
-    }
-    if (has_number(speed, "geomean_vs_compile")) {
-        ka_page_mark(page, KA_PARAGRAPH);
-        ka_page_putf(page, "Geometric mean against %s: %.2fx.",
-                     is_html(page) ? "torch.compile" : "`torch.compile`",
-                     number_of(speed, "geomean_vs_compile"));
-        ka_page_mark(page, KA_PARAGRAPH_END);
-    }
-    (is_html(page) ? ka_html_times : put_times)(page, shapes);
+    ka_page_paragraph(page, "Not timed: there is no time without a GPU to measure it on.");
 }
 
 static void put_children(struct ka_page *page, const json_t *children)

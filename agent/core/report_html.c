@@ -11,7 +11,6 @@
 #define ROW_HEIGHT 24.0
 #define ROWS_MAX 64
 #define MARKS 3
-#define SERIES_MAX 4
 
 const char ka_html_head[] =
     "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
@@ -43,22 +42,19 @@ static double number_of(const json_t *object, const char *name)
     return ka_number_of(object, name, NAN);
 }
 
-/* ---- plots */
+/* ---- the plot */
 
-/* Rows of marks over one axis. */
+/* Rows of marks over a logarithmic axis. */
 struct plot {
     const char *names[ROWS_MAX];
     double values[ROWS_MAX][MARKS]; /* NAN: no mark */
-    size_t series[ROWS_MAX];        /* for its colour */
     size_t rows;
-    double low, high; /* of the axis: powers of ten, as exponents, or values */
-    bool logarithmic;
+    double low, high; /* of the axis: exponents of ten */
 };
 
 static double place(const struct plot *plot, double value)
 {
-    double at = plot->logarithmic ? (value > 0 ? log10(value) : plot->low) : value;
-    at = fmin(fmax(at, plot->low), plot->high);
+    double at = value > 0 ? fmin(fmax(log10(value), plot->low), plot->high) : plot->low;
     return PLOT_LEFT + (at - plot->low) / (plot->high - plot->low) * (PLOT_WIDTH - PLOT_LEFT - PLOT_RIGHT);
 }
 
@@ -68,31 +64,23 @@ static void fit_axis(struct plot *plot)
     for (size_t i = 0; i < plot->rows; i++)
         for (size_t k = 0; k < MARKS; k++) {
             double value = plot->values[i][k];
-            if (!isfinite(value) || (plot->logarithmic && value <= 0))
-                continue;
-            double at = plot->logarithmic ? log10(value) : value;
-            low = fmin(low, at);
-            high = fmax(high, at);
+            low = value > 0 ? fmin(low, log10(value)) : low;
+            high = value > 0 ? fmax(high, log10(value)) : high;
         }
-    if (!plot->logarithmic)
-        low = 0;
     if (!(low <= high)) /* nothing to be seen */
         low = high = 0;
-    plot->low = plot->logarithmic ? floor(low) - 0.2 : 0;
-    plot->high = plot->logarithmic ? ceil(high) + 0.2 : high * 1.05;
-    if (plot->high - plot->low < 1e-9)
-        plot->high = plot->low + 1;
+    plot->low = floor(low) - 0.2;
+    plot->high = ceil(high) + 0.2;
 }
 
 static void open_svg(struct ka_page *page, const struct plot *plot, const char *title)
 {
-    double height = ROW_HEIGHT * (double)(plot->rows + 1);
+    double bottom = ROW_HEIGHT * (double)plot->rows, height = bottom + ROW_HEIGHT;
     ka_page_putf(
         page,
         "<svg role=\"img\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\">\n<title>%s</title>\n",
         PLOT_WIDTH, height, PLOT_WIDTH, height, title);
-    double bottom = ROW_HEIGHT * (double)plot->rows;
-    for (int i = 0; i <= 40 && plot->logarithmic && ceil(plot->low) + i <= plot->high; i++) {
+    for (int i = 0; i <= 40 && ceil(plot->low) + i <= plot->high; i++) {
         double x = place(plot, pow(10, ceil(plot->low) + i));
         ka_page_putf(page, "<line x1=\"%.1f\" y1=\"0\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"#ddd\"/>", x, x,
                      bottom);
@@ -109,7 +97,7 @@ static void open_svg(struct ka_page *page, const struct plot *plot, const char *
 
 void ka_html_plot_gradients(struct ka_page *page, const json_t *gradients)
 {
-    struct plot plot = {.logarithmic = true};
+    struct plot plot = {0};
     size_t i;
     json_t *gradient;
     json_array_foreach((json_t *)gradients, i, gradient)
@@ -177,62 +165,4 @@ void ka_html_shapes(struct ka_page *page, const json_t *shapes)
         ka_page_put(page, "</td></tr>\n");
     }
     ka_page_mark(page, KA_TABLE_END);
-}
-
-/* Times of a shape: its members in milliseconds, by name. */
-static size_t times_of(const json_t *shape, const char **names, double *values)
-{
-    size_t count = 0;
-    const char *name;
-    json_t *value;
-    json_object_foreach((json_t *)shape, name, value)
-    {
-        if (count < SERIES_MAX && json_is_number(value) && ka_ends_with(name, "ms")) {
-            names[count] = name;
-            values[count++] = json_number_value(value);
-        }
-    }
-    return count;
-}
-
-void ka_html_times(struct ka_page *page, const json_t *shapes)
-{
-    static const char *const colours[SERIES_MAX] = {"#176f2c", "#777", "#bbb", "#335"};
-    size_t i;
-    json_t *shape;
-    struct plot plot = {0};
-    const char *names[SERIES_MAX];
-    ka_page_put(page, "<table>\n");
-    json_array_foreach((json_t *)shapes, i, shape)
-    {
-        double values[SERIES_MAX];
-        size_t count = times_of(shape, names, values);
-        ka_page_put(page, "<tr><td>");
-        const json_t *dims = json_object_get(shape, "dims");
-        ka_page_value(page, dims ? dims : json_object_get(shape, "shape"));
-        ka_page_put(page, "</td>");
-        for (size_t k = 0; k < count; k++) {
-            ka_page_put(page, "<td>");
-            ka_page_text(page, names[k]);
-            ka_page_putf(page, " %.4g</td>", values[k]);
-        }
-        ka_page_put(page, "</tr>\n");
-        for (size_t k = 0; k < count && plot.rows < ROWS_MAX; k++) {
-            plot.names[plot.rows] = names[k];
-            plot.series[plot.rows] = k;
-            plot.values[plot.rows][0] = values[k];
-            plot.values[plot.rows][1] = plot.values[plot.rows][2] = NAN;
-            plot.rows++;
-        }
-    }
-    ka_page_put(page, "</table>\n");
-    if (plot.rows == 0)
-        return;
-    fit_axis(&plot);
-    open_svg(page, &plot, "Time for each shape, in milliseconds");
-    for (i = 0; i < plot.rows; i++)
-        ka_page_putf(page, "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"%s\"/>\n",
-                     PLOT_LEFT, ROW_HEIGHT * (double)i + 5, place(&plot, plot.values[i][0]) - PLOT_LEFT,
-                     ROW_HEIGHT - 10, colours[plot.series[i]]);
-    ka_page_put(page, "</svg>\n");
 }

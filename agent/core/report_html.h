@@ -1,4 +1,4 @@
-/* What only the page has: its head, tables of shapes and plots. See report.h. Pure. */
+/* What only the page has: its head, the plot of errors and the table of shapes. See report.h. Pure. */
 #ifndef KA_REPORT_HTML_H
 #define KA_REPORT_HTML_H
 
@@ -12,8 +12,5 @@ void ka_html_plot_gradients(struct ka_page *page, const json_t *gradients);
 
 /* "per_shape" of the result. */
 void ka_html_shapes(struct ka_page *page, const json_t *shapes);
-
-/* "per_shape" of its speed: a table, and a bar for each time. */
-void ka_html_times(struct ka_page *page, const json_t *shapes);
 
 #endif

@@ -1,6 +1,8 @@
 /* Children as rows of bars. Must not decide anything. */
 #include "timeline.h"
 
+#include "fields.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,9 +45,8 @@ struct rows {
 
 static double seconds_of(const json_t *child, const char *name)
 {
-    const json_t *value = json_object_get(child, name);
-    double number = json_is_number(value) ? json_number_value(value) : NAN;
-    return isfinite(number) && number >= 0 && number < 1e9 ? number : NAN;
+    double number = ka_number_of(child, name, NAN);
+    return number >= 0 && number < 1e9 ? number : NAN;
 }
 
 static void read_children(const json_t *children, struct timeline *t)

@@ -133,17 +133,6 @@ static void report__failed_run__tells_why(void **state)
     assert_has("| best candidate, not verified | /out/n.unverified.py |");
 }
 
-static void report__speed__is_told_when_measured(void **state)
-{
-    (void)state;
-    report("{\"verdict\":\"verified\",\"speed\":{\"geomean_vs_compile\":1.234,\"per_shape\":[{\"dims\":{"
-           "\"M\":8},"
-           "\"seconds\":0.001,\"speedup\":1.5}]}}");
-    assert_has("Geometric mean against `torch.compile`: 1.23x.");
-    assert_has("- M=8: seconds 0.001, speedup 1.5\n");
-    assert_lacks("Not timed");
-}
-
 static void report__shape_of_the_other_kinds__is_named(void **state)
 {
     (void)state;
@@ -244,7 +233,6 @@ int main(void)
         TEST(report__facts__are_counted_and_claim_no_time),
         TEST(report__history_pairs_and_answers__are_listed),
         TEST(report__failed_run__tells_why),
-        TEST(report__speed__is_told_when_measured),
         TEST(report__shape_of_the_other_kinds__is_named),
         TEST(report__other_kinds_of_inputs__are_named_with_what_was_left_out),
         TEST(report__children__are_summed_by_operation),

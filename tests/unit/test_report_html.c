@@ -119,21 +119,6 @@ static void html__page__needs_nothing_from_elsewhere(void **state)
     assert_has("default-src 'none'");
 }
 
-static void html__measured_speed__has_a_bar_for_each_time(void **state)
-{
-    (void)state;
-    const char *text =
-        render("{\"verdict\":\"verified\",\"speed\":{\"geomean_vs_compile\":1.25,\"per_shape\":[{\"dims\":"
-               "{\"M\":4},\"backward_ms\":1.0,\"compile_ms\":2.0,\"note\":\"n\"}]}}");
-    assert_has("1.25x");
-    assert_has("backward_ms 1");
-    const char *first = strstr(text, "<rect");
-    assert_non_null(first);
-    const char *second = strstr(first + 1, "<rect");
-    assert_non_null(second);
-    assert_true(attribute(second, "width=\"") > 1.9 * attribute(first, "width=\""));
-}
-
 static const char *after(const char *text, const char *part)
 {
     const char *at = strstr(text, part);
@@ -270,7 +255,6 @@ int main(void)
         TEST(html__worse_than_tolerated__is_red_and_right_of_the_bar),
         TEST(html__given_text__never_becomes_markup),
         TEST(html__page__needs_nothing_from_elsewhere),
-        TEST(html__measured_speed__has_a_bar_for_each_time),
         TEST(html__children__have_a_bar_each_where_and_as_long_as_they_ran),
         TEST(html__many_children__share_rows_by_operation),
         TEST(html__too_many_at_once__are_counted),
