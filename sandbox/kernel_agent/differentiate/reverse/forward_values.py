@@ -34,6 +34,7 @@ from ..ir.nodes import (
 from ..ir.refusal import Refusal
 from ..ir.report import LineReport
 from ..ir.rewriter import Rewriter
+from ..ir.values import takes_loop
 from ..prove.affine import upper
 from . import checkpoints
 from .sweep import Reverse
@@ -76,7 +77,7 @@ def use_stored(reverse: Reverse) -> None:
         if (
             value.op in ("load", "const", "full", "phi", "loopout")
             or uses.get(value, 0) > 1
-            or not _loops_in(value)
+            or not takes_loop(value)
         ):
             continue
         if value.home is not store.value.home or store.region is not value.home:
@@ -122,10 +123,6 @@ def _uses(effects: list) -> dict[Node, int]:
 def _mixes_lanes(value: Node) -> bool:
     """Whether lanes meet in a value, so that one that a mask leaves out may reach another."""
     return any(isinstance(n, Node) and n.op in MIXING and n.is_float for n in reachable([value]))
-
-
-def _loops_in(node: Node) -> bool:
-    return any(isinstance(n, Node) and n.op == "loopout" for n in reachable([node]))
 
 
 class Tape:

@@ -21,7 +21,7 @@ from ..ir.nodes import Carry, For, GradWrite, If, Node, Region, operands, reacha
 from ..ir.report import LineReport, Why
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_zero
-from ..ir.values import is_static, loop_out
+from ..ir.values import is_static, loop_out, takes_loop
 from ..prove.affine import Affine, Var, upper
 from ..prove.bounds import first as first_program
 from ..prove.bounds import last as last_program
@@ -31,7 +31,7 @@ from ..prove.masks import parts as conditions
 from ..prove.positions import NotTurned
 from ..reverse.sweep import Reverse
 from .gradient_writes import depends, placed_writes
-from .kept_values import Spills, takes_loop
+from .kept_values import Spills
 from .programs import program_variables
 from .windows import Turned, turn, windowed
 

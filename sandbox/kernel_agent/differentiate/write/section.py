@@ -310,8 +310,9 @@ class FunctionText:
         for name in site.launch.heuristics:
             if name in self.kept:
                 lines.append(f"        {name} = {heuristic_text(site, name)}")
-        if self.grid_is_callable():
-            lines += self.resolve_grid()
+        if not isinstance(site.call.func.slice, ast.Tuple):  # type: ignore[attr-defined]
+            # A callable grid sees the arguments as Triton would show them.
+            lines += ["        if callable(grid):", *_broken(f"grid = grid({_arguments(site)})", 12)]
         for name, count in site.replaced.items():
             lines.append(f"        if {self.expr(count, 5)} != {name}.numel():")
             lines += _broken(
@@ -332,13 +333,6 @@ class FunctionText:
         if output in self.site.tables:
             return f"[t.stride() for t in {tensors_of(output)}]"
         return f"{output}.stride()"
-
-    def grid_is_callable(self) -> bool:
-        return not isinstance(self.site.call.func.slice, ast.Tuple)  # type: ignore[attr-defined]
-
-    def resolve_grid(self) -> list[str]:
-        """The grid as numbers: a callable one sees the arguments as Triton would show them."""
-        return ["        if callable(grid):", *_broken(f"grid = grid({_arguments(self.site)})", 12)]
 
     def backward(self, body: list[str]) -> list[str]:
         site = self.site
