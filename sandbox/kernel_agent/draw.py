@@ -109,8 +109,7 @@ def make_inputs(
 
 
 def has_rows(tensor: torch.Tensor) -> bool:
-    """Whether there are two rows to tell apart: vectors and scalars stay as they are, whatever the kind of
-    the inputs."""
+    """Whether there are two rows to tell apart: vectors and scalars stay as they are in every kind."""
     return tensor.dim() >= 2 and tensor.shape[:-1].numel() >= 2
 
 

@@ -401,8 +401,7 @@ class Builder:
         return revised
 
     def _scaled(self, step: Node, affine: tuple) -> tuple[Node, Node]:
-        """`step * iteration` as a product with the loop variable itself where the step is a multiple of the
-        loop's."""
+        """`step * iteration`, by way of the loop variable where the step is a multiple of the loop's."""
         count, _, loop_step, _lo = affine
         here, self.g.here = self.g.here, count.home
         try:

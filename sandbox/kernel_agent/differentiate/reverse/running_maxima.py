@@ -184,8 +184,7 @@ class Analysis:
         return found
 
     def unseen(self, node: Node) -> bool:
-        """Whether the lanes that a `where` replaces are stored nowhere: every store that they reach leaves
-        them out."""
+        """Whether lanes that a `where` replaces are stored nowhere: every store leaves them out."""
         cond = beneath(node.args[0], "expand", "broadcast")
         replaced = upper_bounds(node.args[0], len(node.shape))
         if cond.op != "compare" or len(replaced) != 1:
