@@ -1,5 +1,4 @@
-"""Inputs and upstream gradients from seeds: the same bytes in every process that asks with the same seed for
-the same device.
+"""Inputs and upstream gradients from seeds: the same bytes for one seed and device in every process.
 
 The CPU and a GPU draw different numbers, and so may two models of GPU: candidate and oracle of one case run
 on the same one.

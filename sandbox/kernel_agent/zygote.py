@@ -1,5 +1,4 @@
-"""Imports torch and triton once, then forks one jailed child a request: `python -m kernel_agent.zygote FD
-LIBRARY`.
+"""Imports torch and triton once, then forks a jailed child a request: `-m kernel_agent.zygote FD LIBRARY`.
 
 FD is a SOCK_SEQPACKET socket to the daemon, LIBRARY is libka_jail.so, which puts the layers on in the child.
 

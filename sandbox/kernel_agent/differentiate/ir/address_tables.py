@@ -1,5 +1,4 @@
-"""Tables of addresses: `tl.load(table + g).to(tl.pointer_type(tl.float16))` is a pointer to one of several
-tensors.
+"""Tables of addresses: `tl.load(table + g).to(tl.pointer_type(...))` is a pointer to one of several tensors.
 
 Such a pointer is a node of its own, an `entry` of its table. The host makes a second table, of gradients of
 the same tensors in the same order, so that the entry of the gradient has the same index. Every entry gets a

@@ -1,5 +1,4 @@
-"""Algebra at construction: constants, neutral elements, adjoint pairs that cancel. Equal nodes are shared by
-`Graph.intern`.
+"""Algebra at construction: constants, neutral elements, adjoint pairs that cancel.
 
 Every rule here is exact in real arithmetic and keeps the type of the result. `0 * x` becomes 0 although IEEE
 says NaN for an infinite x: an adjoint that is identically zero contributes nothing.

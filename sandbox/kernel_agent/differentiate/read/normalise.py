@@ -1,5 +1,4 @@
-"""From a kernel's `ast` to the graph: helpers inlined, pointers split into parameter and offset, loops with
-explicit carries.
+"""From a kernel's `ast` to the graph: helpers inlined, pointers split, loops with explicit carries.
 
 The kernel is interpreted over nodes. What is a Python number stays one (literals, axes); a constexpr
 parameter stays a name with a traced value, so that the backward fits other values too. A loop body is

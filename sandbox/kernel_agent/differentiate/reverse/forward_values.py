@@ -1,5 +1,4 @@
-"""Forward values in the reverse sweep: from a stored output, recomputed beside a loop that runs forward, or
-from a tape.
+"""Forward values in the reverse sweep: from a stored output, computed again in a loop, or from a tape.
 
 In this order: (1) a value that the forward stored is loaded back where computing it again would take a loop;
 (2) a loop that was telescoped ends at the values of the original, which needs one sweep less; (3) a reverse

@@ -1,5 +1,4 @@
-"""Turn a window around: a gradient that is scattered over `o * stride + k * dilation - padding` is gathered
-instead.
+"""Turns a window around: a gradient scattered over `o * stride + k * dilation - padding` is gathered.
 
 A convolution reads an input at the sum of a position and a tap, so that many (position, tap) pairs meet in
 one element of the input's gradient. For a fixed tap, position and index determine each other: o = (i - k *

@@ -1,5 +1,4 @@
-"""The text of the backward section around the kernels: helpers, one Function per launch, and
-`<stub>_autograd`.
+"""The text around the kernels: helpers, one Function per launch, and `<stub>_autograd`.
 
 A launch becomes one `torch.autograd.Function`: its forward makes the user's launch, its backward the
 generated ones. `<stub>_autograd` is the stub itself with every launch replaced by `.apply`, so that torch
