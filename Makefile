@@ -11,14 +11,13 @@ PYTHON  := .venv/bin/python
 PKGS    := libuv libcurl jansson sqlite3 openblas libcrypto
 WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wformat=2 -Wswitch-enum -Werror
 CFLAGS  ?= -O2 -g
-KA_CFLAGS = -std=c11 -D_GNU_SOURCE -Iagent -I. $(WARN) $(CFLAGS) \
+KA_CFLAGS = -std=c11 -D_GNU_SOURCE -I. $(WARN) $(CFLAGS) \
             $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer) \
             $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 KA_LIBS   = -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../lib' \
             $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -lpthread
 
-LIB_SRC  := $(filter-out agent/main.c,$(wildcard agent/*.c)) \
-            $(wildcard agent/core/*.c agent/io/*.c agent/run/*.c rag/*.c sandbox/*.c)
+LIB_SRC  := $(filter-out agent/cli/main.c,$(wildcard base/*.c sandbox/*.c rag/*.c agent/*/*.c))
 LIB_OBJ  := $(LIB_SRC:%.c=$(BUILD)/%.o)
 JAIL_SRC := $(wildcard sandbox/jail/*.c)
 JAIL_OBJ := $(JAIL_SRC:%.c=$(BUILD)/%.o) $(if $(SAN),$(BUILD)/tests/san/jail.o)
@@ -74,7 +73,7 @@ $(BUILD)/libka.a: $(LIB_OBJ)
 	$(Q)rm -f $@
 	$(Q)ar rcs $@ $^
 
-$(BUILD)/kernel-agent: $(BUILD)/agent/main.o $(BUILD)/libka.a
+$(BUILD)/kernel-agent: $(BUILD)/agent/cli/main.o $(BUILD)/libka.a
 	@echo '  link $@'
 	$(Q)$(CC) $(KA_CFLAGS) $^ -o $@ $(KA_LIBS)
 
@@ -87,7 +86,7 @@ $(BUILD)/pic/%.o: %.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(filter-out -fsanitize=% -fno-omit-frame-pointer,$(KA_CFLAGS)) -fPIC -MMD -MP -c $< -o $@
 
-$(BUILD)/libka_jail.so: $(filter-out $(BUILD)/pic/sandbox/jail/main.o,$(JAIL_SRC:%.c=$(BUILD)/pic/%.o))
+$(BUILD)/libka_jail.so: $(filter-out $(BUILD)/pic/sandbox/jail/ka_jail.o,$(JAIL_SRC:%.c=$(BUILD)/pic/%.o))
 	@echo '  link $@'
 	$(Q)$(CC) -shared $^ -o $@
 

@@ -1,5 +1,5 @@
 /* Weights and projects features. Knows no Python and no database. */
-#include "rag/embed.h"
+#include "embed.h"
 
 #include <errno.h>
 #include <math.h>

@@ -11,7 +11,7 @@
 #ifndef KA_EMBED_H
 #define KA_EMBED_H
 
-#include "rag/features.h"
+#include "features.h"
 
 #define KA_EMBED_NAME "ka-lex"
 #define KA_EMBED_VERSION 1

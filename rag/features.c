@@ -1,5 +1,5 @@
 /* From Python tokens to weighted features. Knows no store and no vector. */
-#include "rag/features.h"
+#include "features.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "rag/lex.h"
-#include "rag/pair.h"
+#include "lex.h"
+#include "pair.h"
 
 /* Weight of each class of features; a host function's count half. */
 enum class { CLASS_NGRAM, CLASS_STRUCTURE, CLASS_FLOW, CLASS_COUNT, CLASS_INDIRECT };
@@ -67,14 +67,6 @@ struct extract {
     float scale; /* of the function at hand */
     bool failed; /* out of memory */
 };
-
-uint64_t ka_mix64(uint64_t x)
-{
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
 
 static uint64_t hash_bytes(const char *bytes, size_t len)
 {

@@ -11,7 +11,7 @@
 #ifndef KA_FEATURES_H
 #define KA_FEATURES_H
 
-#include "core/base.h"
+#include "base/base.h"
 
 struct ka_feature {
     uint64_t hash;
@@ -28,8 +28,5 @@ struct ka_features {
  * nothing to describe, -EFBIG, -ENOMEM. Free with ka_features_free(). */
 int ka_features_of(const char *source, size_t len, struct ka_features *out, struct ka_err *err);
 void ka_features_free(struct ka_features *features);
-
-/* A good mix of 64 bits; the hash that features and their projection use. */
-uint64_t ka_mix64(uint64_t x);
 
 #endif

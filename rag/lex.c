@@ -1,5 +1,5 @@
 /* A small Python lexer. Knows nothing of Triton, embeddings or pairs. */
-#include "rag/lex.h"
+#include "lex.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -7,7 +7,7 @@
 #ifndef KA_LEX_H
 #define KA_LEX_H
 
-#include "core/base.h"
+#include "base/base.h"
 
 enum ka_token_kind { KA_TOKEN_NAME, KA_TOKEN_NUMBER, KA_TOKEN_STRING, KA_TOKEN_OP, KA_TOKEN_NEWLINE };
 

@@ -1,5 +1,5 @@
 /* Licences by SPDX lines and by the words of their texts. Knows no pairs. */
-#include "rag/license.h"
+#include "license.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -7,7 +7,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "files.h"
+#include "base/files.h"
 
 #define TEXT_MAX ((size_t)256 << 10)
 #define NAME_MAX_BYTES 80
@@ -58,7 +58,8 @@ const char *ka_license_of_text(const char *text)
     return found;
 }
 
-/* "SPDX-License-Identifier: Apache-2.0 OR MIT" gives what stands behind the colon; NULL without such a line. */
+/* "SPDX-License-Identifier: Apache-2.0 OR MIT" gives what stands behind the colon; NULL without such a
+ * line. */
 static char *spdx_line(const char *source)
 {
     static const char key[] = "SPDX-License-Identifier:";

@@ -1,5 +1,5 @@
 /* Embeds a query, asks the index, and reads what it found from the store. */
-#include "rag/search.h"
+#include "search.h"
 
 #include <errno.h>
 #include <stdlib.h>

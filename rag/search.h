@@ -5,7 +5,7 @@
 #ifndef KA_SEARCH_H
 #define KA_SEARCH_H
 
-#include "rag/index.h"
+#include "index.h"
 
 struct ka_search;
 

@@ -14,8 +14,8 @@
 #ifndef KA_STORE_H
 #define KA_STORE_H
 
-#include "rag/embed.h"
-#include "rag/pair.h"
+#include "embed.h"
+#include "pair.h"
 
 struct ka_store;
 

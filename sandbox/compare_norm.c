@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "sandbox/compare_internal.h"
+#include "compare_internal.h"
 
 #define BLOCK 1024
 #define LANES 4

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/utf8.h"
-#include "sandbox/compare_internal.h"
+#include "base/utf8.h"
+#include "compare_internal.h"
 
 /* Larger tensors fail without an explanation; the smaller shapes of the sweep give one. */
 #define PATTERN_COUNT_MAX ((size_t)1 << 24)
@@ -148,7 +148,8 @@ static bool find_shift(struct search *s, const struct axis *a)
     return false;
 }
 
-/* Each index of the axis has a factor of its own: what multiplies that row (upstream, statistic, scale) is wrong. */
+/* Each index of the axis has a factor of its own: what multiplies that row (upstream, statistic, scale) is
+ * wrong. */
 static bool find_lines(struct search *s, const struct axis *a)
 {
     size_t varied = 0;

@@ -4,7 +4,7 @@
 #include <sched.h>
 #include <stdio.h>
 
-#include "sandbox/compare_internal.h"
+#include "compare_internal.h"
 
 #define LARGE                                                                                                \
     ((size_t)1 << 20) /* elements: a few milliseconds of work, against tens of microseconds for a thread */

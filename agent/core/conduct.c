@@ -1,13 +1,13 @@
 /* Self-reports of a candidate's process. Knows nothing of tensors or processes; see conduct.h. */
-#include "core/conduct.h"
+#include "conduct.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #define NAMED_MAX 8 /* items of one list */
 
-/* Without "aten::" and the trailing underscore of in-place operations: allocation, views, copies and casts, and sums of
- * partial results. */
+/* Without "aten::" and the trailing underscore of in-place operations: allocation, views, copies and casts,
+ * and sums of partial results. */
 static const char ALLOWED[] =
     " empty empty_like empty_strided empty_permuted new_empty new_empty_strided zeros zeros_like new_zeros "
     "_efficientzerotensor"

@@ -5,22 +5,20 @@
 
 #include "plan.h"
 
-#define START_COST ((double)(1 << 20)) /* of any case, in elements */
-
 struct hand {
     json_t *cases;
     double cost;
 };
 
-static double cost_of(const json_t *item)
+static double size_of(const json_t *item)
 {
-    return START_COST + ka_plan_size(json_object_get(item, "dims"));
+    return ka_plan_size(json_object_get(item, "dims"));
 }
 
-static int by_cost(const void *a, const void *b)
+static int by_size(const void *a, const void *b)
 {
     const json_t *x = *(const json_t *const *)a, *y = *(const json_t *const *)b;
-    double p = cost_of(x), q = cost_of(y);
+    double p = size_of(x), q = size_of(y);
     if (p != q)
         return p < q ? -1 : 1;
     json_int_t i = json_integer_value(json_object_get(x, "id")),
@@ -52,20 +50,20 @@ static struct hand *choose(struct hand *hands, size_t count, const json_t *item,
     return least;
 }
 
-json_t *ka_deal(const json_t *cases, size_t parts, bool together)
+json_t *ka_deal(const json_t *cases, size_t parts, double start, bool together)
 {
     size_t count = json_array_size(cases);
     json_t *dealt = json_array(), **sorted = ka_calloc(count + 1, sizeof(json_t *));
     struct hand *hands = ka_calloc(parts ? parts : 1, sizeof(*hands));
     for (size_t i = 0; i < count; i++)
         sorted[i] = json_array_get(cases, i);
-    qsort(sorted, count, sizeof(json_t *), by_cost);
+    qsort(sorted, count, sizeof(json_t *), by_size);
     for (size_t i = 0; i < parts; i++)
         hands[i].cases = json_array();
     for (size_t i = count; i-- > 0 && parts;) {
         struct hand *hand = choose(hands, parts, sorted[i], together);
         json_array_insert(hand->cases, 0, sorted[i]);
-        hand->cost += cost_of(sorted[i]);
+        hand->cost += start + size_of(sorted[i]);
     }
     for (size_t i = 0; i < parts; i++) {
         if (json_array_size(hands[i].cases))

@@ -8,12 +8,12 @@
 
 #include <jansson.h>
 
-#include "base.h"
+#include "base/base.h"
 
 /* Operation inspect: the stub's signature, gradients, kernels, operations, sweep. */
 int ka_describe_inspect(const json_t *inspect, struct ka_buf *out);
 
-/* The shapes of a run (core/plan.h) that its user knows of: required and optional ones, never hidden ones. */
+/* The shapes of a run (plan.h) that its user knows of: required and optional ones, never hidden ones. */
 int ka_describe_shapes(const json_t *shapes, struct ka_buf *out);
 
 /* Operation differentiate: tape, atomics, schedule and its alternatives, how each line was handled; or what

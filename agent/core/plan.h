@@ -1,36 +1,37 @@
 /* What one check asks: the list of cases, from the shapes of a run and a secret seed. Pure.
  *
- * Words: a *shape* is {"dims": {...}, "class": "required" | "optional" | "hidden", "kind": "...", "grads"?: [...]}, where `grads` names the
- * inputs that are tensors there (an optional input may be None on some shapes); a *case* is a shape with
- * a seed for the inputs and an upstream gradient. Every attempt gets cases of fresh seeds, so that nothing that a candidate
- * saw or stored helps the next one. `class` and `kind` stay with the daemon: what a child is sent has neither. */
+ * Words: a *shape* is {"dims": {...}, "class": "required" | "optional" | "hidden", "kind": "...", "grads"?:
+ * [...]}, where `grads` names the inputs that are tensors there (an optional input may be None on some
+ * shapes); a *case* is a shape with a seed for the inputs and an upstream gradient. Every attempt gets cases
+ * of fresh seeds, so that nothing that a candidate saw or stored helps the next one. `class` and `kind` stay
+ * with the daemon: what a child is sent has neither. */
 #ifndef KA_PLAN_H
 #define KA_PLAN_H
 
 #include <jansson.h>
 
-#include "base.h"
+#include "base/base.h"
 
 #define KA_PLAN_MIN_SEEDS 5 /* over the required shapes */
-#define KA_PLAN_LINEAR_U                                                                                     \
-    3.0 /* a*u + b*w of the test for linearity; a + b is not 1, else what was kept of u would do */
+/* a*u + b*w of the test for linearity; a + b is not 1, else what was kept of u would do. */
+#define KA_PLAN_LINEAR_U 3.0
 #define KA_PLAN_LINEAR_W 2.0
 
 /* Cases for a check of a candidate (new reference). `grads`: names; `outputs`: how many outputs are differentiable; `half`: inputs
  * are float16, whose range holds no upstream of 1e3 and 1e-3 beside the products that a backward makes of it: 16 and 1/16 then.
- *   - every shape once; the smallest required one again until the required ones have KA_PLAN_MIN_SEEDS seeds in sum (what another seed
- *     can show, it shows where it costs least);
- *   - on the smallest required shape: one-hot, scaled (1e3, 1e-3), non-contiguous and expanded upstreams, `None` for one
+ *   - every shape once; the smallest required one again until the required ones have KA_PLAN_MIN_SEEDS seeds in sum
+ *     (what another seed can show, it shows where it costs least);
+ *   - on the shape of ka_plan_variants(): one-hot, scaled (1e3, 1e-3), non-contiguous and expanded upstreams, `None` for one
  *     of several outputs, each input's gradient alone and each left out, backward twice and
  *     with a*u + b*w over one graph, and a backward whose launches do nothing. */
 json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret);
 
-/* Append one case to `cases` for each of `kinds` (names of kinds of inputs, docs/protocol.md) on the smallest required shape. For
- * preflight, which finds out which kinds the forward takes, and for the checks, with those that it does. */
-void ka_plan_inputs(json_t *cases, const json_t *shapes, const json_t *kinds, uint64_t secret);
+/* Append one case on `shape` to `cases` for each of `kinds` (names of kinds of inputs, docs/protocol.md). For preflight,
+ * which finds out which kinds the forward takes, and for the checks, with those that it does. */
+void ka_plan_inputs(json_t *cases, const json_t *shape, const json_t *kinds, uint64_t secret);
 
-/* Ask for `times` more backwards over the same graph in one plain case of the largest required shape, where programs contend most:
- * how far atomics make the results differ. */
+/* Ask for `times` more backwards over the same graph in one plain case of the largest required shape, where
+ * programs contend most: how far atomics make the results differ. */
 void ka_plan_repeats(json_t *cases, int times);
 
 /* One plain case a shape: to see that forward and oracle agree on it (new reference). */
@@ -39,17 +40,24 @@ json_t *ka_plan_preflight(const json_t *shapes, uint64_t secret);
 /* The cases as a child may see them: `keep` names the members that stay (new reference). */
 json_t *ka_plan_for_child(const json_t *cases, const char *const *keep, size_t count);
 
-/* The request of operation `facts` for a candidate: the required shapes, compiled for the target (new reference). */
+/* The request of operation `facts` for a candidate: the required shapes, compiled for the target (new
+ * reference). */
 json_t *ka_plan_facts(const json_t *shapes, const char *entry, uint64_t secret);
 
 #define KA_PLAN_MAX_VARIANTS 12 /* that the tuner asks for in one run */
 
-/* The tuner's next variant {"schedule", "config"} of a draft (new reference), NULL when nothing is left to try.
- * `report`: that of operation `differentiate`; `tried`: the variants so far; `best`: the variant of the best candidate.
- * First every other schedule as it is drafted; then each configuration on offer, with the best schedule found. */
+/* The tuner's next variant {"schedule", "config"} of a draft (new reference), NULL when nothing is left to
+ * try. `report`: that of operation `differentiate`; `tried`: the variants so far; `best`: the variant of the
+ * best candidate. First every other schedule as it is drafted; then each configuration on offer, with the
+ * best schedule found. */
 json_t *ka_plan_variant(const json_t *report, const json_t *tried, const json_t *best);
 /* Of the required shapes with the most gradients the smallest (borrowed), NULL where none is required. */
 json_t *ka_plan_smallest(const json_t *shapes);
+
+/* The `kind` of a hidden shape that is a small version of ka_plan_smallest(), where that takes the oracle long. */
+#define KA_PLAN_STAND_IN "a small version of a required shape"
+/* Where upstreams, inputs and subsets of gradients of other kinds are tried (borrowed): the stand-in, else the smallest. */
+json_t *ka_plan_variants(const json_t *shapes);
 
 /* Product of the integer dims: what "smallest" means. */
 double ka_plan_size(const json_t *dims);

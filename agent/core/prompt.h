@@ -7,11 +7,11 @@
  *
  * Names that the templates may use: stub, entry, grads, device, forward, inspect, draft, draft_report,
  * candidate, verdict, facts, pairs, history, tools, no_tools. Pure: templates come in as texts
- * (agent/prompts.h reads them). */
+ * (agent/disk/prompt_files.h reads them). */
 #ifndef KA_PROMPT_H
 #define KA_PROMPT_H
 
-#include "base.h"
+#include "base/base.h"
 #include "chat.h"
 
 #define KA_PROMPT_BUDGET ((size_t)60000) /* tokens, where the caller has no wish */

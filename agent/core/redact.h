@@ -6,7 +6,7 @@
 #ifndef KA_REDACT_H
 #define KA_REDACT_H
 
-#include "base.h"
+#include "base/base.h"
 
 #define KA_REDACTED "[redacted]"
 

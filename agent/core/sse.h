@@ -7,7 +7,7 @@
 #ifndef KA_SSE_H
 #define KA_SSE_H
 
-#include "base.h"
+#include "base/base.h"
 
 /* One event. `data` is followed by a NUL that is not counted; both strings live until the callback returns.
  * A non-zero return stops the parser. */

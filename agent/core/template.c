@@ -1,7 +1,7 @@
 /* The template language of prompts: names and sections, nothing more. Must not know which names there are. */
 #include "prompt.h"
 
-#include "lines.h"
+#include "base/lines.h"
 
 #include <errno.h>
 #include <string.h>

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/utf8.h"
+#include "base/utf8.h"
 
 static void ring_add(struct ka_capture *c, const char *bytes, size_t len)
 {

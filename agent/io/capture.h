@@ -3,7 +3,7 @@
 #ifndef KA_CAPTURE_H
 #define KA_CAPTURE_H
 
-#include "core/base.h"
+#include "base/base.h"
 
 struct ka_capture {
     size_t half;  /* bytes kept at each end; set before the first add */

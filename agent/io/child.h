@@ -12,7 +12,7 @@
 
 #include <uv.h>
 
-#include "core/base.h"
+#include "base/base.h"
 
 struct ka_children;
 

@@ -2,8 +2,8 @@
 #ifndef KA_CHILD_INTERNAL_H
 #define KA_CHILD_INTERNAL_H
 
+#include "base/base.h"
 #include "child.h"
-#include "core/base.h"
 
 /* ---- child_files.c ---- */
 

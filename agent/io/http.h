@@ -7,7 +7,7 @@
 #ifndef KA_HTTP_H
 #define KA_HTTP_H
 
-#include "core/base.h"
+#include "base/base.h"
 
 #include <uv.h>
 

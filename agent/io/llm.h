@@ -1,5 +1,5 @@
-/* The client for OpenAI-compatible endpoints: one chat completion or one batch of embeddings at a time,
- * retried as long as that makes sense, then delivered or given up with a sentence for people.
+/* The client for OpenAI-compatible endpoints: one chat completion at a time, retried as long as that makes
+ * sense, then delivered or given up with a sentence for people.
  *
  * Words: an *op* is one thing asked for; it makes one or several *attempts*, each one POST. What is retried:
  *
@@ -17,8 +17,7 @@
 #ifndef KA_LLM_H
 #define KA_LLM_H
 
-#include "core/chat.h"
-#include "core/embeddings.h"
+#include "agent/core/chat.h"
 
 #include <uv.h>
 
@@ -35,11 +34,6 @@ struct ka_llm_config {
     long backoff_ms, backoff_max_ms;
     size_t max_answer_bytes;
     uint64_t jitter_seed; /* 0 draws one */
-    /* For the record of a run; may be NULL. `op_arg` is what the op was started with, also while it is being started. `event`
-     * is one of "request", "retry", "adapt", "plain" (a JSON body where a stream was asked for), "answer", "failed",
-     * "cancelled". Must not call back into this module. */
-    void (*trace)(void *arg, void *op_arg, const char *event, const char *text);
-    void *trace_arg;
 };
 
 enum ka_llm_status {
@@ -52,11 +46,9 @@ enum ka_llm_status {
 
 struct ka_llm_result {
     enum ka_llm_status status;
-    struct ka_chat_answer
-        *answer; /* of a chat that is KA_LLM_OK, else NULL; to keep it, copy the struct, zero this one */
-    struct ka_vectors *vectors; /* of embeddings that are KA_LLM_OK, else NULL; likewise */
-    const char *message;        /* what went wrong and what to do about it; "" when OK */
-    long http_status;           /* of the last attempt, 0 when there was none */
+    struct ka_chat_answer *answer; /* NULL unless KA_LLM_OK; to keep it, copy the struct, zero this one */
+    const char *message;           /* what went wrong and what to do about it; "" when OK */
+    long http_status;              /* of the last attempt, 0 when there was none */
     unsigned attempts;
     double seconds;
     long tokens_in, tokens_out; /* paid for in all attempts together; -1 when none reported any */
@@ -66,19 +58,20 @@ struct ka_llm_result {
  * points to live until it returns. It may start, cancel and close. */
 typedef void (*ka_llm_done_fn)(void *arg, uint64_t op, const struct ka_llm_result *result);
 
+/* What an op goes through, for the record of a run; also called while it is being started. `event` is one of
+ * "request", "retry", "adapt", "plain" (a JSON body where a stream was asked for), "answer", "failed",
+ * "cancelled". Must not call back into this module. */
+typedef void (*ka_llm_trace_fn)(void *arg, const char *event, const char *text);
+
 /* Defaults for everything but base_url and api_key, which become NULL. */
 void ka_llm_config_init(struct ka_llm_config *config);
 
 /* Copies `config`. -EINVAL when the URL or the key cannot be used, -ENOMEM; `err` says why. */
 int ka_llm_new(uv_loop_t *loop, const struct ka_llm_config *config, struct ka_llm **llm, struct ka_err *err);
 
-/* Start one completion; `req` is copied into the request. -EAGAIN at the concurrency limit, -ECANCELED after
- * ka_llm_close(), -EINVAL when the request cannot be written, -ENOMEM. */
-int ka_llm_start(struct ka_llm *llm, const struct ka_chat_request *req, ka_llm_done_fn done, void *arg,
-                 uint64_t *op, struct ka_err *err);
-
-/* Start one batch of embeddings; errors likewise. */
-int ka_llm_embed(struct ka_llm *llm, const char *model, const char *const *texts, size_t count,
+/* Start one completion; `req` is copied into the request, `on_trace` may be NULL. -EAGAIN at the concurrency limit,
+ * -ECANCELED after ka_llm_close(), -EINVAL when the request cannot be written, -ENOMEM. */
+int ka_llm_start(struct ka_llm *llm, const struct ka_chat_request *req, ka_llm_trace_fn on_trace,
                  ka_llm_done_fn done, void *arg, uint64_t *op, struct ka_err *err);
 
 /* `done` runs soon with KA_LLM_CANCELLED, also if an answer had just come. -ENOENT when the op is unknown or

@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "core/base.h"
+#include "base/base.h"
 
 struct ka_loop_watch {
     uv_prepare_t turn;

@@ -9,8 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/base.h"
-#include "files.h"
+#include "base/base.h"
+#include "base/files.h"
 
 #define FILE_MAX ((size_t)64 << 10)
 #define CPUS_MAX 16384

@@ -1,8 +1,8 @@
 /* Requests and answers as files in a folder. Knows nothing of who answers. */
 #include "mailbox.h"
 
-#include "core/utf8.h"
-#include "files.h"
+#include "base/files.h"
+#include "base/utf8.h"
 
 #include <errno.h>
 #include <stdio.h>

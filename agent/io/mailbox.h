@@ -10,7 +10,7 @@
 #ifndef KA_MAILBOX_H
 #define KA_MAILBOX_H
 
-#include "core/chat.h"
+#include "agent/core/chat.h"
 
 #include <uv.h>
 

@@ -4,7 +4,7 @@
 #ifndef KA_PROBE_H
 #define KA_PROBE_H
 
-#include "core/base.h"
+#include "base/base.h"
 
 /* Run argv[0], a path, with the environment `env` and no other, in a process group of its own, with no input. What it writes on
  * both outputs is appended to `out` up to its cap; the rest is read and dropped. Returns its exit code (128 and the

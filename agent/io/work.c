@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "core/base.h"
+#include "base/base.h"
 
 struct work {
     uv_work_t req;

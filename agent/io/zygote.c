@@ -12,9 +12,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/files.h"
 #include "capture.h"
 #include "child_internal.h"
-#include "files.h"
 
 #define KINDS 4
 #define CHANNEL_FD 3

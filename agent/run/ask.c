@@ -2,21 +2,22 @@
  *
  * The question is written into the state before it is sent. A run that is resumed in the middle of one asks the same
  * question again; in the mailbox that finds the answer that may lie there by now. */
-#include "internal.h"
+#include "ask.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/answer.h"
-#include "core/describe.h"
-#include "core/prompt.h"
-#include "core/utf8.h"
-#include "io/mailbox.h"
+#include "agent/core/answer.h"
+#include "agent/core/describe.h"
+#include "agent/core/prompt.h"
+#include "agent/disk/prompt_files.h"
+#include "agent/io/mailbox.h"
+#include "base/log.h"
+#include "base/utf8.h"
+#include "events.h"
 #include "expected.h"
-#include "log.h"
-#include "prompts.h"
 
 /* ---- what the model is told */
 
@@ -286,10 +287,9 @@ static void take_answer(struct ka_run *run, const struct ka_chat_answer *answer)
 
 /* ---- over HTTP */
 
-void ka_run_llm_trace(void *arg, void *op_arg, const char *event, const char *text)
+static void on_trace(void *arg, const char *event, const char *text)
 {
-    struct ka_run *run = op_arg;
-    (void)arg;
+    struct ka_run *run = arg;
     ka_record_add(run->record, "llm_trace", json_pack("{s:s, s:s}", "what", event, "text", text));
 }
 
@@ -323,7 +323,7 @@ static void send_http(struct ka_run *run, const struct ka_prompt *prompt)
         .reasoning_effort = run->app->opts->reasoning_effort[0] ? run->app->opts->reasoning_effort : NULL,
         .stream = true,
     };
-    if (ka_llm_start(run->app->llm, &request, on_llm, run, &run->llm_op, &err))
+    if (ka_llm_start(run->app->llm, &request, on_trace, on_llm, run, &run->llm_op, &err))
         ka_run_fail(run, KA_EV_INTERNAL, "internal", "%s", err.msg);
 }
 

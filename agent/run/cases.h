@@ -5,7 +5,7 @@
 
 #include <jansson.h>
 
-#include "io/child.h"
+#include "agent/io/child.h"
 #include "sandbox/tensor.h"
 
 #define KA_CASE_BYTES_MAX ((size_t)8 << 30)

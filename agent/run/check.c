@@ -3,7 +3,7 @@
  * The candidate's tensors stay in its scratch folder, which its process can no longer reach, until they are judged. The oracle's
  * never were where the candidate could see them: expected.h.
  * Whatever the candidate reports of itself (launches, modified inputs) can only count against it, never for it. */
-#include "internal.h"
+#include "check.h"
 
 #include <errno.h>
 #include <math.h>
@@ -11,19 +11,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/core/compose.h"
+#include "agent/core/plan.h"
+#include "agent/core/rank.h"
+#include "agent/core/sanitize.h"
+#include "agent/core/verdict.h"
+#include "agent/io/work.h"
+#include "base/files.h"
+#include "base/hash.h"
+#include "base/log.h"
 #include "cases.h"
-#include "core/compose.h"
-#include "core/plan.h"
-#include "core/rank.h"
-#include "core/sanitize.h"
-#include "core/verdict.h"
+#include "compiled_facts.h"
+#include "events.h"
 #include "expected.h"
 #include "fan.h"
-#include "files.h"
-#include "hash.h"
-#include "io/work.h"
 #include "judge.h"
-#include "log.h"
+#include "operations.h"
+#include "sizes.h"
 
 #define FACTS_SHAPES 3
 #define LARGE ((double)(1 << 22)) /* product of the sizes: a case that costs much */
@@ -45,6 +49,8 @@ struct ka_check {
     bool orphan;                     /* freed when the thread is done */
     char *reject_rule, *reject_text; /* the candidate is rejected as a whole, once the thread is done */
     json_t *facts;
+    struct ka_run_child *facts_child; /* counts them beside the candidate; NULL: it does not, or is through */
+    bool facts_ended, facts_wanted;
     uint64_t began; /* uv_hrtime() */
 };
 
@@ -70,6 +76,9 @@ void ka_run_check_free(struct ka_run *run)
         return;
     run->check = NULL;
     check->orphan = true;
+    if (check->facts_child)
+        ka_run_child_cancel(check->facts_child);
+    ka_run_compile_cancel(run);
     if (check->candidate)
         ka_fan_stop(check->candidate);
     if (check->expected)
@@ -146,7 +155,8 @@ static void conclude(struct ka_run *run)
     bool verified = ka_verdict_verified(check->verdict);
     struct ka_buf text = {0};
     ka_verdict_facts(check->verdict, FACTS_SHAPES, &text);
-    json_t *verdict = ka_verdict_json(check->verdict, true), *facts = json_incref(check->facts);
+    json_t *verdict = ka_verdict_json(check->verdict, true);
+    json_t *facts = verified ? json_incref(check->facts) : NULL;
     json_object_set_new(verdict, "facts", json_string(ka_buf_str(&text)));
     ka_buf_free(&text);
     struct outcome outcome = {.snapshot = check->snapshot,
@@ -215,51 +225,55 @@ static void reject_when_idle(struct ka_run *run, const char *rule, const char *t
     check->reject_text = ka_strdup(text);
 }
 
-/* ---- measured facts, only for what is verified */
+/* ---- measured facts, only told of what is verified. On a GPU, where processors are idle, they are counted beside the candidate. */
+
+static void facts_ended(struct ka_run *run)
+{
+    run->check->facts_ended = true;
+    if (run->check->facts_wanted)
+        conclude(run);
+}
 
 static void on_compiled(struct ka_run *run, json_t *facts)
 {
     run->check->facts = facts;
-    conclude(run);
+    facts_ended(run);
 }
 
-static void on_facts(struct ka_run *run, const struct ka_op_result *result)
+static void on_facts(struct ka_run *run, void *arg, const struct ka_op_result *result)
 {
+    (void)arg;
+    run->check->facts_child = NULL;
     if (result->status == KA_OP_OK) {
         ka_run_compile(run, result, on_compiled);
         return;
     }
     ka_log(KA_LOG_WARN, "%s: no compile facts: %s", run->name, result->message);
-    conclude(run);
-}
-
-json_t *ka_run_facts_request(const struct ka_run *run, const char *entry)
-{
-    json_t *shapes = json_array(), *shape;
-    size_t i;
-    json_array_foreach(run->shapes, i, shape)
-    {
-        json_t *dims = ka_run_small(run, json_object_get(shape, "dims"));
-        json_array_append_new(shapes, json_pack("{s:o, s:O, s:O}", "dims", dims, "class",
-                                                json_object_get(shape, "class"), "kind",
-                                                json_object_get(shape, "kind")));
-    }
-    json_t *request = ka_plan_facts(shapes, entry, ka_random_u64());
-    json_decref(shapes);
-    return request;
+    facts_ended(run);
 }
 
 static void measure(struct ka_run *run)
 {
     struct ka_check *check = run->check;
-    ka_run_op(run, "facts", check->pair_path, ka_run_facts_request(run, check->entry), on_facts);
+    struct ka_err err;
+    check->facts_child = ka_run_child_start(
+        run, "facts", check->pair_path, ka_run_facts_request(run, check->entry), NULL, on_facts, NULL, &err);
+    if (check->facts_child)
+        return;
+    ka_log(KA_LOG_WARN, "%s: no compile facts: %s", run->name, err.msg);
+    facts_ended(run);
 }
 
 static void measure_verified(struct ka_run *run)
 {
-    if (run->app->opts->fail_fast)
+    struct ka_check *check = run->check;
+    bool begun = check->facts_child || run->compile;
+    if (run->app->opts->fail_fast || check->facts_ended) {
         conclude(run);
-    else
+        return;
+    }
+    check->facts_wanted = true;
+    if (!begun)
         measure(run);
 }
 
@@ -572,6 +586,8 @@ static void run_candidate(struct ka_run *run)
     order_cases(check);
     ka_log_progress(run->name, "check candidate %lld: %zu cases", (long long)check->snapshot,
                     json_array_size(check->cases));
+    if (ka_run_on_gpu(run) && !run->app->opts->fail_fast)
+        measure(run);
     next_round(run);
 }
 

@@ -4,8 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/plan.h"
-#include "hash.h"
+#include "agent/core/plan.h"
+#include "base/hash.h"
+#include "sizes.h"
 
 #define REPEATS 4 /* of one backward, to see how far atomics let it vary */
 
@@ -101,7 +102,7 @@ static struct ka_expected *draw(struct ka_run *run)
     made->run = run;
     made->cases =
         ka_plan_check(run->shapes, run->grads, count_differentiable(run), run->half, ka_random_u64());
-    ka_plan_inputs(made->cases, run->shapes, kept, ka_random_u64());
+    ka_plan_inputs(made->cases, ka_plan_variants(run->shapes), kept, ka_random_u64());
     if (strcmp(run->app->device, "cuda") == 0) /* the interpreter has no order of programs to vary */
         ka_plan_repeats(made->cases, REPEATS);
     made->sources = ka_calloc(json_array_size(made->cases), sizeof(*made->sources));

@@ -23,7 +23,7 @@ void ka_expected_discard(struct ka_run *run);
 struct ka_expected *ka_expected_take(struct ka_run *run);
 void ka_expected_free(struct ka_expected *expected); /* NULL is fine; children in flight are cancelled */
 
-/* The plan (core/plan.h), borrowed: case `i` has the id `i`. */
+/* The plan (agent/core/plan.h), borrowed: case `i` has the id `i`. */
 json_t *ka_expected_cases(const struct ka_expected *expected);
 /* Have the oracle do the cases of `list`, those of them that nobody did yet. `changed` runs from now on. */
 void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t count, ka_fan_fn changed,

@@ -6,10 +6,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/core/deal.h"
+#include "agent/io/work.h"
+#include "base/log.h"
 #include "cases.h"
-#include "core/deal.h"
-#include "io/work.h"
-#include "log.h"
+#include "operations.h"
+#include "result.h"
+#include "sizes.h"
+
+/* What any case costs, as elements of a tensor: loading, compiling, launching. The interpreter takes that long for fewer. */
+#define START_CPU (1 << 20)
+#define START_GPU (1 << 24)
 
 struct agreed {
     json_int_t id;
@@ -237,7 +244,8 @@ struct ka_fan *ka_fan_start(struct ka_run *run, struct ka_fan_req *req, ka_fan_f
     fan->crowded = json_array();
     fan->extra = req->extra ? req->extra : json_object();
     req->extra = NULL;
-    json_t *dealt = ka_deal(req->cases, width(run), req->together);
+    json_t *dealt =
+        ka_deal(req->cases, width(run), ka_run_on_gpu(run) ? START_GPU : START_CPU, req->together);
     fan->count = json_array_size(dealt);
     fan->parts = ka_calloc(fan->count + 1, sizeof(*fan->parts));
     for (size_t i = 0; i < fan->count; i++) {

@@ -8,7 +8,7 @@
 
 #include "internal.h"
 
-struct ka_fan;
+typedef void (*ka_fan_fn)(struct ka_run *run, struct ka_fan *fan, void *arg);
 
 struct ka_fan_req {
     const char *operation;
@@ -20,7 +20,7 @@ struct ka_fan_req {
     bool agree;       /* compare forward and oracle on every case, off the loop */
 };
 
-/* `changed` (ka_fan_fn of internal.h) runs after each part; the fan may be freed from inside. Never NULL: a part whose child cannot
+/* `changed` (below) runs after each part; the fan may be freed from inside. Never NULL: a part whose child cannot
  * be started has failed, which is told from the loop like everything else. */
 struct ka_fan *ka_fan_start(struct ka_run *run, struct ka_fan_req *req, ka_fan_fn changed, void *arg);
 

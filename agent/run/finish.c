@@ -1,147 +1,16 @@
-/* What a run leaves behind: the result object, the pair, the report. */
-#include "internal.h"
+/* What a run leaves behind: the pair, the reports. */
+#include "finish.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/compose.h"
-#include "core/report.h"
-#include "core/report_html.h"
-#include "files.h"
-#include "io/loop_watch.h"
-#include "log.h"
-
-static const char *verdict_word(const struct ka_run *run)
-{
-    switch (ka_run_exit_code(run)) {
-    case 0:
-        return "verified";
-    case 3:
-        return "unusable";
-    case 4:
-        return "not_verified";
-    case 75:
-        return "waiting";
-    default:
-        return run->job.best_verified ? "verified" : "error";
-    }
-}
-
-static void add_llm(const struct ka_run *run, json_t *result)
-{
-    const struct ka_opts *opts = run->app->opts;
-    json_int_t in = json_integer_value(json_object_get(run->totals, "tokens_in"));
-    json_int_t out = json_integer_value(json_object_get(run->totals, "tokens_out"));
-    json_t *llm = json_pack("{s:O, s:I, s:I}", "requests", json_object_get(run->totals, "requests"),
-                            "tokens_in", in, "tokens_out", out);
-    bool priced = opts->price_in > 0 || opts->price_out > 0;
-    json_object_set_new(llm, "cost",
-                        priced
-                            ? json_real(((double)in * opts->price_in + (double)out * opts->price_out) / 1e6)
-                            : json_null());
-    json_object_set_new(result, "llm", llm);
-}
-
-/* Sum over the measured cases: how many atomic elements the backward adds. */
-static json_int_t atomics_of(const json_t *facts)
-{
-    json_int_t sum = 0;
-    size_t i;
-    json_t *entry;
-    json_array_foreach(json_object_get(facts, "cases"), i, entry) sum +=
-        json_integer_value(json_object_get(json_object_get(entry, "backward"), "atomics"));
-    return sum;
-}
-
-static void add_best(struct ka_run *run, json_t *result)
-{
-    struct ka_snapshot best;
-    json_object_set_new(
-        result, "shapes",
-        json_pack("{s:i, s:i, s:i, s:i}", "required", 0, "passed", 0, "hidden", 0, "hidden_passed", 0));
-    json_object_set_new(result, "gradients", json_array());
-    if (run->job.best && ka_state_snapshot_get(run->state, run->job.best, &best, NULL) == 0) {
-        json_t *shapes = json_object_get(best.verdict, "shapes");
-        json_t *gradients = json_object_get(best.verdict, "gradients");
-        if (shapes)
-            json_object_set_new(result, "shapes", json_deep_copy(shapes));
-        if (gradients)
-            json_object_set(result, "gradients", gradients);
-        json_object_set(result, "per_shape", json_object_get(best.verdict, "per_shape"));
-        bool by_llm = strcmp(best.origin, "llm") == 0;
-        json_object_set_new(result, "draft", json_string(by_llm ? "llm" : best.origin));
-        json_object_set_new(result, "atomics",
-                            best.facts ? json_integer(atomics_of(best.facts)) : json_null());
-        json_object_set_new(result, "modelled_cost",
-                            isfinite(best.cost) ? json_real(best.cost) : json_null());
-        if (!json_is_true(json_object_get(best.verdict, "verified")))
-            json_object_set(result, "failures", json_object_get(best.verdict, "facts"));
-        json_object_set(result, "measured", best.facts);
-        ka_snapshot_free(&best);
-    }
-    json_t *skipped = json_object_get(json_object_get(result, "shapes"), "skipped");
-    if (!json_is_array(skipped))
-        json_object_set(json_object_get(result, "shapes"), "skipped", run->skipped);
-    else
-        json_array_extend(skipped, run->skipped);
-}
-
-static void add_retrieved(const struct ka_run *run, json_t *result)
-{
-    json_t *list = json_array(), *pair;
-    size_t i;
-    json_array_foreach(run->retrieved, i, pair)
-        json_array_append_new(list, json_pack("{s:O?, s:O?}", "id", json_object_get(pair, "id"), "similarity",
-                                              json_object_get(pair, "similarity")));
-    json_object_set_new(result, "retrieved", list);
-}
-
-json_t *ka_run_result(struct ka_run *run)
-{
-    const json_t *stub = json_object_get(json_object_get(run->inspect, "stub"), "name");
-    json_t *result =
-        json_pack("{s:s, s:i, s:s, s:O?, s:s}", "verdict", verdict_word(run), "exit_code",
-                  ka_run_exit_code(run), "file", run->file, "stub", stub, "device", run->app->device);
-    add_best(run, result);
-    json_object_set(result, "oracles", run->oracles);
-    if (strcmp(run->app->device, "cuda") != 0)
-        json_object_set_new(
-            result, "repeatability",
-            json_string("not measurable here: the interpreter runs programs one after another"));
-    if (run->sanitized)
-        json_object_set(result, "sanitizer", run->sanitized);
-    json_object_set_new(result, "attempts", json_integer(run->job.attempts));
-    json_object_set_new(result, "snapshots", json_integer((json_int_t)ka_state_snapshot_count(run->state)));
-    json_object_set_new(result, "rollbacks", json_integer(run->job.rollbacks));
-    add_retrieved(run, result);
-    json_t *tape = json_object_get(json_object_get(run->draft, "report"), "tape_bytes");
-    json_object_set(result, "tape_bytes", tape ? tape : json_null());
-    json_object_set_new(result, "speed", json_null());
-    add_llm(run, result);
-    json_object_set_new(result, "seconds", json_real(floor(ka_run_seconds(run) * 100) / 100));
-    json_object_set_new(result, "pair",
-                        run->pair_path && run->job.best_verified ? json_string(run->pair_path) : json_null());
-    if (run->pair_path && !run->job.best_verified)
-        json_object_set_new(result, "best", json_string(run->pair_path));
-    json_object_set_new(result, "run_dir", json_string(run->dir));
-    json_object_set(result, "children", run->timeline);
-    json_object_set(result, "retries", json_object_get(run->totals, "retries"));
-    json_object_set_new(result, "loop_blocked_ms",
-                        json_integer((json_int_t)ka_loop_watch_most_ms(run->app->watch)));
-    json_object_set(result, "device_answers", json_object_get(run->inspect, "device_answers"));
-    if (run->failure && ka_run_exit_code(run) != 0)
-        json_object_set(result, "error", run->failure);
-    if (run->waiting_for)
-        json_object_set_new(result, "request", json_string(run->waiting_for));
-    return result;
-}
-
-const char *ka_run_pair_path(const struct ka_run *run)
-{
-    return run->pair_path;
-}
+#include "agent/core/compose.h"
+#include "agent/core/report.h"
+#include "agent/core/report_html.h"
+#include "base/files.h"
+#include "base/log.h"
+#include "result.h"
 
 static int write_pair(struct ka_run *run, struct ka_err *err)
 {

@@ -9,8 +9,8 @@
 
 #include <jansson.h>
 
-#include "core/verdict.h"
-#include "io/child.h"
+#include "agent/core/verdict.h"
+#include "agent/io/child.h"
 #include "sandbox/tensor.h"
 
 struct ka_judged_case {

@@ -1,8 +1,8 @@
 /* Several pairs of one forward, checked by one process: what the forward is and on which shapes it agrees with the oracle
  * is found out for the first of them. Hidden shapes are then the command's, not the check's; seeds stay each check's own. */
-#include <string.h>
+#include "known.h"
 
-#include "internal.h"
+#include <string.h>
 
 bool ka_run_knows(const struct ka_run *run)
 {

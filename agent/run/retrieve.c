@@ -1,10 +1,11 @@
 /* Similar pairs from the store, as examples for the model. */
-#include "internal.h"
+#include "retrieve.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "log.h"
+#include "base/log.h"
+#include "events.h"
 #include "rag/search.h"
 
 static void log_excluded(const struct ka_run *run, const struct ka_search_result *found)

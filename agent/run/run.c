@@ -1,230 +1,361 @@
-/* The run's life: events into the machine, the machine's commands into action. Knows no detail of any phase. */
-#include "internal.h"
+/* How a run begins: its folder, its documents, or those of an earlier process; and how it is let go. */
+#include "run.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
 
-#include "expected.h"
-#include "log.h"
+#include "agent/core/compose.h"
+#include "agent/ops/compile.h"
+#include "base/files.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/marker.h"
+#include "commands.h"
+#include "events.h"
 
-double ka_run_seconds(const struct ka_run *run)
+#define FORWARD_MAX ((size_t)4 << 20)
+
+static char *base_name(const char *path)
 {
-    return run->seconds_before + (double)uv_hrtime() / 1e9 - run->began;
+    const char *slash = strrchr(path, '/');
+    const char *name = slash ? slash + 1 : path;
+    size_t len = strlen(name);
+    return ka_strndup(name, ka_ends_with(name, ".py") ? len - 3 : len);
 }
 
-int ka_run_put(struct ka_run *run, const char *name, const json_t *doc)
+static struct ka_run *run_new(struct ka_app *app, ka_run_done_fn done, void *arg)
 {
-    struct ka_err err;
-    int rc = ka_state_put(run->state, name, doc, &err);
-    if (rc)
-        ka_log(KA_LOG_ERROR, "%s: %s", run->name, err.msg);
-    return rc;
+    struct ka_run *run = ka_calloc(1, sizeof(*run));
+    run->app = app;
+    run->actions = &ka_run_commands;
+    run->done = done;
+    run->arg = arg;
+    run->began = (double)uv_hrtime() / 1e9;
+    run->history = json_array();
+    run->skipped = json_array();
+    run->oracles = json_object();
+    run->retrieved = json_array();
+    run->grads = json_array();
+    run->timeline = json_array();
+    run->totals =
+        json_pack("{s:i, s:i, s:i, s:f}", "requests", 0, "tokens_in", 0, "tokens_out", 0, "seconds", 0.0);
+    return run;
 }
 
-static void execute(struct ka_run *run, const struct ka_command *command)
+/* <out>/<name>-<date>-<random>: readable, sorted by time, never taken twice. */
+static int make_folder(struct ka_run *run, struct ka_err *err)
 {
-    switch (command->type) {
-    case KA_CMD_NONE:
-        return;
-    case KA_CMD_INSPECT:
-        ka_run_inspect(run);
-        return;
-    case KA_CMD_PREFLIGHT:
-        ka_run_preflight(run);
-        return;
-    case KA_CMD_RETRIEVE:
-        ka_run_retrieve(run);
-        return;
-    case KA_CMD_DIFFERENTIATE:
-        ka_run_differentiate(run);
-        return;
-    case KA_CMD_ASK:
-        ka_run_ask(run, command->phase, command->snapshot);
-        return;
-    case KA_CMD_TUNE:
-        ka_run_tune(run, command->snapshot);
-        return;
-    case KA_CMD_CHECK:
-        ka_run_check(run, command->snapshot);
-        return;
-    case KA_CMD_FINISH:
-        ka_run_finish(run);
-        return;
+    time_t now = time(NULL);
+    struct tm local;
+    localtime_r(&now, &local);
+    char when[32], folder[512];
+    strftime(when, sizeof(when), "%Y%m%d-%H%M%S", &local);
+    snprintf(folder, sizeof(folder), "%.200s-%s-%04x", run->name, when, (unsigned)(ka_random_u64() & 0xffff));
+    char *path = ka_path_join(run->app->opts->out, folder);
+    int rc = ka_mkdirs(path, err);
+    if (rc == 0) {
+        run->dir = ka_path_real(path, err);
+        rc = run->dir ? 0 : -EIO;
     }
-}
-
-/* The whole job in one transaction, before its command runs: that is what makes a kill harmless. */
-static int save(struct ka_run *run)
-{
-    struct ka_err err;
-    json_object_set_new(run->totals, "seconds", json_real(ka_run_seconds(run)));
-    int rc = ka_state_save_job(run->state, &run->job, &err);
-    if (rc == 0)
-        rc = ka_state_put(run->state, "totals", run->totals, &err);
-    if (rc == 0)
-        rc = ka_state_commit(run->state, &err);
-    if (rc)
-        ka_log(KA_LOG_ERROR, "%s: %s; nothing is lost up to here, make room and use --resume", run->name,
-               err.msg);
+    if (rc == 0) {
+        char *candidates = ka_path_join(run->dir, "candidates");
+        rc = ka_mkdirs(candidates, err);
+        free(candidates);
+    }
+    free(path);
     return rc;
 }
 
-static bool over_budget(const struct ka_run *run)
+static int read_forward(struct ka_run *run, const char *path, struct ka_err *err)
+{
+    struct ka_buf text = {0};
+    int rc = ka_file_read(path, FORWARD_MAX, &text, err);
+    if (rc == 0 && memchr(ka_buf_str(&text), '\0', text.len))
+        rc = ka_fail(err, -EINVAL, "%s: not a Python file (it holds NUL bytes)", path);
+    if (rc == 0)
+        run->forward = ka_buf_steal(&text);
+    ka_buf_free(&text);
+    return rc;
+}
+
+/* A module that somebody wrote by hand: autograd function and forward in one, which the jail tells apart. */
+static bool has_function(const char *text)
+{
+    return strstr(text, "autograd") && strstr(text, "Function)") && strstr(text, "def backward(");
+}
+
+/* A file with a marker line is a pair: its forward part is the run's, its backward part what a check is about. Of a module written
+ * by hand nothing is split off: its backward part is empty (agent/core/compose.h). */
+static int split_backward(struct ka_run *run, enum ka_run_mode mode, struct ka_err *err)
+{
+    struct ka_buf forward = {0}, backward = {0};
+    int rc = ka_compose_split(run->forward, &forward, &backward, NULL);
+    if (rc == 0) {
+        free(run->forward);
+        run->forward = ka_buf_steal(&forward);
+        if (mode == KA_RUN_CHECK)
+            run->given = ka_buf_steal(&backward);
+    } else if (rc == -ENOENT) {
+        rc = 0;
+        if (mode == KA_RUN_CHECK && has_function(run->forward))
+            run->given = ka_strdup("");
+        else if (mode != KA_RUN_COMPLETE)
+            rc = ka_fail(err, -EINVAL,
+                         "%s has no line '%s', and no torch.autograd.Function with a backward: there is "
+                         "nothing to check",
+                         run->file, KA_MARKER);
+    }
+    ka_buf_free(&forward);
+    ka_buf_free(&backward);
+    return rc;
+}
+
+static int open_parts(struct ka_run *run, bool create, struct ka_err *err)
+{
+    char *db = ka_path_join(run->dir, "run.db");
+    char *journal = ka_path_join(run->dir, "run.jsonl");
+    const char *secrets[] = {run->app->api_key, NULL};
+    int rc = ka_state_open(db, create, &run->state, err);
+    if (rc == 0)
+        rc = ka_record_open(journal, secrets, &run->record, err);
+    free(db);
+    free(journal);
+    return rc;
+}
+
+static struct ka_job_limits limits_of(const struct ka_app *app)
+{
+    const struct ka_opts *opts = app->opts;
+    return (struct ka_job_limits){
+        .max_iters = opts->max_iters,
+        .patience_parity = opts->patience_parity,
+        .patience_perf = opts->patience_perf,
+        .candidates = opts->candidates,
+        .max_bad_answers = 4,
+        .min_rel_impr = opts->min_rel_impr,
+        .use_llm = app->backend != KA_BACKEND_NONE,
+        .use_differentiator = true,
+        .optimise = !opts->no_optimise,
+    };
+}
+
+/* What a later process must know to go on. */
+static int save_start(struct ka_run *run, struct ka_err *err)
 {
     const struct ka_opts *opts = run->app->opts;
-    double in = (double)json_integer_value(json_object_get(run->totals, "tokens_in"));
-    double out = (double)json_integer_value(json_object_get(run->totals, "tokens_out"));
-    double cost = (in * opts->price_in + out * opts->price_out) / 1e6;
-    return (opts->max_seconds && ka_run_seconds(run) > opts->max_seconds) ||
-           (opts->max_tokens && in + out > opts->max_tokens) || (opts->max_cost > 0 && cost > opts->max_cost);
+    json_t *start =
+        json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i}", "file", run->file, "forward", run->forward,
+                  "device", run->app->device, "target", opts->target, "dtype", opts->dtype, "sweep",
+                  opts->sweep, "backend", opts->backend, "pid", (int)getpid(), "version", 1);
+    int rc = ka_state_put(run->state, "start", start, err);
+    ka_record_add(run->record, "start", json_incref(start));
+    json_decref(start);
+    if (rc == 0)
+        rc = ka_file_write(run->work_forward, run->forward, strlen(run->forward), err);
+    if (rc == 0)
+        rc = ka_state_save_job(run->state, &run->job, err);
+    return rc ? rc : ka_state_commit(run->state, err);
 }
 
-/* The machine knows no clock and no prices: a question that no budget covers is answered by KA_EV_BUDGET. */
-static bool stopped_by_budget(struct ka_run *run, const struct ka_command *command)
+/* Torch is imported while the run still reads and retrieves, also by the zygote of the candidates, which has work last. */
+static void warm(struct ka_app *app)
 {
-    bool spends = command->type == KA_CMD_ASK || command->type == KA_CMD_TUNE;
-    if (!spends || !over_budget(run))
-        return false;
-    ka_log(KA_LOG_WARN, "%s: a budget is used up; ending with the best so far", run->name);
-    ka_run_post_type(run, KA_EV_BUDGET);
-    return true;
+    ka_children_warm(app->children, app->python, app->package_dir);
+    ka_compile_warm(app);
 }
 
-/* Whatever is in flight: nobody waits for it any more. */
-static void stop_all(struct ka_run *run)
+/* The first command is given from the loop, so that `done` never runs from inside start or resume. */
+static void on_first_turn(uv_timer_t *timer)
 {
-    ka_run_preflight_free(run);
-    ka_run_draft_ahead_cancel(run);
-    ka_run_check_free(run);
-    ka_expected_discard(run);
-    ka_expected_withdraw(run);
-    ka_run_op_cancel(run);
-    ka_run_ask_cancel(run);
-}
-
-static void interrupted_end(struct ka_run *run)
-{
-    run->finished = true;
-    ka_record_add(run->record, "interrupted", NULL);
-    run->done(run, false, run->arg);
-}
-
-void ka_run_post(struct ka_run *run, const struct ka_event *event)
-{
-    if (run->finished)
-        return;
-    enum ka_job_state before = run->job.state;
+    struct ka_run *run = timer->data;
     struct ka_command command;
-    int rc = ka_job_step(&run->job, event, &command);
-    if (rc == -ESTALE) {
-        ka_log(KA_LOG_DEBUG, "%s: late event dropped", run->name);
+    if (run->job.state == KA_JOB_QUEUED) {
+        struct ka_event event = {.type = KA_EV_START};
+        ka_run_post(run, &event);
         return;
     }
-    if (rc) {
-        ka_log(KA_LOG_ERROR, "%s: internal: event %d does not belong in state %s", run->name,
-               (int)event->type, ka_job_state_name(before));
-        ka_run_post_type(run, KA_EV_INTERNAL);
-        return;
+    ka_job_resume(&run->job, &command);
+    ka_run_resume_command(run, &command);
+}
+
+static void begin(struct ka_run *run)
+{
+    uv_timer_init(&run->app->loop, &run->timer);
+    run->timer.data = run;
+    run->timer_open = true;
+    uv_timer_start(&run->timer, on_first_turn, 0, 0);
+    warm(run->app);
+}
+
+int ka_run_start(struct ka_app *app, const char *file, enum ka_run_mode mode, ka_run_done_fn done, void *arg,
+                 struct ka_run **out, struct ka_err *err)
+{
+    struct ka_run *run = run_new(app, done, arg);
+    int rc = -ENOENT;
+    run->file = ka_path_real(file, err);
+    if (!run->file)
+        goto fail;
+    run->name = base_name(run->file);
+    rc = read_forward(run, run->file, err);
+    if (rc == 0)
+        rc = split_backward(run, mode, err);
+    if (rc == 0)
+        rc = make_folder(run, err);
+    if (rc == 0)
+        rc = open_parts(run, true, err);
+    if (rc)
+        goto fail;
+    run->work_forward = ka_path_join(run->dir, "forward.py");
+    struct ka_job_limits limits = limits_of(app);
+    if (mode == KA_RUN_CHECK) {
+        limits.use_llm = false;
+        limits.optimise = false;
+        limits.use_differentiator = true; /* the draft turn then takes the backward of the file */
     }
-    if (before != run->job.state)
-        ka_log(KA_LOG_DEBUG, "%s: %s -> %s", run->name, ka_job_state_name(before),
-               ka_job_state_name(run->job.state));
-    ka_record_add(run->record, "state",
-                  json_pack("{s:s, s:s, s:s, s:I}", "from", ka_job_state_name(before), "to",
-                            ka_job_state_name(run->job.state), "phase", ka_job_phase_name(run->job.phase),
-                            "op", (json_int_t)run->job.op));
-    if (ka_job_ended(&run->job))
-        stop_all(run);
-    if (save(run) || run->interrupted) {
-        interrupted_end(run);
-        return;
+    ka_job_init(&run->job, &limits);
+    rc = save_start(run, err);
+    if (rc)
+        goto fail;
+    begin(run);
+    *out = run;
+    return 0;
+fail:
+    ka_run_free(run);
+    return rc;
+}
+
+static json_t *get_or(struct ka_run *run, const char *name, json_t *fallback)
+{
+    json_t *doc = ka_state_get(run->state, name);
+    if (!doc)
+        return fallback;
+    json_decref(fallback);
+    return doc;
+}
+
+static void load_documents(struct ka_run *run)
+{
+    run->inspect = ka_state_get(run->state, "inspect");
+    run->shapes = ka_state_get(run->state, "shapes");
+    run->outputs = ka_state_get(run->state, "outputs");
+    run->draft = ka_state_get(run->state, "draft");
+    run->failure = ka_state_get(run->state, "failure");
+    run->feedback = ka_state_get(run->state, "feedback");
+    run->skipped = get_or(run, "skipped", run->skipped);
+    run->oracles = get_or(run, "oracles", run->oracles);
+    run->retrieved = get_or(run, "retrieved", run->retrieved);
+    run->grads = get_or(run, "grads", run->grads);
+    run->history = get_or(run, "history", run->history);
+    run->totals = get_or(run, "totals", run->totals);
+    json_t *half = ka_state_get(run->state, "half");
+    run->half = json_is_true(half);
+    json_decref(half);
+    run->seconds_before = json_number_value(json_object_get(run->totals, "seconds"));
+}
+
+/* The budgets may be raised on resume; what the run is about may not change. */
+static int check_same(struct ka_run *run, const json_t *start, struct ka_err *err)
+{
+    struct ka_buf now = {0}, forward = {0}, rest = {0};
+    int rc = ka_file_read(run->file, FORWARD_MAX, &now, err);
+    bool pair = rc == 0 && ka_compose_split(ka_buf_str(&now), &forward, &rest, NULL) == 0;
+    if (rc == 0 && strcmp(ka_buf_str(pair ? &forward : &now), run->forward) != 0)
+        rc = ka_fail(err, -ESTALE, "%s has changed since the run %s began; start a fresh run", run->file,
+                     run->dir);
+    ka_buf_free(&now);
+    ka_buf_free(&forward);
+    ka_buf_free(&rest);
+    const char *device = json_string_value(json_object_get(start, "device"));
+    if (rc == 0 && (!device || strcmp(device, run->app->device) != 0))
+        rc = ka_fail(err, -ESTALE, "the run %s began on %s; resume it there, or with --device %s", run->dir,
+                     device ? device : "?", device ? device : "?");
+    return rc;
+}
+
+int ka_run_resume(struct ka_app *app, const char *dir, ka_run_done_fn done, void *arg, struct ka_run **out,
+                  struct ka_err *err)
+{
+    struct ka_run *run = run_new(app, done, arg);
+    json_t *start = NULL;
+    int rc = -ENOENT;
+    run->dir = ka_path_real(dir, err);
+    if (!run->dir)
+        goto fail;
+    rc = open_parts(run, false, err);
+    if (rc)
+        goto fail;
+    start = ka_state_get(run->state, "start");
+    run->file = ka_strdup(json_string_value(json_object_get(start, "file")));
+    run->forward = ka_strdup(json_string_value(json_object_get(start, "forward")));
+    if (!run->file || !run->forward) {
+        rc = ka_fail(err, -EINVAL, "%s: not a run folder of kernel-agent", dir);
+        goto fail;
     }
-    if (!stopped_by_budget(run, &command))
-        execute(run, &command);
+    run->name = base_name(run->file);
+    run->work_forward = ka_path_join(run->dir, "forward.py");
+    rc = check_same(run, start, err);
+    if (rc == 0)
+        rc = ka_state_load_job(run->state, &run->job, err);
+    if (rc == 0)
+        rc = ka_file_write(run->work_forward, run->forward, strlen(run->forward), err);
+    if (rc)
+        goto fail;
+    struct ka_job_limits limits = limits_of(app);
+    run->job.limits = limits;
+    load_documents(run);
+    ka_record_add(run->record, "resume", NULL);
+    json_decref(start);
+    begin(run);
+    *out = run;
+    return 0;
+fail:
+    json_decref(start);
+    ka_run_free(run);
+    return rc;
 }
 
-void ka_run_resume_command(struct ka_run *run, const struct ka_command *command)
+static bool is_unfinished_of(const char *dir, const char *file)
 {
-    if (save(run))
-        interrupted_end(run);
-    else if (!stopped_by_budget(run, command))
-        execute(run, command);
-}
-
-void ka_run_post_type(struct ka_run *run, enum ka_event_type type)
-{
-    struct ka_event event = {.type = type, .op = run->job.op};
-    ka_run_post(run, &event);
-}
-
-void ka_run_post_candidate(struct ka_run *run, const char *backward, const char *origin, const char *note)
-{
-    struct ka_snapshot snapshot = {
-        .parent = run->job.current,
-        .phase = (char *)ka_job_phase_name(run->job.phase),
-        .origin = (char *)origin,
-        .note = (char *)note,
-        .backward = (char *)backward,
-    };
-    struct ka_err err;
-    struct ka_event event = {.type = KA_EV_CANDIDATE, .op = run->job.op};
-    if (ka_state_snapshot_add(run->state, &snapshot, &event.snapshot, &err)) {
-        ka_log(KA_LOG_ERROR, "%s: %s", run->name, err.msg);
-        interrupted_end(run);
-        return;
+    char *db = ka_path_join(dir, "run.db");
+    struct ka_state *state = NULL;
+    struct ka_job job;
+    bool match = false;
+    if (ka_state_open(db, false, &state, NULL) == 0 && ka_state_load_job(state, &job, NULL) == 0 &&
+        !ka_job_ended(&job)) {
+        json_t *start = ka_state_get(state, "start");
+        const char *found = json_string_value(json_object_get(start, "file"));
+        match = found && strcmp(found, file) == 0;
+        json_decref(start);
     }
-    ka_record_add(run->record, "candidate",
-                  json_pack("{s:I, s:s, s:s, s:s}", "snapshot", (json_int_t)event.snapshot, "origin", origin,
-                            "note", note, "backward", backward));
-    ka_run_post(run, &event);
+    ka_state_close(state);
+    free(db);
+    return match;
 }
 
-void ka_run_fail_doc(struct ka_run *run, enum ka_event_type type, json_t *failure)
+char *ka_run_find_unfinished(const struct ka_opts *opts, const char *file)
 {
-    json_decref(run->failure);
-    run->failure = failure;
-    ka_run_put(run, "failure", failure);
-    ka_record_add(run->record, "failure", json_copy(failure));
-    ka_run_post_type(run, type);
-}
-
-void ka_run_fail(struct ka_run *run, enum ka_event_type type, const char *kind, const char *fmt, ...)
-{
-    struct ka_err err;
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(err.msg, sizeof(err.msg), fmt, args);
-    va_end(args);
-    ka_run_fail_doc(run, type, json_pack("{s:s, s:s}", "kind", kind, "message", err.msg));
-}
-
-void ka_run_interrupt(struct ka_run *run)
-{
-    if (run->finished || run->interrupted)
-        return;
-    run->interrupted = true;
-    stop_all(run);
-    interrupted_end(run);
-}
-
-int ka_run_exit_code(const struct ka_run *run)
-{
-    if (run->waiting)
-        return 75;
-    if (!ka_job_ended(&run->job))
-        return 130;
-    return ka_job_exit_code(&run->job);
-}
-
-const char *ka_run_dir(const struct ka_run *run)
-{
-    return run->dir;
-}
-
-const char *ka_run_name(const struct ka_run *run)
-{
-    return run->name;
+    char *real = ka_path_real(file, NULL);
+    struct dirent **entries = NULL;
+    int count = real ? scandir(opts->out, &entries, NULL, alphasort) : -1;
+    char *name = real ? base_name(real) : NULL;
+    char *newest = NULL;
+    for (int i = count - 1; i >= 0; i--) {
+        char *dir = ka_path_join(opts->out, entries[i]->d_name);
+        if (!newest && ka_starts_with(entries[i]->d_name, name) && is_unfinished_of(dir, real))
+            newest = dir;
+        else
+            free(dir);
+        free(entries[i]);
+    }
+    free(entries);
+    free(real);
+    free(name);
+    return newest;
 }
 
 static void on_timer_closed(uv_handle_t *handle)
@@ -238,7 +369,7 @@ void ka_run_free(struct ka_run *run)
 {
     if (!run)
         return;
-    stop_all(run);
+    run->actions->stop_all(run);
     ka_state_close(run->state);
     ka_record_close(run->record);
     json_t *documents[] = {run->inspect, run->shapes,    run->outputs, run->timeline,  run->skipped,

@@ -13,7 +13,7 @@
  *   seccomp.c     which system calls exist
  *   options.c     the command line, and the environment that a program gets
  *   enter.c       the last steps of a process that becomes, or already is, the program; children of a zygote
- *   main.c        ka-jail: the supervisor and the init of the jail
+ *   ka_jail.c     ka-jail: the supervisor and the init of the jail
  *
  * Everything here runs between fork and exec (or, in a zygote's child, between fork and the first candidate
  * byte), so it is single-threaded, allocates nothing after a fork, and reports through `struct
@@ -27,7 +27,7 @@
  *
  * To add an allowed or a refused system call: one line in seccomp.c, an attempt in tests/jail. To add a
  * readable path: one line in landlock.c. To add a layer: a name here and in layers.c, a file, a call in
- * layers.c, a line in the table of agent/doctor.c, and a control run in tests/jail. */
+ * layers.c, a line in the table of agent/cli/doctor.c, and a control run in tests/jail. */
 #ifndef KA_JAIL_H
 #define KA_JAIL_H
 

@@ -48,11 +48,27 @@ class Guards:
         self._held.clear()
 
 
+class _Bytes:
+    """`size` bytes of GPU memory at an address, for torch.as_tensor()."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 2,
+        }
+
+
 def _surrounded(size: int, room: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bytes with a band on either side, and the `size` bytes between: on the CPU a storage of its own."""
+    """Bytes with a band on either side, and the `size` bytes between them, as a storage of their own.
+
+    Autograd takes fresh memory to begin where its storage does: with an offset, the gradient of a tensor that was
+    written in part (`y[:, 0] += 1`) would be put together beside it.
+    """
     if device.type != "cpu":
         whole = torch.full((BAND + room + BAND,), _PATTERN, dtype=torch.uint8, device=device)
-        return whole, whole[BAND : BAND + size]
+        return whole, torch.as_tensor(_Bytes(whole.data_ptr() + BAND, size), device=device)
     raw = np.full(BAND + room + BAND + BAND, _PATTERN, dtype=np.uint8)
     first = -raw.ctypes.data % BAND
     aligned = raw[first : first + BAND + room + BAND]

@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/answer.h"
-#include "core/compose.h"
+#include "agent/core/answer.h"
+#include "agent/core/compose.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/chat.h"
-#include "core/utf8.h"
+#include "agent/core/chat.h"
+#include "base/utf8.h"
 
 #define ANSWER_MAX 4096
 

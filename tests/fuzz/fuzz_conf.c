@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "conf.h"
+#include "agent/app/conf.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

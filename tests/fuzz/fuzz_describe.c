@@ -1,7 +1,7 @@
 /* Any JSON as what a child or an earlier process wrote: told in Markdown without a fault. */
 #include <stdlib.h>
 
-#include "core/describe.h"
+#include "agent/core/describe.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

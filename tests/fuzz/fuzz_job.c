@@ -2,7 +2,7 @@
  * on. */
 #include <stdlib.h>
 
-#include "core/job.h"
+#include "agent/core/job.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "io/mailbox.h"
+#include "agent/io/mailbox.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

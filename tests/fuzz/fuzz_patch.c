@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/patch.h"
+#include "agent/core/patch.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -2,8 +2,8 @@
  * a child wrote. */
 #include <stdlib.h>
 
-#include "core/plan.h"
-#include "core/shapes.h"
+#include "agent/core/plan.h"
+#include "agent/core/shapes.h"
 
 #define MAX_HIDDEN 12
 

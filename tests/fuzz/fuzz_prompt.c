@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/prompt.h"
+#include "agent/core/prompt.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

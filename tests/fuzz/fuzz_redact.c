@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/redact.h"
+#include "agent/core/redact.h"
 
 #define SECRET_LEN 8
 

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/sse.h"
+#include "agent/core/sse.h"
 
 static int note(void *arg, const char *type, const char *data, size_t len)
 {

@@ -90,3 +90,16 @@ def test_candidate__store_through_a_table_of_addresses__is_seen_by_the_bands(pas
     (result,) = candidate.run(request, tmp_path)["cases"]
     assert result["ok"], result
     assert result["modified"] == modified
+
+
+def test_poison__with_guards__autograd_puts_gradients_of_parts_together_inside_the_bands():
+    guards = Guards()
+    x = torch.randn(4, 20, requires_grad=True)
+    with candidate.Poison(guards, plain=True):
+        y = torch.zeros_like(x) + x
+        y[:, 0] += 1.0
+        made = torch.empty_like(x)
+        y.sum().backward()
+    assert made.storage_offset() == 0
+    assert guards.broken() == []
+    assert torch.equal(x.grad, torch.ones_like(x))

@@ -10,8 +10,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def table_options() -> set[str]:
-    """Names and aliases in the table of agent/opts.c."""
-    text = (ROOT / "agent" / "opts.c").read_text()
+    """Names and aliases in the table of agent/app/opts.c."""
+    text = (ROOT / "agent" / "app" / "opts.c").read_text()
     names: set[str] = set()
     for name, alias in re.findall(
         r'^ {4}\{"([a-z-]+)", (?:NULL|"([a-z-]+)"), [A-Z_]+, AT\(', text, re.MULTILINE
@@ -22,7 +22,7 @@ def table_options() -> set[str]:
 
 
 def commands() -> set[str]:
-    text = (ROOT / "agent" / "cli.c").read_text()
+    text = (ROOT / "agent" / "cli" / "cli.c").read_text()
     return set(re.findall(r"^ {4}\"  kernel-agent ([a-z]+) ", text, re.MULTILINE))
 
 

@@ -17,8 +17,8 @@
 #include <cmocka.h>
 #include <curl/curl.h>
 
-#include "files.h"
-#include "io/llm.h"
+#include "agent/io/llm.h"
+#include "base/files.h"
 
 #define KEY "sk-test-0123456789abcdef"
 #define MODEL "test-model"
@@ -49,7 +49,6 @@ struct seen {
     unsigned attempts;
     double seconds;
     struct ka_chat_answer answer;
-    struct ka_vectors vectors;
 };
 
 /* ---- the server ---- */
@@ -131,9 +130,8 @@ static inline int tear_down(void **state)
 
 /* ---- one client ---- */
 
-static inline void on_trace(void *arg, void *op_arg, const char *event, const char *text)
+static inline void on_trace(void *arg, const char *event, const char *text)
 {
-    (void)op_arg;
     struct seen *seen = arg;
     ka_buf_printf(&seen->trace, "%s: %s\n", event, text);
 }
@@ -161,10 +159,6 @@ static inline void on_done(void *arg, uint64_t op, const struct ka_llm_result *r
         seen->answer = *result->answer;
         *result->answer = (struct ka_chat_answer){0};
     }
-    if (result->vectors) {
-        seen->vectors = *result->vectors;
-        *result->vectors = (struct ka_vectors){0};
-    }
     if (++seen->done == seen->want)
         ka_llm_close(seen->llm, on_closed, seen);
 }
@@ -185,8 +179,6 @@ static inline struct seen *seen_new(void)
     seen->config.backoff_ms = 2;
     seen->config.backoff_max_ms = 20;
     seen->config.jitter_seed = 1;
-    seen->config.trace = on_trace;
-    seen->config.trace_arg = seen;
     seen->want = 1;
     return seen;
 }
@@ -199,7 +191,7 @@ static inline int start(struct seen *seen)
         .model = MODEL, .messages = &message, .message_count = 1, .stream = true};
     if (!seen->llm)
         assert_int_equal(ka_llm_new(&seen->loop, &seen->config, &seen->llm, &err), 0);
-    return ka_llm_start(seen->llm, &req, on_done, seen, &seen->op, &err);
+    return ka_llm_start(seen->llm, &req, on_trace, on_done, seen, &seen->op, &err);
 }
 
 /* Run the loop to its end: every op is delivered and nothing is left open. */
@@ -234,7 +226,6 @@ static inline struct seen *ask_at(const char *base_url)
 static inline void seen_free(struct seen *seen)
 {
     ka_chat_answer_free(&seen->answer);
-    ka_vectors_free(&seen->vectors);
     ka_buf_free(&seen->trace);
     free(seen);
 }

@@ -14,8 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cache.h"
-#include "files.h"
+#include "agent/disk/cache.h"
+#include "base/files.h"
 
 #define MB ((uint64_t)1 << 20)
 
@@ -193,7 +193,8 @@ static void cache__entry_larger_than_the_cap__is_refused_and_evicts_nothing(void
     free(text);
 }
 
-static void cache__file_that_a_killed_process_left__goes_at_the_next_start_once_it_is_old(void **state)
+static void
+cache__file_that_a_killed_process_left__goes_with_the_next_first_entry_once_it_is_old(void **state)
 {
     struct fixture *f = *state;
     char old[256], fresh[256];
@@ -204,6 +205,9 @@ static void cache__file_that_a_killed_process_left__goes_at_the_next_start_once_
     struct timespec times[2] = {{.tv_sec = time(NULL) - 7200}, {.tv_sec = time(NULL) - 7200}};
     assert_int_equal(utimensat(AT_FDCWD, old, times, 0), 0);
     struct ka_cache *again = open_cache(f, "one", MB);
+    json_t *entry = json_pack("{s:i}", "a", 1);
+    assert_int_equal(ka_cache_put(again, key(2), entry, NULL), 0);
+    json_decref(entry);
     assert_int_equal(access(old, F_OK), -1);
     assert_int_equal(access(fresh, F_OK), 0);
     ka_cache_close(again);
@@ -231,7 +235,7 @@ int main(void)
         CASE(cache__full__loses_what_was_not_used_for_the_longest_time),
         CASE(cache__full__counts_other_toolchains_too),
         CASE(cache__entry_larger_than_the_cap__is_refused_and_evicts_nothing),
-        CASE(cache__file_that_a_killed_process_left__goes_at_the_next_start_once_it_is_old),
+        CASE(cache__file_that_a_killed_process_left__goes_with_the_next_first_entry_once_it_is_old),
         CASE(cache__folder_that_others_can_write__is_not_used),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "run/cases.h"
+#include "agent/run/cases.h"
 
 /* Three float64 tensors of two elements: grad/x, repeat0/x, repeat1/x. */
 static struct ka_tensors *three(const double values[6])

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 #include <jansson.h>
 
-#include "core/chat.h"
+#include "agent/core/chat.h"
 
 static const struct ka_chat_message hello = {.role = "user", .content = "hello"};
 

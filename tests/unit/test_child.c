@@ -16,10 +16,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "files.h"
-#include "io/capture.h"
-#include "io/child.h"
-#include "io/child_internal.h"
+#include "agent/io/capture.h"
+#include "agent/io/child.h"
+#include "agent/io/child_internal.h"
+#include "base/files.h"
 
 struct fixture {
     uv_loop_t loop;

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "sandbox/compare.h"
-#include "tests/unit/tensor_fixture.h"
+#include "tensor_fixture.h"
 
 #define ROWS 50
 #define COLS 40

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "core/compose.h"
+#include "agent/core/compose.h"
 
 static struct ka_buf out, back;
 static struct ka_err err;
@@ -136,7 +136,7 @@ static void compose__split_without_marker__is_an_error(void **state)
 {
     (void)state;
     assert_int_equal(ka_compose_split("x = 1\n", &out, &back, &err), -ENOENT);
-    assert_says(KA_COMPOSE_MARKER);
+    assert_says(KA_MARKER);
     assert_int_equal(out.len, 0);
 }
 

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "core/conduct.h"
+#include "agent/core/conduct.h"
 
 static const char CLEAN[] =
     "{\"modified\": [], \"aliases\": [], \"launches_backward\": 1, \"torch_ops_forward\": {\"aten::detach\": "

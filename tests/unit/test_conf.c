@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "conf.h"
+#include "agent/app/conf.h"
 
 static struct ka_buf seen;
 static struct ka_err err;

@@ -6,8 +6,10 @@
 
 #include <cmocka.h>
 
-#include "core/deal.h"
-#include "core/plan.h"
+#include "agent/core/deal.h"
+#include "agent/core/plan.h"
+
+#define START (1 << 20)
 
 static json_t *case_of(int id, int m)
 {
@@ -39,7 +41,7 @@ static void deal__every_case__is_in_one_part(void **state)
 {
     const int sizes[] = {5, 1 << 24, 7, 1 << 22, 9, 9, 1 << 23};
     (void)state;
-    json_t *cases = cases_of(sizes, 7), *dealt = ka_deal(cases, 3, false);
+    json_t *cases = cases_of(sizes, 7), *dealt = ka_deal(cases, 3, START, false);
     unsigned seen = 0;
     assert_int_equal(json_array_size(dealt), 3);
     for (size_t i = 0; i < 3; i++)
@@ -55,7 +57,7 @@ static void deal__one_great_case__leaves_the_small_ones_to_the_others(void **sta
 {
     const int sizes[] = {1 << 30, 8, 8, 8};
     (void)state;
-    json_t *cases = cases_of(sizes, 4), *dealt = ka_deal(cases, 2, false);
+    json_t *cases = cases_of(sizes, 4), *dealt = ka_deal(cases, 2, START, false);
     assert_int_equal(json_array_size(dealt), 2);
     size_t great = id_at(dealt, 0, 0) == 0 ? 0 : 1;
     assert_int_equal(json_array_size(json_array_get(dealt, great)), 1);
@@ -68,7 +70,7 @@ static void deal__within_a_part__the_cheapest_comes_first(void **state)
 {
     const int sizes[] = {1 << 24, 3, 1 << 22, 2};
     (void)state;
-    json_t *cases = cases_of(sizes, 4), *dealt = ka_deal(cases, 1, false);
+    json_t *cases = cases_of(sizes, 4), *dealt = ka_deal(cases, 1, START, false);
     const json_int_t wanted[] = {3, 1, 2, 0};
     for (size_t i = 0; i < 4; i++)
         assert_int_equal(id_at(dealt, 0, i), wanted[i]);
@@ -80,7 +82,7 @@ static void deal__equal_dims_together__share_a_part(void **state)
 {
     const int sizes[] = {4, 5, 4, 5, 4, 6};
     (void)state;
-    json_t *cases = cases_of(sizes, 6), *dealt = ka_deal(cases, 4, true);
+    json_t *cases = cases_of(sizes, 6), *dealt = ka_deal(cases, 4, START, true);
     assert_int_equal(json_array_size(dealt), 3); /* no part is empty */
     assert_int_equal(size_of(dealt), 6);
     for (size_t i = 0; i < 3; i++) {
@@ -97,11 +99,11 @@ static void deal__fewer_cases_than_parts_or_none__makes_no_empty_part(void **sta
 {
     const int sizes[] = {4};
     (void)state;
-    json_t *cases = cases_of(sizes, 1), *dealt = ka_deal(cases, 8, false);
+    json_t *cases = cases_of(sizes, 1), *dealt = ka_deal(cases, 8, START, false);
     assert_int_equal(json_array_size(dealt), 1);
     json_decref(dealt);
     json_array_clear(cases);
-    dealt = ka_deal(cases, 8, false);
+    dealt = ka_deal(cases, 8, START, false);
     assert_int_equal(json_array_size(dealt), 0);
     json_decref(cases);
     json_decref(dealt);

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/describe.h"
+#include "agent/core/describe.h"
 
 typedef int (*describe_fn)(const json_t *doc, struct ka_buf *out);
 

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 #include <errno.h>
 
-#include "core/differences.h"
+#include "agent/core/differences.h"
 
 #define SLOPE(analytic, numeric, spread)                                                                     \
     "{\"analytic\": " analytic ", \"numeric\": " numeric ", \"spread\": " spread ", \"noise\": 1e-9}"

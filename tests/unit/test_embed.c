@@ -9,8 +9,8 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "pair_fixture.h"
 #include "rag/embed.h"
-#include "tests/unit/pair_fixture.h"
 
 static const char *const CORPUS[] = {ROW_PAIR, ROW_PAIR_RENAMED, DOT_PAIR};
 

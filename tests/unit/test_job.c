@@ -9,7 +9,7 @@
 #include <errno.h>
 #include <math.h>
 
-#include "core/job.h"
+#include "agent/core/job.h"
 
 static const struct ka_job_limits defaults = {
     .max_iters = 10,

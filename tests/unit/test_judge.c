@@ -12,9 +12,9 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "core/plan.h"
-#include "files.h"
-#include "run/judge.h"
+#include "agent/core/plan.h"
+#include "agent/run/judge.h"
+#include "base/files.h"
 
 #define COUNT 300000 /* a file of more than a megabyte */
 

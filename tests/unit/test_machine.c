@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "files.h"
-#include "io/machine.h"
+#include "agent/io/machine.h"
+#include "base/files.h"
 
 #define GB ((uint64_t)1 << 30)
 #define MEMINFO "MemTotal:       16777216 kB\nMemFree:  1048576 kB\nMemAvailable:   8388608 kB\n"

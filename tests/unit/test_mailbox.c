@@ -11,8 +11,8 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "files.h"
-#include "io/mailbox.h"
+#include "agent/io/mailbox.h"
+#include "base/files.h"
 
 /* A folder of its own for each test. */
 struct place {

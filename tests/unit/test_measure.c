@@ -7,7 +7,7 @@
 #include <cmocka.h>
 
 #include "sandbox/compare_internal.h"
-#include "tests/unit/tensor_fixture.h"
+#include "tensor_fixture.h"
 
 #define LARGE ((size_t)1200000) /* enough for several threads */
 

@@ -8,9 +8,9 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "pair_fixture.h"
 #include "rag/lex.h"
 #include "rag/pair.h"
-#include "tests/unit/pair_fixture.h"
 
 /* Spellings joined by one blank; NEWLINE is "$". */
 static void assert_tokens(const char *source, const char *expected)

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/patch.h"
+#include "agent/core/patch.h"
 
 /* Three protected lines, then two functions that share a line. */
 static const char TEXT[] = "import triton\n"

@@ -8,8 +8,8 @@
 #include <cmocka.h>
 #include <math.h>
 
-#include "core/plan.h"
-#include "core/rank.h"
+#include "agent/core/plan.h"
+#include "agent/core/rank.h"
 
 static json_t *json(const char *text)
 {
@@ -333,7 +333,7 @@ static void plan__kinds_of_inputs__are_one_case_each_on_the_smallest_required_sh
     json_t *list = shapes(), *grads = json("[\"x\"]"), *kinds = json("[\"strided\", \"mixed\"]"), *item;
     json_t *cases = ka_plan_check(list, grads, 1, false, 7);
     size_t before = json_array_size(cases), i;
-    ka_plan_inputs(cases, list, kinds, 9);
+    ka_plan_inputs(cases, ka_plan_smallest(list), kinds, 9);
     assert_int_equal(json_array_size(cases), before + 2);
     json_array_foreach(cases, i, item)
     {
@@ -351,11 +351,34 @@ static void plan__kinds_of_inputs__are_one_case_each_on_the_smallest_required_sh
     json_decref(kinds);
 }
 
+static void plan__stand_in__takes_the_variants_and_every_required_shape_stays(void **state)
+{
+    (void)state;
+    json_t *list = shapes(), *grads = json("[\"x\", \"w\"]"), *item;
+    json_array_append_new(list, json_pack("{s:{s:i, s:i}, s:s, s:s}", "dims", "M", 2, "N", 3, "class",
+                                          "hidden", "kind", KA_PLAN_STAND_IN));
+    const json_t *small = json_object_get(json_array_get(list, json_array_size(list) - 1), "dims");
+    json_t *cases = ka_plan_check(list, grads, 2, false, 7);
+    size_t i, required = 0;
+    json_array_foreach(cases, i, item)
+    {
+        const char *kind = json_string_value(json_object_get(json_object_get(item, "upstream"), "kind"));
+        bool plain = strcmp(kind, "normal") == 0 && !json_object_get(item, "needs");
+        required += plain && strcmp(json_string_value(json_object_get(item, "class")), "required") == 0;
+        if (!plain || json_object_get(item, "twice"))
+            assert_true(json_equal(json_object_get(item, "dims"), small));
+    }
+    assert_int_equal(required, KA_PLAN_MIN_SEEDS);
+    json_decref(cases);
+    json_decref(list);
+    json_decref(grads);
+}
+
 static void plan__repeats__are_not_asked_of_other_kinds_of_inputs(void **state)
 {
     (void)state;
     json_t *list = shapes(), *kinds = json("[\"mixed\"]"), *cases = json_array();
-    ka_plan_inputs(cases, list, kinds, 9);
+    ka_plan_inputs(cases, ka_plan_smallest(list), kinds, 9);
     ka_plan_repeats(cases, 4);
     assert_null(json_object_get(json_array_get(cases, 0), "repeats"));
     json_decref(cases);
@@ -367,8 +390,8 @@ static void plan__kinds_of_inputs__nothing_kept_or_nothing_required__adds_nothin
 {
     (void)state;
     json_t *list = shapes(), *none = json_array(), *kinds = json("[\"strided\"]"), *cases = json_array();
-    ka_plan_inputs(cases, list, NULL, 9);
-    ka_plan_inputs(cases, none, kinds, 9);
+    ka_plan_inputs(cases, ka_plan_smallest(list), NULL, 9);
+    ka_plan_inputs(cases, ka_plan_smallest(none), kinds, 9);
     assert_int_equal(json_array_size(cases), 0);
     json_decref(cases);
     json_decref(list);
@@ -381,6 +404,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plan__kinds_of_inputs__are_one_case_each_on_the_smallest_required_shape),
         cmocka_unit_test(plan__kinds_of_inputs__nothing_kept_or_nothing_required__adds_nothing),
+        cmocka_unit_test(plan__stand_in__takes_the_variants_and_every_required_shape_stays),
         cmocka_unit_test(plan__repeats__are_not_asked_of_other_kinds_of_inputs),
         cmocka_unit_test(plan__repeats__are_asked_in_one_plain_case_of_the_largest_required_shape),
         cmocka_unit_test(plan__input_that_is_none_on_a_shape__is_never_asked_for_there),

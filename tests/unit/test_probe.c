@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "io/probe.h"
+#include "agent/io/probe.h"
 
 static struct ka_buf out;
 static struct ka_err err;

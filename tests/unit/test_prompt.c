@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "prompts.h"
+#include "agent/disk/prompt_files.h"
 
 static struct ka_buf out;
 static struct ka_err err;

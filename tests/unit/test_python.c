@@ -12,8 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "files.h"
-#include "python.h"
+#include "agent/app/python.h"
+#include "base/files.h"
 
 #define FULL "{\"python\":\"3.12.1\",\"torch\":\"2.11.0\",\"triton\":\"3.6.0\",\"numpy\":\"2.0\"}"
 #define BARE "{\"python\":\"3.12.1\",\"torch\":null,\"triton\":null,\"numpy\":\"2.0\"}"

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#include "core/redact.h"
+#include "agent/core/redact.h"
 
 static const char *const SECRETS[] = {"hunter2-hunter2",      "ab", "a/b\"c\\d", "/slash/first",
                                       "hunter2-hunter2-long", NULL};

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "core/sanitize.h"
+#include "agent/core/sanitize.h"
 
 /* The facts that a report leads to. Free with free(). */
 static char *judged(const char *report, const char *message)

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/shapes.h"
+#include "agent/core/shapes.h"
 
 static json_t *parse(const char *text)
 {

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "core/sse.h"
+#include "agent/core/sse.h"
 
 /* Events seen, each as `type|data;`. */
 static int note(void *arg, const char *type, const char *data, size_t len)

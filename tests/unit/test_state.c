@@ -13,8 +13,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "files.h"
-#include "state.h"
+#include "agent/disk/state.h"
+#include "base/files.h"
 
 struct fixture {
     char dir[64];

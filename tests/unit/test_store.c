@@ -11,9 +11,9 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "files.h"
+#include "base/files.h"
+#include "pair_fixture.h"
 #include "rag/store.h"
-#include "tests/unit/pair_fixture.h"
 
 struct place {
     char folder[64], path[96];

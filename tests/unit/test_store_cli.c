@@ -13,11 +13,11 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "files.h"
+#include "agent/cli/store_cli.h"
+#include "base/files.h"
+#include "pair_fixture.h"
 #include "rag/build.h"
 #include "rag/search.h"
-#include "rag/store_cli.h"
-#include "tests/unit/pair_fixture.h"
 
 static char folder[64];
 static struct ka_buf printed; /* stdout of the last command */

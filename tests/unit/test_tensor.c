@@ -12,7 +12,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "tests/unit/tensor_fixture.h"
+#include "tensor_fixture.h"
 
 static void refuse(const char *header, size_t data_len, const char *word)
 {

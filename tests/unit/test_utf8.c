@@ -5,7 +5,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "core/utf8.h"
+#include "base/utf8.h"
 
 static void utf8__sequences__are_valid_or_not_as_unicode_says(void **state)
 {

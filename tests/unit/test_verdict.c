@@ -9,7 +9,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "core/verdict.h"
+#include "agent/core/verdict.h"
 
 static const char *const GRADS[] = {"x", "w"};
 

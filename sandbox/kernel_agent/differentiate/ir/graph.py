@@ -10,7 +10,7 @@ from ...source import words
 from . import simplify
 from .folding import concrete
 from .kinds import ARITHMETIC, DETACHED, STRETCHING
-from .nodes import FLOATS, INTS, If, Node, Region, is_float, real
+from .nodes import FLOATS, HALF, INTS, If, Node, Region, is_float, real
 from .refusal import Refusal
 
 
@@ -89,6 +89,8 @@ class Graph:
         args, attrs = tuple(args), attrs or {}
         if dtype is None:
             dtype = promote(args)
+            if op == "div" and real(dtype) in HALF:  # no GPU divides those: Triton widens both sides
+                dtype = "float32"
         if shape is None:
             shape = broadcast_shape(self, [arg.shape for arg in args])
         if op in ELEMENTWISE and any(arg.op in STRETCHING for arg in args):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+HALF = ("float16", "bfloat16")
 FLOATS = ("float8e4nv", "float8e5", "float16", "bfloat16", "float32", "float64")
 INTS = ("int1", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 

@@ -1,0 +1,335 @@
+/* The table of settings and its readers. Knows nothing of what the settings do. */
+#include "opts.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "conf.h"
+
+enum kind { TEXT, INT, REAL, FLAG, OPTIONAL_TEXT };
+
+struct option_row {
+    const char *name;
+    const char *alias; /* older or common spelling, or NULL */
+    enum kind kind;
+    size_t offset;
+    const char *initial;
+    double low, high;
+    const char *choices; /* "a|b|c", or NULL */
+    const char *value;   /* how the value is called in the help */
+    const char *help;
+};
+
+#define AT(member) offsetof(struct ka_opts, member)
+
+static const struct option_row rows[] = {
+    {"file-path", NULL, TEXT, AT(file_path), NULL, 0, 0, NULL, "FILE", "forward file to complete"},
+    {"out", NULL, TEXT, AT(out), "generated", 0, 0, NULL, "DIR", "folder for run folders and finished pairs"},
+    {"sweep", NULL, TEXT, AT(sweep), "all", 0, 0, NULL, "WHICH",
+     "shapes to check: all, required, or a JSON list of dims"},
+    {"resume", NULL, OPTIONAL_TEXT, AT(resume), NULL, 0, 0, NULL, "[RUN]",
+     "go on with a run folder (default: newest unfinished of FILE)"},
+    {"store", NULL, TEXT, AT(store), NULL, 0, 0, NULL, "DB", "pair store"},
+    {"topk", NULL, INT, AT(topk), "4", 1, 64, NULL, "N",
+     "similar pairs to retrieve (for none: --no-retrieval)"},
+    {"min-sim", NULL, REAL, AT(min_sim), "0.3", -1, 1, NULL, "X",
+     "least cosine similarity of a retrieved pair"},
+    {"rag-exclude", NULL, TEXT, AT(rag_exclude), "", 0, 0, NULL, "A,B",
+     "leave out pairs whose path contains A or B"},
+    {"no-retrieval", NULL, FLAG, AT(no_retrieval), "false", 0, 0, NULL, NULL,
+     "show the model no similar pairs"},
+    {"backend", NULL, TEXT, AT(backend), "auto", 0, 0, NULL, "NAME",
+     "openai, mailbox:DIR or none (auto: openai once a URL or key is set)"},
+    {"base-url", NULL, TEXT, AT(base_url), NULL, 0, 0, NULL, "URL",
+     "OpenAI-compatible endpoint, up to and with /v1"},
+    {"model", "openai-model", TEXT, AT(model), "gpt-5", 0, 0, NULL, "NAME", "model to ask"},
+    {"reasoning-effort", NULL, TEXT, AT(reasoning_effort), "", 0, 0, "|minimal|low|medium|high|xhigh",
+     "LEVEL", "passed on to the model"},
+    {"api-key-file", NULL, TEXT, AT(api_key_file), NULL, 0, 0, NULL, "FILE",
+     "file with the key (default: OPENAI_API_KEY)"},
+    {"context-tokens", NULL, INT, AT(context_tokens), "96000", 2000, 4000000, NULL, "N", "prompt budget"},
+    {"llm-timeout", NULL, INT, AT(llm_timeout), "900", 1, 86400, NULL, "S", "longest time for one answer"},
+    {"draft", NULL, TEXT, AT(draft), "auto", 0, 0, "auto|llm|differentiator", "WHO",
+     "who writes the first candidate"},
+    {"no-wait", NULL, FLAG, AT(no_wait), "false", 0, 0, NULL, NULL,
+     "mailbox: exit 75 instead of waiting for the answer"},
+    {"prompts", NULL, TEXT, AT(prompts), NULL, 0, 0, NULL, "DIR",
+     "prompt templates to use instead of the built-in ones"},
+    {"max-iters", NULL, INT, AT(max_iters), "12", 1, 10000, NULL, "N", "questions to the model in one run"},
+    {"candidates", NULL, INT, AT(candidates), "1", 1, 32, NULL, "K", "candidates a turn; the best is kept"},
+    {"patience-parity", NULL, INT, AT(patience_parity), "3", 1, 1000, NULL, "N",
+     "attempts below the best before rolling back to it"},
+    {"patience-perf", NULL, INT, AT(patience_perf), "3", 1, 1000, NULL, "N",
+     "optimise turns without gain before stopping"},
+    {"min-rel-impr", NULL, REAL, AT(min_rel_impr), "0.02", 0, 1, NULL, "X",
+     "relative gain that an optimisation must bring"},
+    {"max-tokens", NULL, INT, AT(max_tokens), "0", 0, INT_MAX, NULL, "N",
+     "token budget of a run, in and out (0: none)"},
+    {"max-seconds", NULL, INT, AT(max_seconds), "0", 0, INT_MAX, NULL, "S", "time budget of a run (0: none)"},
+    {"max-cost", NULL, REAL, AT(max_cost), "0", 0, 1e9, NULL, "X",
+     "money budget of a run, with --price-in and --price-out (0: none)"},
+    {"price-in", NULL, REAL, AT(price_in), "0", 0, 1e6, NULL, "X", "price of a million prompt tokens"},
+    {"price-out", NULL, REAL, AT(price_out), "0", 0, 1e6, NULL, "X", "price of a million answer tokens"},
+    {"no-optimise", NULL, FLAG, AT(no_optimise), "false", 0, 0, NULL, NULL,
+     "stop at the first verified candidate"},
+    {"device", NULL, TEXT, AT(device), "auto", 0, 0, "auto|cpu|cuda", "NAME", "where kernels run"},
+    {"target", NULL, TEXT, AT(target), "sm_90", 0, 0, NULL, "ARCH", "GPU to compile for when there is none"},
+    {"dtype", NULL, TEXT, AT(dtype), "", 0, 0, "|float32|float16|bfloat16|float64", "NAME",
+     "dtype for make_args (default: the file's own)"},
+    {"python", NULL, TEXT, AT(python), NULL, 0, 0, NULL, "PATH",
+     "interpreter whose torch and triton run in the jail (default: the first on this machine that has both)"},
+    {"require-sandbox", NULL, TEXT, AT(require_sandbox), "landlock+seccomp", 0, 0, NULL, "LAYERS",
+     "refuse to run with less: full, landlock+seccomp, none"},
+    {"deadline", NULL, INT, AT(deadline), "900", 1, 86400, NULL, "S", "longest time for one child"},
+    {"children", NULL, INT, AT(children), "0", 0, 256, NULL, "N",
+     "most children at a time (0: by the machine)"},
+    {"no-compile-cache", NULL, FLAG, AT(no_compile_cache), "false", 0, 0, NULL, NULL,
+     "compile every kernel anew"},
+    {"compile-cache-mb", NULL, INT, AT(compile_cache_mb), "512", 1, 1 << 20, NULL, "N",
+     "size of the cache of compiled kernels"},
+    {"json", NULL, FLAG, AT(json), "false", 0, 0, NULL, NULL, "one result object on stdout"},
+    {"quiet", NULL, FLAG, AT(quiet), "false", 0, 0, NULL, NULL, "errors only on stderr"},
+    {"log-level", NULL, TEXT, AT(log_level), "info", 0, 0, "error|warn|info|debug", "LEVEL",
+     "what to show on stderr"},
+    {"config", NULL, TEXT, AT(config), NULL, 0, 0, NULL, "FILE", "configuration file"},
+    {"jobs", NULL, INT, AT(jobs), "2", 1, 256, NULL, "N", "batch: runs at a time"},
+    {"force", NULL, FLAG, AT(force), "false", 0, 0, NULL, NULL, "batch: also what is verified and unchanged"},
+    {"junit", NULL, TEXT, AT(junit), NULL, 0, 0, NULL, "FILE", "check: write the verdict as JUnit XML"},
+    {"fail-fast", NULL, FLAG, AT(fail_fast), "false", 0, 0, NULL, NULL,
+     "check: stop at the first case that fails, and measure nothing"},
+    {"sanitize", NULL, FLAG, AT(sanitize), "false", 0, 0, NULL, NULL,
+     "check: also run memcheck, racecheck and initcheck of compute-sanitizer (GPU)"},
+    {"print", NULL, FLAG, AT(print), "false", 0, 0, NULL, NULL,
+     "print the finished backward; differentiate: in place of the summary"},
+};
+
+static void *slot(struct ka_opts *opts, const struct option_row *row)
+{
+    return (char *)opts + row->offset;
+}
+
+static bool is_choice(const char *choices, const char *value)
+{
+    size_t len = strlen(value);
+    for (const char *at = choices; at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL) {
+        if (strncmp(at, value, len) == 0 && (at[len] == '|' || at[len] == '\0'))
+            return true;
+    }
+    return false;
+}
+
+static int set_number(struct ka_opts *opts, const struct option_row *row, const char *value,
+                      const char *where, struct ka_err *err)
+{
+    char *end;
+    errno = 0;
+    double number = row->kind == INT ? (double)strtol(value, &end, 10) : strtod(value, &end);
+    if (end == value || *end || errno || !isfinite(number))
+        return ka_fail(err, -EINVAL, "%s%s: '%s' is no %s", where, row->name, value,
+                       row->kind == INT ? "whole number" : "number");
+    if (number < row->low || number > row->high)
+        return ka_fail(err, -EINVAL, "%s%s: %s is out of range (%g to %g)", where, row->name, value, row->low,
+                       row->high);
+    if (row->kind == INT)
+        *(int *)slot(opts, row) = (int)number;
+    else
+        *(double *)slot(opts, row) = number;
+    return 0;
+}
+
+static int set_flag(struct ka_opts *opts, const struct option_row *row, const char *value, const char *where,
+                    struct ka_err *err)
+{
+    bool on = strcmp(value, "true") == 0 || strcmp(value, "1") == 0;
+    if (!on && strcmp(value, "false") != 0 && strcmp(value, "0") != 0)
+        return ka_fail(err, -EINVAL, "%s%s: '%s' is neither true nor false", where, row->name, value);
+    *(bool *)slot(opts, row) = on;
+    return 0;
+}
+
+/* `where` is put before the name in messages: "--" or "file:line: ". */
+static int set_value(struct ka_opts *opts, const struct option_row *row, const char *value, const char *where,
+                     struct ka_err *err)
+{
+    if (row->kind == INT || row->kind == REAL)
+        return set_number(opts, row, value, where, err);
+    if (row->kind == FLAG)
+        return set_flag(opts, row, value, where, err);
+    if (row->choices && !is_choice(row->choices, value))
+        return ka_fail(err, -EINVAL, "%s%s: '%s' is not one of %s", where, row->name, value,
+                       row->choices[0] == '|' ? row->choices + 1 : row->choices);
+    char **text = slot(opts, row);
+    free(*text);
+    *text = ka_strdup(value);
+    return 0;
+}
+
+static const struct option_row *find_row(const char *name, size_t len)
+{
+    for (size_t i = 0; i < KA_COUNT(rows); i++) {
+        if ((strlen(rows[i].name) == len && memcmp(rows[i].name, name, len) == 0) ||
+            (rows[i].alias && strlen(rows[i].alias) == len && memcmp(rows[i].alias, name, len) == 0))
+            return &rows[i];
+    }
+    return NULL;
+}
+
+static int on_conf_key(void *arg, const char *key, const struct ka_conf_value *value, int line,
+                       struct ka_err *err)
+{
+    char name[64], text[64];
+    (void)line;
+    snprintf(name, sizeof(name), "%s", key);
+    for (char *at = name; *at; at++) {
+        if (*at == '_')
+            *at = '-';
+    }
+    const struct option_row *row = find_row(name, strlen(name));
+    if (!row)
+        return ka_fail(err, -EINVAL, "unknown setting '%s' (kernel-agent --help lists them)", key);
+    if (value->type == KA_CONF_BOOLEAN)
+        snprintf(text, sizeof(text), "%s", value->boolean ? "true" : "false");
+    else if (value->type == KA_CONF_INTEGER)
+        snprintf(text, sizeof(text), "%lld", (long long)value->integer);
+    else if (value->type == KA_CONF_NUMBER)
+        snprintf(text, sizeof(text), "%.17g", value->number);
+    return set_value(arg, row, value->type == KA_CONF_STRING ? value->string : text, "", err);
+}
+
+static int read_config(struct ka_opts *opts, const char *config_path, struct ka_err *err)
+{
+    char *path = config_path ? ka_strdup(config_path)
+                             : ka_conf_default_path(getenv("XDG_CONFIG_HOME"), getenv("HOME"));
+    struct ka_buf text = {0};
+    int rc = 0;
+    if (!path)
+        goto out;
+    rc = ka_file_read(path, 1 << 20, &text, err);
+    if (rc == -ENOENT && !config_path)
+        rc = 0; /* having none is normal */
+    else if (rc == 0)
+        rc = ka_conf_parse(ka_buf_str(&text), text.len, path, on_conf_key, opts, err);
+out:
+    ka_buf_free(&text);
+    free(path);
+    return rc;
+}
+
+static int read_environment(struct ka_opts *opts, struct ka_err *err)
+{
+    for (size_t i = 0; i < KA_COUNT(rows); i++) {
+        char name[80];
+        int n = snprintf(name, sizeof(name), "KA_%s", rows[i].name);
+        for (int at = 0; at < n; at++)
+            name[at] = name[at] == '-' ? '_' : (char)toupper((unsigned char)name[at]);
+        const char *value = getenv(name);
+        int rc = value ? set_value(opts, &rows[i], value, "environment: KA_", err) : 0;
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+int ka_opts_init(struct ka_opts *opts, const char *config_path, struct ka_err *err)
+{
+    memset(opts, 0, sizeof(*opts));
+    for (size_t i = 0; i < KA_COUNT(rows); i++) {
+        if (rows[i].initial)
+            set_value(opts, &rows[i], rows[i].initial, "default ", NULL);
+    }
+    int rc = read_config(opts, config_path, err);
+    return rc ? rc : read_environment(opts, err);
+}
+
+void ka_opts_free(struct ka_opts *opts)
+{
+    for (size_t i = 0; i < KA_COUNT(rows); i++) {
+        if (rows[i].kind == TEXT || rows[i].kind == OPTIONAL_TEXT)
+            free(*(char **)slot(opts, &rows[i]));
+    }
+    memset(opts, 0, sizeof(*opts));
+}
+
+/* One "--name", "--name=value" or "--name value". `*at` is moved past what was used. */
+static int parse_one(struct ka_opts *opts, int argc, char **argv, int *at, struct ka_err *err)
+{
+    const char *name = argv[*at] + 2;
+    const char *equals = strchr(name, '=');
+    const struct option_row *row = find_row(name, equals ? (size_t)(equals - name) : strlen(name));
+    if (!row)
+        return ka_fail(err, -EINVAL, "unknown option '%s' (kernel-agent --help lists the options)",
+                       argv[*at]);
+    const char *next = *at + 1 < argc ? argv[*at + 1] : NULL;
+    const char *value = equals ? equals + 1 : NULL;
+    ++*at;
+    if (!value && row->kind == FLAG) {
+        value = "true";
+    } else if (!value && row->kind == OPTIONAL_TEXT) {
+        value = next && next[0] != '-' ? next : "";
+        *at += *value ? 1 : 0;
+    } else if (!value) {
+        if (!next)
+            return ka_fail(err, -EINVAL, "--%s wants a value (%s)", row->name, row->value);
+        value = next;
+        ++*at;
+    }
+    return set_value(opts, row, value, "--", err);
+}
+
+int ka_opts_parse(struct ka_opts *opts, int argc, char **argv, const char **words, int max, int *count,
+                  struct ka_err *err)
+{
+    int found = 0;
+    bool only_words = false;
+    for (int at = 0; at < argc;) {
+        const char *arg = argv[at];
+        if (!only_words && strcmp(arg, "--") == 0) {
+            only_words = true;
+            at++;
+        } else if (!only_words && arg[0] == '-' && arg[1] == '-') {
+            int rc = parse_one(opts, argc, argv, &at, err);
+            if (rc)
+                return rc;
+        } else if (!only_words && arg[0] == '-' && arg[1]) {
+            return ka_fail(err, -EINVAL, "unknown option '%s' (options are spelled --like-this)", arg);
+        } else {
+            if (found == max)
+                return ka_fail(err, -EINVAL, "'%s': one word too many", arg);
+            words[found++] = arg;
+            at++;
+        }
+    }
+    *count = found;
+    return 0;
+}
+
+const char *ka_opts_config_path(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--") == 0)
+            break;
+        if (ka_starts_with(argv[i], "--config="))
+            return argv[i] + strlen("--config=");
+        if (strcmp(argv[i], "--config") == 0 && i + 1 < argc)
+            return argv[i + 1];
+    }
+    return NULL;
+}
+
+void ka_opts_print_help(void)
+{
+    for (size_t i = 0; i < KA_COUNT(rows); i++) {
+        char left[64];
+        snprintf(left, sizeof(left), "--%s %s", rows[i].name, rows[i].value ? rows[i].value : "");
+        printf("  %-27s %s", left, rows[i].help);
+        if (rows[i].initial && rows[i].initial[0] && rows[i].kind != FLAG)
+            printf(" [%s]", rows[i].initial);
+        putchar('\n');
+    }
+}

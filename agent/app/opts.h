@@ -1,0 +1,84 @@
+/* Every setting of the program: one table gives the long option, the key in the configuration file, the default,
+ * the range, and the help text. The order of authority: command line, then KA_<NAME> in the environment, then the
+ * configuration file, then the default. */
+#ifndef KA_OPTS_H
+#define KA_OPTS_H
+
+#include "base/base.h"
+
+struct ka_opts {
+    /* what to work on */
+    char *file_path;
+    char *out;
+    char *sweep;
+    char *resume; /* run folder; "" means the newest unfinished run of the file; NULL: a fresh run */
+    /* retrieval */
+    char *store;
+    int topk;
+    double min_sim;
+    char *rag_exclude;
+    bool no_retrieval;
+    /* the model */
+    char *backend; /* auto, none, openai, mailbox:DIR */
+    char *base_url;
+    char *model;
+    char *reasoning_effort;
+    char *api_key_file;
+    int context_tokens;
+    int llm_timeout;
+    char *draft; /* auto, llm, differentiator */
+    bool no_wait;
+    char *prompts;
+    /* budgets */
+    int max_iters;
+    int candidates;
+    int patience_parity;
+    int patience_perf;
+    double min_rel_impr;
+    int max_tokens;
+    int max_seconds;
+    double max_cost;
+    double price_in;
+    double price_out;
+    bool no_optimise;
+    /* where it runs */
+    char *device;
+    char *target;
+    char *dtype;
+    char *python;
+    char *require_sandbox;
+    int deadline;
+    int children; /* 0: as many as the machine has places for */
+    bool no_compile_cache;
+    int compile_cache_mb;
+    /* output */
+    bool json;
+    bool quiet;
+    char *log_level;
+    char *config;
+    /* batch */
+    int jobs;
+    bool force;
+    bool fail_fast;
+    /* check */
+    char *junit;
+    bool sanitize;
+    bool print;
+};
+
+/* Defaults, then the configuration file, then the environment. -EINVAL / -ENOENT with file and line. */
+int ka_opts_init(struct ka_opts *opts, const char *config_path, struct ka_err *err);
+void ka_opts_free(struct ka_opts *opts);
+
+/* Read the command line. Words that are no options are put into `words` (at most `max`), in order.
+ * -EINVAL with a message for unknown options, values out of range, or too many words. */
+int ka_opts_parse(struct ka_opts *opts, int argc, char **argv, const char **words, int max, int *count,
+                  struct ka_err *err);
+
+/* The value of --config in argv, or NULL: wanted before anything else is read. */
+const char *ka_opts_config_path(int argc, char **argv);
+
+/* The table as help text, to stdout. */
+void ka_opts_print_help(void);
+
+#endif

@@ -1,0 +1,303 @@
+/* Many runs on one loop. Knows files and runs, no phase. */
+#include "batch.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "agent/app/app.h"
+#include "agent/run/run.h"
+#include "base/files.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "signals.h"
+
+#define FILES_MAX 100000
+#define DEPTH_MAX 16
+
+enum item_state { PENDING, RUNNING, SKIPPED, ENDED, NEVER_STARTED };
+
+struct item {
+    char *path;
+    char hash[KA_HASH_HEX];
+    enum item_state state;
+    int exit_code;
+    json_t *result;
+    char *why; /* it could not start */
+    struct ka_run *run;
+    struct batch *batch;
+};
+
+struct batch {
+    struct ka_app app;
+    struct ka_signals signals;
+    struct item *items;
+    size_t count, running;
+    char *index_path;
+    json_t *index; /* path -> {"hash", "pair", "run_dir"} of what is verified */
+    bool stopping;
+};
+
+/* ---- which files */
+
+static bool is_forward_text(const char *text)
+{
+    return strstr(text, "@autodiff") && strstr(text, "SWEEP");
+}
+
+static void add_file(struct batch *batch, const char *path)
+{
+    struct ka_buf text = {0};
+    if (ka_file_read(path, (size_t)4 << 20, &text, NULL) == 0 && is_forward_text(ka_buf_str(&text))) {
+        batch->items = realloc(batch->items, (batch->count + 1) * sizeof(struct item));
+        struct item *item = &batch->items[batch->count++];
+        memset(item, 0, sizeof(*item));
+        item->path = ka_strdup(path);
+        ka_hash_hex(text.data, text.len, item->hash);
+    }
+    ka_buf_free(&text);
+}
+
+static void find_files(struct batch *batch, const char *dir, int depth)
+{
+    struct dirent **entries = NULL;
+    int count = depth < DEPTH_MAX ? scandir(dir, &entries, NULL, alphasort) : 0;
+    for (int i = 0; i < count; i++) {
+        const char *name = entries[i]->d_name;
+        char *path = ka_path_join(dir, name);
+        struct stat st;
+        if (name[0] != '.' && lstat(path, &st) == 0 && batch->count < FILES_MAX) {
+            if (S_ISDIR(st.st_mode))
+                find_files(batch, path, depth + 1);
+            else if (S_ISREG(st.st_mode) && ka_ends_with(name, ".py"))
+                add_file(batch, path);
+        }
+        free(path);
+        free(entries[i]);
+    }
+    free(entries);
+}
+
+/* ---- what was done before */
+
+static void load_index(struct batch *batch)
+{
+    batch->index_path = ka_path_join(batch->app.opts->out, "batch.json");
+    struct ka_buf text = {0};
+    if (ka_file_read(batch->index_path, (size_t)64 << 20, &text, NULL) == 0)
+        batch->index = json_loads(ka_buf_str(&text), 0, NULL);
+    if (!json_is_object(batch->index)) {
+        json_decref(batch->index);
+        batch->index = json_object();
+    }
+    ka_buf_free(&text);
+}
+
+static void save_index(struct batch *batch)
+{
+    struct ka_err err;
+    char *text = json_dumps(batch->index, JSON_INDENT(1) | JSON_SORT_KEYS);
+    if (ka_file_write(batch->index_path, text, strlen(text), &err))
+        ka_log(KA_LOG_ERROR, "%s", err.msg);
+    free(text);
+}
+
+static void skip_verified(struct batch *batch)
+{
+    for (size_t i = 0; i < batch->count; i++) {
+        struct item *item = &batch->items[i];
+        json_t *known = json_object_get(batch->index, item->path);
+        const char *hash = json_string_value(json_object_get(known, "hash"));
+        const char *pair = json_string_value(json_object_get(known, "pair"));
+        struct stat st;
+        if (!batch->app.opts->force && hash && pair && strcmp(hash, item->hash) == 0 && stat(pair, &st) == 0)
+            item->state = SKIPPED;
+    }
+}
+
+/* ---- running */
+
+static void fill(struct batch *batch);
+
+static void on_item_done(struct ka_run *run, bool waiting, void *arg)
+{
+    struct item *item = arg;
+    struct batch *batch = item->batch;
+    (void)waiting;
+    item->exit_code = ka_run_exit_code(run);
+    item->result = ka_run_result(run);
+    item->state = ENDED;
+    item->run = NULL;
+    batch->running--;
+    if (item->exit_code == 0) {
+        json_object_set_new(batch->index, item->path,
+                            json_pack("{s:s, s:s, s:s}", "hash", item->hash, "pair", ka_run_pair_path(run),
+                                      "run_dir", ka_run_dir(run)));
+        save_index(batch);
+    }
+    ka_run_free(run);
+    fill(batch);
+}
+
+static void start_item(struct batch *batch, struct item *item)
+{
+    struct ka_err err;
+    char *unfinished = ka_run_find_unfinished(batch->app.opts, item->path);
+    int rc =
+        unfinished ? ka_run_resume(&batch->app, unfinished, on_item_done, item, &item->run, &err) : -ENOENT;
+    if (rc)
+        rc = ka_run_start(&batch->app, item->path, KA_RUN_COMPLETE, on_item_done, item, &item->run, &err);
+    free(unfinished);
+    if (rc) {
+        item->state = NEVER_STARTED;
+        item->exit_code = rc == -ENOENT ? 3 : 2;
+        item->why = ka_strdup(err.msg);
+        return;
+    }
+    item->state = RUNNING;
+    batch->running++;
+}
+
+static void fill(struct batch *batch)
+{
+    for (size_t i = 0; i < batch->count && !batch->stopping; i++) {
+        if (batch->running >= (size_t)batch->app.opts->jobs)
+            return;
+        if (batch->items[i].state == PENDING)
+            start_item(batch, &batch->items[i]);
+    }
+    if (!batch->running) {
+        ka_signals_stop(&batch->signals);
+        uv_stop(&batch->app.loop);
+    }
+}
+
+static void on_stop(void *arg)
+{
+    struct batch *batch = arg;
+    batch->stopping = true;
+    ka_log(KA_LOG_WARN, "interrupted; the same command goes on where this one stopped");
+    for (size_t i = 0; i < batch->count; i++) {
+        if (batch->items[i].state == RUNNING)
+            ka_run_interrupt(batch->items[i].run);
+    }
+}
+
+/* ---- results */
+
+static const char *outcome(const struct item *item)
+{
+    if (item->state == SKIPPED)
+        return "unchanged";
+    if (item->state == PENDING)
+        return "not begun";
+    const char *verdict = json_string_value(json_object_get(item->result, "verdict"));
+    return verdict ? verdict : "error";
+}
+
+static int final_code(const struct batch *batch)
+{
+    int code = batch->stopping ? 130 : 0;
+    for (size_t i = 0; i < batch->count; i++) {
+        if (batch->items[i].exit_code > code)
+            code = batch->items[i].exit_code;
+    }
+    return code;
+}
+
+static void print_table(const struct batch *batch)
+{
+    size_t width = 4;
+    for (size_t i = 0; i < batch->count; i++)
+        width = strlen(batch->items[i].path) > width ? strlen(batch->items[i].path) : width;
+    printf("%-*s  %-13s %4s %8s %9s  %s\n", (int)width, "file", "verdict", "exit", "attempts", "seconds",
+           "pair or reason");
+    for (size_t i = 0; i < batch->count; i++) {
+        const struct item *item = &batch->items[i];
+        const char *pair = json_string_value(json_object_get(item->result, "pair"));
+        const char *why =
+            json_string_value(json_object_get(json_object_get(item->result, "error"), "message"));
+        if (item->state == SKIPPED)
+            pair = json_string_value(json_object_get(json_object_get(batch->index, item->path), "pair"));
+        if (item->exit_code && (why || item->why))
+            pair = why ? why : item->why;
+        printf("%-*s  %-13s %4d %8lld %9.1f  %s\n", (int)width, item->path, outcome(item), item->exit_code,
+               (long long)json_integer_value(json_object_get(item->result, "attempts")),
+               json_number_value(json_object_get(item->result, "seconds")), pair ? pair : "");
+    }
+}
+
+static void print_json(const struct batch *batch)
+{
+    json_t *files = json_array();
+    for (size_t i = 0; i < batch->count; i++) {
+        const struct item *item = &batch->items[i];
+        json_array_append_new(files, json_pack("{s:s, s:s, s:i, s:O?, s:s?}", "file", item->path, "outcome",
+                                               outcome(item), "exit_code", item->exit_code, "result",
+                                               item->result, "reason", item->why));
+    }
+    json_t *doc = json_pack("{s:o, s:i}", "files", files, "exit_code", final_code(batch));
+    json_dumpf(doc, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
+    putchar('\n');
+    json_decref(doc);
+}
+
+static void batch_free(struct batch *batch)
+{
+    for (size_t i = 0; i < batch->count; i++) {
+        free(batch->items[i].path);
+        free(batch->items[i].why);
+        json_decref(batch->items[i].result);
+    }
+    free(batch->items);
+    free(batch->index_path);
+    json_decref(batch->index);
+}
+
+static int batch_prepare(struct batch *batch, const char *dir, struct ka_err *err)
+{
+    char *root = ka_path_real(dir, err);
+    if (!root)
+        return 2;
+    find_files(batch, root, 0);
+    free(root);
+    if (!batch->count) {
+        ka_fail(err, 0, "%s: no forward file (with @autodiff and SWEEP) below it", dir);
+        return 2;
+    }
+    for (size_t i = 0; i < batch->count; i++)
+        batch->items[i].batch = batch;
+    if (ka_mkdirs(batch->app.opts->out, err))
+        return 2;
+    load_index(batch);
+    skip_verified(batch);
+    return 0;
+}
+
+int ka_batch_main(struct ka_opts *opts, const char *dir)
+{
+    struct batch batch = {0};
+    struct ka_err err;
+    int code = ka_app_open(&batch.app, opts, true, &err);
+    if (code == 0)
+        code = batch_prepare(&batch, dir, &err);
+    if (code) {
+        fprintf(stderr, "kernel-agent: %s\n", err.msg);
+    } else {
+        ka_signals_start(&batch.signals, &batch.app.loop, on_stop, &batch);
+        fill(&batch);
+        uv_run(&batch.app.loop, UV_RUN_DEFAULT);
+        ka_log_progress_end();
+        if (opts->json)
+            print_json(&batch);
+        else
+            print_table(&batch);
+        code = final_code(&batch);
+    }
+    batch_free(&batch);
+    ka_app_close(&batch.app);
+    return code;
+}

@@ -1,0 +1,254 @@
+/* Commands by name, their help, and one run from start to its result on stdout. */
+#include "cli.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "agent/app/app.h"
+#include "agent/app/opts.h"
+#include "agent/run/run.h"
+#include "base/log.h"
+#include "batch.h"
+#include "doctor.h"
+#include "oneshot.h"
+#include "show.h"
+#include "signals.h"
+#include "store_cli.h"
+
+#define FILES_MAX 1024 /* of one `check` */
+
+static const char usage[] =
+    "kernel-agent completes a Triton forward kernel with a verified backward.\n"
+    "\n"
+    "Usage:\n"
+    "  kernel-agent --file-path FILE [options]     one forward file to a verified pair\n"
+    "  kernel-agent --resume [RUN] [options]       go on with a run that was interrupted or waits for an "
+    "answer\n"
+    "  kernel-agent batch DIR [--jobs N]           every forward file below a folder\n"
+    "  kernel-agent inspect FILE                   what is understood of a forward file\n"
+    "  kernel-agent check FILE... [--junit OUT]    the full verdict on a backward that exists already: a "
+    "pair, or any module\n"
+    "                                              with a torch.autograd.Function, make_args and SWEEP\n"
+    "  kernel-agent verify RUN                     repeat the verdict of a run, without a model\n"
+    "  kernel-agent differentiate FILE [--print]   a backward from the built-in differentiator alone\n"
+    "  kernel-agent store COMMAND                  build, search, show and verify the pair store\n"
+    "  kernel-agent doctor                         what this machine gives: sandbox layers, Python, GPU\n"
+    "\n"
+    "Examples:\n"
+    "  kernel-agent --file-path examples/softmax.py\n"
+    "  kernel-agent --file-path attn.py --topk 4 --min-sim 0.6 --base-url http://localhost:8000/v1 --model "
+    "qwen3\n"
+    "  kernel-agent --file-path attn.py --backend mailbox:box --no-wait; kernel-agent --file-path attn.py "
+    "--backend mailbox:box --resume\n"
+    "  kernel-agent batch kernels/ --jobs 4 --json\n"
+    "\n"
+    "Options (also as keys of the configuration file and as KA_<NAME> in the environment):\n";
+
+static const char exit_codes[] = "\n"
+                                 "Exit codes: 0 verified, 1 internal error, 2 usage or configuration, 3 the "
+                                 "forward file cannot be used, 4 no candidate\n"
+                                 "was verified, 5 the endpoint is unreachable or refuses, 6 a required "
+                                 "sandbox layer is missing, 75 waiting for an answer\n"
+                                 "in the mailbox, 130 interrupted and resumable. With --json one result "
+                                 "object goes to stdout; progress goes to stderr.\n";
+
+static int usage_error(const struct ka_err *err)
+{
+    fprintf(stderr, "kernel-agent: %s\n", err->msg);
+    return 2;
+}
+
+static void setup_log(const struct ka_opts *opts)
+{
+    enum ka_log_level level = KA_LOG_INFO;
+    ka_log_level_parse(opts->log_level, &level);
+    if (opts->quiet)
+        level = KA_LOG_ERROR;
+    ka_log_setup(level, isatty(STDERR_FILENO) && level == KA_LOG_INFO);
+}
+
+static int missing_word(const char *command)
+{
+    const char *word = strcmp(command, "batch") == 0    ? "DIR"
+                       : strcmp(command, "verify") == 0 ? "RUN"
+                                                        : "FILE";
+    struct ka_err err;
+    ka_fail(&err, 0, "%s is missing: kernel-agent %s %s (kernel-agent --help)", word, command, word);
+    return usage_error(&err);
+}
+
+/* ---- one run */
+
+struct one_run {
+    struct ka_app app;
+    struct ka_run *run;
+    struct ka_signals signals;
+    int exit_code;
+};
+
+static void on_run_done(struct ka_run *run, bool waiting, void *arg)
+{
+    struct one_run *one = arg;
+    (void)waiting;
+    one->exit_code = ka_run_exit_code(run);
+    ka_log_progress_end();
+    json_t *result = ka_run_result(run);
+    if (one->app.opts->json) {
+        json_dumpf(result, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
+        putchar('\n');
+    } else {
+        ka_show_result(result);
+        if (one->app.opts->print)
+            ka_show_backward(json_string_value(json_object_get(result, "pair")));
+    }
+    fflush(stdout);
+    json_decref(result);
+    ka_run_free(run);
+    one->run = NULL;
+    ka_signals_stop(&one->signals);
+    uv_stop(&one->app.loop); /* warm interpreters keep handles open until the app is closed */
+}
+
+static void on_interrupt(void *arg)
+{
+    struct one_run *one = arg;
+    if (!one->run)
+        return;
+    ka_log(KA_LOG_WARN, "interrupted; go on with: kernel-agent --resume %s", ka_run_dir(one->run));
+    ka_run_interrupt(one->run);
+}
+
+static int start_or_resume(struct one_run *one, struct ka_err *err)
+{
+    struct ka_opts *opts = one->app.opts;
+    if (!opts->resume)
+        return ka_run_start(&one->app, opts->file_path, KA_RUN_COMPLETE, on_run_done, one, &one->run, err);
+    char *dir = NULL;
+    if (opts->resume[0])
+        dir = ka_strdup(opts->resume);
+    else if (opts->file_path)
+        dir = ka_run_find_unfinished(opts, opts->file_path);
+    if (!dir)
+        return ka_fail(err, -EINVAL, "--resume: no unfinished run of %s below %s; name the run folder",
+                       opts->file_path ? opts->file_path : "a file", opts->out);
+    int rc = ka_run_resume(&one->app, dir, on_run_done, one, &one->run, err);
+    free(dir);
+    return rc;
+}
+
+static int run_main(struct ka_opts *opts)
+{
+    struct ka_err err;
+    if (!opts->file_path && !opts->resume)
+        return missing_word("--file-path");
+    struct one_run one = {.exit_code = 1};
+    int code = ka_app_open(&one.app, opts, true, &err);
+    if (code) {
+        fprintf(stderr, "kernel-agent: %s\n", err.msg);
+        ka_app_close(&one.app);
+        return code;
+    }
+    ka_signals_start(&one.signals, &one.app.loop, on_interrupt, &one);
+    int rc = start_or_resume(&one, &err);
+    if (rc) {
+        ka_signals_stop(&one.signals);
+        code = usage_error(&err);
+        if (rc == -ENOENT && !opts->resume)
+            code = 3;
+    } else {
+        uv_run(&one.app.loop, UV_RUN_DEFAULT);
+        code = one.exit_code;
+    }
+    ka_app_close(&one.app);
+    return code;
+}
+
+/* ---- commands */
+
+static int run_command(const char *name, struct ka_opts *opts, const char **words, int count)
+{
+    const char *word = count ? words[0] : opts->file_path;
+    if (strcmp(name, "run") == 0) {
+        struct ka_err err;
+        if (count && opts->file_path) {
+            ka_fail(&err, 0, "'%s': one word too many beside --file-path %s", words[0], opts->file_path);
+            return usage_error(&err);
+        }
+        if (count)
+            opts->file_path = ka_strdup(words[0]);
+        return run_main(opts);
+    }
+    if (!word)
+        return missing_word(name);
+    if (strcmp(name, "batch") == 0)
+        return ka_batch_main(opts, word);
+    if (count > 1 && strcmp(name, "check") == 0)
+        return ka_oneshot_check_all(opts, words, (size_t)count);
+    return ka_oneshot_main(opts, name, word);
+}
+
+static bool is_command(const char *word)
+{
+    static const char *const names[] = {"run", "batch", "inspect", "check", "verify", "differentiate"};
+    for (size_t i = 0; i < KA_COUNT(names); i++) {
+        if (strcmp(names[i], word) == 0)
+            return true;
+    }
+    return false;
+}
+
+static int print_help(void)
+{
+    fputs(usage, stdout);
+    ka_opts_print_help();
+    fputs(exit_codes, stdout);
+    return 0;
+}
+
+static bool wants(int argc, char **argv, const char *option)
+{
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        if (strcmp(argv[i], option) == 0)
+            return true;
+    }
+    return false;
+}
+
+int ka_cli_main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "store") == 0)
+        return ka_store_main(argc - 1, argv + 1);
+    if (argc > 1 && strcmp(argv[1], "doctor") == 0)
+        return ka_doctor_main(argc - 1, argv + 1);
+    if (argc < 2 || strcmp(argv[1], "help") == 0 || wants(argc, argv, "--help") || wants(argc, argv, "-h"))
+        return print_help() + (argc < 2 ? 2 : 0);
+    if (wants(argc, argv, "--version")) {
+        puts("kernel-agent " KA_VERSION);
+        return 0;
+    }
+    const char *name = is_command(argv[1]) ? argv[1] : "run";
+    int skip = is_command(argv[1]) ? 2 : 1;
+    if (argv[1][0] != '-' && skip == 1) {
+        struct ka_err err;
+        bool file = access(argv[1], F_OK) == 0;
+        ka_fail(&err, 0, "unknown command '%s' (%s%s)", argv[1],
+                file ? "a file is named by --file-path " : "kernel-agent --help lists the commands",
+                file ? argv[1] : "");
+        return usage_error(&err);
+    }
+    struct ka_opts opts;
+    struct ka_err err;
+    const char *words[FILES_MAX];
+    int count = 0, most = strcmp(name, "check") == 0 ? FILES_MAX : 1;
+    int rc = ka_opts_init(&opts, ka_opts_config_path(argc, argv), &err);
+    if (rc == 0)
+        rc = ka_opts_parse(&opts, argc - skip, argv + skip, words, most, &count, &err);
+    if (rc == 0)
+        setup_log(&opts);
+    int code = rc ? usage_error(&err) : run_command(name, &opts, words, count);
+    ka_opts_free(&opts);
+    return code;
+}

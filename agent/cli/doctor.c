@@ -1,0 +1,440 @@
+/* What this machine gives: the jail is asked by running something in it, Python likewise. Knows no layer by
+ * itself beyond the sentence on what is lost without it. */
+#include "doctor.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <glob.h>
+#include <jansson.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "agent/app/app.h"
+#include "agent/app/python.h"
+#include "agent/disk/cache.h"
+#include "agent/io/child.h"
+#include "agent/io/machine.h"
+#include "base/base.h"
+#include "base/files.h"
+
+#define OUTPUT_MAX 65536
+#define PATIENCE_MS 120000
+#define EXIT_USAGE 2
+#define EXIT_LAYER 6
+
+struct loss {
+    const char *layer, *lost;
+};
+
+static const struct loss losses[] = {
+    {"limits", "a candidate can use all memory, processor time and file sizes"},
+    {"caps", "a candidate started by root keeps root's powers"},
+    {"pid", "leftover processes are found by their process group; setsid and setpgid are refused"},
+    {"mount", "no size cap on a candidate's files; chmod, touch and extended attributes are refused"},
+    {"net", "the filter of system calls alone keeps a candidate off the network"},
+    {"landlock", "a candidate can read every file that this user can read"},
+    {"seccomp", "a candidate can make every system call: sockets, ptrace, kernel interfaces"},
+    {"cgroup", "memory is capped for each process, not summed over a check"},
+};
+
+static const char versions_script[] = "import importlib, json, platform, sys\n"
+                                      "sys.path = [path for path in sys.path if path]\n"
+                                      "out = {'python': platform.python_version()}\n"
+                                      "for name in ('torch', 'triton', 'numpy'):\n"
+                                      "    try:\n"
+                                      "        out[name] = str(importlib.import_module(name).__version__)\n"
+                                      "    except Exception as exc:\n"
+                                      "        out[name] = None\n"
+                                      "        out['why_' + name] = f'{type(exc).__name__}: {exc}'[:300]\n"
+                                      "print(json.dumps(out))\n";
+
+struct doctor {
+    bool json;
+    const char *wanted_python;
+    char *jail, *scratch, *share, *cache;
+    struct ka_pythons pythons;
+    const struct ka_python *python; /* the one that was chosen; NULL: none */
+    struct ka_machine machine;
+    size_t cache_entries;
+    uint64_t cache_bytes;
+    json_t *layers;   /* the jail's report; NULL: it said nothing */
+    json_t *versions; /* NULL: Python could not be run */
+    struct ka_err trouble;
+};
+
+/* ---- running something in the jail ---- */
+
+static void read_some(struct pollfd *from, struct ka_buf *to)
+{
+    char chunk[4096];
+    ssize_t n = read(from->fd, chunk, sizeof(chunk));
+    if (n <= 0)
+        from->fd = -1;
+    else
+        ka_buf_add(to, chunk, (size_t)n);
+}
+
+static int64_t now_ms(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
+}
+
+static void collect(pid_t pid, int out, int report, struct ka_buf *out_text, struct ka_buf *report_text)
+{
+    struct pollfd fds[] = {{.fd = out, .events = POLLIN}, {.fd = report, .events = POLLIN}};
+    struct ka_buf *texts[] = {out_text, report_text};
+    int64_t end = now_ms() + PATIENCE_MS;
+    while (fds[0].fd >= 0 || fds[1].fd >= 0) {
+        int64_t left = end - now_ms();
+        if (left <= 0 || (poll(fds, 2, (int)left) < 0 && errno != EINTR)) {
+            kill(pid, SIGKILL);
+            return;
+        }
+        for (size_t i = 0; i < 2; i++)
+            if (fds[i].fd >= 0 && fds[i].revents)
+                read_some(&fds[i], texts[i]);
+    }
+}
+
+/* Exit code of the program, or -errno; both texts are appended to. */
+static int run_jailed(const struct doctor *d, const char *const *program, struct ka_buf *out_text,
+                      struct ka_buf *report_text)
+{
+    const char *argv[16] = {d->jail, "--scratch", d->scratch, "--require", "none", "--result-fd", "3", "--"};
+    char *env[] = {NULL};
+    int out[2] = {-1, -1}, report[2] = {-1, -1}, status = 0, rc;
+    pid_t pid = -1;
+    posix_spawn_file_actions_t actions;
+    for (size_t i = 0; program[i] && i < 7; i++)
+        argv[8 + i] = program[i];
+    posix_spawn_file_actions_init(&actions);
+    if (pipe2(out, O_CLOEXEC) != 0 || pipe2(report, O_CLOEXEC) != 0) {
+        rc = -errno;
+        goto out;
+    }
+    posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_adddup2(&actions, report[1], 10); /* out of the way of 3 */
+    posix_spawn_file_actions_adddup2(&actions, out[1], 1);
+    posix_spawn_file_actions_adddup2(&actions, out[1], 2);
+    posix_spawn_file_actions_adddup2(&actions, 10, 3);
+    rc = -posix_spawn(&pid, d->jail, &actions, NULL, (char *const *)argv, env);
+    if (rc)
+        goto out;
+    close(out[1]);
+    close(report[1]);
+    out[1] = report[1] = -1;
+    collect(pid, out[0], report[0], out_text, report_text);
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+        ;
+    rc = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+out:
+    posix_spawn_file_actions_destroy(&actions);
+    for (int i = 0; i < 2; i++) {
+        if (out[i] >= 0)
+            close(out[i]);
+        if (report[i] >= 0)
+            close(report[i]);
+    }
+    return rc;
+}
+
+static void examine_layers(struct doctor *d)
+{
+    static const char *const program[] = {"/bin/true", NULL};
+    struct ka_buf out = {.max = OUTPUT_MAX}, report = {.max = OUTPUT_MAX};
+    run_jailed(d, program, &out, &report);
+    d->layers = json_loads(ka_buf_str(&report), 0, NULL);
+    if (!d->layers)
+        ka_fail(&d->trouble, 0, "%s said nothing about its layers: %.300s", d->jail, ka_buf_str(&out));
+    ka_buf_free(&out);
+    ka_buf_free(&report);
+}
+
+/* Imports may print before the line that we want: it is the last. */
+static void examine_python(struct doctor *d)
+{
+    const char *program[] = {d->python->path, "-c", versions_script, NULL};
+    struct ka_buf out = {.max = OUTPUT_MAX}, report = {.max = OUTPUT_MAX};
+    int rc = run_jailed(d, program, &out, &report);
+    while (out.len && out.data[out.len - 1] == '\n')
+        out.data[--out.len] = '\0';
+    const char *line = out.len ? strrchr(out.data, '\n') : NULL;
+    d->versions = rc ? NULL : json_loads(line ? line + 1 : ka_buf_str(&out), 0, NULL);
+    if (!d->versions)
+        ka_fail(&d->trouble, 0, "%s ended with code %d in the jail: %.300s", d->python->path, rc,
+                ka_buf_str(&out));
+    ka_buf_free(&out);
+    ka_buf_free(&report);
+}
+
+/* ---- judging ---- */
+
+static bool layer_is_on(const struct doctor *d, const char *layer)
+{
+    return json_is_true(json_object_get(json_object_get(d->layers, "layers"), layer));
+}
+
+/* "full": all but the cgroup; "reduced": enough to run; "missing": candidates are refused. */
+static const char *level(const struct doctor *d)
+{
+    bool all = true;
+    for (size_t i = 0; i < KA_COUNT(losses); i++)
+        if (strcmp(losses[i].layer, "cgroup") != 0 && !layer_is_on(d, losses[i].layer))
+            all = false;
+    if (all)
+        return "full";
+    bool files = layer_is_on(d, "landlock") || layer_is_on(d, "mount");
+    return files && layer_is_on(d, "seccomp") && layer_is_on(d, "limits") && layer_is_on(d, "caps")
+               ? "reduced"
+               : "missing";
+}
+
+static bool python_is_usable(const struct doctor *d)
+{
+    return d->versions && ka_python_fits(d->versions, NULL);
+}
+
+static size_t count_gpus(void)
+{
+    glob_t found = {0};
+    size_t count = glob("/dev/nvidia[0-9]*", 0, NULL, &found) == 0 ? found.gl_pathc : 0;
+    globfree(&found);
+    return count;
+}
+
+static const char *find_compiler(void)
+{
+    static const char *const names[] = {"/usr/bin/gcc", "/usr/bin/clang", "/usr/bin/cc",
+                                        "/usr/local/bin/gcc"};
+    for (size_t i = 0; i < KA_COUNT(names); i++)
+        if (access(names[i], X_OK) == 0)
+            return names[i];
+    return NULL;
+}
+
+static int exit_code(const struct doctor *d)
+{
+    if (!d->layers)
+        return EXIT_USAGE;
+    if (strcmp(level(d), "missing") == 0)
+        return EXIT_LAYER;
+    return python_is_usable(d) ? 0 : EXIT_USAGE;
+}
+
+/* ---- saying it ---- */
+
+static json_t *pythons_as_json(const struct doctor *d)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < d->pythons.count; i++) {
+        const struct ka_python *p = &d->pythons.list[i];
+        json_t *entry =
+            json_pack("{s:s, s:s, s:s, s:b, s:b, s:s?}", "path", p->path, "found_at", p->place, "source",
+                      p->source, "chosen", p == d->python, "usable", !p->lacks, "lacks", p->lacks);
+        static const char *const names[] = {"python", "torch", "triton", "numpy"};
+        for (size_t k = 0; k < KA_COUNT(names); k++) {
+            json_t *version = json_object_get(p->versions, names[k]);
+            json_object_set_new(entry, names[k], version ? json_incref(version) : json_null());
+        }
+        json_array_append_new(list, entry);
+    }
+    return list;
+}
+
+static json_t *machine_as_json(const struct ka_machine *m)
+{
+    return json_pack("{s:I, s:I, s:i, s:I, s:i}", "memory_bytes", (json_int_t)m->memory_bytes,
+                     "memory_available_bytes", (json_int_t)m->memory_available_bytes, "cpus", (int)m->cpus,
+                     "host_memory_bytes", (json_int_t)m->host_memory_bytes, "host_cpus", (int)m->host_cpus);
+}
+
+static void print_json(const struct doctor *d)
+{
+    const char *compiler = find_compiler();
+    json_t *lost = json_array();
+    for (size_t i = 0; d->layers && i < KA_COUNT(losses); i++)
+        if (!layer_is_on(d, losses[i].layer))
+            json_array_append_new(lost,
+                                  json_pack("{s:s, s:s}", "layer", losses[i].layer, "lost", losses[i].lost));
+    json_t *doc = json_pack(
+        "{s:b, s:s, s:s?, s:O?, s:o, s:s?, s:O?, s:b, s:o, s:o, s:I, s:s?, s:{s:s?, s:I, s:I}, s:s}", "ok",
+        exit_code(d) == 0, "sandbox", d->layers ? level(d) : "missing", "jail", d->jail, "layers", d->layers,
+        "lost", lost, "python", d->python ? d->python->path : NULL, "versions", d->versions, "python_ok",
+        python_is_usable(d), "pythons", pythons_as_json(d), "machine", machine_as_json(&d->machine), "gpus",
+        (json_int_t)count_gpus(), "compiler", compiler, "cache", "folder", d->cache, "entries",
+        (json_int_t)d->cache_entries, "bytes", (json_int_t)d->cache_bytes, "trouble", d->trouble.msg);
+    json_dumpf(doc, stdout, JSON_INDENT(2));
+    putchar('\n');
+    json_decref(doc);
+}
+
+static void print_layers(const struct doctor *d)
+{
+    printf("sandbox    %s\n", d->layers ? level(d) : "missing");
+    for (size_t i = 0; d->layers && i < KA_COUNT(losses); i++) {
+        const char *name = losses[i].layer;
+        const char *why = json_string_value(json_object_get(json_object_get(d->layers, "why"), name));
+        if (layer_is_on(d, name))
+            printf("  %-9s yes\n", name);
+        else
+            printf("  %-9s no: %s\n            lost: %s\n", name, why ? why : "unknown", losses[i].lost);
+    }
+    if (d->layers && layer_is_on(d, "pid") && !json_is_true(json_object_get(d->layers, "fresh_proc")))
+        puts("  /proc     shared with this machine; only a child's own part is readable");
+}
+
+static void print_versions(const struct doctor *d)
+{
+    static const char *const names[] = {"torch", "triton", "numpy"};
+    for (size_t i = 0; d->versions && i < KA_COUNT(names); i++) {
+        char key[32];
+        snprintf(key, sizeof(key), "why_%s", names[i]);
+        const char *version = json_string_value(json_object_get(d->versions, names[i]));
+        const char *why = json_string_value(json_object_get(d->versions, key));
+        printf("  %-9s %s%s\n", names[i], version ? version : "none: ", version ? "" : why ? why : "unknown");
+    }
+}
+
+/* What was found besides, in the order in which it would be taken. */
+static void print_other(const struct ka_python *p)
+{
+    const char *names[] = {"python", "torch", "triton"}, *comma = "";
+    printf("  found     %s (%s): ", p->path, p->source);
+    if (p->lacks)
+        printf("%s%s", p->versions ? "lacks " : "", p->lacks);
+    for (size_t i = 0; !p->lacks && i < KA_COUNT(names); i++) {
+        printf("%s%s %s", comma, names[i], json_string_value(json_object_get(p->versions, names[i])));
+        comma = ", ";
+    }
+    putchar('\n');
+}
+
+static void print_python(const struct doctor *d)
+{
+    if (d->python)
+        printf("python     %s (%s)", d->python->path, d->python->source);
+    else
+        printf("python     none that can be used; --python PATH names another");
+    if (d->versions)
+        printf(" %s", json_string_value(json_object_get(d->versions, "python")));
+    puts(!d->python || python_is_usable(d)
+             ? ""
+             : ": cannot be used in the jail (needs Python 3.11, torch 2.6, triton 3.2 and numpy)");
+    print_versions(d);
+    for (size_t i = 0; i < d->pythons.count; i++)
+        if (&d->pythons.list[i] != d->python)
+            print_other(&d->pythons.list[i]);
+}
+
+/* Both numbers where this process gets less than there is. */
+static void print_machine(const struct ka_machine *m)
+{
+    const double gib = 1 << 30;
+    printf("memory     %.1f GiB", (double)m->memory_bytes / gib);
+    if (m->memory_bytes < m->host_memory_bytes)
+        printf(" (a control group's limit; the machine has %.1f)", (double)m->host_memory_bytes / gib);
+    printf(", %.1f available\nprocessors %u", (double)m->memory_available_bytes / gib, m->cpus);
+    if (m->cpus < m->host_cpus)
+        printf(" (affinity or a control group's quota; the machine has %u)", m->host_cpus);
+    putchar('\n');
+}
+
+static void print_text(const struct doctor *d)
+{
+    size_t gpus = count_gpus();
+    const char *compiler = find_compiler();
+    print_layers(d);
+    print_python(d);
+    print_machine(&d->machine);
+    if (gpus)
+        printf("gpu        %zu NVIDIA device%s\n", gpus, gpus == 1 ? "" : "s");
+    else
+        puts("gpu        none: kernels run in Triton's interpreter, and no timing is claimed");
+    if (compiler)
+        printf("compiler   %s\n", compiler);
+    else
+        puts("compiler   none: Triton cannot launch kernels on a GPU without one");
+    if (d->cache)
+        printf("cache      %s (%zu compiled kernels, %.1f MB)\n", d->cache, d->cache_entries,
+               (double)d->cache_bytes / (1 << 20));
+    else
+        puts("cache      none: neither XDG_CACHE_HOME nor HOME is set, kernels are compiled anew each time");
+    if (d->trouble.msg[0])
+        printf("trouble    %s\n", d->trouble.msg);
+}
+
+static int parse(struct doctor *d, int argc, char **argv)
+{
+    static const struct option known[] = {
+        {"json", no_argument, NULL, 'j'}, {"python", required_argument, NULL, 'p'}, {NULL, 0, NULL, 0}};
+    int got;
+    optind = 1;
+    while ((got = getopt_long(argc, argv, "", known, NULL)) != -1) {
+        if (got == 'j')
+            d->json = true;
+        else if (got == 'p')
+            d->wanted_python = optarg;
+        else
+            return -EINVAL;
+    }
+    return optind == argc ? 0 : -EINVAL;
+}
+
+/* The same choice as a run makes, and what else there is. */
+static void choose_python(struct doctor *d)
+{
+    struct ka_python_where where;
+    d->share = ka_app_find_share(NULL);
+    ka_python_where_init(&where, d->wanted_python, d->share);
+    ka_pythons_list(&where, &d->pythons);
+    ka_pythons_choose(&d->pythons, true, NULL, NULL);
+    if (d->pythons.chosen < d->pythons.count)
+        d->python = &d->pythons.list[d->pythons.chosen];
+}
+
+int ka_doctor_main(int argc, char **argv)
+{
+    struct doctor d = {.json = false};
+    char scratch[] = "/tmp/kernel-agent-doctor-XXXXXX";
+    if (parse(&d, argc, argv) != 0) {
+        fputs("usage: kernel-agent doctor [--json] [--python PATH]\n", stderr);
+        return EXIT_USAGE;
+    }
+    choose_python(&d);
+    ka_machine_read(&d.machine);
+    d.cache = ka_cache_default_root();
+    if (d.cache)
+        ka_cache_measure(d.cache, &d.cache_entries, &d.cache_bytes);
+    d.scratch = mkdtemp(scratch);
+    if (!d.scratch)
+        ka_fail(&d.trouble, 0, "%s: %s", scratch, strerror(errno));
+    else if (ka_child_find_program("KA_JAIL", "ka-jail", &d.jail, &d.trouble) == 0) {
+        examine_layers(&d);
+        if (d.layers && d.python)
+            examine_python(&d);
+    }
+    int code = exit_code(&d);
+    if (d.json)
+        print_json(&d);
+    else
+        print_text(&d);
+    if (d.scratch)
+        ka_rmtree(d.scratch, NULL);
+    json_decref(d.layers);
+    json_decref(d.versions);
+    free(d.jail);
+    ka_pythons_free(&d.pythons);
+    free(d.share);
+    free(d.cache);
+    return code;
+}

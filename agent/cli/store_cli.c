@@ -1,0 +1,603 @@
+/* The command line of the store. Knows no SQL and no vector. */
+#include "store_cli.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <jansson.h>
+#include <limits.h>
+#include <math.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "agent/core/fields.h"
+#include "base/files.h"
+#include "rag/build.h"
+#include "rag/gather.h"
+#include "rag/search.h"
+
+extern char **environ;
+
+enum { EXIT_OK = 0, EXIT_INTERNAL = 1, EXIT_USE = 2, EXIT_FILE = 3, EXIT_UNVERIFIED = 4 };
+
+struct command_line {
+    const char *command;
+    char *store; /* resolved path */
+    struct ka_store *db;
+    const char *store_option;
+    bool json, help;
+    size_t topk;
+    double min_sim;
+    const char *exclude, *license;
+    char **words; /* after the command */
+    int word_count;
+    ka_verify_pair_fn verify;
+    void *verify_arg;
+};
+
+static const char USAGE[] =
+    "kernel-agent store: the pairs of forward and backward that drafts learn from.\n"
+    "\n"
+    "Usage:\n"
+    "  kernel-agent store build DIR         a new store from the pair files below DIR (<family>/<id>.py)\n"
+    "  kernel-agent store add FILE          add a finished pair, or replace the one of that name\n"
+    "  kernel-agent store list              what is in the store\n"
+    "  kernel-agent store show ID           one pair's source\n"
+    "  kernel-agent store search FILE       the pairs most like a forward file\n"
+    "  kernel-agent store verify [ID...]    check the store, then do the verdict on these pairs, or on all\n"
+    "  kernel-agent store import PATH...    autograd functions with Triton kernels of other people's files "
+    "or "
+    "folders\n"
+    "  kernel-agent store export DIR        write every pair to DIR/<family>/<id>.py\n"
+    "\n"
+    "Options:\n"
+    "  --store PATH          the store (default: KA_STORE, $XDG_DATA_HOME/kernel-agent/pairs.db, or the "
+    "program's)\n"
+    "  --json                results as JSON on stdout\n"
+    "  --topk N              search: at most N pairs (default 4)\n"
+    "  --min-sim X           search: only pairs of similarity X or more, -1 to 1 (default 0)\n"
+    "  --rag-exclude A,B     search: leave out pairs whose path holds A or B\n"
+    "  --license NAME        import: the licence of files that name none; without it they are not taken\n"
+    "  --help                this text\n"
+    "\n"
+    "Examples:\n"
+    "  kernel-agent store build dataset\n"
+    "  kernel-agent store search examples/softmax.py --topk 3 --rag-exclude softmax\n"
+    "  kernel-agent store add generated/attn/attn.py && kernel-agent store show attn\n"
+    "  kernel-agent store import ~/src/some-repository --json\n"
+    "  kernel-agent store verify layer_norm_affine_rowgroup_partials\n"
+    "\n"
+    "Exit codes: 0 done, 1 internal error, 2 usage or no usable store, 3 a file cannot be used, 4 a pair is "
+    "not verified.\n";
+
+/* ---- helpers ---- */
+
+static int report(const struct ka_err *err, int code)
+{
+    fprintf(stderr, "kernel-agent store: %s\n", err->msg);
+    return code;
+}
+
+/* Exit code of a failed store operation, with its message printed. */
+static int report_store(const struct ka_err *err, int rc)
+{
+    return report(err, rc == -ENOMEM || rc == -EIO ? EXIT_INTERNAL : EXIT_USE);
+}
+
+static int print_json(json_t *value)
+{
+    if (!value)
+        return EXIT_INTERNAL;
+    int rc = json_dumpf(value, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
+    putchar('\n');
+    json_decref(value);
+    return rc ? EXIT_INTERNAL : EXIT_OK;
+}
+
+static json_t *tags_json(const char *tags)
+{
+    char **list = NULL;
+    size_t count = 0;
+    json_t *array = json_array();
+    if (ka_search_split(tags, &list, &count))
+        return array;
+    for (size_t i = 0; i < count; i++)
+        json_array_append_new(array, json_string(list[i]));
+    free(list);
+    return array;
+}
+
+/* A path relative to the program's own folder; free() it. */
+static char *beside_program(const char *name)
+{
+    char *folder = ka_program_folder(), *path = ka_path_join(folder ? folder : ".", name);
+    free(folder);
+    return path;
+}
+
+/* Where the store is, or is to be made: as told, else the user's own folder if there is one, else what was
+ * built or installed with the program. */
+static char *find_store(const struct command_line *c, bool create)
+{
+    static const char *const places[] = {"pairs.db", "../pairs.db", "../share/kernel-agent/pairs.db"};
+    const char *told = c->store_option ? c->store_option : getenv("KA_STORE");
+    if (told && *told)
+        return ka_strdup(told);
+    const char *data = getenv("XDG_DATA_HOME");
+    char *personal = data && *data ? ka_path_join(data, "kernel-agent/pairs.db") : NULL;
+    if (personal && (create || access(personal, F_OK) == 0))
+        return personal;
+    free(personal);
+    for (size_t i = 0; !create && i < KA_COUNT(places); i++) {
+        char *path = beside_program(places[i]);
+        if (access(path, F_OK) == 0)
+            return path;
+        free(path);
+    }
+    return beside_program(places[0]);
+}
+
+/* ---- build, add ---- */
+
+static void show_progress(size_t done, size_t total, const char *path, void *arg)
+{
+    (void)path;
+    (void)arg;
+    if (isatty(STDERR_FILENO))
+        fprintf(stderr, "\rreading %zu of %zu%s", done, total, done == total ? "\n" : "");
+}
+
+static int run_build(struct command_line *c)
+{
+    struct ka_err err;
+    struct ka_build_report done;
+    int rc = ka_build(c->words[0], c->store, show_progress, NULL, &done, &err);
+    if (rc)
+        return report(&err, rc == -EINVAL || rc == -EEXIST || rc == -EFBIG ? EXIT_FILE
+                            : rc == -ENOMEM || rc == -EIO                  ? EXIT_INTERNAL
+                                                                           : EXIT_USE);
+    if (c->json)
+        return print_json(json_pack("{s:s, s:I, s:I, s:s, s:i}", "store", c->store, "pairs",
+                                    (json_int_t)done.pairs, "families", (json_int_t)done.folders, "embedder",
+                                    KA_EMBED_NAME, "version", KA_EMBED_VERSION));
+    printf("%zu pairs of %zu families in %s\n", done.pairs, done.folders, c->store);
+    return EXIT_OK;
+}
+
+static int run_add(struct command_line *c)
+{
+    struct ka_err err;
+    int rc = ka_build_add(c->db, c->words[0], &err);
+    if (rc)
+        return report(&err,
+                      rc == -EBUSY || rc == -EROFS || rc == -EILSEQ || rc == -ENOSPC ? EXIT_USE : EXIT_FILE);
+    if (c->json)
+        return print_json(json_pack("{s:s, s:s}", "store", c->store, "added", c->words[0]));
+    printf("added %s to %s\n", c->words[0], c->store);
+    return EXIT_OK;
+}
+
+/* ---- import ---- */
+
+static void print_imported(const json_t *report)
+{
+    size_t i;
+    json_t *entry;
+    json_array_foreach(json_object_get(report, "taken"), i, entry)
+    {
+        printf("taken      %s: %s (%s), as %s\n", ka_text_of(entry, "path", ""),
+               ka_text_of(entry, "class", ""), ka_text_of(entry, "license", ""), ka_text_of(entry, "id", ""));
+    }
+    json_array_foreach(json_object_get(report, "not_taken"), i, entry)
+    {
+        const char *class = ka_text_of(entry, "class", "");
+        printf("not taken  %s%s%s: %s\n", ka_text_of(entry, "path", ""), *class ? ": " : "", class,
+               ka_text_of(entry, "why", ""));
+    }
+    printf("%zu pairs taken, %zu not, of %lld Python files\n",
+           json_array_size(json_object_get(report, "taken")),
+           json_array_size(json_object_get(report, "not_taken")),
+           (long long)json_integer_value(json_object_get(report, "files")));
+}
+
+/* Nothing taken at all is exit code 3: a script wants to know. */
+static int run_import(struct command_line *c)
+{
+    struct ka_err err;
+    json_t *all = json_array();
+    size_t taken = 0;
+    int rc = 0;
+    for (int i = 0; i < c->word_count && rc == 0; i++) {
+        json_t *found = NULL;
+        rc = ka_gather(c->db, c->words[i], c->license, &found, &err);
+        if (rc == 0) {
+            taken += json_array_size(json_object_get(found, "taken"));
+            if (!c->json)
+                print_imported(found);
+            json_array_append_new(all, found);
+        }
+    }
+    int code = taken ? EXIT_OK : EXIT_FILE;
+    if (rc)
+        code = rc == -ENOENT ? report(&err, EXIT_FILE) : report_store(&err, rc);
+    if (!rc && c->json && print_json(json_incref(all)))
+        code = EXIT_INTERNAL;
+    json_decref(all);
+    return code;
+}
+
+/* ---- list, show ---- */
+
+static json_t *row_json(const struct ka_store_row *row)
+{
+    return json_pack("{s:s, s:s, s:s, s:s, s:o, s:o, s:i, s:s, s:s, s:s}", "id", row->id, "family",
+                     row->family, "op", row->op, "path", row->path, "schedule", tags_json(row->schedule),
+                     "dtypes", tags_json(row->dtypes), "difficulty", row->difficulty, "license", row->license,
+                     "title", row->title, "hash", row->hash);
+}
+
+static int collect_row(const struct ka_store_row *row, void *arg)
+{
+    return json_array_append_new(arg, row_json(row)) ? -ENOMEM : 0;
+}
+
+static int print_row(const struct ka_store_row *row, void *arg)
+{
+    (void)arg;
+    printf("%-44s %-20s %d  %s\n", row->id, row->family, row->difficulty, row->schedule);
+    return 0;
+}
+
+static int run_list(struct command_line *c)
+{
+    struct ka_err err = {{0}};
+    json_t *rows = c->json ? json_array() : NULL;
+    int rc = ka_store_each(c->db, c->json ? collect_row : print_row, rows, &err);
+    if (rc) {
+        json_decref(rows);
+        return report_store(&err, rc);
+    }
+    return c->json ? print_json(rows) : EXIT_OK;
+}
+
+static int run_show(struct command_line *c)
+{
+    struct ka_err err;
+    struct ka_pair pair;
+    int rc = ka_store_get(c->db, c->words[0], &pair, &err);
+    if (rc)
+        return report_store(&err, rc);
+    int code = EXIT_OK;
+    if (c->json)
+        code = print_json(json_pack("{s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:i, s:s, s:s, s:s}", "id", pair.id,
+                                    "family", pair.family, "op", pair.op, "path", pair.path, "stub",
+                                    pair.stub, "kernels", tags_json(pair.kernels), "schedule",
+                                    tags_json(pair.schedule), "difficulty", pair.difficulty, "license",
+                                    pair.license, "hash", pair.hash, "source", pair.source));
+    else
+        fputs(pair.source, stdout);
+    ka_pair_free(&pair);
+    return code;
+}
+
+/* ---- search ---- */
+
+static json_t *result_json(const struct ka_search_result *found)
+{
+    json_t *hits = json_array(), *excluded = json_array();
+    for (size_t i = 0; i < found->count; i++) {
+        const struct ka_search_hit *hit = &found->hits[i];
+        json_array_append_new(hits, json_pack("{s:s, s:f, s:s, s:s, s:o}", "id", hit->id, "similarity",
+                                              hit->similarity, "path", hit->path, "op", hit->op, "schedule",
+                                              tags_json(hit->schedule)));
+    }
+    for (size_t i = 0; i < found->excluded_count; i++)
+        json_array_append_new(
+            excluded, json_pack("{s:s, s:s}", "id", found->excluded[i].id, "why", found->excluded[i].why));
+    return json_pack("{s:o, s:o}", "hits", hits, "excluded", excluded);
+}
+
+static int search_store(struct command_line *c, const char *forward, struct ka_search_result *found,
+                        struct ka_err *err)
+{
+    struct ka_store *store = NULL;
+    struct ka_search *search = NULL;
+    int rc = ka_store_open(c->store, KA_STORE_READ, &store, err);
+    if (rc == 0)
+        rc = ka_search_open(store, &search, err);
+    struct ka_search_query query = {
+        .forward = forward, .topk = c->topk, .min_sim = c->min_sim, .exclude = c->exclude};
+    if (rc == 0)
+        rc = ka_search_run(search, &query, found, err);
+    ka_search_close(search);
+    ka_store_close(store);
+    return rc;
+}
+
+static int run_search(struct command_line *c)
+{
+    struct ka_err err;
+    struct ka_buf forward = {0};
+    struct ka_search_result found = {0};
+    int code = EXIT_OK;
+    if (ka_file_read(c->words[0], KA_PAIR_MAX, &forward, &err))
+        code = report(&err, EXIT_FILE);
+    if (code == EXIT_OK) {
+        int rc = search_store(c, ka_buf_str(&forward), &found, &err);
+        if (rc)
+            code = rc == -EINVAL || rc == -EFBIG ? report(&err, EXIT_FILE) : report_store(&err, rc);
+    }
+    if (code == EXIT_OK && c->json)
+        code = print_json(result_json(&found));
+    else if (code == EXIT_OK)
+        for (size_t i = 0; i < found.count; i++)
+            printf("%.3f  %-44s %s\n", found.hits[i].similarity, found.hits[i].id, found.hits[i].schedule);
+    for (size_t i = 0; i < found.excluded_count; i++)
+        fprintf(stderr, "left out: %s: %s\n", found.excluded[i].id, found.excluded[i].why);
+    ka_search_result_free(&found);
+    ka_buf_free(&forward);
+    return code;
+}
+
+/* ---- verify, export ---- */
+
+struct id_list {
+    char **ids;
+    size_t count;
+    bool own_only; /* leave imported pairs out: they have no shapes to be verified on */
+};
+
+static int collect_id(const struct ka_store_row *row, void *arg)
+{
+    struct id_list *list = arg;
+    if (list->own_only && strcmp(row->family, KA_GATHER_FAMILY) == 0)
+        return 0;
+    *KA_APPEND(list->ids, list->count) = ka_strdup(row->id);
+    return 0;
+}
+
+/* A stored name becomes a path only when it is a plain name. */
+static bool plain_name(const char *name)
+{
+    return *name && *name != '.' && !strchr(name, '/');
+}
+
+/* Write the pair below `dir` as <family>/<id>.py; *path is to be freed. */
+static int write_pair(struct ka_store *store, const char *id, const char *dir, char **path,
+                      struct ka_err *err)
+{
+    struct ka_pair pair;
+    int rc = ka_store_get(store, id, &pair, err);
+    if (rc)
+        return rc;
+    bool plain = plain_name(pair.id) && (!*pair.family || plain_name(pair.family));
+    char *folder = ka_path_join(dir, *pair.family ? pair.family : "."), *base = ka_path_join(folder, pair.id);
+    struct ka_buf file = {0};
+    rc =
+        plain ? ka_buf_printf(&file, "%s.py", base) : ka_fail(err, -EINVAL, "%s: not a usable file name", id);
+    if (rc == 0)
+        rc = ka_mkdirs(folder, err);
+    if (rc == 0)
+        rc = ka_file_write(file.data, pair.source, strlen(pair.source), err);
+    if (rc == 0)
+        *path = ka_buf_steal(&file);
+    ka_buf_free(&file);
+    free(folder);
+    free(base);
+    ka_pair_free(&pair);
+    return rc;
+}
+
+/* `kernel-agent check FILE`, which prints its own findings. */
+static int verify_by_check(const char *path, void *arg)
+{
+    (void)arg;
+    char *copy = ka_strdup(path);
+    char *argv[] = {(char[]){"kernel-agent"}, (char[]){"check"}, copy, NULL};
+    pid_t child;
+    int status = 0, rc = posix_spawn(&child, "/proc/self/exe", NULL, NULL, argv, environ);
+    while (rc == 0 && waitpid(child, &status, 0) < 0 && errno == EINTR)
+        continue;
+    free(copy);
+    if (rc)
+        fprintf(stderr, "kernel-agent store: cannot start the check: %s\n", strerror(rc));
+    return rc == 0 && WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_INTERNAL;
+}
+
+static int verify_list(struct command_line *c, const struct id_list *list, const char *scratch)
+{
+    json_t *failed = json_array();
+    int code = EXIT_OK;
+    for (size_t i = 0; i < list->count && code == EXIT_OK; i++) {
+        struct ka_err err;
+        char *path = NULL;
+        int rc = write_pair(c->db, list->ids[i], scratch, &path, &err);
+        if (rc) {
+            code = report_store(&err, rc);
+            break;
+        }
+        bool verified = c->verify(path, c->verify_arg) == 0;
+        fprintf(stderr, "%zu of %zu: %s %s\n", i + 1, list->count, list->ids[i],
+                verified ? "verified" : "NOT verified");
+        if (!verified)
+            json_array_append_new(failed, json_string(list->ids[i]));
+        free(path);
+    }
+    size_t failures = json_array_size(failed);
+    if (code == EXIT_OK && c->json)
+        code = print_json(json_pack("{s:I, s:O}", "pairs", (json_int_t)list->count, "failed", failed));
+    else if (code == EXIT_OK)
+        printf("%zu of %zu pairs verified\n", list->count - failures, list->count);
+    json_decref(failed);
+    return code == EXIT_OK && failures ? EXIT_UNVERIFIED : code;
+}
+
+static void free_ids(struct id_list *list)
+{
+    for (size_t i = 0; i < list->count; i++)
+        free(list->ids[i]);
+    free(list->ids);
+}
+
+static int run_verify(struct command_line *c)
+{
+    struct ka_err err = {{0}};
+    struct id_list all = {.own_only = true}, named = {c->words, (size_t)c->word_count, false};
+    char scratch[] = "/tmp/kernel-agent-verify-XXXXXX";
+    int rc = ka_store_check(c->db, &err);
+    if (rc == 0 && !named.count)
+        rc = ka_store_each(c->db, collect_id, &all, &err);
+    if (rc == 0 && !mkdtemp(scratch))
+        rc = ka_fail(&err, -errno, "%s: %s", scratch, strerror(errno));
+    int code = EXIT_OK;
+    if (rc) {
+        code = report_store(&err, rc);
+    } else {
+        code = verify_list(c, named.count ? &named : &all, scratch);
+        ka_rmtree(scratch, NULL);
+    }
+    free_ids(&all);
+    return code;
+}
+
+static int run_export(struct command_line *c)
+{
+    struct ka_err err = {{0}};
+    struct id_list all = {0};
+    int rc = ka_store_each(c->db, collect_id, &all, &err);
+    for (size_t i = 0; i < all.count && rc == 0; i++) {
+        char *path = NULL;
+        rc = write_pair(c->db, all.ids[i], c->words[0], &path, &err);
+        free(path);
+    }
+    int code = rc ? report_store(&err, rc) : EXIT_OK;
+    if (code == EXIT_OK && c->json)
+        code = print_json(json_pack("{s:I, s:s}", "pairs", (json_int_t)all.count, "folder", c->words[0]));
+    else if (code == EXIT_OK)
+        printf("%zu pairs written to %s\n", all.count, c->words[0]);
+    free_ids(&all);
+    return code;
+}
+
+/* ---- the command line ---- */
+
+static const struct {
+    const char *name;
+    int least, most; /* words after the command */
+    const char *wants;
+    enum ka_store_mode mode; /* as which it finds c->db open; CREATE: it opens none, or its own */
+    int (*run)(struct command_line *c);
+} COMMANDS[] = {
+    {"build", 1, 1, "build DIR", KA_STORE_CREATE, run_build},
+    {"add", 1, 1, "add FILE", KA_STORE_WRITE, run_add},
+    {"list", 0, 0, "list", KA_STORE_READ, run_list},
+    {"show", 1, 1, "show ID", KA_STORE_READ, run_show},
+    {"search", 1, 1, "search FILE", KA_STORE_CREATE, run_search},
+    {"verify", 0, INT_MAX, "verify [ID...]", KA_STORE_READ, run_verify},
+    {"import", 1, INT_MAX, "import PATH...", KA_STORE_WRITE, run_import},
+    {"export", 1, 1, "export DIR", KA_STORE_READ, run_export},
+};
+
+static int parse_topk(const char *text, size_t *out, struct ka_err *err)
+{
+    char *end;
+    errno = 0;
+    long value = strtol(text, &end, 10);
+    if (errno || end == text || *end || value < 1 || value > KA_INDEX_TOPK_MAX)
+        return ka_fail(err, -EINVAL, "--topk: '%s' is not a number from 1 to %d", text, KA_INDEX_TOPK_MAX);
+    *out = (size_t)value;
+    return 0;
+}
+
+static int parse_min_sim(const char *text, double *out, struct ka_err *err)
+{
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text || *end || !(fabs(value) <= 1))
+        return ka_fail(err, -EINVAL, "--min-sim: '%s' is not a number from -1 to 1", text);
+    *out = value;
+    return 0;
+}
+
+static int parse_options(struct command_line *c, int argc, char **argv, struct ka_err *err)
+{
+    static const struct option known[] = {{"store", required_argument, NULL, 's'},
+                                          {"json", no_argument, NULL, 'j'},
+                                          {"topk", required_argument, NULL, 'k'},
+                                          {"min-sim", required_argument, NULL, 'm'},
+                                          {"rag-exclude", required_argument, NULL, 'x'},
+                                          {"license", required_argument, NULL, 'l'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {NULL, 0, NULL, 0}};
+    int got, rc = 0;
+    optind = 0; /* start afresh, also after another parser */
+    opterr = 0;
+    while (rc == 0 && (got = getopt_long(argc, argv, ":h", known, NULL)) != -1) {
+        if (got == 's')
+            c->store_option = optarg;
+        else if (got == 'j')
+            c->json = true;
+        else if (got == 'k')
+            rc = parse_topk(optarg, &c->topk, err);
+        else if (got == 'm')
+            rc = parse_min_sim(optarg, &c->min_sim, err);
+        else if (got == 'x')
+            c->exclude = optarg;
+        else if (got == 'l')
+            c->license = optarg;
+        else if (got == 'h')
+            c->help = true;
+        else
+            rc = ka_fail(err, -EINVAL, got == ':' ? "%s wants a value" : "%s is not an option; see --help",
+                         argv[optind - 1]);
+    }
+    c->command = optind < argc ? argv[optind] : NULL;
+    c->words = argv + optind + (c->command != NULL);
+    c->word_count = argc - optind - (c->command != NULL);
+    return rc;
+}
+
+static int run_command(struct command_line *c)
+{
+    struct ka_err err;
+    for (size_t i = 0; i < KA_COUNT(COMMANDS); i++) {
+        if (strcmp(c->command, COMMANDS[i].name) != 0)
+            continue;
+        if (c->word_count < COMMANDS[i].least || c->word_count > COMMANDS[i].most) {
+            ka_fail(&err, 0, "usage: kernel-agent store %s (see --help)", COMMANDS[i].wants);
+            return report(&err, EXIT_USE);
+        }
+        c->store = find_store(c, COMMANDS[i].run == run_build);
+        int rc = 0;
+        if (COMMANDS[i].mode != KA_STORE_CREATE)
+            rc = ka_store_open(c->store, COMMANDS[i].mode, &c->db, &err);
+        int code = rc ? report_store(&err, rc) : COMMANDS[i].run(c);
+        ka_store_close(c->db);
+        free(c->store);
+        return code;
+    }
+    ka_fail(&err, 0, "unknown command '%s'; see kernel-agent store --help", c->command);
+    return report(&err, EXIT_USE);
+}
+
+int ka_store_main_with(int argc, char **argv, ka_verify_pair_fn verify, void *arg)
+{
+    struct command_line c = {.topk = 4, .verify = verify, .verify_arg = arg};
+    struct ka_err err;
+    if (parse_options(&c, argc, argv, &err))
+        return report(&err, EXIT_USE);
+    int code = c.help ? EXIT_OK : EXIT_USE;
+    if (c.help || !c.command)
+        fputs(USAGE, c.help ? stdout : stderr);
+    else
+        code = run_command(&c);
+    return fflush(stdout) == 0 && !ferror(stdout) ? code : EXIT_INTERNAL;
+}
+
+int ka_store_main(int argc, char **argv)
+{
+    return ka_store_main_with(argc, argv, verify_by_check, NULL);
+}

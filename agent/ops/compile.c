@@ -1,0 +1,350 @@
+/* Sources to compiled kernels, several children at a time. Knows the cache and operation compile, not who asks. */
+#include "compile.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/disk/cache.h"
+#include "agent/io/child.h"
+#include "agent/io/work.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "op.h"
+
+#define SOURCES_MAX 256
+#define TASKS 8 /* children at a time; they wait for their places like all others */
+#define SOURCE_BYTES_MAX ((size_t)4 << 20)
+
+struct ka_compile {
+    struct ka_app *app;
+    ka_compile_done_fn done;
+    void *arg;
+    uv_timer_t first; /* `done` never runs from inside start */
+    struct task {
+        struct ka_compile *compile;
+        bool busy;
+        bool on_thread;   /* looks into the cache, or puts something there */
+        struct ka_op *op; /* the child, while there is one */
+        size_t at;        /* its source */
+        json_t *doc;      /* the child's result, to be kept */
+        json_t *found;    /* what the thread found or kept: facts and products */
+        struct ka_err err;
+    } tasks[TASKS];
+    bool cancelled;
+    json_t *sources; /* [[key, text], ...] */
+    size_t at;       /* the next that nobody has */
+    json_t *entries;
+    struct ka_compile_counts counts;
+    uint64_t began;
+};
+
+static void go_on(struct ka_compile *c);
+
+/* ---- the end ---- */
+
+static void on_closed(uv_handle_t *handle)
+{
+    struct ka_compile *c = handle->data;
+    json_decref(c->sources);
+    json_decref(c->entries);
+    free(c);
+}
+
+/* Closes when the last thread is done. */
+static void leave(struct ka_compile *c)
+{
+    c->cancelled = true;
+    for (size_t i = 0; i < TASKS; i++)
+        if (c->tasks[i].on_thread)
+            return;
+    uv_close((uv_handle_t *)&c->first, on_closed);
+}
+
+static void finish(struct ka_compile *c)
+{
+    if (c->done)
+        c->done(c->arg, c->entries, &c->counts);
+    leave(c);
+}
+
+void ka_compile_cancel(struct ka_compile *c)
+{
+    for (size_t i = 0; i < TASKS; i++) {
+        if (c->tasks[i].op)
+            ka_op_cancel(c->tasks[i].op);
+        c->tasks[i].op = NULL;
+    }
+    leave(c);
+}
+
+/* ---- the toolchain's cache ---- */
+
+static void open_cache(struct ka_app *app, const char *toolchain)
+{
+    struct ka_err err;
+    char *root = ka_cache_default_root();
+    int rc = root && toolchain ? ka_cache_open(root, toolchain, (uint64_t)app->opts->compile_cache_mb << 20,
+                                               &app->cache, &err)
+                               : ka_fail(&err, -ENOENT, "no home folder, or no toolchain");
+    if (rc)
+        ka_log(KA_LOG_WARN, "kernels are compiled anew each time: %s", err.msg);
+    app->cache_asked = true;
+    free(root);
+}
+
+static void on_toolchain(void *arg, const struct ka_op_result *result)
+{
+    struct task *task = arg;
+    struct ka_compile *c = task->compile;
+    task->op = NULL;
+    task->busy = false;
+    if (!c->app->cache_asked)
+        open_cache(c->app, json_string_value(json_object_get(result->doc, "toolchain")));
+    go_on(c);
+}
+
+static int ask(struct task *task, json_t *source, ka_op_done_fn done)
+{
+    struct ka_compile *c = task->compile;
+    struct ka_err err;
+    struct ka_op_req request = {.operation = "compile", .file = c->app->package_dir};
+    int rc = ka_op_start(c->app, &request, json_pack("{s:o}", "source", source), done, task, &task->op, &err);
+    if (rc && rc != -ESHUTDOWN)
+        ka_log(KA_LOG_WARN, "%s", err.msg);
+    return rc;
+}
+
+static bool must_ask_toolchain(const struct ka_app *app)
+{
+    return !app->cache_asked && !app->opts->no_compile_cache;
+}
+
+/* ---- one source ---- */
+
+static const char *key_at(const struct ka_compile *c, size_t at)
+{
+    return json_string_value(json_array_get(json_array_get(c->sources, at), 0));
+}
+
+static void settle(struct ka_compile *c, size_t at, json_t *outcome)
+{
+    json_object_set_new(c->entries, key_at(c, at), outcome);
+}
+
+static json_t *facts_of(const json_t *entry)
+{
+    return json_pack("{s:O}", "facts", json_object_get(entry, "facts"));
+}
+
+/* The numbers and the products; the rest of the result belongs to the request. */
+static json_t *entry_of(const struct task *task)
+{
+    const char *key = json_string_value(json_object_get(task->doc, "key"));
+    if (!key || strcmp(key, key_at(task->compile, task->at)) != 0)
+        return NULL;
+    return json_pack("{s:O, s:O, s:O}", "facts", json_object_get(task->doc, "facts"), "metadata",
+                     json_object_get(task->doc, "metadata"), "asm", json_object_get(task->doc, "asm"));
+}
+
+static json_t *refusal(const char *why)
+{
+    return json_pack("{s:{s:s, s:s}}", "error", "kind", "internal", "message", why);
+}
+
+static json_t *error_of(const struct ka_op_result *result)
+{
+    json_t *error = json_object_get(result->doc, "error");
+    if (error)
+        return json_pack("{s:O}", "error", error);
+    return refusal(result->message[0] ? result->message : "compile: the child left no entry");
+}
+
+/* All sources together have the time of one child: a check that brings many slow ones must not hold up the run. */
+static bool is_late(const struct ka_compile *c)
+{
+    return (uv_hrtime() - c->began) / 1000000000u > (uint64_t)c->app->opts->deadline;
+}
+
+/* ---- on a thread: an entry is megabytes of text */
+
+static void on_thread_done(void *arg);
+
+static void run_on_thread(struct task *task, void (*work)(void *arg))
+{
+    task->on_thread = true;
+    ka_work_start(&task->compile->app->loop, work, on_thread_done, task);
+}
+
+static void look_up(void *arg)
+{
+    struct task *task = arg;
+    const struct ka_compile *c = task->compile;
+    task->found = ka_cache_get(c->app->cache, key_at(c, task->at));
+}
+
+static void keep(void *arg)
+{
+    struct task *task = arg;
+    const struct ka_compile *c = task->compile;
+    task->found = entry_of(task);
+    task->err.msg[0] = '\0';
+    if (task->found && c->app->cache)
+        ka_cache_put(c->app->cache, key_at(c, task->at), task->found, &task->err);
+}
+
+static void on_compiled(void *arg, const struct ka_op_result *result);
+
+static void end_task(struct task *task)
+{
+    json_decref(task->doc);
+    json_decref(task->found);
+    task->doc = task->found = NULL;
+    task->busy = false;
+}
+
+/* Found in the cache, or kept there; else it is compiled. */
+static void on_thread_done(void *arg)
+{
+    struct task *task = arg;
+    struct ka_compile *c = task->compile;
+    bool kept = task->doc;
+    task->on_thread = false;
+    if (c->cancelled) {
+        end_task(task);
+        leave(c);
+        return;
+    }
+    if (kept && task->err.msg[0])
+        ka_log(KA_LOG_WARN, "compiled kernel not kept: %s", task->err.msg);
+    bool good = json_is_object(json_object_get(task->found, "facts"));
+    if (good || kept) {
+        c->counts.hits += good && !kept;
+        c->counts.misses += good && kept;
+        c->counts.failed += !good;
+        settle(c, task->at, good ? facts_of(task->found) : refusal("compile: the child left no entry"));
+        end_task(task);
+        go_on(c);
+        return;
+    }
+    json_t *source = json_array_get(json_array_get(c->sources, task->at), 1);
+    bool late = is_late(c);
+    if (!late && ask(task, json_incref(source), on_compiled) == 0)
+        return;
+    c->counts.failed++;
+    settle(c, task->at, refusal(late ? "compile: out of time (--deadline)" : "compile: no child"));
+    end_task(task);
+    go_on(c);
+}
+
+/* Failures are not kept: they may be due to a deadline or to memory. */
+static void on_compiled(void *arg, const struct ka_op_result *result)
+{
+    struct task *task = arg;
+    struct ka_compile *c = task->compile;
+    task->op = NULL;
+    if (result->status == KA_OP_OK) {
+        task->doc = json_incref(result->doc);
+        run_on_thread(task, keep);
+        return;
+    }
+    c->counts.failed++;
+    settle(c, task->at, error_of(result));
+    end_task(task);
+    go_on(c);
+}
+
+static struct task *free_task(struct ka_compile *c)
+{
+    for (size_t i = 0; i < TASKS; i++)
+        if (!c->tasks[i].busy)
+            return &c->tasks[i];
+    return NULL;
+}
+
+static bool is_busy(const struct ka_compile *c)
+{
+    for (size_t i = 0; i < TASKS; i++)
+        if (c->tasks[i].busy)
+            return true;
+    return false;
+}
+
+static void go_on(struct ka_compile *c)
+{
+    struct task *task = &c->tasks[0];
+    if (c->cancelled)
+        return;
+    if (!is_busy(c) && must_ask_toolchain(c->app) && ask(task, json_null(), on_toolchain) == 0) {
+        task->busy = true;
+        return;
+    }
+    while (c->at < json_array_size(c->sources) && (task = free_task(c))) {
+        task->at = c->at++;
+        task->busy = true;
+        if (c->app->cache)
+            run_on_thread(task, look_up);
+        else
+            on_thread_done(task);
+    }
+    if (!c->cancelled && !is_busy(c))
+        finish(c);
+}
+
+/* ---- the start ---- */
+
+/* What a hostile process wrote: the name must follow from the content. */
+static bool take_source(struct ka_compile *c, const struct ka_child_result *child, const char *key)
+{
+    char name[KA_HASH_HEX + 16], hash[KA_HASH_HEX];
+    struct ka_buf text = {0};
+    snprintf(name, sizeof(name), "compile-%s.json", key);
+    bool good = ka_child_read(child, name, SOURCE_BYTES_MAX, &text) == 0;
+    if (good) {
+        ka_hash_hex(ka_buf_str(&text), text.len, hash);
+        json_t *source =
+            strcmp(hash, key) == 0 ? json_pack("[s, s%]", key, ka_buf_str(&text), text.len) : NULL;
+        good = source && json_array_append_new(c->sources, source) == 0;
+    }
+    ka_buf_free(&text);
+    return good;
+}
+
+static void on_first(uv_timer_t *timer)
+{
+    go_on(timer->data);
+}
+
+struct ka_compile *ka_compile_start(struct ka_app *app, const json_t *wanted,
+                                    const struct ka_child_result *child, ka_compile_done_fn done, void *arg)
+{
+    struct ka_compile *c = ka_calloc(1, sizeof(*c));
+    size_t i;
+    json_t *item;
+    *c = (struct ka_compile){.app = app, .done = done, .arg = arg, .began = uv_hrtime()};
+    for (i = 0; i < TASKS; i++)
+        c->tasks[i].compile = c;
+    c->sources = json_array();
+    c->entries = json_object();
+    json_array_foreach((json_t *)wanted, i, item)
+    {
+        const char *key = json_string_value(item);
+        if (i >= SOURCES_MAX || !ka_cache_is_key(key) || !take_source(c, child, key))
+            c->counts.dropped++;
+    }
+    if (c->counts.dropped)
+        ka_log(KA_LOG_WARN, "%u sources of kernels dropped: missing, too large, or not what their key says",
+               c->counts.dropped);
+    uv_timer_init(&app->loop, &c->first);
+    c->first.data = c;
+    uv_timer_start(&c->first, on_first, 0, 0);
+    return c;
+}
+
+void ka_compile_warm(struct ka_app *app)
+{
+    if (must_ask_toolchain(app))
+        ka_compile_start(app, NULL, NULL, NULL, NULL);
+}

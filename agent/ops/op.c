@@ -1,0 +1,365 @@
+/* One jailed operation: request out, result in, checked before anything believes it. */
+#include "op.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "agent/disk/cache.h"
+#include "agent/io/child.h"
+#include "agent/io/work.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "base/utf8.h"
+
+#define RESULT_MAX ((size_t)16 << 20)
+#define COMPILED_MAX ((size_t)64 << 20) /* with a kernel's machine code */
+#define VALUES_MAX                                                                                           \
+    ((size_t)1 << 19) /* of one result: an empty object of two bytes takes hundreds when parsed */
+#define CASES_MAX 4096
+#define CASE_BYTES                                                                                           \
+    ((json_int_t)6 << 30) /* tensors of one case: larger ones are told to be too large before they are made */
+
+struct ka_op {
+    struct ka_app *app; /* NULL once cancelled */
+    uint64_t id;
+    char nonce[33];
+    char *operation;
+    char *file;
+    char *shown; /* the path people know the file by */
+    ka_op_done_fn done;
+    void *arg;
+    const struct ka_child_result *child; /* while its result is parsed */
+    json_t *doc;
+    int parsed;
+    struct ka_err why;
+};
+
+static enum ka_child_role role_of(const char *operation)
+{
+    if (strcmp(operation, "candidate") == 0 || strcmp(operation, "facts") == 0 ||
+        strcmp(operation, "sanitize") == 0)
+        return KA_CHILD_CANDIDATE;
+    return strcmp(operation, "oracle") == 0 ? KA_CHILD_ORACLE : KA_CHILD_TRUSTED;
+}
+
+static void op_free(struct ka_op *op)
+{
+    free(op->operation);
+    free(op->file);
+    free(op->shown);
+    free(op);
+}
+
+/* People know the file under their own path, not under that of the copy which the child reads. */
+static void restore_path(json_t *value, const char *from, const char *to)
+{
+    size_t i;
+    const char *key;
+    void *next;
+    json_t *item;
+    json_array_foreach(value, i, item) restore_path(item, from, to);
+    json_object_foreach_safe(value, next, key, item) restore_path(item, from, to);
+    const char *text = json_string_value(value);
+    const char *at = text ? strstr(text, from) : NULL;
+    if (!at)
+        return;
+    struct ka_buf fixed = {0};
+    for (; at; at = strstr(text, from)) {
+        ka_buf_add(&fixed, text, (size_t)(at - text));
+        ka_buf_puts(&fixed, to);
+        text = at + strlen(from);
+    }
+    ka_buf_puts(&fixed, text);
+    json_string_set(value, ka_buf_str(&fixed));
+    ka_buf_free(&fixed);
+}
+
+/* The last line that is not empty: where Python puts the exception. */
+static void last_line(const char *text, char *out, size_t size)
+{
+    size_t len = strlen(text);
+    while (len && (text[len - 1] == '\n' || text[len - 1] == ' '))
+        len--;
+    size_t begin = len;
+    while (begin && text[begin - 1] != '\n')
+        begin--;
+    snprintf(out, size, "%.*s", (int)(len - begin > 400 ? 400 : len - begin), text + begin);
+}
+
+/* "cgroup (no control group of our own: Permission denied)" from the jail's report. */
+static void name_missing(const struct ka_child_result *child, char *out, size_t size)
+{
+    json_t *report = json_loads(child->layers, 0, NULL), *name;
+    struct ka_buf text = {0};
+    size_t i;
+    json_array_foreach(json_object_get(report, "missing"), i, name)
+    {
+        const char *layer = json_string_value(name);
+        const char *why =
+            layer ? json_string_value(json_object_get(json_object_get(report, "why"), layer)) : NULL;
+        ka_buf_printf(&text, "%s%s (%s)", i ? ", " : "", layer ? layer : "?", why ? why : "unknown");
+    }
+    snprintf(out, size, "%.600s", text.len ? ka_buf_str(&text) : "unknown");
+    ka_buf_free(&text);
+    json_decref(report);
+}
+
+static void explain_death(const struct ka_op *op, const struct ka_child_result *child,
+                          struct ka_op_result *result)
+{
+    char tail[512], missing[640];
+    last_line(child->err, tail, sizeof(tail));
+    result->status = child->error == -EPERM ? KA_OP_SANDBOX : child->timed_out ? KA_OP_TIMEOUT : KA_OP_DIED;
+    if (child->timed_out)
+        snprintf(result->message, sizeof(result->message),
+                 "%s: no result within the deadline of %d s (--deadline)", op->operation,
+                 op->app->opts->deadline);
+    else if (child->error == -EPERM) {
+        name_missing(child, missing, sizeof(missing));
+        snprintf(result->message, sizeof(result->message),
+                 "%s: nothing ran: a layer that --require-sandbox asks for is missing here: %s; kernel-agent "
+                 "doctor "
+                 "says what is lost without it",
+                 op->operation, missing);
+    } else if (child->error == -EIO && *tail)
+        snprintf(result->message, sizeof(result->message), "%s: %.300s: %s", op->operation, child->msg.msg,
+                 tail);
+    else if (child->error)
+        snprintf(result->message, sizeof(result->message), "%s: %.900s", op->operation, child->msg.msg);
+    else if (ka_child_signal(child))
+        snprintf(result->message, sizeof(result->message),
+                 "%s: the child was ended by signal %d (%s); last words: %s", op->operation,
+                 ka_child_signal(child), strsignal(ka_child_signal(child)), tail);
+    else
+        snprintf(result->message, sizeof(result->message),
+                 "%s: the child ended with code %d and no result; last words: %s", op->operation,
+                 child->exit_status, tail);
+}
+
+/* How many values the text may hold, no fewer than it does: those in front of, and after, a comma or a bracket. */
+static size_t count_values(const char *text, size_t len)
+{
+    size_t count = 1;
+    bool quoted = false;
+    for (size_t i = 0; i < len; i++) {
+        char c = text[i];
+        if (quoted && c == '\\')
+            i++;
+        else if (c == '"')
+            quoted = !quoted;
+        else if (!quoted)
+            count += c == ',' || c == '[' || c == '{';
+    }
+    return count;
+}
+
+static int parse_bounded(struct ka_buf *text, json_t **out, struct ka_err *err)
+{
+    json_error_t why;
+    size_t values = count_values(ka_buf_str(text), text->len);
+    if (values > VALUES_MAX)
+        return ka_fail(err, -EFBIG, "result.json holds more than the %zu values allowed", VALUES_MAX);
+    if (text->len)
+        ka_utf8_clean_json(text->data, text->len);
+    json_t *doc = json_loadb(ka_buf_str(text), text->len, 0, &why);
+    if (!doc)
+        return ka_fail(err, -EBADMSG, "result.json is not valid JSON: %.200s", why.text);
+    size_t cases = json_array_size(json_object_get(doc, "cases"));
+    if (cases > CASES_MAX) {
+        json_decref(doc);
+        return ka_fail(err, -EFBIG, "result.json has %zu cases, more than the %d allowed", cases, CASES_MAX);
+    }
+    *out = doc;
+    return 0;
+}
+
+/* Does the result answer this request? */
+static bool is_answer(const struct ka_op *op, const json_t *doc)
+{
+    const char *nonce = json_string_value(json_object_get(doc, "nonce"));
+    const char *name = json_string_value(json_object_get(doc, "op"));
+    return nonce && strcmp(nonce, op->nonce) == 0 && name && strcmp(name, op->operation) == 0 &&
+           json_is_boolean(json_object_get(doc, "ok"));
+}
+
+static int parse_result(const struct ka_op *op, const struct ka_child_result *child, json_t **out,
+                        struct ka_err *err)
+{
+    struct ka_buf text = {0};
+    json_t *doc = NULL;
+    size_t max = strcmp(op->operation, "compile") == 0 ? COMPILED_MAX : RESULT_MAX;
+    int rc = ka_child_read(child, "result.json", max, &text);
+    if (rc == -EFBIG)
+        ka_fail(err, rc, "result.json has more than the %zu bytes allowed", max);
+    else if (rc)
+        ka_fail(err, rc, "result.json: %s", strerror(-rc));
+    else
+        rc = parse_bounded(&text, &doc, err);
+    ka_buf_free(&text);
+    if (rc == 0 && !is_answer(op, doc))
+        rc = ka_fail(err, -EBADMSG, "result.json does not answer the request");
+    if (rc) {
+        json_decref(doc);
+        return rc;
+    }
+    restore_path(doc, op->file, op->shown);
+    *out = doc;
+    return 0;
+}
+
+/* On a thread: a result may be megabytes. */
+static void parse(void *arg)
+{
+    struct ka_op *op = arg;
+    op->parsed = parse_result(op, op->child, &op->doc, &op->why);
+}
+
+static void finish(struct ka_op *op, struct ka_op_result *result)
+{
+    ka_utf8_clean(result->message);
+    if (result->child->err[0])
+        ka_log(KA_LOG_DEBUG, "%s: stderr: %s", op->operation, result->child->err);
+    op->done(op->arg, result);
+}
+
+static void on_parsed(void *arg)
+{
+    struct ka_op *op = arg;
+    struct ka_op_result result = {.operation = op->operation, .child = op->child, .doc = op->doc};
+    const json_t *error = json_object_get(op->doc, "error");
+    const char *message = json_string_value(json_object_get(error, "message"));
+    if (op->parsed) {
+        result.status = KA_OP_DIED;
+        snprintf(result.message, sizeof(result.message), "%s: the child left no valid result: %.900s",
+                 op->operation, op->why.msg);
+    } else if (!json_is_true(json_object_get(op->doc, "ok"))) {
+        result.status = KA_OP_ERROR;
+        snprintf(result.message, sizeof(result.message), "%.1000s",
+                 message ? message : "error without a message");
+    }
+    if (op->app)
+        finish(op, &result);
+    json_decref(op->doc);
+    ka_child_result_free(op->child);
+    op_free(op);
+}
+
+static void on_child(void *arg, uint64_t id, const struct ka_child_result *child)
+{
+    struct ka_op *op = arg;
+    (void)id;
+    if (op->app && !child->error && !child->timed_out && !child->term_signal && child->exit_status == 0) {
+        op->child = ka_child_result_keep(child);
+        ka_work_start(&op->app->loop, parse, on_parsed, op);
+        return;
+    }
+    struct ka_op_result result = {.operation = op->operation, .child = child};
+    if (op->app) {
+        explain_death(op, child, &result);
+        finish(op, &result);
+    }
+    op_free(op);
+}
+
+/* Only what launches kernels needs the GPU; the rest does not wait for it. */
+static const char *device_of(const struct ka_op *op)
+{
+    static const char *const launching[] = {"oracle", "candidate", "sanitize", "differentiate"};
+    for (size_t i = 0; i < KA_COUNT(launching); i++)
+        if (strcmp(op->operation, launching[i]) == 0)
+            return op->app->device;
+    return "cpu";
+}
+
+/* What whoever asks has set already stays. */
+static void set_budget(json_t *request)
+{
+    if (!json_object_get(request, "budget"))
+        json_object_set_new(request, "budget", json_object());
+    json_t *budget = json_copy(json_object_get(request, "budget"));
+    json_object_set_new(budget, "case_bytes", json_integer(CASE_BYTES));
+    json_object_set_new(request, "budget", budget);
+}
+
+static char *request_text(const struct ka_op *op, json_t *extra)
+{
+    const struct ka_opts *opts = op->app->opts;
+    json_t *request = extra ? extra : json_object();
+    json_object_set_new(request, "op", json_string(op->operation));
+    json_object_set_new(request, "nonce", json_string(op->nonce));
+    json_object_set_new(request, "file", json_string(op->file));
+    json_object_set_new(request, "device", json_string(device_of(op)));
+    json_object_set_new(request, "target", json_string(opts->target));
+    json_object_set_new(request, "dtype", opts->dtype[0] ? json_string(opts->dtype) : json_null());
+    if (strcmp(op->operation, "oracle") == 0 && strcmp(device_of(op), "cuda") == 0)
+        set_budget(request);
+    const struct ka_cache *cache = op->app->cache;
+    json_object_set_new(request, "compiled", cache ? json_string(ka_cache_folder(cache)) : json_null());
+    char *text = json_dumps(request, JSON_COMPACT);
+    json_decref(request);
+    return text;
+}
+
+/* On a GPU the shapes are the user's own: tensors of gigabytes pass through the scratch, which lies in memory. */
+static struct ka_child_limits limits_for(const struct ka_app *app, const char *device)
+{
+    if (strcmp(device, "cuda") != 0)
+        return (struct ka_child_limits){0};
+    return (struct ka_child_limits){.mem_mb = app->gpu_child.mem_mb,
+                                    .scratch_mb = app->gpu_child.scratch_mb,
+                                    .fsize_mb = app->gpu_child.scratch_mb};
+}
+
+int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, ka_op_done_fn done, void *arg,
+                struct ka_op **out, struct ka_err *err)
+{
+    struct ka_op *op = ka_calloc(1, sizeof(*op));
+    op->app = app;
+    op->operation = ka_strdup(req->operation);
+    op->file = ka_strdup(req->file);
+    op->shown = ka_strdup(req->shown ? req->shown : req->file);
+    op->done = done;
+    op->arg = arg;
+    snprintf(op->nonce, sizeof(op->nonce), "%016" PRIx64 "%016" PRIx64, ka_random_u64(), ka_random_u64());
+    char *text = request_text(op, extra);
+    const char *readable[3] = {op->file};
+    size_t readable_count = 1;
+    if (app->cache)
+        readable[readable_count++] = ka_cache_folder(app->cache);
+    if (req->tool)
+        readable[readable_count++] = req->tool;
+    struct ka_child_req request = {
+        .request = text,
+        .python = app->python,
+        .package_dir = app->package_dir,
+        .ro = readable,
+        .ro_count = readable_count,
+        .device = device_of(op),
+        .local_sockets = req->tool != NULL,
+        .require = app->opts->require_sandbox,
+        .role = role_of(op->operation),
+        .limits = limits_for(app, device_of(op)),
+        .deadline_ms = (unsigned)app->opts->deadline * 1000u,
+    };
+    int rc = ka_child_start(app->children, &request, on_child, op, &op->id);
+    free(text);
+    if (rc) {
+        rc = ka_fail(err, rc, "%s: cannot start a child: %s", op->operation, strerror(-rc));
+        op_free(op);
+        return rc;
+    }
+    *out = op;
+    return 0;
+}
+
+void ka_op_cancel(struct ka_op *op)
+{
+    struct ka_app *app = op->app;
+    op->app = NULL; /* freed when its child is gone */
+    ka_child_cancel(app->children, op->id);
+}

@@ -1,0 +1,108 @@
+/* What the parts of preflight share: cases that the oracle is asked for, and the shapes that are accepted. */
+#include "preflight_internal.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "agent/core/plan.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "cases.h"
+#include "sizes.h"
+
+/* Seconds of one evaluation in float64, with all checks; the whole case takes about three times as long. */
+#define EVALUATION_SECONDS 10
+#define SLOW 4 /* seconds of the oracle for one case, with the start of a context and compiling */
+
+struct ka_fan *ka_preflight_ask(struct ka_run *run, const json_t *dims_list, const char *what, json_t **asked,
+                                ka_fan_fn changed)
+{
+    static const char *const keep[] = {"id", "dims", "seed", "upstream"};
+    json_t *cases = ka_plan_preflight(dims_list, ka_random_u64());
+    *asked = ka_plan_for_child(cases, keep, KA_COUNT(keep));
+    struct ka_fan_req req = {.operation = "oracle",
+                             .file = run->work_forward,
+                             .what = what,
+                             .cases = *asked,
+                             .extra = json_pack("{s:b}", "fd", 0),
+                             .agree = true};
+    if (ka_run_on_gpu(run)) /* a shape that takes longer has a smaller one stand in for it */
+        json_object_set_new(req.extra, "budget", json_pack("{s:i}", "seconds", EVALUATION_SECONDS));
+    json_decref(cases);
+    return ka_fan_start(run, &req, changed, NULL);
+}
+
+/* The finding, with what the oracle saw of a race, which is its likeliest cause. */
+static json_t *mismatch_error(const json_t *entry, const struct ka_err *err)
+{
+    const json_t *facts = json_object_get(entry, "facts");
+    const char *race = json_string_value(json_array_get(json_object_get(facts, "races"), 0));
+    struct ka_buf text = {0};
+    ka_buf_printf(&text, "%s%s%.300s", err->msg, race ? " The forward has a race: " : "", race ? race : "");
+    json_t *error = json_pack(
+        "{s:s, s:s, s:s}", "kind", "forward_oracle_mismatch", "message", ka_buf_str(&text), "remedy",
+        "the forward gives values that its own operations do not; if it cannot run at such a size, name "
+        "shapes that it can in SWEEP_CPU");
+    ka_buf_free(&text);
+    return error;
+}
+
+/* The whole child failed, and with it every shape that it had. */
+static json_t *whole_error(const struct ka_fan_found *found)
+{
+    const json_t *error = json_object_get(found->doc, "error");
+    if (json_is_object(error))
+        return json_deep_copy(error);
+    return json_pack("{s:s, s:s}", "kind", found->status == KA_OP_TIMEOUT ? "timeout" : "died", "message",
+                     found->message);
+}
+
+bool ka_preflight_agrees(const struct ka_fan_found *found, json_t **error)
+{
+    struct ka_err err;
+    if (found->status != KA_OP_OK) {
+        *error = whole_error(found);
+    } else if (json_is_true(json_object_get(found->entry, "ok"))) {
+        if (found->agrees == 0)
+            return true;
+        *error = found->agrees == -EDOM
+                     ? mismatch_error(found->entry, found->why)
+                     : json_pack("{s:s, s:s}", "kind", "internal", "message", found->why->msg);
+    } else if (json_is_object(json_object_get(found->entry, "error"))) {
+        *error = json_deep_copy(json_object_get(found->entry, "error"));
+    } else {
+        ka_case_error(found->entry, &err);
+        *error = json_pack("{s:s, s:s}", "kind", "internal", "message", err.msg);
+    }
+    return false;
+}
+
+bool ka_preflight_has(const struct ka_run *run, const json_t *dims)
+{
+    size_t i;
+    json_t *shape;
+    json_array_foreach(run->shapes, i, shape)
+    {
+        if (json_equal(json_object_get(shape, "dims"), dims))
+            return true;
+    }
+    return false;
+}
+
+void ka_preflight_accept(struct ka_run *run, const json_t *dims, const char *class, const char *kind,
+                         const json_t *entry)
+{
+    double seconds = json_number_value(json_object_get(entry, "seconds"));
+    if (!ka_preflight_has(run, dims))
+        json_array_append_new(
+            run->shapes, json_pack("{s:O, s:s, s:s, s:O?, s:b}", "dims", dims, "class", class, "kind", kind,
+                                   "grads", json_object_get(entry, "grads"), "slow", seconds > SLOW));
+}
+
+void ka_preflight_progress(struct ka_run *run, const struct ka_fan *fan, const char *what)
+{
+    size_t done, all;
+    ka_fan_count(fan, &done, &all);
+    if (done < all)
+        ka_log_progress(run->name, "preflight: %s, %zu of %zu cases", what, done, all);
+}

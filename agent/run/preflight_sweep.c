@@ -1,0 +1,289 @@
+/* Part of preflight: on which shapes of the user's sweep forward and oracle agree.
+ *
+ * Without a GPU each shape is tried scaled down, from the largest scale to the smallest, until forward and oracle agree on
+ * it; on a GPU first as it is, and scaled only if the oracle cannot hold it. A required shape that never does ends the run
+ * (exit code 3). */
+#include "preflight_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/core/plan.h"
+#include "agent/core/shapes.h"
+#include "base/log.h"
+#include "events.h"
+#include "expected.h"
+#include "operations.h"
+#include "sizes.h"
+
+/* Product of sizes that is tried when the oracle does not hold the real shape. */
+#define GPU_BUDGET ((uint64_t)1 << 24)
+
+/* Shapes still to be settled are entries {"dims", "ladder": [...], "level", "stand_ins", "required", "error",
+ * "mismatch"}. The first `stand_ins` scales of the ladder may be checked in place of the shape; the rest are tried only to find
+ * the smallest scale that shows a disagreement. */
+
+static json_t *ladder_of(struct ka_run *run, const json_t *dims, bool own_cpu_sweep)
+{
+    json_t *ladder = json_array(), *scaled;
+    if (!ka_run_scaled_down(run) || own_cpu_sweep)
+        json_array_append(ladder, (json_t *)dims);
+    uint64_t budget = ka_run_scaled_down(run) ? KA_SHAPES_BUDGET : GPU_BUDGET;
+    for (size_t level = 0; ka_shapes_scale(dims, budget, level, &scaled) == 0; level++) {
+        if (!json_equal(scaled, json_array_get(ladder, 0)) &&
+            (!own_cpu_sweep || ka_plan_size(scaled) < ka_plan_size(dims)))
+            json_array_append(ladder, scaled);
+        json_decref(scaled);
+    }
+    if (!json_array_size(ladder))
+        json_array_append(ladder, (json_t *)dims);
+    return ladder;
+}
+
+static bool wanted(const struct ka_run *run, bool required)
+{
+    return required || strcmp(run->app->opts->sweep, "required") != 0;
+}
+
+static json_t *pending_shape(struct ka_run *run, const json_t *dims, bool own_cpu_sweep, bool required)
+{
+    json_t *ladder = ladder_of(run, dims, own_cpu_sweep);
+    size_t levels = json_array_size(ladder);
+    return json_pack("{s:O, s:o, s:i, s:I, s:b}", "dims", dims, "ladder", ladder, "level", 0, "stand_ins",
+                     (json_int_t)(own_cpu_sweep ? 1 : levels), "required", required);
+}
+
+static json_t *pending_start(struct ka_run *run)
+{
+    bool own_cpu_sweep;
+    json_t *sweep = ka_run_sweep(run, &own_cpu_sweep);
+    json_t *pending = json_array();
+    size_t i;
+    json_t *entry;
+    json_array_foreach(sweep, i, entry)
+    {
+        json_t *dims = json_object_get(entry, "dims");
+        json_t *flag = json_object_get(entry, "required");
+        bool required = !flag || json_is_true(flag);
+        if (!wanted(run, required))
+            json_array_append_new(run->skipped, json_pack("{s:O, s:s}", "dims", dims, "reason",
+                                                          "not required (--sweep required)"));
+        else
+            json_array_append_new(pending, pending_shape(run, dims, own_cpu_sweep, required));
+    }
+    json_decref(sweep);
+    return pending;
+}
+
+static json_t *dims_at_level(const json_t *entry)
+{
+    json_t *ladder = json_object_get(entry, "ladder");
+    return json_array_get(ladder, (size_t)json_integer_value(json_object_get(entry, "level")));
+}
+
+static void ask_level(struct ka_run *run);
+
+static bool is_mismatch(const json_t *error)
+{
+    const char *kind = json_string_value(json_object_get(error, "kind"));
+    return kind && strcmp(kind, "forward_oracle_mismatch") == 0;
+}
+
+static bool next_level(struct ka_run *run, json_t *entry, json_t *still);
+
+/* One shape failed on its level. What cannot be run is tried smaller, and a scale that works stands in for it. Forward and oracle
+ * that ran and differ are a finding about the forward: smaller scales are tried only to name the smallest that shows it. */
+static bool settle_failed(struct ka_run *run, json_t *entry, json_t *error, json_t *still)
+{
+    ka_record_add(run->record, "shape_failed",
+                  json_pack("{s:O, s:O}", "dims", dims_at_level(entry), "error", error));
+    bool mismatch = is_mismatch(error);
+    if (mismatch) {
+        json_object_set(error, "dims", dims_at_level(entry));
+        json_object_set_new(entry, "mismatch", json_true());
+    }
+    if (mismatch ||
+        !json_object_get(entry, "error")) /* of other errors the first, on the largest scale, tells most */
+        json_object_set(entry, "error", error);
+    json_decref(error);
+    return next_level(run, entry, still);
+}
+
+/* One scale down, or the shape is settled: it failed on all. Returns false if the run has ended by it. */
+static bool next_level(struct ka_run *run, json_t *entry, json_t *still)
+{
+    json_int_t level = json_integer_value(json_object_get(entry, "level")) + 1;
+    bool mismatch = json_is_true(json_object_get(entry, "mismatch"));
+    size_t levels = json_array_size(json_object_get(entry, "ladder"));
+    json_int_t stand_ins = json_integer_value(json_object_get(entry, "stand_ins"));
+    if (level < (mismatch ? (json_int_t)levels : stand_ins)) {
+        json_object_set_new(entry, "level", json_integer(level));
+        json_array_append(still, entry);
+        return true;
+    }
+    json_t *first = json_object_get(entry, "error");
+    if (json_is_true(json_object_get(entry, "required"))) {
+        json_t *failure = json_deep_copy(first);
+        if (!mismatch)
+            json_object_set(failure, "dims", json_object_get(entry, "dims"));
+        ka_run_fail_doc(run, KA_EV_UNUSABLE, failure);
+        return false;
+    }
+    json_array_append_new(run->skipped, json_pack("{s:O, s:O?}", "dims", json_object_get(entry, "dims"),
+                                                  "reason", json_object_get(first, "message")));
+    return true;
+}
+
+/* What the stub returns, and which of the wanted inputs were tensors on at least one shape (None arguments are not). */
+static void learn_outputs(struct ka_run *run, const json_t *entry)
+{
+    size_t i, k;
+    json_t *name, *old;
+    if (!json_is_true(json_object_get(entry, "ok")))
+        return;
+    if (!run->outputs)
+        run->outputs = json_incref(json_object_get(entry, "outputs"));
+    json_array_foreach(json_object_get(entry, "inputs"), i, name)
+    {
+        const char *dtype = json_string_value(json_object_get(name, "dtype"));
+        run->half = run->half || (dtype && strcmp(dtype, "float16") == 0);
+    }
+    json_array_foreach(json_object_get(entry, "grads"), i, name)
+    {
+        bool known = !json_is_string(name);
+        json_array_foreach(run->grads, k, old) known = known || json_equal(old, name);
+        if (!known)
+            json_array_append(run->grads, name);
+    }
+}
+
+/* The user's reference() has agreed on every shape so far, unless it could not be used, which is said. */
+static void learn_reference(struct ka_run *run, const json_t *entry)
+{
+    const char *problem = json_string_value(json_object_get(entry, "reference_error"));
+    const json_t *has = json_object_get(run->inspect, "has");
+    if (!json_is_true(json_object_get(has, "reference")) || !json_is_true(json_object_get(entry, "ok")))
+        return;
+    if (problem && !json_object_get(run->oracles, "reference_error")) {
+        ka_log(KA_LOG_WARN, "%s: the reference is no second opinion: %s", run->name, problem);
+        json_object_set_new(run->oracles, "reference_error", json_string(problem));
+    }
+    bool usable = !json_object_get(run->oracles, "reference_error");
+    json_object_set_new(run->oracles, "reference", json_string(usable ? "agree" : "unusable"));
+}
+
+/* On a GPU a smaller stand-in for a shape is said, with what kept the real one from being checked. */
+static void note_smaller(struct ka_run *run, const json_t *entry)
+{
+    if (ka_run_scaled_down(run) || !json_integer_value(json_object_get(entry, "level")))
+        return;
+    const char *why = json_string_value(json_object_get(json_object_get(entry, "error"), "message"));
+    char *dims = json_dumps(dims_at_level(entry), JSON_COMPACT);
+    struct ka_buf text = {0};
+    ka_buf_printf(&text, "checked as %s instead: %.300s", dims, why ? why : "no result at its own size");
+    json_array_append_new(run->skipped, json_pack("{s:O, s:s}", "dims", json_object_get(entry, "dims"),
+                                                  "reason", ka_buf_str(&text)));
+    ka_buf_free(&text);
+    free(dims);
+}
+
+/* One shape on its present level. False if the run has ended by it. */
+static bool settle_shape(struct ka_run *run, struct ka_fan *fan, json_t *entry, json_t *item, json_t *still)
+{
+    struct ka_fan_found found;
+    json_t *error = NULL;
+    bool alive = true;
+    ka_fan_find(fan, json_integer_value(json_object_get(item, "id")), &found);
+    if (!ka_preflight_agrees(&found, &error)) {
+        alive = settle_failed(run, entry, error, still);
+    } else if (json_is_true(json_object_get(entry, "mismatch"))) {
+        alive = next_level(run, entry, still);
+    } else {
+        note_smaller(run, entry);
+        ka_preflight_accept(run, dims_at_level(entry),
+                            json_is_true(json_object_get(entry, "required")) ? "required" : "optional",
+                            "sweep", found.entry);
+        ka_expected_offer(run, fan, item);
+    }
+    if (alive && found.status == KA_OP_OK) {
+        learn_outputs(run, found.entry);
+        learn_reference(run, found.entry);
+    }
+    return alive;
+}
+
+/* On a GPU the user's own sizes are checked, and some twenty kinds of upstreams and inputs on one of them. Where that takes
+ * long, they get a smaller one. */
+static json_t *find_stand_in(const struct ka_run *run)
+{
+    json_t *smallest = ka_plan_smallest(run->shapes);
+    if (!ka_run_on_gpu(run) || !json_is_true(json_object_get(smallest, "slow")))
+        return NULL;
+    json_t *dims = ka_run_small(run, json_object_get(smallest, "dims"));
+    if (ka_preflight_has(run, dims)) {
+        json_decref(dims);
+        return NULL;
+    }
+    return json_pack("{s:o, s:s, s:s}", "dims", dims, "class", "hidden", "kind", KA_PLAN_STAND_IN);
+}
+
+static void on_level(struct ka_run *run, struct ka_fan *fan, void *arg)
+{
+    struct ka_preflight *preflight = run->preflight;
+    const struct ka_op_result *failed = ka_fan_failed(fan, KA_OP_SANDBOX);
+    (void)arg;
+    if (failed) {
+        ka_run_op_failed(run, failed);
+        return;
+    }
+    ka_preflight_progress(run, fan, "forward against oracle");
+    if (!ka_fan_ended(fan))
+        return;
+    json_t *pending = preflight->pending, *asked = preflight->asked, *still = json_array(), *entry;
+    preflight->pending =
+        still; /* before the loop: a failing shape ends the run, and with it what the run holds */
+    preflight->asked = NULL;
+    preflight->sweep = NULL;
+    bool alive = true;
+    size_t i;
+    json_array_foreach(pending, i, entry)
+    {
+        if (alive)
+            alive = settle_shape(run, fan, entry, json_array_get(asked, i), still);
+    }
+    ka_fan_free(fan);
+    json_decref(pending);
+    json_decref(asked);
+    if (!alive)
+        return;
+    if (json_array_size(still)) {
+        ask_level(run);
+        return;
+    }
+    preflight->stand_in = find_stand_in(run);
+    preflight->ended(run, KA_STAGE_SWEEP);
+}
+
+static void ask_level(struct ka_run *run)
+{
+    struct ka_preflight *preflight = run->preflight;
+    json_t *shapes = json_array(), *entry;
+    size_t i;
+    ka_log_progress(run->name, "preflight: forward against oracle on %zu shapes",
+                    json_array_size(preflight->pending));
+    json_array_foreach(preflight->pending, i, entry)
+        json_array_append_new(shapes, json_pack("{s:O}", "dims", dims_at_level(entry)));
+    preflight->sweep = ka_preflight_ask(run, shapes, "sweep", &preflight->asked, on_level);
+    json_decref(shapes);
+}
+
+bool ka_preflight_sweep(struct ka_run *run)
+{
+    run->preflight->pending = pending_start(run);
+    if (json_array_size(run->preflight->pending))
+        ask_level(run);
+    else
+        ka_run_fail(run, KA_EV_UNUSABLE, "sweep_empty", "no shape is left to check (--sweep %s)",
+                    run->app->opts->sweep);
+    return true;
+}

@@ -1,0 +1,43 @@
+/* One run: a forward file through inspect, preflight, retrieve, draft, check, fix, optimise, to its folder of results.
+ *
+ * The run drives the pure machine of agent/core/job.h: it executes its commands on the loop and feeds back what
+ * happened. Its folder holds run.db (agent/disk/state.h), run.jsonl (agent/disk/record.h), forward.py (the user's
+ * file as it was), candidates/, and at the end the pair, report.md, report.html and result.json. Loop thread only;
+ * many runs share one app. */
+#ifndef KA_RUN_H
+#define KA_RUN_H
+
+#include <jansson.h>
+
+#include "agent/app/app.h"
+#include "result.h"
+
+struct ka_run;
+
+/* Runs once, on the loop thread, never from inside start or resume. The run may be freed from inside. `waiting`: a
+ * mailbox run with --no-wait that has put its question; it is resumable and has not ended. */
+typedef void (*ka_run_done_fn)(struct ka_run *run, bool waiting, void *arg);
+
+enum ka_run_mode {
+    KA_RUN_COMPLETE, /* the main job; a backward that the file has already is ignored */
+    KA_RUN_CHECK,    /* the verdict on the backward that the file has: no model, no draft, no optimisation */
+};
+
+/* A fresh run of `file`. Errors: the file is missing or no regular file (-ENOENT, -EINVAL), the output folder is not
+ * writable (-EACCES, -ENOSPC, ...). */
+int ka_run_start(struct ka_app *app, const char *file, enum ka_run_mode mode, ka_run_done_fn done, void *arg,
+                 struct ka_run **out, struct ka_err *err);
+
+/* Go on with a run folder. -ENOENT: no such run; -EBUSY: another process has it; -ESTALE: the user's file has changed. */
+int ka_run_resume(struct ka_app *app, const char *dir, ka_run_done_fn done, void *arg, struct ka_run **out,
+                  struct ka_err *err);
+
+/* The newest run folder of `file` below --out that has not ended; NULL if there is none. free() it. */
+char *ka_run_find_unfinished(const struct ka_opts *opts, const char *file);
+
+/* Stop at the next safe point, keep everything: the run is resumable afterwards (exit code 130). */
+void ka_run_interrupt(struct ka_run *run);
+
+void ka_run_free(struct ka_run *run);
+
+#endif

@@ -1,0 +1,46 @@
+/* On which sizes a run's children work. */
+#include "sizes.h"
+
+#include <string.h>
+
+#include "agent/core/shapes.h"
+
+bool ka_run_on_gpu(const struct ka_run *run)
+{
+    return strcmp(run->app->device, "cuda") == 0;
+}
+
+bool ka_run_scaled_down(const struct ka_run *run)
+{
+    return strcmp(run->app->device, "cpu") == 0;
+}
+
+json_t *ka_run_small(const struct ka_run *run, json_t *dims)
+{
+    json_t *small;
+    if (ka_run_on_gpu(run) && ka_shapes_scale(dims, KA_SHAPES_BUDGET, 0, &small) == 0)
+        return small;
+    return json_incref(dims);
+}
+
+json_t *ka_run_sweep(struct ka_run *run, bool *own_cpu_sweep)
+{
+    const char *which = run->app->opts->sweep;
+    *own_cpu_sweep = false;
+    if (which[0] == '[' || which[0] == '{') {
+        json_t *given = json_loads(which, 0, NULL);
+        json_t *list = json_is_array(given) ? json_incref(given) : json_pack("[O]", given);
+        json_t *sweep = json_array();
+        size_t i;
+        json_t *dims;
+        json_array_foreach(list, i, dims)
+            json_array_append_new(sweep, json_pack("{s:O, s:b}", "dims", dims, "required", 1));
+        json_decref(given);
+        json_decref(list);
+        *own_cpu_sweep = true;
+        return sweep;
+    }
+    json_t *cpu = json_object_get(run->inspect, "sweep_cpu");
+    *own_cpu_sweep = ka_run_scaled_down(run) && json_array_size(cpu) > 0;
+    return json_incref(*own_cpu_sweep ? cpu : json_object_get(run->inspect, "sweep"));
+}

@@ -1,0 +1,176 @@
+/* The tuner without a clock: the differentiator's other schedules and configurations.
+ *
+ * A variant is a schedule and a configuration. It is drafted, its cost is modelled from counted facts, and only one that would
+ * beat the best becomes a candidate: what is kept has passed the whole check. */
+#include "tuner.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/core/compose.h"
+#include "agent/core/plan.h"
+#include "agent/core/rank.h"
+#include "base/files.h"
+#include "base/log.h"
+#include "compiled_facts.h"
+#include "draft.h"
+#include "events.h"
+
+#define SAME_MAX 2 /* variants in a row whose modelled cost is the best's own */
+
+/* {"tried": [variant], "best": variant, "pending": variant, "before": snapshot}, kept in the state so that a resumed run goes on
+ * with the next variant (new reference). */
+static json_t *load_tuner(struct ka_run *run)
+{
+    json_t *tuner = ka_state_get(run->state, "tuner");
+    if (json_is_object(tuner))
+        return tuner;
+    json_decref(tuner);
+    const json_t *report = json_object_get(run->draft, "report");
+    return json_pack("{s:[], s:{s:O?, s:n}}", "tried", "best", "schedule",
+                     json_object_get(report, "schedule"), "config");
+}
+
+/* Whether the variant that was posted last has become the best candidate. */
+static void settle(const struct ka_run *run, json_t *tuner)
+{
+    json_t *pending = json_object_get(tuner, "pending");
+    if (pending && json_integer_value(json_object_get(tuner, "before")) != (json_int_t)run->job.best)
+        json_object_set(tuner, "best", pending);
+    json_object_del(tuner, "pending");
+}
+
+static void describe_variant(const json_t *variant, char *text, size_t size)
+{
+    const char *schedule = json_string_value(json_object_get(variant, "schedule")), *name;
+    int length = snprintf(text, size, "schedule: %.60s", schedule ? schedule : "?");
+    json_t *value;
+    json_object_foreach(json_object_get(variant, "config"), name, value)
+    {
+        if (length > 0 && (size_t)length < size)
+            length += snprintf(text + length, size - (size_t)length, ", %.40s %lld", name,
+                               (long long)json_integer_value(value));
+    }
+}
+
+static char *variant_path(const struct ka_run *run)
+{
+    return ka_path_join(run->dir, "candidates/variant.py");
+}
+
+/* The variant under way: its backward was written to variant_path(). */
+static void post_variant(struct ka_run *run)
+{
+    json_t *tuner = load_tuner(run);
+    json_t *tried = json_object_get(tuner, "tried");
+    json_t *variant = json_array_get(tried, json_array_size(tried) - 1);
+    char note[256];
+    describe_variant(variant, note, sizeof(note));
+    json_object_set(tuner, "pending", variant);
+    json_object_set_new(tuner, "before", json_integer((json_int_t)run->job.best));
+    ka_run_put(run, "tuner", tuner);
+    json_decref(tuner);
+    json_t *backward = json_incref(json_object_get(run->variant, "backward"));
+    ka_run_post_candidate(run, json_string_value(backward), "tuner", note);
+    json_decref(backward);
+}
+
+/* Configurations that leave the model's figure as it is: after a few the rest is not drafted. */
+static void count_same(struct ka_run *run, double cost)
+{
+    json_t *tuner = load_tuner(run);
+    bool same = fabs(cost - run->job.best_cost) <= 1e-9 * run->job.best_cost;
+    json_int_t before = json_integer_value(json_object_get(tuner, "same"));
+    json_object_set_new(tuner, "same", json_integer(same ? before + 1 : 0));
+    ka_run_put(run, "tuner", tuner);
+    json_decref(tuner);
+}
+
+static void on_variant_compiled(struct ka_run *run, json_t *facts)
+{
+    double cost = ka_rank_cost(facts);
+    json_decref(facts);
+    if (cost < run->job.best_cost * (1.0 - run->job.limits.min_rel_impr)) {
+        post_variant(run);
+        return;
+    }
+    ka_log(KA_LOG_INFO, "%s: modelled cost %.4g, the best has %.4g: not tried", run->name, cost,
+           run->job.best_cost);
+    count_same(run, cost);
+    ka_run_tune(run, 0);
+}
+
+static void on_variant_facts(struct ka_run *run, const struct ka_op_result *result)
+{
+    if (result->status == KA_OP_SANDBOX) {
+        ka_run_op_failed(run, result);
+    } else if (result->status == KA_OP_OK) {
+        ka_run_compile(run, result, on_variant_compiled);
+    } else {
+        ka_log(KA_LOG_INFO, "%s: a variant could not be measured: %s", run->name, result->message);
+        ka_run_tune(run, 0);
+    }
+}
+
+static int write_variant(const struct ka_run *run, const char *backward, struct ka_err *err)
+{
+    struct ka_buf pair = {0};
+    char *path = variant_path(run);
+    int rc = ka_compose_pair(run->forward, backward, &pair, err);
+    if (rc == 0)
+        rc = ka_file_write(path, pair.data, pair.len, err);
+    ka_buf_free(&pair);
+    free(path);
+    return rc;
+}
+
+static void on_variant(struct ka_run *run, const struct ka_op_result *result)
+{
+    const char *backward = json_string_value(json_object_get(result->doc, "backward"));
+    const char *known = json_string_value(json_object_get(run->draft, "backward"));
+    const char *entry = json_string_value(json_object_get(result->doc, "entry"));
+    struct ka_err err;
+    bool built = result->status == KA_OP_OK && backward && entry;
+    if (!built)
+        ka_log(KA_LOG_INFO, "%s: a variant could not be built: %s", run->name, result->message);
+    if (!built || (known && strcmp(backward, known) == 0)) {
+        ka_run_tune(run, 0);
+        return;
+    }
+    if (write_variant(run, backward, &err)) {
+        ka_run_fail(run, KA_EV_INTERNAL, "internal", "%s", err.msg);
+        return;
+    }
+    json_decref(run->variant);
+    run->variant = json_deep_copy(result->doc);
+    char *path = variant_path(run);
+    ka_run_op(run, "facts", path, ka_run_facts_request(run, entry), on_variant_facts);
+    free(path);
+}
+
+void ka_run_tune(struct ka_run *run, int64_t snapshot)
+{
+    (void)snapshot; /* variants come from the forward, not from the candidate */
+    json_t *tuner = load_tuner(run);
+    settle(run, tuner);
+    bool idle = json_integer_value(json_object_get(tuner, "same")) >= SAME_MAX;
+    json_t *variant = idle ? NULL
+                           : ka_plan_variant(json_object_get(run->draft, "report"),
+                                             json_object_get(tuner, "tried"), json_object_get(tuner, "best"));
+    if (variant)
+        json_array_append(json_object_get(tuner, "tried"), variant);
+    ka_run_put(run, "tuner", tuner);
+    json_decref(tuner);
+    if (!variant) {
+        ka_run_post_type(run, KA_EV_NO_CANDIDATE);
+        return;
+    }
+    char text[256];
+    describe_variant(variant, text, sizeof(text));
+    ka_log_progress(run->name, "optimise: %s", text);
+    ka_run_ask_differentiator(run, json_object_get(variant, "schedule"), json_object_get(variant, "config"),
+                              on_variant);
+    json_decref(variant);
+}

@@ -1,0 +1,186 @@
+/* Whole-file reading and atomic writing. Knows nothing of what the files mean. */
+#include "files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int read_all(int fd, const char *path, size_t max, struct ka_buf *out, struct ka_err *err)
+{
+    char chunk[65536];
+    size_t total = 0;
+    for (;;) {
+        ssize_t n = read(fd, chunk, sizeof(chunk));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return ka_fail(err, -errno, "%s: cannot read: %s", path, strerror(errno));
+        if (n == 0)
+            return 0;
+        total += (size_t)n;
+        if (total > max)
+            return ka_fail(err, -EFBIG, "%s: larger than %zu bytes", path, max);
+        if (ka_buf_add(out, chunk, (size_t)n))
+            return ka_fail(err, -ENOMEM, "%s: no memory for its content", path);
+    }
+}
+
+int ka_file_read(const char *path, size_t max, struct ka_buf *out, struct ka_err *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return ka_fail(err, -errno, "%s: %s", path, strerror(errno));
+    struct stat st;
+    size_t before = out->len;
+    int rc = 0;
+    if (fstat(fd, &st) != 0)
+        rc = ka_fail(err, -errno, "%s: %s", path, strerror(errno));
+    else if (!S_ISREG(st.st_mode))
+        rc = ka_fail(err, S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL, "%s: not a regular file", path);
+    else
+        rc = read_all(fd, path, max, out, err);
+    if (rc && out->data) {
+        out->len = before;
+        out->data[before] = '\0';
+    }
+    close(fd);
+    return rc;
+}
+
+static int write_all(int fd, const char *bytes, size_t len)
+{
+    while (len) {
+        ssize_t n = write(fd, bytes, len);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -errno;
+        bytes += n;
+        len -= (size_t)n;
+    }
+    return 0;
+}
+
+int ka_file_write(const char *path, const void *bytes, size_t len, struct ka_err *err)
+{
+    char temp[PATH_MAX];
+    if (snprintf(temp, sizeof(temp), "%s.XXXXXX", path) >= (int)sizeof(temp))
+        return ka_fail(err, -ENAMETOOLONG, "%s: name too long", path);
+    int fd = mkostemp(temp, O_CLOEXEC);
+    if (fd < 0)
+        return ka_fail(err, -errno, "%s: cannot write: %s", path, strerror(errno));
+    int rc = write_all(fd, bytes, len);
+    if (rc == 0 && fchmod(fd, 0644) != 0)
+        rc = -errno;
+    if (rc == 0 && fsync(fd) != 0)
+        rc = -errno;
+    if (close(fd) != 0 && rc == 0)
+        rc = -errno;
+    if (rc == 0 && rename(temp, path) != 0)
+        rc = -errno;
+    if (rc) {
+        unlink(temp);
+        return ka_fail(err, rc, "%s: cannot write: %s", path, strerror(-rc));
+    }
+    return 0;
+}
+
+int ka_file_put(const char *path, const void *bytes, size_t len, struct ka_err *err)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (fd < 0)
+        return ka_fail(err, -errno, "%s: cannot write: %s", path, strerror(errno));
+    int rc = write_all(fd, bytes, len);
+    if (close(fd) != 0 && rc == 0)
+        rc = -errno;
+    return rc ? ka_fail(err, rc, "%s: cannot write: %s", path, strerror(-rc)) : 0;
+}
+
+int ka_mkdirs(const char *path, struct ka_err *err)
+{
+    char part[PATH_MAX];
+    size_t len = strlen(path);
+    if (len == 0 || len >= sizeof(part))
+        return ka_fail(err, -ENAMETOOLONG, "%s: not a usable folder name", path);
+    memcpy(part, path, len + 1);
+    for (size_t i = 1; i <= len; i++) {
+        if (part[i] != '/' && part[i] != '\0')
+            continue;
+        char kept = part[i];
+        part[i] = '\0';
+        if (mkdir(part, 0755) != 0 && errno != EEXIST)
+            return ka_fail(err, -errno, "%s: cannot make the folder: %s", part, strerror(errno));
+        part[i] = kept;
+    }
+    struct stat st;
+    if (stat(path, &st) != 0 || !S_ISDIR(st.st_mode))
+        return ka_fail(err, -ENOTDIR, "%s: not a folder", path);
+    return 0;
+}
+
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+    (void)st;
+    (void)type;
+    (void)ftw;
+    return remove(path) != 0 && errno != ENOENT ? -1 : 0;
+}
+
+int ka_rmtree(const char *path, struct ka_err *err)
+{
+    if (nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS) != 0 && errno != ENOENT)
+        return ka_fail(err, -errno, "%s: cannot remove: %s", path, strerror(errno));
+    return 0;
+}
+
+char *ka_path_join(const char *dir, const char *name)
+{
+    size_t dir_len = strlen(dir), name_len = strlen(name);
+    char *path = ka_calloc(dir_len + name_len + 2, 1);
+    memcpy(path, dir, dir_len);
+    if (dir_len && dir[dir_len - 1] != '/')
+        path[dir_len++] = '/';
+    memcpy(path + dir_len, name, name_len);
+    return path;
+}
+
+char *ka_path_parent(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? ka_strndup(path, slash == path ? 1 : (size_t)(slash - path)) : ka_strdup(".");
+}
+
+char *ka_program_folder(void)
+{
+    char path[PATH_MAX];
+    ssize_t len = readlink("/proc/self/exe", path, sizeof(path) - 1);
+    path[len > 0 ? len : 0] = '\0';
+    return len > 0 ? ka_path_parent(path) : NULL;
+}
+
+char *ka_user_cache(const char *name)
+{
+    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    char *base = NULL;
+    if (cache && *cache == '/')
+        base = ka_path_join(cache, "kernel-agent");
+    else if (home && *home == '/')
+        base = ka_path_join(home, ".cache/kernel-agent");
+    char *path = base ? ka_path_join(base, name) : NULL;
+    free(base);
+    return path;
+}
+
+char *ka_path_real(const char *path, struct ka_err *err)
+{
+    char *real = realpath(path, NULL);
+    if (!real)
+        ka_fail(err, -errno, "%s: %s", path, strerror(errno));
+    return real;
+}

@@ -1,0 +1,15 @@
+/* SHA-256 as lower-case hex, for content addresses and "unchanged?" questions. */
+#ifndef KA_HASH_H
+#define KA_HASH_H
+
+#include "base.h"
+
+#define KA_HASH_HEX 65
+
+void ka_hash_hex(const void *bytes, size_t len, char out[static KA_HASH_HEX]);
+
+/* `len` bytes from the system's random source. Ends the program if there is none: seeds must be secret. */
+void ka_random(void *bytes, size_t len);
+uint64_t ka_random_u64(void);
+
+#endif

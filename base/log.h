@@ -1,0 +1,20 @@
+/* What people see on stderr: a log line a thing, or one live line a run on a terminal. stdout is for results alone.
+ * Loop thread only. Nothing secret may be passed here: the caller redacts. */
+#ifndef KA_LOG_H
+#define KA_LOG_H
+
+#include "base.h"
+
+enum ka_log_level { KA_LOG_ERROR, KA_LOG_WARN, KA_LOG_INFO, KA_LOG_DEBUG };
+
+/* `live`: redraw one line for progress (a terminal); otherwise progress is printed as info lines. */
+void ka_log_setup(enum ka_log_level level, bool live);
+int ka_log_level_parse(const char *text, enum ka_log_level *out); /* -EINVAL */
+
+void ka_log(enum ka_log_level level, const char *fmt, ...) KA_PRINTF(2, 3);
+
+/* Progress of something that takes long: `who` names the run. The next log line or progress replaces it. */
+void ka_log_progress(const char *who, const char *fmt, ...) KA_PRINTF(2, 3);
+void ka_log_progress_end(void);
+
+#endif
