@@ -63,8 +63,8 @@ class _Bytes:
 def _surrounded(size: int, room: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Bytes with a band on either side, and the `size` bytes between them, as a storage of their own.
 
-    Autograd takes fresh memory to begin where its storage does: with an offset, the gradient of a tensor that was
-    written in part (`y[:, 0] += 1`) would be put together beside it.
+    Autograd takes fresh memory to begin where its storage does: with an offset, the gradient of a tensor that
+    was written in part (`y[:, 0] += 1`) would be put together beside it.
     """
     if device.type != "cpu":
         whole = torch.full((BAND + room + BAND,), _PATTERN, dtype=torch.uint8, device=device)

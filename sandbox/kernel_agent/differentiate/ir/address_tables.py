@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .graph import Graph
-from .nodes import Node, real
+from .nodes import HALF, Node, real
 from .refusal import Refusal
 from .values import Arg
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     pass
 
 CONSTRUCT = "table of pointers"
-HALF = {"float16", "bfloat16"}  # gradients of these are added up in float32
 
 
 def entry(g: Graph, table: Node, index: Node, element: str, active: bool, role: str = "forward") -> Node:
@@ -42,7 +41,7 @@ def entry_of(g: Graph, base: Node, role: str) -> Node:
         return base
     element = base.attrs["elem"]
     if role == "gradient" and real(element) in HALF:
-        element = "float32"
+        element = "float32"  # in which gradients of these are added up
     found = entry(g, base.args[0], base.args[1], element, False, role)
     if found.hint is None and base.hint is not None:
         found.hint = f"d_{base.hint}"
