@@ -158,17 +158,8 @@ class Bench:
         return timed([*command, sys.executable, "-c", "import torch, triton"])
 
     def empty(self, *options: str) -> float:
-        command = [
-            str(self.jail),
-            "--require",
-            "none",
-            *options,
-            "--scratch",
-            self.scratch(),
-            "--",
-            "/bin/true",
-        ]
-        return timed(command)
+        command = [str(self.jail), "--require", "none", *options, "--scratch", self.scratch(), "--"]
+        return timed([*command, "/bin/true"])
 
 
 def compiled_elsewhere(source: str) -> str:

@@ -80,18 +80,10 @@ def one_pass(build: Path, pair: Path, stub: str, shapes: list[dict[str, Any]], f
 def measure(build: Path, forward: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ka-bench-") as temporary:
         folder = Path(temporary)
-        command = [
-            build / "kernel-agent",
-            "--file-path",
-            forward,
-            "--backend",
-            "none",
-            "--no-optimise",
-            "--json",
-        ]
+        command = [build / "kernel-agent", "--file-path", forward, "--backend", "none", "--no-optimise"]
         begin = time.perf_counter()
         done = subprocess.run(
-            [str(part) for part in [*command, "--out", folder / "runs"]],
+            [str(part) for part in [*command, "--json", "--out", folder / "runs"]],
             capture_output=True,
             text=True,
             check=False,

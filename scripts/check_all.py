@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the verdict over many files and keeps the results: pairs with `check`, forward files with the whole
-job.
+"""Runs the verdict over many files and keeps the results: `check` for pairs, the whole job for forwards.
 
     scripts/check_all.py --program build/kernel-agent --out results.json [--device cuda] [--python PATH]
     [--jobs 4]

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""What the differentiator alone can do: forward files through `kernel-agent`, without a model, judged by the
-verdict.
+"""What the differentiator can do alone: forward files through `kernel-agent`, judged by the verdict.
 
     scripts/diff_matrix.py [--program build/kernel-agent] [--device cpu] [--dtypes fp16,bf16,fp32] [--out
     FILE] [NAME ...]

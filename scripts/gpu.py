@@ -137,14 +137,18 @@ def of_script(ended: bounded.Ended, file: Path | None = None) -> dict[str, Any]:
 # ---- processes on the GPU
 
 
-def compute_processes() -> list[int] | None:
-    """Processes that hold memory of a GPU; None where nobody can say."""
+def smi(query: str) -> list[str] | None:
+    """The lines that nvidia-smi answers a query with; None where nobody can say."""
     if shutil.which("nvidia-smi") is None:
         return None
-    asked = bounded.run(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"], 20)
-    if asked.code != 0:
-        return None
-    return sorted(int(line) for line in asked.out.split() if line.isdigit())
+    asked = bounded.run(["nvidia-smi", f"--query-{query}", "--format=csv,noheader,nounits"], 20)
+    return [line.strip() for line in asked.out.splitlines()] if asked.code == 0 else None
+
+
+def compute_processes() -> list[int] | None:
+    """Processes that hold memory of a GPU; None where nobody can say."""
+    found = smi("compute-apps=pid")
+    return None if found is None else sorted(int(line) for line in found if line.isdigit())
 
 
 def naming(text: str) -> list[int]:
@@ -165,11 +169,8 @@ def naming(text: str) -> list[int]:
 
 def memory_used() -> int | None:
     """MiB in use on the first GPU: what is left behind may have no process that this machine shows."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    asked = bounded.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], 20)
-    words = asked.out.split()
-    return int(words[0]) if asked.code == 0 and words and words[0].isdigit() else None
+    found = smi("gpu=memory.used")
+    return int(found[0]) if found and found[0].isdigit() else None
 
 
 def settled(folder: Path, before: list[int] | None, seconds: float = 10.0) -> dict[str, Any]:
@@ -237,18 +238,8 @@ def part_candidate(bench: Bench) -> Iterator[dict[str, Any]]:
         return
     box = bench.work / "box"
     box.mkdir()
-    options = [
-        "--backend",
-        f"mailbox:{box}",
-        "--draft",
-        "llm",
-        "--max-iters",
-        "2",
-        "--json",
-        "--quiet",
-        *sweep,
-    ]
-    command = [bench.program, "--file-path", file, *options, "--out", bench.work / "candidate"]
+    options = ["--backend", f"mailbox:{box}", "--draft", "llm", "--max-iters", "2", "--json", "--quiet"]
+    command = [bench.program, "--file-path", file, *options, *sweep, "--out", bench.work / "candidate"]
     answered: list[float] = []
     seconds: list[float] = []
     with (bench.work / "candidate.json").open("w+b") as out:
@@ -289,26 +280,10 @@ def part_all(bench: Bench) -> Iterator[dict[str, Any]]:
     if not bench.gpu:
         files = [ROOT / SMALL]
     out = bench.work / "all.json"
-    options = [
-        "--device",
-        bench.device,
-        "--python",
-        bench.python,
-        "--jobs",
-        str(bench.jobs),
-        "--deadline",
-        "90",
-    ]
-    options += [
-        "--seconds",
-        "120",
-        "--budget",
-        str(max(0.0, bench.left() - 65)),
-        "--sweeps",
-        "bench/gpu_sweeps.json",
-    ]
-    if not bench.gpu:
-        options[-4:] = []
+    options = ["--device", bench.device, "--python", bench.python, "--jobs", str(bench.jobs)]
+    options += ["--deadline", "90", "--seconds", "120"]
+    if bench.gpu:
+        options += ["--budget", str(max(0.0, bench.left() - 65)), "--sweeps", "bench/gpu_sweeps.json"]
     ended = bench.script(
         *["scripts/check_all.py", "--program", bench.program, "--out", out, "--runs", bench.work / "runs"],
         *[*options, *files],
@@ -574,10 +549,8 @@ def machine(python: str) -> dict[str, Any]:
     asked = bounded.run([python, "-c", code], 30)
     if asked.code == 0:
         made["torch"], made["triton"] = asked.out.split()
-    if shutil.which("nvidia-smi"):
-        names = bounded.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], 20)
-        made["gpu"] = names.out.strip().splitlines()[:1]
-    return made
+    gpus = smi("gpu=name,driver_version")
+    return made if gpus is None else made | {"gpu": gpus[:1]}
 
 
 def run_part(name: str, bench: Bench, limit: float) -> dict[str, Any]:

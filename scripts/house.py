@@ -1,5 +1,4 @@
-"""The order of the house: what may import what, names, lengths. `make lint` runs it; it prints one line for
-each finding.
+"""The order of the house: what may import what, names, lengths. A line for each finding; run by `make lint`.
 
     python3 scripts/house.py [ROOT]      exit code 1 where something was found
 

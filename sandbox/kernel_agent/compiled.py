@@ -87,8 +87,7 @@ class Source:
 
 
 def lower(kernel: ASTSource, backend: BaseBackend, target: GPUTarget, options: Any) -> Source | None:
-    """The source of a specialised kernel; None where its options cannot be shared. Raises what the front end
-    raises."""
+    """The source of a specialised kernel; None where it is not shared. Raises what the front end raises."""
     from triton._C.libtriton import ir
 
     context = ir.context()

@@ -392,8 +392,7 @@ def was_detached(tensor: torch.Tensor) -> bool:
 
 
 class _CudaMeansCpu(TorchFunctionMode):
-    """Torch calls of the user's code: CUDA devices become the CPU, questions about a tensor's device are
-    answered."""
+    """Torch calls of the user's code: CUDA becomes the CPU, questions about a device are answered."""
 
     def __init__(self, answers: Answers) -> None:
         super().__init__()

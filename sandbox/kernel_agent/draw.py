@@ -1,5 +1,4 @@
-"""Inputs and upstream gradients from seeds: the same bytes in every process that asks with the same seed for
-the same device.
+"""Inputs and upstream gradients from seeds: the same bytes for one seed and device in every process.
 
 The CPU and a GPU draw different numbers, and so may two models of GPU: candidate and oracle of one case run
 on the same one.
@@ -109,8 +108,7 @@ def make_inputs(
 
 
 def has_rows(tensor: torch.Tensor) -> bool:
-    """Whether there are two rows to tell apart: vectors and scalars stay as they are, whatever the kind of
-    the inputs."""
+    """Whether there are two rows to tell apart: vectors and scalars stay as they are in every kind."""
     return tensor.dim() >= 2 and tensor.shape[:-1].numel() >= 2
 
 

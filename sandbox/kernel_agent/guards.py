@@ -1,5 +1,4 @@
-"""Guard bands: memory that a candidate allocates lies between bytes of a known pattern, so that a write
-beside it shows.
+"""Guard bands: what a candidate allocates lies between known bytes, so that a write beside it shows.
 
 On a GPU nothing else checks the addresses of a kernel's accesses. The interpreter checks each of them against
 the storages of the launch; there the bands keep storages apart, so that an access past the end of one never

@@ -1,5 +1,4 @@
-"""Modules that people wrote themselves: a torch.autograd.Function and what calls it, without the parts of a
-pair.
+"""Modules that people wrote themselves: a torch.autograd.Function and what calls it, not a pair's parts.
 
     class LayerNorm(torch.autograd.Function): ...      forward(ctx, x, w, eps), backward(ctx, dy)
     layer_norm = LayerNorm.apply                       or a function that calls LayerNorm.apply(x, w, eps)

@@ -1,5 +1,4 @@
-"""Every `kernel[grid](...)` of a process passes here: it can be recorded, replaced, interpreted or really
-launched.
+"""Every `kernel[grid](...)` of a process: recorded, replaced, interpreted or really launched.
 
 Triton nests launchers (autotuner, heuristics, jitted function). Only the innermost one is observed: by then
 the autotuner has chosen a configuration and the heuristics have added their values. How a launch is finally

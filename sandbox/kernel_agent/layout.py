@@ -1,5 +1,4 @@
-"""Where the elements of tensors lie in memory: whether one holds an element twice, whether two have one in
-common.
+"""Where elements lie in memory: whether a tensor holds one twice, whether two have one in common.
 
 Strides decide nearly always. Where they do not (slices of one buffer that interleave), a map with one byte
 for each place between the first and the last element is made on the tensors' own device. No tensor's values

@@ -27,8 +27,7 @@ class Compiler:
         self._known: dict[str, dict[str, Any]] = {}
 
     def distinct(self, launches: list[Launch]) -> list[dict[str, Any]]:
-        """Every specialisation among `launches`, in order of first launch, with the key of its source in
-        `compile`."""
+        """Every specialisation among `launches`, in order of first launch, its source's key in `compile`."""
         found: dict[str, dict[str, Any]] = {}
         for launch in launches:
             source, options = self.specialise(launch)

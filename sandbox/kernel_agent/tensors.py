@@ -75,8 +75,7 @@ def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int],
 
 
 def _reserve(fd: int, size: int, path: str | Path) -> None:
-    """Give the file its size and its blocks now. A store into a mapping of a file that finds no block ends
-    the process."""
+    """Give the file its size and blocks now: a store into a mapping without a block ends the process."""
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as exc:

@@ -1,5 +1,4 @@
-"""Imports torch and triton once, then forks one jailed child a request: `python -m kernel_agent.zygote FD
-LIBRARY`.
+"""Imports torch and triton once, then forks a jailed child a request: `-m kernel_agent.zygote FD LIBRARY`.
 
 FD is a SOCK_SEQPACKET socket to the daemon, LIBRARY is libka_jail.so, which puts the layers on in the child.
 
@@ -32,28 +31,14 @@ _MESSAGE_MAX = 1 << 18
 _IDLE_MS = 20
 _GROWTH_MAX_KB = 512 * 1024
 _PRELOADED = (
-    "numpy",
-    "numpy.random",
-    "random",
-    "tempfile",
-    "torch",
-    "torch.autograd",
-    # Torch imports it at the first saved-tensor hook or dispatch mode: over a second in every child.
-    "torch._dynamo",
+    "numpy", "numpy.random", "random", "tempfile", "torch", "torch.autograd",
+    "torch._dynamo",  # at the first saved-tensor hook or dispatch mode: over a second in every child
     "torch._subclasses.schema_check_mode",  # at the first dispatch mode
-    "triton",
-    "triton.language",
-    "triton.runtime.interpreter",
-    "kernel_agent.child",
-    "kernel_agent.compiled",
-    "kernel_agent.operations.inspect",
-    "kernel_agent.operations.oracle",
-    "kernel_agent.operations.candidate",
-    "kernel_agent.operations.scan",
-    "kernel_agent.operations.facts",
-    "kernel_agent.operations.sanitize",
+    "triton", "triton.language", "triton.runtime.interpreter", "kernel_agent.child", "kernel_agent.compiled",
+    "kernel_agent.operations.inspect", "kernel_agent.operations.oracle", "kernel_agent.operations.candidate",
+    "kernel_agent.operations.scan", "kernel_agent.operations.facts", "kernel_agent.operations.sanitize",
     "kernel_agent.differentiate.operation",
-)
+)  # fmt: skip
 
 
 def _sources(folder: str = str(Path(__file__).parent)) -> list[tuple[str, int]]:

@@ -323,8 +323,7 @@ def _assumed(builder: Math, kernel: Kernel, sizes: Shapes) -> list[str]:
 
 
 def _loaded(text: str, name: str, names: dict[str, Any], interpreted: bool | None) -> Any:
-    """The function of a text, from a real file, as `triton.jit` asks. It sees what the forward's module
-    sees."""
+    """The function of a text, from a real file, as `triton.jit` asks; it sees what the forward sees."""
     file = Path(tempfile.mkdtemp(prefix="kernel-agent-")) / f"{name}.py"
     file.write_text(text)
     spec = importlib.util.spec_from_file_location(name, file)

@@ -189,7 +189,7 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
     checks = list(dict.fromkeys(text.check(layout) for layout in layouts))
     notes = header(reverse, totals, checks)
     steps = []
-    if effects_remain(reverse.effects):
+    if any(map(effects_of, reverse.effects)):
         if fused is not None:
             notes.append(fused.note)
         emitted = Emitter(site.kernel, owner.name, lines).emit(reverse.effects, notes)
@@ -388,7 +388,3 @@ def owner_step(text: FunctionText, emitted: Emitted, made: OwnerKernel, owner: O
         for base in made.bases:
             private_rows(text, step, base, "splits")
     return step
-
-
-def effects_remain(effects: list) -> bool:
-    return any(map(effects_of, effects))

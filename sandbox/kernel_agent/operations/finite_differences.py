@@ -1,5 +1,4 @@
-"""Finite differences of the real Triton forward: a second opinion on the oracle's gradient that needs no
-reference.
+"""Finite differences of the real Triton forward: a second opinion that needs no reference.
 
 Along a random direction v, `<gradient, v>` must be the slope of L = sum(upstream * output). The forward runs
 in float64 where it takes it, else in float32. How exactly it then computes is measured, not guessed: its

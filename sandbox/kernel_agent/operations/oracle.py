@@ -1,5 +1,4 @@
-"""The trusted side of the verdict (docs/protocol.md, op oracle): expected outputs and gradients from the
-forward file alone.
+"""The trusted side of the verdict (op oracle): expected outputs and gradients from the forward file alone.
 
 For each case the stub runs once for real (Triton's interpreter, or compiled on a GPU) and is recorded. The
 record is then evaluated in float64, which gives the expected outputs and, through torch.autograd, the

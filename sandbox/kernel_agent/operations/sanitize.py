@@ -1,5 +1,4 @@
-"""Operation sanitize: a pair's forward and backward below NVIDIA's compute-sanitizer, one run a tool, and
-what it reported.
+"""Operation sanitize: a pair below NVIDIA's compute-sanitizer, one run a tool, and what it reported.
 
 The tool watches compiled kernels on a GPU. The watched process is a child of its own that runs the operation
 candidate without poisoned memory and guard bands, and without the allocator's cache: a tool that is to see

@@ -279,8 +279,7 @@ class Memory:
     def _store_apart(
         self, cell: Cell, index: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
     ) -> None:
-        """A store whose lanes do not meet, without a look at any of them: masked ones go to a place behind
-        the cell."""
+        """A store whose lanes do not meet, without a look at them: masked ones go behind the cell."""
         shape = (self.programs.numel(), *index.shape[1:])
         lanes = index.expand(shape).reshape(-1)
         values = value.expand(shape).reshape(-1).to(cell.flat.dtype)

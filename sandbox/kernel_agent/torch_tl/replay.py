@@ -1,5 +1,4 @@
-"""Evaluate a recorded call again: in float64 (`exact`) or in the call's own dtypes (`native`), with
-gradients.
+"""Evaluates a recorded call again, with gradients: in float64 (`exact`) or in its own dtypes (`native`).
 
 Every storage of the tape becomes a `Cell`. A tensor is read as a window on its cell and written by replacing
 the cell's flat tensor, so that views and in-place operations are differentiated as what they do to memory.

@@ -1,5 +1,4 @@
-"""Tables of addresses: `tl.load(table + g).to(tl.pointer_type(tl.float16))` is a pointer to one of several
-tensors.
+"""Tables of addresses: `tl.load(table + g).to(tl.pointer_type(...))` is a pointer to one of several tensors.
 
 Such a pointer is a node of its own, an `entry` of its table. The host makes a second table, of gradients of
 the same tensors in the same order, so that the entry of the gradient has the same index. Every entry gets a
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .graph import Graph
-from .nodes import Node, real
+from .nodes import HALF, Node, real
 from .refusal import Refusal
 from .values import Arg
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     pass
 
 CONSTRUCT = "table of pointers"
-HALF = {"float16", "bfloat16"}  # gradients of these are added up in float32
 
 
 def entry(g: Graph, table: Node, index: Node, element: str, active: bool, role: str = "forward") -> Node:
@@ -43,7 +41,7 @@ def entry_of(g: Graph, base: Node, role: str) -> Node:
         return base
     element = base.attrs["elem"]
     if role == "gradient" and real(element) in HALF:
-        element = "float32"
+        element = "float32"  # in which gradients of these are added up
     found = entry(g, base.args[0], base.args[1], element, False, role)
     if found.hint is None and base.hint is not None:
         found.hint = f"d_{base.hint}"

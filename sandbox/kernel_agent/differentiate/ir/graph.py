@@ -205,8 +205,7 @@ class Graph:
         return self.make("cast", (a,), {"to": dtype}, dtype, a.shape)
 
     def again(self, node: Node, args: list[Node], upstream: bool = True) -> Node:
-        """The same operation on other arguments, from the same line; `upstream`: it depends on one if the
-        original does."""
+        """The same operation on other arguments, from the same line; `upstream`: on one if `node` does."""
         reverse, self.reverse = self.reverse, node.reverse
         line, self.line = self.line, node.line
         new = self.make(node.op, args, node.attrs, node.dtype, node.shape)

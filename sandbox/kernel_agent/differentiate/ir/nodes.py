@@ -1,5 +1,4 @@
-"""The intermediate form: a hash-consed graph of pure nodes, placed in a tree of regions, plus ordered
-effects.
+"""The intermediate form: a hash-consed graph of pure nodes in a tree of regions, plus ordered effects.
 
 A kernel is math plus schedule. The math lives in `Node`s: pure, shared, with a type and a *home*, the
 innermost region whose variables they depend on (so loop invariants are hoisted by construction; nothing

@@ -1,5 +1,4 @@
-"""Refusals: whatever cannot be differentiated rightly is named, with its place and a remedy. Nothing is
-skipped in silence."""
+"""Refusals: what cannot be differentiated rightly is named, with place and remedy; nothing is skipped."""
 
 from __future__ import annotations
 

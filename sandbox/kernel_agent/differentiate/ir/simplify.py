@@ -1,5 +1,4 @@
-"""Algebra at construction: constants, neutral elements, adjoint pairs that cancel. Equal nodes are shared by
-`Graph.intern`.
+"""Algebra at construction: constants, neutral elements, adjoint pairs that cancel.
 
 Every rule here is exact in real arithmetic and keeps the type of the result. `0 * x` becomes 0 although IEEE
 says NaN for an infinite x: an adjoint that is identically zero contributes nothing.
@@ -51,10 +50,6 @@ def _as(g: Graph, value: Node, dtype: str, shape: tuple) -> Node | None:
     return g.broadcast(value, shape) if shape else None
 
 
-def _zero(g: Graph, dtype: str, shape: tuple) -> Node:
-    return g.zeros(shape, dtype)
-
-
 def _add(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node | None:
     a, b = args
     if is_zero(a):
@@ -83,7 +78,7 @@ def _sub(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node |
     if is_zero(b):
         return _as(g, a, dtype, shape)
     if a is b:
-        return _zero(g, dtype, shape)
+        return g.zeros(shape, dtype)
     if is_zero(a) and b.dtype == dtype:
         return _as(g, g.neg(b), dtype, shape)
     if b.op == "neg":
@@ -94,7 +89,7 @@ def _sub(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node |
 def _mul(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node | None:
     a, b = args
     if is_zero(a) or is_zero(b):
-        return _zero(g, dtype, shape)
+        return g.zeros(shape, dtype)
     if is_number(a, 1):
         return _as(g, b, dtype, shape)
     if is_number(b, 1):
@@ -120,18 +115,11 @@ def _div(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node |
     if is_number(b, 1):
         return _as(g, a, dtype, shape)
     if is_zero(a):
-        return _zero(g, dtype, shape)
+        return g.zeros(shape, dtype)
     return _signed(g, "div", a, b, dtype, shape)
 
 
-def _floordiv(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node | None:
-    a, b = args
-    if is_number(b, 1):
-        return _as(g, a, dtype, shape)
-    return None
-
-
-def _cdiv(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node | None:
+def _whole(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node | None:
     return _as(g, args[0], dtype, shape) if is_number(args[1], 1) else None
 
 
@@ -204,7 +192,7 @@ def _reduce(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Nod
     if attrs["fn"] != "sum":
         return None
     if is_zero(a):
-        return _zero(g, dtype, shape)
+        return g.zeros(shape, dtype)
     if a.op == "neg" and g.reverse:
         return g.neg(g.make("reduce", a.args, attrs, dtype, shape))
     if a.op == "div" and g.reverse and not a.args[1].shape and a.args[0].dtype == dtype:
@@ -245,12 +233,12 @@ def _call(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node 
     if name in ("exp", "exp2") and is_zero(args[0]):
         return g.const(1.0, dtype, shape)
     if name in ("exp", "exp2") and is_minus_inf(args[0]):
-        return _zero(g, dtype, shape)
+        return g.zeros(shape, dtype)
     return None
 
 
 def _dot(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node | None:
-    return _zero(g, dtype, shape) if is_zero(args[0]) or is_zero(args[1]) else None
+    return g.zeros(shape, dtype) if is_zero(args[0]) or is_zero(args[1]) else None
 
 
 _RULES = {
@@ -258,8 +246,8 @@ _RULES = {
     "sub": _sub,
     "mul": _mul,
     "div": _div,
-    "floordiv": _floordiv,
-    "cdiv": _cdiv,
+    "floordiv": _whole,
+    "cdiv": _whole,
     "neg": _neg,
     "maximum": _extreme,
     "minimum": _extreme,

@@ -1,5 +1,4 @@
-"""Move a whole sweep into a new loop: every value, loop and branch that depends on what is replaced is made
-again inside it.
+"""Moves a whole sweep into a new loop: what depends on anything replaced is made again inside it.
 
 Loops keep their order, their carries and the forward loop that they undo; regions that two loops share stay
 shared. What does not depend on anything replaced is left where it is, and so leaves the new loop.

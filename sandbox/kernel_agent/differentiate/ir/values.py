@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .graph import Graph
-from .nodes import For, Node
+from .nodes import For, Node, reachable
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,11 @@ def loop_out(g: Graph, loop: For, index: int) -> Node:
         out.active, out.hint = phi.active, phi.hint
         loop.outs[index] = out
     return loop.outs[index]
+
+
+def takes_loop(node: Node) -> bool:
+    """Whether a value is computed from the result of a loop."""
+    return any(isinstance(n, Node) and n.op == "loopout" for n in reachable([node]))
 
 
 def is_static(node: Node) -> bool:

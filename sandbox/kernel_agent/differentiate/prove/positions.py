@@ -1,5 +1,4 @@
-"""What an address dimension adds up: positions of a kernel's lanes and programs, their digits, and loops over
-taps.
+"""What an address dimension adds up: positions of lanes and programs, their digits, and loops over taps.
 
 A position is a number that one lane of one program (or one step of a loop) stands at: `pid * BLOCK + lane`,
 `start + lane`, a program id alone. A kernel may split a position into digits by `//` and `%`: a row of

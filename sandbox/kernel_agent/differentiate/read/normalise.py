@@ -1,5 +1,4 @@
-"""From a kernel's `ast` to the graph: helpers inlined, pointers split into parameter and offset, loops with
-explicit carries.
+"""From a kernel's `ast` to the graph: helpers inlined, pointers split, loops with explicit carries.
 
 The kernel is interpreted over nodes. What is a Python number stays one (literals, axes); a constexpr
 parameter stays a name with a traced value, so that the backward fits other values too. A loop body is
@@ -401,8 +400,7 @@ class Builder:
         return revised
 
     def _scaled(self, step: Node, affine: tuple) -> tuple[Node, Node]:
-        """`step * iteration` as a product with the loop variable itself where the step is a multiple of the
-        loop's."""
+        """`step * iteration`, by way of the loop variable where the step is a multiple of the loop's."""
         count, _, loop_step, _lo = affine
         here, self.g.here = self.g.here, count.home
         try:

@@ -273,8 +273,7 @@ def _positional(params: list[str], call: ast.Call, launch: Launch) -> list[str]:
 
 
 def _unpacked(call: ast.Call, launch: Launch) -> list[str]:
-    """The names that a launch passes with `**`: those that neither the call nor an autotuner or heuristic
-    spells out."""
+    """The names that a launch passes with `**`: neither call, autotuner nor heuristic spells them out."""
     if all(k.arg is not None for k in call.keywords):
         return []
     known = {k.arg for k in call.keywords} | set(launch.config or ()) | set(launch.heuristics)

@@ -79,8 +79,7 @@ def moved(g: Graph, source: For, segment: Region, value: Node) -> Node:
 
 
 def segmented(g: Graph, loop: For, source: For, forward: For, phis: dict[int, Node]) -> For:
-    """Turn a reverse loop into one over segments; returns the loop over the steps of one, which undoes
-    `forward`."""
+    """Turn a reverse loop into one over segments; returns the loop over one's steps, undoing `forward`."""
     segment, parts = forward.region, forward.outer
     inner = For(segment, parts, order="reverse", line=loop.line, source=forward)
     table: dict[Node, Node] = {source.region.iv: segment.iv}  # type: ignore[dict-item]

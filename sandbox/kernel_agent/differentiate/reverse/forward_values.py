@@ -1,5 +1,4 @@
-"""Forward values in the reverse sweep: from a stored output, recomputed beside a loop that runs forward, or
-from a tape.
+"""Forward values in the reverse sweep: from a stored output, computed again in a loop, or from a tape.
 
 In this order: (1) a value that the forward stored is loaded back where computing it again would take a loop;
 (2) a loop that was telescoped ends at the values of the original, which needs one sweep less; (3) a reverse
@@ -34,6 +33,7 @@ from ..ir.nodes import (
 from ..ir.refusal import Refusal
 from ..ir.report import LineReport
 from ..ir.rewriter import Rewriter
+from ..ir.values import takes_loop
 from ..prove.affine import upper
 from . import checkpoints
 from .sweep import Reverse
@@ -76,7 +76,7 @@ def use_stored(reverse: Reverse) -> None:
         if (
             value.op in ("load", "const", "full", "phi", "loopout")
             or uses.get(value, 0) > 1
-            or not _loops_in(value)
+            or not takes_loop(value)
         ):
             continue
         if value.home is not store.value.home or store.region is not value.home:
@@ -122,10 +122,6 @@ def _uses(effects: list) -> dict[Node, int]:
 def _mixes_lanes(value: Node) -> bool:
     """Whether lanes meet in a value, so that one that a mask leaves out may reach another."""
     return any(isinstance(n, Node) and n.op in MIXING and n.is_float for n in reachable([value]))
-
-
-def _loops_in(node: Node) -> bool:
-    return any(isinstance(n, Node) and n.op == "loopout" for n in reachable([node]))
 
 
 class Tape:

@@ -1,5 +1,4 @@
-"""The adjoint of every operation: one table. An operation without a rule is refused; it is never taken to be
-zero.
+"""The adjoint of every operation: one table. What has no rule is refused, and never taken to be zero.
 
 A rule gets the graph, the forward node and the adjoint `d` of its result (in float32, of the result's shape)
 and yields `(argument, contribution)` pairs. Contributions may be wider than the argument: `sweep` sums them

@@ -1,5 +1,4 @@
-"""Running maxima that only keep numbers small: find them, prove that the outputs do not depend on them, take
-them out.
+"""Running maxima that only keep numbers small: found, proven to be without effect on outputs, taken out.
 
 Softmax subtracts a maximum that cancels in the result. A value's *shift type* says how it answers when such a
 maximum m is moved by t: a `scale` of weight w is multiplied by exp(w t), a `shift` of weight w grows by w t.
@@ -184,8 +183,7 @@ class Analysis:
         return found
 
     def unseen(self, node: Node) -> bool:
-        """Whether the lanes that a `where` replaces are stored nowhere: every store that they reach leaves
-        them out."""
+        """Whether lanes that a `where` replaces are stored nowhere: every store leaves them out."""
         cond = beneath(node.args[0], "expand", "broadcast")
         replaced = upper_bounds(node.args[0], len(node.shape))
         if cond.op != "compare" or len(replaced) != 1:

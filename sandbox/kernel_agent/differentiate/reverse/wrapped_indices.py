@@ -1,5 +1,4 @@
-"""Indices that wrap around: `rows % M` keeps a tile inside the matrix, and its surplus lanes read rows a
-second time.
+"""Indices that wrap around: `rows % M` keeps a tile inside the matrix, surplus lanes read rows twice.
 
 Those lanes contribute nothing where the adjoint is zero on them, because the upstream gradient was loaded
 under `rows < M`. Then the gradient is written at `rows` under that mask, which other passes can prove

@@ -1,5 +1,4 @@
-"""What a generated kernel says about itself: the assumptions and decisions above it, and the better schedules
-it does not take.
+"""What a generated kernel says about itself: assumptions, decisions, and schedules that it does not take.
 
 A `# SCHEDULE:` line stands where a gradient stays atomic. It says which proof failed and where, and what an
 expert would try instead: that is a place for a person or a model, since nothing here may guess.

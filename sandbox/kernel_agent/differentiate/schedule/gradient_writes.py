@@ -1,5 +1,4 @@
-"""Gradient writes: merge those to one address, turn atomic adds into stores where a proof allows it, count
-what stores reach."""
+"""Gradient writes: those to one address are merged, proven ones are stores, what stores reach is counted."""
 
 from __future__ import annotations
 

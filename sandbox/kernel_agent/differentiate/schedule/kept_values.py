@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir.names import suggested
-from ..ir.nodes import Node, TapeStore, beneath, reachable, real
+from ..ir.nodes import Node, TapeStore, beneath, real
 from ..ir.report import LineReport
 from ..ir.rewriter import Rewriter
+from ..ir.values import takes_loop
 from ..reverse.sweep import Reverse
 from .programs import Programs
 
@@ -123,7 +124,3 @@ def thinner(node: Node) -> bool:
         for arg in node.args
         if takes_loop(arg)
     )
-
-
-def takes_loop(node: Node) -> bool:
-    return any(isinstance(n, Node) and n.op == "loopout" for n in reachable([node]))

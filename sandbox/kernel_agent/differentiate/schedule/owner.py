@@ -21,7 +21,7 @@ from ..ir.nodes import Carry, For, GradWrite, If, Node, Region, operands, reacha
 from ..ir.report import LineReport, Why
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_zero
-from ..ir.values import is_static, loop_out
+from ..ir.values import is_static, loop_out, takes_loop
 from ..prove.affine import Affine, Var, upper
 from ..prove.bounds import first as first_program
 from ..prove.bounds import last as last_program
@@ -31,7 +31,7 @@ from ..prove.masks import parts as conditions
 from ..prove.positions import NotTurned
 from ..reverse.sweep import Reverse
 from .gradient_writes import depends, placed_writes
-from .kept_values import Spills, takes_loop
+from .kept_values import Spills
 from .programs import program_variables
 from .windows import Turned, turn, windowed
 
@@ -235,8 +235,7 @@ class Owner:
         return Part(write, tuple(regions), own, steps, reduced, layouts, covers, tuple(virtual), turned)
 
     def computable(self, write: GradWrite) -> bool:
-        """Whether another kernel can have what a write needs: no carries, and loops only behind values of the
-        whole program."""
+        """Whether another kernel can have what a write needs: no carries, loops only behind whole values."""
         stack, seen = [n for n in (write.value, write.offset, write.mask) if n is not None], set()
         spilled = self.spills.names()
         while stack:
@@ -256,8 +255,7 @@ class Owner:
         return True
 
     def _aligned(self, lo: Node, step: Node) -> bool:
-        """Whether a start is a multiple of the step, for block sizes that divide each other; the host checks
-        that they do."""
+        """Whether a start is a multiple of the step, if block sizes divide each other: the host checks it."""
         factor = (
             next((x for x in lo.args if x.op in ("const", "constexpr")), None) if lo.op == "mul" else None
         )

@@ -1,9 +1,9 @@
-"""Private partial sums: gradients that many programs add to are summed in registers by a few programs that
-walk the summed axis.
+"""Private partial sums: a few programs walk the summed axis, and sum in registers what many would add.
 
-The programs of the forward along the axes that such an address does not contain become the iterations of one
-loop (strip-mining): P programs share them, keep the sums in registers, store a private row each, and a second
-kernel adds the P rows. All of the backward happens in that loop, so that every input is read once.
+The forward's programs along the axes that the address of such a gradient does not contain become the
+iterations of one loop (strip-mining): P programs share them, keep the sums in registers, store a private row
+each, and a second kernel adds the P rows. All of the backward happens in that loop, so that every input is
+read once.
 """
 
 from __future__ import annotations

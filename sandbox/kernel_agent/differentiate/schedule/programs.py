@@ -18,8 +18,7 @@ from ..reverse.sweep import writes
 
 @dataclass
 class Programs:
-    """`table`: values of the forward in terms of `virtual`, the variables; each has its count as an
-    attribute."""
+    """`table`: values of the forward in terms of `virtual`, the variables, which know their counts."""
 
     table: dict[Node, Node] = field(default_factory=dict)
     virtual: list[Node] = field(default_factory=list)

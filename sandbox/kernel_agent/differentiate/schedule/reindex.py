@@ -31,8 +31,7 @@ VARIABLES = ("arange", "vpid", "iv")
 
 @dataclass
 class Place:
-    """Sum of multiplier * variable, along one axis of the written block (None: a number), and what stands
-    there now."""
+    """Sum of multiplier * variable along an axis of the written block (None: a number); its new value."""
 
     terms: dict[Var, Monomial]
     node: Node

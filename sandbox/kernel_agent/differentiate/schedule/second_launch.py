@@ -1,5 +1,4 @@
-"""Several writes to one gradient: those that are proven disjoint are stored first, the others are added by a
-launch of their own.
+"""Several writes to one gradient: the proven one is stored first, a launch of its own adds the others.
 
 Cross-entropy's logits get a block from every program and one more element at the target. The block alone
 could be stored; that nobody else writes to it meanwhile is guaranteed by the order of two launches. What is

@@ -1,5 +1,4 @@
-"""What a tuner may vary without asking for a new proof: warps and stages, and the configurations that the
-forward's author lists.
+"""What a tuner may vary without a new proof: warps, stages, the configurations that the forward lists.
 
 Block sizes that the stub computes are never varied: that a kernel is right for another one is nothing that
 can be seen from here. Those in the forward's own `@triton.autotune` list are interchangeable by declaration.

@@ -1,5 +1,4 @@
-"""Turn a window around: a gradient that is scattered over `o * stride + k * dilation - padding` is gathered
-instead.
+"""Turns a window around: a gradient scattered over `o * stride + k * dilation - padding` is gathered.
 
 A convolution reads an input at the sum of a position and a tap, so that many (position, tap) pairs meet in
 one element of the input's gradient. For a fixed tap, position and index determine each other: o = (i - k *
@@ -237,8 +236,7 @@ class Turn:
         return [window for window in found if window.solved.position in able]
 
     def _alone(self, moved: set, entries: list[list[Entry]]) -> None:
-        """A variable of a position that moves is part of nothing else: lanes that two positions share move
-        together."""
+        """A variable of a moving position is part of nothing else: shared lanes would move together."""
         taken = [var for position in moved for var in position.terms]
         for entry in [entry for found in entries for entry in found]:
             if entry.position not in moved:
@@ -598,8 +596,7 @@ class Turn:
         return total
 
     def _free(self, gone: set[Var]) -> None:
-        """No loop or branch around the write may depend on what moves, or sit inside it in another way than
-        the forward's."""
+        """No loop or branch around the write may depend on what moves, or be nested in another way."""
         nodes = {v.node if v.region is None else v.region.iv for v in gone}
         vanished = {v.region for v in gone if v.region is not None}
         for region in self.write.region.chain():

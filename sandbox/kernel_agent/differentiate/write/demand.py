@@ -1,5 +1,4 @@
-"""What has to be computed for some effects: how often each value is used, which carries each loop needs, and
-where.
+"""What some effects need computed: how often each value is used, which carries loops need, and where.
 
 A value stands at its home, unless everything that uses it lies in one branch below: then it is computed there
 and nowhere else.

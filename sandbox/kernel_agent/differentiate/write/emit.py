@@ -1,5 +1,4 @@
-"""From effects back to Triton source: only what is demanded is printed, each value at its home, in readable
-sections.
+"""From effects back to Triton source: what is demanded, each value at its home, in readable sections.
 
 A value is printed inline where it is used once and is not named by the user; it gets a statement otherwise. A
 scope keeps one list of lines per section (indices, recompute, upstream, reverse, write), so that the text

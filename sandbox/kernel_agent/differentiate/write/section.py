@@ -1,5 +1,4 @@
-"""The text of the backward section around the kernels: helpers, one Function per launch, and
-`<stub>_autograd`.
+"""The text around the kernels: helpers, one Function per launch, and `<stub>_autograd`.
 
 A launch becomes one `torch.autograd.Function`: its forward makes the user's launch, its backward the
 generated ones. `<stub>_autograd` is the stub itself with every launch replaced by `.apply`, so that torch
@@ -310,8 +309,9 @@ class FunctionText:
         for name in site.launch.heuristics:
             if name in self.kept:
                 lines.append(f"        {name} = {heuristic_text(site, name)}")
-        if self.grid_is_callable():
-            lines += self.resolve_grid()
+        if not isinstance(site.call.func.slice, ast.Tuple):  # type: ignore[attr-defined]
+            # A callable grid sees the arguments as Triton would show them.
+            lines += ["        if callable(grid):", *_broken(f"grid = grid({_arguments(site)})", 12)]
         for name, count in site.replaced.items():
             lines.append(f"        if {self.expr(count, 5)} != {name}.numel():")
             lines += _broken(
@@ -332,13 +332,6 @@ class FunctionText:
         if output in self.site.tables:
             return f"[t.stride() for t in {tensors_of(output)}]"
         return f"{output}.stride()"
-
-    def grid_is_callable(self) -> bool:
-        return not isinstance(self.site.call.func.slice, ast.Tuple)  # type: ignore[attr-defined]
-
-    def resolve_grid(self) -> list[str]:
-        """The grid as numbers: a callable one sees the arguments as Triton would show them."""
-        return ["        if callable(grid):", *_broken(f"grid = grid({_arguments(self.site)})", 12)]
 
     def backward(self, body: list[str]) -> list[str]:
         site = self.site
