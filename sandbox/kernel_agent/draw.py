@@ -78,11 +78,12 @@ def make_inputs(
     dtype: str | torch.dtype | None = None,
     kind: str | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of the stub, drawn by the file's make_args after seeding torch, numpy and random.
+    """Positional and keyword arguments of the stub, drawn by the file's make_args after seeding torch, numpy
+    and random.
 
-    `dtype` None means make_args' own default, except that bfloat16 becomes float32 on the CPU. `kind` is one of INPUT_KINDS, or
-    None for the inputs as make_args makes them. Inputs that want gradients do not require them yet. Raises Unusable
-    (make_args_raised, make_args_type).
+    `dtype` None means make_args' own default, except that bfloat16 becomes float32 on the CPU. `kind` is one
+    of INPUT_KINDS, or None for the inputs as make_args makes them. Inputs that want gradients do not require
+    them yet. Raises Unusable (make_args_raised, make_args_type).
     """
     device = device or fwd.device
     wanted = dtype_of(dtype)
@@ -108,14 +109,16 @@ def make_inputs(
 
 
 def has_rows(tensor: torch.Tensor) -> bool:
-    """Whether there are two rows to tell apart: vectors and scalars stay as they are, whatever the kind of the inputs."""
+    """Whether there are two rows to tell apart: vectors and scalars stay as they are, whatever the kind of
+    the inputs."""
     return tensor.dim() >= 2 and tensor.shape[:-1].numel() >= 2
 
 
 def _of_kind(kind: str, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The inputs that have other strides or magnitudes then.
 
-    Of magnitudes only one input's are mixed: those of two multiply, and no precision is left to tell right from wrong.
+    Of magnitudes only one input's are mixed: those of two multiply, and no precision is left to tell right
+    from wrong.
     """
     if kind not in INPUT_KINDS:
         raise ValueError(f"inputs {kind!r} are none of {', '.join(INPUT_KINDS)}")
@@ -128,7 +131,7 @@ def _of_kind(kind: str, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.T
 
 
 def _padded(values: torch.Tensor) -> torch.Tensor:
-    """The same values, the rows further apart in memory. Between them is NaN, which nobody has any business to read."""
+    """The same values, the rows further apart in memory. Between them is NaN, which nobody may read."""
     *outer, columns = values.shape
     wide = values.new_full((*outer, columns + ROW_PADDING), torch.nan)
     wide[..., :columns] = values
@@ -148,7 +151,7 @@ def may_tie(tensor: torch.Tensor) -> bool:
 
 
 def _tied(values: torch.Tensor) -> torch.Tensor:
-    """Each row's greatest value stands first and last: in two blocks, where there are two. No value is new to the row."""
+    """Each row's greatest value stands first and last, in two blocks if there are two. No value is new."""
     tied = values.clone()
     greatest = values.argmax(-1, keepdim=True)
     tied.scatter_(-1, greatest, values[..., :1])
@@ -157,8 +160,8 @@ def _tied(values: torch.Tensor) -> torch.Tensor:
 
 
 def fold_ties(gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient of a tied input, the last element of each row added to the first: how an upstream gradient is shared out between
-    equal values is a convention, but together they have just one share."""
+    """A gradient of a tied input, the last element of each row added to the first: how an upstream gradient
+    is shared out between equal values is a convention, but together they have just one share."""
     if not may_tie(gradient):
         return gradient.clone()
     folded = gradient.to(torch.float64, copy=True)
@@ -266,8 +269,9 @@ def flatten(value: Any) -> list[Any]:
 def differentiable_outputs(outputs: Any, args: Any) -> list[Output]:
     """The flattened return value of the stub, each entry classified.
 
-    `args` is anything that holds the inputs (bound arguments, or (args, kwargs)). An output that shares memory with
-    an input passes through, one that was detached or is not floating is not differentiated; the rest is.
+    `args` is anything that holds the inputs (bound arguments, or (args, kwargs)). An output that shares
+    memory with an input passes through, one that was detached or is not floating is not differentiated; the
+    rest is.
     """
     storages = {tensor.untyped_storage().data_ptr() for tensor in tensors_in(args) if tensor.numel()}
     return [_classify(index, value, storages) for index, value in enumerate(flatten(outputs))]
@@ -286,8 +290,8 @@ def _classify(index: int, value: Any, inputs: set[int]) -> Output:
 
 
 def _normal(seed: int, index: int, shape: Sequence[int], device: str | torch.device) -> torch.Tensor:
-    """Standard normal values that depend on seed, index, shape and the kind of device only: of float64 on the CPU, on a GPU of
-    float32, from the counters of its own generator."""
+    """Standard normal values that depend on seed, index, shape and the kind of device only: of float64 on the
+    CPU, on a GPU of float32, from the counters of its own generator."""
     device = torch.device(device)
     generator = torch.Generator(device).manual_seed(
         (seed * 0x9E3779B97F4A7C15 + index * 0xD1B54A32D192ED03) % (1 << 63)
@@ -306,7 +310,8 @@ def upstream(
     index: int,
     count: int,
 ) -> torch.Tensor | None:
-    """The upstream gradient of differentiable output `index` of `count`, or None where `none_one` leaves it out.
+    """The upstream gradient of differentiable output `index` of `count`, or None where `none_one` leaves it
+    out.
 
     Values depend on kind, seed, scale, index, shape, dtype and the kind of device, on which they are drawn:
     nothing of the size of an output is made on the CPU for a GPU. `noncontiguous` has the values of `normal`
