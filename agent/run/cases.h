@@ -16,9 +16,6 @@ json_t *ka_case_find(const json_t *doc, json_int_t id);
 /* One sentence on why the case has no result: its error, or that it is missing. */
 void ka_case_error(const json_t *entry, struct ka_err *out);
 
-/* What the model may hear of a case: never a seed. */
-void ka_case_label(const json_t *plan, struct ka_buf *out);
-
 /* The tensors of case `id`. Errors as ka_tensors_read(), or -ENOENT. */
 int ka_case_open(const struct ka_child_result *child, json_int_t id, struct ka_tensors **out,
                  struct ka_err *err);
@@ -27,7 +24,7 @@ int ka_case_open(const struct ka_child_result *child, json_int_t id, struct ka_t
  * zero, or cancels to zero, is measured by. */
 double ka_case_upstream_norm(const struct ka_tensors *oracle, const json_t *entry, const json_t *plan);
 
-/* How far `sum` is from KA_PLAN_LINEAR_U * u + KA_PLAN_LINEAR_W * w, in units of the terms' norms; NaN where something is not finite or
+/* How far `sum` is from KA_KIND_LINEAR_U * u + KA_KIND_LINEAR_W * w, in units of the terms' norms; NaN where something is not finite or
  * not there (NULL). */
 double ka_case_nonlinearity(const struct ka_tensor *u, const struct ka_tensor *w,
                             const struct ka_tensor *sum);

@@ -159,7 +159,6 @@ json_t *ka_expected_cases(const struct ka_expected *expected)
 void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t count, ka_fan_fn changed,
                      void *arg)
 {
-    static const char *const keep[] = {"id", "dims", "seed", "upstream", "inputs"};
     json_t *open = json_array();
     for (size_t i = 0; i < count; i++)
         if (!expected->sources[list[i]].fan)
@@ -167,7 +166,7 @@ void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t co
     for (size_t i = 0; i < expected->own_count; i++)
         ka_fan_listen(expected->own[i], changed, arg);
     if (json_array_size(open) && expected->own_count < KA_COUNT(expected->own)) {
-        json_t *told = ka_plan_for_child(open, keep, KA_COUNT(keep));
+        json_t *told = ka_plan_for_oracle(open);
         struct ka_fan_req req = {.operation = "oracle",
                                  .file = expected->run->work_forward,
                                  .cases = told,

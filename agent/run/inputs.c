@@ -4,6 +4,7 @@
  * counts neither way. */
 #include "internal.h"
 
+#include "agent/core/kinds.h"
 #include "agent/core/plan.h"
 #include "base/hash.h"
 #include "base/log.h"
@@ -12,7 +13,12 @@
 
 static json_t *all_kinds(void)
 {
-    return json_pack("[s, s, s, s]", "strided", "transposed", "mixed", "tied");
+    const struct ka_kind *kind;
+    json_t *names = json_array();
+    for (size_t i = 0; (kind = ka_kind_at(i)); i++)
+        if (kind->sort == KA_KIND_INPUTS)
+            json_array_append_new(names, json_string(kind->name));
+    return names;
 }
 
 static int try_kind(const struct ka_fan *fan, json_int_t id, struct ka_err *why)
@@ -58,7 +64,6 @@ static void on_inputs(struct ka_run *run, struct ka_fan *fan, void *arg)
 
 void ka_run_inputs(struct ka_run *run)
 {
-    static const char *const keep[] = {"id", "dims", "seed", "upstream", "inputs"};
     json_t *kinds = all_kinds(), *cases = json_array();
     const json_t *stand_in = run->preflight->stand_in;
     ka_plan_inputs(cases, stand_in ? stand_in : ka_plan_smallest(run->shapes), kinds, ka_random_u64());
@@ -68,7 +73,7 @@ void ka_run_inputs(struct ka_run *run)
         ka_run_preflight_part_done(run);
         return;
     }
-    json_t *asked = run->preflight->asked_inputs = ka_plan_for_child(cases, keep, KA_COUNT(keep));
+    json_t *asked = run->preflight->asked_inputs = ka_plan_for_oracle(cases);
     struct ka_fan_req req = {.operation = "oracle",
                              .file = run->work_forward,
                              .what = "kinds of inputs",
