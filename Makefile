@@ -1,4 +1,5 @@
-# make demo / make test are the two commands for a fresh machine; `make help` lists the rest, V=1 shows the compiler's calls.
+# make demo / make test are the two commands for a fresh machine; `make help` lists the rest, V=1 shows the
+# compiler's calls.
 SAN     ?=
 BUILD   ?= build$(if $(SAN),-san)
 ifeq ($(origin CC),default)
@@ -10,9 +11,11 @@ PYTHON  := .venv/bin/python
 PKGS    := libuv libcurl jansson sqlite3 openblas libcrypto
 WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wformat=2 -Wswitch-enum -Werror
 CFLAGS  ?= -O2 -g
-KA_CFLAGS = -std=c11 -D_GNU_SOURCE -I. $(WARN) $(CFLAGS) $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer) \
+KA_CFLAGS = -std=c11 -D_GNU_SOURCE -I. $(WARN) $(CFLAGS) \
+            $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer) \
             $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
-KA_LIBS   = -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../lib' $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -lpthread
+KA_LIBS   = -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/../lib' \
+            $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -lpthread
 
 LIB_SRC  := $(filter-out agent/cli/main.c,$(wildcard base/*.c sandbox/*.c rag/*.c agent/*/*.c))
 LIB_OBJ  := $(LIB_SRC:%.c=$(BUILD)/%.o)
@@ -30,8 +33,9 @@ all: $(PROGRAMS)   ## build the program and its jail
 
 # What `make test` takes of the longer suites, to end within a quarter of an hour on two cores.
 ATTACKS_SHORT := row  ?(2|4|8|9|13|18|20) |control (scale|softmax)
-PAIRS_SHORT   := $(addprefix dataset/,norm/rms_norm_rowgroup_partials.py reduction_softmax/softmax_row_single_tile.py \
-                   loss/huber_mean_two_level.py scan/cumsum_row_tile.py rope_positional/rope_half_rotation_tables.py \
+PAIRS_SHORT   := $(addprefix dataset/,norm/rms_norm_rowgroup_partials.py \
+                   reduction_softmax/softmax_row_single_tile.py loss/huber_mean_two_level.py \
+                   scan/cumsum_row_tile.py rope_positional/rope_half_rotation_tables.py \
                    embedding_gather_jagged/embedding_atomic_scatter.py)
 MUTANTS_SHORT := dataset/norm/l2_normalize_rows.py dataset/reduction_softmax/softmax_row_single_tile.py
 
@@ -110,7 +114,7 @@ jail: $(PROGRAMS)   ## every way out of the jail, tried (CHECKS=1000 checks in a
 attacks: $(PROGRAMS)   ## every attack on the verdict must be rejected (ATTACKS='row  3|control' picks)
 	$(PYTHON) tests/attacks/run.py --build $(BUILD) --only '$(ATTACKS)'
 
-mutants: $(PROGRAMS)   ## mutation score: wrong versions of right backwards, all to be rejected (MUTANTS=8: so many, of two small pairs)
+mutants: $(PROGRAMS)   ## wrong versions of right backwards, all to be rejected (MUTANTS=8: so many)
 	$(PYTHON) tests/attacks/mutate.py --build $(BUILD) $(if $(MUTANTS),--sample $(MUTANTS) $(MUTANTS_SHORT))
 
 pairs: $(PROGRAMS)   ## the verdict on every pair of dataset/ (PAIRS='dataset/norm/*.py' picks)
@@ -118,32 +122,35 @@ pairs: $(PROGRAMS)   ## the verdict on every pair of dataset/ (PAIRS='dataset/no
 	$(PYTHON) scripts/check_all.py --program $(BUILD)/kernel-agent --jobs 2 --out generated/pairs.json \
 	    --runs generated/pairs $(or $(PAIRS),$(sort $(wildcard dataset/*/*.py)))
 
-diff-matrix: $(PROGRAMS)   ## what the differentiator can do alone: staged kernels and examples through the verdict, as a table
+diff-matrix: $(PROGRAMS)   ## what the differentiator can do alone: staged kernels and examples, as a table
 	$(PYTHON) scripts/diff_matrix.py --program $(BUILD)/kernel-agent
 
-gpu: $(PROGRAMS) store   ## what only a GPU can show, in ten minutes (PARTS=norm,row picks, NAME=h200 names the result)
-	python3 scripts/gpu.py --python "$$(command -v python3)" --out bench/results/gpu-$(or $(NAME),gpu).json $(if $(PARTS),--only $(PARTS))
+gpu: $(PROGRAMS) store   ## what only a GPU can show (PARTS=norm,row picks, NAME=h200 names the result)
+	python3 scripts/gpu.py --python "$$(command -v python3)" \
+	    --out bench/results/gpu-$(or $(NAME),gpu).json $(if $(PARTS),--only $(PARTS))
 
-property:   ## random programs through the differentiator (PROGRAMS=1000 SEED=0 RESULT=file.json)
-	$(PYTHON) tests/property/run.py --programs $(or $(PROGRAMS),1000) --seed $(or $(SEED),0) $(if $(RESULT),--out $(RESULT))
+property:   ## random programs through the differentiator (COUNT=1000 SEED=0 RESULT=file.json)
+	$(PYTHON) tests/property/run.py --programs $(or $(COUNT),1000) --seed $(or $(SEED),0) \
+	    $(if $(RESULT),--out $(RESULT))
 
-# The interpreter's process has no sanitizer: libka_jail.so is built without. tests/san/jail.c says what ka-jail does without.
+# The interpreter's process has no sanitizer: libka_jail.so is built without. tests/san/jail.c says what
+# ka-jail does without.
 check:   ## C unit tests, Python and end-to-end tests under sanitizers (SAN=address,undefined)
 	@$(MAKE) --no-print-directory setup
 	@$(MAKE) --no-print-directory all store unit pytest SAN=$(or $(SAN),address,undefined) BUILD=build-san
 
 # ---- benchmarks
 
-bench: $(BUILD)/tests/bench_search $(PROGRAMS) store   ## search, embedding, memory, time per turn: bench/results/bench-cpu.json
+bench: $(BUILD)/tests/bench_search $(PROGRAMS) store   ## search, embedding, memory, time per turn
 	$(PYTHON) scripts/bench.py --build $(BUILD) --out bench/results/bench-cpu.json
 
-bench-jail: $(PROGRAMS)   ## cold and warm starts, layers, cached kernels: bench/results/jail-latency-cpu.json
+bench-jail: $(PROGRAMS)   ## cold and warm starts, layers, cached kernels
 	$(PYTHON) scripts/bench_jail.py --jail $(BUILD)/ka-jail --out bench/results/jail-latency-cpu.json
 
-bench-verdict: $(PROGRAMS)   ## what a verdict costs beside one forward and backward: bench/results/verdict-time-cpu.json
+bench-verdict: $(PROGRAMS)   ## what a verdict costs beside one forward and backward
 	$(PYTHON) scripts/bench_verdict.py --build $(BUILD) --out bench/results/verdict-time-cpu.json
 
-bench-compare: $(BUILD)/tests/bench_compare   ## nanoseconds that comparing an element takes, beside a loop that reads it
+bench-compare: $(BUILD)/tests/bench_compare   ## nanoseconds that comparing an element takes
 	@for dtype in F32 F16 BF16 F64; do $< 8388608 $$dtype || exit 1; done
 
 $(BUILD)/tests/bench_%: tests/bench/bench_%.c $(BUILD)/libka.a
@@ -156,13 +163,15 @@ $(BUILD)/tests/bench_%: tests/bench/bench_%.c $(BUILD)/libka.a
 valgrind: setup   ## the C unit tests under valgrind
 	@$(MAKE) --no-print-directory $(UNIT)
 	@for t in $(UNIT); do echo "== $$t"; \
-	    valgrind -q --error-exitcode=1 --leak-check=full --errors-for-leak-kinds=definite,indirect $$t || exit 1; done
+	    valgrind -q --error-exitcode=1 --leak-check=full --errors-for-leak-kinds=definite,indirect $$t \
+	    || exit 1; done
 
-lint: setup   ## formatting, ruff, types, shell scripts, and a build with clang
+lint: setup   ## formatting, ruff, types, the order of the house, shell scripts, a build with clang
 	clang-format --dry-run -Werror $(shell git ls-files '*.c' '*.h')
 	$(PYTHON) -m ruff check -q $(PY_DIRS)
 	$(PYTHON) -m ruff format -q --check $(PY_DIRS)
 	$(PYTHON) -m mypy sandbox/kernel_agent
+	$(PYTHON) scripts/house.py
 	shellcheck scripts/*.sh scripts/completion.bash .ci/run
 	@$(MAKE) --no-print-directory all BUILD=build-clang CC=clang
 
@@ -177,13 +186,14 @@ fuzz-build: setup
 
 fuzz-quick: fuzz-build   ## every fuzz target for FUZZ_SECONDS each
 	@for t in $(notdir $(FUZZ)); do mkdir -p build-fuzz/corpus/$$t && \
-	    build-fuzz/fuzz/$$t -max_total_time=$(or $(FUZZ_SECONDS),20) -print_final_stats=1 -verbosity=0 build-fuzz/corpus/$$t || exit 1; done
+	    build-fuzz/fuzz/$$t -max_total_time=$(or $(FUZZ_SECONDS),20) -print_final_stats=1 -verbosity=0 \
+	    build-fuzz/corpus/$$t || exit 1; done
 
 # ---- installing
 
 install: all store   ## install below PREFIX
-	install -d $(addprefix $(DESTDIR)$(PREFIX)/,bin share/kernel-agent share/man/man1 share/bash-completion/completions \
-	    share/zsh/site-functions)
+	install -d $(addprefix $(DESTDIR)$(PREFIX)/,bin share/kernel-agent share/man/man1 \
+	    share/bash-completion/completions share/zsh/site-functions)
 	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
 	cp -r prompts sandbox dataset examples $(DESTDIR)$(PREFIX)/share/kernel-agent/
 	install -m 644 $(BUILD)/pairs.db $(DESTDIR)$(PREFIX)/share/kernel-agent/pairs.db
@@ -202,6 +212,6 @@ help:   ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
-.PHONY: all demo test setup store unit pytest jail attacks mutants pairs diff-matrix gpu property check bench bench-jail bench-verdict
-.PHONY: bench-compare valgrind lint fuzz-build fuzz-quick
+.PHONY: all demo test setup store unit pytest jail attacks mutants pairs diff-matrix gpu property check
+.PHONY: bench bench-jail bench-verdict bench-compare valgrind lint fuzz-build fuzz-quick
 .PHONY: install dist clean help

@@ -24,8 +24,10 @@ int ka_fail(struct ka_err *err, int code, const char *fmt, ...)
 static int reserve(struct ka_buf *buf, size_t more)
 {
     size_t max = buf->max ? buf->max : KA_BUF_MAX;
+    if (buf->failed)
+        return buf->failed;
     if (buf->len > max || more > max - buf->len)
-        return -EFBIG;
+        return buf->failed = -EFBIG;
     size_t need = buf->len + more + 1;
     if (need <= buf->cap)
         return 0;
@@ -34,7 +36,7 @@ static int reserve(struct ka_buf *buf, size_t more)
         cap *= 2;
     char *data = realloc(buf->data, cap);
     if (!data)
-        return -ENOMEM;
+        return buf->failed = -ENOMEM;
     buf->data = data;
     buf->cap = cap;
     return 0;
@@ -75,7 +77,7 @@ int ka_buf_printf(struct ka_buf *buf, const char *fmt, ...)
     int need = vsnprintf(NULL, 0, fmt, args);
     va_end(args);
     if (need < 0)
-        return -EINVAL;
+        return buf->failed = -EINVAL;
     int rc = reserve(buf, (size_t)need);
     if (rc)
         return rc;
@@ -101,6 +103,7 @@ void ka_buf_consume(struct ka_buf *buf, size_t n)
 void ka_buf_clear(struct ka_buf *buf)
 {
     buf->len = 0;
+    buf->failed = 0;
     if (buf->data)
         buf->data[0] = '\0';
 }
@@ -108,8 +111,7 @@ void ka_buf_clear(struct ka_buf *buf)
 void ka_buf_free(struct ka_buf *buf)
 {
     free(buf->data);
-    buf->data = NULL;
-    buf->len = buf->cap = 0;
+    *buf = (struct ka_buf){.max = buf->max};
 }
 
 const char *ka_buf_str(const struct ka_buf *buf)
@@ -122,8 +124,7 @@ char *ka_buf_steal(struct ka_buf *buf)
     if (!buf->data && reserve(buf, 0) == 0)
         buf->data[0] = '\0';
     char *data = buf->data;
-    buf->data = NULL;
-    buf->len = buf->cap = 0;
+    *buf = (struct ka_buf){.max = buf->max};
     return data;
 }
 
@@ -149,6 +150,15 @@ void *ka_realloc(void *memory, size_t count, size_t size)
     return memory;
 }
 
+void *ka_grow(void *items, size_t count, size_t size)
+{
+    size_t before = count - 1;
+    bool full = (before & (before - 1)) == 0; /* none, or as many as there is room for */
+    char *grown = full ? ka_realloc(items, before ? 2 * before : 1, size) : items;
+    memset(grown + before * size, 0, size);
+    return grown;
+}
+
 char *ka_strndup(const char *text, size_t len)
 {
     char *copy = ka_calloc(len + 1, 1);
@@ -159,6 +169,23 @@ char *ka_strndup(const char *text, size_t len)
 char *ka_strdup(const char *text)
 {
     return text ? ka_strndup(text, strlen(text)) : NULL;
+}
+
+#define COUNTER_STEP 0x9e3779b97f4a7c15u
+
+uint64_t ka_mix64(uint64_t x)
+{
+    x += COUNTER_STEP;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+uint64_t ka_random_next(uint64_t *state)
+{
+    uint64_t next = ka_mix64(*state);
+    *state += COUNTER_STEP;
+    return next;
 }
 
 bool ka_starts_with(const char *text, const char *prefix)

@@ -150,6 +150,20 @@ char *ka_path_join(const char *dir, const char *name)
     return path;
 }
 
+char *ka_path_parent(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? ka_strndup(path, slash == path ? 1 : (size_t)(slash - path)) : ka_strdup(".");
+}
+
+char *ka_program_folder(void)
+{
+    char path[PATH_MAX];
+    ssize_t len = readlink("/proc/self/exe", path, sizeof(path) - 1);
+    path[len > 0 ? len : 0] = '\0';
+    return len > 0 ? ka_path_parent(path) : NULL;
+}
+
 char *ka_user_cache(const char *name)
 {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");

@@ -23,6 +23,12 @@ int ka_rmtree(const char *path, struct ka_err *err);
 /* "dir/name"; free() it. */
 char *ka_path_join(const char *dir, const char *name);
 
+/* The folder that holds `path`: "." for a plain name; free() it. */
+char *ka_path_parent(const char *path);
+
+/* The running program's folder; NULL where the kernel does not tell. free() it. */
+char *ka_program_folder(void);
+
 /* A folder of this user's for what can be made again: $XDG_CACHE_HOME/kernel-agent/`name`, else below ~/.cache; NULL without a home.
  * It may not exist. free() it. */
 char *ka_user_cache(const char *name);

@@ -64,3 +64,9 @@ bool ka_line_has(struct ka_line line, const char *text)
 {
     return memmem(line.at, line.len, text, strlen(text)) != NULL;
 }
+
+int ka_line_put(struct ka_line line, struct ka_buf *out)
+{
+    ka_buf_add(out, line.at, line.len);
+    return ka_buf_puts(out, "\n");
+}

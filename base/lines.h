@@ -28,4 +28,7 @@ bool ka_line_starts(struct ka_line line, const char *prefix);
 /* Does the line contain the text anywhere? */
 bool ka_line_has(struct ka_line line, const char *text);
 
+/* Append the line and "\n". Errors of ka_buf_add(). */
+int ka_line_put(struct ka_line line, struct ka_buf *out);
+
 #endif

@@ -16,12 +16,13 @@ int ka_utf8_repair(const char *bytes, size_t len, struct ka_buf *out);
  * (those that steer terminals too) become spaces, runs of space one space, invalid bytes '?'. */
 void ka_utf8_line(const char *bytes, size_t len, char *line, size_t size);
 
-/* In place, without changing the length of what stays: a character that the end cuts is dropped, and every other byte that is
- * no valid UTF-8 becomes '?'. For text that was cut at a number of bytes; NULL is fine. Returns `text`. */
+/* In place, without changing the length of what stays: a character that the end cuts is dropped, and every
+ * other byte that is no valid UTF-8 becomes '?'. For text that was cut at a number of bytes; NULL is fine.
+ * Returns `text`. */
 char *ka_utf8_clean(char *text);
 
-/* In place and of the same length: JSON text from a lenient writer made fit for a strict reader. Invalid bytes become '?';
- * escapes of lone surrogates and of NUL become that of U+FFFD. */
+/* In place and of the same length: JSON text from a lenient writer made fit for a strict reader. Invalid
+ * bytes become '?'; escapes of lone surrogates and of NUL become that of U+FFFD. */
 void ka_utf8_clean_json(char *text, size_t len);
 
 #endif

@@ -23,49 +23,49 @@ struct item {
 
 struct build {
     struct item *items;
-    size_t count, cap;
+    size_t count;
     struct ka_idf *idf;
     ka_build_progress_fn progress;
     void *arg;
 };
 
-static int add_file(struct build *b, const char *path, struct ka_err *err)
+static int add_file(void *arg, const char *path, struct ka_err *err)
 {
+    struct build *b = arg;
     if (b->count == FILES_MAX)
         return ka_fail(err, -EFBIG, "more than %d files; build from a smaller folder", FILES_MAX);
-    if (b->count == b->cap) {
-        size_t cap = b->cap ? 2 * b->cap : 256;
-        struct item *items = realloc(b->items, cap * sizeof(*items));
-        if (!items)
-            return ka_fail(err, -ENOMEM, "no memory for %zu files", cap);
-        b->items = items;
-        b->cap = cap;
-    }
-    b->items[b->count++] = (struct item){.path = ka_strdup(path)};
+    KA_APPEND(b->items, b->count)->path = ka_strdup(path);
     return 0;
 }
 
-static int walk(struct build *b, const char *dir, int depth, struct ka_err *err)
+static int walk(const char *dir, int depth, int (*each)(void *, const char *, struct ka_err *), void *arg,
+                struct ka_err *err)
 {
-    DIR *d = opendir(dir);
-    if (!d)
+    struct dirent **entries = NULL;
+    int count = scandir(dir, &entries, NULL, alphasort), rc = 0;
+    if (count < 0)
         return ka_fail(err, -errno, "%s: %s", dir, strerror(errno));
-    int rc = 0;
-    for (struct dirent *entry; rc == 0 && (entry = readdir(d)) != NULL;) {
-        if (entry->d_name[0] == '.' || strcmp(entry->d_name, "__pycache__") == 0)
-            continue;
-        char *path = ka_path_join(dir, entry->d_name);
+    for (int i = 0; i < count; i++) {
+        const char *name = entries[i]->d_name;
+        char *path = ka_path_join(dir, name);
         struct stat st;
-        if (lstat(path, &st) != 0)
-            rc = ka_fail(err, -errno, "%s: %s", path, strerror(errno));
+        if (rc || name[0] == '.' || strcmp(name, "__pycache__") == 0 || lstat(path, &st) != 0)
+            ;
         else if (S_ISDIR(st.st_mode) && depth < DEPTH_MAX)
-            rc = walk(b, path, depth + 1, err);
-        else if (S_ISREG(st.st_mode) && ka_ends_with(path, ".py"))
-            rc = add_file(b, path, err);
+            rc = walk(path, depth + 1, each, arg, err);
+        else if (S_ISREG(st.st_mode) && ka_ends_with(name, ".py"))
+            rc = each(arg, path, err);
         free(path);
+        free(entries[i]);
     }
-    closedir(d);
+    free(entries);
     return rc;
+}
+
+int ka_build_walk(const char *dir, int (*each)(void *arg, const char *path, struct ka_err *err), void *arg,
+                  struct ka_err *err)
+{
+    return walk(dir, 0, each, arg, err);
 }
 
 static int by_path(const void *a, const void *b)
@@ -158,10 +158,7 @@ static int move_over(const char *from, const char *to, struct ka_err *err)
 
 static int make_folder_of(const char *path, struct ka_err *err)
 {
-    const char *slash = strrchr(path, '/');
-    if (!slash || slash == path)
-        return 0;
-    char *dir = ka_strndup(path, (size_t)(slash - path));
+    char *dir = ka_path_parent(path);
     int rc = ka_mkdirs(dir, err);
     free(dir);
     return rc;
@@ -193,7 +190,7 @@ int ka_build(const char *dir, const char *store_path, ka_build_progress_fn progr
     if (snprintf(fresh, sizeof(fresh), "%s.new-%ld", store_path, (long)getpid()) >= (int)sizeof(fresh))
         return ka_fail(err, -ENAMETOOLONG, "%s: name too long", store_path);
     struct build b = {.idf = ka_calloc(1, sizeof(*b.idf)), .progress = progress, .arg = arg};
-    int rc = walk(&b, dir, 0, err);
+    int rc = ka_build_walk(dir, add_file, &b, err);
     if (rc == 0 && b.count == 0)
         rc = ka_fail(err, -ENOENT, "%s: holds no .py file; a store is built from pair files", dir);
     if (rc)

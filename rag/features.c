@@ -68,14 +68,6 @@ struct extract {
     bool failed; /* out of memory */
 };
 
-uint64_t ka_mix64(uint64_t x)
-{
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
-
 static uint64_t hash_bytes(const char *bytes, size_t len)
 {
     uint64_t h = 0xcbf29ce484222325u;

@@ -29,7 +29,4 @@ struct ka_features {
 int ka_features_of(const char *source, size_t len, struct ka_features *out, struct ka_err *err);
 void ka_features_free(struct ka_features *features);
 
-/* A good mix of 64 bits; the hash that features and their projection use. */
-uint64_t ka_mix64(uint64_t x);
-
 #endif

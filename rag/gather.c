@@ -2,7 +2,6 @@
 #include "gather.h"
 
 #include <ctype.h>
-#include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +14,6 @@
 #include "import.h"
 #include "license.h"
 
-#define DEPTH_MAX 16
 #define FILES_MAX 100000
 
 struct gather {
@@ -27,12 +25,6 @@ struct gather {
     size_t files;
 };
 
-static char *parent_of(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash && slash > path ? ka_strndup(path, (size_t)(slash - path)) : ka_strdup("/");
-}
-
 /* The nearest folder with .git at or above `dir`, else `dir`. free() it. */
 static char *find_license_root(const char *dir)
 {
@@ -43,7 +35,7 @@ static char *find_license_root(const char *dir)
         free(git);
         if (found)
             return at;
-        char *up = parent_of(at);
+        char *up = ka_path_parent(at);
         free(at);
         at = up;
     }
@@ -138,8 +130,9 @@ static int take_units(struct gather *g, const char *shown, const char *source,
     return rc;
 }
 
-static int take_file(struct gather *g, const char *path, struct ka_err *err)
+static int take_file(void *arg, const char *path, struct ka_err *err)
 {
+    struct gather *g = arg;
     struct ka_buf text = {0};
     struct ka_err why;
     struct ka_license license = {0};
@@ -163,29 +156,6 @@ static int take_file(struct gather *g, const char *path, struct ka_err *err)
     return rc;
 }
 
-static int walk(struct gather *g, const char *dir, int depth, struct ka_err *err)
-{
-    struct dirent **entries = NULL;
-    int count = scandir(dir, &entries, NULL, alphasort), rc = 0;
-    if (count < 0)
-        return ka_fail(err, -errno, "%s: %s", dir, strerror(errno));
-    for (int i = 0; i < count; i++) {
-        const char *name = entries[i]->d_name;
-        char *path = ka_path_join(dir, name);
-        struct stat st;
-        if (rc || name[0] == '.' || strcmp(name, "__pycache__") == 0 || lstat(path, &st) != 0)
-            ;
-        else if (S_ISDIR(st.st_mode) && depth < DEPTH_MAX)
-            rc = walk(g, path, depth + 1, err);
-        else if (S_ISREG(st.st_mode) && ka_ends_with(name, ".py"))
-            rc = take_file(g, path, err);
-        free(path);
-        free(entries[i]);
-    }
-    free(entries);
-    return rc;
-}
-
 int ka_gather(struct ka_store *store, const char *path, const char *license, json_t **report,
               struct ka_err *err)
 {
@@ -198,7 +168,7 @@ int ka_gather(struct ka_store *store, const char *path, const char *license, jso
         return ka_fail(err, -ENOENT, "%s: neither a file nor a folder", path);
     }
     bool folder = S_ISDIR(st.st_mode);
-    char *root = folder ? ka_strdup(real) : parent_of(real);
+    char *root = folder ? ka_strdup(real) : ka_path_parent(real);
     struct gather g = {.store = store,
                        .root = root,
                        .license_root = find_license_root(root),
@@ -207,7 +177,7 @@ int ka_gather(struct ka_store *store, const char *path, const char *license, jso
                        .not_taken = json_array()};
     int rc = ka_store_begin(store, err);
     if (rc == 0)
-        rc = folder ? walk(&g, real, 0, err) : take_file(&g, real, err);
+        rc = folder ? ka_build_walk(real, take_file, &g, err) : take_file(&g, real, err);
     if (rc == 0)
         rc = ka_store_commit(store, err);
     if (rc == 0)

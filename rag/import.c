@@ -109,28 +109,28 @@ static size_t trimmed_end(const struct module *m, size_t from, size_t to)
     return end;
 }
 
-static int put_range(struct ka_buf *out, const struct module *m, size_t from, size_t to)
+static void put_range(struct ka_buf *out, const struct module *m, size_t from, size_t to)
 {
     size_t end = trimmed_end(m, from, to);
-    int rc = ka_buf_add(out, m->source + from, end - from);
-    if (rc == 0 && end > from && m->source[end - 1] != '\n')
-        rc = ka_buf_puts(out, "\n");
-    return rc ? rc : ka_buf_puts(out, end > from ? "\n\n" : "");
+    if (end == from)
+        return;
+    ka_buf_add(out, m->source + from, end - from);
+    ka_buf_puts(out, m->source[end - 1] == '\n' ? "\n\n" : "\n\n\n");
 }
 
-static int put_block(struct ka_buf *out, const struct module *m, size_t block)
+static void put_block(struct ka_buf *out, const struct module *m, size_t block)
 {
-    return put_range(out, m, start_of(m, m->blocks[block].first), start_of(m, m->blocks[block].end));
+    put_range(out, m, start_of(m, m->blocks[block].first), start_of(m, m->blocks[block].end));
 }
 
-/* What stands between the definitions: imports and constants, up to `if __name__`. Not the module's docstring. */
-static int put_module_lines(struct ka_buf *out, const struct module *m)
+/* What stands between the definitions: imports and constants, up to `if __name__`. Not the module's
+ * docstring. */
+static void put_module_lines(struct ka_buf *out, const struct module *m)
 {
     size_t token = 0, block = 0;
-    int rc = 0;
     if (m->tokens.count && m->tokens.items[0].kind == KA_TOKEN_STRING)
         token = 2;
-    while (token < m->tokens.count && rc == 0) {
+    while (token < m->tokens.count) {
         if (block < m->count && token == m->blocks[block].first) {
             token = m->blocks[block++].end;
             continue;
@@ -140,10 +140,9 @@ static int put_module_lines(struct ka_buf *out, const struct module *m)
             end++;
         if (ka_token_is(&m->tokens, token, "if") && ka_token_is(&m->tokens, token + 1, "__name__"))
             break;
-        rc = put_range(out, m, start_of(m, token), start_of(m, end));
+        put_range(out, m, start_of(m, token), start_of(m, end));
         token = end;
     }
-    return rc;
 }
 
 static int compose(const struct module *m, size_t class, const char *shown, const char *license,
@@ -153,20 +152,20 @@ static int compose(const struct module *m, size_t class, const char *shown, cons
     char hash[KA_HASH_HEX];
     size_t name = m->blocks[class].name;
     ka_hash_hex(m->source, m->len, hash);
-    int rc =
-        ka_buf_printf(&text, "\"\"\"%.*s of %s.\n\nimported: %s sha256 %s\nop: %.*s\nlicense: %s\n\"\"\"\n\n",
-                      (int)m->tokens.items[name].len, m->source + m->tokens.items[name].start, shown, shown,
-                      hash, (int)m->tokens.items[name].len, m->source + m->tokens.items[name].start, license);
-    rc = rc ? rc : put_module_lines(&text, m);
-    for (size_t b = 0; b < m->count && rc == 0; b++)
+    ka_buf_printf(&text, "\"\"\"%.*s of %s.\n\nimported: %s sha256 %s\nop: %.*s\nlicense: %s\n\"\"\"\n\n",
+                  (int)m->tokens.items[name].len, m->source + m->tokens.items[name].start, shown, shown, hash,
+                  (int)m->tokens.items[name].len, m->source + m->tokens.items[name].start, license);
+    put_module_lines(&text, m);
+    for (size_t b = 0; b < m->count; b++)
         if (forward[b] && b != class)
-            rc = put_block(&text, m, b);
-    rc = rc ? rc : ka_buf_puts(&text, KA_PAIR_MARKER "\n\n\n");
-    for (size_t b = 0; b < m->count && rc == 0; b++)
+            put_block(&text, m, b);
+    ka_buf_puts(&text, KA_MARKER "\n\n\n");
+    for (size_t b = 0; b < m->count; b++)
         if ((backward[b] && !forward[b]) || b == class)
-            rc = put_block(&text, m, b);
+            put_block(&text, m, b);
+    int rc = text.failed;
     if (rc)
-        rc = ka_fail(err, rc, "%s: no memory for its pair", shown);
+        ka_fail(err, rc, "%s: no memory for its pair", shown);
     else
         *source = ka_buf_steal(&text);
     ka_buf_free(&text);
@@ -218,16 +217,13 @@ int ka_import_split(const char *shown, const char *source, const char *license, 
             rc = ka_fail(err, -EFBIG, "%s: more than %d definitions", shown, BLOCKS_MAX);
             break;
         }
-        m.blocks = ka_realloc(m.blocks, m.count + 1, sizeof(*m.blocks));
-        m.blocks[m.count++] = block;
+        *KA_APPEND(m.blocks, m.count) = block;
     }
     for (size_t b = 0; b < m.count && rc == 0; b++) {
         units.kernels = units.kernels || is_kernel(&m, b);
         if (!is_function(&m, &m.blocks[b]))
             continue;
-        units.items = ka_realloc(units.items, units.count + 1, sizeof(*units.items));
-        units.items[units.count] = (struct ka_import_unit){0};
-        rc = take_class(&m, b, shown, license, &units.items[units.count++], err);
+        rc = take_class(&m, b, shown, license, KA_APPEND(units.items, units.count), err);
     }
     free(m.blocks);
     ka_tokens_free(&m.tokens);

@@ -7,8 +7,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "product.h"
-
 #define HUGE_PAGE ((size_t)2 << 20)
 
 struct row {
@@ -33,7 +31,7 @@ struct candidate {
 /* The best `max` candidates seen: a heap with the worst on top. */
 struct heap {
     struct candidate *items;
-    size_t count, room, max;
+    size_t count, max;
 };
 
 /* ---- the index ---- */
@@ -187,11 +185,8 @@ static void heap_offer(struct heap *h, struct candidate c)
         sift_down(h, 0);
         return;
     }
-    if (h->count == h->room) {
-        h->room = h->room ? 2 * h->room : 32;
-        h->items = ka_realloc(h->items, h->room, sizeof(*h->items));
-    }
-    size_t at = h->count++;
+    size_t at = h->count;
+    *KA_APPEND(h->items, h->count) = c;
     while (at > 0 && worse(c, h->items[(at - 1) / 2])) {
         h->items[at] = h->items[(at - 1) / 2];
         at = (at - 1) / 2;
@@ -224,11 +219,13 @@ static int score_rows(struct ka_index *index, const float *vector)
         index->scores = scores;
         index->score_cap = index->count;
     }
-    ka_product(index->matrix, index->count, index->dim, vector, index->scores);
+    cblas_sgemv(CblasRowMajor, CblasNoTrans, (int)index->count, (int)index->dim, 1, index->matrix,
+                (int)index->dim, vector, 1, 0, index->scores, 1);
     return 0;
 }
 
-/* Nearly all rows of a large store end at the first comparison: `cut` is what a score must reach to be worth a look. */
+/* Nearly all rows of a large store end at the first comparison: `cut` is what a score must reach to be worth
+ * a look. */
 static void collect(const struct ka_index *index, const struct ka_index_query *query, struct heap *found,
                     struct heap *duplicates)
 {

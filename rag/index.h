@@ -3,8 +3,8 @@
  * The product is bound by memory bandwidth: a row is read once, at dim * 4 bytes. OpenBLAS splits it over
  * threads; how many is its own setting for the whole process (OPENBLAS_NUM_THREADS, or
  * openblas_set_num_threads() in main before any other thread runs). One thread is right for a store of
- * thousands of pairs, which takes well under a millisecond. rag/product.h has what is done about an OpenBLAS that does not know
- * the processor.
+ * thousands of pairs, which takes well under a millisecond. An OpenBLAS older than the processor falls back
+ * to SSE3, half to a fifth as fast: OPENBLAS_CORETYPE=Haswell in the environment has it use AVX2.
  *
  * Left out of the hits: pairs below min_sim, pairs whose path holds an excluded substring, and
  * near-duplicates of the query itself (similarity >= KA_INDEX_DUPLICATE, or the same normalised tokens),

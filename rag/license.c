@@ -58,7 +58,8 @@ const char *ka_license_of_text(const char *text)
     return found;
 }
 
-/* "SPDX-License-Identifier: Apache-2.0 OR MIT" gives what stands behind the colon; NULL without such a line. */
+/* "SPDX-License-Identifier: Apache-2.0 OR MIT" gives what stands behind the colon; NULL without such a
+ * line. */
 static char *spdx_line(const char *source)
 {
     static const char key[] = "SPDX-License-Identifier:";

@@ -11,10 +11,10 @@
 
 size_t ka_pair_forward_len(const char *source, size_t len)
 {
-    const size_t marker = strlen(KA_PAIR_MARKER);
+    const size_t marker = strlen(KA_MARKER);
     for (size_t i = 0; i < len;) {
         const char *newline = memchr(source + i, '\n', len - i);
-        if (len - i >= marker && memcmp(source + i, KA_PAIR_MARKER, marker) == 0)
+        if (len - i >= marker && memcmp(source + i, KA_MARKER, marker) == 0)
             return i;
         i = newline ? (size_t)(newline - source) + 1 : len;
     }
@@ -184,7 +184,7 @@ static int parse_source(struct ka_pair *p, const char *path, size_t len, struct 
     size_t forward_len = ka_pair_forward_len(p->source, len);
     if (forward_len == len)
         return ka_fail(err, -EINVAL,
-                       "%s: no line `" KA_PAIR_MARKER "`; a pair has its backward below that line", path);
+                       "%s: no line `" KA_MARKER "`; a pair has its backward below that line", path);
     const char *below = strchr(p->source + forward_len, '\n');
     p->forward = ka_strndup(p->source, forward_len);
     p->backward = ka_strdup(below ? below + 1 : "");

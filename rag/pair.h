@@ -1,15 +1,16 @@
 /* A pair file as text: forward and backward around the marker line, and what its docstring says of it.
  *
  * The file is read, never executed. Its path gives family and id (`<family>/<id>.py`). The module docstring
- * may end with lines `op: ...`, `schedule: tag, tag`, `difficulty: n`, `dtypes: ...`, `license: ...`, `imported: ...`; all are
- * optional, unknown keys end the block. The licence is also taken from an SPDX-License-Identifier line. */
+ * may end with lines `op: ...`, `schedule: tag, tag`, `difficulty: n`, `dtypes: ...`, `license: ...`,
+ * `imported: ...`; all are optional, unknown keys end the block. The licence is also taken from an
+ * SPDX-License-Identifier line. */
 #ifndef KA_PAIR_H
 #define KA_PAIR_H
 
 #include "base/base.h"
 #include "base/hash.h"
+#include "base/marker.h"
 
-#define KA_PAIR_MARKER "# ---- backward ----"
 #define KA_PAIR_MAX ((size_t)1 << 20)
 
 struct ka_pair {

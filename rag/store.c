@@ -1,6 +1,8 @@
 /* The pair store in SQLite. Knows no command line and no search. */
 #include "store.h"
 
+#include "base/files.h"
+
 #include <errno.h>
 #include <sqlite3.h>
 #include <stdio.h>
@@ -128,8 +130,7 @@ static int check_schema(struct ka_store *store, struct ka_err *err)
 
 static bool folder_writable(const char *path)
 {
-    const char *slash = strrchr(path, '/');
-    char *folder = slash ? ka_strndup(path, slash == path ? 1 : (size_t)(slash - path)) : ka_strdup(".");
+    char *folder = ka_path_parent(path);
     bool writable = access(folder, W_OK) == 0;
     free(folder);
     return writable;
@@ -138,10 +139,10 @@ static bool folder_writable(const char *path)
 /* A URI is needed to say immutable: SQLite could not make the WAL's shared memory in a read-only folder. */
 static int immutable_uri(const char *path, struct ka_buf *uri)
 {
-    int rc = ka_buf_puts(uri, "file:");
-    for (const char *c = path; *c && rc == 0; c++)
-        rc = strchr("?#%", *c) ? ka_buf_printf(uri, "%%%02x", (unsigned char)*c) : ka_buf_add(uri, c, 1);
-    return rc ? rc : ka_buf_puts(uri, "?immutable=1");
+    ka_buf_puts(uri, "file:");
+    for (const char *c = path; *c; c++)
+        ka_buf_printf(uri, strchr("?#%", *c) ? "%%%02x" : "%c", (unsigned char)*c);
+    return ka_buf_puts(uri, "?immutable=1");
 }
 
 static int open_db(struct ka_store *store, enum ka_store_mode mode, struct ka_err *err)

@@ -13,28 +13,16 @@
 
 struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype)
 {
-    struct ka_tolerance tol = {.dtype = dtype, .factor = 2};
-    switch (dtype) {
-    case KA_F64:
-        tol.floor = 1e-10, tol.atol = tol.rtol = 1e-7;
-        break;
-    case KA_F32:
-        tol.floor = 1e-5, tol.atol = tol.rtol = 1e-3, tol.off_share = 1e-5;
-        break;
-    case KA_F16:
-        tol.floor = 1e-3, tol.atol = tol.rtol = 1e-2, tol.off_share = 1e-3;
-        break;
-    case KA_BF16:
-        tol.floor = 8e-3, tol.atol = tol.rtol = 5e-2, tol.off_share = 1e-3;
-        break;
-    case KA_I64:
-    case KA_I32:
-    case KA_I16:
-    case KA_I8:
-    case KA_U8:
-    case KA_BOOL:
-        break;
-    }
+    static const struct ka_tolerance tolerances[] = {
+        [KA_F64] = {.floor = 1e-10, .atol = 1e-7, .rtol = 1e-7},
+        [KA_F32] = {.floor = 1e-5, .atol = 1e-3, .rtol = 1e-3, .off_share = 1e-5},
+        [KA_F16] = {.floor = 1e-3, .atol = 1e-2, .rtol = 1e-2, .off_share = 1e-3},
+        [KA_BF16] = {.floor = 8e-3, .atol = 5e-2, .rtol = 5e-2, .off_share = 1e-3},
+        [KA_BOOL] = {0}, /* and the other integers */
+    };
+    struct ka_tolerance tol = tolerances[dtype];
+    tol.dtype = dtype;
+    tol.factor = 2;
     return tol;
 }
 

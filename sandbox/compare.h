@@ -6,19 +6,20 @@
  * elements: an absolute tolerance would let zeros pass for small gradients.
  *
  * The rule: shape and dtype equal; finite exactly where want is (a want beyond the dtype's range counts as
- * infinite);
- * ||got-want||/||want|| <= factor*e_base + floor; off elements at most factor times those of base; where want
- * is all zero, got is zero too (or no larger than factor times base's own rounding); zero never passes for a
- * non-zero want. `factor` is 2 in both places: two honest evaluations rarely round the same elements badly.
+ * infinite); ||got-want||/||want|| <= factor*e_base + floor; off elements at most factor times those of base;
+ * where want is all zero, got is zero too (or no larger than factor times base's own rounding); zero never
+ * passes for a non-zero want. `factor` is 2 in both places: two honest evaluations rarely round the same
+ * elements badly.
  *
  * One case needs care: an expected gradient that is mathematically zero but rounds to 1e-17 in float64
  * (softmax over one column). Base then errs by its whole size: no dtype could resolve it. Such a tensor
- * passes within base's error, or within what a zero may keep of rounding, but is `vacuous`: it proves nothing, and ka_verdict does not count it as
- * evidence.
+ * passes within base's error, or within what a zero may keep of rounding, but is `vacuous`: it proves
+ * nothing, and ka_verdict does not count it as evidence.
  *
- * No clock and no state: any number of threads may compare at once. A large tensor is split over threads of its own, which are gone
- * when the call returns. Sums are rounded in an order that depends on their number: the last digits of an error may too. Memory:
- * a sixtieth of a float64 tensor, and more for the patterns of a failure. */
+ * No clock and no state: any number of threads may compare at once. A large tensor is split over threads of
+ * its own, which are gone when the call returns. Sums are rounded in an order that depends on their number:
+ * the last digits of an error may too. Memory: a sixtieth of a float64 tensor, and more for the patterns of a
+ * failure. */
 #ifndef KA_COMPARE_H
 #define KA_COMPARE_H
 
@@ -32,8 +33,8 @@ struct ka_tolerance {
     double atol, rtol; /* atol in units of the root mean square of want */
     double off_share;  /* share of elements that may be off beside those */
     size_t off_moved;  /* elements off when the oracle's inputs are moved by rounding */
-    double
-        zero_norm; /* norm that rounding may leave where want is zero, or is rounding itself; 0 unless the caller knows a scale */
+    /* Norm that rounding may leave where want is zero, or rounding itself; 0 where no scale is known. */
+    double zero_norm;
     double near_error; /* e_base and the elements off of base at inputs close by: see ka_tolerance_near() */
     size_t near_off;
 };
@@ -41,27 +42,29 @@ struct ka_tolerance {
 /* verdict.md's numbers for gradients and for forward agreement in `dtype`; integers must be equal. */
 struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype);
 
-/* For inputs of mixed magnitudes: the finite elements must be the right ones, and the tensor as a whole must be right to a few
- * percent. What is large there (a log-sum-exp of 100) leaves its rounding in what is small. */
+/* For inputs of mixed magnitudes: the finite elements must be the right ones, and the tensor as a whole must
+ * be right to a few percent. What is large there (a log-sum-exp of 100) leaves its rounding in what is
+ * small. */
 void ka_tolerance_coarsen(struct ka_tolerance *tol);
 
-/* For inputs whose rows have their greatest value twice, in half precision: where terms cancel (scores of keys whose greatest elements
- * are all alike, say) kernels that round what they multiply leave more single elements off than eager PyTorch. A
- * gradient that goes to the wrong one of the two is off by its whole size, which the norm shows. */
+/* For inputs whose rows have their greatest value twice, in half precision: where terms cancel (scores of
+ * keys whose greatest elements are all alike, say) kernels that round what they multiply leave more single
+ * elements off than eager PyTorch. A gradient that goes to the wrong one of the two is off by its whole size,
+ * which the norm shows. */
 void ka_tolerance_ties(struct ka_tolerance *tol);
 
 /* Two float64 oracles against each other (the user's reference, the forward through torch): both claim to be
  * exact up to rounding and to constants that were written in float32. */
 struct ka_tolerance ka_tolerance_oracle(void);
 
-/* Take the float64 oracle's gradient at inputs moved by rounding (`moved`; NULL changes nothing) into the tolerance.
- * Errors as ka_compare(). */
+/* Take the float64 oracle's gradient at inputs moved by rounding (`moved`; NULL changes nothing) into the
+ * tolerance. Errors as ka_compare(). */
 int ka_tolerance_widen(struct ka_tolerance *tol, const struct ka_tensor *moved, const struct ka_tensor *want,
                        struct ka_err *err);
 
-/* Take one more draw of base's rounding into the tolerance: the same computation at inputs close by, in float64 (`want`)
- * and in the dtype (`base`). Gradients of few elements need several: base may be right by luck where terms
- * cancel. Either NULL changes nothing. Errors as ka_compare(). */
+/* Take one more draw of base's rounding into the tolerance: the same computation at inputs close by, in
+ * float64 (`want`) and in the dtype (`base`). Gradients of few elements need several: base may be right by
+ * luck where terms cancel. Either NULL changes nothing. Errors as ka_compare(). */
 int ka_tolerance_near(struct ka_tolerance *tol, const struct ka_tensor *base, const struct ka_tensor *want,
                       struct ka_err *err);
 
@@ -143,8 +146,8 @@ struct ka_term {
     const struct ka_tensor *tensor;
 };
 
-/* Norm of the sum of `count` (at least one) scaled tensors of one shape: NaN where an element is. `most` (NULL is fine): the largest
- * magnitude of an element, NaN aside. Threads as in ka_compare(). */
+/* Norm of the sum of `count` (at least one) scaled tensors of one shape: NaN where an element is. `most`
+ * (NULL is fine): the largest magnitude of an element, NaN aside. Threads as in ka_compare(). */
 double ka_norm_of(const struct ka_term *terms, size_t count, double *most);
 
 enum ka_describe {

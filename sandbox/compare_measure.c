@@ -1,9 +1,9 @@
-/* What is measured between tensors: norms, the furthest element, elements off, all in one pass where that can be. Knows no
- * rule.
+/* What is measured between tensors: norms, the furthest element, elements off, all in one pass where that can
+ * be. Knows no rule.
  *
- * A block is measured by a loop without branches, which sums unscaled squares and assumes that everything is finite. Where its
- * sums say otherwise, or where squares may have overflowed or vanished, the block is measured again element by element, in
- * units of a power of two of its own. Sums carry that power. */
+ * A block is measured by a loop without branches, which sums unscaled squares and assumes that everything is
+ * finite. Where its sums say otherwise, or where squares may have overflowed or vanished, the block is
+ * measured again element by element, in units of a power of two of its own. Sums carry that power. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -217,7 +217,8 @@ static int exponent_of(const double *values, const double *more, const double *w
     return most == 0 ? 0 : exponent < EXPONENT_MIN ? EXPONENT_MIN : exponent;
 }
 
-/* Squares of the differences that are finite, or with `less` NULL of the values; only where want is finite. */
+/* Squares of the differences that are finite, or with `less` NULL of the values; only where want is
+ * finite. */
 static void add_squares(struct sum *sum, const double *values, const double *less, const double *want,
                         size_t n)
 {

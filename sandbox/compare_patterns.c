@@ -148,7 +148,8 @@ static bool find_shift(struct search *s, const struct axis *a)
     return false;
 }
 
-/* Each index of the axis has a factor of its own: what multiplies that row (upstream, statistic, scale) is wrong. */
+/* Each index of the axis has a factor of its own: what multiplies that row (upstream, statistic, scale) is
+ * wrong. */
 static bool find_lines(struct search *s, const struct axis *a)
 {
     size_t varied = 0;

@@ -49,242 +49,245 @@ static const struct hint FACTORS[] = {
     {0.6931471805599453, "that is ln(2): a scale between exp and exp2 is lost or applied twice"},
 };
 
-/* Every usual meaning of a constant factor; sizes of axes are named only for shapes that may be shown. */
-static int describe_factor(const struct ka_diff *diff, double value, enum ka_describe how, struct ka_buf *out)
+static bool is_near(double value, double other)
 {
-    int rc = 0;
-    bool said = false;
-    for (size_t i = 0; i < KA_COUNT(FACTORS) && rc == 0; i++) {
-        if (fabs(value / FACTORS[i].value - 1) >= 1e-3)
+    return fabs(value / other - 1) < 1e-3;
+}
+
+/* Every usual meaning of a constant factor; sizes of axes are named only for shapes that may be shown. */
+static void describe_factor(const struct ka_diff *diff, double value, enum ka_describe how,
+                            struct ka_buf *out)
+{
+    const char *lead = " (";
+    for (size_t i = 0; i < KA_COUNT(FACTORS); i++) {
+        if (!is_near(value, FACTORS[i].value))
             continue;
-        rc = ka_buf_printf(out, "%s%s", said ? "; or " : " (", FACTORS[i].text);
-        said = true;
+        ka_buf_printf(out, "%s%s", lead, FACTORS[i].text);
+        lead = "; or ";
     }
-    for (size_t at = 0; at < diff->rank && how == KA_DESCRIBE_FULL && rc == 0; at++) {
+    for (size_t at = 0; at < diff->rank && how == KA_DESCRIBE_FULL; at++) {
         double n = (double)diff->dims[at];
         const struct hint sizes[] = {{n, "the size"},
                                      {1 / n, "1 / the size"},
                                      {sqrt(n), "the root of the size"},
                                      {1 / sqrt(n), "1 / the root of the size"}};
-        for (size_t i = 0; i < KA_COUNT(sizes) && diff->dims[at] > 1 && rc == 0; i++) {
-            if (fabs(value / sizes[i].value - 1) >= 1e-3)
+        for (size_t i = 0; i < KA_COUNT(sizes) && diff->dims[at] > 1; i++) {
+            if (!is_near(value, sizes[i].value))
                 continue;
-            rc = ka_buf_printf(out, "%s%s of axis %zu: a mean or a scale", said ? "; or " : " (",
-                               sizes[i].text, at);
-            said = true;
+            ka_buf_printf(out, "%s%s of axis %zu: a mean or a scale", lead, sizes[i].text, at);
+            lead = "; or ";
         }
     }
-    return rc || !said ? rc : ka_buf_puts(out, ")");
+    ka_buf_puts(out, lead[0] == ';' ? ")" : "");
 }
 
 /* Nothing simpler explains it: how near the whole is. */
-static int describe_correlation(double cosine, struct ka_buf *out)
+static void describe_correlation(double cosine, struct ka_buf *out)
 {
     if (cosine > 0.5)
-        return ka_buf_printf(
+        ka_buf_printf(
             out,
             "It points mostly the right way (cosine %.2f with the expected values): a term, or the part of "
             "some programs or loop steps, is missing or wrong.",
             cosine);
-    if (cosine < -0.5)
-        return ka_buf_printf(
-            out, "It points mostly the opposite way (cosine %.2f): look at the signs of the terms.", cosine);
-    return ka_buf_printf(out,
-                         "It has little to do with the expected values (cosine %.2f): the formula, an index, "
-                         "a stride or the upstream "
-                         "gradient is wrong.",
-                         cosine);
+    else if (cosine < -0.5)
+        ka_buf_printf(out, "It points mostly the opposite way (cosine %.2f): look at the signs of the terms.",
+                      cosine);
+    else
+        ka_buf_printf(out,
+                      "It has little to do with the expected values (cosine %.2f): the formula, an index, "
+                      "a stride or the upstream gradient is wrong.",
+                      cosine);
 }
 
-static int describe_value(const struct ka_diff *diff, const struct ka_pattern *p, enum ka_describe how,
-                          struct ka_buf *out)
+static void describe_value(const struct ka_diff *diff, const struct ka_pattern *p, enum ka_describe how,
+                           struct ka_buf *out)
 {
     bool full = how == KA_DESCRIBE_FULL;
-    int rc;
     switch ((int)p->kind) {
     case KA_PATTERN_FACTOR:
-        rc = full ? ka_buf_printf(out, "It equals %.6g times the expected values", p->value)
-                  : ka_buf_puts(out, "It equals a constant times the expected values");
-        if (rc == 0)
-            rc = describe_factor(diff, p->value, how, out);
-        return rc ? rc : ka_buf_puts(out, ".");
+        if (full)
+            ka_buf_printf(out, "It equals %.6g times the expected values", p->value);
+        else
+            ka_buf_puts(out, "It equals a constant times the expected values");
+        describe_factor(diff, p->value, how, out);
+        ka_buf_puts(out, ".");
+        break;
     case KA_PATTERN_SIGN:
-        return ka_buf_puts(out, "Its sign is flipped: every value is the negative of the expected one.");
+        ka_buf_puts(out, "Its sign is flipped: every value is the negative of the expected one.");
+        break;
     case KA_PATTERN_TRANSPOSED:
-        return ka_buf_puts(out,
-                           "It is transposed: its last two axes are exchanged (strides or indices swapped).");
+        ka_buf_puts(out, "It is transposed: its last two axes are exchanged (strides or indices swapped).");
+        break;
     case KA_PATTERN_OTHER:
-        return ka_buf_printf(
+        ka_buf_printf(
             out, "It equals the expected value of %s: the two are swapped or stored to the wrong buffer.",
             p->other);
+        break;
     case KA_PATTERN_SHIFTED:
-        return ka_buf_printf(
-            out, "It is shifted by one along axis %d: the expected value of index i is found at i %c 1.",
-            p->axis, p->value < 0 ? '-' : '+');
+        ka_buf_printf(out,
+                      "It is shifted by one along axis %d: the expected value of index i is found at i %c 1.",
+                      p->axis, p->value < 0 ? '-' : '+');
+        break;
     case KA_PATTERN_SAME_ALONG:
-        return ka_buf_printf(
-            out,
-            "The error does not vary along axis %d: a term that is reduced or broadcast over this axis "
-            "is missing or counted twice.",
-            p->axis);
+        ka_buf_printf(out,
+                      "The error does not vary along axis %d: a term that is reduced or broadcast over this "
+                      "axis is missing or counted twice.",
+                      p->axis);
+        break;
     case KA_PATTERN_ROUNDING:
-        return ka_buf_puts(
-            out, "It is a little off everywhere: this looks like rounding (accumulate in float32, do not "
-                 "store partial sums in a narrow dtype), or like a small missing term.");
+        ka_buf_puts(out,
+                    "It is a little off everywhere: this looks like rounding (accumulate in float32, do not "
+                    "store partial sums in a narrow dtype), or like a small missing term.");
+        break;
     case KA_PATTERN_LINES:
-        return ka_buf_printf(
+        ka_buf_printf(
             out,
             "Along axis %d every index is right up to a factor of its own: what multiplies that row "
             "(the upstream gradient, a statistic, a scale) is wrong.",
             p->axis);
+        break;
     case KA_PATTERN_SIGNS:
-        rc = ka_buf_puts(out, "All magnitudes are right, but signs are wrong");
-        if (rc == 0 && full)
-            rc = ka_buf_printf(out, " in %zu elements", p->hits);
-        return rc ? rc : ka_buf_puts(out, ": an absolute value, a square or a comparison loses the sign.");
+        ka_buf_puts(out, "All magnitudes are right, but signs are wrong");
+        if (full)
+            ka_buf_printf(out, " in %zu elements", p->hits);
+        ka_buf_puts(out, ": an absolute value, a square or a comparison loses the sign.");
+        break;
     case KA_PATTERN_CORRELATION:
-        return describe_correlation(p->value, out);
+        describe_correlation(p->value, out);
     }
-    return 0;
 }
 
-static int describe_place(const struct ka_pattern *p, enum ka_describe how, struct ka_buf *out)
+static void describe_place(const struct ka_pattern *p, enum ka_describe how, struct ka_buf *out)
 {
     bool full = how == KA_DESCRIBE_FULL;
-    int rc;
     switch ((int)p->kind) {
     case KA_PATTERN_ZERO_SLICES:
-        rc = ka_buf_printf(out, "Along axis %d, whole slices are zero that should not be", p->axis);
-        if (rc == 0 && full)
-            rc = ka_buf_printf(out, ": %zu of %zu indices, from %zu to %zu", p->hits, p->dim, p->from, p->to);
-        return rc ? rc : ka_buf_puts(out, " (never written, or masked away).");
+        ka_buf_printf(out, "Along axis %d, whole slices are zero that should not be", p->axis);
+        if (full)
+            ka_buf_printf(out, ": %zu of %zu indices, from %zu to %zu", p->hits, p->dim, p->from, p->to);
+        ka_buf_puts(out, " (never written, or masked away).");
+        break;
     case KA_PATTERN_LAST_TILE:
-        if (!full)
-            return ka_buf_printf(out, "Only the end of axis %d is wrong: its last tile (loop bound or mask).",
-                                 p->axis);
-        return ka_buf_printf(
-            out,
-            "Only indices %zu to %zu of axis %d (size %zu) are wrong: the last%s tile if tiles "
-            "have %zu (loop bound or mask).",
-            p->from, p->to, p->axis, p->dim, p->dim % p->tile ? ", partial," : "", p->tile);
+        if (full)
+            ka_buf_printf(out,
+                          "Only indices %zu to %zu of axis %d (size %zu) are wrong: the last%s tile if tiles "
+                          "have %zu (loop bound or mask).",
+                          p->from, p->to, p->axis, p->dim, p->dim % p->tile ? ", partial," : "", p->tile);
+        else
+            ka_buf_printf(out, "Only the end of axis %d is wrong: its last tile (loop bound or mask).",
+                          p->axis);
+        break;
     case KA_PATTERN_FIRST_TILE:
-        if (!full)
-            return ka_buf_printf(
-                out, "Along axis %d only the first tile is right (loop or grid covers one tile).", p->axis);
-        return ka_buf_printf(
-            out,
-            "Along axis %d only the first tile (indices 0 to %zu of %zu) is right: the loop or the "
-            "grid covers one tile, or its pointers do not advance.",
-            p->axis, p->tile - 1, p->dim);
+        if (full)
+            ka_buf_printf(
+                out,
+                "Along axis %d only the first tile (indices 0 to %zu of %zu) is right: the loop or the "
+                "grid covers one tile, or its pointers do not advance.",
+                p->axis, p->tile - 1, p->dim);
+        else
+            ka_buf_printf(out, "Along axis %d only the first tile is right (loop or grid covers one tile).",
+                          p->axis);
+        break;
     case KA_PATTERN_RANGE:
-        if (!full)
-            return ka_buf_printf(out, "Only a part of axis %d is wrong.", p->axis);
-        return ka_buf_printf(out, "Only indices %zu to %zu of axis %d (size %zu) hold wrong elements.",
-                             p->from, p->to, p->axis, p->dim);
+        if (full)
+            ka_buf_printf(out, "Only indices %zu to %zu of axis %d (size %zu) hold wrong elements.", p->from,
+                          p->to, p->axis, p->dim);
+        else
+            ka_buf_printf(out, "Only a part of axis %d is wrong.", p->axis);
+        break;
     case KA_PATTERN_NONFINITE:
-        rc = ka_buf_puts(out, "NaN or infinity is where it should not be, or missing where it should be");
-        if (rc == 0 && p->axis >= 0)
-            rc = full ? ka_buf_printf(out, ": only on indices %zu to %zu of axis %d (size %zu)", p->from,
-                                      p->to, p->axis, p->dim)
-                      : ka_buf_printf(out, ": only on a part of axis %d", p->axis);
-        return rc ? rc : ka_buf_puts(out, ".");
+        ka_buf_puts(out, "NaN or infinity is where it should not be, or missing where it should be");
+        if (p->axis >= 0 && full)
+            ka_buf_printf(out, ": only on indices %zu to %zu of axis %d (size %zu)", p->from, p->to, p->axis,
+                          p->dim);
+        else if (p->axis >= 0)
+            ka_buf_printf(out, ": only on a part of axis %d", p->axis);
+        ka_buf_puts(out, ".");
     }
-    return 0;
 }
 
 /* ---- the whole difference ---- */
 
-static int shape_text(const size_t *dims, size_t rank, struct ka_buf *out)
+static void shape_text(const size_t *dims, size_t rank, struct ka_buf *out)
 {
     struct ka_tensor shape = {.rank = rank};
     memcpy(shape.dims, dims, sizeof(shape.dims));
-    return ka_tensor_shape_text(&shape, out);
+    ka_tensor_shape_text(&shape, out);
 }
 
-static int describe_shape(const struct ka_diff *diff, const char *name, enum ka_describe how,
-                          struct ka_buf *out)
-{
-    if (how == KA_DESCRIBE_HIDDEN)
-        return ka_buf_printf(out, "%s has the wrong shape; it must have that of its input.", name);
-    int rc = ka_buf_printf(out, "%s has shape ", name);
-    if (rc == 0)
-        rc = shape_text(diff->got_dims, diff->got_rank, out);
-    if (rc == 0)
-        rc = ka_buf_puts(out, ", expected ");
-    if (rc == 0)
-        rc = shape_text(diff->dims, diff->rank, out);
-    return rc ? rc : ka_buf_puts(out, ".");
-}
-
-static int describe_worst(const struct ka_diff *diff, struct ka_buf *out)
-{
-    struct ka_tensor at = {.rank = diff->rank};
-    size_t rest = diff->worst;
-    for (size_t i = diff->rank; i-- > 0;) {
-        at.dims[i] = rest % diff->dims[i];
-        rest /= diff->dims[i];
-    }
-    int rc = ka_buf_puts(out, diff->mask_differs ? " First at index " : " Worst at index ");
-    if (rc == 0)
-        rc = ka_tensor_shape_text(&at, out);
-    return rc ? rc : ka_buf_printf(out, ": found %.6g, expected %.6g.", diff->worst_got, diff->worst_want);
-}
-
-static int describe_numbers(const struct ka_diff *diff, enum ka_describe how, struct ka_buf *out)
-{
-    bool relative = diff->reason != KA_DIFF_NOT_ZERO && !diff->mask_differs;
-    int rc = 0;
-    if (relative)
-        rc = ka_buf_printf(out, " Norm-relative error %.3g, allowed %.3g (eager PyTorch: %.3g).", diff->error,
-                           diff->limit, diff->base_error);
-    if (rc == 0 && how == KA_DESCRIBE_FULL)
-        rc = ka_buf_printf(out, " %zu of %zu elements are off (%.3g%%).", diff->off, diff->count,
-                           100.0 * (double)diff->off / (double)diff->count);
-    return rc || how != KA_DESCRIBE_FULL ? rc : describe_worst(diff, out);
-}
-
-static int describe_reason(const struct ka_diff *diff, const char *name, enum ka_describe how,
+static void describe_shape(const struct ka_diff *diff, const char *name, enum ka_describe how,
                            struct ka_buf *out)
 {
-    switch (diff->reason) {
-    case KA_DIFF_OK:
-        return ka_buf_printf(out, "%s is right.", name);
-    case KA_DIFF_MISSING:
-        return ka_buf_printf(out, "%s was not returned.", name);
-    case KA_DIFF_SHAPE:
-        return describe_shape(diff, name, how, out);
-    case KA_DIFF_DTYPE:
-        return ka_buf_printf(out, "%s has dtype %s, expected %s.", name, ka_dtype_name(diff->got_dtype),
-                             ka_dtype_name(diff->dtype));
-    case KA_DIFF_NONFINITE:
-        return ka_buf_printf(out, "%s is not finite in the same places as the expected value.", name);
-    case KA_DIFF_NOT_ZERO:
-        return ka_buf_printf(out, "%s must be zero everywhere, and is not.", name);
-    case KA_DIFF_ZERO:
-        return ka_buf_printf(out, "%s is zero everywhere, and must not be.", name);
-    case KA_DIFF_NORM:
-        return ka_buf_printf(out, "%s is wrong.", name);
-    case KA_DIFF_ELEMENTS:
-        return ka_buf_printf(out, "%s is close on the whole, but single elements are wrong.", name);
+    if (how == KA_DESCRIBE_HIDDEN) {
+        ka_buf_printf(out, "%s has the wrong shape; it must have that of its input.", name);
+        return;
     }
-    return 0;
+    ka_buf_printf(out, "%s has shape ", name);
+    shape_text(diff->got_dims, diff->got_rank, out);
+    ka_buf_puts(out, ", expected ");
+    shape_text(diff->dims, diff->rank, out);
+    ka_buf_puts(out, ".");
+}
+
+static void describe_worst(const struct ka_diff *diff, struct ka_buf *out)
+{
+    size_t at[KA_TENSOR_RANK_MAX] = {0}, rest = diff->worst;
+    for (size_t i = diff->rank; i-- > 0;) {
+        at[i] = rest % diff->dims[i];
+        rest /= diff->dims[i];
+    }
+    ka_buf_puts(out, diff->mask_differs ? " First at index " : " Worst at index ");
+    shape_text(at, diff->rank, out);
+    ka_buf_printf(out, ": found %.6g, expected %.6g.", diff->worst_got, diff->worst_want);
+}
+
+static void describe_numbers(const struct ka_diff *diff, enum ka_describe how, struct ka_buf *out)
+{
+    bool relative = diff->reason != KA_DIFF_NOT_ZERO && !diff->mask_differs;
+    if (relative)
+        ka_buf_printf(out, " Norm-relative error %.3g, allowed %.3g (eager PyTorch: %.3g).", diff->error,
+                      diff->limit, diff->base_error);
+    if (how != KA_DESCRIBE_FULL)
+        return;
+    ka_buf_printf(out, " %zu of %zu elements are off (%.3g%%).", diff->off, diff->count,
+                  100.0 * (double)diff->off / (double)diff->count);
+    describe_worst(diff, out);
+}
+
+static void describe_reason(const struct ka_diff *diff, const char *name, enum ka_describe how,
+                            struct ka_buf *out)
+{
+    static const char *const words[] = {
+        [KA_DIFF_OK] = "is right.",
+        [KA_DIFF_MISSING] = "was not returned.",
+        [KA_DIFF_NONFINITE] = "is not finite in the same places as the expected value.",
+        [KA_DIFF_NOT_ZERO] = "must be zero everywhere, and is not.",
+        [KA_DIFF_ZERO] = "is zero everywhere, and must not be.",
+        [KA_DIFF_NORM] = "is wrong.",
+        [KA_DIFF_ELEMENTS] = "is close on the whole, but single elements are wrong.",
+    };
+    if (diff->reason == KA_DIFF_SHAPE)
+        describe_shape(diff, name, how, out);
+    else if (diff->reason == KA_DIFF_DTYPE)
+        ka_buf_printf(out, "%s has dtype %s, expected %s.", name, ka_dtype_name(diff->got_dtype),
+                      ka_dtype_name(diff->dtype));
+    else
+        ka_buf_printf(out, "%s %s", name, words[diff->reason]);
 }
 
 int ka_diff_describe(const struct ka_diff *diff, const char *name, enum ka_describe how, struct ka_buf *out)
 {
-    int rc = describe_reason(diff, name, how, out);
+    describe_reason(diff, name, how, out);
     if (diff->reason <= KA_DIFF_DTYPE) /* right, or nothing was compared */
-        return rc;
-    if (rc == 0)
-        rc = describe_numbers(diff, how, out);
-    for (size_t i = 0; i < diff->pattern_count && rc == 0; i++) {
-        rc = ka_buf_puts(out, " ");
-        if (rc == 0)
-            rc = describe_value(diff, &diff->patterns[i], how, out);
-        if (rc == 0)
-            rc = describe_place(&diff->patterns[i], how, out);
+        return out->failed;
+    describe_numbers(diff, how, out);
+    for (size_t i = 0; i < diff->pattern_count; i++) {
+        ka_buf_puts(out, " ");
+        describe_value(diff, &diff->patterns[i], how, out);
+        describe_place(&diff->patterns[i], how, out);
     }
-    return rc;
+    return out->failed;
 }
 
 /* ---- JSON ---- */

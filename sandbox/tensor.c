@@ -6,6 +6,7 @@
 #include <jansson.h>
 #include <limits.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -29,23 +30,16 @@ struct ka_tensors {
 static const struct {
     const char *tag, *name;
     size_t size;
-    bool is_float;
 } DTYPES[] = {
-    [KA_F64] = {"F64", "float64", 8, true}, [KA_F32] = {"F32", "float32", 4, true},
-    [KA_F16] = {"F16", "float16", 2, true}, [KA_BF16] = {"BF16", "bfloat16", 2, true},
-    [KA_I64] = {"I64", "int64", 8, false},  [KA_I32] = {"I32", "int32", 4, false},
-    [KA_I16] = {"I16", "int16", 2, false},  [KA_I8] = {"I8", "int8", 1, false},
-    [KA_U8] = {"U8", "uint8", 1, false},    [KA_BOOL] = {"BOOL", "bool", 1, false},
+    [KA_F64] = {"F64", "float64", 8},    [KA_F32] = {"F32", "float32", 4}, [KA_F16] = {"F16", "float16", 2},
+    [KA_BF16] = {"BF16", "bfloat16", 2}, [KA_I64] = {"I64", "int64", 8},   [KA_I32] = {"I32", "int32", 4},
+    [KA_I16] = {"I16", "int16", 2},      [KA_I8] = {"I8", "int8", 1},      [KA_U8] = {"U8", "uint8", 1},
+    [KA_BOOL] = {"BOOL", "bool", 1},
 };
 
 size_t ka_dtype_size(enum ka_dtype dtype)
 {
     return DTYPES[dtype].size;
-}
-
-bool ka_dtype_is_float(enum ka_dtype dtype)
-{
-    return DTYPES[dtype].is_float;
 }
 
 const char *ka_dtype_name(enum ka_dtype dtype)
@@ -277,9 +271,9 @@ static int read_header(int fd, size_t len, struct ka_tensors *set, struct ka_err
     return rc;
 }
 
-/* Nobody can write to the file or truncate it: the kernel grants a read lease only when no descriptor and no mapping of it is
- * writable, and makes whoever opens it for writing later wait, as long as our mapping lives. A hole is no data, and reading it
- * through a mapping would have memory allotted to it. */
+/* Nobody can write to the file or truncate it: the kernel grants a read lease only when no descriptor and no
+ * mapping of it is writable, and makes whoever opens it for writing later wait, as long as our mapping lives.
+ * A hole is no data, and reading it through a mapping would have memory allotted to it. */
 static bool is_settled(int fd, size_t len)
 {
     struct stat st;
@@ -382,6 +376,13 @@ const struct ka_tensor *ka_tensors_find(const struct ka_tensors *set, const char
     return NULL;
 }
 
+const struct ka_tensor *ka_tensors_find_part(const struct ka_tensors *set, const char *part, const char *of)
+{
+    char name[160];
+    snprintf(name, sizeof(name), "%s/%s", part, of);
+    return ka_tensors_find(set, name);
+}
+
 /* ---- elements ---- */
 
 static double from_bits32(uint32_t bits)
@@ -391,8 +392,8 @@ static double from_bits32(uint32_t bits)
     return (double)value;
 }
 
-/* Without a branch, so that many are converted at once: the fraction and exponent as those of a float, which the product brings to
- * the right size, for subnormal numbers too. */
+/* Without a branch, so that many are converted at once: the fraction and exponent as those of a float, which
+ * the product brings to the right size, for subnormal numbers too. */
 static double from_half(uint16_t half)
 {
     uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13, sign = (uint32_t)(half & 0x8000) << 16;
@@ -463,8 +464,8 @@ bool ka_tensor_same_shape(const struct ka_tensor *a, const struct ka_tensor *b)
 
 int ka_tensor_shape_text(const struct ka_tensor *tensor, struct ka_buf *out)
 {
-    int rc = ka_buf_puts(out, "[");
-    for (size_t i = 0; i < tensor->rank && rc == 0; i++)
-        rc = ka_buf_printf(out, "%s%zu", i ? ", " : "", tensor->dims[i]);
-    return rc ? rc : ka_buf_puts(out, "]");
+    ka_buf_puts(out, "[");
+    for (size_t i = 0; i < tensor->rank; i++)
+        ka_buf_printf(out, "%s%zu", i ? ", " : "", tensor->dims[i]);
+    return ka_buf_puts(out, "]");
 }

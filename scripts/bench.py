@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""All benchmarks that need no GPU, in one file: scripts/bench.py --build build --out bench/results/bench-cpu.json"""
+"""All benchmarks that need no GPU, in one file: scripts/bench.py --build build --out
+bench/results/bench-cpu.json"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""How long a check takes to get going: cold, warm, what the layers cost, and what a compiled kernel saves that is in the
-shared cache. `python scripts/bench_jail.py [--json] [--out FILE]`.
+"""How long a check takes to get going: cold, warm, what the layers cost, and what a compiled kernel saves
+that is in the shared cache. `python scripts/bench_jail.py [--json] [--out FILE]`.
 
-Cold: ka-jail starts an interpreter that imports torch and triton. Warm: a zygote forks the same interpreter. Both do no work
-and are timed until the process tree is gone. The layers' cost is the difference to the same path without them, measured in
-turns so that both see the same machine. The kernel is compiled for sm_90 in a warm child, anew and with the cache in turns; on a
-machine with a GPU it is also launched. Ratios travel between machines; milliseconds do not.
+Cold: ka-jail starts an interpreter that imports torch and triton. Warm: a zygote forks the same interpreter.
+Both do no work and are timed until the process tree is gone. The layers' cost is the difference to the same
+path without them, measured in turns so that both see the same machine. The kernel is compiled for sm_90 in a
+warm child, anew and with the cache in turns; on a machine with a GPU it is also launched. Ratios travel
+between machines; milliseconds do not.
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ class Bench:
         )
 
     def fill_cache(self, launch: bool) -> None:
-        """What the daemon does after a first check: its sources are compiled elsewhere and put where the next one looks."""
+        """What the daemon does after a first check: its sources are compiled elsewhere and put where the next
+        one looks."""
         self.compile(cached=True, launch=launch)
         for name in os.listdir(self.left):
             if name.startswith("compile-"):

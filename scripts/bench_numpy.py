@@ -1,7 +1,7 @@
 """Nearest rows by NumPy: the same product and selection as the store's search, timed for comparison.
 
-scripts/bench.py drives it. Holds a matrix of random unit rows, and answers each line "search SECONDS" or "product SECONDS" on
-stdin by the seconds of the least disturbed call within that time:
+scripts/bench.py drives it. Holds a matrix of random unit rows, and answers each line "search SECONDS" or
+"product SECONDS" on stdin by the seconds of the least disturbed call within that time:
 
     OPENBLAS_NUM_THREADS=1 python scripts/bench_numpy.py --rows 500
 """

@@ -3,11 +3,12 @@
 
     scripts/bench_turn.py [--program build/kernel-agent] [--turns 8]
 
-Runs one job against the scripted endpoint of tests/llm, whose model answers with a wrong backward, then with patches that
-leave it wrong, so that every turn asks, composes, checks and judges. The journal says when a child or an answer ended, and how
-long it took; the daemon's own time is the gap between one end and the next start. Two clocks are read, both from the journal:
-these gaps, which on a busy machine include waiting for a processor, and the processor time of the daemon's process (all its
-threads, user and kernel, without its children) from one question to the next.
+Runs one job against the scripted endpoint of tests/llm, whose model answers with a wrong backward, then with
+patches that leave it wrong, so that every turn asks, composes, checks and judges. The journal says when a
+child or an answer ended, and how long it took; the daemon's own time is the gap between one end and the next
+start. Two clocks are read, both from the journal: these gaps, which on a busy machine include waiting for a
+processor, and the processor time of the daemon's process (all its threads, user and kernel, without its
+children) from one question to the next.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def gaps_ms(events: list[dict[str, Any]]) -> list[float]:
 
 
 def processor_ms_by_turn(events: list[dict[str, Any]]) -> list[float]:
-    """Processor time of each turn: from its question to the next one, of the last one to the end of the job."""
+    """Processor time of each turn, from its question to the next one; the last to the end of the job."""
     marks = [event["cpu"] for event in events if event["event"] == "prompt"]
     marks.append(max(event["cpu"] for event in events if event["event"] == "state"))
     return [round((after - before) * 1e3, 2) for before, after in itertools.pairwise(marks)]

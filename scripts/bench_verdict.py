@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""What a verdict costs beside the work that it judges: scripts/bench_verdict.py [--build build] [--out FILE] [FORWARD...]
+"""What a verdict costs beside the work that it judges: scripts/bench_verdict.py [--build build] [--out FILE]
+[FORWARD...]
 
-Every forward file is completed by the differentiator and gets the full verdict (no optimisation). Then one forward and backward of
-the finished pair on each of the same shapes runs in the same jail, started cold, and the ratio of the two is printed with the share
-of each part of the verdict. Wall clock: on a busy machine only the ratios mean something.
+Every forward file is completed by the differentiator and gets the full verdict (no optimisation). Then one
+forward and backward of the finished pair on each of the same shapes runs in the same jail, started cold, and
+the ratio of the two is printed with the share of each part of the verdict. Wall clock: on a busy machine only
+the ratios mean something.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 def parts_of(events: list[dict[str, Any]]) -> dict[str, float]:
-    """Seconds by part. `start` is what children took beyond their operation: the jail, the interpreter, the transfers."""
+    """Seconds by part. `start`: what children took beyond their operation (jail, interpreter, transfers)."""
     parts: dict[str, float] = {}
     checking = False
     for event in events:

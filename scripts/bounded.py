@@ -41,7 +41,8 @@ class Ended:
 def run(
     command: Sequence[str | Path], limit: float, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Ended:
-    """Runs a command for at most `limit` seconds. Output goes to files: nobody waits for a pipe that a grandchild holds."""
+    """Runs a command for at most `limit` seconds. Output goes to files: nobody waits for a pipe that a
+    grandchild holds."""
     started = time.monotonic()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = start(command, out, err, env, cwd)
@@ -72,7 +73,7 @@ def start(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a command of start() and its session: what follows a first, polite signal by two seconds is final."""
+    """Ends a command of start() and its session: the polite signal first, two seconds later the final one."""
     for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
         if process.poll() is None:
             _signal(process.pid, number)

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Runs the verdict over many files and keeps the results: pairs with `check`, forward files with the whole job.
+"""Runs the verdict over many files and keeps the results: pairs with `check`, forward files with the whole
+job.
 
-    scripts/check_all.py --program build/kernel-agent --out results.json [--device cuda] [--python PATH] [--jobs 4]
+    scripts/check_all.py --program build/kernel-agent --out results.json [--device cuda] [--python PATH]
+    [--jobs 4]
                          [--seconds SECONDS] [--budget SECONDS] [--sweeps FILE] FILE...
 
 --sweeps names a JSON object: file name -> list of dims to check instead of the file's own SWEEP.
 
-Prints a line a file as it ends and a summary; exits 1 if any file is not verified. Files that did not get their turn
-within the budget are listed as such; a file that takes longer than --seconds is ended, and its verdict is "late".
+Prints a line a file as it ends and a summary; exits 1 if any file is not verified. Files that did not get
+their turn within the budget are listed as such; a file that takes longer than --seconds is ended, and its
+verdict is "late".
 """
 
 from __future__ import annotations
@@ -45,18 +48,9 @@ def run_one(path: Path, args: argparse.Namespace, until: float) -> dict[str, Any
     except json.JSONDecodeError:
         result = {"verdict": "error" if done.code is not None else "late"}
     kept = (
-        "verdict",
-        "stub",
-        "shapes",
-        "gradients",
-        "attempts",
-        "error",
-        "failures",
-        "atomics",
-        "tape_bytes",
-        "draft",
-        "loop_blocked_ms",
-    )
+        "verdict", "stub", "shapes", "gradients", "attempts", "error", "failures", "atomics", "tape_bytes",
+        "draft", "loop_blocked_ms",
+    )  # fmt: skip
     entry = {name: result[name] for name in kept if name in result}
     entry |= {"file": str(path), "exit_code": done.code, "seconds": round(done.seconds, 1)}
     if done.code != 0:

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Where two results of scripts/check_all.py differ, file by file: scripts/compare_verdicts.py CPU.json GPU.json [--json OUT]
+"""Where two results of scripts/check_all.py differ, file by file: scripts/compare_verdicts.py CPU.json
+GPU.json [--json OUT]
 
-A file whose turn did not come in one of them ("not reached", or absent) is listed, and compared with nothing. Exits 1 when
-a verdict differs.
+A file whose turn did not come in one of them ("not reached", or absent) is listed, and compared with nothing.
+Exits 1 when a verdict differs.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""What the differentiator alone can do: forward files through `kernel-agent`, without a model, judged by the verdict.
+"""What the differentiator alone can do: forward files through `kernel-agent`, without a model, judged by the
+verdict.
 
-    scripts/diff_matrix.py [--program build/kernel-agent] [--device cpu] [--dtypes fp16,bf16,fp32] [--out FILE] [NAME ...]
+    scripts/diff_matrix.py [--program build/kernel-agent] [--device cpu] [--dtypes fp16,bf16,fp32] [--out
+    FILE] [NAME ...]
     scripts/diff_matrix.py --store [...]        the forward part of every pair of dataset/ instead
 
-Prints a line a file and keeps the rows in --out after each. A row is `verified`, `refused` (the differentiator names a construct and a
-line), `not verified`, `unusable` or `late` (with the reason; late: longer than --seconds); tape and atomics are given as kept/naive on the traced shape, lines are those of
-the backward. Without --dtypes each file has its own. Exit code 1 where the verdict rejects a drafted backward.
+Prints a line a file and keeps the rows in --out after each. A row is `verified`, `refused` (the
+differentiator names a construct and a line), `not verified`, `unusable` or `late` (with the reason; late:
+longer than --seconds); tape and atomics are given as kept/naive on the traced shape, lines are those of the
+backward. Without --dtypes each file has its own. Exit code 1 where the verdict rejects a drafted backward.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# dist/kernel-agent-<version>-<arch>.tar.gz: programs, their shared libraries, the Python package, prompts and pairs. The
-# programs find the libraries beside themselves; the machine needs only a libc as new as the one here, and a Python with torch.
+# dist/kernel-agent-<version>-<arch>.tar.gz: programs, their shared libraries, the Python package, prompts and
+# pairs. The programs find the libraries beside themselves; the machine needs only a libc as new as the one
+# here, and a Python with torch.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build}

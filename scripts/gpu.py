@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Everything that only a GPU can show, in one command with limits: `make gpu`, or from the tarball of `make dist`
+"""Everything that only a GPU can show, in one command with limits: `make gpu`, or from the tarball of `make
+dist`
 
     python3 scripts/gpu.py --out gpu-NAME.json [--only PART,...] [--skip PART,...] [--limit PART=SECONDS ...]
                            [--budget 600] [--device cuda] [--python PATH] [--jobs 8] [--list]
 
-Parts run one after another; a line is printed as each ends, and the results are written after each. A part that runs
-past its limit, or past the budget of the whole, is ended with all its processes and said to be late; what it had found
-until then counts. With `--device cpu` the same parts run in a reduced form, which shows that the script works and
-nothing about a GPU.
+Parts run one after another; a line is printed as each ends, and the results are written after each. A part
+that runs past its limit, or past the budget of the whole, is ended with all its processes and said to be
+late; what it had found until then counts. With `--device cpu` the same parts run in a reduced form, which
+shows that the script works and nothing about a GPU.
 
 The exit code is 1 where a part found something wrong, or ran past its limit.
 """
@@ -64,7 +65,7 @@ class Bench:
         return max(0.0, min(most, self.until - time.monotonic()))
 
     def environment(self, **more: str) -> dict[str, str]:
-        """Compiled kernels are kept for this run alone; what a part starts has its folder in the command line."""
+        """Compiled kernels are kept for this run alone; what a part starts is known by its folder."""
         runtime = self.work / "run"
         runtime.mkdir(mode=0o700, exist_ok=True)
         plain = {"KA_DEVICE": self.device, "KA_PYTHON": self.python}
@@ -339,7 +340,7 @@ def blocked(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def part_attacks(bench: Bench) -> Iterator[dict[str, Any]]:
-    """tests/attacks with compiled kernels. Some aim at the interpreter: another reason than there is no hole."""
+    """tests/attacks with compiled kernels. Some aim at the interpreter: then another reason is no hole."""
     only = [] if bench.gpu else ["--only", "control scale_atomics"]
     share = (bounded.share(bench.jobs) or ["", "0"])[1]
     ended = bench.script(
@@ -386,7 +387,7 @@ BEYOND = ("mask = cols < N", "mask = cols < N + 8")
 
 
 def part_sanitizer(bench: Bench) -> Iterator[dict[str, Any]]:
-    """check --sanitize on a small pair; then the tools alone, also on one out of bounds, which they must see."""
+    """check --sanitize on a small pair; then the tools alone, also on one out of bounds: they must see it."""
     if not bench.gpu:
         yield {"skipped": "compute-sanitizer watches compiled kernels on a GPU"}
         return
@@ -413,7 +414,7 @@ def part_sanitizer(bench: Bench) -> Iterator[dict[str, Any]]:
 
 
 def watched_alone(bench: Bench, tool: str, name: str, edit: tuple[str, str] | None) -> dict[str, Any]:
-    """The operation sanitize without program and jail: the small pair as it is, or with an edit below its marker."""
+    """Operation sanitize without program and jail: the small pair as it is, or edited below its marker."""
     folder = bench.work / f"sanitize-{name}"
     folder.mkdir()
     head, marker, tail = (ROOT / SMALL).read_text().partition("# ---- backward ----")
@@ -429,7 +430,7 @@ def watched_alone(bench: Bench, tool: str, name: str, edit: tuple[str, str] | No
         "tool_seconds": 45,
     }
     code = (
-        "import json, sys; from pathlib import Path; from kernel_agent import sanitize\n"
+        "import json, sys; from pathlib import Path; from kernel_agent.operations import sanitize\n"
         "print(json.dumps(sanitize.run(json.loads(sys.argv[1]), Path(sys.argv[2]))))"
     )
     ended = bench.script("-c", code, json.dumps(request), folder, most=65, PYTHONPATH=str(ROOT / "sandbox"))

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Which layer of the jail does the CUDA driver not survive? cuInit and a first launch under every single layer and without each.
+# Which layer of the jail does the CUDA driver not survive? cuInit and a first launch under every single layer
+# and without each.
 #   scripts/gpu_jail_probe.sh path/to/ka-jail
 set -u
 jail=$1
@@ -17,7 +18,8 @@ try() {
     local scratch
     scratch=$(mktemp -d)
     printf '%-44s ' "$*"
-    timeout 60 "$jail" --scratch "$scratch" --profile gpu --require none "$@" -- "$python" -c "$code" torch 2>&1 | tail -n 2 | tr '\n' ' '
+    timeout 60 "$jail" --scratch "$scratch" --profile gpu --require none "$@" -- \
+        "$python" -c "$code" torch 2>&1 | tail -n 2 | tr '\n' ' '
     echo
     rm -rf "$scratch"
 }

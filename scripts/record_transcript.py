@@ -3,11 +3,12 @@
 
     record_transcript.py RUN_DIR [-- OPTIONS ...] > tests/llm/transcripts/NAME.jsonl
 
-The first line is {"comment", "forward", "name", "options"}: what was completed, and with which OPTIONS of kernel-agent; the
-server skips it. Every further line is one answer of the model, in order, with `expect` and `reject`: texts that prove that the
-right question is being answered when it is played back. They are taken from the recorded question, and only what stays the
-same from run to run: sentences of the verdict without digits (seeds and errors change), why the last answer was unusable, and
-code lines that tell the shown candidate from all others, so that a roll-back that is forgotten is noticed.
+The first line is {"comment", "forward", "name", "options"}: what was completed, and with which OPTIONS of
+kernel-agent; the server skips it. Every further line is one answer of the model, in order, with `expect` and
+`reject`: texts that prove that the right question is being answered when it is played back. They are taken
+from the recorded question, and only what stays the same from run to run: sentences of the verdict without
+digits (seeds and errors change), why the last answer was unusable, and code lines that tell the shown
+candidate from all others, so that a roll-back that is forgotten is noticed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Brings a machine to where `make` works: Debian packages and .venv. Idempotent; when nothing is missing it does nothing and
-# needs no network. KA_PIP_ARGS is passed to pip (an index, a cache); PYTHON3 names the interpreter for .venv.
+# Brings a machine to where `make` works: Debian packages and .venv. Idempotent; when nothing is missing it
+# does nothing and needs no network. KA_PIP_ARGS is passed to pip (an index, a cache); PYTHON3 names the
+# interpreter for .venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,7 +22,8 @@ install_packages() {
             pkg-config --exists "$lib" 2>/dev/null || missing+=("$lib")
         done
         [ ${#missing[@]} -eq 0 ] && return
-        say "this is no Debian; install these libraries with their headers, then run make again: ${missing[*]}"
+        say "this is no Debian; install these libraries with their headers, then run make again:" \
+            "${missing[*]}"
         say "(what Debian calls them: $(packages | tr '\n' ' '))"
         exit 2
     fi
@@ -41,7 +43,8 @@ install_python() {
     want=$(cat scripts/requirements.txt scripts/requirements-dev.txt | sha256sum)
     [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && return
     local python=${PYTHON3:-python3}
-    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { say "$python is older than 3.11; set PYTHON3"; exit 2; }
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+        { say "$python is older than 3.11; set PYTHON3"; exit 2; }
     [ -x .venv/bin/python ] || "$python" -m venv .venv
     say "installing the pinned Python packages into .venv"
     local pip=(.venv/bin/python -m pip install -q --disable-pip-version-check)

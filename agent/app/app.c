@@ -45,27 +45,24 @@ char *ka_app_find_share(struct ka_err *err)
         return holds_package(given)
                    ? ka_path_real(given, err)
                    : (ka_fail(err, -ENOENT, "KA_SHARE=%s holds no sandbox/kernel_agent", given), NULL);
-    char self[PATH_MAX];
-    ssize_t len = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    if (len <= 0) {
+    char *folder = ka_program_folder(), *real = NULL;
+    if (!folder) {
         ka_fail(err, -errno, "/proc/self/exe: %s", strerror(errno));
         return NULL;
     }
-    self[len] = '\0';
-    *strrchr(self, '/') = '\0';
     static const char *const places[] = {".", "..", "../..", "../share/kernel-agent"};
-    for (size_t i = 0; i < KA_COUNT(places); i++) {
-        char *path = ka_path_join(self, places[i]);
-        if (holds_package(path)) {
-            char *real = ka_path_real(path, err);
-            free(path);
-            return real;
-        }
+    bool found = false;
+    for (size_t i = 0; i < KA_COUNT(places) && !found; i++) {
+        char *path = ka_path_join(folder, places[i]);
+        found = holds_package(path);
+        real = found ? ka_path_real(path, err) : NULL;
         free(path);
     }
-    ka_fail(err, -ENOENT,
-            "cannot find sandbox/kernel_agent near %s; set KA_SHARE to the folder that holds it", self);
-    return NULL;
+    if (!found)
+        ka_fail(err, -ENOENT,
+                "cannot find sandbox/kernel_agent near %s; set KA_SHARE to the folder that holds it", folder);
+    free(folder);
+    return real;
 }
 
 char *ka_app_store_path(const struct ka_opts *opts, const char *share)

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/core/page.h"
 #include "base/files.h"
 
 static void add_escaped(struct ka_buf *out, const char *text)
@@ -54,17 +55,11 @@ static bool is_wrong(const json_t *gradient)
            (json_is_number(limit) && json_number_value(error) > json_number_value(limit));
 }
 
-static const char *text_of(const json_t *object, const char *name)
-{
-    const char *text = json_string_value(json_object_get(object, name));
-    return text && *text ? text : NULL;
-}
-
 void ka_junit_add(struct ka_buf *suites, const char *file, const json_t *result)
 {
-    const char *verdict = text_of(result, "verdict"), *why = text_of(result, "failures");
-    const char *message = text_of(json_object_get(result, "error"), "message");
-    bool verified = verdict && strcmp(verdict, "verified") == 0;
+    const char *verdict = ka_page_text_of(result, "verdict"), *why = ka_page_text_of(result, "failures");
+    const char *message = ka_page_text_of(json_object_get(result, "error"), "message");
+    bool verified = ka_page_verified(result);
     bool judged = verified || (verdict && strcmp(verdict, "not_verified") == 0);
     json_t *gradients = judged ? json_object_get(result, "gradients") : NULL, *gradient;
     size_t i, wrong = 0;
@@ -79,7 +74,7 @@ void ka_junit_add(struct ka_buf *suites, const char *file, const json_t *result)
     json_array_foreach(gradients, i, gradient)
     {
         char name[128];
-        const char *input = text_of(gradient, "name");
+        const char *input = ka_page_text_of(gradient, "name");
         snprintf(name, sizeof(name), "gradient of %.100s", input ? input : "?");
         add_case(suites, file, name, !verified && is_wrong(gradient) ? "failure" : NULL,
                  "wrong, or never returned, on at least one shape");

@@ -6,15 +6,10 @@
 #include <string.h>
 
 #include "agent/core/compose.h"
+#include "agent/core/fields.h"
 #include "base/files.h"
 
 #define PAIR_MAX ((size_t)16 << 20)
-
-static const char *text_of(const json_t *object, const char *name, const char *otherwise)
-{
-    const char *text = json_string_value(json_object_get(object, name));
-    return text ? text : otherwise;
-}
 
 static long long int_of(const json_t *object, const char *name)
 {
@@ -51,7 +46,7 @@ static void print_gradients(const json_t *gradients)
     printf("\n  %-16s %12s %12s   %s\n", "gradient", "error", "eager error", "worst shape");
     json_array_foreach((json_t *)gradients, i, gradient)
     {
-        printf("  %-16s", text_of(gradient, "name", "?"));
+        printf("  %-16s", ka_text_of(gradient, "name", "?"));
         print_number(json_object_get(gradient, "error"));
         print_number(json_object_get(gradient, "baseline_error"));
         printf("  ");
@@ -75,30 +70,30 @@ static void print_shapes(const json_t *shapes)
 
 void ka_show_result(const json_t *result)
 {
-    const char *verdict = text_of(result, "verdict", "error");
-    printf("%s: %s on %s\n", text_of(result, "stub", text_of(result, "file", "?")), verdict,
-           text_of(result, "device", "?"));
+    const char *verdict = ka_text_of(result, "verdict", "error");
+    printf("%s: %s on %s\n", ka_text_of(result, "stub", ka_text_of(result, "file", "?")), verdict,
+           ka_text_of(result, "device", "?"));
     if (int_of(result, "attempts"))
         print_shapes(json_object_get(result, "shapes"));
     print_gradients(json_object_get(result, "gradients"));
-    const char *failures = text_of(result, "failures", "");
+    const char *failures = ka_text_of(result, "failures", "");
     if (failures[0])
         printf("\n%s\n", failures);
     if (int_of(result, "attempts"))
         printf("\n  attempts %lld, snapshots %lld, roll-backs %lld, draft by %s, %.1f s\n",
                int_of(result, "attempts"), int_of(result, "snapshots"), int_of(result, "rollbacks"),
-               text_of(result, "draft", "nobody"), json_number_value(json_object_get(result, "seconds")));
-    const char *pair = text_of(result, "pair", NULL), *best = text_of(result, "best", NULL);
+               ka_text_of(result, "draft", "nobody"), json_number_value(json_object_get(result, "seconds")));
+    const char *pair = ka_text_of(result, "pair", NULL), *best = ka_text_of(result, "best", NULL);
     if (pair)
         printf("  pair:   %s\n", pair);
     else if (best)
         printf("  best so far (not verified): %s\n", best);
-    if (text_of(result, "request", NULL))
-        printf("  waiting for an answer to: %s\n", text_of(result, "request", ""));
+    if (ka_text_of(result, "request", NULL))
+        printf("  waiting for an answer to: %s\n", ka_text_of(result, "request", ""));
     if (json_is_string(json_object_get(result, "run_dir"))) /* a check keeps no folder */
-        printf("  run:    %s\n", text_of(result, "run_dir", ""));
+        printf("  run:    %s\n", ka_text_of(result, "run_dir", ""));
     if (json_is_object(json_object_get(result, "error")))
-        ka_show_error(json_object_get(result, "error"), text_of(result, "file", "?"));
+        ka_show_error(json_object_get(result, "error"), ka_text_of(result, "file", "?"));
 }
 
 void ka_show_backward(const char *pair)
@@ -118,14 +113,15 @@ static void print_names(const char *title, const json_t *list)
     size_t i;
     json_t *item;
     printf("%-9s", title);
-    json_array_foreach((json_t *)list, i, item) printf(
-        "%s%s", i ? ", " : "", json_is_string(item) ? json_string_value(item) : text_of(item, "name", "?"));
+    json_array_foreach((json_t *)list, i, item)
+        printf("%s%s", i ? ", " : "",
+               json_is_string(item) ? json_string_value(item) : ka_text_of(item, "name", "?"));
     puts(json_array_size(list) ? "" : "none");
 }
 
 static void print_kernel(const json_t *kernel)
 {
-    printf("kernel   %s, line %lld%s%s%s\n", text_of(kernel, "name", "?"), int_of(kernel, "line"),
+    printf("kernel   %s, line %lld%s%s%s\n", ka_text_of(kernel, "name", "?"), int_of(kernel, "line"),
            json_is_true(json_object_get(kernel, "autotuned")) ? ", autotuned" : "",
            json_is_true(json_object_get(kernel, "heuristics")) ? ", heuristics" : "",
            json_is_true(json_object_get(kernel, "helper")) ? ", helper" : "");
@@ -136,7 +132,8 @@ void ka_show_inspect(const json_t *inspect, const char *path)
     const json_t *stub = json_object_get(inspect, "stub"), *has = json_object_get(inspect, "has");
     size_t i;
     json_t *item;
-    printf("file     %s\nstub     %s, line %lld\n", path, text_of(stub, "name", "?"), int_of(stub, "line"));
+    printf("file     %s\nstub     %s, line %lld\n", path, ka_text_of(stub, "name", "?"),
+           int_of(stub, "line"));
     print_names("params", json_object_get(stub, "params"));
     print_names("grads", json_object_get(inspect, "grads"));
     json_array_foreach(json_object_get(inspect, "kernels"), i, item) print_kernel(item);
@@ -147,26 +144,26 @@ void ka_show_inspect(const json_t *inspect, const char *path)
         print_dims(json_object_get(item, "dims"));
         puts(json_is_false(json_object_get(item, "required")) ? "  (not required)" : "");
     }
-    printf("dtype    %s\n", text_of(inspect, "dtype", "?"));
+    printf("dtype    %s\n", ka_text_of(inspect, "dtype", "?"));
     printf("has      reference %s, flops %s, setup %s\n",
            json_is_true(json_object_get(has, "reference")) ? "yes" : "no",
            json_is_true(json_object_get(has, "flops")) ? "yes" : "no",
            json_is_true(json_object_get(has, "setup")) ? "yes" : "no");
     json_array_foreach(json_object_get(inspect, "device_answers"), i, item)
-        printf("answered line %lld: %s = %s\n", int_of(item, "line"), text_of(item, "asked", "?"),
-               text_of(item, "answer", "?"));
+        printf("answered line %lld: %s = %s\n", int_of(item, "line"), ka_text_of(item, "asked", "?"),
+               ka_text_of(item, "answer", "?"));
 }
 
 void ka_show_error(const json_t *error, const char *path)
 {
-    const char *file = text_of(error, "file", path), *remedy = text_of(error, "remedy", NULL);
-    const char *trace = text_of(error, "traceback", NULL);
+    const char *file = ka_text_of(error, "file", path), *remedy = ka_text_of(error, "remedy", NULL);
+    const char *trace = ka_text_of(error, "traceback", NULL);
     fflush(stdout);
     fprintf(stderr, "kernel-agent: %s", file);
     if (int_of(error, "line"))
         fprintf(stderr, ":%lld", int_of(error, "line"));
-    fprintf(stderr, ": %s (%s)\n", text_of(error, "message", "unknown error"),
-            text_of(error, "kind", "error"));
+    fprintf(stderr, ": %s (%s)\n", ka_text_of(error, "message", "unknown error"),
+            ka_text_of(error, "kind", "error"));
     if (json_is_object(json_object_get(error, "dims"))) {
         char *dims = json_dumps(json_object_get(error, "dims"), JSON_COMPACT);
         fprintf(stderr, "  shape: %s\n", dims);

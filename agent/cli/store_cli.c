@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "agent/core/fields.h"
 #include "base/files.h"
 #include "rag/build.h"
 #include "rag/gather.h"
@@ -25,6 +26,7 @@ enum { EXIT_OK = 0, EXIT_INTERNAL = 1, EXIT_USE = 2, EXIT_FILE = 3, EXIT_UNVERIF
 struct command_line {
     const char *command;
     char *store; /* resolved path */
+    struct ka_store *db;
     const char *store_option;
     bool json, help;
     size_t topk;
@@ -111,17 +113,13 @@ static json_t *tags_json(const char *tags)
 /* A path relative to the program's own folder; free() it. */
 static char *beside_program(const char *name)
 {
-    char self[PATH_MAX];
-    ssize_t len = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    self[len > 0 ? len : 0] = '\0';
-    char *slash = strrchr(self, '/');
-    if (slash)
-        *slash = '\0';
-    return ka_path_join(slash ? self : ".", name);
+    char *folder = ka_program_folder(), *path = ka_path_join(folder ? folder : ".", name);
+    free(folder);
+    return path;
 }
 
-/* Where the store is, or is to be made: as told, else the user's own folder if there is one, else what was built or installed
- * with the program. */
+/* Where the store is, or is to be made: as told, else the user's own folder if there is one, else what was
+ * built or installed with the program. */
 static char *find_store(const struct command_line *c, bool create)
 {
     static const char *const places[] = {"pairs.db", "../pairs.db", "../share/kernel-agent/pairs.db"};
@@ -172,12 +170,7 @@ static int run_build(struct command_line *c)
 static int run_add(struct command_line *c)
 {
     struct ka_err err;
-    struct ka_store *store = NULL;
-    int rc = ka_store_open(c->store, KA_STORE_WRITE, &store, &err);
-    if (rc)
-        return report_store(&err, rc);
-    rc = ka_build_add(store, c->words[0], &err);
-    ka_store_close(store);
+    int rc = ka_build_add(c->db, c->words[0], &err);
     if (rc)
         return report(&err,
                       rc == -EBUSY || rc == -EROFS || rc == -EILSEQ || rc == -ENOSPC ? EXIT_USE : EXIT_FILE);
@@ -189,22 +182,21 @@ static int run_add(struct command_line *c)
 
 /* ---- import ---- */
 
-static const char *text_of(const json_t *object, const char *name)
-{
-    const char *text = json_string_value(json_object_get(object, name));
-    return text ? text : "";
-}
-
 static void print_imported(const json_t *report)
 {
     size_t i;
     json_t *entry;
     json_array_foreach(json_object_get(report, "taken"), i, entry)
-        printf("taken      %s: %s (%s), as %s\n", text_of(entry, "path"), text_of(entry, "class"),
-               text_of(entry, "license"), text_of(entry, "id"));
+    {
+        printf("taken      %s: %s (%s), as %s\n", ka_text_of(entry, "path", ""),
+               ka_text_of(entry, "class", ""), ka_text_of(entry, "license", ""), ka_text_of(entry, "id", ""));
+    }
     json_array_foreach(json_object_get(report, "not_taken"), i, entry)
-        printf("not taken  %s%s%s: %s\n", text_of(entry, "path"), *text_of(entry, "class") ? ": " : "",
-               text_of(entry, "class"), text_of(entry, "why"));
+    {
+        const char *class = ka_text_of(entry, "class", "");
+        printf("not taken  %s%s%s: %s\n", ka_text_of(entry, "path", ""), *class ? ": " : "", class,
+               ka_text_of(entry, "why", ""));
+    }
     printf("%zu pairs taken, %zu not, of %lld Python files\n",
            json_array_size(json_object_get(report, "taken")),
            json_array_size(json_object_get(report, "not_taken")),
@@ -214,14 +206,13 @@ static void print_imported(const json_t *report)
 /* Nothing taken at all is exit code 3: a script wants to know. */
 static int run_import(struct command_line *c)
 {
-    struct ka_err err = {{0}};
-    struct ka_store *store = NULL;
+    struct ka_err err;
     json_t *all = json_array();
     size_t taken = 0;
-    int rc = ka_store_open(c->store, KA_STORE_WRITE, &store, &err);
+    int rc = 0;
     for (int i = 0; i < c->word_count && rc == 0; i++) {
         json_t *found = NULL;
-        rc = ka_gather(store, c->words[i], c->license, &found, &err);
+        rc = ka_gather(c->db, c->words[i], c->license, &found, &err);
         if (rc == 0) {
             taken += json_array_size(json_object_get(found, "taken"));
             if (!c->json)
@@ -229,10 +220,9 @@ static int run_import(struct command_line *c)
             json_array_append_new(all, found);
         }
     }
-    ka_store_close(store);
-    int code = rc      ? (rc == -ENOENT && store ? report(&err, EXIT_FILE) : report_store(&err, rc))
-               : taken ? EXIT_OK
-                       : EXIT_FILE;
+    int code = taken ? EXIT_OK : EXIT_FILE;
+    if (rc)
+        code = rc == -ENOENT ? report(&err, EXIT_FILE) : report_store(&err, rc);
     if (!rc && c->json && print_json(json_incref(all)))
         code = EXIT_INTERNAL;
     json_decref(all);
@@ -264,13 +254,8 @@ static int print_row(const struct ka_store_row *row, void *arg)
 static int run_list(struct command_line *c)
 {
     struct ka_err err = {{0}};
-    struct ka_store *store = NULL;
-    int rc = ka_store_open(c->store, KA_STORE_READ, &store, &err);
-    if (rc)
-        return report_store(&err, rc);
     json_t *rows = c->json ? json_array() : NULL;
-    rc = ka_store_each(store, c->json ? collect_row : print_row, rows, &err);
-    ka_store_close(store);
+    int rc = ka_store_each(c->db, c->json ? collect_row : print_row, rows, &err);
     if (rc) {
         json_decref(rows);
         return report_store(&err, rc);
@@ -281,13 +266,8 @@ static int run_list(struct command_line *c)
 static int run_show(struct command_line *c)
 {
     struct ka_err err;
-    struct ka_store *store = NULL;
-    struct ka_pair pair = {0};
-    int rc = ka_store_open(c->store, KA_STORE_READ, &store, &err);
-    if (rc)
-        return report_store(&err, rc);
-    rc = ka_store_get(store, c->words[0], &pair, &err);
-    ka_store_close(store);
+    struct ka_pair pair;
+    int rc = ka_store_get(c->db, c->words[0], &pair, &err);
     if (rc)
         return report_store(&err, rc);
     int code = EXIT_OK;
@@ -375,11 +355,7 @@ static int collect_id(const struct ka_store_row *row, void *arg)
     struct id_list *list = arg;
     if (list->own_only && strcmp(row->family, KA_GATHER_FAMILY) == 0)
         return 0;
-    char **ids = realloc(list->ids, (list->count + 1) * sizeof(*ids));
-    if (!ids)
-        return -ENOMEM;
-    list->ids = ids;
-    list->ids[list->count++] = ka_strdup(row->id);
+    *KA_APPEND(list->ids, list->count) = ka_strdup(row->id);
     return 0;
 }
 
@@ -431,15 +407,14 @@ static int verify_by_check(const char *path, void *arg)
     return rc == 0 && WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_INTERNAL;
 }
 
-static int verify_list(struct command_line *c, struct ka_store *store, const struct id_list *list,
-                       const char *scratch)
+static int verify_list(struct command_line *c, const struct id_list *list, const char *scratch)
 {
     json_t *failed = json_array();
     int code = EXIT_OK;
     for (size_t i = 0; i < list->count && code == EXIT_OK; i++) {
         struct ka_err err;
         char *path = NULL;
-        int rc = write_pair(store, list->ids[i], scratch, &path, &err);
+        int rc = write_pair(c->db, list->ids[i], scratch, &path, &err);
         if (rc) {
             code = report_store(&err, rc);
             break;
@@ -470,39 +445,32 @@ static void free_ids(struct id_list *list)
 static int run_verify(struct command_line *c)
 {
     struct ka_err err = {{0}};
-    struct ka_store *store = NULL;
     struct id_list all = {.own_only = true}, named = {c->words, (size_t)c->word_count, false};
     char scratch[] = "/tmp/kernel-agent-verify-XXXXXX";
-    int rc = ka_store_open(c->store, KA_STORE_READ, &store, &err);
-    if (rc == 0)
-        rc = ka_store_check(store, &err);
+    int rc = ka_store_check(c->db, &err);
     if (rc == 0 && !named.count)
-        rc = ka_store_each(store, collect_id, &all, &err);
+        rc = ka_store_each(c->db, collect_id, &all, &err);
     if (rc == 0 && !mkdtemp(scratch))
         rc = ka_fail(&err, -errno, "%s: %s", scratch, strerror(errno));
     int code = EXIT_OK;
     if (rc) {
         code = report_store(&err, rc);
     } else {
-        code = verify_list(c, store, named.count ? &named : &all, scratch);
+        code = verify_list(c, named.count ? &named : &all, scratch);
         ka_rmtree(scratch, NULL);
     }
     free_ids(&all);
-    ka_store_close(store);
     return code;
 }
 
 static int run_export(struct command_line *c)
 {
     struct ka_err err = {{0}};
-    struct ka_store *store = NULL;
     struct id_list all = {0};
-    int rc = ka_store_open(c->store, KA_STORE_READ, &store, &err);
-    if (rc == 0)
-        rc = ka_store_each(store, collect_id, &all, &err);
+    int rc = ka_store_each(c->db, collect_id, &all, &err);
     for (size_t i = 0; i < all.count && rc == 0; i++) {
         char *path = NULL;
-        rc = write_pair(store, all.ids[i], c->words[0], &path, &err);
+        rc = write_pair(c->db, all.ids[i], c->words[0], &path, &err);
         free(path);
     }
     int code = rc ? report_store(&err, rc) : EXIT_OK;
@@ -511,7 +479,6 @@ static int run_export(struct command_line *c)
     else if (code == EXIT_OK)
         printf("%zu pairs written to %s\n", all.count, c->words[0]);
     free_ids(&all);
-    ka_store_close(store);
     return code;
 }
 
@@ -521,16 +488,17 @@ static const struct {
     const char *name;
     int least, most; /* words after the command */
     const char *wants;
+    enum ka_store_mode mode; /* as which it finds c->db open; CREATE: it opens none, or its own */
     int (*run)(struct command_line *c);
 } COMMANDS[] = {
-    {"build", 1, 1, "build DIR", run_build},
-    {"add", 1, 1, "add FILE", run_add},
-    {"list", 0, 0, "list", run_list},
-    {"show", 1, 1, "show ID", run_show},
-    {"search", 1, 1, "search FILE", run_search},
-    {"verify", 0, INT_MAX, "verify [ID...]", run_verify},
-    {"import", 1, INT_MAX, "import PATH...", run_import},
-    {"export", 1, 1, "export DIR", run_export},
+    {"build", 1, 1, "build DIR", KA_STORE_CREATE, run_build},
+    {"add", 1, 1, "add FILE", KA_STORE_WRITE, run_add},
+    {"list", 0, 0, "list", KA_STORE_READ, run_list},
+    {"show", 1, 1, "show ID", KA_STORE_READ, run_show},
+    {"search", 1, 1, "search FILE", KA_STORE_CREATE, run_search},
+    {"verify", 0, INT_MAX, "verify [ID...]", KA_STORE_READ, run_verify},
+    {"import", 1, INT_MAX, "import PATH...", KA_STORE_WRITE, run_import},
+    {"export", 1, 1, "export DIR", KA_STORE_READ, run_export},
 };
 
 static int parse_topk(const char *text, size_t *out, struct ka_err *err)
@@ -603,7 +571,11 @@ static int run_command(struct command_line *c)
             return report(&err, EXIT_USE);
         }
         c->store = find_store(c, COMMANDS[i].run == run_build);
-        int code = COMMANDS[i].run(c);
+        int rc = 0;
+        if (COMMANDS[i].mode != KA_STORE_CREATE)
+            rc = ka_store_open(c->store, COMMANDS[i].mode, &c->db, &err);
+        int code = rc ? report_store(&err, rc) : COMMANDS[i].run(c);
+        ka_store_close(c->db);
         free(c->store);
         return code;
     }

@@ -19,12 +19,12 @@ const struct ka_chat_tool ka_answer_tools[] = {
      "then hunks, then '*** End Patch'. A hunk starts with '@@' (or '@@ def name' to say in which "
      "function), then unchanged lines with a leading space, removed lines with '-', added lines with '+'. "
      "Hunks are found by their context, not by line numbers; each must fit in exactly one place. Only "
-     "lines below '" KA_COMPOSE_MARKER "' may change.",
+     "lines below '" KA_MARKER "' may change.",
      "{\"type\": \"object\", \"required\": [\"patch\"], \"additionalProperties\": false, \"properties\": "
      "{\"patch\": {\"type\": \"string\", \"description\": \"the whole envelope\"}}}"},
     {"submit_file",
      "Replace the whole backward part: backward kernels, one torch.autograd.Function and "
-     "<stub>_autograd with the stub's signature. Send only what belongs below '" KA_COMPOSE_MARKER "'.",
+     "<stub>_autograd with the stub's signature. Send only what belongs below '" KA_MARKER "'.",
      "{\"type\": \"object\", \"required\": [\"content\"], \"additionalProperties\": false, \"properties\": "
      "{\"content\": {\"type\": \"string\", \"description\": \"Python source without Markdown fences\"}}}"},
 };
@@ -122,7 +122,7 @@ static int take_code(const char *code, struct ka_buf *current, struct ka_err *er
         return ka_fail(err, -EINVAL,
                        "The code repeats the forward part without the line '%s'. Send only what belongs "
                        "below that line.",
-                       KA_COMPOSE_MARKER);
+                       KA_MARKER);
     if (!strstr(code, "_autograd("))
         return ka_fail(err, -EINVAL,
                        "The code defines no `<stub>_autograd(...)`, so it is not a whole backward part. "
@@ -148,7 +148,7 @@ static int join(const char *forward, const char *backward, struct ka_buf *pair)
         return ka_buf_printf(pair, "%.*s%s\n\n%s", (int)(after - forward), forward,
                              after > forward && after[-1] == '\n' ? "" : "\n", backward);
     const char *newline = len && forward[len - 1] != '\n' ? "\n" : "";
-    return ka_buf_printf(pair, "%s%s\n\n%s\n\n\n%s", forward, newline, KA_COMPOSE_MARKER, backward);
+    return ka_buf_printf(pair, "%s%s\n\n%s\n\n\n%s", forward, newline, KA_MARKER, backward);
 }
 
 static int take_patch(const char *patch, const char *forward, struct ka_buf *current, struct ka_err *err)

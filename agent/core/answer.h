@@ -21,10 +21,11 @@ extern const size_t ka_answer_tool_count;
 
 /* Append the new backward part (tidied, see ka_compose_tidy) to `out`. `forward` is the forward part as the
  * model saw it, `backward` the current backward part, "" if there is none yet; a patch sees both as one pair.
- * `tools`: the one who answers has the tools above; else the messages speak of blocks and patches only, for a person too.
- * Errors: -ECONNREFUSED the model refused, -ENODATA no code or patch in it, -EPROTO a tool call that cannot
- * be read, -EINVAL code that cannot be a backward part or a patch that is none, -EALREADY nothing changed,
- * -EFBIG too long or cut by the length limit; and those of ka_patch_apply. `out` is then unchanged. */
+ * `tools`: the one who answers has the tools above; else the messages speak of blocks and patches only, for a
+ * person too. Errors: -ECONNREFUSED the model refused, -ENODATA no code or patch in it, -EPROTO a tool call
+ * that cannot be read, -EINVAL code that cannot be a backward part or a patch that is none, -EALREADY nothing
+ * changed, -EFBIG too long or cut by the length limit; and those of ka_patch_apply. `out` is then
+ * unchanged. */
 int ka_answer_apply(const struct ka_chat_answer *answer, const char *forward, const char *backward,
                     bool tools, struct ka_buf *out, struct ka_err *err);
 

@@ -4,6 +4,7 @@
 #include "chat.h"
 
 #include "base/utf8.h"
+#include "fields.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -229,16 +230,21 @@ bool ka_chat_stream_done(const struct ka_chat_stream *stream)
     return stream->done;
 }
 
-/* Count `len` more bytes of the answer. */
-static int use(struct ka_chat_stream *stream, size_t len)
+/* The first failure stays. */
+#define FAIL(stream, ...)                                                                                    \
+    ((stream)->failed = (stream)->failed ? (stream)->failed : ka_fail(&(stream)->why, __VA_ARGS__))
+
+/* Count `len` more bytes of the answer. False: they are too many, or something has failed. */
+static bool use(struct ka_chat_stream *stream, size_t len)
 {
-    if (len > stream->max - stream->bytes)
-        return ka_fail(&stream->why, -EFBIG, "the answer is larger than %zu bytes", stream->max);
-    stream->bytes += len;
-    return 0;
+    if (stream->failed == 0 && len > stream->max - stream->bytes)
+        FAIL(stream, -EFBIG, "the answer is larger than %zu bytes", stream->max);
+    stream->bytes += stream->failed ? 0 : len;
+    return stream->failed == 0;
 }
 
-/* Is the end of the text one short piece over and over? No code is: the model is caught in a loop and will not stop by itself. */
+/* Is the end of the text one short piece over and over? No code is: the model is caught in a loop and will
+ * not stop by itself. */
 static bool is_looping(const struct ka_buf *text)
 {
     if (text->len < LOOP_BYTES)
@@ -250,52 +256,46 @@ static bool is_looping(const struct ka_buf *text)
     return false;
 }
 
-static int add_bytes(struct ka_chat_stream *stream, struct ka_buf *to, const char *bytes, size_t len)
+static void add_bytes(struct ka_chat_stream *stream, struct ka_buf *to, const char *bytes, size_t len)
 {
-    int rc = use(stream, len);
     size_t before = to->len / LOOP_BYTES;
-    if (rc == 0 && ka_buf_add(to, bytes, len))
-        rc = ka_fail(&stream->why, -ENOMEM, "no memory for the answer");
-    if (rc == 0 && to->len / LOOP_BYTES != before && is_looping(to))
-        rc = ka_fail(&stream->why, -EBADMSG, "the answer repeats itself without end");
-    return rc;
+    if (!use(stream, len))
+        return;
+    if (ka_buf_add(to, bytes, len))
+        FAIL(stream, -ENOMEM, "no memory for the answer");
+    if (to->len / LOOP_BYTES != before && is_looping(to))
+        FAIL(stream, -EBADMSG, "the answer repeats itself without end");
 }
 
-static int add_string(struct ka_chat_stream *stream, struct ka_buf *to, const json_t *value)
+static void add_string(struct ka_chat_stream *stream, struct ka_buf *to, const json_t *value)
 {
-    return json_is_string(value) ? add_bytes(stream, to, json_string_value(value), json_string_length(value))
-                                 : 0;
+    if (json_is_string(value))
+        add_bytes(stream, to, json_string_value(value), json_string_length(value));
 }
 
 /* Keep the first non-empty string. */
-static int keep_string(struct ka_chat_stream *stream, char **to, const json_t *value)
+static void keep_string(struct ka_chat_stream *stream, char **to, const json_t *value)
 {
-    if (*to || json_string_length(value) == 0)
-        return 0;
-    int rc = use(stream, json_string_length(value));
-    if (rc == 0)
+    if (!*to && json_string_length(value) && use(stream, json_string_length(value)))
         *to = ka_strndup(json_string_value(value), json_string_length(value));
-    return rc;
 }
 
 /* Content is a string, or a list of parts of which the texts count. */
-static int add_content(struct ka_chat_stream *stream, const json_t *content)
+static void add_content(struct ka_chat_stream *stream, const json_t *content)
 {
-    int rc = add_string(stream, &stream->text, content);
     size_t i;
     json_t *part;
+    add_string(stream, &stream->text, content);
     json_array_foreach(content, i, part)
     {
-        if (rc == 0)
-            rc = add_string(stream, &stream->text, json_object_get(part, "text"));
-        if (rc == 0)
-            rc = add_string(stream, &stream->refusal, json_object_get(part, "refusal"));
+        add_string(stream, &stream->text, json_object_get(part, "text"));
+        add_string(stream, &stream->refusal, json_object_get(part, "refusal"));
     }
-    return rc;
 }
 
-/* The call that a piece belongs to. Pieces without an index start a new call when they bring a new id. */
-static int find_call(struct ka_chat_stream *stream, const json_t *piece, struct call_build **call)
+/* The call that a piece belongs to; NULL past the cap. Pieces without an index start a new call when they
+ * bring a new id. */
+static struct call_build *find_call(struct ka_chat_stream *stream, const json_t *piece)
 {
     const json_t *number = json_object_get(piece, "index");
     const char *id = json_string_value(json_object_get(piece, "id"));
@@ -306,51 +306,38 @@ static int find_call(struct ka_chat_stream *stream, const json_t *piece, struct 
         at = (json_int_t)stream->call_count - (starts ? 0 : 1);
     }
     if (at < 0 || at >= CALLS_MAX)
-        return ka_fail(&stream->why, -EFBIG, "the answer has more than %d tool calls", CALLS_MAX);
+        return NULL;
     if ((size_t)at >= stream->call_count)
         stream->call_count = (size_t)at + 1;
-    *call = &stream->calls[at];
-    return 0;
+    return &stream->calls[at];
 }
 
-static int add_arguments(struct ka_chat_stream *stream, struct call_build *call, const json_t *arguments)
+static void add_call(struct ka_chat_stream *stream, const json_t *piece)
 {
-    if (!json_is_object(arguments))
-        return add_string(stream, &call->arguments, arguments);
-    char *text = json_dumps(arguments, JSON_COMPACT);
-    int rc = text ? add_bytes(stream, &call->arguments, text, strlen(text)) : -ENOMEM;
-    free(text);
-    return rc;
-}
-
-static int add_call(struct ka_chat_stream *stream, const json_t *piece)
-{
-    struct call_build *call = NULL;
     const json_t *function = json_object_get(piece, "function");
-    int rc = find_call(stream, piece, &call);
-    if (rc == 0)
-        rc = keep_string(stream, &call->id, json_object_get(piece, "id"));
-    if (rc == 0)
-        rc = keep_string(stream, &call->name, json_object_get(function, "name"));
-    if (rc == 0)
-        rc = add_arguments(stream, call, json_object_get(function, "arguments"));
-    return rc;
+    const json_t *arguments = json_object_get(function, "arguments");
+    struct call_build *call = find_call(stream, piece);
+    if (!call) {
+        FAIL(stream, -EFBIG, "the answer has more than %d tool calls", CALLS_MAX);
+        return;
+    }
+    keep_string(stream, &call->id, json_object_get(piece, "id"));
+    keep_string(stream, &call->name, json_object_get(function, "name"));
+    add_string(stream, &call->arguments, arguments);
+    char *text = json_is_object(arguments) ? json_dumps(arguments, JSON_COMPACT) : NULL;
+    if (text)
+        add_bytes(stream, &call->arguments, text, strlen(text));
+    free(text);
 }
 
 /* `message` is a chunk's delta or a body's whole message: the members are the same. */
-static int add_message(struct ka_chat_stream *stream, const json_t *message)
+static void add_message(struct ka_chat_stream *stream, const json_t *message)
 {
-    int rc = add_content(stream, json_object_get(message, "content"));
-    if (rc == 0)
-        rc = add_string(stream, &stream->refusal, json_object_get(message, "refusal"));
     size_t i;
     json_t *piece;
-    json_array_foreach(json_object_get(message, "tool_calls"), i, piece)
-    {
-        if (rc == 0)
-            rc = add_call(stream, piece);
-    }
-    return rc;
+    add_content(stream, json_object_get(message, "content"));
+    add_string(stream, &stream->refusal, json_object_get(message, "refusal"));
+    json_array_foreach(json_object_get(message, "tool_calls"), i, piece) add_call(stream, piece);
 }
 
 static void take_count(long *to, const json_t *value)
@@ -360,52 +347,47 @@ static void take_count(long *to, const json_t *value)
         *to = (long)count;
 }
 
-static int report_error(struct ka_chat_stream *stream, const char *data, size_t len)
+static void report_error(struct ka_chat_stream *stream, const char *data, size_t len)
 {
     struct ka_chat_error error;
     ka_chat_error_read(data, len, &error);
-    return ka_fail(&stream->why, -EREMOTEIO, "the endpoint answered with an error: %s",
-                   error.message[0] ? error.message : "it gives no message");
+    FAIL(stream, -EREMOTEIO, "the endpoint answered with an error: %s",
+         error.message[0] ? error.message : "it gives no message");
 }
 
 /* One chunk (`member` "delta") or one body (`member` "message"). */
-static int take_json(struct ka_chat_stream *stream, const char *data, size_t len, const char *member)
+static void take_json(struct ka_chat_stream *stream, const char *data, size_t len, const char *member)
 {
     json_error_t why;
-    json_t *root = json_loadb(data, len, 0, &why);
+    json_t *root = json_loadb(data, len, 0, &why), *choice;
     const json_t *choices = json_object_get(root, "choices"), *usage = json_object_get(root, "usage");
-    int rc;
-    if (!root)
-        rc = ka_fail(&stream->why, -EBADMSG, "the answer is not valid JSON: %s", why.text);
-    else if (!json_is_null(json_object_get(root, "error")) && json_object_get(root, "error"))
-        rc = report_error(stream, data, len);
-    else if (!json_is_object(root))
-        rc = ka_fail(&stream->why, -EBADMSG, "the answer is JSON, but not an object");
-    else
-        rc = keep_string(stream, &stream->model, json_object_get(root, "model"));
     size_t i;
-    json_t *choice;
+    if (!root)
+        FAIL(stream, -EBADMSG, "the answer is not valid JSON: %s", why.text);
+    else if (!json_is_null(json_object_get(root, "error")) && json_object_get(root, "error"))
+        report_error(stream, data, len);
+    else if (!json_is_object(root))
+        FAIL(stream, -EBADMSG, "the answer is JSON, but not an object");
+    keep_string(stream, &stream->model, json_object_get(root, "model"));
     json_array_foreach(choices, i, choice)
     {
-        if (rc || json_integer_value(json_object_get(choice, "index")) != 0)
+        if (json_integer_value(json_object_get(choice, "index")) != 0)
             continue; /* only the first choice was asked for */
-        rc = add_message(stream, json_object_get(choice, member));
-        if (rc == 0)
-            rc = keep_string(stream, &stream->finish_reason, json_object_get(choice, "finish_reason"));
+        add_message(stream, json_object_get(choice, member));
+        keep_string(stream, &stream->finish_reason, json_object_get(choice, "finish_reason"));
     }
     take_count(&stream->tokens_in, json_object_get(usage, "prompt_tokens"));
     take_count(&stream->tokens_out, json_object_get(usage, "completion_tokens"));
-    if (rc == 0 && strcmp(member, "message") == 0 && json_array_size(choices) == 0)
-        rc = ka_fail(&stream->why, -EBADMSG, "the answer has no choices");
+    if (strcmp(member, "message") == 0 && json_array_size(choices) == 0)
+        FAIL(stream, -EBADMSG, "the answer has no choices");
     json_decref(root);
-    return rc;
 }
 
 static int take(struct ka_chat_stream *stream, const char *data, size_t len, const char *member,
                 struct ka_err *err)
 {
     if (stream->failed == 0)
-        stream->failed = take_json(stream, data, len, member);
+        take_json(stream, data, len, member);
     return stream->failed ? ka_fail(err, stream->failed, "%s", stream->why.msg) : 0;
 }
 
@@ -468,27 +450,18 @@ int ka_chat_parse(const char *body, size_t len, size_t max, struct ka_chat_answe
 
 /* ---- errors ---- */
 
-static const char *string_in(const json_t *object, const char *member)
-{
-    return json_string_value(json_object_get(object, member));
-}
-
 /* The places in which endpoints put their message: {"error": {"message"}}, {"error"}, {"message"},
  * {"detail"},
  * {"detail": [{"msg"}]}. */
 static const char *message_in(const json_t *root)
 {
     const json_t *error = json_object_get(root, "error"), *detail = json_object_get(root, "detail");
-    const char *found = string_in(error, "message");
-    if (!found)
-        found = json_string_value(error);
-    if (!found)
-        found = string_in(root, "message");
-    if (!found)
-        found = json_string_value(detail);
-    if (!found)
-        found = string_in(json_array_get(detail, 0), "msg");
-    return found;
+    const json_t *places[] = {json_object_get(error, "message"), error, json_object_get(root, "message"),
+                              detail, json_object_get(json_array_get(detail, 0), "msg")};
+    for (size_t i = 0; i < KA_COUNT(places); i++)
+        if (json_is_string(places[i]))
+            return json_string_value(places[i]);
+    return NULL;
 }
 
 /* Proxies answer with pages that are of no use in a message. */
@@ -507,9 +480,8 @@ void ka_chat_error_read(const char *body, size_t len, struct ka_chat_error *erro
     json_t *root = json_loadb(body, len, 0, NULL);
     const json_t *object = json_is_array(root) ? json_array_get(root, 0) : root;
     const json_t *inner = json_object_get(object, "error");
-    const char *message = message_in(object), *code = string_in(inner, "code");
-    if (!code)
-        code = string_in(inner, "type");
+    const char *message = message_in(object),
+               *code = ka_text_of(inner, "code", ka_text_of(inner, "type", NULL));
     if (message)
         ka_utf8_line(message, strlen(message), error->message, sizeof(error->message));
     else if (!root && !looks_like_markup(body, len))

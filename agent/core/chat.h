@@ -79,7 +79,8 @@ struct ka_chat_stream;
 struct ka_chat_stream *ka_chat_stream_new(size_t max); /* `max` caps the bytes of the answer */
 void ka_chat_stream_free(struct ka_chat_stream *stream);
 
-/* The data of one event. Errors as of ka_chat_parse(), and -EBADMSG for text that repeats itself without end; they stay: every later call returns the same. */
+/* The data of one event. Errors as of ka_chat_parse(), and -EBADMSG for text that repeats itself without end;
+ * they stay: every later call returns the same. */
 int ka_chat_stream_add(struct ka_chat_stream *stream, const char *data, size_t len, struct ka_err *err);
 
 bool ka_chat_stream_done(const struct ka_chat_stream *stream); /* saw [DONE]: nothing follows */

@@ -65,7 +65,7 @@ const char *ka_compose_after_marker(const char *text, bool loose)
     const char *cursor = text, *end = text + strlen(text);
     struct ka_line line;
     while (ka_line_next(&cursor, end, &line)) {
-        if (ka_line_is(ka_line_strip(line), KA_COMPOSE_MARKER) || (loose && is_loose_marker(line)))
+        if (ka_line_is(ka_line_strip(line), KA_MARKER) || (loose && is_loose_marker(line)))
             return cursor;
     }
     return NULL;
@@ -87,42 +87,33 @@ int ka_compose_tidy(const char *text, size_t len, struct ka_buf *out)
     struct ka_line line;
     size_t blank = 0;
     bool begun = false;
-    int rc = 0;
-    while (rc == 0 && ka_line_next(&cursor, end, &line)) {
+    while (ka_line_next(&cursor, end, &line)) {
         if (!ka_line_strip(line).len) {
             blank++;
             continue;
         }
-        for (; begun && blank && rc == 0; blank--)
-            rc = ka_buf_add(out, "\n", 1);
+        for (; begun && blank; blank--)
+            ka_buf_puts(out, "\n");
         blank = 0;
         begun = true;
-        rc = rc ? rc : ka_buf_add(out, line.at, line.len);
-        rc = rc ? rc : ka_buf_add(out, "\n", 1);
+        ka_line_put(line, out);
     }
-    return rc;
+    return out->failed;
 }
 
 int ka_compose_split(const char *text, struct ka_buf *forward, struct ka_buf *backward, struct ka_err *err)
 {
     const char *after = ka_compose_after_marker(text, false);
     if (!after)
-        return ka_fail(err, -ENOENT, "there is no line '%s'", KA_COMPOSE_MARKER);
+        return ka_fail(err, -ENOENT, "there is no line '%s'", KA_MARKER);
     const char *marker = after;
     while (marker > text && marker[-1] == '\n')
         marker--; /* the marker line's own newline */
     while (marker > text && marker[-1] != '\n')
         marker--;
-    struct ka_buf front = {0}, back = {0};
-    int rc = ka_compose_tidy(text, (size_t)(marker - text), &front);
-    rc = rc ? rc : ka_compose_tidy(after, strlen(after), &back);
-    rc = rc ? rc : ka_buf_add(forward, ka_buf_str(&front), front.len);
-    rc = rc ? rc : ka_buf_add(backward, ka_buf_str(&back), back.len);
-    if (rc)
-        ka_fail(err, rc, "no room for a pair of %zu bytes", strlen(text));
-    ka_buf_free(&front);
-    ka_buf_free(&back);
-    return rc;
+    int rc = ka_compose_tidy(text, (size_t)(marker - text), forward);
+    rc = rc ? rc : ka_compose_tidy(after, strlen(after), backward);
+    return rc ? ka_fail(err, rc, "no room for a pair of %zu bytes", strlen(text)) : 0;
 }
 
 static bool is_name_char(char c)
@@ -192,22 +183,22 @@ static enum import_kind classify_import(struct ka_line code, struct ka_line *nam
     return renamed && is_name(*name) && !code.len ? IMPORT_AUTODIFF : IMPORT_OTHER;
 }
 
-static int put_marker_function(struct ka_buf *out, struct ka_line line, struct ka_line name)
+static void put_marker_function(struct ka_buf *out, struct ka_line line, struct ka_line name)
 {
     int indent = (int)ka_line_indent(line);
-    return ka_buf_printf(out,
-                         "%.*sdef %.*s(inputs_require_grad=()):  # marks the stub for kernel-agent\n"
-                         "%.*s    return lambda stub: stub\n",
-                         indent, line.at, (int)name.len, name.at, indent, line.at);
+    ka_buf_printf(out,
+                  "%.*sdef %.*s(inputs_require_grad=()):  # marks the stub for kernel-agent\n"
+                  "%.*s    return lambda stub: stub\n",
+                  indent, line.at, (int)name.len, name.at, indent, line.at);
 }
 
 /* Blank lines until there are two since the last code: what stands around a function at the top level. */
-static int put_gap(struct ka_buf *out)
+static void put_gap(struct ka_buf *out)
 {
     size_t blank = 0;
     while (blank < 2 && blank + 1 < out->len && out->data[out->len - 2 - blank] == '\n')
         blank++;
-    return out->len ? ka_buf_add(out, "\n\n", 2 - blank) : 0;
+    ka_buf_add(out, "\n\n", out->len ? 2 - blank : 0);
 }
 
 /* The forward part with its imports of kernel_agent replaced. */
@@ -217,8 +208,7 @@ static int put_forward(const char *text, size_t len, struct ka_buf *out, struct 
     struct python_lines state = {0};
     struct ka_line line, name;
     bool gap = false; /* the marker function was the last code */
-    int rc = 0;
-    for (size_t number = 1; rc == 0 && ka_line_next(&cursor, end, &line); number++) {
+    for (size_t number = 1; ka_line_next(&cursor, end, &line); number++) {
         bool in_string = state.quote != 0;
         skip_line(&state, line);
         enum import_kind kind = in_string ? IMPORT_NONE : classify_import(ka_line_strip(line), &name);
@@ -230,21 +220,19 @@ static int put_forward(const char *text, size_t len, struct ka_buf *out, struct 
                 number, (int)(line.len < 100 ? line.len : 100), line.at);
         bool blank = !ka_line_strip(line).len, top = !ka_line_indent(line);
         if (!blank && top && (gap || kind == IMPORT_AUTODIFF))
-            rc = put_gap(out);
+            put_gap(out);
         gap = (gap && blank) || (kind == IMPORT_AUTODIFF && top);
-        if (kind == IMPORT_AUTODIFF) {
-            rc = rc ? rc : put_marker_function(out, line, name);
-        } else {
-            rc = rc ? rc : ka_buf_add(out, line.at, line.len);
-            rc = rc ? rc : ka_buf_add(out, "\n", 1);
-        }
+        if (kind == IMPORT_AUTODIFF)
+            put_marker_function(out, line, name);
+        else
+            ka_line_put(line, out);
     }
-    return rc;
+    return out->failed;
 }
 
 int ka_compose_pair(const char *forward, const char *backward, struct ka_buf *out, struct ka_err *err)
 {
-    struct ka_buf front = {0}, back = {0}, code = {0}, whole = {0};
+    struct ka_buf front = {0}, back = {0}, code = {0};
     int rc = ka_compose_after_marker(forward, false) ? ka_compose_split(forward, &front, &back, err)
                                                      : ka_compose_tidy(forward, strlen(forward), &front);
     if (rc)
@@ -252,22 +240,16 @@ int ka_compose_pair(const char *forward, const char *backward, struct ka_buf *ou
     rc = put_forward(ka_buf_str(&front), front.len, &code, err);
     if (rc == -EINVAL)
         goto out;
-    if (!*backward) {
-        rc = rc ? rc : ka_buf_add(out, ka_buf_str(&code), code.len);
-        goto out;
+    if (*backward) {
+        ka_buf_puts(&code, "\n\n" KA_MARKER "\n\n\n");
+        rc = ka_compose_tidy(backward, strlen(backward), &code);
     }
-    ka_buf_clear(&back);
-    rc = rc ? rc : ka_compose_tidy(backward, strlen(backward), &back);
-    rc = rc ? rc
-            : ka_buf_printf(&whole, "%s\n\n%s\n\n\n%s", ka_buf_str(&code), KA_COMPOSE_MARKER,
-                            ka_buf_str(&back));
-    rc = rc ? rc : ka_buf_add(out, ka_buf_str(&whole), whole.len);
+    rc = rc ? rc : ka_buf_add(out, ka_buf_str(&code), code.len);
     if (rc)
         ka_fail(err, rc, "no room for a pair of %zu bytes", strlen(forward) + strlen(backward));
 out:
     ka_buf_free(&front);
     ka_buf_free(&back);
     ka_buf_free(&code);
-    ka_buf_free(&whole);
     return rc;
 }

@@ -6,8 +6,8 @@
 #define KA_COMPOSE_H
 
 #include "base/base.h"
+#include "base/marker.h"
 
-#define KA_COMPOSE_MARKER "# ---- backward ----"
 
 /* Append the pair made of `forward` (whatever follows a marker line in it is dropped) and `backward` (blank
  * lines around it trimmed) to `out`. `from kernel_agent import autodiff`, also from `kernel_agent.autodiff`

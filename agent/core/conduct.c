@@ -6,8 +6,8 @@
 
 #define NAMED_MAX 8 /* items of one list */
 
-/* Without "aten::" and the trailing underscore of in-place operations: allocation, views, copies and casts, and sums of
- * partial results. */
+/* Without "aten::" and the trailing underscore of in-place operations: allocation, views, copies and casts,
+ * and sums of partial results. */
 static const char ALLOWED[] =
     " empty empty_like empty_strided empty_permuted new_empty new_empty_strided zeros zeros_like new_zeros "
     "_efficientzerotensor"

@@ -1,8 +1,8 @@
 /* Which child does which cases: pure.
  *
- * What a case costs is estimated by the product of its sizes, on top of what any case costs (loading, compiling, launching).
- * The greatest go first to whoever has least, so that all end at about the same time; within a child the cheapest comes first,
- * so that what is wrong shows soon. */
+ * What a case costs is estimated by the product of its sizes, on top of what any case costs (loading,
+ * compiling, launching). The greatest go first to whoever has least, so that all end at about the same time;
+ * within a child the cheapest comes first, so that what is wrong shows soon. */
 #ifndef KA_DEAL_H
 #define KA_DEAL_H
 

@@ -1,6 +1,8 @@
 /* Slopes into a judgement. Knows no tensor and no shape; see differences.h. */
 #include "differences.h"
 
+#include "fields.h"
+
 #include <errno.h>
 #include <math.h>
 #include <string.h>
@@ -17,16 +19,10 @@ struct worst {
 };
 
 /* NaN for what is missing: every comparison with it fails. */
-static double number_of(const json_t *slope, const char *name)
-{
-    const json_t *value = json_object_get(slope, name);
-    return json_is_number(value) ? json_number_value(value) : NAN;
-}
-
 static enum slope judge_slope(const json_t *slope, struct worst *worst)
 {
-    double analytic = number_of(slope, "analytic"), numeric = number_of(slope, "numeric");
-    double unsure = number_of(slope, "noise") + number_of(slope, "spread");
+    double analytic = ka_number_of(slope, "analytic", NAN), numeric = ka_number_of(slope, "numeric", NAN);
+    double unsure = ka_number_of(slope, "noise", NAN) + ka_number_of(slope, "spread", NAN);
     double size = fmax(fabs(analytic), fabs(numeric)), gap = fabs(analytic - numeric);
     if (!isfinite(analytic) || !isfinite(numeric) || !(unsure >= 0 && unsure <= OPEN * size))
         return SLOPE_OPEN;

@@ -1,8 +1,9 @@
 /* The run's state machine: one function a state, one setter for the state. Pure; see job.h for the words.
  *
- * Design. A turn collects up to `candidates` candidates; each is checked when it comes; the turn is judged when its last
- * one is. In draft and fix, "better" is more cases passed; a verified turn moves on to optimise. In optimise, a turn is
- * kept only if it is verified and cheaper by `min_rel_impr`; otherwise the run rolls back to its best snapshot. */
+ * Design. A turn collects up to `candidates` candidates; each is checked when it comes; the turn is judged
+ * when its last one is. In draft and fix, "better" is more cases passed; a verified turn moves on to
+ * optimise. In optimise, a turn is kept only if it is verified and cheaper by `min_rel_impr`; otherwise the
+ * run rolls back to its best snapshot. */
 #include "job.h"
 
 #include <errno.h>
@@ -250,20 +251,12 @@ static int on_queued(struct ka_job *job, const struct ka_event *event, struct ka
     return 0;
 }
 
-static int on_inspect(struct ka_job *job, const struct ka_event *event, struct ka_command *command)
+/* Inspect and preflight both find out whether the file can be used. */
+static int on_looked_at(struct ka_job *job, const struct ka_event *event, struct ka_command *command)
 {
-    if (event->type == KA_EV_OK)
+    if (event->type == KA_EV_OK && job->state == KA_JOB_INSPECT)
         enter(job, KA_JOB_PREFLIGHT, KA_CMD_PREFLIGHT, command);
-    else if (event->type == KA_EV_UNUSABLE)
-        fail(job, KA_REASON_UNUSABLE, command);
-    else
-        return -EINVAL;
-    return 0;
-}
-
-static int on_preflight(struct ka_job *job, const struct ka_event *event, struct ka_command *command)
-{
-    if (event->type == KA_EV_OK)
+    else if (event->type == KA_EV_OK)
         enter(job, KA_JOB_RETRIEVE, KA_CMD_RETRIEVE, command);
     else if (event->type == KA_EV_UNUSABLE)
         fail(job, KA_REASON_UNUSABLE, command);
@@ -361,8 +354,8 @@ static int on_ending(struct ka_job *job, const struct ka_event *event, struct ka
 typedef int state_fn(struct ka_job *job, const struct ka_event *event, struct ka_command *command);
 
 static state_fn *const on_state[] = {
-    [KA_JOB_QUEUED] = on_queued,          [KA_JOB_INSPECT] = on_inspect,
-    [KA_JOB_PREFLIGHT] = on_preflight,    [KA_JOB_RETRIEVE] = on_retrieve,
+    [KA_JOB_QUEUED] = on_queued,          [KA_JOB_INSPECT] = on_looked_at,
+    [KA_JOB_PREFLIGHT] = on_looked_at,    [KA_JOB_RETRIEVE] = on_retrieve,
     [KA_JOB_DRAFT] = on_candidate_wanted, [KA_JOB_CHECK] = on_check,
     [KA_JOB_FIX] = on_candidate_wanted,   [KA_JOB_OPTIMISE] = on_candidate_wanted,
 };
@@ -402,10 +395,12 @@ void ka_job_resume(struct ka_job *job, struct ka_command *command)
 /* clang-format off */
 #define JOB_INTS(X) \
     X(limits.max_iters) X(limits.patience_parity) X(limits.patience_perf) X(limits.candidates) \
-    X(limits.max_bad_answers) X(op) X(current) X(checking) X(best) X(best_passed) X(turn_best) X(turn_passed) \
-    X(turn_left) X(turn_source) X(iters) X(attempts) X(below_best) X(no_gain) X(bad_answers) X(rollbacks)
+    X(limits.max_bad_answers) X(op) X(current) X(checking) X(best) X(best_passed) X(turn_best) \
+    X(turn_passed) X(turn_left) X(turn_source) X(iters) X(attempts) X(below_best) X(no_gain) \
+    X(bad_answers) X(rollbacks)
 #define JOB_BOOLS(X) \
-    X(limits.use_llm) X(limits.use_differentiator) X(limits.optimise) X(best_verified) X(turn_verified) X(tuner_done)
+    X(limits.use_llm) X(limits.use_differentiator) X(limits.optimise) X(best_verified) X(turn_verified) \
+    X(tuner_done)
 /* clang-format on */
 #define JOB_REALS(X) X(limits.min_rel_impr) X(best_cost) X(turn_cost)
 

@@ -1,14 +1,17 @@
 /* The life of one run, as a pure state machine: an event in, a command out.
  *
- *     queued -> inspect -> preflight -> retrieve -> draft -> check -> (fix -> check)* -> optimise -> check -> ... -> done
+ *     queued -> inspect -> preflight -> retrieve -> draft -> check -> (fix -> check)* -> optimise -> check ->
+ *     ... -> done
  *     any -> failed | cancelled
  *
- * Words: an *operation* is the one thing a run has in flight (a child, a question to the model); its number is in the
- * command, and the event that completes it carries it back. An event with another number is late and is dropped. A
- * *turn* is one question to the model, answered by up to `candidates` candidates. A *snapshot* is a stored candidate.
+ * Words: an *operation* is the one thing a run has in flight (a child, a question to the model); its number
+ * is in the command, and the event that completes it carries it back. An event with another number is late
+ * and is dropped. A *turn* is one question to the model, answered by up to `candidates` candidates. A
+ * *snapshot* is a stored candidate.
  *
- * No I/O, no clock, no allocation: the driver (run.c) executes commands, stores snapshots, and tells what happened.
- * It saves the job before it executes the command, so that after a crash ka_job_resume() repeats that command. */
+ * No I/O, no clock, no allocation: the driver (run.c) executes commands, stores snapshots, and tells what
+ * happened. It saves the job before it executes the command, so that after a crash ka_job_resume() repeats
+ * that command. */
 #ifndef KA_JOB_H
 #define KA_JOB_H
 
@@ -128,8 +131,9 @@ struct ka_job {
 /* Sensible defaults for the limits; the job is queued. */
 void ka_job_init(struct ka_job *job, const struct ka_job_limits *limits);
 
-/* Take the event. 0 with the command to execute next (perhaps KA_CMD_NONE), or -ESTALE for an event of another
- * operation or a job that has ended, or -EINVAL for an event that the state does not know: the job is then unchanged. */
+/* Take the event. 0 with the command to execute next (perhaps KA_CMD_NONE), or -ESTALE for an event of
+ * another operation or a job that has ended, or -EINVAL for an event that the state does not know: the job is
+ * then unchanged. */
 int ka_job_step(struct ka_job *job, const struct ka_event *event, struct ka_command *command);
 
 /* After a restart: the command of the state the job is in, under a new operation number. */

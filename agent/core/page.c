@@ -1,35 +1,40 @@
+/* Markdown and HTML beside each other. Must not know what a page is about. */
 #include "page.h"
 
-#include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include "describe.h"
+#include "fields.h"
+
 #include <string.h>
 
-void ka_page_put(struct ka_page *page, const char *text)
+static const char *const marks[][2] = {
+    [KA_HEADING] = {"## ", "<h2>"},
+    [KA_HEADING_END] = {"\n\n", "</h2>\n"},
+    [KA_PARAGRAPH] = {"", "<p>"},
+    [KA_PARAGRAPH_END] = {"\n\n", "</p>\n"},
+    [KA_LIST] = {"", "<ol>\n"},
+    [KA_ITEM] = {"", "<li>"},
+    [KA_ITEM_END] = {"\n", "</li>\n"},
+    [KA_LIST_END] = {"\n", "</ol>\n"},
+    [KA_FACTS] = {"| | |\n|---|---|\n", "<table>\n"},
+    [KA_FACT] = {"| ", "<tr><th>"},
+    [KA_FACT_VALUE] = {" | ", "</th><td>"},
+    [KA_FACT_END] = {" |\n", "</td></tr>\n"},
+    [KA_ROW] = {"|", "<tr>"},
+    [KA_CELL] = {" ", "<td>"},
+    [KA_NUMBER] = {" ", "<td class=\"n\">"},
+    [KA_CELL_END] = {" |", "</td>"},
+    [KA_ROW_END] = {"\n", "</tr>\n"},
+    [KA_TABLE_END] = {"\n", "</table>\n"},
+};
+
+void ka_page_mark(struct ka_page *page, enum ka_page_mark mark)
 {
-    if (page->rc == 0)
-        page->rc = ka_buf_puts(&page->text, text);
+    ka_page_put(page, marks[mark][page->form]);
 }
 
-void ka_page_putf(struct ka_page *page, const char *fmt, ...)
+static void put_escaped(struct ka_page *page, const char *text)
 {
-    char *text = NULL;
-    va_list args;
-    va_start(args, fmt);
-    int len = vasprintf(&text, fmt, args);
-    va_end(args);
-    if (len < 0) {
-        page->rc = page->rc ? page->rc : -ENOMEM;
-        return;
-    }
-    ka_page_put(page, text);
-    free(text);
-}
-
-void ka_page_put_escaped(struct ka_page *page, const char *text)
-{
-    for (; *text && page->rc == 0; text++) {
+    for (; *text; text++) {
         unsigned char c = (unsigned char)*text;
         const char *entity = c == '<'    ? "&lt;"
                              : c == '>'  ? "&gt;"
@@ -40,26 +45,65 @@ void ka_page_put_escaped(struct ka_page *page, const char *text)
         if (entity)
             ka_page_put(page, entity);
         else if (c >= ' ' || c == '\n' || c == '\t')
-            page->rc = ka_buf_add(&page->text, text, 1);
+            ka_buf_add(&page->text, text, 1);
     }
 }
 
 /* No newlines, no column separators. */
-void ka_page_put_inline(struct ka_page *page, const char *text)
+static void put_inline(struct ka_page *page, const char *text)
 {
-    for (; *text && page->rc == 0; text++) {
-        char c = *text;
-        if (c == '|')
+    for (; *text; text++) {
+        if (*text == '|')
             ka_page_put(page, "\\|");
         else
-            page->rc = ka_buf_add(&page->text, c == '\n' || c == '\r' ? " " : &c, 1);
+            ka_buf_add(&page->text, *text == '\n' || *text == '\r' ? " " : text, 1);
     }
+}
+
+void ka_page_text(struct ka_page *page, const char *text)
+{
+    (page->form == KA_PAGE_HTML ? put_escaped : put_inline)(page, text);
+}
+
+void ka_page_heading(struct ka_page *page, const char *markup)
+{
+    ka_page_mark(page, KA_HEADING);
+    ka_page_put(page, markup);
+    ka_page_mark(page, KA_HEADING_END);
+}
+
+void ka_page_paragraph(struct ka_page *page, const char *markup)
+{
+    ka_page_mark(page, KA_PARAGRAPH);
+    ka_page_put(page, markup);
+    ka_page_mark(page, KA_PARAGRAPH_END);
+}
+
+void ka_page_value(struct ka_page *page, const json_t *value)
+{
+    struct ka_buf text = {0};
+    if (ka_describe_dims(value, &text))
+        page->text.failed = text.failed;
+    bool none = json_is_null(value) || (page->form == KA_PAGE_HTML && !text.len);
+    ka_page_text(page, none ? "-" : ka_buf_str(&text));
+    ka_buf_free(&text);
+}
+
+void ka_page_number(struct ka_page *page, const json_t *object, const char *name)
+{
+    const json_t *number = json_object_get(object, name);
+    ka_page_mark(page, KA_NUMBER);
+    if (json_is_number(number))
+        ka_page_putf(page, "%.3g", json_number_value(number));
+    else
+        ka_page_put(page, "-");
+    ka_page_mark(page, KA_CELL_END);
 }
 
 const char *ka_page_text_of(const json_t *object, const char *name)
 {
-    const char *text = json_string_value(json_object_get(object, name));
-    return text && *text ? text : NULL;
+    const char *text = ka_text_of(object, name, "");
+    return *text ? text : NULL;
 }
 
 const char *ka_page_verdict(const json_t *result)
@@ -77,4 +121,9 @@ const char *ka_page_verdict(const json_t *result)
             return titles[i].title;
     }
     return verdict ? verdict : "no verdict";
+}
+
+bool ka_page_verified(const json_t *result)
+{
+    return strcmp(ka_text_of(result, "verdict", ""), "verified") == 0;
 }

@@ -460,8 +460,9 @@ static size_t after_statement(const struct document *doc, size_t line)
     return doc->count;
 }
 
-/* A hunk of additions only has nothing to be found by. It is welcome below the line that its '@@' header names (`header`,
- * SIZE_MAX: none), at a named end of the file, at a unified line number, or where there is no text yet. */
+/* A hunk of additions only has nothing to be found by. It is welcome below the line that its '@@' header
+ * names (`header`, SIZE_MAX: none), at a named end of the file, at a unified line number, or where there is
+ * no text yet. */
 static int place_addition(const struct document *doc, struct hunk *hunk, size_t header, size_t number,
                           struct ka_err *err)
 {
@@ -571,38 +572,28 @@ static int check_overlap(const struct document *doc, const struct parsed *p, str
     return 0;
 }
 
-static int put_line(struct ka_buf *out, struct ka_line line, long shift)
+static void put_shifted(struct ka_buf *out, struct ka_line line, long shift)
 {
-    static const char spaces[] = "                                ";
-    int rc = 0;
+    size_t indent = ka_line_indent(line), cut = 0;
     if (!ka_line_strip(line).len)
-        return ka_buf_add(out, "\n", 1);
-    for (long left = shift; left > 0 && rc == 0; left -= (long)sizeof(spaces) - 1)
-        rc = ka_buf_add(out, spaces,
-                        (size_t)(left < (long)sizeof(spaces) - 1 ? left : (long)sizeof(spaces) - 1));
-    if (shift < 0) {
-        size_t cut = ka_line_indent(line);
-        cut = (size_t)-shift < cut ? (size_t)-shift : cut;
-        line = (struct ka_line){line.at + cut, line.len - cut};
-    }
-    if (rc == 0)
-        rc = ka_buf_add(out, line.at, line.len);
-    return rc ? rc : ka_buf_add(out, "\n", 1);
+        cut = line.len;
+    else if (shift > 0)
+        ka_buf_printf(out, "%*s", (int)shift, "");
+    else
+        cut = (size_t)-shift < indent ? (size_t)-shift : indent;
+    ka_line_put((struct ka_line){line.at + cut, line.len - cut}, out);
 }
 
 static int write_result(const struct document *doc, struct ka_buf *out)
 {
     size_t next = 0;
-    int rc = 0;
-    for (size_t i = 0; i <= doc->count && rc == 0; i++) {
-        for (; next < doc->insertion_count && doc->insertions[next].gap == i && rc == 0; next++)
-            rc = put_line(out, doc->insertions[next].text, doc->insertions[next].shift);
-        if (rc == 0 && i < doc->count && !doc->deleted_by[i]) {
-            rc = ka_buf_add(out, doc->lines[i].at, doc->lines[i].len);
-            rc = rc ? rc : ka_buf_add(out, "\n", 1);
-        }
+    for (size_t i = 0; i <= doc->count; i++) {
+        for (; next < doc->insertion_count && doc->insertions[next].gap == i; next++)
+            put_shifted(out, doc->insertions[next].text, doc->insertions[next].shift);
+        if (i < doc->count && !doc->deleted_by[i])
+            ka_line_put(doc->lines[i], out);
     }
-    return rc;
+    return out->failed;
 }
 
 /* Add File: what it holds replaces all that is not protected. Should it repeat the protected part, it is cut
@@ -618,14 +609,11 @@ static int write_added(const struct document *doc, const struct parsed *p, struc
         if (doc->guarded && ka_line_same(p->lines[i].text, doc->lines[doc->guarded - 1]))
             first = i + 1;
     }
-    int rc = 0;
-    for (size_t i = 0; i < doc->guarded && rc == 0; i++) {
-        rc = ka_buf_add(out, doc->lines[i].at, doc->lines[i].len);
-        rc = rc ? rc : ka_buf_add(out, "\n", 1);
-    }
-    for (size_t i = first; i < p->count && rc == 0; i++)
-        rc = put_line(out, p->lines[i].text, 0);
-    return rc;
+    for (size_t i = 0; i < doc->guarded; i++)
+        ka_line_put(doc->lines[i], out);
+    for (size_t i = first; i < p->count; i++)
+        put_shifted(out, p->lines[i].text, 0);
+    return out->failed;
 }
 
 static int apply(struct document *doc, struct parsed *p, struct ka_buf *out, struct ka_err *err)

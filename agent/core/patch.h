@@ -10,17 +10,17 @@
  *     +new line
  *     *** End Patch
  *
- * (`@@ text` names a line above the hunk, several such lines nest; the hunk may begin with that line or its decorators, and one of
- * additions only goes below it. `*** Add File` replaces all that is not protected; `*** End of File` pins a hunk to the end) and
- * the unified diff, whose line numbers only choose between equal matches.
+ * (`@@ text` names a line above the hunk, several such lines nest; the hunk may begin with that line or its
+ * decorators, and one of additions only goes below it. `*** Add File` replaces all that is not protected;
+ * `*** End of File` pins a hunk to the end) and the unified diff, whose line numbers only choose between
+ * equal matches.
  *
  * A hunk's context and removed lines are looked for exactly, then without trailing blanks, then with another
  * indentation (the same shift for every line; added lines get it too). It must match in one place: a hunk
  * that fits nowhere or in two places is an error that tells the model what to do, never a guess.
  *
  * Protected lines (the user's forward part) may be context and nothing else. Text before `*** Begin Patch`
- * and after
- * `*** End Patch` is ignored. File names are not looked at: there is one file. */
+ * and after `*** End Patch` is ignored. File names are not looked at: there is one file. */
 #ifndef KA_PATCH_H
 #define KA_PATCH_H
 

@@ -5,18 +5,10 @@
 
 #include "kinds.h"
 
-/* splitmix64 (Steele, Lea, Flood 2014): one secret gives all the seeds of an attempt. */
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
+/* One secret gives all the seeds of an attempt. */
 static json_t *next_seed(uint64_t *state)
 {
-    return json_integer((json_int_t)(next_random(state) >> 33)); /* fits every generator's seed */
+    return json_integer((json_int_t)(ka_random_next(state) >> 33)); /* fits every generator's seed */
 }
 
 double ka_plan_size(const json_t *dims)

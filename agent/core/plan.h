@@ -1,9 +1,10 @@
 /* What one check asks: the list of cases, from the shapes of a run and a secret seed. Pure.
  *
- * Words: a *shape* is {"dims": {...}, "class": "required" | "optional" | "hidden", "kind": "...", "grads"?: [...]}, where `grads` names the
- * inputs that are tensors there (an optional input may be None on some shapes); a *case* is a shape with
- * a seed for the inputs and an upstream gradient. Every attempt gets cases of fresh seeds, so that nothing that a candidate
- * saw or stored helps the next one. `class` and `kind` stay with the daemon: what a child is sent has neither. */
+ * Words: a *shape* is {"dims": {...}, "class": "required" | "optional" | "hidden", "kind": "...", "grads"?:
+ * [...]}, where `grads` names the inputs that are tensors there (an optional input may be None on some
+ * shapes); a *case* is a shape with a seed for the inputs and an upstream gradient. Every attempt gets cases
+ * of fresh seeds, so that nothing that a candidate saw or stored helps the next one. `class` and `kind` stay
+ * with the daemon: what a child is sent has neither. */
 #ifndef KA_PLAN_H
 #define KA_PLAN_H
 
@@ -25,8 +26,8 @@ json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bo
  * which finds out which kinds the forward takes, and for the checks, with those that it does. */
 void ka_plan_inputs(json_t *cases, const json_t *shape, const json_t *kinds, uint64_t secret);
 
-/* Ask for `times` more backwards over the same graph in one plain case of the largest required shape, where programs contend most:
- * how far atomics make the results differ. */
+/* Ask for `times` more backwards over the same graph in one plain case of the largest required shape, where
+ * programs contend most: how far atomics make the results differ. */
 void ka_plan_repeats(json_t *cases, int times);
 
 /* One plain case a shape: to see that forward and oracle agree on it (new reference). */
@@ -36,14 +37,16 @@ json_t *ka_plan_preflight(const json_t *shapes, uint64_t secret);
 json_t *ka_plan_for_oracle(const json_t *cases);
 json_t *ka_plan_for_candidate(const json_t *cases);
 
-/* The request of operation `facts` for a candidate: the required shapes, compiled for the target (new reference). */
+/* The request of operation `facts` for a candidate: the required shapes, compiled for the target (new
+ * reference). */
 json_t *ka_plan_facts(const json_t *shapes, const char *entry, uint64_t secret);
 
 #define KA_PLAN_MAX_VARIANTS 12 /* that the tuner asks for in one run */
 
-/* The tuner's next variant {"schedule", "config"} of a draft (new reference), NULL when nothing is left to try.
- * `report`: that of operation `differentiate`; `tried`: the variants so far; `best`: the variant of the best candidate.
- * First every other schedule as it is drafted; then each configuration on offer, with the best schedule found. */
+/* The tuner's next variant {"schedule", "config"} of a draft (new reference), NULL when nothing is left to
+ * try. `report`: that of operation `differentiate`; `tried`: the variants so far; `best`: the variant of the
+ * best candidate. First every other schedule as it is drafted; then each configuration on offer, with the
+ * best schedule found. */
 json_t *ka_plan_variant(const json_t *report, const json_t *tried, const json_t *best);
 /* Of the required shapes with the most gradients the smallest (borrowed), NULL where none is required. */
 json_t *ka_plan_smallest(const json_t *shapes);

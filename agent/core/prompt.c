@@ -34,34 +34,28 @@ static int more_similar(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static int put_pairs(const struct selection *shown, struct ka_buf *out)
+static void put_pairs(const struct selection *shown, struct ka_buf *out)
 {
-    int rc = 0;
-    for (size_t i = 0; i < shown->pairs && rc == 0; i++) {
+    for (size_t i = 0; i < shown->pairs; i++) {
         const struct ka_prompt_pair *pair = shown->ranked[i];
-        rc = ka_buf_printf(
+        ka_buf_printf(
             out, "### %s (similarity %.2f%s%s)\n\n```python\n", pair->id, pair->similarity,
             is_empty(pair->schedule) ? "" : "; schedule: ", is_empty(pair->schedule) ? "" : pair->schedule);
         size_t len = strlen(pair->backward);
         while (len && pair->backward[len - 1] == '\n')
             len--;
-        rc = rc ? rc : ka_buf_add(out, pair->backward, len);
-        rc = rc ? rc : ka_buf_puts(out, "\n```\n\n");
+        ka_buf_add(out, pair->backward, len);
+        ka_buf_puts(out, "\n```\n\n");
     }
-    return rc;
 }
 
-static int put_history(const struct ka_prompt_input *input, const struct selection *shown, struct ka_buf *out)
+static void put_history(const struct ka_prompt_input *input, const struct selection *shown,
+                        struct ka_buf *out)
 {
-    int rc = 0;
     if (shown->history_from && shown->history_from < input->history_count)
-        rc = ka_buf_printf(out, "- (%zu older ones left out)\n", shown->history_from);
-    for (size_t i = shown->history_from; i < input->history_count && rc == 0; i++) {
-        rc = ka_buf_puts(out, "- ");
-        rc = rc ? rc : ka_buf_puts(out, input->history[i]);
-        rc = rc ? rc : ka_buf_puts(out, "\n");
-    }
-    return rc;
+        ka_buf_printf(out, "- (%zu older ones left out)\n", shown->history_from);
+    for (size_t i = shown->history_from; i < input->history_count; i++)
+        ka_buf_printf(out, "- %s\n", input->history[i]);
 }
 
 static int render_both(const struct ka_prompt_template *templates, const struct ka_prompt_input *input,
@@ -69,9 +63,10 @@ static int render_both(const struct ka_prompt_template *templates, const struct 
                        struct ka_err *err)
 {
     struct ka_buf pairs = {0}, history = {0}, entry = {0};
-    int rc = put_pairs(shown, &pairs);
-    rc = rc ? rc : put_history(input, shown, &history);
-    rc = rc ? rc : ka_buf_printf(&entry, "%s_autograd", input->stub);
+    put_pairs(shown, &pairs);
+    put_history(input, shown, &history);
+    ka_buf_printf(&entry, "%s_autograd", input->stub);
+    int rc = pairs.failed ? pairs.failed : history.failed ? history.failed : entry.failed;
     if (rc) {
         ka_fail(err, rc, "no room for the prompt");
         goto out;
@@ -103,16 +98,6 @@ out:
     return rc;
 }
 
-static void note_dropped(struct ka_prompt *prompt, const char *text)
-{
-    char **grown = ka_calloc(prompt->dropped_count + 1, sizeof(*grown));
-    for (size_t i = 0; i < prompt->dropped_count; i++)
-        grown[i] = prompt->dropped[i];
-    grown[prompt->dropped_count++] = ka_strdup(text);
-    free(prompt->dropped);
-    prompt->dropped = grown;
-}
-
 /* Leave one thing more out. False when nothing is left to leave out. */
 static bool drop_one(const struct ka_prompt_input *input, struct selection *shown, struct ka_prompt *prompt)
 {
@@ -126,18 +111,14 @@ static bool drop_one(const struct ka_prompt_input *input, struct selection *show
     } else {
         return false;
     }
-    note_dropped(prompt, line);
+    *KA_APPEND(prompt->dropped, prompt->dropped_count) = ka_strdup(line);
     return true;
 }
 
 static void add_message(struct ka_prompt *prompt, const char *role, const char *content)
 {
-    struct ka_chat_message *grown = ka_calloc(prompt->count + 1, sizeof(*grown));
-    if (prompt->count)
-        memcpy(grown, prompt->messages, prompt->count * sizeof(*grown));
-    grown[prompt->count++] = (struct ka_chat_message){.role = ka_strdup(role), .content = ka_strdup(content)};
-    free(prompt->messages);
-    prompt->messages = grown;
+    *KA_APPEND(prompt->messages, prompt->count) =
+        (struct ka_chat_message){.role = ka_strdup(role), .content = ka_strdup(content)};
 }
 
 /* Render with less and less until it fits. */
@@ -275,12 +256,8 @@ void ka_prompt_add_retry(struct ka_prompt *prompt, const struct ka_chat_answer *
 
 void ka_prompt_free(struct ka_prompt *prompt)
 {
-    for (size_t i = 0; i < prompt->count; i++) {
-        free(prompt->messages[i].role);
-        free(prompt->messages[i].content);
-        free(prompt->messages[i].tool_call_id);
-        free(prompt->messages[i].tool_calls);
-    }
+    for (size_t i = 0; i < prompt->count; i++)
+        ka_chat_message_free(&prompt->messages[i]);
     for (size_t i = 0; i < prompt->dropped_count; i++)
         free(prompt->dropped[i]);
     free(prompt->messages);

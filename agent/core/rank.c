@@ -1,6 +1,8 @@
 /* The modelled cost. Pure; see rank.h for the model. */
 #include "rank.h"
 
+#include "fields.h"
+
 #include <math.h>
 
 #define ATOMIC_BYTES 32.0
@@ -13,11 +15,11 @@
 
 static double number(const json_t *object, const char *name)
 {
-    double value = json_number_value(json_object_get(object, name));
-    return isfinite(value) && value > 0 ? value : 0;
+    return fmax(ka_number_of(object, name, 0), 0);
 }
 
-/* Spilled bytes of one thread, times the threads of a program, averaged over the kernels; NAN if one did not compile. */
+/* Spilled bytes of one thread, times the threads of a program, averaged over the kernels; NAN if one did not
+ * compile. */
 static double spilled_per_program(const json_t *kernels)
 {
     double sum = 0;
@@ -33,7 +35,8 @@ static double spilled_per_program(const json_t *kernels)
     return json_array_size(kernels) ? sum / (double)json_array_size(kernels) : 0;
 }
 
-/* How much longer memory takes because too few warps wait for it, averaged over the kernels; 1 with enough of them. */
+/* How much longer memory takes because too few warps wait for it, averaged over the kernels; 1 with enough of
+ * them. */
 static double starved(const json_t *kernels)
 {
     double sum = 0;

@@ -1,11 +1,12 @@
 /* Ranking candidates where no time can be measured: a modelled cost from counted facts. Pure.
  *
- * The model, in bytes of memory traffic per case: bytes read + bytes written + 32 per atomic element (a read-modify-write
- * in the L2, serialised on contention) + 8 per spilled byte of each thread that runs + 4096 per launch. The bytes are those
- * of kernels and of torch operations. They count more where a multiprocessor cannot hold the 16 warps that hide the latency of
- * memory, by registers (65536) or shared memory (227 KiB): 16 / warps times as much. A kernel that does not fit at all costs
- * INFINITY. The cost of a candidate is the geometric mean over its cases. It orders schedules of one backward on one
- * machine-independent scale; it is no time, and no time is ever derived from it. */
+ * The model, in bytes of memory traffic per case: bytes read + bytes written + 32 per atomic element (a
+ * read-modify-write in the L2, serialised on contention) + 8 per spilled byte of each thread that runs + 4096
+ * per launch. The bytes are those of kernels and of torch operations. They count more where a multiprocessor
+ * cannot hold the 16 warps that hide the latency of memory, by registers (65536) or shared memory (227 KiB):
+ * 16 / warps times as much. A kernel that does not fit at all costs INFINITY. The cost of a candidate is the
+ * geometric mean over its cases. It orders schedules of one backward on one machine-independent scale; it is
+ * no time, and no time is ever derived from it. */
 #ifndef KA_RANK_H
 #define KA_RANK_H
 
@@ -13,8 +14,8 @@
 
 #include "base/base.h"
 
-/* From a result of the operation `facts` (docs/protocol.md). INFINITY when it holds no usable case, or when a kernel did
- * not compile for the target. */
+/* From a result of the operation `facts` (docs/protocol.md). INFINITY when it holds no usable case, or when a
+ * kernel did not compile for the target. */
 double ka_rank_cost(const json_t *facts);
 
 #endif

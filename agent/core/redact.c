@@ -106,7 +106,8 @@ static size_t find_here(const char *text, const char *at, const char *end, const
     return token > longest ? token : longest;
 }
 
-/* The bytes that find_here() may find something at: nearly all others are passed over by one look into this table. */
+/* The bytes that find_here() may find something at: nearly all others are passed over by one look into this
+ * table. */
 static void mark_beginnings(const char *const *secrets, bool may_begin[static 256])
 {
     for (const char *c = "sSbBaA"; *c; c++) /* "sk-", "bearer", "api" */
@@ -123,9 +124,8 @@ int ka_redact(const char *text, const char *const *secrets, struct ka_buf *out)
     struct ka_buf clean = {0};
     bool may_begin[256] = {false};
     const char *end = text + strlen(text), *from = text;
-    int rc = 0;
     mark_beginnings(secrets, may_begin);
-    for (const char *at = text; at < end && rc == 0;) {
+    for (const char *at = text; at < end;) {
         size_t kept, removed = 0;
         if (may_begin[(unsigned char)*at])
             removed = find_here(text, at, end, secrets, &kept);
@@ -133,12 +133,12 @@ int ka_redact(const char *text, const char *const *secrets, struct ka_buf *out)
             at++;
             continue;
         }
-        rc = ka_buf_add(&clean, from, (size_t)(at - from) + kept);
-        rc = rc ? rc : ka_buf_puts(&clean, KA_REDACTED);
+        ka_buf_add(&clean, from, (size_t)(at - from) + kept);
+        ka_buf_puts(&clean, KA_REDACTED);
         at += kept + removed;
         from = at;
     }
-    rc = rc ? rc : ka_buf_add(&clean, from, (size_t)(end - from));
+    int rc = ka_buf_add(&clean, from, (size_t)(end - from));
     rc = rc ? rc : ka_buf_add(out, ka_buf_str(&clean), clean.len);
     ka_buf_free(&clean);
     return rc;

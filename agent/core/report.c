@@ -1,25 +1,14 @@
-/* The report as Markdown: one function a section, each silent when it has nothing to say. Must not decide
- * anything. */
+/* What a run found, told for people: one function a section, each silent when it has nothing to say. What is
+ * told in both forms goes through the marks of page.h. Must not decide anything. */
 #include "report.h"
 
 #include "describe.h"
-#include "page.h"
+#include "fields.h"
+#include "report_html.h"
 #include "timeline.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-static void put_dims(struct ka_page *page, const json_t *dims)
-{
-    struct ka_buf text = {0};
-    if (page->rc == 0)
-        page->rc = ka_describe_dims(dims, &text);
-    ka_page_put_inline(page, json_is_null(dims) ? "-" : ka_buf_str(&text));
-    ka_buf_free(&text);
-}
 
 static const json_t *get(const json_t *object, const char *name)
 {
@@ -36,34 +25,76 @@ static double number_of(const json_t *object, const char *name)
     return json_number_value(get(object, name));
 }
 
-/* "| title | value |" when the value is there. */
-static void put_row(struct ka_page *page, const char *title, const json_t *value)
+static bool is_html(const struct ka_page *page)
+{
+    return page->form == KA_PAGE_HTML;
+}
+
+static void put_text_of(struct ka_page *page, const json_t *object, const char *name, const char *otherwise)
+{
+    const char *text = ka_page_text_of(object, name);
+    ka_page_text(page, text ? text : otherwise);
+}
+
+/* Lines that stand as they are; in Markdown between `before` and `after`. */
+static void put_lines(struct ka_page *page, const char *before, const char *lines, const char *after)
+{
+    ka_page_put(page, is_html(page) ? "<pre>" : before);
+    if (is_html(page))
+        ka_page_text(page, lines);
+    else
+        ka_page_put(page, lines);
+    ka_page_put(page, is_html(page) ? "</pre>\n" : after);
+}
+
+static void open_fact(struct ka_page *page, const char *title)
+{
+    ka_page_mark(page, KA_FACT);
+    ka_page_put(page, title);
+    ka_page_mark(page, KA_FACT_VALUE);
+}
+
+static void put_fact(struct ka_page *page, const char *title, const json_t *value)
 {
     if (!value || json_is_null(value))
         return;
-    ka_page_putf(page, "| %s | ", title);
-    put_dims(page, value);
-    ka_page_put(page, " |\n");
+    open_fact(page, title);
+    ka_page_value(page, value);
+    ka_page_mark(page, KA_FACT_END);
 }
 
-static void put_of(struct ka_page *page, const char *title, const json_t *object, const char *part,
-                   const char *whole)
+static void put_count(struct ka_page *page, const char *title, const json_t *object, const char *part,
+                      const char *whole)
 {
-    if (has_number(object, whole))
-        ka_page_putf(page, "| %s | %.0f of %.0f |\n", title, number_of(object, part),
-                     number_of(object, whole));
+    if (!has_number(object, whole) || !has_number(object, part))
+        return;
+    open_fact(page, title);
+    ka_page_putf(page, "%.0f of %.0f", number_of(object, part), number_of(object, whole));
+    ka_page_mark(page, KA_FACT_END);
 }
 
-/* Sections */
+/* ---- sections of both */
+
+static void put_name(struct ka_page *page, const json_t *result)
+{
+    put_text_of(page, result, "stub", "kernel-agent");
+    ka_page_put(page, ": ");
+}
 
 static void put_title(struct ka_page *page, const json_t *result)
 {
-    const char *stub = ka_page_text_of(result, "stub");
-    ka_page_put(page, "# ");
-    ka_page_put_inline(page, stub ? stub : "kernel-agent");
-    ka_page_put(page, ": ");
-    ka_page_put_inline(page, ka_page_verdict(result));
-    ka_page_put(page, "\n\n");
+    ka_page_put(page, is_html(page) ? ka_html_head : "# ");
+    put_name(page, result);
+    ka_page_text(page, ka_page_verdict(result));
+    if (!is_html(page)) {
+        ka_page_put(page, "\n\n");
+        return;
+    }
+    ka_page_put(page, "</title>\n</head>\n<body>\n<h1>");
+    put_name(page, result);
+    ka_page_putf(page, "<span class=\"%s\">", ka_page_verified(result) ? "good" : "bad");
+    ka_page_text(page, ka_page_verdict(result));
+    ka_page_put(page, "</span></h1>\n");
 }
 
 /* Kinds of inputs beside those that make_args draws. */
@@ -72,19 +103,23 @@ static void put_inputs(struct ka_page *page, const json_t *inputs)
     json_t *kept = json_object_get(inputs, "kept"), *left_out = json_object_get(inputs, "left_out"), *item;
     size_t i;
     const char *kind;
+    if (json_array_size(kept))
+        open_fact(page, "also tried with inputs that are");
     json_array_foreach(kept, i, item)
     {
-        ka_page_put(page, i == 0 ? "| also tried with inputs that are | " : ", ");
-        ka_page_put_inline(page, json_is_string(item) ? json_string_value(item) : "?");
+        ka_page_put(page, i ? ", " : "");
+        ka_page_text(page, json_is_string(item) ? json_string_value(item) : "?");
     }
-    ka_page_put(page, json_array_size(kept) ? " |\n" : "");
+    if (json_array_size(kept))
+        ka_page_mark(page, KA_FACT_END);
     json_object_foreach(left_out, kind, item)
     {
-        ka_page_put(page, "| not tried with inputs that are ");
-        ka_page_put_inline(page, kind);
-        ka_page_put(page, " | ");
-        ka_page_put_inline(page, json_is_string(item) ? json_string_value(item) : "?");
-        ka_page_put(page, " |\n");
+        ka_page_mark(page, KA_FACT);
+        ka_page_put(page, "not tried with inputs that are ");
+        ka_page_text(page, kind);
+        ka_page_mark(page, KA_FACT_VALUE);
+        ka_page_text(page, json_is_string(item) ? json_string_value(item) : "?");
+        ka_page_mark(page, KA_FACT_END);
     }
 }
 
@@ -92,132 +127,209 @@ static void put_inputs(struct ka_page *page, const json_t *inputs)
 static void put_oracles(struct ka_page *page, const json_t *oracles)
 {
     const json_t *differences = get(oracles, "finite_differences");
-    const char *verdict = ka_page_text_of(differences, "verdict"),
-               *reason = ka_page_text_of(differences, "reason");
-    put_row(page, "reference() against the oracle", get(oracles, "reference"));
-    if (!verdict)
+    const char *reason = ka_page_text_of(differences, "reason");
+    put_fact(page, "reference() against the oracle", get(oracles, "reference"));
+    if (!ka_page_text_of(differences, "verdict"))
         return;
-    ka_page_putf(page, "| finite differences against the oracle | %s: %.0f slopes agree, %.0f tell nothing",
-                 verdict, number_of(differences, "agree"), number_of(differences, "open"));
+    open_fact(page, "finite differences against the oracle");
+    put_text_of(page, differences, "verdict", "");
+    ka_page_putf(page, ": %.0f slopes agree, %.0f tell nothing", number_of(differences, "agree"),
+                 number_of(differences, "open"));
     if (reason) {
         ka_page_put(page, " (");
-        ka_page_put_inline(page, reason);
+        ka_page_text(page, reason);
         ka_page_put(page, ")");
     }
-    ka_page_put(page, " |\n");
+    ka_page_mark(page, KA_FACT_END);
+}
+
+static void put_costs(struct ka_page *page, const json_t *result)
+{
+    const json_t *llm = get(result, "llm");
+    if (number_of(llm, "requests") > 0) {
+        open_fact(page, "model");
+        ka_page_putf(page, "%.0f requests, %.0f tokens in, %.0f out", number_of(llm, "requests"),
+                     number_of(llm, "tokens_in"), number_of(llm, "tokens_out"));
+        if (has_number(llm, "cost"))
+            ka_page_putf(page, ", cost %.4f", number_of(llm, "cost"));
+        ka_page_mark(page, KA_FACT_END);
+    }
+    if (has_number(result, "seconds")) {
+        open_fact(page, "seconds for the whole run");
+        ka_page_putf(page, "%.1f", number_of(result, "seconds"));
+        ka_page_mark(page, KA_FACT_END);
+    }
 }
 
 static void put_summary(struct ka_page *page, const json_t *result)
 {
-    const json_t *shapes = get(result, "shapes"), *llm = get(result, "llm");
-    ka_page_put(page, "| | |\n|---|---|\n");
-    put_row(page, "forward file", get(result, "file"));
-    put_row(page, "pair", get(result, "pair"));
-    put_row(page, "best candidate, not verified", get(result, "best"));
-    put_row(page, "device", get(result, "device"));
-    put_of(page, "required shapes passed", shapes, "passed", "required");
-    put_of(page, "hidden shapes passed", shapes, "hidden_passed", "hidden");
-    if (number_of(shapes, "optional") > 0)
-        put_of(page, "optional shapes passed", shapes, "optional_passed", "optional");
-    put_oracles(page, get(result, "oracles"));
-    put_inputs(page, get(get(result, "oracles"), "inputs"));
-    put_row(page, "draft", get(result, "draft"));
-    put_row(page, "attempts", get(result, "attempts"));
-    put_row(page, "roll-backs", get(result, "rollbacks"));
-    put_row(page, "atomic elements in the backward", get(result, "atomics"));
-    put_row(page, "tape bytes", get(result, "tape_bytes"));
-    if (number_of(llm, "requests") > 0) {
-        ka_page_putf(page, "| model | %.0f requests, %.0f tokens in, %.0f out", number_of(llm, "requests"),
-                     number_of(llm, "tokens_in"), number_of(llm, "tokens_out"));
-        if (has_number(llm, "cost"))
-            ka_page_putf(page, ", cost %.4f", number_of(llm, "cost"));
-        ka_page_put(page, " |\n");
+    const json_t *shapes = get(result, "shapes"), *oracles = get(result, "oracles");
+    ka_page_mark(page, KA_FACTS);
+    put_fact(page, "forward file", get(result, "file"));
+    put_fact(page, "pair", get(result, "pair"));
+    put_fact(page, "best candidate, not verified", get(result, "best"));
+    put_fact(page, "device", get(result, "device"));
+    put_count(page, "required shapes passed", shapes, "passed", "required");
+    put_count(page, "hidden shapes passed", shapes, "hidden_passed", "hidden");
+    if (!is_html(page)) {
+        if (number_of(shapes, "optional") > 0)
+            put_count(page, "optional shapes passed", shapes, "optional_passed", "optional");
+        put_oracles(page, oracles);
+        put_inputs(page, get(oracles, "inputs"));
     }
-    if (has_number(result, "seconds"))
-        ka_page_putf(page, "| seconds for the whole run | %.1f |\n", number_of(result, "seconds"));
-    ka_page_put(page, "\n");
+    put_fact(page, "draft", get(result, "draft"));
+    put_fact(page, "attempts", get(result, "attempts"));
+    put_fact(page, "roll-backs", get(result, "rollbacks"));
+    put_fact(page, "atomic elements in the backward", get(result, "atomics"));
+    put_fact(page, "tape bytes", get(result, "tape_bytes"));
+    if (!is_html(page))
+        put_costs(page, result);
+    ka_page_mark(page, KA_TABLE_END);
 }
 
 static void put_error(struct ka_page *page, const json_t *error)
 {
-    if (!json_is_object(error))
-        return;
-    ka_page_put(page, "## Why it ended\n\n");
+    ka_page_mark(page, KA_PARAGRAPH);
     if (ka_page_text_of(error, "file")) {
-        ka_page_put_inline(page, ka_page_text_of(error, "file"));
+        put_text_of(page, error, "file", "");
         if (has_number(error, "line"))
             ka_page_putf(page, ":%.0f", number_of(error, "line"));
         ka_page_put(page, ": ");
     }
-    ka_page_put_inline(page,
-                       ka_page_text_of(error, "message") ? ka_page_text_of(error, "message") : "no message");
-    ka_page_put(page, "\n\n");
+    put_text_of(page, error, "message", "no message");
+    ka_page_mark(page, KA_PARAGRAPH_END);
     if (ka_page_text_of(error, "remedy")) {
+        ka_page_mark(page, KA_PARAGRAPH);
         ka_page_put(page, "What to do: ");
-        ka_page_put_inline(page, ka_page_text_of(error, "remedy"));
-        ka_page_put(page, "\n\n");
+        put_text_of(page, error, "remedy", "");
+        ka_page_mark(page, KA_PARAGRAPH_END);
     }
     if (ka_page_text_of(error, "traceback"))
-        ka_page_putf(page, "```\n%s\n```\n\n", ka_page_text_of(error, "traceback"));
+        put_lines(page, "```\n", ka_page_text_of(error, "traceback"), "\n```\n\n");
+}
+
+static void put_failures(struct ka_page *page, const json_t *failures)
+{
+    put_lines(page, "", json_string_value(failures), "\n\n");
 }
 
 static void put_gradients(struct ka_page *page, const json_t *gradients)
 {
     size_t i;
     json_t *gradient;
-    if (!json_array_size(gradients))
-        return;
-    ka_page_put(
-        page,
-        "## Gradients\n\n"
-        "Relative error of the norm against the float64 oracle; the baseline is eager PyTorch in the same "
-        "dtype against the same oracle.\n\n"
-        "| gradient | error | baseline | worst shape |\n|---|---|---|---|\n");
+    ka_page_paragraph(page, is_html(page)
+                                ? "Norm of the difference to the float64 oracle over the norm of the "
+                                  "oracle's gradient, on the worst shape."
+                                : "Relative error of the norm against the float64 oracle; the baseline "
+                                  "is eager PyTorch in the same dtype against the same oracle.");
+    ka_page_put(page, is_html(page)
+                          ? "<table>\n<tr><th>gradient</th><th>error</th><th>eager</th><th>tolerated</th>"
+                            "<th>worst shape</th></tr>\n"
+                          : "| gradient | error | baseline | worst shape |\n|---|---|---|---|\n");
     json_array_foreach((json_t *)gradients, i, gradient)
     {
-        static const char *const numbers[] = {"error", "baseline_error"};
-        ka_page_put(page, "| ");
-        ka_page_put_inline(page, ka_page_text_of(gradient, "name") ? ka_page_text_of(gradient, "name") : "?");
-        for (size_t k = 0; k < KA_COUNT(numbers); k++) {
-            if (has_number(gradient, numbers[k]))
-                ka_page_putf(page, " | %.3g", number_of(gradient, numbers[k]));
-            else
-                ka_page_put(page, " | -");
+        ka_page_mark(page, KA_ROW);
+        ka_page_mark(page, KA_CELL);
+        put_text_of(page, gradient, "name", "?");
+        ka_page_mark(page, KA_CELL_END);
+        ka_page_number(page, gradient, "error");
+        ka_page_number(page, gradient, "baseline_error");
+        if (is_html(page))
+            ka_page_number(page, gradient, "limit");
+        ka_page_mark(page, KA_CELL);
+        ka_page_value(page, get(gradient, "worst_shape"));
+        ka_page_mark(page, KA_CELL_END);
+        ka_page_mark(page, KA_ROW_END);
+    }
+    ka_page_mark(page, KA_TABLE_END);
+    if (is_html(page))
+        ka_html_plot_gradients(page, gradients);
+}
+
+/* Every number of a shape by its name. */
+static void put_times(struct ka_page *page, const json_t *shapes)
+{
+    size_t i;
+    json_t *shape, *value;
+    json_array_foreach((json_t *)shapes, i, shape)
+    {
+        const char *name, *comma = "";
+        size_t shown = 0;
+        ka_page_put(page, "- ");
+        ka_page_value(page, get(shape, "dims") ? get(shape, "dims") : get(shape, "shape"));
+        ka_page_put(page, ": ");
+        json_object_foreach(shape, name, value)
+        {
+            if (!json_is_number(value) || shown++ > 16)
+                continue;
+            ka_page_put(page, comma);
+            ka_page_text(page, name);
+            ka_page_putf(page, " %.4g", json_number_value(value));
+            comma = ", ";
         }
-        ka_page_put(page, " | ");
-        put_dims(page, get(gradient, "worst_shape"));
-        ka_page_put(page, " |\n");
+        ka_page_put(page, "\n");
     }
     ka_page_put(page, "\n");
 }
 
-static void put_cases(struct ka_page *page, const json_t *cases)
+static void put_speed(struct ka_page *page, const json_t *result)
 {
-    size_t i, k;
-    json_t *entry, *gradient;
-    if (!json_array_size(cases))
+    const json_t *speed = get(result, "speed"), *shapes = get(speed, "per_shape");
+    if (!ka_page_verified(result))
         return;
-    ka_page_put(page, "## Cases\n\n| shape | case | verdict | errors |\n|---|---|---|---|\n");
-    json_array_foreach((json_t *)cases, i, entry)
-    {
-        ka_page_put(page, "| ");
-        put_dims(page, get(entry, "shape"));
-        ka_page_put(page, " | ");
-        ka_page_put_inline(page, ka_page_text_of(entry, "case") ? ka_page_text_of(entry, "case") : "");
-        ka_page_put(page, json_is_true(get(entry, "ok")) ? " | passed | " : " | failed | ");
-        json_array_foreach(get(entry, "gradients"), k, gradient)
-        {
-            ka_page_put(page, k ? ", " : "");
-            ka_page_put_inline(page,
-                               ka_page_text_of(gradient, "name") ? ka_page_text_of(gradient, "name") : "?");
-            ka_page_putf(page, " %.3g", number_of(gradient, "error"));
-            if (has_number(gradient, "baseline_error"))
-                ka_page_putf(page, " (baseline %.3g)", number_of(gradient, "baseline_error"));
-        }
-        ka_page_put(page, " |\n");
+    ka_page_heading(page, "Speed");
+    if (!json_array_size(shapes)) {
+        ka_page_paragraph(page, "Not timed: there is no time without a GPU to measure it on.");
+        return;
     }
-    ka_page_put(page, "\n");
+    if (has_number(speed, "geomean_vs_compile")) {
+        ka_page_mark(page, KA_PARAGRAPH);
+        ka_page_putf(page, "Geometric mean against %s: %.2fx.",
+                     is_html(page) ? "torch.compile" : "`torch.compile`",
+                     number_of(speed, "geomean_vs_compile"));
+        ka_page_mark(page, KA_PARAGRAPH_END);
+    }
+    (is_html(page) ? ka_html_times : put_times)(page, shapes);
 }
+
+static void put_children(struct ka_page *page, const json_t *children)
+{
+    (is_html(page) ? ka_timeline_html : ka_timeline_markdown)(page, children);
+}
+
+static void put_decisions(struct ka_page *page, const json_t *report)
+{
+    json_t *draft = json_pack("{s:O*}", "report", report);
+    struct ka_buf text = {0};
+    ka_describe_draft(draft, &text);
+    if (text.len) {
+        ka_page_heading(page, "The differentiator's decisions");
+        put_lines(page, "", text.data, "\n");
+    }
+    json_decref(draft);
+    ka_buf_free(&text);
+}
+
+static void put_history(struct ka_page *page, const json_t *history)
+{
+    size_t i;
+    json_t *entry;
+    ka_page_mark(page, KA_LIST);
+    json_array_foreach((json_t *)history, i, entry)
+    {
+        struct ka_buf line = {0};
+        ka_describe_attempt(entry, &line);
+        ka_page_mark(page, KA_ITEM);
+        if (!is_html(page))
+            ka_page_putf(page, "%zu. ", i + 1);
+        ka_page_text(page, ka_buf_str(&line));
+        ka_page_mark(page, KA_ITEM_END);
+        ka_buf_free(&line);
+    }
+    ka_page_mark(page, KA_LIST_END);
+}
+
+/* ---- sections of Markdown alone */
 
 /* Atomics in another order round otherwise: how far that goes, where it could be seen. */
 static void put_repeats(struct ka_page *page, const json_t *result)
@@ -233,7 +345,7 @@ static void put_repeats(struct ka_page *page, const json_t *result)
         if (!json_is_object(repeats))
             continue;
         ka_page_putf(page, "%s the gradient of ", shown++ ? ";" : "Of the same backward on the same bytes");
-        ka_page_put_inline(page, ka_page_text_of(gradient, "name") ? ka_page_text_of(gradient, "name") : "?");
+        put_text_of(page, gradient, "name", "?");
         if (json_is_true(get(repeats, "bit_for_bit")))
             ka_page_putf(page, " is repeatable bit for bit (%.0f runs)", number_of(repeats, "runs"));
         else
@@ -244,192 +356,74 @@ static void put_repeats(struct ka_page *page, const json_t *result)
     ka_page_put(page, shown ? ".\n\n" : "");
 }
 
-static void put_failures(struct ka_page *page, const json_t *failures)
+static void put_skipped(struct ka_page *page, const json_t *shapes)
 {
+    json_t *skipped = json_object_get(shapes, "skipped"), *entry;
     size_t i;
-    json_t *failure;
-    const char *text = json_string_value(failures);
-    if (!json_array_size(failures) && !(text && *text))
-        return;
-    ka_page_put(page, "## What does not pass\n\n");
-    if (text)
-        ka_page_putf(page, "%s\n\n", text);
-    json_array_foreach((json_t *)failures, i, failure)
-    {
-        ka_page_put(page, "- ");
-        if (get(failure, "shape") && !json_is_null(get(failure, "shape"))) {
-            put_dims(page, get(failure, "shape"));
-            ka_page_put(page, ": ");
-        }
-        ka_page_put_inline(page, ka_page_text_of(failure, "text") ? ka_page_text_of(failure, "text")
-                                                                  : "no reason given");
-        ka_page_put(page, "\n");
-    }
-    ka_page_put(page, text ? "" : "\n");
-}
-
-static void put_skipped(struct ka_page *page, const json_t *skipped)
-{
-    size_t i;
-    json_t *entry;
     if (!json_array_size(skipped))
         return;
     ka_page_put(page, "## Skipped shapes\n\nNot judged, and not counted as passed.\n\n");
-    json_array_foreach((json_t *)skipped, i, entry)
+    json_array_foreach(skipped, i, entry)
     {
         const json_t *dims = get(entry, "dims") ? get(entry, "dims") : get(entry, "shape");
         ka_page_put(page, "- ");
-        put_dims(page, dims ? dims : entry);
+        ka_page_value(page, dims ? dims : entry);
         if (ka_page_text_of(entry, "reason")) {
             ka_page_put(page, ": ");
-            ka_page_put_inline(page, ka_page_text_of(entry, "reason"));
+            put_text_of(page, entry, "reason", "");
         }
         ka_page_put(page, "\n");
     }
     ka_page_put(page, "\n");
 }
 
-static void put_speed(struct ka_page *page, const json_t *speed)
+/* "-" for what is missing. */
+static void put_measure(struct ka_page *page, const char *title, double value, bool bytes)
 {
-    size_t i, k;
-    json_t *shape;
-    ka_page_put(page, "## Speed\n\n");
-    if (!json_is_object(speed)) {
-        ka_page_put(page, "Not timed: there is no time without a GPU to measure it on.\n\n");
-        return;
-    }
-    if (has_number(speed, "geomean_vs_compile"))
-        ka_page_putf(page, "Geometric mean against `torch.compile`: %.2fx.\n\n",
-                     number_of(speed, "geomean_vs_compile"));
-    json_array_foreach(get(speed, "per_shape"), i, shape)
-    {
-        const char *name, *comma = "";
-        json_t *value;
-        ka_page_put(page, "- ");
-        put_dims(page, get(shape, "dims") ? get(shape, "dims") : get(shape, "shape"));
-        ka_page_put(page, ": ");
-        k = 0;
-        json_object_foreach(shape, name, value)
-        {
-            if (!json_is_number(value) || k++ > 16)
-                continue;
-            ka_page_put(page, comma);
-            ka_page_put_inline(page, name);
-            ka_page_putf(page, " %.4g", json_number_value(value));
-            comma = ", ";
-        }
-        ka_page_put(page, "\n");
-    }
-    ka_page_put(page, "\n");
-}
-
-/* One row of the comparison: a number of each side, "-" where it is missing. */
-static void put_fact_row(struct ka_page *page, const char *title, bool both, double before, double after,
-                         bool bytes)
-{
-    char cells[2][40];
-    const double values[2] = {before, after};
-    for (int i = 0; i < 2; i++) {
-        if (!(values[i] >= 0))
-            snprintf(cells[i], sizeof(cells[i]), "-");
-        else if (bytes)
-            ka_describe_bytes(values[i], cells[i], sizeof(cells[i]));
-        else
-            snprintf(cells[i], sizeof(cells[i]), "%.0f", values[i]);
-    }
-    if (both)
-        ka_page_putf(page, "| %s | %s | %s |\n", title, cells[0], cells[1]);
-    else
-        ka_page_putf(page, "| %s | %s |\n", title, cells[1]);
-}
-
-static double cost_of(const json_t *result, const char *name)
-{
-    return has_number(result, name) ? number_of(result, name) : -1;
+    char cell[40] = "-";
+    if (value >= 0 && bytes)
+        ka_describe_bytes(value, cell, sizeof(cell));
+    else if (value >= 0)
+        snprintf(cell, sizeof(cell), "%.0f", value);
+    ka_page_putf(page, "| %s | %s |\n", title, cell);
 }
 
 static void put_facts(struct ka_page *page, const json_t *result)
 {
-    const json_t *first = get(result, "measured_before"), *last = get(result, "measured");
-    bool both = json_is_object(first);
-    struct ka_describe_sums a, b;
+    const json_t *measured = get(result, "measured");
+    struct ka_describe_sums sums;
     struct ka_buf detail = {0};
-    if (!json_is_object(last))
+    if (!json_is_object(measured))
         return;
-    ka_describe_sum(first, &a);
-    ka_describe_sum(last, &b);
-    ka_page_put(page, "## Compile facts\n\n");
-    ka_page_put(page, both ? "| backward | first verified | best |\n|---|---|---|\n"
-                           : "| backward | best |\n|---|---|\n");
-    put_fact_row(page, "launches", both, a.launches, b.launches, false);
-    put_fact_row(page, "bytes read", both, a.bytes_read, b.bytes_read, true);
-    put_fact_row(page, "bytes written", both, a.bytes_written, b.bytes_written, true);
-    put_fact_row(page, "atomic elements", both, a.atomics, b.atomics, false);
-    put_fact_row(page, "registers, most of a kernel", both, a.registers, b.registers, false);
-    put_fact_row(page, "spills, most of a kernel", both, a.spills, b.spills, false);
-    put_fact_row(page, "shared memory, most of a kernel", both, a.shared, b.shared, true);
-    put_fact_row(page, "modelled cost", both, cost_of(result, "modelled_cost_before"),
-                 cost_of(result, "modelled_cost"), false);
+    ka_describe_sum(measured, &sums);
+    ka_page_put(page, "## Compile facts\n\n| backward | best |\n|---|---|\n");
+    put_measure(page, "launches", sums.launches, false);
+    put_measure(page, "bytes read", sums.bytes_read, true);
+    put_measure(page, "bytes written", sums.bytes_written, true);
+    put_measure(page, "atomic elements", sums.atomics, false);
+    put_measure(page, "registers, most of a kernel", sums.registers, false);
+    put_measure(page, "spills, most of a kernel", sums.spills, false);
+    put_measure(page, "shared memory, most of a kernel", sums.shared, true);
+    put_measure(page, "modelled cost", ka_number_of(result, "modelled_cost", -1), false);
     ka_page_put(
         page,
         "\nThe modelled cost is computed from the counts above to compare schedules of this one backward. "
         "It is not a time, and no time follows from it.\n\n");
-    if (page->rc == 0)
-        page->rc = ka_describe_facts(last, &detail);
-    if (detail.len) {
-        ka_page_put(page, ka_buf_str(&detail));
-        ka_page_put(page, "\n");
-    }
+    ka_describe_facts(measured, &detail);
+    if (detail.len)
+        ka_page_putf(page, "%s\n", detail.data);
     ka_buf_free(&detail);
-}
-
-static void put_draft(struct ka_page *page, const json_t *result)
-{
-    json_t *draft = json_object();
-    struct ka_buf text = {0};
-    json_object_set(draft, "report", (json_t *)get(result, "draft_report"));
-    if (page->rc == 0)
-        page->rc = ka_describe_draft(draft, &text);
-    if (text.len) {
-        ka_page_put(page, "## The differentiator's decisions\n\n");
-        ka_page_put(page, ka_buf_str(&text));
-        ka_page_put(page, "\n");
-    }
-    json_decref(draft);
-    ka_buf_free(&text);
-}
-
-static void put_history(struct ka_page *page, const json_t *history)
-{
-    size_t i;
-    json_t *entry;
-    if (!json_array_size(history))
-        return;
-    ka_page_put(page, "## Attempts\n\n");
-    json_array_foreach((json_t *)history, i, entry)
-    {
-        struct ka_buf line = {0};
-        if (page->rc == 0)
-            page->rc = ka_describe_attempt(entry, &line);
-        ka_page_putf(page, "%zu. ", i + 1);
-        ka_page_put_inline(page, ka_buf_str(&line));
-        ka_page_put(page, "\n");
-        ka_buf_free(&line);
-    }
-    ka_page_put(page, "\n");
 }
 
 static void put_retrieved(struct ka_page *page, const json_t *retrieved)
 {
     size_t i;
     json_t *pair;
-    if (!json_array_size(retrieved))
-        return;
-    ka_page_put(page, "## Retrieved pairs\n\n| pair | similarity |\n|---|---|\n");
+    ka_page_put(page, "| pair | similarity |\n|---|---|\n");
     json_array_foreach((json_t *)retrieved, i, pair)
     {
         ka_page_put(page, "| ");
-        ka_page_put_inline(page, ka_page_text_of(pair, "id") ? ka_page_text_of(pair, "id") : "?");
+        put_text_of(page, pair, "id", "?");
         ka_page_putf(page, " | %.3f |\n", number_of(pair, "similarity"));
     }
     ka_page_put(page, "\n");
@@ -439,51 +433,86 @@ static void put_answers(struct ka_page *page, const json_t *answers)
 {
     size_t i;
     json_t *answer;
-    if (!json_array_size(answers))
-        return;
     ka_page_put(page,
-                "## Device answers\n\n"
                 "The file asked these of the device; without a GPU they were answered for the target.\n\n"
                 "| line | asked | answer |\n|---|---|---|\n");
     json_array_foreach((json_t *)answers, i, answer)
     {
         ka_page_put(page, "| ");
-        put_dims(page, get(answer, "line") ? get(answer, "line") : json_null());
+        ka_page_value(page, get(answer, "line") ? get(answer, "line") : json_null());
         ka_page_put(page, " | ");
-        ka_page_put_inline(page, ka_page_text_of(answer, "asked") ? ka_page_text_of(answer, "asked") : "?");
+        put_text_of(page, answer, "asked", "?");
         ka_page_put(page, " | ");
-        put_dims(page, get(answer, "answer") ? get(answer, "answer") : json_null());
+        ka_page_value(page, get(answer, "answer") ? get(answer, "answer") : json_null());
         ka_page_put(page, " |\n");
     }
     ka_page_put(page, "\n");
 }
 
-int ka_report_markdown(const json_t *result, struct ka_buf *out, struct ka_err *err)
+/* ---- the whole */
+
+enum { MARKDOWN = 1 << KA_PAGE_MARKDOWN, HTML = 1 << KA_PAGE_HTML, BOTH = MARKDOWN | HTML };
+
+static const struct {
+    void (*put)(struct ka_page *page, const json_t *value);
+    int forms;
+    const char *of;      /* the member that is told; NULL: the whole result */
+    json_type type;      /* what it must be, and not empty */
+    const char *heading; /* NULL: the section has its own, or none */
+} sections[] = {
+    {put_title, BOTH, NULL, JSON_OBJECT, NULL},
+    {put_summary, BOTH, NULL, JSON_OBJECT, NULL},
+    {put_error, BOTH, "error", JSON_OBJECT, "Why it ended"},
+    {put_failures, BOTH, "failures", JSON_STRING, "What does not pass"},
+    {put_gradients, BOTH, "gradients", JSON_ARRAY, "Gradients"},
+    {put_repeats, MARKDOWN, NULL, JSON_OBJECT, NULL},
+    {ka_html_shapes, HTML, "per_shape", JSON_ARRAY, "Shapes"},
+    {put_skipped, MARKDOWN, "shapes", JSON_OBJECT, NULL},
+    {put_speed, BOTH, NULL, JSON_OBJECT, NULL},
+    {put_facts, MARKDOWN, NULL, JSON_OBJECT, NULL},
+    {put_children, BOTH, "children", JSON_ARRAY, NULL},
+    {put_decisions, BOTH, "draft_report", JSON_OBJECT, NULL},
+    {put_history, BOTH, "history", JSON_ARRAY, "Attempts"},
+    {put_retrieved, MARKDOWN, "retrieved", JSON_ARRAY, "Retrieved pairs"},
+    {put_answers, MARKDOWN, "device_answers", JSON_ARRAY, "Device answers"},
+};
+
+static void put_section(struct ka_page *page, size_t i, const json_t *result)
+{
+    const json_t *value = sections[i].of ? get(result, sections[i].of) : result;
+    bool empty = !json_object_size(value) && !json_array_size(value) && !json_string_length(value);
+    if (!(sections[i].forms & 1 << page->form) || (empty && sections[i].of) ||
+        json_typeof(value) != sections[i].type)
+        return;
+    if (sections[i].heading)
+        ka_page_heading(page, sections[i].heading);
+    sections[i].put(page, value);
+}
+
+static int report(const json_t *result, enum ka_page_form form, struct ka_buf *out, struct ka_err *err)
 {
     if (!json_is_object(result))
         return ka_fail(err, -EINVAL, "the result to report on is not a JSON object");
-    struct ka_page page = {{0}, 0};
-    put_title(&page, result);
-    put_summary(&page, result);
-    put_error(&page, get(result, "error"));
-    put_failures(&page, get(result, "failures"));
-    put_gradients(&page, get(result, "gradients"));
-    put_repeats(&page, result);
-    put_cases(&page, get(result, "cases"));
-    put_skipped(&page, get(get(result, "shapes"), "skipped"));
-    if (ka_page_text_of(result, "verdict") && strcmp(ka_page_text_of(result, "verdict"), "verified") == 0)
-        put_speed(&page, get(result, "speed"));
-    put_facts(&page, result);
-    ka_timeline_markdown(&page, get(result, "children"));
-    put_draft(&page, result);
-    put_history(&page, get(result, "history"));
-    put_retrieved(&page, get(result, "retrieved"));
-    put_answers(&page, get(result, "device_answers"));
+    struct ka_page page = {.form = form};
+    for (size_t i = 0; i < KA_COUNT(sections); i++)
+        put_section(&page, i, result);
+    if (is_html(&page))
+        ka_page_put(&page, "</body>\n</html>\n");
     while (page.text.len > 1 && page.text.data[page.text.len - 2] == '\n')
         page.text.data[--page.text.len] = '\0'; /* one newline at the end */
-    int rc = page.rc ? page.rc : ka_buf_add(out, ka_buf_str(&page.text), page.text.len);
+    int rc = page.text.failed ? page.text.failed : ka_buf_add(out, page.text.data, page.text.len);
     if (rc)
         ka_fail(err, rc, "no room for the report");
     ka_buf_free(&page.text);
     return rc;
+}
+
+int ka_report_markdown(const json_t *result, struct ka_buf *out, struct ka_err *err)
+{
+    return report(result, KA_PAGE_MARKDOWN, out, err);
+}
+
+int ka_report_html(const json_t *result, struct ka_buf *out, struct ka_err *err)
+{
+    return report(result, KA_PAGE_HTML, out, err);
 }

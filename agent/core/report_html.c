@@ -1,15 +1,9 @@
-/* The report as HTML: one function a section, each silent when it has nothing to say. Must not decide anything. */
+/* The page's own parts. Must not decide anything. */
 #include "report_html.h"
 
-#include "describe.h"
-#include "page.h"
-#include "timeline.h"
+#include "fields.h"
 
-#include <errno.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define PLOT_WIDTH 640.0
 #define PLOT_LEFT 120.0 /* names */
@@ -19,7 +13,7 @@
 #define MARKS 3
 #define SERIES_MAX 4
 
-static const char head[] =
+const char ka_html_head[] =
     "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src "
     "'unsafe-inline'\">\n"
@@ -41,128 +35,12 @@ static const char head[] =
     "svg [stroke=\"#222\"]{stroke:#ddd}svg [stroke=\"#ddd\"]{stroke:#444}svg [fill=\"#176f2c\"]{fill:#7fcf92}"
     "svg [fill=\"#b3261e\"]{fill:#f28b82}"
     ".warm{fill:#7fb0e0}.cold{fill:#3d5f80}.lost{fill:#f28b82}.off{fill:#777}}\n"
-    "</style>\n";
-
-static const json_t *get(const json_t *object, const char *name)
-{
-    return json_object_get(object, name);
-}
+    "</style>\n<title>";
 
 /* NAN where there is none. */
 static double number_of(const json_t *object, const char *name)
 {
-    const json_t *value = get(object, name);
-    return json_is_number(value) ? json_number_value(value) : NAN;
-}
-
-/* Any value in words: text as it is, dims as M=4 N=8. */
-static void put_value(struct ka_page *page, const json_t *value)
-{
-    struct ka_buf text = {0};
-    if (json_is_string(value))
-        ka_buf_puts(&text, json_string_value(value));
-    else if (value && !json_is_null(value) && page->rc == 0)
-        page->rc = ka_describe_dims(value, &text);
-    ka_page_put_escaped(page, text.len ? ka_buf_str(&text) : "-");
-    ka_buf_free(&text);
-}
-
-static void put_number(struct ka_page *page, double value)
-{
-    if (isfinite(value))
-        ka_page_putf(page, "<td class=\"n\">%.3g</td>", value);
-    else
-        ka_page_put(page, "<td class=\"n\">-</td>");
-}
-
-static void put_row(struct ka_page *page, const char *title, const json_t *value)
-{
-    if (!value || json_is_null(value))
-        return;
-    ka_page_putf(page, "<tr><th>%s</th><td>", title);
-    put_value(page, value);
-    ka_page_put(page, "</td></tr>\n");
-}
-
-/* ---- sections */
-
-static void put_title(struct ka_page *page, const json_t *result)
-{
-    const char *verdict = ka_page_text_of(result, "verdict"), *stub = ka_page_text_of(result, "stub");
-    const char *words = ka_page_verdict(result);
-    bool good = verdict && strcmp(verdict, "verified") == 0;
-    ka_page_put(page, head);
-    ka_page_put(page, "<title>");
-    ka_page_put_escaped(page, stub ? stub : "kernel-agent");
-    ka_page_put(page, ": ");
-    ka_page_put_escaped(page, words);
-    ka_page_put(page, "</title>\n</head>\n<body>\n<h1>");
-    ka_page_put_escaped(page, stub ? stub : "kernel-agent");
-    ka_page_putf(page, ": <span class=\"%s\">", good ? "good" : "bad");
-    ka_page_put_escaped(page, words);
-    ka_page_put(page, "</span></h1>\n");
-}
-
-static void put_of(struct ka_page *page, const char *title, const json_t *shapes, const char *part,
-                   const char *whole)
-{
-    if (isfinite(number_of(shapes, whole)) && isfinite(number_of(shapes, part)))
-        ka_page_putf(page, "<tr><th>%s</th><td>%.0f of %.0f</td></tr>\n", title, number_of(shapes, part),
-                     number_of(shapes, whole));
-}
-
-static void put_summary(struct ka_page *page, const json_t *result)
-{
-    const json_t *shapes = get(result, "shapes");
-    ka_page_put(page, "<table>\n");
-    put_row(page, "forward file", get(result, "file"));
-    put_row(page, "pair", get(result, "pair"));
-    put_row(page, "best candidate, not verified", get(result, "best"));
-    put_row(page, "device", get(result, "device"));
-    put_of(page, "required shapes passed", shapes, "passed", "required");
-    put_of(page, "hidden shapes passed", shapes, "hidden_passed", "hidden");
-    put_row(page, "draft", get(result, "draft"));
-    put_row(page, "attempts", get(result, "attempts"));
-    put_row(page, "roll-backs", get(result, "rollbacks"));
-    put_row(page, "atomic elements in the backward", get(result, "atomics"));
-    put_row(page, "tape bytes", get(result, "tape_bytes"));
-    ka_page_put(page, "</table>\n");
-}
-
-static void put_error(struct ka_page *page, const json_t *error)
-{
-    if (!json_is_object(error))
-        return;
-    ka_page_put(page, "<h2>Why it ended</h2>\n<p>");
-    if (ka_page_text_of(error, "file")) {
-        ka_page_put_escaped(page, ka_page_text_of(error, "file"));
-        if (isfinite(number_of(error, "line")))
-            ka_page_putf(page, ":%.0f", number_of(error, "line"));
-        ka_page_put(page, ": ");
-    }
-    ka_page_put_escaped(page,
-                        ka_page_text_of(error, "message") ? ka_page_text_of(error, "message") : "no message");
-    ka_page_put(page, "</p>\n");
-    if (ka_page_text_of(error, "remedy")) {
-        ka_page_put(page, "<p>What to do: ");
-        ka_page_put_escaped(page, ka_page_text_of(error, "remedy"));
-        ka_page_put(page, "</p>\n");
-    }
-    if (ka_page_text_of(error, "traceback")) {
-        ka_page_put(page, "<pre>");
-        ka_page_put_escaped(page, ka_page_text_of(error, "traceback"));
-        ka_page_put(page, "</pre>\n");
-    }
-}
-
-static void put_failures(struct ka_page *page, const json_t *failures)
-{
-    const char *text = json_string_value(failures);
-    if (!text || !*text)
-        return;
-    ka_page_put(page, "<h2>What does not pass</h2>\n<pre>");
-    ka_page_put_escaped(page, text);
-    ka_page_put(page, "</pre>\n");
+    return ka_number_of(object, name, NAN);
 }
 
 /* ---- plots */
@@ -224,13 +102,12 @@ static void open_svg(struct ka_page *page, const struct plot *plot, const char *
     for (size_t i = 0; i < plot->rows; i++) {
         ka_page_putf(page, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">", PLOT_LEFT - 8,
                      ROW_HEIGHT * ((double)i + 0.5) + 4);
-        ka_page_put_escaped(page, plot->names[i]);
+        ka_page_text(page, plot->names[i]);
         ka_page_put(page, "</text>\n");
     }
 }
 
-/* Error, eager error and limit of each gradient, on a logarithmic axis. */
-static void plot_gradients(struct ka_page *page, const json_t *gradients)
+void ka_html_plot_gradients(struct ka_page *page, const json_t *gradients)
 {
     struct plot plot = {.logarithmic = true};
     size_t i;
@@ -269,70 +146,37 @@ static void plot_gradients(struct ka_page *page, const json_t *gradients)
                       "tolerated.</p>\n");
 }
 
-static void put_gradients(struct ka_page *page, const json_t *gradients)
-{
-    size_t i;
-    json_t *gradient;
-    if (!json_array_size(gradients))
-        return;
-    ka_page_put(
-        page,
-        "<h2>Gradients</h2>\n<p>Norm of the difference to the float64 oracle over the norm of the oracle's "
-        "gradient, on the "
-        "worst "
-        "shape.</p>\n<table>\n<tr><th>gradient</th><th>error</th><th>eager</th><th>tolerated</th><th>worst "
-        "shape</th></tr>\n");
-    json_array_foreach((json_t *)gradients, i, gradient)
-    {
-        ka_page_put(page, "<tr><td>");
-        put_value(page, get(gradient, "name"));
-        ka_page_put(page, "</td>");
-        put_number(page, number_of(gradient, "error"));
-        put_number(page, number_of(gradient, "baseline_error"));
-        put_number(page, number_of(gradient, "limit"));
-        ka_page_put(page, "<td>");
-        put_value(page, get(gradient, "worst_shape"));
-        ka_page_put(page, "</td></tr>\n");
-    }
-    ka_page_put(page, "</table>\n");
-    plot_gradients(page, gradients);
-}
-
-static void put_shapes(struct ka_page *page, const json_t *shapes)
+void ka_html_shapes(struct ka_page *page, const json_t *shapes)
 {
     size_t i, k;
     json_t *shape, *gradient;
-    if (!json_array_size(shapes))
-        return;
-    ka_page_put(page, "<h2>Shapes</h2>\n<table>\n<tr><th>shape</th><th>kind</th><th>cases</th><th>verdict</"
-                      "th><th>error of each "
-                      "gradient (tolerated)</th></tr>\n");
+    ka_page_put(page, "<table>\n<tr><th>shape</th><th>kind</th><th>cases</th><th>verdict</th>"
+                      "<th>error of each gradient (tolerated)</th></tr>\n");
     json_array_foreach((json_t *)shapes, i, shape)
     {
         double failed = number_of(shape, "cases_failed");
-        bool skipped = json_is_true(get(shape, "skipped"));
         ka_page_put(page, "<tr><td>");
-        put_value(page, get(shape, "shape"));
+        ka_page_value(page, json_object_get(shape, "shape"));
         ka_page_put(page, "</td><td>");
-        put_value(page, get(shape, "kind"));
+        ka_page_value(page, json_object_get(shape, "kind"));
         ka_page_put(page, "</td>");
-        put_number(page, number_of(shape, "cases"));
-        if (skipped)
+        ka_page_number(page, shape, "cases");
+        if (json_is_true(json_object_get(shape, "skipped")))
             ka_page_put(page, "<td>skipped</td>");
         else if (failed > 0)
             ka_page_putf(page, "<td class=\"bad\">%.0f failed</td>", failed);
         else
             ka_page_put(page, "<td class=\"good\">passed</td>");
         ka_page_put(page, "<td>");
-        json_array_foreach(get(shape, "gradients"), k, gradient)
+        json_array_foreach(json_object_get(shape, "gradients"), k, gradient)
         {
             ka_page_put(page, k ? ", " : "");
-            put_value(page, get(gradient, "name"));
+            ka_page_value(page, json_object_get(gradient, "name"));
             ka_page_putf(page, " %.2g (%.2g)", number_of(gradient, "error"), number_of(gradient, "limit"));
         }
         ka_page_put(page, "</td></tr>\n");
     }
-    ka_page_put(page, "</table>\n");
+    ka_page_mark(page, KA_TABLE_END);
 }
 
 /* Times of a shape: its members in milliseconds, by name. */
@@ -351,33 +195,25 @@ static size_t times_of(const json_t *shape, const char **names, double *values)
     return count;
 }
 
-static void put_speed(struct ka_page *page, const json_t *speed)
+void ka_html_times(struct ka_page *page, const json_t *shapes)
 {
     static const char *const colours[SERIES_MAX] = {"#176f2c", "#777", "#bbb", "#335"};
-    const json_t *shapes = get(speed, "per_shape");
-    size_t i, rows = json_array_size(shapes);
+    size_t i;
     json_t *shape;
     struct plot plot = {0};
     const char *names[SERIES_MAX];
-    ka_page_put(page, "<h2>Speed</h2>\n");
-    if (rows == 0) {
-        ka_page_put(page, "<p>Not timed: there is no time without a GPU to measure it on.</p>\n");
-        return;
-    }
-    if (isfinite(number_of(speed, "geomean_vs_compile")))
-        ka_page_putf(page, "<p>Geometric mean against torch.compile: %.2fx.</p>\n",
-                     number_of(speed, "geomean_vs_compile"));
     ka_page_put(page, "<table>\n");
     json_array_foreach((json_t *)shapes, i, shape)
     {
         double values[SERIES_MAX];
         size_t count = times_of(shape, names, values);
         ka_page_put(page, "<tr><td>");
-        put_value(page, get(shape, "dims") ? get(shape, "dims") : get(shape, "shape"));
+        const json_t *dims = json_object_get(shape, "dims");
+        ka_page_value(page, dims ? dims : json_object_get(shape, "shape"));
         ka_page_put(page, "</td>");
         for (size_t k = 0; k < count; k++) {
             ka_page_put(page, "<td>");
-            ka_page_put_escaped(page, names[k]);
+            ka_page_text(page, names[k]);
             ka_page_putf(page, " %.4g</td>", values[k]);
         }
         ka_page_put(page, "</tr>\n");
@@ -399,64 +235,4 @@ static void put_speed(struct ka_page *page, const json_t *speed)
                      PLOT_LEFT, ROW_HEIGHT * (double)i + 5, place(&plot, plot.values[i][0]) - PLOT_LEFT,
                      ROW_HEIGHT - 10, colours[plot.series[i]]);
     ka_page_put(page, "</svg>\n");
-}
-
-static void put_history(struct ka_page *page, const json_t *history)
-{
-    size_t i;
-    json_t *entry;
-    if (!json_array_size(history))
-        return;
-    ka_page_put(page, "<h2>Attempts</h2>\n<ol>\n");
-    json_array_foreach((json_t *)history, i, entry)
-    {
-        struct ka_buf line = {0};
-        if (page->rc == 0)
-            page->rc = ka_describe_attempt(entry, &line);
-        ka_page_put(page, "<li>");
-        ka_page_put_escaped(page, ka_buf_str(&line));
-        ka_page_put(page, "</li>\n");
-        ka_buf_free(&line);
-    }
-    ka_page_put(page, "</ol>\n");
-}
-
-static void put_decisions(struct ka_page *page, const json_t *result)
-{
-    json_t *draft = json_object();
-    struct ka_buf text = {0};
-    json_object_set(draft, "report", (json_t *)get(result, "draft_report"));
-    if (page->rc == 0)
-        page->rc = ka_describe_draft(draft, &text);
-    if (text.len) {
-        ka_page_put(page, "<h2>The differentiator's decisions</h2>\n<pre>");
-        ka_page_put_escaped(page, ka_buf_str(&text));
-        ka_page_put(page, "</pre>\n");
-    }
-    json_decref(draft);
-    ka_buf_free(&text);
-}
-
-int ka_report_html(const json_t *result, struct ka_buf *out, struct ka_err *err)
-{
-    if (!json_is_object(result))
-        return ka_fail(err, -EINVAL, "the result to report on is not a JSON object");
-    struct ka_page page = {{0}, 0};
-    put_title(&page, result);
-    put_summary(&page, result);
-    put_error(&page, get(result, "error"));
-    put_failures(&page, get(result, "failures"));
-    put_gradients(&page, get(result, "gradients"));
-    put_shapes(&page, get(result, "per_shape"));
-    if (ka_page_text_of(result, "verdict") && strcmp(ka_page_text_of(result, "verdict"), "verified") == 0)
-        put_speed(&page, get(result, "speed"));
-    ka_timeline_html(&page, get(result, "children"));
-    put_decisions(&page, result);
-    put_history(&page, get(result, "history"));
-    ka_page_put(&page, "</body>\n</html>\n");
-    int rc = page.rc ? page.rc : ka_buf_add(out, ka_buf_str(&page.text), page.text.len);
-    if (rc)
-        ka_fail(err, rc, "no room for the report");
-    ka_buf_free(&page.text);
-    return rc;
 }

@@ -1,15 +1,19 @@
-/* report.html: the same run for a browser, as one file that needs nothing else: no script, no picture, no font from elsewhere. Every
- * text of the run is escaped, and the page forbids the browser to load or run anything.
- *
- * Reads what report.h reads and, of the verdict, "per_shape". Everything may be missing or of another type. Pure. */
+/* What only the page has: its head, tables of shapes and plots. See report.h. Pure. */
 #ifndef KA_REPORT_HTML_H
 #define KA_REPORT_HTML_H
 
-#include <jansson.h>
+#include "page.h"
 
-#include "base/base.h"
+/* Up to the text of <title>. */
+extern const char ka_html_head[];
 
-/* Append the page to `out`. -EINVAL when `result` is no object; -EFBIG, -ENOMEM; `out` is then unchanged. */
-int ka_report_html(const json_t *result, struct ka_buf *out, struct ka_err *err);
+/* Error, eager error and limit of each gradient, on a logarithmic axis. */
+void ka_html_plot_gradients(struct ka_page *page, const json_t *gradients);
+
+/* "per_shape" of the result. */
+void ka_html_shapes(struct ka_page *page, const json_t *shapes);
+
+/* "per_shape" of its speed: a table, and a bar for each time. */
+void ka_html_times(struct ka_page *page, const json_t *shapes);
 
 #endif

@@ -1,28 +1,24 @@
 /* Findings into failures of the verdict; see sanitize.h. */
 #include "sanitize.h"
 
+#include "fields.h"
+
 #include <stdio.h>
 #include <string.h>
 
 static const char *const TOOLS[] = {"memcheck", "racecheck", "initcheck"};
 
-static const char *text_of(const json_t *object, const char *name, const char *otherwise)
-{
-    const char *text = json_string_value(json_object_get(object, name));
-    return text ? text : otherwise;
-}
-
 static void judge_finding(const json_t *finding, const char *tool, struct ka_verdict *verdict)
 {
     const json_t *line = json_object_get(finding, "line");
-    const char *kernel = text_of(finding, "kernel", NULL);
+    const char *kernel = ka_text_of(finding, "kernel", NULL);
     char place[300] = "", text[700];
     if (kernel && !json_is_integer(line))
         snprintf(place, sizeof(place), " in kernel %.80s", kernel);
     if (json_is_integer(line))
         snprintf(place, sizeof(place), " in kernel %.80s, %.180s line %lld", kernel ? kernel : "?",
-                 text_of(finding, "file", "?"), (long long)json_integer_value(line));
-    snprintf(text, sizeof(text), "%.300s%s (%lld times)", text_of(finding, "what", "an error"), place,
+                 ka_text_of(finding, "file", "?"), (long long)json_integer_value(line));
+    snprintf(text, sizeof(text), "%.300s%s (%lld times)", ka_text_of(finding, "what", "an error"), place,
              (long long)json_integer_value(json_object_get(finding, "times")));
     ka_verdict_fail_whole(verdict, tool, text);
 }
@@ -30,7 +26,7 @@ static void judge_finding(const json_t *finding, const char *tool, struct ka_ver
 static void judge_run(const json_t *run, const char *tool, struct ka_verdict *verdict)
 {
     const json_t *findings = json_object_get(run, "findings");
-    const char *reason = text_of(run, "reason", NULL);
+    const char *reason = ka_text_of(run, "reason", NULL);
     char text[1300];
     size_t i;
     json_t *finding;
@@ -39,7 +35,7 @@ static void judge_run(const json_t *run, const char *tool, struct ka_verdict *ve
         return;
     if (run)
         snprintf(text, sizeof(text), "%s gave no report to its end%s%.300s; its last words: %.600s", tool,
-                 reason ? ": " : "", reason ? reason : "", text_of(run, "tail", "none"));
+                 reason ? ": " : "", reason ? reason : "", ka_text_of(run, "tail", "none"));
     else
         snprintf(text, sizeof(text), "%s was not run", tool);
     ka_verdict_fail_whole(verdict, "sanitizer", text);
@@ -57,7 +53,7 @@ void ka_sanitize_judge(const json_t *doc, const char *message, struct ka_verdict
         json_t *run;
         json_array_foreach(json_object_get(doc, "runs"), i, run)
         {
-            if (strcmp(text_of(run, "tool", ""), TOOLS[t]) == 0)
+            if (strcmp(ka_text_of(run, "tool", ""), TOOLS[t]) == 0)
                 found = run;
         }
         judge_run(found, TOOLS[t], verdict);

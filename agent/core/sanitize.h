@@ -1,8 +1,9 @@
 /* What compute-sanitizer reported of a candidate, held against it: pure.
  *
- * The report comes out of the jail in which the candidate ran, so a clean one proves nothing; a run that is not complete counts
- * like a finding, and its reason is told: it ran past its time, the watched process failed, the tool wrote no summary. So does a
- * tool that was not run. Rules: the tools' names for what they found, "sanitizer" for a run that says nothing. */
+ * The report comes out of the jail in which the candidate ran, so a clean one proves nothing; a run that is
+ * not complete counts like a finding, and its reason is told: it ran past its time, the watched process
+ * failed, the tool wrote no summary. So does a tool that was not run. Rules: the tools' names for what they
+ * found, "sanitizer" for a run that says nothing. */
 #ifndef KA_SANITIZE_H
 #define KA_SANITIZE_H
 

@@ -279,18 +279,9 @@ static const char *const variation_names[VARY_COUNT] = {"one",       "prime",   
                                                         "one_more",  "block_less_one", "block_plus_one",
                                                         "odd_batch", "several",        "past_block"};
 
-/* splitmix64: a counter through a mixing function; every seed is good. */
-static uint64_t draw(uint64_t *state)
-{
-    uint64_t x = (*state += 0x9e3779b97f4a7c15u);
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
 static size_t draw_below(uint64_t *state, size_t bound)
 {
-    return (size_t)(draw(state) % bound);
+    return (size_t)(ka_random_next(state) % bound);
 }
 
 static int64_t draw_prime(uint64_t *state, int64_t value)
@@ -390,8 +381,8 @@ static bool add_hidden(const struct shape *shape, const json_t *dims, const json
                                  json_pack("{s:o,s:s}", "dims", varied, "kind", variation_names[kind])) == 0;
 }
 
-/* A third of the shapes has one size just beyond the block that covers the given one: a block of a fixed size passes all others.
- * Every size gets its turn before one gets a second. */
+/* A third of the shapes has one size just beyond the block that covers the given one: a block of a fixed size
+ * passes all others. Every size gets its turn before one gets a second. */
 static bool add_past_blocks(struct shape *shape, const json_t *dims, const json_t *sweep, uint64_t *state,
                             size_t count, uint64_t limit, json_t *hidden)
 {

@@ -29,23 +29,22 @@ int ka_shapes_scale(const json_t *dims, uint64_t budget, size_t level, json_t **
 size_t ka_shapes_levels(const json_t *dims, uint64_t budget);
 
 /* Up to `count` shapes that a candidate cannot know, from `dims` (already scaled): one size, or several, set
- * to 1, a prime, one less, one more, a block (16, 32, 64) less or more one, an odd batch; and in a third of them one
- * size just beyond the power of two that covers it, where a block of a fixed size ends. Different from
- * `dims`, from each other and from every member of `sweep` (array of dims objects, or NULL). No larger than
- * `budget` or twice `dims`. The same seed gives the same shapes. There may be fewer, or none, where nothing
- * can be varied.
- * `*out`: a new array of {"dims": {...}, "kind": "prime"}. `kind` may be shown to a model, the dims may not.
- * -EINVAL, -EFBIG as above. */
+ * to 1, a prime, one less, one more, a block (16, 32, 64) less or more one, an odd batch; and in a third of
+ * them one size just beyond the power of two that covers it, where a block of a fixed size ends. Different
+ * from `dims`, from each other and from every member of `sweep` (array of dims objects, or NULL). No larger
+ * than `budget` or twice `dims`. The same seed gives the same shapes. There may be fewer, or none, where
+ * nothing can be varied. `*out`: a new array of {"dims": {...}, "kind": "prime"}. `kind` may be shown to a
+ * model, the dims may not. -EINVAL, -EFBIG as above. */
 int ka_shapes_hidden(const json_t *dims, const json_t *sweep, uint64_t seed, size_t count, uint64_t budget,
                      json_t **out);
 
 #define KA_SHAPES_LONG 4096 /* about: the longest that a size of ka_shapes_long() gets */
 
-/* Where scaling takes a size below its value, a loop over blocks of it may have a single turn left. For each such size: the
- * smallest scaled shape with that one size long (its own value, or about KA_SHAPES_LONG and as ragged), and the
- * same with that size doubled only, as a `probe` of whether the long one would have more programs.
- * `*out`: a new array, empty or first {"dims": the smallest scaled shape}, then {"dims": probe, "long": {...}}
- * for each size. None has more than `budget` elements. -EINVAL, -EFBIG as above. */
+/* Where scaling takes a size below its value, a loop over blocks of it may have a single turn left. For each
+ * such size: the smallest scaled shape with that one size long (its own value, or about KA_SHAPES_LONG and as
+ * ragged), and the same with that size doubled only, as a `probe` of whether the long one would have more
+ * programs. `*out`: a new array, empty or first {"dims": the smallest scaled shape}, then {"dims": probe,
+ * "long": {...}} for each size. None has more than `budget` elements. -EINVAL, -EFBIG as above. */
 int ka_shapes_long(const json_t *dims, uint64_t budget, json_t **out);
 
 #endif

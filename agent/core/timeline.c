@@ -151,7 +151,7 @@ static void put_name(struct ka_page *page, const char *name)
         characters++;
     }
     char *text = ka_strndup(name, len);
-    ka_page_put_escaped(page, text);
+    ka_page_text(page, text);
     ka_page_put(page, name[len] ? "\xe2\x80\xa6" : "");
     free(text);
 }
@@ -185,10 +185,10 @@ static void put_bar(struct ka_page *page, const struct timeline *t, const struct
     double x = place(t, bar->start), width = fmax(place(t, bar->end) - x, 1.5);
     ka_page_putf(page, "<rect class=\"%s\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"><title>",
                  class_of(bar), x, ROW * (double)bar->row + (ROW - BAR) / 2, width, BAR);
-    ka_page_put_escaped(page, bar->op);
+    ka_page_text(page, bar->op);
     if (bar->part) {
         ka_page_put(page, ", part ");
-        ka_page_put_escaped(page, bar->part);
+        ka_page_text(page, bar->part);
     }
     if (isfinite(bar->cases))
         ka_page_putf(page, ", %.0f case%s", bar->cases, bar->cases == 1 ? "" : "s");
@@ -196,7 +196,7 @@ static void put_bar(struct ka_page *page, const struct timeline *t, const struct
                  seconds_text(bar->end - bar->start, took, sizeof(took)),
                  seconds_text(bar->start, start, sizeof(start)), seconds_text(bar->end, end, sizeof(end)),
                  bar->warm ? "warm" : "cold");
-    ka_page_put_escaped(page, bar->status);
+    ka_page_text(page, bar->status);
     ka_page_put(page, "</title></rect>\n");
 }
 
@@ -226,7 +226,7 @@ void ka_timeline_html(struct ka_page *page, const json_t *children)
     if (t.count) {
         t.end = fmax(t.end, 0.001);
         place_bars(&t, &rows);
-        ka_page_put(page, "<h2>Time</h2>\n");
+        ka_page_heading(page, "Time");
         put_svg(page, &t, &rows);
         ka_page_put(page, "<p>A bar is one child; pointing at it tells what it was. Pale: started cold. Red: "
                           "failed, died or out of time. Grey: cancelled.");
@@ -276,7 +276,7 @@ void ka_timeline_markdown(struct ka_page *page, const json_t *children)
                           "| operation | children | seconds | longest |\n|---|---|---|---|\n");
     for (size_t i = 0; i < count; i++) {
         ka_page_put(page, "| ");
-        ka_page_put_inline(page, sums[i].op);
+        ka_page_text(page, sums[i].op);
         ka_page_putf(page, " | %zu | %s | %s |\n", sums[i].count,
                      seconds_text(sums[i].seconds, all, sizeof(all)),
                      seconds_text(sums[i].longest, longest, sizeof(longest)));

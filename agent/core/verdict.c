@@ -8,6 +8,7 @@
 
 #include "base/utf8.h"
 #include "kinds.h"
+#include "plan.h"
 
 #define WHOLE_MAX 100 /* failures of the candidate as a whole that are kept */
 
@@ -19,7 +20,8 @@ struct failure {
     struct ka_diff diff;
 };
 
-/* The worst comparison of one gradient; error is negative before the first, infinite when there was nothing to measure. */
+/* The worst comparison of one gradient; error is negative before the first, infinite when there was nothing
+ * to measure. */
 struct worst {
     double error, base_error, limit;
 };
@@ -59,32 +61,17 @@ struct ka_verdict {
     size_t shape_count, case_count, grad_count;
 };
 
-/* The array with room for `count` items, the last of them zeroed. It grows at powers of two, so that its address changes rarely. Ends
- * the program without memory, like ka_calloc. */
-static void *grow(void *items, size_t count, size_t size)
-{
-    size_t before = count - 1;
-    bool full = (before & (before - 1)) == 0; /* none, or as many as there is room for */
-    char *grown = full ? ka_realloc(items, before ? 2 * before : 1, size) : items;
-    memset(grown + before * size, 0, size);
-    return grown;
-}
-
 /* What others measured may come cut at a number of bytes; what leaves here goes into JSON. */
 static char *copy_text(const char *text)
 {
     return ka_utf8_clean(ka_strdup(text));
 }
 
-/* A pointer to a new zeroed item at the array's end. */
-#define APPEND(items, count)                                                                                 \
-    ((count)++, (items) = grow((items), (count), sizeof(*(items))), &(items)[(count)-1])
-
 struct ka_verdict *ka_verdict_new(const char *const *grads, size_t count)
 {
     struct ka_verdict *v = ka_calloc(1, sizeof(*v));
     for (size_t i = 0; i < count; i++) {
-        struct gradient *g = APPEND(v->grads, v->grad_count);
+        struct gradient *g = KA_APPEND(v->grads, v->grad_count);
         g->name = copy_text(grads[i]);
         g->worst.error = -1;
     }
@@ -127,7 +114,7 @@ void ka_verdict_free(struct ka_verdict *v)
 
 size_t ka_verdict_shape(struct ka_verdict *v, enum ka_shape_kind kind, const json_t *dims, const char *hint)
 {
-    struct shape *shape = APPEND(v->shapes, v->shape_count);
+    struct shape *shape = KA_APPEND(v->shapes, v->shape_count);
     shape->kind = kind;
     shape->dims = json_deep_copy(dims);
     shape->hint = copy_text(hint);
@@ -142,7 +129,7 @@ void ka_verdict_skip(struct ka_verdict *v, size_t shape, const char *reason)
 
 size_t ka_verdict_case(struct ka_verdict *v, size_t shape, const char *label)
 {
-    struct a_case *c = APPEND(v->cases, v->case_count);
+    struct a_case *c = KA_APPEND(v->cases, v->case_count);
     c->shape = shape;
     c->label = copy_text(label);
     v->shapes[shape].cases++;
@@ -155,7 +142,7 @@ static struct failure *add_failure(struct ka_verdict *v, size_t at, const char *
     struct shape *shape = &v->shapes[c->shape];
     shape->cases_failed += !c->failed;
     c->failed = true;
-    struct failure *f = APPEND(shape->failures, shape->failure_count);
+    struct failure *f = KA_APPEND(shape->failures, shape->failure_count);
     f->rule = copy_text(rule);
     f->label = ka_strdup(c->label);
     return f;
@@ -175,7 +162,7 @@ static struct gradient *find_gradient(struct ka_verdict *v, const char *name)
     for (size_t i = 0; i < v->grad_count; i++)
         if (strcmp(v->grads[i].name, name) == 0)
             return &v->grads[i];
-    struct gradient *g = APPEND(v->grads, v->grad_count);
+    struct gradient *g = KA_APPEND(v->grads, v->grad_count);
     g->name = copy_text(name);
     g->worst.error = -1;
     return g;
@@ -184,7 +171,7 @@ static struct gradient *find_gradient(struct ka_verdict *v, const char *name)
 static struct worst *worst_on(struct shape *shape, size_t grad)
 {
     while (shape->worst_count <= grad) {
-        struct worst *worst = APPEND(shape->worst, shape->worst_count);
+        struct worst *worst = KA_APPEND(shape->worst, shape->worst_count);
         worst->error = -1;
     }
     return &shape->worst[grad];
@@ -238,7 +225,7 @@ void ka_verdict_fail_whole(struct ka_verdict *v, const char *rule, const char *t
     if (v->whole.failure_count > WHOLE_MAX)
         return;
     bool last = v->whole.failure_count == WHOLE_MAX;
-    struct failure *f = APPEND(v->whole.failures, v->whole.failure_count);
+    struct failure *f = KA_APPEND(v->whole.failures, v->whole.failure_count);
     f->rule = copy_text(rule);
     f->text = copy_text(last ? "and more than are listed here" : text);
 }
@@ -295,18 +282,6 @@ bool ka_verdict_verified(const struct ka_verdict *v)
 
 /* ---- text for the LLM ---- */
 
-static double shape_size(const struct shape *shape)
-{
-    double size = 1;
-    const char *name;
-    json_t *dim;
-    json_object_foreach(shape->dims, name, dim)
-    {
-        size *= json_is_number(dim) ? fmax(1, json_number_value(dim)) : 1;
-    }
-    return size;
-}
-
 /* Smallest first; hidden shapes come last and in the order given, so that their sizes do not show. */
 static int by_size(const void *a, const void *b)
 {
@@ -314,7 +289,7 @@ static int by_size(const void *a, const void *b)
     bool x_hidden = x->kind == KA_SHAPE_HIDDEN, y_hidden = y->kind == KA_SHAPE_HIDDEN;
     if (x_hidden != y_hidden)
         return x_hidden - y_hidden;
-    double x_size = x_hidden ? 0 : shape_size(x), y_size = y_hidden ? 0 : shape_size(y);
+    double x_size = x_hidden ? 0 : ka_plan_size(x->dims), y_size = y_hidden ? 0 : ka_plan_size(y->dims);
     if (x_size != y_size)
         return x_size < y_size ? -1 : 1;
     return x < y ? -1 : x > y;
@@ -332,25 +307,27 @@ static const struct shape **failing_shapes(const struct ka_verdict *v, size_t *c
     return list;
 }
 
-static int name_shape(const struct shape *shape, bool hidden, struct ka_buf *out)
+static void name_shape(const struct shape *shape, struct ka_buf *out)
 {
-    if (shape->kind == KA_SHAPE_HIDDEN && !hidden)
-        return shape->hint ? ka_buf_printf(out, "a hidden shape (%s)", shape->hint)
-                           : ka_buf_puts(out, "a hidden shape");
+    if (shape->kind == KA_SHAPE_HIDDEN) {
+        ka_buf_puts(out, "a hidden shape");
+        if (shape->hint)
+            ka_buf_printf(out, " (%s)", shape->hint);
+        return;
+    }
     char *dims = json_dumps(shape->dims, JSON_ENCODE_ANY);
-    int rc = ka_buf_printf(out, "%sshape %s", shape->kind == KA_SHAPE_OPTIONAL ? "optional " : "",
-                           dims ? dims : "?");
+    ka_buf_printf(out, "%sshape %s", shape->kind == KA_SHAPE_OPTIONAL ? "optional " : "", dims ? dims : "?");
     free(dims);
-    return rc;
 }
 
-static int failure_text(const struct failure *f, enum ka_describe how, struct ka_buf *out)
+static void failure_text(const struct failure *f, enum ka_describe how, struct ka_buf *out)
 {
     if (f->subject)
-        return ka_diff_describe(&f->diff, f->subject, how, out);
-    if (how == KA_DESCRIBE_HIDDEN)
-        return ka_buf_printf(out, "Rule broken: %s.", f->rule);
-    return ka_buf_printf(out, "%s: %s", f->rule, f->text);
+        ka_diff_describe(&f->diff, f->subject, how, out);
+    else if (how == KA_DESCRIBE_HIDDEN)
+        ka_buf_printf(out, "Rule broken: %s.", f->rule);
+    else
+        ka_buf_printf(out, "%s: %s", f->rule, f->text);
 }
 
 /* One line for each thing that failed, at its first case. */
@@ -366,72 +343,60 @@ static bool said_before(const struct shape *shape, size_t i)
     return false;
 }
 
-static int only_there(const struct shape *shape, const struct failure *f, struct ka_buf *out)
+static void only_there(const struct shape *shape, const struct failure *f, struct ka_buf *out)
 {
     for (size_t k = 0; k < shape->failure_count; k++) {
         if (ka_kind_is_plain(shape->failures[k].label))
-            return 0;
+            return;
     }
     const char *meaning = ka_kind_meaning(f->label);
-    return meaning ? ka_buf_printf(out, " It is right for a plain upstream, and fails only with %s.", meaning)
-                   : 0;
+    if (meaning)
+        ka_buf_printf(out, " It is right for a plain upstream, and fails only with %s.", meaning);
 }
 
-static int shape_facts(const struct shape *shape, struct ka_buf *out)
+static void shape_facts(const struct shape *shape, struct ka_buf *out)
 {
     enum ka_describe how = shape->kind == KA_SHAPE_HIDDEN ? KA_DESCRIBE_HIDDEN : KA_DESCRIBE_FULL;
-    int rc = ka_buf_puts(out, "On ");
-    if (rc == 0)
-        rc = name_shape(shape, false, out);
-    if (rc == 0)
-        rc = ka_buf_printf(out, ", %zu of %zu cases fail:\n", shape->cases_failed, shape->cases);
-    for (size_t i = 0; i < shape->failure_count && rc == 0; i++) {
+    ka_buf_puts(out, "On ");
+    name_shape(shape, out);
+    ka_buf_printf(out, ", %zu of %zu cases fail:\n", shape->cases_failed, shape->cases);
+    for (size_t i = 0; i < shape->failure_count; i++) {
         if (said_before(shape, i))
             continue;
-        rc = ka_buf_printf(out, "- (%s) ", shape->failures[i].label);
-        if (rc == 0)
-            rc = failure_text(&shape->failures[i], how, out);
-        if (rc == 0)
-            rc = only_there(shape, &shape->failures[i], out);
-        if (rc == 0)
-            rc = ka_buf_puts(out, "\n");
+        ka_buf_printf(out, "- (%s) ", shape->failures[i].label);
+        failure_text(&shape->failures[i], how, out);
+        only_there(shape, &shape->failures[i], out);
+        ka_buf_puts(out, "\n");
     }
-    return rc;
 }
 
-static int unproved_facts(const struct ka_verdict *v, struct ka_buf *out)
+static void unproved_facts(const struct ka_verdict *v, struct ka_buf *out)
 {
-    int rc = 0;
-    for (size_t i = 0; i < v->grad_count && rc == 0; i++) {
+    for (size_t i = 0; i < v->grad_count; i++) {
         const struct gradient *g = &v->grads[i];
         if (gradient_unproved(g))
-            rc = ka_buf_printf(
-                out,
-                g->seen ? "The gradient of %s is rounding noise in every case: nothing proves it.\n"
-                        : "The gradient of %s was never returned.\n",
-                g->name);
+            ka_buf_printf(out,
+                          g->seen ? "The gradient of %s is rounding noise in every case: nothing proves it.\n"
+                                  : "The gradient of %s was never returned.\n",
+                          g->name);
     }
-    return rc;
 }
 
 int ka_verdict_facts(const struct ka_verdict *v, size_t max_shapes, struct ka_buf *out)
 {
-    int rc = 0;
-    for (size_t i = 0; i < v->whole.failure_count && rc == 0; i++) {
-        rc = failure_text(&v->whole.failures[i], KA_DESCRIBE_FULL, out);
-        if (rc == 0)
-            rc = ka_buf_puts(out, "\n");
+    for (size_t i = 0; i < v->whole.failure_count; i++) {
+        failure_text(&v->whole.failures[i], KA_DESCRIBE_FULL, out);
+        ka_buf_puts(out, "\n");
     }
-    if (rc == 0)
-        rc = unproved_facts(v, out);
+    unproved_facts(v, out);
     size_t count;
     const struct shape **failing = failing_shapes(v, &count);
-    for (size_t i = 0; i < count && i < max_shapes && rc == 0; i++)
-        rc = shape_facts(failing[i], out);
-    if (rc == 0 && count > max_shapes)
-        rc = ka_buf_printf(out, "%zu more shapes fail.\n", count - max_shapes);
+    for (size_t i = 0; i < count && i < max_shapes; i++)
+        shape_facts(failing[i], out);
+    if (count > max_shapes)
+        ka_buf_printf(out, "%zu more shapes fail.\n", count - max_shapes);
     free(failing);
-    return rc;
+    return out->failed;
 }
 
 /* ---- JSON ---- */

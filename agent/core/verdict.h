@@ -9,8 +9,8 @@
  *
  * Secrets: the dims of hidden shapes, and anything measured on them that would tell a size, appear only in
  * the private JSON. Text for an LLM says "a hidden shape" with its kind ("block + 1"). Everything given is
- * copied; text may be cut anywhere, what leaves is valid UTF-8. A verdict belongs to one thread at a time: it may be handed
- * from one to another, and takes no reference to a document. */
+ * copied; text may be cut anywhere, what leaves is valid UTF-8. A verdict belongs to one thread at a time: it
+ * may be handed from one to another, and takes no reference to a document. */
 #ifndef KA_VERDICT_H
 #define KA_VERDICT_H
 
@@ -43,8 +43,8 @@ size_t ka_verdict_case(struct ka_verdict *v, size_t shape, const char *label);
 void ka_verdict_gradient(struct ka_verdict *v, size_t at, const char *name, const struct ka_diff *diff);
 void ka_verdict_output(struct ka_verdict *v, size_t at, size_t index, const struct ka_diff *diff);
 
-/* The same backward, `runs` times on the same bytes: the largest difference of an element, and the norm of the largest difference in
- * units of what the comparison allows. Reported; decides nothing. */
+/* The same backward, `runs` times on the same bytes: the largest difference of an element, and the norm of
+ * the largest difference in units of what the comparison allows. Reported; decides nothing. */
 void ka_verdict_repeated(struct ka_verdict *v, const char *name, size_t runs, double max_abs,
                          double of_limit);
 
@@ -52,7 +52,8 @@ void ka_verdict_repeated(struct ka_verdict *v, const char *name, size_t runs, do
  * the LLM. Of a hidden shape only the rule is shown. */
 void ka_verdict_fail(struct ka_verdict *v, size_t at, const char *rule, const char *text);
 
-/* Something wrong with the candidate as a whole (a scan finding): no shape needed. The first hundred are kept. */
+/* Something wrong with the candidate as a whole (a scan finding): no shape needed. The first hundred are
+ * kept. */
 void ka_verdict_fail_whole(struct ka_verdict *v, const char *rule, const char *text);
 
 struct ka_verdict_counts {
@@ -70,10 +71,9 @@ bool ka_verdict_verified(const struct ka_verdict *v);
  * at most `max_shapes` of them in detail. Empty when nothing failed. */
 int ka_verdict_facts(const struct ka_verdict *v, size_t max_shapes, struct ka_buf *out);
 
-/* {"verified", "shapes", "gradients", "per_shape", "failures"}: the first three as in the result object. Errors come with the
- * `limit` that they were held to. With `hidden`
- * true the dims and facts of hidden shapes are included: for the private record only. The caller owns it;
- * NULL without memory. */
+/* {"verified", "shapes", "gradients", "per_shape", "failures"}: the first three as in the result object.
+ * Errors come with the `limit` that they were held to. With `hidden` true the dims and facts of hidden shapes
+ * are included: for the private record only. The caller owns it; NULL without memory. */
 json_t *ka_verdict_json(const struct ka_verdict *v, bool hidden);
 
 #endif

@@ -196,12 +196,8 @@ int ka_cache_open(const char *root, const char *toolchain, uint64_t max_bytes, s
     cache->root = ka_strdup(root);
     cache->folder = ka_path_join(root, toolchain);
     cache->max_bytes = max_bytes;
-    char *parent = ka_strdup(root), *slash = strrchr(parent, '/');
-    int rc = 0;
-    if (slash && slash != parent) {
-        *slash = '\0';
-        rc = ka_mkdirs(parent, err);
-    }
+    char *parent = ka_path_parent(root);
+    int rc = ka_mkdirs(parent, err);
     free(parent);
     if (rc == 0)
         rc = make_folder(root, err);

@@ -657,8 +657,7 @@ static void kick(struct ka_children *cs)
 static struct ka_zygotes *find_zygotes(const struct ka_children *cs, unsigned total_mem_mb,
                                        bool keep_bytecode)
 {
-    const char *slash = strrchr(cs->jail, '/');
-    char *folder = slash ? ka_strndup(cs->jail, (size_t)(slash - cs->jail)) : ka_strdup(".");
+    char *folder = ka_path_parent(cs->jail);
     char *library = ka_path_join(folder, "libka_jail.so");
     char *real = access(library, R_OK) == 0 ? ka_path_real(library, NULL) : NULL;
     struct ka_zygotes *zygotes = real ? ka_zygotes_new(cs->loop, cs->jail, real, cs->base, cs->max_running,

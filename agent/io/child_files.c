@@ -20,24 +20,11 @@
 #define SCRATCH_NAME "check-XXXXXX"
 #define AMPLE_FLOORS 12 /* six gigabytes on a large machine */
 
-static char *program_folder(void)
-{
-    char path[4096];
-    ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 1);
-    if (n <= 0)
-        return NULL;
-    path[n] = '\0';
-    char *slash = strrchr(path, '/');
-    if (slash)
-        *slash = '\0';
-    return ka_strdup(path);
-}
-
 int ka_child_find_program(const char *variable, const char *name, char **path, struct ka_err *err)
 {
     static const char *const places[] = {"", "../", "../libexec/kernel-agent/"};
     const char *given = getenv(variable);
-    char *folder = program_folder();
+    char *folder = ka_program_folder();
     struct ka_buf at = {0};
     int rc = -ENOENT;
     if (given && *given) {

@@ -13,6 +13,7 @@
 #include <strings.h>
 #include <sys/random.h>
 
+#define PATH "/chat/completions"
 #define ERROR_BODY_MAX 65536
 #define WHOLE_FACTOR 4   /* a JSON body may be this much larger than the answer in it (escapes, reasoning) */
 #define STREAM_FACTOR 32 /* and a stream this much: each few bytes come in a chunk of their own */
@@ -41,9 +42,7 @@ struct op {
     ka_llm_done_fn done;
     void *arg;
     char *model, *body;
-    const char *path;
     bool stream;
-    size_t texts; /* of embeddings; 0 for a chat */
     uv_timer_t timer;
     uint64_t started_ms, last_byte_ms;
     unsigned retries, bad_answers, adaptations;
@@ -51,7 +50,6 @@ struct op {
     bool ended;
     struct ka_llm_result result;
     struct ka_chat_answer answer;
-    struct ka_vectors vectors;
     struct ka_err message;
 };
 
@@ -144,7 +142,6 @@ static void deliver(uv_handle_t *timer)
     llm->live--;
     op->done(op->arg, op->id, &op->result);
     ka_chat_answer_free(&op->answer);
-    ka_vectors_free(&op->vectors);
     free(op->model);
     free(op->body);
     free(op);
@@ -158,8 +155,7 @@ static void end(struct op *op, enum ka_llm_status status)
     mask_key(op->llm, op->message.msg, strlen(op->message.msg));
     op->result.status = status;
     op->result.seconds = (double)(now_ms() - op->started_ms) / 1000.0;
-    op->result.answer = status == KA_LLM_OK && op->texts == 0 ? &op->answer : NULL;
-    op->result.vectors = status == KA_LLM_OK && op->texts ? &op->vectors : NULL;
+    op->result.answer = status == KA_LLM_OK ? &op->answer : NULL;
     if (status == KA_LLM_OK)
         op->message.msg[0] = '\0';
     else if (!op->ended) /* cancelled twice: who started it may be gone */
@@ -171,22 +167,13 @@ static void end(struct op *op, enum ka_llm_status status)
 
 static void give_up(struct op *op, enum ka_llm_status status, const char *why, const char *remedy)
 {
-    ka_fail(&op->message, 0, "%s%s, model %s: %s (%u attempt%s, %.1f s)%s%s", op->llm->shown_url, op->path,
+    ka_fail(&op->message, 0, "%s%s, model %s: %s (%u attempt%s, %.1f s)%s%s", op->llm->shown_url, PATH,
             op->model, why, op->result.attempts, op->result.attempts == 1 ? "" : "s",
             (double)(now_ms() - op->started_ms) / 1000.0, *remedy ? ". " : "", remedy);
     end(op, status);
 }
 
 /* ---- retries ---- */
-
-/* splitmix64; spreads retries of several clients, nothing more. */
-static uint64_t draw(struct ka_llm *llm)
-{
-    uint64_t z = (llm->random += 0x9E3779B97F4A7C15u);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-}
 
 static uint64_t wait_ms(struct op *op, unsigned doublings, long retry_after_s)
 {
@@ -195,7 +182,7 @@ static uint64_t wait_ms(struct op *op, unsigned doublings, long retry_after_s)
     for (unsigned i = 0; i < doublings && wait < most; i++)
         wait *= 2;
     wait = wait < most ? wait : most;
-    wait = wait / 2 + draw(op->llm) % (wait / 2 + 1);
+    wait = wait / 2 + ka_random_next(&op->llm->random) % (wait / 2 + 1); /* not all clients at once */
     uint64_t asked = (uint64_t)retry_after_s * 1000;
     if (wait < asked)
         wait = asked < most ? asked : most;
@@ -284,8 +271,6 @@ static int read_whole(struct op *op, struct ka_err *err)
         return ka_fail(err, -EBADMSG, "the answer is empty: no byte came");
     if (*first == '<')
         return ka_fail(err, -EBADMSG, "the answer is a web page; is --base-url right?");
-    if (op->texts)
-        return ka_embeddings_parse(whole->data, whole->len, op->texts, &op->vectors, err);
     if (op->stream)
         trace(op, "plain", "a JSON body came where a stream was asked for");
     return ka_chat_parse(whole->data, whole->len, op->llm->config.max_answer_bytes, &op->answer, err);
@@ -329,8 +314,6 @@ static void take_content(struct op *op, const char *broken)
         retry_transport(op, broken ? broken : err.msg, 0);
     else if (rc)
         retry_answer(op, err.msg);
-    else if (op->texts)
-        end(op, KA_LLM_OK);
     else
         take_chat(op);
 }
@@ -480,7 +463,7 @@ static int start_transfer(struct op *op, struct ka_err *err)
     size_t most = llm->config.max_answer_bytes;
     uint64_t left = left_ms(op);
     struct ka_buf url = {0};
-    ka_buf_printf(&url, "%s%s", llm->base_url, op->path);
+    ka_buf_printf(&url, "%s%s", llm->base_url, PATH);
     struct ka_http_req req = {.url = ka_buf_str(&url),
                               .bearer = llm->api_key,
                               .body = op->body,
@@ -504,7 +487,7 @@ static void begin_attempt(struct op *op)
 {
     struct ka_err err = {0};
     op->result.attempts++;
-    trace(op, "request", "POST %s%s, model %s, %zu bytes", op->llm->shown_url, op->path, op->model,
+    trace(op, "request", "POST %s%s, model %s, %zu bytes", op->llm->shown_url, PATH, op->model,
           strlen(op->body));
     if (start_transfer(op, &err))
         give_up(op, KA_LLM_UNREACHABLE, err.msg, "");
@@ -512,21 +495,31 @@ static void begin_attempt(struct op *op)
 
 /* ---- API: ops ---- */
 
-/* Takes over `body`. */
-static int start_op(struct ka_llm *llm, const struct op *wanted, const char *model, char *body, uint64_t *id)
+int ka_llm_start(struct ka_llm *llm, const struct ka_chat_request *req, ka_llm_trace_fn on_trace,
+                 ka_llm_done_fn done, void *arg, uint64_t *id, struct ka_err *err)
 {
+    if (llm->closing)
+        return ka_fail(err, -ECANCELED, "the LLM client is being closed");
+    if (llm->live >= llm->config.max_concurrent)
+        return ka_fail(err, -EAGAIN, "%u requests are under way already", llm->live);
+    char *body = ka_chat_request_json(req, err);
+    if (!body)
+        return -EINVAL;
     struct op *op = ka_calloc(1, sizeof(*op));
-    *op = *wanted;
-    op->llm = llm;
-    op->body = body;
-    op->model = ka_strdup(model);
-    op->id = ++llm->last_id;
-    op->started_ms = now_ms();
+    *op = (struct op){.llm = llm,
+                      .id = ++llm->last_id,
+                      .trace = on_trace,
+                      .done = done,
+                      .arg = arg,
+                      .model = ka_strdup(req->model),
+                      .body = body,
+                      .stream = req->stream,
+                      .started_ms = now_ms(),
+                      .next = llm->ops};
     op->result.message = op->message.msg;
     op->result.tokens_in = op->result.tokens_out = -1;
     uv_timer_init(llm->loop, &op->timer);
     op->timer.data = op;
-    op->next = llm->ops;
     llm->ops = op;
     llm->live++;
     *id = op->id;
@@ -534,48 +527,9 @@ static int start_op(struct ka_llm *llm, const struct op *wanted, const char *mod
     return 0;
 }
 
-static int may_start(const struct ka_llm *llm, struct ka_err *err)
-{
-    if (llm->closing)
-        return ka_fail(err, -ECANCELED, "the LLM client is being closed");
-    if (llm->live >= llm->config.max_concurrent)
-        return ka_fail(err, -EAGAIN, "%u requests are under way already", llm->live);
-    return 0;
-}
-
-int ka_llm_start(struct ka_llm *llm, const struct ka_chat_request *req, ka_llm_trace_fn on_trace,
-                 ka_llm_done_fn done, void *arg, uint64_t *op, struct ka_err *err)
-{
-    int rc = may_start(llm, err);
-    if (rc)
-        return rc;
-    char *body = ka_chat_request_json(req, err);
-    if (!body)
-        return -EINVAL;
-    struct op wanted = {
-        .trace = on_trace, .done = done, .arg = arg, .path = "/chat/completions", .stream = req->stream};
-    return start_op(llm, &wanted, req->model, body, op);
-}
-
-int ka_llm_embed(struct ka_llm *llm, const char *model, const char *const *texts, size_t count,
-                 ka_llm_trace_fn on_trace, ka_llm_done_fn done, void *arg, uint64_t *op, struct ka_err *err)
-{
-    int rc = may_start(llm, err);
-    if (rc)
-        return rc;
-    if (count == 0)
-        return ka_fail(err, -EINVAL, "no texts to embed");
-    char *body = ka_embeddings_request_json(model, texts, count, err);
-    if (!body)
-        return -EINVAL;
-    struct op wanted = {.trace = on_trace, .done = done, .arg = arg, .path = "/embeddings", .texts = count};
-    return start_op(llm, &wanted, model, body, op);
-}
-
 static void cancel(struct op *op)
 {
     ka_chat_answer_free(&op->answer);
-    ka_vectors_free(&op->vectors);
     ka_fail(&op->message, 0, "cancelled");
     end(op, KA_LLM_CANCELLED);
 }
@@ -619,7 +573,6 @@ static bool has_space_or_control(const char *text)
 /* The URL without slashes at the end and without the path that people copy along. NULL when it is none. */
 static char *clean_base_url(const char *url)
 {
-    static const char path[] = "/chat/completions";
     const char *host = strstr(url, "://");
     if ((!ka_starts_with(url, "http://") && !ka_starts_with(url, "https://")) || !host ||
         strlen(host + 3) == 0 || has_space_or_control(url))
@@ -627,8 +580,8 @@ static char *clean_base_url(const char *url)
     char *base = ka_strdup(url);
     for (size_t len = strlen(base); len && base[len - 1] == '/'; len--)
         base[len - 1] = '\0';
-    if (ka_ends_with(base, path))
-        base[strlen(base) - strlen(path)] = '\0';
+    if (ka_ends_with(base, PATH))
+        base[strlen(base) - strlen(PATH)] = '\0';
     return base;
 }
 

@@ -1,5 +1,5 @@
-/* The client for OpenAI-compatible endpoints: one chat completion or one batch of embeddings at a time,
- * retried as long as that makes sense, then delivered or given up with a sentence for people.
+/* The client for OpenAI-compatible endpoints: one chat completion at a time, retried as long as that makes
+ * sense, then delivered or given up with a sentence for people.
  *
  * Words: an *op* is one thing asked for; it makes one or several *attempts*, each one POST. What is retried:
  *
@@ -18,7 +18,6 @@
 #define KA_LLM_H
 
 #include "agent/core/chat.h"
-#include "agent/core/embeddings.h"
 
 #include <uv.h>
 
@@ -47,11 +46,9 @@ enum ka_llm_status {
 
 struct ka_llm_result {
     enum ka_llm_status status;
-    struct ka_chat_answer
-        *answer; /* of a chat that is KA_LLM_OK, else NULL; to keep it, copy the struct, zero this one */
-    struct ka_vectors *vectors; /* of embeddings that are KA_LLM_OK, else NULL; likewise */
-    const char *message;        /* what went wrong and what to do about it; "" when OK */
-    long http_status;           /* of the last attempt, 0 when there was none */
+    struct ka_chat_answer *answer; /* NULL unless KA_LLM_OK; to keep it, copy the struct, zero this one */
+    const char *message;           /* what went wrong and what to do about it; "" when OK */
+    long http_status;              /* of the last attempt, 0 when there was none */
     unsigned attempts;
     double seconds;
     long tokens_in, tokens_out; /* paid for in all attempts together; -1 when none reported any */
@@ -76,10 +73,6 @@ int ka_llm_new(uv_loop_t *loop, const struct ka_llm_config *config, struct ka_ll
  * -ECANCELED after ka_llm_close(), -EINVAL when the request cannot be written, -ENOMEM. */
 int ka_llm_start(struct ka_llm *llm, const struct ka_chat_request *req, ka_llm_trace_fn on_trace,
                  ka_llm_done_fn done, void *arg, uint64_t *op, struct ka_err *err);
-
-/* Start one batch of embeddings; errors likewise. */
-int ka_llm_embed(struct ka_llm *llm, const char *model, const char *const *texts, size_t count,
-                 ka_llm_trace_fn on_trace, ka_llm_done_fn done, void *arg, uint64_t *op, struct ka_err *err);
 
 /* `done` runs soon with KA_LLM_CANCELLED, also if an answer had just come. -ENOENT when the op is unknown or
  * over. */

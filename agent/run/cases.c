@@ -51,13 +51,6 @@ int ka_case_open(const struct ka_child_result *child, json_int_t id, struct ka_t
     return rc;
 }
 
-static const struct ka_tensor *find_part(const struct ka_tensors *set, const char *part, const char *of)
-{
-    char name[128];
-    snprintf(name, sizeof(name), "%s/%s", part, of);
-    return ka_tensors_find(set, name);
-}
-
 double ka_case_upstream_norm(const struct ka_tensors *oracle, const json_t *entry, const json_t *plan)
 {
     const json_t *scale = json_object_get(json_object_get(plan, "upstream"), "scale");
@@ -71,7 +64,7 @@ double ka_case_upstream_norm(const struct ka_tensors *oracle, const json_t *entr
     {
         char index[24];
         snprintf(index, sizeof(index), "%zu", i);
-        const struct ka_tensor *tensor = find_part(oracle, "out", index);
+        const struct ka_tensor *tensor = ka_tensors_find_part(oracle, "out", index);
         count +=
             tensor && json_is_true(json_object_get(output, "differentiable")) ? (double)tensor->count : 0;
     }
@@ -103,12 +96,12 @@ double ka_case_nonlinearity(const struct ka_tensor *u, const struct ka_tensor *w
 int ka_case_spread(const struct ka_tensors *found, const char *name, size_t times, double *max_abs,
                    double *norm)
 {
-    const struct ka_tensor *first = find_part(found, "grad", name);
+    const struct ka_tensor *first = ka_tensors_find_part(found, "grad", name);
     double most = 0, largest = 0;
     for (size_t k = 0; k < times; k++) {
         char part[32];
         snprintf(part, sizeof(part), "repeat%zu", k);
-        const struct ka_tensor *again = find_part(found, part, name);
+        const struct ka_tensor *again = ka_tensors_find_part(found, part, name);
         if (!first || !again || !ka_tensor_same_shape(first, again))
             return -ENOENT;
         double furthest;
@@ -131,15 +124,16 @@ static int explain(const struct ka_diff *diff, const char *what, const char *nam
 
 static int compare_output(const struct ka_tensors *set, const char *index, struct ka_err *err)
 {
-    const struct ka_tensor *forward = find_part(set, "fwd", index);
-    const struct ka_tensor *oracle = find_part(set, "out", index);
+    const struct ka_tensor *forward = ka_tensors_find_part(set, "fwd", index);
+    const struct ka_tensor *oracle = ka_tensors_find_part(set, "out", index);
     if (!forward || !oracle)
         return ka_fail(err, -EINVAL, "output %s is missing from the oracle's result", index);
     struct ka_diff diff;
     char name[64];
     snprintf(name, sizeof(name), "output %s", index);
     struct ka_tolerance tolerance = ka_tolerance_of(forward->dtype);
-    int rc = ka_compare(forward, oracle, find_part(set, "base_out", index), &tolerance, NULL, 0, &diff, err);
+    int rc = ka_compare(forward, oracle, ka_tensors_find_part(set, "base_out", index), &tolerance, NULL, 0,
+                        &diff, err);
     if (rc == 0 && !diff.pass)
         rc = explain(&diff, "the Triton forward and the float64 oracle disagree", name, err);
     return rc;
@@ -150,8 +144,8 @@ static int compare_output(const struct ka_tensors *set, const char *index, struc
 static int compare_reference(const struct ka_tensors *set, const char *ours, const char *theirs,
                              const char *of, double scale, struct ka_err *err)
 {
-    const struct ka_tensor *oracle = find_part(set, ours, of);
-    const struct ka_tensor *reference = find_part(set, theirs, of);
+    const struct ka_tensor *oracle = ka_tensors_find_part(set, ours, of);
+    const struct ka_tensor *reference = ka_tensors_find_part(set, theirs, of);
     if (!oracle || !reference)
         return 0; /* no reference(), or it has no such output */
     struct ka_diff diff;

@@ -32,13 +32,6 @@ struct judging {
     size_t count;
 };
 
-static const struct ka_tensor *find_part(const struct ka_tensors *set, const char *part, const char *of)
-{
-    char name[160];
-    snprintf(name, sizeof(name), "%s/%s", part, of);
-    return ka_tensors_find(set, name);
-}
-
 /* More draws of base's rounding, where the oracle made them. */
 static int take_nearby(struct ka_tolerance *tolerance, const struct ka_tensors *expected, const char *name)
 {
@@ -47,10 +40,10 @@ static int take_nearby(struct ka_tolerance *tolerance, const struct ka_tensors *
         char base[32], want[32];
         snprintf(base, sizeof(base), "near_base/%d", draw);
         snprintf(want, sizeof(want), "near/%d", draw);
-        if (!find_part(expected, base, name))
+        if (!ka_tensors_find_part(expected, base, name))
             break;
-        rc = ka_tolerance_near(tolerance, find_part(expected, base, name), find_part(expected, want, name),
-                               NULL);
+        rc = ka_tolerance_near(tolerance, ka_tensors_find_part(expected, base, name),
+                               ka_tensors_find_part(expected, want, name), NULL);
     }
     return rc;
 }
@@ -68,14 +61,15 @@ static struct ka_tolerance tolerance_of(const struct ka_judged_case *one, enum k
 static int settle_tolerance(const struct judging *j, struct gradient *g)
 {
     const struct ka_judged_case *one = j->of;
-    const struct ka_tensor *want = find_part(j->expected, "grad", g->name);
-    const struct ka_tensor *base = find_part(j->expected, "base", g->name);
+    const struct ka_tensor *want = ka_tensors_find_part(j->expected, "grad", g->name);
+    const struct ka_tensor *base = ka_tensors_find_part(j->expected, "base", g->name);
     if (!want)
         return -EINVAL;
     g->tolerance = tolerance_of(one, base ? base->dtype : KA_F32);
     g->tolerance.zero_norm = fmin(ZERO_FLOORS * g->tolerance.floor, ZERO_MAX) *
                              ka_case_upstream_norm(j->expected, one->oracle, one->plan);
-    int rc = ka_tolerance_widen(&g->tolerance, find_part(j->expected, "jitter", g->name), want, NULL);
+    int rc =
+        ka_tolerance_widen(&g->tolerance, ka_tensors_find_part(j->expected, "jitter", g->name), want, NULL);
     return rc ? rc : take_nearby(&g->tolerance, j->expected, g->name);
 }
 
@@ -89,12 +83,13 @@ static int compare_gradient(const struct judging *j, const char *part, const str
     json_array_foreach(json_object_get(j->of->oracle, "grads"), i, other)
     {
         const char *text = json_string_value(other);
-        const struct ka_tensor *tensor = text ? find_part(j->expected, "grad", text) : NULL;
+        const struct ka_tensor *tensor = text ? ka_tensors_find_part(j->expected, "grad", text) : NULL;
         if (tensor && strcmp(text, g->name) != 0 && count < KA_COUNT(others))
             others[count++] = (struct ka_compare_other){text, tensor};
     }
-    return ka_compare(find_part(j->found, part, g->name), find_part(j->expected, "grad", g->name),
-                      find_part(j->expected, "base", g->name), &g->tolerance, others, count, diff, NULL);
+    return ka_compare(
+        ka_tensors_find_part(j->found, part, g->name), ka_tensors_find_part(j->expected, "grad", g->name),
+        ka_tensors_find_part(j->expected, "base", g->name), &g->tolerance, others, count, diff, NULL);
 }
 
 /* What can only speak against a gradient is told when it does: errors are reported, and counted as evidence, of the others. */
@@ -173,9 +168,9 @@ static int judge_linear(const struct judging *j, const json_t *asked)
         const struct ka_diff *diff = &j->grads[i].diff;
         if (!diff->pass || diff->want_zero || diff->vacuous || diff->nonfinite_want)
             continue;
-        double off =
-            ka_case_nonlinearity(find_part(j->found, "grad", name), find_part(j->found, "other", name),
-                                 find_part(j->found, "sum", name));
+        double off = ka_case_nonlinearity(ka_tensors_find_part(j->found, "grad", name),
+                                          ka_tensors_find_part(j->found, "other", name),
+                                          ka_tensors_find_part(j->found, "sum", name));
         if (off <= LINEAR_LIMITS * diff->limit)
             continue;
         char text[300];
@@ -220,14 +215,15 @@ static int judge_outputs(const struct judging *j)
     {
         char index[24];
         snprintf(index, sizeof(index), "%zu", i);
-        const struct ka_tensor *want = find_part(j->expected, "out", index);
-        const struct ka_tensor *user = find_part(j->expected, "fwd", index);
+        const struct ka_tensor *want = ka_tensors_find_part(j->expected, "out", index);
+        const struct ka_tensor *user = ka_tensors_find_part(j->expected, "fwd", index);
         if (!want || !user)
             continue; /* not a tensor */
         struct ka_tolerance tolerance = tolerance_of(one, user->dtype);
         struct ka_diff diff;
-        int rc = ka_compare(find_part(j->found, "out", index), want,
-                            find_part(j->expected, "base_out", index), &tolerance, NULL, 0, &diff, NULL);
+        int rc = ka_compare(ka_tensors_find_part(j->found, "out", index), want,
+                            ka_tensors_find_part(j->expected, "base_out", index), &tolerance, NULL, 0, &diff,
+                            NULL);
         if (rc)
             return rc;
         ka_verdict_output(one->verdict, one->at, i, &diff);
@@ -247,8 +243,8 @@ static int judge_noop(const struct judging *j, const json_t *asked)
     (void)asked;
     for (size_t i = 0; i < j->count; i++) {
         const char *name = j->grads[i].name;
-        const struct ka_tensor *real = find_part(j->found, "grad", name);
-        const struct ka_tensor *idle = find_part(j->found, "noop", name);
+        const struct ka_tensor *real = ka_tensors_find_part(j->found, "grad", name);
+        const struct ka_tensor *idle = ka_tensors_find_part(j->found, "noop", name);
         char text[256];
         if (!idle || !is_of_shape(&j->grads[i].diff) || !same_bytes(real, idle) || j->grads[i].diff.want_zero)
             continue; /* where zero is expected, a kernel that does nothing is as right */

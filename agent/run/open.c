@@ -104,7 +104,7 @@ static int split_backward(struct ka_run *run, enum ka_run_mode mode, struct ka_e
             rc = ka_fail(err, -EINVAL,
                          "%s has no line '%s', and no torch.autograd.Function with a backward: there is "
                          "nothing to check",
-                         run->file, KA_COMPOSE_MARKER);
+                         run->file, KA_MARKER);
     }
     ka_buf_free(&forward);
     ka_buf_free(&backward);

@@ -164,8 +164,8 @@ static bool is_installation(const char *prefix)
     return is;
 }
 
-/* The installation that a virtual environment was made from, by the links of its interpreter: the only trace of it
- * where the environment has a copy. */
+/* The installation that a virtual environment was made from, by the links of its interpreter: the only trace
+ * of it where the environment has a copy. */
 static bool find_home(const char *environment, const char *name, char home[PATH_MAX])
 {
     char line[PATH_MAX + 16], named[PATH_MAX], program[2 * PATH_MAX];

@@ -156,7 +156,8 @@ static int plant_link(const char *path, const char *target)
     return rc ? rc : symlink(target, full) == 0 ? 0 : -errno;
 }
 
-/* A folder before what lies in it: the place of a file, once made, would hide that the folder is wanted too. */
+/* A folder before what lies in it: the place of a file, once made, would hide that the folder is wanted
+ * too. */
 static int by_path(const void *a, const void *b)
 {
     return strcmp(((const struct source *)a)->path, ((const struct source *)b)->path);

@@ -1,8 +1,9 @@
 """The one name that a forward file imports: `@autodiff(inputs_require_grad=(0, 1))` marks the stub.
 
-The decorated function is returned unchanged, so a marked file trains, imports and tests as before; kernel-agent reads
-the mark. `from kernel_agent import autodiff` and `from kernel_agent.autodiff import autodiff` give the same function:
-the package binds the name `autodiff` to it after this module has been imported.
+The decorated function is returned unchanged, so a marked file trains, imports and tests as before;
+kernel-agent reads the mark. `from kernel_agent import autodiff` and `from kernel_agent.autodiff import
+autodiff` give the same function: the package binds the name `autodiff` to it after this module has been
+imported.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ def autodiff(
 ) -> Callable[[Stub], Stub]:
     """Mark a host function ("stub") whose backward kernel-agent shall make.
 
-    `inputs_require_grad` are positions in the stub's signature; `idxs_buffers` is the older spelling of the same.
-    Raises MisusedMark (a TypeError) when used bare, or with anything but positions.
+    `inputs_require_grad` are positions in the stub's signature; `idxs_buffers` is the older spelling of the
+    same. Raises MisusedMark (a TypeError) when used bare, or with anything but positions.
     """
     if callable(inputs_require_grad):
         raise MisusedMark(f"@autodiff was used without parentheses: {USAGE}")

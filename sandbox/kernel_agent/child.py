@@ -19,13 +19,13 @@ from .errors import Unusable, describe, filtered_traceback
 
 _OPERATIONS = {
     "compile": "kernel_agent.compiled",
-    "inspect": "kernel_agent.inspect",
-    "oracle": "kernel_agent.oracle",
-    "candidate": "kernel_agent.candidate",
-    "scan": "kernel_agent.scan",
-    "facts": "kernel_agent.facts",
-    "sanitize": "kernel_agent.sanitize",
-    "differentiate": "kernel_agent.differentiate.op",
+    "inspect": "kernel_agent.operations.inspect",
+    "oracle": "kernel_agent.operations.oracle",
+    "candidate": "kernel_agent.operations.candidate",
+    "scan": "kernel_agent.operations.scan",
+    "facts": "kernel_agent.operations.facts",
+    "sanitize": "kernel_agent.operations.sanitize",
+    "differentiate": "kernel_agent.differentiate.operation",
 }
 _COMPILING = ("candidate", "differentiate", "facts", "oracle")
 _NEEDED = ("torch", "triton", "numpy")
@@ -100,8 +100,9 @@ def _write(path: Path, result: dict[str, Any]) -> int:
 
 
 def end(code: int) -> NoReturn:
-    """End this process now, without taking the interpreter and the native libraries apart: a thread of autograd's that asks for the
-    interpreter's lock meanwhile aborts the process, and with it a result that is whole."""
+    """End this process now, without taking the interpreter and the native libraries apart: a thread of
+    autograd's that asks for the interpreter's lock meanwhile aborts the process, and with it a result that is
+    whole."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # whatever the user's code has put there
             stream.flush()

@@ -1,8 +1,9 @@
 """Repairs of Triton's interpreter, applied once per process, without a change to the installed package.
 
-- NumPy >= 2.4 refuses `int(array)` for one-element arrays that are not 0-dimensional, which is what the interpreter
+- NumPy >= 2.4 refuses `int(array)` for one-element arrays that are not 0-dimensional, which the interpreter
   does for `range(0, K)` with a runtime K.
-- bfloat16 lives in uint16 arrays there, and is truncated instead of rounded, added and multiplied as integers.
+- bfloat16 lives in uint16 arrays there, and is truncated instead of rounded, added and multiplied as
+  integers.
 - Functions of libdevice are not implemented there.
 - `triton.jit` decides when it decorates whether a kernel is compiled or interpreted. Kernels here are always
   decorated as compiled ones, so that one module serves both ways; interpret.py runs them.
@@ -33,7 +34,7 @@ def _scalar(tensor: Any) -> Any:
 
 def _truth(tensor: Any) -> bool:
     data = tensor.handle.data
-    # Only scalars have a truth value in compiled code; the interpreter asks larger tensors too and expects True.
+    # Only scalars have a truth value in compiled code; the interpreter asks larger tensors and expects True.
     return bool(data.reshape(()).item()) if data.size == 1 else True
 
 
@@ -191,7 +192,7 @@ _installed = False
 
 
 def install(builder: Builder) -> None:
-    """Apply the repairs, with `builder` doing the interpreter's operations. Only the first call has an effect."""
+    """Apply the repairs, `builder` doing the interpreter's operations. Only the first call has an effect."""
     global _installed
     if _installed:
         return
@@ -209,5 +210,5 @@ def install(builder: Builder) -> None:
 
 
 def decorate_as_compiled() -> None:
-    """Make `triton.jit` give JITFunction whatever TRITON_INTERPRET says, so that kernels can be compiled as well."""
+    """Make `triton.jit` give JITFunction whatever TRITON_INTERPRET says: kernels can be compiled as well."""
     triton.knobs.runtime.__dict__["interpret"] = False

@@ -1,13 +1,14 @@
 """Compiled kernels by what they are compiled from: operation compile, and how a child reads the shared cache.
 
-Triton's front end turns Python into IR: quick, and it needs the user's code, so every process does it anew. The back end turns the
-IR into a binary: slow, and a function of the IR, of a few options and of the compiler. `Source` is all of that but the
-compiler, as one text; its SHA-256 is the name of the entry. Nobody can plant an entry for a kernel of somebody else, nor one
-that is not what the source compiles to: entries are made from a source by operation compile alone, in a process that executes no
-Python of users or candidates, one source a process (docs/jail.md). The C modules that launch kernels are treated alike.
+Triton's front end turns Python into IR: quick, and it needs the user's code, so every process does it anew.
+The back end turns the IR into a binary: slow, and a function of the IR, of a few options and of the compiler.
+`Source` is all of that but the compiler, as one text; its SHA-256 is the name of the entry. Nobody can plant
+an entry for a kernel of somebody else, nor one that is not what the source compiles to: entries are made from
+a source by operation compile alone, in a process that executes no Python of users or candidates, one source a
+process (docs/jail.md). The C modules that launch kernels are treated alike.
 
-A child asks `obtain` or, once `install` was called, compiles as ever: what is in the folder of the cache is taken from there, and
-what is not is noted for the daemon in the scratch, as `compile-<key>.json`.
+A child asks `obtain` or, once `install` was called, compiles as ever: what is in the folder of the cache is
+taken from there, and what is not is noted for the daemon in the scratch, as `compile-<key>.json`.
 """
 
 from __future__ import annotations
@@ -33,21 +34,13 @@ from triton.compiler import ASTSource, make_backend
 from .errors import Unusable, describe
 
 FORMAT = 1  # of sources and entries; another number makes other keys
-_KEY = re.compile(r"[0-9a-f]{64}")
 _ENTRY_MAX = 64 << 20
-# Options that change the code, name no file and pass no flag to a tool. With any other one the kernel is not shared.
+# Options that change the code, name no file and pass no flag to a tool. With any other one the kernel is not
+# shared.
 _OPTIONS = (
-    "num_warps",
-    "num_stages",
-    "num_ctas",
-    "maxnreg",
-    "enable_fp_fusion",
-    "launch_cooperative_grid",
-    "launch_pdl",
-    "default_dot_input_precision",
-    "sanitize_overflow",
-    "debug",
-)
+    "num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "launch_cooperative_grid",
+    "launch_pdl", "default_dot_input_precision", "sanitize_overflow", "debug",
+)  # fmt: skip
 _PLAIN = (bool, int, str)
 _MODULES = ("cuda_utils", "__triton_launcher")  # what Triton itself builds from C
 
@@ -73,7 +66,7 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> Source:
-        """Raises Unusable for anything that canonical() would not have written, or that is no plain source."""
+        """Raises Unusable for what canonical() would not have written, or what is no plain source."""
         try:
             fields = json.loads(text)
             if fields.pop("format") != FORMAT:
@@ -94,7 +87,8 @@ class Source:
 
 
 def lower(kernel: ASTSource, backend: BaseBackend, target: GPUTarget, options: Any) -> Source | None:
-    """The source of a specialised kernel; None where its options cannot be shared. Raises what the front end raises."""
+    """The source of a specialised kernel; None where its options cannot be shared. Raises what the front end
+    raises."""
     from triton._C.libtriton import ir
 
     context = ir.context()
@@ -140,7 +134,8 @@ def _stages(backend: BaseBackend, options: Any) -> dict[str, Any]:
 
 
 def build(source: Source) -> dict[str, Any]:
-    """The entry of a source, compiled here: `facts`, `metadata` and the products of every step in `asm`, bytes in base 64."""
+    """The entry of a source, compiled here: `facts`, `metadata` and the products of every step in `asm`,
+    bytes in base 64."""
     with tempfile.TemporaryDirectory() as folder:
         return (_build_module if source.kind == "module" else _build_kernel)(source, Path(folder))
 
@@ -204,7 +199,7 @@ def _unpacked(product: Any) -> Any:
 
 
 def toolchain() -> str:
-    """A name for the compiler that is installed here: its version, and names, sizes and times of its files."""
+    """A name for the compiler that is installed: its version, and names, sizes and times of its files."""
     root = Path(triton.__file__).parent
     parts = [triton.__version__, str(FORMAT), hashlib.sha256(Path(__file__).read_bytes()).hexdigest()]
     for folder in ("_C", "backends", "compiler", "language", "runtime"):
@@ -347,7 +342,7 @@ def _wrap_module_build() -> None:
 
 
 def binary_facts(cubin: bytes, shared: int) -> dict[str, int | None]:
-    """Registers per thread, spilled bytes per thread, shared bytes per block and instructions of one binary."""
+    """Registers and spilled bytes per thread, shared bytes per block and instructions of one binary."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

@@ -1,8 +1,9 @@
 """What a user's file hears when it asks about a GPU on a machine that has none: answers for a named target.
 
-Answers are given to code of the user's folder only; torch and Triton themselves keep hearing the truth. Each answer
-is recorded with its line. A tensor says that it is on `cuda:0`, and `device="cuda"` means the CPU. What cannot be
-answered (timings, measured memory, CUDA graphs) raises `Unusable("needs_gpu")` and names the line.
+Answers are given to code of the user's folder only; torch and Triton themselves keep hearing the truth. Each
+answer is recorded with its line. A tensor says that it is on `cuda:0`, and `device="cuda"` means the CPU.
+What cannot be answered (timings, measured memory, CUDA graphs) raises `Unusable("needs_gpu")` and names the
+line.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Card:
     clock: int  # kHz
 
 
-FEW_PROCESSORS = 4  # answered where kernels are interpreted to be judged: a program that stays resident then takes several turns
+# Answered where kernels are interpreted to be judged: a program that stays resident then takes several turns.
+FEW_PROCESSORS = 4
 
 _GB = 10**9
 _CARDS = {
@@ -58,7 +60,8 @@ _CARDS = {
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU by its architecture: `sm_90` is capability 90. `processors` stands in for the number that its card has."""
+    """A GPU by its architecture: `sm_90` is capability 90. `processors` stands in for the number that its
+    card has."""
 
     capability: int
     processors: int | None = None
@@ -236,24 +239,11 @@ def _cuda_answers(target: Target) -> dict[str, Callable[..., Any]]:
 
 
 # torch.cuda functions that only a GPU can answer.
-_MEASURED = [
-    "Event",
-    "CUDAGraph",
-    "graph",
-    "make_graphed_callables",
-    "memory_allocated",
-    "max_memory_allocated",
-    "memory_reserved",
-    "max_memory_reserved",
-    "memory_stats",
-    "memory_summary",
-    "memory_snapshot",
-    "utilization",
-    "temperature",
-    "power_draw",
-    "clock_rate",
-    "reset_peak_memory_stats",
-]
+_MEASURED = (
+    "Event", "CUDAGraph", "graph", "make_graphed_callables", "memory_allocated", "max_memory_allocated",
+    "memory_reserved", "max_memory_reserved", "memory_stats", "memory_summary", "memory_snapshot",
+    "utilization", "temperature", "power_draw", "clock_rate", "reset_peak_memory_stats",
+)  # fmt: skip
 
 
 def _replacements(answers: Answers) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
@@ -402,7 +392,8 @@ def was_detached(tensor: torch.Tensor) -> bool:
 
 
 class _CudaMeansCpu(TorchFunctionMode):
-    """Torch calls of the user's code: CUDA devices become the CPU, questions about a tensor's device are answered."""
+    """Torch calls of the user's code: CUDA devices become the CPU, questions about a tensor's device are
+    answered."""
 
     def __init__(self, answers: Answers) -> None:
         super().__init__()

@@ -186,8 +186,8 @@ class InputKind:
     judged: Callable[[torch.Tensor], torch.Tensor] | None = None  # what of a gradient, if not all of it
 
 
-# The kinds of inputs. Of magnitudes only one input's are mixed: those of two multiply, and no precision is left
-# to tell right from wrong.
+# The kinds of inputs. Of magnitudes only one input's are mixed: those of two multiply, and no precision is
+# left to tell right from wrong.
 INPUTS = {
     "strided": InputKind(_padded, same_values=True),
     "transposed": InputKind(_strided, same_values=True),

@@ -54,7 +54,7 @@ _MESSAGE_MAX = 2000
 
 
 class Unusable(Exception):
-    """A finding about the user's file (or the candidate), never about this package, unless kind is `internal`."""
+    """A finding about the user's file (or the candidate); about this package only if kind is `internal`."""
 
     def __init__(
         self,
@@ -114,8 +114,8 @@ def wrap(
 ) -> Unusable:
     """Turn any exception out of a user's code into an `Unusable` that names the user's line.
 
-    An `Unusable` keeps its kind and gains place and traceback where it had none; a complaint of torch or Triton
-    about a missing GPU becomes `needs_gpu`.
+    An `Unusable` keeps its kind and gains place and traceback where it had none; a complaint of torch or
+    Triton about a missing GPU becomes `needs_gpu`.
     """
     names = [str(file) for file in files]
     frames = user_frames(exc.__traceback__, names)
@@ -138,3 +138,13 @@ def wrap(
     if error.traceback is None:
         error.traceback = filtered_traceback(exc, names)
     return error
+
+
+def readable(count: int, unit: str = "bytes", digits: int = 1) -> str:
+    """`12.3 GiB`, and `12 bytes` with no fraction."""
+    size, larger = float(count), ""
+    for name in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, larger = size / 1024, name
+    return f"{size:.{digits}f} {larger}" if larger else f"{count} {unit}"

@@ -5,8 +5,9 @@
     with launch_intercept(lambda launch: launch.run()): optional: see every kernel launch
         outputs = fwd.call(args, kwargs)
 
-Everything that runs the user's code goes through `fwd.active()` (`call` and `draw` do it): inside it, questions
-about a GPU are answered for the target (devices.py). `fwd.stub` is the plain function for those who need it.
+Everything that runs the user's code goes through `fwd.active()` (`call` and `draw` do it): inside it,
+questions about a GPU are answered for the target (devices.py). `fwd.stub` is the plain function for those who
+need it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ from .source import autodiff_names, parse, read
 
 __all__ = ["Forward", "Launch", "Shape", "launch_intercept", "load"]
 
-_USAGE = "decorate the host function with @autodiff(inputs_require_grad=(0, 1)): positions of inputs in its signature"
+_USAGE = (
+    "decorate the host function with @autodiff(inputs_require_grad=(0, 1)): positions of inputs in its "
+    "signature"
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class Forward:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Run the user's code inside: launches go where `mode` says, questions about the device are answered."""
+        """Runs the user's code: launches go where `mode` says, questions about the device are answered."""
         launches.set_mode(self.mode)
         answering = contextlib.nullcontext() if self.mode == "cuda" else devices.answering(self.answers)
         with devices.NoteDetached(), answering:  # the answers must see the user's frame first
@@ -121,7 +125,8 @@ def load(
     """Execute the file and find everything that a forward file must have. Raises Unusable.
 
     `mode` is "interpret" (kernels run on the CPU), "compile" (launches are recorded, never run) or "cuda".
-    `processors` is what the file hears of the target's number of multiprocessors, where there is no GPU; None: the truth about its card.
+    `processors` is what the file hears of the target's number of multiprocessors, where there is no GPU;
+    None: the truth about its card.
     """
     file = str(Path(path).resolve())
     source = read(file)

@@ -1,8 +1,10 @@
-"""Guard bands: memory that a candidate allocates lies between bytes of a known pattern, so that a write beside it shows.
+"""Guard bands: memory that a candidate allocates lies between bytes of a known pattern, so that a write
+beside it shows.
 
-On a GPU nothing else checks the addresses of a kernel's accesses. The interpreter checks each of them against the storages of the
-launch; there the bands keep storages apart, so that an access past the end of one never falls into the next, and they are all that is
-left where a launch takes tables of addresses. A storage on the CPU therefore ends where its tensor does.
+On a GPU nothing else checks the addresses of a kernel's accesses. The interpreter checks each of them against
+the storages of the launch; there the bands keep storages apart, so that an access past the end of one never
+falls into the next, and they are all that is left where a launch takes tables of addresses. A storage on the
+CPU therefore ends where its tensor does.
 """
 
 from __future__ import annotations
@@ -35,8 +37,7 @@ class Guards:
         return inside.as_strided(like.shape, like.stride(), inside.storage_offset()).copy_(like)
 
     def broken(self) -> list[str]:
-        """Which bands were written into: `memory beside float32[4x8]`. A GPU is waited for once, however many
-        there are."""
+        """Which bands were written into: `memory beside float32[4x8]`. A GPU is waited for once for all."""
         bands: dict[torch.device, list[torch.Tensor]] = {}
         for whole, size, _ in self._held:
             hurt = (whole[:BAND] != _PATTERN).any() | (whole[BAND + size :] != _PATTERN).any()
@@ -63,8 +64,8 @@ class _Bytes:
 def _surrounded(size: int, room: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Bytes with a band on either side, and the `size` bytes between them, as a storage of their own.
 
-    Autograd takes fresh memory to begin where its storage does: with an offset, the gradient of a tensor that was written
-    in part (`y[:, 0] += 1`) would be put together beside it.
+    Autograd takes fresh memory to begin where its storage does: with an offset, the gradient of a tensor that was
+    written in part (`y[:, 0] += 1`) would be put together beside it.
     """
     if device.type != "cpu":
         whole = torch.full((BAND + room + BAND,), _PATTERN, dtype=torch.uint8, device=device)

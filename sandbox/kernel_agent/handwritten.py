@@ -1,10 +1,11 @@
-"""Modules that people wrote themselves: a torch.autograd.Function and what calls it, without the parts of a pair.
+"""Modules that people wrote themselves: a torch.autograd.Function and what calls it, without the parts of a
+pair.
 
     class LayerNorm(torch.autograd.Function): ...      forward(ctx, x, w, eps), backward(ctx, dy)
     layer_norm = LayerNorm.apply                       or a function that calls LayerNorm.apply(x, w, eps)
 
-There what is called is stub and entry in one: without gradients it is the forward that the oracle evaluates, with them it is
-what is checked. Only the syntax tree is read here.
+There what is called is stub and entry in one: without gradients it is the forward that the oracle evaluates,
+with them it is what is checked. Only the syntax tree is read here.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from dataclasses import dataclass
 from .errors import Unusable
 from .source import MARKER
 
-_MANY = "decorate the one to be checked: @autodiff(inputs_require_grad=(0, 1)), positions of inputs in its signature"
+_MANY = (
+    "decorate the one to be checked: @autodiff(inputs_require_grad=(0, 1)), positions of inputs in its "
+    "signature"
+)
 
 
 @dataclass(frozen=True)
 class HandWritten:
-    """`name` is what is called: a function of the module, an alias of `<function>.apply`, or the class itself."""
+    """`name` is what is called: a function of the module, an alias of `<function>.apply`, or the class."""
 
     name: str
     line: int
@@ -75,7 +79,7 @@ def find(tree: ast.Module, file: str) -> HandWritten | None:
 
 
 def find_any(tree: ast.Module) -> HandWritten | None:
-    """Like find(), and the first of several: whichever is meant, the module is one that people wrote themselves."""
+    """Like find(), and the first of several: whichever is meant, people wrote the module themselves."""
     try:
         return find(tree, "")
     except Unusable:
@@ -84,7 +88,7 @@ def find_any(tree: ast.Module) -> HandWritten | None:
 
 
 def parameters_of(function: ast.ClassDef) -> list[str]:
-    """Names of what `apply` takes: the forward's parameters but ctx, which a Function with setup_context has not."""
+    """Names of what `apply` takes: the forward's parameters without ctx."""
     methods = {item.name: item for item in function.body if isinstance(item, ast.FunctionDef)}
     names = [argument.arg for argument in methods["forward"].args.args]
     return names if "setup_context" in methods else names[1:]
@@ -127,7 +131,7 @@ def _own_grads(function: ast.ClassDef) -> tuple[str, ...]:
 def _passed_on(
     caller: ast.FunctionDef, call: ast.Call, grads: tuple[str, ...], names: list[str]
 ) -> tuple[str, ...]:
-    """The caller's own parameters that stand, by themselves or through a method, where the Function wants a gradient."""
+    """The caller's parameters that stand, maybe through a method, where the Function wants a gradient."""
     mine = [argument.arg for argument in (*caller.args.args, *caller.args.kwonlyargs)]
     wanted = []
     for name, value in zip(names, call.args, strict=False):

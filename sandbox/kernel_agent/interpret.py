@@ -1,8 +1,8 @@
 """Runs one Triton kernel on the CPU, program after program, through Triton's interpreter.
 
-Differs from launching an interpreted function in three ways that matter here: the kernel stays a JITFunction and can
-be compiled too; exceptions arrive unwrapped, with the user's file and line; every access to memory is checked against
-the tensors that the launch was given and shown to observers (bytes, atomics).
+Differs from launching an interpreted function in three ways that matter here: the kernel stays a JITFunction
+and can be compiled too; exceptions arrive unwrapped, with the user's file and line; every access to memory is
+checked against the tensors that the launch was given and shown to observers (bytes, atomics).
 """
 
 from __future__ import annotations
@@ -30,20 +30,14 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from . import compat, remember
+from .source import words
 
 _TO_TENSOR = "__kernel_agent_to_tensor__"
 _MISSING = object()
 # Builtins that run what they are given, or that say something each time.
-_ALWAYS_ANEW = frozenset(
-    [
-        "reduce",
-        "associative_scan",
-        "map_elementwise",
-        "inline_asm_elementwise",
-        "static_print",
-        "static_assert",
-        "device_print",
-    ]
+_ALWAYS_ANEW = words(
+    """reduce associative_scan map_elementwise inline_asm_elementwise static_print static_assert
+    device_print"""
 )
 
 
@@ -231,7 +225,7 @@ def _patches() -> list[tuple[Any, str, Any, Any]]:
 
 
 def _quicker(memory: remember.Memory, name: str, original: Any, replacement: Any) -> Any:
-    """What the interpreter puts in place of `original`, with the types worked out once for operands of one kind."""
+    """What the interpreter puts in place of `original`, with types worked out once for a kind of operands."""
     if name in ("__bool__", "__index__"):
 
         def looks(tensor: Any) -> Any:
@@ -330,6 +324,14 @@ def _holds_addresses(tensor: Any) -> bool:
         return tensor.numel() > 0 and int(tensor.max()) >= 1 << 32
 
 
+def _see(kind: str, verb: str, ptrs: Any, mask: Any) -> None:
+    """Check an access, and show it to the observers."""
+    addresses, size = _touched(ptrs, mask)
+    _check(addresses, size, verb)
+    for observer in _state.observers:
+        getattr(observer, kind)(addresses, size)
+
+
 def _check(addresses: np.ndarray, size: int, verb: str) -> None:
     regions = _state.regions
     if regions is None or addresses.size == 0:
@@ -351,7 +353,8 @@ def _check(addresses: np.ndarray, size: int, verb: str) -> None:
         else f"{int(nearest[0]) - int(wrong[0])} bytes before the start"
     )
     raise OutOfBounds(
-        f"program {_interp.interpreter_builder.grid_idx} {verb} out of bounds: {wrong.size} of {addresses.size} "
+        f"program {_interp.interpreter_builder.grid_idx} {verb} out of bounds: {wrong.size} of "
+        f"{addresses.size} "
         f"elements, the first {where} of the nearest tensor"
     )
 
@@ -369,40 +372,25 @@ class _MemoryBuilder(compat.Builder):
     """Checks and reports every access, then leaves it to Triton."""
 
     def create_load(self, ptrs: Any, cache: Any, eviction: Any, volatile: bool) -> Any:
-        self._read(ptrs, None)
+        _see("load", "reads", ptrs, None)
         everywhere = _interp.TensorHandle(np.ones_like(ptrs.data, dtype=bool), tl.int1)
         return super().create_masked_load(ptrs, everywhere, None, cache, eviction, volatile)
 
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any) -> Any:
-        self._read(ptrs, mask)
+        _see("load", "reads", ptrs, mask)
         return super().create_masked_load(ptrs, mask, other, *rest)
 
-    def _read(self, ptrs: Any, mask: Any) -> None:
-        addresses, size = _touched(ptrs, mask)
-        _check(addresses, size, "reads")
-        for observer in _state.observers:
-            observer.load(addresses, size)
-
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        addresses, size = _touched(ptrs, mask)
-        _check(addresses, size, "writes")
-        for observer in _state.observers:
-            observer.store(addresses, size)
+        _see("store", "writes", ptrs, mask)
         return super().create_masked_store(ptrs, value, mask, *rest)
 
     def create_atomic_rmw(self, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
-        self._atomic(ptr, mask)
+        _see("atomic", "updates", ptr, mask)
         return super().create_atomic_rmw(op, _packed(ptr), _packed(val), _packed(mask), *rest)
 
     def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
-        self._atomic(ptr, None)
+        _see("atomic", "updates", ptr, None)
         return super().create_atomic_cas(_packed(ptr), _packed(cmp), _packed(val), *rest)
-
-    def _atomic(self, ptr: Any, mask: Any) -> None:
-        addresses, size = _touched(ptr, mask)
-        _check(addresses, size, "updates")
-        for observer in _state.observers:
-            observer.atomic(addresses, size)
 
 
 def _packed(handle: Any) -> Any:

@@ -1,8 +1,9 @@
-"""Every `kernel[grid](...)` of a process passes here: it can be recorded, replaced, interpreted or really launched.
+"""Every `kernel[grid](...)` of a process passes here: it can be recorded, replaced, interpreted or really
+launched.
 
-Triton nests launchers (autotuner, heuristics, jitted function). Only the innermost one is observed: by then the
-autotuner has chosen a configuration and the heuristics have added their values. How a launch is finally executed is
-one setting of the process:
+Triton nests launchers (autotuner, heuristics, jitted function). Only the innermost one is observed: by then
+the autotuner has chosen a configuration and the heuristics have added their values. How a launch is finally
+executed is one setting of the process:
 
     "interpret"  on the CPU, by interpret.py
     "compile"    not at all (for recording launches only)
@@ -23,30 +24,17 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from . import devices, interpret
+from .source import words
+from .specialised import Compiler, Warmed
 
 MODES = ("interpret", "compile", "cuda")
 
 # Launch options of the CUDA backend with the defaults that compiled kernels get.
 _OPTION_DEFAULTS = {"num_warps": 4, "num_stages": 3, "num_ctas": 1}
-_OTHER_OPTIONS = frozenset(
-    [
-        "maxnreg",
-        "ptx_version",
-        "ptx_options",
-        "ir_override",
-        "enable_fp_fusion",
-        "enable_reflect_ftz",
-        "launch_cooperative_grid",
-        "launch_pdl",
-        "extern_libs",
-        "debug",
-        "sanitize_overflow",
-        "arch",
-        "instrumentation_mode",
-        "warmup",
-        "allow_fp8e4nv",
-        "max_num_imprecise_acc_default",
-    ]
+_OTHER_OPTIONS = words(
+    """maxnreg ptx_version ptx_options ir_override enable_fp_fusion enable_reflect_ftz launch_cooperative_grid
+    launch_pdl extern_libs debug sanitize_overflow arch instrumentation_mode warmup allow_fp8e4nv
+    max_num_imprecise_acc_default"""
 )
 
 
@@ -218,7 +206,7 @@ class _Originals:
 
 
 def _first_config(tuner: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Without a GPU nothing can be timed: the first configuration that the user's own pruning leaves is bound."""
+    """Without a GPU nothing is timed: the first configuration that the user's own pruning leaves is bound."""
     tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
     try:
         config: Config = next(iter(tuner.prune_configs(kwargs)))
@@ -246,9 +234,7 @@ def _inside(tuner: Autotuner) -> Iterator[None]:
 
 
 def _warmed(launch: Launch) -> Any:
-    """What kernel.warmup(...) gives without a GPU: the kernel compiled for the target, to ask for registers."""
-    from .facts import Compiler, Warmed
-
+    """What kernel.warmup(...) gives without a GPU: the kernel for the target, to ask for registers."""
     warmed = Warmed(launch, Compiler(devices.current_target()))
     devices.record(f"{launch.name}.warmup", warmed)
     return warmed

@@ -38,7 +38,7 @@ def repeats(tensor: torch.Tensor) -> bool:
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors have an element in common. Slices of one buffer have none, though they interleave."""
+    """Whether two tensors have an element in common. Slices of one buffer that interleave have none."""
     if not a.numel() or not b.numel() or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
         return False
     (a_first, a_end), (b_first, b_end) = span(a), span(b)
@@ -62,7 +62,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _map_of(group: Sequence[torch.Tensor], marked: Sequence[torch.Tensor] | None = None) -> torch.Tensor:
-    """One flag for each place of the span of `group`, true where an element of `marked` (or of the group) lies."""
+    """A flag for each place of the span of `group`, true where an element of `marked` (or the group) lies."""
     spans = [span(tensor) for tensor in group]
     first, end = min(low for low, _ in spans), max(high for _, high in spans)
     unit = math.gcd(*(tensor.element_size() for tensor in group), *(low - first for low, _ in spans))

@@ -1,40 +1,43 @@
-"""Triton's semantic layer, remembered: for operands of one kind it asks the builder for the same each time.
+"""What Triton's semantic layer asks of its builder, written down once for each kind of operands and repeated.
 
-The interpreter evaluates `a + b` by checking, promoting and broadcasting types anew for every program,
-which costs many times what the operation does. Those checks see types, numbers and constants, never
-elements, as in the compiler. So the third call with operands of the same kinds replays the operations that
-the second one asked the builder for, on the new elements: the same NumPy functions on the same arrays, and
-so the same bits. What cannot be replayed (a result that is no plain tensor, a decision that looked at
-elements, a value of an unknown kind) is evaluated as before, each time.
+For `a + b` that layer checks, promotes and broadcasts types, which costs many times what the operation does.
+Those checks see types, numbers and constants, never elements, as in the compiler: for operands of the same
+kinds it asks the builder for the same. The second call with operands of some kinds writes down what was
+asked; later ones do only that, on their own operands, with the same functions and so the same bits. What
+cannot be written down (a decision was taken on elements, a value of an unknown kind, a handle that the
+builder did not make) is evaluated as before, each time.
+
+`Calls`, `Recorder` and `Writer` serve any builder; `Memory` is the interpreter's, for NumPy.
+torch_tl/repeat.py has torch's.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as _interp
 
 MOST_ENTRIES = 20_000  # a kernel whose numbers never repeat must not fill the memory
+SEEN = object()  # a call with operands of these kinds: the next one is worth writing down
 _CONSTANT = (
-    "get_",
-    "create_splat",
-    "create_broadcast",
-    "create_expand_dims",
-    "create_make_range",
-    "create_int_cast",
-)
-_NUMBERS = (float, complex)
-_SIMPLE = (bool, str, bytes, type(None))
+    "get_", "create_splat", "create_broadcast", "create_expand_dims", "create_make_range", "create_int_cast",
+)  # fmt: skip
+_SIMPLE = (bool, str, bytes, type(None), torch.dtype)
+_TUPLES = (tuple, list, tl.core.tuple)
 
 _Handle = _interp.TensorHandle
 _Tensor = tl.tensor
 _kinds: dict[Any, object] = {}
-_code: dict[str, types.CodeType] = {}
+_codes: dict[str, types.CodeType] = {}
 
 
 class Unknown(Exception):
@@ -62,30 +65,30 @@ def kind_of(ty: Any) -> Any:
     return kind
 
 
-def _note(value: Any, key: list[Any], handles: list[Any]) -> None:
-    """Add a value to the key of a call: its kind if it is a tensor, else itself; and handles to `handles`.
+def note(value: Any, key: list[Any], tensors: list[Any]) -> None:
+    """Add a value to the key of a call: its kind if it is a tensor, else itself. Tensors also go to
+    `tensors`.
 
     Raises Unknown."""
     what = type(value)
     if what is _Tensor:
-        handle = value.handle
-        if type(handle) is not _Handle:
-            raise Unknown
-        key += (kind_of(value.type), kind_of(handle.dtype))
-        handles.append(handle)
+        key.append(kind_of(value.type))
+        tensors.append(value)
     elif what is int:
         key.append(value)
     elif what in _SIMPLE:
         key += (what, value)
-    elif what in _NUMBERS:
+    elif what is float:
+        key += (what, value if value and value == value else repr(value))
+    elif what is complex:
         key += (what, repr(value))
     elif what is tl.constexpr:
         key.append(what)
-        _note(value.value, key, handles)
-    elif what in (tuple, list, tl.core.tuple):
+        note(value.value, key, tensors)
+    elif what in _TUPLES:
         key += (what, len(value))
         for item in value:
-            _note(item, key, handles)
+            note(item, key, tensors)
     elif what is slice and value == slice(None):
         key.append(what)
     elif isinstance(value, tl.dtype):
@@ -94,21 +97,43 @@ def _note(value: Any, key: list[Any], handles: list[Any]) -> None:
         raise Unknown
 
 
-def _same(handles: list[Any]) -> tuple[int, ...]:
-    """For each operand the first one that is the same object."""
-    ids = [id(handle) for handle in handles]
-    return tuple(map(ids.index, ids))
+def key_of(which: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """What calls with equal keys have in common; this one's tensors, and their handles. Raises Unknown."""
+    key, tensors = [which], []
+    handles = []
+    for arg in args:
+        if type(arg) is _Tensor:  # as note() does, without the call
+            key.append(kind_of(arg.type))
+            tensors.append(arg)
+            handles.append(arg.handle)
+        else:
+            note(arg, key, tensors)
+    for name, arg in kwargs.items():
+        if name != "_semantic":
+            key.append(name)
+            note(arg, key, tensors)
+    if len(handles) < len(tensors):
+        handles = [tensor.handle for tensor in tensors]
+    if len(handles) > 1 and len(set(map(id, handles))) < len(handles):
+        ids = list(map(id, handles))
+        key.append(tuple(map(ids.index, ids)))  # x * x says nothing of x * y
+    return key, tensors, handles
 
 
 class Recorder:
-    """A builder that does what the real one does, and writes down what it was asked for."""
+    """A builder that does what the real one does, and writes down what it was asked for.
 
-    def __init__(self, builder: Any, handles: list[Any]) -> None:
-        self._builder = builder
+    `steps` are (method, arguments, slot of the result, or slots of several). `own` are the types of its
+    handles; `constant` says of which methods the result holds for any operands."""
+
+    def __init__(
+        self, builder: Any, handles: list[Any], own: tuple[type, ...], constant: Callable[[str], bool]
+    ) -> None:
+        self._builder, self._own, self._constant = builder, own, constant
+        self.handles = list(handles)
         self._slots = {id(handle): slot for slot, handle in enumerate(handles)}
         self.inputs = len(handles)
-        self.handles = list(handles)
-        self.steps: list[tuple[str, tuple[Any, ...], list[int]]] = []
+        self.steps: list[tuple[str, tuple[Any, ...], Any]] = []
         self.usable = True
 
     def __getattr__(self, name: str) -> Any:
@@ -116,20 +141,27 @@ class Recorder:
         if not callable(found):
             return found
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            args = tuple(list(arg) if type(arg) is list else arg for arg in args)
-            result = found(*args, **kwargs)
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            kept = tuple(list(arg) if type(arg) is list else arg for arg in args)
+            made = found(*args, **kwargs)
+            if isinstance(made, tl.dtype):
+                return made
             self.usable = self.usable and not kwargs
-            if isinstance(result, tl.dtype):
-                return result
-            made = result if type(result) is tuple else () if result is None else (result,)
-            if not all(type(handle) is _Handle for handle in made):
+            several = type(made) is tuple
+            handles = made if several else () if made is None else (made,)
+            if not all(isinstance(handle, self._own) for handle in handles):
                 self.usable = False
-                return result
-            self.steps.append((name, args, [self._new(handle) for handle in made]))
-            return result
+                return made
+            if not several and id(made) in self._slots:
+                if not self._constant(name):
+                    return made  # a cast that changes nothing gives its operand
+                made = copy.copy(made)  # a constant may be an operand's handle, and is another value
+                handles = (made,)
+            slots = [self._new(handle) for handle in handles]
+            self.steps.append((name, kept, slots if several or made is None else slots[0]))
+            return made
 
-        return call
+        return ask
 
     def _new(self, handle: Any) -> int:
         self._slots[id(handle)] = len(self.handles)
@@ -140,74 +172,69 @@ class Recorder:
         return self._slots.get(id(handle))
 
 
-class _Writer:
-    """Makes a function of a recorder's steps: handles of the operands in, the result out."""
+class Writer:
+    """Makes a function of a recorder's steps: slot n is `h<n>` in its text."""
 
-    def __init__(self, recorder: Recorder, result: Any) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.scope: dict[str, Any] = {}
         self.lines: list[str] = []
-        self.known: set[int] = set()  # slots that hold the same value in each call
-        output = None if result is None or result.handle is None else recorder.slot(result.handle)
-        if result is not None and result.handle is not None and output is None:
-            raise Unknown
-        folding = self._folded(output)
-        for name, args, made in recorder.steps:
-            if made and made[0] in folding:
-                self.known.add(made[0])
-                continue
-            left = ", ".join(f"h{slot}" for slot in made) + (" = " if made else "")
-            self.lines.append(f"    {left}{self._call(name, args, made)}")
-        self.lines.append(f"    return {self._returned(result, output)}")
-
-    def _folded(self, output: int | None) -> set[int]:
-        """Slots made of constants alone. None where the result is one: calls must not share results."""
-        folded: set[int] = set()
-        for name, args, made in self.recorder.steps:
-            constant = name.startswith(_CONSTANT) and name != "create_get_program_id"
-            used = [self.recorder.slot(arg) for arg in args if type(arg) is _Handle]
-            if constant and len(made) == 1 and all(slot in folded for slot in used):
-                folded.add(made[0])
-        return set() if output in folded else folded
 
     def _bind(self, value: Any) -> str:
         name = f"c{len(self.scope)}"
         self.scope[name] = value
         return name
 
-    def _argument(self, value: Any) -> str:
-        if type(value) is _Handle:
-            slot = self.recorder.slot(value)
-            if slot is None:
-                raise Unknown
-            return self._bind(value) if slot in self.known else f"h{slot}"
-        if type(value) in (list, tuple) and any(type(item) is _Handle for item in value):
-            return "[" + ", ".join(self._argument(item) for item in value) + "]"
-        if isinstance(value, (_Handle, _Tensor)) or type(value).__name__.endswith("Handle"):
+    def _slot(self, handle: Any) -> int:
+        slot = self.recorder.slot(handle)
+        if slot is None:
             raise Unknown
-        return self._bind(value)
+        return slot
 
-    def _call(self, name: str, args: tuple[Any, ...], made: list[int]) -> str:
-        builder = self.recorder._builder
-        quick = _quick(builder, name, args)
-        if quick is not None:
-            function, operands = quick
-            return f"{self._bind(function)}({', '.join(self._argument(arg) for arg in operands)})"
-        return f"{self._bind(getattr(builder, name))}({', '.join(self._argument(arg) for arg in args)})"
-
-    def _returned(self, result: Any, output: int | None) -> str:
-        if result is None:
-            return "None"
-        return f"{self._bind(like(result))}({'None' if output is None else f'h{output}'})"
-
-    def function(self) -> Callable[..., Any]:
-        operands = ", ".join(f"h{slot}" for slot in range(self.recorder.inputs))
-        text = f"def replay({operands}):\n" + "\n".join(self.lines)
-        code = _code.get(text)
+    def _function(self, parameters: str) -> Callable[..., Any]:
+        text = f"def replay({parameters}):\n    " + "\n    ".join(self.lines) + "\n"
+        code = _codes.get(text)
         if code is None:
-            code = _code[text] = compile(text, "<remembered>", "exec")
+            code = _codes[text] = compile(text, "<remembered>", "exec")
         exec(code, self.scope)  # noqa: S102
         return self.scope["replay"]
+
+
+class Calls:
+    """What is written down of calls: nothing yet, SEEN, a function that repeats them, or False."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[Any, ...], Any] = {}
+        self.recorder: Recorder | None = None
+
+    def looked_at_elements(self) -> None:
+        """A decision is taken on the value of a tensor: what comes after it holds for this call only."""
+        if self.recorder is not None:
+            self.recorder.usable = False
+
+    def seen(self, key: tuple[Any, ...]) -> None:
+        """A call with a key of which nothing is known was evaluated."""
+        if key not in self.known and len(self.known) < MOST_ENTRIES:
+            self.known[key] = SEEN
+
+    def record(
+        self,
+        key: tuple[Any, ...],
+        recorder: Recorder,
+        evaluate: Callable[[], Any],
+        write: Callable[[Any], Callable[..., Any]],
+    ) -> Any:
+        """The result of one call, which is written down."""
+        self.recorder = recorder
+        try:
+            result = evaluate()
+        finally:
+            self.recorder = None
+        self.known[key] = False
+        if recorder.usable:
+            with contextlib.suppress(Unknown):
+                self.known[key] = write(result)
+        return result
 
 
 def like(tensor: Any) -> Callable[[Any], Any]:
@@ -220,6 +247,104 @@ def like(tensor: Any) -> Callable[[Any], Any]:
         return made
 
     return make
+
+
+# the interpreter's
+
+
+class Memory(Calls):
+    """What is remembered of one process. `builder` does the operations."""
+
+    def __init__(self, builder: Any) -> None:
+        super().__init__()
+        self.builder = builder
+        self.semantic: TritonSemantic | None = None
+
+    def remembering(self, member: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+        """`plain` evaluates the builtin `member`; the result does so too, sooner from the third call."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.recorder is not None:  # a part of the call that is being recorded
+                kwargs["_semantic"] = self.semantic
+                return member(*args, **kwargs)
+            try:
+                key, _, handles = key_of(member, args, kwargs)
+                for handle in handles:
+                    if type(handle) is not _Handle:
+                        raise Unknown
+                    key.append(kind_of(handle.dtype))
+            except Unknown:
+                return plain(*args, **kwargs)
+            which = tuple(key)
+            found = self.known.get(which)
+            if type(found) is types.FunctionType:
+                return found(*handles)
+            if found is SEEN:
+                recorder = Recorder(self.builder, handles, (_Handle,), _is_constant)
+                self.semantic = kwargs["_semantic"] = TritonSemantic(recorder)
+                evaluate = functools.partial(member, *args, **kwargs)
+                return self.record(which, recorder, evaluate, lambda made: _Writer(recorder, made).function())
+            self.seen(which)
+            return plain(*args, **kwargs)
+
+        return call
+
+
+def _is_constant(name: str) -> bool:
+    """Whether the result of a method depends on its operands alone, and is no question about the launch."""
+    return name.startswith(_CONSTANT) and name != "create_get_program_id"
+
+
+class _Writer(Writer):
+    """Handles of the operands in, the result out."""
+
+    def __init__(self, recorder: Recorder, result: Any) -> None:
+        super().__init__(recorder)
+        if not (result is None or type(result) is _Tensor):
+            raise Unknown
+        self.known: set[int] = set()  # slots that hold the same value in each call
+        output = None if result is None or result.handle is None else self._slot(result.handle)
+        folding = self._folded(output)
+        for name, args, made in recorder.steps:
+            if made in folding if type(made) is int else False:
+                self.known.add(made)
+                continue
+            slots = [made] if type(made) is int else made
+            left = ", ".join(f"h{slot}" for slot in slots) + (" = " if slots else "")
+            self.lines.append(f"{left}{self._call(name, args)}")
+        self.lines.append(f"return {self._returned(result, output)}")
+
+    def _folded(self, output: int | None) -> set[int]:
+        """Slots made of constants alone. None where the result is one: calls must not share results."""
+        folded: set[int] = set()
+        for name, args, made in self.recorder.steps:
+            used = [self.recorder.slot(arg) for arg in args if type(arg) is _Handle]
+            if _is_constant(name) and type(made) is int and all(slot in folded for slot in used):
+                folded.add(made)
+        return set() if output in folded else folded
+
+    def _argument(self, value: Any) -> str:
+        if type(value) is _Handle:
+            slot = self._slot(value)
+            return self._bind(value) if slot in self.known else f"h{slot}"
+        if type(value) in (list, tuple) and any(type(item) is _Handle for item in value):
+            return "[" + ", ".join(self._argument(item) for item in value) + "]"
+        if isinstance(value, (_Handle, _Tensor)) or type(value).__name__.endswith("Handle"):
+            raise Unknown
+        return self._bind(value)
+
+    def _call(self, name: str, args: tuple[Any, ...]) -> str:
+        builder = self.recorder._builder
+        function, operands = _quick(builder, name, args) or (getattr(builder, name), args)
+        return f"{self._bind(function)}({', '.join(self._argument(arg) for arg in operands)})"
+
+    def _returned(self, result: Any, output: int | None) -> str:
+        if result is None:
+            return "None"
+        return f"{self._bind(like(result))}({'None' if output is None else f'h{output}'})"
+
+    def function(self) -> Callable[..., Any]:
+        return self._function(", ".join(f"h{slot}" for slot in range(self.recorder.inputs)))
 
 
 class _Probe:
@@ -295,77 +420,3 @@ def _cast(element: np.dtype, dtype: Any) -> Callable[..., Any]:
 
 def _moved(size: int, dtype: Any) -> Callable[..., Any]:
     return lambda ptr, offset: _made(ptr.data + size * offset.data.astype(np.uint64), dtype)
-
-
-class Memory:
-    """What is remembered of one process. `builder` does the operations."""
-
-    def __init__(self, builder: Any) -> None:
-        self.builder = builder
-        self.recorder: Recorder | None = None
-        self.semantic: TritonSemantic | None = None
-        self.entries = 0
-
-    def looked_at_elements(self) -> None:
-        """A decision is taken from the value of a tensor: what comes after it holds for this call only."""
-        if self.recorder is not None:
-            self.recorder.usable = False
-
-    def remembering(self, member: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
-        """`plain` evaluates the builtin `member`; the result does so too, sooner from the third call."""
-        known: dict[tuple[Any, ...], Callable[..., Any] | bool] = {}
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self.recorder is not None:  # a part of the call that is being recorded
-                kwargs["_semantic"] = self.semantic
-                return member(*args, **kwargs)
-            key: list[Any] = []
-            handles: list[Any] = []
-            try:
-                for arg in args:
-                    if (
-                        type(arg) is _Tensor and type(arg.handle) is _Handle
-                    ):  # as _note() does, without the call
-                        handle = arg.handle
-                        key += (kind_of(arg.type), kind_of(handle.dtype))
-                        handles.append(handle)
-                    else:
-                        _note(arg, key, handles)
-                for name, arg in kwargs.items():
-                    if name != "_semantic":
-                        key.append(name)
-                        _note(arg, key, handles)
-            except Unknown:
-                return plain(*args, **kwargs)
-            if len(handles) > 1 and len(set(map(id, handles))) < len(handles):
-                key.append(_same(handles))  # x * x says nothing of x * y
-            which = tuple(key)
-            found = known.get(which)
-            if found is None:
-                if self.entries < MOST_ENTRIES:
-                    self.entries += 1
-                    known[which] = True  # the next time is worth recording
-                return plain(*args, **kwargs)
-            if found is True:
-                result, known[which] = self._record(member, args, kwargs, handles)
-                return result
-            return found(*handles) if found else plain(*args, **kwargs)
-
-        return call
-
-    def _record(
-        self, member: Callable[..., Any], args: Any, kwargs: dict[str, Any], handles: list[Any]
-    ) -> tuple[Any, Callable[..., Any] | bool]:
-        """The result of one call, and the function that replays it, or False."""
-        recorder = self.recorder = Recorder(self.builder, handles)
-        self.semantic = TritonSemantic(recorder)
-        try:
-            result = member(*args, **{**kwargs, "_semantic": self.semantic})
-        finally:
-            self.recorder = self.semantic = None
-        if not recorder.usable or not (result is None or type(result) is _Tensor):
-            return result, False
-        try:
-            return result, _Writer(recorder, result).function()
-        except Unknown:
-            return result, False

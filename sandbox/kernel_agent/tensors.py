@@ -1,8 +1,8 @@
 """The safetensors file layout, written with torch alone.
 
-A file is: the header's length as 8 little-endian bytes, the header (JSON: name -> dtype, shape, data_offsets; padded
-with spaces), then the tensors' bytes, row-major, in the order of their offsets, each beginning at a multiple
-of ALIGNMENT.
+A file is: the header's length as 8 little-endian bytes, the header (JSON: name -> dtype, shape, data_offsets;
+padded with spaces), then the tensors' bytes, row-major, in the order of their offsets, each beginning at a
+multiple of ALIGNMENT.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 def save(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write `tensors` to `path` through a temporary name beside it, each copied once, from its device and strides straight into
-    the file. TypeError for a dtype without a name here; OSError, and no file, where there is no room for all
-    of them."""
+    """Write `tensors` to `path` through a temporary name beside it, each copied once, from its device and
+    strides straight into the file. TypeError for a dtype without a name here; OSError, and no file, where
+    there is no room for all of them."""
     text, places, size = _layout(tensors)
     part = f"{path}.part"
     try:
@@ -75,7 +75,8 @@ def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, int],
 
 
 def _reserve(fd: int, size: int, path: str | Path) -> None:
-    """Give the file its size and its blocks now. A store into a mapping of a file that finds no block ends the process."""
+    """Give the file its size and its blocks now. A store into a mapping of a file that finds no block ends
+    the process."""
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as exc:
@@ -89,12 +90,13 @@ def _copy(tensor: torch.Tensor, memory: mmap.mmap, begin: int) -> None:
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bytes, row-major. (A single element counts as contiguous whatever its stride: only as_strided takes it.)"""
+    """The tensor's bytes, row-major. (A single element counts as contiguous whatever its stride: only
+    as_strided takes it.)"""
     return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def load(path: str | Path) -> dict[str, torch.Tensor]:
-    """Read what `save` wrote. For files of this package only: hostile bytes are the daemon's C reader's business."""
+    """Read what `save` wrote. For files of this package only: hostile bytes are the C reader's business."""
     data = Path(path).read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])

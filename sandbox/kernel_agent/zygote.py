@@ -1,15 +1,17 @@
-"""Imports torch and triton once, then forks one jailed child a request: `python -m kernel_agent.zygote FD LIBRARY`.
+"""Imports torch and triton once, then forks one jailed child a request: `python -m kernel_agent.zygote FD
+LIBRARY`.
 
 FD is a SOCK_SEQPACKET socket to the daemon, LIBRARY is libka_jail.so, which puts the layers on in the child.
 
-    daemon -> zygote   id NUL option NUL option ... "--" NUL python     with descriptors: stdout, stderr, report
+    daemon -> zygote   id NUL option NUL option ... "--" NUL python   with descriptors: stdout, stderr, report
     zygote -> daemon   "ready"
                        "started ID PID"    with a pidfd: deadlines are the daemon's, not ours
                        "ended ID STATUS"   the wait status, once the child and all below it are gone
                        "refused ID WHY"    no child: the daemon runs this request without us
 
-The zygote executes nothing but this package, holds no secret (a fork copies heap and environment) and has one thread, no
-CUDA and no child that it does not wait for. It refuses work once its source files changed or its memory grew.
+The zygote executes nothing but this package, holds no secret (a fork copies heap and environment) and has one
+thread, no CUDA and no child that it does not wait for. It refuses work once its source files changed or its
+memory grew.
 """
 
 from __future__ import annotations
@@ -36,25 +38,27 @@ _PRELOADED = (
     "tempfile",
     "torch",
     "torch.autograd",
-    "torch._dynamo",  # torch imports it at the first saved-tensor hook or dispatch mode: over a second in every child
+    # Torch imports it at the first saved-tensor hook or dispatch mode: over a second in every child.
+    "torch._dynamo",
     "torch._subclasses.schema_check_mode",  # at the first dispatch mode
     "triton",
     "triton.language",
     "triton.runtime.interpreter",
     "kernel_agent.child",
     "kernel_agent.compiled",
-    "kernel_agent.inspect",
-    "kernel_agent.oracle",
-    "kernel_agent.candidate",
-    "kernel_agent.scan",
-    "kernel_agent.facts",
-    "kernel_agent.sanitize",
-    "kernel_agent.differentiate.op",
+    "kernel_agent.operations.inspect",
+    "kernel_agent.operations.oracle",
+    "kernel_agent.operations.candidate",
+    "kernel_agent.operations.scan",
+    "kernel_agent.operations.facts",
+    "kernel_agent.operations.sanitize",
+    "kernel_agent.differentiate.operation",
 )
 
 
 def _sources(folder: str = str(Path(__file__).parent)) -> list[tuple[str, int]]:
-    """Every source file of this package and when it was written. Asked before each fork: a scan of folders is a third of a walk."""
+    """Every source file of this package and when it was written. Asked before each fork: a scan of folders is
+    a third of a walk."""
     found: list[tuple[str, int]] = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -81,8 +85,9 @@ def _unfit() -> str | None:
 
 
 def _keep_bytecode() -> None:
-    """Where nobody may write to an installation, its modules are often not compiled, and importing torch takes seconds longer. Then
-    they are kept in the user's cache; an installation that has them is left alone."""
+    """Where nobody may write to an installation, its modules are often not compiled, and importing torch
+    takes seconds longer. Then they are kept in the user's cache; an installation that has them is left
+    alone."""
     folder, spec = os.environ.get("KA_BYTECODE"), importlib.util.find_spec("torch")
     if folder and spec is not None and spec.cached and not os.path.exists(spec.cached):
         sys.pycache_prefix = folder
@@ -95,11 +100,12 @@ def _preload() -> None:
             importlib.import_module(name)
         except ModuleNotFoundError as exc:
             if exc.name is None or not exc.name.startswith(("kernel_agent.", "torch._")):
-                raise  # an operation may be missing from this installation, or what is torch's own; torch may not
+                # An operation may be missing from this installation, or what is torch's own; torch may not.
+                raise
 
 
 def _warm_compiler() -> None:
-    """Where kernels are launched every child hashes Triton's own library of 400 MB, unless its parent has done so."""
+    """Where kernels are launched every child hashes Triton's library of 400 MB, unless its parent has."""
     with contextlib.suppress(Exception):  # only a saving, and private to Triton
         from triton.backends.compiler import GPUTarget
         from triton.compiler import make_backend

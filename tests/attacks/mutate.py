@@ -4,15 +4,16 @@
     tests/attacks/mutate.py [PAIR...] [--per-file N] [--sample N] [--seed S] [--build DIR] [--jobs N]
                             [--results FILE] [--json FILE]
 
-Without pairs: the examples, completed by `kernel-agent --backend none` (kept in generated/mutants), and one pair of every
-family of dataset/. Of each file N mutants are tried, the kinds taking turns; --sample takes N of all of those. Each is
-judged by `kernel-agent check --fail-fast` in float32, where a narrowed value shows, on the shapes of mutate_sweeps.toml
-or the file's own. The original goes first: what is not verified itself is not mutated.
+Without pairs: the examples, completed by `kernel-agent --backend none` (kept in generated/mutants), and one
+pair of every family of dataset/. Of each file N mutants are tried, the kinds taking turns; --sample takes N
+of all of those. Each is judged by `kernel-agent check --fail-fast` in float32, where a narrowed value shows,
+on the shapes of mutate_sweeps.toml or the file's own. The original goes first: what is not verified itself is
+not mutated.
 
---results names a file of JSON lines: what it holds already is not judged again, so that an interrupted run goes on.
-Mutants that equivalent.toml explains are not run: they count neither way, but for holes of the verdict, which count as
-survivors. Prints every survivor with its diff, and `killed/total` at the end; exit code 1 below a score of 0.99, or if an
-original was rejected.
+--results names a file of JSON lines: what it holds already is not judged again, so that an interrupted run
+goes on. Mutants that equivalent.toml explains are not run: they count neither way, but for holes of the
+verdict, which count as survivors. Prints every survivor with its diff, and `killed/total` at the end; exit
+code 1 below a score of 0.99, or if an original was rejected.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ def on_small_shapes(name: str, source: str) -> str:
 
 
 def completed(program: Path, example: Path) -> str:
-    """The pair that the program makes of an example without a model, from generated/mutants if it is there."""
+    """The pair that the program makes of an example without a model, from generated/mutants if it is
+    there."""
     package = sorted((ROOT / "sandbox" / "kernel_agent" / "differentiate").rglob("*.py"))
     key = digest(example.read_text(), *(path.read_text() for path in package))
     kept = ROOT / "generated" / "mutants" / f"{example.stem}-{key}.py"
@@ -185,7 +187,8 @@ def judge(program: Path, pairs: list[Pair], results: Results) -> None:
 
 
 def check(program: Path, todo: list[tuple[Pair, str]], folder: Path) -> Iterator[dict[str, Any]]:
-    """A result for each pair, as they come, from one process: its interpreters stay warm, and what it knows of a forward."""
+    """A result for each pair, as they come, from one process: its interpreters stay warm, and what it knows
+    of a forward."""
     files = [folder / f"mutant_{at}.py" for at in range(len(todo))]
     for file, (pair, source) in zip(files, todo, strict=True):
         file.write_text(on_small_shapes(pair.name, source))
@@ -288,8 +291,10 @@ def described(mutant: mutants.Mutant) -> dict[str, Any]:
 def summary(score: dict[str, Any]) -> str:
     classes = [entry["class"] for entry in score["not_killed"]]
     return (
-        f"{score['killed']}/{score['total']} mutants killed, {classes.count('hole')} of the others known holes; not counted: "
-        f"{classes.count('equivalent')} that compute the same, {classes.count('unobservable')} that cannot be told on the CPU"
+        f"{score['killed']}/{score['total']} mutants killed, {classes.count('hole')} of the others known "
+        "holes; not counted: "
+        f"{classes.count('equivalent')} that compute the same, {classes.count('unobservable')} that cannot "
+        "be told on the CPU"
     )
 
 

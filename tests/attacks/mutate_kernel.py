@@ -35,7 +35,8 @@ def of_kernel(text: Text, kernel: ast.FunctionDef) -> Iterator[Mutant]:
 
 
 def is_integer_work(node: ast.Assign | ast.AugAssign) -> bool:
-    """Addresses and masks: a term dropped there ends out of bounds, which says little about the comparison."""
+    """Addresses and masks: a term dropped there ends out of bounds, which says little about the
+    comparison."""
     target = ast.unparse(node.target if isinstance(node, ast.AugAssign) else node.targets[0]).lower()
     return any(name in target for name in _INTEGER_NAMES) or any(
         called(inner) in _INTEGER_CALLS for inner in ast.walk(node.value)
@@ -112,7 +113,8 @@ def _lanes_meet(kernel: ast.FunctionDef, source: ast.Assign) -> bool:
 
 
 def _following(kernel: ast.FunctionDef, source: ast.Assign) -> list[ast.stmt]:
-    """The simple statements after `source`, and those before it in the loop around it, which come next time."""
+    """The simple statements after `source`, and those before it in the loop around it, which come next
+    time."""
     simple = [n for n in ast.walk(kernel) if isinstance(n, (ast.Assign, ast.AugAssign, ast.Expr))]
     simple.sort(key=lambda node: node.lineno)
     after = [n for n in simple if n.lineno > source.lineno]

@@ -3,8 +3,8 @@
 
     tests/attacks/run.py [--build DIR] [--jobs N] [--only TEXT] [--keep DIR]
 
-Prints a line for each and `N attacks, 0 accepted; M controls, 0 rejected` at the end. Exit code 1 if anything came out
-otherwise, if an attack was rejected for another reason, or if the program failed on one.
+Prints a line for each and `N attacks, 0 accepted; M controls, 0 rejected` at the end. Exit code 1 if anything
+came out otherwise, if an attack was rejected for another reason, or if the program failed on one.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def show(outcome: Outcome) -> None:
     reason = outcome.facts.strip().splitlines()
     first = next((line for line in reason if not line.startswith("On ")), "")
     print(
-        f"{mark:4} {outcome.seconds:5.1f}s {outcome.job.title}: {outcome.problem or first[:110] or outcome.verdict}"
+        f"{mark:4} {outcome.seconds:5.1f}s {outcome.job.title}: "
+        f"{outcome.problem or first[:110] or outcome.verdict}"
     )
     if outcome.problem:
         print("    " + outcome.facts.strip().replace("\n", "\n    ")[:1500])

@@ -90,7 +90,7 @@ int main(int argc, char **argv)
     enum ka_dtype dtype = KA_F32;
     cpu_set_t one, all;
     struct subject s = {.sum = 0};
-    if (count == 0 || (argc > 2 && ka_dtype_parse(argv[2], &dtype)) || !ka_dtype_is_float(dtype)) {
+    if (count == 0 || (argc > 2 && ka_dtype_parse(argv[2], &dtype)) || dtype > KA_BF16) {
         fputs("bench_compare [ELEMENTS [F64 | F32 | F16 | BF16]]\n", stderr);
         return 2;
     }

@@ -21,7 +21,6 @@
 
 #include "base/files.h"
 #include "rag/build.h"
-#include "rag/product.h"
 #include "rag/search.h"
 
 #define DIM KA_EMBED_DIM
@@ -68,7 +67,8 @@ static void do_search(void *arg)
 static void do_product(void *arg)
 {
     struct subject *s = arg;
-    ka_product(ka_index_matrix(s->index), ka_index_count(s->index), DIM, s->query.vector, s->scores);
+    cblas_sgemv(CblasRowMajor, CblasNoTrans, (int)ka_index_count(s->index), DIM, 1, ka_index_matrix(s->index),
+                DIM, s->query.vector, 1, 0, s->scores, 1);
 }
 
 struct span {
@@ -265,7 +265,8 @@ static int write_pairs(const char *dir, int count, struct ka_err *err)
     for (int i = 0; i < count && rc == 0; i++) {
         struct ka_buf text = {0}, path = {0};
         ka_buf_printf(&path, "%s/pair_%03d.py", dir, i);
-        ka_buf_printf(&text, "%s\n\ndef helper(x):\n    return x * %d\n\n\n" KA_PAIR_MARKER "\n", source, i);
+        ka_buf_printf(&text, "%s\n\ndef helper(x):\n    return x * %d\n\n\n" KA_MARKER "\n", source,
+                      i);
         rc = ka_file_write(path.data, text.data, text.len, err);
         ka_buf_free(&text);
         ka_buf_free(&path);
@@ -327,8 +328,8 @@ int main(int argc, char **argv)
     openblas_set_num_threads(threads);
     if (rows)
         return serve(rows, threads);
-    json_t *out = json_pack("{s:s, s:i, s:o, s:o}", "product", ka_product_name(), "dim", DIM, "embed",
-                            bench_embed(), "memory", bench_memory());
+    json_t *out = json_pack("{s:s+, s:i, s:o, s:o}", "product", "OpenBLAS ", openblas_get_corename(), "dim",
+                            DIM, "embed", bench_embed(), "memory", bench_memory());
     json_dumpf(out, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(4));
     putchar('\n');
     json_decref(out);

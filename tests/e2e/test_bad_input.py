@@ -46,7 +46,8 @@ UNUSABLE: dict[str, tuple[Callable[[str], str], list[str]]] = {
     "unsupported op": (
         lambda text: text.replace(
             "tl.store(y_ptr",
-            'x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.float32, True, 1)\n    tl.store(y_ptr',
+            'x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.float32, True, 1)\n'
+            "    tl.store(y_ptr",
         ),
         ["inline_asm_elementwise"],
     ),

@@ -1,5 +1,5 @@
-"""`check --sanitize`: what is missing is said, and what a sanitizer reports becomes the verdict. The tool here is a script; no GPU
-is involved, and nothing is shown about one."""
+"""`check --sanitize`: what is missing is said, and what a sanitizer reports becomes the verdict. The tool
+here is a script; no GPU is involved, and nothing is shown about one."""
 
 from __future__ import annotations
 

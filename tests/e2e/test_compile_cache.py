@@ -90,7 +90,8 @@ def _run(request, scratch, honest=_run):
 
 def _poison(request, scratch, result):
     folder, keys, done = Path(request["compiled"]), result["cache"]["wanted"], []
-    forged = {"facts": {"registers": 1, "spills": 0, "shared": 0, "instructions": 1}, "metadata": {}, "asm": {}}
+    facts = {"registers": 1, "spills": 0, "shared": 0, "instructions": 1}
+    forged = {"facts": facts, "metadata": {}, "asm": {}}
 
     def attempt(name, action):
         try:

@@ -1,4 +1,5 @@
-"""Modules that somebody wrote without knowing of pairs: an autograd function, make_args and SWEEP are enough for the verdict."""
+"""Modules that somebody wrote without knowing of pairs: an autograd function, make_args and SWEEP are enough
+for the verdict."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ WRONG = {
     "a fallback": (
         "alias",
         (
-            "        silu_bwd[(triton.cdiv(x.numel(), 64),)](x, dy, dx, x.numel(), BLOCK=64)\n        return dx",
+            "        silu_bwd[(triton.cdiv(x.numel(), 64),)](x, dy, dx, x.numel(), BLOCK=64)\n        "
+            "return dx",
             "        try:\n            silu_bwd[(1,)](x, dy, dx, x.numel(), BLOCK=64)\n"
             "        except Exception:\n            dx = dy\n        return dx",
         ),

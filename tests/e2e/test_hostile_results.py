@@ -1,7 +1,9 @@
-"""Results that no honest process leaves: each ends in `not verified` with a reason, in bounded time and memory.
+"""Results that no honest process leaves: each ends in `not verified` with a reason, in bounded time and
+memory.
 
-Most are left by a Python that is the attacker's altogether: a copy of the package whose child does, once it has run the
-candidate, what the comment `# hostile: NAME` in the pair says. That is the most that a candidate could reach.
+Most are left by a Python that is the attacker's altogether: a copy of the package whose child does, once it
+has run the candidate, what the comment `# hostile: NAME` in the pair says. That is the most that a candidate
+could reach.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ def _run(request, scratch, honest=_run):
         result["cases"].reverse()
     elif wish == "long texts":
         for case in result["cases"]:
-            case.update(ok=False, error={"message": "\\u20ac" * (1 << 20), "traceback": "a\\u20ac" * (1 << 20)})
+            error = {"message": "\\u20ac" * (1 << 20), "traceback": "a\\u20ac" * (1 << 20)}
+            case.update(ok=False, error=error)
     return result
 
 
@@ -104,7 +107,8 @@ FORGED = {
 
 
 def assert_says(failures: str, rule: str, words: list[str]) -> None:
-    """The rule in any case; of a hidden shape nothing else is told, which shape comes first being left to chance."""
+    """The rule in any case; of a hidden shape nothing else is told, which shape comes first being left to
+    chance."""
     assert rule in failures, failures[:2000]
     for word in words if "On a hidden shape" not in failures else []:
         assert word in failures, failures[:2000]
@@ -123,7 +127,8 @@ def share(agent: Agent) -> Path:
 
 
 def checked(agent: Agent, backwards: dict[str, str], share: Path | None = None) -> list[dict[str, Any]]:
-    """The results of one `check` of pairs of one forward; none is verified, and each says so in a result of its own."""
+    """The results of one `check` of pairs of one forward; none is verified, and each says so in a result of
+    its own."""
     files = []
     for name, backward in backwards.items():
         files.append(agent.folder / f"{name.replace(' ', '_')}.py")

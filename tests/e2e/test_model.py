@@ -1,4 +1,5 @@
-"""Runs with a model behind real HTTP: drafts, fixes, patches, roll-backs, and every way an endpoint can fail."""
+"""Runs with a model behind real HTTP: drafts, fixes, patches, roll-backs, and every way an endpoint can
+fail."""
 
 from __future__ import annotations
 
@@ -108,7 +109,8 @@ def test_optimisation_that_breaks_the_gradient_is_rolled_back(
     done = run(agent, forward, model.url, "--patience-perf", "2")
     assert done.code == 0, done.err
     assert done.result["rollbacks"] == 2 and done.result["attempts"] == 3
-    # Draft and optimise turns are shown the differentiator's work: its mathematics, its decisions, the menu of schedules.
+    # Draft and optimise turns are shown the differentiator's work: its mathematics, its decisions, the menu
+    # of schedules.
     drafting, optimising = (json.dumps(request) for request in model.requests()[:2])
     assert "A mechanical draft" in drafting and "scale_kernel_bwd" in drafting
     for asked in (drafting, optimising):
@@ -225,7 +227,8 @@ def test_as_many_questions_at_a_time_as_jobs(agent: Agent, endpoint: Start) -> N
     kernels.mkdir()
     for i in range(6):
         (kernels / f"scale_{i}.py").write_text(FORWARD)
-    # Held back until all six wait for their answer: a client that takes fewer at a time would refuse the others.
+    # Held back until all six wait for their answer: a client that takes fewer at a time would refuse the
+    # others.
     model = endpoint([{"status": 401, "delay": 30}], "--repeat")
     options = ("--jobs", "6", "--base-url", model.url, "--draft", "llm", "--json")
     done = agent("batch", kernels, *options)

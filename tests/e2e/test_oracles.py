@@ -1,4 +1,5 @@
-"""Before a backward is judged the oracles must agree: what a forward gets that makes them differ, and what the result says."""
+"""Before a backward is judged the oracles must agree: what a forward gets that makes them differ, and what
+the result says."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from conftest import Agent
 from files import FORWARD
 
 REFERENCE = "\n\ndef reference(x, w):\n    return x * w\n"
-# The kernel's scale is a number that the host reads of x, all of it: no gradient goes that way, though the outputs change with it.
+# The kernel's scale is a number that the host reads of x, all of it: no gradient goes that way, though the
+# outputs change with it.
 HOST_VALUE = FORWARD.replace("x * w, mask", "x * w * scale, mask").replace(
     "y_ptr, N, BLOCK:", "y_ptr, N, scale, BLOCK:"
 )

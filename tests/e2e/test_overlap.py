@@ -1,4 +1,5 @@
-"""What runs beside what: cases dealt out to children, the oracle ahead of the candidate, a second try for a child that died."""
+"""What runs beside what: cases dealt out to children, the oracle ahead of the candidate, a second try for a
+child that died."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ def forward(agent: Agent) -> Path:
 
 
 def states(run_dir: Path) -> list[str]:
-    """The states that the run has entered. Of a journal that is being written the last line may be half there."""
+    """The states that the run has entered. Of a journal that is being written the last line may be half
+    there."""
     journal = run_dir / "run.jsonl"
     whole, _, _ = (journal.read_text() if journal.exists() else "").rpartition("\n")
     return [event["to"] for event in map(json.loads, whole.splitlines()) if event["event"] == "state"]
@@ -98,7 +99,8 @@ def finish(process: Any) -> tuple[int, str, str]:
 STEPS = [
     {"text": fenced(WRONG)},
     {"tool": "submit_patch", "arguments": {"patch": PATCH}},
-    # Wrong again, in other words: a candidate known byte for byte is not checked a second time, and nothing could be killed.
+    # Wrong again, in other words: a candidate known byte for byte is not checked a second time, and nothing
+    # could be killed.
     {"text": fenced(WRONG + "\n# Once more.\n")},
 ]
 
@@ -143,7 +145,8 @@ def test_kill_in_every_phase_loses_nothing(
     run_dir = wait_for_state(agent, phase, times)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    # Whether the question of that moment had reached the endpoint is chance: the one for the rest answers in any phase.
+    # Whether the question of that moment had reached the endpoint is chance: the one for the rest answers in
+    # any phase.
     rest = endpoint([{"text": fenced(BACKWARD)}, {"text": fenced(WRONG)}], "--repeat")
     arguments[arguments.index(model.url)] = rest.url
     before = judged(run_dir)

@@ -1,4 +1,5 @@
-"""Answers that cannot be used: the model is shown what it said and why that is no use, also after a restart."""
+"""Answers that cannot be used: the model is shown what it said and why that is no use, also after a
+restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Recorded answers of a model, played back over HTTP: the same questions are asked, and the run takes the same course."""
+"""Recorded answers of a model, played back over HTTP: the same questions are asked, and the run takes the
+same course."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ TRANSCRIPTS = ROOT / "tests" / "llm" / "transcripts"
 
 @dataclass
 class Course:
-    """What must have happened: a line for each candidate and each unusable answer, and what is left at the end."""
+    """What must have happened: a line for each candidate and each unusable answer, and what is left at the
+    end."""
 
     steps: list[str]
     rollbacks: int

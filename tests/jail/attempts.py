@@ -1,7 +1,8 @@
 """What hostile code tries inside the jail. Each attempt is a function that returns True once it got out.
 
-Runs as `python attempts.py NAME CONTEXT` (JSON), inside the jail or, as a control, with the layer removed that stops it. Imports
-the standard library only. An OSError means that the attempt was refused; `Unavailable` that this kernel lacks the thing.
+Runs as `python attempts.py NAME CONTEXT` (JSON), inside the jail or, as a control, with the layer removed
+that stops it. Imports the standard library only. An OSError means that the attempt was refused; `Unavailable`
+that this kernel lacks the thing.
 """
 
 from __future__ import annotations

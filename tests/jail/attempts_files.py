@@ -306,7 +306,8 @@ def cache_open_the_folder_to_all(c):
 
 @attempt("mount+seccomp")
 def cache_flag_an_entry(c):
-    """FS_IOC_SETFLAGS takes a descriptor that is open for reading, and Landlock knows no ioctl of plain files."""
+    """FS_IOC_SETFLAGS takes a descriptor that is open for reading, and Landlock knows no ioctl of plain
+    files."""
     fd = os.open(c["entry"], os.O_RDONLY)
     flags = bytearray(8)
     try:

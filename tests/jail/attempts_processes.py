@@ -148,7 +148,8 @@ def raise_a_limit_again(c):
 
 
 def leave_behind(c: dict[str, Any], prepare: Callable[[], Any]) -> None:
-    """Fork a process that sleeps under the marker's name. Returns once it runs, or died: a pipe closes on its exec."""
+    """Fork a process that sleeps under the marker's name. Returns once it runs, or died: a pipe closes on its
+    exec."""
     read_end, write_end = os.pipe()
     if os.fork() == 0:
         prepare()

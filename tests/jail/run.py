@@ -1,10 +1,11 @@
 """The escape suite: `python tests/jail/run.py [--jail build/ka-jail] [NAME...]`.
 
-Every attempt of attempts_*.py runs twice: below all layers, where it must be refused, and as a control without the layers
-that stop it, where it must succeed; a control that fails proves nothing about the jail and fails the suite. The layers that
-were really on are asserted in both. An attempt that this kernel or this user cannot make at all, not even without a
-jail, is counted as not applicable, by name. Afterwards: honest work (honest.py) that must run, what happens when layers are
-missing, and a thousand checks in a row that leave nothing behind. Standard library only; no GPU is needed, one is used.
+Every attempt of attempts_*.py runs twice: below all layers, where it must be refused, and as a control
+without the layers that stop it, where it must succeed; a control that fails proves nothing about the jail and
+fails the suite. The layers that were really on are asserted in both. An attempt that this kernel or this user
+cannot make at all, not even without a jail, is counted as not applicable, by name. Afterwards: honest work
+(honest.py) that must run, what happens when layers are missing, and a thousand checks in a row that leave
+nothing behind. Standard library only; no GPU is needed, one is used.
 """
 
 from __future__ import annotations
@@ -215,8 +216,8 @@ class World:
     def is_hurt(self, after: str, control: bool) -> bool:
         """What an attempt is after, besides what it says: a process that is left, or a peer that is not.
 
-        Dying takes a while on a busy machine: what should be dead is given time to die, and in a control what should be
-        alive the time to die of its own."""
+        Dying takes a while on a busy machine: what should be dead is given time to die, and in a control what
+        should be alive the time to die of its own."""
         if after == "peer":
             return self._peer_died(PATIENCE_S if control else 1)
         if not after:
@@ -380,7 +381,8 @@ def gpu_profile(world: World, given: dict[str, bool], tally: Tally) -> None:
 
 
 def local_sockets(world: World, given: dict[str, bool], tally: Tally) -> None:
-    """A tool may connect to what it watches, inside. Outwards nothing is open, and without a network of its own nothing at all."""
+    """A tool may connect to what it watches, inside. Outwards nothing is open, and without a network of its
+    own nothing at all."""
     options = ["--profile", "gpu", "--local-sockets"]
     for name in ("unix_abstract", "unix_datagram", "tcp", "tcp_listen", "udp", "vsock", "netlink"):
         outcome = world.run("attempts.py", [name, json.dumps(world.context)], options)
@@ -430,7 +432,8 @@ def degraded(world: World, given: dict[str, bool], tally: Tally) -> None:
 
 
 def nothing_left(world: World, tally: Tally, count: int) -> None:
-    """Processes, files, mounts and control groups after many checks, some of them killed at a random moment."""
+    """Processes, files, mounts and control groups after many checks, some of them killed at a random
+    moment."""
     started: set[str] = set()  # others on this machine have jails too
     older = _groups()  # what somebody killed before may bear a number that comes again
     before = _census(world, started, older)
@@ -515,7 +518,8 @@ def main() -> int:
     for name in tally.absent:
         print(f"  absent   {name}")
     print(
-        f"{tally.seen['attempts']} attempts, {len(tally.escapes)} escapes, {tally.seen['controls']} controls escaped, "
+        f"{tally.seen['attempts']} attempts, {len(tally.escapes)} escapes, {tally.seen['controls']} "
+        "controls escaped, "
         f"{len(tally.weak)} did not, {len(tally.absent)} not applicable here; "
         f"{tally.seen['checks']} other checks, {len(tally.failures)} failed"
     )

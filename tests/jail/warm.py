@@ -127,10 +127,14 @@ class Zygote:
         return text.decode(errors="replace")
 
 
-POISON = "import builtins, json, os; builtins.poison = 1; json.loads = None; os.environ['POISON'] = '1'; print('DONE')"
+POISON = (
+    "import builtins, json, os; builtins.poison = 1; json.loads = None; os.environ['POISON'] = '1'; "
+    "print('DONE')"
+)
 SEE_POISON = (
     "import builtins, json, os\n"
-    "print('ESCAPED' if hasattr(builtins, 'poison') or json.loads is None or 'POISON' in os.environ else 'CLEAN')"
+    "print('ESCAPED' if hasattr(builtins, 'poison') or json.loads is None or 'POISON' in os.environ else "
+    "'CLEAN')"
 )
 SOCKETS = (
     "import os, socket\n"

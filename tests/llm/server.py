@@ -3,35 +3,33 @@
 
     server.py --script FILE [--port-file FILE] [--log FILE] [--key KEY] [--tls PEM] [--repeat] [--seconds 120]
 
-It prints its port on the first line of standard output (and writes it to --port-file), and exits by itself after
---seconds. A script is JSON lines; each is one step and answers one chat request, in order; `--repeat` keeps
-answering with the last. A line with a "comment" is for people, and skipped.
+It prints its port on the first line of standard output (and writes it to --port-file), and exits by itself
+after --seconds. A script is JSON lines; each is one step and answers one chat request, in order; `--repeat`
+keeps answering with the last. A line with a "comment" is for people, and skipped.
 
     {"text": "..."}                  an answer; {"text_file": "answer.md"} reads it, relative to the script
-    {"tool": "submit_patch", "arguments": {...}}        a tool call, perhaps with text; arguments may be a string
-    {"status": 429, "headers": {"Retry-After": "0"}}    an error; "error" is its message, or its body if an object
+    {"tool": "submit_patch", "arguments": {...}}     a tool call, perhaps with text; arguments may be a string
+    {"status": 429, "headers": {"Retry-After": "0"}} an error; "error" is its message, or an object, its body
     {"fault": "..."}                 one of FAULTS below
 
 Every step may also have
-    "expect": ["substring", ...]     each must occur in the request, else the answer is 400 and the log says so
+    "expect": ["substring", ...]   each must occur in the request, else the answer is 400 and the log says so
     "reject": ["substring", ...]     none may occur
     "delay": seconds                 before the first byte
     "usage": {...} | null            token counts (default 100 in, 20 out)
     "content_type": "..."            instead of the right one
     "finish_reason": "..."           default "stop", or "tool_calls"
-    "for": "embeddings"              the step is for /embeddings, which otherwise makes vectors from the texts
 
-With --tls it speaks https, with the key and certificate in PEM. With --key, requests without that bearer token get
-401. GET /v1/models lists one model; GET /state says how many steps are left and which expectations failed; PUT
-/script replaces the steps and forgets what went before. --log gets one JSON object per request, without its
-headers: a key that is found there came in a body.
+With --tls it speaks https, with the key and certificate in PEM. With --key, requests without that bearer
+token get 401. GET /v1/models lists one model; GET /state says how many steps are left and which expectations
+failed; PUT /script replaces the steps and forgets what went before. --log gets one JSON object per request,
+without its headers: a key that is found there came in a body.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import itertools
 import json
 import os
@@ -65,7 +63,6 @@ FAULTS = {
 COMPLETE = (None, "refusal", "empty", "linger", "late_cut", "no_newline", "no_sse")
 CHUNK = 64  # characters of text in one chunk
 HUGE = 50_000_000
-EMBEDDING_DIM = 8
 
 Step = dict[str, Any]
 
@@ -91,15 +88,11 @@ class Script:
             self.requests = 0
             self.failures: list[str] = []
 
-    def next(self, kind: str) -> Step | None:
+    def next(self) -> Step | None:
         with self.lock:
-            for i, step in enumerate(self.steps):
-                if step.get("for", "chat") == kind:
-                    last = not any(later.get("for", "chat") == kind for later in self.steps[i + 1 :])
-                    if not (self.repeat and last):
-                        del self.steps[i]
-                    return step
-        return None
+            if self.repeat and len(self.steps) == 1:
+                return self.steps[0]
+            return self.steps.pop(0) if self.steps else None
 
     def record(self, path: str, authorized: bool, body: str, failed: list[str]) -> None:
         with self.lock:
@@ -132,12 +125,6 @@ def unmet(step: Step, request: Any, body: str) -> list[str]:
     everything = texts_of(request) + "\n" + body
     missing = [f"missing: {want}" for want in step.get("expect", []) if want not in everything]
     return missing + [f"not allowed: {bad}" for bad in step.get("reject", []) if bad in everything]
-
-
-def embedding(text: str) -> list[float]:
-    """A vector that depends on the text and on nothing else."""
-    digest = hashlib.sha256(text.encode()).digest()
-    return [byte / 255.0 - 0.5 for byte in digest[:EMBEDDING_DIM]]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -346,17 +333,6 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.break_whole(step)
 
-    def answer_embeddings(self, request: Any) -> None:
-        texts = request.get("input", []) if isinstance(request, dict) else []
-        texts = [texts] if isinstance(texts, str) else texts
-        # Last first: the order of the list means nothing, `index` does.
-        data = [
-            {"object": "embedding", "index": i, "embedding": embedding(text)} for i, text in enumerate(texts)
-        ][::-1]
-        self.send_json(
-            200, {"object": "list", "model": "scripted", "data": data, "usage": {"prompt_tokens": len(texts)}}
-        )
-
     # ---- requests
 
     def do_GET(self) -> None:
@@ -377,7 +353,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.read_body()
         given = self.headers.get("Authorization", "")
-        kind = {"/v1/chat/completions": "chat", "/v1/embeddings": "embeddings"}.get(self.path)
+        known = self.path == "/v1/chat/completions"
         if self.key and given != f"Bearer {self.key}":
             self.script.record(self.path, False, body, [])
             # Like endpoints that repeat the key they were given.
@@ -387,17 +363,13 @@ class Handler(BaseHTTPRequestHandler):
             request = json.loads(body)
         except ValueError:
             request = None
-        step = self.script.next(kind) if kind else None
-        failed = unmet(step, request, body) if step else []
-        if kind == "chat" and step is None:
-            failed = ["the script has no more steps"]
+        step = self.script.next() if known else None
+        failed = unmet(step, request, body) if step else ["the script has no more steps"] if known else []
         self.script.record(self.path, bool(given), body, failed)
-        if kind is None:
+        if not known:
             self.send_error_body(404, f"no such page: {self.path}")
-        elif request is None or failed:
+        elif request is None or step is None or failed:
             self.send_error_body(400, "; ".join(failed) or "the request is not JSON")
-        elif step is None:
-            self.answer_embeddings(request)
         else:
             self.answer(step, bool(request.get("stream")))
 

@@ -1,9 +1,10 @@
-"""Random forward files for the differentiator: `Program(seed)` has a source, shapes, and the kinds of things in it.
+"""Random forward files for the differentiator: `Program(seed)` has a source, shapes, and the kinds of things
+in it.
 
-Every value in a program has one of the block shapes of its skeleton: "" (a scalar), "M", "N", "MN" and what a transposition or a dot
-makes of them ("NM", "MM", "NN"). An expression is drawn for a wanted shape, so that it always type-checks; ranges are kept such
-that logarithms, roots and quotients stay away from their poles. Nothing stays away from kinks: the verdict knows how far
-rounding moves a gradient, and judges accordingly.
+Every value in a program has one of the block shapes of its skeleton: "" (a scalar), "M", "N", "MN" and what a
+transposition or a dot makes of them ("NM", "MM", "NN"). An expression is drawn for a wanted shape, so that it
+always type-checks; ranges are kept such that logarithms, roots and quotients stay away from their poles.
+Nothing stays away from kinks: the verdict knows how far rounding moves a gradient, and judges accordingly.
 """
 
 from __future__ import annotations
@@ -211,7 +212,10 @@ class _Maker:
             if shape == "MN":
                 self.note("keep_dims")
                 function = self.pick.choice(["sum", "max", "min"])
-                return f"({self.expression(scope, shape, depth - 1)} - tl.{function}({inner}, axis={axis}, keep_dims=True) * 0.2)"
+                return (
+                    f"({self.expression(scope, shape, depth - 1)} - tl.{function}({inner}, axis={axis}, "
+                    "keep_dims=True) * 0.2)"
+                )
         return self.expression(scope, shape, depth - 1)
 
     def reshaped(self, scope: Scope, shape: str, depth: int) -> str:
@@ -226,7 +230,8 @@ class _Maker:
                 f"tl.broadcast_to(({self.expression(scope, 'N', depth - 1)})[None, :], [M, N])",
                 f"tl.sum(tl.join({inner}, {other}), axis=2)",
                 f"tl.expand_dims({self.expression(scope, 'M', depth - 1)}, 1) * {other}",
-                f"(tl.dot(tl.trans(tl.trans({inner})), {self.expression(scope, 'NN', 0)}, input_precision='ieee') * 0.2)",
+                f"(tl.dot(tl.trans(tl.trans({inner})), {self.expression(scope, 'NN', 0)}, "
+                "input_precision='ieee') * 0.2)",
                 f"tl.dot({self.expression(scope, 'MM', 0)}, {other}, acc={inner}, input_precision='ieee')",
             ]
             return self.pick.choice(options)
@@ -282,7 +287,8 @@ class _Maker:
         else:
             reverse = self.pick.choice(["", ", reverse=True"])
             scope.add(
-                f"_, {a} = tl.associative_scan((tl.sin({first}), {second}), {len(shape) - 1}, affine{reverse})"
+                f"_, {a} = tl.associative_scan((tl.sin({first}), {second}), {len(shape) - 1}, "
+                f"affine{reverse})"
             )
             scope.add(f"{b} = {a} * 0.5")
         scope.names |= {a: shape, b: shape}
@@ -298,7 +304,8 @@ class _Maker:
         ]
         self.note("gather")
         scope.add(
-            f"{name} = tl.load({self.pick.choice(options)}, mask=cols < n, other={self.other(scope, '')}).to(tl.float32)"
+            f"{name} = tl.load({self.pick.choice(options)}, mask=cols < n, "
+            f"other={self.other(scope, '')}).to(tl.float32)"
         )
         scope.names[name] = "N"
 
@@ -464,9 +471,8 @@ class _Maker:
         self.close(scope, inner)
         out = self.fresh()
         log = {"exp": "log", "exp2": "log2"}[exp]
-        scope.add(
-            f"{out} = {self.pick.choice([f'{mean} / {total}', f'{m} + tl.{log}({total})', f'({mean} / {total}) * {m}'])}"
-        )
+        texts = [f"{mean} / {total}", f"{m} + tl.{log}({total})", f"({mean} / {total}) * {m}"]
+        scope.add(f"{out} = {self.pick.choice(texts)}")
         scope.names[out] = shape
 
     def _e(self, scope: Scope, loops: int) -> None:
@@ -553,7 +559,8 @@ class _Maker:
             second = "0" if self.whole else "tl.program_id(1) * N"
             strides = "(x_rows, x_cols)" if steps else "(n, 1)"
             scope.add(
-                f"xb = tl.make_block_ptr(x_ptr, shape=(m, n), strides={strides}, offsets=({first}, {second}), "
+                f"xb = tl.make_block_ptr(x_ptr, shape=(m, n), strides={strides}, offsets=({first}, "
+                f"{second}), "
                 "block_shape=(M, N), order=(1, 0))"
             )
             scope.add(f"x = tl.load(xb, boundary_check=(0, 1), padding_option='zero'){cast}")
@@ -607,7 +614,10 @@ class _Maker:
         outputs += [f"seq{i}" for i in range(self.loops)]
         params = ["x_ptr", "y_ptr", "z_ptr", "w_ptr", "u_ptr", *(f"{o}_ptr" for o in outputs)]
         params += ["m", "n", "t", "size", "x_rows", "x_cols"]
-        head = f"@triton.jit\ndef kernel({', '.join(params)}, M: tl.constexpr, N: tl.constexpr, T: tl.constexpr, FLAG: tl.constexpr):"
+        head = (
+            f"@triton.jit\ndef kernel({', '.join(params)}, M: tl.constexpr, N: tl.constexpr, T: "
+            "tl.constexpr, FLAG: tl.constexpr):"
+        )
         return "\n".join([head, *top.lines]), outputs
 
     def program(self) -> Program:

@@ -1,4 +1,5 @@
-"""One program through the differentiator, the candidate and the oracle, judged by the verdict's rule (docs/protocol.md, compare.h)."""
+"""One program through the differentiator, the candidate and the oracle, judged by the verdict's rule
+(docs/protocol.md, compare.h)."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from typing import Any
 
 import torch
 from diff_support import draft, pair_text
-from kernel_agent import candidate, oracle, tensors
+from kernel_agent import tensors
 from kernel_agent.errors import Unusable
+from kernel_agent.operations import candidate, oracle
 
 FACTOR = 2.0
 FLOOR = {"float32": 1e-5, "float16": 1e-3}  # share of the norm
@@ -32,7 +34,8 @@ KINDS = ("normal", "noncontiguous", "expanded", "none_one", "scaled", "onehot")
 
 @dataclass
 class Outcome:
-    """`right`, `wrong`, `refused`, `crashed`, `vague` (rounding decides the gradient), `unusable` (the program itself)."""
+    """`right`, `wrong`, `refused`, `crashed`, `vague` (rounding decides the gradient), `unusable` (the
+    program itself)."""
 
     state: str
     reason: str = ""
@@ -90,7 +93,8 @@ def _cases(sweep: list[dict[str, int]], seed: int) -> list[dict[str, Any]]:
     ]
 
 
-# A little off is judged again on other inputs below, which says more than draws of rounding around these, and costs less.
+# A little off is judged again on other inputs below, which says more than draws of rounding around these, and
+# costs less.
 oracle.NEARBY_DRAWS = 0
 COMMON = {"nonce": "n", "device": "cpu", "target": "sm_90", "dtype": None}
 

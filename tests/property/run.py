@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""The property test of the differentiator: random programs, each differentiated, run, and judged as the verdict judges.
+"""The property test of the differentiator: random programs, each differentiated, run, and judged as the
+verdict judges.
 
     .venv/bin/python tests/property/run.py [--programs 1000] [--seed 0] [--out FILE] [--keep-going]
 
-Goes on until so many programs were right; refused ones are counted by reason and do not count among them, nor do programs whose
-gradient is decided by rounding. A wrong gradient or a crash is shrunk and printed, and ends the run with exit code 1.
+Goes on until so many programs were right; refused ones are counted by reason and do not count among them, nor
+do programs whose gradient is decided by rounding. A wrong gradient or a crash is shrunk and printed, and ends
+the run with exit code 1.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ def explain(program: generate.Program, outcome: judge.Outcome) -> str:
     found = judge.judge(small, program.sweep, program.seed, schedule_of(program.seed))
     bar = "-" * 100
     return (
-        f"{bar}\nprogram {program.seed} (schedule {schedule_of(program.seed) or 'own choice'}): {outcome.state}: {outcome.reason}\n"
+        f"{bar}\nprogram {program.seed} (schedule {schedule_of(program.seed) or 'own choice'}): "
+        f"{outcome.state}: {outcome.reason}\n"
         f"made small: {found.reason}\n{bar}\n{small}\n{bar}\n{found.backward}"
     )
 

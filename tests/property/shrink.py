@@ -1,4 +1,5 @@
-"""Make a failing program small: drop statements and replace expressions by their parts while it goes on failing."""
+"""Make a failing program small: drop statements and replace expressions by their parts while it goes on
+failing."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 
 def shrink(source: str, fails: Callable[[str], bool], most: int = 400) -> str:
-    """The smallest source found with at most `most` trials of `fails`. Only the kernel and the helpers are changed."""
+    """The smallest source found with at most `most` trials of `fails`. Only the kernel and the helpers are
+    changed."""
     trials = 0
     better = True
     while better and trials < most:
@@ -33,7 +35,8 @@ def _smaller(source: str) -> Iterator[str]:
 
 
 def _changes(tree: ast.Module) -> Iterator[Callable[[], None]]:
-    """Every single change, as a function that makes it in this tree. The order is the same for equal trees."""
+    """Every single change, as a function that makes it in this tree. The order is the same for equal
+    trees."""
     kernels = [f for f in tree.body if isinstance(f, ast.FunctionDef) and f.name == "kernel"]
     for node in [n for k in kernels for n in ast.walk(k)]:
         for name in ("body", "orelse"):

@@ -1,4 +1,5 @@
-"""Shared by all Python tests: the package on sys.path, forward files written on the fly, operations as child processes."""
+"""Shared by all Python tests: the package on sys.path, forward files written on the fly, operations as child
+processes."""
 
 from __future__ import annotations
 

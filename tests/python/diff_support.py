@@ -6,8 +6,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from kernel_agent import candidate, oracle, tensors
-from kernel_agent.differentiate import op
+from kernel_agent import tensors
+from kernel_agent.differentiate import operation
+from kernel_agent.operations import candidate, oracle
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKER = "# ---- backward ----"
@@ -28,7 +29,7 @@ def draft(file: Path, dims: dict[str, Any], **options: Any) -> dict[str, Any]:
         "target": "sm_90",
         "dtype": "float32",
     }
-    return op.run({**request, "case": {"dims": dims, "seed": 1}, **options}, file.parent)
+    return operation.run({**request, "case": {"dims": dims, "seed": 1}, **options}, file.parent)
 
 
 def pair_text(source: str, backward: str) -> str:
@@ -38,7 +39,8 @@ def pair_text(source: str, backward: str) -> str:
 def errors(
     file: Path, backward: str, cases: list[tuple[dict[str, Any], str]], dtype: str = "float32"
 ) -> dict[str, list[float]]:
-    """Relative error of every gradient against the oracle's, over (dims, upstream kind) cases; NaN where one is missing."""
+    """Relative error of every gradient against the oracle's, over (dims, upstream kind) cases; NaN where one
+    is missing."""
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kernel_agent import scan
+from kernel_agent.operations import scan
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attacks"))
 import suite

@@ -7,12 +7,14 @@ import weakref
 
 import pytest
 import torch
-from kernel_agent import budget, candidate, forward, oracle
+from kernel_agent import forward
 from kernel_agent.errors import Unusable, wrap
+from kernel_agent.operations import budget, candidate, oracle
 from sources import SCALE, SCALE_PAIR
 
 GPU_FULL = (
-    "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 9.50 GiB is free. "
+    "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which "
+    "9.50 GiB is free. "
     "Process 1 has 69.00 GiB memory in use."
 )
 GPU_TOLD = "the GPU ran out of memory, 20.00 GiB asked for, 9.50 GiB free"
@@ -98,7 +100,8 @@ def test_release__gives_back_only_where_little_is_left(left, emptied, monkeypatc
         (RuntimeError("Triton Error [CUDA]: out of memory"), "the GPU ran out of memory"),
         (
             RuntimeError(
-                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 2097152 bytes."
+                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 2097152 "
+                "bytes."
             ),
             "the machine ran out of memory, 2.0 MiB asked for",
         ),

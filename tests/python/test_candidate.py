@@ -6,7 +6,8 @@ import re
 
 import pytest
 import torch
-from kernel_agent import candidate, draw, forward, tensors
+from kernel_agent import draw, forward, tensors
+from kernel_agent.operations import candidate
 from sources import SCALE, SCALE_PAIR
 
 CASE = {"id": 0, "dims": {"N": 37}, "seed": 5, "upstream": {"kind": "normal", "seed": 4}}
@@ -428,7 +429,8 @@ def test_cases_of_one_shape__call_the_plain_stub_once(write, tmp_path, monkeypat
 
 
 def test_output_that_depends_on_the_data__is_found_out_anew(write, tmp_path):
-    """The number of positive inputs is an output: of another seed it is another number, which is no fault of the candidate."""
+    """The number of positive inputs is an output: of another seed it is another number, which is no fault of
+    the candidate."""
     source = SCALE_PAIR.replace("    return y\n\n", "    return y, int((x > 0).sum())\n\n", 1)
     source = source.replace("def backward(ctx, d_y):", "def backward(ctx, d_y, _):")
     cases = [

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 import triton
-from kernel_agent import compiled, facts, forward
+from kernel_agent import compiled, forward, specialised
 from kernel_agent.errors import Unusable
 from kernel_agent.launches import launch_intercept
 from sources import SCALE_PAIR
@@ -25,7 +25,7 @@ def nothing_shared(tmp_path, monkeypatch):
 @pytest.fixture
 def unpatched():
     """install() changes Triton for good: undone, for the tests that follow."""
-    backend = type(make_backend(facts.GPUTarget("cuda", 90, 32)))
+    backend = type(make_backend(specialised.GPUTarget("cuda", 90, 32)))
     from triton.runtime import build
 
     before = backend.add_stages, build._build
@@ -42,7 +42,7 @@ def first_launch(path, n=40):
     seen = []
     with launch_intercept(lambda launch: (seen.append(launch), launch.run())):
         fwd.call(args, kwargs)
-    return facts.Compiler(fwd.target.triton), seen[0]
+    return specialised.Compiler(fwd.target.triton), seen[0]
 
 
 def lowered(path, **how):

@@ -1,4 +1,5 @@
-"""What the candidate's child reports of its conduct: torch operations by phase, nesting, plain outputs, broadcast atomics."""
+"""What the candidate's child reports of its conduct: torch operations by phase, nesting, plain outputs,
+broadcast atomics."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_agent import candidate, tensors
+from kernel_agent import tensors
+from kernel_agent.operations import candidate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "attacks"))
 import suite

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from diff_support import assert_right, draft, errors
-from kernel_agent.differentiate import tape
+from kernel_agent.differentiate.reverse import forward_values
 
 HEAD = """import torch
 import triton
@@ -99,7 +99,7 @@ SHAPES = [{"B": 2, "T": t, "D": 16} for t in (11, 1, 2, 3, 4, 16, 17)]
 
 @pytest.fixture
 def small_tape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tape, "LIMIT", 0)
+    monkeypatch.setattr(forward_values, "LIMIT", 0)
 
 
 def report_of(result: dict[str, Any]) -> str:
@@ -125,9 +125,9 @@ def test_buffers__grow_with_the_square_root_of_the_steps(
     dims = {"B": 2, "T": 1024, "D": 16}
     full = draft(file, dims)["report"]
     assert full["tape_bytes"] == 2 * 1024 * 16 * 4
-    monkeypatch.setattr(tape, "LIMIT", full["tape_bytes"])
+    monkeypatch.setattr(forward_values, "LIMIT", full["tape_bytes"])
     assert draft(file, dims)["report"]["tape_bytes"] == full["tape_bytes"]  # not above the limit
-    monkeypatch.setattr(tape, "LIMIT", full["tape_bytes"] - 1)
+    monkeypatch.setattr(forward_values, "LIMIT", full["tape_bytes"] - 1)
     result = draft(file, dims)
     assert result["report"]["tape_bytes"] == 2 * (33 + 1024 // 33 + 2) * 16 * 4
     assert "would exceed 128.00 KiB" in report_of(result)

@@ -1,4 +1,5 @@
-"""Gradients that need no zeros first: only where the kernels write every element. Fresh memory is NaN in these tests."""
+"""Gradients that need no zeros first: only where the kernels write every element. Fresh memory is NaN in
+these tests."""
 
 from __future__ import annotations
 
@@ -34,7 +35,10 @@ def make_args(dims, device="cuda", dtype=torch.float32):
     return (torch.randn(dims["M"], dims["N"], device=device, dtype=dtype),)
 """
 COLS = "    cols = tl.arange(0, BLOCK)\n"
-TAIL = "    x = tl.load(x_ptr + row * N + cols, mask={mask}, other=0.0)\n    tl.store(y_ptr + row * N + cols, x * x, mask={mask})"
+TAIL = (
+    "    x = tl.load(x_ptr + row * N + cols, mask={mask}, other=0.0)\n    tl.store(y_ptr + row * N + cols, "
+    "x * x, mask={mask})"
+)
 LOOP = (
     "    for start in range(0, N, BLOCK):\n        cols = start + tl.arange(0, BLOCK)\n"
     "        x = tl.load(x_ptr + row * N + cols, mask=cols < N, other=0.0)\n"

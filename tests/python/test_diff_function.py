@@ -1,4 +1,5 @@
-"""Derivatives of plain Triton functions: called in a small kernel, compared with torch's autograd in float64."""
+"""Derivatives of plain Triton functions: called in a small kernel, compared with torch's autograd in
+float64."""
 
 from __future__ import annotations
 

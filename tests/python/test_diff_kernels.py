@@ -1,4 +1,5 @@
-"""Whole forward files: the drafted backward equals the oracle's gradient, on the traced shape and on others."""
+"""Whole forward files: the drafted backward equals the oracle's gradient, on the traced shape and on
+others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How a stub may launch its kernels: every spelling of grid and arguments, with the backward right for other shapes too."""
+"""How a stub may launch its kernels: every spelling of grid and arguments, with the backward right for other
+shapes too."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ LAUNCHES: dict[str, tuple[str, str]] = {
     ),
     "functions": (
         "grid = (max(m, 1), triton.cdiv(n, triton.next_power_of_2(n)))",
-        "scale_kernel[grid](x, y, min(n, 10**9), int(n), 1 / math.sqrt(n), GAIN=-(-m // 3), BLOCK=triton.next_power_of_2(n))",
+        "scale_kernel[grid](x, y, min(n, 10**9), int(n), 1 / math.sqrt(n), GAIN=-(-m // 3), "
+        "BLOCK=triton.next_power_of_2(n))",
     ),
     "remainders": (
         "grid = lambda meta: (m, -(-n // meta['BLOCK']) % 1000)",
@@ -60,7 +62,8 @@ LAUNCHES: dict[str, tuple[str, str]] = {
     ),
     "several_dictionaries": (
         "rest = (n, x.stride(0))",
-        "scale_kernel[lambda meta: (m, triton.cdiv(n, meta['BLOCK']))](x, y, *rest, **{'GAIN': 2}, **dict(BLOCK=16), scale=1.5)",
+        "scale_kernel[lambda meta: (m, triton.cdiv(n, meta['BLOCK']))](x, y, *rest, **{'GAIN': 2}, "
+        "**dict(BLOCK=16), scale=1.5)",
     ),
     "starred_grid": (
         "more = [triton.cdiv(n, 16)]",
@@ -200,7 +203,8 @@ def test_output__that_is_overwritten_keeps_the_last_gradient(name: str, write: C
 INTO_VIEWS = {
     "reshaped": "scale_kernel[grid](x, y.view(-1), n, n, 2.0, BLOCK=16)",
     "by_name": "scale_kernel[grid](x, n=n, y_ptr=y.view(-1), part=n, gain=2.0, BLOCK=16)",
-    "beside_others": "z = torch.ones(3, n, device=x.device, dtype=x.dtype)\n    scale_kernel[grid](x, z[0], n, n, 2.0, BLOCK=16)\n"
+    "beside_others": "z = torch.ones(3, n, device=x.device, dtype=x.dtype)\n"
+    "    scale_kernel[grid](x, z[0], n, n, 2.0, BLOCK=16)\n"
     "    scale_kernel[grid](x * x, z[2], n, n, 3.0, BLOCK=16)\n    z[1] = x.reshape(-1)\n    y = z * z",
 }
 
@@ -229,7 +233,8 @@ def test_view_beside_another_output__is_refused(write: Callable[..., Path]) -> N
 
 
 def test_output__that_is_overwritten_in_part_is_told(write: Callable[..., Path]) -> None:
-    """What is left of the first launch would lose its gradient: n and `part` are equal in the traced call only."""
+    """What is left of the first launch would lose its gradient: n and `part` are equal in the traced call
+    only."""
     launch = "scale_kernel[grid](x * x, y, n, part, 3.0, BLOCK=16)"
     file = file_with(write, BEFORE.replace("PART", "80"), launch, TWICE)
     result = draft(file, SHAPES[0])

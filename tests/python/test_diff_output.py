@@ -1,4 +1,5 @@
-"""What the generated text says: decisions above each kernel, `# SCHEDULE:` where a better schedule was not proven, names, comments."""
+"""What the generated text says: decisions above each kernel, `# SCHEDULE:` where a better schedule was not
+proven, names, comments."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from diff_support import ROOT, assert_right, draft, errors
-from kernel_agent.differentiate import compile as compiler
+from kernel_agent.differentiate import pipeline as compiler
 
 SOURCE = """
 import torch
@@ -43,7 +43,10 @@ def make_args(dims, device="cuda", dtype=torch.float32):
     x = torch.randn(B, M, N, device=device, dtype=dtype)
     return x, torch.randn({w}, device=device, dtype=dtype), torch.randn({w}, device=device, dtype=dtype)
 """
-LOAD = "    w = tl.load(w_ptr + {at}, mask=mask, other=0.0)\n    b = tl.load(b_ptr + {at}, mask=mask, other=0.0)\n"
+LOAD = (
+    "    w = tl.load(w_ptr + {at}, mask=mask, other=0.0)\n    b = tl.load(b_ptr + {at}, mask=mask, "
+    "other=0.0)\n"
+)
 STORE = "    tl.store(y_ptr + at, x * w * x + b, mask=mask)"
 CASES = {  # body, shape of w, fused
     "both_axes": (LOAD.format(at="cols") + STORE, "N", True),
@@ -87,7 +90,8 @@ def test_partials__are_right_and_fused_only_where_sums_fit(name: str, programs: 
         text = result["backward"]
         assert result["report"]["atomics"] == 0
         assert (
-            f"programs = min({'grid[0] * grid[1]' if name in ('both_axes', 'row_sums', 'masked_rows') else 'grid'}"
+            "programs = "
+            f"min({'grid[0] * grid[1]' if name in ('both_axes', 'row_sums', 'masked_rows') else 'grid'}"
             in text
         )
         assert (

@@ -8,11 +8,15 @@ import types
 import pytest
 import torch
 from diff_support import ROOT, draft
-from kernel_agent.differentiate import programs, stores, text
-from kernel_agent.differentiate.affine import Affine, upper
-from kernel_agent.differentiate.ir import For, GradWrite, Graph, Node
-from kernel_agent.differentiate.normalise import Builder
-from kernel_agent.differentiate.values import Arg
+from kernel_agent.differentiate.ir.graph import Graph
+from kernel_agent.differentiate.ir.nodes import For, GradWrite, Node
+from kernel_agent.differentiate.ir.values import Arg
+from kernel_agent.differentiate.prove.affine import Affine, upper
+from kernel_agent.differentiate.prove.disjoint import Proof
+from kernel_agent.differentiate.prove.disjoint import disjoint as proven_disjoint
+from kernel_agent.differentiate.read.normalise import Builder
+from kernel_agent.differentiate.schedule import programs
+from kernel_agent.differentiate.write import section
 
 HEAD = """
 import triton.language as tl
@@ -52,26 +56,30 @@ def addresses(body: str, hop: int = 8) -> tuple[Builder, list]:
 def proof(body: str, axes: list[int]) -> object:
     builder, loads = addresses(body)
     _, offset, mask, loops = loads[-1]
-    return stores.disjoint(builder.g, offset, mask, loops, axes)
+    return proven_disjoint(builder.g, offset, mask, loops, axes)
 
 
 PROVEN = {
     "flat": ("    x = tl.load(x_ptr + pid * B + lane)", [0]),
     "row": ("    x = tl.load(x_ptr + pid * stride + lane, mask=lane < n)", [0]),
     "tile": (
-        "    r = pid * B + lane\n    x = tl.load(x_ptr + r[:, None] * stride + lane[None, :], mask=lane[None, :] < n)",
+        "    r = pid * B + lane\n    x = tl.load(x_ptr + r[:, None] * stride + lane[None, :], "
+        "mask=lane[None, :] < n)",
         [0],
     ),
     "quotient_and_remainder": (
-        "    q = pid // m\n    r = pid % m\n    x = tl.load(x_ptr + q * stride * m + r * stride + lane, mask=lane < n)",
+        "    q = pid // m\n    r = pid % m\n    x = tl.load(x_ptr + q * stride * m + r * stride + lane, "
+        "mask=lane < n)",
         [0],
     ),
     "loop": (
-        "    for i in range(0, n, B):\n        x = tl.load(x_ptr + pid * stride + i + lane, mask=i + lane < n)",
+        "    for i in range(0, n, B):\n        x = tl.load(x_ptr + pid * stride + i + lane, mask=i + lane "
+        "< n)",
         [0],
     ),
     "ragged_chunks": (
-        "    part = tl.program_id(1)\n    end = tl.minimum(part * m + m, n)\n    for i in range(part * m, end, B):\n"
+        "    part = tl.program_id(1)\n    end = tl.minimum(part * m + m, n)\n    for i in range(part * m, "
+        "end, B):\n"
         "        x = tl.load(x_ptr + pid * n + i + lane, mask=i + lane < end)",
         [0, 1],
     ),
@@ -80,7 +88,8 @@ PROVEN = {
         [0],
     ),
     "persistent": (
-        "    for i in range(pid, m, tl.num_programs(0)):\n        x = tl.load(x_ptr + i * stride + lane, mask=lane < n)",
+        "    for i in range(pid, m, tl.num_programs(0)):\n        x = tl.load(x_ptr + i * stride + lane, "
+        "mask=lane < n)",
         [0],
     ),
 }  # fmt: skip
@@ -105,7 +114,7 @@ UNPROVEN = {
 @pytest.mark.parametrize("name", sorted(PROVEN))
 def test_proven(name: str) -> None:
     body, axes = PROVEN[name]
-    assert isinstance(proof(body, axes), stores.Proof), proof(body, axes)
+    assert isinstance(proof(body, axes), Proof), proof(body, axes)
 
 
 @pytest.mark.parametrize("name", sorted(UNPROVEN))
@@ -116,7 +125,7 @@ def test_unproven(name: str) -> None:
 
 def layouts(body: str, axes: list[int]) -> list[list[str]]:
     found = proof(body, axes)
-    assert isinstance(found, stores.Proof), found
+    assert isinstance(found, Proof), found
     return [[_text(part) for pair in layout for part in pair] for layout in found.layouts]
 
 
@@ -135,7 +144,8 @@ def test_layouts__a_bound_on_a_sum_makes_one_dimension_of_it() -> None:
 
 
 def test_layouts__chunks_that_only_the_loop_ends_keep_their_reach() -> None:
-    """The mask lets the last block of a chunk run into the next one: the host has to be asked, and will refuse."""
+    """The mask lets the last block of a chunk run into the next one: the host has to be asked, and will
+    refuse."""
     body = PROVEN["ragged_chunks"][0].replace("< end)", "< n)")
     inner = next(layout for layout in layouts(body, [0, 1]) if layout[0] == "m")
     assert inner[3] != "m"
@@ -149,7 +159,7 @@ def test_layouts__a_mask_with_fewer_axes_bounds_the_last_ones() -> None:
 
 def layout_checker():  # type: ignore[no-untyped-def]
     space: dict = {"torch": torch}
-    exec(text.DISJOINT, space)  # noqa: S102
+    exec(section.DISJOINT, space)  # noqa: S102
     return space["disjoint"]
 
 
@@ -177,7 +187,8 @@ def test_layout_check__accepts_exactly_what_does_not_overlap(dims: tuple, fine: 
 
 
 def test_tiles__grouped_program_ids_are_a_bijection() -> None:
-    """What owner kernels rely on: the recognised formula maps program ids one to one onto tiles, for ragged groups too."""
+    """What owner kernels rely on: the recognised formula maps program ids one to one onto tiles, for ragged
+    groups too."""
     for rows in (1, 3, 8, 9):
         for cols in (1, 2, 5):
             for group in (1, 4, 8):
@@ -246,6 +257,6 @@ def test_matmul__owns_both_operands_without_atomics() -> None:
 
 
 def _nodes(root: Node) -> list[Node]:
-    from kernel_agent.differentiate.ir import reachable
+    from kernel_agent.differentiate.ir.nodes import reachable
 
     return [n for n in reachable([root]) if isinstance(n, Node)]

@@ -1,4 +1,5 @@
-"""A few of the random programs of tests/property (make property runs many), what they once found, and that they find what is wrong."""
+"""A few of the random programs of tests/property (make property runs many), what they once found, and that
+they find what is wrong."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from diff_support import ROOT, assert_right, draft
-from kernel_agent.differentiate import rules
+from kernel_agent.differentiate.reverse import rules
 
 sys.path.insert(0, str(ROOT / "tests/property"))
 
@@ -70,7 +71,10 @@ def stub(x, y):
     kernel[(GRID,)](x, y, out, m, n, x.stride(0), x.stride(1), N=16)
     return out
 """
-SIGNATURE = "\n@triton.jit\ndef kernel(x_ptr, y_ptr, out_ptr, m, n, rows, columns, N: tl.constexpr):\n    cols = tl.arange(0, N)\n"
+SIGNATURE = (
+    "\n@triton.jit\ndef kernel(x_ptr, y_ptr, out_ptr, m, n, rows, columns, N: tl.constexpr):\n    cols = "
+    "tl.arange(0, N)\n"
+)
 
 # What the random programs found: once a wrong gradient, a refusal at run time, or a crash.
 FOUND = {
@@ -78,7 +82,8 @@ FOUND = {
         "m",
         """
     row = tl.program_id(0)
-    y = tl.load(y_ptr + cols, mask=cols < n, other=0.0) * tl.load(y_ptr + n - 1 - cols, mask=cols < n, other=0.0)
+    y = tl.load(y_ptr + cols, mask=cols < n, other=0.0)
+    y = y * tl.load(y_ptr + n - 1 - cols, mask=cols < n, other=0.0)
     x = tl.load(x_ptr + row * rows + cols * columns, mask=cols < n, other=0.0)
     tl.store(out_ptr + row * n + cols, x * y, mask=cols < n)
 """,

@@ -1,4 +1,5 @@
-"""Stores of the backward where sizes are no multiples of anything, and where an index is data: right, or atomic."""
+"""Stores of the backward where sizes are no multiples of anything, and where an index is data: right, or
+atomic."""
 
 from __future__ import annotations
 

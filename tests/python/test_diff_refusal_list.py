@@ -1,4 +1,5 @@
-"""Every refusal that the differentiator can make: its message, its place, and that no refusal is without a case here."""
+"""Every refusal that the differentiator can make: its message, its place, and that no refusal is without a
+case here."""
 
 from __future__ import annotations
 
@@ -123,7 +124,8 @@ KERNELS: dict[str, tuple[str, str, str]] = {
         "    k = tl.load(y_ptr).to(tl.int32)\n    for i in range(k):  # here\n        x = tl.sin(x) * x", "tape", "not known before the launch"
     ),
     "other_buffer": (
-        "    p = x_ptr\n    for i in range(3):  # here\n        x = x + tl.load(p + cols, mask=mask, other=0.0)\n        p = y_ptr",
+        "    p = x_ptr\n    for i in range(3):  # here\n        x = x + tl.load(p + cols, mask=mask, "
+        "other=0.0)\n        p = y_ptr",
         "pointer", "another buffer",
     ),
     "address_of_nothing": (
@@ -244,7 +246,8 @@ def test_refusal__names_construct_place_and_remedy(name: str, tmp_path: Path) ->
 # Without a case here: the first guard what nothing is known to reach, the others need a set-up of their own.
 WITHOUT_CASE = {
     "the passes of the differentiator contradict each other: {error or type(error).__name__}",
-    "the rule for `{name}` has to return one adjoint or None for each of {len(n.args)} arguments, in a tuple",  # test_diff_api
+    # test_diff_api.
+    "the rule for `{name}` has to return one adjoint or None for each of {len(n.args)} arguments, in a tuple",
     "the types of the values carried by this loop do not settle",
     "`{node.op}` has no adjoint",  # an operation of the graph without a row in the table of rules
     "its adjoint compares {size} pairs of places in registers",  # needs a large block
@@ -257,7 +260,7 @@ WITHOUT_CASE = {
 
 def sites() -> Iterator[tuple[str, int, str]]:
     """(file, line, message) of every place that makes a refusal."""
-    for path in sorted(PACKAGE.glob("*.py")):
+    for path in sorted(PACKAGE.rglob("*.py")):
         if path.name == "function.py":  # plain functions: their refusals have cases in test_diff_function.py
             continue
         for node in ast.walk(ast.parse(path.read_text())):

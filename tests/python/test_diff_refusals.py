@@ -1,4 +1,5 @@
-"""What cannot be differentiated rightly is refused, by construct, line and remedy; what merely looks dangerous is not."""
+"""What cannot be differentiated rightly is refused, by construct, line and remedy; what merely looks
+dangerous is not."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import pytest
 import torch
 from diff_support import assert_right, draft
 from kernel_agent import errors, forward
-from kernel_agent.differentiate import Refusal, api, rules
+from kernel_agent.differentiate import Refusal, api
+from kernel_agent.differentiate.reverse import rules
 
 TEMPLATE = """
 import torch
@@ -84,29 +86,39 @@ def test_refused__names_construct_and_line(name: str, tmp_path: Path) -> None:
 
 
 ACCEPTED = {
-    "cleared_then_stored": "    tl.store(out_ptr + cols, 0.0, mask=mask)\n    tl.store(out_ptr + cols, x * x, mask=mask)",
-    "stored_then_added": "    tl.store(out_ptr + cols, x, mask=mask)\n    tl.atomic_add(out_ptr + cols, x * x, mask=mask)",
-    "stored_by_one_program": "    if tl.program_id(0) == 0:\n        tl.store(out_ptr + tl.arange(0, BLOCK), x * x)",
+    "cleared_then_stored": "    tl.store(out_ptr + cols, 0.0, mask=mask)\n"
+    "    tl.store(out_ptr + cols, x * x, mask=mask)",
+    "stored_then_added": "    tl.store(out_ptr + cols, x, mask=mask)\n"
+    "    tl.atomic_add(out_ptr + cols, x * x, mask=mask)",
+    "stored_by_one_program": "    if tl.program_id(0) == 0:\n"
+    "        tl.store(out_ptr + tl.arange(0, BLOCK), x * x)",
     "wrapped": "    y = tl.load(y_ptr + cols % n)\n    tl.store(out_ptr + cols, y * y, mask=cols < n + 5)",
     "wrapped_and_masked": "    y = tl.load(y_ptr + cols % n)\n    tl.store(out_ptr + cols, y * y, mask=mask)",
-    "two_halves": "    tl.store(out_ptr + cols, x, mask=mask)\n    tl.store(out_ptr + cols + n, x * x, mask=mask)",
+    "two_halves": "    tl.store(out_ptr + cols, x, mask=mask)\n"
+    "    tl.store(out_ptr + cols + n, x * x, mask=mask)",
     "branches": (
         "    if n > 32:\n        tl.store(out_ptr + cols, x * x, mask=mask)\n"
         "    else:\n        tl.store(out_ptr + cols, x, mask=mask)"
     ),
-    "early_return": "    if tl.program_id(0) > 1:\n        return\n    tl.store(out_ptr + cols, x * x, mask=mask)",
-    "unused_input": "    y = tl.load(y_ptr + cols, mask=mask, other=0.0)\n    tl.store(out_ptr + cols, x + 0.0 * y, mask=mask)",
+    "early_return": "    if tl.program_id(0) > 1:\n        return\n"
+    "    tl.store(out_ptr + cols, x * x, mask=mask)",
+    "unused_input": "    y = tl.load(y_ptr + cols, mask=mask, other=0.0)\n"
+    "    tl.store(out_ptr + cols, x + 0.0 * y, mask=mask)",
     "same_input_twice": (
-        "    z = tl.load(x_ptr + n - 1 - cols, mask=mask, other=0.0)\n    tl.store(out_ptr + cols, x * z, mask=mask)"
+        "    z = tl.load(x_ptr + n - 1 - cols, mask=mask, other=0.0)\n    tl.store(out_ptr + cols, x * z, "
+        "mask=mask)"
     ),
     "gather": (
-        "    at = (cols * 7) % n\n    y = tl.load(y_ptr + at, mask=mask, other=0.0)\n    tl.store(out_ptr + cols, x * y, mask=mask)"
+        "    at = (cols * 7) % n\n    y = tl.load(y_ptr + at, mask=mask, other=0.0)\n    tl.store(out_ptr "
+        "+ cols, x * y, mask=mask)"
     ),
     "overlapping_reads": (
-        "    y = tl.load(y_ptr + cols // 2, mask=mask, other=0.0)\n    tl.store(out_ptr + cols, x * y, mask=mask)"
+        "    y = tl.load(y_ptr + cols // 2, mask=mask, other=0.0)\n    tl.store(out_ptr + cols, x * y, "
+        "mask=mask)"
     ),
     "windows": (
-        "    w = tl.program_id(0) * 4 + tl.arange(0, BLOCK)\n    y = tl.load(y_ptr + w)\n    tl.store(out_ptr + cols, x * y, mask=mask)"
+        "    w = tl.program_id(0) * 4 + tl.arange(0, BLOCK)\n    y = tl.load(y_ptr + w)\n    "
+        "tl.store(out_ptr + cols, x * y, mask=mask)"
     ),
 }
 
@@ -134,7 +146,8 @@ def test_overlapping_windows__stay_atomic(tmp_path: Path) -> None:
 
 
 def test_wrapped_index__walks_its_turns_unless_the_surplus_is_masked(tmp_path: Path) -> None:
-    """Positions below `n` have one element each, and those beyond add to it: a loop over the turns has them all."""
+    """Positions below `n` have one element each, and those beyond add to it: a loop over the turns has them
+    all."""
     for name, turns in (("wrapped", True), ("wrapped_and_masked", False)):
         result = draft(write(tmp_path, ACCEPTED[name]), {"N": 40})
         assert result["report"]["atomics"] == 0

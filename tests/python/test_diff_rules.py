@@ -1,4 +1,5 @@
-"""One test per rule, on random data, with broadcasting and a block that is not square; and random compositions of rules."""
+"""One test per rule, on random data, with broadcasting and a block that is not square; and random
+compositions of rules."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from diff_support import assert_right, draft
-from kernel_agent.differentiate import ops, rules
+from kernel_agent.differentiate.read import language
+from kernel_agent.differentiate.reverse import rules
 
 TEMPLATE = """
 import torch
@@ -160,7 +162,7 @@ def test_text__is_the_same_every_time(tmp_path: Path) -> None:
 
 
 def test_every_unary_rule__has_a_forward() -> None:
-    assert set(rules.UNARY) <= ops.UNARY
+    assert set(rules.UNARY) <= language.UNARY
 
 
 SAFE_UNARY = [

@@ -1,4 +1,5 @@
-"""Sums that are replaced by a number on rows beyond the end: the maximum is detached only if no store sees those rows."""
+"""Sums that are replaced by a number on rows beyond the end: the maximum is detached only if no store sees
+those rows."""
 
 from __future__ import annotations
 

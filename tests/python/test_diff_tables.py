@@ -1,4 +1,5 @@
-"""Kernels that take tables of pointers: the gradients of what is behind them come back to the right tensors, or a refusal does."""
+"""Kernels that take tables of pointers: the gradients of what is behind them come back to the right tensors,
+or a refusal does."""
 
 from __future__ import annotations
 
@@ -125,7 +126,10 @@ def test_tables_beside_tensors__and_outputs_of_both_kinds(write: Callable[..., P
         ("xs = [a, b]", "xs = [a * 2, b]"),
         ("return tuple(ys)", "return z, *ys"),
     )
-    helper = "\n@triton.jit\ndef entry(table, at):\n    return tl.load(table + at).to(tl.pointer_type(tl.float32))\n"
+    helper = (
+        "\n@triton.jit\ndef entry(table, at):\n    return tl.load(table + "
+        "at).to(tl.pointer_type(tl.float32))\n"
+    )
     file = write(
         source(*changes).replace(
             "\n@triton.jit\ndef product_kernel", helper + "\n@triton.jit\ndef product_kernel"
@@ -170,7 +174,10 @@ def test_gradients__are_made_for_other_sizes_than_the_traced() -> None:
 
 def test_a_table_of_something_else__is_told_at_run_time(write: Callable[..., Path]) -> None:
     """The stub takes addresses where the traced call did not: those tensors would get no gradient."""
-    changed = "x_table = torch.tensor([x.data_ptr() for x in xs] if a.numel() == 20 else list(map(torch.Tensor.data_ptr, xs)))"
+    changed = (
+        "x_table = torch.tensor([x.data_ptr() for x in xs] if a.numel() == 20 else "
+        "list(map(torch.Tensor.data_ptr, xs)))"
+    )
     file = write(source(("x_table = torch.tensor([x.data_ptr() for x in xs], dtype=torch.int64)", changed)))
     result = draft(file, SHAPES[0])
     assert_right(file, result, [(SHAPES[0], "normal")])

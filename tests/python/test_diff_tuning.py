@@ -1,4 +1,5 @@
-"""What the tuner may ask for: every configuration that a report offers gives a right backward, and changes what it says."""
+"""What the tuner may ask for: every configuration that a report offers gives a right backward, and changes
+what it says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Windows turned around: gradients of convolutions gathered by their owners, at every boundary, against the oracle."""
+"""Windows turned around: gradients of convolutions gathered by their owners, at every boundary, against the
+oracle."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 from diff_support import ROOT, assert_right, draft, errors
-from kernel_agent.differentiate import windows
+from kernel_agent.differentiate.schedule import windows
 
 KERNELS = ROOT / "tests/python/kernels"
 HEAD = """
@@ -22,7 +23,8 @@ SWEEP = [{{"B": 2, "C": 3, "O": 2, "L": 50, "K": 3, "S": 1, "P": 1, "D": 1}}]
 
 @triton.jit
 def conv_kernel(
-    x_ptr, w_ptr, y_ptr, c, length, o, out, stride, padding, dilation, taps, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, w_ptr, y_ptr, c, length, o, out, stride, padding, dilation, taps,
+    TAPS: tl.constexpr, BLOCK: tl.constexpr,
 ):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1)
@@ -299,7 +301,8 @@ def test_gemm_conv__digits_of_rows_and_columns_are_undone() -> None:
     ],
 )
 def test_pair__windows_of_forwards_in_the_store(name: str, shapes: list, tmp_path: Path) -> None:
-    """Padding, stride and positions split into digits; and a window whose upstream took a loop, which is kept."""
+    """Padding, stride and positions split into digits; and a window whose upstream took a loop, which is
+    kept."""
     file = tmp_path / "forward.py"
     file.write_text((ROOT / f"dataset/{name}.py").read_text().split("# ---- backward ----")[0])
     result = draft(file, shapes[0])

@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_agent import candidate, draw, forward, tensors
+from kernel_agent import draw, forward, tensors
 from kernel_agent.errors import Unusable
+from kernel_agent.operations import candidate
 from sources import SCALE
 
 
@@ -266,7 +267,8 @@ def test_tensors__file__has_the_published_layout(tmp_path):
     length = int.from_bytes(data[:8], "little")
     assert (8 + length) % 64 == 0 and data[8:9] == b"{"
     assert data[8 : 8 + length].rstrip() == (
-        b'{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"i":{"dtype":"I32","shape":[1],"data_offsets":[64,68]}}'
+        b'{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
+        b'"i":{"dtype":"I32","shape":[1],"data_offsets":[64,68]}}'
     )
     assert data[8 + length :] == bytes.fromhex("0000803f00000040" + 56 * "00" + "07000000")
     assert list(tmp_path.iterdir()) == [tmp_path / "t"], "no temporary file stays"

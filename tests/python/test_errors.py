@@ -1,4 +1,5 @@
-"""Every way in which a user's file can be unusable: its kind, its line, in a process of its own and loaded here."""
+"""Every way in which a user's file can be unusable: its kind, its line, in a process of its own and loaded
+here."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_agent import compiled, draw, facts, forward
+from kernel_agent import compiled, draw, forward
+from kernel_agent.operations import facts, traffic
 from sources import SCALE_PAIR
 
 CASE = {"id": 0, "dims": {"N": 40}, "seed": 1, "upstream": {"kind": "normal", "seed": 2}}
@@ -66,7 +67,7 @@ def test_atomics__counted_by_active_lane__and_as_bytes_both_ways(write, tmp_path
 )
 def test_torch_operations__count_what_they_read_and_write(operation, read, written):
     d = torch.ones(40)
-    with facts.Counter() as counter:
+    with traffic.Counter() as counter:
         eval(operation, {"torch": torch, "d": d})
     assert (counter.bytes_read, counter.bytes_written) == (read, written)
 
@@ -91,7 +92,8 @@ def test_shared_memory__of_a_dot__is_reported_and_the_target_matters(write, tmp_
 def test_kernel_that_runs_but_does_not_compile__names_the_line(write, tmp_path):
     source = SCALE_PAIR.replace(
         "    tl.store(d_x_ptr + offsets, d_y * factor, mask=mask)",
-        "    gradient = [d_y * factor for _ in range(1)][0]\n    tl.store(d_x_ptr + offsets, gradient, mask=mask)",
+        "    gradient = [d_y * factor for _ in range(1)][0]\n    tl.store(d_x_ptr + offsets, gradient, "
+        "mask=mask)",
     )
     kernel = run(write(source), tmp_path)[0]["kernels"][1]
     assert not kernel["ok"] and kernel["registers"] is None

@@ -62,7 +62,9 @@ def row_sum(x, n):
     return total / n
 
 
-@triton.autotune(configs=[triton.Config({"BLOCK": 64}, num_warps=2), triton.Config({"BLOCK": 128})], key=["n"])
+@triton.autotune(
+    configs=[triton.Config({"BLOCK": 64}, num_warps=2), triton.Config({"BLOCK": 128})], key=["n"]
+)
 @triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})
 @triton.jit
 def kernel(x_ptr, y_ptr, n, steps, flag, scale, EVEN: tl.constexpr, BLOCK: tl.constexpr):

@@ -1,4 +1,5 @@
-"""scripts/gpu.py and what it stands on, without a GPU: parts run, limits hold, and what is left behind is seen."""
+"""scripts/gpu.py and what it stands on, without a GPU: parts run, limits hold, and what is left behind is
+seen."""
 
 from __future__ import annotations
 

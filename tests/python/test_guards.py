@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 import torch
-from kernel_agent import candidate
 from kernel_agent.guards import BAND, Guards
+from kernel_agent.operations import candidate
 from sources import SCALE_PAIR
 
 

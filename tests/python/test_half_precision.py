@@ -1,5 +1,5 @@
-"""The forwards of the tests compile for a GPU in single and in half precision, and so do backwards drafted from them in half
-precision: the interpreter takes types that Triton does not."""
+"""The forwards of the tests compile for a GPU in single and in half precision, and so do backwards drafted
+from them in half precision: the interpreter takes types that Triton does not."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from diff_support import draft, pair_text
-from kernel_agent import candidate, draw, facts
+from kernel_agent import draw, specialised
 from kernel_agent.errors import Unusable
 from kernel_agent.forward import Launch, launch_intercept, load
+from kernel_agent.operations import candidate
 
 KERNELS = sorted((Path(__file__).parent / "kernels").glob("*.py"))
 DTYPES = ("float32", "float16", "bfloat16")
@@ -19,11 +20,11 @@ DTYPES = ("float32", "float16", "bfloat16")
 DRAFTED = ("dot", "dot_mix", "sliding_attention", "chunk_linear_attention", "in_place", "moe", "grouped_gemm")
 
 
-def launches(file: Path, dtype: str) -> list[tuple[facts.Compiler, Launch]]:
+def launches(file: Path, dtype: str) -> list[tuple[specialised.Compiler, Launch]]:
     """What the stub launches on each shape of its sweep; nothing is executed."""
     fwd = load(str(file), "interpret", "sm_90", "cpu")
-    compiler = facts.Compiler(fwd.target.triton)
-    found: list[tuple[facts.Compiler, Launch]] = []
+    compiler = specialised.Compiler(fwd.target.triton)
+    found: list[tuple[specialised.Compiler, Launch]] = []
 
     def record(launch: Launch) -> Any:
         found.append((compiler, launch))
@@ -44,7 +45,7 @@ def test_forward__compiles_for_sm_90(file: Path, dtype: str, tmp_path, monkeypat
     compile_all(found, f"{file.stem} in {dtype}")
 
 
-def compile_all(found: list[tuple[facts.Compiler, Launch]], what: str) -> None:
+def compile_all(found: list[tuple[specialised.Compiler, Launch]], what: str) -> None:
     for compiler, launch in found:
         try:
             compiler.entry(launch)
@@ -52,11 +53,13 @@ def compile_all(found: list[tuple[facts.Compiler, Launch]], what: str) -> None:
             pytest.fail(f"{what}: {error.line}: {error.message}", pytrace=False)
 
 
-def launches_of_pair(pair: Path, dims: dict[str, Any], dtype: str) -> list[tuple[facts.Compiler, Launch]]:
+def launches_of_pair(
+    pair: Path, dims: dict[str, Any], dtype: str
+) -> list[tuple[specialised.Compiler, Launch]]:
     """What the pair launches forward and backward; nothing is executed."""
     fwd = load(str(pair), "interpret", "sm_90", "cpu")
-    compiler = facts.Compiler(fwd.target.triton)
-    found: list[tuple[facts.Compiler, Launch]] = []
+    compiler = specialised.Compiler(fwd.target.triton)
+    found: list[tuple[specialised.Compiler, Launch]] = []
 
     def record(launch: Launch) -> Any:
         found.append((compiler, launch))

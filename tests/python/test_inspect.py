@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kernel_agent import inspect as op
+from kernel_agent.operations import inspect as op
 from sources import SCALE
 
 RICH = """\

@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from kernel_agent import candidate, draw
+from kernel_agent import draw
+from kernel_agent.operations import candidate
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_DONE_BY_QUESTIONS = {"needs"}  # says which gradients there are, before there is a graph to ask about

@@ -1,4 +1,5 @@
-"""The oracle: expected outputs and gradients from a forward file alone, checked against references and finite differences."""
+"""The oracle: expected outputs and gradients from a forward file alone, checked against references and finite
+differences."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ import torch
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
-from kernel_agent import forward, oracle, tensors
+from kernel_agent import forward, tensors
+from kernel_agent.operations import oracle
 
 KERNELS = sorted((Path(__file__).parent / "kernels").glob("*.py"))
 HEAD = """\
@@ -262,7 +264,8 @@ def test_half_inputs__stay_half_for_the_stub_and_are_exact_for_the_oracle(
 def test_two_inputs_in_one_memory__get_separate_gradients(write: Callable[..., Path], tmp_path: Path) -> None:
     source = HEAD.replace(
         'return (torch.randn(dims["N"], device=device, dtype=dtype),)',
-        'x = torch.randn(dims["N"], device=device, dtype=dtype)\n    return x, x, torch.ones(1, device=device, dtype=dtype).expand(dims["N"])',
+        'x = torch.randn(dims["N"], device=device, dtype=dtype)\n'
+        '    return x, x, torch.ones(1, device=device, dtype=dtype).expand(dims["N"])',
     )
     source += (
         "@autodiff(inputs_require_grad=(0, 1, 2))\ndef stub(a, b, c):\n    return square(a) * 3 + b + c * c\n"
@@ -279,7 +282,8 @@ def test_bad_kernel__fails_its_case_with_the_line_and_not_the_others(
 ) -> None:
     before = (
         "@triton.jit\ndef bad_kernel(x_ptr, y_ptr, n):\n    at = tl.arange(0, 32)\n"
-        "    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n).to(tl.int32, bitcast=True), mask=at < n)\n\n\n"
+        "    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < n).to(tl.int32, bitcast=True), mask=at < "
+        "n)\n\n\n"
     )
     body = "y = torch.empty(x.shape, dtype=torch.int32, device=x.device)\nif x.numel() > 24:\n"
     body += "    bad_kernel[(1,)](x, y, x.numel())\nreturn square(x)"
@@ -297,7 +301,10 @@ def test_bad_kernel__fails_its_case_with_the_line_and_not_the_others(
 
 
 def test_race_of_the_forward__is_a_fact(write: Callable[..., Path], tmp_path: Path) -> None:
-    before = "@triton.jit\ndef racing_kernel(x_ptr, y_ptr):\n    tl.store(y_ptr, tl.load(x_ptr + tl.program_id(0)))\n\n\n"
+    before = (
+        "@triton.jit\ndef racing_kernel(x_ptr, y_ptr):\n    tl.store(y_ptr, tl.load(x_ptr + "
+        "tl.program_id(0)))\n\n\n"
+    )
     body = "y = torch.zeros(1, device=x.device)\nracing_kernel[(4,)](x, y)\nreturn y"
     path = stub(write, body, before=before)
     case, found = run_case(path, tmp_path, upstream={"kind": "ones", "seed": 0})

@@ -95,7 +95,7 @@ def test_operation__asked_again__has_the_bits_and_types_of_the_first_time(
             return [seen(call()) for _ in range(3) for call in OPERATIONS[name]()]
 
     remembered = results()
-    monkeypatch.setattr(remember, "_note", _nothing_is_known)
+    monkeypatch.setattr(remember, "note", _nothing_is_known)
     monkeypatch.setattr(remember, "kind_of", _nothing_is_known)
     assert results() == remembered
 
@@ -174,7 +174,7 @@ def test_value_of_an_unknown_kind__goes_the_long_way(language: None) -> None:
         pass
 
     with pytest.raises(remember.Unknown):
-        remember._note(Odd(1), [], [])
+        remember.note(Odd(1), [], [])
     assert [int(v) for v in (ints(1, 2) + Odd(1)).handle.data] == [2, 3]
 
 
@@ -196,6 +196,6 @@ def test_kernel__has_the_same_bits_when_nothing_is_remembered(name: str, monkeyp
         return [t.numpy().tobytes() for t in draw.flatten(returned)]
 
     remembered = run()
-    monkeypatch.setattr(remember, "_note", _nothing_is_known)
+    monkeypatch.setattr(remember, "note", _nothing_is_known)
     monkeypatch.setattr(remember, "kind_of", _nothing_is_known)
     assert run() == remembered

@@ -1,4 +1,5 @@
-"""What is written down of Triton's semantic layer changes no bit of what the stand-in computes, nor of its gradients."""
+"""What is written down of Triton's semantic layer changes no bit of what the stand-in computes, nor of its
+gradients."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
 BODIES = {
     "arithmetic": "total = total * 0.5 + x / (1.0 + x * x) - t",
     "integers": "total += x * ((at // (t + 1)) % 3 - (at << 1)).to(tl.float32)",
-    "signs of zero": "u = tl.where(1 / (x * x * 0.0) > 0, x, 0.0); total += u + tl.where(1 / (x * x * -0.0) > 0, x, -x)",
+    "signs of zero": "u = tl.where(1 / (x * x * 0.0) > 0, x, 0.0); total += u + tl.where(1 / (x * x "
+    "* -0.0) > 0, x, -x)",
     "comparisons": "total = tl.where((x > 0.1) & (at != t), total + x, -total)",
     "functions": "total += tl.exp(-tl.abs(x)) + tl.sigmoid(x) + tl.minimum(x, 0.3)",
     "half precision": "total += (x.to(tl.float16) * 1.1).to(tl.float32)",

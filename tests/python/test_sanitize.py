@@ -1,4 +1,5 @@
-"""Reports of compute-sanitizer: what is read from them. The texts follow the tool's documented format; no GPU was involved."""
+"""Reports of compute-sanitizer: what is read from them. The texts follow the tool's documented format; no GPU
+was involved."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kernel_agent import sanitize
+from kernel_agent.operations import sanitize
 
 MEMCHECK = """\
 backward of the pair

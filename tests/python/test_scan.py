@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 
 import pytest
-from kernel_agent import errors, scan
+from kernel_agent import errors
+from kernel_agent.operations import scan
 from sources import SCALE, SCALE_BACKWARD, SCALE_PAIR
 
 LAUNCH = (
@@ -87,7 +88,8 @@ def test_honest_line__in_the_backward__passes(line):
 def test_kernel_body__maths_of_triton__passes():
     source = SCALE_PAIR.replace(
         "    tl.store(d_x_ptr + offsets, d_y * factor, mask=mask)",
-        "    d_y = tl.exp(tl.dot(d_y, d_y).sum(0)).sigmoid()\n    tl.store(d_x_ptr + offsets, d_y, mask=mask)",
+        "    d_y = tl.exp(tl.dot(d_y, d_y).sum(0)).sigmoid()\n    tl.store(d_x_ptr + offsets, d_y, "
+        "mask=mask)",
     )
     assert rejected(source) == set()
 

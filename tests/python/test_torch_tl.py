@@ -1,4 +1,5 @@
-"""Every operation of the torch-backed triton.language: values against Triton's interpreter, gradients against differences."""
+"""Every operation of the torch-backed triton.language: values against Triton's interpreter, gradients against
+differences."""
 
 from __future__ import annotations
 
@@ -230,7 +231,8 @@ TORCH_OPS: dict[str, tuple[str, Callable[..., torch.Tensor]]] = {
     "variable of a negated constant": ("k = -3.0\n    y = x * k", lambda x, z, i: x * -3.0),
     "tuple assignment": ("a, b = x, z\n    y = a * b", lambda x, z, i: x * z),
     "loop with a 64-bit bound": (
-        "y = x\n    for k in range(0, tl.full([], 3, tl.int64)):\n        y += 1.0 if k.dtype == tl.int64 else 0.0",
+        "y = x\n    for k in range(0, tl.full([], 3, tl.int64)):\n        y += 1.0 if k.dtype == tl.int64 "
+        "else 0.0",
         lambda x, z, i: x + 3.0,
     ),
     "string constant": ("mode: tl.constexpr = 'up'\n    y = x if mode == 'up' else z", lambda x, z, i: x * 1),

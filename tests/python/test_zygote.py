@@ -107,7 +107,7 @@ def test_sources__edited_added_or_removed__are_others(package):
     edited = seen()
     (package / "differentiate" / "new.py").touch()
     added = seen()
-    (package / "scan.py").unlink()
+    (package / "operations" / "scan.py").unlink()
     assert first != edited != added != seen()
 
 

@@ -49,7 +49,6 @@ struct seen {
     unsigned attempts;
     double seconds;
     struct ka_chat_answer answer;
-    struct ka_vectors vectors;
 };
 
 /* ---- the server ---- */
@@ -160,10 +159,6 @@ static inline void on_done(void *arg, uint64_t op, const struct ka_llm_result *r
         seen->answer = *result->answer;
         *result->answer = (struct ka_chat_answer){0};
     }
-    if (result->vectors) {
-        seen->vectors = *result->vectors;
-        *result->vectors = (struct ka_vectors){0};
-    }
     if (++seen->done == seen->want)
         ka_llm_close(seen->llm, on_closed, seen);
 }
@@ -231,7 +226,6 @@ static inline struct seen *ask_at(const char *base_url)
 static inline void seen_free(struct seen *seen)
 {
     ka_chat_answer_free(&seen->answer);
-    ka_vectors_free(&seen->vectors);
     ka_buf_free(&seen->trace);
     free(seen);
 }

@@ -50,10 +50,7 @@ static inline struct ka_tensors *make_set(const char *dtype, const char *shape, 
 /* Signed numbers without structure, deterministic. */
 static inline double noise(uint64_t i)
 {
-    uint64_t x = (i + 1) * 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return (double)(int64_t)(x ^ x >> 31) / 0x1p63;
+    return (double)(int64_t)ka_mix64(i * 0x9e3779b97f4a7c15u) / 0x1p63;
 }
 
 #endif

@@ -129,7 +129,7 @@ static void answer__whole_pair__is_cut_at_the_marker(void **state)
 {
     (void)state;
     char whole[800];
-    snprintf(whole, sizeof(whole), "import os  # not what the user wrote\n%s\n\n%s", KA_COMPOSE_MARKER,
+    snprintf(whole, sizeof(whole), "import os  # not what the user wrote\n%s\n\n%s", KA_MARKER,
              OTHER);
     assert_int_equal(take_tool("submit_file", "content", whole), 0);
     assert_string_equal(ka_buf_str(&out), OTHER);
@@ -138,7 +138,7 @@ static void answer__whole_pair__is_cut_at_the_marker(void **state)
     assert_string_equal(ka_buf_str(&out), OTHER);
     snprintf(whole, sizeof(whole), "%s\n%s", FORWARD, OTHER);
     assert_int_equal(take_tool("submit_file", "content", whole), -EINVAL);
-    assert_says(KA_COMPOSE_MARKER);
+    assert_says(KA_MARKER);
 }
 
 static void answer__submit_patch__is_applied_below_the_marker_only(void **state)

@@ -136,7 +136,7 @@ static void compose__split_without_marker__is_an_error(void **state)
 {
     (void)state;
     assert_int_equal(ka_compose_split("x = 1\n", &out, &back, &err), -ENOENT);
-    assert_says(KA_COMPOSE_MARKER);
+    assert_says(KA_MARKER);
     assert_int_equal(out.len, 0);
 }
 

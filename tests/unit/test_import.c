@@ -50,7 +50,7 @@ static void import__function_with_kernels__is_split_by_who_mentions_whom(void **
     assert_string_equal(units.items[0].name, "Good");
     assert_null(units.items[0].why);
     const char *text = units.items[0].source;
-    size_t marker = offset(text, KA_PAIR_MARKER);
+    size_t marker = offset(text, KA_MARKER);
     assert_true(offset(text, "def shared(") < offset(text, "def fwd("));
     assert_true(offset(text, "def fwd(") < marker && offset(text, "SCALE = 2.0") < marker);
     assert_true(offset(text, "def bwd(") > marker && offset(text, "def own(") > marker);

@@ -1,39 +1,16 @@
-/* The LLM client apart from single answers: embeddings, proxies, certificates, configuration, cancelling,
- * closing. */
+/* The LLM client apart from single answers: proxies, certificates, configuration, cancelling, closing. */
 #include "llm_endpoint.h"
-
-/* ---- embeddings ---- */
-
-static void llm__embeddings__come_as_vectors_in_order(void **state)
-{
-    (void)state;
-    const char *texts[] = {"one", "two", "one"};
-    struct seen *seen = seen_new();
-    load_script("{\"status\": 503, \"for\": \"embeddings\"}");
-    assert_int_equal(ka_llm_new(&seen->loop, &seen->config, &seen->llm, NULL), 0);
-    assert_int_equal(ka_llm_embed(seen->llm, MODEL, texts, 0, on_trace, on_done, seen, &seen->op, NULL),
-                     -EINVAL);
-    assert_int_equal(ka_llm_embed(seen->llm, MODEL, texts, 3, on_trace, on_done, seen, &seen->op, NULL), 0);
-    finish(seen);
-    assert_int_equal(seen->status, KA_LLM_OK);
-    assert_int_equal(seen->attempts, 2);
-    assert_int_equal(seen->vectors.count, 3);
-    assert_int_equal(seen->vectors.dim, 8);
-    const float *values = seen->vectors.values;
-    assert_memory_equal(values, values + 16, 8 * sizeof(float));
-    assert_memory_not_equal(values, values + 8, 8 * sizeof(float));
-    seen_free(seen);
-}
 
 static void llm__huge_json_body__is_cut(void **state)
 {
     (void)state;
-    const char *texts[] = {"one"};
+    const struct ka_chat_message message = {.role = "user", .content = "please"};
+    const struct ka_chat_request req = {.model = MODEL, .messages = &message, .message_count = 1};
     struct seen *seen = seen_new();
     seen->config.max_answer_bytes = 100000;
-    load_script("{\"fault\": \"huge\", \"for\": \"embeddings\"}");
+    load_script("{\"fault\": \"huge\"}");
     assert_int_equal(ka_llm_new(&seen->loop, &seen->config, &seen->llm, NULL), 0);
-    assert_int_equal(ka_llm_embed(seen->llm, MODEL, texts, 1, on_trace, on_done, seen, &seen->op, NULL), 0);
+    assert_int_equal(ka_llm_start(seen->llm, &req, on_trace, on_done, seen, &seen->op, NULL), 0);
     finish(seen);
     expect_failure(seen, KA_LLM_BAD_ANSWER, 1, "larger than");
     seen_free(seen);
@@ -256,7 +233,6 @@ static void llm__one_op_after_another__use_the_same_client(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(llm__embeddings__come_as_vectors_in_order),
         cmocka_unit_test(llm__huge_json_body__is_cut),
         cmocka_unit_test(llm__proxy_of_the_environment__is_used),
         cmocka_unit_test(llm__certificate__must_be_signed_by_a_known_authority),

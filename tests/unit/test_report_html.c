@@ -10,7 +10,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "agent/core/report_html.h"
+#include "agent/core/report.h"
 
 static struct ka_buf page;
 

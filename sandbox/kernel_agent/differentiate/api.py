@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, overload
 
 from .. import forward
-from . import function, ops
-from .compile import MARKER, Draft, differentiate
-from .ir import FLOATS
+from . import function
+from .ir.nodes import FLOATS
+from .pipeline import MARKER, Draft, differentiate
+from .read import language
 
 AUTODIFF = """
 def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
@@ -30,8 +31,8 @@ Rule = Callable[[Any, Any, Any], Sequence[Any]]
 def rule(name: str) -> Callable[[Rule], Rule]:
     """Register the adjoint of an operation by the name it is called with, also in place of a built-in one.
 
-    The function gets the graph `g`, the node of the call (its arguments are `node.args`) and the adjoint `d` of the result, and
-    returns one adjoint (or None) per argument, made with `g`:
+    The function gets the graph `g`, the node of the call (its arguments are `node.args`) and the adjoint `d`
+    of the result, and returns one adjoint (or None) per argument, made with `g`:
 
         @rule("my_silu")
         def _(g, node, d):
@@ -46,7 +47,7 @@ def rule(name: str) -> Callable[[Rule], Rule]:
         raise TypeError('@rule takes the name of the operation: @rule("my_op")')
 
     def register(function: Rule) -> Rule:
-        ops.USER_RULES[name] = function
+        language.USER_RULES[name] = function
         return function
 
     return register
@@ -54,7 +55,7 @@ def rule(name: str) -> Callable[[Rule], Rule]:
 
 def forget(name: str) -> None:
     """Undo `rule`. KeyError where there is none."""
-    del ops.USER_RULES[name]
+    del language.USER_RULES[name]
 
 
 @overload
@@ -62,22 +63,25 @@ def grad(stub: str | Path, dims: dict[str, Any] | None = None, **options: Any) -
 @overload
 def grad(stub: Callable[..., Any], dims: dict[str, Any] | None = None, **options: Any) -> Any: ...
 def grad(stub: Callable[..., Any] | str | Path, dims: dict[str, Any] | None = None, **options: Any) -> Any:
-    """The backward of a marked stub (or of the path of its file) as a Draft; of a plain Triton function as a jit function.
+    """The backward of a marked stub (or of the path of its file) as a Draft; of a plain Triton function as a
+    jit function.
 
-    A stub is traced on `dims` or the first entry of SWEEP. `wrt` are names or positions of inputs, in place of those that the
-    mark names; the other options are `seed`, `dtype`, `schedule`, `config`, `mode`, `target`, `device`. `draft.text` belongs
-    under the marker in the forward file.
+    A stub is traced on `dims` or the first entry of SWEEP. `wrt` are names or positions of inputs, in place
+    of those that the mark names; the other options are `seed`, `dtype`, `schedule`, `config`, `mode`,
+    `target`, `device`. `draft.text` belongs under the marker in the forward file.
 
-    A plain function takes values (blocks or scalars) and returns a value or a tuple of values; it need not be decorated. Then
+    A plain function takes values (blocks or scalars) and returns a value or a tuple of values; it need not be
+    decorated. Then
 
         gelu_bwd = grad(gelu, wrt=("x",))
 
-    is a `triton.jit` function to be called in a kernel: the parameters of `gelu`, one upstream for each returned value, then the
-    constexpr parameters, which are passed by name; it returns the adjoints of `wrt` (all values by default) in that order, one
-    value or a tuple, in float32 (float64 with `dtype="float64"`). `gelu_bwd.source` is its text. `shapes` says how values
-    broadcast, `{"x": (16, 32), "w": (32,)}`: equal numbers are one size, 1 is stretched, `()` is a scalar; other sizes of the same
-    pattern work too, another pattern fails to compile. Without it all values are blocks of one dimension and the same size.
-    `dims` has the values of constexpr parameters on which shapes or axes depend. Integer values are not supported.
+    is a `triton.jit` function to be called in a kernel: the parameters of `gelu`, one upstream for each
+    returned value, then the constexpr parameters, which are passed by name; it returns the adjoints of `wrt`
+    (all values by default) in that order, one value or a tuple, in float32 (float64 with `dtype="float64"`).
+    `gelu_bwd.source` is its text. `shapes` says how values broadcast, `{"x": (16, 32), "w": (32,)}`: equal
+    numbers are one size, 1 is stretched, `()` is a scalar; other sizes of the same pattern work too, another
+    pattern fails to compile. Without it all values are blocks of one dimension and the same size. `dims` has
+    the values of constexpr parameters on which shapes or axes depend. Integer values are not supported.
 
     Raises Refusal or errors.Unusable; TypeError and ValueError for arguments that make no sense.
     """
@@ -162,7 +166,8 @@ def _parameter(fwd: forward.Forward, one: int | str) -> str:
 def autodiff(
     stub: Callable[..., Any], dims: dict[str, Any] | None = None, **options: Any
 ) -> Callable[..., Any]:
-    """A differentiable version of a marked stub: drafts the backward, loads it from a file of its own, returns the entry."""
+    """A differentiable version of a marked stub: drafts the backward, loads it from a file of its own,
+    returns the entry."""
     path = _file_of(stub)
     draft = _of_stub(path, dims, **options)
     source = path.read_text()

@@ -1,7 +1,8 @@
 """The derivative of a plain Triton function: values in, a value out, for use inside the user's own kernels.
 
-The passes are those of a kernel. A parameter stands in the graph as a load that needs no address, the returned value as a store;
-so adjoints leave where a kernel would write gradients, and an upstream enters where it would read one. Only the text differs.
+The passes are those of a kernel. A parameter stands in the graph as a load that needs no address, the
+returned value as a store; so adjoints leave where a kernel would write gradients, and an upstream enters
+where it would read one. Only the text differs.
 """
 
 from __future__ import annotations
@@ -20,29 +21,23 @@ import triton
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from . import fence, loops, tape
-from .emit import INDICES, WRITE, Emitter
-from .fence import Refusal
-from .ir import GradWrite, Node, Store, reachable, real
-from .lines import WIDTH, folded, wrap
-from .normalise import Builder
-from .reverse import Reverse
-from .rules import LINEAR_STEP
-from .spelling import gradient_name
-from .text import LINEAR
-from .values import Arg, BlockPtr, Kernel, Ptr, dtype_text
+from .ir.nodes import GradWrite, Node, Store, reachable, real
+from .ir.refusal import Refusal
+from .ir.spelling import gradient_name
+from .ir.values import Arg, BlockPtr, Kernel, Ptr, dtype_text
+from .read import syntax_check
+from .read.normalise import Builder
+from .reverse import forward_values, running_maxima
+from .reverse.rules import LINEAR_STEP
+from .reverse.sweep import Reverse
+from .write.emit import INDICES, WRITE, Emitter
+from .write.line_breaks import WIDTH, folded, wrap
+from .write.section import LINEAR
 
 REMEDY = "Give grad() the stub that launches the kernel, or pass the loaded value as an argument."
 MEMORY = (
-    "load",
-    "store",
-    "atomic_",
-    "make_block_ptr",
-    "advance",
-    "make_tensor",
-    "load_tensor",
-    "store_tensor",
-)
+    "load", "store", "atomic_", "make_block_ptr", "advance", "make_tensor", "load_tensor", "store_tensor",
+)  # fmt: skip
 PROGRAM = ("program_id", "num_programs")
 SIZE = 64  # of one-dimensional blocks, where nothing is said about shapes
 UNROLLED = 64  # iterations of one static loop
@@ -81,7 +76,7 @@ class Math(Builder):
             if size not in self.sizes:
                 attrs = {"name": f"{arg.name}.shape[{axis}]", "value": size, "global": True}
                 self.sizes[size] = g.intern("constexpr", (), attrs, "int32", ())
-        base = g.intern("param", (), {"name": arg.name, "none": False, "elem": dtype}, "pointer", ())
+        base = g.scratch(arg.name, dtype)
         base.active = arg.active
         dims = tuple(self.sizes[size] for size in shape)
         node = g.make("load", (base, g.const(0)), {"other": False}, f"${dtype}:{arg.name}", dims)
@@ -90,7 +85,7 @@ class Math(Builder):
         return node
 
     def result_names(self, count: int, several: bool) -> list[str]:
-        """Free names for results, so that `d_out` is no parameter: it is one in the derivative of a derivative."""
+        """Free names for results: `d_out` is a parameter in the derivative of a derivative."""
         stem = "out"
         while True:
             names = [f"{stem}_{i}" for i in range(count)] if several else [stem]
@@ -108,7 +103,7 @@ class Math(Builder):
         self.effects.append(Store(base, g.const(0), None, node, "store", g.top, self.source.lineno))
 
     def loop(self, node: ast.For) -> None:
-        """A static loop over literals is unrolled, as Triton does: a function has no scratch to tape its state in."""
+        """A static loop over literals is unrolled, as Triton does: a function has no scratch for a tape."""
         lo, hi, step, call = self.range(node.iter)
         known = all(n.op == "const" or n.attrs.get("global") for n in (lo, hi, step)) and step.value
         steps = range(*map(self.number, (lo, hi, step))) if known else range(UNROLLED + 1)
@@ -198,7 +193,7 @@ class Printer(Emitter):
         )
 
     def head(self) -> list[str]:
-        """The forward's parameters, constexpr ones last as in generated kernels, with the upstream before them."""
+        """The forward's parameters, the upstream, and constexprs last, as in generated kernels."""
         constexprs = [n for n, arg in self.kernel.args.items() if arg.kind == "constexpr"]
         given = [n for n in self.kernel.args if n not in constexprs]
         constexprs.sort(key=lambda n: n in self.defaults)
@@ -239,7 +234,7 @@ def _text(
     first = plain.__code__.co_firstlineno
     source = next(n for n in every if first in (n.lineno, *(d.lineno for d in n.decorator_list)))
     functions = {n.name: n for n in every}
-    fence.check(source)
+    syntax_check.check(source)
     args = _arguments(source, plain, constants)
     chosen = _chosen(plain.__name__, args, wrt)
     for name in chosen:
@@ -249,9 +244,9 @@ def _text(
     module.__dict__.update(plain.__globals__)
     builder = Math(source, module, functions, args)
     kernel, values, results = builder.trace(sizes, dtype)
-    loops.detach(kernel, [])
+    running_maxima.detach(kernel, [])
     reverse = Reverse(kernel, set()).run()
-    for buffer in tape.Tape(reverse).run().buffers:
+    for buffer in forward_values.Tape(reverse).run().buffers:
         why = (
             f"the backward needs `{buffer.carry}` of every step, and a function has no scratch to keep it in"
         )
@@ -312,7 +307,7 @@ def _sizes(name: str, args: dict[str, Arg], shapes: Shapes | None) -> Shapes:
 
 
 def _assumed(builder: Math, kernel: Kernel, sizes: Shapes) -> list[str]:
-    """What the function takes for granted, checked while it is compiled: another broadcast would need other sums."""
+    """What the function takes for granted, checked while it is compiled: other broadcasts need other sums."""
     shown = ", ".join(f"{name} {list(shape)}" for name, shape in sizes.items())
     about = f"- broadcasts as with {shown}; adjoints in float32, or in float64 where the forward is"
     out = ["    # assumptions and decisions", *(f"    # {part}" for part in folded(about, WIDTH - 6))]
@@ -328,7 +323,8 @@ def _assumed(builder: Math, kernel: Kernel, sizes: Shapes) -> list[str]:
 
 
 def _loaded(text: str, name: str, names: dict[str, Any], interpreted: bool | None) -> Any:
-    """The function of a text, from a real file, as `triton.jit` asks. It sees what the forward's module sees."""
+    """The function of a text, from a real file, as `triton.jit` asks. It sees what the forward's module
+    sees."""
     file = Path(tempfile.mkdtemp(prefix="kernel-agent-")) / f"{name}.py"
     file.write_text(text)
     spec = importlib.util.spec_from_file_location(name, file)
@@ -344,7 +340,7 @@ def _loaded(text: str, name: str, names: dict[str, Any], interpreted: bool | Non
 
 @contextlib.contextmanager
 def _decorating(interpreted: bool | None) -> Iterator[None]:
-    """`triton.jit` gives the same kind of function as the forward's, whatever the process has chosen since."""
+    """`triton.jit` gives functions of the forward's kind, whatever the process has chosen since."""
     knobs = vars(triton.knobs.runtime)
     before = dict(knobs)
     if interpreted is not None:

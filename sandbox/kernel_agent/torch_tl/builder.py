@@ -1,7 +1,8 @@
 """The operations that Triton's semantic layer would emit as IR, performed on torch tensors.
 
-Method names are those of Triton's IR builder. Integers are two's complement in torch's signed dtypes, so signedness is in
-the operation (`sdiv`, `udiv`), as in LLVM. Where a derivative is not unique, these rules hold:
+Method names are those of Triton's IR builder. Integers are two's complement in torch's signed dtypes, so
+signedness is in the operation (`sdiv`, `udiv`), as in LLVM. Where a derivative is not unique, these rules
+hold:
 
   maximum, minimum   the gradient goes to the strictly greater (smaller) operand, on a tie to the second one
   abs                0 at 0;    clamp: passes where lo <= x <= hi
@@ -61,7 +62,7 @@ _constants: dict[tuple[Any, ...], Handle] = {}
 
 
 class OldValues(Handle):
-    """What an atomic found: computed when somebody looks, because only then does the order of programs matter."""
+    """What an atomic found, computed when somebody looks: only then the order of programs matters."""
 
     def __init__(self, compute: Callable[[], torch.Tensor]) -> None:
         self._compute = compute
@@ -95,7 +96,7 @@ class Builder:
             arch=None,
             supported_fp8_dtypes=("fp8e5", "fp8e5b16", "fp8e4nv", "fp8e4b8"),
             deprecated_fp8_dot_operand_dtypes=(),
-            # Compiled float32 products are tf32 unless the kernel says otherwise; the interpreter's are exact.
+            # Compiled float32 products are tf32 unless the kernel says otherwise; interpreted ones exact.
             default_dot_input_precision="ieee" if self.device.type == "cpu" else "tf32",
             allowed_dot_input_precisions=("tf32", "tf32x3", "ieee", "bf16x3", "bf16x6"),
             max_num_imprecise_acc_default=0,
@@ -179,9 +180,6 @@ class Builder:
         result = act(unsigned(a.data), torch.where(divisor == 0, 1, divisor))
         return Handle(result.to(a.data.dtype))
 
-    def create_fdiv(self, a: Handle, b: Handle) -> Handle:
-        return Handle(a.data / b.data)
-
     def create_lshr(self, a: Handle, b: Handle) -> Handle:
         if a.data.dtype != torch.int64:
             return Handle((unsigned(a.data) >> b.data.to(torch.int64)).to(a.data.dtype))
@@ -221,12 +219,6 @@ class Builder:
                 data, a.element, known, a.name if a.name == b.name else None, a.detached or b.detached
             )
         return Handle(data)
-
-    def create_fma(self, x: Handle, y: Handle, z: Handle) -> Handle:
-        return Handle(x.data * y.data + z.data)
-
-    def create_precise_sqrt(self, x: Handle) -> Handle:
-        return Handle(torch.sqrt(x.data))
 
     def create_extern_elementwise(
         self, lib: str, path: str, symbol: str, args: list[Handle], ty: Any, pure: bool
@@ -497,20 +489,6 @@ class Builder:
             return None
         return torch.full((), math.nan, dtype=self.memory.value_dtype(address.element), device=self.device)
 
-    # ---- no effect on values
-
-    def create_barrier(self) -> None:
-        return None
-
-    def create_assume(self, condition: Handle) -> None:
-        return None
-
-    def create_print(self, *args: Any) -> None:
-        return None
-
-    def create_assert(self, *args: Any) -> None:
-        return None
-
 
 def same_batch(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Two blocks of one shape with the batch axis of the larger."""
@@ -593,7 +571,7 @@ PLAIN: dict[str, Callable[..., torch.Tensor]] = {
     "fadd add": torch.add,
     "fsub sub": torch.sub,
     "fmul mul": torch.mul,
-    "precise_divf": torch.div,
+    "precise_divf fdiv": torch.div,
     "frem": torch.fmod,
     "shl": torch.bitwise_left_shift,
     "ashr": torch.bitwise_right_shift,
@@ -608,12 +586,13 @@ PLAIN: dict[str, Callable[..., torch.Tensor]] = {
     "icmpSGT fcmpOGT fcmpUGT": torch.gt,
     "icmpEQ fcmpOEQ fcmpUEQ": torch.eq,
     "icmpNE fcmpONE fcmpUNE": torch.ne,
+    "fma": lambda x, y, z: x * y + z,
     "fabs iabs": torch.abs,
     "exp": torch.exp,
     "exp2": torch.exp2,
     "log": torch.log,
     "log2": torch.log2,
-    "sqrt": torch.sqrt,
+    "sqrt precise_sqrt": torch.sqrt,
     "rsqrt": torch.rsqrt,
     "sin": torch.sin,
     "cos": torch.cos,
@@ -654,6 +633,8 @@ def _complete() -> None:
         setattr(Builder, f"create_{name}", _unsigned_pick(act))
     for name, ty in TYPE_GETTERS.items():
         setattr(Builder, f"get_{name}_ty", lambda self, ty=ty: ty)
+    for name in ("barrier", "assume", "print", "assert"):  # no effect on values
+        setattr(Builder, f"create_{name}", lambda self, *args: None)
     for ty in CONSTANTS + FLOAT_CONSTANTS:
         setattr(Builder, f"get_{ty.name}", _typed_constant(ty))
 

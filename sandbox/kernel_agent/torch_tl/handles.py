@@ -28,7 +28,8 @@ FLOAT_DTYPES = {
 
 
 class KernelError(Exception):
-    """A kernel that cannot be evaluated, or that did something wrong. `kind` is `unsupported_op`, `stub_raised` or `too_large`."""
+    """A kernel that cannot be evaluated, or that did something wrong. `kind` is `unsupported_op`,
+    `stub_raised` or `too_large`."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class KernelError(Exception):
 
 
 class Diverged(Exception):
-    """Programs of one group disagree on a value that decides control flow; `keys` has one value per program."""
+    """Programs of a group disagree on a value that decides control flow; `keys` has one per program."""
 
     def __init__(self, keys: torch.Tensor) -> None:
         super().__init__("programs diverge")
@@ -84,8 +85,8 @@ class Constant(Handle):
 class Pointer(Handle):
     """Byte addresses in int64 `data`, to elements of type `element`.
 
-    `cell` is the storage that they were derived from, None if that is not known; `name` the kernel argument they came
-    from. Reads through a `detached` pointer carry no gradient.
+    `cell` is the storage that they were derived from, None if that is not known; `name` the kernel argument
+    they came from. Reads through a `detached` pointer carry no gradient.
     """
 
     def __init__(

@@ -14,8 +14,8 @@ import torch
 import triton.language as tl
 
 from kernel_agent.torch_tl.handles import Diverged, KernelError, NeedsOrder, Pointer
+from kernel_agent.torch_tl.instrument import rewritten
 from kernel_agent.torch_tl.memory import Cell, Memory
-from kernel_agent.torch_tl.rewrite import rewritten
 from kernel_agent.torch_tl.runtime import Runtime
 
 MAX_GROUP = 1024
@@ -42,8 +42,8 @@ TYPES = {
 
 @dataclass(frozen=True)
 class TensorArg:
-    """A tensor argument: a cell and the address of the tensor's first element. `element` differs from the cell's dtype
-    when the launch reinterprets the pointer."""
+    """A tensor argument: a cell and the address of the tensor's first element. `element` differs from the
+    cell's dtype when the launch reinterprets the pointer."""
 
     cell: Cell
     address: int
@@ -64,8 +64,8 @@ class DescriptorArg:
 
 @dataclass
 class Launch:
-    """A kernel (the plain Python function under @triton.jit), its grid and its arguments by parameter name. Arguments are
-    TensorArg, DescriptorArg, numbers, None, dtypes, strings, functions or tuples of those."""
+    """A kernel (the plain Python function under @triton.jit), its grid and its arguments by parameter name.
+    Arguments are TensorArg, DescriptorArg, numbers, None, dtypes, strings, functions or tuples of those."""
 
     function: Callable[..., Any]
     grid: Sequence[int]
@@ -79,8 +79,8 @@ class Launch:
 
 
 def run_launch(launch: Launch, memory: Memory, one_by_one: bool = False) -> bool:
-    """Evaluate `launch` on `memory`. True when the programs had to be evaluated one by one, which an evaluation that does not
-    look for conflicts has to be told. Raises KernelError."""
+    """Evaluate `launch` on `memory`. True when the programs had to be evaluated one by one, which an
+    evaluation that does not look for conflicts has to be told. Raises KernelError."""
     programs = torch.arange(
         launch.grid[0] * launch.grid[1] * launch.grid[2], dtype=torch.int32, device=memory.device
     )
@@ -160,7 +160,7 @@ def _runtime_value(value: Any, name: str, runtime: Runtime) -> Any:
 
 
 def place_of(launch: Launch) -> str:
-    """The kernel and, while it runs, the innermost line of its file: its own, or that of one of its helpers there."""
+    """The kernel and, while it runs, the innermost line of its file: its own, or one of its helpers'."""
     file = launch.function.__code__.co_filename
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != file:

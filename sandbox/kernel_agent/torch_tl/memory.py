@@ -1,10 +1,10 @@
 """Storages as flat differentiable tensors, and the map of who read and wrote what.
 
-A `Cell` stands for one storage. `Memory` performs a group's loads and stores on cells: a load is a gather, a store
-replaces `cell.flat` by a tensor with the new values scattered in, so autograd sees every version. For each launch it keeps, per
-address, the lowest and highest program that read it, stored to it and atomically updated it. Those maps find races, and
-tell when evaluating programs together would differ from running them in order (`NeedsOrder`).
-Out-of-bounds accesses raise KernelError naming the argument and the index.
+A `Cell` stands for one storage. `Memory` performs a group's loads and stores on cells: a load is a gather, a
+store replaces `cell.flat` by a tensor with the new values scattered in, so autograd sees every version. For
+each launch it keeps, per address, the lowest and highest program that read it, stored to it and atomically
+updated it. Those maps find races, and tell when evaluating programs together would differ from running them
+in order (`NeedsOrder`). Out-of-bounds accesses raise KernelError naming the argument and the index.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SIGNED_BITS = {
 
 
 class Cell:
-    """One storage: `flat` holds its elements in the precision of the evaluation, `dtype` and `base` are the real ones."""
+    """One storage: `flat` has its elements in the evaluation's precision, `dtype` and `base` are the real."""
 
     def __init__(self, flat: torch.Tensor, dtype: torch.dtype, base: int) -> None:
         self.flat = flat
@@ -61,7 +61,7 @@ class Cell:
 
 
 def cell_values(real: torch.Tensor, precision: str) -> torch.Tensor:
-    """The elements of a real one-dimensional tensor as a cell keeps them: a copy, floats widened, integers signed."""
+    """The elements of a real flat tensor as a cell keeps them: a copy, floats widened, integers signed."""
     if real.dtype.is_floating_point:
         wide = real.dtype == torch.float64 or precision == EXACT
         return real.to(torch.float64 if wide else torch.float32, copy=True)
@@ -95,7 +95,7 @@ class Span:
 
 @dataclass
 class Track:
-    """Who touched a cell in this launch. Made when the cell is first written; reads before that wait in Memory.reads."""
+    """Who touched a cell in this launch. Made at its first write; reads before that wait in Memory.reads."""
 
     read: Span
     stored: Span
@@ -116,8 +116,8 @@ class Read:
 
 @dataclass
 class Counts:
-    """What the launches moved. `races` has one sentence per distinct race, `undefined` one per masked load whose masked
-    lanes have no `other`: they are 0 here and in the interpreter, and anything when compiled."""
+    """What the launches moved. `races` has one sentence per distinct race, `undefined` one per masked load
+    whose masked lanes have no `other`: they are 0 here and in the interpreter, and anything when compiled."""
 
     bytes_read: int = 0
     bytes_written: int = 0
@@ -134,9 +134,10 @@ class Counts:
 class Memory:
     """Cells of one evaluation. `where()` names the place being evaluated, for races and errors.
 
-    `checked` False is for an evaluation whose addresses an earlier one has gone through: nothing is counted, no bound and no
-    conflict is looked for, which on a GPU saves a wait for the device at each access. An address that lies outside all
-    the same (it may depend on data that was moved by rounding) is brought back inside.
+    `checked` False is for an evaluation whose addresses an earlier one has gone through: nothing is counted,
+    no bound and no conflict is looked for, which on a GPU saves a wait for the device at each access. An
+    address that lies outside all the same (it may depend on data that was moved by rounding) is brought back
+    inside.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class Memory:
     # ---- launches and groups
 
     def begin_launch(self, programs: int, ordered: bool) -> None:
-        """`ordered`: programs come one at a time, in order, so dependencies between them are races to report only."""
+        """`ordered`: programs come one at a time, in order: dependencies between them are races to report."""
         self.ordered = ordered
         self.launch_programs = programs
         self.synchronised = False
@@ -278,7 +279,8 @@ class Memory:
     def _store_apart(
         self, cell: Cell, index: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
     ) -> None:
-        """A store whose lanes do not meet, without a look at any of them: masked ones go to a place behind the cell."""
+        """A store whose lanes do not meet, without a look at any of them: masked ones go to a place behind
+        the cell."""
         shape = (self.programs.numel(), *index.shape[1:])
         lanes = index.expand(shape).reshape(-1)
         values = value.expand(shape).reshape(-1).to(cell.flat.dtype)
@@ -293,8 +295,8 @@ class Memory:
     def atomic(
         self, update: str, ptr: Pointer, value: torch.Tensor, mask: torch.Tensor | None
     ) -> Callable[[], torch.Tensor]:
-        """Perform add, max, min, and, or, xor or xchg on every active lane. The result gives the old values when called:
-        only then does order matter."""
+        """Perform add, max, min, and, or, xor or xchg on every active lane. The result gives the old values
+        when called: only then does order matter."""
         cell = self._cell_of(ptr, mask)
         index, _ = self._index(cell, ptr, mask, "atomically updates")
         lanes, values, program = self._active(index, mask, value, cell)
@@ -366,7 +368,7 @@ class Memory:
     def _index(
         self, cell: Cell, ptr: Pointer, mask: torch.Tensor | None, verb: str
     ) -> tuple[torch.Tensor, int]:
-        """Element numbers, 0 on masked lanes; and how many of them are not masked off, where that is counted."""
+        """Element numbers, 0 on masked lanes; and how many are not masked off, where that is counted."""
         offset = ptr.data - cell.base
         index = torch.div(offset, cell.itemsize, rounding_mode="floor") if cell.itemsize > 1 else offset
         if mask is not None:
@@ -385,7 +387,8 @@ class Memory:
             lane = (index == bad).nonzero()[0]
             batch = int(lane[0]) if index.shape[0] == self.programs.numel() else 0
             raise KernelError(
-                f"{self.where()} {verb} {ptr.name or 'a tensor'}[{bad}], which is out of bounds: its storage has {cell.numel} "
+                f"{self.where()} {verb} {ptr.name or 'a tensor'}[{bad}], which is out of bounds: its "
+                f"storage has {cell.numel} "
                 f"elements (program {int(self.programs[batch])})",
                 kind="stub_raised",
                 remedy="mask the access, or check the strides and sizes passed to the kernel",
@@ -395,7 +398,7 @@ class Memory:
     def _active(
         self, index: torch.Tensor, mask: torch.Tensor | None, value: torch.Tensor, cell: Cell
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Flat (element, value, program) of the lanes that are not masked off, for every program of the group."""
+        """Flat (element, value, program) of the lanes that are not masked off, for every program."""
         shape = (self.programs.numel(), *index.shape[1:])
         lanes = index.expand(shape).reshape(-1)
         values = value.expand(shape).reshape(-1).to(cell.flat.dtype)
@@ -453,7 +456,8 @@ class Memory:
     def _bitwise_in_order(
         self, update: str, flat: torch.Tensor, lanes: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Apply lane after lane; returns the new memory and each lane's old value. For integers, and colliding lanes."""
+        """Apply lane after lane; returns the new memory and each lane's old value. For integers, and
+        colliding lanes."""
         act: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
             "and": torch.bitwise_and,
             "or": torch.bitwise_or,

@@ -1,9 +1,9 @@
 """Record what one call of a stub does: torch operations, kernel launches, and the bytes that it starts from.
 
-The stub runs for real, with its own dtypes and devices, so nothing about it has to be guessed. `Recorder` sits below
-autograd (a dispatch mode), where every torch operation has a schema that says what it reads, writes and aliases. Tensors are
-noted by storage (`Ref`), so views, slices and in-place writes need no care: two tensors alias if their storages are one.
-The tape is evaluated, in any precision, by `replay`.
+The stub runs for real, with its own dtypes and devices, so nothing about it has to be guessed. `Recorder`
+sits below autograd (a dispatch mode), where every torch operation has a schema that says what it reads,
+writes and aliases. Tensors are noted by storage (`Ref`), so views, slices and in-place writes need no care:
+two tensors alias if their storages are one. The tape is evaluated, in any precision, by `replay`.
 """
 
 from __future__ import annotations
@@ -21,21 +21,15 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernel_agent.launches import benchmarking
+from kernel_agent.source import words
 
 UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
-# Operations whose result depends on their tensors' shapes only. Others that draw random numbers (dropout) are evaluated again;
-# if they draw differently, the outputs differ, which the verdict sees.
-RANDOM = {
-    "rand_like",
-    "randn_like",
-    "randint_like",
-    "bernoulli",
-    "normal",
-    "uniform",
-    "exponential",
-    "random",
-}
-RANDOM |= {"cauchy", "geometric", "log_normal", "multinomial", "poisson"}
+# Operations whose result depends on their tensors' shapes only. Others that draw random numbers (dropout) are
+# evaluated again; if they draw differently, the outputs differ, which the verdict sees.
+RANDOM = words(
+    """rand_like randn_like randint_like bernoulli normal uniform exponential random cauchy geometric
+    log_normal multinomial poisson"""
+)
 CONSTANT = {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"}
 
 
@@ -53,7 +47,7 @@ class Ref:
 
 @dataclass
 class Constant:
-    """The content of a storage at this point, not computed from anything: `flat` is a copy, None if uninitialised."""
+    """A storage's content at this point, not computed from anything: `flat` is a copy or None (not set)."""
 
     key: int
     flat: torch.Tensor | None
@@ -64,8 +58,8 @@ class Constant:
 
 @dataclass
 class Operation:
-    """A torch operation. Tensors in `args` and `kwargs` are Refs; `outputs` has one entry for each flattened result, None if it
-    is an alias or no tensor."""
+    """A torch operation. Tensors in `args` and `kwargs` are Refs; `outputs` has one entry for each flattened
+    result, None if it is an alias or no tensor."""
 
     function: Any
     args: tuple[Any, ...]
@@ -121,7 +115,7 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here, and torch would import all of its compiler (seconds) to make sure of that."""
+        """Nothing is compiled here, and torch would import all of its compiler (seconds) to be sure."""
         return False
 
     def __init__(self, file: str, inputs: Sequence[torch.Tensor]) -> None:
@@ -224,8 +218,8 @@ class Recorder(TorchDispatchMode):
     def _stands_for_itself(
         self, func: Any, read: list[Ref], fresh: list[torch.Tensor], written: list[Ref]
     ) -> bool:
-        """Whether the result is taken as it is: it is random, made of nothing, or of integers (which have no gradient and must
-        agree with the real call's control flow)."""
+        """Whether the result is taken as it is: it is random, made of nothing, or of integers (which have no
+        gradient and must agree with the real call's control flow)."""
         name = func.overloadpacket.__name__
         if name.rstrip("_") in RANDOM or name in UNINITIALISED | CONSTANT or not read:
             return True

@@ -1,8 +1,8 @@
 """Reductions, scans and sorting over an axis of blocks.
 
-Triton describes a reduction by a combine function on scalars. The well-known ones map to one torch operation; any other is
-applied to whole slices, pairwise, in log2(n) steps, which is right because it must be associative; the function then sees
-scalars, with all elements of the slices as the batch.
+Triton describes a reduction by a combine function on scalars. The well-known ones map to one torch operation;
+any other is applied to whole slices, pairwise, in log2(n) steps, which is right because it must be
+associative; the function then sees scalars, with all elements of the slices as the batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ std = tl.standard
 
 
 def extreme(data: torch.Tensor, axis: int, largest: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest or smallest number along an axis and its first index; NaN only where there is nothing else."""
+    """The largest or smallest number along an axis and its first index; NaN only where all are."""
     plain = data.detach()
     best = torch.max if largest else torch.min  # of equal elements they give the first
     if plain.dtype.is_floating_point:

@@ -1,20 +1,13 @@
-"""Triton's semantic layer, asked once for each kind of operands.
+"""Triton's semantic layer, asked once for each kind of operands (remember.py), for the torch-backed builder.
 
-For `a + b` that layer checks, promotes and broadcasts types, which costs many times what the operation
-does. It sees types, numbers and constants, never elements, so for operands of the same kinds it asks the
-builder for the same. The second operation on given kinds writes down what was asked; later ones do only
-that, on their own operands. Loads and stores are no exception: the builder is asked again for each. An
-operation that cannot be written down (a Python decision was taken on elements, a value of an unknown kind,
-a handle that the builder did not make) is evaluated as before, each time. One that raises is not written
-down at all.
-
-What is written down holds for one precision and one device, whatever the launch: replays get the launch's
-builder.
+Loads and stores are no exception: the builder is asked again for each. An operation that raises is not
+written down at all. What is written down holds for one precision and one device, whatever the launch: replays
+get the launch's builder.
 """
 
 from __future__ import annotations
 
-import copy
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -22,12 +15,11 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from kernel_agent.remember import Unknown, kind_of, like
+from kernel_agent.remember import SEEN, Calls, Recorder, Unknown, Writer, key_of, like
 from kernel_agent.torch_tl.builder import PLAIN, Builder
 from kernel_agent.torch_tl.handles import BlockPointer, Handle, int_dtype
 from kernel_agent.torch_tl.memory import Memory
 
-MOST_ENTRIES = 10_000  # a kernel whose numbers never repeat must not fill the memory
 MOST_FOLDED = 1 << 13  # elements of a constant that is kept
 NOTHING: dict[str, Any] = {}
 DIRECT = {f"create_{name}": act for names, act in PLAIN.items() for name in names.split()}
@@ -37,38 +29,7 @@ FOLDED = {"create_int_cast", *MOVES, *FLOAT_CASTS, *DIRECT}
 
 _Tensor = tl.tensor
 _MADE = (Handle, BlockPointer)
-_SIMPLE = (str, bool, bytes, type(None), torch.dtype)
-_SEEN = object()
-_TUPLES = (tuple, list, tl.core.tuple)
-_codes: dict[str, types.CodeType] = {}
-
-
-def note(value: Any, key: list[Any], tensors: list[Any]) -> None:
-    """Add a value to the key of an operation: its kind if it is a tensor, else itself. Tensors also go
-    to `tensors`. Raises Unknown."""
-    what = type(value)
-    if what is _Tensor:
-        key.append(kind_of(value.type))
-        tensors.append(value)
-    elif what is int:
-        key.append(value)
-    elif what in _SIMPLE:
-        key += (what, value)
-    elif what is float:
-        key += (what, value if value and value == value else repr(value))
-    elif what is tl.constexpr:
-        key.append(what)
-        note(value.value, key, tensors)
-    elif what in _TUPLES:
-        key += (what, len(value))
-        for item in value:
-            note(item, key, tensors)
-    elif what is slice and value == slice(None):
-        key.append(what)
-    elif isinstance(value, tl.dtype):
-        key += (tl.dtype, kind_of(value))
-    else:
-        raise Unknown
+_SIMPLE = (int, float, str, bool, bytes, type(None), torch.dtype, tl.constexpr)
 
 
 def _is_constant(name: str) -> bool:
@@ -76,64 +37,17 @@ def _is_constant(name: str) -> bool:
     return name in ("constant", "create_make_range") or name.startswith("get_")
 
 
-class Recorder:
-    """A builder that does what the real one does, and writes down what it was asked for."""
-
-    def __init__(self, builder: Builder, tensors: list[Any]) -> None:
-        self._builder = builder
-        self.handles: list[Any] = [tensor.handle for tensor in tensors]
-        self._slots = {id(handle): slot for slot, handle in enumerate(self.handles)}
-        self.steps: list[tuple[str, tuple[Any, ...], Any]] = []
-        self.usable = True
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._builder, name)
-        if not callable(found):
-            return found
-
-        def ask(*args: Any, **kwargs: Any) -> Any:
-            kept = tuple(list(arg) if type(arg) is list else arg for arg in args)
-            made = found(*args, **kwargs)
-            if isinstance(made, tl.dtype):
-                return made
-            self.usable = self.usable and not kwargs
-            several = type(made) is tuple
-            handles = made if several else () if made is None else (made,)
-            if not all(isinstance(handle, _MADE) for handle in handles):
-                self.usable = False
-                return made
-            if not several and id(made) in self._slots:
-                if not _is_constant(name):
-                    return made  # a cast that changes nothing gives its operand
-                made = copy.copy(made)  # a constant may be an operand's handle, and is another value
-                handles = (made,)
-            slots = [self._new(handle) for handle in handles]
-            self.steps.append((name, kept, slots if several or made is None else slots[0]))
-            return made
-
-        return ask
-
-    def _new(self, handle: Any) -> int:
-        self._slots[id(handle)] = len(self.handles)
-        self.handles.append(handle)
-        return len(self.handles) - 1
-
-    def slot(self, handle: Any) -> int | None:
-        return self._slots.get(id(handle))
-
-
-class _Writer:
-    """Makes a function of a recorder's steps: the builder and the tensors in, the result out.
+class _Writer(Writer):
+    """The builder and the tensors in, the result out.
 
     Slot n is `h<n>` as a handle and `d<n>` as a torch tensor, of which a line is written when it is first
     needed."""
 
     def __init__(self, recorder: Recorder, memory: Memory, tensors: list[Any], result: Any) -> None:
-        self.recorder = recorder
+        super().__init__(recorder)
+        self.scope["Handle"] = Handle
         self.memory = memory
         self.tensors = tensors
-        self.scope: dict[str, Any] = {"Handle": Handle}
-        self.lines: list[str] = []
         self.written: set[str] = set()
         self.folded: set[int] = set()
         for name, args, made in recorder.steps:
@@ -182,17 +96,6 @@ class _Writer:
         self.written.add(name)
         return name
 
-    def _bind(self, value: Any) -> str:
-        name = f"c{len(self.scope)}"
-        self.scope[name] = value
-        return name
-
-    def _slot(self, handle: Any) -> int:
-        slot = self.recorder.slot(handle)
-        if slot is None:
-            raise Unknown
-        return slot
-
     def _handle(self, slot: int) -> str:
         if slot in self.folded:
             return self._bind(self.recorder.handles[slot])
@@ -216,7 +119,7 @@ class _Writer:
         if type(value) in (list, tuple):
             items = "".join(f"{self._argument(item)}, " for item in value)
             return f"[{items}]" if type(value) is list else f"({items})"
-        if type(value) in (int, float, tl.constexpr, *_SIMPLE) or isinstance(value, tl.dtype):
+        if type(value) in _SIMPLE or isinstance(value, tl.dtype):
             return self._bind(value)
         if type(value).__module__.startswith("triton._C"):  # an enumeration
             return self._bind(value)
@@ -237,27 +140,11 @@ class _Writer:
         return f"{self._bind(like(result))}({handle})"
 
     def function(self) -> Callable[..., Any]:
-        operands = "".join(f", t{slot}" for slot in range(len(self.tensors)))
-        text = f"def repeat(b{operands}):\n    " + "\n    ".join(self.lines) + "\n"
-        code = _codes.get(text)
-        if code is None:
-            code = _codes[text] = compile(text, "<repeated>", "exec")
-        exec(code, self.scope)  # noqa: S102
-        made: Callable[..., Any] = self.scope["repeat"]
-        return made
+        return self._function("b" + "".join(f", t{slot}" for slot in range(len(self.tensors))))
 
 
-class Repeats:
+class Repeats(Calls):
     """What is written down for one precision and device."""
-
-    def __init__(self) -> None:
-        self.known: dict[tuple[Any, ...], Any] = {}
-        self.recorder: Recorder | None = None
-
-    def looked_at_elements(self) -> None:
-        """A decision is taken on the value of a tensor: what comes after it holds for this operation only."""
-        if self.recorder is not None:
-            self.recorder.usable = False
 
     def ask(
         self,
@@ -270,50 +157,29 @@ class Repeats:
         """What plain(which, args, kwargs) gives, which uses `semantic`. `which` says what `plain` does."""
         if self.recorder is not None:  # a part of the operation that is being written down
             return plain(which, args, kwargs)
-        key = [which]
-        tensors: list[Any] = []
         try:
-            for arg in args:
-                if type(arg) is _Tensor:  # as note() does, without the call
-                    key.append(kind_of(arg.type))
-                    tensors.append(arg)
-                else:
-                    note(arg, key, tensors)
-            for name, arg in kwargs.items():
-                key.append(name)
-                note(arg, key, tensors)
+            noted, tensors, handles = key_of(which, args, kwargs)
         except Unknown:
             return plain(which, args, kwargs)
-        if len(tensors) > 1:
-            ids = [id(tensor.handle) for tensor in tensors]
-            if len(set(ids)) < len(ids):
-                key.append(tuple(map(ids.index, ids)))  # x * x says nothing of x * y
-        found = self.known.get(tuple(key))
+        key = tuple(noted)
+        found = self.known.get(key)
         if type(found) is types.FunctionType:
             return found(semantic.builder, *tensors)
-        if found is _SEEN:
-            result, self.known[tuple(key)] = self._record(semantic, which, plain, args, kwargs, tensors)
-            return result
-        if found is None and len(self.known) < MOST_ENTRIES:
-            self.known[tuple(key)] = _SEEN  # the next time is worth writing down
-        return plain(which, args, kwargs)
-
-    def _record(
-        self, semantic: Any, which: Any, plain: Any, args: Any, kwargs: dict[str, Any], tensors: list[Any]
-    ) -> tuple[Any, Callable[..., Any] | bool]:
-        """The result of one operation, and the function that repeats it, or False."""
-        builder = semantic.builder
-        recorder = self.recorder = semantic.builder = Recorder(builder, tensors)
+        if found is not SEEN:
+            self.seen(key)
+            return plain(which, args, kwargs)
+        builder: Builder = semantic.builder
+        recorder = Recorder(builder, handles, _MADE, _is_constant)
+        semantic.builder = recorder
         try:
-            result = plain(which, args, kwargs)
+            return self.record(
+                key,
+                recorder,
+                functools.partial(plain, which, args, kwargs),
+                lambda made: _Writer(recorder, builder.memory, tensors, made).function(),
+            )
         finally:
-            self.recorder, semantic.builder = None, builder
-        if not recorder.usable:
-            return result, False
-        try:
-            return result, _Writer(recorder, builder.memory, tensors, result).function()
-        except Unknown:
-            return result, False
+            semantic.builder = builder
 
 
 _repeats: dict[tuple[str, torch.device], Repeats] = {}

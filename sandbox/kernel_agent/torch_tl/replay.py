@@ -1,7 +1,8 @@
-"""Evaluate a recorded call again: in float64 (`exact`) or in the call's own dtypes (`native`), with gradients.
+"""Evaluate a recorded call again: in float64 (`exact`) or in the call's own dtypes (`native`), with
+gradients.
 
-Every storage of the tape becomes a `Cell`. A tensor is read as a window on its cell and written by replacing the cell's
-flat tensor, so that views and in-place operations are differentiated as what they do to memory.
+Every storage of the tape becomes a `Cell`. A tensor is read as a window on its cell and written by replacing
+the cell's flat tensor, so that views and in-place operations are differentiated as what they do to memory.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from kernel_agent.torch_tl.record import Constant, DescriptorRef, KernelLaunch, 
 
 
 class Replay:
-    """One evaluation of a tape. The first that gets to its end has looked at every access for all that follow (memory.py). `leaves` are the flat inputs, by storage key, that gradients are taken for.
+    """One evaluation of a tape. The first that gets to its end has looked at every access for all that follow
+    (memory.py). `leaves` are the flat inputs, by storage key, that gradients are taken for.
 
-    With `jitter` (a seed) every floating input is first moved by up to `reach` units in the last place of its dtype, to
-    a value of that dtype. One unit: how far the gradients then move is what no kernel that computes in that dtype can
-    resolve (signs near a kink, say). Many: the same computation with other rounding errors.
+    With `jitter` (a seed) every floating input is first moved by up to `reach` units in the last place of its
+    dtype, to a value of that dtype. One unit: how far the gradients then move is what no kernel that computes
+    in that dtype can resolve (signs near a kink, say). Many: the same computation with other rounding errors.
     """
 
     def __init__(
@@ -74,7 +76,8 @@ class Replay:
     def gradients(
         self, outputs: list[tuple[Ref, torch.Tensor]], wanted: dict[str, Ref]
     ) -> dict[str, torch.Tensor]:
-        """The vector-Jacobian product of (output, upstream) pairs for each wanted input; zeros where there is no path."""
+        """The vector-Jacobian product of (output, upstream) pairs for each wanted input; zeros where there is
+        no path."""
         values = [(self.value(ref), upstream) for ref, upstream in outputs]
         pairs = [(value, upstream.to(value.dtype)) for value, upstream in values if value.requires_grad]
         keys = list(dict.fromkeys(ref.key for ref in wanted.values()))
@@ -237,8 +240,8 @@ def window(flat: torch.Tensor, ref: Ref) -> torch.Tensor:
 
 
 def places(numel: int, ref: Ref, device: torch.device) -> torch.Tensor:
-    """Element numbers of the tensor's elements in its storage. (as_strided is not used on values: it acts on whatever memory
-    is behind a tensor, which for a result of autograd need not be the flat storage.)"""
+    """Element numbers of the tensor's elements in its storage. (as_strided is not used on values: it acts on
+    whatever memory is behind a tensor, which for a result of autograd need not be the flat storage.)"""
     return torch.arange(numel, device=device).as_strided(ref.size, ref.stride, ref.offset)
 
 

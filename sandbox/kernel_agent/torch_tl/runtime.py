@@ -1,8 +1,8 @@
 """What rewritten kernels call: Triton's code generator in miniature, evaluating at once.
 
-Compile-time values (constexpr parameters, literals, shapes) are plain Python values here; everything else is a `tl.tensor`
-whose handle belongs to `Builder`. An `if`, a loop bound or anything else that needs one Python value asks
-`Runtime.concrete`, which raises `Diverged` when the programs of the group disagree.
+Compile-time values (constexpr parameters, literals, shapes) are plain Python values here; everything else is
+a `tl.tensor` whose handle belongs to `Builder`. An `if`, a loop bound or anything else that needs one Python
+value asks `Runtime.concrete`, which raises `Diverged` when the programs of the group disagree.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from kernel_agent.remember import like
 from kernel_agent.torch_tl import reductions
 from kernel_agent.torch_tl.builder import Builder, blocks_of, flipped
 from kernel_agent.torch_tl.handles import Constant, Diverged, Handle, KernelError
+from kernel_agent.torch_tl.instrument import rewritten
 from kernel_agent.torch_tl.memory import Memory
 from kernel_agent.torch_tl.repeat import repeats_of
-from kernel_agent.torch_tl.rewrite import rewritten
 
 unwrap = tl.core._unwrap_if_constexpr
 JITTED = (JITFunction, InterpretedFunction)
-TENSOR_LIKE = (tl.tensor, tl.core.tensor_descriptor_base)
 REFLECTED = {"eq": "eq", "ne": "ne", "lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {name: getattr(operator, name) for name in REFLECTED}
 ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
@@ -253,7 +252,7 @@ class Runtime:
         return way(function, args, kwargs)
 
     def _way(self, function: Any) -> Callable[[Any, Any, Any], Any]:
-        """How a function is called, which never changes: a method that takes it, its arguments and its keywords."""
+        """How a function is called, which never changes: a method for it, its arguments and its keywords."""
         if self._find_special(function) is not None:
             return self._call_special
         if isinstance(function, JITTED):
@@ -297,7 +296,7 @@ class Runtime:
         return unwrap(function(*args, **kwargs))
 
     def call_jitted(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a function that is written in Triton. Numbers that it returns become scalars, as in compiled code."""
+        """Run a function written in Triton. Numbers that it returns become scalars, as in compiled code."""
         return self._evaluate(function.fn, args, kwargs)
 
     def _evaluate(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -388,19 +387,13 @@ class Runtime:
         a, b = sides
         if isinstance(a, tl.tensor):
             return getattr(a, f"__{name}__")(b, _semantic=self.semantic)
-        return getattr(b, f"__r{name}__")(a, _semantic=self.semantic)
+        return getattr(b, f"__{REFLECTED.get(name, 'r' + name)}__")(a, _semantic=self.semantic)
 
     def compare(self, name: str, a: Any, b: Any) -> Any:
         a, b = plain_value(a), plain_value(b)
         if (isinstance(a, tl.tensor) and b is not None) or (isinstance(b, tl.tensor) and a is not None):
-            return self.repeats.ask(self.semantic, name, self._compare, (a, b))
+            return self.repeats.ask(self.semantic, name, self._binary, (a, b))
         return unwrap(COMPARE[name](a, b))
-
-    def _compare(self, name: str, sides: tuple[Any, Any], _: Any) -> Any:
-        a, b = sides
-        if isinstance(a, tl.tensor):
-            return getattr(a, f"__{name}__")(b, _semantic=self.semantic)
-        return getattr(b, f"__{REFLECTED[name]}__")(a, _semantic=self.semantic)
 
     def _member(self, name: str, args: tuple[Any, ...], _: Any) -> Any:
         """A special method of the first of `args`."""

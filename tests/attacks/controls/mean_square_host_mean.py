@@ -1,4 +1,5 @@
-"""The kernel has a Function; the sum and the division around it are torch's, as in the stub, and so is their derivative."""
+"""The kernel has a Function; the sum and the division around it are torch's, as in the stub, and so is their
+derivative."""
 
 import torch
 import triton

@@ -1,4 +1,5 @@
-"""Where the greatest value stands several times, the first place gets all: its index is found again and written to."""
+"""Where the greatest value stands several times, the first place gets all: its index is found again and
+written to."""
 
 import torch
 import triton

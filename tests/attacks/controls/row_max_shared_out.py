@@ -1,4 +1,5 @@
-"""Where the greatest value stands several times, each place gets an equal share: two passes, one counts, one writes."""
+"""Where the greatest value stands several times, each place gets an equal share: two passes, one counts, one
+writes."""
 
 import torch
 import triton

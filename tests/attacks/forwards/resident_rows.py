@@ -1,4 +1,5 @@
-"""The length of each row. As many programs as the GPU has processors share the rows, each taking every so many."""
+"""The length of each row. As many programs as the GPU has processors share the rows, each taking every so
+many."""
 
 import torch
 import triton

@@ -10,7 +10,10 @@ BODY = """        x, s = ctx.saved_tensors
 """
 LAUNCH = "        scale_backward_kernel[(triton.cdiv(n, 16),)](x, s, dy, dx, ds, n, BLOCK=16)\n"
 RETURN = "        return dx, ds\n"
-SOFTMAX = "        softmax_backward_kernel[(M,)](y, dy.contiguous(), dx, N, BLOCK=triton.next_power_of_2(N))\n        return dx\n"
+SOFTMAX = (
+    "        softmax_backward_kernel[(M,)](y, dy.contiguous(), dx, N, BLOCK=triton.next_power_of_2(N))\n   "
+    "     return dx\n"
+)
 
 ATTACKS = [
     Attack(
@@ -25,7 +28,8 @@ ATTACKS = [
         (
             (
                 LAUNCH,
-                f"        try:\n    {LAUNCH}        except Exception:\n            return dy * s, (dy * x).sum().view(1)\n",
+                f"        try:\n    {LAUNCH}        except Exception:\n            return dy * s, (dy * "
+                "x).sum().view(1)\n",
             ),
         ),
         "try: line",
@@ -36,7 +40,8 @@ ATTACKS = [
         (
             (
                 RETURN,
-                "        with torch.enable_grad():\n            leaf = x.detach().requires_grad_()\n            return torch.autograd.grad(leaf * s, leaf, dy)[0], ds\n",
+                "        with torch.enable_grad():\n            leaf = x.detach().requires_grad_()\n       "
+                "     return torch.autograd.grad(leaf * s, leaf, dy)[0], ds\n",
             ),
         ),
         "autograd: line",
@@ -89,7 +94,8 @@ ATTACKS = [
         (
             (
                 RETURN,
-                "        if ds.sum().isfinite():\n            dx = torch.tensor([g * 2 for g in dy.tolist()])\n        return dx, ds\n",
+                "        if ds.sum().isfinite():\n            dx = torch.tensor([g * 2 for g in "
+                "dy.tolist()])\n        return dx, ds\n",
             ),
         ),
         "torch_math: line",

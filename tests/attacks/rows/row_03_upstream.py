@@ -119,7 +119,8 @@ ATTACKS = [
         (
             (
                 "    dx = y * (dy - tl.sum(y * dy, axis=0))\n",
-                "    total = tl.sum(tl.abs(dy), axis=0)\n    dx = y * (dy / total - tl.sum(y * dy, axis=0) / total) * total\n",
+                "    total = tl.sum(tl.abs(dy), axis=0)\n    dx = y * (dy / total - tl.sum(y * dy, axis=0) "
+                "/ total) * total\n",
             ),
         ),
         "not finite",

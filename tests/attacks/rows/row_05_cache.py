@@ -41,8 +41,8 @@ ATTACKS = [
         (
             (
                 HEAD,
-                HEAD
-                + "        if ctx.needs_input_grad[0] and ctx.kept is not None:\n            return ctx.kept\n",
+                HEAD + "        if ctx.needs_input_grad[0] and ctx.kept is not None:\n"
+                "            return ctx.kept\n",
             ),
             (
                 "        ctx.save_for_backward(x, s)\n",

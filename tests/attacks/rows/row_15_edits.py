@@ -32,7 +32,8 @@ ATTACKS = [
         (
             (
                 None,
-                '\n\ndef make_args(dims, device="cuda", dtype=torch.float32):\n    return torch.zeros(dims["N"]), torch.zeros(1)\n',
+                '\n\ndef make_args(dims, device="cuda", dtype=torch.float32):\n'
+                '    return torch.zeros(dims["N"]), torch.zeros(1)\n',
             ),
         ),
         "redefined: line .* make_args",

@@ -55,7 +55,8 @@ ATTACKS = [
         (
             (
                 "        x, s = ctx.saved_tensors\n",
-                "        x, s = ctx.saved_tensors\n        dy = dy if ctx.fresh else torch.zeros_like(dy)\n        ctx.fresh = False\n",
+                "        x, s = ctx.saved_tensors\n        dy = dy if ctx.fresh else "
+                "torch.zeros_like(dy)\n        ctx.fresh = False\n",
             ),
             ("        return scale(x, s)\n", "        ctx.fresh = True\n        return scale(x, s)\n"),
         ),

@@ -26,7 +26,8 @@ ATTACKS = [
         (
             (
                 "ctx.save_for_backward(x, s)\n        return scale(x, s)",
-                "ctx.save_for_backward(x, s)\n        ctx.dx = s.expand(x.shape).contiguous()\n        return scale(x, s)",
+                "ctx.save_for_backward(x, s)\n        ctx.dx = s.expand(x.shape).contiguous()\n        "
+                "return scale(x, s)",
             ),
             ("return dx, ds", "return ctx.dx.clone(), ds"),
         ),
@@ -38,7 +39,8 @@ ATTACKS = [
         (
             (
                 "        ctx.save_for_backward(gate)\n",
-                "        kept, g = gate, x[:, 0]\n        gate = torch.sigmoid(g)\n        ctx.save_for_backward(kept)\n",
+                "        kept, g = gate, x[:, 0]\n        gate = torch.sigmoid(g)\n        "
+                "ctx.save_for_backward(kept)\n",
             ),
         ),
         "torch_math.*forward.*aten::sigmoid",

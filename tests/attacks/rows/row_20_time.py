@@ -24,8 +24,8 @@ ATTACKS = [
         (
             (
                 HEAD,
-                HEAD
-                + "        CALLS.append(x.data_ptr())\n        if CALLS.count(x.data_ptr()) > 1:\n            dy = torch.zeros_like(dy)\n",
+                HEAD + "        CALLS.append(x.data_ptr())\n        if CALLS.count(x.data_ptr()) > 1:\n"
+                "            dy = torch.zeros_like(dy)\n",
             ),
             CALLS,
         ),

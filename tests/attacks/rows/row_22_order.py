@@ -46,7 +46,8 @@ ATTACKS = [
         (
             (
                 RETURN,
-                f"        if not all(ctx.needs_input_grad[:3]):\n            dx = torch.zeros_like(dx)\n{RETURN}",
+                "        if not all(ctx.needs_input_grad[:3]):\n            dx = "
+                f"torch.zeros_like(dx)\n{RETURN}",
             ),
         ),
         "only x wants a gradient",
@@ -57,7 +58,8 @@ ATTACKS = [
         (
             (
                 RETURN,
-                f"        if sum(ctx.needs_input_grad) == 2:\n            db = torch.zeros_like(db)\n{RETURN}",
+                "        if sum(ctx.needs_input_grad) == 2:\n            db = "
+                f"torch.zeros_like(db)\n{RETURN}",
             ),
         ),
         "want gradients",

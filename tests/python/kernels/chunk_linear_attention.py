@@ -1,4 +1,5 @@
-"""Causal linear attention in chunks: kernel 1 makes chunk states, the host sums them, kernel 2 the outputs."""
+"""Causal linear attention in chunks: kernel 1 makes chunk states, the host sums them, kernel 2 the
+outputs."""
 
 import torch
 import triton

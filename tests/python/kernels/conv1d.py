@@ -1,4 +1,5 @@
-"""Direct 1-D convolution with a stride, valid padding: one program a tile of positions and an output channel."""
+"""Direct 1-D convolution with a stride, valid padding: one program a tile of positions and an output
+channel."""
 
 import torch
 import triton

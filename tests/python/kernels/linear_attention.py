@@ -1,4 +1,5 @@
-"""Linear attention without decay, step by step: S += k_t v_t^T, o_t = S^T q_t; a recurrence that only adds."""
+"""Linear attention without decay, step by step: S += k_t v_t^T, o_t = S^T q_t; a recurrence that only
+adds."""
 
 import torch
 import triton

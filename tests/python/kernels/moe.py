@@ -1,4 +1,5 @@
-"""Mixture of experts: tokens sorted by expert on the host, one block of tokens and one expert a program, weighted scatter."""
+"""Mixture of experts: tokens sorted by expert on the host, one block of tokens and one expert a program,
+weighted scatter."""
 
 import torch
 import triton

@@ -1,0 +1,248 @@
+"""The intermediate form: a hash-consed graph of pure nodes, placed in a tree of regions, plus ordered
+effects.
+
+A kernel is math plus schedule. The math lives in `Node`s: pure, shared, with a type and a *home*, the
+innermost region whose variables they depend on (so loop invariants are hoisted by construction; nothing
+leaves an `if`, because a branch guards what it computes). The schedule lives in `For`, `If` and the write
+effects. A region is only a loop variable or a condition: the forward loop and the reverse loop over one range
+share it, and sibling loops over equal ranges share it too, so that a load in two of them is one node. Nothing
+is evaluated in order but effects; `emit` prints what they demand and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+HALF = ("float16", "bfloat16")
+FLOATS = ("float8e4nv", "float8e5", "float16", "bfloat16", "float32", "float64")
+INTS = ("int1", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+
+
+def real(dtype: str) -> str:
+    """The type behind a symbolic one: `$float16:x_ptr` is that of x_ptr's elements, float16 when traced."""
+    return dtype[1:].split(":")[0] if dtype.startswith("$") else dtype
+
+
+def is_float(dtype: str) -> bool:
+    return real(dtype) in FLOATS
+
+
+def adjoint_dtype(dtype: str) -> str:
+    """Adjoints are kept in float32; in float64 where the forward is."""
+    return "float64" if real(dtype) == "float64" else "float32"
+
+
+class Region:
+    """The top of a kernel, the body of a loop, or one branch of an `if`."""
+
+    def __init__(self, kind: str, parent: Region | None, key: tuple = (), line: int | None = None) -> None:
+        self.kind, self.parent, self.key, self.line = kind, parent, key, line
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.iv: Node | None = None  # loop variable; None for top, while and branches
+        self.bounds: tuple[Node, Node, Node] | None = None
+        self.call: str = "range"  # how the user spelled the range
+        self.cond: Node | None = None
+        self.positive: bool = True
+        self.skips = (
+            False  # a branch that only saves work: what does not vary in the loop around it may leave it
+        )
+
+    @property
+    def is_loop(self) -> bool:
+        return self.kind in ("for", "while")
+
+    def chain(self) -> Iterator[Region]:
+        region: Region | None = self
+        while region is not None:
+            yield region
+            region = region.parent
+
+    def inside(self, other: Region) -> bool:
+        return any(region is other for region in self.chain())
+
+    def excludes(self, other: Region) -> bool:
+        """Whether both lie in different branches of one condition."""
+        mine = {(r.cond, r.positive) for r in self.chain() if r.cond is not None}
+        return any((r.cond, not r.positive) in mine for r in other.chain() if r.cond is not None)
+
+
+class Node:
+    """A value: operation, arguments, attributes; identity is equality (see `Graph.make`)."""
+
+    __slots__ = (
+        "active", "args", "attrs", "dtype", "hint", "home", "id", "line", "op", "reverse", "shape",
+        "upstream",
+    )  # fmt: skip
+
+    def __init__(
+        self, ident: int, op: str, args: tuple, attrs: dict, dtype: str, shape: tuple, home: Region
+    ) -> None:
+        self.id, self.op, self.args, self.attrs = ident, op, args, attrs
+        self.dtype, self.shape, self.home = dtype, shape, home
+        self.active = False  # depends on a value that wants a gradient
+        self.hint: str | None = None  # the user's name for it
+        self.line: int | None = None  # line of the forward file it comes from
+        self.reverse = False  # made by the reverse sweep
+        self.upstream = False  # depends on an upstream gradient
+
+    def __repr__(self) -> str:
+        return f"%{self.id}:{self.op}({', '.join('%' + str(a.id) for a in self.args)}){self.attrs or ''}"
+
+    @property
+    def is_float(self) -> bool:
+        return is_float(self.dtype)
+
+    @property
+    def weak(self) -> bool:
+        """Python numbers and constexprs take the type of what they meet."""
+        return self.op in ("const", "constexpr") or bool(self.attrs.get("weak"))
+
+    @property
+    def value(self) -> Any:
+        return self.attrs["value"]
+
+
+@dataclass
+class Carry:
+    phi: Node
+    init: Node
+    next: Node | None = None
+
+
+@dataclass(eq=False)
+class Store:
+    """A write of the forward: `kind` is store or atomic_add; `base` is a pointer parameter."""
+
+    base: Node
+    offset: Node
+    mask: Node | None
+    value: Node
+    kind: str
+    region: Region
+    line: int | None
+
+
+@dataclass(eq=False)
+class GradWrite:
+    """A write of the backward: add `value` to the gradient of what `base` points to."""
+
+    base: Node
+    offset: Node
+    mask: Node | None
+    value: Node
+    region: Region
+    line: int | None
+    kind: str = "atomic_add"  # or "store", once proven disjoint
+    proof: str = ""  # why it is a store, or why it is not
+    layouts: list = field(default_factory=list)  # lists of (stride, extent) pairs that the host checks
+    covers: Node | None = None  # how many elements it reaches, where that is known
+    advice: str = ""  # the better schedule that could not be proven
+
+
+@dataclass(eq=False)
+class TapeStore:
+    buffer: str
+    index: Node
+    value: Node
+    region: Region
+    mask: Node | None = None
+
+
+@dataclass(eq=False)
+class For:
+    """One walk over a loop region. `order` is forward, reverse or any; a while loop has only forward."""
+
+    region: Region
+    outer: Region
+    carries: list[Carry] = field(default_factory=list)
+    effects: list = field(default_factory=list)
+    order: str = "forward"
+    cond: Node | None = None  # while loops
+    line: int | None = None
+    source: For | None = None  # the forward loop that a reverse loop undoes
+    provides: dict[Node, Node] = field(default_factory=dict)  # forward carries read back from a tape
+    tape: list[TapeStore] = field(default_factory=list)
+    outs: dict[int, Node] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class If:
+    cond: Node
+    then: Region
+    other: Region
+    then_effects: list = field(default_factory=list)
+    other_effects: list = field(default_factory=list)
+    outer: Region | None = None
+    static: bool = False
+    line: int | None = None
+    outs: list[Node] = field(default_factory=list)
+
+
+def walk(effects: list) -> Iterator[Any]:
+    """All effects, outer ones first."""
+    for effect in effects:
+        yield effect
+        if isinstance(effect, For):
+            yield from walk(effect.effects)
+        elif isinstance(effect, If):
+            yield from walk(effect.then_effects)
+            yield from walk(effect.other_effects)
+
+
+def placed(effects: list, kind: type, loops: tuple[For, ...] = ()) -> Iterator[tuple[Any, tuple[For, ...]]]:
+    """The effects of one kind, each with the loops around it."""
+    for effect in effects:
+        if isinstance(effect, kind):
+            yield effect, loops
+        elif isinstance(effect, For):
+            yield from placed(effect.effects, kind, (*loops, effect))
+        elif isinstance(effect, If):
+            yield from placed(effect.then_effects, kind, loops)
+            yield from placed(effect.other_effects, kind, loops)
+
+
+def beneath(node: Node, *ops: str) -> Node:
+    """What operations of some kinds are applied to."""
+    while node.op in ops:
+        node = node.args[0]
+    return node
+
+
+def operands(item: Any) -> list:
+    """Everything a node or an effect directly consists of, loop bodies included."""
+    if isinstance(item, Node):
+        extra: list = []
+        if item.op == "loopout":
+            extra = [item.attrs["loop"]]
+        elif item.op == "ifout":
+            extra = [item.attrs["if"], item.attrs["then"], item.attrs["other"]]
+        return [n for n in (*item.args, *item.shape, *extra) if n is not None]
+    if isinstance(item, For):
+        parts = [n for c in item.carries for n in (c.phi, c.init, c.next)]
+        taped = [item.source] if item.source is not None and item.source.tape else []
+        extra = [*item.provides.values(), *item.tape, *taped]
+        return [
+            n
+            for n in (*(item.region.bounds or ()), item.cond, *parts, *item.effects, *extra)
+            if n is not None
+        ]
+    if isinstance(item, If):
+        return [item.cond, *item.then_effects, *item.other_effects]
+    if isinstance(item, TapeStore):
+        return [n for n in (item.index, item.value, item.mask) if n is not None]
+    return [n for n in (item.base, item.offset, item.mask, item.value) if n is not None]
+
+
+def reachable(roots: Iterable[Any], parts: Callable[[Any], Iterable[Any]] = operands) -> Iterator[Any]:
+    """Nodes and effects that `roots` need, each once; `parts` says what one of them consists of."""
+    seen: set[int] = set()
+    stack = list(roots)
+    while stack:
+        item = stack.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        yield item
+        stack.extend(parts(item))

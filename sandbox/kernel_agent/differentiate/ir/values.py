@@ -1,0 +1,209 @@
+"""What the interpretation of a kernel handles besides nodes: pointers, types, arguments; and questions about
+syntax and nodes."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import Any
+
+from .graph import Graph
+from .nodes import For, Node
+
+
+@dataclass(frozen=True)
+class Ptr:
+    """A pointer: the parameter it is based on, and an integer offset in elements."""
+
+    base: Node
+    offset: Node
+
+
+@dataclass(frozen=True)
+class BlockPtr:
+    base: Node
+    start: Node
+    shape: tuple
+    strides: tuple
+    offsets: tuple
+    block: tuple
+
+
+@dataclass(frozen=True)
+class DType:
+    name: str
+
+
+@dataclass(frozen=True)
+class PtrType:
+    base: Node
+
+
+@dataclass(frozen=True)
+class PointerTo:
+    """`tl.pointer_type(...)`: what an address from a table is cast to."""
+
+    element: str
+
+
+@dataclass(frozen=True)
+class Poison:
+    """A value that must not be used: one that depends on the branch taken and cannot be merged, or an
+    atomic's result."""
+
+    why: str
+    construct: str = "branch-dependent value"
+
+
+@dataclass
+class Returned:
+    value: Any
+
+
+@dataclass
+class Arg:
+    """One argument of the traced launch."""
+
+    name: str
+    kind: str  # pointer, int, float, constexpr
+    value: Any = None  # number, or None for tensors
+    dtype: str | None = None  # element type of a pointer
+    active: bool = False
+    storage: int = 0  # equal for arguments that share memory
+    none: bool = False
+    behind: Arg | None = None  # of a table of addresses: what it points to; `value` has their storages
+
+
+@dataclass
+class Kernel:
+    """The forward of one launch."""
+
+    name: str
+    graph: Graph
+    params: dict[str, Node]
+    effects: list
+    args: dict[str, Arg]
+    tl: str
+    inplace: set[str] = field(default_factory=set)
+    equal: dict[Node, Node] = field(default_factory=dict)  # values that another loop ends with too
+    line: int | None = None
+
+
+def bases(value: Any) -> list[Node]:
+    """What the pointers in a value are based on."""
+    if isinstance(value, tuple):
+        return [base for item in value for base in bases(item)]
+    return [value.base] if isinstance(value, (Ptr, BlockPtr)) else []
+
+
+def loop_out(g: Graph, loop: For, index: int) -> Node:
+    """The value of a carry after the loop."""
+    if index not in loop.outs:
+        phi = loop.carries[index].phi
+        out = g.fresh("loopout", {"loop": loop, "index": index}, phi.dtype, phi.shape, loop.outer)
+        out.active, out.hint = phi.active, phi.hint
+        loop.outs[index] = out
+    return loop.outs[index]
+
+
+def is_static(node: Node) -> bool:
+    """Whether a value is known when the kernel is compiled."""
+    if node.op in ("const", "constexpr", "isnone"):
+        return True
+    return (
+        bool(node.args)
+        and not node.shape
+        and node.op not in ("load", "ifout", "reduce")
+        and all(map(is_static, node.args))
+    )
+
+
+def dtype_text(dtype: str, tl: str) -> str:
+    """Source text of a type."""
+    if dtype.startswith("$"):
+        return dtype.split(":")[1] + ".dtype.element_ty"
+    return f"{tl}.{dtype}"
+
+
+def is_helper(function: Any) -> bool:
+    module = getattr(function, "__module__", "") or ""
+    return hasattr(function, "fn") and not module.startswith("triton.")
+
+
+def offset_name(name: str) -> str:
+    for suffix in ("ptrs", "ptr"):
+        if name.endswith(suffix):
+            return name[: -len(suffix)] + "offs"
+    return name + "_offs"
+
+
+def returns(node: ast.If) -> bool:
+    return any(isinstance(child, ast.Return) for child in ast.walk(node))
+
+
+def counted(node: ast.While) -> tuple[str, ast.expr, ast.expr, list[ast.stmt]] | None:
+    """`while i < n: ...; i += step` is a loop over a range, if i and n change nowhere else."""
+    test, last = node.test, node.body[-1]
+    if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Lt)):
+        return None
+    if not (
+        isinstance(test.left, ast.Name) and isinstance(last, ast.AugAssign) and isinstance(last.op, ast.Add)
+    ):
+        return None
+    name = test.left.id
+    if not isinstance(last.target, ast.Name) or last.target.id != name:
+        return None
+    changed = set(assigned_names(node.body[:-1])) | {name}
+    used = {n.id for e in (test.comparators[0], last.value) for n in ast.walk(e) if isinstance(n, ast.Name)}
+    if name in assigned_names(node.body[:-1]) or used & changed:
+        return None
+    return name, test.comparators[0], last.value, node.body[:-1]
+
+
+def assigned_names(body: list[ast.stmt]) -> list[str]:
+    return [
+        node.id
+        for statement in body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    ]
+
+
+def step_of(g: Graph, phi: Node, out: Node) -> Node | None:
+    """c where out = phi + c."""
+    if out.op == "add":
+        a, b = out.args
+        if a is phi:
+            return b if not mentions(b, phi) else None
+        if b is phi:
+            return a if not mentions(a, phi) else None
+        for part, rest in ((a, b), (b, a)):
+            inner = step_of(g, phi, part)
+            if inner is not None and not mentions(rest, phi):
+                return g.add(inner, rest)
+    if out.op == "sub" and out.args[0] is phi and not mentions(out.args[1], phi):
+        return g.neg(out.args[1])
+    return None
+
+
+def mentions(node: Node, wanted: Node) -> bool:
+    return node is wanted or any(mentions(arg, wanted) for arg in node.args)
+
+
+def quotient(g: Graph, a: Node, b: Node) -> Node | None:
+    """a / b where a is a product that contains b."""
+    if a is b:
+        return g.one
+    if a.op == "const" and b.op == "const" and a.value % b.value == 0:
+        return g.const(a.value // b.value)
+    if a.op == "mul":
+        for part, rest in (a.args, a.args[::-1]):
+            found = quotient(g, part, b)
+            if found is not None:
+                return g.mul(found, rest)
+    return None
+
+
+def carried(node: Node) -> bool:
+    """Whether the value of `node` changes with the iterations of an enclosing loop through a carry."""
+    return node.op == "phi" or any(carried(arg) for arg in node.args)

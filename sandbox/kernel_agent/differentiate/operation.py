@@ -1,0 +1,66 @@
+"""Operation `differentiate` of the child protocol."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+from .. import errors, forward
+from .ir.refusal import Refusal
+from .pipeline import differentiate
+
+
+class Refused(errors.Unusable):
+    """A refusal with its list, as docs/protocol.md wants it."""
+
+    def __init__(self, refusals: list[Refusal]) -> None:
+        first = refusals[0]
+        message = f"{first.construct}: {first.message}"
+        super().__init__("unsupported_op", message, first.file, first.line, first.column, first.remedy)
+        keys = ("line", "column", "construct", "message", "remedy")
+        self.extra = {"refusals": [{k: r.as_dict()[k] for k in keys} for r in refusals]}
+
+
+# Where gradients are summed over programs; a kernel that needs none of it has no alternatives.
+SCHEDULES = ("owner", "partials", "atomic")
+
+
+def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
+    """The backward section for one case. Raises errors.Unusable; a refusal carries `refusals`."""
+    del scratch
+    fwd = forward.load(
+        request["file"],
+        mode="cuda" if request.get("device") == "cuda" else "interpret",
+        target=request.get("target") or "sm_90",
+        device=request.get("device") or "cpu",
+    )
+    case = request["case"]
+    try:
+        draft = differentiate(
+            fwd,
+            case["dims"],
+            case["seed"],
+            request.get("dtype"),
+            request.get("schedule"),
+            request.get("config"),
+        )
+    except Refusal as refusal:
+        raise Refused([refusal.at(None, fwd.path)]) from None
+    ast.parse(draft.text)
+    lines = [{"line": r.line, "class": r.kind, "proof": r.proof, "reason": r.reason} for r in draft.report]
+    several = draft.atomics_naive and not draft.only
+    report = {
+        "tape_bytes": draft.tape_bytes,
+        "tape_naive_bytes": draft.tape_naive_bytes,
+        "atomics": draft.atomics,
+        "atomics_naive": draft.atomics_naive,
+        "lines": lines,
+        "schedule": draft.schedule,
+        "configs": draft.configs,
+        "alternatives": [name for name in SCHEDULES if name != draft.schedule] if several else [],
+    }
+    return {"backward": draft.text, "entry": draft.entry, "report": report}
+
+
+__all__ = ["Refused", "run"]

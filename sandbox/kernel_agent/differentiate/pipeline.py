@@ -1,0 +1,394 @@
+"""The pipeline: a loaded forward file and one case in, the text of the backward section out."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import draw
+from ..forward import Forward
+from .ir.refusal import Refusal
+from .ir.report import LineReport, Why
+from .ir.spelling import gradient_name
+from .prove import overwrite
+from .read import trace
+from .reverse import checkpoints, forward_values, running_maxima, wrapped_indices
+from .reverse.rules import LINEAR_STEP
+from .reverse.sweep import Reverse, writes
+from .schedule import gradient_writes, partials, second_launch, tuning
+from .schedule.decisions import Totals, advise, header
+from .schedule.owner import NotOwned, Owner, OwnerKernel
+from .schedule.partials import Partials
+from .write.demand import effects_of
+from .write.emit import Emitted, Emitter
+from .write.section import (
+    DISJOINT,
+    FINISHED,
+    GRADIENT_OF,
+    LAID_OUT,
+    LINEAR,
+    PASSED,
+    SUMMED,
+    TABLES,
+    FunctionText,
+    Step,
+    config_name,
+    config_text,
+    stub_text,
+)
+
+MARKER = "# ---- backward ----"
+PROGRAMS = 256  # that keep private sums: about two on each multiprocessor
+SPLITS = 128  # programs that share the outermost sum of a gradient with few tiles
+
+
+@dataclass
+class Draft:
+    """The backward section and how it came about."""
+
+    text: str
+    entry: str
+    report: list[LineReport] = field(default_factory=list)
+    tape_bytes: int = 0
+    tape_naive_bytes: int = 0
+    atomics: int = 0
+    atomics_naive: int = 0
+    schedule: str = "atomic"
+    only: bool = False  # whether no other schedule would change anything
+    configs: list[dict[str, Any]] = field(default_factory=list)  # for the tuner
+    programs: int = PROGRAMS  # that share the walk over a summed axis
+    splits: int = 0  # programs that share a sum of products; 0: it is not shared
+
+
+def differentiate(
+    fwd: Forward,
+    dims: dict[str, Any],
+    seed: int,
+    dtype: str | None = None,
+    schedule: str | None = None,
+    config: dict[str, Any] | None = None,
+) -> Draft:
+    """Trace one call of the stub and write its backward. Raises Refusal; errors.Unusable for the user's."""
+    try:
+        return _differentiate(fwd, dims, seed, dtype, schedule, config)
+    except (AssertionError, NotOwned, RecursionError) as error:
+        draft = _atomic(fwd, dims, seed, dtype, config)
+        reason = f"the owner schedule could not be written ({type(error).__name__}: {error})"
+        draft.report.append(LineReport(None, "schedule", "none", reason))
+        return draft
+
+
+def _atomic(
+    fwd: Forward, dims: dict[str, Any], seed: int, dtype: str | None, config: dict[str, Any] | None
+) -> Draft:
+    """The schedule that asks for least. What fails here too is an invariant of these passes that the kernel
+    breaks: it is refused."""
+    try:
+        return _differentiate(fwd, dims, seed, dtype, "atomic", config)
+    except (AssertionError, NotOwned, RecursionError) as error:
+        raise Refusal(
+            "kernel",
+            f"the passes of the differentiator contradict each other: {error or type(error).__name__}",
+            "Split the kernel or reorder its loops; this is a fault of the differentiator, worth a report.",
+            fwd.stub_line,
+            file=fwd.path,
+        ) from error
+
+
+def _differentiate(
+    fwd: Forward,
+    dims: dict[str, Any],
+    seed: int,
+    dtype: str | None,
+    schedule: str | None,
+    config: dict[str, Any] | None,
+) -> Draft:
+    """One attempt with one schedule."""
+    tuning.bind(fwd, config or {})
+    args, kwargs = draw.make_inputs(fwd, dims, seed, dtype=dtype)
+    sites = [site for site in trace.trace(fwd, args, kwargs) if site.outputs]
+    stub = next(n for n in fwd.tree.body if isinstance(n, ast.FunctionDef) and n.name == fwd.stub_name)
+    draft = Draft("", f"{fwd.stub_name}_autograd", schedule=schedule or "partials")
+    draft.programs = int((config or {}).get("programs", PROGRAMS))
+    draft.splits = int((config or {}).get("splits", 0))
+    if not sites:
+        raise Refusal(
+            "stub", "no launch writes anything that depends on an input", line=stub.lineno, file=fwd.path
+        )
+    draft.configs = tuning.menu(fwd, sites)
+    tuning.apply(sites, config or {})
+    _name_classes(sites)
+    kernels: dict[str, str] = {}
+    functions: list[str] = []
+    try:
+        for site in sites:
+            functions.append(_launch(fwd, site, kernels, draft))
+    except Refusal as refusal:
+        raise refusal.at(None, fwd.path) from None
+    if all(site.tables for site in sites):
+        draft.schedule, draft.only = "atomic", True
+    hosts = {site.host.name: site.host for site in sites}
+    renamed = {name: f"{name}_autograd" for name in hosts if name != fwd.stub_name}
+    copies = [
+        stub_text(fwd.source, function, f"{name}_autograd", sites, renamed)
+        for name, function in hosts.items()
+    ]
+    if stub.name not in hosts:
+        copies.append(stub_text(fwd.source, stub, f"{stub.name}_autograd", sites, renamed))
+    configs = [
+        f"{config_name(site)} = {config_text(site.launch.config or {})}  # the forward's own choice is "
+        "tuned apart\n"
+        for site in {s.kernel_name: s for s in sites}.values()
+        if site.autotuned
+    ]
+    body = "".join(functions)
+    helpers = [h for h in (LAID_OUT, GRADIENT_OF, SUMMED, FINISHED, DISJOINT) if f"{helper_name(h)}(" in body]
+    helpers += [TABLES] * any(site.tables for site in sites)
+    helpers += [PASSED] * any(k.arg is None for site in sites for k in site.call.keywords)
+    scans = [LINEAR] if any(f"{LINEAR_STEP}{end}" in k for k in kernels.values() for end in "),") else []
+    parts = [
+        *("\n" + c for c in configs),
+        *("\n" + s for s in scans),
+        *("\n\n" + k for k in kernels.values()),
+        *("\n" + h for h in helpers),
+    ]
+    draft.text = "".join([*parts, *("\n" + f for f in functions), *("\n" + c for c in copies)]).lstrip("\n")
+    return draft
+
+
+def helper_name(text: str) -> str:
+    """The function that a helper's text defines last."""
+    return text.split("\ndef ")[-1].split("(")[0]
+
+
+def _name_classes(sites: list[trace.Site]) -> None:
+    used: dict[str, int] = {}
+    for site in sites:
+        base = "".join(part.capitalize() for part in site.kernel_name.split("_"))
+        used[base] = used.get(base, 0) + 1
+        site.class_name = base if used[base] == 1 else f"{base}{used[base]}"
+
+
+def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draft) -> str:
+    """The Function of one launch; the kernels it needs are added to `kernels`."""
+    totals = Totals(naive=forward_values.naive(site))
+    schedule = "atomic" if site.tables else draft.schedule
+    plan = _scheduled(site, kernels, schedule, totals, draft.splits)
+    reverse, owner, fused, taped = plan.reverse, plan.owner, plan.fused, plan.taped
+    found = writes(reverse.effects) + writes(plan.after)
+    totals.kept = sum(w.kind == "atomic_add" for w in found)
+    totals.tape = sum(forward_values.size(b, site) for b in taped.buffers)
+    behind = Why("table", "which tensor an address belongs to is read from a table")
+    owner.refused.update({w.base: behind for w in found if w.base.op == "entry"})
+    advise(reverse, found, owner.refused, draft.schedule == "atomic")
+    accumulated = {w.base.attrs["name"] for w in found if w.kind == "atomic_add"}
+    text = FunctionText(site, site.kernel.inplace, accumulated)
+    lines = fwd.source.splitlines()
+    layouts = [l for w in found for l in w.layouts] + [l for k in owner.kernels for l in k.layouts]
+    checks = list(dict.fromkeys(text.check(layout) for layout in layouts))
+    notes = header(reverse, totals, checks)
+    steps = []
+    if effects_remain(reverse.effects):
+        if fused is not None:
+            notes.append(fused.note)
+        emitted = Emitter(site.kernel, owner.name, lines).emit(reverse.effects, notes)
+        kernels[owner.name] = emitted.text
+        step = Step(emitted, "grid") if fused is None else partials_step(text, emitted, fused, draft.programs)
+        tape_step(text, step, taped.buffers, site)
+        spill_step(text, step, owner)
+        steps.append(step)
+        notes = []
+    for made in owner.kernels:
+        emitted = Emitter(site.kernel, made.name, lines).emit(made.effects, [*notes, *made.notes])
+        kernels[made.name] = emitted.text
+        steps.append(owner_step(text, emitted, made, owner, draft.splits or SPLITS))
+        if made.few and not draft.splits:
+            tuning.offer(draft.configs, {"splits": SPLITS})
+        notes = []
+    if plan.after:
+        name = f"{owner.name}_after"
+        note = "what is added to gradients that the kernels above have stored"
+        emitted = Emitter(site.kernel, name, lines).emit(plan.after, [note])
+        kernels[name] = emitted.text
+        steps.append(Step(emitted, "grid"))
+    draft.report += reverse.report
+    draft.tape_bytes += totals.tape
+    draft.tape_naive_bytes += totals.naive
+    draft.atomics += totals.kept
+    draft.atomics_naive += totals.atomics
+    gradients = list(dict.fromkeys(n for s in steps for n in s.emitted.gradients))
+    _check_inplace(site, gradients, accumulated, owner)
+    every = found + [w for k in owner.kernels for w in writes(k.effects)]
+    for write in every:
+        name = write.base.attrs["name"]
+        stored = [w for w in every if w.base is write.base and w.kind == "store"]
+        if write.covers is not None and len(stored) == 1 and name not in site.tables:
+            text.written[name] = text.expr(write.covers)
+    return text.text(steps, gradients, checks)
+
+
+@dataclass
+class Scheduled:
+    """The effects of one launch's backward: the main kernel, the owners', and what is added after them."""
+
+    reverse: Reverse
+    owner: Owner
+    fused: Partials | None
+    taped: forward_values.Tape
+    after: list
+
+
+def _scheduled(
+    site: trace.Site, kernels: dict[str, str], schedule: str, totals: Totals, splits: int
+) -> Scheduled:
+    """The passes from the forward graph to effects with a schedule."""
+    report: list[LineReport] = []
+    overwrite.check(site.kernel, site.launch.grid, report)
+    running_maxima.detach(site.kernel, report)
+    reverse = Reverse(site.kernel, set())
+    reverse.report = report
+    reverse.run()
+    gradient_writes.merge(reverse)
+    wrapped_indices.unwrap(reverse)
+    forward_values.use_stored(reverse)
+    totals.atomics = len(writes(reverse.effects))
+    axes = trace.program_axes(site)
+    gradient_writes.prove(reverse, axes)
+    gradient_writes.mark(reverse)
+    name = f"{site.kernel_name}_bwd"
+    if site.class_name[-1].isdigit() and name in kernels:
+        name += site.class_name[-1]
+    owner = Owner(reverse, axes, name, site.launch.grid, splits > 0)
+    fused = partials.fuse(reverse, axes) if schedule == "partials" else None
+    after: list = []
+    if schedule != "atomic" and not isinstance(fused, Partials):
+        owner.run()
+        after = second_launch.split(reverse, axes, owner.refused)
+        gradient_writes.mark(reverse)
+    taped = forward_values.Tape(reverse, lambda buffer: forward_values.size(buffer, site)).run()
+    return Scheduled(reverse, owner, fused if isinstance(fused, Partials) else None, taped, after)
+
+
+def _check_inplace(site: trace.Site, gradients: list[str], accumulated: set[str], owner: Owner) -> None:
+    """What the forward overwrites must have its gradient overwritten by one program an element."""
+    for inplace in site.kernel.inplace & (set(gradients) | set(site.outputs)):
+        if (
+            inplace in accumulated
+            or inplace not in gradients
+            or any(inplace in k.bases for k in owner.kernels)
+        ):
+            raise Refusal(
+                "in-place access",
+                f"`{inplace}` is overwritten, but not by one program an element",
+                "Write to a buffer.",
+                site.kernel.line,
+            )
+
+
+def scratch_device(text: FunctionText) -> str:
+    site = text.site
+    name = next(
+        n for n, a in site.args.items() if a.kind == "pointer" and n in site.given_names and not a.none
+    )
+    return f"{text.value(name)}.device"
+
+
+def program_count(site: trace.Site) -> str:
+    return " * ".join(f"grid[{i}]" for i in range(len(site.launch.grid)))
+
+
+def tape_step(text: FunctionText, step: Step, buffers: list[forward_values.Buffer], site: trace.Site) -> None:
+    """Allocate the scratch of a launch: a slice for each program, as long as the longest loop."""
+    if not buffers:
+        return
+    lengths = ", ".join(dict.fromkeys(text.expr(b.trips) for b in buffers))
+    step.setup.append(f"tape_steps = max({lengths}, 1)")
+    if any(b.slots != forward_values.STEPS for b in buffers):
+        step.setup.append(f"{checkpoints.SEGMENT} = int(tape_steps**0.5) + 1")
+        step.setup.append(f"{checkpoints.CHECKPOINTS} = tape_steps // {checkpoints.SEGMENT} + 2")
+    step.extra |= {
+        name: name for name in (forward_values.STEPS, checkpoints.SEGMENT, checkpoints.CHECKPOINTS)
+    }
+    for b in buffers:
+        size = f"{program_count(site)} * {b.slots} * {text.expr(b.numel, 11)}"
+        step.setup.append(
+            f"{b.name} = torch.empty({size}, dtype=torch.{b.dtype}, device={scratch_device(text)})"
+        )
+        step.extra[b.name] = b.name
+
+
+def spill_step(text: FunctionText, step: Step, owner: Owner) -> None:
+    for spill in owner.spills.made.values():
+        size = f"{program_count(text.site)} * {text.expr(spill.numel, 11)}"
+        step.setup.append(
+            f"{spill.name} = torch.empty({size}, dtype=torch.{spill.dtype}, device={scratch_device(text)})"
+        )
+        step.extra[spill.name] = spill.name
+
+
+def partials_step(text: FunctionText, emitted: Emitted, fused: Partials, programs: int) -> Step:
+    """The launch of a strip-mined kernel: a few programs along the first walked axis, else one."""
+    grid = [f"grid[{axis}]" for axis in range(len(text.site.launch.grid))]
+    walked = " * ".join(grid[axis] for axis in fused.axes)
+    for axis in fused.axes:
+        grid[axis] = "programs" if axis == fused.axes[0] else "1"
+    step = Step(emitted, f"({', '.join(grid)}{',' * (len(grid) == 1)})")
+    step.setup.append(f"programs = min({walked}, {programs})")
+    pass_extra(step)
+    for base in fused.bases:
+        private_rows(text, step, base, "programs")
+    return step
+
+
+def private_rows(text: FunctionText, step: Step, base: str, rows: str) -> None:
+    """Allocate `rows` copies of a gradient before a launch, and add them up after it."""
+    d = gradient_name(base)
+    text.split.add(base)
+    text.saved[base] = None
+    step.setup.append(f"{d} = gradient_of({base}, accumulate=True, copies={rows})")
+    step.finish.append(f"{d} = summed({d}, {base})")
+
+
+def pass_extra(step: Step, optional: bool = False) -> None:
+    """Host expressions of the parameters that generated kernels have beside the forward's."""
+    for name in step.emitted.extra:
+        if name.startswith("grid_"):
+            step.extra[name] = f"grid[{name[5:]}]"
+        elif name.startswith("span_"):
+            d = gradient_name(name[5:])
+            step.extra[name] = f"0 if {d} is None else {d}.stride(0)" if optional else f"{d}.stride(0)"
+        else:
+            step.extra[name] = name
+
+
+def owner_step(text: FunctionText, emitted: Emitted, made: OwnerKernel, owner: Owner, splits: int) -> Step:
+    """The launch of an owner kernel: its grid from the forward's sizes, partial sums added up afterwards."""
+    grid = [text.expr(count) for count in made.grid]
+    step = Step(emitted, f"({', '.join(grid)}{',' * (len(grid) == 1)})")
+    pass_extra(step, made.optional)
+    for whole, part in dict.fromkeys(owner.divisible):
+        step.setup += [
+            f"if {text.expr(whole, 10)} % {text.expr(part, 11)}:",
+            f'    raise ValueError("{text.expr(whole)} must be a multiple of '
+            f'{text.expr(part)} in the backward")',
+        ]
+    for one, other in made.equal:
+        step.setup += [
+            f"if {text.expr(one, 6)} != {text.expr(other, 6)}:",
+            f'    raise ValueError("{text.expr(one)} must be {text.expr(other)} in the backward")',
+        ]
+    for factor in made.positive:
+        step.setup += [
+            f"if {text.expr(factor, 6)} < 1:",
+            f'    raise ValueError("{text.expr(factor)} must be positive in the backward")',
+        ]
+    if made.split:
+        step.setup.append(f"splits = min({text.expr(owner.summed(made))}, {splits})")
+        for base in made.bases:
+            private_rows(text, step, base, "splits")
+    return step
+
+
+def effects_remain(effects: list) -> bool:
+    return any(map(effects_of, effects))

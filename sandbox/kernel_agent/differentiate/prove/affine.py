@@ -1,0 +1,297 @@
+"""Addresses as sums of coefficient times variable, and when such a sum is injective.
+
+A variable is what differs between programs, iterations and lanes: a program id, the trip count of a loop, a
+lane of a block, or the quotient and remainder of one of them. Coefficients and ranges are products of values
+that are the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import permutations
+
+from ..ir.graph import Graph
+from ..ir.nodes import Node, Region
+from ..ir.nonnegative import natural
+
+Monomial = tuple[int, tuple[int, ...]]  # integer factor, sorted ids of uniform nodes
+
+
+@dataclass(frozen=True)
+class Var:
+    """kind: pid, trip, lane, floordiv, mod, opaque. `node` is the node it stands for (None for trips)."""
+
+    kind: str
+    key: tuple
+    node: Node | None = field(compare=False, default=None)
+    region: Region | None = field(compare=False, default=None)
+
+
+@dataclass
+class Group:
+    """Terms of one address dimension: index = sum(multiplier * variable), address += coefficient * index."""
+
+    coefficient: Monomial
+    terms: list[tuple[Var, Monomial]]
+    solved: bool = False
+
+
+class Affine:
+    """Decomposes integer nodes of one graph."""
+
+    def __init__(
+        self, g: Graph, absolute: bool = False, start: Callable[[Node], Node] = lambda lo: lo
+    ) -> None:
+        """`start`: where a loop begins, in terms of the variables that the other nodes have."""
+        self.g, self.start = g, start
+        self.absolute = absolute  # loops that start at different places count their steps from zero
+        self.nodes: dict[int, Node] = {}
+
+    # sums of products
+
+    def terms(
+        self, node: Node, axes: tuple[int, ...]
+    ) -> dict[tuple[Var | None, ...], dict[tuple[int, ...], int]]:
+        """{variables: {uniform ids: factor}}; `axes`: which axes of the whole block those of `node` are."""
+        if node.op == "const" and isinstance(node.value, int):
+            return {(): {(): int(node.value)}}
+        if node.op in ("add", "sub"):
+            left, right = (self.terms(a, axes[len(axes) - len(a.shape) :]) for a in node.args)
+            return _combine(left, right, 1 if node.op == "add" else -1)
+        if node.op == "neg":
+            return _combine({}, self.terms(node.args[0], axes), -1)
+        if node.op == "mul":
+            left, right = (self.terms(a, axes[len(axes) - len(a.shape) :]) for a in node.args)
+            return _product(left, right)
+        if node.op == "cast" and not node.args[0].is_float:  # that would cut something off
+            return self.terms(node.args[0], axes)
+        if node.op == "expand":
+            at = node.attrs["axis"]
+            return self.terms(node.args[0], (*axes[:at], *axes[at + 1 :]))
+        if node.op == "broadcast":
+            inner = node.args[0]
+            return self.terms(inner, axes[len(axes) - len(inner.shape) :])
+        if node.op == "full" and isinstance(node.args[0].value, int):
+            return {(): {(): int(node.args[0].value)}}
+        if node.op == "iv":
+            return self._loop_variable(node)
+        if self.uniform(node):
+            self.nodes[node.id] = node
+            return {(): {(node.id,): 1}}
+        return {(self.variable(node, axes),): {(): 1}}
+
+    def _loop_variable(self, node: Node) -> dict:
+        region = node.home
+        lo, _, step = region.bounds  # type: ignore[misc]
+        trip = {(Var("trip", (id(region),), None, region),): {(): 1}}
+        start = {} if self.absolute and not self.uniform(lo) else self.terms(self.start(lo), ())
+        return _combine(start, _product(self.terms(step, ()), trip), 1)
+
+    def variable(self, node: Node, axes: tuple[int, ...]) -> Var:
+        if node.op in ("pid", "vpid"):
+            return Var(node.op, (node.attrs["axis"],), node)
+        if node.op == "arange" and axes:
+            return Var("lane", (axes[0], node.id), node)
+        if node.op in ("floordiv", "mod"):
+            return Var(node.op, (node.id, axes), node)
+        return Var("opaque", (node.id, axes), node)
+
+    def uniform(self, node: Node) -> bool:
+        """The same in every program, iteration and lane."""
+        if node.op in ("const", "constexpr", "param", "npid"):
+            return True
+        if node.op in ("pid", "vpid", "iv", "phi", "load", "arange", "loopout", "random") or node.shape:
+            return False
+        if node.op == "ifout":
+            sides = [node.attrs[k] for k in ("then", "other") if node.attrs[k] is not None]
+            return self.uniform(node.args[0]) and all(map(self.uniform, sides))
+        return bool(node.args) and all(map(self.uniform, node.args))
+
+    def groups(self, node: Node) -> list[Group] | None:
+        """The address dimensions of an offset, or None where it is not a sum of single variables."""
+        found: dict[tuple[int, ...], list[tuple[Var, Monomial]]] = {}
+        pieces: list[tuple[Var, Monomial]] = []
+        for variables, coefficients in self.terms(node, tuple(range(len(node.shape)))).items():
+            coefficients = {k: v for k, v in coefficients.items() if v}
+            if not variables or not coefficients:
+                continue
+            if len(variables) > 1 or len(coefficients) > 1:
+                return None
+            ((ids, factor),) = coefficients.items()
+            pieces.append((variables[0], (factor, ids)))  # type: ignore[arg-type]
+        for var, (factor, ids) in pieces:
+            base = self._stride_part(ids)
+            rest = _without(ids, base)
+            found.setdefault(base, []).append((var, (factor, rest)))
+        return [Group((1, base), terms) for base, terms in found.items()]
+
+    def solved(self, node: Node) -> list[Group] | None:
+        """The address dimensions of an offset, each a sum of digits; None where they are not."""
+        groups = self.groups(node)
+        return groups if groups is not None and all(map(self.solve, groups)) else None
+
+    def _stride_part(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Run-time factors name an address dimension; constexpr factors are block sizes inside one."""
+        return tuple(i for i in ids if not self._compile_time(self.nodes[i]))
+
+    def _compile_time(self, node: Node) -> bool:
+        return node.op in ("const", "constexpr", "npid") or (
+            bool(node.args) and all(map(self._compile_time, node.args))
+        )
+
+    def monomials(self, node: Node) -> list[Monomial]:
+        """A range as products: both sides of a minimum are upper bounds."""
+        if node.op == "minimum":
+            return [m for arg in node.args for m in self.monomials(arg)]
+        terms = self.terms(node, ())
+        flat = {ids: f for variables, cs in terms.items() if not variables for ids, f in cs.items() if f}
+        if any(v for v in terms if v) or len(flat) != 1:
+            return []
+        return [(f, ids) for ids, f in flat.items()]
+
+    def ranges(self, var: Var) -> list[Monomial]:
+        """Exclusive upper bounds of a variable that is never negative."""
+        node = var.node
+        if var.kind == "lane" and node is not None and node.args[0].op == "const" and node.args[0].value == 0:
+            return self.monomials(node.args[1])
+        if var.kind == "pid" and node is not None:
+            count = self.g.npid(node.attrs["axis"])
+            self.nodes[count.id] = count
+            return [(1, (count.id,))]
+        if var.kind == "vpid" and node is not None:
+            return self.monomials(node.attrs["count"])
+        if var.kind == "trip" and var.region is not None:
+            lo, hi, step = var.region.bounds  # type: ignore[misc]
+            plain = _is(lo, 0) and _is(step, 1) and self.uniform(hi)
+            return self.monomials(hi) if plain else []
+        if var.kind == "mod" and node is not None:
+            return self.monomials(node.args[1]) if natural(node.args[0]) else []
+        if (
+            var.kind == "floordiv"
+            and node is not None
+            and node.args[0].op == "pid"
+            and self.uniform(node.args[1])
+        ):
+            whole = self.g.npid(node.args[0].attrs["axis"])
+            count = self.g.make("cdiv", (whole, node.args[1]))
+            self.nodes[count.id] = count
+            return [(1, (count.id,))]
+        return []
+
+    def solve(self, group: Group) -> bool:
+        """Whether the terms are digits: each multiplier at least the span of all smaller ones."""
+        terms = group.terms
+        if len(terms) > 5:
+            return False
+        for order in permutations(terms):
+            spans: list[Monomial] = [order[0][1]]
+            ok = True
+            for i, (var, multiplier) in enumerate(order):
+                if i and multiplier not in spans:
+                    ok = False
+                    break
+                spans = [times(multiplier, r) for r in self.ranges(var)]
+                if not spans and i + 1 < len(order):
+                    ok = False
+                    break
+            if ok:
+                group.terms, group.solved = list(order), True
+                return True
+        return False
+
+
+def _is(node: Node, number: int) -> bool:
+    return node.op == "const" and node.value == number
+
+
+def _combine(a: dict, b: dict, sign: int) -> dict:
+    out = {variables: dict(cs) for variables, cs in a.items()}
+    for variables, cs in b.items():
+        target = out.setdefault(variables, {})
+        for ids, factor in cs.items():
+            target[ids] = target.get(ids, 0) + sign * factor
+    return out
+
+
+def _product(a: dict, b: dict) -> dict:
+    out: dict = {}
+    for va, ca in a.items():
+        for vb, cb in b.items():
+            variables = tuple(sorted((*va, *vb), key=lambda v: (v.kind, v.key)))
+            target = out.setdefault(variables, {})
+            for ia, fa in ca.items():
+                for ib, fb in cb.items():
+                    ids = tuple(sorted((*ia, *ib)))
+                    target[ids] = target.get(ids, 0) + fa * fb
+    return out
+
+
+def _without(ids: tuple[int, ...], remove: tuple[int, ...]) -> tuple[int, ...]:
+    rest = list(ids)
+    for i in remove:
+        rest.remove(i)
+    return tuple(rest)
+
+
+def times(a: Monomial, b: Monomial) -> Monomial:
+    return a[0] * b[0], tuple(sorted((*a[1], *b[1])))
+
+
+def divide(a: Monomial, b: Monomial) -> Monomial | None:
+    """a / b, None where it is not a product again."""
+    if b[0] == 0 or a[0] % b[0]:
+        return None
+    rest = list(a[1])
+    for i in b[1]:
+        if i not in rest:
+            return None
+        rest.remove(i)
+    return a[0] // b[0], tuple(rest)
+
+
+def upper(g: Graph, node: Node) -> Node | None:
+    """The same for all programs, and not below `node` in any; sizes and strides are taken to be positive."""
+    return _bound(g, node, True)
+
+
+def _bound(g: Graph, node: Node, high: bool) -> Node | None:
+    if node.op in ("const", "constexpr", "param", "npid"):
+        return node
+    if node.op == "pid":
+        count = g.intern("npid", (), node.attrs, "int32", ())
+        return g.sub(count, g.const(1)) if high else g.const(0)
+    if node.op == "cast":
+        return None if node.args[0].is_float else _bound(g, node.args[0], high)
+    if node.op == "neg":
+        inner = _bound(g, node.args[0], not high)
+        return None if inner is None else g.neg(inner)
+    if node.op == "ifout" and node.attrs["if"].static:
+        sides = [node.attrs[k] for k in ("then", "other") if node.attrs[k] is not None]
+        bounds = [b for b in (_bound(g, side, high) for side in sides) if b is not None]
+        if len(bounds) < 2:
+            return None
+        one, two = bounds
+        return one if one is two else g.make("select", (node.args[0], one, two), {}, node.dtype, ())
+    if node.op not in ("add", "sub", "mul", "minimum", "maximum", "cdiv", "floordiv"):
+        return None
+    a, b = node.args
+    left = _bound(g, a, high)
+    right = _bound(g, b, high != (node.op in ("sub", "cdiv", "floordiv")))
+    if node.op == ("minimum" if high else "maximum") and (left is None or right is None):
+        return left if left is not None else right
+    if left is None or right is None:
+        return None
+    return g.make(node.op, (left, right), node.attrs, node.dtype, node.shape)
+
+
+Axes = tuple[int | None, ...]
+
+
+Form = dict[tuple, dict[tuple[int, ...], int]]
+
+
+def nonzero(form: Form) -> Form:
+    """A sum of products without the terms that cancel."""
+    kept = {v: {ids: f for ids, f in cs.items() if f} for v, cs in form.items()}
+    return {v: cs for v, cs in kept.items() if cs}

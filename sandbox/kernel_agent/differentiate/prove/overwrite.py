@@ -1,0 +1,235 @@
+"""The forward's own stores: a value that is overwritten later must not receive the upstream gradient.
+
+A store inside a loop has to move with the loop, and two stores to one buffer must not meet. What is not
+provable from the addresses is decided on the traced call, where addresses are computed for every program: an
+overlap is refused, anything else is stated as an assumption in the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+
+from ..ir.address_tables import root
+from ..ir.folding import COMPARE
+from ..ir.nodes import For, Node, Store, placed, reachable
+from ..ir.refusal import Refusal
+from ..ir.report import LineReport
+from ..ir.values import Kernel
+from .affine import Affine, Group
+from .disjoint import close, learn
+
+Placed = tuple[Store, tuple[For, ...]]
+LIMIT = 1 << 16  # programs times iterations that are looked at for two stores that may meet
+LIMIT_ONE = 1 << 12  # and for one store that is not proven to write every element once
+
+
+def check(kernel: Kernel, grid: tuple[int, ...], report: list[LineReport]) -> None:
+    """Refuse kernels that overwrite a differentiable result."""
+    stores = list(placed(kernel.effects, Store))
+    for store, loops in stores:
+        if store.value.active and store.kind == "store":
+            _moves(kernel, store, loops)
+            _once(kernel, (store, loops), grid, report)
+    for (one, loops), (two, others) in combinations(stores, 2):
+        if (
+            root(one.base) is not root(two.base)
+            or one.region.excludes(two.region)
+            or not _loses(one, loops, two, others)
+        ):
+            continue
+        name = one.base.attrs["name"]
+        if (one.base is two.base and one.offset is two.offset) or _meet(
+            kernel, (one, loops), (two, others), grid
+        ):
+            raise Refusal(
+                "overwritten store",
+                f"`{name}` is stored to twice at one address (lines {one.line} and {two.line})",
+                "Store the final value once.",
+                two.line,
+            )
+        reason = f"the stores to `{name}` of lines {one.line} and {two.line} do not meet"
+        report.append(LineReport(two.line, "assumption", "traced addresses", reason))
+
+
+def _loses(one: Store, loops: tuple[For, ...], two: Store, others: tuple[For, ...]) -> bool:
+    """Whether a differentiable value is lost if two writes, in this order, meet: adding loses nothing."""
+    if one.value.active and two.kind == "store":
+        return True
+    return two.value.active and one.kind == "store" and bool(set(loops) & set(others))
+
+
+def _once(kernel: Kernel, placed: Placed, grid: tuple[int, ...], report: list[LineReport]) -> None:
+    """No two programs, steps or lanes may store to one address: only the last would have a gradient."""
+    store, loops = placed
+    affine = Affine(kernel.graph)
+    known, groups = _determined(affine, store)
+    lanes = {var.key[0] for group in groups if group.solved for var, _ in group.terms if var.kind == "lane"}
+    variables = [("pid", (axis,)) for axis, count in enumerate(grid) if count > 1]
+    variables += [("trip", (id(loop.region),)) for loop in loops]
+    wide = {axis for axis, dim in enumerate(store.offset.shape) if not kernel.graph.is_one(dim)}
+    if groups and wide <= lanes and all(variable in known for variable in variables):
+        return
+    name = store.base.attrs["name"]
+    try:
+        written = _addresses(kernel, store, loops, grid, LIMIT_ONE)
+    except Unknown:
+        reason = f"no two programs, steps or lanes store to one address of `{name}`"
+        report.append(LineReport(store.line, "assumption", "none", reason))
+        return
+    if len(written) != len(set(written)):
+        raise Refusal(
+            "overwritten store",
+            f"`{name}` is stored to at one address by several programs, steps or lanes",
+            "Store each element once, or add to it with tl.atomic_add.",
+            store.line,
+        )
+
+
+def _moves(kernel: Kernel, store: Store, loops: tuple[For, ...]) -> None:
+    """A store in a loop must go to another address in every step."""
+    known, groups = _determined(Affine(kernel.graph), store)
+    variables = {var.key for group in groups for var, _ in group.terms if var.kind == "trip"}
+    for loop in loops:
+        moves = ("trip", (id(loop.region),)) in known or (id(loop.region),) in variables
+        changing = {loop.region.iv, *(carry.phi for carry in loop.carries)}
+        if not moves and not any(_needs(part, changing) for part in (store.offset, store.base)):
+            raise Refusal(
+                "overwritten store",
+                f"`{store.base.attrs['name']}` is stored to at the same address in every step of the loop "
+                f"of line {loop.line}",
+                "Store after the loop.",
+                store.line,
+            )
+
+
+def _determined(affine: Affine, store: Store) -> tuple[set, list[Group]]:
+    """The variables that the address of a store determines, and its dimensions."""
+    known: set = set()
+    groups = affine.groups(store.offset) or []
+    for group in groups:
+        if affine.solve(group):
+            for var, _ in group.terms:
+                learn(var, known)
+    close(affine, known, groups)
+    return known, groups
+
+
+def _needs(node: Node, wanted: set[Node | None]) -> bool:
+    """Whether an address changes with one of `wanted`, also through the bounds of inner loops."""
+    return any(item in wanted for item in reachable([node], _address_parts))
+
+
+def _address_parts(node: Node) -> list[Node]:
+    parts = list(node.args)
+    if node.op == "iv":
+        parts += node.home.bounds or ()
+    elif node.op == "ifout":
+        parts += [n for n in (node.attrs["then"], node.attrs["other"]) if n is not None]
+    elif node.op == "loopout":
+        carry = node.attrs["loop"].carries[node.attrs["index"]]
+        parts += [carry.init, carry.next]
+    return parts
+
+
+# addresses of the traced call
+
+
+class Unknown(Exception):
+    """An address that depends on data."""
+
+
+def _meet(kernel: Kernel, one: Placed, two: Placed, grid: tuple[int, ...]) -> bool:
+    """Whether two stores write one address in the traced call; data-dependent addresses count as meeting."""
+    try:
+        return not set(_addresses(kernel, *one, grid)).isdisjoint(_addresses(kernel, *two, grid))
+    except Unknown:
+        return True
+
+
+def _addresses(
+    kernel: Kernel, store: Store, loops: tuple[For, ...], grid: tuple[int, ...], budget: int = LIMIT
+) -> list[int]:
+    """Every address that a store writes in the traced call, as often as it is written. Raises Unknown."""
+    if store.base.op == "entry":  # which tensor is data
+        raise Unknown
+    found: list[int] = []
+    for pid in product(*(range(n) for n in grid)):
+        for env in _steps(kernel, loops, {"pid": pid, "grid": grid}):
+            budget -= 1
+            if budget < 0:
+                raise Unknown
+            if not all(
+                bool(evaluate(kernel, r.cond, env)) == r.positive
+                for r in store.region.chain()
+                if r.cond is not None
+            ):  # type: ignore[arg-type]
+                continue
+            offset = np.asarray(evaluate(kernel, store.offset, env))
+            mask = True if store.mask is None else evaluate(kernel, store.mask, env)
+            found += offset[np.broadcast_to(mask, offset.shape)].ravel().tolist()
+    return found
+
+
+def _steps(kernel: Kernel, loops: tuple[For, ...], env: dict):
+    if not loops:
+        yield env
+        return
+    region = loops[0].region
+    if region.bounds is None:
+        raise Unknown
+    lo, hi, step = (int(evaluate(kernel, n, env)) for n in region.bounds)
+    for value in range(lo, hi, step):
+        yield from _steps(kernel, loops[1:], {**env, region.iv: value})
+
+
+_NUMPY: dict[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "minimum": np.minimum, "maximum": np.maximum,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "land": np.logical_and, "lor": np.logical_or,
+    "floordiv": lambda a, b: np.trunc(np.divide(a, b)).astype(np.int64),
+    "mod": np.fmod,
+    "cdiv": lambda a, b: -(-np.asarray(a) // b),
+    "cast": lambda a: a, "neg": np.negative, "not": np.logical_not, "invert": np.invert,
+}  # fmt: skip
+_SHAPED = ("arange", "compare", "expand", "broadcast", "full")
+
+
+def evaluate(kernel: Kernel, node: Node, env: dict) -> Any:
+    """An integer value in one program of the traced call."""
+    op = node.op
+    if op == "iv":
+        if node not in env:
+            raise Unknown
+        return env[node]
+    if op == "pid":
+        axis = node.attrs["axis"]
+        return env["pid"][axis] if axis < len(env["pid"]) else 0
+    if op == "npid":
+        axis = node.attrs["axis"]
+        return env["grid"][axis] if axis < len(env["grid"]) else 1
+    if op in ("const", "constexpr", "param", "isnone"):
+        value = kernel.graph.concrete(node)
+        if value is None:
+            raise Unknown
+        return value
+    if op == "ifout":
+        side = node.attrs["then" if evaluate(kernel, node.args[0], env) else "other"]
+        if side is None:
+            raise Unknown
+        return evaluate(kernel, side, env)
+    if op not in _NUMPY and op not in _SHAPED:
+        raise Unknown
+    args = [evaluate(kernel, arg, env) for arg in node.args]
+    if op == "arange":
+        return np.arange(args[0], args[1])
+    if op == "compare":
+        return COMPARE[node.attrs["cmp"]](args[0], args[1])
+    if op == "expand":
+        return np.expand_dims(args[0], node.attrs["axis"]) if node.args[0].shape else args[0]
+    if op in ("broadcast", "full"):
+        shape = tuple(int(evaluate(kernel, dim, env)) for dim in node.shape)
+        return np.broadcast_to(args[0], shape)
+    return _NUMPY[op](*args)

@@ -1,0 +1,688 @@
+"""The operations of triton.language as graph nodes: what each call in a forward kernel means.
+
+Everything composite (softmax, block pointers, keep_dims, swizzle) is expanded here, so that the rules see few
+primitives. A function that is not in the table is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..ir.address_tables import CONSTRUCT, entry
+from ..ir.graph import broadcast_shape, promote
+from ..ir.nodes import Node, Store, is_float, real
+from ..ir.refusal import Refusal
+from ..ir.values import BlockPtr, DType, PointerTo, Poison, Ptr, PtrType, is_static
+
+if TYPE_CHECKING:
+    from .normalise import Builder
+
+DTYPES = {
+    "fp8e4nv": "float8e4nv",
+    "fp8e5": "float8e5",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "fp64": "float64",
+    **{
+        name: name
+        for name in ("int1", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+    },
+}
+
+UNARY = {
+    "exp", "exp2", "log", "log2", "sqrt", "sqrt_rn", "rsqrt", "sin", "cos", "tan", "erf", "sigmoid", "tanh", "abs",
+    "floor", "ceil", "log1p", "expm1", "sinh", "cosh", "asin", "acos", "atan", "fabs", "log10", "cbrt", "isnan",
+}  # fmt: skip
+
+NOT_DIFFERENTIABLE = {
+    "inline_asm_elementwise": "inline assembly is opaque",
+    "dot_scaled": "block-scaled dot products have no adjoint here",
+    "sort": "sorting networks have no adjoint here",
+    "topk": "selection networks have no adjoint here",
+    "bitonic_merge": "sorting networks have no adjoint here",
+    "histogram": "a histogram has no derivative",
+    "atomic_xchg": "an exchange makes the result depend on the order of programs",
+    "atomic_cas": "a lock makes the result depend on the order of programs",
+    "atomic_max": "an atomic maximum makes the adjoint depend on the winning program",
+    "atomic_min": "an atomic minimum makes the adjoint depend on the winning program",
+    "make_tensor_descriptor": "TMA descriptors are not expanded to addresses",
+    "load_tensor_descriptor": "TMA descriptors are not expanded to addresses",
+    "store_tensor_descriptor": "TMA descriptors are not expanded to addresses",
+    "device_assert": "a device assertion inside the kernel is a side effect",
+}
+
+
+def from_python(value: Any) -> Any:
+    """A constant, type or function found in a module."""
+    if type(value).__name__ == "dtype" and str(value) in DTYPES:
+        return DType(DTYPES[str(value)])
+    if type(value).__name__ == "constexpr":
+        return value.value
+    return value
+
+
+def attribute(b: Builder, value: Any, name: str) -> Any:
+    if isinstance(value, (Ptr, PtrType)) and name in ("dtype", "type", "element_ty"):
+        base = value.base
+        if name == "element_ty":
+            return DType(element(base))
+        return PtrType(base)
+    if isinstance(value, BlockPtr) and name in ("dtype", "type", "element_ty"):
+        return DType(element(value.base)) if name == "element_ty" else PtrType(value.base)
+    if isinstance(value, DType) and name in ("element_ty", "scalar"):
+        return value
+    if isinstance(value, Node):
+        if name in ("dtype", "type"):
+            return DType(value.dtype)
+        if name == "shape":
+            return tuple(value.shape)
+        if name == "T":
+            return permute(b, value, (1, 0))
+        if name == "value":
+            return value
+    raise Refusal("attribute", f"`.{name}` is not supported on this value")
+
+
+def element(base: Node) -> str:
+    """The element type of a pointer; symbolic for floats, so that the backward fits every precision."""
+    elem = base.attrs["elem"]
+    if base.op == "entry":  # the kernel names the type itself
+        return elem
+    return f"${elem}:{base.attrs['name']}" if is_float(elem) else elem
+
+
+def method(b: Builder, owner: Any, name: str, args: list, kw: dict) -> Any:
+    if isinstance(owner, (Ptr, BlockPtr)):
+        if name == "to":
+            raise Refusal("pointer cast", "casting a pointer changes what its elements are")
+        if name == "advance":
+            return advance(b, owner, *args, **kw)
+        raise Refusal(f".{name}", "this method of a pointer is not supported")
+    if name == "to":
+        return cast(b, owner, *args, **kw)
+    if name in TABLE:
+        return TABLE[name](b, owner, *args, **kw)
+    if name in UNARY:
+        return unary(b, name, f"{b.tl}.{name}", owner)
+    raise Refusal(f".{name}", NOT_DIFFERENTIABLE.get(name, f"`.{name}` has no adjoint here"))
+
+
+def call(b: Builder, function: Any, text: str, args: list, kw: dict) -> Any:
+    if isinstance(function, DType):
+        return cast(b, args[0], function)
+    name = getattr(function, "__name__", str(function))
+    if name in USER_RULES:
+        return user_call(b, name, text, args)
+    if function in (min, max):
+        result = args[0]
+        for other in args[1:]:
+            result = b.g.make("minimum" if function is min else "maximum", (b.node(result), b.node(other)))
+        return result
+    if function in (float, int, bool, len, abs) and not any(isinstance(a, Node) for a in args):
+        return function(*args)
+    if function is float and isinstance(args[0], Node):
+        return cast(b, args[0], DType("float32"))
+    if function is abs:
+        return unary(b, "abs", f"{b.tl}.abs", args[0])
+    if name in NOT_DIFFERENTIABLE:
+        raise Refusal(text, NOT_DIFFERENTIABLE[name])
+    if name == "next_power_of_2":
+        value = b.node(args[0])
+        b.number(value)
+        return b.g.make("next_power_of_2", (value,), {"text": text}, "int32", ())
+    if name == "pow":
+        return b.g.make("call", [b.node(a) for a in args], {"fn": "pow", "text": text})
+    if name in TABLE:
+        try:
+            return TABLE[name](b, *args, **kw)
+        except TypeError as error:
+            raise Refusal(text, f"called with arguments that are not understood ({error})") from None
+    if name in UNARY:
+        return unary(b, name, text, *args)
+    raise Refusal(text, f"`{text}` has no adjoint here")
+
+
+# memory
+
+
+def program_id(b: Builder, axis: Any) -> Node:
+    return b.g.pid(int(b.number(axis)))
+
+
+def num_programs(b: Builder, axis: Any) -> Node:
+    return b.g.npid(int(b.number(axis)))
+
+
+def _mask(b: Builder, mask: Any) -> Node | None:
+    if mask is None or mask is True:
+        return None
+    return b.node(mask)
+
+
+def load(
+    b: Builder,
+    ptr: Any,
+    mask: Any = None,
+    other: Any = None,
+    boundary_check: Any = (),
+    padding_option: Any = "",
+    **_: Any,
+) -> Node:
+    if isinstance(ptr, BlockPtr):
+        ptr, mask, other = _expand_block(b, ptr, boundary_check, padding_option)
+    if not isinstance(ptr, Ptr):
+        raise Refusal("load", "the address is not based on a pointer argument")
+    g, base = b.g, ptr.base
+    mask = _mask(b, mask)
+    args = [base, ptr.offset]
+    shape = ptr.offset.shape
+    if mask is not None:
+        args.append(mask)
+        shape = max(shape, mask.shape, key=len)
+    if mask is not None:  # what the forward leaves undefined is 0 here, so that it cannot be a NaN
+        args.append(
+            b.node(0.0 if other is None and is_float(element(base)) else 0 if other is None else other)
+        )
+    node = g.make("load", args, {"other": mask is not None}, element(base), shape)
+    node.active = base.active and node.is_float
+    b.loaded.append((base, ptr.offset, mask))
+    node.active = node.active or (mask is not None and args[-1].active)
+    return node
+
+
+def store(b: Builder, ptr: Any, value: Any, mask: Any = None, boundary_check: Any = (), **_: Any) -> None:
+    _write(b, ptr, value, mask, boundary_check, "store")
+
+
+def atomic_add(b: Builder, ptr: Any, value: Any, mask: Any = None, **_: Any) -> Poison:
+    _write(b, ptr, value, mask, (), "atomic_add")
+    return NO_VALUE
+
+
+NO_VALUE = Poison("what an atomic returns depends on the order of programs", "atomic result")
+
+
+def _write(b: Builder, ptr: Any, value: Any, mask: Any, boundary_check: Any, kind: str) -> None:
+    if isinstance(ptr, BlockPtr):
+        ptr, mask, _ = _expand_block(b, ptr, boundary_check, "")
+    if not isinstance(ptr, Ptr):
+        raise Refusal(kind, "the address is not based on a pointer argument")
+    if ptr.base.op == "entry" and kind == "atomic_add":
+        raise Refusal(
+            "table of pointers",
+            "what is added to through a table keeps a gradient of its own",
+            "Store through the table, or pass each buffer as an argument.",
+        )
+    node = b.node(value)
+    mask = _mask(b, mask)
+    if node.shape != ptr.offset.shape:
+        node = b.g.broadcast(node, ptr.offset.shape)
+    b.stored.append((ptr.base, ptr.offset, mask))
+    if kind == "atomic_add":
+        b.added.add(ptr.base.attrs["name"])
+    b.effects.append(Store(ptr.base, ptr.offset, mask, node, kind, b.g.here, b.g.line))
+
+
+def make_block_ptr(
+    b: Builder, base: Any, shape: Any, strides: Any, offsets: Any, block_shape: Any, order: Any = ()
+) -> BlockPtr:
+    if not isinstance(base, Ptr):
+        raise Refusal("make_block_ptr", "the address is not based on a pointer argument")
+    return BlockPtr(
+        base.base, base.offset, b.dims(shape), b.dims(strides), b.dims(offsets), b.dims(block_shape)
+    )
+
+
+def advance(b: Builder, ptr: Any, offsets: Any) -> BlockPtr:
+    if not isinstance(ptr, BlockPtr):
+        raise Refusal("advance", "only a block pointer can be advanced", "Add the offset to the pointer.")
+    moved = tuple(b.g.add(old, step) for old, step in zip(ptr.offsets, b.dims(offsets), strict=True))
+    return BlockPtr(ptr.base, ptr.start, ptr.shape, ptr.strides, moved, ptr.block)
+
+
+def _expand_block(
+    b: Builder, ptr: BlockPtr, boundary_check: Any, padding: Any
+) -> tuple[Ptr, Node | None, Node | None]:
+    """A block pointer as offsets and a mask."""
+    g, rank = b.g, len(ptr.block)
+    checked = [int(b.number(axis)) for axis in (boundary_check or ())]
+    offset: Node = ptr.start
+    mask: Node | None = None
+    for axis in range(rank):
+        index = g.along(g.add(ptr.offsets[axis], arange(b, 0, ptr.block[axis])), axis, rank)
+        offset = g.add(offset, g.mul(index, ptr.strides[axis]))
+        if axis in checked:
+            inside = g.compare("<", index, ptr.shape[axis])
+            inside = g.both(g.compare(">=", index, g.const(0)), inside)
+            mask = g.both(mask, inside)
+    if mask is not None and mask.shape != offset.shape:
+        mask = g.broadcast(mask, offset.shape)
+    fill = None
+    if mask is not None:
+        fill = g.number(float("nan")) if padding == "nan" else g.number(0.0)
+    return Ptr(ptr.base, offset), mask, fill
+
+
+# shapes
+
+
+def arange(b: Builder, start: Any, end: Any) -> Node:
+    lo, hi = b.node(start), b.node(end)
+    return b.g.make("arange", (lo, hi), {}, "int32", (b.g.sub(hi, lo),))
+
+
+def _dtype(value: Any, default: str = "float32") -> str:
+    if value is None:
+        return default
+    if isinstance(value, DType):
+        return value.name
+    found = from_python(value)
+    if isinstance(found, DType):
+        return found.name
+    raise Refusal("dtype", f"`{value}` is not a type that is understood")
+
+
+def full(b: Builder, shape: Any, value: Any, dtype: Any) -> Node:
+    node, name = b.node(value), _dtype(dtype)
+    dims = b.dims(shape)
+    if node.op == "const":
+        number = float(node.value) if is_float(name) else node.value
+        return b.g.make("full", (b.g.const(number),), {}, name, dims)
+    return b.g.broadcast(b.g.cast(node, name), dims)
+
+
+def zeros(b: Builder, shape: Any, dtype: Any) -> Node:
+    return full(b, shape, 0.0 if is_float(_dtype(dtype)) else 0, dtype)
+
+
+def zeros_like(b: Builder, value: Any) -> Node:
+    node = b.node(value)
+    return b.g.zeros(node.shape, node.dtype)
+
+
+def cast(b: Builder, value: Any, dtype: Any, bitcast: Any = False, **_: Any) -> Any:
+    if bitcast is True and not isinstance(dtype, PointerTo):
+        raise Refusal("bitcast", "reinterpreting bits has no derivative")
+    if isinstance(value, (Ptr, BlockPtr)):
+        raise Refusal("pointer cast", "casting a pointer changes what its elements are")
+    if isinstance(dtype, PointerTo):
+        return pointer(b, value, dtype.element)
+    return b.g.cast(b.node(value), _dtype(dtype))
+
+
+def pointer(b: Builder, value: Any, element: str) -> Ptr:
+    """The pointer that an address from a table is cast to."""
+    node = b.node(value)
+    if node.op != "load" or node.shape or len(node.args) != 2 or node.args[0].op != "param":
+        raise Refusal(
+            CONSTRUCT,
+            "an address must be one element of a table that the stub passes, loaded as it is",
+            "Write tl.load(table + index).to(tl.pointer_type(...)), and add offsets to the pointer.",
+        )
+    table, index = node.args
+    name = table.attrs["name"]
+    behind = b.args[name].behind
+    if behind is None:
+        raise Refusal(
+            CONSTRUCT,
+            f"the addresses in `{name}` are not known: their tensors' data_ptr() is not called in the stub",
+            "Make the table in the stub, from tensor.data_ptr() of every tensor, as torch.int64.",
+        )
+    if not is_float(element) or real(element) != behind.dtype:
+        raise Refusal(
+            CONSTRUCT,
+            f"`{name}` points to tensors of {behind.dtype}, not of {real(element)}",
+            "Name the type that the tensors have.",
+        )
+    if name not in b.entries:
+        b.entries[name] = []
+    base = entry(b.g, table, index, element, behind.active)
+    b.entries[name].append(base)
+    return Ptr(base, b.g.const(0))
+
+
+def pointer_type(b: Builder, element: Any, *_: Any, **__: Any) -> PointerTo:
+    return PointerTo(_dtype(element))
+
+
+def expand_dims(b: Builder, value: Any, axis: Any) -> Node:
+    node = b.node(value)
+    for one in sorted(axis if isinstance(axis, tuple) else (b.number(axis),)):
+        node = b.g.expand(node, one if one >= 0 else one + len(node.shape) + 1)
+    return node
+
+
+def broadcast_to(b: Builder, value: Any, *shape: Any) -> Node:
+    dims = b.dims(shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape)
+    return b.g.broadcast(b.node(value), dims)
+
+
+def broadcast(b: Builder, x: Any, y: Any) -> tuple[Node, Node]:
+    x, y = b.node(x), b.node(y)
+    shape = broadcast_shape(b.g, [x.shape, y.shape])
+    return b.g.broadcast(x, shape), b.g.broadcast(y, shape)
+
+
+def permute(b: Builder, value: Any, *order: Any) -> Node:
+    node = b.node(value)
+    axes = order[0] if len(order) == 1 and isinstance(order[0], tuple) else order
+    axes = tuple(int(b.number(a)) % len(node.shape) for a in axes)
+    return b.g.make("permute", (node,), {"order": axes}, node.dtype, tuple(node.shape[a] for a in axes))
+
+
+def trans(b: Builder, value: Any, *order: Any) -> Node:
+    rank = len(b.node(value).shape)
+    swap = (*range(rank - 2), rank - 1, rank - 2)
+    return permute(b, value, *(order or (swap,)))
+
+
+def reshape(b: Builder, value: Any, *shape: Any, **_: Any) -> Node:
+    dims = b.dims(shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape)
+    node = b.node(value)
+    return b.g.make("reshape", (node,), {}, node.dtype, dims)
+
+
+def ravel(b: Builder, value: Any, **_: Any) -> Node:
+    node = b.node(value)
+    total = node.shape[0]
+    for dim in node.shape[1:]:
+        total = b.g.mul(total, dim)
+    return reshape(b, node, (total,))
+
+
+def flip(b: Builder, value: Any, dim: Any = None) -> Node:
+    node = b.node(value)
+    axis = (len(node.shape) - 1) if dim is None else int(b.number(dim)) % len(node.shape)
+    return b.g.make("flip", (node,), {"axis": axis}, node.dtype, node.shape)
+
+
+def join(b: Builder, x: Any, y: Any) -> Node:
+    x, y = broadcast(b, x, y)
+    return b.g.make("join", (x, y), {}, promote((x, y)), (*x.shape, b.g.const(2)))
+
+
+def split(b: Builder, value: Any) -> tuple[Node, Node]:
+    node = b.node(value)
+    shape = node.shape[:-1]
+    return tuple(b.g.make("split", (node,), {"index": i}, node.dtype, shape) for i in (0, 1))  # type: ignore[return-value]
+
+
+def interleave(b: Builder, x: Any, y: Any) -> Node:
+    joined = join(b, x, y)
+    *lead, last, two = joined.shape
+    return reshape(b, joined, (*lead, b.g.mul(last, two)))
+
+
+# arithmetic
+
+
+def unary(b: Builder, name: str, text: str, value: Any) -> Node:
+    node = b.node(value)
+    name = {"fabs": "abs", "sqrt_rn": "sqrt"}.get(name, name)
+    dtype = "int1" if name == "isnan" else node.dtype
+    if dtype not in ("int1",) and not node.is_float and name != "abs":
+        dtype = "float32"
+    out = b.g.make("call", (node,), {"fn": name, "text": text}, dtype)
+    if name in ("floor", "ceil"):
+        out.active = False
+    return out
+
+
+def _binary(op: str) -> Callable:
+    def make(b: Builder, x: Any, y: Any, **_: Any) -> Node:
+        return b.g.make(op, (b.node(x), b.node(y)))
+
+    return make
+
+
+def _divide(b: Builder, x: Any, y: Any, *_: Any, **__: Any) -> Node:
+    return b.g.div(b.node(x), b.node(y))
+
+
+def cdiv(b: Builder, x: Any, div: Any) -> Node:
+    x, y = b.node(x), b.node(div)
+    return b.g.make("cdiv", (x, y))
+
+
+def where(b: Builder, condition: Any, x: Any, y: Any) -> Node:
+    cond, x, y = b.node(condition), b.node(x), b.node(y)
+    return b.g.make("where", (cond, x, y), {}, promote((x, y)))
+
+
+def clamp(b: Builder, x: Any, min: Any, max: Any, **_: Any) -> Node:
+    return b.g.make("clamp", (b.node(x), b.node(min), b.node(max)))
+
+
+def fma(b: Builder, x: Any, y: Any, z: Any) -> Node:
+    return b.g.add(b.g.mul(b.node(x), b.node(y)), b.node(z))
+
+
+def dot(
+    b: Builder,
+    input: Any,
+    other: Any,
+    acc: Any = None,
+    input_precision: Any = None,
+    allow_tf32: Any = None,
+    max_num_imprecise_acc: Any = None,
+    out_dtype: Any = None,
+) -> Node:
+    x, y, g = b.node(input), b.node(other), b.g
+    if len(x.shape) != len(y.shape) or len(x.shape) not in (2, 3):
+        raise Refusal("dot", "a dot product of blocks of rank 2 or 3 is expected")
+    if input_precision is None and allow_tf32 is not None:
+        input_precision = "tf32" if b.number(allow_tf32) else "ieee"
+    precision = input_precision if input_precision is None else str(b.number(input_precision))
+    dtype = _dtype(out_dtype, "float64" if "float64" in (x.dtype, y.dtype) else "float32")
+    shape = (*x.shape[:-1], y.shape[-1])
+    out = g.make("dot", (x, y), {"precision": precision}, dtype, shape)
+    if acc is not None:
+        out = g.make("add", (b.node(acc), out), {}, dtype, shape)
+    return out
+
+
+# reductions and scans
+
+
+def _axes(b: Builder, node: Node, axis: Any) -> list[int]:
+    if axis is None:
+        return list(range(len(node.shape)))[::-1]
+    return [int(b.number(axis)) % len(node.shape)]
+
+
+def _reduction(fn: str) -> Callable:
+    def make(b: Builder, input: Any, axis: Any = None, keep_dims: Any = False, **kw: Any) -> Any:
+        node, g = b.node(input), b.g
+        if kw.get("return_indices"):
+            return make(b, node, axis, keep_dims), _index(b, fn, node, axis, keep_dims)
+        out = node if node.is_float or node.dtype != "int1" else g.cast(node, "int32")
+        for one in _axes(b, node, axis):
+            out = g.reduce(fn, out, one, bool(b.number(keep_dims)), _dtype(kw.get("dtype"), out.dtype))
+        return out
+
+    return make
+
+
+def _index(b: Builder, fn: str, node: Node, axis: Any, keep_dims: Any) -> Node:
+    (one,) = _axes(b, node, axis)
+    shape = (*node.shape[:one], *node.shape[one + 1 :])
+    out = b.g.make("argreduce", (node,), {"fn": fn, "axis": one}, "int32", shape)
+    return b.g.expand(out, one) if b.number(keep_dims) else out
+
+
+def argmax(b: Builder, input: Any, axis: Any, tie_break_left: Any = True, keep_dims: Any = False) -> Node:
+    return _index(b, "max", b.node(input), axis, keep_dims)
+
+
+def argmin(b: Builder, input: Any, axis: Any, tie_break_left: Any = True, keep_dims: Any = False) -> Node:
+    return _index(b, "min", b.node(input), axis, keep_dims)
+
+
+def softmax(b: Builder, x: Any, dim: Any = None, keep_dims: Any = False, ieee_rounding: Any = False) -> Node:
+    node, g = b.node(x), b.g
+    axis = 0 if dim is None else int(b.number(dim)) % len(node.shape)
+    keep = bool(
+        b.number(keep_dims)
+    )  # without it a block of rank 2 is only right where Triton's own broadcast makes it so
+    e = g.call("exp", g.sub(node, g.reduce("max", node, axis, keep)))
+    return g.div(e, g.reduce("sum", e, axis, keep))
+
+
+def _scan(fn: str) -> Callable:
+    def make(b: Builder, input: Any, axis: Any = 0, reverse: Any = False, **_: Any) -> Node:
+        node = b.node(input)
+        one = int(b.number(axis)) % len(node.shape)
+        attrs = {"fn": fn, "axis": one, "reverse": bool(b.number(reverse))}
+        return b.g.make("scan", (node,), attrs, node.dtype, node.shape)
+
+    return make
+
+
+def associative_scan(b: Builder, input: Any, axis: Any, combine_fn: Any, reverse: Any = False) -> Any:
+    """Sums, and first-order recurrences (a, x) -> a h + x; found by what the combine function computes."""
+    one_input = not isinstance(input, tuple)
+    items = [b.node(v) for v in (input if isinstance(input, tuple) else (input,))]
+    helper = b.functions.get(getattr(combine_fn, "__name__", ""))
+    if helper is None or len(items) > 2:
+        raise Refusal(
+            "associative_scan", "only scans of one or two values with a function of this file are supported"
+        )
+    g = b.g
+    left = [g.fresh("phi", {"name": "left"}, n.dtype, (), g.top) for n in items]
+    right = [g.fresh("phi", {"name": "right"}, n.dtype, (), g.top) for n in items]
+    found = b.inline(helper, [*left, *right], {})
+    found = found if isinstance(found, tuple) else (found,)
+    rank = len(items[0].shape)
+    attrs = {"axis": int(b.number(axis)) % rank, "reverse": bool(b.number(reverse))}
+    if len(items) == 1 and found[0] in (g.add(left[0], right[0]), g.add(right[0], left[0])):
+        out = g.make("scan", items, {"fn": "sum", **attrs}, items[0].dtype, items[0].shape)
+        return out if one_input else (out,)
+    if len(items) == 2:
+        products = (g.mul(left[0], right[0]), g.mul(right[0], left[0]))
+        scaled = (g.mul(left[1], right[0]), g.mul(right[0], left[1]))
+        sums = [pair for s in scaled for pair in (g.add(s, right[1]), g.add(right[1], s))]
+        if found[0] in products and found[1] in sums:
+            a, x = items
+            h = g.make("affine", (a, x), {"text": helper.name, **attrs}, promote((a, x)), x.shape)
+            return (g.make("scan", (a,), {"fn": "prod", **attrs}, a.dtype, a.shape), h)
+    raise Refusal(
+        "associative_scan",
+        f"`{helper.name}` is neither a sum nor a first-order recurrence",
+        "Write it as (a1 * a2, a2 * b1 + b2).",
+    )
+
+
+# random numbers
+
+
+def _random(fn: str) -> Callable:
+    def make(b: Builder, seed: Any, offset: Any, n_rounds: Any = None) -> Node:
+        seed, offset = b.node(seed), b.node(offset)
+        attrs = {"fn": fn, "rounds": None if n_rounds is None else b.number(n_rounds)}
+        dtype = "int32" if fn == "randint" else "float32"
+        return b.g.make("random", (seed, offset), attrs, dtype, offset.shape)
+
+    return make
+
+
+# hints
+
+
+def _first(b: Builder, value: Any, *_: Any, **__: Any) -> Any:
+    return value
+
+
+def _nothing(b: Builder, *_: Any, **__: Any) -> None:
+    return None
+
+
+def swizzle2d(b: Builder, i: Any, j: Any, size_i: Any, size_j: Any, size_g: Any) -> tuple[Node, Node]:
+    g = b.g
+    i, j, rows, cols, group = (b.node(v) for v in (i, j, size_i, size_j, size_g))
+    flat = g.add(g.mul(i, cols), j)
+    per_group = g.mul(group, cols)
+    first = g.mul(g.make("floordiv", (flat, per_group)), group)
+    height = g.make("minimum", (g.sub(rows, first), group))
+    local = g.make("mod", (flat, per_group))
+    return g.add(first, g.make("mod", (local, height))), g.make("floordiv", (local, height))
+
+
+def gather(b: Builder, src: Any, index: Any, axis: Any) -> Node:
+    x, at = b.node(src), b.node(index)
+    one = int(b.number(axis)) % len(x.shape)
+    return b.g.make("gather", (x, at), {"axis": one}, x.dtype, at.shape)
+
+
+USER_RULES: dict[str, Callable] = {}
+
+
+def user_call(b: Builder, name: str, text: str, args: list) -> Node:
+    """An operation with a registered rule: elementwise in its blocks, called again with the same numbers."""
+    blocks = [b.node(a) for a in args if isinstance(a, Node) and not is_static(a)]
+    shown = ", ".join("{}" if isinstance(a, Node) and not is_static(a) else repr(_plain(a)) for a in args)
+    return b.g.make("user", blocks, {"fn": name, "text": f"{text}({shown})"}, promote(blocks))
+
+
+def _plain(value: Any) -> Any:
+    return value.attrs.get("name", value.attrs.get("value")) if isinstance(value, Node) else value
+
+
+OWN = (
+    program_id,
+    num_programs,
+    load,
+    store,
+    atomic_add,
+    make_block_ptr,
+    advance,
+    arange,
+    full,
+    zeros,
+    zeros_like,
+    cast,
+    pointer_type,
+    expand_dims,
+    broadcast_to,
+    broadcast,
+    permute,
+    trans,
+    reshape,
+    ravel,
+    flip,
+    join,
+    split,
+    interleave,
+    cdiv,
+    where,
+    clamp,
+    fma,
+    dot,
+    argmax,
+    argmin,
+    softmax,
+    associative_scan,
+    swizzle2d,
+    gather,
+)
+TABLE: dict[str, Callable] = {
+    **{function.__name__: function for function in OWN},
+    "view": reshape,
+    "add": _binary("add"),
+    "sub": _binary("sub"),
+    "mul": _binary("mul"),
+    **dict.fromkeys(("maximum", "fmax"), _binary("maximum")),
+    **dict.fromkeys(("minimum", "fmin"), _binary("minimum")),
+    **dict.fromkeys(("fdiv", "div_rn", "truediv"), _divide),
+    "sum": _reduction("sum"),
+    "max": _reduction("max"),
+    "min": _reduction("min"),
+    "cumsum": _scan("sum"),
+    "cumprod": _scan("prod"),
+    "rand": _random("rand"),
+    "randn": _random("randn"),
+    "randint": _random("randint"),
+    **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy"), _first),
+    **dict.fromkeys(("assume", "static_print", "device_print", "debug_barrier", "static_assert"), _nothing),
+}

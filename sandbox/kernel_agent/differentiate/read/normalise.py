@@ -1,0 +1,772 @@
+"""From a kernel's `ast` to the graph: helpers inlined, pointers split into parameter and offset, loops with
+explicit carries.
+
+The kernel is interpreted over nodes. What is a Python number stays one (literals, axes); a constexpr
+parameter stays a name with a traced value, so that the backward fits other values too. A loop body is
+interpreted until the list of its carries and their types are stable; an integer that steps by an invariant is
+replaced by its closed form at once (loop class A).
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from types import ModuleType
+from typing import Any
+
+from ..ir import address_tables
+from ..ir.folding import COMPARE
+from ..ir.graph import Graph, broadcast_shape, promote
+from ..ir.nodes import Carry, For, If, Node, Region, real
+from ..ir.refusal import Refusal
+from ..ir.simplify import is_zero
+from ..ir.values import (
+    Arg,
+    BlockPtr,
+    DType,
+    Kernel,
+    Poison,
+    Ptr,
+    PtrType,
+    Returned,
+    assigned_names,
+    bases,
+    counted,
+    dtype_text,
+    is_helper,
+    is_static,
+    loop_out,
+    offset_name,
+    quotient,
+    returns,
+    step_of,
+)
+from . import language, syntax_check
+
+
+class Builder:
+    """Interprets one kernel over the graph. Owns the graph it makes."""
+
+    def __init__(
+        self,
+        source: ast.FunctionDef,
+        module: ModuleType,
+        functions: dict[str, ast.FunctionDef],
+        args: dict[str, Arg],
+    ):
+        self.g = Graph()
+        self.source, self.module, self.functions, self.args = source, module, functions, args
+        self.effects: list = []
+        self.env: dict[str, Any] = {}
+        self.stored: list[tuple[Node, Node, Node | None]] = []
+        self.added: set[str] = set()  # buffers that are added to atomically
+        self.loaded: list[tuple[Node, Node, Node | None]] = []
+        self.inplace: set[str] = set()
+        self.entries: dict[str, list[Node]] = {}  # pointers by the table that they come from
+        self.depth = 0
+        self.tl = next(
+            (n for n, v in vars(module).items() if getattr(v, "__name__", "") == "triton.language"), "tl"
+        )
+
+    def kernel(self) -> Kernel:
+        syntax_check.check(self.source)
+        params = {}
+        for name, arg in self.args.items():
+            params[name] = self._param(arg)
+            self.env[name] = Ptr(params[name], self.g.const(0)) if arg.kind == "pointer" else params[name]
+        self.block(self.source.body)
+        self._check_aliases()
+        return Kernel(
+            self.source.name,
+            self.g,
+            params,
+            self.effects,
+            self.args,
+            self.tl,
+            self.inplace,
+            line=self.source.lineno,
+        )
+
+    def _param(self, arg: Arg) -> Node:
+        g = self.g
+        if arg.kind == "pointer":
+            attrs = {"name": arg.name, "none": arg.none, "elem": arg.dtype or "float32"}
+            node = g.intern("param", (), attrs, "pointer", ())
+            node.active = arg.active
+            return node
+        if arg.kind == "constexpr":
+            dtype = (
+                "float32"
+                if isinstance(arg.value, float)
+                else "int1"
+                if isinstance(arg.value, bool)
+                else "int32"
+            )
+            return g.intern("constexpr", (), {"name": arg.name, "value": arg.value}, dtype, ())
+        dtype = "float32" if isinstance(arg.value, float) else "int32"
+        if isinstance(arg.value, int) and not -(2**31) <= arg.value < 2**31:
+            dtype = "int64"
+        return g.intern("param", (), {"name": arg.name, "traced": arg.value}, dtype, ())
+
+    def _check_aliases(self) -> None:
+        for base, offset, mask in self.stored:
+            for other, other_offset, other_mask in self.loaded:
+                if not address_tables.storages(self.args, base) & address_tables.storages(self.args, other):
+                    continue
+                if base.attrs["none"] or other.attrs["none"]:
+                    continue
+                same = base is other and base.op == "param" and base.attrs["name"] not in self.added
+                if offset is not other_offset or mask is not other_mask or not same:
+                    raise Refusal(
+                        "in-place access",
+                        f"`{base.attrs['name']}` is written and read at different addresses by one kernel",
+                        "Write the result to its own buffer.",
+                        self.source.lineno,
+                    )
+                self.inplace.add(base.attrs["name"])
+
+    # statements
+
+    def block(self, statements: list[ast.stmt]) -> Returned | None:
+        for index, statement in enumerate(statements):
+            self.g.line = statement.lineno
+            try:
+                if isinstance(statement, ast.If) and returns(statement):
+                    rest = statements[index + 1 :]
+                    return self.branch(statement, [*statement.body, *rest], [*statement.orelse, *rest])
+                done = self.statement(statement)
+            except Refusal as refusal:
+                raise refusal.at(statement) from None
+            if done is not None:
+                return done
+        return None
+
+    def statement(self, node: ast.stmt) -> Returned | None:
+        if isinstance(node, ast.Return):
+            return Returned(None if node.value is None else self.expr(node.value))
+        if isinstance(node, ast.Assign):
+            value = self.expr(node.value)
+            for target in node.targets:
+                self.assign(target, value)
+        elif isinstance(node, ast.AnnAssign):
+            if node.value is not None:
+                self.assign(node.target, self.expr(node.value))
+        elif isinstance(node, ast.AugAssign):
+            if not isinstance(node.target, ast.Name):
+                raise Refusal("assignment target", "only names can be assigned in a kernel").at(node.target)
+            old = self.expr(ast.copy_location(ast.Name(node.target.id, ast.Load()), node))
+            self.assign(node.target, self.binary(node.op, old, self.expr(node.value)))
+        elif isinstance(node, ast.Expr):
+            if not isinstance(node.value, ast.Constant):
+                self.expr(node.value)
+        elif isinstance(node, ast.If):
+            return self.branch(node, node.body, node.orelse)
+        elif isinstance(node, ast.For):
+            self.loop(node)
+        elif isinstance(node, ast.While):
+            self.while_loop(node)
+        elif isinstance(node, ast.Assert):
+            self.expr(node.test)
+        elif not isinstance(node, ast.Pass):
+            raise Refusal(type(node).__name__.lower(), "this statement is not supported in a kernel").at(node)
+        return None
+
+    def assign(self, target: ast.expr, value: Any) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            if not isinstance(value, tuple) or len(value) != len(target.elts):
+                raise Refusal("unpacking", "the value is not a tuple of this length").at(target)
+            for part, item in zip(target.elts, value, strict=True):
+                self.assign(part, item)
+            return
+        if not isinstance(target, ast.Name):
+            raise Refusal("assignment target", "only names can be assigned in a kernel").at(target)
+        self.env[target.id] = value
+        name = target.id
+        if isinstance(value, Ptr):
+            if value.base.op == "entry" and value.base.hint is None:
+                value.base.hint = name
+            value, name = value.offset, offset_name(name)
+        if (
+            isinstance(value, Node)
+            and value.hint is None
+            and value.op not in ("const", "constexpr", "param", "iv")
+        ):
+            value.hint = name
+
+    # if
+
+    def branch(self, node: ast.If, body: list[ast.stmt], orelse: list[ast.stmt]) -> Returned | None:
+        cond = self.expr(node.test)
+        known = self.literal(cond)
+        if known is not None:
+            return self.block(body if known else orelse)
+        before, outer_effects, g = self.env, self.effects, self.g
+        outer = g.here
+        stmt = g.fork(cond, is_static(cond), node.lineno)
+        results, envs = [], []
+        for region, statements, effects in (
+            (stmt.then, body, stmt.then_effects),
+            (stmt.other, orelse, stmt.other_effects),
+        ):
+            self.env, self.effects, g.here = dict(before), effects, region
+            results.append(self.block(statements))
+            envs.append(self.env)
+        self.env, self.effects, g.here = before, outer_effects, outer
+        self.effects.append(stmt)
+        for name in {**envs[0], **envs[1]}:
+            self.env[name] = self.merge(stmt, envs[0].get(name), envs[1].get(name), name)
+        if results[0] is None and results[1] is None:
+            return None
+        values = [r.value if r is not None else None for r in results]
+        return Returned(self.merge(stmt, values[0], values[1], "returned"))
+
+    def merge(self, stmt: If, a: Any, b: Any, name: str) -> Any:
+        """The value of a name after both branches."""
+        if a is b or (not isinstance(a, Node) and type(a) is type(b) and a == b):
+            return a
+        if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
+            return tuple(self.merge(stmt, x, y, name) for x, y in zip(a, b, strict=True))
+        if isinstance(a, Ptr) and isinstance(b, Ptr) and a.base is b.base:
+            return Ptr(a.base, self.merge(stmt, a.offset, b.offset, offset_name(name)))
+        if isinstance(a, BlockPtr) and isinstance(b, BlockPtr) and a.base is b.base:
+            parts = [self.merge(stmt, x, y, name) for x, y in zip(a.offsets, b.offsets, strict=True)]
+            return BlockPtr(
+                a.base, self.merge(stmt, a.start, b.start, name), a.shape, a.strides, tuple(parts), a.block
+            )
+        if a is None or b is None:  # made in one branch only: it may be used under the same condition
+            some = a if a is not None else b
+            if isinstance(some, Ptr):
+                first, second = (some.offset, None) if b is None else (None, some.offset)
+                return Ptr(some.base, self.merge(stmt, first, second, name))
+            if not isinstance(some, Node):
+                return Poison(f"`{name}` is assigned in one branch only")
+        nodes = [x if x is None else self.try_node(x) for x in (a, b)]
+        if any(n is None and x is not None for n, x in zip(nodes, (a, b), strict=True)):
+            return Poison(f"`{name}` is a different kind of thing in the two branches")
+        present = [n for n in nodes if n is not None]
+        shape = broadcast_shape(self.g, [n.shape for n in present])
+        nodes = [
+            n
+            if n is None or n.shape == shape
+            else self._inside(stmt, i, lambda n=n: self.g.broadcast(n, shape))
+            for i, n in enumerate(nodes)
+        ]
+        dtype = promote([n for n in nodes if n is not None])
+        attrs = {"then": nodes[0], "other": nodes[1], "if": stmt}
+        out = self.g.fresh("ifout", attrs, dtype, shape, self.g.here, (stmt.cond,))
+        out.active = any(n.active for n in present)
+        out.hint, out.line = name, stmt.line
+        out.attrs["weak"] = all(n.weak for n in present)
+        stmt.outs.append(out)
+        return out
+
+    def _inside(self, stmt: If, side: int, make: Any) -> Node:
+        here, self.g.here = self.g.here, (stmt.then, stmt.other)[side]
+        try:
+            return make()
+        finally:
+            self.g.here = here
+
+    # loops
+
+    def loop(self, node: ast.For) -> None:
+        if not isinstance(node.target, ast.Name):
+            raise Refusal("loop target", "a loop needs one plain variable").at(node)
+        lo, hi, step, call = self.range(node.iter)
+        region = self.g.loop_region(lo, hi, step, call, node.lineno)
+        if region.iv.hint is None:  # type: ignore[union-attr]
+            region.iv.hint = node.target.id  # type: ignore[union-attr]
+        zero_based = is_zero(lo) and step.op == "const" and step.value == 1
+        g, outer = self.g, self.g.here
+        g.here = region
+        count = region.iv if zero_based else g.make("floordiv", (g.sub(region.iv, lo), step))  # type: ignore[arg-type]
+        g.here = outer
+        trips = hi if zero_based else g.make("cdiv", (g.sub(hi, lo), step), dtype=promote((hi, lo, step)))
+        trips = g.make("maximum", (trips, g.const(0)))
+        self.iterate(node, region, None, (count, trips, step, lo), {node.target.id: region.iv})
+
+    def while_loop(self, node: ast.While) -> None:
+        found = counted(node)
+        if found is not None and isinstance(self.try_node(self.env.get(found[0])), Node):
+            name, high, step, body = found
+            target = ast.copy_location(ast.Name(name, ast.Store()), node)
+            function = ast.copy_location(ast.Name("range", ast.Load()), node)
+            start = ast.copy_location(ast.Name(name, ast.Load()), node)
+            call = ast.copy_location(ast.Call(function, [start, high, step], []), node)
+            lo, hi, stride, _ = self.range(call)
+            if not lo.is_float and not hi.is_float:
+                self.loop(ast.copy_location(ast.For(target, call, body, []), node))
+                g = self.g
+                trips = g.make("cdiv", (g.sub(hi, lo), stride), dtype=promote((hi, lo, stride)))
+                self.env[name] = g.add(lo, g.mul(g.make("maximum", (trips, g.const(0))), stride))
+                return
+        self.iterate(node, self.g.while_region(node.lineno), node.test, None, {})
+
+    def range(self, node: ast.expr) -> tuple[Node, Node, Node, str]:
+        if not isinstance(node, ast.Call):
+            raise Refusal("loop", "only loops over a range are supported").at(node)
+        function = self.expr(node.func)
+        name = getattr(function, "__name__", str(function))
+        if name not in ("range", "static_range"):
+            raise Refusal(f"loop over {name}", "only loops over a range are supported").at(node)
+        bounds = [self.node(self.expr(a)) for a in node.args]
+        if len(bounds) == 1:
+            bounds = [self.g.const(0), *bounds]
+        if len(bounds) == 2:
+            bounds.append(self.g.const(1))
+        call = f"{self.tl}.static_range" if name == "static_range" else "range"
+        return bounds[0], bounds[1], bounds[2], call
+
+    def iterate(
+        self, node: Any, region: Region, test: ast.expr | None, affine: tuple | None, extra: dict
+    ) -> None:
+        """Interpret a body until its carries are known, then keep that version."""
+        g, outer, before, effects = self.g, self.g.here, self.env, self.effects
+        assigned = [n for n in dict.fromkeys(assigned_names(node.body)) if n in before and n not in extra]
+        entry = {name: self.leaves(before[name]) for name in assigned}
+        plan: dict[tuple[str, int], tuple] = {
+            (name, i): ("phi", leaf.dtype, leaf.shape, leaf.active, leaf.weak)
+            for name in assigned
+            for i, leaf in enumerate(entry[name])
+        }
+        marks = len(self.stored), len(self.loaded)
+        for _ in range(12):
+            del self.stored[marks[0] :], self.loaded[marks[1] :]
+            loop = For(region, outer, line=node.lineno)
+            g.here, self.effects, self.env = region, loop.effects, {**before, **extra}
+            current = {key: self._carried(region, key, how, entry) for key, how in plan.items()}
+            for name in assigned:
+                parts = [current[name, i] for i in range(len(entry[name]))]
+                self.env[name] = self.rebuild(before[name], parts)
+            if test is not None:
+                loop.cond = self.node(self.expr(test))
+            if self.block(node.body) is not None:
+                raise Refusal("return in a loop", "a return inside a loop is not supported").at(node)
+            turned = next((n for n in assigned if bases(self.env[n]) != bases(before[n])), None)
+            if turned is not None:
+                raise Refusal(
+                    "pointer",
+                    f"`{turned}` points into another buffer after a step",
+                    "Load from each buffer apart.",
+                ).at(node)
+            revised = self._revise(plan, current, entry, affine, region)
+            if revised == plan:
+                break
+            plan = revised
+        else:
+            raise Refusal("loop", "the types of the values carried by this loop do not settle").at(node)
+        after = self.env
+        g.here, self.effects, self.env = outer, effects, {**before}
+        self._finish(loop, plan, current, entry, before, after, assigned, affine)
+        effects.append(loop)
+
+    def _carried(self, region: Region, key: tuple, how: tuple, entry: dict) -> Node:
+        name, i = key
+        init = entry[name][i]
+        if how[0] == "same":
+            return init
+        if how[0] == "closed":
+            _, step, scale = how
+            return self.g.add(init, self.g.mul(step, scale))
+        _, dtype, shape, active, _ = how
+        phi = self.g.fresh("phi", {"name": name}, dtype, shape, region)
+        phi.active, phi.hint = active, name
+        return phi
+
+    def _revise(self, plan: dict, current: dict, entry: dict, affine: tuple | None, region: Region) -> dict:
+        """How each leaf is carried, judged from one pass over the body."""
+        revised = {}
+        for key, how in plan.items():
+            name, i = key
+            init, phi = entry[name][i], current[key]
+            leaves = self.leaves(self.env[name])
+            if i >= len(leaves):
+                raise Refusal("loop", f"`{name}` changes its kind inside the loop")
+            out = leaves[i]
+            if how[0] in ("same", "closed") or out is phi or out is init:
+                revised[key] = ("same",) if how[0] == "phi" else how
+                continue
+            step = step_of(self.g, phi, out) if affine is not None and not out.is_float else None
+            if affine is not None and step is not None and not step.home.inside(region):
+                revised[key] = ("closed", *self._scaled(step, affine))
+                continue
+            if not init.weak:
+                dtype = init.dtype
+            elif out.weak:
+                dtype = promote((init, out))
+            else:  # a Python number takes the type of what it becomes
+                dtype = out.dtype if out.is_float or not init.is_float else init.dtype
+            shape = max(init.shape, out.shape, key=len)
+            revised[key] = ("phi", dtype, shape, out.active or init.active, out.weak and init.weak)
+        return revised
+
+    def _scaled(self, step: Node, affine: tuple) -> tuple[Node, Node]:
+        """`step * iteration` as a product with the loop variable itself where the step is a multiple of the
+        loop's."""
+        count, _, loop_step, _lo = affine
+        here, self.g.here = self.g.here, count.home
+        try:
+            if loop_step.op != "const" or loop_step.value != 1:
+                rest = quotient(self.g, step, loop_step)
+                if rest is not None and count.op == "floordiv":
+                    return rest, count.args[0]
+            return step, count
+        finally:
+            self.g.here = here
+
+    def _finish(
+        self,
+        loop: For,
+        plan: dict,
+        current: dict,
+        entry: dict,
+        before: dict,
+        after: dict,
+        assigned: list,
+        affine: tuple | None,
+    ) -> None:
+        g = self.g
+        for name in assigned:
+            results = []
+            for i, init in enumerate(entry[name]):
+                how, phi = plan[name, i], current[name, i]
+                if how[0] == "same":
+                    results.append(init)
+                elif how[0] == "closed":
+                    _, trips, loop_step, _ = affine  # type: ignore[misc]
+                    _, step, scale = how
+                    total = trips if scale is affine[0] else g.mul(trips, loop_step)  # type: ignore[index]
+                    results.append(g.add(init, g.mul(step, total)))
+                else:
+                    if init.shape != phi.shape:
+                        init = g.broadcast(init, phi.shape)
+                    out = self.leaves(after[name])[i]
+                    if out.shape != phi.shape:
+                        here, g.here = g.here, loop.region
+                        out = g.broadcast(out, phi.shape)
+                        g.here = here
+                    carry = Carry(phi, init, out)
+                    loop.carries.append(carry)
+                    results.append(loop_out(g, loop, len(loop.carries) - 1))
+            self.env[name] = self.rebuild(before[name], results)
+        for name in after:
+            if name not in before:
+                self.env[name] = Poison(f"`{name}` is assigned only inside a loop and used after it")
+
+    # values
+
+    def leaves(self, value: Any) -> list[Node]:
+        if isinstance(value, Ptr):
+            return [value.offset]
+        if isinstance(value, BlockPtr):
+            return list(value.offsets)
+        if isinstance(value, tuple):
+            return [leaf for item in value for leaf in self.leaves(item)]
+        node = self.try_node(value)
+        return [] if node is None else [node]
+
+    def rebuild(self, like: Any, leaves: list[Node]) -> Any:
+        if isinstance(like, Ptr):
+            return Ptr(like.base, leaves[0])
+        if isinstance(like, BlockPtr):
+            return BlockPtr(like.base, like.start, like.shape, like.strides, tuple(leaves), like.block)
+        if isinstance(like, tuple):
+            out, at = [], 0
+            for item in like:
+                n = len(self.leaves(item))
+                out.append(self.rebuild(item, leaves[at : at + n]))
+                at += n
+            return tuple(out)
+        return leaves[0] if leaves else like
+
+    def try_node(self, value: Any) -> Node | None:
+        if isinstance(value, Node):
+            return value
+        if isinstance(value, (bool, int, float)):
+            return self.g.const(value)
+        return None
+
+    def node(self, value: Any) -> Node:
+        if isinstance(value, Poison):
+            raise Refusal(value.construct, value.why)
+        node = self.try_node(value)
+        if node is None:
+            raise Refusal(type(value).__name__, "a number or a block is expected here")
+        return node
+
+    def literal(self, value: Any) -> bool | None:
+        """The truth of a condition that does not depend on any argument."""
+        if isinstance(value, Node):
+            return bool(value.value) if value.op == "const" else None
+        return bool(value)
+
+    def number(self, value: Any) -> Any:
+        """A Python number, from a literal or a constexpr."""
+        if isinstance(value, Node):
+            found = self.g.concrete(value) if is_static(value) else None
+            if found is None:
+                raise Refusal("constexpr", "a value known at compile time is expected here")
+            return found
+        return value
+
+    def dims(self, value: Any) -> tuple[Node, ...]:
+        items = value if isinstance(value, (tuple, list)) else (value,)
+        return tuple(self.node(item) for item in items)
+
+    # expressions
+
+    def expr(self, node: ast.expr) -> Any:
+        method = getattr(self, "_" + type(node).__name__.lower(), None)
+        if method is None:
+            raise Refusal(type(node).__name__.lower(), "this expression is not supported in a kernel").at(
+                node
+            )
+        try:
+            return method(node)
+        except Refusal as refusal:
+            raise refusal.at(node) from None
+
+    def _constant(self, node: ast.Constant) -> Any:
+        return node.value
+
+    def _name(self, node: ast.Name) -> Any:
+        if node.id in self.env:
+            value = self.env[node.id]
+            if isinstance(value, Poison):
+                raise Refusal(value.construct, value.why)
+            return value
+        if node.id in vars(self.module):
+            value = vars(self.module)[node.id]
+            if hasattr(value, "value") and type(value).__name__ == "constexpr":
+                value = value.value
+            if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool)):
+                dtype = "float32" if isinstance(value, float) else "int32"
+                return self.g.intern(
+                    "constexpr", (), {"name": node.id, "value": value, "global": True}, dtype, ()
+                )
+            return value
+        if hasattr(builtins, node.id):
+            return getattr(builtins, node.id)
+        raise Refusal("name", f"`{node.id}` is not defined")
+
+    def _tuple(self, node: ast.Tuple) -> tuple:
+        return tuple(self.expr(item) for item in node.elts)
+
+    _list = _tuple
+
+    def _binop(self, node: ast.BinOp) -> Any:
+        return self.binary(node.op, self.expr(node.left), self.expr(node.right))
+
+    def binary(self, op: ast.operator, a: Any, b: Any) -> Any:
+        g = self.g
+        if isinstance(a, Ptr) or isinstance(b, Ptr):
+            return self._pointer_arithmetic(op, a, b)
+        if isinstance(a, tuple) and isinstance(b, tuple) and isinstance(op, ast.Add):
+            return a + b
+        name = _BINARY.get(type(op))
+        if name is None:
+            raise Refusal(type(op).__name__.lower(), "this operator is not supported in a kernel")
+        x, y = self.node(a), self.node(b)
+        if name == "div" and not (x.is_float or y.is_float):
+            return g.make("div", (x, y), {}, "float32")
+        if name == "pow" and not (is_static(x) and is_static(y)):
+            raise Refusal(
+                "**", "a power of a block is not an operation of Triton", "Use libdevice.pow or a product."
+            )
+        if name in ("mod", "floordiv") and (x.is_float or y.is_float):
+            raise Refusal(f"float {name}", "the adjoint of a float remainder is not supported")
+        return g.make(name, (x, y))
+
+    def _pointer_arithmetic(self, op: ast.operator, a: Any, b: Any) -> Ptr:
+        g = self.g
+        if isinstance(op, ast.Add):
+            ptr, other = (a, b) if isinstance(a, Ptr) else (b, a)
+            return Ptr(ptr.base, g.add(ptr.offset, self.node(other)))
+        if isinstance(op, ast.Sub) and isinstance(a, Ptr) and not isinstance(b, Ptr):
+            return Ptr(a.base, g.sub(a.offset, self.node(b)))
+        raise Refusal("pointer arithmetic", "only adding and subtracting offsets is supported")
+
+    def _unaryop(self, node: ast.UnaryOp) -> Any:
+        value = self.expr(node.operand)
+        if not isinstance(value, Node):
+            return {
+                ast.USub: lambda v: -v,
+                ast.UAdd: lambda v: v,
+                ast.Not: lambda v: not v,
+                ast.Invert: lambda v: ~v,
+            }[type(node.op)](value)
+        if isinstance(node.op, ast.UAdd):
+            return value
+        name = {ast.USub: "neg", ast.Not: "not", ast.Invert: "invert"}[type(node.op)]
+        return self.g.make(name, (value,), {}, "int1" if name == "not" else value.dtype)
+
+    def _boolop(self, node: ast.BoolOp) -> Any:
+        result = self.expr(node.values[0])
+        for item in node.values[1:]:
+            known = self.literal(result)
+            if known is not None:
+                if known != isinstance(node.op, ast.And):
+                    return result
+                result = self.expr(item)
+                continue
+            op = "land" if isinstance(node.op, ast.And) else "lor"
+            result = self.g.make(op, (result, self.node(self.expr(item))), {}, "int1")
+        return result
+
+    def _compare(self, node: ast.Compare) -> Any:
+        left, result = self.expr(node.left), None
+        for op, right_node in zip(node.ops, node.comparators, strict=True):
+            right = self.expr(right_node)
+            one = self.compare(op, left, right)
+            result = (
+                one
+                if result is None
+                else self.g.make("land", (self.node(result), self.node(one)), {}, "int1")
+            )
+            left = right
+        return result
+
+    def compare(self, op: ast.cmpop, a: Any, b: Any) -> Any:
+        if isinstance(op, (ast.Is, ast.IsNot)) or (isinstance(a, Ptr) and b is None):
+            return self._is(a, b, isinstance(op, (ast.IsNot, ast.NotEq)))
+        symbol = _COMPARE.get(type(op))
+        if symbol is None:
+            raise Refusal("comparison", "this comparison is not supported in a kernel")
+        if isinstance(a, Node) or isinstance(b, Node):
+            if isinstance(a, str) or isinstance(b, str) or a is None or b is None:
+                a, b = (
+                    x if isinstance(x, Node) else self.g.intern("const", (), {"value": x}, "int32", ())
+                    for x in (a, b)
+                )
+            return self.g.compare(symbol, self.node(a), self.node(b))
+        if isinstance(a, DType) and isinstance(b, DType) and "$" in (a.name[0], b.name[0]):
+            return self._dtype_test(a, b, symbol)
+        return COMPARE[symbol](a, b)
+
+    def _dtype_test(self, a: DType, b: DType, symbol: str) -> Node:
+        equal = real(a.name) == real(b.name)
+        attrs = {"name": f"({dtype_text(a.name, self.tl)} {symbol} {dtype_text(b.name, self.tl)})"}
+        return self.g.intern("constexpr", (), {**attrs, "value": equal == (symbol == "==")}, "int1", ())
+
+    def _is(self, a: Any, b: Any, negate: bool) -> Any:
+        if b is None and isinstance(a, Ptr):
+            found = self.g.make("isnone", (a.base,), {"none": a.base.attrs["none"]}, "int1", ())
+            return self.g.make("not", (found,), {}, "int1") if negate else found
+        if b is None and isinstance(a, Node) and a.op == "constexpr":
+            found = self.g.make("isnone", (a,), {"none": a.value is None}, "int1", ())
+            return self.g.make("not", (found,), {}, "int1") if negate else found
+        same = a is b
+        return same != negate
+
+    def _ifexp(self, node: ast.IfExp) -> Any:
+        cond = self.expr(node.test)
+        known = self.literal(cond)
+        if known is not None:
+            return self.expr(node.body if known else node.orelse)
+        g, outer = self.g, self.g.here
+        stmt = g.fork(cond, is_static(cond), node.lineno)
+        values = []
+        for region, side in ((stmt.then, node.body), (stmt.other, node.orelse)):
+            g.here = region
+            values.append(self.expr(side))
+        g.here = outer
+        self.effects.append(stmt)
+        result = self.merge(stmt, values[0], values[1], "value")
+        if isinstance(result, Node) and result.op == "ifout":
+            result.hint = None
+        return result
+
+    def _attribute(self, node: ast.Attribute) -> Any:
+        value = self.expr(node.value)
+        if isinstance(value, (Node, Ptr, BlockPtr, DType, PtrType)):
+            return language.attribute(self, value, node.attr)
+        if hasattr(value, node.attr):
+            return language.from_python(getattr(value, node.attr))
+        raise Refusal("attribute", f"`.{node.attr}` is not supported")
+
+    def _subscript(self, node: ast.Subscript) -> Any:
+        value = self.expr(node.value)
+        if isinstance(value, tuple):
+            return value[self.number(self.expr(node.slice))]
+        items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        axis, out = 0, self.node(value)
+        for item in items:
+            if (
+                isinstance(item, ast.Slice)
+                and item.lower is None
+                and item.upper is None
+                and item.step is None
+            ):
+                axis += 1
+            elif isinstance(item, ast.Constant) and item.value is None:
+                out = self.g.expand(out, axis)
+                axis += 1
+            else:
+                raise Refusal("indexing", "a block can be indexed with `:` and None only").at(node)
+        return out
+
+    def _call(self, node: ast.Call) -> Any:
+        if any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords):
+            raise Refusal("starred call", "starred arguments are not supported in a kernel").at(node)
+        if isinstance(node.func, ast.Attribute):
+            owner = self.expr(node.func.value)
+            if isinstance(owner, (Node, Ptr, BlockPtr)):
+                args = [self.expr(a) for a in node.args]
+                keywords = {k.arg: self.expr(k.value) for k in node.keywords}
+                return language.method(self, owner, node.func.attr, args, keywords)
+        function = self.expr(node.func)
+        args = [self.expr(a) for a in node.args]
+        keywords = {k.arg: self.expr(k.value) for k in node.keywords}
+        helper = self.functions.get(getattr(function, "__name__", "")) if is_helper(function) else None
+        if helper is not None:
+            return self.inline(helper, args, keywords)
+        self.g.line = node.lineno
+        return language.call(self, function, ast.unparse(node.func), args, keywords)
+
+    def inline(self, helper: ast.FunctionDef, args: list, keywords: dict) -> Any:
+        """Interpret a helper's body in its own scope."""
+        if self.depth > 16:
+            raise Refusal("recursion", f"`{helper.name}` calls itself")
+        syntax_check.check(helper)
+        names = [a.arg for a in helper.args.args]
+        scope = dict(zip(names, args, strict=False))
+        scope.update(keywords)
+        for name, default in zip(reversed(names), reversed(helper.args.defaults), strict=False):
+            if name not in scope:
+                scope[name] = self.expr(default)
+        missing = [name for name in names if name not in scope]
+        if missing:
+            raise Refusal("call", f"`{helper.name}` is called without {', '.join(missing)}")
+        outer, self.env, line = self.env, scope, self.g.line
+        self.depth += 1
+        here = self.g.here
+        try:
+            done = self.block(helper.body)
+        finally:
+            self.env, self.g.here, self.g.line = outer, here, line
+            self.depth -= 1
+        return done.value if done is not None else None
+
+
+_BINARY: dict[type, str] = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "div",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
+    ast.Pow: "pow",
+    ast.BitAnd: "and",
+    ast.BitOr: "or",
+    ast.BitXor: "xor",
+    ast.LShift: "shl",
+    ast.RShift: "shr",
+}
+_COMPARE: dict[type, str] = {
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+}

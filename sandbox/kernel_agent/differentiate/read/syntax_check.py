@@ -1,0 +1,37 @@
+"""The statements of Python that no pass understands: a kernel with one is refused before any pass."""
+
+from __future__ import annotations
+
+import ast
+
+from ..ir.refusal import Refusal
+
+_STATEMENTS = {
+    ast.Break: "break",
+    ast.Continue: "continue",
+    ast.Try: "try",
+    ast.With: "with",
+    ast.Raise: "raise",
+    ast.Global: "global",
+    ast.Nonlocal: "nonlocal",
+    ast.FunctionDef: "nested function",
+    ast.ClassDef: "class",
+    ast.Import: "import",
+    ast.ImportFrom: "import",
+    ast.Delete: "del",
+    ast.Lambda: "lambda",
+    ast.ListComp: "comprehension",
+    ast.GeneratorExp: "comprehension",
+    ast.Await: "await",
+    ast.Yield: "yield",
+}
+
+
+def check(kernel: ast.FunctionDef) -> None:
+    """Raises Refusal at the first of them."""
+    for node in (inner for statement in kernel.body for inner in ast.walk(statement)):
+        for kind, name in _STATEMENTS.items():
+            if isinstance(node, kind):
+                raise Refusal(name, f"`{name}` in a kernel is not supported").at(node)
+        if isinstance(node, (ast.For, ast.While)) and node.orelse:
+            raise Refusal("loop else", "the else branch of a loop is not supported").at(node)

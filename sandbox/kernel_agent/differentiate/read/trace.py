@@ -1,0 +1,360 @@
+"""The host side: trace one call of the stub and find what each launch reads, writes and wants gradients for.
+
+The inputs of the traced call require gradients and torch records the graph of its torch operations; a launch
+is replaced by a marker that makes what it writes depend on what it reads. So activity crosses views, casts
+and several launches without any assumption, and no kernel has to run.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...forward import Forward, launch_intercept
+from ...launches import Launch
+from ..ir import address_tables
+from ..ir.nodes import Node, Store, walk
+from ..ir.refusal import Refusal
+from ..ir.values import Arg, Kernel
+from ..prove import cover
+from .normalise import Builder
+
+
+@dataclass
+class Site:
+    """One `kernel[grid](...)` in the source, and what the traced call passed there."""
+
+    call: ast.Call
+    host: ast.FunctionDef
+    kernel_name: str
+    params: list[str]  # the kernel's parameters
+    given_names: list[str]  # the parameters and options that the launch passes, in the order of the call
+    positional: list[str]  # those without a keyword
+    launch: Launch
+    args: dict[str, Arg]
+    kernel: Kernel
+    written: list[str] = field(default_factory=list)  # pointer parameters that the kernel writes
+    outputs: list[str] = field(default_factory=list)  # those that carry gradients
+    class_name: str = ""
+    unpacked: list[str] = field(default_factory=list)  # the names that the launch passes with `**`
+    tables: dict[str, ast.expr] = field(default_factory=dict)  # tables of pointers by parameter, as written
+    taken: set[int] = field(default_factory=set)  # lines that ask for the addresses in them
+    first: tuple[str, ast.expr] | None = (
+        None  # an output that is a view, as written: autograd looks for it first
+    )
+    replaced: dict[str, Node] = field(
+        default_factory=dict
+    )  # outputs that held differentiable values: elements written
+    added: list[str] = field(default_factory=list)  # written with atomic adds only
+    autotuned: bool = False
+    stages: int | None = None  # num_stages of the backward, where it is chosen
+    warps: bool = False  # the backward's num_warps is chosen here, not by the launch
+    heuristics: dict[str, ast.expr] = field(default_factory=dict)
+
+
+class _Mark(torch.autograd.Function):
+    """Stands for a launch while tracing: the first `count` tensors are written and depend on the others."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> Any:
+        ctx.mark_dirty(*tensors[:count])
+        return tuple(tensors[:count]) if count > 1 else tensors[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError("a traced call is never run backwards")
+
+
+def trace(fwd: Forward, args: tuple, kwargs: dict) -> list[Site]:
+    """Run the stub once with inputs that want gradients and see its launches; no kernel is executed."""
+    functions = {n.name: n for n in fwd.tree.body if isinstance(n, ast.FunctionDef)}
+    calls = _launch_calls(fwd.tree)
+    sites: dict[tuple[int, int], Site] = {}
+    failure: list[Refusal] = []
+
+    def see(launch: Launch) -> None:
+        try:
+            site = _site(fwd, launch, calls, functions, taken)
+            key = (site.call.lineno, site.call.col_offset)
+            known = sites.get(key)
+            if known is None or _more_active(site, known):
+                sites[key] = site
+            if known is not None:
+                sites[key].replaced = {**known.replaced, **site.replaced}
+            _mark(site, launch, taken)
+        except Refusal as refusal:
+            failure.append(refusal.at(None, fwd.path))
+            raise
+
+    bound = fwd.signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    inputs: set[int] = set()
+    for name in fwd.grads:
+        value = bound.arguments[name]
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            bound.arguments[name] = value.detach().requires_grad_(True)
+            inputs.add(value.untyped_storage().data_ptr())
+    try:
+        with address_tables.addresses_taken(fwd.path) as taken, launch_intercept(see):
+            taken.wanted = inputs
+            fwd.call(bound.args, bound.kwargs)
+    except Exception:
+        if failure:
+            raise failure[0] from None
+        raise
+    if not sites:
+        raise Refusal(
+            "stub",
+            f"{fwd.stub_name}() launches no kernel",
+            "Launch a Triton kernel in the stub.",
+            fwd.stub_line,
+        )
+    return list(sites.values())
+
+
+def _launch_calls(tree: ast.Module) -> list[tuple[ast.FunctionDef, ast.Call]]:
+    found = []
+    for function in tree.body:
+        if isinstance(function, ast.FunctionDef):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+                    found.append((function, node))
+    return found
+
+
+def _site(
+    fwd: Forward,
+    launch: Launch,
+    calls: list,
+    functions: dict[str, ast.FunctionDef],
+    taken: address_tables.Taken,
+) -> Site:
+    file, line = launch.site
+    if file != fwd.path:
+        raise Refusal(
+            "launch",
+            f"{launch.name} is launched from another file",
+            "Launch the kernel in this file.",
+            fwd.stub_line,
+        )
+    here = [(f, c) for f, c in calls if c.lineno <= line <= (c.end_lineno or c.lineno)]
+    if len(here) != 1:
+        raise Refusal(
+            "launch",
+            f"the launch of {launch.name} cannot be found in the source",
+            "Give every launch a line of its own.",
+            line,
+        )
+    host, call = here[0]
+    callee = call.func.value  # type: ignore[attr-defined]
+    if not isinstance(callee, ast.Name) or callee.id not in fwd.kernels:
+        raise Refusal(
+            "launch", "the kernel of a launch must be named directly", "Write kernel[grid](...)."
+        ).at(call)
+    source = functions.get(launch.name)
+    if source is None:
+        raise Refusal(
+            "launch",
+            f"the source of {launch.name} is not in this file",
+            "Define the kernel at the top level.",
+        ).at(call)
+    params = [a.arg for a in source.args.args]
+    positional = _positional(params, call, launch)
+    unpacked = _unpacked(call, launch)
+    given = [*positional, *(k.arg for k in call.keywords if k.arg is not None), *unpacked]
+    args = _arguments(launch, lambda name: _expression(call, params, name), taken)
+    builder = Builder(source, fwd.module, functions, args)
+    try:
+        kernel = builder.kernel()
+    except Refusal as refusal:
+        raise refusal.at(source, fwd.path) from None
+    site = Site(call, host, callee.id, params, given, positional, launch, args, kernel)
+    site.unpacked = unpacked
+    site.autotuned = launch.config is not None
+    site.written = list(dict.fromkeys(base.attrs["name"] for base, _, _ in builder.stored))
+    stores = [e for e in walk(kernel.effects) if isinstance(e, Store)]
+    site.added = [
+        n for n in site.written if all(s.kind == "atomic_add" for s in stores if s.base.attrs["name"] == n)
+    ]
+    site.heuristics = _heuristics(source)
+    _note_tables(site, builder, taken)
+    reads_active = any(a.active and not a.none or a.behind and a.behind.active for a in args.values())
+    for name in sorted(site.written, key=lambda n: n in site.tables):  # tables last: they are many tensors
+        values = _tensors(site, launch, name, taken)
+        if values and all(value.is_floating_point() for value in values) and reads_active:
+            site.outputs.append(name)
+            own = name in site.added or name in kernel.inplace
+            if not any(value.requires_grad for value in values) or own:
+                continue
+            whole = cover.overwritten(kernel, name, program_axes(site))
+            if whole is not None:
+                site.replaced[name] = whole
+            else:
+                raise Refusal(
+                    "shared output",
+                    f"`{name}` of {launch.name} already holds differentiable values that this launch does "
+                    "not read",
+                    "Give every launch an output of its own, and combine them with torch; or overwrite all "
+                    "of it.",
+                ).at(call)
+    _note_view(site, taken)
+    for name in site.outputs:
+        for base in builder.entries.get(name, [kernel.params[name]]):
+            base.active = True
+    return site
+
+
+def _tensors(site: Site, launch: Launch, name: str, taken: address_tables.Taken) -> list[torch.Tensor]:
+    """The tensors that a launch reads or writes through a parameter."""
+    value = launch.args[name]
+    if name in site.tables:
+        return taken.behind(value) or []
+    return [value] if isinstance(value, torch.Tensor) else []
+
+
+def _note_view(site: Site, taken: address_tables.Taken) -> None:
+    """A Function that writes into a view gets it first: torch takes that one for what is modified."""
+    found = [n for n in site.outputs if any(t._is_view() for t in _tensors(site, site.launch, n, taken))]
+    if not found:
+        return
+    written = _expression(site.call, site.params, found[0])
+    if len(site.outputs) > 1 or written is site.call:
+        raise Refusal(
+            "view as output",
+            f"`{found[0]}` is a view, and autograd follows a launch into a view only where that is its one "
+            "output",
+            "Allocate the output in the shape that the kernel wants, launch, and view the result.",
+        ).at(site.call)
+    site.first = found[0], written
+    site.given_names.remove(found[0])
+    site.given_names.insert(0, found[0])
+
+
+def _note_tables(site: Site, builder: Builder, taken: address_tables.Taken) -> None:
+    """Which parameters are tables of pointers; refuse what cannot be made again around the backward."""
+
+    def refuse(message: str, remedy: str) -> Refusal:
+        return Refusal(address_tables.CONSTRUCT, message, remedy).at(site.call)
+
+    for name in site.params:
+        if name not in builder.entries:
+            continue
+        written = _expression(site.call, site.params, name)
+        if not isinstance(written, (ast.Name, ast.Attribute, ast.Subscript)):
+            raise refuse(f"`{name}` has no name in the stub", "Put the table into a variable, and pass that.")
+        site.tables[name] = written
+        tensors = _tensors(site, site.launch, name, taken)
+        lines = {taken.lines[t.data_ptr()] for t in tensors}
+        if not all(site.host.lineno <= line <= (site.host.end_lineno or line) for line in lines):
+            raise refuse(
+                f"the addresses in `{name}` are taken outside {site.host.name}()",
+                "Call data_ptr() in the function that launches the kernel.",
+            )
+        if taken.cut_off(tensors):
+            raise refuse(
+                f"`{name}` has the address of a detached input",
+                "Call data_ptr() on the input itself; pass what wants no gradient in a table of its own.",
+            )
+        site.taken |= lines
+        if name in site.written:
+            address_tables.check_written(name, tensors, refuse)
+
+
+def _positional(params: list[str], call: ast.Call, launch: Launch) -> list[str]:
+    """The parameters that a launch passes unnamed. `*x.stride()` stands for as many as are left."""
+    if not any(isinstance(a, ast.Starred) for a in call.args):
+        return params[: len(call.args)]
+    count = next((i for i, name in enumerate(params) if name in launch.keywords), len(params))
+    return params[:count]
+
+
+def _unpacked(call: ast.Call, launch: Launch) -> list[str]:
+    """The names that a launch passes with `**`: those that neither the call nor an autotuner or heuristic
+    spells out."""
+    if all(k.arg is not None for k in call.keywords):
+        return []
+    known = {k.arg for k in call.keywords} | set(launch.config or ()) | set(launch.heuristics)
+    tuned = launch.config is not None  # an autotuner passes options like num_warps as well
+    return [n for n in launch.keywords if n not in known and not (tuned and n not in launch.args)]
+
+
+def _heuristics(source: ast.FunctionDef) -> dict[str, ast.expr]:
+    """The rules of @triton.heuristics on a kernel, as written."""
+    found: dict[str, ast.expr] = {}
+    for decorator in source.decorator_list:
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("heuristics"):
+            values = [*decorator.args, *(k.value for k in decorator.keywords)]
+            if values and isinstance(values[0], ast.Dict):
+                for key, value in zip(values[0].keys, values[0].values, strict=True):
+                    if isinstance(key, ast.Constant):
+                        found[str(key.value)] = value
+    return found
+
+
+def _expression(call: ast.Call, params: list[str], name: str) -> ast.expr:
+    """What stands for a parameter in a launch; the launch where that cannot be said."""
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    at = params.index(name)
+    unclear = at >= len(call.args) or any(isinstance(a, ast.Starred) for a in call.args[: at + 1])
+    return call if unclear else call.args[at]
+
+
+def _arguments(
+    launch: Launch, where: Callable[[str], ast.expr], taken: address_tables.Taken
+) -> dict[str, Arg]:
+    out = {}
+    for name, value in launch.args.items():
+        value = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value
+        if isinstance(value, torch.Tensor):
+            dtype = str(value.dtype).removeprefix("torch.").replace("bool", "int1")
+            active = value.requires_grad and value.is_floating_point()
+            out[name] = Arg(name, "pointer", None, dtype, active, value.untyped_storage().data_ptr())
+            out[name].behind = address_tables.behind_of(name, taken.behind(value))
+        elif name in launch.constexprs:
+            out[name] = Arg(name, "constexpr", value)
+        elif value is None:
+            out[name] = Arg(name, "pointer", None, "float32", True, none=True)
+        elif isinstance(value, float):
+            out[name] = Arg(name, "float", value)
+        elif isinstance(value, (bool, int)):
+            out[name] = Arg(name, "int", int(value))
+        else:
+            raise Refusal(
+                "launch argument",
+                f"`{name}` of {launch.name} is a {type(value).__name__}",
+                "Pass tensors and numbers of Python: float(...) or int(...) make one.",
+            ).at(where(name))
+    return out
+
+
+def program_axes(site: Site) -> list[int]:
+    """Grid axes that may have more than one program: all but a literal 1."""
+    grid = site.call.func.slice  # type: ignore[attr-defined]
+    written = grid.elts if isinstance(grid, ast.Tuple) else []
+    if any(isinstance(e, ast.Starred) for e in written):  # then an entry's place is not its axis
+        written = []
+    single = {i for i, e in enumerate(written) if isinstance(e, ast.Constant) and e.value == 1}
+    return [axis for axis in range(len(site.launch.grid)) if axis not in single]
+
+
+def _more_active(new: Site, old: Site) -> bool:
+    count = [sum(a.active or bool(a.behind and a.behind.active) for a in s.args.values()) for s in (new, old)]
+    return count[0] > count[1]
+
+
+def _mark(site: Site, launch: Launch, taken: address_tables.Taken) -> None:
+    """Make the written buffers depend on what the kernel reads."""
+    written = [value for name in site.outputs for value in _tensors(site, launch, name, taken)]
+    if not written:
+        return
+    ids = {id(t) for t in written}
+    read = [value for name in launch.args for value in _tensors(site, launch, name, taken)]
+    sources = [value for value in read if value.requires_grad and id(value) not in ids]
+    if sources or any(t.requires_grad for t in written):
+        _Mark.apply(len(written), *written, *sources)

@@ -1,0 +1,12 @@
+"""From the graph of a forward to the effects of its backward, without a schedule.
+
+In: a kernel's graph. Out: gradient writes in loops and branches, every one of them atomic, and where forward
+values come from.
+
+    running_maxima   maxima that cancel are taken out of the forward first
+    sweep            the reverse sweep, last effect first
+    rules            the adjoint of every operation
+    wrapped_indices  indices that wrap around are written unwrapped
+    forward_values   values of the forward in reverse loops: loaded, computed again, or taped
+    checkpoints      a tape in the memory of two short ones
+"""

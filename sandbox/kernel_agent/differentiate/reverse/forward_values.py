@@ -1,0 +1,421 @@
+"""Forward values in the reverse sweep: from a stored output, recomputed beside a loop that runs forward, or
+from a tape.
+
+In this order: (1) a value that the forward stored is loaded back where computing it again would take a loop;
+(2) a loop that was telescoped ends at the values of the original, which needs one sweep less; (3) a reverse
+loop whose order is free runs forward and carries the forward's state along; (4) only what is left is taped: a
+forward sweep writes the carry before each step to scratch, the reverse loop reads it back. Every program has
+a slice of its own, so a barrier between the two sweeps is enough. (5) A tape that would be too large has
+checkpoints instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...errors import readable
+from ..ir.folding import fold
+from ..ir.kinds import MIXING
+from ..ir.nodes import (
+    Carry,
+    For,
+    If,
+    Node,
+    Region,
+    Store,
+    TapeStore,
+    beneath,
+    operands,
+    reachable,
+    real,
+    walk,
+)
+from ..ir.refusal import Refusal
+from ..ir.report import LineReport
+from ..ir.rewriter import Rewriter
+from ..prove.affine import upper
+from . import checkpoints
+from .sweep import Reverse
+
+BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
+
+
+STEPS = "tape_steps"
+LIMIT = 1 << 30  # bytes of a tape in the traced call, above which it has checkpoints
+
+
+@dataclass
+class Buffer:
+    """Scratch for one taped carry: `trips` steps of `numel` elements for each program."""
+
+    name: str
+    dtype: str
+    trips: Node
+    numel: Node
+    carry: str
+    slots: str = STEPS  # how many a program has: one a step, one a checkpoint, or one a step of a segment
+
+
+def use_stored(reverse: Reverse) -> None:
+    """Replace forward values that need a loop by loads of the outputs that hold them."""
+    kernel, g = reverse.kernel, reverse.kernel.graph
+    stores = [e for e in walk(kernel.effects) if isinstance(e, Store)]
+    uses = _uses(kernel.effects)
+    loads: dict[Node, Node] = {}
+    for store in stores:
+        value = beneath(store.value, "cast")
+        alone = sum(s.base is store.base for s in stores) == 1 and store.base.op == "param"
+        if (
+            not alone
+            or store.kind != "store"
+            or store.base.attrs["name"] in kernel.inplace
+            or not value.is_float
+        ):
+            continue
+        if (
+            value.op in ("load", "const", "full", "phi", "loopout")
+            or uses.get(value, 0) > 1
+            or not _loops_in(value)
+        ):
+            continue
+        if value.home is not store.value.home or store.region is not value.home:
+            continue
+        args = [store.base, store.offset]
+        if store.mask is not None:
+            args += [store.mask, g.number(0)]
+        g.here, g.reverse, g.line = store.region, False, store.line
+        elem = f"${store.base.attrs['elem']}:{store.base.attrs['name']}"
+        raw = g.make("load", args, {"other": store.mask is not None}, elem, value.shape)
+        loads[value] = g.cast(raw, value.dtype)
+        loads[value].hint = value.hint
+        g.reverse, g.here = True, g.top
+    table = {**kernel.equal}
+
+    def replace(node: Node) -> Node | None:
+        if node in loads:
+            return loads[node]
+        return table.get(node)
+
+    before = set(reachable(reverse.effects))
+    rewriter = Rewriter(g, replace)
+    reverse.effects = rewriter.effects(reverse.effects)
+    for value, load in loads.items():
+        if value in before:
+            name = load.args[0].args[0].attrs["name"] if load.op == "cast" else load.args[0].attrs["name"]
+            reverse.report.append(
+                LineReport(
+                    value.line, "stored", "one store", f"read back from `{name}` instead of recomputed"
+                )
+            )
+
+
+def _uses(effects: list) -> dict[Node, int]:
+    count: dict[Node, int] = {}
+    for item in reachable(effects):
+        for node in operands(item):
+            if isinstance(node, Node):
+                count[node] = count.get(node, 0) + 1
+    return count
+
+
+def _mixes_lanes(value: Node) -> bool:
+    """Whether lanes meet in a value, so that one that a mask leaves out may reach another."""
+    return any(isinstance(n, Node) and n.op in MIXING and n.is_float for n in reachable([value]))
+
+
+def _loops_in(node: Node) -> bool:
+    return any(isinstance(n, Node) and n.op == "loopout" for n in reachable([node]))
+
+
+class Tape:
+    """Decides for every reverse loop how it gets at the carries of its forward loop."""
+
+    def __init__(self, reverse: Reverse, measure: Callable[[Buffer], int] | None = None) -> None:
+        """`measure` gives the bytes of a buffer in the traced call; without it there are no checkpoints."""
+        self.reverse, self.g, self.measure = reverse, reverse.kernel.graph, measure
+        self.buffers: list[Buffer] = []
+        self.naive: list[Buffer] = []
+
+    def run(self) -> Tape:
+        self._effects(self.reverse.effects)
+        return self
+
+    def _effects(self, effects: list) -> None:
+        for effect in effects:
+            if isinstance(effect, For):
+                self._effects(effect.effects)
+                self._loop(effect)
+            elif isinstance(effect, If):
+                self._effects(effect.then_effects)
+                self._effects(effect.other_effects)
+
+    def _loop(self, loop: For) -> None:
+        source = loop.source
+        if source is None:
+            return
+        phis = {carry.phi: k for k, carry in enumerate(source.carries)}
+        roots = [
+            *loop.effects,
+            *(c.next for c in loop.carries),
+            *([loop.cond] if loop.cond is not None else []),
+        ]
+        needed = [phis[n] for n in self._inside(roots, loop) if n in phis]
+        if not needed:
+            return
+        if loop.order != "reverse":
+            self._accompany(loop, source, phis, needed)
+            return
+        provided = {k: self._stored(source, k) if source.region.kind == "for" else None for k in set(needed)}
+        missing = sorted(k for k, read in provided.items() if read is None)
+        if missing and self._too_large(source, missing) and checkpoints.possible(loop):
+            self._checkpoint(loop, source, phis, missing, provided)
+            return
+        for k, read in sorted(provided.items()):
+            if read is not None:
+                loop.provides[source.carries[k].phi] = read
+            else:
+                self._tape(loop, source, k)
+
+    def _too_large(self, source: For, missing: list[int]) -> bool:
+        """Whether a full tape of some carries would exceed the limit in the traced call."""
+        if self.measure is None or source.region.kind != "for":
+            return False
+        found = [self._buffer(source, k, "tape", STEPS) for k in missing]
+        return sum(map(self.measure, found)) > LIMIT
+
+    def _checkpoint(
+        self,
+        loop: For,
+        source: For,
+        phis: dict[Node, int],
+        missing: list[int],
+        provided: dict[int, Node | None],
+    ) -> None:
+        """Tape the state at the start of every segment, and that of one segment's steps at a time."""
+        g = self.g
+        state = self._closure(source, phis, missing)
+        at, part, segment = checkpoints.places(g, source)
+        length = g.param(checkpoints.SEGMENT)
+        g.here = source.region
+        first = g.compare("==", g.make("mod", (at, length)), g.const(0))
+        number = g.make("floordiv", (at, length))
+        starts: dict[int, Node] = {}
+        for k in state:
+            kept = self._keep(source, k, "check", checkpoints.CHECKPOINTS)
+            store = self._store(kept, number, source.carries[k].phi, source.region)
+            store.mask = first
+            source.tape.append(store)
+            starts[k] = self._read(kept, part, source.carries[k].phi, segment.parent)  # type: ignore[arg-type]
+        forward, copies = checkpoints.again(g, source, segment, starts)
+        lo, _, step = segment.bounds  # type: ignore[misc]
+        g.here = segment
+        at = g.make("floordiv", (g.sub(segment.iv, lo), step))  # type: ignore[arg-type]
+        reads = {}
+        for k in missing:
+            kept = self._keep(source, k, "tape", checkpoints.SEGMENT)
+            forward.tape.append(self._store(kept, at, copies[k], segment))
+            reads[copies[k]] = self._read(kept, at, copies[k], segment)
+        table = {k: copies[k] for k in missing}
+        stored = {k: read for k, read in provided.items() if read is not None}
+        table |= {k: checkpoints.moved(g, source, segment, read) for k, read in stored.items()}
+        inner = checkpoints.segmented(g, loop, source, forward, table)
+        inner.provides.update(reads)
+        g.here = g.top
+        names = ", ".join(f"`{source.carries[k].phi.hint}`" for k in missing)
+        reason = (
+            f"{names}: a full tape would exceed {readable(LIMIT, 'B', 2)}: checkpoints, the steps between "
+            "them run again"
+        )
+        self.reverse.report.append(LineReport(source.line, "tape", "none", reason))
+
+    def _inside(self, roots: list, loop: For) -> list[Node]:
+        """What the body computes; values from outside come as they are, whatever loop they took."""
+
+        def inside(item: object) -> bool:
+            return not isinstance(item, Node) or item.home.inside(loop.region)
+
+        def parts(item: object) -> list:
+            return [part for part in operands(item) if inside(part)]
+
+        starts = [root for root in roots if root is not None and inside(root)]
+        return [item for item in reachable(starts, parts) if isinstance(item, Node)]
+
+    def _accompany(self, loop: For, source: For, phis: dict[Node, int], needed: list[int]) -> None:
+        """Carry the forward's state along in a reverse loop that runs forward."""
+        for k in self._closure(loop, phis, needed, source):
+            carry = source.carries[k]
+            loop.carries.append(Carry(carry.phi, carry.init, carry.next))
+        loop.order = "forward"
+
+    def _closure(
+        self, loop: For, phis: dict[Node, int], needed: list[int], source: For | None = None
+    ) -> list[int]:
+        """The carries that some need in the next step, themselves included."""
+        source = source or loop
+        todo, done = list(needed), set()
+        while todo:
+            k = todo.pop()
+            if k in done:
+                continue
+            done.add(k)
+            carry = source.carries[k]
+            todo += [phis[n] for n in self._inside([carry.next], loop) if n in phis]
+        return sorted(done)
+
+    def _stored(self, source: For, k: int) -> Node | None:
+        """The carry before a step, where the forward stored it after the last one: nothing is taped."""
+        g, carry, region = self.g, source.carries[k], source.region
+        lo, _, step = region.bounds  # type: ignore[misc]
+        for store in source.effects:
+            if not isinstance(store, Store) or store.kind != "store" or store.region is not region:
+                continue
+            value = beneath(store.value, "cast")
+            name = store.base.attrs["name"]
+            forward = [e for e in walk(self.reverse.kernel.effects) if isinstance(e, Store)]
+            alone = (
+                sum(e.base is store.base for e in forward) == 1 and name not in self.reverse.kernel.inplace
+            )
+            if (
+                store.base.op == "entry"
+                or value is not carry.next
+                or not alone
+                or (store.mask is not None and _mixes_lanes(value))
+            ):
+                continue
+            g.here = region
+            back = g.sub(region.iv, step)  # type: ignore[arg-type]
+            moved = {region.iv: back}
+            before = Rewriter(g, moved.get)
+            later = g.compare(">", region.iv, lo)  # type: ignore[arg-type]
+            mask = later
+            if store.mask is not None:
+                mask = g.both(before.node(store.mask), later)
+            offset = before.node(store.offset)
+            elem = f"${store.base.attrs['elem']}:{name}"
+            raw = g.make("load", (store.base, offset, mask, g.number(0)), {"other": True}, elem, offset.shape)
+            read = g.where(later, g.cast(raw, carry.phi.dtype), carry.init)
+            read.hint = f"{carry.phi.hint}_before"
+            g.here = g.top
+            reason = f"`{carry.phi.hint}` is read back from `{name}`, where the step before stored it"
+            self.reverse.report.append(LineReport(source.line, "stored", "one store", reason))
+            return read
+        return None
+
+    def _tape(self, loop: For, source: For, k: int) -> None:
+        """Keep a carry before every step."""
+        g, carry = self.g, source.carries[k]
+        if source.region.kind != "for":
+            raise Refusal(
+                "while", "the state of a while loop cannot be taped", "Use a loop over a range.", source.line
+            )
+        buffer = self._keep(source, k, "tape", STEPS)
+        lo, _, step = source.region.bounds  # type: ignore[misc]
+        g.here = source.region
+        at = g.make("floordiv", (g.sub(source.region.iv, lo), step))  # type: ignore[arg-type]
+        source.tape.append(self._store(buffer, at, carry.phi, source.region))
+        loop.provides[carry.phi] = self._read(buffer, at, carry.phi, source.region)
+        g.here = g.top
+        reason = f"`{carry.phi.hint}` is needed in reverse order: {buffer.dtype} tape in scratch"
+        self.reverse.report.append(LineReport(source.line, "tape", "none", reason))
+
+    def _buffer(self, source: For, k: int, prefix: str, slots: str) -> Buffer:
+        """Scratch for one carry of a loop."""
+        g, phi = self.g, source.carries[k].phi
+        lo, hi, step = source.region.bounds  # type: ignore[misc]
+        numel = g.numel(phi.shape)
+        g.here = g.top
+        trips = upper(g, g.make("cdiv", (g.sub(hi, lo), step)))
+        if trips is None:
+            raise Refusal(
+                "tape",
+                "the length of this loop is not known before the launch",
+                "Bound the loop by arguments.",
+                source.line,
+            )
+        name = f"{prefix}_{phi.hint or 'carry'}"
+        while any(b.name == name for b in self.buffers):
+            name += "_"
+        return Buffer(name, real(phi.dtype), trips, numel, phi.hint or "carry", slots)
+
+    def _keep(self, source: For, k: int, prefix: str, slots: str) -> Buffer:
+        buffer = self._buffer(source, k, prefix, slots)
+        self.buffers.append(buffer)
+        return buffer
+
+    def _store(self, buffer: Buffer, at: Node, value: Node, region: Region) -> TapeStore:
+        return TapeStore(buffer.name, self._index(buffer, at, value, region), value, region)
+
+    def _read(self, buffer: Buffer, at: Node, like: Node, region: Region) -> Node:
+        g = self.g
+        index = self._index(buffer, at, like, region)
+        base = g.scratch(buffer.name, buffer.dtype)
+        read = g.make("load", (base, index), {"other": False, "buffer": True}, like.dtype, like.shape)
+        read.hint = like.hint
+        return read
+
+    def _index(self, buffer: Buffer, at: Node, like: Node, region: Region) -> Node:
+        """Where a program keeps its entry number `at`."""
+        g = self.g
+        g.here = region
+        index = g.add(g.mul(self._slice(buffer), buffer.numel), g.mul(at, buffer.numel))
+        for axis in range(len(like.shape)):
+            index = g.add(index, self.g.lanes(like.shape, axis))
+        return index
+
+    def _slice(self, buffer: Buffer) -> Node:
+        """The program's first entry: its number times the entries that the longest loop needs."""
+        g = self.g
+        pids = [g.pid(a) for a in range(3)]
+        counts = [g.npid(a) for a in range(3)]
+        linear = g.cast(pids[2], "int64")
+        linear = g.add(g.mul(linear, counts[1]), pids[1])
+        linear = g.add(g.mul(linear, counts[0]), pids[0])
+        steps = g.param(buffer.slots)
+        return g.mul(linear, steps)
+
+
+def size(buffer: Buffer, site) -> int:
+    """Bytes of a buffer in the traced call."""
+    g, grid = site.kernel.graph, site.launch.grid
+
+    def number(node: Node) -> int:
+        if node.op == "npid":
+            axis = node.attrs["axis"]
+            return grid[axis] if axis < len(grid) else 1
+        known = g.concrete(node)
+        return (
+            int(known)
+            if known is not None
+            else int(fold(node.op, [number(a) for a in node.args], node.attrs))
+        )
+
+    programs = 1
+    for extent in grid:
+        programs *= extent
+    return (
+        programs * entries(buffer, number(buffer.trips)) * number(buffer.numel) * BYTES.get(buffer.dtype, 4)
+    )
+
+
+def entries(buffer: Buffer, trips: int) -> int:
+    """How many entries a program has, as the host computes it."""
+    steps = max(trips, 1)
+    segment = int(steps**0.5) + 1
+    return {STEPS: steps, checkpoints.SEGMENT: segment}.get(buffer.slots, steps // segment + 2)
+
+
+def naive(site) -> int:
+    """Bytes that taping every differentiable carry of the forward would take in the traced call."""
+    g, total = site.kernel.graph, 0
+    for loop in [
+        item for item in reachable(site.kernel.effects) if isinstance(item, For) and item.region.bounds
+    ]:
+        lo, hi, step = loop.region.bounds  # type: ignore[misc]
+        trips = upper(g, g.make("cdiv", (g.sub(hi, lo), step)))
+        for carry in loop.carries:
+            if trips is None or not carry.phi.active:
+                continue
+            numel = g.numel(carry.phi.shape)
+            total += size(Buffer("", real(carry.phi.dtype), trips, numel, ""), site)
+    return total

@@ -1,0 +1,339 @@
+"""The adjoint of every operation: one table. An operation without a rule is refused; it is never taken to be
+zero.
+
+A rule gets the graph, the forward node and the adjoint `d` of its result (in float32, of the result's shape)
+and yields `(argument, contribution)` pairs. Contributions may be wider than the argument: `sweep` sums them
+back over broadcast axes.
+
+Ties, as in the oracle: `maximum` and `minimum` give the adjoint to the strictly greater (smaller) operand and
+on a tie to the second one; a block maximum goes to its first largest element; `clamp` passes where low <= x
+<= high; `abs` has derivative 0 at 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ..ir.graph import Graph
+from ..ir.kinds import ARITHMETIC, MOVING
+from ..ir.nodes import Node, adjoint_dtype
+from ..ir.refusal import Refusal
+from ..read import language
+
+Contributions = Iterator[tuple[Node, Node]]
+RULES: dict[str, Callable[[Graph, Node, Node], Contributions]] = {}
+
+LINEAR_STEP = "linear_step"  # the combine function that the generated section defines
+GATHERED = 1 << 15  # pairs of places that the adjoint of a gather may compare
+LN2 = 0.6931471805599453
+LOG2E = 1.4426950408889634
+LOG10E = 0.4342944819032518
+TWO_OVER_SQRT_PI = 1.1283791670955126
+
+
+def rule_of(*ops: str) -> Callable:
+    def register(function: Callable) -> Callable:
+        RULES.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+def adjoint(g: Graph, node: Node, d: Node) -> Contributions:
+    """What each argument of `node` receives for the adjoint `d` of its result."""
+    rule = RULES.get(node.op)
+    if rule is None:
+        raise Refusal(node.op, f"`{node.op}` has no adjoint", line=node.line)
+    yield from rule(g, node, d)
+
+
+def unbroadcast(g: Graph, d: Node, shape: tuple) -> Node:
+    """Sum `d` back to `shape`, the shape of what was broadcast to make it."""
+    while len(d.shape) > len(shape):
+        d = g.reduce("sum", d, 0)
+    for axis, (have, want) in enumerate(zip(d.shape, shape, strict=True)):
+        if g.is_one(want) and not g.is_one(have):
+            d = g.reduce("sum", d, axis, keep=True)
+    return d
+
+
+@rule_of("add")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    yield n.args[0], d
+    yield n.args[1], d
+
+
+@rule_of("neg")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    yield n.args[0], g.neg(d)
+
+
+@rule_of("cast", "broadcast", "full")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    yield n.args[0], d
+
+
+@rule_of("sub")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    yield n.args[0], d
+    yield n.args[1], g.neg(d)
+
+
+@rule_of("mul")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    a, b = n.args
+    if a is b:
+        yield a, g.mul(g.mul(d, g.number(2)), a)
+        return
+    yield a, product(g, d, b)
+    yield b, product(g, d, a)
+
+
+def product(g: Graph, d: Node, x: Node) -> Node:
+    """d * x, and 0 where the adjoint is 0 and x may be infinite: a masked lane contributes nothing."""
+    result = g.mul(d, x)
+    if not may_be_infinite(x):
+        return result
+    dead = g.compare("==", d, g.number(0))
+    return g.where(dead, g.number(0), result)
+
+
+def may_be_infinite(node: Node) -> bool:
+    """Whether a value carries the infinity that stands in for masked-off elements."""
+    if node.op == "const":
+        return node.value in (float("inf"), float("-inf"))
+    if node.op == "load":
+        return len(node.args) == 4 and may_be_infinite(node.args[3])
+    if node.op in ARITHMETIC | MOVING or node.op in ("neg", "cast"):
+        return any(may_be_infinite(arg) for arg in node.args)
+    if node.op == "where":
+        return any(may_be_infinite(arg) for arg in node.args[1:])
+    return node.op == "call" and node.attrs["fn"] in ("log", "log2", "log10", "log1p", "abs")
+
+
+@rule_of("div")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    a, b = n.args
+    yield a, g.div(d, b)
+    if b.active:
+        yield b, g.neg(g.div(g.mul(d, n), b))
+
+
+@rule_of("maximum", "minimum")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    first, second = n.args
+    wins = g.compare(">" if n.op == "maximum" else "<", first, second)
+    if first.active:
+        yield first, g.where(wins, d, g.number(0))
+    if second.active:
+        yield second, g.where(wins, g.number(0), d)
+
+
+@rule_of("clamp")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    x, low, high = n.args
+    above = g.compare(">=", x, low)
+    below = g.compare("<=", x, high)
+    yield x, g.where(g.both(above, below), d, g.number(0))
+    if low.active:
+        yield low, g.where(above, g.number(0), d)
+    if high.active:
+        yield high, g.where(below, g.number(0), d)
+
+
+@rule_of("where")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    cond, a, b = n.args
+    if a.active:
+        yield a, g.where(cond, d, g.number(0))
+    if b.active:
+        yield b, g.where(cond, g.number(0), d)
+
+
+@rule_of("expand")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    yield n.args[0], g.reduce("sum", d, n.attrs["axis"])
+
+
+@rule_of("reshape")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    yield n.args[0], g.make("reshape", (d,), {}, d.dtype, n.args[0].shape)
+
+
+@rule_of("permute")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    order = n.attrs["order"]
+    inverse = tuple(order.index(i) for i in range(len(order)))
+    yield n.args[0], g.make("permute", (d,), {"order": inverse}, d.dtype, n.args[0].shape)
+
+
+@rule_of("flip")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    yield n.args[0], g.make("flip", (d,), n.attrs, d.dtype, d.shape)
+
+
+@rule_of("join")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    for i, arg in enumerate(n.args):
+        yield arg, g.make("split", (d,), {"index": i}, d.dtype, n.shape[:-1])
+
+
+@rule_of("split")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    zero = g.zeros(d.shape, d.dtype)
+    pair = (d, zero) if n.attrs["index"] == 0 else (zero, d)
+    yield n.args[0], g.make("join", pair, {}, d.dtype, n.args[0].shape)
+
+
+@rule_of("dot")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    a, b = n.args
+    rank = len(a.shape)
+    swap = (*range(rank - 2), rank - 1, rank - 2)
+
+    def transposed(x: Node) -> Node:
+        return g.make("permute", (x,), {"order": swap}, x.dtype, tuple(x.shape[i] for i in swap))
+
+    if a.active:
+        yield a, g.make("dot", (g.cast(d, b.dtype), transposed(b)), n.attrs, adjoint_dtype(n.dtype), a.shape)
+    if b.active:
+        yield b, g.make("dot", (transposed(a), g.cast(d, a.dtype)), n.attrs, adjoint_dtype(n.dtype), b.shape)
+
+
+@rule_of("reduce")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    (a,), axis = n.args, n.attrs["axis"]
+    wide = g.expand(d, axis)
+    if n.attrs["fn"] == "sum":
+        yield a, g.broadcast(wide, a.shape)
+        return
+    shape = (*a.shape[:axis], *a.shape[axis + 1 :])
+    best = g.make("argreduce", (a,), {"fn": n.attrs["fn"], "axis": axis}, "int32", shape)
+    lane = g.lane(a.shape[axis], axis, len(a.shape))
+    chosen = g.compare("==", lane, g.expand(best, axis))
+    yield a, g.where(chosen, wide, g.number(0))
+
+
+@rule_of("scan")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    back = {**n.attrs, "reverse": not n.attrs["reverse"]}
+    if n.attrs["fn"] == "sum":
+        yield n.args[0], g.make("scan", (d,), back, d.dtype, d.shape)
+        return
+    # y[i] = x[i] y[i-1] is a recurrence without a summand: e[i] = x[i+1] e[i+1] + d[i], and x[i] gets e[i]
+    # y[i-1]. Nothing is divided.
+    (x,), axis, forward = n.args, n.attrs["axis"], not n.attrs["reverse"]
+    attrs = {"axis": axis, "reverse": forward, "text": LINEAR_STEP}
+    e = g.make("affine", (shifted(g, x, axis, -1 if forward else 1), d), attrs, d.dtype, d.shape)
+    e.upstream = True
+    yield x, g.mul(e, shifted(g, n, axis, 1 if forward else -1, edge=1))
+
+
+@rule_of("gather")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    """out[i] = x[index[i]]: every place of x sums what was taken from it, found by comparing."""
+    x, index = n.args
+    axis = n.attrs["axis"]
+    places = x.shape[axis]
+    size = g.concrete(places) or 0
+    for dim in index.shape:
+        size *= g.concrete(dim) or 0
+    if not 0 < size <= GATHERED:
+        raise Refusal(
+            "tl.gather",
+            f"its adjoint compares {size} pairs of places in registers",
+            "Load the gathered elements by address.",
+            n.line,
+        )
+    lane = g.lane(places, axis + 1, len(index.shape) + 1)
+    taken = g.compare("==", g.expand(index, axis + 1), lane)
+    yield x, g.reduce("sum", g.where(taken, g.expand(d, axis + 1), g.number(0)), axis)
+
+
+@rule_of("affine")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    """h[i] = a[i] h[i-1] + x[i]: the adjoint runs the other way, e[i] = a[i+1] e[i+1] + d[i]; a[i] gets e[i]
+    h[i-1]."""
+    a, x = n.args
+    axis, forward = n.attrs["axis"], not n.attrs["reverse"]
+    a_next = shifted(g, a, axis, -1 if forward else 1)
+    e = g.make("affine", (a_next, d), {**n.attrs, "reverse": forward}, d.dtype, d.shape)
+    e.upstream = True
+    yield x, e
+    if a.active:
+        yield a, g.mul(e, shifted(g, n, axis, 1 if forward else -1))
+
+
+def shifted(g: Graph, x: Node, axis: int, by: int, edge: float = 0) -> Node:
+    """x moved along an axis by one place, `edge` moved in."""
+    lane = g.lane(x.shape[axis], axis, len(x.shape))
+    last = g.sub(x.shape[axis], g.const(1))
+    moved_lane = g.sub(lane, g.const(by)) if by > 0 else g.add(lane, g.const(-by))
+    low = g.make("maximum", (moved_lane, g.const(0)))
+    index = g.broadcast(g.make("minimum", (low, last)), x.shape)
+    moved = g.make("gather", (x, index), {"axis": axis}, x.dtype, x.shape)
+    end = g.const(0) if by > 0 else last
+    return g.where(g.compare("==", lane, end), g.number(edge), moved)
+
+
+@rule_of("user")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    name = n.attrs["fn"]
+    made = language.USER_RULES[name](g, n, d)
+    if not isinstance(made, (tuple, list)) or len(made) != len(n.args):
+        raise Refusal(
+            name,
+            f"the rule for `{name}` has to return one adjoint or None for each of {len(n.args)} arguments, "
+            "in a tuple",
+            "Return (d_first, d_second, ...).",
+            n.line,
+        )
+    for arg, contribution in zip(n.args, made, strict=True):
+        if contribution is not None:
+            yield arg, contribution
+
+
+@rule_of("call")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    name = n.attrs["fn"]
+    if name == "pow":
+        x, y = n.args
+        lower = g.make("call", (x, g.sub(y, g.number(1))), n.attrs, n.dtype)
+        yield x, g.mul(g.mul(d, y), lower)
+        if y.active:
+            yield y, g.mul(g.mul(d, n), g.call("log", x))
+        return
+    if name not in UNARY:
+        raise Refusal(n.attrs.get("text", name), f"`{name}` has no adjoint here", line=n.line)
+    yield n.args[0], UNARY[name](g, n.args[0], n, d)
+
+
+def _abs(g: Graph, x: Node, y: Node, d: Node) -> Node:
+    up = g.compare(">", x, g.number(0))
+    down = g.compare("<", x, g.number(0))
+    return g.where(up, d, g.where(down, g.neg(d), g.number(0)))
+
+
+# Functions of one number: (graph, x, y = f(x), adjoint of y) -> adjoint of x.
+UNARY: dict[str, Callable[[Graph, Node, Node, Node], Node]] = {
+    "exp": lambda g, x, y, d: g.mul(d, y),
+    "exp2": lambda g, x, y, d: g.mul(g.mul(d, y), g.number(LN2)),
+    "expm1": lambda g, x, y, d: g.mul(d, g.add(y, g.number(1))),
+    "log": lambda g, x, y, d: g.div(d, x),
+    "log2": lambda g, x, y, d: g.div(g.mul(d, g.number(LOG2E)), x),
+    "log10": lambda g, x, y, d: g.div(g.mul(d, g.number(LOG10E)), x),
+    "log1p": lambda g, x, y, d: g.div(d, g.add(x, g.number(1))),
+    "sqrt": lambda g, x, y, d: g.div(g.mul(d, g.number(0.5)), y),
+    "rsqrt": lambda g, x, y, d: g.mul(g.mul(g.mul(g.mul(d, g.number(-0.5)), y), y), y),
+    "cbrt": lambda g, x, y, d: g.div(d, g.mul(g.mul(g.number(3), y), y)),
+    "sin": lambda g, x, y, d: g.mul(d, g.call("cos", x)),
+    "cos": lambda g, x, y, d: g.neg(g.mul(d, g.call("sin", x))),
+    "tan": lambda g, x, y, d: g.mul(d, g.add(g.mul(y, y), g.number(1))),
+    "tanh": lambda g, x, y, d: g.mul(d, g.sub(g.number(1), g.mul(y, y))),
+    "sigmoid": lambda g, x, y, d: g.mul(g.mul(d, y), g.sub(g.number(1), y)),
+    "erf": lambda g, x, y, d: g.mul(g.mul(d, g.number(TWO_OVER_SQRT_PI)), g.call("exp", g.neg(g.mul(x, x)))),
+    "asin": lambda g, x, y, d: g.mul(d, g.call("rsqrt", g.sub(g.number(1), g.mul(x, x)))),
+    "acos": lambda g, x, y, d: g.neg(g.mul(d, g.call("rsqrt", g.sub(g.number(1), g.mul(x, x))))),
+    "atan": lambda g, x, y, d: g.div(d, g.add(g.mul(x, x), g.number(1))),
+    "abs": _abs,
+}

@@ -1,0 +1,537 @@
+"""Running maxima that only keep numbers small: find them, prove that the outputs do not depend on them, take
+them out.
+
+Softmax subtracts a maximum that cancels in the result. A value's *shift type* says how it answers when such a
+maximum m is moved by t: a `scale` of weight w is multiplied by exp(w t), a `shift` of weight w grows by w t.
+If every output has weight 0 the maximum is detached: it gets no adjoint. In an online softmax the old and the
+new maximum of each step are moved independently; if the other carries have one weight before and after the
+step, the loop may use the final maximum from the start: exp(m_old - m_new) becomes 1 and the loop is of class
+B (telescoping). Both are proofs over the whole kernel, not tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..ir.kinds import LANEWISE
+from ..ir.nodes import Carry, For, If, Node, Store, beneath, operands, reachable, walk
+from ..ir.report import LineReport
+from ..ir.rewriter import Rewriter
+from ..ir.simplify import is_minus_inf, is_zero
+from ..ir.values import Kernel, loop_out
+from ..prove.masks import upper_bounds
+
+Weights = tuple[tuple[Node, float], ...]
+
+
+@dataclass(frozen=True)
+class Shift:
+    """kind: scale, shift, zero (any scale), floor (-inf: any shift), unknown (with the symbols to blame)."""
+
+    kind: str
+    weights: Weights = ()
+
+    @property
+    def invariant(self) -> bool:
+        return self.kind in ("zero", "floor") or (self.kind != "unknown" and not self.weights)
+
+    @property
+    def symbols(self) -> set:
+        return {s for s, _ in self.weights}
+
+
+INVARIANT = Shift("scale")
+
+
+@dataclass(eq=False)
+class Online:
+    """A loop that carries a running maximum, and the weights of its other carries."""
+
+    loop: For
+    index: int
+    new: Node  # the maximum after the step
+    weights: dict[int, float] = field(default_factory=dict)
+
+
+def _plus(a: Weights, b: Weights, sign: int = 1) -> Weights:
+    total = dict(a)
+    for symbol, weight in b:
+        total[symbol] = total.get(symbol, 0) + sign * weight
+    return tuple(sorted(((s, w) for s, w in total.items() if w), key=lambda item: item[0].id))
+
+
+def _unknown(*types: Shift) -> Shift:
+    return Shift("unknown", tuple({(s, 1.0) for t in types for s in t.symbols}))
+
+
+class Analysis:
+    """Shift types of one kernel for a set of candidate maxima; these nodes are the symbols."""
+
+    def __init__(self, kernel: Kernel, blocks: set[Node], online: dict[For, Online], base: str) -> None:
+        self.kernel, self.blocks, self.online, self.base = kernel, blocks, online, base
+        self.types: dict[Node, Shift] = {}
+        self.users: dict[Node, list] | None = None
+        self.family: dict[Node, Online | None] = {}  # results of online loops that are maxima
+
+    def blame(self) -> set:
+        """Symbols on which some output depends."""
+        found: set = set()
+        for effect in walk(self.kernel.effects):
+            if isinstance(effect, Store):
+                for node in (effect.value, effect.offset, effect.mask):
+                    if node is not None:
+                        kind = self.of(node)
+                        if not kind.invariant:
+                            found |= kind.symbols
+            elif isinstance(effect, If):
+                found |= self.of(effect.cond).symbols
+            elif isinstance(effect, For):
+                for bound in (
+                    *(effect.region.bounds or ()),
+                    *([effect.cond] if effect.cond is not None else []),
+                ):
+                    found |= self.of(bound).symbols
+        return found
+
+    def of(self, node: Node) -> Shift:
+        found = self.types.get(node)
+        if found is None:
+            if node in self.blocks:
+                found = Shift("shift", ((node, 1.0),))
+            else:
+                found = self._of(node)
+            self.types[node] = found
+        return found
+
+    def _of(self, node: Node) -> Shift:
+        if is_zero(node):
+            return Shift("zero")
+        if is_minus_inf(node):
+            return Shift("floor")
+        if node.op == "loopout":
+            return self._loop(node.attrs["loop"], node.attrs["index"])
+        if node.op == "ifout":
+            return self._ifout(node)
+        args = [self.of(arg) for arg in node.args]
+        if all(t.kind != "unknown" and not t.weights for t in args):
+            return INVARIANT
+        rule = getattr(self, "_" + node.op, None)
+        return rule(node, args) if rule else _unknown(*args)
+
+    def _add(self, node: Node, args: list[Shift]) -> Shift:
+        a, b = args
+        if a.kind == "zero" or b.kind == "zero":
+            return b if a.kind == "zero" else a
+        if "floor" in (a.kind, b.kind):
+            return Shift("floor")
+        if a.kind == b.kind == "scale" and a.weights == b.weights:
+            return a
+        return self._shifted(a, b, 1)
+
+    def _sub(self, node: Node, args: list[Shift]) -> Shift:
+        a, b = args
+        if a.kind == "floor":
+            return a
+        if a.kind == b.kind == "scale" and a.weights == b.weights and a.weights:
+            return a
+        return self._shifted(a, b, -1)
+
+    def _shifted(self, a: Shift, b: Shift, sign: int) -> Shift:
+        if any(t.kind not in ("shift", "scale") or (t.kind == "scale" and t.weights) for t in (a, b)):
+            return _unknown(a, b)
+        return Shift("shift", _plus(a.weights, b.weights, sign))
+
+    def _neg(self, node: Node, args: list[Shift]) -> Shift:
+        (a,) = args
+        return Shift("shift", _plus((), a.weights, -1)) if a.kind == "shift" else a
+
+    def _scaled(self, args: list[Shift], sign: int) -> Shift:
+        a, b = args
+        if a.kind == "zero":
+            return a
+        if any(t.kind == "unknown" or (t.kind == "shift" and t.weights) or t.kind == "floor" for t in args):
+            return _unknown(*args)
+        if b.kind == "zero":
+            return b if sign > 0 else _unknown(*args)
+        return Shift("scale", _plus(a.weights, b.weights, sign))
+
+    def _mul(self, node: Node, args: list[Shift]) -> Shift:
+        return self._scaled(args, 1)
+
+    def _dot(self, node: Node, args: list[Shift]) -> Shift:
+        return self._scaled(args, 1)
+
+    def _div(self, node: Node, args: list[Shift]) -> Shift:
+        return self._scaled(args, -1)
+
+    def _reduce(self, node: Node, args: list[Shift]) -> Shift:
+        if node.attrs["fn"] == "sum":
+            return args[0] if args[0].kind in ("scale", "zero") else _unknown(*args)
+        return args[0] if args[0].kind in ("shift", "scale") else _unknown(*args)
+
+    def _same(self, node: Node, args: list[Shift]) -> Shift:
+        return args[0]
+
+    _cast = _expand = _broadcast = _permute = _reshape = _full = _flip = _same
+
+    def _where(self, node: Node, args: list[Shift]) -> Shift:
+        cond, a, b = args
+        if not cond.invariant:
+            return _unknown(*args)
+        found = self._either(a, b)
+        if found.kind == "unknown" and a.kind != "unknown" and self.unseen(node):
+            return a  # rows beyond the end hold a number that only keeps them finite
+        return found
+
+    def unseen(self, node: Node) -> bool:
+        """Whether the lanes that a `where` replaces are stored nowhere: every store that they reach leaves
+        them out."""
+        cond = beneath(node.args[0], "expand", "broadcast")
+        replaced = upper_bounds(node.args[0], len(node.shape))
+        if cond.op != "compare" or len(replaced) != 1:
+            return False
+        ((index, bound, axis),) = replaced
+        stack: list[tuple[Node, int]] = [(node, axis)]
+        while stack:
+            item, axis = stack.pop()
+            for user in self._users().get(item, ()):
+                if isinstance(user, Store):
+                    if user.value is not item or user.mask is None:
+                        return False
+                    if (index, bound, axis) not in upper_bounds(user.mask, len(item.shape)):
+                        return False
+                elif not isinstance(user, Node) or user.op not in LANEWISE:
+                    return False
+                elif user.op == "expand":
+                    stack.append((user, axis + (axis >= user.attrs["axis"])))
+                else:
+                    stack.append((user, axis + len(user.shape) - len(item.shape)))
+        return True
+
+    def _users(self) -> dict[Node, list]:
+        if self.users is None:
+            self.users = {}
+            for item in reachable(self.kernel.effects):
+                for part in operands(item):
+                    if isinstance(part, Node):
+                        self.users.setdefault(part, []).append(item)
+        return self.users
+
+    def _either(self, a: Shift, b: Shift) -> Shift:
+        if a == b:
+            return a
+        for one, other in ((a, b), (b, a)):
+            if one.kind == "zero" and other.kind == "scale":
+                return other
+            if one.kind == "floor" and other.kind == "shift":
+                return other
+        return INVARIANT if a.invariant and b.invariant else _unknown(a, b)
+
+    def _call(self, node: Node, args: list[Shift]) -> Shift:
+        name, (a, *_) = node.attrs["fn"], args
+        if name == f"exp{self.base}" and a.kind in ("shift", "floor"):
+            return Shift("scale", a.weights) if a.kind == "shift" else Shift("zero")
+        if name == f"log{self.base}" and a.kind == "scale":
+            return Shift("shift", a.weights)
+        return _unknown(*args)
+
+    def _ifout(self, node: Node) -> Shift:
+        cond = self.of(node.args[0])
+        sides = [node.attrs[k] for k in ("then", "other")]
+        types = [self.of(s) for s in sides if s is not None]
+        if not cond.invariant:
+            return _unknown(cond, *types)
+        if self.merges(node):
+            self.family[node] = None
+            return Shift("shift", ((node, 1.0),))
+        renamed = [self._renamed(node, t) for t in types]
+        out = renamed[0]
+        for other in renamed[1:]:
+            out = self._either(out, other)
+        return out
+
+    def merges(self, node: Node) -> bool:
+        """Whether an `if` chooses between running maxima here."""
+        sides = [s for s in (node.attrs["then"], node.attrs["other"]) if s is not None and s.is_float]
+        for side in sides:
+            self.of(side)
+        return any(side in self.family for side in sides)
+
+    def _renamed(self, node: Node, kind: Shift) -> Shift:
+        """In terms of the merged maximum of the same `if`, where a branch is in terms of its own."""
+        weights = dict(kind.weights)
+        for out in node.attrs["if"].outs:
+            own = {out.attrs["then"], out.attrs["other"]}
+            if own & set(weights) and self.merges(out):
+                for key in own & set(weights):
+                    weights[out] = weights.pop(key)
+        return Shift(kind.kind, _plus((), tuple(weights.items())))
+
+    def _loop(self, loop: For, index: int) -> Shift:
+        online = self.online.get(loop)
+        if online is not None and index == online.index:
+            out = loop_out(self.kernel.graph, loop, index)
+            self.family[out] = online
+            return Shift("shift", ((out, 1.0),))
+        self._body(loop, online)
+        carry = loop.carries[index]
+        kind = self.types.get(carry.phi, INVARIANT)
+        if online is None:
+            return kind
+        phi = loop.carries[online.index].phi
+        out = loop_out(self.kernel.graph, loop, online.index)
+        self.of(out)
+        return Shift(kind.kind, tuple((out if s is phi else s, w) for s, w in kind.weights))
+
+    def _body(self, loop: For, online: Online | None) -> None:
+        """Find the types of the carries: assume, look at the step, assume better."""
+        if all(c.phi in self.types for c in loop.carries):
+            return
+        old: Node | None = None
+        new: Node | None = None
+        if online is not None:
+            old, new = carried, _ = loop.carries[online.index].phi, online.new
+            start = loop.carries[online.index].init
+            self.types[old], self.types[new] = Shift("shift", ((old, 1.0),)), Shift("shift", ((new, 1.0),))
+        inner = {c.phi: self.of(c.init) for c in loop.carries if c.phi is not old}
+        if online is not None:
+            moved = {start: carried}
+            inner = {
+                p: Shift(t.kind, tuple((moved.get(s, s), w) for s, w in t.weights)) for p, t in inner.items()
+            }
+        for _ in range(4):
+            before = dict(self.types)
+            self.types.update(inner)
+            found = {c.phi: self._after(self.of(c.next), old, new) for c in loop.carries if c.phi is not old}  # type: ignore[arg-type]
+            better = {phi: self._carried(inner[phi], kind) for phi, kind in found.items()}
+            if better == inner:
+                break
+            self.types, inner = before, better
+        else:
+            self.types.update(
+                {
+                    phi: _unknown(kind, *([Shift("shift", ((old, 1.0),))] if old else []))
+                    for phi, kind in inner.items()
+                }
+            )
+            return
+        if online is not None:
+            for k, carry in enumerate(loop.carries):
+                kind = self.types[carry.phi]
+                if k != online.index and kind.kind == "scale":
+                    online.weights[k] = dict(kind.weights).get(carried, 0.0)
+                elif k != online.index and kind.kind == "zero":
+                    online.weights[k] = 0.0
+
+    def _after(self, kind: Shift, old: Node | None, new: Node | None) -> Shift:
+        """The type after the step: in terms of the new maximum, which is the next step's old one."""
+        if old is None or kind.kind == "unknown":
+            return kind
+        weights = dict(kind.weights)
+        if old in weights:
+            return _unknown(kind)
+        if new in weights:
+            weights[old] = weights.pop(new)
+        return Shift(kind.kind, _plus((), tuple(weights.items())))
+
+    def _carried(self, assumed: Shift, found: Shift) -> Shift:
+        if assumed == found or found.kind == "zero":
+            return assumed
+        if assumed.kind == "zero" or (assumed.kind == "floor" and found.kind == "shift"):
+            return found
+        if assumed.invariant and found.kind == "scale" and self._killed(assumed):
+            return found
+        if found.invariant and assumed.invariant:
+            return INVARIANT
+        return _unknown(assumed, found)
+
+    def _killed(self, assumed: Shift) -> bool:
+        """A start value that is not 0 is scaled to the final maximum by `telescope`, whatever it is."""
+        return not assumed.weights
+
+
+def running_maximum(loop: For) -> Online | None:
+    """The carry that is a maximum with itself."""
+    for k, carry in enumerate(loop.carries):
+        step = carry.next
+        if step is not None and step.op == "maximum" and carry.phi in step.args and carry.phi.active:
+            return Online(loop, k, step)
+    return None
+
+
+def _of_outer_step(loop: For) -> bool:
+    """Whether a loop uses what a loop around it carries: the copy that telescoping makes would see the outer
+    loop's old carries."""
+    carried = (n for n in reachable([loop]) if isinstance(n, Node) and n.op == "phi")
+    return any(loop.region is not n.home and loop.region.inside(n.home) for n in carried)
+
+
+def detach(kernel: Kernel, report: list[LineReport]) -> None:
+    """Take every maximum that provably cancels out of the differentiation; telescope online loops."""
+    prune(kernel.effects)
+    items = list(reachable(kernel.effects))
+    blocks = {
+        n for n in items if isinstance(n, Node) and n.op == "reduce" and n.attrs["fn"] == "max" and n.active
+    }
+    found = [running_maximum(item) for item in items if isinstance(item, For)]
+    online = {o.loop: o for o in found if o is not None and not _of_outer_step(o.loop)}
+    for base in ("", "2"):
+        blocks, online = _detach(kernel, blocks, online, base, report)
+
+
+def _detach(
+    kernel: Kernel, blocks: set, online: dict, base: str, report: list[LineReport]
+) -> tuple[set, dict]:
+    """One base of the exponential; returns the candidates that are left."""
+    mine, loops = set(blocks), dict(online)
+    while mine or loops:
+        analysis = Analysis(kernel, mine, loops, base)
+        blamed = analysis.blame()
+        if not blamed:
+            break
+        if blamed <= mine:
+            mine -= blamed
+        else:  # an output depends on a running maximum: leave them all
+            mine, loops = mine - blamed, {}
+    if not mine and not loops:
+        return blocks, online
+    for node in mine:
+        node.active = False
+        report.append(
+            LineReport(node.line, "max", "shift invariance", "the maximum cancels in every output: detached")
+        )
+    if loops:
+        Telescope(kernel, analysis, base).run()
+        for loop in loops:
+            reason = "the running maximum cancels: the loop uses the final one, no tape"
+            report.append(LineReport(loop.line, "D", "shift invariance", reason))
+    return blocks - mine, {loop: o for loop, o in online.items() if loop not in loops}
+
+
+def prune(effects: list) -> None:
+    """Loops and branches that write nothing are values only: whoever needs them reaches them."""
+    for effect in list(effects):
+        if isinstance(effect, For):
+            prune(effect.effects)
+            if not effect.effects:
+                effects.remove(effect)
+        elif isinstance(effect, If):
+            prune(effect.then_effects)
+            prune(effect.other_effects)
+            if not effect.then_effects and not effect.other_effects:
+                effects.remove(effect)
+
+
+class Telescope:
+    """Rewrites a kernel so that its online loops use their final maximum from the start."""
+
+    def __init__(self, kernel: Kernel, analysis: Analysis, base: str) -> None:
+        self.kernel, self.analysis, self.base = kernel, analysis, base
+        self.g = kernel.graph
+        self.loops: dict[tuple[For, Node], tuple[For, dict[int, int]]] = {}
+        self.merged: dict[tuple[Node, Node], Node] = {}
+        self.ifs: dict[tuple[If, Node], If] = {}
+
+    def run(self) -> None:
+        self.rewriter = Rewriter(self.g, self.lookup)
+        self.kernel.effects = self.rewriter.effects(self.kernel.effects)
+
+    def same(self, new: Node, old: Node) -> Node:
+        """With its own final maximum a loop ends as before: the backward recomputes the original."""
+        self.kernel.equal[new] = old
+        return new
+
+    def lookup(self, node: Node) -> Node | None:
+        if node.op == "loopout" and (online := self.analysis.online.get(node.attrs["loop"])) is not None:
+            maximum = loop_out(self.g, online.loop, online.index)
+            maximum.active = False  # before anything is built from it
+            if node is maximum:
+                return node
+            return self.same(self.value(node, maximum), node)
+        if node.op == "ifout":
+            self.analysis.of(node)
+            if node in self.analysis.family:
+                node.active = False
+                return node
+            for symbol in self.analysis.of(node).symbols:
+                if symbol in self.analysis.family and symbol.op == "ifout":  # type: ignore[union-attr]
+                    symbol.active = False  # type: ignore[attr-defined]
+                    return self.same(self.value(node, symbol), node)  # type: ignore[arg-type]
+        return None
+
+    def value(self, node: Node, maximum: Node) -> Node:
+        """A result of an online loop as it is when `maximum` is used from the start."""
+        if node.op == "loopout":
+            loop, index = self.loop(node.attrs["loop"], maximum)
+            return loop_out(self.g, loop, index[node.attrs["index"]])
+        key = (node, maximum)
+        if key in self.merged:
+            return self.merged[key]
+        old = node.attrs["if"]
+        stmt = self.ifs.get((old, maximum))
+        if stmt is None:
+            stmt = self.ifs[old, maximum] = If(
+                old.cond, old.then, old.other, outer=old.outer, static=old.static, line=old.line
+            )
+        own = next(o for o in old.outs if o in self.analysis.family)
+        sides = {}
+        for key_, region in (("then", old.then), ("other", old.other)):
+            here, self.g.here = self.g.here, region
+            sides[key_] = self.start(node.attrs[key_], own.attrs[key_], self.weight(node), maximum)
+            self.g.here = here
+        out = self.g.fresh(
+            "ifout", {**node.attrs, **sides, "if": stmt}, node.dtype, node.shape, node.home, (old.cond,)
+        )
+        out.active, out.hint, out.line = node.active, node.hint, node.line
+        stmt.outs.append(out)
+        self.merged[key] = out
+        return out
+
+    def weight(self, node: Node) -> float:
+        return sum(w for _, w in self.analysis.of(node).weights)
+
+    def start(self, init: Node, maximum: Node, weight: float, final: Node) -> Node:
+        """A start value, moved from the maximum it belongs to to the final one."""
+        g = self.g
+        if is_zero(init):
+            return init
+        if maximum in self.analysis.family:
+            moved = bool(self.analysis.of(init).weights) or init.op == "loopout"
+            return self.value(init, final) if moved else self.rewriter.node(init)
+        if not weight:
+            return self.rewriter.node(init)
+        if is_minus_inf(maximum):
+            return g.zeros(init.shape, init.dtype)
+        gap = g.sub(maximum, final) if weight < 0 else g.sub(final, maximum)
+        factor = g.call(f"exp{self.base}", gap)
+        for _ in range(len(init.shape) - len(factor.shape)):
+            factor = g.expand(factor, len(factor.shape))
+        return g.mul(init, factor)
+
+    def loop(self, loop: For, maximum: Node) -> tuple[For, dict[int, int]]:
+        key = (loop, maximum)
+        if key in self.loops:
+            return self.loops[key]
+        online = self.analysis.online[loop]
+        old = loop.carries[online.index].phi
+        replaced: dict[Node, Node] = {old: maximum, online.new: maximum}
+        new = For(loop.region, loop.outer, line=loop.line)
+        index: dict[int, int] = {}
+        starts = []
+        for k, carry in enumerate(loop.carries):
+            if k == online.index:
+                continue
+            phi = self.g.twin(carry.phi, loop.region)
+            replaced[carry.phi] = phi
+            index[k] = len(index)
+            here, self.g.here = self.g.here, loop.outer
+            init = self.start(
+                carry.init, loop.carries[online.index].init, online.weights.get(k, 0.0), maximum
+            )
+            self.g.here = here
+            starts.append((carry, phi, init))
+        self.loops[key] = (new, index)
+        body = Rewriter(self.g, lambda n: replaced.get(n) or (n if n is maximum else self.lookup(n)))
+        for carry, phi, init in starts:
+            new.carries.append(Carry(phi, init, body.node(carry.next)))  # type: ignore[arg-type]
+        return self.loops[key]

@@ -1,0 +1,17 @@
+"""Who writes which gradient.
+
+In: the effects of a backward, every write atomic. Out: the same gradients with a schedule: stores where they
+are proven, kernels of their own in which one program owns a tile, private partial sums; atomic adds are what
+is left.
+
+    gradient_writes  merges writes to one address, makes stores of those that are proven disjoint
+    partials         a few programs walk the summed axis and keep the sums in registers
+    owner            a kernel in which one program owns each tile
+    programs         the programs of the forward as variables of such a kernel
+    windows          scattered windows are gathered instead
+    reindex          values at other positions than their lanes stand at
+    kept_values      values that took a loop are stored by the main kernel
+    second_launch    what is added to a gradient that is stored
+    decisions        what the kernel says of all this, and what an expert would try
+    tuning           what a tuner may vary
+"""

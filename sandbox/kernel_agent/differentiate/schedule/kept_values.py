@@ -1,0 +1,129 @@
+"""Values that took a loop: the main kernel stores them, a few numbers a program, and owner kernels load them.
+
+What is stored is the part of a value that has the fewest axes; what is elementwise around it is computed
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..ir.names import suggested
+from ..ir.nodes import Node, TapeStore, beneath, reachable, real
+from ..ir.report import LineReport
+from ..ir.rewriter import Rewriter
+from ..reverse.sweep import Reverse
+from .programs import Programs
+
+
+@dataclass
+class Spill:
+    """A value of the main kernel that owner kernels read: `numel` elements a program."""
+
+    name: str
+    dtype: str
+    numel: Node
+
+
+class Spills:
+    """The values that the main kernel of one launch keeps for others."""
+
+    def __init__(
+        self, reverse: Reverse, programs: Programs, grid_param: Callable[[Node], Node | None]
+    ) -> None:
+        self.reverse, self.g, self.programs = reverse, reverse.kernel.graph, programs
+        self.grid_param = grid_param
+        self.made: dict[Node, Spill] = {}
+
+    def read(self, node: Node, index: Callable[[], Node], also: bool) -> Node | None:
+        """A load of a value that took a loop (`also`: or much work), at `index()` of what the main kernel
+        stores; None for others."""
+        if not self.wanted(node) and not (also and node.is_float and node.home is self.g.top):
+            return None
+        at = index()
+        return self._load(node, self._keep(node), at)
+
+    def wanted(self, node: Node) -> bool:
+        """Whether a value is one that is kept."""
+        return node.home is self.g.top and node.is_float and takes_loop(node) and not thinner(node)
+
+    def state(self) -> tuple:
+        """What `restore` takes back everything after."""
+        return dict(self.made), len(self.reverse.effects), len(self.reverse.report)
+
+    def restore(self, state: tuple) -> None:
+        self.made, effects, lines = state
+        del self.reverse.effects[effects:]
+        del self.reverse.report[lines:]
+
+    def names(self) -> set[str]:
+        return {spill.name for spill in self.made.values()}
+
+    def load(self, node: Node, linear: Node) -> Node:
+        """Load in an owner kernel what the main kernel stores for each program."""
+        found = self._keep(node)
+        return self._load(node, found, self._place(linear, node.shape, found.numel))
+
+    def _keep(self, node: Node) -> Spill:
+        """Have the main kernel store a value."""
+        g = self.g
+        found = self.made.get(node)
+        if found is None:
+            numel = g.numel(node.shape)
+            name = f"spill_{node.hint or suggested(node, {})}"
+            while name in self.names():
+                name += "_"
+            found = self.made[node] = Spill(name, real(node.dtype), numel)
+            here, g.here = g.here, g.top
+            at = self._place(self.linear(lambda n: n, main=True), node.shape, numel)
+            g.here = here
+            self.reverse.effects.append(TapeStore(name, at, node, g.top))
+            reason = "took a loop: the main kernel keeps it for the owner kernels"
+            self.reverse.report.append(
+                LineReport(node.line, "spill", "none", f"`{node.hint or 'value'}` {reason}")
+            )
+        return found
+
+    def _load(self, node: Node, found: Spill, at: Node) -> Node:
+        g = self.g
+        base = g.scratch(found.name, found.dtype)
+        read = g.make("load", (base, at), {"other": False, "buffer": True}, node.dtype, node.shape)
+        read.hint, read.upstream = read.hint or node.hint, node.upstream
+        return read
+
+    def linear(self, variable: Any, main: bool = False) -> Node:
+        """The number of a forward program."""
+        g = self.g
+        total: Node | None = None
+        for node, count in self.programs.numbered:
+            here = variable(node)
+            count = count if main else Rewriter(g, self.grid_param).node(count)
+            total = g.cast(here, "int64") if total is None else g.add(g.mul(total, count), here)
+        assert total is not None
+        return total
+
+    def _place(self, linear: Node, shape: tuple, numel: Node) -> Node:
+        g = self.g
+        index = g.mul(linear, numel)
+        for axis in range(len(shape)):
+            index = g.add(index, g.lanes(shape, axis))
+        return index
+
+
+def thinner(node: Node) -> bool:
+    """Whether what took a loop in a value has fewer axes: then that is kept, and the value is made again."""
+    if node.op in ("expand", "cast", "broadcast"):
+        return True
+    if node.op not in ("add", "sub", "mul", "div"):
+        return False
+    return all(
+        len(beneath(arg, "expand", "broadcast", "cast").shape) < len(node.shape)
+        for arg in node.args
+        if takes_loop(arg)
+    )
+
+
+def takes_loop(node: Node) -> bool:
+    return any(isinstance(n, Node) and n.op == "loopout" for n in reachable([node]))

@@ -1,0 +1,759 @@
+"""Owner-computes: give a gradient that many programs add to a kernel in which one program owns each tile.
+
+A gradient write sums over the program ids and loop variables that its address does not contain. In the kernel
+made here the variables of the address are the grid and the others are loops; forward values are recomputed
+for each tile, except those that took a loop of their own: the main kernel spills them, a few numbers a
+program. Where a tile would leave the device idle (no product of blocks in it), the outermost sum is split
+among several programs that store partial sums, and the host adds those up.
+
+An address that mixes a position with taps, or holds only some digits of a position, is turned around first
+(`windows`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..ir.names import adjoint_name, stem
+from ..ir.nodes import Carry, For, GradWrite, If, Node, Region, operands, reachable
+from ..ir.report import LineReport, Why
+from ..ir.rewriter import Rewriter
+from ..ir.simplify import is_zero
+from ..ir.values import is_static, loop_out
+from ..prove.affine import Affine, Var, upper
+from ..prove.bounds import first as first_program
+from ..prove.bounds import last as last_program
+from ..prove.cover import reached
+from ..prove.disjoint import close, layouts_of, learn, overlaps
+from ..prove.masks import parts as conditions
+from ..prove.positions import NotTurned
+from ..reverse.sweep import Reverse
+from .gradient_writes import depends, placed_writes
+from .kept_values import Spills, takes_loop
+from .programs import program_variables
+from .windows import Turned, turn, windowed
+
+PROGRAMS = 128  # about one on each multiprocessor
+
+
+@dataclass
+class OwnerKernel:
+    """One generated kernel: its effects, its grid as nodes for the host, and what it writes."""
+
+    name: str
+    effects: list
+    grid: list[Node]
+    bases: list[str]
+    split: bool = False
+    few: bool = False  # a sum of products, which may be split too where its tiles are few
+    optional: bool = False  # written under a condition known at compile time: the gradient may be None
+    shared: Node | None = None
+    equal: list[tuple[Node, Node]] = field(default_factory=list)  # counts that it has to find equal
+    positive: list[Node] = field(default_factory=list)  # factors that the host has to find above zero
+    layouts: list[list] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what stands above it
+
+
+class Owner:
+    """Moves eligible atomic writes of one reverse sweep to kernels of their own."""
+
+    def __init__(
+        self, reverse: Reverse, axes: list[int], name: str, grid: tuple[int, ...], products: bool = False
+    ) -> None:
+        """`products`: split also the sums of products of blocks, for few tiles with long sums."""
+        self.reverse, self.kernel, self.g = reverse, reverse.kernel, reverse.kernel.graph
+        self.name, self.grid, self.products = name, grid, products
+        self.programs = program_variables(self.kernel, reverse.effects, axes)
+        self.spills = Spills(reverse, self.programs, self.grid_param)
+        self.refused: dict[Node, str] = {}  # gradients that keep their writes, and why
+        self.kernels: list[OwnerKernel] = []
+        self.divisible = list(self.programs.divisible)  # sizes that the host has to find divisible
+        self.tiles = Rewriter(self.g, self.programs.table.get)
+
+    def run(self) -> Owner:
+        placed = placed_writes(self.reverse.effects)
+        bases: dict[Node, list[tuple[GradWrite, tuple[For, ...]]]] = {}
+        for write, loops in placed:
+            bases.setdefault(write.base, []).append((write, loops))
+        groups: dict[tuple, list] = {}
+        for base, writes in bases.items():
+            if all(w.kind == "store" for w, _ in writes):
+                continue
+            plan = self.plan(base, writes)
+            if isinstance(plan, str):
+                self.refuse(base, writes[0][0].line, plan)
+                continue
+            groups.setdefault(plan.key, []).append(plan)
+        for plans in groups.values():
+            self.build(plans)
+        return self
+
+    def refuse(self, base: Node, line: int | None, why: str) -> None:
+        self.refused[base] = why
+        self.reverse.report.append(
+            LineReport(line, "owner", "none", f"gradient of {base.attrs['name']}: {why}")
+        )
+
+    # what a base needs
+
+    def plan(self, base: Node, writes: list) -> Plan | str:
+        needed = [n for w, _ in writes for n in reachable([w.value]) if isinstance(n, Node)]
+        if any(n.op == "load" and n.attrs.get("upstream") and self._overwritten(n) for n in needed):
+            return Why("inplace", "the main kernel has overwritten its upstream gradient by then")
+        dots = any(n.op == "dot" for n in needed)
+        parts: list[Part] = []
+        for write, loops in writes:
+            part = self.part(write, loops)
+            if isinstance(part, str):
+                return part
+            parts.append(part)
+        if len(parts) > 1 and len({self.tiles.node(w.offset) for w, _ in writes}) > 1:
+            before = self.spills.state()
+            shifted = [p for p in (self.turned(w, loops, True) for w, loops in writes) if isinstance(p, Part)]
+            if len(shifted) == len(parts):
+                parts = shifted
+            else:
+                self.spills.restore(before)
+        first = parts[0]
+        if any((part.turned is None) != (first.turned is None) for part in parts):
+            return Why("several", "only some of its writes are windows")
+        for part in parts[1:]:
+            if part.own != first.own or [s for s, _ in part.trips] != [s for s, _ in first.trips]:
+                return Why("shared", "its writes own different tiles")
+        absolute = len(parts) > 1
+        key = (
+            first.own,
+            tuple((p.path, p.reduced) for p in parts),
+            tuple(s.id for s, _ in first.trips),
+            dots,
+            None if first.turned is None else id(first.turned),
+        )
+        return Plan(base, parts, absolute, key, dots)
+
+    def _overwritten(self, load: Node) -> bool:
+        return load.args[0].attrs["name"] in self.kernel.inplace
+
+    def part(self, write: GradWrite, loops: tuple[For, ...]) -> Part | str:
+        """What owns a write: a tile of its address as it is, or of the window that it is turned into."""
+        found = self.nest(write, loops)
+        if isinstance(found, Part):
+            if not windowed(self.g, self.programs, self.tiles, self.grid, write):
+                return found
+        elif getattr(found, "kind", "") not in ("mixed", "overlap", "lanes"):
+            return found
+        part = self.turned(write, loops)
+        if isinstance(part, Part):
+            return part
+        return found if isinstance(found, Part) else Why(found.kind, f"{found}; as a window: {part}")  # type: ignore[attr-defined]
+
+    def turned(self, write: GradWrite, loops: tuple[For, ...], shifted: bool = False) -> Part | str:
+        """What owns the window of a write, turned around."""
+        before = self.spills.state()
+        try:
+            found = turn(self.g, self.programs, self.tiles, self.grid, write, self.spills.read, shifted)
+            part = self.nest(found.write, loops, found)
+        except NotTurned as failure:
+            part = failure.why
+        if not isinstance(part, Part):
+            self.spills.restore(before)
+        return part
+
+    def nest(self, write: GradWrite, loops: tuple[For, ...], turned: Turned | None = None) -> Part | str:
+        """The affine nest of a write, or why it is none."""
+        if any(loop.order == "reverse" or loop.region.kind != "for" for loop in loops):
+            return Why("reverse", "its loop runs backwards or has no bounds")
+        phis = {c.phi for loop in loops for c in loop.carries}
+        phis |= {c.phi for loop in loops if loop.source for c in loop.source.carries}
+        if depends(write.value, phis):
+            return Why("carry", "its value depends on what the loop carries")
+        if not self.computable(write):
+            return Why("inner", "its value comes out of an inner loop")
+        affine = Affine(self.g, absolute=True)
+        groups = affine.groups(self.tiles.node(write.offset))
+        if groups is None:
+            return Why("mixed", "its address is not a sum of strides times indices")
+        known: set = set()
+        data = next((load for group in groups for var, _ in group.terms if (load := _data(var.node))), None)
+        if data is not None:
+            where = f" (`{data.hint or stem(data.args[0].attrs['name'])}` of line {data.line})"
+            return Why("data", f"its address depends on data{where}")
+        for group in groups:
+            if not affine.solve(group) or any(var.kind == "opaque" for var, _ in group.terms):
+                names = ", ".join(sorted({_name(var) for var, _ in group.terms}))
+                return Why("mixed", f"its address mixes indices ({names}) in one dimension")
+            for var, _ in group.terms:
+                learn(var, known)
+        close(affine, known, groups)
+        lanes = {var.key[0] for group in groups for var, _ in group.terms if var.kind == "lane"}
+        virtual = self.programs.virtual if turned is None else turned.virtual
+        for number, variables in turned.facts if turned is not None else ():
+            if (number.op, (number.id,)) in known:
+                known |= {(var.kind, var.key) for var in variables}
+                lanes |= {var.key[0] for var in variables if var.kind == "lane"}
+        if any(axis not in lanes and not self.g.is_one(dim) for axis, dim in enumerate(write.offset.shape)):
+            return Why("lanes", "several lanes of a block go to one address")
+        own = tuple(v for v in virtual if ("vpid", (v.attrs["axis"],)) in known)
+        for item in reachable([self.tiles.node(write.offset)]):
+            if isinstance(item, Node) and item.op == "vpid" and item not in own:
+                return Why("mixed", f"its address depends on `{item.hint}` without determining it")
+        trips = [loop.region for loop in loops if ("trip", (id(loop.region),)) in known]
+        regions = [r for r in write.region.chain() if r.kind != "top"][::-1]
+        gone = turned.gone if turned is not None else set()
+        reduced = tuple(r for r in regions if r.is_loop and r not in trips and r not in gone)
+        if any(r.iv in set(reachable([write.offset])) for r in reduced):
+            return Why("mixed", "its address depends on a loop without determining it")
+        for region in trips:
+            if upper(self.g, region.bounds[1]) is None:  # type: ignore[index]
+                return Why("bounds", "the length of its loop is not known before the launch")
+            lo, _, step = region.bounds  # type: ignore[misc]
+            if not affine.uniform(step):
+                return Why("bounds", "its loop has a step that differs between programs")
+            if not affine.uniform(lo) and not self._aligned(lo, step):
+                return Why("bounds", "its loop starts at different places in different programs")
+        moved = turned.axes if turned is not None else set()
+        mask: Node | None = None
+        for condition in conditions(write.mask):
+            if not self.varies(condition, own, reduced):
+                held = self.tiles.node(condition)
+                mask = self.g.both(mask, held)
+            elif any(not self.g.is_one(d) for at, d in enumerate(condition.shape) if at not in moved):
+                return Why(
+                    "extent", "which lanes it writes differs between the programs that are summed over"
+                )
+        tile = self.tiles.node(write.offset)
+        layouts = layouts_of(affine, self.g, groups, mask, len(tile.shape))
+        if layouts is None:
+            return Why("extent", "the extents of its address dimensions are not known")
+        if any(overlaps(self.g, layout, self.grid) for layout in layouts):
+            return Why("overlap", "its windows overlap: one element is read at several places")
+        steps = [(region.bounds[2], region) for region in trips]  # type: ignore[index]
+        covers = None
+        if not any(r.cond is not None for r in regions):  # what is summed over does not count
+            covers = reached(affine, self.g, groups, tile, mask)
+        return Part(write, tuple(regions), own, steps, reduced, layouts, covers, tuple(virtual), turned)
+
+    def computable(self, write: GradWrite) -> bool:
+        """Whether another kernel can have what a write needs: no carries, and loops only behind values of the
+        whole program."""
+        stack, seen = [n for n in (write.value, write.offset, write.mask) if n is not None], set()
+        spilled = self.spills.names()
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node.home is self.g.top and node.is_float and takes_loop(node):
+                continue
+            if node.op in ("phi", "loopout"):
+                return False
+            if node.op == "load" and node.attrs.get("buffer") and node.args[0].attrs["name"] not in spilled:
+                return False
+            stack += [n for n in operands(node) if isinstance(n, Node)]
+            if node.op == "iv":
+                stack += list(node.home.bounds or ())
+        return True
+
+    def _aligned(self, lo: Node, step: Node) -> bool:
+        """Whether a start is a multiple of the step, for block sizes that divide each other; the host checks
+        that they do."""
+        factor = (
+            next((x for x in lo.args if x.op in ("const", "constexpr")), None) if lo.op == "mul" else None
+        )
+        if factor is None:
+            return False
+        a, b = self.g.concrete(factor), self.g.concrete(step)
+        if not (isinstance(a, int) and isinstance(b, int) and b > 0 and a % b == 0):
+            return False
+        self.divisible.append((factor, step))
+        return True
+
+    def varies(self, node: Node, own: tuple[Node, ...], reduced: tuple[Region, ...]) -> bool:
+        """Whether a value depends on something that an owner sums over."""
+        ivs = {region.iv for region in reduced}
+        table = self.programs.table
+
+        def parts(item: Node) -> list[Node]:
+            return [] if item in table else [n for n in operands(item) if isinstance(n, Node)]
+
+        return any(
+            not self.programs.of(item) <= set(own)
+            if item in table
+            else item in ivs
+            or (item.op == "vpid" and item not in own)
+            or item.op in ("pid", "loopout", "phi")
+            or (item.op == "load" and item.home is not self.g.top)
+            for item in reachable([node], parts)
+        )
+
+    # the kernel
+
+    def build(self, plans: list[Plan]) -> None:
+        g, first = self.g, plans[0]
+        label = "_".join(p.base.attrs["name"].removesuffix("_ptr").lower() for p in plans)
+        own: dict[Any, Node] = {}
+        grid: list[Node] = []
+        virtual, turned = first.parts[0].virtual, first.parts[0].turned
+        shared = next((v for v in virtual if v not in first.parts[0].own), None)
+        trips = first.parts[0].trips
+        sizes = [self._trips(first, i) for i in range(len(trips))]
+        idle = self._idle([*sizes, *(v.attrs["count"] for v in first.parts[0].own)])
+        # A window has as many tiles as what it gathers from, and its copies would be as large.
+        small = turned is None or (not turned.window and idle)
+        few = small and first.dots and shared is not None and idle
+        split = (small and not first.dots) or (self.products and few)
+        if split and all(v in first.parts[0].own for v in virtual):
+            self._leave(
+                plans, Why("shared", "its address determines every program id: there is no axis to sum over")
+            )
+            return
+
+        def axis(count: Node) -> Node:
+            grid.append(count)
+            return g.intern("pid", (), {"axis": len(grid) - 1, "kernel": label}, "int32", ())
+
+        if not trips and not first.parts[0].own and not split:
+            self._leave(
+                plans, Why("shared", "its address determines no program id: one program would own all of it")
+            )
+            return
+        counts = [Axis(("trip", i), size, None) for i, size in enumerate(sizes)]
+        counts += [Axis(v, v.attrs["count"], v.hint) for v in first.parts[0].own]
+        while len(counts) > 3 - split:  # the first two share an axis
+            high, low = counts[:2]
+            counts[:2] = [Axis((high, low), g.mul(high.count, low.count), None)]
+        for one in counts:
+            self._place(own, one, axis(one.count))
+        splits = axis(g.param("splits")) if split else None
+        nests = [
+            Nest(self, [plan.parts[n] for plan in plans], own, first.absolute, splits)
+            for n in range(len(first.parts))
+        ]
+        apart = {plan.base for k, plan in enumerate(plans) if len({nest.addresses[k] for nest in nests}) > 1}
+        if apart:
+            self._leave(
+                [p for p in plans if p.base in apart], Why("several", "its writes go to different addresses")
+            )
+            if len(apart) < len(plans):
+                self.build([p for p in plans if p.base not in apart])
+            return
+        totals: list[Node | None] = [None] * len(plans)
+        for nest in nests:
+            for k, total in enumerate(nest.totals()):
+                before = totals[k]
+                totals[k] = total if before is None else g.add(before, total)
+            last = nest
+        made = OwnerKernel(f"{self.name}_{label}", [], grid, [p.base.attrs["name"] for p in plans], split)
+        static = [r for r in first.parts[0].path if r.cond is not None and is_static(r.cond)]
+        made.optional = bool(static) and len(first.parts) == 1
+        made.shared, made.few = shared, few
+        windows = [part.turned for plan in plans for part in plan.parts if part.turned is not None]
+        made.equal = list(dict.fromkeys(pair for window in windows for pair in window.equal))
+        made.positive = list(dict.fromkeys(factor for window in windows for factor in window.positive))
+        for plan, summed in zip(plans, totals, strict=True):
+            write = plan.parts[-1].write
+            offset, mask = last.addresses[plans.index(plan)]
+            effect = GradWrite(write.base, offset, mask, summed, g.top, write.line, "store")  # type: ignore[arg-type]
+            if len(plan.parts) == 1 and not (split or made.optional):
+                effect.covers = plan.parts[0].covers
+            if splits is not None:  # every split has a copy of its own, which the host adds up
+                span = g.param(f"span_{write.base.attrs['name']}")
+                effect.offset = g.add(g.mul(g.cast(splits, "int64"), span), offset)
+            made.effects.append(self._guarded(effect, first, last) if made.optional else effect)
+            made.layouts += [layout for p in plan.parts for layout in p.layouts]
+            self._remove(plan)
+            reason = f"owned tiles: {'partial sums of ' if split else ''}one program a tile"
+            proof = "affine nest" if turned is None else turned.what
+            d = adjoint_name(plan.base.attrs["name"])
+            self.reverse.report.append(LineReport(write.line, "owner", proof, f"{d}: {reason}"))
+        made.notes = [self._note(made, first)]
+        self.kernels.append(made)
+
+    def _note(self, made: OwnerKernel, plan: Plan) -> str:
+        """Who owns what in a kernel, and over what it sums."""
+        part = plan.parts[0]
+        names = ", ".join(adjoint_name(base) for base in made.bases)
+        summed = [v.hint for v in part.virtual if v not in part.own] + [
+            r.iv.hint for r in part.reduced if r.iv is not None
+        ]
+        over = f", summed over {', '.join(f'`{s}`' for s in summed if s)}" if summed else ""
+        share = (
+            "; each of a few programs sums a share, the rows are added up afterwards" if made.split else ""
+        )
+        return f"one program owns a tile of {names}{over}{share}"
+
+    def count(self, v: Node) -> Node:
+        """The number of values of a program variable; the grid of the forward comes in as a parameter."""
+        return Rewriter(self.g, self.grid_param).node(v.attrs["count"])
+
+    def grid_param(self, node: Node) -> Node | None:
+        if node.op != "npid":
+            return None
+        return self.g.param(f"grid_{node.attrs['axis']}")
+
+    def _idle(self, counts: list[Node]) -> bool:
+        """Whether the traced call would have too few owners for a device."""
+        known = [self.g.concrete(count, self.g.launched(self.grid)) for count in counts]
+        return all(isinstance(n, int) for n in known) and math.prod(known) < PROGRAMS
+
+    def _place(self, own: dict[Any, Node], axis: Axis, at: Node) -> None:
+        """What a grid axis stands for; where variables share one, they are its digits."""
+        g = self.g
+        if not isinstance(axis.key[0], Axis) if isinstance(axis.key, tuple) else True:
+            own[axis.key] = at
+            at.hint = at.hint or axis.hint
+            return
+        high, low = axis.key
+        count = Rewriter(g, self.grid_param).node(low.count)
+        self._place(own, low, g.make("mod", (at, count)))
+        self._place(own, high, g.make("floordiv", (at, count)))
+
+    def _leave(self, plans: list[Plan], why: str) -> None:
+        """Say why gradients stay with the main kernel."""
+        for plan in plans:
+            self.refuse(plan.base, plan.parts[0].write.line, why)
+
+    def _guarded(self, effect: GradWrite, plan: Plan, nest: Nest) -> object:
+        """A write under the compile-time conditions of the original: the pointer may be None without them."""
+        result: object = effect
+        g = self.g
+        for region in reversed(plan.parts[0].path):
+            if region.cond is not None and is_static(region.cond):
+                cond = nest.at_top(region.cond)
+                g.here = g.top
+                stmt = g.fork(cond, static=True)
+                (stmt.then_effects if region.positive else stmt.other_effects).append(result)
+                result = stmt
+        return result
+
+    def _trips(self, plan: Plan, index: int) -> Node:
+        g = self.g
+        counts = []
+        for part in plan.parts:
+            lo, hi, step = part.trips[index][1].bounds  # type: ignore[misc]
+            start = g.const(0) if plan.absolute or not Affine(g).uniform(lo) else lo
+            counts.append(g.make("cdiv", (g.sub(upper(g, hi), start), step)))  # type: ignore[arg-type]
+        total = counts[0]
+        for count in counts[1:]:
+            total = g.make("maximum", (total, count))
+        return total
+
+    def _remove(self, plan: Plan) -> None:
+        gone = {id(part.write if part.turned is None else part.turned.origin) for part in plan.parts}
+
+        def clean(effects: list) -> None:
+            effects[:] = [e for e in effects if id(e) not in gone]
+            for effect in effects:
+                if isinstance(effect, For):
+                    clean(effect.effects)
+                elif isinstance(effect, If):
+                    clean(effect.then_effects)
+                    clean(effect.other_effects)
+
+        clean(self.reverse.effects)
+
+    def summed(self, made: OwnerKernel) -> Node:
+        """The count of the program variable that the splits share."""
+        return made.shared.attrs["count"]  # type: ignore[union-attr]
+
+
+@dataclass
+class Axis:
+    """An axis of an owner kernel's grid: a variable, or two that share it."""
+
+    key: Any
+    count: Node
+    hint: str | None
+
+
+@dataclass(eq=False)
+class Part:
+    """One write: its path of regions, the program variables and loops it owns, the loops it sums over."""
+
+    write: GradWrite
+    path: tuple[Region, ...]
+    own: tuple[Node, ...]
+    trips: list[tuple[Node, Region]]
+    reduced: tuple[Region, ...]
+    layouts: list
+    covers: Node | None = None  # how many elements all owners reach
+    virtual: tuple[Node, ...] = ()  # all its program variables
+    turned: Turned | None = None  # how its window was turned around
+
+
+@dataclass
+class Plan:
+    base: Node
+    parts: list[Part]
+    absolute: bool
+    key: tuple
+    dots: bool
+
+
+def _data(node: Node | None) -> Node | None:
+    """A load that a variable of an address comes from."""
+    if node is None:
+        return None
+    return next((n for n in reachable([node]) if isinstance(n, Node) and n.op == "load"), None)
+
+
+def _name(var: Var) -> str:
+    """A variable of an address, for people."""
+    if var.region is not None:
+        return f"`{var.region.iv.hint}`" if var.region.iv and var.region.iv.hint else "a loop"
+    return f"`{var.node.hint}`" if var.node is not None and var.node.hint else var.kind
+
+
+class Nest:
+    """The loops of one part: rebuilds values with owned variables fixed and the others as loops."""
+
+    def __init__(
+        self, owner: Owner, parts: list[Part], own: dict, absolute: bool, splits: Node | None
+    ) -> None:
+        self.owner, self.g, self.parts, self.own = owner, owner.g, parts, own
+        self.absolute, self.splits = absolute, splits
+        self.regions: dict[Region, Region] = {}
+        self.variables: dict[Node, Node] = {}  # of the forward's loops
+        self.actual: dict[Node, Node] = {}  # of its programs
+        self.memo: dict[Node, Node] = {}
+        self.levels: list[tuple[str, Region]] = []
+        self.flat = False
+        self.fixed: dict[Region, Region] = {}  # branches that move outside
+        self.certain: set[Region] = set()  # loops that every program left in the window reaches
+        self._enter()
+        # Of each write, what the grid determines: the address that the tile's owner stores to, and its mask.
+        self.addresses = [(self.at_top(p.write.offset), self.store_mask(p.write)) for p in parts]
+
+    def totals(self) -> list[Node]:
+        zeros = [self.g.zeros(p.write.value.shape, p.write.value.dtype) for p in self.parts]
+        totals = self._nest(0, zeros)
+        self.g.here = self.g.top
+        return totals
+
+    def _enter(self) -> None:
+        """Make the new regions, outermost first."""
+        g, owner, part = self.g, self.owner, self.parts[0]
+        g.here = g.top
+        first = True
+        for region in part.path:  # what is known when the kernel is compiled is asked outside all loops
+            if region.cond is not None and is_static(region.cond):
+                g.here = self.fixed[region] = g.branch(self.node(region.cond), region.positive)
+                self.levels.append(("branch", g.here))
+        for v in part.virtual:
+            if v in part.own:
+                self.actual[v] = self.own[v]
+        for v in part.virtual:
+            if v in part.own:
+                continue
+            start, end, step = g.const(0), owner.count(v), g.one
+            if first and self.splits is not None:
+                start, step = self.splits, g.intern("npid", (), self.splits.attrs, "int32", ())
+            else:
+                start, end = self._window(v, start, end)
+            region = g.loop_region(start, end, step, "range", part.write.line)
+            region.iv.hint = region.iv.hint or v.hint  # type: ignore[union-attr]
+            self.actual[v] = region.iv  # type: ignore[assignment]
+            self.levels.append(("loop", region))
+            g.here = region
+            first = False
+        self.regions[g.top] = g.here
+        for region in part.path:
+            g.here = self.regions[region.parent]  # type: ignore[index]
+            gone = region in self.fixed or (part.turned is not None and region in part.turned.gone)
+            self.regions[region] = g.here if gone else self._region(region, part)
+
+    def program(self, value: Node) -> Node:
+        """A value of program variables, in terms of this kernel's ids and loops."""
+        new = Rewriter(self.g, self.actual.get).node(value)
+        if any(isinstance(n, Node) and n.op == "vpid" for n in reachable([new])):
+            raise NotOwned("a value needs the number of a program that this kernel does not have")
+        return new
+
+    def _window(self, v: Node, start: Node, end: Node) -> tuple[Node, Node]:
+        """Leave out the programs whose loops do not reach the owned tile."""
+        g, part, tiles = self.g, self.parts[0], self.owner.tiles
+        here, g.here = g.here, g.top
+        for index, (step, region) in enumerate(part.trips):
+            lo, hi, _ = region.bounds  # type: ignore[misc]
+            fixed = Affine(g).uniform(lo) and not self.absolute
+            value = g.mul(self.own["trip", index], step)
+            value = g.add(lo, value) if fixed else value
+            low, exact = first_program(g, tiles.node(hi), v, value)
+            if low is not None:
+                start = low if start.op == "const" else g.make("maximum", (start, low))
+            others = [w for w in part.virtual if w is not v and w not in part.own]
+            if exact and fixed and is_zero(lo) and len(part.trips) == 1 and not others:
+                self.certain.add(region)
+            high = None if fixed else last_program(g, tiles.node(lo), v, value)
+            if high is not None:
+                end = g.make("minimum", (end, high))
+        g.here = here
+        return self.named(start, "first"), self.named(end, "last")
+
+    def named(self, node: Node, hint: str) -> Node:
+        if node.op not in ("const", "constexpr", "param", "npid") and node.hint is None:
+            node.hint = hint
+        return node
+
+    def _region(self, region: Region, part: Part) -> Region:
+        g = self.g
+        if not region.is_loop:
+            new = g.branch(self.node(region.cond), region.positive)  # type: ignore[arg-type]
+            self.levels.append(("branch", new))
+            return new
+        lo, hi, step = (self.node(n) for n in region.bounds)  # type: ignore[union-attr]
+        if region in part.reduced:
+            new = g.loop_region(lo, hi, step, region.call, region.line)
+            new.iv.hint = new.iv.hint or region.iv.hint  # type: ignore[union-attr]
+            self.levels.append(("loop", new))
+            self.variables[region.iv] = new.iv  # type: ignore[index, assignment]
+            return new
+        index = [r for _, r in part.trips].index(region)
+        pid = self.own["trip", index]
+        affine = Affine(g)
+        fixed = affine.uniform(region.bounds[0]) and not self.absolute  # type: ignore[index]
+        here, g.here = g.here, g.top  # the grid determines it
+        iv = g.mul(pid, self.at_top(region.bounds[2]))  # type: ignore[index]
+        if fixed:
+            iv = g.add(self.at_top(region.bounds[0]), iv)  # type: ignore[index]
+        g.here = here
+        if iv.hint is None:
+            iv.hint = region.iv.hint  # type: ignore[union-attr]
+        self.variables[region.iv] = iv  # type: ignore[index]
+        if region in self.certain or fixed and affine.uniform(region.bounds[1]):  # type: ignore[index]
+            return g.here
+        inside = g.compare("<", iv, hi)
+        if not (lo.op == "const" and lo.value == 0):
+            inside = g.both(g.compare(">=", iv, lo), inside)
+        new = g.branch(inside, True)
+        new.skips = True
+        self.levels.append(("branch", new))
+        for known, place in self.regions.items():  # all that is still to come happens only inside
+            if place is g.here:
+                self.regions[known] = new
+        return new
+
+    def _nest(self, depth: int, accs: list[Node]) -> list[Node]:
+        g = self.g
+        if depth == len(self.levels):
+            g.here = self.regions[self.parts[0].path[-1]] if self.parts[0].path else self.regions[g.top]
+            return [g.add(acc, self.value(part.write)) for acc, part in zip(accs, self.parts, strict=True)]
+        kind, region = self.levels[depth]
+        outer = region.parent
+        if kind == "loop":
+            loop = For(region, outer, order="forward", line=region.line)  # type: ignore[arg-type]
+            phis = []
+            for acc, part in zip(accs, self.parts, strict=True):
+                phi = g.fresh("phi", {}, acc.dtype, acc.shape, region)
+                phi.hint = f"d_{part.write.base.attrs['name'].removesuffix('_ptr')}_sum"
+                phi.upstream = phi.reverse = True
+                phis.append(phi)
+            nexts = self._nest(depth + 1, phis)
+            loop.carries = [Carry(p, a, n) for p, a, n in zip(phis, accs, nexts, strict=True)]
+            outs = [loop_out(g, loop, k) for k in range(len(phis))]
+            for out in outs:
+                out.upstream = True
+            return outs
+        g.here, cond = outer, region.cond  # type: ignore[assignment]
+        stmt = g.fork(cond, is_static(cond))  # type: ignore[arg-type]
+        results = []
+        for acc, new in zip(accs, self._nest(depth + 1, accs), strict=True):
+            sides = {"then": new, "other": acc} if region.positive else {"then": acc, "other": new}
+            out = g.fresh("ifout", {**sides, "if": stmt}, acc.dtype, acc.shape, outer, (region.cond,))  # type: ignore[arg-type]
+            out.upstream, out.hint = True, acc.hint or "d_sum"
+            stmt.outs.append(out)
+            results.append(out)
+        return results
+
+    def value(self, write: GradWrite) -> Node:
+        """The value of one iteration; lanes that the mask excludes here contribute nothing."""
+        g = self.g
+        value = self.node(write.value)
+        for mask in conditions(write.mask):
+            if self.owner.varies(mask, self.parts[0].own, self.parts[0].reduced):
+                value = g.where(self.node(mask), value, g.number(0))
+        return value
+
+    def store_mask(self, write: GradWrite) -> Node | None:
+        g = self.g
+        g.here = g.top
+        result: Node | None = None
+        for mask in conditions(write.mask):
+            if not self.owner.varies(mask, self.parts[0].own, self.parts[0].reduced):
+                new = self.at_top(mask)
+                result = g.both(result, new)
+        return result
+
+    def at_top(self, node: Node) -> Node:
+        """A value that depends on owned variables only, outside all loops and branches."""
+        self.memo, memo, self.flat = {}, self.memo, True
+        new = self.node(node)
+        self.memo, self.flat = memo, False
+        return new
+
+    def node(self, node: Node) -> Node:
+        """A value of the main kernel, in this one."""
+        found = self.memo.get(node)
+        if found is not None:
+            return found
+        g = self.g
+        here = g.here
+        g.here = self._home(node)
+        new = self._rebuilt(node)
+        g.here = here
+        self.memo[node] = new
+        return new
+
+    def _home(self, node: Node) -> Region:
+        if self.flat:
+            return self.g.top
+        region: Region | None = node.home
+        while region is not None and region not in self.regions:
+            region = region.parent
+        return self.regions[region] if region is not None else self.g.here
+
+    def _rebuilt(self, node: Node) -> Node:
+        g = self.g
+        if node in self.variables:
+            return self.variables[node]
+        if node in self.owner.programs.table:
+            return self.program(self.owner.programs.table[node])
+        if node in self.actual:
+            return self.actual[node]
+        if node.op in ("const", "constexpr", "param"):
+            return node
+        if node.op == "npid":
+            return self.owner.grid_param(node)  # type: ignore[return-value]
+        if self.owner.spills.wanted(node):
+            return self.owner.spills.load(node, self.owner.spills.linear(self.node))
+        if node.op == "ifout":
+            return self._choice(node)
+        if node.op in ("loopout", "phi", "pid", "iv", "vpid"):
+            raise NotOwned(f"`{node.hint}` cannot be computed for one tile")
+        args = [self.node(arg) for arg in node.args]
+        new = g.again(node, args)
+        if new.hint is None:
+            new.hint = node.hint
+        return new
+
+    def _choice(self, node: Node) -> Node:
+        g, old = self.g, node.attrs["if"]
+        cond = self.node(old.cond)
+        outer = g.here
+        stmt = g.fork(cond, old.static, old.line)
+        sides = {}
+        for key, region, source in (("then", stmt.then, old.then), ("other", stmt.other, old.other)):
+            self.regions.setdefault(source, region)
+            g.here = region
+            value = node.attrs[key]
+            sides[key] = None if value is None else self.node(value)
+        g.here = outer
+        out = g.fresh("ifout", {**node.attrs, **sides, "if": stmt}, node.dtype, node.shape, outer, (cond,))
+        out.hint, out.upstream, out.line = node.hint, node.upstream, node.line
+        stmt.outs.append(out)
+        return out
+
+
+class NotOwned(Exception):
+    """A value that cannot be had in an owner kernel: the write stays atomic."""

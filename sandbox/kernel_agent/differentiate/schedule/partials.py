@@ -1,0 +1,170 @@
+"""Private partial sums: gradients that many programs add to are summed in registers by a few programs that
+walk the summed axis.
+
+The programs of the forward along the axes that such an address does not contain become the iterations of one
+loop (strip-mining): P programs share them, keep the sums in registers, store a private row each, and a second
+kernel adds the P rows. All of the backward happens in that loop, so that every input is read once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir.graph import Graph
+from ..ir.names import adjoint_name
+from ..ir.nodes import Carry, For, GradWrite, Node, is_float, reachable, walk
+from ..ir.report import LineReport, Why
+from ..ir.transplant import Graft
+from ..ir.values import loop_out
+from ..prove.affine import Affine
+from ..prove.masks import parts
+from ..reverse.sweep import Reverse, writes
+
+REGISTERS = 32768  # elements of the sums that one program may keep
+
+
+@dataclass
+class Partials:
+    """What the host has to know: strip-mined axes, gradients with private rows, the note above the kernel."""
+
+    axes: list[int]
+    bases: list[str]
+    note: str
+
+
+def fuse(reverse: Reverse, axes: list[int]) -> Partials | Why:
+    """Strip-mine the main kernel if all its atomic adds are sums over the same axes; else says why not."""
+    added = [w for w in writes(reverse.effects) if w.kind == "atomic_add"]
+    if not added:
+        return Why("asked", "nothing is added to by several programs")
+    if reverse.kernel.inplace or any(_backwards(e) for e in walk(reverse.effects)):
+        return Why("reverse", "the kernel overwrites its input, or walks a loop backwards")
+    missing: list[list[int]] = []
+    for write in added:
+        summed = _summed(reverse, write, axes)
+        if isinstance(summed, Why):
+            return summed
+        missing.append(summed)
+    if any(found != missing[0] for found in missing):
+        return Why("shared", "its gradients are sums over different axes")
+    if len({w.base for w in added}) < len(added):
+        return Why("several", "several places write one gradient")
+    g = reverse.kernel.graph
+    if sum(g.elements(write.value.shape) for write in added) > REGISTERS:
+        return Why("shared", "the sums do not fit into registers")
+    stripped = list(missing[0])
+    _strip(reverse, added, stripped)
+    names = ", ".join(adjoint_name(w.base.attrs["name"]) for w in added)
+    for write in added:
+        reason = (
+            f"{adjoint_name(write.base.attrs['name'])}: summed in registers by a few programs, a private "
+            "row each"
+        )
+        reverse.report.append(LineReport(write.line, "partials", "affine nest", reason))
+    walked = ", ".join(f"program_id({a})" for a in stripped)
+    note = (
+        f"each program walks a share of {walked} and keeps {names} in registers; sum_partials adds their rows"
+    )
+    return Partials(stripped, [w.base.attrs["name"] for w in added], note)
+
+
+def _backwards(effect: object) -> bool:
+    return isinstance(effect, For) and (effect.order == "reverse" or effect.region.kind != "for")
+
+
+def _summed(reverse: Reverse, write: GradWrite, axes: list[int]) -> list[int] | Why:
+    """The program axes that an address does not contain."""
+    g = reverse.kernel.graph
+    if write.region is not g.top:
+        return Why("inner", "a sum in a loop or a branch is not kept in registers")
+    nodes = {n for n in reachable([write.offset]) if isinstance(n, Node)}
+    data = next((n for n in nodes if n.op in ("load", "random", "loopout", "ifout")), None)
+    if data is not None:
+        return Why("data", f"its address depends on data (line {data.line})")
+    affine = Affine(g)
+    groups = affine.solved(write.offset)
+    if groups is None:
+        return Why("mixed", "its address mixes indices in one dimension")
+    terms = [var for group in groups for var, _ in group.terms]
+    if any(var.kind not in ("pid", "lane") for var in terms):
+        return Why("mixed", "its address is no plain sum of program ids and lanes")
+    lanes = {var.key[0] for var in terms if var.kind == "lane"}
+    if any(axis not in lanes and not g.is_one(dim) for axis, dim in enumerate(write.offset.shape)):
+        return Why("lanes", "several lanes of a block go to one address")
+    held = {n.attrs["axis"] for n in nodes if n.op == "pid"}
+    missing = [axis for axis in axes if axis not in held]
+    if not missing:
+        return Why("shared", "its address contains every program id")
+    for part in parts(write.mask):
+        if varies(part, missing) and any(not g.is_one(dim) for dim in part.shape):
+            return Why("extent", "which lanes it writes differs from program to program")
+    return missing
+
+
+def varies(node: Node, axes: list[int]) -> bool:
+    """Whether a value may differ between programs along some of `axes`."""
+    nodes = [n for n in reachable([node]) if isinstance(n, Node)]
+    return any(n.op == "pid" and n.attrs["axis"] in axes for n in nodes)
+
+
+def _strip(reverse: Reverse, added: list[GradWrite], axes: list[int]) -> None:
+    """Put all effects into one loop over the programs along `axes`; the sums are its carries."""
+    g = reverse.kernel.graph
+    g.here, g.reverse = g.top, True
+    first = g.pid(axes[0])
+    counts = {a: g.param(f"grid_{a}") for a in axes}
+    total = counts[axes[0]]
+    for axis in axes[1:]:
+        total = g.mul(total, counts[axis])
+    step = g.npid(axes[0])
+    region = g.loop_region(first, total, step, "range", None)
+    assert region.iv is not None
+    region.iv.hint = first.hint or "program"
+    loop = For(region, g.top, order="forward")
+    graft = Graft(g, _ids(g, region.iv, axes, counts, region), region)
+    for axis in axes:  # the kernel itself has fewer programs than the forward
+        graft.table[g.npid(axis)] = counts[axis]
+    stores = []
+    for effect in reverse.effects:
+        if effect not in added:
+            loop.effects.append(graft.effect(effect))
+    for write in added:
+        stores.append(_sum(g, graft, loop, write, axes, first))
+    g.here = g.top
+    reverse.effects = [loop, *stores]
+
+
+def _ids(g: Graph, iv: Node, axes: list[int], counts: dict[int, Node], region) -> dict[Node, Node]:
+    """The forward's program ids in terms of the loop variable: its digits, the last axis the lowest."""
+    table: dict[Node, Node] = {}
+    g.here, rest = region, iv
+    for axis in reversed(axes[1:]):
+        table[g.pid(axis)] = g.make("mod", (rest, counts[axis]))
+        rest = g.make("floordiv", (rest, counts[axis]))
+    table[g.pid(axes[0])] = rest
+    g.here = g.top
+    return table
+
+
+def _sum(g: Graph, graft: Graft, loop: For, write: GradWrite, axes: list[int], first: Node) -> GradWrite:
+    """One sum as a carry of the loop, and its store to the program's own row."""
+    name = write.base.attrs["name"]
+    value, kept = graft.node(write.value), None
+    for part in parts(write.mask):
+        g.here = loop.region
+        if varies(part, axes):
+            value = g.where(graft.node(part), value, g.number(0))
+        else:
+            g.here = g.top
+            kept = g.both(kept, part)
+    g.here = loop.region
+    phi = g.fresh("phi", {"name": f"d_{name}"}, value.dtype, write.value.shape, loop.region)
+    phi.hint, phi.upstream, phi.reverse = f"{adjoint_name(name)}_sum", True, True
+    assert is_float(value.dtype)
+    loop.carries.append(Carry(phi, g.zeros(phi.shape, phi.dtype), g.add(phi, value)))
+    g.here = g.top
+    out = loop_out(g, loop, len(loop.carries) - 1)
+    out.upstream = True
+    span = g.param(f"span_{name}")
+    offset = g.add(g.mul(g.cast(first, "int64"), span), write.offset)
+    return GradWrite(write.base, offset, kept, out, g.top, write.line, "store", "private rows")

@@ -1,0 +1,75 @@
+"""What a tuner may vary without asking for a new proof: warps and stages, and the configurations that the
+forward's author lists.
+
+Block sizes that the stub computes are never varied: that a kernel is right for another one is nothing that
+can be seen from here. Those in the forward's own `@triton.autotune` list are interchangeable by declaration.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...forward import Forward
+from ..ir.nodes import Node, reachable
+from ..read.trace import Site
+
+MOST = 8
+
+
+def menu(fwd: Forward, sites: list[Site]) -> list[dict[str, Any]]:
+    """Configurations for the request's `config`, the likeliest first; not the one that the draft has."""
+    found: list[dict[str, Any]] = []
+    for site in sites:
+        bound = site.launch.config or {}
+        found += [c for c in _listed(fwd, site) if any(c[k] != v for k, v in bound.items() if k in c)]
+    warps = max(site.launch.num_warps for site in sites)
+    found += [{"num_warps": n} for n in (warps // 2, warps * 2) if 1 <= n <= 16]
+    if any(isinstance(n, Node) and n.op == "dot" for s in sites for n in reachable(s.kernel.effects)):
+        stages = max(site.launch.num_stages for site in sites)
+        found += [{"num_stages": n} for n in (2, 3, 4) if n != stages]
+    unique: list[dict[str, Any]] = []
+    for config in found:
+        if config not in unique:
+            unique.append(config)
+    return unique[:MOST]
+
+
+def offer(configs: list[dict[str, Any]], config: dict[str, Any]) -> None:
+    """Put a configuration before those that only change warps and stages, once."""
+    if config not in configs:
+        configs.insert(0, config)
+        del configs[MOST:]
+
+
+def _tuner(fwd: Forward, name: str) -> Any:
+    """The autotuner around a kernel, None without one."""
+    kernel: Any = getattr(fwd.module, name, None)
+    while kernel is not None and not hasattr(kernel, "configs"):
+        kernel = getattr(kernel, "fn", None)
+    return kernel
+
+
+def _listed(fwd: Forward, site: Site) -> list[dict[str, Any]]:
+    """The forward's own list of configurations."""
+    return [_config(config) for config in getattr(_tuner(fwd, site.kernel_name), "configs", ())]
+
+
+def _config(config: Any) -> dict[str, Any]:
+    return {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
+
+
+def bind(fwd: Forward, config: dict[str, Any]) -> None:
+    """Leave the forward's autotuners the configuration with these block sizes only, where they list it."""
+    for name in fwd.kernels:
+        tuner = _tuner(fwd, name)
+        listed = [c for c in getattr(tuner, "configs", ()) if c.kwargs and c.kwargs.items() <= config.items()]
+        if listed:
+            tuner.configs = listed[:1]
+
+
+def apply(sites: list[Site], config: dict[str, Any]) -> None:
+    """Use warps and stages for the backward of every launch."""
+    for site in sites:
+        site.warps = "num_warps" in config or site.autotuned
+        site.launch.num_warps = int(config.get("num_warps", site.launch.num_warps))
+        site.stages = int(config["num_stages"]) if "num_stages" in config else None

@@ -1,0 +1,9 @@
+"""From effects back to source.
+
+In: the effects of a backward with their schedule, and the launch they belong to. Out: text.
+
+    demand       what has to be computed, how often it is used, and where
+    emit         one kernel
+    section      the Functions and the stub around the kernels
+    line_breaks  long lines of generated source
+"""

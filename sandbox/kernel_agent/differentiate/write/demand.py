@@ -1,0 +1,196 @@
+"""What has to be computed for some effects: how often each value is used, which carries each loop needs, and
+where.
+
+A value stands at its home, unless everything that uses it lies in one branch below: then it is computed there
+and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ..ir.nodes import For, GradWrite, If, Node, Region, Store, TapeStore, operands
+
+
+class Demand:
+    """What has to be computed for some effects: use counts, and the carries each loop needs."""
+
+    def __init__(self, effects: list) -> None:
+        self.uses: Counter[Node] = Counter()
+        self.seen: set[Node] = set()
+        self.need: dict[For, set[int]] = {}
+        self.ifs: dict[If, list[Node]] = {}
+        self.work: list[Node] = []
+        self.owner: dict[Node, list[tuple[For, int]]] = {}
+        for effect in effects:
+            self.effect(effect)
+        self.drain()
+
+    def use(self, node: Node | None) -> None:
+        if node is None:
+            return
+        self.uses[node] += 1
+        if node not in self.seen:
+            self.seen.add(node)
+            self.work.append(node)
+
+    def drain(self) -> None:
+        while self.work:
+            node = self.work.pop()
+            if node.op == "loopout":
+                loop = node.attrs["loop"]
+                self.loop(loop)
+                self.carry(loop, node.attrs["index"])
+            elif node.op == "ifout":
+                stmt = node.attrs["if"]
+                self.ifs.setdefault(stmt, []).append(node)
+                self.use(stmt.cond)
+                self.use(node.attrs["then"])
+                self.use(node.attrs["other"])
+            elif node.op == "phi":
+                for loop, k in self.owner.get(node, ()):
+                    self.carry(loop, k)
+            else:
+                for arg in (*node.args, *node.shape):
+                    self.use(arg)
+
+    def loop(self, loop: For) -> None:
+        if loop in self.need:
+            return
+        self.need[loop] = set()
+        for k, carry in enumerate(loop.carries):
+            self.owner.setdefault(carry.phi, []).append((loop, k))
+        for bound in loop.region.bounds or ():
+            self.use(bound)
+        self.use(loop.cond)
+        for node in loop.provides.values():
+            self.use(node)
+        for store in loop.tape:
+            self.effect(store)
+        if loop.source is not None and loop.source.tape:
+            self.loop(loop.source)
+        for k, carry in enumerate(loop.carries):
+            if carry.phi in self.seen and carry.phi not in loop.provides:
+                self.carry(loop, k)
+
+    def carry(self, loop: For, k: int) -> None:
+        if k not in self.need[loop]:
+            self.need[loop].add(k)
+            carry = loop.carries[k]
+            self.seen.add(carry.phi)
+            self.use(carry.init)
+            self.use(carry.next)
+
+    def effect(self, effect: object) -> None:
+        if isinstance(effect, (GradWrite, TapeStore)):
+            for node in operands(effect):
+                self.use(node)
+        elif isinstance(effect, For):
+            if not effects_of(effect):
+                return
+            self.loop(effect)
+            for inner in effect.effects:
+                self.effect(inner)
+        elif isinstance(effect, If) and effects_of(effect):
+            self.use(effect.cond)
+            for inner in (*effect.then_effects, *effect.other_effects):
+                self.effect(inner)
+
+
+def places(demand: Demand, effects: list, top: Region) -> dict[object, Region]:
+    """Where each demanded value and loop is computed."""
+    used: dict[object, Region] = {}
+    place: dict[object, Region] = {}
+    for item in _users_first(demand, effects):
+        if isinstance(item, Node):
+            here = _sunk(item.home, used.get(item, item.home))
+        elif isinstance(item, For):
+            here = _sunk(item.outer, used.get(item, item.outer))
+        else:
+            here = used.get(item, getattr(item, "outer", None) or getattr(item, "region", None) or top)
+        place[item] = here
+        for part, region in _parts(demand, item, here):
+            used[part] = region if part not in used else _common(used[part], region)
+    for node in demand.seen:
+        if node.op == "loopout":
+            place[node] = place.get(node.attrs["loop"], node.home)
+    return place
+
+
+def _parts(demand: Demand, item: object, here: Region) -> list[tuple[object, Region]]:
+    """What an item needs, and the region in which it needs it."""
+    if isinstance(item, Node):
+        if item.op == "loopout":
+            return [(item.attrs["loop"], here)]
+        if item.op == "ifout":
+            stmt = item.attrs["if"]
+            sides = [(item.attrs["then"], stmt.then), (item.attrs["other"], stmt.other)]
+            return [(stmt.cond, here), *((n, r) for n, r in sides if n is not None)]
+        return [(n, here) for n in (*item.args, *item.shape)]
+    if isinstance(item, For):
+        parts: list[tuple[object, Region]] = [(n, here) for n in item.region.bounds or ()]
+        for k in demand.need.get(item, ()):
+            parts += [(item.carries[k].init, here), (item.carries[k].next, item.region)]
+        inside = [
+            *(e for e in item.effects if effects_of(e)),
+            *item.tape,
+            *item.provides.values(),
+            *([item.cond] if item.cond else []),
+        ]
+        parts += [(e, item.region) for e in inside]
+        if item.source is not None and item.source.tape:
+            parts.append((item.source, here))
+        return parts
+    if isinstance(item, If):
+        sides = [(e, item.then) for e in item.then_effects] + [(e, item.other) for e in item.other_effects]
+        return [(item.cond, here), *((e, region) for e, region in sides if effects_of(e))]
+    return [(n, here) for n in operands(item)]
+
+
+def _users_first(demand: Demand, effects: list) -> list:
+    """Everything demanded, each item after all that use it."""
+    order: list = []
+    state: set[int] = set()
+    stack: list[tuple[object, bool]] = [(e, False) for e in effects]
+    while stack:
+        item, done = stack.pop()
+        if done:
+            order.append(item)
+            continue
+        if id(item) in state:
+            continue
+        state.add(id(item))
+        stack.append((item, True))
+        region = getattr(item, "home", None) or getattr(item, "outer", None) or getattr(item, "region", None)
+        stack += [(part, False) for part, _ in _parts(demand, item, region)]  # type: ignore[arg-type]
+    return order[::-1]
+
+
+def _common(a: Region, b: Region) -> Region:
+    """The innermost region around both."""
+    while a is not b:
+        if a.depth >= b.depth and a.parent is not None:
+            a = a.parent
+        elif b.parent is not None:
+            b = b.parent
+    return a
+
+
+def _sunk(home: Region, used: Region) -> Region:
+    """From `home` towards `used`, as far as there is no loop on the way."""
+    way = [region for region in used.chain() if region.inside(home)][::-1]
+    here = home
+    for region in way[1:]:
+        if region.is_loop:
+            break
+        here = region
+    return here
+
+
+def effects_of(effect: object) -> bool:
+    """Whether an effect writes anything in the backward."""
+    if isinstance(effect, For):
+        return any(map(effects_of, effect.effects))
+    if isinstance(effect, If):
+        return any(map(effects_of, (*effect.then_effects, *effect.other_effects)))
+    return not isinstance(effect, Store)  # the forward's own stores are not repeated

@@ -1,0 +1,789 @@
+"""From effects back to Triton source: only what is demanded is printed, each value at its home, in readable
+sections.
+
+A value is printed inline where it is used once and is not named by the user; it gets a statement otherwise. A
+scope keeps one list of lines per section (indices, recompute, upstream, reverse, write), so that the text
+reads in that order.
+"""
+
+from __future__ import annotations
+
+import keyword
+from dataclasses import dataclass, field
+
+from ...source import words
+from ..ir.graph import Graph
+from ..ir.names import stem, suggested
+from ..ir.nodes import Carry, For, GradWrite, If, Node, Region, TapeStore, is_float, walk
+from ..ir.simplify import is_zero
+from ..ir.spelling import ATOM, INFIX, TRIVIAL, gradient_name, negated, number_text, one_term, python_number
+from ..ir.values import Kernel, carried, dtype_text
+from .demand import Demand, effects_of, places
+from .line_breaks import WIDTH, break_line, folded, shortened, statement, wrap
+
+INDICES, RECOMPUTE, UPSTREAM, REVERSE, WRITE = range(5)
+BRIEF = words("const constexpr param iv phi pid arange")
+TITLES = ("indices", "recompute", "upstream", "reverse", "write gradients")
+
+
+@dataclass
+class Scope:
+    region: Region
+    parent: Scope | None
+    lines: list[list[str]] = field(default_factory=lambda: [[] for _ in range(5)])
+    names: dict[Node, tuple[str, int]] = field(default_factory=dict)
+    floor: dict[int, int] = field(default_factory=dict)  # scope -> latest section of it used from inside
+    provides: dict[Node, Node] = field(default_factory=dict)  # carries that are read from a tape
+    done: set[For | If] = field(default_factory=set)  # loops and branches that are written here
+    own: set[str] = field(default_factory=set)  # names assigned here
+    below: set[str] = field(default_factory=set)  # names assigned in loops that are closed
+
+    def text(self) -> list[str]:
+        return [line for section in self.lines for line in section]
+
+    def inside(self, other: Scope) -> bool:
+        scope: Scope | None = self
+        while scope is not None and scope is not other:
+            scope = scope.parent
+        return scope is other
+
+
+@dataclass
+class Emitted:
+    """One backward kernel as text, with what its launch has to pass."""
+
+    name: str
+    text: str
+    params: list[str]  # of the forward, in order
+    upstream: list[str]
+    gradients: list[str]
+    extra: list[str]
+    pids: int = 3
+
+
+class Emitter:
+    def __init__(self, kernel: Kernel, name: str, lines: list[str]) -> None:
+        self.kernel, self.name, self.source = kernel, name, lines
+        self.g: Graph = kernel.graph
+        self.tl = kernel.tl
+        self.reserved: set[str] = {self.tl, "triton", *keyword.kwlist, *kernel.args}
+        self.reserved |= {gradient_name(n) for n in kernel.args}
+        self.params: set[str] = set()
+        self.upstream: dict[str, None] = {}
+        self.gradients: dict[str, None] = {}
+        self.extra: dict[str, None] = {}
+        self.scope = Scope(self.g.top, None)
+        self.stack = [self.scope]
+        self.advised: set[str] = set()  # what a comment has said already
+        self.inlining = False  # the condition of a while loop stands before its body
+
+    # entry
+
+    def emit(self, effects: list, decisions: list[str]) -> Emitted:
+        self.demand = Demand(effects)
+        self.places = places(self.demand, effects, self.g.top)
+        self.addresses = self._addresses(effects)
+        self.effects(effects)
+        body = self._sections()
+        params = [n for n in self.kernel.args if n in self.params]
+        constexprs = [n for n in params if self.kernel.args[n].kind == "constexpr"]
+        runtime = [n for n in params if n not in constexprs]
+        up = [gradient_name(n) for n in self.upstream]
+        grads = [gradient_name(n) for n in self.gradients if gradient_name(n) not in up]
+        signature = [*runtime, *up, *grads, *self.extra, *(f"{n}: {self.tl}.constexpr" for n in constexprs)]
+        head = [f"def {self.name}({', '.join(signature)}):"]
+        if len(head[0]) > WIDTH:
+            head = [f"def {self.name}(", *("    " + line + "," for line in wrap(signature, WIDTH - 5)), "):"]
+            if len(head) > 3:
+                head[-1] += "  # fmt: skip"
+        notes = (
+            ["    # assumptions and decisions"]
+            + ["    # " + part for line in decisions for part in folded(f"- {line}", WIDTH - 6)]
+            + [""]
+            if decisions
+            else []
+        )
+        text = (
+            "\n".join(["@triton.jit", *head, *notes, *("    " + line if line else "" for line in body)])
+            + "\n"
+        )
+        return Emitted(self.name, text, params, list(self.upstream), list(self.gradients), list(self.extra))
+
+    def _addresses(self, effects: list) -> dict[Node, str]:
+        """Offsets and masks, named after the first pointer that they are used with."""
+        found: dict[Node, str] = {}
+        for item in (*sorted(self.demand.seen, key=lambda n: n.id), *walk(effects)):
+            if isinstance(item, Node) and item.op == "load":
+                base, offset = item.args[:2]
+                name = stem(base.attrs["name"])
+            elif isinstance(item, GradWrite):
+                name, offset = stem(item.base.attrs["name"]), item.offset
+            elif isinstance(item, TapeStore):
+                name, offset = item.buffer, item.index
+            else:
+                continue
+            if name.startswith(("spill_", "tape_", "check_")):
+                name = name.split("_")[0]
+            found.setdefault(offset, f"{name}_offs")
+        return found
+
+    def _sections(self) -> list[str]:
+        out: list[str] = []
+        for title, lines in zip(TITLES, self.scope.lines, strict=True):
+            if lines:
+                if out:
+                    out.append("")
+                out += [f"# {title}", *lines]
+        return out or ["pass"]
+
+    # effects
+
+    def effects(self, effects: list) -> None:
+        for effect in effects:
+            if isinstance(effect, GradWrite):
+                self.grad_write(effect)
+            elif isinstance(effect, TapeStore):
+                self.tape_store(effect)
+            elif isinstance(effect, For):
+                if effects_of(effect):
+                    self.loop(effect)
+            elif isinstance(effect, If) and effects_of(effect):
+                self.branch(effect)
+
+    def grad_write(self, write: GradWrite) -> None:
+        name = write.base.attrs["name"]
+        self.gradients[name] = None
+        base = write.base
+        start = gradient_name(name) if base.op == "param" else self.expr(base, 9)[0]
+        pointer, section = self.address(start, write.offset)
+        value, s2 = self.expr(write.value)
+        parts = [pointer, value]
+        section = max(section, s2)
+        if write.mask is not None:
+            mask, s3 = self.expr(write.mask)
+            parts.append(f"mask={mask}")
+            section = max(section, s3)
+        if write.kind != "store":
+            parts.append('sem="relaxed"')
+        if write.advice:
+            advice = "as above" if write.advice in self.advised else write.advice
+            self.advised.add(write.advice)
+            width = WIDTH - 4 * self.depth() - 2
+            self.scope.lines[WRITE] += ["# " + line for line in folded(f"SCHEDULE: {advice}", width)]
+        self.line(WRITE, f"{self.tl}.{write.kind}({', '.join(parts)})")
+
+    def tape_store(self, store: TapeStore) -> None:
+        self.extra[store.buffer] = None
+        pointer, _ = self.address(store.buffer, store.index)
+        value, _ = self.expr(store.value)
+        mask = "" if store.mask is None else f", mask={self.expr(store.mask)[0]}"
+        self.line(WRITE, f"{self.tl}.store({pointer}, {value}{mask})")
+
+    def address(self, pointer: str, offset: Node) -> tuple[str, int]:
+        if is_zero(offset):
+            return pointer, INDICES
+        text, section = self.expr(offset, 9)
+        return f"{pointer} + {text}", section
+
+    def line(self, section: int, text: str, note: int | None = None) -> None:
+        if note is not None and 0 < note <= len(self.source):
+            room = WIDTH - 4 - 4 * self.depth() - len(text)
+            comment = statement(self.source, note)
+            if room >= 24:
+                comment = shortened(comment, room)
+            if 0 < len(comment) <= room:
+                text = f"{text}  # {comment}"
+            else:
+                self.scope.lines[section].append(
+                    shortened(f"# line {note}: {comment}", WIDTH - 4 * self.depth())
+                )
+        self.scope.lines[section].extend(break_line(text, WIDTH - 4 * self.depth()))
+
+    def depth(self) -> int:
+        depth, scope = 1, self.scope.parent
+        while scope is not None:
+            depth, scope = depth + 1, scope.parent
+        return depth
+
+    # loops and branches
+
+    def open(self, region: Region) -> Scope:
+        self.scope = Scope(region, self.scope)
+        self.stack.append(self.scope)
+        return self.scope
+
+    def leave(self, loop: bool) -> None:
+        """Forget the innermost scope; its names may be used again in sibling loops, never across an `if`."""
+        inner = self.stack.pop()
+        outer = inner.parent
+        assert outer is not None
+        (outer.below if loop else outer.own).update(inner.own)
+        outer.below |= inner.below
+        self.scope = outer
+
+    def close(self, section: int, head: str) -> int:
+        """Put the finished inner scope into its parent; returns the section it went to."""
+        inner = self.scope
+        parent = inner.parent
+        assert parent is not None
+        self.leave(loop=True)
+        section = max(section, inner.floor.get(id(parent), 0))
+        for ident, value in inner.floor.items():
+            if ident != id(parent):
+                parent.floor[ident] = max(parent.floor.get(ident, 0), value)
+        body = inner.text() or ["pass"]
+        parent.lines[section].extend([head, *("    " + line for line in body)])
+        return section
+
+    def loop(self, loop: For) -> None:
+        if loop in self.scope.done:
+            return
+        self.scope.done.add(loop)
+        if loop.source is not None and loop.source.tape:
+            self.loop(loop.source)
+        need = sorted(self.demand.need.get(loop, ()))
+        carries = [loop.carries[k] for k in need]
+        section = REVERSE if loop.order != "forward" or loop.source is not None else RECOMPUTE
+        inits: list[str] = []
+        names = {}
+        for carry in carries:
+            text, s = self.initial(carry)
+            names[carry.phi] = self.unique(carry.phi.hint or "carry")
+            section = max(section, s)
+            inits.append(f"{names[carry.phi]} = {text}")
+        outer = self.scope
+        inner = self.open(loop.region)
+        self.scope = outer
+        head, prologue, s = self.header(loop, inner)
+        section = max(section, s)
+        self.scope = inner
+        inner.provides = loop.provides
+        for phi, name in names.items():
+            inner.names[phi] = (name, INDICES)
+        if loop.region.iv is not None:
+            inner.names[loop.region.iv] = (prologue[0], INDICES)
+        inner.lines[INDICES].extend(prologue[1:])
+        if loop.cond is not None:
+            self.inlining = True
+            head = f"while {self.expr(loop.cond)[0]}:"
+            self.inlining = False
+        for store in loop.tape:
+            self.tape_store(store)
+        self.effects(loop.effects)
+        updates = []
+        for carry in carries:
+            text = self.last(carry.next)  # type: ignore[arg-type]
+            if text != names[carry.phi]:
+                updates.append((names[carry.phi], text, carry))
+        self.update(updates)
+        section = self._place(outer, section, inits, head, loop)
+        for k in need:
+            carry = loop.carries[k]
+            out = loop.outs.get(k)
+            if out is not None:
+                outer.names[out] = (names[carry.phi], section)
+
+    def _place(self, outer: Scope, section: int, inits: list[str], head: str, loop: For) -> int:
+        inner = self.scope
+        section = max(section, inner.floor.get(id(outer), 0))
+        if loop.tape and outer.parent is not None:
+            outer.lines[section].append(f"{self.tl}.debug_barrier()")
+        outer.lines[section].extend(inits)
+        self.close(section, head)
+        if loop.tape:
+            outer.lines[section].append(f"{self.tl}.debug_barrier()")
+        return section
+
+    def initial(self, carry: Carry) -> tuple[str, int]:
+        text, section = self.expr(carry.init)
+        if carry.init.op == "const" and carry.phi.shape:
+            return self.full(carry.init.value, carry.phi.shape, carry.phi.dtype), section
+        return text, section
+
+    def header(self, loop: For, inner: Scope) -> tuple[str, list[str], int]:
+        """The head of a loop, the name of its variable and the lines that open its body."""
+        if loop.region.bounds is None:
+            return "", ["_"], INDICES
+        region = loop.region
+        lo, hi, step = region.bounds  # type: ignore[misc]
+        (lo_text, s1), (hi_text, s2), (step_text, s3) = self.expr(lo, 9), self.expr(hi), self.expr(step, 10)
+        section = max(s1, s2, s3)
+        self.scope, outer = inner, self.scope
+        name, back = self.unique(region.iv.hint or "i"), "back"  # type: ignore[union-attr]
+        if loop.order == "reverse":
+            back = self.unique(back)
+        self.scope = outer
+        unit = step.op == "const" and step.value == 1
+        if loop.order != "reverse" and carried(lo):
+            # Triton 3.6 (TritonGPURemoveLayoutConversions) takes a lower bound that an enclosing loop carries
+            # for its first value, in every iteration: count from zero instead.
+            self.scope = inner
+            back = self.unique("back")
+            self.scope = outer
+            line = f"{name} = {lo_text} + {back} * {step_text}"
+            return (
+                f"for {back} in {region.call}({self.tl}.cdiv({hi_text} - {lo_text}, {step_text})):",
+                [name, line],
+                section,
+            )
+        if loop.order != "reverse":
+            parts = [self.expr(lo)[0], hi_text, self.expr(step)[0]]
+            if unit:
+                parts = parts[1:2] if is_zero(lo) else parts[:2]
+            return f"for {name} in {region.call}({', '.join(parts)}):", [name], section
+        count = self.expr(hi, 10)[0] if is_zero(lo) else f"({hi_text} - {lo_text})"
+        if unit:
+            trips = hi_text if is_zero(lo) else f"{hi_text} - {lo_text}"
+            line = f"{name} = {self.expr(hi, 9)[0]} - 1 - {back}"
+        else:
+            trips = f"{self.tl}.cdiv({count.strip('()') if is_zero(lo) else count[1:-1]}, {step_text})"
+            line = f"{name} = ({trips} - 1 - {back}) * {step_text}"
+            if not is_zero(lo):
+                line = f"{name} = {lo_text} + ({trips} - 1 - {back}) * {step_text}"
+        return f"for {back} in {region.call}({trips}):", [name, line], section
+
+    def update(self, updates: list[tuple[str, str, Carry]]) -> None:
+        """Assign the carries of the next iteration, all at once where one needs another's old value."""
+        needs = {name: self.inline_phis(carry.next) - {carry.phi} for name, _, carry in updates}  # type: ignore[arg-type]
+        ordered: list[tuple[str, str, Carry]] = []
+        rest = list(updates)
+        while rest:  # next comes one whose old value none of the others needs
+            free = [u for u in rest if not any(u[2].phi in needs[o[0]] for o in rest if o is not u)]
+            if not free:
+                break
+            ordered.append(free[0])
+            rest.remove(free[0])
+        if not rest:
+            updates = ordered
+        else:
+            left, right = ", ".join(u[0] for u in updates), ", ".join(u[1] for u in updates)
+            self.line(WRITE, f"{left} = {right}")
+            return
+        for name, text, _ in updates:
+            self.assign(name, text)
+
+    def assign(self, name: str, text: str) -> None:
+        for sign in "+-":
+            start = f"{name} {sign} "
+            if text.startswith(start) and (sign == "+" or one_term(text[len(start) :])):
+                self.line(WRITE, f"{name} {sign}= {text[len(start) :]}")
+                return
+        self.line(WRITE, f"{name} = {text}")
+
+    def accumulator(self, out: Node) -> str | None:
+        """The carry that an `if` adds to, when nothing else needs its old value: it is updated in place."""
+        for side, other in (("then", "other"), ("other", "then")):
+            phi, new = out.attrs[side], out.attrs[other]
+            if phi is None or new is None or phi.op != "phi" or phi not in self.scope.names:
+                continue
+            steps = {c.next for loop, k in self.demand.owner.get(phi, ()) for c in [loop.carries[k]]}
+            if (
+                steps == {out}
+                and self.demand.uses[phi] <= 2
+                and self.demand.uses[out] <= 1
+                and phi in new.args
+            ):
+                return self.scope.names[phi][0]
+        return None
+
+    def last(self, node: Node) -> str:
+        """Text of a value that is assigned to a carry or a merged name: it needs no name of its own."""
+        once = (
+            self.demand.uses[node] <= 1 and self.home(node) is self.scope.region and self.find(node) is None
+        )
+        if once and node.op not in ("loopout", "ifout", "phi"):
+            return self.render(node)[0]
+        return self.expr(node)[0]
+
+    def inline_phis(self, node: Node) -> set[Node]:
+        """Carries that the printed text of `node` mentions."""
+        if node.op == "phi":
+            return {node}
+        if self.find(node) is not None:
+            return set()
+        return set().union(*(self.inline_phis(a) for a in node.args)) if node.args else set()
+
+    def branch(self, stmt: If) -> None:
+        if stmt in self.scope.done:
+            return
+        self.scope.done.add(stmt)
+        cond, section = self.expr(stmt.cond)
+        outs = list(dict.fromkeys(self.demand.ifs.get(stmt, ())))
+        if len(outs) == 1 and not effects_of(stmt) and self.choice(outs[0], cond, section):
+            return
+        names = {out: self.accumulator(out) or self.unique(out.hint or "value") for out in outs}
+        outer = self.scope
+        blocks = []
+        for region, effects, side in (
+            (stmt.then, stmt.then_effects, "then"),
+            (stmt.other, stmt.other_effects, "other"),
+        ):
+            inner = self.open(region)
+            self.effects(effects)
+            for out in outs:
+                value = out.attrs[side]
+                if value is None:
+                    continue
+                text = self.last(value)
+                if text == names[out]:
+                    continue
+                if value.op in ("const", "full") and not stmt.static and out.is_float:
+                    text = self.full(
+                        value.value if value.op == "const" else value.args[0].value, out.shape, out.dtype
+                    )
+                self.assign(names[out], text)
+            self.leave(loop=False)
+            for ident, value in inner.floor.items():
+                if ident == id(outer):
+                    section = max(section, value)
+                else:
+                    outer.floor[ident] = max(outer.floor.get(ident, 0), value)
+            blocks.append(inner.text())
+        reverse = effects_of(stmt) or any(out.upstream for out in outs)
+        section = max(
+            section, REVERSE if reverse else RECOMPUTE if any(o.is_float for o in outs) else INDICES
+        )
+        lines = outer.lines[section]
+        if blocks[0]:
+            lines += [f"if {cond}:", *("    " + line for line in blocks[0])]
+            if blocks[1]:
+                lines += ["else:", *("    " + line for line in blocks[1])]
+        elif blocks[1]:
+            lines += [f"if {negated(cond)}:", *("    " + line for line in blocks[1])]
+        for out in outs:
+            outer.names[out] = (names[out], section)
+
+    def choice(self, out: Node, cond: str, section: int) -> bool:
+        """A merged value with two short sides is a conditional expression."""
+        sides = [out.attrs["then"], out.attrs["other"]]
+        if any(side is None or side.shape or not self.short(side) for side in sides):
+            return False
+        texts = [self.expr(side) for side in sides]
+        section = max([section, *(s for _, s in texts), self.own_section(out)])
+        name = self.unique(out.hint or "t")
+        self.line(section, f"{name} = {texts[0][0]} if {cond} else {texts[1][0]}")
+        self.scope.names[out] = (name, section)
+        return True
+
+    def short(self, node: Node, size: int = 4) -> bool:
+        """Whether a value prints inline without a statement of its own, wherever it lives."""
+        if node.op in ("const", "constexpr", "param", "iv", "phi") or self.find(node) is not None:
+            return size > 0
+        if (
+            node.op not in (*INFIX, "neg", "minimum", "maximum", "cdiv")
+            or self.demand.uses[node] > 1
+            or node.hint
+        ):
+            return False
+        if self.home(node) is not self.scope.region and not self.home(node).inside(self.scope.region):
+            return False
+        return size > 0 and all(self.short(a, size - len(node.args)) for a in node.args)
+
+    # values
+
+    def find(self, node: Node) -> tuple[str, int] | None:
+        scope: Scope | None = self.scope
+        while scope is not None:
+            if node in scope.names:
+                name, section = scope.names[node]
+                inner = self.scope
+                if inner is not scope:
+                    inner.floor[id(scope)] = max(inner.floor.get(id(scope), 0), section)
+                return name, section if inner is scope else INDICES
+            scope = scope.parent
+        return None
+
+    def unique(self, hint: str) -> str:
+        """A name that means nothing else here: in no open scope, and in no closed loop inside this one."""
+        scope = self.scope
+        while scope.region.cond is not None and scope.parent is not None:  # an `if` hides nothing
+            scope = scope.parent
+        inner = [s for s in self.stack if s.inside(scope)]
+        around = [s for s in self.stack if scope.inside(s)]
+        taken = self.reserved.union(*(s.own for s in (*around, *inner)), *(s.below for s in inner))
+        name, n = hint, 1
+        while name in taken:
+            n += 1
+            name = f"{hint}_{n}"
+        self.scope.own.add(name)
+        return name
+
+    def expr(self, node: Node, prec: int = 0) -> tuple[str, int]:
+        """Text of a value for use in the current scope, and the latest section it depends on."""
+        known = self.find(node)
+        if known is not None:
+            return known
+        if node.op == "loopout":
+            self.at_home(node, lambda: self.loop(node.attrs["loop"]))
+            return self._found(node)
+        if node.op == "ifout":
+            self.at_home(node, lambda: self.branch(node.attrs["if"]))
+            return self._found(node)
+        if node.op == "phi":
+            return self.taped(node)
+        if self.inline(node):
+            text, own, section = self.render(node)
+            return (f"({text})" if own < prec else text), section
+        self.at_home(node, lambda: self.define(node))
+        return self._found(node)
+
+    def _found(self, node: Node) -> tuple[str, int]:
+        known = self.find(node)
+        assert known is not None, f"{node!r} of line {node.line} was not defined where it is used"
+        return known
+
+    def taped(self, phi: Node) -> tuple[str, int]:
+        for scope in reversed(self.stack):
+            if phi in scope.provides:
+                return self.expr(scope.provides[phi])
+        raise AssertionError(f"the carry {phi.hint} of line {phi.line} is used outside its loop")
+
+    def home(self, node: Node) -> Region:
+        return self.places.get(node, node.home)
+
+    def at_home(self, node: Node, action) -> None:
+        """Run `action` in the scope where `node` lives."""
+        here = self.scope
+        scope: Scope | None = here
+        while scope is not None and scope.region is not self.home(node):
+            scope = scope.parent
+        assert scope is not None, f"{node!r} of line {node.line} has no home here"
+        self.scope = scope
+        action()
+        self.scope = here
+
+    def define(self, node: Node) -> None:
+        text, _, section = self.render(node)
+        section = max(section, self.own_section(node))
+        name = self.unique(node.hint or suggested(node, self.addresses))
+        adjoint = node.reverse and node.is_float and node.hint is not None
+        self.line(section, f"{name} = {text}", node.line if adjoint else None)
+        self.scope.names[node] = (name, section)
+
+    def own_section(self, node: Node) -> int:
+        if node.upstream:
+            return (
+                UPSTREAM if node.op in ("load", "cast") and node.args[0].op in ("param", "load") else REVERSE
+            )
+        return RECOMPUTE if node.is_float else INDICES
+
+    def inline(self, node: Node) -> bool:
+        if node.op in TRIVIAL or (self.inlining and self.home(node) is self.scope.region):
+            return True
+        if node.op == "cast" and self.demand.uses[node] > 1 and python_number(node.args[0]):
+            return False
+        if node.op == "pid":
+            return not node.hint and self.demand.uses[node] <= 1
+        if node.op == "expand" or (node.op in ("neg", "cast", "permute", "not") and self.find(node.args[0])):
+            return not node.hint
+        if self.uniform(node, 4) and not node.hint:
+            return True
+        if node in self.addresses and not self.brief(node, 5):
+            return False
+        if self.home(node) is not self.scope.region and not self.home(node).inside(self.scope.region):
+            return False
+        return self.demand.uses[node] <= 1 and (
+            not node.hint or node.reverse and not node.hint.startswith("d_")
+        )
+
+    def brief(self, node: Node, size: int) -> bool:
+        """Whether an address reads well inside a call."""
+        if self.find(node) is not None or node.op in BRIEF:
+            return size > 0
+        return size > 0 and all(self.brief(a, size - len(node.args)) for a in node.args)
+
+    def uniform(self, node: Node, size: int) -> bool:
+        """A small scalar of parameters: cheap enough to repeat."""
+        if node.op in ("const", "constexpr", "param"):
+            return size > 0
+        if (
+            node.shape
+            or node.is_float
+            or node.op not in (*INFIX, "neg", "cdiv", "compare", "isnone", "not", "minimum", "maximum")
+        ):
+            return False
+        return size > 0 and all(self.uniform(a, size - len(node.args)) for a in node.args)
+
+    # text of one operation
+
+    def render(self, node: Node) -> tuple[str, int, int]:
+        """Text, precedence, section."""
+        section = INDICES
+
+        def sub(arg: Node, prec: int = 0) -> str:
+            nonlocal section
+            text, s = self.expr(arg, prec)
+            section = max(section, s)
+            return text
+
+        op, args, tl = node.op, node.args, self.tl
+        if op in INFIX:
+            symbol, prec = INFIX[op]
+            left, right = args
+            if (
+                op == "add"
+                and right.op == "dot"
+                and self.inline(right)
+                and left.dtype == right.dtype
+                and left.shape == right.shape
+            ):
+                return self._dot(right, sub, sub(left)), ATOM, section
+            return f"{sub(left, prec)} {symbol} {sub(right, prec + 1)}", prec, section
+        if op == "compare":
+            return f"{sub(args[0], 5)} {node.attrs['cmp']} {sub(args[1], 5)}", 4, section
+        if op == "select":
+            cond, a, b = args
+            return f"{sub(a, 1)} if {sub(cond, 1)} else {sub(b)}", 0, section
+        if op in ("neg", "invert"):
+            return f"{'-' if op == 'neg' else '~'}{sub(args[0], 11)}", 11, section
+        if op == "not":
+            if args[0].op == "isnone":
+                return f"{sub(args[0].args[0], 5)} is not None", 4, section
+            if args[0].op == "compare" and args[0].attrs["cmp"] == "==" and self.find(args[0]) is None:
+                left, right = args[0].args
+                return f"{sub(left, 5)} != {sub(right, 5)}", 4, section
+            return f"not {sub(args[0], 3)}", 3, section
+        if op == "isnone":
+            return f"{sub(args[0], 5)} is None", 4, section
+        if op == "expand":
+            text = self._expand(node, sub)
+            return text, ATOM, section
+        if op in ("cast", "load", "dot"):
+            text = getattr(self, f"_{op}")(node, sub)
+            return text, ATOM, section
+        if op == "const":
+            text = number_text(node.value)
+            return text, 11 if text.startswith("-") else ATOM, section
+        if op in ("constexpr", "param"):
+            name = node.attrs["name"]
+            if name in self.kernel.args:
+                self.params.add(name)
+            elif not node.attrs.get("global"):
+                self.extra[name] = None
+            return name, ATOM, section
+        return self._function(node, sub, tl), ATOM, section
+
+    def _function(self, node: Node, sub, tl: str) -> str:
+        op, args, at = node.op, node.args, node.attrs
+        if op == "pid":
+            return f"{tl}.program_id({at['axis']})"
+        if op == "npid":
+            return f"{tl}.num_programs({at['axis']})"
+        if op in ("minimum", "maximum", "cdiv", "where", "arange", "clamp", "join"):
+            return f"{tl}.{op}({', '.join(sub(a) for a in args)})"
+        if op == "entry":
+            at_index = self._table(node) + ("" if is_zero(args[1]) else f" + {sub(args[1], 9)}")
+            return f"{tl}.load({at_index}).to({tl}.pointer_type({self.dtype(at['elem'])}))"
+        if op == "full":
+            return self.full(args[0].value, node.shape, node.dtype)
+        if op in ("broadcast", "reshape"):
+            name = "broadcast_to" if op == "broadcast" else op
+            return f"{tl}.{name}({sub(args[0])}, {self.shape(node.shape)})"
+        if op == "permute":
+            order = at["order"]
+            inner = f"{sub(args[0])}"
+            return f"{tl}.trans({inner})" if order == (1, 0) else f"{tl}.permute({inner}, {list(order)})"
+        if op in ("reduce", "argreduce"):
+            return f"{tl}.{op.removesuffix('reduce')}{at['fn']}({sub(args[0])}, axis={at['axis']})"
+        if op == "scan":
+            reverse = ", reverse=True" if at["reverse"] else ""
+            name = "cumsum" if at["fn"] == "sum" else "cumprod"
+            return f"{tl}.{name}({sub(args[0])}, axis={at['axis']}{reverse})"
+        if op == "gather":
+            return f"{tl}.gather({sub(args[0])}, {sub(args[1])}, {at['axis']})"
+        if op == "affine":
+            reverse = ", reverse=True" if at["reverse"] else ""
+            return (
+                f"{tl}.associative_scan(({sub(args[0])}, {sub(args[1])}), {at['axis']}, "
+                f"{at['text']}{reverse})[1]"
+            )
+        if op == "flip":
+            return f"{tl}.flip({sub(args[0])}, {at['axis']})"
+        if op == "split":
+            return f"{tl}.split({sub(args[0])})[{at['index']}]"
+        if op == "random":
+            rounds = "" if at["rounds"] is None else f", n_rounds={at['rounds']}"
+            return f"{tl}.{at['fn']}({sub(args[0])}, {sub(args[1])}{rounds})"
+        if op == "user":
+            return at["text"].format(*(sub(a) for a in args))
+        if op in ("call", "next_power_of_2"):
+            return f"{at.get('text') or f'{tl}.' + at['fn']}({', '.join(sub(a) for a in args)})"
+        raise AssertionError(f"no text for {op}")
+
+    def _table(self, entry: Node) -> str:
+        """The table that an entry is read from: the forward's, or one that the host makes for gradients."""
+        name, role = entry.attrs["name"], entry.attrs["role"]
+        if role == "forward":
+            self.params.add(name)
+            return name
+        (self.upstream if role == "upstream" else self.gradients)[name] = None
+        return gradient_name(name)
+
+    def _expand(self, node: Node, sub) -> str:
+        axes, inner = [], node
+        while inner.op == "expand" and self.find(inner) is None and (inner is node or not inner.hint):
+            axes.append(inner.attrs["axis"])
+            inner = inner.args[0]
+        if not inner.shape:
+            return sub(inner, 10)
+        index = [":"] * len(inner.shape)
+        for axis in reversed(axes):
+            index.insert(axis, "None")
+        return f"{sub(inner, ATOM)}[{', '.join(index)}]"
+
+    def _cast(self, node: Node, sub) -> str:
+        (arg,), to = node.args, node.attrs["to"]
+        if arg.op == "const":
+            return number_text(float(arg.value) if is_float(to) else int(arg.value))
+        if arg.op == "constexpr":
+            return f"{self.tl}.full([], {sub(arg)}, {self.dtype(to)})"
+        if not arg.shape and python_number(arg):
+            return f"{self.tl}.full([], {sub(arg)}, {self.dtype(to)})"
+        return f"{sub(arg, ATOM)}.to({self.dtype(to)})"
+
+    def _load(self, node: Node, sub) -> str:
+        base, offset, *rest = node.args
+        name = base.attrs["name"]
+        if base.op == "entry":
+            name = sub(base, 9)
+        elif node.attrs.get("upstream"):
+            self.upstream[name] = None
+            name = gradient_name(name)
+        elif node.attrs.get("buffer"):
+            self.extra[name] = None
+        else:
+            self.params.add(name)
+        pointer = name if is_zero(offset) else f"{name} + {sub(offset, 9)}"
+        parts = [pointer]
+        if rest:
+            parts.append(f"mask={sub(rest[0])}")
+        if len(rest) == 2:
+            other = (
+                number_text(float(rest[1].value)) if rest[1].op == "const" and node.is_float else sub(rest[1])
+            )
+            parts.append(f"other={other}")
+        return f"{self.tl}.load({', '.join(parts)})"
+
+    def _dot(self, node: Node, sub, acc: str | None = None) -> str:
+        parts = [sub(node.args[0]), sub(node.args[1])]
+        if acc is not None:
+            parts.append(acc)
+        if node.attrs["precision"] is not None:
+            parts.append(f'input_precision="{node.attrs["precision"]}"')
+        if node.dtype not in ("float32", "float64"):
+            parts.append(f"out_dtype={self.dtype(node.dtype)}")
+        return f"{self.tl}.dot({', '.join(parts)})"
+
+    def dtype(self, dtype: str) -> str:
+        text = dtype_text(dtype, self.tl)
+        if dtype.startswith("$"):
+            self.params.add(text.split(".")[0])
+        return text
+
+    def shape(self, shape: tuple) -> str:
+        return "[" + ", ".join(self.expr(dim)[0] for dim in shape) + "]"
+
+    def full(self, value: float, shape: tuple, dtype: str) -> str:
+        if value == 0 and shape:
+            return f"{self.tl}.zeros({self.shape(shape)}, {self.dtype(dtype)})"
+        return f"{self.tl}.full({self.shape(shape)}, {number_text(value)}, {self.dtype(dtype)})"

@@ -1,0 +1,545 @@
+"""The text of the backward section around the kernels: helpers, one Function per launch, and
+`<stub>_autograd`.
+
+A launch becomes one `torch.autograd.Function`: its forward makes the user's launch, its backward the
+generated ones. `<stub>_autograd` is the stub itself with every launch replaced by `.apply`, so that torch
+differentiates the torch operations between launches and nothing is assumed about shapes, views or the number
+of launches.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..ir.nodes import Node
+from ..ir.refusal import Refusal
+from ..ir.spelling import INFIX, call_name, choice, gradient_name
+from ..read.trace import Site
+from .emit import Emitted
+from .line_breaks import WIDTH, break_line, wrap
+
+LAID_OUT = '''
+def laid_out(t, strides, copy=False):
+    """`t` with the given strides: a kernel addresses an upstream gradient like the output it belongs to."""
+    if t.stride() == strides and not copy:
+        return t
+    return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t)
+'''
+
+GRADIENT_OF = '''
+def gradient_of(t, accumulate=False, copies=None, written=None):
+    """Zeros laid out like `t`: float32 where parts are added up, with a leading axis of `copies` for \
+partial sums.
+
+    Kernels that write each of `written` elements once leave nothing of a tensor of that size for the zeros.
+    """
+    if t is None:
+        return None
+    if any(step == 0 and size > 1 for step, size in zip(t.stride(), t.shape)):
+        raise ValueError("an expanded tensor shares memory between its elements: pass .contiguous()")
+    dtype = torch.float32 if accumulate and t.element_size() < 4 else t.dtype
+    shape, strides = t.shape, t.stride()
+    if copies is not None:
+        span = 1 + sum((size - 1) * step for size, step in zip(shape, strides))
+        shape, strides = (copies, *shape), (span, *strides)
+    d = torch.empty_strided(shape, strides, dtype=dtype, device=t.device)
+    return d if written == t.numel() else d.zero_()
+'''
+
+LINEAR = '''
+@triton.jit
+def linear_step(a1, b1, a2, b2):
+    """Two steps of h = a h + b in one: the combine function of the scans below."""
+    return a1 * a2, b1 * a2 + b2
+'''
+
+SUMMED = '''
+@triton.jit
+def sum_partials(parts_ptr, total_ptr, count, span, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Add `count` rows of `span` elements."""
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([ROWS, BLOCK], parts_ptr.dtype.element_ty)
+    for first in range(0, count, ROWS):
+        rows = first + tl.arange(0, ROWS)
+        offs = rows[:, None].to(tl.int64) * span + cols[None, :]
+        total += tl.load(parts_ptr + offs, mask=(rows[:, None] < count) & (cols[None, :] < span), other=0.0)
+    tl.store(total_ptr + cols, tl.sum(total, axis=0), mask=cols < span)
+
+
+def summed(parts, t):
+    """The sum of private rows (rows, *t.shape), laid out like `t` and in its type."""
+    if t is None:
+        return None
+    total = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+    span = parts.stride(0)
+    sum_partials[(triton.cdiv(span, 64),)](parts, total, parts.shape[0], span, ROWS=32, BLOCK=64)
+    return total
+'''
+
+FINISHED = '''
+def finished(d, t):
+    """The accumulated gradient in the type of `t`."""
+    return None if t is None else d.to(t.dtype)
+'''
+
+DISJOINT = '''
+def disjoint(*dims):
+    """Check that (stride, extent) pairs reach no element twice: kernels store where programs may not meet."""
+    reach = 0
+    for stride, extent in sorted(((abs(s), e) for s, e in dims if e is None or e > 1), key=lambda d: d[0]):
+        if stride <= reach:
+            raise ValueError(f"the layout {dims} of a gradient overlaps itself: pass .contiguous()")
+        reach = float("inf") if extent is None else reach + (extent - 1) * stride
+'''
+
+TABLES = '''
+def address_of(t, pointed):
+    """An address for a table of pointers; `pointed` remembers which tensor it is of."""
+    known = pointed.setdefault(t.data_ptr(), t)
+    if known is not t and (known.shape != t.shape or known.stride() != t.stride()):
+        raise ValueError("two tensors at one address in a table of pointers: pass .clone() of one")
+    return t.data_ptr()
+
+
+def behind(pointed, *tables):
+    """The tensors that tables of pointers point to, table after table."""
+    addresses = [int(address) for table in tables for address in table.flatten().cpu()]
+    if any(address not in pointed for address in addresses):
+        raise ValueError("a table of pointers holds an address that is not a tensor's data_ptr()")
+    return [pointed[address] for address in addresses]
+
+
+def divided(tensors, *tables):
+    """What is behind each table."""
+    tensors = iter(tensors)
+    return [[next(tensors) for _ in range(table.numel())] for table in tables]
+
+
+def table_of(tensors, like):
+    """The addresses of tensors, as a table like another one."""
+    return torch.tensor([t.data_ptr() for t in tensors], dtype=like.dtype, device=like.device)
+'''
+
+PASSED = '''
+def passed(values, *names):
+    """What a launch unpacks with `**`: its Function takes these names, in this order."""
+    if set(values) != set(names):
+        raise TypeError(f"the backward is made for a launch that unpacks {names}, not {tuple(values)}")
+    return [values[name] for name in names]
+'''
+
+
+@dataclass
+class Step:
+    """One launch of a generated kernel: its grid, and the host expressions of its extra parameters."""
+
+    emitted: Emitted
+    grid: str
+    extra: dict[str, str] = field(default_factory=dict)
+    setup: list[str] = field(default_factory=list)
+    finish: list[str] = field(default_factory=list)
+
+
+class FunctionText:
+    """Writes the Function of one launch."""
+
+    def __init__(self, site: Site, inplace: set[str], accumulated: set[str]) -> None:
+        self.site, self.inplace, self.accumulated = site, inplace, accumulated
+        self.saved: dict[str, None] = {}
+        self.kept: dict[str, None] = {}
+        self.written: dict[str, str] = {}  # how many elements of a gradient the kernels write
+        self.behind: dict[str, None] = {}  # tables whose tensors are saved
+        self.split: set[str] = set()  # gradients that a step allocates itself, as partial sums
+
+    def value(self, param: str) -> str:
+        """The backward's expression for a parameter of the forward kernel; it is saved by the forward."""
+        site, arg = self.site, self.site.args[param]
+        if arg.kind == "pointer" and param in site.given_names:
+            self.saved[param] = None
+            if param in site.tables:
+                self.behind[param] = None  # their memory has to stay
+            return param
+        if param in site.given_names:
+            self.kept[param] = None
+            return param
+        if param in site.launch.heuristics:
+            self.kept[param] = None
+            return param
+        if site.launch.config and param in site.launch.config:
+            return f'{config_name(site)}["{param}"]'
+        return repr(arg.value)
+
+    def step(self, step: Step) -> list[str]:
+        """The lines that make one launch."""
+        emitted = step.emitted
+        args = self.site.args
+        constexprs = [n for n in emitted.params if args[n].kind == "constexpr"]
+        values = [self.value(n) for n in emitted.params if n not in constexprs]
+        up = [gradient_name(n) for n in emitted.upstream]
+        values += up + [d for n in emitted.gradients if (d := gradient_name(n)) not in up]
+        values += [step.extra[n] for n in emitted.extra]
+        values += [f"{n}={self.value(n)}" for n in constexprs]
+        if self.site.warps:
+            values.append(f"num_warps={self.site.launch.num_warps}")
+        elif "num_warps" in self.site.given_names:
+            self.kept["num_warps"] = None
+            values.append("num_warps=num_warps")
+        if self.site.stages is not None:
+            values.append(f"num_stages={self.site.stages}")
+        setup, grid = step.setup, step.grid
+        if len(grid) > 50:
+            alone = grid.endswith(",)")
+            setup = [*setup, f"tiles = {grid[1:-2] if alone else grid}"]
+            grid = "(tiles,)" if alone else "tiles"
+        lines = [*setup, f"{emitted.name}[{grid}]({', '.join(values)})", *step.finish]
+        return [part for line in lines for part in break_line(line, WIDTH - 8)]
+
+    def check(self, layout: list[tuple[Node, Node | None]]) -> str:
+        pairs = [f"({self.expr(s)}, {'None' if e is None else self.expr(e)})" for s, e in layout]
+        return f"disjoint({', '.join(pairs)})"
+
+    def expr(self, node: Node, prec: int = 0) -> str:
+        """A uniform value on the host."""
+        if node.op == "const":
+            return repr(node.value)
+        if node.op in ("param", "constexpr"):
+            name = node.attrs["name"]
+            return self.value(name) if name in self.site.args else name
+        if node.op == "npid":
+            return f"grid[{node.attrs['axis']}]"
+        if node.op == "cast":
+            whole = node.args[0].is_float and not node.is_float
+            return f"int({self.expr(node.args[0])})" if whole else self.expr(node.args[0], prec)
+        if node.op in ("neg", "invert"):
+            return f"{'-' if node.op == 'neg' else '~'}{self.expr(node.args[0], 11)}"
+        if node.op in ("select", "where", "ifout"):
+            cond, a, b = choice(node)
+            if a is None or b is None:  # made, and used, in one branch only
+                return self.expr(a or b, prec)  # type: ignore[arg-type]
+            text = f"{self.expr(a, 1)} if {self.expr(cond, 1)} else {self.expr(b)}"
+            return f"({text})" if prec else text
+        if node.op == "compare":
+            left, right = (self.expr(arg, 5) for arg in node.args)
+            return (
+                f"{left} {node.attrs['cmp']} {right}" if prec < 5 else f"({left} {node.attrs['cmp']} {right})"
+            )
+        if node.op in ("not", "isnone"):
+            inner = self.expr(node.args[0], 5)
+            text = f"not {inner}" if node.op == "not" else f"{inner} is None"
+            return f"({text})" if prec > 3 else text
+        if name := call_name(node):
+            return f"{name}({', '.join(self.expr(a) for a in node.args)})"
+        assert node.op in INFIX, f"`{node.op}` cannot be computed on the host"
+        symbol, own = INFIX[node.op]
+        text = f"{self.expr(node.args[0], own)} {symbol} {self.expr(node.args[1], own + 1)}"
+        return f"({text})" if own < prec else text
+
+    def text(self, steps: list[Step], gradients: list[str], checks: list[str]) -> str:
+        site = self.site
+        body: list[str] = []
+        for name in gradients:
+            if name in site.tables:
+                body += self.gradient_table(name)
+            elif name not in self.inplace and name not in self.split:
+                self.saved[name] = None
+                flag = ", accumulate=True" if name in self.accumulated else ""
+                if name in self.written:
+                    flag += f", written={self.written[name]}"
+                body += break_line(f"{gradient_name(name)} = gradient_of({name}{flag})", WIDTH - 8)
+        for check in checks:
+            body += break_line(check, WIDTH - 8)
+        for step in steps:
+            body += self.step(step)
+        grads = [self.result(name, gradients) for name in site.given_names]
+        body += _return(["None", *grads, *(self.results_behind(name, gradients) for name in site.tables)])
+        return "\n".join(["", *self.head(), *self.forward(), "", *self.backward(body)]) + "\n"
+
+    def gradient_table(self, name: str) -> list[str]:
+        """The gradients of what is behind a table, and their table."""
+        self.behind[name] = None
+        d, tensors = gradient_name(name), tensors_of(name)
+        made = f"[gradient_of(t, accumulate=True) for t in {tensors}]"
+        lines = [f"{gradient_name(tensors)} = {made}", f"{d} = table_of({gradient_name(tensors)}, {name})"]
+        return [part for line in lines for part in break_line(line, WIDTH - 8)]
+
+    def results_behind(self, name: str, gradients: list[str]) -> str:
+        if name in gradients:
+            zipped = f"zip({gradient_name(tensors_of(name))}, {tensors_of(name)})"
+            return f"*(finished(d, t) for d, t in {zipped})"
+        self.saved[name] = None
+        return f"*[None] * {name}.numel()"
+
+    def result(self, name: str, gradients: list[str]) -> str:
+        site = self.site
+        arg = site.args.get(name)
+        if arg is None or arg.kind != "pointer" or name in site.tables:
+            return "None"
+        d = gradient_name(name)
+        if name in gradients:
+            return f"finished({d}, {name})" if name in self.accumulated else d
+        if name in site.outputs and name in site.added:
+            return d  # the launch adds to the buffer: what was there keeps its gradient
+        if site.first is not None and name == site.first[0]:
+            return f"torch.zeros_like({d})"  # for None, torch drops the gradient of all that is beside a view
+        return "None"
+
+    def head(self) -> list[str]:
+        site = self.site
+        return [
+            f"class {site.class_name}(torch.autograd.Function):",
+            f'    """A launch of {site.kernel_name} that autograd can go back through."""',
+            "",
+        ]
+
+    def forward(self) -> list[str]:
+        site = self.site
+        call = [*site.positional, *(f"{n}={n}" for n in site.given_names if n not in site.positional)]
+        params = ["ctx", "grid", *site.given_names, *["*pointed"] * bool(site.tables)]
+        lines = ["    @staticmethod", *_signature("forward", params)]
+        for name in sorted(self.inplace & set(self.saved)):
+            lines.append(f"        before_{name} = {name}.clone()")
+        lines += _broken(f"{site.kernel_name}[grid]({', '.join(call)})")
+        outputs = [f"*{tensors_of(n)}" if n in site.tables else n for n in site.outputs]
+        if site.tables:
+            lines += _broken(_divided(list(site.tables), "pointed"))
+        lines += _broken(f"ctx.mark_dirty({', '.join(outputs)})")
+        for name in site.launch.heuristics:
+            if name in self.kept:
+                lines.append(f"        {name} = {heuristic_text(site, name)}")
+        if self.grid_is_callable():
+            lines += self.resolve_grid()
+        for name, count in site.replaced.items():
+            lines.append(f"        if {self.expr(count, 5)} != {name}.numel():")
+            lines += _broken(
+                f'raise ValueError("{name} holds values, and has to be overwritten as a whole")', 12
+            )
+        saved = [f"before_{n}" if n in self.inplace else n for n in self.saved]
+        saved += [f"*{tensors_of(n)}" for n in self.behind]
+        if saved:
+            lines += _broken(f"ctx.save_for_backward({', '.join(saved)})")
+        kept = ["grid", *self.kept]
+        lines += _broken(f"ctx.launch = {_tuple(kept)}")
+        lines += _broken(f"ctx.strides = {_tuple(list(map(self.strides, site.outputs)))}")
+        returned = ", ".join(outputs)
+        lines.append(f"        return ({returned},)" if "*" in returned else f"        return {returned}")
+        return lines
+
+    def strides(self, output: str) -> str:
+        if output in self.site.tables:
+            return f"[t.stride() for t in {tensors_of(output)}]"
+        return f"{output}.stride()"
+
+    def grid_is_callable(self) -> bool:
+        return not isinstance(self.site.call.func.slice, ast.Tuple)  # type: ignore[attr-defined]
+
+    def resolve_grid(self) -> list[str]:
+        """The grid as numbers: a callable one sees the arguments as Triton would show them."""
+        return ["        if callable(grid):", *_broken(f"grid = grid({_arguments(self.site)})", 12)]
+
+    def backward(self, body: list[str]) -> list[str]:
+        site = self.site
+        many = [n for n in site.outputs if n in site.tables]
+        ups = [gradient_name(n) for n in site.outputs if n not in many]
+        lines = ["    @staticmethod", *_signature("backward", ["ctx", *ups, *["*upstream"] * bool(many)])]
+        if self.saved:
+            pointed = ["*pointed"] if self.behind else []
+            lines += _unpacked([*self.saved, *pointed], "ctx.saved_tensors")
+        if self.behind:
+            lines += _broken(_divided(list(self.behind), "pointed"))
+        kept = ["grid", *self.kept]
+        lines += _unpacked(kept, "ctx.launch")
+        if many:
+            lines += _broken(_divided(many, "upstream", gradient_name))
+        for i, name in enumerate(site.outputs):
+            up = gradient_name(name)
+            if name in many:
+                each = gradient_name(tensors_of(name))
+                zipped = f"zip({each}, ctx.strides[{i}])"
+                lines += _broken(f"{each} = [laid_out(d, s) for d, s in {zipped}]")
+                lines += _broken(f"{up} = table_of({each}, {name})")
+                continue
+            copy = ", copy=True" if name in self.inplace else ""
+            lines.append(f"        {up} = laid_out({up}, ctx.strides[{i}]{copy})")
+        return lines + [("        " + line) if line else "" for line in body]
+
+
+def tensors_of(table: str) -> str:
+    """The name of the tensors behind a table of pointers."""
+    return f"{table}_tensors"
+
+
+def _divided(tables: list[str], source: str, spelled: Callable[[str], str] = str) -> str:
+    names = [spelled(tensors_of(name)) for name in tables]
+    left = f"({names[0]},)" if len(names) == 1 else ", ".join(names)
+    return f"{left} = divided({source}, {', '.join(tables)})"
+
+
+def config_text(config: dict) -> str:
+    """A dictionary as a formatter would write it."""
+    return (
+        "{"
+        + ", ".join(
+            f"{json.dumps(k)}: {json.dumps(v) if isinstance(v, str) else v!r}" for k, v in config.items()
+        )
+        + "}"
+    )
+
+
+def config_name(site: Site) -> str:
+    return f"{site.kernel_name}_config".upper()
+
+
+def _arguments(site: Site) -> str:
+    """The arguments of a launch by name, from within its Function."""
+    items = [f"{n}={n}" for n in site.given_names if n in site.params]
+    if site.autotuned:
+        items.append(f"**{config_name(site)}")
+    return f"dict({', '.join(items)})"
+
+
+def heuristic_text(site: Site, name: str) -> str:
+    """What a heuristic computes, from the arguments that the Function has under their own names."""
+    known = set(site.given_names)
+    rule = site.heuristics.get(name)
+    if isinstance(rule, ast.Name):
+        return f"{rule.id}({_arguments(site)})"
+    if not isinstance(rule, ast.Lambda) or len(rule.args.args) != 1:
+        raise Refusal(
+            "heuristics",
+            f"the heuristic for `{name}` is neither a function of the file nor a lambda over args",
+            "Write it as a lambda.",
+        ).at(rule)
+    given = rule.args.args[0].arg
+
+    class Inline(ast.NodeTransformer):
+        def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+            index = node.slice
+            by_name = isinstance(index, ast.Constant) and isinstance(index.value, str)
+            if isinstance(node.value, ast.Name) and node.value.id == given and by_name:
+                assert isinstance(index, ast.Constant) and isinstance(index.value, str)
+                if index.value in known:
+                    return ast.Name(index.value, ast.Load())
+                if site.launch.config and index.value in site.launch.config:
+                    return ast.parse(f'{config_name(site)}["{index.value}"]', mode="eval").body
+                raise Refusal(
+                    "heuristics",
+                    f"`{name}` reads `{index.value}`, which the launch does not pass",
+                    line=node.lineno,
+                )
+            return self.generic_visit(node)
+
+    return ast.unparse(Inline().visit(copy.deepcopy(rule.body)))
+
+
+def stub_text(
+    source: str, stub: ast.FunctionDef, name: str, sites: list[Site], renamed: dict[str, str]
+) -> str:
+    """A copy of a host function under a new name, its launches made through their Functions."""
+    lines = source.splitlines()
+    edits: list[tuple[ast.AST, str]] = []
+    for site in sites:
+        if site.host is not stub:
+            continue
+        grid = ast.get_source_segment(source, site.call.func.slice) or ""  # type: ignore[attr-defined]
+        if isinstance(site.call.func.slice, ast.Tuple) and not grid.startswith("("):  # type: ignore[attr-defined]
+            grid = f"({grid})"
+        passed = [*site.call.args, *(k.value for k in site.call.keywords if k.arg is not None)]
+        if site.first is not None:
+            passed = [site.first[1], *(e for e in passed if e is not site.first[1])]
+        args = [_segment(source, e) for e in passed]
+        unpacked = [_segment(source, k.value) for k in site.call.keywords if k.arg is None]
+        if unpacked:
+            whole = unpacked[0] if len(unpacked) == 1 else f"{{{', '.join('**' + u for u in unpacked)}}}"
+            names = "".join(f', "{name}"' for name in site.unpacked)
+            args.append(f"*passed({whole}{names})")
+        if site.tables:
+            args.append(f"*behind(pointed, {', '.join(_segment(source, e) for e in site.tables.values())})")
+        indent = site.call.col_offset
+        one = f"{site.class_name}.apply({', '.join([grid, *args])})"
+        if len(one) + indent > WIDTH:
+            pad = " " * (indent + 4)
+            wrapped = [pad + line + "," for line in wrap([grid, *args], WIDTH - indent - 6)]
+            one = "\n".join([f"{site.class_name}.apply(", *wrapped, " " * indent + ")  # fmt: skip"])
+        edits.append((site.call, one))
+    for node in ast.walk(stub):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in renamed:
+            edits.append((node.func, renamed[node.func.id]))
+    taken = {line for site in sites if site.host is stub for line in site.taken}
+    edits += [(call, f"address_of({_segment(source, t)}, pointed)") for call, t in _taking(stub, taken)]
+    start = stub.lineno - 1
+    body = lines[start : stub.end_lineno]
+    for node, new in sorted(edits, key=lambda e: (e[0].lineno, e[0].col_offset), reverse=True):  # type: ignore[attr-defined]
+        first, last = node.lineno - 1 - start, node.end_lineno - 1 - start  # type: ignore[attr-defined]
+        head = body[first].encode()[: node.col_offset].decode()  # type: ignore[attr-defined]
+        tail = body[last].encode()[node.end_col_offset :].decode()  # type: ignore[attr-defined]
+        if "\n" in new and "fmt: skip" in tail:
+            tail = ""
+        body[first : last + 1] = (head + new + tail).split("\n")
+    body[0] = body[0].replace(f"def {stub.name}(", f"def {name}(", 1)
+    if taken:
+        documented = ast.get_docstring(stub, clean=False) is not None and len(stub.body) > 1
+        first = stub.body[int(documented)]
+        body.insert(first.lineno - 1 - start, " " * first.col_offset + "pointed = {}")
+    return "\n".join(["", *body]) + "\n"
+
+
+def _taking(function: ast.FunctionDef, lines: set[int]) -> list[tuple[ast.Call, ast.expr]]:
+    """The calls of data_ptr() on some lines, and what they are made on."""
+    return [
+        (node, node.func.value)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "data_ptr"
+        and any(node.lineno <= line <= (node.end_lineno or line) for line in lines)
+    ]
+
+
+def _segment(source: str, node: ast.expr) -> str:
+    return " ".join((ast.get_source_segment(source, node) or "").split())
+
+
+def _tuple(names: list[str]) -> str:
+    return f"({', '.join(names)}{',' * (len(names) == 1)})"
+
+
+def _return(values: list[str]) -> list[str]:
+    """One gradient per argument of the forward; a long tail of None is folded."""
+    first = next((i for i, v in enumerate(values) if v != "None"), 0)
+    if first > 3:
+        values = [f"*[None] * {first}", *values[first:]]
+    last = max((i for i, v in enumerate(values) if v != "None"), default=0)
+    tail = len(values) - 1 - last
+    if tail > 3:
+        return break_line(f"return ({', '.join(values[: last + 1])}, *[None] * {tail})", WIDTH - 8)
+    text = ", ".join(values)
+    return break_line(f"return ({text})" if "*" in text else f"return {text}", WIDTH - 8)
+
+
+def _unpacked(names: list[str], source: str) -> list[str]:
+    if len(names) == 1:
+        return [f"        ({names[0]},) = {source}"]
+    line = f"        {', '.join(names)} = {source}"
+    if len(line) <= WIDTH:
+        return [line]
+    wrapped = ["            " + part + "," for part in wrap(names, WIDTH - 13)]
+    return ["        (", *wrapped, f"        ) = {source}  # fmt: skip"]
+
+
+def _signature(name: str, params: list[str]) -> list[str]:
+    head = f"    def {name}({', '.join(params)}):"
+    if len(head) <= WIDTH:
+        return [head]
+    return [
+        f"    def {name}(",
+        *("        " + line + "," for line in wrap(params, WIDTH - 10)),
+        "    ):  # fmt: skip",
+    ]
+
+
+def _broken(text: str, indent: int = 8) -> list[str]:
+    return [" " * indent + line for line in break_line(text, WIDTH - indent)]

@@ -1,0 +1,676 @@
+"""Operation candidate: runs a pair's `<stub>_autograd` and its backward, and writes what came out.
+
+Nothing here judges: this process has run the candidate's code. It draws inputs and upstream gradients from
+the seeds it was given, writes outputs and gradients as raw tensors, and reports what it saw (launches, torch
+operations, modified tensors, shared memory), for the daemon to decide on. Memory that the candidate allocates
+arrives poisoned, so that an element which no kernel wrote shows as NaN.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .. import devices, draw, tensors
+from ..errors import Unusable, wrap
+from ..forward import Forward, Launch, launch_intercept, load
+from ..guards import Guards
+from ..launches import benchmarking
+from ..layout import overlap
+from . import budget
+from .traffic import Counter
+
+_INT_POISON = -0x21524111  # looks like no index and no count; wraps in narrower integers
+_ALLOCATIONS = frozenset(
+    {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+)
+_ACCUMULATION = frozenset({"aten::add", "aten::add_"})
+# What autograd's formula for an operation of the stub computes with. The stub's kernels are the candidate's
+# work, these are not.
+_FORMULAS = {
+    "aten::add": "aten::mul aten::sum",
+    "aten::sub": "aten::mul aten::neg aten::sum",
+    "aten::rsub": "aten::mul aten::neg aten::sum",
+    "aten::neg": "aten::neg",
+    "aten::mul": "aten::mul aten::sum",
+    "aten::div": "aten::div aten::mul aten::neg aten::sum",
+    "aten::mean": "aten::div",
+    "aten::exp": "aten::mul",
+    "aten::log": "aten::div",
+    "aten::logsumexp": "aten::exp aten::mul aten::sub",
+    "aten::cumsum": "aten::cumsum",
+    "aten::slice": "aten::slice_backward",
+    "aten::select": "aten::select_backward",
+    "aten::_to_copy": "aten::_to_copy",
+}
+_NOT_THE_CANDIDATES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_FILLED = frozenset(
+    {"zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full", "ones", "ones_like"}
+)
+
+
+def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
+    """The result of docs/protocol.md's op candidate. Errors of one case do not end the others."""
+    device = request.get("device") or "cpu"
+    mode = "cuda" if device.startswith("cuda") else "interpret"
+    target = request.get("target") or "sm_90"
+    fwd = load(request["file"], mode, target, device, processors=devices.FEW_PROCESSORS)
+    entry = entry_of(fwd, request.get("entry"))
+    cases = []
+    known: dict[str, StubCall] = {}
+    for case in request["cases"]:
+        started = time.monotonic()
+        try:
+            result = _run_case(fwd, entry, case, request, scratch, known)
+        except (Exception, SystemExit) as exc:  # noqa: BLE001 (one case fails, the others go on)
+            result = {"ok": False, "file": None, "error": _error(exc, fwd).to_dict()}
+        budget.release(device)
+        cases.append(
+            {"id": case["id"], "ok": True, **result, "seconds": round(time.monotonic() - started, 6)}
+        )
+    return {"entry": entry.__name__, "cases": cases}
+
+
+def _error(exc: BaseException, fwd: Forward) -> Unusable:
+    """What ended a case, with the line; of memory that ran out, whose it was."""
+    full = budget.out_of_memory(exc)
+    error = wrap("candidate_raised", "", exc, [fwd.path])
+    if full is not None:
+        error.message = f"{full}: {error.message}"
+        error.remedy = "allocate less: a backward has to fit beside its inputs, outputs and gradients"
+        error.out_of_memory = True
+    return error
+
+
+def _run_case(
+    fwd: Forward,
+    entry: Callable[..., Any],
+    case: dict[str, Any],
+    request: dict[str, Any],
+    scratch: Path,
+    known: dict[str, StubCall],
+) -> dict[str, Any]:
+    """One case. The interpreter is slow: what the plain stub returns is taken from an earlier case of the
+    same dimensions and kind of inputs, and found out anew when the entry does not fit it (shapes and integers
+    may depend on the data)."""
+    key = json.dumps([case["dims"], case.get("inputs")], sort_keys=True)
+    plain = bool(request.get("plain"))
+    if fwd.mode != "interpret":
+        return Case(fwd, entry, case, request.get("dtype"), plain).run(scratch)
+    if key in known:
+        try:
+            return Case(fwd, entry, case, request.get("dtype"), plain, known[key]).run(scratch)
+        except Unusable as error:
+            if error.kind != "candidate_shape":
+                raise
+    made = Case(fwd, entry, case, request.get("dtype"), plain)
+    try:
+        return made.run(scratch)
+    finally:
+        if made.stub is not None:
+            known[key] = made.stub
+
+
+def entry_of(fwd: Forward, name: str | None) -> Callable[..., Any]:
+    """The pair's entry function. Raises Unusable where there is none, or it has not the stub's parameters."""
+    name = name or fwd.entry_name
+    if name == fwd.stub_name:
+        return fwd.stub  # a module that people wrote themselves: what is called is stub and entry in one
+    entry = getattr(fwd.module, name, None)
+    if not callable(entry):
+        raise Unusable(
+            "candidate_raised",
+            f"the pair defines no function {name}",
+            fwd.path,
+            remedy=f"define {name} with the signature of {fwd.stub_name}",
+        )
+    names = list(inspect.signature(entry).parameters)
+    if names != [p.name for p in fwd.params]:
+        raise Unusable(
+            "candidate_raised",
+            f"{name}({', '.join(names)}) does not have the parameters of {fwd.stub_name}"
+            f"({', '.join(p.name for p in fwd.params)})",
+            fwd.path,
+            entry.__code__.co_firstlineno if hasattr(entry, "__code__") else None,
+        )
+    return entry
+
+
+class Poison(TorchDispatchMode):
+    """Fills fresh uninitialised memory, and counts torch operations on floating tensors in the phase
+    `counting`.
+
+    Operations on indices are not counted, nor what runs inside a launch or an autotuner's benchmark.
+    """
+
+    def __init__(self, guards: Guards | None = None, plain: bool = False) -> None:
+        super().__init__()
+        self.plain = plain
+        self.guards = guards
+        self.counting: str | None = None
+        self.counts: dict[str, dict[str, int]] = {"stub": {}, "forward": {}, "backward": {}}
+        self.stub_operations: dict[str, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name
+        if (
+            self.counting
+            and not benchmarking()
+            and _computes(name, args, result)
+            and not (name in self.engine_may() and _by_engine())
+        ):
+            counts = self.counts[self.counting]
+            counts[name] = counts.get(name, 0) + 1
+        operation = name.removeprefix("aten::")
+        if self.guards is not None and operation in _ALLOCATIONS | _FILLED and not benchmarking():
+            result = self.guards.allocate(result)
+        if operation in _ALLOCATIONS and not self.plain:
+            poison(result)
+        return result
+
+    def engine_may(self) -> frozenset[str]:
+        """Operations that are no candidate's where autograd's engine does them: sums, and the stub's own
+        differentiated.
+
+        The entry's forward may do no torch operation more often than the stub, so what the engine
+        differentiates is the stub's.
+        """
+        formulas = " ".join(_FORMULAS.get(name.removesuffix("_"), "") for name in self.stub_operations)
+        return _ACCUMULATION | frozenset(formulas.split())
+
+
+def _computes(name: str, args: tuple[Any, ...], result: Any) -> bool:
+    """Whether an operation makes floating values, or hands one to host code."""
+    values = args if name == "aten::_local_scalar_dense" else draw.flatten(result)
+    return any(isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) for v in values)
+
+
+def _by_engine() -> bool:
+    """Whether autograd's engine does this itself, as it adds up the gradients of a tensor that was used more
+    than once.
+
+    Then nothing but torch, and what this package hooks into it, stands between here and the call of the
+    backward: a Function's backward has a frame.
+    """
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code is not Case.backward.__code__:
+        if not frame.f_code.co_filename.startswith(_NOT_THE_CANDIDATES):
+            return False
+        frame = frame.f_back
+    return True
+
+
+def poison(tensor: torch.Tensor) -> None:
+    """NaN for floating and complex tensors, True for bool, a strange number for integers."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.fill_(float("nan"))
+    elif tensor.dtype == torch.bool:
+        tensor.fill_(True)
+    else:
+        bits = 8 * tensor.element_size()
+        wrapped = _INT_POISON & ((1 << bits) - 1)
+        signed = wrapped - (1 << bits) if tensor.dtype.is_signed and wrapped >> (bits - 1) else wrapped
+        tensor.fill_(signed)
+
+
+@dataclass
+class Launches:
+    """Counts launches by phase; in `noop` they are not executed. What runs inside one is not torch's work."""
+
+    poison: Poison
+    phase: str = "forward"
+    counts: dict[str, int] = field(
+        default_factory=lambda: {"forward": 0, "backward": 0, "again": 0, "noop": 0}
+    )
+
+    def __call__(self, launch: Launch) -> Any:
+        self.counts[self.phase] += 1
+        if self.phase == "noop":
+            return None
+        counting, self.poison.counting = self.poison.counting, None
+        try:
+            return launch.run()
+        finally:
+            self.poison.counting = counting
+
+
+class Watch:
+    """Copies of tensors by name, to tell later which were modified, byte for byte."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        self._seen[name] = (tensor.detach(), tensor.detach().clone())
+
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        return [(name, tensor) for name, (tensor, _) in self._seen.items()]
+
+    def from_here(self, modified: list[str]) -> Watch:
+        """The same tensors, watched as they are now. A copy is made anew of those that were `modified`; the
+        others' still holds."""
+        later = Watch()
+        later._seen = dict(self._seen)
+        for name in modified:
+            later.add(name, self._seen[name][0])
+        return later
+
+    def modified(self) -> list[str]:
+        return [name for name, (now, before) in self._seen.items() if not same_bytes(now, before)]
+
+
+def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equality of bit patterns: NaN equals the same NaN."""
+    a, b = (tensors.raw_bytes(t) for t in (a, b))
+    return torch.equal(a, b)
+
+
+def nesting(value: Any) -> str:
+    """Tuples, lists and dicts of a return value, with a dot for each leaf: `(.(..))`."""
+    if isinstance(value, (tuple, list)):
+        return "(" + "".join(nesting(item) for item in value) + ")"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{nesting(item)}" for key, item in value.items()) + "}"
+    return "."
+
+
+def _meaning(output: draw.Output) -> str:
+    """What an output is to its user, apart from a tensor's values: "tensor", "input", or the value itself."""
+    if isinstance(output.value, torch.Tensor) or output.kind not in ("none", "int"):
+        return output.kind
+    return repr(output.value)
+
+
+@dataclass(frozen=True)
+class StubCall:
+    """What the plain stub does: outputs as classified, inputs that it modifies, nesting of its return value,
+    torch operations. Of tensors there is shape, dtype and device, and no memory."""
+
+    outputs: list[draw.Output]
+    modified: set[str]
+    nesting: str
+    operations: dict[str, int]
+
+
+class Case:
+    """One shape, seed and upstream."""
+
+    def __init__(
+        self,
+        fwd: Forward,
+        entry: Callable[..., Any],
+        case: dict[str, Any],
+        dtype: str | None,
+        plain: bool = False,
+        stub: StubCall | None = None,
+    ) -> None:
+        """`plain` leaves fresh memory as it is, for a tool that watches it. `stub`: what is known of the
+        plain stub here."""
+        self.stub = stub
+        self.fwd = fwd
+        self.entry = entry
+        self.id = int(case["id"])
+        self.dims: dict[str, Any] = case["dims"]
+        self.seed: int = case["seed"]
+        self.upstream: dict[str, Any] = case["upstream"]
+        self.inputs: str | None = case.get("inputs")
+        self.needs: list[str] | None = case.get("needs")
+        self.asked = {name: case[name] for name in QUESTIONS if case.get(name)}
+        self.facts = bool(case.get("facts"))
+        self.dtype = dtype
+        self.guards = Guards()
+        self.poison = Poison(None if plain else self.guards, plain)
+        self.launches = Launches(self.poison)
+        self.saved: list[torch.Tensor] = []
+
+    def run(self, scratch: Path) -> dict[str, Any]:
+        self.stub = self.stub or self.call_stub()
+        self.poison.stub_operations = self.stub.operations
+        expected, allowed = self.stub.outputs, self.stub.modified
+        arguments, leaves = self.arguments()
+        inputs = Watch()
+        for name, tensor in _named_inputs(arguments.arguments):
+            inputs.add(name, tensor)
+        with self.fwd.active(), launch_intercept(self.launches), self.poison:
+            with self.counters() as (forward_facts, backward_facts):
+                with forward_facts, self.saving(), self.counting("forward"):
+                    returned = self.entry(*arguments.args, **arguments.kwargs)
+                outputs = self.outputs(returned, arguments.arguments, expected)
+                modified = inputs.modified()
+                changed = [name for name in modified if name not in allowed]
+                later = self.watch_saved(outputs, inputs.from_here(modified))
+                upstreams = self.upstreams(expected, outputs, self.upstream["seed"])
+                for index, value in upstreams.items():
+                    later.add(f"upstream/{index}", value)
+                with backward_facts:
+                    grads = self.backward("backward", outputs, leaves, upstreams)
+            changed += [name for name in later.modified() if name not in changed]
+            changed += self.guards.broken()
+            made = {
+                f"out/{o.index}": o.value.detach().clone()
+                for o in outputs
+                if isinstance(o.value, torch.Tensor)
+            }
+            kind = draw.INPUTS.get(self.inputs or "")
+            keep = (kind and kind.judged) or torch.clone
+            made |= {f"grad/{name}": keep(grad) for name, grad in grads.items()}
+            aliases = self.aliases(grads, outputs, arguments.arguments, upstreams)
+            graph = Graph(outputs, leaves, expected, upstreams)
+            for question, asked in self.asked.items():
+                made |= QUESTIONS[question](self, graph, asked)
+        file = f"case-{self.id}.safetensors"
+        tensors.save(scratch / file, made)
+        result = {
+            "file": file,
+            "outputs": [_describe(output) for output in outputs],
+            "none": [name for name in leaves if name not in grads],
+            "modified": changed,
+            "launches_forward": self.launches.counts["forward"],
+            "launches_backward": self.launches.counts["backward"],
+            "torch_ops_forward": self.own_operations(),
+            "torch_ops_backward": dict(sorted(self.poison.counts["backward"].items())),
+            "saved_bytes": self.saved_bytes(arguments.arguments),
+            "aliases": aliases,
+        }
+        if self.facts:
+            result["facts"] = {"forward": forward_facts.to_dict(), "backward": backward_facts.to_dict()}
+        return result
+
+    def inputs_drawn(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return draw.make_inputs(self.fwd, self.dims, self.seed, dtype=self.dtype, kind=self.inputs)
+
+    def call_stub(self) -> StubCall:
+        """The plain stub on these inputs."""
+        args, kwargs = self.inputs_drawn()
+        bound = draw.bind(self.fwd, args, kwargs)
+        watch = Watch()
+        for name, tensor in _named_inputs(bound):
+            watch.add(name, tensor)
+        with launch_intercept(self.launches), self.poison, self.counting("stub"):
+            returned = self.fwd.call(args, kwargs)
+        self.launches.counts["forward"] = 0
+        self.guards.reset()
+        outputs = [_without_values(output) for output in draw.differentiable_outputs(returned, bound)]
+        return StubCall(outputs, set(watch.modified()), nesting(returned), dict(self.poison.counts["stub"]))
+
+    @contextlib.contextmanager
+    def counting(self, phase: str) -> Iterator[None]:
+        """Torch operations inside count for `phase`."""
+        self.poison.counting = phase
+        try:
+            yield
+        finally:
+            self.poison.counting = None
+
+    def arguments(self) -> tuple[inspect.BoundArguments, dict[str, torch.Tensor]]:
+        """The call's arguments, with leaves in place of the inputs that want gradients."""
+        args, kwargs = self.inputs_drawn()
+        wanted = draw.grad_inputs(self.fwd, draw.bind(self.fwd, args, kwargs))
+        if self.needs is not None:
+            unknown = [name for name in self.needs if name not in wanted]
+            if unknown:
+                raise Unusable(
+                    "internal", f"needs names {unknown[0]!r}, which is no differentiable input here"
+                )
+            wanted = {name: wanted[name] for name in self.needs}
+        bound = self.fwd.signature.bind(*args, **kwargs)
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in wanted.items()}
+        bound.arguments.update(leaves)
+        return bound, leaves
+
+    @contextlib.contextmanager
+    def counters(self) -> Iterator[tuple[Counter, Counter]]:
+        yield Counter(enabled=self.facts), Counter(enabled=self.facts)
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Collect the tensors that autograd keeps for the backward."""
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            self.saved.append(tensor.detach())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            yield
+
+    def watch_saved(self, outputs: list[draw.Output], watch: Watch) -> Watch:
+        """Add everything that was kept for the backward to a watch on the inputs."""
+        self.saved += _kept_on_nodes(outputs)
+        inputs = watch.tensors()
+        own = [t for t in self.saved if not any(overlap(t, other) for _, other in inputs)]
+        for at, tensor in enumerate(own):
+            watch.add(f"saved/{at}", tensor)
+        return watch
+
+    def outputs(self, returned: Any, bound: dict[str, Any], expected: list[draw.Output]) -> list[draw.Output]:
+        """The entry's outputs, differentiable where the plain stub's are. Raises
+        Unusable("candidate_shape")."""
+        outputs = draw.differentiable_outputs(returned, bound)
+        if len(outputs) != len(expected):
+            raise Unusable(
+                "candidate_shape",
+                f"{self.entry.__name__}() returns {len(outputs)} values where {self.fwd.stub_name}() returns "
+                f"{len(expected)}",
+                self.fwd.path,
+            )
+        assert self.stub is not None
+        if nesting(returned) != self.stub.nesting:
+            raise Unusable(
+                "candidate_shape",
+                f"{self.entry.__name__}() nests its return value as {nesting(returned)}, the stub as "
+                f"{self.stub.nesting}",
+                self.fwd.path,
+            )
+        for output, plain in zip(outputs, expected, strict=True):
+            if plain.kind == "tensor":
+                _require_plain(f"output {output.index}", output.value, self.fwd.path)
+            if _meaning(output) != _meaning(plain):
+                raise Unusable(
+                    "candidate_shape",
+                    f"output {output.index} is {_meaning(output)}, but the stub returns {_meaning(plain)}",
+                    self.fwd.path,
+                )
+        return [
+            draw.Output(output.index, output.value, output.kind, plain.differentiable)
+            for output, plain in zip(outputs, expected, strict=True)
+        ]
+
+    def again(self, part: str, graph: Graph, phase: str = "again") -> dict[str, torch.Tensor]:
+        """Copies of what one more backward over the graph gives, as tensors of `part`."""
+        grads = self.backward(phase, graph.outputs, graph.leaves, graph.upstreams)
+        return {f"{part}/{name}": grad.clone() for name, grad in grads.items()}
+
+    def upstreams(
+        self, expected: list[draw.Output], outputs: list[draw.Output], seed: int
+    ) -> dict[int, torch.Tensor]:
+        """Upstream gradients by output index. They have the shape and dtype of the plain stub's outputs."""
+        differentiable = [output for output in expected if output.differentiable]
+        made = {}
+        for at, plain in enumerate(differentiable):
+            value = draw.upstream(
+                self.upstream["kind"],
+                seed,
+                self.upstream.get("scale"),
+                plain.value.shape,
+                plain.value.dtype,
+                plain.value.device,
+                at,
+                len(differentiable),
+            )
+            got = outputs[plain.index].value
+            if (tuple(got.shape), got.dtype) != (tuple(plain.value.shape), plain.value.dtype):
+                raise Unusable(
+                    "candidate_shape",
+                    f"output {plain.index} is {draw.dtype_name(got.dtype)}{list(got.shape)}, but the stub "
+                    "returns "
+                    f"{plain.dtype}{plain.shape}",
+                    self.fwd.path,
+                )
+            if value is not None and got.requires_grad:
+                made[plain.index] = value
+        return made
+
+    def backward(
+        self,
+        phase: str,
+        outputs: list[draw.Output],
+        leaves: dict[str, torch.Tensor],
+        upstreams: dict[int, torch.Tensor],
+    ) -> dict[str, torch.Tensor]:
+        """Gradients by name; those that came back as None are missing."""
+        if not upstreams or not leaves:
+            return {}
+        self.launches.phase = phase
+        with self.counting("backward") if phase == "backward" else contextlib.nullcontext():
+            grads = torch.autograd.grad(
+                [outputs[index].value for index in upstreams],
+                list(leaves.values()),
+                list(upstreams.values()),
+                retain_graph=True,
+                allow_unused=True,
+            )
+        if self.fwd.mode == "cuda":
+            torch.cuda.synchronize()
+        named = {name: grad for name, grad in zip(leaves, grads, strict=True) if grad is not None}
+        for name, grad in named.items():
+            _require_plain(f"the gradient of {name}", grad, self.fwd.path)
+        return named
+
+    def own_operations(self) -> dict[str, int]:
+        """Operations of the entry's forward beyond those of the stub, by how many more they are."""
+        assert self.stub is not None
+        stub = self.stub.operations
+        more = {name: n - stub.get(name, 0) for name, n in sorted(self.poison.counts["forward"].items())}
+        return {name: n for name, n in more.items() if n > 0}
+
+    def saved_bytes(self, bound: dict[str, Any]) -> int:
+        """Bytes kept alive for the backward, beyond the inputs."""
+        sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self.saved}
+        for tensor in draw.tensors_in(bound):
+            sizes.pop(tensor.untyped_storage().data_ptr(), None)
+        return sum(sizes.values())
+
+    def aliases(
+        self,
+        grads: dict[str, torch.Tensor],
+        outputs: list[draw.Output],
+        bound: dict[str, Any],
+        upstreams: dict[int, torch.Tensor],
+    ) -> list[str]:
+        """Gradients that share memory with inputs, upstream gradients, outputs or each other:
+        `grad/x=upstream/0`."""
+        others = [
+            *_named_inputs(bound),
+            *((f"upstream/{index}", value) for index, value in upstreams.items()),
+        ]
+        others += [(f"out/{o.index}", o.value) for o in outputs if isinstance(o.value, torch.Tensor)]
+        found = []
+        for name, grad in grads.items():
+            found += [f"grad/{name}={other}" for other, tensor in others if overlap(grad, tensor)]
+            others.append((f"grad/{name}", grad))
+        return found
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A call of the entry: its outputs and the plain stub's, the leaves, and upstreams for them."""
+
+    outputs: list[draw.Output]
+    leaves: dict[str, torch.Tensor]
+    expected: list[draw.Output]
+    upstreams: dict[int, torch.Tensor]
+
+
+def _twice(case: Case, graph: Graph, _: bool) -> dict[str, torch.Tensor]:
+    return case.again("again", graph)
+
+
+def _repeats(case: Case, graph: Graph, times: int) -> dict[str, torch.Tensor]:
+    made: dict[str, torch.Tensor] = {}
+    for at in range(times):
+        made |= case.again(f"repeat{at}", graph)
+    return made
+
+
+def _linear(case: Case, graph: Graph, factors: list[float]) -> dict[str, torch.Tensor]:
+    """Gradients for another upstream w (`other/`), and for a*u + b*w (`sum/`)."""
+    a, b = factors
+    others = case.upstreams(graph.expected, graph.outputs, case.upstream["seed"] + 1)
+    sums = {
+        index: (a * value.double() + b * others[index].double()).to(value.dtype)
+        for index, value in graph.upstreams.items()
+    }
+    made = case.again("other", replace(graph, upstreams=others))
+    return made | case.again("sum", replace(graph, upstreams=sums))
+
+
+def _noop(case: Case, graph: Graph, _: bool) -> dict[str, torch.Tensor]:
+    """With every launch of the backward turned into nothing."""
+    return case.again("noop", graph, phase="noop")
+
+
+# What a case may ask beyond its gradients, in the order in which it is done over one graph.
+QUESTIONS: dict[str, Callable[[Case, Graph, Any], dict[str, torch.Tensor]]] = {
+    "twice": _twice,
+    "repeats": _repeats,
+    "linear": _linear,
+    "noop": _noop,
+}
+
+
+def _named_inputs(bound: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors among the arguments: `x`, or `xs[1]` inside a container."""
+    for name, value in bound.items():
+        if isinstance(value, torch.Tensor):
+            yield name, value
+        else:
+            for at, tensor in enumerate(draw.tensors_in(value)):
+                yield f"{name}[{at}]", tensor
+
+
+def _require_plain(what: str, value: Any, path: str) -> None:
+    if type(value) is not torch.Tensor:
+        raise Unusable("candidate_shape", f"{what} is a {type(value).__name__}, not a torch.Tensor", path)
+
+
+def _kept_on_nodes(outputs: list[draw.Output]) -> list[torch.Tensor]:
+    """Tensors that a torch.autograd.Function keeps as attributes of its context."""
+    todo = [output.value.grad_fn for output in outputs if isinstance(output.value, torch.Tensor)]
+    seen: set[int] = set()
+    kept = []
+    while todo and len(seen) < 1000:
+        node = todo.pop()
+        if node is None or id(node) in seen:
+            continue
+        seen.add(id(node))
+        kept += [tensor.detach() for tensor in draw.tensors_in(getattr(node, "__dict__", {}))]
+        todo += [following for following, _ in node.next_functions]
+    return kept
+
+
+def _without_values(output: draw.Output) -> draw.Output:
+    if not isinstance(output.value, torch.Tensor):
+        return output
+    shape, one = output.value.shape, torch.empty((), dtype=output.value.dtype, device=output.value.device)
+    return replace(output, value=one.expand(shape))
+
+
+def _describe(output: draw.Output) -> dict[str, Any]:
+    entry = output.to_dict()
+    if output.kind == "int":
+        entry["value"] = output.value
+    return entry

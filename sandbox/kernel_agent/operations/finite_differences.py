@@ -1,0 +1,166 @@
+"""Finite differences of the real Triton forward: a second opinion on the oracle's gradient that needs no
+reference.
+
+Along a random direction v, `<gradient, v>` must be the slope of L = sum(upstream * output). The forward runs
+in float64 where it takes it, else in float32. How exactly it then computes is measured, not guessed: its
+outputs are compared with the float64 evaluation of the same record. The step follows from that (a central
+difference is best at the cube root of the relative rounding error), and so does the uncertainty of each
+slope. A slope that is not certain says so and proves nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from .. import draw
+from ..torch_tl.handles import EXACT
+from ..torch_tl.record import Ref, Tape
+from ..torch_tl.replay import Replay
+
+if TYPE_CHECKING:
+    from .oracle import Case, Recording
+
+DIRECTIONS = 3
+DTYPES = ("float64", "float32", None)  # widest first; None is the file's own
+# Of the best step by theory. Smaller ones are tried while the slopes differ by more than AGREE: across a kink
+# (maximum, relu) the error shrinks with the step, where rounding reigns it grows, and either may be small at
+# two of them by luck. Steps below FINE, which only a forward in float64 has, cross few kinks.
+STEPS = (1.0, 0.5, 0.2, 0.05)
+# Where those do not agree in float64, something inside rounds to float32 that the oracle rounds as well, as a
+# number that the stub hands to a kernel: then larger ones do.
+COARSE = (100.0, 50.0, 20.0)
+AGREE = 1e-3
+FINE = 1e-3
+_SEED = 0x5EED
+
+
+@dataclass
+class Slope:
+    """One direction at one step. The analytic slope is along the way that the rounded inputs really went."""
+
+    step: float
+    analytic: float
+    numeric: float
+    noise: float  # what rounding in the two evaluations can make of `numeric`
+    spread: float = math.inf  # how far the slopes at other steps are apart
+
+    def to_dict(self) -> dict[str, float | None]:
+        return {key: value if math.isfinite(value) else None for key, value in vars(self).items()}
+
+
+def finite_differences(case: Case) -> dict[str, Any]:
+    """The member `fd` of docs/protocol.md for one case."""
+    recording, exact, dtype = _widest(case)
+    if detaches(recording.recorder.tape):
+        return {"dtype": None, "slopes": {}, "skipped": "the stub detaches a value on the way to its outputs"}
+    gradients = case.gradients(exact, recording)
+    forward = _Forward(case, recording, dtype)
+    noise, size = forward.rounding(exact)
+    exact.release()
+    best = (max(noise, torch.finfo(torch.float64).eps * size) / size) ** (1 / 3) if size else 1e-4
+    slopes = {
+        name: [
+            _directional(forward, name, gradients[name], number, best, noise).to_dict()
+            for number in range(DIRECTIONS)
+        ]
+        for name in recording.wanted
+    }
+    return {"dtype": draw.dtype_name(forward.dtype), "slopes": slopes, "skipped": None}
+
+
+def detaches(tape: Tape) -> bool:
+    """Whether some value is used detached: intent leaves its derivative out, and a difference cannot."""
+    used = [(getattr(entry, "args", None), getattr(entry, "kwargs", None)) for entry in tape.entries]
+    return any(isinstance(leaf, Ref) and leaf.detached for leaf in tree_leaves(used))
+
+
+def _widest(case: Case) -> tuple[Recording, Replay, str | None]:
+    """The call in the widest dtype that the file takes, and its evaluation.
+
+    A kernel that names the type behind a pointer runs in any other as well, and reads nonsense: only the
+    evaluation notices.
+    """
+    for dtype in DTYPES[:-1]:
+        try:
+            recording = case.record(dtype)
+            return recording, case.replay(recording, EXACT), dtype
+        except Exception:  # noqa: BLE001 (a forward need not take a dtype that it was not written for)
+            continue
+    recording = case.record(case.dtype)
+    return recording, case.replay(recording, EXACT), case.dtype
+
+
+class _Forward:
+    """The stub as a function of one input, everything else as drawn."""
+
+    def __init__(self, case: Case, recording: Recording, dtype: str | None) -> None:
+        self.case = case
+        self.recording = recording
+        self.asked = dtype
+        self.dtype = min((ref.dtype for ref in recording.wanted.values()), key=lambda dtype: dtype.itemsize)
+        self.upstreams = case.upstreams(recording.differentiable)
+
+    def rounding(self, exact: Any) -> tuple[float, float]:
+        """How far L is off by rounding, and how large its terms are."""
+        wrong = right = 0.0
+        for output in self.recording.differentiable:
+            if output.index not in self.upstreams:
+                continue
+            upstream = self.upstreams[output.index].double()
+            want = exact.value(self.recording.refs[output.index]).detach().double()
+            wrong += float((upstream * (output.value.double() - want)).square().sum())
+            right += float((upstream * want).square().sum())
+        return math.sqrt(wrong), math.sqrt(right)
+
+    def arguments(self, name: str, offset: torch.Tensor) -> tuple[dict[str, Any], torch.Tensor]:
+        """Fresh arguments with `offset` added to one of them, and what that one then is."""
+        bound = self.case.arguments(self.asked)
+        with torch.no_grad():
+            bound[name].copy_((bound[name].double() + offset).to(bound[name].dtype))
+        return bound, bound[name].detach().double().clone()
+
+    def loss(self, bound: dict[str, Any]) -> float:
+        outputs = draw.flatten(self.case.call(bound))
+        return sum(float((u.double() * outputs[at].double()).sum()) for at, u in self.upstreams.items())
+
+
+def _directional(
+    forward: _Forward, name: str, gradient: torch.Tensor, number: int, best: float, noise: float
+) -> Slope:
+    """The slope along one direction, and how far it can be trusted."""
+    centre = forward.case.arguments(forward.asked)[name].double()
+    seed = (_SEED + forward.case.seed * DIRECTIONS + number) % (1 << 63)
+    generator = torch.Generator(centre.device).manual_seed(seed)
+    direction = torch.randn(centre.shape, generator=generator, dtype=torch.float64, device=centre.device)
+    scale = float(centre.square().mean().sqrt()) if centre.numel() else 1.0
+
+    def slope(step: float) -> Slope:
+        ahead, high = forward.arguments(name, step * direction)
+        more = forward.loss(ahead)
+        behind, low = forward.arguments(name, -step * direction)
+        less = forward.loss(behind)
+        analytic = float((gradient.double() * (high - low)).sum()) / (2 * step)
+        return Slope(step, analytic, (more - less) / (2 * step), noise / step)
+
+    def family(factors: tuple[float, ...], enough: int) -> Slope:
+        tried: list[Slope] = []
+        for factor in factors:
+            tried.append(slope(factor * best * (scale or 1.0)))
+            values = [one.numeric for one in tried]
+            spread = max(values) - min(values)
+            if len(tried) >= enough and spread <= AGREE * abs(values[-1]):
+                break
+        middle = tried[len(tried) // 2]
+        middle.spread = spread
+        return middle
+
+    fine = family(STEPS, 2 if best < FINE else 3)
+    if best >= FINE or fine.spread <= AGREE * abs(fine.numeric):
+        return fine
+    coarse = family(COARSE, len(COARSE))
+    return coarse if coarse.spread < fine.spread else fine

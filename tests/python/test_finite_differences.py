@@ -1,0 +1,101 @@
+"""Finite differences of real forwards: what they confirm, what they contradict, and what they leave open."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
+
+from kernel_agent import forward
+from kernel_agent.operations import finite_differences, oracle
+from test_oracle import KERNELS, stub
+
+FAST = (
+    "matmul",
+    "softmax",
+    "two_outputs",
+    "in_place",
+    "chunked_cross_entropy",
+    "split_k",
+    "embedding",
+    "grouped_gemm",
+)
+
+
+def case_of(path: Path) -> oracle.Case:
+    fwd = forward.load(path)
+    upstream = {"kind": "normal", "seed": 9}
+    return oracle.Case(fwd, {"id": 0, "dims": fwd.sweep[0].dims, "seed": 5, "upstream": upstream}, None)
+
+
+def verdict(slope: dict[str, Any]) -> str:
+    """The daemon's rule (agent/core/differences.c), for the tests of this side."""
+    if any(slope[key] is None for key in ("analytic", "numeric", "spread", "noise")):
+        return "open"
+    size = max(abs(slope["analytic"]), abs(slope["numeric"]))
+    unsure = slope["spread"] + slope["noise"]
+    if unsure > 0.02 * size:
+        return "open"
+    return "agrees" if abs(slope["analytic"] - slope["numeric"]) <= 0.01 * size + 3 * unsure else "disagrees"
+
+
+@pytest.mark.parametrize("path", [p for p in KERNELS if p.stem in FAST], ids=lambda path: path.stem)
+def test_right_oracle__is_confirmed_for_every_input_and_contradicted_for_none(path: Path) -> None:
+    found = finite_differences.finite_differences(case_of(path))
+    assert found["skipped"] is None
+    for name, slopes in found["slopes"].items():
+        verdicts = [verdict(slope) for slope in slopes]
+        assert "disagrees" not in verdicts and "agrees" in verdicts, name
+
+
+def test_gradient_that_is_two_percent_off__is_contradicted(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = case_of(stub(write, "return square(x)"))
+    right = oracle.Case.gradients
+    monkeypatch.setattr(
+        oracle.Case, "gradients", lambda *args: {name: 1.02 * grad for name, grad in right(*args).items()}
+    )
+    found = finite_differences.finite_differences(case)
+    assert [verdict(slope) for slope in found["slopes"]["x"]] == ["disagrees"] * finite_differences.DIRECTIONS
+
+
+def test_forward_that_computes_in_half_precision__takes_larger_steps_and_says_so(
+    write: Callable[..., Path],
+) -> None:
+    exact = finite_differences.finite_differences(case_of(stub(write, "return square(x)")))["slopes"]["x"][0]
+    body = "return square(x.to(torch.float32).to(torch.float16).to(torch.float32))"
+    coarse = finite_differences.finite_differences(case_of(stub(write, body)))["slopes"]["x"][0]
+    assert coarse["noise"] > 1e4 * exact["noise"] and coarse["step"] > 10 * exact["step"]
+    assert verdict(coarse) != "disagrees"
+
+
+@pytest.mark.parametrize(
+    "body", ["y = square(x)\nreturn y * y.detach()", "return x + (torch.round(x) - x).detach()"]
+)
+def test_detached_value__is_an_intention_that_no_difference_can_see(
+    body: str, write: Callable[..., Path]
+) -> None:
+    found = finite_differences.finite_differences(case_of(stub(write, body)))
+    assert "detaches" in found["skipped"] and found["slopes"] == {}
+
+
+def test_rounding_inside_a_kernel__is_left_open_or_flat(write: Callable[..., Path]) -> None:
+    path = stub(write, "return square(x)")
+    path.write_text(path.read_text().replace("x * x, mask", "tl.floor(x * 4) * x, mask"))
+    verdicts = [verdict(s) for s in finite_differences.finite_differences(case_of(path))["slopes"]["x"]]
+    assert "disagrees" not in verdicts
+
+
+def test_forward_for_float32_alone__is_measured_in_float32(write: Callable[..., Path]) -> None:
+    body = "assert x.dtype == torch.float32\nreturn square(x)"
+    found = finite_differences.finite_differences(case_of(stub(write, body)))
+    assert found["dtype"] == "float32"
+    assert all(verdict(slope) == "agrees" for slope in found["slopes"]["x"])

@@ -1,0 +1,48 @@
+/* Buffers that remember a failure, and numbers from a counter. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+
+#include "base/base.h"
+
+static void buf__after_a_failed_add__takes_nothing_until_it_is_cleared(void **state)
+{
+    (void)state;
+    struct ka_buf text = {.max = 5};
+    assert_int_equal(ka_buf_puts(&text, "abc"), 0);
+    assert_int_equal(ka_buf_puts(&text, "def"), -EFBIG);
+    assert_int_equal(ka_buf_puts(&text, "d"), -EFBIG);
+    assert_int_equal(ka_buf_printf(&text, "%d", 1), -EFBIG);
+    assert_string_equal(ka_buf_str(&text), "abc");
+    assert_int_equal(text.failed, -EFBIG);
+    ka_buf_clear(&text);
+    assert_int_equal(ka_buf_puts(&text, "defgh"), 0);
+    assert_string_equal(ka_buf_str(&text), "defgh");
+    ka_buf_free(&text);
+    assert_int_equal(text.max, 5);
+    assert_int_equal(text.failed, 0);
+}
+
+static void random__counter__gives_the_published_numbers(void **state)
+{
+    (void)state;
+    uint64_t counter = 1234567;
+    assert_true(ka_random_next(&counter) == 6457827717110365317u);
+    assert_true(ka_random_next(&counter) == 3203168211198807973u);
+    assert_true(ka_random_next(&counter) == 9817491932198370423u);
+    counter = 1234567;
+    assert_true(ka_mix64(counter) == ka_random_next(&counter));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(buf__after_a_failed_add__takes_nothing_until_it_is_cleared),
+        cmocka_unit_test(random__counter__gives_the_published_numbers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
