@@ -1,8 +1,8 @@
 /* The kinds of cases that a check is made of: one row a kind, in kinds.c. Pure.
  *
- * Words: a kind of *upstream* is `upstream.kind` of its case, a kind of *inputs* is its member `inputs`. Oracle
- * and candidate are told of both, since each draws for itself. A *question* is a member of its own name: it is
- * asked of the candidate alone, and nothing that the oracle says of the case depends on it.
+ * Words: a kind of *upstream* is `upstream.kind` of its case, a kind of *inputs* is its member `inputs`.
+ * Oracle and candidate are told of both, since each draws for itself. A *question* is a member of its own
+ * name: it is asked of the candidate alone, and nothing that the oracle says of the case depends on it.
  *
  * How to add one: a row here, and one function that does it: sandbox/kernel_agent/draw.py for upstreams and
  * inputs, QUESTIONS of candidate.py for questions. What a question's answer is compared with is one function
@@ -38,7 +38,8 @@ struct ka_kind {
     enum ka_kind_when when;
     /* How a case, or a part of one, goes by it; NULL: by nothing. Not a part of another row's. */
     const char *label;
-    /* What it means that a thing fails with this kind, and not with a plain upstream on the same shape; NULL: nothing. */
+    /* What it means that a thing fails with this kind, and not with a plain upstream on the same shape; NULL:
+     * nothing. */
     const char *meaning;
     /* What the normal values of an upstream are times, and in float16; 0: nothing. */
     double scale, scale_half;

@@ -71,7 +71,8 @@ double ka_case_upstream_norm(const struct ka_tensors *oracle, const json_t *entr
     return sqrt(count) * (scale ? fabs(json_number_value(scale)) : 1);
 }
 
-/* Norm of the difference of two tensors of one shape; the largest difference of an element in `most`, unless it is NULL. */
+/* Norm of the difference of two tensors of one shape; the largest difference of an element in `most`, unless
+ * it is NULL. */
 static double distance(const struct ka_tensor *a, const struct ka_tensor *b, double *most)
 {
     const struct ka_term terms[] = {{1, a}, {-1, b}};
@@ -139,8 +140,9 @@ static int compare_output(const struct ka_tensors *set, const char *index, struc
     return rc;
 }
 
-/* `part` of the user's own reference against the oracle's: both in float64. What cancels to rounding (softmax under an
- * upstream that is constant along the row) is equal when its distance is rounding by the measure of `scale`. */
+/* `part` of the user's own reference against the oracle's: both in float64. What cancels to rounding (softmax
+ * under an upstream that is constant along the row) is equal when its distance is rounding by the measure of
+ * `scale`. */
 static int compare_reference(const struct ka_tensors *set, const char *ours, const char *theirs,
                              const char *of, double scale, struct ka_err *err)
 {

@@ -1,7 +1,7 @@
-/* Part of preflight: which other kinds of inputs than make_args draws (rows apart in memory, axes in another order,
- * mixed magnitudes, rows whose greatest value stands twice) the forward takes. Those on which forward and oracle agree are
- * tried in every check. A forward that is wrong for the rest is a finding about it that nobody asked for: it is said, and
- * counts neither way. */
+/* Part of preflight: which other kinds of inputs than make_args draws (rows apart in memory, axes in another
+ * order, mixed magnitudes, rows whose greatest value stands twice) the forward takes. Those on which forward
+ * and oracle agree are tried in every check. A forward that is wrong for the rest is a finding about it that
+ * nobody asked for: it is said, and counts neither way. */
 #include "internal.h"
 
 #include "agent/core/kinds.h"

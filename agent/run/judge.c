@@ -1,5 +1,6 @@
-/* The candidate's tensors of one case against the oracle's, and what else the case asks: the backward again, its linearity, its
- * spread, kernels that do nothing. The words are the verdict's; the rule for one tensor is sandbox/compare.h. */
+/* The candidate's tensors of one case against the oracle's, and what else the case asks: the backward again,
+ * its linearity, its spread, kernels that do nothing. The words are the verdict's; the rule for one tensor is
+ * sandbox/compare.h. */
 #include "judge.h"
 
 #include <errno.h>
@@ -57,7 +58,8 @@ static struct ka_tolerance tolerance_of(const struct ka_judged_case *one, enum k
     return tolerance;
 }
 
-/* What the oracle says of its rounding: the same for all that is compared with this gradient. Returns -EINVAL if the oracle is unusable. */
+/* What the oracle says of its rounding: the same for all that is compared with this gradient. Returns -EINVAL
+ * if the oracle is unusable. */
 static int settle_tolerance(const struct judging *j, struct gradient *g)
 {
     const struct ka_judged_case *one = j->of;
@@ -92,7 +94,8 @@ static int compare_gradient(const struct judging *j, const char *part, const str
         ka_tensors_find_part(j->expected, "base", g->name), &g->tolerance, others, count, diff, NULL);
 }
 
-/* What can only speak against a gradient is told when it does: errors are reported, and counted as evidence, of the others. */
+/* What can only speak against a gradient is told when it does: errors are reported, and counted as evidence,
+ * of the others. */
 static void tell_gradient(const struct judging *j, size_t at, const struct gradient *g,
                           const struct ka_diff *diff)
 {
@@ -158,8 +161,8 @@ static int judge_twice(const struct judging *j, const json_t *asked)
     return rc;
 }
 
-/* backward(a*u + b*w) = a*backward(u) + b*backward(w), over one graph: also what was kept of an earlier call shows here. A
- * gradient that is wrong or noise by itself has nothing to add up. */
+/* backward(a*u + b*w) = a*backward(u) + b*backward(w), over one graph: also what was kept of an earlier call
+ * shows here. A gradient that is wrong or noise by itself has nothing to add up. */
 static int judge_linear(const struct judging *j, const json_t *asked)
 {
     (void)asked;
@@ -237,7 +240,8 @@ static bool same_bytes(const struct ka_tensor *a, const struct ka_tensor *b)
            memcmp(a->data, b->data, a->count * ka_dtype_size(a->dtype)) == 0;
 }
 
-/* With every launch of the backward turned into nothing, some gradient must change: else no kernel computed it. */
+/* With every launch of the backward turned into nothing, some gradient must change: else no kernel computed
+ * it. */
 static int judge_noop(const struct judging *j, const json_t *asked)
 {
     (void)asked;
@@ -257,8 +261,8 @@ static int judge_noop(const struct judging *j, const json_t *asked)
     return 0;
 }
 
-/* What is compared of the answer to a question of agent/core/kinds.c, and what it is called when it is wrong. `needs` has no row: it
- * says which gradients there are. */
+/* What is compared of the answer to a question of agent/core/kinds.c, and what it is called when it is wrong.
+ * `needs` has no row: it says which gradients there are. */
 static const struct {
     const char *name;
     int (*judge)(const struct judging *j, const json_t *asked); /* -EINVAL if the oracle is unusable */
