@@ -31,6 +31,10 @@ static const struct ka_kind KINDS[] = {
     {"expanded", KA_KIND_UPSTREAM, KA_KIND_ONCE, .label = "expanded upstream",
      .meaning = "an upstream with stride 0, as .expand() makes it: read it through its strides, or call "
                 ".contiguous()"},
+    {"slice", KA_KIND_UPSTREAM, KA_KIND_ONCE, .label = "slice upstream",
+     .meaning =
+         "an upstream that is a part of a wider tensor, as the backward of torch.cat hands it out, its "
+         "rows further apart than they are long: read it through its strides, or call .contiguous()"},
     {"none_one", KA_KIND_UPSTREAM, KA_KIND_SEVERAL_OUTPUTS, .label = "none_one upstream",
      .meaning = "an upstream that is None because only the other outputs are used: test for None, or leave "
                 "set_materialize_grads on"},

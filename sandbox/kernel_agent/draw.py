@@ -380,6 +380,16 @@ def _expanded(wanted: Wanted) -> torch.Tensor:
     return wanted.normal(small).to(wanted.dtype).expand(shape)
 
 
+def _slice(wanted: Wanted) -> torch.Tensor:
+    """The values of `normal` as the latter half of a tensor whose last axis is twice as long: so torch.cat's
+    backward hands them out. What stands beside one has the other sign and is larger."""
+    values = _plain(wanted)
+    if values.dim() == 0:
+        return values
+    beside = torch.where(values < 0, 1 - values, -1 - values)
+    return torch.cat((beside, values), dim=-1)[..., values.shape[-1] :]
+
+
 def _none_one(wanted: Wanted) -> torch.Tensor | None:
     """None for one of several outputs, as where only the others are used."""
     left_out = wanted.count > 1 and wanted.index == wanted.seed % wanted.count
@@ -394,6 +404,7 @@ UPSTREAMS: dict[str, Callable[[Wanted], torch.Tensor | None]] = {
     "scaled": _scaled,
     "noncontiguous": _noncontiguous,
     "expanded": _expanded,
+    "slice": _slice,
     "none_one": _none_one,
 }
 UPSTREAM_KINDS = tuple(UPSTREAMS)

@@ -59,7 +59,7 @@ static void plan__check__covers_every_shape_with_five_seeds_over_the_required(vo
     assert_true(normal_required >= KA_PLAN_MIN_SEEDS);
     assert_int_equal(count_where(cases, "class", "hidden"), 1);
     assert_int_equal(count_where(cases, "class", "optional"), 1);
-    static const char *const kinds[] = {"onehot", "noncontiguous", "expanded", "none_one"};
+    static const char *const kinds[] = {"onehot", "noncontiguous", "expanded", "slice", "none_one"};
     for (i = 0; i < KA_COUNT(kinds); i++)
         assert_int_equal(count_where(cases, "upstream", kinds[i]), 1);
     assert_int_equal(count_where(cases, "upstream", "scaled"), 2);
