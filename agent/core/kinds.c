@@ -13,6 +13,12 @@ static json_t *a_and_b(void)
     return json_pack("[f, f]", KA_KIND_LINEAR_U, KA_KIND_LINEAR_W);
 }
 
+/* So many more backwards over one graph show how far atomics let them vary. */
+static json_t *four(void)
+{
+    return json_integer(4);
+}
+
 #define SCALED_MEANING                                                                                       \
     "an upstream of another magnitude: the backward must be linear in it, without clamps, thresholds or "    \
     "roundings"
@@ -50,7 +56,7 @@ static const struct ka_kind KINDS[] = {
                 "forward saved"},
     {"noop", KA_KIND_QUESTION, KA_KIND_PLAIN, .value = yes},
     {"linear", KA_KIND_QUESTION, KA_KIND_PLAIN, .value = a_and_b},
-    {"repeats", KA_KIND_QUESTION, KA_KIND_COMPILED, .label = NULL},
+    {"repeats", KA_KIND_QUESTION, KA_KIND_COMPILED, .value = four},
 };
 
 const struct ka_kind *ka_kind_at(size_t i)

@@ -26,7 +26,7 @@ enum ka_kind_when {
     KA_KIND_TAKEN,    /* inputs: a case of its own there, if the forward takes them (agent/run/inputs.c) */
     KA_KIND_PLAIN,    /* questions: in the first plain case there */
     KA_KIND_SUBSETS,  /* questions: cases of their own there, for each gradient alone and each left out */
-    KA_KIND_COMPILED, /* questions: in a plain case of the largest required shape, on a GPU */
+    KA_KIND_COMPILED, /* questions: in a plain case of the largest required shape, if compiled */
 };
 
 #define KA_KIND_LINEAR_U 3.0 /* a*u + b*w: a + b is not 1, else what was kept of u would do */

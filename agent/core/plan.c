@@ -192,7 +192,7 @@ void ka_plan_inputs(json_t *cases, const json_t *shape, const json_t *kinds, uin
     }
 }
 
-void ka_plan_repeats(json_t *cases, int times)
+void ka_plan_compiled(json_t *cases)
 {
     json_t *item, *largest = NULL;
     size_t i;
@@ -207,7 +207,7 @@ void ka_plan_repeats(json_t *cases, int times)
             largest = item;
     }
     if (largest)
-        json_object_set_new(largest, "repeats", json_integer(times));
+        ask(largest, KA_KIND_COMPILED);
 }
 
 json_t *ka_plan_preflight(const json_t *shapes, uint64_t secret)

@@ -27,9 +27,9 @@ json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bo
  * preflight, which finds out which kinds the forward takes, and for the checks, with those that it does. */
 void ka_plan_inputs(json_t *cases, const json_t *shape, const json_t *kinds, uint64_t secret);
 
-/* Ask for `times` more backwards over the same graph in one plain case of the largest required shape, where
- * programs contend most: how far atomics make the results differ. */
-void ka_plan_repeats(json_t *cases, int times);
+/* Ask what is asked where kernels are compiled, in one plain case of the largest required shape, where
+ * programs contend most. */
+void ka_plan_compiled(json_t *cases);
 
 /* One plain case a shape: to see that forward and oracle agree on it (new reference). */
 json_t *ka_plan_preflight(const json_t *shapes, uint64_t secret);

@@ -7,8 +7,6 @@
 #include "agent/core/plan.h"
 #include "base/hash.h"
 
-#define REPEATS 4 /* of one backward, to see how far atomics let it vary */
-
 struct offer {
     struct offer *next;
     struct ka_fan *fan;
@@ -103,7 +101,7 @@ static struct ka_expected *draw(struct ka_run *run)
         ka_plan_check(run->shapes, run->grads, count_differentiable(run), run->half, ka_random_u64());
     ka_plan_inputs(made->cases, ka_plan_variants(run->shapes), kept, ka_random_u64());
     if (strcmp(run->app->device, "cuda") == 0) /* the interpreter has no order of programs to vary */
-        ka_plan_repeats(made->cases, REPEATS);
+        ka_plan_compiled(made->cases);
     made->sources = ka_calloc(json_array_size(made->cases), sizeof(*made->sources));
     size_t i;
     json_t *item;

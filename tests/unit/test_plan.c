@@ -311,7 +311,7 @@ static void plan__repeats__are_asked_in_one_plain_case_of_the_largest_required_s
     json_t *list = shapes(), *grads = json("[\"x\", \"w\"]"), *item;
     json_t *cases = ka_plan_check(list, grads, 2, false, 7);
     size_t i, asked = 0;
-    ka_plan_repeats(cases, 4);
+    ka_plan_compiled(cases);
     json_array_foreach(cases, i, item)
     {
         if (!json_object_get(item, "repeats"))
@@ -378,7 +378,7 @@ static void plan__repeats__are_not_asked_of_other_kinds_of_inputs(void **state)
     (void)state;
     json_t *list = shapes(), *kinds = json("[\"mixed\"]"), *cases = json_array();
     ka_plan_inputs(cases, ka_plan_smallest(list), kinds, 9);
-    ka_plan_repeats(cases, 4);
+    ka_plan_compiled(cases);
     assert_null(json_object_get(json_array_get(cases, 0), "repeats"));
     json_decref(cases);
     json_decref(list);
