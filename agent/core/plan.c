@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "kinds.h"
+
 /* One secret gives all the seeds of an attempt. */
 static json_t *next_seed(uint64_t *state)
 {
@@ -103,12 +105,6 @@ static const json_t *cheapest(const json_t *shapes)
     return found;
 }
 
-static void add_scaled(struct builder *builder, const json_t *shape, double scale)
-{
-    json_t *item = add_case(builder, shape, "scaled");
-    json_object_set_new(json_object_get(item, "upstream"), "scale", json_real(scale));
-}
-
 /* `grads` but for number `left_out`, or number `alone` only. */
 static void add_needs(struct builder *builder, const json_t *shape, const json_t *grads, size_t at,
                       bool alone)
@@ -132,18 +128,33 @@ static void add_subsets(struct builder *builder, const json_t *shape, const json
         add_needs(builder, shape, grads, i, false);
 }
 
+static void add_variant(struct builder *builder, const json_t *shape, const struct ka_kind *kind, bool half)
+{
+    json_t *item = add_case(builder, shape, kind->name);
+    double scale = half ? kind->scale_half : kind->scale;
+    if (scale != 0)
+        json_object_set_new(json_object_get(item, "upstream"), "scale", json_real(scale));
+}
+
 static void add_variants(struct builder *builder, const json_t *shape, const json_t *grads, int outputs,
                          bool half)
 {
-    add_case(builder, shape, "onehot");
-    add_scaled(builder, shape, half ? 16 : 1e3);
-    add_scaled(builder, shape, half ? 1.0 / 16 : 1e-3);
-    add_case(builder, shape, "noncontiguous");
-    add_case(builder, shape, "expanded");
-    if (outputs > 1)
-        add_case(builder, shape, "none_one");
     const json_t *own = json_object_get(shape, "grads");
-    add_subsets(builder, shape, own ? own : grads);
+    const struct ka_kind *kind;
+    for (size_t i = 0; (kind = ka_kind_at(i)); i++) {
+        if (kind->when == KA_KIND_ONCE || (kind->when == KA_KIND_SEVERAL_OUTPUTS && outputs > 1))
+            add_variant(builder, shape, kind, half);
+        else if (kind->when == KA_KIND_SUBSETS)
+            add_subsets(builder, shape, own ? own : grads);
+    }
+}
+
+static void ask(json_t *item, enum ka_kind_when when)
+{
+    const struct ka_kind *kind;
+    for (size_t i = 0; (kind = ka_kind_at(i)); i++)
+        if (kind->when == when)
+            json_object_set_new(item, kind->name, kind->value());
 }
 
 json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret)
@@ -160,11 +171,8 @@ json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bo
         size_t times = shape == again ? 1 + more : 1;
         for (size_t n = 0; n < times; n++) {
             json_t *item = add_case(&builder, shape, "normal");
-            if (shape == variants && n == 0) {
-                json_object_set_new(item, "twice", json_true());
-                json_object_set_new(item, "noop", json_true());
-                json_object_set_new(item, "linear", json_pack("[f, f]", KA_PLAN_LINEAR_U, KA_PLAN_LINEAR_W));
-            }
+            if (shape == variants && n == 0)
+                ask(item, KA_KIND_PLAIN);
         }
     }
     if (variants)
@@ -184,7 +192,7 @@ void ka_plan_inputs(json_t *cases, const json_t *shape, const json_t *kinds, uin
     }
 }
 
-void ka_plan_repeats(json_t *cases, int times)
+void ka_plan_compiled(json_t *cases)
 {
     json_t *item, *largest = NULL;
     size_t i;
@@ -199,7 +207,7 @@ void ka_plan_repeats(json_t *cases, int times)
             largest = item;
     }
     if (largest)
-        json_object_set_new(largest, "repeats", json_integer(times));
+        ask(largest, KA_KIND_COMPILED);
 }
 
 json_t *ka_plan_preflight(const json_t *shapes, uint64_t secret)
@@ -213,7 +221,6 @@ json_t *ka_plan_preflight(const json_t *shapes, uint64_t secret)
 
 json_t *ka_plan_facts(const json_t *shapes, const char *entry, uint64_t secret)
 {
-    static const char *const keep[] = {"id", "dims", "seed", "upstream"};
     json_t *required = json_array(), *shape;
     size_t i;
     json_array_foreach((json_t *)shapes, i, shape)
@@ -222,8 +229,8 @@ json_t *ka_plan_facts(const json_t *shapes, const char *entry, uint64_t secret)
             json_array_append(required, shape);
     }
     json_t *cases = ka_plan_preflight(required, secret);
-    json_t *request = json_pack("{s:o, s:b, s:s}", "cases", ka_plan_for_child(cases, keep, KA_COUNT(keep)),
-                                "compile", 1, "entry", entry);
+    json_t *request =
+        json_pack("{s:o, s:b, s:s}", "cases", ka_plan_for_candidate(cases), "compile", 1, "entry", entry);
     json_decref(required);
     json_decref(cases);
     return request;
@@ -266,19 +273,37 @@ json_t *ka_plan_variant(const json_t *report, const json_t *tried, const json_t 
     return NULL;
 }
 
-json_t *ka_plan_for_child(const json_t *cases, const char *const *keep, size_t count)
+static void tell(json_t *to, const json_t *item, const char *member)
 {
-    json_t *filtered = json_array();
-    size_t i;
-    json_t *item;
+    if (json_object_get(item, member))
+        json_object_set(to, member, json_object_get(item, member));
+}
+
+static json_t *for_child(const json_t *cases, bool questions)
+{
+    static const char *const everybody[] = {"id", "dims", "seed", "upstream", "inputs"};
+    const struct ka_kind *kind;
+    json_t *told = json_array(), *item;
+    size_t i, k;
     json_array_foreach((json_t *)cases, i, item)
     {
-        json_t *copy = json_object();
-        for (size_t k = 0; k < count; k++) {
-            if (json_object_get(item, keep[k]))
-                json_object_set(copy, keep[k], json_object_get(item, keep[k]));
-        }
-        json_array_append_new(filtered, copy);
+        json_t *to = json_object();
+        for (k = 0; k < KA_COUNT(everybody); k++)
+            tell(to, item, everybody[k]);
+        for (k = 0; questions && (kind = ka_kind_at(k)); k++)
+            if (kind->sort == KA_KIND_QUESTION)
+                tell(to, item, kind->name);
+        json_array_append_new(told, to);
     }
-    return filtered;
+    return told;
+}
+
+json_t *ka_plan_for_oracle(const json_t *cases)
+{
+    return for_child(cases, false);
+}
+
+json_t *ka_plan_for_candidate(const json_t *cases)
+{
+    return for_child(cases, true);
 }

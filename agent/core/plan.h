@@ -13,32 +13,31 @@
 #include "base/base.h"
 
 #define KA_PLAN_MIN_SEEDS 5 /* over the required shapes */
-/* a*u + b*w of the test for linearity; a + b is not 1, else what was kept of u would do. */
-#define KA_PLAN_LINEAR_U 3.0
-#define KA_PLAN_LINEAR_W 2.0
 
-/* Cases for a check of a candidate (new reference). `grads`: names; `outputs`: how many outputs are differentiable; `half`: inputs
- * are float16, whose range holds no upstream of 1e3 and 1e-3 beside the products that a backward makes of it: 16 and 1/16 then.
- *   - every shape once; the smallest required one again until the required ones have KA_PLAN_MIN_SEEDS seeds in sum
- *     (what another seed can show, it shows where it costs least);
- *   - on the shape of ka_plan_variants(): one-hot, scaled (1e3, 1e-3), non-contiguous and expanded upstreams, `None` for one
- *     of several outputs, each input's gradient alone and each left out, backward twice and
- *     with a*u + b*w over one graph, and a backward whose launches do nothing. */
+/* Cases for a check of a candidate (new reference). `grads`: names; `outputs`: how many outputs are
+ * differentiable; `half`: inputs are float16, whose range holds no upstream of 1e3 and 1e-3 beside the
+ * products that a backward makes of it: 16 and 1/16 then.
+ *   - every shape once; the smallest required one again until the required ones have KA_PLAN_MIN_SEEDS seeds
+ *     in sum (what another seed can show, it shows where it costs least);
+ *   - on the shape of ka_plan_variants() the other kinds of upstreams, and what else is asked of a candidate:
+ *     the table of kinds (kinds.h) says which, and in which order. */
 json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret);
 
-/* Append one case on `shape` to `cases` for each of `kinds` (names of kinds of inputs, docs/protocol.md). For preflight,
- * which finds out which kinds the forward takes, and for the checks, with those that it does. */
+/* Append one case on `shape` to `cases` for each of `kinds` (names of kinds of inputs, docs/protocol.md). For
+ * preflight, which finds out which kinds the forward takes, and for the checks, with those that it does. */
 void ka_plan_inputs(json_t *cases, const json_t *shape, const json_t *kinds, uint64_t secret);
 
-/* Ask for `times` more backwards over the same graph in one plain case of the largest required shape, where
- * programs contend most: how far atomics make the results differ. */
-void ka_plan_repeats(json_t *cases, int times);
+/* Ask what is asked where kernels are compiled, in one plain case of the largest required shape, where
+ * programs contend most. */
+void ka_plan_compiled(json_t *cases);
 
 /* One plain case a shape: to see that forward and oracle agree on it (new reference). */
 json_t *ka_plan_preflight(const json_t *shapes, uint64_t secret);
 
-/* The cases as a child may see them: `keep` names the members that stay (new reference). */
-json_t *ka_plan_for_child(const json_t *cases, const char *const *keep, size_t count);
+/* The cases as a child may see them (new references): all that it needs to draw them, and the candidate what
+ * is asked of it. */
+json_t *ka_plan_for_oracle(const json_t *cases);
+json_t *ka_plan_for_candidate(const json_t *cases);
 
 /* The request of operation `facts` for a candidate: the required shapes, compiled for the target (new
  * reference). */
@@ -54,9 +53,11 @@ json_t *ka_plan_variant(const json_t *report, const json_t *tried, const json_t 
 /* Of the required shapes with the most gradients the smallest (borrowed), NULL where none is required. */
 json_t *ka_plan_smallest(const json_t *shapes);
 
-/* The `kind` of a hidden shape that is a small version of ka_plan_smallest(), where that takes the oracle long. */
+/* The `kind` of a hidden shape that is a small version of ka_plan_smallest(), where that takes the oracle
+ * long. */
 #define KA_PLAN_STAND_IN "a small version of a required shape"
-/* Where upstreams, inputs and subsets of gradients of other kinds are tried (borrowed): the stand-in, else the smallest. */
+/* Where upstreams, inputs and subsets of gradients of other kinds are tried (borrowed): the stand-in, else
+ * the smallest. */
 json_t *ka_plan_variants(const json_t *shapes);
 
 /* Product of the integer dims: what "smallest" means. */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/utf8.h"
+#include "kinds.h"
 #include "plan.h"
 
 #define WHOLE_MAX 100 /* failures of the candidate as a whole that are kept */
@@ -342,42 +343,15 @@ static bool said_before(const struct shape *shape, size_t i)
     return false;
 }
 
-/* What it means that a thing fails in this kind of case, and not with a plain upstream on the same shape. */
-static const struct {
-    const char *label, *meaning;
-} KINDS_OF_CASES[] = {
-    {"noncontiguous", "an upstream with other strides: read it through its strides, or call .contiguous()"},
-    {"expanded",
-     "an upstream with stride 0, as .expand() makes it: read it through its strides, or call .contiguous()"},
-    {"none_one", "an upstream that is None because only the other outputs are used: test for None, or leave "
-                 "set_materialize_grads on"},
-    {"scaled", "an upstream of another magnitude: the backward must be linear in it, without clamps, "
-               "thresholds or roundings"},
-    {"onehot", "an upstream that is zero almost everywhere: nothing may divide by it"},
-    {"second backward", "a second backward over the same graph: the first one used up or changed something "
-                        "that the forward saved"},
-    {"a gradient", "some gradients not being wanted: see how ctx.needs_input_grad is used"},
-    {"want gradients", "some gradients not being wanted: see how ctx.needs_input_grad is used"},
-};
-
-static bool is_plain(const char *label)
-{
-    return strcmp(label, "normal upstream") == 0;
-}
-
 static void only_there(const struct shape *shape, const struct failure *f, struct ka_buf *out)
 {
     for (size_t k = 0; k < shape->failure_count; k++) {
-        if (is_plain(shape->failures[k].label))
+        if (ka_kind_is_plain(shape->failures[k].label))
             return;
     }
-    for (size_t i = 0; i < KA_COUNT(KINDS_OF_CASES); i++) {
-        if (strstr(f->label, KINDS_OF_CASES[i].label)) {
-            ka_buf_printf(out, " It is right for a plain upstream, and fails only with %s.",
-                          KINDS_OF_CASES[i].meaning);
-            return;
-        }
-    }
+    const char *meaning = ka_kind_meaning(f->label);
+    if (meaning)
+        ka_buf_printf(out, " It is right for a plain upstream, and fails only with %s.", meaning);
 }
 
 static void shape_facts(const struct shape *shape, struct ka_buf *out)

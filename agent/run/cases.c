@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "agent/core/plan.h"
+#include "agent/core/kinds.h"
 #include "sandbox/compare.h"
 
 #define ROUNDING 1e-10 /* of float64 sums, per unit of upstream */
@@ -53,13 +53,12 @@ int ka_case_open(const struct ka_child_result *child, json_int_t id, struct ka_t
 
 double ka_case_upstream_norm(const struct ka_tensors *oracle, const json_t *entry, const json_t *plan)
 {
-    const json_t *upstream = json_object_get(plan, "upstream");
-    const json_t *scale = json_object_get(upstream, "scale");
-    const char *kind = json_string_value(json_object_get(upstream, "kind"));
+    const json_t *scale = json_object_get(json_object_get(plan, "upstream"), "scale");
+    const struct ka_kind *kind = ka_kind_of(plan, KA_KIND_UPSTREAM);
     double count = 0;
     size_t i;
     json_t *output;
-    if (kind && strcmp(kind, "onehot") == 0)
+    if (kind && kind->unit)
         return 1;
     json_array_foreach(json_object_get(entry, "outputs"), i, output)
     {
@@ -72,7 +71,8 @@ double ka_case_upstream_norm(const struct ka_tensors *oracle, const json_t *entr
     return sqrt(count) * (scale ? fabs(json_number_value(scale)) : 1);
 }
 
-/* Norm of the difference of two tensors of one shape; the largest difference of an element in `most`, unless it is NULL. */
+/* Norm of the difference of two tensors of one shape; the largest difference of an element in `most`, unless
+ * it is NULL. */
 static double distance(const struct ka_tensor *a, const struct ka_tensor *b, double *most)
 {
     const struct ka_term terms[] = {{1, a}, {-1, b}};
@@ -88,9 +88,9 @@ double ka_case_nonlinearity(const struct ka_tensor *u, const struct ka_tensor *w
 {
     if (!u || !w || !sum || !ka_tensor_same_shape(u, w) || !ka_tensor_same_shape(u, sum))
         return NAN;
-    const struct ka_term terms[] = {{1, sum}, {-KA_PLAN_LINEAR_U, u}, {-KA_PLAN_LINEAR_W, w}};
+    const struct ka_term terms[] = {{1, sum}, {-KA_KIND_LINEAR_U, u}, {-KA_KIND_LINEAR_W, w}};
     double gap = ka_norm_of(terms, KA_COUNT(terms), NULL);
-    double size = fabs(KA_PLAN_LINEAR_U) * norm_of(u) + fabs(KA_PLAN_LINEAR_W) * norm_of(w);
+    double size = fabs(KA_KIND_LINEAR_U) * norm_of(u) + fabs(KA_KIND_LINEAR_W) * norm_of(w);
     return size > 0 ? gap / size : 0;
 }
 
@@ -140,8 +140,9 @@ static int compare_output(const struct ka_tensors *set, const char *index, struc
     return rc;
 }
 
-/* `part` of the user's own reference against the oracle's: both in float64. What cancels to rounding (softmax under an
- * upstream that is constant along the row) is equal when its distance is rounding by the measure of `scale`. */
+/* `part` of the user's own reference against the oracle's: both in float64. What cancels to rounding (softmax
+ * under an upstream that is constant along the row) is equal when its distance is rounding by the measure of
+ * `scale`. */
 static int compare_reference(const struct ka_tensors *set, const char *ours, const char *theirs,
                              const char *of, double scale, struct ka_err *err)
 {
@@ -185,26 +186,4 @@ int ka_case_agrees(const struct ka_tensors *oracle, const json_t *entry, const j
             rc = compare_reference(oracle, "grad", "ref_grad", json_string_value(grad), scale, err);
     }
     return rc;
-}
-
-void ka_case_label(const json_t *plan, struct ka_buf *out)
-{
-    const json_t *upstream = json_object_get(plan, "upstream");
-    const json_t *needs = json_object_get(plan, "needs");
-    const json_t *scale = json_object_get(upstream, "scale");
-    const char *inputs = json_string_value(json_object_get(plan, "inputs"));
-    size_t i, count = json_array_size(needs);
-    json_t *name;
-    ka_buf_printf(out, "%s upstream", json_string_value(json_object_get(upstream, "kind")));
-    if (scale)
-        ka_buf_printf(out, " (x%g)", json_number_value(scale));
-    if (inputs)
-        ka_buf_printf(out, ", %s inputs", inputs);
-    json_array_foreach((json_t *)needs, i, name) ka_buf_printf(out, "%s%s",
-                                                               i == 0           ? ", only "
-                                                               : i + 1 == count ? " and "
-                                                                                : ", ",
-                                                               json_string_value(name));
-    if (count)
-        ka_buf_puts(out, count == 1 ? " wants a gradient" : " want gradients");
 }

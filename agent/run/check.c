@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "agent/core/compose.h"
+#include "agent/core/kinds.h"
 #include "agent/core/plan.h"
 #include "agent/core/rank.h"
 #include "agent/core/sanitize.h"
@@ -293,12 +294,11 @@ static void on_sanitized(struct ka_run *run, const struct ka_op_result *result)
 
 static void sanitize(struct ka_run *run)
 {
-    static const char *const keep[] = {"id", "dims", "seed", "upstream"};
     json_t *list = json_pack("[O]", ka_plan_smallest(run->shapes));
     json_t *cases = ka_plan_preflight(list, ka_random_u64());
     ka_log_progress(run->name, "compute-sanitizer: memcheck, racecheck, initcheck");
-    json_t *extra = json_pack("{s:o, s:s, s:s}", "cases", ka_plan_for_child(cases, keep, KA_COUNT(keep)),
-                              "entry", run->check->entry, "sanitizer", run->settings.sanitizer);
+    json_t *extra = json_pack("{s:o, s:s, s:s}", "cases", ka_plan_for_candidate(cases), "entry",
+                              run->check->entry, "sanitizer", run->settings.sanitizer);
     json_decref(list);
     json_decref(cases);
     ka_run_op(run, "sanitize", run->check->pair_path, extra, on_sanitized);
@@ -341,7 +341,7 @@ static void judge_one(struct ka_check *check, size_t at)
         .oracle_id = id,
         .candidate_files = candidate.files,
     };
-    ka_case_label(plan, &label);
+    ka_kind_label(plan, &label);
     one.at = ka_verdict_case(check->verdict, check->shape_of[i], ka_buf_str(&label));
     ka_buf_free(&label);
     if (ka_judge_case(&one, (json_int_t)i, &why))
@@ -535,8 +535,6 @@ static void announce_shapes(struct ka_run *run)
  * round has children of the candidate's and of the oracle's. */
 static void next_round(struct ka_run *run)
 {
-    static const char *const keep[] = {"id",    "dims",  "seed", "upstream", "inputs",
-                                       "needs", "twice", "noop", "linear",   "repeats"};
     struct ka_check *check = run->check;
     size_t all = json_array_size(check->cases), from = check->upto;
     size_t upto = !run->given || !run->settings.fail_fast ? all : from ? 4 * from : 1;
@@ -544,7 +542,7 @@ static void next_round(struct ka_run *run)
     json_t *round = json_array();
     for (size_t at = from; at < check->upto; at++)
         json_array_append(round, json_array_get(check->cases, check->order[at]));
-    json_t *told = ka_plan_for_child(round, keep, KA_COUNT(keep));
+    json_t *told = ka_plan_for_candidate(round);
     struct ka_fan_req req = {.operation = "candidate",
                              .file = check->pair_path,
                              .cases = told,

@@ -8,8 +8,6 @@
 #include "base/hash.h"
 #include "sizes.h"
 
-#define REPEATS 4 /* of one backward, to see how far atomics let it vary */
-
 struct offer {
     struct offer *next;
     struct ka_fan *fan;
@@ -104,7 +102,7 @@ static struct ka_expected *draw(struct ka_run *run)
         ka_plan_check(run->shapes, run->grads, count_differentiable(run), run->half, ka_random_u64());
     ka_plan_inputs(made->cases, ka_plan_variants(run->shapes), kept, ka_random_u64());
     if (strcmp(run->settings.device, "cuda") == 0) /* the interpreter has no order of programs to vary */
-        ka_plan_repeats(made->cases, REPEATS);
+        ka_plan_compiled(made->cases);
     made->sources = ka_calloc(json_array_size(made->cases), sizeof(*made->sources));
     size_t i;
     json_t *item;
@@ -160,7 +158,6 @@ json_t *ka_expected_cases(const struct ka_expected *expected)
 void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t count, ka_fan_fn changed,
                      void *arg)
 {
-    static const char *const keep[] = {"id", "dims", "seed", "upstream", "inputs"};
     json_t *open = json_array();
     for (size_t i = 0; i < count; i++)
         if (!expected->sources[list[i]].fan)
@@ -168,7 +165,7 @@ void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t co
     for (size_t i = 0; i < expected->own_count; i++)
         ka_fan_listen(expected->own[i], changed, arg);
     if (json_array_size(open) && expected->own_count < KA_COUNT(expected->own)) {
-        json_t *told = ka_plan_for_child(open, keep, KA_COUNT(keep));
+        json_t *told = ka_plan_for_oracle(open);
         struct ka_fan_req req = {.operation = "oracle",
                                  .file = expected->run->work_forward,
                                  .cases = told,

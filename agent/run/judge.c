@@ -1,5 +1,6 @@
-/* The candidate's tensors of one case against the oracle's, and what else the case asks: the backward again, its linearity, its
- * spread, kernels that do nothing. The words are the verdict's; the rule for one tensor is sandbox/compare.h. */
+/* The candidate's tensors of one case against the oracle's, and what else the case asks: the backward again,
+ * its linearity, its spread, kernels that do nothing. The words are the verdict's; the rule for one tensor is
+ * sandbox/compare.h. */
 #include "judge.h"
 
 #include <errno.h>
@@ -9,6 +10,7 @@
 #include <string.h>
 
 #include "agent/core/conduct.h"
+#include "agent/core/kinds.h"
 #include "cases.h"
 #include "sandbox/compare.h"
 
@@ -47,28 +49,17 @@ static int take_nearby(struct ka_tolerance *tolerance, const struct ka_tensors *
     return rc;
 }
 
-static bool has_inputs(const struct ka_judged_case *one, const char *kind)
-{
-    const char *inputs = json_string_value(json_object_get(one->plan, "inputs"));
-    return inputs && strcmp(inputs, kind) == 0;
-}
-
-static bool is_coarse(const struct ka_judged_case *one)
-{
-    return has_inputs(one, "mixed");
-}
-
 static struct ka_tolerance tolerance_of(const struct ka_judged_case *one, enum ka_dtype dtype)
 {
     struct ka_tolerance tolerance = ka_tolerance_of(dtype);
-    if (is_coarse(one))
-        ka_tolerance_coarsen(&tolerance);
-    if (has_inputs(one, "tied"))
-        ka_tolerance_ties(&tolerance);
+    const struct ka_kind *inputs = ka_kind_of(one->plan, KA_KIND_INPUTS);
+    if (inputs && inputs->tolerate)
+        inputs->tolerate(&tolerance);
     return tolerance;
 }
 
-/* What the oracle says of its rounding: the same for all that is compared with this gradient. Returns -EINVAL if the oracle is unusable. */
+/* What the oracle says of its rounding: the same for all that is compared with this gradient. Returns -EINVAL
+ * if the oracle is unusable. */
 static int settle_tolerance(const struct judging *j, struct gradient *g)
 {
     const struct ka_judged_case *one = j->of;
@@ -103,11 +94,13 @@ static int compare_gradient(const struct judging *j, const char *part, const str
         ka_tensors_find_part(j->expected, "base", g->name), &g->tolerance, others, count, diff, NULL);
 }
 
-/* A coarse comparison can only speak against a gradient: errors are reported, and counted as evidence, of the others. */
+/* What can only speak against a gradient is told when it does: errors are reported, and counted as evidence,
+ * of the others. */
 static void tell_gradient(const struct judging *j, size_t at, const struct gradient *g,
                           const struct ka_diff *diff)
 {
-    if (!(diff->pass && is_coarse(j->of)))
+    const struct ka_kind *inputs = ka_kind_of(j->of->plan, KA_KIND_INPUTS);
+    if (!(diff->pass && inputs && inputs->only_against))
         ka_verdict_gradient(j->of->verdict, at, g->name, diff);
 }
 
@@ -150,13 +143,14 @@ static int judge_gradients(struct judging *j)
 }
 
 /* The same graph, differentiated again: nothing may have been used up or added to. */
-static int judge_again(const struct judging *j)
+static int judge_twice(const struct judging *j, const json_t *asked)
 {
-    const struct ka_judged_case *one = j->of;
-    if (!json_is_true(json_object_get(one->plan, "twice")))
-        return 0;
-    size_t at =
-        ka_verdict_case(one->verdict, one->shape, "normal upstream, second backward over the same graph");
+    (void)asked;
+    struct ka_buf label = {0};
+    ka_kind_label(j->of->plan, &label);
+    ka_buf_printf(&label, ", %s", ka_kind_find(KA_KIND_QUESTION, "twice")->label);
+    size_t at = ka_verdict_case(j->of->verdict, j->of->shape, ka_buf_str(&label));
+    ka_buf_free(&label);
     int rc = 0;
     for (size_t i = 0; i < j->count && rc == 0; i++) {
         struct ka_diff diff;
@@ -167,11 +161,12 @@ static int judge_again(const struct judging *j)
     return rc;
 }
 
-/* backward(a*u + b*w) = a*backward(u) + b*backward(w), over one graph: also what was kept of an earlier call shows here. A
- * gradient that is wrong or noise by itself has nothing to add up. */
-static void judge_linear(const struct judging *j)
+/* backward(a*u + b*w) = a*backward(u) + b*backward(w), over one graph: also what was kept of an earlier call
+ * shows here. A gradient that is wrong or noise by itself has nothing to add up. */
+static int judge_linear(const struct judging *j, const json_t *asked)
 {
-    for (size_t i = 0; i < j->count && json_object_get(j->of->plan, "linear"); i++) {
+    (void)asked;
+    for (size_t i = 0; i < j->count; i++) {
         const char *name = j->grads[i].name;
         const struct ka_diff *diff = &j->grads[i].diff;
         if (!diff->pass || diff->want_zero || diff->vacuous || diff->nonfinite_want)
@@ -189,6 +184,7 @@ static void judge_linear(const struct judging *j)
                  name, off, LINEAR_LIMITS * diff->limit);
         ka_verdict_fail(j->of->verdict, j->of->at, "not_linear", text);
     }
+    return 0;
 }
 
 /* Of the right shape: work on it is bounded by the oracle's tensors, whatever the file says. */
@@ -198,9 +194,9 @@ static bool is_of_shape(const struct ka_diff *diff)
 }
 
 /* How far the same backward varies on the same bytes. */
-static void measure_spread(const struct judging *j)
+static int judge_repeats(const struct judging *j, const json_t *asked)
 {
-    json_int_t times = json_integer_value(json_object_get(j->of->plan, "repeats"));
+    json_int_t times = json_integer_value(asked);
     for (size_t i = 0; i < j->count && times >= 1; i++) {
         const struct ka_diff *diff = &j->grads[i].diff;
         double most, norm;
@@ -210,6 +206,7 @@ static void measure_spread(const struct judging *j)
         ka_verdict_repeated(j->of->verdict, j->grads[i].name, (size_t)times + 1, most,
                             allowed > 0 ? norm / allowed : INFINITY);
     }
+    return 0;
 }
 
 static int judge_outputs(const struct judging *j)
@@ -243,10 +240,12 @@ static bool same_bytes(const struct ka_tensor *a, const struct ka_tensor *b)
            memcmp(a->data, b->data, a->count * ka_dtype_size(a->dtype)) == 0;
 }
 
-/* With every launch of the backward turned into nothing, some gradient must change: else no kernel computed it. */
-static void judge_noop(const struct judging *j)
+/* With every launch of the backward turned into nothing, some gradient must change: else no kernel computed
+ * it. */
+static int judge_noop(const struct judging *j, const json_t *asked)
 {
-    for (size_t i = 0; i < j->count && json_is_true(json_object_get(j->of->plan, "noop")); i++) {
+    (void)asked;
+    for (size_t i = 0; i < j->count; i++) {
         const char *name = j->grads[i].name;
         const struct ka_tensor *real = ka_tensors_find_part(j->found, "grad", name);
         const struct ka_tensor *idle = ka_tensors_find_part(j->found, "noop", name);
@@ -259,6 +258,30 @@ static void judge_noop(const struct judging *j)
             name);
         ka_verdict_fail(j->of->verdict, j->of->at, "decoy_kernel", text);
     }
+    return 0;
+}
+
+/* What is compared of the answer to a question of agent/core/kinds.c, and what it is called when it is wrong.
+ * `needs` has no row: it says which gradients there are. */
+static const struct {
+    const char *name;
+    int (*judge)(const struct judging *j, const json_t *asked); /* -EINVAL if the oracle is unusable */
+} QUESTIONS[] = {
+    {"twice", judge_twice},
+    {"linear", judge_linear},
+    {"repeats", judge_repeats},
+    {"noop", judge_noop},
+};
+
+static int judge_questions(const struct judging *j)
+{
+    int rc = 0;
+    for (size_t i = 0; i < KA_COUNT(QUESTIONS) && rc == 0; i++) {
+        const json_t *asked = json_object_get(j->of->plan, QUESTIONS[i].name);
+        if (asked)
+            rc = QUESTIONS[i].judge(j, asked);
+    }
+    return rc;
 }
 
 /* The candidate raised, or left no result. */
@@ -296,14 +319,10 @@ int ka_judge_case(struct ka_judged_case *one, json_int_t id, struct ka_err *why)
         goto out;
     }
     struct judging j = {.of = one, .expected = expected, .found = found};
-    if (judge_outputs(&j) || judge_gradients(&j) || judge_again(&j)) {
+    if (judge_outputs(&j) || judge_gradients(&j) || judge_questions(&j))
         rc = ka_fail(why, -EINVAL, "the oracle's tensors are unusable");
-    } else {
-        judge_linear(&j);
-        measure_spread(&j);
-        judge_noop(&j);
+    else
         ka_conduct_judge(one->candidate, one->verdict, one->at);
-    }
     free(j.grads);
 out:
     ka_tensors_free(expected);

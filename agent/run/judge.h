@@ -1,9 +1,10 @@
 /* One case of a check, judged.
  *
- * May run on a worker thread, one case of one check after another. Until it returns the caller leaves alone: the verdict; the
- * results of the children and their scratch folders; the documents behind `plan`, `oracle` and `candidate`, which may be read
- * elsewhere at the same time (no reference to them is taken or given up), but not changed or freed. Nothing is logged. Large tensors
- * are compared in threads of its own, which are gone when it returns. */
+ * May run on a worker thread, one case of one check after another. Until it returns the caller leaves alone:
+ * the verdict; the results of the children and their scratch folders; the documents behind `plan`, `oracle`
+ * and `candidate`, which may be read elsewhere at the same time (no reference to them is taken or given up),
+ * but not changed or freed. Nothing is logged. Large tensors are compared in threads of its own, which are
+ * gone when it returns. */
 #ifndef KA_RUN_JUDGE_H
 #define KA_RUN_JUDGE_H
 
@@ -23,8 +24,8 @@ struct ka_judged_case {
     json_int_t oracle_id; /* what the oracle's child knew the case as */
 };
 
-/* Everything about case `id`, told to the verdict. 0; -ENODATA or -EINVAL, with a sentence, when the oracle could not say what
- * is right: then nothing was judged. */
+/* Everything about case `id`, told to the verdict. 0; -ENODATA or -EINVAL, with a sentence, when the oracle
+ * could not say what is right: then nothing was judged. */
 int ka_judge_case(struct ka_judged_case *one, json_int_t id, struct ka_err *why);
 
 #endif

@@ -17,9 +17,8 @@
 struct ka_fan *ka_preflight_ask(struct ka_run *run, const json_t *dims_list, const char *what, json_t **asked,
                                 ka_fan_fn changed)
 {
-    static const char *const keep[] = {"id", "dims", "seed", "upstream"};
     json_t *cases = ka_plan_preflight(dims_list, ka_random_u64());
-    *asked = ka_plan_for_child(cases, keep, KA_COUNT(keep));
+    *asked = ka_plan_for_oracle(cases);
     struct ka_fan_req req = {.operation = "oracle",
                              .file = run->work_forward,
                              .what = what,

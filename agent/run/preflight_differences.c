@@ -58,10 +58,8 @@ static void on_smaller(struct ka_run *run, const struct ka_op_result *result)
 
 static void ask(struct ka_run *run, const json_t *dims_list, ka_run_op_fn done)
 {
-    static const char *const keep[] = {"id", "dims", "seed", "upstream"};
     json_t *cases = ka_plan_preflight(dims_list, ka_random_u64());
-    json_t *extra =
-        json_pack("{s:o, s:s}", "cases", ka_plan_for_child(cases, keep, KA_COUNT(keep)), "fd", "only");
+    json_t *extra = json_pack("{s:o, s:s}", "cases", ka_plan_for_oracle(cases), "fd", "only");
     json_decref(cases);
     ka_run_op(run, "oracle", run->work_forward, extra, done);
 }

@@ -1,9 +1,10 @@
-/* Part of preflight: which other kinds of inputs than make_args draws (rows apart in memory, axes in another order,
- * mixed magnitudes, rows whose greatest value stands twice) the forward takes. Those on which forward and oracle agree are
- * tried in every check. A forward that is wrong for the rest is a finding about it that nobody asked for: it is said, and
- * counts neither way. */
+/* Part of preflight: which other kinds of inputs than make_args draws (rows apart in memory, axes in another
+ * order, mixed magnitudes, rows whose greatest value stands twice) the forward takes. Those on which forward
+ * and oracle agree are tried in every check. A forward that is wrong for the rest is a finding about it that
+ * nobody asked for: it is said, and counts neither way. */
 #include "preflight_internal.h"
 
+#include "agent/core/kinds.h"
 #include "agent/core/plan.h"
 #include "base/hash.h"
 #include "base/log.h"
@@ -14,7 +15,12 @@
 
 static json_t *all_kinds(void)
 {
-    return json_pack("[s, s, s, s]", "strided", "transposed", "mixed", "tied");
+    const struct ka_kind *kind;
+    json_t *names = json_array();
+    for (size_t i = 0; (kind = ka_kind_at(i)); i++)
+        if (kind->sort == KA_KIND_INPUTS)
+            json_array_append_new(names, json_string(kind->name));
+    return names;
 }
 
 static int try_kind(const struct ka_fan *fan, json_int_t id, struct ka_err *why)
@@ -60,7 +66,6 @@ static void on_inputs(struct ka_run *run, struct ka_fan *fan, void *arg)
 
 bool ka_preflight_inputs(struct ka_run *run)
 {
-    static const char *const keep[] = {"id", "dims", "seed", "upstream", "inputs"};
     json_t *kinds = all_kinds(), *cases = json_array();
     const json_t *stand_in = run->preflight->stand_in;
     ka_plan_inputs(cases, stand_in ? stand_in : ka_plan_smallest(run->shapes), kinds, ka_random_u64());
@@ -69,7 +74,7 @@ bool ka_preflight_inputs(struct ka_run *run)
         json_decref(cases);
         return false;
     }
-    json_t *asked = run->preflight->asked_inputs = ka_plan_for_child(cases, keep, KA_COUNT(keep));
+    json_t *asked = run->preflight->asked_inputs = ka_plan_for_oracle(cases);
     struct ka_fan_req req = {.operation = "oracle",
                              .file = run->work_forward,
                              .what = "kinds of inputs",

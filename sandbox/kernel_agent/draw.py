@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +21,8 @@ from . import devices
 from .errors import Unusable, wrap
 from .forward import Forward
 
-INPUT_KINDS = ("strided", "transposed", "mixed", "tied")
 ROW_PADDING = 3  # elements: no power of two, so that no block hides it
 MIXED = (1e2, 1e-2)  # the exponential of the larger overflows where it is not shifted; float16 holds both
-UPSTREAM_KINDS = ("normal", "onehot", "ones", "scaled", "noncontiguous", "expanded", "none_one")
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def make_inputs(
     and random.
 
     `dtype` None means make_args' own default, except that bfloat16 becomes float32 on the CPU. `kind` is one
-    of INPUT_KINDS, or None for the inputs as make_args makes them. Inputs that want gradients do not require
+    of INPUTS, or None for the inputs as make_args makes them. Inputs that want gradients do not require
     them yet. Raises Unusable (make_args_raised, make_args_type).
     """
     device = device or fwd.device
@@ -107,25 +105,18 @@ def make_inputs(
     return arguments.args, arguments.kwargs
 
 
+def _of_kind(kind: str, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The inputs that have other strides or magnitudes then."""
+    if kind not in INPUTS:
+        raise ValueError(f"inputs {kind!r} are none of {', '.join(INPUTS)}")
+    how = INPUTS[kind]
+    names = [name for name, tensor in inputs.items() if how.can(tensor)]
+    return {name: how.change(inputs[name]) for name in (names[:1] if how.one_only else names)}
+
+
 def has_rows(tensor: torch.Tensor) -> bool:
     """Whether there are two rows to tell apart: vectors and scalars stay as they are in every kind."""
     return tensor.dim() >= 2 and tensor.shape[:-1].numel() >= 2
-
-
-def _of_kind(kind: str, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The inputs that have other strides or magnitudes then.
-
-    Of magnitudes only one input's are mixed: those of two multiply, and no precision is left to tell right
-    from wrong.
-    """
-    if kind not in INPUT_KINDS:
-        raise ValueError(f"inputs {kind!r} are none of {', '.join(INPUT_KINDS)}")
-    if kind == "tied":
-        return {name: _tied(tensor) for name, tensor in inputs.items() if may_tie(tensor)}
-    tall = {name: tensor for name, tensor in inputs.items() if has_rows(tensor)}
-    if kind == "mixed":
-        return {name: _mixed(tensor) for name, tensor in list(tall.items())[:1]}
-    return {name: (_padded if kind == "strided" else _strided)(tensor) for name, tensor in tall.items()}
 
 
 def _padded(values: torch.Tensor) -> torch.Tensor:
@@ -134,6 +125,18 @@ def _padded(values: torch.Tensor) -> torch.Tensor:
     wide = values.new_full((*outer, columns + ROW_PADDING), torch.nan)
     wide[..., :columns] = values
     return wide[..., :columns]
+
+
+def _strided(values: torch.Tensor) -> torch.Tensor:
+    """The same values, spread out in memory with the axes in another order."""
+    if values.dim() == 0:
+        return values
+    if values.dim() == 1:
+        spread = values.new_zeros(2 * values.numel())
+        spread[::2] = values
+        return spread[::2]
+    order = list(reversed(range(values.dim())))
+    return values.permute(order).contiguous().permute(order)
 
 
 def _mixed(values: torch.Tensor) -> torch.Tensor:
@@ -166,6 +169,30 @@ def fold_ties(gradient: torch.Tensor) -> torch.Tensor:
     folded[..., 0] += folded[..., -1]
     folded[..., -1] = 0
     return folded.to(gradient.dtype)
+
+
+@dataclass(frozen=True)
+class InputKind:
+    """Inputs other than make_args draws: what is done to each, and where that is fair (oracle.py)."""
+
+    change: Callable[[torch.Tensor], torch.Tensor]
+    can: Callable[[torch.Tensor], bool] = has_rows  # what leaves the others as they are
+    rows: str = "two rows"  # that an input must have
+    one_only: bool = False  # of the inputs that want gradients only the first is changed
+    same_values: bool = False  # so the forward must make the same of them
+    finite: bool = False  # fair where all that is made of them is finite
+    judged: Callable[[torch.Tensor], torch.Tensor] | None = None  # what of a gradient, if not all of it
+
+
+# The kinds of inputs. Of magnitudes only one input's are mixed: those of two multiply, and no precision is
+# left to tell right from wrong.
+INPUTS = {
+    "strided": InputKind(_padded, same_values=True),
+    "transposed": InputKind(_strided, same_values=True),
+    "mixed": InputKind(_mixed, one_only=True, finite=True),
+    "tied": InputKind(_tied, may_tie, "rows of three elements", judged=fold_ties),
+}
+INPUT_KINDS = tuple(INPUTS)
 
 
 def _seed_all(seed: int) -> None:
@@ -298,6 +325,89 @@ def _normal(seed: int, index: int, shape: Sequence[int], device: str | torch.dev
     return torch.randn(tuple(shape), generator=generator, dtype=dtype, device=device)
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What the upstream gradient of differentiable output `index` of `count` has to be."""
+
+    seed: int
+    scale: float | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str | torch.device
+    index: int
+    count: int
+
+    def normal(self, shape: Sequence[int] | None = None) -> torch.Tensor:
+        """Normal values, before they are cast to the dtype."""
+        return _normal(self.seed, self.index, self.shape if shape is None else shape, self.device)
+
+
+def _plain(wanted: Wanted) -> torch.Tensor:
+    return wanted.normal().to(wanted.dtype)
+
+
+def _onehot(wanted: Wanted) -> torch.Tensor:
+    hot = torch.zeros(wanted.shape, dtype=wanted.dtype, device=wanted.device)
+    if hot.numel():
+        at = random.Random(f"{wanted.seed}/{wanted.index}").randrange(hot.numel())
+        hot.view(-1)[at] = 1.0
+    return hot
+
+
+def _ones(wanted: Wanted) -> torch.Tensor:
+    return torch.ones(wanted.shape, dtype=wanted.dtype, device=wanted.device)
+
+
+def _scaled(wanted: Wanted) -> torch.Tensor:
+    values = wanted.normal()
+    if wanted.scale is not None:
+        values *= wanted.scale
+    return values.to(wanted.dtype)
+
+
+def _noncontiguous(wanted: Wanted) -> torch.Tensor:
+    """The values of `normal` with other strides."""
+    return _strided(_plain(wanted))
+
+
+def _expanded(wanted: Wanted) -> torch.Tensor:
+    """Stride 0 along the first axis longer than 1."""
+    shape = wanted.shape
+    axis = next((i for i, extent in enumerate(shape) if extent > 1), None)
+    small = shape if axis is None else (*shape[:axis], 1, *shape[axis + 1 :])
+    return wanted.normal(small).to(wanted.dtype).expand(shape)
+
+
+def _slice(wanted: Wanted) -> torch.Tensor:
+    """The values of `normal` as the latter half of a tensor whose last axis is twice as long: so torch.cat's
+    backward hands them out. What stands beside one has the other sign and is larger."""
+    values = _plain(wanted)
+    if values.dim() == 0:
+        return values
+    beside = torch.where(values < 0, 1 - values, -1 - values)
+    return torch.cat((beside, values), dim=-1)[..., values.shape[-1] :]
+
+
+def _none_one(wanted: Wanted) -> torch.Tensor | None:
+    """None for one of several outputs, as where only the others are used."""
+    left_out = wanted.count > 1 and wanted.index == wanted.seed % wanted.count
+    return None if left_out else _plain(wanted)
+
+
+# The kinds of upstream gradients.
+UPSTREAMS: dict[str, Callable[[Wanted], torch.Tensor | None]] = {
+    "normal": _plain,
+    "onehot": _onehot,
+    "ones": _ones,
+    "scaled": _scaled,
+    "noncontiguous": _noncontiguous,
+    "expanded": _expanded,
+    "slice": _slice,
+    "none_one": _none_one,
+}
+UPSTREAM_KINDS = tuple(UPSTREAMS)
+
+
 def upstream(
     kind: str,
     seed: int,
@@ -312,51 +422,8 @@ def upstream(
     out.
 
     Values depend on kind, seed, scale, index, shape, dtype and the kind of device, on which they are drawn:
-    nothing of the size of an output is made on the CPU for a GPU. `noncontiguous` has the values of `normal`
-    with other strides; `expanded` has stride 0 along the first axis longer than 1.
+    nothing of the size of an output is made on the CPU for a GPU.
     """
-    if kind not in UPSTREAM_KINDS:
-        raise ValueError(f"upstream kind {kind!r} is none of {', '.join(UPSTREAM_KINDS)}")
-    if kind == "none_one" and count > 1 and index == seed % count:
-        return None
-    shape = tuple(shape)
-    if kind == "ones":
-        return torch.ones(shape, dtype=dtype, device=device)
-    if kind == "onehot":
-        return _onehot(seed, index, shape, dtype, device)
-    if kind == "expanded":
-        return _expanded(seed, index, shape, dtype, device)
-    values = _normal(seed, index, shape, device)
-    if kind == "scaled" and scale is not None:
-        values *= scale
-    made = values.to(dtype)
-    return _strided(made) if kind == "noncontiguous" else made
-
-
-def _onehot(
-    seed: int, index: int, shape: tuple[int, ...], dtype: torch.dtype, device: str | torch.device
-) -> torch.Tensor:
-    hot = torch.zeros(shape, dtype=dtype, device=device)
-    if hot.numel():
-        hot.view(-1)[random.Random(f"{seed}/{index}").randrange(hot.numel())] = 1.0
-    return hot
-
-
-def _expanded(
-    seed: int, index: int, shape: tuple[int, ...], dtype: torch.dtype, device: str | torch.device
-) -> torch.Tensor:
-    axis = next((i for i, extent in enumerate(shape) if extent > 1), None)
-    small = shape if axis is None else (*shape[:axis], 1, *shape[axis + 1 :])
-    return _normal(seed, index, small, device).to(dtype).expand(shape)
-
-
-def _strided(values: torch.Tensor) -> torch.Tensor:
-    """The same values, spread out in memory with the axes in another order."""
-    if values.dim() == 0:
-        return values
-    if values.dim() == 1:
-        spread = values.new_zeros(2 * values.numel())
-        spread[::2] = values
-        return spread[::2]
-    order = list(reversed(range(values.dim())))
-    return values.permute(order).contiguous().permute(order)
+    if kind not in UPSTREAMS:
+        raise ValueError(f"upstream kind {kind!r} is none of {', '.join(UPSTREAMS)}")
+    return UPSTREAMS[kind](Wanted(seed, scale, tuple(shape), dtype, device, index, count))

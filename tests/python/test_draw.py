@@ -54,6 +54,23 @@ def test_upstream__expanded__has_stride_zero_along_the_first_long_axis(shape, ax
     assert wide.stride()[axis] == 0 and wide.shape == torch.Size(shape)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(6,), (3, 4), (2, 3, 4), (1, 5)])
+def test_upstream__slice__is_half_of_a_tensor_of_other_values(shape, dtype):
+    half = up("slice", shape, dtype=dtype)
+    assert torch.equal(half, up("normal", shape, dtype=dtype))
+    assert half.storage_offset() == shape[-1] and half.stride()[-1] == 1
+    assert half.is_contiguous() == (len(shape) == 1 or shape[0] == 1)
+    wide = half.as_strided((*shape[:-1], 2 * shape[-1]), half.stride(), 0)
+    beside, itself = wide[..., : shape[-1]], wide[..., shape[-1] :]
+    assert torch.equal(itself, half) and bool(beside.isfinite().all())
+    assert bool((beside.abs() >= 1).all()) and not bool((beside.sign() == half.sign()).any())
+
+
+def test_upstream__slice_of_a_scalar__is_the_scalar():
+    assert torch.equal(up("slice", ()), up("normal", ()))
+
+
 def test_upstream__none_one__leaves_out_seed_modulo_count():
     made = [up("none_one", (4,), seed=5, index=i, count=3) for i in range(3)]
     assert [m is None for m in made] == [False, False, True]

@@ -12,7 +12,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "agent/core/plan.h"
+#include "agent/core/kinds.h"
 #include "agent/run/judge.h"
 #include "base/files.h"
 
@@ -139,7 +139,7 @@ static void right(struct part parts[PARTS], double sum)
     memcpy(parts, all, sizeof(all));
 }
 
-#define LINEAR_SUM (KA_PLAN_LINEAR_U * 2 + KA_PLAN_LINEAR_W * 5)
+#define LINEAR_SUM (KA_KIND_LINEAR_U * 2 + KA_KIND_LINEAR_W * 5)
 
 static void assert_facts(const struct part *parts, const char *words)
 {

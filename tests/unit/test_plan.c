@@ -59,7 +59,7 @@ static void plan__check__covers_every_shape_with_five_seeds_over_the_required(vo
     assert_true(normal_required >= KA_PLAN_MIN_SEEDS);
     assert_int_equal(count_where(cases, "class", "hidden"), 1);
     assert_int_equal(count_where(cases, "class", "optional"), 1);
-    static const char *const kinds[] = {"onehot", "noncontiguous", "expanded", "none_one"};
+    static const char *const kinds[] = {"onehot", "noncontiguous", "expanded", "slice", "none_one"};
     for (i = 0; i < KA_COUNT(kinds); i++)
         assert_int_equal(count_where(cases, "upstream", kinds[i]), 1);
     assert_int_equal(count_where(cases, "upstream", "scaled"), 2);
@@ -162,9 +162,8 @@ static void plan__seeds__differ_between_cases_and_between_secrets(void **state)
 static void plan__what_a_child_is_sent__does_not_say_which_shapes_are_hidden(void **state)
 {
     (void)state;
-    static const char *const keep[] = {"id", "dims", "seed", "upstream"};
     json_t *list = shapes(), *cases = ka_plan_preflight(list, 1);
-    json_t *sent = ka_plan_for_child(cases, keep, KA_COUNT(keep));
+    json_t *sent = ka_plan_for_candidate(cases);
     char *text = json_dumps(sent, 0);
     assert_int_equal(json_array_size(sent), 4);
     assert_null(strstr(text, "hidden"));
@@ -312,7 +311,7 @@ static void plan__repeats__are_asked_in_one_plain_case_of_the_largest_required_s
     json_t *list = shapes(), *grads = json("[\"x\", \"w\"]"), *item;
     json_t *cases = ka_plan_check(list, grads, 2, false, 7);
     size_t i, asked = 0;
-    ka_plan_repeats(cases, 4);
+    ka_plan_compiled(cases);
     json_array_foreach(cases, i, item)
     {
         if (!json_object_get(item, "repeats"))
@@ -379,7 +378,7 @@ static void plan__repeats__are_not_asked_of_other_kinds_of_inputs(void **state)
     (void)state;
     json_t *list = shapes(), *kinds = json("[\"mixed\"]"), *cases = json_array();
     ka_plan_inputs(cases, ka_plan_smallest(list), kinds, 9);
-    ka_plan_repeats(cases, 4);
+    ka_plan_compiled(cases);
     assert_null(json_object_get(json_array_get(cases, 0), "repeats"));
     json_decref(cases);
     json_decref(list);

@@ -92,6 +92,7 @@ static void facts__failure_of_one_kind_of_case__says_what_that_means(void **stat
     } rows[] = {
         {"noncontiguous upstream", "fails only with an upstream with other strides"},
         {"expanded upstream", "stride 0"},
+        {"slice upstream", "a part of a wider tensor"},
         {"none_one upstream", "test for None"},
         {"scaled upstream (x1000)", "linear"},
         {"onehot upstream", "divide by it"},

@@ -329,10 +329,7 @@ class Case:
         self.upstream: dict[str, Any] = case["upstream"]
         self.inputs: str | None = case.get("inputs")
         self.needs: list[str] | None = case.get("needs")
-        self.twice = bool(case.get("twice"))
-        self.noop = bool(case.get("noop"))
-        self.repeats = int(case.get("repeats") or 0)
-        self.linear: list[float] | None = case.get("linear")
+        self.asked = {name: case[name] for name in QUESTIONS if case.get(name)}
         self.facts = bool(case.get("facts"))
         self.dtype = dtype
         self.guards = Guards()
@@ -368,20 +365,13 @@ class Case:
                 for o in outputs
                 if isinstance(o.value, torch.Tensor)
             }
-            keep = draw.fold_ties if self.inputs == "tied" else torch.clone
+            kind = draw.INPUTS.get(self.inputs or "")
+            keep = (kind and kind.judged) or torch.clone
             made |= {f"grad/{name}": keep(grad) for name, grad in grads.items()}
             aliases = self.aliases(grads, outputs, arguments.arguments, upstreams)
-            if self.twice:
-                again = self.backward("again", outputs, leaves, upstreams)
-                made |= {f"again/{name}": grad.clone() for name, grad in again.items()}
-            for at in range(self.repeats):
-                once_more = self.backward("again", outputs, leaves, upstreams)
-                made |= {f"repeat{at}/{name}": grad.clone() for name, grad in once_more.items()}
-            if self.linear:
-                made |= self.combined(outputs, leaves, expected, upstreams)
-            if self.noop:
-                idle = self.backward("noop", outputs, leaves, upstreams)
-                made |= {f"noop/{name}": grad.clone() for name, grad in idle.items()}
+            graph = Graph(outputs, leaves, expected, upstreams)
+            for question, asked in self.asked.items():
+                made |= QUESTIONS[question](self, graph, asked)
         file = f"case-{self.id}.safetensors"
         tensors.save(scratch / file, made)
         result = {
@@ -499,26 +489,10 @@ class Case:
             for output, plain in zip(outputs, expected, strict=True)
         ]
 
-    def combined(
-        self,
-        outputs: list[draw.Output],
-        leaves: dict[str, torch.Tensor],
-        expected: list[draw.Output],
-        upstreams: dict[int, torch.Tensor],
-    ) -> dict[str, torch.Tensor]:
-        """Over the same graph: gradients for another upstream w (`other/`), and for a*u + b*w (`sum/`)."""
-        assert self.linear is not None
-        a, b = self.linear
-        others = self.upstreams(expected, outputs, self.upstream["seed"] + 1)
-        sums = {
-            index: (a * value.double() + b * others[index].double()).to(value.dtype)
-            for index, value in upstreams.items()
-        }
-        made: dict[str, torch.Tensor] = {}
-        for part, values in (("other", others), ("sum", sums)):
-            grads = self.backward("again", outputs, leaves, values)
-            made |= {f"{part}/{name}": grad.clone() for name, grad in grads.items()}
-        return made
+    def again(self, part: str, graph: Graph, phase: str = "again") -> dict[str, torch.Tensor]:
+        """Copies of what one more backward over the graph gives, as tensors of `part`."""
+        grads = self.backward(phase, graph.outputs, graph.leaves, graph.upstreams)
+        return {f"{part}/{name}": grad.clone() for name, grad in grads.items()}
 
     def upstreams(
         self, expected: list[draw.Output], outputs: list[draw.Output], seed: int
@@ -609,6 +583,53 @@ class Case:
             found += [f"grad/{name}={other}" for other, tensor in others if overlap(grad, tensor)]
             others.append((f"grad/{name}", grad))
         return found
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A call of the entry: its outputs and the plain stub's, the leaves, and upstreams for them."""
+
+    outputs: list[draw.Output]
+    leaves: dict[str, torch.Tensor]
+    expected: list[draw.Output]
+    upstreams: dict[int, torch.Tensor]
+
+
+def _twice(case: Case, graph: Graph, _: bool) -> dict[str, torch.Tensor]:
+    return case.again("again", graph)
+
+
+def _repeats(case: Case, graph: Graph, times: int) -> dict[str, torch.Tensor]:
+    made: dict[str, torch.Tensor] = {}
+    for at in range(times):
+        made |= case.again(f"repeat{at}", graph)
+    return made
+
+
+def _linear(case: Case, graph: Graph, factors: list[float]) -> dict[str, torch.Tensor]:
+    """Gradients for another upstream w (`other/`), and for a*u + b*w (`sum/`)."""
+    a, b = factors
+    others = case.upstreams(graph.expected, graph.outputs, case.upstream["seed"] + 1)
+    sums = {
+        index: (a * value.double() + b * others[index].double()).to(value.dtype)
+        for index, value in graph.upstreams.items()
+    }
+    made = case.again("other", replace(graph, upstreams=others))
+    return made | case.again("sum", replace(graph, upstreams=sums))
+
+
+def _noop(case: Case, graph: Graph, _: bool) -> dict[str, torch.Tensor]:
+    """With every launch of the backward turned into nothing."""
+    return case.again("noop", graph, phase="noop")
+
+
+# What a case may ask beyond its gradients, in the order in which it is done over one graph.
+QUESTIONS: dict[str, Callable[[Case, Graph, Any], dict[str, torch.Tensor]]] = {
+    "twice": _twice,
+    "repeats": _repeats,
+    "linear": _linear,
+    "noop": _noop,
+}
 
 
 def _named_inputs(bound: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

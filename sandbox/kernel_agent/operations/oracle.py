@@ -119,11 +119,10 @@ class Case:
         if fd == "only":
             return {"fd": finite_differences(self)}
         recording = self.record(self.dtype)
-        if self.inputs == "tied":
-            self.require_ties(recording)
-        elif self.inputs:
-            self.require_rows(recording)
-        if self.inputs in ("strided", "transposed"):
+        kind = draw.INPUTS.get(self.inputs or "")
+        if kind:
+            self.require_rows(recording, kind)
+        if kind and kind.same_values:
             self.require_same_function(recording)
         self.require_room(recording)
         made = {f"fwd/{output.index}": output.value for output in recording.outputs if is_tensor(output)}
@@ -141,7 +140,7 @@ class Case:
         for name, grad in self.gradients(native, recording).items():
             made[f"base/{name}"] = grad.to(recording.wanted[name].dtype)
         native.release()
-        if self.inputs == "mixed":
+        if kind and kind.finite:
             self.require_finite(made)
         made |= self.nearby(recording)
         if self.fwd.reference is not None:
@@ -151,8 +150,8 @@ class Case:
                 result["reference_error"] = problem
         if fd:
             result["fd"] = finite_differences(self)
-        if self.inputs == "tied":
-            made = {name: draw.fold_ties(v) if is_gradient(name) else v for name, v in made.items()}
+        if kind and kind.judged:
+            made = {name: kind.judged(v) if is_gradient(name) else v for name, v in made.items()}
         file = f"case-{self.id}.safetensors"
         tensors.save(scratch / file, {name: storable(tensor) for name, tensor in made.items()})
         return result | {"file": file}
@@ -212,13 +211,9 @@ class Case:
     def refuse(self, why: str) -> Unusable:
         return Unusable("inputs_refused", f"{self.inputs} inputs: {why}", self.fwd.path, self.fwd.stub_line)
 
-    def require_rows(self, recording: Recording) -> None:
-        if not any(map(draw.has_rows, draw.grad_inputs(self.fwd, recording.bound).values())):
-            raise self.refuse("no input that wants a gradient has two rows")
-
-    def require_ties(self, recording: Recording) -> None:
-        if not any(map(draw.may_tie, draw.grad_inputs(self.fwd, recording.bound).values())):
-            raise self.refuse("no input that wants a gradient has rows of three elements")
+    def require_rows(self, recording: Recording, kind: draw.InputKind) -> None:
+        if not any(map(kind.can, draw.grad_inputs(self.fwd, recording.bound).values())):
+            raise self.refuse(f"no input that wants a gradient has {kind.rows}")
 
     def require_same_function(self, recording: Recording) -> None:
         """Raises Unusable unless the real forward makes of these inputs what it makes of the same values in

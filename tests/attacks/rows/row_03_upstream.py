@@ -82,6 +82,12 @@ ATTACKS = [
         "expanded upstream",
     ),
     Attack(
+        "rows assumed to lie one after another",
+        "softmax_saved_output",
+        (("dy.contiguous()", "dy if dy.stride(1) == 1 and dy.stride(0) else dy.contiguous()"),),
+        r"\(slice upstream\).* fails only with an upstream that is a part of a wider tensor",
+    ),
+    Attack(
         "assumed never None",
         "several_outputs",
         (

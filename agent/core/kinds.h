@@ -1,0 +1,74 @@
+/* The kinds of cases that a check is made of: one row a kind, in kinds.c. Pure.
+ *
+ * Words: a kind of *upstream* is `upstream.kind` of its case, a kind of *inputs* is its member `inputs`.
+ * Oracle and candidate are told of both, since each draws for itself. A *question* is a member of its own
+ * name: it is asked of the candidate alone, and nothing that the oracle says of the case depends on it.
+ *
+ * How to add one: a row here, and one function that does it: sandbox/kernel_agent/draw.py for upstreams and
+ * inputs, QUESTIONS of candidate.py for questions. What a question's answer is compared with is one function
+ * more, in QUESTIONS of agent/run/judge.c; gradients are compared whatever the kind. */
+#ifndef KA_KINDS_H
+#define KA_KINDS_H
+
+#include <jansson.h>
+
+#include "base/base.h"
+#include "sandbox/compare.h"
+
+enum ka_kind_sort { KA_KIND_UPSTREAM, KA_KIND_INPUTS, KA_KIND_QUESTION };
+
+/* Which cases of a check are of the kind; "there" is the shape of ka_plan_variants(). */
+enum ka_kind_when {
+    KA_KIND_NEVER,           /* children can do it, no check asks for it */
+    KA_KIND_ALWAYS,          /* upstreams: every shape, every further seed, and what is not of another kind */
+    KA_KIND_ONCE,            /* upstreams: a case of its own there */
+    KA_KIND_SEVERAL_OUTPUTS, /* upstreams: the same, where more than one output is differentiable */
+    KA_KIND_TAKEN,    /* inputs: a case of its own there, if the forward takes them (agent/run/inputs.c) */
+    KA_KIND_PLAIN,    /* questions: in the first plain case there */
+    KA_KIND_SUBSETS,  /* questions: cases of their own there, for each gradient alone and each left out */
+    KA_KIND_COMPILED, /* questions: in a plain case of the largest required shape, if compiled */
+};
+
+#define KA_KIND_LINEAR_U 3.0 /* a*u + b*w: a + b is not 1, else what was kept of u would do */
+#define KA_KIND_LINEAR_W 2.0
+
+struct ka_kind {
+    const char *name; /* of docs/protocol.md */
+    enum ka_kind_sort sort;
+    enum ka_kind_when when;
+    /* How a case, or a part of one, goes by it; NULL: by nothing. Not a part of another row's. */
+    const char *label;
+    /* What it means that a thing fails with this kind, and not with a plain upstream on the same shape; NULL:
+     * nothing. */
+    const char *meaning;
+    /* What the normal values of an upstream are times, and in float16; 0: nothing. */
+    double scale, scale_half;
+    /* The norm of the upstream is 1, not that of so many normal values. */
+    bool unit;
+    /* What such inputs do to the tolerance of every comparison, or NULL. */
+    void (*tolerate)(struct ka_tolerance *);
+    /* A comparison with such inputs is no evidence for a gradient, and its error is not reported. */
+    bool only_against;
+    /* What is asked, of a question that is the same in every case (new reference). */
+    json_t *(*value)(void);
+};
+
+/* Row `i`, in the order in which a check has the cases; NULL after the last. */
+const struct ka_kind *ka_kind_at(size_t i);
+
+/* The first row of that name (may be NULL), or NULL. */
+const struct ka_kind *ka_kind_find(enum ka_kind_sort sort, const char *name);
+
+/* What a case asks for of that sort: the row of its upstream or inputs, NULL for none. Not for questions. */
+const struct ka_kind *ka_kind_of(const json_t *item, enum ka_kind_sort sort);
+
+/* The label of a case: what the model may hear of it, never a seed. */
+void ka_kind_label(const json_t *item, struct ka_buf *out);
+
+/* The label of a case of which nothing is of another kind. */
+bool ka_kind_is_plain(const char *label);
+
+/* The `meaning` for a case of that label, or NULL. */
+const char *ka_kind_meaning(const char *label);
+
+#endif

@@ -1,0 +1,98 @@
+/* The table of kinds: what plan, verdict and judge take for granted of its rows. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "agent/core/kinds.h"
+#include "agent/core/plan.h"
+
+static void kinds__rows__have_what_their_sort_needs(void **state)
+{
+    (void)state;
+    const struct ka_kind *kind;
+    for (size_t i = 0; (kind = ka_kind_at(i)); i++) {
+        bool question = kind->sort == KA_KIND_QUESTION;
+        assert_true(question || kind->label);
+        assert_true(!kind->meaning || kind->label);
+        assert_int_equal(question, kind->when >= KA_KIND_PLAIN);
+        assert_int_equal(kind->sort == KA_KIND_INPUTS, kind->when == KA_KIND_TAKEN);
+        assert_int_equal(question && kind->when != KA_KIND_SUBSETS, kind->value != NULL);
+        assert_int_equal(kind->scale != 0, kind->scale_half != 0);
+        assert_string_equal(ka_kind_find(kind->sort, kind->name)->name, kind->name);
+    }
+    assert_null(ka_kind_find(KA_KIND_UPSTREAM, "strided"));
+    assert_null(ka_kind_find(KA_KIND_UPSTREAM, NULL));
+}
+
+/* A failure is told by the label of its case: no label may look like another's. */
+static void kinds__label_of_one__is_no_part_of_another(void **state)
+{
+    (void)state;
+    const struct ka_kind *a, *b;
+    for (size_t i = 0; (a = ka_kind_at(i)); i++)
+        for (size_t k = 0; (b = ka_kind_at(k)); k++)
+            if (a->label && b->label && strcmp(a->name, b->name) != 0)
+                assert_null(strstr(a->label, b->label));
+}
+
+static void assert_label(const char *item, const char *label, const char *meaning)
+{
+    json_t *doc = json_loads(item, 0, NULL);
+    struct ka_buf text = {0};
+    ka_kind_label(doc, &text);
+    assert_string_equal(ka_buf_str(&text), label);
+    assert_int_equal(ka_kind_is_plain(label), strcmp(label, "normal upstream") == 0);
+    const char *found = ka_kind_meaning(label);
+    assert_true(meaning ? found && strstr(found, meaning) : !found);
+    ka_buf_free(&text);
+    json_decref(doc);
+}
+
+static void kinds__label_of_a_case__names_all_that_is_of_another_kind(void **state)
+{
+    (void)state;
+    assert_label("{\"upstream\": {\"kind\": \"normal\", \"seed\": 7}, \"twice\": true}", "normal upstream",
+                 NULL);
+    assert_label("{\"upstream\": {\"kind\": \"scaled\", \"scale\": 0.0625}}", "scaled upstream (x0.0625)",
+                 "another magnitude");
+    assert_label("{\"upstream\": {\"kind\": \"normal\"}, \"inputs\": \"tied\"}",
+                 "normal upstream, tied inputs", NULL);
+    assert_label("{\"upstream\": {\"kind\": \"normal\"}, \"needs\": [\"x\"]}",
+                 "normal upstream, only x wants a gradient", "needs_input_grad");
+    assert_label("{\"upstream\": {\"kind\": \"normal\"}, \"needs\": [\"x\", \"w\", \"scaled\"]}",
+                 "normal upstream, only x, w and scaled want gradients", "needs_input_grad");
+}
+
+static void kinds__questions__are_the_candidates_alone(void **state)
+{
+    (void)state;
+    json_t *all = json_object(), *cases = json_pack("[o]", all);
+    const struct ka_kind *kind;
+    size_t i, questions = 0;
+    json_object_set_new(all, "class", json_string("hidden"));
+    json_object_set_new(all, "inputs", json_string("tied"));
+    for (i = 0; (kind = ka_kind_at(i)); i++)
+        if (kind->sort == KA_KIND_QUESTION)
+            questions += json_object_set_new(all, kind->name, json_true()) == 0;
+    json_t *oracle = ka_plan_for_oracle(cases), *candidate = ka_plan_for_candidate(cases);
+    assert_int_equal(json_object_size(json_array_get(oracle, 0)), 1);
+    assert_int_equal(json_object_size(json_array_get(candidate, 0)), 1 + questions);
+    json_decref(oracle);
+    json_decref(candidate);
+    json_decref(cases);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(kinds__rows__have_what_their_sort_needs),
+        cmocka_unit_test(kinds__label_of_one__is_no_part_of_another),
+        cmocka_unit_test(kinds__label_of_a_case__names_all_that_is_of_another_kind),
+        cmocka_unit_test(kinds__questions__are_the_candidates_alone),
+    };
+    return cmocka_run_group_tests_name("kinds", tests, NULL, NULL);
+}
