@@ -3,7 +3,10 @@
 dist`
 
     python3 scripts/gpu.py --out gpu-NAME.json [--only PART,...] [--skip PART,...] [--limit PART=SECONDS ...]
-                           [--budget 600] [--device cuda] [--python PATH] [--jobs 8] [--list]
+                           [--whole] [--budget 600] [--device cuda] [--python PATH] [--jobs 8] [--list]
+
+Some parts take a sample; `--whole --only PART` takes every file and every round, which is more than ten minutes for
+all parts together.
 
 Parts run one after another; a line is printed as each ends, and the results are written after each. A part
 that runs past its limit, or past the budget of the whole, is ended with all its processes and said to be
@@ -51,6 +54,7 @@ class Bench:
     python: str
     jobs: int
     work: Path
+    whole: bool = False  # every file and every round, not a sample
     until: float = 0.0  # of the part at work, by time.monotonic()
 
     @property
@@ -214,7 +218,9 @@ def part_examples(bench: Bench) -> Iterator[dict[str, Any]]:
     """Every example with its whole sweep, one at a time, drafted by the differentiator."""
     entries: list[dict[str, Any]] = []
     files = sorted((ROOT / "examples").glob("*.py"))
-    for file in files if bench.gpu else files[-2:-1]:
+    if not bench.whole:
+        files = [file for file in files if file.stem in SAMPLE_EXAMPLES]
+    for file in files if bench.gpu else files[-1:]:
         sweep = [] if bench.gpu else ["--sweep", json.dumps(CPU_SWEEP)]
         options = ["--backend", "none", "--no-optimise", *sweep]
         made = (
@@ -276,7 +282,7 @@ def part_all(bench: Bench) -> Iterator[dict[str, Any]]:
     files: list[str | Path] = [
         *sorted((ROOT / "examples").glob("*.py")),
         *sorted((ROOT / "dataset").glob("*/*.py")),
-    ]
+    ][:: 1 if bench.whole else 4]
     if not bench.gpu:
         files = [ROOT / SMALL]
     out = bench.work / "all.json"
@@ -333,9 +339,10 @@ def part_matrix(bench: Bench) -> Iterator[dict[str, Any]]:
     """The differentiator alone on the staged kernels, in three precisions."""
     out = bench.work / "matrix.json"
     command = ["scripts/diff_matrix.py", "--program", bench.program, "--device", bench.device, "--out", out]
-    command += ["--python", bench.python, "--jobs", str(bench.jobs), "--deadline", "60", "--seconds", "60"]
+    command += ["--python", bench.python, "--jobs", str(bench.jobs), "--deadline", "90", "--seconds", "150"]
     command += ["--runs", bench.work / "matrix", "--dtypes", "fp32,fp16,bf16" if bench.gpu else "fp32"]
-    ended = bench.script(*command, *([] if bench.gpu else ["vector_add"]))
+    names = ["vector_add"] if not bench.gpu else [] if bench.whole else SAMPLE_KERNELS
+    ended = bench.script(*command, *names)
     made = of_script(ended)
     found = json.loads(out.read_text()) if out.exists() else {"rows": []}
     rows = [
@@ -417,8 +424,8 @@ def watched_alone(bench: Bench, tool: str, name: str, edit: tuple[str, str] | No
 
 def part_row(bench: Bench) -> Iterator[dict[str, Any]]:
     """500 checks of a small pair: how many were not verified, how many aborted, what stays on the GPU."""
-    wanted, streams = (500, bench.jobs) if bench.gpu else (2, 1)
-    each = 63 if bench.gpu else 2  # checks of one process
+    wanted, streams = (500 if bench.whole else 40, bench.jobs) if bench.gpu else (2, 1)
+    each = -(-wanted // streams)  # checks of one process
     before, memory, stop = compute_processes(), memory_used(), bench.until - 10
     sweep = json.dumps([{"M": 8, "N": 33}])
     copies = [bench.work / f"pair_{at}.py" for at in range(each)]
@@ -519,21 +526,32 @@ def part_hostile(bench: Bench) -> Iterator[dict[str, Any]]:
         yield of_script(bench.script(file, "--build", bench.bin))
 
 
-PARTS: dict[str, tuple[float, Part]] = {  # with seconds on a GPU
-    "sanitizer": (180, part_sanitizer),
-    "killed": (40, part_killed),
-    "two": (60, part_two),
-    "starts": (60, part_starts),
-    "candidate": (60, part_candidate),
-    "norm": (120, part_norm),
-    "examples": (240, part_examples),
-    "matrix": (180, part_matrix),
-    "all": (300, part_all),
-    "attacks": (120, part_attacks),
-    "row": (150, part_row),
-    "escapes": (120, part_escapes),
-    "hostile": (60, part_hostile),
+# Seconds on a GPU, of the sample and of the whole. All samples together fit into ten minutes.
+PARTS: dict[str, tuple[float, float, Part]] = {
+    "sanitizer": (90, 180, part_sanitizer),
+    "killed": (30, 40, part_killed),
+    "two": (45, 60, part_two),
+    "starts": (40, 60, part_starts),
+    "candidate": (50, 60, part_candidate),
+    "norm": (60, 120, part_norm),
+    "examples": (150, 400, part_examples),
+    "matrix": (110, 540, part_matrix),
+    "all": (100, 360, part_all),
+    "attacks": (60, 300, part_attacks),
+    "row": (60, 580, part_row),
+    "escapes": (90, 120, part_escapes),
+    "hostile": (45, 60, part_hostile),
 }
+SAMPLE_EXAMPLES = ("attention", "layer_norm", "linear_recurrence", "softmax")
+SAMPLE_KERNELS = [
+    "chunk_linear_attention",
+    "group_norm",
+    "in_place",
+    "matmul",
+    "persistent_softmax",
+    "rms_norm",
+    "scans",
+]
 
 
 # ---- the whole
@@ -559,7 +577,7 @@ def run_part(name: str, bench: Bench, limit: float) -> dict[str, Any]:
     bench.until = started + limit
     made: dict[str, Any] = {}
     try:
-        for found in PARTS[name][1](bench):
+        for found in PARTS[name][2](bench):
             made = found
     except Exception as exc:  # noqa: BLE001 (the other parts have to run)
         made = {**made, "failures": [*made.get("failures", []), f"{type(exc).__name__}: {exc}"[:TEXT_MAX]]}
@@ -609,6 +627,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--python", default="", help="the Python with torch and Triton")
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--bin", type=Path, help="folder with kernel-agent and ka-jail")
+    parser.add_argument(
+        "--whole", action="store_true", help="everything, not samples: several calls with --only"
+    )
     parser.add_argument("--list", action="store_true", help="the parts and their limits")
     options = parser.parse_args()
     options.limit = dict(options.limit)
@@ -629,8 +650,8 @@ def usual_python() -> str:
 def main() -> int:
     options = parse()
     if options.list:
-        for name, (seconds, part) in PARTS.items():
-            print(f"{name:10} {seconds:4.0f} s  {(part.__doc__ or '').splitlines()[0]}")
+        for name, (sample, whole, part) in PARTS.items():
+            print(f"{name:10} {sample:4.0f} s, {whole:4.0f} s whole  {(part.__doc__ or '').splitlines()[0]}")
         return 0
     names = chosen(options)
     store = next((path for path in (ROOT / "pairs.db", ROOT / "build/pairs.db") if path.exists()), None)
@@ -640,14 +661,14 @@ def main() -> int:
     results: dict[str, Any] = {}
     python = options.python or usual_python()
     head = {"device": options.device, "command": " ".join(sys.argv), "machine": machine(python)}
-    with tempfile.TemporaryDirectory(prefix="ka-gpu-") as folder:
+    with tempfile.TemporaryDirectory(prefix="ka-gpu-", ignore_cleanup_errors=True) as folder:
         for name in names:
             left = options.budget - (time.monotonic() - begun)
             work = Path(folder) / name
             work.mkdir()
             bin_folder = (options.bin or usual_bin()).resolve()
-            bench = Bench(bin_folder, options.device, python, options.jobs, work)
-            limit = min(options.limit.get(name, PARTS[name][0]), left)
+            bench = Bench(bin_folder, options.device, python, options.jobs, work, options.whole)
+            limit = min(options.limit.get(name, PARTS[name][options.whole]), left)
             results[name] = run_part(name, bench, limit) if limit > 1 else {"skipped": "no time left"}
             print(line_of(name, results[name]), flush=True)
             write(options.out, head | {"seconds": round(time.monotonic() - begun, 1), "parts": results})

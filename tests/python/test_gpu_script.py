@@ -64,7 +64,7 @@ def test_part__that_raises__keeps_what_it_had(tmp_path, monkeypatch):
         yield {"done": 3}
         raise ValueError("no more")
 
-    monkeypatch.setitem(gpu.PARTS, "two", (10, raising))
+    monkeypatch.setitem(gpu.PARTS, "two", (10, 10, raising))
     bench = gpu.Bench(tmp_path, "cpu", sys.executable, 1, tmp_path)
     made = gpu.run_part("two", bench, 10)
     assert (made["done"], made["failures"]) == (3, ["ValueError: no more"])
