@@ -5,8 +5,8 @@ dist`
     python3 scripts/gpu.py --out gpu-NAME.json [--only PART,...] [--skip PART,...] [--limit PART=SECONDS ...]
                            [--whole] [--budget 600] [--device cuda] [--python PATH] [--jobs 8] [--list]
 
-Some parts take a sample; `--whole --only PART` takes every file and every round, which is more than ten minutes for
-all parts together.
+Some parts take a sample; `--whole --only PART` takes every file and every round, which is more than ten
+minutes for all parts together.
 
 Parts run one after another; a line is printed as each ends, and the results are written after each. A part
 that runs past its limit, or past the budget of the whole, is ended with all its processes and said to be
