@@ -30,7 +30,6 @@ ORDER = (
 )
 ALONE = ("sandbox/jail",)  # programs of their own, which include nothing of the others
 WITH_LIBUV = "agent/io"
-UNTANGLED_LATER = {"agent/run/internal"}  # what it includes is not followed
 
 INCLUDE = re.compile(r'^#include "([^"]+)"')
 OFFERED = re.compile(r"^(?!static\b)[a-z][^;={}]*?\b(ka_\w+)\([^;{}]*\)\s*\{", re.MULTILINE)
@@ -126,8 +125,6 @@ def _circles(sources: dict[Path, Source]) -> Iterator[str]:
     for path, source in sources.items():
         others = {_module(source.target(included)) for included, _ in source.includes}
         graph[_module(path)] |= others - {_module(path)}
-    for name in UNTANGLED_LATER:
-        graph[name] = set()
     done: set[str] = set()
 
     def visit(name: str, way: list[str]) -> Iterator[str]:
