@@ -10,9 +10,9 @@
 
 #include "base/base.h"
 
-/* `cases`: [{"id", "dims"}]. A new array of at most `parts` arrays, none of them empty; each holds some of the cases
- * (references), and each case is in one. `start`: what any case costs, in elements. `together`: those of equal dims are in
- * the same. The same input gives the same deal. */
+/* `cases`: [{"id", "dims"}]. A new array of at most `parts` arrays, none of them empty; each holds some of
+ * the cases (references), and each case is in one. `start`: what any case costs, in elements. `together`:
+ * those of equal dims are in the same. The same input gives the same deal. */
 json_t *ka_deal(const json_t *cases, size_t parts, double start, bool together);
 
 #endif

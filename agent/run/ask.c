@@ -1,7 +1,7 @@
 /* One question to the model, over HTTP or through the mailbox, and its answer made into a candidate.
  *
- * The question is written into the state before it is sent. A run that is resumed in the middle of one asks the same
- * question again; in the mailbox that finds the answer that may lie there by now. */
+ * The question is written into the state before it is sent. A run that is resumed in the middle of one asks
+ * the same question again; in the mailbox that finds the answer that may lie there by now. */
 #include "ask.h"
 
 #include <errno.h>
@@ -81,7 +81,8 @@ static bool builds_on(const struct ka_run *run, int64_t id, int64_t candidate)
     return id != 0;
 }
 
-/* One line an attempt: what was tried and what came of it. The candidates of the turn under way are not judged yet. */
+/* One line an attempt: what was tried and what came of it. The candidates of the turn under way are not
+ * judged yet. */
 static void tell_history(struct question *question, const struct ka_run *run)
 {
     const struct ka_job *job = &run->job;
@@ -220,8 +221,8 @@ static struct ka_chat_answer answer_of_json(const json_t *doc)
     return answer;
 }
 
-/* What the next question has to tell of the last answer; it is saved, so that a resumed run asks the same. `answer` NULL: it
- * could not be read. `problem` NULL: it was good. */
+/* What the next question has to tell of the last answer; it is saved, so that a resumed run asks the same.
+ * `answer` NULL: it could not be read. `problem` NULL: it was good. */
 static void set_feedback(struct ka_run *run, const char *problem, const struct ka_chat_answer *answer)
 {
     json_t *doc = problem ? json_pack("{s:s, s:o}", "problem", problem, "answer",

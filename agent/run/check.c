@@ -1,8 +1,9 @@
-/* One check of one candidate: scan, run the candidate and, in processes that share nothing with it, the oracle; compare, decide.
+/* One check of one candidate: scan, run the candidate and, in processes that share nothing with it, the
+ * oracle; compare, decide.
  *
- * The candidate's tensors stay in its scratch folder, which its process can no longer reach, until they are judged. The oracle's
- * never were where the candidate could see them: expected.h.
- * Whatever the candidate reports of itself (launches, modified inputs) can only count against it, never for it. */
+ * The candidate's tensors stay in its scratch folder, which its process can no longer reach, until they are
+ * judged. The oracle's never were where the candidate could see them: expected.h. Whatever the candidate
+ * reports of itself (launches, modified inputs) can only count against it, never for it. */
 #include "check.h"
 
 #include <errno.h>
@@ -44,7 +45,8 @@ struct ka_check {
     struct ka_verdict *verdict;
     size_t *shape_of; /* case number -> shape number of the verdict */
     size_t *order;    /* case numbers, the cheapest first */
-    /* Of `order`: asked for, and ready to be judged, and judged. All are asked for at once, unless --fail-fast. */
+    /* Of `order`: asked for, and ready to be judged, and judged. All are asked for at once, unless
+     * --fail-fast. */
     size_t upto, ready, judged;
     bool judging;                    /* a thread has the verdict, and reads results */
     bool orphan;                     /* freed when the thread is done */
@@ -177,8 +179,8 @@ static size_t count_in(const json_t *shapes, const char *name)
     return value > 0 ? (size_t)value : 0;
 }
 
-/* A candidate that is an earlier one again, byte for byte, has that one's verdict. Not if shapes were skipped there, which may
- * have been the machine's fault. */
+/* A candidate that is an earlier one again, byte for byte, has that one's verdict. Not if shapes were skipped
+ * there, which may have been the machine's fault. */
 static bool settle_as_before(struct ka_run *run, int64_t id)
 {
     struct ka_snapshot twin;
@@ -226,7 +228,8 @@ static void reject_when_idle(struct ka_run *run, const char *rule, const char *t
     check->reject_text = ka_strdup(text);
 }
 
-/* ---- measured facts, only told of what is verified. On a GPU, where processors are idle, they are counted beside the candidate. */
+/* ---- measured facts, only told of what is verified. On a GPU, where processors are idle, they are counted
+ * beside the candidate. */
 
 static void facts_ended(struct ka_run *run)
 {
@@ -306,11 +309,11 @@ static void sanitize(struct ka_run *run)
 
 /* ---- judging
  *
- * A case can be judged once the candidate's child and the oracle's are through with it. Cases are judged in order of what they
- * cost, on a thread: meanwhile the verdict is the thread's. */
+ * A case can be judged once the candidate's child and the oracle's are through with it. Cases are judged in
+ * order of what they cost, on a thread: meanwhile the verdict is the thread's. */
 
-/* The oracle has no answer to a case. Inputs of another kind were fair with other values in preflight: with these they are not, and the
- * shape stands on its other cases. */
+/* The oracle has no answer to a case. Inputs of another kind were fair with other values in preflight: with
+ * these they are not, and the shape stands on its other cases. */
 static void not_judged(struct ka_verdict *verdict, const json_t *plan, size_t shape, const char *why)
 {
     if (!json_object_get(plan, "inputs"))
@@ -531,8 +534,8 @@ static void announce_shapes(struct ka_run *run)
     json_decref(known);
 }
 
-/* With --fail-fast a round is one case, then three, then twelve, and so on: most wrong candidates fail in the first. Each
- * round has children of the candidate's and of the oracle's. */
+/* With --fail-fast a round is one case, then three, then twelve, and so on: most wrong candidates fail in the
+ * first. Each round has children of the candidate's and of the oracle's. */
 static void next_round(struct ka_run *run)
 {
     struct ka_check *check = run->check;

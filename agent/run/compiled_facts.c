@@ -1,4 +1,5 @@
-/* The compiled half of a run's facts: what its kernels cost as binaries. Knows results of operation facts, not compilers. */
+/* The compiled half of a run's facts: what its kernels cost as binaries. Knows results of operation facts,
+ * not compilers. */
 #include "compiled_facts.h"
 
 #include <string.h>

@@ -4,7 +4,8 @@
 
 #include "internal.h"
 
-/* The request of operation facts. Its bytes are counted in the interpreter: the user's own sizes are scaled down. */
+/* The request of operation facts. Its bytes are counted in the interpreter: the user's own sizes are scaled
+ * down. */
 json_t *ka_run_facts_request(const struct ka_run *run, const char *entry);
 /* Complete its result: its kernels' sources are compiled, or found in the cache. */
 void ka_run_compile(struct ka_run *run, const struct ka_op_result *result, ka_run_compile_fn next);

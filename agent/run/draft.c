@@ -72,7 +72,8 @@ static void on_draft(struct ka_run *run, const struct ka_op_result *result)
     ka_run_post_type(run, KA_EV_NO_CANDIDATE);
 }
 
-/* ---- ahead of its turn: the draft depends on the shapes only, and preflight has those long before it ends */
+/* ---- ahead of its turn: the draft depends on the shapes only, and preflight has those long before it ends
+ */
 
 static void take_ahead(struct ka_run *run)
 {

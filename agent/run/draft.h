@@ -8,7 +8,8 @@
 void ka_run_differentiate(struct ka_run *run);
 void ka_run_draft_ahead(struct ka_run *run); /* the same, before it is asked for */
 void ka_run_draft_ahead_cancel(struct ka_run *run);
-/* Operation differentiate on the smallest required shape. `schedule`, `config` (NULL: its own choice) are borrowed. */
+/* Operation differentiate on the smallest required shape. `schedule`, `config` (NULL: its own choice) are
+ * borrowed. */
 void ka_run_ask_differentiator(struct ka_run *run, json_t *schedule, json_t *config, ka_run_op_fn done);
 
 #endif

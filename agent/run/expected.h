@@ -1,9 +1,10 @@
 /* What the oracle says of one check's cases.
  *
- * Expected values do not depend on the candidate, so they need not wait for one: they are computed beside it, or before it,
- * while the differentiator drafts or the model thinks. What preflight computed (a shape, a secret seed, a normal upstream, and
- * forward and oracle agreeing on it) serves the first check, whose cases take over those seeds. Each check has cases of its own: a
- * candidate's process is told the seeds of the cases that it runs, and nothing that is expected. Loop thread only. */
+ * Expected values do not depend on the candidate, so they need not wait for one: they are computed beside it,
+ * or before it, while the differentiator drafts or the model thinks. What preflight computed (a shape, a
+ * secret seed, a normal upstream, and forward and oracle agreeing on it) serves the first check, whose cases
+ * take over those seeds. Each check has cases of its own: a candidate's process is told the seeds of the
+ * cases that it runs, and nothing that is expected. Loop thread only. */
 #ifndef KA_RUN_EXPECTED_H
 #define KA_RUN_EXPECTED_H
 

@@ -14,7 +14,8 @@
 #include "result.h"
 #include "sizes.h"
 
-/* What any case costs, as elements of a tensor: loading, compiling, launching. The interpreter takes that long for fewer. */
+/* What any case costs, as elements of a tensor: loading, compiling, launching. The interpreter takes that
+ * long for fewer. */
 #define START_CPU (1 << 20)
 #define START_GPU (1 << 24)
 
@@ -169,8 +170,8 @@ static bool ran_out(const json_t *entry)
     return json_is_true(json_object_get(json_object_get(entry, "error"), "out_of_memory"));
 }
 
-/* Several children share the GPU's memory. A case that found none left is not judged by that: it is tried once more, when the
- * others of this operation are through. */
+/* Several children share the GPU's memory. A case that found none left is not judged by that: it is tried
+ * once more, when the others of this operation are through. */
 static void take_crowded(struct part *part)
 {
     struct ka_fan *fan = part->fan;

@@ -1,8 +1,8 @@
 /* One operation over many cases, dealt out to several children at once; what they left is found by case.
  *
- * A *part* is one child and its cases. Cheap cases come first within a part, and the parts are even by estimated cost. A
- * case's result can be looked at once its child is gone, and, where that was asked for, once a thread has compared the real
- * forward with the oracle on it. Loop thread only. */
+ * A *part* is one child and its cases. Cheap cases come first within a part, and the parts are even by
+ * estimated cost. A case's result can be looked at once its child is gone, and, where that was asked for,
+ * once a thread has compared the real forward with the oracle on it. Loop thread only. */
 #ifndef KA_RUN_FAN_H
 #define KA_RUN_FAN_H
 
@@ -20,8 +20,8 @@ struct ka_fan_req {
     bool agree;       /* compare forward and oracle on every case, off the loop */
 };
 
-/* `changed` (below) runs after each part; the fan may be freed from inside. Never NULL: a part whose child cannot
- * be started has failed, which is told from the loop like everything else. */
+/* `changed` (below) runs after each part; the fan may be freed from inside. Never NULL: a part whose child
+ * cannot be started has failed, which is told from the loop like everything else. */
 struct ka_fan *ka_fan_start(struct ka_run *run, struct ka_fan_req *req, ka_fan_fn changed, void *arg);
 
 /* Several may hold one; the last free cancels what is in flight and removes the files. */

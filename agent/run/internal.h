@@ -1,5 +1,5 @@
-/* The run's inside, for the files of this folder: what a run holds. It declares no function; each file has its own header.
- * A file uses those above it, never one below:
+/* The run's inside, for the files of this folder: what a run holds. It declares no function; each file has
+ * its own header. A file uses those above it, never one below:
  *
  *     events.c          feeds the machine; saves, then has the command executed
  *     sizes.c           on which sizes things run: the user's own, scaled, small
@@ -77,8 +77,8 @@ struct ka_run {
     bool half;         /* some input is float16 */
     json_t *skipped;   /* sweep shapes that are not checked, and why */
     json_t *sanitized; /* result of the operation sanitize; NULL: not asked for */
-    json_t *
-        oracles; /* what the second opinions on the oracle said: {"finite_differences", "reference", "inputs"} */
+    json_t *oracles;   /* what the second opinions on the oracle said: {"finite_differences", "reference",
+                          "inputs"} */
     json_t *retrieved; /* [{"id", "similarity", "backward", ...}] */
     json_t *draft;     /* last result of the operation differentiate; NULL before */
     json_t *variant;   /* the tuner's, while its facts are counted; NULL */

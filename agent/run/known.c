@@ -1,5 +1,6 @@
-/* Several pairs of one forward, checked one after the other: what the forward is and on which shapes it agrees with the oracle
- * is found out for the first of them. Hidden shapes are then the command's, not the check's; seeds stay each check's own. */
+/* Several pairs of one forward, checked one after the other: what the forward is and on which shapes it
+ * agrees with the oracle is found out for the first of them. Hidden shapes are then the command's, not the
+ * check's; seeds stay each check's own. */
 #include "known.h"
 
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* What was found out about the forward that was checked last, for those who check several pairs of one forward. */
+/* What was found out about the forward that was checked last, for those who check several pairs of one
+ * forward. */
 #ifndef KA_RUN_KNOWN_H
 #define KA_RUN_KNOWN_H
 

@@ -1,4 +1,5 @@
-/* Jailed operations of a run: what is in flight, what became of it in the run's record, and a second try for a child that died. */
+/* Jailed operations of a run: what is in flight, what became of it in the run's record, and a second try for
+ * a child that died. */
 #include "operations.h"
 
 #include <errno.h>
@@ -80,7 +81,8 @@ static void add_to_timeline(struct ka_run *run, const struct ka_run_child *child
 
 static int start(struct ka_run_child *child, struct ka_err *err);
 
-/* A child that a signal ended for reasons of its own gets one more try. Limits and filters would end it again. */
+/* A child that a signal ended for reasons of its own gets one more try. Limits and filters would end it
+ * again. */
 static bool try_again(struct ka_run_child *child, const struct ka_op_result *result)
 {
     struct ka_run *run = child->run;

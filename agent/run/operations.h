@@ -7,11 +7,12 @@
 typedef void (*ka_run_op_fn)(struct ka_run *run, const struct ka_op_result *result);
 typedef void (*ka_run_child_fn)(struct ka_run *run, void *arg, const struct ka_op_result *result);
 
-/* Start `operation` on `file`; steals `extra`, the further members of the request. `next` runs once, unless the
- * operation is cancelled. A failure to start ends the run (KA_EV_INTERNAL). */
+/* Start `operation` on `file`; steals `extra`, the further members of the request. `next` runs once, unless
+ * the operation is cancelled. A failure to start ends the run (KA_EV_INTERNAL). */
 void ka_run_op(struct ka_run *run, const char *operation, const char *file, json_t *extra, ka_run_op_fn next);
-/* One of several; `part` says which of them for the timeline ("hidden shapes, 1 of 4"). Steals `extra`. NULL with `err`
- * when it cannot be started: `done` then never runs. The handle is gone once `done` runs or it was cancelled. */
+/* One of several; `part` says which of them for the timeline ("hidden shapes, 1 of 4"). Steals `extra`. NULL
+ * with `err` when it cannot be started: `done` then never runs. The handle is gone once `done` runs or it was
+ * cancelled. */
 struct ka_run_child *ka_run_child_start(struct ka_run *run, const char *operation, const char *file,
                                         json_t *extra, const char *part, ka_run_child_fn done, void *arg,
                                         struct ka_err *err);

@@ -1,6 +1,7 @@
-/* Part of preflight: finite differences of the real forward against the oracle's gradient, on the smallest required
- * shape, or on a GPU a small version of it. They cost many runs of the forward; what is wrong in the oracle's rules is wrong at every size. A disagreement is
- * followed down to the smallest scale that shows it, and ends the run. What stays open is said, and never counts as agreement. */
+/* Part of preflight: finite differences of the real forward against the oracle's gradient, on the smallest
+ * required shape, or on a GPU a small version of it. They cost many runs of the forward; what is wrong in the
+ * oracle's rules is wrong at every size. A disagreement is followed down to the smallest scale that shows it,
+ * and ends the run. What stays open is said, and never counts as agreement. */
 #include "preflight_internal.h"
 
 #include "agent/core/differences.h"
@@ -36,7 +37,8 @@ static void disagree(struct ka_run *run, const json_t *dims, const char *message
     ka_run_fail_doc(run, KA_EV_UNUSABLE, failure);
 }
 
-/* `smaller`: [{"dims", "message"?}]; the first is known to disagree, the rest are smaller ones that were tried. */
+/* `smaller`: [{"dims", "message"?}]; the first is known to disagree, the rest are smaller ones that were
+ * tried. */
 static void on_smaller(struct ka_run *run, const struct ka_op_result *result)
 {
     json_t *tried = run->preflight->smaller;

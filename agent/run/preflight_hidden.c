@@ -1,9 +1,10 @@
-/* Part of preflight: hidden shapes, derived from what was accepted, and kept where forward and oracle agree. A candidate
- * cannot know them.
+/* Part of preflight: hidden shapes, derived from what was accepted, and kept where forward and oracle agree.
+ * A candidate cannot know them.
  *
- * Scaling for the CPU may leave a loop over blocks with a single turn, in every shape made from the scaled ones. So each size
- * that was scaled is also tried long, beside small ones; unless it is one that the grid grows with, which a probe of twice
- * the size shows: thousands of programs would take the interpreter minutes. */
+ * Scaling for the CPU may leave a loop over blocks with a single turn, in every shape made from the scaled
+ * ones. So each size that was scaled is also tried long, beside small ones; unless it is one that the grid
+ * grows with, which a probe of twice the size shows: thousands of programs would take the interpreter
+ * minutes. */
 #include "preflight_internal.h"
 
 #include <string.h>
@@ -39,7 +40,8 @@ static void keep_agreed(struct ka_run *run, struct ka_fan *fan, const json_t *tr
     }
 }
 
-/* The fan and what it was asked, which are the caller's to free from now on. False while it is not through. */
+/* The fan and what it was asked, which are the caller's to free from now on. False while it is not through.
+ */
 static bool take(struct ka_run *run, struct ka_fan *fan, json_t **tried, json_t **asked)
 {
     struct ka_preflight *preflight = run->preflight;

@@ -1,4 +1,5 @@
-/* Preflight while it lasts, for the files preflight*.c. Its order is agent/core/stages.h's; each part is a file.
+/* Preflight while it lasts, for the files preflight*.c. Its order is agent/core/stages.h's; each part is a
+ * file.
  *
  * A part is begun once. It returns false when it has nothing to do, which is its end; otherwise it calls
  * run->preflight->ended() when it is through, or ends the run. */
@@ -33,8 +34,8 @@ bool ka_preflight_differences(struct ka_run *run);
 bool ka_preflight_inputs(struct ka_run *run);
 
 /* ---- preflight_cases.c */
-/* One case for each of `list`, [{"dims"}], with its place in the list as id. `*asked`: what the children are told (new
- * reference). */
+/* One case for each of `list`, [{"dims"}], with its place in the list as id. `*asked`: what the children are
+ * told (new reference). */
 struct ka_fan *ka_preflight_ask(struct ka_run *run, const json_t *list, const char *what, json_t **asked,
                                 ka_fan_fn changed);
 /* Did forward and oracle agree on a case? Otherwise the error document (new reference) in *error. */

@@ -1,8 +1,8 @@
 /* Part of preflight: on which shapes of the user's sweep forward and oracle agree.
  *
- * Without a GPU each shape is tried scaled down, from the largest scale to the smallest, until forward and oracle agree on
- * it; on a GPU first as it is, and scaled only if the oracle cannot hold it. A required shape that never does ends the run
- * (exit code 3). */
+ * Without a GPU each shape is tried scaled down, from the largest scale to the smallest, until forward and
+ * oracle agree on it; on a GPU first as it is, and scaled only if the oracle cannot hold it. A required shape
+ * that never does ends the run (exit code 3). */
 #include "preflight_internal.h"
 
 #include <stdlib.h>
@@ -20,8 +20,8 @@
 #define GPU_BUDGET ((uint64_t)1 << 24)
 
 /* Shapes still to be settled are entries {"dims", "ladder": [...], "level", "stand_ins", "required", "error",
- * "mismatch"}. The first `stand_ins` scales of the ladder may be checked in place of the shape; the rest are tried only to find
- * the smallest scale that shows a disagreement. */
+ * "mismatch"}. The first `stand_ins` scales of the ladder may be checked in place of the shape; the rest are
+ * tried only to find the smallest scale that shows a disagreement. */
 
 static json_t *ladder_of(struct ka_run *run, const json_t *dims, bool own_cpu_sweep)
 {
@@ -91,8 +91,9 @@ static bool is_mismatch(const json_t *error)
 
 static bool next_level(struct ka_run *run, json_t *entry, json_t *still);
 
-/* One shape failed on its level. What cannot be run is tried smaller, and a scale that works stands in for it. Forward and oracle
- * that ran and differ are a finding about the forward: smaller scales are tried only to name the smallest that shows it. */
+/* One shape failed on its level. What cannot be run is tried smaller, and a scale that works stands in for
+ * it. Forward and oracle that ran and differ are a finding about the forward: smaller scales are tried only
+ * to name the smallest that shows it. */
 static bool settle_failed(struct ka_run *run, json_t *entry, json_t *error, json_t *still)
 {
     ka_record_add(run->record, "shape_failed",
@@ -134,7 +135,8 @@ static bool next_level(struct ka_run *run, json_t *entry, json_t *still)
     return true;
 }
 
-/* What the stub returns, and which of the wanted inputs were tensors on at least one shape (None arguments are not). */
+/* What the stub returns, and which of the wanted inputs were tensors on at least one shape (None arguments
+ * are not). */
 static void learn_outputs(struct ka_run *run, const json_t *entry)
 {
     size_t i, k;
@@ -212,8 +214,8 @@ static bool settle_shape(struct ka_run *run, struct ka_fan *fan, json_t *entry, 
     return alive;
 }
 
-/* On a GPU the user's own sizes are checked, and some twenty kinds of upstreams and inputs on one of them. Where that takes
- * long, they get a smaller one. */
+/* On a GPU the user's own sizes are checked, and some twenty kinds of upstreams and inputs on one of them.
+ * Where that takes long, they get a smaller one. */
 static json_t *find_stand_in(const struct ka_run *run)
 {
     json_t *smallest = ka_plan_smallest(run->shapes);

@@ -92,8 +92,9 @@ static bool has_function(const char *text)
     return strstr(text, "autograd") && strstr(text, "Function)") && strstr(text, "def backward(");
 }
 
-/* A file with a marker line is a pair: its forward part is the run's, its backward part what a check is about. Of a module written
- * by hand nothing is split off: its backward part is empty (agent/core/compose.h). */
+/* A file with a marker line is a pair: its forward part is the run's, its backward part what a check is
+ * about. Of a module written by hand nothing is split off: its backward part is empty (agent/core/compose.h).
+ */
 static int split_backward(struct ka_run *run, enum ka_run_mode mode, struct ka_err *err)
 {
     struct ka_buf forward = {0}, backward = {0};
@@ -164,7 +165,8 @@ static int save_start(struct ka_run *run, struct ka_err *err)
     return rc ? rc : ka_state_commit(run->state, err);
 }
 
-/* Torch is imported while the run still reads and retrieves, also by the zygote of the candidates, which has work last. */
+/* Torch is imported while the run still reads and retrieves, also by the zygote of the candidates, which has
+ * work last. */
 static void warm(const struct ka_run *run)
 {
     ka_children_warm(run->app->children, run->app->python, run->app->package_dir);

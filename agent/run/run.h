@@ -1,9 +1,10 @@
-/* One run: a forward file through inspect, preflight, retrieve, draft, check, fix, optimise, to its folder of results.
+/* One run: a forward file through inspect, preflight, retrieve, draft, check, fix, optimise, to its folder of
+ * results.
  *
- * The run drives the pure machine of agent/core/job.h: it executes its commands on the loop and feeds back what
- * happened. Its folder holds run.db (agent/disk/state.h), run.jsonl (agent/disk/record.h), forward.py (the user's
- * file as it was), candidates/, and at the end the pair, report.md, report.html and result.json. Loop thread only;
- * many runs share one app. */
+ * The run drives the pure machine of agent/core/job.h: it executes its commands on the loop and feeds back
+ * what happened. Its folder holds run.db (agent/disk/state.h), run.jsonl (agent/disk/record.h), forward.py
+ * (the user's file as it was), candidates/, and at the end the pair, report.md, report.html and result.json.
+ * Loop thread only; many runs share one app. */
 #ifndef KA_RUN_H
 #define KA_RUN_H
 
@@ -16,8 +17,8 @@
 struct ka_run;
 struct ka_known;
 
-/* Runs once, on the loop thread, never from inside start or resume. The run may be freed from inside. `waiting`: a
- * mailbox run with --no-wait that has put its question; it is resumable and has not ended. */
+/* Runs once, on the loop thread, never from inside start or resume. The run may be freed from inside.
+ * `waiting`: a mailbox run with --no-wait that has put its question; it is resumable and has not ended. */
 typedef void (*ka_run_done_fn)(struct ka_run *run, bool waiting, void *arg);
 
 enum ka_run_mode {
@@ -35,11 +36,12 @@ struct ka_run_req {
     void *arg;
 };
 
-/* A fresh run of a file. Errors: the file is missing or no regular file (-ENOENT, -EINVAL), the output folder is not
- * writable (-EACCES, -ENOSPC, ...). */
+/* A fresh run of a file. Errors: the file is missing or no regular file (-ENOENT, -EINVAL), the output folder
+ * is not writable (-EACCES, -ENOSPC, ...). */
 int ka_run_start(struct ka_app *app, const struct ka_run_req *req, struct ka_run **out, struct ka_err *err);
 
-/* Go on with a run folder. -ENOENT: no such run; -EBUSY: another process has it; -ESTALE: the user's file has changed. */
+/* Go on with a run folder. -ENOENT: no such run; -EBUSY: another process has it; -ESTALE: the user's file has
+ * changed. */
 int ka_run_resume(struct ka_app *app, const struct ka_settings *settings, const char *dir,
                   ka_run_done_fn done, void *arg, struct ka_run **out, struct ka_err *err);
 

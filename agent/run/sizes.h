@@ -7,9 +7,9 @@
 bool ka_run_on_gpu(const struct ka_run *run);
 /* Are shapes scaled, to be run in the interpreter? */
 bool ka_run_scaled_down(const struct ka_run *run);
-/* A small version of a shape (new reference). On a GPU the user's own sizes are checked; what else is asked of the
- * forward (hidden shapes, finite differences, counts in the interpreter) is asked of this. On the CPU the shape is one
- * already. */
+/* A small version of a shape (new reference). On a GPU the user's own sizes are checked; what else is asked
+ * of the forward (hidden shapes, finite differences, counts in the interpreter) is asked of this. On the CPU
+ * the shape is one already. */
 json_t *ka_run_small(const struct ka_run *run, json_t *dims);
 /* SWEEP, or SWEEP_CPU where it counts (new reference): [{"dims", "required"}]. */
 json_t *ka_run_sweep(struct ka_run *run, bool *own_cpu_sweep);

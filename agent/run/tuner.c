@@ -1,7 +1,7 @@
 /* The tuner without a clock: the differentiator's other schedules and configurations.
  *
- * A variant is a schedule and a configuration. It is drafted, its cost is modelled from counted facts, and only one that would
- * beat the best becomes a candidate: what is kept has passed the whole check. */
+ * A variant is a schedule and a configuration. It is drafted, its cost is modelled from counted facts, and
+ * only one that would beat the best becomes a candidate: what is kept has passed the whole check. */
 #include "tuner.h"
 
 #include <math.h>
@@ -20,8 +20,8 @@
 
 #define SAME_MAX 2 /* variants in a row whose modelled cost is the best's own */
 
-/* {"tried": [variant], "best": variant, "pending": variant, "before": snapshot}, kept in the state so that a resumed run goes on
- * with the next variant (new reference). */
+/* {"tried": [variant], "best": variant, "pending": variant, "before": snapshot}, kept in the state so that a
+ * resumed run goes on with the next variant (new reference). */
 static json_t *load_tuner(struct ka_run *run)
 {
     json_t *tuner = ka_state_get(run->state, "tuner");

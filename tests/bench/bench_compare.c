@@ -1,9 +1,10 @@
 /* How fast tensors are compared, against a loop that only reads the same bytes.
  *
- *     bench_compare [ELEMENTS [DTYPE]]    default 8,388,608 of F32, which also fixes the dtype of the baseline
+ *     bench_compare [ELEMENTS [DTYPE]]    default 8,388,608 of F32, which also fixes the dtype of the
+ * baseline
  *
- * One JSON object on stdout: nanoseconds an element of the least disturbed of several calls: processor time on one
- * processor, of the reading loop too, and time on the wall on all of them. */
+ * One JSON object on stdout: nanoseconds an element of the least disturbed of several calls: processor time
+ * on one processor, of the reading loop too, and time on the wall on all of them. */
 #include <math.h>
 #include <sched.h>
 #include <stdio.h>

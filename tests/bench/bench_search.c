@@ -1,12 +1,12 @@
 /* How fast the search is against what memory allows. scripts/bench.py drives it.
  *
- *     bench_search --rows N [--threads T]    a matrix of N rows; each line "KIND SECONDS" on stdin is answered by the
- *                                            seconds of the least disturbed call within that time
- *     bench_search                           embedding and memory, as one JSON object on stdout
+ *     bench_search --rows N [--threads T]    a matrix of N rows; each line "KIND SECONDS" on stdin is
+ * answered by the seconds of the least disturbed call within that time bench_search embedding and memory, as
+ * one JSON object on stdout
  *
  * KIND is `search` (product, heap, rules), `product` (the product alone) or `read` (a loop that only reads
- * the same matrix, with as many threads). Being asked in short turns, they meet the same disturbances as each other and
- * as NumPy, which is asked in between. */
+ * the same matrix, with as many threads). Being asked in short turns, they meet the same disturbances as each
+ * other and as NumPy, which is asked in between. */
 #include <cblas.h>
 #include <errno.h>
 #include <jansson.h>

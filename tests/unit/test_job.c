@@ -23,7 +23,8 @@ static const struct ka_job_limits defaults = {
     .optimise = true,
 };
 
-/* One row: the event, the state it must lead to, the command that must come out, and the snapshot it must name (-1: any). */
+/* One row: the event, the state it must lead to, the command that must come out, and the snapshot it must
+ * name (-1: any). */
 struct row {
     struct ka_event event;
     enum ka_job_state state;

@@ -23,7 +23,8 @@ struct side {
     struct ka_child_result result;
 };
 
-/* Tensors for the file of one case: float64 or float32, of values that depend on the index alone, times `factor`. */
+/* Tensors for the file of one case: float64 or float32, of values that depend on the index alone, times
+ * `factor`. */
 struct part {
     const char *name, *dtype;
     double factor;
@@ -177,7 +178,8 @@ static void judge__each_thing_that_is_asked__can_fail(void **state)
     }
 }
 
-/* Nothing is done for sizes that the oracle's tensors do not have: two such tensors are never compared with each other. */
+/* Nothing is done for sizes that the oracle's tensors do not have: two such tensors are never compared with
+ * each other. */
 static void judge__tensors_of_other_sizes__are_wrong_and_no_more(void **state)
 {
     (void)state;

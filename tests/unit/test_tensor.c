@@ -184,7 +184,8 @@ static void tensor__file__is_read_up_to_the_cap(void **state)
 
 #define WIDE ((size_t)3 << 20) /* enough to be worth a mapping */
 
-/* A file with one tensor "a" of `size` bytes, of which `written` are there, open for writing; its name goes into `path`. */
+/* A file with one tensor "a" of `size` bytes, of which `written` are there, open for writing; its name goes
+ * into `path`. */
 static int make_file(char path[static 32], size_t size, size_t written)
 {
     char header[128], byte = 7;
