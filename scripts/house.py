@@ -34,8 +34,7 @@ FOLDERS = (
 NAMED_ONCE = ("sandbox", "scripts", "agent", "rag")  # below these no two source files have one name
 COLUMNS = 110
 LINES = 80  # of a function; `# long: why` on or above its first line allows more
-HOUSE_C = True  # whether C is held to all this too
-HOUSE_MD = False  # whether Markdown is held to its columns
+AS_SENT = "prompts"  # its bytes go to models as they are
 
 Imports = dict[str, dict[str, int]]  # module -> imported module -> line
 
@@ -88,11 +87,9 @@ class Tree:
 
 
 def _is_source(file: Path) -> bool:
-    if file.suffix in (".c", ".h"):
-        return HOUSE_C
-    if file.suffix == ".md":
-        return HOUSE_MD
-    return file.suffix in (".py", ".sh") or file.name == "Makefile"
+    if file.parts[0] == AS_SENT:
+        return False
+    return file.suffix in (".c", ".h", ".md", ".py", ".sh") or file.name == "Makefile"
 
 
 def _imports(tree: Tree, name: str, file: Path) -> Iterator[tuple[str, int]]:

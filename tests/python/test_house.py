@@ -126,21 +126,18 @@ def test_columns__addresses_tables_and_marks__are_none(tmp_path, text):
     assert found(tmp_path, {"a.py": text}) == []
 
 
-def test_columns__markdown__is_held_outside_tables_and_code(tmp_path, monkeypatch):
-    monkeypatch.setattr(house, "HOUSE_MD", True)
+def test_columns__markdown__is_held_outside_tables_and_code(tmp_path):
     wide = "word " * 30
     text = f"{wide}\n\n| {wide} |\n\n    {wide}\n\n```\n{wide}\n```\n"
     assert found(tmp_path, {"a.md": text}) == ["a.md:1: 150 columns, more than 110"]
 
 
-def test_c__where_it_is_held__lengths_and_names_too(tmp_path, monkeypatch):
+def test_c__is_held_to_lengths_and_names_too(tmp_path):
     body = "static int work(int a)\n{\n" + "    a++;\n" * house.LINES + "}\n"
     files = {
         "agent/a.c": body,
         "agent/io/a.c": "/* " + "word " * 30 + "*/\n",
         "agent/b.c": f"/* long: a table */\n{body}",
     }
-    assert found(tmp_path, files) == []
-    monkeypatch.setattr(house, "HOUSE_C", True)
     names, long, wide = found(tmp_path, files)
     assert "has the same name" in names and "work has 82 lines" in long and "columns" in wide
