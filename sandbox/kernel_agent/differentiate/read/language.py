@@ -34,6 +34,7 @@ DTYPES = {
 UNARY = {
     "exp", "exp2", "log", "log2", "sqrt", "sqrt_rn", "rsqrt", "sin", "cos", "tan", "erf", "sigmoid", "tanh", "abs",
     "floor", "ceil", "log1p", "expm1", "sinh", "cosh", "asin", "acos", "atan", "fabs", "log10", "cbrt", "isnan",
+    "erfc", "asinh", "atanh",
 }  # fmt: skip
 
 NOT_DIFFERENTIABLE = {

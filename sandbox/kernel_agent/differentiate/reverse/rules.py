@@ -313,6 +313,10 @@ def _abs(g: Graph, x: Node, y: Node, d: Node) -> Node:
     return g.where(up, d, g.where(down, g.neg(d), g.number(0)))
 
 
+def _gauss(g: Graph, x: Node) -> Node:
+    return g.call("exp", g.neg(g.mul(x, x)))
+
+
 # Functions of one number: (graph, x, y = f(x), adjoint of y) -> adjoint of x.
 UNARY: dict[str, Callable[[Graph, Node, Node, Node], Node]] = {
     "exp": lambda g, x, y, d: g.mul(d, y),
@@ -330,7 +334,10 @@ UNARY: dict[str, Callable[[Graph, Node, Node, Node], Node]] = {
     "tan": lambda g, x, y, d: g.mul(d, g.add(g.mul(y, y), g.number(1))),
     "tanh": lambda g, x, y, d: g.mul(d, g.sub(g.number(1), g.mul(y, y))),
     "sigmoid": lambda g, x, y, d: g.mul(g.mul(d, y), g.sub(g.number(1), y)),
-    "erf": lambda g, x, y, d: g.mul(g.mul(d, g.number(TWO_OVER_SQRT_PI)), g.call("exp", g.neg(g.mul(x, x)))),
+    "erf": lambda g, x, y, d: g.mul(g.mul(d, g.number(TWO_OVER_SQRT_PI)), _gauss(g, x)),
+    "erfc": lambda g, x, y, d: g.mul(g.mul(d, g.number(-TWO_OVER_SQRT_PI)), _gauss(g, x)),
+    "asinh": lambda g, x, y, d: g.mul(d, g.call("rsqrt", g.add(g.mul(x, x), g.number(1)))),
+    "atanh": lambda g, x, y, d: g.div(d, g.sub(g.number(1), g.mul(x, x))),
     "asin": lambda g, x, y, d: g.mul(d, g.call("rsqrt", g.sub(g.number(1), g.mul(x, x)))),
     "acos": lambda g, x, y, d: g.neg(g.mul(d, g.call("rsqrt", g.sub(g.number(1), g.mul(x, x))))),
     "atan": lambda g, x, y, d: g.div(d, g.add(g.mul(x, x), g.number(1))),
