@@ -100,3 +100,23 @@ def test_backward__keeps_a_quotient_of_halves_in_single_precision(dtype: str):
     backward = draft(file, dims, dtype=dtype)["backward"]
     kept = [line for line in backward.splitlines() if "spill_value = torch.empty" in line]
     assert kept and all("dtype=torch.float32" in line for line in kept)
+
+
+SMALL = {"dot": {"M": 1, "N": 2, "K": 16}, "moe": {"T": 3, "E": 2, "D": 16, "F": 1}}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_backward__of_a_product_over_a_small_size__compiles_for_sm_90(name: str, tmp_path, monkeypatch):
+    """A GPU's product sums over 16 and more. Only what the forward sums over is sure to be that large."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    file = next(file for file in KERNELS if file.stem == name)
+    dims = load(str(file), "interpret", "sm_90", "cpu").sweep[0].dims
+    pair = tmp_path / f"{name}.py"
+    pair.write_text(pair_text(file.read_text(), draft(file, dims)["backward"]))
+    compile_all(launches_of_pair(pair, SMALL[name], "float32"), name)
+
+
+def test_backward__of_products_over_blocks_of_a_chosen_size__is_plain():
+    file = next(file for file in KERNELS if file.stem == "matmul")
+    dims = load(str(file), "interpret", "sm_90", "cpu").sweep[0].dims
+    assert "small_dot" not in draft(file, dims)["backward"]

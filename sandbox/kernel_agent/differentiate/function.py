@@ -28,11 +28,11 @@ from .ir.values import Arg, BlockPtr, Kernel, Ptr, dtype_text
 from .read import syntax_check
 from .read.normalise import Builder
 from .reverse import forward_values, running_maxima
-from .reverse.rules import LINEAR_STEP
+from .reverse.rules import LINEAR_STEP, SMALL_DOT
 from .reverse.sweep import Reverse
 from .write.emit import INDICES, WRITE, Emitter
 from .write.line_breaks import WIDTH, folded, wrap
-from .write.section import LINEAR
+from .write.section import LINEAR, SMALL_DOT_TEXT
 
 REMEDY = "Give grad() the stub that launches the kernel, or pass the loaded value as an argument."
 MEMORY = (
@@ -257,6 +257,7 @@ def _text(
     printer.defaults = dict(zip(list(args)[len(args) - len(source.args.defaults) :], texts, strict=True))
     text = printer.function(reverse.effects, chosen, values, _assumed(builder, kernel, sizes))
     scan = [LINEAR + "\n"] if f"{LINEAR_STEP}" in text else []
+    scan += [SMALL_DOT_TEXT + "\n"] if f"{SMALL_DOT}(" in text else []
     return "".join([f"import triton\nimport triton.language as {kernel.tl}\n\n", *scan, "\n", text])
 
 

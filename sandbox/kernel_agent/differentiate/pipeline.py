@@ -14,7 +14,7 @@ from .ir.spelling import gradient_name
 from .prove import overwrite
 from .read import trace
 from .reverse import checkpoints, forward_values, running_maxima, wrapped_indices
-from .reverse.rules import LINEAR_STEP
+from .reverse.rules import LINEAR_STEP, SMALL_DOT
 from .reverse.sweep import Reverse, writes
 from .schedule import gradient_writes, partials, second_launch, tuning
 from .schedule.decisions import Totals, advise, header
@@ -29,6 +29,7 @@ from .write.section import (
     LAID_OUT,
     LINEAR,
     PASSED,
+    SMALL_DOT_TEXT,
     SUMMED,
     TABLES,
     FunctionText,
@@ -147,6 +148,7 @@ def _differentiate(
     helpers += [TABLES] * any(site.tables for site in sites)
     helpers += [PASSED] * any(k.arg is None for site in sites for k in site.call.keywords)
     scans = [LINEAR] if any(f"{LINEAR_STEP}{end}" in k for k in kernels.values() for end in "),") else []
+    scans += [SMALL_DOT_TEXT] if any(f"{SMALL_DOT}(" in k for k in kernels.values()) else []
     parts = [
         *("\n" + c for c in configs),
         *("\n" + s for s in scans),

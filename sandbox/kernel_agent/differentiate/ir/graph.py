@@ -24,6 +24,8 @@ class Graph:
         self.regions: dict[tuple, Region] = {}
         self.count = 0
         self.reverse = False
+        self.sized: frozenset[str] = frozenset()  # constexprs that follow the sizes of a call
+        self.contracted: set[Node] = set()  # extents that the forward's own dot products sum over
         self.line: int | None = None
         self.true = self.const(True)
         self.one = self.const(1)

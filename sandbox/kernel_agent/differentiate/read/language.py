@@ -478,6 +478,7 @@ def dot(
     precision = input_precision if input_precision is None else str(b.number(input_precision))
     dtype = _dtype(out_dtype, "float64" if "float64" in (x.dtype, y.dtype) else "float32")
     shape = (*x.shape[:-1], y.shape[-1])
+    g.contracted.add(x.shape[-1])
     out = g.make("dot", (x, y), {"precision": precision}, dtype, shape)
     if acc is not None:
         out = g.make("add", (b.node(acc), out), {}, dtype, shape)

@@ -173,14 +173,14 @@ def _site(
     except Refusal as refusal:
         raise refusal.at(source, fwd.path) from None
     site = Site(call, host, callee.id, params, given, positional, launch, args, kernel)
-    site.unpacked = unpacked
-    site.autotuned = launch.config is not None
+    site.unpacked, site.autotuned = unpacked, launch.config is not None
     site.written = list(dict.fromkeys(base.attrs["name"] for base, _, _ in builder.stored))
     stores = [e for e in walk(kernel.effects) if isinstance(e, Store)]
     site.added = [
         n for n in site.written if all(s.kind == "atomic_add" for s in stores if s.base.attrs["name"] == n)
     ]
     site.heuristics = _heuristics(source)
+    builder.g.sized = _sized(site)
     _note_tables(site, builder, taken)
     reads_active = any(a.active and not a.none or a.behind and a.behind.active for a in args.values())
     for name in sorted(site.written, key=lambda n: n in site.tables):  # tables last: they are many tensors
@@ -302,6 +302,31 @@ def _expression(call: ast.Call, params: list[str], name: str) -> ast.expr:
     at = params.index(name)
     unclear = at >= len(call.args) or any(isinstance(a, ast.Starred) for a in call.args[: at + 1])
     return call if unclear else call.args[at]
+
+
+def _sized(site: Site) -> frozenset[str]:
+    """The parameters that may follow the sizes of the host's arguments: no literal, nor a name of one."""
+    sized = {a.arg for a in ast.walk(site.host.args) if isinstance(a, ast.arg)}
+
+    def follows(value: ast.expr) -> bool:
+        if isinstance(value, ast.IfExp):
+            return follows(value.body) or follows(value.orelse)
+        if isinstance(value, ast.Name):
+            return value.id in sized
+        return any(follows(part) for part in ast.iter_child_nodes(value) if isinstance(part, ast.expr))
+
+    count = -1
+    while count != len(sized):
+        count = len(sized)
+        for node in ast.walk(site.host):
+            if isinstance(node, ast.Assign):
+                targets = node.targets if follows(node.value) else []
+            else:
+                targets = [node.target] if isinstance(node, (ast.AugAssign, ast.For, ast.NamedExpr)) else []
+            sized |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+    given = [name for name in site.given_names if name in site.params]
+    passed = {name for name in given if follows(_expression(site.call, site.params, name))}
+    return frozenset(passed.union(site.heuristics))
 
 
 def _arguments(

@@ -15,14 +15,16 @@ from collections.abc import Callable, Iterator
 
 from ..ir.graph import Graph
 from ..ir.kinds import ARITHMETIC, MOVING
-from ..ir.nodes import Node, adjoint_dtype
+from ..ir.nodes import Node, adjoint_dtype, reachable
 from ..ir.refusal import Refusal
 from ..read import language
 
 Contributions = Iterator[tuple[Node, Node]]
 RULES: dict[str, Callable[[Graph, Node, Node], Contributions]] = {}
 
-LINEAR_STEP = "linear_step"  # the combine function that the generated section defines
+# Functions that the generated section defines.
+LINEAR_STEP = "linear_step"
+SMALL_DOT = "small_dot"
 GATHERED = 1 << 15  # pairs of places that the adjoint of a gather may compare
 LN2 = 0.6931471805599453
 LOG2E = 1.4426950408889634
@@ -193,10 +195,23 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
     def transposed(x: Node) -> Node:
         return g.make("permute", (x,), {"order": swap}, x.dtype, tuple(x.shape[i] for i in swap))
 
+    def attrs(extent: Node) -> dict:
+        return n.attrs | {"small": rank == 2 and n.dtype == "float32" and _may_be_small(g, extent)}
+
+    dtype = adjoint_dtype(n.dtype)
     if a.active:
-        yield a, g.make("dot", (g.cast(d, b.dtype), transposed(b)), n.attrs, adjoint_dtype(n.dtype), a.shape)
+        yield a, g.make("dot", (g.cast(d, b.dtype), transposed(b)), attrs(b.shape[-1]), dtype, a.shape)
     if b.active:
-        yield b, g.make("dot", (transposed(a), g.cast(d, a.dtype)), n.attrs, adjoint_dtype(n.dtype), b.shape)
+        yield b, g.make("dot", (transposed(a), g.cast(d, a.dtype)), attrs(a.shape[-2]), dtype, b.shape)
+
+
+def _may_be_small(g: Graph, extent: Node) -> bool:
+    """Whether a product that sums over `extent` may meet fewer than the 16 that a GPU's product wants.
+
+    What the forward's own products sum over is large enough, and so is what no size of the call decides.
+    """
+    names = {node.attrs["name"] for node in reachable([extent]) if node.op == "constexpr"}
+    return extent not in g.contracted and bool(names & g.sized)
 
 
 @rule_of("reduce")

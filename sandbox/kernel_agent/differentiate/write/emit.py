@@ -7,6 +7,7 @@ reads in that order.
 
 from __future__ import annotations
 
+import json
 import keyword
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from ..ir.nodes import Carry, For, GradWrite, If, Node, Region, TapeStore, is_fl
 from ..ir.simplify import is_zero
 from ..ir.spelling import ATOM, INFIX, TRIVIAL, gradient_name, negated, number_text, one_term, python_number
 from ..ir.values import Kernel, carried, dtype_text
+from ..reverse.rules import SMALL_DOT
 from .demand import Demand, effects_of, places
 from .line_breaks import WIDTH, break_line, folded, shortened, statement, wrap
 
@@ -622,6 +624,7 @@ class Emitter:
             if (
                 op == "add"
                 and right.op == "dot"
+                and not right.attrs.get("small")
                 and self.inline(right)
                 and left.dtype == right.dtype
                 and left.shape == right.shape
@@ -765,6 +768,9 @@ class Emitter:
 
     def _dot(self, node: Node, sub, acc: str | None = None) -> str:
         parts = [sub(node.args[0]), sub(node.args[1])]
+        if node.attrs.get("small"):
+            precision = node.attrs["precision"]
+            return f"{SMALL_DOT}({', '.join(parts)}, {json.dumps(precision) if precision else None})"
         if acc is not None:
             parts.append(acc)
         if node.attrs["precision"] is not None:

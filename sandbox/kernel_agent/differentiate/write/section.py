@@ -56,6 +56,17 @@ def linear_step(a1, b1, a2, b2):
     return a1 * a2, b1 * a2 + b2
 '''
 
+SMALL_DOT_TEXT = '''
+@triton.jit
+def small_dot(a, b, PRECISION: tl.constexpr):
+    """A product of blocks that may sum over fewer than the 16 that tl.dot wants."""
+    if a.shape[1] < 16:
+        product = tl.sum(a[:, :, None].to(tl.float32) * b[None, :, :].to(tl.float32), axis=1)
+    else:
+        product = tl.dot(a, b, input_precision=PRECISION)
+    return product
+'''
+
 SUMMED = '''
 @triton.jit
 def sum_partials(parts_ptr, total_ptr, count, span, ROWS: tl.constexpr, BLOCK: tl.constexpr):
