@@ -124,6 +124,8 @@ int ka_mkdirs(const char *path, struct ka_err *err)
     return 0;
 }
 
+#define REMOVE_TRIES 100 /* a millisecond apart */
+
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
 {
     (void)st;
@@ -134,8 +136,15 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
 
 int ka_rmtree(const char *path, struct ka_err *err)
 {
-    if (nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS) != 0 && errno != ENOENT)
-        return ka_fail(err, -errno, "%s: cannot remove: %s", path, strerror(errno));
+    /* A process that is being killed may still add a file, or take one away, while this walks. */
+    for (unsigned tries = 0; nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS) != 0; tries++) {
+        int why = errno;
+        if (why == ENOENT && access(path, F_OK) != 0)
+            return 0;
+        if ((why != ENOENT && why != ENOTEMPTY) || tries == REMOVE_TRIES)
+            return ka_fail(err, -why, "%s: cannot remove: %s", path, strerror(why));
+        usleep(1000);
+    }
     return 0;
 }
 
