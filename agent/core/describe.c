@@ -325,6 +325,13 @@ static void put_traffic(const json_t *facts, const char *pass, struct ka_buf *ou
                   pass, sums.launches, fmax(sums.programs, 0), in, written, fmax(sums.atomics, 0));
 }
 
+static const char *refusal_of(const json_t *kernel)
+{
+    const json_t *error = json_object_get(kernel, "error");
+    return json_is_object(error) ? ka_text_of(error, "message", "no reason given")
+                                 : ka_text_of(kernel, "error", "no reason given");
+}
+
 static void put_kernel_row(const json_t *kernel, struct ka_buf *out)
 {
     static const char *const cells[] = {"registers",    "spills",    "shared",
@@ -341,9 +348,29 @@ static void put_kernel_row(const json_t *kernel, struct ka_buf *out)
     }
     ka_buf_puts(out, "\n");
     if (json_is_false(json_object_get(kernel, "ok"))) {
-        const char *error = ka_text_of(kernel, "error", "no reason given");
+        const char *error = refusal_of(kernel);
         ka_buf_printf(out, "| | does not compile: %.*s | | | | | | |\n", (int)strcspn(error, "\n|"), error);
     }
+}
+
+bool ka_describe_uncompiled(const json_t *facts, struct ka_buf *out)
+{
+    json_t *kernels = kernels_of(facts), *kernel;
+    bool found = false;
+    size_t i;
+    json_array_foreach(kernels, i, kernel)
+    {
+        const char *kind = ka_text_of(json_object_get(kernel, "error"), "kind", "");
+        if (found || strcmp(kind, "unsupported_op") != 0 ||
+            strcmp(ka_text_of(kernel, "pass", ""), "backward") != 0)
+            continue;
+        const char *why = refusal_of(kernel);
+        ka_buf_printf(out, "%s does not compile: %.*s", ka_text_of(kernel, "name", "a kernel"),
+                      (int)strcspn(why, "\n"), why);
+        found = true;
+    }
+    json_decref(kernels);
+    return found;
 }
 
 int ka_describe_facts(const json_t *facts, struct ka_buf *out)

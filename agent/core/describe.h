@@ -20,6 +20,10 @@ int ka_describe_shapes(const json_t *shapes, struct ka_buf *out);
  * was refused. */
 int ka_describe_draft(const json_t *draft, struct ka_buf *out);
 
+/* The first kernel of the backward that the target's compiler refuses, as a sentence without a full stop;
+ * false, and nothing is added, where it takes all of them. Reads a result of operation facts. */
+bool ka_describe_uncompiled(const json_t *facts, struct ka_buf *out);
+
 /* Operation facts: traffic of forward and backward, and a table of the compiled kernels. Says that nothing
  * was timed. */
 int ka_describe_facts(const json_t *facts, struct ka_buf *out);

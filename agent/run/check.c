@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "agent/core/compose.h"
+#include "agent/core/describe.h"
 #include "agent/core/kinds.h"
 #include "agent/core/plan.h"
 #include "agent/core/rank.h"
@@ -231,11 +232,24 @@ static void reject_when_idle(struct ka_run *run, const char *rule, const char *t
 /* ---- measured facts, only told of what is verified. On a GPU, where processors are idle, they are counted
  * beside the candidate. */
 
+/* A backward that the target's compiler refuses is none there, whatever the interpreter made of it. */
+static void conclude_measured(struct ka_run *run)
+{
+    struct ka_check *check = run->check;
+    struct ka_buf text = {0};
+    if (ka_describe_uncompiled(check->facts, &text)) {
+        ka_buf_printf(&text, " (target %s)", run->settings.target);
+        ka_verdict_fail_whole(check->verdict, "does_not_compile", ka_buf_str(&text));
+    }
+    ka_buf_free(&text);
+    conclude(run);
+}
+
 static void facts_ended(struct ka_run *run)
 {
     run->check->facts_ended = true;
     if (run->check->facts_wanted)
-        conclude(run);
+        conclude_measured(run);
 }
 
 static void on_compiled(struct ka_run *run, json_t *facts)
@@ -273,7 +287,7 @@ static void measure_verified(struct ka_run *run)
     struct ka_check *check = run->check;
     bool begun = check->facts_child || run->compile;
     if (run->settings.fail_fast || check->facts_ended) {
-        conclude(run);
+        conclude_measured(run);
         return;
     }
     check->facts_wanted = true;

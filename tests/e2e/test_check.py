@@ -46,6 +46,19 @@ def checked(agent: Agent, backwards: dict[str, str], *options: str) -> tuple[lis
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
+def test_check__kernel_that_the_target_does_not_compile__is_not_verified(agent: Agent):
+    """The interpreter runs `continue`; Triton does not compile it."""
+    right = suite.control("scale_atomics")
+    added = "tl.atomic_add(ds_ptr, tl.sum(dy * x))"
+    loop = f"for step in range(2):\n        if step == 1:\n            continue\n        {added}"
+    results, _ = checked(agent, {"pair.py": right.replace(added, loop), "right.py": right})
+    assert [(made["verdict"], made["exit_code"]) for made in results] == [
+        ("not_verified", 4),
+        ("verified", 0),
+    ]
+    assert "does not compile" in results[0]["failures"] and "sm_90" in results[0]["failures"]
+
+
 def test_check__fail_fast__stops_a_wrong_pair_and_judges_a_right_one_in_full(agent: Agent):
     right = suite.control("scale_atomics")
     early = right.replace(*WRONG)

@@ -45,5 +45,14 @@ def _case(case: Any, scratch: Path, compiler: Compiler | None) -> dict[str, Any]
         result = case.run(scratch)
     (scratch / result["file"]).unlink()
     plain = len(recorded) - result["launches_forward"] - result["launches_backward"]
-    kernels = [] if compiler is None else compiler.distinct(recorded[plain:])
+    kernels = [] if compiler is None else _kernels(compiler, recorded[plain:], result["launches_forward"])
     return {**result["facts"], "kernels": kernels}
+
+
+def _kernels(compiler: Compiler, launches: list[Launch], forward: int) -> list[dict[str, Any]]:
+    """Each different kernel once, with the pass that launched it; the first `forward` are the forward's."""
+    first = compiler.distinct(launches[:forward])
+    known = {id(made) for made in first}
+    others = [made for made in compiler.distinct(launches[forward:]) if id(made) not in known]
+    whose = [("forward", made) for made in first] + [("backward", made) for made in others]
+    return [{**made, "pass": which} for which, made in whose]
