@@ -41,7 +41,7 @@ static const struct ka_kind KINDS[] = {
      .meaning =
          "an upstream that is a part of a wider tensor, as the backward of torch.cat hands it out, its "
          "rows further apart than they are long: read it through its strides, or call .contiguous()"},
-    {"none_one", KA_KIND_UPSTREAM, KA_KIND_SEVERAL_OUTPUTS, .label = "none_one upstream",
+    {"none_one", KA_KIND_UPSTREAM, KA_KIND_EACH_OUTPUT, .label = "none_one upstream",
      .meaning = "an upstream that is None because only the other outputs are used: test for None, or leave "
                 "set_materialize_grads on"},
     {"strided", KA_KIND_INPUTS, KA_KIND_TAKEN, .label = "strided inputs"},

@@ -128,12 +128,26 @@ static void add_subsets(struct builder *builder, const json_t *shape, const json
         add_needs(builder, shape, grads, i, false);
 }
 
-static void add_variant(struct builder *builder, const json_t *shape, const struct ka_kind *kind, bool half)
+/* The upstream of the new case. */
+static json_t *add_variant(struct builder *builder, const json_t *shape, const struct ka_kind *kind,
+                           bool half)
 {
-    json_t *item = add_case(builder, shape, kind->name);
+    json_t *upstream = json_object_get(add_case(builder, shape, kind->name), "upstream");
     double scale = half ? kind->scale_half : kind->scale;
     if (scale != 0)
-        json_object_set_new(json_object_get(item, "upstream"), "scale", json_real(scale));
+        json_object_set_new(upstream, "scale", json_real(scale));
+    return upstream;
+}
+
+/* A case for each output: its number is what the seed leaves over. */
+static void add_for_outputs(struct builder *builder, const json_t *shape, const struct ka_kind *kind,
+                            int outputs, bool half)
+{
+    for (int i = 0; i < outputs && outputs > 1; i++) {
+        json_t *upstream = add_variant(builder, shape, kind, half);
+        json_int_t seed = json_integer_value(json_object_get(upstream, "seed"));
+        json_object_set_new(upstream, "seed", json_integer(seed - seed % outputs + i));
+    }
 }
 
 static void add_variants(struct builder *builder, const json_t *shape, const json_t *grads, int outputs,
@@ -142,8 +156,10 @@ static void add_variants(struct builder *builder, const json_t *shape, const jso
     const json_t *own = json_object_get(shape, "grads");
     const struct ka_kind *kind;
     for (size_t i = 0; (kind = ka_kind_at(i)); i++) {
-        if (kind->when == KA_KIND_ONCE || (kind->when == KA_KIND_SEVERAL_OUTPUTS && outputs > 1))
+        if (kind->when == KA_KIND_ONCE)
             add_variant(builder, shape, kind, half);
+        else if (kind->when == KA_KIND_EACH_OUTPUT)
+            add_for_outputs(builder, shape, kind, outputs, half);
         else if (kind->when == KA_KIND_SUBSETS)
             add_subsets(builder, shape, own ? own : grads);
     }

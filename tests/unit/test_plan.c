@@ -59,11 +59,33 @@ static void plan__check__covers_every_shape_with_five_seeds_over_the_required(vo
     assert_true(normal_required >= KA_PLAN_MIN_SEEDS);
     assert_int_equal(count_where(cases, "class", "hidden"), 1);
     assert_int_equal(count_where(cases, "class", "optional"), 1);
-    static const char *const kinds[] = {"onehot", "noncontiguous", "expanded", "slice", "none_one"};
+    static const char *const kinds[] = {"onehot", "noncontiguous", "expanded", "slice"};
     for (i = 0; i < KA_COUNT(kinds); i++)
         assert_int_equal(count_where(cases, "upstream", kinds[i]), 1);
     assert_int_equal(count_where(cases, "upstream", "scaled"), 2);
+    assert_int_equal(count_where(cases, "upstream", "none_one"), 2); /* one for each output */
     json_decref(cases);
+    json_decref(list);
+    json_decref(grads);
+}
+
+static void plan__each_of_several_outputs__is_left_out_once_whatever_the_secret(void **state)
+{
+    (void)state;
+    json_t *list = shapes(), *grads = json("[\"x\"]"), *item;
+    for (uint64_t secret = 0; secret < 20; secret++) {
+        json_t *cases = ka_plan_check(list, grads, 3, false, secret);
+        unsigned left_out = 0;
+        size_t i;
+        json_array_foreach(cases, i, item)
+        {
+            const json_t *up = json_object_get(item, "upstream");
+            if (strcmp(json_string_value(json_object_get(up, "kind")), "none_one") == 0)
+                left_out |= 1u << json_integer_value(json_object_get(up, "seed")) % 3;
+        }
+        assert_int_equal(left_out, 7);
+        json_decref(cases);
+    }
     json_decref(list);
     json_decref(grads);
 }
@@ -408,6 +430,7 @@ int main(void)
         cmocka_unit_test(plan__repeats__are_asked_in_one_plain_case_of_the_largest_required_shape),
         cmocka_unit_test(plan__input_that_is_none_on_a_shape__is_never_asked_for_there),
         cmocka_unit_test(plan__check__covers_every_shape_with_five_seeds_over_the_required),
+        cmocka_unit_test(plan__each_of_several_outputs__is_left_out_once_whatever_the_secret),
         cmocka_unit_test(plan__further_seeds__are_spent_on_the_smallest_required_shape),
         cmocka_unit_test(plan__variants__are_on_the_smallest_required_shape),
         cmocka_unit_test(plan__three_gradients__each_is_left_out_once),
