@@ -190,3 +190,13 @@ def test_gather__that_would_fill_the_registers_is_refused(
 def test_refusal__reads_as_one_line() -> None:
     refusal = Refusal("tl.sort", "no adjoint", line=3, column=4, file="f.py")
     assert str(refusal) == "f.py:3:4: tl.sort: no adjoint"
+
+
+@pytest.mark.parametrize("name", ["kernel_bwd", "gradient_of"])
+def test_refused__name_that_the_generated_section_defines_too(name: str, tmp_path: Path) -> None:
+    """Below the forward in one file, it would take the place of the user's own."""
+    file = tmp_path / "named.py"
+    body = "    tl.store(out_ptr + cols, x * x, mask=mask)"
+    file.write_text(TEMPLATE.format(body=body) + f"\n\ndef {name}(t):\n    return t\n")
+    with pytest.raises(errors.Unusable, match=f"`{name}` is a name of this file"):
+        draft(file, {"N": 40})

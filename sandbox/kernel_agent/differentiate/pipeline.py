@@ -156,7 +156,27 @@ def _differentiate(
         *("\n" + h for h in helpers),
     ]
     draft.text = "".join([*parts, *("\n" + f for f in functions), *("\n" + c for c in copies)]).lstrip("\n")
+    _shadow_nothing(fwd, draft.text)
     return draft
+
+
+def _shadow_nothing(fwd: Forward, text: str) -> None:
+    """The section stands below the forward in one file: a name of both would change the forward silently."""
+    theirs = {name: node for node in fwd.tree.body for name in _bound(node)}
+    for name in (name for node in ast.parse(text).body for name in _bound(node)):
+        if name in theirs:
+            why = f"`{name}` is a name of this file, and the generated backward defines it too"
+            raise Refusal("name", why, f"Rename `{name}`.").at(theirs[name], fwd.path)
+
+
+def _bound(node: ast.stmt) -> list[str]:
+    """What a statement at the top of a module defines."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return [node.name]
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return [alias.asname or alias.name.split(".")[0] for alias in node.names]
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return [name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
 
 
 def helper_name(text: str) -> str:
