@@ -125,9 +125,9 @@ pairs: $(PROGRAMS)   ## the verdict on every pair of dataset/ (PAIRS='dataset/no
 diff-matrix: $(PROGRAMS)   ## what the differentiator can do alone: staged kernels and examples, as a table
 	$(PYTHON) scripts/diff_matrix.py --program $(BUILD)/kernel-agent
 
-gpu: $(PROGRAMS) store   ## what only a GPU can show (PARTS=norm,row picks, NAME=h200 names the result)
+gpu: $(PROGRAMS) store   ## what only a GPU can show (PARTS=norm,row picks, WHOLE=1: no samples, NAME=h200)
 	python3 scripts/gpu.py --python "$$(command -v python3)" \
-	    --out bench/results/gpu-$(or $(NAME),gpu).json $(if $(PARTS),--only $(PARTS))
+	    --out bench/results/gpu-$(or $(NAME),gpu).json $(if $(PARTS),--only $(PARTS)) $(if $(WHOLE),--whole)
 
 property:   ## random programs through the differentiator (COUNT=1000 SEED=0 RESULT=file.json)
 	$(PYTHON) tests/property/run.py --programs $(or $(COUNT),1000) --seed $(or $(SEED),0) \
