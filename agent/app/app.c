@@ -174,9 +174,8 @@ static int open_store(struct ka_app *app, const struct ka_opts *opts, struct ka_
     return rc;
 }
 
-/* Children that use the GPU at a time. Each has a context, which takes the driver half a second in which no
- * other gets one, and the GPU goes from one context to the next: more of them than this make every verdict
- * slower (measured on an H200). */
+/* Children that use the GPU at a time. Each has a context of its own: they are made one after another, and the
+ * GPU goes from one to the next. */
 static unsigned gpu_places(unsigned cpus)
 {
     return cpus < 6 ? cpus : 6;

@@ -53,6 +53,7 @@ struct ka_ahead {
     bool ended, wanted;
     struct ka_op_result result; /* its doc is ours */
 };
+
 struct ka_run {
     struct ka_app *app;
     const struct ka_run_actions *actions;

@@ -86,7 +86,7 @@ static int copy_files(int from_dir, int to_dir)
     return rc;
 }
 
-/* In large pages where the kernel has them: tensors are written, read and let go in a tenth of the time. */
+/* In large pages where the kernel has them: else mapping tensors and letting them go is most of the work. */
 static int mount_scratch(const struct ka_jail_policy *policy, const char *path)
 {
     static const char *const pages[] = {",huge=within_size", ""};

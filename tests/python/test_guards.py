@@ -92,7 +92,8 @@ def test_candidate__store_through_a_table_of_addresses__is_seen_by_the_bands(pas
     assert result["modified"] == modified
 
 
-def test_poison__with_guards__autograd_puts_gradients_of_parts_together_inside_the_bands():
+def test_poison__with_guards__on_the_cpu__gradients_of_parts_are_put_together_inside_the_bands():
+    """On a GPU, where bands are made otherwise, `in_place` of scripts/gpu.py's matrix shows it."""
     guards = Guards()
     x = torch.randn(4, 20, requires_grad=True)
     with candidate.Poison(guards, plain=True):
