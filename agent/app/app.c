@@ -174,8 +174,8 @@ static int open_store(struct ka_app *app, const struct ka_opts *opts, struct ka_
     return rc;
 }
 
-/* Children that use the GPU at a time. Each has a context of its own: they are made one after another, and the
- * GPU goes from one to the next. */
+/* Children that use the GPU at a time. Each has a context of its own: they are made one after another, and
+ * the GPU goes from one to the next. */
 static unsigned gpu_places(unsigned cpus)
 {
     return cpus < 6 ? cpus : 6;
