@@ -171,6 +171,7 @@ def stub_with(text: str) -> str:
 # Whole files after HEAD -> construct, a part of the message
 FILES: dict[str, tuple[str, str, str]] = {
     "writes_nothing": (KERNEL_OF_X + STUB.replace("dtype=x.dtype", "dtype=torch.int32"), "stub", "no launch writes anything"),
+    "shadowed": (KERNEL_OF_X + STUB + "\n\ndef gradient_of(t):  # here\n    return t\n", "name", "is a name of this file"),
     "no_launch": (stub_with("    out = x * 2"), "stub", "launches no kernel"),
     "two_on_a_line": (KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, 40, BLOCK=16); kernel[(3,)](x, y, out, 40, BLOCK=16)  # here"), "launch", "cannot be found"),
     "indirect": (KERNEL_OF_X + stub_with("    [kernel][0][(3,)](x, y, out, 40, BLOCK=16)  # here"), "launch", "named directly"),

@@ -165,8 +165,11 @@ def _shadow_nothing(fwd: Forward, text: str) -> None:
     theirs = {name: node for node in fwd.tree.body for name in _bound(node)}
     for name in (name for node in ast.parse(text).body for name in _bound(node)):
         if name in theirs:
-            why = f"`{name}` is a name of this file, and the generated backward defines it too"
-            raise Refusal("name", why, f"Rename `{name}`.").at(theirs[name], fwd.path)
+            raise Refusal(
+                "name",
+                f"`{name}` is a name of this file, and the generated backward defines it too",
+                f"Rename `{name}`.",
+            ).at(theirs[name], fwd.path)
 
 
 def _bound(node: ast.stmt) -> list[str]:
