@@ -457,6 +457,7 @@ def part_row(bench: Bench) -> Iterator[dict[str, Any]]:
             aborted += aborts
     left = settled(bench.work, before)
     times = sorted(entry["seconds"] for entry in entries)
+    waits = sorted(entry.get("loop_blocked_ms", 0) for entry in entries)
     result: dict[str, Any] = {
         "asked": wanted,
         "done": len(entries),
@@ -464,6 +465,7 @@ def part_row(bench: Bench) -> Iterator[dict[str, Any]]:
         "verdicts": counted(entries),
         "aborted": aborted,
         "median_s": times[len(times) // 2] if times else None,
+        "loop_blocked_ms": [waits[len(waits) // 2], waits[-1]] if waits else None,
         "gpu_memory_mib": [memory, memory_used()],
         **left,
     }
