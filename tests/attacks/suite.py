@@ -50,9 +50,13 @@ class Attack:
         return text
 
 
+def own_controls() -> list[str]:
+    """Those that were written for the suite."""
+    return sorted(path.stem for path in (HERE / "controls").glob("*.py"))
+
+
 def controls() -> list[str]:
-    own = sorted(path.stem for path in (HERE / "controls").glob("*.py"))
-    return own + sorted(f"{path.parent.name}/{path.stem}" for path in DATASET.glob("*/*.py"))
+    return own_controls() + sorted(f"{path.parent.name}/{path.stem}" for path in DATASET.glob("*/*.py"))
 
 
 def is_pair(name: str) -> bool:

@@ -236,7 +236,7 @@ def test_other__of_a_name_that_is_loaded_anew_before_the_sum__is_left_alone():
     )  # that of x, as before
 
 
-@pytest.mark.parametrize("name", suite.controls())
+@pytest.mark.parametrize("name", suite.own_controls())
 def test_of__control__parses_and_differs_in_the_backward_only(name: str):
     source = suite.pair(name, suite.control(name))
     made = mutants.of(name, source)
