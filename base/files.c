@@ -67,7 +67,7 @@ static int write_all(int fd, const char *bytes, size_t len)
     return 0;
 }
 
-int ka_file_write(const char *path, const void *bytes, size_t len, struct ka_err *err)
+static int replace(const char *path, const void *bytes, size_t len, bool wait, struct ka_err *err)
 {
     char temp[PATH_MAX];
     if (snprintf(temp, sizeof(temp), "%s.XXXXXX", path) >= (int)sizeof(temp))
@@ -78,7 +78,7 @@ int ka_file_write(const char *path, const void *bytes, size_t len, struct ka_err
     int rc = write_all(fd, bytes, len);
     if (rc == 0 && fchmod(fd, 0644) != 0)
         rc = -errno;
-    if (rc == 0 && fsync(fd) != 0)
+    if (rc == 0 && wait && fsync(fd) != 0)
         rc = -errno;
     if (close(fd) != 0 && rc == 0)
         rc = -errno;
@@ -89,6 +89,16 @@ int ka_file_write(const char *path, const void *bytes, size_t len, struct ka_err
         return ka_fail(err, rc, "%s: cannot write: %s", path, strerror(-rc));
     }
     return 0;
+}
+
+int ka_file_write(const char *path, const void *bytes, size_t len, struct ka_err *err)
+{
+    return replace(path, bytes, len, true, err);
+}
+
+int ka_file_replace(const char *path, const void *bytes, size_t len, struct ka_err *err)
+{
+    return replace(path, bytes, len, false, err);
 }
 
 int ka_file_put(const char *path, const void *bytes, size_t len, struct ka_err *err)

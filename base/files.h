@@ -11,6 +11,10 @@ int ka_file_read(const char *path, size_t max, struct ka_buf *out, struct ka_err
 /* Write beside `path`, fsync, rename over it. The old content survives every failure (disk full too). */
 int ka_file_write(const char *path, const void *bytes, size_t len, struct ka_err *err);
 
+/* The same without waiting for the disk: who reads it sees the old content or the new one, but a loss of
+ * power may leave it empty. For what can be made again. */
+int ka_file_replace(const char *path, const void *bytes, size_t len, struct ka_err *err);
+
 /* Write a file that is made again when it is missing or half: neither durable nor atomic. */
 int ka_file_put(const char *path, const void *bytes, size_t len, struct ka_err *err);
 

@@ -105,7 +105,7 @@ static void save_index(struct batch *batch)
 {
     struct ka_err err;
     char *text = json_dumps(batch->index, JSON_INDENT(1) | JSON_SORT_KEYS);
-    if (ka_file_write(batch->index_path, text, strlen(text), &err))
+    if (ka_file_replace(batch->index_path, text, strlen(text), &err))
         ka_log(KA_LOG_ERROR, "%s", err.msg);
     free(text);
 }

@@ -282,7 +282,7 @@ int ka_cache_put(struct ka_cache *cache, const char *key, const json_t *entry, s
         make_room(cache, len);
     char *path = entry_path(cache, key);
     if (rc == 0)
-        rc = ka_file_write(path, text, len, err);
+        rc = ka_file_replace(path, text, len, err);
     if (rc == 0)
         cache->bytes += len;
     pthread_mutex_unlock(&cache->lock);

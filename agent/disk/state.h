@@ -1,15 +1,18 @@
 /* What a run must not lose: one SQLite file in its folder.
  *
- * Writes gather in one transaction until ka_state_commit() makes all of them durable at once, or the process
+ * Writes gather in one transaction until ka_state_commit() makes all of them happen at once, or the process
  * ends and none of them has happened. A run commits once an event, after the job has made its step and before
  * the next command is executed: what a command did is kept together with the step that it led to, or the
  * command is executed again. A write that fails takes its transaction with it, and the handle refuses every
  * write from then on.
  *
+ * With a loop nobody waits for the disk: what is committed survives the process at once, and the machine's
+ * loss of power a moment later, when a thread has had the disk take it. Commits lost that way are the last
+ * ones, whole and in order.
+ *
  * Holds the job (job.h), named JSON documents (configuration, what inspect said, shapes, conversation), and
- * the snapshots: candidates by content, with verdict, cost and origin. Loop thread only; calls block for a
- * few milliseconds at most. Errors: -ENOENT, -EBUSY (another process has the run), -EIO, with the path in
- * `err`. */
+ * the snapshots: candidates by content, with verdict, cost and origin. Loop thread only. Errors: -ENOENT,
+ * -EBUSY (another process has the run), -EIO, with the path in `err`. */
 #ifndef KA_STATE_H
 #define KA_STATE_H
 
@@ -18,6 +21,7 @@
 #include "agent/core/job.h"
 #include "base/base.h"
 
+struct ka_loop;
 struct ka_state;
 
 struct ka_snapshot {
@@ -33,11 +37,15 @@ struct ka_snapshot {
     double cost;     /* INFINITY while unknown */
 };
 
-/* Open (create: make it). Takes an exclusive lock for the life of the handle: -EBUSY if it is held. */
-int ka_state_open(const char *path, bool create, struct ka_state **out, struct ka_err *err);
-void ka_state_close(struct ka_state *state); /* without a commit; NULL is fine */
+/* Open (create: make it). Takes an exclusive lock for the life of the handle: -EBUSY if it is held. Without a
+ * loop (NULL) a commit waits for the disk. */
+int ka_state_open(const char *path, bool create, struct ka_loop *loop, struct ka_state **out,
+                  struct ka_err *err);
 
-/* Everything written so far is on the disk when this returns 0. */
+/* Without a commit; NULL is fine. With a loop the lock is let go by a thread, before the loop ends. */
+void ka_state_close(struct ka_state *state);
+
+/* Everything written so far has happened when this returns 0. */
 int ka_state_commit(struct ka_state *state, struct ka_err *err);
 
 int ka_state_save_job(struct ka_state *state, const struct ka_job *job, struct ka_err *err);

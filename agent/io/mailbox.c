@@ -118,7 +118,7 @@ int ka_mailbox_write(const struct ka_mailbox *box, unsigned number, const struct
         rc =
             ka_fail(err, -EEXIST, "%s: another request of this number has been answered; move it away", path);
     else if ((rc = ka_mkdirs(box->dir, err)) == 0)
-        rc = ka_file_write(path, text.data, text.len, err);
+        rc = ka_file_replace(path, text.data, text.len, err);
     ka_buf_free(&text);
     free(path);
     return rc;

@@ -124,7 +124,7 @@ static int open_parts(struct ka_run *run, bool create, struct ka_err *err)
     char *db = ka_path_join(run->dir, "run.db");
     char *journal = ka_path_join(run->dir, "run.jsonl");
     const char *secrets[] = {run->app->api_key, NULL};
-    int rc = ka_state_open(db, create, &run->state, err);
+    int rc = ka_state_open(db, create, run->app->loop, &run->state, err);
     if (rc == 0)
         rc = ka_record_open(journal, secrets, &run->record, err);
     free(db);
@@ -159,7 +159,7 @@ static int save_start(struct ka_run *run, struct ka_err *err)
     ka_record_add(run->record, "start", json_incref(start));
     json_decref(start);
     if (rc == 0)
-        rc = ka_file_write(run->work_forward, run->forward, strlen(run->forward), err);
+        rc = ka_file_replace(run->work_forward, run->forward, strlen(run->forward), err);
     if (rc == 0)
         rc = ka_state_save_job(run->state, &run->job, err);
     return rc ? rc : ka_state_commit(run->state, err);
@@ -308,7 +308,7 @@ int ka_run_resume(struct ka_app *app, const struct ka_settings *settings, const 
     if (rc == 0)
         rc = ka_state_load_job(run->state, &run->job, err);
     if (rc == 0)
-        rc = ka_file_write(run->work_forward, run->forward, strlen(run->forward), err);
+        rc = ka_file_replace(run->work_forward, run->forward, strlen(run->forward), err);
     if (rc)
         goto fail;
     run->job.limits = limits_of(&run->settings);
@@ -330,7 +330,7 @@ static bool is_unfinished_of(const char *dir, const char *file)
     struct ka_state *state = NULL;
     struct ka_job job;
     bool match = false;
-    if (ka_state_open(db, false, &state, NULL) == 0 && ka_state_load_job(state, &job, NULL) == 0 &&
+    if (ka_state_open(db, false, NULL, &state, NULL) == 0 && ka_state_load_job(state, &job, NULL) == 0 &&
         !ka_job_ended(&job)) {
         json_t *start = ka_state_get(state, "start");
         const char *found = json_string_value(json_object_get(start, "file"));

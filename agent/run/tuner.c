@@ -120,7 +120,7 @@ static int write_variant(const struct ka_run *run, const char *backward, struct 
     char *path = variant_path(run);
     int rc = ka_compose_pair(run->forward, backward, &pair, err);
     if (rc == 0)
-        rc = ka_file_write(path, pair.data, pair.len, err);
+        rc = ka_file_replace(path, pair.data, pair.len, err);
     ka_buf_free(&pair);
     free(path);
     return rc;

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "agent/disk/state.h"
+#include "agent/io/loop.h"
 #include "base/files.h"
 
 struct fixture {
@@ -28,7 +29,7 @@ static int setup(void **state)
     strcpy(fixture->dir, "/tmp/ka-state-XXXXXX");
     assert_non_null(mkdtemp(fixture->dir));
     fixture->path = ka_path_join(fixture->dir, "run.db");
-    assert_int_equal(ka_state_open(fixture->path, true, &fixture->state, NULL), 0);
+    assert_int_equal(ka_state_open(fixture->path, true, NULL, &fixture->state, NULL), 0);
     *state = fixture;
     return 0;
 }
@@ -47,7 +48,7 @@ static void reopen(struct fixture *fixture)
 {
     ka_state_close(fixture->state);
     fixture->state = NULL;
-    assert_int_equal(ka_state_open(fixture->path, false, &fixture->state, NULL), 0);
+    assert_int_equal(ka_state_open(fixture->path, false, NULL, &fixture->state, NULL), 0);
 }
 
 static void state__documents_and_job__survive_reopening(void **state)
@@ -188,7 +189,7 @@ static void state__second_handle__is_refused_while_the_first_is_open(void **stat
     struct fixture *fixture = *state;
     struct ka_state *second = NULL;
     struct ka_err err;
-    assert_int_equal(ka_state_open(fixture->path, false, &second, &err), -EBUSY);
+    assert_int_equal(ka_state_open(fixture->path, false, NULL, &second, &err), -EBUSY);
     assert_non_null(strstr(err.msg, "another"));
     assert_null(second);
 }
@@ -199,11 +200,62 @@ static void state__missing_or_foreign_file__is_refused_with_its_path(void **stat
     struct ka_state *other = NULL;
     struct ka_err err;
     char *path = ka_path_join(fixture->dir, "other.db");
-    assert_int_equal(ka_state_open(path, false, &other, &err), -ENOENT);
+    assert_int_equal(ka_state_open(path, false, NULL, &other, &err), -ENOENT);
     assert_int_equal(ka_file_write(path, "this is no database, only text that is long enough", 50, NULL), 0);
-    assert_int_equal(ka_state_open(path, false, &other, &err), -EIO);
+    assert_int_equal(ka_state_open(path, false, NULL, &other, &err), -EIO);
     assert_non_null(strstr(err.msg, path));
     free(path);
+}
+
+/* Commits while a thread is at an earlier one, and a close in the middle of it. */
+static void state__with_a_loop__commits_and_closes_on_a_thread(void **state)
+{
+    struct fixture *fixture = *state;
+    struct ka_loop *loop = ka_loop_new();
+    struct ka_state *behind = NULL, *second = NULL;
+    char *path = ka_path_join(fixture->dir, "behind.db");
+    assert_int_equal(ka_state_open(path, true, loop, &behind, NULL), 0);
+    for (int i = 0; i < 20; i++) {
+        json_t *doc = json_integer(i);
+        assert_int_equal(ka_state_put(behind, "count", doc, NULL), 0);
+        assert_int_equal(ka_state_commit(behind, NULL), 0);
+        json_decref(doc);
+    }
+    ka_loop_run(loop);
+    assert_int_equal(ka_state_put(behind, "more", json_true(), NULL), 0);
+    assert_int_equal(ka_state_commit(behind, NULL), 0);
+    assert_int_equal(ka_state_open(path, false, NULL, &second, NULL), -EBUSY);
+    ka_state_close(behind);
+    ka_loop_run(loop);
+    assert_int_equal(ka_loop_close(loop), 0);
+    assert_int_equal(ka_state_open(path, false, NULL, &second, NULL), 0);
+    json_t *count = ka_state_get(second, "count"), *more = ka_state_get(second, "more");
+    assert_int_equal(json_integer_value(count), 19);
+    assert_true(json_is_true(more));
+    json_decref(count);
+    json_decref(more);
+    ka_state_close(second);
+    free(path);
+}
+
+/* What a thread could not have the disk take is told by the next write. */
+static void state__with_a_loop__a_log_that_is_gone__refuses_the_next_write(void **state)
+{
+    struct fixture *fixture = *state;
+    struct ka_loop *loop = ka_loop_new();
+    struct ka_state *behind = NULL;
+    struct ka_err err;
+    char *path = ka_path_join(fixture->dir, "gone.db"), *log = ka_path_join(fixture->dir, "gone.db-wal");
+    assert_int_equal(ka_state_open(path, true, loop, &behind, NULL), 0);
+    assert_int_equal(unlink(log), 0);
+    ka_loop_run(loop);
+    assert_int_equal(ka_state_put(behind, "more", json_true(), &err), -EIO);
+    assert_non_null(strstr(err.msg, path));
+    ka_state_close(behind);
+    ka_loop_run(loop);
+    assert_int_equal(ka_loop_close(loop), 0);
+    free(path);
+    free(log);
 }
 
 int main(void)
@@ -220,6 +272,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(state__second_handle__is_refused_while_the_first_is_open, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(state__missing_or_foreign_file__is_refused_with_its_path, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(state__with_a_loop__commits_and_closes_on_a_thread, setup, teardown),
+        cmocka_unit_test_setup_teardown(state__with_a_loop__a_log_that_is_gone__refuses_the_next_write, setup,
                                         teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
