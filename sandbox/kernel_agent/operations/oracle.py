@@ -22,6 +22,7 @@ from .. import devices, draw, forward, layout, tensors
 from ..errors import Unusable, describe, filtered_traceback
 from ..forward import Forward
 from ..torch_tl.handles import EXACT, NATIVE, KernelError
+from ..torch_tl.kinks import Crossed, Kinks
 from ..torch_tl.record import Recorder, Ref
 from ..torch_tl.replay import Replay, vector_jacobian
 from . import budget
@@ -126,13 +127,14 @@ class Case:
             self.require_same_function(recording)
         self.require_room(recording)
         made = {f"fwd/{output.index}": output.value for output in recording.outputs if is_tensor(output)}
-        exact = self.replay(recording, EXACT)
+        kinks = Kinks()
+        exact = self.replay(recording, EXACT, kinks=kinks)
         made |= {f"out/{at}": exact.value(ref).detach().double() for at, ref in recording.refs.items()}
         gradients = self.gradients(exact, recording)
         made |= {f"grad/{name}": grad for name, grad in gradients.items()}
         result = self.describe(recording, exact)
         exact.release()
-        moved = self.replay(recording, EXACT, jitter=self.seed)
+        moved = self.replay(recording, EXACT, self.seed, kinks=Crossed(kinks, unit_of(recording)))
         made |= {f"jitter/{name}": grad for name, grad in self.gradients(moved, recording).items()}
         moved.release()
         native = self.replay(recording, NATIVE)
@@ -242,10 +244,15 @@ class Case:
     # ---- the record, evaluated
 
     def replay(
-        self, recording: Recording, precision: str, jitter: int | None = None, reach: float = 1
+        self,
+        recording: Recording,
+        precision: str,
+        jitter: int | None = None,
+        reach: float = 1,
+        kinks: Kinks | None = None,
     ) -> Replay:
         device = next(iter(draw.grad_inputs(self.fwd, recording.bound).values())).device
-        replay = Replay(recording.recorder.tape, precision, device, self.fwd.path, jitter, reach)
+        replay = Replay(recording.recorder.tape, precision, device, self.fwd.path, jitter, reach, kinks)
         seconds = self.limits.get("seconds")
         if seconds is not None and replay.memory.checked:
             replay.memory.until = time.monotonic() + float(seconds)
@@ -356,6 +363,11 @@ class Case:
         for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
             made[f"ref_grad/{name}"] = torch.zeros_like(leaf) if grad is None else grad
         return made, None
+
+
+def unit_of(recording: Recording) -> float:
+    """The largest unit in the last place of an input, relative to it."""
+    return max(torch.finfo(ref.dtype).eps for ref in recording.wanted.values())
 
 
 def is_gradient(name: str) -> bool:

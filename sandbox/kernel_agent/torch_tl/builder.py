@@ -193,20 +193,33 @@ class Builder:
         product = unsigned(a.data) * unsigned(b.data)
         return Handle((product >> bits).to(a.data.dtype))
 
+    def compared(self, act: Callable[..., torch.Tensor], a: Handle, b: Handle) -> torch.Tensor:
+        """The outcome of a comparison of floats."""
+        decided = act(a.data, b.data)
+        return self.memory.kinks.settle(decided, a.data, b.data) if self.memory.kinks else decided
+
+    def create_fabs(self, x: Handle) -> Handle:
+        if self.memory.kinks is None:
+            return Handle(torch.abs(x.data))
+        zero = Handle(torch.zeros_like(x.data))
+        sign = torch.where(self.compared(torch.gt, x, zero), 1.0, -1.0)
+        return Handle(x.data * sign.masked_fill(x.data == 0, 0.0).to(x.data.dtype))
+
     def create_minnumf(self, a: Handle, b: Handle) -> Handle:
-        return Handle(pick_number(a.data, b.data, a.data < b.data))
+        return Handle(pick_number(a.data, b.data, self.compared(torch.lt, a, b)))
 
     def create_maxnumf(self, a: Handle, b: Handle) -> Handle:
-        return Handle(pick_number(a.data, b.data, a.data > b.data))
+        return Handle(pick_number(a.data, b.data, self.compared(torch.gt, a, b)))
 
     def create_minimumf(self, a: Handle, b: Handle) -> Handle:
-        return Handle(torch.where((a.data < b.data) | torch.isnan(a.data), a.data, b.data))
+        return Handle(torch.where(self.compared(torch.lt, a, b) | torch.isnan(a.data), a.data, b.data))
 
     def create_maximumf(self, a: Handle, b: Handle) -> Handle:
-        return Handle(torch.where((a.data > b.data) | torch.isnan(a.data), a.data, b.data))
+        return Handle(torch.where(self.compared(torch.gt, a, b) | torch.isnan(a.data), a.data, b.data))
 
     def create_clampf(self, x: Handle, low: Handle, high: Handle, propagate_nan: Any) -> Handle:
-        clamped = torch.where(x.data < low.data, low.data, torch.where(x.data > high.data, high.data, x.data))
+        below, above = self.compared(torch.lt, x, low), self.compared(torch.gt, x, high)
+        clamped = torch.where(below, low.data, torch.where(above, high.data, x.data))
         if propagate_nan == ir.PROPAGATE_NAN.NONE:
             clamped = torch.where(torch.isnan(x.data), low.data, clamped)
         return Handle(clamped)
@@ -535,6 +548,13 @@ def _plain(act: Callable[..., torch.Tensor]) -> Callable[..., Handle]:
     return method
 
 
+def _float_compare(act: Callable[..., torch.Tensor]) -> Callable[..., Handle]:
+    def method(self: Builder, a: Handle, b: Handle) -> Handle:
+        return Handle(self.compared(act, a, b))
+
+    return method
+
+
 def _unsigned_compare(act: Callable[..., torch.Tensor]) -> Callable[..., Handle]:
     """Compare as unsigned: flipping the sign bit maps unsigned order to signed order."""
 
@@ -580,14 +600,14 @@ PLAIN: dict[str, Callable[..., torch.Tensor]] = {
     "xor": torch.bitwise_xor,
     "minsi": torch.minimum,
     "maxsi": torch.maximum,
-    "icmpSLE fcmpOLE fcmpULE": torch.le,
-    "icmpSLT fcmpOLT fcmpULT": torch.lt,
-    "icmpSGE fcmpOGE fcmpUGE": torch.ge,
-    "icmpSGT fcmpOGT fcmpUGT": torch.gt,
+    "icmpSLE": torch.le,
+    "icmpSLT": torch.lt,
+    "icmpSGE": torch.ge,
+    "icmpSGT": torch.gt,
     "icmpEQ fcmpOEQ fcmpUEQ": torch.eq,
     "icmpNE fcmpONE fcmpUNE": torch.ne,
     "fma": lambda x, y, z: x * y + z,
-    "fabs iabs": torch.abs,
+    "iabs": torch.abs,
     "exp": torch.exp,
     "exp2": torch.exp2,
     "log": torch.log,
@@ -599,6 +619,12 @@ PLAIN: dict[str, Callable[..., torch.Tensor]] = {
     "erf": torch.erf,
     "floor": torch.floor,
     "ceil": torch.ceil,
+}
+FLOAT = {
+    "fcmpOLE fcmpULE": torch.le,
+    "fcmpOLT fcmpULT": torch.lt,
+    "fcmpOGE fcmpUGE": torch.ge,
+    "fcmpOGT fcmpUGT": torch.gt,
 }
 UNSIGNED = {"icmpULE": torch.le, "icmpULT": torch.lt, "icmpUGE": torch.ge, "icmpUGT": torch.gt}
 TYPE_GETTERS = {
@@ -627,6 +653,9 @@ def _complete() -> None:
     for names, act in PLAIN.items():
         for name in names.split():
             setattr(Builder, f"create_{name}", _plain(act))
+    for names, act in FLOAT.items():
+        for name in names.split():
+            setattr(Builder, f"create_{name}", _float_compare(act))
     for name, act in UNSIGNED.items():
         setattr(Builder, f"create_{name}", _unsigned_compare(act))
     for name, act in {"minui": torch.lt, "maxui": torch.gt}.items():

@@ -26,6 +26,7 @@ from kernel_agent.torch_tl.handles import (
     Pointer,
     lane_view,
 )
+from kernel_agent.torch_tl.kinks import Kinks
 
 NOBODY_LOW = 2**31 - 1
 NOBODY_HIGH = -1
@@ -155,6 +156,7 @@ class Memory:
         self.device = torch.device(device)
         self.cells: list[Cell] = []
         self.counts = Counts()
+        self.kinks: Kinks | None = None
         self.where: Callable[[], str] = lambda: "kernel"
         self.ordered = False
         self.launch_programs = 1
@@ -176,6 +178,8 @@ class Memory:
     # ---- launches and groups
 
     def begin_launch(self, programs: int, ordered: bool) -> None:
+        if self.kinks:
+            self.kinks.begin_launch()
         """`ordered`: programs come one at a time, in order: dependencies between them are races to report."""
         self.ordered = ordered
         self.launch_programs = programs
@@ -186,6 +190,8 @@ class Memory:
         self._launch_stores = self.stores
 
     def undo_launch(self) -> None:
+        if self.kinks:
+            self.kinks.undo_launch()
         for cell, flat in self._launch_start.items():
             cell.flat = flat
         self.counts = self._launch_counts

@@ -12,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from kernel_agent.torch_tl.handles import EXACT, KernelError
+from kernel_agent.torch_tl.kinks import Kinks
 from kernel_agent.torch_tl.launch import DescriptorArg, Launch, TensorArg, run_launch
 from kernel_agent.torch_tl.memory import Cell, Memory, cell_values
 from kernel_agent.torch_tl.record import Constant, DescriptorRef, KernelLaunch, Operation, Ref, Tape
@@ -23,7 +24,9 @@ class Replay:
 
     With `jitter` (a seed) every floating input is first moved by up to `reach` units in the last place of its
     dtype, to a value of that dtype. One unit: how far the gradients then move is what no kernel that computes
-    in that dtype can resolve (signs near a kink, say). Many: the same computation with other rounding errors.
+    in that dtype can resolve. Many: the same computation with other rounding errors.
+
+    `kinks` notes, or decides, the comparisons of floats (kinks.py).
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class Replay:
         file: str | None = None,
         jitter: int | None = None,
         reach: float = 1,
+        kinks: Kinks | None = None,
     ) -> None:
         self.reach = reach
         self.jitter = None if jitter is None else torch.Generator(device).manual_seed(jitter)
@@ -41,6 +45,7 @@ class Replay:
         self.precision = precision
         self.file = file
         self.memory = Memory(precision, device, tape.one_by_one is None, tape.met)
+        self.memory.kinks = kinks
         self.cells: dict[int, Cell] = {}
         self.leaves: dict[int, torch.Tensor] = {}
         self.one_by_one: list[bool] = []  # of each launch so far
