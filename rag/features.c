@@ -65,7 +65,6 @@ struct extract {
     size_t nest_depth;
     size_t counts[COUNTS];
     float scale; /* of the function at hand */
-    bool failed; /* out of memory */
 };
 
 static uint64_t hash_bytes(const char *bytes, size_t len)
@@ -96,16 +95,11 @@ static size_t slot_of(const struct table *table, uint64_t hash)
     return at;
 }
 
-static int table_grow(struct table *table)
+static void table_grow(struct table *table)
 {
     struct table grown = {.used = table->used, .cap = table->cap ? 2 * table->cap : 1024};
-    grown.slots = calloc(grown.cap, sizeof(*grown.slots));
-    grown.times = calloc(grown.cap, sizeof(*grown.times));
-    if (!grown.slots || !grown.times) {
-        free(grown.slots);
-        free(grown.times);
-        return -ENOMEM;
-    }
+    grown.slots = ka_calloc(grown.cap, sizeof(*grown.slots));
+    grown.times = ka_calloc(grown.cap, sizeof(*grown.times));
     for (size_t i = 0; i < table->cap; i++) {
         if (table->slots[i].weight == 0)
             continue;
@@ -116,16 +110,13 @@ static int table_grow(struct table *table)
     free(table->slots);
     free(table->times);
     *table = grown;
-    return 0;
 }
 
 static void add(struct extract *x, enum class class, uint64_t hash)
 {
     struct table *table = &x->table;
-    if (2 * table->used >= table->cap && table_grow(table)) {
-        x->failed = true;
-        return;
-    }
+    if (2 * table->used >= table->cap)
+        table_grow(table);
     hash = join(hash, class + 1);
     size_t at = slot_of(table, hash);
     table->used += table->slots[at].weight == 0;
@@ -535,13 +526,9 @@ int ka_features_of(const char *source, size_t len, struct ka_features *out, stru
         return rc;
     struct extract *x = ka_calloc(1, sizeof(*x));
     x->t = &tokens;
-    x->norms = malloc((tokens.count + 1) * sizeof(*x->norms));
-    x->failed = x->norms == NULL;
-    if (!x->failed)
-        add_all(x);
-    if (x->failed)
-        rc = ka_fail(err, -ENOMEM, "no memory to describe a source of %zu bytes", len);
-    else if (x->table.used == 0)
+    x->norms = ka_calloc(tokens.count, sizeof(*x->norms));
+    add_all(x);
+    if (x->table.used == 0)
         rc = ka_fail(err, -EINVAL, "no function to compare with the store's pairs");
     else
         finish(x, out);

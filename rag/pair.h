@@ -28,7 +28,7 @@ struct ka_pair {
 };
 
 /* Copies `source`. -EINVAL, with a sentence and a remedy, for a text without marker, stub or kernels or with
- * a NUL byte; -EFBIG beyond KA_PAIR_MAX; -ENOMEM. */
+ * a NUL byte; -EFBIG beyond KA_PAIR_MAX. */
 int ka_pair_parse(const char *path, const char *source, size_t len, struct ka_pair *out, struct ka_err *err);
 
 /* Read and parse the file; besides the errors above a negative errno. */

@@ -210,11 +210,11 @@ int ka_store_put(struct ka_store *store, const struct ka_pair *p, const struct k
         "ssssssssssssi", p->id, p->path, p->source, p->family, p->op, p->schedule, p->dtypes, p->license,
         p->title, p->stub, p->kernels, p->hash, (int64_t)p->difficulty);
     if (!failed)
-        failed = ka_sql_run(
-            store->db,
-            "INSERT INTO embeddings (pair, embedder, version, dim, tokens, vector) VALUES (?1,?2,?3,?4,?5,?6)",
-            "ssiiib", p->id, e->embedder, (int64_t)e->version, (int64_t)e->dim, (int64_t)e->tokens_hash,
-            e->vector, e->dim * sizeof(float));
+        failed = ka_sql_run(store->db,
+                            "INSERT INTO embeddings (pair, embedder, version, dim, tokens, vector) VALUES "
+                            "(?1,?2,?3,?4,?5,?6)",
+                            "ssiiib", p->id, e->embedder, (int64_t)e->version, (int64_t)e->dim,
+                            (int64_t)e->tokens_hash, e->vector, e->dim * sizeof(float));
     if (failed) {
         rc = fail_sqlite(store, failed, err);
         sqlite3_exec(store->db, "ROLLBACK TO put", NULL, NULL, NULL);
@@ -268,11 +268,11 @@ static int check_embedder(struct ka_store *store, const char *embedder, int vers
                           struct ka_err *err)
 {
     KA_AUTO_STMT sqlite3_stmt *stmt = NULL;
-    int rc = FIRST(
-        store, &stmt, err,
-        "SELECT p.id, e.embedder, e.version, e.dim FROM pairs p LEFT JOIN embeddings e ON e.pair = p.id"
-        " AND e.embedder = ?1 AND e.version = ?2 AND e.dim = ?3 WHERE e.pair IS NULL LIMIT 1",
-        "sii", embedder, (int64_t)version, (int64_t)dim);
+    int rc =
+        FIRST(store, &stmt, err,
+              "SELECT p.id, e.embedder, e.version, e.dim FROM pairs p LEFT JOIN embeddings e ON e.pair = p.id"
+              " AND e.embedder = ?1 AND e.version = ?2 AND e.dim = ?3 WHERE e.pair IS NULL LIMIT 1",
+              "sii", embedder, (int64_t)version, (int64_t)dim);
     if (rc == 1)
         return ka_fail(
             err, -ESTALE,

@@ -20,18 +20,15 @@ void ka_args_option(struct ka_args *args, const char *name, const char *value)
 void ka_args_number(struct ka_args *args, const char *name, unsigned value)
 {
     char text[16];
-    if (!value)
-        return;
     snprintf(text, sizeof(text), "%u", value);
-    ka_args_option(args, name, text);
+    if (value)
+        ka_args_option(args, name, text);
 }
 
 void ka_args_variable(struct ka_args *args, const char *name, const char *value)
 {
-    struct ka_buf text = {0};
-    if (ka_buf_printf(&text, "%s=%s", name, value) == 0)
-        ka_args_option(args, "--env", ka_buf_str(&text));
-    ka_buf_free(&text);
+    KA_AUTO_FREE char *text = ka_format("%s=%s", name, value);
+    ka_args_option(args, "--env", text);
 }
 
 void ka_args_gpu(struct ka_args *args)

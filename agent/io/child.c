@@ -350,43 +350,25 @@ static void drain(struct child *c, uv_pipe_t *pipe)
         ka_capture_add(capture_of(c, (uv_stream_t *)pipe), chunk, (size_t)n);
 }
 
-static void take_scratch(struct child *c, struct msghdr *msg)
-{
-    for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg); cmsg; cmsg = CMSG_NXTHDR(msg, cmsg)) {
-        int fd;
-        struct stat st;
-        if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS ||
-            cmsg->cmsg_len != CMSG_LEN(sizeof(fd)))
-            continue;
-        memcpy(&fd, CMSG_DATA(cmsg), sizeof(fd));
-        if (c->result && c->result->pub.scratch_fd < 0 && fstat(fd, &st) == 0 && S_ISDIR(st.st_mode))
-            c->result->pub.scratch_fd = fd;
-        else
-            close(fd);
-    }
-}
-
 /* The jail's report comes before the first byte of hostile code runs, and its end of the socket closes there.
  * True when there may be more at once. */
 static bool read_control(struct child *c, bool *ended)
 {
     char text[1024];
-    union {
-        char bytes[CMSG_SPACE(sizeof(int))];
-        struct cmsghdr align;
-    } control;
-    struct iovec iov = {text, sizeof(text)};
-    struct msghdr msg = {.msg_iov = &iov,
-                         .msg_iovlen = 1,
-                         .msg_control = control.bytes,
-                         .msg_controllen = sizeof(control.bytes)};
-    ssize_t n = recvmsg(c->control_fd, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    struct stat st;
+    KA_AUTO_CLOSE int fd = -1;
+    ssize_t n = ka_child_receive(c->control_fd, text, sizeof(text), &fd);
     if (n <= 0) {
-        *ended = n == 0 || (errno != EINTR && errno != EAGAIN);
-        return n < 0 && errno == EINTR;
+        *ended = n != -EINTR && n != -EAGAIN;
+        return n == -EINTR;
     }
-    take_scratch(c, &msg);
-    if (c->result && c->result->layers.len + (size_t)n <= LAYERS_MAX)
+    if (!c->result)
+        return true;
+    if (c->result->pub.scratch_fd < 0 && fd >= 0 && fstat(fd, &st) == 0 && S_ISDIR(st.st_mode)) {
+        c->result->pub.scratch_fd = fd;
+        fd = -1;
+    }
+    if (c->result->layers.len + (size_t)n <= LAYERS_MAX)
         ka_buf_add(&c->result->layers, text, (size_t)n);
     return true;
 }

@@ -2,6 +2,8 @@
 #ifndef KA_CHILD_INTERNAL_H
 #define KA_CHILD_INTERNAL_H
 
+#include <sys/types.h>
+
 #include "args.h"
 #include "base/base.h"
 #include "child.h"
@@ -19,6 +21,9 @@ int ka_child_scratch_new(const char *base, const char *request, char **path, str
 bool ka_child_memory_is_low(const char *meminfo);
 /* Whether children cannot use it up within a second; false for a text that does not say. */
 bool ka_child_memory_is_ample(const char *meminfo);
+
+/* What a socket brought, and the descriptor that came with it. Bytes, 0 at the end, -errno. */
+ssize_t ka_child_receive(int socket, char *text, size_t size, int *fd);
 
 /* ---- child_args.c ---- */
 
