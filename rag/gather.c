@@ -52,6 +52,7 @@ static char *shown_path(const struct gather *g, const char *path)
     return shown;
 }
 
+/* "repo/ops/softmax.py" and "Softmax" give "repo_ops_softmax_Softmax". free() it. */
 static char *id_of(const char *shown, const char *class)
 {
     size_t len = strlen(shown);

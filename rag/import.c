@@ -166,6 +166,8 @@ static char *compose(const struct module *m, size_t class, const char *shown, co
     return ka_buf_steal(&text);
 }
 
+/* ---- units */
+
 static void take_class(const struct module *m, size_t class, const char *shown, const char *license,
                        struct ka_import_unit *unit)
 {

@@ -22,6 +22,8 @@ size_t ka_pair_forward_len(const char *source, size_t len)
     return len;
 }
 
+/* ---- path ---- */
+
 /* The path's last components, as many as there are up to `count`. */
 static const char *tail(const char *path, int count)
 {
@@ -124,6 +126,8 @@ static void parse_license_line(struct ka_pair *p)
     found += sizeof(key) - 1;
     replace(&p->license, ka_line_strip((struct ka_line){found, strcspn(found, "\n")}));
 }
+
+/* ---- code ---- */
 
 static int parse_functions(struct ka_pair *p, const char *path, const struct ka_tokens *t, size_t forward_len,
                            struct ka_err *err)

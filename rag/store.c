@@ -195,6 +195,8 @@ int ka_store_commit(struct ka_store *store, struct ka_err *err)
     return run_sql(store, "COMMIT", err);
 }
 
+/* ---- writing ---- */
+
 int ka_store_put(struct ka_store *store, const struct ka_pair *p, const struct ka_embedding *e,
                  struct ka_err *err)
 {
@@ -222,6 +224,8 @@ int ka_store_put(struct ka_store *store, const struct ka_pair *p, const struct k
     int released = run_sql(store, "RELEASE put", rc ? NULL : err);
     return rc ? rc : released;
 }
+
+/* ---- reading ---- */
 
 int ka_store_get(struct ka_store *store, const char *id, struct ka_pair *out, struct ka_err *err)
 {
@@ -320,6 +324,8 @@ int ka_store_count(struct ka_store *store, size_t *out, struct ka_err *err)
     return rc;
 }
 
+/* ---- idf ---- */
+
 int ka_store_save_idf(struct ka_store *store, const struct ka_idf *idf, struct ka_err *err)
 {
     int rc = ka_sql_run(store->db, "INSERT OR REPLACE INTO meta (key, value) VALUES ('idf', ?1)", "b", idf,
@@ -357,6 +363,8 @@ int ka_store_embed(struct ka_store *store, const char *source, size_t len, float
     ka_features_free(&features);
     return rc;
 }
+
+/* ---- checking ---- */
 
 static int check_hashes(struct ka_store *store, struct ka_err *err)
 {

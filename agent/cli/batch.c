@@ -71,7 +71,7 @@ static int add_file(void *arg, const char *path, struct ka_err *err)
 
 static void load_index(struct batch *batch)
 {
-    batch->index_path = ka_path_join(batch->opts->out, "batch.json");
+    batch->index_path = ka_path_join(batch->opts->run.out, "batch.json");
     batch->index = json_load_file(batch->index_path, 0, NULL);
     if (!json_is_object(batch->index)) {
         json_decref(batch->index);
@@ -252,7 +252,7 @@ static int batch_prepare(struct batch *batch, const char *dir, struct ka_err *er
         return ka_fail(err, 2, "%s: no forward file (with @autodiff and SWEEP) below it", dir);
     for (size_t i = 0; i < batch->count; i++)
         batch->items[i].batch = batch;
-    if (ka_mkdirs(batch->opts->out, err))
+    if (ka_mkdirs(batch->opts->run.out, err))
         return 2;
     load_index(batch);
     skip_verified(batch);

@@ -131,10 +131,10 @@ static int start_or_resume(struct one_run *one, struct ka_err *err)
     if (opts->resume[0])
         dir = ka_strdup(opts->resume);
     else if (opts->file_path)
-        dir = ka_run_find_unfinished(opts->out, opts->file_path);
+        dir = ka_run_find_unfinished(opts->run.out, opts->file_path);
     if (!dir)
         return ka_fail(err, -EINVAL, "--resume: no unfinished run of %s below %s; name the run folder",
-                       opts->file_path ? opts->file_path : "a file", opts->out);
+                       opts->file_path ? opts->file_path : "a file", opts->run.out);
     return ka_run_resume(&one->app, &one->settings, dir, on_run_done, one, &one->run, err);
 }
 

@@ -66,6 +66,8 @@ struct doctor {
     struct ka_err trouble;
 };
 
+/* ---- running something in the jail ---- */
+
 /* Exit code of the program, or -errno; both texts are appended to. */
 static int run_jailed(const struct doctor *d, const char *const *program, struct ka_buf *out_text,
                       struct ka_buf *report_text)

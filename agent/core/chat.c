@@ -54,11 +54,9 @@ static json_t *string_of(const char *text)
     json_t *string = json_string(text);
     if (string)
         return string;
-    struct ka_buf valid = {0};
-    if (ka_buf_repair(&valid, text, strlen(text)) == 0)
-        string = json_stringn(ka_buf_str(&valid), valid.len);
-    ka_buf_free(&valid);
-    return string;
+    KA_AUTO_BUF struct ka_buf valid = {0};
+    ka_buf_repair(&valid, text, strlen(text));
+    return json_stringn(ka_buf_str(&valid), valid.len);
 }
 
 static json_t *message_of(const struct ka_chat_message *message, struct ka_err *err)
@@ -107,47 +105,29 @@ static json_t *tools_of(const struct ka_chat_request *req, struct ka_err *err)
     return out;
 }
 
-static int set_options(json_t *body, const struct ka_chat_request *req)
-{
-    int rc = 0;
-    if (req->stream) {
-        rc |= json_object_set_new(body, "stream", json_true());
-        rc |= json_object_set_new(body, "stream_options", json_pack("{s:b}", "include_usage", 1));
-    }
-    if (req->reasoning_effort)
-        rc |= json_object_set_new(body, "reasoning_effort", string_of(req->reasoning_effort));
-    if (req->max_tokens > 0)
-        rc |= json_object_set_new(body, req->reasoning_effort ? "max_completion_tokens" : "max_tokens",
-                                  json_integer(req->max_tokens));
-    if (req->temperature)
-        rc |= json_object_set_new(body, "temperature", json_real(*req->temperature));
-    return rc;
-}
-
 char *ka_chat_request_json(const struct ka_chat_request *req, struct ka_err *err)
 {
     if (!req->model || !*req->model) {
         ka_fail(err, -EINVAL, "no model is named: set --model");
         return NULL;
     }
-    char *text = NULL;
-    json_t *tools = NULL, *messages = messages_of(req, err), *body = json_object();
-    if (!messages)
-        goto out;
-    if (req->tool_count && !(tools = tools_of(req, err)))
-        goto out;
-    int rc = json_object_set_new(body, "model", string_of(req->model));
-    rc |= json_object_set(body, "messages", messages);
-    if (tools)
-        rc |= json_object_set(body, "tools", tools);
-    rc |= set_options(body, req);
-    text = rc ? NULL : json_dumps(body, JSON_COMPACT);
+    json_t *messages = messages_of(req, err);
+    json_t *tools = messages && req->tool_count ? tools_of(req, err) : NULL;
+    if (!messages || (req->tool_count && !tools)) {
+        json_decref(messages);
+        return NULL;
+    }
+    const char *effort = req->reasoning_effort;
+    json_auto_t *body = json_pack(
+        "{s:o, s:o, s:o*, s:o*, s:o*, s:o*, s:o*, s:o*}", "model", string_of(req->model), "messages",
+        messages, "tools", tools, "stream", req->stream ? json_true() : NULL, "stream_options",
+        req->stream ? json_pack("{s:b}", "include_usage", 1) : NULL, "reasoning_effort",
+        effort ? string_of(effort) : NULL, effort ? "max_completion_tokens" : "max_tokens",
+        req->max_tokens > 0 ? json_integer(req->max_tokens) : NULL, "temperature",
+        req->temperature ? json_real(*req->temperature) : NULL);
+    char *text = json_dumps(body, JSON_COMPACT);
     if (!text)
         ka_fail(err, -EINVAL, "the request for model %s cannot be written as JSON", req->model);
-out:
-    json_decref(messages);
-    json_decref(tools);
-    json_decref(body);
     return text;
 }
 
@@ -173,10 +153,8 @@ static bool adapt(json_t *body, const char *complaint)
 
 char *ka_chat_request_adapt(const char *text, const char *complaint)
 {
-    json_t *body = json_loads(text, 0, NULL);
-    char *adapted = body && adapt(body, complaint) ? json_dumps(body, JSON_COMPACT) : NULL;
-    json_decref(body);
-    return adapted;
+    json_auto_t *body = json_loads(text, 0, NULL);
+    return body && adapt(body, complaint) ? json_dumps(body, JSON_COMPACT) : NULL;
 }
 
 /* ---- answers ---- */
@@ -258,8 +236,7 @@ static void add_bytes(struct ka_chat_stream *stream, struct ka_buf *to, const ch
     size_t before = to->len / LOOP_BYTES;
     if (!use(stream, len))
         return;
-    if (ka_buf_add(to, bytes, len))
-        FAIL(stream, -ENOMEM, "no memory for the answer");
+    ka_buf_add(to, bytes, len);
     if (to->len / LOOP_BYTES != before && is_looping(to))
         FAIL(stream, -EBADMSG, "the answer repeats itself without end");
 }

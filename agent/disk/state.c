@@ -136,6 +136,8 @@ int ka_state_commit(struct ka_state *state, struct ka_err *err)
     return sqlite3_exec(state->db, "COMMIT", NULL, NULL, NULL) == SQLITE_OK ? 0 : lose(state, err);
 }
 
+/* ---- documents and the job */
+
 int ka_state_put(struct ka_state *state, const char *name, const json_t *doc, struct ka_err *err)
 {
     int rc = begin(state, err);
@@ -174,6 +176,8 @@ int ka_state_load_job(struct ka_state *state, struct ka_job *job, struct ka_err 
                : ka_fail(err, -ENOENT, "%s: holds no saved job", state->path);
 }
 
+/* ---- snapshots */
+
 static int find_snapshot(struct ka_state *state, const char *hash, const struct ka_snapshot *wanted,
                          int64_t *id, struct ka_err *err)
 {
@@ -188,7 +192,8 @@ static int find_snapshot(struct ka_state *state, const char *hash, const struct 
     return 0;
 }
 
-int ka_state_snapshot_add(struct ka_state *state, const struct ka_snapshot *s, int64_t *id, struct ka_err *err)
+int ka_state_snapshot_add(struct ka_state *state, const struct ka_snapshot *s, int64_t *id,
+                          struct ka_err *err)
 {
     char hash[KA_HASH_HEX];
     ka_hash_hex(s->backward, strlen(s->backward), hash);

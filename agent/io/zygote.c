@@ -101,8 +101,7 @@ static void remove_job(struct ka_zygote_job *job)
     while (*at != job)
         at = &(*at)->next;
     *at = job->next;
-    if (job->pidfd >= 0)
-        close(job->pidfd);
+    ka_close_at(&job->pidfd);
     job->pidfd = -1;
     job->zygote = NULL;
 }
@@ -404,10 +403,8 @@ static struct zygote *start_zygote(struct ka_zygotes *zs, size_t slot, const str
     if (!rc)
         rc = spawn(z, kind->gpu, channel[1], err[1]);
     for (int i = rc ? 0 : 1; i < 2; i++) {
-        if (channel[i] >= 0)
-            close(channel[i]);
-        if (err[i] >= 0)
-            close(err[i]);
+        ka_close_at(&channel[i]);
+        ka_close_at(&err[i]);
     }
     if (rc) {
         zs->failures[slot]++;

@@ -91,13 +91,12 @@ void ka_compile_cancel(struct ka_compile *c)
 static void open_cache(struct ka_app *app, const char *toolchain)
 {
     struct ka_err err;
-    char *root = ka_cache_default_root();
+    KA_AUTO_FREE char *root = ka_cache_default_root();
     int rc = root && toolchain ? ka_cache_open(root, toolchain, app->cache_bytes, &app->cache, &err)
                                : ka_fail(&err, -ENOENT, "no home folder, or no toolchain");
     if (rc)
         ka_log(KA_LOG_WARN, "kernels are compiled anew each time: %s", err.msg);
     app->cache_asked = true;
-    free(root);
 }
 
 static void on_toolchain(void *arg, const struct ka_op_result *result)
@@ -263,20 +262,13 @@ static void on_compiled(void *arg, const struct ka_op_result *result)
     go_on(c);
 }
 
-static struct task *free_task(struct ka_compile *c)
+/* The first that is busy, or that is not; NULL: none. */
+static struct task *find_task(struct ka_compile *c, bool busy)
 {
     for (size_t i = 0; i < TASKS; i++)
-        if (!c->tasks[i].busy)
+        if (c->tasks[i].busy == busy)
             return &c->tasks[i];
     return NULL;
-}
-
-static bool is_busy(const struct ka_compile *c)
-{
-    for (size_t i = 0; i < TASKS; i++)
-        if (c->tasks[i].busy)
-            return true;
-    return false;
 }
 
 static void go_on(struct ka_compile *c)
@@ -284,11 +276,11 @@ static void go_on(struct ka_compile *c)
     struct task *task = &c->tasks[0];
     if (c->cancelled)
         return;
-    if (!is_busy(c) && must_ask_toolchain(c->app) && ask(task, json_null(), on_toolchain) == 0) {
+    if (!find_task(c, true) && must_ask_toolchain(c->app) && ask(task, json_null(), on_toolchain) == 0) {
         task->busy = true;
         return;
     }
-    while (c->at < json_array_size(c->sources) && (task = free_task(c))) {
+    while (c->at < json_array_size(c->sources) && (task = find_task(c, false))) {
         task->at = c->at++;
         task->busy = true;
         if (c->app->cache)
@@ -296,7 +288,7 @@ static void go_on(struct ka_compile *c)
         else
             on_thread_done(task);
     }
-    if (!c->cancelled && !is_busy(c))
+    if (!c->cancelled && !find_task(c, true))
         finish(c);
 }
 
@@ -305,18 +297,14 @@ static void go_on(struct ka_compile *c)
 /* What a hostile process wrote: the name must follow from the content. */
 static bool take_source(struct ka_compile *c, const struct ka_child_result *child, const char *key)
 {
-    char name[KA_HASH_HEX + 16], hash[KA_HASH_HEX];
-    struct ka_buf text = {0};
-    snprintf(name, sizeof(name), "compile-%s.json", key);
-    bool good = ka_child_read(child, name, SOURCE_BYTES_MAX, &text) == 0;
-    if (good) {
-        ka_hash_hex(ka_buf_str(&text), text.len, hash);
-        json_t *source =
-            strcmp(hash, key) == 0 ? json_pack("[s, s%]", key, ka_buf_str(&text), text.len) : NULL;
-        good = source && json_array_append_new(c->sources, source) == 0;
-    }
-    ka_buf_free(&text);
-    return good;
+    char hash[KA_HASH_HEX];
+    KA_AUTO_FREE char *name = ka_format("compile-%s.json", key);
+    KA_AUTO_BUF struct ka_buf text = {0};
+    if (ka_child_read(child, name, SOURCE_BYTES_MAX, &text))
+        return false;
+    ka_hash_hex(ka_buf_str(&text), text.len, hash);
+    return strcmp(hash, key) == 0 &&
+           json_array_append_new(c->sources, json_pack("[s, s%]", key, ka_buf_str(&text), text.len)) == 0;
 }
 
 static void on_first(void *arg)

@@ -87,7 +87,7 @@ static void end_on_signals(void)
 {
     static const int ending[] = {SIGHUP,  SIGQUIT, SIGABRT, SIGUSR1,   SIGUSR2, SIGALRM,
                                  SIGTERM, SIGXCPU, SIGIO,   SIGVTALRM, SIGPROF, SIGPWR};
-    for (size_t i = 0; i < sizeof(ending) / sizeof(ending[0]); i++) {
+    for (size_t i = 0; i < KA_JAIL_COUNT(ending); i++) {
         struct sigaction now;
         if (sigaction(ending[i], NULL, &now) == 0 && now.sa_handler == SIG_DFL)
             signal(ending[i], end_now);

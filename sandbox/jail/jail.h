@@ -36,6 +36,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define KA_JAIL_COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
 enum {
     KA_JAIL_EXIT_MISSING = 112,
     KA_JAIL_EXIT_USAGE = 113,
@@ -128,10 +130,7 @@ bool ka_jail_wants(const struct ka_jail_policy *policy, enum ka_jail_layer layer
 bool ka_jail_has(const struct ka_jail_report *report, enum ka_jail_layer layer);
 /* The required layers that are off; 0 when the program may run. */
 unsigned ka_jail_missing(const struct ka_jail_policy *policy, const struct ka_jail_report *report);
-/* One JSON line of at most `size` bytes into `out`; returns its length. */
-size_t ka_jail_report_json(const struct ka_jail_policy *policy, const struct ka_jail_report *report,
-                           char *out, size_t size);
-/* Send that line over `fd`; with the scratch descriptor attached if `fd` is a socket. */
+/* One JSON line over `fd`; with the scratch descriptor attached if `fd` is a socket. */
 int ka_jail_report_send(int fd, const struct ka_jail_policy *policy, const struct ka_jail_report *report);
 
 /* Supervisor: leave for new namespaces, below an own user namespace unless privileged. The pid namespace

@@ -54,7 +54,7 @@ int ka_jail_limits_apply(const struct ka_jail_policy *policy, struct ka_jail_rep
         {RLIMIT_MSGQUEUE, 0, 0},     {RLIMIT_RTPRIO, 0, 0},
         {RLIMIT_NICE, 0, 0},         {RLIMIT_SIGPENDING, 4096, 4096},
     };
-    for (size_t i = 0; i < sizeof(limits) / sizeof(limits[0]); i++) {
+    for (size_t i = 0; i < KA_JAIL_COUNT(limits); i++) {
         int rc = limit(limits[i].resource, limits[i].soft, limits[i].hard);
         if (rc) {
             ka_jail_note(report, KA_LAYER_LIMITS, "setrlimit", rc);

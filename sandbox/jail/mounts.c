@@ -91,7 +91,7 @@ static int mount_scratch(const struct ka_jail_policy *policy, const char *path)
 {
     static const char *const pages[] = {",huge=within_size", ""};
     int rc = -1;
-    for (size_t i = 0; rc && i < sizeof(pages) / sizeof(*pages); i++) {
+    for (size_t i = 0; rc && i < KA_JAIL_COUNT(pages); i++) {
         char options[128];
         snprintf(options, sizeof(options), "mode=0700,size=%llum,nr_inodes=%llu%s",
                  (unsigned long long)policy->scratch_mb, (unsigned long long)policy->scratch_inodes,
@@ -156,7 +156,7 @@ static int close_proc(const struct ka_jail_policy *policy, const char *proc)
     char path[2 * PATH_MAX];
     if (policy->profile == KA_PROFILE_CPU)
         return ka_jail_mount_read_only(proc, false);
-    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+    for (size_t i = 0; i < KA_JAIL_COUNT(parts); i++) {
         snprintf(path, sizeof(path), "%s/%s", proc, parts[i]);
         if (mount(path, path, NULL, MS_BIND, NULL) != 0) {
             if (errno == ENOENT)
@@ -221,7 +221,7 @@ int ka_jail_scratch_prepare(const struct ka_jail_policy *policy, struct ka_jail_
     int fd = open(policy->scratch, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0)
         return -errno;
-    for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++)
+    for (size_t i = 0; i < KA_JAIL_COUNT(folders); i++)
         if (mkdirat(fd, folders[i], 0700) != 0 && errno != EEXIST) {
             int rc = -errno;
             close(fd);

@@ -81,7 +81,7 @@ void ka_jail_namespaces_enter(const struct ka_jail_policy *policy, struct ka_jai
 {
     static const enum ka_jail_layer below[] = {KA_LAYER_PID, KA_LAYER_MOUNT, KA_LAYER_NET};
     unsigned set = 0;
-    for (size_t i = 0; i < sizeof(below) / sizeof(below[0]); i++)
+    for (size_t i = 0; i < KA_JAIL_COUNT(below); i++)
         set |= KA_LAYER_BIT(below[i]);
     if (!(policy->want & set))
         return;
@@ -89,7 +89,7 @@ void ka_jail_namespaces_enter(const struct ka_jail_policy *policy, struct ka_jai
     if (!ka_jail_is_privileged()) {
         int rc = ka_jail_user_namespace_enter();
         if (rc) {
-            for (size_t i = 0; i < sizeof(below) / sizeof(below[0]); i++)
+            for (size_t i = 0; i < KA_JAIL_COUNT(below); i++)
                 ka_jail_note(report, below[i], "no user namespace", rc);
             return;
         }

@@ -69,26 +69,15 @@ struct rule {
     uint32_t mask, value;
 };
 
-#define REFUSE(call)                                                                                         \
+#define RULE(...)                                                                                            \
     {                                                                                                        \
-        SYS_##call, EPERM_, EVERYWHERE, ALWAYS, 0, 0, 0                                                      \
+        __VA_ARGS__                                                                                          \
     }
-#define ABSENT(call)                                                                                         \
-    {                                                                                                        \
-        SYS_##call, ENOSYS_, EVERYWHERE, ALWAYS, 0, 0, 0                                                     \
-    }
-#define REFUSE_IN(scope, call)                                                                               \
-    {                                                                                                        \
-        SYS_##call, EPERM_, scope, ALWAYS, 0, 0, 0                                                           \
-    }
-#define REFUSE_IF(call, when, arg, mask, value)                                                              \
-    {                                                                                                        \
-        SYS_##call, EPERM_, EVERYWHERE, when, arg, mask, value                                               \
-    }
-#define NUMBER(nr, act, scope)                                                                               \
-    {                                                                                                        \
-        nr, act, scope, ALWAYS, 0, 0, 0                                                                      \
-    }
+#define NUMBER(nr, act, scope) RULE(nr, act, scope, ALWAYS, 0, 0, 0)
+#define REFUSE(call) NUMBER(SYS_##call, EPERM_, EVERYWHERE)
+#define ABSENT(call) NUMBER(SYS_##call, ENOSYS_, EVERYWHERE)
+#define REFUSE_IN(scope, call) NUMBER(SYS_##call, EPERM_, scope)
+#define REFUSE_IF(call, when, arg, mask, value) RULE(SYS_##call, EPERM_, EVERYWHERE, when, arg, mask, value)
 #define LOW 0xffffffffu
 
 static const struct rule rules[] = {
@@ -360,7 +349,7 @@ int ka_jail_seccomp_apply(const struct ka_jail_policy *policy, struct ka_jail_re
 {
     struct program p = {.len = 0};
     load(&p, offsetof(struct seccomp_data, nr));
-    for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++)
+    for (size_t i = 0; i < KA_JAIL_COUNT(rules); i++)
         if (applies(rules[i].scope, policy, report))
             emit_rule(&p, &rules[i]);
     give(&p, SECCOMP_RET_ALLOW);

@@ -172,7 +172,7 @@ static int populate(const struct ka_jail_policy *policy, struct ka_jail_report *
         rc = bind_source(&view.sources[i]);
     for (size_t i = 0; i < view.link_count && !rc; i++)
         rc = plant_link(view.links[i].path, view.links[i].target);
-    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]) && !rc; i++)
+    for (size_t i = 0; i < KA_JAIL_COUNT(places) && !rc; i++)
         rc = make_place(places[i], true);
     if (!rc)
         rc = plant_link("/dev/fd", "/proc/self/fd");
