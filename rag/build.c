@@ -147,12 +147,6 @@ static int move_over(const char *from, const char *to, struct ka_err *err)
                                  : ka_fail(err, -errno, "%s: cannot be replaced: %s", to, strerror(errno));
 }
 
-static int make_folder_of(const char *path, struct ka_err *err)
-{
-    KA_AUTO_FREE char *dir = ka_path_parent(path);
-    return ka_mkdirs(dir, err);
-}
-
 static void free_build(struct build *b)
 {
     for (size_t i = 0; i < b->count; i++) {
@@ -175,9 +169,12 @@ static size_t count_families(const struct build *b)
 /* A new store beside the old one, and then in its place. */
 static int replace_store(const struct build *b, const char *path, struct ka_err *err)
 {
-    KA_AUTO_FREE char *fresh = ka_format("%s.new-%ld", path, (long)getpid());
+    KA_AUTO_FREE char *fresh = ka_format("%s.new-%ld", path, (long)getpid()), *folder = ka_path_parent(path);
+    int rc = ka_mkdirs(folder, err);
+    if (rc)
+        return rc;
     unlink(fresh);
-    int rc = write_all(b, fresh, err);
+    rc = write_all(b, fresh, err);
     if (rc == 0)
         rc = move_over(fresh, path, err);
     if (rc) {
@@ -198,8 +195,6 @@ int ka_build(const char *dir, const char *store_path, ka_build_progress_fn progr
         qsort(b.items, b.count, sizeof(*b.items), by_path);
         rc = read_all(&b, err);
     }
-    if (rc == 0)
-        rc = make_folder_of(store_path, err);
     if (rc == 0)
         rc = replace_store(&b, store_path, err);
     if (rc == 0)

@@ -521,7 +521,8 @@ static void finish(struct extract *x, struct ka_features *out)
 int ka_features_of(const char *source, size_t len, struct ka_features *out, struct ka_err *err)
 {
     struct ka_tokens tokens = {0};
-    int rc = ka_lex(source, ka_pair_forward_len(source, len), &tokens, err);
+    const char *after, *marker = ka_marker_find(source, len, &after);
+    int rc = ka_lex(source, marker ? (size_t)(marker - source) : len, &tokens, err);
     if (rc)
         return rc;
     struct extract *x = ka_calloc(1, sizeof(*x));

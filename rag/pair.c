@@ -10,18 +10,6 @@
 #include "base/lines.h"
 #include "lex.h"
 
-size_t ka_pair_forward_len(const char *source, size_t len)
-{
-    const size_t marker = strlen(KA_MARKER);
-    for (size_t i = 0; i < len;) {
-        const char *newline = memchr(source + i, '\n', len - i);
-        if (len - i >= marker && memcmp(source + i, KA_MARKER, marker) == 0)
-            return i;
-        i = newline ? (size_t)(newline - source) + 1 : len;
-    }
-    return len;
-}
-
 /* ---- path ---- */
 
 /* The path's last components, as many as there are up to `count`. */
@@ -154,13 +142,13 @@ static int parse_functions(struct ka_pair *p, const char *path, const struct ka_
 
 static int parse_source(struct ka_pair *p, const char *path, size_t len, struct ka_err *err)
 {
-    size_t forward_len = ka_pair_forward_len(p->source, len);
-    if (forward_len == len)
+    const char *below = NULL, *marker = ka_marker_find(p->source, len, &below);
+    if (!marker)
         return ka_fail(err, -EINVAL, "%s: no line `" KA_MARKER "`; a pair has its backward below that line",
                        path);
-    const char *below = strchr(p->source + forward_len, '\n');
+    size_t forward_len = (size_t)(marker - p->source);
     p->forward = ka_strndup(p->source, forward_len);
-    p->backward = ka_strdup(below ? below + 1 : "");
+    p->backward = ka_strdup(below);
     struct ka_tokens tokens = {0};
     int rc = ka_lex(p->source, len, &tokens, err);
     if (rc)

@@ -36,7 +36,4 @@ int ka_pair_read(const char *path, struct ka_pair *out, struct ka_err *err);
 
 void ka_pair_free(struct ka_pair *pair); /* the content; leaves it zeroed */
 
-/* Length of the forward part of any file: up to the marker line, or all of it. */
-size_t ka_pair_forward_len(const char *source, size_t len);
-
 #endif

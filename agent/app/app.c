@@ -23,6 +23,7 @@
 #include "rag/store.h"
 
 #define KEY_MAX 4096
+#define GPU_CHILDREN 6 /* at a time */
 #define DEFAULT_BASE_URL "https://api.openai.com/v1"
 
 static bool holds_package(const char *share)
@@ -158,13 +159,6 @@ static int open_store(struct ka_app *app, const struct ka_opts *opts, struct ka_
     return 0;
 }
 
-/* Children that use the GPU at a time. Each has a context of its own: they are made one after another, and
- * the GPU goes from one to the next. */
-static unsigned gpu_places(unsigned cpus)
-{
-    return cpus < 6 ? cpus : 6;
-}
-
 static int open_children(struct ka_app *app, const struct ka_opts *opts, struct ka_err *err)
 {
     struct ka_machine machine;
@@ -180,7 +174,9 @@ static int open_children(struct ka_app *app, const struct ka_opts *opts, struct 
         config.gpu = true;
         config.child_mem_mb = app->gpu_child.mem_mb;
         config.total_mem_mb = (unsigned)(mb * 0.9);
-        config.max_gpu = gpu_places(machine.cpus);
+        /* Each has a context of its own: they are made one after another, and the GPU goes from one to the
+         * next. */
+        config.max_gpu = machine.cpus < GPU_CHILDREN ? machine.cpus : GPU_CHILDREN;
         app->gpu_fan_width = (config.max_gpu + 1) / 2; /* the candidate and the oracle at a time */
     }
     return ka_children_new(app->loop, &config, &app->children, err);

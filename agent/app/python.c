@@ -372,11 +372,6 @@ void ka_pythons_choose(struct ka_pythons *pythons, bool all, ka_python_ask_fn as
 
 /* ---- saying it ---- */
 
-static void put_one(struct ka_buf *text, const struct ka_python *p)
-{
-    ka_buf_printf(text, "\n  %s (%s): %s%s", p->place, p->source, p->versions ? "lacks " : "", p->lacks);
-}
-
 static const struct ka_python *first_usable(const struct ka_pythons *pythons)
 {
     for (size_t i = 0; i < pythons->count; i++)
@@ -400,8 +395,11 @@ void ka_pythons_complain(const struct ka_pythons *pythons, struct ka_err *err)
         ka_buf_puts(&text, "no Python with torch and Triton was found; name one with --python PATH, or make "
                            "one: " REMEDY ". Tried:");
         size_t i = 0;
-        for (; i < pythons->count && text.len < SAID_MAX; i++)
-            put_one(&text, &pythons->list[i]);
+        for (; i < pythons->count && text.len < SAID_MAX; i++) {
+            const struct ka_python *p = &pythons->list[i];
+            ka_buf_printf(&text, "\n  %s (%s): %s%s", p->place, p->source, p->versions ? "lacks " : "",
+                          p->lacks);
+        }
         if (i < pythons->count)
             ka_buf_printf(&text, "\n  and %zu more: kernel-agent doctor lists them", pythons->count - i);
         if (pythons->count == 0)

@@ -48,18 +48,13 @@ struct batch {
 
 /* ---- which files */
 
-static bool is_forward_text(const char *text)
-{
-    return strstr(text, "@autodiff") && strstr(text, "SWEEP");
-}
-
 static int add_file(void *arg, const char *path, struct ka_err *err)
 {
     struct batch *batch = arg;
     KA_AUTO_BUF struct ka_buf text = {0};
     (void)err;
     if (batch->count == FILES_MAX || ka_file_read(path, (size_t)4 << 20, &text, NULL) ||
-        !is_forward_text(ka_buf_str(&text)))
+        !strstr(ka_buf_str(&text), "@autodiff") || !strstr(ka_buf_str(&text), "SWEEP"))
         return 0;
     struct item *item = KA_APPEND(batch->items, batch->count);
     item->path = ka_strdup(path);

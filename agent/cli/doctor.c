@@ -336,7 +336,7 @@ int ka_doctor_main(int argc, char **argv)
     }
     choose_python(&d);
     ka_machine_read(&d.machine);
-    d.cache = ka_cache_default_root();
+    d.cache = ka_user_cache(KA_CACHE_NAME);
     if (d.cache)
         ka_cache_measure(d.cache, &d.cache_entries, &d.cache_bytes);
     d.scratch = mkdtemp(scratch);

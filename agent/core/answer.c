@@ -109,11 +109,8 @@ static bool is_python_block(const struct block *block)
 
 static int take_code(const char *code, struct ka_buf *current, struct ka_err *err)
 {
-    const char *after = ka_compose_after_marker(code, false);
-    if (!after)
-        after = ka_compose_after_marker(code, true);
-    if (after)
-        code = after;
+    const char *after = ka_compose_after_marker(code, true);
+    code = after ? after : code;
     size_t len = strlen(code);
     if (len > KA_ANSWER_MAX_BYTES)
         return ka_fail(err, -EFBIG, "The code has %zu bytes; a backward part may have at most %zu.", len,

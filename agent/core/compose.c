@@ -62,12 +62,13 @@ static bool is_loose_marker(struct ka_line line)
 
 const char *ka_compose_after_marker(const char *text, bool loose)
 {
-    const char *cursor = text, *end = text + strlen(text);
+    const char *cursor = text, *end = text + strlen(text), *after = NULL;
     struct ka_line line;
-    while (ka_line_next(&cursor, end, &line)) {
-        if (ka_line_is(ka_line_strip(line), KA_MARKER) || (loose && is_loose_marker(line)))
+    if (ka_marker_find(text, strlen(text), &after) || !loose)
+        return after;
+    while (ka_line_next(&cursor, end, &line))
+        if (is_loose_marker(line))
             return cursor;
-    }
     return NULL;
 }
 
@@ -102,14 +103,9 @@ void ka_compose_tidy(const char *text, size_t len, struct ka_buf *out)
 
 int ka_compose_split(const char *text, struct ka_buf *forward, struct ka_buf *backward, struct ka_err *err)
 {
-    const char *after = ka_compose_after_marker(text, false);
-    if (!after)
+    const char *after = NULL, *marker = ka_marker_find(text, strlen(text), &after);
+    if (!marker)
         return ka_fail(err, -ENOENT, "there is no line '%s'", KA_MARKER);
-    const char *marker = after;
-    while (marker > text && marker[-1] == '\n')
-        marker--; /* the marker line's own newline */
-    while (marker > text && marker[-1] != '\n')
-        marker--;
     ka_compose_tidy(text, (size_t)(marker - text), forward);
     ka_compose_tidy(after, strlen(after), backward);
     return 0;

@@ -18,8 +18,8 @@ int ka_compose_pair(const char *forward, const char *backward, struct ka_buf *ou
  * newline. -ENOENT when there is no marker line. */
 int ka_compose_split(const char *text, struct ka_buf *forward, struct ka_buf *backward, struct ka_err *err);
 
-/* The first byte after the marker line, or NULL. With `loose`, spellings such as "#--- Backward ---" count
- * too. */
+/* The first byte after the marker line, or NULL. With `loose`, where there is none, spellings such as "#---
+ * Backward ---" count too. */
 const char *ka_compose_after_marker(const char *text, bool loose);
 
 /* Lines up to and with the marker line: what a patch may not touch. 0 without a marker. */

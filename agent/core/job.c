@@ -37,11 +37,6 @@ const char *ka_job_phase_name(enum ka_job_phase phase)
     return phase_names[phase];
 }
 
-const char *ka_job_reason_name(enum ka_job_reason reason)
-{
-    return reason_names[reason];
-}
-
 void ka_job_init(struct ka_job *job, const struct ka_job_limits *limits)
 {
     memset(job, 0, sizeof(*job));
@@ -404,12 +399,6 @@ void ka_job_resume(struct ka_job *job, struct ka_command *command)
 /* clang-format on */
 #define JOB_REALS(X) X(limits.min_rel_impr) X(best_cost) X(turn_cost)
 
-static void set_real(json_t *doc, const char *name, double value)
-{
-    json_object_set_new(doc, name,
-                        isfinite(value) ? json_real(value) : json_null()); /* null: no cost known */
-}
-
 json_t *ka_job_to_json(const struct ka_job *job)
 {
     json_t *doc = json_object();
@@ -418,7 +407,8 @@ json_t *ka_job_to_json(const struct ka_job *job)
     json_object_set_new(doc, "reason", json_string(reason_names[job->reason]));
 #define PUT_INT(name) json_object_set_new(doc, #name, json_integer((json_int_t)job->name));
 #define PUT_BOOL(name) json_object_set_new(doc, #name, json_boolean(job->name));
-#define PUT_REAL(name) set_real(doc, #name, job->name);
+#define PUT_REAL(name) /* null: no cost known */                                                             \
+    json_object_set_new(doc, #name, isfinite(job->name) ? json_real(job->name) : json_null());
     JOB_INTS(PUT_INT)
     JOB_BOOLS(PUT_BOOL)
     JOB_REALS(PUT_REAL)

@@ -39,11 +39,6 @@ struct items {
     size_t count;
 };
 
-char *ka_cache_default_root(void)
-{
-    return ka_user_cache("compiled");
-}
-
 bool ka_cache_is_key(const char *text)
 {
     size_t len = text ? strspn(text, "0123456789abcdef") : 0;

@@ -561,18 +561,17 @@ static void start_or_fail(struct child *c)
         finish(c);
 }
 
-static bool has_place(const struct ka_children *cs, const struct ka_child_req *req)
-{
-    return cs->running < cs->max_running && (!ka_child_req_is_gpu(req) || cs->running_gpu < cs->max_gpu);
-}
-
 /* One step of the queue a turn: `done` may start, cancel or close while we look at the list. */
 static void on_kick(uv_timer_t *timer)
 {
     struct ka_children *cs = timer->data;
     struct child *c = cs->first;
-    while (c && !(c->state == QUEUED && (c->cancelled || has_place(cs, c->req))))
-        c = c->next;
+    for (; c; c = c->next) {
+        bool place =
+            cs->running < cs->max_running && (!ka_child_req_is_gpu(c->req) || cs->running_gpu < cs->max_gpu);
+        if (c->state == QUEUED && (c->cancelled || place))
+            break;
+    }
     if (c) {
         kick(cs);
         start_or_fail(c);
@@ -637,13 +636,6 @@ static struct ka_zygotes *find_zygotes(const struct ka_children *cs, unsigned to
                 : NULL;
 }
 
-static int open_base(struct ka_children *cs, const char *wanted, struct ka_err *err)
-{
-    KA_AUTO_FREE char *base = NULL;
-    int rc = ka_child_base(wanted, &base, err);
-    return rc ? rc : ka_child_own_folder(base, &cs->base, &cs->base_lock, err);
-}
-
 int ka_children_new(struct ka_loop *loop, const struct ka_children_conf *conf, struct ka_children **out,
                     struct ka_err *err)
 {
@@ -655,8 +647,11 @@ int ka_children_new(struct ka_loop *loop, const struct ka_children_conf *conf, s
         rc = ka_child_find_program("KA_JAIL", "ka-jail", &cs->jail, err);
     if (!rc && access(cs->jail, X_OK) != 0)
         rc = ka_fail(err, -errno, "%s: %s", cs->jail, strerror(errno));
+    KA_AUTO_FREE char *base = NULL;
     if (!rc)
-        rc = open_base(cs, conf->base, err);
+        rc = ka_child_base(conf->base, &base, err);
+    if (!rc)
+        rc = ka_child_own_folder(base, &cs->base, &cs->base_lock, err);
     if (rc) {
         free(cs->jail);
         free(cs);

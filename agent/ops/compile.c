@@ -12,6 +12,7 @@
 #include "agent/io/child.h"
 #include "agent/io/loop.h"
 #include "agent/io/work.h"
+#include "base/files.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "op.h"
@@ -69,13 +70,6 @@ static void leave(struct ka_compile *c)
     ka_loop_soon(c->app->loop, compile_free, c);
 }
 
-static void finish(struct ka_compile *c)
-{
-    if (c->done)
-        c->done(c->arg, c->entries, &c->counts);
-    leave(c);
-}
-
 void ka_compile_cancel(struct ka_compile *c)
 {
     for (size_t i = 0; i < TASKS; i++) {
@@ -91,7 +85,7 @@ void ka_compile_cancel(struct ka_compile *c)
 static void open_cache(struct ka_app *app, const char *toolchain)
 {
     struct ka_err err;
-    KA_AUTO_FREE char *root = ka_cache_default_root();
+    KA_AUTO_FREE char *root = ka_user_cache(KA_CACHE_NAME);
     int rc = root && toolchain ? ka_cache_open(root, toolchain, app->cache_bytes, &app->cache, &err)
                                : ka_fail(&err, -ENOENT, "no home folder, or no toolchain");
     if (rc)
@@ -137,11 +131,6 @@ static const char *key_at(const struct ka_compile *c, size_t at)
 static void settle(struct ka_compile *c, size_t at, json_t *outcome)
 {
     json_object_set_new(c->entries, key_at(c, at), outcome);
-}
-
-static json_t *facts_of(const json_t *entry)
-{
-    return json_pack("{s:O}", "facts", json_object_get(entry, "facts"));
 }
 
 /* The numbers and the products; the rest of the result belongs to the request. */
@@ -230,7 +219,9 @@ static void on_thread_done(void *arg)
         c->counts.hits += good && !kept;
         c->counts.misses += good && kept;
         c->counts.failed += !good;
-        settle(c, task->at, good ? facts_of(task->found) : refusal("compile: the child left no entry"));
+        settle(c, task->at,
+               good ? json_pack("{s:O}", "facts", json_object_get(task->found, "facts"))
+                    : refusal("compile: the child left no entry"));
         end_task(task);
         go_on(c);
         return;
@@ -288,8 +279,11 @@ static void go_on(struct ka_compile *c)
         else
             on_thread_done(task);
     }
-    if (!c->cancelled && !find_task(c, true))
-        finish(c);
+    if (c->cancelled || find_task(c, true))
+        return;
+    if (c->done)
+        c->done(c->arg, c->entries, &c->counts);
+    leave(c);
 }
 
 /* ---- the start ---- */
