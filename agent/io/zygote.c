@@ -12,7 +12,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "args.h"
 #include "base/files.h"
 #include "capture.h"
 #include "child_internal.h"

@@ -38,6 +38,12 @@
 
 #define KA_JAIL_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
+/* A descriptor that is closed where its name ends; -1 is none. */
+#define KA_JAIL_AUTO_CLOSE __attribute__((cleanup(ka_jail_close_at)))
+void ka_jail_close_at(const int *fd);
+/* A text into a file of the kernel's, at once. `dir`: as for openat(). */
+int ka_jail_write(int dir, const char *path, const char *text);
+
 enum {
     KA_JAIL_EXIT_MISSING = 112,
     KA_JAIL_EXIT_USAGE = 113,

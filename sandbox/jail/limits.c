@@ -8,6 +8,7 @@
 #include <linux/securebits.h>
 #include <limits.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -65,15 +66,21 @@ int ka_jail_limits_apply(const struct ka_jail_policy *policy, struct ka_jail_rep
     return 0;
 }
 
+void ka_jail_close_at(const int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+}
+
+int ka_jail_write(int dir, const char *path, const char *text)
+{
+    KA_JAIL_AUTO_CLOSE int fd = openat(dir, path, O_WRONLY | O_CLOEXEC);
+    return fd < 0 || write(fd, text, strlen(text)) < 0 ? -errno : 0;
+}
+
 void ka_jail_oom_first(void)
 {
-    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-    if (fd < 0)
-        return;
-    if (write(fd, "1000", 4) != 4) {
-        /* the default choice is as good as it gets */
-    }
-    close(fd);
+    ka_jail_write(AT_FDCWD, "/proc/self/oom_score_adj", "1000");
 }
 
 /* Also for a user who is root: an empty bounding set keeps exec from giving anything back. */
@@ -89,15 +96,12 @@ int ka_jail_caps_drop(struct ka_jail_report *report)
         prctl(PR_CAPBSET_DROP, cap, 0, 0,
               0); /* refused without CAP_SETPCAP, and then there is nothing to give */
     prctl(PR_SET_SECUREBITS, bits, 0, 0, 0);
-    if (syscall(SYS_capset, &header, none) != 0) {
+    if (syscall(SYS_capset, &header, none) != 0)
         ka_jail_note(report, KA_LAYER_CAPS, "capset", errno);
-        return 0;
-    }
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) {
+    else if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
         ka_jail_note(report, KA_LAYER_CAPS, "no_new_privs", errno);
-        return 0;
-    }
-    report->on |= KA_LAYER_BIT(KA_LAYER_CAPS);
+    else
+        report->on |= KA_LAYER_BIT(KA_LAYER_CAPS);
     return 0;
 }
 

@@ -20,17 +20,6 @@ bool ka_jail_is_privileged(void)
     return data[0].effective & (1u << CAP_SYS_ADMIN);
 }
 
-static int write_text(const char *path, const char *text)
-{
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (fd < 0)
-        return -errno;
-    ssize_t n = write(fd, text, strlen(text));
-    int rc = n < 0 ? -errno : 0;
-    close(fd);
-    return rc;
-}
-
 /* Identity maps: files keep their owner, and nobody is root who was not. */
 int ka_jail_user_namespace_enter(void)
 {
@@ -39,13 +28,11 @@ int ka_jail_user_namespace_enter(void)
     if (unshare(CLONE_NEWUSER) != 0)
         return -errno;
     snprintf(map, sizeof(map), "%u %u 1\n", uid, uid);
-    int rc = write_text("/proc/self/uid_map", map);
+    int rc = ka_jail_write(AT_FDCWD, "/proc/self/uid_map", map);
     if (!rc)
-        rc = write_text("/proc/self/setgroups", "deny");
+        rc = ka_jail_write(AT_FDCWD, "/proc/self/setgroups", "deny");
     snprintf(map, sizeof(map), "%u %u 1\n", gid, gid);
-    if (!rc)
-        rc = write_text("/proc/self/gid_map", map);
-    return rc;
+    return rc ? rc : ka_jail_write(AT_FDCWD, "/proc/self/gid_map", map);
 }
 
 /* The first user namespace maps every number there is. */
