@@ -143,7 +143,7 @@ static int parse_functions(struct ka_pair *p, const char *path, const struct ka_
 static int parse_source(struct ka_pair *p, const char *path, size_t len, struct ka_err *err)
 {
     const char *below = NULL, *marker = ka_marker_find(p->source, len, &below);
-    if (!marker)
+    if (!marker || *marker != '#') /* indented, it is none of a pair's */
         return ka_fail(err, -EINVAL, "%s: no line `" KA_MARKER "`; a pair has its backward below that line",
                        path);
     size_t forward_len = (size_t)(marker - p->source);
