@@ -17,6 +17,7 @@ static const char *const state_names[] = {
     [KA_JOB_FAILED] = "failed",     [KA_JOB_CANCELLED] = "cancelled",
 };
 static const char *const phase_names[] = {"draft", "fix", "optimise"};
+static const enum ka_job_state phase_states[] = {KA_JOB_DRAFT, KA_JOB_FIX, KA_JOB_OPTIMISE};
 static const char *const reason_names[] = {
     [KA_REASON_NONE] = "none",
     [KA_REASON_UNUSABLE] = "unusable",
@@ -26,6 +27,11 @@ static const char *const reason_names[] = {
     [KA_REASON_SANDBOX] = "sandbox",
     [KA_REASON_INTERNAL] = "internal",
 };
+
+static const int reason_codes[] = {
+    [KA_REASON_NONE] = 1,          [KA_REASON_UNUSABLE] = 3, [KA_REASON_NOT_VERIFIED] = 4,
+    [KA_REASON_REFUSED_DRAFT] = 4, [KA_REASON_LLM] = 5,      [KA_REASON_SANDBOX] = 6,
+    [KA_REASON_INTERNAL] = 1};
 
 const char *ka_job_state_name(enum ka_job_state state)
 {
@@ -56,21 +62,7 @@ int ka_job_exit_code(const struct ka_job *job)
         return 0;
     if (job->state == KA_JOB_CANCELLED)
         return 130;
-    switch (job->reason) {
-    case KA_REASON_UNUSABLE:
-        return 3;
-    case KA_REASON_NOT_VERIFIED:
-    case KA_REASON_REFUSED_DRAFT:
-        return 4;
-    case KA_REASON_LLM:
-        return 5;
-    case KA_REASON_SANDBOX:
-        return 6;
-    case KA_REASON_NONE:
-    case KA_REASON_INTERNAL:
-        break;
-    }
-    return 1;
+    return reason_codes[job->reason];
 }
 
 /* The one place where the state changes. Every entry gets a fresh operation number. */
@@ -103,19 +95,6 @@ static void conclude(struct ka_job *job, enum ka_job_reason reason, struct ka_co
         fail(job, reason, command);
 }
 
-static enum ka_job_state phase_state(enum ka_job_phase phase)
-{
-    switch (phase) {
-    case KA_PHASE_DRAFT:
-        return KA_JOB_DRAFT;
-    case KA_PHASE_FIX:
-        return KA_JOB_FIX;
-    case KA_PHASE_OPTIMISE:
-        break;
-    }
-    return KA_JOB_OPTIMISE;
-}
-
 /* Ask for one more candidate of the turn that is under way. */
 static void ask_again(struct ka_job *job, struct ka_command *command)
 {
@@ -128,7 +107,7 @@ static void ask_again(struct ka_job *job, struct ka_command *command)
         type = job->phase == KA_PHASE_OPTIMISE ? KA_CMD_TUNE : KA_CMD_DIFFERENTIATE;
     else
         job->iters++;
-    enter(job, phase_state(job->phase), type, command);
+    enter(job, phase_states[job->phase], type, command);
 }
 
 static void begin_turn(struct ka_job *job, enum ka_job_phase phase, int source, struct ka_command *command)
