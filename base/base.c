@@ -229,3 +229,11 @@ bool ka_ends_with(const char *text, const char *suffix)
     size_t text_len = strlen(text), suffix_len = strlen(suffix);
     return text_len >= suffix_len && memcmp(text + text_len - suffix_len, suffix, suffix_len) == 0;
 }
+
+const char *ka_first_byte(const char *bytes, size_t len)
+{
+    for (const char *end = bytes + len; bytes < end; bytes++)
+        if (!strchr(" \t\r\n", *bytes))
+            return bytes;
+    return NULL;
+}

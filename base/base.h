@@ -79,4 +79,7 @@ uint64_t ka_random_next(uint64_t *state);
 bool ka_starts_with(const char *text, const char *prefix);
 bool ka_ends_with(const char *text, const char *suffix);
 
+/* The first byte that is no white space; NULL where there is none. */
+const char *ka_first_byte(const char *bytes, size_t len);
+
 #endif

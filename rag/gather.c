@@ -28,16 +28,11 @@ struct gather {
 /* The nearest folder with .git at or above `dir`, else `dir`. free() it. */
 static char *find_license_root(const char *dir)
 {
-    char *at = ka_strdup(dir);
-    while (at[1]) {
-        KA_AUTO_FREE char *git = ka_path_join(at, ".git");
+    for (size_t len = strlen(dir); len > 1; len = (size_t)((char *)memrchr(dir, '/', len) - dir)) {
+        KA_AUTO_FREE char *git = ka_format("%.*s/.git", (int)len, dir);
         if (access(git, F_OK) == 0)
-            return at;
-        char *up = ka_path_parent(at);
-        free(at);
-        at = up;
+            return ka_strndup(dir, len);
     }
-    free(at);
     return ka_strdup(dir);
 }
 

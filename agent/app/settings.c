@@ -78,11 +78,11 @@ static bool is_sweep(const char *text)
 {
     if (strcmp(text, "all") == 0 || strcmp(text, "required") == 0)
         return true;
-    json_t *list = json_loads(text, 0, NULL), *dims;
+    json_auto_t *list = json_loads(text, 0, NULL);
+    json_t *dims;
     bool good = json_is_array(list) && json_array_size(list) > 0;
     size_t i;
     json_array_foreach(list, i, dims) good = good && json_is_object(dims);
-    json_decref(list);
     return good;
 }
 

@@ -5,11 +5,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 #include "agent/app/app.h"
 #include "agent/app/opts.h"
 #include "agent/app/settings.h"
+#include "agent/core/fields.h"
 #include "agent/io/loop.h"
 #include "agent/io/signals.h"
 #include "agent/run/run.h"
@@ -87,10 +88,9 @@ static void skip_verified(struct batch *batch)
     for (size_t i = 0; i < batch->count; i++) {
         struct item *item = &batch->items[i];
         json_t *known = json_object_get(batch->index, item->path);
-        const char *hash = json_string_value(json_object_get(known, "hash"));
-        const char *pair = json_string_value(json_object_get(known, "pair"));
-        struct stat st;
-        if (!batch->opts->force && hash && pair && strcmp(hash, item->hash) == 0 && stat(pair, &st) == 0)
+        const char *pair = ka_text_of(known, "pair", NULL);
+        bool same = strcmp(ka_text_of(known, "hash", ""), item->hash) == 0;
+        if (!batch->opts->force && same && pair && access(pair, F_OK) == 0)
             item->state = SKIPPED;
     }
 }
@@ -176,8 +176,7 @@ static const char *outcome(const struct item *item)
         return "unchanged";
     if (item->state == PENDING)
         return "not begun";
-    const char *verdict = json_string_value(json_object_get(item->result, "verdict"));
-    return verdict ? verdict : "error";
+    return ka_text_of(item->result, "verdict", "error");
 }
 
 static int final_code(const struct batch *batch)
@@ -199,16 +198,13 @@ static void print_table(const struct batch *batch)
            "pair or reason");
     for (size_t i = 0; i < batch->count; i++) {
         const struct item *item = &batch->items[i];
-        const char *pair = json_string_value(json_object_get(item->result, "pair"));
-        const char *why =
-            json_string_value(json_object_get(json_object_get(item->result, "error"), "message"));
-        if (item->state == SKIPPED)
-            pair = json_string_value(json_object_get(json_object_get(batch->index, item->path), "pair"));
-        if (item->exit_code && (why || item->why))
-            pair = why ? why : item->why;
+        const json_t *has_pair =
+            item->state == SKIPPED ? json_object_get(batch->index, item->path) : item->result;
+        const char *why = ka_text_of(json_object_get(item->result, "error"), "message", item->why);
         printf("%-*s  %-13s %4d %8lld %9.1f  %s\n", (int)width, item->path, outcome(item), item->exit_code,
                (long long)json_integer_value(json_object_get(item->result, "attempts")),
-               json_number_value(json_object_get(item->result, "seconds")), pair ? pair : "");
+               json_number_value(json_object_get(item->result, "seconds")),
+               item->exit_code && why ? why : ka_text_of(has_pair, "pair", ""));
     }
 }
 

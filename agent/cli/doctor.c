@@ -13,6 +13,7 @@
 
 #include "agent/app/app.h"
 #include "agent/app/python.h"
+#include "agent/core/fields.h"
 #include "agent/disk/cache.h"
 #include "agent/io/child.h"
 #include "agent/io/machine.h"
@@ -207,11 +208,11 @@ static void print_layers(const struct doctor *d)
     printf("sandbox    %s\n", d->layers ? level(d) : "missing");
     for (size_t i = 0; d->layers && i < KA_COUNT(losses); i++) {
         const char *name = losses[i].layer;
-        const char *why = json_string_value(json_object_get(json_object_get(d->layers, "why"), name));
         if (layer_is_on(d, name))
             printf("  %-9s yes\n", name);
         else
-            printf("  %-9s no: %s\n            lost: %s\n", name, why ? why : "unknown", losses[i].lost);
+            printf("  %-9s no: %s\n            lost: %s\n", name,
+                   ka_text_of(json_object_get(d->layers, "why"), name, "unknown"), losses[i].lost);
     }
     if (d->layers && layer_is_on(d, "pid") && !json_is_true(json_object_get(d->layers, "fresh_proc")))
         puts("  /proc     shared with this machine; only a child's own part is readable");
@@ -223,9 +224,9 @@ static void print_versions(const struct doctor *d)
     for (size_t i = 0; d->versions && i < KA_COUNT(names); i++) {
         char key[32];
         snprintf(key, sizeof(key), "why_%s", names[i]);
-        const char *version = json_string_value(json_object_get(d->versions, names[i]));
-        const char *why = json_string_value(json_object_get(d->versions, key));
-        printf("  %-9s %s%s\n", names[i], version ? version : "none: ", version ? "" : why ? why : "unknown");
+        const char *version = ka_text_of(d->versions, names[i], NULL);
+        printf("  %-9s %s%s\n", names[i],
+               version ? version : "none: ", version ? "" : ka_text_of(d->versions, key, "unknown"));
     }
 }
 

@@ -10,6 +10,7 @@
 #include "agent/app/app.h"
 #include "agent/app/opts.h"
 #include "agent/app/settings.h"
+#include "agent/core/fields.h"
 #include "agent/core/shapes.h"
 #include "agent/io/loop.h"
 #include "agent/io/signals.h"
@@ -66,26 +67,24 @@ static void show_refusals(const json_t *doc, const char *path)
     json_t *item;
     json_array_foreach(json_object_get(doc, "refusals"), i, item)
     {
-        const char *message = json_string_value(json_object_get(item, "message"));
-        const char *remedy = json_string_value(json_object_get(item, "remedy"));
-        fprintf(
-            stderr, "%s:%lld:%lld: %s\n", path, (long long)json_integer_value(json_object_get(item, "line")),
-            (long long)json_integer_value(json_object_get(item, "column")), message ? message : "refused");
-        if (remedy)
-            fprintf(stderr, "  remedy: %s\n", remedy);
+        fprintf(stderr, "%s:%lld:%lld: %s\n", path,
+                (long long)json_integer_value(json_object_get(item, "line")),
+                (long long)json_integer_value(json_object_get(item, "column")),
+                ka_text_of(item, "message", "refused"));
+        if (ka_text_of(item, "remedy", NULL))
+            fprintf(stderr, "  remedy: %s\n", ka_text_of(item, "remedy", ""));
     }
 }
 
 static void show_differentiated(const struct single *single, const json_t *doc)
 {
     const json_t *report = json_object_get(doc, "report");
-    const char *backward = json_string_value(json_object_get(doc, "backward"));
     if (single->tools->opts->print) {
-        puts(backward ? backward : "");
+        puts(ka_text_of(doc, "backward", ""));
         return;
     }
-    const char *schedule = json_string_value(json_object_get(report, "schedule"));
-    printf("schedule %s, tape: %lld B (naive %lld B), atomics kept %lld of %lld\n", schedule ? schedule : "?",
+    printf("schedule %s, tape: %lld B (naive %lld B), atomics kept %lld of %lld\n",
+           ka_text_of(report, "schedule", "?"),
            (long long)json_integer_value(json_object_get(report, "tape_bytes")),
            (long long)json_integer_value(json_object_get(report, "tape_naive_bytes")),
            (long long)json_integer_value(json_object_get(report, "atomics")),
@@ -121,12 +120,9 @@ static void on_single(void *arg, const struct ka_op_result *result)
 static json_t *trace_dims(const struct ka_settings *settings, const json_t *inspect)
 {
     const char *which = settings->sweep;
-    json_t *given = which[0] == '[' || which[0] == '{' ? json_loads(which, 0, NULL) : NULL;
-    if (given) {
-        json_t *dims = json_incref(json_is_array(given) ? json_array_get(given, 0) : given);
-        json_decref(given);
-        return dims;
-    }
+    json_auto_t *given = which[0] == '[' || which[0] == '{' ? json_loads(which, 0, NULL) : NULL;
+    if (given)
+        return json_incref(json_is_array(given) ? json_array_get(given, 0) : given);
     json_t *own = json_object_get(inspect, "sweep_cpu");
     bool cpu = strcmp(settings->device, "cpu") == 0, scaled = cpu && !json_array_size(own);
     json_t *entry = json_array_get(cpu && !scaled ? own : json_object_get(inspect, "sweep"), 0),

@@ -298,10 +298,9 @@ static void add_call(struct ka_chat_stream *stream, const json_t *piece)
     keep_string(stream, &call->id, json_object_get(piece, "id"));
     keep_string(stream, &call->name, json_object_get(function, "name"));
     add_string(stream, &call->arguments, arguments);
-    char *text = json_is_object(arguments) ? json_dumps(arguments, JSON_COMPACT) : NULL;
+    KA_AUTO_FREE char *text = json_is_object(arguments) ? json_dumps(arguments, JSON_COMPACT) : NULL;
     if (text)
         add_bytes(stream, &call->arguments, text, strlen(text));
-    free(text);
 }
 
 /* `message` is a chunk's delta or a body's whole message: the members are the same. */
@@ -333,7 +332,8 @@ static void report_error(struct ka_chat_stream *stream, const char *data, size_t
 static void take_json(struct ka_chat_stream *stream, const char *data, size_t len, const char *member)
 {
     json_error_t why;
-    json_t *root = json_loadb(data, len, 0, &why), *choice;
+    json_auto_t *root = json_loadb(data, len, 0, &why);
+    json_t *choice;
     const json_t *choices = json_object_get(root, "choices"), *usage = json_object_get(root, "usage");
     size_t i;
     if (!root)
@@ -354,7 +354,6 @@ static void take_json(struct ka_chat_stream *stream, const char *data, size_t le
     take_count(&stream->tokens_out, json_object_get(usage, "completion_tokens"));
     if (strcmp(member, "message") == 0 && json_array_size(choices) == 0)
         FAIL(stream, -EBADMSG, "the answer has no choices");
-    json_decref(root);
 }
 
 static int take(struct ka_chat_stream *stream, const char *data, size_t len, const char *member,
@@ -438,29 +437,19 @@ static const char *message_in(const json_t *root)
     return NULL;
 }
 
-/* Proxies answer with pages that are of no use in a message. */
-static bool looks_like_markup(const char *body, size_t len)
-{
-    while (len && strchr(" \t\r\n", *body)) {
-        body++;
-        len--;
-    }
-    return len && *body == '<';
-}
-
 void ka_chat_error_read(const char *body, size_t len, struct ka_chat_error *error)
 {
     *error = (struct ka_chat_error){0};
-    json_t *root = json_loadb(body, len, 0, NULL);
+    json_auto_t *root = json_loadb(body, len, 0, NULL);
+    const char *first = ka_first_byte(body, len);
     const json_t *object = json_is_array(root) ? json_array_get(root, 0) : root;
     const json_t *inner = json_object_get(object, "error");
     const char *message = message_in(object),
                *code = ka_text_of(inner, "code", ka_text_of(inner, "type", NULL));
     if (message)
         ka_utf8_line(message, strlen(message), error->message, sizeof(error->message));
-    else if (!root && !looks_like_markup(body, len))
+    else if (!root && first && *first != '<') /* proxies answer with pages that are of no use in a message */
         ka_utf8_line(body, len, error->message, sizeof(error->message));
     if (code)
         ka_utf8_line(code, strlen(code), error->code, sizeof(error->code));
-    json_decref(root);
 }

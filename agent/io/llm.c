@@ -251,19 +251,10 @@ static void take_chat(struct op *op)
                             : "the answer is empty: neither text nor tool calls");
 }
 
-static const char *first_byte(const char *bytes, size_t len)
-{
-    while (len && strchr(" \t\r\n", *bytes)) {
-        bytes++;
-        len--;
-    }
-    return len ? bytes : NULL;
-}
-
 static int read_whole(struct op *op, struct ka_err *err)
 {
     const struct ka_buf *whole = &op->attempt.whole;
-    const char *first = first_byte(ka_buf_str(whole), whole->len);
+    const char *first = ka_first_byte(ka_buf_str(whole), whole->len);
     if (!first)
         return ka_fail(err, -EBADMSG, "the answer is empty: no byte came");
     if (*first == '<')
@@ -405,7 +396,7 @@ static int on_event(void *arg, const char *type, const char *data, size_t len)
 /* Endpoints are not trusted to name the form of their answer rightly: the first byte decides. */
 static enum form form_of(struct op *op, struct ka_transfer *transfer, const char *bytes, size_t len)
 {
-    const char *first = first_byte(bytes, len), *type = ka_http_content_type(transfer);
+    const char *first = ka_first_byte(bytes, len), *type = ka_http_content_type(transfer);
     if (!first)
         return FORM_UNKNOWN;
     if (!op->stream || *first == '{' || *first == '<')

@@ -12,12 +12,11 @@
 #include <unistd.h>
 
 #include "base/files.h"
+#include "loop.h"
 
 static int64_t now_ms(void)
 {
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
+    return (int64_t)(ka_clock_ns() / 1000000);
 }
 
 /* `report`: for its descriptor 3; -1: none. */

@@ -166,6 +166,7 @@ static size_t count_values(const char *text, size_t len)
     return count;
 }
 
+/* *out is set where it is JSON, and whatever comes back the caller's. */
 static int parse_bounded(struct ka_buf *text, json_t **out, struct ka_err *err)
 {
     json_error_t why;
@@ -174,16 +175,13 @@ static int parse_bounded(struct ka_buf *text, json_t **out, struct ka_err *err)
         return ka_fail(err, -EFBIG, "result.json holds more than the %zu values allowed", VALUES_MAX);
     if (text->len)
         ka_utf8_clean_json(text->data, text->len);
-    json_t *doc = json_loadb(ka_buf_str(text), text->len, 0, &why);
-    if (!doc)
+    *out = json_loadb(ka_buf_str(text), text->len, 0, &why);
+    if (!*out)
         return ka_fail(err, -EBADMSG, "result.json is not valid JSON: %.200s", why.text);
-    size_t cases = json_array_size(json_object_get(doc, "cases"));
-    if (cases > CASES_MAX) {
-        json_decref(doc);
-        return ka_fail(err, -EFBIG, "result.json has %zu cases, more than the %d allowed", cases, CASES_MAX);
-    }
-    *out = doc;
-    return 0;
+    size_t cases = json_array_size(json_object_get(*out, "cases"));
+    return cases <= CASES_MAX ? 0
+                              : ka_fail(err, -EFBIG, "result.json has %zu cases, more than the %d allowed",
+                                        cases, CASES_MAX);
 }
 
 /* Does the result answer this request? */

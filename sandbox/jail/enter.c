@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -94,21 +93,14 @@ static void end_on_signals(void)
     }
 }
 
-/* The parent is outside the pid namespace, so getppid() tells nothing. */
-static bool zygote_is_gone(void)
-{
-    struct pollfd at = {.fd = alive[1], .events = POLLOUT};
-    close(alive[0]);
-    return poll(&at, 1, 0) == 1 && (at.revents & (POLLERR | POLLNVAL));
-}
-
 int ka_jail_enter(int argc, char **argv)
 {
     struct ka_jail_options *o = &child_options;
     struct ka_jail_report report;
     ka_jail_report_init(&report);
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    if (zygote_is_gone())
+    close(alive[0]);
+    if (ka_jail_reader_is_gone(alive[1])) /* outside the pid namespace: getppid() tells nothing of it */
         return KA_JAIL_EXIT_FAILED;
     if (ka_jail_options_parse(argc, argv, o) != 0)
         return KA_JAIL_EXIT_USAGE;

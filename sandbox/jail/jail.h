@@ -41,6 +41,8 @@
 /* A descriptor that is closed where its name ends; -1 is none. */
 #define KA_JAIL_AUTO_CLOSE __attribute__((cleanup(ka_jail_close_at)))
 void ka_jail_close_at(const int *fd);
+/* Has nobody the reading end of this pipe any more? */
+bool ka_jail_reader_is_gone(int fd);
 /* A text into a file of the kernel's, at once. `dir`: as for openat(). */
 int ka_jail_write(int dir, const char *path, const char *text);
 

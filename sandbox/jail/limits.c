@@ -7,6 +7,7 @@
 #include <linux/capability.h>
 #include <linux/securebits.h>
 #include <limits.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -70,6 +71,12 @@ void ka_jail_close_at(const int *fd)
 {
     if (*fd >= 0)
         close(*fd);
+}
+
+bool ka_jail_reader_is_gone(int fd)
+{
+    struct pollfd at = {.fd = fd, .events = POLLOUT};
+    return poll(&at, 1, 0) == 1 && (at.revents & (POLLERR | POLLNVAL));
 }
 
 int ka_jail_write(int dir, const char *path, const char *text)
