@@ -128,11 +128,6 @@ static const char *key_at(const struct ka_compile *c, size_t at)
     return json_string_value(json_array_get(json_array_get(c->sources, at), 0));
 }
 
-static void settle(struct ka_compile *c, size_t at, json_t *outcome)
-{
-    json_object_set_new(c->entries, key_at(c, at), outcome);
-}
-
 /* The numbers and the products; the rest of the result belongs to the request. */
 static json_t *entry_of(const struct task *task)
 {
@@ -200,6 +195,16 @@ static void end_task(struct task *task)
     task->busy = false;
 }
 
+/* What became of its source; the next one. */
+static void settle(struct task *task, unsigned *count, json_t *outcome)
+{
+    struct ka_compile *c = task->compile;
+    ++*count;
+    json_object_set_new(c->entries, key_at(c, task->at), outcome);
+    end_task(task);
+    go_on(c);
+}
+
 /* Found in the cache, or kept there; else it is compiled. */
 static void on_thread_done(void *arg)
 {
@@ -214,43 +219,30 @@ static void on_thread_done(void *arg)
     }
     if (kept && task->err.msg[0])
         ka_log(KA_LOG_WARN, "compiled kernel not kept: %s", task->err.msg);
-    bool good = json_is_object(json_object_get(task->found, "facts"));
-    if (good || kept) {
-        c->counts.hits += good && !kept;
-        c->counts.misses += good && kept;
-        c->counts.failed += !good;
-        settle(c, task->at,
-               good ? json_pack("{s:O}", "facts", json_object_get(task->found, "facts"))
-                    : refusal("compile: the child left no entry"));
-        end_task(task);
-        go_on(c);
+    json_t *facts = json_object_get(task->found, "facts");
+    if (json_is_object(facts)) {
+        settle(task, kept ? &c->counts.misses : &c->counts.hits, json_pack("{s:O}", "facts", facts));
         return;
     }
     json_t *source = json_array_get(json_array_get(c->sources, task->at), 1);
-    bool late = is_late(c);
-    if (!late && ask(task, json_incref(source), on_compiled) == 0)
-        return;
-    c->counts.failed++;
-    settle(c, task->at, refusal(late ? "compile: out of time (--deadline)" : "compile: no child"));
-    end_task(task);
-    go_on(c);
+    const char *why = kept         ? "compile: the child left no entry"
+                      : is_late(c) ? "compile: out of time (--deadline)"
+                                   : "compile: no child";
+    if (kept || is_late(c) || ask(task, json_incref(source), on_compiled) != 0)
+        settle(task, &c->counts.failed, refusal(why));
 }
 
 /* Failures are not kept: they may be due to a deadline or to memory. */
 static void on_compiled(void *arg, const struct ka_op_result *result)
 {
     struct task *task = arg;
-    struct ka_compile *c = task->compile;
     task->op = NULL;
     if (result->status == KA_OP_OK) {
         task->doc = json_incref(result->doc);
         run_on_thread(task, keep);
         return;
     }
-    c->counts.failed++;
-    settle(c, task->at, error_of(result));
-    end_task(task);
-    go_on(c);
+    settle(task, &task->compile->counts.failed, error_of(result));
 }
 
 /* The first that is busy, or that is not; NULL: none. */

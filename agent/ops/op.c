@@ -86,10 +86,8 @@ static void last_line(const char *text, char *out, size_t size)
     size_t len = strlen(text);
     while (len && (text[len - 1] == '\n' || text[len - 1] == ' '))
         len--;
-    size_t begin = len;
-    while (begin && text[begin - 1] != '\n')
-        begin--;
-    snprintf(out, size, "%.*s", (int)(len - begin > 400 ? 400 : len - begin), text + begin);
+    const char *newline = memrchr(text, '\n', len), *begin = newline ? newline + 1 : text, *end = text + len;
+    snprintf(out, size, "%.*s", (int)(end - begin > 400 ? 400 : end - begin), begin);
 }
 
 /* "cgroup (no control group of our own: Permission denied)" from the jail's report. */

@@ -140,12 +140,9 @@ void ka_jail_cgroup_make(const struct ka_jail_policy *policy, struct ka_jail_rep
         if (!rc)
             rc = make("/sys/fs/cgroup/pids", "pids", policy);
     }
-    if (rc) {
+    if (rc)
         ka_jail_cgroup_remove();
-        ka_jail_note(report, KA_LAYER_CGROUP, "no control group of our own", rc);
-    } else {
-        report->on |= KA_LAYER_BIT(KA_LAYER_CGROUP);
-    }
+    ka_jail_note(report, KA_LAYER_CGROUP, "no control group of our own", rc);
 }
 
 void ka_jail_cgroup_join(struct ka_jail_report *report)

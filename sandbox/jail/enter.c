@@ -35,14 +35,22 @@ static void complain_missing(unsigned missing, const struct ka_jail_report *repo
                     report->why[i][0] ? report->why[i] : "left out");
 }
 
+int ka_jail_furnish(const struct ka_jail_options *o, struct ka_jail_report *report)
+{
+    int rc = ka_jail_mounts_build(&o->policy, report);
+    if (rc)
+        return ka_jail_complain(KA_JAIL_EXIT_FAILED, "mounts", rc);
+    rc = ka_jail_scratch_prepare(&o->policy, report);
+    return rc ? ka_jail_complain(KA_JAIL_EXIT_FAILED, o->policy.scratch, rc) : 0;
+}
+
 int ka_jail_become(const struct ka_jail_options *o, struct ka_jail_report *report)
 {
     if (chdir(o->policy.scratch) != 0)
         return ka_jail_complain(KA_JAIL_EXIT_FAILED, o->policy.scratch, errno);
-    int rc = ka_jail_lock_down(&o->policy, report);
+    ka_jail_lock_down(&o->policy, report);
+    int rc = o->result_fd < 0 ? 0 : ka_jail_report_send(o->result_fd, &o->policy, report);
     if (rc)
-        return ka_jail_complain(KA_JAIL_EXIT_FAILED, "lock down", rc);
-    if (o->result_fd >= 0 && (rc = ka_jail_report_send(o->result_fd, &o->policy, report)) != 0)
         return ka_jail_complain(KA_JAIL_EXIT_FAILED, "report", rc);
     unsigned missing = ka_jail_missing(&o->policy, report);
     if (missing)
@@ -118,14 +126,11 @@ int ka_jail_enter(int argc, char **argv)
     ka_jail_oom_first();
     ka_jail_namespaces_join(&o->policy, &report);
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    rc = ka_jail_mounts_build(&o->policy, &report);
-    if (rc)
-        return ka_jail_complain(KA_JAIL_EXIT_FAILED, "mounts", rc);
-    rc = ka_jail_scratch_prepare(&o->policy, &report);
-    if (rc)
-        return ka_jail_complain(KA_JAIL_EXIT_FAILED, o->policy.scratch, rc);
+    int code = ka_jail_furnish(o, &report);
+    if (code)
+        return code;
     prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
-    int code = ka_jail_become(o, &report);
+    code = ka_jail_become(o, &report);
     close(o->result_fd);
     close(report.scratch_fd);
     return code;

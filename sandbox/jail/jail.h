@@ -133,6 +133,7 @@ int ka_jail_paths_visit_shared_proc(ka_jail_visit_fn visit, void *arg);
 const char *ka_jail_layer_name(enum ka_jail_layer layer);
 /* Parse "full", "default", "none", "all" or names joined with '+'. -EINVAL for an unknown name. */
 int ka_jail_layers_parse(const char *text, unsigned *layers, bool *files);
+/* The layer is on (`code` 0), or off: `what` failed with that. */
 void ka_jail_note(struct ka_jail_report *report, enum ka_jail_layer layer, const char *what, int code);
 bool ka_jail_wants(const struct ka_jail_policy *policy, enum ka_jail_layer layer);
 bool ka_jail_has(const struct ka_jail_report *report, enum ka_jail_layer layer);
@@ -171,15 +172,15 @@ int ka_jail_view_build(const struct ka_jail_policy *policy, struct ka_jail_repor
 int ka_jail_scratch_prepare(const struct ka_jail_policy *policy, struct ka_jail_report *report);
 
 /* The process that will become the program: limits, capabilities, Landlock, seccomp, in this order. */
-int ka_jail_lock_down(const struct ka_jail_policy *policy, struct ka_jail_report *report);
+void ka_jail_lock_down(const struct ka_jail_policy *policy, struct ka_jail_report *report);
 
-int ka_jail_limits_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report);
+void ka_jail_limits_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report);
 /* The kernel's choice when memory is gone: this tree, not the daemon. Before the mounts hide the file. */
 void ka_jail_oom_first(void);
-int ka_jail_caps_drop(struct ka_jail_report *report);
+void ka_jail_caps_drop(struct ka_jail_report *report);
 int ka_jail_landlock_abi(void); /* < 1: this kernel has none */
-int ka_jail_landlock_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report);
-int ka_jail_seccomp_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report);
+void ka_jail_landlock_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report);
+void ka_jail_seccomp_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report);
 
 /* Close everything from 3 up but the descriptors in `keep` (in any order, -1 ignored). */
 int ka_jail_close_fds(const int *keep, size_t count);
@@ -194,6 +195,8 @@ void ka_jail_environment_build(struct ka_jail_options *options);
 
 /* Say `what` and strerror(error) on stderr; returns `code`. */
 int ka_jail_complain(int code, const char *what, int error);
+/* The file system and the scratch. 0, or the code to exit with. */
+int ka_jail_furnish(const struct ka_jail_options *options, struct ka_jail_report *report);
 /* Into the scratch, layers, report, verdict on missing layers. 0, or the code to exit with. */
 int ka_jail_become(const struct ka_jail_options *options, struct ka_jail_report *report);
 /* Ambient capabilities over the own user namespace, so that they survive exec. For a zygote only. */

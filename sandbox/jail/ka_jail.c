@@ -69,12 +69,9 @@ static int run_init(const struct ka_jail_options *o, struct ka_jail_report *repo
         return KA_JAIL_EXIT_FAILED;
     ka_jail_cgroup_join(report);
     ka_jail_oom_first();
-    int rc = ka_jail_mounts_build(&o->policy, report);
-    if (rc)
-        return ka_jail_complain(KA_JAIL_EXIT_FAILED, "mounts", rc);
-    rc = ka_jail_scratch_prepare(&o->policy, report);
-    if (rc)
-        return ka_jail_complain(KA_JAIL_EXIT_FAILED, o->policy.scratch, rc);
+    int code = ka_jail_furnish(o, report);
+    if (code)
+        return code;
 
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* before there is a program that could open our memory */
     pid_t program = fork();

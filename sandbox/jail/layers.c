@@ -82,7 +82,10 @@ int ka_jail_layers_parse(const char *text, unsigned *layers, bool *files)
 void ka_jail_note(struct ka_jail_report *report, enum ka_jail_layer layer, const char *what, int code)
 {
     report->on &= ~KA_LAYER_BIT(layer);
-    snprintf(report->why[layer], KA_JAIL_WHY_MAX, "%s: %s", what, strerror(code < 0 ? -code : code));
+    if (code)
+        snprintf(report->why[layer], KA_JAIL_WHY_MAX, "%s: %s", what, strerror(code < 0 ? -code : code));
+    else
+        report->on |= KA_LAYER_BIT(layer);
 }
 
 bool ka_jail_wants(const struct ka_jail_policy *policy, enum ka_jail_layer layer)
@@ -104,18 +107,16 @@ unsigned ka_jail_missing(const struct ka_jail_policy *policy, const struct ka_ja
     return missing;
 }
 
-int ka_jail_lock_down(const struct ka_jail_policy *policy, struct ka_jail_report *report)
+void ka_jail_lock_down(const struct ka_jail_policy *policy, struct ka_jail_report *report)
 {
-    int rc = 0;
     if (ka_jail_wants(policy, KA_LAYER_LIMITS))
-        rc = ka_jail_limits_apply(policy, report);
-    if (!rc && ka_jail_wants(policy, KA_LAYER_CAPS))
-        rc = ka_jail_caps_drop(report);
-    if (!rc && ka_jail_wants(policy, KA_LAYER_LANDLOCK))
-        rc = ka_jail_landlock_apply(policy, report);
-    if (!rc && ka_jail_wants(policy, KA_LAYER_SECCOMP))
-        rc = ka_jail_seccomp_apply(policy, report);
-    return rc;
+        ka_jail_limits_apply(policy, report);
+    if (ka_jail_wants(policy, KA_LAYER_CAPS))
+        ka_jail_caps_drop(report);
+    if (ka_jail_wants(policy, KA_LAYER_LANDLOCK))
+        ka_jail_landlock_apply(policy, report);
+    if (ka_jail_wants(policy, KA_LAYER_SECCOMP))
+        ka_jail_seccomp_apply(policy, report);
 }
 
 struct line {

@@ -42,7 +42,7 @@ static uint64_t process_limit(const struct ka_jail_policy *policy, const struct 
 
 /* Not RLIMIT_AS: CUDA reserves address space for twice the card. SIGXCPU comes first, SIGKILL a second later.
  */
-int ka_jail_limits_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report)
+void ka_jail_limits_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report)
 {
     uint64_t mem = policy->mem_mb ? policy->mem_mb << 20 : RLIM_INFINITY;
     uint64_t file = policy->fsize_mb << 20, processes = process_limit(policy, report);
@@ -56,15 +56,10 @@ int ka_jail_limits_apply(const struct ka_jail_policy *policy, struct ka_jail_rep
         {RLIMIT_MSGQUEUE, 0, 0},     {RLIMIT_RTPRIO, 0, 0},
         {RLIMIT_NICE, 0, 0},         {RLIMIT_SIGPENDING, 4096, 4096},
     };
-    for (size_t i = 0; i < KA_JAIL_COUNT(limits); i++) {
-        int rc = limit(limits[i].resource, limits[i].soft, limits[i].hard);
-        if (rc) {
-            ka_jail_note(report, KA_LAYER_LIMITS, "setrlimit", rc);
-            return 0;
-        }
-    }
-    report->on |= KA_LAYER_BIT(KA_LAYER_LIMITS);
-    return 0;
+    int rc = 0;
+    for (size_t i = 0; i < KA_JAIL_COUNT(limits) && !rc; i++)
+        rc = limit(limits[i].resource, limits[i].soft, limits[i].hard);
+    ka_jail_note(report, KA_LAYER_LIMITS, "setrlimit", rc);
 }
 
 void ka_jail_close_at(const int *fd)
@@ -91,7 +86,7 @@ void ka_jail_oom_first(void)
 }
 
 /* Also for a user who is root: an empty bounding set keeps exec from giving anything back. */
-int ka_jail_caps_drop(struct ka_jail_report *report)
+void ka_jail_caps_drop(struct ka_jail_report *report)
 {
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct none[2] = {{0}};
@@ -105,11 +100,9 @@ int ka_jail_caps_drop(struct ka_jail_report *report)
     prctl(PR_SET_SECUREBITS, bits, 0, 0, 0);
     if (syscall(SYS_capset, &header, none) != 0)
         ka_jail_note(report, KA_LAYER_CAPS, "capset", errno);
-    else if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
-        ka_jail_note(report, KA_LAYER_CAPS, "no_new_privs", errno);
     else
-        report->on |= KA_LAYER_BIT(KA_LAYER_CAPS);
-    return 0;
+        ka_jail_note(report, KA_LAYER_CAPS, "no_new_privs",
+                     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ? errno : 0);
 }
 
 int ka_jail_caps_keep(void)

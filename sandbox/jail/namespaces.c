@@ -49,12 +49,8 @@ static bool in_user_namespace(void)
 static void enter(const struct ka_jail_policy *policy, struct ka_jail_report *report,
                   enum ka_jail_layer layer, int flags, const char *what)
 {
-    if (!ka_jail_wants(policy, layer))
-        return;
-    if (unshare(flags) == 0)
-        report->on |= KA_LAYER_BIT(layer);
-    else
-        ka_jail_note(report, layer, what, errno);
+    if (ka_jail_wants(policy, layer))
+        ka_jail_note(report, layer, what, unshare(flags) == 0 ? 0 : errno);
 }
 
 static void enter_mount_and_net(const struct ka_jail_policy *policy, struct ka_jail_report *report)
@@ -88,10 +84,7 @@ void ka_jail_namespaces_enter(const struct ka_jail_policy *policy, struct ka_jai
 
 void ka_jail_namespaces_join(const struct ka_jail_policy *policy, struct ka_jail_report *report)
 {
-    if (getpid() == 1)
-        report->on |= KA_LAYER_BIT(KA_LAYER_PID);
-    else
-        ka_jail_note(report, KA_LAYER_PID, "not the first of a pid namespace", ESRCH);
+    ka_jail_note(report, KA_LAYER_PID, "not the first of a pid namespace", getpid() == 1 ? 0 : ESRCH);
     report->user_ns = in_user_namespace();
     enter_mount_and_net(policy, report);
 }

@@ -288,7 +288,7 @@ static int install_reviewed(void)
 }
 
 /* B goes first: A then refuses prctl(PR_SET_SECCOMP). */
-int ka_jail_seccomp_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report)
+void ka_jail_seccomp_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report)
 {
     struct program p = {.len = 0};
     load(&p, offsetof(struct seccomp_data, nr));
@@ -305,9 +305,5 @@ int ka_jail_seccomp_apply(const struct ka_jail_policy *policy, struct ka_jail_re
         rc = install_reviewed();
     if (!rc)
         rc = install(&p);
-    if (rc)
-        ka_jail_note(report, KA_LAYER_SECCOMP, "filter", rc);
-    else
-        report->on |= KA_LAYER_BIT(KA_LAYER_SECCOMP);
-    return 0;
+    ka_jail_note(report, KA_LAYER_SECCOMP, "filter", rc);
 }
