@@ -34,10 +34,7 @@ static int reserve(struct ka_buf *buf, size_t more)
     size_t cap = buf->cap ? buf->cap : 64;
     while (cap < need)
         cap *= 2;
-    char *data = realloc(buf->data, cap);
-    if (!data)
-        return buf->failed = -ENOMEM;
-    buf->data = data;
+    buf->data = ka_realloc(buf->data, cap, 1);
     buf->cap = cap;
     return 0;
 }
@@ -141,9 +138,7 @@ const char *ka_buf_str(const struct ka_buf *buf)
 
 char *ka_buf_steal(struct ka_buf *buf)
 {
-    if (!buf->data && reserve(buf, 0) == 0)
-        buf->data[0] = '\0';
-    char *data = buf->data;
+    char *data = buf->data ? buf->data : ka_strdup("");
     *buf = (struct ka_buf){.max = buf->max};
     return data;
 }
@@ -191,6 +186,22 @@ char *ka_strdup(const char *text)
     return text ? ka_strndup(text, strlen(text)) : NULL;
 }
 
+char *ka_format(const char *fmt, ...)
+{
+    char *text;
+    va_list args;
+    va_start(args, fmt);
+    if (vasprintf(&text, fmt, args) < 0)
+        out_of_memory();
+    va_end(args);
+    return text;
+}
+
+void ka_free_at(void *pointer)
+{
+    free(*(void **)pointer);
+}
+
 #define COUNTER_STEP 0x9e3779b97f4a7c15u
 
 uint64_t ka_mix64(uint64_t x)
@@ -217,4 +228,12 @@ bool ka_ends_with(const char *text, const char *suffix)
 {
     size_t text_len = strlen(text), suffix_len = strlen(suffix);
     return text_len >= suffix_len && memcmp(text + text_len - suffix_len, suffix, suffix_len) == 0;
+}
+
+const char *ka_first_byte(const char *bytes, size_t len)
+{
+    for (const char *end = bytes + len; bytes < end; bytes++)
+        if (!strchr(" \t\r\n", *bytes))
+            return bytes;
+    return NULL;
 }

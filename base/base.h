@@ -26,7 +26,8 @@ int ka_fail(struct ka_err *err, int code, const char *fmt, ...) KA_PRINTF(3, 4);
 
 /* Growable bytes, always followed by a NUL that is not counted. Zero-initialise, or set only `max`. `max`
  * caps the length: 0 means KA_BUF_MAX. A failed add changes nothing, and all later ones fail like it: a text
- * may be written piece by piece and looked after at its end, by `failed`. */
+ * may be written piece by piece and looked after at its end, by `failed`. What is capped elsewhere and far
+ * smaller than KA_BUF_MAX cannot fail. */
 #define KA_BUF_MAX ((size_t)1 << 30)
 struct ka_buf {
     char *data; /* NULL until the first add; use ka_buf_str() to read */
@@ -36,7 +37,7 @@ struct ka_buf {
     int failed; /* what the first failed add returned; cleared with the content */
 };
 
-/* -EFBIG past the cap, -ENOMEM without memory. */
+/* -EFBIG past the cap. */
 int ka_buf_add(struct ka_buf *buf, const void *bytes, size_t len);
 int ka_buf_puts(struct ka_buf *buf, const char *text);
 /* With every byte that is not part of valid UTF-8 replaced by U+FFFD. */
@@ -49,14 +50,20 @@ void ka_buf_consume(struct ka_buf *buf, size_t n);
 void ka_buf_clear(struct ka_buf *buf);            /* keeps the memory */
 void ka_buf_free(struct ka_buf *buf);             /* keeps `max` */
 const char *ka_buf_str(const struct ka_buf *buf); /* never NULL */
-/* Hand the bytes over to the caller (free()); NULL without memory. The buffer is empty afterwards. */
+/* Hand the bytes over to the caller (free()). The buffer is empty afterwards. */
 char *ka_buf_steal(struct ka_buf *buf);
 
-/* Copies that end the program with a message when memory is gone: for small things only. */
+/* A variable that is given back where its name ends, on every way out: a buffer; a pointer, by free(). */
+#define KA_AUTO_BUF __attribute__((cleanup(ka_buf_free)))
+#define KA_AUTO_FREE __attribute__((cleanup(ka_free_at)))
+void ka_free_at(void *pointer);
+
+/* These, and buffers, end the program with a message when memory is gone: for small things only. */
 void *ka_calloc(size_t count, size_t size);
 void *ka_realloc(void *memory, size_t count, size_t size); /* neither is 0 */
 char *ka_strdup(const char *text);                         /* NULL gives NULL */
 char *ka_strndup(const char *text, size_t len);
+char *ka_format(const char *fmt, ...) KA_PRINTF(1, 2);
 
 /* A pointer to a new zeroed item at the array's end, with `count` moved past it. The array grows at powers of
  * two, so that its address changes rarely; free() it. Ends the program without memory, like those above. */
@@ -71,5 +78,8 @@ uint64_t ka_random_next(uint64_t *state);
 
 bool ka_starts_with(const char *text, const char *prefix);
 bool ka_ends_with(const char *text, const char *suffix);
+
+/* The first byte that is no white space; NULL where there is none. */
+const char *ka_first_byte(const char *bytes, size_t len);
 
 #endif

@@ -11,49 +11,44 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int read_all(int fd, const char *path, size_t max, struct ka_buf *out, struct ka_err *err)
+void ka_close_at(const int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+}
+
+int ka_fd_read(int fd, size_t max, struct ka_buf *out)
 {
     char chunk[65536];
-    size_t total = 0;
-    for (;;) {
-        ssize_t n = read(fd, chunk, sizeof(chunk));
-        if (n < 0 && errno == EINTR)
-            continue;
+    size_t before = out->len;
+    int rc = 0;
+    for (ssize_t n = 1; rc == 0 && n != 0;) {
+        n = read(fd, chunk, sizeof(chunk));
         if (n < 0)
-            return ka_fail(err, -errno, "%s: cannot read: %s", path, strerror(errno));
-        if (n == 0)
-            return 0;
-        total += (size_t)n;
-        if (total > max)
-            return ka_fail(err, -EFBIG, "%s: larger than %zu bytes", path, max);
-        if (ka_buf_add(out, chunk, (size_t)n))
-            return ka_fail(err, -ENOMEM, "%s: no memory for its content", path);
+            rc = errno == EINTR ? 0 : -errno;
+        else
+            rc = out->len - before + (size_t)n > max ? -EFBIG : ka_buf_add(out, chunk, (size_t)n);
     }
+    if (rc && out->data)
+        out->data[out->len = before] = '\0';
+    return rc;
 }
 
 int ka_file_read(const char *path, size_t max, struct ka_buf *out, struct ka_err *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return ka_fail(err, -errno, "%s: %s", path, strerror(errno));
     struct stat st;
-    size_t before = out->len;
-    int rc = 0;
-    if (fstat(fd, &st) != 0)
-        rc = ka_fail(err, -errno, "%s: %s", path, strerror(errno));
-    else if (!S_ISREG(st.st_mode))
-        rc = ka_fail(err, S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL, "%s: not a regular file", path);
-    else
-        rc = read_all(fd, path, max, out, err);
-    if (rc && out->data) {
-        out->len = before;
-        out->data[before] = '\0';
-    }
-    close(fd);
-    return rc;
+    KA_AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 || fstat(fd, &st) != 0)
+        return ka_fail(err, -errno, "%s: %s", path, strerror(errno));
+    if (!S_ISREG(st.st_mode))
+        return ka_fail(err, S_ISDIR(st.st_mode) ? -EISDIR : -EINVAL, "%s: not a regular file", path);
+    int rc = ka_fd_read(fd, max, out);
+    if (rc == -EFBIG)
+        return ka_fail(err, rc, "%s: larger than %zu bytes", path, max);
+    return rc ? ka_fail(err, rc, "%s: cannot read: %s", path, strerror(-rc)) : 0;
 }
 
-static int write_all(int fd, const char *bytes, size_t len)
+int ka_fd_write(int fd, const char *bytes, size_t len)
 {
     while (len) {
         ssize_t n = write(fd, bytes, len);
@@ -75,10 +70,8 @@ static int replace(const char *path, const void *bytes, size_t len, bool wait, s
     int fd = mkostemp(temp, O_CLOEXEC);
     if (fd < 0)
         return ka_fail(err, -errno, "%s: cannot write: %s", path, strerror(errno));
-    int rc = write_all(fd, bytes, len);
-    if (rc == 0 && fchmod(fd, 0644) != 0)
-        rc = -errno;
-    if (rc == 0 && wait && fsync(fd) != 0)
+    int rc = ka_fd_write(fd, bytes, len);
+    if (rc == 0 && (fchmod(fd, 0644) != 0 || (wait && fsync(fd) != 0)))
         rc = -errno;
     if (close(fd) != 0 && rc == 0)
         rc = -errno;
@@ -106,7 +99,7 @@ int ka_file_put(const char *path, const void *bytes, size_t len, struct ka_err *
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0644);
     if (fd < 0)
         return ka_fail(err, -errno, "%s: cannot write: %s", path, strerror(errno));
-    int rc = write_all(fd, bytes, len);
+    int rc = ka_fd_write(fd, bytes, len);
     if (close(fd) != 0 && rc == 0)
         rc = -errno;
     return rc ? ka_fail(err, rc, "%s: cannot write: %s", path, strerror(-rc)) : 0;
@@ -131,6 +124,16 @@ int ka_mkdirs(const char *path, struct ka_err *err)
     struct stat st;
     if (stat(path, &st) != 0 || !S_ISDIR(st.st_mode))
         return ka_fail(err, -ENOTDIR, "%s: not a folder", path);
+    return 0;
+}
+
+int ka_private_folder(const char *path, struct ka_err *err)
+{
+    struct stat st;
+    if ((mkdir(path, 0700) != 0 && errno != EEXIST) || lstat(path, &st) != 0)
+        return ka_fail(err, -errno, "%s: %s", path, strerror(errno));
+    if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 022))
+        return ka_fail(err, -EACCES, "%s: not a folder that only this user can write", path);
     return 0;
 }
 
@@ -160,13 +163,7 @@ int ka_rmtree(const char *path, struct ka_err *err)
 
 char *ka_path_join(const char *dir, const char *name)
 {
-    size_t dir_len = strlen(dir), name_len = strlen(name);
-    char *path = ka_calloc(dir_len + name_len + 2, 1);
-    memcpy(path, dir, dir_len);
-    if (dir_len && dir[dir_len - 1] != '/')
-        path[dir_len++] = '/';
-    memcpy(path + dir_len, name, name_len);
-    return path;
+    return ka_format("%s%s%s", dir, !*dir || ka_ends_with(dir, "/") ? "" : "/", name);
 }
 
 char *ka_path_parent(const char *path)
@@ -186,14 +183,9 @@ char *ka_program_folder(void)
 char *ka_user_cache(const char *name)
 {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    char *base = NULL;
     if (cache && *cache == '/')
-        base = ka_path_join(cache, "kernel-agent");
-    else if (home && *home == '/')
-        base = ka_path_join(home, ".cache/kernel-agent");
-    char *path = base ? ka_path_join(base, name) : NULL;
-    free(base);
-    return path;
+        return ka_format("%s/kernel-agent/%s", cache, name);
+    return home && *home == '/' ? ka_format("%s/.cache/kernel-agent/%s", home, name) : NULL;
 }
 
 char *ka_path_real(const char *path, struct ka_err *err)

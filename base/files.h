@@ -15,11 +15,24 @@ int ka_file_write(const char *path, const void *bytes, size_t len, struct ka_err
  * power may leave it empty. For what can be made again. */
 int ka_file_replace(const char *path, const void *bytes, size_t len, struct ka_err *err);
 
+/* All bytes, to and from a descriptor. Reading ends at the end or, with -EFBIG, past `max` bytes; `out` is
+ * then as it was. */
+int ka_fd_write(int fd, const char *bytes, size_t len);
+int ka_fd_read(int fd, size_t max, struct ka_buf *out);
+
+/* A descriptor that is closed where its name ends; -1 is none. */
+#define KA_AUTO_CLOSE __attribute__((cleanup(ka_close_at)))
+void ka_close_at(const int *fd);
+
 /* Write a file that is made again when it is missing or half: neither durable nor atomic. */
 int ka_file_put(const char *path, const void *bytes, size_t len, struct ka_err *err);
 
 /* Like mkdir -p, mode 0755. An existing directory is no error. */
 int ka_mkdirs(const char *path, struct ka_err *err);
+
+/* A folder that only this user can write to, made if it is missing (its parent is there). -EACCES for any
+ * other. */
+int ka_private_folder(const char *path, struct ka_err *err);
 
 /* Remove a folder and all below it; never follows links. Missing is no error. */
 int ka_rmtree(const char *path, struct ka_err *err);

@@ -1,11 +1,10 @@
 /* Digest (OpenSSL's libcrypto) and random bytes (the kernel's). */
 #include "hash.h"
 
-#include <errno.h>
 #include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/random.h>
+#include <unistd.h>
 
 void ka_hash_hex(const void *bytes, size_t len, char out[static KA_HASH_HEX])
 {
@@ -19,25 +18,12 @@ void ka_hash_hex(const void *bytes, size_t len, char out[static KA_HASH_HEX])
         snprintf(out + (size_t)2 * i, 3, "%02x", digest[i]);
 }
 
-void ka_random(void *bytes, size_t len)
-{
-    unsigned char *at = bytes;
-    while (len) {
-        ssize_t n = getrandom(at, len, 0);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0) {
-            perror("kernel-agent: getrandom");
-            abort();
-        }
-        at += n;
-        len -= (size_t)n;
-    }
-}
-
 uint64_t ka_random_u64(void)
 {
     uint64_t value;
-    ka_random(&value, sizeof(value));
+    if (getentropy(&value, sizeof(value)) != 0) {
+        perror("kernel-agent: getentropy");
+        abort();
+    }
     return value;
 }

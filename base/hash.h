@@ -8,8 +8,7 @@
 
 void ka_hash_hex(const void *bytes, size_t len, char out[static KA_HASH_HEX]);
 
-/* `len` bytes from the system's random source. Ends the program if there is none: seeds must be secret. */
-void ka_random(void *bytes, size_t len);
+/* From the system's random source. Ends the program if there is none: seeds must be secret. */
 uint64_t ka_random_u64(void);
 
 #endif

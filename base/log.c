@@ -34,21 +34,15 @@ int ka_log_level_parse(const char *text, enum ka_log_level *out)
     return -EINVAL;
 }
 
-static void stamp(char out[static 16])
-{
-    time_t now = time(NULL);
-    struct tm local;
-    localtime_r(&now, &local);
-    strftime(out, 16, "%H:%M:%S", &local);
-}
-
 void ka_log(enum ka_log_level level, const char *fmt, ...)
 {
     if (level > sink.threshold)
         return;
     ka_log_progress_end();
     char when[16];
-    stamp(when);
+    time_t now = time(NULL);
+    struct tm local;
+    strftime(when, sizeof(when), "%H:%M:%S", localtime_r(&now, &local));
     fprintf(stderr, "%s %-5s ", when, level_names[level]);
     va_list args;
     va_start(args, fmt);

@@ -3,6 +3,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 static bool continues(const char *bytes, size_t count)
@@ -90,20 +91,11 @@ char *ka_utf8_clean(char *text)
 /* The number of a \uXXXX at `text`; -1 when there is none. */
 static int32_t unicode_escape(const char *text, size_t len)
 {
-    int32_t value = 0;
+    char digits[5] = "";
     if (len < 6 || text[0] != '\\' || text[1] != 'u')
         return -1;
-    for (size_t i = 2; i < 6; i++) {
-        char c = text[i];
-        int digit = c >= '0' && c <= '9'   ? c - '0'
-                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                           : -1;
-        if (digit < 0)
-            return -1;
-        value = value * 16 + digit;
-    }
-    return value;
+    memcpy(digits, text + 2, 4);
+    return strspn(digits, "0123456789abcdefABCDEF") == 4 ? (int32_t)strtol(digits, NULL, 16) : -1;
 }
 
 /* Length of the escape at `text`, which is mended. */

@@ -1,13 +1,11 @@
 /* Builds a store beside the old one and renames it. Knows no command line. */
 #include "build.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <limits.h>
+#include <fts.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/files.h"
@@ -38,34 +36,30 @@ static int add_file(void *arg, const char *path, struct ka_err *err)
     return 0;
 }
 
-static int walk(const char *dir, int depth, int (*each)(void *, const char *, struct ka_err *), void *arg,
-                struct ka_err *err)
+static int by_name(const FTSENT **a, const FTSENT **b)
 {
-    struct dirent **entries = NULL;
-    int count = scandir(dir, &entries, NULL, alphasort), rc = 0;
-    if (count < 0)
-        return ka_fail(err, -errno, "%s: %s", dir, strerror(errno));
-    for (int i = 0; i < count; i++) {
-        const char *name = entries[i]->d_name;
-        char *path = ka_path_join(dir, name);
-        struct stat st;
-        if (rc || name[0] == '.' || strcmp(name, "__pycache__") == 0 || lstat(path, &st) != 0)
-            ;
-        else if (S_ISDIR(st.st_mode) && depth < DEPTH_MAX)
-            rc = walk(path, depth + 1, each, arg, err);
-        else if (S_ISREG(st.st_mode) && ka_ends_with(name, ".py"))
-            rc = each(arg, path, err);
-        free(path);
-        free(entries[i]);
-    }
-    free(entries);
-    return rc;
+    return strcmp((*a)->fts_name, (*b)->fts_name);
 }
 
 int ka_build_walk(const char *dir, int (*each)(void *arg, const char *path, struct ka_err *err), void *arg,
                   struct ka_err *err)
 {
-    return walk(dir, 0, each, arg, err);
+    char *roots[] = {(char *)dir, NULL};
+    int rc = 0, unread = 0;
+    FTS *walk = fts_open(roots, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR, by_name);
+    for (FTSENT *at; walk && rc == 0 && (at = fts_read(walk));) {
+        bool folder = at->fts_info == FTS_D || at->fts_info == FTS_DP, top = at->fts_level == 0;
+        if (at->fts_info == FTS_DNR || (top && !folder))
+            unread = ka_fail(err, at->fts_errno ? -at->fts_errno : -ENOTDIR, "%s: %s", at->fts_path,
+                             strerror(at->fts_errno ? at->fts_errno : ENOTDIR));
+        else if (!top && (*at->fts_name == '.' || strcmp(at->fts_name, "__pycache__") == 0 ||
+                          (folder && at->fts_level > DEPTH_MAX)))
+            fts_set(walk, at, FTS_SKIP);
+        else if (at->fts_info == FTS_F && ka_ends_with(at->fts_name, ".py"))
+            rc = each(arg, at->fts_path, err);
+    }
+    fts_close(walk);
+    return rc ? rc : unread;
 }
 
 static int by_path(const void *a, const void *b)
@@ -80,17 +74,15 @@ static int by_id(const void *a, const void *b)
 
 static int refuse_twins(const struct build *b, struct ka_err *err)
 {
-    const struct item **order = ka_calloc(b->count, sizeof(const struct item *));
+    KA_AUTO_FREE const struct item **order = ka_calloc(b->count, sizeof(const struct item *));
     for (size_t i = 0; i < b->count; i++)
         order[i] = &b->items[i];
     qsort(order, b->count, sizeof(const struct item *), by_id);
-    int rc = 0;
-    for (size_t i = 1; i < b->count && rc == 0; i++)
+    for (size_t i = 1; i < b->count; i++)
         if (by_id(&order[i - 1], &order[i]) == 0)
-            rc = ka_fail(err, -EEXIST, "%s and %s have the same name; rename one of them", order[i - 1]->path,
-                         order[i]->path);
-    free(order);
-    return rc;
+            return ka_fail(err, -EEXIST, "%s and %s have the same name; rename one of them",
+                           order[i - 1]->path, order[i]->path);
+    return 0;
 }
 
 /* First pass: read, parse and describe every file; count features. */
@@ -141,9 +133,8 @@ static int write_all(const struct build *b, const char *path, struct ka_err *err
 
 static void remove_beside(const char *path, const char *suffix)
 {
-    char name[PATH_MAX];
-    if (snprintf(name, sizeof(name), "%s%s", path, suffix) < (int)sizeof(name))
-        unlink(name);
+    KA_AUTO_FREE char *name = ka_format("%s%s", path, suffix);
+    unlink(name);
 }
 
 /* What a killed writer left beside the old file would be played into the new one: it goes first. */
@@ -154,14 +145,6 @@ static int move_over(const char *from, const char *to, struct ka_err *err)
         remove_beside(to, LEFT[i]);
     return rename(from, to) == 0 ? 0
                                  : ka_fail(err, -errno, "%s: cannot be replaced: %s", to, strerror(errno));
-}
-
-static int make_folder_of(const char *path, struct ka_err *err)
-{
-    char *dir = ka_path_parent(path);
-    int rc = ka_mkdirs(dir, err);
-    free(dir);
-    return rc;
 }
 
 static void free_build(struct build *b)
@@ -183,35 +166,39 @@ static size_t count_families(const struct build *b)
     return n;
 }
 
+/* A new store beside the old one, and then in its place. */
+static int replace_store(const struct build *b, const char *path, struct ka_err *err)
+{
+    KA_AUTO_FREE char *fresh = ka_format("%s.new-%ld", path, (long)getpid()), *folder = ka_path_parent(path);
+    int rc = ka_mkdirs(folder, err);
+    if (rc)
+        return rc;
+    unlink(fresh);
+    rc = write_all(b, fresh, err);
+    if (rc == 0)
+        rc = move_over(fresh, path, err);
+    if (rc) {
+        unlink(fresh);
+        remove_beside(fresh, "-journal");
+    }
+    return rc;
+}
+
 int ka_build(const char *dir, const char *store_path, ka_build_progress_fn progress, void *arg,
              struct ka_build_report *out, struct ka_err *err)
 {
-    char fresh[PATH_MAX];
-    if (snprintf(fresh, sizeof(fresh), "%s.new-%ld", store_path, (long)getpid()) >= (int)sizeof(fresh))
-        return ka_fail(err, -ENAMETOOLONG, "%s: name too long", store_path);
     struct build b = {.idf = ka_calloc(1, sizeof(*b.idf)), .progress = progress, .arg = arg};
     int rc = ka_build_walk(dir, add_file, &b, err);
     if (rc == 0 && b.count == 0)
         rc = ka_fail(err, -ENOENT, "%s: holds no .py file; a store is built from pair files", dir);
-    if (rc)
-        goto out;
-    qsort(b.items, b.count, sizeof(*b.items), by_path);
-    rc = read_all(&b, err);
-    if (rc == 0)
-        rc = make_folder_of(store_path, err);
-    if (rc)
-        goto out;
-    unlink(fresh);
-    rc = write_all(&b, fresh, err);
-    if (rc == 0)
-        rc = move_over(fresh, store_path, err);
-    if (rc) {
-        unlink(fresh);
-        remove_beside(fresh, "-journal");
-        goto out;
+    if (rc == 0) {
+        qsort(b.items, b.count, sizeof(*b.items), by_path);
+        rc = read_all(&b, err);
     }
-    *out = (struct ka_build_report){b.count, count_families(&b)};
-out:
+    if (rc == 0)
+        rc = replace_store(&b, store_path, err);
+    if (rc == 0)
+        *out = (struct ka_build_report){b.count, count_families(&b)};
     free_build(&b);
     return rc;
 }
@@ -219,14 +206,13 @@ out:
 int ka_build_put(struct ka_store *store, const struct ka_pair *pair, struct ka_err *err)
 {
     struct ka_features features = {0};
-    struct ka_idf *idf = ka_calloc(1, sizeof(*idf));
+    KA_AUTO_FREE struct ka_idf *idf = ka_calloc(1, sizeof(*idf));
     int rc = ka_store_load_idf(store, idf, err);
     if (rc == 0)
         rc = ka_features_of(pair->source, strlen(pair->source), &features, err);
     if (rc == 0)
         rc = put_item(store, pair, &features, idf, err);
     ka_features_free(&features);
-    free(idf);
     return rc;
 }
 

@@ -21,12 +21,6 @@ void ka_idf_add(struct ka_idf *idf, const struct ka_features *features)
     }
 }
 
-/* A feature that is in every document still tells a little. */
-static double idf_weight(const struct ka_idf *idf, uint64_t hash)
-{
-    return 0.05 + log((1.0 + idf->documents) / (1.0 + idf->df[bucket_of(hash)]));
-}
-
 int ka_embed_normalise(float *vector, size_t dim)
 {
     double norm2 = 0;
@@ -46,7 +40,9 @@ int ka_embed(const struct ka_features *features, const struct ka_idf *idf, float
     double sum[KA_EMBED_DIM] = {0};
     for (size_t i = 0; i < features->count; i++) {
         const struct ka_feature *f = &features->items[i];
-        double weight = f->weight * idf_weight(idf, f->hash);
+        /* one that is in every document still tells a little */
+        double idf_weight = 0.05 + log((1.0 + idf->documents) / (1.0 + idf->df[bucket_of(f->hash)]));
+        double weight = f->weight * idf_weight;
         for (size_t j = 0; j < KA_EMBED_DIM; j += 64) {
             uint64_t signs = ka_mix64(f->hash ^ (j + 1) * 0xd6e8feb86659fd93u);
             for (size_t k = 0; k < 64; k++)

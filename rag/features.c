@@ -28,12 +28,6 @@ enum count {
 #define NEST_MAX 16
 #define VARIABLES 512 /* slots for the variables of one function; more just share slots */
 
-struct table {
-    struct ka_feature *slots; /* weight 0: free; otherwise class weight, before occurrences */
-    uint32_t *times;
-    size_t used, cap;
-};
-
 /* A token after normalisation. */
 struct norm {
     uint64_t hash;
@@ -54,7 +48,8 @@ struct nest {
 
 struct extract {
     const struct ka_tokens *t;
-    struct table table;
+    struct ka_feature *found; /* as they come: one each time it occurs, with its weight alone */
+    size_t count;
     struct norm *norms;
     size_t norm_count;
     uint64_t stream; /* running hash of all normalised tokens */
@@ -65,7 +60,6 @@ struct extract {
     size_t nest_depth;
     size_t counts[COUNTS];
     float scale; /* of the function at hand */
-    bool failed; /* out of memory */
 };
 
 static uint64_t hash_bytes(const char *bytes, size_t len)
@@ -86,54 +80,10 @@ static uint64_t join(uint64_t a, uint64_t b)
     return ka_mix64(a * 3 + b);
 }
 
-/* ---- the table of features ---- */
-
-static size_t slot_of(const struct table *table, uint64_t hash)
-{
-    size_t at = hash & (table->cap - 1);
-    while (table->slots[at].weight != 0 && table->slots[at].hash != hash)
-        at = (at + 1) & (table->cap - 1);
-    return at;
-}
-
-static int table_grow(struct table *table)
-{
-    struct table grown = {.used = table->used, .cap = table->cap ? 2 * table->cap : 1024};
-    grown.slots = calloc(grown.cap, sizeof(*grown.slots));
-    grown.times = calloc(grown.cap, sizeof(*grown.times));
-    if (!grown.slots || !grown.times) {
-        free(grown.slots);
-        free(grown.times);
-        return -ENOMEM;
-    }
-    for (size_t i = 0; i < table->cap; i++) {
-        if (table->slots[i].weight == 0)
-            continue;
-        size_t at = slot_of(&grown, table->slots[i].hash);
-        grown.slots[at] = table->slots[i];
-        grown.times[at] = table->times[i];
-    }
-    free(table->slots);
-    free(table->times);
-    *table = grown;
-    return 0;
-}
-
 static void add(struct extract *x, enum class class, uint64_t hash)
 {
-    struct table *table = &x->table;
-    if (2 * table->used >= table->cap && table_grow(table)) {
-        x->failed = true;
-        return;
-    }
-    hash = join(hash, class + 1);
-    size_t at = slot_of(table, hash);
-    table->used += table->slots[at].weight == 0;
-    float weight = CLASS_WEIGHT[class] * x->scale;
-    if (weight > table->slots[at].weight)
-        table->slots[at].weight = weight;
-    table->slots[at].hash = hash;
-    table->times[at]++;
+    *KA_APPEND(x->found, x->count) =
+        (struct ka_feature){join(hash, class + 1), CLASS_WEIGHT[class] * x->scale};
 }
 
 /* ---- normalisation ---- */
@@ -500,7 +450,7 @@ static void add_all(struct extract *x)
         normalise(x, b.keyword, b.end);
         add_function(x);
     }
-    if (x->table.used)
+    if (x->count)
         add_counts(x);
 }
 
@@ -510,45 +460,37 @@ static int by_hash(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* The table as a sorted list, which takes over its memory. */
-static void finish(struct extract *x, struct ka_features *out)
+/* What was found, each once: with its greatest weight, and by how often it occurs. */
+static struct ka_features sum_up(struct extract *x)
 {
-    struct ka_feature *items = x->table.slots;
-    size_t n = 0;
-    for (size_t i = 0; i < x->table.cap; i++) {
-        if (items[i].weight == 0)
-            continue;
-        struct ka_feature f = items[i];
-        f.weight *= logf(1.0f + (float)x->table.times[i]);
-        items[n++] = f;
+    struct ka_features sum = {.items = x->found, .tokens_hash = x->stream};
+    qsort(x->found, x->count, sizeof(*x->found), by_hash);
+    for (size_t i = 0, next; i < x->count; i = next) {
+        struct ka_feature f = x->found[i];
+        for (next = i + 1; next < x->count && x->found[next].hash == f.hash; next++)
+            f.weight = fmaxf(f.weight, x->found[next].weight);
+        f.weight *= logf(1.0f + (float)(next - i));
+        sum.items[sum.count++] = f;
     }
-    qsort(items, n, sizeof(*items), by_hash);
-    *out = (struct ka_features){items, n, x->stream};
-    x->table.slots = NULL;
+    return sum;
 }
 
 int ka_features_of(const char *source, size_t len, struct ka_features *out, struct ka_err *err)
 {
     struct ka_tokens tokens = {0};
-    int rc = ka_lex(source, ka_pair_forward_len(source, len), &tokens, err);
+    const char *after, *marker = ka_marker_find(source, len, &after);
+    int rc = ka_lex(source, marker ? (size_t)(marker - source) : len, &tokens, err);
     if (rc)
         return rc;
-    struct extract *x = ka_calloc(1, sizeof(*x));
+    KA_AUTO_FREE struct extract *x = ka_calloc(1, sizeof(*x));
     x->t = &tokens;
-    x->norms = malloc((tokens.count + 1) * sizeof(*x->norms));
-    x->failed = x->norms == NULL;
-    if (!x->failed)
-        add_all(x);
-    if (x->failed)
-        rc = ka_fail(err, -ENOMEM, "no memory to describe a source of %zu bytes", len);
-    else if (x->table.used == 0)
+    x->norms = ka_calloc(tokens.count, sizeof(*x->norms));
+    add_all(x);
+    if (x->count == 0)
         rc = ka_fail(err, -EINVAL, "no function to compare with the store's pairs");
     else
-        finish(x, out);
+        *out = sum_up(x);
     free(x->norms);
-    free(x->table.slots);
-    free(x->table.times);
-    free(x);
     ka_tokens_free(&tokens);
     return rc;
 }

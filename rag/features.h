@@ -25,7 +25,7 @@ struct ka_features {
 };
 
 /* `source` may be a forward file or a pair; only the part above the marker counts. -EINVAL when there is
- * nothing to describe, -EFBIG, -ENOMEM. Free with ka_features_free(). */
+ * nothing to describe, -EFBIG. Free with ka_features_free(). */
 int ka_features_of(const char *source, size_t len, struct ka_features *out, struct ka_err *err);
 void ka_features_free(struct ka_features *features);
 

@@ -28,18 +28,11 @@ struct gather {
 /* The nearest folder with .git at or above `dir`, else `dir`. free() it. */
 static char *find_license_root(const char *dir)
 {
-    char *at = ka_strdup(dir);
-    while (at[1]) {
-        char *git = ka_path_join(at, ".git");
-        bool found = access(git, F_OK) == 0;
-        free(git);
-        if (found)
-            return at;
-        char *up = ka_path_parent(at);
-        free(at);
-        at = up;
+    for (size_t len = strlen(dir); len > 1; len = (size_t)((char *)memrchr(dir, '/', len) - dir)) {
+        KA_AUTO_FREE char *git = ka_format("%.*s/.git", (int)len, dir);
+        if (access(git, F_OK) == 0)
+            return ka_strndup(dir, len);
     }
-    free(at);
     return ka_strdup(dir);
 }
 
@@ -57,13 +50,12 @@ static char *shown_path(const struct gather *g, const char *path)
 /* "repo/ops/softmax.py" and "Softmax" give "repo_ops_softmax_Softmax". free() it. */
 static char *id_of(const char *shown, const char *class)
 {
-    struct ka_buf id = {0};
     size_t len = strlen(shown);
-    ka_buf_printf(&id, "%.*s_%s", (int)(ka_ends_with(shown, ".py") ? len - 3 : len), shown, class);
-    for (size_t i = 0; i < id.len; i++)
-        if (!isalnum((unsigned char)id.data[i]))
-            id.data[i] = '_';
-    return ka_buf_steal(&id);
+    char *id = ka_format("%.*s_%s", (int)(ka_ends_with(shown, ".py") ? len - 3 : len), shown, class);
+    for (char *c = id; *c; c++)
+        if (!isalnum((unsigned char)*c))
+            *c = '_';
+    return id;
 }
 
 static void refuse(struct gather *g, const char *shown, const char *class, const char *why)
@@ -76,28 +68,24 @@ static int take_unit(struct gather *g, const char *shown, const char *hash, cons
                      const struct ka_import_unit *unit, struct ka_err *err)
 {
     struct ka_err why;
-    struct ka_pair pair;
-    char *id = id_of(shown, unit->name);
-    struct ka_buf path = {0};
-    ka_buf_printf(&path, "%.*s/" KA_GATHER_FAMILY "/%s.py", (int)strcspn(shown, "/"), shown, id);
-    int rc = ka_pair_parse(ka_buf_str(&path), unit->source, strlen(unit->source), &pair, &why);
-    if (rc) {
-        refuse(g, shown, unit->name, why.msg);
-    } else {
+    struct ka_pair pair = {0};
+    KA_AUTO_FREE char *id = id_of(shown, unit->name);
+    KA_AUTO_FREE char *path =
+        ka_format("%.*s/" KA_GATHER_FAMILY "/%s.py", (int)strcspn(shown, "/"), shown, id);
+    int rc = ka_pair_parse(path, unit->source, strlen(unit->source), &pair, &why);
+    if (rc == 0)
         rc = ka_build_put(g->store, &pair, &why);
-        ka_pair_free(&pair);
-        if (rc == -EINVAL)
-            refuse(g, shown, unit->name, why.msg);
-        else if (rc)
-            ka_fail(err, rc, "%s", why.msg);
-        else
-            json_array_append_new(g->taken, json_pack("{s:s, s:s, s:s, s:s, s:s*, s:s}", "id", id, "class",
-                                                      unit->name, "path", shown, "license", license->name,
-                                                      "license_from", license->from, "sha256", hash));
+    ka_pair_free(&pair);
+    if (rc == -EINVAL || rc == -EFBIG) {
+        refuse(g, shown, unit->name, why.msg);
+        return 0;
     }
-    free(id);
-    ka_buf_free(&path);
-    return rc == -EINVAL || rc == -EFBIG ? 0 : rc;
+    if (rc)
+        return ka_fail(err, rc, "%s", why.msg);
+    json_array_append_new(g->taken, json_pack("{s:s, s:s, s:s, s:s, s:s*, s:s}", "id", id, "class",
+                                              unit->name, "path", shown, "license", license->name,
+                                              "license_from", license->from, "sha256", hash));
+    return 0;
 }
 
 static const char none[] = "no licence allows it: neither an SPDX line nor a LICENSE file beside or above it "
@@ -133,10 +121,10 @@ static int take_units(struct gather *g, const char *shown, const char *source,
 static int take_file(void *arg, const char *path, struct ka_err *err)
 {
     struct gather *g = arg;
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     struct ka_err why;
     struct ka_license license = {0};
-    char *shown = shown_path(g, path);
+    KA_AUTO_FREE char *shown = shown_path(g, path);
     int rc = 0;
     if (++g->files > FILES_MAX) {
         rc = ka_fail(err, -EFBIG, "more than %d files; import a smaller folder", FILES_MAX);
@@ -151,8 +139,6 @@ static int take_file(void *arg, const char *path, struct ka_err *err)
         rc = take_units(g, shown, ka_buf_str(&text), &license, err);
     }
     ka_license_free(&license);
-    ka_buf_free(&text);
-    free(shown);
     return rc;
 }
 
@@ -160,15 +146,13 @@ int ka_gather(struct ka_store *store, const char *path, const char *license, jso
               struct ka_err *err)
 {
     struct stat st;
-    char *real = ka_path_real(path, err);
+    KA_AUTO_FREE char *real = ka_path_real(path, err);
     if (!real)
         return -ENOENT;
-    if (stat(real, &st) != 0 || !(S_ISDIR(st.st_mode) || S_ISREG(st.st_mode))) {
-        free(real);
+    if (stat(real, &st) != 0 || !(S_ISDIR(st.st_mode) || S_ISREG(st.st_mode)))
         return ka_fail(err, -ENOENT, "%s: neither a file nor a folder", path);
-    }
     bool folder = S_ISDIR(st.st_mode);
-    char *root = folder ? ka_strdup(real) : ka_path_parent(real);
+    KA_AUTO_FREE char *root = folder ? ka_strdup(real) : ka_path_parent(real);
     struct gather g = {.store = store,
                        .root = root,
                        .license_root = find_license_root(root),
@@ -186,7 +170,5 @@ int ka_gather(struct ka_store *store, const char *path, const char *license, jso
     json_decref(g.taken);
     json_decref(g.not_taken);
     free(g.license_root);
-    free(root);
-    free(real);
     return rc;
 }

@@ -145,8 +145,8 @@ static void put_module_lines(struct ka_buf *out, const struct module *m)
     }
 }
 
-static int compose(const struct module *m, size_t class, const char *shown, const char *license,
-                   const bool *forward, const bool *backward, char **source, struct ka_err *err)
+static char *compose(const struct module *m, size_t class, const char *shown, const char *license,
+                     const bool *forward, const bool *backward)
 {
     struct ka_buf text = {0};
     char hash[KA_HASH_HEX];
@@ -163,24 +163,18 @@ static int compose(const struct module *m, size_t class, const char *shown, cons
     for (size_t b = 0; b < m->count; b++)
         if ((backward[b] && !forward[b]) || b == class)
             put_block(&text, m, b);
-    int rc = text.failed;
-    if (rc)
-        ka_fail(err, rc, "%s: no memory for its pair", shown);
-    else
-        *source = ka_buf_steal(&text);
-    ka_buf_free(&text);
-    return rc;
+    return ka_buf_steal(&text);
 }
 
 /* ---- units */
 
-static int take_class(const struct module *m, size_t class, const char *shown, const char *license,
-                      struct ka_import_unit *unit, struct ka_err *err)
+static void take_class(const struct module *m, size_t class, const char *shown, const char *license,
+                       struct ka_import_unit *unit)
 {
-    bool *forward = ka_calloc(m->count, sizeof(bool)), *backward = ka_calloc(m->count, sizeof(bool));
+    KA_AUTO_FREE bool *forward = ka_calloc(m->count, sizeof(bool)),
+                      *backward = ka_calloc(m->count, sizeof(bool));
     struct range range;
     const char *why = NULL;
-    int rc = 0;
     unit->name = ka_token_text(&m->tokens, m->blocks[class].name);
     if (!find_method(m, &m->blocks[class], "forward", &range))
         why = "it has no forward of its own";
@@ -194,13 +188,8 @@ static int take_class(const struct module *m, size_t class, const char *shown, c
         why = "its forward launches no Triton kernel of this file";
     if (!why && !reaches_kernel(m, backward))
         why = "its backward launches no Triton kernel of this file";
-    if (why)
-        unit->why = ka_strdup(why);
-    else
-        rc = compose(m, class, shown, license, forward, backward, &unit->source, err);
-    free(forward);
-    free(backward);
-    return rc;
+    unit->why = ka_strdup(why);
+    unit->source = why ? NULL : compose(m, class, shown, license, forward, backward);
 }
 
 int ka_import_split(const char *shown, const char *source, const char *license, struct ka_import_units *out,
@@ -223,7 +212,7 @@ int ka_import_split(const char *shown, const char *source, const char *license, 
         units.kernels = units.kernels || is_kernel(&m, b);
         if (!is_function(&m, &m.blocks[b]))
             continue;
-        rc = take_class(&m, b, shown, license, KA_APPEND(units.items, units.count), err);
+        take_class(&m, b, shown, license, KA_APPEND(units.items, units.count));
     }
     free(m.blocks);
     ka_tokens_free(&m.tokens);

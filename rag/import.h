@@ -22,8 +22,8 @@ struct ka_import_units {
     bool kernels; /* the file has Triton kernels at all */
 };
 
-/* Take a file apart. `shown` is the path to record, `license` its licence. -EFBIG, -ENOMEM. A file without an
- * autograd function gives no unit. Free with ka_import_free(). */
+/* Take a file apart. `shown` is the path to record, `license` its licence. -EFBIG. A file without an autograd
+ * function gives no unit. Free with ka_import_free(). */
 int ka_import_split(const char *shown, const char *source, const char *license, struct ka_import_units *out,
                     struct ka_err *err);
 void ka_import_free(struct ka_import_units *units);

@@ -1,4 +1,4 @@
-/* Nearest pairs: all vectors in one matrix, one OpenBLAS product per query, a bounded heap over the scores.
+/* Nearest pairs: all vectors in one matrix, one OpenBLAS product per query, the best of the scores.
  *
  * The product is bound by memory bandwidth: a row is read once, at dim * 4 bytes. OpenBLAS splits it over
  * threads; how many is its own setting for the whole process (OPENBLAS_NUM_THREADS, or
@@ -40,9 +40,6 @@ int ka_index_add(struct ka_index *index, const struct ka_index_row *row, const f
 int ka_index_load(struct ka_store *store, const char *embedder, int version, size_t dim,
                   struct ka_index **out, struct ka_err *err);
 
-size_t ka_index_count(const struct ka_index *index);
-const float *ka_index_matrix(const struct ka_index *index); /* count rows of dim numbers */
-
 struct ka_index_query {
     const float *vector;  /* unit length, of the index's dim */
     uint64_t tokens_hash; /* 0 when not known */
@@ -65,7 +62,7 @@ struct ka_hits {
     size_t duplicate_count;
 };
 
-/* -EINVAL for a topk out of range, -ENOMEM. No hit is no error. Free with ka_hits_free(). */
+/* -EINVAL for a topk out of range. No hit is no error. Free with ka_hits_free(). */
 int ka_index_search(struct ka_index *index, const struct ka_index_query *query, struct ka_hits *out,
                     struct ka_err *err);
 void ka_hits_free(struct ka_hits *hits);

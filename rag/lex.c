@@ -12,7 +12,7 @@ struct lexer {
     uint32_t line, indent;
     size_t depth; /* of open brackets */
     struct ka_token *items;
-    size_t count, cap;
+    size_t count;
 };
 
 static bool is_name_byte(char c)
@@ -20,19 +20,10 @@ static bool is_name_byte(char c)
     return isalnum((unsigned char)c) || c == '_' || (unsigned char)c >= 0x80;
 }
 
-static int push(struct lexer *x, enum ka_token_kind kind, size_t start, size_t end)
+static void push(struct lexer *x, enum ka_token_kind kind, size_t start, size_t end)
 {
-    if (x->count == x->cap) {
-        size_t cap = x->cap ? 2 * x->cap : 256;
-        struct ka_token *items = realloc(x->items, cap * sizeof(*items));
-        if (!items)
-            return -ENOMEM;
-        x->items = items;
-        x->cap = cap;
-    }
-    x->items[x->count++] =
+    *KA_APPEND(x->items, x->count) =
         (struct ka_token){kind, (uint32_t)start, (uint32_t)(end - start), x->line, x->indent};
-    return 0;
 }
 
 static bool at_line_start(const struct lexer *x)
@@ -98,7 +89,7 @@ static void track_brackets(struct lexer *x, char c)
         x->depth--;
 }
 
-static int lex_token(struct lexer *x)
+static void lex_token(struct lexer *x)
 {
     size_t start = x->at, i = start;
     char c = x->s[i];
@@ -122,10 +113,9 @@ static int lex_token(struct lexer *x)
         i = operator_end(x, i);
         track_brackets(x, c);
     }
-    int rc = push(x, kind, start, i);
+    push(x, kind, start, i);
     x->line += lines;
     x->at = i;
-    return rc;
 }
 
 /* Blanks at the start of a line set the indentation, once a token follows. */
@@ -138,7 +128,7 @@ static void skip_blanks(struct lexer *x, uint32_t *column)
     }
 }
 
-static int lex_all(struct lexer *x)
+static void lex_all(struct lexer *x)
 {
     uint32_t column = 0;
     while (x->at < x->len) {
@@ -146,7 +136,6 @@ static int lex_all(struct lexer *x)
         if (x->at == x->len)
             break;
         char c = x->s[x->at];
-        int rc = 0;
         if (c == '#') {
             while (x->at < x->len && x->s[x->at] != '\n')
                 x->at++;
@@ -155,19 +144,18 @@ static int lex_all(struct lexer *x)
             x->line++;
         } else if (c == '\n') {
             if (x->depth == 0 && !at_line_start(x))
-                rc = push(x, KA_TOKEN_NEWLINE, x->at, x->at);
+                push(x, KA_TOKEN_NEWLINE, x->at, x->at);
             x->at++;
             x->line++;
             column = 0;
         } else {
             if (at_line_start(x))
                 x->indent = column;
-            rc = lex_token(x);
+            lex_token(x);
         }
-        if (rc)
-            return rc;
     }
-    return at_line_start(x) ? 0 : push(x, KA_TOKEN_NEWLINE, x->at, x->at);
+    if (!at_line_start(x))
+        push(x, KA_TOKEN_NEWLINE, x->at, x->at);
 }
 
 int ka_lex(const char *source, size_t len, struct ka_tokens *out, struct ka_err *err)
@@ -175,10 +163,7 @@ int ka_lex(const char *source, size_t len, struct ka_tokens *out, struct ka_err 
     if (len > KA_LEX_MAX)
         return ka_fail(err, -EFBIG, "source of %zu bytes is too long to read as a kernel", len);
     struct lexer x = {.s = source, .len = len, .line = 1};
-    if (lex_all(&x)) {
-        free(x.items);
-        return ka_fail(err, -ENOMEM, "no memory for the tokens of a source of %zu bytes", len);
-    }
+    lex_all(&x);
     *out = (struct ka_tokens){source, x.items, x.count};
     return 0;
 }

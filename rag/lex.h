@@ -26,7 +26,7 @@ struct ka_tokens {
 
 #define KA_LEX_MAX ((size_t)4 << 20)
 
-/* -EFBIG beyond KA_LEX_MAX bytes, -ENOMEM. Free with ka_tokens_free(). */
+/* -EFBIG beyond KA_LEX_MAX bytes. Free with ka_tokens_free(). */
 int ka_lex(const char *source, size_t len, struct ka_tokens *out, struct ka_err *err);
 void ka_tokens_free(struct ka_tokens *tokens); /* leaves it empty */
 

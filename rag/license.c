@@ -45,17 +45,15 @@ static char *unwrapped(const char *text)
 
 const char *ka_license_of_text(const char *text)
 {
-    char *flat = unwrapped(text);
-    const char *found = NULL;
-    for (size_t i = 0; i < KA_COUNT(rules) && !found; i++) {
+    KA_AUTO_FREE char *flat = unwrapped(text);
+    for (size_t i = 0; i < KA_COUNT(rules); i++) {
         bool all = true;
         for (size_t k = 0; k < KA_COUNT(rules[i].parts) && rules[i].parts[k]; k++)
             all = all && strcasestr(flat, rules[i].parts[k]);
         if (all)
-            found = rules[i].name;
+            return rules[i].name;
     }
-    free(flat);
-    return found;
+    return NULL;
 }
 
 /* "SPDX-License-Identifier: Apache-2.0 OR MIT" gives what stands behind the colon; NULL without such a
@@ -102,20 +100,18 @@ static char *license_file(const char *dir)
     return found;
 }
 
+/* Takes over `path`; false where it cannot be read. */
 static bool take_file(char *path, struct ka_license *out)
 {
-    struct ka_buf text = {0};
-    bool read = ka_file_read(path, TEXT_MAX, &text, NULL) == 0;
-    if (read) {
-        char *line = spdx_line(ka_buf_str(&text));
-        const char *name = ka_license_of_text(ka_buf_str(&text));
-        out->name = line ? line : ka_strdup(name);
-        out->from = path;
-    } else {
+    KA_AUTO_BUF struct ka_buf text = {0};
+    if (ka_file_read(path, TEXT_MAX, &text, NULL)) {
         free(path);
+        return false;
     }
-    ka_buf_free(&text);
-    return read;
+    char *line = spdx_line(ka_buf_str(&text));
+    out->name = line ? line : ka_strdup(ka_license_of_text(ka_buf_str(&text)));
+    out->from = path;
+    return true;
 }
 
 void ka_license_find(const char *path, const char *source, const char *root, struct ka_license *out)
@@ -125,8 +121,8 @@ void ka_license_find(const char *path, const char *source, const char *root, str
         out->from = ka_strdup(path);
         return;
     }
-    char *dir = ka_strdup(path), *slash;
-    while ((slash = strrchr(dir, '/')) != NULL && slash > dir) {
+    KA_AUTO_FREE char *dir = ka_strdup(path);
+    for (char *slash; (slash = strrchr(dir, '/')) != NULL && slash > dir;) {
         *slash = '\0';
         if (!ka_starts_with(dir, root))
             break;
@@ -134,7 +130,6 @@ void ka_license_find(const char *path, const char *source, const char *root, str
         if (file && take_file(file, out))
             break;
     }
-    free(dir);
 }
 
 void ka_license_free(struct ka_license *license)

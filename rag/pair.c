@@ -7,137 +7,102 @@
 #include <string.h>
 
 #include "base/files.h"
+#include "base/lines.h"
 #include "lex.h"
-
-size_t ka_pair_forward_len(const char *source, size_t len)
-{
-    const size_t marker = strlen(KA_MARKER);
-    for (size_t i = 0; i < len;) {
-        const char *newline = memchr(source + i, '\n', len - i);
-        if (len - i >= marker && memcmp(source + i, KA_MARKER, marker) == 0)
-            return i;
-        i = newline ? (size_t)(newline - source) + 1 : len;
-    }
-    return len;
-}
 
 /* ---- path ---- */
 
-/* Start of the path component that ends before `at`, which is just past a slash. */
-static size_t component_before(const char *path, size_t at)
+/* The path's last components, as many as there are up to `count`. */
+static const char *tail(const char *path, int count)
 {
-    at--;
-    while (at > 0 && path[at - 1] != '/')
+    const char *at = path + strlen(path);
+    while (at > path && !(at[-1] == '/' && --count == 0))
         at--;
     return at;
 }
 
 static void parse_path(const char *path, struct ka_pair *p)
 {
-    const char *base = strrchr(path, '/');
-    base = base ? base + 1 : path;
-    size_t len = strlen(base);
-    p->id = ka_strndup(base, ka_ends_with(base, ".py") ? len - 3 : len);
-    size_t name = (size_t)(base - path), start = name ? component_before(path, name) : 0,
-           end = name ? name - 1 : 0;
-    p->family = ka_strndup(path + start, end - start);
-    p->path = ka_strdup(path + (start > 0 ? component_before(path, start) : 0));
+    const char *base = tail(path, 1), *family = tail(path, 2);
+    p->id = ka_strndup(base, strlen(base) - (ka_ends_with(base, ".py") ? 3 : 0));
+    p->family = ka_strndup(family, base > family ? (size_t)(base - family) - 1 : 0);
+    p->path = ka_strdup(tail(path, 3));
 }
 
 /* ---- docstring ---- */
 
 /* Text between the quotes of a string token. */
-static char *string_content(const struct ka_tokens *t, size_t i)
+static struct ka_line string_content(const struct ka_tokens *t, size_t i)
 {
     const char *text = t->source + t->items[i].start;
     size_t len = t->items[i].len, from = strcspn(text, "\"'");
     size_t quotes = len >= from + 6 && text[from + 1] == text[from] && text[from + 2] == text[from] ? 3 : 1;
-    if (len < from + 2 * quotes)
-        return ka_strdup("");
-    return ka_strndup(text + from + quotes, len - from - 2 * quotes);
+    return (struct ka_line){text + from + quotes, len < from + 2 * quotes ? 0 : len - from - 2 * quotes};
 }
 
-static char *trimmed(const char *text, size_t len)
-{
-    while (len && isspace((unsigned char)*text)) {
-        text++;
-        len--;
-    }
-    while (len && isspace((unsigned char)text[len - 1]))
-        len--;
-    return ka_strndup(text, len);
-}
-
-static void replace(char **slot, char *value)
+static void replace(char **slot, struct ka_line value)
 {
     free(*slot);
-    *slot = value;
+    *slot = ka_strndup(value.at, value.len);
 }
 
 /* "a, b" or "a; b" becomes "a,b". */
-static char *tag_list(const char *text, size_t len)
+static void make_tag_list(char *list)
 {
-    char *list = ka_calloc(len + 1, 1);
-    size_t n = 0;
-    for (size_t i = 0; i < len; i++)
-        if (!isspace((unsigned char)text[i]))
-            list[n++] = text[i] == ';' ? ',' : text[i];
-    return list;
+    char *end = list;
+    for (const char *c = list; *c; c++)
+        if (!isspace((unsigned char)*c))
+            *end++ = *c == ';' ? ',' : *c;
+    *end = '\0';
 }
 
 /* One `key: value` line of the block; false when it is none, which ends the block. */
-static bool take_meta(struct ka_pair *p, const char *line, size_t len)
+static bool take_meta(struct ka_pair *p, struct ka_line line)
 {
-    const char *colon = memchr(line, ':', len);
+    const struct {
+        const char *key;
+        char **value;
+        bool is_list;
+    } texts[] = {{"op", &p->op, false},
+                 {"schedule", &p->schedule, true},
+                 {"dtypes", &p->dtypes, true},
+                 {"imported", &p->imported, false},
+                 {"license", &p->license, false}};
+    const char *colon = memchr(line.at, ':', line.len);
     if (!colon)
         return false;
-    char *key = trimmed(line, (size_t)(colon - line));
-    const char *value = colon + 1;
-    size_t value_len = len - (size_t)(value - line);
-    bool known = true;
-    if (strcmp(key, "op") == 0) {
-        replace(&p->op, trimmed(value, value_len));
-    } else if (strcmp(key, "schedule") == 0) {
-        replace(&p->schedule, tag_list(value, value_len));
-    } else if (strcmp(key, "dtypes") == 0) {
-        replace(&p->dtypes, tag_list(value, value_len));
-    } else if (strcmp(key, "imported") == 0) {
-        replace(&p->imported, trimmed(value, value_len));
-    } else if (strcmp(key, "license") == 0) {
-        replace(&p->license, trimmed(value, value_len));
-    } else if (strcmp(key, "difficulty") == 0) {
-        char *number = trimmed(value, value_len);
-        p->difficulty = number[0] >= '1' && number[0] <= '5' && !number[1] ? number[0] - '0' : 0;
-        free(number);
-    } else {
-        known = false;
+    size_t before = (size_t)(colon - line.at);
+    struct ka_line key = ka_line_strip((struct ka_line){line.at, before});
+    struct ka_line value = ka_line_strip((struct ka_line){colon + 1, line.len - before - 1});
+    for (size_t i = 0; i < KA_COUNT(texts); i++) {
+        if (!ka_line_is(key, texts[i].key))
+            continue;
+        replace(texts[i].value, value);
+        if (texts[i].is_list)
+            make_tag_list(*texts[i].value);
+        return true;
     }
-    free(key);
-    return known;
-}
-
-static bool is_blank(const char *text, size_t len)
-{
-    for (size_t i = 0; i < len; i++)
-        if (!isspace((unsigned char)text[i]))
-            return false;
+    if (!ka_line_is(key, "difficulty"))
+        return false;
+    p->difficulty = value.len == 1 && *value.at >= '1' && *value.at <= '5' ? *value.at - '0' : 0;
     return true;
 }
 
 /* The block is read from the end up, so that prose above it with a colon is never taken for it. */
-static void parse_docstring(struct ka_pair *p, const char *doc)
+static void parse_docstring(struct ka_pair *p, struct ka_line doc)
 {
-    size_t end = strlen(doc);
-    while (end > 0) {
-        size_t start = end;
-        while (start > 0 && doc[start - 1] != '\n')
-            start--;
-        if (!is_blank(doc + start, end - start) && !take_meta(p, doc + start, end - start))
+    const char *cursor = doc.at, *end = doc.at + doc.len;
+    struct ka_line line = {doc.at, 0};
+    while (!line.len && ka_line_next(&cursor, end, &line))
+        line = ka_line_strip(line);
+    replace(&p->title, line);
+    for (const char *start = end; end > doc.at; end = start) {
+        start = memrchr(doc.at, '\n', (size_t)(end - doc.at));
+        line.at = start ? start + 1 : doc.at;
+        line = ka_line_strip((struct ka_line){line.at, (size_t)(end - line.at)});
+        if (!start || (line.len && !take_meta(p, line)))
             break;
-        end = start ? start - 1 : 0;
     }
-    size_t from = strspn(doc, " \t\r\n");
-    replace(&p->title, trimmed(doc + from, strcspn(doc + from, "\n")));
 }
 
 static void parse_license_line(struct ka_pair *p)
@@ -147,7 +112,7 @@ static void parse_license_line(struct ka_pair *p)
     if (!found || *p->license)
         return;
     found += sizeof(key) - 1;
-    replace(&p->license, trimmed(found, strcspn(found, "\n")));
+    replace(&p->license, ka_line_strip((struct ka_line){found, strcspn(found, "\n")}));
 }
 
 /* ---- code ---- */
@@ -155,19 +120,18 @@ static void parse_license_line(struct ka_pair *p)
 static int parse_functions(struct ka_pair *p, const char *path, const struct ka_tokens *t, size_t forward_len,
                            struct ka_err *err)
 {
-    struct ka_buf kernels = {0};
+    KA_AUTO_BUF struct ka_buf kernels = {0};
     struct ka_block block;
     for (size_t at = 0; ka_block_next(t, &at, &block);) {
-        char *name = ka_token_text(t, block.name);
+        const struct ka_token *token = &t->items[block.name];
+        struct ka_line name = {t->source + token->start, token->len};
         bool forward = t->items[block.first].start < forward_len;
         if (!block.is_class && ka_block_decorated(t, &block, "jit"))
-            ka_buf_printf(&kernels, "%s%s", kernels.len ? "," : "", name);
+            ka_buf_printf(&kernels, "%s%.*s", kernels.len ? "," : "", (int)name.len, name.at);
         else if (forward && !block.is_class && ka_block_decorated(t, &block, "autodiff") && !*p->stub)
-            replace(&p->stub, ka_strdup(name));
-        free(name);
+            replace(&p->stub, name);
     }
-    replace(&p->kernels, ka_strdup(ka_buf_str(&kernels)));
-    ka_buf_free(&kernels);
+    replace(&p->kernels, (struct ka_line){ka_buf_str(&kernels), kernels.len});
     if (!*p->stub && !*p->imported)
         return ka_fail(err, -EINVAL, "%s: no function is decorated with @autodiff; decorate the stub", path);
     if (!*p->kernels)
@@ -178,22 +142,19 @@ static int parse_functions(struct ka_pair *p, const char *path, const struct ka_
 
 static int parse_source(struct ka_pair *p, const char *path, size_t len, struct ka_err *err)
 {
-    size_t forward_len = ka_pair_forward_len(p->source, len);
-    if (forward_len == len)
+    const char *below = NULL, *marker = ka_marker_find(p->source, len, &below);
+    if (!marker || *marker != '#') /* indented, it is none of a pair's */
         return ka_fail(err, -EINVAL, "%s: no line `" KA_MARKER "`; a pair has its backward below that line",
                        path);
-    const char *below = strchr(p->source + forward_len, '\n');
+    size_t forward_len = (size_t)(marker - p->source);
     p->forward = ka_strndup(p->source, forward_len);
-    p->backward = ka_strdup(below ? below + 1 : "");
+    p->backward = ka_strdup(below);
     struct ka_tokens tokens = {0};
     int rc = ka_lex(p->source, len, &tokens, err);
     if (rc)
         return rc;
-    if (tokens.count && tokens.items[0].kind == KA_TOKEN_STRING) {
-        char *doc = string_content(&tokens, 0);
-        parse_docstring(p, doc);
-        free(doc);
-    }
+    if (tokens.count && tokens.items[0].kind == KA_TOKEN_STRING)
+        parse_docstring(p, string_content(&tokens, 0));
     parse_license_line(p);
     rc = parse_functions(p, path, &tokens, forward_len, err);
     ka_tokens_free(&tokens);
@@ -222,12 +183,9 @@ int ka_pair_parse(const char *path, const char *source, size_t len, struct ka_pa
 
 int ka_pair_read(const char *path, struct ka_pair *out, struct ka_err *err)
 {
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     int rc = ka_file_read(path, KA_PAIR_MAX, &text, err);
-    if (rc == 0)
-        rc = ka_pair_parse(path, ka_buf_str(&text), text.len, out, err);
-    ka_buf_free(&text);
-    return rc;
+    return rc ? rc : ka_pair_parse(path, ka_buf_str(&text), text.len, out, err);
 }
 
 void ka_pair_free(struct ka_pair *p)

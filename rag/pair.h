@@ -28,15 +28,12 @@ struct ka_pair {
 };
 
 /* Copies `source`. -EINVAL, with a sentence and a remedy, for a text without marker, stub or kernels or with
- * a NUL byte; -EFBIG beyond KA_PAIR_MAX; -ENOMEM. */
+ * a NUL byte; -EFBIG beyond KA_PAIR_MAX. */
 int ka_pair_parse(const char *path, const char *source, size_t len, struct ka_pair *out, struct ka_err *err);
 
 /* Read and parse the file; besides the errors above a negative errno. */
 int ka_pair_read(const char *path, struct ka_pair *out, struct ka_err *err);
 
 void ka_pair_free(struct ka_pair *pair); /* the content; leaves it zeroed */
-
-/* Length of the forward part of any file: up to the marker line, or all of it. */
-size_t ka_pair_forward_len(const char *source, size_t len);
 
 #endif

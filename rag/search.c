@@ -51,13 +51,9 @@ static int fill_result(struct ka_search *search, const struct ka_hits *found, st
     }
     out->excluded = ka_calloc(found->duplicate_count, sizeof(*out->excluded));
     for (size_t i = 0; i < found->duplicate_count; i++) {
-        struct ka_buf why = {0};
-        int rc = ka_buf_printf(&why, "near-duplicate of the query (similarity %.3f)",
-                               found->duplicates[i].similarity);
-        if (rc)
-            return ka_fail(err, rc, "no memory for the search's result");
-        out->excluded[out->excluded_count++] =
-            (struct ka_search_excluded){ka_strdup(found->duplicates[i].row.id), ka_buf_steal(&why)};
+        out->excluded[out->excluded_count++] = (struct ka_search_excluded){
+            ka_strdup(found->duplicates[i].row.id),
+            ka_format("near-duplicate of the query (similarity %.3f)", found->duplicates[i].similarity)};
     }
     return 0;
 }
@@ -70,13 +66,11 @@ int ka_search_run(struct ka_search *search, const struct ka_search_query *query,
                                .topk = query->topk,
                                .min_sim = query->min_sim,
                                .keep_duplicates = query->keep_duplicates};
-    char **excludes = NULL;
+    KA_AUTO_FREE char **excludes = ka_search_split(query->exclude ? query->exclude : "", &q.exclude_count);
     struct ka_hits found = {0};
     struct ka_search_result result = {0};
     int rc =
         ka_store_embed(search->store, query->forward, strlen(query->forward), vector, &q.tokens_hash, err);
-    if (rc == 0 && ka_search_split(query->exclude ? query->exclude : "", &excludes, &q.exclude_count))
-        rc = ka_fail(err, -ENOMEM, "no memory for the list of exclusions");
     q.excludes = (const char *const *)excludes;
     if (rc == 0)
         rc = ka_index_search(search->index, &q, &found, err);
@@ -87,7 +81,6 @@ int ka_search_run(struct ka_search *search, const struct ka_search_query *query,
     else
         ka_search_result_free(&result);
     ka_hits_free(&found);
-    free(excludes);
     return rc;
 }
 
@@ -109,26 +102,21 @@ void ka_search_result_free(struct ka_search_result *result)
     *result = (struct ka_search_result){0};
 }
 
-int ka_search_split(const char *text, char ***out, size_t *count)
+char **ka_search_split(const char *text, size_t *count)
 {
     size_t len = strlen(text), most = 1;
     for (size_t i = 0; i < len; i++)
         most += text[i] == ',';
-    char **list = malloc(most * sizeof(*list) + len + 1);
-    if (!list)
-        return -ENOMEM;
-    char *copy = (char *)(list + most);
-    memcpy(copy, text, len + 1);
-    size_t n = 0;
-    for (char *rest = copy, *name; (name = strsep(&rest, ",")) != NULL;) {
+    char **list = ka_calloc(most * sizeof(*list) + len + 1, 1);
+    char *rest = memcpy(list + most, text, len + 1);
+    *count = 0;
+    for (char *name; (name = strsep(&rest, ",")) != NULL;) {
         name += strspn(name, " \t");
         char *end = name + strlen(name);
         while (end > name && (end[-1] == ' ' || end[-1] == '\t'))
             *--end = '\0';
         if (*name)
-            list[n++] = name;
+            list[(*count)++] = name;
     }
-    *out = list;
-    *count = n;
-    return 0;
+    return list;
 }

@@ -39,14 +39,14 @@ struct ka_search_result {
     size_t excluded_count;
 };
 
-/* -EINVAL when the query has nothing to compare or topk is out of range, -ENOMEM, or the store's errors; *out
- * is then untouched. No hit is no error. Free with ka_search_result_free(). */
+/* -EINVAL when the query has nothing to compare or topk is out of range, or the store's errors; *out is then
+ * untouched. No hit is no error. Free with ka_search_result_free(). */
 int ka_search_run(struct ka_search *search, const struct ka_search_query *query, struct ka_search_result *out,
                   struct ka_err *err);
 void ka_search_result_free(struct ka_search_result *result);
 
 /* "a,b" as a list of strings; free() the list and nothing else. Blanks around names and empty names are
  * dropped. */
-int ka_search_split(const char *text, char ***out, size_t *count);
+char **ka_search_split(const char *text, size_t *count);
 
 #endif

@@ -2,9 +2,9 @@
 #include "store.h"
 
 #include "base/files.h"
+#include "base/sql.h"
 
 #include <errno.h>
-#include <sqlite3.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,34 +64,26 @@ static int run_sql(struct ka_store *store, const char *sql, struct ka_err *err)
     return rc ? fail_sqlite(store, rc, err) : 0;
 }
 
-static int prepare(struct ka_store *store, const char *sql, sqlite3_stmt **out, struct ka_err *err)
-{
-    int rc = sqlite3_prepare_v2(store->db, sql, -1, out, NULL);
-    return rc ? fail_sqlite(store, rc, err) : 0;
-}
-
-/* Run a statement that gives no rows, and finalise it. */
-static int step_done(struct ka_store *store, sqlite3_stmt *stmt, struct ka_err *err)
+/* 1: a row is there, 0: no more, or an error. */
+static int step(struct ka_store *store, sqlite3_stmt *stmt, struct ka_err *err)
 {
     int rc = sqlite3_step(stmt);
-    int result = rc == SQLITE_DONE ? 0 : fail_sqlite(store, rc, err);
-    sqlite3_finalize(stmt);
-    return result;
+    return rc == SQLITE_ROW ? 1 : rc == SQLITE_DONE ? 0 : fail_sqlite(store, rc, err);
 }
+
+/* Prepared, bound and stepped, with the result of step(). */
+#define FIRST(store, stmt, err, ...)                                                                         \
+    (ka_sql_start((store)->db, stmt, __VA_ARGS__) ? fail_sqlite(store, sqlite3_errcode((store)->db), err)    \
+                                                  : step(store, *(stmt), err))
 
 static int read_number(struct ka_store *store, const char *sql, int64_t *out, struct ka_err *err)
 {
-    sqlite3_stmt *stmt = NULL;
-    int result = prepare(store, sql, &stmt, err);
-    if (result)
-        return result;
-    int rc = sqlite3_step(stmt);
-    if (rc == SQLITE_ROW)
-        *out = sqlite3_column_int64(stmt, 0);
-    else
-        result = fail_sqlite(store, rc == SQLITE_DONE ? SQLITE_CORRUPT : rc, err);
-    sqlite3_finalize(stmt);
-    return result;
+    KA_AUTO_STMT sqlite3_stmt *stmt = NULL;
+    int rc = FIRST(store, &stmt, err, sql, "");
+    if (rc <= 0)
+        return rc ? rc : fail_sqlite(store, SQLITE_CORRUPT, err);
+    *out = sqlite3_column_int64(stmt, 0);
+    return 0;
 }
 
 /* ---- opening ---- */
@@ -130,36 +122,30 @@ static int check_schema(struct ka_store *store, struct ka_err *err)
 
 static bool folder_writable(const char *path)
 {
-    char *folder = ka_path_parent(path);
-    bool writable = access(folder, W_OK) == 0;
-    free(folder);
-    return writable;
+    KA_AUTO_FREE char *folder = ka_path_parent(path);
+    return access(folder, W_OK) == 0;
 }
 
 /* A URI is needed to say immutable: SQLite could not make the WAL's shared memory in a read-only folder. */
-static int immutable_uri(const char *path, struct ka_buf *uri)
+static void immutable_uri(const char *path, struct ka_buf *uri)
 {
     ka_buf_puts(uri, "file:");
     for (const char *c = path; *c; c++)
         ka_buf_printf(uri, strchr("?#%", *c) ? "%%%02x" : "%c", (unsigned char)*c);
-    return ka_buf_puts(uri, "?immutable=1");
+    ka_buf_puts(uri, "?immutable=1");
 }
 
 static int open_db(struct ka_store *store, enum ka_store_mode mode, struct ka_err *err)
 {
-    struct ka_buf uri = {0};
+    KA_AUTO_BUF struct ka_buf uri = {0};
     int flags = SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE;
     flags |= mode == KA_STORE_READ ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE;
     flags |= mode == KA_STORE_CREATE ? SQLITE_OPEN_CREATE : 0;
-    const char *name = store->path;
     if (mode == KA_STORE_READ && !folder_writable(store->path)) {
-        if (immutable_uri(store->path, &uri))
-            return ka_fail(err, -ENOMEM, "%s: no memory", store->path);
-        name = uri.data;
+        immutable_uri(store->path, &uri);
         flags |= SQLITE_OPEN_URI;
     }
-    int rc = sqlite3_open_v2(name, &store->db, flags, NULL);
-    ka_buf_free(&uri);
+    int rc = sqlite3_open_v2(uri.len ? uri.data : store->path, &store->db, flags, NULL);
     if (rc)
         return fail_sqlite(store, rc, err);
     sqlite3_busy_timeout(store->db, BUSY_MS);
@@ -211,146 +197,93 @@ int ka_store_commit(struct ka_store *store, struct ka_err *err)
 
 /* ---- writing ---- */
 
-static int put_pair(struct ka_store *store, const struct ka_pair *p, struct ka_err *err)
-{
-    sqlite3_stmt *stmt = NULL;
-    int rc = prepare(
-        store,
-        "INSERT OR REPLACE INTO pairs (id, path, source, family, op, schedule, dtypes, license, title, stub,"
-        " kernels, hash, difficulty) VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13)",
-        &stmt, err);
-    if (rc)
-        return rc;
-    const char *texts[] = {p->id,     p->path,    p->source, p->family, p->op,      p->schedule,
-                           p->dtypes, p->license, p->title,  p->stub,   p->kernels, p->hash};
-    for (size_t i = 0; i < KA_COUNT(texts); i++)
-        sqlite3_bind_text(stmt, (int)i + 1, texts[i], -1, SQLITE_STATIC);
-    sqlite3_bind_int(stmt, 13, p->difficulty);
-    return step_done(store, stmt, err);
-}
-
-static int put_embedding(struct ka_store *store, const char *id, const struct ka_embedding *e,
-                         struct ka_err *err)
-{
-    sqlite3_stmt *stmt = NULL;
-    int rc = prepare(
-        store,
-        "INSERT INTO embeddings (pair, embedder, version, dim, tokens, vector) VALUES (?1,?2,?3,?4,?5,?6)",
-        &stmt, err);
-    if (rc)
-        return rc;
-    sqlite3_bind_text(stmt, 1, id, -1, SQLITE_STATIC);
-    sqlite3_bind_text(stmt, 2, e->embedder, -1, SQLITE_STATIC);
-    sqlite3_bind_int(stmt, 3, e->version);
-    sqlite3_bind_int64(stmt, 4, (sqlite3_int64)e->dim);
-    sqlite3_bind_int64(stmt, 5, (sqlite3_int64)e->tokens_hash);
-    sqlite3_bind_blob64(stmt, 6, e->vector, e->dim * sizeof(float), SQLITE_STATIC);
-    return step_done(store, stmt, err);
-}
-
-int ka_store_put(struct ka_store *store, const struct ka_pair *pair, const struct ka_embedding *embedding,
+int ka_store_put(struct ka_store *store, const struct ka_pair *p, const struct ka_embedding *e,
                  struct ka_err *err)
 {
-    if (embedding->dim == 0 || embedding->dim > VECTOR_DIM_MAX)
-        return ka_fail(err, -EINVAL, "%s: a vector of %zu numbers is not usable", pair->id, embedding->dim);
+    if (e->dim == 0 || e->dim > VECTOR_DIM_MAX)
+        return ka_fail(err, -EINVAL, "%s: a vector of %zu numbers is not usable", p->id, e->dim);
     int rc = run_sql(store, "SAVEPOINT put", err);
     if (rc)
         return rc;
-    rc = put_pair(store, pair, err);
-    if (rc == 0)
-        rc = put_embedding(store, pair->id, embedding, err);
-    if (rc)
+    int failed = ka_sql_run(
+        store->db,
+        "INSERT OR REPLACE INTO pairs (id, path, source, family, op, schedule, dtypes, license, title, stub,"
+        " kernels, hash, difficulty) VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13)",
+        "ssssssssssssi", p->id, p->path, p->source, p->family, p->op, p->schedule, p->dtypes, p->license,
+        p->title, p->stub, p->kernels, p->hash, (int64_t)p->difficulty);
+    if (!failed)
+        failed = ka_sql_run(store->db,
+                            "INSERT INTO embeddings (pair, embedder, version, dim, tokens, vector) VALUES "
+                            "(?1,?2,?3,?4,?5,?6)",
+                            "ssiiib", p->id, e->embedder, (int64_t)e->version, (int64_t)e->dim,
+                            (int64_t)e->tokens_hash, e->vector, e->dim * sizeof(float));
+    if (failed) {
+        rc = fail_sqlite(store, failed, err);
         sqlite3_exec(store->db, "ROLLBACK TO put", NULL, NULL, NULL);
+    }
     int released = run_sql(store, "RELEASE put", rc ? NULL : err);
     return rc ? rc : released;
 }
 
 /* ---- reading ---- */
 
-static const char *column(sqlite3_stmt *stmt, int i)
-{
-    const unsigned char *text = sqlite3_column_text(stmt, i);
-    return text ? (const char *)text : "";
-}
-
 int ka_store_get(struct ka_store *store, const char *id, struct ka_pair *out, struct ka_err *err)
 {
-    sqlite3_stmt *stmt = NULL;
-    int result = prepare(store, "SELECT path, source FROM pairs WHERE id = ?1", &stmt, err);
-    if (result)
-        return result;
-    sqlite3_bind_text(stmt, 1, id, -1, SQLITE_STATIC);
-    int rc = sqlite3_step(stmt);
-    if (rc == SQLITE_ROW) {
-        const char *path = column(stmt, 0), *source = column(stmt, 1);
-        result = ka_pair_parse(path, source, (size_t)sqlite3_column_bytes(stmt, 1), out, err);
-    } else if (rc == SQLITE_DONE) {
-        result = ka_fail(err, -ENOENT, "no pair named %s; `kernel-agent store list` names them", id);
-    } else {
-        result = fail_sqlite(store, rc, err);
-    }
-    sqlite3_finalize(stmt);
-    return result;
+    KA_AUTO_STMT sqlite3_stmt *stmt = NULL;
+    int rc = FIRST(store, &stmt, err, "SELECT path, source FROM pairs WHERE id = ?1", "s", id);
+    if (rc == 0)
+        return ka_fail(err, -ENOENT, "no pair named %s; `kernel-agent store list` names them", id);
+    if (rc < 0)
+        return rc;
+    const char *path = ka_sql_text(stmt, 0), *source = ka_sql_text(stmt, 1);
+    return ka_pair_parse(path, source, (size_t)sqlite3_column_bytes(stmt, 1), out, err);
 }
 
 static struct ka_store_row row_of(sqlite3_stmt *stmt)
 {
-    return (struct ka_store_row){.id = column(stmt, 0),
-                                 .path = column(stmt, 1),
-                                 .family = column(stmt, 2),
-                                 .op = column(stmt, 3),
-                                 .schedule = column(stmt, 4),
-                                 .dtypes = column(stmt, 5),
-                                 .license = column(stmt, 6),
-                                 .title = column(stmt, 7),
-                                 .hash = column(stmt, 8),
+    return (struct ka_store_row){.id = ka_sql_text(stmt, 0),
+                                 .path = ka_sql_text(stmt, 1),
+                                 .family = ka_sql_text(stmt, 2),
+                                 .op = ka_sql_text(stmt, 3),
+                                 .schedule = ka_sql_text(stmt, 4),
+                                 .dtypes = ka_sql_text(stmt, 5),
+                                 .license = ka_sql_text(stmt, 6),
+                                 .title = ka_sql_text(stmt, 7),
+                                 .hash = ka_sql_text(stmt, 8),
                                  .difficulty = sqlite3_column_int(stmt, 9)};
 }
 
 int ka_store_each(struct ka_store *store, int (*each)(const struct ka_store_row *row, void *arg), void *arg,
                   struct ka_err *err)
 {
-    sqlite3_stmt *stmt = NULL;
-    int result = prepare(store, "SELECT " ROW_COLUMNS " FROM pairs p ORDER BY p.id", &stmt, err);
-    if (result)
-        return result;
-    int rc;
-    while ((rc = sqlite3_step(stmt)) == SQLITE_ROW && result == 0) {
+    KA_AUTO_STMT sqlite3_stmt *stmt = NULL;
+    int rc = FIRST(store, &stmt, err, "SELECT " ROW_COLUMNS " FROM pairs p ORDER BY p.id", "");
+    for (; rc == 1; rc = step(store, stmt, err)) {
         struct ka_store_row row = row_of(stmt);
-        result = each(&row, arg);
+        int ended = each(&row, arg);
+        if (ended)
+            return ended;
     }
-    if (result == 0 && rc != SQLITE_DONE)
-        result = fail_sqlite(store, rc, err);
-    sqlite3_finalize(stmt);
-    return result;
+    return rc;
 }
 
 /* Every pair must have the vector that is asked for, or similarities would be compared across embedders. */
 static int check_embedder(struct ka_store *store, const char *embedder, int version, size_t dim,
                           struct ka_err *err)
 {
-    sqlite3_stmt *stmt = NULL;
-    int result = prepare(
-        store,
-        "SELECT p.id, e.embedder, e.version, e.dim FROM pairs p LEFT JOIN embeddings e ON e.pair = p.id"
-        " AND e.embedder = ?1 AND e.version = ?2 AND e.dim = ?3 WHERE e.pair IS NULL LIMIT 1",
-        &stmt, err);
-    if (result)
-        return result;
-    sqlite3_bind_text(stmt, 1, embedder, -1, SQLITE_STATIC);
-    sqlite3_bind_int(stmt, 2, version);
-    sqlite3_bind_int64(stmt, 3, (sqlite3_int64)dim);
-    int rc = sqlite3_step(stmt);
-    if (rc == SQLITE_ROW)
-        result = ka_fail(
+    KA_AUTO_STMT sqlite3_stmt *stmt = NULL;
+    int rc =
+        FIRST(store, &stmt, err,
+              "SELECT p.id, e.embedder, e.version, e.dim FROM pairs p LEFT JOIN embeddings e ON e.pair = p.id"
+              " AND e.embedder = ?1 AND e.version = ?2 AND e.dim = ?3 WHERE e.pair IS NULL LIMIT 1",
+              "sii", embedder, (int64_t)version, (int64_t)dim);
+    if (rc == 1)
+        return ka_fail(
             err, -ESTALE,
             "%s: pair %s has no vector of embedder %s version %d; make the store again with `kernel-agent"
             " store build DIR`",
-            store->path, column(stmt, 0), embedder, version);
-    else if (rc != SQLITE_DONE)
-        result = fail_sqlite(store, rc, err);
-    sqlite3_finalize(stmt);
-    return result;
+            store->path, ka_sql_text(stmt, 0), embedder, version);
+    return rc;
 }
 
 int ka_store_each_vector(struct ka_store *store, const char *embedder, int version, size_t dim,
@@ -358,36 +291,28 @@ int ka_store_each_vector(struct ka_store *store, const char *embedder, int versi
                                      void *arg),
                          void *arg, struct ka_err *err)
 {
-    sqlite3_stmt *stmt = NULL;
-    int result = check_embedder(store, embedder, version, dim, err);
-    if (result == 0)
-        result = prepare(store,
-                         "SELECT " ROW_COLUMNS
-                         ", e.tokens, e.vector FROM pairs p JOIN embeddings e ON e.pair = p.id"
-                         " WHERE e.embedder = ?1 ORDER BY p.id",
-                         &stmt, err);
-    if (result)
-        return result;
-    sqlite3_bind_text(stmt, 1, embedder, -1, SQLITE_STATIC);
-    float *vector = ka_calloc(dim, sizeof(float));
-    int rc;
-    while ((rc = sqlite3_step(stmt)) == SQLITE_ROW && result == 0) {
+    KA_AUTO_STMT sqlite3_stmt *stmt = NULL;
+    int rc = check_embedder(store, embedder, version, dim, err);
+    if (rc)
+        return rc;
+    KA_AUTO_FREE float *vector = ka_calloc(dim, sizeof(float));
+    rc = FIRST(store, &stmt, err,
+               "SELECT " ROW_COLUMNS ", e.tokens, e.vector FROM pairs p JOIN embeddings e ON e.pair = p.id"
+               " WHERE e.embedder = ?1 ORDER BY p.id",
+               "s", embedder);
+    for (; rc == 1; rc = step(store, stmt, err)) {
         struct ka_store_row row = row_of(stmt);
         const void *blob = sqlite3_column_blob(stmt, 11);
-        if (!blob || (size_t)sqlite3_column_bytes(stmt, 11) != dim * sizeof(float)) {
-            result = ka_fail(err, -EILSEQ, "%s: the vector of %s is damaged; make the store again",
-                             store->path, row.id);
-            break;
-        }
+        if (!blob || (size_t)sqlite3_column_bytes(stmt, 11) != dim * sizeof(float))
+            return ka_fail(err, -EILSEQ, "%s: the vector of %s is damaged; make the store again", store->path,
+                           row.id);
         memcpy(vector, blob, dim * sizeof(float));
         struct ka_embedding e = {embedder, version, dim, vector, (uint64_t)sqlite3_column_int64(stmt, 10)};
-        result = each(&row, &e, arg);
+        int ended = each(&row, &e, arg);
+        if (ended)
+            return ended;
     }
-    if (result == 0 && rc != SQLITE_DONE)
-        result = fail_sqlite(store, rc, err);
-    free(vector);
-    sqlite3_finalize(stmt);
-    return result;
+    return rc;
 }
 
 int ka_store_count(struct ka_store *store, size_t *out, struct ka_err *err)
@@ -403,37 +328,30 @@ int ka_store_count(struct ka_store *store, size_t *out, struct ka_err *err)
 
 int ka_store_save_idf(struct ka_store *store, const struct ka_idf *idf, struct ka_err *err)
 {
-    sqlite3_stmt *stmt = NULL;
-    int rc = prepare(store, "INSERT OR REPLACE INTO meta (key, value) VALUES ('idf', ?1)", &stmt, err);
-    if (rc)
-        return rc;
-    sqlite3_bind_blob(stmt, 1, idf, sizeof(*idf), SQLITE_STATIC);
-    return step_done(store, stmt, err);
+    int rc = ka_sql_run(store->db, "INSERT OR REPLACE INTO meta (key, value) VALUES ('idf', ?1)", "b", idf,
+                        sizeof(*idf));
+    return rc ? fail_sqlite(store, rc, err) : 0;
 }
 
 int ka_store_load_idf(struct ka_store *store, struct ka_idf *out, struct ka_err *err)
 {
-    sqlite3_stmt *stmt = NULL;
-    int result = prepare(store, "SELECT value FROM meta WHERE key = 'idf'", &stmt, err);
-    if (result)
-        return result;
-    int rc = sqlite3_step(stmt);
-    if (rc == SQLITE_ROW && sqlite3_column_bytes(stmt, 0) == (int)sizeof(*out))
+    KA_AUTO_STMT sqlite3_stmt *stmt = NULL;
+    int rc = FIRST(store, &stmt, err, "SELECT value FROM meta WHERE key = 'idf'", "");
+    if (rc < 0)
+        return rc;
+    if (rc && sqlite3_column_bytes(stmt, 0) != (int)sizeof(*out))
+        return ka_fail(err, -EILSEQ, "%s: its word weights are damaged; make the store again", store->path);
+    if (rc)
         memcpy(out, sqlite3_column_blob(stmt, 0), sizeof(*out));
-    else if (rc == SQLITE_ROW)
-        result = ka_fail(err, -EILSEQ, "%s: its word weights are damaged; make the store again", store->path);
-    else if (rc == SQLITE_DONE)
-        memset(out, 0, sizeof(*out));
     else
-        result = fail_sqlite(store, rc, err);
-    sqlite3_finalize(stmt);
-    return result;
+        memset(out, 0, sizeof(*out));
+    return 0;
 }
 
 int ka_store_embed(struct ka_store *store, const char *source, size_t len, float out[KA_EMBED_DIM],
                    uint64_t *tokens_hash, struct ka_err *err)
 {
-    struct ka_idf *idf = ka_calloc(1, sizeof(*idf));
+    KA_AUTO_FREE struct ka_idf *idf = ka_calloc(1, sizeof(*idf));
     struct ka_features features = {0};
     int rc = ka_store_load_idf(store, idf, err);
     if (rc == 0)
@@ -443,7 +361,6 @@ int ka_store_embed(struct ka_store *store, const char *source, size_t len, float
     if (rc == 0)
         *tokens_hash = features.tokens_hash;
     ka_features_free(&features);
-    free(idf);
     return rc;
 }
 
@@ -451,38 +368,28 @@ int ka_store_embed(struct ka_store *store, const char *source, size_t len, float
 
 static int check_hashes(struct ka_store *store, struct ka_err *err)
 {
-    sqlite3_stmt *stmt = NULL;
-    int result = prepare(store, "SELECT id, source, hash FROM pairs ORDER BY id", &stmt, err);
-    if (result)
-        return result;
-    int rc;
-    while ((rc = sqlite3_step(stmt)) == SQLITE_ROW && result == 0) {
+    KA_AUTO_STMT sqlite3_stmt *stmt = NULL;
+    int rc = FIRST(store, &stmt, err, "SELECT id, source, hash FROM pairs ORDER BY id", "");
+    for (; rc == 1; rc = step(store, stmt, err)) {
         char hash[KA_HASH_HEX];
-        const char *source = column(stmt, 1);
+        const char *source = ka_sql_text(stmt, 1);
         ka_hash_hex(source, (size_t)sqlite3_column_bytes(stmt, 1), hash);
-        if (strcmp(hash, column(stmt, 2)) != 0)
-            result = ka_fail(err, -EILSEQ,
-                             "%s: the source of %s is not the one that was stored; make the store again",
-                             store->path, column(stmt, 0));
+        if (strcmp(hash, ka_sql_text(stmt, 2)) != 0)
+            return ka_fail(err, -EILSEQ,
+                           "%s: the source of %s is not the one that was stored; make the store again",
+                           store->path, ka_sql_text(stmt, 0));
     }
-    if (result == 0 && rc != SQLITE_DONE)
-        result = fail_sqlite(store, rc, err);
-    sqlite3_finalize(stmt);
-    return result;
+    return rc;
 }
 
 int ka_store_check(struct ka_store *store, struct ka_err *err)
 {
-    sqlite3_stmt *stmt = NULL;
-    int result = prepare(store, "PRAGMA integrity_check(1)", &stmt, err);
-    if (result)
-        return result;
-    int rc = sqlite3_step(stmt);
-    if (rc != SQLITE_ROW)
-        result = fail_sqlite(store, rc == SQLITE_DONE ? SQLITE_CORRUPT : rc, err);
-    else if (strcmp(column(stmt, 0), "ok") != 0)
-        result = ka_fail(err, -EILSEQ, "%s: damaged (%s); make it again with `kernel-agent store build DIR`",
-                         store->path, column(stmt, 0));
-    sqlite3_finalize(stmt);
-    return result ? result : check_hashes(store, err);
+    KA_AUTO_STMT sqlite3_stmt *stmt = NULL;
+    int rc = FIRST(store, &stmt, err, "PRAGMA integrity_check(1)", "");
+    if (rc <= 0)
+        return rc ? rc : fail_sqlite(store, SQLITE_CORRUPT, err);
+    if (strcmp(ka_sql_text(stmt, 0), "ok") != 0)
+        return ka_fail(err, -EILSEQ, "%s: damaged (%s); make it again with `kernel-agent store build DIR`",
+                       store->path, ka_sql_text(stmt, 0));
+    return check_hashes(store, err);
 }

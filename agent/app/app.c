@@ -23,50 +23,43 @@
 #include "rag/store.h"
 
 #define KEY_MAX 4096
+#define GPU_CHILDREN 6 /* at a time */
 #define DEFAULT_BASE_URL "https://api.openai.com/v1"
-
-static bool is_folder(const char *path)
-{
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-}
 
 static bool holds_package(const char *share)
 {
-    char *package = ka_path_join(share, "sandbox/kernel_agent");
-    bool found = is_folder(package);
-    free(package);
-    return found;
+    struct stat st;
+    KA_AUTO_FREE char *package = ka_path_join(share, "sandbox/kernel_agent");
+    return stat(package, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
 char *ka_app_find_share(struct ka_err *err)
 {
+    static const char *const places[] = {".", "..", "../..", "../share/kernel-agent"};
     const char *given = getenv("KA_SHARE");
-    if (given && *given)
-        return holds_package(given)
-                   ? ka_path_real(given, err)
-                   : (ka_fail(err, -ENOENT, "KA_SHARE=%s holds no sandbox/kernel_agent", given), NULL);
-    char *folder = ka_program_folder(), *real = NULL;
+    if (given && *given && holds_package(given))
+        return ka_path_real(given, err);
+    if (given && *given) {
+        ka_fail(err, -ENOENT, "KA_SHARE=%s holds no sandbox/kernel_agent", given);
+        return NULL;
+    }
+    KA_AUTO_FREE char *folder = ka_program_folder();
     if (!folder) {
         ka_fail(err, -errno, "/proc/self/exe: %s", strerror(errno));
         return NULL;
     }
-    static const char *const places[] = {".", "..", "../..", "../share/kernel-agent"};
-    bool found = false;
-    for (size_t i = 0; i < KA_COUNT(places) && !found; i++) {
-        char *path = ka_path_join(folder, places[i]);
-        found = holds_package(path);
-        real = found ? ka_path_real(path, err) : NULL;
-        free(path);
+    for (size_t i = 0; i < KA_COUNT(places); i++) {
+        KA_AUTO_FREE char *path = ka_path_join(folder, places[i]);
+        if (holds_package(path))
+            return ka_path_real(path, err);
     }
-    if (!found)
-        ka_fail(err, -ENOENT,
-                "cannot find sandbox/kernel_agent near %s; set KA_SHARE to the folder that holds it", folder);
-    free(folder);
-    return real;
+    ka_fail(err, -ENOENT,
+            "cannot find sandbox/kernel_agent near %s; set KA_SHARE to the folder that holds it", folder);
+    return NULL;
 }
 
-char *ka_app_store_path(const struct ka_opts *opts, const char *share)
+/* Where the pair store is by default; free() it. */
+static char *store_path(const struct ka_opts *opts, const char *share)
 {
     if (opts->store)
         return ka_strdup(opts->store);
@@ -117,25 +110,22 @@ static int read_key(struct ka_app *app, const char *path, struct ka_err *err)
         unsetenv("OPENAI_API_KEY"); /* no child inherits it */
         return 0;
     }
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     int rc = ka_file_read(path, KEY_MAX, &text, err);
-    if (rc == 0) {
-        size_t len = strcspn(ka_buf_str(&text), "\r\n");
-        app->api_key = ka_strndup(ka_buf_str(&text), len);
-        if (len == 0)
-            rc = ka_fail(err, -EINVAL, "%s: holds no key on its first line", path);
-    }
+    size_t len = strcspn(ka_buf_str(&text), "\r\n");
+    app->api_key = rc ? NULL : ka_strndup(ka_buf_str(&text), len);
     if (text.data)
-        explicit_bzero(text.data, text.len);
-    ka_buf_free(&text);
-    return rc;
+        explicit_bzero(text.data, text.cap);
+    if (rc)
+        return rc;
+    return len ? 0 : ka_fail(err, -EINVAL, "%s: holds no key on its first line", path);
 }
 
 /* What `auto` means depends on whether there is anything to ask. */
 static bool asks_endpoint(const struct ka_app *app, const struct ka_opts *opts)
 {
-    return strcmp(opts->backend, "openai") == 0 ||
-           (strcmp(opts->backend, "auto") == 0 && (app->api_key || opts->base_url));
+    return strcmp(opts->run.backend, "openai") == 0 ||
+           (strcmp(opts->run.backend, "auto") == 0 && (app->api_key || opts->base_url));
 }
 
 static int open_llm(struct ka_app *app, const struct ka_opts *opts, struct ka_err *err)
@@ -155,30 +145,18 @@ static int open_llm(struct ka_app *app, const struct ka_opts *opts, struct ka_er
 /* A missing default store is no error: the run goes on without similar pairs, and says so. */
 static int open_store(struct ka_app *app, const struct ka_opts *opts, struct ka_err *err)
 {
-    if (opts->no_retrieval)
+    if (opts->run.no_retrieval)
         return 0;
-    char *path = ka_app_store_path(opts, app->share);
+    KA_AUTO_FREE char *path = store_path(opts, app->share);
     struct ka_err why;
     int rc = ka_store_open(path, KA_STORE_READ, &app->store, &why);
     if (rc == 0)
         rc = ka_search_open(app->store, &app->search, &why);
-    if (rc == -ENOENT && !opts->store) {
-        ka_log(KA_LOG_WARN,
-               "no pair store at %s: going on without similar pairs (kernel-agent store build dataset)",
-               path);
-        rc = 0;
-    } else if (rc) {
-        ka_fail(err, rc, "%s", why.msg);
-    }
-    free(path);
-    return rc;
-}
-
-/* Children that use the GPU at a time. Each has a context of its own: they are made one after another, and
- * the GPU goes from one to the next. */
-static unsigned gpu_places(unsigned cpus)
-{
-    return cpus < 6 ? cpus : 6;
+    if (rc != -ENOENT || opts->store)
+        return rc ? ka_fail(err, rc, "%s", why.msg) : 0;
+    ka_log(KA_LOG_WARN,
+           "no pair store at %s: going on without similar pairs (kernel-agent store build dataset)", path);
+    return 0;
 }
 
 static int open_children(struct ka_app *app, const struct ka_opts *opts, struct ka_err *err)
@@ -196,7 +174,9 @@ static int open_children(struct ka_app *app, const struct ka_opts *opts, struct 
         config.gpu = true;
         config.child_mem_mb = app->gpu_child.mem_mb;
         config.total_mem_mb = (unsigned)(mb * 0.9);
-        config.max_gpu = gpu_places(machine.cpus);
+        /* Each has a context of its own: they are made one after another, and the GPU goes from one to the
+         * next. */
+        config.max_gpu = machine.cpus < GPU_CHILDREN ? machine.cpus : GPU_CHILDREN;
         app->gpu_fan_width = (config.max_gpu + 1) / 2; /* the candidate and the oracle at a time */
     }
     return ka_children_new(app->loop, &config, &app->children, err);
@@ -204,9 +184,9 @@ static int open_children(struct ka_app *app, const struct ka_opts *opts, struct 
 
 static bool uses_gpu(const struct ka_opts *opts)
 {
-    if (strcmp(opts->device, "auto") == 0)
+    if (strcmp(opts->run.device, "auto") == 0)
         return access("/dev/nvidiactl", F_OK) == 0;
-    return strcmp(opts->device, "cuda") == 0;
+    return strcmp(opts->run.device, "cuda") == 0;
 }
 
 int ka_app_open(struct ka_app *app, const struct ka_opts *opts, bool with_model, struct ka_err *err)

@@ -44,9 +44,6 @@ void ka_app_close(struct ka_app *app);
  * PREFIX/share/kernel-agent. free() it. */
 char *ka_app_find_share(struct ka_err *err);
 
-/* Default place of the pair store; free() it. */
-char *ka_app_store_path(const struct ka_opts *opts, const char *share);
-
 /* The endpoint, whether or not it is asked. */
 const char *ka_app_base_url(const struct ka_opts *opts);
 

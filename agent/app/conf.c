@@ -134,9 +134,8 @@ static int take_value(const struct parser *p, struct ka_line *line, struct ka_bu
     size_t len = 0;
     while (len < line->len && !strchr(" \t#", line->at[len]))
         len++;
-    char *word = ka_strndup(line->at, len);
+    KA_AUTO_FREE char *word = ka_strndup(line->at, len);
     bool known = strlen(word) == len && read_word(word, value);
-    free(word);
     *line = ka_line_strip((struct ka_line){line->at + len, line->len - len});
     if (!known)
         return fail_at(p, -EINVAL, "the value is no quoted text, no number in range, and not true or false");
@@ -152,7 +151,7 @@ static int parse_line(struct parser *p, struct ka_line line, ka_conf_fn fn, void
         return 0;
     if (line.at[0] == '[')
         return fail_at(p, -EINVAL, "there are no sections in this file; write all settings without one");
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     struct ka_conf_value value;
     struct ka_err why = {{0}};
     char *key = take_key(&line);
@@ -163,13 +162,10 @@ static int parse_line(struct parser *p, struct ka_line line, ka_conf_fn fn, void
     if (rc == 0 && line.len && line.at[0] != '#')
         rc = fail_at(p, -EINVAL, "something follows the value of '%.60s'; a text with blanks needs quotes",
                      key);
-    if (rc == 0) {
-        rc = fn(arg, key, &value, p->line, &why);
-        if (rc)
-            fail_at(p, rc, "%s", why.msg);
-    }
-    ka_buf_free(&text);
-    return rc;
+    if (rc)
+        return rc;
+    rc = fn(arg, key, &value, p->line, &why);
+    return rc ? fail_at(p, rc, "%s", why.msg) : 0;
 }
 
 int ka_conf_parse(const char *text, size_t len, const char *name, ka_conf_fn fn, void *arg,
@@ -192,11 +188,7 @@ int ka_conf_parse(const char *text, size_t len, const char *name, ka_conf_fn fn,
 
 char *ka_conf_default_path(const char *xdg_config_home, const char *home)
 {
-    struct ka_buf path = {0};
-    int rc = -ENOENT;
     if (xdg_config_home && xdg_config_home[0] == '/')
-        rc = ka_buf_printf(&path, "%s/kernel-agent/config", xdg_config_home);
-    else if (home && home[0] == '/')
-        rc = ka_buf_printf(&path, "%s/.config/kernel-agent/config", home);
-    return rc ? NULL : ka_buf_steal(&path);
+        return ka_format("%s/kernel-agent/config", xdg_config_home);
+    return home && home[0] == '/' ? ka_format("%s/.config/kernel-agent/config", home) : NULL;
 }

@@ -30,63 +30,68 @@ struct option_row {
 
 static const struct option_row rows[] = {
     {"file-path", NULL, TEXT, AT(file_path), NULL, 0, 0, NULL, "FILE", "forward file to complete"},
-    {"out", NULL, TEXT, AT(out), "generated", 0, 0, NULL, "DIR", "folder for run folders and finished pairs"},
-    {"sweep", NULL, TEXT, AT(sweep), "all", 0, 0, NULL, "WHICH",
+    {"out", NULL, TEXT, AT(run.out), "generated", 0, 0, NULL, "DIR",
+     "folder for run folders and finished pairs"},
+    {"sweep", NULL, TEXT, AT(run.sweep), "all", 0, 0, NULL, "WHICH",
      "shapes to check: all, required, or a JSON list of dims"},
     {"resume", NULL, OPTIONAL_TEXT, AT(resume), NULL, 0, 0, NULL, "[RUN]",
      "go on with a run folder (default: newest unfinished of FILE)"},
     {"store", NULL, TEXT, AT(store), NULL, 0, 0, NULL, "DB", "pair store"},
-    {"topk", NULL, INT, AT(topk), "4", 1, 64, NULL, "N",
+    {"topk", NULL, INT, AT(run.topk), "4", 1, 64, NULL, "N",
      "similar pairs to retrieve (for none: --no-retrieval)"},
-    {"min-sim", NULL, REAL, AT(min_sim), "0.3", -1, 1, NULL, "X",
+    {"min-sim", NULL, REAL, AT(run.min_sim), "0.3", -1, 1, NULL, "X",
      "least cosine similarity of a retrieved pair"},
-    {"rag-exclude", NULL, TEXT, AT(rag_exclude), "", 0, 0, NULL, "A,B",
+    {"rag-exclude", NULL, TEXT, AT(run.rag_exclude), "", 0, 0, NULL, "A,B",
      "leave out pairs whose path contains A or B"},
-    {"no-retrieval", NULL, FLAG, AT(no_retrieval), "false", 0, 0, NULL, NULL,
+    {"no-retrieval", NULL, FLAG, AT(run.no_retrieval), "false", 0, 0, NULL, NULL,
      "show the model no similar pairs"},
-    {"backend", NULL, TEXT, AT(backend), "auto", 0, 0, NULL, "NAME",
+    {"backend", NULL, TEXT, AT(run.backend), "auto", 0, 0, NULL, "NAME",
      "openai, mailbox:DIR or none (auto: openai once a URL or key is set)"},
     {"base-url", NULL, TEXT, AT(base_url), NULL, 0, 0, NULL, "URL",
      "OpenAI-compatible endpoint, up to and with /v1"},
-    {"model", "openai-model", TEXT, AT(model), "gpt-5", 0, 0, NULL, "NAME", "model to ask"},
-    {"reasoning-effort", NULL, TEXT, AT(reasoning_effort), "", 0, 0, "|minimal|low|medium|high|xhigh",
+    {"model", "openai-model", TEXT, AT(run.model), "gpt-5", 0, 0, NULL, "NAME", "model to ask"},
+    {"reasoning-effort", NULL, TEXT, AT(run.reasoning_effort), "", 0, 0, "|minimal|low|medium|high|xhigh",
      "LEVEL", "passed on to the model"},
     {"api-key-file", NULL, TEXT, AT(api_key_file), NULL, 0, 0, NULL, "FILE",
      "file with the key (default: OPENAI_API_KEY)"},
-    {"context-tokens", NULL, INT, AT(context_tokens), "96000", 2000, 4000000, NULL, "N", "prompt budget"},
+    {"context-tokens", NULL, INT, AT(run.context_tokens), "96000", 2000, 4000000, NULL, "N", "prompt budget"},
     {"llm-timeout", NULL, INT, AT(llm_timeout), "900", 1, 86400, NULL, "S", "longest time for one answer"},
-    {"draft", NULL, TEXT, AT(draft), "auto", 0, 0, "auto|llm|differentiator", "WHO",
+    {"draft", NULL, TEXT, AT(run.draft), "auto", 0, 0, "auto|llm|differentiator", "WHO",
      "who writes the first candidate"},
-    {"no-wait", NULL, FLAG, AT(no_wait), "false", 0, 0, NULL, NULL,
+    {"no-wait", NULL, FLAG, AT(run.no_wait), "false", 0, 0, NULL, NULL,
      "mailbox: exit 75 instead of waiting for the answer"},
-    {"prompts", NULL, TEXT, AT(prompts), NULL, 0, 0, NULL, "DIR",
+    {"prompts", NULL, TEXT, AT(run.prompts), NULL, 0, 0, NULL, "DIR",
      "prompt templates to use instead of the built-in ones"},
-    {"max-iters", NULL, INT, AT(max_iters), "12", 1, 10000, NULL, "N", "questions to the model in one run"},
-    {"candidates", NULL, INT, AT(candidates), "1", 1, 32, NULL, "K", "candidates a turn; the best is kept"},
-    {"patience-parity", NULL, INT, AT(patience_parity), "3", 1, 1000, NULL, "N",
+    {"max-iters", NULL, INT, AT(run.max_iters), "12", 1, 10000, NULL, "N",
+     "questions to the model in one run"},
+    {"candidates", NULL, INT, AT(run.candidates), "1", 1, 32, NULL, "K",
+     "candidates a turn; the best is kept"},
+    {"patience-parity", NULL, INT, AT(run.patience_parity), "3", 1, 1000, NULL, "N",
      "attempts below the best before rolling back to it"},
-    {"patience-perf", NULL, INT, AT(patience_perf), "3", 1, 1000, NULL, "N",
+    {"patience-perf", NULL, INT, AT(run.patience_perf), "3", 1, 1000, NULL, "N",
      "optimise turns without gain before stopping"},
-    {"min-rel-impr", NULL, REAL, AT(min_rel_impr), "0.02", 0, 1, NULL, "X",
+    {"min-rel-impr", NULL, REAL, AT(run.min_rel_impr), "0.02", 0, 1, NULL, "X",
      "relative gain that an optimisation must bring"},
-    {"max-tokens", NULL, INT, AT(max_tokens), "0", 0, INT_MAX, NULL, "N",
+    {"max-tokens", NULL, INT, AT(run.max_tokens), "0", 0, INT_MAX, NULL, "N",
      "token budget of a run, in and out (0: none)"},
-    {"max-seconds", NULL, INT, AT(max_seconds), "0", 0, INT_MAX, NULL, "S", "time budget of a run (0: none)"},
-    {"max-cost", NULL, REAL, AT(max_cost), "0", 0, 1e9, NULL, "X",
+    {"max-seconds", NULL, INT, AT(run.max_seconds), "0", 0, INT_MAX, NULL, "S",
+     "time budget of a run (0: none)"},
+    {"max-cost", NULL, REAL, AT(run.max_cost), "0", 0, 1e9, NULL, "X",
      "money budget of a run, with --price-in and --price-out (0: none)"},
-    {"price-in", NULL, REAL, AT(price_in), "0", 0, 1e6, NULL, "X", "price of a million prompt tokens"},
-    {"price-out", NULL, REAL, AT(price_out), "0", 0, 1e6, NULL, "X", "price of a million answer tokens"},
-    {"no-optimise", NULL, FLAG, AT(no_optimise), "false", 0, 0, NULL, NULL,
+    {"price-in", NULL, REAL, AT(run.price_in), "0", 0, 1e6, NULL, "X", "price of a million prompt tokens"},
+    {"price-out", NULL, REAL, AT(run.price_out), "0", 0, 1e6, NULL, "X", "price of a million answer tokens"},
+    {"no-optimise", NULL, FLAG, AT(run.no_optimise), "false", 0, 0, NULL, NULL,
      "stop at the first verified candidate"},
-    {"device", NULL, TEXT, AT(device), "auto", 0, 0, "auto|cpu|cuda", "NAME", "where kernels run"},
-    {"target", NULL, TEXT, AT(target), "sm_90", 0, 0, NULL, "ARCH", "GPU to compile for when there is none"},
-    {"dtype", NULL, TEXT, AT(dtype), "", 0, 0, "|float32|float16|bfloat16|float64", "NAME",
+    {"device", NULL, TEXT, AT(run.device), "auto", 0, 0, "auto|cpu|cuda", "NAME", "where kernels run"},
+    {"target", NULL, TEXT, AT(run.target), "sm_90", 0, 0, NULL, "ARCH",
+     "GPU to compile for when there is none"},
+    {"dtype", NULL, TEXT, AT(run.dtype), "", 0, 0, "|float32|float16|bfloat16|float64", "NAME",
      "dtype for make_args (default: the file's own)"},
     {"python", NULL, TEXT, AT(python), NULL, 0, 0, NULL, "PATH",
      "interpreter whose torch and triton run in the jail (default: the first on this machine that has both)"},
-    {"require-sandbox", NULL, TEXT, AT(require_sandbox), "landlock+seccomp", 0, 0, NULL, "LAYERS",
+    {"require-sandbox", NULL, TEXT, AT(run.require_sandbox), "landlock+seccomp", 0, 0, NULL, "LAYERS",
      "refuse to run with less: full, landlock+seccomp, none"},
-    {"deadline", NULL, INT, AT(deadline), "900", 1, 86400, NULL, "S", "longest time for one child"},
+    {"deadline", NULL, INT, AT(run.deadline), "900", 1, 86400, NULL, "S", "longest time for one child"},
     {"children", NULL, INT, AT(children), "0", 0, 256, NULL, "N",
      "most children at a time (0: by the machine)"},
     {"no-compile-cache", NULL, FLAG, AT(no_compile_cache), "false", 0, 0, NULL, NULL,
@@ -101,7 +106,7 @@ static const struct option_row rows[] = {
     {"jobs", NULL, INT, AT(jobs), "2", 1, 256, NULL, "N", "batch: runs at a time"},
     {"force", NULL, FLAG, AT(force), "false", 0, 0, NULL, NULL, "batch: also what is verified and unchanged"},
     {"junit", NULL, TEXT, AT(junit), NULL, 0, 0, NULL, "FILE", "check: write the verdict as JUnit XML"},
-    {"fail-fast", NULL, FLAG, AT(fail_fast), "false", 0, 0, NULL, NULL,
+    {"fail-fast", NULL, FLAG, AT(run.fail_fast), "false", 0, 0, NULL, NULL,
      "check: stop at the first case that fails, and measure nothing"},
     {"sanitize", NULL, FLAG, AT(sanitize), "false", 0, 0, NULL, NULL,
      "check: also run memcheck, racecheck and initcheck of compute-sanitizer (GPU)"},
@@ -170,13 +175,16 @@ static int set_value(struct ka_opts *opts, const struct option_row *row, const c
     return 0;
 }
 
+static bool is_called(const char *row, const char *name, size_t len)
+{
+    return row && strlen(row) == len && memcmp(row, name, len) == 0;
+}
+
 static const struct option_row *find_row(const char *name, size_t len)
 {
-    for (size_t i = 0; i < KA_COUNT(rows); i++) {
-        if ((strlen(rows[i].name) == len && memcmp(rows[i].name, name, len) == 0) ||
-            (rows[i].alias && strlen(rows[i].alias) == len && memcmp(rows[i].alias, name, len) == 0))
+    for (size_t i = 0; i < KA_COUNT(rows); i++)
+        if (is_called(rows[i].name, name, len) || is_called(rows[i].alias, name, len))
             return &rows[i];
-    }
     return NULL;
 }
 
@@ -204,21 +212,13 @@ static int on_conf_key(void *arg, const char *key, const struct ka_conf_value *v
 
 static int read_config(struct ka_opts *opts, const char *config_path, struct ka_err *err)
 {
-    char *path = config_path ? ka_strdup(config_path)
-                             : ka_conf_default_path(getenv("XDG_CONFIG_HOME"), getenv("HOME"));
-    struct ka_buf text = {0};
-    int rc = 0;
-    if (!path)
-        goto out;
-    rc = ka_file_read(path, 1 << 20, &text, err);
-    if (rc == -ENOENT && !config_path)
-        rc = 0; /* having none is normal */
-    else if (rc == 0)
-        rc = ka_conf_parse(ka_buf_str(&text), text.len, path, on_conf_key, opts, err);
-out:
-    ka_buf_free(&text);
-    free(path);
-    return rc;
+    KA_AUTO_FREE char *path = config_path ? ka_strdup(config_path)
+                                          : ka_conf_default_path(getenv("XDG_CONFIG_HOME"), getenv("HOME"));
+    KA_AUTO_BUF struct ka_buf text = {0};
+    int rc = path ? ka_file_read(path, 1 << 20, &text, err) : 0;
+    if (rc)
+        return rc == -ENOENT && !config_path ? 0 : rc; /* having none is normal */
+    return ka_conf_parse(ka_buf_str(&text), text.len, path, on_conf_key, opts, err);
 }
 
 static int read_environment(struct ka_opts *opts, struct ka_err *err)

@@ -4,64 +4,27 @@
 #ifndef KA_OPTS_H
 #define KA_OPTS_H
 
-#include "base/base.h"
+#include "settings.h"
 
 struct ka_opts {
-    /* what to work on */
+    struct ka_settings run; /* what each run is to do, as it was asked for */
     char *file_path;
-    char *out;
-    char *sweep;
     char *resume; /* run folder; "" means the newest unfinished run of the file; NULL: a fresh run */
-    /* retrieval */
     char *store;
-    int topk;
-    double min_sim;
-    char *rag_exclude;
-    bool no_retrieval;
-    /* the model */
-    char *backend; /* auto, none, openai, mailbox:DIR */
     char *base_url;
-    char *model;
-    char *reasoning_effort;
     char *api_key_file;
-    int context_tokens;
     int llm_timeout;
-    char *draft; /* auto, llm, differentiator */
-    bool no_wait;
-    char *prompts;
-    /* budgets */
-    int max_iters;
-    int candidates;
-    int patience_parity;
-    int patience_perf;
-    double min_rel_impr;
-    int max_tokens;
-    int max_seconds;
-    double max_cost;
-    double price_in;
-    double price_out;
-    bool no_optimise;
-    /* where it runs */
-    char *device;
-    char *target;
-    char *dtype;
     char *python;
-    char *require_sandbox;
-    int deadline;
     int children; /* 0: as many as the machine has places for */
     bool no_compile_cache;
     int compile_cache_mb;
-    /* output */
     bool json;
     bool quiet;
     char *log_level;
     char *config;
-    /* batch */
-    int jobs;
+    int jobs; /* batch */
     bool force;
-    bool fail_fast;
-    /* check */
-    char *junit;
+    char *junit; /* check */
     bool sanitize;
     bool print;
 };

@@ -89,7 +89,7 @@ static bool is_of_the_user(const json_t *versions, const char *name)
 
 bool ka_python_fits(const json_t *versions, struct ka_buf *lacks)
 {
-    struct ka_buf found = {0};
+    KA_AUTO_BUF struct ka_buf found = {0};
     for (size_t i = 0; i < KA_COUNT(needs); i++) {
         const char *version = json_string_value(json_object_get(versions, needs[i].name));
         if (version && !is_older(version, needs[i].major, needs[i].minor))
@@ -100,42 +100,31 @@ bool ka_python_fits(const json_t *versions, struct ka_buf *lacks)
         else if (is_of_the_user(versions, needs[i].name))
             ka_buf_puts(&found, " (only pip install --user has it, which the jail does not read)");
     }
-    bool fits = found.len == 0;
     if (lacks)
         ka_buf_puts(lacks, ka_buf_str(&found));
-    ka_buf_free(&found);
-    return fits;
+    return found.len == 0;
 }
 
 /* ---- what there is ---- */
 
-/* The folder whose pyvenv.cfg this interpreter reads; it is not the one where its links lead. free() it;
- * NULL: none. */
 static char *virtual_root(const char *place)
 {
-    char *at = ka_strdup(place), *root = NULL;
-    for (int i = 0; i < 2 && !root && strrchr(at, '/'); i++) {
+    KA_AUTO_FREE char *at = ka_strdup(place);
+    for (int i = 0; i < 2 && strrchr(at, '/'); i++) {
         *strrchr(at, '/') = '\0';
-        char *mark = ka_path_join(at, "pyvenv.cfg");
+        KA_AUTO_FREE char *mark = ka_path_join(at, "pyvenv.cfg");
         if (access(mark, F_OK) == 0)
-            root = realpath(at, NULL);
-        free(mark);
+            return realpath(at, NULL);
     }
-    free(at);
-    return root;
+    return NULL;
 }
 
 static bool is_same(const char *a, const char *b)
 {
-    char *real_a = realpath(a, NULL), *real_b = realpath(b, NULL);
-    char *root_a = virtual_root(a), *root_b = virtual_root(b);
-    bool same = strcmp(real_a ? real_a : a, real_b ? real_b : b) == 0 &&
-                strcmp(root_a ? root_a : "", root_b ? root_b : "") == 0;
-    free(real_a);
-    free(real_b);
-    free(root_a);
-    free(root_b);
-    return same;
+    KA_AUTO_FREE char *real_a = realpath(a, NULL), *real_b = realpath(b, NULL);
+    KA_AUTO_FREE char *root_a = virtual_root(a), *root_b = virtual_root(b);
+    return strcmp(real_a ? real_a : a, real_b ? real_b : b) == 0 &&
+           strcmp(root_a ? root_a : "", root_b ? root_b : "") == 0;
 }
 
 /* Takes over `place`. */
@@ -166,27 +155,23 @@ static void add_meant(struct ka_pythons *out, const char *folder, const char *be
     if (!folder || !*folder)
         return;
     char *place = ka_path_join(folder, below);
-    struct ka_buf why = {0};
-    if (is_program(place)) {
+    if (is_program(place))
         add(out, place, source, NULL);
-    } else if (lstat(place, &st) == 0 || errno == EACCES) {
-        ka_buf_printf(&why, "this user cannot run it (%s)",
-                      access(place, X_OK) == 0 ? "not a program" : strerror(errno));
-        add(out, place, source, ka_buf_steal(&why));
-    } else {
+    else if (lstat(place, &st) == 0 || errno == EACCES)
+        add(out, place, source,
+            ka_format("this user cannot run it (%s)",
+                      access(place, X_OK) == 0 ? "not a program" : strerror(errno)));
+    else
         free(place);
-    }
 }
 
-/* Relative entries of PATH are left out: the working folder may be anybody's. */
 static char *next_on_path(const char **path, const char *name)
 {
     while (**path) {
         size_t len = strcspn(*path, ":");
-        char *folder = ka_strndup(*path, len);
+        KA_AUTO_FREE char *folder = ka_strndup(*path, len);
         char *place = *folder == '/' ? ka_path_join(folder, name) : NULL;
         *path += len + ((*path)[len] == ':');
-        free(folder);
         if (place && is_program(place))
             return place;
         free(place);
@@ -199,7 +184,7 @@ static void add_from_path(struct ka_pythons *out, const char *path)
     static const char *const names[] = {"python3", "python"};
     while (*path) {
         size_t len = strcspn(path, ":");
-        char *folder = ka_strndup(path, len);
+        KA_AUTO_FREE char *folder = ka_strndup(path, len);
         for (size_t i = 0; i < KA_COUNT(names); i++) {
             const char *at = folder;
             char *place = next_on_path(&at, names[i]);
@@ -207,7 +192,6 @@ static void add_from_path(struct ka_pythons *out, const char *path)
                 add(out, place, "PATH", NULL);
         }
         path += len + (path[len] == ':');
-        free(folder);
     }
 }
 
@@ -216,14 +200,14 @@ static void add_named(struct ka_pythons *out, const char *wanted, const char *pa
     char here[PATH_MAX];
     const char *at = path ? path : "";
     char *place = strchr(wanted, '/') ? NULL : next_on_path(&at, wanted);
-    struct ka_buf why = {0};
     if (!place && *wanted != '/' && getcwd(here, sizeof(here)))
         place = ka_path_join(here, wanted);
     else if (!place)
         place = ka_strdup(wanted);
-    if (!is_program(place))
-        ka_buf_puts(&why, access(place, X_OK) == 0 ? "it is no program" : strerror(errno));
-    add(out, place, NAMED, why.len ? ka_buf_steal(&why) : NULL);
+    const char *why = is_program(place)          ? NULL
+                      : access(place, X_OK) == 0 ? "it is no program"
+                                                 : strerror(errno);
+    add(out, place, NAMED, ka_strdup(why));
 }
 
 void ka_python_where_init(struct ka_python_where *where, const char *wanted, const char *share)
@@ -271,20 +255,16 @@ void ka_pythons_free(struct ka_pythons *pythons)
 /* ---- asking ---- */
 
 /* What launchers of environments need to find theirs, and no key. */
-static void pass_environment(const char **env, char **texts, size_t max)
+static void pass_environment(char **env, size_t max)
 {
     static const char *const names[] = {"PATH",         "HOME",          "VIRTUAL_ENV",
                                         "CONDA_PREFIX", "PYENV_ROOT",    "PYENV_VERSION",
                                         "ASDF_DIR",     "ASDF_DATA_DIR", "LD_LIBRARY_PATH"};
     size_t count = 0;
-    for (size_t i = 0; i < KA_COUNT(names) && count + 1 < max; i++) {
-        struct ka_buf text = {0};
-        const char *value = getenv(names[i]);
-        if (value && ka_buf_printf(&text, "%s=%s", names[i], value) == 0)
-            env[count] = texts[count] = ka_buf_steal(&text), count++;
-        ka_buf_free(&text);
-    }
-    env[count] = texts[count] = NULL;
+    for (size_t i = 0; i < KA_COUNT(names) && count + 1 < max; i++)
+        if (getenv(names[i]))
+            env[count++] = ka_format("%s=%s", names[i], getenv(names[i]));
+    env[count] = NULL;
 }
 
 /* Sitecustomize modules and launchers may write before or after the answer. */
@@ -305,25 +285,20 @@ static json_t *find_answer(char *text)
 
 static int ask_really(void *arg, const char *place, json_t **answer, struct ka_err *err)
 {
-    const char *argv[] = {place, "-I", "-B", "-c", question, NULL}, *env[16];
-    char *texts[16];
-    struct ka_buf out = {.max = ANSWER_MAX};
-    struct ka_err why;
+    const char *argv[] = {place, "-I", "-B", "-c", question, NULL};
+    char *env[16];
+    KA_AUTO_BUF struct ka_buf out = {.max = ANSWER_MAX};
     (void)arg;
-    pass_environment(env, texts, KA_COUNT(env));
-    int rc = ka_probe_run(argv, env, ASK_MS, &out, &why);
-    if (rc < 0) {
-        ka_fail(err, rc, "%s", why.msg);
-    } else if (!(*answer = find_answer(out.data))) { /* cut into lines by now: the first one shows */
-        rc = ka_fail(err, -EPROTO, "does not answer like Python 3 (exit code %d: %.100s)", rc,
-                     ka_buf_str(&out));
-    } else {
-        rc = 0;
-    }
-    for (size_t i = 0; texts[i]; i++)
-        free(texts[i]);
-    ka_buf_free(&out);
-    return rc;
+    pass_environment(env, KA_COUNT(env));
+    int rc = ka_probe_run(argv, (const char *const *)env, ASK_MS, &out, err);
+    for (size_t i = 0; env[i]; i++)
+        free(env[i]);
+    if (rc < 0)
+        return rc;
+    *answer = find_answer(out.data); /* cut into lines by now: the first one shows */
+    return *answer ? 0
+                   : ka_fail(err, -EPROTO, "does not answer like Python 3 (exit code %d: %.100s)", rc,
+                             ka_buf_str(&out));
 }
 
 static bool is_script(const char *path)
@@ -339,7 +314,7 @@ static bool is_script(const char *path)
 static void ask_one(struct ka_python *p, ka_python_ask_fn ask, void *arg)
 {
     struct ka_err err;
-    struct ka_buf lacks = {0};
+    KA_AUTO_BUF struct ka_buf lacks = {0};
     if (p->asked || p->lacks)
         return;
     p->asked = true;
@@ -356,7 +331,6 @@ static void ask_one(struct ka_python *p, ka_python_ask_fn ask, void *arg)
     }
     if (!ka_python_fits(p->versions, &lacks))
         p->lacks = ka_buf_steal(&lacks);
-    ka_buf_free(&lacks);
 }
 
 /* Shims of several names start one interpreter. */
@@ -398,11 +372,6 @@ void ka_pythons_choose(struct ka_pythons *pythons, bool all, ka_python_ask_fn as
 
 /* ---- saying it ---- */
 
-static void put_one(struct ka_buf *text, const struct ka_python *p)
-{
-    ka_buf_printf(text, "\n  %s (%s): %s%s", p->place, p->source, p->versions ? "lacks " : "", p->lacks);
-}
-
 static const struct ka_python *first_usable(const struct ka_pythons *pythons)
 {
     for (size_t i = 0; i < pythons->count; i++)
@@ -414,7 +383,7 @@ static const struct ka_python *first_usable(const struct ka_pythons *pythons)
 void ka_pythons_complain(const struct ka_pythons *pythons, struct ka_err *err)
 {
     const struct ka_python *other = first_usable(pythons), *first = pythons->list;
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     if (pythons->count && first->source == NAMED) {
         ka_buf_printf(&text, "--python %s: %s%s; ", first->place, first->versions ? "it lacks " : "",
                       first->lacks);
@@ -426,13 +395,15 @@ void ka_pythons_complain(const struct ka_pythons *pythons, struct ka_err *err)
         ka_buf_puts(&text, "no Python with torch and Triton was found; name one with --python PATH, or make "
                            "one: " REMEDY ". Tried:");
         size_t i = 0;
-        for (; i < pythons->count && text.len < SAID_MAX; i++)
-            put_one(&text, &pythons->list[i]);
+        for (; i < pythons->count && text.len < SAID_MAX; i++) {
+            const struct ka_python *p = &pythons->list[i];
+            ka_buf_printf(&text, "\n  %s (%s): %s%s", p->place, p->source, p->versions ? "lacks " : "",
+                          p->lacks);
+        }
         if (i < pythons->count)
             ka_buf_printf(&text, "\n  and %zu more: kernel-agent doctor lists them", pythons->count - i);
         if (pythons->count == 0)
             ka_buf_puts(&text, " none is there");
     }
     ka_fail(err, -ENOENT, "%s", ka_buf_str(&text));
-    ka_buf_free(&text);
 }

@@ -13,34 +13,30 @@
 #include "base/log.h"
 #include "opts.h"
 
-#define AT(member) offsetof(struct ka_settings, member)
-
-static const size_t texts[] = {
-    AT(out),
-    AT(sweep),
-    AT(rag_exclude),
-    AT(backend),
-    AT(mailbox),
-    AT(model),
-    AT(reasoning_effort),
-    AT(draft),
-    AT(prompts),
-    AT(device),
-    AT(target),
-    AT(dtype),
-    AT(require_sandbox),
-    AT(sanitizer),
-};
-
-static char **text_at(struct ka_settings *settings, size_t i)
+/* The texts, one after the other; NULL past the last. */
+static char **text_at(struct ka_settings *s, size_t i)
 {
-    return (char **)((char *)settings + texts[i]);
+    char **texts[] = {&s->out,
+                      &s->sweep,
+                      &s->rag_exclude,
+                      &s->backend,
+                      &s->mailbox,
+                      &s->model,
+                      &s->reasoning_effort,
+                      &s->draft,
+                      &s->prompts,
+                      &s->device,
+                      &s->target,
+                      &s->dtype,
+                      &s->require_sandbox,
+                      &s->sanitizer};
+    return i < KA_COUNT(texts) ? texts[i] : NULL;
 }
 
 void ka_settings_copy(struct ka_settings *to, const struct ka_settings *from)
 {
     *to = *from;
-    for (size_t i = 0; i < KA_COUNT(texts); i++)
+    for (size_t i = 0; text_at(to, i); i++)
         *text_at(to, i) = ka_strdup(*text_at(to, i));
 }
 
@@ -53,7 +49,7 @@ void ka_settings_set(char **text, const char *value)
 
 void ka_settings_free(struct ka_settings *settings)
 {
-    for (size_t i = 0; i < KA_COUNT(texts); i++)
+    for (size_t i = 0; text_at(settings, i); i++)
         free(*text_at(settings, i));
     memset(settings, 0, sizeof(*settings));
 }
@@ -82,11 +78,11 @@ static bool is_sweep(const char *text)
 {
     if (strcmp(text, "all") == 0 || strcmp(text, "required") == 0)
         return true;
-    json_t *list = json_loads(text, 0, NULL), *dims;
+    json_auto_t *list = json_loads(text, 0, NULL);
+    json_t *dims;
     bool good = json_is_array(list) && json_array_size(list) > 0;
     size_t i;
     json_array_foreach(list, i, dims) good = good && json_is_object(dims);
-    json_decref(list);
     return good;
 }
 
@@ -100,15 +96,15 @@ static bool is_target(const char *text)
 
 int ka_settings_check(const struct ka_opts *opts, struct ka_err *err)
 {
-    if (!is_sweep(opts->sweep))
+    if (!is_sweep(opts->run.sweep))
         return ka_fail(
             err, -EINVAL,
             "--sweep: '%.200s' is not all, required, or a JSON list of dims like [{\"M\": 4, \"N\": 24}]",
-            opts->sweep);
-    if (!is_target(opts->target))
+            opts->run.sweep);
+    if (!is_target(opts->run.target))
         return ka_fail(err, -EINVAL, "--target: '%.200s' is no GPU architecture like sm_80, sm_90 or sm_100",
-                       opts->target);
-    return check_sandbox_words(opts->require_sandbox, err);
+                       opts->run.target);
+    return check_sandbox_words(opts->run.require_sandbox, err);
 }
 
 /* compute-sanitizer watches compiled kernels. KA_SANITIZE_ANYWHERE is for tests of what follows a report,
@@ -122,11 +118,9 @@ static int find_sanitizer(struct ka_settings *settings, struct ka_err *err)
                        "use --device cuda on a machine that has one");
     for (const char *at = path ? path : ""; *at && !settings->sanitizer;) {
         size_t len = strcspn(at, ":");
-        char *folder = ka_strndup(at, len);
-        settings->sanitizer = ka_path_join(folder, name);
-        free(folder);
-        if (access(settings->sanitizer, X_OK) != 0)
-            ka_settings_set(&settings->sanitizer, NULL);
+        KA_AUTO_FREE char *folder = ka_strndup(at, len), *program = ka_path_join(folder, name);
+        if (access(program, X_OK) == 0)
+            settings->sanitizer = ka_strdup(program);
         at += len + (at[len] == ':');
     }
     return settings->sanitizer
@@ -173,47 +167,10 @@ static int choose_backend(struct ka_settings *settings, const struct ka_opts *op
     return 0;
 }
 
-static void copy_opts(struct ka_settings *settings, const struct ka_opts *opts)
-{
-    const struct ka_settings borrowed = {
-        .out = opts->out,
-        .sweep = opts->sweep,
-        .fail_fast = opts->fail_fast,
-        .no_retrieval = opts->no_retrieval,
-        .topk = opts->topk,
-        .min_sim = opts->min_sim,
-        .rag_exclude = opts->rag_exclude,
-        .backend = opts->backend,
-        .model = opts->model,
-        .reasoning_effort = opts->reasoning_effort,
-        .context_tokens = opts->context_tokens,
-        .draft = opts->draft,
-        .no_wait = opts->no_wait,
-        .prompts = opts->prompts,
-        .max_iters = opts->max_iters,
-        .candidates = opts->candidates,
-        .patience_parity = opts->patience_parity,
-        .patience_perf = opts->patience_perf,
-        .min_rel_impr = opts->min_rel_impr,
-        .max_tokens = opts->max_tokens,
-        .max_seconds = opts->max_seconds,
-        .max_cost = opts->max_cost,
-        .price_in = opts->price_in,
-        .price_out = opts->price_out,
-        .no_optimise = opts->no_optimise,
-        .device = opts->device,
-        .target = opts->target,
-        .dtype = opts->dtype,
-        .require_sandbox = opts->require_sandbox,
-        .deadline = opts->deadline,
-    };
-    ka_settings_copy(settings, &borrowed);
-}
-
 int ka_settings_init(struct ka_settings *settings, const struct ka_opts *opts, const struct ka_app *app,
                      bool with_model, struct ka_err *err)
 {
-    copy_opts(settings, opts);
+    ka_settings_copy(settings, &opts->run);
     if (!settings->prompts)
         settings->prompts = ka_path_join(app->share, "prompts");
     if (strcmp(settings->device, "auto") == 0)

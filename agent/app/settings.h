@@ -36,7 +36,7 @@ struct ka_settings {
     double max_cost, price_in, price_out;
     bool no_optimise;
     /* where it runs */
-    char *device; /* "cpu" or "cuda" */
+    char *device; /* "cpu" or "cuda"; in the program's options also "auto" */
     char *target;
     char *dtype; /* "": the file's own */
     char *require_sandbox;

@@ -1,25 +1,26 @@
 /* Many runs on one loop. Knows files and runs, no phase. */
 #include "batch.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 #include "agent/app/app.h"
 #include "agent/app/opts.h"
 #include "agent/app/settings.h"
+#include "agent/core/fields.h"
 #include "agent/io/loop.h"
 #include "agent/io/signals.h"
 #include "agent/run/run.h"
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "rag/build.h"
+#include "show.h"
 
 #define FILES_MAX 100000
-#define DEPTH_MAX 16
 
 enum item_state { PENDING, RUNNING, SKIPPED, ENDED, NEVER_STARTED };
 
@@ -48,66 +49,38 @@ struct batch {
 
 /* ---- which files */
 
-static bool is_forward_text(const char *text)
+static int add_file(void *arg, const char *path, struct ka_err *err)
 {
-    return strstr(text, "@autodiff") && strstr(text, "SWEEP");
-}
-
-static void add_file(struct batch *batch, const char *path)
-{
-    struct ka_buf text = {0};
-    if (ka_file_read(path, (size_t)4 << 20, &text, NULL) == 0 && is_forward_text(ka_buf_str(&text))) {
-        batch->items = realloc(batch->items, (batch->count + 1) * sizeof(struct item));
-        struct item *item = &batch->items[batch->count++];
-        memset(item, 0, sizeof(*item));
-        item->path = ka_strdup(path);
-        ka_hash_hex(text.data, text.len, item->hash);
-    }
-    ka_buf_free(&text);
-}
-
-static void find_files(struct batch *batch, const char *dir, int depth)
-{
-    struct dirent **entries = NULL;
-    int count = depth < DEPTH_MAX ? scandir(dir, &entries, NULL, alphasort) : 0;
-    for (int i = 0; i < count; i++) {
-        const char *name = entries[i]->d_name;
-        char *path = ka_path_join(dir, name);
-        struct stat st;
-        if (name[0] != '.' && lstat(path, &st) == 0 && batch->count < FILES_MAX) {
-            if (S_ISDIR(st.st_mode))
-                find_files(batch, path, depth + 1);
-            else if (S_ISREG(st.st_mode) && ka_ends_with(name, ".py"))
-                add_file(batch, path);
-        }
-        free(path);
-        free(entries[i]);
-    }
-    free(entries);
+    struct batch *batch = arg;
+    KA_AUTO_BUF struct ka_buf text = {0};
+    (void)err;
+    if (batch->count == FILES_MAX || ka_file_read(path, (size_t)4 << 20, &text, NULL) ||
+        !strstr(ka_buf_str(&text), "@autodiff") || !strstr(ka_buf_str(&text), "SWEEP"))
+        return 0;
+    struct item *item = KA_APPEND(batch->items, batch->count);
+    item->path = ka_strdup(path);
+    ka_hash_hex(text.data, text.len, item->hash);
+    return 0;
 }
 
 /* ---- what was done before */
 
 static void load_index(struct batch *batch)
 {
-    batch->index_path = ka_path_join(batch->opts->out, "batch.json");
-    struct ka_buf text = {0};
-    if (ka_file_read(batch->index_path, (size_t)64 << 20, &text, NULL) == 0)
-        batch->index = json_loads(ka_buf_str(&text), 0, NULL);
+    batch->index_path = ka_path_join(batch->opts->run.out, "batch.json");
+    batch->index = json_load_file(batch->index_path, 0, NULL);
     if (!json_is_object(batch->index)) {
         json_decref(batch->index);
         batch->index = json_object();
     }
-    ka_buf_free(&text);
 }
 
 static void save_index(struct batch *batch)
 {
     struct ka_err err;
-    char *text = json_dumps(batch->index, JSON_INDENT(1) | JSON_SORT_KEYS);
+    KA_AUTO_FREE char *text = json_dumps(batch->index, JSON_INDENT(1) | JSON_SORT_KEYS);
     if (ka_file_replace(batch->index_path, text, strlen(text), &err))
         ka_log(KA_LOG_ERROR, "%s", err.msg);
-    free(text);
 }
 
 static void skip_verified(struct batch *batch)
@@ -115,10 +88,9 @@ static void skip_verified(struct batch *batch)
     for (size_t i = 0; i < batch->count; i++) {
         struct item *item = &batch->items[i];
         json_t *known = json_object_get(batch->index, item->path);
-        const char *hash = json_string_value(json_object_get(known, "hash"));
-        const char *pair = json_string_value(json_object_get(known, "pair"));
-        struct stat st;
-        if (!batch->opts->force && hash && pair && strcmp(hash, item->hash) == 0 && stat(pair, &st) == 0)
+        const char *pair = ka_text_of(known, "pair", NULL);
+        bool same = strcmp(ka_text_of(known, "hash", ""), item->hash) == 0;
+        if (!batch->opts->force && same && pair && access(pair, F_OK) == 0)
             item->state = SKIPPED;
     }
 }
@@ -150,7 +122,7 @@ static void on_item_done(struct ka_run *run, bool waiting, void *arg)
 static void start_item(struct batch *batch, struct item *item)
 {
     struct ka_err err;
-    char *unfinished = ka_run_find_unfinished(batch->settings.out, item->path);
+    KA_AUTO_FREE char *unfinished = ka_run_find_unfinished(batch->settings.out, item->path);
     const struct ka_run_req request = {.settings = &batch->settings,
                                        .file = item->path,
                                        .mode = KA_RUN_COMPLETE,
@@ -161,7 +133,6 @@ static void start_item(struct batch *batch, struct item *item)
                         : -ENOENT;
     if (rc)
         rc = ka_run_start(&batch->app, &request, &item->run, &err);
-    free(unfinished);
     if (rc) {
         item->state = NEVER_STARTED;
         item->exit_code = rc == -ENOENT ? 3 : 2;
@@ -205,8 +176,7 @@ static const char *outcome(const struct item *item)
         return "unchanged";
     if (item->state == PENDING)
         return "not begun";
-    const char *verdict = json_string_value(json_object_get(item->result, "verdict"));
-    return verdict ? verdict : "error";
+    return ka_text_of(item->result, "verdict", "error");
 }
 
 static int final_code(const struct batch *batch)
@@ -228,16 +198,13 @@ static void print_table(const struct batch *batch)
            "pair or reason");
     for (size_t i = 0; i < batch->count; i++) {
         const struct item *item = &batch->items[i];
-        const char *pair = json_string_value(json_object_get(item->result, "pair"));
-        const char *why =
-            json_string_value(json_object_get(json_object_get(item->result, "error"), "message"));
-        if (item->state == SKIPPED)
-            pair = json_string_value(json_object_get(json_object_get(batch->index, item->path), "pair"));
-        if (item->exit_code && (why || item->why))
-            pair = why ? why : item->why;
+        const json_t *has_pair =
+            item->state == SKIPPED ? json_object_get(batch->index, item->path) : item->result;
+        const char *why = ka_text_of(json_object_get(item->result, "error"), "message", item->why);
         printf("%-*s  %-13s %4d %8lld %9.1f  %s\n", (int)width, item->path, outcome(item), item->exit_code,
                (long long)json_integer_value(json_object_get(item->result, "attempts")),
-               json_number_value(json_object_get(item->result, "seconds")), pair ? pair : "");
+               json_number_value(json_object_get(item->result, "seconds")),
+               item->exit_code && why ? why : ka_text_of(has_pair, "pair", ""));
     }
 }
 
@@ -250,10 +217,8 @@ static void print_json(const struct batch *batch)
                                                outcome(item), "exit_code", item->exit_code, "result",
                                                item->result, "reason", item->why));
     }
-    json_t *doc = json_pack("{s:o, s:i}", "files", files, "exit_code", final_code(batch));
-    json_dumpf(doc, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
-    putchar('\n');
-    json_decref(doc);
+    json_auto_t *doc = json_pack("{s:o, s:i}", "files", files, "exit_code", final_code(batch));
+    ka_show_json(doc, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
 }
 
 static void batch_free(struct batch *batch)
@@ -270,18 +235,15 @@ static void batch_free(struct batch *batch)
 
 static int batch_prepare(struct batch *batch, const char *dir, struct ka_err *err)
 {
-    char *root = ka_path_real(dir, err);
+    KA_AUTO_FREE char *root = ka_path_real(dir, err);
     if (!root)
         return 2;
-    find_files(batch, root, 0);
-    free(root);
-    if (!batch->count) {
-        ka_fail(err, 0, "%s: no forward file (with @autodiff and SWEEP) below it", dir);
-        return 2;
-    }
+    ka_build_walk(root, add_file, batch, NULL); /* a folder that cannot be read has nothing for us */
+    if (!batch->count)
+        return ka_fail(err, 2, "%s: no forward file (with @autodiff and SWEEP) below it", dir);
     for (size_t i = 0; i < batch->count; i++)
         batch->items[i].batch = batch;
-    if (ka_mkdirs(batch->opts->out, err))
+    if (ka_mkdirs(batch->opts->run.out, err))
         return 2;
     load_index(batch);
     skip_verified(batch);
@@ -298,7 +260,7 @@ int ka_batch_main(const struct ka_opts *opts, const char *dir)
     if (code == 0)
         code = batch_prepare(&batch, dir, &err);
     if (code) {
-        fprintf(stderr, "kernel-agent: %s\n", err.msg);
+        ka_show_problem(&err, code);
     } else {
         batch.signals = ka_signals_start(batch.app.loop, on_stop, &batch);
         fill(&batch);

@@ -57,12 +57,6 @@ static const char exit_codes[] = "\n"
                                  "in the mailbox, 130 interrupted and resumable. With --json one result "
                                  "object goes to stdout; progress goes to stderr.\n";
 
-static int usage_error(const struct ka_err *err)
-{
-    fprintf(stderr, "kernel-agent: %s\n", err->msg);
-    return 2;
-}
-
 static void setup_log(const struct ka_opts *opts)
 {
     enum ka_log_level level = KA_LOG_INFO;
@@ -79,7 +73,7 @@ static int missing_word(const char *command)
                                                         : "FILE";
     struct ka_err err;
     ka_fail(&err, 0, "%s is missing: kernel-agent %s %s (kernel-agent --help)", word, command, word);
-    return usage_error(&err);
+    return ka_show_problem(&err, 2);
 }
 
 /* ---- one run */
@@ -99,17 +93,15 @@ static void on_run_done(struct ka_run *run, bool waiting, void *arg)
     (void)waiting;
     one->exit_code = ka_run_exit_code(run);
     ka_log_progress_end();
-    json_t *result = ka_run_result(run);
+    json_auto_t *result = ka_run_result(run);
     if (one->opts->json) {
-        json_dumpf(result, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
-        putchar('\n');
+        ka_show_json(result, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
     } else {
         ka_show_result(result);
         if (one->opts->print)
             ka_show_backward(json_string_value(json_object_get(result, "pair")));
     }
     fflush(stdout);
-    json_decref(result);
     ka_run_free(run);
     one->run = NULL;
     ka_signals_stop(one->signals);
@@ -135,17 +127,15 @@ static int start_or_resume(struct one_run *one, struct ka_err *err)
                                        .arg = one};
     if (!opts->resume)
         return ka_run_start(&one->app, &request, &one->run, err);
-    char *dir = NULL;
+    KA_AUTO_FREE char *dir = NULL;
     if (opts->resume[0])
         dir = ka_strdup(opts->resume);
     else if (opts->file_path)
-        dir = ka_run_find_unfinished(opts->out, opts->file_path);
+        dir = ka_run_find_unfinished(opts->run.out, opts->file_path);
     if (!dir)
         return ka_fail(err, -EINVAL, "--resume: no unfinished run of %s below %s; name the run folder",
-                       opts->file_path ? opts->file_path : "a file", opts->out);
-    int rc = ka_run_resume(&one->app, &one->settings, dir, on_run_done, one, &one->run, err);
-    free(dir);
-    return rc;
+                       opts->file_path ? opts->file_path : "a file", opts->run.out);
+    return ka_run_resume(&one->app, &one->settings, dir, on_run_done, one, &one->run, err);
 }
 
 static int run_main(struct ka_opts *opts)
@@ -158,17 +148,14 @@ static int run_main(struct ka_opts *opts)
     if (code == 0 && ka_settings_init(&one.settings, opts, &one.app, true, &err))
         code = 2;
     if (code) {
-        fprintf(stderr, "kernel-agent: %s\n", err.msg);
         ka_app_close(&one.app);
-        return code;
+        return ka_show_problem(&err, code);
     }
     one.signals = ka_signals_start(one.app.loop, on_interrupt, &one);
     int rc = start_or_resume(&one, &err);
     if (rc) {
         ka_signals_stop(one.signals);
-        code = usage_error(&err);
-        if (rc == -ENOENT && !opts->resume)
-            code = 3;
+        code = ka_show_problem(&err, rc == -ENOENT && !opts->resume ? 3 : 2);
     } else {
         ka_loop_run(one.app.loop);
         code = one.exit_code;
@@ -187,7 +174,7 @@ static int run_command(const char *name, struct ka_opts *opts, const char **word
         struct ka_err err;
         if (count && opts->file_path) {
             ka_fail(&err, 0, "'%s': one word too many beside --file-path %s", words[0], opts->file_path);
-            return usage_error(&err);
+            return ka_show_problem(&err, 2);
         }
         if (count)
             opts->file_path = ka_strdup(words[0]);
@@ -212,14 +199,6 @@ static bool is_command(const char *word)
     return false;
 }
 
-static int print_help(void)
-{
-    fputs(usage, stdout);
-    ka_opts_print_help();
-    fputs(exit_codes, stdout);
-    return 0;
-}
-
 static bool wants(int argc, char **argv, const char *option)
 {
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
@@ -235,24 +214,27 @@ int ka_cli_main(int argc, char **argv)
         return ka_store_main(argc - 1, argv + 1);
     if (argc > 1 && strcmp(argv[1], "doctor") == 0)
         return ka_doctor_main(argc - 1, argv + 1);
-    if (argc < 2 || strcmp(argv[1], "help") == 0 || wants(argc, argv, "--help") || wants(argc, argv, "-h"))
-        return print_help() + (argc < 2 ? 2 : 0);
+    if (argc < 2 || strcmp(argv[1], "help") == 0 || wants(argc, argv, "--help") || wants(argc, argv, "-h")) {
+        fputs(usage, stdout);
+        ka_opts_print_help();
+        fputs(exit_codes, stdout);
+        return argc < 2 ? 2 : 0;
+    }
     if (wants(argc, argv, "--version")) {
         puts("kernel-agent " KA_VERSION);
         return 0;
     }
     const char *name = is_command(argv[1]) ? argv[1] : "run";
     int skip = is_command(argv[1]) ? 2 : 1;
+    struct ka_opts opts;
+    struct ka_err err;
     if (argv[1][0] != '-' && skip == 1) {
-        struct ka_err err;
         bool file = access(argv[1], F_OK) == 0;
         ka_fail(&err, 0, "unknown command '%s' (%s%s)", argv[1],
                 file ? "a file is named by --file-path " : "kernel-agent --help lists the commands",
                 file ? argv[1] : "");
-        return usage_error(&err);
+        return ka_show_problem(&err, 2);
     }
-    struct ka_opts opts;
-    struct ka_err err;
     const char *words[FILES_MAX];
     int count = 0, most = strcmp(name, "check") == 0 ? FILES_MAX : 1;
     int rc = ka_opts_init(&opts, ka_opts_config_path(argc, argv), &err);
@@ -262,7 +244,7 @@ int ka_cli_main(int argc, char **argv)
         rc = ka_settings_check(&opts, &err);
     if (rc == 0)
         setup_log(&opts);
-    int code = rc ? usage_error(&err) : run_command(name, &opts, words, count);
+    int code = rc ? ka_show_problem(&err, 2) : run_command(name, &opts, words, count);
     ka_opts_free(&opts);
     return code;
 }

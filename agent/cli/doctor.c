@@ -3,27 +3,24 @@
 #include "doctor.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
 #include <glob.h>
 #include <jansson.h>
-#include <poll.h>
-#include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "agent/app/app.h"
 #include "agent/app/python.h"
+#include "agent/core/fields.h"
 #include "agent/disk/cache.h"
 #include "agent/io/child.h"
 #include "agent/io/machine.h"
+#include "agent/io/probe.h"
 #include "base/base.h"
 #include "base/files.h"
+#include "show.h"
 
 #define OUTPUT_MAX 65536
 #define PATIENCE_MS 120000
@@ -72,99 +69,32 @@ struct doctor {
 
 /* ---- running something in the jail ---- */
 
-static void read_some(struct pollfd *from, struct ka_buf *to)
-{
-    char chunk[4096];
-    ssize_t n = read(from->fd, chunk, sizeof(chunk));
-    if (n <= 0)
-        from->fd = -1;
-    else
-        ka_buf_add(to, chunk, (size_t)n);
-}
-
-static int64_t now_ms(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (int64_t)ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
-}
-
-static void collect(pid_t pid, int out, int report, struct ka_buf *out_text, struct ka_buf *report_text)
-{
-    struct pollfd fds[] = {{.fd = out, .events = POLLIN}, {.fd = report, .events = POLLIN}};
-    struct ka_buf *texts[] = {out_text, report_text};
-    int64_t end = now_ms() + PATIENCE_MS;
-    while (fds[0].fd >= 0 || fds[1].fd >= 0) {
-        int64_t left = end - now_ms();
-        if (left <= 0 || (poll(fds, 2, (int)left) < 0 && errno != EINTR)) {
-            kill(pid, SIGKILL);
-            return;
-        }
-        for (size_t i = 0; i < 2; i++)
-            if (fds[i].fd >= 0 && fds[i].revents)
-                read_some(&fds[i], texts[i]);
-    }
-}
-
 /* Exit code of the program, or -errno; both texts are appended to. */
 static int run_jailed(const struct doctor *d, const char *const *program, struct ka_buf *out_text,
                       struct ka_buf *report_text)
 {
     const char *argv[16] = {d->jail, "--scratch", d->scratch, "--require", "none", "--result-fd", "3", "--"};
-    char *env[] = {NULL};
-    int out[2] = {-1, -1}, report[2] = {-1, -1}, status = 0, rc;
-    pid_t pid = -1;
-    posix_spawn_file_actions_t actions;
+    const char *env[] = {NULL};
     for (size_t i = 0; program[i] && i < 7; i++)
         argv[8 + i] = program[i];
-    posix_spawn_file_actions_init(&actions);
-    if (pipe2(out, O_CLOEXEC) != 0 || pipe2(report, O_CLOEXEC) != 0) {
-        rc = -errno;
-        goto out;
-    }
-    posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_adddup2(&actions, report[1], 10); /* out of the way of 3 */
-    posix_spawn_file_actions_adddup2(&actions, out[1], 1);
-    posix_spawn_file_actions_adddup2(&actions, out[1], 2);
-    posix_spawn_file_actions_adddup2(&actions, 10, 3);
-    rc = -posix_spawn(&pid, d->jail, &actions, NULL, (char *const *)argv, env);
-    if (rc)
-        goto out;
-    close(out[1]);
-    close(report[1]);
-    out[1] = report[1] = -1;
-    collect(pid, out[0], report[0], out_text, report_text);
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
-        ;
-    rc = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-out:
-    posix_spawn_file_actions_destroy(&actions);
-    for (int i = 0; i < 2; i++) {
-        if (out[i] >= 0)
-            close(out[i]);
-        if (report[i] >= 0)
-            close(report[i]);
-    }
-    return rc;
+    return ka_probe_report(argv, env, PATIENCE_MS, out_text, report_text, NULL);
 }
 
 static void examine_layers(struct doctor *d)
 {
     static const char *const program[] = {"/bin/true", NULL};
-    struct ka_buf out = {.max = OUTPUT_MAX}, report = {.max = OUTPUT_MAX};
+    KA_AUTO_BUF struct ka_buf out = {.max = OUTPUT_MAX}, report = {.max = OUTPUT_MAX};
     run_jailed(d, program, &out, &report);
     d->layers = json_loads(ka_buf_str(&report), 0, NULL);
     if (!d->layers)
         ka_fail(&d->trouble, 0, "%s said nothing about its layers: %.300s", d->jail, ka_buf_str(&out));
-    ka_buf_free(&out);
-    ka_buf_free(&report);
 }
 
 /* Imports may print before the line that we want: it is the last. */
 static void examine_python(struct doctor *d)
 {
     const char *program[] = {d->python->path, "-c", versions_script, NULL};
-    struct ka_buf out = {.max = OUTPUT_MAX}, report = {.max = OUTPUT_MAX};
+    KA_AUTO_BUF struct ka_buf out = {.max = OUTPUT_MAX}, report = {.max = OUTPUT_MAX};
     int rc = run_jailed(d, program, &out, &report);
     while (out.len && out.data[out.len - 1] == '\n')
         out.data[--out.len] = '\0';
@@ -173,8 +103,6 @@ static void examine_python(struct doctor *d)
     if (!d->versions)
         ka_fail(&d->trouble, 0, "%s ended with code %d in the jail: %.300s", d->python->path, rc,
                 ka_buf_str(&out));
-    ka_buf_free(&out);
-    ka_buf_free(&report);
 }
 
 /* ---- judging ---- */
@@ -189,8 +117,7 @@ static const char *level(const struct doctor *d)
 {
     bool all = true;
     for (size_t i = 0; i < KA_COUNT(losses); i++)
-        if (strcmp(losses[i].layer, "cgroup") != 0 && !layer_is_on(d, losses[i].layer))
-            all = false;
+        all = all && (strcmp(losses[i].layer, "cgroup") == 0 || layer_is_on(d, losses[i].layer));
     if (all)
         return "full";
     bool files = layer_is_on(d, "landlock") || layer_is_on(d, "mount");
@@ -266,16 +193,14 @@ static void print_json(const struct doctor *d)
         if (!layer_is_on(d, losses[i].layer))
             json_array_append_new(lost,
                                   json_pack("{s:s, s:s}", "layer", losses[i].layer, "lost", losses[i].lost));
-    json_t *doc = json_pack(
+    json_auto_t *doc = json_pack(
         "{s:b, s:s, s:s?, s:O?, s:o, s:s?, s:O?, s:b, s:o, s:o, s:I, s:s?, s:{s:s?, s:I, s:I}, s:s}", "ok",
         exit_code(d) == 0, "sandbox", d->layers ? level(d) : "missing", "jail", d->jail, "layers", d->layers,
         "lost", lost, "python", d->python ? d->python->path : NULL, "versions", d->versions, "python_ok",
         python_is_usable(d), "pythons", pythons_as_json(d), "machine", machine_as_json(&d->machine), "gpus",
         (json_int_t)count_gpus(), "compiler", compiler, "cache", "folder", d->cache, "entries",
         (json_int_t)d->cache_entries, "bytes", (json_int_t)d->cache_bytes, "trouble", d->trouble.msg);
-    json_dumpf(doc, stdout, JSON_INDENT(2));
-    putchar('\n');
-    json_decref(doc);
+    ka_show_json(doc, JSON_INDENT(2));
 }
 
 static void print_layers(const struct doctor *d)
@@ -283,11 +208,11 @@ static void print_layers(const struct doctor *d)
     printf("sandbox    %s\n", d->layers ? level(d) : "missing");
     for (size_t i = 0; d->layers && i < KA_COUNT(losses); i++) {
         const char *name = losses[i].layer;
-        const char *why = json_string_value(json_object_get(json_object_get(d->layers, "why"), name));
         if (layer_is_on(d, name))
             printf("  %-9s yes\n", name);
         else
-            printf("  %-9s no: %s\n            lost: %s\n", name, why ? why : "unknown", losses[i].lost);
+            printf("  %-9s no: %s\n            lost: %s\n", name,
+                   ka_text_of(json_object_get(d->layers, "why"), name, "unknown"), losses[i].lost);
     }
     if (d->layers && layer_is_on(d, "pid") && !json_is_true(json_object_get(d->layers, "fresh_proc")))
         puts("  /proc     shared with this machine; only a child's own part is readable");
@@ -299,9 +224,9 @@ static void print_versions(const struct doctor *d)
     for (size_t i = 0; d->versions && i < KA_COUNT(names); i++) {
         char key[32];
         snprintf(key, sizeof(key), "why_%s", names[i]);
-        const char *version = json_string_value(json_object_get(d->versions, names[i]));
-        const char *why = json_string_value(json_object_get(d->versions, key));
-        printf("  %-9s %s%s\n", names[i], version ? version : "none: ", version ? "" : why ? why : "unknown");
+        const char *version = ka_text_of(d->versions, names[i], NULL);
+        printf("  %-9s %s%s\n", names[i],
+               version ? version : "none: ", version ? "" : ka_text_of(d->versions, key, "unknown"));
     }
 }
 
@@ -412,7 +337,7 @@ int ka_doctor_main(int argc, char **argv)
     }
     choose_python(&d);
     ka_machine_read(&d.machine);
-    d.cache = ka_cache_default_root();
+    d.cache = ka_user_cache(KA_CACHE_NAME);
     if (d.cache)
         ka_cache_measure(d.cache, &d.cache_entries, &d.cache_bytes);
     d.scratch = mkdtemp(scratch);

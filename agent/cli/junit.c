@@ -38,13 +38,12 @@ static void add_case(struct ka_buf *out, const char *file, const char *name, con
         return;
     }
     size_t first = strcspn(text, "\n");
-    char *line = ka_strndup(text, first < 200 ? first : 200);
+    KA_AUTO_FREE char *line = ka_strndup(text, first < 200 ? first : 200);
     ka_buf_printf(out, "\">\n      <%s message=\"", kind);
     add_escaped(out, line);
     ka_buf_puts(out, "\">");
     add_escaped(out, text);
     ka_buf_printf(out, "</%s>\n    </testcase>\n", kind);
-    free(line);
 }
 
 /* Was this gradient itself found wrong, or not found at all? */
@@ -84,12 +83,10 @@ void ka_junit_add(struct ka_buf *suites, const char *file, const json_t *result)
 
 int ka_junit_write(const char *path, const struct ka_buf *suites, struct ka_err *err)
 {
-    struct ka_buf xml = {0};
+    KA_AUTO_BUF struct ka_buf xml = {0};
     ka_buf_printf(&xml,
                   "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"kernel-agent check\">\n"
                   "%s</testsuites>\n",
                   ka_buf_str(suites));
-    int rc = ka_file_write(path, xml.data, xml.len, err);
-    ka_buf_free(&xml);
-    return rc;
+    return ka_file_write(path, xml.data, xml.len, err);
 }

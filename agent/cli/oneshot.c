@@ -10,6 +10,7 @@
 #include "agent/app/app.h"
 #include "agent/app/opts.h"
 #include "agent/app/settings.h"
+#include "agent/core/fields.h"
 #include "agent/core/shapes.h"
 #include "agent/io/loop.h"
 #include "agent/io/signals.h"
@@ -37,9 +38,7 @@ static int tools_open(struct tools *tools, const struct ka_opts *opts)
     int code = ka_app_open(&tools->app, opts, false, &err);
     if (code == 0 && ka_settings_init(&tools->settings, opts, &tools->app, false, &err))
         code = 2;
-    if (code)
-        fprintf(stderr, "kernel-agent: %s\n", err.msg);
-    return code;
+    return code ? ka_show_problem(&err, code) : 0;
 }
 
 static void tools_close(struct tools *tools)
@@ -51,6 +50,9 @@ static void tools_close(struct tools *tools)
 
 /* ---- one operation: inspect, differentiate */
 
+#define DOCUMENT (JSON_INDENT(2) | JSON_REAL_PRECISION(6))
+#define LINE (JSON_COMPACT | JSON_REAL_PRECISION(6)) /* one of many results: an object a line */
+
 struct single {
     struct tools *tools;
     const char *command;
@@ -59,46 +61,30 @@ struct single {
     struct ka_op *op;
 };
 
-static void print_json(const json_t *doc)
-{
-    json_dumpf(doc, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
-    putchar('\n');
-}
-
-/* One of many results: an object a line. */
-static void print_line(const json_t *doc)
-{
-    json_dumpf(doc, stdout, JSON_COMPACT | JSON_REAL_PRECISION(6));
-    putchar('\n');
-    fflush(stdout);
-}
-
 static void show_refusals(const json_t *doc, const char *path)
 {
     size_t i;
     json_t *item;
     json_array_foreach(json_object_get(doc, "refusals"), i, item)
     {
-        const char *message = json_string_value(json_object_get(item, "message"));
-        const char *remedy = json_string_value(json_object_get(item, "remedy"));
-        fprintf(
-            stderr, "%s:%lld:%lld: %s\n", path, (long long)json_integer_value(json_object_get(item, "line")),
-            (long long)json_integer_value(json_object_get(item, "column")), message ? message : "refused");
-        if (remedy)
-            fprintf(stderr, "  remedy: %s\n", remedy);
+        fprintf(stderr, "%s:%lld:%lld: %s\n", path,
+                (long long)json_integer_value(json_object_get(item, "line")),
+                (long long)json_integer_value(json_object_get(item, "column")),
+                ka_text_of(item, "message", "refused"));
+        if (ka_text_of(item, "remedy", NULL))
+            fprintf(stderr, "  remedy: %s\n", ka_text_of(item, "remedy", ""));
     }
 }
 
 static void show_differentiated(const struct single *single, const json_t *doc)
 {
     const json_t *report = json_object_get(doc, "report");
-    const char *backward = json_string_value(json_object_get(doc, "backward"));
     if (single->tools->opts->print) {
-        puts(backward ? backward : "");
+        puts(ka_text_of(doc, "backward", ""));
         return;
     }
-    const char *schedule = json_string_value(json_object_get(report, "schedule"));
-    printf("schedule %s, tape: %lld B (naive %lld B), atomics kept %lld of %lld\n", schedule ? schedule : "?",
+    printf("schedule %s, tape: %lld B (naive %lld B), atomics kept %lld of %lld\n",
+           ka_text_of(report, "schedule", "?"),
            (long long)json_integer_value(json_object_get(report, "tape_bytes")),
            (long long)json_integer_value(json_object_get(report, "tape_naive_bytes")),
            (long long)json_integer_value(json_object_get(report, "atomics")),
@@ -114,7 +100,7 @@ static void on_single(void *arg, const struct ka_op_result *result)
     ka_loop_stop(single->tools->app.loop);
     single->exit_code = result->status == KA_OP_OK ? 0 : result->status == KA_OP_SANDBOX ? 6 : 3;
     if (single->tools->opts->json && result->doc)
-        print_json(result->doc);
+        ka_show_json(result->doc, DOCUMENT);
     if (result->status == KA_OP_ERROR) {
         if (differentiate && json_array_size(json_object_get(result->doc, "refusals")))
             show_refusals(result->doc, single->path);
@@ -134,12 +120,9 @@ static void on_single(void *arg, const struct ka_op_result *result)
 static json_t *trace_dims(const struct ka_settings *settings, const json_t *inspect)
 {
     const char *which = settings->sweep;
-    json_t *given = which[0] == '[' || which[0] == '{' ? json_loads(which, 0, NULL) : NULL;
-    if (given) {
-        json_t *dims = json_incref(json_is_array(given) ? json_array_get(given, 0) : given);
-        json_decref(given);
-        return dims;
-    }
+    json_auto_t *given = which[0] == '[' || which[0] == '{' ? json_loads(which, 0, NULL) : NULL;
+    if (given)
+        return json_incref(json_is_array(given) ? json_array_get(given, 0) : given);
     json_t *own = json_object_get(inspect, "sweep_cpu");
     bool cpu = strcmp(settings->device, "cpu") == 0, scaled = cpu && !json_array_size(own);
     json_t *entry = json_array_get(cpu && !scaled ? own : json_object_get(inspect, "sweep"), 0),
@@ -160,7 +143,7 @@ static void start_differentiate(struct single *single, const json_t *inspect)
     json_t *extra = json_pack("{s:{s:o, s:i}, s:n, s:n}", "case", "dims",
                               trace_dims(&single->tools->settings, inspect), "seed", 0, "schedule", "config");
     if (ka_op_start(&single->tools->app, &request, extra, on_single, single, &single->op, &err)) {
-        fprintf(stderr, "kernel-agent: %s\n", err.msg);
+        ka_show_problem(&err, 0);
         ka_loop_stop(single->tools->app.loop);
     }
 }
@@ -178,21 +161,17 @@ static int run_single(struct tools *tools, const char *command, const char *path
 {
     struct ka_err err;
     struct single single = {.tools = tools, .command = command, .path = path, .exit_code = 1};
-    char *real = ka_path_real(path, &err);
-    if (!real) {
-        fprintf(stderr, "kernel-agent: %s\n", err.msg);
-        return 3;
-    }
+    KA_AUTO_FREE char *real = ka_path_real(path, &err);
+    if (!real)
+        return ka_show_problem(&err, 3);
     single.file = real;
     bool differentiate = strcmp(command, "differentiate") == 0;
     struct ka_op_req request = {
         .operation = "inspect", .file = real, .shown = path, .settings = &tools->settings};
     if (ka_op_start(&tools->app, &request, NULL, differentiate ? on_inspected : on_single, &single,
                     &single.op, &err))
-        fprintf(stderr, "kernel-agent: %s\n", err.msg);
-    else
-        ka_loop_run(tools->app.loop);
-    free(real);
+        return ka_show_problem(&err, single.exit_code);
+    ka_loop_run(tools->app.loop);
     return single.exit_code;
 }
 
@@ -240,9 +219,8 @@ static int check_in(struct tools *tools, const char *out, const char *path, json
                                        .arg = &checking};
     checking.signals = ka_signals_start(tools->app.loop, on_stop, &checking);
     if (ka_run_start(&tools->app, &request, &checking.run, &err)) {
-        fprintf(stderr, "kernel-agent: %s\n", err.msg);
+        checking.exit_code = ka_show_problem(&err, 3);
         ka_signals_stop(checking.signals);
-        checking.exit_code = 3;
     } else {
         ka_loop_run(tools->app.loop);
     }
@@ -255,82 +233,65 @@ static int check_in(struct tools *tools, const char *out, const char *path, json
 static int check(struct tools *tools, const char *path, json_t **result)
 {
     const char *base = getenv("TMPDIR");
-    char *folder = ka_path_join(base && *base ? base : "/tmp", "kernel-agent-check-XXXXXX");
+    KA_AUTO_FREE char *folder = ka_path_join(base && *base ? base : "/tmp", "kernel-agent-check-XXXXXX");
     if (!mkdtemp(folder)) {
         fprintf(stderr, "kernel-agent: %s: %s\n", folder, strerror(errno));
-        free(folder);
         return 2;
     }
     int code = check_in(tools, folder, path, result);
     ka_rmtree(folder, NULL);
-    free(folder);
     return code;
 }
 
 static char *pair_of_run(const char *dir, struct ka_err *err)
 {
-    struct ka_buf text = {0};
-    char *path = ka_path_join(dir, "result.json"), *pair = NULL;
     struct ka_err why;
+    KA_AUTO_BUF struct ka_buf text = {0};
+    KA_AUTO_FREE char *path = ka_path_join(dir, "result.json");
     if (ka_file_read(path, (size_t)64 << 20, &text, &why)) {
         ka_fail(err, -ENOENT, "%s: not the folder of a finished run (%s)", dir, why.msg);
-    } else {
-        json_t *result = json_loads(ka_buf_str(&text), 0, NULL);
-        const char *found = json_string_value(json_object_get(result, "pair"));
-        const char *name = found ? strrchr(found, '/') : NULL;
-        if (name)
-            pair = ka_path_join(dir, name + 1); /* the folder may have been moved */
-        else
-            ka_fail(err, -ENOENT, "%s: names no verified pair; go on with: kernel-agent --resume %s", path,
-                    dir);
-        json_decref(result);
+        return NULL;
     }
-    ka_buf_free(&text);
-    free(path);
-    return pair;
+    json_auto_t *result = json_loads(ka_buf_str(&text), 0, NULL);
+    const char *found = json_string_value(json_object_get(result, "pair"));
+    const char *name = found ? strrchr(found, '/') : NULL;
+    if (name)
+        return ka_path_join(dir, name + 1); /* the folder may have been moved */
+    ka_fail(err, -ENOENT, "%s: names no verified pair; go on with: kernel-agent --resume %s", path, dir);
+    return NULL;
 }
 
 static int run_check(struct tools *tools, const char *path, bool line, struct ka_buf *suites)
 {
-    json_t *result = NULL;
+    json_auto_t *result = NULL;
     struct ka_err err;
     int code = check(tools, path, &result);
     ka_log_progress_end();
     json_object_del(result, "run_dir");
     json_object_del(result, "pair");
     json_object_del(result, "best");
-    if (result && tools->opts->json && line)
-        print_line(result);
-    else if (result && tools->opts->json)
-        print_json(result);
+    if (result && tools->opts->json)
+        ka_show_json(result, line ? LINE : DOCUMENT);
     else if (result)
         ka_show_result(result);
+    fflush(stdout);
     ka_junit_add(suites, path, result);
-    if (tools->opts->junit && ka_junit_write(tools->opts->junit, suites, &err)) {
-        fprintf(stderr, "kernel-agent: %s\n", err.msg);
-        code = code ? code : 2;
-    }
-    json_decref(result);
+    if (tools->opts->junit && ka_junit_write(tools->opts->junit, suites, &err))
+        return ka_show_problem(&err, code ? code : 2);
     return code;
 }
 
 static int run_verify(struct tools *tools, const char *dir, struct ka_buf *suites)
 {
     struct ka_err err;
-    char *pair = pair_of_run(dir, &err);
-    if (!pair) {
-        fprintf(stderr, "kernel-agent: %s\n", err.msg);
-        return 2;
-    }
-    int code = run_check(tools, pair, false, suites);
-    free(pair);
-    return code;
+    KA_AUTO_FREE char *pair = pair_of_run(dir, &err);
+    return pair ? run_check(tools, pair, false, suites) : ka_show_problem(&err, 2);
 }
 
 int ka_oneshot_main(const struct ka_opts *opts, const char *command, const char *path)
 {
     struct tools tools;
-    struct ka_buf suites = {0};
+    KA_AUTO_BUF struct ka_buf suites = {0};
     int code = tools_open(&tools, opts);
     if (code == 0 && strcmp(command, "check") == 0)
         code = run_check(&tools, path, false, &suites);
@@ -338,7 +299,6 @@ int ka_oneshot_main(const struct ka_opts *opts, const char *command, const char 
         code = run_verify(&tools, path, &suites);
     else if (code == 0)
         code = run_single(&tools, command, path);
-    ka_buf_free(&suites);
     tools_close(&tools);
     return code;
 }
@@ -346,7 +306,7 @@ int ka_oneshot_main(const struct ka_opts *opts, const char *command, const char 
 int ka_oneshot_check_all(const struct ka_opts *opts, const char *const *paths, size_t count)
 {
     struct tools tools;
-    struct ka_buf suites = {0};
+    KA_AUTO_BUF struct ka_buf suites = {0};
     int code = tools_open(&tools, opts);
     bool go_on = code == 0;
     tools.known = ka_known_new();
@@ -355,7 +315,6 @@ int ka_oneshot_check_all(const struct ka_opts *opts, const char *const *paths, s
         code = one ? one : code;
         go_on = one == 0 || one == 3 || one == 4;
     }
-    ka_buf_free(&suites);
     tools_close(&tools);
     return code;
 }

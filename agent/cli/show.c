@@ -11,6 +11,18 @@
 
 #define PAIR_MAX ((size_t)16 << 20)
 
+void ka_show_json(const json_t *doc, size_t flags)
+{
+    json_dumpf(doc, stdout, flags);
+    putchar('\n');
+}
+
+int ka_show_problem(const struct ka_err *err, int code)
+{
+    fprintf(stderr, "kernel-agent: %s\n", err->msg);
+    return code;
+}
+
 static long long int_of(const json_t *object, const char *name)
 {
     return (long long)json_integer_value(json_object_get(object, name));
@@ -23,9 +35,8 @@ static void print_dims(const json_t *dims)
     json_t *value;
     json_object_foreach((json_t *)dims, name, value)
     {
-        char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+        KA_AUTO_FREE char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
         printf(" %s=%s", name, text ? text : "?");
-        free(text);
     }
 }
 
@@ -98,14 +109,11 @@ void ka_show_result(const json_t *result)
 
 void ka_show_backward(const char *pair)
 {
-    struct ka_buf text = {0}, forward = {0}, backward = {0};
+    KA_AUTO_BUF struct ka_buf text = {0}, forward = {0}, backward = {0};
     struct ka_err err;
     if (pair && ka_file_read(pair, PAIR_MAX, &text, &err) == 0 &&
         ka_compose_split(ka_buf_str(&text), &forward, &backward, &err) == 0)
         printf("\n%s", ka_buf_str(&backward));
-    ka_buf_free(&text);
-    ka_buf_free(&forward);
-    ka_buf_free(&backward);
 }
 
 static void print_names(const char *title, const json_t *list)
@@ -165,9 +173,8 @@ void ka_show_error(const json_t *error, const char *path)
     fprintf(stderr, ": %s (%s)\n", ka_text_of(error, "message", "unknown error"),
             ka_text_of(error, "kind", "error"));
     if (json_is_object(json_object_get(error, "dims"))) {
-        char *dims = json_dumps(json_object_get(error, "dims"), JSON_COMPACT);
+        KA_AUTO_FREE char *dims = json_dumps(json_object_get(error, "dims"), JSON_COMPACT);
         fprintf(stderr, "  shape: %s\n", dims);
-        free(dims);
     }
     if (remedy)
         fprintf(stderr, "  remedy: %s\n", remedy);

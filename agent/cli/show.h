@@ -4,6 +4,14 @@
 
 #include <jansson.h>
 
+#include "base/base.h"
+
+/* A document, with jansson's `flags`, and a newline. */
+void ka_show_json(const json_t *doc, size_t flags);
+
+/* What went wrong, to stderr; returns `code`. */
+int ka_show_problem(const struct ka_err *err, int code);
+
 /* The verdict of a run: table of gradients, shapes, where the pair is, or why there is none. */
 void ka_show_result(const json_t *result);
 

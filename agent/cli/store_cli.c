@@ -18,6 +18,7 @@
 #include "rag/build.h"
 #include "rag/gather.h"
 #include "rag/search.h"
+#include "show.h"
 
 extern char **environ;
 
@@ -29,8 +30,7 @@ struct command_line {
     struct ka_store *db;
     const char *store_option;
     bool json, help;
-    size_t topk;
-    double min_sim;
+    double topk, min_sim;
     const char *exclude, *license;
     char **words; /* after the command */
     int word_count;
@@ -87,35 +87,29 @@ static int report_store(const struct ka_err *err, int rc)
     return report(err, rc == -ENOMEM || rc == -EIO ? EXIT_INTERNAL : EXIT_USE);
 }
 
+/* Steals `value`; what could not be written is found at the end. */
 static int print_json(json_t *value)
 {
-    if (!value)
-        return EXIT_INTERNAL;
-    int rc = json_dumpf(value, stdout, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
-    putchar('\n');
+    ka_show_json(value, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
     json_decref(value);
-    return rc ? EXIT_INTERNAL : EXIT_OK;
+    return EXIT_OK;
 }
 
 static json_t *tags_json(const char *tags)
 {
-    char **list = NULL;
-    size_t count = 0;
+    size_t count;
+    KA_AUTO_FREE char **list = ka_search_split(tags, &count);
     json_t *array = json_array();
-    if (ka_search_split(tags, &list, &count))
-        return array;
     for (size_t i = 0; i < count; i++)
         json_array_append_new(array, json_string(list[i]));
-    free(list);
     return array;
 }
 
 /* A path relative to the program's own folder; free() it. */
 static char *beside_program(const char *name)
 {
-    char *folder = ka_program_folder(), *path = ka_path_join(folder ? folder : ".", name);
-    free(folder);
-    return path;
+    KA_AUTO_FREE char *folder = ka_program_folder();
+    return ka_path_join(folder ? folder : ".", name);
 }
 
 /* Where the store is, or is to be made: as told, else the user's own folder if there is one, else what was
@@ -207,7 +201,7 @@ static void print_imported(const json_t *report)
 static int run_import(struct command_line *c)
 {
     struct ka_err err;
-    json_t *all = json_array();
+    json_auto_t *all = json_array();
     size_t taken = 0;
     int rc = 0;
     for (int i = 0; i < c->word_count && rc == 0; i++) {
@@ -222,10 +216,9 @@ static int run_import(struct command_line *c)
     }
     int code = taken ? EXIT_OK : EXIT_FILE;
     if (rc)
-        code = rc == -ENOENT ? report(&err, EXIT_FILE) : report_store(&err, rc);
-    if (!rc && c->json && print_json(json_incref(all)))
-        code = EXIT_INTERNAL;
-    json_decref(all);
+        return rc == -ENOENT ? report(&err, EXIT_FILE) : report_store(&err, rc);
+    if (c->json)
+        ka_show_json(all, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
     return code;
 }
 
@@ -241,7 +234,7 @@ static json_t *row_json(const struct ka_store_row *row)
 
 static int collect_row(const struct ka_store_row *row, void *arg)
 {
-    return json_array_append_new(arg, row_json(row)) ? -ENOMEM : 0;
+    return json_array_append_new(arg, row_json(row));
 }
 
 static int print_row(const struct ka_store_row *row, void *arg)
@@ -253,14 +246,12 @@ static int print_row(const struct ka_store_row *row, void *arg)
 
 static int run_list(struct command_line *c)
 {
-    struct ka_err err = {{0}};
-    json_t *rows = c->json ? json_array() : NULL;
+    struct ka_err err;
+    json_auto_t *rows = c->json ? json_array() : NULL;
     int rc = ka_store_each(c->db, c->json ? collect_row : print_row, rows, &err);
-    if (rc) {
-        json_decref(rows);
+    if (rc)
         return report_store(&err, rc);
-    }
-    return c->json ? print_json(rows) : EXIT_OK;
+    return c->json ? print_json(json_incref(rows)) : EXIT_OK;
 }
 
 static int run_show(struct command_line *c)
@@ -309,7 +300,7 @@ static int search_store(struct command_line *c, const char *forward, struct ka_s
     if (rc == 0)
         rc = ka_search_open(store, &search, err);
     struct ka_search_query query = {
-        .forward = forward, .topk = c->topk, .min_sim = c->min_sim, .exclude = c->exclude};
+        .forward = forward, .topk = (size_t)c->topk, .min_sim = c->min_sim, .exclude = c->exclude};
     if (rc == 0)
         rc = ka_search_run(search, &query, found, err);
     ka_search_close(search);
@@ -320,26 +311,21 @@ static int search_store(struct command_line *c, const char *forward, struct ka_s
 static int run_search(struct command_line *c)
 {
     struct ka_err err;
-    struct ka_buf forward = {0};
+    KA_AUTO_BUF struct ka_buf forward = {0};
     struct ka_search_result found = {0};
-    int code = EXIT_OK;
     if (ka_file_read(c->words[0], KA_PAIR_MAX, &forward, &err))
-        code = report(&err, EXIT_FILE);
-    if (code == EXIT_OK) {
-        int rc = search_store(c, ka_buf_str(&forward), &found, &err);
-        if (rc)
-            code = rc == -EINVAL || rc == -EFBIG ? report(&err, EXIT_FILE) : report_store(&err, rc);
-    }
-    if (code == EXIT_OK && c->json)
-        code = print_json(result_json(&found));
-    else if (code == EXIT_OK)
-        for (size_t i = 0; i < found.count; i++)
-            printf("%.3f  %-44s %s\n", found.hits[i].similarity, found.hits[i].id, found.hits[i].schedule);
+        return report(&err, EXIT_FILE);
+    int rc = search_store(c, ka_buf_str(&forward), &found, &err);
+    if (rc)
+        return rc == -EINVAL || rc == -EFBIG ? report(&err, EXIT_FILE) : report_store(&err, rc);
+    if (c->json)
+        print_json(result_json(&found));
+    for (size_t i = 0; i < found.count && !c->json; i++)
+        printf("%.3f  %-44s %s\n", found.hits[i].similarity, found.hits[i].id, found.hits[i].schedule);
     for (size_t i = 0; i < found.excluded_count; i++)
         fprintf(stderr, "left out: %s: %s\n", found.excluded[i].id, found.excluded[i].why);
     ka_search_result_free(&found);
-    ka_buf_free(&forward);
-    return code;
+    return EXIT_OK;
 }
 
 /* ---- verify, export ---- */
@@ -373,20 +359,14 @@ static int write_pair(struct ka_store *store, const char *id, const char *dir, c
     int rc = ka_store_get(store, id, &pair, err);
     if (rc)
         return rc;
-    bool plain = plain_name(pair.id) && (!*pair.family || plain_name(pair.family));
-    char *folder = ka_path_join(dir, *pair.family ? pair.family : "."), *base = ka_path_join(folder, pair.id);
-    struct ka_buf file = {0};
-    rc =
-        plain ? ka_buf_printf(&file, "%s.py", base) : ka_fail(err, -EINVAL, "%s: not a usable file name", id);
+    KA_AUTO_FREE char *folder = ka_path_join(dir, *pair.family ? pair.family : ".");
+    *path = ka_format("%s/%s.py", folder, pair.id);
+    if (!plain_name(pair.id) || (*pair.family && !plain_name(pair.family)))
+        rc = ka_fail(err, -EINVAL, "%s: not a usable file name", id);
     if (rc == 0)
         rc = ka_mkdirs(folder, err);
     if (rc == 0)
-        rc = ka_file_write(file.data, pair.source, strlen(pair.source), err);
-    if (rc == 0)
-        *path = ka_buf_steal(&file);
-    ka_buf_free(&file);
-    free(folder);
-    free(base);
+        rc = ka_file_write(*path, pair.source, strlen(pair.source), err);
     ka_pair_free(&pair);
     return rc;
 }
@@ -395,13 +375,11 @@ static int write_pair(struct ka_store *store, const char *id, const char *dir, c
 static int verify_by_check(const char *path, void *arg)
 {
     (void)arg;
-    char *copy = ka_strdup(path);
-    char *argv[] = {(char[]){"kernel-agent"}, (char[]){"check"}, copy, NULL};
+    char *argv[] = {(char *)"kernel-agent", (char *)"check", (char *)path, NULL};
     pid_t child;
     int status = 0, rc = posix_spawn(&child, "/proc/self/exe", NULL, NULL, argv, environ);
     while (rc == 0 && waitpid(child, &status, 0) < 0 && errno == EINTR)
         continue;
-    free(copy);
     if (rc)
         fprintf(stderr, "kernel-agent store: cannot start the check: %s\n", strerror(rc));
     return rc == 0 && WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_INTERNAL;
@@ -409,30 +387,25 @@ static int verify_by_check(const char *path, void *arg)
 
 static int verify_list(struct command_line *c, const struct id_list *list, const char *scratch)
 {
-    json_t *failed = json_array();
-    int code = EXIT_OK;
-    for (size_t i = 0; i < list->count && code == EXIT_OK; i++) {
+    json_auto_t *failed = json_array();
+    for (size_t i = 0; i < list->count; i++) {
         struct ka_err err;
-        char *path = NULL;
+        KA_AUTO_FREE char *path = NULL;
         int rc = write_pair(c->db, list->ids[i], scratch, &path, &err);
-        if (rc) {
-            code = report_store(&err, rc);
-            break;
-        }
+        if (rc)
+            return report_store(&err, rc);
         bool verified = c->verify(path, c->verify_arg) == 0;
         fprintf(stderr, "%zu of %zu: %s %s\n", i + 1, list->count, list->ids[i],
                 verified ? "verified" : "NOT verified");
         if (!verified)
             json_array_append_new(failed, json_string(list->ids[i]));
-        free(path);
     }
     size_t failures = json_array_size(failed);
-    if (code == EXIT_OK && c->json)
-        code = print_json(json_pack("{s:I, s:O}", "pairs", (json_int_t)list->count, "failed", failed));
-    else if (code == EXIT_OK)
+    if (c->json)
+        print_json(json_pack("{s:I, s:O}", "pairs", (json_int_t)list->count, "failed", failed));
+    else
         printf("%zu of %zu pairs verified\n", list->count - failures, list->count);
-    json_decref(failed);
-    return code == EXIT_OK && failures ? EXIT_UNVERIFIED : code;
+    return failures ? EXIT_UNVERIFIED : EXIT_OK;
 }
 
 static void free_ids(struct id_list *list)
@@ -469,9 +442,8 @@ static int run_export(struct command_line *c)
     struct id_list all = {0};
     int rc = ka_store_each(c->db, collect_id, &all, &err);
     for (size_t i = 0; i < all.count && rc == 0; i++) {
-        char *path = NULL;
+        KA_AUTO_FREE char *path = NULL;
         rc = write_pair(c->db, all.ids[i], c->words[0], &path, &err);
-        free(path);
     }
     int code = rc ? report_store(&err, rc) : EXIT_OK;
     if (code == EXIT_OK && c->json)
@@ -501,23 +473,14 @@ static const struct {
     {"export", 1, 1, "export DIR", KA_STORE_READ, run_export},
 };
 
-static int parse_topk(const char *text, size_t *out, struct ka_err *err)
+/* A whole number or any other of the range. */
+static int parse_number(const char *name, bool whole, double low, double high, double *out,
+                        struct ka_err *err)
 {
     char *end;
-    errno = 0;
-    long value = strtol(text, &end, 10);
-    if (errno || end == text || *end || value < 1 || value > KA_INDEX_TOPK_MAX)
-        return ka_fail(err, -EINVAL, "--topk: '%s' is not a number from 1 to %d", text, KA_INDEX_TOPK_MAX);
-    *out = (size_t)value;
-    return 0;
-}
-
-static int parse_min_sim(const char *text, double *out, struct ka_err *err)
-{
-    char *end;
-    double value = strtod(text, &end);
-    if (end == text || *end || !(fabs(value) <= 1))
-        return ka_fail(err, -EINVAL, "--min-sim: '%s' is not a number from -1 to 1", text);
+    double value = whole ? (double)strtol(optarg, &end, 10) : strtod(optarg, &end);
+    if (end == optarg || *end || !(value >= low && value <= high))
+        return ka_fail(err, -EINVAL, "%s: '%s' is not a number from %g to %g", name, optarg, low, high);
     *out = value;
     return 0;
 }
@@ -541,9 +504,9 @@ static int parse_options(struct command_line *c, int argc, char **argv, struct k
         else if (got == 'j')
             c->json = true;
         else if (got == 'k')
-            rc = parse_topk(optarg, &c->topk, err);
+            rc = parse_number("--topk", true, 1, KA_INDEX_TOPK_MAX, &c->topk, err);
         else if (got == 'm')
-            rc = parse_min_sim(optarg, &c->min_sim, err);
+            rc = parse_number("--min-sim", false, -1, 1, &c->min_sim, err);
         else if (got == 'x')
             c->exclude = optarg;
         else if (got == 'l')

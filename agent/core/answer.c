@@ -109,11 +109,8 @@ static bool is_python_block(const struct block *block)
 
 static int take_code(const char *code, struct ka_buf *current, struct ka_err *err)
 {
-    const char *after = ka_compose_after_marker(code, false);
-    if (!after)
-        after = ka_compose_after_marker(code, true);
-    if (after)
-        code = after;
+    const char *after = ka_compose_after_marker(code, true);
+    code = after ? after : code;
     size_t len = strlen(code);
     if (len > KA_ANSWER_MAX_BYTES)
         return ka_fail(err, -EFBIG, "The code has %zu bytes; a backward part may have at most %zu.", len,
@@ -128,49 +125,31 @@ static int take_code(const char *code, struct ka_buf *current, struct ka_err *er
                        "The code defines no `<stub>_autograd(...)`, so it is not a whole backward part. "
                        "Send all of it, or change the current one by a patch.");
     struct ka_buf tidy = {0};
-    int rc = ka_compose_tidy(code, len, &tidy);
-    if (rc == 0) {
-        ka_buf_free(current);
-        *current = tidy;
-        return 0;
-    }
-    ka_buf_free(&tidy);
-    return ka_fail(err, rc, "no room for code of %zu bytes", len);
+    ka_compose_tidy(code, len, &tidy);
+    ka_buf_free(current);
+    *current = tidy;
+    return 0;
 }
 
 /* The pair as the model saw it: forward part, marker, backward part. The forward is taken byte by byte, so
  * that its lines can be context of a hunk. */
-static int join(const char *forward, const char *backward, struct ka_buf *pair)
+static void join(const char *forward, const char *backward, struct ka_buf *pair)
 {
-    const char *after = ka_compose_after_marker(forward, false);
-    size_t len = strlen(forward);
-    if (after)
-        return ka_buf_printf(pair, "%.*s%s\n\n%s", (int)(after - forward), forward,
-                             after > forward && after[-1] == '\n' ? "" : "\n", backward);
-    const char *newline = len && forward[len - 1] != '\n' ? "\n" : "";
-    return ka_buf_printf(pair, "%s%s\n\n%s\n\n\n%s", forward, newline, KA_MARKER, backward);
+    const char *after = ka_compose_after_marker(forward, false),
+               *end = after ? after : forward + strlen(forward);
+    ka_buf_printf(pair, "%.*s%s%s\n\n%s", (int)(end - forward), forward,
+                  end > forward && end[-1] != '\n' ? "\n" : "", after ? "" : "\n" KA_MARKER "\n", backward);
 }
 
 static int take_patch(const char *patch, const char *forward, struct ka_buf *current, struct ka_err *err)
 {
-    struct ka_buf pair = {0}, changed = {0};
+    KA_AUTO_BUF struct ka_buf pair = {0}, changed = {0};
     struct ka_err why = {{0}};
-    int rc = join(forward, ka_buf_str(current), &pair);
-    if (rc) {
-        ka_fail(err, rc, "no room for the file to patch");
-        goto out;
-    }
-    rc =
+    join(forward, ka_buf_str(current), &pair);
+    int rc =
         ka_patch_apply(ka_buf_str(&pair), patch, ka_compose_forward_lines(ka_buf_str(&pair)), &changed, &why);
-    if (rc) {
-        ka_fail(err, rc, "The patch did not apply: %s.", why.msg);
-        goto out;
-    }
-    rc = take_code(ka_buf_str(&changed), current, err);
-out:
-    ka_buf_free(&pair);
-    ka_buf_free(&changed);
-    return rc;
+    return rc ? ka_fail(err, rc, "The patch did not apply: %s.", why.msg)
+              : take_code(ka_buf_str(&changed), current, err);
 }
 
 /* The ways to answer */
@@ -208,26 +187,20 @@ static int take_call(const struct ka_chat_answer *answer, const struct ka_chat_c
         return ka_fail(err, -EFBIG, "The arguments of %s are longer than %zu bytes.", call->name,
                        4 * KA_ANSWER_MAX_BYTES);
     json_error_t where;
-    json_t *root = json_loads(arguments, 0, &where);
-    char *text = NULL;
-    int rc;
-    if (!root && was_cut(answer)) {
-        rc = cut_error(true, err);
-    } else if (!root) {
-        rc = ka_fail(err, -EPROTO,
-                     "The arguments of %s are not valid JSON (line %d, column %d: %s). Send "
-                     "{\"%s\": \"...\"} with newlines written as \\n.",
-                     call->name, where.line, where.column, where.text, key);
-    } else if (!json_is_string(json_object_get(root, key))) {
-        rc = ka_fail(err, -EPROTO, "The arguments of %s lack the string \"%s\".", call->name, key);
-    } else {
-        text = without_fence(json_string_value(json_object_get(root, key)));
-        rc = file && !ka_patch_is_in(text) ? take_code(text, current, err)
-                                           : take_patch(text, forward, current, err);
-    }
-    free(text);
-    json_decref(root);
-    return rc;
+    json_auto_t *root = json_loads(arguments, 0, &where);
+    if (!root && was_cut(answer))
+        return cut_error(true, err);
+    if (!root)
+        return ka_fail(err, -EPROTO,
+                       "The arguments of %s are not valid JSON (line %d, column %d: %s). Send "
+                       "{\"%s\": \"...\"} with newlines written as \\n.",
+                       call->name, where.line, where.column, where.text, key);
+    const char *given = json_string_value(json_object_get(root, key));
+    if (!given)
+        return ka_fail(err, -EPROTO, "The arguments of %s lack the string \"%s\".", call->name, key);
+    KA_AUTO_FREE char *text = without_fence(given);
+    return file && !ka_patch_is_in(text) ? take_code(text, current, err)
+                                         : take_patch(text, forward, current, err);
 }
 
 static int take_calls(const struct ka_chat_answer *answer, const char *forward, struct ka_buf *current,
@@ -257,7 +230,7 @@ static bool choose_block(const char *text, struct block *chosen, bool *patch)
     struct block block;
     bool found = false, good = false;
     while (next_block(&cursor, end, &block)) {
-        char *code = ka_strndup(block.at, block.len);
+        KA_AUTO_FREE char *code = ka_strndup(block.at, block.len);
         bool is_patch = ka_patch_is_in(code);
         bool whole =
             !is_patch && is_python_block(&block) && strstr(code, "_autograd(") && strstr(code, "def ");
@@ -268,7 +241,6 @@ static bool choose_block(const char *text, struct block *chosen, bool *patch)
             found = true;
             good = good || is_patch || whole;
         }
-        free(code);
     }
     return found;
 }
@@ -282,10 +254,8 @@ static int take_text(const struct ka_chat_answer *answer, const char *forward, b
     if (choose_block(text, &block, &patch)) {
         if (!block.closed && was_cut(answer))
             return cut_error(tools, err);
-        char *code = ka_strndup(block.at, block.len);
-        int rc = patch ? take_patch(code, forward, current, err) : take_code(code, current, err);
-        free(code);
-        return rc;
+        KA_AUTO_FREE char *code = ka_strndup(block.at, block.len);
+        return patch ? take_patch(code, forward, current, err) : take_code(code, current, err);
     }
     if (ka_patch_is_in(text))
         return was_cut(answer) && !strstr(text, "*** End Patch") ? cut_error(tools, err)
@@ -304,26 +274,14 @@ int ka_answer_apply(const struct ka_chat_answer *answer, const char *forward, co
 {
     if (answer->refusal && *answer->refusal && !answer->call_count)
         return ka_fail(err, -ECONNREFUSED, "The model refused: %.300s", answer->refusal);
-    struct ka_buf before = {0}, current = {0};
-    int rc = ka_compose_tidy(backward, strlen(backward), &before);
-    rc = rc ? rc : ka_buf_add(&current, ka_buf_str(&before), before.len);
-    if (rc) {
-        ka_fail(err, rc, "no room for the current backward part");
-        goto out;
-    }
-    rc = answer->call_count ? take_calls(answer, forward, &current, err)
-                            : take_text(answer, forward, tools, &current, err);
+    KA_AUTO_BUF struct ka_buf before = {0}, current = {0};
+    ka_compose_tidy(backward, strlen(backward), &before);
+    ka_buf_add(&current, ka_buf_str(&before), before.len);
+    int rc = answer->call_count ? take_calls(answer, forward, &current, err)
+                                : take_text(answer, forward, tools, &current, err);
     if (rc)
-        goto out;
-    if (current.len == before.len && memcmp(ka_buf_str(&current), ka_buf_str(&before), before.len) == 0) {
-        rc = ka_fail(err, -EALREADY, "The answer changes nothing: the file is the same as before.");
-        goto out;
-    }
-    rc = ka_buf_add(out, ka_buf_str(&current), current.len);
-    if (rc)
-        ka_fail(err, rc, "no room for a backward part of %zu bytes", current.len);
-out:
-    ka_buf_free(&before);
-    ka_buf_free(&current);
-    return rc;
+        return rc;
+    if (current.len == before.len && memcmp(ka_buf_str(&current), ka_buf_str(&before), before.len) == 0)
+        return ka_fail(err, -EALREADY, "The answer changes nothing: the file is the same as before.");
+    return ka_buf_add(out, ka_buf_str(&current), current.len);
 }

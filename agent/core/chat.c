@@ -54,11 +54,9 @@ static json_t *string_of(const char *text)
     json_t *string = json_string(text);
     if (string)
         return string;
-    struct ka_buf valid = {0};
-    if (ka_buf_repair(&valid, text, strlen(text)) == 0)
-        string = json_stringn(ka_buf_str(&valid), valid.len);
-    ka_buf_free(&valid);
-    return string;
+    KA_AUTO_BUF struct ka_buf valid = {0};
+    ka_buf_repair(&valid, text, strlen(text));
+    return json_stringn(ka_buf_str(&valid), valid.len);
 }
 
 static json_t *message_of(const struct ka_chat_message *message, struct ka_err *err)
@@ -107,47 +105,29 @@ static json_t *tools_of(const struct ka_chat_request *req, struct ka_err *err)
     return out;
 }
 
-static int set_options(json_t *body, const struct ka_chat_request *req)
-{
-    int rc = 0;
-    if (req->stream) {
-        rc |= json_object_set_new(body, "stream", json_true());
-        rc |= json_object_set_new(body, "stream_options", json_pack("{s:b}", "include_usage", 1));
-    }
-    if (req->reasoning_effort)
-        rc |= json_object_set_new(body, "reasoning_effort", string_of(req->reasoning_effort));
-    if (req->max_tokens > 0)
-        rc |= json_object_set_new(body, req->reasoning_effort ? "max_completion_tokens" : "max_tokens",
-                                  json_integer(req->max_tokens));
-    if (req->temperature)
-        rc |= json_object_set_new(body, "temperature", json_real(*req->temperature));
-    return rc;
-}
-
 char *ka_chat_request_json(const struct ka_chat_request *req, struct ka_err *err)
 {
     if (!req->model || !*req->model) {
         ka_fail(err, -EINVAL, "no model is named: set --model");
         return NULL;
     }
-    char *text = NULL;
-    json_t *tools = NULL, *messages = messages_of(req, err), *body = json_object();
-    if (!messages)
-        goto out;
-    if (req->tool_count && !(tools = tools_of(req, err)))
-        goto out;
-    int rc = json_object_set_new(body, "model", string_of(req->model));
-    rc |= json_object_set(body, "messages", messages);
-    if (tools)
-        rc |= json_object_set(body, "tools", tools);
-    rc |= set_options(body, req);
-    text = rc ? NULL : json_dumps(body, JSON_COMPACT);
+    json_t *messages = messages_of(req, err);
+    json_t *tools = messages && req->tool_count ? tools_of(req, err) : NULL;
+    if (!messages || (req->tool_count && !tools)) {
+        json_decref(messages);
+        return NULL;
+    }
+    const char *effort = req->reasoning_effort;
+    json_auto_t *body = json_pack(
+        "{s:o, s:o, s:o*, s:o*, s:o*, s:o*, s:o*, s:o*}", "model", string_of(req->model), "messages",
+        messages, "tools", tools, "stream", req->stream ? json_true() : NULL, "stream_options",
+        req->stream ? json_pack("{s:b}", "include_usage", 1) : NULL, "reasoning_effort",
+        effort ? string_of(effort) : NULL, effort ? "max_completion_tokens" : "max_tokens",
+        req->max_tokens > 0 ? json_integer(req->max_tokens) : NULL, "temperature",
+        req->temperature ? json_real(*req->temperature) : NULL);
+    char *text = json_dumps(body, JSON_COMPACT);
     if (!text)
         ka_fail(err, -EINVAL, "the request for model %s cannot be written as JSON", req->model);
-out:
-    json_decref(messages);
-    json_decref(tools);
-    json_decref(body);
     return text;
 }
 
@@ -173,10 +153,8 @@ static bool adapt(json_t *body, const char *complaint)
 
 char *ka_chat_request_adapt(const char *text, const char *complaint)
 {
-    json_t *body = json_loads(text, 0, NULL);
-    char *adapted = body && adapt(body, complaint) ? json_dumps(body, JSON_COMPACT) : NULL;
-    json_decref(body);
-    return adapted;
+    json_auto_t *body = json_loads(text, 0, NULL);
+    return body && adapt(body, complaint) ? json_dumps(body, JSON_COMPACT) : NULL;
 }
 
 /* ---- answers ---- */
@@ -258,8 +236,7 @@ static void add_bytes(struct ka_chat_stream *stream, struct ka_buf *to, const ch
     size_t before = to->len / LOOP_BYTES;
     if (!use(stream, len))
         return;
-    if (ka_buf_add(to, bytes, len))
-        FAIL(stream, -ENOMEM, "no memory for the answer");
+    ka_buf_add(to, bytes, len);
     if (to->len / LOOP_BYTES != before && is_looping(to))
         FAIL(stream, -EBADMSG, "the answer repeats itself without end");
 }
@@ -321,10 +298,9 @@ static void add_call(struct ka_chat_stream *stream, const json_t *piece)
     keep_string(stream, &call->id, json_object_get(piece, "id"));
     keep_string(stream, &call->name, json_object_get(function, "name"));
     add_string(stream, &call->arguments, arguments);
-    char *text = json_is_object(arguments) ? json_dumps(arguments, JSON_COMPACT) : NULL;
+    KA_AUTO_FREE char *text = json_is_object(arguments) ? json_dumps(arguments, JSON_COMPACT) : NULL;
     if (text)
         add_bytes(stream, &call->arguments, text, strlen(text));
-    free(text);
 }
 
 /* `message` is a chunk's delta or a body's whole message: the members are the same. */
@@ -356,7 +332,8 @@ static void report_error(struct ka_chat_stream *stream, const char *data, size_t
 static void take_json(struct ka_chat_stream *stream, const char *data, size_t len, const char *member)
 {
     json_error_t why;
-    json_t *root = json_loadb(data, len, 0, &why), *choice;
+    json_auto_t *root = json_loadb(data, len, 0, &why);
+    json_t *choice;
     const json_t *choices = json_object_get(root, "choices"), *usage = json_object_get(root, "usage");
     size_t i;
     if (!root)
@@ -377,7 +354,6 @@ static void take_json(struct ka_chat_stream *stream, const char *data, size_t le
     take_count(&stream->tokens_out, json_object_get(usage, "completion_tokens"));
     if (strcmp(member, "message") == 0 && json_array_size(choices) == 0)
         FAIL(stream, -EBADMSG, "the answer has no choices");
-    json_decref(root);
 }
 
 static int take(struct ka_chat_stream *stream, const char *data, size_t len, const char *member,
@@ -461,29 +437,19 @@ static const char *message_in(const json_t *root)
     return NULL;
 }
 
-/* Proxies answer with pages that are of no use in a message. */
-static bool looks_like_markup(const char *body, size_t len)
-{
-    while (len && strchr(" \t\r\n", *body)) {
-        body++;
-        len--;
-    }
-    return len && *body == '<';
-}
-
 void ka_chat_error_read(const char *body, size_t len, struct ka_chat_error *error)
 {
     *error = (struct ka_chat_error){0};
-    json_t *root = json_loadb(body, len, 0, NULL);
+    json_auto_t *root = json_loadb(body, len, 0, NULL);
+    const char *first = ka_first_byte(body, len);
     const json_t *object = json_is_array(root) ? json_array_get(root, 0) : root;
     const json_t *inner = json_object_get(object, "error");
     const char *message = message_in(object),
                *code = ka_text_of(inner, "code", ka_text_of(inner, "type", NULL));
     if (message)
         ka_utf8_line(message, strlen(message), error->message, sizeof(error->message));
-    else if (!root && !looks_like_markup(body, len))
+    else if (!root && first && *first != '<') /* proxies answer with pages that are of no use in a message */
         ka_utf8_line(body, len, error->message, sizeof(error->message));
     if (code)
         ka_utf8_line(code, strlen(code), error->code, sizeof(error->code));
-    json_decref(root);
 }

@@ -62,12 +62,13 @@ static bool is_loose_marker(struct ka_line line)
 
 const char *ka_compose_after_marker(const char *text, bool loose)
 {
-    const char *cursor = text, *end = text + strlen(text);
+    const char *cursor = text, *end = text + strlen(text), *after = NULL;
     struct ka_line line;
-    while (ka_line_next(&cursor, end, &line)) {
-        if (ka_line_is(ka_line_strip(line), KA_MARKER) || (loose && is_loose_marker(line)))
+    if (ka_marker_find(text, strlen(text), &after) || !loose)
+        return after;
+    while (ka_line_next(&cursor, end, &line))
+        if (is_loose_marker(line))
             return cursor;
-    }
     return NULL;
 }
 
@@ -81,7 +82,7 @@ size_t ka_compose_forward_lines(const char *text)
     return count;
 }
 
-int ka_compose_tidy(const char *text, size_t len, struct ka_buf *out)
+void ka_compose_tidy(const char *text, size_t len, struct ka_buf *out)
 {
     const char *cursor = text, *end = text + len;
     struct ka_line line;
@@ -98,22 +99,16 @@ int ka_compose_tidy(const char *text, size_t len, struct ka_buf *out)
         begun = true;
         ka_line_put(line, out);
     }
-    return out->failed;
 }
 
 int ka_compose_split(const char *text, struct ka_buf *forward, struct ka_buf *backward, struct ka_err *err)
 {
-    const char *after = ka_compose_after_marker(text, false);
-    if (!after)
+    const char *after = NULL, *marker = ka_marker_find(text, strlen(text), &after);
+    if (!marker)
         return ka_fail(err, -ENOENT, "there is no line '%s'", KA_MARKER);
-    const char *marker = after;
-    while (marker > text && marker[-1] == '\n')
-        marker--; /* the marker line's own newline */
-    while (marker > text && marker[-1] != '\n')
-        marker--;
-    int rc = ka_compose_tidy(text, (size_t)(marker - text), forward);
-    rc = rc ? rc : ka_compose_tidy(after, strlen(after), backward);
-    return rc ? ka_fail(err, rc, "no room for a pair of %zu bytes", strlen(text)) : 0;
+    ka_compose_tidy(text, (size_t)(marker - text), forward);
+    ka_compose_tidy(after, strlen(after), backward);
+    return 0;
 }
 
 static bool is_name_char(char c)
@@ -227,29 +222,20 @@ static int put_forward(const char *text, size_t len, struct ka_buf *out, struct 
         else
             ka_line_put(line, out);
     }
-    return out->failed;
+    return 0;
 }
 
 int ka_compose_pair(const char *forward, const char *backward, struct ka_buf *out, struct ka_err *err)
 {
-    struct ka_buf front = {0}, back = {0}, code = {0};
-    int rc = ka_compose_after_marker(forward, false) ? ka_compose_split(forward, &front, &back, err)
-                                                     : ka_compose_tidy(forward, strlen(forward), &front);
+    KA_AUTO_BUF struct ka_buf front = {0}, back = {0}, code = {0};
+    if (ka_compose_split(forward, &front, &back, NULL))
+        ka_compose_tidy(forward, strlen(forward), &front);
+    int rc = put_forward(ka_buf_str(&front), front.len, &code, err);
     if (rc)
-        goto out;
-    rc = put_forward(ka_buf_str(&front), front.len, &code, err);
-    if (rc == -EINVAL)
-        goto out;
+        return rc;
     if (*backward) {
         ka_buf_puts(&code, "\n\n" KA_MARKER "\n\n\n");
-        rc = ka_compose_tidy(backward, strlen(backward), &code);
+        ka_compose_tidy(backward, strlen(backward), &code);
     }
-    rc = rc ? rc : ka_buf_add(out, ka_buf_str(&code), code.len);
-    if (rc)
-        ka_fail(err, rc, "no room for a pair of %zu bytes", strlen(forward) + strlen(backward));
-out:
-    ka_buf_free(&front);
-    ka_buf_free(&back);
-    ka_buf_free(&code);
-    return rc;
+    return ka_buf_add(out, ka_buf_str(&code), code.len);
 }

@@ -53,8 +53,9 @@ static struct hand *choose(struct hand *hands, size_t count, const json_t *item,
 json_t *ka_deal(const json_t *cases, size_t parts, double start, bool together)
 {
     size_t count = json_array_size(cases);
-    json_t *dealt = json_array(), **sorted = ka_calloc(count + 1, sizeof(json_t *));
-    struct hand *hands = ka_calloc(parts ? parts : 1, sizeof(*hands));
+    json_t *dealt = json_array();
+    KA_AUTO_FREE json_t **sorted = ka_calloc(count, sizeof(json_t *));
+    KA_AUTO_FREE struct hand *hands = ka_calloc(parts, sizeof(*hands));
     for (size_t i = 0; i < count; i++)
         sorted[i] = json_array_get(cases, i);
     qsort(sorted, count, sizeof(json_t *), by_size);
@@ -70,7 +71,5 @@ json_t *ka_deal(const json_t *cases, size_t parts, double start, bool together)
             json_array_append(dealt, hands[i].cases);
         json_decref(hands[i].cases);
     }
-    free(hands);
-    free(sorted);
     return dealt;
 }

@@ -17,6 +17,7 @@ static const char *const state_names[] = {
     [KA_JOB_FAILED] = "failed",     [KA_JOB_CANCELLED] = "cancelled",
 };
 static const char *const phase_names[] = {"draft", "fix", "optimise"};
+static const enum ka_job_state phase_states[] = {KA_JOB_DRAFT, KA_JOB_FIX, KA_JOB_OPTIMISE};
 static const char *const reason_names[] = {
     [KA_REASON_NONE] = "none",
     [KA_REASON_UNUSABLE] = "unusable",
@@ -27,6 +28,11 @@ static const char *const reason_names[] = {
     [KA_REASON_INTERNAL] = "internal",
 };
 
+static const int reason_codes[] = {
+    [KA_REASON_NONE] = 1,          [KA_REASON_UNUSABLE] = 3, [KA_REASON_NOT_VERIFIED] = 4,
+    [KA_REASON_REFUSED_DRAFT] = 4, [KA_REASON_LLM] = 5,      [KA_REASON_SANDBOX] = 6,
+    [KA_REASON_INTERNAL] = 1};
+
 const char *ka_job_state_name(enum ka_job_state state)
 {
     return state_names[state];
@@ -35,11 +41,6 @@ const char *ka_job_state_name(enum ka_job_state state)
 const char *ka_job_phase_name(enum ka_job_phase phase)
 {
     return phase_names[phase];
-}
-
-const char *ka_job_reason_name(enum ka_job_reason reason)
-{
-    return reason_names[reason];
 }
 
 void ka_job_init(struct ka_job *job, const struct ka_job_limits *limits)
@@ -61,21 +62,7 @@ int ka_job_exit_code(const struct ka_job *job)
         return 0;
     if (job->state == KA_JOB_CANCELLED)
         return 130;
-    switch (job->reason) {
-    case KA_REASON_UNUSABLE:
-        return 3;
-    case KA_REASON_NOT_VERIFIED:
-    case KA_REASON_REFUSED_DRAFT:
-        return 4;
-    case KA_REASON_LLM:
-        return 5;
-    case KA_REASON_SANDBOX:
-        return 6;
-    case KA_REASON_NONE:
-    case KA_REASON_INTERNAL:
-        break;
-    }
-    return 1;
+    return reason_codes[job->reason];
 }
 
 /* The one place where the state changes. Every entry gets a fresh operation number. */
@@ -108,19 +95,6 @@ static void conclude(struct ka_job *job, enum ka_job_reason reason, struct ka_co
         fail(job, reason, command);
 }
 
-static enum ka_job_state phase_state(enum ka_job_phase phase)
-{
-    switch (phase) {
-    case KA_PHASE_DRAFT:
-        return KA_JOB_DRAFT;
-    case KA_PHASE_FIX:
-        return KA_JOB_FIX;
-    case KA_PHASE_OPTIMISE:
-        break;
-    }
-    return KA_JOB_OPTIMISE;
-}
-
 /* Ask for one more candidate of the turn that is under way. */
 static void ask_again(struct ka_job *job, struct ka_command *command)
 {
@@ -133,7 +107,7 @@ static void ask_again(struct ka_job *job, struct ka_command *command)
         type = job->phase == KA_PHASE_OPTIMISE ? KA_CMD_TUNE : KA_CMD_DIFFERENTIATE;
     else
         job->iters++;
-    enter(job, phase_state(job->phase), type, command);
+    enter(job, phase_states[job->phase], type, command);
 }
 
 static void begin_turn(struct ka_job *job, enum ka_job_phase phase, int source, struct ka_command *command)
@@ -404,12 +378,6 @@ void ka_job_resume(struct ka_job *job, struct ka_command *command)
 /* clang-format on */
 #define JOB_REALS(X) X(limits.min_rel_impr) X(best_cost) X(turn_cost)
 
-static void set_real(json_t *doc, const char *name, double value)
-{
-    json_object_set_new(doc, name,
-                        isfinite(value) ? json_real(value) : json_null()); /* null: no cost known */
-}
-
 json_t *ka_job_to_json(const struct ka_job *job)
 {
     json_t *doc = json_object();
@@ -418,7 +386,8 @@ json_t *ka_job_to_json(const struct ka_job *job)
     json_object_set_new(doc, "reason", json_string(reason_names[job->reason]));
 #define PUT_INT(name) json_object_set_new(doc, #name, json_integer((json_int_t)job->name));
 #define PUT_BOOL(name) json_object_set_new(doc, #name, json_boolean(job->name));
-#define PUT_REAL(name) set_real(doc, #name, job->name);
+#define PUT_REAL(name) /* null: no cost known */                                                             \
+    json_object_set_new(doc, #name, isfinite(job->name) ? json_real(job->name) : json_null());
     JOB_INTS(PUT_INT)
     JOB_BOOLS(PUT_BOOL)
     JOB_REALS(PUT_REAL)

@@ -144,7 +144,6 @@ int ka_job_exit_code(const struct ka_job *job); /* exit codes of the program; on
 
 const char *ka_job_state_name(enum ka_job_state state);
 const char *ka_job_phase_name(enum ka_job_phase phase);
-const char *ka_job_reason_name(enum ka_job_reason reason);
 
 /* All of the job as JSON and back. -EINVAL with a message for a document that is no job. */
 json_t *ka_job_to_json(const struct ka_job *job);

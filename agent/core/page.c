@@ -81,12 +81,11 @@ void ka_page_paragraph(struct ka_page *page, const char *markup)
 
 void ka_page_value(struct ka_page *page, const json_t *value)
 {
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     if (ka_describe_dims(value, &text))
         page->text.failed = text.failed;
     bool none = json_is_null(value) || (page->form == KA_PAGE_HTML && !text.len);
     ka_page_text(page, none ? "-" : ka_buf_str(&text));
-    ka_buf_free(&text);
 }
 
 void ka_page_number(struct ka_page *page, const json_t *object, const char *name)

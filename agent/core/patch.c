@@ -584,7 +584,7 @@ static void put_shifted(struct ka_buf *out, struct ka_line line, long shift)
     ka_line_put((struct ka_line){line.at + cut, line.len - cut}, out);
 }
 
-static int write_result(const struct document *doc, struct ka_buf *out)
+static void write_result(const struct document *doc, struct ka_buf *out)
 {
     size_t next = 0;
     for (size_t i = 0; i <= doc->count; i++) {
@@ -593,7 +593,6 @@ static int write_result(const struct document *doc, struct ka_buf *out)
         if (i < doc->count && !doc->deleted_by[i])
             ka_line_put(doc->lines[i], out);
     }
-    return out->failed;
 }
 
 /* Add File: what it holds replaces all that is not protected. Should it repeat the protected part, it is cut
@@ -613,7 +612,7 @@ static int write_added(const struct document *doc, const struct parsed *p, struc
         ka_line_put(doc->lines[i], out);
     for (size_t i = first; i < p->count; i++)
         put_shifted(out, p->lines[i].text, 0);
-    return out->failed;
+    return 0;
 }
 
 static int apply(struct document *doc, struct parsed *p, struct ka_buf *out, struct ka_err *err)
@@ -629,7 +628,9 @@ static int apply(struct document *doc, struct parsed *p, struct ka_buf *out, str
         return rc;
     qsort(doc->insertions, doc->insertion_count, sizeof(*doc->insertions), by_gap);
     rc = check_overlap(doc, p, err);
-    return rc ? rc : write_result(doc, out);
+    if (rc == 0)
+        write_result(doc, out);
+    return rc;
 }
 
 int ka_patch_apply(const char *text, const char *patch, size_t protected_lines, struct ka_buf *out,
@@ -641,33 +642,24 @@ int ka_patch_apply(const char *text, const char *patch, size_t protected_lines, 
                        text_len > KA_PATCH_MAX_BYTES ? "file" : "patch", KA_PATCH_MAX_BYTES);
     struct document doc = {0};
     struct parsed parsed = {0};
-    struct ka_line *patch_lines = NULL;
+    KA_AUTO_FREE struct ka_line *patch_lines = NULL;
     size_t patch_count = 0;
-    struct ka_buf result = {0};
     int rc = split_lines(text, text_len, &doc.lines, &doc.count, err);
     if (rc == 0)
         rc = split_lines(patch, patch_len, &patch_lines, &patch_count, err);
     if (rc == 0)
         rc = parse(&parsed, patch_lines, patch_count, err);
-    if (rc)
-        goto out;
     doc.guarded = protected_lines < doc.count ? protected_lines : doc.count;
     doc.deleted_by = ka_calloc(doc.count, sizeof(*doc.deleted_by));
     doc.insertions = ka_calloc(parsed.count, sizeof(*doc.insertions));
-    rc = apply(&doc, &parsed, &result, err);
     if (rc == 0)
-        rc = ka_buf_add(out, ka_buf_str(&result), result.len);
-    if (rc == -ENOMEM || (result.len && rc == -EFBIG))
-        ka_fail(err, rc, "no room for a patched file of %zu bytes", result.len);
-out:
-    ka_buf_free(&result);
+        rc = apply(&doc, &parsed, out, err);
     free(doc.lines);
     free(doc.deleted_by);
     free(doc.insertions);
-    free(patch_lines);
     free(parsed.lines);
     free(parsed.hunks);
-    return rc;
+    return rc ? rc : out->failed;
 }
 
 bool ka_patch_is_in(const char *text)

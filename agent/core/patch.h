@@ -35,7 +35,7 @@
  * (lines end in a newline, the last one too). All hunks are found in the original text, so their order does
  * not matter. Errors, each with a sentence naming hunk and patch line: -EINVAL not a patch, -ENOENT context
  * not found, -EEXIST found in several places, -EPERM touches the protected part, -EBUSY hunks overlap,
- * -EFBIG, -ENOMEM. `out` is then unchanged. */
+ * -EFBIG. `out` is then unchanged. */
 int ka_patch_apply(const char *text, const char *patch, size_t protected_lines, struct ka_buf *out,
                    struct ka_err *err);
 

@@ -62,18 +62,13 @@ static int render_both(const struct ka_prompt_template *templates, const struct 
                        const struct selection *shown, struct ka_buf *system, struct ka_buf *user,
                        struct ka_err *err)
 {
-    struct ka_buf pairs = {0}, history = {0}, entry = {0};
+    KA_AUTO_BUF struct ka_buf pairs = {0}, history = {0};
+    KA_AUTO_FREE char *entry = ka_format("%s_autograd", input->stub);
     put_pairs(shown, &pairs);
     put_history(input, shown, &history);
-    ka_buf_printf(&entry, "%s_autograd", input->stub);
-    int rc = pairs.failed ? pairs.failed : history.failed ? history.failed : entry.failed;
-    if (rc) {
-        ka_fail(err, rc, "no room for the prompt");
-        goto out;
-    }
     const struct ka_prompt_var vars[] = {
         {"stub", input->stub},
-        {"entry", entry.data},
+        {"entry", entry},
         {"grads", input->grads},
         {"device", input->device},
         {"forward", input->forward},
@@ -88,14 +83,10 @@ static int render_both(const struct ka_prompt_template *templates, const struct 
         {"tools", input->tools ? "yes" : ""},
         {"no_tools", input->tools ? "" : "yes"},
     };
-    rc = ka_prompt_render(&templates[KA_PROMPT_FILE_SYSTEM], vars, KA_COUNT(vars), system, err);
-    if (rc == 0)
-        rc = ka_prompt_render(&templates[phase_files[input->phase]], vars, KA_COUNT(vars), user, err);
-out:
-    ka_buf_free(&pairs);
-    ka_buf_free(&history);
-    ka_buf_free(&entry);
-    return rc;
+    int rc = ka_prompt_render(&templates[KA_PROMPT_FILE_SYSTEM], vars, KA_COUNT(vars), system, err);
+    if (rc)
+        return rc;
+    return ka_prompt_render(&templates[phase_files[input->phase]], vars, KA_COUNT(vars), user, err);
 }
 
 /* Leave one thing more out. False when nothing is left to leave out. */
@@ -127,33 +118,26 @@ static int fit(const struct ka_prompt_template *templates, const struct ka_promp
 {
     double bytes_per_token = input->bytes_per_token > 0 ? input->bytes_per_token : KA_PROMPT_BYTES_PER_TOKEN;
     size_t budget = input->budget_tokens ? input->budget_tokens : KA_PROMPT_BUDGET;
-    struct ka_buf system = {0}, user = {0};
-    int rc;
+    KA_AUTO_BUF struct ka_buf system = {0}, user = {0};
     for (;;) {
         ka_buf_clear(&system);
         ka_buf_clear(&user);
-        rc = render_both(templates, input, shown, &system, &user, err);
+        int rc = render_both(templates, input, shown, &system, &user, err);
         if (rc)
-            break;
+            return rc;
         prompt->tokens = (size_t)((double)(system.len + user.len) / bytes_per_token) + 1;
         if (prompt->tokens <= budget)
             break;
-        if (!drop_one(input, shown, prompt)) {
-            rc = ka_fail(
+        if (!drop_one(input, shown, prompt))
+            return ka_fail(
                 err, -E2BIG,
                 "the prompt needs about %zu tokens without any pair or history, and the budget is %zu; "
                 "raise the budget or use a model with a longer context",
                 prompt->tokens, budget);
-            break;
-        }
     }
-    if (rc == 0) {
-        add_message(prompt, "system", ka_buf_str(&system));
-        add_message(prompt, "user", ka_buf_str(&user));
-    }
-    ka_buf_free(&system);
-    ka_buf_free(&user);
-    return rc;
+    add_message(prompt, "system", ka_buf_str(&system));
+    add_message(prompt, "user", ka_buf_str(&user));
+    return 0;
 }
 
 int ka_prompt_build(const struct ka_prompt_template templates[KA_PROMPT_FILE_COUNT],
@@ -161,14 +145,13 @@ int ka_prompt_build(const struct ka_prompt_template templates[KA_PROMPT_FILE_COU
 {
     if (is_empty(input->stub) || is_empty(input->forward))
         return ka_fail(err, -EINVAL, "a prompt needs the stub's name and the forward source");
-    struct selection shown = {.pairs = input->pair_count};
     struct ka_prompt prompt = {0};
-    shown.ranked = ka_calloc(input->pair_count, sizeof(*shown.ranked));
+    KA_AUTO_FREE const struct ka_prompt_pair **ranked = ka_calloc(input->pair_count, sizeof(*ranked));
     for (size_t i = 0; i < input->pair_count; i++)
-        shown.ranked[i] = &input->pairs[i];
-    qsort(shown.ranked, input->pair_count, sizeof(*shown.ranked), more_similar);
+        ranked[i] = &input->pairs[i];
+    qsort(ranked, input->pair_count, sizeof(*ranked), more_similar);
+    struct selection shown = {.ranked = ranked, .pairs = input->pair_count};
     int rc = fit(templates, input, &shown, &prompt, err);
-    free(shown.ranked);
     if (rc)
         ka_prompt_free(&prompt);
     else
@@ -194,23 +177,18 @@ int ka_prompt_check(const struct ka_prompt_template templates[KA_PROMPT_FILE_COU
  * arguments that are no JSON. */
 static char *calls_as_json(const struct ka_chat_answer *answer)
 {
-    json_t *calls = json_array();
-    char *text = NULL;
+    json_auto_t *calls = json_array();
     for (size_t i = 0; i < answer->call_count; i++) {
         const struct ka_chat_call *call = &answer->calls[i];
         bool fits = call->arguments && strlen(call->arguments) <= KA_PROMPT_RETRY_BYTES;
-        json_t *arguments = fits ? json_loads(call->arguments, 0, NULL) : NULL;
-        if (!arguments || is_empty(call->id))
-            goto out;
-        json_decref(arguments);
-        json_array_append_new(calls, json_pack("{s:s,s:s,s:{s:s,s:s}}", "id", call->id, "type", "function",
-                                               "function", "name", call->name, "arguments", call->arguments));
+        json_auto_t *arguments = fits ? json_loads(call->arguments, 0, NULL) : NULL;
+        if (!arguments || is_empty(call->id) ||
+            json_array_append_new(calls,
+                                  json_pack("{s:s,s:s,s:{s:s,s:s}}", "id", call->id, "type", "function",
+                                            "function", "name", call->name, "arguments", call->arguments)))
+            return NULL;
     }
-    if (json_array_size(calls) && json_array_size(calls) == answer->call_count)
-        text = json_dumps(calls, JSON_COMPACT);
-out:
-    json_decref(calls);
-    return text;
+    return answer->call_count ? json_dumps(calls, JSON_COMPACT) : NULL;
 }
 
 /* What the model said, to be read back to it: its text or refusal, and with `calls` what it called; a long
@@ -237,12 +215,9 @@ void ka_prompt_add_retry(struct ka_prompt *prompt, const struct ka_chat_answer *
     static const struct ka_chat_answer unknown = {0};
     answer = answer ? answer : &unknown;
     char *calls = calls_as_json(answer);
-    char *words = words_of(answer, !calls);
+    KA_AUTO_FREE char *words = words_of(answer, !calls);
     add_message(prompt, "assistant",
-                is_empty(words) && !calls ? "(an answer that could not be read)"
-                : words                   ? words
-                                          : "");
-    free(words);
+                is_empty(words) && !calls ? "(an answer that could not be read)" : words);
     if (!calls) {
         add_message(prompt, "user", problem);
         return;

@@ -78,7 +78,7 @@ struct ka_prompt {
     size_t tokens; /* estimated */
 };
 
-/* Fill a template. Errors: -EINVAL with "name:line: what", -EFBIG, -ENOMEM; `out` is then unchanged. */
+/* Fill a template. Errors: -EINVAL with "name:line: what", -EFBIG; `out` is then unchanged. */
 struct ka_prompt_var {
     const char *name;
     const char *value; /* NULL is empty */

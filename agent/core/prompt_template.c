@@ -157,7 +157,7 @@ int ka_prompt_render(const struct ka_prompt_template *template, const struct ka_
     }
     if (rc == 0)
         rc = ka_buf_add(out, ka_buf_str(&r.out), r.out.len);
-    if (rc == -EFBIG || rc == -ENOMEM)
+    if (rc == -EFBIG)
         ka_fail(err, rc, "%s: a prompt may have at most %zu bytes", template->name, KA_PROMPT_MAX_BYTES);
     ka_buf_free(&r.out);
     return rc;

@@ -121,7 +121,7 @@ static void mark_beginnings(const char *const *secrets, bool may_begin[static 25
 
 int ka_redact(const char *text, const char *const *secrets, struct ka_buf *out)
 {
-    struct ka_buf clean = {0};
+    KA_AUTO_BUF struct ka_buf clean = {0};
     bool may_begin[256] = {false};
     const char *end = text + strlen(text), *from = text;
     mark_beginnings(secrets, may_begin);
@@ -139,7 +139,5 @@ int ka_redact(const char *text, const char *const *secrets, struct ka_buf *out)
         from = at;
     }
     int rc = ka_buf_add(&clean, from, (size_t)(end - from));
-    rc = rc ? rc : ka_buf_add(out, ka_buf_str(&clean), clean.len);
-    ka_buf_free(&clean);
-    return rc;
+    return rc ? rc : ka_buf_add(out, ka_buf_str(&clean), clean.len);
 }

@@ -82,11 +82,6 @@ static const char *seconds_text(double seconds, char *text, size_t size)
 
 /* ---- rows ---- */
 
-static bool fits(const struct rows *rows, size_t row, const struct bar *bar, bool alone)
-{
-    return !alone && strcmp(rows->list[row].op, bar->op) == 0 && rows->list[row].free_at <= bar->start;
-}
-
 static void place_bars(struct timeline *t, struct rows *rows)
 {
     bool alone = t->count <= SINGLE_MAX;
@@ -94,7 +89,8 @@ static void place_bars(struct timeline *t, struct rows *rows)
     for (size_t i = 0; i < t->count; i++) {
         struct bar bar = t->bars[i];
         size_t row = 0;
-        while (row < rows->count && !fits(rows, row, &bar, alone))
+        while (row < rows->count &&
+               (alone || strcmp(rows->list[row].op, bar.op) != 0 || !(rows->list[row].free_at <= bar.start)))
             row++;
         if (row == ROWS_MAX) {
             t->left_out++;
@@ -151,24 +147,21 @@ static void put_name(struct ka_page *page, const char *name)
         while (((unsigned char)name[len] & 0xc0) == 0x80);
         characters++;
     }
-    char *text = ka_strndup(name, len);
+    KA_AUTO_FREE char *text = ka_strndup(name, len);
     ka_page_text(page, text);
     ka_page_put(page, name[len] ? "\xe2\x80\xa6" : "");
-    free(text);
 }
 
 static void put_row_name(struct ka_page *page, const struct rows *rows, const struct bar *first)
 {
-    struct ka_buf name = {0};
+    size_t bars = rows->list[first->row].bars;
+    KA_AUTO_FREE char *name =
+        bars > 1 ? ka_format("%zu x %s", bars, first->op)
+                 : ka_format("%s%s%s", first->op, first->part ? " " : "", first->part ? first->part : "");
     ka_page_putf(page, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">", LEFT - 8,
                  ROW * ((double)first->row + 0.5) + 4);
-    if (rows->list[first->row].bars > 1)
-        ka_buf_printf(&name, "%zu x %s", rows->list[first->row].bars, first->op);
-    else
-        ka_buf_printf(&name, "%s%s%s", first->op, first->part ? " " : "", first->part ? first->part : "");
-    put_name(page, ka_buf_str(&name));
+    put_name(page, name);
     ka_page_put(page, "</text>\n");
-    ka_buf_free(&name);
 }
 
 static const char *class_of(const struct bar *bar)

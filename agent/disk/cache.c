@@ -16,7 +16,7 @@
 #include "base/files.h"
 #include "base/hash.h"
 
-#define ENTRY_MAX ((off_t)64 << 20)
+#define ENTRY_MAX ((size_t)64 << 20)
 #define SUFFIX ".json"
 #define LEFTOVER_S 3600 /* a file that a killed process was writing */
 
@@ -36,13 +36,8 @@ struct item {
 
 struct items {
     struct item *list;
-    size_t count, room;
+    size_t count;
 };
-
-char *ka_cache_default_root(void)
-{
-    return ka_user_cache("compiled");
-}
 
 bool ka_cache_is_key(const char *text)
 {
@@ -62,25 +57,11 @@ static bool is_word(const char *text)
 
 static bool is_entry(const char *name)
 {
-    size_t len = strlen(name);
-    char key[KA_HASH_HEX];
-    if (len != KA_HASH_HEX - 1 + strlen(SUFFIX) || !ka_ends_with(name, SUFFIX))
+    KA_AUTO_FREE char *key = ka_strdup(name);
+    if (!ka_ends_with(name, SUFFIX))
         return false;
-    snprintf(key, sizeof(key), "%.*s", KA_HASH_HEX - 1, name);
+    key[strlen(key) - strlen(SUFFIX)] = '\0';
     return ka_cache_is_key(key);
-}
-
-static void add_item(struct items *items, char *path, const struct stat *st, bool entry)
-{
-    if (items->count == items->room) {
-        items->room = items->room ? 2 * items->room : 64;
-        struct item *grown = ka_calloc(items->room, sizeof(*grown));
-        if (items->count)
-            memcpy(grown, items->list, items->count * sizeof(*grown));
-        free(items->list);
-        items->list = grown;
-    }
-    items->list[items->count++] = (struct item){path, (uint64_t)st->st_size, st->st_mtim, entry};
 }
 
 static void look_into(const char *folder, struct items *items)
@@ -89,7 +70,8 @@ static void look_into(const char *folder, struct items *items)
     DIR *dir = opendir(folder);
     for (struct dirent *at; dir && (at = readdir(dir));) {
         if (fstatat(dirfd(dir), at->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode))
-            add_item(items, ka_path_join(folder, at->d_name), &st, is_entry(at->d_name));
+            *KA_APPEND(items->list, items->count) = (struct item){
+                ka_path_join(folder, at->d_name), (uint64_t)st.st_size, st.st_mtim, is_entry(at->d_name)};
     }
     if (dir)
         closedir(dir);
@@ -101,9 +83,8 @@ static void look(const char *root, struct items *items)
     for (struct dirent *at; dir && (at = readdir(dir));) {
         if (!is_word(at->d_name))
             continue;
-        char *folder = ka_path_join(root, at->d_name);
+        KA_AUTO_FREE char *folder = ka_path_join(root, at->d_name);
         look_into(folder, items);
-        free(folder);
     }
     if (dir)
         closedir(dir);
@@ -146,12 +127,6 @@ static int by_use(const void *a, const void *b)
     return x->tv_nsec < y->tv_nsec ? -1 : x->tv_nsec > y->tv_nsec;
 }
 
-static void remove_item(struct ka_cache *cache, const struct item *item)
-{
-    if (unlink(item->path) == 0 || errno == ENOENT)
-        cache->bytes -= item->bytes < cache->bytes ? item->bytes : cache->bytes;
-}
-
 /* Leftovers of killed processes, and then the oldest until `want` more bytes fit with some room. */
 static void make_room(struct ka_cache *cache, uint64_t want)
 {
@@ -166,25 +141,14 @@ static void make_room(struct ka_cache *cache, uint64_t want)
     for (size_t i = 0; i < items.count; i++) {
         const struct item *item = &items.list[i];
         bool leftover = !item->is_entry && time(NULL) - item->used.tv_sec > LEFTOVER_S;
-        if (leftover || (item->is_entry && full && cache->bytes + want > goal))
-            remove_item(cache, item);
+        bool goes = leftover || (item->is_entry && full && cache->bytes + want > goal);
+        if (goes && (unlink(item->path) == 0 || errno == ENOENT))
+            cache->bytes -= item->bytes < cache->bytes ? item->bytes : cache->bytes;
     }
     free_items(&items);
 }
 
 /* ---- public ---- */
-
-static int make_folder(const char *path, struct ka_err *err)
-{
-    struct stat st;
-    if (mkdir(path, 0700) != 0 && errno != EEXIST)
-        return ka_fail(err, -errno, "%s: %s", path, strerror(errno));
-    if (lstat(path, &st) != 0)
-        return ka_fail(err, -errno, "%s: %s", path, strerror(errno));
-    if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 022))
-        return ka_fail(err, -EACCES, "%s: not a folder that only this user can write", path);
-    return 0;
-}
 
 int ka_cache_open(const char *root, const char *toolchain, uint64_t max_bytes, struct ka_cache **out,
                   struct ka_err *err)
@@ -196,19 +160,17 @@ int ka_cache_open(const char *root, const char *toolchain, uint64_t max_bytes, s
     cache->root = ka_strdup(root);
     cache->folder = ka_path_join(root, toolchain);
     cache->max_bytes = max_bytes;
-    char *parent = ka_path_parent(root);
+    KA_AUTO_FREE char *parent = ka_path_parent(root);
     int rc = ka_mkdirs(parent, err);
-    free(parent);
     if (rc == 0)
-        rc = make_folder(root, err);
+        rc = ka_private_folder(root, err);
     if (rc == 0)
-        rc = make_folder(cache->folder, err);
-    if (rc) {
+        rc = ka_private_folder(cache->folder, err);
+    if (rc)
         ka_cache_close(cache);
-        return rc;
-    }
-    *out = cache;
-    return 0;
+    else
+        *out = cache;
+    return rc;
 }
 
 void ka_cache_close(struct ka_cache *cache)
@@ -228,24 +190,7 @@ const char *ka_cache_folder(const struct ka_cache *cache)
 
 static char *entry_path(const struct ka_cache *cache, const char *key)
 {
-    char name[KA_HASH_HEX + sizeof(SUFFIX)];
-    snprintf(name, sizeof(name), "%s" SUFFIX, key);
-    return ka_path_join(cache->folder, name);
-}
-
-/* At once: json_loadfd() asks the kernel for each byte. */
-static json_t *read_entry(int fd, size_t len)
-{
-    char *text = ka_calloc(len + 1, 1);
-    size_t done = 0;
-    ssize_t n = 1;
-    while (done < len && n > 0) {
-        n = pread(fd, text + done, len - done, (off_t)done);
-        done += n > 0 ? (size_t)n : 0;
-    }
-    json_t *entry = json_loadb(text, done, 0, NULL);
-    free(text);
-    return entry;
+    return ka_format("%s/%s" SUFFIX, cache->folder, key);
 }
 
 json_t *ka_cache_get(struct ka_cache *cache, const char *key)
@@ -253,16 +198,14 @@ json_t *ka_cache_get(struct ka_cache *cache, const char *key)
     struct stat st;
     if (!ka_cache_is_key(key))
         return NULL;
-    char *path = entry_path(cache, key);
-    int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    free(path);
-    if (fd < 0)
+    KA_AUTO_FREE char *path = entry_path(cache, key);
+    KA_AUTO_CLOSE int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    KA_AUTO_BUF struct ka_buf text = {0}; /* at once: json_loadfd() asks the kernel for each byte */
+    if (fd < 0 || fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || ka_fd_read(fd, ENTRY_MAX, &text))
         return NULL;
-    bool plain = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size <= ENTRY_MAX;
-    json_t *entry = plain ? read_entry(fd, (size_t)st.st_size) : NULL;
+    json_t *entry = json_loadb(ka_buf_str(&text), text.len, 0, NULL);
     if (entry)
         futimens(fd, NULL);
-    close(fd);
     return entry;
 }
 
@@ -270,23 +213,18 @@ int ka_cache_put(struct ka_cache *cache, const char *key, const json_t *entry, s
 {
     if (!ka_cache_is_key(key))
         return ka_fail(err, -EINVAL, "'%s' is no key", key);
-    char *text = json_dumps(entry, JSON_COMPACT);
+    KA_AUTO_FREE char *text = json_dumps(entry, JSON_COMPACT), *path = entry_path(cache, key);
     if (!text)
         return ka_fail(err, -EINVAL, "an entry that is no JSON");
     size_t len = strlen(text);
-    int rc = 0;
+    if (len > ENTRY_MAX || len > cache->max_bytes)
+        return ka_fail(err, -EFBIG, "an entry of %zu bytes is too large for the cache", len);
     pthread_mutex_lock(&cache->lock);
-    if (len > (size_t)ENTRY_MAX || len > cache->max_bytes)
-        rc = ka_fail(err, -EFBIG, "an entry of %zu bytes is too large for the cache", len);
-    if (rc == 0 && (!cache->looked || cache->bytes + len > cache->max_bytes))
+    if (!cache->looked || cache->bytes + len > cache->max_bytes)
         make_room(cache, len);
-    char *path = entry_path(cache, key);
-    if (rc == 0)
-        rc = ka_file_replace(path, text, len, err);
+    int rc = ka_file_replace(path, text, len, err);
     if (rc == 0)
         cache->bytes += len;
     pthread_mutex_unlock(&cache->lock);
-    free(path);
-    free(text);
     return rc;
 }

@@ -13,8 +13,8 @@
 
 struct ka_cache;
 
-/* $XDG_CACHE_HOME/kernel-agent/compiled, else below ~/.cache; NULL without a home. free() it. */
-char *ka_cache_default_root(void);
+/* Where it is: ka_user_cache() of this name. */
+#define KA_CACHE_NAME "compiled"
 
 /* Entries of this toolchain (a word of letters and digits). `root` is made if it is missing. -EACCES when
  * somebody else can write there. Free with ka_cache_close(). */

@@ -29,9 +29,8 @@ int ka_prompts_load(const char *dir, struct ka_prompts **out,
         struct ka_buf text = {0};
         prompts->paths[i] = ka_path_join(dir, names[i]);
         rc = ka_file_read(prompts->paths[i], MAX_TEMPLATE_BYTES, &text, err);
-        prompts->texts[i] = ka_strdup(ka_buf_str(&text));
+        prompts->texts[i] = ka_buf_steal(&text);
         read[i] = (struct ka_prompt_template){prompts->paths[i], prompts->texts[i]};
-        ka_buf_free(&text);
     }
     rc = rc ? rc : ka_prompt_check(read, err);
     if (rc) {

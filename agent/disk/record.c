@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "agent/core/redact.h"
+#include "base/files.h"
 #include "base/log.h"
 
 struct ka_record {
@@ -65,20 +66,6 @@ void ka_record_close(struct ka_record *record)
     free(record);
 }
 
-static int write_line(int fd, const char *line, size_t len)
-{
-    while (len) {
-        ssize_t n = write(fd, line, len);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -errno;
-        line += n;
-        len -= (size_t)n;
-    }
-    return 0;
-}
-
 static double clock_seconds(clockid_t clock)
 {
     struct timespec now;
@@ -88,22 +75,17 @@ static double clock_seconds(clockid_t clock)
 
 void ka_record_add(struct ka_record *record, const char *kind, json_t *doc)
 {
-    json_t *line = json_pack("{s:f, s:f, s:s}", "t", clock_seconds(CLOCK_REALTIME), "cpu",
-                             clock_seconds(CLOCK_PROCESS_CPUTIME_ID), "event", kind);
-    if (doc)
-        json_object_update(line, doc);
-    char *text = json_dumps(line, JSON_COMPACT);
-    struct ka_buf clean = {0};
-    int rc = -ENOMEM;
-    if (text && ka_redact(text, (const char *const *)record->secrets, &clean) == 0 &&
-        ka_buf_puts(&clean, "\n") == 0)
-        rc = write_line(record->fd, clean.data, clean.len);
+    json_auto_t *line = json_pack("{s:f, s:f, s:s}", "t", clock_seconds(CLOCK_REALTIME), "cpu",
+                                  clock_seconds(CLOCK_PROCESS_CPUTIME_ID), "event", kind);
+    json_object_update(line, doc);
+    json_decref(doc);
+    KA_AUTO_FREE char *text = json_dumps(line, JSON_COMPACT);
+    KA_AUTO_BUF struct ka_buf clean = {0};
+    int rc = text ? ka_redact(text, (const char *const *)record->secrets, &clean) : -EINVAL;
+    rc = rc ? rc : ka_buf_puts(&clean, "\n");
+    rc = rc ? rc : ka_fd_write(record->fd, clean.data, clean.len);
     if (rc && !record->failed) {
         record->failed = true;
         ka_log(KA_LOG_ERROR, "%s: cannot write the run's record: %s", record->path, strerror(-rc));
     }
-    ka_buf_free(&clean);
-    free(text);
-    json_decref(line);
-    json_decref(doc);
 }

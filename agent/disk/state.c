@@ -5,13 +5,14 @@
 #include <fcntl.h>
 #include <libgen.h>
 #include <math.h>
-#include <sqlite3.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "agent/io/work.h"
+#include "base/files.h"
 #include "base/hash.h"
+#include "base/sql.h"
 
 #define SCHEMA_VERSION 1
 
@@ -50,18 +51,16 @@ static int run_sql(struct ka_state *state, const char *sql, struct ka_err *err)
     return sqlite3_exec(state->db, sql, NULL, NULL, NULL) == SQLITE_OK ? 0 : db_fail(state, err);
 }
 
-static int read_version(struct ka_state *state, int *version, struct ka_err *err)
+/* SQLite's code. */
+static int read_number(struct ka_state *state, const char *sql, int64_t *out)
 {
-    sqlite3_stmt *stmt = NULL;
-    if (sqlite3_prepare_v2(state->db, "PRAGMA user_version", -1, &stmt, NULL) != SQLITE_OK)
-        return db_fail(state, err);
-    int rc = 0;
-    if (sqlite3_step(stmt) == SQLITE_ROW)
-        *version = sqlite3_column_int(stmt, 0);
-    else
-        rc = db_fail(state, err);
-    sqlite3_finalize(stmt);
-    return rc;
+    KA_AUTO_STMT sqlite3_stmt *stmt = NULL;
+    int rc = ka_sql_start(state->db, &stmt, sql, "");
+    rc = rc ? rc : sqlite3_step(stmt);
+    if (rc != SQLITE_ROW)
+        return rc;
+    *out = sqlite3_column_int64(stmt, 0);
+    return SQLITE_OK;
 }
 
 static int prepare_tables(struct ka_state *state, bool create, struct ka_err *err)
@@ -78,13 +77,13 @@ static int prepare_tables(struct ka_state *state, bool create, struct ka_err *er
                      err);
     if (rc)
         return rc;
-    int version = 0;
-    rc = read_version(state, &version, err);
+    int64_t version = 0;
+    rc = read_number(state, "PRAGMA user_version", &version) ? db_fail(state, err) : 0;
     if (rc == 0 && version == 0 && create)
         rc = run_sql(state, schema, err);
     else if (rc == 0 && version != SCHEMA_VERSION)
         rc = ka_fail(err, -EIO, "%s: not a run of this version of kernel-agent (schema %d, wanted %d)",
-                     state->path, version, SCHEMA_VERSION);
+                     state->path, (int)version, SCHEMA_VERSION);
     if (rc) {
         sqlite3_exec(state->db, "ROLLBACK", NULL, NULL, NULL);
         return rc;
@@ -94,29 +93,18 @@ static int prepare_tables(struct ka_state *state, bool create, struct ka_err *er
 
 /* ---- the disk, on a thread */
 
-static int sync_path(const char *path)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    int rc = fd < 0 || fsync(fd) != 0 ? -errno : 0;
-    if (fd >= 0)
-        close(fd);
-    return rc;
-}
-
 /* The first time: both files, and the folder that names them. Closing a file lets go of every lock that this
  * process has on it, SQLite's too: they stay open until SQLite has closed its own. */
 static int sync_first(struct ka_state *state)
 {
-    struct ka_buf log = {0};
-    char *folder = ka_strdup(state->path);
+    KA_AUTO_BUF struct ka_buf log = {0};
+    KA_AUTO_FREE char *path = ka_strdup(state->path);
+    KA_AUTO_CLOSE int folder = open(dirname(path), O_RDONLY | O_CLOEXEC);
     ka_buf_printf(&log, "%s-wal", state->path);
     state->file = open(state->path, O_RDONLY | O_CLOEXEC);
     state->log = open(ka_buf_str(&log), O_RDONLY | O_CLOEXEC);
-    int rc = state->file < 0 || state->log < 0 || fsync(state->file) != 0 ? -errno : 0;
-    rc = rc ? rc : sync_path(dirname(folder));
-    ka_buf_free(&log);
-    free(folder);
-    return rc;
+    bool opened = folder >= 0 && state->file >= 0 && state->log >= 0;
+    return !opened || fsync(state->file) != 0 || fsync(folder) != 0 ? -errno : 0;
 }
 
 static void sync_thread(void *arg)
@@ -130,10 +118,8 @@ static void sync_thread(void *arg)
 static void free_state(void *arg)
 {
     struct ka_state *state = arg;
-    if (state->file >= 0)
-        close(state->file);
-    if (state->log >= 0)
-        close(state->log);
+    ka_close_at(&state->file);
+    ka_close_at(&state->log);
     free(state->path);
     free(state);
 }
@@ -204,11 +190,6 @@ int ka_state_open(const char *path, bool create, struct ka_loop *loop, struct ka
     return 0;
 }
 
-static int prepare(struct ka_state *state, const char *sql, sqlite3_stmt **stmt, struct ka_err *err)
-{
-    return sqlite3_prepare_v2(state->db, sql, -1, stmt, NULL) == SQLITE_OK ? 0 : db_fail(state, err);
-}
-
 /* ---- writing */
 
 /* What belongs together is written together or not at all: after a failed write the others of its transaction
@@ -221,21 +202,15 @@ static int lose(struct ka_state *state, struct ka_err *err)
     return ka_fail(err, state->failed, "%s", state->why.msg);
 }
 
-static int prepare_write(struct ka_state *state, const char *sql, sqlite3_stmt **stmt, struct ka_err *err)
+/* Before a write: nothing was lost, and a transaction is open. */
+static int begin(struct ka_state *state, struct ka_err *err)
 {
     if (state->failed)
         return ka_fail(err, state->failed, "%s", state->why.msg);
     if (sqlite3_get_autocommit(state->db) &&
         sqlite3_exec(state->db, "BEGIN IMMEDIATE", NULL, NULL, NULL) != SQLITE_OK)
         return lose(state, err);
-    return prepare(state, sql, stmt, NULL) ? lose(state, err) : 0;
-}
-
-static int finish_write(struct ka_state *state, sqlite3_stmt *stmt, struct ka_err *err)
-{
-    int rc = sqlite3_step(stmt) == SQLITE_DONE ? 0 : lose(state, err);
-    sqlite3_finalize(stmt);
-    return rc;
+    return 0;
 }
 
 int ka_state_commit(struct ka_state *state, struct ka_err *err)
@@ -255,16 +230,13 @@ int ka_state_commit(struct ka_state *state, struct ka_err *err)
 
 int ka_state_put(struct ka_state *state, const char *name, const json_t *doc, struct ka_err *err)
 {
-    sqlite3_stmt *stmt;
-    int rc = prepare_write(state, "INSERT OR REPLACE INTO doc(name, body) VALUES(?1, ?2)", &stmt, err);
+    int rc = begin(state, err);
     if (rc)
         return rc;
-    char *body = json_dumps(doc, JSON_COMPACT | JSON_ENCODE_ANY);
-    sqlite3_bind_text(stmt, 1, name, -1, SQLITE_STATIC);
-    sqlite3_bind_text(stmt, 2, body, -1, SQLITE_STATIC);
-    rc = finish_write(state, stmt, err);
-    free(body);
-    return rc;
+    KA_AUTO_FREE char *body = json_dumps(doc, JSON_COMPACT | JSON_ENCODE_ANY);
+    return ka_sql_run(state->db, "INSERT OR REPLACE INTO doc(name, body) VALUES(?1, ?2)", "ss", name, body)
+               ? lose(state, err)
+               : 0;
 }
 
 static json_t *parse_column(sqlite3_stmt *stmt, int column)
@@ -275,31 +247,23 @@ static json_t *parse_column(sqlite3_stmt *stmt, int column)
 
 json_t *ka_state_get(struct ka_state *state, const char *name)
 {
-    sqlite3_stmt *stmt;
-    if (prepare(state, "SELECT body FROM doc WHERE name = ?1", &stmt, NULL))
+    KA_AUTO_STMT sqlite3_stmt *stmt = NULL;
+    if (ka_sql_start(state->db, &stmt, "SELECT body FROM doc WHERE name = ?1", "s", name))
         return NULL;
-    sqlite3_bind_text(stmt, 1, name, -1, SQLITE_STATIC);
-    json_t *doc = sqlite3_step(stmt) == SQLITE_ROW ? parse_column(stmt, 0) : NULL;
-    sqlite3_finalize(stmt);
-    return doc;
+    return sqlite3_step(stmt) == SQLITE_ROW ? parse_column(stmt, 0) : NULL;
 }
 
 int ka_state_save_job(struct ka_state *state, const struct ka_job *job, struct ka_err *err)
 {
-    json_t *doc = ka_job_to_json(job);
-    int rc = ka_state_put(state, "job", doc, err);
-    json_decref(doc);
-    return rc;
+    json_auto_t *doc = ka_job_to_json(job);
+    return ka_state_put(state, "job", doc, err);
 }
 
 int ka_state_load_job(struct ka_state *state, struct ka_job *job, struct ka_err *err)
 {
-    json_t *doc = ka_state_get(state, "job");
-    if (!doc)
-        return ka_fail(err, -ENOENT, "%s: holds no saved job", state->path);
-    int rc = ka_job_from_json(doc, job, err);
-    json_decref(doc);
-    return rc;
+    json_auto_t *doc = ka_state_get(state, "job");
+    return doc ? ka_job_from_json(doc, job, err)
+               : ka_fail(err, -ENOENT, "%s: holds no saved job", state->path);
 }
 
 /* ---- snapshots */
@@ -307,97 +271,68 @@ int ka_state_load_job(struct ka_state *state, struct ka_job *job, struct ka_err 
 static int find_snapshot(struct ka_state *state, const char *hash, const struct ka_snapshot *wanted,
                          int64_t *id, struct ka_err *err)
 {
-    sqlite3_stmt *stmt;
-    int rc =
-        prepare(state, "SELECT id FROM snapshot WHERE hash = ?1 AND phase = ?2 AND parent = ?3", &stmt, err);
-    if (rc)
-        return rc;
-    sqlite3_bind_text(stmt, 1, hash, -1, SQLITE_STATIC);
-    sqlite3_bind_text(stmt, 2, wanted->phase, -1, SQLITE_STATIC);
-    sqlite3_bind_int64(stmt, 3, wanted->parent);
-    if (sqlite3_step(stmt) == SQLITE_ROW)
-        *id = sqlite3_column_int64(stmt, 0);
-    else
-        rc = ka_fail(err, -ENOENT, "%s: the snapshot was not stored", state->path);
-    sqlite3_finalize(stmt);
-    return rc;
+    KA_AUTO_STMT sqlite3_stmt *stmt = NULL;
+    if (ka_sql_start(state->db, &stmt,
+                     "SELECT id FROM snapshot WHERE hash = ?1 AND phase = ?2 AND parent = ?3", "ssi", hash,
+                     wanted->phase, wanted->parent))
+        return db_fail(state, err);
+    if (sqlite3_step(stmt) != SQLITE_ROW)
+        return ka_fail(err, -ENOENT, "%s: the snapshot was not stored", state->path);
+    *id = sqlite3_column_int64(stmt, 0);
+    return 0;
 }
 
-int ka_state_snapshot_add(struct ka_state *state, const struct ka_snapshot *snapshot, int64_t *id,
+int ka_state_snapshot_add(struct ka_state *state, const struct ka_snapshot *s, int64_t *id,
                           struct ka_err *err)
 {
     char hash[KA_HASH_HEX];
-    ka_hash_hex(snapshot->backward, strlen(snapshot->backward), hash);
-    sqlite3_stmt *stmt;
-    int rc = prepare_write(state,
-                           "INSERT OR IGNORE INTO snapshot(parent, hash, phase, origin, note, backward) "
-                           "VALUES(?1,?2,?3,?4,?5,?6)",
-                           &stmt, err);
+    ka_hash_hex(s->backward, strlen(s->backward), hash);
+    int rc = begin(state, err);
     if (rc)
         return rc;
-    sqlite3_bind_int64(stmt, 1, snapshot->parent);
-    sqlite3_bind_text(stmt, 2, hash, -1, SQLITE_STATIC);
-    sqlite3_bind_text(stmt, 3, snapshot->phase, -1, SQLITE_STATIC);
-    sqlite3_bind_text(stmt, 4, snapshot->origin, -1, SQLITE_STATIC);
-    sqlite3_bind_text(stmt, 5, snapshot->note ? snapshot->note : "", -1, SQLITE_STATIC);
-    sqlite3_bind_text(stmt, 6, snapshot->backward, -1, SQLITE_STATIC);
-    rc = finish_write(state, stmt, err);
-    return rc ? rc : find_snapshot(state, hash, snapshot, id, err);
+    if (ka_sql_run(state->db,
+                   "INSERT OR IGNORE INTO snapshot(parent, hash, phase, origin, note, backward) "
+                   "VALUES(?1,?2,?3,?4,?5,?6)",
+                   "isssss", s->parent, hash, s->phase, s->origin, s->note ? s->note : "", s->backward))
+        return lose(state, err);
+    return find_snapshot(state, hash, s, id, err);
 }
 
 int ka_state_snapshot_judge(struct ka_state *state, int64_t id, const json_t *verdict, const json_t *facts,
                             double cost, struct ka_err *err)
 {
-    sqlite3_stmt *stmt;
-    int rc = prepare_write(state, "UPDATE snapshot SET verdict = ?2, facts = ?3, cost = ?4 WHERE id = ?1",
-                           &stmt, err);
+    int rc = begin(state, err);
     if (rc)
         return rc;
-    char *verdict_text = verdict ? json_dumps(verdict, JSON_COMPACT) : NULL;
-    char *facts_text = facts ? json_dumps(facts, JSON_COMPACT) : NULL;
-    sqlite3_bind_int64(stmt, 1, id);
-    sqlite3_bind_text(stmt, 2, verdict_text, -1, SQLITE_STATIC);
-    sqlite3_bind_text(stmt, 3, facts_text, -1, SQLITE_STATIC);
-    if (isfinite(cost))
-        sqlite3_bind_double(stmt, 4, cost);
-    rc = finish_write(state, stmt, err);
-    free(verdict_text);
-    free(facts_text);
-    return rc;
-}
-
-static char *column_copy(sqlite3_stmt *stmt, int column)
-{
-    const char *text = (const char *)sqlite3_column_text(stmt, column);
-    return ka_strdup(text ? text : "");
+    KA_AUTO_FREE char *verdict_text = verdict ? json_dumps(verdict, JSON_COMPACT) : NULL;
+    KA_AUTO_FREE char *facts_text = facts ? json_dumps(facts, JSON_COMPACT) : NULL;
+    return ka_sql_run(state->db, "UPDATE snapshot SET verdict = ?2, facts = ?3, cost = ?4 WHERE id = ?1",
+                      isfinite(cost) ? "issd" : "iss", id, verdict_text, facts_text, cost)
+               ? lose(state, err)
+               : 0;
 }
 
 static int read_snapshot(struct ka_state *state, const char *sql, int64_t id, bool judged,
                          struct ka_snapshot *out, struct ka_err *err)
 {
-    sqlite3_stmt *stmt;
-    int rc = prepare(state, sql, &stmt, err);
-    if (rc)
-        return rc;
-    sqlite3_bind_int64(stmt, 1, id);
-    if (sqlite3_step(stmt) == SQLITE_ROW) {
-        *out = (struct ka_snapshot){
-            .parent = sqlite3_column_int64(stmt, 0),
-            .hash = column_copy(stmt, 1),
-            .phase = column_copy(stmt, 2),
-            .origin = column_copy(stmt, 3),
-            .note = column_copy(stmt, 4),
-            .backward = column_copy(stmt, 5),
-            .cost = sqlite3_column_type(stmt, 6) == SQLITE_NULL ? INFINITY : sqlite3_column_double(stmt, 6),
-            .verdict = judged ? parse_column(stmt, 7) : NULL,
-            .facts = judged ? parse_column(stmt, 8) : NULL,
-            .id = judged ? sqlite3_column_int64(stmt, 9) : id,
-        };
-    } else {
-        rc = ka_fail(err, -ENOENT, "%s: no snapshot %lld", state->path, (long long)id);
-    }
-    sqlite3_finalize(stmt);
-    return rc;
+    KA_AUTO_STMT sqlite3_stmt *stmt = NULL;
+    if (ka_sql_start(state->db, &stmt, sql, "i", id))
+        return db_fail(state, err);
+    if (sqlite3_step(stmt) != SQLITE_ROW)
+        return ka_fail(err, -ENOENT, "%s: no snapshot %lld", state->path, (long long)id);
+    *out = (struct ka_snapshot){
+        .parent = sqlite3_column_int64(stmt, 0),
+        .hash = ka_strdup(ka_sql_text(stmt, 1)),
+        .phase = ka_strdup(ka_sql_text(stmt, 2)),
+        .origin = ka_strdup(ka_sql_text(stmt, 3)),
+        .note = ka_strdup(ka_sql_text(stmt, 4)),
+        .backward = ka_strdup(ka_sql_text(stmt, 5)),
+        .cost = sqlite3_column_type(stmt, 6) == SQLITE_NULL ? INFINITY : sqlite3_column_double(stmt, 6),
+        .verdict = judged ? parse_column(stmt, 7) : NULL,
+        .facts = judged ? parse_column(stmt, 8) : NULL,
+        .id = judged ? sqlite3_column_int64(stmt, 9) : id,
+    };
+    return 0;
 }
 
 #define HEAD_COLUMNS "parent, hash, phase, origin, note, backward, cost"
@@ -424,11 +359,8 @@ int ka_state_snapshot_twin(struct ka_state *state, int64_t id, struct ka_snapsho
 
 int64_t ka_state_snapshot_count(struct ka_state *state)
 {
-    sqlite3_stmt *stmt;
-    if (prepare(state, "SELECT count(*) FROM snapshot", &stmt, NULL))
-        return 0;
-    int64_t count = sqlite3_step(stmt) == SQLITE_ROW ? sqlite3_column_int64(stmt, 0) : 0;
-    sqlite3_finalize(stmt);
+    int64_t count = 0;
+    read_number(state, "SELECT count(*) FROM snapshot", &count);
     return count;
 }
 

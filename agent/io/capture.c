@@ -8,8 +8,8 @@
 
 static void ring_add(struct ka_capture *c, const char *bytes, size_t len)
 {
-    if (!c->ring && !(c->ring = malloc(c->half)))
-        return;
+    if (!c->ring)
+        c->ring = ka_calloc(c->half, 1);
     if (len > c->half) {
         bytes += len - c->half;
         len = c->half;
@@ -37,23 +37,20 @@ void ka_capture_add(struct ka_capture *c, const char *bytes, size_t len)
 
 int ka_capture_text(const struct ka_capture *c, struct ka_buf *out)
 {
-    struct ka_buf raw = {0};
+    KA_AUTO_BUF struct ka_buf raw = {0};
     size_t dropped = c->total - c->head.len - c->ring_len;
-    int rc = c->head.len ? ka_buf_add(&raw, c->head.data, c->head.len) : 0;
-    if (!rc && dropped)
-        rc = ka_buf_printf(&raw, "\n[... %zu bytes left out ...]\n", dropped);
     size_t old = c->ring_len == c->half ? c->half - c->at : 0;
-    if (!rc && old)
-        rc = ka_buf_add(&raw, c->ring + c->at, old);
-    if (!rc && c->ring_len)
-        rc = ka_buf_add(&raw, c->ring, c->ring_len - old);
+    ka_buf_add(&raw, ka_buf_str(&c->head), c->head.len);
+    if (dropped)
+        ka_buf_printf(&raw, "\n[... %zu bytes left out ...]\n", dropped);
+    if (c->ring) {
+        ka_buf_add(&raw, c->ring + c->at, old);
+        ka_buf_add(&raw, c->ring, c->ring_len - old);
+    }
     for (size_t i = 0; i < raw.len; i++)
         if (raw.data[i] == '\0')
             raw.data[i] = '?';
-    if (!rc && raw.len)
-        rc = ka_buf_repair(out, raw.data, raw.len);
-    ka_buf_free(&raw);
-    return rc;
+    return ka_buf_repair(out, ka_buf_str(&raw), raw.len);
 }
 
 void ka_capture_free(struct ka_capture *c)

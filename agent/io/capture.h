@@ -13,7 +13,6 @@ struct ka_capture {
     size_t ring_len, at;
 };
 
-/* Takes what fits; running out of memory loses bytes, never more. */
 void ka_capture_add(struct ka_capture *capture, const char *bytes, size_t len);
 /* Head, a line about what was dropped, tail: appended to `out`, NUL bytes and what is no UTF-8 replaced. */
 int ka_capture_text(const struct ka_capture *capture, struct ka_buf *out);

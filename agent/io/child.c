@@ -102,8 +102,7 @@ const struct ka_child_result *ka_child_result_keep(const struct ka_child_result 
 static void remove_files(void *arg)
 {
     const struct result *r = arg;
-    if (r->pub.scratch_fd >= 0)
-        close(r->pub.scratch_fd);
+    ka_close_at(&r->pub.scratch_fd);
     if (r->scratch)
         ka_rmtree(r->scratch, NULL);
 }
@@ -279,13 +278,6 @@ static void kill_child(struct child *c)
     uv_timer_start(&c->timer, on_stuck, REAP_MS, 0);
 }
 
-static int read_meminfo(const struct ka_children *cs, struct ka_buf *out)
-{
-    char text[512]; /* what we want is in the first lines */
-    ssize_t n = pread(cs->meminfo_fd, text, sizeof(text), 0);
-    return n > 0 ? ka_buf_add(out, text, (size_t)n) : -EIO;
-}
-
 static void on_deadline(uv_timer_t *timer)
 {
     struct child *c = timer->data;
@@ -299,16 +291,16 @@ static void on_memory(uv_timer_t *timer)
 {
     struct ka_children *cs = timer->data;
     struct child *youngest = NULL;
-    struct ka_buf text = {0};
-    if (read_meminfo(cs, &text) == 0 && ka_child_memory_is_low(ka_buf_str(&text)))
+    char text[512]; /* what we want is in the first lines */
+    ssize_t n = pread(cs->meminfo_fd, text, sizeof(text) - 1, 0);
+    text[n > 0 ? n : 0] = '\0';
+    if (ka_child_memory_is_low(text))
         for (struct child *c = cs->first; c; c = c->next)
             if (c->state == RUNNING && c->result && !c->starved &&
                 !strstr(ka_buf_str(&c->result->layers), "\"cgroup\": true"))
                 youngest = c;
     if (cs->running)
-        uv_timer_start(timer, on_memory,
-                       ka_child_memory_is_ample(ka_buf_str(&text)) ? MEMORY_CALM_MS : MEMORY_LOOK_MS, 0);
-    ka_buf_free(&text);
+        uv_timer_start(timer, on_memory, ka_child_memory_is_ample(text) ? MEMORY_CALM_MS : MEMORY_LOOK_MS, 0);
     if (youngest) {
         youngest->starved = true;
         kill_child(youngest);
@@ -350,43 +342,25 @@ static void drain(struct child *c, uv_pipe_t *pipe)
         ka_capture_add(capture_of(c, (uv_stream_t *)pipe), chunk, (size_t)n);
 }
 
-static void take_scratch(struct child *c, struct msghdr *msg)
-{
-    for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg); cmsg; cmsg = CMSG_NXTHDR(msg, cmsg)) {
-        int fd;
-        struct stat st;
-        if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS ||
-            cmsg->cmsg_len != CMSG_LEN(sizeof(fd)))
-            continue;
-        memcpy(&fd, CMSG_DATA(cmsg), sizeof(fd));
-        if (c->result && c->result->pub.scratch_fd < 0 && fstat(fd, &st) == 0 && S_ISDIR(st.st_mode))
-            c->result->pub.scratch_fd = fd;
-        else
-            close(fd);
-    }
-}
-
 /* The jail's report comes before the first byte of hostile code runs, and its end of the socket closes there.
  * True when there may be more at once. */
 static bool read_control(struct child *c, bool *ended)
 {
     char text[1024];
-    union {
-        char bytes[CMSG_SPACE(sizeof(int))];
-        struct cmsghdr align;
-    } control;
-    struct iovec iov = {text, sizeof(text)};
-    struct msghdr msg = {.msg_iov = &iov,
-                         .msg_iovlen = 1,
-                         .msg_control = control.bytes,
-                         .msg_controllen = sizeof(control.bytes)};
-    ssize_t n = recvmsg(c->control_fd, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    struct stat st;
+    KA_AUTO_CLOSE int fd = -1;
+    ssize_t n = ka_child_receive(c->control_fd, text, sizeof(text), &fd);
     if (n <= 0) {
-        *ended = n == 0 || (errno != EINTR && errno != EAGAIN);
-        return n < 0 && errno == EINTR;
+        *ended = n != -EINTR && n != -EAGAIN;
+        return n == -EINTR;
     }
-    take_scratch(c, &msg);
-    if (c->result && c->result->layers.len + (size_t)n <= LAYERS_MAX)
+    if (!c->result)
+        return true;
+    if (c->result->pub.scratch_fd < 0 && fd >= 0 && fstat(fd, &st) == 0 && S_ISDIR(st.st_mode)) {
+        c->result->pub.scratch_fd = fd;
+        fd = -1;
+    }
+    if (c->result->layers.len + (size_t)n <= LAYERS_MAX)
         ka_buf_add(&c->result->layers, text, (size_t)n);
     return true;
 }
@@ -426,8 +400,7 @@ static void on_process_exit(uv_process_t *process, int64_t exit_status, int term
 static void drop_fds(struct child *c)
 {
     for (size_t i = 0; i < KA_COUNT(c->fds); i++) {
-        if (c->fds[i] >= 0)
-            close(c->fds[i]);
+        ka_close_at(&c->fds[i]);
         c->fds[i] = -1;
     }
 }
@@ -563,9 +536,8 @@ static int launch(struct child *c)
     c->fds[1] = err[1];
     c->fds[2] = control[1];
     if (rc) {
-        for (size_t i = 0; i < 2; i++)
-            if ((i ? err[0] : out[0]) >= 0)
-                close(i ? err[0] : out[0]);
+        ka_close_at(&out[0]);
+        ka_close_at(&err[0]);
         return ka_fail(msg, rc, "no pipe for a child: %s", uv_strerror(rc));
     }
     listen_to(c, out[0], err[0], control[0]);
@@ -589,18 +561,17 @@ static void start_or_fail(struct child *c)
         finish(c);
 }
 
-static bool has_place(const struct ka_children *cs, const struct ka_child_req *req)
-{
-    return cs->running < cs->max_running && (!ka_child_req_is_gpu(req) || cs->running_gpu < cs->max_gpu);
-}
-
 /* One step of the queue a turn: `done` may start, cancel or close while we look at the list. */
 static void on_kick(uv_timer_t *timer)
 {
     struct ka_children *cs = timer->data;
     struct child *c = cs->first;
-    while (c && !(c->state == QUEUED && (c->cancelled || has_place(cs, c->req))))
-        c = c->next;
+    for (; c; c = c->next) {
+        bool place =
+            cs->running < cs->max_running && (!ka_child_req_is_gpu(c->req) || cs->running_gpu < cs->max_gpu);
+        if (c->state == QUEUED && (c->cancelled || place))
+            break;
+    }
     if (c) {
         kick(cs);
         start_or_fail(c);
@@ -612,8 +583,7 @@ static void on_gone(uv_handle_t *handle)
     struct ka_children *cs = handle->data;
     ka_rmtree(cs->base, NULL);
     close(cs->base_lock);
-    if (cs->meminfo_fd >= 0)
-        close(cs->meminfo_fd);
+    ka_close_at(&cs->meminfo_fd);
     free(cs->jail);
     free(cs->base);
     free(cs);
@@ -658,26 +628,12 @@ static void kick(struct ka_children *cs)
 static struct ka_zygotes *find_zygotes(const struct ka_children *cs, unsigned total_mem_mb,
                                        bool keep_bytecode)
 {
-    char *folder = ka_path_parent(cs->jail);
-    char *library = ka_path_join(folder, "libka_jail.so");
-    char *real = access(library, R_OK) == 0 ? ka_path_real(library, NULL) : NULL;
-    struct ka_zygotes *zygotes = real ? ka_zygotes_new(cs->loop, cs->jail, real, cs->base, cs->max_running,
-                                                       total_mem_mb, keep_bytecode)
-                                      : NULL;
-    free(folder);
-    free(library);
-    free(real);
-    return zygotes;
-}
-
-static int open_base(struct ka_children *cs, const char *wanted, struct ka_err *err)
-{
-    char *base = NULL;
-    int rc = ka_child_base(wanted, &base, err);
-    if (!rc)
-        rc = ka_child_own_folder(base, &cs->base, &cs->base_lock, err);
-    free(base);
-    return rc;
+    KA_AUTO_FREE char *folder = ka_path_parent(cs->jail);
+    KA_AUTO_FREE char *library = ka_path_join(folder, "libka_jail.so");
+    KA_AUTO_FREE char *real = access(library, R_OK) == 0 ? ka_path_real(library, NULL) : NULL;
+    return real ? ka_zygotes_new(cs->loop, cs->jail, real, cs->base, cs->max_running, total_mem_mb,
+                                 keep_bytecode)
+                : NULL;
 }
 
 int ka_children_new(struct ka_loop *loop, const struct ka_children_conf *conf, struct ka_children **out,
@@ -691,8 +647,11 @@ int ka_children_new(struct ka_loop *loop, const struct ka_children_conf *conf, s
         rc = ka_child_find_program("KA_JAIL", "ka-jail", &cs->jail, err);
     if (!rc && access(cs->jail, X_OK) != 0)
         rc = ka_fail(err, -errno, "%s: %s", cs->jail, strerror(errno));
+    KA_AUTO_FREE char *base = NULL;
     if (!rc)
-        rc = open_base(cs, conf->base, err);
+        rc = ka_child_base(conf->base, &base, err);
+    if (!rc)
+        rc = ka_child_own_folder(base, &cs->base, &cs->base_lock, err);
     if (rc) {
         free(cs->jail);
         free(cs);

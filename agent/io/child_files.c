@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -24,59 +25,35 @@ int ka_child_find_program(const char *variable, const char *name, char **path, s
 {
     static const char *const places[] = {"", "../", "../libexec/kernel-agent/"};
     const char *given = getenv(variable);
-    char *folder = ka_program_folder();
-    struct ka_buf at = {0};
-    int rc = -ENOENT;
     if (given && *given) {
-        rc = access(given, X_OK) == 0
-                 ? 0
-                 : ka_fail(err, -ENOENT, "%s: %s (from %s)", given, strerror(errno), variable);
-        if (!rc)
-            *path = ka_strdup(given);
-        goto out;
+        if (access(given, X_OK) != 0)
+            return ka_fail(err, -ENOENT, "%s: %s (from %s)", given, strerror(errno), variable);
+        *path = ka_strdup(given);
+        return 0;
     }
-    for (size_t i = 0; folder && i < KA_COUNT(places) && rc; i++) {
-        ka_buf_clear(&at);
-        int added = ka_buf_printf(&at, "%s/%s%s", folder, places[i], name);
-        if (!added && access(ka_buf_str(&at), X_OK) == 0) {
-            *path = ka_path_real(ka_buf_str(&at), err);
-            rc = *path ? 0 : -ENOENT;
+    KA_AUTO_FREE char *folder = ka_program_folder();
+    for (size_t i = 0; folder && i < KA_COUNT(places); i++) {
+        KA_AUTO_FREE char *at = ka_format("%s/%s%s", folder, places[i], name);
+        char *real = access(at, X_OK) == 0 ? ka_path_real(at, err) : NULL;
+        if (real) {
+            *path = real;
+            return 0;
         }
     }
-    if (rc)
-        ka_fail(err, rc, "%s is not beside this program; build it or set %s", name, variable);
-out:
-    ka_buf_free(&at);
-    free(folder);
-    return rc;
+    return ka_fail(err, -ENOENT, "%s is not beside this program; build it or set %s", name, variable);
 }
 
 int ka_child_base(const char *wanted, char **path, struct ka_err *err)
 {
     const char *runtime = getenv("XDG_RUNTIME_DIR");
-    struct ka_buf at = {0};
-    struct stat st;
-    int rc;
-    if (wanted)
-        rc = ka_buf_puts(&at, wanted);
-    else if (runtime && *runtime == '/')
-        rc = ka_buf_printf(&at, "%s/kernel-agent", runtime);
-    else
-        rc = ka_buf_printf(&at, "/tmp/kernel-agent-%u", (unsigned)geteuid());
-    const char *name = ka_buf_str(&at);
+    KA_AUTO_FREE char *name = wanted                       ? ka_strdup(wanted)
+                              : runtime && *runtime == '/' ? ka_path_join(runtime, "kernel-agent")
+                                                           : ka_format("/tmp/kernel-agent-%u", geteuid());
+    int rc = ka_private_folder(name, err);
     if (rc)
-        goto out;
-    if (mkdir(name, 0700) != 0 && errno != EEXIST)
-        rc = ka_fail(err, -errno, "%s: %s", name, strerror(errno));
-    else if (lstat(name, &st) != 0)
-        rc = ka_fail(err, -errno, "%s: %s", name, strerror(errno));
-    else if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 022))
-        rc = ka_fail(err, -EACCES, "%s: not a folder that only this user can write", name);
-    else if (!(*path = ka_path_real(name, err)))
-        rc = -ENOENT;
-out:
-    ka_buf_free(&at);
-    return rc;
+        return rc;
+    *path = ka_path_real(name, err);
+    return *path ? 0 : -ENOENT;
 }
 
 /* A daemon's folder is locked while it lives; one that can be locked is left over from a daemon that was
@@ -87,13 +64,10 @@ static void sweep(const char *base)
     for (struct dirent *entry; dir && (entry = readdir(dir));) {
         if (!ka_starts_with(entry->d_name, OWN_PREFIX))
             continue;
-        char *path = ka_path_join(base, entry->d_name);
-        int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        KA_AUTO_FREE char *path = ka_path_join(base, entry->d_name);
+        KA_AUTO_CLOSE int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
         if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0)
             ka_rmtree(path, NULL);
-        if (fd >= 0)
-            close(fd);
-        free(path);
     }
     if (dir)
         closedir(dir);
@@ -123,24 +97,37 @@ int ka_child_own_folder(const char *base, char **path, int *lock, struct ka_err 
 
 int ka_child_scratch_new(const char *base, const char *request, char **path, struct ka_err *err)
 {
-    char *dir = ka_path_join(base, SCRATCH_NAME), *file = NULL;
-    int rc = 0;
-    if (!mkdtemp(dir)) {
-        rc = ka_fail(err, -errno, "%s: cannot make a scratch folder: %s", base, strerror(errno));
-        goto out;
-    }
-    file = ka_path_join(dir, "request.json");
-    rc = ka_file_put(file, request, strlen(request), err);
-    if (rc) {
+    char *dir = ka_path_join(base, SCRATCH_NAME);
+    int rc = mkdtemp(dir)
+                 ? 0
+                 : ka_fail(err, -errno, "%s: cannot make a scratch folder: %s", base, strerror(errno));
+    KA_AUTO_FREE char *file = ka_path_join(dir, "request.json");
+    if (rc == 0 && (rc = ka_file_put(file, request, strlen(request), err)))
         ka_rmtree(dir, NULL);
-        goto out;
-    }
-    *path = dir;
-    dir = NULL;
-out:
-    free(file);
-    free(dir);
+    if (rc)
+        free(dir);
+    else
+        *path = dir;
     return rc;
+}
+
+ssize_t ka_child_receive(int socket, char *text, size_t size, int *fd)
+{
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } control;
+    struct iovec iov = {text, size};
+    struct msghdr msg = {.msg_iov = &iov,
+                         .msg_iovlen = 1,
+                         .msg_control = control.bytes,
+                         .msg_controllen = sizeof(control.bytes)};
+    ssize_t n = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    struct cmsghdr *cmsg = n > 0 ? CMSG_FIRSTHDR(&msg) : NULL;
+    if (cmsg && cmsg->cmsg_level == SOL_SOCKET && cmsg->cmsg_type == SCM_RIGHTS &&
+        cmsg->cmsg_len == CMSG_LEN(sizeof(*fd)))
+        memcpy(fd, CMSG_DATA(cmsg), sizeof(*fd));
+    return n < 0 ? -errno : n;
 }
 
 /* Kernels without openat2 (or sandboxes that hide it) get the part of it that a single name needs. */
@@ -184,31 +171,9 @@ int ka_child_open(const struct ka_child_result *result, const char *name, size_t
 
 int ka_child_read(const struct ka_child_result *result, const char *name, size_t max, struct ka_buf *out)
 {
-    int fd;
-    size_t before = out->len;
-    char chunk[65536];
+    KA_AUTO_CLOSE int fd = -1;
     int rc = ka_child_open(result, name, max, &fd);
-    if (rc)
-        return rc;
-    for (;;) {
-        ssize_t n = read(fd, chunk, sizeof(chunk));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            rc = -errno;
-        else if (out->len - before + (size_t)n > max)
-            rc = -EFBIG;
-        else if (n > 0)
-            rc = ka_buf_add(out, chunk, (size_t)n);
-        if (rc || n <= 0)
-            break;
-    }
-    close(fd);
-    if (rc && out->data) {
-        out->len = before;
-        out->data[before] = '\0';
-    }
-    return rc;
+    return rc ? rc : ka_fd_read(fd, max, out);
 }
 
 /* What is available and, in the same unit, what the daemon itself needs: a twentieth of the memory, or half a

@@ -230,55 +230,42 @@ void ka_http_close(struct ka_http *http, void (*closed)(void *arg), void *arg)
     curl_global_cleanup(); /* counted: one for each ka_http_new() */
 }
 
+static int add_header(struct ka_transfer *transfer, const char *line)
+{
+    struct curl_slist *longer = curl_slist_append(transfer->headers, line);
+    transfer->headers = longer ? longer : transfer->headers;
+    return longer ? 0 : -ENOMEM;
+}
+
 static int add_headers(struct ka_transfer *transfer, const char *bearer)
 {
     static const char *const fixed[] = {"Content-Type: application/json",
                                         "Accept: text/event-stream, application/json",
                                         "Expect:" /* no waiting for 100 Continue with large prompts */};
-    for (size_t i = 0; i < KA_COUNT(fixed); i++) {
-        struct curl_slist *longer = curl_slist_append(transfer->headers, fixed[i]);
-        if (!longer)
-            return -ENOMEM;
-        transfer->headers = longer;
-    }
-    if (!bearer)
-        return 0;
-    struct ka_buf line = {0};
-    struct curl_slist *longer = NULL;
-    if (ka_buf_printf(&line, "Authorization: Bearer %s", bearer) == 0)
-        longer = curl_slist_append(transfer->headers, line.data);
-    if (line.data)
-        explicit_bzero(line.data, line.cap);
-    ka_buf_free(&line);
-    if (!longer)
-        return -ENOMEM;
-    transfer->headers = longer;
-    return 0;
-}
-
-/* Private certificate authorities, named as for the curl tool. */
-static CURLcode set_authorities(CURL *easy)
-{
-    const char *file = getenv("CURL_CA_BUNDLE");
-    if (!file)
-        file = getenv("SSL_CERT_FILE");
-    return file && *file ? curl_easy_setopt(easy, CURLOPT_CAINFO, file) : CURLE_OK;
+    int rc = 0;
+    for (size_t i = 0; i < KA_COUNT(fixed) && rc == 0; i++)
+        rc = add_header(transfer, fixed[i]);
+    if (rc || !bearer)
+        return rc;
+    KA_AUTO_FREE char *line = ka_format("Authorization: Bearer %s", bearer);
+    rc = add_header(transfer, line);
+    explicit_bzero(line, strlen(line));
+    return rc;
 }
 
 static CURLcode set_options(struct ka_transfer *transfer, const struct ka_http_req *req)
 {
     CURL *easy = transfer->easy;
-    CURLcode rc = curl_easy_setopt(easy, CURLOPT_URL, req->url);
-    if (rc == CURLE_OK)
-        rc = curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https");
-    if (rc == CURLE_OK)
-        rc = curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)req->body_len);
-    if (rc == CURLE_OK)
-        rc = curl_easy_setopt(easy, CURLOPT_POSTFIELDS, req->body);
-    if (rc == CURLE_OK)
-        rc = curl_easy_setopt(easy, CURLOPT_HTTPHEADER, transfer->headers);
-    if (rc == CURLE_OK)
-        rc = set_authorities(easy);
+    const char *bundle = getenv("CURL_CA_BUNDLE"), *file = bundle ? bundle : getenv("SSL_CERT_FILE");
+    const CURLcode set[] = {
+        curl_easy_setopt(easy, CURLOPT_URL, req->url),
+        curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https"),
+        curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)req->body_len),
+        curl_easy_setopt(easy, CURLOPT_POSTFIELDS, req->body),
+        curl_easy_setopt(easy, CURLOPT_HTTPHEADER, transfer->headers),
+        /* private certificate authorities, named as for the curl tool */
+        file && *file ? curl_easy_setopt(easy, CURLOPT_CAINFO, file) : CURLE_OK,
+    };
     curl_easy_setopt(easy, CURLOPT_PRIVATE, transfer);
     curl_easy_setopt(easy, CURLOPT_ERRORBUFFER, transfer->why);
     curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, on_write);
@@ -289,7 +276,10 @@ static CURLcode set_options(struct ka_transfer *transfer, const struct ka_http_r
     curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(easy, CURLOPT_USERAGENT, "kernel-agent");
     curl_easy_setopt(easy, CURLOPT_QUICK_EXIT, 1L); /* an abort does not wait for a name lookup */
-    return rc;
+    for (size_t i = 0; i < KA_COUNT(set); i++)
+        if (set[i] != CURLE_OK)
+            return set[i];
+    return CURLE_OK;
 }
 
 int ka_http_start(struct ka_http *http, const struct ka_http_req *req, ka_http_body_fn body,

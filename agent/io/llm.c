@@ -12,7 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/random.h>
+
+#include "base/hash.h"
 
 #define PATH "/chat/completions"
 #define ERROR_BODY_MAX 65536
@@ -109,13 +110,8 @@ static char *shown_url(const char *url)
 {
     const char *host = strstr(url, "://");
     host = host ? host + 3 : url;
-    size_t host_len = strcspn(host, "/?#");
-    const char *at = memrchr(host, '@', host_len);
-    const char *rest = at ? at + 1 : host;
-    struct ka_buf shown = {0};
-    ka_buf_add(&shown, url, (size_t)(host - url));
-    ka_buf_add(&shown, rest, strcspn(rest, "?#"));
-    return ka_buf_steal(&shown);
+    const char *at = memrchr(host, '@', strcspn(host, "/?#")), *rest = at ? at + 1 : host;
+    return ka_format("%.*s%.*s", (int)(host - url), url, (int)strcspn(rest, "?#"), rest);
 }
 
 /* ---- ends ---- */
@@ -255,19 +251,10 @@ static void take_chat(struct op *op)
                             : "the answer is empty: neither text nor tool calls");
 }
 
-static const char *first_byte(const char *bytes, size_t len)
-{
-    while (len && strchr(" \t\r\n", *bytes)) {
-        bytes++;
-        len--;
-    }
-    return len ? bytes : NULL;
-}
-
 static int read_whole(struct op *op, struct ka_err *err)
 {
     const struct ka_buf *whole = &op->attempt.whole;
-    const char *first = first_byte(ka_buf_str(whole), whole->len);
+    const char *first = ka_first_byte(ka_buf_str(whole), whole->len);
     if (!first)
         return ka_fail(err, -EBADMSG, "the answer is empty: no byte came");
     if (*first == '<')
@@ -366,15 +353,11 @@ static void take_status(struct op *op, const struct ka_http_end *ended)
     struct ka_err why;
     mask_key(op->llm, op->attempt.whole.data, op->attempt.whole.len);
     ka_chat_error_read(ka_buf_str(&op->attempt.whole), op->attempt.whole.len, &said);
-    char *target = ended->redirect ? shown_url(ended->redirect) : NULL;
-    ka_fail(&why, 0, "HTTP %ld%s%s", ended->status,
-            said.message[0] ? ": "
-            : target        ? " to "
-                            : "",
-            said.message[0] ? said.message
-            : target        ? target
-                            : "");
-    free(target);
+    KA_AUTO_FREE char *target = ended->redirect ? shown_url(ended->redirect) : NULL;
+    if (said.message[0])
+        ka_fail(&why, 0, "HTTP %ld: %s", ended->status, said.message);
+    else
+        ka_fail(&why, 0, "HTTP %ld%s%s", ended->status, target ? " to " : "", target ? target : "");
     bool no_credit = strcmp(said.code, "insufficient_quota") == 0;
     if (is_passing(ended->status) && !no_credit)
         try_again(op, &op->retries, op->llm->config.max_retries, KA_LLM_UNREACHABLE, why.msg,
@@ -413,7 +396,7 @@ static int on_event(void *arg, const char *type, const char *data, size_t len)
 /* Endpoints are not trusted to name the form of their answer rightly: the first byte decides. */
 static enum form form_of(struct op *op, struct ka_transfer *transfer, const char *bytes, size_t len)
 {
-    const char *first = first_byte(bytes, len), *type = ka_http_content_type(transfer);
+    const char *first = ka_first_byte(bytes, len), *type = ka_http_content_type(transfer);
     if (!first)
         return FORM_UNKNOWN;
     if (!op->stream || *first == '{' || *first == '<')
@@ -463,9 +446,8 @@ static int start_transfer(struct op *op, struct ka_err *err)
     struct ka_llm *llm = op->llm;
     size_t most = llm->config.max_answer_bytes;
     uint64_t left = left_ms(op);
-    struct ka_buf url = {0};
-    ka_buf_printf(&url, "%s%s", llm->base_url, PATH);
-    struct ka_http_req req = {.url = ka_buf_str(&url),
+    KA_AUTO_FREE char *url = ka_format("%s%s", llm->base_url, PATH);
+    struct ka_http_req req = {.url = url,
                               .bearer = llm->api_key,
                               .body = op->body,
                               .body_len = strlen(op->body),
@@ -475,7 +457,6 @@ static int start_transfer(struct op *op, struct ka_err *err)
     op->attempt.stream = ka_chat_stream_new(most);
     op->attempt.whole.max = most * WHOLE_FACTOR;
     int rc = ka_http_start(llm->http, &req, on_body, on_end, op, &op->attempt.transfer, err);
-    ka_buf_free(&url);
     if (rc)
         return rc;
     op->last_byte_ms = now_ms();
@@ -617,9 +598,7 @@ int ka_llm_new(struct ka_loop *loop, const struct ka_llm_config *config, struct 
     llm->config.base_url = llm->config.api_key = NULL; /* the copies below are the ones that count */
     llm->base_url = config->base_url ? clean_base_url(config->base_url) : NULL;
     llm->api_key = config->api_key ? clean_key(config->api_key) : NULL;
-    llm->random = config->jitter_seed;
-    if (llm->random == 0 && getrandom(&llm->random, sizeof(llm->random), 0) < 0)
-        llm->random = uv_hrtime();
+    llm->random = config->jitter_seed ? config->jitter_seed : ka_random_u64();
     if (!llm->base_url)
         rc = ka_fail(err, -EINVAL, "--base-url must look like https://host/v1 or http://host:port/v1");
     else if (llm->api_key && has_space_or_control(llm->api_key))

@@ -21,20 +21,16 @@
 
 static bool read_text(const char *folder, const char *name, struct ka_buf *out)
 {
-    char *path = ka_path_join(folder, name);
+    KA_AUTO_FREE char *path = ka_path_join(folder, name);
     ka_buf_clear(out);
-    int rc = ka_file_read(path, FILE_MAX, out, NULL);
-    free(path);
-    return rc == 0;
+    return ka_file_read(path, FILE_MAX, out, NULL) == 0;
 }
 
 /* A file that holds one number. "max" is none. */
 static bool read_number(const char *folder, const char *name, uint64_t *out)
 {
-    struct ka_buf text = {0};
-    bool good = read_text(folder, name, &text) && sscanf(ka_buf_str(&text), "%" SCNu64, out) == 1;
-    ka_buf_free(&text);
-    return good;
+    KA_AUTO_BUF struct ka_buf text = {0};
+    return read_text(folder, name, &text) && sscanf(ka_buf_str(&text), "%" SCNu64, out) == 1;
 }
 
 /* The number after `key` at the start of a line. */
@@ -65,7 +61,7 @@ static const struct group_files v2 = {"memory.max", "memory.current", "inactive_
 static void apply_memory(const char *group, const struct group_files *files, struct ka_machine *m)
 {
     uint64_t limit, used = 0, cache = 0;
-    struct ka_buf stat = {0};
+    KA_AUTO_BUF struct ka_buf stat = {0};
     if (!read_number(group, files->limit, &limit))
         return;
     if (read_number(group, files->used, &used) && read_text(group, "memory.stat", &stat) &&
@@ -73,7 +69,6 @@ static void apply_memory(const char *group, const struct group_files *files, str
         used -= smaller(cache, used);
     m->memory_bytes = smaller(m->memory_bytes, limit);
     m->memory_available_bytes = smaller(m->memory_available_bytes, limit - smaller(used, limit));
-    ka_buf_free(&stat);
 }
 
 static void apply_quota(uint64_t quota, uint64_t period, struct ka_machine *m)
@@ -88,11 +83,10 @@ static void apply_quota(uint64_t quota, uint64_t period, struct ka_machine *m)
 static void apply_cpu_v2(const char *group, struct ka_machine *m)
 {
     uint64_t quota, period;
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     if (read_text(group, "cpu.max", &text) &&
         sscanf(ka_buf_str(&text), "%" SCNu64 " %" SCNu64, &quota, &period) == 2)
         apply_quota(quota, period, m);
-    ka_buf_free(&text);
 }
 
 static void apply_cpu_v1(const char *group, struct ka_machine *m)
@@ -121,47 +115,31 @@ static void apply(enum part part, const char *group, struct ka_machine *m)
 static void walk(const char *root, const char *hierarchy, const char *path, enum part part,
                  struct ka_machine *m)
 {
-    char *mount = ka_path_join(root, hierarchy);
-    char *at =
+    KA_AUTO_FREE char *mount = ka_path_join(root, hierarchy);
+    KA_AUTO_FREE char *at =
         ka_strdup(strcmp(path, "/") == 0 || strstr(path, "/..") ? "" : path); /* "/..": not visible here */
     for (size_t len = strlen(at);; len = (size_t)(strrchr(at, '/') - at)) {
         at[len] = '\0';
-        char *group = ka_path_join(mount, at[0] == '/' ? at + 1 : at);
+        KA_AUTO_FREE char *group = ka_path_join(mount, at[0] == '/' ? at + 1 : at);
         apply(part, group, m);
-        free(group);
         if (!strchr(at, '/'))
-            break;
-    }
-    free(at);
-    free(mount);
-}
-
-static bool lists(const char *controllers, const char *name)
-{
-    size_t len = strlen(name);
-    for (const char *at = controllers;; at++) {
-        size_t word = strcspn(at, ",");
-        if (word == len && memcmp(at, name, len) == 0)
-            return true;
-        at += word;
-        if (!*at)
-            return false;
+            return;
     }
 }
 
 /* "0::/path" is the group of version 2, "4:cpu,cpuacct:/path" one of version 1. */
-static void apply_line(const char *root, char *line, struct ka_machine *m)
+static void apply_line(const char *root, const char *line, struct ka_machine *m)
 {
-    char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
+    const char *controllers = strchr(line, ':'), *path = controllers ? strchr(controllers + 1, ':') : NULL;
     if (!path)
         return;
-    *path++ = '\0';
-    controllers++;
-    if (!*controllers)
+    KA_AUTO_FREE char *list = ka_format(",%.*s,", (int)(path - controllers) - 1, controllers + 1);
+    path++;
+    if (strcmp(list, ",,") == 0)
         walk(root, GROUPS, path, ALL_V2, m);
-    if (lists(controllers, "memory"))
+    if (strstr(list, ",memory,"))
         walk(root, GROUPS "/memory", path, MEMORY_V1, m);
-    if (lists(controllers, "cpu")) {
+    if (strstr(list, ",cpu,")) {
         walk(root, GROUPS "/cpu", path, CPU_V1, m);
         walk(root, GROUPS "/cpu,cpuacct", path, CPU_V1, m); /* where nobody linked it to the former */
     }
@@ -169,12 +147,11 @@ static void apply_line(const char *root, char *line, struct ka_machine *m)
 
 static void apply_groups(const char *root, struct ka_machine *m)
 {
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     char *rest = NULL;
     if (read_text(root, "proc/self/cgroup", &text) && text.len)
         for (char *line = strtok_r(text.data, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
             apply_line(root, line, m);
-    ka_buf_free(&text);
 }
 
 /* ---- the whole ---- */
@@ -190,15 +167,13 @@ static unsigned count_allowed(unsigned online)
 
 static void read_meminfo(const char *root, struct ka_machine *m)
 {
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     uint64_t kib;
-    if (read_text(root, "proc/meminfo", &text)) {
-        if (find_number(ka_buf_str(&text), "MemTotal:", &kib))
-            m->memory_bytes = m->host_memory_bytes = kib << 10;
-        if (find_number(ka_buf_str(&text), "MemAvailable:", &kib))
-            m->memory_available_bytes = kib << 10;
-    }
-    ka_buf_free(&text);
+    read_text(root, "proc/meminfo", &text);
+    if (find_number(ka_buf_str(&text), "MemTotal:", &kib))
+        m->memory_bytes = m->host_memory_bytes = kib << 10;
+    if (find_number(ka_buf_str(&text), "MemAvailable:", &kib))
+        m->memory_available_bytes = kib << 10;
 }
 
 void ka_machine_read_at(const char *root, struct ka_machine *out)

@@ -6,67 +6,47 @@
 #include "loop_uv.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #define ANSWER_MAX ((size_t)4 << 20)
 #define RUN_MAX 225 /* with what is added, the name of a file written beside fits into 255 */
 
 /* ---- names ---- */
 
-static bool is_run_name(const char *run)
-{
-    size_t len = strlen(run);
-    for (size_t i = 0; i < len; i++)
-        if (run[i] == '/' || (unsigned char)run[i] < 0x20 || run[i] == 0x7F)
-            return false;
-    return len > 0 && len <= RUN_MAX;
-}
-
 static int check_run(const struct ka_mailbox *box, struct ka_err *err)
 {
-    return is_run_name(box->run) ? 0 : ka_fail(err, -EINVAL, "%s: cannot be part of a file name", box->run);
+    size_t len = strlen(box->run);
+    bool good = len > 0 && len <= RUN_MAX;
+    for (size_t i = 0; i < len; i++)
+        good = good && box->run[i] != '/' && (unsigned char)box->run[i] >= 0x20 && box->run[i] != 0x7F;
+    return good ? 0 : ka_fail(err, -EINVAL, "%s: cannot be part of a file name", box->run);
 }
 
-/* `<run>-<nnn><ending>`, in the folder unless `dir` is NULL. free() it. */
-static char *file_name(const char *dir, const struct ka_mailbox *box, unsigned number, const char *ending)
+/* The path of `<run>-<nnn><ending>`; free() it. */
+static char *file_name(const struct ka_mailbox *box, unsigned number, const char *ending)
 {
-    char name[RUN_MAX + 40];
-    snprintf(name, sizeof(name), "%s-%03u%s", box->run, number, ending);
-    return dir ? ka_path_join(dir, name) : ka_strdup(name);
+    return ka_format("%s/%s-%03u%s", box->dir, box->run, number, ending);
 }
 
 /* ---- requests ---- */
 
-static int render_tools(const struct ka_chat_request *req, struct ka_buf *out)
+static void render_message(size_t number, const struct ka_chat_message *message, struct ka_buf *out)
 {
-    if (req->tool_count == 0)
-        return 0;
-    int rc = ka_buf_puts(
-        out, "\nWhere the request speaks of tools: a model would call them; here, answer with one "
-             "fenced python block, or with a patch.\n\n");
-    for (size_t i = 0; i < req->tool_count && rc == 0; i++)
-        rc = ka_buf_printf(out, "- `%s`: %s\n", req->tools[i].name, req->tools[i].description);
-    return rc;
+    ka_buf_printf(out, "\n## %zu. %s\n", number, message->role);
+    if (message->content[0])
+        ka_buf_printf(out, "\n%s\n", message->content);
+    if (message->tool_calls)
+        ka_buf_printf(out, "\nTool calls:\n\n```json\n%s\n```\n", message->tool_calls);
 }
 
-static int render_message(size_t number, const struct ka_chat_message *message, struct ka_buf *out)
+static void render(const struct ka_mailbox *box, unsigned number, const struct ka_chat_request *req,
+                   struct ka_buf *out)
 {
-    int rc = ka_buf_printf(out, "\n## %zu. %s\n", number, message->role);
-    if (rc == 0 && message->content[0])
-        rc = ka_buf_printf(out, "\n%s\n", message->content);
-    if (rc == 0 && message->tool_calls)
-        rc = ka_buf_printf(out, "\nTool calls:\n\n```json\n%s\n```\n", message->tool_calls);
-    return rc;
-}
-
-static int render(const struct ka_mailbox *box, unsigned number, const struct ka_chat_request *req,
-                  struct ka_buf *out)
-{
-    int rc = ka_buf_printf(
+    ka_buf_printf(
         out,
         "# Request %1$s-%2$03u\n\n"
         "Answer in this folder, in the file `%1$s-%2$03u.answer.md`: as a model would, with the code in "
@@ -75,31 +55,28 @@ static int render(const struct ka_mailbox *box, unsigned number, const struct ka
         "no longer changes;\nto be safe, write it under another name and rename it.\n\n"
         "Model asked for: %3$s\n",
         box->run, number, req->model ? req->model : "any");
-    if (rc == 0)
-        rc = render_tools(req, out);
-    for (size_t i = 0; i < req->message_count && rc == 0; i++)
-        rc = render_message(i + 1, &req->messages[i], out);
-    return rc;
+    if (req->tool_count)
+        ka_buf_puts(out,
+                    "\nWhere the request speaks of tools: a model would call them; here, answer with one "
+                    "fenced python block, or with a patch.\n\n");
+    for (size_t i = 0; i < req->tool_count; i++)
+        ka_buf_printf(out, "- `%s`: %s\n", req->tools[i].name, req->tools[i].description);
+    for (size_t i = 0; i < req->message_count; i++)
+        render_message(i + 1, &req->messages[i], out);
 }
 
 static bool has_content(const char *path, const struct ka_buf *want)
 {
-    struct ka_buf found = {0};
-    bool same = ka_file_read(path, want->len, &found, NULL) == 0 && found.len == want->len &&
-                memcmp(ka_buf_str(&found), ka_buf_str(want), want->len) == 0;
-    ka_buf_free(&found);
-    return same;
+    KA_AUTO_BUF struct ka_buf found = {0};
+    return ka_file_read(path, want->len, &found, NULL) == 0 && found.len == want->len &&
+           memcmp(ka_buf_str(&found), ka_buf_str(want), want->len) == 0;
 }
 
 static bool is_answered(const struct ka_mailbox *box, unsigned number)
 {
-    struct stat st;
-    char *text = file_name(box->dir, box, number, ".answer.md");
-    char *json = file_name(box->dir, box, number, ".answer.json");
-    bool answered = stat(text, &st) == 0 || stat(json, &st) == 0;
-    free(text);
-    free(json);
-    return answered;
+    KA_AUTO_FREE char *text = file_name(box, number, ".answer.md");
+    KA_AUTO_FREE char *json = file_name(box, number, ".answer.json");
+    return access(text, F_OK) == 0 || access(json, F_OK) == 0;
 }
 
 int ka_mailbox_write(const struct ka_mailbox *box, unsigned number, const struct ka_chat_request *req,
@@ -108,20 +85,16 @@ int ka_mailbox_write(const struct ka_mailbox *box, unsigned number, const struct
     int rc = check_run(box, err);
     if (rc)
         return rc;
-    struct ka_buf text = {0};
-    char *path = file_name(box->dir, box, number, ".request.md");
-    if (render(box, number, req, &text))
-        rc = ka_fail(err, -ENOMEM, "%s: no memory for the request", path);
-    else if (has_content(path, &text))
-        rc = 0;
-    else if (is_answered(box, number))
-        rc =
-            ka_fail(err, -EEXIST, "%s: another request of this number has been answered; move it away", path);
-    else if ((rc = ka_mkdirs(box->dir, err)) == 0)
-        rc = ka_file_replace(path, text.data, text.len, err);
-    ka_buf_free(&text);
-    free(path);
-    return rc;
+    KA_AUTO_BUF struct ka_buf text = {0};
+    KA_AUTO_FREE char *path = file_name(box, number, ".request.md");
+    render(box, number, req, &text);
+    if (has_content(path, &text))
+        return 0;
+    if (is_answered(box, number))
+        return ka_fail(err, -EEXIST, "%s: another request of this number has been answered; move it away",
+                       path);
+    rc = ka_mkdirs(box->dir, err);
+    return rc ? rc : ka_file_replace(path, text.data, text.len, err);
 }
 
 /* ---- answers ---- */
@@ -155,8 +128,7 @@ static int take_text(const char *path, const struct ka_buf *bytes, struct ka_cha
     if (memchr(bytes->data, '\0', bytes->len))
         return ka_fail(err, -EBADMSG, "%s: not a UTF-8 text file", path);
     struct ka_buf text = {0};
-    if (ka_buf_repair(&text, bytes->data, bytes->len))
-        return ka_fail(err, -ENOMEM, "%s: no memory for its content", path);
+    ka_buf_repair(&text, bytes->data, bytes->len);
     *answer = (struct ka_chat_answer){.text = ka_buf_steal(&text),
                                       .finish_reason = ka_strdup("stop"),
                                       .model = ka_strdup("mailbox"),
@@ -181,28 +153,22 @@ static int take_json(const char *path, const struct ka_buf *bytes, struct ka_cha
     return 0;
 }
 
-static bool is_blank(const struct ka_buf *bytes)
-{
-    return strspn(ka_buf_str(bytes), " \t\r\n") == bytes->len;
-}
-
 /* -ENOENT when there is no such file. */
 static int poll_file(const struct ka_mailbox *box, const char *path, bool json, struct ka_mailbox_look *look,
                      struct ka_chat_answer *answer, struct ka_err *err)
 {
     struct stat st;
-    struct ka_buf bytes = {0};
+    KA_AUTO_BUF struct ka_buf bytes = {0};
     if (stat(path, &st) != 0)
         return errno == ENOENT ? -ENOENT : ka_fail(err, -errno, "%s: %s", path, strerror(errno));
     if (S_ISREG(st.st_mode) && (st.st_size == 0 || !is_settled(box, &st, look)))
         return -EAGAIN;
     int rc = ka_file_read(path, ANSWER_MAX, &bytes, err);
-    if (rc == 0 && (bytes.len != (size_t)st.st_size || is_blank(&bytes)))
-        rc = -EAGAIN;
-    else if (rc == 0)
-        rc = json ? take_json(path, &bytes, answer, err) : take_text(path, &bytes, answer, err);
-    ka_buf_free(&bytes);
-    return rc;
+    if (rc)
+        return rc;
+    if (bytes.len != (size_t)st.st_size || strspn(ka_buf_str(&bytes), " \t\r\n") == bytes.len)
+        return -EAGAIN;
+    return json ? take_json(path, &bytes, answer, err) : take_text(path, &bytes, answer, err);
 }
 
 int ka_mailbox_poll(const struct ka_mailbox *box, unsigned number, struct ka_mailbox_look *look,
@@ -211,13 +177,11 @@ int ka_mailbox_poll(const struct ka_mailbox *box, unsigned number, struct ka_mai
     int rc = check_run(box, err);
     if (rc)
         return rc;
-    char *text = file_name(box->dir, box, number, ".answer.md");
-    char *json = file_name(box->dir, box, number, ".answer.json");
+    KA_AUTO_FREE char *text = file_name(box, number, ".answer.md");
+    KA_AUTO_FREE char *json = file_name(box, number, ".answer.json");
     rc = poll_file(box, text, false, look, answer, err);
     if (rc == -ENOENT)
         rc = poll_file(box, json, true, look, answer, err);
-    free(text);
-    free(json);
     return rc == -ENOENT ? -EAGAIN : rc;
 }
 

@@ -14,4 +14,8 @@
 int ka_probe_run(const char *const *argv, const char *const *env, unsigned limit_ms, struct ka_buf *out,
                  struct ka_err *err);
 
+/* The same for a program that also writes to its descriptor 3: that is appended to `report`. */
+int ka_probe_report(const char *const *argv, const char *const *env, unsigned limit_ms, struct ka_buf *out,
+                    struct ka_buf *report, struct ka_err *err);
+
 #endif

@@ -12,13 +12,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "args.h"
 #include "base/files.h"
 #include "capture.h"
+#include "child_internal.h"
 #include "loop_uv.h"
 
 #define KINDS 4
 #define CHANNEL_FD 3
+#define CHANNEL_FD_TEXT "3"
 #define MESSAGE_MAX 65536
 #define READY_MS (120 * 1000) /* importing torch from a cold disk */
 #define FAILURES_MAX 2        /* then the jobs of this kind run without a zygote */
@@ -99,8 +100,7 @@ static void remove_job(struct ka_zygote_job *job)
     while (*at != job)
         at = &(*at)->next;
     *at = job->next;
-    if (job->pidfd >= 0)
-        close(job->pidfd);
+    ka_close_at(&job->pidfd);
     job->pidfd = -1;
     job->zygote = NULL;
 }
@@ -115,39 +115,37 @@ static void lose_job(struct ka_zygote_job *job, const char *why)
 /* Strings with a NUL between them, and the three descriptors. */
 static int send_job(const struct zygote *z, const struct ka_zygote_job *job)
 {
-    struct ka_buf text = {.max = MESSAGE_MAX};
+    KA_AUTO_BUF struct ka_buf text = {.max = MESSAGE_MAX};
     union {
-        char bytes[CMSG_SPACE(3 * sizeof(int))];
-        struct cmsghdr align;
-    } control = {{0}};
-    int rc = ka_buf_printf(&text, "%llu", (unsigned long long)job->id);
-    for (size_t i = 0; i < job->argc && !rc; i++) {
-        rc = ka_buf_add(&text, "", 1);
-        if (!rc)
-            rc = ka_buf_puts(&text, job->argv[i]);
+        char bytes[CMSG_SPACE(sizeof(job->fds))];
+        struct cmsghdr header;
+    } control = {.header = {CMSG_LEN(sizeof(job->fds)), SOL_SOCKET, SCM_RIGHTS}};
+    ka_buf_printf(&text, "%llu", (unsigned long long)job->id);
+    for (size_t i = 0; i < job->argc; i++) {
+        ka_buf_add(&text, "", 1);
+        ka_buf_puts(&text, job->argv[i]);
     }
     struct iovec iov = {text.data, text.len};
     struct msghdr msg = {.msg_iov = &iov,
                          .msg_iovlen = 1,
                          .msg_control = control.bytes,
                          .msg_controllen = sizeof(control.bytes)};
-    struct cmsghdr *cmsg = CMSG_FIRSTHDR(&msg);
-    cmsg->cmsg_level = SOL_SOCKET;
-    cmsg->cmsg_type = SCM_RIGHTS;
-    cmsg->cmsg_len = CMSG_LEN(sizeof(job->fds));
-    memcpy(CMSG_DATA(cmsg), job->fds, sizeof(job->fds));
-    if (!rc && sendmsg(z->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)text.len)
-        rc = -EIO;
-    ka_buf_free(&text);
-    return rc;
+    memcpy(CMSG_DATA(&control.header), job->fds, sizeof(job->fds));
+    bool sent = !text.failed && sendmsg(z->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)text.len;
+    return sent ? 0 : -EIO;
+}
+
+/* It takes no new jobs. */
+static void retire(struct zygote *z)
+{
+    if (z->owner->current[z->slot] == z)
+        z->owner->current[z->slot] = NULL;
+    z->ending = true;
 }
 
 static void end_zygote(struct zygote *z)
 {
-    struct ka_zygotes *zs = z->owner;
-    if (zs->current[z->slot] == z)
-        zs->current[z->slot] = NULL;
-    z->ending = true;
+    retire(z);
     if (!z->exited) /* its number may be somebody else's by now */
         uv_process_kill(&z->process, SIGKILL);
 }
@@ -206,18 +204,16 @@ static void close_handles(struct zygote *z)
 static void on_process_exit(uv_process_t *process, int64_t status, int term_signal)
 {
     struct zygote *z = process->data;
-    struct ka_zygotes *zs = z->owner;
-    struct ka_buf why = {0};
+    const struct ka_zygotes *zs = z->owner;
+    KA_AUTO_BUF struct ka_buf why = {0};
     z->exited = true;
-    if (zs->current[z->slot] == z)
-        zs->current[z->slot] = NULL;
+    retire(z);
     if (!z->ready && !zs->closing)
-        zs->failures[z->slot]++;
+        z->owner->failures[z->slot]++;
     ka_buf_printf(&why, "the zygote ended (code %lld, signal %d) ", (long long)status, term_signal);
     ka_capture_text(&z->err, &why);
     while (z->jobs)
         lose_job(z->jobs, ka_buf_str(&why));
-    ka_buf_free(&why);
     close_handles(z);
 }
 
@@ -249,9 +245,7 @@ static void on_started(struct ka_zygote_job *job, int *pidfd)
 /* It will refuse the next ones too. Its running children go on; it leaves with the last. */
 static void on_refused(struct zygote *z, struct ka_zygote_job *job, const char *why)
 {
-    if (z->owner->current[z->slot] == z)
-        z->owner->current[z->slot] = NULL;
-    z->ending = true;
+    retire(z);
     lose_job(job, why);
 }
 
@@ -280,42 +274,21 @@ static void on_message(struct zygote *z, char *text, int *pidfd)
         end_zygote(z);
 }
 
-static int take_fd(struct msghdr *msg)
-{
-    int fd = -1;
-    for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg); cmsg; cmsg = CMSG_NXTHDR(msg, cmsg))
-        if (cmsg->cmsg_level == SOL_SOCKET && cmsg->cmsg_type == SCM_RIGHTS &&
-            cmsg->cmsg_len == CMSG_LEN(sizeof(fd)))
-            memcpy(&fd, CMSG_DATA(cmsg), sizeof(fd));
-    return fd;
-}
-
 static void on_channel(uv_poll_t *poll, int status, int events)
 {
     struct zygote *z = poll->data;
     char text[512];
-    union {
-        char bytes[CMSG_SPACE(sizeof(int))];
-        struct cmsghdr align;
-    } control;
-    struct iovec iov = {text, sizeof(text) - 1};
-    struct msghdr msg = {.msg_iov = &iov,
-                         .msg_iovlen = 1,
-                         .msg_control = control.bytes,
-                         .msg_controllen = sizeof(control.bytes)};
+    KA_AUTO_CLOSE int fd = -1;
     (void)events;
-    ssize_t n = status < 0 ? 0 : recvmsg(z->fd, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-    if (n < 0 && (errno == EINTR || errno == EAGAIN))
+    ssize_t n = status < 0 ? 0 : ka_child_receive(z->fd, text, sizeof(text) - 1, &fd);
+    if (n == -EINTR || n == -EAGAIN)
         return;
     if (n <= 0) {
         uv_poll_stop(poll); /* it ends, and then its exit is heard */
         return;
     }
     text[n] = '\0';
-    int fd = take_fd(&msg);
     on_message(z, text, &fd);
-    if (fd >= 0)
-        close(fd);
 }
 
 static void on_alloc(uv_handle_t *handle, size_t hint, uv_buf_t *buf)
@@ -343,42 +316,28 @@ static void own(struct zygote *z, void *handle)
     z->handles++;
 }
 
-/* Where modules may be kept compiled, if their installation has none: zygote.py decides. A zygote runs
- * nothing but trusted code; its children neither read nor write there. */
-static void name_bytecode(struct ka_args *args)
-{
-    char *root = ka_user_cache("bytecode");
-    struct ka_buf text = {0};
-    if (root && ka_buf_printf(&text, "KA_BYTECODE=%s", root) == 0)
-        ka_args_option(args, "--env", ka_buf_str(&text));
-    ka_buf_free(&text);
-    free(root);
-}
-
 static void build_args(struct ka_args *args, const struct zygote *z, bool gpu)
 {
     const struct ka_zygotes *zs = z->owner;
-    char fd[8];
-    struct ka_buf path = {0};
-    snprintf(fd, sizeof(fd), "%d", CHANNEL_FD);
-    ka_buf_printf(&path, "PYTHONPATH=%s", z->package_dir);
+    /* Where modules may be kept compiled, if their installation has none: zygote.py decides. A zygote runs
+     * nothing but trusted code; its children neither read nor write there. */
+    KA_AUTO_FREE char *bytecode = zs->keep_bytecode ? ka_user_cache("bytecode") : NULL;
     ka_args_add(args, zs->jail);
     ka_args_add(args, "--zygote");
     ka_args_option(args, "--scratch", zs->base);
     ka_args_number(args, "--parent", (unsigned)getpid());
     ka_args_number(args, "--mem-mb", zs->mem_mb);
     ka_args_number(args, "--nproc", (zs->max_children + 1) * NPROC);
-    ka_args_option(args, "--result-fd", fd);
-    ka_args_option(args, "--env", ka_buf_str(&path));
-    if (zs->keep_bytecode)
-        name_bytecode(args);
+    ka_args_number(args, "--result-fd", CHANNEL_FD);
+    ka_args_variable(args, "PYTHONPATH", z->package_dir);
+    if (bytecode)
+        ka_args_variable(args, "KA_BYTECODE", bytecode);
     if (gpu)
         ka_args_gpu(args);
     ka_args_add(args, "--");
     ka_args_add(args, z->python);
     ka_args_option(args, "-m", "kernel_agent.zygote");
-    ka_args_option(args, fd, zs->library);
-    ka_buf_free(&path);
+    ka_args_option(args, CHANNEL_FD_TEXT, zs->library);
 }
 
 static int spawn(struct zygote *z, bool gpu, int channel, int err)
@@ -443,10 +402,8 @@ static struct zygote *start_zygote(struct ka_zygotes *zs, size_t slot, const str
     if (!rc)
         rc = spawn(z, kind->gpu, channel[1], err[1]);
     for (int i = rc ? 0 : 1; i < 2; i++) {
-        if (channel[i] >= 0)
-            close(channel[i]);
-        if (err[i] >= 0)
-            close(err[i]);
+        ka_close_at(&channel[i]);
+        ka_close_at(&err[i]);
     }
     if (rc) {
         zs->failures[slot]++;

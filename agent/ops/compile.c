@@ -12,6 +12,7 @@
 #include "agent/io/child.h"
 #include "agent/io/loop.h"
 #include "agent/io/work.h"
+#include "base/files.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "op.h"
@@ -69,13 +70,6 @@ static void leave(struct ka_compile *c)
     ka_loop_soon(c->app->loop, compile_free, c);
 }
 
-static void finish(struct ka_compile *c)
-{
-    if (c->done)
-        c->done(c->arg, c->entries, &c->counts);
-    leave(c);
-}
-
 void ka_compile_cancel(struct ka_compile *c)
 {
     for (size_t i = 0; i < TASKS; i++) {
@@ -91,13 +85,12 @@ void ka_compile_cancel(struct ka_compile *c)
 static void open_cache(struct ka_app *app, const char *toolchain)
 {
     struct ka_err err;
-    char *root = ka_cache_default_root();
+    KA_AUTO_FREE char *root = ka_user_cache(KA_CACHE_NAME);
     int rc = root && toolchain ? ka_cache_open(root, toolchain, app->cache_bytes, &app->cache, &err)
                                : ka_fail(&err, -ENOENT, "no home folder, or no toolchain");
     if (rc)
         ka_log(KA_LOG_WARN, "kernels are compiled anew each time: %s", err.msg);
     app->cache_asked = true;
-    free(root);
 }
 
 static void on_toolchain(void *arg, const struct ka_op_result *result)
@@ -133,16 +126,6 @@ static bool must_ask_toolchain(const struct ka_app *app)
 static const char *key_at(const struct ka_compile *c, size_t at)
 {
     return json_string_value(json_array_get(json_array_get(c->sources, at), 0));
-}
-
-static void settle(struct ka_compile *c, size_t at, json_t *outcome)
-{
-    json_object_set_new(c->entries, key_at(c, at), outcome);
-}
-
-static json_t *facts_of(const json_t *entry)
-{
-    return json_pack("{s:O}", "facts", json_object_get(entry, "facts"));
 }
 
 /* The numbers and the products; the rest of the result belongs to the request. */
@@ -212,6 +195,16 @@ static void end_task(struct task *task)
     task->busy = false;
 }
 
+/* What became of its source; the next one. */
+static void settle(struct task *task, unsigned *count, json_t *outcome)
+{
+    struct ka_compile *c = task->compile;
+    ++*count;
+    json_object_set_new(c->entries, key_at(c, task->at), outcome);
+    end_task(task);
+    go_on(c);
+}
+
 /* Found in the cache, or kept there; else it is compiled. */
 static void on_thread_done(void *arg)
 {
@@ -226,57 +219,39 @@ static void on_thread_done(void *arg)
     }
     if (kept && task->err.msg[0])
         ka_log(KA_LOG_WARN, "compiled kernel not kept: %s", task->err.msg);
-    bool good = json_is_object(json_object_get(task->found, "facts"));
-    if (good || kept) {
-        c->counts.hits += good && !kept;
-        c->counts.misses += good && kept;
-        c->counts.failed += !good;
-        settle(c, task->at, good ? facts_of(task->found) : refusal("compile: the child left no entry"));
-        end_task(task);
-        go_on(c);
+    json_t *facts = json_object_get(task->found, "facts");
+    if (json_is_object(facts)) {
+        settle(task, kept ? &c->counts.misses : &c->counts.hits, json_pack("{s:O}", "facts", facts));
         return;
     }
     json_t *source = json_array_get(json_array_get(c->sources, task->at), 1);
-    bool late = is_late(c);
-    if (!late && ask(task, json_incref(source), on_compiled) == 0)
-        return;
-    c->counts.failed++;
-    settle(c, task->at, refusal(late ? "compile: out of time (--deadline)" : "compile: no child"));
-    end_task(task);
-    go_on(c);
+    const char *why = kept         ? "compile: the child left no entry"
+                      : is_late(c) ? "compile: out of time (--deadline)"
+                                   : "compile: no child";
+    if (kept || is_late(c) || ask(task, json_incref(source), on_compiled) != 0)
+        settle(task, &c->counts.failed, refusal(why));
 }
 
 /* Failures are not kept: they may be due to a deadline or to memory. */
 static void on_compiled(void *arg, const struct ka_op_result *result)
 {
     struct task *task = arg;
-    struct ka_compile *c = task->compile;
     task->op = NULL;
     if (result->status == KA_OP_OK) {
         task->doc = json_incref(result->doc);
         run_on_thread(task, keep);
         return;
     }
-    c->counts.failed++;
-    settle(c, task->at, error_of(result));
-    end_task(task);
-    go_on(c);
+    settle(task, &task->compile->counts.failed, error_of(result));
 }
 
-static struct task *free_task(struct ka_compile *c)
+/* The first that is busy, or that is not; NULL: none. */
+static struct task *find_task(struct ka_compile *c, bool busy)
 {
     for (size_t i = 0; i < TASKS; i++)
-        if (!c->tasks[i].busy)
+        if (c->tasks[i].busy == busy)
             return &c->tasks[i];
     return NULL;
-}
-
-static bool is_busy(const struct ka_compile *c)
-{
-    for (size_t i = 0; i < TASKS; i++)
-        if (c->tasks[i].busy)
-            return true;
-    return false;
 }
 
 static void go_on(struct ka_compile *c)
@@ -284,11 +259,11 @@ static void go_on(struct ka_compile *c)
     struct task *task = &c->tasks[0];
     if (c->cancelled)
         return;
-    if (!is_busy(c) && must_ask_toolchain(c->app) && ask(task, json_null(), on_toolchain) == 0) {
+    if (!find_task(c, true) && must_ask_toolchain(c->app) && ask(task, json_null(), on_toolchain) == 0) {
         task->busy = true;
         return;
     }
-    while (c->at < json_array_size(c->sources) && (task = free_task(c))) {
+    while (c->at < json_array_size(c->sources) && (task = find_task(c, false))) {
         task->at = c->at++;
         task->busy = true;
         if (c->app->cache)
@@ -296,8 +271,11 @@ static void go_on(struct ka_compile *c)
         else
             on_thread_done(task);
     }
-    if (!c->cancelled && !is_busy(c))
-        finish(c);
+    if (c->cancelled || find_task(c, true))
+        return;
+    if (c->done)
+        c->done(c->arg, c->entries, &c->counts);
+    leave(c);
 }
 
 /* ---- the start ---- */
@@ -305,18 +283,14 @@ static void go_on(struct ka_compile *c)
 /* What a hostile process wrote: the name must follow from the content. */
 static bool take_source(struct ka_compile *c, const struct ka_child_result *child, const char *key)
 {
-    char name[KA_HASH_HEX + 16], hash[KA_HASH_HEX];
-    struct ka_buf text = {0};
-    snprintf(name, sizeof(name), "compile-%s.json", key);
-    bool good = ka_child_read(child, name, SOURCE_BYTES_MAX, &text) == 0;
-    if (good) {
-        ka_hash_hex(ka_buf_str(&text), text.len, hash);
-        json_t *source =
-            strcmp(hash, key) == 0 ? json_pack("[s, s%]", key, ka_buf_str(&text), text.len) : NULL;
-        good = source && json_array_append_new(c->sources, source) == 0;
-    }
-    ka_buf_free(&text);
-    return good;
+    char hash[KA_HASH_HEX];
+    KA_AUTO_FREE char *name = ka_format("compile-%s.json", key);
+    KA_AUTO_BUF struct ka_buf text = {0};
+    if (ka_child_read(child, name, SOURCE_BYTES_MAX, &text))
+        return false;
+    ka_hash_hex(ka_buf_str(&text), text.len, hash);
+    return strcmp(hash, key) == 0 &&
+           json_array_append_new(c->sources, json_pack("[s, s%]", key, ka_buf_str(&text), text.len)) == 0;
 }
 
 static void on_first(void *arg)

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "agent/core/fields.h"
 #include "agent/disk/cache.h"
 #include "agent/io/child.h"
 #include "agent/io/work.h"
@@ -69,7 +70,7 @@ static void restore_path(json_t *value, const char *from, const char *to)
     const char *at = text ? strstr(text, from) : NULL;
     if (!at)
         return;
-    struct ka_buf fixed = {0};
+    KA_AUTO_BUF struct ka_buf fixed = {0};
     for (; at; at = strstr(text, from)) {
         ka_buf_add(&fixed, text, (size_t)(at - text));
         ka_buf_puts(&fixed, to);
@@ -77,7 +78,6 @@ static void restore_path(json_t *value, const char *from, const char *to)
     }
     ka_buf_puts(&fixed, text);
     json_string_set(value, ka_buf_str(&fixed));
-    ka_buf_free(&fixed);
 }
 
 /* The last line that is not empty: where Python puts the exception. */
@@ -86,59 +86,64 @@ static void last_line(const char *text, char *out, size_t size)
     size_t len = strlen(text);
     while (len && (text[len - 1] == '\n' || text[len - 1] == ' '))
         len--;
-    size_t begin = len;
-    while (begin && text[begin - 1] != '\n')
-        begin--;
-    snprintf(out, size, "%.*s", (int)(len - begin > 400 ? 400 : len - begin), text + begin);
+    const char *newline = memrchr(text, '\n', len), *begin = newline ? newline + 1 : text, *end = text + len;
+    snprintf(out, size, "%.*s", (int)(end - begin > 400 ? 400 : end - begin), begin);
 }
 
 /* "cgroup (no control group of our own: Permission denied)" from the jail's report. */
-static void name_missing(const struct ka_child_result *child, char *out, size_t size)
+static void name_missing(const struct ka_child_result *child, struct ka_buf *text)
 {
-    json_t *report = json_loads(child->layers, 0, NULL), *name;
-    struct ka_buf text = {0};
+    json_auto_t *report = json_loads(child->layers, 0, NULL);
+    json_t *name;
     size_t i;
     json_array_foreach(json_object_get(report, "missing"), i, name)
     {
-        const char *layer = json_string_value(name);
-        const char *why =
-            layer ? json_string_value(json_object_get(json_object_get(report, "why"), layer)) : NULL;
-        ka_buf_printf(&text, "%s%s (%s)", i ? ", " : "", layer ? layer : "?", why ? why : "unknown");
+        const char *layer = json_is_string(name) ? json_string_value(name) : "?";
+        ka_buf_printf(text, "%s%s (%s)", i ? ", " : "", layer,
+                      ka_text_of(json_object_get(report, "why"), layer, "unknown"));
     }
-    snprintf(out, size, "%.600s", text.len ? ka_buf_str(&text) : "unknown");
-    ka_buf_free(&text);
-    json_decref(report);
+    if (!text->len)
+        ka_buf_puts(text, "unknown");
+}
+
+/* What people are told, after the operation's name. */
+static void say(struct ka_op_result *result, const char *fmt, ...) KA_PRINTF(2, 3);
+
+static void say(struct ka_op_result *result, const char *fmt, ...)
+{
+    int len = snprintf(result->message, sizeof(result->message), "%s: ", result->operation);
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(result->message + len, sizeof(result->message) - (size_t)len, fmt, args);
+    va_end(args);
 }
 
 static void explain_death(const struct ka_op *op, const struct ka_child_result *child,
                           struct ka_op_result *result)
 {
-    char tail[512], missing[640];
+    char tail[512];
+    KA_AUTO_BUF struct ka_buf missing = {0};
+    int by = ka_child_signal(child);
     last_line(child->err, tail, sizeof(tail));
     result->status = child->error == -EPERM ? KA_OP_SANDBOX : child->timed_out ? KA_OP_TIMEOUT : KA_OP_DIED;
-    if (child->timed_out)
-        snprintf(result->message, sizeof(result->message),
-                 "%s: no result within the deadline of %d s (--deadline)", op->operation, op->deadline);
-    else if (child->error == -EPERM) {
-        name_missing(child, missing, sizeof(missing));
-        snprintf(result->message, sizeof(result->message),
-                 "%s: nothing ran: a layer that --require-sandbox asks for is missing here: %s; kernel-agent "
-                 "doctor "
-                 "says what is lost without it",
-                 op->operation, missing);
-    } else if (child->error == -EIO && *tail)
-        snprintf(result->message, sizeof(result->message), "%s: %.300s: %s", op->operation, child->msg.msg,
-                 tail);
-    else if (child->error)
-        snprintf(result->message, sizeof(result->message), "%s: %.900s", op->operation, child->msg.msg);
-    else if (ka_child_signal(child))
-        snprintf(result->message, sizeof(result->message),
-                 "%s: the child was ended by signal %d (%s); last words: %s", op->operation,
-                 ka_child_signal(child), strsignal(ka_child_signal(child)), tail);
-    else
-        snprintf(result->message, sizeof(result->message),
-                 "%s: the child ended with code %d and no result; last words: %s", op->operation,
-                 child->exit_status, tail);
+    if (child->timed_out) {
+        say(result, "no result within the deadline of %d s (--deadline)", op->deadline);
+    } else if (child->error == -EPERM) {
+        name_missing(child, &missing);
+        say(result,
+            "nothing ran: a layer that --require-sandbox asks for is missing here: %.600s; kernel-agent "
+            "doctor "
+            "says what is lost without it",
+            ka_buf_str(&missing));
+    } else if (child->error == -EIO && *tail) {
+        say(result, "%.300s: %s", child->msg.msg, tail);
+    } else if (child->error) {
+        say(result, "%.900s", child->msg.msg);
+    } else if (by) {
+        say(result, "the child was ended by signal %d (%s); last words: %s", by, strsignal(by), tail);
+    } else {
+        say(result, "the child ended with code %d and no result; last words: %s", child->exit_status, tail);
+    }
 }
 
 /* How many values the text may hold, no fewer than it does: those in front of, and after, a comma or a
@@ -159,6 +164,7 @@ static size_t count_values(const char *text, size_t len)
     return count;
 }
 
+/* *out is set where it is JSON, and whatever comes back the caller's. */
 static int parse_bounded(struct ka_buf *text, json_t **out, struct ka_err *err)
 {
     json_error_t why;
@@ -167,49 +173,41 @@ static int parse_bounded(struct ka_buf *text, json_t **out, struct ka_err *err)
         return ka_fail(err, -EFBIG, "result.json holds more than the %zu values allowed", VALUES_MAX);
     if (text->len)
         ka_utf8_clean_json(text->data, text->len);
-    json_t *doc = json_loadb(ka_buf_str(text), text->len, 0, &why);
-    if (!doc)
+    *out = json_loadb(ka_buf_str(text), text->len, 0, &why);
+    if (!*out)
         return ka_fail(err, -EBADMSG, "result.json is not valid JSON: %.200s", why.text);
-    size_t cases = json_array_size(json_object_get(doc, "cases"));
-    if (cases > CASES_MAX) {
-        json_decref(doc);
-        return ka_fail(err, -EFBIG, "result.json has %zu cases, more than the %d allowed", cases, CASES_MAX);
-    }
-    *out = doc;
-    return 0;
+    size_t cases = json_array_size(json_object_get(*out, "cases"));
+    return cases <= CASES_MAX ? 0
+                              : ka_fail(err, -EFBIG, "result.json has %zu cases, more than the %d allowed",
+                                        cases, CASES_MAX);
 }
 
 /* Does the result answer this request? */
 static bool is_answer(const struct ka_op *op, const json_t *doc)
 {
-    const char *nonce = json_string_value(json_object_get(doc, "nonce"));
-    const char *name = json_string_value(json_object_get(doc, "op"));
-    return nonce && strcmp(nonce, op->nonce) == 0 && name && strcmp(name, op->operation) == 0 &&
+    return strcmp(ka_text_of(doc, "nonce", ""), op->nonce) == 0 &&
+           strcmp(ka_text_of(doc, "op", ""), op->operation) == 0 &&
            json_is_boolean(json_object_get(doc, "ok"));
 }
 
 static int parse_result(const struct ka_op *op, const struct ka_child_result *child, json_t **out,
                         struct ka_err *err)
 {
-    struct ka_buf text = {0};
-    json_t *doc = NULL;
+    KA_AUTO_BUF struct ka_buf text = {0};
+    json_auto_t *doc = NULL;
     size_t max = strcmp(op->operation, "compile") == 0 ? COMPILED_MAX : RESULT_MAX;
     int rc = ka_child_read(child, "result.json", max, &text);
     if (rc == -EFBIG)
-        ka_fail(err, rc, "result.json has more than the %zu bytes allowed", max);
-    else if (rc)
-        ka_fail(err, rc, "result.json: %s", strerror(-rc));
-    else
-        rc = parse_bounded(&text, &doc, err);
-    ka_buf_free(&text);
-    if (rc == 0 && !is_answer(op, doc))
-        rc = ka_fail(err, -EBADMSG, "result.json does not answer the request");
-    if (rc) {
-        json_decref(doc);
+        return ka_fail(err, rc, "result.json has more than the %zu bytes allowed", max);
+    if (rc)
+        return ka_fail(err, rc, "result.json: %s", strerror(-rc));
+    rc = parse_bounded(&text, &doc, err);
+    if (rc)
         return rc;
-    }
+    if (!is_answer(op, doc))
+        return ka_fail(err, -EBADMSG, "result.json does not answer the request");
     restore_path(doc, op->file, op->shown);
-    *out = doc;
+    *out = json_incref(doc);
     return 0;
 }
 
@@ -232,16 +230,13 @@ static void on_parsed(void *arg)
 {
     struct ka_op *op = arg;
     struct ka_op_result result = {.operation = op->operation, .child = op->child, .doc = op->doc};
-    const json_t *error = json_object_get(op->doc, "error");
-    const char *message = json_string_value(json_object_get(error, "message"));
     if (op->parsed) {
         result.status = KA_OP_DIED;
-        snprintf(result.message, sizeof(result.message), "%s: the child left no valid result: %.900s",
-                 op->operation, op->why.msg);
+        say(&result, "the child left no valid result: %.900s", op->why.msg);
     } else if (!json_is_true(json_object_get(op->doc, "ok"))) {
         result.status = KA_OP_ERROR;
         snprintf(result.message, sizeof(result.message), "%.1000s",
-                 message ? message : "error without a message");
+                 ka_text_of(json_object_get(op->doc, "error"), "message", "error without a message"));
     }
     if (op->app)
         finish(op, &result);
@@ -290,20 +285,16 @@ static void set_budget(json_t *request)
 static char *request_text(const struct ka_op *op, const struct ka_op_req *req, json_t *extra)
 {
     const struct ka_settings *settings = req->settings;
-    json_t *request = extra ? extra : json_object();
-    json_object_set_new(request, "op", json_string(op->operation));
-    json_object_set_new(request, "nonce", json_string(op->nonce));
-    json_object_set_new(request, "file", json_string(op->file));
-    json_object_set_new(request, "device", json_string(device_of(req)));
-    json_object_set_new(request, "target", json_string(settings->target));
-    json_object_set_new(request, "dtype", settings->dtype[0] ? json_string(settings->dtype) : json_null());
-    if (strcmp(op->operation, "oracle") == 0 && strcmp(device_of(req), "cuda") == 0)
+    const char *device = device_of(req);
+    json_auto_t *request = extra ? extra : json_object();
+    json_object_update_new(request,
+                           json_pack("{s:s, s:s, s:s, s:s, s:s, s:s?, s:s?}", "op", op->operation, "nonce",
+                                     op->nonce, "file", op->file, "device", device, "target",
+                                     settings->target, "dtype", settings->dtype[0] ? settings->dtype : NULL,
+                                     "compiled", op->app->cache ? ka_cache_folder(op->app->cache) : NULL));
+    if (strcmp(op->operation, "oracle") == 0 && strcmp(device, "cuda") == 0)
         set_budget(request);
-    const struct ka_cache *cache = op->app->cache;
-    json_object_set_new(request, "compiled", cache ? json_string(ka_cache_folder(cache)) : json_null());
-    char *text = json_dumps(request, JSON_COMPACT);
-    json_decref(request);
-    return text;
+    return json_dumps(request, JSON_COMPACT);
 }
 
 /* On a GPU the shapes are the user's own: tensors of gigabytes pass through the scratch, which lies in
@@ -329,7 +320,7 @@ int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, 
     op->done = done;
     op->arg = arg;
     snprintf(op->nonce, sizeof(op->nonce), "%016" PRIx64 "%016" PRIx64, ka_random_u64(), ka_random_u64());
-    char *text = request_text(op, req, extra);
+    KA_AUTO_FREE char *text = request_text(op, req, extra);
     const char *readable[3] = {op->file};
     size_t readable_count = 1;
     if (app->cache)
@@ -350,7 +341,6 @@ int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, 
         .deadline_ms = (unsigned)req->settings->deadline * 1000u,
     };
     int rc = ka_child_start(app->children, &request, on_child, op, &op->id);
-    free(text);
     if (rc) {
         rc = ka_fail(err, rc, "%s: cannot start a child: %s", op->operation, strerror(-rc));
         op_free(op);

@@ -28,21 +28,11 @@ static struct group groups[2];
 static size_t group_count;
 static char group_name[48];
 
-static int write_at(int dir, const char *name, const char *text)
-{
-    int fd = openat(dir, name, O_WRONLY | O_CLOEXEC);
-    if (fd < 0)
-        return -errno;
-    int rc = write(fd, text, strlen(text)) < 0 ? -errno : 0;
-    close(fd);
-    return rc;
-}
-
 static int write_number(int dir, const char *name, uint64_t value)
 {
     char text[24];
     snprintf(text, sizeof(text), "%llu", (unsigned long long)value);
-    return write_at(dir, name, text);
+    return ka_jail_write(dir, name, text);
 }
 
 /* One that was made a moment ago is still empty: its maker's number, in its name, tells. */
@@ -85,17 +75,13 @@ static bool own_path(const char *controller, char *path, size_t size)
     return found;
 }
 
-static uint64_t memory_bytes(const struct ka_jail_policy *policy)
-{
-    return (policy->mem_mb + policy->scratch_mb) << 20; /* the scratch lives in memory */
-}
-
 static int set_limits(int dir, const char *controller, const struct ka_jail_policy *policy)
 {
     int rc = 0;
     bool all = !*controller;
     if (policy->mem_mb && (all || strcmp(controller, "memory") == 0))
-        rc = write_number(dir, all ? "memory.max" : "memory.limit_in_bytes", memory_bytes(policy));
+        rc = write_number(dir, all ? "memory.max" : "memory.limit_in_bytes",
+                          (policy->mem_mb + policy->scratch_mb) << 20); /* the scratch lives in memory */
     if (!rc && (all || strcmp(controller, "pids") == 0))
         rc = write_number(dir, "pids.max", policy->nproc);
     return rc;
@@ -105,20 +91,15 @@ static int make_below(int parent, const char *controller, const struct ka_jail_p
 {
     sweep(parent);
     if (!*controller)
-        write_at(parent, "cgroup.subtree_control",
-                 "+memory +pids"); /* may be so already, or refused: seen below */
+        ka_jail_write(parent, "cgroup.subtree_control",
+                      "+memory +pids"); /* may be so already, or refused: seen below */
     if (mkdirat(parent, group_name, 0755) != 0)
         return -errno;
-    int rc = 0, procs = -1;
-    int dir = openat(parent, group_name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (dir < 0)
-        rc = -errno;
-    if (!rc)
-        rc = set_limits(dir, controller, policy);
+    int procs = -1;
+    KA_JAIL_AUTO_CLOSE int dir = openat(parent, group_name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int rc = dir < 0 ? -errno : set_limits(dir, controller, policy);
     if (!rc && (procs = openat(dir, "cgroup.procs", O_WRONLY | O_CLOEXEC)) < 0)
         rc = -errno;
-    if (dir >= 0)
-        close(dir);
     if (rc)
         unlinkat(parent, group_name, AT_REMOVEDIR);
     else
@@ -159,12 +140,9 @@ void ka_jail_cgroup_make(const struct ka_jail_policy *policy, struct ka_jail_rep
         if (!rc)
             rc = make("/sys/fs/cgroup/pids", "pids", policy);
     }
-    if (rc) {
+    if (rc)
         ka_jail_cgroup_remove();
-        ka_jail_note(report, KA_LAYER_CGROUP, "no control group of our own", rc);
-    } else {
-        report->on |= KA_LAYER_BIT(KA_LAYER_CGROUP);
-    }
+    ka_jail_note(report, KA_LAYER_CGROUP, "no control group of our own", rc);
 }
 
 void ka_jail_cgroup_join(struct ka_jail_report *report)
@@ -183,8 +161,7 @@ void ka_jail_cgroup_remove(void)
     for (size_t i = 0; i < group_count; i++) {
         unlinkat(groups[i].parent, group_name, AT_REMOVEDIR);
         close(groups[i].parent);
-        if (groups[i].procs >= 0)
-            close(groups[i].procs);
+        ka_jail_close_at(&groups[i].procs);
     }
     group_count = 0;
 }

@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -36,14 +35,22 @@ static void complain_missing(unsigned missing, const struct ka_jail_report *repo
                     report->why[i][0] ? report->why[i] : "left out");
 }
 
+int ka_jail_furnish(const struct ka_jail_options *o, struct ka_jail_report *report)
+{
+    int rc = ka_jail_mounts_build(&o->policy, report);
+    if (rc)
+        return ka_jail_complain(KA_JAIL_EXIT_FAILED, "mounts", rc);
+    rc = ka_jail_scratch_prepare(&o->policy, report);
+    return rc ? ka_jail_complain(KA_JAIL_EXIT_FAILED, o->policy.scratch, rc) : 0;
+}
+
 int ka_jail_become(const struct ka_jail_options *o, struct ka_jail_report *report)
 {
     if (chdir(o->policy.scratch) != 0)
         return ka_jail_complain(KA_JAIL_EXIT_FAILED, o->policy.scratch, errno);
-    int rc = ka_jail_lock_down(&o->policy, report);
+    ka_jail_lock_down(&o->policy, report);
+    int rc = o->result_fd < 0 ? 0 : ka_jail_report_send(o->result_fd, &o->policy, report);
     if (rc)
-        return ka_jail_complain(KA_JAIL_EXIT_FAILED, "lock down", rc);
-    if (o->result_fd >= 0 && (rc = ka_jail_report_send(o->result_fd, &o->policy, report)) != 0)
         return ka_jail_complain(KA_JAIL_EXIT_FAILED, "report", rc);
     unsigned missing = ka_jail_missing(&o->policy, report);
     if (missing)
@@ -87,19 +94,11 @@ static void end_on_signals(void)
 {
     static const int ending[] = {SIGHUP,  SIGQUIT, SIGABRT, SIGUSR1,   SIGUSR2, SIGALRM,
                                  SIGTERM, SIGXCPU, SIGIO,   SIGVTALRM, SIGPROF, SIGPWR};
-    for (size_t i = 0; i < sizeof(ending) / sizeof(ending[0]); i++) {
+    for (size_t i = 0; i < KA_JAIL_COUNT(ending); i++) {
         struct sigaction now;
         if (sigaction(ending[i], NULL, &now) == 0 && now.sa_handler == SIG_DFL)
             signal(ending[i], end_now);
     }
-}
-
-/* The parent is outside the pid namespace, so getppid() tells nothing. */
-static bool zygote_is_gone(void)
-{
-    struct pollfd at = {.fd = alive[1], .events = POLLOUT};
-    close(alive[0]);
-    return poll(&at, 1, 0) == 1 && (at.revents & (POLLERR | POLLNVAL));
 }
 
 int ka_jail_enter(int argc, char **argv)
@@ -108,7 +107,8 @@ int ka_jail_enter(int argc, char **argv)
     struct ka_jail_report report;
     ka_jail_report_init(&report);
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    if (zygote_is_gone())
+    close(alive[0]);
+    if (ka_jail_reader_is_gone(alive[1])) /* outside the pid namespace: getppid() tells nothing of it */
         return KA_JAIL_EXIT_FAILED;
     if (ka_jail_options_parse(argc, argv, o) != 0)
         return KA_JAIL_EXIT_USAGE;
@@ -126,14 +126,11 @@ int ka_jail_enter(int argc, char **argv)
     ka_jail_oom_first();
     ka_jail_namespaces_join(&o->policy, &report);
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    rc = ka_jail_mounts_build(&o->policy, &report);
-    if (rc)
-        return ka_jail_complain(KA_JAIL_EXIT_FAILED, "mounts", rc);
-    rc = ka_jail_scratch_prepare(&o->policy, &report);
-    if (rc)
-        return ka_jail_complain(KA_JAIL_EXIT_FAILED, o->policy.scratch, rc);
+    int code = ka_jail_furnish(o, &report);
+    if (code)
+        return code;
     prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
-    int code = ka_jail_become(o, &report);
+    code = ka_jail_become(o, &report);
     close(o->result_fd);
     close(report.scratch_fd);
     return code;

@@ -36,6 +36,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define KA_JAIL_COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* A descriptor that is closed where its name ends; -1 is none. */
+#define KA_JAIL_AUTO_CLOSE __attribute__((cleanup(ka_jail_close_at)))
+void ka_jail_close_at(const int *fd);
+/* Has nobody the reading end of this pipe any more? */
+bool ka_jail_reader_is_gone(int fd);
+/* A text into a file of the kernel's, at once. `dir`: as for openat(). */
+int ka_jail_write(int dir, const char *path, const char *text);
+
 enum {
     KA_JAIL_EXIT_MISSING = 112,
     KA_JAIL_EXIT_USAGE = 113,
@@ -123,15 +133,13 @@ int ka_jail_paths_visit_shared_proc(ka_jail_visit_fn visit, void *arg);
 const char *ka_jail_layer_name(enum ka_jail_layer layer);
 /* Parse "full", "default", "none", "all" or names joined with '+'. -EINVAL for an unknown name. */
 int ka_jail_layers_parse(const char *text, unsigned *layers, bool *files);
+/* The layer is on (`code` 0), or off: `what` failed with that. */
 void ka_jail_note(struct ka_jail_report *report, enum ka_jail_layer layer, const char *what, int code);
 bool ka_jail_wants(const struct ka_jail_policy *policy, enum ka_jail_layer layer);
 bool ka_jail_has(const struct ka_jail_report *report, enum ka_jail_layer layer);
 /* The required layers that are off; 0 when the program may run. */
 unsigned ka_jail_missing(const struct ka_jail_policy *policy, const struct ka_jail_report *report);
-/* One JSON line of at most `size` bytes into `out`; returns its length. */
-size_t ka_jail_report_json(const struct ka_jail_policy *policy, const struct ka_jail_report *report,
-                           char *out, size_t size);
-/* Send that line over `fd`; with the scratch descriptor attached if `fd` is a socket. */
+/* One JSON line over `fd`; with the scratch descriptor attached if `fd` is a socket. */
 int ka_jail_report_send(int fd, const struct ka_jail_policy *policy, const struct ka_jail_report *report);
 
 /* Supervisor: leave for new namespaces, below an own user namespace unless privileged. The pid namespace
@@ -164,15 +172,15 @@ int ka_jail_view_build(const struct ka_jail_policy *policy, struct ka_jail_repor
 int ka_jail_scratch_prepare(const struct ka_jail_policy *policy, struct ka_jail_report *report);
 
 /* The process that will become the program: limits, capabilities, Landlock, seccomp, in this order. */
-int ka_jail_lock_down(const struct ka_jail_policy *policy, struct ka_jail_report *report);
+void ka_jail_lock_down(const struct ka_jail_policy *policy, struct ka_jail_report *report);
 
-int ka_jail_limits_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report);
+void ka_jail_limits_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report);
 /* The kernel's choice when memory is gone: this tree, not the daemon. Before the mounts hide the file. */
 void ka_jail_oom_first(void);
-int ka_jail_caps_drop(struct ka_jail_report *report);
+void ka_jail_caps_drop(struct ka_jail_report *report);
 int ka_jail_landlock_abi(void); /* < 1: this kernel has none */
-int ka_jail_landlock_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report);
-int ka_jail_seccomp_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report);
+void ka_jail_landlock_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report);
+void ka_jail_seccomp_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report);
 
 /* Close everything from 3 up but the descriptors in `keep` (in any order, -1 ignored). */
 int ka_jail_close_fds(const int *keep, size_t count);
@@ -187,6 +195,8 @@ void ka_jail_environment_build(struct ka_jail_options *options);
 
 /* Say `what` and strerror(error) on stderr; returns `code`. */
 int ka_jail_complain(int code, const char *what, int error);
+/* The file system and the scratch. 0, or the code to exit with. */
+int ka_jail_furnish(const struct ka_jail_options *options, struct ka_jail_report *report);
 /* Into the scratch, layers, report, verdict on missing layers. 0, or the code to exit with. */
 int ka_jail_become(const struct ka_jail_options *options, struct ka_jail_report *report);
 /* Ambient capabilities over the own user namespace, so that they survive exec. For a zygote only. */

@@ -10,7 +10,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -55,12 +54,6 @@ static void end_group(int sig)
     kill(0, SIGKILL);
 }
 
-static bool reader_is_gone(int fd)
-{
-    struct pollfd poll_fd = {.fd = fd, .events = POLLOUT};
-    return poll(&poll_fd, 1, 0) == 1 && (poll_fd.revents & (POLLERR | POLLNVAL));
-}
-
 /* As pid 1 its end is the end of all. Without a pid namespace everything below stays in its process group
  * (the filter refuses setsid), and orphans come here. */
 static int run_init(const struct ka_jail_options *o, struct ka_jail_report *report, int status_fd)
@@ -72,16 +65,13 @@ static int run_init(const struct ka_jail_options *o, struct ka_jail_report *repo
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     }
     prctl(PR_SET_PDEATHSIG, pid_one ? SIGKILL : SIGTERM, 0, 0, 0);
-    if (reader_is_gone(status_fd))
+    if (ka_jail_reader_is_gone(status_fd))
         return KA_JAIL_EXIT_FAILED;
     ka_jail_cgroup_join(report);
     ka_jail_oom_first();
-    int rc = ka_jail_mounts_build(&o->policy, report);
-    if (rc)
-        return ka_jail_complain(KA_JAIL_EXIT_FAILED, "mounts", rc);
-    rc = ka_jail_scratch_prepare(&o->policy, report);
-    if (rc)
-        return ka_jail_complain(KA_JAIL_EXIT_FAILED, o->policy.scratch, rc);
+    int code = ka_jail_furnish(o, report);
+    if (code)
+        return code;
 
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* before there is a program that could open our memory */
     pid_t program = fork();
@@ -156,7 +146,7 @@ static int fork_below_user_namespace(struct ka_jail_options *o, bool *is_child)
     *is_child = true;
     close(fds[0]);
     prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
-    if (reader_is_gone(fds[1]))
+    if (ka_jail_reader_is_gone(fds[1]))
         return KA_JAIL_EXIT_FAILED;
     rc = ka_jail_caps_keep();
     return rc ? ka_jail_complain(KA_JAIL_EXIT_FAILED, "capabilities", rc) : 0;

@@ -66,21 +66,15 @@ struct rules {
 static int add(const struct rules *rules, const char *path, uint64_t access)
 {
     struct stat st;
-    int fd = open(path, O_PATH | O_CLOEXEC);
+    KA_JAIL_AUTO_CLOSE int fd = open(path, O_PATH | O_CLOEXEC);
     if (fd < 0)
         return errno == ENOENT || errno == ENOTDIR || errno == EACCES ? 0 : -errno;
-    int rc = 0;
-    if (fstat(fd, &st) != 0) {
-        rc = -errno;
-    } else {
-        struct path_attr attr = {access & rules->handled, fd};
-        if (!S_ISDIR(st.st_mode))
-            attr.access &= FILE_RIGHTS;
-        if (syscall(SYS_landlock_add_rule, rules->fd, RULE_PATH_BENEATH, &attr, 0) != 0)
-            rc = -errno;
-    }
-    close(fd);
-    return rc;
+    if (fstat(fd, &st) != 0)
+        return -errno;
+    struct path_attr attr = {access & rules->handled, fd};
+    if (!S_ISDIR(st.st_mode))
+        attr.access &= FILE_RIGHTS;
+    return syscall(SYS_landlock_add_rule, rules->fd, RULE_PATH_BENEATH, &attr, 0) == 0 ? 0 : -errno;
 }
 
 static int visit(void *arg, const char *path, enum ka_jail_access access)
@@ -142,31 +136,24 @@ int ka_jail_landlock_abi(void)
 }
 
 /* Older kernels refuse an attribute that is longer than what they know, unless the rest is zero: it is. */
-int ka_jail_landlock_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report)
+void ka_jail_landlock_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report)
 {
     int abi = ka_jail_landlock_abi();
     if (abi < 1) {
-        ka_jail_note(report, KA_LAYER_LANDLOCK, "not in this kernel", abi);
-        return 0;
+        ka_jail_note(report, KA_LAYER_LANDLOCK, "not in this kernel", abi ? abi : ENOSYS);
+        return;
     }
     struct ruleset_attr attr = handled_by(abi);
-    struct rules rules = {-1, attr.fs};
-    rules.fd = (int)syscall(SYS_landlock_create_ruleset, &attr, sizeof(attr), 0);
-    if (rules.fd < 0) {
+    KA_JAIL_AUTO_CLOSE int fd = (int)syscall(SYS_landlock_create_ruleset, &attr, sizeof(attr), 0);
+    struct rules rules = {fd, attr.fs};
+    if (fd < 0) {
         ka_jail_note(report, KA_LAYER_LANDLOCK, "create ruleset", errno);
-        return 0;
+        return;
     }
     int rc = add_rules(&rules, policy, report);
-    if (!rc && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
+    if (!rc &&
+        (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || syscall(SYS_landlock_restrict_self, fd, 0) != 0))
         rc = -errno;
-    if (!rc && syscall(SYS_landlock_restrict_self, rules.fd, 0) != 0)
-        rc = -errno;
-    if (rc) {
-        ka_jail_note(report, KA_LAYER_LANDLOCK, "rules", rc);
-    } else {
-        report->on |= KA_LAYER_BIT(KA_LAYER_LANDLOCK);
-        report->landlock_abi = abi;
-    }
-    close(rules.fd);
-    return 0;
+    ka_jail_note(report, KA_LAYER_LANDLOCK, "rules", rc);
+    report->landlock_abi = rc ? 0 : abi;
 }

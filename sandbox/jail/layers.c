@@ -2,6 +2,7 @@
 #include "jail.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -81,7 +82,10 @@ int ka_jail_layers_parse(const char *text, unsigned *layers, bool *files)
 void ka_jail_note(struct ka_jail_report *report, enum ka_jail_layer layer, const char *what, int code)
 {
     report->on &= ~KA_LAYER_BIT(layer);
-    snprintf(report->why[layer], KA_JAIL_WHY_MAX, "%s: %s", what, strerror(code < 0 ? -code : code));
+    if (code)
+        snprintf(report->why[layer], KA_JAIL_WHY_MAX, "%s: %s", what, strerror(code < 0 ? -code : code));
+    else
+        report->on |= KA_LAYER_BIT(layer);
 }
 
 bool ka_jail_wants(const struct ka_jail_policy *policy, enum ka_jail_layer layer)
@@ -103,18 +107,16 @@ unsigned ka_jail_missing(const struct ka_jail_policy *policy, const struct ka_ja
     return missing;
 }
 
-int ka_jail_lock_down(const struct ka_jail_policy *policy, struct ka_jail_report *report)
+void ka_jail_lock_down(const struct ka_jail_policy *policy, struct ka_jail_report *report)
 {
-    int rc = 0;
     if (ka_jail_wants(policy, KA_LAYER_LIMITS))
-        rc = ka_jail_limits_apply(policy, report);
-    if (!rc && ka_jail_wants(policy, KA_LAYER_CAPS))
-        rc = ka_jail_caps_drop(report);
-    if (!rc && ka_jail_wants(policy, KA_LAYER_LANDLOCK))
-        rc = ka_jail_landlock_apply(policy, report);
-    if (!rc && ka_jail_wants(policy, KA_LAYER_SECCOMP))
-        rc = ka_jail_seccomp_apply(policy, report);
-    return rc;
+        ka_jail_limits_apply(policy, report);
+    if (ka_jail_wants(policy, KA_LAYER_CAPS))
+        ka_jail_caps_drop(report);
+    if (ka_jail_wants(policy, KA_LAYER_LANDLOCK))
+        ka_jail_landlock_apply(policy, report);
+    if (ka_jail_wants(policy, KA_LAYER_SECCOMP))
+        ka_jail_seccomp_apply(policy, report);
 }
 
 struct line {
@@ -122,71 +124,58 @@ struct line {
     size_t size, len;
 };
 
-static void put(struct line *line, const char *text)
+static void put(struct line *line, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* Whole, or not at all. */
+static void put(struct line *line, const char *fmt, ...)
 {
-    size_t len = strlen(text);
-    if (len < line->size - line->len) {
-        memcpy(line->out + line->len, text, len + 1);
-        line->len += len;
-    }
+    va_list args;
+    va_start(args, fmt);
+    int len = vsnprintf(line->out + line->len, line->size - line->len, fmt, args);
+    va_end(args);
+    line->len += len > 0 && (size_t)len < line->size - line->len ? (size_t)len : 0;
+    line->out[line->len] = '\0';
 }
 
-static void put_string(struct line *line, const char *text)
+/* Without what JSON would want escaped. */
+static void put_why(struct line *line, const char *text)
 {
-    char one[2] = {0};
-    put(line, "\"");
-    for (; *text; text++) {
-        one[0] = *text;
-        if (*text == '"' || *text == '\\')
-            put(line, "\\");
+    for (; *text; text++)
         if ((unsigned char)*text >= ' ')
-            put(line, one);
-    }
-    put(line, "\"");
+            put(line, *text == '"' || *text == '\\' ? "\\%c" : "%c", *text);
 }
 
-size_t ka_jail_report_json(const struct ka_jail_policy *policy, const struct ka_jail_report *report,
-                           char *out, size_t size)
+static size_t report_json(const struct ka_jail_policy *policy, const struct ka_jail_report *report, char *out,
+                          size_t size)
 {
+    static const char *const words[] = {"false", "true"};
     struct line line = {out, size, 0};
     unsigned missing = ka_jail_missing(policy, report);
-    char number[16];
-    put(&line, missing ? "{\"ok\": false, \"profile\": " : "{\"ok\": true, \"profile\": ");
-    put_string(&line, policy->profile == KA_PROFILE_GPU ? "gpu" : "cpu");
-    put(&line, ", \"layers\": {");
-    for (int i = 0; i < KA_LAYER_COUNT; i++) {
-        put(&line, i ? ", " : "");
-        put_string(&line, names[i]);
-        put(&line, report->on & KA_LAYER_BIT(i) ? ": true" : ": false");
-    }
+    put(&line, "{\"ok\": %s, \"profile\": \"%s\", \"layers\": {", words[!missing],
+        policy->profile == KA_PROFILE_GPU ? "gpu" : "cpu");
+    for (int i = 0; i < KA_LAYER_COUNT; i++)
+        put(&line, "%s\"%s\": %s", i ? ", " : "", names[i], words[ka_jail_has(report, i)]);
     put(&line, "}, \"why\": {");
     for (int i = 0, seen = 0; i < KA_LAYER_COUNT; i++) {
-        if (report->on & KA_LAYER_BIT(i))
+        if (ka_jail_has(report, i))
             continue;
-        put(&line, seen++ ? ", " : "");
-        put_string(&line, names[i]);
-        put(&line, ": ");
-        put_string(&line, report->why[i][0] ? report->why[i] : "not asked for");
+        put(&line, "%s\"%s\": \"", seen++ ? ", " : "", names[i]);
+        put_why(&line, report->why[i][0] ? report->why[i] : "not asked for");
+        put(&line, "\"");
     }
     put(&line, "}, \"missing\": [");
     for (int i = 0, seen = 0; i < KA_LAYER_COUNT; i++)
-        if (missing & KA_LAYER_BIT(i)) {
-            put(&line, seen++ ? ", " : "");
-            put_string(&line, names[i]);
-        }
-    snprintf(number, sizeof(number), "%d", report->landlock_abi);
-    put(&line, "], \"landlock_abi\": ");
-    put(&line, number);
-    put(&line, report->user_ns ? ", \"user_ns\": true" : ", \"user_ns\": false");
-    put(&line, report->fresh_proc ? ", \"fresh_proc\": true" : ", \"fresh_proc\": false");
-    put(&line, "}\n");
+        if (missing & KA_LAYER_BIT(i))
+            put(&line, "%s\"%s\"", seen++ ? ", " : "", names[i]);
+    put(&line, "], \"landlock_abi\": %d, \"user_ns\": %s, \"fresh_proc\": %s}\n", report->landlock_abi,
+        words[report->user_ns], words[report->fresh_proc]);
     return line.len;
 }
 
 int ka_jail_report_send(int fd, const struct ka_jail_policy *policy, const struct ka_jail_report *report)
 {
     char text[2048];
-    size_t len = ka_jail_report_json(policy, report, text, sizeof(text));
+    size_t len = report_json(policy, report, text, sizeof(text));
     struct stat st;
     if (fstat(fd, &st) != 0)
         return -errno;
@@ -195,17 +184,13 @@ int ka_jail_report_send(int fd, const struct ka_jail_policy *policy, const struc
 
     union {
         char bytes[CMSG_SPACE(sizeof(int))];
-        struct cmsghdr align;
-    } control = {{0}};
+        struct cmsghdr header;
+    } control = {.header = {CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS}};
     struct iovec iov = {text, len};
     struct msghdr msg = {.msg_iov = &iov,
                          .msg_iovlen = 1,
                          .msg_control = control.bytes,
                          .msg_controllen = sizeof(control.bytes)};
-    struct cmsghdr *cmsg = CMSG_FIRSTHDR(&msg);
-    cmsg->cmsg_level = SOL_SOCKET;
-    cmsg->cmsg_type = SCM_RIGHTS;
-    cmsg->cmsg_len = CMSG_LEN(sizeof(int));
-    memcpy(CMSG_DATA(cmsg), &report->scratch_fd, sizeof(int));
+    memcpy(CMSG_DATA(&control.header), &report->scratch_fd, sizeof(int));
     return sendmsg(fd, &msg, MSG_NOSIGNAL) == (ssize_t)len ? 0 : -EIO;
 }

@@ -7,7 +7,9 @@
 #include <linux/capability.h>
 #include <linux/securebits.h>
 #include <limits.h>
+#include <poll.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -40,7 +42,7 @@ static uint64_t process_limit(const struct ka_jail_policy *policy, const struct 
 
 /* Not RLIMIT_AS: CUDA reserves address space for twice the card. SIGXCPU comes first, SIGKILL a second later.
  */
-int ka_jail_limits_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report)
+void ka_jail_limits_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report)
 {
     uint64_t mem = policy->mem_mb ? policy->mem_mb << 20 : RLIM_INFINITY;
     uint64_t file = policy->fsize_mb << 20, processes = process_limit(policy, report);
@@ -54,30 +56,37 @@ int ka_jail_limits_apply(const struct ka_jail_policy *policy, struct ka_jail_rep
         {RLIMIT_MSGQUEUE, 0, 0},     {RLIMIT_RTPRIO, 0, 0},
         {RLIMIT_NICE, 0, 0},         {RLIMIT_SIGPENDING, 4096, 4096},
     };
-    for (size_t i = 0; i < sizeof(limits) / sizeof(limits[0]); i++) {
-        int rc = limit(limits[i].resource, limits[i].soft, limits[i].hard);
-        if (rc) {
-            ka_jail_note(report, KA_LAYER_LIMITS, "setrlimit", rc);
-            return 0;
-        }
-    }
-    report->on |= KA_LAYER_BIT(KA_LAYER_LIMITS);
-    return 0;
+    int rc = 0;
+    for (size_t i = 0; i < KA_JAIL_COUNT(limits) && !rc; i++)
+        rc = limit(limits[i].resource, limits[i].soft, limits[i].hard);
+    ka_jail_note(report, KA_LAYER_LIMITS, "setrlimit", rc);
+}
+
+void ka_jail_close_at(const int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+}
+
+bool ka_jail_reader_is_gone(int fd)
+{
+    struct pollfd at = {.fd = fd, .events = POLLOUT};
+    return poll(&at, 1, 0) == 1 && (at.revents & (POLLERR | POLLNVAL));
+}
+
+int ka_jail_write(int dir, const char *path, const char *text)
+{
+    KA_JAIL_AUTO_CLOSE int fd = openat(dir, path, O_WRONLY | O_CLOEXEC);
+    return fd < 0 || write(fd, text, strlen(text)) < 0 ? -errno : 0;
 }
 
 void ka_jail_oom_first(void)
 {
-    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-    if (fd < 0)
-        return;
-    if (write(fd, "1000", 4) != 4) {
-        /* the default choice is as good as it gets */
-    }
-    close(fd);
+    ka_jail_write(AT_FDCWD, "/proc/self/oom_score_adj", "1000");
 }
 
 /* Also for a user who is root: an empty bounding set keeps exec from giving anything back. */
-int ka_jail_caps_drop(struct ka_jail_report *report)
+void ka_jail_caps_drop(struct ka_jail_report *report)
 {
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct none[2] = {{0}};
@@ -89,16 +98,11 @@ int ka_jail_caps_drop(struct ka_jail_report *report)
         prctl(PR_CAPBSET_DROP, cap, 0, 0,
               0); /* refused without CAP_SETPCAP, and then there is nothing to give */
     prctl(PR_SET_SECUREBITS, bits, 0, 0, 0);
-    if (syscall(SYS_capset, &header, none) != 0) {
+    if (syscall(SYS_capset, &header, none) != 0)
         ka_jail_note(report, KA_LAYER_CAPS, "capset", errno);
-        return 0;
-    }
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) {
-        ka_jail_note(report, KA_LAYER_CAPS, "no_new_privs", errno);
-        return 0;
-    }
-    report->on |= KA_LAYER_BIT(KA_LAYER_CAPS);
-    return 0;
+    else
+        ka_jail_note(report, KA_LAYER_CAPS, "no_new_privs",
+                     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ? errno : 0);
 }
 
 int ka_jail_caps_keep(void)

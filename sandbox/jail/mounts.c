@@ -54,20 +54,14 @@ static int copy_bytes(int from, int to, size_t *left)
 
 static int copy_file(int from_dir, int to_dir, const char *name, size_t *left)
 {
-    int rc = 0, to = -1;
     struct stat st;
-    int from = openat(from_dir, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    KA_JAIL_AUTO_CLOSE int from = openat(from_dir, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     if (from < 0)
         return -errno;
     if (fstat(from, &st) != 0 || !S_ISREG(st.st_mode))
-        goto out;
-    to = openat(to_dir, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    rc = to < 0 ? -errno : copy_bytes(from, to, left);
-out:
-    if (to >= 0)
-        close(to);
-    close(from);
-    return rc;
+        return 0;
+    KA_JAIL_AUTO_CLOSE int to = openat(to_dir, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    return to < 0 ? -errno : copy_bytes(from, to, left);
 }
 
 static int copy_files(int from_dir, int to_dir)
@@ -91,7 +85,7 @@ static int mount_scratch(const struct ka_jail_policy *policy, const char *path)
 {
     static const char *const pages[] = {",huge=within_size", ""};
     int rc = -1;
-    for (size_t i = 0; rc && i < sizeof(pages) / sizeof(*pages); i++) {
+    for (size_t i = 0; rc && i < KA_JAIL_COUNT(pages); i++) {
         char options[128];
         snprintf(options, sizeof(options), "mode=0700,size=%llum,nr_inodes=%llu%s",
                  (unsigned long long)policy->scratch_mb, (unsigned long long)policy->scratch_inodes,
@@ -108,12 +102,8 @@ int ka_jail_mount_scratch(const struct ka_jail_policy *policy, const char *root,
     int rc = mount_scratch(policy, path);
     if (rc)
         return rc;
-    int inside = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (inside < 0)
-        return -errno;
-    rc = copy_files(outside, inside);
-    close(inside);
-    return rc;
+    KA_JAIL_AUTO_CLOSE int inside = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return inside < 0 ? -errno : copy_files(outside, inside);
 }
 
 int ka_jail_mount_shm(const char *root)
@@ -138,14 +128,8 @@ static bool cap_pids(const struct ka_jail_policy *policy, const char *proc)
     if (major < 6 || (major == 6 && minor < 14))
         return false;
     snprintf(path, sizeof(path), "%s/sys/kernel/pid_max", proc);
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (fd < 0)
-        return false;
-    int len =
-        snprintf(text, sizeof(text), "%llu", (unsigned long long)(policy->nproc < 301 ? 301 : policy->nproc));
-    bool done = write(fd, text, (size_t)len) == len;
-    close(fd);
-    return done;
+    snprintf(text, sizeof(text), "%llu", (unsigned long long)(policy->nproc < 301 ? 301 : policy->nproc));
+    return ka_jail_write(AT_FDCWD, path, text) == 0;
 }
 
 /* A user who is root outside owns the files of /proc/sys even without any capability. The cpu profile needs
@@ -156,7 +140,7 @@ static int close_proc(const struct ka_jail_policy *policy, const char *proc)
     char path[2 * PATH_MAX];
     if (policy->profile == KA_PROFILE_CPU)
         return ka_jail_mount_read_only(proc, false);
-    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
+    for (size_t i = 0; i < KA_JAIL_COUNT(parts); i++) {
         snprintf(path, sizeof(path), "%s/%s", proc, parts[i]);
         if (mount(path, path, NULL, MS_BIND, NULL) != 0) {
             if (errno == ENOENT)
@@ -186,16 +170,11 @@ int ka_jail_mount_proc(const struct ka_jail_policy *policy, struct ka_jail_repor
 
 static int build(const struct ka_jail_policy *policy, struct ka_jail_report *report)
 {
-    int outside = open(policy->scratch, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (outside < 0)
-        return -errno;
-    int rc = ka_jail_mount_scratch(policy, "", outside);
+    KA_JAIL_AUTO_CLOSE int outside = open(policy->scratch, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int rc = outside < 0 ? -errno : ka_jail_mount_scratch(policy, "", outside);
     if (!rc)
         rc = ka_jail_mount_shm("");
-    if (!rc)
-        rc = ka_jail_mount_proc(policy, report, "");
-    close(outside);
-    return rc;
+    return rc ? rc : ka_jail_mount_proc(policy, report, "");
 }
 
 int ka_jail_mounts_build(const struct ka_jail_policy *policy, struct ka_jail_report *report)
@@ -218,15 +197,13 @@ int ka_jail_mounts_build(const struct ka_jail_policy *policy, struct ka_jail_rep
 int ka_jail_scratch_prepare(const struct ka_jail_policy *policy, struct ka_jail_report *report)
 {
     static const char *const folders[] = {"tmp", "cache", "triton"};
-    int fd = open(policy->scratch, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    KA_JAIL_AUTO_CLOSE int fd = open(policy->scratch, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0)
         return -errno;
-    for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++)
-        if (mkdirat(fd, folders[i], 0700) != 0 && errno != EEXIST) {
-            int rc = -errno;
-            close(fd);
-            return rc;
-        }
+    for (size_t i = 0; i < KA_JAIL_COUNT(folders); i++)
+        if (mkdirat(fd, folders[i], 0700) != 0 && errno != EEXIST)
+            return -errno;
     report->scratch_fd = fd;
+    fd = -1;
     return 0;
 }

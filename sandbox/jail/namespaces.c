@@ -20,17 +20,6 @@ bool ka_jail_is_privileged(void)
     return data[0].effective & (1u << CAP_SYS_ADMIN);
 }
 
-static int write_text(const char *path, const char *text)
-{
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    if (fd < 0)
-        return -errno;
-    ssize_t n = write(fd, text, strlen(text));
-    int rc = n < 0 ? -errno : 0;
-    close(fd);
-    return rc;
-}
-
 /* Identity maps: files keep their owner, and nobody is root who was not. */
 int ka_jail_user_namespace_enter(void)
 {
@@ -39,13 +28,11 @@ int ka_jail_user_namespace_enter(void)
     if (unshare(CLONE_NEWUSER) != 0)
         return -errno;
     snprintf(map, sizeof(map), "%u %u 1\n", uid, uid);
-    int rc = write_text("/proc/self/uid_map", map);
+    int rc = ka_jail_write(AT_FDCWD, "/proc/self/uid_map", map);
     if (!rc)
-        rc = write_text("/proc/self/setgroups", "deny");
+        rc = ka_jail_write(AT_FDCWD, "/proc/self/setgroups", "deny");
     snprintf(map, sizeof(map), "%u %u 1\n", gid, gid);
-    if (!rc)
-        rc = write_text("/proc/self/gid_map", map);
-    return rc;
+    return rc ? rc : ka_jail_write(AT_FDCWD, "/proc/self/gid_map", map);
 }
 
 /* The first user namespace maps every number there is. */
@@ -62,12 +49,8 @@ static bool in_user_namespace(void)
 static void enter(const struct ka_jail_policy *policy, struct ka_jail_report *report,
                   enum ka_jail_layer layer, int flags, const char *what)
 {
-    if (!ka_jail_wants(policy, layer))
-        return;
-    if (unshare(flags) == 0)
-        report->on |= KA_LAYER_BIT(layer);
-    else
-        ka_jail_note(report, layer, what, errno);
+    if (ka_jail_wants(policy, layer))
+        ka_jail_note(report, layer, what, unshare(flags) == 0 ? 0 : errno);
 }
 
 static void enter_mount_and_net(const struct ka_jail_policy *policy, struct ka_jail_report *report)
@@ -81,7 +64,7 @@ void ka_jail_namespaces_enter(const struct ka_jail_policy *policy, struct ka_jai
 {
     static const enum ka_jail_layer below[] = {KA_LAYER_PID, KA_LAYER_MOUNT, KA_LAYER_NET};
     unsigned set = 0;
-    for (size_t i = 0; i < sizeof(below) / sizeof(below[0]); i++)
+    for (size_t i = 0; i < KA_JAIL_COUNT(below); i++)
         set |= KA_LAYER_BIT(below[i]);
     if (!(policy->want & set))
         return;
@@ -89,7 +72,7 @@ void ka_jail_namespaces_enter(const struct ka_jail_policy *policy, struct ka_jai
     if (!ka_jail_is_privileged()) {
         int rc = ka_jail_user_namespace_enter();
         if (rc) {
-            for (size_t i = 0; i < sizeof(below) / sizeof(below[0]); i++)
+            for (size_t i = 0; i < KA_JAIL_COUNT(below); i++)
                 ka_jail_note(report, below[i], "no user namespace", rc);
             return;
         }
@@ -101,10 +84,7 @@ void ka_jail_namespaces_enter(const struct ka_jail_policy *policy, struct ka_jai
 
 void ka_jail_namespaces_join(const struct ka_jail_policy *policy, struct ka_jail_report *report)
 {
-    if (getpid() == 1)
-        report->on |= KA_LAYER_BIT(KA_LAYER_PID);
-    else
-        ka_jail_note(report, KA_LAYER_PID, "not the first of a pid namespace", ESRCH);
+    ka_jail_note(report, KA_LAYER_PID, "not the first of a pid namespace", getpid() == 1 ? 0 : ESRCH);
     report->user_ns = in_user_namespace();
     enter_mount_and_net(policy, report);
 }

@@ -73,7 +73,7 @@ static bool parse_option(struct ka_jail_options *o, const char *name, const char
         {"scratch-mb", 1u << 24, &o->policy.scratch_mb},
     };
     uint64_t number;
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)
+    for (size_t i = 0; i < KA_JAIL_COUNT(numbers); i++)
         if (strcmp(name, numbers[i].name) == 0)
             return parse_number(value, numbers[i].max, numbers[i].out);
     if (strcmp(name, "scratch") == 0) {
@@ -242,7 +242,7 @@ void ka_jail_environment_build(struct ka_jail_options *o)
     env_default(o, "PYTHONDONTWRITEBYTECODE", "", "1");
     env_default(o, "PYTHONNOUSERSITE", "", "1");
     env_default(o, "PYTHONUNBUFFERED", "", "1");
-    for (size_t i = 0; i < sizeof(threads) / sizeof(threads[0]); i++)
+    for (size_t i = 0; i < KA_JAIL_COUNT(threads); i++)
         env_default(o, threads[i], "", "1");
     o->env[o->env_count] = NULL;
 }

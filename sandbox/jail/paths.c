@@ -8,50 +8,37 @@
 #include <glob.h>
 #include <stddef.h>
 
-#define R KA_PATH_READ
-#define D KA_PATH_DEVICE
-
-struct entry {
-    const char *path;
-    enum ka_jail_access access;
+static const char *const readable[] = {
+    "/usr",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/bin",
+    "/sbin",
+    "/opt",
+    "/nix/store",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/ld.so.preload",
+    "/etc/alternatives",
+    "/etc/localtime",
+    "/etc/timezone",
+    "/etc/passwd",
+    "/etc/group",
+    "/etc/nsswitch.conf",
+    "/etc/ssl/openssl.cnf",
+    "/dev/random",
+    "/dev/urandom",
+    "/sys/devices/system",
+    "/sys/fs/cgroup/memory.max",
+    "/sys/kernel/mm/transparent_hugepage",
 };
 
-static const struct entry always[] = {
-    {"/usr", R},
-    {"/lib", R},
-    {"/lib32", R},
-    {"/lib64", R},
-    {"/bin", R},
-    {"/sbin", R},
-    {"/opt", R},
-    {"/nix/store", R},
-    {"/etc/ld.so.cache", R},
-    {"/etc/ld.so.conf", R},
-    {"/etc/ld.so.conf.d", R},
-    {"/etc/ld.so.preload", R},
-    {"/etc/alternatives", R},
-    {"/etc/localtime", R},
-    {"/etc/timezone", R},
-    {"/etc/passwd", R},
-    {"/etc/group", R},
-    {"/etc/nsswitch.conf", R},
-    {"/etc/ssl/openssl.cnf", R},
-    {"/dev/null", D},
-    {"/dev/zero", D},
-    {"/dev/full", D},
-    {"/dev/random", R},
-    {"/dev/urandom", R},
-    {"/sys/devices/system", R},
-    {"/sys/fs/cgroup/memory.max", R},
-    {"/sys/kernel/mm/transparent_hugepage", R},
-};
+static const char *const devices[] = {"/dev/null", "/dev/zero", "/dev/full"};
 
-static const struct entry gpu[] = {
-    {"/sys/devices", R},
-    {"/sys/bus/pci", R},
-    {"/sys/module/nvidia", R},
-    {"/sys/module/nvidia_uvm", R},
-};
+static const char *const gpu[] = {"/sys/devices", "/sys/bus/pci", "/sys/module/nvidia",
+                                  "/sys/module/nvidia_uvm"};
 
 static const char *const gpu_nodes[] = {"/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm*",
                                         "/dev/nvidia-caps", "/dev/nvidia-modeset"};
@@ -63,18 +50,19 @@ static const char *const shared_proc[] = {
     "/proc/loadavg", "/proc/driver",  "/proc/sys/vm", "/proc/sys/kernel",
 };
 
-static int visit_all(const struct entry *entries, size_t count, ka_jail_visit_fn visit, void *arg)
+static int visit_all(const char *const *paths, size_t count, enum ka_jail_access access,
+                     ka_jail_visit_fn visit, void *arg)
 {
     int rc = 0;
     for (size_t i = 0; i < count && !rc; i++)
-        rc = visit(arg, entries[i].path, entries[i].access);
+        rc = visit(arg, paths[i], access);
     return rc;
 }
 
 static int visit_gpu_nodes(ka_jail_visit_fn visit, void *arg)
 {
     int rc = 0;
-    for (size_t i = 0; i < sizeof(gpu_nodes) / sizeof(gpu_nodes[0]) && !rc; i++) {
+    for (size_t i = 0; i < KA_JAIL_COUNT(gpu_nodes) && !rc; i++) {
         glob_t found = {0};
         if (glob(gpu_nodes[i], 0, NULL, &found) == 0)
             for (size_t j = 0; j < found.gl_pathc && !rc; j++)
@@ -87,20 +75,17 @@ static int visit_gpu_nodes(ka_jail_visit_fn visit, void *arg)
 int ka_jail_paths_visit(const struct ka_jail_policy *policy, ka_jail_visit_fn visit, void *arg)
 {
     bool with_gpu = policy->profile == KA_PROFILE_GPU;
-    int rc = visit_all(always, sizeof(always) / sizeof(always[0]), visit, arg);
+    int rc = visit_all(readable, KA_JAIL_COUNT(readable), KA_PATH_READ, visit, arg);
+    if (!rc)
+        rc = visit_all(devices, KA_JAIL_COUNT(devices), KA_PATH_DEVICE, visit, arg);
     if (!rc && with_gpu)
-        rc = visit_all(gpu, sizeof(gpu) / sizeof(gpu[0]), visit, arg);
+        rc = visit_all(gpu, KA_JAIL_COUNT(gpu), KA_PATH_READ, visit, arg);
     if (!rc && with_gpu)
         rc = visit_gpu_nodes(visit, arg);
-    for (size_t i = 0; i < policy->ro_count && !rc; i++)
-        rc = visit(arg, policy->ro[i], KA_PATH_READ);
-    return rc;
+    return rc ? rc : visit_all(policy->ro, policy->ro_count, KA_PATH_READ, visit, arg);
 }
 
 int ka_jail_paths_visit_shared_proc(ka_jail_visit_fn visit, void *arg)
 {
-    int rc = 0;
-    for (size_t i = 0; i < sizeof(shared_proc) / sizeof(shared_proc[0]) && !rc; i++)
-        rc = visit(arg, shared_proc[i], KA_PATH_READ);
-    return rc;
+    return visit_all(shared_proc, KA_JAIL_COUNT(shared_proc), KA_PATH_READ, visit, arg);
 }

@@ -69,182 +69,114 @@ struct rule {
     uint32_t mask, value;
 };
 
-#define REFUSE(call)                                                                                         \
-    {                                                                                                        \
-        SYS_##call, EPERM_, EVERYWHERE, ALWAYS, 0, 0, 0                                                      \
-    }
-#define ABSENT(call)                                                                                         \
-    {                                                                                                        \
-        SYS_##call, ENOSYS_, EVERYWHERE, ALWAYS, 0, 0, 0                                                     \
-    }
-#define REFUSE_IN(scope, call)                                                                               \
-    {                                                                                                        \
-        SYS_##call, EPERM_, scope, ALWAYS, 0, 0, 0                                                           \
-    }
-#define REFUSE_IF(call, when, arg, mask, value)                                                              \
-    {                                                                                                        \
-        SYS_##call, EPERM_, EVERYWHERE, when, arg, mask, value                                               \
-    }
-#define NUMBER(nr, act, scope)                                                                               \
-    {                                                                                                        \
-        nr, act, scope, ALWAYS, 0, 0, 0                                                                      \
-    }
+/* Calls of which none is needed, by name or, where a stable distribution has none, by number. */
+static const int refused[] = {
+    /* other processes */
+    SYS_ptrace, SYS_process_vm_readv, SYS_process_vm_writev, SYS_kcmp, 438 /* pidfd_getfd */,
+    440 /* process_madvise */, 448 /* process_mrelease */, SYS_migrate_pages,
+    /* namespaces and mounts */
+    SYS_unshare, SYS_setns, SYS_mount, SYS_umount2, SYS_pivot_root, SYS_chroot, 428 /* open_tree */,
+    429 /* move_mount */, 430 /* fsopen */, 431 /* fsconfig */, 432 /* fsmount */, 433 /* fspick */,
+    442 /* mount_setattr */,
+    /* the machine */
+    SYS_bpf, SYS_perf_event_open, SYS_kexec_load, SYS_init_module, SYS_finit_module, SYS_delete_module,
+    SYS_swapon, SYS_swapoff, SYS_reboot, SYS_acct, SYS_quotactl, 443 /* quotactl_fd */, SYS_syslog,
+    SYS_settimeofday, SYS_clock_settime, SYS_adjtimex, SYS_clock_adjtime, SYS_sethostname, SYS_setdomainname,
+    SYS_vhangup,
+#ifdef __x86_64__
+    SYS_kexec_file_load, SYS_iopl, SYS_ioperm, SYS_modify_ldt, SYS_uselib, SYS_ustat, SYS_sysfs,
+#endif
+    /* keys, and files by other ways than their path */
+    SYS_add_key, SYS_request_key, SYS_keyctl, SYS_name_to_handle_at, SYS_open_by_handle_at, SYS_fanotify_init,
+    SYS_fanotify_mark,
+    /* the jail itself */
+    SYS_seccomp};
+
+/* glibc and Python fall back when these are absent. A watch of inotify tells names of files. */
+static const int absent[] = {
+#ifdef __x86_64__
+    SYS_inotify_init,
+#endif
+    SYS_inotify_init1,  SYS_inotify_add_watch,
+    SYS_clone3,         SYS_io_uring_setup,
+    SYS_io_uring_enter, SYS_io_uring_register,
+    SYS_userfaultfd,    447 /* memfd_secret */,
+    SYS_shmget,         SYS_shmat,
+    SYS_shmctl,         SYS_shmdt,
+    SYS_semget,         SYS_semop,
+    SYS_semctl,         SYS_semtimedop,
+    SYS_msgget,         SYS_msgsnd,
+    SYS_msgrcv,         SYS_msgctl,
+    SYS_mq_open,        SYS_mq_unlink,
+    SYS_mq_timedsend,   SYS_mq_timedreceive,
+    SYS_mq_notify,      SYS_mq_getsetattr};
+
+static const int refused_without_mounts[] = {
+    SYS_fchmod,    SYS_fchmodat,    452 /* fchmodat2 */, SYS_fchown,
+    SYS_fchownat,  SYS_utimensat,   SYS_setxattr,        SYS_lsetxattr,
+    SYS_fsetxattr, SYS_removexattr, SYS_lremovexattr,    SYS_fremovexattr,
+#ifdef __x86_64__
+    SYS_chmod,     SYS_chown,       SYS_lchown,          SYS_utime,
+    SYS_utimes,    SYS_futimesat
+#endif
+};
+
+static const int refused_without_pids[] = {SYS_ioprio_set, SYS_setsid, SYS_setpgid};
+
+/* Connected pairs of streams are all there is of a network. */
+static const int refused_without_peers[] = {SYS_connect, SYS_accept, SYS_accept4};
+static const int refused_on_cpu[] = {SYS_bind, SYS_listen};
+
+static const struct {
+    const int *calls;
+    size_t count;
+    uint32_t act;
+    enum scope scope;
+} lists[] = {
+    {refused, KA_JAIL_COUNT(refused), EPERM_, EVERYWHERE},
+    {absent, KA_JAIL_COUNT(absent), ENOSYS_, EVERYWHERE},
+    {refused_without_mounts, KA_JAIL_COUNT(refused_without_mounts), EPERM_, NO_MOUNTS},
+    {refused_without_pids, KA_JAIL_COUNT(refused_without_pids), EPERM_, NO_PIDS},
+    {refused_without_peers, KA_JAIL_COUNT(refused_without_peers), EPERM_, NO_PEERS},
+    {refused_on_cpu, KA_JAIL_COUNT(refused_on_cpu), EPERM_, CPU_ONLY},
+};
+
 #define LOW 0xffffffffu
 
+/* Calls of which some are needed. */
 static const struct rule rules[] = {
-    /* other processes */
-    REFUSE(ptrace),
-    REFUSE(process_vm_readv),
-    REFUSE(process_vm_writev),
-    REFUSE(kcmp),
-    NUMBER(438, EPERM_, EVERYWHERE), /* pidfd_getfd */
-    NUMBER(440, EPERM_, EVERYWHERE), /* process_madvise */
-    NUMBER(448, EPERM_, EVERYWHERE), /* process_mrelease */
-    REFUSE(migrate_pages),
-    REFUSE_IF(kill, MASKED, 0, LOW, LOW),
-    REFUSE_IF(prlimit64, UNLIKE, 0, 0, 0),
-    /* namespaces and mounts */
-    REFUSE(unshare),
-    REFUSE(setns),
-    REFUSE_IF(clone, ANY_BIT, 0, NEW_NAMESPACES, 0),
-    REFUSE(mount),
-    REFUSE(umount2),
-    REFUSE(pivot_root),
-    REFUSE(chroot),
-    NUMBER(428, EPERM_, EVERYWHERE), /* open_tree */
-    NUMBER(429, EPERM_, EVERYWHERE), /* move_mount */
-    NUMBER(430, EPERM_, EVERYWHERE), /* fsopen */
-    NUMBER(431, EPERM_, EVERYWHERE), /* fsconfig */
-    NUMBER(432, EPERM_, EVERYWHERE), /* fsmount */
-    NUMBER(433, EPERM_, EVERYWHERE), /* fspick */
-    NUMBER(442, EPERM_, EVERYWHERE), /* mount_setattr */
-    /* the machine */
-    REFUSE(bpf),
-    REFUSE(perf_event_open),
-    REFUSE(kexec_load),
-    REFUSE(init_module),
-    REFUSE(finit_module),
-    REFUSE(delete_module),
-    REFUSE(swapon),
-    REFUSE(swapoff),
-    REFUSE(reboot),
-    REFUSE(acct),
-    REFUSE(quotactl),
-    NUMBER(443, EPERM_, EVERYWHERE), /* quotactl_fd */
-    REFUSE(syslog),
-    REFUSE(settimeofday),
-    REFUSE(clock_settime),
-    REFUSE(adjtimex),
-    REFUSE(clock_adjtime),
-    REFUSE(sethostname),
-    REFUSE(setdomainname),
-    REFUSE(vhangup),
-#ifdef __x86_64__
-    REFUSE(kexec_file_load),
-    REFUSE(iopl),
-    REFUSE(ioperm),
-    REFUSE(modify_ldt),
-    REFUSE(uselib),
-    REFUSE(ustat),
-    REFUSE(sysfs),
-#endif
-    REFUSE_IF(personality, UNLIKE, 0, 0, LOW),
-    /* keys, and files by other ways than their path */
-    REFUSE(add_key),
-    REFUSE(request_key),
-    REFUSE(keyctl),
-    REFUSE(name_to_handle_at),
-    REFUSE(open_by_handle_at),
-    REFUSE(fanotify_init),
-    REFUSE(fanotify_mark),
-    /* files that may be read, or only be named: whoever writes to a leased one waits; a watch tells names */
-    REFUSE_IF(fcntl, MASKED, 1, LOW, F_SETLEASE),
-    ABSENT(inotify_init1),
-    ABSENT(inotify_add_watch),
-    /* network: a connected pair of streams is all there is */
-    REFUSE_IN(NO_PEERS, connect),
-    REFUSE_IN(NO_PEERS, accept),
-    REFUSE_IN(NO_PEERS, accept4),
-    REFUSE_IF(sendto, NOT_NULL, 4, 0, 0),
+    {SYS_kill, EPERM_, EVERYWHERE, MASKED, 0, LOW, LOW},
+    {SYS_prlimit64, EPERM_, EVERYWHERE, UNLIKE, 0, 0, 0},
+    {SYS_clone, EPERM_, EVERYWHERE, ANY_BIT, 0, NEW_NAMESPACES, 0},
+    {SYS_personality, EPERM_, EVERYWHERE, UNLIKE, 0, 0, LOW},
+    /* whoever writes to a leased file waits */
+    {SYS_fcntl, EPERM_, EVERYWHERE, MASKED, 1, LOW, F_SETLEASE},
+    {SYS_sendto, EPERM_, EVERYWHERE, NOT_NULL, 4, 0, 0},
     {SYS_socket, NOFAMILY_, CPU_ONLY, ALWAYS, 0, 0, 0},
     {SYS_socket, NOFAMILY_, EVERYWHERE, UNLIKE, 0, AF_UNIX, AF_UNIX},
     {SYS_socketpair, NOFAMILY_, EVERYWHERE, UNLIKE, 0, AF_UNIX, AF_UNIX},
     /* a datagram needs no connect, and sendmsg hides its address; the kernel turns RAW into DGRAM */
-    REFUSE_IF(socket, MASKED, 1, 0xf, SOCK_DGRAM),
-    REFUSE_IF(socket, MASKED, 1, 0xf, SOCK_RAW),
-    REFUSE_IF(socketpair, MASKED, 1, 0xf, SOCK_DGRAM),
-    REFUSE_IF(socketpair, MASKED, 1, 0xf, SOCK_RAW),
-    REFUSE_IN(CPU_ONLY, bind),
-    REFUSE_IN(CPU_ONLY, listen),
+    {SYS_socket, EPERM_, EVERYWHERE, MASKED, 1, 0xf, SOCK_DGRAM},
+    {SYS_socket, EPERM_, EVERYWHERE, MASKED, 1, 0xf, SOCK_RAW},
+    {SYS_socketpair, EPERM_, EVERYWHERE, MASKED, 1, 0xf, SOCK_DGRAM},
+    {SYS_socketpair, EPERM_, EVERYWHERE, MASKED, 1, 0xf, SOCK_RAW},
     /* the jail itself */
-    REFUSE(seccomp),
-    REFUSE_IF(prctl, MASKED, 0, LOW, PR_SET_PDEATHSIG),
-    REFUSE_IF(prctl, MASKED, 0, LOW, PR_SET_MM),
-    REFUSE_IF(prctl, MASKED, 0, LOW, PR_SET_SECCOMP),
+    {SYS_prctl, EPERM_, EVERYWHERE, MASKED, 0, LOW, PR_SET_PDEATHSIG},
+    {SYS_prctl, EPERM_, EVERYWHERE, MASKED, 0, LOW, PR_SET_MM},
+    {SYS_prctl, EPERM_, EVERYWHERE, MASKED, 0, LOW, PR_SET_SECCOMP},
     /* terminals: pushing characters into the caller's */
-    REFUSE_IF(ioctl, MASKED, 1, LOW, TIOCSTI),
-    REFUSE_IF(ioctl, MASKED, 1, LOW, TIOCLINUX),
-    REFUSE_IF(ioctl, MASKED, 1, LOW, TIOCSETD),
-    REFUSE_IF(ioctl, MASKED, 1, LOW, TIOCCONS),
-    /* glibc and Python fall back when these are absent */
-    ABSENT(clone3),
-    ABSENT(io_uring_setup),
-    ABSENT(io_uring_enter),
-    ABSENT(io_uring_register),
-    ABSENT(userfaultfd),
-    NUMBER(447, ENOSYS_, EVERYWHERE), /* memfd_secret */
-    ABSENT(shmget),
-    ABSENT(shmat),
-    ABSENT(shmctl),
-    ABSENT(shmdt),
-    ABSENT(semget),
-    ABSENT(semop),
-    ABSENT(semctl),
-    ABSENT(semtimedop),
-    ABSENT(msgget),
-    ABSENT(msgsnd),
-    ABSENT(msgrcv),
-    ABSENT(msgctl),
-    ABSENT(mq_open),
-    ABSENT(mq_unlink),
-    ABSENT(mq_timedsend),
-    ABSENT(mq_timedreceive),
-    ABSENT(mq_notify),
-    ABSENT(mq_getsetattr),
-    /* what a mount namespace would have stopped */
-    REFUSE_IN(NO_MOUNTS, fchmod),
-    REFUSE_IN(NO_MOUNTS, fchmodat),
-    REFUSE_IN(NO_MOUNTS, fchown),
-    REFUSE_IN(NO_MOUNTS, fchownat),
-    REFUSE_IN(NO_MOUNTS, utimensat),
-    REFUSE_IN(NO_MOUNTS, setxattr),
-    REFUSE_IN(NO_MOUNTS, lsetxattr),
-    REFUSE_IN(NO_MOUNTS, fsetxattr),
-    REFUSE_IN(NO_MOUNTS, removexattr),
-    REFUSE_IN(NO_MOUNTS, lremovexattr),
-    REFUSE_IN(NO_MOUNTS, fremovexattr),
-    NUMBER(452, EPERM_, NO_MOUNTS), /* fchmodat2 */
+    {SYS_ioctl, EPERM_, EVERYWHERE, MASKED, 1, LOW, TIOCSTI},
+    {SYS_ioctl, EPERM_, EVERYWHERE, MASKED, 1, LOW, TIOCLINUX},
+    {SYS_ioctl, EPERM_, EVERYWHERE, MASKED, 1, LOW, TIOCSETD},
+    {SYS_ioctl, EPERM_, EVERYWHERE, MASKED, 1, LOW, TIOCCONS},
     {SYS_ioctl, EPERM_, NO_MOUNTS, MASKED, 1, LOW, (uint32_t)FS_IOC_SETFLAGS},
     {SYS_ioctl, EPERM_, NO_MOUNTS, MASKED, 1, LOW, (uint32_t)FS_IOC_FSSETXATTR},
-#ifdef __x86_64__
-    ABSENT(inotify_init),
-    REFUSE_IN(NO_MOUNTS, chmod),
-    REFUSE_IN(NO_MOUNTS, chown),
-    REFUSE_IN(NO_MOUNTS, lchown),
-    REFUSE_IN(NO_MOUNTS, utime),
-    REFUSE_IN(NO_MOUNTS, utimes),
-    REFUSE_IN(NO_MOUNTS, futimesat),
-#endif
-    /* what a pid namespace would have stopped */
-    REFUSE_IN(NO_PIDS, ioprio_set),
     {SYS_setpriority, EPERM_, NO_PIDS, NOT_NULL, 0, 0, 0},
     {SYS_setpriority, EPERM_, NO_PIDS, NOT_NULL, 1, 0, 0},
     {SYS_sched_setaffinity, EPERM_, NO_PIDS, NOT_NULL, 0, 0, 0},
     {SYS_sched_setscheduler, EPERM_, NO_PIDS, NOT_NULL, 0, 0, 0},
     {SYS_sched_setparam, EPERM_, NO_PIDS, NOT_NULL, 0, 0, 0},
     {SYS_sched_setattr, EPERM_, NO_PIDS, NOT_NULL, 0, 0, 0},
-    REFUSE_IN(NO_PIDS, setsid),
-    REFUSE_IN(NO_PIDS, setpgid),
 };
 
 #define PROGRAM_MAX 1024
@@ -356,11 +288,14 @@ static int install_reviewed(void)
 }
 
 /* B goes first: A then refuses prctl(PR_SET_SECCOMP). */
-int ka_jail_seccomp_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report)
+void ka_jail_seccomp_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report)
 {
     struct program p = {.len = 0};
     load(&p, offsetof(struct seccomp_data, nr));
-    for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++)
+    for (size_t i = 0; i < KA_JAIL_COUNT(lists); i++)
+        for (size_t k = 0; k < lists[i].count && applies(lists[i].scope, policy, report); k++)
+            emit_rule(&p, &(struct rule){.nr = lists[i].calls[k], .act = lists[i].act});
+    for (size_t i = 0; i < KA_JAIL_COUNT(rules); i++)
         if (applies(rules[i].scope, policy, report))
             emit_rule(&p, &rules[i]);
     give(&p, SECCOMP_RET_ALLOW);
@@ -370,9 +305,5 @@ int ka_jail_seccomp_apply(const struct ka_jail_policy *policy, struct ka_jail_re
         rc = install_reviewed();
     if (!rc)
         rc = install(&p);
-    if (rc)
-        ka_jail_note(report, KA_LAYER_SECCOMP, "filter", rc);
-    else
-        report->on |= KA_LAYER_BIT(KA_LAYER_SECCOMP);
-    return 0;
+    ka_jail_note(report, KA_LAYER_SECCOMP, "filter", rc);
 }

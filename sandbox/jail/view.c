@@ -81,7 +81,7 @@ static int note_source(void *arg, const char *path, enum ka_jail_access access)
     char real[PATH_MAX];
     (void)arg;
     (void)access;
-    int fd = open(path, O_PATH | O_CLOEXEC);
+    KA_JAIL_AUTO_CLOSE int fd = open(path, O_PATH | O_CLOEXEC);
     if (fd < 0)
         return errno == ENOENT || errno == ENOTDIR || errno == EACCES ? 0 : -errno;
     int rc = snprintf(real, sizeof(real), "%s", path) < (int)sizeof(real) ? 0 : -ENAMETOOLONG;
@@ -91,14 +91,13 @@ static int note_source(void *arg, const char *path, enum ka_jail_access access)
         rc = -errno;
     if (!rc && view.count == SOURCES_MAX)
         rc = -E2BIG;
-    if (rc) {
-        close(fd);
+    if (rc)
         return rc;
-    }
     struct source *source = &view.sources[view.count++];
     snprintf(source->path, sizeof(source->path), "%s", real);
     source->fd = fd;
     source->is_folder = S_ISDIR(st.st_mode);
+    fd = -1;
     return 0;
 }
 
@@ -115,11 +114,8 @@ static int make_place(const char *path, bool is_folder)
     }
     if (is_folder)
         return mkdir(full, 0755) == 0 || errno == EEXIST ? 0 : -errno;
-    int fd = open(full, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-    if (fd < 0)
-        return -errno;
-    close(fd);
-    return 0;
+    KA_JAIL_AUTO_CLOSE int fd = open(full, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    return fd < 0 ? -errno : 0;
 }
 
 static bool is_there(const char *path)
@@ -172,7 +168,7 @@ static int populate(const struct ka_jail_policy *policy, struct ka_jail_report *
         rc = bind_source(&view.sources[i]);
     for (size_t i = 0; i < view.link_count && !rc; i++)
         rc = plant_link(view.links[i].path, view.links[i].target);
-    for (size_t i = 0; i < sizeof(places) / sizeof(places[0]) && !rc; i++)
+    for (size_t i = 0; i < KA_JAIL_COUNT(places) && !rc; i++)
         rc = make_place(places[i], true);
     if (!rc)
         rc = plant_link("/dev/fd", "/proc/self/fd");
@@ -197,7 +193,7 @@ int ka_jail_view_build(const struct ka_jail_policy *policy, struct ka_jail_repor
 {
     view.count = view.link_count = 0;
     int rc = ka_jail_paths_visit(policy, note_source, NULL);
-    int outside = open(policy->scratch, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    KA_JAIL_AUTO_CLOSE int outside = open(policy->scratch, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (!rc && outside < 0)
         rc = -errno;
     if (!rc && mount("root", ROOT, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=1m") != 0)
@@ -209,7 +205,5 @@ int ka_jail_view_build(const struct ka_jail_policy *policy, struct ka_jail_repor
         rc = -errno;
     for (size_t i = 0; i < view.count; i++)
         close(view.sources[i].fd);
-    if (outside >= 0)
-        close(outside);
     return rc;
 }

@@ -51,6 +51,8 @@ static double measure(void (*work)(void *), void *arg, double seconds)
 struct subject {
     struct ka_index *index;
     struct ka_index_query query;
+    float *matrix; /* the index's vectors */
+    size_t rows;
     float *scores;
     int threads;
 };
@@ -67,8 +69,8 @@ static void do_search(void *arg)
 static void do_product(void *arg)
 {
     struct subject *s = arg;
-    cblas_sgemv(CblasRowMajor, CblasNoTrans, (int)ka_index_count(s->index), DIM, 1, ka_index_matrix(s->index),
-                DIM, s->query.vector, 1, 0, s->scores, 1);
+    cblas_sgemv(CblasRowMajor, CblasNoTrans, (int)s->rows, DIM, 1, s->matrix, DIM, s->query.vector, 1, 0,
+                s->scores, 1);
 }
 
 struct span {
@@ -90,10 +92,10 @@ static void do_read(void *arg)
     struct subject *s = arg;
     struct span spans[THREADS_MAX];
     pthread_t threads[THREADS_MAX];
-    size_t rows = ka_index_count(s->index), n = rows < 10000 ? 1 : (size_t)s->threads, done = 0;
+    size_t rows = s->rows, n = rows < 10000 ? 1 : (size_t)s->threads, done = 0;
     for (size_t i = 0; i < n; i++) {
         size_t end = rows * (i + 1) / n;
-        spans[i] = (struct span){ka_index_matrix(s->index) + done * DIM, (end - done) * DIM, false};
+        spans[i] = (struct span){s->matrix + done * DIM, (end - done) * DIM, false};
         done = end;
         if (i > 0 && pthread_create(&threads[i], NULL, read_span, &spans[i]))
             abort();
@@ -113,14 +115,13 @@ static void random_unit(uint64_t seed, float *vector)
     ka_embed_normalise(vector, DIM);
 }
 
-static struct ka_index *random_index(size_t rows)
+static struct ka_index *random_index(size_t rows, float *matrix)
 {
     struct ka_index *index = ka_index_new(DIM, rows);
-    float vector[DIM];
     struct ka_index_row row = {"id", "dataset/family/id.py", "op", "owner", 1};
     for (size_t i = 0; index && i < rows; i++) {
-        random_unit(i + 1, vector);
-        if (ka_index_add(index, &row, vector))
+        random_unit(i + 1, matrix + i * DIM);
+        if (ka_index_add(index, &row, matrix + i * DIM))
             abort();
     }
     return index;
@@ -140,8 +141,11 @@ static int serve(size_t rows, int threads)
     char line[64], kind[16];
     double seconds;
     random_unit(0, vector);
-    struct subject s = {
-        .index = random_index(rows), .scores = calloc(rows, sizeof(float)), .threads = threads};
+    struct subject s = {.matrix = calloc(rows * DIM, sizeof(float)),
+                        .rows = rows,
+                        .scores = calloc(rows, sizeof(float)),
+                        .threads = threads};
+    s.index = s.matrix ? random_index(rows, s.matrix) : NULL;
     if (!s.index || !s.scores)
         abort();
     s.query = (struct ka_index_query){.vector = vector, .topk = 4, .min_sim = -1};
@@ -156,6 +160,7 @@ static int serve(size_t rows, int threads)
         fflush(stdout);
     }
     ka_index_free(s.index);
+    free(s.matrix);
     free(s.scores);
     return 0;
 }
