@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "compare_internal.h"
@@ -14,10 +15,13 @@
 struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype)
 {
     static const struct ka_tolerance tolerances[] = {
-        [KA_F64] = {.floor = 1e-10, .atol = 1e-7, .rtol = 1e-7},
-        [KA_F32] = {.floor = 1e-5, .atol = 1e-3, .rtol = 1e-3, .off_share = 1e-5},
-        [KA_F16] = {.floor = 1e-3, .atol = 1e-2, .rtol = 1e-2, .off_share = 1e-3},
-        [KA_BF16] = {.floor = 8e-3, .atol = 5e-2, .rtol = 5e-2, .off_share = 1e-3},
+        [KA_F64] = {.floor = 1e-10, .atol = 1e-7, .rtol = 1e-7, .local = 1e-9, .grain = 1e-11},
+        [KA_F32] =
+            {.floor = 1e-5, .atol = 1e-3, .rtol = 1e-3, .off_share = 1e-5, .local = 1e-4, .grain = 0x1p-21},
+        [KA_F16] =
+            {.floor = 3e-4, .atol = 1e-2, .rtol = 1e-2, .off_share = 1e-3, .local = 1e-2, .grain = 0x1p-8},
+        [KA_BF16] =
+            {.floor = 2.4e-3, .atol = 5e-2, .rtol = 5e-2, .off_share = 1e-3, .local = 8e-2, .grain = 0x1p-5},
         [KA_BOOL] = {0}, /* and the other integers */
     };
     struct ka_tolerance tol = tolerances[dtype];
@@ -30,6 +34,7 @@ void ka_tolerance_coarsen(struct ka_tolerance *tol)
 {
     tol->floor = fmax(tol->floor, COARSE);
     tol->off_share = 1;
+    tol->local = 0;
 }
 
 void ka_tolerance_ties(struct ka_tolerance *tol)
@@ -67,6 +72,12 @@ bool ka_element_off(const struct ka_tolerance *tol, double rms, double got, doub
     return !(fabs(got - want) <= tol->atol * rms + tol->rtol * fabs(want));
 }
 
+/* Elements that rounding may put on the other side of a kink, or leave nothing of. */
+static double off_by_rounding(const struct ka_tolerance *tol, const struct ka_diff *diff)
+{
+    return tol->factor * fmax((double)diff->base_off, (double)tol->off_moved);
+}
+
 static enum ka_diff_reason judge(const struct ka_tolerance *tol, const struct ka_measured *m,
                                  struct ka_diff *diff)
 {
@@ -83,8 +94,7 @@ static enum ka_diff_reason judge(const struct ka_tolerance *tol, const struct ka
         return KA_DIFF_ZERO;
     if (!(diff->error <= diff->limit))
         return KA_DIFF_NORM;
-    double allowed = tol->factor * fmax((double)diff->base_off, (double)tol->off_moved);
-    allowed += tol->off_share * (double)diff->count;
+    double allowed = off_by_rounding(tol, diff) + tol->off_share * (double)diff->count;
     return (double)diff->off <= allowed ? KA_DIFF_OK : KA_DIFF_ELEMENTS;
 }
 
@@ -128,9 +138,16 @@ static int measure(const struct ka_tolerance *tol, const struct ka_tensor *got, 
     loose.factor = 0;
     loose.floor = INFINITY;
     loose.off_share = 1;
+    loose.local = 0;
     int rc = ka_compare(got, want, NULL, &loose, NULL, 0, diff, err);
     *usable = rc == 0 && diff->pass; /* finite in the same places, and of the same shape */
     return rc;
+}
+
+static void add_draw(struct ka_tolerance *tol, const struct ka_tensor *made, const struct ka_tensor *exact)
+{
+    if (tol->draw_count < KA_DRAWS_MAX)
+        tol->draws[tol->draw_count++] = (struct ka_draw){made, exact};
 }
 
 int ka_tolerance_widen(struct ka_tolerance *tol, const struct ka_tensor *moved, const struct ka_tensor *want,
@@ -141,6 +158,7 @@ int ka_tolerance_widen(struct ka_tolerance *tol, const struct ka_tensor *moved, 
     int rc = moved ? measure(tol, moved, want, &diff, &usable, err) : 0;
     if (!usable)
         return rc;
+    add_draw(tol, moved, want);
     tol->off_moved = diff.off;
     if (isfinite(diff.error) && !diff.want_zero)
         tol->floor += tol->factor * fmin(diff.error, MOVED_MAX);
@@ -157,9 +175,50 @@ int ka_tolerance_near(struct ka_tolerance *tol, const struct ka_tensor *base, co
         return rc;
     if (isfinite(diff.error) && !diff.want_zero)
         tol->near_error = fmax(tol->near_error, fmin(diff.error, MOVED_MAX));
+    add_draw(tol, base, want);
     if (diff.off > tol->near_off)
         tol->near_off = diff.off;
     return 0;
+}
+
+/* Elements of a part as a tensor of the same axes, all of length 1 but for `axis`. */
+static struct ka_tensor view_of(const struct ka_tensor *tensor, const struct ka_part *part, size_t axis)
+{
+    struct ka_tensor view = *tensor;
+    for (size_t i = 0; i < tensor->rank; i++)
+        view.dims[i] = i == axis ? part->count : 1;
+    view.count = part->count;
+    view.data += part->first * ka_dtype_size(tensor->dtype);
+    return view;
+}
+
+/* What is wrong in a part: the rest of the tensor would hide it. */
+static int explain_part(const struct ka_triple *t, const struct ka_tolerance *tol, struct ka_diff *diff,
+                        struct ka_err *err)
+{
+    size_t axis = diff->rank; /* the last one longer than 1 */
+    while (axis > 0 && diff->dims[--axis] == 1)
+        continue;
+    struct ka_tensor got = view_of(t->got, &diff->part, axis), want = view_of(t->want, &diff->part, axis);
+    struct ka_diff there = *diff;
+    size_t n = diff->rank ? diff->dims[axis] : 1, before = diff->part.first % n;
+    memcpy(there.dims, want.dims, sizeof(there.dims));
+    there.count = want.count;
+    there.error = diff->part.error;
+    there.limit = diff->part.limit;
+    double norm = ka_norm_of(&(struct ka_term){1, &want}, 1, NULL);
+    int rc = ka_patterns_find(&got, &want, tol, norm / sqrt((double)want.count), NULL, 0, &there, err);
+    for (size_t i = 0; i < there.pattern_count; i++) {
+        struct ka_pattern *p = &diff->patterns[i];
+        *p = there.patterns[i];
+        if (p->axis < 0)
+            continue;
+        p->dim = n;
+        p->from += before;
+        p->to += before;
+    }
+    diff->pattern_count = there.pattern_count;
+    return rc;
 }
 
 int ka_compare(const struct ka_tensor *got, const struct ka_tensor *want, const struct ka_tensor *base,
@@ -196,6 +255,12 @@ int ka_compare(const struct ka_tensor *got, const struct ka_tensor *want, const 
     if (rc)
         return rc;
     diff->reason = compare_values(tol, &measured, diff);
+    bool parts = diff->reason == KA_DIFF_OK && measured.most_want > 0 && !diff->vacuous && tol->local > 0;
+    if (parts && !ka_local_judge(&triple, tol, &measured, (size_t)off_by_rounding(tol, diff), diff))
+        diff->reason = KA_DIFF_PART;
+    free(measured.units);
     diff->pass = diff->reason == KA_DIFF_OK;
+    if (diff->reason == KA_DIFF_PART)
+        return explain_part(&triple, tol, diff, err);
     return diff->pass ? 0 : ka_patterns_find(got, want, tol, measured.rms, others, other_count, diff, err);
 }

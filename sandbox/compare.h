@@ -11,6 +11,16 @@
  * passes for a non-zero want. `factor` is 2 in both places: two honest evaluations rarely round the same
  * elements badly.
  *
+ * A tensor that is right on the whole is also judged in parts: each row of the last axis, each block of
+ * 64 elements of a longer row, each element. A part may be off by a share of its own norm, and by what
+ * rounding leaves there: 8 units in the last place of the root mean square of its neighbours (some 300
+ * elements), and 4 times the error that base has among them, or the oracle at inputs moved by rounding. A
+ * row of the wrong sign is found down to 1e-6 of the size of those beside it (float32; 1e-2 in float16),
+ * and beside rows of its own size at any; honest kernels stay below a third of what they may be off by. A
+ * row that is expected to be zero may keep 16 times as much, for eager may have terms cancel to nothing
+ * that another order of the sum does not. Where rounding decides on which side of a kink an element is
+ * (base_off, off_moved), as many may be off.
+ *
  * One case needs care: an expected gradient that is mathematically zero but rounds to 1e-17 in float64
  * (softmax over one column). Base then errs by its whole size: no dtype could resolve it. Such a tensor
  * passes within base's error, or within what a zero may keep of rounding, but is `vacuous`: it proves
@@ -18,8 +28,8 @@
  *
  * No clock and no state: any number of threads may compare at once. A large tensor is split over threads of
  * its own, which are gone when the call returns. Sums are rounded in an order that depends on their number:
- * the last digits of an error may too. Memory: a sixtieth of a float64 tensor, and more for the patterns of a
- * failure. */
+ * the last digits of an error may too. Memory: a sixteenth of a float64 tensor, and more for the patterns of
+ * a failure. */
 #ifndef KA_COMPARE_H
 #define KA_COMPARE_H
 
@@ -27,24 +37,36 @@
 
 #include "tensor.h"
 
+/* One evaluation in the dtype, or at other inputs, and what it would be without rounding. */
+struct ka_draw {
+    const struct ka_tensor *made, *exact; /* borrowed */
+};
+
+#define KA_DRAWS_MAX 16
+
 struct ka_tolerance {
     enum ka_dtype dtype; /* what got must be */
     double floor, factor;
     double atol, rtol; /* atol in units of the root mean square of want */
-    double off_share;  /* share of elements that may be off beside those */
-    size_t off_moved;  /* elements off when the oracle's inputs are moved by rounding */
+    /* Of a part (a row, a block of one): the share of its own norm that it may be off by, and of its
+     * neighbours' root mean square. 0: the whole alone is judged. */
+    double local, grain;
+    double off_share; /* share of elements that may be off beside those */
+    size_t off_moved; /* elements off when the oracle's inputs are moved by rounding */
     /* Norm that rounding may leave where want is zero, or rounding itself; 0 where no scale is known. */
     double zero_norm;
     double near_error; /* e_base and the elements off of base at inputs close by: see ka_tolerance_near() */
     size_t near_off;
+    struct ka_draw draws[KA_DRAWS_MAX]; /* of rounding, beside base's */
+    size_t draw_count;
 };
 
-/* verdict.md's numbers for gradients and for forward agreement in `dtype`; integers must be equal. */
+/* The numbers for gradients and outputs in `dtype`; integers must be equal. */
 struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype);
 
-/* For inputs of mixed magnitudes: the finite elements must be the right ones, and the tensor as a whole must
- * be right to a few percent. What is large there (a log-sum-exp of 100) leaves its rounding in what is
- * small. */
+/* For inputs of mixed magnitudes: the finite elements must be the right ones, and the tensor as a whole, not
+ * its parts, must be right to a few percent. What is large there (a log-sum-exp of 100) leaves its rounding in
+ * what is small. */
 void ka_tolerance_coarsen(struct ka_tolerance *tol);
 
 /* For inputs whose rows have their greatest value twice, in half precision: where terms cancel (scores of
@@ -58,13 +80,13 @@ void ka_tolerance_ties(struct ka_tolerance *tol);
 struct ka_tolerance ka_tolerance_oracle(void);
 
 /* Take the float64 oracle's gradient at inputs moved by rounding (`moved`; NULL changes nothing) into the
- * tolerance. Errors as ka_compare(). */
+ * tolerance, which borrows both tensors. Errors as ka_compare(). */
 int ka_tolerance_widen(struct ka_tolerance *tol, const struct ka_tensor *moved, const struct ka_tensor *want,
                        struct ka_err *err);
 
 /* Take one more draw of base's rounding into the tolerance: the same computation at inputs close by, in
- * float64 (`want`) and in the dtype (`base`). Gradients of few elements need several: base may be right by
- * luck where terms cancel. Either NULL changes nothing. Errors as ka_compare(). */
+ * float64 (`want`) and in the dtype (`base`). Gradients of few elements need several: base may be right
+ * by luck where terms cancel. Either NULL changes nothing; both are borrowed. Errors as ka_compare(). */
 int ka_tolerance_near(struct ka_tolerance *tol, const struct ka_tensor *base, const struct ka_tensor *want,
                       struct ka_err *err);
 
@@ -78,6 +100,17 @@ enum ka_diff_reason {
     KA_DIFF_ZERO,     /* all zero found */
     KA_DIFF_NORM,
     KA_DIFF_ELEMENTS,
+    KA_DIFF_PART, /* right on the whole, and not in some row, block or element */
+};
+
+enum ka_part_kind { KA_PART_NONE, KA_PART_ELEMENT, KA_PART_BLOCK, KA_PART_ROW };
+
+/* `count` elements from `first` on, and how far they are off: relative to their norm, unless that is zero. */
+struct ka_part {
+    enum ka_part_kind kind;
+    size_t first, count;
+    bool relative;
+    double error, limit;
 };
 
 enum ka_pattern_kind {
@@ -124,6 +157,8 @@ struct ka_diff {
     size_t worst;         /* flat index of the element furthest off */
     double worst_got, worst_want;
     size_t nonfinite_got, nonfinite_want, mask_differs;
+    struct ka_part part;                         /* KA_DIFF_PART: the worst */
+    size_t parts_off;                            /* rows or blocks that hold something wrong */
     struct ka_pattern patterns[KA_PATTERNS_MAX]; /* most telling first; filled only on failure */
     size_t pattern_count;
 };

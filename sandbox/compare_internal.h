@@ -13,6 +13,7 @@ bool ka_element_off(const struct ka_tolerance *tol, double rms, double got, doub
 /* ---- loops over elements */
 
 #define BLOCK 1024 /* elements converted at a time: three blocks of doubles lie in the first-level cache */
+#define UNIT 64    /* neighbours whose sums are kept: a block holds so many without rest */
 #define LANES 4    /* independent sums, so that they need not wait for each other */
 
 typedef double lanes __attribute__((vector_size(LANES * sizeof(double))));
@@ -34,6 +35,13 @@ struct ka_triple {
     double overflow, atol, rtol;
 };
 
+/* Of UNIT elements in row-major order (the last unit may have fewer), where want is finite: squares of
+ * want and of what got and base differ from it by, and the most that |got - want| exceeds rtol*|want| by.
+ * */
+struct ka_unit {
+    double got2, want2, base2, excess;
+};
+
 /* What one pass over a triple tells. Norms are over the elements that are finite in want, and in base for its
  * own; where want is zero everywhere errors are norms, not relative. */
 struct ka_measured {
@@ -44,11 +52,19 @@ struct ka_measured {
     size_t worst;             /* first element of which only one side is finite, else the furthest off */
     double worst_got, worst_want;
     size_t off, base_off;
+    struct ka_unit *units; /* the caller's, to free() */
 };
 
 /* Reads each tensor once, and blocks that may hold elements that are off a second time. Large tensors are
  * split over threads, which are gone when it returns. -ENOMEM. */
 int ka_measure(const struct ka_triple *t, struct ka_measured *out, struct ka_err *err);
+
+/* ---- compare_local.c */
+
+/* Is each part right by itself, where the whole is? `allowed` elements may be off for which no part is to
+ * blame. Fills diff->part and parts_off if not. */
+bool ka_local_judge(const struct ka_triple *t, const struct ka_tolerance *tol, const struct ka_measured *m,
+                    size_t allowed, struct ka_diff *diff);
 
 /* ---- compare_threads.c */
 

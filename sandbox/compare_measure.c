@@ -14,6 +14,7 @@
 #define TINY 1e-100
 #define SQUARES_MAX 1e290 /* of a block: any number of blocks can be added */
 #define EXPONENT_MIN (-1000)
+#define UNITS (BLOCK / UNIT)
 
 /* value * 4^exponent: a sum of squares of numbers in units of 2^exponent */
 struct sum {
@@ -51,6 +52,7 @@ static double sum_ratio(const struct sum *a, const struct sum *b)
 
 struct part {
     const struct ka_triple *t;
+    struct ka_unit *units; /* of the whole */
     double (*excess)[2]; /* of each block: the most that |got - want|, |base - want| exceed rtol*|want| by */
     size_t first, end;   /* blocks */
     struct sum want2, got_err2, base_err2;
@@ -79,9 +81,12 @@ static void load_block(const struct ka_triple *t, size_t number, struct block *b
 }
 
 struct sums {
-    double want2[LANES], got2[LANES], base2[LANES], nonzero[LANES];
-    double most_want[LANES], most_got[LANES], furthest[LANES], got_excess[LANES], base_excess[LANES];
+    struct ka_unit units[UNITS];
+    double nonzero[LANES], most_want[LANES], most_got[LANES], furthest[LANES], base_excess[LANES];
 };
+
+#define SUM(v) ((v[0] + v[1]) + (v[2] + v[3]))
+#define MOST(v) larger(larger(v[0], v[1]), larger(v[2], v[3]))
 
 static double add_up(const double *values)
 {
@@ -114,39 +119,53 @@ static void pad(struct block *b)
 KA_CLONES
 static void measure_lanes(const struct block *b, double rtol, struct sums *out)
 {
-    lanes zero = {0}, want2 = zero, got2 = zero, base2 = zero, nonzero = zero, one = zero + 1.0;
-    lanes most_want = zero, most_got = zero, furthest = zero, got_excess = zero, base_excess = zero;
-    for (size_t i = 0; i < b->n; i += LANES) {
-        lanes g, w, e;
-        LOAD(g, b->got + i);
-        LOAD(w, b->want + i);
-        LOAD(e, b->base + i);
-        lanes size = SIZE(w), found = SIZE(g), slack = size * rtol;
-        g -= w;
-        e -= w;
-        want2 += w * w;
-        got2 += g * g;
-        base2 += e * e;
-        nonzero += (lanes)((lane_bits)one & (w != zero));
-        g = SIZE(g);
-        e = SIZE(e);
-        RAISE(most_want, size);
-        RAISE(most_got, found);
-        RAISE(furthest, g);
-        g -= slack;
-        e -= slack;
-        RAISE(got_excess, g);
-        RAISE(base_excess, e);
+    lanes zero = {0}, nonzero = zero, one = zero + 1.0;
+    lanes most_want = zero, most_got = zero, furthest = zero, base_excess = zero;
+    for (size_t unit = 0; unit * UNIT < b->n; unit++) {
+        lanes want2 = zero, got2 = zero, base2 = zero, got_excess = zero;
+        size_t end = (unit + 1) * UNIT < b->n ? (unit + 1) * UNIT : b->n;
+        for (size_t i = unit * UNIT; i < end; i += LANES) {
+            lanes g, w, e;
+            LOAD(g, b->got + i);
+            LOAD(w, b->want + i);
+            LOAD(e, b->base + i);
+            lanes size = SIZE(w), found = SIZE(g), slack = size * rtol;
+            g -= w;
+            e -= w;
+            want2 += w * w;
+            got2 += g * g;
+            base2 += e * e;
+            nonzero += (lanes)((lane_bits)one & (w != zero));
+            g = SIZE(g);
+            e = SIZE(e);
+            RAISE(most_want, size);
+            RAISE(most_got, found);
+            RAISE(furthest, g);
+            g -= slack;
+            e -= slack;
+            RAISE(got_excess, g);
+            RAISE(base_excess, e);
+        }
+        out->units[unit] = (struct ka_unit){SUM(got2), SUM(want2), SUM(base2), MOST(got_excess)};
     }
-    STORE(out->want2, want2);
-    STORE(out->got2, got2);
-    STORE(out->base2, base2);
     STORE(out->nonzero, nonzero);
     STORE(out->most_want, most_want);
     STORE(out->most_got, most_got);
     STORE(out->furthest, furthest);
-    STORE(out->got_excess, got_excess);
     STORE(out->base_excess, base_excess);
+}
+
+static struct ka_unit take_units(const struct sums *s, size_t elements, struct ka_unit *to)
+{
+    struct ka_unit all = {0};
+    for (size_t i = 0; i * UNIT < elements; i++) {
+        all.got2 += s->units[i].got2;
+        all.want2 += s->units[i].want2;
+        all.base2 += s->units[i].base2;
+        all.excess = larger(s->units[i].excess, all.excess);
+        to[i] = s->units[i];
+    }
+    return all;
 }
 
 static bool vanishes(double value)
@@ -159,7 +178,8 @@ static bool take_plain(struct part *p, const struct block *b, size_t number)
 {
     struct sums s;
     measure_lanes(b, p->t->rtol, &s);
-    double want2 = add_up(s.want2), got2 = add_up(s.got2), base2 = add_up(s.base2);
+    struct ka_unit all = take_units(&s, b->n, p->units + number * UNITS);
+    double want2 = all.want2, got2 = all.got2, base2 = all.base2;
     double most = largest(s.most_want), furthest = largest(s.furthest);
     double base_excess = largest(s.base_excess);
     if (!(want2 + got2 + base2 < SQUARES_MAX) || most >= p->t->overflow || vanishes(most) ||
@@ -171,7 +191,7 @@ static bool take_plain(struct part *p, const struct block *b, size_t number)
     p->nonzero += (size_t)add_up(s.nonzero);
     p->m.most_want = larger(most, p->m.most_want);
     p->m.most_got = larger(largest(s.most_got), p->m.most_got);
-    p->excess[number][0] = largest(s.got_excess);
+    p->excess[number][0] = all.excess;
     p->excess[number][1] = base_excess;
     if (furthest / 16 > p->furthest) {
         size_t i = 0;
@@ -237,6 +257,23 @@ static void look_at(struct part *p, double got, double want, size_t at)
     }
 }
 
+/* Of units in blocks like these squares may overflow or vanish: then the whole alone is judged. */
+static void special_units(const struct block *b, double rtol, struct ka_unit *units)
+{
+    for (size_t i = 0; i < b->n; i++) {
+        struct ka_unit *u = &units[i / UNIT];
+        if (i % UNIT == 0)
+            *u = (struct ka_unit){0};
+        if (!isfinite(b->want[i]))
+            continue;
+        double got = b->got[i] - b->want[i], base = b->base[i] - b->want[i];
+        u->got2 += got * got;
+        u->want2 += b->want[i] * b->want[i];
+        u->base2 += isfinite(base) ? base * base : 0;
+        u->excess = larger(fabs(got) - rtol * fabs(b->want[i]), u->excess);
+    }
+}
+
 static void take_special(struct part *p, struct block *b, size_t number)
 {
     clamp_block(p->t, b);
@@ -246,6 +283,7 @@ static void take_special(struct part *p, struct block *b, size_t number)
     add_squares(&p->got_err2, b->got, b->want, b->want, b->n);
     add_squares(&p->base_err2, b->base, b->want, b->want, b->n);
     p->excess[number][0] = p->excess[number][1] = INFINITY;
+    special_units(b, p->t->rtol, p->units + number * UNITS);
 }
 
 /* Blocks of three tensors in turn are too short a run for the processor to foresee the next. */
@@ -365,11 +403,18 @@ int ka_measure(const struct ka_triple *t, struct ka_measured *out, struct ka_err
     size_t blocks = t->want->count / BLOCK + (t->want->count % BLOCK != 0);
     size_t count = ka_parts_of(t->want->count);
     double(*excess)[2] = malloc((blocks ? blocks : 1) * sizeof(*excess));
-    if (!excess)
+    struct ka_unit *units = malloc((blocks ? blocks : 1) * UNITS * sizeof(*units));
+    if (!excess || !units) {
+        free(excess);
+        free(units);
         return ka_fail(err, -ENOMEM, "no memory to compare %zu elements", t->want->count);
+    }
     for (size_t i = 0; i < count; i++)
-        parts[i] = (struct part){
-            .t = t, .excess = excess, .first = blocks * i / count, .end = blocks * (i + 1) / count};
+        parts[i] = (struct part){.t = t,
+                                 .units = units,
+                                 .excess = excess,
+                                 .first = blocks * i / count,
+                                 .end = blocks * (i + 1) / count};
     ka_parts_run(count, measure_part, parts);
     for (size_t i = 0; i < count; i++)
         take_part(&all, &parts[i]);
@@ -384,6 +429,7 @@ int ka_measure(const struct ka_triple *t, struct ka_measured *out, struct ka_err
         all.m.base_off += parts[i].m.base_off;
     }
     free(excess);
+    all.m.units = units;
     *out = all.m;
     return 0;
 }

@@ -9,6 +9,7 @@ static const char *const REASONS[] = {
     [KA_DIFF_OK] = "ok",       [KA_DIFF_MISSING] = "missing",     [KA_DIFF_SHAPE] = "shape",
     [KA_DIFF_DTYPE] = "dtype", [KA_DIFF_NONFINITE] = "nonfinite", [KA_DIFF_NOT_ZERO] = "not_zero",
     [KA_DIFF_ZERO] = "zero",   [KA_DIFF_NORM] = "norm",           [KA_DIFF_ELEMENTS] = "elements",
+    [KA_DIFF_PART] = "part",
 };
 
 static const char *const KINDS[] = {
@@ -230,16 +231,63 @@ static void describe_shape(const struct ka_diff *diff, const char *name, enum ka
     ka_buf_puts(out, ".");
 }
 
+static void index_of(const struct ka_diff *diff, size_t element, size_t *at)
+{
+    for (size_t i = diff->rank; i-- > 0;) {
+        at[i] = element % diff->dims[i];
+        element /= diff->dims[i];
+    }
+}
+
 static void describe_worst(const struct ka_diff *diff, struct ka_buf *out)
 {
-    size_t at[KA_TENSOR_RANK_MAX] = {0}, rest = diff->worst;
-    for (size_t i = diff->rank; i-- > 0;) {
-        at[i] = rest % diff->dims[i];
-        rest /= diff->dims[i];
-    }
+    size_t at[KA_TENSOR_RANK_MAX] = {0};
+    index_of(diff, diff->worst, at);
     ka_buf_puts(out, diff->mask_differs ? " First at index " : " Worst at index ");
     shape_text(at, diff->rank, out);
     ka_buf_printf(out, ": found %.6g, expected %.6g.", diff->worst_got, diff->worst_want);
+}
+
+/* "[1, 3, :]" for a row, "[1, 3, 64] to [1, 3, 127]" for a block. */
+static void describe_place_of(const struct ka_diff *diff, const struct ka_part *part, struct ka_buf *out)
+{
+    size_t at[KA_TENSOR_RANK_MAX] = {0};
+    index_of(diff, part->first, at);
+    if (part->kind == KA_PART_ROW && diff->rank > 0) {
+        ka_buf_puts(out, "[");
+        for (size_t i = 0; i + 1 < diff->rank; i++)
+            ka_buf_printf(out, "%zu, ", at[i]);
+        ka_buf_puts(out, ":]");
+        return;
+    }
+    shape_text(at, diff->rank, out);
+    if (part->kind != KA_PART_BLOCK)
+        return;
+    index_of(diff, part->first + part->count - 1, at);
+    ka_buf_puts(out, " to ");
+    shape_text(at, diff->rank, out);
+}
+
+static void describe_part(const struct ka_diff *diff, enum ka_describe how, struct ka_buf *out)
+{
+    static const char *const words[] = {[KA_PART_NONE] = "Part",
+                                        [KA_PART_ELEMENT] = "Element",
+                                        [KA_PART_BLOCK] = "Elements",
+                                        [KA_PART_ROW] = "Row"};
+    const struct ka_part *part = &diff->part;
+    if (how != KA_DESCRIBE_FULL) {
+        ka_buf_puts(out, part->kind == KA_PART_ELEMENT ? " Single elements are wrong."
+                                                       : " Whole rows, or blocks of rows, are wrong.");
+        return;
+    }
+    ka_buf_printf(out, " %s ", words[part->kind]);
+    describe_place_of(diff, part, out);
+    ka_buf_printf(out,
+                  part->relative ? ": norm-relative error %.3g there, allowed %.3g."
+                                 : ": must be zero, and is off by %.3g there, allowed %.3g.",
+                  part->error, part->limit);
+    if (diff->parts_off > 1)
+        ka_buf_printf(out, " It is the worst of %zu rows or blocks.", diff->parts_off);
 }
 
 static void describe_numbers(const struct ka_diff *diff, enum ka_describe how, struct ka_buf *out)
@@ -248,7 +296,9 @@ static void describe_numbers(const struct ka_diff *diff, enum ka_describe how, s
     if (relative)
         ka_buf_printf(out, " Norm-relative error %.3g, allowed %.3g (eager PyTorch: %.3g).", diff->error,
                       diff->limit, diff->base_error);
-    if (how != KA_DESCRIBE_FULL)
+    if (diff->reason == KA_DIFF_PART)
+        describe_part(diff, how, out);
+    if (how != KA_DESCRIBE_FULL || diff->reason == KA_DIFF_PART)
         return;
     ka_buf_printf(out, " %zu of %zu elements are off (%.3g%%).", diff->off, diff->count,
                   100.0 * (double)diff->off / (double)diff->count);
@@ -266,6 +316,7 @@ static void describe_reason(const struct ka_diff *diff, const char *name, enum k
         [KA_DIFF_ZERO] = "is zero everywhere, and must not be.",
         [KA_DIFF_NORM] = "is wrong.",
         [KA_DIFF_ELEMENTS] = "is close on the whole, but single elements are wrong.",
+        [KA_DIFF_PART] = "is close on the whole, but wrong in some places.",
     };
     if (diff->reason == KA_DIFF_SHAPE)
         describe_shape(diff, name, how, out);
@@ -323,16 +374,30 @@ static json_t *pattern_json(const struct ka_pattern *p)
     return o;
 }
 
+static json_t *part_json(const struct ka_diff *diff)
+{
+    static const char *const kinds[] = {
+        [KA_PART_ELEMENT] = "element", [KA_PART_BLOCK] = "block", [KA_PART_ROW] = "row"};
+    const struct ka_part *part = &diff->part;
+    if (part->kind == KA_PART_NONE)
+        return json_null();
+    return json_pack("{s:s,s:I,s:I,s:b,s:o,s:o,s:I}", "kind", kinds[part->kind], "first",
+                     (json_int_t)part->first, "elements", (json_int_t)part->count, "relative", part->relative,
+                     "error", number(part->error), "limit", number(part->limit), "parts",
+                     (json_int_t)diff->parts_off);
+}
+
 json_t *ka_diff_json(const struct ka_diff *diff)
 {
     json_t *patterns = json_array();
     for (size_t i = 0; i < diff->pattern_count; i++)
         json_array_append_new(patterns, pattern_json(&diff->patterns[i]));
-    return json_pack(
-        "{s:b,s:b,s:s,s:o,s:o,s:o,s:o,s:I,s:I,s:I,s:I,s:o,s:o,s:o}", "pass", diff->pass, "vacuous",
-        diff->vacuous, "reason", REASONS[diff->reason], "shape", size_list(diff->dims, diff->rank), "error",
-        number(diff->error), "baseline_error", number(diff->base_error), "limit", number(diff->limit),
-        "elements", (json_int_t)diff->count, "off", (json_int_t)diff->off, "baseline_off",
-        (json_int_t)diff->base_off, "worst_index", (json_int_t)diff->worst, "worst_found",
-        number(diff->worst_got), "worst_expected", number(diff->worst_want), "patterns", patterns);
+    return json_pack("{s:b,s:b,s:s,s:o,s:o,s:o,s:o,s:I,s:I,s:I,s:I,s:o,s:o,s:o,s:o}", "pass", diff->pass,
+                     "vacuous", diff->vacuous, "reason", REASONS[diff->reason], "shape",
+                     size_list(diff->dims, diff->rank), "error", number(diff->error), "baseline_error",
+                     number(diff->base_error), "limit", number(diff->limit), "elements",
+                     (json_int_t)diff->count, "off", (json_int_t)diff->off, "baseline_off",
+                     (json_int_t)diff->base_off, "worst_index", (json_int_t)diff->worst, "worst_found",
+                     number(diff->worst_got), "worst_expected", number(diff->worst_want), "part",
+                     part_json(diff), "patterns", patterns);
 }

@@ -46,6 +46,15 @@ static json_t *mismatch_error(const json_t *entry, const struct ka_err *err)
     return error;
 }
 
+static json_t *nan_error(const struct ka_err *err)
+{
+    return json_pack(
+        "{s:s, s:s, s:s}", "kind", "gradient_nan", "message", err->msg, "remedy",
+        "somewhere the forward computes what has no derivative, as a root or a logarithm of 0 or "
+        "infinity less infinity do, and a later operation hides it: give the operation a harmless "
+        "argument there, as in tl.sqrt(tl.where(mask, x, 1.0))");
+}
+
 /* The whole child failed, and with it every shape that it had. */
 static json_t *whole_error(const struct ka_fan_found *found)
 {
@@ -64,8 +73,9 @@ bool ka_preflight_agrees(const struct ka_fan_found *found, json_t **error)
     } else if (json_is_true(json_object_get(found->entry, "ok"))) {
         if (found->agrees == 0)
             return true;
-        *error = found->agrees == -EDOM
-                     ? mismatch_error(found->entry, found->why)
+        *error = found->agrees == -EDOM ? mismatch_error(found->entry, found->why)
+                 : found->agrees == -ERANGE
+                     ? nan_error(found->why)
                      : json_pack("{s:s, s:s}", "kind", "internal", "message", found->why->msg);
     } else if (json_is_object(json_object_get(found->entry, "error"))) {
         *error = json_deep_copy(json_object_get(found->entry, "error"));

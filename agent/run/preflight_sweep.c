@@ -86,7 +86,7 @@ static void ask_level(struct ka_run *run);
 static bool is_mismatch(const json_t *error)
 {
     const char *kind = json_string_value(json_object_get(error, "kind"));
-    return kind && strcmp(kind, "forward_oracle_mismatch") == 0;
+    return kind && (strcmp(kind, "forward_oracle_mismatch") == 0 || strcmp(kind, "gradient_nan") == 0);
 }
 
 static bool next_level(struct ka_run *run, json_t *entry, json_t *still);

@@ -14,7 +14,7 @@ from types import TracebackType
 KINDS = frozenset((
     "syntax", "import", "no_stub", "two_stubs", "stub_args", "sweep_missing", "sweep_type", "sweep_empty",
     "make_args_missing", "make_args_raised", "make_args_type", "stub_raised", "needs_gpu", "unsupported_op",
-    "forward_oracle_mismatch", "inputs_refused", "no_outputs", "too_large", "candidate_raised",
+    "forward_oracle_mismatch", "gradient_nan", "inputs_refused", "no_outputs", "too_large", "candidate_raised",
     "candidate_shape", "timeout", "internal",
 ))  # fmt: skip
 

@@ -14,7 +14,7 @@ import torch
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
-from kernel_agent import forward, tensors
+from kernel_agent import draw, forward, tensors
 from kernel_agent.operations import oracle
 
 KERNELS = sorted((Path(__file__).parent / "kernels").glob("*.py"))
@@ -131,6 +131,38 @@ def test_gradient_of_few_elements__is_made_at_inputs_close_by_too(
         assert 0 < relative(exact, found["grad/x"]) < 256 * eps  # elsewhere, but not far
         assert relative(rounded, exact) < 2 * eps  # both at the same inputs, which float32 holds
     assert len({tuple(exact.tolist()) for exact in near}) == 6
+
+
+# What is computed in lanes that tl.where then discards, and the derivative elsewhere.
+DISCARDED: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "root of negative numbers": ("tl.where(x > 0, tl.sqrt(x), 0.0)", lambda x: 0.5 / x.sqrt()),
+    "reciprocal root": ("tl.where(x > 0, 1 / tl.sqrt(tl.maximum(x, 0.0)), x * 0)", lambda x: -0.5 * x**-1.5),
+    "entropy": ("tl.where(x > 0, x * tl.log(tl.maximum(x, 0.0)), 0.0)", lambda x: x.log() + 1),
+    "quotient": ("tl.where(x > 0, (x - 1) / tl.where(x > 0, x, 0.0), 0.0)", lambda x: x**-2),
+    "overflow": (
+        "tl.where(x > 0, x, 0.0) + tl.where(x > 0, tl.exp(-10000 * x), 0.0) * 0.0",
+        torch.ones_like,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DISCARDED)
+def test_discarded_lanes__have_no_part_in_the_gradient(
+    name: str, write: Callable[..., Path], tmp_path: Path
+) -> None:
+    text, derivative = DISCARDED[name]
+    path = stub(write, "return square(x)")
+    path.write_text(path.read_text().replace("at, x * x, mask", f"at, {text}, mask"))
+    case, found = run_case(path, tmp_path)
+    assert case["ok"], case.get("error")
+    fwd = forward.load(path)
+    made = oracle.Case(fwd, {"id": 0, "dims": {"N": 24}, "seed": 5, "upstream": {}}, None)
+    x = made.arguments(None)["x"].double()
+    upstream = draw.upstream("normal", 9, None, (24,), torch.float32, "cpu", 0, 1)
+    assert upstream is not None
+    right = torch.where(x > 0, derivative(x.abs()) * upstream, 0.0)
+    for part in ("grad", "jitter", "base"):
+        assert relative(found[f"{part}/x"], right) < 1e-5
 
 
 # Host programs around the kernel, and what they compute.

@@ -3,6 +3,7 @@
 #define TENSOR_FIXTURE_H
 
 #include <assert.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,15 +25,29 @@ static inline int parse_set(const char *header, const void *data, size_t len, st
     return rc;
 }
 
-/* One tensor "t" of `dtype` ("F32" or "F64") with these values; the shape is JSON text such as "[2,3]". */
+/* The nearest value of float16, of numbers below its largest. */
+static inline uint16_t half_of(double value)
+{
+    int exponent;
+    double mantissa = frexp(fabs(value), &exponent); /* 0.5 .. 1 */
+    uint16_t bits = (uint16_t)nearbyint(ldexp(fabs(value), 24));
+    if (exponent > -14) /* else subnormal; the mantissa carries into the exponent */
+        bits = (uint16_t)(((exponent + 13) << 10) + (int)nearbyint(ldexp(mantissa, 11)));
+    return (uint16_t)(bits | (signbit(value) ? 0x8000 : 0));
+}
+
+/* One tensor "t" of `dtype` (F16, F32 or F64) with these values; the shape is JSON text such as "[2,3]". */
 static inline struct ka_tensors *make_set(const char *dtype, const char *shape, const double *values,
                                           size_t count)
 {
     struct ka_buf data = {0};
     for (size_t i = 0; i < count; i++) {
         float narrow = (float)values[i];
+        uint16_t half = strcmp(dtype, "F16") == 0 ? half_of(values[i]) : 0;
         if (strcmp(dtype, "F64") == 0)
             ka_buf_add(&data, &values[i], 8);
+        else if (strcmp(dtype, "F16") == 0)
+            ka_buf_add(&data, &half, 2);
         else
             ka_buf_add(&data, &narrow, 4);
     }

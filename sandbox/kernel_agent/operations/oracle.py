@@ -113,6 +113,7 @@ class Case:
         self.seed = case["seed"]
         self.upstream = case["upstream"]
         self.inputs: str | None = case.get("inputs")
+        self.masked = False  # see differentiate()
         self.dtype = dtype
         self._drawn: dict[tuple[Any, ...], torch.Tensor | None] = {}
 
@@ -127,10 +128,8 @@ class Case:
             self.require_same_function(recording)
         self.require_room(recording)
         made = {f"fwd/{output.index}": output.value for output in recording.outputs if is_tensor(output)}
-        kinks = Kinks()
-        exact = self.replay(recording, EXACT, kinks=kinks)
+        exact, kinks, gradients = self.differentiate(recording)
         made |= {f"out/{at}": exact.value(ref).detach().double() for at, ref in recording.refs.items()}
-        gradients = self.gradients(exact, recording)
         made |= {f"grad/{name}": grad for name, grad in gradients.items()}
         result = self.describe(recording, exact)
         exact.release()
@@ -243,6 +242,23 @@ class Case:
 
     # ---- the record, evaluated
 
+    def differentiate(self, recording: Recording) -> tuple[Replay, Kinks, dict[str, torch.Tensor]]:
+        """The exact evaluation, what it compared, and its gradients.
+
+        NaN in a gradient of finite outputs may come of lanes that a mask discards; then this and all further
+        evaluations of the case leave those out.
+        """
+        kinks = Kinks()
+        exact = self.replay(recording, EXACT, kinks=kinks)
+        gradients = self.gradients(exact, recording)
+        finite = all(bool(exact.value(ref).isfinite().all()) for ref in recording.refs.values())
+        if not finite or not any(bool(grad.isnan().any()) for grad in gradients.values()):
+            return exact, kinks, gradients
+        exact.release()
+        self.masked, kinks = True, Kinks()
+        exact = self.replay(recording, EXACT, kinks=kinks)
+        return exact, kinks, self.gradients(exact, recording)
+
     def replay(
         self,
         recording: Recording,
@@ -252,7 +268,8 @@ class Case:
         kinks: Kinks | None = None,
     ) -> Replay:
         device = next(iter(draw.grad_inputs(self.fwd, recording.bound).values())).device
-        replay = Replay(recording.recorder.tape, precision, device, self.fwd.path, jitter, reach, kinks)
+        tape = recording.recorder.tape
+        replay = Replay(tape, precision, device, self.fwd.path, jitter, reach, self.masked, kinks)
         seconds = self.limits.get("seconds")
         if seconds is not None and replay.memory.checked:
             replay.memory.until = time.monotonic() + float(seconds)
@@ -359,7 +376,7 @@ class Case:
         grads: list[torch.Tensor | None] = [None] * len(leaves)
         if pairs:
             weighted = [(value, upstream.to(value.dtype)) for value, upstream in pairs]
-            grads = vector_jacobian(weighted, list(leaves.values()))
+            grads = vector_jacobian(weighted, list(leaves.values()), masked=True)
         for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
             made[f"ref_grad/{name}"] = torch.zeros_like(leaf) if grad is None else grad
         return made, None

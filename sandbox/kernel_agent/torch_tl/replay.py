@@ -6,9 +6,11 @@ the cell's flat tensor, so that views and in-place operations are differentiated
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from kernel_agent.torch_tl.handles import EXACT, KernelError
@@ -26,7 +28,7 @@ class Replay:
     dtype, to a value of that dtype. One unit: how far the gradients then move is what no kernel that computes
     in that dtype can resolve. Many: the same computation with other rounding errors.
 
-    `kinks` notes, or decides, the comparisons of floats (kinks.py).
+    `masked`: see Masked. `kinks` notes, or decides, the comparisons of floats (kinks.py).
     """
 
     def __init__(
@@ -37,8 +39,10 @@ class Replay:
         file: str | None = None,
         jitter: int | None = None,
         reach: float = 1,
+        masked: bool = False,
         kinks: Kinks | None = None,
     ) -> None:
+        self.masked = masked
         self.reach = reach
         self.jitter = None if jitter is None else torch.Generator(device).manual_seed(jitter)
         self.tape = tape
@@ -87,7 +91,7 @@ class Replay:
         keys = list(dict.fromkeys(ref.key for ref in wanted.values()))
         flats: list[torch.Tensor | None] = [None] * len(keys)
         if pairs:
-            flats = vector_jacobian(pairs, [self.leaves[key] for key in keys])
+            flats = vector_jacobian(pairs, [self.leaves[key] for key in keys], self.masked)
         found = dict(zip(keys, flats, strict=True))
         made = {}
         for name, ref in wanted.items():
@@ -214,13 +218,37 @@ class Replay:
         return value
 
 
+class Masked(TorchDispatchMode):
+    """In a backward: zero times anything is zero, and so is zero divided by anything.
+
+    What a mask discards has the upstream gradient zero, and no part in any gradient, whatever is computed in
+    its lanes: the root of a negative number, the logarithm of 0. IEEE's product of zero and infinity is NaN.
+    """
+
+    _PRODUCTS = (torch.ops.aten.mul, torch.ops.aten.mul_)
+    _QUOTIENTS = (torch.ops.aten.div, torch.ops.aten.div_)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        packet = func.overloadpacket
+        factors = args[:2] if packet in self._PRODUCTS else args[:1] if packet in self._QUOTIENTS else ()
+        zero = [factor == 0 for factor in factors if isinstance(factor, torch.Tensor)]
+        result = func(*args, **(kwargs or {}))
+        for nothing in zero:
+            result.masked_fill_(nothing & result.isnan(), 0)
+        return result
+
+
 def vector_jacobian(
-    pairs: list[tuple[torch.Tensor, torch.Tensor]], leaves: list[torch.Tensor]
+    pairs: list[tuple[torch.Tensor, torch.Tensor]], leaves: list[torch.Tensor], masked: bool = False
 ) -> list[torch.Tensor | None]:
-    """Gradients of sum(value * upstream) over the pairs; None for a leaf that no value depends on."""
+    """Gradients of sum(value * upstream) over the pairs; None for a leaf that no value depends on. `masked`:
+    see Masked."""
     # One scalar in place of grad_outputs, for which autograd would import torch's symbolic shapes (seconds).
     total = torch.stack([(value * upstream).sum().to(torch.float64) for value, upstream in pairs]).sum()
-    return list(torch.autograd.grad(total, leaves, allow_unused=True))
+    with Masked() if masked else contextlib.nullcontext():
+        return list(torch.autograd.grad(total, leaves, allow_unused=True))
 
 
 def is_dense(ref: Ref) -> bool:

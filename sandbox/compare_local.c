@@ -1,0 +1,275 @@
+/* The rule for parts of a tensor: each row of the last axis, each block of a row, each element. A norm over the
+ * whole says nothing of what is small beside the rest.
+ *
+ * A part is held to what rounding may leave in it: a share of its own norm, and as much as rounding leaves in
+ * its neighbours, with or without it: so many units in the last place of their root mean square, and a few
+ * times the error that eager PyTorch has among them. The pass over the whole has left the sums of every unit
+ * of 64 elements; they tell which units may hold a part that is off, and only those are read again. */
+#include <math.h>
+#include <string.h>
+
+#include "compare_internal.h"
+
+#define REACH 2          /* units on either side that are a part's neighbours */
+#define NOISE_TIMES 4    /* the error of eager PyTorch: it is one draw, of few elements */
+#define TAIL 8           /* one element may be so many times as far off as the root mean square of many */
+#define ZERO 1e-9        /* a part that is smaller beside its neighbours was left over where terms cancel: */
+#define ZERO_WHOLE 1e-5  /* of the whole's root mean square: neighbours may be nothing as well */
+#define ZERO_TIMES 16    /* eager may have them cancel to nothing, and other orders of the sum do not */
+#define LEAST_SPREAD 5.2 /* the least of spread(n) */
+
+struct local {
+    const struct ka_triple *t;
+    const struct ka_tolerance *tol;
+    const struct ka_measured *m;
+    struct ka_diff *diff;
+    size_t cols, units;
+    size_t next_row; /* short rows before it have been looked at */
+    size_t elements; /* off by themselves */
+    bool wrong;      /* a part is, whatever elements are */
+    double worst;    /* error / limit of what diff->part tells */
+};
+
+/* Root mean squares among a part's neighbours: of want, and of base's error. */
+struct around {
+    double scale, noise;
+};
+
+/* The norm of `n` elements that are each as far off as one is on average; for few of them, as far as one may
+ * be. */
+static double spread(size_t n)
+{
+    return sqrt((double)n) * (1 + (TAIL - 1) / (double)n);
+}
+
+static double bare(const struct local *l, const struct around *a)
+{
+    return l->tol->grain * a->scale + NOISE_TIMES * a->noise;
+}
+
+static size_t unit_of(size_t element)
+{
+    return element / UNIT;
+}
+
+/* The units that hold elements first .. first+n-1, and their neighbours. */
+static void reach(const struct local *l, size_t first, size_t n, size_t *from, size_t *to)
+{
+    size_t low = unit_of(first), high = unit_of(first + n - 1) + REACH + 1;
+    *from = low < REACH ? 0 : low - REACH;
+    *to = high < l->units ? high : l->units;
+}
+
+static double elements_in(const struct local *l, size_t from, size_t to)
+{
+    size_t end = to * UNIT < l->t->want->count ? to * UNIT : l->t->want->count;
+    return (double)(end - from * UNIT);
+}
+
+static struct around around(const struct local *l, size_t first, size_t n)
+{
+    size_t from, to;
+    double want2 = 0, base2 = 0;
+    reach(l, first, n, &from, &to);
+    for (size_t i = from; i < to; i++) {
+        want2 += l->m->units[i].want2;
+        base2 += l->m->units[i].base2;
+    }
+    double count = elements_in(l, from, to);
+    return (struct around){sqrt(want2 / count), sqrt(base2 / count)};
+}
+
+/* ---- one part, read again */
+
+static double difference2(const struct ka_tensor *a, const struct ka_tensor *b, size_t first, size_t n)
+{
+    double x[UNIT], y[UNIT], sum = 0;
+    for (size_t at = 0; at < n; at += UNIT) {
+        size_t some = n - at < UNIT ? n - at : UNIT;
+        ka_tensor_load(a, first + at, some, x);
+        ka_tensor_load(b, first + at, some, y);
+        for (size_t i = 0; i < some; i++)
+            sum += isfinite(x[i] - y[i]) ? (x[i] - y[i]) * (x[i] - y[i]) : 0;
+    }
+    return sum;
+}
+
+/* The other draws of rounding that there are, each among the part's neighbours. */
+static void add_draws(const struct local *l, size_t first, size_t n, struct around *a)
+{
+    size_t from, to;
+    reach(l, first, n, &from, &to);
+    double count = elements_in(l, from, to);
+    for (size_t k = 0; k < l->tol->draw_count; k++) {
+        const struct ka_draw *draw = &l->tol->draws[k];
+        if (ka_tensor_same_shape(draw->made, l->t->want) && ka_tensor_same_shape(draw->exact, l->t->want))
+            a->noise = fmax(a->noise,
+                            sqrt(difference2(draw->made, draw->exact, from * UNIT, (size_t)count) / count));
+    }
+}
+
+/* Elements that are off by themselves count in all2 alone. */
+struct reading {
+    double want2, got2, all2;
+    size_t off, worst;
+    double over, worst_error, worst_limit; /* of the element that is furthest beyond its limit */
+};
+
+static void read_element(const struct local *l, double got, double want, size_t at, double limit,
+                         struct reading *r)
+{
+    double error = fabs(got - want), cap = limit + l->tol->rtol * fabs(want);
+    bool off = !(error <= cap);
+    r->want2 += want * want;
+    r->all2 += error * error;
+    r->got2 += off ? 0 : error * error;
+    r->off += off;
+    if (off && !(error - cap <= r->over)) {
+        r->worst = at;
+        r->over = error - cap;
+        r->worst_error = error;
+        r->worst_limit = cap;
+    }
+}
+
+static struct reading read_part(const struct local *l, const struct ka_part *p, double limit)
+{
+    double got[UNIT], want[UNIT];
+    struct reading r = {0};
+    for (size_t at = 0; at < p->count; at += UNIT) {
+        size_t some = p->count - at < UNIT ? p->count - at : UNIT;
+        ka_tensor_load(l->t->got, p->first + at, some, got);
+        ka_tensor_load(l->t->want, p->first + at, some, want);
+        for (size_t i = 0; i < some; i++)
+            if (fabs(want[i]) < l->t->overflow)
+                read_element(l, got[i], want[i], p->first + at + i, limit, &r);
+    }
+    return r;
+}
+
+struct judged {
+    struct reading r;
+    double error, limit;
+};
+
+static bool is_off(const struct judged *j)
+{
+    return j->r.off > 0 || !(j->error <= j->limit);
+}
+
+static struct judged judge_among(const struct local *l, const struct ka_part *p, struct around a)
+{
+    struct judged j = {.r = read_part(l, p, TAIL * bare(l, &a))};
+    if (sqrt(j.r.want2 / (double)p->count) <= ZERO * fmax(a.scale, ZERO_WHOLE * l->m->rms)) {
+        a.scale = ZERO_TIMES * fmax(a.scale, l->m->rms);
+        j.r = read_part(l, p, TAIL * bare(l, &a));
+    }
+    j.error = sqrt(j.r.got2);
+    j.limit = l->tol->local * sqrt(j.r.want2) + spread(p->count) * bare(l, &a);
+    return j;
+}
+
+/* Of all that is off the worst is told. */
+static void tell(struct local *l, const struct ka_part *p, double error, double limit, double want)
+{
+    double times = limit > 0 ? error / limit : INFINITY;
+    if (!(times > l->worst))
+        return;
+    l->worst = times;
+    l->diff->part = *p;
+    l->diff->part.relative = want > 0;
+    l->diff->part.error = want > 0 ? error / want : error;
+    l->diff->part.limit = want > 0 ? limit / want : limit;
+}
+
+static void judge_part(struct local *l, enum ka_part_kind kind, size_t first, size_t n)
+{
+    const struct ka_part part = {.kind = kind, .first = first, .count = n};
+    struct around a = around(l, first, n);
+    struct judged j = judge_among(l, &part, a);
+    if (!is_off(&j))
+        return;
+    add_draws(l, first, n, &a);
+    j = judge_among(l, &part, a);
+    bool wrong = !(j.error <= j.limit);
+    if (!wrong && (j.r.off == 0 || n > UNIT)) /* a long row's elements are those of its blocks */
+        return;
+    l->wrong = l->wrong || wrong;
+    l->elements += n > UNIT ? 0 : j.r.off;
+    l->diff->parts_off++;
+    if (wrong || (n > 1 && j.r.off * 2 >= n)) {
+        tell(l, &part, sqrt(j.r.all2), j.limit, sqrt(j.r.want2));
+    } else {
+        const struct ka_part one = {.kind = KA_PART_ELEMENT, .first = j.r.worst, .count = 1};
+        tell(l, &one, j.r.worst_error, j.r.worst_limit, fabs(ka_tensor_at(l->t->want, one.first)));
+    }
+}
+
+/* ---- which parts */
+
+/* The rows that a unit holds any of, if they are shorter than it, else its part of each row. */
+static void judge_unit(struct local *l, size_t unit)
+{
+    size_t first = unit * UNIT, left = l->t->want->count - first, end = first + (left < UNIT ? left : UNIT);
+    size_t row = first / l->cols;
+    if (l->cols < UNIT) {
+        row = row > l->next_row ? row : l->next_row;
+        for (; row * l->cols < end; row++)
+            judge_part(l, KA_PART_ROW, row * l->cols, l->cols);
+        l->next_row = row;
+        return;
+    }
+    for (; row * l->cols < end; row++) {
+        size_t from = row * l->cols > first ? row * l->cols : first;
+        size_t to = (row + 1) * l->cols < end ? (row + 1) * l->cols : end;
+        judge_part(l, to - from < l->cols ? KA_PART_BLOCK : KA_PART_ROW, from, to - from);
+    }
+}
+
+static void judge_units(struct local *l)
+{
+    for (size_t i = 0; i < l->units; i++) {
+        struct around a = around(l, i * UNIT, 1);
+        const struct ka_unit *unit = &l->m->units[i];
+        double limit = bare(l, &a);
+        if (!(unit->excess <= TAIL * limit) || !(sqrt(unit->got2) <= LEAST_SPREAD * limit))
+            judge_unit(l, i);
+    }
+}
+
+/* Rows of several blocks, each a little off. */
+static void judge_rows(struct local *l)
+{
+    for (size_t first = 0; first < l->t->want->count; first += l->cols) {
+        double got2 = 0, want2 = 0;
+        size_t from = unit_of(first), to = unit_of(first + l->cols - 1) + 1;
+        struct around a = around(l, first, l->cols);
+        for (size_t i = from; i < to; i++) {
+            bool inside = i * UNIT >= first && (i + 1) * UNIT <= first + l->cols;
+            got2 += l->m->units[i].got2;
+            want2 += inside ? l->m->units[i].want2 : 0;
+        }
+        if (!(sqrt(got2) <= l->tol->local * sqrt(want2) + spread(l->cols) * bare(l, &a)))
+            judge_part(l, KA_PART_ROW, first, l->cols);
+    }
+}
+
+bool ka_local_judge(const struct ka_triple *t, const struct ka_tolerance *tol, const struct ka_measured *m,
+                    size_t allowed, struct ka_diff *diff)
+{
+    size_t last = diff->rank ? diff->dims[diff->rank - 1] : 1;
+    struct local l = {.t = t,
+                      .tol = tol,
+                      .m = m,
+                      .diff = diff,
+                      .cols = last > 1 ? last : diff->count, /* without rows the whole is one */
+                      .units = (diff->count + UNIT - 1) / UNIT};
+    judge_units(&l);
+    if (l.cols > UNIT && l.cols < diff->count)
+        judge_rows(&l);
+    if (l.wrong || l.elements > allowed)
+        return false;
+    diff->parts_off = 0;
+    diff->part = (struct ka_part){0};
+    return true;
+}
