@@ -32,8 +32,9 @@ static const struct ka_kind KINDS[] = {
      .meaning = "an upstream that is None because only the other outputs are used: test for None, or leave "
                 "set_materialize_grads on"},
     {"slice", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "slice",
-     .meaning = "a part of a wider tensor, as torch.chunk and the backward of torch.cat hand it out, its rows "
-                "further apart than they are long" READ},
+     .meaning =
+         "a part of a wider tensor, as torch.chunk and the backward of torch.cat hand it out, its rows "
+         "further apart than they are long" READ},
     {"stacked", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "stacked",
      .meaning = "every second element of a wider tensor, as the backward of torch.stack hands it out" READ},
     {"transposed", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "transposed",
@@ -134,10 +135,32 @@ bool ka_kind_is_plain(const char *label)
     return strcmp(label, ka_kind_find(KA_KIND_UPSTREAM, "normal")->label) == 0;
 }
 
-const char *ka_kind_meaning(const char *label)
+/* Whether `text` has the word or words at its end, or what is a layout's of an upstream before that word, or at
+ * its beginning. */
+static bool names(const char *part, size_t length, const struct ka_kind *kind)
 {
+    size_t size = strlen(kind->label);
+    bool first = size <= length && strncmp(part, kind->label, size) == 0;
+    bool last = size < length && part[length - size - 1] == ' ' &&
+                strncmp(part + length - size, kind->label, size) == 0;
+    switch (kind->sort) {
+    case KA_KIND_LAYOUT:
+        return last || (first && strncmp(part + size, " upstream", 9) == 0);
+    case KA_KIND_VALUES:
+        return last;
+    case KA_KIND_UPSTREAM:
+    case KA_KIND_QUESTION:
+        break;
+    }
+    return first;
+}
+
+const char *ka_kind_meaning(const char *part)
+{
+    const char *comma = strstr(part, ", ");
+    size_t length = comma ? (size_t)(comma - part) : strlen(part);
     for (size_t i = 0; i < KA_COUNT(KINDS); i++)
-        if (KINDS[i].meaning && strstr(label, KINDS[i].label))
+        if (KINDS[i].meaning && names(part, length, &KINDS[i]))
             return KINDS[i].meaning;
     return NULL;
 }

@@ -24,10 +24,10 @@ enum ka_kind_when {
     KA_KIND_ALWAYS,      /* upstreams: every shape, every further seed, and what is not of another kind */
     KA_KIND_ONCE,        /* upstreams: a case of its own there */
     KA_KIND_EACH_OUTPUT, /* upstreams: one for each of several outputs, which is `seed % outputs` */
-    KA_KIND_TAKEN, /* layouts, values: in cases there by a covering design, if the forward takes them */
-    KA_KIND_PLAIN,    /* questions: in the first plain case there */
-    KA_KIND_SUBSETS,  /* questions: cases of their own there, for each gradient alone and each left out */
-    KA_KIND_COMPILED, /* questions: in a plain case of the largest required shape, if compiled */
+    KA_KIND_TAKEN,       /* layouts, values: in cases there by a covering design, if the forward takes them */
+    KA_KIND_PLAIN,       /* questions: in the first plain case there */
+    KA_KIND_SUBSETS,     /* questions: cases of their own there, for each gradient alone and each left out */
+    KA_KIND_COMPILED,    /* questions: in a plain case of the largest required shape, if compiled */
 };
 
 #define KA_KIND_LINEAR_U 3.0 /* a*u + b*w: a + b is not 1, else what was kept of u would do */
@@ -72,7 +72,7 @@ void ka_kind_label(const json_t *item, struct ka_buf *out);
 /* The label of a case of which nothing is of another kind. */
 bool ka_kind_is_plain(const char *label);
 
-/* The `meaning` for a case of that label, or NULL. */
-const char *ka_kind_meaning(const char *label);
+/* What the first part of a label means ("x transposed", and more after a comma), or NULL. */
+const char *ka_kind_meaning(const char *part);
 
 #endif

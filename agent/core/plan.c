@@ -220,7 +220,8 @@ void ka_plan_compiled(json_t *cases)
     json_array_foreach(cases, i, item)
     {
         const char *kind = json_string_value(json_object_get(json_object_get(item, "upstream"), "kind"));
-        if (!has_class(item, "required") || json_object_get(item, "needs") || is_varied(item) || !kind || strcmp(kind, "normal") != 0)
+        if (!has_class(item, "required") || json_object_get(item, "needs") || is_varied(item) || !kind ||
+            strcmp(kind, "normal") != 0)
             continue;
         if (!largest ||
             ka_plan_size(json_object_get(item, "dims")) > ka_plan_size(json_object_get(largest, "dims")))

@@ -12,8 +12,8 @@ enum family { IN_ROWS, APART, ACROSS };
 
 /* Of a tensor's shape. */
 struct extents {
-    size_t rank, long_axes;   /* axes longer than 1 */
-    double outer, last;       /* of all axes but the last the product; 1 where there is none */
+    size_t rank, long_axes; /* axes longer than 1 */
+    double outer, last;     /* of all axes but the last the product; 1 where there is none */
     bool first_long_is_last;
     size_t long_outer_axes;
 };
@@ -208,8 +208,8 @@ static struct ka_cover_row row_of(const struct aspects *all, const json_t *varia
     struct ka_cover_row row = {{0}};
     for (size_t f = 0; f < all->count; f++) {
         const struct aspect *aspect = &all->of[f];
-        const char *kind = json_string_value(
-            json_object_get(json_object_get(variation, member_of(aspect)), aspect->tensor));
+        const char *kind =
+            json_string_value(json_object_get(json_object_get(variation, member_of(aspect)), aspect->tensor));
         for (size_t l = 1; kind && l < all->factor[f].levels; l++)
             if (strcmp(aspect->level[l]->name, kind) == 0)
                 row.level[f] = (unsigned char)l;
@@ -245,9 +245,9 @@ json_t *ka_vary(const json_t *tensors, const json_t *kept, const json_t *refused
 
 static void add_tensor(json_t *list, const char *name, const json_t *from)
 {
-    json_array_append_new(list, json_pack("{s:s, s:O?, s:O?}", "name", name, "shape",
-                                          json_object_get(from, "shape"), "dtype",
-                                          json_object_get(from, "dtype")));
+    json_array_append_new(list,
+                          json_pack("{s:s, s:O?, s:O?}", "name", name, "shape",
+                                    json_object_get(from, "shape"), "dtype", json_object_get(from, "dtype")));
 }
 
 json_t *ka_vary_tensors(const json_t *entry)

@@ -308,11 +308,8 @@ static const struct {
     const char *name;
     int (*judge)(const struct judging *j, const json_t *asked); /* -EINVAL if the oracle is unusable */
 } QUESTIONS[] = {
-    {"twice", judge_twice},
-    {"linear", judge_linear},
-    {"powers", judge_powers},
-    {"repeats", judge_repeats},
-    {"noop", judge_noop},
+    {"twice", judge_twice},     {"linear", judge_linear}, {"powers", judge_powers},
+    {"repeats", judge_repeats}, {"noop", judge_noop},
 };
 
 static int judge_questions(const struct judging *j)

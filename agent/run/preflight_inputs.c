@@ -116,7 +116,6 @@ static bool ask(struct ka_run *run)
 
 bool ka_preflight_inputs(struct ka_run *run)
 {
-    json_object_set_new(run->oracles, "inputs",
-                        json_pack("{s:[], s:[], s:{}}", "kept", "cases", "left_out"));
+    json_object_set_new(run->oracles, "inputs", json_pack("{s:[], s:[], s:{}}", "kept", "cases", "left_out"));
     return ask(run);
 }
