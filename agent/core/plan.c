@@ -5,6 +5,8 @@
 
 #include "kinds.h"
 
+#define ROOM_COSTS 16 /* times the smallest shape: what one without sizes of 1 may be */
+
 /* One secret gives all the seeds of an attempt. */
 static json_t *next_seed(uint64_t *state)
 {
@@ -75,6 +77,32 @@ json_t *ka_plan_smallest(const json_t *shapes)
             smallest = shape;
     }
     return smallest;
+}
+
+static size_t ones_of(const json_t *shape)
+{
+    size_t ones = 0;
+    const char *name;
+    json_t *value;
+    json_object_foreach(json_object_get(shape, "dims"), name, value) ones += json_integer_value(value) == 1;
+    return ones;
+}
+
+json_t *ka_plan_roomy(const json_t *shapes)
+{
+    json_t *smallest = ka_plan_smallest(shapes), *found = smallest, *shape;
+    double most = ROOM_COSTS * ka_plan_size(json_object_get(smallest, "dims"));
+    size_t i;
+    json_array_foreach((json_t *)shapes, i, shape)
+    {
+        double size = ka_plan_size(json_object_get(shape, "dims"));
+        if (has_class(shape, "required") && gradients_of(shape) == gradients_of(smallest) && size <= most &&
+            (ones_of(shape) < ones_of(found) ||
+             (ones_of(shape) == ones_of(found) && size < ka_plan_size(json_object_get(found, "dims")))))
+            found = shape;
+    }
+    json_t *variants = ka_plan_variants(shapes);
+    return variants == smallest ? found : variants;
 }
 
 json_t *ka_plan_variants(const json_t *shapes)

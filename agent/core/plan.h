@@ -59,6 +59,10 @@ json_t *ka_plan_smallest(const json_t *shapes);
  * the smallest. */
 json_t *ka_plan_variants(const json_t *shapes);
 
+/* Where layouts are tried (borrowed): an axis of size 1 has none. The stand-in, else of the required shapes that
+ * are not too large the smallest with the fewest sizes of 1. */
+json_t *ka_plan_roomy(const json_t *shapes);
+
 /* Product of the integer dims: what "smallest" means. */
 double ka_plan_size(const json_t *dims);
 

@@ -90,13 +90,13 @@ static bool ask(struct ka_run *run)
 {
     struct ka_preflight *preflight = run->preflight;
     const json_t *doc = json_object_get(run->oracles, "inputs");
-    json_t *cases = json_array(), *smallest = ka_plan_smallest(run->shapes);
+    json_t *cases = json_array(), *shape = ka_plan_roomy(run->shapes);
     json_decref(preflight->variations);
     json_decref(preflight->asked_inputs);
     preflight->rounds++;
-    preflight->variations = ka_vary(json_object_get(smallest, "tensors"), json_object_get(doc, "cases"),
+    preflight->variations = ka_vary(json_object_get(shape, "tensors"), json_object_get(doc, "cases"),
                                     json_object_get(doc, "left_out"));
-    ka_plan_varied(cases, preflight->stand_in ? preflight->stand_in : smallest, preflight->variations,
+    ka_plan_varied(cases, preflight->stand_in ? preflight->stand_in : shape, preflight->variations,
                    ka_random_u64());
     preflight->asked_inputs = ka_plan_for_oracle(cases);
     bool any = json_array_size(cases) > 0;

@@ -208,7 +208,9 @@ class Varied:
 
     def alone(self) -> list[tuple[str, Varied]]:
         """Each choice for an input by itself, with its words: "x transposed"."""
-        made = [(f"{t} {kind}", Varied({t: kind}, {})) for t, kind in self.layouts.items() if not is_upstream(t)]
+        made = [
+            (f"{t} {kind}", Varied({t: kind}, {})) for t, kind in self.layouts.items() if not is_upstream(t)
+        ]
         return made + [(f"{t} {kind}", Varied({}, {t: kind})) for t, kind in self.values.items()]
 
     def judged(self) -> Callable[[torch.Tensor], torch.Tensor] | None:

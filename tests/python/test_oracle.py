@@ -227,13 +227,16 @@ def test_random_host_operation__keeps_the_values_of_the_real_call(
 
 @pytest.mark.parametrize("layout", [None, "expanded", "stacked"])
 @pytest.mark.parametrize("kind", ["normal", "onehot", "ones", "none_one"])
-def test_upstream__is_applied_as_drawn(kind: str, layout: str | None, write: Callable[..., Path], tmp_path: Path) -> None:
+def test_upstream__is_applied_as_drawn(
+    kind: str, layout: str | None, write: Callable[..., Path], tmp_path: Path
+) -> None:
     path = stub(write, "y = square(x)\nreturn y, y * 2")
     layouts = {"upstream/1": layout} if layout else {}
     case, found = run_case(path, tmp_path, upstream={"kind": kind, "seed": 4}, layouts=layouts)
     assert case["ok"], case.get("error")
     given = [
-        oracle.draw.upstream(kind, 4, layout if at else None, (24,), torch.float32, "cpu", at, 2) for at in (0, 1)
+        oracle.draw.upstream(kind, 4, layout if at else None, (24,), torch.float32, "cpu", at, 2)
+        for at in (0, 1)
     ]
     total = sum((1 + index) * u.double() for index, u in enumerate(given) if u is not None)
     fwd = forward.load(path)
@@ -459,9 +462,7 @@ def test_inputs__zero_at_a_kink__is_refused(write, tmp_path):
 @pytest.mark.parametrize("masked", [True, False])
 def test_inputs__of_minus_infinity__are_taken_where_nothing_is_nan(masked, write, tmp_path):
     body = "tl.exp(x)" if masked else "0 * tl.exp(-x)"
-    case, made = run_case(
-        write(BY_STRIDE.replace("tl.exp(x)", body)), tmp_path, values={"x": "masked"}
-    )
+    case, made = run_case(write(BY_STRIDE.replace("tl.exp(x)", body)), tmp_path, values={"x": "masked"})
     assert case["ok"] == masked
     assert not masked or bool((made["grad/x"][0, 1::3] == 0).all())
 

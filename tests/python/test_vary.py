@@ -186,12 +186,14 @@ def test_inputs__of_the_same_seed__are_the_same(write):
 
 @pytest.mark.parametrize("case", [{"layouts": {"x": "sideways"}}, {"values": {"x": "odd"}}])
 def test_case__unknown_kind__is_an_error(case):
-    with pytest.raises(ValueError, match="none of (slice|mixed)"):
+    with pytest.raises(ValueError, match=r"none of (slice|mixed)"):
         Varied.of(case)
 
 
 def test_case__choices_alone__are_those_of_inputs():
     varied = Varied.of({"layouts": {"x": "slice", "upstream/0": "slice"}, "values": {"x": "flat"}})
     assert varied.alone() == [("x slice", Varied({"x": "slice"}, {})), ("x flat", Varied({}, {"x": "flat"}))]
-    assert varied and varied.equals() and not Varied.of({}) and not Varied.of({"values": {"x": "tied"}}).equals()
+    assert (
+        varied and varied.equals() and not Varied.of({}) and not Varied.of({"values": {"x": "tied"}}).equals()
+    )
     assert Varied.of({"values": {"w": "flat", "x": "tied"}}).judged() is vary.fold_ties

@@ -73,6 +73,22 @@ static void kinds__label_of_a_case__names_all_that_is_of_another_kind(void **sta
     assert_null(ka_kind_meaning("x spliced"));
 }
 
+static void kinds__values_in_which_rounding_grows__loosen_the_norm_once(void **state)
+{
+    (void)state;
+    struct ka_tolerance plain = ka_tolerance_of(KA_F32), loose = plain, half = ka_tolerance_of(KA_F16);
+    const struct ka_kind *large = ka_kind_find(KA_KIND_VALUES, "large");
+    large->tolerate(&loose);
+    assert_true(loose.floor > plain.floor && loose.floor <= 2e-3);
+    double once = loose.floor;
+    ka_kind_find(KA_KIND_VALUES, "flat")->tolerate(&loose);
+    assert_true(loose.floor == once && large->only_against);
+    ka_kind_find(KA_KIND_VALUES, "mixed")->tolerate(&loose);
+    assert_true(loose.floor > once);
+    large->tolerate(&half);
+    assert_true(half.floor > ka_tolerance_of(KA_F16).floor && half.floor <= 0.02);
+}
+
 static void kinds__questions__are_the_candidates_alone(void **state)
 {
     (void)state;
@@ -99,6 +115,7 @@ int main(void)
         cmocka_unit_test(kinds__label_of_one__is_no_part_of_another),
         cmocka_unit_test(kinds__label_of_a_case__names_all_that_is_of_another_kind),
         cmocka_unit_test(kinds__questions__are_the_candidates_alone),
+        cmocka_unit_test(kinds__values_in_which_rounding_grows__loosen_the_norm_once),
     };
     return cmocka_run_group_tests_name("kinds", tests, NULL, NULL);
 }
