@@ -47,8 +47,8 @@ struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype);
  * small. */
 void ka_tolerance_coarsen(struct ka_tolerance *tol);
 
-/* For inputs with large, equal or zero elements: what saturates or cancels there leaves more rounding in honest
- * kernels than in eager PyTorch. A tail that is cut off is wrong by more. */
+/* For inputs with large, equal or infinite elements: what saturates or cancels there leaves more rounding in
+ * honest kernels than in eager PyTorch. A tail that is cut off is wrong by more. */
 void ka_tolerance_loosen(struct ka_tolerance *tol);
 
 /* For inputs whose rows have their greatest value twice, in half precision: where terms cancel (scores of

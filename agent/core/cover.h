@@ -25,8 +25,8 @@ struct ka_cover_row {
 typedef bool (*ka_cover_fits)(const struct ka_cover_row *row, void *arg);
 
 /* Append rows to the `have` that there are, at most to `most`, until every level of every factor is in one
- * and every two families of two factors meet in one, as far as fitting rows can do that. A row of plain levels
- * alone is taken for granted. How many rows there are then. The same arguments give the same rows. */
+ * and every two families of two factors meet in one, as far as fitting rows can do that. A row of plain
+ * levels alone is taken for granted. How many rows there are then. The same arguments give the same rows. */
 size_t ka_cover(const struct ka_cover_factor *factors, size_t count, ka_cover_fits fits, void *arg,
                 struct ka_cover_row *rows, size_t have, size_t most);
 

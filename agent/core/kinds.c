@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-#include "vary.h"
-
 static json_t *yes(void)
 {
     return json_true();
@@ -103,6 +101,49 @@ const struct ka_kind *ka_kind_of_values(const json_t *item, size_t i)
     return NULL;
 }
 
+bool ka_kind_is_upstream(const char *tensor)
+{
+    return strncmp(tensor, "upstream/", 9) == 0;
+}
+
+static const char *label_of(enum ka_kind_sort sort, const json_t *name)
+{
+    const struct ka_kind *kind = ka_kind_find(sort, json_string_value(name));
+    return kind ? kind->label : "?";
+}
+
+static void put(struct ka_buf *out, const char *between, const char *text)
+{
+    ka_buf_printf(out, "%s%s", out->len ? between : "", text);
+}
+
+void ka_kind_variation_label(const json_t *variation, struct ka_buf *out)
+{
+    json_t *layouts = json_object_get(variation, "layouts"), *values = json_object_get(variation, "values");
+    const char *tensor;
+    json_t *kind;
+    json_object_foreach(layouts, tensor, kind)
+    {
+        if (!ka_kind_is_upstream(tensor))
+            continue;
+        put(out, ", ", label_of(KA_KIND_LAYOUT, kind));
+        ka_buf_printf(out, " upstream%s%s", strcmp(tensor, "upstream/0") ? " " : "",
+                      strcmp(tensor, "upstream/0") ? tensor + 9 : "");
+    }
+    json_object_foreach(layouts, tensor, kind)
+    {
+        if (ka_kind_is_upstream(tensor))
+            continue;
+        put(out, ", ", tensor);
+        ka_buf_printf(out, " %s", label_of(KA_KIND_LAYOUT, kind));
+    }
+    json_object_foreach(values, tensor, kind)
+    {
+        put(out, ", ", tensor);
+        ka_buf_printf(out, " %s", label_of(KA_KIND_VALUES, kind));
+    }
+}
+
 /* "only x wants a gradient", "only x and w want gradients". */
 static void add_needs(const json_t *needs, struct ka_buf *out)
 {
@@ -122,7 +163,7 @@ void ka_kind_label(const json_t *item, struct ka_buf *out)
     const struct ka_kind *upstream = ka_kind_of_upstream(item);
     const json_t *needs = json_object_get(item, "needs");
     struct ka_buf varied = {0};
-    ka_vary_label(item, &varied);
+    ka_kind_variation_label(item, &varied);
     ka_buf_puts(out, upstream ? upstream->label : "unknown upstream");
     if (varied.len)
         ka_buf_printf(out, ", %s", ka_buf_str(&varied));
@@ -136,8 +177,7 @@ bool ka_kind_is_plain(const char *label)
     return strcmp(label, ka_kind_find(KA_KIND_UPSTREAM, "normal")->label) == 0;
 }
 
-/* Whether `text` has the word or words at its end, or what is a layout's of an upstream before that word, or at
- * its beginning. */
+/* Whether a part of a label is the kind's: layouts and values end it, but that of an upstream comes first. */
 static bool names(const char *part, size_t length, const struct ka_kind *kind)
 {
     size_t size = strlen(kind->label);

@@ -1,13 +1,14 @@
 /* The kinds of cases that a check is made of: one row a kind, in kinds.c. Pure.
  *
- * Words: a kind of *upstream* is `upstream.kind` of its case; a *layout* is how one tensor lies in memory, and
- * *values* are an input's, both by tensor in its members `layouts` and `values` (vary.h). Oracle and candidate
- * are told of these, since each draws for itself. A *question* is a member of its own name: it is asked of the
- * candidate alone, and nothing that the oracle says of the case depends on it.
+ * Words: a kind of *upstream* is `upstream.kind` of its case; a *layout* is how one tensor lies in memory,
+ * and values* are an input's, both by tensor in its members `layouts` and `values` (vary.h). Oracle and
+ * candidate are told of these, since each draws for itself. A *question* is a member of its own name: it is
+ * asked of the candidate alone, and nothing that the oracle says of the case depends on it.
  *
  * How to add one: a row here, and one function that does it: sandbox/kernel_agent/draw.py for upstreams,
- * vary.py for layouts and values (and a row in vary.c, which tensors it suits), QUESTIONS of candidate.py for questions. What a question's answer is compared with is one function
- * more, in QUESTIONS of agent/run/judge.c; gradients are compared whatever the kind. */
+ * vary.py for layouts and values (and a row in vary.c, which tensors it suits), QUESTIONS of candidate.py
+ * for questions. What a question's answer is compared with is one function more, in QUESTIONS of
+ * agent/run/judge.c; gradients are compared whatever the kind. */
 #ifndef KA_KINDS_H
 #define KA_KINDS_H
 
@@ -65,6 +66,13 @@ const struct ka_kind *ka_kind_of_upstream(const json_t *item);
 
 /* The rows of the values that a case's inputs have: row `i` of them, NULL after the last. */
 const struct ka_kind *ka_kind_of_values(const json_t *item, size_t i);
+
+/* Whether a tensor of a case, by its name in `layouts`, is the upstream of an output. */
+bool ka_kind_is_upstream(const char *tensor);
+
+/* The layouts and values of a variation or a case in words, "stacked upstream, x transposed, w mixed";
+ * nothing for none. */
+void ka_kind_variation_label(const json_t *variation, struct ka_buf *out);
 
 /* The label of a case: what the model may hear of it, never a seed. */
 void ka_kind_label(const json_t *item, struct ka_buf *out);

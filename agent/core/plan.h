@@ -2,9 +2,9 @@
  *
  * Words: a *shape* is {"dims": {...}, "class": "required" | "optional" | "hidden", "kind": "...", "grads"?:
  * [...], "tensors"?: [...]}, where `grads` names the inputs that are tensors there (an optional input may be
- * None on some shapes) and `tensors` is ka_vary_tensors()'; a *case* is a shape with a seed for the inputs and an upstream gradient. Every attempt gets cases
- * of fresh seeds, so that nothing that a candidate saw or stored helps the next one. `class` and `kind` stay
- * with the daemon: what a child is sent has neither. */
+ * None on some shapes) and `tensors` is ka_vary_tensors()'; a *case* is a shape with a seed for the inputs
+ * and an upstream gradient. Every attempt gets cases of fresh seeds, so that nothing that a candidate saw or
+ * stored helps the next one. `class` and `kind` stay with the daemon: what a child is sent has neither. */
 #ifndef KA_PLAN_H
 #define KA_PLAN_H
 
@@ -22,8 +22,8 @@
  *     the table of kinds (kinds.h) says which, and in which order. */
 json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret);
 
-/* Append one case on `shape` to `cases` for each of `variations` (vary.h). For preflight, which finds out which
- * of them the forward takes, and for the checks, with those that it does. */
+/* Append one case on `shape` to `cases` for each of `variations` (vary.h). For preflight, which finds out
+ * which of them the forward takes, and for the checks, with those that it does. */
 void ka_plan_varied(json_t *cases, const json_t *shape, const json_t *variations, uint64_t secret);
 
 /* Ask what is asked where kernels are compiled, in one plain case of the largest required shape, where
@@ -59,8 +59,8 @@ json_t *ka_plan_smallest(const json_t *shapes);
  * the smallest. */
 json_t *ka_plan_variants(const json_t *shapes);
 
-/* Where layouts are tried (borrowed): an axis of size 1 has none. The stand-in, else of the required shapes that
- * are not too large the smallest with the fewest sizes of 1. */
+/* Where layouts are tried (borrowed): an axis of size 1 has none. The stand-in, else of the required shapes
+ * that are not too large the smallest with the fewest sizes of 1. */
 json_t *ka_plan_roomy(const json_t *shapes);
 
 /* Product of the integer dims: what "smallest" means. */

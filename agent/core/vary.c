@@ -1,5 +1,5 @@
-/* Choices per tensor as factors of a covering design. Which choices a tensor has follows from its shape alone;
- * whether the forward takes them is found out by trying. See vary.h. */
+/* Choices per tensor as factors of a covering design. Which choices a tensor has follows from its shape
+ * alone; whether the forward takes them is found out by trying. See vary.h. */
 #include "vary.h"
 
 #include <stdio.h>
@@ -111,11 +111,6 @@ static struct extents extents_of(const json_t *shape)
     return e;
 }
 
-static bool is_upstream(const char *tensor)
-{
-    return strncmp(tensor, "upstream/", 9) == 0;
-}
-
 /* Whether there is an input before it of the same shape and dtype. */
 static bool has_twin(const json_t *tensors, size_t at)
 {
@@ -124,7 +119,7 @@ static bool has_twin(const json_t *tensors, size_t at)
         const json_t *other = json_array_get(tensors, i);
         if (json_equal(json_object_get(one, "shape"), json_object_get(other, "shape")) &&
             json_equal(json_object_get(one, "dtype"), json_object_get(other, "dtype")))
-            return !is_upstream(json_string_value(json_object_get(one, "name")));
+            return !ka_kind_is_upstream(json_string_value(json_object_get(one, "name")));
     }
     return false;
 }
@@ -227,7 +222,7 @@ json_t *ka_vary(const json_t *tensors, const json_t *kept, const json_t *refused
     {
         const char *name = json_string_value(json_object_get(item, "name"));
         add_aspect(&all, tensors, i, KA_KIND_LAYOUT, refused);
-        if (name && !is_upstream(name))
+        if (name && !ka_kind_is_upstream(name))
             add_aspect(&all, tensors, i, KA_KIND_VALUES, refused);
     }
     json_array_foreach((json_t *)kept, i, item)
@@ -241,7 +236,7 @@ json_t *ka_vary(const json_t *tensors, const json_t *kept, const json_t *refused
     return made;
 }
 
-/* ---- the tensors of a case, and its words */
+/* ---- the tensors of a case */
 
 static void add_tensor(json_t *list, const char *name, const json_t *from)
 {
@@ -268,42 +263,4 @@ json_t *ka_vary_tensors(const json_t *entry)
             add_tensor(list, name, item);
     }
     return list;
-}
-
-static const char *label_of(enum ka_kind_sort sort, const json_t *name)
-{
-    const struct ka_kind *kind = ka_kind_find(sort, json_string_value(name));
-    return kind ? kind->label : "?";
-}
-
-static void put(struct ka_buf *out, const char *between, const char *text)
-{
-    ka_buf_printf(out, "%s%s", out->len ? between : "", text);
-}
-
-void ka_vary_label(const json_t *variation, struct ka_buf *out)
-{
-    json_t *layouts = json_object_get(variation, "layouts"), *values = json_object_get(variation, "values");
-    const char *tensor;
-    json_t *kind;
-    json_object_foreach(layouts, tensor, kind)
-    {
-        if (!is_upstream(tensor))
-            continue;
-        put(out, ", ", label_of(KA_KIND_LAYOUT, kind));
-        ka_buf_printf(out, " upstream%s%s", strcmp(tensor, "upstream/0") ? " " : "",
-                      strcmp(tensor, "upstream/0") ? tensor + 9 : "");
-    }
-    json_object_foreach(layouts, tensor, kind)
-    {
-        if (is_upstream(tensor))
-            continue;
-        put(out, ", ", tensor);
-        ka_buf_printf(out, " %s", label_of(KA_KIND_LAYOUT, kind));
-    }
-    json_object_foreach(values, tensor, kind)
-    {
-        put(out, ", ", tensor);
-        ka_buf_printf(out, " %s", label_of(KA_KIND_VALUES, kind));
-    }
 }

@@ -1,10 +1,11 @@
 /* Part of preflight: which other layouts and values than make_args draws the forward takes, for each input.
- * Variations (agent/core/vary.h) are tried; those on which forward and oracle agree are in every check. Of the
- * others the oracle says which choices the forward does not take even alone: a further round goes without
- * them. A forward that is wrong for them is a finding about it that nobody asked for: it is said, and counts
- * neither way. What it takes alone it need not take together. */
+ * Variations (agent/core/vary.h) are tried; those on which forward and oracle agree are in every check. Of
+ * the others the oracle says which choices the forward does not take even alone: a further round goes
+ * without them. A forward that is wrong for them is a finding about it that nobody asked for: it is said,
+ * and counts neither way. What it takes alone it need not take together. */
 #include "preflight_internal.h"
 
+#include "agent/core/kinds.h"
 #include "agent/core/plan.h"
 #include "agent/core/vary.h"
 #include "base/hash.h"
@@ -68,7 +69,7 @@ static void on_inputs(struct ka_run *run, struct ka_fan *fan, void *arg)
         struct ka_fan_found found;
         struct ka_buf label = {0};
         struct ka_err why;
-        ka_vary_label(variation, &label);
+        ka_kind_variation_label(variation, &label);
         if (try_one(fan, (json_int_t)i, &found, &why) == 0) {
             json_array_append(json_object_get(doc, "cases"), variation);
             json_array_append_new(json_object_get(doc, "kept"), json_string(ka_buf_str(&label)));

@@ -14,6 +14,7 @@ import torch
 
 MIXED = (1e2, 1e-2)  # the exponential of the larger overflows where it is not shifted; float16 holds both
 LARGEST = 8.5  # beyond where approximations of tails are cut off; most functions still have a gradient there
+CONSTANT = 4  # times the first element
 PADDING = 3  # elements: no power of two, so that no block hides it
 
 
@@ -129,11 +130,13 @@ def may_tie(tensor: torch.Tensor) -> bool:
 
 
 def _flat(values: torch.Tensor) -> torch.Tensor:
-    """Of three rows the first is constant, the second zero. Of a vector every third element is zero."""
+    """Of three rows the first is constant, the second zero. Of a vector every third element is zero.
+
+    The constant is large beside how far a row's elements usually lie apart: squares that cancel show."""
     if values.dim() == 0:
         return values
     turn = _rows(values) % 3
-    constant = torch.where(turn == 0, values[..., :1], values) if values.dim() > 1 else values
+    constant = torch.where(turn == 0, CONSTANT * values[..., :1], values) if values.dim() > 1 else values
     return torch.where(turn == 1, torch.zeros_like(values), constant)
 
 
@@ -222,8 +225,8 @@ class Varied:
         return any(layouts) or any(VALUES[kind].equals for kind in self.values.values())
 
     def inputs(self, inputs: Mapping[str, torch.Tensor], plain: bool = False) -> dict[str, torch.Tensor]:
-        """The inputs that are other ones then, by name. `plain`: their values, each in row-major memory of its
-        own."""
+        """The inputs that are other ones then, by name. `plain`: their values, each in row-major memory of
+        its own."""
         made = dict(inputs)
         for name, kind in self.values.items():
             if name in made:

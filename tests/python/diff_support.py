@@ -39,8 +39,8 @@ def pair_text(source: str, backward: str) -> str:
 def errors(
     file: Path, backward: str, cases: list[tuple[dict[str, Any], str]], dtype: str = "float32"
 ) -> dict[str, list[float]]:
-    """Relative error of every gradient against the oracle's, over (dims, layout of the upstream) cases; NaN where one
-    is missing."""
+    """Relative error of every gradient against the oracle's, over (dims, layout of the upstream) cases; NaN
+    where one is missing."""
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)

@@ -248,7 +248,7 @@ static void vary__odd_documents__make_nothing(void **state)
     json_decref(ka_vary_tensors(odd));
     json_decref(ka_vary(NULL, NULL, NULL));
     struct ka_buf text = {0};
-    ka_vary_label(json_array_get(odd, 1), &text);
+    ka_kind_variation_label(json_array_get(odd, 1), &text);
     assert_string_equal(ka_buf_str(&text), "");
     json_decref(odd);
 }

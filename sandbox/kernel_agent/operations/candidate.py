@@ -102,8 +102,8 @@ def _run_case(
     known: dict[str, StubCall],
 ) -> dict[str, Any]:
     """One case. The interpreter is slow: what the plain stub returns is taken from an earlier case of the
-    same dimensions and layouts of inputs, and found out anew when the entry does not fit it (shapes and integers
-    may depend on the data)."""
+    same dimensions and layouts of inputs, and found out anew when the entry does not fit it (shapes and
+    integers may depend on the data)."""
     layouts = {name: kind for name, kind in (case.get("layouts") or {}).items() if not vary.is_upstream(name)}
     key = json.dumps([case["dims"], layouts], sort_keys=True)
     plain = bool(request.get("plain"))

@@ -1,5 +1,5 @@
-"""As libraries do it: a matrix is read by its leading dimension, in rows or in columns, and copied if it lies in
-neither. Gradients lie as their inputs do, where these hold each element once."""
+"""As libraries do it: a matrix is read by its leading dimension, in rows or in columns, and copied if it lies
+in neither. Gradients lie as their inputs do, where these hold each element once."""
 
 import torch
 import triton

@@ -68,7 +68,8 @@ ATTACKS = [
             (
                 "        dx, dw = ctx.needs_input_grad\n",
                 "        dx, dw = ctx.needs_input_grad\n"
-                "        buffers = {t.data_ptr(): torch.empty(t.shape, device=t.device, dtype=t.dtype) for t in (x, w)}\n",
+                "        buffers = {x.data_ptr(): x.new_empty(x.shape)}\n"
+                "        buffers[w.data_ptr()] = w.new_empty(w.shape)\n",
             ),
             ("torch.empty(x.shape, device=x.device, dtype=x.dtype)) if dx", "buffers[x.data_ptr()]) if dx"),
             ("torch.empty(w.shape, device=w.device, dtype=w.dtype)) if dw", "buffers[w.data_ptr()]) if dw"),
@@ -83,7 +84,8 @@ ATTACKS = [
                 GIVEN,
                 "first = dsquare if dsquare is not None else dcube\n"
                 "        dense = first.is_contiguous()\n"
-                "        given = [x if d is None else d if dense else d.contiguous() for d in (dsquare, dcube)]",
+                "        given = [x if d is None else d if dense else d.contiguous() "
+                "for d in (dsquare, dcube)]",
             ),
         ),
         r"gradient of x is wrong",

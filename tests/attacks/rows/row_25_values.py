@@ -45,8 +45,8 @@ ATTACKS = [
         (
             (
                 LSE,
-                "    inside = cols < N\n    x = tl.where(inside, x - tl.sum(tl.where(inside, x, 0.0), axis=0) / N, x)\n"
-                + LSE,
+                "    mean = tl.sum(tl.where(cols < N, x, 0.0), axis=0) / N\n"
+                "    x = tl.where(cols < N, x - mean, x)\n" + LSE,
             ),
         ),
         r"fails only with x masked",
@@ -54,7 +54,7 @@ ATTACKS = [
     Attack(
         "the derivative of the gate cut off where it is 'about 1'",
         "activation_glu/swiglu_two_inputs_recompute",
-        ((SILU, "dy * b * tl.where(a > 6, 1.0, tl.where(a < -6, 0.0, s * (1 + a * (1 - s))))"),),
+        ((SILU, "dy * b * tl.where(a > 5, 1.0, tl.where(a < -5, 0.0, s * (1 + a * (1 - s))))"),),
         r"fails only with a large",
     ),
     Attack(
@@ -75,7 +75,8 @@ ATTACKS = [
         (
             (
                 "    dx = y * (dy - tl.sum(y * dy, axis=0))\n",
-                "    dy = tl.minimum(tl.maximum(dy, -1e4), 1e4)\n    dx = y * (dy - tl.sum(y * dy, axis=0))\n",
+                "    dy = tl.minimum(tl.maximum(dy, -1e4), 1e4)\n"
+                "    dx = y * (dy - tl.sum(y * dy, axis=0))\n",
             ),
         ),
         r"not linear in the upstream: 65536 times",
@@ -116,9 +117,9 @@ ATTACKS = [
         "scale_partials",
         (
             (
-                "    tl.store(dx_ptr + i, tl.load(dy_ptr + i, mask=i < N, other=0.0) * tl.load(s_ptr), mask=i < N)\n",
+                "    tl.store(dx_ptr + i, tl.load(dy_ptr + i, mask=i < N, other=0.0) * tl.load(s_ptr), ",
                 "    dx = tl.load(dy_ptr + i, mask=i < N, other=0.0) * tl.load(s_ptr)\n"
-                "    tl.store(dx_ptr + i, tl.where(tl.abs(dx) < 1e-6, 0.0, dx), mask=i < N)\n",
+                "    tl.store(dx_ptr + i, tl.where(tl.abs(dx) < 1e-6, 0.0, dx), ",
             ),
         ),
         r"not linear in the upstream: 1.52588e-05 times",
