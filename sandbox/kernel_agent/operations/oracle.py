@@ -9,6 +9,8 @@ second opinions. No candidate code is ever seen here.
 
 from __future__ import annotations
 
+import copy
+import json
 import math
 import time
 from collections.abc import Mapping
@@ -41,15 +43,19 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     mode = "cuda" if device == "cuda" else "interpret"
     target = request.get("target") or "sm_90"
     fwd = forward.load(request["file"], mode, target, device, processors=devices.FEW_PROCESSORS)
-    cases = [_guarded(fwd, request, case, scratch) for case in request["cases"]]
+    taken: dict[str, str] = {}
+    cases = [_guarded(fwd, request, case, scratch, taken) for case in request["cases"]]
     return {"ok": True, "cases": cases}
 
 
-def _guarded(fwd: Forward, request: dict[str, Any], case: dict[str, Any], scratch: Path) -> dict[str, Any]:
+def _guarded(
+    fwd: Forward, request: dict[str, Any], case: dict[str, Any], scratch: Path, taken: dict[str, str]
+) -> dict[str, Any]:
     started = time.monotonic()
     result: dict[str, Any] = {"id": case["id"], "ok": True}
     try:
         made = Case(fwd, case, request.get("dtype"), request.get("budget"))
+        made.taken = taken
         result |= made.run(scratch, request.get("fd") or False)
     except Exception as error:  # noqa: BLE001 (a case must not take the others down)
         found = _error(error, fwd)
@@ -136,6 +142,7 @@ class Case:
         self.upstream = case["upstream"]
         self.varied = vary.Varied.of(case)
         self.dtype = dtype
+        self.taken: dict[str, str] = {}  # why a layout alone is not, "" where it is: found out once a process
         self._drawn: dict[tuple[Any, ...], torch.Tensor | None] = {}
 
     def run(self, scratch: Path, fd: bool | str) -> dict[str, Any]:
@@ -260,10 +267,36 @@ class Case:
         self.require_finite({f"output {o.index}": o.value for o in recording.outputs if is_tensor(o)})
         if all(map(vary.is_upstream, self.varied.layouts)):
             return
-        bound = self.drawn(self.dtype, plain=False)
+        self.require_each_taken()
+        self.require_same_function([output.value for output in recording.outputs if is_tensor(output)])
+
+    def require_each_taken(self) -> None:
+        """The same of each layout alone, among usual values: where others are constant, say, a forward that
+        reads the wrong elements may be right by luck."""
+        for words, varied in self.varied.alone():
+            if not varied.layouts:
+                continue
+            key = f"{json.dumps(self.dims, sort_keys=True)} {words}"
+            if key not in self.taken:
+                self.taken[key] = self.why_not(varied)
+            if self.taken[key]:
+                raise self.refuse(self.taken[key])
+
+    def why_not(self, varied: vary.Varied) -> str:
+        alone = copy.copy(self)
+        alone.varied = varied
+        try:
+            alone.require_same_function(alone.outputs_of(alone.drawn(self.dtype, plain=True)))
+        except Unusable as error:
+            return error.message
+        return ""
+
+    def outputs_of(self, bound: Mapping[str, Any]) -> list[torch.Tensor]:
         found = draw.differentiable_outputs(self.call(bound), bound)
-        made = [output.value for output in found if is_tensor(output)]
-        wanted = [output.value for output in recording.outputs if is_tensor(output)]
+        return [output.value for output in found if is_tensor(output)]
+
+    def require_same_function(self, wanted: list[torch.Tensor]) -> None:
+        made = self.outputs_of(self.drawn(self.dtype, plain=False))
         if len(made) != len(wanted) or not all(map(same_values, made, wanted)):
             raise self.refuse("the forward is wrong for them")
         if any(steps(one) != steps(other) for one, other in zip(made, wanted, strict=True)):
