@@ -10,22 +10,10 @@ DY = "    dy = tl.load(dy_ptr + i, mask=i < N, other=0.0)\n"
 
 ATTACKS = [
     Attack(
-        "the reciprocal deviation without its epsilon: 0/0 in a constant row",
-        "layer_norm_saved_statistics",
-        (
-            (
-                "    r = tl.load(r_ptr + row)\n",
-                "    c = tl.where(mask, x - tl.load(mean_ptr + row), 0.0)\n"
-                "    r = 1 / tl.sqrt(tl.sum(c * c, axis=0) / N)\n",
-            ),
-        ),
-        r"fails only with x flat: rows that are constant or zero",
-    ),
-    Attack(
         "the variance as the difference of two moments, which cancel in a constant row",
         "layer_norm_shifted_moments",
         ((MOMENTS, ""),),
-        r"fails only with x flat",
+        r"fails only with .*x (flat|spanned)",
     ),
     Attack(
         "finds the input again from the output: divides by a weight that may be zero",
