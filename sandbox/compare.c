@@ -11,6 +11,7 @@
 #define MOVED_MAX 0.01 /* the most that sensitivity to rounding is believed */
 #define TIED_SHARE 5e-3
 #define COARSE 0.02 /* norm-relative */
+#define LOOSE 30    /* floors of the dtype */
 
 struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype)
 {
@@ -35,6 +36,13 @@ void ka_tolerance_coarsen(struct ka_tolerance *tol)
     tol->floor = fmax(tol->floor, COARSE);
     tol->off_share = 1;
     tol->local = 0;
+}
+
+void ka_tolerance_loosen(struct ka_tolerance *tol)
+{
+    double floor = fmax(tol->floor, fmin(LOOSE * ka_tolerance_of(tol->dtype).floor, COARSE));
+    ka_tolerance_coarsen(tol);
+    tol->floor = floor;
 }
 
 void ka_tolerance_ties(struct ka_tolerance *tol)

@@ -69,6 +69,10 @@ struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype);
  * what is small. */
 void ka_tolerance_coarsen(struct ka_tolerance *tol);
 
+/* For inputs with large, equal or infinite elements: what saturates or cancels there leaves more rounding in
+ * honest kernels than in eager PyTorch. A tail that is cut off is wrong by more. */
+void ka_tolerance_loosen(struct ka_tolerance *tol);
+
 /* For inputs whose rows have their greatest value twice, in half precision: where terms cancel (scores of
  * keys whose greatest elements are all alike, say) kernels that round what they multiply leave more single
  * elements off than eager PyTorch. A gradient that goes to the wrong one of the two is off by its whole size,

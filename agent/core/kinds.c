@@ -19,36 +19,45 @@ static json_t *four(void)
     return json_integer(4);
 }
 
-#define SCALED_MEANING                                                                                       \
-    "an upstream of another magnitude: the backward must be linear in it, without clamps, thresholds or "    \
-    "roundings"
+#define READ ": read it through its strides, or call .contiguous()"
 
 static const struct ka_kind KINDS[] = {
     {"normal", KA_KIND_UPSTREAM, KA_KIND_ALWAYS, .label = "normal upstream"},
     {"ones", KA_KIND_UPSTREAM, KA_KIND_NEVER, .label = "ones upstream"},
     {"onehot", KA_KIND_UPSTREAM, KA_KIND_ONCE, .label = "onehot upstream", .unit = true,
      .meaning = "an upstream that is zero almost everywhere: nothing may divide by it"},
-    {"scaled", KA_KIND_UPSTREAM, KA_KIND_ONCE, .label = "scaled upstream", .scale = 1e3, .scale_half = 16,
-     .meaning = SCALED_MEANING},
-    {"scaled", KA_KIND_UPSTREAM, KA_KIND_ONCE, .label = "scaled upstream", .scale = 1e-3,
-     .scale_half = 1.0 / 16, .meaning = SCALED_MEANING},
-    {"noncontiguous", KA_KIND_UPSTREAM, KA_KIND_ONCE, .label = "noncontiguous upstream",
-     .meaning = "an upstream with other strides: read it through its strides, or call .contiguous()"},
-    {"expanded", KA_KIND_UPSTREAM, KA_KIND_ONCE, .label = "expanded upstream",
-     .meaning = "an upstream with stride 0, as .expand() makes it: read it through its strides, or call "
-                ".contiguous()"},
-    {"slice", KA_KIND_UPSTREAM, KA_KIND_ONCE, .label = "slice upstream",
-     .meaning =
-         "an upstream that is a part of a wider tensor, as the backward of torch.cat hands it out, its "
-         "rows further apart than they are long: read it through its strides, or call .contiguous()"},
     {"none_one", KA_KIND_UPSTREAM, KA_KIND_EACH_OUTPUT, .label = "none_one upstream",
      .meaning = "an upstream that is None because only the other outputs are used: test for None, or leave "
                 "set_materialize_grads on"},
-    {"strided", KA_KIND_INPUTS, KA_KIND_TAKEN, .label = "strided inputs"},
-    {"transposed", KA_KIND_INPUTS, KA_KIND_TAKEN, .label = "transposed inputs"},
-    {"mixed", KA_KIND_INPUTS, KA_KIND_TAKEN, .label = "mixed inputs", .tolerate = ka_tolerance_coarsen,
-     .only_against = true},
-    {"tied", KA_KIND_INPUTS, KA_KIND_TAKEN, .label = "tied inputs", .tolerate = ka_tolerance_ties},
+    {"slice", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "slice",
+     .meaning =
+         "a part of a wider tensor, as torch.chunk and the backward of torch.cat hand it out, its rows "
+         "further apart than they are long" READ},
+    {"stacked", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "stacked",
+     .meaning = "every second element of a wider tensor, as the backward of torch.stack hands it out" READ},
+    {"transposed", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "transposed",
+     .meaning = "axes in another order in memory, as .t() makes them" READ},
+    {"expanded", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "expanded",
+     .meaning = "stride 0 along the first axis, as .expand() and the backward of y.sum(0) make it" READ},
+    {"spanned", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "spanned",
+     .meaning = "stride 0 along the last axis, as the backward of y.sum(-1) makes it" READ},
+    {"shifted", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "shifted",
+     .meaning = "all but the first along an axis of a larger tensor, as x[:, 1:] is" READ},
+    {"swapped", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "swapped",
+     .meaning = "outer axes in another order in memory, as x.transpose(1, 2) makes them" READ},
+    {"shared", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "shared",
+     .meaning = "one tensor passed for two inputs: nothing may be kept or found by its address"},
+    {"mixed", KA_KIND_VALUES, KA_KIND_TAKEN, .label = "mixed", .tolerate = ka_tolerance_coarsen,
+     .only_against = true, .meaning = "rows times 100 beside rows times 0.01"},
+    {"tied", KA_KIND_VALUES, KA_KIND_TAKEN, .label = "tied", .tolerate = ka_tolerance_ties,
+     .meaning = "rows that have their greatest value twice"},
+    {"flat", KA_KIND_VALUES, KA_KIND_TAKEN, .label = "flat", .tolerate = ka_tolerance_loosen,
+     .only_against = true,
+     .meaning = "rows that are constant or zero: nothing may divide by what is zero there"},
+    {"large", KA_KIND_VALUES, KA_KIND_TAKEN, .label = "large", .tolerate = ka_tolerance_loosen,
+     .only_against = true, .meaning = "values up to 8.5: formulas cut off in their tails are wrong there"},
+    {"masked", KA_KIND_VALUES, KA_KIND_TAKEN, .label = "masked", .tolerate = ka_tolerance_loosen,
+     .only_against = true, .meaning = "elements that are -inf, as masked logits are"},
     {"needs", KA_KIND_QUESTION, KA_KIND_SUBSETS, .label = "only",
      .meaning = "some gradients not being wanted: see how ctx.needs_input_grad is used"},
     {"twice", KA_KIND_QUESTION, KA_KIND_PLAIN, .value = yes, .label = "second backward over the same graph",
@@ -56,6 +65,7 @@ static const struct ka_kind KINDS[] = {
                 "forward saved"},
     {"noop", KA_KIND_QUESTION, KA_KIND_PLAIN, .value = yes},
     {"linear", KA_KIND_QUESTION, KA_KIND_PLAIN, .value = a_and_b},
+    {"powers", KA_KIND_QUESTION, KA_KIND_PLAIN, .scale = 65536, .scale_half = 256},
     {"repeats", KA_KIND_QUESTION, KA_KIND_COMPILED, .value = four},
 };
 
@@ -72,11 +82,66 @@ const struct ka_kind *ka_kind_find(enum ka_kind_sort sort, const char *name)
     return NULL;
 }
 
-const struct ka_kind *ka_kind_of(const json_t *item, enum ka_kind_sort sort)
+const struct ka_kind *ka_kind_of_upstream(const json_t *item)
 {
-    const json_t *name = sort == KA_KIND_UPSTREAM ? json_object_get(json_object_get(item, "upstream"), "kind")
-                                                  : json_object_get(item, "inputs");
-    return ka_kind_find(sort, json_string_value(name));
+    const json_t *name = json_object_get(json_object_get(item, "upstream"), "kind");
+    return ka_kind_find(KA_KIND_UPSTREAM, json_string_value(name));
+}
+
+const struct ka_kind *ka_kind_of_values(const json_t *item, size_t i)
+{
+    const char *tensor;
+    json_t *name;
+    size_t at = 0;
+    json_object_foreach(json_object_get(item, "values"), tensor, name)
+    {
+        if (at++ == i)
+            return ka_kind_find(KA_KIND_VALUES, json_string_value(name));
+    }
+    return NULL;
+}
+
+bool ka_kind_is_upstream(const char *tensor)
+{
+    return strncmp(tensor, "upstream/", 9) == 0;
+}
+
+static const char *label_of(enum ka_kind_sort sort, const json_t *name)
+{
+    const struct ka_kind *kind = ka_kind_find(sort, json_string_value(name));
+    return kind ? kind->label : "?";
+}
+
+static void put(struct ka_buf *out, const char *between, const char *text)
+{
+    ka_buf_printf(out, "%s%s", out->len ? between : "", text);
+}
+
+void ka_kind_variation_label(const json_t *variation, struct ka_buf *out)
+{
+    json_t *layouts = json_object_get(variation, "layouts"), *values = json_object_get(variation, "values");
+    const char *tensor;
+    json_t *kind;
+    json_object_foreach(layouts, tensor, kind)
+    {
+        if (!ka_kind_is_upstream(tensor))
+            continue;
+        put(out, ", ", label_of(KA_KIND_LAYOUT, kind));
+        ka_buf_printf(out, " upstream%s%s", strcmp(tensor, "upstream/0") ? " " : "",
+                      strcmp(tensor, "upstream/0") ? tensor + 9 : "");
+    }
+    json_object_foreach(layouts, tensor, kind)
+    {
+        if (ka_kind_is_upstream(tensor))
+            continue;
+        put(out, ", ", tensor);
+        ka_buf_printf(out, " %s", label_of(KA_KIND_LAYOUT, kind));
+    }
+    json_object_foreach(values, tensor, kind)
+    {
+        put(out, ", ", tensor);
+        ka_buf_printf(out, " %s", label_of(KA_KIND_VALUES, kind));
+    }
 }
 
 /* "only x wants a gradient", "only x and w want gradients". */
@@ -95,15 +160,14 @@ static void add_needs(const json_t *needs, struct ka_buf *out)
 
 void ka_kind_label(const json_t *item, struct ka_buf *out)
 {
-    const struct ka_kind *upstream = ka_kind_of(item, KA_KIND_UPSTREAM);
-    const struct ka_kind *inputs = ka_kind_of(item, KA_KIND_INPUTS);
-    const json_t *scale = json_object_get(json_object_get(item, "upstream"), "scale");
+    const struct ka_kind *upstream = ka_kind_of_upstream(item);
     const json_t *needs = json_object_get(item, "needs");
+    struct ka_buf varied = {0};
+    ka_kind_variation_label(item, &varied);
     ka_buf_puts(out, upstream ? upstream->label : "unknown upstream");
-    if (scale)
-        ka_buf_printf(out, " (x%g)", json_number_value(scale));
-    if (inputs)
-        ka_buf_printf(out, ", %s", inputs->label);
+    if (varied.len)
+        ka_buf_printf(out, ", %s", ka_buf_str(&varied));
+    ka_buf_free(&varied);
     if (json_array_size(needs))
         add_needs(needs, out);
 }
@@ -113,10 +177,31 @@ bool ka_kind_is_plain(const char *label)
     return strcmp(label, ka_kind_find(KA_KIND_UPSTREAM, "normal")->label) == 0;
 }
 
-const char *ka_kind_meaning(const char *label)
+/* Whether a part of a label is the kind's: layouts and values end it, but that of an upstream comes first. */
+static bool names(const char *part, size_t length, const struct ka_kind *kind)
 {
+    size_t size = strlen(kind->label);
+    bool first = size <= length && strncmp(part, kind->label, size) == 0;
+    bool last = size < length && part[length - size - 1] == ' ' &&
+                strncmp(part + length - size, kind->label, size) == 0;
+    switch (kind->sort) {
+    case KA_KIND_LAYOUT:
+        return last || (first && strncmp(part + size, " upstream", 9) == 0);
+    case KA_KIND_VALUES:
+        return last;
+    case KA_KIND_UPSTREAM:
+    case KA_KIND_QUESTION:
+        break;
+    }
+    return first;
+}
+
+const char *ka_kind_meaning(const char *part)
+{
+    const char *comma = strstr(part, ", ");
+    size_t length = comma ? (size_t)(comma - part) : strlen(part);
     for (size_t i = 0; i < KA_COUNT(KINDS); i++)
-        if (KINDS[i].meaning && strstr(label, KINDS[i].label))
+        if (KINDS[i].meaning && names(part, length, &KINDS[i]))
             return KINDS[i].meaning;
     return NULL;
 }

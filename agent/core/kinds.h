@@ -1,12 +1,14 @@
 /* The kinds of cases that a check is made of: one row a kind, in kinds.c. Pure.
  *
- * Words: a kind of *upstream* is `upstream.kind` of its case, a kind of *inputs* is its member `inputs`.
- * Oracle and candidate are told of both, since each draws for itself. A *question* is a member of its own
- * name: it is asked of the candidate alone, and nothing that the oracle says of the case depends on it.
+ * Words: a kind of *upstream* is `upstream.kind` of its case; a *layout* is how one tensor lies in memory,
+ * and values* are an input's, both by tensor in its members `layouts` and `values` (vary.h). Oracle and
+ * candidate are told of these, since each draws for itself. A *question* is a member of its own name: it is
+ * asked of the candidate alone, and nothing that the oracle says of the case depends on it.
  *
- * How to add one: a row here, and one function that does it: sandbox/kernel_agent/draw.py for upstreams and
- * inputs, QUESTIONS of candidate.py for questions. What a question's answer is compared with is one function
- * more, in QUESTIONS of agent/run/judge.c; gradients are compared whatever the kind. */
+ * How to add one: a row here, and one function that does it: sandbox/kernel_agent/draw.py for upstreams,
+ * vary.py for layouts and values (and a row in vary.c, which tensors it suits), QUESTIONS of candidate.py
+ * for questions. What a question's answer is compared with is one function more, in QUESTIONS of
+ * agent/run/judge.c; gradients are compared whatever the kind. */
 #ifndef KA_KINDS_H
 #define KA_KINDS_H
 
@@ -15,7 +17,7 @@
 #include "base/base.h"
 #include "sandbox/compare.h"
 
-enum ka_kind_sort { KA_KIND_UPSTREAM, KA_KIND_INPUTS, KA_KIND_QUESTION };
+enum ka_kind_sort { KA_KIND_UPSTREAM, KA_KIND_LAYOUT, KA_KIND_VALUES, KA_KIND_QUESTION };
 
 /* Which cases of a check are of the kind; "there" is the shape of ka_plan_variants(). plan.c acts on it. */
 enum ka_kind_when {
@@ -23,10 +25,10 @@ enum ka_kind_when {
     KA_KIND_ALWAYS,      /* upstreams: every shape, every further seed, and what is not of another kind */
     KA_KIND_ONCE,        /* upstreams: a case of its own there */
     KA_KIND_EACH_OUTPUT, /* upstreams: one for each of several outputs, which is `seed % outputs` */
-    KA_KIND_TAKEN,    /* inputs: a case of its own there, if the forward takes them (preflight finds out) */
-    KA_KIND_PLAIN,    /* questions: in the first plain case there */
-    KA_KIND_SUBSETS,  /* questions: cases of their own there, for each gradient alone and each left out */
-    KA_KIND_COMPILED, /* questions: in a plain case of the largest required shape, if compiled */
+    KA_KIND_TAKEN,       /* layouts, values: in cases there by a covering design, if the forward takes them */
+    KA_KIND_PLAIN,       /* questions: in the first plain case there */
+    KA_KIND_SUBSETS,     /* questions: cases of their own there, for each gradient alone and each left out */
+    KA_KIND_COMPILED,    /* questions: in a plain case of the largest required shape, if compiled */
 };
 
 #define KA_KIND_LINEAR_U 3.0 /* a*u + b*w: a + b is not 1, else what was kept of u would do */
@@ -41,7 +43,7 @@ struct ka_kind {
     /* What it means that a thing fails with this kind, and not with a plain upstream on the same shape; NULL:
      * nothing. */
     const char *meaning;
-    /* What the normal values of an upstream are times, and in float16; 0: nothing. */
+    /* What an upstream is multiplied by and divided by, and in float16; 0: not at all. */
     double scale, scale_half;
     /* The norm of the upstream is 1, not that of so many normal values. */
     bool unit;
@@ -59,8 +61,18 @@ const struct ka_kind *ka_kind_at(size_t i);
 /* The first row of that name (may be NULL), or NULL. */
 const struct ka_kind *ka_kind_find(enum ka_kind_sort sort, const char *name);
 
-/* What a case asks for of that sort: the row of its upstream or inputs, NULL for none. Not for questions. */
-const struct ka_kind *ka_kind_of(const json_t *item, enum ka_kind_sort sort);
+/* The row of a case's upstream, NULL for none. */
+const struct ka_kind *ka_kind_of_upstream(const json_t *item);
+
+/* The rows of the values that a case's inputs have: row `i` of them, NULL after the last. */
+const struct ka_kind *ka_kind_of_values(const json_t *item, size_t i);
+
+/* Whether a tensor of a case, by its name in `layouts`, is the upstream of an output. */
+bool ka_kind_is_upstream(const char *tensor);
+
+/* The layouts and values of a variation or a case in words, "stacked upstream, x transposed, w mixed";
+ * nothing for none. */
+void ka_kind_variation_label(const json_t *variation, struct ka_buf *out);
 
 /* The label of a case: what the model may hear of it, never a seed. */
 void ka_kind_label(const json_t *item, struct ka_buf *out);
@@ -68,7 +80,7 @@ void ka_kind_label(const json_t *item, struct ka_buf *out);
 /* The label of a case of which nothing is of another kind. */
 bool ka_kind_is_plain(const char *label);
 
-/* The `meaning` for a case of that label, or NULL. */
-const char *ka_kind_meaning(const char *label);
+/* What the first part of a label means ("x transposed", and more after a comma), or NULL. */
+const char *ka_kind_meaning(const char *part);
 
 #endif

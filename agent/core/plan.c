@@ -5,6 +5,8 @@
 
 #include "kinds.h"
 
+#define ROOM_COSTS 16 /* times the smallest shape: what one without sizes of 1 may be */
+
 /* One secret gives all the seeds of an attempt. */
 static json_t *next_seed(uint64_t *state)
 {
@@ -77,6 +79,32 @@ json_t *ka_plan_smallest(const json_t *shapes)
     return smallest;
 }
 
+static size_t ones_of(const json_t *shape)
+{
+    size_t ones = 0;
+    const char *name;
+    json_t *value;
+    json_object_foreach(json_object_get(shape, "dims"), name, value) ones += json_integer_value(value) == 1;
+    return ones;
+}
+
+json_t *ka_plan_roomy(const json_t *shapes)
+{
+    json_t *smallest = ka_plan_smallest(shapes), *found = smallest, *shape;
+    double most = ROOM_COSTS * ka_plan_size(json_object_get(smallest, "dims"));
+    size_t i;
+    json_array_foreach((json_t *)shapes, i, shape)
+    {
+        double size = ka_plan_size(json_object_get(shape, "dims"));
+        if (has_class(shape, "required") && gradients_of(shape) == gradients_of(smallest) && size <= most &&
+            (ones_of(shape) < ones_of(found) ||
+             (ones_of(shape) == ones_of(found) && size < ka_plan_size(json_object_get(found, "dims")))))
+            found = shape;
+    }
+    json_t *variants = ka_plan_variants(shapes);
+    return variants == smallest ? found : variants;
+}
+
 json_t *ka_plan_variants(const json_t *shapes)
 {
     size_t i;
@@ -129,48 +157,48 @@ static void add_subsets(struct builder *builder, const json_t *shape, const json
 }
 
 /* The upstream of the new case. */
-static json_t *add_variant(struct builder *builder, const json_t *shape, const struct ka_kind *kind,
-                           bool half)
+static json_t *add_variant(struct builder *builder, const json_t *shape, const struct ka_kind *kind)
 {
-    json_t *upstream = json_object_get(add_case(builder, shape, kind->name), "upstream");
-    double scale = half ? kind->scale_half : kind->scale;
-    if (scale != 0)
-        json_object_set_new(upstream, "scale", json_real(scale));
-    return upstream;
+    return json_object_get(add_case(builder, shape, kind->name), "upstream");
 }
 
 /* A case for each output: its number is what the seed leaves over. */
 static void add_for_outputs(struct builder *builder, const json_t *shape, const struct ka_kind *kind,
-                            int outputs, bool half)
+                            int outputs)
 {
     for (int i = 0; i < outputs && outputs > 1; i++) {
-        json_t *upstream = add_variant(builder, shape, kind, half);
+        json_t *upstream = add_variant(builder, shape, kind);
         json_int_t seed = json_integer_value(json_object_get(upstream, "seed"));
         json_object_set_new(upstream, "seed", json_integer(seed - seed % outputs + i));
     }
 }
 
-static void add_variants(struct builder *builder, const json_t *shape, const json_t *grads, int outputs,
-                         bool half)
+static void add_variants(struct builder *builder, const json_t *shape, const json_t *grads, int outputs)
 {
     const json_t *own = json_object_get(shape, "grads");
     const struct ka_kind *kind;
     for (size_t i = 0; (kind = ka_kind_at(i)); i++) {
         if (kind->when == KA_KIND_ONCE)
-            add_variant(builder, shape, kind, half);
+            add_variant(builder, shape, kind);
         else if (kind->when == KA_KIND_EACH_OUTPUT)
-            add_for_outputs(builder, shape, kind, outputs, half);
+            add_for_outputs(builder, shape, kind, outputs);
         else if (kind->when == KA_KIND_SUBSETS)
             add_subsets(builder, shape, own ? own : grads);
     }
 }
 
-static void ask(json_t *item, enum ka_kind_when when)
+static json_t *value_of(const struct ka_kind *kind, bool half)
+{
+    double scale = half ? kind->scale_half : kind->scale;
+    return scale != 0 ? json_pack("[f, f]", scale, 1 / scale) : kind->value();
+}
+
+static void ask(json_t *item, enum ka_kind_when when, bool half)
 {
     const struct ka_kind *kind;
     for (size_t i = 0; (kind = ka_kind_at(i)); i++)
         if (kind->when == when)
-            json_object_set_new(item, kind->name, kind->value());
+            json_object_set_new(item, kind->name, value_of(kind, half));
 }
 
 json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret)
@@ -188,24 +216,29 @@ json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bo
         for (size_t n = 0; n < times; n++) {
             json_t *item = add_case(&builder, shape, "normal");
             if (shape == variants && n == 0)
-                ask(item, KA_KIND_PLAIN);
+                ask(item, KA_KIND_PLAIN, half);
         }
     }
     if (variants)
-        add_variants(&builder, variants, grads, outputs, half);
+        add_variants(&builder, variants, grads, outputs);
     return builder.cases;
 }
 
-void ka_plan_inputs(json_t *cases, const json_t *shape, const json_t *kinds, uint64_t secret)
+void ka_plan_varied(json_t *cases, const json_t *shape, const json_t *variations, uint64_t secret)
 {
     struct builder builder = {.cases = cases, .random = secret};
     size_t i;
-    json_t *kind;
-    json_array_foreach((json_t *)kinds, i, kind)
+    json_t *variation;
+    json_array_foreach((json_t *)variations, i, variation)
     {
-        if (shape && json_is_string(kind))
-            json_object_set(add_case(&builder, shape, "normal"), "inputs", kind);
+        if (shape && json_is_object(variation))
+            json_object_update(add_case(&builder, shape, "normal"), variation);
     }
+}
+
+static bool is_varied(const json_t *item)
+{
+    return json_object_get(item, "layouts") || json_object_get(item, "values");
 }
 
 void ka_plan_compiled(json_t *cases)
@@ -215,15 +248,15 @@ void ka_plan_compiled(json_t *cases)
     json_array_foreach(cases, i, item)
     {
         const char *kind = json_string_value(json_object_get(json_object_get(item, "upstream"), "kind"));
-        if (!has_class(item, "required") || json_object_get(item, "needs") ||
-            json_object_get(item, "inputs") || !kind || strcmp(kind, "normal") != 0)
+        if (!has_class(item, "required") || json_object_get(item, "needs") || is_varied(item) || !kind ||
+            strcmp(kind, "normal") != 0)
             continue;
         if (!largest ||
             ka_plan_size(json_object_get(item, "dims")) > ka_plan_size(json_object_get(largest, "dims")))
             largest = item;
     }
     if (largest)
-        ask(largest, KA_KIND_COMPILED);
+        ask(largest, KA_KIND_COMPILED, false);
 }
 
 json_t *ka_plan_preflight(const json_t *shapes, uint64_t secret)
@@ -297,7 +330,7 @@ static void tell(json_t *to, const json_t *item, const char *member)
 
 static json_t *for_child(const json_t *cases, bool questions)
 {
-    static const char *const everybody[] = {"id", "dims", "seed", "upstream", "inputs"};
+    static const char *const everybody[] = {"id", "dims", "seed", "upstream", "layouts", "values"};
     const struct ka_kind *kind;
     json_t *told = json_array(), *item;
     size_t i, k;

@@ -1,10 +1,10 @@
 /* What one check asks: the list of cases, from the shapes of a run and a secret seed. Pure.
  *
  * Words: a *shape* is {"dims": {...}, "class": "required" | "optional" | "hidden", "kind": "...", "grads"?:
- * [...]}, where `grads` names the inputs that are tensors there (an optional input may be None on some
- * shapes); a *case* is a shape with a seed for the inputs and an upstream gradient. Every attempt gets cases
- * of fresh seeds, so that nothing that a candidate saw or stored helps the next one. `class` and `kind` stay
- * with the daemon: what a child is sent has neither. */
+ * [...], "tensors"?: [...]}, where `grads` names the inputs that are tensors there (an optional input may be
+ * None on some shapes) and `tensors` is ka_vary_tensors()'; a *case* is a shape with a seed for the inputs
+ * and an upstream gradient. Every attempt gets cases of fresh seeds, so that nothing that a candidate saw or
+ * stored helps the next one. `class` and `kind` stay with the daemon: what a child is sent has neither. */
 #ifndef KA_PLAN_H
 #define KA_PLAN_H
 
@@ -15,17 +15,16 @@
 #define KA_PLAN_MIN_SEEDS 5 /* over the required shapes */
 
 /* Cases for a check of a candidate (new reference). `grads`: names; `outputs`: how many outputs are
- * differentiable; `half`: inputs are float16, whose range holds no upstream of 1e3 and 1e-3 beside the
- * products that a backward makes of it: 16 and 1/16 then.
+ * differentiable; `half`: inputs are float16, whose range holds no upstream of 65,536.
  *   - every shape once; the smallest required one again until the required ones have KA_PLAN_MIN_SEEDS seeds
  *     in sum (what another seed can show, it shows where it costs least);
  *   - on the shape of ka_plan_variants() the other kinds of upstreams, and what else is asked of a candidate:
  *     the table of kinds (kinds.h) says which, and in which order. */
 json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret);
 
-/* Append one case on `shape` to `cases` for each of `kinds` (names of kinds of inputs, docs/protocol.md). For
- * preflight, which finds out which kinds the forward takes, and for the checks, with those that it does. */
-void ka_plan_inputs(json_t *cases, const json_t *shape, const json_t *kinds, uint64_t secret);
+/* Append one case on `shape` to `cases` for each of `variations` (vary.h). For preflight, which finds out
+ * which of them the forward takes, and for the checks, with those that it does. */
+void ka_plan_varied(json_t *cases, const json_t *shape, const json_t *variations, uint64_t secret);
 
 /* Ask what is asked where kernels are compiled, in one plain case of the largest required shape, where
  * programs contend most. */
@@ -59,6 +58,10 @@ json_t *ka_plan_smallest(const json_t *shapes);
 /* Where upstreams, inputs and subsets of gradients of other kinds are tried (borrowed): the stand-in, else
  * the smallest. */
 json_t *ka_plan_variants(const json_t *shapes);
+
+/* Where layouts are tried (borrowed): an axis of size 1 has none. The stand-in, else of the required shapes
+ * that are not too large the smallest with the fewest sizes of 1. */
+json_t *ka_plan_roomy(const json_t *shapes);
 
 /* Product of the integer dims: what "smallest" means. */
 double ka_plan_size(const json_t *dims);

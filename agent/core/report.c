@@ -97,17 +97,17 @@ static void put_title(struct ka_page *page, const json_t *result)
     ka_page_put(page, "</span></h1>\n");
 }
 
-/* Kinds of inputs beside those that make_args draws. */
+/* Layouts and values beside those that make_args draws: what was combined in a case, what is left out. */
 static void put_inputs(struct ka_page *page, const json_t *inputs)
 {
     json_t *kept = json_object_get(inputs, "kept"), *left_out = json_object_get(inputs, "left_out"), *item;
     size_t i;
     const char *kind;
     if (json_array_size(kept))
-        open_fact(page, "also tried with inputs that are");
+        open_fact(page, "also tried together");
     json_array_foreach(kept, i, item)
     {
-        ka_page_put(page, i ? ", " : "");
+        ka_page_put(page, i ? "; " : "");
         ka_page_text(page, json_is_string(item) ? json_string_value(item) : "?");
     }
     if (json_array_size(kept))
@@ -115,7 +115,7 @@ static void put_inputs(struct ka_page *page, const json_t *inputs)
     json_object_foreach(left_out, kind, item)
     {
         ka_page_mark(page, KA_FACT);
-        ka_page_put(page, "not tried with inputs that are ");
+        ka_page_put(page, "not tried: ");
         ka_page_text(page, kind);
         ka_page_mark(page, KA_FACT_VALUE);
         ka_page_text(page, json_is_string(item) ? json_string_value(item) : "?");

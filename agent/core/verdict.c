@@ -343,18 +343,58 @@ static bool said_before(const struct shape *shape, size_t i)
     return false;
 }
 
-static void only_there(const struct shape *shape, const struct failure *f, struct ka_buf *out)
+/* The length of the first part of a label: what else differs from a plain case is said after a comma. */
+static size_t part_of(const char *label)
 {
+    const char *comma = strstr(label, ", ");
+    return comma && strncmp(label, "only ", 5) != 0 ? (size_t)(comma - label) : strlen(label);
+}
+
+/* The next part of a label; NULL after the last. */
+static const char *next_part(const char *part)
+{
+    const char *end = part + part_of(part);
+    return *end ? end + 2 : NULL;
+}
+
+/* Whether a case of the shape is right that has this part of a label too. */
+static bool is_right_with(const struct ka_verdict *v, size_t shape, const char *wanted)
+{
+    for (size_t i = 0; i < v->case_count; i++) {
+        if (v->cases[i].shape != shape || v->cases[i].failed)
+            continue;
+        for (const char *part = v->cases[i].label; part; part = next_part(part))
+            if (part_of(part) == part_of(wanted) && strncmp(part, wanted, part_of(part)) == 0)
+                return true;
+    }
+    return false;
+}
+
+/* What the failing case has and no right one, with what it means if that is one thing. */
+static void only_there(const struct ka_verdict *v, const struct shape *shape, const struct failure *f,
+                       struct ka_buf *out)
+{
+    const char *suspect = NULL;
+    size_t suspects = 0;
     for (size_t k = 0; k < shape->failure_count; k++) {
         if (ka_kind_is_plain(shape->failures[k].label))
             return;
     }
-    const char *meaning = ka_kind_meaning(f->label);
-    if (meaning)
-        ka_buf_printf(out, " It is right for a plain upstream, and fails only with %s.", meaning);
+    for (const char *part = f->label; part; part = next_part(part)) {
+        if (ka_kind_is_plain(part) || is_right_with(v, (size_t)(shape - v->shapes), part) ||
+            !ka_kind_meaning(part))
+            continue;
+        ka_buf_printf(out, "%s%.*s",
+                      suspects++ ? ", " : " It is right for a plain upstream, and fails only with ",
+                      (int)part_of(part), part);
+        suspect = part;
+    }
+    if (suspects == 1)
+        ka_buf_printf(out, ": %s", ka_kind_meaning(suspect));
+    ka_buf_puts(out, suspects ? "." : "");
 }
 
-static void shape_facts(const struct shape *shape, struct ka_buf *out)
+static void shape_facts(const struct ka_verdict *v, const struct shape *shape, struct ka_buf *out)
 {
     enum ka_describe how = shape->kind == KA_SHAPE_HIDDEN ? KA_DESCRIBE_HIDDEN : KA_DESCRIBE_FULL;
     ka_buf_puts(out, "On ");
@@ -365,7 +405,7 @@ static void shape_facts(const struct shape *shape, struct ka_buf *out)
             continue;
         ka_buf_printf(out, "- (%s) ", shape->failures[i].label);
         failure_text(&shape->failures[i], how, out);
-        only_there(shape, &shape->failures[i], out);
+        only_there(v, shape, &shape->failures[i], out);
         ka_buf_puts(out, "\n");
     }
 }
@@ -392,7 +432,7 @@ int ka_verdict_facts(const struct ka_verdict *v, size_t max_shapes, struct ka_bu
     size_t count;
     const struct shape **failing = failing_shapes(v, &count);
     for (size_t i = 0; i < count && i < max_shapes; i++)
-        shape_facts(failing[i], out);
+        shape_facts(v, failing[i], out);
     if (count > max_shapes)
         ka_buf_printf(out, "%zu more shapes fail.\n", count - max_shapes);
     free(failing);

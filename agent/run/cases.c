@@ -53,8 +53,7 @@ int ka_case_open(const struct ka_child_result *child, json_int_t id, struct ka_t
 
 double ka_case_upstream_norm(const struct ka_tensors *oracle, const json_t *entry, const json_t *plan)
 {
-    const json_t *scale = json_object_get(json_object_get(plan, "upstream"), "scale");
-    const struct ka_kind *kind = ka_kind_of(plan, KA_KIND_UPSTREAM);
+    const struct ka_kind *kind = ka_kind_of_upstream(plan);
     double count = 0;
     size_t i;
     json_t *output;
@@ -68,7 +67,7 @@ double ka_case_upstream_norm(const struct ka_tensors *oracle, const json_t *entr
         count +=
             tensor && json_is_true(json_object_get(output, "differentiable")) ? (double)tensor->count : 0;
     }
-    return sqrt(count) * (scale ? fabs(json_number_value(scale)) : 1);
+    return sqrt(count);
 }
 
 /* Norm of the difference of two tensors of one shape; the largest difference of an element in `most`, unless
@@ -92,6 +91,15 @@ double ka_case_nonlinearity(const struct ka_tensor *u, const struct ka_tensor *w
     double gap = ka_norm_of(terms, KA_COUNT(terms), NULL);
     double size = fabs(KA_KIND_LINEAR_U) * norm_of(u) + fabs(KA_KIND_LINEAR_W) * norm_of(w);
     return size > 0 ? gap / size : 0;
+}
+
+double ka_case_scaled_gap(const struct ka_tensor *plain, const struct ka_tensor *scaled, double factor)
+{
+    if (!plain || !scaled || !ka_tensor_same_shape(plain, scaled))
+        return NAN;
+    const struct ka_term terms[] = {{1, scaled}, {-factor, plain}};
+    double size = fabs(factor) * norm_of(plain), gap = ka_norm_of(terms, KA_COUNT(terms), NULL);
+    return size > 0 ? gap / size : gap;
 }
 
 int ka_case_spread(const struct ka_tensors *found, const char *name, size_t times, double *max_abs,

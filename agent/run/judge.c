@@ -14,6 +14,7 @@
 #include "cases.h"
 #include "sandbox/compare.h"
 
+#define POWER_ROOM 8    /* what is in between may be so much larger than the gradient */
 #define LINEAR_LIMITS 3 /* three gradients, each as far off as one may be */
 #define ZERO_FLOORS                                                                                          \
     100.0 /* a zero gradient may keep rounding of so many floors of the dtype, per unit of upstream, */
@@ -52,9 +53,10 @@ static int take_nearby(struct ka_tolerance *tolerance, const struct ka_tensors *
 static struct ka_tolerance tolerance_of(const struct ka_judged_case *one, enum ka_dtype dtype)
 {
     struct ka_tolerance tolerance = ka_tolerance_of(dtype);
-    const struct ka_kind *inputs = ka_kind_of(one->plan, KA_KIND_INPUTS);
-    if (inputs && inputs->tolerate)
-        inputs->tolerate(&tolerance);
+    const struct ka_kind *values;
+    for (size_t i = 0; (values = ka_kind_of_values(one->plan, i)); i++)
+        if (values->tolerate)
+            values->tolerate(&tolerance);
     return tolerance;
 }
 
@@ -99,8 +101,11 @@ static int compare_gradient(const struct judging *j, const char *part, const str
 static void tell_gradient(const struct judging *j, size_t at, const struct gradient *g,
                           const struct ka_diff *diff)
 {
-    const struct ka_kind *inputs = ka_kind_of(j->of->plan, KA_KIND_INPUTS);
-    if (!(diff->pass && inputs && inputs->only_against))
+    const struct ka_kind *values;
+    bool only_against = false;
+    for (size_t i = 0; (values = ka_kind_of_values(j->of->plan, i)); i++)
+        only_against = only_against || values->only_against;
+    if (!(diff->pass && only_against))
         ka_verdict_gradient(j->of->verdict, at, g->name, diff);
 }
 
@@ -187,6 +192,42 @@ static int judge_linear(const struct judging *j, const json_t *asked)
     return 0;
 }
 
+static double range_of(enum ka_dtype dtype)
+{
+    return dtype == KA_F16 ? 65504 : dtype == KA_F64 ? 0x1p1023 : 0x1p127;
+}
+
+/* backward(factor*u) = factor*backward(u), where the factor is a power of two: then nothing rounds, but where
+ * the range of the dtype ends. */
+static int judge_powers(const struct judging *j, const json_t *asked)
+{
+    for (size_t i = 0; i < j->count; i++) {
+        const struct gradient *g = &j->grads[i];
+        if (!g->diff.pass || g->diff.want_zero || g->diff.vacuous || g->diff.nonfinite_want)
+            continue;
+        for (size_t k = 0; k < json_array_size(asked); k++) {
+            double factor = json_number_value(json_array_get(asked, k)), most, off;
+            const struct ka_tensor *plain = ka_tensors_find_part(j->found, "grad", g->name);
+            char part[32];
+            snprintf(part, sizeof(part), "power%zu", k);
+            ka_norm_of(&(struct ka_term){1, plain}, 1, &most);
+            if (POWER_ROOM * most * factor > range_of(plain->dtype))
+                continue;
+            off = ka_case_scaled_gap(plain, ka_tensors_find_part(j->found, part, g->name), factor);
+            if (off <= g->diff.limit)
+                continue;
+            char text[400];
+            snprintf(text, sizeof(text),
+                     "the gradient of %.100s is not linear in the upstream: %g times the upstream does not "
+                     "give %g times the gradient, as it must without clamps, thresholds, roundings and "
+                     "overflow in between; relative difference %.3g, allowed %.3g",
+                     g->name, factor, factor, off, g->diff.limit);
+            ka_verdict_fail(j->of->verdict, j->of->at, "not_linear", text);
+        }
+    }
+    return 0;
+}
+
 /* Of the right shape: work on it is bounded by the oracle's tensors, whatever the file says. */
 static bool is_of_shape(const struct ka_diff *diff)
 {
@@ -269,10 +310,8 @@ static const struct {
     const char *name;
     int (*judge)(const struct judging *j, const json_t *asked); /* -EINVAL if the oracle is unusable */
 } QUESTIONS[] = {
-    {"twice", judge_twice},
-    {"linear", judge_linear},
-    {"repeats", judge_repeats},
-    {"noop", judge_noop},
+    {"twice", judge_twice},     {"linear", judge_linear}, {"powers", judge_powers},
+    {"repeats", judge_repeats}, {"noop", judge_noop},
 };
 
 static int judge_questions(const struct judging *j)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "agent/core/plan.h"
+#include "agent/core/vary.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "cases.h"
@@ -103,9 +104,10 @@ void ka_preflight_accept(struct ka_run *run, const json_t *dims, const char *cla
 {
     double seconds = json_number_value(json_object_get(entry, "seconds"));
     if (!ka_preflight_has(run, dims))
-        json_array_append_new(
-            run->shapes, json_pack("{s:O, s:s, s:s, s:O?, s:b}", "dims", dims, "class", class, "kind", kind,
-                                   "grads", json_object_get(entry, "grads"), "slow", seconds > SLOW));
+        json_array_append_new(run->shapes,
+                              json_pack("{s:O, s:s, s:s, s:O?, s:b, s:o}", "dims", dims, "class", class,
+                                        "kind", kind, "grads", json_object_get(entry, "grads"), "slow",
+                                        seconds > SLOW, "tensors", ka_vary_tensors(entry)));
 }
 
 void ka_preflight_progress(struct ka_run *run, const struct ka_fan *fan, const char *what)

@@ -1,11 +1,13 @@
-/* Part of preflight: which other kinds of inputs than make_args draws (rows apart in memory, axes in another
- * order, mixed magnitudes, rows whose greatest value stands twice) the forward takes. Those on which forward
- * and oracle agree are tried in every check. A forward that is wrong for the rest is a finding about it that
- * nobody asked for: it is said, and counts neither way. */
+/* Part of preflight: which other layouts and values than make_args draws the forward takes, for each input.
+ * Variations (agent/core/vary.h) are tried; those on which forward and oracle agree are in every check. Of
+ * the others the oracle says which choices the forward does not take even alone: a further round goes
+ * without them. A forward that is wrong for them is a finding about it that nobody asked for: it is said,
+ * and counts neither way. What it takes alone it need not take together. */
 #include "preflight_internal.h"
 
 #include "agent/core/kinds.h"
 #include "agent/core/plan.h"
+#include "agent/core/vary.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "events.h"
@@ -13,29 +15,44 @@
 #include "operations.h"
 #include "sizes.h"
 
-static json_t *all_kinds(void)
+#define ROUNDS 3
+
+static int try_one(const struct ka_fan *fan, json_int_t id, struct ka_fan_found *found, struct ka_err *why)
 {
-    const struct ka_kind *kind;
-    json_t *names = json_array();
-    for (size_t i = 0; (kind = ka_kind_at(i)); i++)
-        if (kind->sort == KA_KIND_INPUTS)
-            json_array_append_new(names, json_string(kind->name));
-    return names;
+    *found = (struct ka_fan_found){.status = KA_OP_DIED, .message = "no result"};
+    ka_fan_find(fan, id, found);
+    if (found->status != KA_OP_OK)
+        return ka_fail(why, -1, "%s", found->message);
+    if (found->agrees)
+        *why = *found->why;
+    return found->agrees;
 }
 
-static int try_kind(const struct ka_fan *fan, json_int_t id, struct ka_err *why)
+/* The choices to blame, or else all of it together. Whether there are such. */
+static bool leave_out(struct ka_run *run, json_t *left_out, const struct ka_fan_found *found,
+                      const char *label, const char *why)
 {
-    struct ka_fan_found found = {.status = KA_OP_DIED, .message = "no result"};
-    ka_fan_find(fan, id, &found);
-    if (found.status != KA_OP_OK)
-        return ka_fail(why, -1, "%s", found.message);
-    if (found.agrees)
-        *why = *found.why;
-    return found.agrees;
+    json_t *blame = json_object_get(found->entry, "blame"), *reason;
+    const char *words;
+    bool blamed = false;
+    json_object_foreach(blame, words, reason)
+    {
+        if (!json_is_string(reason))
+            continue;
+        json_object_set(left_out, words, reason);
+        ka_log(KA_LOG_DEBUG, "%s: inputs are not tried: %s: %s", run->name, words, json_string_value(reason));
+        blamed = true;
+    }
+    if (!blamed)
+        json_object_set_new(left_out, label, json_string(why));
+    return blamed;
 }
+
+static bool ask(struct ka_run *run);
 
 static void on_inputs(struct ka_run *run, struct ka_fan *fan, void *arg)
 {
+    struct ka_preflight *preflight = run->preflight;
     const struct ka_op_result *failed = ka_fan_failed(fan, KA_OP_SANDBOX);
     (void)arg;
     if (failed) {
@@ -44,45 +61,62 @@ static void on_inputs(struct ka_run *run, struct ka_fan *fan, void *arg)
     }
     if (!ka_fan_ended(fan))
         return;
-    json_t *kinds = all_kinds(), *kept = json_array(), *left_out = json_object(), *kind;
+    json_t *doc = json_object_get(run->oracles, "inputs"), *variation;
     size_t i;
-    json_array_foreach(kinds, i, kind)
+    bool blamed = false;
+    json_array_foreach(preflight->variations, i, variation)
     {
+        struct ka_fan_found found;
+        struct ka_buf label = {0};
         struct ka_err why;
-        if (try_kind(fan, (json_int_t)i, &why) == 0) {
-            json_array_append(kept, kind);
-            ka_expected_offer(run, fan, json_array_get(run->preflight->asked_inputs, i));
-            continue;
+        ka_kind_variation_label(variation, &label);
+        if (try_one(fan, (json_int_t)i, &found, &why) == 0) {
+            json_array_append(json_object_get(doc, "cases"), variation);
+            json_array_append_new(json_object_get(doc, "kept"), json_string(ka_buf_str(&label)));
+            ka_expected_offer(run, fan, json_array_get(preflight->asked_inputs, i));
+        } else {
+            json_t *left_out = json_object_get(doc, "left_out");
+            blamed = leave_out(run, left_out, &found, ka_buf_str(&label), why.msg) || blamed;
         }
-        json_object_set_new(left_out, json_string_value(kind), json_string(why.msg));
-        ka_log(KA_LOG_DEBUG, "%s: %s inputs are not tried: %s", run->name, json_string_value(kind), why.msg);
+        ka_buf_free(&label);
     }
-    json_object_set_new(run->oracles, "inputs", json_pack("{s:o, s:o}", "kept", kept, "left_out", left_out));
-    json_decref(kinds);
-    run->preflight->inputs = NULL;
+    preflight->inputs = NULL;
     ka_fan_free(fan);
-    run->preflight->ended(run, KA_STAGE_INPUTS);
+    if (!blamed || preflight->rounds == ROUNDS || !ask(run))
+        preflight->ended(run, KA_STAGE_INPUTS);
+}
+
+/* What no variation covers yet. False where nothing is left. */
+static bool ask(struct ka_run *run)
+{
+    struct ka_preflight *preflight = run->preflight;
+    const json_t *doc = json_object_get(run->oracles, "inputs");
+    json_t *cases = json_array(), *shape = ka_plan_roomy(run->shapes);
+    json_decref(preflight->variations);
+    json_decref(preflight->asked_inputs);
+    preflight->rounds++;
+    preflight->variations = ka_vary(json_object_get(shape, "tensors"), json_object_get(doc, "cases"),
+                                    json_object_get(doc, "left_out"));
+    ka_plan_varied(cases, preflight->stand_in ? preflight->stand_in : shape, preflight->variations,
+                   ka_random_u64());
+    preflight->asked_inputs = ka_plan_for_oracle(cases);
+    bool any = json_array_size(cases) > 0;
+    json_decref(cases);
+    if (!any)
+        return false;
+    struct ka_fan_req req = {.operation = "oracle",
+                             .file = run->work_forward,
+                             .what = "kinds of inputs",
+                             .cases = preflight->asked_inputs,
+                             .extra = json_pack("{s:b}", "fd", 0),
+                             .together = !ka_run_on_gpu(run),
+                             .agree = true};
+    preflight->inputs = ka_fan_start(run, &req, on_inputs, NULL);
+    return true;
 }
 
 bool ka_preflight_inputs(struct ka_run *run)
 {
-    json_t *kinds = all_kinds(), *cases = json_array();
-    const json_t *stand_in = run->preflight->stand_in;
-    ka_plan_inputs(cases, stand_in ? stand_in : ka_plan_smallest(run->shapes), kinds, ka_random_u64());
-    json_decref(kinds);
-    if (!json_array_size(cases)) {
-        json_decref(cases);
-        return false;
-    }
-    json_t *asked = run->preflight->asked_inputs = ka_plan_for_oracle(cases);
-    struct ka_fan_req req = {.operation = "oracle",
-                             .file = run->work_forward,
-                             .what = "kinds of inputs",
-                             .cases = asked,
-                             .extra = json_pack("{s:b}", "fd", 0),
-                             .together = !ka_run_on_gpu(run),
-                             .agree = true};
-    json_decref(cases);
-    run->preflight->inputs = ka_fan_start(run, &req, on_inputs, NULL);
-    return true;
+    json_object_set_new(run->oracles, "inputs", json_pack("{s:[], s:[], s:{}}", "kept", "cases", "left_out"));
+    return ask(run);
 }

@@ -17,12 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import devices
+from . import devices, vary
 from .errors import Unusable, wrap
 from .forward import Forward
-
-ROW_PADDING = 3  # elements: no power of two, so that no block hides it
-MIXED = (1e2, 1e-2)  # the exponential of the larger overflows where it is not shifted; float16 holds both
 
 
 @dataclass(frozen=True)
@@ -73,14 +70,15 @@ def make_inputs(
     seed: int,
     device: str | None = None,
     dtype: str | torch.dtype | None = None,
-    kind: str | None = None,
+    varied: vary.Varied | None = None,
+    plain: bool = False,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of the stub, drawn by the file's make_args after seeding torch, numpy
     and random.
 
-    `dtype` None means make_args' own default, except that bfloat16 becomes float32 on the CPU. `kind` is one
-    of INPUTS, or None for the inputs as make_args makes them. Inputs that want gradients do not require
-    them yet. Raises Unusable (make_args_raised, make_args_type).
+    `dtype` None means make_args' own default, except that bfloat16 becomes float32 on the CPU. `varied`:
+    which inputs are of another kind than make_args makes them; with `plain` only their values are. Inputs
+    that want gradients do not require them yet. Raises Unusable (make_args_raised, make_args_type).
     """
     device = device or fwd.device
     wanted = dtype_of(dtype)
@@ -98,101 +96,11 @@ def make_inputs(
     if demote:
         args, kwargs = _without_bf16(args), _without_bf16(kwargs)
     bound = bind(fwd, args, kwargs)
-    if kind is None:
+    if not varied:
         return args, kwargs
     arguments = fwd.signature.bind(*args, **kwargs)
-    arguments.arguments.update(_of_kind(kind, grad_inputs(fwd, bound)))
+    arguments.arguments.update(varied.inputs(grad_inputs(fwd, bound), plain))
     return arguments.args, arguments.kwargs
-
-
-def _of_kind(kind: str, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The inputs that have other strides or magnitudes then."""
-    if kind not in INPUTS:
-        raise ValueError(f"inputs {kind!r} are none of {', '.join(INPUTS)}")
-    how = INPUTS[kind]
-    names = [name for name, tensor in inputs.items() if how.can(tensor)]
-    return {name: how.change(inputs[name]) for name in (names[:1] if how.one_only else names)}
-
-
-def has_rows(tensor: torch.Tensor) -> bool:
-    """Whether there are two rows to tell apart: vectors and scalars stay as they are in every kind."""
-    return tensor.dim() >= 2 and tensor.shape[:-1].numel() >= 2
-
-
-def _padded(values: torch.Tensor) -> torch.Tensor:
-    """The same values, the rows further apart in memory. Between them is NaN, which nobody may read."""
-    *outer, columns = values.shape
-    wide = values.new_full((*outer, columns + ROW_PADDING), torch.nan)
-    wide[..., :columns] = values
-    return wide[..., :columns]
-
-
-def _strided(values: torch.Tensor) -> torch.Tensor:
-    """The same values, spread out in memory with the axes in another order."""
-    if values.dim() == 0:
-        return values
-    if values.dim() == 1:
-        spread = values.new_zeros(2 * values.numel())
-        spread[::2] = values
-        return spread[::2]
-    order = list(reversed(range(values.dim())))
-    return values.permute(order).contiguous().permute(order)
-
-
-def _mixed(values: torch.Tensor) -> torch.Tensor:
-    """Every other row large, the rest small."""
-    rows = values.shape[:-1].numel()
-    large = (torch.arange(rows, device=values.device) % 2 == 0).reshape(*values.shape[:-1], 1)
-    return torch.where(large, values * MIXED[0], values * MIXED[1])
-
-
-def may_tie(tensor: torch.Tensor) -> bool:
-    """Whether its rows hold two elements that can be equal and a third that is not."""
-    return tensor.dim() >= 1 and tensor.shape[-1] >= 3 and tensor.numel() > 0
-
-
-def _tied(values: torch.Tensor) -> torch.Tensor:
-    """Each row's greatest value stands first and last, in two blocks if there are two. No value is new."""
-    tied = values.clone()
-    greatest = values.argmax(-1, keepdim=True)
-    tied.scatter_(-1, greatest, values[..., :1])
-    tied[..., :1] = tied[..., -1:] = values.gather(-1, greatest)
-    return tied
-
-
-def fold_ties(gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient of a tied input, the last element of each row added to the first: how an upstream gradient
-    is shared out between equal values is a convention, but together they have just one share."""
-    if not may_tie(gradient):
-        return gradient.clone()
-    folded = gradient.to(torch.float64, copy=True)
-    folded[..., 0] += folded[..., -1]
-    folded[..., -1] = 0
-    return folded.to(gradient.dtype)
-
-
-@dataclass(frozen=True)
-class InputKind:
-    """Inputs other than make_args draws: what is done to each, and where that is fair (oracle.py)."""
-
-    change: Callable[[torch.Tensor], torch.Tensor]
-    can: Callable[[torch.Tensor], bool] = has_rows  # what leaves the others as they are
-    rows: str = "two rows"  # that an input must have
-    one_only: bool = False  # of the inputs that want gradients only the first is changed
-    same_values: bool = False  # so the forward must make the same of them
-    finite: bool = False  # fair where all that is made of them is finite
-    judged: Callable[[torch.Tensor], torch.Tensor] | None = None  # what of a gradient, if not all of it
-
-
-# The kinds of inputs. Of magnitudes only one input's are mixed: those of two multiply, and no precision is
-# left to tell right from wrong.
-INPUTS = {
-    "strided": InputKind(_padded, same_values=True),
-    "transposed": InputKind(_strided, same_values=True),
-    "mixed": InputKind(_mixed, one_only=True, finite=True),
-    "tied": InputKind(_tied, may_tie, "rows of three elements", judged=fold_ties),
-}
-INPUT_KINDS = tuple(INPUTS)
 
 
 def _seed_all(seed: int) -> None:
@@ -330,20 +238,15 @@ class Wanted:
     """What the upstream gradient of differentiable output `index` of `count` has to be."""
 
     seed: int
-    scale: float | None
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: str | torch.device
     index: int
     count: int
 
-    def normal(self, shape: Sequence[int] | None = None) -> torch.Tensor:
-        """Normal values, before they are cast to the dtype."""
-        return _normal(self.seed, self.index, self.shape if shape is None else shape, self.device)
-
 
 def _plain(wanted: Wanted) -> torch.Tensor:
-    return wanted.normal().to(wanted.dtype)
+    return _normal(wanted.seed, wanted.index, wanted.shape, wanted.device).to(wanted.dtype)
 
 
 def _onehot(wanted: Wanted) -> torch.Tensor:
@@ -358,36 +261,6 @@ def _ones(wanted: Wanted) -> torch.Tensor:
     return torch.ones(wanted.shape, dtype=wanted.dtype, device=wanted.device)
 
 
-def _scaled(wanted: Wanted) -> torch.Tensor:
-    values = wanted.normal()
-    if wanted.scale is not None:
-        values *= wanted.scale
-    return values.to(wanted.dtype)
-
-
-def _noncontiguous(wanted: Wanted) -> torch.Tensor:
-    """The values of `normal` with other strides."""
-    return _strided(_plain(wanted))
-
-
-def _expanded(wanted: Wanted) -> torch.Tensor:
-    """Stride 0 along the first axis longer than 1."""
-    shape = wanted.shape
-    axis = next((i for i, extent in enumerate(shape) if extent > 1), None)
-    small = shape if axis is None else (*shape[:axis], 1, *shape[axis + 1 :])
-    return wanted.normal(small).to(wanted.dtype).expand(shape)
-
-
-def _slice(wanted: Wanted) -> torch.Tensor:
-    """The values of `normal` as the latter half of a tensor whose last axis is twice as long: so torch.cat's
-    backward hands them out. What stands beside one has the other sign and is larger."""
-    values = _plain(wanted)
-    if values.dim() == 0:
-        return values
-    beside = torch.where(values < 0, 1 - values, -1 - values)
-    return torch.cat((beside, values), dim=-1)[..., values.shape[-1] :]
-
-
 def _none_one(wanted: Wanted) -> torch.Tensor | None:
     """None for one of several outputs, as where only the others are used."""
     left_out = wanted.count > 1 and wanted.index == wanted.seed % wanted.count
@@ -399,10 +272,6 @@ UPSTREAMS: dict[str, Callable[[Wanted], torch.Tensor | None]] = {
     "normal": _plain,
     "onehot": _onehot,
     "ones": _ones,
-    "scaled": _scaled,
-    "noncontiguous": _noncontiguous,
-    "expanded": _expanded,
-    "slice": _slice,
     "none_one": _none_one,
 }
 UPSTREAM_KINDS = tuple(UPSTREAMS)
@@ -411,7 +280,7 @@ UPSTREAM_KINDS = tuple(UPSTREAMS)
 def upstream(
     kind: str,
     seed: int,
-    scale: float | None,
+    layout: str | None,
     shape: Sequence[int],
     dtype: torch.dtype,
     device: str | torch.device,
@@ -421,9 +290,10 @@ def upstream(
     """The upstream gradient of differentiable output `index` of `count`, or None where `none_one` leaves it
     out.
 
-    Values depend on kind, seed, scale, index, shape, dtype and the kind of device, on which they are drawn:
+    Values depend on kind, seed, layout, index, shape, dtype and the kind of device, on which they are drawn:
     nothing of the size of an output is made on the CPU for a GPU.
     """
     if kind not in UPSTREAMS:
         raise ValueError(f"upstream kind {kind!r} is none of {', '.join(UPSTREAMS)}")
-    return UPSTREAMS[kind](Wanted(seed, scale, tuple(shape), dtype, device, index, count))
+    made = UPSTREAMS[kind](Wanted(seed, tuple(shape), dtype, device, index, count))
+    return None if made is None else vary.laid_out(made, layout)

@@ -29,7 +29,8 @@ FEW, SLIGHT, REPEATS = (
     1e-3,
     3,
 )  # such an error is judged again with other inputs and upstreams, and must fail again
-KINDS = ("normal", "noncontiguous", "expanded", "none_one", "scaled", "onehot")
+KINDS = ("normal", "none_one", "onehot")
+LAYOUTS = (None, "stacked", "expanded", "slice", "spanned")
 
 
 @dataclass
@@ -87,7 +88,8 @@ def _cases(sweep: list[dict[str, int]], seed: int) -> list[dict[str, Any]]:
             "id": i,
             "dims": dims,
             "seed": seed + i,
-            "upstream": {"kind": KINDS[(seed + i) % len(KINDS)], "seed": 40 + seed + i, "scale": 1e3},
+            "upstream": {"kind": KINDS[(seed + i) % len(KINDS)], "seed": 40 + seed + i},
+            "layouts": {"upstream/0": layout} if (layout := LAYOUTS[(seed + i) % len(LAYOUTS)]) else {},
         }
         for i, dims in enumerate(sweep)
     ]

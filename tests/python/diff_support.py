@@ -39,16 +39,17 @@ def pair_text(source: str, backward: str) -> str:
 def errors(
     file: Path, backward: str, cases: list[tuple[dict[str, Any], str]], dtype: str = "float32"
 ) -> dict[str, list[float]]:
-    """Relative error of every gradient against the oracle's, over (dims, upstream kind) cases; NaN where one
-    is missing."""
+    """Relative error of every gradient against the oracle's, over (dims, layout of the upstream) cases; NaN
+    where one is missing."""
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         pair = scratch / f"{file.stem}_pair.py"
         pair.write_text(pair_text(file.read_text(), backward))
         asked = [
-            {"id": i, "dims": dims, "seed": 20 + i, "upstream": {"kind": kind, "seed": 40 + i, "scale": 1e3}}
-            for i, (dims, kind) in enumerate(cases)
+            {"id": i, "dims": dims, "seed": 20 + i, "upstream": {"kind": "normal", "seed": 40 + i}}
+            | {"layouts": {} if layout == "normal" else {"upstream/0": layout}}
+            for i, (dims, layout) in enumerate(cases)
         ]
         common = {"nonce": "n", "device": "cpu", "target": "sm_90", "dtype": dtype}
         for part in ("candidate", "oracle"):

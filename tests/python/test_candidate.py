@@ -23,7 +23,7 @@ def run(path, scratch, **fields):
 def upstream(shape, at=0, count=1, **spec):
     spec = CASE["upstream"] | spec
     return draw.upstream(
-        spec["kind"], spec["seed"], spec.get("scale"), shape, torch.float32, "cpu", at, count
+        spec["kind"], spec["seed"], spec.get("layout"), shape, torch.float32, "cpu", at, count
     )
 
 
@@ -67,9 +67,23 @@ def test_right_pair__in_a_child_process__writes_the_same(run_op, write, tmp_path
 
 @pytest.mark.parametrize("kind", draw.UPSTREAM_KINDS)
 def test_upstream__every_kind__reaches_the_backward(kind, write, tmp_path):
-    spec = {"kind": kind, "seed": 9, "scale": 1e3}
+    spec = {"kind": kind, "seed": 9}
     _, made = run(write(SCALE_PAIR), tmp_path, upstream=spec)
     assert torch.equal(made["grad/x"], 2 * upstream((37,), **spec))
+
+
+@pytest.mark.parametrize("layout", ["stacked", "expanded", "slice"])
+def test_upstream__every_layout__reaches_the_backward(layout, write, tmp_path):
+    strides = "print(d_y.stride(), file=sys.stderr)"
+    path = write("import sys\n" + edit((LAUNCH, f"{strides}; d_y = d_y.contiguous(); {LAUNCH}")))
+    _, made = run(path, tmp_path, layouts={"upstream/0": layout})
+    assert torch.equal(made["grad/x"], 2 * upstream((37,), layout=layout))
+
+
+def test_powers__are_of_the_same_graph_and_upstream(write, tmp_path):
+    _, made = run(write(SCALE_PAIR), tmp_path, powers=[65536.0, 2.0**-16])
+    assert torch.equal(made["power0/x"], 65536 * made["grad/x"])
+    assert torch.equal(made["power1/x"], made["grad/x"] / 65536)
 
 
 LAUNCH = "scale_bwd_kernel[(triton.cdiv(d_y.numel(), 16),)](d_y, d_x, ctx.factor, d_y.numel(), BLOCK=16)"

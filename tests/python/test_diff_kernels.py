@@ -42,7 +42,7 @@ def test_example__gradients_equal_the_oracles(name: str) -> None:
     file = ROOT / "examples" / f"{name}.py"
     cases = EXAMPLES[name]
     result = draft(file, cases[0])
-    kinds = ["normal", "noncontiguous", "expanded"]
+    kinds = ["normal", "transposed", "expanded"]
     assert_right(file, result, [(dims, kinds[i % 3]) for i, dims in enumerate(cases)])
 
 

@@ -169,7 +169,7 @@ def test_gradients__are_made_for_other_sizes_than_the_traced() -> None:
     small, large = ({"SIZES": sizes} for sizes in ([[5, 1, 3], [1, 1, 1]], [[33, 50, 20], [64, 16, 7]]))
     result = draft(GROUPED, small)
     assert (result["report"]["atomics"], result["report"]["tape_bytes"]) == (2, 0)
-    assert_right(GROUPED, result, [(large, "normal"), (small, "noncontiguous"), (large, "expanded")])
+    assert_right(GROUPED, result, [(large, "normal"), (small, "transposed"), (large, "expanded")])
 
 
 def test_a_table_of_something_else__is_told_at_run_time(write: Callable[..., Path]) -> None:

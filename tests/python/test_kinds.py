@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from kernel_agent import draw
+from kernel_agent import draw, vary
 from kernel_agent.operations import candidate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,9 +16,14 @@ def rows(sort: str) -> list[str]:
     return list(dict.fromkeys(re.findall(rf'^ {{4}}\{{"(\w+)", KA_KIND_{sort},', text, re.MULTILINE)))
 
 
-def test_kinds__upstreams_and_inputs__are_drawn_by_one_function_each():
+def test_kinds__upstreams_layouts_and_values__are_done_by_one_function_each():
     assert set(rows("UPSTREAM")) == set(draw.UPSTREAMS)
-    assert rows("INPUTS") == list(draw.INPUTS), "preflight tries them in this order"
+    assert rows("LAYOUT") == list(vary.LAYOUTS) and rows("VALUES") == list(vary.VALUES)
+
+
+def test_kinds__layouts_and_values__have_a_row_that_says_which_tensors_they_suit():
+    table = (ROOT / "agent/core/vary.c").read_text().partition("} CHOICES[] = {")[2].partition("};")[0]
+    assert re.findall(r'\{"(\w+)", ', table) == [*vary.LAYOUTS, *vary.VALUES]
 
 
 def test_kinds__questions__are_answered_by_the_candidate_and_judged():
@@ -30,5 +35,5 @@ def test_kinds__questions__are_answered_by_the_candidate_and_judged():
 
 def test_kinds__every_one__is_in_the_protocol():
     text = (ROOT / "docs/protocol.md").read_text()
-    names = [name for sort in ("UPSTREAM", "INPUTS", "QUESTION") for name in rows(sort)]
+    names = [name for sort in ("UPSTREAM", "LAYOUT", "VALUES", "QUESTION") for name in rows(sort)]
     assert [name for name in names if f"`{name}`" not in text] == []

@@ -56,9 +56,9 @@ def run_case(path: Path, scratch: Path, **fields: Any) -> tuple[dict[str, Any], 
     """One case of the file's first shape; `case` and request fields may be overridden."""
     upstream = fields.pop("upstream", {"kind": "normal", "seed": 9})
     dims = fields.pop("dims", None) or forward.load(path).sweep[0].dims
-    inputs = fields.pop("inputs", None)
+    varied = {name: fields.pop(name) for name in ("layouts", "values") if name in fields}
     request = {"file": str(path), "device": "cpu", "target": "sm_90", "dtype": None, "fd": False} | fields
-    request["cases"] = [{"id": 0, "dims": dims, "seed": 5, "upstream": upstream, "inputs": inputs}]
+    request["cases"] = [{"id": 0, "dims": dims, "seed": 5, "upstream": upstream} | varied]
     (case,) = oracle.run(request, scratch)["cases"]
     return case, tensors.load(scratch / case["file"]) if case["ok"] else {}
 
@@ -257,15 +257,19 @@ def test_random_host_operation__keeps_the_values_of_the_real_call(
     assert relative(found["fwd/0"], found["out/0"]) < 1e-6
 
 
-@pytest.mark.parametrize(
-    "kind", ["normal", "onehot", "ones", "scaled", "noncontiguous", "expanded", "none_one"]
-)
-def test_upstream__is_applied_as_drawn(kind: str, write: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", [None, "expanded", "stacked"])
+@pytest.mark.parametrize("kind", ["normal", "onehot", "ones", "none_one"])
+def test_upstream__is_applied_as_drawn(
+    kind: str, layout: str | None, write: Callable[..., Path], tmp_path: Path
+) -> None:
     path = stub(write, "y = square(x)\nreturn y, y * 2")
-    upstream = {"kind": kind, "seed": 4, "scale": 1e3}
-    case, found = run_case(path, tmp_path, upstream=upstream)
+    layouts = {"upstream/1": layout} if layout else {}
+    case, found = run_case(path, tmp_path, upstream={"kind": kind, "seed": 4}, layouts=layouts)
     assert case["ok"], case.get("error")
-    given = [oracle.draw.upstream(kind, 4, 1e3, (24,), torch.float32, "cpu", index, 2) for index in range(2)]
+    given = [
+        oracle.draw.upstream(kind, 4, layout if at else None, (24,), torch.float32, "cpu", at, 2)
+        for at in (0, 1)
+    ]
     total = sum((1 + index) * u.double() for index, u in enumerate(given) if u is not None)
     fwd = forward.load(path)
     x = oracle.Case(fwd, {"id": 0, "dims": {"N": 24}, "seed": 5, "upstream": {}}, None).arguments(None)["x"]
@@ -427,60 +431,111 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 """
 
 
-@pytest.mark.parametrize("inputs", ["strided", "transposed"])
-def test_inputs__forward_that_reads_by_strides__has_the_gradient_of_the_same_values(inputs, write, tmp_path):
+ROW_MAX = BY_STRIDE.replace("tl.sum(tl.exp(x), axis=0)", "tl.max(x, axis=0)")
+
+
+@pytest.mark.parametrize("layout", ["slice", "stacked", "transposed", "shifted"])
+def test_layouts__forward_that_reads_by_strides__has_the_gradient_of_the_same_values(layout, write, tmp_path):
     path = write(BY_STRIDE)
     _, plain = run_case(path, tmp_path)
-    case, made = run_case(path, tmp_path, inputs=inputs)
+    case, made = run_case(path, tmp_path, layouts={"x": layout})
     assert case["ok"], case
     assert torch.equal(made["grad/x"], plain["grad/x"]) and torch.equal(made["fwd/0"], plain["fwd/0"])
 
 
+def test_layouts__expanded_input__has_a_gradient_for_each_element(write, tmp_path):
+    case, made = run_case(write(BY_STRIDE), tmp_path, layouts={"x": "expanded"})
+    assert case["ok"], case
+    assert torch.equal(made["fwd/0"], made["fwd/0"][:1].expand(made["fwd/0"].shape))
+    assert not torch.equal(made["grad/x"][0], made["grad/x"][1]), "rows have upstreams of their own"
+
+
 @pytest.mark.parametrize(
-    ("source", "inputs", "why"),
+    ("source", "varied", "why"),
     [
-        (ROWS, "strided", "the forward is wrong for them"),
-        (ROWS, "transposed", "the outputs take over their strides"),
-        (ROWS.replace("5,", "", 1), "strided", "no input that wants a gradient has two rows"),
+        (ROWS, {"layouts": {"x": "slice"}}, "the forward is wrong for them"),
+        (ROWS, {"layouts": {"x": "transposed"}}, "the outputs take over their strides"),
         (
             BY_STRIDE.replace("x.stride(), N", "(x.stride(0), 1), N"),
-            "transposed",
+            {"layouts": {"x": "stacked"}},
             "the forward is wrong for them",
         ),
-        (BY_STRIDE, "mixed", "is not finite"),
+        (BY_STRIDE, {"values": {"x": "mixed"}}, "is not finite"),
     ],
 )
-def test_inputs__that_are_not_fair_to_the_forward__are_refused(source, inputs, why, write, tmp_path):
-    case, _ = run_case(write(source), tmp_path, inputs=inputs)
+def test_inputs__that_are_not_fair_to_the_forward__are_refused(source, varied, why, write, tmp_path):
+    case, _ = run_case(write(source), tmp_path, **varied)
     assert not case["ok"] and case["error"]["kind"] == "inputs_refused" and why in case["error"]["message"]
+    assert list(case["blame"]) == [f"x {kind}" for choice in varied.values() for kind in choice.values()]
+
+
+def test_inputs__refused_together__blame_what_is_refused_alone(write, tmp_path):
+    case, _ = run_case(
+        write(BY_STRIDE), tmp_path, layouts={"x": "slice", "upstream/0": "expanded"}, values={"x": "mixed"}
+    )
+    assert not case["ok"] and list(case["blame"]) == ["x mixed"] and "not finite" in case["blame"]["x mixed"]
+
+
+@pytest.mark.parametrize("varied", [{"values": {"x": "flat"}}, {"layouts": {"x": "spanned"}}])
+def test_inputs__equal_elements_at_a_kink__are_refused_and_elsewhere_taken(varied, write, tmp_path):
+    assert run_case(write(BY_STRIDE), tmp_path, **varied)[0]["ok"]
+    source = ROW_MAX.replace("other=0.0", 'other=-float("inf")')
+    case, _ = run_case(write(source, "max.py"), tmp_path, **varied)
+    assert not case["ok"] and "not unique" in case["error"]["message"]
+
+
+def test_inputs__zero_at_a_kink__is_refused(write, tmp_path):
+    relu = BY_STRIDE.replace("tl.sum(tl.exp(x), axis=0)", "tl.sum(tl.maximum(x, 0.0), axis=0)")
+    assert relu != BY_STRIDE
+    case, _ = run_case(write(relu), tmp_path, values={"x": "flat"})
+    assert not case["ok"] and "not unique" in case["error"]["message"]
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_inputs__of_minus_infinity__are_taken_where_nothing_is_nan(masked, write, tmp_path):
+    body = "tl.exp(x)" if masked else "0 * tl.exp(-x)"
+    case, made = run_case(write(BY_STRIDE.replace("tl.exp(x)", body)), tmp_path, values={"x": "masked"})
+    assert case["ok"] == masked
+    assert not masked or bool((made["grad/x"][0, 1::3] == 0).all())
+
+
+WEIGHTED = BY_STRIDE.replace("sums(x)", "sums(x, w)").replace("grad=(0,)", "grad=(0, 1)")
+WEIGHTED = WEIGHTED.replace("kernel[(M,)](x, y,", "kernel[(M,)](x, w, y,")
+
+
+def test_layouts__right_by_luck_beside_constant_rows__are_refused_all_the_same(write, tmp_path):
+    """The weight is read without its stride, but what it is multiplied by is zero in constant rows."""
+    source = WEIGHTED.replace("(x_ptr, y_ptr,", "(x_ptr, w_ptr, y_ptr,").replace(
+        "tl.sum(tl.exp(x), axis=0)",
+        "tl.sum((x - tl.load(x_ptr + row * row_stride)) * tl.load(w_ptr + cols, mask=cols < N, other=0.0), axis=0)",
+    )
+    source = source.replace(
+        "device=device, dtype=dtype),)", 'device=device, dtype=dtype), torch.randn(dims["N"], device=device))'
+    )
+    path = write(source)
+    assert run_case(path, tmp_path, layouts={"x": "spanned"})[0]["ok"]
+    case, _ = run_case(path, tmp_path, layouts={"x": "spanned", "w": "stacked"})
+    assert not case["ok"] and list(case["blame"]) == ["w stacked"], case
 
 
 def test_inputs__stub_that_asserts_contiguity__says_so(write, tmp_path):
     source = BY_STRIDE.replace("    M, N = x.shape\n", "    assert x.is_contiguous()\n    M, N = x.shape\n")
-    case, _ = run_case(write(source), tmp_path, inputs="strided")
-    assert not case["ok"] and case["error"]["kind"] == "stub_raised"
+    case, _ = run_case(write(source), tmp_path, layouts={"x": "slice"}, values={"x": "tied"})
+    assert (
+        not case["ok"] and "AssertionError" in case["error"]["message"] and list(case["blame"]) == ["x slice"]
+    )
     assert run_case(write(source), tmp_path)[0]["ok"]
-
-
-ROW_MAX = BY_STRIDE.replace("tl.sum(tl.exp(x), axis=0)", "tl.max(x, axis=0)")
 
 
 def test_inputs__tied__give_equal_elements_one_share_together(write, tmp_path):
     assert ROW_MAX != BY_STRIDE
     source = ROW_MAX.replace("other=0.0", 'other=-float("inf")')
-    case, made = run_case(write(source), tmp_path, inputs="tied")
+    case, made = run_case(write(source), tmp_path, values={"x": "tied"})
     assert case["ok"], case
     for part in ("grad", "base", "jitter"):
         gradient = made[f"{part}/x"]
         assert gradient[:, 0].abs().min() > 0 and not gradient[:, 1:].any()
     assert torch.equal(made["grad/x"][:, 0], made["jitter/x"][:, 0])
-
-
-def test_inputs__tied_without_three_elements_in_a_row__are_refused(write, tmp_path):
-    case, _ = run_case(
-        write(ROW_MAX.replace('"N": 20', '"N": 2').replace('dims["N"]', "2")), tmp_path, inputs="tied"
-    )
-    assert not case["ok"] and "rows of three elements" in case["error"]["message"]
 
 
 def test_inputs__mixed_where_the_maximum_is_subtracted__are_taken(write, tmp_path):
@@ -490,7 +545,7 @@ def test_inputs__mixed_where_the_maximum_is_subtracted__are_taken(write, tmp_pat
         "    tl.store(y_ptr + row, most + tl.log(tl.sum(tl.exp(x - most), axis=0)))",
     )
     assert shifted != BY_STRIDE
-    case, made = run_case(write(shifted), tmp_path, inputs="mixed")
+    case, made = run_case(write(shifted), tmp_path, values={"x": "mixed"})
     assert case["ok"], case
     assert made["fwd/0"][::2].min() > 50 and all(value.isfinite().all() for value in made.values())
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
+#include <math.h>
 
 #include "agent/core/kinds.h"
 #include "agent/core/plan.h"
@@ -19,12 +20,14 @@ static void kinds__rows__have_what_their_sort_needs(void **state)
         assert_true(question || kind->label);
         assert_true(!kind->meaning || kind->label);
         assert_int_equal(question, kind->when >= KA_KIND_PLAIN);
-        assert_int_equal(kind->sort == KA_KIND_INPUTS, kind->when == KA_KIND_TAKEN);
-        assert_int_equal(question && kind->when != KA_KIND_SUBSETS, kind->value != NULL);
+        assert_int_equal(kind->sort == KA_KIND_LAYOUT || kind->sort == KA_KIND_VALUES,
+                         kind->when == KA_KIND_TAKEN);
+        assert_int_equal(question && kind->when != KA_KIND_SUBSETS, kind->value || kind->scale != 0);
         assert_int_equal(kind->scale != 0, kind->scale_half != 0);
+        assert_true(kind->scale == 0 || frexp(kind->scale, &(int){0}) == 0.5); /* exact */
         assert_string_equal(ka_kind_find(kind->sort, kind->name)->name, kind->name);
     }
-    assert_null(ka_kind_find(KA_KIND_UPSTREAM, "strided"));
+    assert_null(ka_kind_find(KA_KIND_UPSTREAM, "slice"));
     assert_null(ka_kind_find(KA_KIND_UPSTREAM, NULL));
 }
 
@@ -57,14 +60,33 @@ static void kinds__label_of_a_case__names_all_that_is_of_another_kind(void **sta
     (void)state;
     assert_label("{\"upstream\": {\"kind\": \"normal\", \"seed\": 7}, \"twice\": true}", "normal upstream",
                  NULL);
-    assert_label("{\"upstream\": {\"kind\": \"scaled\", \"scale\": 0.0625}}", "scaled upstream (x0.0625)",
-                 "another magnitude");
-    assert_label("{\"upstream\": {\"kind\": \"normal\"}, \"inputs\": \"tied\"}",
-                 "normal upstream, tied inputs", NULL);
+    assert_label("{\"upstream\": {\"kind\": \"onehot\"}}", "onehot upstream", "divide by it");
+    assert_label("{\"upstream\": {\"kind\": \"normal\"}, \"values\": {\"x\": \"tied\"}, \"layouts\": "
+                 "{\"w\": \"slice\", \"upstream/0\": \"stacked\", \"upstream/2\": \"expanded\"}}",
+                 "normal upstream, stacked upstream, expanded upstream 2, w slice, x tied", NULL);
     assert_label("{\"upstream\": {\"kind\": \"normal\"}, \"needs\": [\"x\"]}",
-                 "normal upstream, only x wants a gradient", "needs_input_grad");
+                 "normal upstream, only x wants a gradient", NULL);
     assert_label("{\"upstream\": {\"kind\": \"normal\"}, \"needs\": [\"x\", \"w\", \"scaled\"]}",
-                 "normal upstream, only x, w and scaled want gradients", "needs_input_grad");
+                 "normal upstream, only x, w and scaled want gradients", NULL);
+    assert_string_equal(ka_kind_meaning("x tied, w slice"), ka_kind_find(KA_KIND_VALUES, "tied")->meaning);
+    assert_string_equal(ka_kind_meaning("tied slice"), ka_kind_find(KA_KIND_LAYOUT, "slice")->meaning);
+    assert_null(ka_kind_meaning("x spliced"));
+}
+
+static void kinds__values_in_which_rounding_grows__loosen_the_norm_once(void **state)
+{
+    (void)state;
+    struct ka_tolerance plain = ka_tolerance_of(KA_F32), loose = plain, half = ka_tolerance_of(KA_F16);
+    const struct ka_kind *large = ka_kind_find(KA_KIND_VALUES, "large");
+    large->tolerate(&loose);
+    assert_true(loose.floor > plain.floor && loose.floor <= 2e-3);
+    double once = loose.floor;
+    ka_kind_find(KA_KIND_VALUES, "masked")->tolerate(&loose);
+    assert_true(loose.floor == once && large->only_against);
+    ka_kind_find(KA_KIND_VALUES, "mixed")->tolerate(&loose);
+    assert_true(loose.floor > once);
+    large->tolerate(&half);
+    assert_true(half.floor > ka_tolerance_of(KA_F16).floor && half.floor <= 0.02);
 }
 
 static void kinds__questions__are_the_candidates_alone(void **state)
@@ -74,7 +96,7 @@ static void kinds__questions__are_the_candidates_alone(void **state)
     const struct ka_kind *kind;
     size_t i, questions = 0;
     json_object_set_new(all, "class", json_string("hidden"));
-    json_object_set_new(all, "inputs", json_string("tied"));
+    json_object_set_new(all, "values", json_pack("{s:s}", "x", "tied"));
     for (i = 0; (kind = ka_kind_at(i)); i++)
         if (kind->sort == KA_KIND_QUESTION)
             questions += json_object_set_new(all, kind->name, json_true()) == 0;
@@ -93,6 +115,7 @@ int main(void)
         cmocka_unit_test(kinds__label_of_one__is_no_part_of_another),
         cmocka_unit_test(kinds__label_of_a_case__names_all_that_is_of_another_kind),
         cmocka_unit_test(kinds__questions__are_the_candidates_alone),
+        cmocka_unit_test(kinds__values_in_which_rounding_grows__loosen_the_norm_once),
     };
     return cmocka_run_group_tests_name("kinds", tests, NULL, NULL);
 }

@@ -59,10 +59,7 @@ static void plan__check__covers_every_shape_with_five_seeds_over_the_required(vo
     assert_true(normal_required >= KA_PLAN_MIN_SEEDS);
     assert_int_equal(count_where(cases, "class", "hidden"), 1);
     assert_int_equal(count_where(cases, "class", "optional"), 1);
-    static const char *const kinds[] = {"onehot", "noncontiguous", "expanded", "slice"};
-    for (i = 0; i < KA_COUNT(kinds); i++)
-        assert_int_equal(count_where(cases, "upstream", kinds[i]), 1);
-    assert_int_equal(count_where(cases, "upstream", "scaled"), 2);
+    assert_int_equal(count_where(cases, "upstream", "onehot"), 1);
     assert_int_equal(count_where(cases, "upstream", "none_one"), 2); /* one for each output */
     json_decref(cases);
     json_decref(list);
@@ -348,24 +345,23 @@ static void plan__repeats__are_asked_in_one_plain_case_of_the_largest_required_s
     json_decref(grads);
 }
 
-static void plan__kinds_of_inputs__are_one_case_each_on_the_smallest_required_shape(void **state)
+static void plan__variations__are_one_case_each_on_the_smallest_required_shape(void **state)
 {
     (void)state;
-    json_t *list = shapes(), *grads = json("[\"x\"]"), *kinds = json("[\"strided\", \"mixed\"]"), *item;
+    json_t *list = shapes(), *grads = json("[\"x\"]"), *item,
+           *kinds = json("[{\"layouts\": {\"x\": \"slice\"}}, {\"values\": {\"x\": \"mixed\"}}]");
     json_t *cases = ka_plan_check(list, grads, 1, false, 7);
     size_t before = json_array_size(cases), i;
-    ka_plan_inputs(cases, ka_plan_smallest(list), kinds, 9);
+    ka_plan_varied(cases, ka_plan_smallest(list), kinds, 9);
     assert_int_equal(json_array_size(cases), before + 2);
     json_array_foreach(cases, i, item)
     {
         assert_int_equal(json_integer_value(json_object_get(item, "id")), (json_int_t)i);
-        if (i < before)
-            assert_null(json_object_get(item, "inputs"));
-        else
+        assert_int_equal(json_object_get(item, "layouts") != NULL, i == before);
+        assert_int_equal(json_object_get(item, "values") != NULL, i == before + 1);
+        if (i >= before)
             assert_int_equal(json_integer_value(json_object_get(json_object_get(item, "dims"), "M")), 8);
     }
-    assert_int_equal(count_where(cases, "inputs", "strided"), 1);
-    assert_int_equal(count_where(cases, "inputs", "mixed"), 1);
     json_decref(cases);
     json_decref(list);
     json_decref(grads);
@@ -395,11 +391,33 @@ static void plan__stand_in__takes_the_variants_and_every_required_shape_stays(vo
     json_decref(grads);
 }
 
-static void plan__repeats__are_not_asked_of_other_kinds_of_inputs(void **state)
+static void plan__powers__are_exact_and_smaller_in_half_precision(void **state)
 {
     (void)state;
-    json_t *list = shapes(), *kinds = json("[\"mixed\"]"), *cases = json_array();
-    ka_plan_inputs(cases, ka_plan_smallest(list), kinds, 9);
+    for (int half = 0; half < 2; half++) {
+        json_t *list = shapes(), *grads = json("[\"x\"]"), *cases = ka_plan_check(list, grads, 1, half, 7),
+               *item;
+        size_t i, asked = 0;
+        json_array_foreach(cases, i, item)
+        {
+            const json_t *powers = json_object_get(item, "powers");
+            asked += powers != NULL;
+            double up = json_number_value(json_array_get(powers, 0));
+            assert_true(!powers || up == (half ? 256 : 65536));
+            assert_true(!powers || json_number_value(json_array_get(powers, 1)) == 1 / up);
+        }
+        assert_int_equal(asked, 1);
+        json_decref(cases);
+        json_decref(list);
+        json_decref(grads);
+    }
+}
+
+static void plan__repeats__are_not_asked_of_variations(void **state)
+{
+    (void)state;
+    json_t *list = shapes(), *kinds = json("[{\"values\": {\"x\": \"mixed\"}}]"), *cases = json_array();
+    ka_plan_varied(cases, ka_plan_smallest(list), kinds, 9);
     ka_plan_compiled(cases);
     assert_null(json_object_get(json_array_get(cases, 0), "repeats"));
     json_decref(cases);
@@ -407,12 +425,13 @@ static void plan__repeats__are_not_asked_of_other_kinds_of_inputs(void **state)
     json_decref(kinds);
 }
 
-static void plan__kinds_of_inputs__nothing_kept_or_nothing_required__adds_nothing(void **state)
+static void plan__variations__nothing_kept_or_nothing_required__adds_nothing(void **state)
 {
     (void)state;
-    json_t *list = shapes(), *none = json_array(), *kinds = json("[\"strided\"]"), *cases = json_array();
-    ka_plan_inputs(cases, ka_plan_smallest(list), NULL, 9);
-    ka_plan_inputs(cases, ka_plan_smallest(none), kinds, 9);
+    json_t *list = shapes(), *none = json_array(), *cases = json_array(),
+           *kinds = json("[{\"values\": {\"x\": \"mixed\"}}]");
+    ka_plan_varied(cases, ka_plan_smallest(list), NULL, 9);
+    ka_plan_varied(cases, ka_plan_smallest(none), kinds, 9);
     assert_int_equal(json_array_size(cases), 0);
     json_decref(cases);
     json_decref(list);
@@ -423,10 +442,11 @@ static void plan__kinds_of_inputs__nothing_kept_or_nothing_required__adds_nothin
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plan__kinds_of_inputs__are_one_case_each_on_the_smallest_required_shape),
-        cmocka_unit_test(plan__kinds_of_inputs__nothing_kept_or_nothing_required__adds_nothing),
+        cmocka_unit_test(plan__variations__are_one_case_each_on_the_smallest_required_shape),
+        cmocka_unit_test(plan__variations__nothing_kept_or_nothing_required__adds_nothing),
         cmocka_unit_test(plan__stand_in__takes_the_variants_and_every_required_shape_stays),
-        cmocka_unit_test(plan__repeats__are_not_asked_of_other_kinds_of_inputs),
+        cmocka_unit_test(plan__repeats__are_not_asked_of_variations),
+        cmocka_unit_test(plan__powers__are_exact_and_smaller_in_half_precision),
         cmocka_unit_test(plan__repeats__are_asked_in_one_plain_case_of_the_largest_required_shape),
         cmocka_unit_test(plan__input_that_is_none_on_a_shape__is_never_asked_for_there),
         cmocka_unit_test(plan__check__covers_every_shape_with_five_seeds_over_the_required),

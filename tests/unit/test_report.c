@@ -143,12 +143,11 @@ static void report__shape_of_the_other_kinds__is_named(void **state)
 static void report__other_kinds_of_inputs__are_named_with_what_was_left_out(void **state)
 {
     (void)state;
-    report("{\"verdict\":\"verified\",\"oracles\":{\"inputs\":{\"kept\":[\"strided\",\"mixed\"],"
-           "\"left_out\":{\"transposed\":\"the forward | is wrong\",\"odd\":3}}}}");
-    assert_non_null(strstr(out.data, "| also tried with inputs that are | strided, mixed |\n"));
-    assert_non_null(
-        strstr(out.data, "| not tried with inputs that are transposed | the forward \\| is wrong |\n"));
-    assert_non_null(strstr(out.data, "| not tried with inputs that are odd | ? |\n"));
+    report("{\"verdict\":\"verified\",\"oracles\":{\"inputs\":{\"kept\":[\"x slice, w flat\",\"x mixed\"],"
+           "\"left_out\":{\"w transposed\":\"the forward | is wrong\",\"odd\":3}}}}");
+    assert_non_null(strstr(out.data, "| also tried together | x slice, w flat; x mixed |\n"));
+    assert_non_null(strstr(out.data, "| not tried: w transposed | the forward \\| is wrong |\n"));
+    assert_non_null(strstr(out.data, "| not tried: odd | ? |\n"));
     report("{\"verdict\":\"verified\",\"oracles\":{\"inputs\":{\"kept\":7,\"left_out\":[1]}}}");
     assert_null(strstr(out.data, "tried with"));
 }

@@ -90,11 +90,13 @@ static void facts__failure_of_one_kind_of_case__says_what_that_means(void **stat
     static const struct {
         const char *label, *words;
     } rows[] = {
-        {"noncontiguous upstream", "fails only with an upstream with other strides"},
-        {"expanded upstream", "stride 0"},
-        {"slice upstream", "a part of a wider tensor"},
+        {"normal upstream, transposed upstream",
+         "fails only with transposed upstream: axes in another order"},
+        {"normal upstream, expanded upstream 1", "stride 0"},
+        {"normal upstream, x slice", "fails only with x slice: a part of a wider tensor"},
+        {"normal upstream, w flat", "nothing may divide"},
+        {"normal upstream, x slice, w flat", "fails only with x slice, w flat."},
         {"none_one upstream", "test for None"},
-        {"scaled upstream (x1000)", "linear"},
         {"onehot upstream", "divide by it"},
         {"normal upstream, second backward over the same graph", "the first one used up"},
         {"normal upstream, only x wants a gradient", "ctx.needs_input_grad"},
@@ -106,10 +108,24 @@ static void facts__failure_of_one_kind_of_case__says_what_that_means(void **stat
     }
 }
 
+static void facts__kind_that_another_case_is_right_with__is_not_blamed(void **state)
+{
+    (void)state;
+    struct ka_verdict *v = ka_verdict_new(GRADS, 2);
+    size_t at = shape(v, KA_SHAPE_REQUIRED, 8, NULL);
+    struct ka_diff bad = wrong(), good_one = right(1e-7);
+    ka_verdict_gradient(v, ka_verdict_case(v, at, "normal upstream, x slice, w flat"), "x", &bad);
+    ka_verdict_gradient(v, ka_verdict_case(v, at, "normal upstream, x slice, w tied"), "x", &good_one);
+    char *text = facts(v);
+    assert_non_null(strstr(text, "fails only with w flat: rows that are constant or zero"));
+    free(text);
+    ka_verdict_free(v);
+}
+
 static void facts__failure_with_a_plain_upstream_too__blames_no_kind_of_case(void **state)
 {
     (void)state;
-    const char *const labels[] = {"noncontiguous upstream", "normal upstream"};
+    const char *const labels[] = {"normal upstream, transposed upstream", "normal upstream"};
     char *text = facts_of_labels(labels, 2);
     assert_null(strstr(text, "fails only with"));
     free(text);
@@ -398,6 +414,7 @@ int main(void)
         cmocka_unit_test(verdict__repeats__are_reported_and_decide_nothing),
         cmocka_unit_test(facts__failure_of_one_kind_of_case__says_what_that_means),
         cmocka_unit_test(facts__failure_with_a_plain_upstream_too__blames_no_kind_of_case),
+        cmocka_unit_test(facts__kind_that_another_case_is_right_with__is_not_blamed),
         cmocka_unit_test(verdict__all_shapes_right__is_verified),
         cmocka_unit_test(verdict__each_kind_of_failure__blocks_only_where_it_must),
         cmocka_unit_test(verdict__nothing_checked__is_not_verified),

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import devices, draw, tensors
+from .. import devices, draw, tensors, vary
 from ..errors import Unusable, wrap
 from ..forward import Forward, Launch, launch_intercept, load
 from ..guards import Guards
@@ -102,9 +102,10 @@ def _run_case(
     known: dict[str, StubCall],
 ) -> dict[str, Any]:
     """One case. The interpreter is slow: what the plain stub returns is taken from an earlier case of the
-    same dimensions and kind of inputs, and found out anew when the entry does not fit it (shapes and integers
-    may depend on the data)."""
-    key = json.dumps([case["dims"], case.get("inputs")], sort_keys=True)
+    same dimensions and layouts of inputs, and found out anew when the entry does not fit it (shapes and
+    integers may depend on the data)."""
+    layouts = {name: kind for name, kind in (case.get("layouts") or {}).items() if not vary.is_upstream(name)}
+    key = json.dumps([case["dims"], layouts], sort_keys=True)
     plain = bool(request.get("plain"))
     if fwd.mode != "interpret":
         return Case(fwd, entry, case, request.get("dtype"), plain).run(scratch)
@@ -327,7 +328,7 @@ class Case:
         self.dims: dict[str, Any] = case["dims"]
         self.seed: int = case["seed"]
         self.upstream: dict[str, Any] = case["upstream"]
-        self.inputs: str | None = case.get("inputs")
+        self.varied = vary.Varied.of(case)
         self.needs: list[str] | None = case.get("needs")
         self.asked = {name: case[name] for name in QUESTIONS if case.get(name)}
         self.facts = bool(case.get("facts"))
@@ -365,8 +366,7 @@ class Case:
                 for o in outputs
                 if isinstance(o.value, torch.Tensor)
             }
-            kind = draw.INPUTS.get(self.inputs or "")
-            keep = (kind and kind.judged) or torch.clone
+            keep = self.varied.judged() or torch.clone
             made |= {f"grad/{name}": keep(grad) for name, grad in grads.items()}
             aliases = self.aliases(grads, outputs, arguments.arguments, upstreams)
             graph = Graph(outputs, leaves, expected, upstreams)
@@ -391,7 +391,7 @@ class Case:
         return result
 
     def inputs_drawn(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return draw.make_inputs(self.fwd, self.dims, self.seed, dtype=self.dtype, kind=self.inputs)
+        return draw.make_inputs(self.fwd, self.dims, self.seed, dtype=self.dtype, varied=self.varied)
 
     def call_stub(self) -> StubCall:
         """The plain stub on these inputs."""
@@ -504,7 +504,7 @@ class Case:
             value = draw.upstream(
                 self.upstream["kind"],
                 seed,
-                self.upstream.get("scale"),
+                self.varied.layouts.get(vary.upstream_name(plain.index)),
                 plain.value.shape,
                 plain.value.dtype,
                 plain.value.device,
@@ -618,6 +618,15 @@ def _linear(case: Case, graph: Graph, factors: list[float]) -> dict[str, torch.T
     return made | case.again("sum", replace(graph, upstreams=sums))
 
 
+def _powers(case: Case, graph: Graph, factors: list[float]) -> dict[str, torch.Tensor]:
+    """Gradients for the upstream times each of some powers of two."""
+    made: dict[str, torch.Tensor] = {}
+    for at, factor in enumerate(factors):
+        scaled = {index: value * factor for index, value in graph.upstreams.items()}
+        made |= case.again(f"power{at}", replace(graph, upstreams=scaled))
+    return made
+
+
 def _noop(case: Case, graph: Graph, _: bool) -> dict[str, torch.Tensor]:
     """With every launch of the backward turned into nothing."""
     return case.again("noop", graph, phase="noop")
@@ -628,6 +637,7 @@ QUESTIONS: dict[str, Callable[[Case, Graph, Any], dict[str, torch.Tensor]]] = {
     "twice": _twice,
     "repeats": _repeats,
     "linear": _linear,
+    "powers": _powers,
     "noop": _noop,
 }
 

@@ -9,6 +9,8 @@ second opinions. No candidate code is ever seen here.
 
 from __future__ import annotations
 
+import copy
+import json
 import math
 import time
 from collections.abc import Mapping
@@ -18,7 +20,7 @@ from typing import Any
 
 import torch
 
-from .. import devices, draw, forward, layout, tensors
+from .. import devices, draw, forward, layout, tensors, vary
 from ..errors import Unusable, describe, filtered_traceback
 from ..forward import Forward
 from ..torch_tl.handles import EXACT, NATIVE, KernelError
@@ -31,6 +33,8 @@ from .finite_differences import finite_differences
 FEW_ELEMENTS = 32
 NEARBY_ELEMENTS = 1 << 16  # of all inputs: larger cases do not hang on one rounding error, and cost more
 NEARBY_DRAWS = 6
+KINK = 1e-3  # of a gradient's norm: it moves by less where inputs move by a part in 1e10,
+NOISE = 1e-6  # or by so much of the upstream's, where it is zero
 NEARBY_REACH = 64.0  # units in the last place: other rounding errors, the same conditions
 
 
@@ -40,21 +44,46 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     mode = "cuda" if device == "cuda" else "interpret"
     target = request.get("target") or "sm_90"
     fwd = forward.load(request["file"], mode, target, device, processors=devices.FEW_PROCESSORS)
-    cases = [_guarded(fwd, request, case, scratch) for case in request["cases"]]
+    taken: dict[str, str] = {}
+    cases = [_guarded(fwd, request, case, scratch, taken) for case in request["cases"]]
     return {"ok": True, "cases": cases}
 
 
-def _guarded(fwd: Forward, request: dict[str, Any], case: dict[str, Any], scratch: Path) -> dict[str, Any]:
+def _guarded(
+    fwd: Forward, request: dict[str, Any], case: dict[str, Any], scratch: Path, taken: dict[str, str]
+) -> dict[str, Any]:
     started = time.monotonic()
     result: dict[str, Any] = {"id": case["id"], "ok": True}
     try:
         made = Case(fwd, case, request.get("dtype"), request.get("budget"))
+        made.taken = taken
         result |= made.run(scratch, request.get("fd") or False)
     except Exception as error:  # noqa: BLE001 (a case must not take the others down)
-        result |= {"ok": False, "error": _error(error, fwd).to_dict()}
+        found = _error(error, fwd)
+        result |= {"ok": False, "error": found.to_dict()} | blame(fwd, request, case, found)
     budget.release(fwd.device)
     result["seconds"] = round(time.monotonic() - started, 6)
     return result
+
+
+def blame(
+    fwd: Forward, request: dict[str, Any], case: dict[str, Any], found: Unusable
+) -> dict[str, dict[str, str]]:
+    """Which choices for single inputs the forward does not take even alone, and why. Choices of which none
+    is to blame are refused together."""
+    choices = vary.Varied.of(case).alone()
+    if not choices or found.kind == "too_large":
+        return {}
+    if len(choices) == 1:
+        return {"blame": {choices[0][0]: found.message}}
+    why: dict[str, str] = {}
+    for words, varied in choices:
+        try:
+            single = case | {"layouts": varied.layouts, "values": varied.values}
+            Case(fwd, single, request.get("dtype"), request.get("budget")).require_fair()
+        except Exception as error:  # noqa: BLE001 (as of a case)
+            why[words] = _error(error, fwd).message
+    return {"blame": why}
 
 
 def _error(error: Exception, fwd: Forward) -> Unusable:
@@ -112,20 +141,17 @@ class Case:
         self.dims = case["dims"]
         self.seed = case["seed"]
         self.upstream = case["upstream"]
-        self.inputs: str | None = case.get("inputs")
+        self.varied = vary.Varied.of(case)
         self.masked = False  # see differentiate()
         self.dtype = dtype
+        self.taken: dict[str, str] = {}  # why a layout alone is not, "" where it is: found out once a process
         self._drawn: dict[tuple[Any, ...], torch.Tensor | None] = {}
 
     def run(self, scratch: Path, fd: bool | str) -> dict[str, Any]:
         if fd == "only":
             return {"fd": finite_differences(self)}
         recording = self.record(self.dtype)
-        kind = draw.INPUTS.get(self.inputs or "")
-        if kind:
-            self.require_rows(recording, kind)
-        if kind and kind.same_values:
-            self.require_same_function(recording)
+        self.require_taken(recording)
         self.require_room(recording)
         made = {f"fwd/{output.index}": output.value for output in recording.outputs if is_tensor(output)}
         exact, kinks, gradients = self.differentiate(recording)
@@ -141,8 +167,8 @@ class Case:
         for name, grad in self.gradients(native, recording).items():
             made[f"base/{name}"] = grad.to(recording.wanted[name].dtype)
         native.release()
-        if kind and kind.finite:
-            self.require_finite(made)
+        self.require_finite(made)
+        self.require_unique(recording, gradients)
         made |= self.nearby(recording)
         if self.fwd.reference is not None:
             extra, problem = self.reference(recording)
@@ -151,21 +177,40 @@ class Case:
                 result["reference_error"] = problem
         if fd:
             result["fd"] = finite_differences(self)
-        if kind and kind.judged:
-            made = {name: kind.judged(v) if is_gradient(name) else v for name, v in made.items()}
+        judged = self.varied.judged()
+        if judged:
+            made = {name: judged(v) if is_gradient(name) else v for name, v in made.items()}
         file = f"case-{self.id}.safetensors"
         tensors.save(scratch / file, {name: storable(tensor) for name, tensor in made.items()})
         return result | {"file": file}
 
+    def require_fair(self) -> None:
+        """Raises what run() would raise of a case of this kind."""
+        recording = self.record(self.dtype)
+        self.require_taken(recording)
+        gradients: dict[str, torch.Tensor] = {}
+        for precision in (EXACT, NATIVE) if self.varied.values or self.varied.equals() else ():
+            replay = self.replay(recording, precision)
+            found = self.gradients(replay, recording)
+            self.require_finite({f"the gradient of {name}": grad for name, grad in found.items()})
+            gradients = gradients or found
+            replay.release()
+        if gradients:
+            self.require_unique(recording, gradients)
+
     # ---- the real call
 
-    def arguments(self, dtype: str | None, plain: bool = False) -> dict[str, Any]:
+    def arguments(self, dtype: str | None) -> dict[str, Any]:
         """The stub's arguments by name. Inputs that want gradients get memory of their own, where they share
-        it. `plain`: as make_args makes them, whatever the kind of the inputs."""
-        kind = None if plain else self.inputs
-        args, kwargs = draw.make_inputs(self.fwd, self.dims, self.seed, dtype=dtype, kind=kind)
-        bound = draw.bind(self.fwd, args, kwargs)
+        it. They lie in rows, whatever their layouts in this case."""
+        bound = self.drawn(dtype, plain=True)
         return bound | unshared(draw.grad_inputs(self.fwd, bound))
+
+    def drawn(self, dtype: str | None, plain: bool) -> dict[str, Any]:
+        args, kwargs = draw.make_inputs(
+            self.fwd, self.dims, self.seed, dtype=dtype, varied=self.varied, plain=plain
+        )
+        return draw.bind(self.fwd, args, kwargs)
 
     def record(self, dtype: str | None) -> Recording:
         bound = self.arguments(dtype)
@@ -210,35 +255,80 @@ class Case:
     # ---- whether other inputs are fair
 
     def refuse(self, why: str) -> Unusable:
-        return Unusable("inputs_refused", f"{self.inputs} inputs: {why}", self.fwd.path, self.fwd.stub_line)
+        return Unusable("inputs_refused", why, self.fwd.path, self.fwd.stub_line)
 
-    def require_rows(self, recording: Recording, kind: draw.InputKind) -> None:
-        if not any(map(kind.can, draw.grad_inputs(self.fwd, recording.bound).values())):
-            raise self.refuse(f"no input that wants a gradient has {kind.rows}")
-
-    def require_same_function(self, recording: Recording) -> None:
+    def require_taken(self, recording: Recording) -> None:
         """Raises Unusable unless the real forward makes of these inputs what it makes of the same values in
-        row-major order.
+        row-major order, and of other values no NaN.
 
         A forward that ignores strides computes another function here, of which oracle and forward have the
         same idea. Outputs that take over the inputs' strides are not fair either: in use the upstream
         gradient would have them too.
         """
-        bound = self.arguments(self.dtype, plain=True)
-        plain = draw.differentiable_outputs(self.call(bound), bound)
-        made = [output.value for output in recording.outputs if is_tensor(output)]
-        wanted = [output.value for output in plain if is_tensor(output)]
+        self.require_finite({f"output {o.index}": o.value for o in recording.outputs if is_tensor(o)})
+        if all(map(vary.is_upstream, self.varied.layouts)):
+            return
+        self.require_each_taken()
+        self.require_same_function([output.value for output in recording.outputs if is_tensor(output)])
+
+    def require_each_taken(self) -> None:
+        """The same of each layout alone, among usual values: where others are constant, say, a forward that
+        reads the wrong elements may be right by luck."""
+        for words, varied in self.varied.alone():
+            if not varied.layouts:
+                continue
+            key = f"{json.dumps(self.dims, sort_keys=True)} {words}"
+            if key not in self.taken:
+                self.taken[key] = self.why_not(varied)
+            if self.taken[key]:
+                raise self.refuse(self.taken[key])
+
+    def why_not(self, varied: vary.Varied) -> str:
+        alone = copy.copy(self)
+        alone.varied = varied
+        try:
+            alone.require_same_function(alone.outputs_of(alone.drawn(self.dtype, plain=True)))
+        except Unusable as error:
+            return error.message
+        return ""
+
+    def outputs_of(self, bound: Mapping[str, Any]) -> list[torch.Tensor]:
+        found = draw.differentiable_outputs(self.call(bound), bound)
+        return [output.value for output in found if is_tensor(output)]
+
+    def require_same_function(self, wanted: list[torch.Tensor]) -> None:
+        made = self.outputs_of(self.drawn(self.dtype, plain=False))
         if len(made) != len(wanted) or not all(map(same_values, made, wanted)):
             raise self.refuse("the forward is wrong for them")
-        if any(one.stride() != other.stride() for one, other in zip(made, wanted, strict=True)):
+        if any(steps(one) != steps(other) for one, other in zip(made, wanted, strict=True)):
             raise self.refuse("the outputs take over their strides")
 
     def require_finite(self, made: Mapping[str, torch.Tensor]) -> None:
-        """Raises Unusable where the function overflows, or the gradient that eager PyTorch has of it."""
-        judged = {name: value for name, value in made.items() if value.is_floating_point()}
-        odd = [name for name, value in judged.items() if not bool(value.isfinite().all())]
-        if odd:
-            raise self.refuse(f"{odd[0]} is not finite")
+        """Raises Unusable where the function of other values overflows, or the gradient that eager PyTorch
+        has of it."""
+        kinds = [vary.VALUES[kind] for kind in self.varied.values.values()]
+        for name, value in made.items() if kinds else ():
+            if not value.is_floating_point():
+                continue
+            if bool(value.isnan().any()):
+                raise self.refuse(f"{name} is NaN")
+            if all(kind.finite for kind in kinds) and not bool(value.isfinite().all()):
+                raise self.refuse(f"{name} is not finite")
+
+    def require_unique(self, recording: Recording, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Raises Unusable where elements are equal, or zero, and the gradient hangs on that: there is a kink,
+        at which any gradient between those of its sides is right."""
+        if not self.varied.equals():
+            return
+        moved = self.replay(recording, EXACT, jitter=self.seed, reach=0)
+        beside = self.gradients(moved, recording)
+        moved.release()
+        judged = self.varied.judged() or torch.clone
+        drawn = self.upstreams(recording.differentiable).values()
+        noise = NOISE * math.sqrt(sum(float(value.double().norm()) ** 2 for value in drawn))
+        for name, grad in gradients.items():
+            if bool((judged(grad) - judged(beside[name])).norm() > KINK * grad.norm() + noise):
+                raise self.refuse(f"the gradient of {name} is not unique where elements are equal or zero")
 
     # ---- the record, evaluated
 
@@ -310,14 +400,15 @@ class Case:
         Each is drawn once a case: every evaluation of the record takes the same one, and none of them writes
         to it.
         """
-        drawn = [self.upstream_of(output.value, at, len(outputs)) for at, output in enumerate(outputs)]
+        drawn = [self.upstream_of(o.value, at, len(outputs), o.index) for at, o in enumerate(outputs)]
         return {o.index: value for o, value in zip(outputs, drawn, strict=True) if value is not None}
 
-    def upstream_of(self, value: torch.Tensor, at: int, count: int) -> torch.Tensor | None:
-        key = (tuple(value.shape), value.dtype, value.device, at, count)
+    def upstream_of(self, value: torch.Tensor, at: int, count: int, index: int) -> torch.Tensor | None:
+        key = (tuple(value.shape), value.dtype, value.device, at, count, index)
         if key not in self._drawn:
             asked = self.upstream
-            self._drawn[key] = draw.upstream(asked["kind"], asked["seed"], asked.get("scale"), *key)
+            layout = self.varied.layouts.get(vary.upstream_name(index))
+            self._drawn[key] = draw.upstream(asked["kind"], asked["seed"], layout, *key[:-1])
         return self._drawn[key]
 
     def describe(self, recording: Recording, exact: Replay) -> dict[str, Any]:
@@ -405,6 +496,11 @@ def same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
     wide = other.double()
     size = float(wide[wide.isfinite()].square().mean().sqrt()) if wide.isfinite().any() else 0.0
     return torch.allclose(one.double(), wide, rtol=1e-2, atol=1e-3 * size, equal_nan=True)
+
+
+def steps(tensor: torch.Tensor) -> list[int]:
+    """The strides that are ever taken."""
+    return [stride for stride, extent in zip(tensor.stride(), tensor.shape, strict=True) if extent > 1]
 
 
 def positional(fwd: Forward, bound: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

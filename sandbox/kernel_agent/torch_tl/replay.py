@@ -19,6 +19,8 @@ from kernel_agent.torch_tl.launch import DescriptorArg, Launch, TensorArg, run_l
 from kernel_agent.torch_tl.memory import Cell, Memory, cell_values
 from kernel_agent.torch_tl.record import Constant, DescriptorRef, KernelLaunch, Operation, Ref, Tape
 
+ASIDE, FROM_ZERO = 1e-10, 1e-30
+
 
 class Replay:
     """One evaluation of a tape. The first that gets to its end has looked at every access for all that follow
@@ -26,7 +28,8 @@ class Replay:
 
     With `jitter` (a seed) every floating input is first moved by up to `reach` units in the last place of its
     dtype, to a value of that dtype. One unit: how far the gradients then move is what no kernel that computes
-    in that dtype can resolve. Many: the same computation with other rounding errors.
+    in that dtype can resolve. Many: the same computation with other rounding errors. None at all (0): far
+    less than a unit, in float64, and away from zero: what was equal no longer is.
 
     `masked`: see Masked. `kinks` notes, or decides, the comparisons of floats (kinks.py).
     """
@@ -128,7 +131,10 @@ class Replay:
         """Values of `dtype` up to `reach` of its units away, drawn where the memory is. In float64, in one
         tensor of that size."""
         factors = torch.rand(flat.shape, generator=self.jitter, dtype=torch.float64, device=flat.device)
-        factors.mul_(2).sub_(1).mul_(self.reach * torch.finfo(dtype).eps).add_(1)
+        factors.mul_(2).sub_(1)
+        if self.reach == 0:
+            return torch.where(flat == 0, FROM_ZERO * factors, flat * (1 + ASIDE * factors))
+        factors.mul_(self.reach * torch.finfo(dtype).eps).add_(1)
         return factors.mul_(flat).to(dtype).to(flat.dtype)
 
     def _set(self, key: int, flat: torch.Tensor, dtype: torch.dtype, base: int) -> None:
