@@ -1,7 +1,6 @@
 /* Lines on stderr. Knows nothing of runs. */
 #include "log.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -23,15 +22,12 @@ void ka_log_setup(enum ka_log_level level, bool live)
     sink.live = live;
 }
 
-int ka_log_level_parse(const char *text, enum ka_log_level *out)
+enum ka_log_level ka_log_level_of(const char *name)
 {
-    for (size_t i = 0; i < KA_COUNT(level_names); i++) {
-        if (strcmp(level_names[i], text) == 0) {
-            *out = (enum ka_log_level)i;
-            return 0;
-        }
-    }
-    return -EINVAL;
+    enum ka_log_level level = KA_LOG_DEBUG;
+    while (level > KA_LOG_ERROR && strcmp(level_names[level], name) != 0)
+        level--;
+    return level;
 }
 
 void ka_log(enum ka_log_level level, const char *fmt, ...)

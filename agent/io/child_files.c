@@ -151,21 +151,17 @@ int ka_child_open(const struct ka_child_result *result, const char *name, size_t
     struct stat st;
     if (result->scratch_fd < 0)
         return -ENOENT;
-    int file = open_beneath(result->scratch_fd, name);
+    KA_AUTO_CLOSE int file = open_beneath(result->scratch_fd, name);
     if (file < 0)
         return file;
-    int rc = 0;
     if (fstat(file, &st) != 0)
-        rc = -errno;
-    else if (!S_ISREG(st.st_mode) || st.st_nlink != 1)
-        rc = -EINVAL;
-    else if ((uint64_t)st.st_size > max)
-        rc = -EFBIG;
-    if (rc) {
-        close(file);
-        return rc;
-    }
+        return -errno;
+    if (!S_ISREG(st.st_mode) || st.st_nlink != 1)
+        return -EINVAL;
+    if ((uint64_t)st.st_size > max)
+        return -EFBIG;
     *fd = file;
+    file = -1;
     return 0;
 }
 
