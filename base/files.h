@@ -3,6 +3,8 @@
 #ifndef KA_FILES_H
 #define KA_FILES_H
 
+#include <sys/types.h>
+
 #include "base.h"
 
 /* Append the file's bytes to `out`. -EFBIG when it holds more than `max` bytes. Regular files only. */
@@ -11,10 +13,13 @@ int ka_file_read(const char *path, size_t max, struct ka_buf *out, struct ka_err
 /* Write beside `path`, fsync, rename over it. The old content survives every failure (disk full too). */
 int ka_file_write(const char *path, const void *bytes, size_t len, struct ka_err *err);
 
-/* All bytes, to and from a descriptor. Reading ends at the end or, with -EFBIG, past `max` bytes; `out` is then
- * as it was. */
+/* All bytes, to and from a descriptor. Reading ends at the end or, with -EFBIG, past `max` bytes; `out` is
+ * then as it was. */
 int ka_fd_write(int fd, const char *bytes, size_t len);
 int ka_fd_read(int fd, size_t max, struct ka_buf *out);
+
+/* What a socket brought, and the descriptor that came with it. Bytes, 0 at the end, -errno. */
+ssize_t ka_fd_receive(int socket, char *text, size_t size, int *fd);
 
 /* A descriptor that is closed where its name ends; -1 is none. */
 #define KA_AUTO_CLOSE __attribute__((cleanup(ka_close_at)))

@@ -223,3 +223,12 @@ void ka_app_close(struct ka_app *app)
     free(app->package_dir);
     free(app->python);
 }
+
+int ka_settings_fit(const struct ka_settings *settings, const struct ka_app *app, struct ka_err *err)
+{
+    if (strcmp(settings->device, "cuda") == 0 && !app->gpu)
+        return ka_fail(err, -EINVAL, "a run on cuda, in a process that was not opened for it");
+    if (settings->answers == KA_BACKEND_OPENAI && !app->llm)
+        return ka_fail(err, -EINVAL, "a run that asks an endpoint, in a process that has none");
+    return 0;
+}

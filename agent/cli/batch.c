@@ -7,9 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "agent/app/app.h"
-#include "agent/app/opts.h"
-#include "agent/app/settings.h"
+#include "agent/app/asked.h"
 #include "agent/core/fields.h"
 #include "agent/io/loop.h"
 #include "agent/io/signals.h"
