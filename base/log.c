@@ -47,14 +47,6 @@ void ka_log(enum ka_log_level level, const char *fmt, ...)
     fputc('\n', stderr);
 }
 
-static int terminal_width(void)
-{
-    struct winsize size;
-    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 20)
-        return size.ws_col;
-    return 80;
-}
-
 void ka_log_progress(const char *who, const char *fmt, ...)
 {
     if (sink.threshold < KA_LOG_INFO)
@@ -68,8 +60,10 @@ void ka_log_progress(const char *who, const char *fmt, ...)
         ka_log(KA_LOG_INFO, "%s: %s", who, text);
         return;
     }
+    struct winsize size;
+    int width = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 20 ? size.ws_col : 80;
     fputs("\r\033[K", stderr);
-    fprintf(stderr, "%s: %.*s", who, terminal_width() - (int)strlen(who) - 4, text);
+    fprintf(stderr, "%s: %.*s", who, width - (int)strlen(who) - 4, text);
     fflush(stderr);
     sink.line_open = true;
 }
