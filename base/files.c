@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -32,6 +33,25 @@ int ka_fd_read(int fd, size_t max, struct ka_buf *out)
     if (rc && out->data)
         out->data[out->len = before] = '\0';
     return rc;
+}
+
+ssize_t ka_fd_receive(int socket, char *text, size_t size, int *fd)
+{
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } control;
+    struct iovec iov = {text, size};
+    struct msghdr msg = {.msg_iov = &iov,
+                         .msg_iovlen = 1,
+                         .msg_control = control.bytes,
+                         .msg_controllen = sizeof(control.bytes)};
+    ssize_t n = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    struct cmsghdr *cmsg = n > 0 ? CMSG_FIRSTHDR(&msg) : NULL;
+    if (cmsg && cmsg->cmsg_level == SOL_SOCKET && cmsg->cmsg_type == SCM_RIGHTS &&
+        cmsg->cmsg_len == CMSG_LEN(sizeof(*fd)))
+        memcpy(fd, CMSG_DATA(cmsg), sizeof(*fd));
+    return n < 0 ? -errno : n;
 }
 
 int ka_file_read(const char *path, size_t max, struct ka_buf *out, struct ka_err *err)

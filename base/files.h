@@ -3,6 +3,8 @@
 #ifndef KA_FILES_H
 #define KA_FILES_H
 
+#include <sys/types.h>
+
 #include "base.h"
 
 /* Append the file's bytes to `out`. -EFBIG when it holds more than `max` bytes. Regular files only. */
@@ -19,6 +21,9 @@ int ka_file_replace(const char *path, const void *bytes, size_t len, struct ka_e
  * then as it was. */
 int ka_fd_write(int fd, const char *bytes, size_t len);
 int ka_fd_read(int fd, size_t max, struct ka_buf *out);
+
+/* What a socket brought, and the descriptor that came with it. Bytes, 0 at the end, -errno. */
+ssize_t ka_fd_receive(int socket, char *text, size_t size, int *fd);
 
 /* A descriptor that is closed where its name ends; -1 is none. */
 #define KA_AUTO_CLOSE __attribute__((cleanup(ka_close_at)))

@@ -1,7 +1,6 @@
 /* Lines on stderr. Knows nothing of runs. */
 #include "log.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -23,15 +22,12 @@ void ka_log_setup(enum ka_log_level level, bool live)
     sink.live = live;
 }
 
-int ka_log_level_parse(const char *text, enum ka_log_level *out)
+enum ka_log_level ka_log_level_of(const char *name)
 {
-    for (size_t i = 0; i < KA_COUNT(level_names); i++) {
-        if (strcmp(level_names[i], text) == 0) {
-            *out = (enum ka_log_level)i;
-            return 0;
-        }
-    }
-    return -EINVAL;
+    enum ka_log_level level = KA_LOG_DEBUG;
+    while (level > KA_LOG_ERROR && strcmp(level_names[level], name) != 0)
+        level--;
+    return level;
 }
 
 void ka_log(enum ka_log_level level, const char *fmt, ...)
@@ -51,14 +47,6 @@ void ka_log(enum ka_log_level level, const char *fmt, ...)
     fputc('\n', stderr);
 }
 
-static int terminal_width(void)
-{
-    struct winsize size;
-    if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 20)
-        return size.ws_col;
-    return 80;
-}
-
 void ka_log_progress(const char *who, const char *fmt, ...)
 {
     if (sink.threshold < KA_LOG_INFO)
@@ -72,8 +60,10 @@ void ka_log_progress(const char *who, const char *fmt, ...)
         ka_log(KA_LOG_INFO, "%s: %s", who, text);
         return;
     }
+    struct winsize size;
+    int width = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 20 ? size.ws_col : 80;
     fputs("\r\033[K", stderr);
-    fprintf(stderr, "%s: %.*s", who, terminal_width() - (int)strlen(who) - 4, text);
+    fprintf(stderr, "%s: %.*s", who, width - (int)strlen(who) - 4, text);
     fflush(stderr);
     sink.line_open = true;
 }

@@ -11,7 +11,7 @@ enum ka_log_level { KA_LOG_ERROR, KA_LOG_WARN, KA_LOG_INFO, KA_LOG_DEBUG };
 /* Once, before anything is logged. `live`: redraw one line for progress (a terminal); otherwise progress is
  * printed as info lines. */
 void ka_log_setup(enum ka_log_level level, bool live);
-int ka_log_level_parse(const char *text, enum ka_log_level *out); /* -EINVAL */
+enum ka_log_level ka_log_level_of(const char *name); /* "error", "warn", "info", "debug" */
 
 void ka_log(enum ka_log_level level, const char *fmt, ...) KA_PRINTF(2, 3);
 

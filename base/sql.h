@@ -8,8 +8,8 @@
 #define KA_AUTO_STMT __attribute__((cleanup(ka_sql_end)))
 void ka_sql_end(sqlite3_stmt **stmt);
 
-/* Prepare `sql` and bind what follows to ?1, ?2, ...: for each letter of `types` a text ('s'; NULL is null), an
- * int64_t ('i'), a double ('d'), or bytes and their size_t ('b'). Borrowed until the statement ends. */
+/* Prepare `sql` and bind what follows to ?1, ?2, ...: for each letter of `types` a text ('s'; NULL is null),
+ * an int64_t ('i'), a double ('d'), or bytes and their size_t ('b'). Borrowed until the statement ends. */
 int ka_sql_start(sqlite3 *db, sqlite3_stmt **stmt, const char *sql, const char *types, ...);
 
 /* The same for a statement that gives no rows, to its end: SQLITE_OK. */

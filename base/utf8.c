@@ -66,17 +66,12 @@ static size_t announced(const char *bytes)
     return first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : first >= 0xC2 ? 2 : 1;
 }
 
-static bool is_cut(const char *bytes, size_t len)
-{
-    return announced(bytes) > len && continues(bytes, len);
-}
-
 char *ka_utf8_clean(char *text)
 {
     size_t left = text ? strlen(text) : 0;
     for (char *at = text; left;) {
         size_t step = ka_utf8_sequence(at, left);
-        if (step == 0 && is_cut(at, left)) {
+        if (step == 0 && announced(at) > left && continues(at, left)) { /* cut by the end */
             *at = '\0';
             break;
         }

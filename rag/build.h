@@ -20,8 +20,8 @@ int ka_build(const char *dir, const char *store_path, ka_build_progress_fn progr
              struct ka_build_report *out, struct ka_err *err);
 
 /* Call `each` for every .py file below `dir`, sorted within its folder; hidden files and folders, __pycache__
- * and links are skipped. A non-zero return ends the walk and is returned; else, at its end, a negative errno of
- * a folder that could not be read. */
+ * and links are skipped. A non-zero return ends the walk and is returned; else, at its end, a negative errno
+ * of a folder that could not be read. */
 int ka_build_walk(const char *dir, int (*each)(void *arg, const char *path, struct ka_err *err), void *arg,
                   struct ka_err *err);
 

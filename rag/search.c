@@ -1,7 +1,6 @@
 /* Embeds a query, asks the index, and reads what it found from the store. */
 #include "search.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 

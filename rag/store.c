@@ -5,7 +5,6 @@
 #include "base/sql.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -90,15 +89,10 @@ static int read_number(struct ka_store *store, const char *sql, int64_t *out, st
 
 static int create_schema(struct ka_store *store, struct ka_err *err)
 {
-    char pragmas[128];
-    snprintf(pragmas, sizeof(pragmas), "PRAGMA application_id = %d; PRAGMA user_version = %d;",
-             APPLICATION_ID, SCHEMA_VERSION);
-    int rc = run_sql(store, "BEGIN IMMEDIATE;", err);
-    if (rc == 0)
-        rc = run_sql(store, SCHEMA, err);
-    if (rc == 0)
-        rc = run_sql(store, pragmas, err);
-    return rc ? rc : run_sql(store, "COMMIT;", err);
+    KA_AUTO_FREE char *sql =
+        ka_format("BEGIN IMMEDIATE; %s PRAGMA application_id = %d; PRAGMA user_version = %d; COMMIT;", SCHEMA,
+                  APPLICATION_ID, SCHEMA_VERSION);
+    return run_sql(store, sql, err);
 }
 
 static int check_schema(struct ka_store *store, struct ka_err *err)

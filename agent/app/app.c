@@ -3,8 +3,6 @@
 
 #include <errno.h>
 #include <jansson.h>
-#include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -77,11 +75,8 @@ static char *store_path(const struct ka_opts *opts, const char *share)
 
 static int find_python(struct ka_app *app, const char *wanted, struct ka_err *err)
 {
-    struct ka_python_where where;
     struct ka_pythons pythons;
-    ka_python_where_init(&where, wanted, app->share);
-    ka_pythons_list(&where, &pythons);
-    ka_pythons_choose(&pythons, false, NULL, NULL);
+    ka_pythons_find(wanted, app->share, false, &pythons);
     int rc = 0;
     if (pythons.chosen < pythons.count) {
         const struct ka_python *p = &pythons.list[pythons.chosen];
@@ -227,4 +222,13 @@ void ka_app_close(struct ka_app *app)
     free(app->share);
     free(app->package_dir);
     free(app->python);
+}
+
+int ka_settings_fit(const struct ka_settings *settings, const struct ka_app *app, struct ka_err *err)
+{
+    if (strcmp(settings->device, "cuda") == 0 && !app->gpu)
+        return ka_fail(err, -EINVAL, "a run on cuda, in a process that was not opened for it");
+    if (settings->answers == KA_BACKEND_OPENAI && !app->llm)
+        return ka_fail(err, -EINVAL, "a run that asks an endpoint, in a process that has none");
+    return 0;
 }

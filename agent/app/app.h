@@ -10,6 +10,7 @@ struct ka_children;
 struct ka_llm;
 struct ka_loop;
 struct ka_opts;
+struct ka_settings;
 struct ka_store;
 struct ka_search;
 
@@ -43,6 +44,9 @@ void ka_app_close(struct ka_app *app);
 /* Folder that holds sandbox/ and prompts/: KA_SHARE, beside the program, above it, or
  * PREFIX/share/kernel-agent. free() it. */
 char *ka_app_find_share(struct ka_err *err);
+
+/* Has this process what the settings want? -EINVAL with `err` if not. */
+int ka_settings_fit(const struct ka_settings *settings, const struct ka_app *app, struct ka_err *err);
 
 /* The endpoint, whether or not it is asked. */
 const char *ka_app_base_url(const struct ka_opts *opts);

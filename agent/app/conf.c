@@ -62,10 +62,9 @@ static int register_key(struct parser *p, char *key)
             p, -EINVAL,
             "a key does not belong in this file; put it alone into a file that only you can read and "
             "write `api_key_file = \"that file\"`, or set OPENAI_API_KEY");
-    for (size_t i = 0; i + 1 < p->key_count; i++) {
+    for (size_t i = 0; i + 1 < p->key_count; i++)
         if (strcmp(p->keys[i], key) == 0)
             return fail_at(p, -EINVAL, "'%s' is already set in line %d", key, p->key_lines[i]);
-    }
     return 0;
 }
 

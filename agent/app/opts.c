@@ -122,10 +122,9 @@ static void *slot(struct ka_opts *opts, const struct option_row *row)
 static bool is_choice(const char *choices, const char *value)
 {
     size_t len = strlen(value);
-    for (const char *at = choices; at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL) {
+    for (const char *at = choices; at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL)
         if (strncmp(at, value, len) == 0 && (at[len] == '|' || at[len] == '\0'))
             return true;
-    }
     return false;
 }
 
@@ -194,10 +193,9 @@ static int on_conf_key(void *arg, const char *key, const struct ka_conf_value *v
     char name[64], text[64];
     (void)line;
     snprintf(name, sizeof(name), "%s", key);
-    for (char *at = name; *at; at++) {
+    for (char *at = name; *at; at++)
         if (*at == '_')
             *at = '-';
-    }
     const struct option_row *row = find_row(name, strlen(name));
     if (!row)
         return ka_fail(err, -EINVAL, "unknown setting '%s' (kernel-agent --help lists them)", key);
@@ -239,20 +237,18 @@ static int read_environment(struct ka_opts *opts, struct ka_err *err)
 int ka_opts_init(struct ka_opts *opts, const char *config_path, struct ka_err *err)
 {
     memset(opts, 0, sizeof(*opts));
-    for (size_t i = 0; i < KA_COUNT(rows); i++) {
+    for (size_t i = 0; i < KA_COUNT(rows); i++)
         if (rows[i].initial)
             set_value(opts, &rows[i], rows[i].initial, "default ", NULL);
-    }
     int rc = read_config(opts, config_path, err);
     return rc ? rc : read_environment(opts, err);
 }
 
 void ka_opts_free(struct ka_opts *opts)
 {
-    for (size_t i = 0; i < KA_COUNT(rows); i++) {
+    for (size_t i = 0; i < KA_COUNT(rows); i++)
         if (rows[i].kind == TEXT || rows[i].kind == OPTIONAL_TEXT)
             free(*(char **)slot(opts, &rows[i]));
-    }
     memset(opts, 0, sizeof(*opts));
 }
 

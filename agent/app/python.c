@@ -210,17 +210,6 @@ static void add_named(struct ka_pythons *out, const char *wanted, const char *pa
     add(out, place, NAMED, ka_strdup(why));
 }
 
-void ka_python_where_init(struct ka_python_where *where, const char *wanted, const char *share)
-{
-    *where = (struct ka_python_where){
-        .wanted = wanted,
-        .virtual_env = getenv("VIRTUAL_ENV"),
-        .conda_prefix = getenv("CONDA_PREFIX"),
-        .path = getenv("PATH"),
-        .share = share,
-    };
-}
-
 void ka_pythons_list(const struct ka_python_where *where, struct ka_pythons *out)
 {
     *out = (struct ka_pythons){.list = ka_calloc(LIST_MAX, sizeof(*out->list))};
@@ -368,6 +357,17 @@ void ka_pythons_choose(struct ka_pythons *pythons, bool all, ka_python_ask_fn as
         i++;
     }
     pythons->chosen = chosen < pythons->count ? chosen : pythons->count;
+}
+
+void ka_pythons_find(const char *wanted, const char *share, bool all, struct ka_pythons *out)
+{
+    const struct ka_python_where where = {.wanted = wanted,
+                                          .virtual_env = getenv("VIRTUAL_ENV"),
+                                          .conda_prefix = getenv("CONDA_PREFIX"),
+                                          .path = getenv("PATH"),
+                                          .share = share};
+    ka_pythons_list(&where, out);
+    ka_pythons_choose(out, all, NULL, NULL);
 }
 
 /* ---- saying it ---- */

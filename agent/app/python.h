@@ -41,15 +41,15 @@ struct ka_pythons {
  * like "cannot be run: ...". */
 typedef int (*ka_python_ask_fn)(void *arg, const char *place, json_t **answer, struct ka_err *err);
 
-/* From this process's environment, but `wanted` and `share`. Borrows. */
-void ka_python_where_init(struct ka_python_where *where, const char *wanted, const char *share);
-
 /* Those that are there, one interpreter once; nothing is asked yet. Free with ka_pythons_free(). */
 void ka_pythons_list(const struct ka_python_where *where, struct ka_pythons *out);
 
 /* Ask in order until one can be used; with `all` the others too. If one was named it is that one or none, and
  * where it cannot be used the others are asked for the sake of ka_pythons_complain(). `ask` NULL: really. */
 void ka_pythons_choose(struct ka_pythons *pythons, bool all, ka_python_ask_fn ask, void *arg);
+
+/* Both, for this process: really asked. */
+void ka_pythons_find(const char *wanted, const char *share, bool all, struct ka_pythons *out);
 
 /* Why none was chosen: what was tried, what each lacks, what to do. */
 void ka_pythons_complain(const struct ka_pythons *pythons, struct ka_err *err);

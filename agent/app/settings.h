@@ -5,9 +5,6 @@
 
 #include "base/base.h"
 
-struct ka_app;
-struct ka_opts;
-
 enum ka_backend { KA_BACKEND_NONE, KA_BACKEND_OPENAI, KA_BACKEND_MAILBOX };
 
 struct ka_settings {
@@ -43,19 +40,6 @@ struct ka_settings {
     int deadline;    /* seconds of one child */
     char *sanitizer; /* path of compute-sanitizer, with --sanitize; else NULL */
 };
-
-/* Words that a child would find out to be wrong after seconds, and say so in its own words: -EINVAL with
- * `err`. */
-int ka_settings_check(const struct ka_opts *opts, struct ka_err *err);
-
-/* What the program's options, checked, ask of a run in this process. With `with_model` false no model
- * answers, and the options about it are not looked at. A negative code with `err` where they do not fit;
- * `settings` is then empty. Free with ka_settings_free(). */
-int ka_settings_init(struct ka_settings *settings, const struct ka_opts *opts, const struct ka_app *app,
-                     bool with_model, struct ka_err *err);
-
-/* Has this process what the settings want? -EINVAL with `err` if not. */
-int ka_settings_fit(const struct ka_settings *settings, const struct ka_app *app, struct ka_err *err);
 
 /* Deep. `to` is overwritten. */
 void ka_settings_copy(struct ka_settings *to, const struct ka_settings *from);

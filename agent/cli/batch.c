@@ -7,9 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "agent/app/app.h"
-#include "agent/app/opts.h"
-#include "agent/app/settings.h"
+#include "agent/app/asked.h"
 #include "agent/core/fields.h"
 #include "agent/io/loop.h"
 #include "agent/io/signals.h"
@@ -58,6 +56,7 @@ static int add_file(void *arg, const char *path, struct ka_err *err)
         !strstr(ka_buf_str(&text), "@autodiff") || !strstr(ka_buf_str(&text), "SWEEP"))
         return 0;
     struct item *item = KA_APPEND(batch->items, batch->count);
+    item->batch = batch;
     item->path = ka_strdup(path);
     ka_hash_hex(text.data, text.len, item->hash);
     return 0;
@@ -162,10 +161,9 @@ static void on_stop(void *arg)
     struct batch *batch = arg;
     batch->stopping = true;
     ka_log(KA_LOG_WARN, "interrupted; the same command goes on where this one stopped");
-    for (size_t i = 0; i < batch->count; i++) {
+    for (size_t i = 0; i < batch->count; i++)
         if (batch->items[i].state == RUNNING)
             ka_run_interrupt(batch->items[i].run);
-    }
 }
 
 /* ---- results */
@@ -182,10 +180,9 @@ static const char *outcome(const struct item *item)
 static int final_code(const struct batch *batch)
 {
     int code = batch->stopping ? 130 : 0;
-    for (size_t i = 0; i < batch->count; i++) {
+    for (size_t i = 0; i < batch->count; i++)
         if (batch->items[i].exit_code > code)
             code = batch->items[i].exit_code;
-    }
     return code;
 }
 
@@ -241,8 +238,6 @@ static int batch_prepare(struct batch *batch, const char *dir, struct ka_err *er
     ka_build_walk(root, add_file, batch, NULL); /* a folder that cannot be read has nothing for us */
     if (!batch->count)
         return ka_fail(err, 2, "%s: no forward file (with @autodiff and SWEEP) below it", dir);
-    for (size_t i = 0; i < batch->count; i++)
-        batch->items[i].batch = batch;
     if (ka_mkdirs(batch->opts->run.out, err))
         return 2;
     load_index(batch);

@@ -3,13 +3,10 @@
 
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "agent/app/app.h"
-#include "agent/app/opts.h"
-#include "agent/app/settings.h"
+#include "agent/app/asked.h"
 #include "agent/io/loop.h"
 #include "agent/io/signals.h"
 #include "agent/run/run.h"
@@ -59,10 +56,7 @@ static const char exit_codes[] = "\n"
 
 static void setup_log(const struct ka_opts *opts)
 {
-    enum ka_log_level level = KA_LOG_INFO;
-    ka_log_level_parse(opts->log_level, &level);
-    if (opts->quiet)
-        level = KA_LOG_ERROR;
+    enum ka_log_level level = opts->quiet ? KA_LOG_ERROR : ka_log_level_of(opts->log_level);
     ka_log_setup(level, isatty(STDERR_FILENO) && level == KA_LOG_INFO);
 }
 
@@ -192,19 +186,17 @@ static int run_command(const char *name, struct ka_opts *opts, const char **word
 static bool is_command(const char *word)
 {
     static const char *const names[] = {"run", "batch", "inspect", "check", "verify", "differentiate"};
-    for (size_t i = 0; i < KA_COUNT(names); i++) {
+    for (size_t i = 0; i < KA_COUNT(names); i++)
         if (strcmp(names[i], word) == 0)
             return true;
-    }
     return false;
 }
 
 static bool wants(int argc, char **argv, const char *option)
 {
-    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
         if (strcmp(argv[i], option) == 0)
             return true;
-    }
     return false;
 }
 

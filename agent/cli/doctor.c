@@ -318,11 +318,8 @@ static int parse(struct doctor *d, int argc, char **argv)
 /* The same choice as a run makes, and what else there is. */
 static void choose_python(struct doctor *d)
 {
-    struct ka_python_where where;
     d->share = ka_app_find_share(NULL);
-    ka_python_where_init(&where, d->wanted_python, d->share);
-    ka_pythons_list(&where, &d->pythons);
-    ka_pythons_choose(&d->pythons, true, NULL, NULL);
+    ka_pythons_find(d->wanted_python, d->share, true, &d->pythons);
     if (d->pythons.chosen < d->pythons.count)
         d->python = &d->pythons.list[d->pythons.chosen];
 }

@@ -2,7 +2,6 @@
 #include "junit.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "agent/core/page.h"

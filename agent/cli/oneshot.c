@@ -5,11 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "agent/app/app.h"
-#include "agent/app/opts.h"
-#include "agent/app/settings.h"
+#include "agent/app/asked.h"
 #include "agent/core/fields.h"
 #include "agent/core/shapes.h"
 #include "agent/io/loop.h"

@@ -2,8 +2,6 @@
 #include "show.h"
 
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "agent/core/compose.h"
 #include "agent/core/fields.h"

@@ -8,7 +8,6 @@
 
 #include <errno.h>
 #include <jansson.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define MAX_CALLS 32
@@ -98,10 +97,9 @@ static char *without_fence(const char *text)
 static bool is_python_block(const struct block *block)
 {
     static const char *const names[] = {"", "python", "py", "python3", "Python", "triton"};
-    for (size_t i = 0; i < KA_COUNT(names); i++) {
+    for (size_t i = 0; i < KA_COUNT(names); i++)
         if (ka_line_is(block->info, names[i]))
             return true;
-    }
     return false;
 }
 

@@ -118,10 +118,9 @@ static bool is_name_char(char c)
 
 static bool is_name(struct ka_line text)
 {
-    for (size_t i = 0; i < text.len; i++) {
+    for (size_t i = 0; i < text.len; i++)
         if (!is_name_char(text.at[i]))
             return false;
-    }
     return text.len > 0 && !isdigit((unsigned char)text.at[0]);
 }
 

@@ -115,10 +115,9 @@ const char *ka_page_verdict(const json_t *result)
                   {"waiting", "waiting for an answer"},
                   {"error", "ended with an error"}};
     const char *verdict = ka_page_text_of(result, "verdict");
-    for (size_t i = 0; verdict && i < KA_COUNT(titles); i++) {
+    for (size_t i = 0; verdict && i < KA_COUNT(titles); i++)
         if (strcmp(verdict, titles[i].verdict) == 0)
             return titles[i].title;
-    }
     return verdict ? verdict : "no verdict";
 }
 

@@ -32,7 +32,7 @@ struct hunk {
 
 struct parsed {
     struct hunk_line *lines;
-    size_t count, cap;
+    size_t count;
     struct hunk *hunks;
     size_t hunk_count;
     bool replaces; /* Add File: its '+' lines are everything after the protected part */

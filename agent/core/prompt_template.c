@@ -44,10 +44,9 @@ static int put(struct renderer *r, const char *text, size_t len)
 
 static const struct ka_prompt_var *find_var(const struct renderer *r, struct ka_line name)
 {
-    for (size_t i = 0; i < r->var_count; i++) {
+    for (size_t i = 0; i < r->var_count; i++)
         if (ka_line_is(name, r->vars[i].name))
             return &r->vars[i];
-    }
     return NULL;
 }
 

@@ -10,11 +10,6 @@ static bool is_token_char(char c)
     return isalnum((unsigned char)c) || (c && strchr("-_.~+/=", c));
 }
 
-static bool is_word_char(char c)
-{
-    return isalnum((unsigned char)c) || c == '_';
-}
-
 static bool starts_here(const char *at, const char *end, const char *word)
 {
     size_t len = strlen(word);
@@ -88,7 +83,7 @@ static size_t find_here(const char *text, const char *at, const char *end, const
         size_t len = secret_length(at, end, secrets[i]);
         longest = len > longest ? len : longest;
     }
-    bool inside_word = at > text && is_word_char(at[-1]);
+    bool inside_word = at > text && (isalnum((unsigned char)at[-1]) || at[-1] == '_');
     if (longest || (inside_word && !starts_here(at, end, "api")))
         return longest;
     longest = key_length(at, end);

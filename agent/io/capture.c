@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/utf8.h"
-
 static void ring_add(struct ka_capture *c, const char *bytes, size_t len)
 {
     if (!c->ring)

@@ -349,7 +349,7 @@ static bool read_control(struct child *c, bool *ended)
     char text[1024];
     struct stat st;
     KA_AUTO_CLOSE int fd = -1;
-    ssize_t n = ka_child_receive(c->control_fd, text, sizeof(text), &fd);
+    ssize_t n = ka_fd_receive(c->control_fd, text, sizeof(text), &fd);
     if (n <= 0) {
         *ended = n != -EINTR && n != -EAGAIN;
         return n == -EINTR;

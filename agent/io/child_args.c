@@ -1,54 +1,8 @@
 /* Requests as values, and the command line of ka-jail that follows from one. Knows no process and no loop. */
 #include "child_internal.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-void ka_args_add(struct ka_args *args, const char *text)
-{
-    if (args->count + 1 < KA_ARGS_MAX)
-        args->argv[args->count++] = ka_strdup(text);
-}
-
-void ka_args_option(struct ka_args *args, const char *name, const char *value)
-{
-    ka_args_add(args, name);
-    ka_args_add(args, value);
-}
-
-void ka_args_number(struct ka_args *args, const char *name, unsigned value)
-{
-    char text[16];
-    snprintf(text, sizeof(text), "%u", value);
-    if (value)
-        ka_args_option(args, name, text);
-}
-
-void ka_args_variable(struct ka_args *args, const char *name, const char *value)
-{
-    KA_AUTO_FREE char *text = ka_format("%s=%s", name, value);
-    ka_args_option(args, "--env", text);
-}
-
-void ka_args_gpu(struct ka_args *args)
-{
-    static const char *const passed[] = {"LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"};
-    for (size_t i = 0; i < KA_COUNT(passed); i++) {
-        const char *value = getenv(passed[i]);
-        if (value)
-            ka_args_variable(args, passed[i], value);
-    }
-}
-
-void ka_args_clear(struct ka_args *args)
-{
-    for (size_t i = 0; i < args->count; i++)
-        free(args->argv[i]);
-    memset(args, 0, sizeof(*args));
-}
-
-/* ---- the jail of a request ---- */
 
 void ka_child_args_jail(struct ka_args *args, const struct ka_child_req *req, const char *scratch)
 {

@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -111,25 +110,6 @@ int ka_child_scratch_new(const char *base, const char *request, char **path, str
     return rc;
 }
 
-ssize_t ka_child_receive(int socket, char *text, size_t size, int *fd)
-{
-    union {
-        char bytes[CMSG_SPACE(sizeof(int))];
-        struct cmsghdr align;
-    } control;
-    struct iovec iov = {text, size};
-    struct msghdr msg = {.msg_iov = &iov,
-                         .msg_iovlen = 1,
-                         .msg_control = control.bytes,
-                         .msg_controllen = sizeof(control.bytes)};
-    ssize_t n = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-    struct cmsghdr *cmsg = n > 0 ? CMSG_FIRSTHDR(&msg) : NULL;
-    if (cmsg && cmsg->cmsg_level == SOL_SOCKET && cmsg->cmsg_type == SCM_RIGHTS &&
-        cmsg->cmsg_len == CMSG_LEN(sizeof(*fd)))
-        memcpy(fd, CMSG_DATA(cmsg), sizeof(*fd));
-    return n < 0 ? -errno : n;
-}
-
 /* Kernels without openat2 (or sandboxes that hide it) get the part of it that a single name needs. */
 static int open_beneath(int dir, const char *name)
 {
@@ -151,21 +131,17 @@ int ka_child_open(const struct ka_child_result *result, const char *name, size_t
     struct stat st;
     if (result->scratch_fd < 0)
         return -ENOENT;
-    int file = open_beneath(result->scratch_fd, name);
+    KA_AUTO_CLOSE int file = open_beneath(result->scratch_fd, name);
     if (file < 0)
         return file;
-    int rc = 0;
     if (fstat(file, &st) != 0)
-        rc = -errno;
-    else if (!S_ISREG(st.st_mode) || st.st_nlink != 1)
-        rc = -EINVAL;
-    else if ((uint64_t)st.st_size > max)
-        rc = -EFBIG;
-    if (rc) {
-        close(file);
-        return rc;
-    }
+        return -errno;
+    if (!S_ISREG(st.st_mode) || st.st_nlink != 1)
+        return -EINVAL;
+    if ((uint64_t)st.st_size > max)
+        return -EFBIG;
     *fd = file;
+    file = -1;
     return 0;
 }
 

@@ -2,8 +2,7 @@
 #ifndef KA_CHILD_INTERNAL_H
 #define KA_CHILD_INTERNAL_H
 
-#include <sys/types.h>
-
+#include "args.h"
 #include "base/base.h"
 #include "child.h"
 
@@ -21,29 +20,7 @@ bool ka_child_memory_is_low(const char *meminfo);
 /* Whether children cannot use it up within a second; false for a text that does not say. */
 bool ka_child_memory_is_ample(const char *meminfo);
 
-/* What a socket brought, and the descriptor that came with it. Bytes, 0 at the end, -errno. */
-ssize_t ka_child_receive(int socket, char *text, size_t size, int *fd);
-
 /* ---- child_args.c ---- */
-
-/* The command line of ka-jail, built word by word. What does not fit is left out: see KA_ARGS_MAX. */
-#define KA_ARGS_LIST_MAX 64 /* readable paths, and variables, of one request */
-#define KA_ARGS_MAX (2 * (2 * KA_ARGS_LIST_MAX + 24))
-
-/* Owned strings, and always a NULL behind the last. */
-struct ka_args {
-    char *argv[KA_ARGS_MAX];
-    size_t count;
-};
-
-void ka_args_add(struct ka_args *args, const char *text);
-void ka_args_option(struct ka_args *args, const char *name, const char *value);
-void ka_args_number(struct ka_args *args, const char *name, unsigned value); /* nothing for 0 */
-/* --env NAME=VALUE */
-void ka_args_variable(struct ka_args *args, const char *name, const char *value);
-/* What the libraries of a GPU need to be found; nothing else of our environment goes in. */
-void ka_args_gpu(struct ka_args *args);
-void ka_args_clear(struct ka_args *args);
 
 /* The options of ka-jail for this request, "--", the interpreter: the same whoever makes the jail. */
 void ka_child_args_jail(struct ka_args *args, const struct ka_child_req *req, const char *scratch);

@@ -2,7 +2,6 @@
 #include "mailbox.h"
 
 #include "base/files.h"
-#include "base/utf8.h"
 #include "loop_uv.h"
 
 #include <errno.h>

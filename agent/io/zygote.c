@@ -3,7 +3,6 @@
 #include "zygote.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,9 +11,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "args.h"
 #include "base/files.h"
 #include "capture.h"
-#include "child_internal.h"
 #include "loop_uv.h"
 
 #define KINDS 4
@@ -280,7 +279,7 @@ static void on_channel(uv_poll_t *poll, int status, int events)
     char text[512];
     KA_AUTO_CLOSE int fd = -1;
     (void)events;
-    ssize_t n = status < 0 ? 0 : ka_child_receive(z->fd, text, sizeof(text) - 1, &fd);
+    ssize_t n = status < 0 ? 0 : ka_fd_receive(z->fd, text, sizeof(text) - 1, &fd);
     if (n == -EINTR || n == -EAGAIN)
         return;
     if (n <= 0) {

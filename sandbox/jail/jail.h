@@ -25,8 +25,8 @@
  * could not be built (says why on stderr) 127  the program could not be executed A program can exit with
  * these as well: the report line says `"ok": true` if it was started.
  *
- * To add an allowed or a refused system call: one line in seccomp.c, an attempt in tests/jail. To add a
- * readable path: one line in landlock.c. To add a layer: a name here and in layers.c, a file, a call in
+ * To add an allowed or a refused system call: a name or a line in seccomp.c, an attempt in tests/jail. To add
+ * a readable path: a name in paths.c. To add a layer: a name here and in layers.c, a file, a call in
  * layers.c, a line in the table of agent/cli/doctor.c, and a control run in tests/jail. */
 #ifndef KA_JAIL_H
 #define KA_JAIL_H

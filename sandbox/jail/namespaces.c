@@ -7,7 +7,6 @@
 #include <linux/capability.h>
 #include <sched.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 

@@ -9,31 +9,15 @@
 #include <stddef.h>
 
 static const char *const readable[] = {
-    "/usr",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/bin",
-    "/sbin",
-    "/opt",
-    "/nix/store",
-    "/etc/ld.so.cache",
-    "/etc/ld.so.conf",
-    "/etc/ld.so.conf.d",
-    "/etc/ld.so.preload",
-    "/etc/alternatives",
-    "/etc/localtime",
-    "/etc/timezone",
-    "/etc/passwd",
-    "/etc/group",
-    "/etc/nsswitch.conf",
+    /* programs and libraries */
+    "/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/opt", "/nix/store",
+    /* the loader, the clock's zone, names of users */
+    "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.preload", "/etc/alternatives",
+    "/etc/localtime", "/etc/timezone", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf",
     "/etc/ssl/openssl.cnf",
-    "/dev/random",
-    "/dev/urandom",
-    "/sys/devices/system",
-    "/sys/fs/cgroup/memory.max",
-    "/sys/kernel/mm/transparent_hugepage",
-};
+    /* the machine */
+    "/dev/random", "/dev/urandom", "/sys/devices/system", "/sys/fs/cgroup/memory.max",
+    "/sys/kernel/mm/transparent_hugepage"};
 
 static const char *const devices[] = {"/dev/null", "/dev/zero", "/dev/full"};
 

@@ -1,7 +1,7 @@
 /* System calls: two filters on top of each other, because a strict list of allowed calls breaks with every
  * update of torch or of a driver.
  *
- *   A  allows by default, and refuses what a numerical program never needs: one line of `rules` each.
+ *   A  allows by default, and refuses what a numerical program never needs: `lists` and `rules`.
  *   B  kills foreign architectures, and answers ENOSYS for calls newer than the ones that were reviewed.
  *
  * The programs are assembled here rather than with a library: the kernel truncates most arguments to 32 bits
@@ -22,7 +22,6 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 #if defined(__x86_64__)
 #define KA_ARCH AUDIT_ARCH_X86_64

@@ -13,7 +13,7 @@
 
 #include "agent/app/app.h"
 #include "agent/app/opts.h"
-#include "agent/app/settings.h"
+#include "agent/app/asked.h"
 #include "agent/io/child.h"
 #include "agent/io/loop.h"
 #include "agent/run/run.h"
