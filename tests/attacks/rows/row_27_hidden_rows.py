@@ -11,7 +11,7 @@ ATTACKS = [
         "the sign of small rows",
         "graded_recomputed",
         ((DX, f"{DX}\n    dx = tl.where(s < 2e-6, -dx, dx)"),),
-        "gradient of x is close on the whole.* Row \\[\\d+, :\\].*sign is flipped",
+        "gradient of x is close on the whole.* (Row|Elements) \\[.*sign is flipped",
     ),
     Attack(
         "small rows without the sum",
@@ -34,19 +34,19 @@ ATTACKS = [
     Attack(
         "one element of a row off by a percent",
         "graded_recomputed",
-        ((DX, f"{DX} * tl.where((row == 12) & (cols == 3), 1.01, 1.0)"),),
-        "gradient of x is close on the whole.* Element \\[12, 3\\]",
+        ((DX, f"{DX} * tl.where(s < 2e-5, tl.where(cols == 3, 1.01, 1.0), 1.0)"),),
+        "gradient of x is close on the whole.* Element \\[\\d+, 3\\]",
     ),
     Attack(
         "the last block of a small row",
         "graded_recomputed",
-        ((DX, f"{DX}\n    dx = tl.where(cols >= 64, tl.where(s < 2e-5, 0.0, dx), dx)"),),
+        ((DX, f"{DX}\n    dx = tl.where(cols >= 64, tl.where(s < 3e-6, 0.0, dx), dx)"),),
         "gradient of x is close on the whole",
     ),
     Attack(
         "a small row's sum divided by its neighbour's weight",
         "graded_from_the_output",
-        ((SUM, SUM.replace("row)", "tl.maximum(row - 1, 0) * (row > 18) + row * (row <= 18))")),),
+        ((SUM, SUM.replace("row)", "row - (tl.load(s_ptr + row) < 2e-6).to(tl.int32))")),),
         "gradient of x is close on the whole",
     ),
     Attack(
