@@ -112,6 +112,7 @@ static enum ka_diff_reason compare_values(const struct ka_tolerance *tol, const 
 {
     bool zero = m->most_want == 0;
     diff->want_zero = zero && m->nonfinite_want == 0;
+    diff->nothing = zero;
     diff->nonfinite_want = m->nonfinite_want;
     diff->nonfinite_got = m->nonfinite_got;
     diff->mask_differs = m->mask_differs;

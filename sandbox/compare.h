@@ -150,6 +150,7 @@ struct ka_pattern {
 struct ka_diff {
     bool pass, vacuous;
     bool want_zero; /* every expected element is zero: a missing gradient may then stand for it */
+    bool nothing;   /* no expected element is finite and other than zero: being equal proves nothing */
     enum ka_diff_reason reason;
     enum ka_dtype dtype, got_dtype;
     size_t rank, dims[KA_TENSOR_RANK_MAX];         /* of want */

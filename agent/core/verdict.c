@@ -45,8 +45,9 @@ struct a_case {
 
 struct gradient {
     char *name;
-    size_t judged; /* comparisons that were no mere noise */
+    size_t judged; /* comparisons with what is neither zero nor noise */
     size_t seen;
+    size_t noise;
     struct worst worst;
     size_t worst_shape;
     size_t runs; /* of one backward; 0: not repeated */
@@ -186,9 +187,10 @@ void ka_verdict_gradient(struct ka_verdict *v, size_t at, const char *name, cons
         return; /* None stands for zero */
     add_comparison(v, at, subject, diff);
     g->seen++;
+    g->noise += diff->vacuous && diff->pass;
     if (diff->vacuous && diff->pass)
         return;
-    g->judged++;
+    g->judged += !(diff->nothing && diff->pass);
     bool measured = isfinite(diff->error) && (diff->reason == KA_DIFF_OK || diff->reason > KA_DIFF_NONFINITE);
     struct worst now = {measured ? diff->error : INFINITY, diff->base_error, diff->limit};
     struct worst *here = worst_on(&v->shapes[v->cases[at].shape], (size_t)(g - v->grads));
@@ -264,7 +266,7 @@ struct ka_verdict_counts ka_verdict_count(const struct ka_verdict *v)
     return n;
 }
 
-/* Seen, but never told from noise, or never seen at all. */
+/* Seen, but compared with nothing but zeros and noise, or never seen at all. */
 static bool gradient_unproved(const struct gradient *g)
 {
     return g->judged == 0;
@@ -414,7 +416,14 @@ static void unproved_facts(const struct ka_verdict *v, struct ka_buf *out)
 {
     for (size_t i = 0; i < v->grad_count; i++) {
         const struct gradient *g = &v->grads[i];
-        if (gradient_unproved(g))
+        if (!gradient_unproved(g))
+            continue;
+        if (g->seen > g->noise)
+            ka_buf_printf(out,
+                          "The gradient of %s was never compared with anything but zero: nothing proves it. "
+                          "If it has none, leave it out of inputs_require_grad.\n",
+                          g->name);
+        else
             ka_buf_printf(out,
                           g->seen ? "The gradient of %s is rounding noise in every case: nothing proves it.\n"
                                   : "The gradient of %s was never returned.\n",

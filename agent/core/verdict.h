@@ -4,7 +4,7 @@
  * optional. A *case* is one shape with one seed and one kind of upstream gradient. A shape passes when it has
  * at least one case and none of its cases failed in anything. The candidate is *verified* when every required
  * shape passes, no checked hidden shape fails, nothing failed on the whole (scan, launches), and every
- * gradient was judged at least once in a case where it can be told from rounding noise. Optional shapes are
+ * gradient was compared at least once with values that are neither zero, nor infinite, nor rounding noise. Optional shapes are
  * reported, and block nothing; skipped shapes never count as passed, so a skipped required shape blocks.
  *
  * Secrets: the dims of hidden shapes, and anything measured on them that would tell a size, appear only in

@@ -351,6 +351,20 @@ static void part__infinite_expected_values__say_nothing_of_the_rest(void **state
     free_triple(t);
 }
 
+static void compare__nothing_finite_but_zero__is_no_evidence(void **state)
+{
+    (void)state;
+    for (int some = 0; some < 2; some++) {
+        struct triple *t = fresh(4, 4);
+        for (size_t i = 0; i < 16; i++)
+            t->want[i] = t->got[i] = t->base[i] = i % 2 ? NAN : some && i == 2 ? 1 : 0;
+        struct ka_diff diff = compare(t);
+        assert_true(diff.pass);
+        assert_int_equal(diff.nothing, !some);
+        free_triple(t);
+    }
+}
+
 static void part__tolerance_without_parts__judges_the_whole_alone(void **state)
 {
     (void)state;
@@ -396,6 +410,7 @@ int main(void)
         cmocka_unit_test(part__what_other_draws_of_rounding_move__may_move),
         cmocka_unit_test(part__nothing_around_it__is_held_to_nothing),
         cmocka_unit_test(part__infinite_expected_values__say_nothing_of_the_rest),
+        cmocka_unit_test(compare__nothing_finite_but_zero__is_no_evidence),
         cmocka_unit_test(part__tolerance_without_parts__judges_the_whole_alone),
         cmocka_unit_test(describe__part_of_a_hidden_shape__tells_no_place),
     };

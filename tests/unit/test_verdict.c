@@ -214,6 +214,24 @@ static void verdict__gradient_never_returned_or_only_noise__blocks(void **state)
     }
 }
 
+static void verdict__gradient_compared_with_zeros_alone__blocks(void **state)
+{
+    (void)state;
+    struct ka_diff zero = right(0);
+    zero.want_zero = zero.nothing = true;
+    struct ka_verdict *v = ka_verdict_new(GRADS, 2);
+    size_t at = shape(v, KA_SHAPE_REQUIRED, 8, NULL);
+    judge(v, at, &zero);
+    judge(v, at, &zero);
+    char *text = facts(v);
+    assert_non_null(strstr(text, "gradient of x was never compared with anything but zero"));
+    assert_null(strstr(text, "gradient of w"));
+    free(text);
+    assert_false(ka_verdict_verified(v));
+    judge(v, at, NULL);
+    decide(v, true);
+}
+
 static void verdict__missing_gradient__is_right_only_where_zero_is_expected(void **state)
 {
     (void)state;
@@ -420,6 +438,7 @@ int main(void)
         cmocka_unit_test(verdict__nothing_checked__is_not_verified),
         cmocka_unit_test(verdict__skipped_shapes__never_count_as_passed),
         cmocka_unit_test(verdict__gradient_never_returned_or_only_noise__blocks),
+        cmocka_unit_test(verdict__gradient_compared_with_zeros_alone__blocks),
         cmocka_unit_test(verdict__missing_gradient__is_right_only_where_zero_is_expected),
         cmocka_unit_test(verdict__broken_rule_or_scan_finding__blocks_and_is_told),
         cmocka_unit_test(facts__smallest_failing_shape__comes_first_and_hidden_last),

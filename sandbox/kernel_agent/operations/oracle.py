@@ -221,8 +221,10 @@ class Case:
             )
         recorder = Recorder(self.fwd.path, list(wanted.values()))
         names = {name: recorder.ref(tensor) for name, tensor in wanted.items()}
+        before = {name: tensor.detach().clone() for name, tensor in wanted.items()}
         with recorder, forward.launch_intercept(recorder.on_launch):
             returned = self.call(bound)
+        self.require_kept(wanted, before)
         outputs = draw.differentiable_outputs(returned, bound)
         refs = {output.index: recorder.ref(output.value) for output in outputs if is_tensor(output)}
         recording = Recording(bound, names, outputs, refs, recorder)
@@ -235,6 +237,20 @@ class Case:
                 remedy="return the tensors that the kernels write",
             )
         return recording
+
+    def require_kept(self, wanted: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> None:
+        """Raises Unusable("stub_args") where the stub overwrites an input that wants a gradient. Who called it
+        goes on with the new values, and no upstream gradient of those is ever drawn."""
+        for name, tensor in wanted.items():
+            if not torch.equal(tensors.raw_bytes(tensor.detach()), tensors.raw_bytes(before[name])):
+                raise Unusable(
+                    "stub_args",
+                    f"{self.fwd.stub_name}() overwrites {name}, which wants a gradient: nothing that is "
+                    "computed from its new values could be compared",
+                    self.fwd.path,
+                    self.fwd.stub_line,
+                    remedy="write to a new tensor and return that",
+                )
 
     def call(self, bound: Mapping[str, Any]) -> Any:
         args, kwargs = positional(self.fwd, bound)
