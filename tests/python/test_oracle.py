@@ -507,7 +507,8 @@ def test_layouts__right_by_luck_beside_constant_rows__are_refused_all_the_same(w
     """The weight is read without its stride, but what it is multiplied by is zero in constant rows."""
     source = WEIGHTED.replace("(x_ptr, y_ptr,", "(x_ptr, w_ptr, y_ptr,").replace(
         "tl.sum(tl.exp(x), axis=0)",
-        "tl.sum((x - tl.load(x_ptr + row * row_stride)) * tl.load(w_ptr + cols, mask=cols < N, other=0.0), axis=0)",
+        "tl.sum((x - tl.load(x_ptr + row * row_stride)) "
+        "* tl.load(w_ptr + cols, mask=cols < N, other=0.0), axis=0)",
     )
     source = source.replace(
         "device=device, dtype=dtype),)", 'device=device, dtype=dtype), torch.randn(dims["N"], device=device))'
