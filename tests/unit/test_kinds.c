@@ -57,6 +57,8 @@ static void kinds__label_of_a_case__names_all_that_is_of_another_kind(void **sta
     (void)state;
     assert_label("{\"upstream\": {\"kind\": \"normal\", \"seed\": 7}, \"twice\": true}", "normal upstream",
                  NULL);
+    assert_label("{\"upstream\": {\"kind\": \"normal\"}, \"order\": \"reversed\"}",
+                 "normal upstream, programs in another order", "in another order");
     assert_label("{\"upstream\": {\"kind\": \"scaled\", \"scale\": 0.0625}}", "scaled upstream (x0.0625)",
                  "another magnitude");
     assert_label("{\"upstream\": {\"kind\": \"normal\"}, \"inputs\": \"tied\"}",
