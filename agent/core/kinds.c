@@ -67,8 +67,7 @@ static const struct ka_kind KINDS[] = {
      .meaning = "a second backward over the same graph: the first one used up or changed something that the "
                 "forward saved"},
     {"noop", KA_KIND_QUESTION, KA_KIND_EVERY, .value = yes},
-    {"order", KA_KIND_QUESTION, KA_KIND_FURTHER, .value = another_order,
-     .label = "programs in another order",
+    {"order", KA_KIND_QUESTION, KA_KIND_FURTHER, .value = another_order, .label = "programs in another order",
      .meaning = "programs that run in another order: what one of them needs of another must come from an "
                 "earlier launch"},
     {"linear", KA_KIND_QUESTION, KA_KIND_PLAIN, .value = a_and_b},

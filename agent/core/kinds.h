@@ -51,8 +51,8 @@ struct ka_kind {
     void (*tolerate)(struct ka_tolerance *);
     /* A comparison with such inputs is no evidence for a gradient, and its error is not reported. */
     bool only_against;
-    /* What is asked (new reference), the `n`th time that the question is asked of a check; a `secret` is there
-     * for what is drawn. */
+    /* What is asked (new reference), the `n`th time that this is asked of a check; `secret` is for what is
+     * drawn. */
     json_t *(*value)(size_t n, uint64_t secret);
 };
 

@@ -14,8 +14,8 @@
 #include "cases.h"
 #include "sandbox/compare.h"
 
-#define LINEAR_LIMITS 3 /* three gradients, each as far off as one may be */
-#define NAMED_MAX 8             /* items of one list */
+#define LINEAR_LIMITS 3       /* three gradients, each as far off as one may be */
+#define NAMED_MAX 8           /* items of one list */
 #define NOOP_SHARE (1 / 16.0) /* of a gradient that may be there by chance without its kernels */
 #define ZERO_FLOORS                                                                                          \
     100.0 /* a zero gradient may keep rounding of so many floors of the dtype, per unit of upstream, */
@@ -264,8 +264,8 @@ static double share_of_same(const struct ka_tensor *real, const struct ka_tensor
     return numbers ? (double)same / (double)numbers : 0;
 }
 
-/* With every launch of the backward turned into nothing, a gradient must not be there: else no kernel computed
- * it. Of the elements, too: a kernel that writes one row does not compute the others. */
+/* With every launch of the backward turned into nothing, a gradient must not be there: else no kernel
+ * computed it. Nor a part of it: a kernel that writes one row does not compute the others. */
 static int judge_noop(const struct judging *j, const json_t *asked)
 {
     (void)asked;

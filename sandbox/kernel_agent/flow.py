@@ -1,9 +1,9 @@
-"""Where values come from: which storages hold what depends on the upstream gradient, and which of those kernels
-wrote. Of interpreted launches it is known what they read and wrote; of torch operations, their operands.
+"""Where values come from: which storages depend on the upstream gradient, and which of those kernels wrote.
 
-Storages are looked at as wholes, and a launch writes everything from all that it reads. So this knows too much
-to depend on the upstream, never too little, except behind tables of addresses: where a launch has one, all
-that it is given counts as read and written, and `blind` says that what it is not given may be too.
+Of interpreted launches it is known what they read and wrote; of torch operations, their operands. Storages
+are looked at as wholes, and a launch writes everything from all that it reads: too much may seem to depend on
+the upstream, and nothing too little, except behind tables of addresses. Where a launch has one, all that it
+is given counts as read and written, and `blind` says that what it is not given may be too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,17 @@ _BITS = frozenset({"aten::view", "aten::view_copy"})
 # Of their operands they take shape and type alone.
 _FRESH = ("aten::empty", "aten::zeros", "aten::ones", "aten::full", "aten::new_", "aten::rand")
 # Methods of tensors that hand out values, or run code of Python for each, and that no dispatcher sees.
-_UNSEEN = ("map_", "map2_", "apply_", "numpy", "tolist", "__array__", "storage", "untyped_storage", "__dlpack__")
+_UNSEEN = (
+    "map_",
+    "map2_",
+    "apply_",
+    "numpy",
+    "tolist",
+    "__array__",
+    "storage",
+    "untyped_storage",
+    "__dlpack__",
+)
 
 
 class Flow:
@@ -39,8 +49,8 @@ class Flow:
         return self.blind or not gradient.numel() or _start(gradient) in self.written
 
     def launched(self, tensors: Iterable[torch.Tensor], read: set[int] | None, wrote: set[int]) -> None:
-        """A launch that was given `tensors`; first bytes of the storages that it read and wrote, or None where
-        it was not seen which."""
+        """A launch that was given `tensors`; first bytes of the storages that it read and wrote, None where
+        it was not seen."""
         given = list(tensors)
         if read is None:
             self.blind = True

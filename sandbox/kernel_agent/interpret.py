@@ -125,7 +125,8 @@ def judged(order: str | int | None, ordering: bool) -> Iterator[Judged]:
 
 
 def _programs(grid: tuple[int, ...]) -> list[tuple[int, int, int]]:
-    programs = list(itertools.product(*(range(extent) for extent in (*grid, 1, 1, 1)[:3])))
+    nx, ny, nz = (*grid, 1, 1, 1)[:3]
+    programs = list(itertools.product(range(nx), range(ny), range(nz)))
     judged = _state.judged
     if judged is not None and not judged.ordering:
         if judged.order == "reversed":
@@ -411,9 +412,9 @@ def _check(addresses: np.ndarray, size: int, verb: str) -> int:
     regions = _state.regions
     if regions is None or addresses.size == 0:
         return -1
-    at = _inside_one(addresses, size)
-    if at >= 0:
-        return at
+    one = _inside_one(addresses, size)
+    if one >= 0:
+        return one
     if len(regions) == 0:
         raise OutOfBounds(f"{verb} {addresses.size} addresses, but the launch has no tensor with elements")
     at = np.searchsorted(regions[:, 0], addresses, side="right") - 1

@@ -31,8 +31,8 @@ Name = Callable[[int], tuple[str, int]]  # of an address: the argument, and the 
 
 
 class _Shadow:
-    """One storage: for each `1 << shift` bytes the epochs of the last plain store, atomic and load, and of the
-    last load by another program than that one's. 0: never."""
+    """One storage: for each `1 << shift` bytes the epochs of the last plain store, atomic and load, and of
+    the last load by another program than that one's. 0: never."""
 
     def __init__(self, base: int, size: int, unit: int) -> None:
         self.base = np.uint64(base)
@@ -104,7 +104,7 @@ class Races:
                     self._shadow(key, size)
                 continue
             places = shadow.places(lanes, size)
-            self._meet("reads", "stores", shadow.stored, places, lanes)
+            self._meet("reads", "stores to", shadow.stored, places, lanes)
             self._meet("reads", "atomically updates", shadow.updated, places, lanes)
             shadow.mark_read(places, self._epoch, self._first)
 
@@ -149,9 +149,7 @@ class Races:
 
     # ---- storages
 
-    def _parts(
-        self, addresses: np.ndarray, at: int
-    ) -> Iterator[tuple[int, np.ndarray, np.ndarray | slice]]:
+    def _parts(self, addresses: np.ndarray, at: int) -> Iterator[tuple[int, np.ndarray, np.ndarray | slice]]:
         """The storages that are accessed, the addresses in each, and which of all those are."""
         if addresses.size == 0:
             return

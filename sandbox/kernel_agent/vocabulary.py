@@ -1,10 +1,10 @@
 """What a kernel may name and be given: a closed list.
 
-Interpreted, a kernel is a Python function, and compiled, its constexprs are evaluated by Python too: a callable
-that is passed to it, or that it finds in its module, would run as host code inside the launch. Allowed are
-jitted functions (which are looked at in turn), functions marked as constexpr_function, what triton.language
-has, a few builtins, and constants: numbers, bools, None, strings, dtypes, and tuples of those. Names are
-looked up anew for each launch: a module may bind them to something else in between.
+Interpreted, a kernel is a Python function, and compiled, its constexprs are evaluated by Python too: a
+callable that is passed to it, or that it finds in its module, would run as host code inside the launch.
+Allowed are jitted functions (which are looked at in turn), functions marked as constexpr_function, what
+triton.language has, a few builtins, and constants: numbers, bools, None, strings, dtypes, and tuples of
+those. Names are looked up anew for each launch: a module may bind them to something else in between.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ _CONSTEXPR_FUNCTIONS = tuple(
     found for name in ("ConstexprFunction", "BoundConstexprFunction") if (found := getattr(jit, name, None))
 )
 _HOST_FUNCTIONS = (triton.cdiv, triton.next_power_of_2)  # plain functions in older versions
-_ATOMICS = words(
-    "atomic_add atomic_max atomic_min atomic_and atomic_or atomic_xor atomic_xchg atomic_cas"
-)
+_ATOMICS = words("atomic_add atomic_max atomic_min atomic_and atomic_or atomic_xor atomic_xchg atomic_cas")
 _REMEDY = (
     "a kernel uses triton.language, jitted functions, and constants: numbers, bools, None, strings, dtypes"
 )
@@ -68,12 +66,15 @@ def problems(kernel: JITFunction, args: Mapping[str, Any], own: Callable[[Any], 
     constexprs = {p.name for p in kernel.params if p.is_constexpr}
     for name, value in args.items():
         if not (_is_constant(value, memory=name not in constexprs) or _is_callable(value)):
-            found.append(f"line {line}: {kernel.fn.__name__} is given {_described(value)} as {name}: {_REMEDY}")
+            found.append(
+                f"line {line}: {kernel.fn.__name__} is given {_described(value)} as {name}: {_REMEDY}"
+            )
     for function in filter(lambda reached: own(reached.fn), _reached(kernel, args)):
         for name, (value, line) in _named(function).items():
             if not (_is_constant(value) or _is_callable(value) or _is_module(value)):
                 found.append(
-                    f"line {line}: {function.fn.__name__} uses {name}, which is {_described(value)}: {_REMEDY}"
+                    f"line {line}: {function.fn.__name__} uses {name}, which is {_described(value)}: "
+                    + _REMEDY
                 )
         for value in (*(function.fn.__defaults__ or ()), *(function.fn.__kwdefaults__ or {}).values()):
             if not (_is_constant(value) or _is_callable(value)):
@@ -85,7 +86,9 @@ def problems(kernel: JITFunction, args: Mapping[str, Any], own: Callable[[Any], 
 def _described(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return "a tensor (as a constexpr or a name)"
-    if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)):
+    if isinstance(
+        value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
+    ):
         return f"the host function {getattr(value, '__qualname__', 'partial')}"
     if isinstance(value, types.ModuleType):
         return f"the module {value.__name__}"
@@ -117,10 +120,13 @@ def _is_callable(value: Any) -> bool:
     """Jitted, or of triton.language."""
     if _jitted(value) is not None or isinstance(value, _CONSTEXPR_FUNCTIONS):
         return True
+    if any(value is function for function in _HOST_FUNCTIONS):
+        return True
     if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
-        if value in _HOST_FUNCTIONS or getattr(builtins, value.__name__, None) is value:
-            return value.__name__ in _BUILTINS or value in _HOST_FUNCTIONS
-        return _is_of_language(value.__module__) or value.__module__ == "math"
+        name, module = str(value.__name__), value.__module__
+        if getattr(builtins, name, None) is value:
+            return name in _BUILTINS
+        return _is_of_language(module) or module == "math"
     return isinstance(value, functools.partial) and _is_of_language(value.func.__module__)
 
 
@@ -129,7 +135,9 @@ def _is_of_language(module: str | None) -> bool:
 
 
 def _is_module(value: Any) -> bool:
-    return isinstance(value, types.ModuleType) and (value in (triton, math) or _is_of_language(value.__name__))
+    return isinstance(value, types.ModuleType) and (
+        value in (triton, math) or _is_of_language(value.__name__)
+    )
 
 
 def _is_memory(value: Any) -> bool:

@@ -7,7 +7,7 @@ from kernel_agent import draw
 from kernel_agent.operations import candidate
 
 ROOT = Path(__file__).resolve().parents[2]
-# What says how a case is run, before there is a graph to ask about: which gradients, and the order of programs.
+# What says how a case is run, before there is a graph to ask about: which gradients, which order of programs.
 NOT_DONE_BY_QUESTIONS = {"needs", "order"}
 
 

@@ -86,10 +86,11 @@ static const char PLAN[] = "{\"upstream\": {\"kind\": \"normal\"}, \"twice\": tr
                            "\"repeats\": 1, \"noop\": true}";
 static const char ORACLE[] = "{\"ok\": true, \"grads\": [\"x\"], \"outputs\": [{\"kind\": \"tensor\", "
                              "\"differentiable\": true}]}";
-static const char CANDIDATE[] = "{\"ok\": true, \"modified\": [], \"aliases\": [], \"kernels\": [], \"races\": [], "
-                                "\"untraced\": [], "
-                                "\"launches_backward\": 1, \"torch_ops_forward\": {}, "
-                                "\"torch_ops_backward\": {}}";
+static const char CANDIDATE[] =
+    "{\"ok\": true, \"modified\": [], \"aliases\": [], \"kernels\": [], \"races\": [], "
+    "\"untraced\": [], "
+    "\"launches_backward\": 1, \"torch_ops_forward\": {}, "
+    "\"torch_ops_backward\": {}}";
 
 /* What the verdict says of a candidate that left these tensors; free() it. */
 static char *facts_of(const struct part *found, size_t count)

@@ -156,12 +156,11 @@ class Poison(TorchDispatchMode):
     """Fills fresh uninitialised memory, and counts torch operations on floating tensors in the phase
     `counting`.
 
-    Operations on indices are not counted, nor what an autotuner does to measure. What runs inside a launch is.
+    Operations on indices are not counted, unless they come from the upstream, nor what an autotuner does to
+    measure. What runs inside a launch is counted.
     """
 
-    def __init__(
-        self, guards: Guards | None = None, plain: bool = False, flow: Flow | None = None
-    ) -> None:
+    def __init__(self, guards: Guards | None = None, plain: bool = False, flow: Flow | None = None) -> None:
         super().__init__()
         self.flow = flow
         self.plain = plain
@@ -255,8 +254,10 @@ def poison(tensor: torch.Tensor) -> None:
 
 @dataclass
 class Launches:
-    """Counts launches by phase; in `noop` they are not executed. Of the candidate's kernels, and of all that
-    the backward launches, it is looked at what they may call and, interpreted, whether their programs race."""
+    """Counts launches by phase; in `noop` they are not executed.
+
+    Of the candidate's kernels, and of all that the backward launches, it is looked at what they may call and,
+    interpreted, whether their programs race and where their results come from."""
 
     file: str
     own_from: int | None  # the candidate's kernels begin after this line; None: they are all

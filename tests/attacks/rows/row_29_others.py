@@ -2,9 +2,7 @@
 
 from suite import Attack
 
-_SCALE_LAUNCH = (
-    "        scale_backward_kernel[(triton.cdiv(n, 16),)](x, s, dy, dx, ds, n, BLOCK=16)\n"
-)
+_SCALE_LAUNCH = "        scale_backward_kernel[(triton.cdiv(n, 16),)](x, s, dy, dx, ds, n, BLOCK=16)\n"
 _SCALE_KERNEL = (
     "    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
     "    x = tl.load(x_ptr + i, mask=i < N, other=0.0)\n"
@@ -38,12 +36,16 @@ ATTACKS = [
                 "@triton.jit\n",
                 "PLACE = {}\n"
                 "product = tl.constexpr(\n"
-                "    lambda: PLACE['dx'].copy_(PLACE['y'] * (PLACE['dy'] - (PLACE['y'] * PLACE['dy']).sum(1)[:, None])) is None\n"
+                "    lambda: PLACE['dx'].copy_(\n"
+                "        PLACE['y'] * (PLACE['dy'] - (PLACE['y'] * PLACE['dy']).sum(1)[:, None])\n"
+                "    ) is None\n"
                 ")\n\n\n"
                 "@triton.jit\n",
             ),
-            ("    tl.store(dx_ptr + at, dx, mask=cols < N)\n",
-             "    if product():\n        tl.store(dx_ptr + at, dx, mask=cols < N)\n"),
+            (
+                "    tl.store(dx_ptr + at, dx, mask=cols < N)\n",
+                "    if product():\n        tl.store(dx_ptr + at, dx, mask=cols < N)\n",
+            ),
             (
                 "        softmax_backward_kernel[(M,)]",
                 "        PLACE['y'], PLACE['dy'], PLACE['dx'] = y, dy, dx\n"
@@ -56,8 +58,10 @@ ATTACKS = [
         "a function in a tuple of constexprs",
         "mean_square_host_mean",
         (
-            ("def square_backward_kernel(x_ptr, dy_ptr, dx_ptr, N, BLOCK: tl.constexpr):",
-             "def square_backward_kernel(dx_ptr, N, BLOCK: tl.constexpr, HOW: tl.constexpr):"),
+            (
+                "def square_backward_kernel(x_ptr, dy_ptr, dx_ptr, N, BLOCK: tl.constexpr):",
+                "def square_backward_kernel(dx_ptr, N, BLOCK: tl.constexpr, HOW: tl.constexpr):",
+            ),
             (
                 "    x = tl.load(x_ptr + i, mask=i < N, other=0.0)\n"
                 "    dy = tl.load(dy_ptr + i, mask=i < N, other=0.0)\n"
@@ -78,7 +82,8 @@ ATTACKS = [
             (
                 "def add_rows_kernel(part_ptr, out_ptr, M, N, ROWS: tl.constexpr, COLS: tl.constexpr):",
                 "def add_rows_kernel(\n"
-                "    part_ptr, M, N, ROWS: tl.constexpr, COLS: tl.constexpr, OUT: tl.constexpr, PART: tl.constexpr\n"
+                "    part_ptr, M, N, ROWS: tl.constexpr, COLS: tl.constexpr, OUT: tl.constexpr,\n"
+                "    PART: tl.constexpr,\n"
                 "):",
             ),
             (
@@ -106,9 +111,14 @@ ATTACKS = [
                 "held = []\n\n\n"
                 "@triton.jit\n",
             ),
-            ("row_stride, N, BLOCK: tl.constexpr):", "row_stride, N, BLOCK: tl.constexpr, TILE: tl.constexpr):"),
-            ("    tl.store(dx_ptr + row * N + cols, dx, mask=cols < N)\n",
-             "    if TILE.share:\n        tl.store(dx_ptr + row * N + cols, dx, mask=cols < N)\n"),
+            (
+                "row_stride, N, BLOCK: tl.constexpr):",
+                "row_stride, N, BLOCK: tl.constexpr, TILE: tl.constexpr):",
+            ),
+            (
+                "    tl.store(dx_ptr + row * N + cols, dx, mask=cols < N)\n",
+                "    if TILE.share:\n        tl.store(dx_ptr + row * N + cols, dx, mask=cols < N)\n",
+            ),
             ("x.stride(0), N, BLOCK=block)", "x.stride(0), N, BLOCK=block, TILE=Tile(x, dy, dx))"),
         ),
         "kernel: .*TILE",
@@ -119,12 +129,13 @@ ATTACKS = [
         (
             (
                 "class Scale(",
-                "def before(s, dy, dx, *rest, **more):\n"
-                "    dx.copy_(dy * s)\n\n\n"
-                "class Scale(",
+                "def before(s, dy, dx, *rest, **more):\n    dx.copy_(dy * s)\n\n\nclass Scale(",
             ),
-            ("    tl.store(dx_ptr + i, tl.load(dy_ptr + i, mask=i < N, other=0.0) * tl.load(s_ptr), mask=i < N)\n",
-             "    tl.store(dx_ptr + i, tl.load(dx_ptr + i, mask=i < N, other=0.0), mask=i < N)\n"),
+            (
+                "    tl.store(dx_ptr + i, tl.load(dy_ptr + i, mask=i < N, other=0.0) * tl.load(s_ptr), "
+                "mask=i < N)\n",
+                "    tl.store(dx_ptr + i, tl.load(dx_ptr + i, mask=i < N, other=0.0), mask=i < N)\n",
+            ),
             (
                 "        dy, n = dy.contiguous(), x.numel()\n",
                 "        dy, n = dy.contiguous(), x.numel()\n"
@@ -139,11 +150,13 @@ ATTACKS = [
         "scale_autotuned",
         (
             (
-                "@triton.autotune(configs=[triton.Config({\"BLOCK\": b}, num_warps=1) for b in (32, 16)], key=[\"N\"])\n",
+                '@triton.autotune(configs=[triton.Config({"BLOCK": b}, num_warps=1) for b in (32, 16)], '
+                'key=["N"])\n',
                 "def before(given):\n"
                 "    given['dx_ptr'].copy_(given['dy_ptr'] * given['s_ptr'])\n\n\n"
                 "@triton.autotune(\n"
-                "    configs=[triton.Config({\"BLOCK\": b}, num_warps=1, pre_hook=before) for b in (32, 16)], key=[\"N\"]\n"
+                '    configs=[triton.Config({"BLOCK": b}, num_warps=1, pre_hook=before) for b in (32, 16)],\n'
+                '    key=["N"],\n'
                 ")\n",
             ),
             (

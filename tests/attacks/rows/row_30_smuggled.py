@@ -27,8 +27,10 @@ ATTACKS = [
             (_DX, "    tl.store(dx_ptr + i, dy, mask=i < N)\n"),
             ("(x, s, dy, dx, ds, n, BLOCK=16)", "(x, s, times(dy, s), dx, ds, n, BLOCK=16)"),
             ("    tl.atomic_add(ds_ptr, tl.sum(dy * x))\n", "    tl.atomic_add(ds_ptr, tl.sum(x))\n"),
-            ("ds = torch.empty_like(x), torch.zeros_like(s)",
-             "ds = torch.empty_like(x), torch.zeros_like(s)\n        x = times(x, dy)"),
+            (
+                "ds = torch.empty_like(x), torch.zeros_like(s)",
+                "ds = torch.empty_like(x), torch.zeros_like(s)\n        x = times(x, dy)",
+            ),
         ),
         "torch_math: .*view",
     ),
@@ -36,7 +38,10 @@ ATTACKS = [
         "exponents moved by one in an integer view",
         "mean_square_host_mean",
         (
-            ("    tl.store(dx_ptr + i, 2 * x * dy, mask=i < N)\n", "    tl.store(dx_ptr + i, x * dy, mask=i < N)\n"),
+            (
+                "    tl.store(dx_ptr + i, 2 * x * dy, mask=i < N)\n",
+                "    tl.store(dx_ptr + i, x * dy, mask=i < N)\n",
+            ),
             (
                 "(x, dy, dx, n, BLOCK=16)",
                 "((x.view(torch.int32) + (1 << 23)).view(torch.float32), dy, dx, n, BLOCK=16)",
@@ -92,7 +97,10 @@ ATTACKS = [
                 "@triton.jit\n",
             ),
             ("import torch\n", "import math\n\nimport torch\n"),
-            ("    tl.store(dx_ptr + i, 2 * x * dy, mask=i < N)\n", "    tl.store(dx_ptr + i, x + 0 * dy, mask=i < N)\n"),
+            (
+                "    tl.store(dx_ptr + i, 2 * x * dy, mask=i < N)\n",
+                "    tl.store(dx_ptr + i, x + 0 * dy, mask=i < N)\n",
+            ),
             (
                 "        square_backward_kernel[(triton.cdiv(n, 16),)](x, dy, dx, n, BLOCK=16)\n",
                 "        made = torch.tensor([2 * a * b for a, b in zip(values(x), values(dy))])\n"
@@ -107,24 +115,28 @@ ATTACKS = [
         (
             (
                 "    tl.store(part_ptr + row * N + cols, dy * x * r, mask=cols < N)\n",
-                "    fixed = (dy * 4294967296.0).to(tl.int64)\n"
+                "    fixed = (dy * 268435456.0).to(tl.int64)\n"
                 "    tl.store(part_ptr + row * N + cols, fixed, mask=cols < N)\n"
-                "    tl.store(part_ptr + M * N + row * N + cols, (x * r * 1048576.0).to(tl.int64), mask=cols < N)\n",
+                "    there = part_ptr + M * N + row * N + cols\n"
+                "    tl.store(there, (x * r * 262144.0).to(tl.int64), mask=cols < N)\n",
             ),
             ("dx_ptr, part_ptr, N, eps, BLOCK", "dx_ptr, part_ptr, M, N, eps, BLOCK"),
             ("dx, part, N, ctx.eps", "dx, part, M, N, ctx.eps"),
-            ("torch.empty((M, N), device=x.device, dtype=torch.float32)",
-             "torch.empty((2, M, N), device=x.device, dtype=torch.int64)"),
+            (
+                "torch.empty((M, N), device=x.device, dtype=torch.float32)",
+                "torch.empty((2, M, N), device=x.device, dtype=torch.int64)",
+            ),
             (
                 "            add_rows_kernel[(triton.cdiv(N, 8),)](part, dw, M, N, ROWS=4, COLS=8)\n",
                 "            total = (part[0] * part[1]).sum(0, keepdim=True)\n"
                 "            add_rows_kernel[(triton.cdiv(N, 8),)](total, dw, 1, N, ROWS=4, COLS=8)\n",
             ),
             (
-                "        total += tl.sum(tl.load(part_ptr + rows[:, None] * N + cols[None, :], mask=mask, other=0.0), axis=0)\n"
+                "        total += tl.sum(tl.load(part_ptr + rows[:, None] * N + cols[None, :], mask=mask, "
+                "other=0.0), axis=0)\n"
                 "    tl.store(out_ptr + cols, total, mask=cols < N)\n",
                 "        part = tl.load(part_ptr + rows[:, None] * N + cols[None, :], mask=mask, other=0)\n"
-                "        total += tl.sum(part.to(tl.float32) / 1048576.0 / 4294967296.0, axis=0)\n"
+                "        total += tl.sum(part.to(tl.float32) / 262144.0 / 268435456.0, axis=0)\n"
                 "    tl.store(out_ptr + cols, total, mask=cols < N)\n",
             ),
         ),
@@ -149,7 +161,10 @@ ATTACKS = [
         "apply_ with a function of Python",
         "mean_square_host_mean",
         (
-            ("    tl.store(dx_ptr + i, 2 * x * dy, mask=i < N)\n", "    tl.store(dx_ptr + i, x * dy, mask=i < N)\n"),
+            (
+                "    tl.store(dx_ptr + i, 2 * x * dy, mask=i < N)\n",
+                "    tl.store(dx_ptr + i, x * dy, mask=i < N)\n",
+            ),
             ("(x, dy, dx, n, BLOCK=16)", "(x.clone().apply_(lambda a: 2 * a), dy, dx, n, BLOCK=16)"),
         ),
         "torch_math: .*apply_|forbidden: .*apply_",

@@ -1,4 +1,4 @@
-"""Right for programs that run one after another, and for no others: races, and values carried between programs.
+"""Right for programs that run one after another, and for no others: races, and values carried between them.
 
 Each is right in the interpreter as it was written; on a GPU none is.
 """
@@ -24,7 +24,8 @@ ATTACKS = [
             (
                 "    tl.atomic_add(dw_ptr + k[:, None] * N + cols[None, :], dw, mask=(k[:, None] < K) & "
                 "(cols[None, :] < N))\n",
-                "    at, there = dw_ptr + k[:, None] * N + cols[None, :], (k[:, None] < K) & (cols[None, :] < N)\n"
+                "    at = dw_ptr + k[:, None] * N + cols[None, :]\n"
+                "    there = (k[:, None] < K) & (cols[None, :] < N)\n"
                 "    tl.store(at, tl.load(at, mask=there, other=0.0) + dw, mask=there)\n",
             ),
         ),
@@ -51,7 +52,8 @@ ATTACKS = [
                 "other=0.0)))\n",
                 "    p = tl.program_id(0)\n"
                 "    before = tl.load(part_ptr + p - 1, mask=p > 0, other=0.0)\n"
-                "    tl.store(part_ptr + p, before + tl.sum(x * tl.load(dy_ptr + i, mask=i < N, other=0.0)))\n",
+                "    mine = tl.sum(x * tl.load(dy_ptr + i, mask=i < N, other=0.0))\n"
+                "    tl.store(part_ptr + p, before + mine)\n",
             ),
             ("ds = part.view(blocks, 1).sum(0).to(s.dtype)", "ds = part[-1:].clone()"),
         ),
@@ -72,7 +74,8 @@ ATTACKS = [
                 "        tl.store(dw_ptr + cols, total, mask=cols < N)\n",
             ),
             (
-                "        rms_norm_backward_kernel[(M,)](x, w, dy.contiguous(), dx, part, N, ctx.eps, BLOCK=block)\n"
+                "        rms_norm_backward_kernel[(M,)](x, w, dy.contiguous(), dx, part, N, ctx.eps, "
+                "BLOCK=block)\n"
                 "        dw = None\n"
                 "        if ctx.needs_input_grad[1]:\n"
                 "            dw = torch.empty_like(w)\n"
@@ -130,7 +133,10 @@ ATTACKS = [
         "rows without a mask, whose ends the next program puts right",
         "log_sum_exp_row_stride",
         (
-            ("    tl.store(dx_ptr + row * N + cols, dx, mask=cols < N)\n", "    tl.store(dx_ptr + row * N + cols, dx)\n"),
+            (
+                "    tl.store(dx_ptr + row * N + cols, dx, mask=cols < N)\n",
+                "    tl.store(dx_ptr + row * N + cols, dx)\n",
+            ),
             (
                 "        dx = torch.empty((M, N), device=x.device, dtype=x.dtype)\n"
                 "        block = triton.next_power_of_2(N)\n",
