@@ -184,13 +184,20 @@ def _inside(values: Any) -> Iterator[Any]:
 def _named(function: JITFunction) -> dict[str, tuple[Any, int]]:
     """The module's and the closure's names that a function uses, with what they mean now, and the line. Of
     dotted names below modules the whole."""
-    scope = {**vars(builtins), **function.fn.__globals__, **inspect.getclosurevars(function.fn).nonlocals}
+    fn = function.fn
+    enclosed = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False))
     found = {}
     for dotted, line in _words(function).names.items():
         root, *rest = dotted.split(".")
-        if root not in scope:
+        name = root
+        if root in enclosed:
+            value = enclosed[root].cell_contents
+        elif root in fn.__globals__:
+            value = fn.__globals__[root]
+        elif hasattr(builtins, root):
+            value = getattr(builtins, root)
+        else:
             continue
-        value, name = scope[root], root
         while rest and isinstance(value, types.ModuleType) and hasattr(value, rest[0]):
             value, name = getattr(value, rest[0]), f"{name}.{rest[0]}"
             rest = rest[1:]
