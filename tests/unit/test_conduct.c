@@ -115,6 +115,26 @@ static void conduct__compiled_kernels__have_no_record_of_races(void **state)
     free(facts);
 }
 
+static void conduct__kernels_that_wait__are_named_once_and_held_against_nobody(void **state)
+{
+    (void)state;
+    json_t *report = json_loads(CLEAN, 0, NULL), *dims = json_pack("{s:i}", "N", 8);
+    const char *const grads[] = {"x"};
+    json_object_set_new(report, "ordered_by_atomics", json_pack("[s, s, i]", "lock", "count", 3));
+    struct ka_verdict *verdict = ka_verdict_new(grads, 1);
+    size_t shape = ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL);
+    for (int i = 0; i < 2; i++)
+        ka_conduct_judge(report, false, verdict, ka_verdict_case(verdict, shape, "normal upstream"));
+    json_t *doc = ka_verdict_json(verdict, true), *names = json_pack("[s, s, s]", "lock", "count", "?");
+    assert_true(json_equal(json_object_get(doc, "ordered_by_atomics"), names));
+    assert_int_equal(json_array_size(json_object_get(doc, "failures")), 0);
+    json_decref(names);
+    json_decref(doc);
+    json_decref(dims);
+    json_decref(report);
+    ka_verdict_free(verdict);
+}
+
 /* {"modified": [...], "aliases": [...], "torch_ops_backward": {...}} of `count` items each. */
 static char *crowded(size_t count)
 {
@@ -208,6 +228,7 @@ int main(void)
         cmocka_unit_test(conduct__modified_and_shared_memory__are_named),
         cmocka_unit_test(conduct__races_and_what_kernels_may_not_call__are_told_in_their_words),
         cmocka_unit_test(conduct__compiled_kernels__have_no_record_of_races),
+        cmocka_unit_test(conduct__kernels_that_wait__are_named_once_and_held_against_nobody),
         cmocka_unit_test(conduct__thousands_of_confessions__are_counted),
         cmocka_unit_test(conduct__one_report__adds_a_bounded_number_of_failures),
         cmocka_unit_test(conduct__names_cut_inside_a_character__are_still_told),
