@@ -71,33 +71,44 @@ static void judge_operations(const json_t *report, const char *phase, struct ka_
     ka_buf_free(&names);
 }
 
-/* A member that is a list of confessions: of the first, a failure each; the first says how many there are. */
-static void judge_list(const json_t *report, const char *rule, const char *key, struct ka_verdict *verdict,
+/* Members that are lists of confessions: what stands before and after each item. */
+static const struct {
+    const char *rule, *key, *before, *after;
+    bool interpreted; /* null where kernels are compiled: nobody saw it */
+} LISTS[] = {
+    {"modified", "modified", "", " was modified in place", false},
+    {"alias", "aliases", "a returned gradient shares memory: ", "", false},
+    {"kernel", "kernels", "", "", false},
+    {"race", "races", "", "", true},
+};
+
+/* Of the first items, a failure each; the first says how many there are. */
+static void judge_list(const json_t *report, size_t which, bool compiled, struct ka_verdict *verdict,
                        size_t at)
 {
-    bool shares = strcmp(rule, "alias") == 0;
-    char text[256], others[40] = "";
-    const json_t *list = json_object_get(report, key);
+    char text[512], others[40] = "";
+    const char *rule = LISTS[which].rule;
+    const json_t *list = json_object_get(report, LISTS[which].key);
     size_t count = json_array_size(list);
-    if (!json_is_array(list))
+    if (!json_is_array(list) && !(compiled && LISTS[which].interpreted))
         ka_verdict_fail(verdict, at, rule, "the report says nothing about it");
     if (count > 1)
         snprintf(others, sizeof(others), ", and %zu more", count - 1);
     for (size_t i = 0; i < count && i < NAMED_MAX; i++) {
-        const char *name = text_of(json_array_get(list, i));
-        if (shares)
-            snprintf(text, sizeof(text), "a returned gradient shares memory: %.150s%s", name, others);
-        else
-            snprintf(text, sizeof(text), "%.150s was modified in place%s", name, others);
+        snprintf(text, sizeof(text), "%s%.400s%s%s", LISTS[which].before, text_of(json_array_get(list, i)),
+                 LISTS[which].after, others);
         ka_verdict_fail(verdict, at, rule, text);
         others[0] = '\0';
     }
 }
 
-void ka_conduct_judge(const json_t *report, struct ka_verdict *verdict, size_t at)
+void ka_conduct_judge(const json_t *report, bool compiled, struct ka_verdict *verdict, size_t at)
 {
-    judge_list(report, "modified", "modified", verdict, at);
-    judge_list(report, "alias", "aliases", verdict, at);
+    for (size_t i = 0; i < KA_COUNT(LISTS); i++)
+        judge_list(report, i, compiled, verdict, at);
+    const json_t *ordered = json_object_get(report, "ordered_by_atomics");
+    for (size_t i = 0; i < json_array_size(ordered) && i < NAMED_MAX; i++)
+        ka_verdict_ordered(verdict, text_of(json_array_get(ordered, i)));
     json_t *launches = json_object_get(report, "launches_backward");
     if (!json_is_integer(launches) || json_integer_value(launches) < 1)
         ka_verdict_fail(verdict, at, "no_launch", "the backward launched no Triton kernel");

@@ -2,8 +2,8 @@
  *
  * The report comes from a process that ran the candidate's code, so nothing in it is evidence of anything
  * good; a clean report proves nothing, and a report that lacks a member is as bad as one that confesses.
- * Rules: "modified", "alias", "no_launch", "torch_math". Of a list the first few are named, and the rest
- * counted: what one case can add to a verdict is bounded. */
+ * Rules: "modified", "alias", "kernel", "race", "no_launch", "torch_math". Of a list the first few are named,
+ * and the rest counted: what one case can add to a verdict is bounded. */
 #ifndef KA_CONDUCT_H
 #define KA_CONDUCT_H
 
@@ -11,9 +11,9 @@
 
 #include "verdict.h"
 
-/* `report` is the case's entry in the candidate's result (docs/protocol.md, op candidate); `at` the case of
- * the verdict. */
-void ka_conduct_judge(const json_t *report, struct ka_verdict *verdict, size_t at);
+/* `report` is the case's entry in the candidate's result (docs/protocol.md, op candidate); `compiled`: its
+ * kernels were not interpreted, so that nothing can be said of races; `at` the case of the verdict. */
+void ka_conduct_judge(const json_t *report, bool compiled, struct ka_verdict *verdict, size_t at);
 
 /* Honest host work on floating tensors: allocation, views, copies and casts, and sums of partial results that
  * kernels wrote. `name` as in "aten::sum". */

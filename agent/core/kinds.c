@@ -3,20 +3,32 @@
 
 #include <string.h>
 
-static json_t *yes(void)
+static json_t *yes(size_t n, uint64_t secret)
 {
+    (void)n;
+    (void)secret;
     return json_true();
 }
 
-static json_t *a_and_b(void)
+static json_t *a_and_b(size_t n, uint64_t secret)
 {
+    (void)n;
+    (void)secret;
     return json_pack("[f, f]", KA_KIND_LINEAR_U, KA_KIND_LINEAR_W);
 }
 
 /* So many more backwards over one graph show how far atomics let them vary. */
-static json_t *four(void)
+static json_t *four(size_t n, uint64_t secret)
 {
+    (void)n;
+    (void)secret;
     return json_integer(4);
+}
+
+/* From the last program to the first, and then as drawn. */
+static json_t *another_order(size_t n, uint64_t secret)
+{
+    return n == 0 ? json_string("reversed") : json_integer((json_int_t)(secret >> 33));
 }
 
 #define READ ": read it through its strides, or call .contiguous()"
@@ -63,7 +75,10 @@ static const struct ka_kind KINDS[] = {
     {"twice", KA_KIND_QUESTION, KA_KIND_PLAIN, .value = yes, .label = "second backward over the same graph",
      .meaning = "a second backward over the same graph: the first one used up or changed something that the "
                 "forward saved"},
-    {"noop", KA_KIND_QUESTION, KA_KIND_PLAIN, .value = yes},
+    {"noop", KA_KIND_QUESTION, KA_KIND_EVERY, .value = yes},
+    {"order", KA_KIND_QUESTION, KA_KIND_FURTHER, .value = another_order, .label = "programs in another order",
+     .meaning = "programs that run in another order: what one of them needs of another must come from an "
+                "earlier launch"},
     {"linear", KA_KIND_QUESTION, KA_KIND_PLAIN, .value = a_and_b},
     {"powers", KA_KIND_QUESTION, KA_KIND_PLAIN, .scale = 65536, .scale_half = 256},
     {"repeats", KA_KIND_QUESTION, KA_KIND_COMPILED, .value = four},
@@ -168,6 +183,8 @@ void ka_kind_label(const json_t *item, struct ka_buf *out)
     if (varied.len)
         ka_buf_printf(out, ", %s", ka_buf_str(&varied));
     ka_buf_free(&varied);
+    if (json_object_get(item, "order"))
+        ka_buf_printf(out, ", %s", ka_kind_find(KA_KIND_QUESTION, "order")->label);
     if (json_array_size(needs))
         add_needs(needs, out);
 }

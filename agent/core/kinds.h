@@ -27,6 +27,8 @@ enum ka_kind_when {
     KA_KIND_EACH_OUTPUT, /* upstreams: one for each of several outputs, which is `seed % outputs` */
     KA_KIND_TAKEN,       /* layouts, values: in cases there by a covering design, if the forward takes them */
     KA_KIND_PLAIN,       /* questions: in the first plain case there */
+    KA_KIND_EVERY,       /* questions: in every case */
+    KA_KIND_FURTHER,     /* questions: in the plain cases of a shape that has had one already */
     KA_KIND_SUBSETS,     /* questions: cases of their own there, for each gradient alone and each left out */
     KA_KIND_COMPILED,    /* questions: in a plain case of the largest required shape, if compiled */
 };
@@ -51,8 +53,9 @@ struct ka_kind {
     void (*tolerate)(struct ka_tolerance *);
     /* A comparison with such inputs is no evidence for a gradient, and its error is not reported. */
     bool only_against;
-    /* What is asked, of a question that is the same in every case (new reference). */
-    json_t *(*value)(void);
+    /* What is asked (new reference), the `n`th time that this is asked of a check; `secret` is for what is
+     * drawn. */
+    json_t *(*value)(size_t n, uint64_t secret);
 };
 
 /* Row `i`, in the order in which a check has the cases; NULL after the last. */

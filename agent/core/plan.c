@@ -29,7 +29,24 @@ double ka_plan_size(const json_t *dims)
 struct builder {
     json_t *cases;
     uint64_t random;
+    bool check; /* for a candidate: every case asks what is asked in each */
+    bool half;
 };
+
+static json_t *value_of(struct builder *builder, const struct ka_kind *kind, size_t n)
+{
+    double scale = builder->half ? kind->scale_half : kind->scale;
+    return scale != 0 ? json_pack("[f, f]", scale, 1 / scale)
+                      : kind->value(n, ka_random_next(&builder->random));
+}
+
+static void ask(struct builder *builder, json_t *item, enum ka_kind_when when, size_t n)
+{
+    const struct ka_kind *kind;
+    for (size_t i = 0; (kind = ka_kind_at(i)); i++)
+        if (kind->when == when)
+            json_object_set_new(item, kind->name, value_of(builder, kind, n));
+}
 
 static json_t *add_case(struct builder *builder, const json_t *shape, const char *upstream)
 {
@@ -43,6 +60,8 @@ static json_t *add_case(struct builder *builder, const json_t *shape, const char
     json_object_set_new(up, "kind", json_string(upstream));
     json_object_set_new(up, "seed", next_seed(&builder->random));
     json_object_set_new(item, "upstream", up);
+    if (builder->check)
+        ask(builder, item, KA_KIND_EVERY, json_array_size(builder->cases));
     json_array_append_new(builder->cases, item);
     return item;
 }
@@ -187,36 +206,24 @@ static void add_variants(struct builder *builder, const json_t *shape, const jso
     }
 }
 
-static json_t *value_of(const struct ka_kind *kind, bool half)
-{
-    double scale = half ? kind->scale_half : kind->scale;
-    return scale != 0 ? json_pack("[f, f]", scale, 1 / scale) : kind->value();
-}
-
-static void ask(json_t *item, enum ka_kind_when when, bool half)
-{
-    const struct ka_kind *kind;
-    for (size_t i = 0; (kind = ka_kind_at(i)); i++)
-        if (kind->when == when)
-            json_object_set_new(item, kind->name, value_of(kind, half));
-}
-
 json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret)
 {
-    struct builder builder = {.cases = json_array(), .random = secret};
+    struct builder builder = {.cases = json_array(), .random = secret, .check = true, .half = half};
     const json_t *smallest = ka_plan_smallest(shapes), *variants = ka_plan_variants(shapes);
     const json_t *again = variants == smallest ? smallest : cheapest(shapes);
     size_t required = 0, i;
     json_t *shape;
     json_array_foreach((json_t *)shapes, i, shape) required += has_class(shape, "required");
-    size_t more = required < KA_PLAN_MIN_SEEDS ? KA_PLAN_MIN_SEEDS - required : 0;
+    size_t more = required < KA_PLAN_MIN_SEEDS ? KA_PLAN_MIN_SEEDS - required : 1;
     json_array_foreach((json_t *)shapes, i, shape)
     {
         size_t times = shape == again ? 1 + more : 1;
         for (size_t n = 0; n < times; n++) {
             json_t *item = add_case(&builder, shape, "normal");
             if (shape == variants && n == 0)
-                ask(item, KA_KIND_PLAIN, half);
+                ask(&builder, item, KA_KIND_PLAIN, 0);
+            if (n > 0)
+                ask(&builder, item, KA_KIND_FURTHER, n - 1);
         }
     }
     if (variants)
@@ -226,7 +233,7 @@ json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bo
 
 void ka_plan_varied(json_t *cases, const json_t *shape, const json_t *variations, uint64_t secret)
 {
-    struct builder builder = {.cases = cases, .random = secret};
+    struct builder builder = {.cases = cases, .random = secret, .check = true};
     size_t i;
     json_t *variation;
     json_array_foreach((json_t *)variations, i, variation)
@@ -248,6 +255,7 @@ void ka_plan_compiled(json_t *cases)
     json_array_foreach(cases, i, item)
     {
         const char *kind = json_string_value(json_object_get(json_object_get(item, "upstream"), "kind"));
+        json_object_del(item, "order"); /* a GPU has its own */
         if (!has_class(item, "required") || json_object_get(item, "needs") || is_varied(item) || !kind ||
             strcmp(kind, "normal") != 0)
             continue;
@@ -255,8 +263,9 @@ void ka_plan_compiled(json_t *cases)
             ka_plan_size(json_object_get(item, "dims")) > ka_plan_size(json_object_get(largest, "dims")))
             largest = item;
     }
+    struct builder builder = {.cases = cases};
     if (largest)
-        ask(largest, KA_KIND_COMPILED, false);
+        ask(&builder, largest, KA_KIND_COMPILED, 0);
 }
 
 json_t *ka_plan_preflight(const json_t *shapes, uint64_t secret)

@@ -319,6 +319,22 @@ static void put_repeats(struct ka_page *page, const json_t *result)
     ka_page_put(page, shown ? ".\n\n" : "");
 }
 
+static void put_races(struct ka_page *page, const json_t *races)
+{
+    const json_t *ordered = get(races, "ordered_by_atomics");
+    size_t i;
+    json_t *kernel;
+    ka_page_put(page, json_is_true(get(races, "looked_for"))
+                          ? "Races between programs were looked for in every launch"
+                          : "Races between programs were not looked for: only the interpreter sees them");
+    json_array_foreach((json_t *)ordered, i, kernel)
+    {
+        ka_page_put(page, i ? ", " : "; taken at their word, since atomics put their programs in order: ");
+        ka_page_text(page, json_string_value(kernel) ? json_string_value(kernel) : "?");
+    }
+    ka_page_put(page, ".\n\n");
+}
+
 static void put_skipped(struct ka_page *page, const json_t *shapes)
 {
     json_t *skipped = json_object_get(shapes, "skipped"), *entry;
@@ -429,6 +445,7 @@ static const struct {
     {put_failures, BOTH, "failures", JSON_STRING, "What does not pass"},
     {put_gradients, BOTH, "gradients", JSON_ARRAY, "Gradients"},
     {put_repeats, MARKDOWN, NULL, JSON_OBJECT, NULL},
+    {put_races, MARKDOWN, "races", JSON_OBJECT, NULL},
     {ka_html_shapes, HTML, "per_shape", JSON_ARRAY, "Shapes"},
     {put_skipped, MARKDOWN, "shapes", JSON_OBJECT, NULL},
     {put_speed, BOTH, NULL, JSON_OBJECT, NULL},

@@ -10,7 +10,8 @@
 #include "kinds.h"
 #include "plan.h"
 
-#define WHOLE_MAX 100 /* failures of the candidate as a whole that are kept */
+#define ORDERED_MAX 16 /* kernels that are named for it */
+#define WHOLE_MAX 100  /* failures of the candidate as a whole that are kept */
 
 struct failure {
     char *subject; /* "the gradient of x"; NULL for a rule */
@@ -58,7 +59,8 @@ struct ka_verdict {
     struct shape *shapes;
     struct a_case *cases;
     struct gradient *grads;
-    struct shape whole; /* failures that belong to no shape */
+    struct shape whole;         /* failures that belong to no shape */
+    char *ordered[ORDERED_MAX]; /* names of kernels */
     size_t shape_count, case_count, grad_count;
 };
 
@@ -105,6 +107,8 @@ void ka_verdict_free(struct ka_verdict *v)
     for (size_t i = 0; i < v->grad_count; i++)
         free(v->grads[i].name);
     free_shape(&v->whole);
+    for (size_t i = 0; i < ORDERED_MAX; i++)
+        free(v->ordered[i]);
     free(v->shapes);
     free(v->cases);
     free(v->grads);
@@ -208,6 +212,15 @@ void ka_verdict_repeated(struct ka_verdict *v, const char *name, size_t runs, do
     g->runs = runs;
     g->spread_abs = max_abs;
     g->spread_of_limit = of_limit;
+}
+
+void ka_verdict_ordered(struct ka_verdict *v, const char *kernel)
+{
+    size_t i = 0;
+    while (i < ORDERED_MAX && v->ordered[i] && strcmp(v->ordered[i], kernel) != 0)
+        i++;
+    if (i < ORDERED_MAX && !v->ordered[i])
+        v->ordered[i] = copy_text(kernel);
 }
 
 void ka_verdict_output(struct ka_verdict *v, size_t at, size_t index, const struct ka_diff *diff)
@@ -556,9 +569,18 @@ static json_t *failures_json(const struct ka_verdict *v, bool hidden)
     return list;
 }
 
+static json_t *ordered_json(const struct ka_verdict *v)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < ORDERED_MAX && v->ordered[i]; i++)
+        json_array_append_new(list, json_string(v->ordered[i]));
+    return list;
+}
+
 json_t *ka_verdict_json(const struct ka_verdict *v, bool hidden)
 {
-    return json_pack("{s:b,s:o,s:o,s:o,s:o}", "verified", ka_verdict_verified(v), "shapes",
+    return json_pack("{s:b,s:o,s:o,s:o,s:o,s:o}", "verified", ka_verdict_verified(v), "shapes",
                      counts_json(v, hidden), "gradients", gradients_json(v, hidden), "per_shape",
-                     per_shape_json(v, hidden), "failures", failures_json(v, hidden));
+                     per_shape_json(v, hidden), "failures", failures_json(v, hidden), "ordered_by_atomics",
+                     ordered_json(v));
 }

@@ -48,6 +48,10 @@ void ka_verdict_output(struct ka_verdict *v, size_t at, size_t index, const stru
 void ka_verdict_repeated(struct ka_verdict *v, const char *name, size_t runs, double max_abs,
                          double of_limit);
 
+/* The programs of that kernel are put in order by atomics: whether it waits for what it needs was not looked
+ * at. Reported; decides nothing. */
+void ka_verdict_ordered(struct ka_verdict *v, const char *kernel);
+
 /* Anything else that is wrong in a case: `rule` is a short name ("input_modified"), `text` the sentence for
  * the LLM. Of a hidden shape only the rule is shown. */
 void ka_verdict_fail(struct ka_verdict *v, size_t at, const char *rule, const char *text);
@@ -71,9 +75,9 @@ bool ka_verdict_verified(const struct ka_verdict *v);
  * at most `max_shapes` of them in detail. Empty when nothing failed. */
 int ka_verdict_facts(const struct ka_verdict *v, size_t max_shapes, struct ka_buf *out);
 
-/* {"verified", "shapes", "gradients", "per_shape", "failures"}: the first three as in the result object.
- * Errors come with the `limit` that they were held to. With `hidden` true the dims and facts of hidden shapes
- * are included: for the private record only. The caller owns it; NULL without memory. */
+/* {"verified", "shapes", "gradients", "per_shape", "failures", "ordered_by_atomics"}: the first three as in
+ * the result object. Errors come with the `limit` that they were held to. With `hidden` true the dims and
+ * facts of hidden shapes are included: for the private record only. The caller owns it; NULL without memory. */
 json_t *ka_verdict_json(const struct ka_verdict *v, bool hidden);
 
 #endif

@@ -49,6 +49,7 @@ struct ka_check {
     /* Of `order`: asked for, and ready to be judged, and judged. All are asked for at once, unless
      * --fail-fast. */
     size_t upto, ready, judged;
+    bool compiled;                   /* the candidate runs on a GPU */
     bool judging;                    /* a thread has the verdict, and reads results */
     bool orphan;                     /* freed when the thread is done */
     char *reject_rule, *reject_text; /* the candidate is rejected as a whole, once the thread is done */
@@ -357,6 +358,7 @@ static void judge_one(struct ka_check *check, size_t at)
         .oracle_files = oracle.files,
         .oracle_id = id,
         .candidate_files = candidate.files,
+        .compiled = check->compiled,
     };
     ka_kind_label(plan, &label);
     one.at = ka_verdict_case(check->verdict, check->shape_of[i], ka_buf_str(&label));
@@ -595,6 +597,7 @@ static void run_candidate(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     check->began = ka_clock_ns();
+    check->compiled = ka_run_on_gpu(run);
     check->expected = ka_expected_take(run);
     check->cases = ka_expected_cases(check->expected);
     announce_shapes(run);

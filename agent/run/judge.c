@@ -14,8 +14,10 @@
 #include "cases.h"
 #include "sandbox/compare.h"
 
-#define POWER_ROOM 8    /* what is in between may be so much larger than the gradient */
-#define LINEAR_LIMITS 3 /* three gradients, each as far off as one may be */
+#define POWER_ROOM 8          /* what is in between may be so much larger than the gradient */
+#define LINEAR_LIMITS 3       /* three gradients, each as far off as one may be */
+#define NAMED_MAX 8           /* items of one list */
+#define NOOP_SHARE (1 / 16.0) /* of a gradient that may be there by chance without its kernels */
 #define ZERO_FLOORS                                                                                          \
     100.0 /* a zero gradient may keep rounding of so many floors of the dtype, per unit of upstream, */
 #define ZERO_MAX 0.02 /* and never more than this */
@@ -283,8 +285,30 @@ static bool same_bytes(const struct ka_tensor *a, const struct ka_tensor *b)
            memcmp(a->data, b->data, a->count * ka_dtype_size(a->dtype)) == 0;
 }
 
-/* With every launch of the backward turned into nothing, some gradient must change: else no kernel computed
- * it. */
+/* Of the elements of `real` that are numbers other than 0, the share with the same bytes in `idle`. */
+static double share_of_same(const struct ka_tensor *real, const struct ka_tensor *idle)
+{
+    size_t size = ka_dtype_size(real->dtype), numbers = 0, same = 0;
+    double values[512];
+    if (same_bytes(real, idle))
+        return 1;
+    if (real->dtype != idle->dtype || !ka_tensor_same_shape(real, idle))
+        return 0;
+    for (size_t first = 0; first < real->count; first += KA_COUNT(values)) {
+        size_t n = real->count - first < KA_COUNT(values) ? real->count - first : KA_COUNT(values);
+        ka_tensor_load(real, first, n, values);
+        for (size_t i = 0; i < n; i++) {
+            bool number = values[i] != 0 && isfinite(values[i]);
+            size_t at = (first + i) * size;
+            numbers += number;
+            same += number && memcmp(real->data + at, idle->data + at, size) == 0;
+        }
+    }
+    return numbers ? (double)same / (double)numbers : 0;
+}
+
+/* With every launch of the backward turned into nothing, a gradient must not be there: else no kernel
+ * computed it. Nor a part of it: a kernel that writes one row does not compute the others. */
 static int judge_noop(const struct judging *j, const json_t *asked)
 {
     (void)asked;
@@ -292,16 +316,49 @@ static int judge_noop(const struct judging *j, const json_t *asked)
         const char *name = j->grads[i].name;
         const struct ka_tensor *real = ka_tensors_find_part(j->found, "grad", name);
         const struct ka_tensor *idle = ka_tensors_find_part(j->found, "noop", name);
-        char text[256];
-        if (!idle || !is_of_shape(&j->grads[i].diff) || !same_bytes(real, idle) || j->grads[i].diff.want_zero)
+        char text[300];
+        if (!idle || !is_of_shape(&j->grads[i].diff) || j->grads[i].diff.want_zero)
             continue; /* where zero is expected, a kernel that does nothing is as right */
-        snprintf(
-            text, sizeof(text),
-            "the gradient of %s is the same when the backward's kernels do nothing: they do not compute it",
-            name);
+        double share = share_of_same(real, idle);
+        if (share < NOOP_SHARE)
+            continue;
+        if (share >= 1)
+            snprintf(text, sizeof(text),
+                     "the gradient of %.100s is the same when the backward's kernels do nothing: they do not "
+                     "compute it",
+                     name);
+        else
+            snprintf(text, sizeof(text),
+                     "%.3g%% of the gradient of %.100s is the same when the backward's kernels do nothing: "
+                     "they do not compute that part",
+                     100 * share, name);
         ka_verdict_fail(j->of->verdict, j->of->at, "decoy_kernel", text);
     }
     return 0;
+}
+
+/* Interpreted, it was seen what each launch read and wrote: a gradient that no kernel made of the upstream is
+ * not the kernels' work, unless there is none. */
+static void judge_traces(const struct judging *j)
+{
+    const json_t *untraced = json_object_get(j->of->candidate, "untraced"), *item;
+    size_t i;
+    if (!json_is_array(untraced) && !j->of->compiled)
+        ka_verdict_fail(j->of->verdict, j->of->at, "decoy_kernel",
+                        "the report does not say where gradients come from");
+    json_array_foreach((json_t *)untraced, i, item)
+    {
+        const char *name = json_is_string(item) ? json_string_value(item) : "?";
+        char text[300];
+        bool zero = false;
+        for (size_t k = 0; k < j->count; k++)
+            zero |= strcmp(j->grads[k].name, name) == 0 && j->grads[k].diff.want_zero;
+        if (zero || i >= NAMED_MAX)
+            continue;
+        snprintf(text, sizeof(text),
+                 "the gradient of %.100s comes from no kernel that read the upstream gradient", name);
+        ka_verdict_fail(j->of->verdict, j->of->at, "decoy_kernel", text);
+    }
 }
 
 /* What is compared of the answer to a question of agent/core/kinds.c, and what it is called when it is wrong.
@@ -362,8 +419,10 @@ int ka_judge_case(struct ka_judged_case *one, json_int_t id, struct ka_err *why)
     struct judging j = {.of = one, .expected = expected, .found = found};
     if (judge_outputs(&j) || judge_gradients(&j) || judge_questions(&j))
         rc = ka_fail(why, -EINVAL, "the oracle's tensors are unusable");
-    else
-        ka_conduct_judge(one->candidate, one->verdict, one->at);
+    else {
+        judge_traces(&j);
+        ka_conduct_judge(one->candidate, one->compiled, one->verdict, one->at);
+    }
     free(j.grads);
 out:
     ka_tensors_free(expected);

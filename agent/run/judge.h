@@ -22,6 +22,7 @@ struct ka_judged_case {
         *candidate; /* entries of this case; the last two NULL where a child left none */
     const struct ka_child_result *oracle_files, *candidate_files;
     json_int_t oracle_id; /* what the oracle's child knew the case as */
+    bool compiled;        /* the candidate's kernels ran on a GPU */
 };
 
 /* Everything about case `id`, told to the verdict. 0; -ENODATA or -EINVAL, with a sentence, when the oracle

@@ -8,6 +8,7 @@
 #include "agent/io/loop.h"
 #include "events.h"
 #include "internal.h"
+#include "sizes.h"
 
 int ka_run_exit_code(const struct ka_run *run)
 {
@@ -75,6 +76,13 @@ static json_int_t atomics_of(const json_t *facts)
     return sum;
 }
 
+/* What is known of races between programs: only the interpreter sees who accesses what. */
+static json_t *races_of(const struct ka_run *run, const json_t *verdict)
+{
+    return json_pack("{s:b, s:O?}", "looked_for", !ka_run_on_gpu(run), "ordered_by_atomics",
+                     json_object_get(verdict, "ordered_by_atomics"));
+}
+
 static void add_best(struct ka_run *run, json_t *result)
 {
     struct ka_snapshot best;
@@ -90,6 +98,7 @@ static void add_best(struct ka_run *run, json_t *result)
         if (gradients)
             json_object_set(result, "gradients", gradients);
         json_object_set(result, "per_shape", json_object_get(best.verdict, "per_shape"));
+        json_object_set_new(result, "races", races_of(run, best.verdict));
         bool by_llm = strcmp(best.origin, "llm") == 0;
         json_object_set_new(result, "draft", json_string(by_llm ? "llm" : best.origin));
         json_object_set_new(result, "atomics",

@@ -14,6 +14,8 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import itertools
+import random
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +32,7 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from . import compat, remember
+from .races import Races
 from .source import words
 
 _TO_TENSOR = "__kernel_agent_to_tensor__"
@@ -62,6 +65,35 @@ class _State:
     starts: list[int] = field(default_factory=list)  # the columns of `regions`
     ends: list[int] = field(default_factory=list)
     observers: list[Observer] = field(default_factory=list)
+    judged: Judged | None = None  # how launches run now, if somebody judges them
+    races: Races | None = None  # of the running launch
+
+
+@dataclass
+class Judged:
+    """Launches whose programs run in another order, and whose races are looked for.
+
+    `order`: "reversed", or a number that seeds a permutation; None is the order of the grid. `ordering`: the
+    kernel waits for other programs by atomics, maybe for those before it; it runs in the order of the grid.
+    """
+
+    order: str | int | None
+    ordering: bool
+    found: list[str] = field(default_factory=list)
+    # First bytes of the storages that were read, and written; blind: there may be others.
+    read: set[int] = field(default_factory=set)
+    wrote: set[int] = field(default_factory=set)
+    blind: bool = False
+
+    def see(self, kind: str, addresses: np.ndarray, at: int) -> None:
+        into = self.read if kind == "load" else self.wrote
+        if at >= 0:
+            into.add(_state.starts[at])
+        elif _state.regions is None:
+            self.blind = True
+        elif addresses.size:
+            places = np.unique(np.searchsorted(_state.regions[:, 0], addresses, side="right") - 1)
+            into.update(_state.regions[places, 0].tolist())
 
 
 _state = _State()
@@ -82,6 +114,28 @@ def observe(observer: Observer) -> Iterator[None]:
         _state.observers.remove(observer)
 
 
+@contextlib.contextmanager
+def judged(order: str | int | None, ordering: bool) -> Iterator[Judged]:
+    """Run the launches inside in that order, and find their races. Not nested."""
+    _state.judged = Judged(order, ordering)
+    try:
+        yield _state.judged
+    finally:
+        _state.judged = None
+
+
+def _programs(grid: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    nx, ny, nz = (*grid, 1, 1, 1)[:3]
+    programs = list(itertools.product(range(nx), range(ny), range(nz)))
+    judged = _state.judged
+    if judged is not None and not judged.ordering:
+        if judged.order == "reversed":
+            programs.reverse()
+        elif judged.order is not None:
+            random.Random(judged.order).shuffle(programs)
+    return programs
+
+
 def run(kernel: JITFunction, grid: tuple[int, ...], args: Mapping[str, Any]) -> None:
     """Run `kernel` for each program of `grid`. `args` binds every parameter; tensors are on the CPU."""
     constexprs = {p.name for p in kernel.params if p.is_constexpr}
@@ -91,13 +145,29 @@ def run(kernel: JITFunction, grid: tuple[int, ...], args: Mapping[str, Any]) -> 
         _state.regions = regions = _regions(args.values())
         _state.starts, _state.ends = ([], []) if regions is None else regions.T.tolist()
         builder = _interp.interpreter_builder
-        nx, ny, nz = (*grid, 1, 1, 1)[:3]
-        builder.set_grid_dim(nx, ny, nz)
-        for x in range(nx):
-            for y in range(ny):
-                for z in range(nz):
-                    builder.set_grid_idx(x, y, z)
-                    function(**bound)
+        builder.set_grid_dim(*(*grid, 1, 1, 1)[:3])
+        programs = _programs(grid)
+        judged = _state.judged
+        races = None
+        if judged is not None and len(programs) > 1:
+            races = _state.races = Races(regions, judged.ordering, functools.partial(_name_of, args))
+        for program in programs:
+            builder.set_grid_idx(*program)
+            if races is not None:
+                races.begin(program)
+            function(**bound)
+        if judged is not None and races is not None:
+            judged.found += races.found.values()
+
+
+def _name_of(args: Mapping[str, Any], address: int) -> tuple[str, int]:
+    """The argument that begins last before an address, and the number of the element there."""
+    starts = [(t.data_ptr(), name, t.element_size()) for name, v in args.items() for t in tensors_in([v])]
+    before = [start for start in starts if start[0] <= address]
+    if not before:
+        return "memory", address
+    first, name, size = max(before, key=lambda start: start[0])
+    return name, (address - first) // size
 
 
 def rewritten(kernel: JITFunction) -> Callable[..., Any]:
@@ -282,6 +352,7 @@ def _language() -> Iterator[None]:
         knobs["interpret"] = interpret
         _state.running = False
         _state.regions = None
+        _state.races = None
 
 
 def _convert(value: Any) -> Any:
@@ -296,10 +367,11 @@ def _convert(value: Any) -> Any:
     return _interp._implicit_cvt(value)
 
 
-def _tensors(values: Any) -> Iterator[Any]:
+def tensors_in(values: Any) -> Iterator[Any]:
+    """What kernels are given that has memory, descriptors opened."""
     for value in values:
         if isinstance(value, (tuple, list)):
-            yield from _tensors(value)
+            yield from tensors_in(value)
         elif isinstance(value, (TensorDescriptor, triton.runtime.jit.TensorWrapper)):
             yield value.base
         elif hasattr(value, "data_ptr"):
@@ -309,7 +381,7 @@ def _tensors(values: Any) -> Iterator[Any]:
 def _regions(values: Any) -> np.ndarray | None:
     """Byte ranges of the storages behind the tensors; None when one of them may hold addresses itself."""
     spans = set()
-    for tensor in _tensors(values):
+    for tensor in tensors_in(values):
         if not tensor.dtype.is_floating_point and tensor.element_size() == 8 and _holds_addresses(tensor):
             return None
         storage = tensor.untyped_storage()
@@ -324,26 +396,31 @@ def _holds_addresses(tensor: Any) -> bool:
         return tensor.numel() > 0 and int(tensor.max()) >= 1 << 32
 
 
-def _see(kind: str, verb: str, ptrs: Any, mask: Any) -> None:
-    """Check an access, and show it to the observers."""
+def _see(kind: str, verb: str, ptrs: Any, mask: Any) -> tuple[np.ndarray, int, int]:
+    """Check an access, and show it to the observers. What was accessed: addresses, bytes, storage (or -1)."""
     addresses, size = _touched(ptrs, mask)
-    _check(addresses, size, verb)
+    at = _check(addresses, size, verb)
     for observer in _state.observers:
         getattr(observer, kind)(addresses, size)
+    if _state.judged is not None:
+        _state.judged.see(kind, addresses, at)
+    return addresses, size, at
 
 
-def _check(addresses: np.ndarray, size: int, verb: str) -> None:
+def _check(addresses: np.ndarray, size: int, verb: str) -> int:
+    """The number of the storage that has them all, -1 if there is no such one."""
     regions = _state.regions
     if regions is None or addresses.size == 0:
-        return
-    if _inside_one(addresses, size):
-        return
+        return -1
+    one = _inside_one(addresses, size)
+    if one >= 0:
+        return one
     if len(regions) == 0:
         raise OutOfBounds(f"{verb} {addresses.size} addresses, but the launch has no tensor with elements")
     at = np.searchsorted(regions[:, 0], addresses, side="right") - 1
     inside = (at >= 0) & (addresses + np.uint64(size) <= regions[np.maximum(at, 0), 1])
     if inside.all():
-        return
+        return -1
     wrong = addresses[~inside]
     nearest = regions[max(int(at[~inside][0]), 0)]
     past = int(wrong[0]) - int(nearest[1])
@@ -359,37 +436,76 @@ def _check(addresses: np.ndarray, size: int, verb: str) -> None:
     )
 
 
-def _inside_one(addresses: np.ndarray, size: int) -> bool:
-    """Whether one tensor has them all, as is usual."""
+def _inside_one(addresses: np.ndarray, size: int) -> int:
+    """The number of the storage that has them all, as is usual, or -1."""
     low, high = (
         (int(addresses.min()), int(addresses.max())) if addresses.size > 1 else (int(addresses[0]),) * 2
     )
     at = bisect.bisect_right(_state.starts, low) - 1
-    return at >= 0 and high + size <= _state.ends[at]
+    return at if at >= 0 and high + size <= _state.ends[at] else -1
+
+
+def _changes(ptrs: Any, value: Any, mask: Any) -> Callable[[], np.ndarray]:
+    """For each address of a store that is about to be done: whether it changes what is there."""
+
+    def changes() -> np.ndarray:
+        addresses, size = _touched(ptrs, mask)
+        kind = np.dtype(f"u{size}")
+        at = np.ascontiguousarray(addresses)
+        before = _interp._interpreter.load(at, np.ones(at.shape, bool), np.zeros(at.shape, kind), kind)
+        values = np.broadcast_to(value.data, ptrs.data.shape)
+        if mask is not None:
+            lanes = mask if isinstance(mask, np.ndarray) else mask.data
+            values = values[np.broadcast_to(lanes, ptrs.data.shape).astype(bool)]
+        return before != np.ascontiguousarray(values).reshape(-1).view(kind)
+
+    return changes
+
+
+def _loaded(ptrs: Any, mask: Any, volatile: Any) -> None:
+    touched = _see("load", "reads", ptrs, mask)
+    if _state.races is not None:
+        (_state.races.atomic if volatile else _state.races.load)(*touched)
+
+
+def _updated(ptrs: Any, mask: Any) -> None:
+    touched = _see("atomic", "updates", ptrs, mask)
+    if _state.races is not None:
+        _state.races.atomic(*touched)
 
 
 class _MemoryBuilder(compat.Builder):
     """Checks and reports every access, then leaves it to Triton."""
 
     def create_load(self, ptrs: Any, cache: Any, eviction: Any, volatile: bool) -> Any:
-        _see("load", "reads", ptrs, None)
+        _loaded(ptrs, None, volatile)
         everywhere = _interp.TensorHandle(np.ones_like(ptrs.data, dtype=bool), tl.int1)
         return super().create_masked_load(ptrs, everywhere, None, cache, eviction, volatile)
 
-    def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *rest: Any) -> Any:
-        _see("load", "reads", ptrs, mask)
-        return super().create_masked_load(ptrs, mask, other, *rest)
+    def create_masked_load(
+        self,
+        ptrs: Any,
+        mask: Any,
+        other: Any,
+        cache_modifier: Any,
+        eviction_policy: Any,
+        is_volatile: Any,
+    ) -> Any:
+        _loaded(ptrs, mask, is_volatile)
+        return super().create_masked_load(ptrs, mask, other, cache_modifier, eviction_policy, is_volatile)
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        _see("store", "writes", ptrs, mask)
+        touched = _see("store", "writes", ptrs, mask)
+        if _state.races is not None:
+            _state.races.store(*touched, _changes(ptrs, value, mask))
         return super().create_masked_store(ptrs, value, mask, *rest)
 
     def create_atomic_rmw(self, op: Any, ptr: Any, val: Any, mask: Any, *rest: Any) -> Any:
-        _see("atomic", "updates", ptr, mask)
+        _updated(ptr, mask)
         return super().create_atomic_rmw(op, _packed(ptr), _packed(val), _packed(mask), *rest)
 
     def create_atomic_cas(self, ptr: Any, cmp: Any, val: Any, *rest: Any) -> Any:
-        _see("atomic", "updates", ptr, None)
+        _updated(ptr, None)
         return super().create_atomic_cas(_packed(ptr), _packed(cmp), _packed(val), *rest)
 
 

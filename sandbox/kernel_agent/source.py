@@ -30,6 +30,14 @@ def parse(source: str, file: str) -> ast.Module:
         raise Unusable("syntax", f"the file cannot be parsed: {exc}", file) from exc
 
 
+def backward_starts(source: str) -> int | None:
+    """The line of the marker, None where there is none."""
+    for number, text in enumerate(source.splitlines(), start=1):
+        if text.strip() == MARKER:
+            return number
+    return None
+
+
 def autodiff_names(tree: ast.Module) -> set[str]:
     """Names that mean the decorator: `autodiff` and what it was imported as."""
     names = {"autodiff"}

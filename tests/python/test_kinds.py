@@ -7,7 +7,8 @@ from kernel_agent import draw, vary
 from kernel_agent.operations import candidate
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_DONE_BY_QUESTIONS = {"needs"}  # says which gradients there are, before there is a graph to ask about
+# What says how a case is run, before there is a graph to ask about: which gradients, which order of programs.
+NOT_DONE_BY_QUESTIONS = {"needs", "order"}
 
 
 def rows(sort: str) -> list[str]:

@@ -11,13 +11,13 @@
 #include "agent/core/conduct.h"
 
 static const char CLEAN[] =
-    "{\"modified\": [], \"aliases\": [], \"launches_backward\": 1, \"torch_ops_forward\": {\"aten::detach\": "
-    "1},"
+    "{\"modified\": [], \"aliases\": [], \"kernels\": [], \"races\": [], \"launches_backward\": 1,"
+    " \"torch_ops_forward\": {\"aten::detach\": 1},"
     " \"torch_ops_backward\": {\"aten::empty_like\": 2, \"aten::zero_\": 1, \"aten::sum\": 1}}";
 
 /* The facts of a verdict on one case with this report; `changes` are merged into the clean one, null removes.
  * free() them. */
-static char *facts_of(const char *changes)
+static char *facts_where(const char *changes, bool compiled)
 {
     json_t *report = json_loads(CLEAN, 0, NULL), *change = json_loads(changes, 0, NULL), *value;
     const char *key, *const grads[] = {"x"};
@@ -34,7 +34,7 @@ static char *facts_of(const char *changes)
     json_t *dims = json_pack("{s:i}", "N", 8);
     size_t at =
         ka_verdict_case(verdict, ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL), "normal upstream");
-    ka_conduct_judge(report, verdict, at);
+    ka_conduct_judge(report, compiled, verdict, at);
     struct ka_buf facts = {0};
     ka_verdict_facts(verdict, 3, &facts);
     json_decref(dims);
@@ -42,6 +42,11 @@ static char *facts_of(const char *changes)
     json_decref(change);
     ka_verdict_free(verdict);
     return ka_buf_str(&facts)[0] ? ka_buf_steal(&facts) : ka_strdup("");
+}
+
+static char *facts_of(const char *changes)
+{
+    return facts_where(changes, false);
 }
 
 static void assert_says(const char *changes, const char *sentence)
@@ -77,6 +82,8 @@ static void conduct__member_that_is_missing__counts_like_a_confession(void **sta
                 "torch_math: the backward computes with torch (operations that it does not report)");
     assert_says("{\"modified\": null}", "modified: the report says nothing");
     assert_says("{\"aliases\": 3}", "alias: the report says nothing");
+    assert_says("{\"kernels\": null}", "kernel: the report says nothing");
+    assert_says("{\"races\": null}", "race: the report says nothing");
     assert_says("{\"launches_backward\": null}", "no_launch");
     assert_says("{\"launches_backward\": \"9\"}", "no_launch");
 }
@@ -88,6 +95,44 @@ static void conduct__modified_and_shared_memory__are_named(void **state)
     assert_says("{\"aliases\": [\"grad/x=upstream/0\"]}",
                 "alias: a returned gradient shares memory: grad/x=upstream/0");
     assert_says("{\"launches_backward\": 0}", "no_launch");
+}
+
+static void conduct__races_and_what_kernels_may_not_call__are_told_in_their_words(void **state)
+{
+    (void)state;
+    assert_says("{\"races\": [\"two meet\", \"b\"]}", "race: two meet, and 1 more");
+    assert_says("{\"kernels\": [\"line 3: calls f\"]}", "kernel: line 3: calls f");
+}
+
+static void conduct__compiled_kernels__have_no_record_of_races(void **state)
+{
+    (void)state;
+    char *facts = facts_where("{\"races\": null}", true);
+    assert_null(strstr(facts, "case"));
+    free(facts);
+    facts = facts_where("{\"races\": [\"two meet\"]}", true);
+    assert_non_null(strstr(facts, "race: two meet"));
+    free(facts);
+}
+
+static void conduct__kernels_that_wait__are_named_once_and_held_against_nobody(void **state)
+{
+    (void)state;
+    json_t *report = json_loads(CLEAN, 0, NULL), *dims = json_pack("{s:i}", "N", 8);
+    const char *const grads[] = {"x"};
+    json_object_set_new(report, "ordered_by_atomics", json_pack("[s, s, i]", "lock", "count", 3));
+    struct ka_verdict *verdict = ka_verdict_new(grads, 1);
+    size_t shape = ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL);
+    for (int i = 0; i < 2; i++)
+        ka_conduct_judge(report, false, verdict, ka_verdict_case(verdict, shape, "normal upstream"));
+    json_t *doc = ka_verdict_json(verdict, true), *names = json_pack("[s, s, s]", "lock", "count", "?");
+    assert_true(json_equal(json_object_get(doc, "ordered_by_atomics"), names));
+    assert_int_equal(json_array_size(json_object_get(doc, "failures")), 0);
+    json_decref(names);
+    json_decref(doc);
+    json_decref(dims);
+    json_decref(report);
+    ka_verdict_free(verdict);
 }
 
 /* {"modified": [...], "aliases": [...], "torch_ops_backward": {...}} of `count` items each. */
@@ -128,7 +173,7 @@ static size_t failures_of(const char *changes)
     const char *const grads[] = {"x"};
     struct ka_verdict *verdict = ka_verdict_new(grads, 1);
     size_t shape = ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL);
-    ka_conduct_judge(report, verdict, ka_verdict_case(verdict, shape, "normal upstream"));
+    ka_conduct_judge(report, false, verdict, ka_verdict_case(verdict, shape, "normal upstream"));
     json_t *doc = ka_verdict_json(verdict, true);
     size_t count = json_array_size(json_object_get(doc, "failures"));
     json_decref(doc);
@@ -142,7 +187,7 @@ static void conduct__one_report__adds_a_bounded_number_of_failures(void **state)
 {
     (void)state;
     char *many = crowded(4096);
-    assert_in_range(failures_of(many), 3, 24);
+    assert_in_range(failures_of(many), 3, 26);
     free(many);
 }
 
@@ -156,7 +201,7 @@ static void conduct__names_cut_inside_a_character__are_still_told(void **state)
         snprintf(text, sizeof(text),
                  "{\"modified\": [\"%s\"], \"aliases\": [\"%s\"], \"torch_ops_backward\": {\"%s\": 1}}", name,
                  name, name);
-        assert_int_equal(failures_of(text), 5);
+        assert_int_equal(failures_of(text), 7);
     }
 }
 
@@ -181,6 +226,9 @@ int main(void)
         cmocka_unit_test(conduct__torch_arithmetic__is_named_with_its_phase),
         cmocka_unit_test(conduct__member_that_is_missing__counts_like_a_confession),
         cmocka_unit_test(conduct__modified_and_shared_memory__are_named),
+        cmocka_unit_test(conduct__races_and_what_kernels_may_not_call__are_told_in_their_words),
+        cmocka_unit_test(conduct__compiled_kernels__have_no_record_of_races),
+        cmocka_unit_test(conduct__kernels_that_wait__are_named_once_and_held_against_nobody),
         cmocka_unit_test(conduct__thousands_of_confessions__are_counted),
         cmocka_unit_test(conduct__one_report__adds_a_bounded_number_of_failures),
         cmocka_unit_test(conduct__names_cut_inside_a_character__are_still_told),

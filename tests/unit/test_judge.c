@@ -31,14 +31,16 @@ struct part {
     size_t count;
 };
 
+static size_t noop_zeros; /* at the beginning of `noop` */
+
 static void write_side(struct side *side, const struct part *parts, size_t count)
 {
     struct ka_buf header = {0}, data = {0}, file = {0};
     for (size_t i = 0; i < count; i++) {
         bool wide = strcmp(parts[i].dtype, "F64") == 0;
-        size_t begin = data.len;
+        size_t begin = data.len, zeros = strcmp(parts[i].name, "noop/x") == 0 ? noop_zeros : 0;
         for (size_t k = 0; k < parts[i].count; k++) {
-            double value = parts[i].factor * ((double)(k % 97) - 48.5);
+            double value = k < zeros ? 0 : parts[i].factor * ((double)(k % 97) - 48.5);
             float narrow = (float)value;
             ka_buf_add(&data, wide ? (const void *)&value : (const void *)&narrow, wide ? 8 : 4);
         }
@@ -84,8 +86,11 @@ static const char PLAN[] = "{\"upstream\": {\"kind\": \"normal\"}, \"twice\": tr
                            "\"repeats\": 1, \"noop\": true}";
 static const char ORACLE[] = "{\"ok\": true, \"grads\": [\"x\"], \"outputs\": [{\"kind\": \"tensor\", "
                              "\"differentiable\": true}]}";
-static const char CANDIDATE[] = "{\"ok\": true, \"modified\": [], \"aliases\": [], \"launches_backward\": 1, "
-                                "\"torch_ops_forward\": {}, \"torch_ops_backward\": {}}";
+static const char CANDIDATE[] =
+    "{\"ok\": true, \"modified\": [], \"aliases\": [], \"kernels\": [], \"races\": [], "
+    "\"untraced\": [], "
+    "\"launches_backward\": 1, \"torch_ops_forward\": {}, "
+    "\"torch_ops_backward\": {}}";
 
 /* What the verdict says of a candidate that left these tensors; free() it. */
 static char *facts_of(const struct part *found, size_t count)
@@ -178,6 +183,19 @@ static void judge__each_thing_that_is_asked__can_fail(void **state)
     }
 }
 
+static void judge__part_that_is_there_without_kernels__is_told_from_chance(void **state)
+{
+    (void)state;
+    struct part parts[PARTS];
+    right(parts, LINEAR_SUM);
+    parts[NOOP].factor = parts[GRAD].factor;
+    noop_zeros = COUNT / 4;
+    assert_facts(parts, "decoy_kernel: 75% of the gradient of x is the same");
+    noop_zeros = COUNT - COUNT / 20;
+    assert_facts(parts, "");
+    noop_zeros = 0;
+}
+
 /* Nothing is done for sizes that the oracle's tensors do not have: two such tensors are never compared with
  * each other. */
 static void judge__tensors_of_other_sizes__are_wrong_and_no_more(void **state)
@@ -199,6 +217,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(judge__right_candidate__has_nothing_against_it),
         cmocka_unit_test(judge__each_thing_that_is_asked__can_fail),
+        cmocka_unit_test(judge__part_that_is_there_without_kernels__is_told_from_chance),
         cmocka_unit_test(judge__tensors_of_other_sizes__are_wrong_and_no_more),
     };
     return cmocka_run_group_tests_name("judge", tests, NULL, NULL);

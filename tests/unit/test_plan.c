@@ -108,6 +108,29 @@ static void plan__further_seeds__are_spent_on_the_smallest_required_shape(void *
     json_decref(grads);
 }
 
+static void plan__further_seeds__run_programs_in_other_orders(void **state)
+{
+    (void)state;
+    json_t *list = shapes(), *grads = json("[\"x\"]"), *cases = ka_plan_check(list, grads, 1, false, 7),
+           *item;
+    size_t i, reversed = 0, drawn = 0;
+    json_array_foreach(cases, i, item)
+    {
+        const json_t *order = json_object_get(item, "order");
+        reversed += json_is_string(order) && strcmp(json_string_value(order), "reversed") == 0;
+        drawn += json_is_integer(order);
+        if (order)
+            assert_null(json_object_get(item, "twice"));
+    }
+    assert_int_equal(reversed, 1);
+    assert_int_equal(drawn, KA_PLAN_MIN_SEEDS - 3);
+    ka_plan_compiled(cases);
+    json_array_foreach(cases, i, item) assert_null(json_object_get(item, "order"));
+    json_decref(cases);
+    json_decref(list);
+    json_decref(grads);
+}
+
 static void plan__variants__are_on_the_smallest_required_shape(void **state)
 {
     (void)state;
@@ -127,7 +150,7 @@ static void plan__variants__are_on_the_smallest_required_shape(void **state)
     }
     assert_int_equal(alone, 2);
     assert_int_equal(twice, 1);
-    assert_int_equal(noop, 1);
+    assert_int_equal(noop, json_array_size(cases));
     assert_int_equal(count_where(cases, "upstream", "none_one"), 0); /* one output */
     json_decref(cases);
     json_decref(list);
@@ -452,6 +475,7 @@ int main(void)
         cmocka_unit_test(plan__check__covers_every_shape_with_five_seeds_over_the_required),
         cmocka_unit_test(plan__each_of_several_outputs__is_left_out_once_whatever_the_secret),
         cmocka_unit_test(plan__further_seeds__are_spent_on_the_smallest_required_shape),
+        cmocka_unit_test(plan__further_seeds__run_programs_in_other_orders),
         cmocka_unit_test(plan__variants__are_on_the_smallest_required_shape),
         cmocka_unit_test(plan__three_gradients__each_is_left_out_once),
         cmocka_unit_test(plan__seeds__differ_between_cases_and_between_secrets),

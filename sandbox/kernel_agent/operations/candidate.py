@@ -20,14 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import devices, draw, tensors, vary
+from .. import devices, draw, interpret, tensors, vary, vocabulary
 from ..errors import Unusable, wrap
+from ..flow import Flow, unseen
 from ..forward import Forward, Launch, launch_intercept, load
 from ..guards import Guards
 from ..launches import benchmarking
 from ..layout import overlap
+from ..source import backward_starts
 from . import budget
 from .traffic import Counter
 
@@ -54,7 +57,9 @@ _FORMULAS = {
     "aten::select": "aten::select_backward",
     "aten::_to_copy": "aten::_to_copy",
 }
+_MOST_TOLD = 20  # sentences of a list
 _NOT_THE_CANDIDATES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_TRITON = str(Path(triton.__file__).parent)
 _FILLED = frozenset(
     {"zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full", "ones", "ones_like"}
 )
@@ -152,11 +157,13 @@ class Poison(TorchDispatchMode):
     """Fills fresh uninitialised memory, and counts torch operations on floating tensors in the phase
     `counting`.
 
-    Operations on indices are not counted, nor what runs inside a launch or an autotuner's benchmark.
+    Operations on indices are not counted, unless they come from the upstream, nor what an autotuner does to
+    measure. What runs inside a launch is counted.
     """
 
-    def __init__(self, guards: Guards | None = None, plain: bool = False) -> None:
+    def __init__(self, guards: Guards | None = None, plain: bool = False, flow: Flow | None = None) -> None:
         super().__init__()
+        self.flow = flow
         self.plain = plain
         self.guards = guards
         self.counting: str | None = None
@@ -168,20 +175,30 @@ class Poison(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func._schema.name
+        reached = self.flow.operation(func, args, kwargs or {}, result) if self.flow is not None else None
         if (
             self.counting
-            and not benchmarking()
-            and _computes(name, args, result)
+            and not (benchmarking() and _by_tuner())
+            and (reached is not None or _computes(name, args, result))
             and not (name in self.engine_may() and _by_engine())
         ):
-            counts = self.counts[self.counting]
-            counts[name] = counts.get(name, 0) + 1
+            self.count(reached or name)
         operation = name.removeprefix("aten::")
         if self.guards is not None and operation in _ALLOCATIONS | _FILLED and not benchmarking():
             result = self.guards.allocate(result)
         if operation in _ALLOCATIONS and not self.plain:
             poison(result)
         return result
+
+    def count(self, name: str) -> None:
+        if self.counting:
+            counts = self.counts[self.counting]
+            counts[name] = counts.get(name, 0) + 1
+
+    def note(self, name: str, tensor: torch.Tensor) -> None:
+        """The same of a method that no dispatcher sees."""
+        if self.flow is not None and self.flow.matters(tensor):
+            self.count(name)
 
     def engine_may(self) -> frozenset[str]:
         """Operations that are no candidate's where autograd's engine does them: sums, and the stub's own
@@ -215,6 +232,14 @@ def _by_engine() -> bool:
     return True
 
 
+def _by_tuner() -> bool:
+    """Whether Triton does this itself, as it measures configurations; hooks of those are the candidate's."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_CANDIDATES):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_TRITON)
+
+
 def poison(tensor: torch.Tensor) -> None:
     """NaN for floating and complex tensors, True for bool, a strange number for integers."""
     if tensor.is_floating_point() or tensor.is_complex():
@@ -230,10 +255,19 @@ def poison(tensor: torch.Tensor) -> None:
 
 @dataclass
 class Launches:
-    """Counts launches by phase; in `noop` they are not executed. What runs inside one is not torch's work."""
+    """Counts launches by phase; in `noop` they are not executed.
 
-    poison: Poison
+    Of the candidate's kernels, and of all that the backward launches, it is looked at what they may call and,
+    interpreted, whether their programs race and where their results come from."""
+
+    file: str
+    own_from: int | None  # the candidate's kernels begin after this line; None: they are all
+    flow: Flow | None
+    order: str | int | None = None
     phase: str = "forward"
+    races: dict[str, None] = field(default_factory=dict)  # sentences, as they came
+    kernels: dict[str, None] = field(default_factory=dict)
+    ordered: dict[str, None] = field(default_factory=dict)  # names of kernels with atomics that order
     counts: dict[str, int] = field(
         default_factory=lambda: {"forward": 0, "backward": 0, "again": 0, "noop": 0}
     )
@@ -242,11 +276,24 @@ class Launches:
         self.counts[self.phase] += 1
         if self.phase == "noop":
             return None
-        counting, self.poison.counting = self.poison.counting, None
-        try:
+        if self.phase == "forward" and (self.own_from is None or not self.is_own(launch.fn)):
             return launch.run()
-        finally:
-            self.poison.counting = counting
+        self.kernels |= dict.fromkeys(vocabulary.problems(launch.kernel, launch.args, self.is_own))
+        ordering = vocabulary.ordering(launch.kernel, launch.args)
+        if ordering:
+            self.ordered[launch.name] = None
+        with interpret.judged(self.order, ordering) as judged:
+            result = launch.run()
+        where = f"{launch.name} (line {launch.fn.__code__.co_firstlineno})"
+        self.races |= dict.fromkeys(f"{where}: {text}" for text in judged.found)
+        if self.flow is not None:
+            given = interpret.tensors_in(launch.args.values())
+            self.flow.launched(given, None if judged.blind else judged.read, judged.wrote)
+        return result
+
+    def is_own(self, fn: Any) -> bool:
+        code = fn.__code__
+        return code.co_filename == self.file and code.co_firstlineno > (self.own_from or 0)
 
 
 class Watch:
@@ -334,8 +381,9 @@ class Case:
         self.facts = bool(case.get("facts"))
         self.dtype = dtype
         self.guards = Guards()
-        self.poison = Poison(None if plain else self.guards, plain)
-        self.launches = Launches(self.poison)
+        self.flow = Flow() if fwd.mode == "interpret" else None
+        self.poison = Poison(None if plain else self.guards, plain, self.flow)
+        self.launches = Launches(fwd.path, backward_starts(fwd.source), self.flow, case.get("order"))
         self.saved: list[torch.Tensor] = []
 
     def run(self, scratch: Path) -> dict[str, Any]:
@@ -347,7 +395,10 @@ class Case:
         for name, tensor in _named_inputs(arguments.arguments):
             inputs.add(name, tensor)
         with self.fwd.active(), launch_intercept(self.launches), self.poison:
-            with self.counters() as (forward_facts, backward_facts):
+            with (
+                self.counters() as (forward_facts, backward_facts),
+                unseen(self.poison.note, _NOT_THE_CANDIDATES),
+            ):
                 with forward_facts, self.saving(), self.counting("forward"):
                     returned = self.entry(*arguments.args, **arguments.kwargs)
                 outputs = self.outputs(returned, arguments.arguments, expected)
@@ -359,6 +410,7 @@ class Case:
                     later.add(f"upstream/{index}", value)
                 with backward_facts:
                     grads = self.backward("backward", outputs, leaves, upstreams)
+                untraced = [n for n, grad in grads.items() if self.flow and not self.flow.traced(grad)]
             changed += [name for name in later.modified() if name not in changed]
             changed += self.guards.broken()
             made = {
@@ -385,6 +437,11 @@ class Case:
             "torch_ops_backward": dict(sorted(self.poison.counts["backward"].items())),
             "saved_bytes": self.saved_bytes(arguments.arguments),
             "aliases": aliases,
+            "kernels": list(self.launches.kernels)[:_MOST_TOLD],
+            # Compiled, nobody sees who accesses what.
+            "races": list(self.launches.races)[:_MOST_TOLD] if self.flow else None,
+            "untraced": untraced if self.flow else None,
+            "ordered_by_atomics": list(self.launches.ordered)[:_MOST_TOLD],
         }
         if self.facts:
             result["facts"] = {"forward": forward_facts.to_dict(), "backward": backward_facts.to_dict()}
@@ -522,6 +579,8 @@ class Case:
                 )
             if value is not None and got.requires_grad:
                 made[plain.index] = value
+        if self.flow is not None:
+            self.flow.begins(made.values())
         return made
 
     def backward(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import handwritten
-from ..source import MARKER, autodiff_names, parse, read, words
+from ..source import MARKER, autodiff_names, backward_starts, parse, read, words
 
 ALLOWED_MODULES = frozenset({"torch", "triton", "math", "__future__"})
 FORBIDDEN_NAMES = words(
@@ -82,14 +82,6 @@ def scan(source: str, tree: ast.Module) -> dict[str, Any]:
         "entry": scanner.entry_name,
         "kernels": sorted(scanner.kernels, key=lambda name: scanner.kernels[name].lineno),
     }
-
-
-def backward_starts(source: str) -> int | None:
-    """The line of the marker, None where there is none."""
-    for number, text in enumerate(source.splitlines(), start=1):
-        if text.strip() == MARKER:
-            return number
-    return None
 
 
 def _last_name(node: ast.expr) -> str | None:

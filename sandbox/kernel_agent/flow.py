@@ -1,0 +1,142 @@
+"""Where values come from: which storages depend on the upstream gradient, and which of those kernels wrote.
+
+Of interpreted launches it is known what they read and wrote; of torch operations, their operands. Storages
+are looked at as wholes, and a launch writes everything from all that it reads: too much may seem to depend on
+the upstream, and nothing too little, except behind tables of addresses. Where a launch has one, all that it
+is given counts as read and written, and `blind` says that what it is not given may be too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+_BITS = frozenset({"aten::view", "aten::view_copy"})
+# Of their operands they take shape and type alone.
+_FRESH = ("aten::empty", "aten::zeros", "aten::ones", "aten::full", "aten::new_", "aten::rand")
+# Methods of tensors that hand out values, or run code of Python for each, and that no dispatcher sees.
+_UNSEEN = (
+    "map_",
+    "map2_",
+    "apply_",
+    "numpy",
+    "tolist",
+    "__array__",
+    "storage",
+    "untyped_storage",
+    "__dlpack__",
+)
+
+
+class Flow:
+    """One case. Memory that matters is kept, so that no address means two things."""
+
+    def __init__(self) -> None:
+        self.upstream: set[int] = set()  # first bytes of storages that depend on an upstream
+        self.written: set[int] = set()  # those of them that a kernel wrote, or that come from such
+        self.blind = False
+        self._kept: list[torch.Tensor] = []
+
+    def begins(self, upstreams: Iterable[torch.Tensor]) -> None:
+        self._add(self.upstream, upstreams)
+
+    def traced(self, gradient: torch.Tensor) -> bool:
+        """Whether a kernel that read the upstream wrote it, as far as can be seen."""
+        return self.blind or not gradient.numel() or _start(gradient) in self.written
+
+    def launched(self, tensors: Iterable[torch.Tensor], read: set[int] | None, wrote: set[int]) -> None:
+        """A launch that was given `tensors`; first bytes of the storages that it read and wrote, None where
+        it was not seen."""
+        given = list(tensors)
+        if read is None:
+            self.blind = True
+            read = wrote = {_start(tensor) for tensor in given}
+        if read & self.upstream:
+            made = [tensor for tensor in given if _start(tensor) in wrote]
+            self._add(self.upstream, made)
+            self._add(self.written, made)
+
+    def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> str | None:
+        """Follows a torch operation. Its name where it gets at values of the upstream, or at bits of floating
+        numbers, that only kernels are to compute with."""
+        name = func._schema.name
+        operands = list(_tensors((args, kwargs)))
+        made = list(_tensors(result))
+        if name in _BITS and operands and made:
+            before, after = operands[0].dtype, made[0].dtype
+            if before != after and before.is_floating_point != after.is_floating_point:
+                return f"aten::view of {_name(before)} as {_name(after)}"
+        if not self.upstream or name.startswith(_FRESH):
+            return None
+        starts = {_start(tensor) for tensor in operands}
+        if not starts & self.upstream:
+            return None
+        changed = [
+            tensor
+            for argument, value in zip(func._schema.arguments, args, strict=False)
+            if argument.alias_info is not None and argument.alias_info.is_write
+            for tensor in _tensors(value)
+        ]
+        self._add(self.upstream, made + changed)
+        if starts & self.written:
+            self._add(self.written, made + changed)
+        return name
+
+    def matters(self, tensor: torch.Tensor) -> bool:
+        """Whether its values are only for kernels to compute with."""
+        return tensor.is_floating_point() or tensor.is_complex() or _start(tensor) in self.upstream
+
+    def _add(self, to: set[int], tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in tensors:
+            start = _start(tensor)
+            if start not in to:
+                to.add(start)
+                self._kept.append(tensor)
+
+
+def _start(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+
+
+@contextlib.contextmanager
+def unseen(note: Callable[[str, torch.Tensor], None], not_from: tuple[str, ...]) -> Iterator[None]:
+    """Inside, `note(name, tensor)` is called for each use of a method that no dispatcher sees, but by code
+    whose file begins with one of `not_from`."""
+
+    def noting(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if not sys._getframe(1).f_code.co_filename.startswith(not_from):
+                note(f"Tensor.{name}", tensor)
+            return method(tensor, *args, **kwargs)
+
+        return call
+
+    own = {name: vars(torch.Tensor).get(name) for name in _UNSEEN}
+    try:
+        for name in _UNSEEN:
+            setattr(torch.Tensor, name, noting(name, getattr(torch.Tensor, name)))
+        yield
+    finally:
+        for name, method in own.items():
+            if method is None:
+                delattr(torch.Tensor, name)
+            else:
+                setattr(torch.Tensor, name, method)

@@ -1,0 +1,92 @@
+"""Where gradients come from, as far as launches and torch operations show."""
+
+from __future__ import annotations
+
+import torch
+from kernel_agent.flow import Flow, unseen
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Followed(TorchDispatchMode):
+    """Follows what is done inside; `names` are those of operations that only kernels may do."""
+
+    def __init__(self, flow: Flow) -> None:
+        super().__init__()
+        self.flow, self.names = flow, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        name = self.flow.operation(func, args, kwargs or {}, result)
+        if name is not None:
+            self.names.append(name)
+        return result
+
+
+def start(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def test_flow__gradient__is_traced_through_kernels_and_copies():
+    flow, up, made, other = Flow(), torch.randn(8), torch.empty(8), torch.empty(8)
+    flow.begins([up])
+    assert not flow.traced(made) and not flow.traced(up)
+    flow.launched([up, made, other], {start(up)}, {start(made)})
+    assert flow.traced(made) and not flow.traced(other)
+    with Followed(flow):
+        copy = torch.stack([made.view(2, 4), made.view(2, 4)]).sum(0)
+        other[2:4] = copy[0, :2]
+        fresh = torch.empty_like(made)
+    assert flow.traced(copy) and flow.traced(other) and not flow.traced(fresh)
+
+
+def test_flow__launch_that_reads_no_upstream__traces_nothing():
+    flow, up, x, made = Flow(), torch.randn(8), torch.randn(8), torch.empty(8)
+    flow.begins([up])
+    flow.launched([up, x, made], {start(x)}, {start(made)})
+    assert not flow.traced(made)
+    with Followed(flow):
+        copied = up.clone()
+    assert not flow.traced(copied), "no kernel wrote it"
+    flow.launched([copied, made], {start(copied)}, {start(made)})
+    assert flow.traced(made)
+
+
+def test_flow__launch_behind_addresses__makes_no_claim():
+    flow = Flow()
+    flow.launched([], None, set())
+    assert flow.traced(torch.ones(3))
+
+
+def test_flow__integers_that_come_from_the_upstream__are_for_kernels_alone():
+    flow, up, words, lengths = Flow(), torch.randn(8), torch.zeros(8, dtype=torch.int64), torch.arange(8)
+    flow.begins([up])
+    flow.launched([up, words], {start(up)}, {start(words)})
+    with Followed(flow) as seen:
+        lengths.cumsum(0).mul(2).tolist()
+    assert seen.names == []
+    with Followed(flow) as seen:
+        (words * lengths).sum()
+        int(words[0])
+    assert seen.names == ["aten::mul", "aten::sum", "aten::select", "aten::_local_scalar_dense"]
+
+
+def test_flow__bits_of_numbers__are_named_whatever_they_come_from():
+    with Followed(Flow()) as seen:
+        torch.randn(4).view(torch.int32)
+        torch.zeros(4, dtype=torch.int32).view(torch.float32)
+        torch.zeros(4, dtype=torch.int32).view(torch.uint8)
+        torch.randn(4).view(2, 2)
+    assert seen.names == ["aten::view of float32 as int32", "aten::view of int32 as float32"]
+
+
+def test_unseen__methods_without_a_dispatcher__are_noted_and_put_back():
+    noted = []
+    before = torch.Tensor.map_
+    with unseen(lambda name, tensor: noted.append(name), ()):
+        torch.ones(2).map_(torch.ones(2), lambda a, b: a + b)
+        torch.ones(2).apply_(lambda a: a)
+        torch.ones(2).tolist()
+    assert noted == ["Tensor.map_", "Tensor.apply_", "Tensor.tolist"]
+    with unseen(lambda name, tensor: noted.append(name), (__file__,)):
+        torch.ones(2).tolist()
+    assert len(noted) == 3 and torch.Tensor.map_ is before
