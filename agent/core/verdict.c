@@ -370,6 +370,7 @@ static void shape_facts(const struct shape *shape, struct ka_buf *out)
     }
 }
 
+/* What follows from a cause comes after it, and not at all where nothing was run. */
 static void unproved_facts(const struct ka_verdict *v, struct ka_buf *out)
 {
     for (size_t i = 0; i < v->grad_count; i++) {
@@ -388,7 +389,6 @@ int ka_verdict_facts(const struct ka_verdict *v, size_t max_shapes, struct ka_bu
         failure_text(&v->whole.failures[i], KA_DESCRIBE_FULL, out);
         ka_buf_puts(out, "\n");
     }
-    unproved_facts(v, out);
     size_t count;
     const struct shape **failing = failing_shapes(v, &count);
     for (size_t i = 0; i < count && i < max_shapes; i++)
@@ -396,6 +396,8 @@ int ka_verdict_facts(const struct ka_verdict *v, size_t max_shapes, struct ka_bu
     if (count > max_shapes)
         ka_buf_printf(out, "%zu more shapes fail.\n", count - max_shapes);
     free(failing);
+    if (!v->whole.failure_count)
+        unproved_facts(v, out);
     return out->failed;
 }
 

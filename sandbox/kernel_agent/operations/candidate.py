@@ -14,7 +14,7 @@ import json
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import devices, draw, tensors
+from .. import devices, draw, tensors, witness
 from ..errors import Unusable, wrap
 from ..forward import Forward, Launch, launch_intercept, load
 from ..guards import Guards
@@ -82,6 +82,41 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     return {"entry": entry.__name__, "cases": cases}
 
 
+def hold_against(result: dict[str, Any], record: witness.Record, request: dict[str, Any]) -> None:
+    """Torch operations that are in the record and not in the candidate's own report are added to that; a case
+    of which the record says nothing has none left, which counts like a confession."""
+    stubs: dict[str, dict[str, int]] = {}
+    asked = {case["id"]: case for case in request["cases"]}
+    reports = result.get("cases")
+    for report in reports if isinstance(reports, list) else []:
+        if not isinstance(report, dict) or report.get("id") not in asked or not report.get("ok"):
+            continue
+        at = report["id"]
+        key = _alike(asked[at])
+        stub = record.operations(f"{at} stub")
+        stub = stubs.setdefault(key, stub or {}) if stub is None else stub
+        stubs[key] = stub
+        forward = record.operations(f"{at} forward")
+        backward = record.operations(f"{at} backward", engine_may(stub))
+        if backward is None and report.get("launches_backward") == 0:
+            backward = {}  # nothing was differentiated
+        more = forward and {name: n - stub.get(name, 0) for name, n in forward.items()}
+        _add(report, "torch_ops_forward", more if forward else forward)
+        _add(report, "torch_ops_backward", backward)
+
+
+def _add(report: dict[str, Any], key: str, found: dict[str, int] | None) -> None:
+    own = report.pop(key, None)
+    if found is not None and isinstance(own, dict):
+        names = sorted(own.keys() | {name for name, n in found.items() if n > 0})
+        report[key] = {name: max(own.get(name, 0), found.get(name, 0)) for name in names}
+
+
+def _alike(case: dict[str, Any]) -> str:
+    """Cases in which the plain stub does the same, whatever the values."""
+    return json.dumps([case["dims"], case.get("inputs")], sort_keys=True)
+
+
 def _error(exc: BaseException, fwd: Forward) -> Unusable:
     """What ended a case, with the line; of memory that ran out, whose it was."""
     full = budget.out_of_memory(exc)
@@ -104,7 +139,7 @@ def _run_case(
     """One case. The interpreter is slow: what the plain stub returns is taken from an earlier case of the
     same dimensions and kind of inputs, and found out anew when the entry does not fit it (shapes and integers
     may depend on the data)."""
-    key = json.dumps([case["dims"], case.get("inputs")], sort_keys=True)
+    key = _alike(case)
     plain = bool(request.get("plain"))
     if fwd.mode != "interpret":
         return Case(fwd, entry, case, request.get("dtype"), plain).run(scratch)
@@ -171,7 +206,7 @@ class Poison(TorchDispatchMode):
             self.counting
             and not benchmarking()
             and _computes(name, args, result)
-            and not (name in self.engine_may() and _by_engine())
+            and not (name in engine_may(self.stub_operations) and _by_engine())
         ):
             counts = self.counts[self.counting]
             counts[name] = counts.get(name, 0) + 1
@@ -182,15 +217,16 @@ class Poison(TorchDispatchMode):
             poison(result)
         return result
 
-    def engine_may(self) -> frozenset[str]:
-        """Operations that are no candidate's where autograd's engine does them: sums, and the stub's own
-        differentiated.
 
-        The entry's forward may do no torch operation more often than the stub, so what the engine
-        differentiates is the stub's.
-        """
-        formulas = " ".join(_FORMULAS.get(name.removesuffix("_"), "") for name in self.stub_operations)
-        return _ACCUMULATION | frozenset(formulas.split())
+def engine_may(stub: Iterable[str]) -> frozenset[str]:
+    """Operations that are no candidate's where autograd's engine does them: sums, and the stub's own
+    differentiated.
+
+    The entry's forward may do no torch operation more often than the stub, so what the engine differentiates
+    is the stub's.
+    """
+    formulas = " ".join(_FORMULAS.get(name.removesuffix("_"), "") for name in stub)
+    return _ACCUMULATION | frozenset(formulas.split())
 
 
 def _computes(name: str, args: tuple[Any, ...], result: Any) -> bool:
@@ -409,12 +445,14 @@ class Case:
 
     @contextlib.contextmanager
     def counting(self, phase: str) -> Iterator[None]:
-        """Torch operations inside count for `phase`."""
+        """Torch operations inside count for `phase`, here and in the record of another process."""
+        witness.mark(f"{self.id} {phase}")
         self.poison.counting = phase
         try:
             yield
         finally:
             self.poison.counting = None
+            witness.mark(None)
 
     def arguments(self) -> tuple[inspect.BoundArguments, dict[str, torch.Tensor]]:
         """The call's arguments, with leaves in place of the inputs that want gradients."""

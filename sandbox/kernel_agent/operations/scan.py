@@ -22,8 +22,8 @@ from . import names as closed
 from .names import Names
 
 FORBIDDEN_NAMES = words(
-    """exec eval compile open input breakpoint exit quit globals locals vars __import__ getattr hasattr setattr
-    delattr os sys gc inspect ctypes subprocess importlib builtins pathlib pickle threading help copyright
+    """exec eval compile open input breakpoint exit quit globals locals vars __import__ getattr hasattr
+    setattr delattr os sys gc inspect ctypes subprocess importlib builtins pathlib pickle threading help copyright
     credits license
     multiprocessing socket"""
 )
@@ -422,7 +422,7 @@ class _Scanner:
 
     @cached_property
     def _roots(self) -> set[ast.AST]:
-        """What stands before a dot, or is looked into by a literal name: the whole chain is judged instead."""
+        """What stands before a dot, or is looked into by a literal name: the whole chain is judged."""
         chains = [node for node in ast.walk(self.tree) if isinstance(node, ast.Attribute)]
         return {node.value for node in (*chains, *self._literal_lookups.values())}
 
