@@ -98,9 +98,9 @@ void ka_conduct_judge(const json_t *report, struct ka_verdict *verdict, size_t a
 {
     judge_list(report, "modified", "modified", verdict, at);
     judge_list(report, "alias", "aliases", verdict, at);
+    judge_operations(report, "forward", verdict, at);
+    judge_operations(report, "backward", verdict, at);
     json_t *launches = json_object_get(report, "launches_backward");
     if (!json_is_integer(launches) || json_integer_value(launches) < 1)
         ka_verdict_fail(verdict, at, "no_launch", "the backward launched no Triton kernel");
-    judge_operations(report, "forward", verdict, at);
-    judge_operations(report, "backward", verdict, at);
 }

@@ -482,6 +482,22 @@ static json_t *per_shape_json(const struct ka_verdict *v, bool hidden)
     return list;
 }
 
+/* How many cases there were of each label, in the order of the first. */
+static json_t *kinds_json(const struct ka_verdict *v)
+{
+    json_t *list = json_array(), *counts = json_object();
+    const char *label;
+    json_t *count;
+    for (size_t i = 0; i < v->case_count; i++) {
+        json_int_t before = json_integer_value(json_object_get(counts, v->cases[i].label));
+        json_object_set_new(counts, v->cases[i].label, json_integer(before + 1));
+    }
+    json_object_foreach(counts, label, count)
+        json_array_append_new(list, json_pack("{s:s, s:O}", "name", label, "cases", count));
+    json_decref(counts);
+    return list;
+}
+
 static json_t *failure_json(const struct shape *shape, const struct failure *f, bool hidden)
 {
     bool whole = shape->dims == NULL, secret = !whole && shape->kind == KA_SHAPE_HIDDEN && !hidden;
@@ -511,7 +527,7 @@ static json_t *failures_json(const struct ka_verdict *v, bool hidden)
 
 json_t *ka_verdict_json(const struct ka_verdict *v, bool hidden)
 {
-    return json_pack("{s:b,s:o,s:o,s:o,s:o}", "verified", ka_verdict_verified(v), "shapes",
+    return json_pack("{s:b,s:o,s:o,s:o,s:o,s:o}", "verified", ka_verdict_verified(v), "shapes",
                      counts_json(v, hidden), "gradients", gradients_json(v, hidden), "per_shape",
-                     per_shape_json(v, hidden), "failures", failures_json(v, hidden));
+                     per_shape_json(v, hidden), "kinds", kinds_json(v), "failures", failures_json(v, hidden));
 }

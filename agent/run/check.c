@@ -52,6 +52,7 @@ struct ka_check {
     bool judging;                    /* a thread has the verdict, and reads results */
     bool orphan;                     /* freed when the thread is done */
     char *reject_rule, *reject_text; /* the candidate is rejected as a whole, once the thread is done */
+    json_t *notes;                   /* of the scan: what is no fault, and worth knowing */
     json_t *facts;
     struct ka_run_child *facts_child; /* counts them beside the candidate; NULL: it does not, or is through */
     bool facts_ended, facts_wanted;
@@ -64,6 +65,7 @@ static void free_check(struct ka_check *check)
     ka_expected_free(check->expected);
     ka_verdict_free(check->verdict);
     json_decref(check->facts);
+    json_decref(check->notes);
     free(check->pair_path);
     free(check->entry);
     free(check->shape_of);
@@ -162,6 +164,7 @@ static void conclude(struct ka_run *run)
     json_t *verdict = ka_verdict_json(check->verdict, true);
     json_t *facts = verified ? json_incref(check->facts) : NULL;
     json_object_set_new(verdict, "facts", json_string(ka_buf_str(&text)));
+    json_object_set(verdict, "notes", check->notes);
     ka_buf_free(&text);
     struct outcome outcome = {.snapshot = check->snapshot,
                               .counts = ka_verdict_count(check->verdict),
@@ -628,6 +631,8 @@ static void on_scanned(struct ka_run *run, const struct ka_op_result *result)
         const char *severity = json_string_value(json_object_get(finding, "severity"));
         const char *rule = json_string_value(json_object_get(finding, "rule"));
         const char *message = json_string_value(json_object_get(finding, "message"));
+        if (severity && rule && message && strcmp(severity, "note") == 0)
+            json_array_append(check->notes, finding);
         if (!severity || !rule || !message || strcmp(severity, "reject") != 0)
             continue;
         char text[700];
@@ -672,6 +677,7 @@ void ka_run_check(struct ka_run *run, int64_t snapshot)
     run->check = check;
     check->run = run;
     check->snapshot = snapshot;
+    check->notes = json_array();
     const char *names[64];
     size_t count = 0, i;
     json_t *name;

@@ -63,8 +63,9 @@ def rejected(source):
 
 def test_honest_pair__has_no_findings_and_an_entry():
     result = scan.scan(SCALE_PAIR, ast.parse(SCALE_PAIR))
+    assert [finding["severity"] for finding in result["findings"]] == ["note"]
     assert result == {
-        "findings": [],
+        "findings": result["findings"],
         "entry": "scale_autograd",
         "kernels": ["scale_kernel", "scale_bwd_kernel"],
     }
@@ -234,7 +235,17 @@ def test_missing_structure__is_rejected(source, rule):
 
 def test_file_without_marker__is_scanned_whole_and_warned_about():
     source = SCALE_PAIR.replace("# ---- backward ----", "")
-    assert [f["rule"] for f in findings(source)] == ["marker"]
+    assert [f["rule"] for f in findings(source) if f["severity"] != "note"] == ["marker"]
+
+
+def test_kernel__that_leaves_something_to_the_machine__has_a_note_of_each_kind():
+    body = "    a = tl.load(d_y_ptr, mask=mask)\n    b = tl.dot(a, tl.load(d_y_ptr, mask=mask))\n"
+    body += "    c = tl.dot(a, b, input_precision='ieee') + tl.load(d_y_ptr, mask=mask, other=0.0)\n"
+    text = SCALE_PAIR.replace(
+        "def scale_bwd_kernel(", f"def other(d_y_ptr, mask):\n{body}\n\n@triton.jit\ndef scale_bwd_kernel("
+    )
+    notes = [f for f in findings(text) if f["severity"] == "note" and "kernel other" in f["message"]]
+    assert ["other=" in f["message"] for f in notes] == [True, False] and "TF32" in notes[1]["message"]
 
 
 def test_operation__in_a_child__executes_nothing(run_op, write):

@@ -117,6 +117,18 @@ VALUES = words(
     set_ share_memory_"""
 )
 
+# Of a module that people wrote themselves, outside of what is checked: ways to other code that runs beside it.
+HIDDEN = (FRAMES | words("__globals__ __code__ __closure__ __subclasses__ __builtins__")) - words(
+    "mro with_traceback f_lineno"
+)
+SETTINGS = ("torch.backends.", "os.environ")
+_WAYS = words(
+    """sys.modules sys.meta_path sys.path_hooks sys._getframe sys._current_frames sys.settrace sys.setprofile
+    gc.get_objects gc.get_referrers gc.get_referents importlib.reload importlib.import_module
+    inspect.currentframe inspect.stack inspect.getouterframes"""
+)
+_WAYS_BELOW = ("builtins.", "ctypes.", "unittest.mock.", "importlib._", "_ctypes.")
+
 _HONEST = "host code allocates, views, copies, adds up partial results and sorts indices"
 
 
@@ -235,6 +247,12 @@ def judge(path: str) -> tuple[str, str] | None:
 def judge_import(path: str) -> tuple[str, str] | None:
     """The same of an import: a package may be imported, what is taken of it is judged where it is named."""
     return None if path in _PACKAGES else judge(path)
+
+
+def leads_to_others(path: str) -> bool:
+    """Whether it gives hold of modules, frames or objects that the file did not make."""
+    ours = path.startswith("kernel_agent.") and not path.startswith("kernel_agent.autodiff")
+    return path in _WAYS or ours or path.startswith(_WAYS_BELOW)
 
 
 def importable() -> str:

@@ -4,7 +4,7 @@ Nothing is executed. The scan is the first of several guards (a record of the ba
 rerun without launches, the verdict itself): it gives early and readable reasons, and need not catch what
 those catch.
 
-`reject` findings end an attempt; `warn` findings are shown to whoever wrote it.
+`reject` findings end an attempt; `warn` findings are shown to whoever wrote it, and a `note` in the report.
 """
 
 from __future__ import annotations
@@ -251,6 +251,8 @@ class _Scanner:
         yield from self._imports()
         yield from self._module_level()
         yield from self._stores()
+        if self.own is not None:
+            yield from self._patches()
         for node in self._host_nodes():
             yield from self._node(node)
         for kernel in self.kernels.values():
@@ -340,6 +342,31 @@ class _Scanner:
                     f"sets {_dotted(node)}, which is no attribute of a context",
                 )
 
+    def _patches(self) -> Iterator[Finding]:
+        """The rest of a module that people wrote themselves is theirs, but the oracle's process imports it
+        too: it changes nothing of other modules, and looks for none."""
+        for node in ast.walk(self.tree):
+            said = self._patch(node) if node not in self.judged else None
+            if said is not None:
+                message = f"{said}: what judges the module runs beside it, and stays as it is"
+                yield Finding("patch", "reject", node.lineno, message)  # type: ignore[attr-defined]
+
+    def _patch(self, node: ast.AST) -> str | None:
+        path = self.names.path(node) if isinstance(node, (ast.Attribute, ast.Name)) else None
+        if isinstance(node, ast.Attribute):
+            if node.attr in closed.HIDDEN:
+                return f"uses {_dotted(node)}"
+            if path and not isinstance(node.ctx, ast.Load) and not path.startswith(closed.SETTINGS):
+                return f"sets {path}"
+        if path and closed.leads_to_others(path):
+            return f"uses {path}"
+        if isinstance(node, ast.Name) and node.id in ("exec", "eval", "__import__", "__builtins__"):
+            return f"uses {node.id}"
+        called = _last_name(node.func) if isinstance(node, ast.Call) and node.args else None
+        if called in ("setattr", "delattr", "vars") and self.names.path(node.args[0]):  # type: ignore[attr-defined]
+            return f"uses {called} on {_dotted(node.args[0])}"  # type: ignore[attr-defined]
+        return None
+
     def _methods(self) -> Iterator[ast.FunctionDef]:
         """forward, backward and setup_context of the Functions."""
         for node in self._classes():
@@ -370,6 +397,23 @@ class _Scanner:
             else:
                 continue
             yield Finding("kernel", "reject", node.lineno, f"the kernel {kernel.name} uses {what}")
+        yield from self._notes(kernel)
+
+    def _notes(self, kernel: ast.FunctionDef) -> Iterator[Finding]:
+        """What a kernel leaves to the machine: one of each is told, at its first line."""
+        told: set[str] = set()
+        for node in ast.walk(kernel):
+            path = self.names.path(node.func) if isinstance(node, ast.Call) else None
+            given = {keyword.arg for keyword in node.keywords} if isinstance(node, ast.Call) else set()
+            if path == "triton.language.load" and "mask" in given and "other" not in given:
+                said = "loads under a mask without other=: those lanes are 0 here, and anything when compiled"
+            elif path == "triton.language.dot" and not given & {"input_precision", "allow_tf32"}:
+                said = "multiplies (tl.dot) without input_precision: float32 is rounded to TF32 on a GPU"
+            else:
+                continue
+            if said not in told:
+                told.add(said)
+                yield Finding("note", "note", node.lineno, f"the kernel {kernel.name} {said}")  # type: ignore[attr-defined]
 
     def _host_nodes(self) -> Iterator[ast.AST]:
         """Nodes of the backward part outside kernels; of a module that people wrote themselves what takes
