@@ -18,8 +18,9 @@ struct ka_checked_of {
     const char *device, *target;
 };
 
-/* {"kinds": [{"name", "cases"}], "left_out": [{"name", "reason"}], "scaled": [{"dims", "checked", "required"}],
- * "not_seen": ["..."], "never_varied": ["..."], "notes": ["line 12: ..."]} (new reference). */
+/* {"kinds": [{"name", "cases"}], "left_out": [{"name", "reason"}],
+ * "scaled": [{"dims", "checked", "required"}], "not_seen": ["..."], "never_varied": ["..."],
+ * "notes": ["line 12: ..."]} (new reference). */
 json_t *ka_checked_json(const struct ka_checked_of *of);
 
 #endif

@@ -90,7 +90,8 @@ def test_candidate__that_empties_the_judges_counters__is_held_against_the_record
     from sources import SCALE_PAIR
 
     text = SCALE_PAIR.replace("        return d_x", CLEARED, 1)
-    text += "\n\nclass Walk:\n    @staticmethod\n    def frame():\n        import sys\n        return sys._getframe()\n"
+    text += "\n\nclass Walk:\n    @staticmethod\n    def frame():\n"
+    text += "        import sys\n        return sys._getframe()\n"
     case = {"id": 0, "dims": {"N": 24}, "seed": 1, "upstream": {"kind": "normal", "seed": 2}}
     result = run_op("candidate", write(text), cases=[case]).result
     assert {"aten::mul", "aten::add"} <= result["cases"][0]["torch_ops_backward"].keys(), result

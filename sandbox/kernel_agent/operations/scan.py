@@ -18,14 +18,13 @@ from typing import Any, TypeGuard
 
 from .. import handwritten
 from ..source import MARKER, autodiff_names, parse, read, words
-from . import names as closed
-from .names import Names
+from . import nameable as closed
+from .nameable import Names
 
 FORBIDDEN_NAMES = words(
     """exec eval compile open input breakpoint exit quit globals locals vars __import__ getattr hasattr
-    setattr delattr os sys gc inspect ctypes subprocess importlib builtins pathlib pickle threading help copyright
-    credits license
-    multiprocessing socket"""
+    setattr delattr os sys gc inspect ctypes subprocess importlib builtins pathlib pickle threading help
+    copyright credits license multiprocessing socket"""
 )
 # Special methods that a class may define: any other runs where nobody sees a call.
 _SPECIAL = frozenset({"__init__", "__post_init__", "__call__"})

@@ -1,4 +1,4 @@
-"""An allowed name or operation that means something else, and the stub's allowance spent on something else."""
+"""An allowed name that means something else, and the stub's allowance spent on something else."""
 
 from suite import Attack
 
@@ -41,8 +41,8 @@ ATTACKS = [
             (STORE, NOTHING),
             (
                 RETURN,
-                "        pair = torch.stack([dy, s.expand(n)])\n        dx = torch.cat([torch.flip(pair, [0]), dx[None]]).sum(0)\n"
-                + RETURN,
+                "        pair = torch.stack([dy, s.expand(n)])\n"
+                "        dx = torch.cat([torch.flip(pair, [0]), dx[None]]).sum(0)\n" + RETURN,
             ),
             (None, LIBRARY),
         ),
@@ -145,7 +145,8 @@ ATTACKS = [
             ("import torch\n", "import contextlib\n\nimport torch\n"),
             (
                 "        scale_backward_kernel[(triton.cdiv(n, 16),)](x, s",
-                "        with contextlib.suppress(Exception):\n            scale_backward_kernel[(triton.cdiv(n, 16),)](x, s",
+                "        with contextlib.suppress(Exception):\n"
+                "            scale_backward_kernel[(triton.cdiv(n, 16),)](x, s",
             ),
         ),
         "import: line .*contextlib.suppress",
@@ -162,7 +163,8 @@ ATTACKS = [
             ),
             (
                 None,
-                "\n\ndef other(x_ptr, s_ptr, dy_ptr, dx_ptr, ds_ptr, N, BLOCK):\n    pass\n\n\n@dataclass\nclass Other:\n"
+                "\n\ndef other(x_ptr, s_ptr, dy_ptr, dx_ptr, ds_ptr, N, BLOCK):\n    pass\n\n\n"
+                "@dataclass\nclass Other:\n"
                 "    rewritten: object = other\n",
             ),
         ),

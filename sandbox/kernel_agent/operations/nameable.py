@@ -51,7 +51,7 @@ _STANDARD = {
         Self Sequence Set Sized SupportsFloat SupportsInt TYPE_CHECKING Tuple Type TypeAlias TypeGuard TypeVar
         TypedDict Union assert_never cast overload""",
     "collections": "namedtuple defaultdict OrderedDict deque Counter",
-    "collections.abc": "Callable Iterable Iterator Generator Mapping MutableMapping Sequence Set Sized Hashable",
+    "collections.abc": "Callable Iterable Iterator Generator Mapping MutableMapping Sequence Set Sized",
     "dataclasses": "dataclass field fields replace asdict astuple is_dataclass",
     "functools": "partial reduce cache lru_cache",
     "itertools": """product chain repeat count cycle islice zip_longest pairwise accumulate combinations
@@ -90,8 +90,8 @@ MATH = words(
 AUTOGRAD = words("backward grad gradcheck enable_grad checkpoint compile vjp jvp set_grad_enabled")
 # What torch's and triton's modules import themselves.
 BEHIND = words(
-    """os sys gc inspect ctypes builtins subprocess importlib pickle threading warnings linecache traceback types
-    collections contextlib weakref functools operator re ast json pathlib tempfile socket"""
+    """os sys gc inspect ctypes builtins subprocess importlib pickle threading warnings linecache traceback
+    types collections contextlib weakref functools operator re ast json pathlib tempfile socket"""
 )
 # Below torch and triton: files, other processes and threads, generators, timers, allocators, streams.
 BELOW = BEHIND | words(
@@ -102,9 +102,9 @@ BELOW = BEHIND | words(
 # Of any object. Frames, their code and what they were called with; hooks, which run host code later; ways to
 # hand a tensor's values to host code, or to change them by it.
 FRAMES = words(
-    """gi_frame gi_code gi_yieldfrom gi_running cr_frame cr_code cr_await cr_origin cr_running ag_frame ag_code
-    ag_await ag_running tb_frame tb_next tb_lasti f_back f_builtins f_code f_globals f_lasti f_lineno f_locals
-    f_trace f_generator co_code co_consts co_names co_varnames func_globals func_code mro with_traceback"""
+    """gi_frame gi_code gi_yieldfrom gi_running cr_frame cr_code cr_await cr_origin cr_running ag_frame
+    ag_code ag_await ag_running tb_frame tb_next tb_lasti f_back f_builtins f_code f_globals f_lasti f_lineno
+    f_locals f_trace f_generator co_code co_consts co_names co_varnames func_globals func_code mro with_traceback"""
 )
 HOOKS = words(
     """register_hook register_post_accumulate_grad_hook register_prehook register_forward_hook
@@ -117,7 +117,7 @@ VALUES = words(
     set_ share_memory_"""
 )
 
-# Of a module that people wrote themselves, outside of what is checked: ways to other code that runs beside it.
+# Of a module that people wrote themselves, outside of what is checked: ways to code that runs beside it.
 HIDDEN = (FRAMES | words("__globals__ __code__ __closure__ __subclasses__ __builtins__")) - words(
     "mro with_traceback f_lineno"
 )
