@@ -235,24 +235,21 @@ static void reject_when_idle(struct ka_run *run, const char *rule, const char *t
 /* ---- measured facts, only told of what is verified. On a GPU, where processors are idle, they are counted
  * beside the candidate. */
 
-/* A backward that the target's compiler refuses is none there, whatever the interpreter made of it. */
-static void conclude_measured(struct ka_run *run)
+/* A backward that the target's compiler refuses is none there, whatever the interpreter made of it: where
+ * that is known before the cases are judged, they need not be. */
+static void facts_ended(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     struct ka_buf text = {0};
+    check->facts_ended = true;
     if (ka_describe_uncompiled(check->facts, &text)) {
         ka_buf_printf(&text, " (target %s)", run->settings.target);
-        ka_verdict_fail_whole(check->verdict, "does_not_compile", ka_buf_str(&text));
+        if (!check->reject_rule)
+            reject_when_idle(run, "does_not_compile", ka_buf_str(&text));
+    } else if (check->facts_wanted) {
+        conclude(run);
     }
     ka_buf_free(&text);
-    conclude(run);
-}
-
-static void facts_ended(struct ka_run *run)
-{
-    run->check->facts_ended = true;
-    if (run->check->facts_wanted)
-        conclude_measured(run);
 }
 
 static void on_compiled(struct ka_run *run, json_t *facts)
@@ -289,8 +286,8 @@ static void measure_verified(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     bool begun = check->facts_child || run->compile;
-    if (run->settings.fail_fast || check->facts_ended) {
-        conclude_measured(run);
+    if (check->facts_ended) {
+        conclude(run);
         return;
     }
     check->facts_wanted = true;

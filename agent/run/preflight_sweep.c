@@ -58,6 +58,7 @@ static json_t *pending_start(struct ka_run *run)
     bool own_cpu_sweep;
     json_t *sweep = ka_run_sweep(run, &own_cpu_sweep);
     json_t *pending = json_array();
+    json_object_del(run->oracles, "scaled"); /* of an interrupted run */
     size_t i;
     json_t *entry;
     json_array_foreach(sweep, i, entry)

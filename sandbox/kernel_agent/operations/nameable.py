@@ -102,9 +102,10 @@ BELOW = BEHIND | words(
 # Of any object. Frames, their code and what they were called with; hooks, which run host code later; ways to
 # hand a tensor's values to host code, or to change them by it.
 FRAMES = words(
-    """gi_frame gi_code gi_yieldfrom gi_running cr_frame cr_code cr_await cr_origin cr_running ag_frame
-    ag_code ag_await ag_running tb_frame tb_next tb_lasti f_back f_builtins f_code f_globals f_lasti f_lineno
-    f_locals f_trace f_generator co_code co_consts co_names co_varnames func_globals func_code mro with_traceback"""
+    """gi_frame gi_code gi_yieldfrom gi_running cr_frame cr_code cr_await cr_origin cr_running
+    ag_frame ag_code ag_await ag_running tb_frame tb_next tb_lasti f_back f_builtins f_code f_globals
+    f_lasti f_lineno f_locals f_trace f_generator co_code co_consts co_names co_varnames
+    func_globals func_code mro with_traceback"""
 )
 HOOKS = words(
     """register_hook register_post_accumulate_grad_hook register_prehook register_forward_hook

@@ -1,4 +1,4 @@
-"""A dataclass of settings, a partial for the grid, types, and an attribute of the context that may be missing."""
+"""A dataclass of settings, a partial for the grid, types, an attribute of the context that may be missing."""
 
 import functools
 import operator
