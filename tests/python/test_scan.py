@@ -258,3 +258,52 @@ def test_operation__file_that_does_not_parse__is_syntax(write, tmp_path):
     with pytest.raises(errors.Unusable) as caught:
         scan.run({"file": str(write("def f(:\n"))}, tmp_path)
     assert (caught.value.kind, caught.value.line) == ("syntax", 1)
+
+
+OWN = SCALE_PAIR.replace("# ---- backward ----", "")
+
+
+def test_own_module__values_got_at_import__are_its_own():
+    text = "import logging\nimport os\n" + OWN.replace(LAUNCH, LAUNCH + "        log.info(MANY)\n")
+    text += "\n\nlog = logging.getLogger(__name__)\nMANY = int(os.environ.get('MANY', 4))\n"
+    assert rejected(text) == set()
+
+
+@pytest.mark.parametrize(
+    ("rule", "named"),
+    [
+        ("torch_math", "blend = torch.mul"),
+        ("torch_math", "blend = {'mul': torch.mul}"),
+        ("torch_math", "blend = lambda a: a.softmax(-1)"),
+        ("patch", "blend = sys.modules"),
+        ("forbidden", "blend = eval('torch.mul')"),
+    ],
+)
+def test_own_module__what_its_backward_names__is_scanned_too(rule, named):
+    text = "import sys\n" + OWN.replace(LAUNCH, LAUNCH + "        blend\n") + f"\n\n{named}\n"
+    assert (rule, named) in rejected(text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.equal = max",
+        "setattr(torch, 'equal', max)",
+        "vars(torch)['equal'] = max",
+        "sys.modules['torch'] = None",
+        "exec('pass')",
+        "frame = sys._getframe()",
+        "code = max.__globals__",
+        "del torch.equal",
+        "importlib.reload(torch)",
+    ],
+)
+def test_own_module__that_patches_what_runs_beside_it__is_rejected(line):
+    text = "import importlib\nimport sys\n" + OWN + f"\n\n{line}\n"
+    assert ("patch", line) in rejected(text)
+
+
+def test_own_module__settings_and_tests__pass():
+    text = "import sys, os\n" + OWN + "\n\ntorch.backends.cuda.matmul.allow_tf32 = False\n"
+    text += "os.environ['A'] = 'b'\nsys.path.insert(0, '.')\n\nif __name__ == '__main__':\n    sys.exit(0)\n"
+    assert rejected(text) == set()

@@ -124,6 +124,8 @@ class _Scanner:
         self.forward_side = self._forward_side()
         self.taking_part = self._taking_part()
         self.judged = {node for part in self.taking_part for node in ast.walk(part)}
+        assigned = [part for part in self.taking_part if isinstance(part, (ast.Assign, ast.AnnAssign))]
+        self.settings = {node for part in assigned for node in ast.walk(part)}
         self.contexts, self.context_of = self._contexts()
         self.stored = {n.attr for n in self.contexts if not isinstance(n.ctx, ast.Load)} | {
             f.name for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)
@@ -345,7 +347,7 @@ class _Scanner:
         """The rest of a module that people wrote themselves is theirs, but the oracle's process imports it
         too: it changes nothing of other modules, and looks for none."""
         for node in ast.walk(self.tree):
-            said = self._patch(node) if node not in self.judged else None
+            said = self._patch(node) if node not in self.judged - self.settings else None
             if said is not None:
                 message = f"{said}: what judges the module runs beside it, and stays as it is"
                 yield Finding("patch", "reject", node.lineno, message)  # type: ignore[attr-defined]
@@ -452,7 +454,7 @@ class _Scanner:
     def _name(self, node: ast.Name) -> Iterator[Finding]:
         special = node.id.startswith("__") and node.id not in ("__name__", "__doc__", "__all__")
         if special or (node.id in FORBIDDEN_NAMES and not self._is_variable(node.id)):
-            if node not in self._literal_lookups:
+            if node not in self._literal_lookups and not (node in self.settings and node.id in ("os", "sys")):
                 yield Finding("forbidden", "reject", node.lineno, f"uses {node.id}")
         elif node not in self._roots:
             yield from self._path(node)
@@ -496,6 +498,8 @@ class _Scanner:
             return
         if self.own is not None and node in self.forward_side and rule != "forbidden":
             return
+        if rule == "import" and node in self.settings:
+            return  # a value that people's own module got at import, from the environment perhaps
         yield Finding(rule, "reject", node.lineno, message)
 
     def _attribute(self, node: ast.Attribute) -> Iterator[Finding]:
