@@ -107,7 +107,7 @@ static const struct option_row rows[] = {
     {"force", NULL, FLAG, AT(force), "false", 0, 0, NULL, NULL, "batch: also what is verified and unchanged"},
     {"junit", NULL, TEXT, AT(junit), NULL, 0, 0, NULL, "FILE", "check: write the verdict as JUnit XML"},
     {"fail-fast", NULL, FLAG, AT(run.fail_fast), "false", 0, 0, NULL, NULL,
-     "check: stop at the first case that fails, and measure nothing"},
+     "check: stop at the first case that fails"},
     {"sanitize", NULL, FLAG, AT(sanitize), "false", 0, 0, NULL, NULL,
      "check: also run memcheck, racecheck and initcheck of compute-sanitizer (GPU)"},
     {"print", NULL, FLAG, AT(print), "false", 0, 0, NULL, NULL,

@@ -106,12 +106,12 @@ void ka_conduct_judge(const json_t *report, bool compiled, struct ka_verdict *ve
 {
     for (size_t i = 0; i < KA_COUNT(LISTS); i++)
         judge_list(report, i, compiled, verdict, at);
+    judge_operations(report, "forward", verdict, at);
+    judge_operations(report, "backward", verdict, at);
     const json_t *ordered = json_object_get(report, "ordered_by_atomics");
     for (size_t i = 0; i < json_array_size(ordered) && i < NAMED_MAX; i++)
         ka_verdict_ordered(verdict, text_of(json_array_get(ordered, i)));
     json_t *launches = json_object_get(report, "launches_backward");
     if (!json_is_integer(launches) || json_integer_value(launches) < 1)
         ka_verdict_fail(verdict, at, "no_launch", "the backward launched no Triton kernel");
-    judge_operations(report, "forward", verdict, at);
-    judge_operations(report, "backward", verdict, at);
 }

@@ -97,32 +97,6 @@ static void put_title(struct ka_page *page, const json_t *result)
     ka_page_put(page, "</span></h1>\n");
 }
 
-/* Layouts and values beside those that make_args draws: what was combined in a case, what is left out. */
-static void put_inputs(struct ka_page *page, const json_t *inputs)
-{
-    json_t *kept = json_object_get(inputs, "kept"), *left_out = json_object_get(inputs, "left_out"), *item;
-    size_t i;
-    const char *kind;
-    if (json_array_size(kept))
-        open_fact(page, "also tried together");
-    json_array_foreach(kept, i, item)
-    {
-        ka_page_put(page, i ? "; " : "");
-        ka_page_text(page, json_is_string(item) ? json_string_value(item) : "?");
-    }
-    if (json_array_size(kept))
-        ka_page_mark(page, KA_FACT_END);
-    json_object_foreach(left_out, kind, item)
-    {
-        ka_page_mark(page, KA_FACT);
-        ka_page_put(page, "not tried: ");
-        ka_page_text(page, kind);
-        ka_page_mark(page, KA_FACT_VALUE);
-        ka_page_text(page, json_is_string(item) ? json_string_value(item) : "?");
-        ka_page_mark(page, KA_FACT_END);
-    }
-}
-
 /* What stands beside the oracle made from the forward. */
 static void put_oracles(struct ka_page *page, const json_t *oracles)
 {
@@ -175,7 +149,6 @@ static void put_summary(struct ka_page *page, const json_t *result)
         if (number_of(shapes, "optional") > 0)
             put_count(page, "optional shapes passed", shapes, "optional_passed", "optional");
         put_oracles(page, oracles);
-        put_inputs(page, get(oracles, "inputs"));
     }
     put_fact(page, "other upstreams and inputs tried on", get(result, "variants_on"));
     put_fact(page, "draft", get(result, "draft"));
@@ -245,6 +218,76 @@ static void put_gradients(struct ka_page *page, const json_t *gradients)
     ka_page_mark(page, KA_TABLE_END);
     if (is_html(page))
         ka_html_plot_gradients(page, gradients);
+}
+
+/* ---- what was checked: an item a line */
+
+static void item(struct ka_page *page, const char *before, const char *text, const char *between,
+                 const char *more)
+{
+    ka_page_mark(page, KA_ITEM);
+    if (!is_html(page))
+        ka_page_put(page, "- ");
+    ka_page_put(page, before);
+    ka_page_text(page, text ? text : "?");
+    if (more) {
+        ka_page_put(page, between);
+        ka_page_text(page, more);
+    }
+    ka_page_mark(page, KA_ITEM_END);
+}
+
+static void put_tried(struct ka_page *page, const json_t *kinds)
+{
+    struct ka_buf text = {0};
+    size_t i;
+    json_t *kind;
+    json_array_foreach((json_t *)kinds, i, kind)
+    {
+        const char *name = ka_page_text_of(kind, "name");
+        ka_buf_printf(&text, "%s%s (%.0f)", i ? "; " : "", name ? name : "?", number_of(kind, "cases"));
+    }
+    if (text.len)
+        item(page, "kinds of cases, and how many of each: ", ka_buf_str(&text), "", NULL);
+    ka_buf_free(&text);
+}
+
+static void put_scaled(struct ka_page *page, const json_t *scaled)
+{
+    size_t i;
+    json_t *entry;
+    json_array_foreach((json_t *)scaled, i, entry)
+    {
+        struct ka_buf own = {0}, checked = {0};
+        ka_describe_dims(get(entry, "dims"), &own);
+        ka_describe_dims(get(entry, "checked"), &checked);
+        item(page, json_is_true(get(entry, "required")) ? "a required size was scaled: " : "scaled: ",
+             ka_buf_str(&own), " was checked at ", ka_buf_str(&checked));
+        ka_buf_free(&own);
+        ka_buf_free(&checked);
+    }
+}
+
+static void put_texts(struct ka_page *page, const char *before, const json_t *texts)
+{
+    size_t i;
+    json_t *text;
+    json_array_foreach((json_t *)texts, i, text) item(page, before, json_string_value(text), "", NULL);
+}
+
+static void put_checked(struct ka_page *page, const json_t *checked)
+{
+    size_t i;
+    json_t *entry;
+    ka_page_mark(page, KA_LIST);
+    put_tried(page, get(checked, "kinds"));
+    json_array_foreach(get(checked, "left_out"), i, entry)
+        item(page, "not tried: ", ka_page_text_of(entry, "name"), ": ", ka_page_text_of(entry, "reason"));
+    put_scaled(page, get(checked, "scaled"));
+    put_texts(page, "never varied: ", get(checked, "never_varied"));
+    put_texts(page, "not seen: ", get(checked, "not_seen"));
+    put_texts(page, "note: ", get(checked, "notes"));
+    ka_page_mark(page, KA_LIST_END);
 }
 
 static void put_speed(struct ka_page *page, const json_t *result)
@@ -444,6 +487,7 @@ static const struct {
     {put_error, BOTH, "error", JSON_OBJECT, "Why it ended"},
     {put_failures, BOTH, "failures", JSON_STRING, "What does not pass"},
     {put_gradients, BOTH, "gradients", JSON_ARRAY, "Gradients"},
+    {put_checked, BOTH, "checked", JSON_OBJECT, "What was checked"},
     {put_repeats, MARKDOWN, NULL, JSON_OBJECT, NULL},
     {put_races, MARKDOWN, "races", JSON_OBJECT, NULL},
     {ka_html_shapes, HTML, "per_shape", JSON_ARRAY, "Shapes"},

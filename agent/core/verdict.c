@@ -425,6 +425,7 @@ static void shape_facts(const struct ka_verdict *v, const struct shape *shape, s
     }
 }
 
+/* What follows from a cause comes after it, and not at all where nothing was run. */
 static void unproved_facts(const struct ka_verdict *v, struct ka_buf *out)
 {
     for (size_t i = 0; i < v->grad_count; i++) {
@@ -450,7 +451,6 @@ int ka_verdict_facts(const struct ka_verdict *v, size_t max_shapes, struct ka_bu
         failure_text(&v->whole.failures[i], KA_DESCRIBE_FULL, out);
         ka_buf_puts(out, "\n");
     }
-    unproved_facts(v, out);
     size_t count;
     const struct shape **failing = failing_shapes(v, &count);
     for (size_t i = 0; i < count && i < max_shapes; i++)
@@ -458,6 +458,8 @@ int ka_verdict_facts(const struct ka_verdict *v, size_t max_shapes, struct ka_bu
     if (count > max_shapes)
         ka_buf_printf(out, "%zu more shapes fail.\n", count - max_shapes);
     free(failing);
+    if (!v->whole.failure_count)
+        unproved_facts(v, out);
     return out->failed;
 }
 
@@ -542,6 +544,22 @@ static json_t *per_shape_json(const struct ka_verdict *v, bool hidden)
     return list;
 }
 
+/* How many cases there were of each label, in the order of the first. */
+static json_t *kinds_json(const struct ka_verdict *v)
+{
+    json_t *list = json_array(), *counts = json_object();
+    const char *label;
+    json_t *count;
+    for (size_t i = 0; i < v->case_count; i++) {
+        json_int_t before = json_integer_value(json_object_get(counts, v->cases[i].label));
+        json_object_set_new(counts, v->cases[i].label, json_integer(before + 1));
+    }
+    json_object_foreach(counts, label, count)
+        json_array_append_new(list, json_pack("{s:s, s:O}", "name", label, "cases", count));
+    json_decref(counts);
+    return list;
+}
+
 static json_t *failure_json(const struct shape *shape, const struct failure *f, bool hidden)
 {
     bool whole = shape->dims == NULL, secret = !whole && shape->kind == KA_SHAPE_HIDDEN && !hidden;
@@ -579,8 +597,8 @@ static json_t *ordered_json(const struct ka_verdict *v)
 
 json_t *ka_verdict_json(const struct ka_verdict *v, bool hidden)
 {
-    return json_pack("{s:b,s:o,s:o,s:o,s:o,s:o}", "verified", ka_verdict_verified(v), "shapes",
+    return json_pack("{s:b,s:o,s:o,s:o,s:o,s:o,s:o}", "verified", ka_verdict_verified(v), "shapes",
                      counts_json(v, hidden), "gradients", gradients_json(v, hidden), "per_shape",
-                     per_shape_json(v, hidden), "failures", failures_json(v, hidden), "ordered_by_atomics",
-                     ordered_json(v));
+                     per_shape_json(v, hidden), "kinds", kinds_json(v), "failures", failures_json(v, hidden),
+                     "ordered_by_atomics", ordered_json(v));
 }

@@ -53,6 +53,7 @@ struct ka_check {
     bool judging;                    /* a thread has the verdict, and reads results */
     bool orphan;                     /* freed when the thread is done */
     char *reject_rule, *reject_text; /* the candidate is rejected as a whole, once the thread is done */
+    json_t *notes;                   /* of the scan: what is no fault, and worth knowing */
     json_t *facts;
     struct ka_run_child *facts_child; /* counts them beside the candidate; NULL: it does not, or is through */
     bool facts_ended, facts_wanted;
@@ -65,6 +66,7 @@ static void free_check(struct ka_check *check)
     ka_expected_free(check->expected);
     ka_verdict_free(check->verdict);
     json_decref(check->facts);
+    json_decref(check->notes);
     free(check->pair_path);
     free(check->entry);
     free(check->shape_of);
@@ -163,6 +165,7 @@ static void conclude(struct ka_run *run)
     json_t *verdict = ka_verdict_json(check->verdict, true);
     json_t *facts = verified ? json_incref(check->facts) : NULL;
     json_object_set_new(verdict, "facts", json_string(ka_buf_str(&text)));
+    json_object_set(verdict, "notes", check->notes);
     ka_buf_free(&text);
     struct outcome outcome = {.snapshot = check->snapshot,
                               .counts = ka_verdict_count(check->verdict),
@@ -233,24 +236,21 @@ static void reject_when_idle(struct ka_run *run, const char *rule, const char *t
 /* ---- measured facts, only told of what is verified. On a GPU, where processors are idle, they are counted
  * beside the candidate. */
 
-/* A backward that the target's compiler refuses is none there, whatever the interpreter made of it. */
-static void conclude_measured(struct ka_run *run)
+/* A backward that the target's compiler refuses is none there, whatever the interpreter made of it: where
+ * that is known before the cases are judged, they need not be. */
+static void facts_ended(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     struct ka_buf text = {0};
+    check->facts_ended = true;
     if (ka_describe_uncompiled(check->facts, &text)) {
         ka_buf_printf(&text, " (target %s)", run->settings.target);
-        ka_verdict_fail_whole(check->verdict, "does_not_compile", ka_buf_str(&text));
+        if (!check->reject_rule)
+            reject_when_idle(run, "does_not_compile", ka_buf_str(&text));
+    } else if (check->facts_wanted) {
+        conclude(run);
     }
     ka_buf_free(&text);
-    conclude(run);
-}
-
-static void facts_ended(struct ka_run *run)
-{
-    run->check->facts_ended = true;
-    if (run->check->facts_wanted)
-        conclude_measured(run);
 }
 
 static void on_compiled(struct ka_run *run, json_t *facts)
@@ -287,8 +287,8 @@ static void measure_verified(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     bool begun = check->facts_child || run->compile;
-    if (run->settings.fail_fast || check->facts_ended) {
-        conclude_measured(run);
+    if (check->facts_ended) {
+        conclude(run);
         return;
     }
     check->facts_wanted = true;
@@ -631,6 +631,8 @@ static void on_scanned(struct ka_run *run, const struct ka_op_result *result)
         const char *severity = json_string_value(json_object_get(finding, "severity"));
         const char *rule = json_string_value(json_object_get(finding, "rule"));
         const char *message = json_string_value(json_object_get(finding, "message"));
+        if (severity && rule && message && strcmp(severity, "note") == 0)
+            json_array_append(check->notes, finding);
         if (!severity || !rule || !message || strcmp(severity, "reject") != 0)
             continue;
         char text[700];
@@ -675,6 +677,7 @@ void ka_run_check(struct ka_run *run, int64_t snapshot)
     run->check = check;
     check->run = run;
     check->snapshot = snapshot;
+    check->notes = json_array();
     const char *names[64];
     size_t count = 0, i;
     json_t *name;

@@ -58,6 +58,7 @@ static json_t *pending_start(struct ka_run *run)
     bool own_cpu_sweep;
     json_t *sweep = ka_run_sweep(run, &own_cpu_sweep);
     json_t *pending = json_array();
+    json_object_del(run->oracles, "scaled"); /* of an interrupted run */
     size_t i;
     json_t *entry;
     json_array_foreach(sweep, i, entry)
@@ -174,9 +175,17 @@ static void learn_reference(struct ka_run *run, const json_t *entry)
     json_object_set_new(run->oracles, "reference", json_string(usable ? "agree" : "unusable"));
 }
 
-/* On a GPU a smaller stand-in for a shape is said, with what kept the real one from being checked. */
+/* A smaller stand-in for a shape is said; on a GPU also what kept the real one from being checked. */
 static void note_smaller(struct ka_run *run, const json_t *entry)
 {
+    json_t *own = json_object_get(entry, "dims"), *checked = dims_at_level(entry);
+    if (!json_equal(own, checked)) {
+        if (!json_object_get(run->oracles, "scaled"))
+            json_object_set_new(run->oracles, "scaled", json_array());
+        json_array_append_new(json_object_get(run->oracles, "scaled"),
+                              json_pack("{s:O, s:O, s:O}", "dims", own, "checked", checked, "required",
+                                        json_object_get(entry, "required")));
+    }
     if (ka_run_scaled_down(run) || !json_integer_value(json_object_get(entry, "level")))
         return;
     const char *why = json_string_value(json_object_get(json_object_get(entry, "error"), "message"));

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "agent/core/checked.h"
 #include "agent/core/plan.h"
 #include "agent/io/loop.h"
 #include "events.h"
@@ -108,6 +109,13 @@ static void add_best(struct ka_run *run, json_t *result)
         if (!json_is_true(json_object_get(best.verdict, "verified")))
             json_object_set(result, "failures", json_object_get(best.verdict, "facts"));
         json_object_set(result, "measured", best.facts);
+        struct ka_checked_of of = {.verdict = best.verdict,
+                                   .oracles = run->oracles,
+                                   .facts = best.facts,
+                                   .never_varied = json_object_get(run->oracles, "never_varied"),
+                                   .device = run->settings.device,
+                                   .target = run->settings.target};
+        json_object_set_new(result, "checked", ka_checked_json(&of));
         ka_snapshot_free(&best);
     }
     json_t *skipped = json_object_get(json_object_get(result, "shapes"), "skipped");

@@ -41,14 +41,31 @@ def main(argv: list[str]) -> int:
     try:
         request = json.loads((scratch / "request.json").read_text())
         result.update(op=request.get("op"), nonce=request.get("nonce"))
-        result.update(_run(request, scratch))
-        result.setdefault("ok", True)
-    except BaseException as exc:  # noqa: BLE001 (also SystemExit out of the user's code)
+        if request.get("op") == "candidate" and not request.get("plain"):
+            result.update(_apart(request, scratch, result))
+        else:
+            result.update(_answer(request, scratch, result))
+    except BaseException as exc:  # noqa: BLE001
         result.update(ok=False, error=_error(exc, result).to_dict())
-        for key, value in getattr(exc, "extra", {}).items():
-            result[key] = value
     result["seconds"] = round(time.monotonic() - started, 6)
     return _write(scratch / "result.json", result)
+
+
+def _answer(request: dict[str, Any], scratch: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """What the operation returned, or why it did not."""
+    try:
+        return {"ok": True, **_run(request, scratch)}
+    except BaseException as exc:  # noqa: BLE001 (also SystemExit out of the user's code)
+        return {"ok": False, "error": _error(exc, asked).to_dict(), **getattr(exc, "extra", {})}
+
+
+def _apart(request: dict[str, Any], scratch: Path, asked: dict[str, Any]) -> dict[str, Any]:
+    """The same of a candidate, which runs in a process of its own; of its torch operations this one has a
+    record that it cannot change."""
+    witness = importlib.import_module("kernel_agent.witness")
+    result, record = witness.apart(lambda: _answer(request, scratch, asked))
+    importlib.import_module("kernel_agent.operations.candidate").hold_against(result, record, request)
+    return dict(result)
 
 
 def _run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:

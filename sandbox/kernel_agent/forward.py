@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from . import compat, devices, handwritten, launches
+from . import compat, devices, handwritten, intact, launches
 from .autodiff import MisusedMark
 from .errors import Unusable, wrap
 from .handwritten import HandWritten
@@ -131,6 +131,7 @@ def load(
     file = str(Path(path).resolve())
     source = read(file)
     tree = parse(source, file)
+    intact.require_no_judge(tree, file)
     whole = not handwritten.has_marker(source) and bool(handwritten.functions_of(tree))
     own = handwritten.find(tree, file) if whole and not _decorated(tree) else None
     definition: Any
@@ -140,7 +141,7 @@ def load(
         _positions_argument(decorator, file)  # a bad mark is told before the file runs into it
     answering = replace(devices.Target.parse(target), processors=processors)
     answers = devices.Answers(str(Path(file).parent), answering)
-    module = _execute(file, source, mode, answers)
+    module = _execute(file, source, mode, answers, whole)
     stub = _called(module, definition)
     if not callable(stub):
         raise Unusable(
@@ -253,8 +254,9 @@ def _find_stub(tree: ast.Module, file: str) -> tuple[ast.FunctionDef, ast.Call]:
     return node, decorator
 
 
-def _execute(file: str, source: str, mode: str, answers: devices.Answers) -> types.ModuleType:
-    """Run the module's top level."""
+def _execute(file: str, source: str, mode: str, answers: devices.Answers, whole: bool) -> types.ModuleType:
+    """Run the module's top level. What is `whole` holds the code that is to be judged, and may change
+    nothing of what judges it."""
     name = f"kernel_agent_user_{Path(file).stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
@@ -267,7 +269,11 @@ def _execute(file: str, source: str, mode: str, answers: devices.Answers) -> typ
     context = contextlib.nullcontext() if mode == "cuda" else devices.answering(answers)
     try:
         with context:
+            before = intact.taken() if whole else {}
             exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 (this is what loading means)
+            intact.require_unchanged(before, file)
+    except Unusable:
+        raise
     except SystemExit as exc:
         raise wrap("import", "the file ends the process when it is imported: ", exc, [file]) from exc
     except MisusedMark as exc:

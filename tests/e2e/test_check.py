@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+import pytest
 from conftest import ROOT, Agent
 
 sys.path.insert(0, str(ROOT / "tests" / "attacks"))
@@ -46,12 +47,20 @@ def checked(agent: Agent, backwards: dict[str, str], *options: str) -> tuple[lis
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
-def test_check__kernel_that_the_target_does_not_compile__is_not_verified(agent: Agent):
+@pytest.mark.parametrize("options", [(), ("--fail-fast",)])
+def test_check__kernel_that_the_target_does_not_compile__is_not_verified(
+    agent: Agent, options: tuple[str, ...]
+):
     """The interpreter runs `continue`; Triton does not compile it."""
     right = suite.control("scale_atomics")
     added = "tl.atomic_add(ds_ptr, tl.sum(dy * x))"
     loop = f"for step in range(2):\n        if step == 1:\n            continue\n        {added}"
-    results, _ = checked(agent, {"pair.py": right.replace(added, loop), "right.py": right})
+    results, _ = checked(agent, {"pair.py": right.replace(added, loop), "right.py": right}, *options)
+    told = results[1]["checked"]
+    assert {"normal upstream", "onehot upstream"} <= {kind["name"] for kind in told["kinds"]}
+    assert any(item["name"] == "none_one upstream" for item in told["left_out"])
+    assert any("one after another" in text for text in told["not_seen"])
+    assert not any("compile for" in text for text in told["not_seen"]), "they were compiled here"
     assert [(made["verdict"], made["exit_code"]) for made in results] == [
         ("not_verified", 4),
         ("verified", 0),
@@ -74,7 +83,7 @@ def test_check__fail_fast__stops_a_wrong_pair_and_judges_a_right_one_in_full(age
     assert results[1]["shapes"]["hidden_passed"] > 0
     shapes = results[2]["shapes"]
     assert shapes["passed"] == shapes["required"] and shapes["hidden_passed"] == shapes["hidden"] > 0
-    assert not shapes["skipped"] and not results[2].get("measured")
+    assert not shapes["skipped"] and results[2].get("measured")
     assert log.count("inspect -> preflight") == 3 and log.count("preflight: forward against oracle") == 1
 
 

@@ -3,6 +3,7 @@ for the verdict."""
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -97,3 +98,87 @@ def test_module_without_any_backward_is_told_what_is_missing(agent: Agent) -> No
     done = check(agent, "alias", ("    def backward(ctx, dy):", "    def backwards(ctx, dy):"))
     assert done.code == 3
     assert "no torch.autograd.Function with a backward" in done.err
+
+
+# A gradient that is twice too large, and a judge that is told to halve it: `told` in four ways.
+HALVED = """
+
+def _halved(path, made, save=_judge.save):
+    if not any(name.startswith("fwd/") for name in made):
+        made = {name: t / 2 if name.startswith(("grad/", "again/")) else t for name, t in made.items()}
+    return save(path, made)
+
+
+"""
+PATCHES = {
+    "sys.modules": (
+        'import sys\n\n_judge = sys.modules["kernel_agent.tensors"]\n',
+        "_judge.save = _halved\n",
+    ),
+    "setattr": (
+        'import sys\n\n_judge = sys.modules["kernel_agent.tensors"]\n',
+        'setattr(_judge, "save", _halved)\n',
+    ),
+    "exec": (
+        "_names = {}\nexec(\"import sys; judge = sys.modules['kernel_agent.tensors']\", _names)\n"
+        '_judge = _names["judge"]\n',
+        '_judge.__dict__["save"] = _halved\n',
+    ),
+    "importlib": (
+        'import importlib\n\n_judge = importlib.import_module("kernel_agent.tensors")\n',
+        "_judge.save = _halved\n",
+    ),
+    "a frame": (
+        "def _walk():\n    yield\n\n\n_frame = _walk().gi_frame\n"
+        '_judge = _frame.f_builtins["__import__"]("kernel_agent.tensors").tensors\n',
+        "vars(_judge).update(save=_halved)\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_module_that_patches_the_judge_is_not_verified_and_is_told_so(agent: Agent, name: str) -> None:
+    found, put = PATCHES[name]
+    done = check(
+        agent,
+        "alias",
+        ("(1 + x * (1 - s))", "(1 + x * (1 - s)) * 2"),
+        ("silu = SiLU.apply", "silu = SiLU.apply\n" + found + HALVED + put),
+    )
+    said = done.result.get("failures") or done.result["error"]["message"]
+    assert done.code in (3, 4) and re.search("patch: line|changes .*kernel_agent", said), said
+
+
+def test_module_that_imports_the_judges_own_package_is_told_so(agent: Agent) -> None:
+    done = check(agent, "alias", ("silu = SiLU.apply", "silu = SiLU.apply\nfrom kernel_agent import draw"))
+    assert done.code == 3, done.err
+    assert "kernel_agent.draw" in done.result["error"]["message"] and done.result["error"]["line"] == 47
+    assert "autodiff" in done.result["error"]["remedy"]
+
+
+def test_module_whose_tests_and_settings_are_its_own_is_verified(agent: Agent) -> None:
+    """What it does beside the check is nobody's business, as long as it changes nothing for others."""
+    beside = """import os
+import sys
+
+torch.backends.cuda.matmul.allow_tf32 = False
+os.environ["NAME"] = "value"
+
+
+class Settings:
+    def __init__(self):
+        self.seed = 1
+
+
+def main(argv=sys.argv):
+    settings = Settings()
+    settings.seed = 2
+    for name, value in vars(settings).items():
+        print(name, getattr(settings, name), value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+    done = check(agent, "alias", ("silu = SiLU.apply", "silu = SiLU.apply\n" + beside))
+    assert done.code == 0, done.err

@@ -453,3 +453,25 @@ def test_output_that_depends_on_the_data__is_found_out_anew(write, tmp_path):
     results = candidate.run({"file": str(write(source)), "device": "cpu", "cases": cases}, tmp_path)["cases"]
     assert all(result["ok"] for result in results), [result.get("error") for result in results]
     assert len({result["outputs"][1]["value"] for result in results}) > 1
+
+
+def test_operation_of_the_stub__spent_on_something_else__is_no_operation_of_the_stub(write, tmp_path):
+    """The stub doubles its output by torch. A forward that multiplies another tensor, as often, does what the
+    stub does not."""
+    source = SCALE_PAIR.replace("    return y\n\n", "    return y * 2\n\n", 1)
+    entry = "        return scale(x, factor)\n"
+    assert source.count(entry) == 1
+    case = {"id": 0, "dims": {"N": 8}, "seed": 1, "upstream": {"kind": "normal", "seed": 2}}
+    for spent, reported in ((entry, []), ("        return x * 3\n", ["aten::mul"])):
+        file = write(source.replace(entry, spent))
+        (result,) = candidate.run({"file": str(file), "device": "cpu", "cases": [case]}, tmp_path)["cases"]
+        assert result["torch_ops_forward"].keys() == set(reported), result
+
+
+@pytest.mark.parametrize(("other", "alike"), [(1.001, True), (-1.0, False), (1.1, False), (0.0, False)])
+def test_computed__is_told_by_its_values(other, alike):
+    x = torch.linspace(-1, 1, 50)
+    (a,), (b,) = (candidate.Computed.of("aten::mul", value) for value in (x, x * other))
+    assert a.is_like(b) is alike
+    assert not a.is_like(*candidate.Computed.of("aten::mul", x.flip(0) * 0.5 + x * 0.5 + x.roll(7)))
+    assert not a.is_like(*candidate.Computed.of("aten::mul", x.view(5, 10)))

@@ -14,6 +14,41 @@ LAUNCH = (
 )
 
 
+# What honest backwards import and define.
+HONEST = """
+import contextlib
+import enum
+import functools
+import itertools
+import math
+import operator
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch as t
+import torch.nn.functional as F
+import triton.language as tl
+from torch import zeros_like as like
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+
+@dataclass(frozen=True)
+class Config:
+    block: int
+    warps: int = 4
+
+
+class Kind(enum.Enum):
+    ROWS = 1
+
+
+class Plain:
+    def __init__(self, rows):
+        self.rows = rows
+"""
+
+
 def findings(source):
     return scan.scan(source, ast.parse(source))["findings"]
 
@@ -28,8 +63,9 @@ def rejected(source):
 
 def test_honest_pair__has_no_findings_and_an_entry():
     result = scan.scan(SCALE_PAIR, ast.parse(SCALE_PAIR))
+    assert [finding["severity"] for finding in result["findings"]] == ["note"]
     assert result == {
-        "findings": [],
+        "findings": result["findings"],
         "entry": "scale_autograd",
         "kernels": ["scale_kernel", "scale_bwd_kernel"],
     }
@@ -59,11 +95,36 @@ def test_honest_pair__has_no_findings_and_an_entry():
         ("import", "import os"),
         ("import", "from ctypes import CDLL"),
         ("import", "import numpy as np"),
+        ("import", "from operator import attrgetter"),
+        ("import", "import typing; typing.get_type_hints(d_y)"),
+        ("torch_math", "import torch as t; t.matmul(d_y, w)"),
+        ("torch_math", "from torch import matmul as mm"),
+        ("torch_math", "m = torch.matmul"),
+        ("torch_math", "import torch.nn.functional as F; F.gelu(d_y)"),
+        ("forbidden", "t = torch"),
+        ("forbidden", "t, one = torch, 1"),
+        ("torch_math", "f = lambda g=torch.mul: g"),
+        ("torch_math", "table = {'mul': torch.mul}"),
+        ("torch_math", "kept = torch.library.Library('aten', 'IMPL')"),
+        ("forbidden", "import torch as t; [t for t in ()]; t.overrides"),
+        ("forbidden", "frame = walk.gi_frame"),
+        ("forbidden", "frame = frame.f_back"),
+        ("forbidden", "match walk:\n            case object(gi_frame=frame): pass"),
+        ("forbidden", "getattr(ctx, 'gi_' + 'frame')"),
+        ("forbidden", "getattr(walk, 'gi_frame', None)"),
+        ("forbidden", "look = getattr"),
+        ("forbidden", "__builtins__['open']"),
+        ("forbidden", "bases = type('T', (torch.Tensor,), {})"),
+        ("forbidden", "d_y._backward_hooks"),
+        ("autograd", "d_x = x.grad_fn(d_y)"),
+        ("autograd", "Scale.setup_context(torch.Tensor, (), d_y)"),
+        ("torch_math", "d_x.map_(d_y, max)"),
+        ("redefined", "global scale_kernel; scale_kernel = None"),
     ],
 )
 def test_dishonest_line__in_the_backward__is_rejected(rule, line):
     source = SCALE_PAIR.replace(LAUNCH, LAUNCH + f"        {line}\n")
-    assert rule in {found for found, text in rejected(source) if text == line}
+    assert rule in {found for found, text in rejected(source) if text in line or found == "redefined"}
 
 
 @pytest.mark.parametrize(
@@ -79,10 +140,46 @@ def test_dishonest_line__in_the_backward__is_rejected(rule, line):
         "grid = lambda meta: (triton.cdiv(8, meta['BLOCK']),)",
         "exp2 = torch.finfo(torch.float32).max",
         "x, w = ctx.saved_tensors",
+        "launch = functools.partial(dict, BLOCK=16)",
+        "count = functools.reduce(operator.mul, d_y.shape, 1)",
+        "for i, j in itertools.product(range(2), range(2)): pass",
+        "window = getattr(ctx, 'window', None)",
+        "known = hasattr(ctx, 'window')",
+        "dtype = getattr(torch, 'float8_e4m3fn', None)",
+        "lanes = Config(block=16, warps=4).block",
+        "with contextlib.nullcontext(): pass",
+        "shape: typing.Optional[Sequence[int]] = d_y.shape",
+        "kind = Kind.ROWS",
+        "size = torch.float32.itemsize",
+        "many = torch.cuda.get_device_properties(0).multi_processor_count",
+        "ctx._kept = 1; kept = ctx._kept",
+        "same = t.zeros_like(d_y) if ctx is None else like(d_y)",
+        "descriptor = TensorDescriptor(d_y, [4], [1], [4])",
+        "ok = isinstance(d_y, torch.Tensor) and d_y.dtype in (torch.float16, tl.float16)",
+        "inner = [torch for torch in range(3)]",
     ],
 )
 def test_honest_line__in_the_backward__passes(line):
-    assert rejected(SCALE_PAIR.replace(LAUNCH, LAUNCH + f"        {line}\n")) == set()
+    source = SCALE_PAIR.replace(LAUNCH, LAUNCH + f"        {line}\n")
+    assert rejected(source.replace("# ---- backward ----", "# ---- backward ----\n" + HONEST)) == set()
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "class Late:\n    def __del__(self): pass",
+        "class Late:\n    __iter__ = None",
+        "class Late(torch.Tensor): pass",
+        "class Late(metaclass=type): pass",
+        "class Late:\n    def put(self): self.x = 1",
+        "class Late:\n    @staticmethod\n    def __init__(kernel): kernel.x = 1",
+        "class Late(torch.autograd.Function):\n    @staticmethod\n    def put(kernel): kernel.x = 1",
+        "async def late(): pass",
+        "triton = Late",
+    ],
+)
+def test_definition__that_runs_or_changes_what_others_rely_on__is_rejected(definition):
+    assert rejected(SCALE_PAIR + f"\n\n{definition}\n") != set()
 
 
 def test_kernel_body__maths_of_triton__passes():
@@ -138,7 +235,17 @@ def test_missing_structure__is_rejected(source, rule):
 
 def test_file_without_marker__is_scanned_whole_and_warned_about():
     source = SCALE_PAIR.replace("# ---- backward ----", "")
-    assert [f["rule"] for f in findings(source)] == ["marker"]
+    assert [f["rule"] for f in findings(source) if f["severity"] != "note"] == ["marker"]
+
+
+def test_kernel__that_leaves_something_to_the_machine__has_a_note_of_each_kind():
+    body = "    a = tl.load(d_y_ptr, mask=mask)\n    b = tl.dot(a, tl.load(d_y_ptr, mask=mask))\n"
+    body += "    c = tl.dot(a, b, input_precision='ieee') + tl.load(d_y_ptr, mask=mask, other=0.0)\n"
+    text = SCALE_PAIR.replace(
+        "def scale_bwd_kernel(", f"def other(d_y_ptr, mask):\n{body}\n\n@triton.jit\ndef scale_bwd_kernel("
+    )
+    notes = [f for f in findings(text) if f["severity"] == "note" and "kernel other" in f["message"]]
+    assert ["other=" in f["message"] for f in notes] == [True, False] and "TF32" in notes[1]["message"]
 
 
 def test_operation__in_a_child__executes_nothing(run_op, write):
@@ -151,3 +258,52 @@ def test_operation__file_that_does_not_parse__is_syntax(write, tmp_path):
     with pytest.raises(errors.Unusable) as caught:
         scan.run({"file": str(write("def f(:\n"))}, tmp_path)
     assert (caught.value.kind, caught.value.line) == ("syntax", 1)
+
+
+OWN = SCALE_PAIR.replace("# ---- backward ----", "")
+
+
+def test_own_module__values_got_at_import__are_its_own():
+    text = "import logging\nimport os\n" + OWN.replace(LAUNCH, LAUNCH + "        log.info(MANY)\n")
+    text += "\n\nlog = logging.getLogger(__name__)\nMANY = int(os.environ.get('MANY', 4))\n"
+    assert rejected(text) == set()
+
+
+@pytest.mark.parametrize(
+    ("rule", "named"),
+    [
+        ("torch_math", "blend = torch.mul"),
+        ("torch_math", "blend = {'mul': torch.mul}"),
+        ("torch_math", "blend = lambda a: a.softmax(-1)"),
+        ("patch", "blend = sys.modules"),
+        ("forbidden", "blend = eval('torch.mul')"),
+    ],
+)
+def test_own_module__what_its_backward_names__is_scanned_too(rule, named):
+    text = "import sys\n" + OWN.replace(LAUNCH, LAUNCH + "        blend\n") + f"\n\n{named}\n"
+    assert (rule, named) in rejected(text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.equal = max",
+        "setattr(torch, 'equal', max)",
+        "vars(torch)['equal'] = max",
+        "sys.modules['torch'] = None",
+        "exec('pass')",
+        "frame = sys._getframe()",
+        "code = max.__globals__",
+        "del torch.equal",
+        "importlib.reload(torch)",
+    ],
+)
+def test_own_module__that_patches_what_runs_beside_it__is_rejected(line):
+    text = "import importlib\nimport sys\n" + OWN + f"\n\n{line}\n"
+    assert ("patch", line) in rejected(text)
+
+
+def test_own_module__settings_and_tests__pass():
+    text = "import sys, os\n" + OWN + "\n\ntorch.backends.cuda.matmul.allow_tf32 = False\n"
+    text += "os.environ['A'] = 'b'\nsys.path.insert(0, '.')\n\nif __name__ == '__main__':\n    sys.exit(0)\n"
+    assert rejected(text) == set()

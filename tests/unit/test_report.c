@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/core/checked.h"
 #include "agent/core/report.h"
 
 static const char FULL[] =
@@ -140,16 +141,53 @@ static void report__shape_of_the_other_kinds__is_named(void **state)
     assert_non_null(strstr(out.data, "| other upstreams and inputs tried on | M=4, N=24 |\n"));
 }
 
-static void report__other_kinds_of_inputs__are_named_with_what_was_left_out(void **state)
+static void report__what_was_checked__is_told_with_what_was_not(void **state)
 {
     (void)state;
-    report("{\"verdict\":\"verified\",\"oracles\":{\"inputs\":{\"kept\":[\"x slice, w flat\",\"x mixed\"],"
-           "\"left_out\":{\"w transposed\":\"the forward | is wrong\",\"odd\":3}}}}");
-    assert_non_null(strstr(out.data, "| also tried together | x slice, w flat; x mixed |\n"));
-    assert_non_null(strstr(out.data, "| not tried: w transposed | the forward \\| is wrong |\n"));
-    assert_non_null(strstr(out.data, "| not tried: odd | ? |\n"));
-    report("{\"verdict\":\"verified\",\"oracles\":{\"inputs\":{\"kept\":7,\"left_out\":[1]}}}");
-    assert_null(strstr(out.data, "tried with"));
+    report("{\"verdict\":\"verified\",\"checked\":{\"kinds\":[{\"name\":\"normal upstream\",\"cases\":12},"
+           "{\"name\":\"strided inputs\",\"cases\":1}],"
+           "\"left_out\":[{\"name\":\"tied inputs\",\"reason\":\"the forward is wrong\"},{\"name\":3}],"
+           "\"scaled\":[{\"dims\":{\"M\":4096},\"checked\":{\"M\":128},\"required\":true}],"
+           "\"not_seen\":[\"races\"],\"never_varied\":[\"eps = 1e-6\"],\"notes\":[\"line 3: TF32\"]}}");
+    assert_non_null(strstr(out.data, "## What was checked\n"));
+    assert_non_null(strstr(out.data, "- kinds of cases, and how many of each: normal upstream (12); strided "
+                                     "inputs (1)\n"));
+    assert_non_null(strstr(out.data, "- not tried: tied inputs: the forward is wrong\n- not tried: ?\n"));
+    assert_non_null(strstr(out.data, "- a required size was scaled: M=4096 was checked at M=128\n"));
+    assert_non_null(
+        strstr(out.data, "- never varied: eps = 1e-6\n- not seen: races\n- note: line 3: TF32\n"));
+    report("{\"verdict\":\"verified\",\"checked\":{\"kinds\":7,\"scaled\":[1],\"notes\":[null]}}");
+    assert_non_null(strstr(out.data, "- note: ?\n"));
+}
+
+static void checked__kinds_without_a_case__are_left_out_with_the_reason(void **state)
+{
+    (void)state;
+    json_t *verdict = json_loads("{\"kinds\":[{\"name\":\"normal upstream\",\"cases\":3},{\"name\":"
+                                 "\"normal upstream, w slice\",\"cases\":1}],\"notes\":[{\"line\":4,"
+                                 "\"message\":\"TF32\"}]}",
+                                 0, NULL);
+    json_t *oracles = json_loads("{\"inputs\":{\"left_out\":{\"w tied\":\"it has no rows\"}},"
+                                 "\"scaled\":[{\"dims\":{\"M\":9}}]}",
+                                 0, NULL);
+    struct ka_checked_of of = {verdict, oracles, NULL, NULL, "cpu", "sm_90"};
+    json_t *checked = ka_checked_json(&of);
+    char *text = json_dumps(checked, JSON_COMPACT);
+    assert_null(strstr(text, "\"name\":\"slice\""));
+    assert_non_null(strstr(text, "{\"name\":\"w tied\",\"reason\":\"it has no rows\"}"));
+    assert_null(strstr(text, "\"name\":\"tied\""));
+    assert_non_null(strstr(text, "one differentiable output"));
+    assert_non_null(strstr(text, "nothing compiled them here"));
+    assert_non_null(strstr(text, "\"scaled\":[{\"dims\":{\"M\":9}}]"));
+    assert_non_null(strstr(text, "line 4: TF32"));
+    free(text);
+    json_decref(checked);
+    of = (struct ka_checked_of){.device = "cuda"};
+    checked = ka_checked_json(&of);
+    assert_int_equal(json_array_size(json_object_get(checked, "not_seen")), 0);
+    json_decref(checked);
+    json_decref(verdict);
+    json_decref(oracles);
 }
 
 static void report__children__are_summed_by_operation(void **state)
@@ -233,7 +271,8 @@ int main(void)
         TEST(report__history_pairs_and_answers__are_listed),
         TEST(report__failed_run__tells_why),
         TEST(report__shape_of_the_other_kinds__is_named),
-        TEST(report__other_kinds_of_inputs__are_named_with_what_was_left_out),
+        TEST(report__what_was_checked__is_told_with_what_was_not),
+        TEST(checked__kinds_without_a_case__are_left_out_with_the_reason),
         TEST(report__children__are_summed_by_operation),
         TEST(report__children_of_very_many_operations__are_summed_as_others),
         TEST(report__member_of_any_type__is_survived),

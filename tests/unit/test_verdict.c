@@ -232,6 +232,24 @@ static void verdict__gradient_compared_with_zeros_alone__blocks(void **state)
     decide(v, true);
 }
 
+static void facts__a_cause__comes_before_what_follows_from_it(void **state)
+{
+    (void)state;
+    struct ka_verdict *v = ka_verdict_new(GRADS, 2);
+    size_t at = ka_verdict_case(v, shape(v, KA_SHAPE_REQUIRED, 8, NULL), "random upstream");
+    ka_verdict_fail(v, at, "raised", "NameError");
+    char *text = facts(v);
+    assert_non_null(strstr(text, "NameError"));
+    assert_true(strstr(text, "was never returned") > strstr(text, "NameError"));
+    free(text);
+    ka_verdict_fail_whole(v, "import", "line 3: imports os");
+    text = facts(v);
+    assert_ptr_equal(strstr(text, "import: line 3"), text);
+    assert_null(strstr(text, "never returned")); /* the scan rejected it: nothing was run */
+    free(text);
+    ka_verdict_free(v);
+}
+
 static void verdict__missing_gradient__is_right_only_where_zero_is_expected(void **state)
 {
     (void)state;
@@ -443,6 +461,7 @@ int main(void)
         cmocka_unit_test(verdict__broken_rule_or_scan_finding__blocks_and_is_told),
         cmocka_unit_test(facts__smallest_failing_shape__comes_first_and_hidden_last),
         cmocka_unit_test(hidden_shape__dims_and_positions__stay_private),
+        cmocka_unit_test(facts__a_cause__comes_before_what_follows_from_it),
         cmocka_unit_test(facts__thousands_of_findings__are_cut_short),
         cmocka_unit_test(json__text_cut_inside_a_character__is_still_a_result),
         cmocka_unit_test(json__gradients__carry_the_worst_error_and_its_shape),

@@ -14,7 +14,7 @@ import json
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,14 @@ import torch
 import triton
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import devices, draw, interpret, tensors, vary, vocabulary
+from .. import devices, draw, interpret, tensors, vary, vocabulary, witness
 from ..errors import Unusable, wrap
 from ..flow import Flow, unseen
 from ..forward import Forward, Launch, launch_intercept, load
 from ..guards import Guards
 from ..launches import benchmarking
 from ..layout import overlap
-from ..source import backward_starts
+from ..source import backward_starts, words
 from . import budget
 from .traffic import Counter
 
@@ -58,6 +58,11 @@ _FORMULAS = {
     "aten::_to_copy": "aten::_to_copy",
 }
 _MOST_TOLD = 20  # sentences of a list
+# Honest of anybody, whatever the values (agent/core/conduct.c): not worth a look at them.
+_MOVES = words(
+    "clone _to_copy copy_ cat stack sum fill_ zero_ constant_pad_nd flip repeat index index_select"
+)
+_SAME = 0.02  # two ways to compute one thing in half precision are nearer
 _NOT_THE_CANDIDATES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _TRITON = str(Path(triton.__file__).parent)
 _FILLED = frozenset(
@@ -87,6 +92,42 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     return {"entry": entry.__name__, "cases": cases}
 
 
+def hold_against(result: dict[str, Any], record: witness.Record, request: dict[str, Any]) -> None:
+    """Torch operations that are in the record and not in the candidate's own report are added to that; a case
+    of which the record says nothing has none left, which counts like a confession."""
+    stubs: dict[str, dict[str, int]] = {}
+    asked = {case["id"]: case for case in request["cases"]}
+    reports = result.get("cases")
+    for report in reports if isinstance(reports, list) else []:
+        if not isinstance(report, dict) or report.get("id") not in asked or not report.get("ok"):
+            continue
+        at = report["id"]
+        key = _alike(asked[at])
+        stub = record.operations(f"{at} stub")
+        stub = stubs.setdefault(key, stub or {}) if stub is None else stub
+        stubs[key] = stub
+        forward = record.operations(f"{at} forward")
+        backward = record.operations(f"{at} backward", engine_may(stub))
+        if backward is None and report.get("launches_backward") == 0:
+            backward = {}  # nothing was differentiated
+        more = forward and {name: n - stub.get(name, 0) for name, n in forward.items()}
+        _add(report, "torch_ops_forward", more if forward else forward)
+        _add(report, "torch_ops_backward", backward)
+
+
+def _add(report: dict[str, Any], key: str, found: dict[str, int] | None) -> None:
+    own = report.pop(key, None)
+    if found is not None and isinstance(own, dict):
+        names = sorted(own.keys() | {name for name, n in found.items() if n > 0})
+        report[key] = {name: max(own.get(name, 0), found.get(name, 0)) for name in names}
+
+
+def _alike(case: dict[str, Any]) -> str:
+    """Cases in which the plain stub does the same, whatever the values."""
+    layouts = {name: kind for name, kind in (case.get("layouts") or {}).items() if not vary.is_upstream(name)}
+    return json.dumps([case["dims"], layouts], sort_keys=True)
+
+
 def _error(exc: BaseException, fwd: Forward) -> Unusable:
     """What ended a case, with the line; of memory that ran out, whose it was."""
     full = budget.out_of_memory(exc)
@@ -108,13 +149,12 @@ def _run_case(
 ) -> dict[str, Any]:
     """One case. The interpreter is slow: what the plain stub returns is taken from an earlier case of the
     same dimensions and layouts of inputs, and found out anew when the entry does not fit it (shapes and
-    integers may depend on the data)."""
-    layouts = {name: kind for name, kind in (case.get("layouts") or {}).items() if not vary.is_upstream(name)}
-    key = json.dumps([case["dims"], layouts], sort_keys=True)
+    integers may depend on the data), or where the stub computes by torch: then values say what it may do."""
+    key = _alike(case)
     plain = bool(request.get("plain"))
     if fwd.mode != "interpret":
         return Case(fwd, entry, case, request.get("dtype"), plain).run(scratch)
-    if key in known:
+    if key in known and not known[key].values:
         try:
             return Case(fwd, entry, case, request.get("dtype"), plain, known[key]).run(scratch)
         except Unusable as error:
@@ -168,6 +208,7 @@ class Poison(TorchDispatchMode):
         self.guards = guards
         self.counting: str | None = None
         self.counts: dict[str, dict[str, int]] = {"stub": {}, "forward": {}, "backward": {}}
+        self.values: dict[str, list[Computed]] = {"stub": [], "forward": [], "backward": []}
         self.stub_operations: dict[str, int] = {}
 
     def __torch_dispatch__(
@@ -180,9 +221,11 @@ class Poison(TorchDispatchMode):
             self.counting
             and not (benchmarking() and _by_tuner())
             and (reached is not None or _computes(name, args, result))
-            and not (name in self.engine_may() and _by_engine())
+            and not (name in engine_may(self.stub_operations) and _by_engine())
         ):
             self.count(reached or name)
+            if self.counting != "backward" and _makes_values(func):
+                self.values[self.counting] += Computed.of(name, result)
         operation = name.removeprefix("aten::")
         if self.guards is not None and operation in _ALLOCATIONS | _FILLED and not benchmarking():
             result = self.guards.allocate(result)
@@ -200,15 +243,50 @@ class Poison(TorchDispatchMode):
         if self.flow is not None and self.flow.matters(tensor):
             self.count(name)
 
-    def engine_may(self) -> frozenset[str]:
-        """Operations that are no candidate's where autograd's engine does them: sums, and the stub's own
-        differentiated.
 
-        The entry's forward may do no torch operation more often than the stub, so what the engine
-        differentiates is the stub's.
-        """
-        formulas = " ".join(_FORMULAS.get(name.removesuffix("_"), "") for name in self.stub_operations)
-        return _ACCUMULATION | frozenset(formulas.split())
+def engine_may(stub: Iterable[str]) -> frozenset[str]:
+    """Operations that are no candidate's where autograd's engine does them: sums, and the stub's own
+    differentiated.
+
+    The entry's forward may do no torch operation more often than the stub, so what the engine differentiates
+    is the stub's.
+    """
+    formulas = " ".join(_FORMULAS.get(name.removesuffix("_"), "") for name in stub)
+    return _ACCUMULATION | frozenset(formulas.split())
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What an operation made: its name, the result's shape, and two sums that tell results apart."""
+
+    name: str
+    shape: tuple[int, ...]
+    norm: float
+    mixed: float
+
+    @staticmethod
+    def of(name: str, result: Any) -> list[Computed]:
+        values = [v for v in draw.flatten(result) if isinstance(v, torch.Tensor) and v.is_floating_point()]
+        if not values:
+            return []
+        flat = values[0].detach().double().nan_to_num(1.0, 2.0, 3.0).reshape(-1)
+        weights = torch.arange(flat.numel(), dtype=torch.float64, device=flat.device).cos()
+        sums = torch.stack([flat.norm(), flat @ weights]).tolist()
+        return [Computed(name, tuple(values[0].shape), *sums)]
+
+    def is_like(self, other: Computed) -> bool:
+        """Also where kernels that round otherwise made what it was computed from."""
+        near = _SAME * max(self.norm, other.norm) + 1e-30
+        same = abs(self.norm - other.norm) <= near and abs(self.mixed - other.mixed) <= near
+        return (self.name, self.shape) == (other.name, other.shape) and same
+
+
+def _makes_values(func: Any) -> bool:
+    """Not a view, a copy or fresh memory."""
+    name = func._schema.name.removeprefix("aten::")
+    aliases = [r.alias_info for r in func._schema.returns]
+    is_view = any(a is not None and not a.is_write for a in aliases)
+    return not is_view and name not in _ALLOCATIONS | _FILLED | _MOVES
 
 
 def _computes(name: str, args: tuple[Any, ...], result: Any) -> bool:
@@ -352,6 +430,7 @@ class StubCall:
     modified: set[str]
     nesting: str
     operations: dict[str, int]
+    values: list[Computed]
 
 
 class Case:
@@ -462,16 +541,19 @@ class Case:
         self.launches.counts["forward"] = 0
         self.guards.reset()
         outputs = [_without_values(output) for output in draw.differentiable_outputs(returned, bound)]
-        return StubCall(outputs, set(watch.modified()), nesting(returned), dict(self.poison.counts["stub"]))
+        done, values = dict(self.poison.counts["stub"]), self.poison.values["stub"]
+        return StubCall(outputs, set(watch.modified()), nesting(returned), done, values)
 
     @contextlib.contextmanager
     def counting(self, phase: str) -> Iterator[None]:
-        """Torch operations inside count for `phase`."""
+        """Torch operations inside count for `phase`, here and in the record of another process."""
+        witness.mark(f"{self.id} {phase}")
         self.poison.counting = phase
         try:
             yield
         finally:
             self.poison.counting = None
+            witness.mark(None)
 
     def arguments(self) -> tuple[inspect.BoundArguments, dict[str, torch.Tensor]]:
         """The call's arguments, with leaves in place of the inputs that want gradients."""
@@ -610,11 +692,20 @@ class Case:
         return named
 
     def own_operations(self) -> dict[str, int]:
-        """Operations of the entry's forward beyond those of the stub, by how many more they are."""
+        """Operations of the entry's forward beyond those of the stub, by how many more they are. One that
+        makes something else than the stub's of that name is no operation of the stub."""
         assert self.stub is not None
         stub = self.stub.operations
         more = {name: n - stub.get(name, 0) for name, n in sorted(self.poison.counts["forward"].items())}
-        return {name: n for name, n in more.items() if n > 0}
+        left = list(self.stub.values)
+        others: dict[str, int] = {}
+        for made in self.poison.values["forward"]:
+            same = next((value for value in left if made.is_like(value)), None)
+            if same is not None:
+                left.remove(same)
+            else:
+                others[made.name] = others.get(made.name, 0) + 1
+        return {name: n for name in more if (n := max(more[name], others.get(name, 0))) > 0}
 
     def saved_bytes(self, bound: dict[str, Any]) -> int:
         """Bytes kept alive for the backward, beyond the inputs."""

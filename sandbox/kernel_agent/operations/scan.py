@@ -4,7 +4,7 @@ Nothing is executed. The scan is the first of several guards (a record of the ba
 rerun without launches, the verdict itself): it gives early and readable reasons, and need not catch what
 those catch.
 
-`reject` findings end an attempt; `warn` findings are shown to whoever wrote it.
+`reject` findings end an attempt; `warn` findings are shown to whoever wrote it, and a `note` in the report.
 """
 
 from __future__ import annotations
@@ -12,49 +12,30 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from .. import handwritten
 from ..source import MARKER, autodiff_names, backward_starts, parse, read, words
+from . import nameable as closed
+from .nameable import Names
 
-ALLOWED_MODULES = frozenset({"torch", "triton", "math", "__future__"})
 FORBIDDEN_NAMES = words(
-    """exec eval compile open input breakpoint exit quit globals locals vars __import__ getattr setattr
-    delattr os sys gc inspect ctypes subprocess importlib builtins pathlib pickle threading
-    multiprocessing socket"""
+    """exec eval compile open input breakpoint exit quit globals locals vars __import__ getattr hasattr
+    setattr delattr os sys gc inspect ctypes subprocess importlib builtins pathlib pickle threading help
+    copyright credits license multiprocessing socket"""
 )
-# Below torch and triton: files, other processes and threads, generators, timers, allocators, streams.
-FORBIDDEN_ATTRIBUTES = words(
-    """os sys gc inspect ctypes builtins subprocess importlib pickle threading load save from_file hub
-    package jit multiprocessing distributed futures serialization storage utils backends testing cudart
-    memory Event Stream stream graph CUDAGraph initial_seed seed manual_seed random get_rng_state
-    manual_seed_all"""
+# Special methods that a class may define: any other runs where nobody sees a call.
+_SPECIAL = frozenset({"__init__", "__post_init__", "__call__"})
+_CONTEXT_METHODS = frozenset({"forward", "backward", "setup_context"})
+_MAKERS = frozenset({"__init__", "__post_init__"})
+_OUR_MARK = "kernel_agent.autodiff"
+_BASES = frozenset(
+    {"torch.autograd.Function", "torch.autograd.function.Function", "typing.NamedTuple", "typing.Protocol"}
+    | {"typing.Generic", "typing.TypedDict"}
+    | {f"enum.{name}" for name in ("Enum", "IntEnum", "StrEnum", "Flag", "IntFlag")}
 )
-# Methods of any object: they run host code later, or hand over a tensor's values to it.
-_HOOKS = words(
-    "register_hook register_post_accumulate_grad_hook register_prehook register_forward_hook "
-    "saved_tensors_hooks"
-)
-_VALUES = words("tolist numpy from_numpy untyped_storage frombuffer asarray")
-
-# Torch operations that could compute a gradient, by the last part of their name. What is left is honest host
-# work: allocation, views, casts, contiguous(), sums over partial results that kernels wrote, and sorting of
-# indices. What has no name here (operators, aliases) is found by the record of the operations that really
-# run.
-_MATH = words(
-    """matmul mm bmm addmm baddbmm addbmm addmv addr mv dot vdot inner outer einsum tensordot chain_matmul
-    linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d softmax
-    log_softmax softmin logsumexp cross_entropy nll_loss layer_norm rms_norm group_norm batch_norm
-    instance_norm scaled_dot_product_attention relu gelu silu sigmoid tanh elu leaky_relu softplus mish
-    hardtanh threshold exp exp2 log log2 log1p expm1 sin cos tan sqrt rsqrt pow reciprocal erf erfc var
-    std var_mean std_mean norm cumprod cummax cummin logcumsumexp gather scatter scatter_ scatter_add
-    scatter_add_ index_add index_add_ scatter_reduce index_select embedding where masked_fill masked_fill_
-    mul_ div_ sub_ addcmul addcdiv lerp topk fft ifft rfft irfft solve inv cholesky qr svd vmap vjp jvp
-    jacrev jacfwd jacobian"""
-)
-_AUTOGRAD = frozenset({"backward", "grad", "gradcheck", "enable_grad", "checkpoint", "compile", "vjp", "jvp"})
-_AUTOGRAD_FINE = frozenset({"Function", "function", "once_differentiable"})
 
 
 @dataclass(frozen=True)
@@ -97,12 +78,6 @@ def _dotted(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else "?"
 
 
-def _is_kernel(node: ast.FunctionDef) -> bool:
-    """Decorated with triton.jit, not with something that is only called so."""
-    decorators = [d.func if isinstance(d, ast.Call) else d for d in node.decorator_list]
-    return any(_dotted(d) in ("triton.jit", "jit", "triton.runtime.jit") for d in decorators)
-
-
 def _is_launch(node: ast.AST) -> bool:
     """kernel[grid](...)"""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
@@ -120,7 +95,7 @@ def _bound(node: ast.stmt) -> set[str]:
     return set()
 
 
-def _is_name(node: ast.expr, name: str) -> bool:
+def _is_name(node: ast.AST, name: str) -> TypeGuard[ast.Name]:
     return isinstance(node, ast.Name) and node.id == name
 
 
@@ -131,17 +106,22 @@ class _Scanner:
         self.tree = tree
         self.start = start
         self.body = [node for node in tree.body if node.lineno > (start or 0)]
+        self.names = Names(tree)
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-        self.kernels = {node.name: node for node in functions if _is_kernel(node)}
+        self.kernels = {node.name: node for node in functions if closed.is_kernel(node, self.names)}
         self.own = handwritten.find_any(tree) if start is None else None
         self.entry = self._find_entry(functions)
         self.function = self._find_function()
-        self.torch_names = self._torch_names()
-        self.foreign = self._foreign_names() if self.own is not None else set()
         self.stub_texts = self._stub_texts()
         self.forward_side = self._forward_side()
         self.taking_part = self._taking_part()
         self.judged = {node for part in self.taking_part for node in ast.walk(part)}
+        assigned = [part for part in self.taking_part if isinstance(part, (ast.Assign, ast.AnnAssign))]
+        self.settings = {node for part in assigned for node in ast.walk(part)}
+        self.contexts, self.context_of = self._contexts()
+        self.stored = {n.attr for n in self.contexts if not isinstance(n.ctx, ast.Load)} | {
+            f.name for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)
+        }
 
     def _find_entry(self, functions: list[ast.FunctionDef]) -> ast.FunctionDef | None:
         names = autodiff_names(self.tree)
@@ -167,27 +147,12 @@ class _Scanner:
 
     def _find_function(self) -> ast.ClassDef | None:
         """The last class derived from torch.autograd.Function."""
-        found = None
-        for node in self.body:
-            if isinstance(node, ast.ClassDef) and any(_last_name(base) == "Function" for base in node.bases):
-                found = node
-        return found
-
-    def _torch_names(self) -> set[str]:
-        """Names that mean torch or one of its modules: tells a method of a tensor from a function."""
-        names = {"torch"}
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Import):
-                names |= {
-                    (a.asname or a.name).split(".")[0] for a in node.names if a.name.split(".")[0] == "torch"
-                }
-            elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
-                names |= {a.asname or a.name for a in node.names}
-        return names
+        return (self._classes() or [None])[-1]  # type: ignore[list-item]
 
     def _functions(self) -> dict[str, ast.FunctionDef]:
         """Host functions of the top level."""
-        return {f.name: f for f in self.tree.body if isinstance(f, ast.FunctionDef) and not _is_kernel(f)}
+        found = [f for f in self.tree.body if isinstance(f, ast.FunctionDef)]
+        return {f.name: f for f in found if f not in self.kernels.values()}
 
     def _reached(self, roots: list[ast.FunctionDef]) -> list[ast.FunctionDef]:
         """The roots and every host function of the file that they name, directly or not."""
@@ -230,34 +195,57 @@ class _Scanner:
         return node in self.judged if self.own is not None else node.lineno > (self.start or 0)  # type: ignore[attr-defined]
 
     def _taking_part(self) -> list[ast.AST]:
-        """The autograd functions, the entry, and the host functions that they name."""
+        """The autograd functions, the entry, and what of the top level they name, directly or not."""
         if self.own is None:
             return []
-        classes = handwritten.functions_of(self.tree)
-        roots = [item for c in classes for item in c.body if isinstance(item, ast.FunctionDef)]
-        reached = self._reached(roots + ([self.entry] if self.entry is not None else []))
-        return [*classes, *(f for f in reached if f not in roots)]
-
-    def _foreign_names(self) -> set[str]:
-        """Names bound by imports of other modules than torch, triton and math."""
-        names = set()
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Import):
-                found = [(alias.name, alias.asname or alias.name) for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                found = [(node.module or ".", alias.asname or alias.name) for alias in node.names]
-            else:
+        named: dict[str, list[ast.stmt]] = {}
+        for node in self.tree.body:
+            if isinstance(node, ast.FunctionDef) and node in self.kernels.values():
                 continue
-            names |= {
-                name.split(".")[0] for module, name in found if module.split(".")[0] not in ALLOWED_MODULES
-            }
-        return names - {"autodiff"}
+            for name in _bound(node):
+                named.setdefault(name, []).append(node)
+        todo: list[ast.stmt] = list(handwritten.functions_of(self.tree))
+        todo += [self.entry] if self.entry is not None else []
+        found: list[ast.AST] = []
+        while todo:
+            part = todo.pop(0)
+            if part not in found:
+                found.append(part)
+                said = {n.id for n in ast.walk(part) if isinstance(n, ast.Name)}
+                todo += [node for name in sorted(said & named.keys()) for node in named[name]]
+        return found
+
+    def _contexts(self) -> tuple[set[ast.Attribute], dict[ast.AST, str]]:
+        """Attributes of a Function's context, and of an object that its own class makes; and the context's
+        name of every node of such a method."""
+        attributes: set[ast.Attribute] = set()
+        of: dict[ast.AST, str] = {}
+        for owner in (node for node in self.body if isinstance(node, ast.ClassDef)):
+            methods = _CONTEXT_METHODS if owner in self._classes() else _MAKERS
+            for method in owner.body:
+                if not isinstance(method, ast.FunctionDef) or not method.args.args:
+                    continue
+                if method.name not in methods or (methods is _MAKERS and method.decorator_list):
+                    continue
+                name, nodes = method.args.args[0].arg, list(ast.walk(method))
+                if any(_is_name(n, name) and not isinstance(n.ctx, ast.Load) for n in nodes):
+                    continue  # bound to something else on the way
+                attributes |= {n for n in nodes if isinstance(n, ast.Attribute) and _is_name(n.value, name)}
+                of |= dict.fromkeys(nodes, name)
+        return attributes, of
+
+    def _classes(self) -> list[ast.ClassDef]:
+        """The Functions."""
+        classes = [node for node in self.body if isinstance(node, ast.ClassDef)]
+        return [c for c in classes if any(_last_name(base) == "Function" for base in c.bases)]
 
     def findings(self) -> Iterator[Finding]:
         yield from self._structure()
         yield from self._imports()
         yield from self._module_level()
         yield from self._stores()
+        if self.own is not None:
+            yield from self._patches()
         for node in self._host_nodes():
             yield from self._node(node)
         for kernel in self.kernels.values():
@@ -300,23 +288,19 @@ class _Scanner:
         return False
 
     def _imports(self) -> Iterator[Finding]:
+        """Of a module that people wrote themselves only what takes part: what is imported is judged where it
+        is named."""
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.Import):
-                modules = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                modules = [node.module or "."]
-            else:
+            if not isinstance(node, (ast.Import, ast.ImportFrom)):
                 continue
-            names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
-            for part in [part for module in modules for part in module.split(".")[1:]] + names:
-                if self._is_mine(node) and (part in FORBIDDEN_ATTRIBUTES or part.startswith("_")):
-                    yield Finding("forbidden", "reject", node.lineno, f"imports {part}")
-            for module in modules:
-                root = module.split(".")[0]
-                if root not in ALLOWED_MODULES and not (root == "kernel_agent" and self.start is None):
-                    allowed = "only torch, triton and math are imported"
-                    severity = "reject" if self._is_mine(node) else "warn"
-                    yield Finding("import", severity, node.lineno, f"imports {module}: {allowed}")
+            mine = self._is_mine(node)
+            for path in closed.imported(node):
+                broken = closed.judge_import(path)
+                if path.split(".")[0] not in closed.MODULES and path != _OUR_MARK:
+                    message = f"imports {path}: {closed.importable()}"
+                    yield Finding("import", "reject" if mine else "warn", node.lineno, message)
+                elif broken is not None and mine:
+                    yield Finding(broken[0], "reject", node.lineno, broken[1].replace("uses", "imports", 1))
 
     def _module_level(self) -> Iterator[Finding]:
         """The backward part defines; it runs nothing at import, and leaves the forward part's names alone."""
@@ -330,29 +314,19 @@ class _Scanner:
             if not is_text and not isinstance(node, _DEFINITIONS):
                 message = "only imports, definitions and assignments stand at the top level"
                 yield Finding("module_code", "reject", node.lineno, message)
-            for name in _bound(node):
-                if name in before or name == "jit":
+            said = {n for g in ast.walk(node) if isinstance(g, ast.Global) for n in g.names}
+            for name in sorted(_bound(node) | said):
+                if name in before or name in self.names.imported:
                     message = f"gives {name} another meaning: the forward part stays as it is"
                     yield Finding("redefined", "reject", node.lineno, message)
 
     def _stores(self) -> Iterator[Finding]:
         """Attributes are set on the context of a Function only: anything else patches what others rely on."""
-        contexts: set[ast.AST] = set()
-        for method in self._methods():
-            name = method.args.args[0].arg if method.args.args else ""
-            nodes = list(ast.walk(method))
-            rebound = any(
-                isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Load)
-                for node in nodes
-            )
-            contexts |= {
-                n for n in nodes if isinstance(n, ast.Attribute) and _is_name(n.value, name) and not rebound
-            }
         for node in self._host_nodes():
             if (
                 isinstance(node, ast.Attribute)
                 and not isinstance(node.ctx, ast.Load)
-                and node not in contexts
+                and node not in self.contexts
             ):
                 yield Finding(
                     "patch",
@@ -361,11 +335,35 @@ class _Scanner:
                     f"sets {_dotted(node)}, which is no attribute of a context",
                 )
 
+    def _patches(self) -> Iterator[Finding]:
+        """The rest of a module that people wrote themselves is theirs, but the oracle's process imports it
+        too: it changes nothing of other modules, and looks for none."""
+        for node in ast.walk(self.tree):
+            said = self._patch(node) if node not in self.judged - self.settings else None
+            if said is not None:
+                message = f"{said}: what judges the module runs beside it, and stays as it is"
+                yield Finding("patch", "reject", node.lineno, message)  # type: ignore[attr-defined]
+
+    def _patch(self, node: ast.AST) -> str | None:
+        path = self.names.path(node) if isinstance(node, (ast.Attribute, ast.Name)) else None
+        if isinstance(node, ast.Attribute):
+            if node.attr in closed.HIDDEN:
+                return f"uses {_dotted(node)}"
+            if path and not isinstance(node.ctx, ast.Load) and not path.startswith(closed.SETTINGS):
+                return f"sets {path}"
+        if path and closed.leads_to_others(path):
+            return f"uses {path}"
+        if isinstance(node, ast.Name) and node.id in ("exec", "eval", "__import__", "__builtins__"):
+            return f"uses {node.id}"
+        called = _last_name(node.func) if isinstance(node, ast.Call) and node.args else None
+        if called in ("setattr", "delattr", "vars") and self.names.path(node.args[0]):  # type: ignore[attr-defined]
+            return f"uses {called} on {_dotted(node.args[0])}"  # type: ignore[attr-defined]
+        return None
+
     def _methods(self) -> Iterator[ast.FunctionDef]:
         """forward, backward and setup_context of the Functions."""
-        for node in self.body:
-            if isinstance(node, ast.ClassDef) and any(_last_name(base) == "Function" for base in node.bases):
-                yield from (item for item in node.body if isinstance(item, ast.FunctionDef))
+        for node in self._classes():
+            yield from (item for item in node.body if isinstance(item, ast.FunctionDef))
 
     def _kernel(self, kernel: ast.FunctionDef) -> Iterator[Finding]:
         """A kernel's body is triton.language: interpreted, it could otherwise run any host code."""
@@ -374,15 +372,41 @@ class _Scanner:
         own = {arg.arg for arg in ast.walk(kernel.args) if isinstance(arg, ast.arg)}
         names = [n for n in ast.walk(kernel) if isinstance(n, ast.Name)]
         own |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
-        foreign = (self.torch_names | FORBIDDEN_NAMES | host) - own
-        for statement in kernel.body:
-            for node in ast.walk(statement):
-                if isinstance(node, ast.Name) and node.id in foreign:
-                    message = f"the kernel {kernel.name} uses {node.id}, which is not triton.language"
-                    yield Finding("kernel", "reject", node.lineno, message)
-                elif isinstance(node, ast.Attribute) and node.attr.startswith("__"):
-                    message = f"the kernel {kernel.name} uses {_dotted(node)}"
-                    yield Finding("kernel", "reject", node.lineno, message)
+        for node in (node for statement in kernel.body for node in ast.walk(statement)):
+            if isinstance(node, ast.Name) and not node.id.startswith("__"):
+                root = (self.names.path(node) or "").split(".")[0]
+                if node.id not in (FORBIDDEN_NAMES | host) - own and root in ("", "triton", "math"):
+                    continue
+                what = f"{node.id}, which is not triton.language"
+            elif isinstance(node, (ast.Name, ast.Attribute)):
+                path = self.names.path(node) or ""
+                if isinstance(node, ast.Attribute) and not (
+                    node.attr.startswith("_")
+                    or node.attr in closed.FRAMES
+                    or (path.startswith("triton.") and closed.BEHIND & set(path.split(".")))
+                ):
+                    continue
+                what = _dotted(node)
+            else:
+                continue
+            yield Finding("kernel", "reject", node.lineno, f"the kernel {kernel.name} uses {what}")
+        yield from self._notes(kernel)
+
+    def _notes(self, kernel: ast.FunctionDef) -> Iterator[Finding]:
+        """What a kernel leaves to the machine: one of each is told, at its first line."""
+        told: set[str] = set()
+        for node in ast.walk(kernel):
+            path = self.names.path(node.func) if isinstance(node, ast.Call) else None
+            given = {keyword.arg for keyword in node.keywords} if isinstance(node, ast.Call) else set()
+            if path == "triton.language.load" and "mask" in given and "other" not in given:
+                said = "loads under a mask without other=: those lanes are 0 here, and anything when compiled"
+            elif path == "triton.language.dot" and not given & {"input_precision", "allow_tf32"}:
+                said = "multiplies (tl.dot) without input_precision: float32 is rounded to TF32 on a GPU"
+            else:
+                continue
+            if said not in told:
+                told.add(said)
+                yield Finding("note", "note", node.lineno, f"the kernel {kernel.name} {said}")  # type: ignore[attr-defined]
 
     def _host_nodes(self) -> Iterator[ast.AST]:
         """Nodes of the backward part outside kernels; of a module that people wrote themselves what takes
@@ -390,7 +414,7 @@ class _Scanner:
         todo: list[ast.AST] = list(self.body) if self.own is None else list(self.taking_part)
         while todo:
             node = todo.pop()
-            if isinstance(node, ast.FunctionDef) and _is_kernel(node):
+            if isinstance(node, ast.FunctionDef) and node in self.kernels.values():
                 continue
             yield node
             todo.extend(ast.iter_child_nodes(node))
@@ -400,14 +424,18 @@ class _Scanner:
             yield Finding(
                 "try", "reject", node.lineno, "a launch inside try can hide a failure behind a fallback"
             )
-        elif isinstance(node, ast.Name) and node.id in FORBIDDEN_NAMES and not self._is_variable(node.id):
-            yield Finding("forbidden", "reject", node.lineno, f"uses {node.id}")
-        elif isinstance(node, ast.Name) and node.id in self.foreign and node not in self.forward_side:
-            yield Finding(
-                "import", "reject", node.lineno, f"uses {node.id}, which is neither torch nor triton"
-            )
+        elif isinstance(node, ast.Name):
+            yield from self._name(node)
         elif isinstance(node, ast.Attribute):
             yield from self._attribute(node)
+        elif isinstance(node, ast.ClassDef):
+            yield from self._class(node)
+        elif isinstance(node, (ast.AsyncFunctionDef, ast.Await)):
+            yield Finding("forbidden", "reject", node.lineno, "runs as a coroutine (async)")
+        elif isinstance(node, ast.MatchClass) and node.kwd_attrs:
+            names = ", ".join(node.kwd_attrs)
+            message = f"reads attributes by a pattern of match ({names}): write them out"
+            yield Finding("forbidden", "reject", node.cls.lineno, message)
         elif (
             isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult) and not self._is_stubs_own(node)
         ):
@@ -415,51 +443,120 @@ class _Scanner:
         elif isinstance(node, ast.Call):
             yield from self._call(node)
 
+    def _name(self, node: ast.Name) -> Iterator[Finding]:
+        special = node.id.startswith("__") and node.id not in ("__name__", "__doc__", "__all__")
+        if special or (node.id in FORBIDDEN_NAMES and not self._is_variable(node.id)):
+            if node not in self._literal_lookups and not (node in self.settings and node.id in ("os", "sys")):
+                yield Finding("forbidden", "reject", node.lineno, f"uses {node.id}")
+        elif node not in self._roots:
+            yield from self._path(node)
+
     def _is_variable(self, name: str) -> bool:
         """A parameter may well be called `input`; nothing harmful hides behind that name."""
         return name in ("input", "vars") and any(
             isinstance(node, ast.arg) and node.arg == name for node in ast.walk(self.tree)
         )
 
+    @cached_property
+    def _roots(self) -> set[ast.AST]:
+        """What stands before a dot, or is looked into by a literal name: the whole chain is judged."""
+        chains = [node for node in ast.walk(self.tree) if isinstance(node, ast.Attribute)]
+        return {node.value for node in (*chains, *self._literal_lookups.values())}
+
+    @cached_property
+    def _literal_lookups(self) -> dict[ast.AST, ast.Attribute]:
+        """The `getattr` and `hasattr` of calls with a literal name, and the attributes that they read."""
+        found: dict[ast.AST, ast.Attribute] = {}
+        for node in ast.walk(self.tree):
+            if not isinstance(node, ast.Call) or len(node.args) < 2 or node.keywords:
+                continue
+            name = node.args[1]
+            if not (_is_name(node.func, "getattr") or _is_name(node.func, "hasattr")):
+                continue
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                found[node.func] = ast.copy_location(
+                    ast.Attribute(node.args[0], name.value, ast.Load()), node
+                )
+        return found
+
+    def _path(self, node: ast.expr) -> Iterator[Finding]:
+        """A name that an import bound, with all that is taken of it: only what the lists have."""
+        path = self.names.path(node)
+        broken = closed.judge(path) if path is not None else None
+        if broken is None:
+            return
+        rule, message = broken
+        if rule in ("torch_math", "autograd") and self._is_stubs_own(node):
+            return
+        if self.own is not None and node in self.forward_side and rule != "forbidden":
+            return
+        if rule == "import" and node in self.settings:
+            return  # a value that people's own module got at import, from the environment perhaps
+        yield Finding(rule, "reject", node.lineno, message)
+
     def _attribute(self, node: ast.Attribute) -> Iterator[Finding]:
-        dotted = _dotted(node)
-        if node.attr.startswith("__") and node.attr not in ("__name__", "__doc__"):
+        dotted, known = _dotted(node), self.names.path(node)
+        special = node.attr.startswith("__") and node.attr not in ("__name__", "__doc__", "__version__")
+        if special or node.attr in closed.FRAMES | closed.HOOKS:
             yield Finding("forbidden", "reject", node.lineno, f"uses {dotted}")
-        if dotted.startswith(("torch.autograd.", "torch.func.")) and node.attr not in _AUTOGRAD_FINE:
-            yield Finding("autograd", "reject", node.lineno, f"uses {dotted}")
-        parts = dotted.split(".")
-        below = parts[0] in self.torch_names | {"triton", "tl"}
-        hidden = any(part.startswith(("_", "set_")) for part in parts[1:])
-        if (below and (hidden or FORBIDDEN_ATTRIBUTES & set(parts[1:]))) or node.attr in _HOOKS:
-            yield Finding("forbidden", "reject", node.lineno, f"uses {dotted}")
-        if node.attr in _VALUES and not self._is_stubs_own(node):
+        elif known is not None:
+            if node not in self._roots:
+                yield from self._path(node)
+            return
+        elif node.attr.startswith("_") and node.attr not in self.stored:
+            yield Finding("forbidden", "reject", node.lineno, f"uses {dotted}, which is private")
+        if node.attr in closed.GRAPH:
+            yield Finding("autograd", "reject", node.lineno, f"uses {dotted}: the graph is autograd's")
+        if node.attr in closed.VALUES and not self._is_stubs_own(node):
             yield Finding(
                 "torch_math", "reject", node.lineno, f"uses {dotted}: host code gets a tensor's values"
             )
-        if dotted.startswith(("torch.ops.", "torch._C", "torch.utils.cpp_extension", "torch.library")):
-            yield Finding("torch_math", "reject", node.lineno, f"uses {dotted}")
+        if node.attr in _CONTEXT_METHODS and not self._is_own_call(node):
+            message = f"uses {dotted}: autograd must not make the gradient, and calls a Function's methods"
+            yield Finding("autograd", "reject", node.lineno, message)
+
+    def _is_own_call(self, node: ast.Attribute) -> bool:
+        """`Scale.backward(ctx, ...)` of a Function in this file, with the caller's own context, is an
+        ordinary call: anything else in its place would be given attributes."""
+        call = self._calls.get(node)
+        if call is None or not call.args or node not in self.context_of:
+            return False
+        classes = {c.name for c in self.tree.body if isinstance(c, ast.ClassDef)}
+        owner = node.value.id if isinstance(node.value, ast.Name) else ""
+        return owner in classes and _is_name(call.args[0], self.context_of[node])
+
+    @cached_property
+    def _calls(self) -> dict[ast.AST, ast.Call]:
+        return {node.func: node for node in ast.walk(self.tree) if isinstance(node, ast.Call)}
+
+    def _class(self, node: ast.ClassDef) -> Iterator[Finding]:
+        """A class that is not what its name says runs host code where nobody sees a call."""
+        own = {c.name for c in self.tree.body if isinstance(c, ast.ClassDef)}
+        for base in [*node.bases, *(keyword.value for keyword in node.keywords)]:
+            named = base.value if isinstance(base, ast.Subscript) else base
+            if self.names.path(named) not in _BASES and not (isinstance(named, ast.Name) and named.id in own):
+                yield Finding("subclass", "reject", node.lineno, f"derives from {_dotted(named)}")
+        for item in node.body:
+            made = {item.name} if isinstance(item, ast.FunctionDef) else _bound(item)
+            for name in made:
+                if name.startswith("__") and name not in _SPECIAL | {"__slots__"}:
+                    yield Finding("forbidden", "reject", item.lineno, f"{node.name} defines {name}")
 
     def _call(self, node: ast.Call) -> Iterator[Finding]:
+        read = self._literal_lookups.get(node.func)
+        if read is not None:
+            yield from self._attribute(read)
+        if _is_name(node.func, "type") and len(node.args) != 1:
+            yield Finding("forbidden", "reject", node.lineno, "makes a class by type()")
         name = _last_name(node.func)
-        if name is None:
-            return
-        dotted = _dotted(node.func)
-        root = dotted.split(".")[0]
-        if isinstance(node.func, ast.Name) and name not in self.torch_names:
+        if not isinstance(node.func, ast.Attribute) or name is None or self.names.path(node.func) is not None:
             return  # a function of this file, or a builtin: scanned where it is written
-        if root in ("tl", "math", "triton"):
-            return
-        if name in _AUTOGRAD and not self._own_backward(node):
+        dotted = _dotted(node.func)
+        if name in closed.AUTOGRAD and name not in _CONTEXT_METHODS:
             yield Finding(
                 "autograd", "reject", node.lineno, f"calls {dotted}(): autograd must not make the gradient"
             )
-        elif name in _MATH and not self._is_stubs_own(node):
+        elif name in closed.MATH and not self._is_stubs_own(node):
             yield Finding(
                 "torch_math", "reject", node.lineno, f"calls {dotted}(): kernels must compute the gradient"
             )
-
-    def _own_backward(self, node: ast.Call) -> bool:
-        """`Scale.backward(...)` of a Function in this file is an ordinary call."""
-        owner = node.func.value if isinstance(node.func, ast.Attribute) else None
-        classes = {c.name for c in self.tree.body if isinstance(c, ast.ClassDef)}
-        return isinstance(owner, ast.Name) and owner.id in classes

@@ -1,0 +1,103 @@
+/* Puts together what a verdict rests on. Decides nothing; see checked.h. */
+#include "checked.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "describe.h"
+#include "kinds.h"
+
+static json_t *list_of(const json_t *object, const char *name)
+{
+    json_t *list = json_object_get(object, name);
+    return json_is_array(list) ? json_incref(list) : json_array();
+}
+
+static bool has_label(const json_t *kinds, const char *label)
+{
+    size_t i;
+    json_t *kind;
+    json_array_foreach((json_t *)kinds, i, kind)
+    {
+        const char *name = json_string_value(json_object_get(kind, "name"));
+        if (name && strstr(name, label))
+            return true;
+    }
+    return false;
+}
+
+/* Why a check may be without a kind, where nothing else says it. */
+static const char *usual_reason(const struct ka_kind *kind)
+{
+    if (kind->when == KA_KIND_EACH_OUTPUT)
+        return "the forward has one differentiable output";
+    if (kind->when == KA_KIND_SUBSETS)
+        return "one input wants a gradient";
+    return kind->when == KA_KIND_TAKEN ? "not looked for in this run"
+                                       : "the check ended before it, or had no shape for it";
+}
+
+/* Layouts and values by the tensor that the forward does not take them of, and kinds of which there is no case.
+ */
+static json_t *left_out(const json_t *kinds, const json_t *inputs)
+{
+    json_t *list = json_array(), *reasons = json_object_get(inputs, "left_out"), *reason;
+    const struct ka_kind *kind;
+    const char *name;
+    json_object_foreach(reasons, name, reason)
+    {
+        const char *why = json_string_value(reason);
+        json_array_append_new(list, json_pack("{s:s, s:s}", "name", name, "reason", why ? why : "?"));
+    }
+    for (size_t i = 0; (kind = ka_kind_at(i)); i++) {
+        if (kind->label && kind->when != KA_KIND_NEVER && !has_label(kinds, kind->label) &&
+            !has_label(list, kind->label))
+            json_array_append_new(
+                list, json_pack("{s:s, s:s}", "name", kind->label, "reason", usual_reason(kind)));
+    }
+    return list;
+}
+
+static json_t *not_seen(const struct ka_checked_of *of)
+{
+    json_t *list = json_array();
+    struct ka_describe_sums sums;
+    ka_describe_sum(of->facts, &sums);
+    if (of->device && strcmp(of->device, "cuda") == 0)
+        return list;
+    json_array_append_new(
+        list, json_string("races that timing decides: without a GPU programs run one after another"));
+    json_array_append_new(list, json_string("the rounding of compiled code: fused products and sums, TF32, "
+                                            "approximate functions, other orders of summation"));
+    if (sums.kernels < 1 || sums.registers < 0) {
+        char text[160];
+        snprintf(text, sizeof(text), "whether the kernels compile for %.60s: nothing compiled them here",
+                 of->target ? of->target : "the target");
+        json_array_append_new(list, json_string(text));
+    }
+    return list;
+}
+
+static json_t *notes_of(const json_t *verdict)
+{
+    json_t *list = json_array(), *note;
+    size_t i;
+    json_array_foreach(json_object_get(verdict, "notes"), i, note)
+    {
+        const char *text = json_string_value(json_object_get(note, "message"));
+        json_int_t line = json_integer_value(json_object_get(note, "line"));
+        if (text)
+            json_array_append_new(list, json_sprintf("line %lld: %s", (long long)line, text));
+    }
+    return list;
+}
+
+json_t *ka_checked_json(const struct ka_checked_of *of)
+{
+    json_t *kinds = list_of(of->verdict, "kinds");
+    json_t *never = json_is_array(of->never_varied) ? json_incref((json_t *)of->never_varied) : json_array();
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "kinds", kinds, "left_out",
+                     left_out(kinds, json_object_get(of->oracles, "inputs")), "scaled",
+                     list_of(of->oracles, "scaled"), "not_seen", not_seen(of), "never_varied", never, "notes",
+                     notes_of(of->verdict));
+}
