@@ -56,6 +56,22 @@ static const struct ka_kind KINDS[] = {
                 "forward saved"},
     {"noop", KA_KIND_QUESTION, KA_KIND_PLAIN, .value = yes},
     {"linear", KA_KIND_QUESTION, KA_KIND_PLAIN, .value = a_and_b},
+    {"beside", KA_KIND_QUESTION, KA_KIND_LATER, .other = KA_KIND_FIRST,
+     .label = "two graphs alive at once",
+     .meaning = "two graphs of one shape alive at once: what a forward leaves for its backward belongs on its "
+                "ctx, not into the module, and a default of the stub's is the entry's too"},
+    {"kept", KA_KIND_QUESTION, KA_KIND_LATER, .value = yes, .label = "looked at after later calls",
+     .meaning = "what a call had returned was written over by a later one: every call needs memory of its own"},
+    {"stepped", KA_KIND_QUESTION, KA_KIND_LATER, .other = KA_KIND_FIRST,
+     .label = "other values in the same tensors",
+     .meaning = "inputs whose values were changed in place between two calls, as an optimizer does: nothing "
+                "made from them may be kept for the next call"},
+    {"stale", KA_KIND_QUESTION, KA_KIND_LATER, .other = KA_KIND_FIRST,
+     .label = "inputs changed before the backward",
+     .meaning = "inputs that were changed in place between forward and backward: keep them by "
+                "ctx.save_for_backward, and autograd raises; an attribute of ctx it does not watch"},
+    {"calls", KA_KIND_QUESTION, KA_KIND_LATER, .other = KA_KIND_CHEAPEST, .label = "after many calls",
+     .meaning = "many calls before this one: nothing may depend on how many there were"},
     {"repeats", KA_KIND_QUESTION, KA_KIND_COMPILED, .value = four},
 };
 

@@ -26,7 +26,14 @@ enum ka_kind_when {
     KA_KIND_TAKEN,    /* inputs: a case of its own there, if the forward takes them (preflight finds out) */
     KA_KIND_PLAIN,    /* questions: in the first plain case there */
     KA_KIND_SUBSETS,  /* questions: cases of their own there, for each gradient alone and each left out */
+    KA_KIND_LATER,    /* questions: in another plain case there, once the first one is through */
     KA_KIND_COMPILED, /* questions: in a plain case of the largest required shape, if compiled */
+};
+
+/* The other case that a question of KA_KIND_LATER is about. */
+enum ka_kind_other {
+    KA_KIND_FIRST = 1, /* the first plain one on the same shape: its expected values are there too */
+    KA_KIND_CHEAPEST,  /* the one of the least shape of all */
 };
 
 #define KA_KIND_LINEAR_U 3.0 /* a*u + b*w: a + b is not 1, else what was kept of u would do */
@@ -49,8 +56,10 @@ struct ka_kind {
     void (*tolerate)(struct ka_tolerance *);
     /* A comparison with such inputs is no evidence for a gradient, and its error is not reported. */
     bool only_against;
-    /* What is asked, of a question that is the same in every case (new reference). */
+    /* What is asked, of a question that is the same in every case (new reference). NULL: the case has to do
+     * with another one, `other`, which is told to the candidate as cases are. */
     json_t *(*value)(void);
+    enum ka_kind_other other;
 };
 
 /* Row `i`, in the order in which a check has the cases; NULL after the last. */

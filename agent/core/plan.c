@@ -173,6 +173,44 @@ static void ask(json_t *item, enum ka_kind_when when)
             json_object_set_new(item, kind->name, kind->value());
 }
 
+static bool is_plain(const json_t *item, const json_t *shape)
+{
+    const struct ka_kind *upstream = ka_kind_of(item, KA_KIND_UPSTREAM);
+    return upstream && upstream->when == KA_KIND_ALWAYS && !json_object_get(item, "needs") &&
+           !json_object_get(item, "inputs") &&
+           json_equal(json_object_get(item, "dims"), json_object_get(shape, "dims"));
+}
+
+/* What has to do with an earlier case is asked in the second plain one there: both are known by then. */
+static void ask_later(struct builder *builder, const json_t *shape)
+{
+    json_t *first = NULL, *second = NULL, *least = NULL, *item;
+    const struct ka_kind *kind;
+    size_t i;
+    json_array_foreach(builder->cases, i, item)
+    {
+        if (!least ||
+            ka_plan_size(json_object_get(item, "dims")) < ka_plan_size(json_object_get(least, "dims")))
+            least = item;
+        if (!is_plain(item, shape))
+            continue;
+        if (!first)
+            first = item;
+        else if (!second)
+            second = item;
+    }
+    if (!second)
+        second = add_case(builder, shape, "normal");
+    for (i = 0; (kind = ka_kind_at(i)); i++) {
+        if (kind->when != KA_KIND_LATER)
+            continue;
+        if (kind->value)
+            json_object_set_new(second, kind->name, kind->value());
+        else
+            json_object_set(second, kind->name, kind->other == KA_KIND_FIRST ? first : least);
+    }
+}
+
 json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret)
 {
     struct builder builder = {.cases = json_array(), .random = secret};
@@ -191,8 +229,10 @@ json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bo
                 ask(item, KA_KIND_PLAIN);
         }
     }
-    if (variants)
+    if (variants) {
         add_variants(&builder, variants, grads, outputs, half);
+        ask_later(&builder, variants);
+    }
     return builder.cases;
 }
 
@@ -295,20 +335,30 @@ static void tell(json_t *to, const json_t *item, const char *member)
         json_object_set(to, member, json_object_get(item, member));
 }
 
+/* What a child draws a case from (new reference). */
+static json_t *to_draw(const json_t *item)
+{
+    static const char *const members[] = {"id", "dims", "seed", "upstream", "inputs"};
+    json_t *to = json_object();
+    for (size_t k = 0; k < KA_COUNT(members); k++)
+        tell(to, item, members[k]);
+    return to;
+}
+
 static json_t *for_child(const json_t *cases, bool questions)
 {
-    static const char *const everybody[] = {"id", "dims", "seed", "upstream", "inputs"};
     const struct ka_kind *kind;
     json_t *told = json_array(), *item;
     size_t i, k;
     json_array_foreach((json_t *)cases, i, item)
     {
-        json_t *to = json_object();
-        for (k = 0; k < KA_COUNT(everybody); k++)
-            tell(to, item, everybody[k]);
-        for (k = 0; questions && (kind = ka_kind_at(k)); k++)
-            if (kind->sort == KA_KIND_QUESTION)
+        json_t *to = to_draw(item);
+        for (k = 0; questions && (kind = ka_kind_at(k)); k++) {
+            if (kind->sort == KA_KIND_QUESTION && kind->other && json_object_get(item, kind->name))
+                json_object_set_new(to, kind->name, to_draw(json_object_get(item, kind->name)));
+            else if (kind->sort == KA_KIND_QUESTION)
                 tell(to, item, kind->name);
+        }
         json_array_append_new(told, to);
     }
     return told;

@@ -22,6 +22,9 @@ struct ka_judged_case {
         *candidate; /* entries of this case; the last two NULL where a child left none */
     const struct ka_child_result *oracle_files, *candidate_files;
     json_int_t oracle_id; /* what the oracle's child knew the case as */
+    /* Another case of the same shape that this one's questions are about: plan, oracle, its files and its id
+     * there; NULL: none. */
+    const struct ka_judged_case *other;
 };
 
 /* Everything about case `id`, told to the verdict. 0; -ENODATA or -EINVAL, with a sentence, when the oracle

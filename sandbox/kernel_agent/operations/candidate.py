@@ -27,7 +27,7 @@ from ..errors import Unusable, wrap
 from ..forward import Forward, Launch, launch_intercept, load
 from ..guards import Guards
 from ..launches import benchmarking
-from ..layout import overlap
+from ..layout import overlap, repeats
 from . import budget
 from .traffic import Counter
 
@@ -336,6 +336,8 @@ class Case:
         self.poison = Poison(None if plain else self.guards, plain)
         self.launches = Launches(self.poison)
         self.saved: list[torch.Tensor] = []
+        self.stepped: Graph | None = None
+        self.told: dict[str, Any] = {}  # what questions add to the result
 
     def run(self, scratch: Path) -> dict[str, Any]:
         self.stub = self.stub or self.call_stub()
@@ -360,16 +362,12 @@ class Case:
                     grads = self.backward("backward", outputs, leaves, upstreams)
             changed += [name for name in later.modified() if name not in changed]
             changed += self.guards.broken()
-            made = {
-                f"out/{o.index}": o.value.detach().clone()
-                for o in outputs
-                if isinstance(o.value, torch.Tensor)
-            }
+            graph = Graph(arguments, outputs, leaves, expected, upstreams, grads)
+            made = graph.outputs_as("out")
             kind = draw.INPUTS.get(self.inputs or "")
             keep = (kind and kind.judged) or torch.clone
             made |= {f"grad/{name}": keep(grad) for name, grad in grads.items()}
             aliases = self.aliases(grads, outputs, arguments.arguments, upstreams)
-            graph = Graph(outputs, leaves, expected, upstreams)
             for question, asked in self.asked.items():
                 made |= QUESTIONS[question](self, graph, asked)
         file = f"case-{self.id}.safetensors"
@@ -385,6 +383,7 @@ class Case:
             "torch_ops_backward": dict(sorted(self.poison.counts["backward"].items())),
             "saved_bytes": self.saved_bytes(arguments.arguments),
             "aliases": aliases,
+            **self.told,
         }
         if self.facts:
             result["facts"] = {"forward": forward_facts.to_dict(), "backward": backward_facts.to_dict()}
@@ -489,6 +488,32 @@ class Case:
             for output, plain in zip(outputs, expected, strict=True)
         ]
 
+    def other(self, told: dict[str, Any]) -> Case:
+        """Another case in this one's place: what it allocates and launches is watched here too."""
+        made = Case(self.fwd, self.entry, told, self.dtype)
+        made.guards, made.poison, made.launches = self.guards, self.poison, self.launches
+        made.stub = self.stub if told["dims"] == self.dims else made.stub_anew()
+        return made
+
+    def stub_anew(self) -> StubCall:
+        """What the plain stub does, found out in the middle of a case, whose record stays as it is."""
+        case = {"id": self.id, "dims": self.dims, "seed": self.seed, "upstream": self.upstream}
+        return Case(self.fwd, self.entry, case, self.dtype).call_stub()
+
+    def call(self, arguments: inspect.BoundArguments, leaves: dict[str, torch.Tensor]) -> Graph:
+        """One more call of the entry, and upstreams for it."""
+        assert self.stub is not None
+        self.launches.phase = "again"
+        returned = self.entry(*arguments.args, **arguments.kwargs)
+        try:
+            outputs = self.outputs(returned, arguments.arguments, self.stub.outputs)
+            upstreams = self.upstreams(self.stub.outputs, outputs, self.upstream["seed"])
+        except Unusable:  # the same dimensions, and yet other shapes or integers: they hang on the data
+            self.stub = self.stub_anew()
+            outputs = self.outputs(returned, arguments.arguments, self.stub.outputs)
+            upstreams = self.upstreams(self.stub.outputs, outputs, self.upstream["seed"])
+        return Graph(arguments, outputs, leaves, self.stub.outputs, upstreams, {})
+
     def again(self, part: str, graph: Graph, phase: str = "again") -> dict[str, torch.Tensor]:
         """Copies of what one more backward over the graph gives, as tensors of `part`."""
         grads = self.backward(phase, graph.outputs, graph.leaves, graph.upstreams)
@@ -587,12 +612,20 @@ class Case:
 
 @dataclass(frozen=True)
 class Graph:
-    """A call of the entry: its outputs and the plain stub's, the leaves, and upstreams for them."""
+    """A call of the entry: its outputs and the plain stub's, the leaves, upstreams for them, and the first
+    gradients as they were handed out."""
 
+    arguments: inspect.BoundArguments
     outputs: list[draw.Output]
     leaves: dict[str, torch.Tensor]
     expected: list[draw.Output]
     upstreams: dict[int, torch.Tensor]
+    grads: dict[str, torch.Tensor]
+
+    def outputs_as(self, part: str) -> dict[str, torch.Tensor]:
+        """Copies of the outputs as they are now, as tensors of `part`."""
+        values = {f"{part}/{output.index}": output.value for output in self.outputs}
+        return {n: v.detach().clone() for n, v in values.items() if isinstance(v, torch.Tensor)}
 
 
 def _twice(case: Case, graph: Graph, _: bool) -> dict[str, torch.Tensor]:
@@ -623,13 +656,106 @@ def _noop(case: Case, graph: Graph, _: bool) -> dict[str, torch.Tensor]:
     return case.again("noop", graph, phase="noop")
 
 
+def _beside(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Another graph is made while this one is alive, then both are differentiated in either order."""
+    other = case.other(told)
+    arguments, leaves = other.arguments()
+    second = other.call(_without_defaults(case.fwd, arguments), leaves)
+    made = case.again("held", graph) | other.again("beside", second) | second.outputs_as("beside_out")
+    return made | case.again("after", graph)
+
+
+def _kept(_: Case, graph: Graph, __: bool) -> dict[str, torch.Tensor]:
+    """What the case has returned, never copied until now, when other calls have been made."""
+    made = {f"kept/{name}": grad.clone() for name, grad in graph.grads.items()}
+    return made | graph.outputs_as("kept_out")
+
+
+def _stepped(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Another case's values written into this one's inputs, as an optimizer does, and a call with them."""
+    other = case.other(told)
+    case.stepped = other.call(*_refilled(graph.arguments, *other.arguments()))
+    return other.again("stepped", case.stepped) | case.stepped.outputs_as("stepped_out")
+
+
+def _stale(case: Case, graph: Graph, _: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The inputs of that call changed once more, before its graph is differentiated again."""
+    if case.stepped is None:
+        return {}
+    _refilled(graph.arguments, *case.arguments())
+    try:
+        return case.again("stale", case.stepped)
+    except Exception:  # noqa: BLE001 (to refuse is right, by autograd's count of versions or by a check of one's own)
+        case.told["stale_refused"] = True
+        return {}
+
+
+CALLS, CALL_SECONDS = 300, 1.0
+
+
+def _calls(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Many calls of the cheapest case, as many as there is time for, and then this one's again."""
+    small = case.other(told)
+    arguments, leaves = small.arguments()
+    until = time.monotonic() + CALL_SECONDS
+    for number in range(CALLS):
+        one = small.call(arguments, leaves)
+        small.backward("again", one.outputs, one.leaves, one.upstreams)
+        case.guards.reset()
+        case.told["calls"] = number + 1
+        if time.monotonic() > until:
+            break
+    arguments, leaves = case.arguments()
+    return case.again("worn", case.call(arguments, leaves))
+
+
 # What a case may ask beyond its gradients, in the order in which it is done over one graph.
 QUESTIONS: dict[str, Callable[[Case, Graph, Any], dict[str, torch.Tensor]]] = {
     "twice": _twice,
     "repeats": _repeats,
     "linear": _linear,
+    "beside": _beside,
+    "kept": _kept,
+    "stepped": _stepped,
+    "stale": _stale,
+    "calls": _calls,
     "noop": _noop,
 }
+
+
+def _without_defaults(fwd: Forward, arguments: inspect.BoundArguments) -> inspect.BoundArguments:
+    """The same call, where what equals the stub's default is left to the entry's own."""
+    for parameter in fwd.params:
+        given = arguments.arguments.get(parameter.name, parameter.empty)
+        if type(given) is type(parameter.default) and _same_value(given, parameter.default):
+            del arguments.arguments[parameter.name]
+    return arguments
+
+
+def _same_value(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except Exception:  # noqa: BLE001 (values of the user's, which need not be comparable)
+        return False
+
+
+def _refilled(
+    into: inspect.BoundArguments, arguments: inspect.BoundArguments, leaves: dict[str, torch.Tensor]
+) -> tuple[inspect.BoundArguments, dict[str, torch.Tensor]]:
+    """The same call with the tensors of `into`, whose values are changed in place; not those whose shape
+    hangs on the data."""
+    for name, new in arguments.arguments.items():
+        old = into.arguments.get(name)
+        if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
+            continue
+        if (old.shape, old.dtype) != (new.shape, new.dtype) or repeats(old):
+            continue
+        with torch.no_grad():
+            old.copy_(new)
+        arguments.arguments[name] = old
+        if name in leaves:
+            leaves[name] = old
+    return arguments, leaves
 
 
 def _named_inputs(bound: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
