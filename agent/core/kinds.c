@@ -44,6 +44,9 @@ static const struct ka_kind KINDS[] = {
     {"none_one", KA_KIND_UPSTREAM, KA_KIND_EACH_OUTPUT, .label = "none_one upstream",
      .meaning = "an upstream that is None because only the other outputs are used: test for None, or leave "
                 "set_materialize_grads on"},
+    {"only_one", KA_KIND_UPSTREAM, KA_KIND_EACH_OF_MANY, .label = "only_one upstream",
+     .meaning = "the upstreams of all outputs but one being None: test each for None, or leave "
+                "set_materialize_grads on"},
     {"strided", KA_KIND_INPUTS, KA_KIND_TAKEN, .label = "strided inputs"},
     {"transposed", KA_KIND_INPUTS, KA_KIND_TAKEN, .label = "transposed inputs"},
     {"mixed", KA_KIND_INPUTS, KA_KIND_TAKEN, .label = "mixed inputs", .tolerate = ka_tolerance_coarsen,
@@ -56,12 +59,13 @@ static const struct ka_kind KINDS[] = {
                 "forward saved"},
     {"noop", KA_KIND_QUESTION, KA_KIND_PLAIN, .value = yes},
     {"linear", KA_KIND_QUESTION, KA_KIND_PLAIN, .value = a_and_b},
-    {"beside", KA_KIND_QUESTION, KA_KIND_LATER, .other = KA_KIND_FIRST,
-     .label = "two graphs alive at once",
-     .meaning = "two graphs of one shape alive at once: what a forward leaves for its backward belongs on its "
-                "ctx, not into the module, and a default of the stub's is the entry's too"},
+    {"beside", KA_KIND_QUESTION, KA_KIND_LATER, .other = KA_KIND_FIRST, .label = "two graphs alive at once",
+     .meaning =
+         "two graphs of one shape alive at once: what a forward leaves for its backward belongs on its "
+         "ctx, not into the module, and a default of the stub's is the entry's too"},
     {"kept", KA_KIND_QUESTION, KA_KIND_LATER, .value = yes, .label = "looked at after later calls",
-     .meaning = "what a call had returned was written over by a later one: every call needs memory of its own"},
+     .meaning =
+         "what a call had returned was written over by a later one: every call needs memory of its own"},
     {"stepped", KA_KIND_QUESTION, KA_KIND_LATER, .other = KA_KIND_FIRST,
      .label = "other values in the same tensors",
      .meaning = "inputs whose values were changed in place between two calls, as an optimizer does: nothing "

@@ -19,13 +19,14 @@ enum ka_kind_sort { KA_KIND_UPSTREAM, KA_KIND_INPUTS, KA_KIND_QUESTION };
 
 /* Which cases of a check are of the kind; "there" is the shape of ka_plan_variants(). plan.c acts on it. */
 enum ka_kind_when {
-    KA_KIND_NEVER,       /* children can do it, no check asks for it */
-    KA_KIND_ALWAYS,      /* upstreams: every shape, every further seed, and what is not of another kind */
-    KA_KIND_ONCE,        /* upstreams: a case of its own there */
-    KA_KIND_EACH_OUTPUT, /* upstreams: one for each of several outputs, which is `seed % outputs` */
+    KA_KIND_NEVER,        /* children can do it, no check asks for it */
+    KA_KIND_ALWAYS,       /* upstreams: every shape, every further seed, and what is not of another kind */
+    KA_KIND_ONCE,         /* upstreams: a case of its own there */
+    KA_KIND_EACH_OUTPUT,  /* upstreams: one for each of several outputs, which is `seed % outputs` */
+    KA_KIND_EACH_OF_MANY, /* the same, where there are more than two */
     KA_KIND_TAKEN,    /* inputs: a case of its own there, if the forward takes them (preflight finds out) */
     KA_KIND_PLAIN,    /* questions: in the first plain case there */
-    KA_KIND_SUBSETS,  /* questions: cases of their own there, for each gradient alone and each left out */
+    KA_KIND_SUBSETS,  /* questions: cases of their own there: each gradient alone, each two, each left out */
     KA_KIND_LATER,    /* questions: in another plain case there, once the first one is through */
     KA_KIND_COMPILED, /* questions: in a plain case of the largest required shape, if compiled */
 };

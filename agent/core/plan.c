@@ -27,6 +27,7 @@ double ka_plan_size(const json_t *dims)
 struct builder {
     json_t *cases;
     uint64_t random;
+    size_t subsets; /* cases of these so far */
 };
 
 static json_t *add_case(struct builder *builder, const json_t *shape, const char *upstream)
@@ -105,27 +106,60 @@ static const json_t *cheapest(const json_t *shapes)
     return found;
 }
 
-/* `grads` but for number `left_out`, or number `alone` only. */
-static void add_needs(struct builder *builder, const json_t *shape, const json_t *grads, size_t at,
-                      bool alone)
+static bool is_plain(const json_t *item, const json_t *shape)
 {
-    json_t *needs = json_array(), *name;
+    const struct ka_kind *upstream = ka_kind_of(item, KA_KIND_UPSTREAM);
+    return upstream && upstream->when == KA_KIND_ALWAYS && !json_object_get(item, "needs") &&
+           !json_object_get(item, "inputs") &&
+           json_equal(json_object_get(item, "dims"), json_object_get(shape, "dims"));
+}
+
+/* The plain cases there in turn; there is one at least. */
+static json_t *plain_in_turn(const struct builder *builder, const json_t *shape)
+{
+    json_t *plain = json_array(), *item;
+    size_t i;
+    json_array_foreach(builder->cases, i, item)
+    {
+        if (is_plain(item, shape))
+            json_array_append(plain, item);
+    }
+    size_t count = json_array_size(plain);
+    json_t *found = count ? json_array_get(plain, builder->subsets % count) : NULL;
+    json_decref(plain); /* the cases are the builder's too */
+    return found;
+}
+
+/* A case that wants the gradients whose bits are set in `wanted`. What is right does not hang on that, so
+ * the oracle's answer to another case is the answer to this one. */
+static void add_needs(struct builder *builder, const json_t *shape, const json_t *grads, uint64_t wanted)
+{
+    json_t *needs = json_array(), *name, *like = plain_in_turn(builder, shape);
     size_t i;
     json_array_foreach((json_t *)grads, i, name)
     {
-        if ((i == at) == alone)
+        if (wanted >> i & 1)
             json_array_append(needs, name);
     }
-    json_object_set_new(add_case(builder, shape, "normal"), "needs", needs);
+    json_t *item = add_case(builder, shape, "normal");
+    json_object_set_new(item, "needs", needs);
+    json_object_set(item, "like", like);
+    builder->subsets++;
 }
 
+#define SUBSETS_OF 16 /* gradients, of those that are more only the first */
+
+/* Each alone, each two, each left out. */
 static void add_subsets(struct builder *builder, const json_t *shape, const json_t *grads)
 {
-    size_t count = json_array_size(grads);
+    size_t all = json_array_size(grads), count = all < SUBSETS_OF ? all : SUBSETS_OF;
     for (size_t i = 0; i < count && count > 1; i++)
-        add_needs(builder, shape, grads, i, true);
+        add_needs(builder, shape, grads, (uint64_t)1 << i);
     for (size_t i = 0; i < count && count > 2; i++)
-        add_needs(builder, shape, grads, i, false);
+        add_needs(builder, shape, grads, (((uint64_t)1 << all) - 1) & ~((uint64_t)1 << i));
+    for (size_t i = 0; i < count && count > 3; i++)
+        for (size_t k = i + 1; k < count && builder->subsets < KA_PLAN_MAX_SUBSETS; k++)
+            add_needs(builder, shape, grads, (uint64_t)1 << i | (uint64_t)1 << k);
 }
 
 /* The upstream of the new case. */
@@ -143,7 +177,8 @@ static json_t *add_variant(struct builder *builder, const json_t *shape, const s
 static void add_for_outputs(struct builder *builder, const json_t *shape, const struct ka_kind *kind,
                             int outputs, bool half)
 {
-    for (int i = 0; i < outputs && outputs > 1; i++) {
+    int least = kind->when == KA_KIND_EACH_OF_MANY ? 3 : 2;
+    for (int i = 0; i < outputs && outputs >= least; i++) {
         json_t *upstream = add_variant(builder, shape, kind, half);
         json_int_t seed = json_integer_value(json_object_get(upstream, "seed"));
         json_object_set_new(upstream, "seed", json_integer(seed - seed % outputs + i));
@@ -158,7 +193,7 @@ static void add_variants(struct builder *builder, const json_t *shape, const jso
     for (size_t i = 0; (kind = ka_kind_at(i)); i++) {
         if (kind->when == KA_KIND_ONCE)
             add_variant(builder, shape, kind, half);
-        else if (kind->when == KA_KIND_EACH_OUTPUT)
+        else if (kind->when == KA_KIND_EACH_OUTPUT || kind->when == KA_KIND_EACH_OF_MANY)
             add_for_outputs(builder, shape, kind, outputs, half);
         else if (kind->when == KA_KIND_SUBSETS)
             add_subsets(builder, shape, own ? own : grads);
@@ -171,14 +206,6 @@ static void ask(json_t *item, enum ka_kind_when when)
     for (size_t i = 0; (kind = ka_kind_at(i)); i++)
         if (kind->when == when)
             json_object_set_new(item, kind->name, kind->value());
-}
-
-static bool is_plain(const json_t *item, const json_t *shape)
-{
-    const struct ka_kind *upstream = ka_kind_of(item, KA_KIND_UPSTREAM);
-    return upstream && upstream->when == KA_KIND_ALWAYS && !json_object_get(item, "needs") &&
-           !json_object_get(item, "inputs") &&
-           json_equal(json_object_get(item, "dims"), json_object_get(shape, "dims"));
 }
 
 /* What has to do with an earlier case is asked in the second plain one there: both are known by then. */
@@ -211,6 +238,30 @@ static void ask_later(struct builder *builder, const json_t *shape)
     }
 }
 
+/* What memory holds that a candidate allocates: NaN in most cases, what fresh memory may hold as well in the
+ * rest, so that code which looks whether it is judged meets both. Of those to the shape of the variants zeros
+ * go to one case alone: what nobody wrote may pass for right there. */
+static void draw_memory(struct builder *builder, const json_t *shape)
+{
+    static const char *const memories[] = {"zero", "large", "bits"};
+    json_t *there = json_array(), *item;
+    size_t i;
+    json_array_foreach(builder->cases, i, item)
+    {
+        uint64_t draw = ka_random_next(&builder->random) >> 61; /* of eight */
+        if (draw == 1 || draw == 2)
+            json_object_set_new(item, "memory", json_string(memories[draw]));
+        if (!json_object_get(item, "noop") &&
+            json_equal(json_object_get(item, "dims"), json_object_get(shape, "dims")))
+            json_array_append(there, item);
+    }
+    uint64_t first = ka_random_next(&builder->random) >> 33;
+    for (i = 0; i < KA_COUNT(memories) && i < json_array_size(there); i++)
+        json_object_set_new(json_array_get(there, (first + i) % json_array_size(there)), "memory",
+                            json_string(memories[i]));
+    json_decref(there);
+}
+
 json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret)
 {
     struct builder builder = {.cases = json_array(), .random = secret};
@@ -232,6 +283,7 @@ json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bo
     if (variants) {
         add_variants(&builder, variants, grads, outputs, half);
         ask_later(&builder, variants);
+        draw_memory(&builder, variants);
     }
     return builder.cases;
 }
@@ -359,6 +411,8 @@ static json_t *for_child(const json_t *cases, bool questions)
             else if (kind->sort == KA_KIND_QUESTION)
                 tell(to, item, kind->name);
         }
+        if (questions)
+            tell(to, item, "memory");
         json_array_append_new(told, to);
     }
     return told;

@@ -12,13 +12,16 @@
 
 #include "base/base.h"
 
-#define KA_PLAN_MIN_SEEDS 5 /* over the required shapes */
+#define KA_PLAN_MIN_SEEDS 5    /* over the required shapes */
+#define KA_PLAN_MAX_SUBSETS 40 /* cases of pairs of gradients are added up to here */
 
 /* Cases for a check of a candidate (new reference). `grads`: names; `outputs`: how many outputs are
  * differentiable; `half`: inputs are float16, whose range holds no upstream of 1e3 and 1e-3 beside the
  * products that a backward makes of it: 16 and 1/16 then.
  *   - every shape once; the smallest required one again until the required ones have KA_PLAN_MIN_SEEDS seeds
  *     in sum (what another seed can show, it shows where it costs least);
+ *   - a case of which only what is asked of the candidate differs from an earlier one has that one as its
+ *     member "like": it takes over its seeds, and the oracle's answer to it (expected.c);
  *   - on the shape of ka_plan_variants() the other kinds of upstreams, and what else is asked of a candidate:
  *     the table of kinds (kinds.h) says which, and in which order. */
 json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret);

@@ -104,19 +104,22 @@ static void tell_gradient(const struct judging *j, size_t at, const struct gradi
         ka_verdict_gradient(j->of->verdict, at, g->name, diff);
 }
 
-static bool is_wanted(const json_t *plan, const char *name)
+static bool has_text(const json_t *list, const char *text)
 {
-    const json_t *needs = json_object_get(plan, "needs");
     size_t i;
     json_t *item;
-    if (!needs)
-        return true;
-    json_array_foreach((json_t *)needs, i, item)
+    json_array_foreach((json_t *)list, i, item)
     {
-        if (json_is_string(item) && strcmp(json_string_value(item), name) == 0)
+        if (json_is_string(item) && strcmp(json_string_value(item), text) == 0)
             return true;
     }
     return false;
+}
+
+static bool is_wanted(const json_t *plan, const char *name)
+{
+    const json_t *needs = json_object_get(plan, "needs");
+    return !needs || has_text(needs, name);
 }
 
 /* Every gradient that the case wants, of the candidate's `part`, told as case `at` of the verdict. Of "grad"
@@ -222,9 +225,9 @@ static int judge_beside(const struct judging *j, const json_t *asked)
 {
     (void)asked;
     size_t at = question_case(j, "beside");
-    int rc = judge_again(j, "held", at);
-    rc = rc ? rc : judge_other(j, "beside", "beside_out", at);
-    return rc ? rc : judge_again(j, "after", at);
+    int rc = judge_other(j, "beside", "beside_out", at);
+    rc = rc ? rc : judge_again(j, "held", at);
+    return rc ? rc : judge_other(j, "after", NULL, at);
 }
 
 /* What the case had returned, as it is after other calls. */
@@ -243,14 +246,24 @@ static int judge_stepped(const struct judging *j, const json_t *asked)
     return judge_other(j, "stepped", "stepped_out", question_case(j, "stepped"));
 }
 
-/* A gradient of values that were changed since has to be that of the old ones. To refuse is as right: the
- * candidate's word for it gains nothing that raising would not. */
+/* A gradient of values of which one input's were changed since has to be that of the old ones. To refuse is
+ * as right: the candidate's word for it gains nothing that raising would not. */
 static int judge_stale(const struct judging *j, const json_t *asked)
 {
+    size_t at = question_case(j, "stale"), i;
+    const json_t *refused = json_object_get(j->of->candidate, "stale_refused");
+    json_t *input;
+    int rc = 0;
     (void)asked;
-    if (json_is_true(json_object_get(j->of->candidate, "stale_refused")))
-        return 0;
-    return judge_other(j, "stale", NULL, question_case(j, "stale"));
+    json_array_foreach(json_object_get(j->of->oracle, "inputs"), i, input)
+    {
+        const char *name = json_string_value(json_object_get(input, "name"));
+        char part[160];
+        snprintf(part, sizeof(part), "stale.%s", name ? name : "");
+        if (rc == 0 && name && !has_text(refused, name))
+            rc = judge_other(j, part, NULL, at);
+    }
+    return rc;
 }
 
 static int judge_calls(const struct judging *j, const json_t *asked)
@@ -340,15 +353,9 @@ static const struct {
     const char *name;
     int (*judge)(const struct judging *j, const json_t *asked); /* -EINVAL if the oracle is unusable */
 } QUESTIONS[] = {
-    {"twice", judge_twice},
-    {"beside", judge_beside},
-    {"kept", judge_kept},
-    {"stepped", judge_stepped},
-    {"stale", judge_stale},
-    {"calls", judge_calls},
-    {"linear", judge_linear},
-    {"repeats", judge_repeats},
-    {"noop", judge_noop},
+    {"twice", judge_twice},     {"beside", judge_beside},   {"kept", judge_kept},
+    {"stepped", judge_stepped}, {"stale", judge_stale},     {"calls", judge_calls},
+    {"linear", judge_linear},   {"repeats", judge_repeats}, {"noop", judge_noop},
 };
 
 static int judge_questions(const struct judging *j)

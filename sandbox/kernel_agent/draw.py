@@ -394,6 +394,12 @@ def _none_one(wanted: Wanted) -> torch.Tensor | None:
     return None if left_out else _plain(wanted)
 
 
+def _only_one(wanted: Wanted) -> torch.Tensor | None:
+    """None for all of several outputs but one."""
+    used = wanted.count < 2 or wanted.index == wanted.seed % wanted.count
+    return _plain(wanted) if used else None
+
+
 # The kinds of upstream gradients.
 UPSTREAMS: dict[str, Callable[[Wanted], torch.Tensor | None]] = {
     "normal": _plain,
@@ -404,6 +410,7 @@ UPSTREAMS: dict[str, Callable[[Wanted], torch.Tensor | None]] = {
     "expanded": _expanded,
     "slice": _slice,
     "none_one": _none_one,
+    "only_one": _only_one,
 }
 UPSTREAM_KINDS = tuple(UPSTREAMS)
 

@@ -20,7 +20,8 @@ static void kinds__rows__have_what_their_sort_needs(void **state)
         assert_true(!kind->meaning || kind->label);
         assert_int_equal(question, kind->when >= KA_KIND_PLAIN);
         assert_int_equal(kind->sort == KA_KIND_INPUTS, kind->when == KA_KIND_TAKEN);
-        assert_int_equal(question && kind->when != KA_KIND_SUBSETS, kind->value != NULL);
+        assert_int_equal(question && kind->when != KA_KIND_SUBSETS, kind->value || kind->other);
+        assert_true(!kind->other || kind->when == KA_KIND_LATER);
         assert_int_equal(kind->scale != 0, kind->scale_half != 0);
         assert_string_equal(ka_kind_find(kind->sort, kind->name)->name, kind->name);
     }

@@ -32,6 +32,7 @@ from . import budget
 from .traffic import Counter
 
 _INT_POISON = -0x21524111  # looks like no index and no count; wraps in narrower integers
+_LARGE = 1e4  # finite in float16 too
 _ALLOCATIONS = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 )
@@ -154,9 +155,11 @@ class Poison(TorchDispatchMode):
     Operations on indices are not counted, nor what runs inside a launch or an autotuner's benchmark.
     """
 
-    def __init__(self, guards: Guards | None = None, plain: bool = False) -> None:
+    def __init__(self, guards: Guards | None = None, plain: bool = False, memory: str = "nan") -> None:
+        """`memory`: what fresh memory holds, a row of MEMORY."""
         super().__init__()
         self.plain = plain
+        self.memory = memory
         self.guards = guards
         self.counting: str | None = None
         self.counts: dict[str, dict[str, int]] = {"stub": {}, "forward": {}, "backward": {}}
@@ -179,7 +182,7 @@ class Poison(TorchDispatchMode):
         if self.guards is not None and operation in _ALLOCATIONS | _FILLED and not benchmarking():
             result = self.guards.allocate(result)
         if operation in _ALLOCATIONS and not self.plain:
-            poison(result)
+            poison(result, self.memory)
         return result
 
     def engine_may(self) -> frozenset[str]:
@@ -214,10 +217,13 @@ def _by_engine() -> bool:
     return True
 
 
-def poison(tensor: torch.Tensor) -> None:
-    """NaN for floating and complex tensors, True for bool, a strange number for integers."""
+def poison(tensor: torch.Tensor, memory: str = "nan") -> None:
+    """Fills fresh memory. Booleans are True, other integers a strange number: an index that is off ends a
+    launch, whatever it is off by."""
     if tensor.is_floating_point() or tensor.is_complex():
-        tensor.fill_(float("nan"))
+        MEMORY[memory](tensor)
+    elif memory == "zero":
+        tensor.zero_()
     elif tensor.dtype == torch.bool:
         tensor.fill_(True)
     else:
@@ -225,6 +231,40 @@ def poison(tensor: torch.Tensor) -> None:
         wrapped = _INT_POISON & ((1 << bits) - 1)
         signed = wrapped - (1 << bits) if tensor.dtype.is_signed and wrapped >> (bits - 1) else wrapped
         tensor.fill_(signed)
+
+
+def _not_a_number(tensor: torch.Tensor) -> None:
+    tensor.fill_(float("nan"))
+
+
+def _places(tensor: torch.Tensor) -> torch.Tensor:
+    """A small number for each place, no two neighbours' the same."""
+    return torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape) * 7 % 97
+
+
+def _large(tensor: torch.Tensor) -> None:
+    """Finite values of either sign, as an earlier computation leaves them."""
+    tensor.copy_((_places(tensor) - 48.5) * (_LARGE / 48.5))
+
+
+def _other_dtype(tensor: torch.Tensor) -> None:
+    """The bits of a list of indices."""
+    size = tensor.element_size()
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32}.get(size, torch.int64)
+    if size == bits.itemsize:
+        tensor.copy_((_places(tensor) + 1).to(bits).view(tensor.dtype))
+    else:
+        _large(tensor)
+
+
+# What fresh memory may hold. It is NaN in most cases; code that looks whether it is judged finds it so in one
+# case and otherwise in the next.
+MEMORY: dict[str, Callable[[torch.Tensor], Any]] = {
+    "nan": _not_a_number,
+    "large": _large,
+    "zero": torch.Tensor.zero_,
+    "bits": _other_dtype,
+}
 
 
 @dataclass
@@ -333,10 +373,10 @@ class Case:
         self.facts = bool(case.get("facts"))
         self.dtype = dtype
         self.guards = Guards()
-        self.poison = Poison(None if plain else self.guards, plain)
+        self.memory: str = case.get("memory") or "nan"
+        self.poison = Poison(None if plain else self.guards, plain, self.memory)
         self.launches = Launches(self.poison)
         self.saved: list[torch.Tensor] = []
-        self.stepped: Graph | None = None
         self.told: dict[str, Any] = {}  # what questions add to the result
 
     def run(self, scratch: Path) -> dict[str, Any]:
@@ -500,10 +540,12 @@ class Case:
         case = {"id": self.id, "dims": self.dims, "seed": self.seed, "upstream": self.upstream}
         return Case(self.fwd, self.entry, case, self.dtype).call_stub()
 
-    def call(self, arguments: inspect.BoundArguments, leaves: dict[str, torch.Tensor]) -> Graph:
+    def call(
+        self, arguments: inspect.BoundArguments, leaves: dict[str, torch.Tensor], phase: str = "again"
+    ) -> Graph:
         """One more call of the entry, and upstreams for it."""
         assert self.stub is not None
-        self.launches.phase = "again"
+        self.launches.phase = phase
         returned = self.entry(*arguments.args, **arguments.kwargs)
         try:
             outputs = self.outputs(returned, arguments.arguments, self.stub.outputs)
@@ -661,8 +703,8 @@ def _beside(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.T
     other = case.other(told)
     arguments, leaves = other.arguments()
     second = other.call(_without_defaults(case.fwd, arguments), leaves)
-    made = case.again("held", graph) | other.again("beside", second) | second.outputs_as("beside_out")
-    return made | case.again("after", graph)
+    made = other.again("beside", second) | second.outputs_as("beside_out")
+    return made | case.again("held", graph) | other.again("after", second)
 
 
 def _kept(_: Case, graph: Graph, __: bool) -> dict[str, torch.Tensor]:
@@ -674,39 +716,54 @@ def _kept(_: Case, graph: Graph, __: bool) -> dict[str, torch.Tensor]:
 def _stepped(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Another case's values written into this one's inputs, as an optimizer does, and a call with them."""
     other = case.other(told)
-    case.stepped = other.call(*_refilled(graph.arguments, *other.arguments()))
-    return other.again("stepped", case.stepped) | case.stepped.outputs_as("stepped_out")
+    stepped = other.call(*_refilled(graph.arguments, *other.arguments()))
+    return other.again("stepped", stepped) | stepped.outputs_as("stepped_out")
 
 
-def _stale(case: Case, graph: Graph, _: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The inputs of that call changed once more, before its graph is differentiated again."""
-    if case.stepped is None:
-        return {}
-    _refilled(graph.arguments, *case.arguments())
-    try:
-        return case.again("stale", case.stepped)
-    except Exception:  # noqa: BLE001 (to refuse is right, by autograd's count of versions or by a check of one's own)
-        case.told["stale_refused"] = True
-        return {}
+def _stale(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The same, and one input after the other is changed between forward and backward: what is kept where
+    autograd does not count versions shows where nothing else was changed."""
+    other = case.other(told)
+    made, refused = dict[str, torch.Tensor](), []
+    own = case.arguments()[0].arguments
+    for name in [name for name, value in graph.arguments.arguments.items() if _is_tensor(value)]:
+        stepped = other.call(*_refilled(graph.arguments, *other.arguments()))
+        try:
+            if not _refill(graph.arguments.arguments[name], own[name]):
+                raise Unusable("internal", "not to be changed in place")
+            made |= other.again(f"stale.{name}", stepped)
+        except Exception:  # noqa: BLE001 (to refuse is right, by the count of versions or by a check of one's own)
+            refused.append(name)
+    case.told["stale_refused"] = refused
+    return made
 
 
-CALLS, CALL_SECONDS = 300, 1.0
+CALLS, LAUNCHED_EVERY, CALL_SECONDS = 352, 16, 1.0
 
 
 def _calls(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Many calls of the cheapest case, as many as there is time for, and then this one's again."""
+    """Many calls of the cheapest case, and then this one's again. Most of them launch nothing, which is what
+    the interpreter would spend its time on, unless the host code needs what the kernels make."""
     small = case.other(told)
     arguments, leaves = small.arguments()
-    until = time.monotonic() + CALL_SECONDS
+    one = small.call(arguments, leaves)
+    idle = "noop"
+    until = time.process_time() + CALL_SECONDS
     for number in range(CALLS):
-        one = small.call(arguments, leaves)
-        small.backward("again", one.outputs, one.leaves, one.upstreams)
+        phase = case.launches.phase = idle if number % LAUNCHED_EVERY else "again"
+        try:
+            values = draw.flatten(small.entry(*arguments.args, **arguments.kwargs))
+            outputs = [replace(o, value=v) for o, v in zip(one.outputs, values, strict=True)]
+            small.backward(phase, outputs, leaves, one.upstreams)
+        except Exception:
+            if phase == "again":
+                raise
+            idle = "again"
         case.guards.reset()
         case.told["calls"] = number + 1
-        if time.monotonic() > until:
+        if time.process_time() > until:
             break
-    arguments, leaves = case.arguments()
-    return case.again("worn", case.call(arguments, leaves))
+    return case.again("worn", case.call(*case.arguments()))
 
 
 # What a case may ask beyond its gradients, in the order in which it is done over one graph.
@@ -739,6 +796,19 @@ def _same_value(a: Any, b: Any) -> bool:
         return False
 
 
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _refill(old: torch.Tensor, new: torch.Tensor) -> bool:
+    """Whether the values could be written into a tensor that is there."""
+    if (old.shape, old.dtype) != (new.shape, new.dtype) or repeats(old):
+        return False
+    with torch.no_grad():
+        old.copy_(new)
+    return True
+
+
 def _refilled(
     into: inspect.BoundArguments, arguments: inspect.BoundArguments, leaves: dict[str, torch.Tensor]
 ) -> tuple[inspect.BoundArguments, dict[str, torch.Tensor]]:
@@ -746,15 +816,10 @@ def _refilled(
     hangs on the data."""
     for name, new in arguments.arguments.items():
         old = into.arguments.get(name)
-        if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
-            continue
-        if (old.shape, old.dtype) != (new.shape, new.dtype) or repeats(old):
-            continue
-        with torch.no_grad():
-            old.copy_(new)
-        arguments.arguments[name] = old
-        if name in leaves:
-            leaves[name] = old
+        if old is not None and _is_tensor(new) and _is_tensor(old) and _refill(old, new):
+            arguments.arguments[name] = old
+            if name in leaves:
+                leaves[name] = old
     return arguments, leaves
 
 

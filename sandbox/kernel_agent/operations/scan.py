@@ -22,7 +22,7 @@ ALLOWED_MODULES = frozenset({"torch", "triton", "math", "__future__"})
 FORBIDDEN_NAMES = words(
     """exec eval compile open input breakpoint exit quit globals locals vars __import__ getattr setattr
     delattr os sys gc inspect ctypes subprocess importlib builtins pathlib pickle threading
-    multiprocessing socket"""
+    multiprocessing socket __name__ __file__ __spec__ __loader__ __package__ __cached__ __dict__"""
 )
 # Below torch and triton: files, other processes and threads, generators, timers, allocators, streams.
 FORBIDDEN_ATTRIBUTES = words(
