@@ -44,7 +44,7 @@ static const struct ka_kind KINDS[] = {
     {"none_one", KA_KIND_UPSTREAM, KA_KIND_EACH_OUTPUT, .label = "none_one upstream",
      .meaning = "an upstream that is None because only the other outputs are used: test for None, or leave "
                 "set_materialize_grads on"},
-    {"only_one", KA_KIND_UPSTREAM, KA_KIND_EACH_OF_MANY, .label = "only_one upstream",
+    {"only_one", KA_KIND_UPSTREAM, KA_KIND_EACH_OF_MANY, .label = "upstream of one output",
      .meaning = "the upstreams of all outputs but one being None: test each for None, or leave "
                 "set_materialize_grads on"},
     {"strided", KA_KIND_INPUTS, KA_KIND_TAKEN, .label = "strided inputs"},
