@@ -94,8 +94,26 @@ static void judge_list(const json_t *report, const char *rule, const char *key, 
     }
 }
 
+/* Gradients beside those that were asked for: whoever uses them takes them for verified. */
+static void judge_unnamed(const json_t *report, struct ka_verdict *verdict, size_t at)
+{
+    size_t i;
+    json_t *name;
+    json_array_foreach(json_object_get(report, "unnamed"), i, name)
+    {
+        char text[300];
+        snprintf(text, sizeof(text),
+                 "the backward returns a gradient for %.100s, which no position names, so that nobody checks "
+                 "it: name it in inputs_require_grad, or return None",
+                 text_of(name));
+        if (i < NAMED_MAX)
+            ka_verdict_fail(verdict, at, "unnamed", text);
+    }
+}
+
 void ka_conduct_judge(const json_t *report, struct ka_verdict *verdict, size_t at)
 {
+    judge_unnamed(report, verdict, at);
     judge_list(report, "modified", "modified", verdict, at);
     judge_list(report, "alias", "aliases", verdict, at);
     json_t *launches = json_object_get(report, "launches_backward");

@@ -119,11 +119,14 @@ void ka_kind_label(const json_t *item, struct ka_buf *out)
     const struct ka_kind *inputs = ka_kind_of(item, KA_KIND_INPUTS);
     const json_t *scale = json_object_get(json_object_get(item, "upstream"), "scale");
     const json_t *needs = json_object_get(item, "needs");
+    const char *scalar = json_string_value(json_object_get(json_object_get(item, "scalar"), "name"));
     ka_buf_puts(out, upstream ? upstream->label : "unknown upstream");
     if (scale)
         ka_buf_printf(out, " (x%g)", json_number_value(scale));
     if (inputs)
         ka_buf_printf(out, ", %s", inputs->label);
+    if (scalar)
+        ka_buf_printf(out, ", another %s", scalar);
     if (json_array_size(needs))
         add_needs(needs, out);
 }

@@ -301,6 +301,18 @@ void ka_plan_inputs(json_t *cases, const json_t *shape, const json_t *kinds, uin
     }
 }
 
+void ka_plan_scalars(json_t *cases, const json_t *shape, const json_t *scalars, uint64_t secret)
+{
+    struct builder builder = {.cases = cases, .random = secret};
+    size_t i;
+    json_t *scalar;
+    json_array_foreach((json_t *)scalars, i, scalar)
+    {
+        if (shape)
+            json_object_set(add_case(&builder, shape, "normal"), "scalar", scalar);
+    }
+}
+
 void ka_plan_compiled(json_t *cases)
 {
     json_t *item, *largest = NULL;
@@ -309,7 +321,8 @@ void ka_plan_compiled(json_t *cases)
     {
         const char *kind = json_string_value(json_object_get(json_object_get(item, "upstream"), "kind"));
         if (!has_class(item, "required") || json_object_get(item, "needs") ||
-            json_object_get(item, "inputs") || !kind || strcmp(kind, "normal") != 0)
+            json_object_get(item, "inputs") || json_object_get(item, "scalar") || !kind ||
+            strcmp(kind, "normal") != 0)
             continue;
         if (!largest ||
             ka_plan_size(json_object_get(item, "dims")) > ka_plan_size(json_object_get(largest, "dims")))
@@ -391,7 +404,7 @@ static void tell(json_t *to, const json_t *item, const char *member)
 /* What a child draws a case from (new reference). */
 static json_t *to_draw(const json_t *item)
 {
-    static const char *const members[] = {"id", "dims", "seed", "upstream", "inputs"};
+    static const char *const members[] = {"id", "dims", "seed", "upstream", "inputs", "scalar"};
     json_t *to = json_object();
     for (size_t k = 0; k < KA_COUNT(members); k++)
         tell(to, item, members[k]);

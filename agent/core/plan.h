@@ -30,6 +30,9 @@ json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bo
  * preflight, which finds out which kinds the forward takes, and for the checks, with those that it does. */
 void ka_plan_inputs(json_t *cases, const json_t *shape, const json_t *kinds, uint64_t secret);
 
+/* The same for each of `scalars`, [{"name": "eps", "way": 0}]: an argument that has another value there. */
+void ka_plan_scalars(json_t *cases, const json_t *shape, const json_t *scalars, uint64_t secret);
+
 /* Ask what is asked where kernels are compiled, in one plain case of the largest required shape, where
  * programs contend most. */
 void ka_plan_compiled(json_t *cases);

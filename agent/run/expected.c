@@ -69,7 +69,8 @@ static void take_offer(struct ka_run *run, json_t *item, struct source *source)
 {
     for (struct offer **at = &run->offers; *at; at = &(*at)->next) {
         struct offer *offer = *at;
-        if (!is_normal(item) || !same(item, offer->item, "dims") || !same(item, offer->item, "inputs"))
+        if (!is_normal(item) || !same(item, offer->item, "dims") || !same(item, offer->item, "inputs") ||
+            !same(item, offer->item, "scalar"))
             continue;
         json_object_set(item, "seed", json_object_get(offer->item, "seed"));
         json_object_set(item, "upstream", json_object_get(offer->item, "upstream"));
@@ -114,10 +115,12 @@ static struct ka_expected *draw(struct ka_run *run)
 {
     struct ka_expected *made = ka_calloc(1, sizeof(*made));
     const json_t *kept = json_object_get(json_object_get(run->oracles, "inputs"), "kept");
+    const json_t *scalars = json_object_get(json_object_get(run->oracles, "scalars"), "varied");
     made->run = run;
     made->cases =
         ka_plan_check(run->shapes, run->grads, count_differentiable(run), run->half, ka_random_u64());
     ka_plan_inputs(made->cases, ka_plan_variants(run->shapes), kept, ka_random_u64());
+    ka_plan_scalars(made->cases, ka_plan_variants(run->shapes), scalars, ka_random_u64());
     if (strcmp(run->settings.device, "cuda") == 0) /* the interpreter has no order of programs to vary */
         ka_plan_compiled(made->cases);
     made->sources = ka_calloc(json_array_size(made->cases), sizeof(*made->sources));

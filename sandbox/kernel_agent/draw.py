@@ -74,12 +74,14 @@ def make_inputs(
     device: str | None = None,
     dtype: str | torch.dtype | None = None,
     kind: str | None = None,
+    scalar: Mapping[str, Any] | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of the stub, drawn by the file's make_args after seeding torch, numpy
     and random.
 
     `dtype` None means make_args' own default, except that bfloat16 becomes float32 on the CPU. `kind` is one
-    of INPUTS, or None for the inputs as make_args makes them. Inputs that want gradients do not require
+    of INPUTS, or None for the inputs as make_args makes them. `scalar` ({"name", "way"}) gives an argument that
+    is a number or a flag another value, as nearby() makes it. Inputs that want gradients do not require
     them yet. Raises Unusable (make_args_raised, make_args_type).
     """
     device = device or fwd.device
@@ -98,10 +100,13 @@ def make_inputs(
     if demote:
         args, kwargs = _without_bf16(args), _without_bf16(kwargs)
     bound = bind(fwd, args, kwargs)
-    if kind is None:
+    if kind is None and scalar is None:
         return args, kwargs
     arguments = fwd.signature.bind(*args, **kwargs)
-    arguments.arguments.update(_of_kind(kind, grad_inputs(fwd, bound)))
+    if kind is not None:
+        arguments.arguments.update(_of_kind(kind, grad_inputs(fwd, bound)))
+    if scalar is not None:
+        arguments.arguments[scalar["name"]] = nearby(scalar["name"], bound[scalar["name"]], scalar["way"])
     return arguments.args, arguments.kwargs
 
 
@@ -112,6 +117,27 @@ def _of_kind(kind: str, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.T
     how = INPUTS[kind]
     names = [name for name, tensor in inputs.items() if how.can(tensor)]
     return {name: how.change(inputs[name]) for name in (names[:1] if how.one_only else names)}
+
+
+def nearby(name: str, value: Any, way: int) -> Any:
+    """Another value of an argument that is a number or a flag; of integers there are three ways. Raises
+    Unusable("inputs_refused")."""
+    others: list[Any] = []
+    if isinstance(value, bool):
+        others = [not value]
+    elif isinstance(value, int):
+        others = [v for v in (value + 1, 2 * value, value // 2) if v != value]
+    elif (
+        isinstance(value, float) and abs(value) < 0.01
+    ):  # one that guards against zero shows where it is large
+        others = [0.25]
+    elif isinstance(value, float):
+        others = [value / 2 + 0.25 if 0 < value < 1 else 1.5 * value]
+    if way < len(others):
+        return others[way]
+    if isinstance(value, torch.Tensor) or (way and others):
+        raise Unusable("inputs_refused", f"{name} is a tensor" if not others else f"{name} has no such value")
+    raise Unusable("inputs_refused", f"{name} is {value!r}, no number and no flag"[:200])
 
 
 def has_rows(tensor: torch.Tensor) -> bool:

@@ -105,7 +105,7 @@ def _run_case(
     """One case. The interpreter is slow: what the plain stub returns is taken from an earlier case of the
     same dimensions and kind of inputs, and found out anew when the entry does not fit it (shapes and integers
     may depend on the data)."""
-    key = json.dumps([case["dims"], case.get("inputs")], sort_keys=True)
+    key = json.dumps([case["dims"], case.get("inputs"), case.get("scalar")], sort_keys=True)
     plain = bool(request.get("plain"))
     if fwd.mode != "interpret":
         return Case(fwd, entry, case, request.get("dtype"), plain).run(scratch)
@@ -145,7 +145,24 @@ def entry_of(fwd: Forward, name: str | None) -> Callable[..., Any]:
             fwd.path,
             entry.__code__.co_firstlineno if hasattr(entry, "__code__") else None,
         )
+    for own, plain in zip(inspect.signature(entry).parameters.values(), fwd.params, strict=True):
+        if type(own.default) is not type(plain.default) or not _same_value(own.default, plain.default):
+            raise Unusable(
+                "candidate_raised",
+                f"{name}() has {_default(own)} where {fwd.stub_name}() has {_default(plain)}",
+                fwd.path,
+                entry.__code__.co_firstlineno if hasattr(entry, "__code__") else None,
+                remedy="give every parameter the stub's default",
+            )
     return entry
+
+
+def _default(parameter: inspect.Parameter) -> str:
+    return (
+        f"{parameter.name}={parameter.default!r}"[:120]
+        if parameter.default is not parameter.empty
+        else (f"no default for {parameter.name}")
+    )
 
 
 class Poison(TorchDispatchMode):
@@ -368,6 +385,7 @@ class Case:
         self.seed: int = case["seed"]
         self.upstream: dict[str, Any] = case["upstream"]
         self.inputs: str | None = case.get("inputs")
+        self.scalar: dict[str, Any] | None = case.get("scalar")
         self.needs: list[str] | None = case.get("needs")
         self.asked = {name: case[name] for name in QUESTIONS if case.get(name)}
         self.facts = bool(case.get("facts"))
@@ -430,7 +448,9 @@ class Case:
         return result
 
     def inputs_drawn(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return draw.make_inputs(self.fwd, self.dims, self.seed, dtype=self.dtype, kind=self.inputs)
+        return draw.make_inputs(
+            self.fwd, self.dims, self.seed, dtype=self.dtype, kind=self.inputs, scalar=self.scalar
+        )
 
     def call_stub(self) -> StubCall:
         """The plain stub on these inputs."""
@@ -537,7 +557,13 @@ class Case:
 
     def stub_anew(self) -> StubCall:
         """What the plain stub does, found out in the middle of a case, whose record stays as it is."""
-        case = {"id": self.id, "dims": self.dims, "seed": self.seed, "upstream": self.upstream}
+        case = {
+            "id": self.id,
+            "dims": self.dims,
+            "seed": self.seed,
+            "upstream": self.upstream,
+            "scalar": self.scalar,
+        }
         return Case(self.fwd, self.entry, case, self.dtype).call_stub()
 
     def call(
@@ -702,7 +728,15 @@ def _beside(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.T
     """Another graph is made while this one is alive, then both are differentiated in either order."""
     other = case.other(told)
     arguments, leaves = other.arguments()
+    unnamed = {
+        name: value.detach().requires_grad_()
+        for name, value in arguments.arguments.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and name not in case.fwd.grads
+    }
+    arguments.arguments.update(unnamed)
     second = other.call(_without_defaults(case.fwd, arguments), leaves)
+    returned = other.backward("again", second.outputs, unnamed, second.upstreams) if unnamed else {}
+    case.told["unnamed"] = list(returned)
     made = other.again("beside", second) | second.outputs_as("beside_out")
     return made | case.again("held", graph) | other.again("after", second)
 

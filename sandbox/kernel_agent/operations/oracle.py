@@ -112,6 +112,7 @@ class Case:
         self.seed = case["seed"]
         self.upstream = case["upstream"]
         self.inputs: str | None = case.get("inputs")
+        self.scalar: dict[str, Any] | None = case.get("scalar")
         self.dtype = dtype
         self._drawn: dict[tuple[Any, ...], torch.Tensor | None] = {}
 
@@ -162,7 +163,9 @@ class Case:
         """The stub's arguments by name. Inputs that want gradients get memory of their own, where they share
         it. `plain`: as make_args makes them, whatever the kind of the inputs."""
         kind = None if plain else self.inputs
-        args, kwargs = draw.make_inputs(self.fwd, self.dims, self.seed, dtype=dtype, kind=kind)
+        args, kwargs = draw.make_inputs(
+            self.fwd, self.dims, self.seed, dtype=dtype, kind=kind, scalar=self.scalar
+        )
         bound = draw.bind(self.fwd, args, kwargs)
         return bound | unshared(draw.grad_inputs(self.fwd, bound))
 
