@@ -140,6 +140,22 @@ static void report__shape_of_the_other_kinds__is_named(void **state)
     assert_non_null(strstr(out.data, "| other upstreams and inputs tried on | M=4, N=24 |\n"));
 }
 
+static void report__what_was_never_varied_or_asked__is_named(void **state)
+{
+    (void)state;
+    report(
+        "{\"verdict\":\"verified\",\"oracles\":{\"scalars\":{\"varied\":[{\"name\":\"eps\",\"way\":0}],"
+        "\"never_varied\":{\"mode\":\"mode is 'a', no number\"}},\"unasked\":{\"w\":\"the backward returns "
+        "None for it\"},\"sizes\":{\"D = 1\":\"too small\"}}}");
+    assert_non_null(strstr(out.data, "| also called with another | eps |\n"));
+    assert_non_null(strstr(out.data, "| never called with another mode | mode is 'a', no number |\n"));
+    assert_non_null(
+        strstr(out.data, "| not checked: the gradient of w | the backward returns None for it |\n"));
+    assert_non_null(strstr(out.data, "| size that the forward does not take: D = 1 | too small |\n"));
+    report("{\"verdict\":\"verified\",\"oracles\":{\"scalars\":7,\"unasked\":[1]}}");
+    assert_null(strstr(out.data, "never called"));
+}
+
 static void report__other_kinds_of_inputs__are_named_with_what_was_left_out(void **state)
 {
     (void)state;
@@ -234,6 +250,7 @@ int main(void)
         TEST(report__history_pairs_and_answers__are_listed),
         TEST(report__failed_run__tells_why),
         TEST(report__shape_of_the_other_kinds__is_named),
+        TEST(report__what_was_never_varied_or_asked__is_named),
         TEST(report__other_kinds_of_inputs__are_named_with_what_was_left_out),
         TEST(report__children__are_summed_by_operation),
         TEST(report__children_of_very_many_operations__are_summed_as_others),

@@ -426,6 +426,7 @@ class Case:
             keep = (kind and kind.judged) or torch.clone
             made |= {f"grad/{name}": keep(grad) for name, grad in grads.items()}
             aliases = self.aliases(grads, outputs, arguments.arguments, upstreams)
+            self.launches.phase = "again"  # also what the stub launches when a question needs it
             for question, asked in self.asked.items():
                 made |= QUESTIONS[question](self, graph, asked)
         file = f"case-{self.id}.safetensors"

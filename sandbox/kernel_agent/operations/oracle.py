@@ -118,7 +118,7 @@ class Case:
 
     def run(self, scratch: Path, fd: bool | str) -> dict[str, Any]:
         if fd == "only":
-            return {"fd": finite_differences(self)}
+            return {"fd": finite_differences(self), "unasked": self.unasked()}
         recording = self.record(self.dtype)
         kind = draw.INPUTS.get(self.inputs or "")
         if kind:
@@ -208,6 +208,32 @@ class Case:
             "device_bytes": budget.evaluation_bytes(recording.recorder.tape),
         }
         budget.require(needed, self.limits, wanted[0].device, self.fwd.path)
+
+    def unasked(self) -> dict[str, str]:
+        """Floating inputs of which no gradient is checked though an output hangs on them, and why not."""
+        said = (
+            "no position names it" if forward.is_decorated(self.fwd) else "the backward returns None for it"
+        )
+        bound = self.arguments(self.dtype)
+        found = {}
+        for name, value in bound.items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and name not in self.fwd.grads:
+                if self.hangs_on(name):
+                    found[name] = said
+        return found
+
+    def hangs_on(self, name: str) -> bool:
+        """Whether an output of the real forward is another one with other values of an input."""
+        made = []
+        for factor, shift in ((1.0, 0.0), (1.25, 0.125)):
+            bound = self.arguments(self.dtype)
+            bound[name] = bound[name] * factor + shift
+            try:
+                made.append(draw.flatten(self.call(bound)))
+            except Unusable:
+                return True  # it matters enough to be refused
+        tensors_of = [[v for v in values if isinstance(v, torch.Tensor)] for values in made]
+        return not all(torch.equal(a, b) for a, b in zip(*tensors_of, strict=False) if a.is_floating_point())
 
     # ---- whether other inputs are fair
 
