@@ -102,8 +102,26 @@ static void judge_list(const json_t *report, size_t which, bool compiled, struct
     }
 }
 
+/* Gradients beside those that were asked for: whoever uses them takes them for verified. */
+static void judge_unnamed(const json_t *report, struct ka_verdict *verdict, size_t at)
+{
+    size_t i;
+    json_t *name;
+    json_array_foreach(json_object_get(report, "unnamed"), i, name)
+    {
+        char text[300];
+        snprintf(text, sizeof(text),
+                 "the backward returns a gradient for %.100s, which no position names, so that nobody checks "
+                 "it: name it in inputs_require_grad, or return None",
+                 text_of(name));
+        if (i < NAMED_MAX)
+            ka_verdict_fail(verdict, at, "unnamed", text);
+    }
+}
+
 void ka_conduct_judge(const json_t *report, bool compiled, struct ka_verdict *verdict, size_t at)
 {
+    judge_unnamed(report, verdict, at);
     for (size_t i = 0; i < KA_COUNT(LISTS); i++)
         judge_list(report, i, compiled, verdict, at);
     judge_operations(report, "forward", verdict, at);

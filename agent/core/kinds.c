@@ -41,6 +41,9 @@ static const struct ka_kind KINDS[] = {
     {"none_one", KA_KIND_UPSTREAM, KA_KIND_EACH_OUTPUT, .label = "none_one upstream",
      .meaning = "an upstream that is None because only the other outputs are used: test for None, or leave "
                 "set_materialize_grads on"},
+    {"only_one", KA_KIND_UPSTREAM, KA_KIND_EACH_OF_MANY, .label = "upstream of one output",
+     .meaning = "the upstreams of all outputs but one being None: test each for None, or leave "
+                "set_materialize_grads on"},
     {"slice", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "slice",
      .meaning =
          "a part of a wider tensor, as torch.chunk and the backward of torch.cat hand it out, its rows "
@@ -81,6 +84,23 @@ static const struct ka_kind KINDS[] = {
                 "earlier launch"},
     {"linear", KA_KIND_QUESTION, KA_KIND_PLAIN, .value = a_and_b},
     {"powers", KA_KIND_QUESTION, KA_KIND_PLAIN, .scale = 65536, .scale_half = 256},
+    {"beside", KA_KIND_QUESTION, KA_KIND_LATER, .other = KA_KIND_FIRST, .label = "two graphs alive at once",
+     .meaning =
+         "two graphs of one shape alive at once: what a forward leaves for its backward belongs on its "
+         "ctx, not into the module, and a default of the stub's is the entry's too"},
+    {"kept", KA_KIND_QUESTION, KA_KIND_LATER, .value = yes, .label = "looked at after later calls",
+     .meaning =
+         "what a call had returned was written over by a later one: every call needs memory of its own"},
+    {"stepped", KA_KIND_QUESTION, KA_KIND_LATER, .other = KA_KIND_FIRST,
+     .label = "other values in the same tensors",
+     .meaning = "inputs whose values were changed in place between two calls, as an optimizer does: nothing "
+                "made from them may be kept for the next call"},
+    {"stale", KA_KIND_QUESTION, KA_KIND_LATER, .other = KA_KIND_FIRST,
+     .label = "inputs changed before the backward",
+     .meaning = "inputs that were changed in place between forward and backward: keep them by "
+                "ctx.save_for_backward, and autograd raises; an attribute of ctx it does not watch"},
+    {"calls", KA_KIND_QUESTION, KA_KIND_LATER, .other = KA_KIND_CHEAPEST, .label = "after many calls",
+     .meaning = "many calls before this one: nothing may depend on how many there were"},
     {"repeats", KA_KIND_QUESTION, KA_KIND_COMPILED, .value = four},
 };
 
@@ -177,12 +197,15 @@ void ka_kind_label(const json_t *item, struct ka_buf *out)
 {
     const struct ka_kind *upstream = ka_kind_of_upstream(item);
     const json_t *needs = json_object_get(item, "needs");
+    const char *scalar = json_string_value(json_object_get(json_object_get(item, "scalar"), "name"));
     struct ka_buf varied = {0};
     ka_kind_variation_label(item, &varied);
     ka_buf_puts(out, upstream ? upstream->label : "unknown upstream");
     if (varied.len)
         ka_buf_printf(out, ", %s", ka_buf_str(&varied));
     ka_buf_free(&varied);
+    if (scalar)
+        ka_buf_printf(out, ", another %s", scalar);
     if (json_object_get(item, "order"))
         ka_buf_printf(out, ", %s", ka_kind_find(KA_KIND_QUESTION, "order")->label);
     if (json_array_size(needs))

@@ -21,16 +21,24 @@ enum ka_kind_sort { KA_KIND_UPSTREAM, KA_KIND_LAYOUT, KA_KIND_VALUES, KA_KIND_QU
 
 /* Which cases of a check are of the kind; "there" is the shape of ka_plan_variants(). plan.c acts on it. */
 enum ka_kind_when {
-    KA_KIND_NEVER,       /* children can do it, no check asks for it */
-    KA_KIND_ALWAYS,      /* upstreams: every shape, every further seed, and what is not of another kind */
-    KA_KIND_ONCE,        /* upstreams: a case of its own there */
-    KA_KIND_EACH_OUTPUT, /* upstreams: one for each of several outputs, which is `seed % outputs` */
-    KA_KIND_TAKEN,       /* layouts, values: in cases there by a covering design, if the forward takes them */
-    KA_KIND_PLAIN,       /* questions: in the first plain case there */
-    KA_KIND_EVERY,       /* questions: in every case */
-    KA_KIND_FURTHER,     /* questions: in the plain cases of a shape that has had one already */
-    KA_KIND_SUBSETS,     /* questions: cases of their own there, for each gradient alone and each left out */
-    KA_KIND_COMPILED,    /* questions: in a plain case of the largest required shape, if compiled */
+    KA_KIND_NEVER,        /* children can do it, no check asks for it */
+    KA_KIND_ALWAYS,       /* upstreams: every shape, every further seed, and what is not of another kind */
+    KA_KIND_ONCE,         /* upstreams: a case of its own there */
+    KA_KIND_EACH_OUTPUT,  /* upstreams: one for each of several outputs, which is `seed % outputs` */
+    KA_KIND_EACH_OF_MANY, /* the same, where there are more than two */
+    KA_KIND_TAKEN,    /* layouts, values: in cases there by a covering design, if the forward takes them */
+    KA_KIND_PLAIN,    /* questions: in the first plain case there */
+    KA_KIND_EVERY,    /* questions: in every case */
+    KA_KIND_FURTHER,  /* questions: in the plain cases of a shape that has had one already */
+    KA_KIND_SUBSETS,  /* questions: cases of their own there: each gradient alone, each two, each left out */
+    KA_KIND_LATER,    /* questions: in another plain case there, once the first one is through */
+    KA_KIND_COMPILED, /* questions: in a plain case of the largest required shape, if compiled */
+};
+
+/* The other case that a question of KA_KIND_LATER is about. */
+enum ka_kind_other {
+    KA_KIND_FIRST = 1, /* the first plain one on the same shape: its expected values are there too */
+    KA_KIND_CHEAPEST,  /* the one of the least shape of all */
 };
 
 #define KA_KIND_LINEAR_U 3.0 /* a*u + b*w: a + b is not 1, else what was kept of u would do */
@@ -54,8 +62,10 @@ struct ka_kind {
     /* A comparison with such inputs is no evidence for a gradient, and its error is not reported. */
     bool only_against;
     /* What is asked (new reference), the `n`th time that this is asked of a check; `secret` is for what is
-     * drawn. */
+     * drawn. NULL: the case has to do with another one, `other`, which is told to the candidate as cases are.
+     */
     json_t *(*value)(size_t n, uint64_t secret);
+    enum ka_kind_other other;
 };
 
 /* Row `i`, in the order in which a check has the cases; NULL after the last. */

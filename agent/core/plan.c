@@ -31,6 +31,7 @@ struct builder {
     uint64_t random;
     bool check; /* for a candidate: every case asks what is asked in each */
     bool half;
+    size_t subsets; /* cases of these so far */
 };
 
 static json_t *value_of(struct builder *builder, const struct ka_kind *kind, size_t n)
@@ -152,27 +153,65 @@ static const json_t *cheapest(const json_t *shapes)
     return found;
 }
 
-/* `grads` but for number `left_out`, or number `alone` only. */
-static void add_needs(struct builder *builder, const json_t *shape, const json_t *grads, size_t at,
-                      bool alone)
+static bool is_varied(const json_t *item)
 {
-    json_t *needs = json_array(), *name;
+    return json_object_get(item, "layouts") || json_object_get(item, "values") ||
+           json_object_get(item, "scalar");
+}
+
+static bool is_plain(const json_t *item, const json_t *shape)
+{
+    const struct ka_kind *upstream = ka_kind_of_upstream(item);
+    return upstream && upstream->when == KA_KIND_ALWAYS && !json_object_get(item, "needs") &&
+           !is_varied(item) && json_equal(json_object_get(item, "dims"), json_object_get(shape, "dims"));
+}
+
+/* The plain cases there in turn; there is one at least. */
+static json_t *plain_in_turn(const struct builder *builder, const json_t *shape)
+{
+    json_t *plain = json_array(), *item;
+    size_t i;
+    json_array_foreach(builder->cases, i, item)
+    {
+        if (is_plain(item, shape))
+            json_array_append(plain, item);
+    }
+    size_t count = json_array_size(plain);
+    json_t *found = count ? json_array_get(plain, builder->subsets % count) : NULL;
+    json_decref(plain); /* the cases are the builder's too */
+    return found;
+}
+
+/* A case that wants the gradients whose bits are set in `wanted`. What is right does not hang on that, so
+ * the oracle's answer to another case is the answer to this one. */
+static void add_needs(struct builder *builder, const json_t *shape, const json_t *grads, uint64_t wanted)
+{
+    json_t *needs = json_array(), *name, *like = plain_in_turn(builder, shape);
     size_t i;
     json_array_foreach((json_t *)grads, i, name)
     {
-        if ((i == at) == alone)
+        if (wanted >> i & 1)
             json_array_append(needs, name);
     }
-    json_object_set_new(add_case(builder, shape, "normal"), "needs", needs);
+    json_t *item = add_case(builder, shape, "normal");
+    json_object_set_new(item, "needs", needs);
+    json_object_set(item, "like", like);
+    builder->subsets++;
 }
 
+#define SUBSETS_OF 16 /* gradients, of those that are more only the first */
+
+/* Each alone, each two, each left out. */
 static void add_subsets(struct builder *builder, const json_t *shape, const json_t *grads)
 {
-    size_t count = json_array_size(grads);
+    size_t all = json_array_size(grads), count = all < SUBSETS_OF ? all : SUBSETS_OF;
     for (size_t i = 0; i < count && count > 1; i++)
-        add_needs(builder, shape, grads, i, true);
+        add_needs(builder, shape, grads, (uint64_t)1 << i);
     for (size_t i = 0; i < count && count > 2; i++)
-        add_needs(builder, shape, grads, i, false);
+        add_needs(builder, shape, grads, (((uint64_t)1 << all) - 1) & ~((uint64_t)1 << i));
+    for (size_t i = 0; i < count && count > 3; i++)
+        for (size_t k = i + 1; k < count && builder->subsets < KA_PLAN_MAX_SUBSETS; k++)
+            add_needs(builder, shape, grads, (uint64_t)1 << i | (uint64_t)1 << k);
 }
 
 /* The upstream of the new case. */
@@ -185,7 +224,8 @@ static json_t *add_variant(struct builder *builder, const json_t *shape, const s
 static void add_for_outputs(struct builder *builder, const json_t *shape, const struct ka_kind *kind,
                             int outputs)
 {
-    for (int i = 0; i < outputs && outputs > 1; i++) {
+    int least = kind->when == KA_KIND_EACH_OF_MANY ? 3 : 2;
+    for (int i = 0; i < outputs && outputs >= least; i++) {
         json_t *upstream = add_variant(builder, shape, kind);
         json_int_t seed = json_integer_value(json_object_get(upstream, "seed"));
         json_object_set_new(upstream, "seed", json_integer(seed - seed % outputs + i));
@@ -199,11 +239,69 @@ static void add_variants(struct builder *builder, const json_t *shape, const jso
     for (size_t i = 0; (kind = ka_kind_at(i)); i++) {
         if (kind->when == KA_KIND_ONCE)
             add_variant(builder, shape, kind);
-        else if (kind->when == KA_KIND_EACH_OUTPUT)
+        else if (kind->when == KA_KIND_EACH_OUTPUT || kind->when == KA_KIND_EACH_OF_MANY)
             add_for_outputs(builder, shape, kind, outputs);
         else if (kind->when == KA_KIND_SUBSETS)
             add_subsets(builder, shape, own ? own : grads);
     }
+}
+
+/* What has to do with an earlier case is asked in the second plain one there: both are known by then. */
+static void ask_later(struct builder *builder, const json_t *shape)
+{
+    json_t *first = NULL, *second = NULL, *least = NULL, *item;
+    const struct ka_kind *kind;
+    size_t i;
+    json_array_foreach(builder->cases, i, item)
+    {
+        if (!least ||
+            ka_plan_size(json_object_get(item, "dims")) < ka_plan_size(json_object_get(least, "dims")))
+            least = item;
+        if (!is_plain(item, shape))
+            continue;
+        if (!first)
+            first = item;
+        else if (!second)
+            second = item;
+    }
+    if (!second)
+        second = add_case(builder, shape, "normal");
+    for (i = 0; (kind = ka_kind_at(i)); i++) {
+        if (kind->when != KA_KIND_LATER)
+            continue;
+        if (kind->value)
+            json_object_set_new(second, kind->name, kind->value(0, ka_random_next(&builder->random)));
+        else
+            json_object_set(second, kind->name, kind->other == KA_KIND_FIRST ? first : least);
+    }
+}
+
+/* What memory holds that a candidate allocates: NaN in most cases, what fresh memory may hold as well in the
+ * rest, so that code which looks whether it is judged meets both. Of those to the shape of the variants zeros
+ * go to one case alone: what nobody wrote may pass for right there, and kernels that do nothing leave it. */
+static void draw_memory(struct builder *builder, const json_t *shape)
+{
+    static const char *const memories[] = {"zero", "large", "bits"};
+    json_t *there = json_array(), *item;
+    size_t i;
+    json_array_foreach(builder->cases, i, item)
+    {
+        uint64_t draw = ka_random_next(&builder->random) >> 61; /* of eight */
+        if (json_object_get(item, "twice"))
+            continue;
+        if (draw == 1 || draw == 2)
+            json_object_set_new(item, "memory", json_string(memories[draw]));
+        if (json_equal(json_object_get(item, "dims"), json_object_get(shape, "dims")))
+            json_array_append(there, item);
+    }
+    uint64_t first = ka_random_next(&builder->random) >> 33;
+    for (i = 0; i < KA_COUNT(memories) && i < json_array_size(there); i++) {
+        item = json_array_get(there, (first + i) % json_array_size(there));
+        json_object_set_new(item, "memory", json_string(memories[i]));
+        if (i == 0)
+            json_object_del(item, "noop");
+    }
+    json_decref(there);
 }
 
 json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret)
@@ -226,8 +324,11 @@ json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bo
                 ask(&builder, item, KA_KIND_FURTHER, n - 1);
         }
     }
-    if (variants)
+    if (variants) {
         add_variants(&builder, variants, grads, outputs);
+        ask_later(&builder, variants);
+        draw_memory(&builder, variants);
+    }
     return builder.cases;
 }
 
@@ -243,9 +344,16 @@ void ka_plan_varied(json_t *cases, const json_t *shape, const json_t *variations
     }
 }
 
-static bool is_varied(const json_t *item)
+void ka_plan_scalars(json_t *cases, const json_t *shape, const json_t *scalars, uint64_t secret)
 {
-    return json_object_get(item, "layouts") || json_object_get(item, "values");
+    struct builder builder = {.cases = cases, .random = secret, .check = true};
+    size_t i;
+    json_t *scalar;
+    json_array_foreach((json_t *)scalars, i, scalar)
+    {
+        if (shape)
+            json_object_set(add_case(&builder, shape, "normal"), "scalar", scalar);
+    }
 }
 
 void ka_plan_compiled(json_t *cases)
@@ -337,20 +445,32 @@ static void tell(json_t *to, const json_t *item, const char *member)
         json_object_set(to, member, json_object_get(item, member));
 }
 
+/* What a child draws a case from (new reference). */
+static json_t *to_draw(const json_t *item)
+{
+    static const char *const members[] = {"id", "dims", "seed", "upstream", "layouts", "values", "scalar"};
+    json_t *to = json_object();
+    for (size_t k = 0; k < KA_COUNT(members); k++)
+        tell(to, item, members[k]);
+    return to;
+}
+
 static json_t *for_child(const json_t *cases, bool questions)
 {
-    static const char *const everybody[] = {"id", "dims", "seed", "upstream", "layouts", "values"};
     const struct ka_kind *kind;
     json_t *told = json_array(), *item;
     size_t i, k;
     json_array_foreach((json_t *)cases, i, item)
     {
-        json_t *to = json_object();
-        for (k = 0; k < KA_COUNT(everybody); k++)
-            tell(to, item, everybody[k]);
-        for (k = 0; questions && (kind = ka_kind_at(k)); k++)
-            if (kind->sort == KA_KIND_QUESTION)
+        json_t *to = to_draw(item);
+        for (k = 0; questions && (kind = ka_kind_at(k)); k++) {
+            if (kind->sort == KA_KIND_QUESTION && kind->other && json_object_get(item, kind->name))
+                json_object_set_new(to, kind->name, to_draw(json_object_get(item, kind->name)));
+            else if (kind->sort == KA_KIND_QUESTION)
                 tell(to, item, kind->name);
+        }
+        if (questions)
+            tell(to, item, "memory");
         json_array_append_new(told, to);
     }
     return told;

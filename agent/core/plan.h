@@ -12,12 +12,15 @@
 
 #include "base/base.h"
 
-#define KA_PLAN_MIN_SEEDS 5 /* over the required shapes */
+#define KA_PLAN_MIN_SEEDS 5    /* over the required shapes */
+#define KA_PLAN_MAX_SUBSETS 40 /* cases of pairs of gradients are added up to here */
 
 /* Cases for a check of a candidate (new reference). `grads`: names; `outputs`: how many outputs are
  * differentiable; `half`: inputs are float16, whose range holds no upstream of 65,536.
  *   - every shape once; the smallest required one again until the required ones have KA_PLAN_MIN_SEEDS seeds
  *     in sum (what another seed can show, it shows where it costs least);
+ *   - a case of which only what is asked of the candidate differs from an earlier one has that one as its
+ *     member "like": it takes over its seeds, and the oracle's answer to it (expected.c);
  *   - on the shape of ka_plan_variants() the other kinds of upstreams, and what else is asked of a candidate:
  *     the table of kinds (kinds.h) says which, and in which order. */
 json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret);
@@ -25,6 +28,9 @@ json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bo
 /* Append one case on `shape` to `cases` for each of `variations` (vary.h). For preflight, which finds out
  * which of them the forward takes, and for the checks, with those that it does. */
 void ka_plan_varied(json_t *cases, const json_t *shape, const json_t *variations, uint64_t secret);
+
+/* The same for each of `scalars`, [{"name": "eps", "way": 0}]: an argument that has another value there. */
+void ka_plan_scalars(json_t *cases, const json_t *shape, const json_t *scalars, uint64_t secret);
 
 /* Ask what is asked where kernels are compiled, in one plain case of the largest required shape, where
  * programs contend most. */

@@ -97,6 +97,41 @@ static void put_title(struct ka_page *page, const json_t *result)
     ka_page_put(page, "</span></h1>\n");
 }
 
+/* One fact for each member of `things`, a sentence by name. */
+static void put_each(struct ka_page *page, const char *title, const json_t *things)
+{
+    const char *name;
+    json_t *why;
+    json_object_foreach((json_t *)things, name, why)
+    {
+        ka_page_mark(page, KA_FACT);
+        ka_page_put(page, title);
+        ka_page_text(page, name);
+        ka_page_mark(page, KA_FACT_VALUE);
+        ka_page_text(page, json_is_string(why) ? json_string_value(why) : "?");
+        ka_page_mark(page, KA_FACT_END);
+    }
+}
+
+/* Numbers and flags that were varied, and all that was not. */
+static void put_calls(struct ka_page *page, const json_t *oracles)
+{
+    json_t *varied = json_object_get(get(oracles, "scalars"), "varied"), *item;
+    size_t i;
+    if (json_array_size(varied))
+        open_fact(page, "also called with another");
+    json_array_foreach(varied, i, item)
+    {
+        ka_page_put(page, i ? ", " : "");
+        put_text_of(page, item, "name", "?");
+    }
+    if (json_array_size(varied))
+        ka_page_mark(page, KA_FACT_END);
+    put_each(page, "never called with another ", get(get(oracles, "scalars"), "never_varied"));
+    put_each(page, "not checked: the gradient of ", get(oracles, "unasked"));
+    put_each(page, "size that the forward does not take: ", get(oracles, "sizes"));
+}
+
 /* What stands beside the oracle made from the forward. */
 static void put_oracles(struct ka_page *page, const json_t *oracles)
 {
@@ -149,6 +184,7 @@ static void put_summary(struct ka_page *page, const json_t *result)
         if (number_of(shapes, "optional") > 0)
             put_count(page, "optional shapes passed", shapes, "optional_passed", "optional");
         put_oracles(page, oracles);
+        put_calls(page, oracles);
     }
     put_fact(page, "other upstreams and inputs tried on", get(result, "variants_on"));
     put_fact(page, "draft", get(result, "draft"));

@@ -429,6 +429,83 @@ int ka_shapes_hidden(const json_t *dims, const json_t *sweep, uint64_t seed, siz
     return 0;
 }
 
+/* Covering shapes */
+
+#define ALONE 16 /* blocks of what has one dimension are so much larger */
+
+/* The shape with the sizes of `wants` (stolen), unless it is too large, or is the given one. */
+static void add_covering(const struct shape *shape, const json_t *dims, const char *kind, uint64_t limit,
+                         json_t *wants, json_t *list)
+{
+    struct shape made = *shape;
+    for (size_t i = 0; i < made.count; i++) {
+        const json_t *size = json_object_get(wants, made.dims[i].name);
+        made.dims[i].scaled = size ? json_integer_value(size) : made.dims[i].value;
+    }
+    json_t *varied = elements(&made) <= limit ? write_shape(dims, &made) : NULL;
+    if (varied && !json_equal(varied, dims))
+        json_array_append_new(list,
+                              json_pack("{s:O, s:s, s:O}", "dims", varied, "kind", kind, "wants", wants));
+    json_decref(varied);
+    json_decref(wants);
+}
+
+int ka_shapes_cover(const json_t *dims, int64_t tile, uint64_t budget, json_t **out)
+{
+    struct shape shape;
+    int rc = read_shape(dims, &shape);
+    if (rc)
+        return rc;
+    uint64_t own = elements(&shape), limit = own > UINT64_MAX / 2 ? own : 2 * own;
+    limit = limit > budget ? limit : budget;
+    json_t *list = json_array(), *twos = json_object();
+    for (size_t i = 0; i < shape.count; i++) {
+        const struct dim *dim = &shape.dims[i];
+        if (dim->role == ROLE_FIXED)
+            continue;
+        json_object_set_new(twos, dim->name, json_integer(2));
+        add_covering(&shape, dims, "one", limit, json_pack("{s:i}", dim->name, 1), list);
+        if (dim->role != ROLE_SIZE && dim->role != ROLE_HEAD_SIZE)
+            continue;
+        int64_t multiple = shape.count == 1 ? ALONE * tile : tile;
+        while (multiple > SMALL && own / (uint64_t)dim->value * (uint64_t)multiple > limit)
+            multiple /= 2;
+        add_covering(&shape, dims, "multiple", limit, json_pack("{s:I}", dim->name, (json_int_t)multiple),
+                     list);
+    }
+    add_covering(&shape, dims, "two", limit, twos, list);
+    *out = list;
+    return 0;
+}
+
+static bool has_size(const json_t *shapes, const char *name, const json_t *size)
+{
+    size_t i;
+    json_t *entry;
+    json_array_foreach((json_t *)shapes, i, entry)
+    {
+        if (json_equal(json_object_get(json_object_get(entry, "dims"), name), size))
+            return true;
+    }
+    return false;
+}
+
+json_t *ka_shapes_singles(const json_t *dims, const json_t *wants, const json_t *shapes)
+{
+    json_t *list = json_array(), *size;
+    const char *name;
+    json_object_foreach((json_t *)wants, name, size)
+    {
+        if (has_size(shapes, name, size))
+            continue;
+        json_t *made = json_deep_copy(dims);
+        json_object_set(made, name, size);
+        json_array_append_new(
+            list, json_pack("{s:o, s:s, s:{s:O}}", "dims", made, "kind", "two", "wants", name, size));
+    }
+    return list;
+}
+
 /* Long shapes */
 
 static int64_t long_value(int64_t value)
@@ -461,14 +538,17 @@ int ka_shapes_long(const json_t *dims, uint64_t budget, json_t **out)
         walk_levels(&shape, KA_SHAPES_BUDGET, levels - 1, &levels)) {
         for (size_t i = 0; i < shape.count; i++) {
             const struct dim *dim = &shape.dims[i];
-            if (dim->role != ROLE_SIZE || dim->value < 2 * first.dims[i].scaled)
-                continue; /* about as large in the shapes that are checked anyway */
-            json_t *longer = with_size(&shape, dims, i, long_value(dim->value), budget);
-            json_t *probe = with_size(&shape, dims, i, 2 * dim->scaled, budget);
-            if (longer && probe && !json_array_size(list))
+            if (dim->role != ROLE_SIZE && dim->role != ROLE_BATCH)
+                continue;
+            json_t *probe = with_size(&shape, dims, i, 2 * dim->scaled, budget), *longer = NULL;
+            if (dim->role == ROLE_SIZE &&
+                dim->value >= 2 * first.dims[i].scaled) /* else about as large in what is checked anyway */
+                longer = with_size(&shape, dims, i, long_value(dim->value), budget);
+            if (probe && !json_array_size(list))
                 json_array_append_new(list, json_pack("{s:o}", "dims", write_shape(dims, &shape)));
-            if (longer && probe)
-                json_array_append_new(list, json_pack("{s:O, s:O}", "dims", probe, "long", longer));
+            if (probe)
+                json_array_append_new(
+                    list, json_pack("{s:O, s:s, s:O*}", "dims", probe, "dim", dim->name, "long", longer));
             json_decref(longer);
             json_decref(probe);
         }

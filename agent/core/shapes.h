@@ -38,13 +38,25 @@ size_t ka_shapes_levels(const json_t *dims, uint64_t budget);
 int ka_shapes_hidden(const json_t *dims, const json_t *sweep, uint64_t seed, size_t count, uint64_t budget,
                      json_t **out);
 
+/* The sizes that every dimension is to have once, as far as the forward takes them: 1, 2, and of what is no
+ * batch and no number of heads a multiple of every block up to `tile`, a power of two (of a single dimension
+ * up to 16 times that, of many up to what fits). `*out`: a new array of
+ * {"dims", "kind", "wants": {"M": 2, "N": 2}}, where what is said in `wants` is that shape's purpose: all the
+ * twos are one shape, the rest are one each. None is larger than `budget` or twice `dims`. -EINVAL, -EFBIG as
+ * above. */
+int ka_shapes_cover(const json_t *dims, int64_t tile, uint64_t budget, json_t **out);
+
+/* For each size of `wants` that no entry of `shapes` ([{"dims"}]) has, the shape `dims` with that one size,
+ * as above (new reference). */
+json_t *ka_shapes_singles(const json_t *dims, const json_t *wants, const json_t *shapes);
+
 #define KA_SHAPES_LONG 4096 /* about: the longest that a size of ka_shapes_long() gets */
 
 /* Where scaling takes a size below its value, a loop over blocks of it may have a single turn left. For each
- * such size: the smallest scaled shape with that one size long (its own value, or about KA_SHAPES_LONG and as
- * ragged), and the same with that size doubled only, as a `probe` of whether the long one would have more
- * programs. `*out`: a new array, empty or first {"dims": the smallest scaled shape}, then {"dims": probe,
- * "long": {...}} for each size. None has more than `budget` elements. -EINVAL, -EFBIG as above. */
+ * size: the smallest scaled shape with that size doubled only, as a `probe` of whether the grid grows with
+ * it, and, where it was scaled, the same with that one size long (its own value, or about KA_SHAPES_LONG and
+ * as ragged). `*out`: a new array, empty or first {"dims": the smallest scaled shape}, then {"dims": probe,
+ * "dim": "M", "long"?: {...}} for each size. None has more than `budget` elements. -EINVAL, -EFBIG as above. */
 int ka_shapes_long(const json_t *dims, uint64_t budget, json_t **out);
 
 #endif

@@ -12,6 +12,7 @@ static const unsigned after[KA_STAGE_COUNT] = {
     [KA_STAGE_LONG] = AFTER(KA_STAGE_HIDDEN),
     [KA_STAGE_DIFFERENCES] = AFTER(KA_STAGE_SWEEP),
     [KA_STAGE_INPUTS] = AFTER(KA_STAGE_SWEEP),
+    [KA_STAGE_SCALARS] = AFTER(KA_STAGE_SWEEP),
 };
 
 enum ka_stage ka_stages_next(struct ka_stages *stages)

@@ -3,7 +3,8 @@
  *     sweep ──┬── draft            (nobody waits for it: agent/run/draft.c takes it up)
  *             ├── hidden ── long
  *             ├── differences
- *             └── inputs
+ *             ├── inputs
+ *             └── scalars
  *
  * Whoever drives it starts what ka_stages_next() names until there is nothing more, and again at each end. */
 #ifndef KA_STAGES_H
@@ -18,6 +19,7 @@ enum ka_stage {
     KA_STAGE_LONG,        /* and on those that are long in one size */
     KA_STAGE_DIFFERENCES, /* finite differences of the forward */
     KA_STAGE_INPUTS,      /* inputs of other strides and magnitudes */
+    KA_STAGE_SCALARS,     /* numbers and flags of other values */
     KA_STAGE_COUNT,
 };
 

@@ -331,8 +331,29 @@ static void sanitize(struct ka_run *run)
  * these they are not, and the shape stands on its other cases. */
 static void not_judged(struct ka_verdict *verdict, const json_t *plan, size_t shape, const char *why)
 {
-    if (!json_object_get(plan, "values") && !json_object_get(plan, "layouts"))
+    if (!json_object_get(plan, "values") && !json_object_get(plan, "layouts") &&
+        !json_object_get(plan, "scalar"))
         ka_verdict_skip(verdict, shape, why);
+}
+
+/* The case that questions of `plan` are about, which comes before it in every order; `*of` begins as a copy
+ * of the case that asks. NULL: they are about none. */
+static const struct ka_judged_case *find_other(struct ka_check *check, const json_t *plan,
+                                               struct ka_judged_case *of)
+{
+    const struct ka_kind *kind;
+    json_t *other = NULL;
+    struct ka_fan_found oracle;
+    for (size_t k = 0; (kind = ka_kind_at(k)) && !other; k++)
+        if (kind->other == KA_KIND_FIRST)
+            other = json_object_get(plan, kind->name);
+    if (!other || !ka_expected_find(check->expected, (size_t)json_integer_value(json_object_get(other, "id")),
+                                    &oracle, &of->oracle_id))
+        return NULL;
+    of->plan = other;
+    of->oracle = oracle.entry;
+    of->oracle_files = oracle.files;
+    return of;
 }
 
 static void judge_one(struct ka_check *check, size_t at)
@@ -363,6 +384,8 @@ static void judge_one(struct ka_check *check, size_t at)
     ka_kind_label(plan, &label);
     one.at = ka_verdict_case(check->verdict, check->shape_of[i], ka_buf_str(&label));
     ka_buf_free(&label);
+    struct ka_judged_case other = one;
+    one.other = find_other(check, plan, &other);
     if (ka_judge_case(&one, (json_int_t)i, &why))
         not_judged(check->verdict, plan, check->shape_of[i], why.msg);
 }

@@ -70,7 +70,7 @@ static void take_offer(struct ka_run *run, json_t *item, struct source *source)
     for (struct offer **at = &run->offers; *at; at = &(*at)->next) {
         struct offer *offer = *at;
         if (!is_normal(item) || !same(item, offer->item, "dims") || !same(item, offer->item, "layouts") ||
-            !same(item, offer->item, "values"))
+            !same(item, offer->item, "values") || !same(item, offer->item, "scalar"))
             continue;
         json_object_set(item, "seed", json_object_get(offer->item, "seed"));
         json_object_set(item, "upstream", json_object_get(offer->item, "upstream"));
@@ -94,20 +94,44 @@ static int count_differentiable(const struct ka_run *run)
     return count;
 }
 
+/* The case whose oracle answers to case `i`: itself, or the one that it is like. */
+static size_t answered_by(const struct ka_expected *expected, size_t i)
+{
+    const json_t *like = json_object_get(json_array_get(expected->cases, i), "like");
+    return like ? (size_t)json_integer_value(json_object_get(like, "id")) : i;
+}
+
+/* Cases that are like others are drawn as these are, once that is settled. */
+static void take_over(json_t *item)
+{
+    const json_t *like = json_object_get(item, "like");
+    if (!like)
+        return;
+    json_object_set(item, "seed", json_object_get(like, "seed"));
+    json_object_set(item, "upstream", json_object_get(like, "upstream"));
+}
+
 static struct ka_expected *draw(struct ka_run *run)
 {
     struct ka_expected *made = ka_calloc(1, sizeof(*made));
     const json_t *variations = json_object_get(json_object_get(run->oracles, "inputs"), "cases");
+    const json_t *scalars = json_object_get(json_object_get(run->oracles, "scalars"), "varied");
     made->run = run;
     made->cases =
         ka_plan_check(run->shapes, run->grads, count_differentiable(run), run->half, ka_random_u64());
     ka_plan_varied(made->cases, ka_plan_roomy(run->shapes), variations, ka_random_u64());
+    ka_plan_scalars(made->cases, ka_plan_variants(run->shapes), scalars, ka_random_u64());
     if (strcmp(run->settings.device, "cuda") == 0) /* the interpreter has no order of programs to vary */
         ka_plan_compiled(made->cases);
     made->sources = ka_calloc(json_array_size(made->cases), sizeof(*made->sources));
     size_t i;
     json_t *item;
-    json_array_foreach(made->cases, i, item) take_offer(run, item, &made->sources[i]);
+    json_array_foreach(made->cases, i, item)
+    {
+        if (!json_object_get(item, "like"))
+            take_offer(run, item, &made->sources[i]);
+    }
+    json_array_foreach(made->cases, i, item) take_over(item);
     ka_expected_withdraw(run);
     return made;
 }
@@ -161,7 +185,7 @@ void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t co
 {
     json_t *open = json_array();
     for (size_t i = 0; i < count; i++)
-        if (!expected->sources[list[i]].fan)
+        if (answered_by(expected, list[i]) == list[i] && !expected->sources[list[i]].fan)
             json_array_append(open, json_array_get(expected->cases, list[i]));
     for (size_t i = 0; i < expected->own_count; i++)
         ka_fan_listen(expected->own[i], changed, arg);
@@ -176,7 +200,7 @@ void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t co
         expected->own[expected->own_count++] = fan;
         json_decref(told);
         for (size_t i = 0; i < count; i++)
-            if (!expected->sources[list[i]].fan)
+            if (answered_by(expected, list[i]) == list[i] && !expected->sources[list[i]].fan)
                 expected->sources[list[i]] = (struct source){ka_fan_hold(fan), (json_int_t)list[i]};
     }
     json_decref(open);
@@ -187,7 +211,7 @@ void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t co
 bool ka_expected_find(const struct ka_expected *expected, size_t i, struct ka_fan_found *found,
                       json_int_t *id)
 {
-    const struct source *source = &expected->sources[i];
+    const struct source *source = &expected->sources[answered_by(expected, i)];
     *id = source->id;
     return source->fan && ka_fan_find(source->fan, source->id, found);
 }

@@ -30,7 +30,7 @@ struct gradient {
 };
 
 struct judging {
-    struct ka_judged_case *of;
+    const struct ka_judged_case *of;
     const struct ka_tensors *expected, *found;
     struct gradient *grads; /* those that the case wants */
     size_t count;
@@ -111,23 +111,27 @@ static void tell_gradient(const struct judging *j, size_t at, const struct gradi
         ka_verdict_gradient(j->of->verdict, at, g->name, diff);
 }
 
-static bool is_wanted(const json_t *plan, const char *name)
+static bool has_text(const json_t *list, const char *text)
 {
-    const json_t *needs = json_object_get(plan, "needs");
     size_t i;
     json_t *item;
-    if (!needs)
-        return true;
-    json_array_foreach((json_t *)needs, i, item)
+    json_array_foreach((json_t *)list, i, item)
     {
-        if (json_is_string(item) && strcmp(json_string_value(item), name) == 0)
+        if (json_is_string(item) && strcmp(json_string_value(item), text) == 0)
             return true;
     }
     return false;
 }
 
-/* Every gradient that the case wants, compared once: what else is asked of it looks at this. */
-static int judge_gradients(struct judging *j)
+static bool is_wanted(const json_t *plan, const char *name)
+{
+    const json_t *needs = json_object_get(plan, "needs");
+    return !needs || has_text(needs, name);
+}
+
+/* Every gradient that the case wants, of the candidate's `part`, told as case `at` of the verdict. Of "grad"
+ * what else is asked of the case looks at this. */
+static int judge_gradients(struct judging *j, const char *part, size_t at)
 {
     const json_t *names = json_object_get(j->of->oracle, "grads");
     size_t i;
@@ -142,10 +146,77 @@ static int judge_gradients(struct judging *j)
         struct gradient *g = &j->grads[j->count++];
         g->name = name;
         rc = settle_tolerance(j, g);
-        rc = rc ? rc : compare_gradient(j, "grad", g, &g->diff);
+        rc = rc ? rc : compare_gradient(j, part, g, &g->diff);
         if (rc == 0)
-            tell_gradient(j, j->of->at, g, &g->diff);
+            tell_gradient(j, at, g, &g->diff);
     }
+    return rc;
+}
+
+static int judge_outputs(const struct judging *j, const char *part, size_t at)
+{
+    const struct ka_judged_case *one = j->of;
+    size_t i;
+    json_t *output;
+    json_array_foreach(json_object_get(one->oracle, "outputs"), i, output)
+    {
+        char index[24];
+        snprintf(index, sizeof(index), "%zu", i);
+        const struct ka_tensor *want = ka_tensors_find_part(j->expected, "out", index);
+        const struct ka_tensor *user = ka_tensors_find_part(j->expected, "fwd", index);
+        if (!want || !user)
+            continue; /* not a tensor */
+        struct ka_tolerance tolerance = tolerance_of(one, user->dtype);
+        struct ka_diff diff;
+        int rc = ka_compare(ka_tensors_find_part(j->found, part, index), want,
+                            ka_tensors_find_part(j->expected, "base_out", index), &tolerance, NULL, 0, &diff,
+                            NULL);
+        if (rc)
+            return rc;
+        ka_verdict_output(one->verdict, at, i, &diff);
+    }
+    return 0;
+}
+
+/* A question's answer is a case of its own, called by the question's label. */
+static size_t question_case(const struct judging *j, const char *question)
+{
+    struct ka_buf label = {0};
+    ka_kind_label(j->of->plan, &label);
+    ka_buf_printf(&label, ", %s", ka_kind_find(KA_KIND_QUESTION, question)->label);
+    size_t at = ka_verdict_case(j->of->verdict, j->of->shape, ka_buf_str(&label));
+    ka_buf_free(&label);
+    return at;
+}
+
+/* `part` once more against what is expected of this case. */
+static int judge_again(const struct judging *j, const char *part, size_t at)
+{
+    int rc = 0;
+    for (size_t i = 0; i < j->count && rc == 0; i++) {
+        struct ka_diff diff;
+        rc = compare_gradient(j, part, &j->grads[i], &diff);
+        if (rc == 0)
+            tell_gradient(j, at, &j->grads[i], &diff);
+    }
+    return rc;
+}
+
+/* `part` and, unless it is NULL, outputs `out` against what is expected of the other case. Without its
+ * expected values nothing is judged: that case says so itself. */
+static int judge_other(const struct judging *j, const char *part, const char *out, size_t at)
+{
+    const struct ka_judged_case *other = j->of->other;
+    struct ka_tensors *expected = NULL;
+    if (!other || !other->oracle || !json_is_true(json_object_get(other->oracle, "ok")) ||
+        ka_case_open(other->oracle_files, other->oracle_id, &expected, NULL))
+        return 0;
+    struct judging k = {.of = other, .expected = expected, .found = j->found};
+    int rc = judge_gradients(&k, part, at);
+    if (rc == 0 && out)
+        rc = judge_outputs(&k, out, at);
+    free(k.grads);
+    ka_tensors_free(expected);
     return rc;
 }
 
@@ -153,19 +224,59 @@ static int judge_gradients(struct judging *j)
 static int judge_twice(const struct judging *j, const json_t *asked)
 {
     (void)asked;
-    struct ka_buf label = {0};
-    ka_kind_label(j->of->plan, &label);
-    ka_buf_printf(&label, ", %s", ka_kind_find(KA_KIND_QUESTION, "twice")->label);
-    size_t at = ka_verdict_case(j->of->verdict, j->of->shape, ka_buf_str(&label));
-    ka_buf_free(&label);
+    return judge_again(j, "again", question_case(j, "twice"));
+}
+
+/* Two graphs alive, differentiated in both orders. */
+static int judge_beside(const struct judging *j, const json_t *asked)
+{
+    (void)asked;
+    size_t at = question_case(j, "beside");
+    int rc = judge_other(j, "beside", "beside_out", at);
+    rc = rc ? rc : judge_again(j, "held", at);
+    return rc ? rc : judge_other(j, "after", NULL, at);
+}
+
+/* What the case had returned, as it is after other calls. */
+static int judge_kept(const struct judging *j, const json_t *asked)
+{
+    (void)asked;
+    size_t at = question_case(j, "kept");
+    int rc = judge_again(j, "kept", at);
+    return rc ? rc : judge_outputs(j, "kept_out", at);
+}
+
+/* The other case's values in this one's tensors. */
+static int judge_stepped(const struct judging *j, const json_t *asked)
+{
+    (void)asked;
+    return judge_other(j, "stepped", "stepped_out", question_case(j, "stepped"));
+}
+
+/* A gradient of values of which one input's were changed since has to be that of the old ones. To refuse is
+ * as right: the candidate's word for it gains nothing that raising would not. */
+static int judge_stale(const struct judging *j, const json_t *asked)
+{
+    size_t at = question_case(j, "stale"), i;
+    const json_t *refused = json_object_get(j->of->candidate, "stale_refused");
+    json_t *input;
     int rc = 0;
-    for (size_t i = 0; i < j->count && rc == 0; i++) {
-        struct ka_diff diff;
-        rc = compare_gradient(j, "again", &j->grads[i], &diff);
-        if (rc == 0)
-            tell_gradient(j, at, &j->grads[i], &diff);
+    (void)asked;
+    json_array_foreach(json_object_get(j->of->oracle, "inputs"), i, input)
+    {
+        const char *name = json_string_value(json_object_get(input, "name"));
+        char part[160];
+        snprintf(part, sizeof(part), "stale.%s", name ? name : "");
+        if (rc == 0 && name && !has_text(refused, name))
+            rc = judge_other(j, part, NULL, at);
     }
     return rc;
+}
+
+static int judge_calls(const struct judging *j, const json_t *asked)
+{
+    (void)asked;
+    return judge_again(j, "worn", question_case(j, "calls"));
 }
 
 /* backward(a*u + b*w) = a*backward(u) + b*backward(w), over one graph: also what was kept of an earlier call
@@ -248,33 +359,6 @@ static int judge_repeats(const struct judging *j, const json_t *asked)
         double allowed = diff->limit * (diff->want_norm > 0 ? diff->want_norm : 1);
         ka_verdict_repeated(j->of->verdict, j->grads[i].name, (size_t)times + 1, most,
                             allowed > 0 ? norm / allowed : INFINITY);
-    }
-    return 0;
-}
-
-static int judge_outputs(const struct judging *j)
-{
-    const struct ka_judged_case *one = j->of;
-    size_t i;
-    json_t *output;
-    json_array_foreach(json_object_get(one->oracle, "outputs"), i, output)
-    {
-        char index[24];
-        snprintf(index, sizeof(index), "%zu", i);
-        const struct ka_tensor *want = ka_tensors_find_part(j->expected, "out", index);
-        const struct ka_tensor *user = ka_tensors_find_part(j->expected, "fwd", index);
-        if (!want || !user)
-            continue; /* not a tensor */
-        struct ka_tolerance tolerance = tolerance_of(one, user->dtype);
-        struct ka_diff diff;
-        int rc = ka_tolerance_near(&tolerance, user, want, NULL); /* one more draw of rounding */
-        rc = rc ? rc
-                : ka_compare(ka_tensors_find_part(j->found, "out", index), want,
-                             ka_tensors_find_part(j->expected, "base_out", index), &tolerance, NULL, 0, &diff,
-                             NULL);
-        if (rc)
-            return rc;
-        ka_verdict_output(one->verdict, one->at, i, &diff);
     }
     return 0;
 }
@@ -367,8 +451,10 @@ static const struct {
     const char *name;
     int (*judge)(const struct judging *j, const json_t *asked); /* -EINVAL if the oracle is unusable */
 } QUESTIONS[] = {
-    {"twice", judge_twice},     {"linear", judge_linear}, {"powers", judge_powers},
-    {"repeats", judge_repeats}, {"noop", judge_noop},
+    {"twice", judge_twice},     {"beside", judge_beside},   {"kept", judge_kept},
+    {"stepped", judge_stepped}, {"stale", judge_stale},     {"calls", judge_calls},
+    {"linear", judge_linear},   {"powers", judge_powers},   {"repeats", judge_repeats},
+    {"noop", judge_noop},
 };
 
 static int judge_questions(const struct judging *j)
@@ -417,7 +503,7 @@ int ka_judge_case(struct ka_judged_case *one, json_int_t id, struct ka_err *why)
         goto out;
     }
     struct judging j = {.of = one, .expected = expected, .found = found};
-    if (judge_outputs(&j) || judge_gradients(&j) || judge_questions(&j))
+    if (judge_outputs(&j, "out", one->at) || judge_gradients(&j, "grad", one->at) || judge_questions(&j))
         rc = ka_fail(why, -EINVAL, "the oracle's tensors are unusable");
     else {
         judge_traces(&j);

@@ -23,6 +23,9 @@ struct ka_judged_case {
     const struct ka_child_result *oracle_files, *candidate_files;
     json_int_t oracle_id; /* what the oracle's child knew the case as */
     bool compiled;        /* the candidate's kernels ran on a GPU */
+    /* Another case of the same shape that this one's questions are about: plan, oracle, its files and its id
+     * there; NULL: none. */
+    const struct ka_judged_case *other;
 };
 
 /* Everything about case `id`, told to the verdict. 0; -ENODATA or -EINVAL, with a sentence, when the oracle

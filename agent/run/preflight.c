@@ -19,10 +19,11 @@ void ka_run_preflight_free(struct ka_run *run)
     run->preflight = NULL;
     if (preflight->gone)
         *preflight->gone = true;
-    struct ka_fan *fans[] = {preflight->sweep, preflight->hidden, preflight->inputs};
+    struct ka_fan *fans[] = {preflight->sweep, preflight->hidden, preflight->inputs, preflight->scalars};
     json_t *documents[] = {preflight->pending,  preflight->asked,        preflight->tried,
                            preflight->smaller,  preflight->asked_hidden, preflight->asked_inputs,
-                           preflight->stand_in, preflight->longer,       preflight->variations};
+                           preflight->stand_in, preflight->longer,       preflight->variations,
+                           preflight->asked_scalars};
     for (size_t i = 0; i < KA_COUNT(fans); i++)
         ka_fan_free(fans[i]);
     for (size_t i = 0; i < KA_COUNT(documents); i++)
@@ -67,6 +68,7 @@ static bool (*const begin[KA_STAGE_COUNT])(struct ka_run *run) = {
     [KA_STAGE_LONG] = ka_preflight_long,
     [KA_STAGE_DIFFERENCES] = ka_preflight_differences,
     [KA_STAGE_INPUTS] = ka_preflight_inputs,
+    [KA_STAGE_SCALARS] = ka_preflight_scalars,
 };
 
 /* A part may end the run where it begins (no child can be started): then nothing here is left to look at. */

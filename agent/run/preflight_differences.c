@@ -85,6 +85,23 @@ static void ask_smaller(struct ka_run *run, const json_t *dims, const char *mess
     json_decref(list);
 }
 
+/* Inputs that reach an output and whose gradients nobody checks: not the verdict's to blame, but to be said.
+ */
+static void learn_unasked(struct ka_run *run, const json_t *entry)
+{
+    const char *name;
+    json_t *unasked = json_object_get(entry, "unasked"), *why;
+    if (!json_object_size(unasked))
+        return;
+    json_object_set_new(run->oracles, "unasked", json_deep_copy(unasked));
+    json_object_foreach(unasked, name, why)
+    {
+        const char *text = json_string_value(why);
+        ka_log(KA_LOG_WARN, "%s: the gradient of %s is not checked, though an output hangs on it: %s",
+               run->name, name, text ? text : "nobody asks for it");
+    }
+}
+
 static void on_differences(struct ka_run *run, const struct ka_op_result *result)
 {
     json_t *dims = ka_run_small(run, json_object_get(ka_plan_smallest(run->shapes), "dims"));
@@ -93,6 +110,7 @@ static void on_differences(struct ka_run *run, const struct ka_op_result *result
     const char *skipped = json_string_value(json_object_get(fd, "skipped"));
     struct ka_differences found;
     struct ka_err err;
+    learn_unasked(run, entry);
     if (result->status == KA_OP_SANDBOX) {
         ka_run_op_failed(run, result);
     } else if (!json_is_object(fd)) {

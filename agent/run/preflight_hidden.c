@@ -2,11 +2,12 @@
  * A candidate cannot know them.
  *
  * Scaling for the CPU may leave a loop over blocks with a single turn, in every shape made from the scaled
- * ones. So each size that was scaled is also tried long, beside small ones; unless it is one that the grid
- * grows with, which a probe of twice the size shows: thousands of programs would take the interpreter
- * minutes. */
+ * ones. So each size that was scaled is also tried long, beside small ones; unless the grid grows with it so
+ * far, which a probe of twice the size shows, that the interpreter would take minutes. One shape has more
+ * programs than the others, where some size makes them. */
 #include "preflight_internal.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "agent/core/plan.h"
@@ -16,25 +17,51 @@
 #include "expected.h"
 #include "sizes.h"
 
-#define HIDDEN_TRIED 12
-#define HIDDEN_KEPT 8
+#define HIDDEN_TRIED 9 /* at random, beside those that cover sizes */
+#define HIDDEN_KEPT 6
+#define TILE 128       /* a multiple of the blocks that kernels take for rows and columns */
+#define GRID 300       /* programs of the shape that has many */
+#define GRID_MOST 4352 /* programs of a long shape, and of no second one more than */
+#define GRID_SECOND 1024
 #define LONG_BUDGET ((uint64_t)1 << 24)
 
+/* "M = 1": what was wanted of a shape that is not taken, with the reason. */
+static void leave_out(struct ka_run *run, const json_t *wants, const json_t *error)
+{
+    json_t *list = json_object_get(run->oracles, "sizes"), *size;
+    const char *name, *why = json_string_value(json_object_get(error, "message"));
+    if (!list)
+        json_object_set_new(run->oracles, "sizes", list = json_object());
+    json_object_foreach((json_t *)wants, name, size)
+    {
+        char text[120];
+        snprintf(text, sizeof(text), "%.80s = %lld", name, (long long)json_integer_value(size));
+        json_object_set_new(list, text, json_string(why ? why : "not taken"));
+    }
+}
+
+/* Of `most` at random, and all that cover sizes. Combined sizes that are not taken are to be tried one by
+ * one: they are appended to `singles`. */
 static void keep_agreed(struct ka_run *run, struct ka_fan *fan, const json_t *tried, const json_t *asked,
-                        size_t most)
+                        size_t most, json_t *singles)
 {
     size_t i, kept = 0;
     json_t *entry;
     json_array_foreach((json_t *)tried, i, entry)
     {
-        json_t *error = NULL;
+        json_t *error = NULL, *wants = json_object_get(entry, "wants");
         struct ka_fan_found found;
         const char *kind = json_string_value(json_object_get(entry, "kind"));
-        if (kind && kept < most && ka_fan_find(fan, (json_int_t)i, &found) &&
-            ka_preflight_agrees(&found, &error)) {
+        if (!kind || (!wants && kept >= most) || !ka_fan_find(fan, (json_int_t)i, &found))
+            continue;
+        if (ka_preflight_agrees(&found, &error)) {
             ka_preflight_accept(run, json_object_get(entry, "dims"), "hidden", kind, found.entry);
             ka_expected_offer(run, fan, json_array_get(asked, i));
-            kept++;
+            kept += !wants;
+        } else if (json_object_size(wants) > 1 && singles) {
+            json_array_append(singles, entry);
+        } else if (wants) {
+            leave_out(run, wants, error);
         }
         json_decref(error);
     }
@@ -60,7 +87,7 @@ static void on_long(struct ka_run *run, struct ka_fan *fan, void *arg)
     (void)arg;
     if (!take(run, fan, &tried, &asked))
         return;
-    keep_agreed(run, fan, tried, asked, json_array_size(tried));
+    keep_agreed(run, fan, tried, asked, json_array_size(tried), NULL);
     ka_fan_free(fan);
     json_decref(tried);
     json_decref(asked);
@@ -75,23 +102,76 @@ static json_int_t programs_of(const struct ka_fan *fan, size_t id)
     return json_integer_value(json_object_get(json_object_get(found.entry, "facts"), "programs"));
 }
 
+static double size_in(const json_t *dims, const char *name)
+{
+    return (double)json_integer_value(json_object_get(dims, name));
+}
+
+/* What probes say of one size: programs without it, and how many more each further unit of it makes. */
+struct growth {
+    const json_t *probe; /* borrowed, with the size doubled */
+    const char *name;
+    double from, programs, each;
+};
+
+static double programs_at(const struct growth *growth, double size)
+{
+    return growth->programs + growth->each * (size - growth->from);
+}
+
+/* The probe's shape with so many programs, by the size that it is about (new reference). */
+static json_t *with_programs(const struct growth *growth, double programs)
+{
+    json_t *dims = json_deep_copy(growth->probe);
+    double size = growth->from + (programs - growth->programs) / growth->each;
+    json_object_set_new(dims, growth->name, json_integer((json_int_t)size + 1));
+    return dims;
+}
+
+/* A shape with many programs by the size that does it with the fewest elements, unless one has them. */
+static void add_grid(const struct growth *grown, size_t count, double most, json_t *list)
+{
+    json_t *best = NULL;
+    for (size_t i = 0; i < count && most <= GRID; i++) {
+        json_t *dims = with_programs(&grown[i], GRID);
+        bool better = ka_plan_size(dims) <= (double)KA_SHAPES_BUDGET &&
+                      (!best || ka_plan_size(dims) < ka_plan_size(best));
+        json_decref(better ? best : dims);
+        best = better ? dims : best;
+    }
+    if (best)
+        json_array_append_new(list, json_pack("{s:o, s:s}", "dims", best, "kind", "many_programs"));
+}
+
 /* Of the probes in `tried` the shapes that are worth a look (new reference). */
 static json_t *affordable(const json_t *tried, const struct ka_fan *fan)
 {
     json_t *list = json_array(), *entry;
-    json_int_t base = 0;
-    size_t i;
+    struct growth grown[KA_SHAPES_MAX_DIMS];
+    double base = 0, most = 0;
+    size_t i, count = 0;
     json_array_foreach((json_t *)tried, i, entry)
     {
         const json_t *dims = json_object_get(entry, "long");
-        json_int_t programs = programs_of(fan, i);
+        const char *name = json_string_value(json_object_get(entry, "dim"));
+        double programs = (double)programs_of(fan, i);
         if (json_object_get(entry, "kind"))
             continue;
-        if (!dims)
+        if (!name)
             base = programs;
-        else if (programs > 0 && programs <= base)
-            json_array_append_new(list, json_pack("{s:O, s:s}", "dims", dims, "kind", "long"));
+        if (!name || programs <= 0 || base <= 0)
+            continue;
+        double from = size_in(json_object_get(entry, "dims"), name) / 2;
+        struct growth growth = {json_object_get(entry, "dims"), name, from, base, (programs - base) / from};
+        if (growth.each > 0 && count < KA_COUNT(grown))
+            grown[count++] = growth;
+        double there = dims ? programs_at(&growth, size_in(dims, name)) : 0;
+        if (!dims || there > (most > GRID_SECOND ? GRID_SECOND : GRID_MOST))
+            continue;
+        json_array_append_new(list, json_pack("{s:O, s:s}", "dims", dims, "kind", "long"));
+        most = there > most ? there : most;
     }
+    add_grid(grown, count, most, list);
     return list;
 }
 
@@ -109,15 +189,25 @@ static void on_hidden(struct ka_run *run, struct ka_fan *fan, void *arg)
     ka_preflight_progress(run, fan, "hidden shapes");
     if (!take(run, fan, &tried, &asked))
         return;
-    keep_agreed(run, fan, tried, asked, HIDDEN_KEPT);
+    json_t *refused = json_array(), *entry;
+    size_t i;
+    keep_agreed(run, fan, tried, asked, HIDDEN_KEPT, refused);
     run->preflight->longer = affordable(tried, fan);
+    json_array_foreach(refused, i, entry)
+    {
+        json_t *singles =
+            ka_shapes_singles(json_object_get(entry, "of"), json_object_get(entry, "wants"), run->shapes);
+        json_array_extend(run->preflight->longer, singles);
+        json_decref(singles);
+    }
+    json_decref(refused);
     ka_fan_free(fan);
     json_decref(tried);
     json_decref(asked);
     run->preflight->ended(run, KA_STAGE_HIDDEN);
 }
 
-/* Probes for the largest required shape of a sweep that was scaled automatically. */
+/* Probes for the largest required shape of a sweep. */
 static void add_probes(struct ka_run *run, json_t *pending)
 {
     bool own_cpu_sweep;
@@ -130,12 +220,29 @@ static void add_probes(struct ka_run *run, json_t *pending)
         if ((!flag || json_is_true(flag)) && (!largest || ka_plan_size(dims) > ka_plan_size(largest)))
             largest = dims;
     }
-    if (largest && ka_run_scaled_down(run) && !own_cpu_sweep &&
-        ka_shapes_long(largest, LONG_BUDGET, &probes) == 0) {
+    if (largest && ka_run_scaled_down(run) && ka_shapes_long(largest, LONG_BUDGET, &probes) == 0) {
         json_array_extend(pending, probes);
         json_decref(probes);
     }
     json_decref(sweep);
+}
+
+/* Sizes that every dimension is to have, beside those of the smallest required shape. */
+static void add_covering(struct ka_run *run, json_t *tried)
+{
+    const json_t *smallest = ka_plan_smallest(run->shapes);
+    json_t *small = smallest ? ka_run_small(run, json_object_get(smallest, "dims")) : NULL, *found, *entry;
+    size_t i;
+    if (small && ka_shapes_cover(small, TILE, KA_SHAPES_BUDGET, &found) == 0) {
+        json_array_foreach(found, i, entry)
+        {
+            json_object_set(entry, "of", small);
+            if (!ka_preflight_has(run, json_object_get(entry, "dims")))
+                json_array_append(tried, entry);
+        }
+        json_decref(found);
+    }
+    json_decref(small);
 }
 
 /* Hidden shapes come from a small version of every required shape, taken in turn. */
@@ -164,6 +271,7 @@ bool ka_preflight_hidden(struct ka_run *run)
         json_decref(small);
     }
     json_decref(known);
+    add_covering(run, tried);
     add_probes(run, tried);
     if (json_array_size(tried)) {
         ask(run, tried, "hidden shapes", on_hidden);

@@ -25,6 +25,8 @@ struct ka_preflight {
     json_t *asked_inputs, *variations; /* preflight_inputs.c */
     int rounds;                        /* of variations so far */
     struct ka_fan *inputs;
+    json_t *asked_scalars; /* preflight_scalars.c */
+    struct ka_fan *scalars;
 };
 
 /* The parts. */
@@ -33,6 +35,7 @@ bool ka_preflight_hidden(struct ka_run *run);
 bool ka_preflight_long(struct ka_run *run);
 bool ka_preflight_differences(struct ka_run *run);
 bool ka_preflight_inputs(struct ka_run *run);
+bool ka_preflight_scalars(struct ka_run *run);
 
 /* ---- preflight_cases.c */
 /* One case for each of `list`, [{"dims"}], with its place in the list as id. `*asked`: what the children are

@@ -72,12 +72,14 @@ def make_inputs(
     dtype: str | torch.dtype | None = None,
     varied: vary.Varied | None = None,
     plain: bool = False,
+    scalar: Mapping[str, Any] | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of the stub, drawn by the file's make_args after seeding torch, numpy
     and random.
 
     `dtype` None means make_args' own default, except that bfloat16 becomes float32 on the CPU. `varied`:
-    which inputs are of another kind than make_args makes them; with `plain` only their values are. Inputs
+    which inputs are of another kind than make_args makes them; with `plain` only their values are. `scalar`
+    ({"name", "way"}) gives an argument that is a number or a flag another value, as nearby() makes it. Inputs
     that want gradients do not require them yet. Raises Unusable (make_args_raised, make_args_type).
     """
     device = device or fwd.device
@@ -96,11 +98,35 @@ def make_inputs(
     if demote:
         args, kwargs = _without_bf16(args), _without_bf16(kwargs)
     bound = bind(fwd, args, kwargs)
-    if not varied:
+    if not varied and scalar is None:
         return args, kwargs
     arguments = fwd.signature.bind(*args, **kwargs)
-    arguments.arguments.update(varied.inputs(grad_inputs(fwd, bound), plain))
+    if varied:
+        arguments.arguments.update(varied.inputs(grad_inputs(fwd, bound), plain))
+    if scalar is not None:
+        arguments.arguments[scalar["name"]] = nearby(scalar["name"], bound[scalar["name"]], scalar["way"])
     return arguments.args, arguments.kwargs
+
+
+def nearby(name: str, value: Any, way: int) -> Any:
+    """Another value of an argument that is a number or a flag; of integers there are three ways. Raises
+    Unusable("inputs_refused")."""
+    others: list[Any] = []
+    if isinstance(value, bool):
+        others = [not value]
+    elif isinstance(value, int):
+        others = [v for v in (value + 1, 2 * value, value // 2) if v != value]
+    elif (
+        isinstance(value, float) and abs(value) < 0.01
+    ):  # one that guards against zero shows where it is large
+        others = [0.25]
+    elif isinstance(value, float):
+        others = [value / 2 + 0.25 if 0 < value < 1 else 1.5 * value]
+    if way < len(others):
+        return others[way]
+    if isinstance(value, torch.Tensor) or (way and others):
+        raise Unusable("inputs_refused", f"{name} is a tensor" if not others else f"{name} has no such value")
+    raise Unusable("inputs_refused", f"{name} is {value!r}, no number and no flag"[:200])
 
 
 def _seed_all(seed: int) -> None:
@@ -267,12 +293,19 @@ def _none_one(wanted: Wanted) -> torch.Tensor | None:
     return None if left_out else _plain(wanted)
 
 
+def _only_one(wanted: Wanted) -> torch.Tensor | None:
+    """None for all of several outputs but one."""
+    used = wanted.count < 2 or wanted.index == wanted.seed % wanted.count
+    return _plain(wanted) if used else None
+
+
 # The kinds of upstream gradients.
 UPSTREAMS: dict[str, Callable[[Wanted], torch.Tensor | None]] = {
     "normal": _plain,
     "onehot": _onehot,
     "ones": _ones,
     "none_one": _none_one,
+    "only_one": _only_one,
 }
 UPSTREAM_KINDS = tuple(UPSTREAMS)
 

@@ -182,6 +182,11 @@ def load(
     )
 
 
+def is_decorated(fwd: Forward) -> bool:
+    """Whether positions say which inputs want gradients; else a backward that people wrote does."""
+    return _decorated(fwd.tree)
+
+
 def _decorated(tree: ast.Module) -> bool:
     names = autodiff_names(tree)
     decorators = [

@@ -475,3 +475,74 @@ def test_computed__is_told_by_its_values(other, alike):
     assert a.is_like(b) is alike
     assert not a.is_like(*candidate.Computed.of("aten::mul", x.flip(0) * 0.5 + x * 0.5 + x.roll(7)))
     assert not a.is_like(*candidate.Computed.of("aten::mul", x.view(5, 10)))
+
+
+OTHER = {"id": 1, "dims": {"N": 37}, "seed": 6, "upstream": {"kind": "normal", "seed": 8}}
+
+
+def gradient_of_other():
+    spec = OTHER["upstream"]
+    return 2 * draw.upstream(spec["kind"], spec["seed"], None, (37,), torch.float32, "cpu", 0, 1)
+
+
+def test_right_pair__two_graphs_alive__each_has_its_own_gradients(write, tmp_path):
+    result, made = run(write(SCALE_PAIR), tmp_path, beside=OTHER, kept=True, stepped=OTHER, stale=OTHER)
+    assert all(torch.equal(made[f"{part}/x"], made["grad/x"]) for part in ("held", "kept"))
+    assert all(torch.equal(made[f"{part}/x"], gradient_of_other()) for part in ("beside", "after", "stepped"))
+    assert torch.equal(made["stale.x/x"], gradient_of_other()), "it hangs on the upstream alone"
+    assert result["stale_refused"] == [] and result["unnamed"] == []
+    assert not torch.equal(made["beside_out/0"], made["kept_out/0"])
+    assert torch.equal(made["kept_out/0"], made["out/0"])
+
+
+def test_gradient_in_a_buffer_of_the_module__shows_later(write, tmp_path):
+    source = edit(("d_x = torch.empty_like(d_y)", "d_x = KEPT.setdefault(d_y.shape, torch.empty_like(d_y))"))
+    _, made = run(write(source + "\n\nKEPT = {}\n"), tmp_path, beside=OTHER, kept=True)
+    assert torch.equal(made["held/x"], made["grad/x"])
+    assert not torch.equal(made["kept/x"], made["grad/x"])
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_input_changed_before_the_backward__raises_where_autograd_watches_it(saved, write, tmp_path):
+    keep = "ctx.save_for_backward(x)" if saved else "ctx.x = x"
+    kept = "ctx.saved_tensors[0]" if saved else "ctx.x"
+    source = edit(
+        ("ctx.factor = factor", f"ctx.factor = factor; {keep}"),
+        ("d_x, ctx.factor, d_y", "d_x, ctx.factor, d_y"),
+        ("(d_y, d_x,", f"({kept}, d_x,"),
+    )
+    result, made = run(write(source), tmp_path, beside=OTHER, stepped=OTHER, stale=OTHER)
+    assert result["stale_refused"] == (["x"] if saved else [])
+    assert ("stale.x/x" in made) is not saved
+
+
+def test_many_calls__are_counted_and_the_answer_is_the_same(write, tmp_path):
+    result, made = run(write(SCALE_PAIR), tmp_path, calls=OTHER | {"dims": {"N": 1}})
+    assert torch.equal(made["worn/x"], made["grad/x"])
+    assert 1 <= result["calls"] <= candidate.CALLS
+    assert (result["launches_forward"], result["launches_backward"]) == (1, 1)
+
+
+@pytest.mark.parametrize("memory", sorted(candidate.MEMORY))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.int32, torch.bool])
+def test_fresh_memory__every_kind__fills_every_dtype(memory, dtype):
+    tensor = torch.full((7, 5), 3).to(dtype)
+    candidate.poison(tensor, memory)
+    if dtype.is_floating_point:
+        assert bool(tensor.isnan().all()) is (memory == "nan")
+        assert bool(tensor.isfinite().all()) is (memory != "nan")
+        assert (tensor.nan_to_num().unique().numel() > 1) is (memory in ("large", "bits"))
+    assert bool((tensor == 0).all()) is (memory == "zero")
+
+
+def test_another_default_than_the_stubs__is_refused(write, tmp_path):
+    source = edit(("def scale_autograd(x, factor=2.0)", "def scale_autograd(x, factor=3.0)"))
+    with pytest.raises(
+        Exception, match=re.escape("scale_autograd() has factor=3.0 where scale() has factor=2.0")
+    ):
+        run(write(source), tmp_path)
+
+
+def test_scalar__has_another_value__in_the_candidate(write, tmp_path):
+    _, made = run(write(SCALE_PAIR), tmp_path, scalar={"name": "factor", "way": 0})
+    assert torch.equal(made["grad/x"], 3 * upstream((37,)))

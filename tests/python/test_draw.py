@@ -259,3 +259,18 @@ def test_upstream__on_the_cpu__has_the_values_of_every_version():
         -1.0215072631835938,
     ]
     assert up("onehot", (2, 3), seed=3).argmax() == 4
+
+
+@pytest.mark.parametrize(
+    ("value", "others"),
+    [(True, [False]), (20, [21, 40, 10]), (0, [1]), (1e-6, [0.25]), (0.7, [0.6]), (2.0, [3.0]), (None, [])],
+)
+def test_nearby__numbers_and_flags__have_other_values(value, others):
+    assert [draw.nearby("n", value, way) for way in range(len(others))] == others
+    with pytest.raises(Unusable):
+        draw.nearby("n", value, len(others))
+
+
+def test_nearby__tensor__is_said_to_be_one():
+    with pytest.raises(Unusable, match="w is a tensor"):
+        draw.nearby("w", torch.zeros(2), 0)

@@ -22,7 +22,9 @@ static void kinds__rows__have_what_their_sort_needs(void **state)
         assert_int_equal(question, kind->when >= KA_KIND_PLAIN);
         assert_int_equal(kind->sort == KA_KIND_LAYOUT || kind->sort == KA_KIND_VALUES,
                          kind->when == KA_KIND_TAKEN);
-        assert_int_equal(question && kind->when != KA_KIND_SUBSETS, kind->value || kind->scale != 0);
+        assert_int_equal(question && kind->when != KA_KIND_SUBSETS,
+                         kind->value || kind->other || kind->scale != 0);
+        assert_true(!kind->other || kind->when == KA_KIND_LATER);
         assert_int_equal(kind->scale != 0, kind->scale_half != 0);
         assert_true(kind->scale == 0 || frexp(kind->scale, &(int){0}) == 0.5); /* exact */
         assert_string_equal(ka_kind_find(kind->sort, kind->name)->name, kind->name);

@@ -87,6 +87,99 @@ static void plan__each_of_several_outputs__is_left_out_once_whatever_the_secret(
     json_decref(grads);
 }
 
+static void plan__more_than_two_outputs__each_is_also_used_alone(void **state)
+{
+    (void)state;
+    json_t *list = shapes(), *grads = json("[\"x\"]");
+    for (int outputs = 1; outputs < 5; outputs++) {
+        json_t *cases = ka_plan_check(list, grads, outputs, false, 7);
+        assert_int_equal(count_where(cases, "upstream", "only_one"), outputs > 2 ? outputs : 0);
+        json_decref(cases);
+    }
+    json_decref(list);
+    json_decref(grads);
+}
+
+static void plan__four_gradients__each_two_are_wanted_together(void **state)
+{
+    (void)state;
+    json_t *list = shapes(), *grads = json("[\"a\", \"b\", \"c\", \"d\"]"),
+           *cases = ka_plan_check(list, grads, 1, false, 7), *item;
+    size_t i, pairs = 0;
+    json_array_foreach(cases, i, item)
+    {
+        const json_t *like = json_object_get(item, "like");
+        pairs += json_array_size(json_object_get(item, "needs")) == 2;
+        assert_int_equal(like != NULL, json_object_get(item, "needs") != NULL);
+        if (like) {
+            assert_true(json_integer_value(json_object_get(like, "id")) < (json_int_t)i);
+            assert_true(json_equal(json_object_get(like, "dims"), json_object_get(item, "dims")));
+        }
+    }
+    assert_int_equal(pairs, 6);
+    json_decref(cases);
+    json_decref(list);
+    json_decref(grads);
+}
+
+/* Two graphs alive at once: an earlier case of the same shape is told whole, and as it is at the end. */
+static void plan__questions_about_another_case__name_an_earlier_one_of_the_shape(void **state)
+{
+    (void)state;
+    json_t *list = shapes(), *grads = json("[\"x\"]"), *cases = ka_plan_check(list, grads, 1, false, 7),
+           *item;
+    size_t i, asked = 0;
+    json_array_foreach(cases, i, item)
+    {
+        json_t *other = json_object_get(item, "beside");
+        if (!other)
+            continue;
+        asked++;
+        assert_true(json_integer_value(json_object_get(other, "id")) < (json_int_t)i);
+        assert_true(json_equal(json_object_get(other, "dims"), json_object_get(item, "dims")));
+        assert_ptr_equal(other, json_object_get(item, "stale"));
+        assert_true(json_is_true(json_object_get(item, "kept")));
+        json_object_set_new(other, "seed", json_integer(99)); /* as an oracle's answer from before does */
+        json_t *told = ka_plan_for_candidate(cases), *to = json_array_get(told, i);
+        assert_int_equal(json_integer_value(json_object_get(json_object_get(to, "beside"), "seed")), 99);
+        assert_null(json_object_get(json_object_get(to, "beside"), "class"));
+        const json_t *cheap = json_object_get(json_object_get(to, "calls"), "dims");
+        assert_int_equal(json_integer_value(json_object_get(cheap, "M")), 2);
+        json_decref(told);
+        told = ka_plan_for_oracle(cases);
+        assert_null(json_object_get(json_array_get(told, i), "beside"));
+        json_decref(told);
+    }
+    assert_int_equal(asked, 1);
+    json_decref(cases);
+    json_decref(list);
+    json_decref(grads);
+}
+
+static void plan__memory_of_the_candidate__is_of_every_kind_and_mostly_nan(void **state)
+{
+    (void)state;
+    json_t *list = shapes(), *grads = json("[\"x\", \"w\"]"), *item;
+    for (uint64_t secret = 0; secret < 50; secret++) {
+        json_t *cases = ka_plan_check(list, grads, 1, false, secret), *told = ka_plan_for_oracle(cases);
+        size_t i, special = 0;
+        assert_int_equal(count_where(cases, "memory", "zero"), 1);
+        assert_true(count_where(cases, "memory", "large") && count_where(cases, "memory", "bits"));
+        json_array_foreach(cases, i, item)
+        {
+            const char *memory = json_string_value(json_object_get(item, "memory"));
+            special += memory != NULL;
+            assert_true(!memory || strcmp(memory, "zero") != 0 || !json_object_get(item, "noop"));
+            assert_null(json_object_get(json_array_get(told, i), "memory"));
+        }
+        assert_true(2 * special < json_array_size(cases) + 8);
+        json_decref(told);
+        json_decref(cases);
+    }
+    json_decref(list);
+    json_decref(grads);
+}
+
 static void plan__further_seeds__are_spent_on_the_smallest_required_shape(void **state)
 {
     (void)state;
@@ -478,6 +571,10 @@ int main(void)
         cmocka_unit_test(plan__further_seeds__run_programs_in_other_orders),
         cmocka_unit_test(plan__variants__are_on_the_smallest_required_shape),
         cmocka_unit_test(plan__three_gradients__each_is_left_out_once),
+        cmocka_unit_test(plan__more_than_two_outputs__each_is_also_used_alone),
+        cmocka_unit_test(plan__four_gradients__each_two_are_wanted_together),
+        cmocka_unit_test(plan__questions_about_another_case__name_an_earlier_one_of_the_shape),
+        cmocka_unit_test(plan__memory_of_the_candidate__is_of_every_kind_and_mostly_nan),
         cmocka_unit_test(plan__seeds__differ_between_cases_and_between_secrets),
         cmocka_unit_test(plan__what_a_child_is_sent__does_not_say_which_shapes_are_hidden),
         cmocka_unit_test(rank__atomics_spills_and_launches__cost),

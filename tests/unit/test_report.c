@@ -141,6 +141,22 @@ static void report__shape_of_the_other_kinds__is_named(void **state)
     assert_non_null(strstr(out.data, "| other upstreams and inputs tried on | M=4, N=24 |\n"));
 }
 
+static void report__what_was_never_varied_or_asked__is_named(void **state)
+{
+    (void)state;
+    report(
+        "{\"verdict\":\"verified\",\"oracles\":{\"scalars\":{\"varied\":[{\"name\":\"eps\",\"way\":0}],"
+        "\"never_varied\":{\"mode\":\"mode is 'a', no number\"}},\"unasked\":{\"w\":\"the backward returns "
+        "None for it\"},\"sizes\":{\"D = 1\":\"too small\"}}}");
+    assert_non_null(strstr(out.data, "| also called with another | eps |\n"));
+    assert_non_null(strstr(out.data, "| never called with another mode | mode is 'a', no number |\n"));
+    assert_non_null(
+        strstr(out.data, "| not checked: the gradient of w | the backward returns None for it |\n"));
+    assert_non_null(strstr(out.data, "| size that the forward does not take: D = 1 | too small |\n"));
+    report("{\"verdict\":\"verified\",\"oracles\":{\"scalars\":7,\"unasked\":[1]}}");
+    assert_null(strstr(out.data, "never called"));
+}
+
 static void report__what_was_checked__is_told_with_what_was_not(void **state)
 {
     (void)state;
@@ -273,6 +289,7 @@ int main(void)
         TEST(report__shape_of_the_other_kinds__is_named),
         TEST(report__what_was_checked__is_told_with_what_was_not),
         TEST(checked__kinds_without_a_case__are_left_out_with_the_reason),
+        TEST(report__what_was_never_varied_or_asked__is_named),
         TEST(report__children__are_summed_by_operation),
         TEST(report__children_of_very_many_operations__are_summed_as_others),
         TEST(report__member_of_any_type__is_survived),

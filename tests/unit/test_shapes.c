@@ -270,7 +270,12 @@ static void long_shapes__one_size_long__the_rest_small_with_a_probe(void **state
     (void)state;
     json_t *dims = parse("{\"B\":64,\"M\":4096,\"N\":50257,\"D\":64,\"causal\":true}"), *found;
     assert_int_equal(ka_shapes_long(dims, (uint64_t)1 << 24, &found), 0);
-    assert_int_equal(json_array_size(found), 3);
+    assert_int_equal(json_array_size(found), 4);
+    const json_t *batch = json_array_get(found, 1);
+    assert_null(json_object_get(batch, "long"));
+    assert_string_equal(json_string_value(json_object_get(batch, "dim")), "B");
+    assert_int_equal(get(json_object_get(batch, "dims"), "B"), 2);
+    json_array_remove(found, 1);
     const json_t *base = json_object_get(json_array_get(found, 0), "dims");
     assert_true(get(base, "M") <= 16 && get(base, "N") <= 32 && get(base, "B") <= 2);
     static const char *const names[] = {"M", "N"};
@@ -289,15 +294,80 @@ static void long_shapes__one_size_long__the_rest_small_with_a_probe(void **state
     json_decref(dims);
 }
 
+static size_t count_with(const json_t *list, const char *name)
+{
+    size_t i, count = 0;
+    json_t *entry;
+    json_array_foreach((json_t *)list, i, entry) count += json_object_get(entry, name) != NULL;
+    return count;
+}
+
+static void covering_shapes__each_size_wanted__occurs_once(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"B", "M", "N"};
+    json_t *dims = parse("{\"B\":3,\"M\":39,\"N\":100,\"causal\":true}"), *found, *entry, *size;
+    assert_int_equal(ka_shapes_cover(dims, 128, (uint64_t)1 << 17, &found), 0);
+    size_t i, k, ones[3] = {0}, twos[3] = {0}, multiples[3] = {0};
+    json_array_foreach(found, i, entry)
+    {
+        const json_t *made = json_object_get(entry, "dims");
+        const char *name;
+        for (k = 0; k < 3; k++) {
+            ones[k] += get(made, names[k]) == 1;
+            twos[k] += get(made, names[k]) == 2;
+            multiples[k] += get(made, names[k]) == 128;
+        }
+        json_object_foreach(json_object_get(entry, "wants"), name, size)
+            assert_true(json_equal(size, json_object_get(made, name)));
+    }
+    for (k = 0; k < 3; k++) {
+        assert_int_equal(ones[k], 1);
+        assert_int_equal(twos[k], 1);
+        assert_int_equal(multiples[k], k > 0);
+    }
+    json_t *twos_of = json_object_get(json_array_get(found, json_array_size(found) - 1), "wants");
+    json_t *have = parse("{\"B\":2,\"M\":5}"), *shapes = json_pack("[{s:o}]", "dims", have);
+    json_t *singles = ka_shapes_singles(dims, twos_of, shapes);
+    assert_int_equal(json_array_size(singles), 2); /* B = 2 occurs elsewhere */
+    assert_int_equal(get(json_object_get(json_array_get(singles, 0), "dims"), "M"), 2);
+    assert_int_equal(get(json_object_get(json_array_get(singles, 0), "dims"), "N"), 100);
+    json_decref(singles);
+    json_decref(shapes);
+    json_decref(found);
+    json_decref(dims);
+}
+
+static void covering_shapes__too_large__take_a_smaller_multiple(void **state)
+{
+    (void)state;
+    json_t *dims = parse("{\"M\":39,\"K\":44,\"N\":35}"), *alone = parse("{\"N\":24}"), *found, *entry;
+    assert_int_equal(ka_shapes_cover(dims, 128, (uint64_t)1 << 17, &found), 0);
+    size_t i, multiples = 0;
+    json_array_foreach(found, i, entry)
+    {
+        int64_t size = get(json_object_get(entry, "wants"), "M");
+        multiples += size == 64;
+    }
+    assert_int_equal(multiples, 1);
+    json_decref(found);
+    assert_int_equal(ka_shapes_cover(alone, 128, (uint64_t)1 << 17, &found), 0);
+    assert_int_equal(get(json_object_get(json_array_get(found, 1), "dims"), "N"), 2048);
+    json_decref(found);
+    json_decref(alone);
+    json_decref(dims);
+}
+
 static void long_shapes__nothing_scaled_or_too_large__gives_none(void **state)
 {
     (void)state;
     json_t *small = parse("{\"M\":30,\"N\":100}"), *large = parse("{\"M\":4096,\"N\":4096}"), *found;
     assert_int_equal(ka_shapes_long(small, (uint64_t)1 << 24, &found), 0);
-    assert_int_equal(json_array_size(found), 0);
+    assert_int_equal(count_with(found, "dim"), 2);
+    assert_int_equal(count_with(found, "long"), 0);
     json_decref(found);
     assert_int_equal(ka_shapes_long(large, 4096, &found), 0);
-    assert_int_equal(json_array_size(found), 0);
+    assert_int_equal(count_with(found, "long"), 0);
     json_decref(found);
     json_t *list = json_array();
     assert_int_equal(ka_shapes_long(list, 4096, &found), -EINVAL);
@@ -324,6 +394,8 @@ int main(void)
         cmocka_unit_test(shapes__hidden__cover_every_kind),
         cmocka_unit_test(shapes__hidden__go_beyond_the_block_of_every_size),
         cmocka_unit_test(shapes__hidden_of_nothing_to_vary__is_empty),
+        cmocka_unit_test(covering_shapes__each_size_wanted__occurs_once),
+        cmocka_unit_test(covering_shapes__too_large__take_a_smaller_multiple),
         cmocka_unit_test(long_shapes__one_size_long__the_rest_small_with_a_probe),
         cmocka_unit_test(long_shapes__nothing_scaled_or_too_large__gives_none),
     };

@@ -25,9 +25,10 @@ static void stages__what_starts__is_what_waited_for_what_has_ended(void **state)
         enum ka_stage ended;
         unsigned starts;
     } table[] = {
-        {KA_STAGE_SWEEP, BIT(DRAFT) | BIT(HIDDEN) | BIT(DIFFERENCES) | BIT(INPUTS)},
+        {KA_STAGE_SWEEP, BIT(DRAFT) | BIT(HIDDEN) | BIT(DIFFERENCES) | BIT(INPUTS) | BIT(SCALARS)},
         {KA_STAGE_DRAFT, 0},
         {KA_STAGE_INPUTS, 0},
+        {KA_STAGE_SCALARS, 0},
         {KA_STAGE_HIDDEN, BIT(LONG)},
         {KA_STAGE_LONG, 0},
         {KA_STAGE_DIFFERENCES, 0},

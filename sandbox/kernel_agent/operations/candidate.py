@@ -29,12 +29,13 @@ from ..flow import Flow, unseen
 from ..forward import Forward, Launch, launch_intercept, load
 from ..guards import Guards
 from ..launches import benchmarking
-from ..layout import overlap
+from ..layout import overlap, repeats
 from ..source import backward_starts, words
 from . import budget
 from .traffic import Counter
 
 _INT_POISON = -0x21524111  # looks like no index and no count; wraps in narrower integers
+_LARGE = 1e4  # finite in float16 too
 _ALLOCATIONS = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 )
@@ -125,7 +126,7 @@ def _add(report: dict[str, Any], key: str, found: dict[str, int] | None) -> None
 def _alike(case: dict[str, Any]) -> str:
     """Cases in which the plain stub does the same, whatever the values."""
     layouts = {name: kind for name, kind in (case.get("layouts") or {}).items() if not vary.is_upstream(name)}
-    return json.dumps([case["dims"], layouts], sort_keys=True)
+    return json.dumps([case["dims"], layouts, case.get("scalar")], sort_keys=True)
 
 
 def _error(exc: BaseException, fwd: Forward) -> Unusable:
@@ -190,7 +191,24 @@ def entry_of(fwd: Forward, name: str | None) -> Callable[..., Any]:
             fwd.path,
             entry.__code__.co_firstlineno if hasattr(entry, "__code__") else None,
         )
+    for own, plain in zip(inspect.signature(entry).parameters.values(), fwd.params, strict=True):
+        if type(own.default) is not type(plain.default) or not _same_value(own.default, plain.default):
+            raise Unusable(
+                "candidate_raised",
+                f"{name}() has {_default(own)} where {fwd.stub_name}() has {_default(plain)}",
+                fwd.path,
+                entry.__code__.co_firstlineno if hasattr(entry, "__code__") else None,
+                remedy="give every parameter the stub's default",
+            )
     return entry
+
+
+def _default(parameter: inspect.Parameter) -> str:
+    return (
+        f"{parameter.name}={parameter.default!r}"[:120]
+        if parameter.default is not parameter.empty
+        else (f"no default for {parameter.name}")
+    )
 
 
 class Poison(TorchDispatchMode):
@@ -201,10 +219,18 @@ class Poison(TorchDispatchMode):
     measure. What runs inside a launch is counted.
     """
 
-    def __init__(self, guards: Guards | None = None, plain: bool = False, flow: Flow | None = None) -> None:
+    def __init__(
+        self,
+        guards: Guards | None = None,
+        plain: bool = False,
+        flow: Flow | None = None,
+        memory: str = "nan",
+    ) -> None:
+        """`memory`: what fresh memory holds, a row of MEMORY."""
         super().__init__()
         self.flow = flow
         self.plain = plain
+        self.memory = memory
         self.guards = guards
         self.counting: str | None = None
         self.counts: dict[str, dict[str, int]] = {"stub": {}, "forward": {}, "backward": {}}
@@ -230,7 +256,7 @@ class Poison(TorchDispatchMode):
         if self.guards is not None and operation in _ALLOCATIONS | _FILLED and not benchmarking():
             result = self.guards.allocate(result)
         if operation in _ALLOCATIONS and not self.plain:
-            poison(result)
+            poison(result, self.memory)
         return result
 
     def count(self, name: str) -> None:
@@ -318,10 +344,13 @@ def _by_tuner() -> bool:
     return frame is not None and frame.f_code.co_filename.startswith(_TRITON)
 
 
-def poison(tensor: torch.Tensor) -> None:
-    """NaN for floating and complex tensors, True for bool, a strange number for integers."""
+def poison(tensor: torch.Tensor, memory: str = "nan") -> None:
+    """Fills fresh memory. Booleans are True, other integers a strange number: an index that is off ends a
+    launch, whatever it is off by."""
     if tensor.is_floating_point() or tensor.is_complex():
-        tensor.fill_(float("nan"))
+        MEMORY[memory](tensor)
+    elif memory == "zero":
+        tensor.zero_()
     elif tensor.dtype == torch.bool:
         tensor.fill_(True)
     else:
@@ -329,6 +358,40 @@ def poison(tensor: torch.Tensor) -> None:
         wrapped = _INT_POISON & ((1 << bits) - 1)
         signed = wrapped - (1 << bits) if tensor.dtype.is_signed and wrapped >> (bits - 1) else wrapped
         tensor.fill_(signed)
+
+
+def _not_a_number(tensor: torch.Tensor) -> None:
+    tensor.fill_(float("nan"))
+
+
+def _places(tensor: torch.Tensor) -> torch.Tensor:
+    """A small number for each place, no two neighbours' the same."""
+    return torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape) * 7 % 97
+
+
+def _large(tensor: torch.Tensor) -> None:
+    """Finite values of either sign, as an earlier computation leaves them."""
+    tensor.copy_((_places(tensor) - 48.5) * (_LARGE / 48.5))
+
+
+def _other_dtype(tensor: torch.Tensor) -> None:
+    """The bits of a list of indices."""
+    size = tensor.element_size()
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32}.get(size, torch.int64)
+    if size == bits.itemsize:
+        tensor.copy_((_places(tensor) + 1).to(bits).view(tensor.dtype))
+    else:
+        _large(tensor)
+
+
+# What fresh memory may hold. It is NaN in most cases; code that looks whether it is judged finds it so in one
+# case and otherwise in the next.
+MEMORY: dict[str, Callable[[torch.Tensor], Any]] = {
+    "nan": _not_a_number,
+    "large": _large,
+    "zero": torch.Tensor.zero_,
+    "bits": _other_dtype,
+}
 
 
 @dataclass
@@ -455,15 +518,18 @@ class Case:
         self.seed: int = case["seed"]
         self.upstream: dict[str, Any] = case["upstream"]
         self.varied = vary.Varied.of(case)
+        self.scalar: dict[str, Any] | None = case.get("scalar")
         self.needs: list[str] | None = case.get("needs")
         self.asked = {name: case[name] for name in QUESTIONS if case.get(name)}
         self.facts = bool(case.get("facts"))
         self.dtype = dtype
         self.guards = Guards()
+        self.memory: str = case.get("memory") or "nan"
         self.flow = Flow() if fwd.mode == "interpret" else None
-        self.poison = Poison(None if plain else self.guards, plain, self.flow)
+        self.poison = Poison(None if plain else self.guards, plain, self.flow, self.memory)
         self.launches = Launches(fwd.path, backward_starts(fwd.source), self.flow, case.get("order"))
         self.saved: list[torch.Tensor] = []
+        self.told: dict[str, Any] = {}  # what questions add to the result
 
     def run(self, scratch: Path) -> dict[str, Any]:
         self.stub = self.stub or self.call_stub()
@@ -492,15 +558,12 @@ class Case:
                 untraced = [n for n, grad in grads.items() if self.flow and not self.flow.traced(grad)]
             changed += [name for name in later.modified() if name not in changed]
             changed += self.guards.broken()
-            made = {
-                f"out/{o.index}": o.value.detach().clone()
-                for o in outputs
-                if isinstance(o.value, torch.Tensor)
-            }
+            graph = Graph(arguments, outputs, leaves, expected, upstreams, grads)
+            made = graph.outputs_as("out")
             keep = self.varied.judged() or torch.clone
             made |= {f"grad/{name}": keep(grad) for name, grad in grads.items()}
             aliases = self.aliases(grads, outputs, arguments.arguments, upstreams)
-            graph = Graph(outputs, leaves, expected, upstreams)
+            self.launches.phase = "again"  # also what the stub launches when a question needs it
             for question, asked in self.asked.items():
                 made |= QUESTIONS[question](self, graph, asked)
         file = f"case-{self.id}.safetensors"
@@ -521,13 +584,16 @@ class Case:
             "races": list(self.launches.races)[:_MOST_TOLD] if self.flow else None,
             "untraced": untraced if self.flow else None,
             "ordered_by_atomics": list(self.launches.ordered)[:_MOST_TOLD],
+            **self.told,
         }
         if self.facts:
             result["facts"] = {"forward": forward_facts.to_dict(), "backward": backward_facts.to_dict()}
         return result
 
     def inputs_drawn(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return draw.make_inputs(self.fwd, self.dims, self.seed, dtype=self.dtype, varied=self.varied)
+        return draw.make_inputs(
+            self.fwd, self.dims, self.seed, dtype=self.dtype, varied=self.varied, scalar=self.scalar
+        )
 
     def call_stub(self) -> StubCall:
         """The plain stub on these inputs."""
@@ -627,6 +693,40 @@ class Case:
             draw.Output(output.index, output.value, output.kind, plain.differentiable)
             for output, plain in zip(outputs, expected, strict=True)
         ]
+
+    def other(self, told: dict[str, Any]) -> Case:
+        """Another case in this one's place: what it allocates and launches is watched here too."""
+        made = Case(self.fwd, self.entry, told, self.dtype)
+        made.guards, made.poison, made.launches = self.guards, self.poison, self.launches
+        made.stub = self.stub if told["dims"] == self.dims else made.stub_anew()
+        return made
+
+    def stub_anew(self) -> StubCall:
+        """What the plain stub does, found out in the middle of a case, whose record stays as it is."""
+        case = {
+            "id": self.id,
+            "dims": self.dims,
+            "seed": self.seed,
+            "upstream": self.upstream,
+            "scalar": self.scalar,
+        }
+        return Case(self.fwd, self.entry, case, self.dtype).call_stub()
+
+    def call(
+        self, arguments: inspect.BoundArguments, leaves: dict[str, torch.Tensor], phase: str = "again"
+    ) -> Graph:
+        """One more call of the entry, and upstreams for it."""
+        assert self.stub is not None
+        self.launches.phase = phase
+        returned = self.entry(*arguments.args, **arguments.kwargs)
+        try:
+            outputs = self.outputs(returned, arguments.arguments, self.stub.outputs)
+            upstreams = self.upstreams(self.stub.outputs, outputs, self.upstream["seed"])
+        except Unusable:  # the same dimensions, and yet other shapes or integers: they hang on the data
+            self.stub = self.stub_anew()
+            outputs = self.outputs(returned, arguments.arguments, self.stub.outputs)
+            upstreams = self.upstreams(self.stub.outputs, outputs, self.upstream["seed"])
+        return Graph(arguments, outputs, leaves, self.stub.outputs, upstreams, {})
 
     def again(self, part: str, graph: Graph, phase: str = "again") -> dict[str, torch.Tensor]:
         """Copies of what one more backward over the graph gives, as tensors of `part`."""
@@ -737,12 +837,20 @@ class Case:
 
 @dataclass(frozen=True)
 class Graph:
-    """A call of the entry: its outputs and the plain stub's, the leaves, and upstreams for them."""
+    """A call of the entry: its outputs and the plain stub's, the leaves, upstreams for them, and the first
+    gradients as they were handed out."""
 
+    arguments: inspect.BoundArguments
     outputs: list[draw.Output]
     leaves: dict[str, torch.Tensor]
     expected: list[draw.Output]
     upstreams: dict[int, torch.Tensor]
+    grads: dict[str, torch.Tensor]
+
+    def outputs_as(self, part: str) -> dict[str, torch.Tensor]:
+        """Copies of the outputs as they are now, as tensors of `part`."""
+        values = {f"{part}/{output.index}": output.value for output in self.outputs}
+        return {n: v.detach().clone() for n, v in values.items() if isinstance(v, torch.Tensor)}
 
 
 def _twice(case: Case, graph: Graph, _: bool) -> dict[str, torch.Tensor]:
@@ -782,14 +890,138 @@ def _noop(case: Case, graph: Graph, _: bool) -> dict[str, torch.Tensor]:
     return case.again("noop", graph, phase="noop")
 
 
+def _beside(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Another graph is made while this one is alive, then both are differentiated in either order."""
+    other = case.other(told)
+    arguments, leaves = other.arguments()
+    unnamed = {
+        name: value.detach().requires_grad_()
+        for name, value in arguments.arguments.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and name not in case.fwd.grads
+    }
+    arguments.arguments.update(unnamed)
+    second = other.call(_without_defaults(case.fwd, arguments), leaves)
+    returned = other.backward("again", second.outputs, unnamed, second.upstreams) if unnamed else {}
+    case.told["unnamed"] = list(returned)
+    made = other.again("beside", second) | second.outputs_as("beside_out")
+    return made | case.again("held", graph) | other.again("after", second)
+
+
+def _kept(_: Case, graph: Graph, __: bool) -> dict[str, torch.Tensor]:
+    """What the case has returned, never copied until now, when other calls have been made."""
+    made = {f"kept/{name}": grad.clone() for name, grad in graph.grads.items()}
+    return made | graph.outputs_as("kept_out")
+
+
+def _stepped(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Another case's values written into this one's inputs, as an optimizer does, and a call with them."""
+    other = case.other(told)
+    stepped = other.call(*_refilled(graph.arguments, *other.arguments()))
+    return other.again("stepped", stepped) | stepped.outputs_as("stepped_out")
+
+
+def _stale(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The same, and one input after the other is changed between forward and backward: what is kept where
+    autograd does not count versions shows where nothing else was changed."""
+    other = case.other(told)
+    made, refused = dict[str, torch.Tensor](), []
+    own = case.arguments()[0].arguments
+    for name in [name for name, value in graph.arguments.arguments.items() if _is_tensor(value)]:
+        stepped = other.call(*_refilled(graph.arguments, *other.arguments()))
+        try:
+            if not _refill(graph.arguments.arguments[name], own[name]):
+                raise Unusable("internal", "not to be changed in place")
+            made |= other.again(f"stale.{name}", stepped)
+        except Exception:  # noqa: BLE001 (to refuse is right, by the count of versions or by a check of one's own)
+            refused.append(name)
+    case.told["stale_refused"] = refused
+    return made
+
+
+CALLS, LAUNCHED_EVERY, CALL_SECONDS = 352, 16, 1.0
+
+
+def _calls(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Many calls of the cheapest case, and then this one's again. Most of them launch nothing, which is what
+    the interpreter would spend its time on, unless the host code needs what the kernels make."""
+    small = case.other(told)
+    arguments, leaves = small.arguments()
+    one = small.call(arguments, leaves)
+    idle = "noop"
+    until = time.process_time() + CALL_SECONDS
+    for number in range(CALLS):
+        phase = case.launches.phase = idle if number % LAUNCHED_EVERY else "again"
+        try:
+            values = draw.flatten(small.entry(*arguments.args, **arguments.kwargs))
+            outputs = [replace(o, value=v) for o, v in zip(one.outputs, values, strict=True)]
+            small.backward(phase, outputs, leaves, one.upstreams)
+        except Exception:
+            if phase == "again":
+                raise
+            idle = "again"
+        case.guards.reset()
+        case.told["calls"] = number + 1
+        if time.process_time() > until:
+            break
+    return case.again("worn", case.call(*case.arguments()))
+
+
 # What a case may ask beyond its gradients, in the order in which it is done over one graph.
 QUESTIONS: dict[str, Callable[[Case, Graph, Any], dict[str, torch.Tensor]]] = {
     "twice": _twice,
     "repeats": _repeats,
     "linear": _linear,
     "powers": _powers,
+    "beside": _beside,
+    "kept": _kept,
+    "stepped": _stepped,
+    "stale": _stale,
+    "calls": _calls,
     "noop": _noop,
 }
+
+
+def _without_defaults(fwd: Forward, arguments: inspect.BoundArguments) -> inspect.BoundArguments:
+    """The same call, where what equals the stub's default is left to the entry's own."""
+    for parameter in fwd.params:
+        given = arguments.arguments.get(parameter.name, parameter.empty)
+        if type(given) is type(parameter.default) and _same_value(given, parameter.default):
+            del arguments.arguments[parameter.name]
+    return arguments
+
+
+def _same_value(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except Exception:  # noqa: BLE001 (values of the user's, which need not be comparable)
+        return False
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _refill(old: torch.Tensor, new: torch.Tensor) -> bool:
+    """Whether the values could be written into a tensor that is there."""
+    if (old.shape, old.dtype) != (new.shape, new.dtype) or repeats(old):
+        return False
+    with torch.no_grad():
+        old.copy_(new)
+    return True
+
+
+def _refilled(
+    into: inspect.BoundArguments, arguments: inspect.BoundArguments, leaves: dict[str, torch.Tensor]
+) -> tuple[inspect.BoundArguments, dict[str, torch.Tensor]]:
+    """The same call with the tensors of `into`, whose values are changed in place; not those whose shape
+    hangs on the data."""
+    for name, new in arguments.arguments.items():
+        old = into.arguments.get(name)
+        if old is not None and _is_tensor(new) and _is_tensor(old) and _refill(old, new):
+            arguments.arguments[name] = old
+            if name in leaves:
+                leaves[name] = old
+    return arguments, leaves
 
 
 def _named_inputs(bound: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -142,6 +142,7 @@ class Case:
         self.seed = case["seed"]
         self.upstream = case["upstream"]
         self.varied = vary.Varied.of(case)
+        self.scalar: dict[str, Any] | None = case.get("scalar")
         self.masked = False  # see differentiate()
         self.dtype = dtype
         self.taken: dict[str, str] = {}  # why a layout alone is not, "" where it is: found out once a process
@@ -149,7 +150,7 @@ class Case:
 
     def run(self, scratch: Path, fd: bool | str) -> dict[str, Any]:
         if fd == "only":
-            return {"fd": finite_differences(self)}
+            return {"fd": finite_differences(self), "unasked": self.unasked()}
         recording = self.record(self.dtype)
         self.require_taken(recording)
         self.require_room(recording)
@@ -208,7 +209,7 @@ class Case:
 
     def drawn(self, dtype: str | None, plain: bool) -> dict[str, Any]:
         args, kwargs = draw.make_inputs(
-            self.fwd, self.dims, self.seed, dtype=dtype, varied=self.varied, plain=plain
+            self.fwd, self.dims, self.seed, dtype=dtype, varied=self.varied, plain=plain, scalar=self.scalar
         )
         return draw.bind(self.fwd, args, kwargs)
 
@@ -267,6 +268,32 @@ class Case:
             "device_bytes": budget.evaluation_bytes(recording.recorder.tape),
         }
         budget.require(needed, self.limits, wanted[0].device, self.fwd.path)
+
+    def unasked(self) -> dict[str, str]:
+        """Floating inputs of which no gradient is checked though an output hangs on them, and why not."""
+        said = (
+            "no position names it" if forward.is_decorated(self.fwd) else "the backward returns None for it"
+        )
+        bound = self.arguments(self.dtype)
+        found = {}
+        for name, value in bound.items():
+            floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+            if floating and name not in self.fwd.grads and self.hangs_on(name):
+                found[name] = said
+        return found
+
+    def hangs_on(self, name: str) -> bool:
+        """Whether an output of the real forward is another one with other values of an input."""
+        made = []
+        for factor, shift in ((1.0, 0.0), (1.25, 0.125)):
+            bound = self.arguments(self.dtype)
+            bound[name] = bound[name] * factor + shift
+            try:
+                made.append(draw.flatten(self.call(bound)))
+            except Unusable:
+                return True  # it matters enough to be refused
+        tensors_of = [[v for v in values if isinstance(v, torch.Tensor)] for values in made]
+        return not all(torch.equal(a, b) for a, b in zip(*tensors_of, strict=False) if a.is_floating_point())
 
     # ---- whether other inputs are fair
 

@@ -24,7 +24,8 @@ from .nameable import Names
 FORBIDDEN_NAMES = words(
     """exec eval compile open input breakpoint exit quit globals locals vars __import__ getattr hasattr
     setattr delattr os sys gc inspect ctypes subprocess importlib builtins pathlib pickle threading help
-    copyright credits license multiprocessing socket"""
+    copyright credits license multiprocessing socket __name__ __file__ __spec__ __loader__ __package__
+    __cached__ __dict__"""
 )
 # Special methods that a class may define: any other runs where nobody sees a call.
 _SPECIAL = frozenset({"__init__", "__post_init__", "__call__"})

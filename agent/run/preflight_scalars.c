@@ -1,0 +1,104 @@
+/* Part of preflight: which arguments that are numbers or flags may have another value than make_args gives
+ * them. Those on which forward and oracle agree then are varied in every check; the rest is named, as never
+ * varied: a backward may have their value written into it, and nobody would see. */
+#include "preflight_internal.h"
+
+#include <string.h>
+
+#include "agent/core/plan.h"
+#include "base/hash.h"
+#include "events.h"
+#include "expected.h"
+#include "operations.h"
+#include "sizes.h"
+
+#define WAYS 3 /* of draw.py's nearby() */
+
+/* {"name", "way"} for every argument that wants no gradient: what it is, the child finds out. */
+static json_t *all_ways(const struct ka_run *run)
+{
+    json_t *list = json_array(), *param;
+    size_t i;
+    json_array_foreach(json_object_get(json_object_get(run->inspect, "stub"), "params"), i, param)
+    {
+        for (int way = 0; way < WAYS && !json_is_true(json_object_get(param, "grad")); way++)
+            json_array_append_new(
+                list, json_pack("{s:O, s:i}", "name", json_object_get(param, "name"), "way", way));
+    }
+    return list;
+}
+
+static bool is_tensor(const char *why)
+{
+    return why && strstr(why, " is a tensor");
+}
+
+static const char *reason_of(const json_t *error)
+{
+    const char *why = json_string_value(json_object_get(error, "message"));
+    return why ? why : "not taken";
+}
+
+static void on_scalars(struct ka_run *run, struct ka_fan *fan, void *arg)
+{
+    const struct ka_op_result *failed = ka_fan_failed(fan, KA_OP_SANDBOX);
+    (void)arg;
+    if (failed) {
+        ka_run_op_failed(run, failed);
+        return;
+    }
+    if (!ka_fan_ended(fan))
+        return;
+    json_t *asked = run->preflight->asked_scalars, *varied = json_array(), *never = json_object(), *item;
+    json_t *done = json_object();
+    size_t i;
+    json_array_foreach(asked, i, item)
+    {
+        json_t *scalar = json_object_get(item, "scalar"), *error = NULL;
+        const char *name = json_string_value(json_object_get(scalar, "name"));
+        struct ka_fan_found found = {.status = KA_OP_DIED, .message = "no result"};
+        ka_fan_find(fan, (json_int_t)i, &found);
+        if (json_object_get(done, name))
+            continue;
+        if (ka_preflight_agrees(&found, &error)) {
+            json_array_append(varied, scalar);
+            json_object_set_new(done, name, json_true());
+            json_object_del(never, name);
+            ka_expected_offer(run, fan, item);
+        } else if (is_tensor(reason_of(error))) {
+            json_object_set_new(done, name, json_true());
+        } else if (!json_object_get(never, name)) { /* of several ways the first tells most */
+            json_object_set_new(never, name, json_string(reason_of(error)));
+        }
+        json_decref(error);
+    }
+    json_decref(done);
+    json_object_set_new(run->oracles, "scalars",
+                        json_pack("{s:o, s:o}", "varied", varied, "never_varied", never));
+    run->preflight->scalars = NULL;
+    ka_fan_free(fan);
+    run->preflight->ended(run, KA_STAGE_SCALARS);
+}
+
+bool ka_preflight_scalars(struct ka_run *run)
+{
+    json_t *ways = all_ways(run), *cases = json_array();
+    const json_t *stand_in = run->preflight->stand_in;
+    ka_plan_scalars(cases, stand_in ? stand_in : ka_plan_smallest(run->shapes), ways, ka_random_u64());
+    json_decref(ways);
+    if (!json_array_size(cases)) {
+        json_decref(cases);
+        return false;
+    }
+    json_t *asked = run->preflight->asked_scalars = ka_plan_for_oracle(cases);
+    struct ka_fan_req req = {.operation = "oracle",
+                             .file = run->work_forward,
+                             .what = "numbers and flags",
+                             .cases = asked,
+                             .extra = json_pack("{s:b}", "fd", 0),
+                             .together = !ka_run_on_gpu(run),
+                             .agree = true};
+    json_decref(cases);
+    run->preflight->scalars = ka_fan_start(run, &req, on_scalars, NULL);
+    return true;
+}
