@@ -80,8 +80,8 @@ def make_inputs(
     and random.
 
     `dtype` None means make_args' own default, except that bfloat16 becomes float32 on the CPU. `kind` is one
-    of INPUTS, or None for the inputs as make_args makes them. `scalar` ({"name", "way"}) gives an argument that
-    is a number or a flag another value, as nearby() makes it. Inputs that want gradients do not require
+    of INPUTS, or None for the inputs as make_args makes them. `scalar` ({"name", "way"}) gives an argument
+    that is a number or a flag another value, as nearby() makes it. Inputs that want gradients do not require
     them yet. Raises Unusable (make_args_raised, make_args_type).
     """
     device = device or fwd.device

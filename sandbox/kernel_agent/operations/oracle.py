@@ -217,9 +217,9 @@ class Case:
         bound = self.arguments(self.dtype)
         found = {}
         for name, value in bound.items():
-            if isinstance(value, torch.Tensor) and value.is_floating_point() and name not in self.fwd.grads:
-                if self.hangs_on(name):
-                    found[name] = said
+            floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+            if floating and name not in self.fwd.grads and self.hangs_on(name):
+                found[name] = said
         return found
 
     def hangs_on(self, name: str) -> bool:
