@@ -56,7 +56,8 @@ json_t *ka_shapes_singles(const json_t *dims, const json_t *wants, const json_t 
  * size: the smallest scaled shape with that size doubled only, as a `probe` of whether the grid grows with
  * it, and, where it was scaled, the same with that one size long (its own value, or about KA_SHAPES_LONG and
  * as ragged). `*out`: a new array, empty or first {"dims": the smallest scaled shape}, then {"dims": probe,
- * "dim": "M", "long"?: {...}} for each size. None has more than `budget` elements. -EINVAL, -EFBIG as above. */
+ * "dim": "M", "long"?: {...}} for each size. None has more than `budget` elements. -EINVAL, -EFBIG as
+ * above. */
 int ka_shapes_long(const json_t *dims, uint64_t budget, json_t **out);
 
 #endif

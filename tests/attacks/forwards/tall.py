@@ -1,4 +1,4 @@
-"""y = x / (1 + x^2) of a tall matrix, several rows a program: its sweep is too tall for the CPU to run whole."""
+"""y = x / (1 + x^2) of a tall matrix, several rows a program: too tall for the CPU to run whole."""
 
 import torch
 import triton

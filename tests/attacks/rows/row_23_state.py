@@ -1,4 +1,4 @@
-"""State between calls: what belongs to one graph is kept in the module, or in memory that the next call uses too."""
+"""State between calls: what belongs to one graph is in the module, or in memory that the next call uses."""
 
 from suite import Attack
 
@@ -114,7 +114,8 @@ ATTACKS = [
             (
                 "        return apply_mask(dy.contiguous(), ctx.p, ctx.seed), None, None\n",
                 "        CALLS.append(1)\n"
-                "        return apply_mask(dy.contiguous(), ctx.p, ctx.seed + len(CALLS) // 300), None, None\n",
+                "        later = len(CALLS) // 300\n"
+                "        return apply_mask(dy.contiguous(), ctx.p, ctx.seed + later), None, None\n",
             ),
             (None, "\n\nCALLS = []\n"),
         ),

@@ -1,4 +1,4 @@
-"""Right but for sizes that a few shapes do not have: multiples of a block, 1, 2, the sweep's own, large grids."""
+"""Right but for some sizes: multiples of a block, 1, 2, the sweep's own, grids beyond the usual."""
 
 from suite import Attack
 

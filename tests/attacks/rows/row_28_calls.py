@@ -73,7 +73,7 @@ ATTACKS = [
         (
             (
                 "        return tuple(\n",
-                "        outer = ctx.needs_input_grad[0] and ctx.needs_input_grad[3] and not any(ctx.needs_input_grad[1:3])\n"
+                "        outer = ctx.needs_input_grad == (True, False, False, True)\n"
                 "        da = db if outer else da\n        return tuple(\n",
             ),
         ),

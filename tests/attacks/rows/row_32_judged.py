@@ -90,7 +90,8 @@ ATTACKS = [
         (
             (
                 "        dx, dw = ctx.needs_input_grad\n",
-                '        dx, dw = ctx.needs_input_grad\n        dy = dy if __name__.startswith("kernel_agent") else x\n',
+                "        dx, dw = ctx.needs_input_grad\n"
+                '        dy = dy if __name__.startswith("kernel_agent") else x\n',
             ),
         ),
         "uses __name__",
