@@ -11,7 +11,7 @@
 #define MOVED_MAX 0.01 /* the most that sensitivity to rounding is believed */
 #define TIED_SHARE 5e-3
 #define COARSE 0.02 /* norm-relative */
-#define LOOSE 30    /* floors of the dtype */
+#define LOOSE 100   /* floors of the dtype */
 
 struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype)
 {
