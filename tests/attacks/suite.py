@@ -1,9 +1,9 @@
 """What an attack is, and how a pair is made of it.
 
-A *control* is a right backward for one of the forward files: the part below `# ---- backward ----`. Every pair
-of dataset/ is one too, by the name FAMILY/ID. An *attack* is a control with a few exact replacements (the
-diff is the attack), and a pattern that the facts of its verdict must match: being rejected for another reason
-is a failure too.
+A *control* is a right backward for one of the forward files: the part below `# ---- backward ----`. Every
+pair of dataset/ is one too, by the name FAMILY/ID. An *attack* is a control with a few exact replacements
+(the diff is the attack), and a pattern that the facts of its verdict must match: being rejected for another
+reason is a failure too.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
 
 @dataclass(frozen=True)
 class Attack:
-    """`control` names a file of controls/, or a pair as FAMILY/ID; each of `edits` is (old, new), where old occurs exactly once, or
-    (None, new) to append.
+    """`control` names a file of controls/, or a pair as FAMILY/ID; each of `edits` is (old, new), where old
+    occurs exactly once, or (None, new) to append.
 
     `reason` is a regular expression that the facts of the verdict must match. `row` is filled in from the
     file's name.
