@@ -64,9 +64,9 @@ struct ka_tolerance {
 /* The numbers for gradients and outputs in `dtype`; integers must be equal. */
 struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype);
 
-/* For inputs of mixed magnitudes: the finite elements must be the right ones, and the tensor as a whole, not
- * its parts, must be right to a few percent. What is large there (a log-sum-exp of 100) leaves its rounding in
- * what is small. */
+/* For inputs of mixed magnitudes: the finite elements must be the right ones, and the tensor as a whole,
+ * not its parts, must be right to a few percent. What is large there (a log-sum-exp of 100) leaves its
+ * rounding in what is small. */
 void ka_tolerance_coarsen(struct ka_tolerance *tol);
 
 /* For inputs with large, equal or infinite elements: what saturates or cancels there leaves more rounding in

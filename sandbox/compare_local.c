@@ -1,5 +1,5 @@
-/* The rule for parts of a tensor: each row of the last axis, each block of a row, each element. A norm over the
- * whole says nothing of what is small beside the rest.
+/* The rule for parts of a tensor: each row of the last axis, each block of a row, each element. A norm
+ * over the whole says nothing of what is small beside the rest.
  *
  * A part is held to what rounding may leave in it: a share of its own norm, and as much as rounding leaves in
  * its neighbours, with or without it: so many units in the last place of their root mean square, and a few

@@ -1,11 +1,12 @@
 /* The decision about one candidate, from results that others measured: pure, no files, no clock.
  *
  * Words: a *shape* is one set of dims: required (the sweep's), hidden (derived by the daemon, secret) or
- * optional. A *case* is one shape with one seed and one kind of upstream gradient. A shape passes when it has
- * at least one case and none of its cases failed in anything. The candidate is *verified* when every required
- * shape passes, no checked hidden shape fails, nothing failed on the whole (scan, launches), and every
- * gradient was compared at least once with values that are neither zero, nor infinite, nor rounding noise. Optional shapes are
- * reported, and block nothing; skipped shapes never count as passed, so a skipped required shape blocks.
+ * optional. A *case* is one shape with one seed and one kind of upstream gradient. A shape passes when it
+ * has at least one case and none of its cases failed in anything. The candidate is *verified* when every
+ * required shape passes, no checked hidden shape fails, nothing failed on the whole (scan, launches), and
+ * every gradient was compared at least once with values that are neither zero, nor infinite, nor rounding
+ * noise. Optional shapes are reported, and block nothing; skipped shapes never count as passed, so a
+ * skipped required shape blocks.
  *
  * Secrets: the dims of hidden shapes, and anything measured on them that would tell a size, appear only in
  * the private JSON. Text for an LLM says "a hidden shape" with its kind ("block + 1"). Everything given is

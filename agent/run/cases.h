@@ -40,8 +40,8 @@ int ka_case_spread(const struct ka_tensors *found, const char *name, size_t time
                    double *norm);
 
 /* Does the real Triton forward equal the oracle's, on every tensor output, and do the oracles equal each
- * other, and is there a gradient where outputs are finite? 0, or -EDOM with a sentence naming what differs and
- * by how much, -ERANGE with one on a gradient that is NaN, or another error for unusable
+ * other, and is there a gradient where outputs are finite? 0, or -EDOM with a sentence naming what
+ * differs and by how much, -ERANGE with one on a gradient that is NaN, or another error for unusable
  * tensors. */
 int ka_case_agrees(const struct ka_tensors *oracle, const json_t *entry, const json_t *plan,
                    struct ka_err *err);

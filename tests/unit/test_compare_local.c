@@ -29,7 +29,8 @@ static double normal(uint64_t i)
     return noise(3 * i) + noise(3 * i + 1) + noise(3 * i + 2);
 }
 
-/* Rows of the size that `size` says, all rounded relative to the largest of them, as sums of many terms are. */
+/* Rows of the size that `size` says, all rounded relative to the largest of them, as sums of many terms
+ * are. */
 static struct triple *fresh_of(const char *dtype, size_t rows, size_t cols, double (*size)(size_t row))
 {
     struct triple *t = ka_calloc(1, sizeof(*t));

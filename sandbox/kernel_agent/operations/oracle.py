@@ -240,7 +240,7 @@ class Case:
         return recording
 
     def require_kept(self, wanted: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> None:
-        """Raises Unusable("stub_args") where the stub overwrites an input that wants a gradient. Who called it
+        """Raises Unusable("stub_args") where the stub overwrites an input that wants a gradient. Its caller
         goes on with the new values, and no upstream gradient of those is ever drawn."""
         for name, tensor in wanted.items():
             if not torch.equal(tensors.raw_bytes(tensor.detach()), tensors.raw_bytes(before[name])):
