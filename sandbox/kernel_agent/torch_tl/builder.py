@@ -23,6 +23,7 @@ import torch
 import triton.language as tl
 from triton._C.libtriton import ir
 
+from kernel_agent.source import words
 from kernel_agent.torch_tl import libdevice, reductions
 from kernel_agent.torch_tl.handles import (
     BlockPointer,
@@ -38,17 +39,9 @@ from kernel_agent.torch_tl.handles import (
 from kernel_agent.torch_tl.memory import Memory
 
 RMW_NAMES = {
-    ir.ATOMIC_OP.ADD: "add",
-    ir.ATOMIC_OP.FADD: "add",
-    ir.ATOMIC_OP.MAX: "max",
-    ir.ATOMIC_OP.MIN: "min",
-    ir.ATOMIC_OP.UMAX: "umax",
-    ir.ATOMIC_OP.UMIN: "umin",
-    ir.ATOMIC_OP.AND: "and",
-    ir.ATOMIC_OP.OR: "or",
-    ir.ATOMIC_OP.XOR: "xor",
-    ir.ATOMIC_OP.XCHG: "xchg",
+    getattr(ir.ATOMIC_OP, name.upper()): name for name in words("add max min umax umin and or xor xchg")
 }
+RMW_NAMES[ir.ATOMIC_OP.FADD] = "add"
 REMEDIES = {
     "create_inline_asm": "write the computation with triton.language operations",
     "create_map_elementwise": "write the function with elementwise operations and tl.where",
@@ -568,6 +561,12 @@ def _typed_constant(ty: tl.dtype) -> Callable[[Builder, Any], Handle]:
 
 
 PLAIN: dict[str, Callable[..., torch.Tensor]] = {
+    **{name: getattr(torch, name) for name in words("exp exp2 log log2 rsqrt sin cos erf floor ceil")},
+    **{name: getattr(torch, f"bitwise_{name}") for name in ("and", "or", "xor")},
+    **{
+        f"icmp{signed}{name.upper()} fcmpO{name.upper()} fcmpU{name.upper()}": getattr(torch, name)
+        for name, signed in zip(("le", "lt", "ge", "gt", "eq", "ne"), (*"SSSS", "", ""), strict=True)
+    },
     "fadd add": torch.add,
     "fsub sub": torch.sub,
     "fmul mul": torch.mul,
@@ -575,48 +574,20 @@ PLAIN: dict[str, Callable[..., torch.Tensor]] = {
     "frem": torch.fmod,
     "shl": torch.bitwise_left_shift,
     "ashr": torch.bitwise_right_shift,
-    "and": torch.bitwise_and,
-    "or": torch.bitwise_or,
-    "xor": torch.bitwise_xor,
     "minsi": torch.minimum,
     "maxsi": torch.maximum,
-    "icmpSLE fcmpOLE fcmpULE": torch.le,
-    "icmpSLT fcmpOLT fcmpULT": torch.lt,
-    "icmpSGE fcmpOGE fcmpUGE": torch.ge,
-    "icmpSGT fcmpOGT fcmpUGT": torch.gt,
-    "icmpEQ fcmpOEQ fcmpUEQ": torch.eq,
-    "icmpNE fcmpONE fcmpUNE": torch.ne,
     "fma": lambda x, y, z: x * y + z,
     "fabs iabs": torch.abs,
-    "exp": torch.exp,
-    "exp2": torch.exp2,
-    "log": torch.log,
-    "log2": torch.log2,
     "sqrt precise_sqrt": torch.sqrt,
-    "rsqrt": torch.rsqrt,
-    "sin": torch.sin,
-    "cos": torch.cos,
-    "erf": torch.erf,
-    "floor": torch.floor,
-    "ceil": torch.ceil,
 }
 UNSIGNED = {"icmpULE": torch.le, "icmpULT": torch.lt, "icmpUGE": torch.ge, "icmpUGT": torch.gt}
 TYPE_GETTERS = {
+    **{name: getattr(tl, name) for name in words("int1 int8 int16 int32 int64 void")},
+    **{name: getattr(tl, f"float{name[2:]}") for name in words("fp8e4nv fp8e4b15 fp8e4b8 fp8e5 fp8e5b16")},
     "half": tl.float16,
     "bf16": tl.bfloat16,
     "float": tl.float32,
     "double": tl.float64,
-    "fp8e4nv": tl.float8e4nv,
-    "fp8e4b15": tl.float8e4b15,
-    "fp8e4b8": tl.float8e4b8,
-    "fp8e5": tl.float8e5,
-    "fp8e5b16": tl.float8e5b16,
-    "int1": tl.int1,
-    "int8": tl.int8,
-    "int16": tl.int16,
-    "int32": tl.int32,
-    "int64": tl.int64,
-    "void": tl.void,
 }
 CONSTANTS = (tl.int1, tl.int8, tl.int16, tl.int32, tl.int64, tl.uint8, tl.uint16, tl.uint32, tl.uint64)
 FLOAT_CONSTANTS = (tl.float16, tl.bfloat16, tl.float64, tl.float8e4nv, tl.float8e5)

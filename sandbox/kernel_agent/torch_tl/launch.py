@@ -13,26 +13,20 @@ from typing import Any
 import torch
 import triton.language as tl
 
+from kernel_agent.source import words
 from kernel_agent.torch_tl.handles import Diverged, KernelError, NeedsOrder, Pointer
 from kernel_agent.torch_tl.instrument import rewritten
 from kernel_agent.torch_tl.memory import Cell, Memory
 from kernel_agent.torch_tl.runtime import Runtime
 
 MAX_GROUP = 1024
+SIGNED_OR_NOT = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("u", "")]
 TYPES = {
+    **{
+        getattr(torch, name): getattr(tl, name)
+        for name in (*SIGNED_OR_NOT, *words("float16 bfloat16 float32 float64"))
+    },
     torch.bool: tl.int1,
-    torch.uint8: tl.uint8,
-    torch.int8: tl.int8,
-    torch.uint16: tl.uint16,
-    torch.int16: tl.int16,
-    torch.uint32: tl.uint32,
-    torch.int32: tl.int32,
-    torch.uint64: tl.uint64,
-    torch.int64: tl.int64,
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-    torch.float32: tl.float32,
-    torch.float64: tl.float64,
     torch.float8_e5m2: tl.float8e5,
     torch.float8_e4m3fn: tl.float8e4nv,
     torch.float8_e5m2fnuz: tl.float8e5b16,

@@ -22,6 +22,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import ConstexprFunction, JITFunction
 
 from kernel_agent.remember import like
+from kernel_agent.source import words
 from kernel_agent.torch_tl import reductions
 from kernel_agent.torch_tl.builder import Builder, blocks_of, flipped
 from kernel_agent.torch_tl.handles import Constant, Diverged, Handle, KernelError
@@ -34,24 +35,15 @@ JITTED = (JITFunction, InterpretedFunction)
 REFLECTED = {"eq": "eq", "ne": "ne", "lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {name: getattr(operator, name) for name in REFLECTED}
 ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "truediv": operator.truediv,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "pow": operator.pow,
-    "lshift": operator.lshift,
-    "rshift": operator.rshift,
+    **{
+        name: getattr(operator, name)
+        for name in words("add sub mul truediv floordiv mod pow lshift rshift xor matmul")
+    },
     "and": operator.and_,
     "or": operator.or_,
-    "xor": operator.xor,
-    "matmul": operator.matmul,
 }
 UNARY: dict[str, Callable[[Any], Any]] = {
-    "neg": operator.neg,
-    "pos": operator.pos,
-    "invert": operator.invert,
+    **{name: getattr(operator, name) for name in ("neg", "pos", "invert")},
     "not": operator.not_,
 }
 # Members of tl.tensor that are written in Triton themselves: x.sum(0) is tl.sum(x, 0).

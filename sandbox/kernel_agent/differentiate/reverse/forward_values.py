@@ -319,7 +319,7 @@ class Tape:
         """Scratch for one carry of a loop."""
         g, phi = self.g, source.carries[k].phi
         lo, hi, step = source.region.bounds  # type: ignore[misc]
-        numel = g.numel(phi.shape)
+        numel = g.product(phi.shape)
         g.here = g.top
         trips = upper(g, g.make("cdiv", (g.sub(hi, lo), step)))
         if trips is None:
@@ -412,6 +412,6 @@ def naive(site) -> int:
         for carry in loop.carries:
             if trips is None or not carry.phi.active:
                 continue
-            numel = g.numel(carry.phi.shape)
+            numel = g.product(carry.phi.shape)
             total += size(Buffer("", real(carry.phi.dtype), trips, numel, ""), site)
     return total

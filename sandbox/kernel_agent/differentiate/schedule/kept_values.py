@@ -72,7 +72,7 @@ class Spills:
         g = self.g
         found = self.made.get(node)
         if found is None:
-            numel = g.numel(node.shape)
+            numel = g.product(node.shape)
             name = f"spill_{node.hint or suggested(node, {})}"
             while name in self.names():
                 name += "_"
