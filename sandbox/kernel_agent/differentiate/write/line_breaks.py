@@ -7,6 +7,10 @@ import textwrap
 WIDTH = 104
 
 
+def indented(lines: list[str]) -> list[str]:
+    return ["    " + line if line else "" for line in lines]
+
+
 def wrap(items: list[str], width: int) -> list[str]:
     lines: list[str] = []
     for item in items:
