@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -59,13 +60,10 @@ class OldValues(Handle):
 
     def __init__(self, compute: Callable[[], torch.Tensor]) -> None:
         self._compute = compute
-        self._value: torch.Tensor | None = None
 
-    @property
+    @cached_property
     def data(self) -> torch.Tensor:  # type: ignore[override]
-        if self._value is None:
-            self._value = self._compute()
-        return self._value
+        return self._compute()
 
 
 def element_of(ty: tl.dtype) -> tl.dtype:
@@ -73,6 +71,10 @@ def element_of(ty: tl.dtype) -> tl.dtype:
     while hasattr(ty, "element_ty"):
         ty = ty.element_ty
     return ty
+
+
+def byte_size(element: tl.dtype) -> int:
+    return max(1, element.primitive_bitwidth // 8)
 
 
 class Builder:
@@ -152,11 +154,10 @@ class Builder:
     # ---- elementwise
 
     def create_sdiv(self, a: Handle, b: Handle) -> Handle:
-        divisor = torch.where(b.data == 0, torch.ones_like(b.data), b.data)
-        return Handle(torch.div(a.data, divisor, rounding_mode="trunc"))
+        return Handle(torch.div(a.data, not_zero(b.data), rounding_mode="trunc"))
 
     def create_srem(self, a: Handle, b: Handle) -> Handle:
-        return Handle(torch.fmod(a.data, torch.where(b.data == 0, torch.ones_like(b.data), b.data)))
+        return Handle(torch.fmod(a.data, not_zero(b.data)))
 
     def create_udiv(self, a: Handle, b: Handle) -> Handle:
         return self._unsigned_binary(a, b, lambda x, y: x // y)
@@ -169,9 +170,7 @@ class Builder:
             x, y = (side.cpu().numpy().view(np.uint64) for side in (a.data, b.data))
             result = act(x, np.where(y == 0, np.uint64(1), y)).view(np.int64)
             return Handle(torch.from_numpy(np.ascontiguousarray(result)).to(self.device))
-        divisor = unsigned(b.data)
-        result = act(unsigned(a.data), torch.where(divisor == 0, 1, divisor))
-        return Handle(result.to(a.data.dtype))
+        return Handle(act(unsigned(a.data), not_zero(unsigned(b.data))).to(a.data.dtype))
 
     def create_lshr(self, a: Handle, b: Handle) -> Handle:
         if a.data.dtype != torch.int64:
@@ -206,21 +205,18 @@ class Builder:
 
     def create_select(self, condition: Handle, a: Handle, b: Handle) -> Handle:
         data = torch.where(condition.data, a.data, b.data)
-        if isinstance(a, Pointer) and isinstance(b, Pointer):
-            known = a.cell if a.cell is b.cell else None
-            return Pointer(
-                data, a.element, known, a.name if a.name == b.name else None, a.detached or b.detached
-            )
-        return Handle(data)
+        if not (isinstance(a, Pointer) and isinstance(b, Pointer)):
+            return Handle(data)
+        cell, name = a.cell if a.cell is b.cell else None, a.name if a.name == b.name else None
+        return Pointer(data, a.element, cell, name, a.detached or b.detached)
 
     def create_extern_elementwise(
         self, lib: str, path: str, symbol: str, args: list[Handle], ty: Any, pure: bool
     ) -> Handle:
         function = libdevice.FUNCTIONS.get(symbol)
         if function is None:
-            raise KernelError(
-                f"the external function {symbol} is not supported", remedy="use a triton.language operation"
-            )
+            message = f"the external function {symbol} is not supported"
+            raise KernelError(message, remedy="use a triton.language operation")
         data = function(*(arg.data for arg in args))
         return Handle(data.to(self.memory.value_dtype(element_of(ty))))
 
@@ -343,31 +339,24 @@ class Builder:
     # ---- memory
 
     def create_addptr(self, ptr: Pointer, offset: Handle) -> Pointer:
-        size = max(1, ptr.element.primitive_bitwidth // 8)
-        return ptr.like(torch.add(ptr.data, offset.data, alpha=size))
+        return ptr.like(torch.add(ptr.data, offset.data, alpha=byte_size(ptr.element)))
 
-    def create_load(self, ptr: Pointer, cache: Any, eviction: Any, volatile: bool) -> Handle:
+    def create_load(self, ptr: Pointer, *hints: Any) -> Handle:
         return self._load(ptr, None, None)
 
-    def create_masked_load(
-        self, ptr: Pointer, mask: Handle, other: Handle | None, cache: Any, eviction: Any, volatile: bool
-    ) -> Handle:
+    def create_masked_load(self, ptr: Pointer, mask: Handle, other: Handle | None, *hints: Any) -> Handle:
         return self._load(ptr, mask.data, other.data if other else None)
 
     def _load(self, ptr: Pointer, mask: torch.Tensor | None, other: torch.Tensor | None) -> Handle:
         return Handle(self.memory.load(ptr, mask, other))
 
-    def create_store(self, ptr: Pointer, value: Handle, cache: Any, eviction: Any) -> None:
+    def create_store(self, ptr: Pointer, value: Handle, *hints: Any) -> None:
         self.memory.store(ptr, value.data, None)
 
-    def create_masked_store(
-        self, ptr: Pointer, value: Handle, mask: Handle, cache: Any, eviction: Any
-    ) -> None:
+    def create_masked_store(self, ptr: Pointer, value: Handle, mask: Handle, *hints: Any) -> None:
         self.memory.store(ptr, value.data, mask.data)
 
-    def create_atomic_rmw(
-        self, op: Any, ptr: Pointer, value: Handle, mask: Handle, sem: Any, scope: Any
-    ) -> Handle:
+    def create_atomic_rmw(self, op: Any, ptr: Pointer, value: Handle, mask: Handle, *order: Any) -> Handle:
         return self.atomic(RMW_NAMES[op], ptr, value, mask)
 
     def atomic(self, update: str, ptr: Pointer, value: Handle, mask: Handle) -> Handle:
@@ -375,9 +364,7 @@ class Builder:
         active = None if everywhere else mask.data
         return OldValues(self.memory.atomic(update, ptr, value.data, active))
 
-    def create_atomic_cas(
-        self, ptr: Pointer, expected: Handle, value: Handle, sem: Any, scope: Any
-    ) -> Handle:
+    def create_atomic_cas(self, ptr: Pointer, expected: Handle, value: Handle, *order: Any) -> Handle:
         if self.memory.launch_programs > 1 and not self.memory.ordered:
             raise NeedsOrder
         self.memory.synchronised = True
@@ -401,13 +388,13 @@ class Builder:
         return replace(ptr, offsets=moved)
 
     def create_tensor_pointer_load(
-        self, ptr: BlockPointer, check: Sequence[int], padding: Any, cache: Any, eviction: Any, volatile: bool
+        self, ptr: BlockPointer, check: Sequence[int], padding: Any, *hints: Any
     ) -> Handle:
         address, mask = self._block_addresses(ptr, ptr.offsets, check)
         return self._load(address, mask, self._padding(address, padding))
 
     def create_tensor_pointer_store(
-        self, ptr: BlockPointer, value: Handle, check: Sequence[int], cache: Any, eviction: Any
+        self, ptr: BlockPointer, value: Handle, check: Sequence[int], *hints: Any
     ) -> None:
         address, mask = self._block_addresses(ptr, ptr.offsets, check)
         self.memory.store(address, value.data, mask)
@@ -423,9 +410,7 @@ class Builder:
     ) -> BlockPointer:
         return BlockPointer(base, shape, strides, [], block_shape, padding)
 
-    def create_descriptor_load(
-        self, desc: BlockPointer, offsets: list[Handle], cache: Any, eviction: Any
-    ) -> Handle:
+    def create_descriptor_load(self, desc: BlockPointer, offsets: list[Handle], *hints: Any) -> Handle:
         address, mask = self._block_addresses(desc, offsets, range(len(desc.shape)))
         return self._load(address, mask, self._padding(address, desc.padding))
 
@@ -448,12 +433,11 @@ class Builder:
     ) -> tuple[Pointer, torch.Tensor | None]:
         dims = len(ptr.block_shape)
         address, mask = lane_view(ptr.base.data, dims), None
-        size = max(1, ptr.base.element.primitive_bitwidth // 8)
+        size = byte_size(ptr.base.element)
         for axis, extent in enumerate(ptr.block_shape):
             steps = torch.arange(extent, dtype=torch.int64, device=self.device)
-            at = lane_view(offsets[axis].data.to(torch.int64), dims) + steps.reshape(
-                [-1 if d == axis else 1 for d in range(dims)]
-            )
+            steps = steps.reshape([-1 if d == axis else 1 for d in range(dims)])
+            at = lane_view(offsets[axis].data.to(torch.int64), dims) + steps
             address = address + at * lane_view(ptr.strides[axis].data, dims) * size
             if axis in check:
                 inside = (at >= 0) & (at < lane_view(ptr.shape[axis].data, dims))
@@ -467,11 +451,10 @@ class Builder:
         self, desc: BlockPointer, rows: Handle, column: Handle
     ) -> tuple[Pointer, torch.Tensor]:
         """Addresses of (rows, block width) for a descriptor's gather and scatter."""
-        across = torch.arange(desc.block_shape[-1], dtype=torch.int64, device=self.device) + lane_view(
-            column.data, 2
-        )
+        steps = torch.arange(desc.block_shape[-1], dtype=torch.int64, device=self.device)
+        across = steps + lane_view(column.data, 2)
         down = rows.data.to(torch.int64).unsqueeze(-1)
-        size = max(1, desc.base.element.primitive_bitwidth // 8)
+        size = byte_size(desc.base.element)
         steps = down * lane_view(desc.strides[0].data, 2) + across * lane_view(desc.strides[1].data, 2)
         height, width = (lane_view(extent.data, 2) for extent in desc.shape)
         mask = (down >= 0) & (down < height) & (across >= 0) & (across < width)
@@ -495,6 +478,10 @@ def blocks_of(inputs: list[Handle]) -> list[torch.Tensor]:
 
 def flipped(blocks: list[torch.Tensor], axis: int, reverse: bool) -> list[torch.Tensor]:
     return [block.flip(axis) for block in blocks] if reverse else blocks
+
+
+def not_zero(divisor: torch.Tensor) -> torch.Tensor:
+    return divisor.masked_fill(divisor == 0, 1)
 
 
 def pick_number(a: torch.Tensor, b: torch.Tensor, first: torch.Tensor) -> torch.Tensor:

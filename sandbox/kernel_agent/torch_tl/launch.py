@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -68,16 +69,13 @@ class Launch:
 
     def __post_init__(self) -> None:
         self.name = self.name or self.function.__name__
-        sizes = [int(size) for size in self.grid] + [1, 1]
-        self.grid = (sizes[0], sizes[1], sizes[2])
+        self.grid = (*map(int, self.grid), 1, 1)[:3]
 
 
 def run_launch(launch: Launch, memory: Memory, one_by_one: bool = False) -> bool:
     """Evaluate `launch` on `memory`. True when the programs had to be evaluated one by one, which an
     evaluation that does not look for conflicts has to be told. Raises KernelError."""
-    programs = torch.arange(
-        launch.grid[0] * launch.grid[1] * launch.grid[2], dtype=torch.int32, device=memory.device
-    )
+    programs = torch.arange(math.prod(launch.grid), dtype=torch.int32, device=memory.device)
     memory.where = lambda: place_of(launch)
     if not one_by_one:
         try:
@@ -123,11 +121,9 @@ def _bind(launch: Launch, runtime: Runtime) -> dict[str, Any]:
     for name, parameter in inspect.signature(launch.function).parameters.items():
         if name not in launch.args and parameter.default is inspect.Parameter.empty:
             raise KernelError(f"{launch.name}: no argument for {name}", kind="stub_raised")
-        value = launch.args.get(name, parameter.default)
+        value = tl.core._unwrap_if_constexpr(launch.args.get(name, parameter.default))
         constant = "constexpr" in str(parameter.annotation)
-        bound[name] = (
-            tl.core._unwrap_if_constexpr(value) if constant else _runtime_value(value, name, runtime)
-        )
+        bound[name] = value if constant else _runtime_value(value, name, runtime)
     return bound
 
 
@@ -145,9 +141,8 @@ def _runtime_value(value: Any, name: str, runtime: Runtime) -> Any:
         return tl.tensor(pointer, tl.pointer_type(element))
     if isinstance(value, DescriptorArg):
         base = _runtime_value(value.base, name, runtime)
-        return runtime.semantic.make_tensor_descriptor(
-            base, list(value.shape), list(value.strides), list(value.block_shape), value.padding
-        )
+        sizes = (list(given) for given in (value.shape, value.strides, value.block_shape))
+        return runtime.semantic.make_tensor_descriptor(base, *sizes, value.padding)
     if isinstance(value, (bool, int, float)):
         return runtime.semantic.to_tensor(value)
     return value
@@ -165,10 +160,7 @@ def place_of(launch: Launch) -> str:
 def _locate(error: KernelError, launch: Launch, cause: Exception | None = None) -> None:
     """Give an error the innermost place in the user's file that it passed."""
     file = launch.function.__code__.co_filename
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb((cause or error).__traceback__)
-        if frame.filename == file
-    ]
+    frames = traceback.extract_tb((cause or error).__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
     error.file = error.file or file
     error.line = error.line or (lines[-1] if lines else None)
