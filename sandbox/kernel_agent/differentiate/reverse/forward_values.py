@@ -33,7 +33,7 @@ from ..ir.nodes import (
     reachable,
     real,
     walk,
-)  # fmt: skip
+)
 from ..ir.refusal import Refusal
 from ..ir.rewriter import Rewriter
 from ..ir.values import Kernel, takes_loop

@@ -25,7 +25,7 @@ from ..ir.nodes import (
     operands,
     reachable,
     walk,
-)  # fmt: skip
+)
 from ..ir.refusal import Refusal
 from ..ir.report import LineReport
 from ..ir.values import Kernel, loop_out
