@@ -12,6 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import bounded
+
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = (500, 100_000, 1_000_000)
 DIM = 256
@@ -20,24 +23,14 @@ SLICE_SECONDS = 0.05
 
 
 def output_of(*command: str | Path) -> dict[str, Any]:
-    done = subprocess.run(
-        [str(part) for part in command], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
-    )
-    return json.loads(done.stdout)
+    return json.loads(subprocess.check_output(bounded.argv(command), cwd=ROOT))
 
 
 def machine() -> dict[str, Any]:
     info = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next(
-        (line.split(":")[1].strip() for line in info if line.startswith("model name")), platform.machine()
-    )
-    return {
-        "processor": model,
-        "cores": os.cpu_count(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "load_before": round(os.getloadavg()[0], 1),
-    }
+    names = [line.split(":")[1].strip() for line in info if line.startswith("model name")]
+    load = round(os.getloadavg()[0], 1)
+    return {"processor": [*names, platform.machine()][0], **bounded.machine(), "load_before": load}
 
 
 class Measured:
@@ -45,14 +38,8 @@ class Measured:
 
     def __init__(self, command: list[str | Path]) -> None:
         env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [str(part) for part in command],
-            cwd=ROOT,
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(bounded.argv(command), cwd=ROOT, env=env, **pipes)
         assert self.process.stdin is not None and self.process.stdout is not None
         self.asked, self.answers = self.process.stdin, self.process.stdout
         if self.answers.readline().strip() != "ready":
@@ -75,13 +62,8 @@ def bench_search(build: Path, rows: int) -> dict[str, Any]:
     """
     ours = Measured([build / "tests" / "bench_search", "--rows", str(rows)])
     numpy = Measured([sys.executable, ROOT / "scripts" / "bench_numpy.py", "--rows", str(rows)])
-    whose = {
-        "search": (ours, "search"),
-        "product": (ours, "product"),
-        "read": (ours, "read"),
-        "numpy_search": (numpy, "search"),
-        "numpy_product": (numpy, "product"),
-    }
+    whose = {kind: (ours, kind) for kind in ("search", "product", "read")}
+    whose |= {f"numpy_{kind}": (numpy, kind) for kind in ("search", "product")}
     best = dict.fromkeys(whose, float("inf"))
     for _ in range(ROUNDS):
         for name, (process, kind) in whose.items():

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import socket
 import statistics
@@ -22,7 +21,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
+from importlib.metadata import distributions
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import bounded
 
 ROOT = Path(__file__).resolve().parents[1]
 SANDBOX = ROOT / "sandbox"
@@ -153,27 +157,22 @@ class Bench:
         ours.close()
         return taken
 
-    def cold(self, *options: str) -> float:
-        command = [str(self.jail), "--require", "none", *options, "--scratch", self.scratch(), "--"]
-        return timed([*command, sys.executable, "-c", "import torch, triton"])
+    def jailed(self, command: list[str], *options: str) -> float:
+        jail = [str(self.jail), "--require", "none", *options, "--scratch", self.scratch(), "--"]
+        return timed([*jail, *command])
+
+    def cold(self) -> float:
+        return self.jailed([sys.executable, "-c", "import torch, triton"])
 
     def empty(self, *options: str) -> float:
-        command = [str(self.jail), "--require", "none", *options, "--scratch", self.scratch(), "--"]
-        return timed([*command, "/bin/true"])
+        return self.jailed(["/bin/true"], *options)
 
 
 def compiled_elsewhere(source: str) -> str:
     program = "import json, sys; from kernel_agent import compiled; from pathlib import Path\n"
     program += "print(json.dumps(compiled.run({'source': sys.stdin.read()}, Path('.'))))"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        input=source,
-        env={**os.environ, "PYTHONPATH": str(SANDBOX)},
-        text=True,
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    return done.stdout
+    environment = {**os.environ, "PYTHONPATH": str(SANDBOX)}
+    return subprocess.check_output([sys.executable, "-c", program], input=source, env=environment, text=True)
 
 
 def timed(command: list[str]) -> float:
@@ -197,38 +196,21 @@ def in_turns(count: int, **runs: Callable[[], float]) -> dict[str, dict[str, flo
 
 
 def machine() -> dict[str, object]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    versions = {"python": platform.python_version()}
+    made = bounded.machine() | {"load_before": round(os.getloadavg()[0], 1)}
     for name in ("torch", "triton"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "none"
-    return {
-        "cores": os.cpu_count(),
-        "load_before": round(os.getloadavg()[0], 1),
-        "kernel": os.uname().release,
-    } | versions
+        made[name] = next((found.version for found in distributions(name=name)), "none")
+    return made
 
 
 def compiling(bench: Bench, count: int) -> dict[str, object]:
     bench.fill_cache(launch=False)
-    found: dict[str, object] = dict(
-        in_turns(
-            count,
-            compile_anew=lambda: bench.compile(cached=False),
-            compile_cached=lambda: bench.compile(cached=True),
-        )
-    )
+    anew, cached = partial(bench.compile, cached=False), partial(bench.compile, cached=True)
+    found: dict[str, object] = dict(in_turns(count, compile_anew=anew, compile_cached=cached))
     if not os.path.exists("/dev/nvidiactl"):
-        return found | {"launch_anew": "not measured: no GPU", "launch_cached": "not measured: no GPU"}
+        return found | dict.fromkeys(("launch_anew", "launch_cached"), "not measured: no GPU")
     bench.fill_cache(launch=True)
-    return found | in_turns(
-        count,
-        launch_anew=lambda: bench.compile(cached=False, launch=True),
-        launch_cached=lambda: bench.compile(cached=True, launch=True),
-    )
+    anew, cached = partial(anew, launch=True), partial(cached, launch=True)
+    return found | in_turns(count, launch_anew=anew, launch_cached=cached)
 
 
 def measure(bench: Bench, cold: int, warm: int, compiles: int) -> dict[str, object]:
@@ -241,15 +223,14 @@ def measure(bench: Bench, cold: int, warm: int, compiles: int) -> dict[str, obje
         result |= in_turns(
             warm,
             warm=bench.warm,
-            warm_without_layers=lambda: bench.warm("--without", LAYERS),
-            warm_without_network_namespace=lambda: bench.warm("--without", "net"),
+            warm_without_layers=partial(bench.warm, "--without", LAYERS),
+            warm_without_network_namespace=partial(bench.warm, "--without", "net"),
         )
         result |= compiling(bench, compiles)
     finally:
         bench.stop()
-    result |= in_turns(
-        warm, jail_of_nothing=bench.empty, jail_without_layers=lambda: bench.empty("--without", "all")
-    )
+    bare = partial(bench.empty, "--without", "all")
+    result |= in_turns(warm, jail_of_nothing=bench.empty, jail_without_layers=bare)
     return result | ratios(result)
 
 
@@ -279,9 +260,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write the JSON here as well")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ka-bench-") as folder:
-        result = measure(
-            Bench(options.jail.resolve(), Path(folder)), options.cold, options.warm, options.compiles
-        )
+        bench = Bench(options.jail.resolve(), Path(folder))
+        result = measure(bench, options.cold, options.warm, options.compiles)
     if options.out:
         options.out.write_text(json.dumps(result, indent=2) + "\n")
     if options.json:

@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import platform
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 OUTPUT_MAX = 32 << 20
+
+
+def argv(command: Iterable[object]) -> list[str]:
+    return [str(part) for part in command]
 
 
 def share(jobs: int) -> list[str]:
     """Options for one of `jobs` programs at a time: its share of the machine's places for children."""
     return ["--children", str(max(2, (os.cpu_count() or 1) // jobs + 1))] if jobs > 1 else []
+
+
+def machine() -> dict[str, Any]:
+    """What results were made on."""
+    return {"cores": os.cpu_count(), "kernel": os.uname().release, "python": platform.python_version()}
+
+
+def write_json(path: Path, result: object) -> None:
+    """Results as they grow: the file is whole at any time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(result, indent=1) + "\n")
+    part.replace(path)
 
 
 @dataclass
@@ -39,7 +58,7 @@ class Ended:
 
 
 def run(
-    command: Sequence[str | Path], limit: float, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    command: Iterable[object], limit: float, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Ended:
     """Runs a command for at most `limit` seconds. Output goes to files: nobody waits for a pipe that a
     grandchild holds."""
@@ -54,7 +73,7 @@ def run(
 
 
 def start(
-    command: Sequence[str | Path],
+    command: Iterable[object],
     out: IO[bytes] | int = subprocess.DEVNULL,
     err: IO[bytes] | int = subprocess.DEVNULL,
     env: Mapping[str, str] | None = None,
@@ -62,7 +81,7 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """A command in a session of its own."""
     return subprocess.Popen(
-        [str(part) for part in command],
+        argv(command),
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=err,

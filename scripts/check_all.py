@@ -31,10 +31,8 @@ def run_one(path: Path, args: argparse.Namespace, until: float) -> dict[str, Any
     if time.monotonic() > until:
         return {"file": str(path), "verdict": "not reached"}
     is_pair = "# ---- backward ----" in path.read_text()
-    command = [
-        args.program,
-        *(["check", str(path)] if is_pair else ["--file-path", str(path), "--backend", "none"]),
-    ]
+    command = [args.program]
+    command += ["check", str(path)] if is_pair else ["--file-path", str(path), "--backend", "none"]
     command += ["--json", "--device", args.device, "--deadline", str(args.deadline), "--out", args.runs]
     command += bounded.share(args.jobs)
     command += ["--python", args.python] if args.python else []
@@ -77,15 +75,12 @@ def main() -> int:
     with ThreadPoolExecutor(args.jobs) as pool:
         for entry in pool.map(lambda path: run_one(path, args, until), args.files):
             results.append(entry)
-            why = str(entry.get("failures") or (entry.get("error") or {}).get("message") or "").replace(
-                "\n", " "
-            )[:160]
-            print(
-                f"{entry['verdict']:13} {entry.get('seconds', 0):7.1f} s  {entry['file']}  {why}", flush=True
-            )
-            args.out.write_text(
-                json.dumps({"device": args.device, "dtype": args.dtype, "results": results}, indent=1) + "\n"
-            )
+            why = str(entry.get("failures") or (entry.get("error") or {}).get("message") or "")
+            why = why.replace("\n", " ")[:160]
+            seconds = f"{entry.get('seconds', 0):7.1f} s"
+            print(f"{entry['verdict']:13} {seconds}  {entry['file']}  {why}", flush=True)
+            made = {"device": args.device, "dtype": args.dtype, "results": results}
+            bounded.write_json(args.out, made)
     verified = sum(entry["verdict"] == "verified" for entry in results)
     print(f"{verified} of {len(results)} verified on {args.device}")
     return 0 if verified == len(results) else 1

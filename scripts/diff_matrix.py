@@ -103,12 +103,8 @@ def row(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     options = ["--json", "--device", args.device, "--deadline", str(args.deadline), *bounded.share(args.jobs)]
     options += ["--dtype", job.dtype] if job.dtype else []
     options += ["--python", args.python] if args.python else []
-    made: dict[str, Any] = {
-        "group": job.group,
-        "name": job.name,
-        "file": job.shown,
-        "dtype": job.dtype or "its own",
-    }
+    made: dict[str, Any] = {"group": job.group, "name": job.name, "file": job.shown}
+    made["dtype"] = job.dtype or "its own"
     draft = answer([args.program, "differentiate", str(job.file), *options], args.seconds)
     if "report" not in draft:
         error = draft.get("error") or {}
@@ -120,9 +116,8 @@ def row(job: Job, args: argparse.Namespace) -> dict[str, Any]:
             "reason": f"{error.get('message', 'no answer')}{line}",
         }
     report = draft["report"]
-    made |= {
-        key: report[key] for key in ("tape_bytes", "tape_naive_bytes", "atomics", "atomics_naive", "schedule")
-    }
+    facts = ("tape_bytes", "tape_naive_bytes", "atomics", "atomics_naive", "schedule")
+    made |= {key: report[key] for key in facts}
     made["lines"] = len(draft["backward"].splitlines())
     run = [args.program, "--file-path", str(job.file), "--backend", "none", "--draft", "differentiator"]
     result = answer([*run, "--no-optimise", "--out", args.runs, *options], args.seconds)
@@ -177,9 +172,7 @@ def main() -> int:
             rows.append(made)
             print(line_of(made), flush=True)
             if args.out:
-                args.out.write_text(
-                    json.dumps({"device": args.device, **summary(rows), "rows": rows}, indent=1) + "\n"
-                )
+                bounded.write_json(args.out, {"device": args.device, **summary(rows), "rows": rows})
     counts = summary(rows)["total"]
     print(" · ".join(f"{verdict} {count}" for verdict, count in sorted(counts.items())))
     return 1 if set(counts) - {"verified", "refused"} else 0

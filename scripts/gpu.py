@@ -22,7 +22,6 @@ import argparse
 import dataclasses
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -77,7 +76,7 @@ class Bench:
         return os.environ | plain | more
 
     def run(self, *command: object, most: float = 1e9, **environment: str) -> bounded.Ended:
-        return bounded.run(list(map(str, command)), self.left(most), self.environment(**environment), ROOT)
+        return bounded.run(command, self.left(most), self.environment(**environment), ROOT)
 
     def script(self, *command: object, most: float = 1e9, **environment: str) -> bounded.Ended:
         return self.run(self.python, *command, most=most, **environment)
@@ -105,18 +104,25 @@ def entry_of(ended: bounded.Ended) -> dict[str, Any]:
     return made
 
 
-def counted(entries: Iterable[dict[str, Any]]) -> dict[str, int]:
-    return dict(Counter(entry["verdict"] for entry in entries))
-
-
 def wrong(entries: Iterable[dict[str, Any]], fine: tuple[str, ...] = ("verified",)) -> list[str]:
-    return [
-        f"{entry.get('file') or entry.get('name', '')}: {entry['verdict']}: {entry.get('reason', '')}"[
-            :TEXT_MAX
-        ]
-        for entry in entries
-        if entry["verdict"] not in fine
-    ]
+    bad = [entry for entry in entries if entry["verdict"] not in fine]
+    named = [(entry.get("file") or entry.get("name", ""), entry) for entry in bad]
+    return [f"{name}: {entry['verdict']}: {entry.get('reason', '')}"[:TEXT_MAX] for name, entry in named]
+
+
+def judged(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Rows of verdicts, counted, and those that are wrong."""
+    return {"verdicts": dict(Counter(row["verdict"] for row in rows)), "rows": rows, "failures": wrong(rows)}
+
+
+def shown(file: str | Path) -> str:
+    path = Path(file)
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(file)
+
+
+def swept(bench: Bench, sweep: list[dict[str, int]]) -> list[str]:
+    """Options for a sweep in place of the file's own, where there is no GPU."""
+    return [] if bench.gpu else ["--sweep", json.dumps(sweep)]
 
 
 def last_line(text: str) -> str:
@@ -204,14 +210,11 @@ def part_escapes(bench: Bench) -> Iterator[dict[str, Any]]:
 
 def part_starts(bench: Bench) -> Iterator[dict[str, Any]]:
     """Cold and warm starts, and a kernel compiled or found in the cache, launched."""
-    counts = ("5", "100", "10") if bench.gpu else ("1", "3", "1")
+    cold, warm, compiles = (5, 100, 10) if bench.gpu else (1, 3, 1)
     file = bench.work / "jail.json"
-    options = [word for pair in zip(("--cold", "--warm", "--compiles"), counts, strict=True) for word in pair]
-    ended = bench.script(
-        "scripts/bench_jail.py", "--jail", bench.bin / "ka-jail", "--json", "--out", file, *options
-    )
-    made = of_script(ended, file)
-    yield made | {"said": ""}
+    options = ["--cold", cold, "--warm", warm, "--compiles", compiles, "--json", "--out", file]
+    ended = bench.script("scripts/bench_jail.py", "--jail", bench.bin / "ka-jail", *options)
+    yield of_script(ended, file) | {"said": ""}
 
 
 def part_examples(bench: Bench) -> Iterator[dict[str, Any]]:
@@ -220,22 +223,19 @@ def part_examples(bench: Bench) -> Iterator[dict[str, Any]]:
     files = sorted((ROOT / "examples").glob("*.py"))
     if not bench.whole:
         files = [file for file in files if file.stem in SAMPLE_EXAMPLES]
+    options = ["--backend", "none", "--no-optimise", *swept(bench, CPU_SWEEP)]
     for file in files if bench.gpu else files[-1:]:
-        sweep = [] if bench.gpu else ["--sweep", json.dumps(CPU_SWEEP)]
-        options = ["--backend", "none", "--no-optimise", *sweep]
-        made = (
-            bench.check("--file-path", file, *options, most=90)
-            if bench.left() > 1
-            else {"verdict": "not reached", "seconds": 0.0}
-        )
-        entries.append({"file": f"examples/{file.name}", **made})
-        yield {"verdicts": counted(entries), "rows": entries, "failures": wrong(entries)}
+        made = {"verdict": "not reached", "seconds": 0.0}
+        if bench.left() > 1:
+            made = bench.check("--file-path", file, *options, most=90)
+        entries.append({"file": shown(file), **made})
+        yield judged(entries)
 
 
 def part_candidate(bench: Bench) -> Iterator[dict[str, Any]]:
     """One more candidate in the same run: the same backward with another comment, as a model's answer."""
     file = ROOT / "examples" / ("layer_norm.py" if bench.gpu else "softmax.py")
-    sweep = [] if bench.gpu else ["--sweep", json.dumps([{"M": 3, "N": 20}])]
+    sweep = swept(bench, CPU_SWEEP)
     drafted = bench.run(bench.program, "differentiate", file, "--json", "--out", bench.work / "runs", *sweep)
     try:
         backward = json.loads(drafted.out)["backward"]
@@ -249,7 +249,7 @@ def part_candidate(bench: Bench) -> Iterator[dict[str, Any]]:
     answered: list[float] = []
     seconds: list[float] = []
     with (bench.work / "candidate.json").open("w+b") as out:
-        process = bounded.start(list(map(str, command)), out, subprocess.DEVNULL, bench.environment(), ROOT)
+        process = bounded.start(command, out, subprocess.DEVNULL, bench.environment(), ROOT)
         try:
             while bench.left() > 0 and process.poll() is None and len(seconds) < 2:
                 asked = sorted(box.glob("*.request.md"))
@@ -272,9 +272,9 @@ def part_candidate(bench: Bench) -> Iterator[dict[str, Any]]:
 
 def part_norm(bench: Bench) -> Iterator[dict[str, Any]]:
     """A layer norm of 30 shapes."""
-    sweep = [] if bench.gpu else ["--sweep", json.dumps([{"M": 3, "N": 20}])]
-    made = bench.check("--file-path", ROOT / NORM, "--backend", "none", "--no-optimise", *sweep)
-    yield {"file": NORM, **made, "failures": wrong([{"file": NORM, **made}])}
+    options = ["--backend", "none", "--no-optimise", *swept(bench, CPU_SWEEP)]
+    made = {"file": NORM, **bench.check("--file-path", ROOT / NORM, *options)}
+    yield made | {"failures": wrong([made])}
 
 
 def part_all(bench: Bench) -> Iterator[dict[str, Any]]:
@@ -296,63 +296,39 @@ def part_all(bench: Bench) -> Iterator[dict[str, Any]]:
     )
     made = of_script(ended)
     rows = json.loads(out.read_text())["results"] if out.exists() else []
-    kept = [
-        {"file": named(row["file"]), "verdict": row["verdict"], "seconds": row.get("seconds"), **blocked(row)}
-        for row in rows
-    ]
-    failed = [
-        row | {"reason": str(row.get("failures") or row.get("error") or row.get("stderr", ""))}
-        for row in rows
-    ]
-    yield made | {
-        "verdicts": counted(rows),
-        "rows": kept,
-        "failures": wrong(failed, ("verified", "not reached")) or made.get("failures", [])[:0],
-    }
-
-
-def named(file: str) -> str:
-    path = Path(file)
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else file
-
-
-def blocked(row: dict[str, Any]) -> dict[str, Any]:
-    return {"loop_blocked_ms": row["loop_blocked_ms"]} if "loop_blocked_ms" in row else {}
+    kept = []
+    for row in rows:
+        kept.append({"file": shown(row["file"]), "verdict": row["verdict"], "seconds": row.get("seconds")})
+        kept[-1] |= {name: row[name] for name in ("loop_blocked_ms",) if name in row}
+        row["reason"] = str(row.get("failures") or row.get("error") or row.get("stderr", ""))
+    yield made | judged(kept) | {"failures": wrong(rows, ("verified", "not reached"))}
 
 
 def part_attacks(bench: Bench) -> Iterator[dict[str, Any]]:
     """tests/attacks with compiled kernels. Some aim at the interpreter: then another reason is no hole."""
     only = [] if bench.gpu else ["--only", "control scale_atomics"]
     share = (bounded.share(bench.jobs) or ["", "0"])[1]
-    ended = bench.script(
-        "tests/attacks/run.py", "--build", bench.bin, "--jobs", str(bench.jobs), *only, KA_CHILDREN=share
-    )
+    options = ["--build", bench.bin, "--jobs", bench.jobs, *only]
+    ended = bench.script("tests/attacks/run.py", *options, KA_CHILDREN=share)
     lines = ended.out.splitlines()
     done = sum(line.startswith(("ok ", "FAIL")) for line in lines)
-    accepted = [
-        line.strip()[:TEXT_MAX] for line in lines if line.startswith("FAIL") and line.endswith(": ACCEPTED")
-    ]
-    yield of_script(ended) | {"judged": done, "accepted": accepted}
+    accepted = [line for line in lines if line.startswith("FAIL") and line.endswith(": ACCEPTED")]
+    cut = [line.strip()[:TEXT_MAX] for line in accepted]
+    yield of_script(ended) | {"judged": done, "accepted": cut}
 
 
 def part_matrix(bench: Bench) -> Iterator[dict[str, Any]]:
     """The differentiator alone on the staged kernels, in three precisions."""
     out = bench.work / "matrix.json"
     command = ["scripts/diff_matrix.py", "--program", bench.program, "--device", bench.device, "--out", out]
-    command += ["--python", bench.python, "--jobs", str(bench.jobs), "--deadline", "90", "--seconds", "150"]
+    command += ["--python", bench.python, "--jobs", bench.jobs, "--deadline", 90, "--seconds", 150]
     command += ["--runs", bench.work / "matrix", "--dtypes", "fp32,fp16,bf16" if bench.gpu else "fp32"]
     names = ["vector_add"] if not bench.gpu else [] if bench.whole else SAMPLE_KERNELS
     ended = bench.script(*command, *names)
     made = of_script(ended)
     found = json.loads(out.read_text()) if out.exists() else {"rows": []}
-    rows = [
-        {
-            key: row[key]
-            for key in ("name", "dtype", "verdict", "reason", "seconds", "worst_error")
-            if key in row
-        }
-        for row in found["rows"]
-    ]
+    wanted = ("name", "dtype", "verdict", "reason", "seconds", "worst_error")
+    rows = [{key: row[key] for key in wanted if key in row} for row in found["rows"]]
     by_dtype: dict[str, Counter[str]] = {}
     for row in rows:
         by_dtype.setdefault(row["dtype"], Counter())[row["verdict"]] += 1
@@ -380,11 +356,8 @@ def part_sanitizer(bench: Bench) -> Iterator[dict[str, Any]]:
         return
     arguments = ["check", ROOT / SMALL, "--sanitize", "--sweep", json.dumps(SMALL_SWEEP), "--json", "--quiet"]
     ended = bench.run(bench.program, *arguments, "--out", bench.work / "runs", most=150, PATH=path)
-    made: dict[str, Any] = {
-        "tool": tool,
-        "pair": entry_of(ended),
-        "failures": wrong([{"file": SMALL, **entry_of(ended)}]),
-    }
+    pair = entry_of(ended)
+    made: dict[str, Any] = {"tool": tool, "pair": pair, "failures": wrong([{"file": SMALL, **pair}])}
     yield made
     for name, text in (("right", None), ("out_of_bounds", BEYOND)):
         made[f"alone_{name}"] = watched_alone(bench, tool, name, text)
@@ -403,14 +376,8 @@ def watched_alone(bench: Bench, tool: str, name: str, edit: tuple[str, str] | No
     pair = folder / "pair.py"
     pair.write_text(head + marker + (tail.replace(*edit) if edit else tail))
     case = {"id": 0, "dims": SMALL_SWEEP[0], "seed": 1, "upstream": {"kind": "normal", "seed": 2}}
-    request = {
-        "sanitizer": tool,
-        "file": str(pair),
-        "device": "cuda",
-        "target": "sm_90",
-        "cases": [case],
-        "tool_seconds": 45,
-    }
+    request = {"sanitizer": tool, "file": str(pair), "device": "cuda", "target": "sm_90", "cases": [case]}
+    request["tool_seconds"] = 45
     code = (
         "import json, sys; from pathlib import Path; from kernel_agent.operations import sanitize\n"
         "print(json.dumps(sanitize.run(json.loads(sys.argv[1]), Path(sys.argv[2]))))"
@@ -462,7 +429,7 @@ def part_row(bench: Bench) -> Iterator[dict[str, Any]]:
         "asked": wanted,
         "done": len(entries),
         "streams": streams,
-        "verdicts": counted(entries),
+        "verdicts": judged(entries)["verdicts"],
         "aborted": aborted,
         "median_s": times[len(times) // 2] if times else None,
         "loop_blocked_ms": [waits[len(waits) // 2], waits[-1]] if waits else None,
@@ -476,13 +443,10 @@ def part_row(bench: Bench) -> Iterator[dict[str, Any]]:
 
 def part_two(bench: Bench) -> Iterator[dict[str, Any]]:
     """Two runs at once on one GPU."""
-    files = [ROOT / SMALL, ROOT / "dataset/norm/rms_norm_rowgroup_partials.py"]
-    sweeps = [[], []] if bench.gpu else [["--sweep", json.dumps(CPU_SWEEP)]] * 2
-    pairs = list(zip(files if bench.gpu else files[:1] * 2, sweeps, strict=True))
+    files = [SMALL, "dataset/norm/rms_norm_rowgroup_partials.py" if bench.gpu else SMALL]
     with ThreadPoolExecutor(2) as pool:
-        made = list(pool.map(lambda one: bench.check("check", one[0], *one[1]), pairs))
-    rows = [{"file": named(str(file)), **entry} for (file, _), entry in zip(pairs, made, strict=True)]
-    yield {"rows": rows, "verdicts": counted(rows), "failures": wrong(rows)}
+        made = pool.map(lambda file: bench.check("check", ROOT / file, *swept(bench, CPU_SWEEP)), files)
+        yield judged([{"file": file, **entry} for file, entry in zip(files, made, strict=True)])
 
 
 def part_killed(bench: Bench) -> Iterator[dict[str, Any]]:
@@ -492,15 +456,15 @@ def part_killed(bench: Bench) -> Iterator[dict[str, Any]]:
     runtime.mkdir(mode=0o700)
     environment = bench.environment(XDG_RUNTIME_DIR=str(runtime))
     command = [bench.program, "check", ROOT / SMALL, "--json", "--quiet", "--out", bench.work / "runs"]
-    process = bounded.start(list(map(str, command)), env=environment, cwd=ROOT)
+    process = bounded.start(command, env=environment, cwd=ROOT)
     try:
         seen_at, most = None, 0
         while bench.left() > 15 and process.poll() is None:
             children = len(naming(str(runtime)))
             most = max(most, children)
-            busy = children > 3 and (
-                not bench.gpu or bool(set(compute_processes() or [0]) - set(before or []))
-            )
+            busy = children > 3
+            if busy and bench.gpu:
+                busy = bool(set(compute_processes() or [0]) - set(before or []))
             seen_at = seen_at or (time.monotonic() if busy else None)
             if seen_at and time.monotonic() - seen_at > 1:
                 break
@@ -560,11 +524,7 @@ SAMPLE_KERNELS = [
 
 
 def machine(python: str) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "cores": os.cpu_count(),
-        "kernel": os.uname().release,
-        "python": platform.python_version(),
-    }
+    made = bounded.machine()
     code = "from importlib.metadata import version as v\nprint(v('torch'), v('triton'))"
     asked = bounded.run([python, "-c", code], 30)
     if asked.code == 0:
@@ -594,11 +554,8 @@ def line_of(name: str, made: dict[str, Any]) -> str:
     else:
         bad = made.get("failures") or []
         state = "late" if made["late"] else "ok" if not bad else f"{len(bad)} wrong"
-        facts = [
-            f"{key} {made[key]}"
-            for key in ("verdicts", "verdict", "done", "aborted", "said")
-            if made.get(key)
-        ]
+        told = ("verdicts", "verdict", "done", "aborted", "said")
+        facts = [f"{key} {made[key]}" for key in told if made.get(key)]
         state = "  ".join([f"{state:9}", *facts, *(["first: " + bad[0].replace("\n", " ")] if bad else [])])
     return f"{name:10} {made.get('seconds', 0):7.1f} s  {state}"[:400]
 
@@ -611,42 +568,29 @@ def chosen(options: argparse.Namespace) -> list[str]:
     return [name for name in only or PARTS if name not in skip]
 
 
-def limit_of(text: str) -> tuple[str, float]:
-    name, _, seconds = text.partition("=")
-    return name, float(seconds)
-
-
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--out", type=Path, required="--list" not in sys.argv)
     parser.add_argument("--only", default="", help="these parts, in this order")
     parser.add_argument("--skip", default="")
-    parser.add_argument("--limit", type=limit_of, action="append", default=[], metavar="PART=SECONDS")
+    parser.add_argument("--limit", action="append", default=[], metavar="PART=SECONDS")
     parser.add_argument("--budget", type=float, default=600, help="seconds for all parts together")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--python", default="", help="the Python with torch and Triton")
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--bin", type=Path, help="folder with kernel-agent and ka-jail")
-    parser.add_argument(
-        "--whole", action="store_true", help="everything, not samples: several calls with --only"
-    )
+    whole = "everything, not samples: several calls with --only"
+    parser.add_argument("--whole", action="store_true", help=whole)
     parser.add_argument("--list", action="store_true", help="the parts and their limits")
     options = parser.parse_args()
-    options.limit = dict(options.limit)
+    limits = (text.partition("=") for text in options.limit)
+    options.limit = {name: float(seconds) for name, _, seconds in limits}
     return options
 
 
-def usual_bin() -> Path:
-    return next(
-        (path for path in (ROOT / "bin", ROOT / "build") if (path / "kernel-agent").exists()), ROOT / "build"
-    )
-
-
-def usual_python() -> str:
-    own = ROOT / ".venv/bin/python"
-    return str(own) if own.exists() else sys.executable
+def first_of(paths: Iterable[Path]) -> Path | None:
+    return next((path for path in paths if path.exists()), None)
 
 
 def main() -> int:
@@ -656,31 +600,26 @@ def main() -> int:
             print(f"{name:10} {sample:4.0f} s, {whole:4.0f} s whole  {(part.__doc__ or '').splitlines()[0]}")
         return 0
     names = chosen(options)
-    store = next((path for path in (ROOT / "pairs.db", ROOT / "build/pairs.db") if path.exists()), None)
+    store = first_of((ROOT / "pairs.db", ROOT / "build/pairs.db"))
     if store and "KA_STORE" not in os.environ:
         os.environ["KA_STORE"] = str(store)
     begun = time.monotonic()
     results: dict[str, Any] = {}
-    python = options.python or usual_python()
+    python = options.python or str(first_of([ROOT / ".venv/bin/python"]) or sys.executable)
+    built = options.bin or (first_of([ROOT / "bin/kernel-agent"]) or ROOT / "build/kernel-agent").parent
     head = {"device": options.device, "command": " ".join(sys.argv), "machine": machine(python)}
     with tempfile.TemporaryDirectory(prefix="ka-gpu-", ignore_cleanup_errors=True) as folder:
         for name in names:
             left = options.budget - (time.monotonic() - begun)
             work = Path(folder) / name
             work.mkdir()
-            bin_folder = (options.bin or usual_bin()).resolve()
-            bench = Bench(bin_folder, options.device, python, options.jobs, work, options.whole)
+            bench = Bench(built.resolve(), options.device, python, options.jobs, work, options.whole)
             limit = min(options.limit.get(name, PARTS[name][options.whole]), left)
             results[name] = run_part(name, bench, limit) if limit > 1 else {"skipped": "no time left"}
             print(line_of(name, results[name]), flush=True)
-            write(options.out, head | {"seconds": round(time.monotonic() - begun, 1), "parts": results})
+            spent = round(time.monotonic() - begun, 1)
+            bounded.write_json(options.out, head | {"seconds": spent, "parts": results})
     return 1 if any(made.get("failures") or made.get("late") for made in results.values()) else 0
-
-
-def write(path: Path, result: dict[str, Any]) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(result, indent=1) + "\n")
-    part.replace(path)
 
 
 if __name__ == "__main__":

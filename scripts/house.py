@@ -128,20 +128,10 @@ def order(tree: Tree) -> Iterator[Finding]:
 
 def circles(tree: Tree) -> Iterator[Finding]:
     """No module imports itself by way of others."""
-    done: set[str] = set()
-
-    def visit(name: str, way: list[str]) -> Iterator[Finding]:
-        if name in way:
-            circle = [*way[way.index(name) :], name]
-            line = tree.imports[way[-1]][name]
-            yield Finding(str(tree.modules[way[-1]]), line, f"a circle of imports: {' -> '.join(circle)}")
-        elif name not in done:
-            for module in tree.imports[name]:
-                yield from visit(module, [*way, name])
-            done.add(name)
-
-    for name in tree.imports:
-        yield from visit(name, [])
+    for circle in house_c.circles_of(tree.imports):
+        last, first = circle[-2:]
+        text = f"a circle of imports: {' -> '.join(circle)}"
+        yield Finding(str(tree.modules[last]), tree.imports[last][first], text)
 
 
 def names(tree: Tree) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 # One may include those before it, and itself. CONTRIBUTING.md says what is in each.
@@ -125,17 +125,23 @@ def _circles(sources: dict[Path, Source]) -> Iterator[str]:
     for path, source in sources.items():
         others = {_module(source.target(included)) for included, _ in source.includes}
         graph[_module(path)] |= others - {_module(path)}
+    for circle in circles_of({name: sorted(graph[name]) for name in sorted(graph)}):
+        yield f"{circle[0]}: a circle of includes: {' -> '.join(circle)}"
+
+
+def circles_of(graph: Mapping[str, Iterable[str]]) -> Iterator[list[str]]:
+    """The ways on which something leads back to itself."""
     done: set[str] = set()
 
-    def visit(name: str, way: list[str]) -> Iterator[str]:
+    def visit(name: str, way: list[str]) -> Iterator[list[str]]:
         if name in way:
-            yield f"{name}: a circle of includes: {' -> '.join([*way[way.index(name) :], name])}"
+            yield [*way[way.index(name) :], name]
         elif name not in done:
-            for other in sorted(graph.get(name, ())):
+            for other in graph.get(name, ()):
                 yield from visit(other, [*way, name])
             done.add(name)
 
-    for name in sorted(graph):
+    for name in graph:
         yield from visit(name, [])
 
 

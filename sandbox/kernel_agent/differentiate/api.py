@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.util
 import inspect
 import sys
 import tempfile
@@ -14,9 +13,10 @@ from pathlib import Path
 from typing import Any, overload
 
 from .. import forward
+from ..source import MARKER
 from . import function
 from .ir.nodes import FLOATS
-from .pipeline import MARKER, Draft, differentiate
+from .pipeline import SCHEDULES, Draft, differentiate
 from .read import language
 
 AUTODIFF = """
@@ -24,7 +24,6 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
     return lambda stub: stub
 """
 
-SCHEDULES = ("owner", "partials", "atomic")
 Rule = Callable[[Any, Any, Any], Sequence[Any]]
 
 
@@ -176,11 +175,9 @@ def autodiff(
     folder = Path(tempfile.mkdtemp(prefix="kernel-agent-"))
     file = folder / f"{path.stem}_autograd.py"
     file.write_text(f"{source.rstrip()}\n\n\n{MARKER}\n\n{draft.text}")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    loader, module = function.module_of(file)
     sys.modules[file.stem] = module
-    spec.loader.exec_module(module)
+    loader.exec_module(module)
     return functools.wraps(stub)(getattr(module, draft.entry))
 
 

@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from importlib.abc import Loader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,18 +22,17 @@ import triton
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from .ir.nodes import GradWrite, Node, Store, reachable, real
+from .ir.nodes import GradWrite, Node, Store, nodes_in, real
 from .ir.refusal import Refusal
 from .ir.spelling import gradient_name
 from .ir.values import Arg, BlockPtr, Kernel, Ptr, dtype_text
 from .read import syntax_check
 from .read.normalise import Builder
 from .reverse import forward_values, running_maxima
-from .reverse.rules import LINEAR_STEP, SMALL_DOT
 from .reverse.sweep import Reverse
 from .write.emit import INDICES, WRITE, Emitter
-from .write.line_breaks import WIDTH, folded, wrap
-from .write.section import LINEAR, SMALL_DOT_TEXT
+from .write.line_breaks import WIDTH, folded, indented, wrap
+from .write.section import scan_helpers
 
 REMEDY = "Give grad() the stub that launches the kernel, or pass the loaded value as an argument."
 MEMORY = (
@@ -55,9 +55,8 @@ class Math(Builder):
         self.values: dict[str, Node] = {}
         self.fixed: dict[str, Any] = {}  # names and values that the text depends on
         for name, arg in self.args.items():
-            self.env[name] = (
-                self._param(arg) if arg.kind == "constexpr" else self.value(arg, shapes[name], dtype)
-            )
+            constexpr = arg.kind == "constexpr"
+            self.env[name] = self._param(arg) if constexpr else self.value(arg, shapes[name], dtype)
         done = self.block(source.body)
         returned = done.value if done is not None else None
         results = returned if isinstance(returned, tuple) else (returned,)
@@ -107,11 +106,8 @@ class Math(Builder):
         lo, hi, step, call = self.range(node.iter)
         known = all(n.op == "const" or n.attrs.get("global") for n in (lo, hi, step)) and step.value
         steps = range(*map(self.number, (lo, hi, step))) if known else range(UNROLLED + 1)
-        if (
-            not call.endswith("static_range")
-            or len(steps) > UNROLLED
-            or not isinstance(node.target, ast.Name)
-        ):
+        static = call.endswith("static_range") and len(steps) <= UNROLLED
+        if not (static and isinstance(node.target, ast.Name)):
             super().loop(node)
             return
         for i in steps:
@@ -121,8 +117,8 @@ class Math(Builder):
 
     def number(self, value: Any) -> Any:
         """A number that the text is written for: a call with another one must fail."""
-        for node in reachable([value] if isinstance(value, Node) else []):
-            if isinstance(node, Node) and node.op == "constexpr":
+        for node in nodes_in([value] if isinstance(value, Node) else []):
+            if node.op == "constexpr":
                 name = node.attrs["name"]
                 if node.value is None:
                     remedy = f'Give it: grad({self.source.name}, {{"{name}": ...}}).'
@@ -132,15 +128,13 @@ class Math(Builder):
 
     def _call(self, node: ast.Call) -> Any:
         if isinstance(node.func, ast.Subscript):
-            raise Refusal("launch", "a plain function launches nothing", "Mark the stub with @autodiff.").at(
-                node
-            )
+            message = "a plain function launches nothing"
+            raise Refusal("launch", message, "Mark the stub with @autodiff.").at(node)
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         what = f"{self.tl}.{name}" if isinstance(node.func, ast.Attribute) else name
         if name.startswith(MEMORY):
-            raise Refusal(what, "a plain function takes and returns values, it reaches no memory", REMEDY).at(
-                node
-            )
+            message = "a plain function takes and returns values, it reaches no memory"
+            raise Refusal(what, message, REMEDY).at(node)
         if name in PROGRAM:
             raise Refusal(what, "a plain function does not know which program runs it", REMEDY).at(node)
         return super()._call(node)
@@ -185,12 +179,7 @@ class Printer(Emitter):
         self.line(WRITE, answer)
         body = self._sections()
         body[body.index("# write gradients")] = "# gradients"
-        return (
-            "\n".join(
-                ["@triton.jit", *self.head(), *notes, *("    " + line if line else "" for line in body)]
-            )
-            + "\n"
-        )
+        return "\n".join(["@triton.jit", *self.head(), *notes, *indented(body)]) + "\n"
 
     def head(self) -> list[str]:
         """The forward's parameters, the upstream, and constexprs last, as in generated kernels."""
@@ -256,9 +245,8 @@ def _text(
     texts = map(ast.unparse, source.args.defaults)
     printer.defaults = dict(zip(list(args)[len(args) - len(source.args.defaults) :], texts, strict=True))
     text = printer.function(reverse.effects, chosen, values, _assumed(builder, kernel, sizes))
-    scan = [LINEAR + "\n"] if f"{LINEAR_STEP}" in text else []
-    scan += [SMALL_DOT_TEXT + "\n"] if f"{SMALL_DOT}(" in text else []
-    return "".join([f"import triton\nimport triton.language as {kernel.tl}\n\n", *scan, "\n", text])
+    scans = [helper + "\n" for helper in scan_helpers(text)]
+    return "".join([f"import triton\nimport triton.language as {kernel.tl}\n\n", *scans, "\n", text])
 
 
 def _arguments(
@@ -327,15 +315,20 @@ def _loaded(text: str, name: str, names: dict[str, Any], interpreted: bool | Non
     """The function of a text, from a real file, as `triton.jit` asks; it sees what the forward sees."""
     file = Path(tempfile.mkdtemp(prefix="kernel-agent-")) / f"{name}.py"
     file.write_text(text)
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    loader, module = module_of(file)
     vars(module).update({n: v for n, v in names.items() if not n.startswith("__")})
     with _decorating(interpreted):
-        spec.loader.exec_module(module)
+        loader.exec_module(module)
     made = getattr(module, name)
     made.source = text
     return made
+
+
+def module_of(file: Path) -> tuple[Loader, ModuleType]:
+    """A generated file as a module that has yet to run, and what runs it."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    return spec.loader, importlib.util.module_from_spec(spec)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import errors, forward
 from .ir.refusal import Refusal
-from .pipeline import differentiate
+from .pipeline import SCHEDULES, differentiate
 
 
 class Refused(errors.Unusable):
@@ -22,10 +22,6 @@ class Refused(errors.Unusable):
         self.extra = {"refusals": [{k: r.as_dict()[k] for k in keys} for r in refusals]}
 
 
-# Where gradients are summed over programs; a kernel that needs none of it has no alternatives.
-SCHEDULES = ("owner", "partials", "atomic")
-
-
 def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     """The backward section for one case. Raises errors.Unusable; a refusal carries `refusals`."""
     del scratch
@@ -36,25 +32,17 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
         device=request.get("device") or "cpu",
     )
     case = request["case"]
+    chosen = (request.get(name) for name in ("dtype", "schedule", "config"))
     try:
-        draft = differentiate(
-            fwd,
-            case["dims"],
-            case["seed"],
-            request.get("dtype"),
-            request.get("schedule"),
-            request.get("config"),
-        )
+        draft = differentiate(fwd, case["dims"], case["seed"], *chosen)
     except Refusal as refusal:
         raise Refused([refusal.at(None, fwd.path)]) from None
     ast.parse(draft.text)
     lines = [{"line": r.line, "class": r.kind, "proof": r.proof, "reason": r.reason} for r in draft.report]
     several = draft.atomics_naive and not draft.only
+    counts = ("tape_bytes", "tape_naive_bytes", "atomics", "atomics_naive")
     report = {
-        "tape_bytes": draft.tape_bytes,
-        "tape_naive_bytes": draft.tape_naive_bytes,
-        "atomics": draft.atomics,
-        "atomics_naive": draft.atomics_naive,
+        **{name: getattr(draft, name) for name in counts},
         "lines": lines,
         "schedule": draft.schedule,
         "configs": draft.configs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +15,10 @@ from .ir.spelling import gradient_name
 from .prove import overwrite
 from .read import trace
 from .reverse import checkpoints, forward_values, running_maxima, wrapped_indices
-from .reverse.rules import LINEAR_STEP, SMALL_DOT
 from .reverse.sweep import Reverse, writes
 from .schedule import gradient_writes, partials, second_launch, tuning
 from .schedule.decisions import Totals, advise, header
+from .schedule.kept_values import Spill
 from .schedule.owner import NotOwned, Owner, OwnerKernel
 from .schedule.partials import Partials
 from .write.demand import effects_of
@@ -27,21 +28,25 @@ from .write.section import (
     FINISHED,
     GRADIENT_OF,
     LAID_OUT,
-    LINEAR,
     PASSED,
-    SMALL_DOT_TEXT,
     SUMMED,
     TABLES,
     FunctionText,
     Step,
     config_name,
     config_text,
+    scan_helpers,
     stub_text,
+    tuple_text,
 )
 
-MARKER = "# ---- backward ----"
 PROGRAMS = 256  # that keep private sums: about two on each multiprocessor
 SPLITS = 128  # programs that share the outermost sum of a gradient with few tiles
+TUNED_APART = "the forward's own choice is tuned apart"
+# Where gradients are summed over programs; a kernel that needs none of it has no alternatives.
+SCHEDULES = ("owner", "partials", "atomic")
+# What is raised where an invariant of these passes does not hold for a kernel.
+BROKEN = (AssertionError, NotOwned, RecursionError)
 
 
 @dataclass
@@ -71,23 +76,18 @@ def differentiate(
     config: dict[str, Any] | None = None,
 ) -> Draft:
     """Trace one call of the stub and write its backward. Raises Refusal; errors.Unusable for the user's."""
+    tuning.bind(fwd, config or {})
+
+    def attempt(schedule: str | None) -> Draft:
+        return _attempt(fwd, *draw.make_inputs(fwd, dims, seed, dtype=dtype), schedule, config or {})
+
     try:
-        return _differentiate(fwd, dims, seed, dtype, schedule, config)
-    except (AssertionError, NotOwned, RecursionError) as error:
-        draft = _atomic(fwd, dims, seed, dtype, config)
+        return attempt(schedule)
+    except BROKEN as error:
         reason = f"the owner schedule could not be written ({type(error).__name__}: {error})"
-        draft.report.append(LineReport(None, "schedule", "none", reason))
-        return draft
-
-
-def _atomic(
-    fwd: Forward, dims: dict[str, Any], seed: int, dtype: str | None, config: dict[str, Any] | None
-) -> Draft:
-    """The schedule that asks for least. What fails here too is an invariant of these passes that the kernel
-    breaks: it is refused."""
-    try:
-        return _differentiate(fwd, dims, seed, dtype, "atomic", config)
-    except (AssertionError, NotOwned, RecursionError) as error:
+    try:  # the schedule that asks for least
+        draft = attempt("atomic")
+    except BROKEN as error:
         raise Refusal(
             "kernel",
             f"the passes of the differentiator contradict each other: {error or type(error).__name__}",
@@ -95,51 +95,35 @@ def _atomic(
             fwd.stub_line,
             file=fwd.path,
         ) from error
+    draft.report.append(LineReport(None, "schedule", "none", reason))
+    return draft
 
 
-def _differentiate(
-    fwd: Forward,
-    dims: dict[str, Any],
-    seed: int,
-    dtype: str | None,
-    schedule: str | None,
-    config: dict[str, Any] | None,
-) -> Draft:
+def _attempt(fwd: Forward, args: tuple, kwargs: dict, schedule: str | None, config: dict[str, Any]) -> Draft:
     """One attempt with one schedule."""
-    tuning.bind(fwd, config or {})
-    args, kwargs = draw.make_inputs(fwd, dims, seed, dtype=dtype)
     sites = [site for site in trace.trace(fwd, args, kwargs) if site.outputs]
     stub = next(n for n in fwd.tree.body if isinstance(n, ast.FunctionDef) and n.name == fwd.stub_name)
     draft = Draft("", f"{fwd.stub_name}_autograd", schedule=schedule or "partials")
-    draft.programs = int((config or {}).get("programs", PROGRAMS))
-    draft.splits = int((config or {}).get("splits", 0))
+    draft.programs = int(config.get("programs", PROGRAMS))
+    draft.splits = int(config.get("splits", 0))
     if not sites:
-        raise Refusal(
-            "stub", "no launch writes anything that depends on an input", line=stub.lineno, file=fwd.path
-        )
+        message = "no launch writes anything that depends on an input"
+        raise Refusal("stub", message, line=stub.lineno, file=fwd.path)
     draft.configs = tuning.menu(fwd, sites)
-    tuning.apply(sites, config or {})
+    tuning.apply(sites, config)
     _name_classes(sites)
     kernels: dict[str, str] = {}
-    functions: list[str] = []
     try:
-        for site in sites:
-            functions.append(_launch(fwd, site, kernels, draft))
+        functions = [_launch(fwd, site, kernels, draft) for site in sites]
     except Refusal as refusal:
         raise refusal.at(None, fwd.path) from None
     if all(site.tables for site in sites):
         draft.schedule, draft.only = "atomic", True
     hosts = {site.host.name: site.host for site in sites}
     renamed = {name: f"{name}_autograd" for name in hosts if name != fwd.stub_name}
-    copies = [
-        stub_text(fwd.source, function, f"{name}_autograd", sites, renamed)
-        for name, function in hosts.items()
-    ]
-    if stub.name not in hosts:
-        copies.append(stub_text(fwd.source, stub, f"{stub.name}_autograd", sites, renamed))
+    copies = [stub_text(fwd.source, f, sites, renamed) for f in {**hosts, stub.name: stub}.values()]
     configs = [
-        f"{config_name(site)} = {config_text(site.launch.config or {})}  # the forward's own choice is "
-        "tuned apart\n"
+        f"{config_name(site)} = {config_text(site.launch.config or {})}  # {TUNED_APART}\n"
         for site in {s.kernel_name: s for s in sites}.values()
         if site.autotuned
     ]
@@ -147,15 +131,9 @@ def _differentiate(
     helpers = [h for h in (LAID_OUT, GRADIENT_OF, SUMMED, FINISHED, DISJOINT) if f"{helper_name(h)}(" in body]
     helpers += [TABLES] * any(site.tables for site in sites)
     helpers += [PASSED] * any(k.arg is None for site in sites for k in site.call.keywords)
-    scans = [LINEAR] if any(f"{LINEAR_STEP}{end}" in k for k in kernels.values() for end in "),") else []
-    scans += [SMALL_DOT_TEXT] if any(f"{SMALL_DOT}(" in k for k in kernels.values()) else []
-    parts = [
-        *("\n" + c for c in configs),
-        *("\n" + s for s in scans),
-        *("\n\n" + k for k in kernels.values()),
-        *("\n" + h for h in helpers),
-    ]
-    draft.text = "".join([*parts, *("\n" + f for f in functions), *("\n" + c for c in copies)]).lstrip("\n")
+    above = [*configs, *scan_helpers("".join(kernels.values())), *("\n" + k for k in kernels.values())]
+    parts = [*above, *helpers, *functions, *copies]
+    draft.text = "".join("\n" + part for part in parts).lstrip("\n")
     _shadow_nothing(fwd, draft.text)
     return draft
 
@@ -165,11 +143,8 @@ def _shadow_nothing(fwd: Forward, text: str) -> None:
     theirs = {name: node for node in fwd.tree.body for name in _bound(node)}
     for name in (name for node in ast.parse(text).body for name in _bound(node)):
         if name in theirs:
-            raise Refusal(
-                "name",
-                f"`{name}` is a name of this file, and the generated backward defines it too",
-                f"Rename `{name}`.",
-            ).at(theirs[name], fwd.path)
+            message = f"`{name}` is a name of this file, and the generated backward defines it too"
+            raise Refusal("name", message, f"Rename `{name}`.").at(theirs[name], fwd.path)
 
 
 def _bound(node: ast.stmt) -> list[str]:
@@ -188,10 +163,10 @@ def helper_name(text: str) -> str:
 
 
 def _name_classes(sites: list[trace.Site]) -> None:
-    used: dict[str, int] = {}
+    used: Counter[str] = Counter()
     for site in sites:
         base = "".join(part.capitalize() for part in site.kernel_name.split("_"))
-        used[base] = used.get(base, 0) + 1
+        used[base] += 1
         site.class_name = base if used[base] == 1 else f"{base}{used[base]}"
 
 
@@ -211,32 +186,32 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
     text = FunctionText(site, site.kernel.inplace, accumulated)
     lines = fwd.source.splitlines()
     layouts = [l for w in found for l in w.layouts] + [l for k in owner.kernels for l in k.layouts]
-    checks = list(dict.fromkeys(text.check(layout) for layout in layouts))
+    checks = list(dict.fromkeys(map(text.check, layouts)))
     notes = header(reverse, totals, checks)
     steps = []
+
+    def emit(name: str, effects: list, notes: list[str]) -> Emitted:
+        emitted = Emitter(site.kernel, name, lines).emit(effects, notes)
+        kernels[name] = emitted.text
+        return emitted
+
     if any(map(effects_of, reverse.effects)):
-        if fused is not None:
-            notes.append(fused.note)
-        emitted = Emitter(site.kernel, owner.name, lines).emit(reverse.effects, notes)
-        kernels[owner.name] = emitted.text
+        emitted = emit(owner.name, reverse.effects, notes + ([] if fused is None else [fused.note]))
         step = Step(emitted, "grid") if fused is None else partials_step(text, emitted, fused, draft.programs)
-        tape_step(text, step, taped.buffers, site)
-        spill_step(text, step, owner)
+        tape_step(text, step, taped.buffers)
+        for spill in owner.spills.made.values():
+            scratch(text, step, spill, text.expr(spill.numel, 11))
         steps.append(step)
         notes = []
     for made in owner.kernels:
-        emitted = Emitter(site.kernel, made.name, lines).emit(made.effects, [*notes, *made.notes])
-        kernels[made.name] = emitted.text
+        emitted = emit(made.name, made.effects, [*notes, *made.notes])
         steps.append(owner_step(text, emitted, made, owner, draft.splits or SPLITS))
         if made.few and not draft.splits:
             tuning.offer(draft.configs, {"splits": SPLITS})
         notes = []
     if plan.after:
-        name = f"{owner.name}_after"
         note = "what is added to gradients that the kernels above have stored"
-        emitted = Emitter(site.kernel, name, lines).emit(plan.after, [note])
-        kernels[name] = emitted.text
-        steps.append(Step(emitted, "grid"))
+        steps.append(Step(emit(f"{owner.name}_after", plan.after, [note]), "grid"))
     draft.report += reverse.report
     draft.tape_bytes += totals.tape
     draft.tape_naive_bytes += totals.naive
@@ -298,32 +273,22 @@ def _scheduled(
 def _check_inplace(site: trace.Site, gradients: list[str], accumulated: set[str], owner: Owner) -> None:
     """What the forward overwrites must have its gradient overwritten by one program an element."""
     for inplace in site.kernel.inplace & (set(gradients) | set(site.outputs)):
-        if (
-            inplace in accumulated
-            or inplace not in gradients
-            or any(inplace in k.bases for k in owner.kernels)
-        ):
-            raise Refusal(
-                "in-place access",
-                f"`{inplace}` is overwritten, but not by one program an element",
-                "Write to a buffer.",
-                site.kernel.line,
-            )
+        owned = any(inplace in kernel.bases for kernel in owner.kernels)
+        if owned or inplace in accumulated or inplace not in gradients:
+            message = f"`{inplace}` is overwritten, but not by one program an element"
+            raise Refusal("in-place access", message, "Write to a buffer.", site.kernel.line)
 
 
 def scratch_device(text: FunctionText) -> str:
-    site = text.site
-    name = next(
-        n for n, a in site.args.items() if a.kind == "pointer" and n in site.given_names and not a.none
-    )
-    return f"{text.value(name)}.device"
+    pointers = [n for n, a in text.site.args.items() if a.kind == "pointer" and not a.none]
+    return f"{text.value(next(n for n in pointers if n in text.site.given_names))}.device"
 
 
 def program_count(site: trace.Site) -> str:
     return " * ".join(f"grid[{i}]" for i in range(len(site.launch.grid)))
 
 
-def tape_step(text: FunctionText, step: Step, buffers: list[forward_values.Buffer], site: trace.Site) -> None:
+def tape_step(text: FunctionText, step: Step, buffers: list[forward_values.Buffer]) -> None:
     """Allocate the scratch of a launch: a slice for each program, as long as the longest loop."""
     if not buffers:
         return
@@ -332,24 +297,18 @@ def tape_step(text: FunctionText, step: Step, buffers: list[forward_values.Buffe
     if any(b.slots != forward_values.STEPS for b in buffers):
         step.setup.append(f"{checkpoints.SEGMENT} = int(tape_steps**0.5) + 1")
         step.setup.append(f"{checkpoints.CHECKPOINTS} = tape_steps // {checkpoints.SEGMENT} + 2")
-    step.extra |= {
-        name: name for name in (forward_values.STEPS, checkpoints.SEGMENT, checkpoints.CHECKPOINTS)
-    }
+    for name in (forward_values.STEPS, checkpoints.SEGMENT, checkpoints.CHECKPOINTS):
+        step.extra[name] = name
     for b in buffers:
-        size = f"{program_count(site)} * {b.slots} * {text.expr(b.numel, 11)}"
-        step.setup.append(
-            f"{b.name} = torch.empty({size}, dtype=torch.{b.dtype}, device={scratch_device(text)})"
-        )
-        step.extra[b.name] = b.name
+        scratch(text, step, b, f"{b.slots} * {text.expr(b.numel, 11)}")
 
 
-def spill_step(text: FunctionText, step: Step, owner: Owner) -> None:
-    for spill in owner.spills.made.values():
-        size = f"{program_count(text.site)} * {text.expr(spill.numel, 11)}"
-        step.setup.append(
-            f"{spill.name} = torch.empty({size}, dtype=torch.{spill.dtype}, device={scratch_device(text)})"
-        )
-        step.extra[spill.name] = spill.name
+def scratch(text: FunctionText, step: Step, buffer: forward_values.Buffer | Spill, each: str) -> None:
+    """Allocate `each` elements for every program of the forward."""
+    size = f"{program_count(text.site)} * {each}"
+    made = f"torch.empty({size}, dtype=torch.{buffer.dtype}, device={scratch_device(text)})"
+    step.setup.append(f"{buffer.name} = {made}")
+    step.extra[buffer.name] = buffer.name
 
 
 def partials_step(text: FunctionText, emitted: Emitted, fused: Partials, programs: int) -> Step:
@@ -358,7 +317,7 @@ def partials_step(text: FunctionText, emitted: Emitted, fused: Partials, program
     walked = " * ".join(grid[axis] for axis in fused.axes)
     for axis in fused.axes:
         grid[axis] = "programs" if axis == fused.axes[0] else "1"
-    step = Step(emitted, f"({', '.join(grid)}{',' * (len(grid) == 1)})")
+    step = Step(emitted, tuple_text(grid))
     step.setup.append(f"programs = min({walked}, {programs})")
     pass_extra(step)
     for base in fused.bases:
@@ -389,25 +348,19 @@ def pass_extra(step: Step, optional: bool = False) -> None:
 
 def owner_step(text: FunctionText, emitted: Emitted, made: OwnerKernel, owner: Owner, splits: int) -> Step:
     """The launch of an owner kernel: its grid from the forward's sizes, partial sums added up afterwards."""
-    grid = [text.expr(count) for count in made.grid]
-    step = Step(emitted, f"({', '.join(grid)}{',' * (len(grid) == 1)})")
+    step = Step(emitted, tuple_text([text.expr(count) for count in made.grid]))
     pass_extra(step, made.optional)
+
+    def ask(bad: str, wanted: str) -> None:
+        step.setup.extend([f"if {bad}:", f'    raise ValueError("{wanted} in the backward")'])
+
     for whole, part in dict.fromkeys(owner.divisible):
-        step.setup += [
-            f"if {text.expr(whole, 10)} % {text.expr(part, 11)}:",
-            f'    raise ValueError("{text.expr(whole)} must be a multiple of '
-            f'{text.expr(part)} in the backward")',
-        ]
+        bad = f"{text.expr(whole, 10)} % {text.expr(part, 11)}"
+        ask(bad, f"{text.expr(whole)} must be a multiple of {text.expr(part)}")
     for one, other in made.equal:
-        step.setup += [
-            f"if {text.expr(one, 6)} != {text.expr(other, 6)}:",
-            f'    raise ValueError("{text.expr(one)} must be {text.expr(other)} in the backward")',
-        ]
+        ask(f"{text.expr(one, 6)} != {text.expr(other, 6)}", f"{text.expr(one)} must be {text.expr(other)}")
     for factor in made.positive:
-        step.setup += [
-            f"if {text.expr(factor, 6)} < 1:",
-            f'    raise ValueError("{text.expr(factor)} must be positive in the backward")',
-        ]
+        ask(f"{text.expr(factor, 6)} < 1", f"{text.expr(factor)} must be positive")
     if made.split:
         step.setup.append(f"splits = min({text.expr(owner.summed(made))}, {splits})")
         for base in made.bases:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,61 +27,55 @@ FLOAT_DTYPES = {
 }
 
 
+@dataclass(eq=False)
 class KernelError(Exception):
     """A kernel that cannot be evaluated, or that did something wrong. `kind` is `unsupported_op`,
     `stub_raised` or `too_large`."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        kind: str = "unsupported_op",
-        remedy: str | None = None,
-        file: str | None = None,
-        line: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.message = message
-        self.remedy = remedy
-        self.file = file
-        self.line = line
+    message: str
+    _: KW_ONLY
+    kind: str = "unsupported_op"
+    remedy: str | None = None
+    file: str | None = None
+    line: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__(self.message)
 
 
+@dataclass(eq=False)
 class Diverged(Exception):
     """Programs of a group disagree on a value that decides control flow; `keys` has one per program."""
 
-    def __init__(self, keys: torch.Tensor) -> None:
-        super().__init__("programs diverge")
-        self.keys = keys
+    keys: torch.Tensor
 
 
 class NeedsOrder(Exception):
     """A program depends on what another one wrote: the launch must be evaluated one program after another."""
 
 
+@dataclass(eq=False)
 class Handle:
     """Batch of blocks: `data` is (programs or 1, *block shape)."""
 
-    def __init__(self, data: torch.Tensor) -> None:
-        self.data = data
+    data: torch.Tensor
 
     def like(self, data: torch.Tensor) -> Handle:
         """Other data of the same kind, for operations that only move elements."""
         return Handle(data)
 
 
+@dataclass(eq=False)
 class Constant(Handle):
     """An integer or a boolean that is known without asking the device: `value` is each element."""
 
-    def __init__(self, data: torch.Tensor, value: int | bool) -> None:
-        super().__init__(data)
-        self.value = value
+    value: int | bool
 
     def like(self, data: torch.Tensor) -> Constant:
         return Constant(data, self.value)
 
 
+@dataclass(eq=False)
 class Pointer(Handle):
     """Byte addresses in int64 `data`, to elements of type `element`.
 
@@ -89,19 +83,10 @@ class Pointer(Handle):
     they came from. Reads through a `detached` pointer carry no gradient.
     """
 
-    def __init__(
-        self,
-        data: torch.Tensor,
-        element: tl.dtype,
-        cell: Cell | None = None,
-        name: str | None = None,
-        detached: bool = False,
-    ) -> None:
-        super().__init__(data)
-        self.element = element
-        self.cell = cell
-        self.name = name
-        self.detached = detached
+    element: tl.dtype
+    cell: Cell | None = None
+    name: str | None = None
+    detached: bool = False
 
     def like(self, data: torch.Tensor) -> Pointer:
         return Pointer(data, self.element, self.cell, self.name, self.detached)

@@ -99,10 +99,8 @@ class Rewriter(ast.NodeTransformer):
         return self._runtime("index", self._visit(node.value), self._visit(node.slice), at=node)
 
     def visit_Slice(self, node: ast.Slice) -> ast.expr:
-        bounds = [
-            ast.Constant(None) if part is None else self._visit(part)
-            for part in (node.lower, node.upper, node.step)
-        ]
+        parts = (node.lower, node.upper, node.step)
+        bounds = [ast.Constant(None) if part is None else self._visit(part) for part in parts]
         # A slice object is made without naming `slice`, which a kernel may have shadowed.
         return self._runtime("slice", *bounds, at=node)
 
@@ -115,10 +113,8 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         sides = [self._visit(side) for side in (node.left, *node.comparators)]
-        parts = [
-            self._comparison(op, left, right, node)
-            for op, left, right in zip(node.ops, sides, sides[1:], strict=False)
-        ]
+        pairs = zip(node.ops, sides, sides[1:], strict=False)
+        parts = [self._comparison(op, left, right, node) for op, left, right in pairs]
         return parts[0] if len(parts) == 1 else self._logical("and", parts, node)
 
     def _comparison(self, op: ast.cmpop, left: ast.expr, right: ast.expr, at: ast.AST) -> ast.expr:
@@ -135,9 +131,8 @@ class Rewriter(ast.NodeTransformer):
 
     def _logical(self, kind: str, parts: list[ast.expr], at: ast.AST) -> ast.expr:
         none = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-        return self._runtime(
-            "logical", ast.Constant(kind), *(ast.Lambda(none, part) for part in parts), at=at
-        )
+        late = [ast.Lambda(none, part) for part in parts]
+        return self._runtime("logical", ast.Constant(kind), *late, at=at)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         test = self._runtime("truth", self._visit(node.test), at=node)
@@ -152,10 +147,8 @@ class Rewriter(ast.NodeTransformer):
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.Assign:
         if not isinstance(node.target, ast.Name):
             raise SyntaxError(f"line {node.lineno}: only variables can be assigned to in a kernel")
-        read = ast.Name(node.target.id, ast.Load())
-        return self.visit_Assign(
-            ast.copy_location(ast.Assign([node.target], ast.BinOp(read, node.op, node.value)), node)
-        )
+        whole = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
+        return self.visit_Assign(ast.copy_location(ast.Assign([node.target], whole), node))
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
         if node.value is None:
@@ -164,13 +157,11 @@ class Rewriter(ast.NodeTransformer):
         value = self._runtime(kind, self._visit(node.value), at=node)
         return ast.copy_location(ast.Assign([node.target], value), node)
 
-    def visit_If(self, node: ast.If) -> ast.If:
+    def visit_If(self, node: Any) -> Any:
         node.test = self._runtime("truth", self._visit(node.test), at=node.test)
         return self._bodies(node)
 
-    def visit_While(self, node: ast.While) -> ast.While:
-        node.test = self._runtime("truth", self._visit(node.test), at=node.test)
-        return self._bodies(node)
+    visit_While = visit_If
 
     def visit_For(self, node: ast.For) -> ast.For:
         node.iter = self._visit(node.iter)
@@ -183,6 +174,5 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_Assert(self, node: ast.Assert) -> ast.Expr:
         message = ast.Constant("") if node.msg is None else self._visit(node.msg)
-        return ast.copy_location(
-            ast.Expr(self._runtime("check", self._visit(node.test), message, at=node)), node
-        )
+        check = self._runtime("check", self._visit(node.test), message, at=node)
+        return ast.copy_location(ast.Expr(check), node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -13,26 +14,20 @@ from typing import Any
 import torch
 import triton.language as tl
 
+from kernel_agent.source import words
 from kernel_agent.torch_tl.handles import Diverged, KernelError, NeedsOrder, Pointer
 from kernel_agent.torch_tl.instrument import rewritten
 from kernel_agent.torch_tl.memory import Cell, Memory
 from kernel_agent.torch_tl.runtime import Runtime
 
 MAX_GROUP = 1024
+SIGNED_OR_NOT = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("u", "")]
 TYPES = {
+    **{
+        getattr(torch, name): getattr(tl, name)
+        for name in (*SIGNED_OR_NOT, *words("float16 bfloat16 float32 float64"))
+    },
     torch.bool: tl.int1,
-    torch.uint8: tl.uint8,
-    torch.int8: tl.int8,
-    torch.uint16: tl.uint16,
-    torch.int16: tl.int16,
-    torch.uint32: tl.uint32,
-    torch.int32: tl.int32,
-    torch.uint64: tl.uint64,
-    torch.int64: tl.int64,
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-    torch.float32: tl.float32,
-    torch.float64: tl.float64,
     torch.float8_e5m2: tl.float8e5,
     torch.float8_e4m3fn: tl.float8e4nv,
     torch.float8_e5m2fnuz: tl.float8e5b16,
@@ -74,16 +69,13 @@ class Launch:
 
     def __post_init__(self) -> None:
         self.name = self.name or self.function.__name__
-        sizes = [int(size) for size in self.grid] + [1, 1]
-        self.grid = (sizes[0], sizes[1], sizes[2])
+        self.grid = (*map(int, self.grid), 1, 1)[:3]
 
 
 def run_launch(launch: Launch, memory: Memory, one_by_one: bool = False) -> bool:
     """Evaluate `launch` on `memory`. True when the programs had to be evaluated one by one, which an
     evaluation that does not look for conflicts has to be told. Raises KernelError."""
-    programs = torch.arange(
-        launch.grid[0] * launch.grid[1] * launch.grid[2], dtype=torch.int32, device=memory.device
-    )
+    programs = torch.arange(math.prod(launch.grid), dtype=torch.int32, device=memory.device)
     memory.where = lambda: place_of(launch)
     if not one_by_one:
         try:
@@ -129,11 +121,9 @@ def _bind(launch: Launch, runtime: Runtime) -> dict[str, Any]:
     for name, parameter in inspect.signature(launch.function).parameters.items():
         if name not in launch.args and parameter.default is inspect.Parameter.empty:
             raise KernelError(f"{launch.name}: no argument for {name}", kind="stub_raised")
-        value = launch.args.get(name, parameter.default)
+        value = tl.core._unwrap_if_constexpr(launch.args.get(name, parameter.default))
         constant = "constexpr" in str(parameter.annotation)
-        bound[name] = (
-            tl.core._unwrap_if_constexpr(value) if constant else _runtime_value(value, name, runtime)
-        )
+        bound[name] = value if constant else _runtime_value(value, name, runtime)
     return bound
 
 
@@ -151,9 +141,8 @@ def _runtime_value(value: Any, name: str, runtime: Runtime) -> Any:
         return tl.tensor(pointer, tl.pointer_type(element))
     if isinstance(value, DescriptorArg):
         base = _runtime_value(value.base, name, runtime)
-        return runtime.semantic.make_tensor_descriptor(
-            base, list(value.shape), list(value.strides), list(value.block_shape), value.padding
-        )
+        sizes = (list(given) for given in (value.shape, value.strides, value.block_shape))
+        return runtime.semantic.make_tensor_descriptor(base, *sizes, value.padding)
     if isinstance(value, (bool, int, float)):
         return runtime.semantic.to_tensor(value)
     return value
@@ -171,10 +160,7 @@ def place_of(launch: Launch) -> str:
 def _locate(error: KernelError, launch: Launch, cause: Exception | None = None) -> None:
     """Give an error the innermost place in the user's file that it passed."""
     file = launch.function.__code__.co_filename
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb((cause or error).__traceback__)
-        if frame.filename == file
-    ]
+    frames = traceback.extract_tb((cause or error).__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
     error.file = error.file or file
     error.line = error.line or (lines[-1] if lines else None)

@@ -17,10 +17,6 @@ def cbrt(x: torch.Tensor) -> torch.Tensor:
     return torch.sign(x) * torch.abs(x) ** (1.0 / 3.0)
 
 
-def normcdf(x: torch.Tensor) -> torch.Tensor:
-    return torch.special.ndtr(x)
-
-
 def popcount(x: torch.Tensor) -> torch.Tensor:
     bits = 8 * x.element_size()
     return sum(((x >> bit) & 1 for bit in range(bits)), torch.zeros_like(x)).to(torch.int32)
@@ -34,78 +30,42 @@ def leading_zeros(x: torch.Tensor) -> torch.Tensor:
     return zeros.to(torch.int32)
 
 
+# Functions that torch calls by the same name; further names after it.
+SAME = """abs fabs|acos|acosh|asin|asinh|atan|atan2|atanh|ceil|copysign|cos fast_cos|cosh|erf|erfc|erfinv
+    |exp fast_exp|exp2|expm1|floor|fmod|hypot|lgamma|log fast_log|log10 fast_log10|log1p|log2 fast_log2
+    |pow fast_pow powi|rsqrt|sin fast_sin|sinh|sqrt|tan fast_tan|tanh fast_tanh|trunc|isnan isnand
+    |isinf isinfd|signbit signbitd"""
 ONE_NAME: dict[str, Function] = {
-    "abs fabs": torch.abs,
-    "acos": torch.acos,
-    "acosh": torch.acosh,
-    "asin": torch.asin,
-    "asinh": torch.asinh,
-    "atan": torch.atan,
-    "atan2": torch.atan2,
-    "atanh": torch.atanh,
+    **{names: getattr(torch, names.split()[0]) for names in SAME.split("|")},
     "cbrt": cbrt,
-    "ceil": torch.ceil,
-    "copysign": torch.copysign,
-    "cos fast_cos": torch.cos,
-    "cosh": torch.cosh,
     "cospi": lambda x: torch.cos(math.pi * x),
     "cyl_bessel_i0": torch.special.i0,
     "cyl_bessel_i1": torch.special.i1,
-    "erf": torch.erf,
-    "erfc": torch.erfc,
     "erfcx": torch.special.erfcx,
-    "erfinv": torch.erfinv,
-    "exp fast_exp": torch.exp,
     "exp10 fast_exp10": lambda x: torch.exp(x * math.log(10.0)),
-    "exp2": torch.exp2,
-    "expm1": torch.expm1,
     "fdim": lambda x, y: torch.where(x > y, x - y, torch.zeros_like(x)),
-    "floor": torch.floor,
     "fma": lambda x, y, z: x * y + z,
     "fmax": lambda x, y: torch.where(x > y, x, y),
     "fmin": lambda x, y: torch.where(x < y, x, y),
-    "fmod": torch.fmod,
-    "hypot": torch.hypot,
-    "lgamma": torch.lgamma,
-    "log fast_log": torch.log,
-    "log10 fast_log10": torch.log10,
-    "log1p": torch.log1p,
-    "log2 fast_log2": torch.log2,
     "nearbyint rint": torch.round,
-    "normcdf": normcdf,
+    "normcdf": torch.special.ndtr,
     "normcdfinv": torch.special.ndtri,
-    "pow fast_pow powi": torch.pow,
     "rcbrt": lambda x: 1.0 / cbrt(x),
     "remainder": lambda x, y: x - y * torch.round(x / y),
     "rhypot": lambda x, y: 1.0 / torch.hypot(x, y),
     "round": lambda x: torch.trunc(x + torch.copysign(torch.full_like(x, 0.5), x)),
-    "rsqrt": torch.rsqrt,
     "saturate": lambda x: torch.clamp(x, 0.0, 1.0),
-    "sin fast_sin": torch.sin,
-    "sinh": torch.sinh,
     "sinpi": lambda x: torch.sin(math.pi * x),
-    "sqrt": torch.sqrt,
-    "tan fast_tan": torch.tan,
-    "tanh fast_tanh": torch.tanh,
     "tgamma": lambda x: torch.exp(torch.lgamma(x)),
-    "trunc": torch.trunc,
-    "isnan isnand": torch.isnan,
-    "isinf isinfd": torch.isinf,
     "finite isfinited": torch.isfinite,
-    "signbit signbitd": torch.signbit,
     "fast_fdivide": torch.div,
     "popc popcll": popcount,
     "clz clzll": leading_zeros,
 }
 ROUNDED: dict[str, Function] = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
+    **{name: getattr(torch, name) for name in ("add", "sub", "mul", "div", "sqrt", "rsqrt")},
     "rcp": torch.reciprocal,
-    "sqrt": torch.sqrt,
-    "rsqrt": torch.rsqrt,
-    "fma": lambda x, y, z: x * y + z,
+    "fma": ONE_NAME["fma"],
 }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import triton.language as tl
@@ -30,21 +30,16 @@ from kernel_agent.torch_tl.kinks import Kinks
 
 NOBODY_LOW = 2**31 - 1
 NOBODY_HIGH = -1
-SIGNED_BITS = {
-    torch.uint8: torch.int8,
-    torch.uint16: torch.int16,
-    torch.uint32: torch.int32,
-    torch.uint64: torch.int64,
-}
+SIGNED_BITS = {getattr(torch, f"uint{bits}"): getattr(torch, f"int{bits}") for bits in (8, 16, 32, 64)}
 
 
+@dataclass(eq=False)
 class Cell:
     """One storage: `flat` has its elements in the evaluation's precision, `dtype` and `base` are the real."""
 
-    def __init__(self, flat: torch.Tensor, dtype: torch.dtype, base: int) -> None:
-        self.flat = flat
-        self.dtype = dtype
-        self.base = base
+    flat: torch.Tensor
+    dtype: torch.dtype
+    base: int
 
     @property
     def itemsize(self) -> int:
@@ -127,9 +122,7 @@ class Counts:
     undefined: list[str] = field(default_factory=list)
 
     def copy(self) -> Counts:
-        return Counts(
-            self.bytes_read, self.bytes_written, self.atomics, list(self.races), list(self.undefined)
-        )
+        return replace(self, races=list(self.races), undefined=list(self.undefined))
 
 
 class Memory:
@@ -286,14 +279,13 @@ class Memory:
         self, cell: Cell, index: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
     ) -> None:
         """A store whose lanes do not meet, without a look at them: masked ones go behind the cell."""
-        shape = (self.programs.numel(), *index.shape[1:])
-        lanes = index.expand(shape).reshape(-1)
-        values = value.expand(shape).reshape(-1).to(cell.flat.dtype)
+        lanes = self._spread(index, index)
+        values = self._spread(value, index).to(cell.flat.dtype)
         self._save(cell)
         if mask is None:
             cell.flat = cell.flat.index_put((lanes,), values)
             return
-        lanes = torch.where(mask.expand(shape).reshape(-1), lanes, cell.numel)
+        lanes = torch.where(self._spread(mask, index), lanes, cell.numel)
         longer = torch.cat([cell.flat, cell.flat.new_zeros(1)])
         cell.flat = longer.index_put((lanes,), values)[:-1]
 
@@ -310,23 +302,16 @@ class Memory:
         self._save(cell)
         watched = self.checked and self.launch_programs > 1 and lanes.numel() > 0
         if watched:
-            track = self._track(cell)
-            self._conflict(
-                track.stored.others(lanes, program),
-                "atomically updates what another program stores",
-                ptr,
-            )
-            self._conflict(
-                track.read.others(lanes, program), "atomically updates what another program reads", ptr
-            )
+            track, what = self._track(cell), "atomically updates what another program"
+            self._conflict(track.stored.others(lanes, program), f"{what} stores", ptr)
+            self._conflict(track.read.others(lanes, program), f"{what} reads", ptr)
         old = cell.flat
         shape = (self.programs.numel(), *index.shape[1:])
         cell.flat = self._combine(update, old, lanes, values)
         if watched:
             track.updated.add(lanes, program)
-        return lambda: self._old_values(update, old, lanes, values, mask, shape).to(
-            self.value_dtype(ptr.element)
-        )
+        dtype = self.value_dtype(ptr.element)
+        return lambda: self._old_values(update, old, lanes, values, mask, shape).to(dtype)
 
     def value_dtype(self, element: tl.dtype) -> torch.dtype:
         """The torch dtype in which values of a Triton scalar type are computed."""
@@ -382,8 +367,7 @@ class Memory:
             return index, 0
         if not self.checked:
             return index.clamp(0, max(0, cell.numel - 1)), 0
-        bounds = torch.aminmax(index)
-        told = [bounds.min, bounds.max] + ([] if mask is None else [mask.sum()])
+        told = [*torch.aminmax(index), *([] if mask is None else [mask.sum()])]
         low, high, *unmasked = torch.stack([number.to(torch.int64) for number in told]).tolist()  # one wait
         active = unmasked[0] * (index.numel() // mask.numel()) if mask is not None else index.numel()
         empty = cell.numel == 0 and active > 0
@@ -391,10 +375,9 @@ class Memory:
             bad = low if low < 0 else high
             lane = (index == bad).nonzero()[0]
             batch = int(lane[0]) if index.shape[0] == self.programs.numel() else 0
+            what = f"{self.where()} {verb} {ptr.name or 'a tensor'}[{bad}], which is out of bounds"
             raise KernelError(
-                f"{self.where()} {verb} {ptr.name or 'a tensor'}[{bad}], which is out of bounds: its "
-                f"storage has {cell.numel} "
-                f"elements (program {int(self.programs[batch])})",
+                f"{what}: its storage has {cell.numel} elements (program {int(self.programs[batch])})",
                 kind="stub_raised",
                 remedy="mask the access, or check the strides and sizes passed to the kernel",
             )
@@ -404,24 +387,24 @@ class Memory:
         self, index: torch.Tensor, mask: torch.Tensor | None, value: torch.Tensor, cell: Cell
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Flat (element, value, program) of the lanes that are not masked off, for every program."""
-        shape = (self.programs.numel(), *index.shape[1:])
-        lanes = index.expand(shape).reshape(-1)
-        values = value.expand(shape).reshape(-1).to(cell.flat.dtype)
-        program = lane_view(self.programs, len(shape) - 1).expand(shape).reshape(-1)
+        lanes = self._spread(index, index)
+        values = self._spread(value, index).to(cell.flat.dtype)
+        program = self._spread(lane_view(self.programs, index.dim() - 1), index)
         if mask is not None:
-            chosen = mask.expand(shape).reshape(-1).nonzero().reshape(-1)
+            chosen = self._spread(mask, index).nonzero().reshape(-1)
             if chosen.numel() != lanes.numel():
                 lanes, values, program = lanes[chosen], values[chosen], program[chosen]
         return lanes, values, program
+
+    def _spread(self, block: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """A block with an element for every program and lane of `index`, flat."""
+        return block.expand(self.programs.numel(), *index.shape[1:]).reshape(-1)
 
     def _last_writers(
         self, lanes: torch.Tensor, values: torch.Tensor, program: torch.Tensor, ptr: Pointer
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Drop all but the last writer of each address."""
-        order = torch.argsort(lanes, stable=True)
-        ranked = lanes[order]
-        last = torch.ones_like(ranked, dtype=torch.bool)
-        last[:-1] = ranked[1:] != ranked[:-1]
+        order, last = last_of_runs(lanes)
         if bool(last.all()):
             return lanes, values, program
         winner = order[last]
@@ -433,9 +416,8 @@ class Memory:
         other = program[order] != program[winner][run]
         self._conflict(lost & other, "writes another value where another program writes", ptr)
         if bool((lost & ~other).any()):
-            self._race(
-                f"two lanes of one program write different values to one element of {ptr.name or 'a tensor'}"
-            )
+            element = f"one element of {ptr.name or 'a tensor'}"
+            self._race(f"two lanes of one program write different values to {element}")
         return lanes[keep], values[keep], program[keep]
 
     def _combine(
@@ -446,14 +428,10 @@ class Memory:
         if update == "add":
             return flat.index_put((lanes,), values, accumulate=True)
         if update in ("max", "min"):
-            return flat.scatter_reduce(
-                0, lanes, values, "amax" if update == "max" else "amin", include_self=True
-            )
+            return flat.scatter_reduce(0, lanes, values, f"a{update}", include_self=True)
         if update == "xchg":
-            keep = torch.argsort(lanes, stable=True)
-            last = torch.ones_like(keep, dtype=torch.bool)
-            last[:-1] = lanes[keep][1:] != lanes[keep][:-1]
-            return flat.index_put((lanes[keep[last]],), values[keep[last]])
+            order, last = last_of_runs(lanes)
+            return flat.index_put((lanes[order[last]],), values[order[last]])
         if update in ("and", "or", "xor"):
             return self._bitwise_in_order(update, flat, lanes, values)[0]
         raise KernelError(f"atomic {update} is not supported")
@@ -491,11 +469,8 @@ class Memory:
         if self.launch_programs > 1 and not self.ordered:
             raise NeedsOrder
         self.synchronised = True
-        found = (
-            old[lanes]
-            if lanes.numel() == lanes.unique().numel()
-            else self._bitwise_in_order(update, old, lanes, values)[1]
-        )
+        apart = lanes.numel() == lanes.unique().numel()
+        found = old[lanes] if apart else self._bitwise_in_order(update, old, lanes, values)[1]
         if mask is None:
             return found.reshape(shape)
         block = old.new_zeros(shape)
@@ -560,6 +535,14 @@ class Memory:
         sentence = f"{self.where()}: {what}"
         if sentence not in sentences:
             sentences.append(sentence)
+
+
+def last_of_runs(lanes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The order that sorts addresses, and which places in it are the last of theirs."""
+    order = torch.argsort(lanes, stable=True)
+    last = torch.ones_like(order, dtype=torch.bool)
+    last[:-1] = lanes[order][1:] != lanes[order][:-1]
+    return order, last
 
 
 def differs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

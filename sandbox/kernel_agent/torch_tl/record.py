@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -107,6 +107,13 @@ class Tape:
         return sum(math.prod(entry.grid) for entry in self.entries if isinstance(entry, KernelLaunch))
 
 
+def written_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+    """The arguments that a torch operation writes, in the order of its schema."""
+    for at, formal in enumerate(function._schema.arguments if function._schema.is_mutable else ()):
+        if formal.alias_info is not None and formal.alias_info.is_write:
+            yield kwargs.get(formal.name) if formal.kwarg_only or at >= len(args) else args[at]
+
+
 class Recorder(TorchDispatchMode):
     """Use as a context around the stub's call, with `on_launch` as the handler of its kernel launches.
 
@@ -149,9 +156,7 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if (
-            benchmarking()
-        ):  # an autotuner at work on a GPU: its buffers are large, and none of the user's business
+        if benchmarking():  # an autotuner at work: its buffers are large, and none of the user's business
             return func(*args, **kwargs)
         noted_args, noted_kwargs = tree_map_only(torch.Tensor, self.ref, (args, kwargs))
         result = func(*args, **kwargs)
@@ -159,11 +164,12 @@ class Recorder(TorchDispatchMode):
         fresh = [leaf for leaf in made if self._key(leaf) not in self.tape.alive]
         read = self._refs_in((noted_args, noted_kwargs))
         self._pass_detachment(func, read, made)
-        written = [
-            ref
-            for ref in read
-            if func._schema.is_mutable and self._is_written(func, ref, noted_args, noted_kwargs)
+        changed = [
+            id(leaf)
+            for actual in written_arguments(func, noted_args, noted_kwargs)
+            for leaf in tree_leaves(actual)
         ]
+        written = [ref for ref in read if id(ref) in changed]
         if not fresh and not written:
             return result
         if self._stands_for_itself(func, read, fresh, written):
@@ -172,9 +178,8 @@ class Recorder(TorchDispatchMode):
             outputs = [self._output(leaf, fresh) for leaf in tree_leaves(result)]
             touched = [ref for ref in outputs if ref is not None] + written
             storages = {ref.key: self._extent(ref.key, ref.dtype) for ref in touched}
-            self.tape.entries.append(
-                Operation(func, noted_args, noted_kwargs, outputs, self._line(), storages)
-            )
+            operation = Operation(func, noted_args, noted_kwargs, outputs, self._line(), storages)
+            self.tape.entries.append(operation)
             self.computed.update(storages)
         return result
 
@@ -185,14 +190,8 @@ class Recorder(TorchDispatchMode):
 
     def _ref(self, tensor: torch.Tensor, key: int) -> Ref:
         detached = getattr(tensor, "_kernel_agent_detached", False)
-        return Ref(
-            key,
-            tensor.dtype,
-            tuple(tensor.shape),
-            tuple(tensor.stride()),
-            int(tensor.storage_offset()),
-            detached,
-        )
+        where = (tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
+        return Ref(key, tensor.dtype, *where, detached)
 
     def _extent(self, key: int, dtype: torch.dtype) -> tuple[int, int]:
         """Address and number of elements of a storage."""
@@ -206,11 +205,8 @@ class Recorder(TorchDispatchMode):
         flat = None
         if not uninitialised:
             with _disable_current_modes():
-                flat = (
-                    torch.empty(0, dtype=dtype, device=tensor.device)
-                    .set_(tensor.untyped_storage(), 0, (numel,), (1,))
-                    .clone()
-                )
+                whole = torch.empty(0, dtype=dtype, device=tensor.device)
+                flat = whole.set_(tensor.untyped_storage(), 0, (numel,), (1,)).clone()
         self.tape.entries.append(Constant(key, flat, dtype, numel, base))
 
     # ---- operations
@@ -252,15 +248,6 @@ class Recorder(TorchDispatchMode):
         self.tape.alive[key] = leaf.untyped_storage()
         return self._ref(leaf, key)
 
-    def _is_written(self, func: Any, ref: Ref, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        for at, formal in enumerate(func._schema.arguments):
-            if formal.alias_info is None or not formal.alias_info.is_write:
-                continue
-            actual = kwargs.get(formal.name) if formal.kwarg_only or at >= len(args) else args[at]
-            if any(leaf is ref for leaf in tree_leaves(actual)):
-                return True
-        return False
-
     def _pass_detachment(self, func: Any, read: list[Ref], made: list[torch.Tensor]) -> None:
         """Views of a detached tensor are detached; so is what detach() makes of a computed one."""
         cut = func.overloadpacket.__name__ in ("detach", "detach_")
@@ -270,13 +257,8 @@ class Recorder(TorchDispatchMode):
                 leaf._kernel_agent_detached = True  # type: ignore[attr-defined]
 
     def _refs_in(self, tree: Any) -> list[Ref]:
-        refs = []
-        for leaf in tree_leaves(tree):
-            if isinstance(leaf, Ref):
-                refs.append(leaf)
-            elif isinstance(leaf, DescriptorRef):
-                refs.append(leaf.base)
-        return refs
+        leaves = (leaf.base if isinstance(leaf, DescriptorRef) else leaf for leaf in tree_leaves(tree))
+        return [leaf for leaf in leaves if isinstance(leaf, Ref)]
 
     def _launch_value(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

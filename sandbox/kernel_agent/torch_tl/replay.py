@@ -7,6 +7,7 @@ the cell's flat tensor, so that views and in-place operations are differentiated
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any
 
 import torch
@@ -17,7 +18,15 @@ from kernel_agent.torch_tl.handles import EXACT, KernelError
 from kernel_agent.torch_tl.kinks import Kinks
 from kernel_agent.torch_tl.launch import DescriptorArg, Launch, TensorArg, run_launch
 from kernel_agent.torch_tl.memory import Cell, Memory, cell_values
-from kernel_agent.torch_tl.record import Constant, DescriptorRef, KernelLaunch, Operation, Ref, Tape
+from kernel_agent.torch_tl.record import (
+    Constant,
+    DescriptorRef,
+    KernelLaunch,
+    Operation,
+    Ref,
+    Tape,
+    written_arguments,
+)
 
 ASIDE, FROM_ZERO = 1e-10, 1e-30
 
@@ -95,13 +104,11 @@ class Replay:
         flats: list[torch.Tensor | None] = [None] * len(keys)
         if pairs:
             flats = vector_jacobian(pairs, [self.leaves[key] for key in keys], self.masked)
-        found = dict(zip(keys, flats, strict=True))
-        made = {}
-        for name, ref in wanted.items():
-            flat = found[ref.key]
-            flat = torch.zeros_like(self.leaves[ref.key]) if flat is None else flat
-            made[name] = window(flat, ref)
-        return made
+        found = {
+            key: torch.zeros_like(self.leaves[key]) if flat is None else flat
+            for key, flat in zip(keys, flats, strict=True)
+        }
+        return {name: window(found[ref.key], ref) for name, ref in wanted.items()}
 
     def release(self) -> None:
         """Let go of all memory now. The kernels' code and this evaluation know each other, and a collection
@@ -115,10 +122,9 @@ class Replay:
     # ---- entries
 
     def _constant(self, entry: Constant) -> None:
-        if entry.flat is None:
+        real = entry.flat
+        if real is None:
             real = torch.full((entry.numel,), torch.nan, dtype=entry.dtype, device=self.memory.device)
-        else:
-            real = entry.flat
         flat = cell_values(real, self.precision)
         is_input = entry.key in self.tape.inputs and entry.key not in self.leaves
         if is_input and entry.dtype.is_floating_point:
@@ -166,7 +172,7 @@ class Replay:
         args, kwargs = tree_map_only(Ref, read, (entry.args, entry.kwargs))
         if self.precision == EXACT:
             args, kwargs = tree_map(widen_dtype, (args, kwargs))
-        written = written_arguments(entry)
+        written = written_refs(entry)
         if any(name in kwargs for name in out_names(entry.function)):
             results = functional(entry.function, args, kwargs)
             for ref, result in zip(written, results, strict=True):
@@ -206,10 +212,9 @@ class Replay:
     def _launch(self, entry: KernelLaunch) -> None:
         args = {name: self._argument(value) for name, value in entry.args.items()}
         known = self.tape.one_by_one
+        one_by_one = known is not None and known[len(self.one_by_one)]
         launch = Launch(entry.function, entry.grid, args, entry.name)
-        self.one_by_one.append(
-            run_launch(launch, self.memory, known is not None and known[len(self.one_by_one)])
-        )
+        self.one_by_one.append(run_launch(launch, self.memory, one_by_one))
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Ref):
@@ -270,10 +275,7 @@ def is_dense(ref: Ref) -> bool:
 def window(flat: torch.Tensor, ref: Ref) -> torch.Tensor:
     """The tensor that `ref` describes, as a view of the flat storage."""
     if is_dense(ref):
-        count = 1
-        for size in ref.size:
-            count *= size
-        return flat.narrow(0, ref.offset, count).view(ref.size)
+        return flat.narrow(0, ref.offset, math.prod(ref.size)).view(ref.size)
     return flat[places(flat.numel(), ref, flat.device)]
 
 
@@ -292,18 +294,10 @@ def out_names(function: Any) -> list[str]:
     return [formal.name for formal in function._schema.arguments if formal.is_out]
 
 
-def written_arguments(entry: Operation) -> list[Ref]:
+def written_refs(entry: Operation) -> list[Ref]:
     """Refs of the arguments that the operation writes, in the order of its schema."""
-    found = []
-    for at, formal in enumerate(entry.function._schema.arguments):
-        if formal.alias_info is not None and formal.alias_info.is_write:
-            actual = (
-                entry.kwargs.get(formal.name)
-                if formal.kwarg_only or at >= len(entry.args)
-                else entry.args[at]
-            )
-            found += [leaf for leaf in tree_leaves(actual) if isinstance(leaf, Ref)]
-    return found
+    written = list(written_arguments(entry.function, entry.args, entry.kwargs))
+    return [leaf for leaf in tree_leaves(written) if isinstance(leaf, Ref)]
 
 
 def functional(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import builtins
 import inspect
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import MethodType, ModuleType
 from typing import Any
@@ -22,6 +22,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import ConstexprFunction, JITFunction
 
 from kernel_agent.remember import like
+from kernel_agent.source import words
 from kernel_agent.torch_tl import reductions
 from kernel_agent.torch_tl.builder import Builder, blocks_of, flipped
 from kernel_agent.torch_tl.handles import Constant, Diverged, Handle, KernelError
@@ -34,24 +35,15 @@ JITTED = (JITFunction, InterpretedFunction)
 REFLECTED = {"eq": "eq", "ne": "ne", "lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {name: getattr(operator, name) for name in REFLECTED}
 ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "truediv": operator.truediv,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "pow": operator.pow,
-    "lshift": operator.lshift,
-    "rshift": operator.rshift,
+    **{
+        name: getattr(operator, name)
+        for name in words("add sub mul truediv floordiv mod pow lshift rshift xor matmul")
+    },
     "and": operator.and_,
     "or": operator.or_,
-    "xor": operator.xor,
-    "matmul": operator.matmul,
 }
 UNARY: dict[str, Callable[[Any], Any]] = {
-    "neg": operator.neg,
-    "pos": operator.pos,
-    "invert": operator.invert,
+    **{name: getattr(operator, name) for name in ("neg", "pos", "invert")},
     "not": operator.not_,
 }
 # Members of tl.tensor that are written in Triton themselves: x.sum(0) is tl.sum(x, 0).
@@ -85,9 +77,7 @@ class Semantic(TritonSemantic):
             data = reductions.reduce_pairwise(blocks_of(handles), axis + 1, combine)
             results = tuple(map(Handle, data))
         shape = [size for at, size in enumerate(inputs[0].type.shape) if at != axis]
-        return tuple(
-            self._wrapped(handle, t.type.scalar, shape) for handle, t in zip(results, inputs, strict=True)
-        )
+        return self._wrapped_all(results, inputs, shape)
 
     def associative_scan(
         self, inputs: Any, axis: int, region: Callable[..., Any], reverse: bool
@@ -104,10 +94,11 @@ class Semantic(TritonSemantic):
             blocks = flipped(blocks_of(handles), axis + 1, reverse)
             data = reductions.scan_pairwise(blocks, axis + 1, combine)
             results = tuple(map(Handle, flipped(data, axis + 1, reverse)))
-        return tuple(
-            self._wrapped(handle, t.type.scalar, t.type.shape)
-            for handle, t in zip(results, inputs, strict=True)
-        )
+        return self._wrapped_all(results, inputs, inputs[0].type.shape)
+
+    def _wrapped_all(self, handles: Iterable[Handle], inputs: Any, shape: Any) -> tuple[tl.tensor, ...]:
+        pairs = zip(handles, inputs, strict=True)
+        return tuple(self._wrapped(handle, t.type.scalar, shape) for handle, t in pairs)
 
     def _wrapped(self, handle: Handle, scalar: tl.dtype, shape: Any) -> tl.tensor:
         return tl.tensor(handle, tl.block_type(scalar, list(shape)) if len(shape) else scalar)
@@ -117,16 +108,11 @@ class Semantic(TritonSemantic):
 
         def combine(left: reductions.Blocks, right: reductions.Blocks) -> reductions.Blocks:
             shape = left[0].shape
-            args = [
-                tl.tensor(Handle(data.reshape(-1)), ty)
-                for data, ty in zip(left + right, scalars * 2, strict=True)
-            ]
-            results = self.runtime.call(function, *args)
+            sides = zip(left + right, scalars * 2, strict=True)
+            results = self.runtime.call(function, *(tl.tensor(Handle(d.reshape(-1)), ty) for d, ty in sides))
             results = results if isinstance(results, (tuple, tl.tuple)) else (results,)
-            made = [
-                self.cast(self.to_tensor(unwrap(r)), ty).handle.data
-                for r, ty in zip(results, scalars, strict=True)
-            ]
+            pairs = zip(results, scalars, strict=True)
+            made = [self.cast(self.to_tensor(unwrap(r)), ty).handle.data for r, ty in pairs]
             return [data.expand(left[0].numel()).reshape(shape) for data in made]
 
         return combine
@@ -140,9 +126,8 @@ class Semantic(TritonSemantic):
     def _atomic_extreme(self, update: str, ptr: Any, val: Any, mask: Any) -> tl.tensor:
         ptr, val, mask = self.atom_red_typechecking_impl(ptr, val, mask, update)
         if val.type.scalar.is_int_unsigned():
-            raise KernelError(
-                f"atomic_{update} on unsigned integers is not supported", remedy="use a signed tensor"
-            )
+            message = f"atomic_{update} on unsigned integers is not supported"
+            raise KernelError(message, remedy="use a signed tensor")
         return self.tensor(self.builder.atomic(update, ptr.handle, val.handle, mask.handle), val.type)
 
 
@@ -200,9 +185,8 @@ class Runtime:
         if isinstance(value.handle, Constant) and data.numel() == 1:
             return value.handle.value
         if data[0].numel() != 1:
-            raise KernelError(
-                "a block decides a branch or a loop bound", remedy="reduce it to a scalar, or use tl.where"
-            )
+            message = "a block decides a branch or a loop bound"
+            raise KernelError(message, remedy="reduce it to a scalar, or use tl.where")
         data = data.detach().reshape(-1)
         if data.numel() > 1 and bool((data != data[0]).any()):
             if data.numel() != self.memory.programs.numel():
@@ -303,9 +287,8 @@ class Runtime:
         target = self._functions.get(plain)
         if target is None:
             target = self._functions[plain] = rewritten(plain, self)
-        return self.decay(
-            target(*map(unwrap, args), **{name: unwrap(value) for name, value in kwargs.items()})
-        )
+        given = {name: unwrap(value) for name, value in kwargs.items()}
+        return self.decay(target(*map(unwrap, args), **given))
 
     def decay(self, value: Any) -> Any:
         if isinstance(value, (tuple, tl.tuple)) and not hasattr(value, "_fields"):

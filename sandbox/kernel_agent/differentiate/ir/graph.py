@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ...source import words
@@ -27,21 +29,27 @@ class Graph:
         self.sized: frozenset[str] = frozenset()  # constexprs that follow the sizes of a call
         self.contracted: set[Node] = set()  # extents that the forward's own dot products sum over
         self.line: int | None = None
-        self.true = self.const(True)
         self.one = self.const(1)
 
     # regions
 
+    @contextmanager
+    def at(self, region: Region) -> Iterator[None]:
+        """Inside, nodes are made for this region."""
+        here, self.here = self.here, region
+        try:
+            yield
+        finally:
+            self.here = here
+
     def loop_region(self, lo: Node, hi: Node, step: Node, call: str, line: int | None) -> Region:
         key = ("for", id(self.here), lo.id, hi.id, step.id, call)
-        region = self.regions.get(key)
-        if region is None:
+        if key not in self.regions:
             region = self.regions[key] = Region("for", self.here, key, line)
             region.bounds, region.call = (lo, hi, step), call
-            region.iv = self._new("iv", (), {"region": id(region)}, "int32", (), region)
-            if any(node.dtype == "int64" for node in (lo, hi, step)):
-                region.iv.dtype = "int64"
-        return region
+            dtype = "int64" if any(node.dtype == "int64" for node in region.bounds) else "int32"
+            region.iv = self._new("iv", (), {"region": id(region)}, dtype, (), region)
+        return self.regions[key]
 
     def while_region(self, line: int | None) -> Region:
         return Region("while", self.here, (), line)
@@ -53,11 +61,10 @@ class Graph:
 
     def branch(self, cond: Node, positive: bool) -> Region:
         key = ("if", id(self.here), cond.id, positive)
-        region = self.regions.get(key)
-        if region is None:
+        if key not in self.regions:
             region = self.regions[key] = Region("then" if positive else "else", self.here, key)
             region.cond, region.positive = cond, positive
-        return region
+        return self.regions[key]
 
     # nodes
 
@@ -69,12 +76,13 @@ class Graph:
         return node
 
     def const(self, value: Any, dtype: str | None = None, shape: tuple = ()) -> Node:
-        if dtype is None:
-            dtype = "int1" if isinstance(value, bool) else "int32" if isinstance(value, int) else "float32"
-            if isinstance(value, int) and not isinstance(value, bool) and not -(2**31) <= value < 2**31:
-                dtype = "int64"
         if shape:
+            assert dtype is not None
             return self.make("full", (self.const(value),), {}, dtype, shape)
+        if dtype is None and isinstance(value, int) and not isinstance(value, bool):
+            dtype = int_dtype(value)
+        elif dtype is None:
+            dtype = "int1" if isinstance(value, bool) else "float32"
         return self.intern("const", (), {"value": value, "repr": repr(value)}, dtype, ())
 
     def zeros(self, shape: tuple, dtype: str) -> Node:
@@ -144,11 +152,25 @@ class Graph:
         return self._new(op, args, attrs, dtype, shape, home)
 
     def twin(self, node: Node, home: Region) -> Node:
-        """Another carry, or result of an `if`, that is like a given one."""
+        """Another carry that is like a given one."""
         new = self.fresh(node.op, node.attrs, node.dtype, node.shape, home)
         new.active, new.hint, new.line = node.active, node.hint, node.line
         new.upstream, new.reverse = node.upstream, node.reverse
         return new
+
+    def adjoint_carry(self, hint: str, like: Node, home: Region) -> Node:
+        """A carry of a loop of the backward, of the type and shape of a value."""
+        new = self.fresh("phi", {"name": hint}, like.dtype, like.shape, home)
+        new.hint, new.upstream, new.reverse = hint, True, True
+        return new
+
+    def merged(self, stmt: If, then: Node | None, other: Node | None, like: Node, home: Region) -> Node:
+        """A result of an `if`, named and typed like a value or a result of another `if`."""
+        attrs = {**(like.attrs if like.op == "ifout" else {}), "then": then, "other": other, "if": stmt}
+        out = self.fresh("ifout", attrs, like.dtype, like.shape, home, (stmt.cond,))
+        out.active, out.hint, out.upstream, out.line = like.active, like.hint, like.upstream, like.line
+        stmt.outs.append(out)
+        return out
 
     def pid(self, axis: int) -> Node:
         return self.intern("pid", (), {"axis": axis}, "int32", ())
@@ -217,12 +239,9 @@ class Graph:
         new.upstream = new.upstream or (upstream and node.upstream)
         return new
 
-    def numel(self, shape: tuple) -> Node:
-        """How many elements a block has."""
-        total = self.one
-        for dim in shape:
-            total = self.mul(total, dim)
-        return total
+    def product(self, factors: Iterable[Node]) -> Node:
+        """Of sizes: how many elements a block of these extents has, say."""
+        return functools.reduce(self.mul, factors, self.one)
 
     def lane(self, count: Node, axis: int, rank: int) -> Node:
         """0 to `count` along one axis of a block with `rank` axes, of length 1 along the others."""
@@ -299,25 +318,24 @@ def _freeze(attrs: dict) -> tuple:
 def broadcast_shape(g: Graph, shapes: list[tuple]) -> tuple:
     """numpy's rule over symbolic dimensions: only a literal 1 is stretched."""
     rank = max((len(s) for s in shapes), default=0)
-    out: list[Node] = []
-    for axis in range(rank):
-        dim = g.one
-        for shape in shapes:
-            at = axis - (rank - len(shape))
-            if at < 0 or g.is_one(shape[at]):
+    out = [g.one] * rank
+    for shape in shapes:
+        for axis, dim in enumerate(shape, rank - len(shape)):
+            have = out[axis]
+            if g.is_one(dim) or dim is have:
                 continue
-            if g.is_one(dim):
-                dim = shape[at]
-            elif dim is not shape[at] and g.concrete(dim) != g.concrete(shape[at]):
+            if not g.is_one(have) and g.concrete(have) != g.concrete(dim):
                 raise Refusal(
-                    "broadcast", f"blocks of {g.concrete(dim)} and {g.concrete(shape[at])} do not combine"
+                    "broadcast", f"blocks of {g.concrete(have)} and {g.concrete(dim)} do not combine"
                 )
-            elif shape[at].op == "const":  # prefer the name over the number
-                pass
-            elif dim.op == "const":
-                dim = shape[at]
-        out.append(dim)
+            if have.op == "const":  # the name rather than the number
+                out[axis] = dim
     return tuple(out)
+
+
+def int_dtype(value: int) -> str:
+    """The type that Triton gives a Python number."""
+    return "int32" if -(2**31) <= value < 2**31 else "int64"
 
 
 def promote(args: Iterable[Node]) -> str:

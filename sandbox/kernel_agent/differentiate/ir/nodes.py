@@ -11,7 +11,7 @@ is evaluated in order but effects; `emit` prints what they demand and nothing el
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 HALF = ("float16", "bfloat16")
@@ -44,9 +44,7 @@ class Region:
         self.call: str = "range"  # how the user spelled the range
         self.cond: Node | None = None
         self.positive: bool = True
-        self.skips = (
-            False  # a branch that only saves work: what does not vary in the loop around it may leave it
-        )
+        self.skips = False  # a branch that only saves work: what does not vary in the loop may leave it
 
     @property
     def is_loop(self) -> bool:
@@ -179,15 +177,19 @@ class If:
     outs: list[Node] = field(default_factory=list)
 
 
+def bodies(effect: object) -> tuple[list, ...]:
+    """The lists of effects inside a loop or a branch."""
+    if isinstance(effect, For):
+        return (effect.effects,)
+    return (effect.then_effects, effect.other_effects) if isinstance(effect, If) else ()
+
+
 def walk(effects: list) -> Iterator[Any]:
     """All effects, outer ones first."""
     for effect in effects:
         yield effect
-        if isinstance(effect, For):
-            yield from walk(effect.effects)
-        elif isinstance(effect, If):
-            yield from walk(effect.then_effects)
-            yield from walk(effect.other_effects)
+        for body in bodies(effect):
+            yield from walk(body)
 
 
 def placed(effects: list, kind: type, loops: tuple[For, ...] = ()) -> Iterator[tuple[Any, tuple[For, ...]]]:
@@ -195,11 +197,9 @@ def placed(effects: list, kind: type, loops: tuple[For, ...] = ()) -> Iterator[t
     for effect in effects:
         if isinstance(effect, kind):
             yield effect, loops
-        elif isinstance(effect, For):
-            yield from placed(effect.effects, kind, (*loops, effect))
-        elif isinstance(effect, If):
-            yield from placed(effect.then_effects, kind, loops)
-            yield from placed(effect.other_effects, kind, loops)
+        around = (*loops, effect) if isinstance(effect, For) else loops
+        for body in bodies(effect):
+            yield from placed(body, kind, around)
 
 
 def beneath(node: Node, *ops: str) -> Node:
@@ -209,29 +209,32 @@ def beneath(node: Node, *ops: str) -> Node:
     return node
 
 
+def sides(node: Node) -> list[Node]:
+    """The values that an `if` chooses from: one, where the other branch makes none."""
+    return [node.attrs[k] for k in ("then", "other") if node.attrs[k] is not None]
+
+
 def operands(item: Any) -> list:
     """Everything a node or an effect directly consists of, loop bodies included."""
+    parts: list
     if isinstance(item, Node):
-        extra: list = []
+        parts = [*item.args, *item.shape]
         if item.op == "loopout":
-            extra = [item.attrs["loop"]]
+            parts.append(item.attrs["loop"])
         elif item.op == "ifout":
-            extra = [item.attrs["if"], item.attrs["then"], item.attrs["other"]]
-        return [n for n in (*item.args, *item.shape, *extra) if n is not None]
-    if isinstance(item, For):
-        parts = [n for c in item.carries for n in (c.phi, c.init, c.next)]
+            parts += [item.attrs["if"], item.attrs["then"], item.attrs["other"]]
+    elif isinstance(item, For):
+        carries = [n for c in item.carries for n in (c.phi, c.init, c.next)]
         taped = [item.source] if item.source is not None and item.source.tape else []
-        extra = [*item.provides.values(), *item.tape, *taped]
-        return [
-            n
-            for n in (*(item.region.bounds or ()), item.cond, *parts, *item.effects, *extra)
-            if n is not None
-        ]
-    if isinstance(item, If):
-        return [item.cond, *item.then_effects, *item.other_effects]
-    if isinstance(item, TapeStore):
-        return [n for n in (item.index, item.value, item.mask) if n is not None]
-    return [n for n in (item.base, item.offset, item.mask, item.value) if n is not None]
+        parts = [*(item.region.bounds or ()), item.cond, *carries, *item.effects]
+        parts += [*item.provides.values(), *item.tape, *taped]
+    elif isinstance(item, If):
+        parts = [item.cond, *item.then_effects, *item.other_effects]
+    elif isinstance(item, TapeStore):
+        parts = [item.index, item.value, item.mask]
+    else:
+        parts = [item.base, item.offset, item.mask, item.value]
+    return [part for part in parts if part is not None]
 
 
 def reachable(roots: Iterable[Any], parts: Callable[[Any], Iterable[Any]] = operands) -> Iterator[Any]:
@@ -245,3 +248,16 @@ def reachable(roots: Iterable[Any], parts: Callable[[Any], Iterable[Any]] = oper
         seen.add(id(item))
         yield item
         stack.extend(parts(item))
+
+
+def nodes_in(roots: Iterable[Any]) -> Iterator[Node]:
+    """The values among all that `roots` need, each once."""
+    return (item for item in reachable(roots) if isinstance(item, Node))
+
+
+def mapped(write: Any, of: Callable[[Node], Node]) -> Any:
+    """A write of other values: those that `of` gives for its own. Itself where they are the same."""
+    names = [name for name in ("base", "index", "offset", "value", "mask") if getattr(write, name, None)]
+    new = {name: of(getattr(write, name)) for name in names}
+    same = all(value is getattr(write, name) for name, value in new.items())
+    return write if same else replace(write, **new)

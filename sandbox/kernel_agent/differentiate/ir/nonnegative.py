@@ -7,7 +7,7 @@ are C's: the remainder of a negative number is negative.
 from __future__ import annotations
 
 from .kinds import NATURAL
-from .nodes import Node
+from .nodes import Node, sides
 
 
 def natural(node: Node) -> bool:
@@ -29,5 +29,5 @@ def natural(node: Node) -> bool:
     if node.op == "where":
         return all(map(natural, node.args[1:]))
     if node.op == "ifout":
-        return all(natural(node.attrs[k]) for k in ("then", "other") if node.attrs[k] is not None)
+        return all(map(natural, sides(node)))
     return node.op in NATURAL and bool(node.args) and all(map(natural, node.args))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .graph import Graph
-from .nodes import Carry, For, GradWrite, If, Node, Store, TapeStore, reachable
+from .nodes import Carry, For, If, Node, mapped, nodes_in
 from .values import loop_out
 
 
@@ -20,24 +20,17 @@ class Rewriter:
         self.ifs: dict[If, If] = {}
 
     def node(self, node: Node) -> Node:
-        found = self.nodes.get(node)
-        if found is not None:
-            return found
-        new = self.replace(node)
-        if new is None:
-            new = self._rebuilt(node)
-        self.nodes[node] = new
-        return new
+        if node not in self.nodes:
+            new = self.replace(node)
+            self.nodes[node] = self._rebuilt(node) if new is None else new
+        return self.nodes[node]
 
     def _rebuilt(self, node: Node) -> Node:
         g = self.g
         if node.op == "loopout":
-            loop = self.loop(node.attrs["loop"])
-            return (
-                node
-                if loop is node.attrs["loop"]
-                else self._named(loop_out(g, loop, node.attrs["index"]), node)
-            )
+            old, index = node.attrs["loop"], node.attrs["index"]
+            loop = self.loop(old)
+            return node if loop is old else self._named(loop_out(g, loop, index), node)
         if node.op == "ifout":
             old = node.attrs["if"]
             stmt = self.branch(old)
@@ -45,10 +38,8 @@ class Rewriter:
         args = [self.node(arg) for arg in node.args]
         if all(a is b for a, b in zip(args, node.args, strict=True)):
             return node
-        here, g.here = g.here, deepest([node, *args])
-        new = g.again(node, args, upstream=False)
-        g.here = here
-        return self._named(new, node)
+        with g.at(max((n.home for n in (node, *args)), key=lambda region: region.depth)):
+            return self._named(g.again(node, args, upstream=False), node)
 
     def _named(self, new: Node, old: Node) -> Node:
         if new.hint is None:
@@ -58,7 +49,7 @@ class Rewriter:
     def loop(self, loop: For) -> For:
         if loop in self.loops:
             return self.loops[loop]
-        if not any(isinstance(n, Node) and self.replace(n) is not None for n in reachable([loop])):
+        if not any(self.replace(n) is not None for n in nodes_in([loop])):
             self.loops[loop] = loop
             return loop
         phis = {c.phi: self.g.twin(c.phi, c.phi.home) for c in loop.carries}
@@ -81,23 +72,16 @@ class Rewriter:
         if stmt in self.ifs:
             return self.ifs[stmt]
         cond = self.node(stmt.cond)
-        sides = [
-            [None if o.attrs[k] is None else self.node(o.attrs[k]) for o in stmt.outs]
-            for k in ("then", "other")
-        ]
-        then, other = self.effects(stmt.then_effects), self.effects(stmt.other_effects)
-        same = cond is stmt.cond and all(
-            a is o.attrs["then"] and b is o.attrs["other"] for a, b, o in zip(*sides, stmt.outs, strict=True)
-        )
-        if same and then == stmt.then_effects and other == stmt.other_effects:
+        then, other = ([o.attrs[k] and self.node(o.attrs[k]) for o in stmt.outs] for k in ("then", "other"))
+        bodies = self.effects(stmt.then_effects), self.effects(stmt.other_effects)
+        outs = list(zip(stmt.outs, then, other, strict=True))
+        same = all(a is o.attrs["then"] and b is o.attrs["other"] for o, a, b in outs)
+        if same and cond is stmt.cond and bodies == (stmt.then_effects, stmt.other_effects):
             self.ifs[stmt] = stmt
             return stmt
-        new = If(cond, stmt.then, stmt.other, then, other, stmt.outer, stmt.static, stmt.line)
-        for out, a, b in zip(stmt.outs, *sides, strict=True):
-            attrs = {**out.attrs, "then": a, "other": b, "if": new}
-            copy = self.g.fresh("ifout", attrs, out.dtype, out.shape, out.home, (cond,))
-            copy.active, copy.hint, copy.upstream, copy.line = out.active, out.hint, out.upstream, out.line
-            new.outs.append(copy)
+        new = If(cond, stmt.then, stmt.other, *bodies, stmt.outer, stmt.static, stmt.line)
+        for out, a, b in outs:
+            self.g.merged(new, a, b, out, out.home)
         self.ifs[stmt] = new
         return new
 
@@ -107,21 +91,4 @@ class Rewriter:
     def effect(self, effect: object) -> object:
         if isinstance(effect, For):
             return self.loop(effect)
-        if isinstance(effect, If):
-            return self.branch(effect)
-        if isinstance(effect, TapeStore):
-            kept = None if effect.mask is None else self.node(effect.mask)
-            index, value = self.node(effect.index), self.node(effect.value)
-            return TapeStore(effect.buffer, index, value, effect.region, kept)
-        assert isinstance(effect, (Store, GradWrite))
-        offset, value = self.node(effect.offset), self.node(effect.value)
-        mask = None if effect.mask is None else self.node(effect.mask)
-        if offset is effect.offset and value is effect.value and mask is effect.mask:
-            return effect
-        if isinstance(effect, Store):
-            return Store(self.node(effect.base), offset, mask, value, effect.kind, effect.region, effect.line)
-        return GradWrite(self.node(effect.base), offset, mask, value, effect.region, effect.line)
-
-
-def deepest(nodes: list[Node]):
-    return max((n.home for n in nodes), key=lambda region: region.depth)
+        return self.branch(effect) if isinstance(effect, If) else mapped(effect, self.node)

@@ -52,14 +52,12 @@ def _as(g: Graph, value: Node, dtype: str, shape: tuple) -> Node | None:
 
 def _add(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node | None:
     a, b = args
-    if is_zero(a):
-        return _as(g, b, dtype, shape)
-    if is_zero(b):
-        return _as(g, a, dtype, shape)
-    if b.op == "neg" and a.op != "neg":
-        return g.make("sub", (a, b.args[0]), {}, dtype, shape)
-    if a.op == "neg" and b.op != "neg":
-        return g.make("sub", (b, a.args[0]), {}, dtype, shape)
+    for one, other in ((a, b), (b, a)):
+        if is_zero(one):
+            return _as(g, other, dtype, shape)
+    for one, other in ((a, b), (b, a)):
+        if other.op == "neg" and one.op != "neg":
+            return g.make("sub", (one, other.args[0]), {}, dtype, shape)
     return _over_one_divisor(g, "add", a, b, dtype, shape)
 
 
@@ -90,14 +88,10 @@ def _mul(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node |
     a, b = args
     if is_zero(a) or is_zero(b):
         return g.zeros(shape, dtype)
-    if is_number(a, 1):
-        return _as(g, b, dtype, shape)
-    if is_number(b, 1):
-        return _as(g, a, dtype, shape)
-    if is_number(a, -1) and b.dtype == dtype:
-        return _as(g, g.neg(b), dtype, shape)
-    if is_number(b, -1) and a.dtype == dtype:
-        return _as(g, g.neg(a), dtype, shape)
+    for number in (1, -1):
+        for one, other in ((a, b), (b, a)):
+            if is_number(one, number) and (number > 0 or other.dtype == dtype):
+                return _as(g, other if number > 0 else g.neg(other), dtype, shape)
     return _signed(g, "mul", a, b, dtype, shape)
 
 
@@ -134,10 +128,6 @@ def _neg(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node |
     return None
 
 
-def _extreme(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node | None:
-    return args[0] if args[0] is args[1] else None
-
-
 def _logic(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node | None:
     for one, other in (args, args[::-1]):
         if one.op == "const" and one.value is True:
@@ -167,10 +157,8 @@ def _cast(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node 
 
 def _expand(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node | None:
     (a,) = args
-    if a.op == "full":
-        return g.make("full", a.args, {}, dtype, shape)
-    if not a.shape and a.op == "const":
-        return g.make("full", (a,), {}, dtype, shape)
+    if a.op == "full" or (not a.shape and a.op == "const"):
+        return g.make("full", a.args or (a,), {}, dtype, shape)
     return g.neg(g.expand(a.args[0], attrs["axis"])) if a.op == "neg" and g.reverse else None
 
 
@@ -223,18 +211,15 @@ def _reshape(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> No
     (a,) = args
     if a.shape == shape:
         return a
-    if a.op == "reshape":
-        return g.make("reshape", a.args, {}, dtype, shape)
-    return None
+    return g.make("reshape", a.args, {}, dtype, shape) if a.op == "reshape" else None
 
 
 def _call(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node | None:
-    name = attrs["fn"]
-    if name in ("exp", "exp2") and is_zero(args[0]):
+    if attrs["fn"] not in ("exp", "exp2"):
+        return None
+    if is_zero(args[0]):
         return g.const(1.0, dtype, shape)
-    if name in ("exp", "exp2") and is_minus_inf(args[0]):
-        return g.zeros(shape, dtype)
-    return None
+    return g.zeros(shape, dtype) if is_minus_inf(args[0]) else None
 
 
 def _dot(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node | None:
@@ -249,8 +234,7 @@ _RULES = {
     "floordiv": _whole,
     "cdiv": _whole,
     "neg": _neg,
-    "maximum": _extreme,
-    "minimum": _extreme,
+    **dict.fromkeys(("maximum", "minimum"), lambda g, args, *_: args[0] if args[0] is args[1] else None),
     "and": _logic,
     "where": _where,
     "cast": _cast,

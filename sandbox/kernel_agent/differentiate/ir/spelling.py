@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 
 from ...source import words
 from .nodes import Node
@@ -15,13 +16,8 @@ INFIX = {
 }  # fmt: skip
 ATOM = 20
 TRIVIAL = {"const", "constexpr", "param", "iv", "phi", "full", "isnone"}
-_CALLS = {
-    "cdiv": "triton.cdiv",
-    "minimum": "min",
-    "maximum": "max",
-    "abs": "abs",
-    "next_power_of_2": "triton.next_power_of_2",
-}
+_CALLS = {"minimum": "min", "maximum": "max", "abs": "abs"}
+_CALLS |= {name: f"triton.{name}" for name in ("cdiv", "next_power_of_2")}
 _SPELLED = words("const param constexpr npid cast neg invert compare not isnone") | set(INFIX)
 
 
@@ -50,14 +46,18 @@ def gradient_name(name: str) -> str:
     return "D" + name if name[:1].isupper() else "d_" + name
 
 
-def one_term(text: str) -> bool:
-    """Whether a text has no sum outside brackets: `c - a + b` is not `c -= a + b`."""
+def outside(text: str) -> Iterator[int]:
+    """The places of a text that are outside brackets."""
     depth = 0
     for i, char in enumerate(text):
         depth += (char in "([{") - (char in ")]}")
-        if depth == 0 and text[i : i + 3] in (" + ", " - "):
-            return False
-    return True
+        if depth == 0:
+            yield i
+
+
+def one_term(text: str) -> bool:
+    """Whether a text has no sum outside brackets: `c - a + b` is not `c -= a + b`."""
+    return not any(text[i : i + 3] in (" + ", " - ") for i in outside(text))
 
 
 def negated(cond: str) -> str:

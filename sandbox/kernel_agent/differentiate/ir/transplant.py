@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .graph import Graph
-from .nodes import Carry, For, GradWrite, If, Node, Region, operands
+from .nodes import Carry, For, GradWrite, If, Node, Region, mapped, operands, reachable
 from .values import loop_out
 
 
@@ -26,31 +26,27 @@ class Graft:
 
     def varies(self, root: object) -> bool:
         """Whether something depends on a replaced value, or stands in a loop or branch that does."""
-        todo, seen = [root], set()
-        while todo:
-            item = todo.pop()
-            if id(item) in seen:
-                continue
-            seen.add(id(item))
-            if self.varying.get(id(item)) or (isinstance(item, Node) and item in self.table):
-                self.varying[id(root)] = True
-                return True
-            if self.varying.get(id(item)) is False:
-                continue
-            todo += operands(item)
-        self.varying[id(root)] = False
-        return False
+
+        def parts(item: object) -> list:
+            return [] if self.varying.get(id(item)) is False else operands(item)
+
+        found = any(
+            self.varying.get(id(item)) or (isinstance(item, Node) and item in self.table)
+            for item in reachable([root], parts)
+        )
+        self.varying[id(root)] = found
+        return found
 
     def node(self, node: Node) -> Node:
         if node in self.table:
             return self.table[node]
-        if node in self.nodes:
-            return self.nodes[node]
-        if node.op in ("const", "constexpr", "param") or (node.home is self.g.top and not self.varies(node)):
-            return node
-        new = self._made(node)
-        self.nodes[node] = new
-        return new
+        if node not in self.nodes:
+            if node.op in ("const", "constexpr", "param"):
+                return node
+            if node.home is self.g.top and not self.varies(node):
+                return node
+            self.nodes[node] = self._made(node)
+        return self.nodes[node]
 
     def _made(self, node: Node) -> Node:
         g = self.g
@@ -62,10 +58,8 @@ class Graft:
         if node.op == "iv":
             return self.region(node.home).iv  # type: ignore[return-value]
         args = [self.node(arg) for arg in node.args]
-        here, g.here = g.here, self.region(node.home)
-        new = g.again(node, args)
-        g.here = here
-        return self._like(new, node)
+        with g.at(self.region(node.home)):
+            return self._like(g.again(node, args), node)
 
     def _like(self, new: Node, old: Node) -> Node:
         new.upstream = new.upstream or old.upstream
@@ -74,22 +68,22 @@ class Graft:
         return new
 
     def region(self, region: Region) -> Region:
-        found = self.regions.get(region)
-        if found is not None:
-            return found
-        g = self.g
-        here, g.here = g.here, self.region(region.parent)  # type: ignore[arg-type]
-        if region.kind == "for":
-            lo, hi, step = (self.node(n) for n in region.bounds or ())
-            found = g.loop_region(lo, hi, step, region.call, region.line)
-            if found.iv is not None and region.iv is not None:
-                found.iv.hint = found.iv.hint or region.iv.hint
-        else:
+        if region not in self.regions:
+            assert region.parent is not None
+            with self.g.at(self.region(region.parent)):
+                self.regions[region] = self._region(region)
+        return self.regions[region]
+
+    def _region(self, region: Region) -> Region:
+        if region.kind != "for":
             assert region.cond is not None, "a while loop is not moved"
-            found = g.branch(self.node(region.cond), region.positive)
+            found = self.g.branch(self.node(region.cond), region.positive)
             found.skips = region.skips
-        g.here = here
-        self.regions[region] = found
+            return found
+        lo, hi, step = (self.node(n) for n in region.bounds or ())
+        found = self.g.loop_region(lo, hi, step, region.call, region.line)
+        if found.iv is not None and region.iv is not None:
+            found.iv.hint = found.iv.hint or region.iv.hint
         return found
 
     def loop(self, loop: For) -> For:
@@ -98,19 +92,14 @@ class Graft:
         region = self.region(loop.region)
         new = For(region, self.region(loop.outer), order=loop.order, line=loop.line)
         self.loops[loop] = new
-        for carry in loop.carries:
-            self.phi(carry.phi, region)
+        for phi in (carry.phi for carry in loop.carries if carry.phi not in self.nodes):
+            self.nodes[phi] = self.g.twin(phi, region)
         new.source = None if loop.source is None else self.loop(loop.source)
         new.carries = [
-            Carry(self.nodes[c.phi], self.node(c.init), None if c.next is None else self.node(c.next))
-            for c in loop.carries
+            Carry(self.nodes[c.phi], self.node(c.init), c.next and self.node(c.next)) for c in loop.carries
         ]
         new.effects = [self.effect(e) for e in loop.effects]
         return new
-
-    def phi(self, phi: Node, region: Region) -> None:
-        if phi not in self.nodes:
-            self.nodes[phi] = self.g.twin(phi, region)
 
     def branch(self, stmt: If) -> If:
         if stmt in self.ifs:
@@ -119,12 +108,8 @@ class Graft:
         new = If(cond, then, other, outer=then.parent, static=stmt.static, line=stmt.line)
         self.ifs[stmt] = new
         for out in stmt.outs:
-            sides = {k: None if out.attrs[k] is None else self.node(out.attrs[k]) for k in ("then", "other")}
-            attrs = {**out.attrs, **sides, "if": new}
-            copy = self.g.fresh("ifout", attrs, out.dtype, out.shape, self.region(out.home), (new.cond,))
-            copy.active = out.active
-            new.outs.append(self._like(copy, out))
-            self.nodes[out] = copy
+            a, b = (out.attrs[k] and self.node(out.attrs[k]) for k in ("then", "other"))
+            self.nodes[out] = self.g.merged(new, a, b, out, self.region(out.home))
         new.then_effects = [self.effect(e) for e in stmt.then_effects]
         new.other_effects = [self.effect(e) for e in stmt.other_effects]
         return new
@@ -135,8 +120,4 @@ class Graft:
         if isinstance(effect, If):
             return self.branch(effect)
         assert isinstance(effect, GradWrite)
-        mask = None if effect.mask is None else self.node(effect.mask)
-        base, offset, value = (self.node(n) for n in (effect.base, effect.offset, effect.value))
-        return replace(
-            effect, base=base, offset=offset, mask=mask, value=value, region=self.region(effect.region)
-        )
+        return replace(mapped(effect, self.node), region=self.region(effect.region))

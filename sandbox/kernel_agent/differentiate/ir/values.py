@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .graph import Graph
-from .nodes import For, Node, reachable
+from .nodes import For, Node, nodes_in
 
 
 @dataclass(frozen=True)
@@ -108,19 +108,16 @@ def loop_out(g: Graph, loop: For, index: int) -> Node:
 
 def takes_loop(node: Node) -> bool:
     """Whether a value is computed from the result of a loop."""
-    return any(isinstance(n, Node) and n.op == "loopout" for n in reachable([node]))
+    return any(n.op == "loopout" for n in nodes_in([node]))
 
 
 def is_static(node: Node) -> bool:
     """Whether a value is known when the kernel is compiled."""
     if node.op in ("const", "constexpr", "isnone"):
         return True
-    return (
-        bool(node.args)
-        and not node.shape
-        and node.op not in ("load", "ifout", "reduce")
-        and all(map(is_static, node.args))
-    )
+    if node.shape or node.op in ("load", "ifout", "reduce"):
+        return False
+    return bool(node.args) and all(map(is_static, node.args))
 
 
 def dtype_text(dtype: str, tl: str) -> str:
@@ -148,21 +145,16 @@ def returns(node: ast.If) -> bool:
 
 def counted(node: ast.While) -> tuple[str, ast.expr, ast.expr, list[ast.stmt]] | None:
     """`while i < n: ...; i += step` is a loop over a range, if i and n change nowhere else."""
-    test, last = node.test, node.body[-1]
-    if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Lt)):
-        return None
-    if not (
-        isinstance(test.left, ast.Name) and isinstance(last, ast.AugAssign) and isinstance(last.op, ast.Add)
-    ):
-        return None
-    name = test.left.id
-    if not isinstance(last.target, ast.Name) or last.target.id != name:
-        return None
-    changed = set(assigned_names(node.body[:-1])) | {name}
-    used = {n.id for e in (test.comparators[0], last.value) for n in ast.walk(e) if isinstance(n, ast.Name)}
-    if name in assigned_names(node.body[:-1]) or used & changed:
-        return None
-    return name, test.comparators[0], last.value, node.body[:-1]
+    match node.test, node.body[-1]:
+        case (
+            ast.Compare(ast.Name(name), [ast.Lt()], [high]),
+            ast.AugAssign(ast.Name(stepped), ast.Add(), step),
+        ) if name == stepped:
+            body = node.body[:-1]
+            changed = set(assigned_names(body))
+            used = {n.id for e in (high, step) for n in ast.walk(e) if isinstance(n, ast.Name)}
+            return None if name in changed | used or used & changed else (name, high, step, body)
+    return None
 
 
 def assigned_names(body: list[ast.stmt]) -> list[str]:
@@ -177,12 +169,10 @@ def assigned_names(body: list[ast.stmt]) -> list[str]:
 def step_of(g: Graph, phi: Node, out: Node) -> Node | None:
     """c where out = phi + c."""
     if out.op == "add":
-        a, b = out.args
-        if a is phi:
-            return b if not mentions(b, phi) else None
-        if b is phi:
-            return a if not mentions(a, phi) else None
-        for part, rest in ((a, b), (b, a)):
+        for part, rest in (out.args, out.args[::-1]):
+            if part is phi:
+                return rest if not mentions(rest, phi) else None
+        for part, rest in (out.args, out.args[::-1]):
             inner = step_of(g, phi, part)
             if inner is not None and not mentions(rest, phi):
                 return g.add(inner, rest)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import permutations
 
 from ..ir.graph import Graph
-from ..ir.nodes import Node, Region
+from ..ir.nodes import Node, Region, sides
 from ..ir.nonnegative import natural
 
 Monomial = tuple[int, tuple[int, ...]]  # integer factor, sorted ids of uniform nodes
@@ -56,22 +56,18 @@ class Affine:
         """{variables: {uniform ids: factor}}; `axes`: which axes of the whole block those of `node` are."""
         if node.op == "const" and isinstance(node.value, int):
             return {(): {(): int(node.value)}}
-        if node.op in ("add", "sub"):
+        if node.op in ("add", "sub", "mul"):
             left, right = (self.terms(a, axes[len(axes) - len(a.shape) :]) for a in node.args)
+            if node.op == "mul":
+                return _product(left, right)
             return _combine(left, right, 1 if node.op == "add" else -1)
         if node.op == "neg":
             return _combine({}, self.terms(node.args[0], axes), -1)
-        if node.op == "mul":
-            left, right = (self.terms(a, axes[len(axes) - len(a.shape) :]) for a in node.args)
-            return _product(left, right)
-        if node.op == "cast" and not node.args[0].is_float:  # that would cut something off
-            return self.terms(node.args[0], axes)
+        if node.op == "broadcast" or (node.op == "cast" and not node.args[0].is_float):  # that would cut off
+            return self.terms(node.args[0], axes[len(axes) - len(node.args[0].shape) :])
         if node.op == "expand":
             at = node.attrs["axis"]
             return self.terms(node.args[0], (*axes[:at], *axes[at + 1 :]))
-        if node.op == "broadcast":
-            inner = node.args[0]
-            return self.terms(inner, axes[len(axes) - len(inner.shape) :])
         if node.op == "full" and isinstance(node.args[0].value, int):
             return {(): {(): int(node.args[0].value)}}
         if node.op == "iv":
@@ -104,26 +100,22 @@ class Affine:
         if node.op in ("pid", "vpid", "iv", "phi", "load", "arange", "loopout", "random") or node.shape:
             return False
         if node.op == "ifout":
-            sides = [node.attrs[k] for k in ("then", "other") if node.attrs[k] is not None]
-            return self.uniform(node.args[0]) and all(map(self.uniform, sides))
+            return self.uniform(node.args[0]) and all(map(self.uniform, sides(node)))
         return bool(node.args) and all(map(self.uniform, node.args))
 
     def groups(self, node: Node) -> list[Group] | None:
         """The address dimensions of an offset, or None where it is not a sum of single variables."""
         found: dict[tuple[int, ...], list[tuple[Var, Monomial]]] = {}
-        pieces: list[tuple[Var, Monomial]] = []
-        for variables, coefficients in self.terms(node, tuple(range(len(node.shape)))).items():
-            coefficients = {k: v for k, v in coefficients.items() if v}
-            if not variables or not coefficients:
+        for variables, coefficients in nonzero(self.terms(node, tuple(range(len(node.shape))))).items():
+            if not variables:
                 continue
             if len(variables) > 1 or len(coefficients) > 1:
                 return None
             ((ids, factor),) = coefficients.items()
-            pieces.append((variables[0], (factor, ids)))  # type: ignore[arg-type]
-        for var, (factor, ids) in pieces:
             base = self._stride_part(ids)
-            rest = _without(ids, base)
-            found.setdefault(base, []).append((var, (factor, rest)))
+            rest = divide((factor, ids), (1, base))
+            assert rest is not None
+            found.setdefault(base, []).append((variables[0], rest))
         return [Group((1, base), terms) for base, terms in found.items()]
 
     def solved(self, node: Node) -> list[Group] | None:
@@ -145,57 +137,42 @@ class Affine:
         if node.op == "minimum":
             return [m for arg in node.args for m in self.monomials(arg)]
         terms = self.terms(node, ())
-        flat = {ids: f for variables, cs in terms.items() if not variables for ids, f in cs.items() if f}
-        if any(v for v in terms if v) or len(flat) != 1:
-            return []
-        return [(f, ids) for ids, f in flat.items()]
+        flat = [(f, ids) for ids, f in terms.get((), {}).items() if f]
+        return flat if len(flat) == 1 and not any(terms) else []
 
     def ranges(self, var: Var) -> list[Monomial]:
         """Exclusive upper bounds of a variable that is never negative."""
         node = var.node
-        if var.kind == "lane" and node is not None and node.args[0].op == "const" and node.args[0].value == 0:
-            return self.monomials(node.args[1])
-        if var.kind == "pid" and node is not None:
-            count = self.g.npid(node.attrs["axis"])
-            self.nodes[count.id] = count
-            return [(1, (count.id,))]
-        if var.kind == "vpid" and node is not None:
-            return self.monomials(node.attrs["count"])
         if var.kind == "trip" and var.region is not None:
             lo, hi, step = var.region.bounds  # type: ignore[misc]
             plain = _is(lo, 0) and _is(step, 1) and self.uniform(hi)
             return self.monomials(hi) if plain else []
-        if var.kind == "mod" and node is not None:
+        if node is None:
+            return []
+        if var.kind == "lane":
+            return self.monomials(node.args[1]) if _is(node.args[0], 0) else []
+        if var.kind == "vpid":
+            return self.monomials(node.attrs["count"])
+        if var.kind == "mod":
             return self.monomials(node.args[1]) if natural(node.args[0]) else []
-        if (
-            var.kind == "floordiv"
-            and node is not None
-            and node.args[0].op == "pid"
-            and self.uniform(node.args[1])
-        ):
-            whole = self.g.npid(node.args[0].attrs["axis"])
-            count = self.g.make("cdiv", (whole, node.args[1]))
-            self.nodes[count.id] = count
-            return [(1, (count.id,))]
-        return []
+        if var.kind == "pid":
+            count = self.g.npid(node.attrs["axis"])
+        elif var.kind == "floordiv" and node.args[0].op == "pid" and self.uniform(node.args[1]):
+            count = self.g.make("cdiv", (self.g.npid(node.args[0].attrs["axis"]), node.args[1]))
+        else:
+            return []
+        self.nodes[count.id] = count
+        return [(1, (count.id,))]
 
     def solve(self, group: Group) -> bool:
         """Whether the terms are digits: each multiplier at least the span of all smaller ones."""
-        terms = group.terms
-        if len(terms) > 5:
-            return False
-        for order in permutations(terms):
-            spans: list[Monomial] = [order[0][1]]
-            ok = True
-            for i, (var, multiplier) in enumerate(order):
-                if i and multiplier not in spans:
-                    ok = False
+        for order in permutations(group.terms) if len(group.terms) <= 5 else ():
+            spans = [order[0][1]]
+            for var, multiplier in order:
+                if multiplier not in spans:
                     break
                 spans = [times(multiplier, r) for r in self.ranges(var)]
-                if not spans and i + 1 < len(order):
-                    ok = False
-                    break
-            if ok:
+            else:
                 group.terms, group.solved = list(order), True
                 return True
         return False
@@ -225,13 +202,6 @@ def _product(a: dict, b: dict) -> dict:
                     ids = tuple(sorted((*ia, *ib)))
                     target[ids] = target.get(ids, 0) + fa * fb
     return out
-
-
-def _without(ids: tuple[int, ...], remove: tuple[int, ...]) -> tuple[int, ...]:
-    rest = list(ids)
-    for i in remove:
-        rest.remove(i)
-    return tuple(rest)
 
 
 def times(a: Monomial, b: Monomial) -> Monomial:
@@ -267,8 +237,7 @@ def _bound(g: Graph, node: Node, high: bool) -> Node | None:
         inner = _bound(g, node.args[0], not high)
         return None if inner is None else g.neg(inner)
     if node.op == "ifout" and node.attrs["if"].static:
-        sides = [node.attrs[k] for k in ("then", "other") if node.attrs[k] is not None]
-        bounds = [b for b in (_bound(g, side, high) for side in sides) if b is not None]
+        bounds = [b for b in (_bound(g, side, high) for side in sides(node)) if b is not None]
         if len(bounds) < 2:
             return None
         one, two = bounds

@@ -8,8 +8,8 @@ from the owner's id alone, never from a carried value.
 from __future__ import annotations
 
 from ..ir.graph import Graph
-from ..ir.nodes import Node
-from .affine import Affine
+from ..ir.nodes import Node, sides
+from .affine import Affine, nonzero
 from .disjoint import monomial_node
 
 
@@ -21,25 +21,16 @@ def first(g: Graph, high: Node, n: Node, value: Node) -> tuple[Node | None, bool
     if high.op == "cast":
         return first(g, high.args[0], n, value)
     if high.op == "minimum":
-        sides = [first(g, arg, n, value) for arg in high.args]
-        return _most(g, "maximum", [s for s, _ in sides]), all(exact for _, exact in sides)
-    if (
-        high.op == "ifout"
-        and high.attrs["if"].static
-        and None not in (high.attrs["then"], high.attrs["other"])
-    ):
-        (a, left), (b, right) = (first(g, high.attrs[k], n, value) for k in ("then", "other"))
-        if a is None and b is None:
-            return None, left and right
-        return g.make(
-            "select", (high.args[0], a or g.const(0), b or g.const(0)), {}, "int32", ()
-        ), left and right
-    found = _linear(g, high, n)
-    if found is None:
-        return None, False
-    slope, rest = found
-    if slope is None:
-        return None, True
+        found = [first(g, arg, n, value) for arg in high.args]
+        return _most(g, "maximum", [bound for bound, _ in found]), all(exact for _, exact in found)
+    if high.op == "ifout" and high.attrs["if"].static and len(sides(high)) == 2:
+        (a, left), (b, right) = (first(g, side, n, value) for side in sides(high))
+        either = (high.args[0], a or g.const(0), b or g.const(0))
+        return g.make("select", either, {}, "int32", ()) if a or b else None, left and right
+    linear = _linear(g, high, n)
+    slope, rest = linear or (None, None)
+    if slope is None or rest is None:
+        return None, linear is not None
     if slope is rest:
         return g.make("floordiv", (value, slope)), True
     past = g.make("maximum", (g.add(g.sub(value, rest), g.one), g.const(0)))
@@ -73,10 +64,7 @@ def _linear(g: Graph, node: Node, n: Node) -> tuple[Node | None, Node] | None:
     taken to be positive."""
     affine = Affine(g)
     slope, rest = None, None
-    for variables, coefficients in affine.terms(node, ()).items():
-        coefficients = {ids: factor for ids, factor in coefficients.items() if factor}
-        if not coefficients:
-            continue
+    for variables, coefficients in nonzero(affine.terms(node, ())).items():
         alone = len(variables) == 1 and variables[0] is not None and variables[0].node is n
         if variables and not (alone and len(coefficients) == 1):
             return None

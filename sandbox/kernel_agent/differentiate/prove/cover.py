@@ -12,7 +12,7 @@ from ..ir.nodes import Node, Store, walk
 from ..ir.simplify import is_zero
 from ..ir.values import Kernel
 from .affine import Affine, Group, Var, divide, upper
-from .disjoint import Proof, bounds_of, disjoint, smaller
+from .disjoint import Proof, bounds_of, disjoint, shared_lanes, smaller
 from .masks import parts
 
 
@@ -38,8 +38,7 @@ def reached(affine: Affine, g: Graph, groups: list[Group], offset: Node, mask: N
     limits = _limits(affine, groups, offset, mask)
     if limits is None:
         return None
-    lanes = {var.key[0] for group in groups for var, _ in group.terms if var.kind == "lane"}
-    if any(axis not in lanes and not g.is_one(dim) for axis, dim in enumerate(offset.shape)):
+    if shared_lanes(g, groups, offset):
         return None
     total = g.one
     halves = _halves(groups)
@@ -62,17 +61,16 @@ def _limits(affine: Affine, groups: list[Group], offset: Node, mask: Node | None
         lowest = group.terms[0][1]
         signatures.append(frozenset((var.kind, var.key, divide(m, lowest)) for var, m in group.terms))
     for condition in parts(mask):
-        found = (
-            list(bounds_of(affine, condition, len(offset.shape)).items())
-            if len(condition.shape) == len(offset.shape)
-            else []
-        )
+        if len(condition.shape) != len(offset.shape):
+            return None
+        found = list(bounds_of(affine, condition, len(offset.shape)).items())
         if len(found) != 1 or found[0][0] not in signatures:
             return None
-        at = signatures.index(found[0][0])
-        if limits[at] is not None and limits[at] is not found[0][1]:
+        ((signature, bound),) = found
+        at = signatures.index(signature)
+        if limits[at] is not None and limits[at] is not bound:
             return None
-        limits[at] = found[0][1]
+        limits[at] = bound
     return limits
 
 
@@ -88,23 +86,22 @@ def _halves(groups: list[Group]) -> set[tuple[int, int]]:
 
 def _count(affine: Affine, g: Graph, var: Var, halves: set[tuple[int, int]]) -> Node | None:
     node = var.node
-    if var.kind == "lane" and node is not None and is_zero(node.args[0]):
-        return node.args[1]
-    if var.kind == "pid" and node is not None:
+    if var.kind == "trip" and var.region is not None:
+        lo, hi, step = var.region.bounds  # type: ignore[misc]
+        last = hi if affine.uniform(hi) else upper(g, hi) if affine.absolute else None
+        known = last is not None and is_zero(lo) and affine.uniform(step)
+        return g.make("cdiv", (last, step)) if known else None  # type: ignore[arg-type]
+    if node is None:
+        return None
+    if var.kind == "lane":
+        return node.args[1] if is_zero(node.args[0]) else None
+    if var.kind == "pid":
         return g.npid(node.attrs["axis"])
-    if var.kind == "vpid" and node is not None:
+    if var.kind == "vpid":
         return node.attrs["count"]
-    if var.kind in ("floordiv", "mod") and node is not None:
+    if var.kind in ("floordiv", "mod"):
         whole, divisor = node.args
         if (whole.id, divisor.id) not in halves or whole.op != "pid":
             return None
         return g.one if var.kind == "mod" else g.npid(whole.attrs["axis"])
-    if var.kind == "trip" and var.region is not None:
-        lo, hi, step = var.region.bounds  # type: ignore[misc]
-        last = hi if affine.uniform(hi) else upper(g, hi) if affine.absolute else None
-        return (
-            None
-            if last is None or not is_zero(lo) or not affine.uniform(step)
-            else g.make("cdiv", (last, step))
-        )
     return None

@@ -8,12 +8,13 @@ not longer than the row stride) is checked by the host at run time.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 from ..ir.graph import Graph
-from ..ir.nodes import For, Node, beneath
+from ..ir.nodes import For, Node, beneath, reachable
 from ..ir.nonnegative import natural
-from ..ir.simplify import is_zero
+from ..ir.simplify import is_number, is_zero
 from ..ir.spelling import on_host
 from .affine import Affine, Group, Monomial, Var, divide, times, upper
 from .masks import comparisons
@@ -46,12 +47,7 @@ def disjoint(
     entries = [] if entry is None else affine.groups(entry)
     if groups is None or entries is None:
         return "its address is not a sum of strides times indices"
-    known: set[tuple[str, tuple]] = set()
-    for group in groups + entries:
-        if affine.solve(group):
-            for var, _ in group.terms:
-                learn(var, known)
-    close(affine, known, groups + entries)
+    known = determined(affine, groups + entries)
     for axis in axes:
         if ("pid", (axis,)) not in known:
             return f"its address does not determine program_id({axis})"
@@ -60,11 +56,10 @@ def disjoint(
             return "it is written inside a while loop"
         if ("trip", (id(loop.region),)) not in known:
             return f"its address does not determine the loop variable of line {loop.line}"
-    lanes = {var.key[0] for group in groups if group.solved for var, _ in group.terms if var.kind == "lane"}
-    for axis, dim in enumerate(offset.shape):
-        if axis not in lanes and not g.is_one(dim):
-            return "several lanes of a block go to one address"
-    text = "digits: " + "; ".join(_group_text(affine, group) for group in groups)
+    if shared_lanes(g, groups, offset):
+        return "several lanes of a block go to one address"
+    names = [[var.node.op if var.node else "trip" for var, _ in group.terms] for group in groups]
+    text = "digits: " + "; ".join(map("+".join, names))
     layouts = layouts_of(affine, g, groups, mask, len(offset.shape))
     of_entries = layouts_of(affine, g, entries, None, 0)
     if layouts is None or of_entries is None:
@@ -82,6 +77,23 @@ def _unbounded(groups: list[Group]) -> str:
     return "the extents of its address dimensions are not known"
 
 
+def shared_lanes(g: Graph, groups: list[Group], offset: Node) -> bool:
+    """Whether lanes along some axis of a block go to one address."""
+    lanes = {var.key[0] for group in groups if group.solved for var, _ in group.terms if var.kind == "lane"}
+    return any(axis not in lanes and not g.is_one(dim) for axis, dim in enumerate(offset.shape))
+
+
+def determined(affine: Affine, groups: list[Group]) -> set:
+    """The variables that an address determines, of those dimensions that are sums of digits."""
+    known: set = set()
+    for group in groups:
+        if affine.solve(group):
+            for var, _ in group.terms:
+                learn(var, known)
+    close(affine, known, groups)
+    return known
+
+
 def learn(var: Var, known: set) -> None:
     known.add((var.kind, var.key) if var.kind not in ("floordiv", "mod") else (var.kind, (var.node.id,)))  # type: ignore[union-attr]
 
@@ -89,16 +101,10 @@ def learn(var: Var, known: set) -> None:
 def close(affine: Affine, known: set, groups: list[Group]) -> None:
     """A value whose quotient and remainder by the same divisor are known is known."""
     pairs: dict[tuple, dict[str, Node]] = {}
-    stack = [var.node for group in groups for var, _ in group.terms if var.node is not None]
-    seen: set[int] = set()
-    while stack:
-        node = stack.pop()
-        if node.id in seen:
-            continue
-        seen.add(node.id)
+    roots = [var.node for group in groups for var, _ in group.terms if var.node is not None]
+    for node in reachable(roots, lambda node: node.args):
         if node.op in ("floordiv", "mod"):
             pairs.setdefault((beneath(node.args[0], "cast").id, node.args[1].id), {})[node.op] = node
-        stack.extend(node.args)
     changed = True
     while changed:
         changed = False
@@ -121,14 +127,8 @@ def _determined(node: Node, known: set) -> bool:
         return ("pid", (node.attrs["axis"],)) in known
     if node.op in ("floordiv", "mod") and (node.op, (node.id,)) in known:
         return True
-    return (
-        bool(node.args) and node.op not in ("load", "phi") and all(_determined(a, known) for a in node.args)
-    )
-
-
-def _group_text(affine: Affine, group: Group) -> str:
-    names = [f"{var.node.op if var.node else 'trip'}" for var, _ in group.terms]
-    return "+".join(names)
+    inner = node.args if node.op not in ("load", "phi") else ()
+    return bool(inner) and all(_determined(a, known) for a in inner)
 
 
 # layout: what the host checks
@@ -171,18 +171,17 @@ def layouts_of(
             apart = [group for group in apart if group not in joint]
             layouts.append(_dimensions(affine, g, joint, limits))
             joined.append((monomial_node(affine, g, unit), bound))
-    layouts = [
-        layout for layout in [_dimensions(affine, g, apart, limits) + joined, *layouts] if len(layout) > 1
-    ]
+    every = [_dimensions(affine, g, apart, limits) + joined, *layouts]
+    layouts = [layout for layout in every if len(layout) > 1]
     values = [value for layout in layouts for pair in layout for value in pair if value is not None]
     if layouts and not (all(group.solved for group in groups) and all(map(on_host, values))):
         return None
     for layout in layouts:
         open_ended = [stride for stride, extent in layout if extent is None]
         traced = [g.concrete(stride) for stride, _ in layout]
-        if len(open_ended) > 1 or (
-            open_ended and (None in traced or g.concrete(open_ended[0]) < max(traced))
-        ):
+        if len(open_ended) > 1:
+            return None
+        if open_ended and (None in traced or g.concrete(open_ended[0]) < max(traced)):
             return None
         layout.sort(key=lambda pair: pair[1] is None)
     return layouts
@@ -203,12 +202,9 @@ def overlaps(g: Graph, layout: Layout, grid: tuple[int, ...]) -> bool:
 
 
 def _dimensions(affine: Affine, g: Graph, groups: list[Group], limits: Limits) -> Layout:
+    strides = [monomial_node(affine, g, times(group.coefficient, group.terms[0][1])) for group in groups]
     return [
-        (
-            monomial_node(affine, g, times(group.coefficient, group.terms[0][1])),
-            _extent(affine, g, group, limits),
-        )
-        for group in groups
+        (stride, _extent(affine, g, group, limits)) for stride, group in zip(strides, groups, strict=True)
     ]
 
 
@@ -251,9 +247,7 @@ def _extent(affine: Affine, g: Graph, group: Group, limits: Limits) -> Node | No
         if digit is not None:
             unit = divide(digit, lowest)
             return None if unit is None else g.mul(monomial_node(affine, g, unit), last)
-        count = (
-            g.make("cdiv", (last, step)) if not is_zero(lo) or step.op != "const" or step.value != 1 else last
-        )
+        count = last if is_zero(lo) and is_number(step, 1) else g.make("cdiv", (last, step))
         return g.mul(monomial_node(affine, g, unit), count)
     if len(group.terms) == 1 and var.node is not None and var.kind in ("vpid", "mod"):
         return var.node.attrs["count"] if var.kind == "vpid" else var.node.args[1]
@@ -282,19 +276,12 @@ def bounds_of(affine: Affine, mask: Node | None, rank: int) -> dict[frozenset, N
         if node.attrs["cmp"] != "<":
             continue
         index, bound = node.args
-        halves = (
-            beneath(bound, "cast").args if beneath(bound, "cast").op == "minimum" else (bound,)
-        )  # below both of them
-        for half in halves:
+        core = beneath(bound, "cast")
+        for half in core.args if core.op == "minimum" else (bound,):  # below both of them
             signature, rest = _index(affine, g.sub(index, half), axes)
-            if signature is None:
-                continue
-            total = None
-            for ids, factor in rest.items():
-                term = monomial_node(affine, g, (-factor, ids))
-                total = term if total is None else g.add(total, term)
-            if total is not None:
-                found[signature] = total
+            terms = [monomial_node(affine, g, (-factor, ids)) for ids, factor in rest.items()]
+            if signature is not None and terms:
+                found[signature] = functools.reduce(g.add, terms)
     return found
 
 

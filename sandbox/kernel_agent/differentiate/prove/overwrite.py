@@ -15,12 +15,12 @@ import numpy as np
 
 from ..ir.address_tables import root
 from ..ir.folding import COMPARE
-from ..ir.nodes import For, Node, Store, placed, reachable
+from ..ir.nodes import For, Node, Store, placed, reachable, sides
 from ..ir.refusal import Refusal
 from ..ir.report import LineReport
 from ..ir.values import Kernel
 from .affine import Affine, Group
-from .disjoint import close, learn
+from .disjoint import determined, shared_lanes
 
 Placed = tuple[Store, tuple[For, ...]]
 LIMIT = 1 << 16  # programs times iterations that are looked at for two stores that may meet
@@ -35,22 +35,15 @@ def check(kernel: Kernel, grid: tuple[int, ...], report: list[LineReport]) -> No
             _moves(kernel, store, loops)
             _once(kernel, (store, loops), grid, report)
     for (one, loops), (two, others) in combinations(stores, 2):
-        if (
-            root(one.base) is not root(two.base)
-            or one.region.excludes(two.region)
-            or not _loses(one, loops, two, others)
-        ):
+        if root(one.base) is not root(two.base) or one.region.excludes(two.region):
+            continue
+        if not _loses(one, loops, two, others):
             continue
         name = one.base.attrs["name"]
-        if (one.base is two.base and one.offset is two.offset) or _meet(
-            kernel, (one, loops), (two, others), grid
-        ):
-            raise Refusal(
-                "overwritten store",
-                f"`{name}` is stored to twice at one address (lines {one.line} and {two.line})",
-                "Store the final value once.",
-                two.line,
-            )
+        same = one.base is two.base and one.offset is two.offset
+        if same or _meet(kernel, (one, loops), (two, others), grid):
+            message = f"`{name}` is stored to twice at one address (lines {one.line} and {two.line})"
+            raise Refusal("overwritten store", message, "Store the final value once.", two.line)
         reason = f"the stores to `{name}` of lines {one.line} and {two.line} do not meet"
         report.append(LineReport(two.line, "assumption", "traced addresses", reason))
 
@@ -65,13 +58,10 @@ def _loses(one: Store, loops: tuple[For, ...], two: Store, others: tuple[For, ..
 def _once(kernel: Kernel, placed: Placed, grid: tuple[int, ...], report: list[LineReport]) -> None:
     """No two programs, steps or lanes may store to one address: only the last would have a gradient."""
     store, loops = placed
-    affine = Affine(kernel.graph)
-    known, groups = _determined(affine, store)
-    lanes = {var.key[0] for group in groups if group.solved for var, _ in group.terms if var.kind == "lane"}
-    variables = [("pid", (axis,)) for axis, count in enumerate(grid) if count > 1]
-    variables += [("trip", (id(loop.region),)) for loop in loops]
-    wide = {axis for axis, dim in enumerate(store.offset.shape) if not kernel.graph.is_one(dim)}
-    if groups and wide <= lanes and all(variable in known for variable in variables):
+    known, groups = _determined(kernel, store)
+    variables = {("pid", (axis,)) for axis, count in enumerate(grid) if count > 1}
+    variables |= {("trip", (id(loop.region),)) for loop in loops}
+    if groups and variables <= known and not shared_lanes(kernel.graph, groups, store.offset):
         return
     name = store.base.attrs["name"]
     try:
@@ -91,7 +81,7 @@ def _once(kernel: Kernel, placed: Placed, grid: tuple[int, ...], report: list[Li
 
 def _moves(kernel: Kernel, store: Store, loops: tuple[For, ...]) -> None:
     """A store in a loop must go to another address in every step."""
-    known, groups = _determined(Affine(kernel.graph), store)
+    known, groups = _determined(kernel, store)
     variables = {var.key for group in groups for var, _ in group.terms if var.kind == "trip"}
     for loop in loops:
         moves = ("trip", (id(loop.region),)) in known or (id(loop.region),) in variables
@@ -106,16 +96,11 @@ def _moves(kernel: Kernel, store: Store, loops: tuple[For, ...]) -> None:
             )
 
 
-def _determined(affine: Affine, store: Store) -> tuple[set, list[Group]]:
+def _determined(kernel: Kernel, store: Store) -> tuple[set, list[Group]]:
     """The variables that the address of a store determines, and its dimensions."""
-    known: set = set()
+    affine = Affine(kernel.graph)
     groups = affine.groups(store.offset) or []
-    for group in groups:
-        if affine.solve(group):
-            for var, _ in group.terms:
-                learn(var, known)
-    close(affine, known, groups)
-    return known, groups
+    return determined(affine, groups), groups
 
 
 def _needs(node: Node, wanted: set[Node | None]) -> bool:
@@ -128,7 +113,7 @@ def _address_parts(node: Node) -> list[Node]:
     if node.op == "iv":
         parts += node.home.bounds or ()
     elif node.op == "ifout":
-        parts += [n for n in (node.attrs["then"], node.attrs["other"]) if n is not None]
+        parts += sides(node)
     elif node.op == "loopout":
         carry = node.attrs["loop"].carries[node.attrs["index"]]
         parts += [carry.init, carry.next]
@@ -162,11 +147,8 @@ def _addresses(
             budget -= 1
             if budget < 0:
                 raise Unknown
-            if not all(
-                bool(evaluate(kernel, r.cond, env)) == r.positive
-                for r in store.region.chain()
-                if r.cond is not None
-            ):  # type: ignore[arg-type]
+            asked = [region for region in store.region.chain() if region.cond is not None]
+            if not all(bool(evaluate(kernel, r.cond, env)) == r.positive for r in asked):  # type: ignore[arg-type]
                 continue
             offset = np.asarray(evaluate(kernel, store.offset, env))
             mask = True if store.mask is None else evaluate(kernel, store.mask, env)
@@ -200,18 +182,11 @@ _SHAPED = ("arange", "compare", "expand", "broadcast", "full")
 def evaluate(kernel: Kernel, node: Node, env: dict) -> Any:
     """An integer value in one program of the traced call."""
     op = node.op
-    if op == "iv":
-        if node not in env:
-            raise Unknown
-        return env[node]
-    if op == "pid":
-        axis = node.attrs["axis"]
-        return env["pid"][axis] if axis < len(env["pid"]) else 0
-    if op == "npid":
-        axis = node.attrs["axis"]
-        return env["grid"][axis] if axis < len(env["grid"]) else 1
-    if op in ("const", "constexpr", "param", "isnone"):
-        value = kernel.graph.concrete(node)
+    if op in ("pid", "npid"):
+        known, axis = env["pid" if op == "pid" else "grid"], node.attrs["axis"]
+        return known[axis] if axis < len(known) else int(op == "npid")
+    if op in ("iv", "const", "constexpr", "param", "isnone"):
+        value = env.get(node) if op == "iv" else kernel.graph.concrete(node)
         if value is None:
             raise Unknown
         return value

@@ -34,10 +34,8 @@ def narrow(g: Graph, node: Node, axes: Axes) -> tuple[Node, Axes]:
     """A comparison with a number, before it was given axes of length 1."""
     while node.op == "compare" and node.args[0].op == "expand" and not node.args[1].shape:
         at, inner = node.args[0].attrs["axis"], node.args[0].args[0]
-        node, axes = (
-            g.make("compare", (inner, node.args[1]), node.attrs, "int1"),
-            (*axes[:at], *axes[at + 1 :]),
-        )
+        node = g.make("compare", (inner, node.args[1]), node.attrs, "int1")
+        axes = (*axes[:at], *axes[at + 1 :])
     return node, axes
 
 
@@ -52,9 +50,11 @@ class Position:
     entries: list[Entry] = field(default_factory=list)
     limit: Condition | None = None  # the part of the mask that says so
     equal: tuple[Node, Node] | None = None  # a count of programs that must be the steps between them
-    summed: Entry | None = (
-        None  # the lowest digit, where the address does not hold it: lanes count it and are added up
-    )
+    summed: Entry | None = None  # the lowest digit, if lanes count it and are added up: no address holds it
+
+    @property
+    def axes(self) -> Axes:
+        return () if self.axis is None else (self.axis,)
 
     @property
     def programs(self) -> list[Node]:
@@ -214,9 +214,8 @@ class Reader:
 
     def _position(self, terms: dict[Var, Monomial]) -> Position:
         key = frozenset(terms.items())
-        found = self.positions.get(key)
-        if found is not None:
-            return found
+        if key in self.positions:
+            return self.positions[key]
         g = self.g
         lane = next((v for v in terms if v.kind == "lane"), None)
         other = next((v for v in terms if v.kind != "lane"), None)
@@ -251,22 +250,21 @@ class Reader:
     def _digit(self, var: Var, multiplier: Monomial) -> Entry:
         assert var.node is not None
         root, low, size = self._split(var.node)
+        no_position = NotTurned("mixed", f"what `{var.node.hint or var.kind}` is a digit of is no position")
         form = nonzero(self.affine.terms(root, var.key[1]))
         terms: dict[Var, Monomial] = {}
         for variables, coefficients in form.items():
             if len(variables) != 1 or len(coefficients) != 1:
-                raise NotTurned("mixed", f"what `{var.node.hint or var.kind}` is a digit of is no position")
+                raise no_position
             ((ids, factor),) = coefficients.items()
             terms[variables[0]] = (factor, ids)  # type: ignore[index]
         lanes = [v for v in terms if v.kind == "lane"]
         others = [v for v in terms if v.kind in ("vpid", "trip")]
         if len(lanes) > 1 or len(others) > 1 or len(lanes) + len(others) != len(terms):
-            raise NotTurned("mixed", f"what `{var.node.hint or var.kind}` is a digit of is no position")
-        spans = self.affine.ranges(lanes[0]) if lanes and others else []
-        if any(terms[v] != (1, ()) for v in lanes) or (
-            others and terms[others[0]] not in [*spans, *[(1, ())] * (not lanes)]
-        ):
-            raise NotTurned("mixed", f"what `{var.node.hint or var.kind}` is a digit of is no position")
+            raise no_position
+        spans = (self.affine.ranges(lanes[0]) if lanes else [(1, ())]) if others else []
+        if any(terms[v] != (1, ()) for v in lanes) or any(terms[v] not in spans for v in others):
+            raise no_position
         position = self._position(terms)
         entry = Entry({var: (1, ())}, multiplier, size, position, low)
         position.entries.append(entry)

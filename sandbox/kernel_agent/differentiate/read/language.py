@@ -6,12 +6,14 @@ primitives. A function that is not in the table is refused by name.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..ir.address_tables import CONSTRUCT, entry
 from ..ir.graph import broadcast_shape, promote
-from ..ir.nodes import Node, Store, is_float, real
+from ..ir.nodes import INTS, Node, Store, is_float, real
 from ..ir.refusal import Refusal
 from ..ir.values import BlockPtr, DType, PointerTo, Poison, Ptr, PtrType, is_static
 
@@ -25,10 +27,7 @@ DTYPES = {
     "bf16": "bfloat16",
     "fp32": "float32",
     "fp64": "float64",
-    **{
-        name: name
-        for name in ("int1", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-    },
+    **{name: name for name in INTS},
 }
 
 UNARY = {
@@ -65,12 +64,7 @@ def from_python(value: Any) -> Any:
 
 
 def attribute(b: Builder, value: Any, name: str) -> Any:
-    if isinstance(value, (Ptr, PtrType)) and name in ("dtype", "type", "element_ty"):
-        base = value.base
-        if name == "element_ty":
-            return DType(element(base))
-        return PtrType(base)
-    if isinstance(value, BlockPtr) and name in ("dtype", "type", "element_ty"):
+    if isinstance(value, (Ptr, PtrType, BlockPtr)) and name in ("dtype", "type", "element_ty"):
         return DType(element(value.base)) if name == "element_ty" else PtrType(value.base)
     if isinstance(value, DType) and name in ("element_ty", "scalar"):
         return value
@@ -117,10 +111,8 @@ def call(b: Builder, function: Any, text: str, args: list, kw: dict) -> Any:
     if name in USER_RULES:
         return user_call(b, name, text, args)
     if function in (min, max):
-        result = args[0]
-        for other in args[1:]:
-            result = b.g.make("minimum" if function is min else "maximum", (b.node(result), b.node(other)))
-        return result
+        op = "minimum" if function is min else "maximum"
+        return functools.reduce(lambda x, y: b.g.make(op, (b.node(x), b.node(y))), args)
     if function in (float, int, bool, len, abs) and not any(isinstance(a, Node) for a in args):
         return function(*args)
     if function is float and isinstance(args[0], Node):
@@ -180,16 +172,13 @@ def load(
     args = [base, ptr.offset]
     shape = ptr.offset.shape
     if mask is not None:
-        args.append(mask)
         shape = max(shape, mask.shape, key=len)
-    if mask is not None:  # what the forward leaves undefined is 0 here, so that it cannot be a NaN
-        args.append(
-            b.node(0.0 if other is None and is_float(element(base)) else 0 if other is None else other)
-        )
+        if other is None:  # what the forward leaves undefined is 0 here, so that it cannot be a NaN
+            other = 0.0 if is_float(element(base)) else 0
+        args += [mask, b.node(other)]
     node = g.make("load", args, {"other": mask is not None}, element(base), shape)
-    node.active = base.active and node.is_float
     b.loaded.append((base, ptr.offset, mask))
-    node.active = node.active or (mask is not None and args[-1].active)
+    node.active = (base.active and node.is_float) or (mask is not None and args[-1].active)
     return node
 
 
@@ -231,16 +220,14 @@ def make_block_ptr(
 ) -> BlockPtr:
     if not isinstance(base, Ptr):
         raise Refusal("make_block_ptr", "the address is not based on a pointer argument")
-    return BlockPtr(
-        base.base, base.offset, b.dims(shape), b.dims(strides), b.dims(offsets), b.dims(block_shape)
-    )
+    return BlockPtr(base.base, base.offset, *map(b.dims, (shape, strides, offsets, block_shape)))
 
 
 def advance(b: Builder, ptr: Any, offsets: Any) -> BlockPtr:
     if not isinstance(ptr, BlockPtr):
         raise Refusal("advance", "only a block pointer can be advanced", "Add the offset to the pointer.")
-    moved = tuple(b.g.add(old, step) for old, step in zip(ptr.offsets, b.dims(offsets), strict=True))
-    return BlockPtr(ptr.base, ptr.start, ptr.shape, ptr.strides, moved, ptr.block)
+    moved = zip(ptr.offsets, b.dims(offsets), strict=True)
+    return replace(ptr, offsets=tuple(b.g.add(old, step) for old, step in moved))
 
 
 def _expand_block(
@@ -256,14 +243,12 @@ def _expand_block(
         offset = g.add(offset, g.mul(index, ptr.strides[axis]))
         if axis in checked:
             inside = g.compare("<", index, ptr.shape[axis])
-            inside = g.both(g.compare(">=", index, g.const(0)), inside)
-            mask = g.both(mask, inside)
-    if mask is not None and mask.shape != offset.shape:
+            mask = g.both(mask, g.both(g.compare(">=", index, g.const(0)), inside))
+    if mask is None:
+        return Ptr(ptr.base, offset), None, None
+    if mask.shape != offset.shape:
         mask = g.broadcast(mask, offset.shape)
-    fill = None
-    if mask is not None:
-        fill = g.number(float("nan")) if padding == "nan" else g.number(0.0)
-    return Ptr(ptr.base, offset), mask, fill
+    return Ptr(ptr.base, offset), mask, g.number(float("nan") if padding == "nan" else 0.0)
 
 
 # shapes
@@ -275,14 +260,10 @@ def arange(b: Builder, start: Any, end: Any) -> Node:
 
 
 def _dtype(value: Any, default: str = "float32") -> str:
-    if value is None:
-        return default
-    if isinstance(value, DType):
-        return value.name
-    found = from_python(value)
-    if isinstance(found, DType):
-        return found.name
-    raise Refusal("dtype", f"`{value}` is not a type that is understood")
+    found = DType(default) if value is None else from_python(value)
+    if not isinstance(found, DType):
+        raise Refusal("dtype", f"`{value}` is not a type that is understood")
+    return found.name
 
 
 def full(b: Builder, shape: Any, value: Any, dtype: Any) -> Node:
@@ -337,10 +318,8 @@ def pointer(b: Builder, value: Any, element: str) -> Ptr:
             f"`{name}` points to tensors of {behind.dtype}, not of {real(element)}",
             "Name the type that the tensors have.",
         )
-    if name not in b.entries:
-        b.entries[name] = []
     base = entry(b.g, table, index, element, behind.active)
-    b.entries[name].append(base)
+    b.entries.setdefault(name, []).append(base)
     return Ptr(base, b.g.const(0))
 
 
@@ -355,8 +334,13 @@ def expand_dims(b: Builder, value: Any, axis: Any) -> Node:
     return node
 
 
+def _given(numbers: tuple) -> tuple:
+    """Sizes or axes that are passed one by one, or as a tuple."""
+    return numbers[0] if len(numbers) == 1 and isinstance(numbers[0], tuple) else numbers
+
+
 def broadcast_to(b: Builder, value: Any, *shape: Any) -> Node:
-    dims = b.dims(shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape)
+    dims = b.dims(_given(shape))
     return b.g.broadcast(b.node(value), dims)
 
 
@@ -368,8 +352,7 @@ def broadcast(b: Builder, x: Any, y: Any) -> tuple[Node, Node]:
 
 def permute(b: Builder, value: Any, *order: Any) -> Node:
     node = b.node(value)
-    axes = order[0] if len(order) == 1 and isinstance(order[0], tuple) else order
-    axes = tuple(int(b.number(a)) % len(node.shape) for a in axes)
+    axes = tuple(int(b.number(a)) % len(node.shape) for a in _given(order))
     return b.g.make("permute", (node,), {"order": axes}, node.dtype, tuple(node.shape[a] for a in axes))
 
 
@@ -380,17 +363,13 @@ def trans(b: Builder, value: Any, *order: Any) -> Node:
 
 
 def reshape(b: Builder, value: Any, *shape: Any, **_: Any) -> Node:
-    dims = b.dims(shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape)
-    node = b.node(value)
+    dims, node = b.dims(_given(shape)), b.node(value)
     return b.g.make("reshape", (node,), {}, node.dtype, dims)
 
 
 def ravel(b: Builder, value: Any, **_: Any) -> Node:
     node = b.node(value)
-    total = node.shape[0]
-    for dim in node.shape[1:]:
-        total = b.g.mul(total, dim)
-    return reshape(b, node, (total,))
+    return reshape(b, node, (functools.reduce(b.g.mul, node.shape),))
 
 
 def flip(b: Builder, value: Any, dim: Any = None) -> Node:
@@ -423,11 +402,10 @@ def unary(b: Builder, name: str, text: str, value: Any) -> Node:
     node = b.node(value)
     name = {"fabs": "abs", "sqrt_rn": "sqrt"}.get(name, name)
     dtype = "int1" if name == "isnan" else node.dtype
-    if dtype not in ("int1",) and not node.is_float and name != "abs":
+    if dtype != "int1" and not node.is_float and name != "abs":
         dtype = "float32"
     out = b.g.make("call", (node,), {"fn": name, "text": text}, dtype)
-    if name in ("floor", "ceil"):
-        out.active = False
+    out.active = out.active and name not in ("floor", "ceil")
     return out
 
 
@@ -514,20 +492,18 @@ def _index(b: Builder, fn: str, node: Node, axis: Any, keep_dims: Any) -> Node:
     return b.g.expand(out, one) if b.number(keep_dims) else out
 
 
-def argmax(b: Builder, input: Any, axis: Any, tie_break_left: Any = True, keep_dims: Any = False) -> Node:
-    return _index(b, "max", b.node(input), axis, keep_dims)
+def _argreduction(fn: str) -> Callable:
+    def make(b: Builder, input: Any, axis: Any, tie_break_left: Any = True, keep_dims: Any = False) -> Node:
+        return _index(b, fn, b.node(input), axis, keep_dims)
 
-
-def argmin(b: Builder, input: Any, axis: Any, tie_break_left: Any = True, keep_dims: Any = False) -> Node:
-    return _index(b, "min", b.node(input), axis, keep_dims)
+    return make
 
 
 def softmax(b: Builder, x: Any, dim: Any = None, keep_dims: Any = False, ieee_rounding: Any = False) -> Node:
     node, g = b.node(x), b.g
     axis = 0 if dim is None else int(b.number(dim)) % len(node.shape)
-    keep = bool(
-        b.number(keep_dims)
-    )  # without it a block of rank 2 is only right where Triton's own broadcast makes it so
+    # Without it a block of rank 2 is only right where Triton's own broadcast makes it so.
+    keep = bool(b.number(keep_dims))
     e = g.call("exp", g.sub(node, g.reduce("max", node, axis, keep)))
     return g.div(e, g.reduce("sum", e, axis, keep))
 
@@ -544,23 +520,22 @@ def _scan(fn: str) -> Callable:
 
 def associative_scan(b: Builder, input: Any, axis: Any, combine_fn: Any, reverse: Any = False) -> Any:
     """Sums, and first-order recurrences (a, x) -> a h + x; found by what the combine function computes."""
-    one_input = not isinstance(input, tuple)
     items = [b.node(v) for v in (input if isinstance(input, tuple) else (input,))]
     helper = b.functions.get(getattr(combine_fn, "__name__", ""))
     if helper is None or len(items) > 2:
-        raise Refusal(
-            "associative_scan", "only scans of one or two values with a function of this file are supported"
-        )
+        message = "only scans of one or two values with a function of this file are supported"
+        raise Refusal("associative_scan", message)
     g = b.g
-    left = [g.fresh("phi", {"name": "left"}, n.dtype, (), g.top) for n in items]
-    right = [g.fresh("phi", {"name": "right"}, n.dtype, (), g.top) for n in items]
+    left, right = (
+        [g.fresh("phi", {"name": s}, n.dtype, (), g.top) for n in items] for s in ("left", "right")
+    )
     found = b.inline(helper, [*left, *right], {})
     found = found if isinstance(found, tuple) else (found,)
     rank = len(items[0].shape)
     attrs = {"axis": int(b.number(axis)) % rank, "reverse": bool(b.number(reverse))}
     if len(items) == 1 and found[0] in (g.add(left[0], right[0]), g.add(right[0], left[0])):
         out = g.make("scan", items, {"fn": "sum", **attrs}, items[0].dtype, items[0].shape)
-        return out if one_input else (out,)
+        return (out,) if isinstance(input, tuple) else out
     if len(items) == 2:
         products = (g.mul(left[0], right[0]), g.mul(right[0], left[0]))
         scaled = (g.mul(left[1], right[0]), g.mul(right[0], left[1]))
@@ -634,26 +609,19 @@ def _plain(value: Any) -> Any:
 OWN = (
     program_id, num_programs, load, store, atomic_add, make_block_ptr, advance, arange, full, zeros,
     zeros_like, cast, pointer_type, expand_dims, broadcast_to, broadcast, permute, trans, reshape, ravel,
-    flip, join, split, interleave, cdiv, where, clamp, fma, dot, argmax, argmin, softmax, associative_scan,
-    swizzle2d, gather,
+    flip, join, split, interleave, cdiv, where, clamp, fma, dot, softmax, associative_scan, swizzle2d, gather,
 )  # fmt: skip
 TABLE: dict[str, Callable] = {
     **{function.__name__: function for function in OWN},
     "view": reshape,
-    "add": _binary("add"),
-    "sub": _binary("sub"),
-    "mul": _binary("mul"),
+    **{op: _binary(op) for op in ("add", "sub", "mul")},
     **dict.fromkeys(("maximum", "fmax"), _binary("maximum")),
     **dict.fromkeys(("minimum", "fmin"), _binary("minimum")),
     **dict.fromkeys(("fdiv", "div_rn", "truediv"), _divide),
-    "sum": _reduction("sum"),
-    "max": _reduction("max"),
-    "min": _reduction("min"),
-    "cumsum": _scan("sum"),
-    "cumprod": _scan("prod"),
-    "rand": _random("rand"),
-    "randn": _random("randn"),
-    "randint": _random("randint"),
+    **{fn: _reduction(fn) for fn in ("sum", "max", "min")},
+    **{f"arg{fn}": _argreduction(fn) for fn in ("max", "min")},
+    **{f"cum{fn}": _scan(fn) for fn in ("sum", "prod")},
+    **{fn: _random(fn) for fn in ("rand", "randn", "randint")},
     **dict.fromkeys(("multiple_of", "max_contiguous", "max_constancy"), _first),
     **dict.fromkeys(("assume", "static_print", "device_print", "debug_barrier", "static_assert"), _nothing),
 }

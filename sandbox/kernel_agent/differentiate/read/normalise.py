@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import ast
 import builtins
+import operator
+from dataclasses import replace
+from itertools import islice
 from types import ModuleType
 from typing import Any
 
 from ..ir import address_tables
 from ..ir.folding import COMPARE
-from ..ir.graph import Graph, broadcast_shape, promote
+from ..ir.graph import Graph, broadcast_shape, int_dtype, promote
 from ..ir.nodes import Carry, For, If, Node, Region, real
 from ..ir.refusal import Refusal
-from ..ir.simplify import is_zero
+from ..ir.simplify import is_number, is_zero
 from ..ir.values import (
     Arg,
     BlockPtr,
@@ -75,16 +78,8 @@ class Builder:
             self.env[name] = Ptr(params[name], self.g.const(0)) if arg.kind == "pointer" else params[name]
         self.block(self.source.body)
         self._check_aliases()
-        return Kernel(
-            self.source.name,
-            self.g,
-            params,
-            self.effects,
-            self.args,
-            self.tl,
-            self.inplace,
-            line=self.source.lineno,
-        )
+        made = (self.source.name, self.g, params, self.effects, self.args, self.tl, self.inplace)
+        return Kernel(*made, line=self.source.lineno)
 
     def _param(self, arg: Arg) -> Node:
         g = self.g
@@ -93,36 +88,28 @@ class Builder:
             node = g.intern("param", (), attrs, "pointer", ())
             node.active = arg.active
             return node
-        if arg.kind == "constexpr":
-            dtype = (
-                "float32"
-                if isinstance(arg.value, float)
-                else "int1"
-                if isinstance(arg.value, bool)
-                else "int32"
-            )
-            return g.intern("constexpr", (), {"name": arg.name, "value": arg.value}, dtype, ())
         dtype = "float32" if isinstance(arg.value, float) else "int32"
-        if isinstance(arg.value, int) and not -(2**31) <= arg.value < 2**31:
-            dtype = "int64"
+        if arg.kind == "constexpr":
+            dtype = "int1" if isinstance(arg.value, bool) else dtype
+            return g.intern("constexpr", (), {"name": arg.name, "value": arg.value}, dtype, ())
+        if isinstance(arg.value, int):
+            dtype = int_dtype(arg.value)
         return g.intern("param", (), {"name": arg.name, "traced": arg.value}, dtype, ())
 
     def _check_aliases(self) -> None:
         for base, offset, mask in self.stored:
             for other, other_offset, other_mask in self.loaded:
-                if not address_tables.storages(self.args, base) & address_tables.storages(self.args, other):
-                    continue
+                name, behind = base.attrs["name"], address_tables.storages(self.args, base)
                 if base.attrs["none"] or other.attrs["none"]:
                     continue
-                same = base is other and base.op == "param" and base.attrs["name"] not in self.added
+                if not behind & address_tables.storages(self.args, other):
+                    continue
+                same = base is other and base.op == "param" and name not in self.added
                 if offset is not other_offset or mask is not other_mask or not same:
-                    raise Refusal(
-                        "in-place access",
-                        f"`{base.attrs['name']}` is written and read at different addresses by one kernel",
-                        "Write the result to its own buffer.",
-                        self.source.lineno,
-                    )
-                self.inplace.add(base.attrs["name"])
+                    message = f"`{name}` is written and read at different addresses by one kernel"
+                    remedy = "Write the result to its own buffer."
+                    raise Refusal("in-place access", message, remedy, self.source.lineno)
+                self.inplace.add(name)
 
     # statements
 
@@ -147,17 +134,15 @@ class Builder:
             value = self.expr(node.value)
             for target in node.targets:
                 self.assign(target, value)
-        elif isinstance(node, ast.AnnAssign):
-            if node.value is not None:
-                self.assign(node.target, self.expr(node.value))
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            self.assign(node.target, self.expr(node.value))
         elif isinstance(node, ast.AugAssign):
             if not isinstance(node.target, ast.Name):
                 raise Refusal("assignment target", "only names can be assigned in a kernel").at(node.target)
             old = self.expr(ast.copy_location(ast.Name(node.target.id, ast.Load()), node))
             self.assign(node.target, self.binary(node.op, old, self.expr(node.value)))
-        elif isinstance(node, ast.Expr):
-            if not isinstance(node.value, ast.Constant):
-                self.expr(node.value)
+        elif isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
+            self.expr(node.value)
         elif isinstance(node, ast.If):
             return self.branch(node, node.body, node.orelse)
         elif isinstance(node, ast.For):
@@ -166,7 +151,7 @@ class Builder:
             self.while_loop(node)
         elif isinstance(node, ast.Assert):
             self.expr(node.test)
-        elif not isinstance(node, ast.Pass):
+        elif not isinstance(node, (ast.Pass, ast.Expr, ast.AnnAssign)):
             raise Refusal(type(node).__name__.lower(), "this statement is not supported in a kernel").at(node)
         return None
 
@@ -185,11 +170,8 @@ class Builder:
             if value.base.op == "entry" and value.base.hint is None:
                 value.base.hint = name
             value, name = value.offset, offset_name(name)
-        if (
-            isinstance(value, Node)
-            and value.hint is None
-            and value.op not in ("const", "constexpr", "param", "iv")
-        ):
+        nameless = isinstance(value, Node) and value.op not in ("const", "constexpr", "param", "iv")
+        if nameless and value.hint is None:
             value.hint = name
 
     # if
@@ -200,24 +182,23 @@ class Builder:
         if known is not None:
             return self.block(body if known else orelse)
         before, outer_effects, g = self.env, self.effects, self.g
-        outer = g.here
         stmt = g.fork(cond, is_static(cond), node.lineno)
-        results, envs = [], []
+        found = []
         for region, statements, effects in (
             (stmt.then, body, stmt.then_effects),
             (stmt.other, orelse, stmt.other_effects),
         ):
-            self.env, self.effects, g.here = dict(before), effects, region
-            results.append(self.block(statements))
-            envs.append(self.env)
-        self.env, self.effects, g.here = before, outer_effects, outer
+            self.env, self.effects = dict(before), effects
+            with g.at(region):
+                found.append((self.block(statements), self.env))
+        self.env, self.effects = before, outer_effects
         self.effects.append(stmt)
-        for name in {**envs[0], **envs[1]}:
-            self.env[name] = self.merge(stmt, envs[0].get(name), envs[1].get(name), name)
-        if results[0] is None and results[1] is None:
+        (one, then), (two, other) = found
+        for name in {**then, **other}:
+            self.env[name] = self.merge(stmt, then.get(name), other.get(name), name)
+        if one is None and two is None:
             return None
-        values = [r.value if r is not None else None for r in results]
-        return Returned(self.merge(stmt, values[0], values[1], "returned"))
+        return Returned(self.merge(stmt, one and one.value, two and two.value, "returned"))
 
     def merge(self, stmt: If, a: Any, b: Any, name: str) -> Any:
         """The value of a name after both branches."""
@@ -229,9 +210,7 @@ class Builder:
             return Ptr(a.base, self.merge(stmt, a.offset, b.offset, offset_name(name)))
         if isinstance(a, BlockPtr) and isinstance(b, BlockPtr) and a.base is b.base:
             parts = [self.merge(stmt, x, y, name) for x, y in zip(a.offsets, b.offsets, strict=True)]
-            return BlockPtr(
-                a.base, self.merge(stmt, a.start, b.start, name), a.shape, a.strides, tuple(parts), a.block
-            )
+            return replace(a, start=self.merge(stmt, a.start, b.start, name), offsets=tuple(parts))
         if a is None or b is None:  # made in one branch only: it may be used under the same condition
             some = a if a is not None else b
             if isinstance(some, Ptr):
@@ -244,12 +223,10 @@ class Builder:
             return Poison(f"`{name}` is a different kind of thing in the two branches")
         present = [n for n in nodes if n is not None]
         shape = broadcast_shape(self.g, [n.shape for n in present])
-        nodes = [
-            n
-            if n is None or n.shape == shape
-            else self._inside(stmt, i, lambda n=n: self.g.broadcast(n, shape))
-            for i, n in enumerate(nodes)
-        ]
+        for i, (n, region) in enumerate(zip(nodes, (stmt.then, stmt.other), strict=True)):
+            if n is not None and n.shape != shape:
+                with self.g.at(region):
+                    nodes[i] = self.g.broadcast(n, shape)
         dtype = promote([n for n in nodes if n is not None])
         attrs = {"then": nodes[0], "other": nodes[1], "if": stmt}
         out = self.g.fresh("ifout", attrs, dtype, shape, self.g.here, (stmt.cond,))
@@ -258,13 +235,6 @@ class Builder:
         out.attrs["weak"] = all(n.weak for n in present)
         stmt.outs.append(out)
         return out
-
-    def _inside(self, stmt: If, side: int, make: Any) -> Node:
-        here, self.g.here = self.g.here, (stmt.then, stmt.other)[side]
-        try:
-            return make()
-        finally:
-            self.g.here = here
 
     # loops
 
@@ -275,11 +245,9 @@ class Builder:
         region = self.g.loop_region(lo, hi, step, call, node.lineno)
         if region.iv.hint is None:  # type: ignore[union-attr]
             region.iv.hint = node.target.id  # type: ignore[union-attr]
-        zero_based = is_zero(lo) and step.op == "const" and step.value == 1
-        g, outer = self.g, self.g.here
-        g.here = region
-        count = region.iv if zero_based else g.make("floordiv", (g.sub(region.iv, lo), step))  # type: ignore[arg-type]
-        g.here = outer
+        zero_based, g = is_zero(lo) and is_number(step, 1), self.g
+        with g.at(region):
+            count = region.iv if zero_based else g.make("floordiv", (g.sub(region.iv, lo), step))  # type: ignore[arg-type]
         trips = hi if zero_based else g.make("cdiv", (g.sub(hi, lo), step), dtype=promote((hi, lo, step)))
         trips = g.make("maximum", (trips, g.const(0)))
         self.iterate(node, region, None, (count, trips, step, lo), {node.target.id: region.iv})
@@ -288,13 +256,12 @@ class Builder:
         found = counted(node)
         if found is not None and isinstance(self.try_node(self.env.get(found[0])), Node):
             name, high, step, body = found
-            target = ast.copy_location(ast.Name(name, ast.Store()), node)
-            function = ast.copy_location(ast.Name("range", ast.Load()), node)
-            start = ast.copy_location(ast.Name(name, ast.Load()), node)
-            call = ast.copy_location(ast.Call(function, [start, high, step], []), node)
-            lo, hi, stride, _ = self.range(call)
+            bounds = [ast.Name(name, ast.Load()), high, step]
+            call = ast.Call(ast.Name("range", ast.Load()), bounds, [])
+            loop = ast.copy_location(ast.For(ast.Name(name, ast.Store()), call, body, []), node)
+            lo, hi, stride, _ = self.range(ast.fix_missing_locations(loop).iter)
             if not lo.is_float and not hi.is_float:
-                self.loop(ast.copy_location(ast.For(target, call, body, []), node))
+                self.loop(loop)
                 g = self.g
                 trips = g.make("cdiv", (g.sub(hi, lo), stride), dtype=promote((hi, lo, stride)))
                 self.env[name] = g.add(lo, g.mul(g.make("maximum", (trips, g.const(0))), stride))
@@ -311,10 +278,8 @@ class Builder:
         bounds = [self.node(self.expr(a)) for a in node.args]
         if len(bounds) == 1:
             bounds = [self.g.const(0), *bounds]
-        if len(bounds) == 2:
-            bounds.append(self.g.const(1))
-        call = f"{self.tl}.static_range" if name == "static_range" else "range"
-        return bounds[0], bounds[1], bounds[2], call
+        lo, hi, step = bounds if len(bounds) > 2 else (*bounds, self.g.one)
+        return lo, hi, step, f"{self.tl}.static_range" if name == "static_range" else "range"
 
     def iterate(
         self, node: Any, region: Region, test: ast.expr | None, affine: tuple | None, extra: dict
@@ -343,11 +308,8 @@ class Builder:
                 raise Refusal("return in a loop", "a return inside a loop is not supported").at(node)
             turned = next((n for n in assigned if bases(self.env[n]) != bases(before[n])), None)
             if turned is not None:
-                raise Refusal(
-                    "pointer",
-                    f"`{turned}` points into another buffer after a step",
-                    "Load from each buffer apart.",
-                ).at(node)
+                message = f"`{turned}` points into another buffer after a step"
+                raise Refusal("pointer", message, "Load from each buffer apart.").at(node)
             revised = self._revise(plan, current, entry, affine, region)
             if revised == plan:
                 break
@@ -356,7 +318,15 @@ class Builder:
             raise Refusal("loop", "the types of the values carried by this loop do not settle").at(node)
         after = self.env
         g.here, self.effects, self.env = outer, effects, {**before}
-        self._finish(loop, plan, current, entry, before, after, assigned, affine)
+        for name in assigned:
+            leaves = zip(entry[name], self.leaves(after[name]), strict=False)
+            results = [
+                self._after(loop, plan[name, i], current[name, i], init, out, affine)
+                for i, (init, out) in enumerate(leaves)
+            ]
+            self.env[name] = self.rebuild(before[name], results)
+        for name in (name for name in after if name not in before):
+            self.env[name] = Poison(f"`{name}` is assigned only inside a loop and used after it")
         effects.append(loop)
 
     def _carried(self, region: Region, key: tuple, how: tuple, entry: dict) -> Node:
@@ -402,54 +372,26 @@ class Builder:
     def _scaled(self, step: Node, affine: tuple) -> tuple[Node, Node]:
         """`step * iteration`, by way of the loop variable where the step is a multiple of the loop's."""
         count, _, loop_step, _lo = affine
-        here, self.g.here = self.g.here, count.home
-        try:
-            if loop_step.op != "const" or loop_step.value != 1:
-                rest = quotient(self.g, step, loop_step)
-                if rest is not None and count.op == "floordiv":
-                    return rest, count.args[0]
-            return step, count
-        finally:
-            self.g.here = here
+        with self.g.at(count.home):
+            rest = None if is_number(loop_step, 1) else quotient(self.g, step, loop_step)
+        return (rest, count.args[0]) if rest is not None and count.op == "floordiv" else (step, count)
 
-    def _finish(
-        self,
-        loop: For,
-        plan: dict,
-        current: dict,
-        entry: dict,
-        before: dict,
-        after: dict,
-        assigned: list,
-        affine: tuple | None,
-    ) -> None:
+    def _after(self, loop: For, how: tuple, phi: Node, init: Node, out: Node, affine: tuple | None) -> Node:
+        """A leaf after the loop."""
         g = self.g
-        for name in assigned:
-            results = []
-            for i, init in enumerate(entry[name]):
-                how, phi = plan[name, i], current[name, i]
-                if how[0] == "same":
-                    results.append(init)
-                elif how[0] == "closed":
-                    _, trips, loop_step, _ = affine  # type: ignore[misc]
-                    _, step, scale = how
-                    total = trips if scale is affine[0] else g.mul(trips, loop_step)  # type: ignore[index]
-                    results.append(g.add(init, g.mul(step, total)))
-                else:
-                    if init.shape != phi.shape:
-                        init = g.broadcast(init, phi.shape)
-                    out = self.leaves(after[name])[i]
-                    if out.shape != phi.shape:
-                        here, g.here = g.here, loop.region
-                        out = g.broadcast(out, phi.shape)
-                        g.here = here
-                    carry = Carry(phi, init, out)
-                    loop.carries.append(carry)
-                    results.append(loop_out(g, loop, len(loop.carries) - 1))
-            self.env[name] = self.rebuild(before[name], results)
-        for name in after:
-            if name not in before:
-                self.env[name] = Poison(f"`{name}` is assigned only inside a loop and used after it")
+        if how[0] == "same":
+            return init
+        if how[0] == "closed":
+            count, trips, loop_step, _ = affine  # type: ignore[misc]
+            _, step, scale = how
+            return g.add(init, g.mul(step, trips if scale is count else g.mul(trips, loop_step)))
+        if init.shape != phi.shape:
+            init = g.broadcast(init, phi.shape)
+        if out.shape != phi.shape:
+            with g.at(loop.region):
+                out = g.broadcast(out, phi.shape)
+        loop.carries.append(Carry(phi, init, out))
+        return loop_out(g, loop, len(loop.carries) - 1)
 
     # values
 
@@ -467,22 +409,16 @@ class Builder:
         if isinstance(like, Ptr):
             return Ptr(like.base, leaves[0])
         if isinstance(like, BlockPtr):
-            return BlockPtr(like.base, like.start, like.shape, like.strides, tuple(leaves), like.block)
+            return replace(like, offsets=tuple(leaves))
         if isinstance(like, tuple):
-            out, at = [], 0
-            for item in like:
-                n = len(self.leaves(item))
-                out.append(self.rebuild(item, leaves[at : at + n]))
-                at += n
-            return tuple(out)
+            rest = iter(leaves)
+            return tuple(self.rebuild(item, list(islice(rest, len(self.leaves(item))))) for item in like)
         return leaves[0] if leaves else like
 
     def try_node(self, value: Any) -> Node | None:
-        if isinstance(value, Node):
-            return value
         if isinstance(value, (bool, int, float)):
             return self.g.const(value)
-        return None
+        return value if isinstance(value, Node) else None
 
     def node(self, value: Any) -> Node:
         if isinstance(value, Poison):
@@ -515,11 +451,9 @@ class Builder:
 
     def expr(self, node: ast.expr) -> Any:
         method = getattr(self, "_" + type(node).__name__.lower(), None)
-        if method is None:
-            raise Refusal(type(node).__name__.lower(), "this expression is not supported in a kernel").at(
-                node
-            )
         try:
+            if method is None:
+                raise Refusal(type(node).__name__.lower(), "this expression is not supported in a kernel")
             return method(node)
         except Refusal as refusal:
             raise refusal.at(node) from None
@@ -537,11 +471,10 @@ class Builder:
             value = vars(self.module)[node.id]
             if hasattr(value, "value") and type(value).__name__ == "constexpr":
                 value = value.value
-            if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool)):
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
                 dtype = "float32" if isinstance(value, float) else "int32"
-                return self.g.intern(
-                    "constexpr", (), {"name": node.id, "value": value, "global": True}, dtype, ()
-                )
+                attrs = {"name": node.id, "value": value, "global": True}
+                return self.g.intern("constexpr", (), attrs, dtype, ())
             return value
         if hasattr(builtins, node.id):
             return getattr(builtins, node.id)
@@ -568,9 +501,8 @@ class Builder:
         if name == "div" and not (x.is_float or y.is_float):
             return g.make("div", (x, y), {}, "float32")
         if name == "pow" and not (is_static(x) and is_static(y)):
-            raise Refusal(
-                "**", "a power of a block is not an operation of Triton", "Use libdevice.pow or a product."
-            )
+            message = "a power of a block is not an operation of Triton"
+            raise Refusal("**", message, "Use libdevice.pow or a product.")
         if name in ("mod", "floordiv") and (x.is_float or y.is_float):
             raise Refusal(f"float {name}", "the adjoint of a float remainder is not supported")
         return g.make(name, (x, y))
@@ -586,16 +518,11 @@ class Builder:
 
     def _unaryop(self, node: ast.UnaryOp) -> Any:
         value = self.expr(node.operand)
+        name, plain = _UNARY[type(node.op)]
         if not isinstance(value, Node):
-            return {
-                ast.USub: lambda v: -v,
-                ast.UAdd: lambda v: v,
-                ast.Not: lambda v: not v,
-                ast.Invert: lambda v: ~v,
-            }[type(node.op)](value)
-        if isinstance(node.op, ast.UAdd):
+            return plain(value)
+        if name == "pos":
             return value
-        name = {ast.USub: "neg", ast.Not: "not", ast.Invert: "invert"}[type(node.op)]
         return self.g.make(name, (value,), {}, "int1" if name == "not" else value.dtype)
 
     def _boolop(self, node: ast.BoolOp) -> Any:
@@ -616,12 +543,9 @@ class Builder:
         for op, right_node in zip(node.ops, node.comparators, strict=True):
             right = self.expr(right_node)
             one = self.compare(op, left, right)
-            result = (
-                one
-                if result is None
-                else self.g.make("land", (self.node(result), self.node(one)), {}, "int1")
-            )
-            left = right
+            if result is not None:
+                one = self.g.make("land", (self.node(result), self.node(one)), {}, "int1")
+            left, result = right, one
         return result
 
     def compare(self, op: ast.cmpop, a: Any, b: Any) -> Any:
@@ -647,29 +571,25 @@ class Builder:
         return self.g.intern("constexpr", (), {**attrs, "value": equal == (symbol == "==")}, "int1", ())
 
     def _is(self, a: Any, b: Any, negate: bool) -> Any:
-        if b is None and isinstance(a, Ptr):
-            found = self.g.make("isnone", (a.base,), {"none": a.base.attrs["none"]}, "int1", ())
-            return self.g.make("not", (found,), {}, "int1") if negate else found
-        if b is None and isinstance(a, Node) and a.op == "constexpr":
-            found = self.g.make("isnone", (a,), {"none": a.value is None}, "int1", ())
-            return self.g.make("not", (found,), {}, "int1") if negate else found
-        same = a is b
-        return same != negate
+        pointer = isinstance(a, Ptr)
+        if b is not None or not (pointer or (isinstance(a, Node) and a.op == "constexpr")):
+            return (a is b) != negate
+        none = a.base.attrs["none"] if pointer else a.value is None
+        found = self.g.make("isnone", (a.base if pointer else a,), {"none": none}, "int1", ())
+        return self.g.make("not", (found,), {}, "int1") if negate else found
 
     def _ifexp(self, node: ast.IfExp) -> Any:
         cond = self.expr(node.test)
         known = self.literal(cond)
         if known is not None:
             return self.expr(node.body if known else node.orelse)
-        g, outer = self.g, self.g.here
-        stmt = g.fork(cond, is_static(cond), node.lineno)
-        values = []
-        for region, side in ((stmt.then, node.body), (stmt.other, node.orelse)):
-            g.here = region
-            values.append(self.expr(side))
-        g.here = outer
+        stmt = self.g.fork(cond, is_static(cond), node.lineno)
+        with self.g.at(stmt.then):
+            then = self.expr(node.body)
+        with self.g.at(stmt.other):
+            other = self.expr(node.orelse)
         self.effects.append(stmt)
-        result = self.merge(stmt, values[0], values[1], "value")
+        result = self.merge(stmt, then, other, "value")
         if isinstance(result, Node) and result.op == "ifout":
             result.hint = None
         return result
@@ -687,34 +607,24 @@ class Builder:
         if isinstance(value, tuple):
             return value[self.number(self.expr(node.slice))]
         items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        axis, out = 0, self.node(value)
-        for item in items:
-            if (
-                isinstance(item, ast.Slice)
-                and item.lower is None
-                and item.upper is None
-                and item.step is None
-            ):
-                axis += 1
-            elif isinstance(item, ast.Constant) and item.value is None:
+        out = self.node(value)
+        for axis, item in enumerate(items):
+            if isinstance(item, ast.Constant) and item.value is None:
                 out = self.g.expand(out, axis)
-                axis += 1
-            else:
+            elif not isinstance(item, ast.Slice) or item.lower or item.upper or item.step:
                 raise Refusal("indexing", "a block can be indexed with `:` and None only").at(node)
         return out
 
     def _call(self, node: ast.Call) -> Any:
         if any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords):
             raise Refusal("starred call", "starred arguments are not supported in a kernel").at(node)
-        if isinstance(node.func, ast.Attribute):
-            owner = self.expr(node.func.value)
-            if isinstance(owner, (Node, Ptr, BlockPtr)):
-                args = [self.expr(a) for a in node.args]
-                keywords = {k.arg: self.expr(k.value) for k in node.keywords}
-                return language.method(self, owner, node.func.attr, args, keywords)
-        function = self.expr(node.func)
+        owner = self.expr(node.func.value) if isinstance(node.func, ast.Attribute) else None
+        method = isinstance(owner, (Node, Ptr, BlockPtr))
+        function = None if method else self.expr(node.func)
         args = [self.expr(a) for a in node.args]
-        keywords = {k.arg: self.expr(k.value) for k in node.keywords}
+        keywords: dict = {k.arg: self.expr(k.value) for k in node.keywords}
+        if method:
+            return language.method(self, owner, node.func.attr, args, keywords)  # type: ignore[attr-defined]
         helper = self.functions.get(getattr(function, "__name__", "")) if is_helper(function) else None
         if helper is not None:
             return self.inline(helper, args, keywords)
@@ -737,15 +647,21 @@ class Builder:
             raise Refusal("call", f"`{helper.name}` is called without {', '.join(missing)}")
         outer, self.env, line = self.env, scope, self.g.line
         self.depth += 1
-        here = self.g.here
         try:
-            done = self.block(helper.body)
+            with self.g.at(self.g.here):
+                done = self.block(helper.body)
         finally:
-            self.env, self.g.here, self.g.line = outer, here, line
+            self.env, self.g.line = outer, line
             self.depth -= 1
         return done.value if done is not None else None
 
 
+_UNARY: dict[type, tuple[str, Any]] = {
+    ast.USub: ("neg", operator.neg),
+    ast.UAdd: ("pos", operator.pos),
+    ast.Not: ("not", operator.not_),
+    ast.Invert: ("invert", operator.invert),
+}
 _BINARY: dict[type, str] = {
     ast.Add: "add",
     ast.Sub: "sub",

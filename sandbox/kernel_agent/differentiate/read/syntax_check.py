@@ -6,24 +6,18 @@ import ast
 
 from ..ir.refusal import Refusal
 
-_STATEMENTS = {
-    ast.Break: "break",
-    ast.Continue: "continue",
-    ast.Try: "try",
-    ast.With: "with",
-    ast.Raise: "raise",
-    ast.Global: "global",
-    ast.Nonlocal: "nonlocal",
+_STATEMENTS: dict[type, str] = {
+    **{
+        kind: kind.__name__.lower()
+        for kind in (ast.Break, ast.Continue, ast.Try, ast.With, ast.Raise, ast.Global)
+    },
+    **{kind: kind.__name__.lower() for kind in (ast.Nonlocal, ast.Import, ast.Lambda, ast.Await, ast.Yield)},
     ast.FunctionDef: "nested function",
     ast.ClassDef: "class",
-    ast.Import: "import",
     ast.ImportFrom: "import",
     ast.Delete: "del",
-    ast.Lambda: "lambda",
     ast.ListComp: "comprehension",
     ast.GeneratorExp: "comprehension",
-    ast.Await: "await",
-    ast.Yield: "yield",
 }
 
 

@@ -43,12 +43,10 @@ class Site:
     unpacked: list[str] = field(default_factory=list)  # the names that the launch passes with `**`
     tables: dict[str, ast.expr] = field(default_factory=dict)  # tables of pointers by parameter, as written
     taken: set[int] = field(default_factory=set)  # lines that ask for the addresses in them
-    first: tuple[str, ast.expr] | None = (
-        None  # an output that is a view, as written: autograd looks for it first
-    )
-    replaced: dict[str, Node] = field(
-        default_factory=dict
-    )  # outputs that held differentiable values: elements written
+    # An output that is a view, as written: autograd looks for it first.
+    first: tuple[str, ast.expr] | None = None
+    # Outputs that held differentiable values: elements written.
+    replaced: dict[str, Node] = field(default_factory=dict)
     added: list[str] = field(default_factory=list)  # written with atomic adds only
     autotuned: bool = False
     stages: int | None = None  # num_stages of the backward, where it is chosen
@@ -72,7 +70,14 @@ class _Mark(torch.autograd.Function):
 def trace(fwd: Forward, args: tuple, kwargs: dict) -> list[Site]:
     """Run the stub once with inputs that want gradients and see its launches; no kernel is executed."""
     functions = {n.name: n for n in fwd.tree.body if isinstance(n, ast.FunctionDef)}
-    calls = _launch_calls(fwd.tree)
+    calls = [
+        (function, node)
+        for function in fwd.tree.body
+        for node in ast.walk(function)
+        if isinstance(function, ast.FunctionDef)
+        and isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Subscript)
+    ]
     sites: dict[tuple[int, int], Site] = {}
     failure: list[Refusal] = []
 
@@ -107,23 +112,9 @@ def trace(fwd: Forward, args: tuple, kwargs: dict) -> list[Site]:
             raise failure[0] from None
         raise
     if not sites:
-        raise Refusal(
-            "stub",
-            f"{fwd.stub_name}() launches no kernel",
-            "Launch a Triton kernel in the stub.",
-            fwd.stub_line,
-        )
+        message = f"{fwd.stub_name}() launches no kernel"
+        raise Refusal("stub", message, "Launch a Triton kernel in the stub.", fwd.stub_line)
     return list(sites.values())
-
-
-def _launch_calls(tree: ast.Module) -> list[tuple[ast.FunctionDef, ast.Call]]:
-    found = []
-    for function in tree.body:
-        if isinstance(function, ast.FunctionDef):
-            for node in ast.walk(function):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
-                    found.append((function, node))
-    return found
 
 
 def _site(
@@ -135,33 +126,21 @@ def _site(
 ) -> Site:
     file, line = launch.site
     if file != fwd.path:
-        raise Refusal(
-            "launch",
-            f"{launch.name} is launched from another file",
-            "Launch the kernel in this file.",
-            fwd.stub_line,
-        )
+        message = f"{launch.name} is launched from another file"
+        raise Refusal("launch", message, "Launch the kernel in this file.", fwd.stub_line)
     here = [(f, c) for f, c in calls if c.lineno <= line <= (c.end_lineno or c.lineno)]
     if len(here) != 1:
-        raise Refusal(
-            "launch",
-            f"the launch of {launch.name} cannot be found in the source",
-            "Give every launch a line of its own.",
-            line,
-        )
+        message = f"the launch of {launch.name} cannot be found in the source"
+        raise Refusal("launch", message, "Give every launch a line of its own.", line)
     host, call = here[0]
     callee = call.func.value  # type: ignore[attr-defined]
     if not isinstance(callee, ast.Name) or callee.id not in fwd.kernels:
-        raise Refusal(
-            "launch", "the kernel of a launch must be named directly", "Write kernel[grid](...)."
-        ).at(call)
+        message = "the kernel of a launch must be named directly"
+        raise Refusal("launch", message, "Write kernel[grid](...).").at(call)
     source = functions.get(launch.name)
     if source is None:
-        raise Refusal(
-            "launch",
-            f"the source of {launch.name} is not in this file",
-            "Define the kernel at the top level.",
-        ).at(call)
+        message = f"the source of {launch.name} is not in this file"
+        raise Refusal("launch", message, "Define the kernel at the top level.").at(call)
     params = [a.arg for a in source.args.args]
     positional = _positional(params, call, launch)
     unpacked = _unpacked(call, launch)
@@ -286,11 +265,10 @@ def _heuristics(source: ast.FunctionDef) -> dict[str, ast.expr]:
     found: dict[str, ast.expr] = {}
     for decorator in source.decorator_list:
         if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("heuristics"):
-            values = [*decorator.args, *(k.value for k in decorator.keywords)]
-            if values and isinstance(values[0], ast.Dict):
-                for key, value in zip(values[0].keys, values[0].values, strict=True):
-                    if isinstance(key, ast.Constant):
-                        found[str(key.value)] = value
+            match [*decorator.args, *(k.value for k in decorator.keywords)]:
+                case [ast.Dict(keys, values), *_]:
+                    pairs = zip(keys, values, strict=True)
+                    found |= {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
     return found
 
 
@@ -349,11 +327,9 @@ def _arguments(
         elif isinstance(value, (bool, int)):
             out[name] = Arg(name, "int", int(value))
         else:
-            raise Refusal(
-                "launch argument",
-                f"`{name}` of {launch.name} is a {type(value).__name__}",
-                "Pass tensors and numbers of Python: float(...) or int(...) make one.",
-            ).at(where(name))
+            message = f"`{name}` of {launch.name} is a {type(value).__name__}"
+            remedy = "Pass tensors and numbers of Python: float(...) or int(...) make one."
+            raise Refusal("launch argument", message, remedy).at(where(name))
     return out
 
 

@@ -13,10 +13,8 @@ from ..ir.nodes import Carry, For, Node, Region, walk
 from ..ir.transplant import Graft
 from ..ir.values import loop_out
 
-SEGMENT, CHECKPOINTS = (
-    "tape_segment",
-    "tape_checkpoints",
-)  # on the host: steps of a segment, checkpoints of a program
+# On the host: steps of a segment, checkpoints of a program.
+SEGMENT, CHECKPOINTS = "tape_segment", "tape_checkpoints"
 
 
 class Segment(Graft):
@@ -65,8 +63,7 @@ def again(g: Graph, source: For, segment: Region, starts: dict[int, Node]) -> tu
     phis = {}
     for k in starts:
         old = source.carries[k].phi
-        phis[k] = table[old] = g.fresh("phi", old.attrs, old.dtype, old.shape, segment)
-        phis[k].hint, phis[k].active = old.hint, old.active
+        phis[k] = table[old] = g.twin(old, segment)
     copy = Segment(g, table, source.region, segment)
     made.carries = [Carry(phis[k], start, copy.node(source.carries[k].next)) for k, start in starts.items()]  # type: ignore[arg-type]
     return made, phis
@@ -86,13 +83,8 @@ def segmented(g: Graph, loop: For, source: For, forward: For, phis: dict[int, No
     table |= {source.carries[k].phi: phi for k, phi in phis.items()}
     outer: list[Node] = []
     for carry in loop.carries:
-        for region, kept in ((parts, outer), (segment, None)):
-            phi = g.fresh("phi", carry.phi.attrs, carry.phi.dtype, carry.phi.shape, region)
-            phi.hint, phi.upstream, phi.reverse = carry.phi.hint, carry.phi.upstream, carry.phi.reverse
-            if kept is not None:
-                kept.append(phi)
-            else:
-                table[carry.phi] = phi
+        outer.append(g.twin(carry.phi, parts))
+        table[carry.phi] = g.twin(carry.phi, segment)
     copy = Segment(g, table, source.region, segment)
     inner.carries = [
         Carry(table[c.phi], start, copy.node(c.next))  # type: ignore[arg-type]

@@ -10,30 +10,33 @@ checkpoints instead.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...errors import readable
 from ..ir.folding import fold
+from ..ir.graph import Graph
 from ..ir.kinds import MIXING
 from ..ir.nodes import (
     Carry,
     For,
-    If,
     Node,
     Region,
     Store,
     TapeStore,
     beneath,
+    bodies,
+    nodes_in,
     operands,
     reachable,
     real,
     walk,
 )
 from ..ir.refusal import Refusal
-from ..ir.report import LineReport
 from ..ir.rewriter import Rewriter
-from ..ir.values import takes_loop
+from ..ir.values import Kernel, takes_loop
 from ..prove.affine import upper
 from . import checkpoints
 from .sweep import Reverse
@@ -60,24 +63,15 @@ class Buffer:
 def use_stored(reverse: Reverse) -> None:
     """Replace forward values that need a loop by loads of the outputs that hold them."""
     kernel, g = reverse.kernel, reverse.kernel.graph
-    stores = [e for e in walk(kernel.effects) if isinstance(e, Store)]
-    uses = _uses(kernel.effects)
+    uses = Counter(n for item in reachable(kernel.effects) for n in operands(item) if isinstance(n, Node))
     loads: dict[Node, Node] = {}
-    for store in stores:
+    for store in [e for e in walk(kernel.effects) if isinstance(e, Store)]:
         value = beneath(store.value, "cast")
-        alone = sum(s.base is store.base for s in stores) == 1 and store.base.op == "param"
-        if (
-            not alone
-            or store.kind != "store"
-            or store.base.attrs["name"] in kernel.inplace
-            or not value.is_float
+        if not (
+            _readable(kernel, store) and store.base.op == "param" and value.is_float and takes_loop(value)
         ):
             continue
-        if (
-            value.op in ("load", "const", "full", "phi", "loopout")
-            or uses.get(value, 0) > 1
-            or not takes_loop(value)
-        ):
+        if value.op in ("load", "const", "full", "phi", "loopout") or uses[value] > 1:
             continue
         if value.home is not store.value.home or store.region is not value.home:
             continue
@@ -85,43 +79,47 @@ def use_stored(reverse: Reverse) -> None:
         if store.mask is not None:
             args += [store.mask, g.number(0)]
         g.here, g.reverse, g.line = store.region, False, store.line
-        elem = f"${store.base.attrs['elem']}:{store.base.attrs['name']}"
-        raw = g.make("load", args, {"other": store.mask is not None}, elem, value.shape)
+        raw = g.make("load", args, {"other": store.mask is not None}, _element(store), value.shape)
         loads[value] = g.cast(raw, value.dtype)
         loads[value].hint = value.hint
         g.reverse, g.here = True, g.top
-    table = {**kernel.equal}
-
-    def replace(node: Node) -> Node | None:
-        if node in loads:
-            return loads[node]
-        return table.get(node)
-
     before = set(reachable(reverse.effects))
-    rewriter = Rewriter(g, replace)
-    reverse.effects = rewriter.effects(reverse.effects)
+    table = kernel.equal | loads
+    reverse.effects = Rewriter(g, table.get).effects(reverse.effects)
     for value, load in loads.items():
         if value in before:
-            name = load.args[0].args[0].attrs["name"] if load.op == "cast" else load.args[0].attrs["name"]
-            reverse.report.append(
-                LineReport(
-                    value.line, "stored", "one store", f"read back from `{name}` instead of recomputed"
-                )
-            )
+            name = beneath(load, "cast").args[0].attrs["name"]
+            reverse.say(value.line, "stored", "one store", f"read back from `{name}` instead of recomputed")
 
 
-def _uses(effects: list) -> dict[Node, int]:
-    count: dict[Node, int] = {}
-    for item in reachable(effects):
-        for node in operands(item):
-            if isinstance(node, Node):
-                count[node] = count.get(node, 0) + 1
-    return count
+def _readable(kernel: Kernel, store: Store) -> bool:
+    """Whether a buffer holds what this statement stores after the launch: it is the only one."""
+    others = [e for e in walk(kernel.effects) if isinstance(e, Store) and e.base is store.base]
+    return len(others) == 1 and store.kind == "store" and store.base.attrs["name"] not in kernel.inplace
+
+
+def _element(store: Store) -> str:
+    return f"${store.base.attrs['elem']}:{store.base.attrs['name']}"
 
 
 def _mixes_lanes(value: Node) -> bool:
     """Whether lanes meet in a value, so that one that a mask leaves out may reach another."""
-    return any(isinstance(n, Node) and n.op in MIXING and n.is_float for n in reachable([value]))
+    return any(n.op in MIXING and n.is_float for n in nodes_in([value]))
+
+
+def step_number(g: Graph, region: Region) -> Node:
+    """The number of a step of a loop, within it."""
+    assert region.iv is not None and region.bounds is not None
+    lo, _, step = region.bounds
+    with g.at(region):
+        return g.make("floordiv", (g.sub(region.iv, lo), step))
+
+
+def trip_count(g: Graph, loop: For) -> Node | None:
+    """How many steps a loop has at most, as the host knows it."""
+    assert loop.region.bounds is not None
+    lo, hi, step = loop.region.bounds
+    return upper(g, g.make("cdiv", (g.sub(hi, lo), step)))
 
 
 class Tape:
@@ -139,23 +137,14 @@ class Tape:
 
     def _effects(self, effects: list) -> None:
         for effect in effects:
-            if isinstance(effect, For):
-                self._effects(effect.effects)
-                self._loop(effect)
-            elif isinstance(effect, If):
-                self._effects(effect.then_effects)
-                self._effects(effect.other_effects)
+            for body in bodies(effect):
+                self._effects(body)
+            if isinstance(effect, For) and effect.source is not None:
+                self._loop(effect, effect.source)
 
-    def _loop(self, loop: For) -> None:
-        source = loop.source
-        if source is None:
-            return
+    def _loop(self, loop: For, source: For) -> None:
         phis = {carry.phi: k for k, carry in enumerate(source.carries)}
-        roots = [
-            *loop.effects,
-            *(c.next for c in loop.carries),
-            *([loop.cond] if loop.cond is not None else []),
-        ]
+        roots = [*loop.effects, *(c.next for c in loop.carries), loop.cond]
         needed = [phis[n] for n in self._inside(roots, loop) if n in phis]
         if not needed:
             return
@@ -181,12 +170,7 @@ class Tape:
         return sum(map(self.measure, found)) > LIMIT
 
     def _checkpoint(
-        self,
-        loop: For,
-        source: For,
-        phis: dict[Node, int],
-        missing: list[int],
-        provided: dict[int, Node | None],
+        self, loop: For, source: For, phis: dict[Node, int], missing: list[int], provided: dict
     ) -> None:
         """Tape the state at the start of every segment, and that of one segment's steps at a time."""
         g = self.g
@@ -204,26 +188,24 @@ class Tape:
             source.tape.append(store)
             starts[k] = self._read(kept, part, source.carries[k].phi, segment.parent)  # type: ignore[arg-type]
         forward, copies = checkpoints.again(g, source, segment, starts)
-        lo, _, step = segment.bounds  # type: ignore[misc]
+        at = step_number(g, segment)
         g.here = segment
-        at = g.make("floordiv", (g.sub(segment.iv, lo), step))  # type: ignore[arg-type]
         reads = {}
         for k in missing:
             kept = self._keep(source, k, "tape", checkpoints.SEGMENT)
             forward.tape.append(self._store(kept, at, copies[k], segment))
             reads[copies[k]] = self._read(kept, at, copies[k], segment)
         table = {k: copies[k] for k in missing}
-        stored = {k: read for k, read in provided.items() if read is not None}
-        table |= {k: checkpoints.moved(g, source, segment, read) for k, read in stored.items()}
+        for k, read in provided.items():
+            if read is not None:
+                table[k] = checkpoints.moved(g, source, segment, read)
         inner = checkpoints.segmented(g, loop, source, forward, table)
         inner.provides.update(reads)
         g.here = g.top
         names = ", ".join(f"`{source.carries[k].phi.hint}`" for k in missing)
-        reason = (
-            f"{names}: a full tape would exceed {readable(LIMIT, 'B', 2)}: checkpoints, the steps between "
-            "them run again"
-        )
-        self.reverse.report.append(LineReport(source.line, "tape", "none", reason))
+        why = f"a full tape would exceed {readable(LIMIT, 'B', 2)}"
+        reason = f"{names}: {why}: checkpoints, the steps between them run again"
+        self.reverse.say(source.line, "tape", "none", reason)
 
     def _inside(self, roots: list, loop: For) -> list[Node]:
         """What the body computes; values from outside come as they are, whatever loop they took."""
@@ -234,8 +216,8 @@ class Tape:
         def parts(item: object) -> list:
             return [part for part in operands(item) if inside(part)]
 
-        starts = [root for root in roots if root is not None and inside(root)]
-        return [item for item in reachable(starts, parts) if isinstance(item, Node)]
+        found = reachable([root for root in roots if root is not None and inside(root)], parts)
+        return [item for item in found if isinstance(item, Node)]
 
     def _accompany(self, loop: For, source: For, phis: dict[Node, int], needed: list[int]) -> None:
         """Carry the forward's state along in a reverse loop that runs forward."""
@@ -264,37 +246,27 @@ class Tape:
         g, carry, region = self.g, source.carries[k], source.region
         lo, _, step = region.bounds  # type: ignore[misc]
         for store in source.effects:
-            if not isinstance(store, Store) or store.kind != "store" or store.region is not region:
+            if not isinstance(store, Store) or store.region is not region:
                 continue
             value = beneath(store.value, "cast")
-            name = store.base.attrs["name"]
-            forward = [e for e in walk(self.reverse.kernel.effects) if isinstance(e, Store)]
-            alone = (
-                sum(e.base is store.base for e in forward) == 1 and name not in self.reverse.kernel.inplace
-            )
-            if (
-                store.base.op == "entry"
-                or value is not carry.next
-                or not alone
-                or (store.mask is not None and _mixes_lanes(value))
-            ):
+            if store.base.op == "entry" or value is not carry.next:
+                continue
+            if not _readable(self.reverse.kernel, store) or (store.mask is not None and _mixes_lanes(value)):
                 continue
             g.here = region
-            back = g.sub(region.iv, step)  # type: ignore[arg-type]
-            moved = {region.iv: back}
+            moved = {region.iv: g.sub(region.iv, step)}  # type: ignore[arg-type]
             before = Rewriter(g, moved.get)
             later = g.compare(">", region.iv, lo)  # type: ignore[arg-type]
-            mask = later
-            if store.mask is not None:
-                mask = g.both(before.node(store.mask), later)
+            mask = later if store.mask is None else g.both(before.node(store.mask), later)
             offset = before.node(store.offset)
-            elem = f"${store.base.attrs['elem']}:{name}"
-            raw = g.make("load", (store.base, offset, mask, g.number(0)), {"other": True}, elem, offset.shape)
+            args = (store.base, offset, mask, g.number(0))
+            raw = g.make("load", args, {"other": True}, _element(store), offset.shape)
             read = g.where(later, g.cast(raw, carry.phi.dtype), carry.init)
             read.hint = f"{carry.phi.hint}_before"
             g.here = g.top
+            name = store.base.attrs["name"]
             reason = f"`{carry.phi.hint}` is read back from `{name}`, where the step before stored it"
-            self.reverse.report.append(LineReport(source.line, "stored", "one store", reason))
+            self.reverse.say(source.line, "stored", "one store", reason)
             return read
         return None
 
@@ -302,33 +274,25 @@ class Tape:
         """Keep a carry before every step."""
         g, carry = self.g, source.carries[k]
         if source.region.kind != "for":
-            raise Refusal(
-                "while", "the state of a while loop cannot be taped", "Use a loop over a range.", source.line
-            )
+            message = "the state of a while loop cannot be taped"
+            raise Refusal("while", message, "Use a loop over a range.", source.line)
         buffer = self._keep(source, k, "tape", STEPS)
-        lo, _, step = source.region.bounds  # type: ignore[misc]
-        g.here = source.region
-        at = g.make("floordiv", (g.sub(source.region.iv, lo), step))  # type: ignore[arg-type]
+        at = step_number(g, source.region)
         source.tape.append(self._store(buffer, at, carry.phi, source.region))
         loop.provides[carry.phi] = self._read(buffer, at, carry.phi, source.region)
         g.here = g.top
         reason = f"`{carry.phi.hint}` is needed in reverse order: {buffer.dtype} tape in scratch"
-        self.reverse.report.append(LineReport(source.line, "tape", "none", reason))
+        self.reverse.say(source.line, "tape", "none", reason)
 
     def _buffer(self, source: For, k: int, prefix: str, slots: str) -> Buffer:
         """Scratch for one carry of a loop."""
         g, phi = self.g, source.carries[k].phi
-        lo, hi, step = source.region.bounds  # type: ignore[misc]
-        numel = g.numel(phi.shape)
+        numel = g.product(phi.shape)
         g.here = g.top
-        trips = upper(g, g.make("cdiv", (g.sub(hi, lo), step)))
+        trips = trip_count(g, source)
         if trips is None:
-            raise Refusal(
-                "tape",
-                "the length of this loop is not known before the launch",
-                "Bound the loop by arguments.",
-                source.line,
-            )
+            message = "the length of this loop is not known before the launch"
+            raise Refusal("tape", message, "Bound the loop by arguments.", source.line)
         name = f"{prefix}_{phi.hint or 'carry'}"
         while any(b.name == name for b in self.buffers):
             name += "_"
@@ -365,10 +329,9 @@ class Tape:
         pids = [g.pid(a) for a in range(3)]
         counts = [g.npid(a) for a in range(3)]
         linear = g.cast(pids[2], "int64")
-        linear = g.add(g.mul(linear, counts[1]), pids[1])
-        linear = g.add(g.mul(linear, counts[0]), pids[0])
-        steps = g.param(buffer.slots)
-        return g.mul(linear, steps)
+        for axis in (1, 0):
+            linear = g.add(g.mul(linear, counts[axis]), pids[axis])
+        return g.mul(linear, g.param(buffer.slots))
 
 
 def size(buffer: Buffer, site) -> int:
@@ -380,18 +343,10 @@ def size(buffer: Buffer, site) -> int:
             axis = node.attrs["axis"]
             return grid[axis] if axis < len(grid) else 1
         known = g.concrete(node)
-        return (
-            int(known)
-            if known is not None
-            else int(fold(node.op, [number(a) for a in node.args], node.attrs))
-        )
+        return int(fold(node.op, list(map(number, node.args)), node.attrs) if known is None else known)
 
-    programs = 1
-    for extent in grid:
-        programs *= extent
-    return (
-        programs * entries(buffer, number(buffer.trips)) * number(buffer.numel) * BYTES.get(buffer.dtype, 4)
-    )
+    each = entries(buffer, number(buffer.trips)) * number(buffer.numel) * BYTES.get(buffer.dtype, 4)
+    return math.prod(grid) * each
 
 
 def entries(buffer: Buffer, trips: int) -> int:
@@ -404,14 +359,10 @@ def entries(buffer: Buffer, trips: int) -> int:
 def naive(site) -> int:
     """Bytes that taping every differentiable carry of the forward would take in the traced call."""
     g, total = site.kernel.graph, 0
-    for loop in [
-        item for item in reachable(site.kernel.effects) if isinstance(item, For) and item.region.bounds
-    ]:
-        lo, hi, step = loop.region.bounds  # type: ignore[misc]
-        trips = upper(g, g.make("cdiv", (g.sub(hi, lo), step)))
-        for carry in loop.carries:
-            if trips is None or not carry.phi.active:
-                continue
-            numel = g.numel(carry.phi.shape)
-            total += size(Buffer("", real(carry.phi.dtype), trips, numel, ""), site)
+    loops = [item for item in reachable(site.kernel.effects) if isinstance(item, For) and item.region.bounds]
+    for loop in loops:
+        trips = trip_count(g, loop)
+        for phi in (carry.phi for carry in loop.carries if carry.phi.active):
+            if trips is not None:
+                total += size(Buffer("", real(phi.dtype), trips, g.product(phi.shape), ""), site)
     return total

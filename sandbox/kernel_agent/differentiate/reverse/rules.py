@@ -11,11 +11,12 @@ on a tie to the second one; a block maximum goes to its first largest element; `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from ..ir.graph import Graph
 from ..ir.kinds import ARITHMETIC, MOVING
-from ..ir.nodes import Node, adjoint_dtype, reachable
+from ..ir.nodes import Node, adjoint_dtype, nodes_in
 from ..ir.refusal import Refusal
 from ..read import language
 
@@ -58,26 +59,21 @@ def unbroadcast(g: Graph, d: Node, shape: tuple) -> Node:
     return d
 
 
-@rule_of("add")
+# Rules without a condition: what each argument receives.
+PLAIN: dict[str, Callable[[Graph, Node, Node], tuple[Node, ...]]] = {
+    "add": lambda g, n, d: (d, d),
+    "sub": lambda g, n, d: (d, g.neg(d)),
+    "neg": lambda g, n, d: (g.neg(d),),
+    **dict.fromkeys(("cast", "broadcast", "full"), lambda g, n, d: (d,)),
+    "expand": lambda g, n, d: (g.reduce("sum", d, n.attrs["axis"]),),
+    "reshape": lambda g, n, d: (g.make("reshape", (d,), {}, d.dtype, n.args[0].shape),),
+    "flip": lambda g, n, d: (g.make("flip", (d,), n.attrs, d.dtype, d.shape),),
+}
+
+
+@rule_of(*PLAIN)
 def _(g: Graph, n: Node, d: Node) -> Contributions:
-    yield n.args[0], d
-    yield n.args[1], d
-
-
-@rule_of("neg")
-def _(g: Graph, n: Node, d: Node) -> Contributions:
-    yield n.args[0], g.neg(d)
-
-
-@rule_of("cast", "broadcast", "full")
-def _(g: Graph, n: Node, d: Node) -> Contributions:
-    yield n.args[0], d
-
-
-@rule_of("sub")
-def _(g: Graph, n: Node, d: Node) -> Contributions:
-    yield n.args[0], d
-    yield n.args[1], g.neg(d)
+    yield from zip(n.args, PLAIN[n.op](g, n, d), strict=False)
 
 
 @rule_of("mul")
@@ -151,26 +147,11 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
         yield b, g.where(cond, g.number(0), d)
 
 
-@rule_of("expand")
-def _(g: Graph, n: Node, d: Node) -> Contributions:
-    yield n.args[0], g.reduce("sum", d, n.attrs["axis"])
-
-
-@rule_of("reshape")
-def _(g: Graph, n: Node, d: Node) -> Contributions:
-    yield n.args[0], g.make("reshape", (d,), {}, d.dtype, n.args[0].shape)
-
-
 @rule_of("permute")
 def _(g: Graph, n: Node, d: Node) -> Contributions:
     order = n.attrs["order"]
     inverse = tuple(order.index(i) for i in range(len(order)))
     yield n.args[0], g.make("permute", (d,), {"order": inverse}, d.dtype, n.args[0].shape)
-
-
-@rule_of("flip")
-def _(g: Graph, n: Node, d: Node) -> Contributions:
-    yield n.args[0], g.make("flip", (d,), n.attrs, d.dtype, d.shape)
 
 
 @rule_of("join")
@@ -210,7 +191,7 @@ def _may_be_small(g: Graph, extent: Node) -> bool:
 
     What the forward's own products sum over is large enough, and so is what no size of the call decides.
     """
-    names = {node.attrs["name"] for node in reachable([extent]) if node.op == "constexpr"}
+    names = {node.attrs["name"] for node in nodes_in([extent]) if node.op == "constexpr"}
     return extent not in g.contracted and bool(names & g.sized)
 
 
@@ -249,16 +230,10 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
     x, index = n.args
     axis = n.attrs["axis"]
     places = x.shape[axis]
-    size = g.concrete(places) or 0
-    for dim in index.shape:
-        size *= g.concrete(dim) or 0
+    size = math.prod(g.concrete(dim) or 0 for dim in (places, *index.shape))
     if not 0 < size <= GATHERED:
-        raise Refusal(
-            "tl.gather",
-            f"its adjoint compares {size} pairs of places in registers",
-            "Load the gathered elements by address.",
-            n.line,
-        )
+        message = f"its adjoint compares {size} pairs of places in registers"
+        raise Refusal("tl.gather", message, "Load the gathered elements by address.", n.line)
     lane = g.lane(places, axis + 1, len(index.shape) + 1)
     taken = g.compare("==", g.expand(index, axis + 1), lane)
     yield x, g.reduce("sum", g.where(taken, g.expand(d, axis + 1), g.number(0)), axis)
@@ -295,13 +270,9 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
     name = n.attrs["fn"]
     made = language.USER_RULES[name](g, n, d)
     if not isinstance(made, (tuple, list)) or len(made) != len(n.args):
-        raise Refusal(
-            name,
-            f"the rule for `{name}` has to return one adjoint or None for each of {len(n.args)} arguments, "
-            "in a tuple",
-            "Return (d_first, d_second, ...).",
-            n.line,
-        )
+        wanted = f"one adjoint or None for each of {len(n.args)} arguments, in a tuple"
+        message = f"the rule for `{name}` has to return {wanted}"
+        raise Refusal(name, message, "Return (d_first, d_second, ...).", n.line)
     for arg, contribution in zip(n.args, made, strict=True):
         if contribution is not None:
             yield arg, contribution

@@ -10,10 +10,24 @@ B (telescoping). Both are proofs over the whole kernel, not tests.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
 
 from ..ir.kinds import LANEWISE
-from ..ir.nodes import Carry, For, If, Node, Store, beneath, operands, reachable, walk
+from ..ir.nodes import (
+    Carry,
+    For,
+    If,
+    Node,
+    Store,
+    beneath,
+    bodies,
+    nodes_in,
+    operands,
+    reachable,
+    sides,
+    walk,
+)
 from ..ir.report import LineReport
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_minus_inf, is_zero
@@ -35,8 +49,12 @@ class Shift:
         return self.kind in ("zero", "floor") or (self.kind != "unknown" and not self.weights)
 
     @property
-    def symbols(self) -> set:
+    def symbols(self) -> set[Node]:
         return {s for s, _ in self.weights}
+
+    def moved(self, table: dict[Node, Node]) -> Shift:
+        """In terms of other symbols."""
+        return Shift(self.kind, tuple((table.get(s, s), w) for s, w in self.weights))
 
 
 INVARIANT = Shift("scale")
@@ -56,7 +74,15 @@ def _plus(a: Weights, b: Weights, sign: int = 1) -> Weights:
     total = dict(a)
     for symbol, weight in b:
         total[symbol] = total.get(symbol, 0) + sign * weight
-    return tuple(sorted(((s, w) for s, w in total.items() if w), key=lambda item: item[0].id))
+    return _sorted(total)
+
+
+def _sorted(weights: dict[Node, float]) -> Weights:
+    return tuple(sorted(((s, w) for s, w in weights.items() if w), key=lambda item: item[0].id))
+
+
+def _symbol(node: Node) -> Shift:
+    return Shift("shift", ((node, 1.0),))
 
 
 def _unknown(*types: Shift) -> Shift:
@@ -69,7 +95,6 @@ class Analysis:
     def __init__(self, kernel: Kernel, blocks: set[Node], online: dict[For, Online], base: str) -> None:
         self.kernel, self.blocks, self.online, self.base = kernel, blocks, online, base
         self.types: dict[Node, Shift] = {}
-        self.users: dict[Node, list] | None = None
         self.family: dict[Node, Online | None] = {}  # results of online loops that are maxima
 
     def blame(self) -> set:
@@ -77,30 +102,19 @@ class Analysis:
         found: set = set()
         for effect in walk(self.kernel.effects):
             if isinstance(effect, Store):
-                for node in (effect.value, effect.offset, effect.mask):
-                    if node is not None:
-                        kind = self.of(node)
-                        if not kind.invariant:
-                            found |= kind.symbols
+                kinds = [self.of(n) for n in (effect.value, effect.offset, effect.mask) if n is not None]
+                found = found.union(*(kind.symbols for kind in kinds if not kind.invariant))
             elif isinstance(effect, If):
                 found |= self.of(effect.cond).symbols
             elif isinstance(effect, For):
-                for bound in (
-                    *(effect.region.bounds or ()),
-                    *([effect.cond] if effect.cond is not None else []),
-                ):
-                    found |= self.of(bound).symbols
+                asked = [n for n in (*(effect.region.bounds or ()), effect.cond) if n is not None]
+                found = found.union(*(self.of(node).symbols for node in asked))
         return found
 
     def of(self, node: Node) -> Shift:
-        found = self.types.get(node)
-        if found is None:
-            if node in self.blocks:
-                found = Shift("shift", ((node, 1.0),))
-            else:
-                found = self._of(node)
-            self.types[node] = found
-        return found
+        if node not in self.types:
+            self.types[node] = _symbol(node) if node in self.blocks else self._of(node)
+        return self.types[node]
 
     def _of(self, node: Node) -> Shift:
         if is_zero(node):
@@ -119,7 +133,7 @@ class Analysis:
 
     def _add(self, node: Node, args: list[Shift]) -> Shift:
         a, b = args
-        if a.kind == "zero" or b.kind == "zero":
+        if "zero" in (a.kind, b.kind):
             return b if a.kind == "zero" else a
         if "floor" in (a.kind, b.kind):
             return Shift("floor")
@@ -144,29 +158,21 @@ class Analysis:
         (a,) = args
         return Shift("shift", _plus((), a.weights, -1)) if a.kind == "shift" else a
 
-    def _scaled(self, args: list[Shift], sign: int) -> Shift:
-        a, b = args
+    def _mul(self, node: Node, args: list[Shift]) -> Shift:
+        (a, b), over = args, node.op == "div"
         if a.kind == "zero":
             return a
-        if any(t.kind == "unknown" or (t.kind == "shift" and t.weights) or t.kind == "floor" for t in args):
+        if any(t.kind in ("unknown", "floor") or (t.kind == "shift" and t.weights) for t in args):
             return _unknown(*args)
         if b.kind == "zero":
-            return b if sign > 0 else _unknown(*args)
-        return Shift("scale", _plus(a.weights, b.weights, sign))
+            return _unknown(*args) if over else b
+        return Shift("scale", _plus(a.weights, b.weights, -1 if over else 1))
 
-    def _mul(self, node: Node, args: list[Shift]) -> Shift:
-        return self._scaled(args, 1)
-
-    def _dot(self, node: Node, args: list[Shift]) -> Shift:
-        return self._scaled(args, 1)
-
-    def _div(self, node: Node, args: list[Shift]) -> Shift:
-        return self._scaled(args, -1)
+    _dot = _div = _mul
 
     def _reduce(self, node: Node, args: list[Shift]) -> Shift:
-        if node.attrs["fn"] == "sum":
-            return args[0] if args[0].kind in ("scale", "zero") else _unknown(*args)
-        return args[0] if args[0].kind in ("shift", "scale") else _unknown(*args)
+        passing = ("scale", "zero") if node.attrs["fn"] == "sum" else ("shift", "scale")
+        return args[0] if args[0].kind in passing else _unknown(*args)
 
     def _same(self, node: Node, args: list[Shift]) -> Shift:
         return args[0]
@@ -192,7 +198,7 @@ class Analysis:
         stack: list[tuple[Node, int]] = [(node, axis)]
         while stack:
             item, axis = stack.pop()
-            for user in self._users().get(item, ()):
+            for user in self.users.get(item, ()):
                 if isinstance(user, Store):
                     if user.value is not item or user.mask is None:
                         return False
@@ -206,14 +212,14 @@ class Analysis:
                     stack.append((user, axis + len(user.shape) - len(item.shape)))
         return True
 
-    def _users(self) -> dict[Node, list]:
-        if self.users is None:
-            self.users = {}
-            for item in reachable(self.kernel.effects):
-                for part in operands(item):
-                    if isinstance(part, Node):
-                        self.users.setdefault(part, []).append(item)
-        return self.users
+    @cached_property
+    def users(self) -> dict[Node, list]:
+        found: dict[Node, list] = {}
+        for item in reachable(self.kernel.effects):
+            for part in operands(item):
+                if isinstance(part, Node):
+                    found.setdefault(part, []).append(item)
+        return found
 
     def _either(self, a: Shift, b: Shift) -> Shift:
         if a == b:
@@ -235,25 +241,20 @@ class Analysis:
 
     def _ifout(self, node: Node) -> Shift:
         cond = self.of(node.args[0])
-        sides = [node.attrs[k] for k in ("then", "other")]
-        types = [self.of(s) for s in sides if s is not None]
+        types = [self.of(side) for side in sides(node)]
         if not cond.invariant:
             return _unknown(cond, *types)
         if self.merges(node):
             self.family[node] = None
-            return Shift("shift", ((node, 1.0),))
-        renamed = [self._renamed(node, t) for t in types]
-        out = renamed[0]
-        for other in renamed[1:]:
-            out = self._either(out, other)
-        return out
+            return _symbol(node)
+        return reduce(self._either, [self._renamed(node, t) for t in types])
 
     def merges(self, node: Node) -> bool:
         """Whether an `if` chooses between running maxima here."""
-        sides = [s for s in (node.attrs["then"], node.attrs["other"]) if s is not None and s.is_float]
-        for side in sides:
+        chosen = [side for side in sides(node) if side.is_float]
+        for side in chosen:
             self.of(side)
-        return any(side in self.family for side in sides)
+        return any(side in self.family for side in chosen)
 
     def _renamed(self, node: Node, kind: Shift) -> Shift:
         """In terms of the merged maximum of the same `if`, where a branch is in terms of its own."""
@@ -263,14 +264,14 @@ class Analysis:
             if own & set(weights) and self.merges(out):
                 for key in own & set(weights):
                     weights[out] = weights.pop(key)
-        return Shift(kind.kind, _plus((), tuple(weights.items())))
+        return Shift(kind.kind, _sorted(weights))
 
     def _loop(self, loop: For, index: int) -> Shift:
         online = self.online.get(loop)
         if online is not None and index == online.index:
             out = loop_out(self.kernel.graph, loop, index)
             self.family[out] = online
-            return Shift("shift", ((out, 1.0),))
+            return _symbol(out)
         self._body(loop, online)
         carry = loop.carries[index]
         kind = self.types.get(carry.phi, INVARIANT)
@@ -279,7 +280,7 @@ class Analysis:
         phi = loop.carries[online.index].phi
         out = loop_out(self.kernel.graph, loop, online.index)
         self.of(out)
-        return Shift(kind.kind, tuple((out if s is phi else s, w) for s, w in kind.weights))
+        return kind.moved({phi: out})
 
     def _body(self, loop: For, online: Online | None) -> None:
         """Find the types of the carries: assume, look at the step, assume better."""
@@ -287,16 +288,12 @@ class Analysis:
             return
         old: Node | None = None
         new: Node | None = None
+        moved: dict[Node, Node] = {}
         if online is not None:
-            old, new = carried, _ = loop.carries[online.index].phi, online.new
-            start = loop.carries[online.index].init
-            self.types[old], self.types[new] = Shift("shift", ((old, 1.0),)), Shift("shift", ((new, 1.0),))
-        inner = {c.phi: self.of(c.init) for c in loop.carries if c.phi is not old}
-        if online is not None:
-            moved = {start: carried}
-            inner = {
-                p: Shift(t.kind, tuple((moved.get(s, s), w) for s, w in t.weights)) for p, t in inner.items()
-            }
+            old, new = loop.carries[online.index].phi, online.new
+            self.types[old], self.types[new] = _symbol(old), _symbol(new)
+            moved = {loop.carries[online.index].init: old}
+        inner = {c.phi: self.of(c.init).moved(moved) for c in loop.carries if c.phi is not old}
         for _ in range(4):
             before = dict(self.types)
             self.types.update(inner)
@@ -306,46 +303,33 @@ class Analysis:
                 break
             self.types, inner = before, better
         else:
-            self.types.update(
-                {
-                    phi: _unknown(kind, *([Shift("shift", ((old, 1.0),))] if old else []))
-                    for phi, kind in inner.items()
-                }
-            )
+            blamed = [_symbol(old)] if old is not None else []
+            self.types.update({phi: _unknown(kind, *blamed) for phi, kind in inner.items()})
             return
-        if online is not None:
-            for k, carry in enumerate(loop.carries):
-                kind = self.types[carry.phi]
-                if k != online.index and kind.kind == "scale":
-                    online.weights[k] = dict(kind.weights).get(carried, 0.0)
-                elif k != online.index and kind.kind == "zero":
-                    online.weights[k] = 0.0
+        for k, carry in enumerate(loop.carries if online is not None and old is not None else ()):
+            kind = self.types[carry.phi]
+            if carry.phi is not old and kind.kind in ("scale", "zero"):
+                online.weights[k] = dict(kind.weights).get(old, 0.0)  # type: ignore[union-attr, arg-type]
 
     def _after(self, kind: Shift, old: Node | None, new: Node | None) -> Shift:
         """The type after the step: in terms of the new maximum, which is the next step's old one."""
         if old is None or kind.kind == "unknown":
             return kind
-        weights = dict(kind.weights)
-        if old in weights:
+        if old in kind.symbols:
             return _unknown(kind)
-        if new in weights:
-            weights[old] = weights.pop(new)
-        return Shift(kind.kind, _plus((), tuple(weights.items())))
+        assert new is not None
+        return Shift(kind.kind, _sorted(dict(kind.moved({new: old}).weights)))
 
     def _carried(self, assumed: Shift, found: Shift) -> Shift:
         if assumed == found or found.kind == "zero":
             return assumed
         if assumed.kind == "zero" or (assumed.kind == "floor" and found.kind == "shift"):
             return found
-        if assumed.invariant and found.kind == "scale" and self._killed(assumed):
-            return found
+        if assumed.invariant and found.kind == "scale" and not assumed.weights:
+            return found  # a start value that is not 0 is scaled to the final maximum, whatever it is
         if found.invariant and assumed.invariant:
             return INVARIANT
         return _unknown(assumed, found)
-
-    def _killed(self, assumed: Shift) -> bool:
-        """A start value that is not 0 is scaled to the final maximum by `telescope`, whatever it is."""
-        return not assumed.weights
 
 
 def running_maximum(loop: For) -> Online | None:
@@ -360,18 +344,16 @@ def running_maximum(loop: For) -> Online | None:
 def _of_outer_step(loop: For) -> bool:
     """Whether a loop uses what a loop around it carries: the copy that telescoping makes would see the outer
     loop's old carries."""
-    carried = (n for n in reachable([loop]) if isinstance(n, Node) and n.op == "phi")
+    carried = (n for n in nodes_in([loop]) if n.op == "phi")
     return any(loop.region is not n.home and loop.region.inside(n.home) for n in carried)
 
 
 def detach(kernel: Kernel, report: list[LineReport]) -> None:
     """Take every maximum that provably cancels out of the differentiation; telescope online loops."""
     prune(kernel.effects)
-    items = list(reachable(kernel.effects))
-    blocks = {
-        n for n in items if isinstance(n, Node) and n.op == "reduce" and n.attrs["fn"] == "max" and n.active
-    }
-    found = [running_maximum(item) for item in items if isinstance(item, For)]
+    nodes = nodes_in(kernel.effects)
+    blocks = {n for n in nodes if n.op == "reduce" and n.attrs["fn"] == "max" and n.active}
+    found = [running_maximum(item) for item in reachable(kernel.effects) if isinstance(item, For)]
     online = {o.loop: o for o in found if o is not None and not _of_outer_step(o.loop)}
     for base in ("", "2"):
         blocks, online = _detach(kernel, blocks, online, base, report)
@@ -395,9 +377,8 @@ def _detach(
         return blocks, online
     for node in mine:
         node.active = False
-        report.append(
-            LineReport(node.line, "max", "shift invariance", "the maximum cancels in every output: detached")
-        )
+        reason = "the maximum cancels in every output: detached"
+        report.append(LineReport(node.line, "max", "shift invariance", reason))
     if loops:
         Telescope(kernel, analysis, base).run()
         for loop in loops:
@@ -409,15 +390,10 @@ def _detach(
 def prune(effects: list) -> None:
     """Loops and branches that write nothing are values only: whoever needs them reaches them."""
     for effect in list(effects):
-        if isinstance(effect, For):
-            prune(effect.effects)
-            if not effect.effects:
-                effects.remove(effect)
-        elif isinstance(effect, If):
-            prune(effect.then_effects)
-            prune(effect.other_effects)
-            if not effect.then_effects and not effect.other_effects:
-                effects.remove(effect)
+        for body in bodies(effect):
+            prune(body)
+        if bodies(effect) and not any(bodies(effect)):
+            effects.remove(effect)
 
 
 class Telescope:
@@ -466,27 +442,17 @@ class Telescope:
         if key in self.merged:
             return self.merged[key]
         old = node.attrs["if"]
-        stmt = self.ifs.get((old, maximum))
-        if stmt is None:
-            stmt = self.ifs[old, maximum] = If(
-                old.cond, old.then, old.other, outer=old.outer, static=old.static, line=old.line
-            )
+        if (old, maximum) not in self.ifs:
+            self.ifs[old, maximum] = replace(old, then_effects=[], other_effects=[], outs=[])
         own = next(o for o in old.outs if o in self.analysis.family)
-        sides = {}
-        for key_, region in (("then", old.then), ("other", old.other)):
-            here, self.g.here = self.g.here, region
-            sides[key_] = self.start(node.attrs[key_], own.attrs[key_], self.weight(node), maximum)
-            self.g.here = here
-        out = self.g.fresh(
-            "ifout", {**node.attrs, **sides, "if": stmt}, node.dtype, node.shape, node.home, (old.cond,)
-        )
-        out.active, out.hint, out.line = node.active, node.hint, node.line
-        stmt.outs.append(out)
-        self.merged[key] = out
-        return out
-
-    def weight(self, node: Node) -> float:
-        return sum(w for _, w in self.analysis.of(node).weights)
+        weight = sum(w for _, w in self.analysis.of(node).weights)
+        chosen = []
+        for side, region in (("then", old.then), ("other", old.other)):
+            with self.g.at(region):
+                chosen.append(self.start(node.attrs[side], own.attrs[side], weight, maximum))
+        then, other = chosen
+        self.merged[key] = self.g.merged(self.ifs[old, maximum], then, other, node, node.home)
+        return self.merged[key]
 
     def start(self, init: Node, maximum: Node, weight: float, final: Node) -> Node:
         """A start value, moved from the maximum it belongs to to the final one."""
@@ -522,11 +488,9 @@ class Telescope:
             phi = self.g.twin(carry.phi, loop.region)
             replaced[carry.phi] = phi
             index[k] = len(index)
-            here, self.g.here = self.g.here, loop.outer
-            init = self.start(
-                carry.init, loop.carries[online.index].init, online.weights.get(k, 0.0), maximum
-            )
-            self.g.here = here
+            before = loop.carries[online.index].init
+            with self.g.at(loop.outer):
+                init = self.start(carry.init, before, online.weights.get(k, 0.0), maximum)
             starts.append((carry, phi, init))
         self.loops[key] = (new, index)
         body = Rewriter(self.g, lambda n: replaced.get(n) or (n if n is maximum else self.lookup(n)))

@@ -9,10 +9,23 @@ later decides how a reverse loop gets at forward carries.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..ir import address_tables
-from ..ir.nodes import Carry, For, GradWrite, If, Node, Region, Store, adjoint_dtype, operands, walk
+from ..ir.graph import Graph
+from ..ir.nodes import (
+    Carry,
+    For,
+    GradWrite,
+    If,
+    Node,
+    Region,
+    Store,
+    adjoint_dtype,
+    operands,
+    reachable,
+    walk,
+)
 from ..ir.refusal import Refusal
 from ..ir.report import LineReport
 from ..ir.values import Kernel, loop_out
@@ -54,9 +67,7 @@ class Reverse:
             wanted = adjoint_dtype(node.dtype)
             if contribution.dtype != wanted:
                 contribution = g.cast(contribution, wanted)
-            table = adj if node.home is region and node.op != "phi" else external
-            old = table.get(node)
-            table[node] = contribution if old is None else g.add(old, contribution)
+            add_to(g, adj if node.home is region and node.op != "phi" else external, node, contribution)
 
         for node, d in seeds.items():
             add(node, d)
@@ -65,28 +76,19 @@ class Reverse:
         for item in reversed(self.order(region, effects, seeds)):
             if isinstance(item, Store):
                 self.upstream(item, add)
-            elif isinstance(item, For):
-                reverse_loop, contributions = self.loop(item, pending.pop(item, {}))
-                if reverse_loop is not None:
-                    out.append(reverse_loop)
+            elif isinstance(item, (For, If)):
+                given = pending.pop(item, {})
+                effect, contributions = (
+                    self.loop(item, given) if isinstance(item, For) else self.branches(item, given)
+                )
+                out += [effect] * (effect is not None)
                 for node, d in contributions.items():
                     add(node, d)
-            elif isinstance(item, If):
-                reverse_if, contributions = self.branches(item, pending.pop(item, {}))
-                if reverse_if is not None:
-                    out.append(reverse_if)
-                for node, d in contributions.items():
-                    add(node, d)
-            else:
-                d = adj.pop(item, None)  # type: ignore[arg-type]
-                if d is None:
-                    continue
+            elif (d := adj.pop(item, None)) is not None:  # type: ignore[arg-type]
                 if d.hint is None and item.hint and d.op not in ("const", "full", "iv"):
                     d.hint, d.line = "d_" + item.hint, item.line
-                if item.op == "loopout":
-                    pending.setdefault(item.attrs["loop"], {})[item] = d
-                elif item.op == "ifout":
-                    pending.setdefault(item.attrs["if"], {})[item] = d
+                if item.op in ("loopout", "ifout"):
+                    pending.setdefault(item.attrs[item.op.removesuffix("out")], {})[item] = d
                 elif item.op == "load":
                     self.load(item, d, region, out, add)
                 else:
@@ -98,31 +100,18 @@ class Reverse:
 
     def order(self, region: Region, effects: list, seeds: dict[Node, Node]) -> list:
         """Nodes and effects of one region, arguments before what uses them."""
-        done: dict[object, bool] = {}
+        done: set[object] = set()
         result: list = []
-        stack: list[tuple[object, bool]] = []
-
-        def visit(root: object) -> None:
-            stack.append((root, False))
+        for root in (*effects, *seeds):
+            stack: list[tuple[object, bool]] = [(root, False)]
             while stack:
                 item, ready = stack.pop()
                 if ready:
                     result.append(item)
-                    continue
-                if item in done:
-                    continue
-                if isinstance(item, Node) and item.home is not region:
-                    continue
-                done[item] = True
-                stack.append((item, True))
-                for child in children(item):
-                    if child not in done:
-                        stack.append((child, False))
-
-        for effect in effects:
-            visit(effect)
-        for node in seeds:
-            visit(node)
+                elif item not in done and not (isinstance(item, Node) and item.home is not region):
+                    done.add(item)
+                    stack.append((item, True))
+                    stack += [(child, False) for child in children(item) if child not in done]
         return [i for i in result if not isinstance(i, Node) or (i.active and i not in self.detached)]
 
     def upstream(self, store: Store, add) -> None:
@@ -149,19 +138,17 @@ class Reverse:
         if base.active:
             if d.shape != node.shape:
                 d = g.broadcast(d, node.shape)
-            out.append(
-                GradWrite(address_tables.entry_of(g, base, "gradient"), offset, mask, d, region, node.line)
-            )
+            target = address_tables.entry_of(g, base, "gradient")
+            out.append(GradWrite(target, offset, mask, d, region, node.line))
         if len(rest) == 2 and rest[1].active:
-            add(rest[1], g.where(mask, g.number(0), d))  # type: ignore[arg-type]
+            add(rest[1], g.where(rest[0], g.number(0), d))
 
     # if
 
-    def branches(self, stmt: If, d_outs: dict[Node, Node]) -> tuple[If | None, dict[Node, Node]]:
+    def branches(self, stmt: If, d_outs: dict[Node, Node]) -> tuple[For | If | None, dict[Node, Node]]:
         g = self.kernel.graph
-        outer = g.here
-        result = If(stmt.cond, stmt.then, stmt.other, outer=outer, static=stmt.static, line=stmt.line)
-        sides = []
+        result = replace(stmt, then_effects=[], other_effects=[], outer=g.here, outs=[])
+        found = []
         for region, effects, key in (
             (stmt.then, stmt.then_effects, "then"),
             (stmt.other, stmt.other_effects, "other"),
@@ -170,31 +157,25 @@ class Reverse:
             for node, d in d_outs.items():
                 value = node.attrs[key]
                 if value is not None and value.active:
-                    seeds[value] = g.add(seeds[value], d) if value in seeds else d
-            g.here = region
-            sides.append(self.region(region, effects, seeds))
-            g.here = outer
-        result.then_effects, result.other_effects = sides[0][0], sides[1][0]
+                    add_to(g, seeds, value, d)
+            with g.at(region):
+                found.append(self.region(region, effects, seeds))
+        (result.then_effects, then), (result.other_effects, other) = found
         contributions: dict[Node, Node] = {}
-        for node in {**sides[0][1], **sides[1][1]}:
-            parts = [side[1].get(node) for side in sides]
-            if parts[0] is not None and parts[0] is parts[1]:
-                contributions[node] = parts[0]
+        for node in {**then, **other}:
+            a, b = then.get(node), other.get(node)
+            if a is not None and a is b:
+                contributions[node] = a
                 continue
             zero = g.zeros(node.shape, adjoint_dtype(node.dtype))
-            then, other = (zero if part is None else part for part in parts)
-            attrs = {"then": then, "other": other, "if": result}
-            out = g.fresh("ifout", attrs, then.dtype, node.shape, outer, (stmt.cond,))
-            out.upstream = True
-            out.hint = "d_" + (node.hint or "value")
-            result.outs.append(out)
-            contributions[node] = out
+            out = contributions[node] = g.merged(result, a or zero, b or zero, a or zero, g.here)
+            out.upstream, out.hint, out.line = True, "d_" + (node.hint or "value"), g.line
         used = result.then_effects or result.other_effects or result.outs
         return (result if used else None), contributions
 
     # loops
 
-    def loop(self, loop: For, d_outs: dict[Node, Node]) -> tuple[For | None, dict[Node, Node]]:
+    def loop(self, loop: For, d_outs: dict[Node, Node]) -> tuple[For | If | None, dict[Node, Node]]:
         g = self.kernel.graph
         outer = g.here
         incoming = {node.attrs["index"]: d for node, d in d_outs.items()}
@@ -207,13 +188,10 @@ class Reverse:
             for k, carry in enumerate(loop.carries):
                 d = incoming.get(k)
                 if k in carried:
-                    dtype = adjoint_dtype(carry.phi.dtype)
-                    d = phis[k] = g.fresh(
-                        "phi", {"name": f"d_{carry.phi.hint}"}, dtype, carry.phi.shape, loop.region
-                    )
-                    d.hint, d.upstream, d.reverse = f"d_{carry.phi.hint}", True, True
+                    d = phis[k] = g.adjoint_carry(f"d_{carry.phi.hint}", carry.phi, loop.region)
+                    d.dtype = adjoint_dtype(carry.phi.dtype)
                 if d is not None and carry.next is not None and carry.next.active:
-                    seeds[carry.next] = g.add(seeds[carry.next], d) if carry.next in seeds else d
+                    add_to(g, seeds, carry.next, d)
             result.effects, external = self.region(loop.region, loop.effects, seeds)
             back = {k: external.pop(carry.phi, None) for k, carry in enumerate(loop.carries)}
             changed = {
@@ -224,66 +202,65 @@ class Reverse:
                 break
             carried |= changed | lost
         g.here = outer
-        contributions = self._finish(loop, result, incoming, carried, phis, back, external)
+        contributions = self._finish(loop, result, incoming, phis, back, external)
         self._report(loop, carried, incoming)
-        used = result.carries or result.effects
-        return (result if used else None), contributions
+        return (result if result.carries or result.effects else None), contributions
 
     def _finish(
-        self, loop: For, result: For, incoming: dict, carried: set, phis: dict, back: dict, external: dict
+        self, loop: For, result: For, incoming: dict, phis: dict[int, Node], back: dict, external: dict
     ) -> dict[Node, Node]:
         g = self.kernel.graph
         contributions: dict[Node, Node] = {}
 
-        def contribute(node: Node, d: Node) -> None:
-            contributions[node] = g.add(contributions[node], d) if node in contributions else d
-
-        for k, carry in enumerate(loop.carries):
-            if k not in carried:
-                if k in incoming:
-                    contribute(carry.init, incoming[k])
-                continue
-            phi = phis[k]
-            zero = g.zeros(phi.shape, phi.dtype)
-            init = incoming.get(k, zero)
-            result.carries.append(Carry(phi, init, back[k] if back[k] is not None else zero))
+        def carry_on(phi: Node, init: Node, after: Node) -> Node:
+            result.carries.append(Carry(phi, init, after))
             out = loop_out(g, result, len(result.carries) - 1)
             out.upstream = True
-            if carry.init.active:
-                contribute(carry.init, out)
+            return out
+
+        for k, carry in enumerate(loop.carries):
+            if k in phis:
+                zero = g.zeros(phis[k].shape, phis[k].dtype)
+                out = carry_on(phis[k], incoming.get(k, zero), back[k] or zero)
+                if carry.init.active:
+                    add_to(g, contributions, carry.init, out)
+            elif k in incoming:
+                add_to(g, contributions, carry.init, incoming[k])
         for node, d in external.items():
-            g.here = loop.region
-            name = f"d_{node.hint}" if node.hint else "d_sum"
-            acc = g.fresh("phi", {"name": name}, d.dtype, d.shape, loop.region)
-            acc.hint, acc.upstream = name, True
-            total = g.add(acc, d)
-            g.here = result.outer
-            result.carries.append(Carry(acc, g.zeros(d.shape, d.dtype), total))
-            out = loop_out(g, result, len(result.carries) - 1)
-            out.upstream, out.line = True, node.line
-            contribute(node, out)
-        if carried:
-            if loop.region.kind == "while":
-                raise Refusal(
-                    "while",
-                    "a while loop with differentiable state cannot be run backwards",
-                    "Use a loop over a range.",
-                    loop.line,
-                )
+            with g.at(loop.region):
+                acc = g.adjoint_carry(f"d_{node.hint}" if node.hint else "d_sum", d, loop.region)
+                total = g.add(acc, d)
+            out = carry_on(acc, g.zeros(d.shape, d.dtype), total)
+            out.line = node.line
+            add_to(g, contributions, node, out)
+        if phis and loop.region.kind == "while":
+            message = "a while loop with differentiable state cannot be run backwards"
+            raise Refusal("while", message, "Use a loop over a range.", loop.line)
+        if phis:
             result.order = "reverse"
         return contributions
+
+    def say(self, line: int | None, kind: str, proof: str, reason: str) -> None:
+        """A line of the report."""
+        self.report.append(LineReport(line, kind, proof, reason))
 
     def _report(self, loop: For, carried: set, incoming: dict) -> None:
         for k, carry in enumerate(loop.carries):
             if not carry.phi.active or carry.phi in self.detached:
                 continue
+            name = f"`{carry.phi.hint}`: its adjoint"
             if k in carried:
-                kind, reason = "C-G", "its adjoint changes from step to step: the reverse loop runs backwards"
+                reason = f"{name} changes from step to step: the reverse loop runs backwards"
+                self.say(loop.line, "C-G", "structure", reason)
             elif k in incoming:
-                kind, reason = "B", "its adjoint does not change in the loop: no tape, any order"
-            else:
-                continue
-            self.report.append(LineReport(loop.line, kind, "structure", f"`{carry.phi.hint}`: {reason}"))
+                self.say(
+                    loop.line, "B", "structure", f"{name} does not change in the loop: no tape, any order"
+                )
+
+
+def add_to(g: Graph, table: dict[Node, Node], node: Node, d: Node) -> None:
+    """One more contribution to the adjoint of a value."""
+    table[node] = g.add(table[node], d) if node in table else d
 
 
 def children(item: object) -> list:
@@ -299,7 +276,7 @@ def children(item: object) -> list:
     if isinstance(item, For):
         bounds = item.region.bounds or ()
         roots = [n for c in item.carries for n in (c.init, c.next)] + list(bounds) + [item.cond]
-        return [n for n in _free([*roots, *item.effects], item.region) if n is not None]
+        return _free([*roots, *item.effects], item.region)
     if isinstance(item, If):
         roots = [n for out in item.outs for n in (out.attrs["then"], out.attrs["other"])]
         effects = [*item.then_effects, *item.other_effects]
@@ -309,27 +286,15 @@ def children(item: object) -> list:
 
 def _free(roots: list, *regions: Region) -> list:
     """Nodes and effects outside `regions` that `roots` depend on."""
-    seen: set[int] = set()
-    out: list = []
-    stack = [r for r in roots if r is not None]
-    while stack:
-        item = stack.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, Node):
-            if not any(item.home.inside(region) for region in regions):
-                out.append(item)
-                continue
-        elif (
-            isinstance(item, (For, If))
-            and item.outer is not None
-            and not any(item.outer.inside(r) for r in regions)
-        ):
-            out.append(item)
-            continue
-        stack.extend(children(item))
-    return out
+
+    def outside(item: object) -> bool:
+        home = getattr(item, "home", None) or getattr(item, "outer", None)
+        return home is not None and not any(home.inside(region) for region in regions)
+
+    found = reachable(
+        (r for r in roots if r is not None), lambda item: [] if outside(item) else children(item)
+    )
+    return [item for item in found if outside(item)]
 
 
 def writes(effects: list) -> list[GradWrite]:

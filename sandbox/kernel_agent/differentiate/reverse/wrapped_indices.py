@@ -7,8 +7,7 @@ disjoint. The zero is proven by following where values can differ from zero.
 
 from __future__ import annotations
 
-from ..ir.nodes import Node, reachable
-from ..ir.report import LineReport
+from ..ir.nodes import Node, nodes_in, sides
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_zero
 from ..prove.masks import Bound, upper_bounds
@@ -21,7 +20,7 @@ def unwrap(reverse: Reverse) -> None:
     for write in writes(reverse.effects):
         held = support(write.value)
         table: dict[Node, Node] = {}
-        for node in [n for n in reachable([write.offset]) if isinstance(n, Node) and n.op == "mod"]:
+        for node in [n for n in nodes_in([write.offset]) if n.op == "mod"]:
             index, n = node.args
             if len(node.shape) == 1 and any(core is index and bound is n for core, bound, _ in held):
                 table[node] = index
@@ -40,7 +39,7 @@ def unwrap(reverse: Reverse) -> None:
         write.mask = mask
         g.here = g.top
         reason = f"gradient of {write.base.attrs['name']}: lanes that wrap around carry no adjoint"
-        reverse.report.append(LineReport(write.line, "unwrapped", "support of the adjoint", reason))
+        reverse.say(write.line, "unwrapped", "support of the adjoint", reason)
 
 
 def support(node: Node) -> frozenset[Bound]:
@@ -49,10 +48,9 @@ def support(node: Node) -> frozenset[Bound]:
 
 
 def _support(node: Node, memo: dict[Node, frozenset[Bound]]) -> frozenset[Bound]:
-    found = memo.get(node)
-    if found is None:
-        found = memo[node] = frozenset(_found(node, memo))
-    return found
+    if node not in memo:
+        memo[node] = frozenset(_found(node, memo))
+    return memo[node]
 
 
 def _found(node: Node, memo: dict[Node, frozenset[Bound]]) -> frozenset[Bound] | set[Bound]:
@@ -63,8 +61,7 @@ def _found(node: Node, memo: dict[Node, frozenset[Bound]]) -> frozenset[Bound] |
     if op in ("cast", "neg"):
         return _support(args[0], memo)
     if op in ("mul", "div"):
-        sides = [_aligned(arg, node, memo) for arg in args[: 2 if op == "mul" else 1]]
-        return frozenset().union(*sides)
+        return frozenset().union(*(_aligned(arg, node, memo) for arg in args[: 2 if op == "mul" else 1]))
     if op in ("add", "sub"):
         return _aligned(args[0], node, memo) & _aligned(args[1], node, memo)
     if op == "where":
@@ -73,8 +70,7 @@ def _found(node: Node, memo: dict[Node, frozenset[Bound]]) -> frozenset[Bound] |
             return upper_bounds(cond, len(node.shape)) | _aligned(a, node, memo)
         return _aligned(b, node, memo) if is_zero(a) else _aligned(a, node, memo) & _aligned(b, node, memo)
     if op == "ifout":
-        sides = [_support(n, memo) for n in (node.attrs["then"], node.attrs["other"]) if n is not None]
-        return frozenset.intersection(*sides)
+        return frozenset.intersection(*(_support(side, memo) for side in sides(node)))
     if op == "dot" and len(node.shape) == 2:
         rows = {b for b in _support(args[0], memo) if b[2] == 0}
         return rows | {b for b in _support(args[1], memo) if b[2] == 1}

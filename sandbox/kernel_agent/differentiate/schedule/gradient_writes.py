@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ..ir.address_tables import root
 from ..ir.names import adjoint_name
-from ..ir.nodes import For, GradWrite, If, Node, placed, reachable, walk
-from ..ir.report import LineReport
+from ..ir.nodes import For, GradWrite, Node, bodies, placed, reachable, walk
 from ..prove.affine import Affine
 from ..prove.cover import reached
 from ..prove.disjoint import Proof, disjoint
@@ -14,13 +13,9 @@ from ..reverse.sweep import Reverse, children, writes
 
 def merge(reverse: Reverse) -> None:
     """Sum the writes that go to the same address under the same mask, at the place of the last of them."""
-    _merge_list(reverse, reverse.effects)
-    for effect in list(walk(reverse.effects)):
-        if isinstance(effect, For):
-            _merge_list(reverse, effect.effects)
-        elif isinstance(effect, If):
-            _merge_list(reverse, effect.then_effects)
-            _merge_list(reverse, effect.other_effects)
+    inner = [body for effect in walk(reverse.effects) for body in bodies(effect)]
+    for effects in (reverse.effects, *inner):
+        _merge_list(reverse, effects)
 
 
 def _merge_list(reverse: Reverse, effects: list) -> None:
@@ -54,40 +49,32 @@ def _carried(loop: For) -> set[Node]:
 
 def depends(node: Node, wanted: set[Node]) -> bool:
     """Whether a value needs one of `wanted`, also through loops."""
-    return any(isinstance(item, Node) and item in wanted for item in reachable([node], children))
+    return any(item in wanted for item in reachable([node], children))
 
 
 def prove(reverse: Reverse, axes: list[int]) -> None:
     """Decide store or atomic add for every write, and say why."""
-    placed = placed_writes(reverse.effects)
-    for write, loops in placed:
-        others = [w for w, _ in placed if root(w.base) is root(write.base) and w is not write]
-        if any(not _apart(write, other) for other in others):
-            reason = "several places write this gradient"
-        else:
-            entry = write.base.args[1] if write.base.op == "entry" else None
-            proof = disjoint(reverse.kernel.graph, write.offset, write.mask, loops, axes, entry)
-            if isinstance(proof, Proof):
-                write.kind, write.proof, write.layouts = "store", proof.text, proof.layouts
-                name = write.base.attrs["name"]
-                reverse.report.append(
-                    LineReport(
-                        write.line,
-                        "store",
-                        proof.text,
-                        f"one program owns each element of {adjoint_name(name)}",
-                    )
-                )
-                continue
-            reason = proof
-        write.proof = reason
+    found = list(placed(reverse.effects, GradWrite))
+    for write, loops in found:
         name = write.base.attrs["name"]
-        reverse.report.append(LineReport(write.line, "atomic", "none", f"gradient of {name}: {reason}"))
+        others = [w for w, _ in found if root(w.base) is root(write.base) and w is not write]
+        entry = write.base.args[1] if write.base.op == "entry" else None
+        if all(_apart(write, other) for other in others):
+            proof = disjoint(reverse.kernel.graph, write.offset, write.mask, loops, axes, entry)
+        else:
+            proof = "several places write this gradient"
+        if isinstance(proof, Proof):
+            store(write, proof)
+            owned = f"one program owns each element of {adjoint_name(name)}"
+            reverse.say(write.line, "store", proof.text, owned)
+        else:
+            write.proof = proof
+            reverse.say(write.line, "atomic", "none", f"gradient of {name}: {proof}")
 
 
-def placed_writes(effects: list) -> list[tuple[GradWrite, tuple[For, ...]]]:
-    """Every gradient write, with the loops around it."""
-    return list(placed(effects, GradWrite))
+def store(write: GradWrite, proof: Proof) -> None:
+    """Make a plain store of a write that is proven disjoint."""
+    write.kind, write.proof, write.layouts = "store", proof.text, proof.layouts
 
 
 def _apart(a: GradWrite, b: GradWrite) -> bool:

@@ -12,7 +12,6 @@ from typing import Any
 
 from ..ir.names import suggested
 from ..ir.nodes import Node, TapeStore, beneath, real
-from ..ir.report import LineReport
 from ..ir.rewriter import Rewriter
 from ..ir.values import takes_loop
 from ..reverse.sweep import Reverse
@@ -43,7 +42,7 @@ class Spills:
         stores; None for others."""
         if not self.wanted(node) and not (also and node.is_float and node.home is self.g.top):
             return None
-        at = index()
+        at = index()  # which may find that there is none
         return self._load(node, self._keep(node), at)
 
     def wanted(self, node: Node) -> bool:
@@ -70,22 +69,18 @@ class Spills:
     def _keep(self, node: Node) -> Spill:
         """Have the main kernel store a value."""
         g = self.g
-        found = self.made.get(node)
-        if found is None:
-            numel = g.numel(node.shape)
+        if node not in self.made:
+            numel = g.product(node.shape)
             name = f"spill_{node.hint or suggested(node, {})}"
             while name in self.names():
                 name += "_"
-            found = self.made[node] = Spill(name, real(node.dtype), numel)
-            here, g.here = g.here, g.top
-            at = self._place(self.linear(lambda n: n, main=True), node.shape, numel)
-            g.here = here
+            self.made[node] = Spill(name, real(node.dtype), numel)
+            with g.at(g.top):
+                at = self._place(self.linear(lambda n: n, main=True), node.shape, numel)
             self.reverse.effects.append(TapeStore(name, at, node, g.top))
             reason = "took a loop: the main kernel keeps it for the owner kernels"
-            self.reverse.report.append(
-                LineReport(node.line, "spill", "none", f"`{node.hint or 'value'}` {reason}")
-            )
-        return found
+            self.reverse.say(node.line, "spill", "none", f"`{node.hint or 'value'}` {reason}")
+        return self.made[node]
 
     def _load(self, node: Node, found: Spill, at: Node) -> Node:
         g = self.g

@@ -12,13 +12,14 @@ An address that mixes a position with taps, or holds only some digits of a posit
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..ir.names import adjoint_name, stem
-from ..ir.nodes import Carry, For, GradWrite, If, Node, Region, operands, reachable
-from ..ir.report import LineReport, Why
+from ..ir.nodes import Carry, For, GradWrite, Node, Region, bodies, nodes_in, operands, placed, reachable
+from ..ir.report import Why
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_zero
 from ..ir.values import is_static, loop_out, takes_loop
@@ -30,7 +31,7 @@ from ..prove.disjoint import close, layouts_of, learn, overlaps
 from ..prove.masks import parts as conditions
 from ..prove.positions import NotTurned
 from ..reverse.sweep import Reverse
-from .gradient_writes import depends, placed_writes
+from .gradient_writes import depends
 from .kept_values import Spills
 from .programs import program_variables
 from .windows import Turned, turn, windowed
@@ -73,34 +74,31 @@ class Owner:
         self.tiles = Rewriter(self.g, self.programs.table.get)
 
     def run(self) -> Owner:
-        placed = placed_writes(self.reverse.effects)
         bases: dict[Node, list[tuple[GradWrite, tuple[For, ...]]]] = {}
-        for write, loops in placed:
+        for write, loops in placed(self.reverse.effects, GradWrite):
             bases.setdefault(write.base, []).append((write, loops))
         groups: dict[tuple, list] = {}
         for base, writes in bases.items():
-            if all(w.kind == "store" for w, _ in writes):
-                continue
-            plan = self.plan(base, writes)
-            if isinstance(plan, str):
-                self.refuse(base, writes[0][0].line, plan)
-                continue
-            groups.setdefault(plan.key, []).append(plan)
+            if any(w.kind != "store" for w, _ in writes):
+                plan = self.plan(base, writes)
+                if isinstance(plan, str):
+                    self.refuse(base, writes[0][0].line, plan)
+                else:
+                    groups.setdefault(plan.key, []).append(plan)
         for plans in groups.values():
             self.build(plans)
         return self
 
     def refuse(self, base: Node, line: int | None, why: str) -> None:
         self.refused[base] = why
-        self.reverse.report.append(
-            LineReport(line, "owner", "none", f"gradient of {base.attrs['name']}: {why}")
-        )
+        self.reverse.say(line, "owner", "none", f"gradient of {base.attrs['name']}: {why}")
 
     # what a base needs
 
     def plan(self, base: Node, writes: list) -> Plan | str:
-        needed = [n for w, _ in writes for n in reachable([w.value]) if isinstance(n, Node)]
-        if any(n.op == "load" and n.attrs.get("upstream") and self._overwritten(n) for n in needed):
+        needed = [n for w, _ in writes for n in nodes_in([w.value])]
+        loads = [n for n in needed if n.op == "load" and n.attrs.get("upstream")]
+        if any(load.args[0].attrs["name"] in self.kernel.inplace for load in loads):
             return Why("inplace", "the main kernel has overwritten its upstream gradient by then")
         dots = any(n.op == "dot" for n in needed)
         parts: list[Part] = []
@@ -122,18 +120,9 @@ class Owner:
         for part in parts[1:]:
             if part.own != first.own or [s for s, _ in part.trips] != [s for s, _ in first.trips]:
                 return Why("shared", "its writes own different tiles")
-        absolute = len(parts) > 1
-        key = (
-            first.own,
-            tuple((p.path, p.reduced) for p in parts),
-            tuple(s.id for s, _ in first.trips),
-            dots,
-            None if first.turned is None else id(first.turned),
-        )
-        return Plan(base, parts, absolute, key, dots)
-
-    def _overwritten(self, load: Node) -> bool:
-        return load.args[0].attrs["name"] in self.kernel.inplace
+        paths = tuple((p.path, p.reduced) for p in parts)
+        key = (first.own, paths, tuple(s.id for s, _ in first.trips), dots, first.turned and id(first.turned))
+        return Plan(base, parts, len(parts) > 1, key, dots)
 
     def part(self, write: GradWrite, loops: tuple[For, ...]) -> Part | str:
         """What owns a write: a tile of its address as it is, or of the window that it is turned into."""
@@ -175,7 +164,8 @@ class Owner:
         if groups is None:
             return Why("mixed", "its address is not a sum of strides times indices")
         known: set = set()
-        data = next((load for group in groups for var, _ in group.terms if (load := _data(var.node))), None)
+        named = [var.node for group in groups for var, _ in group.terms if var.node is not None]
+        data = next((n for node in named for n in nodes_in([node]) if n.op == "load"), None)
         if data is not None:
             where = f" (`{data.hint or stem(data.args[0].attrs['name'])}` of line {data.line})"
             return Why("data", f"its address depends on data{where}")
@@ -195,8 +185,8 @@ class Owner:
         if any(axis not in lanes and not self.g.is_one(dim) for axis, dim in enumerate(write.offset.shape)):
             return Why("lanes", "several lanes of a block go to one address")
         own = tuple(v for v in virtual if ("vpid", (v.attrs["axis"],)) in known)
-        for item in reachable([self.tiles.node(write.offset)]):
-            if isinstance(item, Node) and item.op == "vpid" and item not in own:
+        for item in nodes_in([self.tiles.node(write.offset)]):
+            if item.op == "vpid" and item not in own:
                 return Why("mixed", f"its address depends on `{item.hint}` without determining it")
         trips = [loop.region for loop in loops if ("trip", (id(loop.region),)) in known]
         regions = [r for r in write.region.chain() if r.kind != "top"][::-1]
@@ -216,12 +206,10 @@ class Owner:
         mask: Node | None = None
         for condition in conditions(write.mask):
             if not self.varies(condition, own, reduced):
-                held = self.tiles.node(condition)
-                mask = self.g.both(mask, held)
+                mask = self.g.both(mask, self.tiles.node(condition))
             elif any(not self.g.is_one(d) for at, d in enumerate(condition.shape) if at not in moved):
-                return Why(
-                    "extent", "which lanes it writes differs between the programs that are summed over"
-                )
+                why = "which lanes it writes differs between the programs that are summed over"
+                return Why("extent", why)
         tile = self.tiles.node(write.offset)
         layouts = layouts_of(affine, self.g, groups, mask, len(tile.shape))
         if layouts is None:
@@ -256,9 +244,7 @@ class Owner:
 
     def _aligned(self, lo: Node, step: Node) -> bool:
         """Whether a start is a multiple of the step, if block sizes divide each other: the host checks it."""
-        factor = (
-            next((x for x in lo.args if x.op in ("const", "constexpr")), None) if lo.op == "mul" else None
-        )
+        factor = next((x for x in lo.args if lo.op == "mul" and x.op in ("const", "constexpr")), None)
         if factor is None:
             return False
         a, b = self.g.concrete(factor), self.g.concrete(step)
@@ -275,15 +261,14 @@ class Owner:
         def parts(item: Node) -> list[Node]:
             return [] if item in table else [n for n in operands(item) if isinstance(n, Node)]
 
-        return any(
-            not self.programs.of(item) <= set(own)
-            if item in table
-            else item in ivs
-            or (item.op == "vpid" and item not in own)
-            or item.op in ("pid", "loopout", "phi")
-            or (item.op == "load" and item.home is not self.g.top)
-            for item in reachable([node], parts)
-        )
+        def differs(item: Node) -> bool:
+            if item in table:
+                return not self.programs.of(item) <= set(own)
+            if item.op in ("pid", "loopout", "phi") or item in ivs:
+                return True
+            return item.op == "vpid" and item not in own or item.op == "load" and item.home is not self.g.top
+
+        return any(map(differs, reachable([node], parts)))
 
     # the kernel
 
@@ -301,26 +286,24 @@ class Owner:
         small = turned is None or (not turned.window and idle)
         few = small and first.dots and shared is not None and idle
         split = (small and not first.dots) or (self.products and few)
+        why = None
         if split and all(v in first.parts[0].own for v in virtual):
-            self._leave(
-                plans, Why("shared", "its address determines every program id: there is no axis to sum over")
-            )
+            why = "its address determines every program id: there is no axis to sum over"
+        elif not trips and not first.parts[0].own and not split:
+            why = "its address determines no program id: one program would own all of it"
+        if why is not None:
+            self._leave(plans, Why("shared", why))
             return
 
         def axis(count: Node) -> Node:
             grid.append(count)
             return g.intern("pid", (), {"axis": len(grid) - 1, "kernel": label}, "int32", ())
 
-        if not trips and not first.parts[0].own and not split:
-            self._leave(
-                plans, Why("shared", "its address determines no program id: one program would own all of it")
-            )
-            return
-        counts = [Axis(("trip", i), size, None) for i, size in enumerate(sizes)]
+        counts = [Axis(("trip", i), size) for i, size in enumerate(sizes)]
         counts += [Axis(v, v.attrs["count"], v.hint) for v in first.parts[0].own]
         while len(counts) > 3 - split:  # the first two share an axis
             high, low = counts[:2]
-            counts[:2] = [Axis((high, low), g.mul(high.count, low.count), None)]
+            counts[:2] = [Axis(None, g.mul(high.count, low.count), shared=(high, low))]
         for one in counts:
             self._place(own, one, axis(one.count))
         splits = axis(g.param("splits")) if split else None
@@ -330,18 +313,14 @@ class Owner:
         ]
         apart = {plan.base for k, plan in enumerate(plans) if len({nest.addresses[k] for nest in nests}) > 1}
         if apart:
-            self._leave(
-                [p for p in plans if p.base in apart], Why("several", "its writes go to different addresses")
-            )
+            different = Why("several", "its writes go to different addresses")
+            self._leave([p for p in plans if p.base in apart], different)
             if len(apart) < len(plans):
                 self.build([p for p in plans if p.base not in apart])
             return
-        totals: list[Node | None] = [None] * len(plans)
-        for nest in nests:
-            for k, total in enumerate(nest.totals()):
-                before = totals[k]
-                totals[k] = total if before is None else g.add(before, total)
-            last = nest
+        totals = nests[0].totals()
+        for nest in nests[1:]:
+            totals = [g.add(before, total) for before, total in zip(totals, nest.totals(), strict=True)]
         made = OwnerKernel(f"{self.name}_{label}", [], grid, [p.base.attrs["name"] for p in plans], split)
         static = [r for r in first.parts[0].path if r.cond is not None and is_static(r.cond)]
         made.optional = bool(static) and len(first.parts) == 1
@@ -351,20 +330,20 @@ class Owner:
         made.positive = list(dict.fromkeys(factor for window in windows for factor in window.positive))
         for plan, summed in zip(plans, totals, strict=True):
             write = plan.parts[-1].write
-            offset, mask = last.addresses[plans.index(plan)]
-            effect = GradWrite(write.base, offset, mask, summed, g.top, write.line, "store")  # type: ignore[arg-type]
+            offset, mask = nests[-1].addresses[plans.index(plan)]
+            effect = GradWrite(write.base, offset, mask, summed, g.top, write.line, "store")
             if len(plan.parts) == 1 and not (split or made.optional):
                 effect.covers = plan.parts[0].covers
             if splits is not None:  # every split has a copy of its own, which the host adds up
                 span = g.param(f"span_{write.base.attrs['name']}")
                 effect.offset = g.add(g.mul(g.cast(splits, "int64"), span), offset)
-            made.effects.append(self._guarded(effect, first, last) if made.optional else effect)
+            made.effects.append(self._guarded(effect, first, nests[-1]) if made.optional else effect)
             made.layouts += [layout for p in plan.parts for layout in p.layouts]
             self._remove(plan)
             reason = f"owned tiles: {'partial sums of ' if split else ''}one program a tile"
             proof = "affine nest" if turned is None else turned.what
             d = adjoint_name(plan.base.attrs["name"])
-            self.reverse.report.append(LineReport(write.line, "owner", proof, f"{d}: {reason}"))
+            self.reverse.say(write.line, "owner", proof, f"{d}: {reason}")
         made.notes = [self._note(made, first)]
         self.kernels.append(made)
 
@@ -372,23 +351,21 @@ class Owner:
         """Who owns what in a kernel, and over what it sums."""
         part = plan.parts[0]
         names = ", ".join(adjoint_name(base) for base in made.bases)
-        summed = [v.hint for v in part.virtual if v not in part.own] + [
-            r.iv.hint for r in part.reduced if r.iv is not None
-        ]
-        over = f", summed over {', '.join(f'`{s}`' for s in summed if s)}" if summed else ""
-        share = (
-            "; each of a few programs sums a share, the rows are added up afterwards" if made.split else ""
-        )
-        return f"one program owns a tile of {names}{over}{share}"
+        summed = [v.hint for v in part.virtual if v not in part.own]
+        summed += [r.iv.hint for r in part.reduced if r.iv is not None]
+        note = f"one program owns a tile of {names}"
+        if summed:
+            note += f", summed over {', '.join(f'`{s}`' for s in summed if s)}"
+        if made.split:
+            note += "; each of a few programs sums a share, the rows are added up afterwards"
+        return note
 
     def count(self, v: Node) -> Node:
         """The number of values of a program variable; the grid of the forward comes in as a parameter."""
         return Rewriter(self.g, self.grid_param).node(v.attrs["count"])
 
     def grid_param(self, node: Node) -> Node | None:
-        if node.op != "npid":
-            return None
-        return self.g.param(f"grid_{node.attrs['axis']}")
+        return self.g.param(f"grid_{node.attrs['axis']}") if node.op == "npid" else None
 
     def _idle(self, counts: list[Node]) -> bool:
         """Whether the traced call would have too few owners for a device."""
@@ -398,11 +375,11 @@ class Owner:
     def _place(self, own: dict[Any, Node], axis: Axis, at: Node) -> None:
         """What a grid axis stands for; where variables share one, they are its digits."""
         g = self.g
-        if not isinstance(axis.key[0], Axis) if isinstance(axis.key, tuple) else True:
+        if axis.shared is None:
             own[axis.key] = at
             at.hint = at.hint or axis.hint
             return
-        high, low = axis.key
+        high, low = axis.shared
         count = Rewriter(g, self.grid_param).node(low.count)
         self._place(own, low, g.make("mod", (at, count)))
         self._place(own, high, g.make("floordiv", (at, count)))
@@ -415,12 +392,11 @@ class Owner:
     def _guarded(self, effect: GradWrite, plan: Plan, nest: Nest) -> object:
         """A write under the compile-time conditions of the original: the pointer may be None without them."""
         result: object = effect
-        g = self.g
         for region in reversed(plan.parts[0].path):
             if region.cond is not None and is_static(region.cond):
                 cond = nest.at_top(region.cond)
-                g.here = g.top
-                stmt = g.fork(cond, static=True)
+                self.g.here = self.g.top
+                stmt = self.g.fork(cond, static=True)
                 (stmt.then_effects if region.positive else stmt.other_effects).append(result)
                 result = stmt
         return result
@@ -432,22 +408,15 @@ class Owner:
             lo, hi, step = part.trips[index][1].bounds  # type: ignore[misc]
             start = g.const(0) if plan.absolute or not Affine(g).uniform(lo) else lo
             counts.append(g.make("cdiv", (g.sub(upper(g, hi), start), step)))  # type: ignore[arg-type]
-        total = counts[0]
-        for count in counts[1:]:
-            total = g.make("maximum", (total, count))
-        return total
+        return functools.reduce(lambda a, b: g.make("maximum", (a, b)), counts)
 
     def _remove(self, plan: Plan) -> None:
         gone = {id(part.write if part.turned is None else part.turned.origin) for part in plan.parts}
 
         def clean(effects: list) -> None:
             effects[:] = [e for e in effects if id(e) not in gone]
-            for effect in effects:
-                if isinstance(effect, For):
-                    clean(effect.effects)
-                elif isinstance(effect, If):
-                    clean(effect.then_effects)
-                    clean(effect.other_effects)
+            for body in (body for effect in effects for body in bodies(effect)):
+                clean(body)
 
         clean(self.reverse.effects)
 
@@ -462,7 +431,8 @@ class Axis:
 
     key: Any
     count: Node
-    hint: str | None
+    hint: str | None = None
+    shared: tuple[Axis, Axis] | None = None
 
 
 @dataclass(eq=False)
@@ -487,13 +457,6 @@ class Plan:
     absolute: bool
     key: tuple
     dots: bool
-
-
-def _data(node: Node | None) -> Node | None:
-    """A load that a variable of an address comes from."""
-    if node is None:
-        return None
-    return next((n for n in reachable([node]) if isinstance(n, Node) and n.op == "load"), None)
 
 
 def _name(var: Var) -> str:
@@ -525,9 +488,8 @@ class Nest:
 
     def totals(self) -> list[Node]:
         zeros = [self.g.zeros(p.write.value.shape, p.write.value.dtype) for p in self.parts]
-        totals = self._nest(0, zeros)
-        self.g.here = self.g.top
-        return totals
+        with self.g.at(self.g.top):
+            return self._nest(0, zeros)
 
     def _enter(self) -> None:
         """Make the new regions, outermost first."""
@@ -538,12 +500,8 @@ class Nest:
             if region.cond is not None and is_static(region.cond):
                 g.here = self.fixed[region] = g.branch(self.node(region.cond), region.positive)
                 self.levels.append(("branch", g.here))
-        for v in part.virtual:
-            if v in part.own:
-                self.actual[v] = self.own[v]
-        for v in part.virtual:
-            if v in part.own:
-                continue
+        self.actual = {v: self.own[v] for v in part.virtual if v in part.own}
+        for v in (v for v in part.virtual if v not in part.own):
             start, end, step = g.const(0), owner.count(v), g.one
             if first and self.splits is not None:
                 start, step = self.splits, g.intern("npid", (), self.splits.attrs, "int32", ())
@@ -564,7 +522,7 @@ class Nest:
     def program(self, value: Node) -> Node:
         """A value of program variables, in terms of this kernel's ids and loops."""
         new = Rewriter(self.g, self.actual.get).node(value)
-        if any(isinstance(n, Node) and n.op == "vpid" for n in reachable([new])):
+        if any(n.op == "vpid" for n in nodes_in([new])):
             raise NotOwned("a value needs the number of a program that this kernel does not have")
         return new
 
@@ -611,11 +569,10 @@ class Nest:
         pid = self.own["trip", index]
         affine = Affine(g)
         fixed = affine.uniform(region.bounds[0]) and not self.absolute  # type: ignore[index]
-        here, g.here = g.here, g.top  # the grid determines it
-        iv = g.mul(pid, self.at_top(region.bounds[2]))  # type: ignore[index]
-        if fixed:
-            iv = g.add(self.at_top(region.bounds[0]), iv)  # type: ignore[index]
-        g.here = here
+        with g.at(g.top):  # the grid determines it
+            iv = g.mul(pid, self.at_top(region.bounds[2]))  # type: ignore[index]
+            if fixed:
+                iv = g.add(self.at_top(region.bounds[0]), iv)  # type: ignore[index]
         if iv.hint is None:
             iv.hint = region.iv.hint  # type: ignore[union-attr]
         self.variables[region.iv] = iv  # type: ignore[index]
@@ -641,12 +598,8 @@ class Nest:
         outer = region.parent
         if kind == "loop":
             loop = For(region, outer, order="forward", line=region.line)  # type: ignore[arg-type]
-            phis = []
-            for acc, part in zip(accs, self.parts, strict=True):
-                phi = g.fresh("phi", {}, acc.dtype, acc.shape, region)
-                phi.hint = f"d_{part.write.base.attrs['name'].removesuffix('_ptr')}_sum"
-                phi.upstream = phi.reverse = True
-                phis.append(phi)
+            names = [part.write.base.attrs["name"].removesuffix("_ptr") for part in self.parts]
+            phis = [g.adjoint_carry(f"d_{n}_sum", a, region) for n, a in zip(names, accs, strict=True)]
             nexts = self._nest(depth + 1, phis)
             loop.carries = [Carry(p, a, n) for p, a, n in zip(phis, accs, nexts, strict=True)]
             outs = [loop_out(g, loop, k) for k in range(len(phis))]
@@ -657,10 +610,9 @@ class Nest:
         stmt = g.fork(cond, is_static(cond))  # type: ignore[arg-type]
         results = []
         for acc, new in zip(accs, self._nest(depth + 1, accs), strict=True):
-            sides = {"then": new, "other": acc} if region.positive else {"then": acc, "other": new}
-            out = g.fresh("ifout", {**sides, "if": stmt}, acc.dtype, acc.shape, outer, (region.cond,))  # type: ignore[arg-type]
+            then, other = (new, acc) if region.positive else (acc, new)
+            out = g.merged(stmt, then, other, acc, outer)  # type: ignore[arg-type]
             out.upstream, out.hint = True, acc.hint or "d_sum"
-            stmt.outs.append(out)
             results.append(out)
         return results
 
@@ -674,13 +626,11 @@ class Nest:
         return value
 
     def store_mask(self, write: GradWrite) -> Node | None:
-        g = self.g
-        g.here = g.top
+        self.g.here = self.g.top
         result: Node | None = None
         for mask in conditions(write.mask):
             if not self.owner.varies(mask, self.parts[0].own, self.parts[0].reduced):
-                new = self.at_top(mask)
-                result = g.both(result, new)
+                result = self.g.both(result, self.at_top(mask))
         return result
 
     def at_top(self, node: Node) -> Node:
@@ -692,24 +642,15 @@ class Nest:
 
     def node(self, node: Node) -> Node:
         """A value of the main kernel, in this one."""
-        found = self.memo.get(node)
-        if found is not None:
-            return found
-        g = self.g
-        here = g.here
-        g.here = self._home(node)
-        new = self._rebuilt(node)
-        g.here = here
-        self.memo[node] = new
-        return new
+        if node not in self.memo:
+            with self.g.at(self._home(node)):
+                self.memo[node] = self._rebuilt(node)
+        return self.memo[node]
 
     def _home(self, node: Node) -> Region:
         if self.flat:
             return self.g.top
-        region: Region | None = node.home
-        while region is not None and region not in self.regions:
-            region = region.parent
-        return self.regions[region] if region is not None else self.g.here
+        return next((self.regions[r] for r in node.home.chain() if r in self.regions), self.g.here)
 
     def _rebuilt(self, node: Node) -> Node:
         g = self.g
@@ -738,19 +679,14 @@ class Nest:
     def _choice(self, node: Node) -> Node:
         g, old = self.g, node.attrs["if"]
         cond = self.node(old.cond)
-        outer = g.here
         stmt = g.fork(cond, old.static, old.line)
-        sides = {}
+        chosen = []
         for key, region, source in (("then", stmt.then, old.then), ("other", stmt.other, old.other)):
             self.regions.setdefault(source, region)
-            g.here = region
-            value = node.attrs[key]
-            sides[key] = None if value is None else self.node(value)
-        g.here = outer
-        out = g.fresh("ifout", {**node.attrs, **sides, "if": stmt}, node.dtype, node.shape, outer, (cond,))
-        out.hint, out.upstream, out.line = node.hint, node.upstream, node.line
-        stmt.outs.append(out)
-        return out
+            with g.at(region):
+                chosen.append(node.attrs[key] and self.node(node.attrs[key]))
+        then, other = chosen
+        return g.merged(stmt, then, other, node, g.here)
 
 
 class NotOwned(Exception):

@@ -8,12 +8,13 @@ read once.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from ..ir.graph import Graph
 from ..ir.names import adjoint_name
-from ..ir.nodes import Carry, For, GradWrite, Node, is_float, reachable, walk
-from ..ir.report import LineReport, Why
+from ..ir.nodes import Carry, For, GradWrite, Node, nodes_in, walk
+from ..ir.report import Why
 from ..ir.transplant import Graft
 from ..ir.values import loop_out
 from ..prove.affine import Affine
@@ -55,16 +56,11 @@ def fuse(reverse: Reverse, axes: list[int]) -> Partials | Why:
     stripped = list(missing[0])
     _strip(reverse, added, stripped)
     names = ", ".join(adjoint_name(w.base.attrs["name"]) for w in added)
+    how = "summed in registers by a few programs, a private row each"
     for write in added:
-        reason = (
-            f"{adjoint_name(write.base.attrs['name'])}: summed in registers by a few programs, a private "
-            "row each"
-        )
-        reverse.report.append(LineReport(write.line, "partials", "affine nest", reason))
-    walked = ", ".join(f"program_id({a})" for a in stripped)
-    note = (
-        f"each program walks a share of {walked} and keeps {names} in registers; sum_partials adds their rows"
-    )
+        reverse.say(write.line, "partials", "affine nest", f"{adjoint_name(write.base.attrs['name'])}: {how}")
+    walked = f"each program walks a share of {', '.join(f'program_id({a})' for a in stripped)}"
+    note = f"{walked} and keeps {names} in registers; sum_partials adds their rows"
     return Partials(stripped, [w.base.attrs["name"] for w in added], note)
 
 
@@ -77,7 +73,7 @@ def _summed(reverse: Reverse, write: GradWrite, axes: list[int]) -> list[int] | 
     g = reverse.kernel.graph
     if write.region is not g.top:
         return Why("inner", "a sum in a loop or a branch is not kept in registers")
-    nodes = {n for n in reachable([write.offset]) if isinstance(n, Node)}
+    nodes = set(nodes_in([write.offset]))
     data = next((n for n in nodes if n.op in ("load", "random", "loopout", "ifout")), None)
     if data is not None:
         return Why("data", f"its address depends on data (line {data.line})")
@@ -103,8 +99,7 @@ def _summed(reverse: Reverse, write: GradWrite, axes: list[int]) -> list[int] | 
 
 def varies(node: Node, axes: list[int]) -> bool:
     """Whether a value may differ between programs along some of `axes`."""
-    nodes = [n for n in reachable([node]) if isinstance(n, Node)]
-    return any(n.op == "pid" and n.attrs["axis"] in axes for n in nodes)
+    return any(n.op == "pid" and n.attrs["axis"] in axes for n in nodes_in([node]))
 
 
 def _strip(reverse: Reverse, added: list[GradWrite], axes: list[int]) -> None:
@@ -113,23 +108,16 @@ def _strip(reverse: Reverse, added: list[GradWrite], axes: list[int]) -> None:
     g.here, g.reverse = g.top, True
     first = g.pid(axes[0])
     counts = {a: g.param(f"grid_{a}") for a in axes}
-    total = counts[axes[0]]
-    for axis in axes[1:]:
-        total = g.mul(total, counts[axis])
-    step = g.npid(axes[0])
-    region = g.loop_region(first, total, step, "range", None)
+    total = functools.reduce(g.mul, counts.values())
+    region = g.loop_region(first, total, g.npid(axes[0]), "range", None)
     assert region.iv is not None
     region.iv.hint = first.hint or "program"
     loop = For(region, g.top, order="forward")
     graft = Graft(g, _ids(g, region.iv, axes, counts, region), region)
     for axis in axes:  # the kernel itself has fewer programs than the forward
         graft.table[g.npid(axis)] = counts[axis]
-    stores = []
-    for effect in reverse.effects:
-        if effect not in added:
-            loop.effects.append(graft.effect(effect))
-    for write in added:
-        stores.append(_sum(g, graft, loop, write, axes, first))
+    loop.effects = [graft.effect(effect) for effect in reverse.effects if effect not in added]
+    stores = [_sum(g, graft, loop, write, axes, first) for write in added]
     g.here = g.top
     reverse.effects = [loop, *stores]
 
@@ -158,9 +146,8 @@ def _sum(g: Graph, graft: Graft, loop: For, write: GradWrite, axes: list[int], f
             g.here = g.top
             kept = g.both(kept, part)
     g.here = loop.region
-    phi = g.fresh("phi", {"name": f"d_{name}"}, value.dtype, write.value.shape, loop.region)
-    phi.hint, phi.upstream, phi.reverse = f"{adjoint_name(name)}_sum", True, True
-    assert is_float(value.dtype)
+    phi = g.adjoint_carry(f"{adjoint_name(name)}_sum", value, loop.region)
+    assert phi.is_float
     loop.carries.append(Carry(phi, g.zeros(phi.shape, phi.dtype), g.add(phi, value)))
     g.here = g.top
     out = loop_out(g, loop, len(loop.carries) - 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..ir.graph import Graph
-from ..ir.nodes import Node, reachable
+from ..ir.nodes import Node, nodes_in
 from ..ir.values import Kernel
 from ..prove.affine import Affine
 from ..reverse.sweep import writes
@@ -22,41 +22,38 @@ class Programs:
 
     table: dict[Node, Node] = field(default_factory=dict)
     virtual: list[Node] = field(default_factory=list)
-    numbered: list[tuple[Node, Node]] = field(
-        default_factory=list
-    )  # (value, count): together the number of a program
+    numbered: list[tuple[Node, Node]] = field(default_factory=list)  # (value, count): a program's number
     divisible: list[tuple[Node, Node]] = field(default_factory=list)  # (count, digits): asked of the host
+
+    def variable(self, g: Graph, count: Node, hint: str) -> Node:
+        """One more variable."""
+        vpid = g.intern("vpid", (), {"axis": len(self.virtual), "count": count}, "int32", ())
+        vpid.attrs["count"], vpid.hint = count, hint
+        self.virtual.append(vpid)
+        return vpid
 
     def of(self, node: Node) -> set[Node]:
         """The variables that a value of the table is made of."""
-        return {n for n in reachable([self.table[node]]) if isinstance(n, Node) and n.op == "vpid"}
+        return {n for n in nodes_in([self.table[node]]) if n.op == "vpid"}
 
 
 def program_variables(kernel: Kernel, effects: list, axes: list[int]) -> Programs:
     """The variables of a kernel's programs along `axes`."""
     g = kernel.graph
-    nodes = [n for n in reachable(effects) if isinstance(n, Node)]
+    nodes = list(nodes_in(effects))
     programs = Programs()
     for axis in axes:
         pid = g.pid(axis)
         pair = _tiles(g, nodes, pid)
         if pair is not None:
             for (node, count), hint in zip(pair, ("tile_m", "tile_n"), strict=True):
-                programs.table[node] = _variable(g, programs, count, node.hint or hint)
+                programs.table[node] = programs.variable(g, count, node.hint or hint)
                 programs.numbered.append((node, count))
             continue
         count = g.npid(axis)
         programs.numbered.append((pid, count))
         _digits(g, programs, nodes, effects, [pid], count, f"program_{axis}")
     return programs
-
-
-def _variable(g: Graph, programs: Programs, count: Node, hint: str) -> Node:
-    vpid = g.intern("vpid", (), {"axis": len(programs.virtual), "count": count}, "int32", ())
-    vpid.attrs["count"] = count
-    vpid.hint = hint
-    programs.virtual.append(vpid)
-    return vpid
 
 
 def _digits(
@@ -75,7 +72,7 @@ def _digits(
     hint = next((n.hint for n in forms if n.hint), hint)
     divisor = _divisor(g, nodes, effects, forms) if depth < 2 else None
     if divisor is None:
-        value = _variable(g, programs, count, hint)
+        value = programs.variable(g, count, hint)
     else:
         high = [n for n in nodes if n.op == "floordiv" and n.args[0] in forms and n.args[1] is divisor]
         low = [n for n in nodes if n.op == "mod" and n.args[0] in forms and n.args[1] is divisor]
@@ -105,8 +102,7 @@ def _divisor(g: Graph, nodes: list[Node], effects: list, forms: list[Node]) -> N
     if len(ops) == 2:
         return divisor
     added = [w.offset for w in writes(effects) if w.kind == "atomic_add"]
-    held = any(isinstance(n, Node) and n.op in ops and n.args[0] in forms for n in reachable(added))
-    return divisor if held else None
+    return divisor if any(n.op in ops and n.args[0] in forms for n in nodes_in(added)) else None
 
 
 def _tiles(g: Graph, nodes: list[Node], pid: Node) -> tuple[tuple[Node, Node], tuple[Node, Node]] | None:
@@ -141,14 +137,6 @@ def _grouped(g: Graph, affine: Affine, nodes: list[Node], pid: Node, col: Node) 
 
 def _only_through(nodes: list[Node], pid: Node, through: set[Node]) -> bool:
     """Whether every path from effects to the id passes one of `through`."""
-    inner = {n for t in through for n in reachable([t]) if isinstance(n, Node)}
-    for node in nodes:
-        if node in inner:
-            continue
-        if any(arg in inner and arg not in through and _mentions(arg, pid) for arg in node.args):
-            return False
-    return True
-
-
-def _mentions(node: Node, wanted: Node) -> bool:
-    return any(n is wanted for n in reachable([node]))
+    inner = set(nodes_in(through))
+    outside = (arg for node in nodes if node not in inner for arg in node.args)
+    return not any(arg in inner and arg not in through and pid in nodes_in([arg]) for arg in outside)

@@ -9,13 +9,14 @@ what it is.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...source import words
 from ..ir.graph import Graph
 from ..ir.kinds import LANEWISE
-from ..ir.nodes import Node, Region, reachable
+from ..ir.nodes import Node, Region, nodes_in
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_zero
 from ..prove.affine import Affine, Axes, Form, Monomial, Var, divide, nonzero, times
@@ -117,9 +118,8 @@ class Reindex:
         self.nodes = {v.node if v.region is None else v.region.iv for v in gone}
         self.sums = Sums(g, affine)
         self.known: dict[tuple[Node, Axes], Node] = {}  # conditions that are decided otherwise
-        self.kept: Callable[[Node, Axes], Node | None] = lambda node, axes: (
-            None
-        )  # reads what another kernel stores
+        # Reads what another kernel stores.
+        self.kept: Callable[[Node, Axes], Node | None] = lambda node, axes: None
         self.memo: dict[tuple[Node, Axes], Node | NotTurned] = {}
         self.touched: dict[Node, bool] = {}
 
@@ -127,13 +127,11 @@ class Reindex:
         """`node`, a block over `axes` of the written block, at the new places."""
         key = (node, axes)
         if key not in self.memo:
-            g = self.g
-            here, g.here = g.here, self.here
-            try:
-                self.memo[key] = self._made(node, axes)
-            except NotTurned as failure:
-                self.memo[key] = failure
-            g.here = here
+            with self.g.at(self.here):
+                try:
+                    self.memo[key] = self._made(node, axes)
+                except NotTurned as failure:
+                    self.memo[key] = failure
         found = self.memo[key]
         if isinstance(found, NotTurned):
             raise found
@@ -141,14 +139,12 @@ class Reindex:
 
     def touches(self, node: Node) -> bool:
         """Whether a value may depend on what has moved: any lane may."""
-        found = self.touched.get(node)
-        if found is None:
-            nodes = [n for n in reachable([node]) if isinstance(n, Node)]
-            found = any(
-                n in self.nodes or n.op == "arange" or self.tiles.replace(n) is not None for n in nodes
+        if node not in self.touched:
+            self.touched[node] = any(
+                n in self.nodes or n.op == "arange" or self.tiles.replace(n) is not None
+                for n in nodes_in([node])
             )
-            self.touched[node] = found
-        return found
+        return self.touched[node]
 
     def _made(self, node: Node, axes: Axes) -> Node:
         if not node.is_float:
@@ -172,9 +168,8 @@ class Reindex:
             return node
         if node.op in VARIABLES:
             if node in self.nodes:
-                raise NotTurned(
-                    "mixed", f"it uses `{node.hint or node.op}` apart from the position it is part of"
-                )
+                why = f"it uses `{node.hint or node.op}` apart from the position it is part of"
+                raise NotTurned("mixed", why)
             return node
         try:
             return self._again(node, axes)
@@ -200,9 +195,7 @@ class Reindex:
             return None
         if plain and (len(parts) > 1 or any(variables for variables in form)):
             return None
-        total = parts[0]
-        for part in parts[1:]:
-            total = g.add(total, part)
+        total = functools.reduce(g.add, parts)
         if form:
             total = g.add(total, self.sums.node(form, axes, node.dtype))
         if total.dtype != node.dtype:

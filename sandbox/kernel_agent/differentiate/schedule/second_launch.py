@@ -10,19 +10,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.names import adjoint_name, stem
-from ..ir.nodes import For, GradWrite, If, Node, reachable
-from ..ir.report import LineReport, Why
+from ..ir.nodes import For, GradWrite, If, Node, nodes_in, placed
+from ..ir.report import Why
 from ..prove.disjoint import Proof, disjoint
 from ..reverse.sweep import Reverse
-from .gradient_writes import placed_writes
+from .gradient_writes import store
 
 
 def split(reverse: Reverse, axes: list[int], refused: dict[Node, str]) -> list:
     """Take the late writes out of the main kernel; returns the effects of the second launch."""
-    placed = placed_writes(reverse.effects)
+    found = list(placed(reverse.effects, GradWrite))
     late: list[GradWrite] = []
-    for base in dict.fromkeys(w.base for w, _ in placed):
-        mine = [(w, loops) for w, loops in placed if w.base is base]
+    for base in dict.fromkeys(w.base for w, _ in found):
+        mine = [(w, loops) for w, loops in found if w.base is base]
         if len(mine) < 2 or any(w.kind != "atomic_add" for w, _ in mine):
             continue
         proofs = [(w, disjoint(reverse.kernel.graph, w.offset, w.mask, loops, axes)) for w, loops in mine]
@@ -33,13 +33,11 @@ def split(reverse: Reverse, axes: list[int], refused: dict[Node, str]) -> list:
         others = [w for w, _ in mine if w is not first]
         if not all(map(_straight, others)):
             continue
-        first.kind, first.proof, first.layouts = "store", proof.text, proof.layouts
+        store(first, proof)
         late += others
-        d = adjoint_name(base.attrs["name"])
-        reason = (
-            f"one program owns each element of {d}; what other lines add to it follows in a second launch"
-        )
-        reverse.report.append(LineReport(first.line, "store", proof.text, reason))
+        owned = f"one program owns each element of {adjoint_name(base.attrs['name'])}"
+        reason = f"{owned}; what other lines add to it follows in a second launch"
+        reverse.say(first.line, "store", proof.text, reason)
         refused[base] = _why(others)
     if not late:
         return []
@@ -51,18 +49,14 @@ def split(reverse: Reverse, axes: list[int], refused: dict[Node, str]) -> list:
 def _straight(write: GradWrite) -> bool:
     """Whether a write needs no loop, no tape and no result of a branch: it is cheap to compute once more."""
     roots = [n for n in (write.offset, write.mask, write.value) if n is not None]
-    nodes = [n for n in reachable(roots) if isinstance(n, Node)]
-    return not any(n.op in ("loopout", "ifout", "phi") or n.attrs.get("buffer") for n in nodes)
+    return not any(n.op in ("loopout", "ifout", "phi") or n.attrs.get("buffer") for n in nodes_in(roots))
 
 
 def _why(others: list[GradWrite]) -> Why:
     for write in others:
-        load = next((n for n in reachable([write.offset]) if isinstance(n, Node) and n.op == "load"), None)
-        if load is not None:
-            name = load.hint or stem(load.args[0].attrs["name"])
-            return Why(
-                "fold", f"that `{name}` of line {load.line} stays in the program's own tile is not known"
-            )
+        for load in (n for n in nodes_in([write.offset]) if n.op == "load"):
+            where = f"`{load.hint or stem(load.args[0].attrs['name'])}` of line {load.line}"
+            return Why("fold", f"that {where} stays in the program's own tile is not known")
     return Why("several", "several places write this gradient")
 
 
@@ -75,11 +69,11 @@ def _only(effects: list, late: list[GradWrite], wanted: bool) -> list:
                 kept.append(effect)
         elif isinstance(effect, For):
             inner = _only(effect.effects, late, wanted)
-            if not wanted:
+            if wanted and inner:
+                kept.append(For(effect.region, effect.outer, effects=inner, order="any", line=effect.line))
+            elif not wanted:
                 effect.effects = inner
                 kept.append(effect)
-            elif inner:
-                kept.append(For(effect.region, effect.outer, effects=inner, order="any", line=effect.line))
         elif isinstance(effect, If):
             then, other = _only(effect.then_effects, late, wanted), _only(effect.other_effects, late, wanted)
             if not wanted:

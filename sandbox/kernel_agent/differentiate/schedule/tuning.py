@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...forward import Forward
-from ..ir.nodes import Node, reachable
+from ..ir.nodes import nodes_in
 from ..read.trace import Site
 
 MOST = 8
@@ -20,10 +20,14 @@ def menu(fwd: Forward, sites: list[Site]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for site in sites:
         bound = site.launch.config or {}
-        found += [c for c in _listed(fwd, site) if any(c[k] != v for k, v in bound.items() if k in c)]
+        listed = [
+            {**c.kwargs, "num_warps": c.num_warps, "num_stages": c.num_stages}
+            for c in getattr(_tuner(fwd, site.kernel_name), "configs", ())
+        ]
+        found += [c for c in listed if any(c[k] != v for k, v in bound.items() if k in c)]
     warps = max(site.launch.num_warps for site in sites)
     found += [{"num_warps": n} for n in (warps // 2, warps * 2) if 1 <= n <= 16]
-    if any(isinstance(n, Node) and n.op == "dot" for s in sites for n in reachable(s.kernel.effects)):
+    if any(n.op == "dot" for s in sites for n in nodes_in(s.kernel.effects)):
         stages = max(site.launch.num_stages for site in sites)
         found += [{"num_stages": n} for n in (2, 3, 4) if n != stages]
     unique: list[dict[str, Any]] = []
@@ -46,15 +50,6 @@ def _tuner(fwd: Forward, name: str) -> Any:
     while kernel is not None and not hasattr(kernel, "configs"):
         kernel = getattr(kernel, "fn", None)
     return kernel
-
-
-def _listed(fwd: Forward, site: Site) -> list[dict[str, Any]]:
-    """The forward's own list of configurations."""
-    return [_config(config) for config in getattr(_tuner(fwd, site.kernel_name), "configs", ())]
-
-
-def _config(config: Any) -> dict[str, Any]:
-    return {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
 
 
 def bind(fwd: Forward, config: dict[str, Any]) -> None:

@@ -14,11 +14,13 @@ whose sign only the host can know is asked of it before the launch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import permutations
 
 from ..ir.graph import Graph
-from ..ir.nodes import GradWrite, Node, Region, reachable
+from ..ir.nodes import GradWrite, Node, Region, nodes_in
 from ..ir.nonnegative import natural
 from ..ir.rewriter import Rewriter
 from ..prove.affine import Affine, Axes, Form, Group, Monomial, Var, divide, nonzero, times
@@ -61,13 +63,10 @@ class Window:
 
 def windowed(g: Graph, programs: Programs, tiles: Rewriter, grid: tuple[int, ...], write: GradWrite) -> bool:
     """Whether strides in an address are so close that they may overlap in another call."""
-    here, g.here = g.here, write.region
-    try:
+    with g.at(write.region):
         trial = Turn(g, programs, tiles, grid, write)
         groups = trial.affine.groups(trial.offset)
         return groups is not None and trial.overlapping(groups) is not None
-    finally:
-        g.here = here
 
 
 def turn(
@@ -85,13 +84,10 @@ def turn(
     own the indices that the mask allows, wherever the positions stand, so that writes to neighbours of each
     other have the same owners.
     """
-    here, g.here = g.here, write.region
-    try:
+    with g.at(write.region):
         turning = Turn(g, programs, tiles, grid, write)
         turning.shifted = shifted
         return turning.run(kept)
-    finally:
-        g.here = here
 
 
 class Turn:
@@ -122,16 +118,13 @@ class Turn:
         g = self.g
         windows, plain = self._windows()
         moved = list(dict.fromkeys(w.solved.position for w in windows if w.solved.position is not None))
-        places: list[Place] = []
-        valid: list[Condition] = []
         for window in windows:
             self._range(window)
         for position in moved:
             self._tile(position, _of(position, windows))
-        for position in moved:
-            found, condition = self._solve(position, _of(position, windows))
-            places += found
-            valid.append(condition)
+        solved = [self._solve(position, _of(position, windows)) for position in moved]
+        places = [place for found, _ in solved for place in found]
+        valid = [condition for _, condition in solved]
         gone = {var for position in moved for var in position.terms}
         self._free(gone)
         reindex = Reindex(self.g, self.affine, self.tiles, places, gone, self.write.region)
@@ -167,9 +160,9 @@ class Turn:
 
     def _renumbered(self, var: Var) -> Var:
         """A lane of the new block: axes that were summed over are gone."""
-        return (
-            var if var.kind != "lane" else Var("lane", (self.kept.index(var.key[0]), *var.key[1:]), var.node)
-        )
+        if var.kind != "lane":
+            return var
+        return Var("lane", (self.kept.index(var.key[0]), *var.key[1:]), var.node)
 
     # which index of the address is a window
 
@@ -194,9 +187,8 @@ class Turn:
         moved = {w.solved.position for w in windows}
         for tap in [tap for w in windows for tap in w.taps]:
             if tap.position is not None and tap.position.programs and tap.terms is tap.position.terms:
-                raise NotTurned(
-                    "mixed", "its windows overlap from program to program: each would walk all of them"
-                )
+                why = "its windows overlap from program to program: each would walk all of them"
+                raise NotTurned("mixed", why)
             if tap.position is not None and tap.position.axis is not None:
                 moved.add(tap.position)
         plain = []
@@ -264,34 +256,28 @@ class Turn:
 
     def _window(self, group: Group, entries: list[Entry]) -> Window:
         """The entry that moves: one with lanes, the longest."""
+        placed = [(e, e.position) for e in entries if e.position is not None]
         able = [
-            e
-            for e in entries
-            if e.position is not None and (e.position.axis is not None or e.position.programs)
+            (p.axis is not None, self._number(e.size) or 0, e)
+            for e, p in placed
+            if p.axis is not None or p.programs
         ]
         if not able:
             raise NotTurned("mixed", "no position of lanes or programs is in its window")
-        solved = max(able, key=lambda e: (e.position.axis is not None, self._number(e.size) or 0))  # type: ignore[union-attr]
+        *_, solved = max(able, key=lambda one: one[:2])
         return Window(group, solved, [e for e in entries if e is not solved])
 
     def _merged(self, groups: list[Group]) -> tuple[list[Group], list[Group]]:
         """Join strides that overlap: `at * stride + k` with a stride known only at run time is one index."""
         groups, merged = list(groups), []
-        pair = self.overlapping(groups)
-        while pair is not None:
+        while (pair := self.overlapping(groups)) is not None:
             high, low = pair
-            one = _joined(high, low)
-            groups = [one if group is low else group for group in groups if group is not high]
-            merged.append(one)
-            pair = self.overlapping(groups)
+            merged.append(_joined(high, low))
+            groups = [merged[-1] if group is low else group for group in groups if group is not high]
         return groups, merged
 
     def overlapping(self, groups: list[Group]) -> tuple[Group, Group] | None:
-        for high in groups:
-            for low in groups:
-                if high is not low and self._overlap(high, low):
-                    return high, low
-        return None
+        return next((pair for pair in permutations(groups, 2) if self._overlap(*pair)), None)
 
     def _overlap(self, high: Group, low: Group) -> bool:
         """Whether steps along `high` are not longer than `low`, or nearly so, in the traced call."""
@@ -375,9 +361,8 @@ class Turn:
     def _variable(self, count: Node, hint: str) -> Node:
         g = self.g
         axis = len(self.programs.virtual) + len(self.created)
-        here, g.here = g.here, g.top
-        vpid = g.intern("vpid", (), {"axis": axis, "count": count}, "int32", ())
-        g.here = here
+        with g.at(g.top):
+            vpid = g.intern("vpid", (), {"axis": axis, "count": count}, "int32", ())
         vpid.attrs["count"] = count
         vpid.hint = vpid.hint or hint
         self.created.append(vpid)
@@ -389,19 +374,15 @@ class Turn:
         sizes = [w.size for w in windows if w.size is not None]
         if len(sizes) > 1:  # digits of a number: what they are cut by must be positive
             sizes = [size if natural(size) else g.make("maximum", (size, g.one)) for size in sizes]
-        total = sizes[0]
-        for size in sizes[1:]:
-            total = g.mul(size, total)
+        total = functools.reduce(lambda below, size: g.mul(size, below), sizes)
         name = self._name(position)
+        lanes = [v for v in position.terms if v.kind == "lane"]
         if position.block is None or position.summed is not None:
-            tile = self._variable(total, name)
-            number: Node = tile
+            number = tile = self._variable(total, name)
             variables = [Var("vpid", (tile.attrs["axis"],), tile)]
         else:
-            tile = self._variable(g.make("cdiv", (total, position.block)), f"tile_{name}")
-            lane = next(v for v in position.terms if v.kind == "lane")
-            number = g.add(g.mul(tile, position.block), lane.node)  # type: ignore[arg-type]
-            variables = [Var("vpid", (tile.attrs["axis"],), tile), lane]
+            tile, number = self._blocks(total, position.block, lanes[0], f"tile_{name}")
+            variables = [Var("vpid", (tile.attrs["axis"],), tile), lanes[0]]
             self.ends[position] = g.compare("<", number, total)
         number.hint = number.hint or f"{name}_owned"
         self.facts.append((number, variables))
@@ -412,24 +393,28 @@ class Turn:
         windows[-1].place = rest
         if position.summed is not None:
             assert position.block is not None and position.summed.size is not None
-            part = self._variable(g.make("cdiv", (position.summed.size, position.block)), f"part_{name}")
-            lane = next(v for v in position.terms if v.kind == "lane")
-            self.low[position] = g.add(g.mul(part, position.block), lane.node)  # type: ignore[arg-type]
+            size = position.summed.size
+            _, self.low[position] = self._blocks(size, position.block, lanes[0], f"part_{name}")
         for entry in position.entries:
             if entry is not position.summed and not any(w.solved is entry for w in windows):
                 name = (getattr(entry.var.node, "hint", None) if entry.terms else None) or "tap"
                 self.taps[entry] = self._variable(self._size(entry), name)
 
+    def _blocks(self, size: Node, block: Node, lane: Var, hint: str) -> tuple[Node, Node]:
+        """A variable that counts the blocks of a size, and what its lanes stand at."""
+        assert lane.node is not None
+        number = self._variable(self.g.make("cdiv", (size, block)), hint)
+        return number, self.g.add(self.g.mul(number, block), lane.node)
+
     def _name(self, position: Position) -> str:
         """What the forward calls a position."""
-        nodes = [n for n in reachable([self.offset]) if isinstance(n, Node) and n.hint and not n.is_float]
+        nodes = [n for n in nodes_in([self.offset]) if n.hint and not n.is_float]
         return next((n.hint for n in nodes if self._is(n, position)), None) or "at"
 
     def _is(self, node: Node, position: Position) -> bool:
-        axes: Axes = () if position.axis is None else (position.axis,)
-        if len(node.shape) != len(axes):
+        if len(node.shape) != len(position.axes):
             return False
-        form = nonzero(self.affine.terms(node, axes))  # type: ignore[arg-type]
+        form = nonzero(self.affine.terms(node, position.axes))  # type: ignore[arg-type]
         return form == {(v,): {ids: f} for v, (f, ids) in position.terms.items()}
 
     # the position behind an index
@@ -443,26 +428,23 @@ class Turn:
 
         def ask(left: Node, cmp: str, right: Node) -> None:
             nonlocal inside
-            one = g.compare(cmp, left, right)
-            inside = g.both(inside, one)
+            inside = g.both(inside, g.compare(cmp, left, right))
 
         for entry in position.entries:
             window = next((w for w in windows if w.solved is entry), None)
             if entry is position.summed:
                 ask(self.low[position], "<", entry.size)  # type: ignore[arg-type]
-                whole = self.low[position] if whole is None else g.add(whole, self.low[position])
+                whole = g.signed(whole, self.low[position], 1)
                 continue
             digit = self.taps[entry] if window is None else self._digit(window, ask)
             cut = entry.terms is not position.terms and entry.size is not None
             if window is not None and cut and (window.taps or window is windows[-1]):
                 ask(digit, "<", entry.size)  # type: ignore[arg-type]
             digits.append((entry, digit))
-            part = g.mul(digit, monomial_node(self.affine, g, entry.low))
-            whole = part if whole is None else g.add(whole, part)
+            whole = g.signed(whole, g.mul(digit, monomial_node(self.affine, g, entry.low)), 1)
         assert whole is not None
         ask(whole, "<", position.count)
         assert inside is not None
-        axes: Axes = () if position.axis is None else (position.axis,)
         zero = g.const(0)
         places = []
         at = g.where(inside, whole, zero)
@@ -476,13 +458,13 @@ class Turn:
             if entry.terms and entry.terms is not position.terms:
                 places.append(Place(entry.terms, found, position.axis if found.shape else None))
         places.append(Place(position.terms, at, position.axis))
-        return places, Condition(inside, axes)
+        return places, Condition(inside, position.axes)
 
     def _digit(self, window: Window, ask: Callable) -> Node:
         """(index - taps) / multiplier."""
         g, entry = self.g, window.solved
         assert window.place is not None and entry.position is not None
-        axes: Axes = () if entry.position.axis is None else (entry.position.axis,)
+        axes = entry.position.axes
         if not window.taps and entry.multiplier == (1, ()) and not window.low:
             return window.place
         number = g.add(window.place, self.reader.uniform(window.low))
@@ -521,18 +503,14 @@ class Turn:
                 form[()][moved[1]] = form[()].get(moved[1], 0) + moved[0]
             position = window.solved.position
             assert position is not None and window.place is not None
-            axes: Axes = () if position.axis is None else (position.axis,)
-            at = lift(g, window.place, axes, self.kept)
+            at = lift(g, window.place, position.axes, self.kept)
             if wide == "int64":
                 at = g.cast(at, wide)
-            part = g.mul(monomial_node(self.affine, g, window.group.coefficient), at)
-            total = part if total is None else g.add(total, part)
+            total = g.signed(total, g.mul(monomial_node(self.affine, g, window.group.coefficient), at), 1)
         assert total is not None
         if nonzero(form):
             total = g.add(self.sums.node(form, self.kept, wide), total)
-        shape = tuple(
-            dim for axis, dim in zip(self.axes, self.offset.shape, strict=True) if axis in self.kept
-        )
+        shape = tuple(dim for axis, dim in enumerate(self.offset.shape) if axis in self.kept)
         if total.shape != shape:
             total = g.broadcast(total, shape)
         return total
@@ -547,26 +525,24 @@ class Turn:
         return wanted
 
     def _mask(self, wanted: list[Condition]) -> Node | None:
-        g = self.g
         result: Node | None = None
         for condition in wanted:
-            one = lift(g, condition.node, condition.axes, self.kept)
-            result = g.both(result, one)
+            result = self.g.both(result, lift(self.g, condition.node, condition.axes, self.kept))
         return result
 
     def _stored(self, reindex: Reindex, moved: list[Position], node: Node, axes: Axes) -> Node:
         """Where the program at the new positions keeps a value: its number, then the place in its block."""
         g = self.g
+        name = f"`{node.hint or 'a value'}`"
+        divided = NotTurned("inner", f"{name} took a loop, in programs that are split")
         halves: dict[Node | None, Node] = {}
         for position in moved:
             if position.axis is not None and position.axis not in axes:
                 if position.programs:  # lanes stand in several programs, and each has another value
-                    raise NotTurned("inner", f"`{node.hint or 'a value'}` took a loop, one value a program")
+                    raise NotTurned("inner", f"{name} took a loop, one value a program")
                 continue
             if position.equal is not None:
-                raise NotTurned(
-                    "inner", f"`{node.hint or 'a value'}` took a loop, in programs that are split"
-                )
+                raise divided
             whole = next(place.node for place in reindex.places if place.terms is position.terms)
             for var in position.terms:
                 part = whole
@@ -578,10 +554,8 @@ class Turn:
         for one, count in self.programs.numbered:
             value = self.tiles.node(one)
             value = halves.get(value, value)
-            if any(n in halves for n in reachable([value]) if isinstance(n, Node) and n.op == "vpid"):
-                raise NotTurned(
-                    "inner", f"`{node.hint or 'a value'}` took a loop, in programs that are split"
-                )
+            if any(n in halves for n in nodes_in([value]) if n.op == "vpid"):
+                raise divided
             total = g.cast(value, "int64") if total is None else g.add(g.mul(total, count), value)
         assert total is not None
         for at, dim in enumerate(node.shape):
@@ -603,7 +577,7 @@ class Turn:
             if region in vanished or region.kind == "top":
                 continue
             asked = [n for n in (*(region.bounds or ()), region.cond) if n is not None]
-            needed = {n for one in asked for n in reachable([one if one.is_float else self.tiles.node(one)])}
+            needed = set(nodes_in([one if one.is_float else self.tiles.node(one) for one in asked]))
             if needed & nodes:
                 raise NotTurned("bounds", "a loop or branch around it depends on the position")
 
@@ -632,7 +606,7 @@ class Turn:
     def _tap(tap: Entry) -> str:
         node = tap.var.region.iv if tap.var.region is not None else tap.var.node
         assert node is not None
-        whole = next((n for n in reachable([node]) if isinstance(n, Node) and n.hint), node)
+        whole = next((n for n in nodes_in([node]) if n.hint), node)
         return f"`{node.hint}`" if node.hint else f"a digit of `{whole.hint}`"
 
     # numbers of the traced call

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..ir.nodes import For, GradWrite, If, Node, Region, Store, TapeStore, operands
+from ..ir.nodes import For, GradWrite, If, Node, Region, Store, TapeStore, bodies, operands
 
 
 class Demand:
@@ -26,12 +26,11 @@ class Demand:
         self.drain()
 
     def use(self, node: Node | None) -> None:
-        if node is None:
-            return
-        self.uses[node] += 1
-        if node not in self.seen:
-            self.seen.add(node)
-            self.work.append(node)
+        if node is not None:
+            self.uses[node] += 1
+            if node not in self.seen:
+                self.seen.add(node)
+                self.work.append(node)
 
     def drain(self) -> None:
         while self.work:
@@ -59,10 +58,7 @@ class Demand:
         self.need[loop] = set()
         for k, carry in enumerate(loop.carries):
             self.owner.setdefault(carry.phi, []).append((loop, k))
-        for bound in loop.region.bounds or ():
-            self.use(bound)
-        self.use(loop.cond)
-        for node in loop.provides.values():
+        for node in (*(loop.region.bounds or ()), loop.cond, *loop.provides.values()):
             self.use(node)
         for store in loop.tape:
             self.effect(store)
@@ -84,15 +80,12 @@ class Demand:
         if isinstance(effect, (GradWrite, TapeStore)):
             for node in operands(effect):
                 self.use(node)
-        elif isinstance(effect, For):
-            if not effects_of(effect):
-                return
-            self.loop(effect)
-            for inner in effect.effects:
-                self.effect(inner)
-        elif isinstance(effect, If) and effects_of(effect):
-            self.use(effect.cond)
-            for inner in (*effect.then_effects, *effect.other_effects):
+        elif effects_of(effect):
+            if isinstance(effect, For):
+                self.loop(effect)
+            elif isinstance(effect, If):
+                self.use(effect.cond)
+            for inner in (inner for body in bodies(effect) for inner in body):
                 self.effect(inner)
 
 
@@ -101,12 +94,9 @@ def places(demand: Demand, effects: list, top: Region) -> dict[object, Region]:
     used: dict[object, Region] = {}
     place: dict[object, Region] = {}
     for item in _users_first(demand, effects):
-        if isinstance(item, Node):
-            here = _sunk(item.home, used.get(item, item.home))
-        elif isinstance(item, For):
-            here = _sunk(item.outer, used.get(item, item.outer))
-        else:
-            here = used.get(item, getattr(item, "outer", None) or getattr(item, "region", None) or top)
+        here = used.get(item, _stands(item) or top)
+        if isinstance(item, (Node, For)):
+            here = _sunk(item.home if isinstance(item, Node) else item.outer, here)
         place[item] = here
         for part, region in _parts(demand, item, here):
             used[part] = region if part not in used else _common(used[part], region)
@@ -123,20 +113,15 @@ def _parts(demand: Demand, item: object, here: Region) -> list[tuple[object, Reg
             return [(item.attrs["loop"], here)]
         if item.op == "ifout":
             stmt = item.attrs["if"]
-            sides = [(item.attrs["then"], stmt.then), (item.attrs["other"], stmt.other)]
-            return [(stmt.cond, here), *((n, r) for n, r in sides if n is not None)]
+            either = [(item.attrs["then"], stmt.then), (item.attrs["other"], stmt.other)]
+            return [(stmt.cond, here), *((n, r) for n, r in either if n is not None)]
         return [(n, here) for n in (*item.args, *item.shape)]
     if isinstance(item, For):
         parts: list[tuple[object, Region]] = [(n, here) for n in item.region.bounds or ()]
         for k in demand.need.get(item, ()):
             parts += [(item.carries[k].init, here), (item.carries[k].next, item.region)]
-        inside = [
-            *(e for e in item.effects if effects_of(e)),
-            *item.tape,
-            *item.provides.values(),
-            *([item.cond] if item.cond else []),
-        ]
-        parts += [(e, item.region) for e in inside]
+        inside = [*filter(effects_of, item.effects), *item.tape, *item.provides.values(), item.cond]
+        parts += [(e, item.region) for e in inside if e is not None]
         if item.source is not None and item.source.tape:
             parts.append((item.source, here))
         return parts
@@ -160,9 +145,13 @@ def _users_first(demand: Demand, effects: list) -> list:
             continue
         state.add(id(item))
         stack.append((item, True))
-        region = getattr(item, "home", None) or getattr(item, "outer", None) or getattr(item, "region", None)
-        stack += [(part, False) for part, _ in _parts(demand, item, region)]  # type: ignore[arg-type]
+        stack += [(part, False) for part, _ in _parts(demand, item, _stands(item))]  # type: ignore[arg-type]
     return order[::-1]
+
+
+def _stands(item: object) -> Region | None:
+    """Where a node, a loop, a branch or a write is."""
+    return getattr(item, "home", None) or getattr(item, "outer", None) or getattr(item, "region", None)
 
 
 def _common(a: Region, b: Region) -> Region:
@@ -188,8 +177,6 @@ def _sunk(home: Region, used: Region) -> Region:
 
 def effects_of(effect: object) -> bool:
     """Whether an effect writes anything in the backward."""
-    if isinstance(effect, For):
-        return any(map(effects_of, effect.effects))
-    if isinstance(effect, If):
-        return any(map(effects_of, (*effect.then_effects, *effect.other_effects)))
+    if isinstance(effect, (For, If)):
+        return any(effects_of(inner) for body in bodies(effect) for inner in body)
     return not isinstance(effect, Store)  # the forward's own stores are not repeated

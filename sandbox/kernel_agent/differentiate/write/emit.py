@@ -9,21 +9,36 @@ from __future__ import annotations
 
 import json
 import keyword
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ...source import words
 from ..ir.graph import Graph
 from ..ir.names import stem, suggested
 from ..ir.nodes import Carry, For, GradWrite, If, Node, Region, TapeStore, is_float, walk
-from ..ir.simplify import is_zero
+from ..ir.simplify import is_number, is_zero
 from ..ir.spelling import ATOM, INFIX, TRIVIAL, gradient_name, negated, number_text, one_term, python_number
 from ..ir.values import Kernel, carried, dtype_text
 from ..reverse.rules import SMALL_DOT
 from .demand import Demand, effects_of, places
-from .line_breaks import WIDTH, break_line, folded, shortened, statement, wrap
+from .line_breaks import WIDTH, break_line, folded, indented, shortened, statement, wrap
 
 INDICES, RECOMPUTE, UPSTREAM, REVERSE, WRITE = range(5)
 BRIEF = words("const constexpr param iv phi pid arange")
+ARITHMETIC = (*INFIX, "neg", "minimum", "maximum", "cdiv")
+CALLS = {
+    **{op: f"{{tl}}.{op}({{every}})" for op in words("minimum maximum cdiv where arange clamp join")},
+    "pid": "{tl}.program_id({at[axis]})",
+    "npid": "{tl}.num_programs({at[axis]})",
+    "reduce": "{tl}.{at[fn]}({every}, axis={at[axis]})",
+    "argreduce": "{tl}.arg{at[fn]}({every}, axis={at[axis]})",
+    "scan": "{tl}.cum{at[fn]}({every}, axis={at[axis]}{back})",
+    "gather": "{tl}.gather({every}, {at[axis]})",
+    "affine": "{tl}.associative_scan(({every}), {at[axis]}, {at[text]}{back})[1]",
+    "flip": "{tl}.flip({every}, {at[axis]})",
+    "split": "{tl}.split({every})[{at[index]}]",
+    "random": "{tl}.{at[fn]}({every}{more})",
+}
 TITLES = ("indices", "recompute", "upstream", "reverse", "write gradients")
 
 
@@ -42,11 +57,18 @@ class Scope:
     def text(self) -> list[str]:
         return [line for section in self.lines for line in section]
 
-    def inside(self, other: Scope) -> bool:
+    def chain(self) -> Iterator[Scope]:
         scope: Scope | None = self
-        while scope is not None and scope is not other:
+        while scope is not None:
+            yield scope
             scope = scope.parent
-        return scope is other
+
+    def inside(self, other: Scope) -> bool:
+        return any(scope is other for scope in self.chain())
+
+    def reach(self, scope: int, section: int) -> None:
+        """Something in here uses a section of a scope around it."""
+        self.floor[scope] = max(self.floor.get(scope, 0), section)
 
 
 @dataclass
@@ -97,17 +119,10 @@ class Emitter:
             head = [f"def {self.name}(", *("    " + line + "," for line in wrap(signature, WIDTH - 5)), "):"]
             if len(head) > 3:
                 head[-1] += "  # fmt: skip"
-        notes = (
-            ["    # assumptions and decisions"]
-            + ["    # " + part for line in decisions for part in folded(f"- {line}", WIDTH - 6)]
-            + [""]
-            if decisions
-            else []
-        )
-        text = (
-            "\n".join(["@triton.jit", *head, *notes, *("    " + line if line else "" for line in body)])
-            + "\n"
-        )
+        about = ["# assumptions and decisions"] * bool(decisions)
+        about += ["# " + part for line in decisions for part in folded(f"- {line}", WIDTH - 6)]
+        lines = [*about, *[""] * bool(decisions), *body]
+        text = "\n".join(["@triton.jit", *head, *indented(lines)]) + "\n"
         return Emitted(self.name, text, params, list(self.upstream), list(self.gradients), list(self.extra))
 
     def _addresses(self, effects: list) -> dict[Node, str]:
@@ -132,9 +147,7 @@ class Emitter:
         out: list[str] = []
         for title, lines in zip(TITLES, self.scope.lines, strict=True):
             if lines:
-                if out:
-                    out.append("")
-                out += [f"# {title}", *lines]
+                out += [*[""] * bool(out), f"# {title}", *lines]
         return out or ["pass"]
 
     # effects
@@ -145,25 +158,18 @@ class Emitter:
                 self.grad_write(effect)
             elif isinstance(effect, TapeStore):
                 self.tape_store(effect)
-            elif isinstance(effect, For):
-                if effects_of(effect):
-                    self.loop(effect)
+            elif isinstance(effect, For) and effects_of(effect):
+                self.loop(effect)
             elif isinstance(effect, If) and effects_of(effect):
                 self.branch(effect)
 
     def grad_write(self, write: GradWrite) -> None:
         name = write.base.attrs["name"]
         self.gradients[name] = None
-        base = write.base
-        start = gradient_name(name) if base.op == "param" else self.expr(base, 9)[0]
-        pointer, section = self.address(start, write.offset)
-        value, s2 = self.expr(write.value)
-        parts = [pointer, value]
-        section = max(section, s2)
+        start = gradient_name(name) if write.base.op == "param" else self.expr(write.base, 9)[0]
+        parts = [self.address(start, write.offset), self.expr(write.value)[0]]
         if write.mask is not None:
-            mask, s3 = self.expr(write.mask)
-            parts.append(f"mask={mask}")
-            section = max(section, s3)
+            parts.append(f"mask={self.expr(write.mask)[0]}")
         if write.kind != "store":
             parts.append('sem="relaxed"')
         if write.advice:
@@ -175,16 +181,13 @@ class Emitter:
 
     def tape_store(self, store: TapeStore) -> None:
         self.extra[store.buffer] = None
-        pointer, _ = self.address(store.buffer, store.index)
+        pointer = self.address(store.buffer, store.index)
         value, _ = self.expr(store.value)
         mask = "" if store.mask is None else f", mask={self.expr(store.mask)[0]}"
         self.line(WRITE, f"{self.tl}.store({pointer}, {value}{mask})")
 
-    def address(self, pointer: str, offset: Node) -> tuple[str, int]:
-        if is_zero(offset):
-            return pointer, INDICES
-        text, section = self.expr(offset, 9)
-        return f"{pointer} + {text}", section
+    def address(self, pointer: str, offset: Node) -> str:
+        return pointer if is_zero(offset) else f"{pointer} + {self.expr(offset, 9)[0]}"
 
     def line(self, section: int, text: str, note: int | None = None) -> None:
         if note is not None and 0 < note <= len(self.source):
@@ -195,16 +198,12 @@ class Emitter:
             if 0 < len(comment) <= room:
                 text = f"{text}  # {comment}"
             else:
-                self.scope.lines[section].append(
-                    shortened(f"# line {note}: {comment}", WIDTH - 4 * self.depth())
-                )
+                above = shortened(f"# line {note}: {comment}", WIDTH - 4 * self.depth())
+                self.scope.lines[section].append(above)
         self.scope.lines[section].extend(break_line(text, WIDTH - 4 * self.depth()))
 
     def depth(self) -> int:
-        depth, scope = 1, self.scope.parent
-        while scope is not None:
-            depth, scope = depth + 1, scope.parent
-        return depth
+        return sum(1 for _ in self.scope.chain())
 
     # loops and branches
 
@@ -213,27 +212,18 @@ class Emitter:
         self.stack.append(self.scope)
         return self.scope
 
-    def leave(self, loop: bool) -> None:
-        """Forget the innermost scope; its names may be used again in sibling loops, never across an `if`."""
+    def leave(self, loop: bool) -> int:
+        """Forget the innermost scope; its names may be used again in sibling loops, never across an `if`.
+        Returns the latest section of the outer scope that it uses."""
         inner = self.stack.pop()
         outer = inner.parent
         assert outer is not None
         (outer.below if loop else outer.own).update(inner.own)
         outer.below |= inner.below
         self.scope = outer
-
-    def close(self, section: int, head: str) -> int:
-        """Put the finished inner scope into its parent; returns the section it went to."""
-        inner = self.scope
-        parent = inner.parent
-        assert parent is not None
-        self.leave(loop=True)
-        section = max(section, inner.floor.get(id(parent), 0))
-        for ident, value in inner.floor.items():
-            if ident != id(parent):
-                parent.floor[ident] = max(parent.floor.get(ident, 0), value)
-        body = inner.text() or ["pass"]
-        parent.lines[section].extend([head, *("    " + line for line in body)])
+        section = inner.floor.pop(id(outer), 0)
+        for scope, used in inner.floor.items():
+            outer.reach(scope, used)
         return section
 
     def loop(self, loop: For) -> None:
@@ -277,23 +267,16 @@ class Emitter:
             if text != names[carry.phi]:
                 updates.append((names[carry.phi], text, carry))
         self.update(updates)
-        section = self._place(outer, section, inits, head, loop)
-        for k in need:
-            carry = loop.carries[k]
-            out = loop.outs.get(k)
-            if out is not None:
-                outer.names[out] = (names[carry.phi], section)
-
-    def _place(self, outer: Scope, section: int, inits: list[str], head: str, loop: For) -> int:
-        inner = self.scope
-        section = max(section, inner.floor.get(id(outer), 0))
+        section = max(section, self.leave(loop=True))
+        lines, barrier = outer.lines[section], f"{self.tl}.debug_barrier()"
         if loop.tape and outer.parent is not None:
-            outer.lines[section].append(f"{self.tl}.debug_barrier()")
-        outer.lines[section].extend(inits)
-        self.close(section, head)
+            lines.append(barrier)
+        lines += [*inits, head, *indented(inner.text() or ["pass"])]
         if loop.tape:
-            outer.lines[section].append(f"{self.tl}.debug_barrier()")
-        return section
+            lines.append(barrier)
+        for k in need:
+            if k in loop.outs:
+                outer.names[loop.outs[k]] = (names[loop.carries[k].phi], section)
 
     def initial(self, carry: Carry) -> tuple[str, int]:
         text, section = self.expr(carry.init)
@@ -303,44 +286,36 @@ class Emitter:
 
     def header(self, loop: For, inner: Scope) -> tuple[str, list[str], int]:
         """The head of a loop, the name of its variable and the lines that open its body."""
-        if loop.region.bounds is None:
-            return "", ["_"], INDICES
         region = loop.region
-        lo, hi, step = region.bounds  # type: ignore[misc]
+        if region.bounds is None or region.iv is None:
+            return "", ["_"], INDICES
+        lo, hi, step = region.bounds
         (lo_text, s1), (hi_text, s2), (step_text, s3) = self.expr(lo, 9), self.expr(hi), self.expr(step, 10)
         section = max(s1, s2, s3)
+        reverse, unit = loop.order == "reverse", is_number(step, 1)
+        # Triton 3.6 (TritonGPURemoveLayoutConversions) takes a lower bound that an enclosing loop carries
+        # for its first value, in every iteration: count from zero instead.
+        counted = not reverse and carried(lo)
         self.scope, outer = inner, self.scope
-        name, back = self.unique(region.iv.hint or "i"), "back"  # type: ignore[union-attr]
-        if loop.order == "reverse":
-            back = self.unique(back)
+        name = self.unique(region.iv.hint or "i")
+        back = self.unique("back") if reverse or counted else ""
         self.scope = outer
-        unit = step.op == "const" and step.value == 1
-        if loop.order != "reverse" and carried(lo):
-            # Triton 3.6 (TritonGPURemoveLayoutConversions) takes a lower bound that an enclosing loop carries
-            # for its first value, in every iteration: count from zero instead.
-            self.scope = inner
-            back = self.unique("back")
-            self.scope = outer
+        if counted:
             line = f"{name} = {lo_text} + {back} * {step_text}"
-            return (
-                f"for {back} in {region.call}({self.tl}.cdiv({hi_text} - {lo_text}, {step_text})):",
-                [name, line],
-                section,
-            )
-        if loop.order != "reverse":
+            trips = f"{self.tl}.cdiv({hi_text} - {lo_text}, {step_text})"
+        elif not reverse:
             parts = [self.expr(lo)[0], hi_text, self.expr(step)[0]]
             if unit:
                 parts = parts[1:2] if is_zero(lo) else parts[:2]
             return f"for {name} in {region.call}({', '.join(parts)}):", [name], section
-        count = self.expr(hi, 10)[0] if is_zero(lo) else f"({hi_text} - {lo_text})"
-        if unit:
+        elif unit:
             trips = hi_text if is_zero(lo) else f"{hi_text} - {lo_text}"
             line = f"{name} = {self.expr(hi, 9)[0]} - 1 - {back}"
         else:
-            trips = f"{self.tl}.cdiv({count.strip('()') if is_zero(lo) else count[1:-1]}, {step_text})"
-            line = f"{name} = ({trips} - 1 - {back}) * {step_text}"
-            if not is_zero(lo):
-                line = f"{name} = {lo_text} + ({trips} - 1 - {back}) * {step_text}"
+            span = self.expr(hi, 10)[0].strip("()") if is_zero(lo) else f"{hi_text} - {lo_text}"
+            trips = f"{self.tl}.cdiv({span}, {step_text})"
+            start = "" if is_zero(lo) else f"{lo_text} + "
+            line = f"{name} = {start}({trips} - 1 - {back}) * {step_text}"
         return f"for {back} in {region.call}({trips}):", [name, line], section
 
     def update(self, updates: list[tuple[str, str, Carry]]) -> None:
@@ -351,16 +326,12 @@ class Emitter:
         while rest:  # next comes one whose old value none of the others needs
             free = [u for u in rest if not any(u[2].phi in needs[o[0]] for o in rest if o is not u)]
             if not free:
-                break
+                left, right = ", ".join(u[0] for u in updates), ", ".join(u[1] for u in updates)
+                self.line(WRITE, f"{left} = {right}")
+                return
             ordered.append(free[0])
             rest.remove(free[0])
-        if not rest:
-            updates = ordered
-        else:
-            left, right = ", ".join(u[0] for u in updates), ", ".join(u[1] for u in updates)
-            self.line(WRITE, f"{left} = {right}")
-            return
-        for name, text, _ in updates:
+        for name, text, _ in ordered:
             self.assign(name, text)
 
     def assign(self, name: str, text: str) -> None:
@@ -377,22 +348,16 @@ class Emitter:
             phi, new = out.attrs[side], out.attrs[other]
             if phi is None or new is None or phi.op != "phi" or phi not in self.scope.names:
                 continue
-            steps = {c.next for loop, k in self.demand.owner.get(phi, ()) for c in [loop.carries[k]]}
-            if (
-                steps == {out}
-                and self.demand.uses[phi] <= 2
-                and self.demand.uses[out] <= 1
-                and phi in new.args
-            ):
+            steps = {loop.carries[k].next for loop, k in self.demand.owner.get(phi, ())}
+            few = self.demand.uses[phi] <= 2 and self.demand.uses[out] <= 1
+            if few and steps == {out} and phi in new.args:
                 return self.scope.names[phi][0]
         return None
 
     def last(self, node: Node) -> str:
         """Text of a value that is assigned to a carry or a merged name: it needs no name of its own."""
-        once = (
-            self.demand.uses[node] <= 1 and self.home(node) is self.scope.region and self.find(node) is None
-        )
-        if once and node.op not in ("loopout", "ifout", "phi"):
+        once = self.demand.uses[node] <= 1 and self.home(node) is self.scope.region
+        if once and self.find(node) is None and node.op not in ("loopout", "ifout", "phi"):
             return self.render(node)[0]
         return self.expr(node)[0]
 
@@ -413,8 +378,7 @@ class Emitter:
         if len(outs) == 1 and not effects_of(stmt) and self.choice(outs[0], cond, section):
             return
         names = {out: self.accumulator(out) or self.unique(out.hint or "value") for out in outs}
-        outer = self.scope
-        blocks = []
+        outer, blocks = self.scope, []
         for region, effects, side in (
             (stmt.then, stmt.then_effects, "then"),
             (stmt.other, stmt.other_effects, "other"),
@@ -429,28 +393,19 @@ class Emitter:
                 if text == names[out]:
                     continue
                 if value.op in ("const", "full") and not stmt.static and out.is_float:
-                    text = self.full(
-                        value.value if value.op == "const" else value.args[0].value, out.shape, out.dtype
-                    )
+                    number = value if value.op == "const" else value.args[0]
+                    text = self.full(number.value, out.shape, out.dtype)
                 self.assign(names[out], text)
-            self.leave(loop=False)
-            for ident, value in inner.floor.items():
-                if ident == id(outer):
-                    section = max(section, value)
-                else:
-                    outer.floor[ident] = max(outer.floor.get(ident, 0), value)
-            blocks.append(inner.text())
+            section = max(section, self.leave(loop=False))
+            blocks.append(indented(inner.text()))
         reverse = effects_of(stmt) or any(out.upstream for out in outs)
-        section = max(
-            section, REVERSE if reverse else RECOMPUTE if any(o.is_float for o in outs) else INDICES
-        )
-        lines = outer.lines[section]
-        if blocks[0]:
-            lines += [f"if {cond}:", *("    " + line for line in blocks[0])]
-            if blocks[1]:
-                lines += ["else:", *("    " + line for line in blocks[1])]
-        elif blocks[1]:
-            lines += [f"if {negated(cond)}:", *("    " + line for line in blocks[1])]
+        least = REVERSE if reverse else RECOMPUTE if any(o.is_float for o in outs) else INDICES
+        section = max(section, least)
+        lines, (then, other) = outer.lines[section], blocks
+        if then:
+            lines += [f"if {cond}:", *then, *(["else:", *other] if other else [])]
+        elif other:
+            lines += [f"if {negated(cond)}:", *other]
         for out in outs:
             outer.names[out] = (names[out], section)
 
@@ -470,35 +425,27 @@ class Emitter:
         """Whether a value prints inline without a statement of its own, wherever it lives."""
         if node.op in ("const", "constexpr", "param", "iv", "phi") or self.find(node) is not None:
             return size > 0
-        if (
-            node.op not in (*INFIX, "neg", "minimum", "maximum", "cdiv")
-            or self.demand.uses[node] > 1
-            or node.hint
-        ):
+        if node.op not in ARITHMETIC or self.demand.uses[node] > 1 or node.hint:
             return False
-        if self.home(node) is not self.scope.region and not self.home(node).inside(self.scope.region):
+        if not self.home(node).inside(self.scope.region):
             return False
         return size > 0 and all(self.short(a, size - len(node.args)) for a in node.args)
 
     # values
 
     def find(self, node: Node) -> tuple[str, int] | None:
-        scope: Scope | None = self.scope
-        while scope is not None:
+        for scope in self.scope.chain():
             if node in scope.names:
                 name, section = scope.names[node]
-                inner = self.scope
-                if inner is not scope:
-                    inner.floor[id(scope)] = max(inner.floor.get(id(scope), 0), section)
-                return name, section if inner is scope else INDICES
-            scope = scope.parent
+                if scope is self.scope:
+                    return name, section
+                self.scope.reach(id(scope), section)
+                return name, INDICES
         return None
 
     def unique(self, hint: str) -> str:
         """A name that means nothing else here: in no open scope, and in no closed loop inside this one."""
-        scope = self.scope
-        while scope.region.cond is not None and scope.parent is not None:  # an `if` hides nothing
-            scope = scope.parent
+        scope = next(s for s in self.scope.chain() if s.region.cond is None)  # an `if` hides nothing
         inner = [s for s in self.stack if s.inside(scope)]
         around = [s for s in self.stack if scope.inside(s)]
         taken = self.reserved.union(*(s.own for s in (*around, *inner)), *(s.below for s in inner))
@@ -514,21 +461,12 @@ class Emitter:
         known = self.find(node)
         if known is not None:
             return known
-        if node.op == "loopout":
-            self.at_home(node, lambda: self.loop(node.attrs["loop"]))
-            return self._found(node)
-        if node.op == "ifout":
-            self.at_home(node, lambda: self.branch(node.attrs["if"]))
-            return self._found(node)
         if node.op == "phi":
             return self.taped(node)
-        if self.inline(node):
+        if node.op not in ("loopout", "ifout") and self.inline(node):
             text, own, section = self.render(node)
             return (f"({text})" if own < prec else text), section
-        self.at_home(node, lambda: self.define(node))
-        return self._found(node)
-
-    def _found(self, node: Node) -> tuple[str, int]:
+        self.at_home(node)
         known = self.find(node)
         assert known is not None, f"{node!r} of line {node.line} was not defined where it is used"
         return known
@@ -542,15 +480,18 @@ class Emitter:
     def home(self, node: Node) -> Region:
         return self.places.get(node, node.home)
 
-    def at_home(self, node: Node, action) -> None:
-        """Run `action` in the scope where `node` lives."""
-        here = self.scope
-        scope: Scope | None = here
-        while scope is not None and scope.region is not self.home(node):
-            scope = scope.parent
+    def at_home(self, node: Node) -> None:
+        """Write what gives a value its name, in the scope where it lives."""
+        here, home = self.scope, self.home(node)
+        scope = next((scope for scope in here.chain() if scope.region is home), None)
         assert scope is not None, f"{node!r} of line {node.line} has no home here"
         self.scope = scope
-        action()
+        if node.op == "loopout":
+            self.loop(node.attrs["loop"])
+        elif node.op == "ifout":
+            self.branch(node.attrs["if"])
+        else:
+            self.define(node)
         self.scope = here
 
     def define(self, node: Node) -> None:
@@ -562,11 +503,10 @@ class Emitter:
         self.scope.names[node] = (name, section)
 
     def own_section(self, node: Node) -> int:
-        if node.upstream:
-            return (
-                UPSTREAM if node.op in ("load", "cast") and node.args[0].op in ("param", "load") else REVERSE
-            )
-        return RECOMPUTE if node.is_float else INDICES
+        if not node.upstream:
+            return RECOMPUTE if node.is_float else INDICES
+        loaded = node.op in ("load", "cast") and node.args[0].op in ("param", "load")
+        return UPSTREAM if loaded else REVERSE
 
     def inline(self, node: Node) -> bool:
         if node.op in TRIVIAL or (self.inlining and self.home(node) is self.scope.region):
@@ -581,11 +521,10 @@ class Emitter:
             return True
         if node in self.addresses and not self.brief(node, 5):
             return False
-        if self.home(node) is not self.scope.region and not self.home(node).inside(self.scope.region):
+        if not self.home(node).inside(self.scope.region):
             return False
-        return self.demand.uses[node] <= 1 and (
-            not node.hint or node.reverse and not node.hint.startswith("d_")
-        )
+        nameless = not node.hint or node.reverse and not node.hint.startswith("d_")
+        return self.demand.uses[node] <= 1 and nameless
 
     def brief(self, node: Node, size: int) -> bool:
         """Whether an address reads well inside a call."""
@@ -597,11 +536,7 @@ class Emitter:
         """A small scalar of parameters: cheap enough to repeat."""
         if node.op in ("const", "constexpr", "param"):
             return size > 0
-        if (
-            node.shape
-            or node.is_float
-            or node.op not in (*INFIX, "neg", "cdiv", "compare", "isnone", "not", "minimum", "maximum")
-        ):
+        if node.shape or node.is_float or node.op not in (*ARITHMETIC, "compare", "isnone", "not"):
             return False
         return size > 0 and all(self.uniform(a, size - len(node.args)) for a in node.args)
 
@@ -617,18 +552,13 @@ class Emitter:
             section = max(section, s)
             return text
 
-        op, args, tl = node.op, node.args, self.tl
+        op, args = node.op, node.args
         if op in INFIX:
             symbol, prec = INFIX[op]
             left, right = args
-            if (
-                op == "add"
-                and right.op == "dot"
-                and not right.attrs.get("small")
-                and self.inline(right)
-                and left.dtype == right.dtype
-                and left.shape == right.shape
-            ):
+            alike = left.dtype == right.dtype and left.shape == right.shape
+            product = op == "add" and right.op == "dot" and not right.attrs.get("small")
+            if product and alike and self.inline(right):
                 return self._dot(right, sub, sub(left)), ATOM, section
             return f"{sub(left, prec)} {symbol} {sub(right, prec + 1)}", prec, section
         if op == "compare":
@@ -647,10 +577,7 @@ class Emitter:
             return f"not {sub(args[0], 3)}", 3, section
         if op == "isnone":
             return f"{sub(args[0], 5)} is None", 4, section
-        if op == "expand":
-            text = self._expand(node, sub)
-            return text, ATOM, section
-        if op in ("cast", "load", "dot"):
+        if op in ("expand", "cast", "load", "dot"):
             text = getattr(self, f"_{op}")(node, sub)
             return text, ATOM, section
         if op == "const":
@@ -663,54 +590,31 @@ class Emitter:
             elif not node.attrs.get("global"):
                 self.extra[name] = None
             return name, ATOM, section
-        return self._function(node, sub, tl), ATOM, section
+        return self._function(node, sub), ATOM, section
 
-    def _function(self, node: Node, sub, tl: str) -> str:
-        op, args, at = node.op, node.args, node.attrs
-        if op == "pid":
-            return f"{tl}.program_id({at['axis']})"
-        if op == "npid":
-            return f"{tl}.num_programs({at['axis']})"
-        if op in ("minimum", "maximum", "cdiv", "where", "arange", "clamp", "join"):
-            return f"{tl}.{op}({', '.join(sub(a) for a in args)})"
+    def _function(self, node: Node, sub) -> str:
+        op, args, at, tl = node.op, node.args, node.attrs, self.tl
         if op == "entry":
             at_index = self._table(node) + ("" if is_zero(args[1]) else f" + {sub(args[1], 9)}")
             return f"{tl}.load({at_index}).to({tl}.pointer_type({self.dtype(at['elem'])}))"
         if op == "full":
             return self.full(args[0].value, node.shape, node.dtype)
+        texts = [sub(arg) for arg in args]
         if op in ("broadcast", "reshape"):
             name = "broadcast_to" if op == "broadcast" else op
-            return f"{tl}.{name}({sub(args[0])}, {self.shape(node.shape)})"
+            return f"{tl}.{name}({texts[0]}, {self.shape(node.shape)})"
         if op == "permute":
             order = at["order"]
-            inner = f"{sub(args[0])}"
-            return f"{tl}.trans({inner})" if order == (1, 0) else f"{tl}.permute({inner}, {list(order)})"
-        if op in ("reduce", "argreduce"):
-            return f"{tl}.{op.removesuffix('reduce')}{at['fn']}({sub(args[0])}, axis={at['axis']})"
-        if op == "scan":
-            reverse = ", reverse=True" if at["reverse"] else ""
-            name = "cumsum" if at["fn"] == "sum" else "cumprod"
-            return f"{tl}.{name}({sub(args[0])}, axis={at['axis']}{reverse})"
-        if op == "gather":
-            return f"{tl}.gather({sub(args[0])}, {sub(args[1])}, {at['axis']})"
-        if op == "affine":
-            reverse = ", reverse=True" if at["reverse"] else ""
             return (
-                f"{tl}.associative_scan(({sub(args[0])}, {sub(args[1])}), {at['axis']}, "
-                f"{at['text']}{reverse})[1]"
+                f"{tl}.trans({texts[0]})" if order == (1, 0) else f"{tl}.permute({texts[0]}, {list(order)})"
             )
-        if op == "flip":
-            return f"{tl}.flip({sub(args[0])}, {at['axis']})"
-        if op == "split":
-            return f"{tl}.split({sub(args[0])})[{at['index']}]"
-        if op == "random":
-            rounds = "" if at["rounds"] is None else f", n_rounds={at['rounds']}"
-            return f"{tl}.{at['fn']}({sub(args[0])}, {sub(args[1])}{rounds})"
         if op == "user":
-            return at["text"].format(*(sub(a) for a in args))
+            return at["text"].format(*texts)
         if op in ("call", "next_power_of_2"):
-            return f"{at.get('text') or f'{tl}.' + at['fn']}({', '.join(sub(a) for a in args)})"
-        raise AssertionError(f"no text for {op}")
+            return f"{at.get('text') or f'{tl}.' + at['fn']}({', '.join(texts)})"
+        back = ", reverse=True" if at.get("reverse") else ""
+        more = "" if at.get("rounds") is None else f", n_rounds={at['rounds']}"
+        return CALLS[op].format(*texts, tl=tl, every=", ".join(texts), back=back, more=more, at=at)
 
     def _table(self, entry: Node) -> str:
         """The table that an entry is read from: the forward's, or one that the host makes for gradients."""
@@ -737,9 +641,7 @@ class Emitter:
         (arg,), to = node.args, node.attrs["to"]
         if arg.op == "const":
             return number_text(float(arg.value) if is_float(to) else int(arg.value))
-        if arg.op == "constexpr":
-            return f"{self.tl}.full([], {sub(arg)}, {self.dtype(to)})"
-        if not arg.shape and python_number(arg):
+        if arg.op == "constexpr" or (not arg.shape and python_number(arg)):
             return f"{self.tl}.full([], {sub(arg)}, {self.dtype(to)})"
         return f"{sub(arg, ATOM)}.to({self.dtype(to)})"
 
@@ -755,15 +657,12 @@ class Emitter:
             self.extra[name] = None
         else:
             self.params.add(name)
-        pointer = name if is_zero(offset) else f"{name} + {sub(offset, 9)}"
-        parts = [pointer]
+        parts = [name if is_zero(offset) else f"{name} + {sub(offset, 9)}"]
         if rest:
             parts.append(f"mask={sub(rest[0])}")
         if len(rest) == 2:
-            other = (
-                number_text(float(rest[1].value)) if rest[1].op == "const" and node.is_float else sub(rest[1])
-            )
-            parts.append(f"other={other}")
+            plain = rest[1].op == "const" and node.is_float
+            parts.append(f"other={number_text(float(rest[1].value)) if plain else sub(rest[1])}")
         return f"{self.tl}.load({', '.join(parts)})"
 
     def _dot(self, node: Node, sub, acc: str | None = None) -> str:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import textwrap
 
+from ..ir.spelling import outside
+
 WIDTH = 104
+
+
+def indented(lines: list[str]) -> list[str]:
+    return ["    " + line if line else "" for line in lines]
 
 
 def wrap(items: list[str], width: int) -> list[str]:
@@ -58,11 +64,8 @@ def _operands(text: str, width: int) -> list[str]:
     """Break a long sum or product before an operator outside brackets."""
     if len(text) <= width:
         return [text]
-    depth, best = 0, 0
-    for i, char in enumerate(text[:width]):
-        depth += (char in "([{") - (char in ")]}")
-        if depth == 0 and i > 8 and text[i : i + 3] in (" + ", " - ", " * ", " / ", " & "):
-            best = i
+    signs = (" + ", " - ", " * ", " / ", " & ")
+    best = max((i for i in outside(text[:width]) if i > 8 and text[i : i + 3] in signs), default=0)
     return [text[:best], *_operands("    " + text[best:].lstrip(), width)] if best else [text]
 
 
@@ -70,26 +73,18 @@ def _opening(code: str) -> int:
     """Where the parenthesis that the last one closes was opened."""
     depth = 0
     for i in range(len(code) - 1, -1, -1):
-        if code[i] in ")]}":
-            depth += 1
-        elif code[i] in "([{":
-            depth -= 1
-            if depth == 0:
-                return i
+        depth += (code[i] in ")]}") - (code[i] in "([{")
+        if depth == 0 and code[i] in "([{":
+            return i
     return 0
 
 
 def _arguments(text: str) -> list[str]:
     """Split at the commas that are not inside brackets."""
-    parts, depth, current = [], 0, ""
-    for char in text:
-        depth += (char in "([{") - (char in ")]}")
-        if char == "," and depth == 0:
-            parts.append(current.strip())
-            current = ""
-        else:
-            current += char
-    return [*parts, current.strip()] if current.strip() else parts
+    commas = [i for i in outside(text) if text[i] == ","]
+    starts, ends = [0, *(i + 1 for i in commas)], [*commas, len(text)]
+    *parts, last = (text[start:end].strip() for start, end in zip(starts, ends, strict=True))
+    return [*parts, last] if last else parts
 
 
 def statement(source: list[str], line: int) -> str:

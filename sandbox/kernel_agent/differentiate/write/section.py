@@ -18,8 +18,9 @@ from ..ir.nodes import Node
 from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name
 from ..read.trace import Site
+from ..reverse.rules import LINEAR_STEP, SMALL_DOT
 from .emit import Emitted
-from .line_breaks import WIDTH, break_line, wrap
+from .line_breaks import WIDTH, break_line, indented, wrap
 
 LAID_OUT = '''
 def laid_out(t, strides, copy=False):
@@ -173,10 +174,7 @@ class FunctionText:
             if param in site.tables:
                 self.behind[param] = None  # their memory has to stay
             return param
-        if param in site.given_names:
-            self.kept[param] = None
-            return param
-        if param in site.launch.heuristics:
+        if param in site.given_names or param in site.launch.heuristics:
             self.kept[param] = None
             return param
         if site.launch.config and param in site.launch.config:
@@ -233,10 +231,8 @@ class FunctionText:
             text = f"{self.expr(a, 1)} if {self.expr(cond, 1)} else {self.expr(b)}"
             return f"({text})" if prec else text
         if node.op == "compare":
-            left, right = (self.expr(arg, 5) for arg in node.args)
-            return (
-                f"{left} {node.attrs['cmp']} {right}" if prec < 5 else f"({left} {node.attrs['cmp']} {right})"
-            )
+            text = f" {node.attrs['cmp']} ".join(self.expr(arg, 5) for arg in node.args)
+            return text if prec < 5 else f"({text})"
         if node.op in ("not", "isnone"):
             inner = self.expr(node.args[0], 5)
             text = f"not {inner}" if node.op == "not" else f"{inner} is None"
@@ -310,31 +306,28 @@ class FunctionText:
         call = [*site.positional, *(f"{n}={n}" for n in site.given_names if n not in site.positional)]
         params = ["ctx", "grid", *site.given_names, *["*pointed"] * bool(site.tables)]
         lines = ["    @staticmethod", *_signature("forward", params)]
-        for name in sorted(self.inplace & set(self.saved)):
-            lines.append(f"        before_{name} = {name}.clone()")
+        lines += [f"        before_{n} = {n}.clone()" for n in sorted(self.inplace & set(self.saved))]
         lines += _broken(f"{site.kernel_name}[grid]({', '.join(call)})")
         outputs = [f"*{tensors_of(n)}" if n in site.tables else n for n in site.outputs]
         if site.tables:
             lines += _broken(_divided(list(site.tables), "pointed"))
         lines += _broken(f"ctx.mark_dirty({', '.join(outputs)})")
-        for name in site.launch.heuristics:
-            if name in self.kept:
-                lines.append(f"        {name} = {heuristic_text(site, name)}")
+        kept_rules = [name for name in site.launch.heuristics if name in self.kept]
+        lines += [f"        {name} = {heuristic_text(site, name)}" for name in kept_rules]
         if not isinstance(site.call.func.slice, ast.Tuple):  # type: ignore[attr-defined]
             # A callable grid sees the arguments as Triton would show them.
             lines += ["        if callable(grid):", *_broken(f"grid = grid({_arguments(site)})", 12)]
         for name, count in site.replaced.items():
             lines.append(f"        if {self.expr(count, 5)} != {name}.numel():")
-            lines += _broken(
-                f'raise ValueError("{name} holds values, and has to be overwritten as a whole")', 12
-            )
+            why = f"{name} holds values, and has to be overwritten as a whole"
+            lines += _broken(f'raise ValueError("{why}")', 12)
         saved = [f"before_{n}" if n in self.inplace else n for n in self.saved]
         saved += [f"*{tensors_of(n)}" for n in self.behind]
         if saved:
             lines += _broken(f"ctx.save_for_backward({', '.join(saved)})")
         kept = ["grid", *self.kept]
-        lines += _broken(f"ctx.launch = {_tuple(kept)}")
-        lines += _broken(f"ctx.strides = {_tuple(list(map(self.strides, site.outputs)))}")
+        lines += _broken(f"ctx.launch = {tuple_text(kept)}")
+        lines += _broken(f"ctx.strides = {tuple_text(list(map(self.strides, site.outputs)))}")
         returned = ", ".join(outputs)
         lines.append(f"        return ({returned},)" if "*" in returned else f"        return {returned}")
         return lines
@@ -354,8 +347,7 @@ class FunctionText:
             lines += _unpacked([*self.saved, *pointed], "ctx.saved_tensors")
         if self.behind:
             lines += _broken(_divided(list(self.behind), "pointed"))
-        kept = ["grid", *self.kept]
-        lines += _unpacked(kept, "ctx.launch")
+        lines += _unpacked(["grid", *self.kept], "ctx.launch")
         if many:
             lines += _broken(_divided(many, "upstream", gradient_name))
         for i, name in enumerate(site.outputs):
@@ -368,7 +360,7 @@ class FunctionText:
                 continue
             copy = ", copy=True" if name in self.inplace else ""
             lines.append(f"        {up} = laid_out({up}, ctx.strides[{i}]{copy})")
-        return lines + [("        " + line) if line else "" for line in body]
+        return lines + indented(indented(body))
 
 
 def tensors_of(table: str) -> str:
@@ -384,13 +376,8 @@ def _divided(tables: list[str], source: str, spelled: Callable[[str], str] = str
 
 def config_text(config: dict) -> str:
     """A dictionary as a formatter would write it."""
-    return (
-        "{"
-        + ", ".join(
-            f"{json.dumps(k)}: {json.dumps(v) if isinstance(v, str) else v!r}" for k, v in config.items()
-        )
-        + "}"
-    )
+    items = [f"{json.dumps(k)}: {json.dumps(v) if isinstance(v, str) else v!r}" for k, v in config.items()]
+    return f"{{{', '.join(items)}}}"
 
 
 def config_name(site: Site) -> str:
@@ -412,37 +399,27 @@ def heuristic_text(site: Site, name: str) -> str:
     if isinstance(rule, ast.Name):
         return f"{rule.id}({_arguments(site)})"
     if not isinstance(rule, ast.Lambda) or len(rule.args.args) != 1:
-        raise Refusal(
-            "heuristics",
-            f"the heuristic for `{name}` is neither a function of the file nor a lambda over args",
-            "Write it as a lambda.",
-        ).at(rule)
+        message = f"the heuristic for `{name}` is neither a function of the file nor a lambda over args"
+        raise Refusal("heuristics", message, "Write it as a lambda.").at(rule)
     given = rule.args.args[0].arg
 
     class Inline(ast.NodeTransformer):
         def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-            index = node.slice
-            by_name = isinstance(index, ast.Constant) and isinstance(index.value, str)
-            if isinstance(node.value, ast.Name) and node.value.id == given and by_name:
-                assert isinstance(index, ast.Constant) and isinstance(index.value, str)
-                if index.value in known:
-                    return ast.Name(index.value, ast.Load())
-                if site.launch.config and index.value in site.launch.config:
-                    return ast.parse(f'{config_name(site)}["{index.value}"]', mode="eval").body
-                raise Refusal(
-                    "heuristics",
-                    f"`{name}` reads `{index.value}`, which the launch does not pass",
-                    line=node.lineno,
-                )
+            match node:
+                case ast.Subscript(ast.Name(owner), ast.Constant(str(wanted))) if owner == given:
+                    if wanted in known:
+                        return ast.Name(wanted, ast.Load())
+                    if site.launch.config and wanted in site.launch.config:
+                        return ast.parse(f'{config_name(site)}["{wanted}"]', mode="eval").body
+                    message = f"`{name}` reads `{wanted}`, which the launch does not pass"
+                    raise Refusal("heuristics", message, line=node.lineno)
             return self.generic_visit(node)
 
     return ast.unparse(Inline().visit(copy.deepcopy(rule.body)))
 
 
-def stub_text(
-    source: str, stub: ast.FunctionDef, name: str, sites: list[Site], renamed: dict[str, str]
-) -> str:
-    """A copy of a host function under a new name, its launches made through their Functions."""
+def stub_text(source: str, stub: ast.FunctionDef, sites: list[Site], renamed: dict[str, str]) -> str:
+    """A copy of a host function, NAME_autograd, its launches made through their Functions."""
     lines = source.splitlines()
     edits: list[tuple[ast.AST, str]] = []
     for site in sites:
@@ -483,7 +460,7 @@ def stub_text(
         if "\n" in new and "fmt: skip" in tail:
             tail = ""
         body[first : last + 1] = (head + new + tail).split("\n")
-    body[0] = body[0].replace(f"def {stub.name}(", f"def {name}(", 1)
+    body[0] = body[0].replace(f"def {stub.name}(", f"def {stub.name}_autograd(", 1)
     if taken:
         documented = ast.get_docstring(stub, clean=False) is not None and len(stub.body) > 1
         first = stub.body[int(documented)]
@@ -507,8 +484,14 @@ def _segment(source: str, node: ast.expr) -> str:
     return " ".join((ast.get_source_segment(source, node) or "").split())
 
 
-def _tuple(names: list[str]) -> str:
+def tuple_text(names: list[str]) -> str:
     return f"({', '.join(names)}{',' * (len(names) == 1)})"
+
+
+def scan_helpers(text: str) -> list[str]:
+    """The jit functions that kernels call."""
+    scans = [LINEAR] * any(f"{LINEAR_STEP}{end}" in text for end in "),")
+    return scans + [SMALL_DOT_TEXT] * (f"{SMALL_DOT}(" in text)
 
 
 def _return(values: list[str]) -> list[str]:
