@@ -37,8 +37,7 @@ static const char *usual_reason(const struct ka_kind *kind)
                                        : "the check ended before it, or had no shape for it";
 }
 
-/* Layouts and values by the tensor that the forward does not take them of, and kinds of which there is no case.
- */
+/* Layouts and values by the tensor that the forward does not take them of, and kinds without a case. */
 static json_t *left_out(const json_t *kinds, const json_t *inputs)
 {
     json_t *list = json_array(), *reasons = json_object_get(inputs, "left_out"), *reason;
@@ -52,8 +51,8 @@ static json_t *left_out(const json_t *kinds, const json_t *inputs)
     for (size_t i = 0; (kind = ka_kind_at(i)); i++) {
         if (kind->label && kind->when != KA_KIND_NEVER && !has_label(kinds, kind->label) &&
             !has_label(list, kind->label))
-            json_array_append_new(
-                list, json_pack("{s:s, s:s}", "name", kind->label, "reason", usual_reason(kind)));
+            json_array_append_new(list,
+                                  json_pack("{s:s, s:s}", "name", kind->label, "reason", usual_reason(kind)));
     }
     return list;
 }

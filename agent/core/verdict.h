@@ -76,9 +76,10 @@ bool ka_verdict_verified(const struct ka_verdict *v);
  * at most `max_shapes` of them in detail. Empty when nothing failed. */
 int ka_verdict_facts(const struct ka_verdict *v, size_t max_shapes, struct ka_buf *out);
 
-/* {"verified", "shapes", "gradients", "per_shape", "failures", "ordered_by_atomics"}: the first three as in
- * the result object. Errors come with the `limit` that they were held to. With `hidden` true the dims and
- * facts of hidden shapes are included: for the private record only. The caller owns it; NULL without memory. */
+/* {"verified", "shapes", "gradients", "per_shape", "kinds", "failures", "ordered_by_atomics"}: the first
+ * three as in the result object. Errors come with the `limit` that they were held to. With `hidden` true
+ * the dims and facts of hidden shapes are included: for the private record only. The caller owns it; NULL
+ * without memory. */
 json_t *ka_verdict_json(const struct ka_verdict *v, bool hidden);
 
 #endif

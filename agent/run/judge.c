@@ -451,9 +451,9 @@ static const struct {
     const char *name;
     int (*judge)(const struct judging *j, const json_t *asked); /* -EINVAL if the oracle is unusable */
 } QUESTIONS[] = {
-    {"twice", judge_twice},     {"beside", judge_beside},   {"kept", judge_kept},
-    {"stepped", judge_stepped}, {"stale", judge_stale},     {"calls", judge_calls},
-    {"linear", judge_linear},   {"powers", judge_powers},   {"repeats", judge_repeats},
+    {"twice", judge_twice},     {"beside", judge_beside}, {"kept", judge_kept},
+    {"stepped", judge_stepped}, {"stale", judge_stale},   {"calls", judge_calls},
+    {"linear", judge_linear},   {"powers", judge_powers}, {"repeats", judge_repeats},
     {"noop", judge_noop},
 };
 

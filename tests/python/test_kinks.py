@@ -1,4 +1,4 @@
-"""Where rounding decides on which side of a kink a kernel is, the oracle's moved evaluation takes the other."""
+"""A kernel may be on either side of a kink by rounding: the oracle's moved evaluation takes the other one."""
 
 from __future__ import annotations
 

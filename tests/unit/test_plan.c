@@ -243,7 +243,7 @@ static void plan__variants__are_on_the_smallest_required_shape(void **state)
     }
     assert_int_equal(alone, 2);
     assert_int_equal(twice, 1);
-    assert_int_equal(noop, json_array_size(cases) - 1); /* not where fresh memory is zero */
+    assert_int_equal(noop, json_array_size(cases) - 1);              /* not where fresh memory is zero */
     assert_int_equal(count_where(cases, "upstream", "none_one"), 0); /* one output */
     json_decref(cases);
     json_decref(list);
