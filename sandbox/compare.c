@@ -34,6 +34,7 @@ struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype)
 void ka_tolerance_coarsen(struct ka_tolerance *tol)
 {
     tol->floor = fmax(tol->floor, COARSE);
+    tol->coarse = true;
     tol->off_share = 1;
     tol->local = 0;
 }
@@ -96,7 +97,7 @@ static enum ka_diff_reason judge(const struct ka_tolerance *tol, const struct ka
         return diff->error <= diff->limit ? KA_DIFF_OK : KA_DIFF_NOT_ZERO;
     }
     diff->vacuous = diff->base_error >= 0.5;
-    if (diff->vacuous && diff->error * diff->want_norm <= tol->zero_norm)
+    if ((diff->vacuous || tol->coarse) && diff->error * diff->want_norm <= tol->zero_norm)
         return KA_DIFF_OK;
     if (m->most_got == 0 && !(diff->base_error >= 1))
         return KA_DIFF_ZERO;

@@ -53,8 +53,11 @@ struct ka_tolerance {
     double local, grain;
     double off_share; /* share of elements that may be off beside those */
     size_t off_moved; /* elements off when the oracle's inputs are moved by rounding */
-    /* Norm that rounding may leave where want is zero, or rounding itself; 0 where no scale is known. */
+    /* Norm that rounding may leave where want is zero, or rounding itself; 0 where no scale is known. Of what
+     * is judged coarsely any gradient may be so far off: values at which a softmax is saturated leave nothing
+     * of it, and rounding of what they were computed from. */
     double zero_norm;
+    bool coarse;
     double near_error; /* e_base and the elements off of base at inputs close by: see ka_tolerance_near() */
     size_t near_off;
     struct ka_draw draws[KA_DRAWS_MAX]; /* of rounding, beside base's */

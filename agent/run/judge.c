@@ -71,8 +71,9 @@ static int settle_tolerance(const struct judging *j, struct gradient *g)
     const struct ka_tensor *base = ka_tensors_find_part(j->expected, "base", g->name);
     if (!want)
         return -EINVAL;
-    g->tolerance = tolerance_of(one, base ? base->dtype : KA_F32);
-    g->tolerance.zero_norm = fmin(ZERO_FLOORS * g->tolerance.floor, ZERO_MAX) *
+    enum ka_dtype dtype = base ? base->dtype : KA_F32;
+    g->tolerance = tolerance_of(one, dtype);
+    g->tolerance.zero_norm = fmin(ZERO_FLOORS * ka_tolerance_of(dtype).floor, ZERO_MAX) *
                              ka_case_upstream_norm(j->expected, one->oracle, one->plan);
     int rc =
         ka_tolerance_widen(&g->tolerance, ka_tensors_find_part(j->expected, "jitter", g->name), want, NULL);

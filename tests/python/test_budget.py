@@ -126,7 +126,7 @@ def test_oracle__out_of_memory_in_the_stub__is_too_large(write, tmp_path):
 
 
 def test_error__of_memory_that_ran_out__is_marked_for_a_second_try(write, tmp_path, monkeypatch):
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7.00 GiB.")
 
     monkeypatch.setattr(oracle.Case, "replay", full)

@@ -264,9 +264,13 @@ def sites() -> Iterator[tuple[str, int, str]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.name == "function.py":  # plain functions: their refusals have cases in test_diff_function.py
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Refusal":
-                yield str(path), node.lineno, ast.unparse(node.args[1]).removeprefix("f").strip("'\"")
+        named: dict[str, ast.expr] = {}  # a text that has a name stands right above
+        for node in sorted(ast.walk(ast.parse(path.read_text())), key=lambda n: getattr(n, "lineno", 0)):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                named[node.targets[0].id] = node.value
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Refusal":
+                text = named.get(node.args[1].id) if isinstance(node.args[1], ast.Name) else None
+                yield str(path), node.lineno, ast.unparse(text or node.args[1]).removeprefix("f").strip("'\"")
 
 
 def test_every_refusal__has_a_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

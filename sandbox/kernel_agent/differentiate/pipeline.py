@@ -28,6 +28,7 @@ from .write.section import (
     FINISHED,
     GRADIENT_OF,
     LAID_OUT,
+    OWN,
     PASSED,
     SUMMED,
     TABLES,
@@ -121,7 +122,10 @@ def _attempt(fwd: Forward, args: tuple, kwargs: dict, schedule: str | None, conf
         draft.schedule, draft.only = "atomic", True
     hosts = {site.host.name: site.host for site in sites}
     renamed = {name: f"{name}_autograd" for name in hosts if name != fwd.stub_name}
-    copies = [stub_text(fwd.source, f, sites, renamed) for f in {**hosts, stub.name: stub}.values()]
+    copies = [
+        stub_text(fwd.source, f, sites, renamed, fwd.grads if f is stub else ())
+        for f in {**hosts, stub.name: stub}.values()
+    ]
     configs = [
         f"{config_name(site)} = {config_text(site.launch.config or {})}  # {TUNED_APART}\n"
         for site in {s.kernel_name: s for s in sites}.values()
@@ -129,6 +133,7 @@ def _attempt(fwd: Forward, args: tuple, kwargs: dict, schedule: str | None, conf
     ]
     body = "".join(functions)
     helpers = [h for h in (LAID_OUT, GRADIENT_OF, SUMMED, FINISHED, DISJOINT) if f"{helper_name(h)}(" in body]
+    helpers += [OWN] * bool(fwd.grads)
     helpers += [TABLES] * any(site.tables for site in sites)
     helpers += [PASSED] * any(k.arg is None for site in sites for k in site.call.keywords)
     above = [*configs, *scan_helpers("".join(kernels.values())), *("\n" + k for k in kernels.values())]

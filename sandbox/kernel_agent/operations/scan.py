@@ -447,7 +447,9 @@ class _Scanner:
     def _name(self, node: ast.Name) -> Iterator[Finding]:
         special = node.id.startswith("__") and node.id not in ("__name__", "__doc__", "__all__")
         if special or (node.id in FORBIDDEN_NAMES and not self._is_variable(node.id)):
-            if node not in self._literal_lookups and not (node in self.settings and node.id in ("os", "sys")):
+            if node not in self._literal_lookups and not (
+                node in self.settings and node.id in ("os", "sys", "__name__")
+            ):
                 yield Finding("forbidden", "reject", node.lineno, f"uses {node.id}")
         elif node not in self._roots:
             yield from self._path(node)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..ir.nodes import Node
@@ -61,8 +61,8 @@ SMALL_DOT_TEXT = '''
 @triton.jit
 def small_dot(a, b, PRECISION: tl.constexpr):
     """A product of blocks that may sum over fewer than the 16 that tl.dot wants."""
-    if a.shape[1] < 16:
-        product = tl.sum(a[:, :, None].to(tl.float32) * b[None, :, :].to(tl.float32), axis=1)
+    if a.shape[1] < 16:  # summed over the last axis: Triton 3.6 adds a short one in the middle up repeatedly
+        product = tl.sum(a[:, None, :].to(tl.float32) * tl.trans(b)[None, :, :].to(tl.float32), axis=2)
     else:
         product = tl.dot(a, b, input_precision=PRECISION)
     return product
@@ -89,6 +89,13 @@ def summed(parts, t):
     span = parts.stride(0)
     sum_partials[(triton.cdiv(span, 64),)](parts, total, parts.shape[0], span, ROWS=32, BLOCK=64)
     return total
+'''
+
+OWN = '''
+def own(t):
+    """`t`, copied where elements share memory, as an expanded tensor's do: each has a gradient of its own."""
+    shared = isinstance(t, torch.Tensor) and any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape))
+    return t.contiguous() if shared else t
 '''
 
 FINISHED = '''
@@ -418,8 +425,11 @@ def heuristic_text(site: Site, name: str) -> str:
     return ast.unparse(Inline().visit(copy.deepcopy(rule.body)))
 
 
-def stub_text(source: str, stub: ast.FunctionDef, sites: list[Site], renamed: dict[str, str]) -> str:
-    """A copy of a host function, NAME_autograd, its launches made through their Functions."""
+def stub_text(
+    source: str, stub: ast.FunctionDef, sites: list[Site], renamed: dict[str, str], owned: Sequence[str]
+) -> str:
+    """A copy of a host function, NAME_autograd, its launches made through their Functions. Parameters that are
+    `owned` come to have memory of their own."""
     lines = source.splitlines()
     edits: list[tuple[ast.AST, str]] = []
     for site in sites:
@@ -461,10 +471,11 @@ def stub_text(source: str, stub: ast.FunctionDef, sites: list[Site], renamed: di
             tail = ""
         body[first : last + 1] = (head + new + tail).split("\n")
     body[0] = body[0].replace(f"def {stub.name}(", f"def {stub.name}_autograd(", 1)
-    if taken:
-        documented = ast.get_docstring(stub, clean=False) is not None and len(stub.body) > 1
-        first = stub.body[int(documented)]
-        body.insert(first.lineno - 1 - start, " " * first.col_offset + "pointed = {}")
+    documented = ast.get_docstring(stub, clean=False) is not None and len(stub.body) > 1
+    first = stub.body[int(documented)]
+    opening = [f"{name} = own({name})" for name in owned] + ["pointed = {}"] * bool(taken)
+    for line in reversed(opening):
+        body.insert(first.lineno - 1 - start, " " * first.col_offset + line)
     return "\n".join(["", *body]) + "\n"
 
 
