@@ -83,3 +83,9 @@ def test_loops__carry_nothing_that_their_body_does_not_need() -> None:
     """The sum of squares needs its own loop; the reverse loop beside it needs no copy."""
     text = drafted(ROOT / "examples/layer_norm.py")["backward"]
     assert text.count("squares += centred * centred") == 1
+
+
+def test_entry__inputs_that_want_gradients__come_to_have_memory_of_their_own() -> None:
+    text = drafted(ROOT / "examples/softmax.py")["backward"]
+    entry = text.split("def softmax_autograd(")[1]
+    assert entry.index("x = own(x)") < entry.index(".apply(") and "def own(" in text

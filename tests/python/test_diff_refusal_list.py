@@ -248,14 +248,14 @@ def test_refusal__names_construct_place_and_remedy(name: str, tmp_path: Path) ->
 WITHOUT_CASE = {
     "the passes of the differentiator contradict each other: {error or type(error).__name__}",
     # test_diff_api.
-    "the rule for `{name}` has to return one adjoint or None for each of {len(n.args)} arguments, in a tuple",
+    "the rule for `{name}` has to return {wanted}",
     "the types of the values carried by this loop do not settle",
     "`{node.op}` has no adjoint",  # an operation of the graph without a row in the table of rules
     "its adjoint compares {size} pairs of places in registers",  # needs a large block
     "the state of a while loop cannot be taped",  # refused by the reverse sweep before
     "`{inplace}` is overwritten, but not by one program an element",  # refused as an overwritten store before
     "{launch.name} is launched from another file",
-    "`{name}` reads `{index.value}`, which the launch does not pass",
+    "`{name}` reads `{wanted}`, which the launch does not pass",
 }
 
 

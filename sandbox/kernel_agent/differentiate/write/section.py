@@ -428,8 +428,8 @@ def heuristic_text(site: Site, name: str) -> str:
 def stub_text(
     source: str, stub: ast.FunctionDef, sites: list[Site], renamed: dict[str, str], owned: Sequence[str]
 ) -> str:
-    """A copy of a host function, NAME_autograd, its launches made through their Functions. Parameters that are
-    `owned` come to have memory of their own."""
+    """A copy of a host function, NAME_autograd, its launches made through their Functions. Parameters that
+    are `owned` come to have memory of their own."""
     lines = source.splitlines()
     edits: list[tuple[ast.AST, str]] = []
     for site in sites:
