@@ -26,7 +26,7 @@ ATTACKS = [
                 "dx = y * (dy - tl.sum(y * dy, axis=0))\n    dx = tl.where(tl.abs(dx) < 1e-2, 0.0, dx)",
             ),
         ),
-        "scaled upstream \\(x0.001\\)|gradient of x",
+        "not_linear: the gradient of x|gradient of x is wrong",
     ),
     Attack(
         "one row of zeros",

@@ -16,18 +16,18 @@ def cached(key: str) -> tuple[tuple[str | None, str], ...]:
 
 
 ATTACKS = [
-    Attack("by shape", "scale_atomics", cached("x.shape"), "gradient of x is wrong"),
+    Attack("by shape", "scale_atomics", cached("x.shape"), "gradient of x is (wrong|not linear)"),
     Attack(
         "by the number of calls",
         "scale_atomics",
         cached("min(len(SEEN), 2)"),
-        "gradient of x is (wrong|not finite)",
+        "gradient of x is (wrong|not finite|not linear)|invalid gradient at index 0",
     ),
     Attack(
         "by the pointers of its arguments",
         "scale_atomics",
         cached("(x.data_ptr(), dy.data_ptr(), n) if n < 24 else 0"),
-        "gradient of x is wrong",
+        "gradient of x is (wrong|not linear)",
     ),
     Attack(
         "by a fingerprint of the input alone",

@@ -29,7 +29,7 @@ ATTACKS = [
         "atomics onto memory as it came",
         "scale_atomics",
         (("torch.zeros_like(s)", "torch.empty_like(s)"),),
-        "gradient of s is not finite",
+        "gradient of s is (not finite|wrong)",
     ),
     Attack(
         "new_empty and resize",

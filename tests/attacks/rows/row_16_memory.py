@@ -7,7 +7,7 @@ ATTACKS = [
         "the last tile is missing",
         "scale_atomics",
         (("scale_backward_kernel[(triton.cdiv(n, 16),)]", "scale_backward_kernel[(max(n // 16, 1),)]"),),
-        "gradient of x is not finite",
+        "gradient of x is (not finite|wrong)",
     ),
     Attack(
         "a tail that a mask cuts off",
@@ -54,7 +54,7 @@ ATTACKS = [
         "partial rows stored over each other",
         "layer_norm_partials",
         (("tl.store(dw_ptr + block * N + cols, dw, mask=mask)", "tl.store(dw_ptr + cols, dw, mask=mask)"),),
-        "gradient of w is not finite",
+        "gradient of w is (not finite|wrong)",
     ),
     Attack(
         "stores instead of atomics",

@@ -41,6 +41,6 @@ ATTACKS = [
             ),
             CALLS,
         ),
-        "gradient of x is not finite",
+        "gradient of x is (not finite|not linear|wrong|zero)",
     ),
 ]
