@@ -1,5 +1,5 @@
-/* Hidden shapes for the grids that they make: long ones that the interpreter can afford, one of many programs,
- * and sizes beyond a number of programs that does not follow them. Pure. */
+/* Hidden shapes for the grids that they make: long ones that the interpreter can afford, one of many
+ * programs, and sizes beyond a number of programs that does not follow them. Pure. */
 #ifndef KA_GRIDS_H
 #define KA_GRIDS_H
 
@@ -21,7 +21,8 @@
  * - beyond_programs: a size with which the grid does not grow, and of which no shape of `shapes` ([{"dims"}])
  *   has twice as many as there are programs. A grid as large as the GPU has processors is such.
  *
- * The last two have at most `budget` elements; their sizes depend on `seed`. A new array of {"dims", "kind"}. */
+ * The last two have at most `budget` elements; their sizes depend on `seed`. A new array of
+ * {"dims", "kind"}. */
 json_t *ka_grids_worth(const json_t *probes, const json_t *shapes, uint64_t budget, uint64_t seed);
 
 #endif
