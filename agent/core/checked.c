@@ -62,10 +62,14 @@ static json_t *not_seen(const struct ka_checked_of *of)
     json_t *list = json_array();
     struct ka_describe_sums sums;
     ka_describe_sum(of->facts, &sums);
-    if (of->device && strcmp(of->device, "cuda") == 0)
+    if (of->device && strcmp(of->device, "cuda") == 0) {
+        json_array_append_new(
+            list, json_string("races between programs and where gradients come from: only the interpreter "
+                              "sees who accesses what; check with --device cpu too"));
         return list;
-    json_array_append_new(
-        list, json_string("races that timing decides: without a GPU programs run one after another"));
+    }
+    json_array_append_new(list, json_string("races that timing decides among kernels ordered by atomics: "
+                                            "without a GPU programs run one after another"));
     json_array_append_new(list, json_string("the rounding of compiled code: fused products and sums, TF32, "
                                             "approximate functions, other orders of summation"));
     if (sums.kernels < 1 || sums.registers < 0) {

@@ -3,13 +3,14 @@
  *
  * Scaling for the CPU may leave a loop over blocks with a single turn, in every shape made from the scaled
  * ones. So each size that was scaled is also tried long, beside small ones; unless the grid grows with it so
- * far, which a probe of twice the size shows, that the interpreter would take minutes. One shape has more
- * programs than the others, where some size makes them. */
+ * far, which a probe of twice the size shows, that the interpreter would take minutes. On every device one
+ * shape has more programs than the others, where some size makes them (agent/core/grids.h). */
 #include "preflight_internal.h"
 
 #include <stdio.h>
 #include <string.h>
 
+#include "agent/core/grids.h"
 #include "agent/core/plan.h"
 #include "agent/core/shapes.h"
 #include "base/hash.h"
@@ -19,10 +20,7 @@
 
 #define HIDDEN_TRIED 9 /* at random, beside those that cover sizes */
 #define HIDDEN_KEPT 6
-#define TILE 128       /* a multiple of the blocks that kernels take for rows and columns */
-#define GRID 300       /* programs of the shape that has many */
-#define GRID_MOST 4352 /* programs of a long shape, and of no second one more than */
-#define GRID_SECOND 1024
+#define TILE 128 /* a multiple of the blocks that kernels take for rows and columns */
 #define LONG_BUDGET ((uint64_t)1 << 24)
 
 /* "M = 1": what was wanted of a shape that is not taken, with the reason. */
@@ -94,85 +92,19 @@ static void on_long(struct ka_run *run, struct ka_fan *fan, void *arg)
     run->preflight->ended(run, KA_STAGE_LONG);
 }
 
-static json_int_t programs_of(const struct ka_fan *fan, size_t id)
+/* Tell the probes in `tried` how many programs the forward launched on each. */
+static void note_programs(json_t *tried, const struct ka_fan *fan)
 {
-    struct ka_fan_found found;
-    if (!ka_fan_find(fan, (json_int_t)id, &found))
-        return 0;
-    return json_integer_value(json_object_get(json_object_get(found.entry, "facts"), "programs"));
-}
-
-static double size_in(const json_t *dims, const char *name)
-{
-    return (double)json_integer_value(json_object_get(dims, name));
-}
-
-/* What probes say of one size: programs without it, and how many more each further unit of it makes. */
-struct growth {
-    const json_t *probe; /* borrowed, with the size doubled */
-    const char *name;
-    double from, programs, each;
-};
-
-static double programs_at(const struct growth *growth, double size)
-{
-    return growth->programs + growth->each * (size - growth->from);
-}
-
-/* The probe's shape with so many programs, by the size that it is about (new reference). */
-static json_t *with_programs(const struct growth *growth, double programs)
-{
-    json_t *dims = json_deep_copy(growth->probe);
-    double size = growth->from + (programs - growth->programs) / growth->each;
-    json_object_set_new(dims, growth->name, json_integer((json_int_t)size + 1));
-    return dims;
-}
-
-/* A shape with many programs by the size that does it with the fewest elements, unless one has them. */
-static void add_grid(const struct growth *grown, size_t count, double most, json_t *list)
-{
-    json_t *best = NULL;
-    for (size_t i = 0; i < count && most <= GRID; i++) {
-        json_t *dims = with_programs(&grown[i], GRID);
-        bool better = ka_plan_size(dims) <= (double)KA_SHAPES_BUDGET &&
-                      (!best || ka_plan_size(dims) < ka_plan_size(best));
-        json_decref(better ? best : dims);
-        best = better ? dims : best;
-    }
-    if (best)
-        json_array_append_new(list, json_pack("{s:o, s:s}", "dims", best, "kind", "many_programs"));
-}
-
-/* Of the probes in `tried` the shapes that are worth a look (new reference). */
-static json_t *affordable(const json_t *tried, const struct ka_fan *fan)
-{
-    json_t *list = json_array(), *entry;
-    struct growth grown[KA_SHAPES_MAX_DIMS];
-    double base = 0, most = 0;
-    size_t i, count = 0;
-    json_array_foreach((json_t *)tried, i, entry)
+    json_t *entry;
+    size_t i;
+    json_array_foreach(tried, i, entry)
     {
-        const json_t *dims = json_object_get(entry, "long");
-        const char *name = json_string_value(json_object_get(entry, "dim"));
-        double programs = (double)programs_of(fan, i);
-        if (json_object_get(entry, "kind"))
+        struct ka_fan_found found;
+        if (json_object_get(entry, "kind") || !ka_fan_find(fan, (json_int_t)i, &found))
             continue;
-        if (!name)
-            base = programs;
-        if (!name || programs <= 0 || base <= 0)
-            continue;
-        double from = size_in(json_object_get(entry, "dims"), name) / 2;
-        struct growth growth = {json_object_get(entry, "dims"), name, from, base, (programs - base) / from};
-        if (growth.each > 0 && count < KA_COUNT(grown))
-            grown[count++] = growth;
-        double there = dims ? programs_at(&growth, size_in(dims, name)) : 0;
-        if (!dims || there > (most > GRID_SECOND ? GRID_SECOND : GRID_MOST))
-            continue;
-        json_array_append_new(list, json_pack("{s:O, s:s}", "dims", dims, "kind", "long"));
-        most = there > most ? there : most;
+        json_object_set(entry, "programs",
+                        json_object_get(json_object_get(found.entry, "facts"), "programs"));
     }
-    add_grid(grown, count, most, list);
-    return list;
 }
 
 static void ask(struct ka_run *run, json_t *tried, const char *what, ka_fan_fn changed)
@@ -192,7 +124,9 @@ static void on_hidden(struct ka_run *run, struct ka_fan *fan, void *arg)
     json_t *refused = json_array(), *entry;
     size_t i;
     keep_agreed(run, fan, tried, asked, HIDDEN_KEPT, refused);
-    run->preflight->longer = affordable(tried, fan);
+    note_programs(tried, fan);
+    run->preflight->longer = ka_grids_worth(
+        tried, run->shapes, ka_run_scaled_down(run) ? KA_SHAPES_BUDGET : LONG_BUDGET, ka_random_u64());
     json_array_foreach(refused, i, entry)
     {
         json_t *singles =
@@ -220,7 +154,12 @@ static void add_probes(struct ka_run *run, json_t *pending)
         if ((!flag || json_is_true(flag)) && (!largest || ka_plan_size(dims) > ka_plan_size(largest)))
             largest = dims;
     }
-    if (largest && ka_run_scaled_down(run) && ka_shapes_long(largest, LONG_BUDGET, &probes) == 0) {
+    if (largest && ka_shapes_long(largest, LONG_BUDGET, &probes) == 0) {
+        json_array_foreach(probes, i, entry)
+        {
+            if (!ka_run_scaled_down(run)) /* the sweep itself is long */
+                json_object_del(entry, "long");
+        }
         json_array_extend(pending, probes);
         json_decref(probes);
     }

@@ -195,12 +195,18 @@ static void checked__kinds_without_a_case__are_left_out_with_the_reason(void **s
     assert_non_null(strstr(text, "one differentiable output"));
     assert_non_null(strstr(text, "nothing compiled them here"));
     assert_non_null(strstr(text, "\"scaled\":[{\"dims\":{\"M\":9}}]"));
+    assert_non_null(strstr(text, "races that timing decides among kernels ordered by atomics: "));
+    assert_null(strstr(text, "--device cpu"));
     assert_non_null(strstr(text, "line 4: TF32"));
     free(text);
     json_decref(checked);
     of = (struct ka_checked_of){.device = "cuda"};
     checked = ka_checked_json(&of);
-    assert_int_equal(json_array_size(json_object_get(checked, "not_seen")), 0);
+    const json_t *unseen = json_object_get(checked, "not_seen");
+    assert_int_equal(json_array_size(unseen), 1);
+    assert_string_equal(json_string_value(json_array_get(unseen, 0)),
+                        "races between programs and where gradients come from: only the interpreter sees who "
+                        "accesses what; check with --device cpu too");
     json_decref(checked);
     json_decref(verdict);
     json_decref(oracles);
