@@ -12,7 +12,8 @@
 
 #define REACH 2          /* units on either side that are a part's neighbours */
 #define NOISE_TIMES 4    /* the error of eager PyTorch: it is one draw, of few elements */
-#define TAIL 8           /* one element may be so many times as far off as the root mean square of many */
+#define TAIL 8           /* one element may be so many times as far off as the root mean square of many, */
+#define TAIL_OF 16384    /* in a tensor of so many; the furthest of more lies further out */
 #define ZERO 1e-9        /* a part that is smaller beside its neighbours was left over where terms cancel: */
 #define ZERO_WHOLE 1e-5  /* of the whole's root mean square: neighbours may be nothing as well */
 #define ZERO_TIMES 16    /* eager may have them cancel to nothing, and other orders of the sum do not */
@@ -27,6 +28,7 @@ struct local {
     size_t next_row; /* short rows before it have been looked at */
     size_t elements; /* off by themselves */
     bool wrong;      /* a part is, whatever elements are */
+    double tail;     /* see TAIL */
     double worst;    /* error / limit of what diff->part tells */
 };
 
@@ -159,10 +161,10 @@ static bool is_off(const struct judged *j)
 
 static struct judged judge_among(const struct local *l, const struct ka_part *p, struct around a)
 {
-    struct judged j = {.r = read_part(l, p, TAIL * bare(l, &a))};
+    struct judged j = {.r = read_part(l, p, l->tail * bare(l, &a))};
     if (sqrt(j.r.want2 / (double)p->count) <= ZERO * fmax(a.scale, ZERO_WHOLE * l->m->rms)) {
         a.scale = ZERO_TIMES * fmax(a.scale, l->m->rms);
-        j.r = read_part(l, p, TAIL * bare(l, &a));
+        j.r = read_part(l, p, l->tail * bare(l, &a));
     }
     j.error = sqrt(j.r.got2);
     j.limit = l->tol->local * sqrt(j.r.want2) + spread(p->count) * bare(l, &a);
@@ -232,7 +234,7 @@ static void judge_units(struct local *l)
         struct around a = around(l, i * UNIT, 1);
         const struct ka_unit *unit = &l->m->units[i];
         double limit = bare(l, &a);
-        if (!(unit->excess <= TAIL * limit) || !(sqrt(unit->got2) <= LEAST_SPREAD * limit))
+        if (!(unit->excess <= l->tail * limit) || !(sqrt(unit->got2) <= LEAST_SPREAD * limit))
             judge_unit(l, i);
     }
 }
@@ -263,7 +265,8 @@ bool ka_local_judge(const struct ka_triple *t, const struct ka_tolerance *tol, c
                       .m = m,
                       .diff = diff,
                       .cols = last > 1 ? last : diff->count, /* without rows the whole is one */
-                      .units = (diff->count + UNIT - 1) / UNIT};
+                      .units = (diff->count + UNIT - 1) / UNIT,
+                      .tail = TAIL * fmax(1, sqrt(log((double)diff->count) / log(TAIL_OF)))};
     judge_units(&l);
     if (l.cols > UNIT && l.cols < diff->count)
         judge_rows(&l);

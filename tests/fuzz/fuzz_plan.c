@@ -67,7 +67,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         check_cases(ka_plan_check(shapes, grads, 2, size & 1, 11));
         check_cases(ka_plan_preflight(shapes, 11));
         json_t *others = json_array();
-        ka_plan_inputs(others, shapes, grads, 11);
+        ka_plan_varied(others, shapes, grads, 11);
+        ka_plan_scalars(others, shapes, grads, 11);
         check_cases(others);
         json_array_foreach((json_t *)shapes, i, shape) check_shapes(json_object_get(shape, "dims"), shapes);
     }
