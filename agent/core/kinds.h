@@ -6,7 +6,7 @@
  * asked of the candidate alone, and nothing that the oracle says of the case depends on it.
  *
  * How to add one: a row here, and one function that does it: sandbox/kernel_agent/draw.py for upstreams,
- * vary.py for layouts and values (and a row in vary.c, which tensors it suits), QUESTIONS of candidate.py
+ * vary.py for layouts and values (and a row in vary.c, which tensors it suits), QUESTIONS of questions.py
  * for questions. What a question's answer is compared with is one function more, in QUESTIONS of
  * agent/run/judge.c; gradients are compared whatever the kind. */
 #ifndef KA_KINDS_H

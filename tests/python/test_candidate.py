@@ -6,8 +6,8 @@ import re
 
 import pytest
 import torch
-from kernel_agent import draw, forward, tensors
-from kernel_agent.operations import candidate
+from kernel_agent import draw, forward, fresh_memory, tensors, watching
+from kernel_agent.operations import candidate, questions
 from sources import SCALE, SCALE_PAIR
 
 CASE = {"id": 0, "dims": {"N": 37}, "seed": 5, "upstream": {"kind": "normal", "seed": 4}}
@@ -133,7 +133,7 @@ def test_modified_tensors__by_the_stub_and_then_by_the_backward__are_listed(writ
 
 def test_watch__from_here__copies_only_what_was_modified():
     a, b = torch.zeros(3), torch.zeros(3)
-    watch = candidate.Watch()
+    watch = watching.Watch()
     watch.add("a", a)
     watch.add("b", b)
     a += 1
@@ -395,7 +395,7 @@ def test_facts__when_asked__count_forward_and_backward(write, tmp_path):
 )
 def test_poison__every_dtype__fills_with_something_recognisable(dtype):
     tensor = torch.zeros(4, dtype=dtype)
-    candidate.poison(tensor)
+    fresh_memory.poison(tensor)
     assert tensor.isnan().all() if dtype.is_floating_point else (tensor != 0).all()
 
 
@@ -409,7 +409,7 @@ def test_float16__on_request__gradients_have_the_inputs_dtype(write, tmp_path):
 def test_one_element__with_a_stride__has_bytes(tmp_path):
     """A single element counts as contiguous whatever its stride, and cannot be viewed as bytes."""
     one = torch.arange(4.0)[2::3]
-    assert one.stride() == (3,) and candidate.same_bytes(one, torch.tensor([2.0]))
+    assert one.stride() == (3,) and watching.same_bytes(one, torch.tensor([2.0]))
     tensors.save(tmp_path / "one.safetensors", {"one": one})
     assert tensors.load(tmp_path / "one.safetensors")["one"].item() == 2.0
 
@@ -471,10 +471,10 @@ def test_operation_of_the_stub__spent_on_something_else__is_no_operation_of_the_
 @pytest.mark.parametrize(("other", "alike"), [(1.001, True), (-1.0, False), (1.1, False), (0.0, False)])
 def test_computed__is_told_by_its_values(other, alike):
     x = torch.linspace(-1, 1, 50)
-    (a,), (b,) = (candidate.Computed.of("aten::mul", value) for value in (x, x * other))
+    (a,), (b,) = (watching.Computed.of("aten::mul", value) for value in (x, x * other))
     assert a.is_like(b) is alike
-    assert not a.is_like(*candidate.Computed.of("aten::mul", x.flip(0) * 0.5 + x * 0.5 + x.roll(7)))
-    assert not a.is_like(*candidate.Computed.of("aten::mul", x.view(5, 10)))
+    assert not a.is_like(*watching.Computed.of("aten::mul", x.flip(0) * 0.5 + x * 0.5 + x.roll(7)))
+    assert not a.is_like(*watching.Computed.of("aten::mul", x.view(5, 10)))
 
 
 OTHER = {"id": 1, "dims": {"N": 37}, "seed": 6, "upstream": {"kind": "normal", "seed": 8}}
@@ -519,15 +519,15 @@ def test_input_changed_before_the_backward__raises_where_autograd_watches_it(sav
 def test_many_calls__are_counted_and_the_answer_is_the_same(write, tmp_path):
     result, made = run(write(SCALE_PAIR), tmp_path, calls=OTHER | {"dims": {"N": 1}})
     assert torch.equal(made["worn/x"], made["grad/x"])
-    assert 1 <= result["calls"] <= candidate.CALLS
+    assert 1 <= result["calls"] <= questions.CALLS
     assert (result["launches_forward"], result["launches_backward"]) == (1, 1)
 
 
-@pytest.mark.parametrize("memory", sorted(candidate.MEMORY))
+@pytest.mark.parametrize("memory", sorted(fresh_memory.MEMORY))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.int32, torch.bool])
 def test_fresh_memory__every_kind__fills_every_dtype(memory, dtype):
     tensor = torch.full((7, 5), 3).to(dtype)
-    candidate.poison(tensor, memory)
+    fresh_memory.poison(tensor, memory)
     if dtype.is_floating_point:
         assert bool(tensor.isnan().all()) is (memory == "nan")
         assert bool(tensor.isfinite().all()) is (memory != "nan")

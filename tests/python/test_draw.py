@@ -10,9 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_agent import draw, forward, tensors, vary
+from kernel_agent import draw, forward, tensors, vary, watching
 from kernel_agent.errors import Unusable
-from kernel_agent.operations import candidate
 from sources import SCALE
 
 
@@ -173,7 +172,7 @@ def test_tensors__saved_and_loaded__are_equal(tensor, tmp_path):
     tensors.save(tmp_path / "t", {"a": torch.ones(1), "grad/x": tensor})
     loaded = tensors.load(tmp_path / "t")
     assert list(loaded) == ["a", "grad/x"]
-    assert candidate.same_bytes(loaded["grad/x"], tensor) and loaded["grad/x"].dtype == tensor.dtype
+    assert watching.same_bytes(loaded["grad/x"], tensor) and loaded["grad/x"].dtype == tensor.dtype
 
 
 def test_tensors__file__has_the_published_layout(tmp_path):

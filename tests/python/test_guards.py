@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 import torch
+from kernel_agent import watching
 from kernel_agent.guards import BAND, Guards
 from kernel_agent.operations import candidate
 from sources import SCALE_PAIR
@@ -52,7 +53,7 @@ def test_guards__empty_tensor__is_left_as_it_is():
 
 def test_poison__with_guards__poisons_and_surrounds_what_is_allocated():
     guards = Guards()
-    with candidate.Poison(guards):
+    with watching.Poison(guards):
         made = torch.empty(3, 4)
         zeros = torch.zeros(3)
     assert made.isnan().all() and guards.broken() == []
@@ -96,7 +97,7 @@ def test_poison__with_guards__on_the_cpu__gradients_of_parts_are_put_together_in
     """On a GPU, where bands are made otherwise, `in_place` of scripts/gpu.py's matrix shows it."""
     guards = Guards()
     x = torch.randn(4, 20, requires_grad=True)
-    with candidate.Poison(guards, plain=True):
+    with watching.Poison(guards, plain=True):
         y = torch.zeros_like(x) + x
         y[:, 0] += 1.0
         made = torch.empty_like(x)

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 from kernel_agent import draw, vary
-from kernel_agent.operations import candidate
 
 ROOT = Path(__file__).resolve().parents[2]
 # What says how a case is run, before there is a graph to ask about: which gradients, which order of programs.
@@ -28,10 +27,10 @@ def test_kinds__layouts_and_values__have_a_row_that_says_which_tensors_they_suit
 
 
 def test_kinds__questions__are_answered_by_the_candidate_and_judged():
-    questions = set(rows("QUESTION")) - NOT_DONE_BY_QUESTIONS
-    assert questions == set(candidate.QUESTIONS)
+    asked = set(rows("QUESTION")) - NOT_DONE_BY_QUESTIONS
+    assert asked == set(questions.QUESTIONS)
     judged = (ROOT / "agent/run/judge.c").read_text().partition("} QUESTIONS[] = {")[2].partition("};")[0]
-    assert questions == set(re.findall(r'\{"(\w+)", judge_\w+\}', judged))
+    assert asked == set(re.findall(r'\{"(\w+)", judge_\w+\}', judged))
 
 
 def test_kinds__every_one__is_in_the_protocol():

@@ -11,64 +11,27 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import sys
 import time
-import types
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import devices, draw, interpret, tensors, vary, vocabulary, witness
+from .. import devices, draw, tensors, vary, witness
 from ..errors import Unusable, wrap
 from ..flow import Flow, unseen
-from ..forward import Forward, Launch, launch_intercept, load
+from ..forward import Forward, launch_intercept, load
 from ..guards import Guards
-from ..launches import benchmarking
-from ..layout import overlap, repeats
-from ..source import backward_starts, words
+from ..layout import overlap
+from ..source import backward_starts
+from ..watching import NOT_THE_CANDIDATES, Computed, Launches, Poison, Watch, engine_may
 from . import budget
+from .questions import QUESTIONS, Graph, same_value
 from .traffic import Counter
 
-_INT_POISON = -0x21524111  # looks like no index and no count; wraps in narrower integers
-_LARGE = 1e4  # finite in float16 too
-_ALLOCATIONS = frozenset(
-    {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
-)
-_ACCUMULATION = frozenset({"aten::add", "aten::add_"})
-# What autograd's formula for an operation of the stub computes with. The stub's kernels are the candidate's
-# work, these are not.
-_FORMULAS = {
-    "aten::add": "aten::mul aten::sum",
-    "aten::sub": "aten::mul aten::neg aten::sum",
-    "aten::rsub": "aten::mul aten::neg aten::sum",
-    "aten::neg": "aten::neg",
-    "aten::mul": "aten::mul aten::sum",
-    "aten::div": "aten::div aten::mul aten::neg aten::sum",
-    "aten::mean": "aten::div",
-    "aten::exp": "aten::mul",
-    "aten::log": "aten::div",
-    "aten::logsumexp": "aten::exp aten::mul aten::sub",
-    "aten::cumsum": "aten::cumsum",
-    "aten::slice": "aten::slice_backward",
-    "aten::select": "aten::select_backward",
-    "aten::_to_copy": "aten::_to_copy",
-}
 _MOST_TOLD = 20  # sentences of a list
-# Honest of anybody, whatever the values (agent/core/conduct.c): not worth a look at them.
-_MOVES = words(
-    "clone _to_copy copy_ cat stack sum fill_ zero_ constant_pad_nd flip repeat index index_select"
-)
-_SAME = 0.02  # two ways to compute one thing in half precision are nearer
-_NOT_THE_CANDIDATES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-_TRITON = str(Path(triton.__file__).parent)
-_FILLED = frozenset(
-    {"zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full", "ones", "ones_like"}
-)
 
 
 def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
@@ -192,7 +155,7 @@ def entry_of(fwd: Forward, name: str | None) -> Callable[..., Any]:
             entry.__code__.co_firstlineno if hasattr(entry, "__code__") else None,
         )
     for own, plain in zip(inspect.signature(entry).parameters.values(), fwd.params, strict=True):
-        if type(own.default) is not type(plain.default) or not _same_value(own.default, plain.default):
+        if type(own.default) is not type(plain.default) or not same_value(own.default, plain.default):
             raise Unusable(
                 "candidate_raised",
                 f"{name}() has {_default(own)} where {fwd.stub_name}() has {_default(plain)}",
@@ -209,263 +172,6 @@ def _default(parameter: inspect.Parameter) -> str:
         if parameter.default is not parameter.empty
         else (f"no default for {parameter.name}")
     )
-
-
-class Poison(TorchDispatchMode):
-    """Fills fresh uninitialised memory, and counts torch operations on floating tensors in the phase
-    `counting`.
-
-    Operations on indices are not counted, unless they come from the upstream, nor what an autotuner does to
-    measure. What runs inside a launch is counted.
-    """
-
-    def __init__(
-        self,
-        guards: Guards | None = None,
-        plain: bool = False,
-        flow: Flow | None = None,
-        memory: str = "nan",
-    ) -> None:
-        """`memory`: what fresh memory holds, a row of MEMORY."""
-        super().__init__()
-        self.flow = flow
-        self.plain = plain
-        self.memory = memory
-        self.guards = guards
-        self.counting: str | None = None
-        self.counts: dict[str, dict[str, int]] = {"stub": {}, "forward": {}, "backward": {}}
-        self.values: dict[str, list[Computed]] = {"stub": [], "forward": [], "backward": []}
-        self.stub_operations: dict[str, int] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = func._schema.name
-        reached = self.flow.operation(func, args, kwargs or {}, result) if self.flow is not None else None
-        if (
-            self.counting
-            and not (benchmarking() and _by_tuner())
-            and (reached is not None or _computes(name, args, result))
-            and not (name in engine_may(self.stub_operations) and _by_engine())
-        ):
-            self.count(reached or name)
-            if self.counting != "backward" and _makes_values(func):
-                self.values[self.counting] += Computed.of(name, result)
-        operation = name.removeprefix("aten::")
-        if self.guards is not None and operation in _ALLOCATIONS | _FILLED and not benchmarking():
-            result = self.guards.allocate(result)
-        if operation in _ALLOCATIONS and not self.plain:
-            poison(result, self.memory)
-        return result
-
-    def count(self, name: str) -> None:
-        if self.counting:
-            counts = self.counts[self.counting]
-            counts[name] = counts.get(name, 0) + 1
-
-    def note(self, name: str, tensor: torch.Tensor) -> None:
-        """The same of a method that no dispatcher sees."""
-        if self.flow is not None and self.flow.matters(tensor):
-            self.count(name)
-
-
-def engine_may(stub: Iterable[str]) -> frozenset[str]:
-    """Operations that are no candidate's where autograd's engine does them: sums, and the stub's own
-    differentiated.
-
-    The entry's forward may do no torch operation more often than the stub, so what the engine differentiates
-    is the stub's.
-    """
-    formulas = " ".join(_FORMULAS.get(name.removesuffix("_"), "") for name in stub)
-    return _ACCUMULATION | frozenset(formulas.split())
-
-
-@dataclass(frozen=True)
-class Computed:
-    """What an operation made: its name, the result's shape, and two sums that tell results apart."""
-
-    name: str
-    shape: tuple[int, ...]
-    norm: float
-    mixed: float
-
-    @staticmethod
-    def of(name: str, result: Any) -> list[Computed]:
-        values = [v for v in draw.flatten(result) if isinstance(v, torch.Tensor) and v.is_floating_point()]
-        if not values:
-            return []
-        flat = values[0].detach().double().nan_to_num(1.0, 2.0, 3.0).reshape(-1)
-        weights = torch.arange(flat.numel(), dtype=torch.float64, device=flat.device).cos()
-        sums = torch.stack([flat.norm(), flat @ weights]).tolist()
-        return [Computed(name, tuple(values[0].shape), *sums)]
-
-    def is_like(self, other: Computed) -> bool:
-        """Also where kernels that round otherwise made what it was computed from."""
-        near = _SAME * max(self.norm, other.norm) + 1e-30
-        same = abs(self.norm - other.norm) <= near and abs(self.mixed - other.mixed) <= near
-        return (self.name, self.shape) == (other.name, other.shape) and same
-
-
-def _makes_values(func: Any) -> bool:
-    """Not a view, a copy or fresh memory."""
-    name = func._schema.name.removeprefix("aten::")
-    aliases = [r.alias_info for r in func._schema.returns]
-    is_view = any(a is not None and not a.is_write for a in aliases)
-    return not is_view and name not in _ALLOCATIONS | _FILLED | _MOVES
-
-
-def _computes(name: str, args: tuple[Any, ...], result: Any) -> bool:
-    """Whether an operation makes floating values, or hands one to host code."""
-    values = args if name == "aten::_local_scalar_dense" else draw.flatten(result)
-    return any(isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) for v in values)
-
-
-def _by_engine() -> bool:
-    """Whether autograd's engine does this itself, as it adds up the gradients of a tensor that was used more
-    than once.
-
-    Then nothing but torch, and what this package hooks into it, stands between here and the call of the
-    backward: a Function's backward has a frame.
-    """
-    frame: types.FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code is not Case.backward.__code__:
-        if not frame.f_code.co_filename.startswith(_NOT_THE_CANDIDATES):
-            return False
-        frame = frame.f_back
-    return True
-
-
-def _by_tuner() -> bool:
-    """Whether Triton does this itself, as it measures configurations; hooks of those are the candidate's."""
-    frame: types.FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_CANDIDATES):
-        frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename.startswith(_TRITON)
-
-
-def poison(tensor: torch.Tensor, memory: str = "nan") -> None:
-    """Fills fresh memory. Booleans are True, other integers a strange number: an index that is off ends a
-    launch, whatever it is off by."""
-    if tensor.is_floating_point() or tensor.is_complex():
-        MEMORY[memory](tensor)
-    elif memory == "zero":
-        tensor.zero_()
-    elif tensor.dtype == torch.bool:
-        tensor.fill_(True)
-    else:
-        bits = 8 * tensor.element_size()
-        wrapped = _INT_POISON & ((1 << bits) - 1)
-        signed = wrapped - (1 << bits) if tensor.dtype.is_signed and wrapped >> (bits - 1) else wrapped
-        tensor.fill_(signed)
-
-
-def _not_a_number(tensor: torch.Tensor) -> None:
-    tensor.fill_(float("nan"))
-
-
-def _places(tensor: torch.Tensor) -> torch.Tensor:
-    """A small number for each place, no two neighbours' the same."""
-    return torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape) * 7 % 97
-
-
-def _large(tensor: torch.Tensor) -> None:
-    """Finite values of either sign, as an earlier computation leaves them."""
-    tensor.copy_((_places(tensor) - 48.5) * (_LARGE / 48.5))
-
-
-def _other_dtype(tensor: torch.Tensor) -> None:
-    """The bits of a list of indices."""
-    size = tensor.element_size()
-    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32}.get(size, torch.int64)
-    if size == bits.itemsize:
-        tensor.copy_((_places(tensor) + 1).to(bits).view(tensor.dtype))
-    else:
-        _large(tensor)
-
-
-# What fresh memory may hold. It is NaN in most cases; code that looks whether it is judged finds it so in one
-# case and otherwise in the next.
-MEMORY: dict[str, Callable[[torch.Tensor], Any]] = {
-    "nan": _not_a_number,
-    "large": _large,
-    "zero": torch.Tensor.zero_,
-    "bits": _other_dtype,
-}
-
-
-@dataclass
-class Launches:
-    """Counts launches by phase; in `noop` they are not executed.
-
-    Of the candidate's kernels, and of all that the backward launches, it is looked at what they may call and,
-    interpreted, whether their programs race and where their results come from."""
-
-    file: str
-    own_from: int | None  # the candidate's kernels begin after this line; None: they are all
-    flow: Flow | None
-    order: str | int | None = None
-    phase: str = "forward"
-    races: dict[str, None] = field(default_factory=dict)  # sentences, as they came
-    kernels: dict[str, None] = field(default_factory=dict)
-    ordered: dict[str, None] = field(default_factory=dict)  # names of kernels with atomics that order
-    counts: dict[str, int] = field(
-        default_factory=lambda: {"forward": 0, "backward": 0, "again": 0, "noop": 0}
-    )
-
-    def __call__(self, launch: Launch) -> Any:
-        self.counts[self.phase] += 1
-        if self.phase == "noop":
-            return None
-        if self.phase == "forward" and (self.own_from is None or not self.is_own(launch.fn)):
-            return launch.run()
-        self.kernels |= dict.fromkeys(vocabulary.problems(launch.kernel, launch.args, self.is_own))
-        ordering = vocabulary.ordering(launch.kernel, launch.args)
-        if ordering:
-            self.ordered[launch.name] = None
-        with interpret.judged(self.order, ordering) as judged:
-            result = launch.run()
-        where = f"{launch.name} (line {launch.fn.__code__.co_firstlineno})"
-        self.races |= dict.fromkeys(f"{where}: {text}" for text in judged.found)
-        if self.flow is not None:
-            given = interpret.tensors_in(launch.args.values())
-            self.flow.launched(given, None if judged.blind else judged.read, judged.wrote)
-        return result
-
-    def is_own(self, fn: Any) -> bool:
-        code = fn.__code__
-        return code.co_filename == self.file and code.co_firstlineno > (self.own_from or 0)
-
-
-class Watch:
-    """Copies of tensors by name, to tell later which were modified, byte for byte."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        self._seen[name] = (tensor.detach(), tensor.detach().clone())
-
-    def tensors(self) -> list[tuple[str, torch.Tensor]]:
-        return [(name, tensor) for name, (tensor, _) in self._seen.items()]
-
-    def from_here(self, modified: list[str]) -> Watch:
-        """The same tensors, watched as they are now. A copy is made anew of those that were `modified`; the
-        others' still holds."""
-        later = Watch()
-        later._seen = dict(self._seen)
-        for name in modified:
-            later.add(name, self._seen[name][0])
-        return later
-
-    def modified(self) -> list[str]:
-        return [name for name, (now, before) in self._seen.items() if not same_bytes(now, before)]
-
-
-def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equality of bit patterns: NaN equals the same NaN."""
-    a, b = (tensors.raw_bytes(t) for t in (a, b))
-    return torch.equal(a, b)
 
 
 def nesting(value: Any) -> str:
@@ -527,6 +233,7 @@ class Case:
         self.memory: str = case.get("memory") or "nan"
         self.flow = Flow() if fwd.mode == "interpret" else None
         self.poison = Poison(None if plain else self.guards, plain, self.flow, self.memory)
+        self.poison.differentiates = Case.backward.__code__
         self.launches = Launches(fwd.path, backward_starts(fwd.source), self.flow, case.get("order"))
         self.saved: list[torch.Tensor] = []
         self.told: dict[str, Any] = {}  # what questions add to the result
@@ -536,14 +243,12 @@ class Case:
         self.poison.stub_operations = self.stub.operations
         expected, allowed = self.stub.outputs, self.stub.modified
         arguments, leaves = self.arguments()
+        forward_facts, backward_facts = Counter(enabled=self.facts), Counter(enabled=self.facts)
         inputs = Watch()
         for name, tensor in _named_inputs(arguments.arguments):
             inputs.add(name, tensor)
         with self.fwd.active(), launch_intercept(self.launches), self.poison:
-            with (
-                self.counters() as (forward_facts, backward_facts),
-                unseen(self.poison.note, _NOT_THE_CANDIDATES),
-            ):
+            with unseen(self.poison.note, NOT_THE_CANDIDATES):
                 with forward_facts, self.saving(), self.counting("forward"):
                     returned = self.entry(*arguments.args, **arguments.kwargs)
                 outputs = self.outputs(returned, arguments.arguments, expected)
@@ -636,10 +341,6 @@ class Case:
         leaves = {name: tensor.detach().requires_grad_() for name, tensor in wanted.items()}
         bound.arguments.update(leaves)
         return bound, leaves
-
-    @contextlib.contextmanager
-    def counters(self) -> Iterator[tuple[Counter, Counter]]:
-        yield Counter(enabled=self.facts), Counter(enabled=self.facts)
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
@@ -833,195 +534,6 @@ class Case:
             found += [f"grad/{name}={other}" for other, tensor in others if overlap(grad, tensor)]
             others.append((f"grad/{name}", grad))
         return found
-
-
-@dataclass(frozen=True)
-class Graph:
-    """A call of the entry: its outputs and the plain stub's, the leaves, upstreams for them, and the first
-    gradients as they were handed out."""
-
-    arguments: inspect.BoundArguments
-    outputs: list[draw.Output]
-    leaves: dict[str, torch.Tensor]
-    expected: list[draw.Output]
-    upstreams: dict[int, torch.Tensor]
-    grads: dict[str, torch.Tensor]
-
-    def outputs_as(self, part: str) -> dict[str, torch.Tensor]:
-        """Copies of the outputs as they are now, as tensors of `part`."""
-        values = {f"{part}/{output.index}": output.value for output in self.outputs}
-        return {n: v.detach().clone() for n, v in values.items() if isinstance(v, torch.Tensor)}
-
-
-def _twice(case: Case, graph: Graph, _: bool) -> dict[str, torch.Tensor]:
-    return case.again("again", graph)
-
-
-def _repeats(case: Case, graph: Graph, times: int) -> dict[str, torch.Tensor]:
-    made: dict[str, torch.Tensor] = {}
-    for at in range(times):
-        made |= case.again(f"repeat{at}", graph)
-    return made
-
-
-def _linear(case: Case, graph: Graph, factors: list[float]) -> dict[str, torch.Tensor]:
-    """Gradients for another upstream w (`other/`), and for a*u + b*w (`sum/`)."""
-    a, b = factors
-    others = case.upstreams(graph.expected, graph.outputs, case.upstream["seed"] + 1)
-    sums = {
-        index: (a * value.double() + b * others[index].double()).to(value.dtype)
-        for index, value in graph.upstreams.items()
-    }
-    made = case.again("other", replace(graph, upstreams=others))
-    return made | case.again("sum", replace(graph, upstreams=sums))
-
-
-def _powers(case: Case, graph: Graph, factors: list[float]) -> dict[str, torch.Tensor]:
-    """Gradients for the upstream times each of some powers of two."""
-    made: dict[str, torch.Tensor] = {}
-    for at, factor in enumerate(factors):
-        scaled = {index: value * factor for index, value in graph.upstreams.items()}
-        made |= case.again(f"power{at}", replace(graph, upstreams=scaled))
-    return made
-
-
-def _noop(case: Case, graph: Graph, _: bool) -> dict[str, torch.Tensor]:
-    """With every launch of the backward turned into nothing."""
-    return case.again("noop", graph, phase="noop")
-
-
-def _beside(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Another graph is made while this one is alive, then both are differentiated in either order."""
-    other = case.other(told)
-    arguments, leaves = other.arguments()
-    unnamed = {
-        name: value.detach().requires_grad_()
-        for name, value in arguments.arguments.items()
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and name not in case.fwd.grads
-    }
-    arguments.arguments.update(unnamed)
-    second = other.call(_without_defaults(case.fwd, arguments), leaves)
-    returned = other.backward("again", second.outputs, unnamed, second.upstreams) if unnamed else {}
-    case.told["unnamed"] = list(returned)
-    made = other.again("beside", second) | second.outputs_as("beside_out")
-    return made | case.again("held", graph) | other.again("after", second)
-
-
-def _kept(_: Case, graph: Graph, __: bool) -> dict[str, torch.Tensor]:
-    """What the case has returned, never copied until now, when other calls have been made."""
-    made = {f"kept/{name}": grad.clone() for name, grad in graph.grads.items()}
-    return made | graph.outputs_as("kept_out")
-
-
-def _stepped(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Another case's values written into this one's inputs, as an optimizer does, and a call with them."""
-    other = case.other(told)
-    stepped = other.call(*_refilled(graph.arguments, *other.arguments()))
-    return other.again("stepped", stepped) | stepped.outputs_as("stepped_out")
-
-
-def _stale(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The same, and one input after the other is changed between forward and backward: what is kept where
-    autograd does not count versions shows where nothing else was changed."""
-    other = case.other(told)
-    made, refused = dict[str, torch.Tensor](), []
-    own = case.arguments()[0].arguments
-    for name in [name for name, value in graph.arguments.arguments.items() if _is_tensor(value)]:
-        stepped = other.call(*_refilled(graph.arguments, *other.arguments()))
-        try:
-            if not _refill(graph.arguments.arguments[name], own[name]):
-                raise Unusable("internal", "not to be changed in place")
-            made |= other.again(f"stale.{name}", stepped)
-        except Exception:  # noqa: BLE001 (to refuse is right, by the count of versions or by a check of one's own)
-            refused.append(name)
-    case.told["stale_refused"] = refused
-    return made
-
-
-CALLS, LAUNCHED_EVERY, CALL_SECONDS = 352, 16, 1.0
-
-
-def _calls(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Many calls of the cheapest case, and then this one's again. Most of them launch nothing, which is what
-    the interpreter would spend its time on, unless the host code needs what the kernels make."""
-    small = case.other(told)
-    arguments, leaves = small.arguments()
-    one = small.call(arguments, leaves)
-    idle = "noop"
-    until = time.process_time() + CALL_SECONDS
-    for number in range(CALLS):
-        phase = case.launches.phase = idle if number % LAUNCHED_EVERY else "again"
-        try:
-            values = draw.flatten(small.entry(*arguments.args, **arguments.kwargs))
-            outputs = [replace(o, value=v) for o, v in zip(one.outputs, values, strict=True)]
-            small.backward(phase, outputs, leaves, one.upstreams)
-        except Exception:
-            if phase == "again":
-                raise
-            idle = "again"
-        case.guards.reset()
-        case.told["calls"] = number + 1
-        if time.process_time() > until:
-            break
-    return case.again("worn", case.call(*case.arguments()))
-
-
-# What a case may ask beyond its gradients, in the order in which it is done over one graph.
-QUESTIONS: dict[str, Callable[[Case, Graph, Any], dict[str, torch.Tensor]]] = {
-    "twice": _twice,
-    "repeats": _repeats,
-    "linear": _linear,
-    "powers": _powers,
-    "beside": _beside,
-    "kept": _kept,
-    "stepped": _stepped,
-    "stale": _stale,
-    "calls": _calls,
-    "noop": _noop,
-}
-
-
-def _without_defaults(fwd: Forward, arguments: inspect.BoundArguments) -> inspect.BoundArguments:
-    """The same call, where what equals the stub's default is left to the entry's own."""
-    for parameter in fwd.params:
-        given = arguments.arguments.get(parameter.name, parameter.empty)
-        if type(given) is type(parameter.default) and _same_value(given, parameter.default):
-            del arguments.arguments[parameter.name]
-    return arguments
-
-
-def _same_value(a: Any, b: Any) -> bool:
-    try:
-        return bool(a == b)
-    except Exception:  # noqa: BLE001 (values of the user's, which need not be comparable)
-        return False
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-def _refill(old: torch.Tensor, new: torch.Tensor) -> bool:
-    """Whether the values could be written into a tensor that is there."""
-    if (old.shape, old.dtype) != (new.shape, new.dtype) or repeats(old):
-        return False
-    with torch.no_grad():
-        old.copy_(new)
-    return True
-
-
-def _refilled(
-    into: inspect.BoundArguments, arguments: inspect.BoundArguments, leaves: dict[str, torch.Tensor]
-) -> tuple[inspect.BoundArguments, dict[str, torch.Tensor]]:
-    """The same call with the tensors of `into`, whose values are changed in place; not those whose shape
-    hangs on the data."""
-    for name, new in arguments.arguments.items():
-        old = into.arguments.get(name)
-        if old is not None and _is_tensor(new) and _is_tensor(old) and _refill(old, new):
-            arguments.arguments[name] = old
-            if name in leaves:
-                leaves[name] = old
-    return arguments, leaves
 
 
 def _named_inputs(bound: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

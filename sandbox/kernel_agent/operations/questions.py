@@ -1,0 +1,209 @@
+"""What a case may ask of a candidate beyond its gradients: one function for each question of
+agent/core/kinds.c, which leaves tensors for the daemon to compare (agent/run/judge.c)."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import draw
+from ..errors import Unusable
+from ..forward import Forward
+from ..layout import repeats
+
+if TYPE_CHECKING:
+    from .candidate import Case
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A call of the entry: its outputs and the plain stub's, the leaves, upstreams for them, and the first
+    gradients as they were handed out."""
+
+    arguments: inspect.BoundArguments
+    outputs: list[draw.Output]
+    leaves: dict[str, torch.Tensor]
+    expected: list[draw.Output]
+    upstreams: dict[int, torch.Tensor]
+    grads: dict[str, torch.Tensor]
+
+    def outputs_as(self, part: str) -> dict[str, torch.Tensor]:
+        """Copies of the outputs as they are now, as tensors of `part`."""
+        values = {f"{part}/{output.index}": output.value for output in self.outputs}
+        return {n: v.detach().clone() for n, v in values.items() if isinstance(v, torch.Tensor)}
+
+
+def _twice(case: Case, graph: Graph, _: bool) -> dict[str, torch.Tensor]:
+    return case.again("again", graph)
+
+
+def _repeats(case: Case, graph: Graph, times: int) -> dict[str, torch.Tensor]:
+    made: dict[str, torch.Tensor] = {}
+    for at in range(times):
+        made |= case.again(f"repeat{at}", graph)
+    return made
+
+
+def _linear(case: Case, graph: Graph, factors: list[float]) -> dict[str, torch.Tensor]:
+    """Gradients for another upstream w (`other/`), and for a*u + b*w (`sum/`)."""
+    a, b = factors
+    others = case.upstreams(graph.expected, graph.outputs, case.upstream["seed"] + 1)
+    sums = {
+        index: (a * value.double() + b * others[index].double()).to(value.dtype)
+        for index, value in graph.upstreams.items()
+    }
+    made = case.again("other", replace(graph, upstreams=others))
+    return made | case.again("sum", replace(graph, upstreams=sums))
+
+
+def _powers(case: Case, graph: Graph, factors: list[float]) -> dict[str, torch.Tensor]:
+    """Gradients for the upstream times each of some powers of two."""
+    made: dict[str, torch.Tensor] = {}
+    for at, factor in enumerate(factors):
+        scaled = {index: value * factor for index, value in graph.upstreams.items()}
+        made |= case.again(f"power{at}", replace(graph, upstreams=scaled))
+    return made
+
+
+def _noop(case: Case, graph: Graph, _: bool) -> dict[str, torch.Tensor]:
+    """With every launch of the backward turned into nothing."""
+    return case.again("noop", graph, phase="noop")
+
+
+def _beside(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Another graph is made while this one is alive, then both are differentiated in either order."""
+    other = case.other(told)
+    arguments, leaves = other.arguments()
+    unnamed = {
+        name: value.detach().requires_grad_()
+        for name, value in arguments.arguments.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and name not in case.fwd.grads
+    }
+    arguments.arguments.update(unnamed)
+    second = other.call(_without_defaults(case.fwd, arguments), leaves)
+    returned = other.backward("again", second.outputs, unnamed, second.upstreams) if unnamed else {}
+    case.told["unnamed"] = list(returned)
+    made = other.again("beside", second) | second.outputs_as("beside_out")
+    return made | case.again("held", graph) | other.again("after", second)
+
+
+def _kept(_: Case, graph: Graph, __: bool) -> dict[str, torch.Tensor]:
+    """What the case has returned, never copied until now, when other calls have been made."""
+    made = {f"kept/{name}": grad.clone() for name, grad in graph.grads.items()}
+    return made | graph.outputs_as("kept_out")
+
+
+def _stepped(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Another case's values written into this one's inputs, as an optimizer does, and a call with them."""
+    other = case.other(told)
+    stepped = other.call(*_refilled(graph.arguments, *other.arguments()))
+    return other.again("stepped", stepped) | stepped.outputs_as("stepped_out")
+
+
+def _stale(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The same, and one input after the other is changed between forward and backward: what is kept where
+    autograd does not count versions shows where nothing else was changed."""
+    other = case.other(told)
+    made, refused = dict[str, torch.Tensor](), []
+    own = case.arguments()[0].arguments
+    for name in [name for name, value in graph.arguments.arguments.items() if _is_tensor(value)]:
+        stepped = other.call(*_refilled(graph.arguments, *other.arguments()))
+        try:
+            if not _refill(graph.arguments.arguments[name], own[name]):
+                raise Unusable("internal", "not to be changed in place")
+            made |= other.again(f"stale.{name}", stepped)
+        except Exception:  # noqa: BLE001 (to refuse is right, by the count of versions or by a check of one's own)
+            refused.append(name)
+    case.told["stale_refused"] = refused
+    return made
+
+
+CALLS, LAUNCHED_EVERY, CALL_SECONDS = 352, 16, 1.0
+
+
+def _calls(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Many calls of the cheapest case, and then this one's again. Most of them launch nothing, which is what
+    the interpreter would spend its time on, unless the host code needs what the kernels make."""
+    small = case.other(told)
+    arguments, leaves = small.arguments()
+    one = small.call(arguments, leaves)
+    idle = "noop"
+    until = time.process_time() + CALL_SECONDS
+    for number in range(CALLS):
+        phase = case.launches.phase = idle if number % LAUNCHED_EVERY else "again"
+        try:
+            values = draw.flatten(small.entry(*arguments.args, **arguments.kwargs))
+            outputs = [replace(o, value=v) for o, v in zip(one.outputs, values, strict=True)]
+            small.backward(phase, outputs, leaves, one.upstreams)
+        except Exception:
+            if phase == "again":
+                raise
+            idle = "again"
+        case.guards.reset()
+        case.told["calls"] = number + 1
+        if time.process_time() > until:
+            break
+    return case.again("worn", case.call(*case.arguments()))
+
+
+# What a case may ask beyond its gradients, in the order in which it is done over one graph.
+QUESTIONS: dict[str, Callable[[Case, Graph, Any], dict[str, torch.Tensor]]] = {
+    "twice": _twice,
+    "repeats": _repeats,
+    "linear": _linear,
+    "powers": _powers,
+    "beside": _beside,
+    "kept": _kept,
+    "stepped": _stepped,
+    "stale": _stale,
+    "calls": _calls,
+    "noop": _noop,
+}
+
+
+def _without_defaults(fwd: Forward, arguments: inspect.BoundArguments) -> inspect.BoundArguments:
+    """The same call, where what equals the stub's default is left to the entry's own."""
+    for parameter in fwd.params:
+        given = arguments.arguments.get(parameter.name, parameter.empty)
+        if type(given) is type(parameter.default) and same_value(given, parameter.default):
+            del arguments.arguments[parameter.name]
+    return arguments
+
+
+def same_value(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except Exception:  # noqa: BLE001 (values of the user's, which need not be comparable)
+        return False
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _refill(old: torch.Tensor, new: torch.Tensor) -> bool:
+    """Whether the values could be written into a tensor that is there."""
+    if (old.shape, old.dtype) != (new.shape, new.dtype) or repeats(old):
+        return False
+    with torch.no_grad():
+        old.copy_(new)
+    return True
+
+
+def _refilled(
+    into: inspect.BoundArguments, arguments: inspect.BoundArguments, leaves: dict[str, torch.Tensor]
+) -> tuple[inspect.BoundArguments, dict[str, torch.Tensor]]:
+    """The same call with the tensors of `into`, whose values are changed in place; not those whose shape
+    hangs on the data."""
+    for name, new in arguments.arguments.items():
+        old = into.arguments.get(name)
+        if old is not None and _is_tensor(new) and _is_tensor(old) and _refill(old, new):
+            arguments.arguments[name] = old
+            if name in leaves:
+                leaves[name] = old
+    return arguments, leaves

@@ -1,0 +1,266 @@
+"""What a candidate does, as it is seen from its own process: torch operations, launches, bytes that change.
+
+Whatever is noted here can count only against the candidate, whose code runs beside it.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import draw, interpret, tensors, vocabulary
+from .flow import Flow
+from .forward import Launch
+from .fresh_memory import poison
+from .guards import Guards
+from .launches import benchmarking
+from .source import words
+
+_ALLOCATIONS = frozenset(
+    {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
+)
+_ACCUMULATION = frozenset({"aten::add", "aten::add_"})
+# What autograd's formula for an operation of the stub computes with. The stub's kernels are the candidate's
+# work, these are not.
+_FORMULAS = {
+    "aten::add": "aten::mul aten::sum",
+    "aten::sub": "aten::mul aten::neg aten::sum",
+    "aten::rsub": "aten::mul aten::neg aten::sum",
+    "aten::neg": "aten::neg",
+    "aten::mul": "aten::mul aten::sum",
+    "aten::div": "aten::div aten::mul aten::neg aten::sum",
+    "aten::mean": "aten::div",
+    "aten::exp": "aten::mul",
+    "aten::log": "aten::div",
+    "aten::logsumexp": "aten::exp aten::mul aten::sub",
+    "aten::cumsum": "aten::cumsum",
+    "aten::slice": "aten::slice_backward",
+    "aten::select": "aten::select_backward",
+    "aten::_to_copy": "aten::_to_copy",
+}
+# Honest of anybody, whatever the values (agent/core/conduct.c): not worth a look at them.
+_MOVES = words(
+    "clone _to_copy copy_ cat stack sum fill_ zero_ constant_pad_nd flip repeat index index_select"
+)
+_SAME = 0.02  # two ways to compute one thing in half precision are nearer
+NOT_THE_CANDIDATES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_TRITON = str(Path(triton.__file__).parent)
+_FILLED = frozenset(
+    {"zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full", "ones", "ones_like"}
+)
+
+
+class Poison(TorchDispatchMode):
+    """Fills fresh uninitialised memory, and counts torch operations on floating tensors in the phase
+    `counting`.
+
+    Operations on indices are not counted, unless they come from the upstream, nor what an autotuner does to
+    measure. What runs inside a launch is counted.
+    """
+
+    def __init__(
+        self,
+        guards: Guards | None = None,
+        plain: bool = False,
+        flow: Flow | None = None,
+        memory: str = "nan",
+    ) -> None:
+        """`memory`: what fresh memory holds, a row of MEMORY."""
+        super().__init__()
+        self.flow = flow
+        self.plain = plain
+        self.memory = memory
+        self.guards = guards
+        self.counting: str | None = None
+        self.counts: dict[str, dict[str, int]] = {"stub": {}, "forward": {}, "backward": {}}
+        self.values: dict[str, list[Computed]] = {"stub": [], "forward": [], "backward": []}
+        self.stub_operations: dict[str, int] = {}
+        self.differentiates: types.CodeType | None = None  # the function that calls autograd's engine
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name
+        reached = self.flow.operation(func, args, kwargs or {}, result) if self.flow is not None else None
+        if (
+            self.counting
+            and not (benchmarking() and _by_tuner())
+            and (reached is not None or _computes(name, args, result))
+            and not (name in engine_may(self.stub_operations) and _by_engine(self.differentiates))
+        ):
+            self.count(reached or name)
+            if self.counting != "backward" and _makes_values(func):
+                self.values[self.counting] += Computed.of(name, result)
+        operation = name.removeprefix("aten::")
+        if self.guards is not None and operation in _ALLOCATIONS | _FILLED and not benchmarking():
+            result = self.guards.allocate(result)
+        if operation in _ALLOCATIONS and not self.plain:
+            poison(result, self.memory)
+        return result
+
+    def count(self, name: str) -> None:
+        if self.counting:
+            counts = self.counts[self.counting]
+            counts[name] = counts.get(name, 0) + 1
+
+    def note(self, name: str, tensor: torch.Tensor) -> None:
+        """The same of a method that no dispatcher sees."""
+        if self.flow is not None and self.flow.matters(tensor):
+            self.count(name)
+
+
+def engine_may(stub: Iterable[str]) -> frozenset[str]:
+    """Operations that are no candidate's where autograd's engine does them: sums, and the stub's own
+    differentiated.
+
+    The entry's forward may do no torch operation more often than the stub, so what the engine differentiates
+    is the stub's.
+    """
+    formulas = " ".join(_FORMULAS.get(name.removesuffix("_"), "") for name in stub)
+    return _ACCUMULATION | frozenset(formulas.split())
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What an operation made: its name, the result's shape, and two sums that tell results apart."""
+
+    name: str
+    shape: tuple[int, ...]
+    norm: float
+    mixed: float
+
+    @staticmethod
+    def of(name: str, result: Any) -> list[Computed]:
+        values = [v for v in draw.flatten(result) if isinstance(v, torch.Tensor) and v.is_floating_point()]
+        if not values:
+            return []
+        flat = values[0].detach().double().nan_to_num(1.0, 2.0, 3.0).reshape(-1)
+        weights = torch.arange(flat.numel(), dtype=torch.float64, device=flat.device).cos()
+        sums = torch.stack([flat.norm(), flat @ weights]).tolist()
+        return [Computed(name, tuple(values[0].shape), *sums)]
+
+    def is_like(self, other: Computed) -> bool:
+        """Also where kernels that round otherwise made what it was computed from."""
+        near = _SAME * max(self.norm, other.norm) + 1e-30
+        same = abs(self.norm - other.norm) <= near and abs(self.mixed - other.mixed) <= near
+        return (self.name, self.shape) == (other.name, other.shape) and same
+
+
+def _makes_values(func: Any) -> bool:
+    """Not a view, a copy or fresh memory."""
+    name = func._schema.name.removeprefix("aten::")
+    aliases = [r.alias_info for r in func._schema.returns]
+    is_view = any(a is not None and not a.is_write for a in aliases)
+    return not is_view and name not in _ALLOCATIONS | _FILLED | _MOVES
+
+
+def _computes(name: str, args: tuple[Any, ...], result: Any) -> bool:
+    """Whether an operation makes floating values, or hands one to host code."""
+    values = args if name == "aten::_local_scalar_dense" else draw.flatten(result)
+    return any(isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex()) for v in values)
+
+
+def _by_engine(root: types.CodeType | None) -> bool:
+    """Whether autograd's engine does this itself, as it adds up the gradients of a tensor that was used more
+    than once.
+
+    Then nothing but torch, and what this package hooks into it, stands between here and the call of the
+    backward: a Function's backward has a frame.
+    """
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code is not root:
+        if not frame.f_code.co_filename.startswith(NOT_THE_CANDIDATES):
+            return False
+        frame = frame.f_back
+    return True
+
+
+def _by_tuner() -> bool:
+    """Whether Triton does this itself, as it measures configurations; hooks of those are the candidate's."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(NOT_THE_CANDIDATES):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_TRITON)
+
+
+@dataclass
+class Launches:
+    """Counts launches by phase; in `noop` they are not executed.
+
+    Of the candidate's kernels, and of all that the backward launches, it is looked at what they may call and,
+    interpreted, whether their programs race and where their results come from."""
+
+    file: str
+    own_from: int | None  # the candidate's kernels begin after this line; None: they are all
+    flow: Flow | None
+    order: str | int | None = None
+    phase: str = "forward"
+    races: dict[str, None] = field(default_factory=dict)  # sentences, as they came
+    kernels: dict[str, None] = field(default_factory=dict)
+    ordered: dict[str, None] = field(default_factory=dict)  # names of kernels with atomics that order
+    counts: dict[str, int] = field(
+        default_factory=lambda: {"forward": 0, "backward": 0, "again": 0, "noop": 0}
+    )
+
+    def __call__(self, launch: Launch) -> Any:
+        self.counts[self.phase] += 1
+        if self.phase == "noop":
+            return None
+        if self.phase == "forward" and (self.own_from is None or not self.is_own(launch.fn)):
+            return launch.run()
+        self.kernels |= dict.fromkeys(vocabulary.problems(launch.kernel, launch.args, self.is_own))
+        ordering = vocabulary.ordering(launch.kernel, launch.args)
+        if ordering:
+            self.ordered[launch.name] = None
+        with interpret.judged(self.order, ordering) as judged:
+            result = launch.run()
+        where = f"{launch.name} (line {launch.fn.__code__.co_firstlineno})"
+        self.races |= dict.fromkeys(f"{where}: {text}" for text in judged.found)
+        if self.flow is not None:
+            given = interpret.tensors_in(launch.args.values())
+            self.flow.launched(given, None if judged.blind else judged.read, judged.wrote)
+        return result
+
+    def is_own(self, fn: Any) -> bool:
+        code = fn.__code__
+        return code.co_filename == self.file and code.co_firstlineno > (self.own_from or 0)
+
+
+class Watch:
+    """Copies of tensors by name, to tell later which were modified, byte for byte."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        self._seen[name] = (tensor.detach(), tensor.detach().clone())
+
+    def tensors(self) -> list[tuple[str, torch.Tensor]]:
+        return [(name, tensor) for name, (tensor, _) in self._seen.items()]
+
+    def from_here(self, modified: list[str]) -> Watch:
+        """The same tensors, watched as they are now. A copy is made anew of those that were `modified`; the
+        others' still holds."""
+        later = Watch()
+        later._seen = dict(self._seen)
+        for name in modified:
+            later.add(name, self._seen[name][0])
+        return later
+
+    def modified(self) -> list[str]:
+        return [name for name, (now, before) in self._seen.items() if not same_bytes(now, before)]
+
+
+def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equality of bit patterns: NaN equals the same NaN."""
+    a, b = (tensors.raw_bytes(t) for t in (a, b))
+    return torch.equal(a, b)
