@@ -1,5 +1,5 @@
-"""What memory holds that a candidate allocates. No element that no kernel wrote may pass for a result, and code
-that looks whether it is judged is not to find one answer always."""
+"""What memory holds that a candidate allocates. No element that no kernel wrote may pass for a result, and
+code that looks whether it is judged is not to find one answer always."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from kernel_agent import draw, vary
+from kernel_agent.operations import questions
 
 ROOT = Path(__file__).resolve().parents[2]
 # What says how a case is run, before there is a graph to ask about: which gradients, which order of programs.
