@@ -190,7 +190,7 @@ static void add_needs(struct builder *builder, const json_t *shape, const json_t
     size_t i;
     json_array_foreach((json_t *)grads, i, name)
     {
-        if (wanted >> i & 1)
+        if (i < 64 && wanted >> i & 1)
             json_array_append(needs, name);
     }
     json_t *item = add_case(builder, shape, "normal");
@@ -199,7 +199,7 @@ static void add_needs(struct builder *builder, const json_t *shape, const json_t
     builder->subsets++;
 }
 
-#define SUBSETS_OF 16 /* gradients, of those that are more only the first */
+#define SUBSETS_OF 16 /* gradients; of more only the first, and none beyond the 64th */
 
 /* Each alone, each two, each left out. */
 static void add_subsets(struct builder *builder, const json_t *shape, const json_t *grads)
@@ -208,7 +208,7 @@ static void add_subsets(struct builder *builder, const json_t *shape, const json
     for (size_t i = 0; i < count && count > 1; i++)
         add_needs(builder, shape, grads, (uint64_t)1 << i);
     for (size_t i = 0; i < count && count > 2; i++)
-        add_needs(builder, shape, grads, (((uint64_t)1 << all) - 1) & ~((uint64_t)1 << i));
+        add_needs(builder, shape, grads, ~((uint64_t)1 << i));
     for (size_t i = 0; i < count && count > 3; i++)
         for (size_t k = i + 1; k < count && builder->subsets < KA_PLAN_MAX_SUBSETS; k++)
             add_needs(builder, shape, grads, (uint64_t)1 << i | (uint64_t)1 << k);

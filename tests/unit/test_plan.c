@@ -87,6 +87,27 @@ static void plan__each_of_several_outputs__is_left_out_once_whatever_the_secret(
     json_decref(grads);
 }
 
+static void plan__more_gradients_than_bits__the_first_have_their_subsets(void **state)
+{
+    (void)state;
+    json_t *list = shapes(), *grads = json_array(), *item;
+    for (int i = 0; i < 70; i++)
+        json_array_append_new(grads, json_sprintf("g%d", i));
+    json_t *cases = ka_plan_check(list, grads, 1, false, 7);
+    size_t i, alone = 0, left_out = 0;
+    json_array_foreach(cases, i, item)
+    {
+        size_t wanted = json_array_size(json_object_get(item, "needs"));
+        alone += wanted == 1;
+        left_out += wanted == 63;
+    }
+    assert_int_equal(alone, 16);
+    assert_int_equal(left_out, 16);
+    json_decref(cases);
+    json_decref(list);
+    json_decref(grads);
+}
+
 static void plan__more_than_two_outputs__each_is_also_used_alone(void **state)
 {
     (void)state;
@@ -571,6 +592,7 @@ int main(void)
         cmocka_unit_test(plan__further_seeds__run_programs_in_other_orders),
         cmocka_unit_test(plan__variants__are_on_the_smallest_required_shape),
         cmocka_unit_test(plan__three_gradients__each_is_left_out_once),
+        cmocka_unit_test(plan__more_gradients_than_bits__the_first_have_their_subsets),
         cmocka_unit_test(plan__more_than_two_outputs__each_is_also_used_alone),
         cmocka_unit_test(plan__four_gradients__each_two_are_wanted_together),
         cmocka_unit_test(plan__questions_about_another_case__name_an_earlier_one_of_the_shape),
