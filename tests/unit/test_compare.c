@@ -642,6 +642,34 @@ static void compare__expected_value_that_is_rounding_itself__is_treated_like_a_z
     assert_false(compare_with_rounding(1e-7, 0).pass);
 }
 
+/* What saturation leaves of a gradient, judged coarsely and as usual. */
+static bool passes_beside_nothing(double found, bool coarse)
+{
+    double want[] = {1e-17, -1e-17}, got[] = {found, -found};
+    struct ka_tensors *g = make_set("F32", "[2]", got, 2), *w = make_set("F64", "[2]", want, 2),
+                      *b = make_set("F32", "[2]", want, 2);
+    struct ka_tolerance tol = ka_tolerance_of(KA_F32);
+    if (coarse)
+        ka_tolerance_coarsen(&tol);
+    tol.zero_norm = 1e-3;
+    struct ka_diff diff;
+    assert_int_equal(ka_compare(ka_tensors_get(g, 0), ka_tensors_get(w, 0), ka_tensors_get(b, 0), &tol, NULL,
+                                0, &diff, NULL),
+                     0);
+    ka_tensors_free(g);
+    ka_tensors_free(w);
+    ka_tensors_free(b);
+    return diff.pass;
+}
+
+static void compare__coarsely__a_gradient_may_be_off_by_rounding_of_what_made_it(void **state)
+{
+    (void)state;
+    assert_true(passes_beside_nothing(1e-7, true));
+    assert_false(passes_beside_nothing(1e-2, true));
+    assert_false(passes_beside_nothing(1e-7, false)); /* eager PyTorch has it right */
+}
+
 static void tolerance__ties__let_more_single_elements_off_in_half_precision_only(void **state)
 {
     (void)state;
@@ -656,6 +684,7 @@ static void tolerance__ties__let_more_single_elements_off_in_half_precision_only
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(compare__coarsely__a_gradient_may_be_off_by_rounding_of_what_made_it),
         cmocka_unit_test(tolerance__ties__let_more_single_elements_off_in_half_precision_only),
         cmocka_unit_test(compare__expected_value_that_is_rounding_itself__is_treated_like_a_zero),
         cmocka_unit_test(compare__elements_that_rounding_moves_too__are_allowed),

@@ -246,6 +246,29 @@ static void part__element_off_by_a_percent__fails(void **state)
     }
 }
 
+/* How far one element may be off that should be nothing. */
+static double furthest(size_t rows, size_t cols, const char *shape)
+{
+    struct triple *t = fresh(rows, cols);
+    double off = 1e-6;
+    t->want[77] = t->base[77] = 0;
+    do {
+        off *= 1.02;
+        t->got[77] = off;
+    } while (compare_as(t, shape, ka_tolerance_of(KA_F32)).pass && off < 1);
+    free_triple(t);
+    return off;
+}
+
+static void part__element_among_more__may_lie_a_little_further_out(void **state)
+{
+    (void)state;
+    double few = furthest(64, 128, "[64,128]"), usual = furthest(128, 128, "[128,128]"),
+           more = furthest(1024, 2048, "[1024,2048]");
+    assert_true(few < 1.05 * usual);
+    assert_true(more > 1.1 * usual && more < 1.4 * usual);
+}
+
 static void part__elements_at_kinks__are_as_many_as_rounding_moves(void **state)
 {
     (void)state;
@@ -405,6 +428,7 @@ int main(void)
         cmocka_unit_test(part__block_of_a_long_row__is_found),
         cmocka_unit_test(part__rows_shorter_than_a_unit__are_judged_one_by_one),
         cmocka_unit_test(part__element_off_by_a_percent__fails),
+        cmocka_unit_test(part__element_among_more__may_lie_a_little_further_out),
         cmocka_unit_test(part__elements_at_kinks__are_as_many_as_rounding_moves),
         cmocka_unit_test(part__row_that_cancels__may_keep_the_rounding_of_its_terms),
         cmocka_unit_test(part__row_of_zeros__may_keep_a_little_more),
