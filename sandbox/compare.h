@@ -24,7 +24,9 @@
  * One case needs care: an expected gradient that is mathematically zero but rounds to 1e-17 in float64
  * (softmax over one column). Base then errs by its whole size: no dtype could resolve it. Such a tensor
  * passes within base's error, or within what a zero may keep of rounding, but is `vacuous`: it proves
- * nothing, and ka_verdict does not count it as evidence.
+ * nothing, and ka_verdict does not count it as evidence. Nor does a gradient that cancels nearly to nothing
+ * (a layer norm over two columns) where it misses the limit: another honest order of its sums may be several
+ * times as far off as base. It passes while rounding explains what it is off by.
  *
  * No clock and no state: any number of threads may compare at once. A large tensor is split over threads of
  * its own, which are gone when the call returns. Sums are rounded in an order that depends on their number:
@@ -58,6 +60,8 @@ struct ka_tolerance {
      * of it, and rounding of what they were computed from. */
     double zero_norm;
     bool coarse;
+    double rounding;   /* the most that rounding was seen to move it, norm-relative: beyond */
+    double cancelled;  /* little more than rounding is left of it */
     double near_error; /* e_base and the elements off of base at inputs close by: see ka_tolerance_near() */
     size_t near_off;
     struct ka_draw draws[KA_DRAWS_MAX]; /* of rounding, beside base's */
@@ -105,7 +109,7 @@ enum ka_diff_reason {
     KA_DIFF_NONFINITE,
     KA_DIFF_NOT_ZERO, /* all zero expected */
     KA_DIFF_ZERO,     /* all zero found */
-    KA_DIFF_NORM,
+    KA_DIFF_NORM,     /* this one and the next: off by an amount */
     KA_DIFF_ELEMENTS,
     KA_DIFF_PART, /* right on the whole, and not in some row, block or element */
 };

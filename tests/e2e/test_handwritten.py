@@ -84,12 +84,13 @@ def test_several_functions_that_could_be_meant_are_named_with_the_remedy(agent: 
 
 def test_decorator_says_which_function_and_which_inputs(agent: Agent) -> None:
     decorated = "@autodiff(inputs_require_grad=(1,))\ndef rms_norm(x, weight, eps=1e-6):"
-    done = check(
-        agent,
-        "caller",
+    decorate = (
         ("import numpy as np\n", "import numpy as np\nfrom kernel_agent import autodiff\n"),
         ("def rms_norm(x, weight, eps=1e-6):", decorated),
     )
+    unnamed = check(agent, "caller", *decorate)
+    assert unnamed.code == 4 and "which no position names" in unnamed.result["failures"], unnamed.err
+    done = check(agent, "caller", *decorate, ("        return dx, dw, None", "        return None, dw, None"))
     assert done.code == 0, done.err
     assert [gradient["name"] for gradient in done.result["gradients"]] == ["weight"]
 

@@ -591,6 +591,41 @@ static void compare__eager_right_by_luck__other_draws_of_its_rounding_count(void
         ka_tensors_free(all[i]);
 }
 
+/* A gradient of which cancelling leaves 1e-5: a draw of its rounding is 1 in 1,000 off, base is right by
+ * luck, the candidate off by `error`. */
+static struct ka_diff compare_cancelled(double error, bool unstable, double zero_norm)
+{
+    double one = 1e-5, found = 1e-5 * (1 + error), near = 2e-5, near_found = 2.002e-5;
+    struct ka_tensors *want = make_set("F64", "[1]", &one, 1), *got = make_set("F32", "[1]", &found, 1),
+                      *base = make_set("F32", "[1]", &one, 1), *close = make_set("F64", "[1]", &near, 1),
+                      *rounded = make_set("F32", "[1]", &near_found, 1);
+    struct ka_tolerance tol = ka_tolerance_of(KA_F32);
+    tol.zero_norm = zero_norm;
+    struct ka_diff diff;
+    if (unstable)
+        assert_int_equal(ka_tolerance_near(&tol, ka_tensors_get(rounded, 0), ka_tensors_get(close, 0), NULL),
+                         0);
+    assert_int_equal(ka_compare(ka_tensors_get(got, 0), ka_tensors_get(want, 0), ka_tensors_get(base, 0),
+                                &tol, NULL, 0, &diff, NULL),
+                     0);
+    struct ka_tensors *all[] = {want, got, base, close, rounded};
+    for (size_t i = 0; i < KA_COUNT(all); i++)
+        ka_tensors_free(all[i]);
+    return diff;
+}
+
+static void compare__nearly_all_cancelled__may_be_off_as_a_zero_may_and_proves_nothing(void **state)
+{
+    (void)state;
+    struct ka_diff diff = compare_cancelled(0.015, true, 1e-5);
+    assert_true(diff.pass && diff.vacuous);
+    diff = compare_cancelled(0.001, true, 1e-5);
+    assert_true(diff.pass && !diff.vacuous);                  /* within the limit: it proves something */
+    assert_false(compare_cancelled(0.015, false, 1e-5).pass); /* eager is right wherever it was tried */
+    assert_false(compare_cancelled(0.015, true, 1e-7).pass);  /* not as small beside the upstream */
+    assert_false(compare_cancelled(0.02, true, 1e-5).pass);   /* more than rounding explains */
+}
+
 static struct ka_diff compare_with_zero(double rounding, double zero_norm)
 {
     double zeros[4] = {0}, found[4] = {rounding, -rounding, 0, rounding};
@@ -699,6 +734,7 @@ int main(void)
         cmocka_unit_test(compare__elements_on_which_eager_fails_too__are_allowed),
         cmocka_unit_test(compare__nan__is_no_wildcard),
         cmocka_unit_test(compare__eager_right_by_luck__other_draws_of_its_rounding_count),
+        cmocka_unit_test(compare__nearly_all_cancelled__may_be_off_as_a_zero_may_and_proves_nothing),
         cmocka_unit_test(compare__missing_infinity__fails_and_equal_ones_pass),
         cmocka_unit_test(compare__expected_value_beyond_the_dtype__counts_as_infinite),
         cmocka_unit_test(compare__noise_that_no_dtype_resolves__passes_as_vacuous),
