@@ -52,9 +52,11 @@ static const struct ka_kind KINDS[] = {
      .meaning = "every second element of a wider tensor, as the backward of torch.stack hands it out" READ},
     {"transposed", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "transposed",
      .meaning = "axes in another order in memory, as .t() makes them" READ},
-    {"expanded", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "expanded",
+    {"expanded", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "expanded", .tolerate = ka_tolerance_loosen,
+     .only_against = true,
      .meaning = "stride 0 along the first axis, as .expand() and the backward of y.sum(0) make it" READ},
-    {"spanned", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "spanned",
+    {"spanned", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "spanned", .tolerate = ka_tolerance_loosen,
+     .only_against = true,
      .meaning = "stride 0 along the last axis, as the backward of y.sum(-1) makes it" READ},
     {"shifted", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "shifted",
      .meaning = "all but the first along an axis of a larger tensor, as x[:, 1:] is" READ},
@@ -123,7 +125,12 @@ const struct ka_kind *ka_kind_of_upstream(const json_t *item)
     return ka_kind_find(KA_KIND_UPSTREAM, json_string_value(name));
 }
 
-const struct ka_kind *ka_kind_of_values(const json_t *item, size_t i)
+bool ka_kind_is_upstream(const char *tensor)
+{
+    return strncmp(tensor, "upstream/", 9) == 0;
+}
+
+const struct ka_kind *ka_kind_of_input(const json_t *item, size_t i)
 {
     const char *tensor;
     json_t *name;
@@ -133,12 +140,12 @@ const struct ka_kind *ka_kind_of_values(const json_t *item, size_t i)
         if (at++ == i)
             return ka_kind_find(KA_KIND_VALUES, json_string_value(name));
     }
+    json_object_foreach(json_object_get(item, "layouts"), tensor, name)
+    {
+        if (!ka_kind_is_upstream(tensor) && at++ == i)
+            return ka_kind_find(KA_KIND_LAYOUT, json_string_value(name));
+    }
     return NULL;
-}
-
-bool ka_kind_is_upstream(const char *tensor)
-{
-    return strncmp(tensor, "upstream/", 9) == 0;
 }
 
 static const char *label_of(enum ka_kind_sort sort, const json_t *name)

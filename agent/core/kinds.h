@@ -77,8 +77,8 @@ const struct ka_kind *ka_kind_find(enum ka_kind_sort sort, const char *name);
 /* The row of a case's upstream, NULL for none. */
 const struct ka_kind *ka_kind_of_upstream(const json_t *item);
 
-/* The rows of the values that a case's inputs have: row `i` of them, NULL after the last. */
-const struct ka_kind *ka_kind_of_values(const json_t *item, size_t i);
+/* The rows of the values and layouts that a case's inputs have: row `i` of them, NULL after the last. */
+const struct ka_kind *ka_kind_of_input(const json_t *item, size_t i);
 
 /* Whether a tensor of a case, by its name in `layouts`, is the upstream of an output. */
 bool ka_kind_is_upstream(const char *tensor);

@@ -281,6 +281,21 @@ static int check_same(struct ka_run *run, const json_t *start, struct ka_err *er
     return rc;
 }
 
+/* A run that stopped at a question can only go on with somebody who answers. */
+static int check_answered(const struct ka_run *run, const json_t *start, struct ka_err *err)
+{
+    struct ka_job next = run->job;
+    struct ka_command command;
+    ka_job_resume(&next, &command);
+    if (command.type != KA_CMD_ASK || run->settings.answers != KA_BACKEND_NONE)
+        return 0;
+    const char *backend = json_string_value(json_object_get(start, "backend"));
+    return ka_fail(
+        err, -EINVAL,
+        "the run %s waits for a model's answer, and no model is set: add --backend %s or --base-url URL",
+        run->dir, backend && ka_starts_with(backend, "mailbox:") ? backend : "mailbox:DIR");
+}
+
 int ka_run_resume(struct ka_app *app, const struct ka_settings *settings, const char *dir,
                   ka_run_done_fn done, void *arg, struct ka_run **out, struct ka_err *err)
 {
@@ -312,6 +327,9 @@ int ka_run_resume(struct ka_app *app, const struct ka_settings *settings, const 
     if (rc)
         goto fail;
     run->job.limits = limits_of(&run->settings);
+    rc = check_answered(run, start, err);
+    if (rc)
+        goto fail;
     load_documents(run);
     ka_record_add(run->record, "resume", NULL);
     json_decref(start);

@@ -14,7 +14,7 @@ import torch
 
 MIXED = (1e2, 1e-2)  # the exponential of the larger overflows where it is not shifted; float16 holds both
 LARGEST = 8.5  # beyond where approximations of tails are cut off; most functions still have a gradient there
-CONSTANT = 4  # times the first element
+CONSTANT = 4  # times the first element, moved away from zero by one
 PADDING = 3  # elements: no power of two, so that no block hides it
 
 
@@ -136,7 +136,9 @@ def _flat(values: torch.Tensor) -> torch.Tensor:
     if values.dim() == 0:
         return values
     turn = _rows(values) % 3
-    constant = torch.where(turn == 0, CONSTANT * values[..., :1], values) if values.dim() > 1 else values
+    first = values[..., :1]
+    constant = CONSTANT * torch.where(first < 0, first - 1, first + 1)
+    constant = torch.where(turn == 0, constant, values) if values.dim() > 1 else values
     return torch.where(turn == 1, torch.zeros_like(values), constant)
 
 

@@ -67,6 +67,8 @@ def test_mailbox_asks_waits_and_goes_on(agent: Agent, forward: Path) -> None:
     still = agent(*box, "--resume")
     assert still.code == 75
     assert len(list((agent.folder / "box").glob("*.request.md"))) == 1
+    nobody = agent("--resume", first.result["run_dir"])
+    assert nobody.code == 2 and "no model is set: add --backend mailbox:box" in nobody.err, nobody.err
     request = answer(agent, fenced(WRONG))
     assert "scale_autograd" in request.read_text()
     second = agent(*box, "--resume")

@@ -41,14 +41,17 @@ COURSES = {
     ),
     "layer_norm_optimise": Course(
         [
-            "draft: verified",
-            "unusable: The patch did not apply",
+            "draft: not verified",
+            "fix: verified",
             "optimise: verified",
             "optimise: verified",
-            "optimise: not verified",
+            "optimise: verified",
+            "optimise: verified",
+            "optimise: verified",
+            "optimise: verified",
         ],
-        rollbacks=2,
-        has="partials_then_reduce, one partial row a program",
+        rollbacks=3,
+        has="the row in registers; dw, db: partials_then_reduce, one partial row a program",
         lacks="layer_norm_bwd_reduce_kernel",
     ),
     "linear_recurrence_candidates": Course(
