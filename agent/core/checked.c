@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "conduct.h"
 #include "describe.h"
 #include "kinds.h"
 
@@ -64,8 +65,12 @@ static json_t *not_seen(const struct ka_checked_of *of)
     ka_describe_sum(of->facts, &sums);
     if (of->device && strcmp(of->device, "cuda") == 0) {
         json_array_append_new(
-            list, json_string("races between programs and where gradients come from: only the interpreter "
-                              "sees who accesses what; check with --device cpu too"));
+            list,
+            json_string(ka_conduct_watched(of->facts)
+                            ? "races between programs, and what gradients are made of, on sizes larger "
+                              "than those that the interpreter was given"
+                            : "races between programs, and what gradients are made of: the interpreter, "
+                              "which sees who accesses what, could not run this"));
         return list;
     }
     json_array_append_new(list, json_string("races that timing decides among kernels ordered by atomics: "

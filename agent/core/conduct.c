@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "fields.h"
+
 #define NAMED_MAX 8 /* items of one list */
 
 /* Without "aten::" and the trailing underscore of in-place operations: allocation, views, copies and casts,
@@ -132,4 +134,57 @@ void ka_conduct_judge(const json_t *report, bool compiled, struct ka_verdict *ve
     json_t *launches = json_object_get(report, "launches_backward");
     if (!json_is_integer(launches) || json_integer_value(launches) < 1)
         ka_verdict_fail(verdict, at, "no_launch", "the backward launched no Triton kernel");
+}
+
+static const char *fault_of(const json_t *entry, struct ka_buf *text)
+{
+    json_t *races = json_object_get(entry, "races"), *untraced = json_object_get(entry, "untraced");
+    if (!json_is_true(json_object_get(entry, "ok"))) {
+        if (strcmp(ka_text_of(entry, "raised_in", ""), "host") != 0)
+            return NULL;
+        ka_buf_printf(text,
+                      "the backward raised on the CPU, where the interpreter looks for races and for what "
+                      "gradients are made of, and the forward did not: %.400s",
+                      ka_text_of(json_object_get(entry, "error"), "message", "?"));
+        return "raised";
+    }
+    if (!json_is_array(races) || !json_is_array(untraced)) {
+        ka_buf_puts(text, "the report says nothing of races");
+        return "race";
+    }
+    if (json_array_size(races)) {
+        ka_buf_printf(text, "%.400s", text_of(json_array_get(races, 0)));
+        return "race";
+    }
+    if (json_array_size(untraced)) {
+        ka_buf_printf(text, "the gradient of %.100s comes from no kernel that read the upstream gradient",
+                      text_of(json_array_get(untraced, 0)));
+        return "decoy_kernel";
+    }
+    return NULL;
+}
+
+const char *ka_conduct_interpreted(const json_t *facts, struct ka_buf *text)
+{
+    const char *rule = NULL;
+    size_t i;
+    json_t *entry;
+    json_array_foreach(json_object_get(facts, "cases"), i, entry)
+    {
+        if ((rule = fault_of(entry, text)))
+            break;
+    }
+    return rule;
+}
+
+bool ka_conduct_watched(const json_t *facts)
+{
+    size_t i;
+    json_t *entry;
+    json_array_foreach(json_object_get(facts, "cases"), i, entry)
+    {
+        if (json_is_true(json_object_get(entry, "ok")))
+            return true;
+    }
+    return false;
 }

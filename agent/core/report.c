@@ -403,9 +403,11 @@ static void put_races(struct ka_page *page, const json_t *races)
     const json_t *ordered = get(races, "ordered_by_atomics");
     size_t i;
     json_t *kernel;
-    ka_page_put(page, json_is_true(get(races, "looked_for"))
-                          ? "Races between programs were looked for in every launch"
-                          : "Races between programs were not looked for: only the interpreter sees them");
+    ka_page_put(page, !json_is_true(get(races, "looked_for"))
+                          ? "Races between programs were not looked for: only the interpreter sees them"
+                      : json_is_true(get(races, "small_sizes"))
+                          ? "Races between programs were looked for in every launch of small sizes"
+                          : "Races between programs were looked for in every launch");
     json_array_foreach((json_t *)ordered, i, kernel)
     {
         ka_page_put(page, i ? ", " : "; taken at their word, since atomics put their programs in order: ");

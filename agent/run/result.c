@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "agent/core/checked.h"
+#include "agent/core/conduct.h"
 #include "agent/core/plan.h"
 #include "agent/io/loop.h"
 #include "events.h"
@@ -77,11 +78,15 @@ static json_int_t atomics_of(const json_t *facts)
     return sum;
 }
 
-/* What is known of races between programs: only the interpreter sees who accesses what. */
-static json_t *races_of(const struct ka_run *run, const json_t *verdict)
+/* What is known of races between programs: only the interpreter sees who accesses what. Compiled candidates
+ * are interpreted once, on small sizes, for their facts. */
+static json_t *races_of(const struct ka_run *run, const struct ka_snapshot *best)
 {
-    return json_pack("{s:b, s:O?}", "looked_for", !ka_run_on_gpu(run), "ordered_by_atomics",
-                     json_object_get(verdict, "ordered_by_atomics"));
+    bool compiled = ka_run_on_gpu(run);
+    const json_t *first = json_array_get(json_object_get(best->facts, "cases"), 0);
+    return json_pack("{s:b, s:b, s:O?}", "looked_for", !compiled || ka_conduct_watched(best->facts),
+                     "small_sizes", compiled, "ordered_by_atomics",
+                     json_object_get(compiled ? first : best->verdict, "ordered_by_atomics"));
 }
 
 static void add_best(struct ka_run *run, json_t *result)
@@ -99,7 +104,7 @@ static void add_best(struct ka_run *run, json_t *result)
         if (gradients)
             json_object_set(result, "gradients", gradients);
         json_object_set(result, "per_shape", json_object_get(best.verdict, "per_shape"));
-        json_object_set_new(result, "races", races_of(run, best.verdict));
+        json_object_set_new(result, "races", races_of(run, &best));
         bool by_llm = strcmp(best.origin, "llm") == 0;
         json_object_set_new(result, "draft", json_string(by_llm ? "llm" : best.origin));
         json_object_set_new(result, "atomics",

@@ -12,7 +12,7 @@ import contextlib
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -439,3 +439,15 @@ class _CudaMeansCpu(TorchFunctionMode):
         frame = _user_frame(self._answers)
         if frame is not None:
             self._answers.note(frame, asked, "cpu")
+
+
+def gradients(
+    outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], upstreams: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor | None, ...]:
+    """torch.autograd.grad, unused inputs allowed and the graph kept, inside of the torch function modes that
+    are on: that one runs the backward outside of them, so that a device would be asked for there that is
+    not."""
+    engine = torch.autograd.Variable._execution_engine
+    return engine.run_backward(  # type: ignore[no-any-return]
+        tuple(outputs), tuple(upstreams), True, False, tuple(inputs), True, accumulate_grad=False
+    )

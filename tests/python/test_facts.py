@@ -163,3 +163,33 @@ def test_warmup__occupancy_as_in_real_files__is_answered_by_compiling(write):
     assert (seen[0].grid, seen[0].num_warps, seen[0].args["num_stages"]) == ((2, 1, 1), 8, 4)
     (answer,) = [a for a in fwd.device_answers if a["asked"] == "double_kernel.warmup"]
     assert "registers" in answer["answer"]
+
+
+def test_races_and_gradients_that_no_kernel_made__are_told(write, tmp_path):
+    (clean,) = run(write(SCALE_PAIR), tmp_path, compile=False)
+    assert (clean["races"], clean["untraced"]) == ([], [])
+    shared = SCALE_PAIR.replace("tl.store(d_x_ptr + offsets, ", "tl.store(d_x_ptr + offsets % 7, ")
+    (racing,) = run(write(shared), tmp_path, compile=False)
+    assert racing["races"]
+    line = "return d_x, None"
+    assert SCALE_PAIR.count(line) == 1
+    (decoy,) = run(write(SCALE_PAIR.replace(line, "return d_y * 2, None")), tmp_path, compile=False)
+    assert decoy["untraced"] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("at", "code", "where"),
+    [
+        ("d_x = torch.empty_like", "assert d_y.numel() == 0; d_x = torch.empty_like", "host"),
+        (
+            "tl.store(d_x_ptr",
+            "tl.inline_asm_elementwise('', '', [1], tl.float32, True, 1); tl.store(d_x_ptr",
+            "kernel",
+        ),
+        ("y = torch.empty_like", "assert x.numel() == 0; y = torch.empty_like", "forward"),
+    ],
+)
+def test_case_that_raises__says_where(write, tmp_path, at, code, where):
+    assert SCALE_PAIR.count(at) == 1, at
+    (case,) = run(write(SCALE_PAIR.replace(at, code)), tmp_path, compile=False)
+    assert (case["ok"], case["raised_in"]) == (False, where), case["error"]

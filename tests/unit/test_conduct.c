@@ -219,6 +219,41 @@ static void conduct__operations__are_judged_by_their_whole_name(void **state)
     assert_false(ka_conduct_allowed("aten::_local_scalar_dense"));
 }
 
+static void conduct__interpreted_beside_compiled__tells_races_decoys_and_what_raised(void **state)
+{
+    static const struct {
+        const char *facts, *rule, *part;
+    } rows[] = {
+        {"{\"cases\":[{\"ok\":true,\"races\":[],\"untraced\":[]}]}", NULL, ""},
+        {"{\"cases\":[{\"ok\":true,\"races\":[],\"untraced\":[]},"
+         "{\"ok\":true,\"races\":[\"two programs met\"],\"untraced\":[]}]}",
+         "race", "two programs met"},
+        {"{\"cases\":[{\"ok\":true,\"races\":[],\"untraced\":[\"w\"]}]}", "decoy_kernel", "gradient of w"},
+        {"{\"cases\":[{\"ok\":true,\"races\":[]}]}", "race", "says nothing"},
+        {"{\"cases\":[{\"ok\":false,\"raised_in\":\"host\",\"error\":{\"message\":\"no GPU, no work\"}}]}",
+         "raised", "no GPU, no work"},
+        {"{\"cases\":[{\"ok\":false,\"raised_in\":\"kernel\"}]}", NULL, ""},
+        {"{\"cases\":[{\"ok\":false,\"raised_in\":\"forward\"}]}", NULL, ""},
+        {"{}", NULL, ""},
+    };
+    (void)state;
+    for (size_t i = 0; i < KA_COUNT(rows); i++) {
+        json_t *facts = json_loads(rows[i].facts, 0, NULL);
+        struct ka_buf text = {0};
+        assert_non_null(facts);
+        const char *rule = ka_conduct_interpreted(facts, &text);
+        assert_int_equal(rule == NULL, rows[i].rule == NULL);
+        if (rule)
+            assert_string_equal(rule, rows[i].rule);
+        assert_non_null(strstr(ka_buf_str(&text), rows[i].part));
+        assert_int_equal(ka_conduct_watched(facts), strstr(rows[i].facts, "true") != NULL);
+        json_decref(facts);
+        ka_buf_free(&text);
+    }
+    assert_null(ka_conduct_interpreted(NULL, NULL));
+    assert_false(ka_conduct_watched(NULL));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -233,6 +268,7 @@ int main(void)
         cmocka_unit_test(conduct__one_report__adds_a_bounded_number_of_failures),
         cmocka_unit_test(conduct__names_cut_inside_a_character__are_still_told),
         cmocka_unit_test(conduct__operations__are_judged_by_their_whole_name),
+        cmocka_unit_test(conduct__interpreted_beside_compiled__tells_races_decoys_and_what_raised),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -260,7 +260,11 @@ class Case:
                     later.add(f"upstream/{index}", value)
                 with backward_facts:
                     grads = self.backward("backward", outputs, leaves, upstreams)
-                untraced = [n for n, grad in grads.items() if self.flow and not self.flow.traced(grad)]
+                untraced = [
+                    name
+                    for name, grad in grads.items()
+                    if self.flow and not self.flow.traced(grad) and bool(grad.any())
+                ]
             changed += [name for name in later.modified() if name not in changed]
             changed += self.guards.broken()
             graph = Graph(arguments, outputs, leaves, expected, upstreams, grads)
@@ -478,12 +482,8 @@ class Case:
             return {}
         self.launches.phase = phase
         with self.counting("backward") if phase == "backward" else contextlib.nullcontext():
-            grads = torch.autograd.grad(
-                [outputs[index].value for index in upstreams],
-                list(leaves.values()),
-                list(upstreams.values()),
-                retain_graph=True,
-                allow_unused=True,
+            grads = devices.gradients(
+                [outputs[index].value for index in upstreams], list(leaves.values()), list(upstreams.values())
             )
         if self.fwd.mode == "cuda":
             torch.cuda.synchronize()

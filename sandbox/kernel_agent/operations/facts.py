@@ -4,6 +4,9 @@ Bytes, atomics and programs are counted while the kernels are interpreted. Every
 backward is specialised for the target, exactly as Triton would for these arguments, and lowered to the source
 of its kernel (specialised.py, compiled.py). The daemon has the sources compiled in processes of their own and
 fills in registers, spills, shared memory and instructions.
+
+Where the candidate itself runs compiled, this is also where somebody sees who accesses what: each case tells
+of races, and of gradients that no kernel made of the upstream.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from ..forward import Launch, launch_intercept, load
 from ..specialised import Compiler
 from . import candidate
 
+_SEEN = ("races", "untraced", "ordered_by_atomics")
+
 
 def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     """The result of docs/protocol.md's op facts."""
@@ -24,29 +29,38 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     compiler = Compiler(fwd.target.triton) if request.get("compile") else None
     cases = []
     for case in request["cases"]:
-        try:
-            result = _case(
-                candidate.Case(fwd, entry, {**case, "facts": True}, request.get("dtype")), scratch, compiler
-            )
-        except Exception as exc:  # noqa: BLE001 (one case fails, the others go on)
-            result = {"ok": False, "error": wrap("candidate_raised", "", exc, [fwd.path]).to_dict()}
-        cases.append({"id": case["id"], "ok": True, **result})
+        one = candidate.Case(fwd, entry, {**case, "facts": True}, request.get("dtype"))
+        cases.append({"id": case["id"], "ok": True, **_case(one, scratch, compiler)})
     return {"cases": cases}
 
 
-def _case(case: Any, scratch: Path, compiler: Compiler | None) -> dict[str, Any]:
+def _case(case: candidate.Case, scratch: Path, compiler: Compiler | None) -> dict[str, Any]:
+    """What is known of one case. Where it cannot be run, the others go on: `raised_in` is `forward` if not
+    even the plain stub runs here, `kernel` in a launch, else `host`: the candidate's own code raised."""
     recorded: list[Launch] = []
+    running = "forward"
 
     def record(launch: Launch) -> Any:
+        nonlocal running
         recorded.append(launch)
-        return launch.run()
+        before, running = running, "forward" if running == "forward" else "kernel"
+        made = launch.run()
+        running = before
+        return made
 
-    with launch_intercept(record):
-        result = case.run(scratch)
-    (scratch / result["file"]).unlink()
-    plain = len(recorded) - result["launches_forward"] - result["launches_backward"]
-    kernels = [] if compiler is None else _kernels(compiler, recorded[plain:], result["launches_forward"])
-    return {**result["facts"], "kernels": kernels}
+    try:
+        with launch_intercept(record):
+            case.stub = case.call_stub()
+            running = "host"
+            result = case.run(scratch)
+        running = "kernel"
+        (scratch / result["file"]).unlink()
+        plain = len(recorded) - result["launches_forward"] - result["launches_backward"]
+        kernels = [] if compiler is None else _kernels(compiler, recorded[plain:], result["launches_forward"])
+    except Exception as exc:  # noqa: BLE001 (any exception of the user's code)
+        error = wrap("candidate_raised", "", exc, [case.fwd.path])
+        return {"ok": False, "raised_in": running, "error": error.to_dict()}
+    return {**result["facts"], "kernels": kernels, **{name: result[name] for name in _SEEN}}
 
 
 def _kernels(compiler: Compiler, launches: list[Launch], forward: int) -> list[dict[str, Any]]:
