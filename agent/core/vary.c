@@ -127,8 +127,23 @@ static bool has_twin(const json_t *tensors, size_t at)
 static bool is_refused(const json_t *refused, const char *tensor, const char *kind)
 {
     char words[256];
-    snprintf(words, sizeof(words), "%s %s", tensor, kind);
-    return json_object_get(refused, words) != NULL;
+    snprintf(words, sizeof(words), "%s %s", tensor, kind ? kind : "");
+    return kind && json_object_get(refused, words) != NULL;
+}
+
+bool ka_vary_is_refused(const json_t *variation, const json_t *refused)
+{
+    const char *member, *tensor;
+    json_t *of, *kind;
+    json_object_foreach((json_t *)variation, member, of)
+    {
+        json_object_foreach(of, tensor, kind)
+        {
+            if (is_refused(refused, tensor, json_string_value(kind)))
+                return true;
+        }
+    }
+    return false;
 }
 
 static void add_aspect(struct aspects *all, const json_t *tensors, size_t at, enum ka_kind_sort sort,

@@ -22,4 +22,7 @@ json_t *ka_vary_tensors(const json_t *entry);
  * one, but for what `kept` (variations) covers and for choices that are keys of `refused`. */
 json_t *ka_vary(const json_t *tensors, const json_t *kept, const json_t *refused);
 
+/* Whether a choice of `variation` is a key of `refused`. */
+bool ka_vary_is_refused(const json_t *variation, const json_t *refused);
+
 #endif

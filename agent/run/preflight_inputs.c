@@ -48,6 +48,53 @@ static bool leave_out(struct ka_run *run, json_t *left_out, const struct ka_fan_
     return blamed;
 }
 
+/* Whether single choices are to blame for variations that are not fair. */
+static bool leave_out_refused(struct ka_run *run, struct ka_fan *fan)
+{
+    json_t *left_out = json_object_get(json_object_get(run->oracles, "inputs"), "left_out"), *variation;
+    size_t i;
+    bool blamed = false;
+    json_array_foreach(run->preflight->variations, i, variation)
+    {
+        struct ka_fan_found found;
+        struct ka_err why;
+        struct ka_buf label = {0};
+        if (try_one(fan, (json_int_t)i, &found, &why)) {
+            ka_kind_variation_label(variation, &label);
+            blamed = leave_out(run, left_out, &found, ka_buf_str(&label), why.msg) || blamed;
+        }
+        ka_buf_free(&label);
+    }
+    return blamed;
+}
+
+/* What is fair in a variation by the luck of the others in it, and not by itself, is not asked of anyone. */
+static void keep_fair(struct ka_run *run, struct ka_fan *fan)
+{
+    struct ka_preflight *preflight = run->preflight;
+    json_t *doc = json_object_get(run->oracles, "inputs"), *variation;
+    json_t *cases = json_object_get(doc, "cases"), *left_out = json_object_get(doc, "left_out");
+    size_t i;
+    for (i = json_array_size(cases); i-- > 0;)
+        if (ka_vary_is_refused(json_array_get(cases, i), left_out)) {
+            json_array_remove(cases, i);
+            json_array_remove(json_object_get(doc, "kept"), i);
+        }
+    json_array_foreach(preflight->variations, i, variation)
+    {
+        struct ka_fan_found found;
+        struct ka_err why;
+        struct ka_buf label = {0};
+        if (try_one(fan, (json_int_t)i, &found, &why) || ka_vary_is_refused(variation, left_out))
+            continue;
+        ka_kind_variation_label(variation, &label);
+        json_array_append(cases, variation);
+        json_array_append_new(json_object_get(doc, "kept"), json_string(ka_buf_str(&label)));
+        ka_expected_offer(run, fan, json_array_get(preflight->asked_inputs, i));
+        ka_buf_free(&label);
+    }
+}
+
 static bool ask(struct ka_run *run);
 
 static void on_inputs(struct ka_run *run, struct ka_fan *fan, void *arg)
@@ -61,25 +108,8 @@ static void on_inputs(struct ka_run *run, struct ka_fan *fan, void *arg)
     }
     if (!ka_fan_ended(fan))
         return;
-    json_t *doc = json_object_get(run->oracles, "inputs"), *variation;
-    size_t i;
-    bool blamed = false;
-    json_array_foreach(preflight->variations, i, variation)
-    {
-        struct ka_fan_found found;
-        struct ka_buf label = {0};
-        struct ka_err why;
-        ka_kind_variation_label(variation, &label);
-        if (try_one(fan, (json_int_t)i, &found, &why) == 0) {
-            json_array_append(json_object_get(doc, "cases"), variation);
-            json_array_append_new(json_object_get(doc, "kept"), json_string(ka_buf_str(&label)));
-            ka_expected_offer(run, fan, json_array_get(preflight->asked_inputs, i));
-        } else {
-            json_t *left_out = json_object_get(doc, "left_out");
-            blamed = leave_out(run, left_out, &found, ka_buf_str(&label), why.msg) || blamed;
-        }
-        ka_buf_free(&label);
-    }
+    bool blamed = leave_out_refused(run, fan);
+    keep_fair(run, fan);
     preflight->inputs = NULL;
     ka_fan_free(fan);
     if (!blamed || preflight->rounds == ROUNDS || !ask(run))

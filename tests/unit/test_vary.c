@@ -238,6 +238,20 @@ static void vary__tensors_of_a_case__are_what_wants_a_gradient_and_what_has_one(
     json_decref(entry);
 }
 
+static void vary__variation_with_a_refused_choice__is_refused(void **state)
+{
+    (void)state;
+    json_t *variation = json("{\"layouts\": {\"x\": \"slice\"}, \"values\": {\"A\": \"masked\"}}");
+    json_t *refused = json("{\"A masked\": \"NaN\"}"),
+           *others = json("{\"x masked\": \"NaN\", \"A slice\": \"?\"}");
+    assert_true(ka_vary_is_refused(variation, refused));
+    assert_false(ka_vary_is_refused(variation, others));
+    assert_false(ka_vary_is_refused(NULL, refused));
+    json_decref(variation);
+    json_decref(refused);
+    json_decref(others);
+}
+
 /* What an oracle's child wrote is no more than text. */
 static void vary__odd_documents__make_nothing(void **state)
 {
@@ -265,6 +279,7 @@ int main(void)
         cmocka_unit_test(vary__scalars_and_empty_tensors__have_nothing_to_vary),
         cmocka_unit_test(vary__tensors_of_a_case__are_what_wants_a_gradient_and_what_has_one),
         cmocka_unit_test(vary__odd_documents__make_nothing),
+        cmocka_unit_test(vary__variation_with_a_refused_choice__is_refused),
     };
     return cmocka_run_group_tests_name("vary", tests, NULL, NULL);
 }
