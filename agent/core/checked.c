@@ -100,12 +100,24 @@ static json_t *notes_of(const json_t *verdict)
     return list;
 }
 
+/* Scalars and flags that every case had as they are, and why. */
+static json_t *never_varied(const json_t *oracles)
+{
+    json_t *list = json_array(), *reason;
+    const char *name;
+    json_object_foreach(json_object_get(json_object_get(oracles, "scalars"), "never_varied"), name, reason)
+    {
+        const char *why = json_string_value(reason);
+        json_array_append_new(list, json_sprintf("%s: %s", name, why ? why : "?"));
+    }
+    return list;
+}
+
 json_t *ka_checked_json(const struct ka_checked_of *of)
 {
     json_t *kinds = list_of(of->verdict, "kinds");
-    json_t *never = json_is_array(of->never_varied) ? json_incref((json_t *)of->never_varied) : json_array();
     return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "kinds", kinds, "left_out",
                      left_out(kinds, json_object_get(of->oracles, "inputs")), "scaled",
-                     list_of(of->oracles, "scaled"), "not_seen", not_seen(of), "never_varied", never, "notes",
-                     notes_of(of->verdict));
+                     list_of(of->oracles, "scaled"), "not_seen", not_seen(of), "never_varied",
+                     never_varied(of->oracles), "notes", notes_of(of->verdict));
 }

@@ -136,45 +136,47 @@ void ka_conduct_judge(const json_t *report, bool compiled, struct ka_verdict *ve
         ka_verdict_fail(verdict, at, "no_launch", "the backward launched no Triton kernel");
 }
 
-static const char *fault_of(const json_t *entry, struct ka_buf *text)
+static void judge_interpreted(const json_t *entry, struct ka_verdict *verdict, size_t shape)
 {
-    json_t *races = json_object_get(entry, "races"), *untraced = json_object_get(entry, "untraced");
-    if (!json_is_true(json_object_get(entry, "ok"))) {
-        if (strcmp(ka_text_of(entry, "raised_in", ""), "host") != 0)
-            return NULL;
-        ka_buf_printf(text,
-                      "the backward raised on the CPU, where the interpreter looks for races and for what "
-                      "gradients are made of, and the forward did not: %.400s",
-                      ka_text_of(json_object_get(entry, "error"), "message", "?"));
-        return "raised";
+    const json_t *conduct = json_object_get(entry, "conduct"), *untraced, *name;
+    bool ran = json_is_true(json_object_get(entry, "ok"));
+    char text[600];
+    size_t i;
+    if (!ran && strcmp(ka_text_of(entry, "raised_in", ""), "host") != 0)
+        return;
+    size_t at = ka_verdict_case(verdict, shape, "normal upstream, interpreted at a small size");
+    if (!ran) {
+        snprintf(
+            text, sizeof(text),
+            "the backward raised on the CPU, where the interpreter looks for races and for what gradients "
+            "are made of, and the forward did not: %.400s",
+            ka_text_of(json_object_get(entry, "error"), "message", "?"));
+        ka_verdict_fail(verdict, at, "raised", text);
+        return;
     }
-    if (!json_is_array(races) || !json_is_array(untraced)) {
-        ka_buf_puts(text, "the report says nothing of races");
-        return "race";
+    ka_conduct_judge(conduct, false, verdict, at);
+    untraced = json_object_get(conduct, "untraced");
+    if (!json_is_array(untraced))
+        ka_verdict_fail(verdict, at, "decoy_kernel", "the report does not say where gradients come from");
+    json_array_foreach((json_t *)untraced, i, name)
+    {
+        snprintf(text, sizeof(text),
+                 "the gradient of %.100s comes from no kernel that read the upstream gradient",
+                 text_of(name));
+        if (i < NAMED_MAX)
+            ka_verdict_fail(verdict, at, "decoy_kernel", text);
     }
-    if (json_array_size(races)) {
-        ka_buf_printf(text, "%.400s", text_of(json_array_get(races, 0)));
-        return "race";
-    }
-    if (json_array_size(untraced)) {
-        ka_buf_printf(text, "the gradient of %.100s comes from no kernel that read the upstream gradient",
-                      text_of(json_array_get(untraced, 0)));
-        return "decoy_kernel";
-    }
-    return NULL;
 }
 
-const char *ka_conduct_interpreted(const json_t *facts, struct ka_buf *text)
+void ka_conduct_interpreted(json_t *facts, struct ka_verdict *verdict, size_t shape)
 {
-    const char *rule = NULL;
     size_t i;
     json_t *entry;
     json_array_foreach(json_object_get(facts, "cases"), i, entry)
     {
-        if ((rule = fault_of(entry, text)))
-            break;
+        judge_interpreted(entry, verdict, shape);
+        json_object_del(entry, "conduct");
     }
-    return rule;
 }
 
 bool ka_conduct_watched(const json_t *facts)

@@ -15,9 +15,9 @@
  * kernels were not interpreted, so that nothing can be said of races; `at` the case of the verdict. */
 void ka_conduct_judge(const json_t *report, bool compiled, struct ka_verdict *verdict, size_t at);
 
-/* A candidate that runs compiled is interpreted once on small sizes, which operation facts reports: the rule
- * that it broke there, and the sentence for it, or NULL. What the interpreter cannot run breaks none. */
-const char *ka_conduct_interpreted(const json_t *facts, struct ka_buf *text);
+/* A candidate that runs compiled is interpreted once on small sizes, which operation facts reports: hold that
+ * against it, as a case of `shape`, and take it out of the facts. What the interpreter cannot run is none. */
+void ka_conduct_interpreted(json_t *facts, struct ka_verdict *verdict, size_t shape);
 
 /* Whether the interpreter got through any case of such facts (may be NULL). */
 bool ka_conduct_watched(const json_t *facts);

@@ -127,7 +127,6 @@ static void put_calls(struct ka_page *page, const json_t *oracles)
     }
     if (json_array_size(varied))
         ka_page_mark(page, KA_FACT_END);
-    put_each(page, "never called with another ", get(get(oracles, "scalars"), "never_varied"));
     put_each(page, "not checked: the gradient of ", get(oracles, "unasked"));
     put_each(page, "size that the forward does not take: ", get(oracles, "sizes"));
 }

@@ -237,30 +237,28 @@ static void reject_when_idle(struct ka_run *run, const char *rule, const char *t
 /* ---- measured facts, only told of what is verified. On a GPU, where processors are idle, they are counted
  * beside the candidate. */
 
-/* What facts say against the candidate: a backward that the target's compiler refuses is none there, whatever
- * the interpreter made of it; one that runs compiled was interpreted for these facts alone. */
-static const char *fault_in_facts(const struct ka_run *run, struct ka_buf *text)
+/* The facts are there, and every case is judged. */
+static void finish(struct ka_run *run)
 {
-    const struct ka_check *check = run->check;
-    if (ka_describe_uncompiled(check->facts, text)) {
-        ka_buf_printf(text, " (target %s)", run->settings.target);
-        return "does_not_compile";
-    }
-    return check->compiled ? ka_conduct_interpreted(check->facts, text) : NULL;
+    struct ka_check *check = run->check;
+    if (check->compiled)
+        ka_conduct_interpreted(check->facts, check->verdict, check->shape_of[check->order[0]]);
+    conclude(run);
 }
 
-/* Where a fault is known before the cases are judged, they need not be. */
+/* A backward that the target's compiler refuses is none there, whatever the interpreter made of it: where
+ * that is known before the cases are judged, they need not be. */
 static void facts_ended(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     struct ka_buf text = {0};
-    const char *rule = fault_in_facts(run, &text);
     check->facts_ended = true;
-    if (rule) {
+    if (ka_describe_uncompiled(check->facts, &text)) {
+        ka_buf_printf(&text, " (target %s)", run->settings.target);
         if (!check->reject_rule)
-            reject_when_idle(run, rule, ka_buf_str(&text));
+            reject_when_idle(run, "does_not_compile", ka_buf_str(&text));
     } else if (check->facts_wanted) {
-        conclude(run);
+        finish(run);
     }
     ka_buf_free(&text);
 }
@@ -300,7 +298,7 @@ static void measure_verified(struct ka_run *run)
     struct ka_check *check = run->check;
     bool begun = check->facts_child || run->compile;
     if (check->facts_ended) {
-        conclude(run);
+        finish(run);
         return;
     }
     check->facts_wanted = true;

@@ -83,10 +83,9 @@ static json_int_t atomics_of(const json_t *facts)
 static json_t *races_of(const struct ka_run *run, const struct ka_snapshot *best)
 {
     bool compiled = ka_run_on_gpu(run);
-    const json_t *first = json_array_get(json_object_get(best->facts, "cases"), 0);
     return json_pack("{s:b, s:b, s:O?}", "looked_for", !compiled || ka_conduct_watched(best->facts),
                      "small_sizes", compiled, "ordered_by_atomics",
-                     json_object_get(compiled ? first : best->verdict, "ordered_by_atomics"));
+                     json_object_get(best->verdict, "ordered_by_atomics"));
 }
 
 static void add_best(struct ka_run *run, json_t *result)
@@ -117,7 +116,6 @@ static void add_best(struct ka_run *run, json_t *result)
         struct ka_checked_of of = {.verdict = best.verdict,
                                    .oracles = run->oracles,
                                    .facts = best.facts,
-                                   .never_varied = json_object_get(run->oracles, "never_varied"),
                                    .device = run->settings.device,
                                    .target = run->settings.target};
         json_object_set_new(result, "checked", ka_checked_json(&of));

@@ -219,38 +219,46 @@ static void conduct__operations__are_judged_by_their_whole_name(void **state)
     assert_false(ka_conduct_allowed("aten::_local_scalar_dense"));
 }
 
-static void conduct__interpreted_beside_compiled__tells_races_decoys_and_what_raised(void **state)
+static void conduct__interpreted_beside_compiled__is_a_case_of_its_own(void **state)
 {
     static const struct {
-        const char *facts, *rule, *part;
+        const char *entry, *change, *part; /* what changes in a clean conduct */
     } rows[] = {
-        {"{\"cases\":[{\"ok\":true,\"races\":[],\"untraced\":[]}]}", NULL, ""},
-        {"{\"cases\":[{\"ok\":true,\"races\":[],\"untraced\":[]},"
-         "{\"ok\":true,\"races\":[\"two programs met\"],\"untraced\":[]}]}",
-         "race", "two programs met"},
-        {"{\"cases\":[{\"ok\":true,\"races\":[],\"untraced\":[\"w\"]}]}", "decoy_kernel", "gradient of w"},
-        {"{\"cases\":[{\"ok\":true,\"races\":[]}]}", "race", "says nothing"},
-        {"{\"cases\":[{\"ok\":false,\"raised_in\":\"host\",\"error\":{\"message\":\"no GPU, no work\"}}]}",
-         "raised", "no GPU, no work"},
-        {"{\"cases\":[{\"ok\":false,\"raised_in\":\"kernel\"}]}", NULL, ""},
-        {"{\"cases\":[{\"ok\":false,\"raised_in\":\"forward\"}]}", NULL, ""},
-        {"{}", NULL, ""},
+        {"{\"ok\":true}", "{\"untraced\":[]}", NULL},
+        {"{\"ok\":true}", "{\"untraced\":[],\"races\":[\"two programs met\"]}", "race: two programs met"},
+        {"{\"ok\":true}", "{\"untraced\":[\"w\"]}", "the gradient of w comes from no kernel"},
+        {"{\"ok\":true}", "{}", "does not say where gradients come from"},
+        {"{\"ok\":true}", "{\"untraced\":[],\"torch_ops_backward\":{\"aten::mul\":2}}", "aten::mul"},
+        {"{\"ok\":false,\"raised_in\":\"host\",\"error\":{\"message\":\"no GPU, no work\"}}", "{}",
+         "no GPU, no work"},
+        {"{\"ok\":false,\"raised_in\":\"kernel\"}", "{}", NULL},
+        {"{\"ok\":false,\"raised_in\":\"forward\"}", "{}", NULL},
     };
     (void)state;
     for (size_t i = 0; i < KA_COUNT(rows); i++) {
-        json_t *facts = json_loads(rows[i].facts, 0, NULL);
+        json_t *entry = json_loads(rows[i].entry, 0, NULL), *conduct = json_loads(CLEAN, 0, NULL);
+        json_t *change = json_loads(rows[i].change, 0, NULL), *dims = json_pack("{s:i}", "N", 8);
+        const char *const grads[] = {"x"};
+        assert_int_equal(json_object_update(conduct, change), 0);
+        json_object_set(entry, "conduct", conduct);
+        json_t *facts = json_pack("{s:[o]}", "cases", entry);
+        struct ka_verdict *verdict = ka_verdict_new(grads, 1);
+        size_t shape = ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL);
+        ka_conduct_interpreted(facts, verdict, shape);
         struct ka_buf text = {0};
-        assert_non_null(facts);
-        const char *rule = ka_conduct_interpreted(facts, &text);
-        assert_int_equal(rule == NULL, rows[i].rule == NULL);
-        if (rule)
-            assert_string_equal(rule, rows[i].rule);
-        assert_non_null(strstr(ka_buf_str(&text), rows[i].part));
-        assert_int_equal(ka_conduct_watched(facts), strstr(rows[i].facts, "true") != NULL);
-        json_decref(facts);
+        ka_verdict_facts(verdict, 3, &text);
+        assert_int_equal(ka_verdict_count(verdict).cases_failed, rows[i].part != NULL);
+        assert_true(!rows[i].part || strstr(ka_buf_str(&text), rows[i].part));
+        assert_null(json_object_get(entry, "conduct")); /* told once */
+        assert_int_equal(ka_conduct_watched(facts), strstr(rows[i].entry, "true") != NULL);
         ka_buf_free(&text);
+        ka_verdict_free(verdict);
+        json_decref(facts);
+        json_decref(conduct);
+        json_decref(change);
+        json_decref(dims);
     }
-    assert_null(ka_conduct_interpreted(NULL, NULL));
+    ka_conduct_interpreted(NULL, NULL, 0);
     assert_false(ka_conduct_watched(NULL));
 }
 
@@ -268,7 +276,7 @@ int main(void)
         cmocka_unit_test(conduct__one_report__adds_a_bounded_number_of_failures),
         cmocka_unit_test(conduct__names_cut_inside_a_character__are_still_told),
         cmocka_unit_test(conduct__operations__are_judged_by_their_whole_name),
-        cmocka_unit_test(conduct__interpreted_beside_compiled__tells_races_decoys_and_what_raised),
+        cmocka_unit_test(conduct__interpreted_beside_compiled__is_a_case_of_its_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,7 +6,7 @@ of its kernel (specialised.py, compiled.py). The daemon has the sources compiled
 fills in registers, spills, shared memory and instructions.
 
 Where the candidate itself runs compiled, this is also where somebody sees who accesses what: each case tells
-of races, and of gradients that no kernel made of the upstream.
+its conduct, as operation candidate does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from ..forward import Launch, launch_intercept, load
 from ..specialised import Compiler
 from . import candidate
 
-_SEEN = ("races", "untraced", "ordered_by_atomics")
+# What is held against a candidate (agent/core/conduct.c).
+_CONDUCT = (
+    "modified", "aliases", "kernels", "races", "untraced", "ordered_by_atomics", "unnamed",
+    "torch_ops_forward", "torch_ops_backward", "launches_backward",
+)  # fmt: skip
 
 
 def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
@@ -60,7 +64,8 @@ def _case(case: candidate.Case, scratch: Path, compiler: Compiler | None) -> dic
     except Exception as exc:  # noqa: BLE001 (any exception of the user's code)
         error = wrap("candidate_raised", "", exc, [case.fwd.path])
         return {"ok": False, "raised_in": running, "error": error.to_dict()}
-    return {**result["facts"], "kernels": kernels, **{name: result[name] for name in _SEEN}}
+    conduct = {name: result[name] for name in _CONDUCT if name in result}
+    return {**result["facts"], "kernels": kernels, "conduct": conduct}
 
 
 def _kernels(compiler: Compiler, launches: list[Launch], forward: int) -> list[dict[str, Any]]:
