@@ -3,6 +3,7 @@
 mutate_text.py     a pair's text, and replacements in it
 mutate_kernel.py   the kinds of mutation of a kernel
 mutate_host.py     the kinds of mutation of the host's backward
+mutate_calls.py    the kinds of mutation of state, layouts, defaults and numbers
 mutate.py          the program: makes them, has them judged, prints the score
 """
 
@@ -12,6 +13,7 @@ import ast
 import random
 from collections.abc import Iterator
 
+from mutate_calls import of_calls
 from mutate_host import of_host
 from mutate_kernel import of_kernel
 from mutate_text import MARKER, Mutant, Text, functions, is_kernel
@@ -50,8 +52,10 @@ def _all(text: Text) -> Iterator[Mutant]:
     for function in functions(text.backward()):
         if is_kernel(function):
             yield from of_kernel(text, function)
-        elif function.name != "forward" and not function.name.endswith("_autograd"):
+            continue
+        if function.name != "forward" and not function.name.endswith("_autograd"):
             yield from of_host(text, function)
+        yield from of_calls(text, function)
 
 
 def _meaning(source: str) -> str:

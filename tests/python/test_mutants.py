@@ -173,6 +173,44 @@ CHANGES = [
     ("transposed", RETURN, RETURN.replace("dx if", "dx.transpose(-1, -2).reshape(dx.shape) if")),
 ]
 
+# The same for state, layouts, defaults and numbers: more than one place changes.
+LINE = PAIR[: PAIR.index("empty_like")].count("\n") + 1
+KEPT = f'_KEPT.setdefault(("helper", {LINE}, 34, str(w.shape)), torch.empty_like(w))'
+DICTIONARY = "\n\n_KEPT = {}\n"
+CALLS = PAIR.replace("stub_autograd(x, w, flag)", "stub_autograd(x, w, flag=2)").replace(
+    "dx, dw = helper(x, dy, w)", "dx, dw = helper(x, dy, w * ctx.flag + x.stride(0))"
+)
+CALL_CHANGES = [
+    ("input not contiguous", {"return x.contiguous()": "return x"}),
+    ("input not contiguous", {"apply(x.contiguous()": "apply(x"}),
+    ("row length for its stride", {"x.stride(0)": "x.shape[-1]"}),
+    ("default of its own", {"flag=2": "flag=2 * 2"}),
+    ("number hard-coded", {"ctx.flag": "2"}),
+    (
+        "saved past save_for_backward",
+        {
+            "ctx.save_for_backward(x, w)": "ctx.kept_tensors = (x, w,)",
+            "ctx.saved_tensors": "ctx.kept_tensors",
+        },
+    ),
+    ("tensors of the first call", {"ctx.saved_tensors": '_KEPT.setdefault("saved", ctx.saved_tensors)'}),
+    (
+        "buffer kept by its size",
+        {"torch.empty_like(w)": KEPT},
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "edits"), CALL_CHANGES, ids=[str(i) for i in range(len(CALL_CHANGES))])
+def test_kind__of_calls__makes_exactly_this_change(kind: str, edits: dict[str, str]):
+    wanted = CALLS
+    for old, new in edits.items():
+        assert wanted.count(old) == 1, old
+        wanted = wanted.replace(old, new)
+    if "_KEPT" in wanted:
+        wanted += DICTIONARY
+    assert [m.kind for m in mutants.of("pair.py", CALLS) if m.source == wanted] == [kind]
+
 
 @pytest.fixture(scope="module")
 def made() -> list[mutants.Mutant]:
@@ -196,13 +234,16 @@ def test_upstream_replaced_by_ones__comes_before_the_upstream_is_used(made: list
 
 
 def test_kinds__of_the_table__are_all_that_there_are(made: list[mutants.Mutant]):
-    assert {m.kind for m in made} == {kind for kind, _, _ in CHANGES} | {"upstream replaced by ones"}
+    others = {kind for kind, _ in CALL_CHANGES} - {
+        "row length for its stride", "default of its own", "number hard-coded"
+    }  # fmt: skip
+    assert {m.kind for m in made} == {kind for kind, _, _ in CHANGES} | others | {"upstream replaced by ones"}
 
 
 def test_of__forward_part_and_the_users_forward__are_not_touched(made: list[mutants.Mutant]):
     forward = PAIR.split(mutants.MARKER)[0]
     assert all(m.source.startswith(forward) for m in made)
-    assert not [m for m in made if "ctx.save_for_backward" in m.old or "Function.apply" in m.old]
+    assert not [m for m in made if "Function.apply" in m.old]
 
 
 def test_of__what_reads_the_same__is_no_mutant():
