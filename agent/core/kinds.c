@@ -73,6 +73,9 @@ static const struct ka_kind KINDS[] = {
      .meaning = "rows that are constant or zero: nothing may divide by what is zero there"},
     {"large", KA_KIND_VALUES, KA_KIND_TAKEN, .label = "large", .tolerate = ka_tolerance_loosen,
      .only_against = true, .meaning = "values up to 8.5: formulas cut off in their tails are wrong there"},
+    {"small", KA_KIND_VALUES, KA_KIND_NEVER,
+     .label = "small", /* beside another number: preflight_scalars.c */
+     .meaning = "values a hundredth of the usual: what guards against a division by little is at work"},
     {"masked", KA_KIND_VALUES, KA_KIND_TAKEN, .label = "masked", .tolerate = ka_tolerance_loosen,
      .only_against = true, .meaning = "elements that are -inf, as masked logits are"},
     {"needs", KA_KIND_QUESTION, KA_KIND_SUBSETS, .label = "only",

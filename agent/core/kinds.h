@@ -21,7 +21,7 @@ enum ka_kind_sort { KA_KIND_UPSTREAM, KA_KIND_LAYOUT, KA_KIND_VALUES, KA_KIND_QU
 
 /* Which cases of a check are of the kind; "there" is the shape of ka_plan_variants(). plan.c acts on it. */
 enum ka_kind_when {
-    KA_KIND_NEVER,        /* children can do it, no check asks for it */
+    KA_KIND_NEVER,        /* children can do it, no check asks for it by itself */
     KA_KIND_ALWAYS,       /* upstreams: every shape, every further seed, and what is not of another kind */
     KA_KIND_ONCE,         /* upstreams: a case of its own there */
     KA_KIND_EACH_OUTPUT,  /* upstreams: one for each of several outputs, which is `seed % outputs` */

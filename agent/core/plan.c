@@ -351,8 +351,14 @@ void ka_plan_scalars(json_t *cases, const json_t *shape, const json_t *scalars, 
     json_t *scalar;
     json_array_foreach((json_t *)scalars, i, scalar)
     {
-        if (shape)
-            json_object_set(add_case(&builder, shape, "normal"), "scalar", scalar);
+        json_t *values = json_object_get(scalar, "values");
+        json_t *item = shape ? add_case(&builder, shape, "normal") : NULL;
+        if (item)
+            json_object_set_new(item, "scalar",
+                                json_pack("{s:O, s:O}", "name", json_object_get(scalar, "name"), "way",
+                                          json_object_get(scalar, "way")));
+        if (item && values)
+            json_object_set(item, "values", values);
     }
 }
 

@@ -29,7 +29,8 @@ json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bo
  * which of them the forward takes, and for the checks, with those that it does. */
 void ka_plan_varied(json_t *cases, const json_t *shape, const json_t *variations, uint64_t secret);
 
-/* The same for each of `scalars`, [{"name": "eps", "way": 0}]: an argument that has another value there. */
+/* The same for each of `scalars`, [{"name": "eps", "way": 0, "values"?}]: an argument that has another value
+ * there, perhaps beside inputs of other values. */
 void ka_plan_scalars(json_t *cases, const json_t *shape, const json_t *scalars, uint64_t secret);
 
 /* Ask what is asked where kernels are compiled, in one plain case of the largest required shape, where

@@ -117,15 +117,17 @@ static void put_each(struct ka_page *page, const char *title, const json_t *thin
 static void put_calls(struct ka_page *page, const json_t *oracles)
 {
     json_t *varied = json_object_get(get(oracles, "scalars"), "varied"), *item;
-    size_t i;
-    if (json_array_size(varied))
-        open_fact(page, "also called with another");
+    size_t i, told = 0;
     json_array_foreach(varied, i, item)
     {
-        ka_page_put(page, i ? ", " : "");
+        if (get(item, "values"))
+            continue; /* the same name once more */
+        if (!told)
+            open_fact(page, "also called with another");
+        ka_page_put(page, told++ ? ", " : "");
         put_text_of(page, item, "name", "?");
     }
-    if (json_array_size(varied))
+    if (told)
         ka_page_mark(page, KA_FACT_END);
     put_each(page, "not checked: the gradient of ", get(oracles, "unasked"));
     put_each(page, "size that the forward does not take: ", get(oracles, "sizes"));

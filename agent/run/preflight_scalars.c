@@ -14,17 +14,37 @@
 
 #define WAYS 3 /* of draw.py's nearby() */
 
-/* {"name", "way"} for every argument that wants no gradient: what it is, the child finds out. */
+/* Every input that wants a gradient, and small: what guards against a division by little shows there and
+ * nowhere else. */
+static json_t *all_small(const json_t *params)
+{
+    json_t *values = json_object(), *param;
+    size_t i;
+    json_array_foreach((json_t *)params, i, param)
+    {
+        const char *name = json_string_value(json_object_get(param, "name"));
+        if (name && json_is_true(json_object_get(param, "grad")))
+            json_object_set_new(values, name, json_string("small"));
+    }
+    return values;
+}
+
+/* {"name", "way", "values"?} for every argument that wants no gradient: what it is, the child finds out. */
 static json_t *all_ways(const struct ka_run *run)
 {
-    json_t *list = json_array(), *param;
+    json_t *params = json_object_get(json_object_get(run->inspect, "stub"), "params"), *param;
+    json_t *list = json_array(), *small = all_small(params);
     size_t i;
-    json_array_foreach(json_object_get(json_object_get(run->inspect, "stub"), "params"), i, param)
+    json_array_foreach(params, i, param)
     {
-        for (int way = 0; way < WAYS && !json_is_true(json_object_get(param, "grad")); way++)
-            json_array_append_new(
-                list, json_pack("{s:O, s:i}", "name", json_object_get(param, "name"), "way", way));
+        json_t *name = json_object_get(param, "name");
+        for (int way = 0; way < WAYS && !json_is_true(json_object_get(param, "grad")); way++) {
+            json_array_append_new(list, json_pack("{s:O, s:i}", "name", name, "way", way));
+            json_array_append_new(list,
+                                  json_pack("{s:O, s:i, s:O}", "name", name, "way", way, "values", small));
+        }
     }
+    json_decref(small);
     return list;
 }
 
@@ -39,6 +59,37 @@ static const char *reason_of(const json_t *error)
     return why ? why : "not taken";
 }
 
+/* What came of it: the ways that are taken, why others are not, and the names that are through: among usual
+ * values, and among small ones. */
+struct answers {
+    json_t *varied, *never, *done[2];
+};
+
+static void take_answer(struct ka_run *run, struct ka_fan *fan, size_t i, json_t *item, struct answers *out)
+{
+    json_t *scalar = json_object_get(item, "scalar"), *values = json_object_get(item, "values");
+    json_t *done = out->done[values != NULL], *error = NULL;
+    const char *name = json_string_value(json_object_get(scalar, "name"));
+    struct ka_fan_found found = {.status = KA_OP_DIED, .message = "no result"};
+    if (json_object_get(done, name))
+        return;
+    ka_fan_find(fan, (json_int_t)i, &found);
+    if (ka_preflight_agrees(&found, &error)) {
+        json_array_append_new(out->varied,
+                              json_pack("{s:O, s:O, s:O*}", "name", json_object_get(scalar, "name"), "way",
+                                        json_object_get(scalar, "way"), "values", values));
+        json_object_set_new(done, name, json_true());
+        if (!values)
+            json_object_del(out->never, name);
+        ka_expected_offer(run, fan, item);
+    } else if (is_tensor(reason_of(error))) {
+        json_object_set_new(done, name, json_true());
+    } else if (!values && !json_object_get(out->never, name)) { /* of several ways the first tells most */
+        json_object_set_new(out->never, name, json_string(reason_of(error)));
+    }
+    json_decref(error);
+}
+
 static void on_scalars(struct ka_run *run, struct ka_fan *fan, void *arg)
 {
     const struct ka_op_result *failed = ka_fan_failed(fan, KA_OP_SANDBOX);
@@ -49,32 +100,14 @@ static void on_scalars(struct ka_run *run, struct ka_fan *fan, void *arg)
     }
     if (!ka_fan_ended(fan))
         return;
-    json_t *asked = run->preflight->asked_scalars, *varied = json_array(), *never = json_object(), *item;
-    json_t *done = json_object();
+    struct answers out = {json_array(), json_object(), {json_object(), json_object()}};
+    json_t *item;
     size_t i;
-    json_array_foreach(asked, i, item)
-    {
-        json_t *scalar = json_object_get(item, "scalar"), *error = NULL;
-        const char *name = json_string_value(json_object_get(scalar, "name"));
-        struct ka_fan_found found = {.status = KA_OP_DIED, .message = "no result"};
-        ka_fan_find(fan, (json_int_t)i, &found);
-        if (json_object_get(done, name))
-            continue;
-        if (ka_preflight_agrees(&found, &error)) {
-            json_array_append(varied, scalar);
-            json_object_set_new(done, name, json_true());
-            json_object_del(never, name);
-            ka_expected_offer(run, fan, item);
-        } else if (is_tensor(reason_of(error))) {
-            json_object_set_new(done, name, json_true());
-        } else if (!json_object_get(never, name)) { /* of several ways the first tells most */
-            json_object_set_new(never, name, json_string(reason_of(error)));
-        }
-        json_decref(error);
-    }
-    json_decref(done);
+    json_array_foreach(run->preflight->asked_scalars, i, item) take_answer(run, fan, i, item, &out);
+    json_decref(out.done[0]);
+    json_decref(out.done[1]);
     json_object_set_new(run->oracles, "scalars",
-                        json_pack("{s:o, s:o}", "varied", varied, "never_varied", never));
+                        json_pack("{s:o, s:o}", "varied", out.varied, "never_varied", out.never));
     run->preflight->scalars = NULL;
     ka_fan_free(fan);
     run->preflight->ended(run, KA_STAGE_SCALARS);

@@ -14,6 +14,7 @@ import torch
 
 MIXED = (1e2, 1e-2)  # the exponential of the larger overflows where it is not shifted; float16 holds both
 LARGEST = 8.5  # beyond where approximations of tails are cut off; most functions still have a gradient there
+SMALL = 0.01
 CONSTANT = 4  # times the first element, moved away from zero by one
 PADDING = 3  # elements: no power of two, so that no block hides it
 
@@ -185,6 +186,7 @@ VALUES = {
     "tied": Values(_tied, finite=False, judged=fold_ties),
     "flat": Values(_flat, equals=True),
     "large": Values(_large),
+    "small": Values(lambda values: values * SMALL),
     "masked": Values(_masked, finite=False),
 }
 

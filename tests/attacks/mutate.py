@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The mutation score: how many wrong backwards, made from right ones, the verdict rejects.
 
-    tests/attacks/mutate.py [PAIR...] [--per-file N] [--sample N] [--seed S] [--build DIR] [--jobs N]
-                            [--results FILE] [--json FILE]
+    tests/attacks/mutate.py [PAIR...] [--kinds TEXT] [--per-file N] [--sample N] [--seed S] [--build DIR]
+                            [--jobs N] [--results FILE] [--json FILE]
 
 Without pairs: the examples, completed by `kernel-agent --backend none` (kept in generated/mutants), and one
 pair of every family of dataset/. Of each file N mutants are tried, the kinds taking turns; --sample takes N
@@ -22,6 +22,7 @@ import argparse
 import hashlib
 import json
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -146,7 +147,7 @@ def choose(pairs: list[Pair], options: argparse.Namespace) -> None:
     """Which mutants of which pair: per file, then of all, then without those that are explained."""
     known = explanations()
     for pair in pairs:
-        every = mutants.of(pair.name, pair.source)
+        every = [m for m in mutants.of(pair.name, pair.source) if re.search(options.kinds, m.kind)]
         pair.made = len(every)
         pair.tried = mutants.sample(every, options.per_file, options.seed)
     if options.sample:
@@ -305,6 +306,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("pairs", nargs="*")
     parser.add_argument("--build", default="build", help="folder with kernel-agent")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--kinds", default="", help="a regular expression for the kinds of mutation")
     parser.add_argument("--per-file", type=int, default=24, help="mutants tried of each file")
     parser.add_argument("--sample", type=int, default=0, help="mutants tried of all those (0: every one)")
     parser.add_argument("--seed", type=int, default=0, help="of the samples, and of the choice of pairs")
