@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from mutate_text import Mutant, Text, called, functions
 
-_FRESH = ("empty", "empty_like", "new_empty", "zeros", "zeros_like", "new_zeros")
+_GRADIENTS = ("empty_like", "zeros_like")  # of other sizes is scratch, which every call fills anew
 _KEPT = "_KEPT"  # a dictionary of the module's
 
 
@@ -31,8 +31,8 @@ def of_calls(text: Text, function: ast.FunctionDef) -> Iterator[Mutant]:
 
 def state(text: Text, function: ast.FunctionDef) -> Iterator[Mutant]:
     for node in ast.walk(function):
-        if called(node) in _FRESH and node.args:  # type: ignore[attr-defined]
-            size = text.of(node.args[0]) + (".shape" if called(node).endswith("_like") else "")  # type: ignore[attr-defined]
+        if called(node) in _GRADIENTS and node.args:  # type: ignore[attr-defined]
+            size = f"{text.of(node.args[0])}.shape"  # type: ignore[attr-defined]
             key = f'("{function.name}", {node.lineno}, {node.col_offset}, str({size}))'  # type: ignore[attr-defined]
             kept = text.replace(
                 "buffer kept by its size", node, f"{_KEPT}.setdefault({key}, {text.of(node)})"
