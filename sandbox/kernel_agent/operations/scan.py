@@ -79,6 +79,14 @@ def _dotted(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else "?"
 
 
+def _in_tf32(dot: ast.Call) -> bool:
+    """Whether a tl.dot says so, or says nothing."""
+    said = {k.arg: getattr(k.value, "value", None) for k in dot.keywords}
+    if not said.keys() & {"input_precision", "allow_tf32"}:
+        return True
+    return said.get("input_precision") == "tf32" or said.get("allow_tf32") is True
+
+
 def _is_launch(node: ast.AST) -> bool:
     """kernel[grid](...)"""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
@@ -401,8 +409,10 @@ class _Scanner:
             given = {keyword.arg for keyword in node.keywords} if isinstance(node, ast.Call) else set()
             if path == "triton.language.load" and "mask" in given and "other" not in given:
                 said = "loads under a mask without other=: those lanes are 0 here, and anything when compiled"
-            elif path == "triton.language.dot" and not given & {"input_precision", "allow_tf32"}:
-                said = "multiplies (tl.dot) without input_precision: float32 is rounded to TF32 on a GPU"
+            elif path == "triton.language.dot" and _in_tf32(node):
+                said = (
+                    "multiplies (tl.dot) in TF32, the default of input_precision: float32 is rounded on a GPU"
+                )
             else:
                 continue
             if said not in told:
@@ -485,6 +495,11 @@ class _Scanner:
     def _path(self, node: ast.expr) -> Iterator[Finding]:
         """A name that an import bound, with all that is taken of it: only what the lists have."""
         path = self.names.path(node)
+        if path in closed.AROUND:
+            yield Finding("note", "note", node.lineno, f"asks for {path}: no case of a check changes it")
+        if path == "torch.is_grad_enabled" and node not in self.forward_side:
+            message = f"asks for {path} in a backward: its gradient is the same while it is recorded itself"
+            yield Finding("forbidden", "reject", node.lineno, message)
         broken = closed.judge(path) if path is not None else None
         if broken is None:
             return
@@ -508,6 +523,9 @@ class _Scanner:
             return
         elif node.attr.startswith("_") and node.attr not in self.stored:
             yield Finding("forbidden", "reject", node.lineno, f"uses {dotted}, which is private")
+        if node.attr in closed.TRAINING and not (node.attr in self.stored or self._is_stubs_own(node)):
+            message = f"uses {dotted}: a gradient does not hang on how a tensor came about"
+            yield Finding("forbidden", "reject", node.lineno, message)
         if node.attr in closed.GRAPH:
             yield Finding("autograd", "reject", node.lineno, f"uses {dotted}: the graph is autograd's")
         if node.attr in closed.VALUES and not self._is_stubs_own(node):
