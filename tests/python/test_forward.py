@@ -193,6 +193,17 @@ def test_device_questions__file_above_this_package__package_hears_the_truth():
     assert seen == [True] and all(a["asked"] == "Tensor.is_cuda" for a in answers.given)
 
 
+def test_text_and_versions__do_not_tell_that_there_is_no_gpu():
+    answers = devices.Answers(str(Path(__file__).parent), devices.Target.parse("sm_90"))
+    x = torch.ones(2, dtype=torch.float16)
+    before = (torch.__version__, torch.version.cuda, repr(x))
+    with devices.answering(answers):
+        assert repr(x) == f"{x}" == "tensor([1., 1.], device='cuda:0', dtype=torch.float16)"
+        assert f"{x.sum():.1f}" == "2.0" and repr(x.new_empty(0, 2)).count("cuda:0") == 1
+        assert torch.version.cuda and "cpu" not in torch.__version__
+    assert (torch.__version__, torch.version.cuda, repr(x)) == before
+
+
 def test_device_questions__other_target__other_answer(write):
     assert forward.load(write(ASKS), target="sm_80").module.CAPABILITY == (8, 0)
 
