@@ -21,7 +21,6 @@ enum ka_kind_sort { KA_KIND_UPSTREAM, KA_KIND_LAYOUT, KA_KIND_VALUES, KA_KIND_QU
 
 /* Which cases of a check are of the kind; "there" is the shape of ka_plan_variants(). plan.c acts on it. */
 enum ka_kind_when {
-    KA_KIND_NEVER,        /* children can do it, no check asks for it */
     KA_KIND_ALWAYS,       /* upstreams: every shape, every further seed, and what is not of another kind */
     KA_KIND_ONCE,         /* upstreams: a case of its own there */
     KA_KIND_EACH_OUTPUT,  /* upstreams: one for each of several outputs, which is `seed % outputs` */
@@ -57,9 +56,9 @@ struct ka_kind {
     double scale, scale_half;
     /* The norm of the upstream is 1, not that of so many normal values. */
     bool unit;
-    /* What such inputs do to the tolerance of every comparison, or NULL. */
+    /* What such inputs, or an upstream, do to the tolerance of every comparison, or NULL. */
     void (*tolerate)(struct ka_tolerance *);
-    /* A comparison with such inputs is no evidence for a gradient, and its error is not reported. */
+    /* A comparison with them is no evidence for a gradient, and its error is not reported. */
     bool only_against;
     /* What is asked (new reference), the `n`th time that this is asked of a check; `secret` is for what is
      * drawn. NULL: the case has to do with another one, `other`, which is told to the candidate as cases are.
