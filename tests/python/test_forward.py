@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_agent import devices, draw, forward
+from kernel_agent import devices, draw, forward, launches
 from sources import SCALE, SCALE_PAIR
 
 HEAD = "import torch\nimport triton\nimport triton.language as tl\nfrom kernel_agent import autodiff\n"
@@ -93,6 +93,22 @@ def features(x, *, steps=3, flag=True):
 """
     + TAIL
 )
+
+
+def test_configuration__without_a_gpu__each_has_its_turn(write):
+    fwd = forward.load(write(FEATURES))
+    taken = []
+
+    def note(launch):
+        taken.append(launch.config["BLOCK"])
+        return launch.run()
+
+    args, kwargs = draw.make_inputs(fwd, fwd.sweep[0].dims, 0)
+    for turn in range(3):
+        with launches.launch_intercept(note), launches.configuration(turn):
+            fwd.call(args, kwargs)
+    fwd.call(args, kwargs)
+    assert taken == [64, 128, 64]
 
 
 def test_call__autotune_heuristics_helpers_and_loops__run(write):
