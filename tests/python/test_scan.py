@@ -262,6 +262,36 @@ def test_kernel__that_leaves_something_to_the_machine__has_a_note_of_each_kind()
     assert "TF32" in notes_of(said, "kernel other")[1]
 
 
+TUNED = """@triton.autotune(configs={configs}, key=["n"]{more})
+@triton.jit
+def tuned(x_ptr, sum_ptr, n, BLOCK: tl.constexpr):
+    to = sum_ptr + tl.program_id(0) * 2
+    tl.atomic_add(to + 1, tl.sum(tl.load(x_ptr + tl.arange(0, BLOCK))))
+
+
+"""
+TWO = "[triton.Config({'BLOCK': 16}), triton.Config({'BLOCK': 32})]"
+
+
+@pytest.mark.parametrize(
+    ("configs", "more", "found"),
+    [
+        (TWO, "", True),
+        ("[triton.Config({'BLOCK': b}) for b in (16, 32)]", ", reset_to_zero=['x_ptr']", True),
+        (TWO, ", reset_to_zero=['sum_ptr']", False),
+        (TWO, ", restore_value=['sum_ptr']", False),
+        (TWO, ", pre_hook=clear", False),
+        ("[triton.Config({'BLOCK': 16})]", "", False),
+    ],
+)
+def test_tuned_kernel__that_adds_to_what_no_trial_clears__is_rejected(configs, more, found):
+    text = TUNED.replace("{configs}", configs).replace("{more}", more)
+    source = SCALE_PAIR.replace(
+        "@triton.jit\ndef scale_bwd_kernel(", f"{text}@triton.jit\ndef scale_bwd_kernel("
+    )
+    assert ("autotune" in {rule for rule, _ in rejected(source)}) == found
+
+
 def test_setting_of_torch__that_no_case_changes__has_a_note():
     source = SCALE_PAIR.replace(LAUNCH, LAUNCH + "        wide = torch.is_autocast_enabled()\n")
     assert ["no case" in message for message in notes_of(source, "asks for")] == [True]
