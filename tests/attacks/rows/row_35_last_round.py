@@ -124,6 +124,45 @@ ATTACKS = [
         "gradient of x is wrong",
     ),
     Attack(
+        "a tuned kernel adds to memory that nobody clears between trials",
+        "gelu_gain_tuned",
+        (('    reset_to_zero=["d_gain_ptr"],\n', ""),),
+        "autotune: line",
+    ),
+    Attack(
+        "the second configuration of a tuned kernel is wrong",
+        "gelu_gain_tuned",
+        (
+            (
+                'triton.Config({"BLOCK_M": 32, "BLOCK": 64})',
+                'triton.Config({"BLOCK_M": 32, "BLOCK": 64, "WIDE": 1})',
+            ),
+            (
+                'triton.Config({"BLOCK_M": 16, "BLOCK": 32})',
+                'triton.Config({"BLOCK_M": 16, "BLOCK": 32, "WIDE": 0})',
+            ),
+            (
+                "M, N, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr\n):\n    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)",
+                "M, N, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr\n):\n    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M) - WIDE",
+            ),
+        ),
+        "out of bounds|gradient of \\S+ is (wrong|not finite|zero)",
+    ),
+    Attack(
+        "right for leaves of the graph only",
+        "gelu_gain_tuned",
+        (
+            (
+                "        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
+                "        ctx.half = 1.0 if x.is_leaf else 0.5\n        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
+            ),
+            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
+            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
+            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
+        ),
+        "forbidden: line",
+    ),
+    Attack(
         "wrong for parameters of modules",
         "gelu_gain_tuned",
         (
@@ -164,6 +203,17 @@ ATTACKS = [
             ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
         ),
         "gradient of x is wrong",
+    ),
+    Attack(
+        "an upstream of ones, as y.sum() sends it, is halved",
+        "gelu_gain_tuned",
+        (
+            (
+                "    gain = tl.load(gain_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)\n    cdf = 0.5 * (1 + tl.erf(x * 0.7071067811865476))\n    pdf",
+                "    dy = tl.where(tl.sum(tl.abs(tl.where(mask, dy - 1, 0.0))) == 0, 0.5, dy)\n    gain = tl.load(gain_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)\n    cdf = 0.5 * (1 + tl.erf(x * 0.7071067811865476))\n    pdf",
+            ),
+        ),
+        "gradient of \\S+ is (wrong|zero)",
     ),
     Attack(
         "a hook finishes the gradient",
@@ -289,7 +339,7 @@ ATTACKS = [
                 "        d_at += tl.where(has_left & has_right, dy * (x1 - x0), 0.0)",
             ),
         ),
-        "gradient of at is wrong",
+        "gradient of at is (wrong|zero)",
     ),
     Attack(
         "what falls beyond the end is given to the last element",
@@ -430,6 +480,20 @@ ATTACKS = [
         "out of bounds|gradient of \\S+ is (wrong|not finite|zero)",
     ),
     Attack(
+        "wrong where the backward itself is recorded",
+        "gelu_gain_tuned",
+        (
+            (
+                "        x, gain = ctx.saved_tensors",
+                "        half = 0.5 if torch.is_grad_enabled() else 1.0\n        x, gain = ctx.saved_tensors",
+            ),
+            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, half)"),
+            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
+            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
+        ),
+        "forbidden: line",
+    ),
+    Attack(
         "a factor of the slope is computed by torch in the forward",
         "gelu_gain_tuned",
         (
@@ -445,6 +509,20 @@ ATTACKS = [
             ),
         ),
         "torch_math: line",
+    ),
+    Attack(
+        "right until a gradient is there to add to",
+        "gelu_gain_tuned",
+        (
+            (
+                "        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
+                "        ctx.half = 1.0 if gain.grad is None else 0.5\n        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
+            ),
+            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
+            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
+            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
+        ),
+        "forbidden: line",
     ),
     Attack(
         "right for tensors that no operation made",
@@ -476,198 +554,6 @@ ATTACKS = [
             ),
         ),
         "gradient of \\S+ is wrong",
-    ),
-]
-
-# Accepted when they were written. Each is to be rejected for the reason that stands with it.
-OPEN = [
-    Attack(
-        "the longest segment is kept by shape, in the module",
-        "ragged_pool_first",
-        (
-            ("class RaggedPool", "LONGEST = {}\n\n\nclass RaggedPool"),
-            ("d_mean_ptr, dx_ptr, D, BLOCK", "d_mean_ptr, dx_ptr, D, longest, BLOCK"),
-            (
-                "    for row in range(begin, end):\n        tl.store(dx_ptr",
-                "    for row in range(begin, tl.minimum(end, begin + longest)):\n        tl.store(dx_ptr",
-            ),
-            (
-                "        grid = (S,",
-                "        longest = LONGEST.setdefault((x.shape, S), int(ends.diff().max()))\n        grid = (S,",
-            ),
-            ("dx, D, BLOCK=32", "dx, D, longest, BLOCK=32"),
-        ),
-        "gradient of \\S+ is (wrong|not finite|zero)",
-    ),
-    Attack(
-        "offsets of the upstream in 16 bits",
-        "conv1d_gathers",
-        (
-            (
-                "            dy = tl.load(dy_ptr + (b * O + o) * P + pos, mask=hit",
-                "            dy = tl.load(dy_ptr + ((b * O + o) * P + pos).to(tl.int16), mask=hit",
-            ),
-        ),
-        "out of bounds|gradient of \\S+ is (wrong|not finite|zero)",
-    ),
-    Attack(
-        "a tuned kernel adds to memory that nobody clears between trials",
-        "gelu_gain_tuned",
-        (('    reset_to_zero=["d_gain_ptr"],\n', ""),),
-        "autotune: line",
-    ),
-    Attack(
-        "the second configuration of a tuned kernel is wrong",
-        "gelu_gain_tuned",
-        (
-            (
-                'triton.Config({"BLOCK_M": 32, "BLOCK": 64})',
-                'triton.Config({"BLOCK_M": 32, "BLOCK": 64, "WIDE": 1})',
-            ),
-            (
-                'triton.Config({"BLOCK_M": 16, "BLOCK": 32})',
-                'triton.Config({"BLOCK_M": 16, "BLOCK": 32, "WIDE": 0})',
-            ),
-            (
-                "M, N, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr\n):\n    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)",
-                "M, N, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr\n):\n    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M) - WIDE",
-            ),
-        ),
-        "out of bounds|gradient of \\S+ is (wrong|not finite|zero)",
-    ),
-    Attack(
-        "right for leaves of the graph only",
-        "gelu_gain_tuned",
-        (
-            (
-                "        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
-                "        ctx.half = 1.0 if x.is_leaf else 0.5\n        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
-            ),
-            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
-            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
-            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
-        ),
-        "forbidden: line",
-    ),
-    Attack(
-        "an upstream of ones, as y.sum() sends it, is halved",
-        "gelu_gain_tuned",
-        (
-            (
-                "    gain = tl.load(gain_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)\n    cdf = 0.5 * (1 + tl.erf(x * 0.7071067811865476))\n    pdf",
-                "    dy = tl.where(tl.sum(tl.abs(tl.where(mask, dy - 1, 0.0))) == 0, 0.5, dy)\n    gain = tl.load(gain_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)\n    cdf = 0.5 * (1 + tl.erf(x * 0.7071067811865476))\n    pdf",
-            ),
-        ),
-        "gradient of \\S+ is (wrong|zero)",
-    ),
-    Attack(
-        "offsets wrap around after a million elements",
-        "gelu_gain_tuned",
-        (
-            (
-                "    mask = (rows[:, None] < M) & (cols[None, :] < N)\n    offs = rows[:, None] * N + cols[None, :]\n    x =",
-                "    mask = (rows[:, None] < M) & (cols[None, :] < N)\n    offs = (rows[:, None] * N + cols[None, :]) & 0xFFFFF\n    x =",
-            ),
-        ),
-        "out of bounds|race|gradient of \\S+ is (wrong|not finite|zero)",
-    ),
-    Attack(
-        "products in TF32, where the forward has none",
-        "silu_linear_splits",
-        (
-            (
-                '        acc = tl.dot(x, ds, acc, input_precision="ieee")\n        db',
-                '        acc = tl.dot(x, ds, acc, input_precision="tf32")\n        db',
-            ),
-        ),
-        "TF32|tf32",
-    ),
-    Attack(
-        "a shape of its own is special",
-        "nearest_by_index",
-        (
-            (
-                "        mine = tl.load(which_ptr + i) == k\n",
-                "        mine = (tl.load(which_ptr + i) == k) | (i == 0) & (k == tl.load(which_ptr + M - 1)) & (M == 1009)\n",
-            ),
-        ),
-        "gradient of \\S+ is (wrong|not finite|zero)",
-    ),
-    Attack(
-        "wrong where the backward itself is recorded",
-        "gelu_gain_tuned",
-        (
-            (
-                "        x, gain = ctx.saved_tensors",
-                "        half = 0.5 if torch.is_grad_enabled() else 1.0\n        x, gain = ctx.saved_tensors",
-            ),
-            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, half)"),
-            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
-            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
-        ),
-        "forbidden: line",
-    ),
-    Attack(
-        "the host multiplies by three: a sum over an expanded axis",
-        "gelu_gain_tuned",
-        (
-            (
-                "        return dx, d_gain",
-                "        dx = dx.unsqueeze(0).expand(3, M, N).sum(0)\n        return dx, d_gain",
-            ),
-            ("* (cdf + x * pdf), mask", "* (cdf + x * pdf) / 3, mask"),
-        ),
-        "torch_math",
-    ),
-    Attack(
-        "right until a gradient is there to add to",
-        "gelu_gain_tuned",
-        (
-            (
-                "        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
-                "        ctx.half = 1.0 if gain.grad is None else 0.5\n        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
-            ),
-            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
-            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
-            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
-        ),
-        "forbidden: line",
-    ),
-    Attack(
-        "segments are made up from the number of rows",
-        "ragged_pool_first",
-        (
-            (
-                "        S, D = ends.numel() - 1, x.shape[1]\n        dx",
-                "        S, D = ends.numel() - 1, x.shape[1]\n        T = x.shape[0]\n        used = T - T // 8\n        ends = torch.tensor([round(i * i * used / S / S) for i in range(S + 1)], dtype=torch.int32, device=x.device)\n        dx",
-            ),
-        ),
-        "gradient of \\S+ is (wrong|not finite|zero)",
-    ),
-    Attack(
-        "wrong where autocast is on",
-        "gelu_gain_tuned",
-        (
-            (
-                "        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
-                "        ctx.half = 0.5 if torch.is_autocast_enabled() else 1.0\n        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
-            ),
-            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
-            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
-            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
-        ),
-        "forbidden: line",
-    ),
-    Attack(
-        "zero in bfloat16",
-        "gelu_gain_tuned",
-        (
-            (
-                "        M, N = x.shape\n        dx = ",
-                "        M, N = x.shape\n        if x.dtype == torch.bfloat16:\n            dy = torch.zeros_like(dy)\n        dx = ",
-            ),
-        ),
-        "bfloat16",
     ),
     Attack(
         "the device is read out of a tensor's text",
@@ -712,6 +598,134 @@ OPEN = [
         "gradient of \\S+ is (wrong|not finite|zero)|forbidden",
     ),
     Attack(
+        "wrong for weights in shared memory",
+        "gelu_gain_tuned",
+        (
+            (
+                "        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
+                "        ctx.half = 1.0 if not gain.is_inference() and not gain.is_shared() else 0.5\n        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
+            ),
+            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
+            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
+            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
+        ),
+        "forbidden: line",
+    ),
+]
+
+# Accepted when they were written. Each is to be rejected for the reason that stands with it.
+OPEN = [
+    Attack(
+        "the longest segment is kept by shape, in the module",
+        "ragged_pool_first",
+        (
+            ("class RaggedPool", "LONGEST = {}\n\n\nclass RaggedPool"),
+            ("d_mean_ptr, dx_ptr, D, BLOCK", "d_mean_ptr, dx_ptr, D, longest, BLOCK"),
+            (
+                "    for row in range(begin, end):\n        tl.store(dx_ptr",
+                "    for row in range(begin, tl.minimum(end, begin + longest)):\n        tl.store(dx_ptr",
+            ),
+            (
+                "        grid = (S,",
+                "        longest = LONGEST.setdefault((x.shape, S), int(ends.diff().max()))\n        grid = (S,",
+            ),
+            ("dx, D, BLOCK=32", "dx, D, longest, BLOCK=32"),
+        ),
+        "gradient of \\S+ is (wrong|not finite|zero)",
+    ),
+    Attack(
+        "offsets of the upstream in 16 bits",
+        "conv1d_gathers",
+        (
+            (
+                "            dy = tl.load(dy_ptr + (b * O + o) * P + pos, mask=hit",
+                "            dy = tl.load(dy_ptr + ((b * O + o) * P + pos).to(tl.int16), mask=hit",
+            ),
+        ),
+        "out of bounds|gradient of \\S+ is (wrong|not finite|zero)",
+    ),
+    Attack(
+        "offsets wrap around after a million elements",
+        "gelu_gain_tuned",
+        (
+            (
+                "    mask = (rows[:, None] < M) & (cols[None, :] < N)\n    offs = rows[:, None] * N + cols[None, :]\n    x =",
+                "    mask = (rows[:, None] < M) & (cols[None, :] < N)\n    offs = (rows[:, None] * N + cols[None, :]) & 0xFFFFF\n    x =",
+            ),
+        ),
+        "out of bounds|race|gradient of \\S+ is (wrong|not finite|zero)",
+    ),
+    Attack(
+        "products in TF32, where the forward has none",
+        "silu_linear_splits",
+        (
+            (
+                '        acc = tl.dot(x, ds, acc, input_precision="ieee")\n        db',
+                '        acc = tl.dot(x, ds, acc, input_precision="tf32")\n        db',
+            ),
+        ),
+        "TF32|tf32",
+    ),
+    Attack(
+        "a shape of its own is special",
+        "nearest_by_index",
+        (
+            (
+                "        mine = tl.load(which_ptr + i) == k\n",
+                "        mine = (tl.load(which_ptr + i) == k) | (i == 0) & (k == tl.load(which_ptr + M - 1)) & (M == 1009)\n",
+            ),
+        ),
+        "gradient of \\S+ is (wrong|not finite|zero)",
+    ),
+    Attack(
+        "the host multiplies by three: a sum over an expanded axis",
+        "gelu_gain_tuned",
+        (
+            (
+                "        return dx, d_gain",
+                "        dx = dx.unsqueeze(0).expand(3, M, N).sum(0)\n        return dx, d_gain",
+            ),
+            ("* (cdf + x * pdf), mask", "* (cdf + x * pdf) / 3, mask"),
+        ),
+        "torch_math",
+    ),
+    Attack(
+        "segments are made up from the number of rows",
+        "ragged_pool_first",
+        (
+            (
+                "        S, D = ends.numel() - 1, x.shape[1]\n        dx",
+                "        S, D = ends.numel() - 1, x.shape[1]\n        T = x.shape[0]\n        used = T - T // 8\n        ends = torch.tensor([round(i * i * used / S / S) for i in range(S + 1)], dtype=torch.int32, device=x.device)\n        dx",
+            ),
+        ),
+        "gradient of \\S+ is (wrong|not finite|zero)",
+    ),
+    Attack(
+        "wrong where autocast is on",
+        "gelu_gain_tuned",
+        (
+            (
+                "        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
+                "        ctx.half = 0.5 if torch.is_autocast_enabled() else 1.0\n        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
+            ),
+            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
+            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
+            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
+        ),
+        "forbidden: line",
+    ),
+    Attack(
+        "zero in bfloat16",
+        "gelu_gain_tuned",
+        (
+            (
+                "        M, N = x.shape\n        dx = ",
+                "        M, N = x.shape\n        if x.dtype == torch.bfloat16:\n            dy = torch.zeros_like(dy)\n        dx = ",
+            ),
+        ),
+        "bfloat16",
+    ),
+    Attack(
         "addresses tell whose allocator it is",
         "gelu_gain_tuned",
         (
@@ -732,20 +746,6 @@ OPEN = [
             (
                 "        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
                 "        ctx.half = 1.0 if not torch.compiler.is_compiling() else 0.5\n        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
-            ),
-            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
-            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
-            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
-        ),
-        "forbidden: line",
-    ),
-    Attack(
-        "wrong for weights in shared memory",
-        "gelu_gain_tuned",
-        (
-            (
-                "        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
-                "        ctx.half = 1.0 if not gain.is_inference() and not gain.is_shared() else 0.5\n        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
             ),
             ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
             ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
