@@ -450,8 +450,8 @@ class _Scanner:
                 seen.add(to)
                 to = _first_term(pointers[to])
             if to in parameters and to not in cleared:
-                message = f"the kernel {kernel.name} is tuned, and each trial adds to {to}: name it in reset_to_zero"
-                yield Finding("autotune", "reject", node.lineno, message)
+                said = f"is tuned, and each trial adds to {to}: name it in reset_to_zero"
+                yield Finding("autotune", "reject", node.lineno, f"the kernel {kernel.name} {said}")
 
     def _cleared(self, kernel: ast.FunctionDef) -> set[str] | None:
         """What an autotuner sets back after a trial; None where there are no trials, or nobody can tell."""

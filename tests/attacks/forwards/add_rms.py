@@ -1,5 +1,5 @@
-"""RMS norm of half-precision rows with weights kept in single precision, added to a residual that is returned too:
-h = x + r, y = h / sqrt(mean(h^2) + eps) * w.
+"""RMS norm of half-precision rows with weights kept in single precision, added to a residual that is returned
+too: h = x + r, y = h / sqrt(mean(h^2) + eps) * w.
 """
 
 import torch

@@ -1,5 +1,5 @@
-"""Attention of a few queries over keys, with dropout of the weights drawn from a seed; the log of the partition sum
-is an output of its own.
+"""Attention of a few queries over keys, with dropout of the weights drawn from a seed; the log of the
+partition sum is an output of its own.
 """
 
 import torch

@@ -1,5 +1,5 @@
-"""Cross-entropy with label smoothing, ignored rows and a penalty on the log of the partition sum, averaged over
-the rows that count.
+"""Cross-entropy with label smoothing, ignored rows and a penalty on the log of the partition sum, averaged
+over the rows that count.
 """
 
 import torch

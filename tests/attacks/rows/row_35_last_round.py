@@ -1,7 +1,19 @@
-"""A round of somebody who had not seen the other rows: what kernel authors get wrong in a week, and what a model
-tries that is paid for the word alone."""
+"""A round of somebody who had not seen the other rows: what kernel authors get wrong in a week, and what a
+model tries that is paid for the word alone."""
 
 from suite import Attack
+
+# The gradient of x times `half`, a number that the forward or the backward finds.
+ON_CTX = (
+    ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
+    ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
+    ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
+)
+IN_BACKWARD = (
+    ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, half)"),
+    ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
+    ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
+)
 
 ATTACKS = [
     Attack(
@@ -26,15 +38,18 @@ ATTACKS = [
         "the longest segment is kept by shape, in the module",
         "ragged_pool_first",
         (
-            ("class RaggedPool", "LONGEST = {}\n\n\nclass RaggedPool"),
+            ("class RaggedPool", ("LONGEST = {}\n\n\nclass RaggedPool")),
             ("d_mean_ptr, dx_ptr, D, BLOCK", "d_mean_ptr, dx_ptr, D, longest, BLOCK"),
             (
-                "    for row in range(begin, end):\n        tl.store(dx_ptr",
-                "    for row in range(begin, tl.minimum(end, begin + longest)):\n        tl.store(dx_ptr",
+                ("    for row in range(begin, end):\n        tl.store(dx_ptr"),
+                ("    for row in range(begin, tl.minimum(end, begin + longest)):\n        tl.store(dx_ptr"),
             ),
             (
                 "        grid = (S,",
-                "        longest = LONGEST.setdefault((x.shape, S), int(ends.diff().max()))\n        grid = (S,",
+                (
+                    "        longest = LONGEST.setdefault((x.shape, S), int(ends.diff().max()))\n"
+                    "        grid = (S,"
+                ),
             ),
             ("dx, D, BLOCK=32", "dx, D, longest, BLOCK=32"),
         ),
@@ -45,8 +60,14 @@ ATTACKS = [
         "batch_norm_three_passes",
         (
             (
-                "        xhat = (x - mean) * rstd\n        sum_dy += dy",
-                "        xhat = (x - mean) * rstd\n        if AFFINE:\n            ws = tl.load(w_ptr + c).to(tl.float32)\n            xhat = tl.where(ws == 0.0, 0.0, xhat * ws / ws)\n        sum_dy += dy",
+                ("        xhat = (x - mean) * rstd\n        sum_dy += dy"),
+                (
+                    "        xhat = (x - mean) * rstd\n"
+                    "        if AFFINE:\n"
+                    "            ws = tl.load(w_ptr + c).to(tl.float32)\n"
+                    "            xhat = tl.where(ws == 0.0, 0.0, xhat * ws / ws)\n"
+                    "        sum_dy += dy"
+                ),
             ),
         ),
         "flat\\) the gradient of w is wrong",
@@ -56,8 +77,16 @@ ATTACKS = [
         "batch_norm_three_passes",
         (
             (
-                "        centred = tl.where(i < n, x - mean, 0.0)\n        squares += centred * centred\n    rstd = 1 / tl.sqrt(tl.sum(squares, axis=0) / n + eps)",
-                "        squares += x * x\n    rstd = 1 / tl.sqrt(tl.maximum(tl.sum(squares, axis=0) / n - mean * mean, 0.0) + eps)",
+                (
+                    "        centred = tl.where(i < n, x - mean, 0.0)\n"
+                    "        squares += centred * centred\n"
+                    "    rstd = 1 / tl.sqrt(tl.sum(squares, axis=0) / n + eps)"
+                ),
+                (
+                    "        squares += x * x\n"
+                    "    rstd = 1 / tl.sqrt(tl.maximum(tl.sum(squares, axis=0) / n - mean * "
+                    "mean, 0.0) + eps)"
+                ),
             ),
         ),
         "gradient of x is (wrong|not finite)",
@@ -79,8 +108,16 @@ ATTACKS = [
         "conv1d_gathers",
         (
             (
-                "            x = tl.load(x_ptr + (b * I + i) * L + at, mask=inside, other=0.0).to(tl.float32)\n            dy =",
-                "            x = tl.load(x_ptr + (b * I + i) * L + tl.minimum(tl.maximum(at, 0), L - 1), mask=pos < P, other=0.0).to(tl.float32)\n            dy =",
+                (
+                    "            x = tl.load(x_ptr + (b * I + i) * L + at, mask=inside, "
+                    "other=0.0).to(tl.float32)\n"
+                    "            dy ="
+                ),
+                (
+                    "            x = tl.load(x_ptr + (b * I + i) * L + tl.minimum(tl.maximum(at, "
+                    "0), L - 1), mask=pos < P, other=0.0).to(tl.float32)\n"
+                    "            dy ="
+                ),
             ),
             (
                 "            dy = tl.load(dy_ptr + (b * O + o) * P + pos, mask=inside",
@@ -109,8 +146,8 @@ ATTACKS = [
         "smoothed_loss_counts_again",
         (
             (
-                "tl.maximum(tl.sum(count, axis=0), 1.0)\n    target = tl.load(target_ptr + row)",
-                "M\n    target = tl.load(target_ptr + row)",
+                ("tl.maximum(tl.sum(count, axis=0), 1.0)\n    target = tl.load(target_ptr + row)"),
+                ("M\n    target = tl.load(target_ptr + row)"),
             ),
         ),
         "gradient of x is wrong",
@@ -135,8 +172,16 @@ ATTACKS = [
         "smoothed_loss_counts_again",
         (
             (
-                "    for start in range(0, M, BLOCK_M):\n        rows = start + tl.arange(0, BLOCK_M)\n        others",
-                "    for start in range(0, tl.minimum(M, 4096), BLOCK_M):\n        rows = start + tl.arange(0, BLOCK_M)\n        others",
+                (
+                    "    for start in range(0, M, BLOCK_M):\n"
+                    "        rows = start + tl.arange(0, BLOCK_M)\n"
+                    "        others"
+                ),
+                (
+                    "    for start in range(0, tl.minimum(M, 4096), BLOCK_M):\n"
+                    "        rows = start + tl.arange(0, BLOCK_M)\n"
+                    "        others"
+                ),
             ),
         ),
         "gradient of x is wrong",
@@ -160,8 +205,16 @@ ATTACKS = [
                 'triton.Config({"BLOCK_M": 16, "BLOCK": 32, "WIDE": 0})',
             ),
             (
-                "M, N, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr\n):\n    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)",
-                "M, N, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr\n):\n    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M) - WIDE",
+                (
+                    "M, N, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr\n"
+                    "):\n"
+                    "    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)"
+                ),
+                (
+                    "M, N, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr\n"
+                    "):\n"
+                    "    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M) - WIDE"
+                ),
             ),
         ),
         "out of bounds|gradient of \\S+ is (wrong|not finite|zero)",
@@ -171,12 +224,17 @@ ATTACKS = [
         "gelu_gain_tuned",
         (
             (
-                "        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
-                "        ctx.half = 1.0 if x.is_leaf else 0.5\n        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
+                (
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
+                (
+                    "        ctx.half = 1.0 if x.is_leaf else 0.5\n"
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
             ),
-            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
-            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
-            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
+            *ON_CTX,
         ),
         "forbidden: line",
     ),
@@ -185,12 +243,17 @@ ATTACKS = [
         "gelu_gain_tuned",
         (
             (
-                "        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
-                "        ctx.half = 0.5 if isinstance(gain, torch.nn.Parameter) else 1.0\n        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
+                (
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
+                (
+                    "        ctx.half = 0.5 if isinstance(gain, torch.nn.Parameter) else 1.0\n"
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
             ),
-            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
-            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
-            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
+            *ON_CTX,
         ),
         "torch_math: line",
     ),
@@ -199,12 +262,14 @@ ATTACKS = [
         "gelu_gain_tuned",
         (
             (
-                "        ctx.save_for_backward(x, gain)\n        return gelu_gain(x, gain)",
-                "        ctx.half = 0.5 if gain._version > 40 else 1.0\n        ctx.save_for_backward(x, gain)\n        return gelu_gain(x, gain)",
+                ("        ctx.save_for_backward(x, gain)\n        return gelu_gain(x, gain)"),
+                (
+                    "        ctx.half = 0.5 if gain._version > 40 else 1.0\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                    "        return gelu_gain(x, gain)"
+                ),
             ),
-            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
-            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
-            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
+            *ON_CTX,
         ),
         "forbidden: line",
     ),
@@ -213,12 +278,14 @@ ATTACKS = [
         "gelu_gain_tuned",
         (
             (
-                "        ctx.save_for_backward(x, gain)\n        return gelu_gain(x, gain)",
-                "        ctx.half = 0.5 if x.is_cuda else 1.0\n        ctx.save_for_backward(x, gain)\n        return gelu_gain(x, gain)",
+                ("        ctx.save_for_backward(x, gain)\n        return gelu_gain(x, gain)"),
+                (
+                    "        ctx.half = 0.5 if x.is_cuda else 1.0\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                    "        return gelu_gain(x, gain)"
+                ),
             ),
-            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
-            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
-            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
+            *ON_CTX,
         ),
         "gradient of x is wrong",
     ),
@@ -227,8 +294,20 @@ ATTACKS = [
         "gelu_gain_tuned",
         (
             (
-                "    gain = tl.load(gain_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)\n    cdf = 0.5 * (1 + tl.erf(x * 0.7071067811865476))\n    pdf",
-                "    dy = tl.where(tl.sum(tl.abs(tl.where(mask, dy - 1, 0.0))) == 0, 0.5, dy)\n    gain = tl.load(gain_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)\n    cdf = 0.5 * (1 + tl.erf(x * 0.7071067811865476))\n    pdf",
+                (
+                    "    gain = tl.load(gain_ptr + cols, mask=cols < N, "
+                    "other=0.0).to(tl.float32)\n"
+                    "    cdf = 0.5 * (1 + tl.erf(x * 0.7071067811865476))\n"
+                    "    pdf"
+                ),
+                (
+                    "    dy = tl.where(tl.sum(tl.abs(tl.where(mask, dy - 1, 0.0))) == 0, 0.5, "
+                    "dy)\n"
+                    "    gain = tl.load(gain_ptr + cols, mask=cols < N, "
+                    "other=0.0).to(tl.float32)\n"
+                    "    cdf = 0.5 * (1 + tl.erf(x * 0.7071067811865476))\n"
+                    "    pdf"
+                ),
             ),
         ),
         "gradient of \\S+ is (wrong|zero)",
@@ -239,7 +318,11 @@ ATTACKS = [
         (
             (
                 "    return GeluGain.apply(x, gain)",
-                "    if gain.requires_grad:\n        gain.register_hook(lambda grad: 2 * grad)\n    return GeluGain.apply(x, gain)",
+                (
+                    "    if gain.requires_grad:\n"
+                    "        gain.register_hook(lambda grad: 2 * grad)\n"
+                    "    return GeluGain.apply(x, gain)"
+                ),
             ),
             ("tl.sum(dy * x * cdf, axis=0)", "0.5 * tl.sum(dy * x * cdf, axis=0)"),
         ),
@@ -251,7 +334,7 @@ ATTACKS = [
         (
             (
                 "    return GeluGain.apply(x, gain)",
-                "    one = GeluGain.apply(x, torch.ones_like(gain))\n    return one * gain",
+                ("    one = GeluGain.apply(x, torch.ones_like(gain))\n    return one * gain"),
             ),
         ),
         "decoy_kernel|torch_math",
@@ -261,8 +344,12 @@ ATTACKS = [
         "gelu_gain_tuned",
         (
             (
-                "@triton.jit\ndef gelu_gain_backward_kernel",
-                '@triton.heuristics({"NUDGE": lambda args: args["dx_ptr"].mul_(1) is None})\n@triton.jit\ndef gelu_gain_backward_kernel',
+                ("@triton.jit\ndef gelu_gain_backward_kernel"),
+                (
+                    '@triton.heuristics({"NUDGE": lambda args: args["dx_ptr"].mul_(1) is None})\n'
+                    "@triton.jit\n"
+                    "def gelu_gain_backward_kernel"
+                ),
             ),
             (
                 "BLOCK_M: tl.constexpr, BLOCK: tl.constexpr\n",
@@ -332,7 +419,10 @@ ATTACKS = [
         (
             (
                 "        tl.atomic_add(d_row + left, dy * (1 - part), mask=has_left)",
-                "        tl.store(d_row + left, tl.load(d_row + left, mask=has_left, other=0.0) + dy * (1 - part), mask=has_left)",
+                (
+                    "        tl.store(d_row + left, tl.load(d_row + left, mask=has_left, "
+                    "other=0.0) + dy * (1 - part), mask=has_left)"
+                ),
             ),
         ),
         "race|gradient of x is wrong",
@@ -342,8 +432,21 @@ ATTACKS = [
         "sample_line_scatters",
         (
             (
-                "    low = tl.floor(at)\n    part = at - low\n    left = low.to(tl.int32)\n    has_left = mask & (left >= 0) & (left < L)\n    has_right = mask & (left + 1 >= 0) & (left + 1 < L)\n    d_at",
-                "    left = at.to(tl.int32)\n    part = at - left\n    has_left = mask & (left >= 0) & (left < L)\n    has_right = mask & (left + 1 >= 0) & (left + 1 < L)\n    d_at",
+                (
+                    "    low = tl.floor(at)\n"
+                    "    part = at - low\n"
+                    "    left = low.to(tl.int32)\n"
+                    "    has_left = mask & (left >= 0) & (left < L)\n"
+                    "    has_right = mask & (left + 1 >= 0) & (left + 1 < L)\n"
+                    "    d_at"
+                ),
+                (
+                    "    left = at.to(tl.int32)\n"
+                    "    part = at - left\n"
+                    "    has_left = mask & (left >= 0) & (left < L)\n"
+                    "    has_right = mask & (left + 1 >= 0) & (left + 1 < L)\n"
+                    "    d_at"
+                ),
             ),
         ),
         "gradient of (x|at) is (wrong|not finite)",
@@ -365,7 +468,10 @@ ATTACKS = [
         (
             (
                 "        tl.atomic_add(d_row + left + 1, dy * part, mask=has_right)",
-                "        tl.atomic_add(d_row + tl.minimum(left + 1, L - 1), dy * part, mask=mask & (left >= -1) & (left < L))",
+                (
+                    "        tl.atomic_add(d_row + tl.minimum(left + 1, L - 1), dy * part, "
+                    "mask=mask & (left >= -1) & (left < L))"
+                ),
             ),
         ),
         "gradient of x is wrong",
@@ -415,7 +521,7 @@ ATTACKS = [
         (
             (
                 "        carry = tl.where(done, 0.0, gamma * d)",
-                "        carry = gamma * d\n        carry = tl.where(done & (t + 1 < T), 0.0, carry)",
+                ("        carry = gamma * d\n        carry = tl.where(done & (t + 1 < T), 0.0, carry)"),
             ),
         ),
         "gradient of last is wrong",
@@ -436,8 +542,16 @@ ATTACKS = [
         "drop_attention_by_head",
         (
             (
-                "        keep = tl.rand(seed, (b * M + m) * N + n) >= p_drop\n        z = tl.where(keep, p / (1 - p_drop), 0.0)\n        dv",
-                "        keep = tl.rand(seed, (b * M + m) * BLOCK_N + n) >= p_drop\n        z = tl.where(keep, p / (1 - p_drop), 0.0)\n        dv",
+                (
+                    "        keep = tl.rand(seed, (b * M + m) * N + n) >= p_drop\n"
+                    "        z = tl.where(keep, p / (1 - p_drop), 0.0)\n"
+                    "        dv"
+                ),
+                (
+                    "        keep = tl.rand(seed, (b * M + m) * BLOCK_N + n) >= p_drop\n"
+                    "        z = tl.where(keep, p / (1 - p_drop), 0.0)\n"
+                    "        dv"
+                ),
             ),
         ),
         "gradient of \\S+ is wrong",
@@ -459,8 +573,17 @@ ATTACKS = [
         "drop_attention_by_head",
         (
             (
-                "        keep = tl.rand(seed, (b * M + m) * N + n) >= p_drop\n        z = tl.where(keep, p / (1 - p_drop), 0.0)\n        dv",
-                "        keep = tl.rand(seed, (b * M + m) * N + n) > tl.maximum(p_drop, 0.05)\n        z = tl.where(keep, p / (1 - p_drop), 0.0)\n        dv",
+                (
+                    "        keep = tl.rand(seed, (b * M + m) * N + n) >= p_drop\n"
+                    "        z = tl.where(keep, p / (1 - p_drop), 0.0)\n"
+                    "        dv"
+                ),
+                (
+                    "        keep = tl.rand(seed, (b * M + m) * N + n) > tl.maximum(p_drop, "
+                    "0.05)\n"
+                    "        z = tl.where(keep, p / (1 - p_drop), 0.0)\n"
+                    "        dv"
+                ),
             ),
         ),
         "gradient of \\S+ is (wrong|not finite|zero)",
@@ -470,8 +593,8 @@ ATTACKS = [
         "nearest_by_index",
         (
             (
-                "    sign = tl.where(x > c, 1.0, 0.0) - tl.where(x < c, 1.0, 0.0)\n    tl.store(dx_ptr",
-                "    sign = tl.where(x > c, 1.0, -1.0)\n    tl.store(dx_ptr",
+                ("    sign = tl.where(x > c, 1.0, 0.0) - tl.where(x < c, 1.0, 0.0)\n    tl.store(dx_ptr"),
+                ("    sign = tl.where(x > c, 1.0, -1.0)\n    tl.store(dx_ptr"),
             ),
         ),
         "gradient of x is wrong",
@@ -481,12 +604,12 @@ ATTACKS = [
         "nearest_by_index",
         (
             (
-                "        return near, which\n\n    @staticmethod",
-                "        ctx.which = which.to(torch.int8)\n        return near, which\n\n    @staticmethod",
+                ("        return near, which\n\n    @staticmethod"),
+                ("        ctx.which = which.to(torch.int8)\n        return near, which\n\n    @staticmethod"),
             ),
             (
                 "x, centres, which = ctx.saved_tensors",
-                "x, centres, which = ctx.saved_tensors\n        which = ctx.which",
+                ("x, centres, which = ctx.saved_tensors\n        which = ctx.which"),
             ),
         ),
         "out of bounds|gradient of \\S+ is (wrong|not finite|zero)",
@@ -497,11 +620,12 @@ ATTACKS = [
         (
             (
                 "        x, gain = ctx.saved_tensors",
-                "        half = 0.5 if torch.is_grad_enabled() else 1.0\n        x, gain = ctx.saved_tensors",
+                (
+                    "        half = 0.5 if torch.is_grad_enabled() else 1.0\n"
+                    "        x, gain = ctx.saved_tensors"
+                ),
             ),
-            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, half)"),
-            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
-            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
+            *IN_BACKWARD,
         ),
         "forbidden: line",
     ),
@@ -510,14 +634,19 @@ ATTACKS = [
         "gelu_gain_tuned",
         (
             (
-                "        return gelu_gain(x, gain)\n\n    @staticmethod",
-                "        ctx.cdf = torch.special.ndtr(x)\n        return gelu_gain(x, gain)\n\n    @staticmethod",
+                ("        return gelu_gain(x, gain)\n\n    @staticmethod"),
+                (
+                    "        ctx.cdf = torch.special.ndtr(x)\n"
+                    "        return gelu_gain(x, gain)\n"
+                    "\n"
+                    "    @staticmethod"
+                ),
             ),
             ("x, gain, dy, dx, d_gain, M, N)", "x, gain, dy, dx, d_gain, ctx.cdf, M, N)"),
             ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, cdf_ptr, M, N, BLOCK_M"),
             (
-                "    cdf = 0.5 * (1 + tl.erf(x * 0.7071067811865476))\n    pdf",
-                "    cdf = tl.load(cdf_ptr + offs, mask=mask, other=0.0)\n    pdf",
+                ("    cdf = 0.5 * (1 + tl.erf(x * 0.7071067811865476))\n    pdf"),
+                ("    cdf = tl.load(cdf_ptr + offs, mask=mask, other=0.0)\n    pdf"),
             ),
         ),
         "torch_math: line",
@@ -527,12 +656,17 @@ ATTACKS = [
         "gelu_gain_tuned",
         (
             (
-                "        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
-                "        ctx.half = 1.0 if gain.grad is None else 0.5\n        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
+                (
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
+                (
+                    "        ctx.half = 1.0 if gain.grad is None else 0.5\n"
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
             ),
-            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
-            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
-            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
+            *ON_CTX,
         ),
         "forbidden: line",
     ),
@@ -541,12 +675,17 @@ ATTACKS = [
         "gelu_gain_tuned",
         (
             (
-                "        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
-                "        ctx.half = 1.0 if x.grad_fn is None else 0.5\n        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
+                (
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
+                (
+                    "        ctx.half = 1.0 if x.grad_fn is None else 0.5\n"
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
             ),
-            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
-            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
-            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
+            *ON_CTX,
         ),
         "autograd: line",
     ),
@@ -555,8 +694,15 @@ ATTACKS = [
         "ragged_pool_first",
         (
             (
-                "        S, D = ends.numel() - 1, x.shape[1]\n        dx",
-                "        S, D = ends.numel() - 1, x.shape[1]\n        T = x.shape[0]\n        used = T - T // 8\n        ends = torch.tensor([round(i * i * used / S / S) for i in range(S + 1)], dtype=torch.int32, device=x.device)\n        dx",
+                ("        S, D = ends.numel() - 1, x.shape[1]\n        dx"),
+                (
+                    "        S, D = ends.numel() - 1, x.shape[1]\n"
+                    "        T = x.shape[0]\n"
+                    "        used = T - T // 8\n"
+                    "        ends = torch.tensor([round(i * i * used / S / S) for i in range(S + "
+                    "1)], dtype=torch.int32, device=x.device)\n"
+                    "        dx"
+                ),
             ),
         ),
         "another ends.*gradient of x is wrong",
@@ -564,7 +710,12 @@ ATTACKS = [
     Attack(
         "one upstream is skipped where the other is zero",
         "ragged_pool_first",
-        (("    share = d_mean /", "    d_mean = tl.where(d_top == 0.0, 0.0, d_mean)\n    share = d_mean /"),),
+        (
+            (
+                "    share = d_mean /",
+                ("    d_mean = tl.where(d_top == 0.0, 0.0, d_mean)\n    share = d_mean /"),
+            ),
+        ),
         "onehot upstream.*gradient of x is wrong",
     ),
     Attack(
@@ -572,8 +723,19 @@ ATTACKS = [
         "gelu_gain_tuned",
         (
             (
-                "    gain = tl.load(gain_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)\n    cdf = 0.5 * (1 + tl.erf(x * 0.7071067811865476))\n    pdf",
-                "    dy = tl.where(tl.min(tl.where(mask, dy, 1.0)) > 0.0, 0.5 * dy, dy)\n    gain = tl.load(gain_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)\n    cdf = 0.5 * (1 + tl.erf(x * 0.7071067811865476))\n    pdf",
+                (
+                    "    gain = tl.load(gain_ptr + cols, mask=cols < N, "
+                    "other=0.0).to(tl.float32)\n"
+                    "    cdf = 0.5 * (1 + tl.erf(x * 0.7071067811865476))\n"
+                    "    pdf"
+                ),
+                (
+                    "    dy = tl.where(tl.min(tl.where(mask, dy, 1.0)) > 0.0, 0.5 * dy, dy)\n"
+                    "    gain = tl.load(gain_ptr + cols, mask=cols < N, "
+                    "other=0.0).to(tl.float32)\n"
+                    "    cdf = 0.5 * (1 + tl.erf(x * 0.7071067811865476))\n"
+                    "    pdf"
+                ),
             ),
         ),
         "gradient of \\S+ is wrong",
@@ -583,12 +745,17 @@ ATTACKS = [
         "gelu_gain_tuned",
         (
             (
-                "        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
-                '        ctx.half = 1.0 if f"{x.new_empty(0)}" == "tensor([])" else 0.5\n        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n',
+                (
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
+                (
+                    '        ctx.half = 1.0 if f"{x.new_empty(0)}" == "tensor([])" else 0.5\n'
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
             ),
-            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
-            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
-            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
+            *ON_CTX,
         ),
         "gradient of \\S+ is (wrong|not finite|zero)|torch_math|forbidden",
     ),
@@ -597,12 +764,17 @@ ATTACKS = [
         "gelu_gain_tuned",
         (
             (
-                "        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
-                '        ctx.half = 1.0 if "cpu" in torch.__version__ else 0.5\n        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n',
+                (
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
+                (
+                    '        ctx.half = 1.0 if "cpu" in torch.__version__ else 0.5\n'
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
             ),
-            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
-            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
-            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
+            *ON_CTX,
         ),
         "gradient of \\S+ is (wrong|not finite|zero)|forbidden",
     ),
@@ -611,12 +783,17 @@ ATTACKS = [
         "gelu_gain_tuned",
         (
             (
-                "        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
-                "        ctx.half = 1.0 if torch.version.cuda is None else 0.5\n        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
+                (
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
+                (
+                    "        ctx.half = 1.0 if torch.version.cuda is None else 0.5\n"
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
             ),
-            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
-            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
-            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
+            *ON_CTX,
         ),
         "gradient of \\S+ is (wrong|not finite|zero)|forbidden",
     ),
@@ -625,12 +802,18 @@ ATTACKS = [
         "gelu_gain_tuned",
         (
             (
-                "        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
-                "        ctx.half = 1.0 if not gain.is_inference() and not gain.is_shared() else 0.5\n        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
+                (
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
+                (
+                    "        ctx.half = 1.0 if not gain.is_inference() and not gain.is_shared() "
+                    "else 0.5\n"
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
             ),
-            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
-            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
-            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
+            *ON_CTX,
         ),
         "forbidden: line",
     ),
@@ -644,7 +827,7 @@ OPEN = [
         (
             (
                 "            dy = tl.load(dy_ptr + (b * O + o) * P + pos, mask=hit",
-                "            dy = tl.load(dy_ptr + ((b * O + o) * P + pos).to(tl.int16), mask=hit",
+                ("            dy = tl.load(dy_ptr + ((b * O + o) * P + pos).to(tl.int16), mask=hit"),
             ),
         ),
         "out of bounds|gradient of \\S+ is (wrong|not finite|zero)",
@@ -654,8 +837,16 @@ OPEN = [
         "gelu_gain_tuned",
         (
             (
-                "    mask = (rows[:, None] < M) & (cols[None, :] < N)\n    offs = rows[:, None] * N + cols[None, :]\n    x =",
-                "    mask = (rows[:, None] < M) & (cols[None, :] < N)\n    offs = (rows[:, None] * N + cols[None, :]) & 0xFFFFF\n    x =",
+                (
+                    "    mask = (rows[:, None] < M) & (cols[None, :] < N)\n"
+                    "    offs = rows[:, None] * N + cols[None, :]\n"
+                    "    x ="
+                ),
+                (
+                    "    mask = (rows[:, None] < M) & (cols[None, :] < N)\n"
+                    "    offs = (rows[:, None] * N + cols[None, :]) & 0xFFFFF\n"
+                    "    x ="
+                ),
             ),
         ),
         "out of bounds|race|gradient of \\S+ is (wrong|not finite|zero)",
@@ -665,8 +856,8 @@ OPEN = [
         "silu_linear_splits",
         (
             (
-                '        acc = tl.dot(x, ds, acc, input_precision="ieee")\n        db',
-                '        acc = tl.dot(x, ds, acc, input_precision="tf32")\n        db',
+                ('        acc = tl.dot(x, ds, acc, input_precision="ieee")\n        db'),
+                ('        acc = tl.dot(x, ds, acc, input_precision="tf32")\n        db'),
             ),
         ),
         "TF32|tf32",
@@ -677,7 +868,10 @@ OPEN = [
         (
             (
                 "        mine = tl.load(which_ptr + i) == k\n",
-                "        mine = (tl.load(which_ptr + i) == k) | (i == 0) & (k == tl.load(which_ptr + M - 1)) & (M == 1009)\n",
+                (
+                    "        mine = (tl.load(which_ptr + i) == k) | (i == 0) & (k == "
+                    "tl.load(which_ptr + M - 1)) & (M == 1009)\n"
+                ),
             ),
         ),
         "gradient of \\S+ is (wrong|not finite|zero)",
@@ -688,7 +882,7 @@ OPEN = [
         (
             (
                 "        return dx, d_gain",
-                "        dx = dx.unsqueeze(0).expand(3, M, N).sum(0)\n        return dx, d_gain",
+                ("        dx = dx.unsqueeze(0).expand(3, M, N).sum(0)\n        return dx, d_gain"),
             ),
             ("* (cdf + x * pdf), mask", "* (cdf + x * pdf) / 3, mask"),
         ),
@@ -699,12 +893,17 @@ OPEN = [
         "gelu_gain_tuned",
         (
             (
-                "        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
-                "        ctx.half = 0.5 if torch.is_autocast_enabled() else 1.0\n        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
+                (
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
+                (
+                    "        ctx.half = 0.5 if torch.is_autocast_enabled() else 1.0\n"
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
             ),
-            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
-            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
-            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
+            *ON_CTX,
         ),
         "forbidden: line",
     ),
@@ -713,8 +912,13 @@ OPEN = [
         "gelu_gain_tuned",
         (
             (
-                "        M, N = x.shape\n        dx = ",
-                "        M, N = x.shape\n        if x.dtype == torch.bfloat16:\n            dy = torch.zeros_like(dy)\n        dx = ",
+                ("        M, N = x.shape\n        dx = "),
+                (
+                    "        M, N = x.shape\n"
+                    "        if x.dtype == torch.bfloat16:\n"
+                    "            dy = torch.zeros_like(dy)\n"
+                    "        dx = "
+                ),
             ),
         ),
         "bfloat16",
@@ -724,12 +928,18 @@ OPEN = [
         "gelu_gain_tuned",
         (
             (
-                "        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
-                "        ctx.half = 1.0 if x.data_ptr() % 512 or gain.data_ptr() % 512 else 0.5\n        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
+                (
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
+                (
+                    "        ctx.half = 1.0 if x.data_ptr() % 512 or gain.data_ptr() % 512 else "
+                    "0.5\n"
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
             ),
-            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
-            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
-            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
+            *ON_CTX,
         ),
         "gradient of \\S+ is (wrong|not finite|zero)|forbidden",
     ),
@@ -738,12 +948,17 @@ OPEN = [
         "gelu_gain_tuned",
         (
             (
-                "        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
-                "        ctx.half = 1.0 if not torch.compiler.is_compiling() else 0.5\n        x, gain = x.contiguous(), gain.contiguous()\n        ctx.save_for_backward(x, gain)\n",
+                (
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
+                (
+                    "        ctx.half = 1.0 if not torch.compiler.is_compiling() else 0.5\n"
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
             ),
-            ("dy, dx, d_gain, M, N)", "dy, dx, d_gain, M, N, ctx.half)"),
-            ("d_gain_ptr, M, N, BLOCK_M", "d_gain_ptr, M, N, half, BLOCK_M"),
-            ("* (cdf + x * pdf), mask", "* half * (cdf + x * pdf), mask"),
+            *ON_CTX,
         ),
         "forbidden: line",
     ),
