@@ -1,4 +1,7 @@
-"""y = silu(x @ w + bias), with the steps of every matrix passed on; bias may be absent. x: (M, K), w: (K, N)."""
+"""y = silu(x @ w + bias), with the steps of every matrix passed on; bias may be absent.
+
+x: (M, K), w: (K, N).
+"""
 
 import torch
 import triton
