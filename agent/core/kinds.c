@@ -35,7 +35,8 @@ static json_t *another_order(size_t n, uint64_t secret)
 
 static const struct ka_kind KINDS[] = {
     {"normal", KA_KIND_UPSTREAM, KA_KIND_ALWAYS, .label = "normal upstream"},
-    {"ones", KA_KIND_UPSTREAM, KA_KIND_NEVER, .label = "ones upstream"},
+    {"ones", KA_KIND_UPSTREAM, KA_KIND_ONCE, .label = "ones upstream", .tolerate = ka_tolerance_loosen,
+     .only_against = true, .meaning = "an upstream of ones, as y.sum().backward() sends it"},
     {"onehot", KA_KIND_UPSTREAM, KA_KIND_ONCE, .label = "onehot upstream", .unit = true,
      .meaning = "an upstream that is zero almost everywhere: nothing may divide by it"},
     {"none_one", KA_KIND_UPSTREAM, KA_KIND_EACH_OUTPUT, .label = "none_one upstream",

@@ -57,9 +57,9 @@ struct ka_kind {
     double scale, scale_half;
     /* The norm of the upstream is 1, not that of so many normal values. */
     bool unit;
-    /* What such inputs do to the tolerance of every comparison, or NULL. */
+    /* What such inputs, or an upstream, do to the tolerance of every comparison, or NULL. */
     void (*tolerate)(struct ka_tolerance *);
-    /* A comparison with such inputs is no evidence for a gradient, and its error is not reported. */
+    /* A comparison with them is no evidence for a gradient, and its error is not reported. */
     bool only_against;
     /* What is asked (new reference), the `n`th time that this is asked of a check; `secret` is for what is
      * drawn. NULL: the case has to do with another one, `other`, which is told to the candidate as cases are.

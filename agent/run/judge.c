@@ -55,7 +55,9 @@ static int take_nearby(struct ka_tolerance *tolerance, const struct ka_tensors *
 static struct ka_tolerance tolerance_of(const struct ka_judged_case *one, enum ka_dtype dtype)
 {
     struct ka_tolerance tolerance = ka_tolerance_of(dtype);
-    const struct ka_kind *kind;
+    const struct ka_kind *kind = ka_kind_of_upstream(one->plan);
+    if (kind && kind->tolerate)
+        kind->tolerate(&tolerance);
     for (size_t i = 0; (kind = ka_kind_of_input(one->plan, i)); i++)
         if (kind->tolerate)
             kind->tolerate(&tolerance);
@@ -104,8 +106,8 @@ static int compare_gradient(const struct judging *j, const char *part, const str
 static void tell_gradient(const struct judging *j, size_t at, const struct gradient *g,
                           const struct ka_diff *diff)
 {
-    const struct ka_kind *kind;
-    bool only_against = false;
+    const struct ka_kind *kind = ka_kind_of_upstream(j->of->plan);
+    bool only_against = kind && kind->only_against;
     for (size_t i = 0; (kind = ka_kind_of_input(j->of->plan, i)); i++)
         only_against = only_against || kind->only_against;
     if (!(diff->pass && only_against))

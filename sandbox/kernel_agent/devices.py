@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,8 @@ class Card:
     memory_bus: int  # bits
     clock: int  # kHz
 
+
+_CUDA = "12.8"  # torch.version.cuda of a build without it
 
 # Answered where kernels are interpreted to be judged: a program that stays resident then takes several turns.
 FEW_PROCESSORS = 4
@@ -246,7 +249,7 @@ _MEASURED = (
 )  # fmt: skip
 
 
-def _replacements(answers: Answers) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+def _replacements(answers: Answers) -> Iterator[tuple[Any, str, Any]]:
     for name, answer in _cuda_answers(answers.target).items():
         if hasattr(torch.cuda, name):
             yield (
@@ -257,6 +260,10 @@ def _replacements(answers: Answers) -> Iterator[tuple[Any, str, Callable[..., An
     for name in _MEASURED:
         if hasattr(torch.cuda, name):
             yield torch.cuda, name, _refused(answers, f"torch.cuda.{name}", getattr(torch.cuda, name))
+    if torch.version.cuda is None:
+        version = torch.__version__.partition("+")[0]
+        yield torch.version, "cuda", _CUDA
+        yield torch, "__version__", type(torch.__version__)(f"{version}+cu{_CUDA.replace('.', '')}")
     yield (
         torch,
         "set_default_device",
@@ -371,6 +378,8 @@ _ANSWERED_PROPERTIES: dict[Any, tuple[str, Any]] = {
     _getter("is_cpu"): ("Tensor.is_cpu", False),
     torch.Tensor.get_device: ("Tensor.get_device", 0),
 }
+_TEXTS = (torch.Tensor.__repr__, torch.Tensor.__format__)
+_TEXT_AFTER_DEVICE = re.compile(r"(, [a-z_]+=.*)?\)\Z", re.DOTALL)
 _DETACHING = (torch.Tensor.detach, torch.detach, _getter("data"))
 
 
@@ -409,6 +418,8 @@ class _CudaMeansCpu(TorchFunctionMode):
                 return func(*args, **kwargs)
             self._answers.note(frame, *answer)
             return answer[1]
+        if func in _TEXTS:
+            return self._text(func(*args, **kwargs))
         if func is torch.device:
             return func(*args, **kwargs)
         if func is torch.Tensor.cuda:
@@ -417,6 +428,14 @@ class _CudaMeansCpu(TorchFunctionMode):
         if func is torch.Tensor.pin_memory:
             return args[0]
         return func(*(self._host(arg) for arg in args), **self._host_options(kwargs))
+
+    def _text(self, text: str) -> str:
+        """A tensor's, with the device that stands in the text of one on a GPU."""
+        rest = _TEXT_AFTER_DEVICE.search(text)
+        if rest is None or _user_frame(self._answers) is None:
+            return text
+        self._note("text of a tensor")
+        return f"{text[: rest.start()]}, device='cuda:0'{text[rest.start() :]}"
 
     def _host(self, value: Any) -> Any:
         if isinstance(value, torch.device) and value.type == "cuda":

@@ -79,8 +79,9 @@ def make_inputs(
 
     `dtype` None means make_args' own default, except that bfloat16 becomes float32 on the CPU. `varied`:
     which inputs are of another kind than make_args makes them; with `plain` only their values are. `scalar`
-    ({"name", "way"}) gives an argument that is a number or a flag another value, as nearby() makes it. Inputs
-    that want gradients do not require them yet. Raises Unusable (make_args_raised, make_args_type).
+    ({"name", "way"}) gives an argument that is a number or a flag another value, as nearby() makes it, or the
+    only tensor of indices, as rearranged() does. Inputs that want gradients do not require them yet.
+    Raises Unusable (make_args_raised, make_args_type).
     """
     device = device or fwd.device
     wanted = dtype_of(dtype)
@@ -104,7 +105,13 @@ def make_inputs(
     if varied:
         arguments.arguments.update(varied.inputs(grad_inputs(fwd, bound), plain))
     if scalar is not None:
-        arguments.arguments[scalar["name"]] = nearby(scalar["name"], bound[scalar["name"]], scalar["way"])
+        value = bound[scalar["name"]]
+        tables = [v for v in bound.values() if isinstance(v, torch.Tensor) and _is_table(v)]
+        if len(tables) == 1 and tables[0] is value and scalar["way"] == 0:
+            other = rearranged(scalar["name"], value)
+        else:  # several may have to fit each other
+            other = nearby(scalar["name"], value, scalar["way"])
+        arguments.arguments[scalar["name"]] = other
     return arguments.args, arguments.kwargs
 
 
@@ -127,6 +134,32 @@ def nearby(name: str, value: Any, way: int) -> Any:
     if isinstance(value, torch.Tensor) or (way and others):
         raise Unusable("inputs_refused", f"{name} is a tensor" if not others else f"{name} has no such value")
     raise Unusable("inputs_refused", f"{name} is {value!r}, no number and no flag"[:200])
+
+
+def _is_table(tensor: torch.Tensor) -> bool:
+    """Indices, boundaries, masks."""
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def rearranged(name: str, table: torch.Tensor) -> torch.Tensor:
+    """Other indices that are as good as these: make_args may well make the same ones for a shape each time.
+
+    What increases still does, from the same first to the same last; of the rest the first axis begins
+    elsewhere. What occurs once still does. Raises Unusable("inputs_refused") where that changes nothing.
+    """
+    increases = table.dim() == 1 and table.dtype != torch.bool and bool((table.diff() >= 0).all())
+    other = table.roll(1, 0) if table.dim() else table
+    if increases:
+        inner = max(table.numel() - 2, 0)
+        first, last, drawn = int(table[:1].sum()), int(table[-1:].sum()), random.Random(inner)
+        if bool((table.diff() > 0).all()):
+            found = drawn.sample(range(first + 1, last), inner) if inner else []
+        else:
+            found = [drawn.randint(first, last) for _ in range(inner)]
+        other = table.new_tensor([first, *sorted(found), last]) if inner else table
+    if torch.equal(other, table):
+        raise Unusable("inputs_refused", f"{name} is a tensor that has no other such values")
+    return other
 
 
 def _seed_all(seed: int) -> None:

@@ -86,6 +86,7 @@ class _State:
     tuners: list[Autotuner] = field(default_factory=list)  # around the launch that is being made
     heuristics: list[dict[str, Any]] = field(default_factory=list)
     benchmarking: int = 0  # launches made by an autotuner's benchmark are nobody's business
+    turn: int = 0  # which configuration an autotuner takes, of those left by its pruning
 
 
 _state = _State()
@@ -111,6 +112,17 @@ def launch_intercept(handler: Handler) -> Iterator[None]:
         yield
     finally:
         _state.handlers.remove(handler)
+
+
+@contextlib.contextmanager
+def configuration(turn: int) -> Iterator[None]:
+    """Inside, without a GPU, autotuners take another configuration each `turn`: on a GPU it is the clock that
+    chooses, so that each has to be right."""
+    before, _state.turn = _state.turn, turn
+    try:
+        yield
+    finally:
+        _state.turn = before
 
 
 def benchmarking() -> bool:
@@ -158,7 +170,7 @@ def _install() -> None:
 
     def autotuner_run(self: Autotuner, *args: Any, **kwargs: Any) -> Any:
         if _state.mode != "cuda":
-            return _first_config(self, args, kwargs)
+            return _untimed(self, args, kwargs)
         with _inside(self):
             return originals.autotuner_run(self, *args, **kwargs)
 
@@ -204,12 +216,14 @@ class _Originals:
     heuristics_run: Callable[..., Any]
 
 
-def _first_config(tuner: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Without a GPU nothing is timed: the first configuration that the user's own pruning leaves is bound."""
+def _untimed(tuner: Autotuner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Without a GPU nothing is timed: of the configurations that the user's own pruning leaves the first is
+    bound, or the one whose turn it is."""
     tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
     try:
-        config: Config = next(iter(tuner.prune_configs(kwargs)))
-        if len(tuner.configs) > 1:
+        left = list(tuner.prune_configs(kwargs))
+        config: Config = left[_state.turn % len(left)]
+        if len(tuner.configs) > 1 and _state.turn == 0:
             devices.record("autotune benchmark", f"first of {len(tuner.configs)} configurations: {config}")
         conflicts = kwargs.keys() & config.kwargs.keys()
         if conflicts:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_agent import devices, draw, forward
+from kernel_agent import devices, draw, forward, launches
 from sources import SCALE, SCALE_PAIR
 
 HEAD = "import torch\nimport triton\nimport triton.language as tl\nfrom kernel_agent import autodiff\n"
@@ -93,6 +93,22 @@ def features(x, *, steps=3, flag=True):
 """
     + TAIL
 )
+
+
+def test_configuration__without_a_gpu__each_has_its_turn(write):
+    fwd = forward.load(write(FEATURES))
+    taken = []
+
+    def note(launch):
+        taken.append(launch.config["BLOCK"])
+        return launch.run()
+
+    args, kwargs = draw.make_inputs(fwd, fwd.sweep[0].dims, 0)
+    for turn in range(3):
+        with launches.launch_intercept(note), launches.configuration(turn):
+            fwd.call(args, kwargs)
+    fwd.call(args, kwargs)
+    assert taken == [64, 128, 64]
 
 
 def test_call__autotune_heuristics_helpers_and_loops__run(write):
@@ -191,6 +207,17 @@ def test_device_questions__file_above_this_package__package_hears_the_truth():
         draw.upstream("normal", 0, None, (2,), torch.float32, "cpu", 0, 1)
         seen.append(torch.ones(1).is_cuda)
     assert seen == [True] and all(a["asked"] == "Tensor.is_cuda" for a in answers.given)
+
+
+def test_text_and_versions__do_not_tell_that_there_is_no_gpu():
+    answers = devices.Answers(str(Path(__file__).parent), devices.Target.parse("sm_90"))
+    x = torch.ones(2, dtype=torch.float16)
+    before = (torch.__version__, torch.version.cuda, repr(x))
+    with devices.answering(answers):
+        assert repr(x) == f"{x}" == "tensor([1., 1.], device='cuda:0', dtype=torch.float16)"
+        assert f"{x.sum():.1f}" == "2.0" and repr(x.new_empty(0, 2)).count("cuda:0") == 1
+        assert torch.version.cuda and "cpu" not in torch.__version__
+    assert (torch.__version__, torch.version.cuda, repr(x)) == before
 
 
 def test_device_questions__other_target__other_answer(write):

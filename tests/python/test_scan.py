@@ -53,6 +53,10 @@ def findings(source):
     return scan.scan(source, ast.parse(source))["findings"]
 
 
+def notes_of(source, words):
+    return [f["message"] for f in findings(source) if f["severity"] == "note" and words in f["message"]]
+
+
 def rejected(source):
     return {
         (f["rule"], source.splitlines()[f["line"] - 1].strip())
@@ -120,6 +124,10 @@ def test_honest_pair__has_no_findings_and_an_entry():
         ("autograd", "Scale.setup_context(torch.Tensor, (), d_y)"),
         ("torch_math", "d_x.map_(d_y, max)"),
         ("redefined", "global scale_kernel; scale_kernel = None"),
+        ("forbidden", "half = d_y.is_leaf"),
+        ("forbidden", "first = x.grad is None"),
+        ("forbidden", "half = x.is_shared()"),
+        ("forbidden", "recorded = torch.is_grad_enabled()"),
     ],
 )
 def test_dishonest_line__in_the_backward__is_rejected(rule, line):
@@ -157,6 +165,8 @@ def test_dishonest_line__in_the_backward__is_rejected(rule, line):
         "descriptor = TensorDescriptor(d_y, [4], [1], [4])",
         "ok = isinstance(d_y, torch.Tensor) and d_y.dtype in (torch.float16, tl.float16)",
         "inner = [torch for torch in range(3)]",
+        "ctx.grad = d_y; grad = ctx.grad",
+        "wide = torch.is_autocast_enabled()",
     ],
 )
 def test_honest_line__in_the_backward__passes(line):
@@ -244,8 +254,47 @@ def test_kernel__that_leaves_something_to_the_machine__has_a_note_of_each_kind()
     text = SCALE_PAIR.replace(
         "def scale_bwd_kernel(", f"def other(d_y_ptr, mask):\n{body}\n\n@triton.jit\ndef scale_bwd_kernel("
     )
-    notes = [f for f in findings(text) if f["severity"] == "note" and "kernel other" in f["message"]]
-    assert ["other=" in f["message"] for f in notes] == [True, False] and "TF32" in notes[1]["message"]
+    notes = notes_of(text, "kernel other")
+    assert ["other=" in message for message in notes] == [True, False] and "TF32" in notes[1]
+    said = text.replace(
+        "b = tl.dot(a, tl.load(d_y_ptr, mask=mask))", "b = tl.dot(a, a, input_precision='tf32')"
+    )
+    assert "TF32" in notes_of(said, "kernel other")[1]
+
+
+TUNED = """@triton.autotune(configs={configs}, key=["n"]{more})
+@triton.jit
+def tuned(x_ptr, sum_ptr, n, BLOCK: tl.constexpr):
+    to = sum_ptr + tl.program_id(0) * 2
+    tl.atomic_add(to + 1, tl.sum(tl.load(x_ptr + tl.arange(0, BLOCK))))
+
+
+"""
+TWO = "[triton.Config({'BLOCK': 16}), triton.Config({'BLOCK': 32})]"
+
+
+@pytest.mark.parametrize(
+    ("configs", "more", "found"),
+    [
+        (TWO, "", True),
+        ("[triton.Config({'BLOCK': b}) for b in (16, 32)]", ", reset_to_zero=['x_ptr']", True),
+        (TWO, ", reset_to_zero=['sum_ptr']", False),
+        (TWO, ", restore_value=['sum_ptr']", False),
+        (TWO, ", pre_hook=clear", False),
+        ("[triton.Config({'BLOCK': 16})]", "", False),
+    ],
+)
+def test_tuned_kernel__that_adds_to_what_no_trial_clears__is_rejected(configs, more, found):
+    text = TUNED.replace("{configs}", configs).replace("{more}", more)
+    source = SCALE_PAIR.replace(
+        "@triton.jit\ndef scale_bwd_kernel(", f"{text}@triton.jit\ndef scale_bwd_kernel("
+    )
+    assert ("autotune" in {rule for rule, _ in rejected(source)}) == found
+
+
+def test_setting_of_torch__that_no_case_changes__has_a_note():
+    source = SCALE_PAIR.replace(LAUNCH, LAUNCH + "        wide = torch.is_autocast_enabled()\n")
+    assert ["no case" in message for message in notes_of(source, "asks for")] == [True]
 
 
 def test_operation__in_a_child__executes_nothing(run_op, write):

@@ -63,6 +63,7 @@ static void kinds__label_of_a_case__names_all_that_is_of_another_kind(void **sta
     assert_label("{\"upstream\": {\"kind\": \"normal\", \"seed\": 7}, \"twice\": true}", "normal upstream",
                  NULL);
     assert_label("{\"upstream\": {\"kind\": \"onehot\"}}", "onehot upstream", "divide by it");
+    assert_label("{\"upstream\": {\"kind\": \"ones\"}}", "ones upstream", "y.sum()");
     assert_label("{\"upstream\": {\"kind\": \"normal\"}, \"order\": \"reversed\"}",
                  "normal upstream, programs in another order", NULL);
     assert_label("{\"upstream\": {\"kind\": \"normal\"}, \"values\": {\"x\": \"tied\"}, \"layouts\": "

@@ -60,6 +60,7 @@ static void plan__check__covers_every_shape_with_five_seeds_over_the_required(vo
     assert_int_equal(count_where(cases, "class", "hidden"), 1);
     assert_int_equal(count_where(cases, "class", "optional"), 1);
     assert_int_equal(count_where(cases, "upstream", "onehot"), 1);
+    assert_int_equal(count_where(cases, "upstream", "ones"), 1);
     assert_int_equal(count_where(cases, "upstream", "none_one"), 2); /* one for each output */
     json_decref(cases);
     json_decref(list);

@@ -24,6 +24,7 @@ from ..errors import Unusable, wrap
 from ..flow import Flow, unseen
 from ..forward import Forward, launch_intercept, load
 from ..guards import Guards
+from ..launches import configuration
 from ..layout import overlap
 from ..source import backward_starts
 from ..watching import NOT_THE_CANDIDATES, Computed, Launches, Poison, Watch, engine_may
@@ -481,7 +482,8 @@ class Case:
         if not upstreams or not leaves:
             return {}
         self.launches.phase = phase
-        with self.counting("backward") if phase == "backward" else contextlib.nullcontext():
+        counted = self.counting("backward") if phase == "backward" else contextlib.nullcontext()
+        with counted, configuration(0 if self.facts else self.id):
             grads = devices.gradients(
                 [outputs[index].value for index in upstreams], list(leaves.values()), list(upstreams.values())
             )

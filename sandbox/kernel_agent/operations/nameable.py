@@ -113,6 +113,14 @@ HOOKS = words(
     add_pre_run_hook pre_run_hooks"""
 )
 GRAPH = words("grad_fn next_functions retain_grad accumulate_grad")
+# Of a tensor: how it came about, and what training has made of it since. No gradient hangs on that, and no
+# case of a check has it as training does.
+TRAINING = words("is_leaf grad retains_grad is_inference is_shared")
+# Settings of torch around a call: a check leaves them as they are.
+AROUND = frozenset(
+    {f"torch.{name}" for name in words("is_autocast_enabled get_autocast_gpu_dtype get_autocast_dtype")}
+    | {"torch.compiler.is_compiling"}
+)
 VALUES = words(
     """tolist numpy from_numpy untyped_storage typed_storage storage frombuffer asarray apply_ map_ map2_
     set_ share_memory_"""

@@ -29,6 +29,7 @@ FORBIDDEN_NAMES = words(
 )
 # Special methods that a class may define: any other runs where nobody sees a call.
 _SPECIAL = frozenset({"__init__", "__post_init__", "__call__"})
+_ADDING = frozenset({"triton.language.atomic_add", "triton.language.atomic_xor"})
 _CONTEXT_METHODS = frozenset({"forward", "backward", "setup_context"})
 _MAKERS = frozenset({"__init__", "__post_init__"})
 _OUR_MARK = "kernel_agent.autodiff"
@@ -77,6 +78,21 @@ def _dotted(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
         return f"{_dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else "?"
+
+
+def _first_term(pointer: ast.expr) -> str | None:
+    """`x_ptr` of `x_ptr + row * stride + cols`."""
+    while isinstance(pointer, ast.BinOp):
+        pointer = pointer.left
+    return pointer.id if isinstance(pointer, ast.Name) else None
+
+
+def _in_tf32(dot: ast.Call) -> bool:
+    """Whether a tl.dot says so, or says nothing."""
+    said = {k.arg: getattr(k.value, "value", None) for k in dot.keywords}
+    if not said.keys() & {"input_precision", "allow_tf32"}:
+        return True
+    return said.get("input_precision") == "tf32" or said.get("allow_tf32") is True
 
 
 def _is_launch(node: ast.AST) -> bool:
@@ -392,6 +408,7 @@ class _Scanner:
                 continue
             yield Finding("kernel", "reject", node.lineno, f"the kernel {kernel.name} uses {what}")
         yield from self._notes(kernel)
+        yield from self._trials(kernel)
 
     def _notes(self, kernel: ast.FunctionDef) -> Iterator[Finding]:
         """What a kernel leaves to the machine: one of each is told, at its first line."""
@@ -401,13 +418,63 @@ class _Scanner:
             given = {keyword.arg for keyword in node.keywords} if isinstance(node, ast.Call) else set()
             if path == "triton.language.load" and "mask" in given and "other" not in given:
                 said = "loads under a mask without other=: those lanes are 0 here, and anything when compiled"
-            elif path == "triton.language.dot" and not given & {"input_precision", "allow_tf32"}:
-                said = "multiplies (tl.dot) without input_precision: float32 is rounded to TF32 on a GPU"
+            elif path == "triton.language.dot" and _in_tf32(node):
+                said = (
+                    "multiplies (tl.dot) in TF32, the default of input_precision: float32 is rounded on a GPU"
+                )
             else:
                 continue
             if said not in told:
                 told.add(said)
                 yield Finding("note", "note", node.lineno, f"the kernel {kernel.name} {said}")  # type: ignore[attr-defined]
+
+    def _trials(self, kernel: ast.FunctionDef) -> Iterator[Finding]:
+        """An autotuner of several configurations launches a kernel many times before it counts: what that
+        adds to memory has to be taken back after each trial."""
+        cleared = self._cleared(kernel)
+        if cleared is None:
+            return
+        parameters = {arg.arg for arg in ast.walk(kernel.args) if isinstance(arg, ast.arg)}
+        pointers = {
+            target.id: node.value
+            for node in ast.walk(kernel)
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for node in ast.walk(kernel):
+            if not isinstance(node, ast.Call) or self.names.path(node.func) not in _ADDING or not node.args:
+                continue
+            to, seen = _first_term(node.args[0]), set[str]()
+            while to is not None and to not in parameters and to in pointers and to not in seen:
+                seen.add(to)
+                to = _first_term(pointers[to])
+            if to in parameters and to not in cleared:
+                said = f"is tuned, and each trial adds to {to}: name it in reset_to_zero"
+                yield Finding("autotune", "reject", node.lineno, f"the kernel {kernel.name} {said}")
+
+    def _cleared(self, kernel: ast.FunctionDef) -> set[str] | None:
+        """What an autotuner sets back after a trial; None where there are no trials, or nobody can tell."""
+        tuners = [d for d in kernel.decorator_list if isinstance(d, ast.Call)]
+        tuners = [d for d in tuners if (self.names.path(d.func) or "").endswith(".autotune")]
+        if not tuners:
+            return None
+        given = {keyword.arg: keyword.value for keyword in tuners[0].keywords}
+        configs: ast.expr | None = tuners[0].args[0] if tuners[0].args else given.get("configs")
+        if isinstance(configs, ast.Name):
+            name = configs.id
+            assigned = [n for n in self.tree.body if isinstance(n, ast.Assign) and name in _bound(n)]
+            configs = assigned[-1].value if assigned else None
+        said = [*ast.walk(tuners[0]), *(ast.walk(configs) if configs is not None else ())]
+        if any(isinstance(node, ast.keyword) and node.arg in ("pre_hook", None) for node in said):
+            return None
+        several = isinstance(configs, ast.ListComp) or (
+            isinstance(configs, (ast.List, ast.Tuple)) and len(configs.elts) > 1
+        )
+        lists = [given[name] for name in ("reset_to_zero", "restore_value") if name in given]
+        if not several or not all(isinstance(value, (ast.List, ast.Tuple)) for value in lists):
+            return None
+        return {node.value for value in lists for node in ast.walk(value) if isinstance(node, ast.Constant)}
 
     def _host_nodes(self) -> Iterator[ast.AST]:
         """Nodes of the backward part outside kernels; of a module that people wrote themselves what takes
@@ -485,6 +552,11 @@ class _Scanner:
     def _path(self, node: ast.expr) -> Iterator[Finding]:
         """A name that an import bound, with all that is taken of it: only what the lists have."""
         path = self.names.path(node)
+        if path in closed.AROUND:
+            yield Finding("note", "note", node.lineno, f"asks for {path}: no case of a check changes it")
+        if path == "torch.is_grad_enabled" and node not in self.forward_side:
+            message = f"asks for {path} in a backward: its gradient is the same while it is recorded itself"
+            yield Finding("forbidden", "reject", node.lineno, message)
         broken = closed.judge(path) if path is not None else None
         if broken is None:
             return
@@ -508,6 +580,9 @@ class _Scanner:
             return
         elif node.attr.startswith("_") and node.attr not in self.stored:
             yield Finding("forbidden", "reject", node.lineno, f"uses {dotted}, which is private")
+        if node.attr in closed.TRAINING and not (node.attr in self.stored or self._is_stubs_own(node)):
+            message = f"uses {dotted}: a gradient does not hang on how a tensor came about"
+            yield Finding("forbidden", "reject", node.lineno, message)
         if node.attr in closed.GRAPH:
             yield Finding("autograd", "reject", node.lineno, f"uses {dotted}: the graph is autograd's")
         if node.attr in closed.VALUES and not self._is_stubs_own(node):
