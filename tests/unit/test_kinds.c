@@ -21,7 +21,7 @@ static void kinds__rows__have_what_their_sort_needs(void **state)
         assert_true(!kind->meaning || kind->label);
         assert_int_equal(question, kind->when >= KA_KIND_PLAIN);
         assert_int_equal(kind->sort == KA_KIND_LAYOUT || kind->sort == KA_KIND_VALUES,
-                         kind->when == KA_KIND_TAKEN);
+                         kind->when == KA_KIND_TAKEN || kind->when == KA_KIND_NEVER);
         assert_int_equal(question && kind->when != KA_KIND_SUBSETS,
                          kind->value || kind->other || kind->scale != 0);
         assert_true(!kind->other || kind->when == KA_KIND_LATER);
