@@ -144,19 +144,18 @@ def _is_table(tensor: torch.Tensor) -> bool:
 def rearranged(name: str, table: torch.Tensor) -> torch.Tensor:
     """Other indices that are as good as these: make_args may well make the same ones for a shape each time.
 
-    What increases still does, from the same first to the same last; of the rest the first axis begins
-    elsewhere. What occurs once still does. Raises Unusable("inputs_refused") where that changes nothing.
+    What increases still does, from the same first to the same last, with one segment as long as can be; of the
+    rest the first axis begins elsewhere. What occurs once still does. Raises Unusable("inputs_refused") where that changes nothing.
     """
     increases = table.dim() == 1 and table.dtype != torch.bool and bool((table.diff() >= 0).all())
     other = table.roll(1, 0) if table.dim() else table
     if increases:
-        inner = max(table.numel() - 2, 0)
-        first, last, drawn = int(table[:1].sum()), int(table[-1:].sum()), random.Random(inner)
-        if bool((table.diff() > 0).all()):
-            found = drawn.sample(range(first + 1, last), inner) if inner else []
-        else:
-            found = [drawn.randint(first, last) for _ in range(inner)]
-        other = table.new_tensor([first, *sorted(found), last]) if inner else table
+        other = table.clone()
+        step = int(bool((table.diff() > 0).all()))
+        inner = torch.arange(1, max(table.numel() - 1, 1), device=table.device, dtype=table.dtype)
+        other[1:-1] = table[:1] + step * inner
+        if torch.equal(other, table):
+            other[1:-1] = table[-1:] - step * inner.flip(0)
     if torch.equal(other, table):
         raise Unusable("inputs_refused", f"{name} is a tensor that has no other such values")
     return other

@@ -260,7 +260,7 @@ def test_upstream__on_the_cpu__has_the_values_of_every_version():
     assert up("onehot", (2, 3), seed=3).argmax() == 4
 
 
-@pytest.mark.parametrize("table", [[0, 3, 4, 9, 20], [0, 0, 1, 1, 1, 4, 4, 7]])
+@pytest.mark.parametrize("table", [[0, 3, 4, 9, 20], [0, 0, 1, 1, 1, 4, 4, 7], [2, 3, 4, 9], [0, 0, 0, 5]])
 def test_rearranged__boundaries__still_increase_from_the_same_first_to_the_same_last(table):
     before = torch.tensor(table, dtype=torch.int32)
     after = draw.rearranged("ends", before)
@@ -268,6 +268,7 @@ def test_rearranged__boundaries__still_increase_from_the_same_first_to_the_same_
     assert after.dtype == before.dtype and not torch.equal(after, before)
     assert (after[0], after[-1]) == (before[0], before[-1]) and (steps >= 0).all()
     assert (steps > 0).all() == (before.diff() > 0).all()
+    assert steps.max() >= before.diff().max()
     assert torch.equal(after, draw.rearranged("ends", before))
 
 

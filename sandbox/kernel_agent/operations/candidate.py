@@ -250,6 +250,8 @@ class Case:
             inputs.add(name, tensor)
         with self.fwd.active(), launch_intercept(self.launches), self.poison:
             with unseen(self.poison.note, NOT_THE_CANDIDATES):
+                if self.scalar is not None:
+                    self.usual_call()
                 with forward_facts, self.saving(), self.counting("forward"):
                     returned = self.entry(*arguments.args, **arguments.kwargs)
                 outputs = self.outputs(returned, arguments.arguments, expected)
@@ -406,6 +408,16 @@ class Case:
         made.guards, made.poison, made.launches = self.guards, self.poison, self.launches
         made.stub = self.stub if told["dims"] == self.dims else made.stub_anew()
         return made
+
+    def usual_call(self) -> None:
+        """The same with the usual numbers, before this one with others: what a module keeps by shape, say, is
+        of that call then."""
+        phase = self.launches.phase
+        case = {"id": self.id, "dims": self.dims, "seed": self.seed, "upstream": self.upstream}
+        usual = self.other(case)
+        usual.again("usual", usual.call(*usual.arguments()))
+        self.launches.phase = phase
+        self.guards.reset()
 
     def stub_anew(self) -> StubCall:
         """What the plain stub does, found out in the middle of a case, whose record stays as it is."""
