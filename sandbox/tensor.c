@@ -128,7 +128,7 @@ static int by_begin(const void *a, const void *b)
 /* Sets data_len. */
 static int refuse_overlap(struct ka_tensors *set, struct ka_err *err)
 {
-    struct span *spans = ka_calloc(set->count, sizeof(*spans));
+    KA_AUTO_FREE struct span *spans = ka_calloc(set->count, sizeof(*spans));
     size_t n = 0;
     for (size_t i = 0; i < set->count; i++) {
         const struct ka_tensor *t = &set->items[i];
@@ -142,7 +142,6 @@ static int refuse_overlap(struct ka_tensors *set, struct ka_err *err)
         if (spans[i].begin < spans[i - 1].end)
             rc = ka_fail(err, -EINVAL, "tensors %.80s and %.80s overlap", spans[i - 1].name, spans[i].name);
     set->data_len = n ? spans[n - 1].end : 0;
-    free(spans);
     return rc;
 }
 

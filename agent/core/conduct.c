@@ -44,7 +44,7 @@ static const char *text_of(const json_t *item)
 static void judge_operations(const json_t *report, const char *phase, struct ka_verdict *verdict, size_t at)
 {
     char key[32], text[512];
-    struct ka_buf names = {0};
+    KA_AUTO_BUF struct ka_buf names = {0};
     const char *name;
     json_t *count;
     size_t more = 0;
@@ -68,7 +68,6 @@ static void judge_operations(const json_t *report, const char *phase, struct ka_
                  phase, ka_buf_str(&names));
         ka_verdict_fail(verdict, at, "torch_math", text);
     }
-    ka_buf_free(&names);
 }
 
 /* Members that are lists of confessions: what stands before and after each item. */

@@ -24,10 +24,9 @@ void ka_describe_bytes(double bytes, char *out, size_t size)
 /* JSON text of any value. */
 static void put_json(const json_t *value, struct ka_buf *out)
 {
-    char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+    KA_AUTO_FREE char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
     if (text)
         ka_buf_puts(out, text);
-    free(text);
 }
 
 int ka_describe_dims(const json_t *dims, struct ka_buf *out)
@@ -375,7 +374,7 @@ bool ka_describe_uncompiled(const json_t *facts, struct ka_buf *out)
 
 int ka_describe_facts(const json_t *facts, struct ka_buf *out)
 {
-    struct ka_buf body = {0};
+    KA_AUTO_BUF struct ka_buf body = {0};
     json_t *kernels = kernels_of(facts), *kernel;
     size_t i;
     put_traffic(facts, "forward", &body);
@@ -392,7 +391,6 @@ int ka_describe_facts(const json_t *facts, struct ka_buf *out)
             body.data);
     int rc = body.failed ? body.failed : out->failed;
     json_decref(kernels);
-    ka_buf_free(&body);
     return rc;
 }
 

@@ -394,11 +394,10 @@ json_t *ka_plan_facts(const json_t *shapes, const char *entry, uint64_t secret)
         if (has_class(shape, "required"))
             json_array_append(required, shape);
     }
-    json_t *cases = ka_plan_preflight(required, secret);
+    json_auto_t *cases = ka_plan_preflight(required, secret);
     json_t *request =
         json_pack("{s:o, s:b, s:s}", "cases", ka_plan_for_candidate(cases), "compile", 1, "entry", entry);
     json_decref(required);
-    json_decref(cases);
     return request;
 }
 

@@ -275,7 +275,7 @@ static void item(struct ka_page *page, const char *before, const char *text, con
 
 static void put_tried(struct ka_page *page, const json_t *kinds)
 {
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     size_t i;
     json_t *kind;
     json_array_foreach((json_t *)kinds, i, kind)
@@ -285,7 +285,6 @@ static void put_tried(struct ka_page *page, const json_t *kinds)
     }
     if (text.len)
         item(page, "kinds of cases, and how many of each: ", ka_buf_str(&text), "", NULL);
-    ka_buf_free(&text);
 }
 
 static void put_scaled(struct ka_page *page, const json_t *scaled)
@@ -341,15 +340,13 @@ static void put_children(struct ka_page *page, const json_t *children)
 
 static void put_decisions(struct ka_page *page, const json_t *report)
 {
-    json_t *draft = json_pack("{s:O*}", "report", report);
-    struct ka_buf text = {0};
+    json_auto_t *draft = json_pack("{s:O*}", "report", report);
+    KA_AUTO_BUF struct ka_buf text = {0};
     ka_describe_draft(draft, &text);
     if (text.len) {
         ka_page_heading(page, "The differentiator's decisions");
         put_lines(page, "", text.data, "\n");
     }
-    json_decref(draft);
-    ka_buf_free(&text);
 }
 
 static void put_history(struct ka_page *page, const json_t *history)
@@ -359,14 +356,13 @@ static void put_history(struct ka_page *page, const json_t *history)
     ka_page_mark(page, KA_LIST);
     json_array_foreach((json_t *)history, i, entry)
     {
-        struct ka_buf line = {0};
+        KA_AUTO_BUF struct ka_buf line = {0};
         ka_describe_attempt(entry, &line);
         ka_page_mark(page, KA_ITEM);
         if (!is_html(page))
             ka_page_putf(page, "%zu. ", i + 1);
         ka_page_text(page, ka_buf_str(&line));
         ka_page_mark(page, KA_ITEM_END);
-        ka_buf_free(&line);
     }
     ka_page_mark(page, KA_LIST_END);
 }

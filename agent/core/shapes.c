@@ -442,11 +442,10 @@ static void add_covering(const struct shape *shape, const json_t *dims, const ch
         const json_t *size = json_object_get(wants, made.dims[i].name);
         made.dims[i].scaled = size ? json_integer_value(size) : made.dims[i].value;
     }
-    json_t *varied = elements(&made) <= limit ? write_shape(dims, &made) : NULL;
+    json_auto_t *varied = elements(&made) <= limit ? write_shape(dims, &made) : NULL;
     if (varied && !json_equal(varied, dims))
         json_array_append_new(list,
                               json_pack("{s:O, s:s, s:O}", "dims", varied, "kind", kind, "wants", wants));
-    json_decref(varied);
     json_decref(wants);
 }
 

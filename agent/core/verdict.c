@@ -330,9 +330,8 @@ static void name_shape(const struct shape *shape, struct ka_buf *out)
             ka_buf_printf(out, " (%s)", shape->hint);
         return;
     }
-    char *dims = json_dumps(shape->dims, JSON_ENCODE_ANY);
+    KA_AUTO_FREE char *dims = json_dumps(shape->dims, JSON_ENCODE_ANY);
     ka_buf_printf(out, "%sshape %s", shape->kind == KA_SHAPE_OPTIONAL ? "optional " : "", dims ? dims : "?");
-    free(dims);
 }
 
 static void failure_text(const struct failure *f, enum ka_describe how, struct ka_buf *out)
@@ -563,13 +562,12 @@ static json_t *kinds_json(const struct ka_verdict *v)
 static json_t *failure_json(const struct shape *shape, const struct failure *f, bool hidden)
 {
     bool whole = shape->dims == NULL, secret = !whole && shape->kind == KA_SHAPE_HIDDEN && !hidden;
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     failure_text(f, secret ? KA_DESCRIBE_HIDDEN : KA_DESCRIBE_FULL, &text);
     json_t *o = json_pack("{s:o,s:s*,s:s,s:s*,s:s}", "shape", whole ? json_null() : shape_json(shape, hidden),
                           "case", f->label, "rule", f->rule, "tensor", f->subject, "text", ka_buf_str(&text));
     if (f->subject && !secret)
         json_object_set_new(o, "facts", ka_diff_json(&f->diff));
-    ka_buf_free(&text);
     return o;
 }
 

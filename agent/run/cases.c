@@ -124,10 +124,9 @@ int ka_case_spread(const struct ka_tensors *found, const char *name, size_t time
 
 static int explain(const struct ka_diff *diff, const char *what, const char *name, struct ka_err *err)
 {
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     ka_diff_describe(diff, name, KA_DESCRIBE_FULL, &text);
     int rc = ka_fail(err, -EDOM, "%s: %.900s", what, ka_buf_str(&text));
-    ka_buf_free(&text);
     return rc;
 }
 
@@ -190,13 +189,12 @@ static int require_gradient(const struct ka_tensors *set, const char *name, stru
             i++;
         if (i == n)
             continue;
-        struct ka_buf shape = {0};
+        KA_AUTO_BUF struct ka_buf shape = {0};
         ka_tensor_shape_text(grad, &shape);
         int rc = ka_fail(err, -ERANGE,
                          "the gradient of %.100s, of shape %.100s, is NaN at its element %zu by the float64 "
                          "oracle, where every output is finite: there is nothing to compare a backward with",
                          name, ka_buf_str(&shape), first + i);
-        ka_buf_free(&shape);
         return rc;
     }
     return 0;

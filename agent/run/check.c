@@ -162,8 +162,8 @@ static void conclude(struct ka_run *run)
     bool verified = ka_verdict_verified(check->verdict);
     struct ka_buf text = {0};
     ka_verdict_facts(check->verdict, FACTS_SHAPES, &text);
-    json_t *verdict = ka_verdict_json(check->verdict, true);
-    json_t *facts = verified ? json_incref(check->facts) : NULL;
+    json_auto_t *verdict = ka_verdict_json(check->verdict, true);
+    json_auto_t *facts = verified ? json_incref(check->facts) : NULL;
     json_object_set_new(verdict, "facts", json_string(ka_buf_str(&text)));
     json_object_set(verdict, "notes", check->notes);
     ka_buf_free(&text);
@@ -174,8 +174,6 @@ static void conclude(struct ka_run *run)
                               .verified = verified,
                               .cost = verified ? ka_rank_cost(facts) : INFINITY};
     settle(run, &outcome);
-    json_decref(verdict);
-    json_decref(facts);
 }
 
 static size_t count_in(const json_t *shapes, const char *name)
@@ -241,7 +239,7 @@ static void reject_when_idle(struct ka_run *run, const char *rule, const char *t
 static void facts_ended(struct ka_run *run)
 {
     struct ka_check *check = run->check;
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     check->facts_ended = true;
     if (ka_describe_uncompiled(check->facts, &text)) {
         ka_buf_printf(&text, " (target %s)", run->settings.target);
@@ -250,7 +248,6 @@ static void facts_ended(struct ka_run *run)
     } else if (check->facts_wanted) {
         conclude(run);
     }
-    ka_buf_free(&text);
 }
 
 static void on_compiled(struct ka_run *run, json_t *facts)
@@ -312,13 +309,11 @@ static void on_sanitized(struct ka_run *run, const struct ka_op_result *result)
 
 static void sanitize(struct ka_run *run)
 {
-    json_t *list = json_pack("[O]", ka_plan_smallest(run->shapes));
-    json_t *cases = ka_plan_preflight(list, ka_random_u64());
+    json_auto_t *list = json_pack("[O]", ka_plan_smallest(run->shapes));
+    json_auto_t *cases = ka_plan_preflight(list, ka_random_u64());
     ka_log_progress(run->name, "compute-sanitizer: memcheck, racecheck, initcheck");
     json_t *extra = json_pack("{s:o, s:s, s:s}", "cases", ka_plan_for_candidate(cases), "entry",
                               run->check->entry, "sanitizer", run->settings.sanitizer);
-    json_decref(list);
-    json_decref(cases);
     ka_run_op(run, "sanitize", run->check->pair_path, extra, on_sanitized);
 }
 
@@ -361,7 +356,7 @@ static void judge_one(struct ka_check *check, size_t at)
     size_t i = check->order[at];
     json_t *plan = json_array_get(check->cases, i);
     struct ka_fan_found oracle, candidate;
-    struct ka_buf label = {0};
+    KA_AUTO_BUF struct ka_buf label = {0};
     struct ka_err why;
     json_int_t id;
     ka_expected_find(check->expected, i, &oracle, &id);
@@ -383,7 +378,6 @@ static void judge_one(struct ka_check *check, size_t at)
     };
     ka_kind_label(plan, &label);
     one.at = ka_verdict_case(check->verdict, check->shape_of[i], ka_buf_str(&label));
-    ka_buf_free(&label);
     struct ka_judged_case other = one;
     one.other = find_other(check, plan, &other);
     if (ka_judge_case(&one, (json_int_t)i, &why))
@@ -534,10 +528,9 @@ static void on_candidate(struct ka_run *run, struct ka_fan *fan, void *arg)
     }
     const char *trace =
         json_string_value(json_object_get(json_object_get(failed->doc, "error"), "traceback"));
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     ka_buf_printf(&text, "%s%s%.3000s", failed->message, trace ? "\n" : "", trace ? trace : "");
     reject_when_idle(run, "raised", ka_buf_str(&text));
-    ka_buf_free(&text);
 }
 
 /* ---- the cases */
@@ -546,7 +539,7 @@ static void announce_shapes(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     check->shape_of = ka_calloc(json_array_size(check->cases), sizeof(size_t));
-    json_t *known = json_array();
+    json_auto_t *known = json_array();
     size_t i, k;
     json_t *plan, *seen;
     json_array_foreach(check->cases, i, plan)
@@ -570,7 +563,6 @@ static void announce_shapes(struct ka_run *run)
             ka_verdict_shape(check->verdict, kind, dims, json_string_value(json_object_get(plan, "kind")));
         json_array_append(known, dims);
     }
-    json_decref(known);
 }
 
 /* With --fail-fast a round is one case, then three, then twelve, and so on: most wrong candidates fail in the
@@ -581,10 +573,10 @@ static void next_round(struct ka_run *run)
     size_t all = json_array_size(check->cases), from = check->upto;
     size_t upto = !run->given || !run->settings.fail_fast ? all : from ? 4 * from : 1;
     check->upto = upto < all ? upto : all;
-    json_t *round = json_array();
+    json_auto_t *round = json_array();
     for (size_t at = from; at < check->upto; at++)
         json_array_append(round, json_array_get(check->cases, check->order[at]));
-    json_t *told = ka_plan_for_candidate(round);
+    json_auto_t *told = ka_plan_for_candidate(round);
     struct ka_fan_req req = {.operation = "candidate",
                              .file = check->pair_path,
                              .cases = told,
@@ -593,8 +585,6 @@ static void next_round(struct ka_run *run)
     ka_fan_free(check->candidate);
     check->candidate = ka_fan_start(run, &req, on_candidate, NULL);
     ka_expected_ask(check->expected, check->order + from, check->upto - from, on_expected, NULL);
-    json_decref(told);
-    json_decref(round);
     if (!lost_the_oracle(run)) /* what was prepared may be there already, or may have failed */
         go_on(run);
 }

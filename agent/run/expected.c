@@ -142,11 +142,10 @@ void ka_expected_prepare(struct ka_run *run)
         return;
     run->prepared = draw(run);
     size_t count = json_array_size(run->prepared->cases);
-    size_t *all = ka_calloc(count, sizeof(*all));
+    KA_AUTO_FREE size_t *all = ka_calloc(count, sizeof(*all));
     for (size_t i = 0; i < count; i++)
         all[i] = i;
     ka_expected_ask(run->prepared, all, count, NULL, NULL);
-    free(all);
 }
 
 void ka_expected_discard(struct ka_run *run)
@@ -183,7 +182,7 @@ json_t *ka_expected_cases(const struct ka_expected *expected)
 void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t count, ka_fan_fn changed,
                      void *arg)
 {
-    json_t *open = json_array();
+    json_auto_t *open = json_array();
     for (size_t i = 0; i < count; i++)
         if (answered_by(expected, list[i]) == list[i] && !expected->sources[list[i]].fan)
             json_array_append(open, json_array_get(expected->cases, list[i]));
@@ -203,7 +202,6 @@ void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t co
             if (answered_by(expected, list[i]) == list[i] && !expected->sources[list[i]].fan)
                 expected->sources[list[i]] = (struct source){ka_fan_hold(fan), (json_int_t)list[i]};
     }
-    json_decref(open);
 }
 
 /* ---- looking things up */

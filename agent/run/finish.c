@@ -54,11 +54,11 @@ static int gather(struct leaving *leaving)
 {
     struct ka_run *run = leaving->run;
     int rc = run->job.best ? add_pair(leaving) : 0;
-    json_t *result = ka_run_result(run);
-    json_t *full = json_copy(result);
+    json_auto_t *result = ka_run_result(run);
+    json_auto_t *full = json_copy(result);
     json_object_set(full, "history", run->history);
     json_object_set(full, "draft_report", json_object_get(run->draft, "report"));
-    char *text = json_dumps(result, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
+    KA_AUTO_FREE char *text = json_dumps(result, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
     if (rc == 0)
         rc = ka_report_markdown(full, add_file(leaving, "report.md"), &leaving->err);
     if (rc == 0)
@@ -66,9 +66,6 @@ static int gather(struct leaving *leaving)
     if (rc == 0)
         ka_buf_puts(add_file(leaving, "result.json"), text);
     ka_record_add(run->record, "result", json_copy(result));
-    free(text);
-    json_decref(full);
-    json_decref(result);
     return rc;
 }
 

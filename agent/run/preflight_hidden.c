@@ -47,7 +47,8 @@ static void keep_agreed(struct ka_run *run, struct ka_fan *fan, const json_t *tr
     json_t *entry;
     json_array_foreach((json_t *)tried, i, entry)
     {
-        json_t *error = NULL, *wants = json_object_get(entry, "wants");
+        json_auto_t *error = NULL;
+        json_t *wants = json_object_get(entry, "wants");
         struct ka_fan_found found;
         const char *kind = json_string_value(json_object_get(entry, "kind"));
         if (!kind || (!wants && kept >= most) || !ka_fan_find(fan, (json_int_t)i, &found))
@@ -61,7 +62,6 @@ static void keep_agreed(struct ka_run *run, struct ka_fan *fan, const json_t *tr
         } else if (wants) {
             leave_out(run, wants, error);
         }
-        json_decref(error);
     }
 }
 
@@ -81,14 +81,12 @@ static bool take(struct ka_run *run, struct ka_fan *fan, json_t **tried, json_t 
 
 static void on_long(struct ka_run *run, struct ka_fan *fan, void *arg)
 {
-    json_t *tried, *asked;
+    json_auto_t *tried = NULL, *asked = NULL;
     (void)arg;
     if (!take(run, fan, &tried, &asked))
         return;
     keep_agreed(run, fan, tried, asked, json_array_size(tried), NULL);
     ka_fan_free(fan);
-    json_decref(tried);
-    json_decref(asked);
     run->preflight->ended(run, KA_STAGE_LONG);
 }
 
@@ -116,28 +114,24 @@ static void ask(struct ka_run *run, json_t *tried, const char *what, ka_fan_fn c
 
 static void on_hidden(struct ka_run *run, struct ka_fan *fan, void *arg)
 {
-    json_t *tried, *asked;
+    json_auto_t *tried = NULL, *asked = NULL, *refused = json_array();
+    json_t *entry;
+    size_t i;
     (void)arg;
     ka_preflight_progress(run, fan, "hidden shapes");
     if (!take(run, fan, &tried, &asked))
         return;
-    json_t *refused = json_array(), *entry;
-    size_t i;
     keep_agreed(run, fan, tried, asked, HIDDEN_KEPT, refused);
     note_programs(tried, fan);
     run->preflight->longer = ka_grids_worth(
         tried, run->shapes, ka_run_scaled_down(run) ? KA_SHAPES_BUDGET : LONG_BUDGET, ka_random_u64());
     json_array_foreach(refused, i, entry)
     {
-        json_t *singles =
+        json_auto_t *singles =
             ka_shapes_singles(json_object_get(entry, "of"), json_object_get(entry, "wants"), run->shapes);
         json_array_extend(run->preflight->longer, singles);
-        json_decref(singles);
     }
-    json_decref(refused);
     ka_fan_free(fan);
-    json_decref(tried);
-    json_decref(asked);
     run->preflight->ended(run, KA_STAGE_HIDDEN);
 }
 
@@ -145,7 +139,8 @@ static void on_hidden(struct ka_run *run, struct ka_fan *fan, void *arg)
 static void add_probes(struct ka_run *run, json_t *pending)
 {
     bool own_cpu_sweep;
-    json_t *sweep = ka_run_sweep(run, &own_cpu_sweep), *entry, *largest = NULL, *probes;
+    json_auto_t *sweep = ka_run_sweep(run, &own_cpu_sweep), *probes = NULL;
+    json_t *entry, *largest = NULL;
     size_t i;
     json_array_foreach(sweep, i, entry)
     {
@@ -161,16 +156,16 @@ static void add_probes(struct ka_run *run, json_t *pending)
                 json_object_del(entry, "long");
         }
         json_array_extend(pending, probes);
-        json_decref(probes);
     }
-    json_decref(sweep);
 }
 
 /* Sizes that every dimension is to have, beside those of the smallest required shape. */
 static void add_covering(struct ka_run *run, json_t *tried)
 {
     const json_t *smallest = ka_plan_smallest(run->shapes);
-    json_t *small = smallest ? ka_run_small(run, json_object_get(smallest, "dims")) : NULL, *found, *entry;
+    json_auto_t *small = smallest ? ka_run_small(run, json_object_get(smallest, "dims")) : NULL;
+    json_auto_t *found = NULL;
+    json_t *entry;
     size_t i;
     if (small && ka_shapes_cover(small, TILE, KA_SHAPES_BUDGET, &found) == 0) {
         json_array_foreach(found, i, entry)
@@ -179,15 +174,14 @@ static void add_covering(struct ka_run *run, json_t *tried)
             if (!ka_preflight_has(run, json_object_get(entry, "dims")))
                 json_array_append(tried, entry);
         }
-        json_decref(found);
     }
-    json_decref(small);
 }
 
 /* Hidden shapes come from a small version of every required shape, taken in turn. */
 bool ka_preflight_hidden(struct ka_run *run)
 {
-    json_t *known = json_array(), *shape, *found;
+    json_auto_t *known = json_array();
+    json_t *shape, *found;
     size_t i, required = 0;
     json_array_foreach(run->shapes, i, shape)
     {
@@ -202,14 +196,12 @@ bool ka_preflight_hidden(struct ka_run *run)
     {
         if (strcmp(json_string_value(json_object_get(shape, "class")), "required") != 0)
             continue;
-        json_t *small = ka_run_small(run, json_object_get(shape, "dims"));
+        json_auto_t *small = ka_run_small(run, json_object_get(shape, "dims"));
         if (ka_shapes_hidden(small, known, ka_random_u64(), each, KA_SHAPES_BUDGET, &found) == 0) {
             json_array_extend(tried, found);
             json_decref(found);
         }
-        json_decref(small);
     }
-    json_decref(known);
     add_covering(run, tried);
     add_probes(run, tried);
     if (json_array_size(tried)) {

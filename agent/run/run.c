@@ -59,30 +59,27 @@ static int make_folder(struct ka_run *run, struct ka_err *err)
     char when[32], folder[512];
     strftime(when, sizeof(when), "%Y%m%d-%H%M%S", &local);
     snprintf(folder, sizeof(folder), "%.200s-%s-%04x", run->name, when, (unsigned)(ka_random_u64() & 0xffff));
-    char *path = ka_path_join(run->settings.out, folder);
+    KA_AUTO_FREE char *path = ka_path_join(run->settings.out, folder);
     int rc = ka_mkdirs(path, err);
     if (rc == 0) {
         run->dir = ka_path_real(path, err);
         rc = run->dir ? 0 : -EIO;
     }
     if (rc == 0) {
-        char *candidates = ka_path_join(run->dir, "candidates");
+        KA_AUTO_FREE char *candidates = ka_path_join(run->dir, "candidates");
         rc = ka_mkdirs(candidates, err);
-        free(candidates);
     }
-    free(path);
     return rc;
 }
 
 static int read_forward(struct ka_run *run, const char *path, struct ka_err *err)
 {
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     int rc = ka_file_read(path, FORWARD_MAX, &text, err);
     if (rc == 0 && memchr(ka_buf_str(&text), '\0', text.len))
         rc = ka_fail(err, -EINVAL, "%s: not a Python file (it holds NUL bytes)", path);
     if (rc == 0)
         run->forward = ka_buf_steal(&text);
-    ka_buf_free(&text);
     return rc;
 }
 
@@ -121,14 +118,12 @@ static int split_backward(struct ka_run *run, enum ka_run_mode mode, struct ka_e
 
 static int open_parts(struct ka_run *run, bool create, struct ka_err *err)
 {
-    char *db = ka_path_join(run->dir, "run.db");
-    char *journal = ka_path_join(run->dir, "run.jsonl");
+    KA_AUTO_FREE char *db = ka_path_join(run->dir, "run.db");
+    KA_AUTO_FREE char *journal = ka_path_join(run->dir, "run.jsonl");
     const char *secrets[] = {run->app->api_key, NULL};
     int rc = ka_state_open(db, create, run->app->loop, &run->state, err);
     if (rc == 0)
         rc = ka_record_open(journal, secrets, &run->record, err);
-    free(db);
-    free(journal);
     return rc;
 }
 
@@ -344,28 +339,26 @@ fail:
 
 static bool is_unfinished_of(const char *dir, const char *file)
 {
-    char *db = ka_path_join(dir, "run.db");
+    KA_AUTO_FREE char *db = ka_path_join(dir, "run.db");
     struct ka_state *state = NULL;
     struct ka_job job;
     bool match = false;
     if (ka_state_open(db, false, NULL, &state, NULL) == 0 && ka_state_load_job(state, &job, NULL) == 0 &&
         !ka_job_ended(&job)) {
-        json_t *start = ka_state_get(state, "start");
+        json_auto_t *start = ka_state_get(state, "start");
         const char *found = json_string_value(json_object_get(start, "file"));
         match = found && strcmp(found, file) == 0;
-        json_decref(start);
     }
     ka_state_close(state);
-    free(db);
     return match;
 }
 
 char *ka_run_find_unfinished(const char *out, const char *file)
 {
-    char *real = ka_path_real(file, NULL);
-    struct dirent **entries = NULL;
+    KA_AUTO_FREE char *real = ka_path_real(file, NULL);
+    KA_AUTO_FREE struct dirent **entries = NULL;
     int count = real ? scandir(out, &entries, NULL, alphasort) : -1;
-    char *name = real ? base_name(real) : NULL;
+    KA_AUTO_FREE char *name = real ? base_name(real) : NULL;
     char *newest = NULL;
     for (int i = count - 1; i >= 0; i--) {
         char *dir = ka_path_join(out, entries[i]->d_name);
@@ -375,9 +368,6 @@ char *ka_run_find_unfinished(const char *out, const char *file)
             free(dir);
         free(entries[i]);
     }
-    free(entries);
-    free(real);
-    free(name);
     return newest;
 }
 

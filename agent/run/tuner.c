@@ -72,20 +72,18 @@ static void post_variant(struct ka_run *run)
     json_object_set_new(tuner, "before", json_integer((json_int_t)run->job.best));
     ka_run_put(run, "tuner", tuner);
     json_decref(tuner);
-    json_t *backward = json_incref(json_object_get(run->variant, "backward"));
+    json_auto_t *backward = json_incref(json_object_get(run->variant, "backward"));
     ka_run_post_candidate(run, json_string_value(backward), "tuner", note);
-    json_decref(backward);
 }
 
 /* Configurations that leave the model's figure as it is: after a few the rest is not drafted. */
 static void count_same(struct ka_run *run, double cost)
 {
-    json_t *tuner = load_tuner(run);
+    json_auto_t *tuner = load_tuner(run);
     bool same = fabs(cost - run->job.best_cost) <= 1e-9 * run->job.best_cost;
     json_int_t before = json_integer_value(json_object_get(tuner, "same"));
     json_object_set_new(tuner, "same", json_integer(same ? before + 1 : 0));
     ka_run_put(run, "tuner", tuner);
-    json_decref(tuner);
 }
 
 static void on_variant_compiled(struct ka_run *run, json_t *facts)
@@ -116,13 +114,11 @@ static void on_variant_facts(struct ka_run *run, const struct ka_op_result *resu
 
 static int write_variant(const struct ka_run *run, const char *backward, struct ka_err *err)
 {
-    struct ka_buf pair = {0};
-    char *path = variant_path(run);
+    KA_AUTO_BUF struct ka_buf pair = {0};
+    KA_AUTO_FREE char *path = variant_path(run);
     int rc = ka_compose_pair(run->forward, backward, &pair, err);
     if (rc == 0)
         rc = ka_file_replace(path, pair.data, pair.len, err);
-    ka_buf_free(&pair);
-    free(path);
     return rc;
 }
 
@@ -145,9 +141,8 @@ static void on_variant(struct ka_run *run, const struct ka_op_result *result)
     }
     json_decref(run->variant);
     run->variant = json_deep_copy(result->doc);
-    char *path = variant_path(run);
+    KA_AUTO_FREE char *path = variant_path(run);
     ka_run_op(run, "facts", path, ka_run_facts_request(run, entry), on_variant_facts);
-    free(path);
 }
 
 void ka_run_tune(struct ka_run *run, int64_t snapshot)
@@ -156,9 +151,10 @@ void ka_run_tune(struct ka_run *run, int64_t snapshot)
     json_t *tuner = load_tuner(run);
     settle(run, tuner);
     bool idle = json_integer_value(json_object_get(tuner, "same")) >= SAME_MAX;
-    json_t *variant = idle ? NULL
-                           : ka_plan_variant(json_object_get(run->draft, "report"),
-                                             json_object_get(tuner, "tried"), json_object_get(tuner, "best"));
+    json_auto_t *variant =
+        idle ? NULL
+             : ka_plan_variant(json_object_get(run->draft, "report"), json_object_get(tuner, "tried"),
+                               json_object_get(tuner, "best"));
     if (variant)
         json_array_append(json_object_get(tuner, "tried"), variant);
     ka_run_put(run, "tuner", tuner);
@@ -172,5 +168,4 @@ void ka_run_tune(struct ka_run *run, int64_t snapshot)
     ka_log_progress(run->name, "optimise: %s", text);
     ka_run_ask_differentiator(run, json_object_get(variant, "schedule"), json_object_get(variant, "config"),
                               on_variant);
-    json_decref(variant);
 }
