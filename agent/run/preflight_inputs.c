@@ -53,13 +53,8 @@ static bool ask(struct ka_run *run);
 static void on_inputs(struct ka_run *run, struct ka_fan *fan, void *arg)
 {
     struct ka_preflight *preflight = run->preflight;
-    const struct ka_op_result *failed = ka_fan_failed(fan, KA_OP_SANDBOX);
     (void)arg;
-    if (failed) {
-        ka_run_op_failed(run, failed);
-        return;
-    }
-    if (!ka_fan_ended(fan))
+    if (!ka_preflight_through(run, fan, NULL))
         return;
     json_t *doc = json_object_get(run->oracles, "inputs"), *variation;
     size_t i;
@@ -67,7 +62,7 @@ static void on_inputs(struct ka_run *run, struct ka_fan *fan, void *arg)
     json_array_foreach(preflight->variations, i, variation)
     {
         struct ka_fan_found found;
-        struct ka_buf label = {0};
+        KA_AUTO_BUF struct ka_buf label = {0};
         struct ka_err why;
         ka_kind_variation_label(variation, &label);
         if (try_one(fan, (json_int_t)i, &found, &why) == 0) {
@@ -78,7 +73,6 @@ static void on_inputs(struct ka_run *run, struct ka_fan *fan, void *arg)
             json_t *left_out = json_object_get(doc, "left_out");
             blamed = leave_out(run, left_out, &found, ka_buf_str(&label), why.msg) || blamed;
         }
-        ka_buf_free(&label);
     }
     preflight->inputs = NULL;
     ka_fan_free(fan);
@@ -91,7 +85,8 @@ static bool ask(struct ka_run *run)
 {
     struct ka_preflight *preflight = run->preflight;
     const json_t *doc = json_object_get(run->oracles, "inputs");
-    json_t *cases = json_array(), *shape = ka_plan_roomy(run->shapes);
+    json_auto_t *cases = json_array();
+    json_t *shape = ka_plan_roomy(run->shapes);
     json_decref(preflight->variations);
     json_decref(preflight->asked_inputs);
     preflight->rounds++;
@@ -99,20 +94,8 @@ static bool ask(struct ka_run *run)
                                     json_object_get(doc, "left_out"));
     ka_plan_varied(cases, preflight->stand_in ? preflight->stand_in : shape, preflight->variations,
                    ka_random_u64());
-    preflight->asked_inputs = ka_plan_for_oracle(cases);
-    bool any = json_array_size(cases) > 0;
-    json_decref(cases);
-    if (!any)
-        return false;
-    struct ka_fan_req req = {.operation = "oracle",
-                             .file = run->work_forward,
-                             .what = "kinds of inputs",
-                             .cases = preflight->asked_inputs,
-                             .extra = json_pack("{s:b}", "fd", 0),
-                             .together = !ka_run_on_gpu(run),
-                             .agree = true};
-    preflight->inputs = ka_fan_start(run, &req, on_inputs, NULL);
-    return true;
+    preflight->inputs = ka_preflight_try(run, cases, "kinds of inputs", &preflight->asked_inputs, on_inputs);
+    return preflight->inputs;
 }
 
 bool ka_preflight_inputs(struct ka_run *run)

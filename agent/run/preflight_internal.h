@@ -42,6 +42,9 @@ bool ka_preflight_scalars(struct ka_run *run);
  * told (new reference). */
 struct ka_fan *ka_preflight_ask(struct ka_run *run, const json_t *list, const char *what, json_t **asked,
                                 ka_fan_fn changed);
+/* The same for cases (agent/core/plan.h) of other inputs; NULL where there are none. */
+struct ka_fan *ka_preflight_try(struct ka_run *run, const json_t *cases, const char *what, json_t **asked,
+                                ka_fan_fn changed);
 /* Did forward and oracle agree on a case? Otherwise the error document (new reference) in *error. */
 bool ka_preflight_agrees(const struct ka_fan_found *found, json_t **error);
 /* Is it among the shapes that are checked? */
@@ -50,5 +53,7 @@ bool ka_preflight_has(const struct ka_run *run, const json_t *dims);
 void ka_preflight_accept(struct ka_run *run, const json_t *dims, const char *class, const char *kind,
                          const json_t *entry);
 void ka_preflight_progress(struct ka_run *run, const struct ka_fan *fan, const char *what);
+/* Every result is there. Says how far it is, with `what`; ends the run where no child can be started. */
+bool ka_preflight_through(struct ka_run *run, const struct ka_fan *fan, const char *what);
 
 #endif

@@ -41,20 +41,16 @@ static const char *reason_of(const json_t *error)
 
 static void on_scalars(struct ka_run *run, struct ka_fan *fan, void *arg)
 {
-    const struct ka_op_result *failed = ka_fan_failed(fan, KA_OP_SANDBOX);
     (void)arg;
-    if (failed) {
-        ka_run_op_failed(run, failed);
-        return;
-    }
-    if (!ka_fan_ended(fan))
+    if (!ka_preflight_through(run, fan, NULL))
         return;
     json_t *asked = run->preflight->asked_scalars, *varied = json_array(), *never = json_object(), *item;
-    json_t *done = json_object();
+    json_auto_t *done = json_object();
     size_t i;
     json_array_foreach(asked, i, item)
     {
-        json_t *scalar = json_object_get(item, "scalar"), *error = NULL;
+        json_t *scalar = json_object_get(item, "scalar");
+        json_auto_t *error = NULL;
         const char *name = json_string_value(json_object_get(scalar, "name"));
         struct ka_fan_found found = {.status = KA_OP_DIED, .message = "no result"};
         ka_fan_find(fan, (json_int_t)i, &found);
@@ -70,9 +66,7 @@ static void on_scalars(struct ka_run *run, struct ka_fan *fan, void *arg)
         } else if (!json_object_get(never, name)) { /* of several ways the first tells most */
             json_object_set_new(never, name, json_string(reason_of(error)));
         }
-        json_decref(error);
     }
-    json_decref(done);
     json_object_set_new(run->oracles, "scalars",
                         json_pack("{s:o, s:o}", "varied", varied, "never_varied", never));
     run->preflight->scalars = NULL;
@@ -82,23 +76,10 @@ static void on_scalars(struct ka_run *run, struct ka_fan *fan, void *arg)
 
 bool ka_preflight_scalars(struct ka_run *run)
 {
-    json_t *ways = all_ways(run), *cases = json_array();
+    json_auto_t *ways = all_ways(run), *cases = json_array();
     const json_t *stand_in = run->preflight->stand_in;
     ka_plan_scalars(cases, stand_in ? stand_in : ka_plan_smallest(run->shapes), ways, ka_random_u64());
-    json_decref(ways);
-    if (!json_array_size(cases)) {
-        json_decref(cases);
-        return false;
-    }
-    json_t *asked = run->preflight->asked_scalars = ka_plan_for_oracle(cases);
-    struct ka_fan_req req = {.operation = "oracle",
-                             .file = run->work_forward,
-                             .what = "numbers and flags",
-                             .cases = asked,
-                             .extra = json_pack("{s:b}", "fd", 0),
-                             .together = !ka_run_on_gpu(run),
-                             .agree = true};
-    json_decref(cases);
-    run->preflight->scalars = ka_fan_start(run, &req, on_scalars, NULL);
-    return true;
+    run->preflight->scalars =
+        ka_preflight_try(run, cases, "numbers and flags", &run->preflight->asked_scalars, on_scalars);
+    return run->preflight->scalars;
 }

@@ -56,7 +56,7 @@ static json_t *pending_shape(struct ka_run *run, const json_t *dims, bool own_cp
 static json_t *pending_start(struct ka_run *run)
 {
     bool own_cpu_sweep;
-    json_t *sweep = ka_run_sweep(run, &own_cpu_sweep);
+    json_auto_t *sweep = ka_run_sweep(run, &own_cpu_sweep);
     json_t *pending = json_array();
     json_object_del(run->oracles, "scaled"); /* of an interrupted run */
     size_t i;
@@ -72,7 +72,6 @@ static json_t *pending_start(struct ka_run *run)
         else
             json_array_append_new(pending, pending_shape(run, dims, own_cpu_sweep, required));
     }
-    json_decref(sweep);
     return pending;
 }
 
@@ -189,13 +188,11 @@ static void note_smaller(struct ka_run *run, const json_t *entry)
     if (ka_run_scaled_down(run) || !json_integer_value(json_object_get(entry, "level")))
         return;
     const char *why = json_string_value(json_object_get(json_object_get(entry, "error"), "message"));
-    char *dims = json_dumps(dims_at_level(entry), JSON_COMPACT);
-    struct ka_buf text = {0};
+    KA_AUTO_FREE char *dims = json_dumps(dims_at_level(entry), JSON_COMPACT);
+    KA_AUTO_BUF struct ka_buf text = {0};
     ka_buf_printf(&text, "checked as %s instead: %.300s", dims, why ? why : "no result at its own size");
     json_array_append_new(run->skipped, json_pack("{s:O, s:s}", "dims", json_object_get(entry, "dims"),
                                                   "reason", ka_buf_str(&text)));
-    ka_buf_free(&text);
-    free(dims);
 }
 
 /* One shape on its present level. False if the run has ended by it. */
@@ -230,27 +227,20 @@ static json_t *find_stand_in(const struct ka_run *run)
     json_t *smallest = ka_plan_smallest(run->shapes);
     if (!ka_run_on_gpu(run) || !json_is_true(json_object_get(smallest, "slow")))
         return NULL;
-    json_t *dims = ka_run_small(run, json_object_get(smallest, "dims"));
-    if (ka_preflight_has(run, dims)) {
-        json_decref(dims);
+    json_auto_t *dims = ka_run_small(run, json_object_get(smallest, "dims"));
+    if (ka_preflight_has(run, dims))
         return NULL;
-    }
-    return json_pack("{s:o, s:s, s:s}", "dims", dims, "class", "hidden", "kind", KA_PLAN_STAND_IN);
+    return json_pack("{s:O, s:s, s:s}", "dims", dims, "class", "hidden", "kind", KA_PLAN_STAND_IN);
 }
 
 static void on_level(struct ka_run *run, struct ka_fan *fan, void *arg)
 {
     struct ka_preflight *preflight = run->preflight;
-    const struct ka_op_result *failed = ka_fan_failed(fan, KA_OP_SANDBOX);
     (void)arg;
-    if (failed) {
-        ka_run_op_failed(run, failed);
+    if (!ka_preflight_through(run, fan, "forward against oracle"))
         return;
-    }
-    ka_preflight_progress(run, fan, "forward against oracle");
-    if (!ka_fan_ended(fan))
-        return;
-    json_t *pending = preflight->pending, *asked = preflight->asked, *still = json_array(), *entry;
+    json_auto_t *pending = preflight->pending, *asked = preflight->asked;
+    json_t *still = json_array(), *entry;
     preflight->pending =
         still; /* before the loop: a failing shape ends the run, and with it what the run holds */
     preflight->asked = NULL;
@@ -263,8 +253,6 @@ static void on_level(struct ka_run *run, struct ka_fan *fan, void *arg)
             alive = settle_shape(run, fan, entry, json_array_get(asked, i), still);
     }
     ka_fan_free(fan);
-    json_decref(pending);
-    json_decref(asked);
     if (!alive)
         return;
     if (json_array_size(still)) {
@@ -278,14 +266,14 @@ static void on_level(struct ka_run *run, struct ka_fan *fan, void *arg)
 static void ask_level(struct ka_run *run)
 {
     struct ka_preflight *preflight = run->preflight;
-    json_t *shapes = json_array(), *entry;
+    json_auto_t *shapes = json_array();
+    json_t *entry;
     size_t i;
     ka_log_progress(run->name, "preflight: forward against oracle on %zu shapes",
                     json_array_size(preflight->pending));
     json_array_foreach(preflight->pending, i, entry)
         json_array_append_new(shapes, json_pack("{s:O}", "dims", dims_at_level(entry)));
     preflight->sweep = ka_preflight_ask(run, shapes, "sweep", &preflight->asked, on_level);
-    json_decref(shapes);
 }
 
 bool ka_preflight_sweep(struct ka_run *run)
