@@ -6,7 +6,6 @@
  * reports of itself (launches, modified inputs) can only count against it, never for it. */
 #include "check.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +22,6 @@
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "cases.h"
 #include "compiled_facts.h"
 #include "events.h"
 #include "expected.h"

@@ -1,13 +1,10 @@
 /* What a run leaves behind: the pair, the reports. */
 #include "finish.h"
 
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "agent/core/compose.h"
 #include "agent/core/report.h"
-#include "agent/core/report_html.h"
 #include "agent/io/work.h"
 #include "base/files.h"
 #include "base/log.h"

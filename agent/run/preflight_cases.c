@@ -9,7 +9,6 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "cases.h"
-#include "events.h"
 #include "operations.h"
 #include "sizes.h"
 

@@ -10,10 +10,8 @@
 #include "agent/core/vary.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "events.h"
 #include "expected.h"
 #include "operations.h"
-#include "sizes.h"
 
 #define ROUNDS 3
 

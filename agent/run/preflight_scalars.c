@@ -7,10 +7,8 @@
 
 #include "agent/core/plan.h"
 #include "base/hash.h"
-#include "events.h"
 #include "expected.h"
 #include "operations.h"
-#include "sizes.h"
 
 #define WAYS 3 /* of draw.py's nearby() */
 

@@ -5,7 +5,6 @@
  * that never does ends the run (exit code 3). */
 #include "preflight_internal.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "agent/core/plan.h"

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -14,7 +13,6 @@
 #include "agent/ops/compile.h"
 #include "base/files.h"
 #include "base/hash.h"
-#include "base/log.h"
 #include "base/marker.h"
 #include "commands.h"
 #include "events.h"
