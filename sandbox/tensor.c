@@ -13,6 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/each.h"
+
 #define HEADER_AT 8                 /* after its length */
 #define SLACK ((size_t)1 << 20)     /* bytes that belong to no tensor: what alignment may leave */
 #define MAP_LEAST ((size_t)1 << 20) /* smaller files are copied: that is quicker */
@@ -152,10 +154,7 @@ static int parse_entries(struct ka_tensors *set, json_t *root, size_t data_len, 
         return ka_fail(err, -EINVAL, "tensor header is not an object of at most %d tensors", KA_TENSORS_MAX);
     set->items = ka_calloc(entries, sizeof(*set->items));
     set->begins = ka_calloc(entries, sizeof(*set->begins));
-    const char *name;
-    json_t *entry;
-    json_object_foreach(root, name, entry)
-    {
+    KA_EACH_MEMBER(root, name, entry) {
         if (ka_starts_with(name, "__metadata__"))
             continue;
         size_t i = set->count++;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/each.h"
 #include "describe.h"
 #include "kinds.h"
 
@@ -15,10 +16,7 @@ static json_t *list_of(const json_t *object, const char *name)
 
 static bool has_label(const json_t *kinds, const char *label)
 {
-    size_t i;
-    json_t *kind;
-    json_array_foreach((json_t *)kinds, i, kind)
-    {
+    KA_EACH(kinds, i, kind) {
         const char *name = json_string_value(json_object_get(kind, "name"));
         if (name && strstr(name, label))
             return true;
@@ -40,11 +38,9 @@ static const char *usual_reason(const struct ka_kind *kind)
 /* Layouts and values by the tensor that the forward does not take them of, and kinds without a case. */
 static json_t *left_out(const json_t *kinds, const json_t *inputs)
 {
-    json_t *list = json_array(), *reasons = json_object_get(inputs, "left_out"), *reason;
+    json_t *list = json_array(), *reasons = json_object_get(inputs, "left_out");
     const struct ka_kind *kind;
-    const char *name;
-    json_object_foreach(reasons, name, reason)
-    {
+    KA_EACH_MEMBER(reasons, name, reason) {
         const char *why = json_string_value(reason);
         json_array_append_new(list, json_pack("{s:s, s:s}", "name", name, "reason", why ? why : "?"));
     }
@@ -83,10 +79,8 @@ static json_t *not_seen(const struct ka_checked_of *of)
 
 static json_t *notes_of(const json_t *verdict)
 {
-    json_t *list = json_array(), *note;
-    size_t i;
-    json_array_foreach(json_object_get(verdict, "notes"), i, note)
-    {
+    json_t *list = json_array();
+    KA_EACH(json_object_get(verdict, "notes"), i, note) {
         const char *text = json_string_value(json_object_get(note, "message"));
         json_int_t line = json_integer_value(json_object_get(note, "line"));
         if (text)

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/each.h"
+
 #define NAMED_MAX 8 /* items of one list */
 
 /* Without "aten::" and the trailing underscore of in-place operations: allocation, views, copies and casts,
@@ -45,15 +47,12 @@ static void judge_operations(const json_t *report, const char *phase, struct ka_
 {
     char key[32], text[512];
     KA_AUTO_BUF struct ka_buf names = {0};
-    const char *name;
-    json_t *count;
     size_t more = 0;
     snprintf(key, sizeof(key), "torch_ops_%s", phase);
     const json_t *operations = json_object_get(report, key);
     if (!json_is_object(operations))
         ka_buf_puts(&names, "operations that it does not report");
-    json_object_foreach((json_t *)operations, name, count)
-    {
+    KA_EACH_MEMBER(operations, name, count) {
         if (ka_conduct_allowed(name))
             continue;
         if (names.len < 200)
@@ -104,10 +103,7 @@ static void judge_list(const json_t *report, size_t which, bool compiled, struct
 /* Gradients beside those that were asked for: whoever uses them takes them for verified. */
 static void judge_unnamed(const json_t *report, struct ka_verdict *verdict, size_t at)
 {
-    size_t i;
-    json_t *name;
-    json_array_foreach(json_object_get(report, "unnamed"), i, name)
-    {
+    KA_EACH(json_object_get(report, "unnamed"), i, name) {
         char text[300];
         snprintf(text, sizeof(text),
                  "the backward returns a gradient for %.100s, which no position names, so that nobody checks "

@@ -55,7 +55,13 @@ json_t *ka_plan_facts(const json_t *shapes, const char *entry, uint64_t secret);
  * best candidate. First every other schedule as it is drafted; then each configuration on offer, with the
  * best schedule found. */
 json_t *ka_plan_variant(const json_t *report, const json_t *tried, const json_t *best);
-/* Of the required shapes with the most gradients the smallest (borrowed), NULL where none is required. */
+
+/* Is a shape of this class? */
+bool ka_plan_is(const json_t *shape, const char *class);
+
+/* The smallest required shape (borrowed), NULL where none is; of those with the most gradients the smallest.
+ */
+json_t *ka_plan_cheapest(const json_t *shapes);
 json_t *ka_plan_smallest(const json_t *shapes);
 
 /* The `kind` of a hidden shape that is a small version of ka_plan_smallest(), where that takes the oracle

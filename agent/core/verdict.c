@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/each.h"
 #include "base/utf8.h"
 #include "kinds.h"
 #include "plan.h"
@@ -546,16 +547,14 @@ static json_t *per_shape_json(const struct ka_verdict *v, bool hidden)
 /* How many cases there were of each label, in the order of the first. */
 static json_t *kinds_json(const struct ka_verdict *v)
 {
-    json_t *list = json_array(), *counts = json_object();
-    const char *label;
-    json_t *count;
+    json_auto_t *counts = json_object();
+    json_t *list = json_array();
     for (size_t i = 0; i < v->case_count; i++) {
         json_int_t before = json_integer_value(json_object_get(counts, v->cases[i].label));
         json_object_set_new(counts, v->cases[i].label, json_integer(before + 1));
     }
-    json_object_foreach(counts, label, count)
+    KA_EACH_MEMBER(counts, label, count)
         json_array_append_new(list, json_pack("{s:s, s:O}", "name", label, "cases", count));
-    json_decref(counts);
     return list;
 }
 

@@ -13,6 +13,7 @@
 #include "agent/core/prompt.h"
 #include "agent/disk/prompt_files.h"
 #include "agent/io/mailbox.h"
+#include "base/each.h"
 #include "base/log.h"
 #include "base/utf8.h"
 #include "events.h"
@@ -51,11 +52,8 @@ static void question_free(struct question *question)
 
 static void tell_pairs(struct question *question, const struct ka_run *run)
 {
-    size_t i;
-    json_t *pair;
     question->pairs = ka_calloc(json_array_size(run->retrieved), sizeof(*question->pairs));
-    json_array_foreach(run->retrieved, i, pair)
-    {
+    KA_EACH(run->retrieved, i, pair) {
         question->pairs[i] = (struct ka_prompt_pair){
             .id = json_string_value(json_object_get(pair, "id")),
             .schedule = json_string_value(json_object_get(pair, "schedule")),
@@ -85,13 +83,11 @@ static bool builds_on(const struct ka_run *run, int64_t id, int64_t candidate)
 static void tell_history(struct question *question, const struct ka_run *run)
 {
     const struct ka_job *job = &run->job;
-    size_t count = json_array_size(run->history), i;
+    size_t count = json_array_size(run->history);
     size_t open =
         job->turn_left < job->limits.candidates ? (size_t)(job->limits.candidates - job->turn_left) : 0;
-    json_t *entry;
     question->history = ka_calloc(count, sizeof(char *));
-    json_array_foreach(run->history, i, entry)
-    {
+    KA_EACH(run->history, i, entry) {
         struct ka_buf line = {0};
         const char *phase = json_string_value(json_object_get(entry, "phase"));
         json_t *told = json_copy(entry);
@@ -110,9 +106,7 @@ static void tell_history(struct question *question, const struct ka_run *run)
 
 static void tell_grads(struct question *question, const struct ka_run *run)
 {
-    size_t i;
-    json_t *name;
-    json_array_foreach(run->grads, i, name)
+    KA_EACH(run->grads, i, name)
         ka_buf_printf(&question->grads, "%s%s", i ? ", " : "", json_string_value(name));
     question->input.grads = ka_buf_str(&question->grads);
 }
@@ -200,16 +194,14 @@ static json_t *answer_json(const struct ka_chat_answer *answer)
 /* Borrows all texts from `doc`; only `calls` is to be freed. */
 static struct ka_chat_answer answer_of_json(const json_t *doc)
 {
-    json_t *calls = json_object_get(doc, "calls"), *call;
+    json_t *calls = json_object_get(doc, "calls");
     struct ka_chat_answer answer = {
         .text = (char *)json_string_value(json_object_get(doc, "text")),
         .refusal = (char *)json_string_value(json_object_get(doc, "refusal")),
         .calls = ka_calloc(json_array_size(calls), sizeof(*answer.calls)),
         .call_count = json_array_size(calls),
     };
-    size_t i;
-    json_array_foreach(calls, i, call)
-    {
+    KA_EACH(calls, i, call) {
         const char *name = json_string_value(json_object_get(call, "name"));
         answer.calls[i] = (struct ka_chat_call){
             .id = (char *)json_string_value(json_object_get(call, "id")),

@@ -19,6 +19,7 @@
 #include "agent/core/sanitize.h"
 #include "agent/core/verdict.h"
 #include "agent/io/work.h"
+#include "base/each.h"
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/log.h"
@@ -538,15 +539,10 @@ static void announce_shapes(struct ka_run *run)
     struct ka_check *check = run->check;
     check->shape_of = ka_calloc(json_array_size(check->cases), sizeof(size_t));
     json_auto_t *known = json_array();
-    size_t i, k;
-    json_t *plan, *seen;
-    json_array_foreach(check->cases, i, plan)
-    {
+    KA_EACH(check->cases, i, plan) {
         json_t *dims = json_object_get(plan, "dims");
-        const char *class = json_string_value(json_object_get(plan, "class"));
         bool old = false;
-        json_array_foreach(known, k, seen)
-        {
+        KA_EACH(known, k, seen) {
             if (json_equal(seen, dims)) {
                 check->shape_of[i] = k;
                 old = true;
@@ -554,9 +550,9 @@ static void announce_shapes(struct ka_run *run)
         }
         if (old)
             continue;
-        enum ka_shape_kind kind = strcmp(class, "required") == 0 ? KA_SHAPE_REQUIRED
-                                  : strcmp(class, "hidden") == 0 ? KA_SHAPE_HIDDEN
-                                                                 : KA_SHAPE_OPTIONAL;
+        enum ka_shape_kind kind = ka_plan_is(plan, "required") ? KA_SHAPE_REQUIRED
+                                  : ka_plan_is(plan, "hidden") ? KA_SHAPE_HIDDEN
+                                                               : KA_SHAPE_OPTIONAL;
         check->shape_of[i] =
             ka_verdict_shape(check->verdict, kind, dims, json_string_value(json_object_get(plan, "kind")));
         json_array_append(known, dims);
@@ -635,10 +631,7 @@ static void on_scanned(struct ka_run *run, const struct ka_op_result *result)
         return;
     }
     bool rejected = false;
-    size_t i;
-    json_t *finding;
-    json_array_foreach(json_object_get(result->doc, "findings"), i, finding)
-    {
+    KA_EACH(json_object_get(result->doc, "findings"), i, finding) {
         const char *severity = json_string_value(json_object_get(finding, "severity"));
         const char *rule = json_string_value(json_object_get(finding, "rule"));
         const char *message = json_string_value(json_object_get(finding, "message"));
@@ -690,10 +683,8 @@ void ka_run_check(struct ka_run *run, int64_t snapshot)
     check->snapshot = snapshot;
     check->notes = json_array();
     const char *names[64];
-    size_t count = 0, i;
-    json_t *name;
-    json_array_foreach(run->grads, i, name)
-    {
+    size_t count = 0;
+    KA_EACH(run->grads, i, name) {
         if (count < KA_COUNT(names))
             names[count++] = json_string_value(name);
     }

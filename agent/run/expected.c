@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "agent/core/plan.h"
+#include "base/each.h"
 #include "base/hash.h"
 #include "sizes.h"
 
@@ -86,11 +87,9 @@ static void take_offer(struct ka_run *run, json_t *item, struct source *source)
 
 static int count_differentiable(const struct ka_run *run)
 {
-    size_t i;
-    json_t *output;
     int count = 0;
-    json_array_foreach(run->outputs, i, output) count +=
-        json_is_true(json_object_get(output, "differentiable"));
+    KA_EACH(run->outputs, i, output)
+        count += json_is_true(json_object_get(output, "differentiable"));
     return count;
 }
 
@@ -124,14 +123,12 @@ static struct ka_expected *draw(struct ka_run *run)
     if (strcmp(run->settings.device, "cuda") == 0) /* the interpreter has no order of programs to vary */
         ka_plan_compiled(made->cases);
     made->sources = ka_calloc(json_array_size(made->cases), sizeof(*made->sources));
-    size_t i;
-    json_t *item;
-    json_array_foreach(made->cases, i, item)
-    {
+    KA_EACH(made->cases, i, item) {
         if (!json_object_get(item, "like"))
             take_offer(run, item, &made->sources[i]);
     }
-    json_array_foreach(made->cases, i, item) take_over(item);
+    KA_EACH(made->cases, i, item)
+        take_over(item);
     ka_expected_withdraw(run);
     return made;
 }

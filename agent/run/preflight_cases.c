@@ -6,6 +6,7 @@
 
 #include "agent/core/plan.h"
 #include "agent/core/vary.h"
+#include "base/each.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "cases.h"
@@ -104,10 +105,7 @@ bool ka_preflight_agrees(const struct ka_fan_found *found, json_t **error)
 
 bool ka_preflight_has(const struct ka_run *run, const json_t *dims)
 {
-    size_t i;
-    json_t *shape;
-    json_array_foreach(run->shapes, i, shape)
-    {
+    KA_EACH(run->shapes, i, shape) {
         if (json_equal(json_object_get(shape, "dims"), dims))
             return true;
     }

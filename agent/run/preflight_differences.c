@@ -7,6 +7,7 @@
 #include "agent/core/differences.h"
 #include "agent/core/plan.h"
 #include "agent/core/shapes.h"
+#include "base/each.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "cases.h"
@@ -86,13 +87,11 @@ static void ask_smaller(struct ka_run *run, const json_t *dims, const char *mess
  */
 static void learn_unasked(struct ka_run *run, const json_t *entry)
 {
-    const char *name;
-    json_t *unasked = json_object_get(entry, "unasked"), *why;
+    json_t *unasked = json_object_get(entry, "unasked");
     if (!json_object_size(unasked))
         return;
     json_object_set_new(run->oracles, "unasked", json_deep_copy(unasked));
-    json_object_foreach(unasked, name, why)
-    {
+    KA_EACH_MEMBER(unasked, name, why) {
         const char *text = json_string_value(why);
         ka_log(KA_LOG_WARN, "%s: the gradient of %s is not checked, though an output hangs on it: %s",
                run->name, name, text ? text : "nobody asks for it");

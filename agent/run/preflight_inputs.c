@@ -8,6 +8,7 @@
 #include "agent/core/kinds.h"
 #include "agent/core/plan.h"
 #include "agent/core/vary.h"
+#include "base/each.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "expected.h"
@@ -30,11 +31,9 @@ static int try_one(const struct ka_fan *fan, json_int_t id, struct ka_fan_found 
 static bool leave_out(struct ka_run *run, json_t *left_out, const struct ka_fan_found *found,
                       const char *label, const char *why)
 {
-    json_t *blame = json_object_get(found->entry, "blame"), *reason;
-    const char *words;
+    json_t *blame = json_object_get(found->entry, "blame");
     bool blamed = false;
-    json_object_foreach(blame, words, reason)
-    {
+    KA_EACH_MEMBER(blame, words, reason) {
         if (!json_is_string(reason))
             continue;
         json_object_set(left_out, words, reason);
@@ -54,11 +53,9 @@ static void on_inputs(struct ka_run *run, struct ka_fan *fan, void *arg)
     (void)arg;
     if (!ka_preflight_through(run, fan, NULL))
         return;
-    json_t *doc = json_object_get(run->oracles, "inputs"), *variation;
-    size_t i;
+    json_t *doc = json_object_get(run->oracles, "inputs");
     bool blamed = false;
-    json_array_foreach(preflight->variations, i, variation)
-    {
+    KA_EACH(preflight->variations, i, variation) {
         struct ka_fan_found found;
         KA_AUTO_BUF struct ka_buf label = {0};
         struct ka_err why;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "agent/core/plan.h"
+#include "base/each.h"
 #include "base/hash.h"
 #include "expected.h"
 #include "operations.h"
@@ -15,10 +16,8 @@
 /* {"name", "way"} for every argument that wants no gradient: what it is, the child finds out. */
 static json_t *all_ways(const struct ka_run *run)
 {
-    json_t *list = json_array(), *param;
-    size_t i;
-    json_array_foreach(json_object_get(json_object_get(run->inspect, "stub"), "params"), i, param)
-    {
+    json_t *list = json_array();
+    KA_EACH(json_object_get(json_object_get(run->inspect, "stub"), "params"), i, param) {
         for (int way = 0; way < WAYS && !json_is_true(json_object_get(param, "grad")); way++)
             json_array_append_new(
                 list, json_pack("{s:O, s:i}", "name", json_object_get(param, "name"), "way", way));
@@ -42,11 +41,9 @@ static void on_scalars(struct ka_run *run, struct ka_fan *fan, void *arg)
     (void)arg;
     if (!ka_preflight_through(run, fan, NULL))
         return;
-    json_t *asked = run->preflight->asked_scalars, *varied = json_array(), *never = json_object(), *item;
+    json_t *asked = run->preflight->asked_scalars, *varied = json_array(), *never = json_object();
     json_auto_t *done = json_object();
-    size_t i;
-    json_array_foreach(asked, i, item)
-    {
+    KA_EACH(asked, i, item) {
         json_t *scalar = json_object_get(item, "scalar");
         json_auto_t *error = NULL;
         const char *name = json_string_value(json_object_get(scalar, "name"));

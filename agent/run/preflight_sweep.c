@@ -9,6 +9,7 @@
 
 #include "agent/core/plan.h"
 #include "agent/core/shapes.h"
+#include "base/each.h"
 #include "base/log.h"
 #include "events.h"
 #include "expected.h"
@@ -58,10 +59,7 @@ static json_t *pending_start(struct ka_run *run)
     json_auto_t *sweep = ka_run_sweep(run, &own_cpu_sweep);
     json_t *pending = json_array();
     json_object_del(run->oracles, "scaled"); /* of an interrupted run */
-    size_t i;
-    json_t *entry;
-    json_array_foreach(sweep, i, entry)
-    {
+    KA_EACH(sweep, i, entry) {
         json_t *dims = json_object_get(entry, "dims");
         json_t *flag = json_object_get(entry, "required");
         bool required = !flag || json_is_true(flag);
@@ -138,21 +136,18 @@ static bool next_level(struct ka_run *run, json_t *entry, json_t *still)
  * are not). */
 static void learn_outputs(struct ka_run *run, const json_t *entry)
 {
-    size_t i, k;
-    json_t *name, *old;
     if (!json_is_true(json_object_get(entry, "ok")))
         return;
     if (!run->outputs)
         run->outputs = json_incref(json_object_get(entry, "outputs"));
-    json_array_foreach(json_object_get(entry, "inputs"), i, name)
-    {
+    KA_EACH(json_object_get(entry, "inputs"), i, name) {
         const char *dtype = json_string_value(json_object_get(name, "dtype"));
         run->half = run->half || (dtype && strcmp(dtype, "float16") == 0);
     }
-    json_array_foreach(json_object_get(entry, "grads"), i, name)
-    {
+    KA_EACH(json_object_get(entry, "grads"), i, name) {
         bool known = !json_is_string(name);
-        json_array_foreach(run->grads, k, old) known = known || json_equal(old, name);
+        KA_EACH(run->grads, k, old)
+            known = known || json_equal(old, name);
         if (!known)
             json_array_append(run->grads, name);
     }
@@ -239,15 +234,13 @@ static void on_level(struct ka_run *run, struct ka_fan *fan, void *arg)
     if (!ka_preflight_through(run, fan, "forward against oracle"))
         return;
     json_auto_t *pending = preflight->pending, *asked = preflight->asked;
-    json_t *still = json_array(), *entry;
+    json_t *still = json_array();
     preflight->pending =
         still; /* before the loop: a failing shape ends the run, and with it what the run holds */
     preflight->asked = NULL;
     preflight->sweep = NULL;
     bool alive = true;
-    size_t i;
-    json_array_foreach(pending, i, entry)
-    {
+    KA_EACH(pending, i, entry) {
         if (alive)
             alive = settle_shape(run, fan, entry, json_array_get(asked, i), still);
     }
@@ -266,11 +259,9 @@ static void ask_level(struct ka_run *run)
 {
     struct ka_preflight *preflight = run->preflight;
     json_auto_t *shapes = json_array();
-    json_t *entry;
-    size_t i;
     ka_log_progress(run->name, "preflight: forward against oracle on %zu shapes",
                     json_array_size(preflight->pending));
-    json_array_foreach(preflight->pending, i, entry)
+    KA_EACH(preflight->pending, i, entry)
         json_array_append_new(shapes, json_pack("{s:O}", "dims", dims_at_level(entry)));
     preflight->sweep = ka_preflight_ask(run, shapes, "sweep", &preflight->asked, on_level);
 }

@@ -11,6 +11,7 @@
 #include "agent/core/compose.h"
 #include "agent/core/plan.h"
 #include "agent/core/rank.h"
+#include "base/each.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "compiled_facts.h"
@@ -43,11 +44,9 @@ static void settle(const struct ka_run *run, json_t *tuner)
 
 static void describe_variant(const json_t *variant, char *text, size_t size)
 {
-    const char *schedule = json_string_value(json_object_get(variant, "schedule")), *name;
+    const char *schedule = json_string_value(json_object_get(variant, "schedule"));
     int length = snprintf(text, size, "schedule: %.60s", schedule ? schedule : "?");
-    json_t *value;
-    json_object_foreach(json_object_get(variant, "config"), name, value)
-    {
+    KA_EACH_MEMBER(json_object_get(variant, "config"), name, value) {
         if (length > 0 && (size_t)length < size)
             length += snprintf(text + length, size - (size_t)length, ", %.40s %lld", name,
                                (long long)json_integer_value(value));
