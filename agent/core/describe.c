@@ -268,7 +268,7 @@ static const struct ka_describe_sums no_sums = {-1, -1, -1, -1, -1, -1, -1, -1, 
 
 void ka_describe_sum(const json_t *facts, struct ka_describe_sums *sums)
 {
-    json_t *kernels = kernels_of(facts);
+    json_auto_t *kernels = kernels_of(facts);
     *sums = no_sums;
     sum_pass(facts, "backward", sums);
     KA_EACH(kernels, i, kernel) {
@@ -277,7 +277,6 @@ void ka_describe_sum(const json_t *facts, struct ka_describe_sums *sums)
         sums->spills = fmax(sums->spills, ka_number_of(kernel, "spills", -1));
         sums->shared = fmax(sums->shared, ka_number_of(kernel, "shared", -1));
     }
-    json_decref(kernels);
 }
 
 static void put_traffic(const json_t *facts, const char *pass, struct ka_buf *out)
@@ -323,26 +322,23 @@ static void put_kernel_row(const json_t *kernel, struct ka_buf *out)
 
 bool ka_describe_uncompiled(const json_t *facts, struct ka_buf *out)
 {
-    json_t *kernels = kernels_of(facts);
-    bool found = false;
+    json_auto_t *kernels = kernels_of(facts);
     KA_EACH(kernels, i, kernel) {
-        const char *kind = ka_text_of(json_object_get(kernel, "error"), "kind", "");
-        if (found || strcmp(kind, "unsupported_op") != 0 ||
-            strcmp(ka_text_of(kernel, "pass", ""), "backward") != 0)
+        if (!ka_is_text(json_object_get(kernel, "error"), "kind", "unsupported_op") ||
+            !ka_is_text(kernel, "pass", "backward"))
             continue;
         const char *why = refusal_of(kernel);
         ka_buf_printf(out, "%s does not compile: %.*s", ka_text_of(kernel, "name", "a kernel"),
                       (int)strcspn(why, "\n"), why);
-        found = true;
+        return true;
     }
-    json_decref(kernels);
-    return found;
+    return false;
 }
 
 int ka_describe_facts(const json_t *facts, struct ka_buf *out)
 {
     KA_AUTO_BUF struct ka_buf body = {0};
-    json_t *kernels = kernels_of(facts);
+    json_auto_t *kernels = kernels_of(facts);
     put_traffic(facts, "forward", &body);
     put_traffic(facts, "backward", &body);
     if (json_array_size(kernels))
@@ -356,9 +352,7 @@ int ka_describe_facts(const json_t *facts, struct ka_buf *out)
             out,
             "Counted over the measured cases and read off the compiled code; nothing here is a time.\n\n%s",
             body.data);
-    int rc = body.failed ? body.failed : out->failed;
-    json_decref(kernels);
-    return rc;
+    return body.failed ? body.failed : out->failed;
 }
 
 /* Attempts */

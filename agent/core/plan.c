@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/each.h"
+#include "fields.h"
 #include "kinds.h"
 
 #define ROOM_COSTS 16 /* times the smallest shape: what one without sizes of 1 may be */
@@ -65,10 +66,9 @@ static json_t *add_case(struct builder *builder, const json_t *shape, const char
     return item;
 }
 
-bool ka_plan_is(const json_t *shape, const char *wanted)
+bool ka_plan_is(const json_t *shape, const char *class)
 {
-    const char *found = json_string_value(json_object_get(shape, "class"));
-    return found && strcmp(found, wanted) == 0;
+    return ka_is_text(shape, "class", class);
 }
 
 static size_t gradients_of(const json_t *shape)
@@ -120,8 +120,7 @@ json_t *ka_plan_roomy(const json_t *shapes)
 json_t *ka_plan_variants(const json_t *shapes)
 {
     KA_EACH(shapes, i, shape) {
-        const char *kind = json_string_value(json_object_get(shape, "kind"));
-        if (kind && strcmp(kind, KA_PLAN_STAND_IN) == 0)
+        if (ka_is_text(shape, "kind", KA_PLAN_STAND_IN))
             return shape;
     }
     return ka_plan_smallest(shapes);

@@ -280,13 +280,11 @@ static void put_tried(struct ka_page *page, const json_t *kinds)
 static void put_scaled(struct ka_page *page, const json_t *scaled)
 {
     KA_EACH(scaled, i, entry) {
-        struct ka_buf own = {0}, checked = {0};
+        KA_AUTO_BUF struct ka_buf own = {0}, checked = {0};
         ka_describe_dims(get(entry, "dims"), &own);
         ka_describe_dims(get(entry, "checked"), &checked);
         item(page, json_is_true(get(entry, "required")) ? "a required size was scaled: " : "scaled: ",
              ka_buf_str(&own), " was checked at ", ka_buf_str(&checked));
-        ka_buf_free(&own);
-        ka_buf_free(&checked);
     }
 }
 
@@ -420,7 +418,7 @@ static void put_facts(struct ka_page *page, const json_t *result)
 {
     const json_t *measured = get(result, "measured");
     struct ka_describe_sums sums;
-    struct ka_buf detail = {0};
+    KA_AUTO_BUF struct ka_buf detail = {0};
     if (!json_is_object(measured))
         return;
     ka_describe_sum(measured, &sums);
@@ -440,7 +438,6 @@ static void put_facts(struct ka_page *page, const json_t *result)
     ka_describe_facts(measured, &detail);
     if (detail.len)
         ka_page_putf(page, "%s\n", detail.data);
-    ka_buf_free(&detail);
 }
 
 static void put_retrieved(struct ka_page *page, const json_t *retrieved)

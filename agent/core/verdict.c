@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/each.h"
+#include "fields.h"
 #include "base/utf8.h"
 #include "kinds.h"
 #include "plan.h"
@@ -549,10 +550,8 @@ static json_t *kinds_json(const struct ka_verdict *v)
 {
     json_auto_t *counts = json_object();
     json_t *list = json_array();
-    for (size_t i = 0; i < v->case_count; i++) {
-        json_int_t before = json_integer_value(json_object_get(counts, v->cases[i].label));
-        json_object_set_new(counts, v->cases[i].label, json_integer(before + 1));
-    }
+    for (size_t i = 0; i < v->case_count; i++)
+        ka_number_add(counts, v->cases[i].label, 1);
     KA_EACH_MEMBER(counts, label, count)
         json_array_append_new(list, json_pack("{s:s, s:O}", "name", label, "cases", count));
     return list;

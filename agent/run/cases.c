@@ -121,8 +121,7 @@ static int explain(const struct ka_diff *diff, const char *what, const char *nam
 {
     KA_AUTO_BUF struct ka_buf text = {0};
     ka_diff_describe(diff, name, KA_DESCRIBE_FULL, &text);
-    int rc = ka_fail(err, -EDOM, "%s: %.900s", what, ka_buf_str(&text));
-    return rc;
+    return ka_fail(err, -EDOM, "%s: %.900s", what, ka_buf_str(&text));
 }
 
 static int compare_output(const struct ka_tensors *set, const char *index, struct ka_err *err)
@@ -186,11 +185,10 @@ static int require_gradient(const struct ka_tensors *set, const char *name, stru
             continue;
         KA_AUTO_BUF struct ka_buf shape = {0};
         ka_tensor_shape_text(grad, &shape);
-        int rc = ka_fail(err, -ERANGE,
-                         "the gradient of %.100s, of shape %.100s, is NaN at its element %zu by the float64 "
-                         "oracle, where every output is finite: there is nothing to compare a backward with",
-                         name, ka_buf_str(&shape), first + i);
-        return rc;
+        return ka_fail(err, -ERANGE,
+                       "the gradient of %.100s, of shape %.100s, is NaN at its element %zu by the float64 "
+                       "oracle, where every output is finite: there is nothing to compare a backward with",
+                       name, ka_buf_str(&shape), first + i);
     }
     return 0;
 }

@@ -282,13 +282,10 @@ static void measure(struct ka_run *run)
 static void measure_verified(struct ka_run *run)
 {
     struct ka_check *check = run->check;
-    bool begun = check->facts_child || run->compile;
-    if (check->facts_ended) {
-        conclude(run);
-        return;
-    }
     check->facts_wanted = true;
-    if (!begun)
+    if (check->facts_ended)
+        conclude(run);
+    else if (!check->facts_child && !run->compile)
         measure(run);
 }
 

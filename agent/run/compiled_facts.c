@@ -78,14 +78,12 @@ void ka_run_compile_cancel(struct ka_run *run)
 
 json_t *ka_run_facts_request(const struct ka_run *run, const char *entry)
 {
-    json_t *shapes = json_array();
+    json_auto_t *shapes = json_array();
     KA_EACH(run->shapes, i, shape) {
         json_t *dims = ka_run_small(run, json_object_get(shape, "dims"));
         json_array_append_new(shapes, json_pack("{s:o, s:O, s:O}", "dims", dims, "class",
                                                 json_object_get(shape, "class"), "kind",
                                                 json_object_get(shape, "kind")));
     }
-    json_t *request = ka_plan_facts(shapes, entry, ka_random_u64());
-    json_decref(shapes);
-    return request;
+    return ka_plan_facts(shapes, entry, ka_random_u64());
 }

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "agent/core/fields.h"
 #include "agent/core/plan.h"
 #include "base/each.h"
 #include "base/log.h"
@@ -24,9 +25,9 @@ void ka_run_ask_differentiator(struct ka_run *run, json_t *schedule, json_t *con
 static void log_refusals(const struct ka_run *run, const json_t *doc)
 {
     KA_EACH(json_object_get(doc, "refusals"), i, refusal) {
-        const char *message = json_string_value(json_object_get(refusal, "message"));
         ka_log(KA_LOG_INFO, "%s: the differentiator refuses line %lld: %s", run->name,
-               (long long)json_integer_value(json_object_get(refusal, "line")), message ? message : "?");
+               (long long)json_integer_value(json_object_get(refusal, "line")),
+               ka_text_of(refusal, "message", "?"));
     }
 }
 

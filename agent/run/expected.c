@@ -2,8 +2,8 @@
 #include "expected.h"
 
 #include <stdlib.h>
-#include <string.h>
 
+#include "agent/core/fields.h"
 #include "agent/core/plan.h"
 #include "base/each.h"
 #include "base/hash.h"
@@ -55,8 +55,7 @@ void ka_expected_withdraw(struct ka_run *run)
 
 static bool is_normal(const json_t *item)
 {
-    const char *kind = json_string_value(json_object_get(json_object_get(item, "upstream"), "kind"));
-    return kind && strcmp(kind, "normal") == 0;
+    return ka_is_text(json_object_get(item, "upstream"), "kind", "normal");
 }
 
 static bool same(const json_t *a, const json_t *b, const char *name)
@@ -120,7 +119,7 @@ static struct ka_expected *draw(struct ka_run *run)
         ka_plan_check(run->shapes, run->grads, count_differentiable(run), run->half, ka_random_u64());
     ka_plan_varied(made->cases, ka_plan_roomy(run->shapes), variations, ka_random_u64());
     ka_plan_scalars(made->cases, ka_plan_variants(run->shapes), scalars, ka_random_u64());
-    if (strcmp(run->settings.device, "cuda") == 0) /* the interpreter has no order of programs to vary */
+    if (ka_run_on_gpu(run)) /* the interpreter has no order of programs to vary */
         ka_plan_compiled(made->cases);
     made->sources = ka_calloc(json_array_size(made->cases), sizeof(*made->sources));
     KA_EACH(made->cases, i, item) {
@@ -186,7 +185,7 @@ void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t co
     for (size_t i = 0; i < expected->own_count; i++)
         ka_fan_listen(expected->own[i], changed, arg);
     if (json_array_size(open) && expected->own_count < KA_COUNT(expected->own)) {
-        json_t *told = ka_plan_for_oracle(open);
+        json_auto_t *told = ka_plan_for_oracle(open);
         struct ka_fan_req req = {.operation = "oracle",
                                  .file = expected->run->work_forward,
                                  .cases = told,
@@ -194,7 +193,6 @@ void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t co
                                  .together = !ka_run_on_gpu(expected->run)};
         struct ka_fan *fan = ka_fan_start(expected->run, &req, changed, arg);
         expected->own[expected->own_count++] = fan;
-        json_decref(told);
         for (size_t i = 0; i < count; i++)
             if (answered_by(expected, list[i]) == list[i] && !expected->sources[list[i]].fan)
                 expected->sources[list[i]] = (struct source){ka_fan_hold(fan), (json_int_t)list[i]};

@@ -35,14 +35,12 @@ static int add_pair(struct leaving *leaving)
     int rc = ka_state_snapshot_head(run->state, run->job.best, &best, &leaving->err);
     if (rc)
         return rc;
-    struct ka_buf name = {0};
-    ka_buf_printf(&name, "%s%s.py", run->name, run->job.best_verified ? "" : ".unverified");
-    rc = ka_compose_pair(run->forward, best.backward, add_file(leaving, ka_buf_str(&name)), &leaving->err);
+    KA_AUTO_FREE char *name = ka_format("%s%s.py", run->name, run->job.best_verified ? "" : ".unverified");
+    rc = ka_compose_pair(run->forward, best.backward, add_file(leaving, name), &leaving->err);
     if (rc == 0) {
         free(run->pair_path);
         run->pair_path = ka_strdup(leaving->files[leaving->count - 1].path);
     }
-    ka_buf_free(&name);
     ka_snapshot_free(&best);
     return rc;
 }

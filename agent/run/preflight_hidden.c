@@ -9,6 +9,7 @@
 
 #include <stdio.h>
 
+#include "agent/core/fields.h"
 #include "agent/core/grids.h"
 #include "agent/core/plan.h"
 #include "agent/core/shapes.h"
@@ -27,13 +28,12 @@
 static void leave_out(struct ka_run *run, const json_t *wants, const json_t *error)
 {
     json_t *list = json_object_get(run->oracles, "sizes");
-    const char *why = json_string_value(json_object_get(error, "message"));
     if (!list)
         json_object_set_new(run->oracles, "sizes", list = json_object());
     KA_EACH_MEMBER(wants, name, size) {
         char text[120];
         snprintf(text, sizeof(text), "%.80s = %lld", name, (long long)json_integer_value(size));
-        json_object_set_new(list, text, json_string(why ? why : "not taken"));
+        json_object_set_new(list, text, json_string(ka_text_of(error, "message", "not taken")));
     }
 }
 

@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "agent/core/fields.h"
 #include "agent/core/plan.h"
 #include "base/each.h"
 #include "base/hash.h"
@@ -25,17 +26,6 @@ static json_t *all_ways(const struct ka_run *run)
     return list;
 }
 
-static bool is_tensor(const char *why)
-{
-    return why && strstr(why, " is a tensor");
-}
-
-static const char *reason_of(const json_t *error)
-{
-    const char *why = json_string_value(json_object_get(error, "message"));
-    return why ? why : "not taken";
-}
-
 static void on_scalars(struct ka_run *run, struct ka_fan *fan, void *arg)
 {
     (void)arg;
@@ -51,15 +41,17 @@ static void on_scalars(struct ka_run *run, struct ka_fan *fan, void *arg)
         ka_fan_find(fan, (json_int_t)i, &found);
         if (json_object_get(done, name))
             continue;
-        if (ka_preflight_agrees(&found, &error)) {
+        bool agrees = ka_preflight_agrees(&found, &error);
+        const char *why = ka_text_of(error, "message", "not taken");
+        if (agrees) {
             json_array_append(varied, scalar);
             json_object_set_new(done, name, json_true());
             json_object_del(never, name);
             ka_expected_offer(run, fan, item);
-        } else if (is_tensor(reason_of(error))) {
+        } else if (strstr(why, " is a tensor")) {
             json_object_set_new(done, name, json_true());
         } else if (!json_object_get(never, name)) { /* of several ways the first tells most */
-            json_object_set_new(never, name, json_string(reason_of(error)));
+            json_object_set_new(never, name, json_string(why));
         }
     }
     json_object_set_new(run->oracles, "scalars",

@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "agent/core/fields.h"
 #include "agent/core/plan.h"
 #include "agent/core/shapes.h"
 #include "base/each.h"
@@ -82,8 +83,7 @@ static void ask_level(struct ka_run *run);
 
 static bool is_mismatch(const json_t *error)
 {
-    const char *kind = json_string_value(json_object_get(error, "kind"));
-    return kind && (strcmp(kind, "forward_oracle_mismatch") == 0 || strcmp(kind, "gradient_nan") == 0);
+    return ka_is_text(error, "kind", "forward_oracle_mismatch") || ka_is_text(error, "kind", "gradient_nan");
 }
 
 static bool next_level(struct ka_run *run, json_t *entry, json_t *still);
@@ -141,8 +141,7 @@ static void learn_outputs(struct ka_run *run, const json_t *entry)
     if (!run->outputs)
         run->outputs = json_incref(json_object_get(entry, "outputs"));
     KA_EACH(json_object_get(entry, "inputs"), i, name) {
-        const char *dtype = json_string_value(json_object_get(name, "dtype"));
-        run->half = run->half || (dtype && strcmp(dtype, "float16") == 0);
+        run->half = run->half || ka_is_text(name, "dtype", "float16");
     }
     KA_EACH(json_object_get(entry, "grads"), i, name) {
         bool known = !json_is_string(name);
@@ -181,10 +180,10 @@ static void note_smaller(struct ka_run *run, const json_t *entry)
     }
     if (ka_run_scaled_down(run) || !json_integer_value(json_object_get(entry, "level")))
         return;
-    const char *why = json_string_value(json_object_get(json_object_get(entry, "error"), "message"));
     KA_AUTO_FREE char *dims = json_dumps(dims_at_level(entry), JSON_COMPACT);
     KA_AUTO_BUF struct ka_buf text = {0};
-    ka_buf_printf(&text, "checked as %s instead: %.300s", dims, why ? why : "no result at its own size");
+    ka_buf_printf(&text, "checked as %s instead: %.300s", dims,
+                  ka_text_of(json_object_get(entry, "error"), "message", "no result at its own size"));
     json_array_append_new(run->skipped, json_pack("{s:O, s:s}", "dims", json_object_get(entry, "dims"),
                                                   "reason", ka_buf_str(&text)));
 }

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "agent/core/compose.h"
+#include "agent/core/fields.h"
 #include "agent/ops/compile.h"
 #include "base/files.h"
 #include "base/hash.h"
@@ -92,7 +93,7 @@ static bool has_function(const char *text)
  */
 static int split_backward(struct ka_run *run, enum ka_run_mode mode, struct ka_err *err)
 {
-    struct ka_buf forward = {0}, backward = {0};
+    KA_AUTO_BUF struct ka_buf forward = {0}, backward = {0};
     int rc = ka_compose_split(run->forward, &forward, &backward, NULL);
     if (rc == 0) {
         free(run->forward);
@@ -109,8 +110,6 @@ static int split_backward(struct ka_run *run, enum ka_run_mode mode, struct ka_e
                          "nothing to check",
                          run->file, KA_MARKER);
     }
-    ka_buf_free(&forward);
-    ka_buf_free(&backward);
     return rc;
 }
 
@@ -249,28 +248,24 @@ static void load_documents(struct ka_run *run)
     run->grads = get_or(run, "grads", run->grads);
     run->history = get_or(run, "history", run->history);
     run->totals = get_or(run, "totals", run->totals);
-    json_t *half = ka_state_get(run->state, "half");
+    json_auto_t *half = ka_state_get(run->state, "half");
     run->half = json_is_true(half);
-    json_decref(half);
     run->seconds_before = json_number_value(json_object_get(run->totals, "seconds"));
 }
 
 /* The budgets may be raised on resume; what the run is about may not change. */
 static int check_same(struct ka_run *run, const json_t *start, struct ka_err *err)
 {
-    struct ka_buf now = {0}, forward = {0}, rest = {0};
+    KA_AUTO_BUF struct ka_buf now = {0}, forward = {0}, rest = {0};
     int rc = ka_file_read(run->file, FORWARD_MAX, &now, err);
     bool pair = rc == 0 && ka_compose_split(ka_buf_str(&now), &forward, &rest, NULL) == 0;
     if (rc == 0 && strcmp(ka_buf_str(pair ? &forward : &now), run->forward) != 0)
         rc = ka_fail(err, -ESTALE, "%s has changed since the run %s began; start a fresh run", run->file,
                      run->dir);
-    ka_buf_free(&now);
-    ka_buf_free(&forward);
-    ka_buf_free(&rest);
-    const char *device = json_string_value(json_object_get(start, "device"));
-    if (rc == 0 && (!device || strcmp(device, run->settings.device) != 0))
+    const char *device = ka_text_of(start, "device", "?");
+    if (rc == 0 && strcmp(device, run->settings.device) != 0)
         rc = ka_fail(err, -ESTALE, "the run %s began on %s; resume it there, or with --device %s", run->dir,
-                     device ? device : "?", device ? device : "?");
+                     device, device);
     return rc;
 }
 
@@ -293,7 +288,7 @@ int ka_run_resume(struct ka_app *app, const struct ka_settings *settings, const 
                   ka_run_done_fn done, void *arg, struct ka_run **out, struct ka_err *err)
 {
     struct ka_run *run = run_new(app, settings, done, arg);
-    json_t *start = NULL;
+    json_auto_t *start = NULL;
     int rc = ka_settings_fit(&run->settings, app, err);
     run->dir = rc ? NULL : ka_path_real(dir, err);
     if (!run->dir) {
@@ -325,12 +320,10 @@ int ka_run_resume(struct ka_app *app, const struct ka_settings *settings, const 
         goto fail;
     load_documents(run);
     ka_record_add(run->record, "resume", NULL);
-    json_decref(start);
     begin(run);
     *out = run;
     return 0;
 fail:
-    json_decref(start);
     ka_run_free(run);
     return rc;
 }
@@ -344,8 +337,7 @@ static bool is_unfinished_of(const char *dir, const char *file)
     if (ka_state_open(db, false, NULL, &state, NULL) == 0 && ka_state_load_job(state, &job, NULL) == 0 &&
         !ka_job_ended(&job)) {
         json_auto_t *start = ka_state_get(state, "start");
-        const char *found = json_string_value(json_object_get(start, "file"));
-        match = found && strcmp(found, file) == 0;
+        match = ka_is_text(start, "file", file);
     }
     ka_state_close(state);
     return match;
