@@ -196,12 +196,11 @@ void ka_kind_label(const json_t *item, struct ka_buf *out)
     const struct ka_kind *upstream = ka_kind_of_upstream(item);
     const json_t *needs = json_object_get(item, "needs");
     const char *scalar = json_string_value(json_object_get(json_object_get(item, "scalar"), "name"));
-    struct ka_buf varied = {0};
+    KA_AUTO_BUF struct ka_buf varied = {0};
     ka_kind_variation_label(item, &varied);
     ka_buf_puts(out, upstream ? upstream->label : "unknown upstream");
     if (varied.len)
         ka_buf_printf(out, ", %s", ka_buf_str(&varied));
-    ka_buf_free(&varied);
     if (scalar)
         ka_buf_printf(out, ", another %s", scalar);
     if (json_object_get(item, "order"))

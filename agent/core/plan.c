@@ -153,15 +153,13 @@ static bool is_plain(const json_t *item, const json_t *shape)
 /* The plain cases there in turn; there is one at least. */
 static json_t *plain_in_turn(const struct builder *builder, const json_t *shape)
 {
-    json_t *plain = json_array();
+    json_auto_t *plain = json_array(); /* the cases are the builder's too */
     KA_EACH(builder->cases, i, item) {
         if (is_plain(item, shape))
             json_array_append(plain, item);
     }
     size_t count = json_array_size(plain);
-    json_t *found = count ? json_array_get(plain, builder->subsets % count) : NULL;
-    json_decref(plain); /* the cases are the builder's too */
-    return found;
+    return count ? json_array_get(plain, builder->subsets % count) : NULL;
 }
 
 /* A case that wants the gradients whose bits are set in `wanted`. What is right does not hang on that, so
@@ -352,16 +350,13 @@ json_t *ka_plan_preflight(const json_t *shapes, uint64_t secret)
 
 json_t *ka_plan_facts(const json_t *shapes, const char *entry, uint64_t secret)
 {
-    json_t *required = json_array();
+    json_auto_t *required = json_array();
     KA_EACH(shapes, i, shape) {
         if (ka_plan_is(shape, "required"))
             json_array_append(required, shape);
     }
     json_auto_t *cases = ka_plan_preflight(required, secret);
-    json_t *request =
-        json_pack("{s:o, s:b, s:s}", "cases", ka_plan_for_candidate(cases), "compile", 1, "entry", entry);
-    json_decref(required);
-    return request;
+    return json_pack("{s:o, s:b, s:s}", "cases", ka_plan_for_candidate(cases), "compile", 1, "entry", entry);
 }
 
 /* Takes over `variant`; NULL if it was tried. */

@@ -159,13 +159,12 @@ static void conclude(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     bool verified = ka_verdict_verified(check->verdict);
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     ka_verdict_facts(check->verdict, FACTS_SHAPES, &text);
     json_auto_t *verdict = ka_verdict_json(check->verdict, true);
     json_auto_t *facts = verified ? json_incref(check->facts) : NULL;
     json_object_set_new(verdict, "facts", json_string(ka_buf_str(&text)));
     json_object_set(verdict, "notes", check->notes);
-    ka_buf_free(&text);
     struct outcome outcome = {.snapshot = check->snapshot,
                               .counts = ka_verdict_count(check->verdict),
                               .verdict = verdict,
@@ -656,14 +655,13 @@ static int write_pair(struct ka_run *run, int64_t snapshot, struct ka_err *err)
     int rc = ka_state_snapshot_head(run->state, snapshot, &stored, err);
     if (rc)
         return rc;
-    struct ka_buf pair = {0};
+    KA_AUTO_BUF struct ka_buf pair = {0};
     char name[64];
     snprintf(name, sizeof(name), "candidates/%lld.py", (long long)snapshot);
     run->check->pair_path = ka_path_join(run->dir, name);
     rc = ka_compose_pair(run->forward, stored.backward, &pair, err);
     if (rc == 0)
         rc = ka_file_put(run->check->pair_path, pair.data, pair.len, err);
-    ka_buf_free(&pair);
     ka_snapshot_free(&stored);
     return rc;
 }

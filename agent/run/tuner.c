@@ -61,7 +61,7 @@ static char *variant_path(const struct ka_run *run)
 /* The variant under way: its backward was written to variant_path(). */
 static void post_variant(struct ka_run *run)
 {
-    json_t *tuner = load_tuner(run);
+    json_auto_t *tuner = load_tuner(run);
     json_t *tried = json_object_get(tuner, "tried");
     json_t *variant = json_array_get(tried, json_array_size(tried) - 1);
     char note[256];
@@ -69,7 +69,6 @@ static void post_variant(struct ka_run *run)
     json_object_set(tuner, "pending", variant);
     json_object_set_new(tuner, "before", json_integer((json_int_t)run->job.best));
     ka_run_put(run, "tuner", tuner);
-    json_decref(tuner);
     json_auto_t *backward = json_incref(json_object_get(run->variant, "backward"));
     ka_run_post_candidate(run, json_string_value(backward), "tuner", note);
 }
@@ -146,7 +145,7 @@ static void on_variant(struct ka_run *run, const struct ka_op_result *result)
 void ka_run_tune(struct ka_run *run, int64_t snapshot)
 {
     (void)snapshot; /* variants come from the forward, not from the candidate */
-    json_t *tuner = load_tuner(run);
+    json_auto_t *tuner = load_tuner(run);
     settle(run, tuner);
     bool idle = json_integer_value(json_object_get(tuner, "same")) >= SAME_MAX;
     json_auto_t *variant =
@@ -156,7 +155,6 @@ void ka_run_tune(struct ka_run *run, int64_t snapshot)
     if (variant)
         json_array_append(json_object_get(tuner, "tried"), variant);
     ka_run_put(run, "tuner", tuner);
-    json_decref(tuner);
     if (!variant) {
         ka_run_post_type(run, KA_EV_NO_CANDIDATE);
         return;
