@@ -120,7 +120,7 @@ json_t *ka_plan_roomy(const json_t *shapes)
 json_t *ka_plan_variants(const json_t *shapes)
 {
     KA_EACH(shapes, i, shape) {
-        if (ka_is_text(shape, "kind", KA_PLAN_STAND_IN))
+        if (json_is_true(json_object_get(shape, "stand_in")))
             return shape;
     }
     return ka_plan_smallest(shapes);

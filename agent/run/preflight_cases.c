@@ -112,15 +112,17 @@ bool ka_preflight_has(const struct ka_run *run, const json_t *dims)
     return false;
 }
 
-void ka_preflight_accept(struct ka_run *run, const json_t *dims, const char *class, const char *kind,
-                         const json_t *entry)
+json_t *ka_preflight_accept(struct ka_run *run, const json_t *dims, const char *class, const char *kind,
+                            const json_t *entry)
 {
+    if (ka_preflight_has(run, dims))
+        return NULL;
     double seconds = json_number_value(json_object_get(entry, "seconds"));
-    if (!ka_preflight_has(run, dims))
-        json_array_append_new(run->shapes,
-                              json_pack("{s:O, s:s, s:s, s:O?, s:b, s:o}", "dims", dims, "class", class,
-                                        "kind", kind, "grads", json_object_get(entry, "grads"), "slow",
-                                        seconds > SLOW, "tensors", ka_vary_tensors(entry)));
+    json_t *shape =
+        json_pack("{s:O, s:s, s:s, s:O?, s:b, s:o}", "dims", dims, "class", class, "kind", kind, "grads",
+                  json_object_get(entry, "grads"), "slow", seconds > SLOW, "tensors", ka_vary_tensors(entry));
+    json_array_append_new(run->shapes, shape);
+    return shape;
 }
 
 void ka_preflight_progress(struct ka_run *run, const struct ka_fan *fan, const char *what)

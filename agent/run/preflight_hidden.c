@@ -51,7 +51,9 @@ static void keep_agreed(struct ka_run *run, struct ka_fan *fan, const json_t *tr
         if (!kind || (!wants && kept >= most) || !ka_fan_find(fan, (json_int_t)i, &found))
             continue;
         if (ka_preflight_agrees(&found, &error)) {
-            ka_preflight_accept(run, json_object_get(entry, "dims"), "hidden", kind, found.entry);
+            json_object_set(
+                ka_preflight_accept(run, json_object_get(entry, "dims"), "hidden", kind, found.entry),
+                "stand_in", json_object_get(entry, "stand_in"));
             ka_expected_offer(run, fan, json_array_get(asked, i));
             kept += !wants;
         } else if (json_object_size(wants) > 1 && singles) {

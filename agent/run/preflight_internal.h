@@ -49,9 +49,9 @@ struct ka_fan *ka_preflight_try(struct ka_run *run, const json_t *cases, const c
 bool ka_preflight_agrees(const struct ka_fan_found *found, json_t **error);
 /* Is it among the shapes that are checked? */
 bool ka_preflight_has(const struct ka_run *run, const json_t *dims);
-/* Add to them, unless it is there; `entry`: the oracle's of this shape. */
-void ka_preflight_accept(struct ka_run *run, const json_t *dims, const char *class, const char *kind,
-                         const json_t *entry);
+/* Add to them, unless it is there: NULL, else the new shape (borrowed). `entry`: the oracle's of it. */
+json_t *ka_preflight_accept(struct ka_run *run, const json_t *dims, const char *class, const char *kind,
+                            const json_t *entry);
 void ka_preflight_progress(struct ka_run *run, const struct ka_fan *fan, const char *what);
 /* Every result is there. Says how far it is, with `what`; ends the run where no child can be started. */
 bool ka_preflight_through(struct ka_run *run, const struct ka_fan *fan, const char *what);

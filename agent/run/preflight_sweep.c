@@ -223,7 +223,8 @@ static json_t *find_stand_in(const struct ka_run *run)
     json_auto_t *dims = ka_run_small(run, json_object_get(smallest, "dims"));
     if (ka_preflight_has(run, dims))
         return NULL;
-    return json_pack("{s:O, s:s, s:s}", "dims", dims, "class", "hidden", "kind", KA_PLAN_STAND_IN);
+    return json_pack("{s:O, s:s, s:s, s:b}", "dims", dims, "class", "hidden", "kind",
+                     "a small version of a required shape", "stand_in", 1);
 }
 
 static void on_level(struct ka_run *run, struct ka_fan *fan, void *arg)
