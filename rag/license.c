@@ -88,7 +88,7 @@ static bool is_license_name(const char *name)
 /* The licence file of one folder; of several the first by name. free() it. */
 static char *license_file(const char *dir)
 {
-    struct dirent **entries = NULL;
+    KA_AUTO_FREE struct dirent **entries = NULL;
     int count = scandir(dir, &entries, NULL, alphasort);
     char *found = NULL;
     for (int i = 0; i < count; i++) {
@@ -96,7 +96,6 @@ static char *license_file(const char *dir)
             found = ka_path_join(dir, entries[i]->d_name);
         free(entries[i]);
     }
-    free(entries);
     return found;
 }
 

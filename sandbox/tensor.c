@@ -13,14 +13,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/each.h"
+
 #define HEADER_AT 8                 /* after its length */
 #define SLACK ((size_t)1 << 20)     /* bytes that belong to no tensor: what alignment may leave */
 #define MAP_LEAST ((size_t)1 << 20) /* smaller files are copied: that is quicker */
 
 struct ka_tensors {
-    unsigned char *bytes;
+    unsigned char *bytes; /* of mmap() */
     size_t len;
-    bool mapped; /* bytes are from mmap(), not from malloc() */
     struct ka_tensor *items;
     size_t *begins; /* of the items, in the data */
     size_t count;
@@ -128,7 +129,7 @@ static int by_begin(const void *a, const void *b)
 /* Sets data_len. */
 static int refuse_overlap(struct ka_tensors *set, struct ka_err *err)
 {
-    struct span *spans = ka_calloc(set->count, sizeof(*spans));
+    KA_AUTO_FREE struct span *spans = ka_calloc(set->count, sizeof(*spans));
     size_t n = 0;
     for (size_t i = 0; i < set->count; i++) {
         const struct ka_tensor *t = &set->items[i];
@@ -142,7 +143,6 @@ static int refuse_overlap(struct ka_tensors *set, struct ka_err *err)
         if (spans[i].begin < spans[i - 1].end)
             rc = ka_fail(err, -EINVAL, "tensors %.80s and %.80s overlap", spans[i - 1].name, spans[i].name);
     set->data_len = n ? spans[n - 1].end : 0;
-    free(spans);
     return rc;
 }
 
@@ -153,10 +153,7 @@ static int parse_entries(struct ka_tensors *set, json_t *root, size_t data_len, 
         return ka_fail(err, -EINVAL, "tensor header is not an object of at most %d tensors", KA_TENSORS_MAX);
     set->items = ka_calloc(entries, sizeof(*set->items));
     set->begins = ka_calloc(entries, sizeof(*set->begins));
-    const char *name;
-    json_t *entry;
-    json_object_foreach(root, name, entry)
-    {
+    KA_EACH_MEMBER(root, name, entry) {
         if (ka_starts_with(name, "__metadata__"))
             continue;
         size_t i = set->count++;
@@ -189,13 +186,11 @@ static int parse_header(struct ka_tensors *set, const unsigned char *header, siz
                         struct ka_err *err)
 {
     json_error_t why;
-    json_t *root = json_loadb((const char *)header, header_len, JSON_REJECT_DUPLICATES, &why);
+    json_auto_t *root = json_loadb((const char *)header, header_len, JSON_REJECT_DUPLICATES, &why);
     if (!root)
         return ka_fail(err, -EINVAL, "tensor file: header is not valid JSON: %s", why.text);
     set->data_at = HEADER_AT + header_len;
-    int rc = parse_entries(set, root, len - set->data_at, err);
-    json_decref(root);
-    return rc;
+    return parse_entries(set, root, len - set->data_at, err);
 }
 
 /* ---- whole sets ---- */
@@ -204,38 +199,6 @@ static void attach(struct ka_tensors *set)
 {
     for (size_t i = 0; i < set->count; i++)
         set->items[i].data = set->bytes + (set->items[i].count ? set->data_at + set->begins[i] : 0);
-}
-
-static int refuse_short(size_t len, struct ka_err *err)
-{
-    return len < HEADER_AT ? ka_fail(err, -EINVAL, "tensor file has %zu bytes: too short", len) : 0;
-}
-
-int ka_tensors_parse(const void *bytes, size_t len, struct ka_tensors **out, struct ka_err *err)
-{
-    const unsigned char *from = bytes;
-    size_t header = 0;
-    int rc = refuse_short(len, err);
-    rc = rc ? rc : header_length(from, len, &header, err);
-    if (rc)
-        return rc;
-    struct ka_tensors *set = ka_calloc(1, sizeof(*set));
-    rc = parse_header(set, from + HEADER_AT, header, len, err);
-    if (rc)
-        goto out;
-    set->len = set->data_at + set->data_len;
-    set->bytes = malloc(set->len);
-    if (!set->bytes) {
-        rc = ka_fail(err, -ENOMEM, "no memory for %zu bytes of tensors", set->len);
-        goto out;
-    }
-    memcpy(set->bytes, from, set->len);
-    attach(set);
-    *out = set;
-    set = NULL;
-out:
-    ka_tensors_free(set);
-    return rc;
 }
 
 static int read_exactly(int fd, unsigned char *bytes, size_t len, size_t at, struct ka_err *err)
@@ -256,19 +219,17 @@ static int read_exactly(int fd, unsigned char *bytes, size_t len, size_t at, str
 
 static int read_header(int fd, size_t len, struct ka_tensors *set, struct ka_err *err)
 {
-    unsigned char start[HEADER_AT], *header = NULL;
+    unsigned char start[HEADER_AT];
     size_t header_len = 0;
-    int rc = refuse_short(len, err);
-    rc = rc ? rc : read_exactly(fd, start, sizeof(start), 0, err);
+    if (len < HEADER_AT)
+        return ka_fail(err, -EINVAL, "tensor file has %zu bytes: too short", len);
+    int rc = read_exactly(fd, start, sizeof(start), 0, err);
     rc = rc ? rc : header_length(start, len, &header_len, err);
     if (rc)
         return rc;
-    header = ka_calloc(header_len, 1);
+    KA_AUTO_FREE unsigned char *header = ka_calloc(header_len, 1);
     rc = read_exactly(fd, header, header_len, HEADER_AT, err);
-    if (rc == 0)
-        rc = parse_header(set, header, header_len, len, err);
-    free(header);
-    return rc;
+    return rc ? rc : parse_header(set, header, header_len, len, err);
 }
 
 /* Nobody can write to the file or truncate it: the kernel grants a read lease only when no descriptor and no
@@ -283,16 +244,6 @@ static bool is_settled(int fd, size_t len)
     return hole >= 0 && (size_t)hole >= len && fstat(fd, &st) == 0 && (uint64_t)st.st_size >= len;
 }
 
-static int map_file(struct ka_tensors *set, int fd)
-{
-    void *bytes = mmap(NULL, set->len, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (bytes == MAP_FAILED)
-        return -errno;
-    set->bytes = bytes;
-    set->mapped = true;
-    return 0;
-}
-
 /* Only what the file holds is copied: pages of its holes stay those of the kernel's one zero page. */
 static int copy_file(struct ka_tensors *set, int fd, struct ka_err *err)
 {
@@ -301,7 +252,6 @@ static int copy_file(struct ka_tensors *set, int fd, struct ka_err *err)
     if (bytes == MAP_FAILED)
         return ka_fail(err, -ENOMEM, "no memory for %zu bytes of tensors", set->len);
     set->bytes = bytes;
-    set->mapped = true;
     int rc = 0;
     for (size_t at = 0, end; at < set->len && rc == 0; at = end) {
         off_t data = lseek(fd, (off_t)at, SEEK_DATA);
@@ -331,7 +281,12 @@ int ka_tensors_read(int fd, size_t max, struct ka_tensors **out, struct ka_err *
     if (rc)
         goto out;
     set->len = set->data_at + set->data_len;
-    if (set->len < MAP_LEAST || !is_settled(fd, set->len) || map_file(set, fd) != 0)
+    void *mapped = MAP_FAILED;
+    if (set->len >= MAP_LEAST && is_settled(fd, set->len))
+        mapped = mmap(NULL, set->len, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (mapped != MAP_FAILED)
+        set->bytes = mapped;
+    else
         rc = copy_file(set, fd, err);
     if (rc)
         goto out;
@@ -351,10 +306,8 @@ void ka_tensors_free(struct ka_tensors *set)
         free(set->items[i].name);
     free(set->items);
     free(set->begins);
-    if (set->mapped)
+    if (set->bytes)
         munmap(set->bytes, set->len);
-    else
-        free(set->bytes);
     free(set);
 }
 

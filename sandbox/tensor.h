@@ -53,9 +53,6 @@ struct ka_tensors;
  */
 int ka_tensors_read(int fd, size_t max, struct ka_tensors **out, struct ka_err *err);
 
-/* The same from memory; the bytes are copied. */
-int ka_tensors_parse(const void *bytes, size_t len, struct ka_tensors **out, struct ka_err *err);
-
 void ka_tensors_free(struct ka_tensors *set); /* NULL is fine */
 
 size_t ka_tensors_count(const struct ka_tensors *set);

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/each.h"
 #include "base/files.h"
 #include "base/log.h"
 
@@ -35,10 +36,9 @@ static bool is_sweep(const char *text)
     if (strcmp(text, "all") == 0 || strcmp(text, "required") == 0)
         return true;
     json_auto_t *list = json_loads(text, 0, NULL);
-    json_t *dims;
     bool good = json_is_array(list) && json_array_size(list) > 0;
-    size_t i;
-    json_array_foreach(list, i, dims) good = good && json_is_object(dims);
+    KA_EACH(list, i, dims)
+        good = good && json_is_object(dims);
     return good;
 }
 

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "agent/io/probe.h"
+#include "base/each.h"
 #include "base/files.h"
 
 #define LIST_MAX 64
@@ -77,10 +78,7 @@ static bool is_older(const char *version, unsigned major, unsigned minor)
 
 static bool is_of_the_user(const json_t *versions, const char *name)
 {
-    size_t i;
-    json_t *entry;
-    json_array_foreach(json_object_get(versions, "user"), i, entry)
-    {
+    KA_EACH(json_object_get(versions, "user"), i, entry) {
         if (json_is_string(entry) && strcmp(json_string_value(entry), name) == 0)
             return true;
     }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "agent/core/page.h"
+#include "base/each.h"
 #include "base/files.h"
 
 static void add_escaped(struct ka_buf *out, const char *text)
@@ -59,18 +60,18 @@ void ka_junit_add(struct ka_buf *suites, const char *file, const json_t *result)
     const char *message = ka_page_text_of(json_object_get(result, "error"), "message");
     bool verified = ka_page_verified(result);
     bool judged = verified || (verdict && strcmp(verdict, "not_verified") == 0);
-    json_t *gradients = judged ? json_object_get(result, "gradients") : NULL, *gradient;
-    size_t i, wrong = 0;
+    json_t *gradients = judged ? json_object_get(result, "gradients") : NULL;
+    size_t wrong = 0;
     why = why ? why : message ? message : "the check could not begin";
-    json_array_foreach(gradients, i, gradient) wrong += !verified && is_wrong(gradient);
+    KA_EACH(gradients, i, gradient)
+        wrong += !verified && is_wrong(gradient);
     ka_buf_puts(suites, "  <testsuite name=\"");
     add_escaped(suites, file);
     ka_buf_printf(suites, "\" tests=\"%zu\" failures=\"%zu\" errors=\"%d\" skipped=\"0\" time=\"%.2f\">\n",
                   json_array_size(gradients) + 1, judged && !verified ? wrong + 1 : 0, !judged,
                   json_number_value(json_object_get(result, "seconds")));
     add_case(suites, file, "verdict", verified ? NULL : judged ? "failure" : "error", why);
-    json_array_foreach(gradients, i, gradient)
-    {
+    KA_EACH(gradients, i, gradient) {
         char name[128];
         const char *input = ka_page_text_of(gradient, "name");
         snprintf(name, sizeof(name), "gradient of %.100s", input ? input : "?");

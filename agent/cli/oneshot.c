@@ -14,6 +14,7 @@
 #include "agent/ops/op.h"
 #include "agent/run/known.h"
 #include "agent/run/run.h"
+#include "base/each.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "junit.h"
@@ -60,10 +61,7 @@ struct single {
 
 static void show_refusals(const json_t *doc, const char *path)
 {
-    size_t i;
-    json_t *item;
-    json_array_foreach(json_object_get(doc, "refusals"), i, item)
-    {
+    KA_EACH(json_object_get(doc, "refusals"), i, item) {
         fprintf(stderr, "%s:%lld:%lld: %s\n", path,
                 (long long)json_integer_value(json_object_get(item, "line")),
                 (long long)json_integer_value(json_object_get(item, "column")),

@@ -5,6 +5,7 @@
 
 #include "agent/core/compose.h"
 #include "agent/core/fields.h"
+#include "base/each.h"
 #include "base/files.h"
 
 #define PAIR_MAX ((size_t)16 << 20)
@@ -29,10 +30,7 @@ static long long int_of(const json_t *object, const char *name)
 /* "M=8 N=100" */
 static void print_dims(const json_t *dims)
 {
-    const char *name;
-    json_t *value;
-    json_object_foreach((json_t *)dims, name, value)
-    {
+    KA_EACH_MEMBER(dims, name, value) {
         KA_AUTO_FREE char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
         printf(" %s=%s", name, text ? text : "?");
     }
@@ -48,13 +46,10 @@ static void print_number(const json_t *value)
 
 static void print_gradients(const json_t *gradients)
 {
-    size_t i;
-    json_t *gradient;
     if (!json_array_size(gradients))
         return;
     printf("\n  %-16s %12s %12s   %s\n", "gradient", "error", "eager error", "worst shape");
-    json_array_foreach((json_t *)gradients, i, gradient)
-    {
+    KA_EACH(gradients, i, gradient) {
         printf("  %-16s", ka_text_of(gradient, "name", "?"));
         print_number(json_object_get(gradient, "error"));
         print_number(json_object_get(gradient, "baseline_error"));
@@ -116,10 +111,8 @@ void ka_show_backward(const char *pair)
 
 static void print_names(const char *title, const json_t *list)
 {
-    size_t i;
-    json_t *item;
     printf("%-9s", title);
-    json_array_foreach((json_t *)list, i, item)
+    KA_EACH(list, i, item)
         printf("%s%s", i ? ", " : "",
                json_is_string(item) ? json_string_value(item) : ka_text_of(item, "name", "?"));
     puts(json_array_size(list) ? "" : "none");
@@ -136,16 +129,14 @@ static void print_kernel(const json_t *kernel)
 void ka_show_inspect(const json_t *inspect, const char *path)
 {
     const json_t *stub = json_object_get(inspect, "stub"), *has = json_object_get(inspect, "has");
-    size_t i;
-    json_t *item;
     printf("file     %s\nstub     %s, line %lld\n", path, ka_text_of(stub, "name", "?"),
            int_of(stub, "line"));
     print_names("params", json_object_get(stub, "params"));
     print_names("grads", json_object_get(inspect, "grads"));
-    json_array_foreach(json_object_get(inspect, "kernels"), i, item) print_kernel(item);
+    KA_EACH(json_object_get(inspect, "kernels"), i, item)
+        print_kernel(item);
     print_names("ops", json_object_get(inspect, "ops"));
-    json_array_foreach(json_object_get(inspect, "sweep"), i, item)
-    {
+    KA_EACH(json_object_get(inspect, "sweep"), i, item) {
         printf("shape   ");
         print_dims(json_object_get(item, "dims"));
         puts(json_is_false(json_object_get(item, "required")) ? "  (not required)" : "");
@@ -155,7 +146,7 @@ void ka_show_inspect(const json_t *inspect, const char *path)
            json_is_true(json_object_get(has, "reference")) ? "yes" : "no",
            json_is_true(json_object_get(has, "flops")) ? "yes" : "no",
            json_is_true(json_object_get(has, "setup")) ? "yes" : "no");
-    json_array_foreach(json_object_get(inspect, "device_answers"), i, item)
+    KA_EACH(json_object_get(inspect, "device_answers"), i, item)
         printf("answered line %lld: %s = %s\n", int_of(item, "line"), ka_text_of(item, "asked", "?"),
                ka_text_of(item, "answer", "?"));
 }

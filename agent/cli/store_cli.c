@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "agent/core/fields.h"
+#include "base/each.h"
 #include "base/files.h"
 #include "rag/build.h"
 #include "rag/gather.h"
@@ -177,15 +178,11 @@ static int run_add(struct command_line *c)
 
 static void print_imported(const json_t *report)
 {
-    size_t i;
-    json_t *entry;
-    json_array_foreach(json_object_get(report, "taken"), i, entry)
-    {
+    KA_EACH(json_object_get(report, "taken"), i, entry) {
         printf("taken      %s: %s (%s), as %s\n", ka_text_of(entry, "path", ""),
                ka_text_of(entry, "class", ""), ka_text_of(entry, "license", ""), ka_text_of(entry, "id", ""));
     }
-    json_array_foreach(json_object_get(report, "not_taken"), i, entry)
-    {
+    KA_EACH(json_object_get(report, "not_taken"), i, entry) {
         const char *class = ka_text_of(entry, "class", "");
         printf("not taken  %s%s%s: %s\n", ka_text_of(entry, "path", ""), *class ? ": " : "", class,
                ka_text_of(entry, "why", ""));

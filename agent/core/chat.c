@@ -3,6 +3,7 @@
  * prompts. */
 #include "chat.h"
 
+#include "base/each.h"
 #include "base/utf8.h"
 #include "fields.h"
 
@@ -256,11 +257,8 @@ static void keep_string(struct ka_chat_stream *stream, char **to, const json_t *
 /* Content is a string, or a list of parts of which the texts count. */
 static void add_content(struct ka_chat_stream *stream, const json_t *content)
 {
-    size_t i;
-    json_t *part;
     add_string(stream, &stream->text, content);
-    json_array_foreach(content, i, part)
-    {
+    KA_EACH(content, i, part) {
         add_string(stream, &stream->text, json_object_get(part, "text"));
         add_string(stream, &stream->refusal, json_object_get(part, "refusal"));
     }
@@ -305,11 +303,10 @@ static void add_call(struct ka_chat_stream *stream, const json_t *piece)
 /* `message` is a chunk's delta or a body's whole message: the members are the same. */
 static void add_message(struct ka_chat_stream *stream, const json_t *message)
 {
-    size_t i;
-    json_t *piece;
     add_content(stream, json_object_get(message, "content"));
     add_string(stream, &stream->refusal, json_object_get(message, "refusal"));
-    json_array_foreach(json_object_get(message, "tool_calls"), i, piece) add_call(stream, piece);
+    KA_EACH(json_object_get(message, "tool_calls"), i, piece)
+        add_call(stream, piece);
 }
 
 static void take_count(long *to, const json_t *value)
@@ -332,9 +329,7 @@ static void take_json(struct ka_chat_stream *stream, const char *data, size_t le
 {
     json_error_t why;
     json_auto_t *root = json_loadb(data, len, 0, &why);
-    json_t *choice;
     const json_t *choices = json_object_get(root, "choices"), *usage = json_object_get(root, "usage");
-    size_t i;
     if (!root)
         FAIL(stream, -EBADMSG, "the answer is not valid JSON: %s", why.text);
     else if (!json_is_null(json_object_get(root, "error")) && json_object_get(root, "error"))
@@ -342,8 +337,7 @@ static void take_json(struct ka_chat_stream *stream, const char *data, size_t le
     else if (!json_is_object(root))
         FAIL(stream, -EBADMSG, "the answer is JSON, but not an object");
     keep_string(stream, &stream->model, json_object_get(root, "model"));
-    json_array_foreach(choices, i, choice)
-    {
+    KA_EACH(choices, i, choice) {
         if (json_integer_value(json_object_get(choice, "index")) != 0)
             continue; /* only the first choice was asked for */
         add_message(stream, json_object_get(choice, member));

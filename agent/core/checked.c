@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/each.h"
 #include "conduct.h"
 #include "describe.h"
 #include "kinds.h"
@@ -16,10 +17,7 @@ static json_t *list_of(const json_t *object, const char *name)
 
 static bool has_label(const json_t *kinds, const char *label)
 {
-    size_t i;
-    json_t *kind;
-    json_array_foreach((json_t *)kinds, i, kind)
-    {
+    KA_EACH(kinds, i, kind) {
         const char *name = json_string_value(json_object_get(kind, "name"));
         if (name && strstr(name, label))
             return true;
@@ -41,11 +39,9 @@ static const char *usual_reason(const struct ka_kind *kind)
 /* Layouts and values by the tensor that the forward does not take them of, and kinds without a case. */
 static json_t *left_out(const json_t *kinds, const json_t *inputs)
 {
-    json_t *list = json_array(), *reasons = json_object_get(inputs, "left_out"), *reason;
+    json_t *list = json_array(), *reasons = json_object_get(inputs, "left_out");
     const struct ka_kind *kind;
-    const char *name;
-    json_object_foreach(reasons, name, reason)
-    {
+    KA_EACH_MEMBER(reasons, name, reason) {
         const char *why = json_string_value(reason);
         json_array_append_new(list, json_pack("{s:s, s:s}", "name", name, "reason", why ? why : "?"));
     }
@@ -88,10 +84,8 @@ static json_t *not_seen(const struct ka_checked_of *of)
 
 static json_t *notes_of(const json_t *verdict)
 {
-    json_t *list = json_array(), *note;
-    size_t i;
-    json_array_foreach(json_object_get(verdict, "notes"), i, note)
-    {
+    json_t *list = json_array();
+    KA_EACH(json_object_get(verdict, "notes"), i, note) {
         const char *text = json_string_value(json_object_get(note, "message"));
         json_int_t line = json_integer_value(json_object_get(note, "line"));
         if (text)
@@ -103,10 +97,8 @@ static json_t *notes_of(const json_t *verdict)
 /* Scalars and flags that every case had as they are, and why. */
 static json_t *never_varied(const json_t *oracles)
 {
-    json_t *list = json_array(), *reason;
-    const char *name;
-    json_object_foreach(json_object_get(json_object_get(oracles, "scalars"), "never_varied"), name, reason)
-    {
+    json_t *list = json_array();
+    KA_EACH_MEMBER(json_object_get(json_object_get(oracles, "scalars"), "never_varied"), name, reason) {
         const char *why = json_string_value(reason);
         json_array_append_new(list, json_sprintf("%s: %s", name, why ? why : "?"));
     }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/each.h"
 #include "fields.h"
 
 #define NAMED_MAX 8 /* items of one list */
@@ -46,16 +47,13 @@ static const char *text_of(const json_t *item)
 static void judge_operations(const json_t *report, const char *phase, struct ka_verdict *verdict, size_t at)
 {
     char key[32], text[512];
-    struct ka_buf names = {0};
-    const char *name;
-    json_t *count;
+    KA_AUTO_BUF struct ka_buf names = {0};
     size_t more = 0;
     snprintf(key, sizeof(key), "torch_ops_%s", phase);
     const json_t *operations = json_object_get(report, key);
     if (!json_is_object(operations))
         ka_buf_puts(&names, "operations that it does not report");
-    json_object_foreach((json_t *)operations, name, count)
-    {
+    KA_EACH_MEMBER(operations, name, count) {
         if (ka_conduct_allowed(name))
             continue;
         if (names.len < 200)
@@ -70,7 +68,6 @@ static void judge_operations(const json_t *report, const char *phase, struct ka_
                  phase, ka_buf_str(&names));
         ka_verdict_fail(verdict, at, "torch_math", text);
     }
-    ka_buf_free(&names);
 }
 
 /* Members that are lists of confessions: what stands before and after each item. */
@@ -107,10 +104,7 @@ static void judge_list(const json_t *report, size_t which, bool compiled, struct
 /* Gradients beside those that were asked for: whoever uses them takes them for verified. */
 static void judge_unnamed(const json_t *report, struct ka_verdict *verdict, size_t at)
 {
-    size_t i;
-    json_t *name;
-    json_array_foreach(json_object_get(report, "unnamed"), i, name)
-    {
+    KA_EACH(json_object_get(report, "unnamed"), i, name) {
         char text[300];
         snprintf(text, sizeof(text),
                  "the backward returns a gradient for %.100s, which no position names, so that nobody checks "
@@ -138,10 +132,9 @@ void ka_conduct_judge(const json_t *report, bool compiled, struct ka_verdict *ve
 
 static void judge_interpreted(const json_t *entry, struct ka_verdict *verdict, size_t shape)
 {
-    const json_t *conduct = json_object_get(entry, "conduct"), *untraced, *name;
+    const json_t *conduct = json_object_get(entry, "conduct"), *untraced;
     bool ran = json_is_true(json_object_get(entry, "ok"));
     char text[600];
-    size_t i;
     if (!ran && strcmp(ka_text_of(entry, "raised_in", ""), "host") != 0)
         return;
     size_t at = ka_verdict_case(verdict, shape, "normal upstream, interpreted at a small size");
@@ -158,8 +151,7 @@ static void judge_interpreted(const json_t *entry, struct ka_verdict *verdict, s
     untraced = json_object_get(conduct, "untraced");
     if (!json_is_array(untraced))
         ka_verdict_fail(verdict, at, "decoy_kernel", "the report does not say where gradients come from");
-    json_array_foreach((json_t *)untraced, i, name)
-    {
+    KA_EACH(untraced, i, name) {
         snprintf(text, sizeof(text),
                  "the gradient of %.100s comes from no kernel that read the upstream gradient",
                  text_of(name));
@@ -170,10 +162,7 @@ static void judge_interpreted(const json_t *entry, struct ka_verdict *verdict, s
 
 void ka_conduct_interpreted(json_t *facts, struct ka_verdict *verdict, size_t shape)
 {
-    size_t i;
-    json_t *entry;
-    json_array_foreach(json_object_get(facts, "cases"), i, entry)
-    {
+    KA_EACH(json_object_get(facts, "cases"), i, entry) {
         judge_interpreted(entry, verdict, shape);
         json_object_del(entry, "conduct");
     }
@@ -181,10 +170,7 @@ void ka_conduct_interpreted(json_t *facts, struct ka_verdict *verdict, size_t sh
 
 bool ka_conduct_watched(const json_t *facts)
 {
-    size_t i;
-    json_t *entry;
-    json_array_foreach(json_object_get(facts, "cases"), i, entry)
-    {
+    KA_EACH(json_object_get(facts, "cases"), i, entry) {
         if (json_is_true(json_object_get(entry, "ok")))
             return true;
     }

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "base/each.h"
 #include "plan.h"
 
 struct hand {
@@ -28,10 +29,7 @@ static int by_size(const void *a, const void *b)
 
 static bool has_dims(const struct hand *hand, const json_t *dims)
 {
-    size_t i;
-    json_t *item;
-    json_array_foreach(hand->cases, i, item)
-    {
+    KA_EACH(hand->cases, i, item) {
         if (json_equal(json_object_get(item, "dims"), dims))
             return true;
     }

@@ -1,11 +1,11 @@
 /* Results told in Markdown. Must not judge: no thresholds, no advice. */
 #include "describe.h"
 
+#include "base/each.h"
 #include "fields.h"
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define MAX_LISTED 200 /* of anything that a child may repeat at will */
@@ -24,22 +24,19 @@ void ka_describe_bytes(double bytes, char *out, size_t size)
 /* JSON text of any value. */
 static void put_json(const json_t *value, struct ka_buf *out)
 {
-    char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+    KA_AUTO_FREE char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
     if (text)
         ka_buf_puts(out, text);
-    free(text);
 }
 
 int ka_describe_dims(const json_t *dims, struct ka_buf *out)
 {
-    const char *name, *comma = "";
-    json_t *value;
+    const char *comma = "";
     if (json_is_string(dims))
         ka_buf_puts(out, json_string_value(dims));
     else if (dims && !json_is_object(dims))
         put_json(dims, out);
-    json_object_foreach((json_t *)dims, name, value)
-    {
+    KA_EACH_MEMBER(dims, name, value) {
         ka_buf_printf(out, "%s%s=", comma, name);
         put_json(value, out);
         comma = ", ";
@@ -50,10 +47,7 @@ int ka_describe_dims(const json_t *dims, struct ka_buf *out)
 /* "a, b, c" of an array of texts. */
 static void put_names(const json_t *names, const char *quote, struct ka_buf *out)
 {
-    size_t i;
-    json_t *name;
-    json_array_foreach((json_t *)names, i, name)
-    {
+    KA_EACH(names, i, name) {
         if (json_is_string(name) && i < MAX_LISTED)
             ka_buf_printf(out, "%s%s%s%s", i ? ", " : "", quote, json_string_value(name), quote);
     }
@@ -63,12 +57,9 @@ static void put_names(const json_t *names, const char *quote, struct ka_buf *out
 
 static void put_signature(const json_t *stub, struct ka_buf *out)
 {
-    size_t i;
-    json_t *param;
     bool keyword = false;
     ka_buf_printf(out, "- stub: `%s(", ka_text_of(stub, "name", "?"));
-    json_array_foreach(json_object_get(stub, "params"), i, param)
-    {
+    KA_EACH(json_object_get(stub, "params"), i, param) {
         const char *value = ka_text_of(param, "default", NULL);
         bool star = !keyword && strcmp(ka_text_of(param, "kind", ""), "keyword") == 0;
         keyword = keyword || star;
@@ -116,10 +107,7 @@ static void put_shape(const char *title, size_t shown, const json_t *dims, bool 
 
 static void put_sweep(const json_t *sweep, struct ka_buf *out)
 {
-    size_t i;
-    json_t *entry;
-    json_array_foreach((json_t *)sweep, i, entry)
-    {
+    KA_EACH(sweep, i, entry) {
         if (i < MAX_LISTED)
             put_shape("- sweep: ", i, json_object_get(entry, "dims"),
                       json_is_false(json_object_get(entry, "required")), out);
@@ -130,13 +118,10 @@ static void put_sweep(const json_t *sweep, struct ka_buf *out)
 
 int ka_describe_inspect(const json_t *inspect, struct ka_buf *out)
 {
-    size_t i;
-    json_t *kernel;
     if (json_object_get(inspect, "stub"))
         put_signature(json_object_get(inspect, "stub"), out);
     put_list_line("gradients for", json_object_get(inspect, "grads"), "`", out);
-    json_array_foreach(json_object_get(inspect, "kernels"), i, kernel)
-    {
+    KA_EACH(json_object_get(inspect, "kernels"), i, kernel) {
         if (i < MAX_LISTED)
             put_kernel_line(kernel, out);
     }
@@ -149,10 +134,8 @@ int ka_describe_inspect(const json_t *inspect, struct ka_buf *out)
 
 int ka_describe_shapes(const json_t *shapes, struct ka_buf *out)
 {
-    size_t i, shown = 0;
-    json_t *shape;
-    json_array_foreach((json_t *)shapes, i, shape)
-    {
+    size_t shown = 0;
+    KA_EACH(shapes, i, shape) {
         const char *class = ka_text_of(shape, "class", "");
         bool optional = strcmp(class, "optional") == 0;
         if (shown < MAX_LISTED && (optional || strcmp(class, "required") == 0))
@@ -177,12 +160,9 @@ static void put_line_number(const json_t *entry, struct ka_buf *out)
 
 static void put_refusals(const json_t *refusals, struct ka_buf *out)
 {
-    size_t i;
-    json_t *refusal;
     if (json_array_size(refusals))
         ka_buf_puts(out, "The differentiator could not handle:\n\n");
-    json_array_foreach((json_t *)refusals, i, refusal)
-    {
+    KA_EACH(refusals, i, refusal) {
         if (i >= MAX_LISTED)
             break;
         put_line_number(refusal, out);
@@ -229,16 +209,13 @@ static void put_line_entry(const json_t *entry, struct ka_buf *out)
 int ka_describe_draft(const json_t *draft, struct ka_buf *out)
 {
     const json_t *report = json_object_get(draft, "report");
-    size_t i;
-    json_t *entry;
     put_refusals(json_object_get(draft, "refusals"), out);
     put_against(report, "tape", "tape_bytes", "tape_naive_bytes", true, out);
     put_against(report, "atomics", "atomics", "atomics_naive", false, out);
     if (ka_text_of(report, "schedule", NULL))
         ka_buf_printf(out, "- schedule of the draft: %s\n", ka_text_of(report, "schedule", NULL));
     put_list_line("schedules that are also provable", json_object_get(report, "alternatives"), "", out);
-    json_array_foreach(json_object_get(report, "lines"), i, entry)
-    {
+    KA_EACH(json_object_get(report, "lines"), i, entry) {
         if (i < MAX_LISTED)
             put_line_entry(entry, out);
     }
@@ -255,10 +232,7 @@ static void add_to(double *sum, double value)
 
 static void sum_pass(const json_t *facts, const char *pass, struct ka_describe_sums *sums)
 {
-    size_t i;
-    json_t *entry;
-    json_array_foreach(json_object_get(facts, "cases"), i, entry)
-    {
+    KA_EACH(json_object_get(facts, "cases"), i, entry) {
         const json_t *counts = json_object_get(entry, pass);
         add_to(&sums->launches, ka_number_of(counts, "launches", -1));
         add_to(&sums->bytes_read, ka_number_of(counts, "bytes_read", -1));
@@ -270,12 +244,10 @@ static void sum_pass(const json_t *facts, const char *pass, struct ka_describe_s
 
 static void add_different(json_t *list, const json_t *more)
 {
-    size_t i, k;
-    json_t *item, *other;
-    json_array_foreach((json_t *)more, i, item)
-    {
+    KA_EACH(more, i, item) {
         bool known = json_array_size(list) >= MAX_LISTED;
-        json_array_foreach(list, k, other) known = known || json_equal(other, item);
+        KA_EACH(list, k, other)
+            known = known || json_equal(other, item);
         if (!known)
             json_array_append(list, item);
     }
@@ -284,10 +256,8 @@ static void add_different(json_t *list, const json_t *more)
 /* The kernels of all cases and of the result itself, each different one once, in order (new reference). */
 static json_t *kernels_of(const json_t *facts)
 {
-    json_t *kernels = json_array(), *entry;
-    size_t i;
-    json_array_foreach(json_object_get(facts, "cases"), i, entry)
-    {
+    json_t *kernels = json_array();
+    KA_EACH(json_object_get(facts, "cases"), i, entry) {
         add_different(kernels, json_object_get(entry, "kernels"));
     }
     add_different(kernels, json_object_get(facts, "kernels"));
@@ -298,18 +268,15 @@ static const struct ka_describe_sums no_sums = {-1, -1, -1, -1, -1, -1, -1, -1, 
 
 void ka_describe_sum(const json_t *facts, struct ka_describe_sums *sums)
 {
-    json_t *kernels = kernels_of(facts), *kernel;
-    size_t i;
+    json_auto_t *kernels = kernels_of(facts);
     *sums = no_sums;
     sum_pass(facts, "backward", sums);
-    json_array_foreach(kernels, i, kernel)
-    {
+    KA_EACH(kernels, i, kernel) {
         add_to(&sums->kernels, 1);
         sums->registers = fmax(sums->registers, ka_number_of(kernel, "registers", -1));
         sums->spills = fmax(sums->spills, ka_number_of(kernel, "spills", -1));
         sums->shared = fmax(sums->shared, ka_number_of(kernel, "shared", -1));
     }
-    json_decref(kernels);
 }
 
 static void put_traffic(const json_t *facts, const char *pass, struct ka_buf *out)
@@ -355,45 +322,37 @@ static void put_kernel_row(const json_t *kernel, struct ka_buf *out)
 
 bool ka_describe_uncompiled(const json_t *facts, struct ka_buf *out)
 {
-    json_t *kernels = kernels_of(facts), *kernel;
-    bool found = false;
-    size_t i;
-    json_array_foreach(kernels, i, kernel)
-    {
-        const char *kind = ka_text_of(json_object_get(kernel, "error"), "kind", "");
-        if (found || strcmp(kind, "unsupported_op") != 0 ||
-            strcmp(ka_text_of(kernel, "pass", ""), "backward") != 0)
+    json_auto_t *kernels = kernels_of(facts);
+    KA_EACH(kernels, i, kernel) {
+        if (!ka_is_text(json_object_get(kernel, "error"), "kind", "unsupported_op") ||
+            !ka_is_text(kernel, "pass", "backward"))
             continue;
         const char *why = refusal_of(kernel);
         ka_buf_printf(out, "%s does not compile: %.*s", ka_text_of(kernel, "name", "a kernel"),
                       (int)strcspn(why, "\n"), why);
-        found = true;
+        return true;
     }
-    json_decref(kernels);
-    return found;
+    return false;
 }
 
 int ka_describe_facts(const json_t *facts, struct ka_buf *out)
 {
-    struct ka_buf body = {0};
-    json_t *kernels = kernels_of(facts), *kernel;
-    size_t i;
+    KA_AUTO_BUF struct ka_buf body = {0};
+    json_auto_t *kernels = kernels_of(facts);
     put_traffic(facts, "forward", &body);
     put_traffic(facts, "backward", &body);
     if (json_array_size(kernels))
         ka_buf_puts(&body,
                     "\n| kernel | constexprs | registers | spills | shared bytes | instructions | warps | "
                     "stages |\n|---|---|---|---|---|---|---|---|\n");
-    json_array_foreach(kernels, i, kernel) put_kernel_row(kernel, &body);
+    KA_EACH(kernels, i, kernel)
+        put_kernel_row(kernel, &body);
     if (body.len)
         ka_buf_printf(
             out,
             "Counted over the measured cases and read off the compiled code; nothing here is a time.\n\n%s",
             body.data);
-    int rc = body.failed ? body.failed : out->failed;
-    json_decref(kernels);
-    ka_buf_free(&body);
-    return rc;
+    return body.failed ? body.failed : out->failed;
 }
 
 /* Attempts */

@@ -1,6 +1,7 @@
 /* Slopes into a judgement. Knows no tensor and no shape; see differences.h. */
 #include "differences.h"
 
+#include "base/each.h"
 #include "fields.h"
 
 #include <errno.h>
@@ -61,12 +62,9 @@ int ka_differences_judge(const json_t *fd, const json_t *grads, struct ka_differ
                          struct ka_err *err)
 {
     const json_t *slopes = json_object_get(fd, "slopes");
-    json_t *name;
-    size_t i;
     int rc = 0;
     memset(out, 0, sizeof(*out));
-    json_array_foreach((json_t *)grads, i, name)
-    {
+    KA_EACH(grads, i, name) {
         const char *input = json_string_value(name);
         if (!input)
             continue;

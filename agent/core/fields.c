@@ -2,6 +2,7 @@
 #include "fields.h"
 
 #include <math.h>
+#include <string.h>
 
 const char *ka_text_of(const json_t *object, const char *name, const char *otherwise)
 {
@@ -9,8 +10,19 @@ const char *ka_text_of(const json_t *object, const char *name, const char *other
     return text ? text : otherwise;
 }
 
+bool ka_is_text(const json_t *object, const char *name, const char *text)
+{
+    const char *found = json_string_value(json_object_get(object, name));
+    return found && strcmp(found, text) == 0;
+}
+
 double ka_number_of(const json_t *object, const char *name, double otherwise)
 {
     const json_t *value = json_object_get(object, name);
     return json_is_number(value) && isfinite(json_number_value(value)) ? json_number_value(value) : otherwise;
+}
+
+void ka_number_add(json_t *object, const char *name, json_int_t more)
+{
+    json_object_set_new(object, name, json_integer(json_integer_value(json_object_get(object, name)) + more));
 }

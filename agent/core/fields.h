@@ -3,11 +3,18 @@
 #define KA_FIELDS_H
 
 #include <jansson.h>
+#include <stdbool.h>
 
 /* The text (borrowed), or `otherwise`. */
 const char *ka_text_of(const json_t *object, const char *name, const char *otherwise);
 
+/* Is there this text? */
+bool ka_is_text(const json_t *object, const char *name, const char *text);
+
 /* The finite number, or `otherwise`. */
 double ka_number_of(const json_t *object, const char *name, double otherwise);
+
+/* Add to a whole number; one that is missing is 0. */
+void ka_number_add(json_t *object, const char *name, json_int_t more);
 
 #endif

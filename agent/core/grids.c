@@ -1,6 +1,7 @@
 /* What probes of a forward's grid say of shapes that have not run. Must not know how a shape is run. */
 #include "grids.h"
 
+#include "base/each.h"
 #include "plan.h"
 #include "shapes.h"
 
@@ -56,10 +57,7 @@ static void add_many(const struct growth *grown, size_t count, double programs, 
 
 static bool reached(const json_t *shapes, const char *name, double size)
 {
-    size_t i;
-    json_t *shape;
-    json_array_foreach((json_t *)shapes, i, shape)
-    {
+    KA_EACH(shapes, i, shape) {
         if (size_in(json_object_get(shape, "dims"), name) >= size)
             return true;
     }
@@ -81,10 +79,8 @@ static void add_beyond(const struct growth *growth, const json_t *shapes, double
 static size_t read_growths(const json_t *probes, struct growth *grown, const json_t **longer)
 {
     double base = 0;
-    size_t i, count = 0;
-    json_t *entry;
-    json_array_foreach((json_t *)probes, i, entry)
-    {
+    size_t count = 0;
+    KA_EACH(probes, i, entry) {
         const json_t *dims = json_object_get(entry, "dims");
         const char *name = json_string_value(json_object_get(entry, "dim"));
         double programs = size_in(entry, "programs");

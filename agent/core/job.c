@@ -304,25 +304,19 @@ static int on_check(struct ka_job *job, const struct ka_event *event, struct ka_
 
 static int on_ending(struct ka_job *job, const struct ka_event *event, struct ka_command *command)
 {
-    switch ((int)event->type) {
-    case KA_EV_LLM_FAILED:
+    if (event->type == KA_EV_LLM_FAILED)
         conclude(job, KA_REASON_LLM, command);
-        return 0;
-    case KA_EV_BUDGET:
+    else if (event->type == KA_EV_BUDGET)
         conclude(job, KA_REASON_NOT_VERIFIED, command);
-        return 0;
-    case KA_EV_SANDBOX:
+    else if (event->type == KA_EV_SANDBOX)
         fail(job, KA_REASON_SANDBOX, command);
-        return 0;
-    case KA_EV_INTERNAL:
+    else if (event->type == KA_EV_INTERNAL)
         conclude(job, KA_REASON_INTERNAL, command);
-        return 0;
-    case KA_EV_CANCEL:
+    else if (event->type == KA_EV_CANCEL)
         enter(job, KA_JOB_CANCELLED, KA_CMD_FINISH, command);
-        return 0;
-    default:
+    else
         return -EINVAL;
-    }
+    return 0;
 }
 
 typedef int state_fn(struct ka_job *job, const struct ka_event *event, struct ka_command *command);

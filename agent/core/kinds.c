@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "base/each.h"
+
 static json_t *yes(size_t n, uint64_t secret)
 {
     (void)n;
@@ -136,16 +138,12 @@ bool ka_kind_is_upstream(const char *tensor)
 
 const struct ka_kind *ka_kind_of_input(const json_t *item, size_t i)
 {
-    const char *tensor;
-    json_t *name;
     size_t at = 0;
-    json_object_foreach(json_object_get(item, "values"), tensor, name)
-    {
+    KA_EACH_MEMBER(json_object_get(item, "values"), tensor, name) {
         if (at++ == i)
             return ka_kind_find(KA_KIND_VALUES, json_string_value(name));
     }
-    json_object_foreach(json_object_get(item, "layouts"), tensor, name)
-    {
+    KA_EACH_MEMBER(json_object_get(item, "layouts"), tensor, name) {
         if (!ka_kind_is_upstream(tensor) && at++ == i)
             return ka_kind_find(KA_KIND_LAYOUT, json_string_value(name));
     }
@@ -166,25 +164,20 @@ static void put(struct ka_buf *out, const char *between, const char *text)
 void ka_kind_variation_label(const json_t *variation, struct ka_buf *out)
 {
     json_t *layouts = json_object_get(variation, "layouts"), *values = json_object_get(variation, "values");
-    const char *tensor;
-    json_t *kind;
-    json_object_foreach(layouts, tensor, kind)
-    {
+    KA_EACH_MEMBER(layouts, tensor, kind) {
         if (!ka_kind_is_upstream(tensor))
             continue;
         put(out, ", ", label_of(KA_KIND_LAYOUT, kind));
         ka_buf_printf(out, " upstream%s%s", strcmp(tensor, "upstream/0") ? " " : "",
                       strcmp(tensor, "upstream/0") ? tensor + 9 : "");
     }
-    json_object_foreach(layouts, tensor, kind)
-    {
+    KA_EACH_MEMBER(layouts, tensor, kind) {
         if (ka_kind_is_upstream(tensor))
             continue;
         put(out, ", ", tensor);
         ka_buf_printf(out, " %s", label_of(KA_KIND_LAYOUT, kind));
     }
-    json_object_foreach(values, tensor, kind)
-    {
+    KA_EACH_MEMBER(values, tensor, kind) {
         put(out, ", ", tensor);
         ka_buf_printf(out, " %s", label_of(KA_KIND_VALUES, kind));
     }
@@ -193,11 +186,9 @@ void ka_kind_variation_label(const json_t *variation, struct ka_buf *out)
 /* "only x wants a gradient", "only x and w want gradients". */
 static void add_needs(const json_t *needs, struct ka_buf *out)
 {
-    size_t i, count = json_array_size(needs);
-    json_t *name;
+    size_t count = json_array_size(needs);
     ka_buf_printf(out, ", %s ", ka_kind_find(KA_KIND_QUESTION, "needs")->label);
-    json_array_foreach((json_t *)needs, i, name)
-    {
+    KA_EACH(needs, i, name) {
         const char *between = i == 0 ? "" : i + 1 == count ? " and " : ", ";
         ka_buf_printf(out, "%s%s", between, json_string_value(name));
     }
@@ -209,12 +200,11 @@ void ka_kind_label(const json_t *item, struct ka_buf *out)
     const struct ka_kind *upstream = ka_kind_of_upstream(item);
     const json_t *needs = json_object_get(item, "needs");
     const char *scalar = json_string_value(json_object_get(json_object_get(item, "scalar"), "name"));
-    struct ka_buf varied = {0};
+    KA_AUTO_BUF struct ka_buf varied = {0};
     ka_kind_variation_label(item, &varied);
     ka_buf_puts(out, upstream ? upstream->label : "unknown upstream");
     if (varied.len)
         ka_buf_printf(out, ", %s", ka_buf_str(&varied));
-    ka_buf_free(&varied);
     if (scalar)
         ka_buf_printf(out, ", another %s", scalar);
     if (json_object_get(item, "order"))

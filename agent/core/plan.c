@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "base/each.h"
+#include "fields.h"
 #include "kinds.h"
 
 #define ROOM_COSTS 16 /* times the smallest shape: what one without sizes of 1 may be */
@@ -16,10 +18,7 @@ static json_t *next_seed(uint64_t *state)
 double ka_plan_size(const json_t *dims)
 {
     double size = 1;
-    const char *name;
-    json_t *value;
-    json_object_foreach((json_t *)dims, name, value)
-    {
+    KA_EACH_MEMBER(dims, name, value) {
         if (json_is_integer(value) && json_integer_value(value) > 0)
             size *= (double)json_integer_value(value);
     }
@@ -67,10 +66,9 @@ static json_t *add_case(struct builder *builder, const json_t *shape, const char
     return item;
 }
 
-static bool has_class(const json_t *shape, const char *wanted)
+bool ka_plan_is(const json_t *shape, const char *class)
 {
-    const char *found = json_string_value(json_object_get(shape, "class"));
-    return found && strcmp(found, wanted) == 0;
+    return ka_is_text(shape, "class", class);
 }
 
 static size_t gradients_of(const json_t *shape)
@@ -89,11 +87,8 @@ static bool is_better(const json_t *shape, const json_t *than)
 json_t *ka_plan_smallest(const json_t *shapes)
 {
     json_t *smallest = NULL;
-    size_t i;
-    json_t *shape;
-    json_array_foreach((json_t *)shapes, i, shape)
-    {
-        if (has_class(shape, "required") && is_better(shape, smallest))
+    KA_EACH(shapes, i, shape) {
+        if (ka_plan_is(shape, "required") && is_better(shape, smallest))
             smallest = shape;
     }
     return smallest;
@@ -102,21 +97,18 @@ json_t *ka_plan_smallest(const json_t *shapes)
 static size_t ones_of(const json_t *shape)
 {
     size_t ones = 0;
-    const char *name;
-    json_t *value;
-    json_object_foreach(json_object_get(shape, "dims"), name, value) ones += json_integer_value(value) == 1;
+    KA_EACH_MEMBER(json_object_get(shape, "dims"), name, value)
+        ones += json_integer_value(value) == 1;
     return ones;
 }
 
 json_t *ka_plan_roomy(const json_t *shapes)
 {
-    json_t *smallest = ka_plan_smallest(shapes), *found = smallest, *shape;
+    json_t *smallest = ka_plan_smallest(shapes), *found = smallest;
     double most = ROOM_COSTS * ka_plan_size(json_object_get(smallest, "dims"));
-    size_t i;
-    json_array_foreach((json_t *)shapes, i, shape)
-    {
+    KA_EACH(shapes, i, shape) {
         double size = ka_plan_size(json_object_get(shape, "dims"));
-        if (has_class(shape, "required") && gradients_of(shape) == gradients_of(smallest) && size <= most &&
+        if (ka_plan_is(shape, "required") && gradients_of(shape) == gradients_of(smallest) && size <= most &&
             (ones_of(shape) < ones_of(found) ||
              (ones_of(shape) == ones_of(found) && size < ka_plan_size(json_object_get(found, "dims")))))
             found = shape;
@@ -127,27 +119,19 @@ json_t *ka_plan_roomy(const json_t *shapes)
 
 json_t *ka_plan_variants(const json_t *shapes)
 {
-    size_t i;
-    json_t *shape;
-    json_array_foreach((json_t *)shapes, i, shape)
-    {
-        const char *kind = json_string_value(json_object_get(shape, "kind"));
-        if (kind && strcmp(kind, KA_PLAN_STAND_IN) == 0)
+    KA_EACH(shapes, i, shape) {
+        if (json_is_true(json_object_get(shape, "stand_in")))
             return shape;
     }
     return ka_plan_smallest(shapes);
 }
 
-/* The required shape that costs least. */
-static const json_t *cheapest(const json_t *shapes)
+json_t *ka_plan_cheapest(const json_t *shapes)
 {
-    const json_t *found = NULL;
-    size_t i;
-    json_t *shape;
-    json_array_foreach((json_t *)shapes, i, shape)
-    {
-        if (has_class(shape, "required") && (!found || ka_plan_size(json_object_get(shape, "dims")) <
-                                                           ka_plan_size(json_object_get(found, "dims"))))
+    json_t *found = NULL;
+    KA_EACH(shapes, i, shape) {
+        if (ka_plan_is(shape, "required") && (!found || ka_plan_size(json_object_get(shape, "dims")) <
+                                                            ka_plan_size(json_object_get(found, "dims"))))
             found = shape;
     }
     return found;
@@ -169,27 +153,21 @@ static bool is_plain(const json_t *item, const json_t *shape)
 /* The plain cases there in turn; there is one at least. */
 static json_t *plain_in_turn(const struct builder *builder, const json_t *shape)
 {
-    json_t *plain = json_array(), *item;
-    size_t i;
-    json_array_foreach(builder->cases, i, item)
-    {
+    json_auto_t *plain = json_array(); /* the cases are the builder's too */
+    KA_EACH(builder->cases, i, item) {
         if (is_plain(item, shape))
             json_array_append(plain, item);
     }
     size_t count = json_array_size(plain);
-    json_t *found = count ? json_array_get(plain, builder->subsets % count) : NULL;
-    json_decref(plain); /* the cases are the builder's too */
-    return found;
+    return count ? json_array_get(plain, builder->subsets % count) : NULL;
 }
 
 /* A case that wants the gradients whose bits are set in `wanted`. What is right does not hang on that, so
  * the oracle's answer to another case is the answer to this one. */
 static void add_needs(struct builder *builder, const json_t *shape, const json_t *grads, uint64_t wanted)
 {
-    json_t *needs = json_array(), *name, *like = plain_in_turn(builder, shape);
-    size_t i;
-    json_array_foreach((json_t *)grads, i, name)
-    {
+    json_t *needs = json_array(), *like = plain_in_turn(builder, shape);
+    KA_EACH(grads, i, name) {
         if (i < 64 && wanted >> i & 1)
             json_array_append(needs, name);
     }
@@ -249,11 +227,9 @@ static void add_variants(struct builder *builder, const json_t *shape, const jso
 /* What has to do with an earlier case is asked in the second plain one there: both are known by then. */
 static void ask_later(struct builder *builder, const json_t *shape)
 {
-    json_t *first = NULL, *second = NULL, *least = NULL, *item;
+    json_t *first = NULL, *second = NULL, *least = NULL;
     const struct ka_kind *kind;
-    size_t i;
-    json_array_foreach(builder->cases, i, item)
-    {
+    KA_EACH(builder->cases, i, item) {
         if (!least ||
             ka_plan_size(json_object_get(item, "dims")) < ka_plan_size(json_object_get(least, "dims")))
             least = item;
@@ -266,7 +242,7 @@ static void ask_later(struct builder *builder, const json_t *shape)
     }
     if (!second)
         second = add_case(builder, shape, "normal");
-    for (i = 0; (kind = ka_kind_at(i)); i++) {
+    for (size_t i = 0; (kind = ka_kind_at(i)); i++) {
         if (kind->when != KA_KIND_LATER)
             continue;
         if (kind->value)
@@ -282,10 +258,8 @@ static void ask_later(struct builder *builder, const json_t *shape)
 static void draw_memory(struct builder *builder, const json_t *shape)
 {
     static const char *const memories[] = {"zero", "large", "bits"};
-    json_t *there = json_array(), *item;
-    size_t i;
-    json_array_foreach(builder->cases, i, item)
-    {
+    json_auto_t *there = json_array();
+    KA_EACH(builder->cases, i, item) {
         uint64_t draw = ka_random_next(&builder->random) >> 61; /* of eight */
         if (json_object_get(item, "twice"))
             continue;
@@ -295,26 +269,24 @@ static void draw_memory(struct builder *builder, const json_t *shape)
             json_array_append(there, item);
     }
     uint64_t first = ka_random_next(&builder->random) >> 33;
-    for (i = 0; i < KA_COUNT(memories) && i < json_array_size(there); i++) {
-        item = json_array_get(there, (first + i) % json_array_size(there));
+    for (size_t i = 0; i < KA_COUNT(memories) && i < json_array_size(there); i++) {
+        json_t *item = json_array_get(there, (first + i) % json_array_size(there));
         json_object_set_new(item, "memory", json_string(memories[i]));
         if (i == 0)
             json_object_del(item, "noop");
     }
-    json_decref(there);
 }
 
 json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bool half, uint64_t secret)
 {
     struct builder builder = {.cases = json_array(), .random = secret, .check = true, .half = half};
     const json_t *smallest = ka_plan_smallest(shapes), *variants = ka_plan_variants(shapes);
-    const json_t *again = variants == smallest ? smallest : cheapest(shapes);
-    size_t required = 0, i;
-    json_t *shape;
-    json_array_foreach((json_t *)shapes, i, shape) required += has_class(shape, "required");
+    const json_t *again = variants == smallest ? smallest : ka_plan_cheapest(shapes);
+    size_t required = 0;
+    KA_EACH(shapes, i, shape)
+        required += ka_plan_is(shape, "required");
     size_t more = required < KA_PLAN_MIN_SEEDS ? KA_PLAN_MIN_SEEDS - required : 1;
-    json_array_foreach((json_t *)shapes, i, shape)
-    {
+    KA_EACH(shapes, i, shape) {
         size_t times = shape == again ? 1 + more : 1;
         for (size_t n = 0; n < times; n++) {
             json_t *item = add_case(&builder, shape, "normal");
@@ -335,10 +307,7 @@ json_t *ka_plan_check(const json_t *shapes, const json_t *grads, int outputs, bo
 void ka_plan_varied(json_t *cases, const json_t *shape, const json_t *variations, uint64_t secret)
 {
     struct builder builder = {.cases = cases, .random = secret, .check = true};
-    size_t i;
-    json_t *variation;
-    json_array_foreach((json_t *)variations, i, variation)
-    {
+    KA_EACH(variations, i, variation) {
         if (shape && json_is_object(variation))
             json_object_update(add_case(&builder, shape, "normal"), variation);
     }
@@ -347,10 +316,7 @@ void ka_plan_varied(json_t *cases, const json_t *shape, const json_t *variations
 void ka_plan_scalars(json_t *cases, const json_t *shape, const json_t *scalars, uint64_t secret)
 {
     struct builder builder = {.cases = cases, .random = secret, .check = true};
-    size_t i;
-    json_t *scalar;
-    json_array_foreach((json_t *)scalars, i, scalar)
-    {
+    KA_EACH(scalars, i, scalar) {
         json_t *values = json_object_get(scalar, "values");
         json_t *item = shape ? add_case(&builder, shape, "normal") : NULL;
         if (item)
@@ -364,13 +330,11 @@ void ka_plan_scalars(json_t *cases, const json_t *shape, const json_t *scalars, 
 
 void ka_plan_compiled(json_t *cases)
 {
-    json_t *item, *largest = NULL;
-    size_t i;
-    json_array_foreach(cases, i, item)
-    {
+    json_t *largest = NULL;
+    KA_EACH(cases, i, item) {
         const char *kind = json_string_value(json_object_get(json_object_get(item, "upstream"), "kind"));
         json_object_del(item, "order"); /* a GPU has its own */
-        if (!has_class(item, "required") || json_object_get(item, "needs") || is_varied(item) || !kind ||
+        if (!ka_plan_is(item, "required") || json_object_get(item, "needs") || is_varied(item) || !kind ||
             strcmp(kind, "normal") != 0)
             continue;
         if (!largest ||
@@ -385,36 +349,26 @@ void ka_plan_compiled(json_t *cases)
 json_t *ka_plan_preflight(const json_t *shapes, uint64_t secret)
 {
     struct builder builder = {.cases = json_array(), .random = secret};
-    size_t i;
-    json_t *shape;
-    json_array_foreach((json_t *)shapes, i, shape) add_case(&builder, shape, "normal");
+    KA_EACH(shapes, i, shape)
+        add_case(&builder, shape, "normal");
     return builder.cases;
 }
 
 json_t *ka_plan_facts(const json_t *shapes, const char *entry, uint64_t secret)
 {
-    json_t *required = json_array(), *shape;
-    size_t i;
-    json_array_foreach((json_t *)shapes, i, shape)
-    {
-        if (has_class(shape, "required"))
+    json_auto_t *required = json_array();
+    KA_EACH(shapes, i, shape) {
+        if (ka_plan_is(shape, "required"))
             json_array_append(required, shape);
     }
-    json_t *cases = ka_plan_preflight(required, secret);
-    json_t *request =
-        json_pack("{s:o, s:b, s:s}", "cases", ka_plan_for_candidate(cases), "compile", 1, "entry", entry);
-    json_decref(required);
-    json_decref(cases);
-    return request;
+    json_auto_t *cases = ka_plan_preflight(required, secret);
+    return json_pack("{s:o, s:b, s:s}", "cases", ka_plan_for_candidate(cases), "compile", 1, "entry", entry);
 }
 
 /* Takes over `variant`; NULL if it was tried. */
 static json_t *unless_tried(const json_t *tried, json_t *variant)
 {
-    size_t i;
-    json_t *old;
-    json_array_foreach((json_t *)tried, i, old)
-    {
+    KA_EACH(tried, i, old) {
         if (json_equal(old, variant)) {
             json_decref(variant);
             return NULL;
@@ -427,17 +381,14 @@ json_t *ka_plan_variant(const json_t *report, const json_t *tried, const json_t 
 {
     if (json_array_size(tried) >= KA_PLAN_MAX_VARIANTS)
         return NULL;
-    size_t i;
-    json_t *item, *variant;
-    json_array_foreach(json_object_get(report, "alternatives"), i, item)
-    {
+    json_t *variant;
+    KA_EACH(json_object_get(report, "alternatives"), i, item) {
         if (json_is_string(item) &&
             (variant = unless_tried(tried, json_pack("{s:O, s:n}", "schedule", item, "config"))))
             return variant;
     }
     json_t *schedule = json_object_get(best, "schedule");
-    json_array_foreach(json_object_get(report, "configs"), i, item)
-    {
+    KA_EACH(json_object_get(report, "configs"), i, item) {
         if (json_is_object(item) && json_is_string(schedule) &&
             (variant = unless_tried(tried, json_pack("{s:O, s:O}", "schedule", schedule, "config", item))))
             return variant;
@@ -464,10 +415,9 @@ static json_t *to_draw(const json_t *item)
 static json_t *for_child(const json_t *cases, bool questions)
 {
     const struct ka_kind *kind;
-    json_t *told = json_array(), *item;
-    size_t i, k;
-    json_array_foreach((json_t *)cases, i, item)
-    {
+    json_t *told = json_array();
+    size_t k;
+    KA_EACH(cases, i, item) {
         json_t *to = to_draw(item);
         for (k = 0; questions && (kind = ka_kind_at(k)); k++) {
             if (kind->sort == KA_KIND_QUESTION && kind->other && json_object_get(item, kind->name))

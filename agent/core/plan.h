@@ -1,10 +1,12 @@
 /* What one check asks: the list of cases, from the shapes of a run and a secret seed. Pure.
  *
  * Words: a *shape* is {"dims": {...}, "class": "required" | "optional" | "hidden", "kind": "...", "grads"?:
- * [...], "tensors"?: [...]}, where `grads` names the inputs that are tensors there (an optional input may be
- * None on some shapes) and `tensors` is ka_vary_tensors()'; a *case* is a shape with a seed for the inputs
- * and an upstream gradient. Every attempt gets cases of fresh seeds, so that nothing that a candidate saw or
- * stored helps the next one. `class` and `kind` stay with the daemon: what a child is sent has neither. */
+ * [...], "tensors"?: [...], "stand_in"?: true}, where `grads` names the inputs that are tensors there (an
+ * optional input may be None on some shapes), `tensors` is ka_vary_tensors()', and a *stand-in* is a small
+ * version of ka_plan_smallest(), where that takes the oracle long; a *case* is a shape with a seed for the
+ * inputs and an upstream gradient. Every attempt gets cases of fresh seeds, so that nothing that a candidate
+ * saw or stored helps the next one. `class` and `kind` stay with the daemon: what a child is sent has
+ * neither. */
 #ifndef KA_PLAN_H
 #define KA_PLAN_H
 
@@ -56,12 +58,15 @@ json_t *ka_plan_facts(const json_t *shapes, const char *entry, uint64_t secret);
  * best candidate. First every other schedule as it is drafted; then each configuration on offer, with the
  * best schedule found. */
 json_t *ka_plan_variant(const json_t *report, const json_t *tried, const json_t *best);
-/* Of the required shapes with the most gradients the smallest (borrowed), NULL where none is required. */
+
+/* Is a shape of this class? */
+bool ka_plan_is(const json_t *shape, const char *class);
+
+/* The smallest required shape (borrowed), NULL where none is; of those with the most gradients the smallest.
+ */
+json_t *ka_plan_cheapest(const json_t *shapes);
 json_t *ka_plan_smallest(const json_t *shapes);
 
-/* The `kind` of a hidden shape that is a small version of ka_plan_smallest(), where that takes the oracle
- * long. */
-#define KA_PLAN_STAND_IN "a small version of a required shape"
 /* Where upstreams, inputs and subsets of gradients of other kinds are tried (borrowed): the stand-in, else
  * the smallest. */
 json_t *ka_plan_variants(const json_t *shapes);

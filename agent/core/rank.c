@@ -1,6 +1,7 @@
 /* The modelled cost. Pure; see rank.h for the model. */
 #include "rank.h"
 
+#include "base/each.h"
 #include "fields.h"
 
 #include <math.h>
@@ -23,10 +24,7 @@ static double number(const json_t *object, const char *name)
 static double spilled_per_program(const json_t *kernels)
 {
     double sum = 0;
-    size_t i;
-    json_t *kernel;
-    json_array_foreach((json_t *)kernels, i, kernel)
-    {
+    KA_EACH(kernels, i, kernel) {
         if (json_is_false(json_object_get(kernel, "ok")))
             return NAN;
         double warps = number(kernel, "num_warps");
@@ -40,10 +38,7 @@ static double spilled_per_program(const json_t *kernels)
 static double starved(const json_t *kernels)
 {
     double sum = 0;
-    size_t i;
-    json_t *kernel;
-    json_array_foreach((json_t *)kernels, i, kernel)
-    {
+    KA_EACH(kernels, i, kernel) {
         double warps = number(kernel, "num_warps") > 0 ? number(kernel, "num_warps") : 4;
         double registers = number(kernel, "registers") * 32.0 * warps, shared = number(kernel, "shared");
         double programs = PROGRAMS;
@@ -59,10 +54,8 @@ static double starved(const json_t *kernels)
 double ka_rank_cost(const json_t *facts)
 {
     double log_sum = 0;
-    size_t count = 0, i;
-    json_t *entry;
-    json_array_foreach(json_object_get(facts, "cases"), i, entry)
-    {
+    size_t count = 0;
+    KA_EACH(json_object_get(facts, "cases"), i, entry) {
         const json_t *backward = json_object_get(entry, "backward");
         if (!json_is_object(backward))
             continue;

@@ -2,6 +2,7 @@
  * told in both forms goes through the marks of page.h. Must not decide anything. */
 #include "report.h"
 
+#include "base/each.h"
 #include "describe.h"
 #include "fields.h"
 #include "report_html.h"
@@ -100,10 +101,7 @@ static void put_title(struct ka_page *page, const json_t *result)
 /* One fact for each member of `things`, a sentence by name. */
 static void put_each(struct ka_page *page, const char *title, const json_t *things)
 {
-    const char *name;
-    json_t *why;
-    json_object_foreach((json_t *)things, name, why)
-    {
+    KA_EACH_MEMBER(things, name, why) {
         ka_page_mark(page, KA_FACT);
         ka_page_put(page, title);
         ka_page_text(page, name);
@@ -116,10 +114,9 @@ static void put_each(struct ka_page *page, const char *title, const json_t *thin
 /* Numbers and flags that were varied, and all that was not. */
 static void put_calls(struct ka_page *page, const json_t *oracles)
 {
-    json_t *varied = json_object_get(get(oracles, "scalars"), "varied"), *item;
-    size_t i, told = 0;
-    json_array_foreach(varied, i, item)
-    {
+    json_t *varied = json_object_get(get(oracles, "scalars"), "varied");
+    size_t told = 0;
+    KA_EACH(varied, i, item) {
         if (get(item, "values"))
             continue; /* the same name once more */
         if (!told)
@@ -226,8 +223,6 @@ static void put_failures(struct ka_page *page, const json_t *failures)
 
 static void put_gradients(struct ka_page *page, const json_t *gradients)
 {
-    size_t i;
-    json_t *gradient;
     ka_page_paragraph(page, is_html(page)
                                 ? "Norm of the difference to the float64 oracle over the norm of the "
                                   "oracle's gradient, on the worst shape."
@@ -237,8 +232,7 @@ static void put_gradients(struct ka_page *page, const json_t *gradients)
                           ? "<table>\n<tr><th>gradient</th><th>error</th><th>eager</th><th>tolerated</th>"
                             "<th>worst shape</th></tr>\n"
                           : "| gradient | error | baseline | worst shape |\n|---|---|---|---|\n");
-    json_array_foreach((json_t *)gradients, i, gradient)
-    {
+    KA_EACH(gradients, i, gradient) {
         ka_page_mark(page, KA_ROW);
         ka_page_mark(page, KA_CELL);
         put_text_of(page, gradient, "name", "?");
@@ -276,49 +270,37 @@ static void item(struct ka_page *page, const char *before, const char *text, con
 
 static void put_tried(struct ka_page *page, const json_t *kinds)
 {
-    struct ka_buf text = {0};
-    size_t i;
-    json_t *kind;
-    json_array_foreach((json_t *)kinds, i, kind)
-    {
+    KA_AUTO_BUF struct ka_buf text = {0};
+    KA_EACH(kinds, i, kind) {
         const char *name = ka_page_text_of(kind, "name");
         ka_buf_printf(&text, "%s%s (%.0f)", i ? "; " : "", name ? name : "?", number_of(kind, "cases"));
     }
     if (text.len)
         item(page, "kinds of cases, and how many of each: ", ka_buf_str(&text), "", NULL);
-    ka_buf_free(&text);
 }
 
 static void put_scaled(struct ka_page *page, const json_t *scaled)
 {
-    size_t i;
-    json_t *entry;
-    json_array_foreach((json_t *)scaled, i, entry)
-    {
-        struct ka_buf own = {0}, checked = {0};
+    KA_EACH(scaled, i, entry) {
+        KA_AUTO_BUF struct ka_buf own = {0}, checked = {0};
         ka_describe_dims(get(entry, "dims"), &own);
         ka_describe_dims(get(entry, "checked"), &checked);
         item(page, json_is_true(get(entry, "required")) ? "a required size was scaled: " : "scaled: ",
              ka_buf_str(&own), " was checked at ", ka_buf_str(&checked));
-        ka_buf_free(&own);
-        ka_buf_free(&checked);
     }
 }
 
 static void put_texts(struct ka_page *page, const char *before, const json_t *texts)
 {
-    size_t i;
-    json_t *text;
-    json_array_foreach((json_t *)texts, i, text) item(page, before, json_string_value(text), "", NULL);
+    KA_EACH(texts, i, text)
+        item(page, before, json_string_value(text), "", NULL);
 }
 
 static void put_checked(struct ka_page *page, const json_t *checked)
 {
-    size_t i;
-    json_t *entry;
     ka_page_mark(page, KA_LIST);
     put_tried(page, get(checked, "kinds"));
-    json_array_foreach(get(checked, "left_out"), i, entry)
+    KA_EACH(get(checked, "left_out"), i, entry)
         item(page, "not tried: ", ka_page_text_of(entry, "name"), ": ", ka_page_text_of(entry, "reason"));
     put_scaled(page, get(checked, "scaled"));
     put_texts(page, "never varied: ", get(checked, "never_varied"));
@@ -342,32 +324,26 @@ static void put_children(struct ka_page *page, const json_t *children)
 
 static void put_decisions(struct ka_page *page, const json_t *report)
 {
-    json_t *draft = json_pack("{s:O*}", "report", report);
-    struct ka_buf text = {0};
+    json_auto_t *draft = json_pack("{s:O*}", "report", report);
+    KA_AUTO_BUF struct ka_buf text = {0};
     ka_describe_draft(draft, &text);
     if (text.len) {
         ka_page_heading(page, "The differentiator's decisions");
         put_lines(page, "", text.data, "\n");
     }
-    json_decref(draft);
-    ka_buf_free(&text);
 }
 
 static void put_history(struct ka_page *page, const json_t *history)
 {
-    size_t i;
-    json_t *entry;
     ka_page_mark(page, KA_LIST);
-    json_array_foreach((json_t *)history, i, entry)
-    {
-        struct ka_buf line = {0};
+    KA_EACH(history, i, entry) {
+        KA_AUTO_BUF struct ka_buf line = {0};
         ka_describe_attempt(entry, &line);
         ka_page_mark(page, KA_ITEM);
         if (!is_html(page))
             ka_page_putf(page, "%zu. ", i + 1);
         ka_page_text(page, ka_buf_str(&line));
         ka_page_mark(page, KA_ITEM_END);
-        ka_buf_free(&line);
     }
     ka_page_mark(page, KA_LIST_END);
 }
@@ -377,13 +353,11 @@ static void put_history(struct ka_page *page, const json_t *history)
 /* Atomics in another order round otherwise: how far that goes, where it could be seen. */
 static void put_repeats(struct ka_page *page, const json_t *result)
 {
-    size_t i, shown = 0;
-    json_t *gradient;
+    size_t shown = 0;
     if (ka_page_text_of(result, "repeatability"))
         ka_page_putf(page, "The same backward on the same bytes: %s.\n\n",
                      ka_page_text_of(result, "repeatability"));
-    json_array_foreach(get(result, "gradients"), i, gradient)
-    {
+    KA_EACH(get(result, "gradients"), i, gradient) {
         const json_t *repeats = get(gradient, "repeats");
         if (!json_is_object(repeats))
             continue;
@@ -402,15 +376,12 @@ static void put_repeats(struct ka_page *page, const json_t *result)
 static void put_races(struct ka_page *page, const json_t *races)
 {
     const json_t *ordered = get(races, "ordered_by_atomics");
-    size_t i;
-    json_t *kernel;
     ka_page_put(page, !json_is_true(get(races, "looked_for"))
                           ? "Races between programs were not looked for: only the interpreter sees them"
                       : json_is_true(get(races, "small_sizes"))
                           ? "Races between programs were looked for in every launch of small sizes"
                           : "Races between programs were looked for in every launch");
-    json_array_foreach((json_t *)ordered, i, kernel)
-    {
+    KA_EACH(ordered, i, kernel) {
         ka_page_put(page, i ? ", " : "; taken at their word, since atomics put their programs in order: ");
         ka_page_text(page, json_string_value(kernel) ? json_string_value(kernel) : "?");
     }
@@ -419,13 +390,11 @@ static void put_races(struct ka_page *page, const json_t *races)
 
 static void put_skipped(struct ka_page *page, const json_t *shapes)
 {
-    json_t *skipped = json_object_get(shapes, "skipped"), *entry;
-    size_t i;
+    json_t *skipped = json_object_get(shapes, "skipped");
     if (!json_array_size(skipped))
         return;
     ka_page_put(page, "## Skipped shapes\n\nNot judged, and not counted as passed.\n\n");
-    json_array_foreach(skipped, i, entry)
-    {
+    KA_EACH(skipped, i, entry) {
         const json_t *dims = get(entry, "dims") ? get(entry, "dims") : get(entry, "shape");
         ka_page_put(page, "- ");
         ka_page_value(page, dims ? dims : entry);
@@ -453,7 +422,7 @@ static void put_facts(struct ka_page *page, const json_t *result)
 {
     const json_t *measured = get(result, "measured");
     struct ka_describe_sums sums;
-    struct ka_buf detail = {0};
+    KA_AUTO_BUF struct ka_buf detail = {0};
     if (!json_is_object(measured))
         return;
     ka_describe_sum(measured, &sums);
@@ -473,16 +442,12 @@ static void put_facts(struct ka_page *page, const json_t *result)
     ka_describe_facts(measured, &detail);
     if (detail.len)
         ka_page_putf(page, "%s\n", detail.data);
-    ka_buf_free(&detail);
 }
 
 static void put_retrieved(struct ka_page *page, const json_t *retrieved)
 {
-    size_t i;
-    json_t *pair;
     ka_page_put(page, "| pair | similarity |\n|---|---|\n");
-    json_array_foreach((json_t *)retrieved, i, pair)
-    {
+    KA_EACH(retrieved, i, pair) {
         ka_page_put(page, "| ");
         put_text_of(page, pair, "id", "?");
         ka_page_putf(page, " | %.3f |\n", number_of(pair, "similarity"));
@@ -492,13 +457,10 @@ static void put_retrieved(struct ka_page *page, const json_t *retrieved)
 
 static void put_answers(struct ka_page *page, const json_t *answers)
 {
-    size_t i;
-    json_t *answer;
     ka_page_put(page,
                 "The file asked these of the device; without a GPU they were answered for the target.\n\n"
                 "| line | asked | answer |\n|---|---|---|\n");
-    json_array_foreach((json_t *)answers, i, answer)
-    {
+    KA_EACH(answers, i, answer) {
         ka_page_put(page, "| ");
         ka_page_value(page, get(answer, "line") ? get(answer, "line") : json_null());
         ka_page_put(page, " | ");

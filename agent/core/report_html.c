@@ -1,6 +1,7 @@
 /* The page's own parts. Must not decide anything. */
 #include "report_html.h"
 
+#include "base/each.h"
 #include "fields.h"
 
 #include <math.h>
@@ -98,10 +99,7 @@ static void open_svg(struct ka_page *page, const struct plot *plot, const char *
 void ka_html_plot_gradients(struct ka_page *page, const json_t *gradients)
 {
     struct plot plot = {0};
-    size_t i;
-    json_t *gradient;
-    json_array_foreach((json_t *)gradients, i, gradient)
-    {
+    KA_EACH(gradients, i, gradient) {
         if (plot.rows == ROWS_MAX || !ka_page_text_of(gradient, "name"))
             continue;
         plot.names[plot.rows] = ka_page_text_of(gradient, "name");
@@ -114,7 +112,7 @@ void ka_html_plot_gradients(struct ka_page *page, const json_t *gradients)
         return;
     fit_axis(&plot);
     open_svg(page, &plot, "Error against tolerance, for each gradient");
-    for (i = 0; i < plot.rows; i++) {
+    for (size_t i = 0; i < plot.rows; i++) {
         const double *values = plot.values[i];
         double y = ROW_HEIGHT * ((double)i + 0.5);
         bool good = values[0] <= values[2];
@@ -136,12 +134,9 @@ void ka_html_plot_gradients(struct ka_page *page, const json_t *gradients)
 
 void ka_html_shapes(struct ka_page *page, const json_t *shapes)
 {
-    size_t i, k;
-    json_t *shape, *gradient;
     ka_page_put(page, "<table>\n<tr><th>shape</th><th>kind</th><th>cases</th><th>verdict</th>"
                       "<th>error of each gradient (tolerated)</th></tr>\n");
-    json_array_foreach((json_t *)shapes, i, shape)
-    {
+    KA_EACH(shapes, i, shape) {
         double failed = number_of(shape, "cases_failed");
         ka_page_put(page, "<tr><td>");
         ka_page_value(page, json_object_get(shape, "shape"));
@@ -156,8 +151,7 @@ void ka_html_shapes(struct ka_page *page, const json_t *shapes)
         else
             ka_page_put(page, "<td class=\"good\">passed</td>");
         ka_page_put(page, "<td>");
-        json_array_foreach(json_object_get(shape, "gradients"), k, gradient)
-        {
+        KA_EACH(json_object_get(shape, "gradients"), k, gradient) {
             ka_page_put(page, k ? ", " : "");
             ka_page_value(page, json_object_get(gradient, "name"));
             ka_page_putf(page, " %.2g (%.2g)", number_of(gradient, "error"), number_of(gradient, "limit"));

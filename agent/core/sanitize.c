@@ -1,6 +1,7 @@
 /* Findings into failures of the verdict; see sanitize.h. */
 #include "sanitize.h"
 
+#include "base/each.h"
 #include "fields.h"
 
 #include <stdio.h>
@@ -28,9 +29,8 @@ static void judge_run(const json_t *run, const char *tool, struct ka_verdict *ve
     const json_t *findings = json_object_get(run, "findings");
     const char *reason = ka_text_of(run, "reason", NULL);
     char text[1300];
-    size_t i;
-    json_t *finding;
-    json_array_foreach((json_t *)findings, i, finding) judge_finding(finding, tool, verdict);
+    KA_EACH(findings, i, finding)
+        judge_finding(finding, tool, verdict);
     if (json_array_size(findings) || json_is_true(json_object_get(run, "complete")))
         return;
     if (run)
@@ -49,10 +49,7 @@ void ka_sanitize_judge(const json_t *doc, const char *message, struct ka_verdict
     }
     for (size_t t = 0; t < KA_COUNT(TOOLS); t++) {
         const json_t *found = NULL;
-        size_t i;
-        json_t *run;
-        json_array_foreach(json_object_get(doc, "runs"), i, run)
-        {
+        KA_EACH(json_object_get(doc, "runs"), i, run) {
             if (strcmp(ka_text_of(run, "tool", ""), TOOLS[t]) == 0)
                 found = run;
         }

@@ -6,6 +6,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/each.h"
+
 enum role {
     ROLE_FIXED, /* not a size */
     ROLE_SIZE,
@@ -64,11 +66,8 @@ static int read_shape(const json_t *dims, struct shape *shape)
         return -EFBIG;
     /* a height beside a width is not a number of heads */
     bool image = json_object_get(dims, "W") || json_object_get(dims, "w") || json_object_get(dims, "width");
-    const char *name;
-    json_t *value;
     shape->count = 0;
-    json_object_foreach((json_t *)dims, name, value)
-    {
+    KA_EACH_MEMBER(dims, name, value) {
         if (!json_is_integer(value))
             continue;
         struct dim *dim = &shape->dims[shape->count++];
@@ -349,17 +348,13 @@ static void vary_shape(struct shape *shape, enum variation kind, uint64_t *state
 
 static bool is_known(const json_t *dims, const json_t *sweep, const json_t *hidden, const json_t *shape)
 {
-    size_t i;
-    json_t *other;
     if (json_equal(dims, shape))
         return true;
-    json_array_foreach(sweep, i, other)
-    {
+    KA_EACH(sweep, i, other) {
         if (json_equal(other, shape))
             return true;
     }
-    json_array_foreach(hidden, i, other)
-    {
+    KA_EACH(hidden, i, other) {
         if (json_equal(json_object_get(other, "dims"), shape))
             return true;
     }
@@ -442,11 +437,10 @@ static void add_covering(const struct shape *shape, const json_t *dims, const ch
         const json_t *size = json_object_get(wants, made.dims[i].name);
         made.dims[i].scaled = size ? json_integer_value(size) : made.dims[i].value;
     }
-    json_t *varied = elements(&made) <= limit ? write_shape(dims, &made) : NULL;
+    json_auto_t *varied = elements(&made) <= limit ? write_shape(dims, &made) : NULL;
     if (varied && !json_equal(varied, dims))
         json_array_append_new(list,
                               json_pack("{s:O, s:s, s:O}", "dims", varied, "kind", kind, "wants", wants));
-    json_decref(varied);
     json_decref(wants);
 }
 
@@ -480,10 +474,7 @@ int ka_shapes_cover(const json_t *dims, int64_t tile, uint64_t budget, json_t **
 
 static bool has_size(const json_t *shapes, const char *name, const json_t *size)
 {
-    size_t i;
-    json_t *entry;
-    json_array_foreach((json_t *)shapes, i, entry)
-    {
+    KA_EACH(shapes, i, entry) {
         if (json_equal(json_object_get(json_object_get(entry, "dims"), name), size))
             return true;
     }
@@ -492,10 +483,8 @@ static bool has_size(const json_t *shapes, const char *name, const json_t *size)
 
 json_t *ka_shapes_singles(const json_t *dims, const json_t *wants, const json_t *shapes)
 {
-    json_t *list = json_array(), *size;
-    const char *name;
-    json_object_foreach((json_t *)wants, name, size)
-    {
+    json_t *list = json_array();
+    KA_EACH_MEMBER(wants, name, size) {
         if (has_size(shapes, name, size))
             continue;
         json_t *made = json_deep_copy(dims);

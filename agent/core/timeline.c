@@ -1,6 +1,7 @@
 /* Children as rows of bars. Must not decide anything. */
 #include "timeline.h"
 
+#include "base/each.h"
 #include "fields.h"
 
 #include <math.h>
@@ -51,11 +52,8 @@ static double seconds_of(const json_t *child, const char *name)
 
 static void read_children(const json_t *children, struct timeline *t)
 {
-    size_t i;
-    json_t *child;
     *t = (struct timeline){.bars = ka_calloc(CHILDREN_MAX, sizeof(*t->bars))};
-    json_array_foreach((json_t *)children, i, child)
-    {
+    KA_EACH(children, i, child) {
         const char *op = ka_page_text_of(child, "op"), *status = ka_page_text_of(child, "status");
         double start = seconds_of(child, "start"), end = seconds_of(child, "end");
         if (!isfinite(start) || t->count == CHILDREN_MAX) {

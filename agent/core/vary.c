@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/each.h"
 #include "cover.h"
 #include "kinds.h"
 
@@ -133,12 +134,8 @@ static bool is_refused(const json_t *refused, const char *tensor, const char *ki
 
 bool ka_vary_is_refused(const json_t *variation, const json_t *refused)
 {
-    const char *member, *tensor;
-    json_t *of, *kind;
-    json_object_foreach((json_t *)variation, member, of)
-    {
-        json_object_foreach(of, tensor, kind)
-        {
+    KA_EACH_MEMBER(variation, member, of) {
+        KA_EACH_MEMBER(of, tensor, kind) {
             if (is_refused(refused, tensor, json_string_value(kind)))
                 return true;
         }
@@ -231,22 +228,20 @@ json_t *ka_vary(const json_t *tensors, const json_t *kept, const json_t *refused
 {
     struct aspects all = {.count = 0};
     struct ka_cover_row rows[KA_VARY_MOST];
-    size_t have = 0, i;
-    json_t *item, *made = json_array();
-    json_array_foreach((json_t *)tensors, i, item)
-    {
+    size_t have = 0;
+    json_t *made = json_array();
+    KA_EACH(tensors, i, item) {
         const char *name = json_string_value(json_object_get(item, "name"));
         add_aspect(&all, tensors, i, KA_KIND_LAYOUT, refused);
         if (name && !ka_kind_is_upstream(name))
             add_aspect(&all, tensors, i, KA_KIND_VALUES, refused);
     }
-    json_array_foreach((json_t *)kept, i, item)
-    {
+    KA_EACH(kept, i, item) {
         if (have < KA_VARY_MOST)
             rows[have++] = row_of(&all, item);
     }
     size_t end = ka_cover(all.factor, all.count, may_be, &all, rows, have, KA_VARY_MOST);
-    for (i = have; i < end; i++)
+    for (size_t i = have; i < end; i++)
         json_array_append_new(made, variation_of(&all, &rows[i]));
     return made;
 }
@@ -262,16 +257,13 @@ static void add_tensor(json_t *list, const char *name, const json_t *from)
 
 json_t *ka_vary_tensors(const json_t *entry)
 {
-    json_t *list = json_array(), *item;
-    size_t i;
-    json_array_foreach(json_object_get(entry, "inputs"), i, item)
-    {
+    json_t *list = json_array();
+    KA_EACH(json_object_get(entry, "inputs"), i, item) {
         const char *name = json_string_value(json_object_get(item, "name"));
         if (name && json_is_true(json_object_get(item, "grad")))
             add_tensor(list, name, item);
     }
-    json_array_foreach(json_object_get(entry, "outputs"), i, item)
-    {
+    KA_EACH(json_object_get(entry, "outputs"), i, item) {
         char name[32];
         snprintf(name, sizeof(name), "upstream/%zu", i);
         if (json_is_true(json_object_get(item, "differentiable")))

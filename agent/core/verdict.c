@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/each.h"
+#include "fields.h"
 #include "base/utf8.h"
 #include "kinds.h"
 #include "plan.h"
@@ -330,9 +332,8 @@ static void name_shape(const struct shape *shape, struct ka_buf *out)
             ka_buf_printf(out, " (%s)", shape->hint);
         return;
     }
-    char *dims = json_dumps(shape->dims, JSON_ENCODE_ANY);
+    KA_AUTO_FREE char *dims = json_dumps(shape->dims, JSON_ENCODE_ANY);
     ka_buf_printf(out, "%sshape %s", shape->kind == KA_SHAPE_OPTIONAL ? "optional " : "", dims ? dims : "?");
-    free(dims);
 }
 
 static void failure_text(const struct failure *f, enum ka_describe how, struct ka_buf *out)
@@ -547,29 +548,24 @@ static json_t *per_shape_json(const struct ka_verdict *v, bool hidden)
 /* How many cases there were of each label, in the order of the first. */
 static json_t *kinds_json(const struct ka_verdict *v)
 {
-    json_t *list = json_array(), *counts = json_object();
-    const char *label;
-    json_t *count;
-    for (size_t i = 0; i < v->case_count; i++) {
-        json_int_t before = json_integer_value(json_object_get(counts, v->cases[i].label));
-        json_object_set_new(counts, v->cases[i].label, json_integer(before + 1));
-    }
-    json_object_foreach(counts, label, count)
+    json_auto_t *counts = json_object();
+    json_t *list = json_array();
+    for (size_t i = 0; i < v->case_count; i++)
+        ka_number_add(counts, v->cases[i].label, 1);
+    KA_EACH_MEMBER(counts, label, count)
         json_array_append_new(list, json_pack("{s:s, s:O}", "name", label, "cases", count));
-    json_decref(counts);
     return list;
 }
 
 static json_t *failure_json(const struct shape *shape, const struct failure *f, bool hidden)
 {
     bool whole = shape->dims == NULL, secret = !whole && shape->kind == KA_SHAPE_HIDDEN && !hidden;
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     failure_text(f, secret ? KA_DESCRIBE_HIDDEN : KA_DESCRIBE_FULL, &text);
     json_t *o = json_pack("{s:o,s:s*,s:s,s:s*,s:s}", "shape", whole ? json_null() : shape_json(shape, hidden),
                           "case", f->label, "rule", f->rule, "tensor", f->subject, "text", ka_buf_str(&text));
     if (f->subject && !secret)
         json_object_set_new(o, "facts", ka_diff_json(&f->diff));
-    ka_buf_free(&text);
     return o;
 }
 

@@ -10,6 +10,7 @@
 #include "agent/io/child.h"
 #include "agent/io/loop.h"
 #include "agent/io/work.h"
+#include "base/each.h"
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/log.h"
@@ -303,16 +304,13 @@ struct ka_compile *ka_compile_start(struct ka_app *app, const struct ka_settings
                                     ka_compile_done_fn done, void *arg)
 {
     struct ka_compile *c = ka_calloc(1, sizeof(*c));
-    size_t i;
-    json_t *item;
     *c = (struct ka_compile){.app = app, .done = done, .arg = arg, .began = ka_clock_ns()};
     ka_settings_copy(&c->settings, settings);
-    for (i = 0; i < TASKS; i++)
+    for (size_t i = 0; i < TASKS; i++)
         c->tasks[i].compile = c;
     c->sources = json_array();
     c->entries = json_object();
-    json_array_foreach((json_t *)wanted, i, item)
-    {
+    KA_EACH(wanted, i, item) {
         const char *key = json_string_value(item);
         if (i >= SOURCES_MAX || !ka_cache_is_key(key) || !take_source(c, child, key))
             c->counts.dropped++;

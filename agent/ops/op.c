@@ -11,6 +11,7 @@
 #include "agent/disk/cache.h"
 #include "agent/io/child.h"
 #include "agent/io/work.h"
+#include "base/each.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/utf8.h"
@@ -58,12 +59,10 @@ static void op_free(struct ka_op *op)
 /* People know the file under their own path, not under that of the copy which the child reads. */
 static void restore_path(json_t *value, const char *from, const char *to)
 {
-    size_t i;
-    const char *key;
-    void *next;
-    json_t *item;
-    json_array_foreach(value, i, item) restore_path(item, from, to);
-    json_object_foreach_safe(value, next, key, item) restore_path(item, from, to);
+    KA_EACH(value, i, item)
+        restore_path(item, from, to);
+    KA_EACH_MEMBER(value, key, item)
+        restore_path(item, from, to);
     const char *text = json_string_value(value);
     const char *at = text ? strstr(text, from) : NULL;
     if (!at)
@@ -92,10 +91,7 @@ static void last_line(const char *text, char *out, size_t size)
 static void name_missing(const struct ka_child_result *child, struct ka_buf *text)
 {
     json_auto_t *report = json_loads(child->layers, 0, NULL);
-    json_t *name;
-    size_t i;
-    json_array_foreach(json_object_get(report, "missing"), i, name)
-    {
+    KA_EACH(json_object_get(report, "missing"), i, name) {
         const char *layer = json_is_string(name) ? json_string_value(name) : "?";
         ka_buf_printf(text, "%s%s (%s)", i ? ", " : "", layer,
                       ka_text_of(json_object_get(report, "why"), layer, "unknown"));

@@ -5,15 +5,16 @@
 #include "ask.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "agent/core/answer.h"
 #include "agent/core/describe.h"
+#include "agent/core/fields.h"
 #include "agent/core/prompt.h"
 #include "agent/disk/prompt_files.h"
 #include "agent/io/mailbox.h"
+#include "base/each.h"
 #include "base/log.h"
 #include "base/utf8.h"
 #include "events.h"
@@ -52,11 +53,8 @@ static void question_free(struct question *question)
 
 static void tell_pairs(struct question *question, const struct ka_run *run)
 {
-    size_t i;
-    json_t *pair;
     question->pairs = ka_calloc(json_array_size(run->retrieved), sizeof(*question->pairs));
-    json_array_foreach(run->retrieved, i, pair)
-    {
+    KA_EACH(run->retrieved, i, pair) {
         question->pairs[i] = (struct ka_prompt_pair){
             .id = json_string_value(json_object_get(pair, "id")),
             .schedule = json_string_value(json_object_get(pair, "schedule")),
@@ -86,23 +84,19 @@ static bool builds_on(const struct ka_run *run, int64_t id, int64_t candidate)
 static void tell_history(struct question *question, const struct ka_run *run)
 {
     const struct ka_job *job = &run->job;
-    size_t count = json_array_size(run->history), i;
+    size_t count = json_array_size(run->history);
     size_t open =
         job->turn_left < job->limits.candidates ? (size_t)(job->limits.candidates - job->turn_left) : 0;
-    json_t *entry;
     question->history = ka_calloc(count, sizeof(char *));
-    json_array_foreach(run->history, i, entry)
-    {
+    KA_EACH(run->history, i, entry) {
         struct ka_buf line = {0};
-        const char *phase = json_string_value(json_object_get(entry, "phase"));
-        json_t *told = json_copy(entry);
-        if (phase && strcmp(phase, "optimise") == 0 && i + open < count)
+        json_auto_t *told = json_copy(entry);
+        if (ka_is_text(entry, "phase", "optimise") && i + open < count)
             json_object_set_new(
                 told, "kept",
                 json_boolean(
                     builds_on(run, job->current, json_integer_value(json_object_get(entry, "snapshot")))));
         ka_describe_attempt(told, &line);
-        json_decref(told);
         question->history[question->history_count++] = ka_buf_steal(&line);
     }
     question->input.history = (const char *const *)question->history;
@@ -111,9 +105,7 @@ static void tell_history(struct question *question, const struct ka_run *run)
 
 static void tell_grads(struct question *question, const struct ka_run *run)
 {
-    size_t i;
-    json_t *name;
-    json_array_foreach(run->grads, i, name)
+    KA_EACH(run->grads, i, name)
         ka_buf_printf(&question->grads, "%s%s", i ? ", " : "", json_string_value(name));
     question->input.grads = ka_buf_str(&question->grads);
 }
@@ -176,15 +168,9 @@ static int question_build(struct question *question, struct ka_run *run, enum ka
 
 static void count_tokens(struct ka_run *run, long in, long out)
 {
-    json_t *totals = run->totals;
-    json_object_set_new(totals, "requests",
-                        json_integer(json_integer_value(json_object_get(totals, "requests")) + 1));
-    json_object_set_new(
-        totals, "tokens_in",
-        json_integer(json_integer_value(json_object_get(totals, "tokens_in")) + (in > 0 ? in : 0)));
-    json_object_set_new(
-        totals, "tokens_out",
-        json_integer(json_integer_value(json_object_get(totals, "tokens_out")) + (out > 0 ? out : 0)));
+    ka_number_add(run->totals, "requests", 1);
+    ka_number_add(run->totals, "tokens_in", in > 0 ? in : 0);
+    ka_number_add(run->totals, "tokens_out", out > 0 ? out : 0);
 }
 
 static json_t *answer_json(const struct ka_chat_answer *answer)
@@ -201,20 +187,17 @@ static json_t *answer_json(const struct ka_chat_answer *answer)
 /* Borrows all texts from `doc`; only `calls` is to be freed. */
 static struct ka_chat_answer answer_of_json(const json_t *doc)
 {
-    json_t *calls = json_object_get(doc, "calls"), *call;
+    json_t *calls = json_object_get(doc, "calls");
     struct ka_chat_answer answer = {
         .text = (char *)json_string_value(json_object_get(doc, "text")),
         .refusal = (char *)json_string_value(json_object_get(doc, "refusal")),
         .calls = ka_calloc(json_array_size(calls), sizeof(*answer.calls)),
         .call_count = json_array_size(calls),
     };
-    size_t i;
-    json_array_foreach(calls, i, call)
-    {
-        const char *name = json_string_value(json_object_get(call, "name"));
+    KA_EACH(calls, i, call) {
         answer.calls[i] = (struct ka_chat_call){
             .id = (char *)json_string_value(json_object_get(call, "id")),
-            .name = (char *)(name ? name : "?"),
+            .name = (char *)ka_text_of(call, "name", "?"),
             .arguments = (char *)json_string_value(json_object_get(call, "arguments")),
         };
     }
@@ -263,7 +246,7 @@ static void note_of(const struct ka_chat_answer *answer, char *out, size_t size)
 static void take_answer(struct ka_run *run, const struct ka_chat_answer *answer)
 {
     struct ka_snapshot current = {0};
-    struct ka_buf backward = {0};
+    KA_AUTO_BUF struct ka_buf backward = {0};
     struct ka_err err;
     ka_record_add(run->record, "answer", answer_json(answer));
     if (run->job.current && ka_state_snapshot_head(run->state, run->job.current, &current, &err))
@@ -275,7 +258,6 @@ static void take_answer(struct ka_run *run, const struct ka_chat_answer *answer)
         ka_log(KA_LOG_INFO, "%s: the answer cannot be used: %s", run->name, err.msg);
         ka_record_add(run->record, "bad_answer", json_pack("{s:s}", "problem", err.msg));
         set_feedback(run, err.msg, answer);
-        ka_buf_free(&backward);
         ka_run_post_type(run, KA_EV_BAD_ANSWER);
         return;
     }
@@ -283,7 +265,6 @@ static void take_answer(struct ka_run *run, const struct ka_chat_answer *answer)
     note_of(answer, note, sizeof(note));
     set_feedback(run, NULL, NULL);
     ka_run_post_candidate(run, ka_buf_str(&backward), "llm", note);
-    ka_buf_free(&backward);
 }
 
 /* ---- over HTTP */
@@ -368,10 +349,8 @@ static struct ka_mailbox mailbox_of(const struct ka_run *run)
 
 static void remember_request(struct ka_run *run, const struct ka_mailbox *box, unsigned number)
 {
-    struct ka_buf path = {0};
-    ka_buf_printf(&path, "%s/%s-%03u.request.md", box->dir, box->run, number);
     free(run->waiting_for);
-    run->waiting_for = ka_buf_steal(&path);
+    run->waiting_for = ka_format("%s/%s-%03u.request.md", box->dir, box->run, number);
 }
 
 /* --no-wait: take the answer that is there, or end the process with the question put. */

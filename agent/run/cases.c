@@ -8,16 +8,14 @@
 #include <unistd.h>
 
 #include "agent/core/kinds.h"
+#include "base/each.h"
 #include "sandbox/compare.h"
 
 #define ROUNDING 1e-10 /* of float64 sums, per unit of upstream */
 
 json_t *ka_case_find(const json_t *doc, json_int_t id)
 {
-    size_t i;
-    json_t *entry;
-    json_array_foreach(json_object_get(doc, "cases"), i, entry)
-    {
+    KA_EACH(json_object_get(doc, "cases"), i, entry) {
         json_t *found = json_object_get(entry, "id");
         if (json_is_integer(found) && json_integer_value(found) == id)
             return entry;
@@ -55,12 +53,9 @@ double ka_case_upstream_norm(const struct ka_tensors *oracle, const json_t *entr
 {
     const struct ka_kind *kind = ka_kind_of_upstream(plan);
     double count = 0;
-    size_t i;
-    json_t *output;
     if (kind && kind->unit)
         return 1;
-    json_array_foreach(json_object_get(entry, "outputs"), i, output)
-    {
+    KA_EACH(json_object_get(entry, "outputs"), i, output) {
         char index[24];
         snprintf(index, sizeof(index), "%zu", i);
         const struct ka_tensor *tensor = ka_tensors_find_part(oracle, "out", index);
@@ -124,11 +119,9 @@ int ka_case_spread(const struct ka_tensors *found, const char *name, size_t time
 
 static int explain(const struct ka_diff *diff, const char *what, const char *name, struct ka_err *err)
 {
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     ka_diff_describe(diff, name, KA_DESCRIBE_FULL, &text);
-    int rc = ka_fail(err, -EDOM, "%s: %.900s", what, ka_buf_str(&text));
-    ka_buf_free(&text);
-    return rc;
+    return ka_fail(err, -EDOM, "%s: %.900s", what, ka_buf_str(&text));
 }
 
 static int compare_output(const struct ka_tensors *set, const char *index, struct ka_err *err)
@@ -190,14 +183,12 @@ static int require_gradient(const struct ka_tensors *set, const char *name, stru
             i++;
         if (i == n)
             continue;
-        struct ka_buf shape = {0};
+        KA_AUTO_BUF struct ka_buf shape = {0};
         ka_tensor_shape_text(grad, &shape);
-        int rc = ka_fail(err, -ERANGE,
-                         "the gradient of %.100s, of shape %.100s, is NaN at its element %zu by the float64 "
-                         "oracle, where every output is finite: there is nothing to compare a backward with",
-                         name, ka_buf_str(&shape), first + i);
-        ka_buf_free(&shape);
-        return rc;
+        return ka_fail(err, -ERANGE,
+                       "the gradient of %.100s, of shape %.100s, is NaN at its element %zu by the float64 "
+                       "oracle, where every output is finite: there is nothing to compare a backward with",
+                       name, ka_buf_str(&shape), first + i);
     }
     return 0;
 }
@@ -205,13 +196,10 @@ static int require_gradient(const struct ka_tensors *set, const char *name, stru
 int ka_case_agrees(const struct ka_tensors *oracle, const json_t *entry, const json_t *plan,
                    struct ka_err *err)
 {
-    size_t i;
-    json_t *output, *grad;
     double scale = ka_case_upstream_norm(oracle, entry, plan);
     bool finite = true;
     int rc = 0;
-    json_array_foreach(json_object_get(entry, "outputs"), i, output)
-    {
+    KA_EACH(json_object_get(entry, "outputs"), i, output) {
         const char *kind = json_string_value(json_object_get(output, "kind"));
         if (rc || !kind || strcmp(kind, "tensor") != 0)
             continue;
@@ -222,8 +210,7 @@ int ka_case_agrees(const struct ka_tensors *oracle, const json_t *entry, const j
             rc = compare_reference(oracle, "out", "ref_out", index, 0, err);
         finite = finite && rc == 0 && all_finite(ka_tensors_find_part(oracle, "out", index));
     }
-    json_array_foreach(json_object_get(entry, "grads"), i, grad)
-    {
+    KA_EACH(json_object_get(entry, "grads"), i, grad) {
         if (rc == 0 && finite && json_is_string(grad))
             rc = require_gradient(oracle, json_string_value(grad), err);
         if (rc == 0 && json_is_string(grad))

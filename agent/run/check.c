@@ -6,7 +6,6 @@
  * reports of itself (launches, modified inputs) can only count against it, never for it. */
 #include "check.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,10 +20,10 @@
 #include "agent/core/sanitize.h"
 #include "agent/core/verdict.h"
 #include "agent/io/work.h"
+#include "base/each.h"
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "cases.h"
 #include "compiled_facts.h"
 #include "events.h"
 #include "expected.h"
@@ -161,13 +160,12 @@ static void conclude(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     bool verified = ka_verdict_verified(check->verdict);
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     ka_verdict_facts(check->verdict, FACTS_SHAPES, &text);
-    json_t *verdict = ka_verdict_json(check->verdict, true);
-    json_t *facts = verified ? json_incref(check->facts) : NULL;
+    json_auto_t *verdict = ka_verdict_json(check->verdict, true);
+    json_auto_t *facts = verified ? json_incref(check->facts) : NULL;
     json_object_set_new(verdict, "facts", json_string(ka_buf_str(&text)));
     json_object_set(verdict, "notes", check->notes);
-    ka_buf_free(&text);
     struct outcome outcome = {.snapshot = check->snapshot,
                               .counts = ka_verdict_count(check->verdict),
                               .verdict = verdict,
@@ -175,8 +173,6 @@ static void conclude(struct ka_run *run)
                               .verified = verified,
                               .cost = verified ? ka_rank_cost(facts) : INFINITY};
     settle(run, &outcome);
-    json_decref(verdict);
-    json_decref(facts);
 }
 
 static size_t count_in(const json_t *shapes, const char *name)
@@ -251,7 +247,7 @@ static void finish(struct ka_run *run)
 static void facts_ended(struct ka_run *run)
 {
     struct ka_check *check = run->check;
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     check->facts_ended = true;
     if (ka_describe_uncompiled(check->facts, &text)) {
         ka_buf_printf(&text, " (target %s)", run->settings.target);
@@ -260,7 +256,6 @@ static void facts_ended(struct ka_run *run)
     } else if (check->facts_wanted) {
         finish(run);
     }
-    ka_buf_free(&text);
 }
 
 static void on_compiled(struct ka_run *run, json_t *facts)
@@ -296,13 +291,10 @@ static void measure(struct ka_run *run)
 static void measure_verified(struct ka_run *run)
 {
     struct ka_check *check = run->check;
-    bool begun = check->facts_child || run->compile;
-    if (check->facts_ended) {
-        finish(run);
-        return;
-    }
     check->facts_wanted = true;
-    if (!begun)
+    if (check->facts_ended)
+        finish(run);
+    else if (!check->facts_child && !run->compile)
         measure(run);
 }
 
@@ -322,13 +314,11 @@ static void on_sanitized(struct ka_run *run, const struct ka_op_result *result)
 
 static void sanitize(struct ka_run *run)
 {
-    json_t *list = json_pack("[O]", ka_plan_smallest(run->shapes));
-    json_t *cases = ka_plan_preflight(list, ka_random_u64());
+    json_auto_t *list = json_pack("[O]", ka_plan_smallest(run->shapes));
+    json_auto_t *cases = ka_plan_preflight(list, ka_random_u64());
     ka_log_progress(run->name, "compute-sanitizer: memcheck, racecheck, initcheck");
     json_t *extra = json_pack("{s:o, s:s, s:s}", "cases", ka_plan_for_candidate(cases), "entry",
                               run->check->entry, "sanitizer", run->settings.sanitizer);
-    json_decref(list);
-    json_decref(cases);
     ka_run_op(run, "sanitize", run->check->pair_path, extra, on_sanitized);
 }
 
@@ -371,7 +361,7 @@ static void judge_one(struct ka_check *check, size_t at)
     size_t i = check->order[at];
     json_t *plan = json_array_get(check->cases, i);
     struct ka_fan_found oracle, candidate;
-    struct ka_buf label = {0};
+    KA_AUTO_BUF struct ka_buf label = {0};
     struct ka_err why;
     json_int_t id;
     ka_expected_find(check->expected, i, &oracle, &id);
@@ -393,7 +383,6 @@ static void judge_one(struct ka_check *check, size_t at)
     };
     ka_kind_label(plan, &label);
     one.at = ka_verdict_case(check->verdict, check->shape_of[i], ka_buf_str(&label));
-    ka_buf_free(&label);
     struct ka_judged_case other = one;
     one.other = find_other(check, plan, &other);
     if (ka_judge_case(&one, (json_int_t)i, &why))
@@ -544,10 +533,9 @@ static void on_candidate(struct ka_run *run, struct ka_fan *fan, void *arg)
     }
     const char *trace =
         json_string_value(json_object_get(json_object_get(failed->doc, "error"), "traceback"));
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     ka_buf_printf(&text, "%s%s%.3000s", failed->message, trace ? "\n" : "", trace ? trace : "");
     reject_when_idle(run, "raised", ka_buf_str(&text));
-    ka_buf_free(&text);
 }
 
 /* ---- the cases */
@@ -556,16 +544,11 @@ static void announce_shapes(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     check->shape_of = ka_calloc(json_array_size(check->cases), sizeof(size_t));
-    json_t *known = json_array();
-    size_t i, k;
-    json_t *plan, *seen;
-    json_array_foreach(check->cases, i, plan)
-    {
+    json_auto_t *known = json_array();
+    KA_EACH(check->cases, i, plan) {
         json_t *dims = json_object_get(plan, "dims");
-        const char *class = json_string_value(json_object_get(plan, "class"));
         bool old = false;
-        json_array_foreach(known, k, seen)
-        {
+        KA_EACH(known, k, seen) {
             if (json_equal(seen, dims)) {
                 check->shape_of[i] = k;
                 old = true;
@@ -573,14 +556,13 @@ static void announce_shapes(struct ka_run *run)
         }
         if (old)
             continue;
-        enum ka_shape_kind kind = strcmp(class, "required") == 0 ? KA_SHAPE_REQUIRED
-                                  : strcmp(class, "hidden") == 0 ? KA_SHAPE_HIDDEN
-                                                                 : KA_SHAPE_OPTIONAL;
+        enum ka_shape_kind kind = ka_plan_is(plan, "required") ? KA_SHAPE_REQUIRED
+                                  : ka_plan_is(plan, "hidden") ? KA_SHAPE_HIDDEN
+                                                               : KA_SHAPE_OPTIONAL;
         check->shape_of[i] =
             ka_verdict_shape(check->verdict, kind, dims, json_string_value(json_object_get(plan, "kind")));
         json_array_append(known, dims);
     }
-    json_decref(known);
 }
 
 /* With --fail-fast a round is one case, then three, then twelve, and so on: most wrong candidates fail in the
@@ -591,10 +573,10 @@ static void next_round(struct ka_run *run)
     size_t all = json_array_size(check->cases), from = check->upto;
     size_t upto = !run->given || !run->settings.fail_fast ? all : from ? 4 * from : 1;
     check->upto = upto < all ? upto : all;
-    json_t *round = json_array();
+    json_auto_t *round = json_array();
     for (size_t at = from; at < check->upto; at++)
         json_array_append(round, json_array_get(check->cases, check->order[at]));
-    json_t *told = ka_plan_for_candidate(round);
+    json_auto_t *told = ka_plan_for_candidate(round);
     struct ka_fan_req req = {.operation = "candidate",
                              .file = check->pair_path,
                              .cases = told,
@@ -603,8 +585,6 @@ static void next_round(struct ka_run *run)
     ka_fan_free(check->candidate);
     check->candidate = ka_fan_start(run, &req, on_candidate, NULL);
     ka_expected_ask(check->expected, check->order + from, check->upto - from, on_expected, NULL);
-    json_decref(told);
-    json_decref(round);
     if (!lost_the_oracle(run)) /* what was prepared may be there already, or may have failed */
         go_on(run);
 }
@@ -657,10 +637,7 @@ static void on_scanned(struct ka_run *run, const struct ka_op_result *result)
         return;
     }
     bool rejected = false;
-    size_t i;
-    json_t *finding;
-    json_array_foreach(json_object_get(result->doc, "findings"), i, finding)
-    {
+    KA_EACH(json_object_get(result->doc, "findings"), i, finding) {
         const char *severity = json_string_value(json_object_get(finding, "severity"));
         const char *rule = json_string_value(json_object_get(finding, "rule"));
         const char *message = json_string_value(json_object_get(finding, "message"));
@@ -688,14 +665,13 @@ static int write_pair(struct ka_run *run, int64_t snapshot, struct ka_err *err)
     int rc = ka_state_snapshot_head(run->state, snapshot, &stored, err);
     if (rc)
         return rc;
-    struct ka_buf pair = {0};
+    KA_AUTO_BUF struct ka_buf pair = {0};
     char name[64];
     snprintf(name, sizeof(name), "candidates/%lld.py", (long long)snapshot);
     run->check->pair_path = ka_path_join(run->dir, name);
     rc = ka_compose_pair(run->forward, stored.backward, &pair, err);
     if (rc == 0)
         rc = ka_file_put(run->check->pair_path, pair.data, pair.len, err);
-    ka_buf_free(&pair);
     ka_snapshot_free(&stored);
     return rc;
 }
@@ -712,10 +688,8 @@ void ka_run_check(struct ka_run *run, int64_t snapshot)
     check->snapshot = snapshot;
     check->notes = json_array();
     const char *names[64];
-    size_t count = 0, i;
-    json_t *name;
-    json_array_foreach(run->grads, i, name)
-    {
+    size_t count = 0;
+    KA_EACH(run->grads, i, name) {
         if (count < KA_COUNT(names))
             names[count++] = json_string_value(name);
     }

@@ -6,6 +6,7 @@
 
 #include "agent/core/plan.h"
 #include "agent/ops/compile.h"
+#include "base/each.h"
 #include "base/hash.h"
 #include "sizes.h"
 
@@ -13,11 +14,9 @@ typedef void (*kernel_fn)(json_t *kernel, void *arg);
 
 static void each_kernel(const json_t *facts, kernel_fn visit, void *arg)
 {
-    size_t i, j;
-    json_t *entry, *kernel;
-    json_array_foreach(json_object_get(facts, "cases"), i, entry)
-    {
-        json_array_foreach(json_object_get(entry, "kernels"), j, kernel) visit(kernel, arg);
+    KA_EACH(json_object_get(facts, "cases"), i, entry) {
+        KA_EACH(json_object_get(entry, "kernels"), j, kernel)
+            visit(kernel, arg);
     }
 }
 
@@ -79,16 +78,12 @@ void ka_run_compile_cancel(struct ka_run *run)
 
 json_t *ka_run_facts_request(const struct ka_run *run, const char *entry)
 {
-    json_t *shapes = json_array(), *shape;
-    size_t i;
-    json_array_foreach(run->shapes, i, shape)
-    {
+    json_auto_t *shapes = json_array();
+    KA_EACH(run->shapes, i, shape) {
         json_t *dims = ka_run_small(run, json_object_get(shape, "dims"));
         json_array_append_new(shapes, json_pack("{s:o, s:O, s:O}", "dims", dims, "class",
                                                 json_object_get(shape, "class"), "kind",
                                                 json_object_get(shape, "kind")));
     }
-    json_t *request = ka_plan_facts(shapes, entry, ka_random_u64());
-    json_decref(shapes);
-    return request;
+    return ka_plan_facts(shapes, entry, ka_random_u64());
 }

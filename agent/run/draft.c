@@ -3,23 +3,16 @@
 
 #include <string.h>
 
+#include "agent/core/fields.h"
 #include "agent/core/plan.h"
+#include "base/each.h"
 #include "base/log.h"
 #include "events.h"
 
 /* The differentiator traces one call of the stub: on the smallest required shape. */
 static json_t *trace_case(const struct ka_run *run)
 {
-    json_t *smallest = NULL, *shape;
-    size_t i;
-    json_array_foreach(run->shapes, i, shape)
-    {
-        json_t *dims = json_object_get(shape, "dims");
-        if (strcmp(json_string_value(json_object_get(shape, "class")), "required") == 0 &&
-            (!smallest || ka_plan_size(dims) < ka_plan_size(smallest)))
-            smallest = dims;
-    }
-    return json_pack("{s:O, s:i}", "dims", smallest, "seed", 0);
+    return json_pack("{s:O, s:i}", "dims", json_object_get(ka_plan_cheapest(run->shapes), "dims"), "seed", 0);
 }
 
 void ka_run_ask_differentiator(struct ka_run *run, json_t *schedule, json_t *config, ka_run_op_fn done)
@@ -31,13 +24,10 @@ void ka_run_ask_differentiator(struct ka_run *run, json_t *schedule, json_t *con
 
 static void log_refusals(const struct ka_run *run, const json_t *doc)
 {
-    size_t i;
-    json_t *refusal;
-    json_array_foreach(json_object_get(doc, "refusals"), i, refusal)
-    {
-        const char *message = json_string_value(json_object_get(refusal, "message"));
+    KA_EACH(json_object_get(doc, "refusals"), i, refusal) {
         ka_log(KA_LOG_INFO, "%s: the differentiator refuses line %lld: %s", run->name,
-               (long long)json_integer_value(json_object_get(refusal, "line")), message ? message : "?");
+               (long long)json_integer_value(json_object_get(refusal, "line")),
+               ka_text_of(refusal, "message", "?"));
     }
 }
 

@@ -2,9 +2,10 @@
 #include "expected.h"
 
 #include <stdlib.h>
-#include <string.h>
 
+#include "agent/core/fields.h"
 #include "agent/core/plan.h"
+#include "base/each.h"
 #include "base/hash.h"
 #include "sizes.h"
 
@@ -54,8 +55,7 @@ void ka_expected_withdraw(struct ka_run *run)
 
 static bool is_normal(const json_t *item)
 {
-    const char *kind = json_string_value(json_object_get(json_object_get(item, "upstream"), "kind"));
-    return kind && strcmp(kind, "normal") == 0;
+    return ka_is_text(json_object_get(item, "upstream"), "kind", "normal");
 }
 
 static bool same(const json_t *a, const json_t *b, const char *name)
@@ -86,11 +86,9 @@ static void take_offer(struct ka_run *run, json_t *item, struct source *source)
 
 static int count_differentiable(const struct ka_run *run)
 {
-    size_t i;
-    json_t *output;
     int count = 0;
-    json_array_foreach(run->outputs, i, output) count +=
-        json_is_true(json_object_get(output, "differentiable"));
+    KA_EACH(run->outputs, i, output)
+        count += json_is_true(json_object_get(output, "differentiable"));
     return count;
 }
 
@@ -121,17 +119,15 @@ static struct ka_expected *draw(struct ka_run *run)
         ka_plan_check(run->shapes, run->grads, count_differentiable(run), run->half, ka_random_u64());
     ka_plan_varied(made->cases, ka_plan_roomy(run->shapes), variations, ka_random_u64());
     ka_plan_scalars(made->cases, ka_plan_variants(run->shapes), scalars, ka_random_u64());
-    if (strcmp(run->settings.device, "cuda") == 0) /* the interpreter has no order of programs to vary */
+    if (ka_run_on_gpu(run)) /* the interpreter has no order of programs to vary */
         ka_plan_compiled(made->cases);
     made->sources = ka_calloc(json_array_size(made->cases), sizeof(*made->sources));
-    size_t i;
-    json_t *item;
-    json_array_foreach(made->cases, i, item)
-    {
+    KA_EACH(made->cases, i, item) {
         if (!json_object_get(item, "like"))
             take_offer(run, item, &made->sources[i]);
     }
-    json_array_foreach(made->cases, i, item) take_over(item);
+    KA_EACH(made->cases, i, item)
+        take_over(item);
     ka_expected_withdraw(run);
     return made;
 }
@@ -142,11 +138,10 @@ void ka_expected_prepare(struct ka_run *run)
         return;
     run->prepared = draw(run);
     size_t count = json_array_size(run->prepared->cases);
-    size_t *all = ka_calloc(count, sizeof(*all));
+    KA_AUTO_FREE size_t *all = ka_calloc(count, sizeof(*all));
     for (size_t i = 0; i < count; i++)
         all[i] = i;
     ka_expected_ask(run->prepared, all, count, NULL, NULL);
-    free(all);
 }
 
 void ka_expected_discard(struct ka_run *run)
@@ -183,14 +178,14 @@ json_t *ka_expected_cases(const struct ka_expected *expected)
 void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t count, ka_fan_fn changed,
                      void *arg)
 {
-    json_t *open = json_array();
+    json_auto_t *open = json_array();
     for (size_t i = 0; i < count; i++)
         if (answered_by(expected, list[i]) == list[i] && !expected->sources[list[i]].fan)
             json_array_append(open, json_array_get(expected->cases, list[i]));
     for (size_t i = 0; i < expected->own_count; i++)
         ka_fan_listen(expected->own[i], changed, arg);
     if (json_array_size(open) && expected->own_count < KA_COUNT(expected->own)) {
-        json_t *told = ka_plan_for_oracle(open);
+        json_auto_t *told = ka_plan_for_oracle(open);
         struct ka_fan_req req = {.operation = "oracle",
                                  .file = expected->run->work_forward,
                                  .cases = told,
@@ -198,12 +193,10 @@ void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t co
                                  .together = !ka_run_on_gpu(expected->run)};
         struct ka_fan *fan = ka_fan_start(expected->run, &req, changed, arg);
         expected->own[expected->own_count++] = fan;
-        json_decref(told);
         for (size_t i = 0; i < count; i++)
             if (answered_by(expected, list[i]) == list[i] && !expected->sources[list[i]].fan)
                 expected->sources[list[i]] = (struct source){ka_fan_hold(fan), (json_int_t)list[i]};
     }
-    json_decref(open);
 }
 
 /* ---- looking things up */

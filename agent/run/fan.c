@@ -8,6 +8,7 @@
 
 #include "agent/core/deal.h"
 #include "agent/io/work.h"
+#include "base/each.h"
 #include "base/log.h"
 #include "cases.h"
 #include "operations.h"
@@ -157,11 +158,10 @@ static void begin_work(struct part *part)
 
 static void compare_part(struct part *part)
 {
-    size_t count = json_array_size(part->cases), i;
-    json_t *item;
+    size_t count = json_array_size(part->cases);
     part->agreed = ka_calloc(count, sizeof(*part->agreed));
-    json_array_foreach(part->cases, i, item) part->agreed[i].id =
-        json_integer_value(json_object_get(item, "id"));
+    KA_EACH(part->cases, i, item)
+        part->agreed[i].id = json_integer_value(json_object_get(item, "id"));
     begin_work(part);
 }
 
@@ -266,10 +266,7 @@ struct ka_fan *ka_fan_start(struct ka_run *run, struct ka_fan_req *req, ka_fan_f
 
 static bool holds(const struct part *part, json_int_t id, size_t *at)
 {
-    size_t i;
-    json_t *item;
-    json_array_foreach(part->cases, i, item)
-    {
+    KA_EACH(part->cases, i, item) {
         if (json_integer_value(json_object_get(item, "id")) == id) {
             *at = i;
             return true;

@@ -1,13 +1,10 @@
 /* What a run leaves behind: the pair, the reports. */
 #include "finish.h"
 
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "agent/core/compose.h"
 #include "agent/core/report.h"
-#include "agent/core/report_html.h"
 #include "agent/io/work.h"
 #include "base/files.h"
 #include "base/log.h"
@@ -38,14 +35,12 @@ static int add_pair(struct leaving *leaving)
     int rc = ka_state_snapshot_head(run->state, run->job.best, &best, &leaving->err);
     if (rc)
         return rc;
-    struct ka_buf name = {0};
-    ka_buf_printf(&name, "%s%s.py", run->name, run->job.best_verified ? "" : ".unverified");
-    rc = ka_compose_pair(run->forward, best.backward, add_file(leaving, ka_buf_str(&name)), &leaving->err);
+    KA_AUTO_FREE char *name = ka_format("%s%s.py", run->name, run->job.best_verified ? "" : ".unverified");
+    rc = ka_compose_pair(run->forward, best.backward, add_file(leaving, name), &leaving->err);
     if (rc == 0) {
         free(run->pair_path);
         run->pair_path = ka_strdup(leaving->files[leaving->count - 1].path);
     }
-    ka_buf_free(&name);
     ka_snapshot_free(&best);
     return rc;
 }
@@ -54,11 +49,11 @@ static int gather(struct leaving *leaving)
 {
     struct ka_run *run = leaving->run;
     int rc = run->job.best ? add_pair(leaving) : 0;
-    json_t *result = ka_run_result(run);
-    json_t *full = json_copy(result);
+    json_auto_t *result = ka_run_result(run);
+    json_auto_t *full = json_copy(result);
     json_object_set(full, "history", run->history);
     json_object_set(full, "draft_report", json_object_get(run->draft, "report"));
-    char *text = json_dumps(result, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
+    KA_AUTO_FREE char *text = json_dumps(result, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
     if (rc == 0)
         rc = ka_report_markdown(full, add_file(leaving, "report.md"), &leaving->err);
     if (rc == 0)
@@ -66,9 +61,6 @@ static int gather(struct leaving *leaving)
     if (rc == 0)
         ka_buf_puts(add_file(leaving, "result.json"), text);
     ka_record_add(run->record, "result", json_copy(result));
-    free(text);
-    json_decref(full);
-    json_decref(result);
     return rc;
 }
 

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/core/fields.h"
 #include "agent/ops/compile.h"
 #include "base/log.h"
 #include "compiled_facts.h"
@@ -94,8 +95,7 @@ static bool try_again(struct ka_run_child *child, const struct ka_op_result *res
     child->again = true;
     if (start(child, &err))
         return false;
-    json_int_t retries = json_integer_value(json_object_get(run->totals, "retries"));
-    json_object_set_new(run->totals, "retries", json_integer(retries + 1));
+    ka_number_add(run->totals, "retries", 1);
     ka_log(KA_LOG_WARN, "%s: %s; once more", run->name, result->message);
     return true;
 }

@@ -2,8 +2,9 @@
 #include "preflight.h"
 
 #include <stdlib.h>
-#include <string.h>
 
+#include "agent/core/plan.h"
+#include "base/each.h"
 #include "base/log.h"
 #include "draft.h"
 #include "events.h"
@@ -33,11 +34,10 @@ void ka_run_preflight_free(struct ka_run *run)
 
 static void finish(struct ka_run *run)
 {
-    size_t hidden = 0, i;
-    json_t *shape;
+    size_t hidden = 0;
     ka_run_preflight_free(run);
-    json_array_foreach(run->shapes, i, shape) hidden +=
-        strcmp(json_string_value(json_object_get(shape, "class")), "hidden") == 0;
+    KA_EACH(run->shapes, i, shape)
+        hidden += ka_plan_is(shape, "hidden");
     ka_run_remember(run);
     ka_run_put(run, "shapes", run->shapes);
     ka_run_put(run, "skipped", run->skipped);

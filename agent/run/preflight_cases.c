@@ -6,30 +6,48 @@
 
 #include "agent/core/plan.h"
 #include "agent/core/vary.h"
+#include "base/each.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "cases.h"
+#include "operations.h"
 #include "sizes.h"
 
 /* Seconds of one evaluation in float64, with all checks; the whole case takes about three times as long. */
 #define EVALUATION_SECONDS 10
 #define SLOW 4 /* seconds of the oracle for one case, with the start of a context and compiling */
 
-struct ka_fan *ka_preflight_ask(struct ka_run *run, const json_t *dims_list, const char *what, json_t **asked,
-                                ka_fan_fn changed)
+static struct ka_fan *start(struct ka_run *run, const char *what, json_t *asked, json_t *extra, bool together,
+                            ka_fan_fn changed)
 {
-    json_t *cases = ka_plan_preflight(dims_list, ka_random_u64());
-    *asked = ka_plan_for_oracle(cases);
     struct ka_fan_req req = {.operation = "oracle",
                              .file = run->work_forward,
                              .what = what,
-                             .cases = *asked,
-                             .extra = json_pack("{s:b}", "fd", 0),
+                             .cases = asked,
+                             .extra = extra,
+                             .together = together,
                              .agree = true};
-    if (ka_run_on_gpu(run)) /* a shape that takes longer has a smaller one stand in for it */
-        json_object_set_new(req.extra, "budget", json_pack("{s:i}", "seconds", EVALUATION_SECONDS));
-    json_decref(cases);
     return ka_fan_start(run, &req, changed, NULL);
+}
+
+struct ka_fan *ka_preflight_ask(struct ka_run *run, const json_t *dims_list, const char *what, json_t **asked,
+                                ka_fan_fn changed)
+{
+    json_auto_t *cases = ka_plan_preflight(dims_list, ka_random_u64());
+    *asked = ka_plan_for_oracle(cases);
+    json_t *extra = json_pack("{s:b}", "fd", 0);
+    if (ka_run_on_gpu(run)) /* a shape that takes longer has a smaller one stand in for it */
+        json_object_set_new(extra, "budget", json_pack("{s:i}", "seconds", EVALUATION_SECONDS));
+    return start(run, what, *asked, extra, false, changed);
+}
+
+struct ka_fan *ka_preflight_try(struct ka_run *run, const json_t *cases, const char *what, json_t **asked,
+                                ka_fan_fn changed)
+{
+    *asked = ka_plan_for_oracle(cases);
+    return json_array_size(cases)
+               ? start(run, what, *asked, json_pack("{s:b}", "fd", 0), !ka_run_on_gpu(run), changed)
+               : NULL;
 }
 
 /* The finding, with what the oracle saw of a race, which is its likeliest cause. */
@@ -37,14 +55,12 @@ static json_t *mismatch_error(const json_t *entry, const struct ka_err *err)
 {
     const json_t *facts = json_object_get(entry, "facts");
     const char *race = json_string_value(json_array_get(json_object_get(facts, "races"), 0));
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     ka_buf_printf(&text, "%s%s%.300s", err->msg, race ? " The forward has a race: " : "", race ? race : "");
-    json_t *error = json_pack(
+    return json_pack(
         "{s:s, s:s, s:s}", "kind", "forward_oracle_mismatch", "message", ka_buf_str(&text), "remedy",
         "the forward gives values that its own operations do not; if it cannot run at such a size, name "
         "shapes that it can in SWEEP_CPU");
-    ka_buf_free(&text);
-    return error;
 }
 
 static json_t *nan_error(const struct ka_err *err)
@@ -89,25 +105,24 @@ bool ka_preflight_agrees(const struct ka_fan_found *found, json_t **error)
 
 bool ka_preflight_has(const struct ka_run *run, const json_t *dims)
 {
-    size_t i;
-    json_t *shape;
-    json_array_foreach(run->shapes, i, shape)
-    {
+    KA_EACH(run->shapes, i, shape) {
         if (json_equal(json_object_get(shape, "dims"), dims))
             return true;
     }
     return false;
 }
 
-void ka_preflight_accept(struct ka_run *run, const json_t *dims, const char *class, const char *kind,
-                         const json_t *entry)
+json_t *ka_preflight_accept(struct ka_run *run, const json_t *dims, const char *class, const char *kind,
+                            const json_t *entry)
 {
+    if (ka_preflight_has(run, dims))
+        return NULL;
     double seconds = json_number_value(json_object_get(entry, "seconds"));
-    if (!ka_preflight_has(run, dims))
-        json_array_append_new(run->shapes,
-                              json_pack("{s:O, s:s, s:s, s:O?, s:b, s:o}", "dims", dims, "class", class,
-                                        "kind", kind, "grads", json_object_get(entry, "grads"), "slow",
-                                        seconds > SLOW, "tensors", ka_vary_tensors(entry)));
+    json_t *shape =
+        json_pack("{s:O, s:s, s:s, s:O?, s:b, s:o}", "dims", dims, "class", class, "kind", kind, "grads",
+                  json_object_get(entry, "grads"), "slow", seconds > SLOW, "tensors", ka_vary_tensors(entry));
+    json_array_append_new(run->shapes, shape);
+    return shape;
 }
 
 void ka_preflight_progress(struct ka_run *run, const struct ka_fan *fan, const char *what)
@@ -116,4 +131,16 @@ void ka_preflight_progress(struct ka_run *run, const struct ka_fan *fan, const c
     ka_fan_count(fan, &done, &all);
     if (done < all)
         ka_log_progress(run->name, "preflight: %s, %zu of %zu cases", what, done, all);
+}
+
+bool ka_preflight_through(struct ka_run *run, const struct ka_fan *fan, const char *what)
+{
+    const struct ka_op_result *failed = ka_fan_failed(fan, KA_OP_SANDBOX);
+    if (failed) {
+        ka_run_op_failed(run, failed);
+        return false;
+    }
+    if (what)
+        ka_preflight_progress(run, fan, what);
+    return ka_fan_ended(fan);
 }

@@ -7,6 +7,7 @@
 #include "agent/core/differences.h"
 #include "agent/core/plan.h"
 #include "agent/core/shapes.h"
+#include "base/each.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "cases.h"
@@ -41,7 +42,7 @@ static void disagree(struct ka_run *run, const json_t *dims, const char *message
  * tried. */
 static void on_smaller(struct ka_run *run, const struct ka_op_result *result)
 {
-    json_t *tried = run->preflight->smaller;
+    json_auto_t *tried = run->preflight->smaller;
     json_t *smallest = json_array_get(tried, 0);
     struct ka_err err, why;
     ka_fail(&err, 0, "%s", json_string_value(json_object_get(smallest, "message")));
@@ -55,20 +56,19 @@ static void on_smaller(struct ka_run *run, const struct ka_op_result *result)
         }
     }
     disagree(run, json_object_get(smallest, "dims"), err.msg);
-    json_decref(tried);
 }
 
 static void ask(struct ka_run *run, const json_t *dims_list, ka_run_op_fn done)
 {
-    json_t *cases = ka_plan_preflight(dims_list, ka_random_u64());
+    json_auto_t *cases = ka_plan_preflight(dims_list, ka_random_u64());
     json_t *extra = json_pack("{s:o, s:s}", "cases", ka_plan_for_oracle(cases), "fd", "only");
-    json_decref(cases);
     ka_run_op(run, "oracle", run->work_forward, extra, done);
 }
 
 static void ask_smaller(struct ka_run *run, const json_t *dims, const char *message)
 {
-    json_t *scaled, *list = json_array();
+    json_auto_t *list = json_array();
+    json_t *scaled;
     json_t *smaller = run->preflight->smaller = json_pack("[{s:O, s:s}]", "dims", dims, "message", message);
     for (size_t level = 0; ka_shapes_scale(dims, KA_SHAPES_BUDGET, level, &scaled) == 0; level++) {
         if (ka_plan_size(scaled) < ka_plan_size(dims)) {
@@ -77,25 +77,21 @@ static void ask_smaller(struct ka_run *run, const json_t *dims, const char *mess
         }
         json_decref(scaled);
     }
-    if (json_array_size(list)) {
+    if (json_array_size(list))
         ask(run, list, on_smaller);
-    } else {
+    else
         disagree(run, dims, message);
-    }
-    json_decref(list);
 }
 
 /* Inputs that reach an output and whose gradients nobody checks: not the verdict's to blame, but to be said.
  */
 static void learn_unasked(struct ka_run *run, const json_t *entry)
 {
-    const char *name;
-    json_t *unasked = json_object_get(entry, "unasked"), *why;
+    json_t *unasked = json_object_get(entry, "unasked");
     if (!json_object_size(unasked))
         return;
     json_object_set_new(run->oracles, "unasked", json_deep_copy(unasked));
-    json_object_foreach(unasked, name, why)
-    {
+    KA_EACH_MEMBER(unasked, name, why) {
         const char *text = json_string_value(why);
         ka_log(KA_LOG_WARN, "%s: the gradient of %s is not checked, though an output hangs on it: %s",
                run->name, name, text ? text : "nobody asks for it");
@@ -104,7 +100,7 @@ static void learn_unasked(struct ka_run *run, const json_t *entry)
 
 static void on_differences(struct ka_run *run, const struct ka_op_result *result)
 {
-    json_t *dims = ka_run_small(run, json_object_get(ka_plan_smallest(run->shapes), "dims"));
+    json_auto_t *dims = ka_run_small(run, json_object_get(ka_plan_smallest(run->shapes), "dims"));
     const json_t *entry = result->status == KA_OP_OK ? ka_case_find(result->doc, 0) : NULL;
     const json_t *fd = json_object_get(entry, "fd");
     const char *skipped = json_string_value(json_object_get(fd, "skipped"));
@@ -127,7 +123,6 @@ static void on_differences(struct ka_run *run, const struct ka_op_result *result
         finish(run, found.agree ? "agree" : "open", &found, dims,
                found.agree ? NULL : "every slope is drowned by kinks or rounding");
     }
-    json_decref(dims);
 }
 
 bool ka_preflight_differences(struct ka_run *run)
@@ -135,8 +130,7 @@ bool ka_preflight_differences(struct ka_run *run)
     json_t *smallest = ka_plan_smallest(run->shapes);
     if (!smallest)
         return false;
-    json_t *list = json_pack("[{s:o}]", "dims", ka_run_small(run, json_object_get(smallest, "dims")));
+    json_auto_t *list = json_pack("[{s:o}]", "dims", ka_run_small(run, json_object_get(smallest, "dims")));
     ask(run, list, on_differences);
-    json_decref(list);
     return true;
 }

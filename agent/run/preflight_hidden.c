@@ -8,11 +8,12 @@
 #include "preflight_internal.h"
 
 #include <stdio.h>
-#include <string.h>
 
+#include "agent/core/fields.h"
 #include "agent/core/grids.h"
 #include "agent/core/plan.h"
 #include "agent/core/shapes.h"
+#include "base/each.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "expected.h"
@@ -26,15 +27,13 @@
 /* "M = 1": what was wanted of a shape that is not taken, with the reason. */
 static void leave_out(struct ka_run *run, const json_t *wants, const json_t *error)
 {
-    json_t *list = json_object_get(run->oracles, "sizes"), *size;
-    const char *name, *why = json_string_value(json_object_get(error, "message"));
+    json_t *list = json_object_get(run->oracles, "sizes");
     if (!list)
         json_object_set_new(run->oracles, "sizes", list = json_object());
-    json_object_foreach((json_t *)wants, name, size)
-    {
+    KA_EACH_MEMBER(wants, name, size) {
         char text[120];
         snprintf(text, sizeof(text), "%.80s = %lld", name, (long long)json_integer_value(size));
-        json_object_set_new(list, text, json_string(why ? why : "not taken"));
+        json_object_set_new(list, text, json_string(ka_text_of(error, "message", "not taken")));
     }
 }
 
@@ -43,17 +42,18 @@ static void leave_out(struct ka_run *run, const json_t *wants, const json_t *err
 static void keep_agreed(struct ka_run *run, struct ka_fan *fan, const json_t *tried, const json_t *asked,
                         size_t most, json_t *singles)
 {
-    size_t i, kept = 0;
-    json_t *entry;
-    json_array_foreach((json_t *)tried, i, entry)
-    {
-        json_t *error = NULL, *wants = json_object_get(entry, "wants");
+    size_t kept = 0;
+    KA_EACH(tried, i, entry) {
+        json_auto_t *error = NULL;
+        json_t *wants = json_object_get(entry, "wants");
         struct ka_fan_found found;
         const char *kind = json_string_value(json_object_get(entry, "kind"));
         if (!kind || (!wants && kept >= most) || !ka_fan_find(fan, (json_int_t)i, &found))
             continue;
         if (ka_preflight_agrees(&found, &error)) {
-            ka_preflight_accept(run, json_object_get(entry, "dims"), "hidden", kind, found.entry);
+            json_object_set(
+                ka_preflight_accept(run, json_object_get(entry, "dims"), "hidden", kind, found.entry),
+                "stand_in", json_object_get(entry, "stand_in"));
             ka_expected_offer(run, fan, json_array_get(asked, i));
             kept += !wants;
         } else if (json_object_size(wants) > 1 && singles) {
@@ -61,7 +61,6 @@ static void keep_agreed(struct ka_run *run, struct ka_fan *fan, const json_t *tr
         } else if (wants) {
             leave_out(run, wants, error);
         }
-        json_decref(error);
     }
 }
 
@@ -81,24 +80,19 @@ static bool take(struct ka_run *run, struct ka_fan *fan, json_t **tried, json_t 
 
 static void on_long(struct ka_run *run, struct ka_fan *fan, void *arg)
 {
-    json_t *tried, *asked;
+    json_auto_t *tried = NULL, *asked = NULL;
     (void)arg;
     if (!take(run, fan, &tried, &asked))
         return;
     keep_agreed(run, fan, tried, asked, json_array_size(tried), NULL);
     ka_fan_free(fan);
-    json_decref(tried);
-    json_decref(asked);
     run->preflight->ended(run, KA_STAGE_LONG);
 }
 
 /* Tell the probes in `tried` how many programs the forward launched on each. */
 static void note_programs(json_t *tried, const struct ka_fan *fan)
 {
-    json_t *entry;
-    size_t i;
-    json_array_foreach(tried, i, entry)
-    {
+    KA_EACH(tried, i, entry) {
         struct ka_fan_found found;
         if (json_object_get(entry, "kind") || !ka_fan_find(fan, (json_int_t)i, &found))
             continue;
@@ -116,28 +110,21 @@ static void ask(struct ka_run *run, json_t *tried, const char *what, ka_fan_fn c
 
 static void on_hidden(struct ka_run *run, struct ka_fan *fan, void *arg)
 {
-    json_t *tried, *asked;
+    json_auto_t *tried = NULL, *asked = NULL, *refused = json_array();
     (void)arg;
     ka_preflight_progress(run, fan, "hidden shapes");
     if (!take(run, fan, &tried, &asked))
         return;
-    json_t *refused = json_array(), *entry;
-    size_t i;
     keep_agreed(run, fan, tried, asked, HIDDEN_KEPT, refused);
     note_programs(tried, fan);
     run->preflight->longer = ka_grids_worth(
         tried, run->shapes, ka_run_scaled_down(run) ? KA_SHAPES_BUDGET : LONG_BUDGET, ka_random_u64());
-    json_array_foreach(refused, i, entry)
-    {
-        json_t *singles =
+    KA_EACH(refused, i, entry) {
+        json_auto_t *singles =
             ka_shapes_singles(json_object_get(entry, "of"), json_object_get(entry, "wants"), run->shapes);
         json_array_extend(run->preflight->longer, singles);
-        json_decref(singles);
     }
-    json_decref(refused);
     ka_fan_free(fan);
-    json_decref(tried);
-    json_decref(asked);
     run->preflight->ended(run, KA_STAGE_HIDDEN);
 }
 
@@ -145,79 +132,63 @@ static void on_hidden(struct ka_run *run, struct ka_fan *fan, void *arg)
 static void add_probes(struct ka_run *run, json_t *pending)
 {
     bool own_cpu_sweep;
-    json_t *sweep = ka_run_sweep(run, &own_cpu_sweep), *entry, *largest = NULL, *probes;
-    size_t i;
-    json_array_foreach(sweep, i, entry)
-    {
+    json_auto_t *sweep = ka_run_sweep(run, &own_cpu_sweep), *probes = NULL;
+    json_t *largest = NULL;
+    KA_EACH(sweep, i, entry) {
         const json_t *flag = json_object_get(entry, "required");
         json_t *dims = json_object_get(entry, "dims");
         if ((!flag || json_is_true(flag)) && (!largest || ka_plan_size(dims) > ka_plan_size(largest)))
             largest = dims;
     }
     if (largest && ka_shapes_long(largest, LONG_BUDGET, &probes) == 0) {
-        json_array_foreach(probes, i, entry)
-        {
+        KA_EACH(probes, i, entry) {
             if (!ka_run_scaled_down(run)) /* the sweep itself is long */
                 json_object_del(entry, "long");
         }
         json_array_extend(pending, probes);
-        json_decref(probes);
     }
-    json_decref(sweep);
 }
 
 /* Sizes that every dimension is to have, beside those of the smallest required shape. */
 static void add_covering(struct ka_run *run, json_t *tried)
 {
     const json_t *smallest = ka_plan_smallest(run->shapes);
-    json_t *small = smallest ? ka_run_small(run, json_object_get(smallest, "dims")) : NULL, *found, *entry;
-    size_t i;
+    json_auto_t *small = smallest ? ka_run_small(run, json_object_get(smallest, "dims")) : NULL;
+    json_auto_t *found = NULL;
     if (small && ka_shapes_cover(small, TILE, KA_SHAPES_BUDGET, &found) == 0) {
-        json_array_foreach(found, i, entry)
-        {
+        KA_EACH(found, i, entry) {
             json_object_set(entry, "of", small);
             if (!ka_preflight_has(run, json_object_get(entry, "dims")))
                 json_array_append(tried, entry);
         }
-        json_decref(found);
     }
-    json_decref(small);
 }
 
 /* Hidden shapes come from a small version of every required shape, taken in turn. */
 bool ka_preflight_hidden(struct ka_run *run)
 {
-    json_t *known = json_array(), *shape, *found;
-    size_t i, required = 0;
-    json_array_foreach(run->shapes, i, shape)
-    {
+    json_auto_t *known = json_array();
+    size_t required = 0;
+    KA_EACH(run->shapes, i, shape) {
         json_array_append(known, json_object_get(shape, "dims"));
-        required += strcmp(json_string_value(json_object_get(shape, "class")), "required") == 0;
+        required += ka_plan_is(shape, "required");
     }
-    json_t *tried = json_array(), *stand_in = run->preflight->stand_in;
-    if (stand_in)
-        json_array_append(tried, stand_in);
+    json_auto_t *tried = json_array();
+    if (run->preflight->stand_in)
+        json_array_append(tried, run->preflight->stand_in);
     size_t each = required ? (HIDDEN_TRIED + required - 1) / required : 0;
-    json_array_foreach(run->shapes, i, shape)
-    {
-        if (strcmp(json_string_value(json_object_get(shape, "class")), "required") != 0)
+    KA_EACH(run->shapes, i, shape) {
+        if (!ka_plan_is(shape, "required"))
             continue;
-        json_t *small = ka_run_small(run, json_object_get(shape, "dims"));
-        if (ka_shapes_hidden(small, known, ka_random_u64(), each, KA_SHAPES_BUDGET, &found) == 0) {
+        json_auto_t *small = ka_run_small(run, json_object_get(shape, "dims")), *found = NULL;
+        if (ka_shapes_hidden(small, known, ka_random_u64(), each, KA_SHAPES_BUDGET, &found) == 0)
             json_array_extend(tried, found);
-            json_decref(found);
-        }
-        json_decref(small);
     }
-    json_decref(known);
     add_covering(run, tried);
     add_probes(run, tried);
-    if (json_array_size(tried)) {
-        ask(run, tried, "hidden shapes", on_hidden);
-        return true;
-    }
-    json_decref(tried);
-    return false;
+    if (json_array_size(tried))
+        ask(run, json_incref(tried), "hidden shapes", on_hidden);
+    return json_array_size(tried);
 }
 
 /* Of the probes those whose grid does not grow with the size. */

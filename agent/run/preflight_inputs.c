@@ -8,12 +8,11 @@
 #include "agent/core/kinds.h"
 #include "agent/core/plan.h"
 #include "agent/core/vary.h"
+#include "base/each.h"
 #include "base/hash.h"
 #include "base/log.h"
-#include "events.h"
 #include "expected.h"
 #include "operations.h"
-#include "sizes.h"
 
 #define ROUNDS 3
 
@@ -32,11 +31,9 @@ static int try_one(const struct ka_fan *fan, json_int_t id, struct ka_fan_found 
 static bool leave_out(struct ka_run *run, json_t *left_out, const struct ka_fan_found *found,
                       const char *label, const char *why)
 {
-    json_t *blame = json_object_get(found->entry, "blame"), *reason;
-    const char *words;
+    json_t *blame = json_object_get(found->entry, "blame");
     bool blamed = false;
-    json_object_foreach(blame, words, reason)
-    {
+    KA_EACH_MEMBER(blame, words, reason) {
         if (!json_is_string(reason))
             continue;
         json_object_set(left_out, words, reason);
@@ -51,19 +48,16 @@ static bool leave_out(struct ka_run *run, json_t *left_out, const struct ka_fan_
 /* Whether single choices are to blame for variations that are not fair. */
 static bool leave_out_refused(struct ka_run *run, struct ka_fan *fan)
 {
-    json_t *left_out = json_object_get(json_object_get(run->oracles, "inputs"), "left_out"), *variation;
-    size_t i;
+    json_t *left_out = json_object_get(json_object_get(run->oracles, "inputs"), "left_out");
     bool blamed = false;
-    json_array_foreach(run->preflight->variations, i, variation)
-    {
+    KA_EACH(run->preflight->variations, i, variation) {
         struct ka_fan_found found;
         struct ka_err why;
-        struct ka_buf label = {0};
-        if (try_one(fan, (json_int_t)i, &found, &why)) {
-            ka_kind_variation_label(variation, &label);
-            blamed = leave_out(run, left_out, &found, ka_buf_str(&label), why.msg) || blamed;
-        }
-        ka_buf_free(&label);
+        KA_AUTO_BUF struct ka_buf label = {0};
+        if (try_one(fan, (json_int_t)i, &found, &why) == 0)
+            continue;
+        ka_kind_variation_label(variation, &label);
+        blamed = leave_out(run, left_out, &found, ka_buf_str(&label), why.msg) || blamed;
     }
     return blamed;
 }
@@ -72,26 +66,23 @@ static bool leave_out_refused(struct ka_run *run, struct ka_fan *fan)
 static void keep_fair(struct ka_run *run, struct ka_fan *fan)
 {
     struct ka_preflight *preflight = run->preflight;
-    json_t *doc = json_object_get(run->oracles, "inputs"), *variation;
+    json_t *doc = json_object_get(run->oracles, "inputs");
     json_t *cases = json_object_get(doc, "cases"), *left_out = json_object_get(doc, "left_out");
-    size_t i;
-    for (i = json_array_size(cases); i-- > 0;)
+    for (size_t i = json_array_size(cases); i-- > 0;)
         if (ka_vary_is_refused(json_array_get(cases, i), left_out)) {
             json_array_remove(cases, i);
             json_array_remove(json_object_get(doc, "kept"), i);
         }
-    json_array_foreach(preflight->variations, i, variation)
-    {
+    KA_EACH(preflight->variations, i, variation) {
         struct ka_fan_found found;
         struct ka_err why;
-        struct ka_buf label = {0};
+        KA_AUTO_BUF struct ka_buf label = {0};
         if (try_one(fan, (json_int_t)i, &found, &why) || ka_vary_is_refused(variation, left_out))
             continue;
         ka_kind_variation_label(variation, &label);
         json_array_append(cases, variation);
         json_array_append_new(json_object_get(doc, "kept"), json_string(ka_buf_str(&label)));
         ka_expected_offer(run, fan, json_array_get(preflight->asked_inputs, i));
-        ka_buf_free(&label);
     }
 }
 
@@ -100,13 +91,8 @@ static bool ask(struct ka_run *run);
 static void on_inputs(struct ka_run *run, struct ka_fan *fan, void *arg)
 {
     struct ka_preflight *preflight = run->preflight;
-    const struct ka_op_result *failed = ka_fan_failed(fan, KA_OP_SANDBOX);
     (void)arg;
-    if (failed) {
-        ka_run_op_failed(run, failed);
-        return;
-    }
-    if (!ka_fan_ended(fan))
+    if (!ka_preflight_through(run, fan, NULL))
         return;
     bool blamed = leave_out_refused(run, fan);
     keep_fair(run, fan);
@@ -121,7 +107,8 @@ static bool ask(struct ka_run *run)
 {
     struct ka_preflight *preflight = run->preflight;
     const json_t *doc = json_object_get(run->oracles, "inputs");
-    json_t *cases = json_array(), *shape = ka_plan_roomy(run->shapes);
+    json_auto_t *cases = json_array();
+    json_t *shape = ka_plan_roomy(run->shapes);
     json_decref(preflight->variations);
     json_decref(preflight->asked_inputs);
     preflight->rounds++;
@@ -129,20 +116,8 @@ static bool ask(struct ka_run *run)
                                     json_object_get(doc, "left_out"));
     ka_plan_varied(cases, preflight->stand_in ? preflight->stand_in : shape, preflight->variations,
                    ka_random_u64());
-    preflight->asked_inputs = ka_plan_for_oracle(cases);
-    bool any = json_array_size(cases) > 0;
-    json_decref(cases);
-    if (!any)
-        return false;
-    struct ka_fan_req req = {.operation = "oracle",
-                             .file = run->work_forward,
-                             .what = "kinds of inputs",
-                             .cases = preflight->asked_inputs,
-                             .extra = json_pack("{s:b}", "fd", 0),
-                             .together = !ka_run_on_gpu(run),
-                             .agree = true};
-    preflight->inputs = ka_fan_start(run, &req, on_inputs, NULL);
-    return true;
+    preflight->inputs = ka_preflight_try(run, cases, "kinds of inputs", &preflight->asked_inputs, on_inputs);
+    return preflight->inputs;
 }
 
 bool ka_preflight_inputs(struct ka_run *run)

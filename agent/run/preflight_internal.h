@@ -42,13 +42,18 @@ bool ka_preflight_scalars(struct ka_run *run);
  * told (new reference). */
 struct ka_fan *ka_preflight_ask(struct ka_run *run, const json_t *list, const char *what, json_t **asked,
                                 ka_fan_fn changed);
+/* The same for cases (agent/core/plan.h) of other inputs; NULL where there are none. */
+struct ka_fan *ka_preflight_try(struct ka_run *run, const json_t *cases, const char *what, json_t **asked,
+                                ka_fan_fn changed);
 /* Did forward and oracle agree on a case? Otherwise the error document (new reference) in *error. */
 bool ka_preflight_agrees(const struct ka_fan_found *found, json_t **error);
 /* Is it among the shapes that are checked? */
 bool ka_preflight_has(const struct ka_run *run, const json_t *dims);
-/* Add to them, unless it is there; `entry`: the oracle's of this shape. */
-void ka_preflight_accept(struct ka_run *run, const json_t *dims, const char *class, const char *kind,
-                         const json_t *entry);
+/* Add to them, unless it is there: NULL, else the new shape (borrowed). `entry`: the oracle's of it. */
+json_t *ka_preflight_accept(struct ka_run *run, const json_t *dims, const char *class, const char *kind,
+                            const json_t *entry);
 void ka_preflight_progress(struct ka_run *run, const struct ka_fan *fan, const char *what);
+/* Every result is there. Says how far it is, with `what`; ends the run where no child can be started. */
+bool ka_preflight_through(struct ka_run *run, const struct ka_fan *fan, const char *what);
 
 #endif

@@ -5,12 +5,12 @@
 
 #include <string.h>
 
+#include "agent/core/fields.h"
 #include "agent/core/plan.h"
+#include "base/each.h"
 #include "base/hash.h"
-#include "events.h"
 #include "expected.h"
 #include "operations.h"
-#include "sizes.h"
 
 #define WAYS 3 /* of draw.py's nearby() */
 
@@ -18,10 +18,8 @@
  * nowhere else. */
 static json_t *all_small(const json_t *params)
 {
-    json_t *values = json_object(), *param;
-    size_t i;
-    json_array_foreach((json_t *)params, i, param)
-    {
+    json_t *values = json_object();
+    KA_EACH(params, i, param) {
         const char *name = json_string_value(json_object_get(param, "name"));
         if (name && json_is_true(json_object_get(param, "grad")))
             json_object_set_new(values, name, json_string("small"));
@@ -32,11 +30,10 @@ static json_t *all_small(const json_t *params)
 /* {"name", "way", "values"?} for every argument that wants no gradient: what it is, the child finds out. */
 static json_t *all_ways(const struct ka_run *run)
 {
-    json_t *params = json_object_get(json_object_get(run->inspect, "stub"), "params"), *param;
-    json_t *list = json_array(), *small = all_small(params);
-    size_t i;
-    json_array_foreach(params, i, param)
-    {
+    json_t *params = json_object_get(json_object_get(run->inspect, "stub"), "params");
+    json_t *list = json_array();
+    json_auto_t *small = all_small(params);
+    KA_EACH(params, i, param) {
         json_t *name = json_object_get(param, "name");
         for (int way = 0; way < WAYS && !json_is_true(json_object_get(param, "grad")); way++) {
             json_array_append_new(list, json_pack("{s:O, s:i}", "name", name, "way", way));
@@ -44,19 +41,7 @@ static json_t *all_ways(const struct ka_run *run)
                                   json_pack("{s:O, s:i, s:O}", "name", name, "way", way, "values", small));
         }
     }
-    json_decref(small);
     return list;
-}
-
-static bool is_tensor(const char *why)
-{
-    return why && strstr(why, " is a tensor");
-}
-
-static const char *reason_of(const json_t *error)
-{
-    const char *why = json_string_value(json_object_get(error, "message"));
-    return why ? why : "not taken";
 }
 
 /* What came of it: the ways that are taken, why others are not, and the names that are through: among usual
@@ -68,13 +53,16 @@ struct answers {
 static void take_answer(struct ka_run *run, struct ka_fan *fan, size_t i, json_t *item, struct answers *out)
 {
     json_t *scalar = json_object_get(item, "scalar"), *values = json_object_get(item, "values");
-    json_t *done = out->done[values != NULL], *error = NULL;
+    json_t *done = out->done[values != NULL];
+    json_auto_t *error = NULL;
     const char *name = json_string_value(json_object_get(scalar, "name"));
     struct ka_fan_found found = {.status = KA_OP_DIED, .message = "no result"};
     if (json_object_get(done, name))
         return;
     ka_fan_find(fan, (json_int_t)i, &found);
-    if (ka_preflight_agrees(&found, &error)) {
+    bool agrees = ka_preflight_agrees(&found, &error);
+    const char *why = ka_text_of(error, "message", "not taken");
+    if (agrees) {
         json_array_append_new(out->varied,
                               json_pack("{s:O, s:O, s:O*}", "name", json_object_get(scalar, "name"), "way",
                                         json_object_get(scalar, "way"), "values", values));
@@ -82,28 +70,22 @@ static void take_answer(struct ka_run *run, struct ka_fan *fan, size_t i, json_t
         if (!values)
             json_object_del(out->never, name);
         ka_expected_offer(run, fan, item);
-    } else if (is_tensor(reason_of(error))) {
+    } else if (strstr(why, " is a tensor")) {
         json_object_set_new(done, name, json_true());
     } else if (!values && !json_object_get(out->never, name)) { /* of several ways the first tells most */
-        json_object_set_new(out->never, name, json_string(reason_of(error)));
+        json_object_set_new(out->never, name, json_string(why));
     }
-    json_decref(error);
 }
 
 static void on_scalars(struct ka_run *run, struct ka_fan *fan, void *arg)
 {
-    const struct ka_op_result *failed = ka_fan_failed(fan, KA_OP_SANDBOX);
     (void)arg;
-    if (failed) {
-        ka_run_op_failed(run, failed);
-        return;
-    }
-    if (!ka_fan_ended(fan))
+    if (!ka_preflight_through(run, fan, NULL))
         return;
     struct answers out = {json_array(), json_object(), {json_object(), json_object()}};
-    json_t *item;
-    size_t i;
-    json_array_foreach(run->preflight->asked_scalars, i, item) take_answer(run, fan, i, item, &out);
+    KA_EACH(run->preflight->asked_scalars, i, item) {
+        take_answer(run, fan, i, item, &out);
+    }
     json_decref(out.done[0]);
     json_decref(out.done[1]);
     json_object_set_new(run->oracles, "scalars",
@@ -115,23 +97,10 @@ static void on_scalars(struct ka_run *run, struct ka_fan *fan, void *arg)
 
 bool ka_preflight_scalars(struct ka_run *run)
 {
-    json_t *ways = all_ways(run), *cases = json_array();
+    json_auto_t *ways = all_ways(run), *cases = json_array();
     const json_t *stand_in = run->preflight->stand_in;
     ka_plan_scalars(cases, stand_in ? stand_in : ka_plan_smallest(run->shapes), ways, ka_random_u64());
-    json_decref(ways);
-    if (!json_array_size(cases)) {
-        json_decref(cases);
-        return false;
-    }
-    json_t *asked = run->preflight->asked_scalars = ka_plan_for_oracle(cases);
-    struct ka_fan_req req = {.operation = "oracle",
-                             .file = run->work_forward,
-                             .what = "numbers and flags",
-                             .cases = asked,
-                             .extra = json_pack("{s:b}", "fd", 0),
-                             .together = !ka_run_on_gpu(run),
-                             .agree = true};
-    json_decref(cases);
-    run->preflight->scalars = ka_fan_start(run, &req, on_scalars, NULL);
-    return true;
+    run->preflight->scalars =
+        ka_preflight_try(run, cases, "numbers and flags", &run->preflight->asked_scalars, on_scalars);
+    return run->preflight->scalars;
 }

@@ -5,11 +5,12 @@
  * that never does ends the run (exit code 3). */
 #include "preflight_internal.h"
 
-#include <stdlib.h>
 #include <string.h>
 
+#include "agent/core/fields.h"
 #include "agent/core/plan.h"
 #include "agent/core/shapes.h"
+#include "base/each.h"
 #include "base/log.h"
 #include "events.h"
 #include "expected.h"
@@ -56,13 +57,10 @@ static json_t *pending_shape(struct ka_run *run, const json_t *dims, bool own_cp
 static json_t *pending_start(struct ka_run *run)
 {
     bool own_cpu_sweep;
-    json_t *sweep = ka_run_sweep(run, &own_cpu_sweep);
+    json_auto_t *sweep = ka_run_sweep(run, &own_cpu_sweep);
     json_t *pending = json_array();
     json_object_del(run->oracles, "scaled"); /* of an interrupted run */
-    size_t i;
-    json_t *entry;
-    json_array_foreach(sweep, i, entry)
-    {
+    KA_EACH(sweep, i, entry) {
         json_t *dims = json_object_get(entry, "dims");
         json_t *flag = json_object_get(entry, "required");
         bool required = !flag || json_is_true(flag);
@@ -72,7 +70,6 @@ static json_t *pending_start(struct ka_run *run)
         else
             json_array_append_new(pending, pending_shape(run, dims, own_cpu_sweep, required));
     }
-    json_decref(sweep);
     return pending;
 }
 
@@ -86,8 +83,7 @@ static void ask_level(struct ka_run *run);
 
 static bool is_mismatch(const json_t *error)
 {
-    const char *kind = json_string_value(json_object_get(error, "kind"));
-    return kind && (strcmp(kind, "forward_oracle_mismatch") == 0 || strcmp(kind, "gradient_nan") == 0);
+    return ka_is_text(error, "kind", "forward_oracle_mismatch") || ka_is_text(error, "kind", "gradient_nan");
 }
 
 static bool next_level(struct ka_run *run, json_t *entry, json_t *still);
@@ -140,21 +136,17 @@ static bool next_level(struct ka_run *run, json_t *entry, json_t *still)
  * are not). */
 static void learn_outputs(struct ka_run *run, const json_t *entry)
 {
-    size_t i, k;
-    json_t *name, *old;
     if (!json_is_true(json_object_get(entry, "ok")))
         return;
     if (!run->outputs)
         run->outputs = json_incref(json_object_get(entry, "outputs"));
-    json_array_foreach(json_object_get(entry, "inputs"), i, name)
-    {
-        const char *dtype = json_string_value(json_object_get(name, "dtype"));
-        run->half = run->half || (dtype && strcmp(dtype, "float16") == 0);
+    KA_EACH(json_object_get(entry, "inputs"), i, name) {
+        run->half = run->half || ka_is_text(name, "dtype", "float16");
     }
-    json_array_foreach(json_object_get(entry, "grads"), i, name)
-    {
+    KA_EACH(json_object_get(entry, "grads"), i, name) {
         bool known = !json_is_string(name);
-        json_array_foreach(run->grads, k, old) known = known || json_equal(old, name);
+        KA_EACH(run->grads, k, old)
+            known = known || json_equal(old, name);
         if (!known)
             json_array_append(run->grads, name);
     }
@@ -188,14 +180,12 @@ static void note_smaller(struct ka_run *run, const json_t *entry)
     }
     if (ka_run_scaled_down(run) || !json_integer_value(json_object_get(entry, "level")))
         return;
-    const char *why = json_string_value(json_object_get(json_object_get(entry, "error"), "message"));
-    char *dims = json_dumps(dims_at_level(entry), JSON_COMPACT);
-    struct ka_buf text = {0};
-    ka_buf_printf(&text, "checked as %s instead: %.300s", dims, why ? why : "no result at its own size");
+    KA_AUTO_FREE char *dims = json_dumps(dims_at_level(entry), JSON_COMPACT);
+    KA_AUTO_BUF struct ka_buf text = {0};
+    ka_buf_printf(&text, "checked as %s instead: %.300s", dims,
+                  ka_text_of(json_object_get(entry, "error"), "message", "no result at its own size"));
     json_array_append_new(run->skipped, json_pack("{s:O, s:s}", "dims", json_object_get(entry, "dims"),
                                                   "reason", ka_buf_str(&text)));
-    ka_buf_free(&text);
-    free(dims);
 }
 
 /* One shape on its present level. False if the run has ended by it. */
@@ -230,41 +220,31 @@ static json_t *find_stand_in(const struct ka_run *run)
     json_t *smallest = ka_plan_smallest(run->shapes);
     if (!ka_run_on_gpu(run) || !json_is_true(json_object_get(smallest, "slow")))
         return NULL;
-    json_t *dims = ka_run_small(run, json_object_get(smallest, "dims"));
-    if (ka_preflight_has(run, dims)) {
-        json_decref(dims);
+    json_auto_t *dims = ka_run_small(run, json_object_get(smallest, "dims"));
+    if (ka_preflight_has(run, dims))
         return NULL;
-    }
-    return json_pack("{s:o, s:s, s:s}", "dims", dims, "class", "hidden", "kind", KA_PLAN_STAND_IN);
+    return json_pack("{s:O, s:s, s:s, s:b}", "dims", dims, "class", "hidden", "kind",
+                     "a small version of a required shape", "stand_in", 1);
 }
 
 static void on_level(struct ka_run *run, struct ka_fan *fan, void *arg)
 {
     struct ka_preflight *preflight = run->preflight;
-    const struct ka_op_result *failed = ka_fan_failed(fan, KA_OP_SANDBOX);
     (void)arg;
-    if (failed) {
-        ka_run_op_failed(run, failed);
+    if (!ka_preflight_through(run, fan, "forward against oracle"))
         return;
-    }
-    ka_preflight_progress(run, fan, "forward against oracle");
-    if (!ka_fan_ended(fan))
-        return;
-    json_t *pending = preflight->pending, *asked = preflight->asked, *still = json_array(), *entry;
+    json_auto_t *pending = preflight->pending, *asked = preflight->asked;
+    json_t *still = json_array();
     preflight->pending =
         still; /* before the loop: a failing shape ends the run, and with it what the run holds */
     preflight->asked = NULL;
     preflight->sweep = NULL;
     bool alive = true;
-    size_t i;
-    json_array_foreach(pending, i, entry)
-    {
+    KA_EACH(pending, i, entry) {
         if (alive)
             alive = settle_shape(run, fan, entry, json_array_get(asked, i), still);
     }
     ka_fan_free(fan);
-    json_decref(pending);
-    json_decref(asked);
     if (!alive)
         return;
     if (json_array_size(still)) {
@@ -278,14 +258,12 @@ static void on_level(struct ka_run *run, struct ka_fan *fan, void *arg)
 static void ask_level(struct ka_run *run)
 {
     struct ka_preflight *preflight = run->preflight;
-    json_t *shapes = json_array(), *entry;
-    size_t i;
+    json_auto_t *shapes = json_array();
     ka_log_progress(run->name, "preflight: forward against oracle on %zu shapes",
                     json_array_size(preflight->pending));
-    json_array_foreach(preflight->pending, i, entry)
+    KA_EACH(preflight->pending, i, entry)
         json_array_append_new(shapes, json_pack("{s:O}", "dims", dims_at_level(entry)));
     preflight->sweep = ka_preflight_ask(run, shapes, "sweep", &preflight->asked, on_level);
-    json_decref(shapes);
 }
 
 bool ka_preflight_sweep(struct ka_run *run)

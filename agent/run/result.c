@@ -8,6 +8,7 @@
 #include "agent/core/conduct.h"
 #include "agent/core/plan.h"
 #include "agent/io/loop.h"
+#include "base/each.h"
 #include "events.h"
 #include "internal.h"
 #include "sizes.h"
@@ -71,10 +72,8 @@ static void add_llm(const struct ka_run *run, json_t *result)
 static json_int_t atomics_of(const json_t *facts)
 {
     json_int_t sum = 0;
-    size_t i;
-    json_t *entry;
-    json_array_foreach(json_object_get(facts, "cases"), i, entry) sum +=
-        json_integer_value(json_object_get(json_object_get(entry, "backward"), "atomics"));
+    KA_EACH(json_object_get(facts, "cases"), i, entry)
+        sum += json_integer_value(json_object_get(json_object_get(entry, "backward"), "atomics"));
     return sum;
 }
 
@@ -130,9 +129,8 @@ static void add_best(struct ka_run *run, json_t *result)
 
 static void add_retrieved(const struct ka_run *run, json_t *result)
 {
-    json_t *list = json_array(), *pair;
-    size_t i;
-    json_array_foreach(run->retrieved, i, pair)
+    json_t *list = json_array();
+    KA_EACH(run->retrieved, i, pair)
         json_array_append_new(list, json_pack("{s:O?, s:O?}", "id", json_object_get(pair, "id"), "similarity",
                                               json_object_get(pair, "similarity")));
     json_object_set_new(result, "retrieved", list);

@@ -1,9 +1,6 @@
 /* Similar pairs from the store, as examples for the model. */
 #include "retrieve.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/log.h"
 #include "events.h"
 #include "rag/search.h"

@@ -6,15 +6,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "agent/core/compose.h"
+#include "agent/core/fields.h"
 #include "agent/ops/compile.h"
 #include "base/files.h"
 #include "base/hash.h"
-#include "base/log.h"
 #include "base/marker.h"
 #include "commands.h"
 #include "events.h"
@@ -59,30 +58,27 @@ static int make_folder(struct ka_run *run, struct ka_err *err)
     char when[32], folder[512];
     strftime(when, sizeof(when), "%Y%m%d-%H%M%S", &local);
     snprintf(folder, sizeof(folder), "%.200s-%s-%04x", run->name, when, (unsigned)(ka_random_u64() & 0xffff));
-    char *path = ka_path_join(run->settings.out, folder);
+    KA_AUTO_FREE char *path = ka_path_join(run->settings.out, folder);
     int rc = ka_mkdirs(path, err);
     if (rc == 0) {
         run->dir = ka_path_real(path, err);
         rc = run->dir ? 0 : -EIO;
     }
     if (rc == 0) {
-        char *candidates = ka_path_join(run->dir, "candidates");
+        KA_AUTO_FREE char *candidates = ka_path_join(run->dir, "candidates");
         rc = ka_mkdirs(candidates, err);
-        free(candidates);
     }
-    free(path);
     return rc;
 }
 
 static int read_forward(struct ka_run *run, const char *path, struct ka_err *err)
 {
-    struct ka_buf text = {0};
+    KA_AUTO_BUF struct ka_buf text = {0};
     int rc = ka_file_read(path, FORWARD_MAX, &text, err);
     if (rc == 0 && memchr(ka_buf_str(&text), '\0', text.len))
         rc = ka_fail(err, -EINVAL, "%s: not a Python file (it holds NUL bytes)", path);
     if (rc == 0)
         run->forward = ka_buf_steal(&text);
-    ka_buf_free(&text);
     return rc;
 }
 
@@ -97,7 +93,7 @@ static bool has_function(const char *text)
  */
 static int split_backward(struct ka_run *run, enum ka_run_mode mode, struct ka_err *err)
 {
-    struct ka_buf forward = {0}, backward = {0};
+    KA_AUTO_BUF struct ka_buf forward = {0}, backward = {0};
     int rc = ka_compose_split(run->forward, &forward, &backward, NULL);
     if (rc == 0) {
         free(run->forward);
@@ -114,21 +110,17 @@ static int split_backward(struct ka_run *run, enum ka_run_mode mode, struct ka_e
                          "nothing to check",
                          run->file, KA_MARKER);
     }
-    ka_buf_free(&forward);
-    ka_buf_free(&backward);
     return rc;
 }
 
 static int open_parts(struct ka_run *run, bool create, struct ka_err *err)
 {
-    char *db = ka_path_join(run->dir, "run.db");
-    char *journal = ka_path_join(run->dir, "run.jsonl");
+    KA_AUTO_FREE char *db = ka_path_join(run->dir, "run.db");
+    KA_AUTO_FREE char *journal = ka_path_join(run->dir, "run.jsonl");
     const char *secrets[] = {run->app->api_key, NULL};
     int rc = ka_state_open(db, create, run->app->loop, &run->state, err);
     if (rc == 0)
         rc = ka_record_open(journal, secrets, &run->record, err);
-    free(db);
-    free(journal);
     return rc;
 }
 
@@ -256,28 +248,24 @@ static void load_documents(struct ka_run *run)
     run->grads = get_or(run, "grads", run->grads);
     run->history = get_or(run, "history", run->history);
     run->totals = get_or(run, "totals", run->totals);
-    json_t *half = ka_state_get(run->state, "half");
+    json_auto_t *half = ka_state_get(run->state, "half");
     run->half = json_is_true(half);
-    json_decref(half);
     run->seconds_before = json_number_value(json_object_get(run->totals, "seconds"));
 }
 
 /* The budgets may be raised on resume; what the run is about may not change. */
 static int check_same(struct ka_run *run, const json_t *start, struct ka_err *err)
 {
-    struct ka_buf now = {0}, forward = {0}, rest = {0};
+    KA_AUTO_BUF struct ka_buf now = {0}, forward = {0}, rest = {0};
     int rc = ka_file_read(run->file, FORWARD_MAX, &now, err);
     bool pair = rc == 0 && ka_compose_split(ka_buf_str(&now), &forward, &rest, NULL) == 0;
     if (rc == 0 && strcmp(ka_buf_str(pair ? &forward : &now), run->forward) != 0)
         rc = ka_fail(err, -ESTALE, "%s has changed since the run %s began; start a fresh run", run->file,
                      run->dir);
-    ka_buf_free(&now);
-    ka_buf_free(&forward);
-    ka_buf_free(&rest);
-    const char *device = json_string_value(json_object_get(start, "device"));
-    if (rc == 0 && (!device || strcmp(device, run->settings.device) != 0))
+    const char *device = ka_text_of(start, "device", "?");
+    if (rc == 0 && strcmp(device, run->settings.device) != 0)
         rc = ka_fail(err, -ESTALE, "the run %s began on %s; resume it there, or with --device %s", run->dir,
-                     device ? device : "?", device ? device : "?");
+                     device, device);
     return rc;
 }
 
@@ -300,7 +288,7 @@ int ka_run_resume(struct ka_app *app, const struct ka_settings *settings, const 
                   ka_run_done_fn done, void *arg, struct ka_run **out, struct ka_err *err)
 {
     struct ka_run *run = run_new(app, settings, done, arg);
-    json_t *start = NULL;
+    json_auto_t *start = NULL;
     int rc = ka_settings_fit(&run->settings, app, err);
     run->dir = rc ? NULL : ka_path_real(dir, err);
     if (!run->dir) {
@@ -332,40 +320,35 @@ int ka_run_resume(struct ka_app *app, const struct ka_settings *settings, const 
         goto fail;
     load_documents(run);
     ka_record_add(run->record, "resume", NULL);
-    json_decref(start);
     begin(run);
     *out = run;
     return 0;
 fail:
-    json_decref(start);
     ka_run_free(run);
     return rc;
 }
 
 static bool is_unfinished_of(const char *dir, const char *file)
 {
-    char *db = ka_path_join(dir, "run.db");
+    KA_AUTO_FREE char *db = ka_path_join(dir, "run.db");
     struct ka_state *state = NULL;
     struct ka_job job;
     bool match = false;
     if (ka_state_open(db, false, NULL, &state, NULL) == 0 && ka_state_load_job(state, &job, NULL) == 0 &&
         !ka_job_ended(&job)) {
-        json_t *start = ka_state_get(state, "start");
-        const char *found = json_string_value(json_object_get(start, "file"));
-        match = found && strcmp(found, file) == 0;
-        json_decref(start);
+        json_auto_t *start = ka_state_get(state, "start");
+        match = ka_is_text(start, "file", file);
     }
     ka_state_close(state);
-    free(db);
     return match;
 }
 
 char *ka_run_find_unfinished(const char *out, const char *file)
 {
-    char *real = ka_path_real(file, NULL);
-    struct dirent **entries = NULL;
+    KA_AUTO_FREE char *real = ka_path_real(file, NULL);
+    KA_AUTO_FREE struct dirent **entries = NULL;
     int count = real ? scandir(out, &entries, NULL, alphasort) : -1;
-    char *name = real ? base_name(real) : NULL;
+    KA_AUTO_FREE char *name = real ? base_name(real) : NULL;
     char *newest = NULL;
     for (int i = count - 1; i >= 0; i--) {
         char *dir = ka_path_join(out, entries[i]->d_name);
@@ -375,9 +358,6 @@ char *ka_run_find_unfinished(const char *out, const char *file)
             free(dir);
         free(entries[i]);
     }
-    free(entries);
-    free(real);
-    free(name);
     return newest;
 }
 

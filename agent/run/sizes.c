@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "agent/core/shapes.h"
+#include "base/each.h"
 
 bool ka_run_on_gpu(const struct ka_run *run)
 {
@@ -28,15 +29,11 @@ json_t *ka_run_sweep(struct ka_run *run, bool *own_cpu_sweep)
     const char *which = run->settings.sweep;
     *own_cpu_sweep = false;
     if (which[0] == '[' || which[0] == '{') {
-        json_t *given = json_loads(which, 0, NULL);
-        json_t *list = json_is_array(given) ? json_incref(given) : json_pack("[O]", given);
+        json_auto_t *given = json_loads(which, 0, NULL);
+        json_auto_t *list = json_is_array(given) ? json_incref(given) : json_pack("[O]", given);
         json_t *sweep = json_array();
-        size_t i;
-        json_t *dims;
-        json_array_foreach(list, i, dims)
+        KA_EACH(list, i, dims)
             json_array_append_new(sweep, json_pack("{s:O, s:b}", "dims", dims, "required", 1));
-        json_decref(given);
-        json_decref(list);
         *own_cpu_sweep = true;
         return sweep;
     }

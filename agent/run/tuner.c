@@ -6,12 +6,12 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "agent/core/compose.h"
 #include "agent/core/plan.h"
 #include "agent/core/rank.h"
+#include "base/each.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "compiled_facts.h"
@@ -44,11 +44,9 @@ static void settle(const struct ka_run *run, json_t *tuner)
 
 static void describe_variant(const json_t *variant, char *text, size_t size)
 {
-    const char *schedule = json_string_value(json_object_get(variant, "schedule")), *name;
+    const char *schedule = json_string_value(json_object_get(variant, "schedule"));
     int length = snprintf(text, size, "schedule: %.60s", schedule ? schedule : "?");
-    json_t *value;
-    json_object_foreach(json_object_get(variant, "config"), name, value)
-    {
+    KA_EACH_MEMBER(json_object_get(variant, "config"), name, value) {
         if (length > 0 && (size_t)length < size)
             length += snprintf(text + length, size - (size_t)length, ", %.40s %lld", name,
                                (long long)json_integer_value(value));
@@ -63,7 +61,7 @@ static char *variant_path(const struct ka_run *run)
 /* The variant under way: its backward was written to variant_path(). */
 static void post_variant(struct ka_run *run)
 {
-    json_t *tuner = load_tuner(run);
+    json_auto_t *tuner = load_tuner(run);
     json_t *tried = json_object_get(tuner, "tried");
     json_t *variant = json_array_get(tried, json_array_size(tried) - 1);
     char note[256];
@@ -71,21 +69,18 @@ static void post_variant(struct ka_run *run)
     json_object_set(tuner, "pending", variant);
     json_object_set_new(tuner, "before", json_integer((json_int_t)run->job.best));
     ka_run_put(run, "tuner", tuner);
-    json_decref(tuner);
-    json_t *backward = json_incref(json_object_get(run->variant, "backward"));
+    json_auto_t *backward = json_incref(json_object_get(run->variant, "backward"));
     ka_run_post_candidate(run, json_string_value(backward), "tuner", note);
-    json_decref(backward);
 }
 
 /* Configurations that leave the model's figure as it is: after a few the rest is not drafted. */
 static void count_same(struct ka_run *run, double cost)
 {
-    json_t *tuner = load_tuner(run);
+    json_auto_t *tuner = load_tuner(run);
     bool same = fabs(cost - run->job.best_cost) <= 1e-9 * run->job.best_cost;
     json_int_t before = json_integer_value(json_object_get(tuner, "same"));
     json_object_set_new(tuner, "same", json_integer(same ? before + 1 : 0));
     ka_run_put(run, "tuner", tuner);
-    json_decref(tuner);
 }
 
 static void on_variant_compiled(struct ka_run *run, json_t *facts)
@@ -116,13 +111,11 @@ static void on_variant_facts(struct ka_run *run, const struct ka_op_result *resu
 
 static int write_variant(const struct ka_run *run, const char *backward, struct ka_err *err)
 {
-    struct ka_buf pair = {0};
-    char *path = variant_path(run);
+    KA_AUTO_BUF struct ka_buf pair = {0};
+    KA_AUTO_FREE char *path = variant_path(run);
     int rc = ka_compose_pair(run->forward, backward, &pair, err);
     if (rc == 0)
         rc = ka_file_replace(path, pair.data, pair.len, err);
-    ka_buf_free(&pair);
-    free(path);
     return rc;
 }
 
@@ -145,24 +138,23 @@ static void on_variant(struct ka_run *run, const struct ka_op_result *result)
     }
     json_decref(run->variant);
     run->variant = json_deep_copy(result->doc);
-    char *path = variant_path(run);
+    KA_AUTO_FREE char *path = variant_path(run);
     ka_run_op(run, "facts", path, ka_run_facts_request(run, entry), on_variant_facts);
-    free(path);
 }
 
 void ka_run_tune(struct ka_run *run, int64_t snapshot)
 {
     (void)snapshot; /* variants come from the forward, not from the candidate */
-    json_t *tuner = load_tuner(run);
+    json_auto_t *tuner = load_tuner(run);
     settle(run, tuner);
     bool idle = json_integer_value(json_object_get(tuner, "same")) >= SAME_MAX;
-    json_t *variant = idle ? NULL
-                           : ka_plan_variant(json_object_get(run->draft, "report"),
-                                             json_object_get(tuner, "tried"), json_object_get(tuner, "best"));
+    json_auto_t *variant =
+        idle ? NULL
+             : ka_plan_variant(json_object_get(run->draft, "report"), json_object_get(tuner, "tried"),
+                               json_object_get(tuner, "best"));
     if (variant)
         json_array_append(json_object_get(tuner, "tried"), variant);
     ka_run_put(run, "tuner", tuner);
-    json_decref(tuner);
     if (!variant) {
         ka_run_post_type(run, KA_EV_NO_CANDIDATE);
         return;
@@ -172,5 +164,4 @@ void ka_run_tune(struct ka_run *run, int64_t snapshot)
     ka_log_progress(run->name, "optimise: %s", text);
     ka_run_ask_differentiator(run, json_object_get(variant, "schedule"), json_object_get(variant, "config"),
                               on_variant);
-    json_decref(variant);
 }

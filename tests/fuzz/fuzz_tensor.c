@@ -1,5 +1,6 @@
 /* Any bytes as a tensor file; what is accepted is compared with itself and its neighbours and described. */
 #include "sandbox/compare.h"
+#include "tests/unit/tensor_fixture.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -21,7 +22,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct ka_tensors *set = NULL;
     struct ka_err err;
-    if (ka_tensors_parse(data, size, &set, &err) != 0)
+    if (parse_bytes(data, size, &set, &err) != 0)
         return 0;
     for (size_t i = 0; i + 1 < ka_tensors_count(set) && i < 4; i++)
         compare_and_describe(ka_tensors_get(set, i), ka_tensors_get(set, i + 1));

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "agent/run/cases.h"
+#include "tensor_fixture.h"
 
 /* Three float64 tensors of two elements: grad/x, repeat0/x, repeat1/x. */
 static struct ka_tensors *three(const double values[6])
@@ -24,7 +25,7 @@ static struct ka_tensors *three(const double values[6])
     memcpy(bytes + 8 + len, values, 48);
     struct ka_tensors *set;
     struct ka_err err;
-    assert_int_equal(ka_tensors_parse(bytes, 8 + len + 48, &set, &err), 0);
+    assert_int_equal(parse_bytes(bytes, 8 + len + 48, &set, &err), 0);
     return set;
 }
 

@@ -510,8 +510,8 @@ static void plan__stand_in__takes_the_variants_and_every_required_shape_stays(vo
 {
     (void)state;
     json_t *list = shapes(), *grads = json("[\"x\", \"w\"]"), *item;
-    json_array_append_new(list, json_pack("{s:{s:i, s:i}, s:s, s:s}", "dims", "M", 2, "N", 3, "class",
-                                          "hidden", "kind", KA_PLAN_STAND_IN));
+    json_array_append_new(list, json_pack("{s:{s:i, s:i}, s:s, s:s, s:b}", "dims", "M", 2, "N", 3, "class",
+                                          "hidden", "kind", "small", "stand_in", 1));
     const json_t *small = json_object_get(json_array_get(list, json_array_size(list) - 1), "dims");
     json_t *cases = ka_plan_check(list, grads, 2, false, 7);
     size_t i, required = 0;

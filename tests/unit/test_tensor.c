@@ -143,18 +143,18 @@ static void tensor__short_or_lying_lengths__are_refused(void **state)
     (void)state;
     struct ka_tensors *set = NULL;
     struct ka_err err;
-    assert_int_equal(ka_tensors_parse("abc", 3, &set, &err), -EINVAL);
-    assert_int_equal(ka_tensors_parse(NULL, 0, &set, &err), -EINVAL);
+    assert_int_equal(parse_bytes("abc", 3, &set, &err), -EINVAL);
+    assert_int_equal(parse_bytes(NULL, 0, &set, &err), -EINVAL);
     uint64_t lying[2] = {9, 0};
-    assert_int_equal(ka_tensors_parse(lying, 16, &set, &err), -EINVAL);
+    assert_int_equal(parse_bytes(lying, 16, &set, &err), -EINVAL);
     lying[0] = UINT64_MAX;
-    assert_int_equal(ka_tensors_parse(lying, 16, &set, &err), -EINVAL);
+    assert_int_equal(parse_bytes(lying, 16, &set, &err), -EINVAL);
     size_t len = KA_TENSOR_HEADER_MAX + 64;
     char *big = ka_calloc(len, 1);
     memset(big, ' ', len);
     uint64_t header = KA_TENSOR_HEADER_MAX + 1;
     memcpy(big, &header, 8);
-    assert_int_equal(ka_tensors_parse(big, len, &set, &err), -EINVAL);
+    assert_int_equal(parse_bytes(big, len, &set, &err), -EINVAL);
     assert_non_null(strstr(err.msg, "too long"));
     free(big);
 }

@@ -23,6 +23,7 @@ import torch
 import triton.language as tl
 from triton._C.libtriton import ir
 
+from kernel_agent.source import words
 from kernel_agent.torch_tl import libdevice, reductions
 from kernel_agent.torch_tl.handles import (
     BlockPointer,
@@ -37,18 +38,6 @@ from kernel_agent.torch_tl.handles import (
 )
 from kernel_agent.torch_tl.memory import Memory
 
-RMW_NAMES = {
-    ir.ATOMIC_OP.ADD: "add",
-    ir.ATOMIC_OP.FADD: "add",
-    ir.ATOMIC_OP.MAX: "max",
-    ir.ATOMIC_OP.MIN: "min",
-    ir.ATOMIC_OP.UMAX: "umax",
-    ir.ATOMIC_OP.UMIN: "umin",
-    ir.ATOMIC_OP.AND: "and",
-    ir.ATOMIC_OP.OR: "or",
-    ir.ATOMIC_OP.XOR: "xor",
-    ir.ATOMIC_OP.XCHG: "xchg",
-}
 REMEDIES = {
     "create_inline_asm": "write the computation with triton.language operations",
     "create_map_elementwise": "write the function with elementwise operations and tl.where",
@@ -157,13 +146,6 @@ class Builder:
         return self.constant(self.grid[axis], torch.int32)
 
     # ---- elementwise
-
-    def create_sdiv(self, a: Handle, b: Handle) -> Handle:
-        divisor = torch.where(b.data == 0, torch.ones_like(b.data), b.data)
-        return Handle(torch.div(a.data, divisor, rounding_mode="trunc"))
-
-    def create_srem(self, a: Handle, b: Handle) -> Handle:
-        return Handle(torch.fmod(a.data, torch.where(b.data == 0, torch.ones_like(b.data), b.data)))
 
     def create_udiv(self, a: Handle, b: Handle) -> Handle:
         return self._unsigned_binary(a, b, lambda x, y: x // y)
@@ -320,12 +302,6 @@ class Builder:
     def create_trans(self, block: Handle, order: Sequence[int]) -> Handle:
         return block.like(block.data.permute(0, *(int(axis) + 1 for axis in order)))
 
-    def create_cat(self, a: Handle, b: Handle) -> Handle:
-        return Handle(torch.cat(same_batch(a.data, b.data), 1))
-
-    def create_join(self, a: Handle, b: Handle) -> Handle:
-        return Handle(torch.stack(same_batch(a.data, b.data), -1))
-
     def create_split(self, block: Handle) -> tuple[Handle, Handle]:
         return block.like(block.data[..., 0]), block.like(block.data[..., 1])
 
@@ -388,7 +364,7 @@ class Builder:
     def create_atomic_rmw(
         self, op: Any, ptr: Pointer, value: Handle, mask: Handle, sem: Any, scope: Any
     ) -> Handle:
-        return self.atomic(RMW_NAMES[op], ptr, value, mask)
+        return self.atomic(op.name.lower().removeprefix("f"), ptr, value, mask)  # FADD is an add
 
     def atomic(self, update: str, ptr: Pointer, value: Handle, mask: Handle) -> Handle:
         everywhere = mask.value if isinstance(mask, Constant) else bool(mask.data.all())
@@ -503,9 +479,9 @@ class Builder:
         return torch.full((), math.nan, dtype=self.memory.value_dtype(address.element), device=self.device)
 
 
-def same_batch(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two blocks of one shape with the batch axis of the larger."""
-    return tuple(torch.broadcast_tensors(a, b))  # type: ignore[return-value]
+def divisible(divisor: torch.Tensor) -> torch.Tensor:
+    """A divisor with 1 for 0, which has no result."""
+    return torch.where(divisor == 0, torch.ones_like(divisor), divisor)
 
 
 def blocks_of(inputs: list[Handle]) -> list[torch.Tensor]:
@@ -608,17 +584,12 @@ PLAIN: dict[str, Callable[..., torch.Tensor]] = {
     "icmpNE fcmpONE fcmpUNE": torch.ne,
     "fma": lambda x, y, z: x * y + z,
     "iabs": torch.abs,
-    "exp": torch.exp,
-    "exp2": torch.exp2,
-    "log": torch.log,
-    "log2": torch.log2,
     "sqrt precise_sqrt": torch.sqrt,
-    "rsqrt": torch.rsqrt,
-    "sin": torch.sin,
-    "cos": torch.cos,
-    "erf": torch.erf,
-    "floor": torch.floor,
-    "ceil": torch.ceil,
+    "sdiv": lambda x, y: torch.div(x, divisible(y), rounding_mode="trunc"),
+    "srem": lambda x, y: torch.fmod(x, divisible(y)),
+    "cat": lambda x, y: torch.cat(torch.broadcast_tensors(x, y), 1),
+    "join": lambda x, y: torch.stack(torch.broadcast_tensors(x, y), -1),
+    **{name: getattr(torch, name) for name in words("exp exp2 log log2 rsqrt sin cos erf floor ceil")},
 }
 FLOAT = {
     "fcmpOLE fcmpULE": torch.le,
@@ -627,25 +598,12 @@ FLOAT = {
     "fcmpOGT fcmpUGT": torch.gt,
 }
 UNSIGNED = {"icmpULE": torch.le, "icmpULT": torch.lt, "icmpUGE": torch.ge, "icmpUGT": torch.gt}
-TYPE_GETTERS = {
-    "half": tl.float16,
-    "bf16": tl.bfloat16,
-    "float": tl.float32,
-    "double": tl.float64,
-    "fp8e4nv": tl.float8e4nv,
-    "fp8e4b15": tl.float8e4b15,
-    "fp8e4b8": tl.float8e4b8,
-    "fp8e5": tl.float8e5,
-    "fp8e5b16": tl.float8e5b16,
-    "int1": tl.int1,
-    "int8": tl.int8,
-    "int16": tl.int16,
-    "int32": tl.int32,
-    "int64": tl.int64,
-    "void": tl.void,
-}
-CONSTANTS = (tl.int1, tl.int8, tl.int16, tl.int32, tl.int64, tl.uint8, tl.uint16, tl.uint32, tl.uint64)
+SIGNED = (tl.int1, tl.int8, tl.int16, tl.int32, tl.int64)
+CONSTANTS = (*SIGNED, tl.uint8, tl.uint16, tl.uint32, tl.uint64)
 FLOAT_CONSTANTS = (tl.float16, tl.bfloat16, tl.float64, tl.float8e4nv, tl.float8e5)
+NARROW = (tl.float8e4nv, tl.float8e4b15, tl.float8e4b8, tl.float8e5, tl.float8e5b16)
+TYPE_GETTERS = {"half": tl.float16, "float": tl.float32, "double": tl.float64}
+TYPE_GETTERS |= {ty.name: ty for ty in (tl.bfloat16, *NARROW, *SIGNED, tl.void)}
 
 
 def _complete() -> None:
