@@ -107,8 +107,8 @@ def make_inputs(
     if scalar is not None:
         value = bound[scalar["name"]]
         tables = [v for v in bound.values() if isinstance(v, torch.Tensor) and _is_table(v)]
-        if len(tables) == 1 and tables[0] is value and scalar["way"] == 0:
-            other = rearranged(scalar["name"], value)
+        if len(tables) == 1 and tables[0] is value and scalar["way"] < 2:
+            other = rearranged(scalar["name"], value, scalar["way"])
         else:  # several may have to fit each other
             other = nearby(scalar["name"], value, scalar["way"])
         arguments.arguments[scalar["name"]] = other
@@ -141,21 +141,23 @@ def _is_table(tensor: torch.Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
-def rearranged(name: str, table: torch.Tensor) -> torch.Tensor:
+def rearranged(name: str, table: torch.Tensor, way: int) -> torch.Tensor:
     """Other indices that are as good as these: make_args may well make the same ones for a shape each time.
 
-    What increases still does, from the same first to the same last, with one segment as long as can be; of the
-    rest the first axis begins elsewhere. What occurs once still does. Raises Unusable("inputs_refused") where that changes nothing.
+    What increases still does, from the same first to the same last, the first way with most of it in the last
+    step; of the rest the first axis begins elsewhere. What occurs once still does. Raises Unusable("inputs_refused") where that changes nothing.
     """
     increases = table.dim() == 1 and table.dtype != torch.bool and bool((table.diff() >= 0).all())
     other = table.roll(1, 0) if table.dim() else table
     if increases:
-        other = table.clone()
-        step = int(bool((table.diff() > 0).all()))
-        inner = torch.arange(1, max(table.numel() - 1, 1), device=table.device, dtype=table.dtype)
-        other[1:-1] = table[:1] + step * inner
-        if torch.equal(other, table):
-            other[1:-1] = table[-1:] - step * inner.flip(0)
+        inner = max(table.numel() - 2, 0)
+        first, last, drawn = int(table[:1].sum()), int(table[-1:].sum()), random.Random(inner)
+        most = first + (last - first) // (4 if way == 0 else 1)
+        if bool((table.diff() > 0).all()):
+            found = drawn.sample(range(first + 1, min(last, max(most, first + 1 + inner))), inner)
+        else:
+            found = [drawn.randint(first, most) for _ in range(inner)]
+        other = table.new_tensor([first, *sorted(found), last]) if inner else table
     if torch.equal(other, table):
         raise Unusable("inputs_refused", f"{name} is a tensor that has no other such values")
     return other

@@ -87,8 +87,10 @@ def _first_term(pointer: ast.expr) -> str | None:
     return pointer.id if isinstance(pointer, ast.Name) else None
 
 
-def _in_tf32(dot: ast.Call) -> bool:
+def _in_tf32(dot: ast.AST) -> bool:
     """Whether a tl.dot says so, or says nothing."""
+    if not isinstance(dot, ast.Call):
+        return False
     said = {k.arg: getattr(k.value, "value", None) for k in dot.keywords}
     if not said.keys() & {"input_precision", "allow_tf32"}:
         return True
@@ -474,7 +476,8 @@ class _Scanner:
         lists = [given[name] for name in ("reset_to_zero", "restore_value") if name in given]
         if not several or not all(isinstance(value, (ast.List, ast.Tuple)) for value in lists):
             return None
-        return {node.value for value in lists for node in ast.walk(value) if isinstance(node, ast.Constant)}
+        constants = [n for value in lists for n in ast.walk(value) if isinstance(n, ast.Constant)]
+        return {n.value for n in constants if isinstance(n.value, str)}
 
     def _host_nodes(self) -> Iterator[ast.AST]:
         """Nodes of the backward part outside kernels; of a module that people wrote themselves what takes

@@ -50,7 +50,7 @@ def batch_norm(x, w=None, b=None, eps=1e-5):
     return y
 
 
-SWEEP = [{"B": 6, "C": 7, "L": 33, "affine": True}, {"B": 4, "C": 5, "L": 3000, "affine": False}]
+SWEEP = [{"B": 6, "C": 7, "L": 33, "affine": True}, {"B": 4, "C": 5, "L": 3001, "affine": False}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
