@@ -11,9 +11,9 @@
 #include "base/base.h"
 
 struct ka_checked_of {
-    const json_t *verdict;      /* ka_verdict_json(), with "notes" of the scan, or NULL */
-    const json_t *oracles;      /* of the run: "inputs", "scaled" */
-    const json_t *facts;        /* measured, NULL where nothing was */
+    const json_t *verdict; /* ka_verdict_json(), with "notes" of the scan, or NULL */
+    const json_t *oracles; /* of the run: "inputs", "scaled" */
+    const json_t *facts;   /* measured, NULL where nothing was */
     const char *device, *target;
 };
 

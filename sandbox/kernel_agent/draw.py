@@ -145,7 +145,8 @@ def rearranged(name: str, table: torch.Tensor, way: int) -> torch.Tensor:
     """Other indices that are as good as these: make_args may well make the same ones for a shape each time.
 
     What increases still does, from the same first to the same last, the first way with most of it in the last
-    step; of the rest the first axis begins elsewhere. What occurs once still does. Raises Unusable("inputs_refused") where that changes nothing.
+    step; of the rest the first axis begins elsewhere. What occurs once still does.
+    Raises Unusable("inputs_refused") where that changes nothing.
     """
     increases = table.dim() == 1 and table.dtype != torch.bool and bool((table.diff() >= 0).all())
     other = table.roll(1, 0) if table.dim() else table
