@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,16 @@ class Outcome:
     problem: str | None
 
 
+_running: list[subprocess.Popen[str]] = []
+
+
+def stop(number: int, _: object) -> None:
+    """A signal ends the programs that were started, too."""
+    for child in _running:
+        child.terminate()
+    sys.exit(128 + number)
+
+
 def check(program: Path, part: list[Job]) -> Iterator[Outcome]:
     """The verdicts of one process, which keeps its interpreters warm, as they come."""
     command = [str(program), "check", *(str(job.path) for job in part), "--json", "--quiet"]
@@ -52,6 +63,7 @@ def check(program: Path, part: list[Job]) -> Iterator[Outcome]:
         ) as child,
     ):
         assert child.stdout is not None
+        _running.append(child)
         for job in part:
             started = time.monotonic()
             # a line for each of several files, one indented document for one
@@ -122,6 +134,7 @@ def main() -> int:
     parser.add_argument("--keep", help="folder in which the pairs stay")
     options = parser.parse_args()
     program = Path(options.build).resolve() / "kernel-agent"
+    signal.signal(signal.SIGTERM, stop)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.keep or temporary)
         folder.mkdir(parents=True, exist_ok=True)
