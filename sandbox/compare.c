@@ -17,32 +17,19 @@
 struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype)
 {
     static const struct ka_tolerance tolerances[] = {
-        [KA_F64] =
-            {.floor = 1e-10, .atol = 1e-7, .rtol = 1e-7, .local = 1e-9, .cancelled = 1e-9, .grain = 1e-11},
-        [KA_F32] = {.floor = 1e-5,
-                    .atol = 1e-3,
-                    .rtol = 1e-3,
-                    .off_share = 1e-5,
-                    .local = 1e-4,
-                    .cancelled = 3e-5,
-                    .grain = 0x1p-21},
-        [KA_F16] = {.floor = 3e-4,
-                    .atol = 1e-2,
-                    .rtol = 1e-2,
-                    .off_share = 1e-3,
-                    .local = 1e-2,
-                    .cancelled = 3e-3,
-                    .grain = 0x1p-8},
-        [KA_BF16] = {.floor = 2.4e-3,
-                     .atol = 5e-2,
-                     .rtol = 5e-2,
-                     .off_share = 1e-3,
-                     .local = 8e-2,
-                     .cancelled = 1e-2,
-                     .grain = 0x1p-5},
+        [KA_F64] = {.floor = 1e-10, .atol = 1e-7, .rtol = 1e-7, .local = 1e-9, .grain = 1e-11},
+        [KA_F32] =
+            {.floor = 1e-5, .atol = 1e-3, .rtol = 1e-3, .off_share = 1e-5, .local = 1e-4, .grain = 0x1p-21},
+        [KA_F16] =
+            {.floor = 3e-4, .atol = 1e-2, .rtol = 1e-2, .off_share = 1e-3, .local = 1e-2, .grain = 0x1p-8},
+        [KA_BF16] =
+            {.floor = 2.4e-3, .atol = 5e-2, .rtol = 5e-2, .off_share = 1e-3, .local = 8e-2, .grain = 0x1p-5},
         [KA_BOOL] = {0}, /* and the other integers */
     };
+    static const double cancelled[] = {
+        [KA_F64] = 1e-9, [KA_F32] = 3e-5, [KA_F16] = 3e-3, [KA_BF16] = 1e-2, [KA_BOOL] = 0};
     struct ka_tolerance tol = tolerances[dtype];
+    tol.cancelled = cancelled[dtype];
     tol.dtype = dtype;
     tol.factor = 2;
     return tol;
