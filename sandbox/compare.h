@@ -59,6 +59,7 @@ struct ka_tolerance {
      * is judged coarsely any gradient may be so far off: values at which a softmax is saturated leave nothing
      * of it, and rounding of what they were computed from. */
     double zero_norm;
+    double upstream_norm; /* 0: not known */
     bool coarse;
     double rounding;   /* the most that rounding was seen to move it, norm-relative: beyond */
     double cancelled;  /* little more than rounding is left of it */

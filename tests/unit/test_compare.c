@@ -626,6 +626,28 @@ static void compare__nearly_all_cancelled__may_be_off_as_a_zero_may_and_proves_n
     assert_false(compare_cancelled(0.02, true, 1e-5).pass);   /* more than rounding explains */
 }
 
+/* 1 - p for a p that is nearly 1: eager has it right by luck. */
+static void compare__few_elements__may_be_off_by_units_of_the_upstream_and_prove_nothing(void **state)
+{
+    (void)state;
+    double one = 1e-4, found = 1e-4 + 3e-7, more = 1e-4 + 6e-7;
+    struct ka_tensors *want = make_set("F64", "[1]", &one, 1), *base = make_set("F32", "[1]", &one, 1),
+                      *got = make_set("F32", "[1]", &found, 1), *off = make_set("F32", "[1]", &more, 1);
+    const struct ka_tensor *w = ka_tensors_get(want, 0), *b = ka_tensors_get(base, 0);
+    struct ka_tolerance tol = ka_tolerance_of(KA_F32);
+    struct ka_diff unknown, near, far;
+    assert_int_equal(ka_compare(ka_tensors_get(got, 0), w, b, &tol, NULL, 0, &unknown, NULL), 0);
+    assert_false(unknown.pass);
+    tol.upstream_norm = 1;
+    assert_int_equal(ka_compare(ka_tensors_get(got, 0), w, b, &tol, NULL, 0, &near, NULL), 0);
+    assert_true(near.pass && near.vacuous);
+    assert_int_equal(ka_compare(ka_tensors_get(off, 0), w, b, &tol, NULL, 0, &far, NULL), 0);
+    assert_false(far.pass);
+    struct ka_tensors *all[] = {want, base, got, off};
+    for (size_t i = 0; i < KA_COUNT(all); i++)
+        ka_tensors_free(all[i]);
+}
+
 static struct ka_diff compare_with_zero(double rounding, double zero_norm)
 {
     double zeros[4] = {0}, found[4] = {rounding, -rounding, 0, rounding};
@@ -735,6 +757,7 @@ int main(void)
         cmocka_unit_test(compare__nan__is_no_wildcard),
         cmocka_unit_test(compare__eager_right_by_luck__other_draws_of_its_rounding_count),
         cmocka_unit_test(compare__nearly_all_cancelled__may_be_off_as_a_zero_may_and_proves_nothing),
+        cmocka_unit_test(compare__few_elements__may_be_off_by_units_of_the_upstream_and_prove_nothing),
         cmocka_unit_test(compare__missing_infinity__fails_and_equal_ones_pass),
         cmocka_unit_test(compare__expected_value_beyond_the_dtype__counts_as_infinite),
         cmocka_unit_test(compare__noise_that_no_dtype_resolves__passes_as_vacuous),
