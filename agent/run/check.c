@@ -233,12 +233,22 @@ static void reject_when_idle(struct ka_run *run, const char *rule, const char *t
 /* ---- measured facts, only told of what is verified. On a GPU, where processors are idle, they are counted
  * beside the candidate. */
 
+/* A shape whose failures count, and are told: those of hidden ones are not, and optional ones may fail. */
+static size_t required_shape(const struct ka_check *check)
+{
+    KA_EACH(check->cases, i, plan) {
+        if (ka_plan_is(plan, "required"))
+            return check->shape_of[i];
+    }
+    return check->shape_of[0];
+}
+
 /* The facts are there, and every case is judged. */
 static void finish(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     if (check->compiled)
-        ka_conduct_interpreted(check->facts, check->verdict, check->shape_of[0]); /* a required one */
+        ka_conduct_interpreted(check->facts, check->verdict, required_shape(check));
     conclude(run);
 }
 
