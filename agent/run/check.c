@@ -290,8 +290,10 @@ static void measure(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     struct ka_err err;
-    check->facts_child = ka_run_child_start(
-        run, "facts", check->pair_path, ka_run_facts_request(run, check->entry), NULL, on_facts, NULL, &err);
+    json_t *request = ka_run_facts_request(run, check->entry);
+    json_object_set_new(request, "conduct", json_boolean(check->compiled));
+    check->facts_child =
+        ka_run_child_start(run, "facts", check->pair_path, request, NULL, on_facts, NULL, &err);
     if (check->facts_child)
         return;
     ka_log(KA_LOG_WARN, "%s: no compile facts: %s", run->name, err.msg);

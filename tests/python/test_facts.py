@@ -166,14 +166,18 @@ def test_warmup__occupancy_as_in_real_files__is_answered_by_compiling(write):
 
 
 def test_races_and_gradients_that_no_kernel_made__are_told(write, tmp_path):
-    (clean,) = run(write(SCALE_PAIR), tmp_path, compile=False)
+    (clean,) = run(write(SCALE_PAIR), tmp_path, compile=False, conduct=True)
     assert (clean["conduct"]["races"], clean["conduct"]["untraced"]) == ([], [])
+    (unasked,) = run(write(SCALE_PAIR), tmp_path, compile=False)
+    assert "conduct" not in unasked
     shared = SCALE_PAIR.replace("tl.store(d_x_ptr + offsets, ", "tl.store(d_x_ptr + offsets % 7, ")
-    (racing,) = run(write(shared), tmp_path, compile=False)
+    (racing,) = run(write(shared), tmp_path, compile=False, conduct=True)
     assert racing["conduct"]["races"]
     line = "return d_x, None"
     assert SCALE_PAIR.count(line) == 1
-    (decoy,) = run(write(SCALE_PAIR.replace(line, "return d_y * 2, None")), tmp_path, compile=False)
+    (decoy,) = run(
+        write(SCALE_PAIR.replace(line, "return d_y * 2, None")), tmp_path, compile=False, conduct=True
+    )
     assert decoy["conduct"]["untraced"] == ["x"]
     assert decoy["conduct"]["torch_ops_backward"].get("aten::mul")
 

@@ -34,7 +34,10 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     cases = []
     for case in request["cases"]:
         one = candidate.Case(fwd, entry, {**case, "facts": True}, request.get("dtype"))
-        cases.append({"id": case["id"], "ok": True, **_case(one, scratch, compiler)})
+        told = _case(one, scratch, compiler)
+        if not request.get("conduct"):
+            told.pop("conduct", None)
+        cases.append({"id": case["id"], "ok": True, **told})
     return {"cases": cases}
 
 
