@@ -130,9 +130,29 @@ void ka_conduct_judge(const json_t *report, bool compiled, struct ka_verdict *ve
         ka_verdict_fail(verdict, at, "no_launch", "the backward launched no Triton kernel");
 }
 
+void ka_conduct_traces(const json_t *report, const char *const *zeros, size_t zero_count,
+                       struct ka_verdict *verdict, size_t at)
+{
+    const json_t *untraced = json_object_get(report, "untraced");
+    if (!json_is_array(untraced))
+        ka_verdict_fail(verdict, at, "decoy_kernel", "the report does not say where gradients come from");
+    KA_EACH(untraced, i, item) {
+        const char *name = text_of(item);
+        char text[300];
+        bool zero = false;
+        for (size_t k = 0; k < zero_count; k++)
+            zero |= strcmp(zeros[k], name) == 0;
+        if (zero || i >= NAMED_MAX)
+            continue;
+        snprintf(text, sizeof(text),
+                 "the gradient of %.100s comes from no kernel that read the upstream gradient", name);
+        ka_verdict_fail(verdict, at, "decoy_kernel", text);
+    }
+}
+
 static void judge_interpreted(const json_t *entry, struct ka_verdict *verdict, size_t shape)
 {
-    const json_t *conduct = json_object_get(entry, "conduct"), *untraced;
+    const json_t *conduct = json_object_get(entry, "conduct");
     bool ran = json_is_true(json_object_get(entry, "ok"));
     char text[600];
     if (!ran && strcmp(ka_text_of(entry, "raised_in", ""), "host") != 0)
@@ -148,16 +168,7 @@ static void judge_interpreted(const json_t *entry, struct ka_verdict *verdict, s
         return;
     }
     ka_conduct_judge(conduct, false, verdict, at);
-    untraced = json_object_get(conduct, "untraced");
-    if (!json_is_array(untraced))
-        ka_verdict_fail(verdict, at, "decoy_kernel", "the report does not say where gradients come from");
-    KA_EACH(untraced, i, name) {
-        snprintf(text, sizeof(text),
-                 "the gradient of %.100s comes from no kernel that read the upstream gradient",
-                 text_of(name));
-        if (i < NAMED_MAX)
-            ka_verdict_fail(verdict, at, "decoy_kernel", text);
-    }
+    ka_conduct_traces(conduct, NULL, 0, verdict, at);
 }
 
 void ka_conduct_interpreted(json_t *facts, struct ka_verdict *verdict, size_t shape)

@@ -15,6 +15,11 @@
  * kernels were not interpreted, so that nothing can be said of races; `at` the case of the verdict. */
 void ka_conduct_judge(const json_t *report, bool compiled, struct ka_verdict *verdict, size_t at);
 
+/* Interpreted, it was seen what each launch read and wrote: a gradient that no kernel made of the upstream is
+ * not the kernels' work. Those that are named in `zeros` may come from nowhere. */
+void ka_conduct_traces(const json_t *report, const char *const *zeros, size_t zero_count,
+                       struct ka_verdict *verdict, size_t at);
+
 /* A candidate that runs compiled is interpreted once on small sizes, which operation facts reports: hold that
  * against it, as a case of `shape`, and take it out of the facts. What the interpreter cannot run is none. */
 void ka_conduct_interpreted(json_t *facts, struct ka_verdict *verdict, size_t shape);
