@@ -308,7 +308,7 @@ def part_attacks(bench: Bench) -> Iterator[dict[str, Any]]:
     """tests/attacks with compiled kernels. Some aim at the interpreter: then another reason is no hole."""
     only = [] if bench.gpu else ["--only", "control scale_atomics"]
     share = (bounded.share(bench.jobs) or ["", "0"])[1]
-    options = ["--build", bench.bin, "--jobs", bench.jobs, *only]
+    options = ["--build", bench.bin, "--jobs", bench.jobs, "--any-reason", *only]
     ended = bench.script("tests/attacks/run.py", *options, KA_CHILDREN=share)
     lines = ended.out.splitlines()
     done = sum(line.startswith(("ok ", "FAIL")) for line in lines)
