@@ -15,7 +15,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
 
 from kernel_agent import draw, forward, tensors
-from kernel_agent.operations import oracle
+from kernel_agent.operations import budget, oracle
+from kernel_agent.torch_tl.builder import Builder
+from kernel_agent.torch_tl.memory import Memory
+from kernel_agent.torch_tl.record import Tape
+from kernel_agent.torch_tl.repeat import repeats_of
 
 KERNELS = sorted((Path(__file__).parent / "kernels").glob("*.py"))
 HEAD = """\
@@ -569,3 +573,39 @@ def test_upstream__is_drawn_once_a_case_and_never_written(write, tmp_path, monke
         len(drawn) == len({str(asked) for asked, _, _ in drawn}) == 4
     )  # two outputs, in float32 and in float64 for fd
     assert all(torch.equal(made, before) for _, made, before in drawn)
+
+
+def test_small_call_of_a_gpu__is_evaluated_on_the_cpu(write, tmp_path):
+    """Stands in for CUDA: a record that says that it is of a GPU."""
+    body = (
+        "z = torch.zeros(x.shape, device=x.device)\nz[:4] = x.to(x.device)[:4] * 3\n"
+        "z.copy_(torch.ones_like(z) + z)\nreturn square(z) + x"
+    )
+    fwd = forward.load(stub(write, body))
+    made = oracle.Case(
+        fwd, {"id": 0, "dims": {"N": 24}, "seed": 5, "upstream": {"kind": "normal", "seed": 9}}, None
+    )
+    recording = made.record(None)
+    tape = recording.recorder.tape
+    here = made.gradients(made.replay(recording, "exact"), recording)
+    tape.device = torch.device("cuda")
+    assert budget.place(tape) == torch.device("cpu")
+    there = made.gradients(made.replay(recording, "exact"), recording)
+    assert torch.equal(here["x"], there["x"]) and bool((here["x"] != 1).any())
+
+
+def test_large_call__is_evaluated_where_it_ran(monkeypatch):
+    tape = Tape(torch.device("cuda"))
+    monkeypatch.setattr(budget, "evaluation_bytes", lambda tape: budget.SMALL + 1)
+    assert budget.place(tape) == torch.device("cuda")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_products__are_tf32_where_the_call_was_compiled(device):
+    """The precision of a product hangs on where the call ran, not on where it is evaluated."""
+    builder = Builder(Memory("native", "cpu", compiled=device == "cuda"))
+    wanted = "tf32" if device == "cuda" else "ieee"
+    assert builder.options.default_dot_input_precision == wanted
+    assert repeats_of(builder.memory) is not repeats_of(
+        Memory("native", "cpu", compiled=not builder.memory.compiled)
+    )

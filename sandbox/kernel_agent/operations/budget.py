@@ -19,6 +19,9 @@ from ..torch_tl.record import Constant, Operation, Tape
 # float64 numbers that an evaluation with its graph holds for each floating element of the call's storages: 10
 # were measured where a kernel reads every element once, 55 for a product of small matrices.
 EVALUATION = 8
+# Bytes, by the same estimate, up to which an evaluation stays on the CPU: there its operations, hundreds in a
+# loop, are shorter than the launches of a kernel, and wait for no other process on the GPU.
+SMALL = 1 << 24
 LOW = 0.1  # of a GPU's memory
 REMEDY = "make the shape smaller, or mark it required: False"
 _GPU_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")
@@ -53,6 +56,11 @@ def evaluation_bytes(tape: Tape) -> int:
         floating = dtype.is_floating_point
         total += storage.nbytes() // dtype.itemsize * (8 * EVALUATION if floating else dtype.itemsize)
     return total
+
+
+def place(tape: Tape) -> torch.device:
+    """Where to evaluate a call."""
+    return torch.device("cpu") if evaluation_bytes(tape) <= SMALL else tape.device
 
 
 def require(needed: Mapping[str, int], budget: Mapping[str, Any], device: torch.device, file: str) -> None:

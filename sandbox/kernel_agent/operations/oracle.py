@@ -400,9 +400,8 @@ class Case:
         reach: float = 1,
         kinks: Kinks | None = None,
     ) -> Replay:
-        device = next(iter(draw.grad_inputs(self.fwd, recording.bound).values())).device
         tape = recording.recorder.tape
-        replay = Replay(tape, precision, device, self.fwd.path, jitter, reach, self.masked, kinks)
+        replay = Replay(tape, precision, budget.place(tape), self.fwd.path, jitter, reach, self.masked, kinks)
         seconds = self.limits.get("seconds")
         if seconds is not None and replay.memory.checked:
             replay.memory.until = time.monotonic() + float(seconds)

@@ -86,7 +86,7 @@ class Builder:
             supported_fp8_dtypes=("fp8e5", "fp8e5b16", "fp8e4nv", "fp8e4b8"),
             deprecated_fp8_dot_operand_dtypes=(),
             # Compiled float32 products are tf32 unless the kernel says otherwise; interpreted ones exact.
-            default_dot_input_precision="ieee" if self.device.type == "cpu" else "tf32",
+            default_dot_input_precision="tf32" if memory.compiled else "ieee",
             allowed_dot_input_precisions=("tf32", "tf32x3", "ieee", "bf16x3", "bf16x6"),
             max_num_imprecise_acc_default=0,
             backend_name="torch",

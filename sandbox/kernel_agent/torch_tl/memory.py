@@ -132,6 +132,8 @@ class Memory:
     no bound and no conflict is looked for, which on a GPU saves a wait for the device at each access. An
     address that lies outside all the same (it may depend on data that was moved by rounding) is brought back
     inside.
+
+    `compiled`: what is evaluated ran on a GPU, wherever this memory is.
     """
 
     def __init__(
@@ -140,6 +142,7 @@ class Memory:
         device: torch.device | str = "cpu",
         checked: bool = True,
         met: list[bool] | None = None,
+        compiled: bool = False,
     ) -> None:
         self.precision = precision
         self.checked = checked
@@ -147,6 +150,7 @@ class Memory:
         self.stores = 0
         self.until: float | None = None  # by time.monotonic(): an evaluation that goes on longer is given up
         self.device = torch.device(device)
+        self.compiled = compiled
         self.cells: list[Cell] = []
         self.counts = Counts()
         self.kinks: Kinks | None = None
@@ -171,9 +175,9 @@ class Memory:
     # ---- launches and groups
 
     def begin_launch(self, programs: int, ordered: bool) -> None:
+        """`ordered`: programs come one at a time, in order: dependencies between them are races to report."""
         if self.kinks:
             self.kinks.begin_launch()
-        """`ordered`: programs come one at a time, in order: dependencies between them are races to report."""
         self.ordered = ordered
         self.launch_programs = programs
         self.synchronised = False

@@ -92,6 +92,7 @@ class DescriptorRef:
 class Tape:
     """Entries in the order of the call. `alive` keeps storages, so that addresses and keys stay unique."""
 
+    device: torch.device  # of the call; the tape may be evaluated on another
     entries: list[Constant | Operation | KernelLaunch] = field(default_factory=list)
     alive: dict[int, torch.UntypedStorage] = field(default_factory=dict)
     inputs: set[int] = field(default_factory=set)
@@ -128,7 +129,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self, file: str, inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self.file = file
-        self.tape = Tape()
+        self.tape = Tape(inputs[0].device if inputs else torch.device("cpu"))
         self.computed: set[int] = set()
         for tensor in inputs:
             ref = self.ref(tensor)

@@ -1,8 +1,8 @@
 """Triton's semantic layer, asked once for each kind of operands (remember.py), for the torch-backed builder.
 
 Loads and stores are no exception: the builder is asked again for each. An operation that raises is not
-written down at all. What is written down holds for one precision and one device, whatever the launch: replays
-get the launch's builder.
+written down at all. What is written down holds for one precision and one device, of the evaluation and of the
+call, whatever the launch: replays get the launch's builder.
 """
 
 from __future__ import annotations
@@ -182,8 +182,8 @@ class Repeats(Calls):
             semantic.builder = builder
 
 
-_repeats: dict[tuple[str, torch.device], Repeats] = {}
+_repeats: dict[tuple[str, torch.device, bool], Repeats] = {}
 
 
 def repeats_of(memory: Memory) -> Repeats:
-    return _repeats.setdefault((memory.precision, memory.device), Repeats())
+    return _repeats.setdefault((memory.precision, memory.device, memory.compiled), Repeats())

@@ -60,7 +60,8 @@ class Replay:
         self.tape = tape
         self.precision = precision
         self.file = file
-        self.memory = Memory(precision, device, tape.one_by_one is None, tape.met)
+        compiled = tape.device.type == "cuda"
+        self.memory = Memory(precision, device, tape.one_by_one is None, tape.met, compiled)
         self.memory.kinks = kinks
         self.cells: dict[int, Cell] = {}
         self.leaves: dict[int, torch.Tensor] = {}
@@ -99,7 +100,7 @@ class Replay:
         """The vector-Jacobian product of (output, upstream) pairs for each wanted input; zeros where there is
         no path."""
         values = [(self.value(ref), upstream) for ref, upstream in outputs]
-        pairs = [(value, upstream.to(value.dtype)) for value, upstream in values if value.requires_grad]
+        pairs = [(value, upstream.to(value)) for value, upstream in values if value.requires_grad]
         keys = list(dict.fromkeys(ref.key for ref in wanted.values()))
         flats: list[torch.Tensor | None] = [None] * len(keys)
         if pairs:
@@ -125,7 +126,7 @@ class Replay:
         real = entry.flat
         if real is None:
             real = torch.full((entry.numel,), torch.nan, dtype=entry.dtype, device=self.memory.device)
-        flat = cell_values(real, self.precision)
+        flat = cell_values(real.to(self.memory.device), self.precision)
         is_input = entry.key in self.tape.inputs and entry.key not in self.leaves
         if is_input and entry.dtype.is_floating_point:
             if self.jitter is not None:
@@ -172,6 +173,8 @@ class Replay:
         args, kwargs = tree_map_only(Ref, read, (entry.args, entry.kwargs))
         if self.precision == EXACT:
             args, kwargs = tree_map(widen_dtype, (args, kwargs))
+        if self.memory.device != self.tape.device:
+            args, kwargs = tree_map(self._moved_here, (args, kwargs))
         written = written_refs(entry)
         if any(name in kwargs for name in out_names(entry.function)):
             results = functional(entry.function, args, kwargs)
@@ -191,6 +194,12 @@ class Replay:
         for output, result in zip(entry.outputs, results, strict=True):
             if output is not None:
                 self._write(output, result, entry)
+
+    def _moved_here(self, value: Any) -> Any:
+        """Devices and tensors that are of the call, not of this evaluation."""
+        if isinstance(value, torch.device):
+            return self.memory.device
+        return value.to(self.memory.device) if isinstance(value, torch.Tensor) else value
 
     def _write(self, ref: Ref, value: torch.Tensor, entry: Operation) -> None:
         """Put a tensor's new value into its cell, which is made if the storage is new."""
