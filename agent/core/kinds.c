@@ -91,7 +91,7 @@ static const struct ka_kind KINDS[] = {
      .meaning = "programs that run in another order: what one of them needs of another must come from an "
                 "earlier launch"},
     {"linear", KA_KIND_QUESTION, KA_KIND_PLAIN, .value = a_and_b},
-    {"powers", KA_KIND_QUESTION, KA_KIND_PLAIN, .scale = 65536, .scale_half = 256},
+    {"powers", KA_KIND_QUESTION, KA_KIND_PLAIN, .scales = {65536, 0x1p-24}, .scales_half = {256, 0x1p-8}},
     {"beside", KA_KIND_QUESTION, KA_KIND_LATER, .other = KA_KIND_FIRST, .label = "two graphs alive at once",
      .meaning =
          "two graphs of one shape alive at once: what a forward leaves for its backward belongs on its "

@@ -53,8 +53,8 @@ struct ka_kind {
     /* What it means that a thing fails with this kind, and not with a plain upstream on the same shape; NULL:
      * nothing. */
     const char *meaning;
-    /* What an upstream is multiplied by and divided by, and in float16; 0: not at all. */
-    double scale, scale_half;
+    /* What an upstream is multiplied by, once each, and in float16; 0: not at all. */
+    double scales[2], scales_half[2];
     /* The norm of the upstream is 1, not that of so many normal values. */
     bool unit;
     /* What such inputs, or an upstream, do to the tolerance of every comparison, or NULL. */

@@ -35,9 +35,9 @@ struct builder {
 
 static json_t *value_of(struct builder *builder, const struct ka_kind *kind, size_t n)
 {
-    double scale = builder->half ? kind->scale_half : kind->scale;
-    return scale != 0 ? json_pack("[f, f]", scale, 1 / scale)
-                      : kind->value(n, ka_random_next(&builder->random));
+    const double *scales = builder->half ? kind->scales_half : kind->scales;
+    return scales[0] != 0 ? json_pack("[f, f]", scales[0], scales[1])
+                          : kind->value(n, ka_random_next(&builder->random));
 }
 
 static void ask(struct builder *builder, json_t *item, enum ka_kind_when when, size_t n)

@@ -23,10 +23,14 @@ static void kinds__rows__have_what_their_sort_needs(void **state)
         assert_int_equal(kind->sort == KA_KIND_LAYOUT || kind->sort == KA_KIND_VALUES,
                          kind->when == KA_KIND_TAKEN || kind->when == KA_KIND_NEVER);
         assert_int_equal(question && kind->when != KA_KIND_SUBSETS,
-                         kind->value || kind->other || kind->scale != 0);
+                         kind->value || kind->other || kind->scales[0] != 0);
         assert_true(!kind->other || kind->when == KA_KIND_LATER);
-        assert_int_equal(kind->scale != 0, kind->scale_half != 0);
-        assert_true(kind->scale == 0 || frexp(kind->scale, &(int){0}) == 0.5); /* exact */
+        for (size_t k = 0; k < KA_COUNT(kind->scales); k++) {
+            assert_int_equal(kind->scales[k] != 0, kind->scales[0] != 0);
+            assert_int_equal(kind->scales[k] != 0, kind->scales_half[k] != 0);
+            assert_true(kind->scales[k] == 0 || frexp(kind->scales[k], &(int){0}) == 0.5); /* exact */
+            assert_true(kind->scales_half[k] == 0 || frexp(kind->scales_half[k], &(int){0}) == 0.5);
+        }
         assert_string_equal(ka_kind_find(kind->sort, kind->name)->name, kind->name);
     }
     assert_null(ka_kind_find(KA_KIND_UPSTREAM, "slice"));
