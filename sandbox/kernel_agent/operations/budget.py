@@ -21,7 +21,7 @@ from ..torch_tl.record import Constant, Operation, Tape
 EVALUATION = 8
 # Bytes, by the same estimate, up to which an evaluation stays on the CPU: there its operations, hundreds in a
 # loop, are shorter than the launches of a kernel, and wait for no other process on the GPU.
-SMALL = 1 << 24
+SMALL = 1 << 26
 LOW = 0.1  # of a GPU's memory
 REMEDY = "make the shape smaller, or mark it required: False"
 _GPU_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")
