@@ -717,10 +717,9 @@ int ka_child_start(struct ka_children *cs, const struct ka_child_req *req, ka_ch
 
 void ka_children_warm(struct ka_children *cs, const char *python, const char *package_dir)
 {
-    for (int candidate = 0; candidate < 2 && cs->zygotes && !cs->closing; candidate++) {
-        struct ka_zygote_kind kind = {candidate, cs->gpu, python, package_dir};
+    struct ka_zygote_kind kind = {false, cs->gpu, python, package_dir};
+    if (cs->zygotes && !cs->closing)
         ka_zygote_warm(cs->zygotes, &kind);
-    }
 }
 
 void ka_child_cancel(struct ka_children *cs, uint64_t op)

@@ -1,10 +1,10 @@
 /* Warm interpreters: processes that have imported torch and triton and fork one jailed child a request, in
  * milliseconds instead of a second. Used by child.c alone; sandbox/kernel_agent/zygote.py has the messages.
  *
- * There is one for candidates and one for everything else, a kind of device each, so that the process which
- * ran hostile code and the one which computes expected values never share a parent. A zygote starts with the
- * first job for it and waits for more. When it dies, refuses, or cannot start, its jobs are `lost` and run
- * without it.
+ * There is one for candidates and one for everything else, so that what ran hostile code and what computes
+ * expected values never share a parent that has seen either. They are twins: one imports, and forks the other
+ * before its first job. They start with the first job, wait for more, and end together. When one dies,
+ * refuses, or cannot start, the jobs of both are `lost` and run without them.
  *
  * Loop thread only. Callbacks never run from inside a call of this module. */
 #ifndef KA_ZYGOTE_H
@@ -16,11 +16,13 @@ struct ka_loop;
 struct ka_zygotes;
 struct zygote;
 
+enum { KA_ZYGOTE_FDS = 3 };
+
 /* Embedded in its owner and valid until `ended` or `lost`, or until ka_zygote_withdraw() gave true. */
 struct ka_zygote_job {
     const char *const *argv; /* options of ka-jail, "--", the interpreter; read until `started` */
     size_t argc;
-    int fds[3]; /* standard output, standard error, report; the owner's, read until `started` */
+    int fds[KA_ZYGOTE_FDS]; /* standard output, standard error, report; the owner's, read until `started` */
     void (*started)(struct ka_zygote_job *job);
     void (*ended)(struct ka_zygote_job *job, int wait_status); /* it and all below it are gone */
     void (*lost)(struct ka_zygote_job *job, bool had_started, const char *why);
@@ -51,7 +53,7 @@ void ka_zygotes_close(struct ka_zygotes *zygotes, void (*gone)(void *arg), void 
  * taken. */
 int ka_zygote_submit(struct ka_zygotes *zygotes, const struct ka_zygote_kind *kind,
                      struct ka_zygote_job *job);
-/* Start the zygote of that kind, for nobody yet. */
+/* Start the zygotes of that kind, for nobody yet. */
 void ka_zygote_warm(struct ka_zygotes *zygotes, const struct ka_zygote_kind *kind);
 /* True: it had not been sent, and no callback will come. */
 bool ka_zygote_withdraw(struct ka_zygote_job *job);

@@ -64,6 +64,11 @@ int ka_jail_zygote_begin(void)
 {
     if (prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) != 0 || prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0)
         return -errno;
+    for (size_t i = 0; i < KA_JAIL_COUNT(alive); i++) /* a twin has its parent's */
+        if (alive[i] >= 0)
+            close(alive[i]);
+    if (own_pid_ns >= 0)
+        close(own_pid_ns);
     if (pipe2(alive, O_CLOEXEC) != 0)
         return -errno;
     own_pid_ns = open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC);

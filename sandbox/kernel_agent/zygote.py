@@ -2,11 +2,15 @@
 
 FD is a SOCK_SEQPACKET socket to the daemon, LIBRARY is libka_jail.so, which puts the layers on in the child.
 
-    daemon -> zygote   id NUL option NUL option ... "--" NUL python   with descriptors: stdout, stderr, report
+    daemon -> zygote   "twin"   before all else, with a descriptor: the channel of a process like this one
+                       id NUL option NUL option ... "--" NUL python   with descriptors: stdout, stderr, report
     zygote -> daemon   "ready"
                        "started ID PID"    with a pidfd: deadlines are the daemon's, not ours
                        "ended ID STATUS"   the wait status, once the child and all below it are gone
                        "refused ID WHY"    no child: the daemon runs this request without us
+
+The twin is forked before any child and serves its own channel, so that imports are paid for once. What it
+forks has no parent in common with what we fork but for a process that had seen no request.
 
 The zygote executes nothing but this package, holds no secret (a fork copies heap and environment) and has one
 thread, no CUDA and no child that it does not wait for. It refuses work once its source files changed or its
@@ -28,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _MESSAGE_MAX = 1 << 18
+_TWIN = b"twin"
 _IDLE_MS = 20
 _GROWTH_MAX_KB = 512 * 1024
 _PRELOADED = (
@@ -126,9 +131,24 @@ class Zygote:
                 message, fds, _, _ = socket.recv_fds(self.channel, _MESSAGE_MAX, 3)
                 if not message:
                     return  # the daemon is gone; our children die with us
+                if message == _TWIN:
+                    self._fork_twin(fds[0])
+                    continue
                 pidfd = self._start(message, fds)
                 if pidfd is not None:
                     poller.register(pidfd, select.POLLIN)
+
+    def _fork_twin(self, fd: int) -> None:
+        """Another one of us, which lives no longer than we do. The twin never returns."""
+        parent = os.getpid()
+        if os.fork():
+            os.close(fd)
+            return
+        self.channel.close()
+        code = self.library.ka_jail_zygote_begin()
+        if code == 0 and os.getppid() == parent:
+            Zygote(_channel(fd), self.library, sources=self.sources).serve()
+        os._exit(1 if code else 0)
 
     def _start(self, message: bytes, fds: list[int]) -> int | None:
         request, *options = message.split(b"\0")
@@ -245,6 +265,12 @@ def _reseed() -> None:
     torch.default_generator.manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)  # CUDA seeds itself
 
 
+def _channel(fd: int) -> socket.socket:
+    channel = socket.socket(fileno=fd)
+    channel.set_inheritable(False)
+    return channel
+
+
 def _load(path: str) -> ctypes.CDLL:
     library = ctypes.CDLL(path)
     library.ka_jail_env.restype = ctypes.c_char_p
@@ -270,9 +296,7 @@ def main(argv: list[str]) -> int:
         return 1
     gc.collect()
     gc.freeze()  # collections in the children leave the shared pages alone
-    channel = socket.socket(fileno=int(argv[1]))
-    channel.set_inheritable(False)
-    Zygote(channel, library).serve()
+    Zygote(_channel(int(argv[1])), library).serve()
     return 0
 
 

@@ -132,9 +132,11 @@ static void on_done(void *arg, uint64_t op, const struct ka_child_result *r)
         ka_children_close(s->close_when_done);
 }
 
-static uint64_t start(struct fixture *f, const char *command, struct seen *seen, unsigned deadline_ms)
+static uint64_t start_as(struct fixture *f, enum ka_child_role role, const char *command, struct seen *seen,
+                         unsigned deadline_ms)
 {
     struct ka_child_req req = {.request = command,
+                               .role = role,
                                .python = f->python,
                                .package_dir = f->package,
                                .device = "cpu",
@@ -143,6 +145,11 @@ static uint64_t start(struct fixture *f, const char *command, struct seen *seen,
     assert_int_equal(ka_child_start(f->children, &req, on_done, seen, &op), 0);
     assert_int_equal(seen->calls, 0);
     return op;
+}
+
+static uint64_t start(struct fixture *f, const char *command, struct seen *seen, unsigned deadline_ms)
+{
+    return start_as(f, KA_CHILD_TRUSTED, command, seen, deadline_ms);
 }
 
 static void run_until(struct fixture *f, const struct seen *seen)
@@ -414,21 +421,40 @@ static struct fixture *need_zygotes(void **state)
     return f;
 }
 
+#define PROCESSES_MAX 16
+
+static size_t children_of(long parent, long *pids)
+{
+    char path[64], text[256] = "";
+    size_t count = 0;
+    snprintf(path, sizeof(path), "/proc/%ld/task/%ld/children", parent, parent);
+    FILE *list = fopen(path, "r");
+    assert_non_null(list);
+    if (fgets(text, sizeof(text), list))
+        for (char *at = text, *end; count < PROCESSES_MAX; at = end) {
+            pids[count] = strtol(at, &end, 10);
+            if (end == at)
+                break;
+            count++;
+        }
+    fclose(list);
+    return count;
+}
+
 /* The processes that this one started: zygotes, here. */
 static void kill_own_children(void)
 {
-    char path[64], text[256] = "";
-    snprintf(path, sizeof(path), "/proc/self/task/%d/children", (int)getpid());
-    FILE *list = fopen(path, "r");
-    assert_non_null(list);
-    assert_non_null(fgets(text, sizeof(text), list));
-    fclose(list);
-    for (char *at = text, *end; *at; at = end) {
-        long pid = strtol(at, &end, 10);
-        if (end == at)
-            break;
-        assert_int_equal(kill((pid_t)pid, SIGKILL), 0);
-    }
+    long pids[PROCESSES_MAX];
+    for (size_t i = children_of(getpid(), pids); i-- > 0;)
+        assert_int_equal(kill((pid_t)pids[i], SIGKILL), 0);
+}
+
+/* The one process at the end of the line below us. */
+static long only_child(long parent)
+{
+    long pids[PROCESSES_MAX];
+    assert_int_equal(children_of(parent, pids), 1);
+    return pids[0];
 }
 
 static void child__of_a_zygote__behaves_like_one_alone(void **state)
@@ -487,6 +513,60 @@ static void child__whose_zygote_dies__is_reported_and_the_next_one_runs(void **s
     run_one(f, "exit 5", &next);
     assert_int_equal(next.error, 0);
     assert_int_equal(next.exit_status, 5);
+}
+
+/* Until `parent` has so many children; the test's own deadlines end it otherwise. */
+static void wait_for_children(struct fixture *f, long parent, size_t count)
+{
+    long pids[PROCESSES_MAX];
+    for (int i = 0; i < 1000 && children_of(parent, pids) != count; i++)
+        uv_run(ka_loop_uv(f->loop), UV_RUN_NOWAIT), usleep(20000);
+    assert_int_equal(children_of(parent, pids), count);
+}
+
+/* Below a user namespace its supervisor is between us and it. */
+static long own_zygote(void)
+{
+    long below = only_child(getpid());
+    return geteuid() == 0 ? below : only_child(below);
+}
+
+/* What a child of one zygote does is not seen by the children of the other: they have no parent in common
+ * that could have changed. */
+static void child__of_a_candidate__comes_from_the_twin(void **state)
+{
+    struct fixture *f = need_zygotes(state);
+    struct seen first = {0}, candidate = {0}, trusted = {0};
+    run_one(f, "true", &first);
+    long zygote = own_zygote(), twin = only_child(zygote);
+    start_as(f, KA_CHILD_CANDIDATE, "sleep 300", &candidate, 60000);
+    wait_for_children(f, twin, 1);
+    wait_for_children(f, zygote, 1);
+    start(f, "sleep 300", &trusted, 60000);
+    wait_for_children(f, zygote, 2);
+    wait_for_children(f, twin, 1);
+    kill_own_children();
+    run_until(f, &candidate);
+    run_until(f, &trusted);
+}
+
+static void child__whose_twin_dies__is_reported_and_the_next_one_runs(void **state)
+{
+    struct fixture *f = need_zygotes(state);
+    struct seen first = {0}, lost = {0}, next[2] = {{0}};
+    run_one(f, "true", &first);
+    start_as(f, KA_CHILD_CANDIDATE, "sleep 300", &lost, 60000);
+    long twin = only_child(own_zygote());
+    wait_for_children(f, twin, 1);
+    assert_int_equal(kill((pid_t)twin, SIGKILL), 0);
+    run_until(f, &lost);
+    assert_int_equal(lost.error, -EIO);
+    for (int i = 0; i < 2; i++) {
+        start_as(f, i ? KA_CHILD_CANDIDATE : KA_CHILD_TRUSTED, "exit 5", &next[i], 20000);
+        run_until(f, &next[i]);
+        assert_int_equal(next[i].error, 0);
+        assert_int_equal(next[i].exit_status, 5);
+    }
 }
 
 static void child__whose_zygote_cannot_start__runs_without_it(void **state)
@@ -655,6 +735,8 @@ int main(void)
         WITH_JAIL(child__of_a_zygote__is_killed_at_its_deadline),
         WITH_JAIL(child__of_a_zygote__can_be_cancelled_while_it_waits),
         WITH_JAIL(child__whose_zygote_dies__is_reported_and_the_next_one_runs),
+        WITH_JAIL(child__of_a_candidate__comes_from_the_twin),
+        WITH_JAIL(child__whose_twin_dies__is_reported_and_the_next_one_runs),
         WITH_JAIL(child__whose_zygote_cannot_start__runs_without_it),
         WITH_JAIL(children__folder_of_a_killed_daemon__is_removed_by_the_next),
         WITH_JAIL(children__base_that_others_can_write__is_refused),
