@@ -19,6 +19,7 @@ The exit code is 1 where a part found something wrong, or ran past its limit.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -257,17 +258,37 @@ def part_candidate(bench: Bench) -> Iterator[dict[str, Any]]:
                     if answered:
                         seconds.append(round(time.monotonic() - answered[-1], 2))
                     answer = asked[-1].with_name(asked[-1].name.replace(".request.", ".answer."))
-                    answer.write_text(f"```python\n# answer {len(answered)}\n{backward}\n```\n")
+                    made_ready = bench.work / "answer.md"
+                    made_ready.write_text(f"```python\n# answer {len(answered)}\n{backward}\n```\n")
+                    os.utime(made_ready, (0, 0))  # so that nobody waits whether it is still being written
+                    made_ready.rename(answer)
                     answered.append(time.monotonic())
                 time.sleep(0.02)
             if answered and len(seconds) < len(answered) and process.poll() is not None:
                 seconds.append(round(time.monotonic() - answered[-1], 2))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(bench.left(15))
         finally:
             bounded.end(process)
     made: dict[str, Any] = {"file": f"examples/{file.name}", "from_answer_to_next_s": seconds}
+    made["last_s"] = of_the_last_candidate(bench.work / "candidate.json")
     if len(seconds) < 2:
         made["failures"] = [f"only {len(seconds)} of 2 candidates were judged"]
     yield made
+
+
+def of_the_last_candidate(path: Path) -> list[str]:
+    """Its children: when each began and ended, from the first of them on. Empty if the run left no result."""
+    try:
+        children = json.loads(path.read_text())["children"]
+    except (OSError, json.JSONDecodeError, KeyError):
+        return []
+    first = max((child["start"] for child in children if child["op"] == "scan"), default=0.0)
+    return [
+        f"{child['op']} {child['start'] - first:.2f} {child['end'] - first:.2f}"
+        for child in children
+        if child["start"] >= first
+    ]
 
 
 def part_norm(bench: Bench) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,7 @@
 /* Cases to children. Knows sizes, no processes. */
 #include "deal.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/each.h"
@@ -48,9 +49,18 @@ static struct hand *choose(struct hand *hands, size_t count, const json_t *item,
     return least;
 }
 
-json_t *ka_deal(const json_t *cases, size_t parts, double start, bool together)
+/* As many as have something to do for longer than it takes to start them. */
+static size_t worthwhile(const json_t *cases, size_t parts, double start, double child)
 {
-    size_t count = json_array_size(cases);
+    double all = 0;
+    KA_EACH(cases, i, item)
+        all += start + size_of(item);
+    return child > 0 && all / child < (double)parts ? (size_t)ceil(all / child) : parts;
+}
+
+json_t *ka_deal(const json_t *cases, size_t most, double start, double child, bool together)
+{
+    size_t count = json_array_size(cases), parts = worthwhile(cases, most, start, child);
     json_t *dealt = json_array();
     KA_AUTO_FREE json_t **sorted = ka_calloc(count, sizeof(json_t *));
     KA_AUTO_FREE struct hand *hands = ka_calloc(parts, sizeof(*hands));

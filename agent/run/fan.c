@@ -15,10 +15,10 @@
 #include "result.h"
 #include "sizes.h"
 
-/* What any case costs, as elements of a tensor: loading, compiling, launching. The interpreter takes that
- * long for fewer. */
-#define START_CPU (1 << 20)
-#define START_GPU (1 << 24)
+/* What any case costs, as elements of a tensor: loading, compiling, launching. On a GPU some tenth of a second,
+ * and a child's context and libraries there cost a second. */
+#define START (1 << 20)
+#define CHILD_GPU (1 << 23)
 
 struct agreed {
     json_int_t id;
@@ -247,7 +247,7 @@ struct ka_fan *ka_fan_start(struct ka_run *run, struct ka_fan_req *req, ka_fan_f
     fan->extra = req->extra ? req->extra : json_object();
     req->extra = NULL;
     json_t *dealt =
-        ka_deal(req->cases, width(run), ka_run_on_gpu(run) ? START_GPU : START_CPU, req->together);
+        ka_deal(req->cases, width(run), START, ka_run_on_gpu(run) ? CHILD_GPU : 0, req->together);
     fan->count = json_array_size(dealt);
     fan->parts = ka_calloc(fan->count + 1, sizeof(*fan->parts));
     for (size_t i = 0; i < fan->count; i++) {

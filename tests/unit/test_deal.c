@@ -41,7 +41,7 @@ static void deal__every_case__is_in_one_part(void **state)
 {
     const int sizes[] = {5, 1 << 24, 7, 1 << 22, 9, 9, 1 << 23};
     (void)state;
-    json_t *cases = cases_of(sizes, 7), *dealt = ka_deal(cases, 3, START, false);
+    json_t *cases = cases_of(sizes, 7), *dealt = ka_deal(cases, 3, START, 0, false);
     unsigned seen = 0;
     assert_int_equal(json_array_size(dealt), 3);
     for (size_t i = 0; i < 3; i++)
@@ -57,7 +57,7 @@ static void deal__one_great_case__leaves_the_small_ones_to_the_others(void **sta
 {
     const int sizes[] = {1 << 30, 8, 8, 8};
     (void)state;
-    json_t *cases = cases_of(sizes, 4), *dealt = ka_deal(cases, 2, START, false);
+    json_t *cases = cases_of(sizes, 4), *dealt = ka_deal(cases, 2, START, 0, false);
     assert_int_equal(json_array_size(dealt), 2);
     size_t great = id_at(dealt, 0, 0) == 0 ? 0 : 1;
     assert_int_equal(json_array_size(json_array_get(dealt, great)), 1);
@@ -70,7 +70,7 @@ static void deal__within_a_part__the_cheapest_comes_first(void **state)
 {
     const int sizes[] = {1 << 24, 3, 1 << 22, 2};
     (void)state;
-    json_t *cases = cases_of(sizes, 4), *dealt = ka_deal(cases, 1, START, false);
+    json_t *cases = cases_of(sizes, 4), *dealt = ka_deal(cases, 1, START, 0, false);
     const json_int_t wanted[] = {3, 1, 2, 0};
     for (size_t i = 0; i < 4; i++)
         assert_int_equal(id_at(dealt, 0, i), wanted[i]);
@@ -82,7 +82,7 @@ static void deal__equal_dims_together__share_a_part(void **state)
 {
     const int sizes[] = {4, 5, 4, 5, 4, 6};
     (void)state;
-    json_t *cases = cases_of(sizes, 6), *dealt = ka_deal(cases, 4, START, true);
+    json_t *cases = cases_of(sizes, 6), *dealt = ka_deal(cases, 4, START, 0, true);
     assert_int_equal(json_array_size(dealt), 3); /* no part is empty */
     assert_int_equal(size_of(dealt), 6);
     for (size_t i = 0; i < 3; i++) {
@@ -99,14 +99,35 @@ static void deal__fewer_cases_than_parts_or_none__makes_no_empty_part(void **sta
 {
     const int sizes[] = {4};
     (void)state;
-    json_t *cases = cases_of(sizes, 1), *dealt = ka_deal(cases, 8, START, false);
+    json_t *cases = cases_of(sizes, 1), *dealt = ka_deal(cases, 8, START, 0, false);
     assert_int_equal(json_array_size(dealt), 1);
     json_decref(dealt);
     json_array_clear(cases);
-    dealt = ka_deal(cases, 8, START, false);
+    dealt = ka_deal(cases, 8, START, 0, false);
     assert_int_equal(json_array_size(dealt), 0);
     json_decref(cases);
     json_decref(dealt);
+}
+
+/* A child takes as long to start as eight cases. */
+static void deal__small_cases__do_not_pay_for_another_child(void **state)
+{
+    int sizes[20];
+    (void)state;
+    for (int i = 0; i < 20; i++)
+        sizes[i] = 1;
+    for (int count = 0; count <= 20; count++) {
+        json_t *cases = cases_of(sizes, count), *dealt = ka_deal(cases, 3, START, 8.0 * START, false);
+        assert_int_equal(json_array_size(dealt), count == 0 ? 0 : count <= 7 ? 1 : count <= 15 ? 2 : 3);
+        assert_int_equal(size_of(dealt), count);
+        json_decref(dealt);
+        json_decref(cases);
+    }
+    sizes[1] = 1 << 28;
+    json_t *cases = cases_of(sizes, 2), *dealt = ka_deal(cases, 3, START, 8.0 * START, false);
+    assert_int_equal(json_array_size(dealt), 2);
+    json_decref(dealt);
+    json_decref(cases);
 }
 
 int main(void)
@@ -117,6 +138,7 @@ int main(void)
         cmocka_unit_test(deal__within_a_part__the_cheapest_comes_first),
         cmocka_unit_test(deal__equal_dims_together__share_a_part),
         cmocka_unit_test(deal__fewer_cases_than_parts_or_none__makes_no_empty_part),
+        cmocka_unit_test(deal__small_cases__do_not_pay_for_another_child),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
