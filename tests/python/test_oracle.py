@@ -17,6 +17,7 @@ torch.set_num_threads(1)
 from kernel_agent import draw, forward, tensors
 from kernel_agent.operations import budget, oracle
 from kernel_agent.torch_tl.builder import Builder
+from kernel_agent.torch_tl.kinks import Kinks
 from kernel_agent.torch_tl.memory import Memory
 from kernel_agent.torch_tl.record import Tape
 from kernel_agent.torch_tl.repeat import repeats_of
@@ -609,3 +610,54 @@ def test_products__are_tf32_where_the_call_was_compiled(device):
     assert repeats_of(builder.memory) is not repeats_of(
         Memory("native", "cpu", compiled=not builder.memory.compiled)
     )
+
+
+def test_wide_call_of_a_gpu__goes_back_there(write, monkeypatch):
+    """Stands in for CUDA: both places are this one, and the record says that it is of a GPU."""
+    fwd = forward.load(stub(write, "return square(torch.where(x > 0, x, -x))"))
+    made = oracle.Case(
+        fwd, {"id": 0, "dims": {"N": 24}, "seed": 5, "upstream": {"kind": "normal", "seed": 9}}, None
+    )
+    recording = made.record(None)
+    tape = recording.recorder.tape
+    tape.device = torch.device("cuda")
+    placed = []
+    monkeypatch.setattr(budget, "place", lambda tape: placed.append(tape.wide) or torch.device("cpu"))
+    monkeypatch.setattr(budget, "trial", lambda: budget_trial(wide=not tape.wide))
+    kinks = Kinks()
+    found = made.gradients(made.replay(recording, "exact", kinks=kinks), recording)["x"]
+    assert placed == [False, True]
+    x = recording.bound["x"].double()
+    upstream = made.upstreams(recording.differentiable)[0].double()
+    assert torch.allclose(found, 2 * x * upstream)
+    again = Kinks()
+    made.replay(made.record(None), "exact", kinks=again)
+    assert len(kinks.kept) == len(again.kept), "what the first attempt had compared is forgotten"
+
+
+def budget_trial(wide: bool) -> Callable[[], None]:
+    """Raises at the third operation."""
+    left = iter(range(2))
+
+    def watch() -> None:
+        if wide and next(left, None) is None:
+            raise budget.Wide("wide")
+
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("seconds", "operations", "wide"), [(0.2, 1, False), (0.3, 1, True), (3, 9000, False)]
+)
+def test_trial__is_over_when_operations_take_long(seconds, operations, wide, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(budget.time, "monotonic", lambda: now[0])
+    watch = budget.trial()
+    raised = False
+    for _ in range(operations):
+        now[0] += seconds / operations
+        try:
+            watch()
+        except budget.Wide:
+            raised = True
+    assert raised == wide

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from ..errors import Unusable, readable
+from ..torch_tl.handles import KernelError
 from ..torch_tl.record import Constant, Operation, Tape
 
 # float64 numbers that an evaluation with its graph holds for each floating element of the call's storages: 10
@@ -22,6 +24,8 @@ EVALUATION = 8
 # Bytes, by the same estimate, up to which an evaluation stays on the CPU: there its operations, hundreds in a
 # loop, are shorter than the launches of a kernel, and wait for no other process on the GPU.
 SMALL = 1 << 26
+# There for good, if after so many seconds an operation has taken no longer than this on average.
+TRIAL, NARROW = 0.25, 5e-4
 LOW = 0.1  # of a GPU's memory
 REMEDY = "make the shape smaller, or mark it required: False"
 _GPU_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")
@@ -58,9 +62,28 @@ def evaluation_bytes(tape: Tape) -> int:
     return total
 
 
+class Wide(KernelError):
+    """The operations of an evaluation on the CPU are wider than its tensors: they are for the GPU."""
+
+
 def place(tape: Tape) -> torch.device:
     """Where to evaluate a call."""
-    return torch.device("cpu") if evaluation_bytes(tape) <= SMALL else tape.device
+    small = not tape.wide and evaluation_bytes(tape) <= SMALL
+    return torch.device("cpu") if small else tape.device
+
+
+def trial() -> Callable[[], None]:
+    """To be called before each operation of an evaluation: raises Wide once they turn out to be wide."""
+    started, operations = time.monotonic(), 0
+
+    def watch() -> None:
+        nonlocal operations
+        operations += 1
+        passed = time.monotonic() - started
+        if passed > max(TRIAL, NARROW * operations):
+            raise Wide("operations are wide")
+
+    return watch
 
 
 def require(needed: Mapping[str, int], budget: Mapping[str, Any], device: torch.device, file: str) -> None:

@@ -400,12 +400,22 @@ class Case:
         reach: float = 1,
         kinks: Kinks | None = None,
     ) -> Replay:
+        """The record evaluated. The first time of a small call of a GPU is a trial on the CPU."""
         tape = recording.recorder.tape
         replay = Replay(tape, precision, budget.place(tape), self.fwd.path, jitter, reach, self.masked, kinks)
+        if replay.memory.device != tape.device and replay.memory.checked:
+            replay.memory.watch = budget.trial()
         seconds = self.limits.get("seconds")
         if seconds is not None and replay.memory.checked:
             replay.memory.until = time.monotonic() + float(seconds)
-        replay.run()
+        try:
+            replay.run()
+        except budget.Wide:
+            replay.release()
+            tape.wide = True
+            if kinks is not None:
+                kinks.forget()
+            return self.replay(recording, precision, jitter, reach, kinks)
         return replay
 
     def nearby(self, recording: Recording) -> dict[str, torch.Tensor]:

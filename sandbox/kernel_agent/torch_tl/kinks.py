@@ -27,6 +27,11 @@ class Kinks:
         self.elements = 0
         self.launch = 0  # how many were kept before it
 
+    def forget(self) -> None:
+        """The evaluation begins again."""
+        self.kept.clear()
+        self.elements = self.launch = 0
+
     def begin_launch(self) -> None:
         self.launch = len(self.kept)
 

@@ -149,6 +149,7 @@ class Memory:
         self.met = met if met is not None else []  # of each store in turn: do lanes meet at one address?
         self.stores = 0
         self.until: float | None = None  # by time.monotonic(): an evaluation that goes on longer is given up
+        self.watch: Callable[[], None] | None = None  # called before each operation; may raise
         self.device = torch.device(device)
         self.compiled = compiled
         self.cells: list[Cell] = []

@@ -93,6 +93,7 @@ class Tape:
     """Entries in the order of the call. `alive` keeps storages, so that addresses and keys stay unique."""
 
     device: torch.device  # of the call; the tape may be evaluated on another
+    wide: bool = False  # its operations turned out to be too wide for the CPU
     entries: list[Constant | Operation | KernelLaunch] = field(default_factory=list)
     alive: dict[int, torch.UntypedStorage] = field(default_factory=dict)
     inputs: set[int] = field(default_factory=set)

@@ -157,6 +157,8 @@ class Repeats(Calls):
         """What plain(which, args, kwargs) gives, which uses `semantic`. `which` says what `plain` does."""
         if self.recorder is not None:  # a part of the operation that is being written down
             return plain(which, args, kwargs)
+        if semantic.builder.memory.watch is not None:
+            semantic.builder.memory.watch()
         try:
             noted, tensors, handles = key_of(which, args, kwargs)
         except Unknown:
