@@ -57,7 +57,8 @@ def finite_differences(case: Case) -> dict[str, Any]:
     recording, exact, dtype = _widest(case)
     if detaches(recording.recorder.tape):
         return {"dtype": None, "slopes": {}, "skipped": "the stub detaches a value on the way to its outputs"}
-    gradients = case.gradients(exact, recording)
+    there = recording.recorder.tape.device  # where the forward runs; a small call is evaluated elsewhere
+    gradients = {name: grad.to(there) for name, grad in case.gradients(exact, recording).items()}
     forward = _Forward(case, recording, dtype)
     noise, size = forward.rounding(exact)
     exact.release()
@@ -111,7 +112,7 @@ class _Forward:
             if output.index not in self.upstreams:
                 continue
             upstream = self.upstreams[output.index].double()
-            want = exact.value(self.recording.refs[output.index]).detach().double()
+            want = exact.value(self.recording.refs[output.index]).detach().to(upstream)
             wrong += float((upstream * (output.value.double() - want)).square().sum())
             right += float((upstream * want).square().sum())
         return math.sqrt(wrong), math.sqrt(right)
