@@ -99,6 +99,9 @@ def entry_of(ended: bounded.Ended) -> dict[str, Any]:
     made |= {name: result[name] for name in ("loop_blocked_ms", "sanitizer") if name in result}
     shapes = result.get("shapes") or {}
     made["shapes"] = {name: value for name, value in shapes.items() if isinstance(value, int)}
+    differences = (result.get("oracles") or {}).get("finite_differences") or {}
+    if "Error" in differences.get("reason", ""):  # of ours: what a file does to them is said in words
+        made["no_differences"] = differences["reason"][:TEXT_MAX]
     if made["verdict"] != "verified":
         why = result.get("failures") or (result.get("error") or {}).get("message") or ended.why
         made["reason"] = why.strip()[:TEXT_MAX]
@@ -106,9 +109,13 @@ def entry_of(ended: bounded.Ended) -> dict[str, Any]:
 
 
 def wrong(entries: Iterable[dict[str, Any]], fine: tuple[str, ...] = ("verified",)) -> list[str]:
-    bad = [entry for entry in entries if entry["verdict"] not in fine]
+    bad = [entry for entry in entries if entry["verdict"] not in fine or "no_differences" in entry]
     named = [(entry.get("file") or entry.get("name", ""), entry) for entry in bad]
-    return [f"{name}: {entry['verdict']}: {entry.get('reason', '')}"[:TEXT_MAX] for name, entry in named]
+    why = [entry.get("reason") or entry.get("no_differences", "") for entry in bad]
+    return [
+        f"{name}: {entry['verdict']}: {said}"[:TEXT_MAX]
+        for (name, entry), said in zip(named, why, strict=True)
+    ]
 
 
 def judged(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -99,3 +99,13 @@ def test_entry__is_small_and_has_what_went_wrong():
     assert made["loop_blocked_ms"] == 7 and len(made["reason"]) == gpu.TEXT_MAX
     none = gpu.entry_of(bounded.Ended(-6, "", "terminate called", 1.0))
     assert none["verdict"] == "none" and "signal 6" in none["reason"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "wrong"),
+    [("oracle: RuntimeError: two devices", 1), ("the stub detaches a value on the way to its outputs", 0)],
+)
+def test_entry__whose_differences_broke__is_wrong(reason, wrong):
+    result = {"verdict": "verified", "oracles": {"finite_differences": {"verdict": "none", "reason": reason}}}
+    entry = gpu.entry_of(bounded.Ended(0, json.dumps(result), "", 1.0))
+    assert len(gpu.wrong([{"file": "a.py"} | entry])) == wrong
