@@ -203,9 +203,9 @@ static double column_noise(const struct local *l, size_t element)
     return count ? sqrt(sum / (double)count) : 0;
 }
 
-/* Where a column is a sum of its own (a scan over rows), rounding may be larger in it than in those beside it,
- * and base, which is one draw of it, near nothing at this element by luck. One element of a part, and few of the
- * whole: what is wrong is not that rare. */
+/* Where a column is a sum of its own (a scan over rows), rounding may be larger in it than in those beside
+ * it, and base, which is one draw of it, near nothing at this element by luck. One element of a part, and few
+ * of the whole: what is wrong is not that rare. */
 static bool is_stray(struct local *l, const struct reading *r)
 {
     if (r->off != 1 || l->stray > l->t->want->count / STRAY_OF ||

@@ -15,8 +15,8 @@
 #include "result.h"
 #include "sizes.h"
 
-/* What any case costs, as elements of a tensor: loading, compiling, launching. On a GPU some tenth of a second,
- * and a child's context and libraries there cost a second. */
+/* What any case costs, as elements of a tensor: loading, compiling, launching. On a GPU some tenth of a
+ * second, and a child's context and libraries there cost a second. */
 #define START (1 << 20)
 #define CHILD_GPU (1 << 23)
 
@@ -246,8 +246,7 @@ struct ka_fan *ka_fan_start(struct ka_run *run, struct ka_fan_req *req, ka_fan_f
     fan->crowded = json_array();
     fan->extra = req->extra ? req->extra : json_object();
     req->extra = NULL;
-    json_t *dealt =
-        ka_deal(req->cases, width(run), START, ka_run_on_gpu(run) ? CHILD_GPU : 0, req->together);
+    json_t *dealt = ka_deal(req->cases, width(run), START, ka_run_on_gpu(run) ? CHILD_GPU : 0, req->together);
     fan->count = json_array_size(dealt);
     fan->parts = ka_calloc(fan->count + 1, sizeof(*fan->parts));
     for (size_t i = 0; i < fan->count; i++) {
