@@ -218,6 +218,8 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
         return json.loads(json.dumps({"key": source.key, **build(source)}, default=vars))
     except Unusable:
         raise
+    except OSError as exc:  # of this machine (ptxas may not be executed, say), not of the kernel
+        raise Unusable("internal", f"the compiler cannot be run: {describe(exc)}") from exc
     except Exception as exc:  # whatever the compiler raises is the finding
         raise Unusable("unsupported_op", f"the kernel does not compile: {describe(exc)}") from exc
 

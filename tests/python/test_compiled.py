@@ -218,3 +218,14 @@ def test_child__that_asks_for_a_compiled_kernel__says_what_it_missed_and_then_wh
         second.result["ok"] and second.result["cache"]["wanted"] == [] and second.result["cache"]["hits"] > 0
     )
     assert not list(second.scratch.glob("compile-*"))
+
+
+def test_op_compile__compiler_that_cannot_be_run__is_no_finding_about_the_kernel(tmp_path, monkeypatch):
+    def build(source: compiled.Source) -> None:
+        raise PermissionError(13, "Permission denied", "/opt/triton/bin/ptxas")
+
+    monkeypatch.setattr(compiled, "build", build)
+    source = compiled.Source("kernel", "module {}", ("cuda", 90, 32))
+    with pytest.raises(Unusable, match="the compiler cannot be run") as raised:
+        compiled.run({"source": source.canonical()}, tmp_path)
+    assert raised.value.kind == "internal"
