@@ -27,7 +27,8 @@ static json_t *all_small(const json_t *params)
     return values;
 }
 
-/* {"name", "way", "values"?} for every argument that wants no gradient: what it is, the child finds out. */
+/* {"name", "way", "values"?} for every argument that wants no gradient: what it is, the child finds out. The
+ * first way that is taken counts; beside small inputs the last one is, so that two are tried. */
 static json_t *all_ways(const struct ka_run *run)
 {
     json_t *params = json_object_get(json_object_get(run->inspect, "stub"), "params");
@@ -37,8 +38,8 @@ static json_t *all_ways(const struct ka_run *run)
         json_t *name = json_object_get(param, "name");
         for (int way = 0; way < WAYS && !json_is_true(json_object_get(param, "grad")); way++) {
             json_array_append_new(list, json_pack("{s:O, s:i}", "name", name, "way", way));
-            json_array_append_new(list,
-                                  json_pack("{s:O, s:i, s:O}", "name", name, "way", way, "values", small));
+            json_array_append_new(
+                list, json_pack("{s:O, s:i, s:O}", "name", name, "way", WAYS - 1 - way, "values", small));
         }
     }
     return list;

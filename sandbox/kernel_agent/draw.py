@@ -116,8 +116,8 @@ def make_inputs(
 
 
 def nearby(name: str, value: Any, way: int) -> Any:
-    """Another value of an argument that is a number or a flag; of integers there are three ways. Raises
-    Unusable("inputs_refused")."""
+    """Another value of an argument that is a number or a flag; of integers there are three ways, of most
+    other numbers two: a larger one, and one much smaller. Raises Unusable("inputs_refused")."""
     others: list[Any] = []
     if isinstance(value, bool):
         others = [not value]
@@ -128,7 +128,7 @@ def nearby(name: str, value: Any, way: int) -> Any:
     ):  # one that guards against zero shows where it is large
         others = [0.25]
     elif isinstance(value, float):
-        others = [value / 2 + 0.25 if 0 < value < 1 else 1.5 * value]
+        others = [value / 2 + 0.25 if 0 < value < 1 else 1.5 * value, value / 16]
     if way < len(others):
         return others[way]
     if isinstance(value, torch.Tensor) or (way and others):

@@ -285,7 +285,15 @@ def test_rearranged__indices_and_masks__are_the_same_in_other_places():
 
 @pytest.mark.parametrize(
     ("value", "others"),
-    [(True, [False]), (20, [21, 40, 10]), (0, [1]), (1e-6, [0.25]), (0.7, [0.6]), (2.0, [3.0]), (None, [])],
+    [
+        (True, [False]),
+        (20, [21, 40, 10]),
+        (0, [1]),
+        (1e-6, [0.25]),
+        (0.75, [0.625, 0.046875]),
+        (2.0, [3.0, 0.125]),
+        (None, []),
+    ],
 )
 def test_nearby__numbers_and_flags__have_other_values(value, others):
     assert [draw.nearby("n", value, way) for way in range(len(others))] == others
