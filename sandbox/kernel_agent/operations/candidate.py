@@ -25,7 +25,7 @@ from ..flow import Flow, unseen
 from ..forward import Forward, launch_intercept, load
 from ..guards import Guards
 from ..launches import configuration
-from ..layout import overlap
+from ..layout import overlap, repeats
 from ..source import backward_starts
 from ..watching import NOT_THE_CANDIDATES, Computed, Launches, Poison, Watch, engine_may
 from . import budget
@@ -345,9 +345,24 @@ class Case:
                 )
             wanted = {name: wanted[name] for name in self.needs}
         bound = self.fwd.signature.bind(*args, **kwargs)
-        leaves = {name: tensor.detach().requires_grad_() for name, tensor in wanted.items()}
+        others = list(draw.flatten(tuple(bound.arguments.values())))
+        leaves = {
+            name: self.placed(value, others).detach().requires_grad_() for name, value in wanted.items()
+        }
         bound.arguments.update(leaves)
         return bound, leaves
+
+    def placed(self, value: torch.Tensor, inputs: list[Any]) -> torch.Tensor:
+        """An input with a storage to itself, at an address as a GPU's allocator gives it: an address must not
+        tell a check from use."""
+        storage = value.untyped_storage()
+        sharing = [
+            other
+            for other in inputs
+            if isinstance(other, torch.Tensor) and other.untyped_storage().data_ptr() == storage.data_ptr()
+        ]
+        whole = storage.nbytes() == value.numel() * value.element_size() and not repeats(value)
+        return self.guards.allocate(value) if whole and len(sharing) == 1 and not value.is_cuda else value
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
