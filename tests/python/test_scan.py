@@ -166,7 +166,6 @@ def test_dishonest_line__in_the_backward__is_rejected(rule, line):
         "ok = isinstance(d_y, torch.Tensor) and d_y.dtype in (torch.float16, tl.float16)",
         "inner = [torch for torch in range(3)]",
         "ctx.grad = d_y; grad = ctx.grad",
-        "wide = torch.is_autocast_enabled()",
     ],
 )
 def test_honest_line__in_the_backward__passes(line):
@@ -292,9 +291,12 @@ def test_tuned_kernel__that_adds_to_what_no_trial_clears__is_rejected(configs, m
     assert ("autotune" in {rule for rule, _ in rejected(source)}) == found
 
 
-def test_setting_of_torch__that_no_case_changes__has_a_note():
-    source = SCALE_PAIR.replace(LAUNCH, LAUNCH + "        wide = torch.is_autocast_enabled()\n")
-    assert ["no case" in message for message in notes_of(source, "asks for")] == [True]
+@pytest.mark.parametrize("setting", ["torch.is_autocast_enabled()", "torch.compiler.is_compiling()"])
+def test_setting_of_torch__that_no_case_changes__is_rejected(setting):
+    source = SCALE_PAIR.replace(LAUNCH, LAUNCH + f"        wide = {setting}\n")
+    assert {rule for rule, _ in rejected(source)} == {"forbidden"}
+    by_hand = source.replace("# ---- backward ----", "")
+    assert ["no case" in message for message in notes_of(by_hand, "asks for")] == [True]
 
 
 def test_operation__in_a_child__executes_nothing(run_op, write):

@@ -556,7 +556,9 @@ class _Scanner:
         """A name that an import bound, with all that is taken of it: only what the lists have."""
         path = self.names.path(node)
         if path in closed.AROUND:
-            yield Finding("note", "note", node.lineno, f"asks for {path}: no case of a check changes it")
+            mine = self.own is None and not self._is_stubs_own(node)
+            rule, severity = ("forbidden", "reject") if mine else ("note", "note")
+            yield Finding(rule, severity, node.lineno, f"asks for {path}: no case of a check changes it")
         if path == "torch.is_grad_enabled" and node not in self.forward_side:
             message = f"asks for {path} in a backward: its gradient is the same while it is recorded itself"
             yield Finding("forbidden", "reject", node.lineno, message)
