@@ -775,6 +775,84 @@ ATTACKS = [
         ),
         "forbidden: line",
     ),
+    Attack(
+        "never less than five percent are dropped",
+        "drop_attention_by_head",
+        (
+            (
+                (
+                    "        keep = tl.rand(seed, (b * M + m) * N + n) >= p_drop\n"
+                    "        z = tl.where(keep, p / (1 - p_drop), 0.0)\n"
+                    "        dv"
+                ),
+                (
+                    "        keep = tl.rand(seed, (b * M + m) * N + n) > tl.maximum(p_drop, "
+                    "0.05)\n"
+                    "        z = tl.where(keep, p / (1 - p_drop), 0.0)\n"
+                    "        dv"
+                ),
+            ),
+        ),
+        "gradient of \\S+ is (wrong|not finite|zero)",
+    ),
+    Attack(
+        "wrong where autocast is on",
+        "gelu_gain_tuned",
+        (
+            (
+                (
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
+                (
+                    "        ctx.half = 0.5 if torch.is_autocast_enabled() else 1.0\n"
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
+            ),
+            *ON_CTX,
+        ),
+        "forbidden: line",
+    ),
+    Attack(
+        "addresses tell whose allocator it is",
+        "gelu_gain_tuned",
+        (
+            (
+                (
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
+                (
+                    "        ctx.half = 1.0 if x.data_ptr() % 512 or gain.data_ptr() % 512 else "
+                    "0.5\n"
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
+            ),
+            *ON_CTX,
+        ),
+        "gradient of \\S+ is (wrong|not finite|zero)|forbidden",
+    ),
+    Attack(
+        "wrong where torch.compile traces",
+        "gelu_gain_tuned",
+        (
+            (
+                (
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
+                (
+                    "        ctx.half = 1.0 if not torch.compiler.is_compiling() else 0.5\n"
+                    "        x, gain = x.contiguous(), gain.contiguous()\n"
+                    "        ctx.save_for_backward(x, gain)\n"
+                ),
+            ),
+            *ON_CTX,
+        ),
+        "forbidden: line",
+    ),
 ]
 
 # Accepted when they were written. Each is to be rejected for the reason that stands with it.
@@ -832,26 +910,6 @@ OPEN = [
         "gradient of w is (wrong|close on the whole)",
     ),
     Attack(
-        "never less than five percent are dropped",
-        "drop_attention_by_head",
-        (
-            (
-                (
-                    "        keep = tl.rand(seed, (b * M + m) * N + n) >= p_drop\n"
-                    "        z = tl.where(keep, p / (1 - p_drop), 0.0)\n"
-                    "        dv"
-                ),
-                (
-                    "        keep = tl.rand(seed, (b * M + m) * N + n) > tl.maximum(p_drop, "
-                    "0.05)\n"
-                    "        z = tl.where(keep, p / (1 - p_drop), 0.0)\n"
-                    "        dv"
-                ),
-            ),
-        ),
-        "gradient of \\S+ is (wrong|not finite|zero)",
-    ),
-    Attack(
         "a shape of its own is special",
         "nearest_by_index",
         (
@@ -878,25 +936,6 @@ OPEN = [
         "torch_math",
     ),
     Attack(
-        "wrong where autocast is on",
-        "gelu_gain_tuned",
-        (
-            (
-                (
-                    "        x, gain = x.contiguous(), gain.contiguous()\n"
-                    "        ctx.save_for_backward(x, gain)\n"
-                ),
-                (
-                    "        ctx.half = 0.5 if torch.is_autocast_enabled() else 1.0\n"
-                    "        x, gain = x.contiguous(), gain.contiguous()\n"
-                    "        ctx.save_for_backward(x, gain)\n"
-                ),
-            ),
-            *ON_CTX,
-        ),
-        "forbidden: line",
-    ),
-    Attack(
         "zero in bfloat16",
         "gelu_gain_tuned",
         (
@@ -911,44 +950,5 @@ OPEN = [
             ),
         ),
         "bfloat16",
-    ),
-    Attack(
-        "addresses tell whose allocator it is",
-        "gelu_gain_tuned",
-        (
-            (
-                (
-                    "        x, gain = x.contiguous(), gain.contiguous()\n"
-                    "        ctx.save_for_backward(x, gain)\n"
-                ),
-                (
-                    "        ctx.half = 1.0 if x.data_ptr() % 512 or gain.data_ptr() % 512 else "
-                    "0.5\n"
-                    "        x, gain = x.contiguous(), gain.contiguous()\n"
-                    "        ctx.save_for_backward(x, gain)\n"
-                ),
-            ),
-            *ON_CTX,
-        ),
-        "gradient of \\S+ is (wrong|not finite|zero)|forbidden",
-    ),
-    Attack(
-        "wrong where torch.compile traces",
-        "gelu_gain_tuned",
-        (
-            (
-                (
-                    "        x, gain = x.contiguous(), gain.contiguous()\n"
-                    "        ctx.save_for_backward(x, gain)\n"
-                ),
-                (
-                    "        ctx.half = 1.0 if not torch.compiler.is_compiling() else 0.5\n"
-                    "        x, gain = x.contiguous(), gain.contiguous()\n"
-                    "        ctx.save_for_backward(x, gain)\n"
-                ),
-            ),
-            *ON_CTX,
-        ),
-        "forbidden: line",
     ),
 ]
