@@ -546,3 +546,19 @@ def test_another_default_than_the_stubs__is_refused(write, tmp_path):
 def test_scalar__has_another_value__in_the_candidate(write, tmp_path):
     _, made = run(write(SCALE_PAIR), tmp_path, scalar={"name": "factor", "way": 0})
     assert torch.equal(made["grad/x"], 3 * upstream((37,)))
+
+
+@pytest.mark.parametrize(
+    ("layouts", "holds"),
+    [
+        ({}, "x.data_ptr() % 512 == 0 and x.untyped_storage().nbytes() == 4 * 37"),
+        ({"x": "slice"}, "x.untyped_storage().nbytes() > 4 * 37"),
+    ],
+)
+def test_input__that_is_whole__lies_as_a_gpu_allocator_would_have_it(layouts, holds, write, tmp_path):
+    """An address must not tell a check from use; a part of another tensor lies where it lies."""
+    before = "        ctx.factor = factor\n"
+    path = write(edit((before, before + f"        assert {holds}\n")))
+    result, made = run(path, tmp_path, layouts=layouts)
+    assert result["ok"], result
+    assert "grad/x" in made
