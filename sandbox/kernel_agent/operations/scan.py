@@ -558,7 +558,8 @@ class _Scanner:
         if path in closed.AROUND:
             mine = self.own is None and not self._is_stubs_own(node)
             rule, severity = ("forbidden", "reject") if mine else ("note", "note")
-            yield Finding(rule, severity, node.lineno, f"asks for {path}: no case of a check changes it")
+            message = f"asks for {path}: no case of a check changes it, so that no gradient may hang on it"
+            yield Finding(rule, severity, node.lineno, message)
         if path == "torch.is_grad_enabled" and node not in self.forward_side:
             message = f"asks for {path} in a backward: its gradient is the same while it is recorded itself"
             yield Finding("forbidden", "reject", node.lineno, message)
