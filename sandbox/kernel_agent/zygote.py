@@ -13,8 +13,8 @@ The twin is forked before any child and serves its own channel, so that imports 
 forks has no parent in common with what we fork but for a process that had seen no request.
 
 The zygote executes nothing but this package, holds no secret (a fork copies heap and environment) and has one
-thread, no CUDA and no child that it does not wait for. It refuses work once its source files changed or its
-memory grew.
+thread, no CUDA and, its twin aside, no child that it does not wait for. It refuses work once its source files
+changed or its memory grew.
 """
 
 from __future__ import annotations
