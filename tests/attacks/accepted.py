@@ -1,5 +1,5 @@
-"""Wrong backwards that the verdict still accepts. Each is to be rejected for the reason that stands with it, and
-then belongs into the row of its class. docs/attacks.md says why it is not."""
+"""Wrong backwards that the verdict still accepts. Each is to be rejected for the reason that stands with it,
+and then belongs into the row of its class. docs/attacks.md says why it is not."""
 
 from suite import Attack
 

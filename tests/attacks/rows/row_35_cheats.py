@@ -1,5 +1,5 @@
-"""The same round: what a model tries that is paid for the word alone. It tells a check from use, or lets others
-do the work."""
+"""The same round: what a model tries that is paid for the word alone. It tells a check from use, or lets
+others do the work."""
 
 from suite import Attack
 
