@@ -112,6 +112,7 @@ class Zygote:
     children: dict[int, tuple[int, str]] = field(default_factory=dict)  # pidfd -> (pid, request id)
     sources: list[tuple[str, int]] = field(default_factory=_sources)
     resident_kb: int = field(default_factory=_resident_kb)
+    asked: bool = False  # was there a request?
 
     def serve(self) -> None:
         poller = select.poll()
@@ -139,7 +140,10 @@ class Zygote:
                     poller.register(pidfd, select.POLLIN)
 
     def _fork_twin(self, fd: int) -> None:
-        """Another one of us, which lives no longer than we do. The twin never returns."""
+        """Another one of us, which lives no longer than we do. The twin never returns. Raises RuntimeError
+        once there was a request: what was forked then has something in common with it."""
+        if self.asked:
+            raise RuntimeError("a twin is forked before the first request")
         parent = os.getpid()
         if os.fork():
             os.close(fd)
@@ -151,6 +155,7 @@ class Zygote:
         os._exit(1 if code else 0)
 
     def _start(self, message: bytes, fds: list[int]) -> int | None:
+        self.asked = True
         request, *options = message.split(b"\0")
         name = request.decode("ascii")
         try:

@@ -133,3 +133,14 @@ def test_bytecode__is_kept_only_where_the_installation_has_none(
     zygote._keep_bytecode()
     assert sys.pycache_prefix == (None if compiled else str(tmp_path / "kept"))
     assert sys.dont_write_bytecode is compiled
+
+
+def test_twin__after_a_request__is_not_forked(monkeypatch):
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
+    said: list[str] = []
+    one = zygote.Zygote(types.SimpleNamespace(), types.SimpleNamespace())
+    monkeypatch.setattr(one, "_say", lambda text, fd=None: said.append(text))
+    one._start(b"7", [])
+    assert said and said[0].startswith("refused 7")
+    with pytest.raises(RuntimeError, match="before the first request"):
+        one._fork_twin(-1)
