@@ -8,7 +8,8 @@
 
 #include "compare_internal.h"
 
-#define MOVED_MAX 0.01 /* the most that sensitivity to rounding is believed */
+#define MOVED_MAX 0.01   /* the most that sensitivity to rounding is believed, */
+#define MOVED_COARSE 0.1 /* and where little is held to it (1 - h^2 of a saturated h that was stored) */
 #define TIED_SHARE 5e-3
 #define COARSE 0.02        /* norm-relative */
 #define LOOSE 100          /* floors of the dtype */
@@ -78,6 +79,15 @@ bool ka_same_nonfinite(double got, double want)
     if (isfinite(got) || isfinite(want))
         return isfinite(got) && isfinite(want);
     return !(isinf(got) && isinf(want)) || signbit(got) == signbit(want);
+}
+
+bool ka_is_at_the_edge(double overflow, double got, double want)
+{
+    double size = fabs(want);
+    if (size >= overflow)
+        return size < 2 * overflow && isfinite(got) && fabs(got) >= overflow / 2 &&
+               signbit(got) == signbit(want);
+    return size >= overflow / 2 && !isfinite(got);
 }
 
 bool ka_element_off(const struct ka_tolerance *tol, double rms, double got, double want)
@@ -190,7 +200,7 @@ int ka_tolerance_widen(struct ka_tolerance *tol, const struct ka_tensor *moved, 
     if (!isfinite(diff.error) || diff.want_zero)
         return 0;
     tol->rounding = fmax(tol->rounding, diff.error);
-    tol->floor += tol->factor * fmin(diff.error, MOVED_MAX);
+    tol->floor += tol->factor * fmin(diff.error, tol->coarse ? MOVED_COARSE : MOVED_MAX);
     return 0;
 }
 

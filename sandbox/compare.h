@@ -6,10 +6,10 @@
  * elements: an absolute tolerance would let zeros pass for small gradients.
  *
  * The rule: shape and dtype equal; finite exactly where want is (a want beyond the dtype's range counts as
- * infinite); ||got-want||/||want|| <= factor*e_base + floor; off elements at most factor times those of base;
- * where want is all zero, got is zero too (or no larger than factor times base's own rounding); zero never
- * passes for a non-zero want. `factor` is 2 in both places: two honest evaluations rarely round the same
- * elements badly.
+ * infinite; within twice that size either will do); ||got-want||/||want|| <= factor*e_base + floor; off
+ * elements at most factor times those of base; where want is all zero, got is zero too (or no larger than
+ * factor times base's own rounding); zero never passes for a non-zero want. `factor` is 2 in both places: two
+ * honest evaluations rarely round the same elements badly.
  *
  * A tensor that is right on the whole is also judged in parts: each row of the last axis, each block of
  * 64 elements of a longer row, each element. A part may be off by a share of its own norm, and by what

@@ -205,11 +205,16 @@ static bool take_plain(struct part *p, const struct block *b, size_t number)
 
 /* ---- blocks that hold something special */
 
+/* Values beyond the dtype's range are infinite. At its edge rounding decides: either will do, and what is
+ * infinite or has no other value proves nothing. */
 static void clamp_block(const struct ka_triple *t, struct block *b)
 {
-    for (size_t i = 0; i < b->n; i++)
-        if (fabs(b->want[i]) >= t->overflow)
+    for (size_t i = 0; i < b->n; i++) {
+        if (ka_is_at_the_edge(t->overflow, b->got[i], b->want[i]))
+            b->want[i] = b->got[i];
+        else if (fabs(b->want[i]) >= t->overflow)
             b->want[i] = copysign(INFINITY, b->want[i]);
+    }
 }
 
 /* A power of two near the largest finite magnitude, where want is finite. */

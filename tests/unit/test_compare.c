@@ -212,6 +212,26 @@ static void compare__expected_value_beyond_the_dtype__counts_as_infinite(void **
     assert_true(compare(p).pass);
 }
 
+static void compare__at_the_edge_of_the_dtype__infinite_and_finite_will_both_do(void **state)
+{
+    (void)state;
+    const double most = 0x1.fffffep127;
+    const struct {
+        double want, got;
+        bool pass;
+    } edges[] = {{-0.99 * most, NAN, true},    {-0.99 * most, -INFINITY, true}, {1.1 * most, most, true},
+                 {1.1 * most, INFINITY, true}, {1.1 * most, -most, false},      {1.1 * most, 1, false},
+                 {0.45 * most, NAN, false},    {2.2 * most, most, false},       {2.2 * most, INFINITY, true}};
+    for (size_t i = 0; i < KA_COUNT(edges); i++) {
+        struct pair *p = fresh();
+        p->want[5] = edges[i].want;
+        p->got[5] = p->base[5] = edges[i].got;
+        struct ka_diff diff = compare_as(p, "F32", "[50,40]", COUNT);
+        assert_int_equal(diff.reason, edges[i].pass ? KA_DIFF_OK : KA_DIFF_NONFINITE);
+        free(p);
+    }
+}
+
 static void compare__noise_that_no_dtype_resolves__passes_as_vacuous(void **state)
 {
     (void)state;
@@ -568,6 +588,34 @@ static void compare__elements_that_rounding_moves_too__are_allowed(void **state)
     free(p);
 }
 
+static void compare__what_rounding_moves_by_much__may_be_off_by_more_where_it_is_judged_coarsely(void **state)
+{
+    (void)state;
+    for (int coarse = 0; coarse < 2; coarse++) {
+        struct pair *p = fresh();
+        double moved[COUNT];
+        for (size_t i = 0; i < COUNT; i++) {
+            moved[i] = 1.4 * p->want[i];
+            p->got[i] = 1.15 * p->want[i];
+        }
+        struct ka_tensors *got = make_set("BF16", "[50,40]", p->got, COUNT),
+                          *want = make_set("F64", "[50,40]", p->want, COUNT),
+                          *near = make_set("F64", "[50,40]", moved, COUNT);
+        struct ka_tolerance tol = ka_tolerance_of(KA_BF16);
+        struct ka_diff diff;
+        if (coarse)
+            ka_tolerance_coarsen(&tol);
+        assert_int_equal(ka_tolerance_widen(&tol, ka_tensors_get(near, 0), ka_tensors_get(want, 0), NULL), 0);
+        assert_int_equal(
+            ka_compare(ka_tensors_get(got, 0), ka_tensors_get(want, 0), NULL, &tol, NULL, 0, &diff, NULL), 0);
+        assert_int_equal(diff.pass, coarse);
+        ka_tensors_free(got);
+        ka_tensors_free(want);
+        ka_tensors_free(near);
+        free(p);
+    }
+}
+
 static void compare__eager_right_by_luck__other_draws_of_its_rounding_count(void **state)
 {
     (void)state;
@@ -755,11 +803,14 @@ int main(void)
         cmocka_unit_test(compare__one_wrong_element_in_a_loose_norm__fails_by_the_element_cap),
         cmocka_unit_test(compare__elements_on_which_eager_fails_too__are_allowed),
         cmocka_unit_test(compare__nan__is_no_wildcard),
+        cmocka_unit_test(
+            compare__what_rounding_moves_by_much__may_be_off_by_more_where_it_is_judged_coarsely),
         cmocka_unit_test(compare__eager_right_by_luck__other_draws_of_its_rounding_count),
         cmocka_unit_test(compare__nearly_all_cancelled__may_be_off_as_a_zero_may_and_proves_nothing),
         cmocka_unit_test(compare__few_elements__may_be_off_by_units_of_the_upstream_and_prove_nothing),
         cmocka_unit_test(compare__missing_infinity__fails_and_equal_ones_pass),
         cmocka_unit_test(compare__expected_value_beyond_the_dtype__counts_as_infinite),
+        cmocka_unit_test(compare__at_the_edge_of_the_dtype__infinite_and_finite_will_both_do),
         cmocka_unit_test(compare__noise_that_no_dtype_resolves__passes_as_vacuous),
         cmocka_unit_test(compare__extreme_magnitudes__neither_overflow_nor_vanish),
         cmocka_unit_test(compare__wrong_shape_dtype_or_absence__is_named),
