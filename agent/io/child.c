@@ -35,7 +35,7 @@ struct ka_children {
     struct ka_zygotes *zygotes; /* NULL: every child imports everything itself */
     char *jail, *base;          /* the scratches are made below `base`, our own folder */
     int base_lock;
-    int meminfo_fd; /* looked at while children run; -1: never */
+    enum ka_child_memory left_over; /* looked at while children run */
     unsigned max_running, max_gpu, running, running_gpu, queued;
     unsigned child_mem_mb;
     bool gpu;
@@ -287,23 +287,37 @@ static void on_deadline(uv_timer_t *timer)
 
 /* Shared and summed memory is capped by a control group only. Where there is none, the youngest child goes
  * when the machine runs out, before the kernel chooses the daemon. */
+static struct child *youngest_uncapped(const struct ka_children *cs)
+{
+    struct child *youngest = NULL;
+    for (struct child *c = cs->first; c; c = c->next)
+        if (c->state == RUNNING && c->result && !c->starved &&
+            !strstr(ka_buf_str(&c->result->layers), "\"cgroup\": true"))
+            youngest = c;
+    return youngest;
+}
+
+static void look_at_memory(struct ka_children *cs)
+{
+    struct ka_machine machine;
+    ka_machine_read(&machine);
+    cs->left_over = ka_child_memory(&machine);
+}
+
 static void on_memory(uv_timer_t *timer)
 {
     struct ka_children *cs = timer->data;
-    struct child *youngest = NULL;
-    char text[512]; /* what we want is in the first lines */
-    ssize_t n = pread(cs->meminfo_fd, text, sizeof(text) - 1, 0);
-    text[n > 0 ? n : 0] = '\0';
-    if (ka_child_memory_is_low(text))
-        for (struct child *c = cs->first; c; c = c->next)
-            if (c->state == RUNNING && c->result && !c->starved &&
-                !strstr(ka_buf_str(&c->result->layers), "\"cgroup\": true"))
-                youngest = c;
+    enum ka_child_memory before = cs->left_over;
+    look_at_memory(cs);
+    struct child *victim = cs->left_over == KA_MEMORY_LOW ? youngest_uncapped(cs) : NULL;
     if (cs->running)
-        uv_timer_start(timer, on_memory, ka_child_memory_is_ample(text) ? MEMORY_CALM_MS : MEMORY_LOOK_MS, 0);
-    if (youngest) {
-        youngest->starved = true;
-        kill_child(youngest);
+        uv_timer_start(timer, on_memory, cs->left_over == KA_MEMORY_AMPLE ? MEMORY_CALM_MS : MEMORY_LOOK_MS,
+                       0);
+    if (before < KA_MEMORY_ENOUGH && cs->left_over >= KA_MEMORY_ENOUGH)
+        kick(cs);
+    if (victim) {
+        victim->starved = true;
+        kill_child(victim);
     }
 }
 
@@ -561,14 +575,18 @@ static void start_or_fail(struct child *c)
         finish(c);
 }
 
-/* One step of the queue a turn: `done` may start, cancel or close while we look at the list. */
+/* One step of the queue a turn: `done` may start, cancel or close while we look at the list. Where memory is
+ * tight, one child runs at a time: it may be other programs that have the rest. */
 static void on_kick(uv_timer_t *timer)
 {
     struct ka_children *cs = timer->data;
     struct child *c = cs->first;
+    if (!cs->running)
+        look_at_memory(cs);
+    bool tight = cs->running && cs->left_over < KA_MEMORY_ENOUGH;
     for (; c; c = c->next) {
-        bool place =
-            cs->running < cs->max_running && (!ka_child_req_is_gpu(c->req) || cs->running_gpu < cs->max_gpu);
+        bool place = !tight && cs->running < cs->max_running &&
+                     (!ka_child_req_is_gpu(c->req) || cs->running_gpu < cs->max_gpu);
         if (c->state == QUEUED && (c->cancelled || place))
             break;
     }
@@ -583,7 +601,6 @@ static void on_gone(uv_handle_t *handle)
     struct ka_children *cs = handle->data;
     ka_rmtree(cs->base, NULL);
     close(cs->base_lock);
-    ka_close_at(&cs->meminfo_fd);
     free(cs->jail);
     free(cs->base);
     free(cs);
@@ -658,7 +675,6 @@ int ka_children_new(struct ka_loop *loop, const struct ka_children_conf *conf, s
         return rc;
     }
     cs->loop = loop;
-    cs->meminfo_fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
     cs->max_running = conf->max_running ? conf->max_running : 1;
     cs->max_gpu = conf->max_gpu ? conf->max_gpu : cs->max_running;
     cs->child_mem_mb = conf->child_mem_mb ? conf->child_mem_mb : CHILD_MEM_DEFAULT_MB;

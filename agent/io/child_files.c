@@ -18,7 +18,7 @@
 
 #define OWN_PREFIX "daemon-"
 #define SCRATCH_NAME "check-XXXXXX"
-#define AMPLE_FLOORS 12 /* six gigabytes on a large machine */
+#define GIB ((uint64_t)1 << 30)
 
 int ka_child_find_program(const char *variable, const char *name, char **path, struct ka_err *err)
 {
@@ -152,27 +152,19 @@ int ka_child_read(const struct ka_child_result *result, const char *name, size_t
     return rc ? rc : ka_fd_read(fd, max, out);
 }
 
-/* What is available and, in the same unit, what the daemon itself needs: a twentieth of the memory, or half a
- * gigabyte on a large machine. */
-static bool read_memory(const char *meminfo, unsigned long long *available, unsigned long long *floor)
+/* The children of several daemons can take gigabytes in a second: the parts have caps of some gigabytes. */
+enum ka_child_memory ka_child_memory(const struct ka_machine *machine)
 {
-    unsigned long long total = 0;
-    const char *at = strstr(meminfo, "MemAvailable:");
-    if (sscanf(meminfo, "MemTotal: %llu kB", &total) != 1 || !at ||
-        sscanf(at, "MemAvailable: %llu", available) != 1)
-        return false;
-    *floor = total / 20 < 512 * 1024 ? total / 20 : 512 * 1024;
-    return true;
-}
-
-bool ka_child_memory_is_low(const char *meminfo)
-{
-    unsigned long long available, floor;
-    return read_memory(meminfo, &available, &floor) && available < floor;
-}
-
-bool ka_child_memory_is_ample(const char *meminfo)
-{
-    unsigned long long available, floor;
-    return read_memory(meminfo, &available, &floor) && available / AMPLE_FLOORS >= floor;
+    static const struct {
+        uint64_t part, most;
+        enum ka_child_memory is;
+    } below[] = {
+        {20, 2 * GIB, KA_MEMORY_LOW}, {8, 16 * GIB, KA_MEMORY_TIGHT}, {3, 64 * GIB, KA_MEMORY_ENOUGH}};
+    uint64_t all = machine->memory_bytes;
+    for (size_t i = 0; all && i < KA_COUNT(below); i++) {
+        uint64_t part = all / below[i].part;
+        if (machine->memory_available_bytes < (part < below[i].most ? part : below[i].most))
+            return below[i].is;
+    }
+    return all ? KA_MEMORY_AMPLE : KA_MEMORY_ENOUGH;
 }

@@ -5,6 +5,7 @@
 #include "args.h"
 #include "base/base.h"
 #include "child.h"
+#include "machine.h"
 
 /* ---- child_files.c ---- */
 
@@ -15,10 +16,10 @@ int ka_child_base(const char *wanted, char **path, struct ka_err *err);
 int ka_child_own_folder(const char *base, char **path, int *lock, struct ka_err *err);
 /* A fresh folder, mode 0700, holding request.json. free(*path) after ka_rmtree(). */
 int ka_child_scratch_new(const char *base, const char *request, char **path, struct ka_err *err);
-/* Whether the machine runs out, by the text of /proc/meminfo; false for a text that does not say. */
-bool ka_child_memory_is_low(const char *meminfo);
-/* Whether children cannot use it up within a second; false for a text that does not say. */
-bool ka_child_memory_is_ample(const char *meminfo);
+/* How much of what this daemon may use is left: for the youngest child to go; for those that run, but not for
+ * one more; for one more; for as many as there are. Memory that cannot be told is enough. */
+enum ka_child_memory { KA_MEMORY_LOW, KA_MEMORY_TIGHT, KA_MEMORY_ENOUGH, KA_MEMORY_AMPLE };
+enum ka_child_memory ka_child_memory(const struct ka_machine *machine);
 
 /* ---- child_args.c ---- */
 

@@ -82,14 +82,14 @@ static void add_to_timeline(struct ka_run *run, const struct ka_run_child *child
 
 static int start(struct ka_run_child *child, struct ka_err *err);
 
-/* A child that a signal ended for reasons of its own gets one more try. Limits and filters would end it
- * again. */
+/* A child that a signal ended for reasons of its own gets one more try, and so does one that went when the
+ * machine's memory ran out: it waits for more. Limits and filters would end it again. */
 static bool try_again(struct ka_run_child *child, const struct ka_op_result *result)
 {
     struct ka_run *run = child->run;
     int by = ka_child_signal(result->child);
     if (result->status != KA_OP_DIED || child->again || !by || by == SIGXCPU || by == SIGSYS ||
-        by == SIGXFSZ || result->child->error == -ENOMEM)
+        by == SIGXFSZ)
         return false;
     struct ka_err err;
     child->again = true;

@@ -648,34 +648,38 @@ static void capture__characters_cut_at_the_gap__leave_valid_text(void **state)
     }
 }
 
-static void memory__below_a_twentieth__is_low(void **state)
+static enum ka_child_memory memory_of(uint64_t all, uint64_t available)
 {
-    (void)state;
-    assert_true(ka_child_memory_is_low("MemTotal: 2000000 kB\nMemFree: 1 kB\nMemAvailable: 99999 kB\n"));
-    assert_false(ka_child_memory_is_low("MemTotal: 2000000 kB\nMemFree: 1 kB\nMemAvailable: 100000 kB\n"));
+    struct ka_machine machine = {.memory_bytes = all, .memory_available_bytes = available};
+    return ka_child_memory(&machine);
 }
 
-static void memory__of_a_large_machine__is_low_below_half_a_gigabyte(void **state)
+static void memory__of_a_small_machine__goes_by_parts(void **state)
 {
     (void)state;
-    assert_true(ka_child_memory_is_low("MemTotal: 900000000 kB\nMemAvailable: 524287 kB\n"));
-    assert_false(ka_child_memory_is_low("MemTotal: 900000000 kB\nMemAvailable: 524288 kB\n"));
+    assert_int_equal(memory_of(2000000, 99999), KA_MEMORY_LOW);
+    assert_int_equal(memory_of(2000000, 100000), KA_MEMORY_TIGHT);
+    assert_int_equal(memory_of(2000000, 249999), KA_MEMORY_TIGHT);
+    assert_int_equal(memory_of(2000000, 250000), KA_MEMORY_ENOUGH);
+    assert_int_equal(memory_of(2000000, 666665), KA_MEMORY_ENOUGH);
+    assert_int_equal(memory_of(2000000, 666666), KA_MEMORY_AMPLE);
 }
 
-static void memory__of_twelve_floors__is_ample(void **state)
+static void memory__of_a_large_machine__goes_by_gigabytes(void **state)
 {
     (void)state;
-    assert_true(ka_child_memory_is_ample("MemTotal: 2000000 kB\nMemAvailable: 1200000 kB\n"));
-    assert_false(ka_child_memory_is_ample("MemTotal: 2000000 kB\nMemAvailable: 1199999 kB\n"));
+    const uint64_t gib = (uint64_t)1 << 30;
+    assert_int_equal(memory_of(900 * gib, 2 * gib - 1), KA_MEMORY_LOW);
+    assert_int_equal(memory_of(900 * gib, 2 * gib), KA_MEMORY_TIGHT);
+    assert_int_equal(memory_of(900 * gib, 16 * gib), KA_MEMORY_ENOUGH);
+    assert_int_equal(memory_of(900 * gib, 64 * gib), KA_MEMORY_AMPLE);
 }
 
-static void memory__text_that_does_not_say__is_neither_low_nor_ample(void **state)
+static void memory__that_cannot_be_told__is_enough(void **state)
 {
     (void)state;
-    assert_false(ka_child_memory_is_ample(""));
-    assert_false(ka_child_memory_is_ample("MemTotal: 2000000 kB\n"));
-    assert_false(ka_child_memory_is_low(""));
-    assert_false(ka_child_memory_is_low("MemTotal: 2000000 kB\n"));
+    assert_int_equal(memory_of(0, 0), KA_MEMORY_ENOUGH);
+    assert_int_equal(memory_of(2000000, 0), KA_MEMORY_LOW);
 }
 
 static void args__of_a_request__are_the_options_of_the_jail(void **state)
@@ -711,10 +715,9 @@ int main(void)
         cmocka_unit_test(capture__short_output__is_kept_whole),
         cmocka_unit_test(capture__long_output__drops_the_middle),
         cmocka_unit_test(capture__characters_cut_at_the_gap__leave_valid_text),
-        cmocka_unit_test(memory__below_a_twentieth__is_low),
-        cmocka_unit_test(memory__of_a_large_machine__is_low_below_half_a_gigabyte),
-        cmocka_unit_test(memory__of_twelve_floors__is_ample),
-        cmocka_unit_test(memory__text_that_does_not_say__is_neither_low_nor_ample),
+        cmocka_unit_test(memory__of_a_small_machine__goes_by_parts),
+        cmocka_unit_test(memory__of_a_large_machine__goes_by_gigabytes),
+        cmocka_unit_test(memory__that_cannot_be_told__is_enough),
         cmocka_unit_test(args__of_a_request__are_the_options_of_the_jail),
 #define WITH_JAIL(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
         WITH_JAIL(child__that_ends__reports_status_output_and_layers),
