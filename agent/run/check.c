@@ -46,9 +46,10 @@ struct ka_check {
     struct ka_verdict *verdict;
     size_t *shape_of; /* case number -> shape number of the verdict */
     size_t *order;    /* case numbers, the cheapest first */
-    /* Of `order`: asked for, and ready to be judged, and judged. All are asked for at once, unless
-     * --fail-fast. */
-    size_t upto, ready, judged;
+    size_t upto;      /* of `order`: asked for. All are at once, unless --fail-fast */
+    bool *is_judged;  /* of `order` */
+    size_t *batch;    /* of `order`: being judged */
+    size_t batch_count, judged;
     bool compiled;                   /* the candidate runs on a GPU */
     bool judging;                    /* a thread has the verdict, and reads results */
     bool orphan;                     /* freed when the thread is done */
@@ -71,6 +72,8 @@ static void free_check(struct ka_check *check)
     free(check->entry);
     free(check->shape_of);
     free(check->order);
+    free(check->is_judged);
+    free(check->batch);
     free(check->reject_rule);
     free(check->reject_text);
     free(check);
@@ -336,8 +339,8 @@ static void sanitize(struct ka_run *run)
 
 /* ---- judging
  *
- * A case can be judged once the candidate's child and the oracle's are through with it. Cases are judged in
- * order of what they cost, on a thread: meanwhile the verdict is the thread's. */
+ * A case can be judged once the candidate's child and the oracle's are through with it. Shapes are judged as
+ * they come, the cases of one always in the same order, on a thread: meanwhile the verdict is the thread's. */
 
 /* The oracle has no answer to a case. Inputs of another kind were fair with other values in preflight: with
  * these they are not, and the shape stands on its other cases. */
@@ -348,17 +351,23 @@ static void not_judged(struct ka_verdict *verdict, const json_t *plan, size_t sh
         ka_verdict_skip(verdict, shape, why);
 }
 
-/* The case that questions of `plan` are about, which comes before it in every order; `*of` begins as a copy
- * of the case that asks. NULL: they are about none. */
-static const struct ka_judged_case *find_other(struct ka_check *check, const json_t *plan,
-                                               struct ka_judged_case *of)
+/* The plan of the case that questions of `plan` are about; NULL: they are about none. */
+static json_t *find_plan_of_other(const json_t *plan)
 {
     const struct ka_kind *kind;
     json_t *other = NULL;
-    struct ka_fan_found oracle;
     for (size_t k = 0; (kind = ka_kind_at(k)) && !other; k++)
         if (kind->other == KA_KIND_FIRST)
             other = json_object_get(plan, kind->name);
+    return other;
+}
+
+/* The same as a case; `*of` begins as a copy of the case that asks. */
+static const struct ka_judged_case *find_other(struct ka_check *check, const json_t *plan,
+                                               struct ka_judged_case *of)
+{
+    struct ka_fan_found oracle;
+    json_t *other = find_plan_of_other(plan);
     if (!other || !ka_expected_find(check->expected, (size_t)json_integer_value(json_object_get(other, "id")),
                                     &oracle, &of->oracle_id))
         return NULL;
@@ -404,8 +413,8 @@ static void judge_one(struct ka_check *check, size_t at)
 static void judge_ready(void *arg)
 {
     struct ka_check *check = arg;
-    for (size_t at = check->judged; at < check->ready; at++)
-        judge_one(check, at);
+    for (size_t i = 0; i < check->batch_count; i++)
+        judge_one(check, check->batch[i]);
 }
 
 static void go_on(struct ka_run *run);
@@ -432,7 +441,11 @@ static void on_judged(void *arg)
         free_check(check);
         return;
     }
-    check->judged = check->ready;
+    for (size_t i = 0; i < check->batch_count; i++) {
+        check->is_judged[check->batch[i]] = true;
+        ka_fan_release(check->candidate, (json_int_t)check->order[check->batch[i]]);
+    }
+    check->judged += check->batch_count;
     if (check->reject_rule) {
         reject(check->run, check->reject_rule, check->reject_text);
         return;
@@ -441,13 +454,34 @@ static void on_judged(void *arg)
     go_on(check->run);
 }
 
-static bool is_ready(const struct ka_check *check, size_t at)
+/* Questions of a case may be about another one, which the oracle has to be through with too. */
+static bool is_ready(struct ka_check *check, size_t at)
 {
     struct ka_fan_found found;
     json_int_t id;
     size_t i = check->order[at];
+    const json_t *other = find_plan_of_other(json_array_get(check->cases, i));
     return ka_fan_find(check->candidate, (json_int_t)i, &found) &&
-           ka_expected_find(check->expected, i, &found, &id);
+           ka_expected_find(check->expected, i, &found, &id) &&
+           (!other ||
+            ka_expected_find(check->expected, (size_t)json_integer_value(json_object_get(other, "id")),
+                             &found, &id));
+}
+
+static void gather_ready(struct ka_check *check)
+{
+    bool *is_held = ka_calloc(json_array_size(check->cases), sizeof(*is_held)); /* of shapes */
+    check->batch_count = 0;
+    for (size_t at = 0; at < check->upto; at++) {
+        size_t shape = check->shape_of[check->order[at]];
+        if (check->is_judged[at] || is_held[shape])
+            continue;
+        if (is_ready(check, at))
+            check->batch[check->batch_count++] = at;
+        else
+            is_held[shape] = true;
+    }
+    free(is_held);
 }
 
 /* Every result is there, or will not come. */
@@ -466,18 +500,30 @@ static void end_of_cases(struct ka_run *run)
 static bool is_hopeless(const struct ka_run *run)
 {
     const struct ka_check *check = run->check;
-    const json_t *next = json_array_get(check->cases, check->order[check->judged]);
+    size_t next = 0;
+    while (check->is_judged[next])
+        next++;
+    const json_t *plan = json_array_get(check->cases, check->order[next]);
     return ka_run_on_gpu(run) && ka_verdict_count(check->verdict).cases_failed &&
-           ka_plan_size(json_object_get(next, "dims")) > LARGE;
+           ka_plan_size(json_object_get(plan, "dims")) > LARGE;
 }
 
-static void give_up(struct ka_run *run, size_t from, const char *why)
+/* Shapes of which no case was judged are skipped. */
+static void give_up(struct ka_run *run, const char *why)
 {
     struct ka_check *check = run->check;
-    size_t last = from ? check->shape_of[check->order[from - 1]] : SIZE_MAX;
-    for (size_t at = from; at < json_array_size(check->cases); at++)
-        if (check->shape_of[check->order[at]] != last)
-            ka_verdict_skip(check->verdict, check->shape_of[check->order[at]], why);
+    size_t all = json_array_size(check->cases);
+    bool *is_known = ka_calloc(all, sizeof(*is_known)); /* of shapes */
+    for (size_t at = 0; at < all; at++)
+        if (check->is_judged[at])
+            is_known[check->shape_of[check->order[at]]] = true;
+    for (size_t at = 0; at < all; at++) {
+        size_t shape = check->shape_of[check->order[at]];
+        if (!is_known[shape])
+            ka_verdict_skip(check->verdict, shape, why);
+        is_known[shape] = true;
+    }
+    free(is_known);
     ka_fan_stop(check->candidate);
     ka_expected_stop(check->expected);
     end_of_cases(run);
@@ -491,20 +537,19 @@ static void go_on(struct ka_run *run)
     size_t all = json_array_size(check->cases);
     if (check->judging)
         return;
-    while (check->ready < check->upto && is_ready(check, check->ready))
-        check->ready++;
-    if (check->judged < check->ready) {
+    gather_ready(check);
+    if (check->batch_count) {
         check->judging = true;
         ka_work_start(run->app->loop, judge_ready, on_judged, check);
     } else if (check->judged < check->upto) {
         if (is_hopeless(run))
-            give_up(run, check->judged, "not run: a smaller case had failed");
+            give_up(run, "not run: a smaller case had failed");
     } else if (check->upto == all) {
         end_of_cases(run);
     } else if (ka_verdict_count(check->verdict).cases_failed == 0) {
         next_round(run);
     } else {
-        give_up(run, check->upto, "not reached: --fail-fast");
+        give_up(run, "not reached: --fail-fast");
     }
 }
 
@@ -606,6 +651,8 @@ static void order_cases(struct ka_check *check)
 {
     size_t count = json_array_size(check->cases);
     check->order = ka_calloc(count, sizeof(*check->order));
+    check->batch = ka_calloc(count, sizeof(*check->batch));
+    check->is_judged = ka_calloc(count, sizeof(*check->is_judged));
     for (size_t i = 0; i < count; i++) {
         size_t at = i;
         double size = ka_plan_size(json_object_get(json_array_get(check->cases, i), "dims"));

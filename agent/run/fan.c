@@ -33,6 +33,7 @@ struct part {
     bool ended;
     struct ka_op_result result; /* child and doc are ours */
     struct agreed *agreed;      /* one a case, with `agree` */
+    size_t released;            /* cases */
 };
 
 struct ka_fan {
@@ -295,6 +296,18 @@ bool ka_fan_find(const struct ka_fan *fan, json_int_t id, struct ka_fan_found *f
         found->why = &part->agreed[at].why;
     }
     return true;
+}
+
+void ka_fan_release(struct ka_fan *fan, json_int_t id)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < fan->count; i++) {
+        struct part *part = &fan->parts[i];
+        if (!holds(part, id, &at) || ++part->released < json_array_size(part->cases))
+            continue;
+        ka_child_result_free(part->result.child);
+        part->result.child = NULL;
+    }
 }
 
 void ka_fan_count(const struct ka_fan *fan, size_t *done, size_t *all)

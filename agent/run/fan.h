@@ -45,6 +45,8 @@ struct ka_fan_found {
 
 /* False while its child is at work. */
 bool ka_fan_find(const struct ka_fan *fan, json_int_t id, struct ka_fan_found *found);
+/* The caller is done with a case: once it is with all of a part, the part's files are removed. */
+void ka_fan_release(struct ka_fan *fan, json_int_t id);
 bool ka_fan_ended(const struct ka_fan *fan);
 void ka_fan_count(const struct ka_fan *fan, size_t *done, size_t *all); /* cases */
 /* The result of the first part that ended with `status`, as ka_run_op_failed() wants it; NULL: none did. */
