@@ -399,6 +399,8 @@ static void judge_one(struct ka_check *check, size_t at)
         .candidate = candidate.entry,
         .oracle_files = oracle.files,
         .oracle_id = id,
+        .agrees = oracle.agrees,
+        .disagreement = oracle.why,
         .candidate_files = candidate.files,
         .compiled = check->compiled,
     };
