@@ -27,6 +27,7 @@
 #define DEADLINE_DEFAULT_MS (10 * 60 * 1000)
 #define REAP_MS (10 * 1000) /* a killed process that is still there then is stuck in the kernel */
 #define MEMORY_LOOK_MS 250
+#define MEMORY_WAIT_MS (30 * 1000) /* for memory that others have, before a first child */
 #define MEMORY_CALM_MS 1000 /* while there is plenty: looking costs more than all else in an idle wait */
 #define RESULT_FD 3
 
@@ -35,7 +36,9 @@ struct ka_children {
     struct ka_zygotes *zygotes; /* NULL: every child imports everything itself */
     char *jail, *base;          /* the scratches are made below `base`, our own folder */
     int base_lock;
-    enum ka_child_memory left_over; /* looked at while children run */
+    char *machine;                  /* where it is looked up what it has */
+    enum ka_child_memory left_over; /* looked at while children run or wait for it */
+    uint64_t low_since;             /* while none runs; 0: it is not */
     unsigned max_running, max_gpu, running, running_gpu, queued;
     unsigned child_mem_mb;
     bool gpu;
@@ -300,7 +303,7 @@ static struct child *youngest_uncapped(const struct ka_children *cs)
 static void look_at_memory(struct ka_children *cs)
 {
     struct ka_machine machine;
-    ka_machine_read(&machine);
+    ka_machine_read_at(cs->machine, &machine);
     cs->left_over = ka_child_memory(&machine);
 }
 
@@ -310,10 +313,10 @@ static void on_memory(uv_timer_t *timer)
     enum ka_child_memory before = cs->left_over;
     look_at_memory(cs);
     struct child *victim = cs->left_over == KA_MEMORY_LOW ? youngest_uncapped(cs) : NULL;
-    if (cs->running)
+    if (cs->running || cs->queued)
         uv_timer_start(timer, on_memory, cs->left_over == KA_MEMORY_AMPLE ? MEMORY_CALM_MS : MEMORY_LOOK_MS,
                        0);
-    if (before < KA_MEMORY_ENOUGH && cs->left_over >= KA_MEMORY_ENOUGH)
+    if (before < KA_MEMORY_ENOUGH && (cs->left_over >= KA_MEMORY_ENOUGH || !cs->running))
         kick(cs);
     if (victim) {
         victim->starved = true;
@@ -559,6 +562,12 @@ static int launch(struct child *c)
     return c->warm ? 0 : spawn_process(c);
 }
 
+static void watch_memory(struct ka_children *cs)
+{
+    if (!uv_is_active((uv_handle_t *)&cs->memory))
+        uv_timer_start(&cs->memory, on_memory, MEMORY_LOOK_MS, 0);
+}
+
 static void start_or_fail(struct child *c)
 {
     struct ka_children *cs = c->owner;
@@ -567,25 +576,37 @@ static void start_or_fail(struct child *c)
     cs->running++;
     cs->running_gpu += ka_child_req_is_gpu(c->req);
     c->began = uv_hrtime();
-    if (!uv_is_active((uv_handle_t *)&cs->memory))
-        uv_timer_start(&cs->memory, on_memory, MEMORY_LOOK_MS, 0);
+    watch_memory(cs);
     if (!c->cancelled)
         c->result->pub.error = launch(c);
     if (c->cancelled || c->result->pub.error)
         finish(c);
 }
 
-/* One step of the queue a turn: `done` may start, cancel or close while we look at the list. Where memory is
- * tight, one child runs at a time: it may be other programs that have the rest. */
+/* Where memory is tight, one child runs at a time, for it may be other programs that have the rest; where
+ * nothing is left, even the first waits for some time. */
+static bool has_memory(struct ka_children *cs)
+{
+    if (cs->running)
+        return cs->left_over >= KA_MEMORY_ENOUGH;
+    look_at_memory(cs);
+    if (cs->left_over > KA_MEMORY_LOW) {
+        cs->low_since = 0;
+        return true;
+    }
+    uint64_t now = uv_hrtime();
+    cs->low_since = cs->low_since ? cs->low_since : now;
+    return now - cs->low_since > (uint64_t)MEMORY_WAIT_MS * 1000000;
+}
+
+/* One step of the queue a turn: `done` may start, cancel or close while we look at the list. */
 static void on_kick(uv_timer_t *timer)
 {
     struct ka_children *cs = timer->data;
     struct child *c = cs->first;
-    if (!cs->running)
-        look_at_memory(cs);
-    bool tight = cs->running && cs->left_over < KA_MEMORY_ENOUGH;
+    bool memory = !cs->queued || has_memory(cs);
     for (; c; c = c->next) {
-        bool place = !tight && cs->running < cs->max_running &&
+        bool place = memory && cs->running < cs->max_running &&
                      (!ka_child_req_is_gpu(c->req) || cs->running_gpu < cs->max_gpu);
         if (c->state == QUEUED && (c->cancelled || place))
             break;
@@ -593,6 +614,8 @@ static void on_kick(uv_timer_t *timer)
     if (c) {
         kick(cs);
         start_or_fail(c);
+    } else if (!memory) {
+        watch_memory(cs);
     }
 }
 
@@ -603,6 +626,7 @@ static void on_gone(uv_handle_t *handle)
     close(cs->base_lock);
     free(cs->jail);
     free(cs->base);
+    free(cs->machine);
     free(cs);
 }
 
@@ -675,6 +699,7 @@ int ka_children_new(struct ka_loop *loop, const struct ka_children_conf *conf, s
         return rc;
     }
     cs->loop = loop;
+    cs->machine = ka_strdup(conf->machine ? conf->machine : "/");
     cs->max_running = conf->max_running ? conf->max_running : 1;
     cs->max_gpu = conf->max_gpu ? conf->max_gpu : cs->max_running;
     cs->child_mem_mb = conf->child_mem_mb ? conf->child_mem_mb : CHILD_MEM_DEFAULT_MB;

@@ -26,6 +26,7 @@ struct ka_children_conf {
     bool gpu;              /* warm interpreters find the GPU's libraries, and serve children of both kinds */
     bool keep_bytecode;    /* what warm interpreters compile of their modules, in this user's cache */
     bool no_zygotes;       /* every child imports everything itself */
+    const char *machine;   /* folder with the proc/ and sys/ that tell of memory; NULL: "/" */
 };
 
 /* Who is asking: candidate and oracle children of an attempt share no process. */
@@ -90,7 +91,8 @@ void ka_children_close(struct ka_children *children);
 void ka_children_warm(struct ka_children *children, const char *python, const char *package_dir);
 
 /* Copies `req`. Waits for its turn when `max_running` are running, or `max_gpu` of its kind; others go before
- * it then. -EINVAL for a request without its parts, -EAGAIN when the queue is full, -ESHUTDOWN after close;
+ * it then. Where the machine's memory is tight, one runs at a time, and where it runs out, the youngest is
+ * killed: its error is -ENOMEM. -EINVAL for a request without its parts, -EAGAIN when the queue is full, -ESHUTDOWN after close;
  * `*op` is then untouched and `done` never runs. */
 int ka_child_start(struct ka_children *children, const struct ka_child_req *req, ka_child_done_fn done,
                    void *arg, uint64_t *op);

@@ -682,6 +682,64 @@ static void memory__that_cannot_be_told__is_enough(void **state)
     assert_int_equal(memory_of(2000000, 0), KA_MEMORY_LOW);
 }
 
+static void set_memory(const struct fixture *f, unsigned available_mib)
+{
+    char *folder = ka_path_join(f->dir, "proc"), *path = ka_path_join(folder, "meminfo"), text[100];
+    snprintf(text, sizeof(text), "MemTotal: %u kB\nMemAvailable: %u kB\n", 8192U << 10, available_mib << 10);
+    assert_int_equal(ka_mkdirs(folder, NULL), 0);
+    assert_int_equal(ka_file_put(path, text, strlen(text), NULL), 0);
+    free(folder);
+    free(path);
+}
+
+static struct fixture *with_memory(void **state, unsigned available_mib)
+{
+    struct fixture *f = need_jail(state);
+    char *jail = ka_strdup(ka_children_jail(f->children));
+    struct ka_children_conf conf = {
+        .jail = jail, .base = f->base, .max_running = 2, .no_zygotes = true, .machine = f->dir};
+    ka_children_close(f->children);
+    ka_loop_run(f->loop);
+    set_memory(f, available_mib);
+    assert_int_equal(ka_children_new(f->loop, &conf, &f->children, NULL), 0);
+    free(jail);
+    return f;
+}
+
+static void children__while_memory_is_tight__run_one_at_a_time(void **state)
+{
+    struct fixture *f = with_memory(state, 900);
+    struct seen first = {0}, second = {0};
+    start(f, "while ! test -e go; do sleep 0.05; done", &first, 20000);
+    start(f, "true", &second, 20000);
+    while (ka_children_running(f->children) == 0)
+        uv_run(ka_loop_uv(f->loop), UV_RUN_ONCE);
+    for (int i = 0; i < 20; i++)
+        uv_run(ka_loop_uv(f->loop), UV_RUN_NOWAIT);
+    assert_int_equal(ka_children_running(f->children), 1);
+    set_memory(f, 2000);
+    run_until(f, &second);
+    assert_int_equal(second.error, 0);
+    assert_int_equal(first.calls, 0);
+    set_memory(f, 100); /* which costs it its life unless its control group caps it: then it runs on */
+    while (!first.calls && !strstr(second.layers, "\"cgroup\": true"))
+        uv_run(ka_loop_uv(f->loop), UV_RUN_ONCE);
+    assert_int_equal(first.calls ? first.error : -ENOMEM, -ENOMEM);
+}
+
+static void children__where_no_memory_is_left__wait_for_some(void **state)
+{
+    struct fixture *f = with_memory(state, 100);
+    struct seen s = {0};
+    start(f, "true", &s, 20000);
+    for (int i = 0; i < 20; i++)
+        uv_run(ka_loop_uv(f->loop), UV_RUN_NOWAIT);
+    assert_int_equal(ka_children_queued(f->children), 1);
+    set_memory(f, 900);
+    run_until(f, &s);
+    assert_int_equal(s.error, 0);
+}
+
 static void args__of_a_request__are_the_options_of_the_jail(void **state)
 {
     (void)state;
@@ -720,6 +778,8 @@ int main(void)
         cmocka_unit_test(memory__that_cannot_be_told__is_enough),
         cmocka_unit_test(args__of_a_request__are_the_options_of_the_jail),
 #define WITH_JAIL(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
+        WITH_JAIL(children__while_memory_is_tight__run_one_at_a_time),
+        WITH_JAIL(children__where_no_memory_is_left__wait_for_some),
         WITH_JAIL(child__that_ends__reports_status_output_and_layers),
         WITH_JAIL(child__result_file__is_read_through_the_scratch),
         WITH_JAIL(child__hostile_result_files__are_refused),
