@@ -23,10 +23,20 @@ struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype)
         [KA_F64] = {.floor = 1e-10, .atol = 1e-7, .rtol = 1e-7, .local = 1e-9, .grain = 1e-11},
         [KA_F32] =
             {.floor = 1e-5, .atol = 1e-3, .rtol = 1e-3, .off_share = 1e-5, .local = 1e-4, .grain = 0x1p-21},
-        [KA_F16] =
-            {.floor = 3e-4, .atol = 1e-2, .rtol = 1e-2, .off_share = 1e-3, .local = 1e-2, .grain = 0x1p-8},
-        [KA_BF16] =
-            {.floor = 2.4e-3, .atol = 5e-2, .rtol = 5e-2, .off_share = 1e-3, .local = 8e-2, .grain = 0x1p-5},
+        [KA_F16] = {.floor = 3e-4,
+                    .atol = 1e-2,
+                    .rtol = 1e-2,
+                    .off_few = 4,
+                    .off_share = 1e-3,
+                    .local = 1e-2,
+                    .grain = 0x1p-8},
+        [KA_BF16] = {.floor = 2.4e-3,
+                     .atol = 5e-2,
+                     .rtol = 5e-2,
+                     .off_few = 4,
+                     .off_share = 1e-3,
+                     .local = 8e-2,
+                     .grain = 0x1p-5},
         [KA_BOOL] = {0}, /* and the other integers */
     };
     static const double cancelled[] = {
@@ -119,7 +129,7 @@ static enum ka_diff_reason judge(const struct ka_tolerance *tol, const struct ka
         return KA_DIFF_ZERO;
     if (!(diff->error <= diff->limit))
         return KA_DIFF_NORM;
-    double allowed = off_by_rounding(tol, diff) + tol->off_share * (double)diff->count;
+    double allowed = off_by_rounding(tol, diff) + tol->off_few + tol->off_share * (double)diff->count;
     return (double)diff->off <= allowed ? KA_DIFF_OK : KA_DIFF_ELEMENTS;
 }
 

@@ -54,7 +54,8 @@ struct ka_tolerance {
     /* Of a part (a row, a block of one): the share of its own norm that it may be off by, and of its
      * neighbours' root mean square. 0: the whole alone is judged. */
     double local, grain;
-    double off_share; /* share of elements that may be off beside those */
+    double off_share; /* share of elements that may be off beside those, */
+    double off_few;   /* and a few of small tensors: halves have outliers */
     size_t off_moved; /* elements off when the oracle's inputs are moved by rounding */
     /* Norm that rounding may leave where want is zero, or rounding itself; 0 where no scale is known. Of what
      * is judged coarsely any gradient may be so far off: values at which a softmax is saturated leave nothing

@@ -598,10 +598,10 @@ static void compare__what_rounding_moves_by_much__may_be_off_by_more_where_it_is
             moved[i] = 1.4 * p->want[i];
             p->got[i] = 1.15 * p->want[i];
         }
-        struct ka_tensors *got = make_set("BF16", "[50,40]", p->got, COUNT),
+        struct ka_tensors *got = make_set("F32", "[50,40]", p->got, COUNT),
                           *want = make_set("F64", "[50,40]", p->want, COUNT),
                           *near = make_set("F64", "[50,40]", moved, COUNT);
-        struct ka_tolerance tol = ka_tolerance_of(KA_BF16);
+        struct ka_tolerance tol = ka_tolerance_of(KA_F32);
         struct ka_diff diff;
         if (coarse)
             ka_tolerance_coarsen(&tol);
