@@ -131,6 +131,16 @@ const struct ka_kind *ka_kind_of_upstream(const json_t *item)
     return ka_kind_find(KA_KIND_UPSTREAM, json_string_value(name));
 }
 
+const json_t *ka_kind_other_case(const json_t *item)
+{
+    const struct ka_kind *kind;
+    const json_t *other = NULL;
+    for (size_t k = 0; (kind = ka_kind_at(k)) && !other; k++)
+        if (kind->other == KA_KIND_FIRST)
+            other = json_object_get(item, kind->name);
+    return other;
+}
+
 bool ka_kind_is_upstream(const char *tensor)
 {
     return strncmp(tensor, "upstream/", 9) == 0;

@@ -80,6 +80,9 @@ const struct ka_kind *ka_kind_of_upstream(const json_t *item);
 /* The rows of the values and layouts that a case's inputs have: row `i` of them, NULL after the last. */
 const struct ka_kind *ka_kind_of_input(const json_t *item, size_t i);
 
+/* The case that questions of `item` are about, as the item has it (borrowed); NULL: they are about none. */
+const json_t *ka_kind_other_case(const json_t *item);
+
 /* Whether a tensor of a case, by its name in `layouts`, is the upstream of an output. */
 bool ka_kind_is_upstream(const char *tensor);
 

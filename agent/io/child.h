@@ -92,8 +92,8 @@ void ka_children_warm(struct ka_children *children, const char *python, const ch
 
 /* Copies `req`. Waits for its turn when `max_running` are running, or `max_gpu` of its kind; others go before
  * it then. Where the machine's memory is tight, one runs at a time, and where it runs out, the youngest is
- * killed: its error is -ENOMEM. -EINVAL for a request without its parts, -EAGAIN when the queue is full, -ESHUTDOWN after close;
- * `*op` is then untouched and `done` never runs. */
+ * killed: its error is -ENOMEM. -EINVAL for a request without its parts, -EAGAIN when the queue is full,
+ * -ESHUTDOWN after close; `*op` is then untouched and `done` never runs. */
 int ka_child_start(struct ka_children *children, const struct ka_child_req *req, ka_child_done_fn done,
                    void *arg, uint64_t *op);
 

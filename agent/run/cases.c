@@ -11,6 +11,7 @@
 #include "base/each.h"
 #include "sandbox/compare.h"
 
+#define STEPS 4        /* of the smallest, an element: it and terms of it are rounded to them */
 #define ROUNDING 1e-10 /* of float64 sums, per unit of upstream */
 
 json_t *ka_case_find(const json_t *doc, json_int_t id)
@@ -88,12 +89,20 @@ double ka_case_nonlinearity(const struct ka_tensor *u, const struct ka_tensor *w
     return size > 0 ? gap / size : 0;
 }
 
+/* Between numbers next to zero. */
+static double smallest_step(enum ka_dtype dtype)
+{
+    return dtype == KA_F16 ? 0x1p-24 : dtype == KA_BF16 ? 0x1p-133 : dtype == KA_F32 ? 0x1p-149 : 0;
+}
+
 double ka_case_scaled_gap(const struct ka_tensor *plain, const struct ka_tensor *scaled, double factor)
 {
     if (!plain || !scaled || !ka_tensor_same_shape(plain, scaled))
         return NAN;
     const struct ka_term terms[] = {{1, scaled}, {-factor, plain}};
+    double steps = STEPS * smallest_step(scaled->dtype) * sqrt((double)scaled->count);
     double size = fabs(factor) * norm_of(plain), gap = ka_norm_of(terms, KA_COUNT(terms), NULL);
+    gap = gap < steps ? 0 : gap; /* a NaN stays one */
     return size > 0 ? gap / size : gap;
 }
 

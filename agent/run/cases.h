@@ -29,8 +29,8 @@ double ka_case_upstream_norm(const struct ka_tensors *oracle, const json_t *entr
 double ka_case_nonlinearity(const struct ka_tensor *u, const struct ka_tensor *w,
                             const struct ka_tensor *sum);
 
-/* How far `scaled` is from factor * `plain`, in units of its norm; NaN where something is not finite or not
- * there (NULL). */
+/* How far `scaled` is from factor * `plain`, in units of its norm, beyond what the smallest steps of the
+ * dtype leave (float16: below 6e-5); NaN where something is not finite or not there (NULL). */
 double ka_case_scaled_gap(const struct ka_tensor *plain, const struct ka_tensor *scaled, double factor);
 
 /* The gradient `name` of the same backward, `times` more times (`repeat<i>/<name>`), against `grad/<name>`:

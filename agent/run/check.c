@@ -339,8 +339,9 @@ static void sanitize(struct ka_run *run)
 
 /* ---- judging
  *
- * A case can be judged once the candidate's child and the oracle's are through with it. Shapes are judged as
- * they come, the cases of one always in the same order, on a thread: meanwhile the verdict is the thread's. */
+ * A case can be judged once the candidate's child and the oracle's are through with it. Shapes are judged
+ * as they come, the cases of one always in the same order, on a thread: meanwhile the verdict is the
+ * thread's. */
 
 /* The oracle has no answer to a case. Inputs of another kind were fair with other values in preflight: with
  * these they are not, and the shape stands on its other cases. */
@@ -351,23 +352,12 @@ static void not_judged(struct ka_verdict *verdict, const json_t *plan, size_t sh
         ka_verdict_skip(verdict, shape, why);
 }
 
-/* The plan of the case that questions of `plan` are about; NULL: they are about none. */
-static json_t *find_plan_of_other(const json_t *plan)
-{
-    const struct ka_kind *kind;
-    json_t *other = NULL;
-    for (size_t k = 0; (kind = ka_kind_at(k)) && !other; k++)
-        if (kind->other == KA_KIND_FIRST)
-            other = json_object_get(plan, kind->name);
-    return other;
-}
-
-/* The same as a case; `*of` begins as a copy of the case that asks. */
+/* The case that questions of `plan` are about; `*of` begins as a copy of the case that asks. NULL: none. */
 static const struct ka_judged_case *find_other(struct ka_check *check, const json_t *plan,
                                                struct ka_judged_case *of)
 {
     struct ka_fan_found oracle;
-    json_t *other = find_plan_of_other(plan);
+    const json_t *other = ka_kind_other_case(plan);
     if (!other || !ka_expected_find(check->expected, (size_t)json_integer_value(json_object_get(other, "id")),
                                     &oracle, &of->oracle_id))
         return NULL;
@@ -446,6 +436,7 @@ static void on_judged(void *arg)
     for (size_t i = 0; i < check->batch_count; i++) {
         check->is_judged[check->batch[i]] = true;
         ka_fan_release(check->candidate, (json_int_t)check->order[check->batch[i]]);
+        ka_expected_release(check->expected, check->order[check->batch[i]]);
     }
     check->judged += check->batch_count;
     if (check->reject_rule) {
@@ -462,7 +453,7 @@ static bool is_ready(struct ka_check *check, size_t at)
     struct ka_fan_found found;
     json_int_t id;
     size_t i = check->order[at];
-    const json_t *other = find_plan_of_other(json_array_get(check->cases, i));
+    const json_t *other = ka_kind_other_case(json_array_get(check->cases, i));
     return ka_fan_find(check->candidate, (json_int_t)i, &found) &&
            ka_expected_find(check->expected, i, &found, &id) &&
            (!other ||

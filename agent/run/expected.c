@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "agent/core/fields.h"
+#include "agent/core/kinds.h"
 #include "agent/core/plan.h"
 #include "base/each.h"
 #include "base/hash.h"
@@ -18,6 +19,7 @@ struct offer {
 struct source {
     struct ka_fan *fan; /* NULL: not asked for yet */
     json_int_t id;      /* of the case in the fan */
+    size_t users;       /* cases that are not judged yet and need it */
 };
 
 struct ka_expected {
@@ -64,6 +66,12 @@ static bool same(const json_t *a, const json_t *b, const char *name)
     return x == y || (x && y && json_equal((json_t *)x, (json_t *)y));
 }
 
+static void take_from(struct source *source, struct ka_fan *fan, json_int_t id)
+{
+    source->fan = ka_fan_hold(fan);
+    source->id = id;
+}
+
 /* The offer becomes the case's source, and the case takes over its seeds. */
 static void take_offer(struct ka_run *run, json_t *item, struct source *source)
 {
@@ -74,8 +82,7 @@ static void take_offer(struct ka_run *run, json_t *item, struct source *source)
             continue;
         json_object_set(item, "seed", json_object_get(offer->item, "seed"));
         json_object_set(item, "upstream", json_object_get(offer->item, "upstream"));
-        *source =
-            (struct source){ka_fan_hold(offer->fan), json_integer_value(json_object_get(offer->item, "id"))};
+        take_from(source, offer->fan, json_integer_value(json_object_get(offer->item, "id")));
         *at = offer->next;
         free_offer(offer);
         return;
@@ -97,6 +104,24 @@ static size_t answered_by(const struct ka_expected *expected, size_t i)
 {
     const json_t *like = json_object_get(json_array_get(expected->cases, i), "like");
     return like ? (size_t)json_integer_value(json_object_get(like, "id")) : i;
+}
+
+/* The cases whose answers case `i` is judged by: its own and, of what it asks about, another's. */
+static size_t answers_for(const struct ka_expected *expected, size_t i, size_t answers[2])
+{
+    const json_t *other = ka_kind_other_case(json_array_get(expected->cases, i));
+    answers[0] = answered_by(expected, i);
+    if (other)
+        answers[1] = answered_by(expected, (size_t)json_integer_value(json_object_get(other, "id")));
+    return other ? 2 : 1;
+}
+
+static void count_users(struct ka_expected *expected)
+{
+    size_t answers[2];
+    for (size_t i = 0; i < json_array_size(expected->cases); i++)
+        for (size_t k = answers_for(expected, i, answers); k-- > 0;)
+            expected->sources[answers[k]].users++;
 }
 
 /* Cases that are like others are drawn as these are, once that is settled. */
@@ -128,6 +153,7 @@ static struct ka_expected *draw(struct ka_run *run)
     }
     KA_EACH(made->cases, i, item)
         take_over(item);
+    count_users(made);
     ka_expected_withdraw(run);
     return made;
 }
@@ -196,7 +222,7 @@ void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t co
         expected->own[expected->own_count++] = fan;
         for (size_t i = 0; i < count; i++)
             if (answered_by(expected, list[i]) == list[i] && !expected->sources[list[i]].fan)
-                expected->sources[list[i]] = (struct source){ka_fan_hold(fan), (json_int_t)list[i]};
+                take_from(&expected->sources[list[i]], fan, (json_int_t)list[i]);
     }
 }
 
@@ -208,6 +234,18 @@ bool ka_expected_find(const struct ka_expected *expected, size_t i, struct ka_fa
     const struct source *source = &expected->sources[answered_by(expected, i)];
     *id = source->id;
     return source->fan && ka_fan_find(source->fan, source->id, found);
+}
+
+void ka_expected_release(struct ka_expected *expected, size_t i)
+{
+    size_t answers[2];
+    for (size_t k = answers_for(expected, i, answers); k-- > 0;) {
+        struct source *source = &expected->sources[answers[k]];
+        source->users--;
+        for (size_t n = 0; n < expected->own_count && source->users == 0; n++)
+            if (expected->own[n] == source->fan) /* what preflight computed goes with preflight's */
+                ka_fan_release(source->fan, source->id);
+    }
 }
 
 const struct ka_op_result *ka_expected_failed(const struct ka_expected *expected, enum ka_op_status status)

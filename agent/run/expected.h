@@ -32,6 +32,8 @@ void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t co
 /* False while it is not there. */
 bool ka_expected_find(const struct ka_expected *expected, size_t i, struct ka_fan_found *found,
                       json_int_t *id);
+/* Case `i` is judged, and no case that is not has to do with it: its files may go. */
+void ka_expected_release(struct ka_expected *expected, size_t i);
 /* The first part that ended so; NULL: none. */
 const struct ka_op_result *ka_expected_failed(const struct ka_expected *expected, enum ka_op_status status);
 /* Ends what is in flight; what was found stays. */

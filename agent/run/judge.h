@@ -24,14 +24,14 @@ struct ka_judged_case {
     json_int_t oracle_id; /* what the oracle's child knew the case as */
     int agrees;           /* 0, or why the oracles contradict each other: see ka_case_agrees(), with */
     const struct ka_err *disagreement;
-    bool compiled;        /* the candidate's kernels ran on a GPU */
+    bool compiled; /* the candidate's kernels ran on a GPU */
     /* Another case of the same shape that this one's questions are about: plan, oracle, its files and its id
      * there; NULL: none. */
     const struct ka_judged_case *other;
 };
 
-/* Everything about case `id`, told to the verdict. 0; -ENODATA, -EINVAL or `agrees`, with a sentence, when the
- * oracle could not say what is right: then nothing was judged. */
+/* Everything about case `id`, told to the verdict. 0; -ENODATA, -EINVAL or `agrees`, with a sentence, when
+ * the oracle could not say what is right: then nothing was judged. */
 int ka_judge_case(struct ka_judged_case *one, json_int_t id, struct ka_err *why);
 
 #endif

@@ -88,8 +88,7 @@ static bool try_again(struct ka_run_child *child, const struct ka_op_result *res
 {
     struct ka_run *run = child->run;
     int by = ka_child_signal(result->child);
-    if (result->status != KA_OP_DIED || child->again || !by || by == SIGXCPU || by == SIGSYS ||
-        by == SIGXFSZ)
+    if (result->status != KA_OP_DIED || child->again || !by || by == SIGXCPU || by == SIGSYS || by == SIGXFSZ)
         return false;
     struct ka_err err;
     child->again = true;

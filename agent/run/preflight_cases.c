@@ -15,7 +15,10 @@
 
 /* Seconds of one evaluation in float64, with all checks; the whole case takes about three times as long. */
 #define EVALUATION_SECONDS 10
-#define SLOW 4 /* seconds of the oracle for one case, with the start of a context and compiling */
+/* One of some thirty cases of this shape is too many by these, as the oracle does it: seconds, with the start
+ * of a context and compiling; bytes of its results, which lie in memory until they are judged. */
+#define SLOW 4
+#define BULKY ((double)((size_t)512 << 20))
 
 static struct ka_fan *start(struct ka_run *run, const char *what, json_t *asked, json_t *extra, bool together,
                             ka_fan_fn changed)
@@ -117,10 +120,11 @@ json_t *ka_preflight_accept(struct ka_run *run, const json_t *dims, const char *
 {
     if (ka_preflight_has(run, dims))
         return NULL;
-    double seconds = json_number_value(json_object_get(entry, "seconds"));
+    bool costly = json_number_value(json_object_get(entry, "seconds")) > SLOW ||
+                  json_number_value(json_object_get(entry, "bytes")) > BULKY;
     json_t *shape =
         json_pack("{s:O, s:s, s:s, s:O?, s:b, s:o}", "dims", dims, "class", class, "kind", kind, "grads",
-                  json_object_get(entry, "grads"), "slow", seconds > SLOW, "tensors", ka_vary_tensors(entry));
+                  json_object_get(entry, "grads"), "costly", costly, "tensors", ka_vary_tensors(entry));
     json_array_append_new(run->shapes, shape);
     return shape;
 }

@@ -214,11 +214,11 @@ static bool settle_shape(struct ka_run *run, struct ka_fan *fan, json_t *entry, 
 }
 
 /* On a GPU the user's own sizes are checked, and some twenty kinds of upstreams and inputs on one of them.
- * Where that takes long, they get a smaller one. */
+ * Where that costs much, they get a smaller one. */
 static json_t *find_stand_in(const struct ka_run *run)
 {
     json_t *smallest = ka_plan_smallest(run->shapes);
-    if (!ka_run_on_gpu(run) || !json_is_true(json_object_get(smallest, "slow")))
+    if (!ka_run_on_gpu(run) || !json_is_true(json_object_get(smallest, "costly")))
         return NULL;
     json_auto_t *dims = ka_run_small(run, json_object_get(smallest, "dims"));
     if (ka_preflight_has(run, dims))

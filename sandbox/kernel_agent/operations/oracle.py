@@ -183,7 +183,7 @@ class Case:
             made = {name: judged(v) if is_gradient(name) else v for name, v in made.items()}
         file = f"case-{self.id}.safetensors"
         tensors.save(scratch / file, {name: storable(tensor) for name, tensor in made.items()})
-        return result | {"file": file}
+        return result | {"file": file, "bytes": (scratch / file).stat().st_size}
 
     def require_fair(self) -> None:
         """Raises what run() would raise of a case of this kind."""
