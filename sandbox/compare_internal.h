@@ -8,8 +8,8 @@
 bool ka_same_nonfinite(double got, double want);
 
 /* Within twice the size from which on the dtype has infinity alone, and `got` is on the other side: what
- * rounding of the terms decides. */
-bool ka_is_at_the_edge(double overflow, double got, double want);
+ * rounding of the terms decides. In float16 also where eager's terms overflow as well. */
+bool ka_is_at_the_edge(double overflow, double got, double want, double base);
 
 /* Outside the element tolerance; `rms` is that of want's non-zero elements. */
 bool ka_element_off(const struct ka_tolerance *tol, double rms, double got, double want);

@@ -139,14 +139,16 @@ static void read_element(const struct local *l, double got, double want, size_t 
 
 static struct reading read_part(const struct local *l, const struct ka_part *p, double limit)
 {
-    double got[UNIT], want[UNIT];
+    double got[UNIT], want[UNIT], base[UNIT];
     struct reading r = {0};
     for (size_t at = 0; at < p->count; at += UNIT) {
         size_t some = p->count - at < UNIT ? p->count - at : UNIT;
         ka_tensor_load(l->t->got, p->first + at, some, got);
         ka_tensor_load(l->t->want, p->first + at, some, want);
+        ka_tensor_load(l->t->base ? l->t->base : l->t->want, p->first + at, some, base);
         for (size_t i = 0; i < some; i++)
-            if (fabs(want[i]) < l->t->overflow && !ka_is_at_the_edge(l->t->overflow, got[i], want[i]))
+            if (fabs(want[i]) < l->t->overflow &&
+                !ka_is_at_the_edge(l->t->overflow, got[i], want[i], base[i]))
                 read_element(l, got[i], want[i], p->first + at + i, limit, &r);
     }
     return r;

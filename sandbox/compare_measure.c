@@ -210,7 +210,7 @@ static bool take_plain(struct part *p, const struct block *b, size_t number)
 static void clamp_block(const struct ka_triple *t, struct block *b)
 {
     for (size_t i = 0; i < b->n; i++) {
-        if (ka_is_at_the_edge(t->overflow, b->got[i], b->want[i]))
+        if (ka_is_at_the_edge(t->overflow, b->got[i], b->want[i], b->base[i]))
             b->want[i] = b->got[i];
         else if (fabs(b->want[i]) >= t->overflow)
             b->want[i] = copysign(INFINITY, b->want[i]);

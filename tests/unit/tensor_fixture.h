@@ -38,10 +38,12 @@ static inline int parse_set(const char *header, const void *data, size_t len, st
     return rc;
 }
 
-/* The nearest value of float16, of numbers below its largest. */
+/* The nearest value of float16, of numbers below its largest and what is no number. */
 static inline uint16_t half_of(double value)
 {
     int exponent;
+    if (!isfinite(value))
+        return (uint16_t)(isnan(value) ? 0x7e00 : signbit(value) ? 0xfc00 : 0x7c00);
     double mantissa = frexp(fabs(value), &exponent); /* 0.5 .. 1 */
     uint16_t bits = (uint16_t)nearbyint(ldexp(fabs(value), 24));
     if (exponent > -14) /* else subnormal; the mantissa carries into the exponent */

@@ -54,9 +54,30 @@ static void case__spread_of_a_repeat_that_is_missing__is_not_measured(void **sta
     ka_tensors_free(set);
 }
 
+static void case__scaled_gap__below_the_smallest_number_is_rounding(void **state)
+{
+    (void)state;
+    const double plain[] = {3e-5, 0.01, -0.02}, found[] = {0, 0.01 / 256, -0.02 / 256},
+                 wrong[] = {0, 0.012 / 256, -0.02 / 256};
+    const struct {
+        const char *dtype;
+        const double *scaled;
+        bool equal;
+    } all[] = {{"F16", found, true}, {"F16", wrong, false}, {"F32", found, false}};
+    for (size_t i = 0; i < KA_COUNT(all); i++) {
+        struct ka_tensors *a = make_set(all[i].dtype, "[3]", plain, 3),
+                          *b = make_set(all[i].dtype, "[3]", all[i].scaled, 3);
+        double gap = ka_case_scaled_gap(ka_tensors_get(a, 0), ka_tensors_get(b, 0), 1.0 / 256);
+        assert_int_equal(gap == 0, all[i].equal);
+        ka_tensors_free(a);
+        ka_tensors_free(b);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(case__scaled_gap__below_the_smallest_number_is_rounding),
         cmocka_unit_test(case__spread__is_the_largest_difference_and_the_largest_norm),
         cmocka_unit_test(case__spread_of_a_repeat_that_is_missing__is_not_measured),
     };

@@ -232,6 +232,60 @@ static void compare__at_the_edge_of_the_dtype__infinite_and_finite_will_both_do(
     }
 }
 
+static void compare__terms_that_overflow_in_float16__may_where_eager_s_do(void **state)
+{
+    (void)state;
+    for (int eager = 0; eager < 2; eager++) {
+        struct pair *p = fresh();
+        for (size_t i = 0; i < COUNT; i++)
+            p->want[i] = p->got[i] = p->base[i] = (double)(i % 8) + 1; /* exact */
+        p->got[5] = NAN;
+        p->base[5] = eager ? INFINITY : p->want[5];
+        struct ka_tensors *got = make_set("F16", "[50,40]", p->got, COUNT),
+                          *want = make_set("F64", "[50,40]", p->want, COUNT),
+                          *base = make_set("F16", "[50,40]", p->base, COUNT);
+        struct ka_tolerance tol = ka_tolerance_of(KA_F16);
+        struct ka_diff diff;
+        assert_int_equal(ka_compare(ka_tensors_get(got, 0), ka_tensors_get(want, 0), ka_tensors_get(base, 0),
+                                    &tol, NULL, 0, &diff, NULL),
+                         0);
+        assert_int_equal(diff.reason, eager ? KA_DIFF_OK : KA_DIFF_NONFINITE);
+        ka_tensors_free(got);
+        ka_tensors_free(want);
+        ka_tensors_free(base);
+        free(p);
+    }
+}
+
+static void compare__what_rounding_of_the_inputs_turns_over__proves_nothing(void **state)
+{
+    (void)state;
+    for (int coarse = 0; coarse < 2; coarse++) {
+        struct pair *p = fresh();
+        double moved[COUNT];
+        for (size_t i = 0; i < COUNT; i++) {
+            moved[i] = 0.4 * p->want[i];
+            p->got[i] = -0.5 * p->want[i];
+        }
+        struct ka_tensors *got = make_set("F32", "[50,40]", p->got, COUNT),
+                          *want = make_set("F64", "[50,40]", p->want, COUNT),
+                          *near = make_set("F64", "[50,40]", moved, COUNT);
+        struct ka_tolerance tol = ka_tolerance_of(KA_F32);
+        struct ka_diff diff;
+        if (coarse)
+            ka_tolerance_coarsen(&tol);
+        assert_int_equal(ka_tolerance_widen(&tol, ka_tensors_get(near, 0), ka_tensors_get(want, 0), NULL), 0);
+        assert_int_equal(
+            ka_compare(ka_tensors_get(got, 0), ka_tensors_get(want, 0), NULL, &tol, NULL, 0, &diff, NULL), 0);
+        assert_int_equal(diff.pass, coarse);
+        assert_int_equal(diff.vacuous, coarse);
+        ka_tensors_free(got);
+        ka_tensors_free(want);
+        ka_tensors_free(near);
+        free(p);
+    }
+}
+
 static void compare__noise_that_no_dtype_resolves__passes_as_vacuous(void **state)
 {
     (void)state;
@@ -810,6 +864,8 @@ int main(void)
         cmocka_unit_test(compare__few_elements__may_be_off_by_units_of_the_upstream_and_prove_nothing),
         cmocka_unit_test(compare__missing_infinity__fails_and_equal_ones_pass),
         cmocka_unit_test(compare__expected_value_beyond_the_dtype__counts_as_infinite),
+        cmocka_unit_test(compare__terms_that_overflow_in_float16__may_where_eager_s_do),
+        cmocka_unit_test(compare__what_rounding_of_the_inputs_turns_over__proves_nothing),
         cmocka_unit_test(compare__at_the_edge_of_the_dtype__infinite_and_finite_will_both_do),
         cmocka_unit_test(compare__noise_that_no_dtype_resolves__passes_as_vacuous),
         cmocka_unit_test(compare__extreme_magnitudes__neither_overflow_nor_vanish),
