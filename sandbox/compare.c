@@ -14,8 +14,6 @@
 #define COARSE 0.02        /* norm-relative */
 #define SHORT_RANGE 1e6    /* float16's: there terms overflow of which the sum does not */
 #define LOOSE 100          /* floors of the dtype */
-#define FEW 64             /* elements, */
-#define UNITS 0x1p-21      /* which may be off by so much of the upstream's norm */
 #define UNSTABLE 0.25      /* what rounding of the inputs moves by so much says nothing */
 #define CANCELLED_TIMES 16 /* so many times what rounding moves it, what cancelling leaves may be off */
 
@@ -44,6 +42,9 @@ struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype)
     static const double cancelled[] = {
         [KA_F64] = 1e-9, [KA_F32] = 3e-5, [KA_F16] = 2e-3, [KA_BF16] = 6e-3, [KA_BOOL] = 0};
     struct ka_tolerance tol = tolerances[dtype];
+    bool half = dtype == KA_F16 || dtype == KA_BF16;
+    tol.few = half ? 1024 : 64;
+    tol.units = dtype == KA_F16 ? 0x1p-8 : dtype == KA_BF16 ? 0x1p-5 : 0x1p-21;
     tol.cancelled = cancelled[dtype];
     tol.dtype = dtype;
     tol.factor = 2;
@@ -143,7 +144,7 @@ static enum ka_diff_reason judge(const struct ka_tolerance *tol, const struct ka
 static bool is_cancelled(const struct ka_tolerance *tol, const struct ka_diff *diff)
 {
     double rounding = fmax(tol->rounding, diff->base_error), off = diff->error * diff->want_norm;
-    if (diff->count <= FEW && off <= UNITS * tol->upstream_norm)
+    if (diff->count <= tol->few && off <= tol->units * tol->upstream_norm)
         return true;
     if (tol->coarse && tol->rounding >= UNSTABLE)
         return diff->error <= CANCELLED_TIMES * tol->rounding;

@@ -46,7 +46,7 @@ static inline uint16_t half_of(double value)
         return (uint16_t)(isnan(value) ? 0x7e00 : signbit(value) ? 0xfc00 : 0x7c00);
     double mantissa = frexp(fabs(value), &exponent); /* 0.5 .. 1 */
     uint16_t bits = (uint16_t)nearbyint(ldexp(fabs(value), 24));
-    if (exponent > -14) /* else subnormal; the mantissa carries into the exponent */
+    if (value != 0 && exponent > -14) /* else subnormal; the mantissa carries into the exponent */
         bits = (uint16_t)(((exponent + 13) << 10) + (int)nearbyint(ldexp(mantissa, 11)));
     return (uint16_t)(bits | (signbit(value) ? 0x8000 : 0));
 }
