@@ -37,6 +37,7 @@ from .source import words
 
 _TO_TENSOR = "__kernel_agent_to_tensor__"
 _MISSING = object()
+_LIBDEVICE = ("triton.language.extra.cuda.libdevice", "triton.language.extra.libdevice")
 # Builtins that run what they are given, or that say something each time.
 _ALWAYS_ANEW = words(
     """reduce associative_scan map_elementwise inline_asm_elementwise static_print static_assert
@@ -220,9 +221,22 @@ def _scope_of(fn: types.FunctionType) -> dict[str, Any]:
     replaced = dict(inspect.getclosurevars(fn).nonlocals)
     for name in fn.__code__.co_names:
         value = scope.get(name)
-        if callable(value) and tl.core.is_builtin(value) and not isinstance(value, types.ModuleType):
+        if not callable(value) or isinstance(value, types.ModuleType):
+            continue
+        if getattr(value, "__module__", "") in _LIBDEVICE:
+            replaced[name] = _of_libdevice(value.__name__)
+        elif tl.core.is_builtin(value):
             replaced[name] = _with_semantic(value)
     return {**scope, **replaced} if replaced else scope
+
+
+def _of_libdevice(name: str) -> Callable[..., Any]:
+    """A function of libdevice imported by name: it may be the declaration that the compiler maps to CUDA's."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(_libdevice()[0], name)(*args, **kwargs)
+
+    return call
 
 
 def _with_semantic(builtin: Callable[..., Any]) -> Callable[..., Any]:
@@ -257,8 +271,7 @@ def _patched_objects() -> list[Any]:
 
 def _libdevice() -> list[types.ModuleType]:
     """The modules that hold libdevice: the CUDA one, and the one that the compiler maps to it."""
-    names = ("triton.language.extra.cuda.libdevice", "triton.language.extra.libdevice")
-    return [importlib.import_module(name) for name in names]
+    return [importlib.import_module(name) for name in _LIBDEVICE]
 
 
 def _patch_libdevice() -> None:

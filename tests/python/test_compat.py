@@ -16,6 +16,9 @@ from kernel_agent import compat, interpret, launches
 from kernel_agent.launches import launch_intercept
 from sources import SANDBOX
 from triton.language.extra import libdevice
+from triton.language.extra.cuda.libdevice import floor as cuda_floor
+from triton.language.extra.libdevice import rsqrt as reciprocal_root
+from triton.language.extra.libdevice import tanh
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +99,24 @@ def test_libdevice__both_spellings__run():
     x, y = torch.randn(16), torch.empty(16)
     libdevice_kernel[(1,)](x, y, BLOCK=16)
     assert torch.allclose(y, x.tanh() + x**2 + (x * x + 1).rsqrt(), atol=1e-6)
+
+
+@triton.jit
+def by_name_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offsets)
+    tl.store(y_ptr + offsets, tanh(x) + reciprocal_root(x * x + 1) + helped(x))
+
+
+@triton.jit
+def helped(x):
+    return cuda_floor(x)
+
+
+def test_libdevice__imported_by_name__runs():
+    x, y = torch.randn(16), torch.empty(16)
+    by_name_kernel[(1,)](x, y, BLOCK=16)
+    assert torch.allclose(y, x.tanh() + (x * x + 1).rsqrt() + x.floor(), atol=1e-6)
 
 
 @triton.jit
