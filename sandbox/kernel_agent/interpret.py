@@ -231,7 +231,7 @@ def _scope_of(fn: types.FunctionType) -> dict[str, Any]:
 
 
 def _of_libdevice(name: str) -> Callable[..., Any]:
-    """A function of libdevice imported by name: it may be the declaration that the compiler maps to CUDA's."""
+    """A function of libdevice imported by name, which may be the one that only declares it."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return getattr(_libdevice()[0], name)(*args, **kwargs)

@@ -241,3 +241,55 @@ def test_output__that_is_overwritten_in_part_is_told(write: Callable[..., Path])
     assert_right(file, result, [(SHAPES[0], "normal")])
     with pytest.raises(AssertionError, match=r"candidate_raised.*overwritten as a whole"):
         assert_right(file, result, [(SHAPES[1], "normal")])
+
+
+DECORATED = """import contextlib
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"M": 4, "N": 20}]
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return (torch.randn(dims["M"], dims["N"], device=device, dtype=dtype),)
+
+
+def guarded(stub):
+    @functools.wraps(stub)
+    def wrapper(*args):
+        with contextlib.nullcontext():
+            return stub(*(arg.contiguous() for arg in args))
+
+    return wrapper
+
+
+@triton.jit
+def square_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n, other=0.0)
+    tl.store(y_ptr + at, x * x, mask=at < n)
+
+
+@autodiff(inputs_require_grad=(0,))
+@torch.no_grad()
+@guarded
+def squared(x):
+    y = torch.empty_like(x)
+    square_kernel[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), BLOCK=64)
+    return y
+"""
+
+
+def test_decorators_of_the_stub__are_kept_but_those_of_torch(tmp_path: Path) -> None:
+    """The kernel takes its input for contiguous: the user's own decorator makes it so."""
+    file = tmp_path / "decorated.py"
+    file.write_text(DECORATED)
+    result = draft(file, {"M": 4, "N": 20})
+    backward = result["backward"]
+    assert "\n@guarded\ndef squared_autograd(x):" in backward
+    assert "no_grad" not in backward
+    assert_right(file, result, [({"M": 4, "N": 20}, "normal"), ({"M": 3, "N": 65}, "transposed")])

@@ -123,7 +123,7 @@ def _attempt(fwd: Forward, args: tuple, kwargs: dict, schedule: str | None, conf
     hosts = {site.host.name: site.host for site in sites}
     renamed = {name: f"{name}_autograd" for name in hosts if name != fwd.stub_name}
     copies = [
-        stub_text(fwd.source, f, sites, renamed, fwd.grads if f is stub else ())
+        stub_text(fwd, f, sites, renamed, fwd.grads if f is stub else ())
         for f in {**hosts, stub.name: stub}.values()
     ]
     configs = [

@@ -47,7 +47,7 @@ ATTACKS = [
                 "tl.store(dx_ptr + i, tl.where(tl.abs(dy) < 1e-2, 0.0, dy) * tl.load(s_ptr), mask=i < N)",
             ),
         ),
-        "not_linear: the gradient of x",
+        "not_linear: the gradient of \\S+|gradient of x is wrong",
     ),
     Attack(
         "rounded to a grid",

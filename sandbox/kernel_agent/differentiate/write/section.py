@@ -13,7 +13,9 @@ import copy
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 
+from ...forward import Forward
 from ..ir.nodes import Node
 from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name
@@ -425,11 +427,27 @@ def heuristic_text(site: Site, name: str) -> str:
     return ast.unparse(Inline().visit(copy.deepcopy(rule.body)))
 
 
+def kept_decorators(fwd: Forward, host: ast.FunctionDef) -> list[str]:
+    """Source of the user's own decorators: what they do to arguments is a part of the forward. Not those of
+    torch (no_grad, compile), which are about how it is run, nor the marker."""
+    kept = []
+    for decorator in host.decorator_list:
+        root: ast.expr = decorator
+        while isinstance(root, (ast.Call, ast.Attribute)):
+            root = root.func if isinstance(root, ast.Call) else root.value
+        value = vars(fwd.module).get(root.id) if isinstance(root, ast.Name) else None
+        home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") or ""
+        if home.partition(".")[0] not in ("torch", "kernel_agent"):
+            kept.append(_segment(fwd.source, decorator))
+    return kept
+
+
 def stub_text(
-    source: str, stub: ast.FunctionDef, sites: list[Site], renamed: dict[str, str], owned: Sequence[str]
+    fwd: Forward, stub: ast.FunctionDef, sites: list[Site], renamed: dict[str, str], owned: Sequence[str]
 ) -> str:
     """A copy of a host function, NAME_autograd, its launches made through their Functions. Parameters that
     are `owned` come to have memory of their own."""
+    source = fwd.source
     lines = source.splitlines()
     edits: list[tuple[ast.AST, str]] = []
     for site in sites:
@@ -476,7 +494,7 @@ def stub_text(
     opening = [f"{name} = own({name})" for name in owned] + ["pointed = {}"] * bool(taken)
     for line in reversed(opening):
         body.insert(first.lineno - 1 - start, " " * first.col_offset + line)
-    return "\n".join(["", *body]) + "\n"
+    return "\n".join(["", *(f"@{text}" for text in kept_decorators(fwd, stub)), *body]) + "\n"
 
 
 def _taking(function: ast.FunctionDef, lines: set[int]) -> list[tuple[ast.Call, ast.expr]]:
