@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import triton
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import draw, interpret, tensors, vocabulary
 from .flow import Flow
@@ -22,6 +21,7 @@ from .forward import Launch
 from .fresh_memory import poison
 from .guards import Guards
 from .launches import benchmarking
+from .modes import Mode
 from .source import words
 
 _ALLOCATIONS = frozenset(
@@ -58,7 +58,7 @@ _FILLED = frozenset(
 )
 
 
-class Poison(TorchDispatchMode):
+class Poison(Mode):
     """Fills fresh uninitialised memory, and counts torch operations on floating tensors in the phase
     `counting`.
 

@@ -37,7 +37,6 @@ _IDLE_MS = 20
 _GROWTH_MAX_KB = 512 * 1024
 _PRELOADED = (
     "numpy", "numpy.random", "random", "tempfile", "torch", "torch.autograd",
-    "torch._dynamo",  # at the first saved-tensor hook or dispatch mode: over a second in every child
     "torch._subclasses.schema_check_mode",  # at the first dispatch mode
     "triton", "triton.language", "triton.runtime.interpreter", "kernel_agent.child", "kernel_agent.compiled",
     "kernel_agent.operations.inspect", "kernel_agent.operations.oracle", "kernel_agent.operations.candidate",
@@ -85,6 +84,8 @@ def _keep_bytecode() -> None:
 
 
 def _preload() -> None:
+    """Import what children need, and what torch imports only when it is first used: in some versions its
+    compiler at the first dispatch mode, a second in every child."""
     for name in _PRELOADED:
         try:
             importlib.import_module(name)
@@ -92,6 +93,12 @@ def _preload() -> None:
             if exc.name is None or not exc.name.startswith(("kernel_agent.", "torch._")):
                 # An operation may be missing from this installation, or what is torch's own; torch may not.
                 raise
+    import torch
+
+    from .modes import Idle
+
+    with Idle(), torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        torch.ones(1)
 
 
 def _warm_compiler() -> None:

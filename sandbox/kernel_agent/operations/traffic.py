@@ -8,14 +8,14 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import interpret
 from ..forward import Launch, launch_intercept
+from ..modes import Mode
 from ..source import words
 
 
-class Traffic(TorchDispatchMode):
+class Traffic(Mode):
     """Adds the bytes that torch operations read and write to a counter; views and allocations move none."""
 
     def __init__(self, counter: Counter) -> None:

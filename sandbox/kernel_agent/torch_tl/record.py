@@ -16,11 +16,12 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernel_agent.launches import benchmarking
+from kernel_agent.modes import Mode
 from kernel_agent.source import words
 
 UNINITIALISED = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
@@ -116,16 +117,11 @@ def written_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, An
             yield kwargs.get(formal.name) if formal.kwarg_only or at >= len(args) else args[at]
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(Mode):
     """Use as a context around the stub's call, with `on_launch` as the handler of its kernel launches.
 
     `inputs` are the tensors that the call starts from. After the call, `ref(output)` names what it returned.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here, and torch would import all of its compiler (seconds) to be sure."""
-        return False
 
     def __init__(self, file: str, inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()

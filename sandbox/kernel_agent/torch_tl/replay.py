@@ -11,9 +11,9 @@ import math
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from kernel_agent.modes import Mode
 from kernel_agent.torch_tl.handles import EXACT, KernelError
 from kernel_agent.torch_tl.kinks import Kinks
 from kernel_agent.torch_tl.launch import DescriptorArg, Launch, TensorArg, run_launch
@@ -238,7 +238,7 @@ class Replay:
         return value
 
 
-class Masked(TorchDispatchMode):
+class Masked(Mode):
     """In a backward: zero times anything is zero, and so is zero divided by anything.
 
     What a mask discards has the upstream gradient zero, and no part in any gradient, whatever is computed in
