@@ -9,6 +9,7 @@
 #include "agent/app/asked.h"
 #include "agent/core/fields.h"
 #include "agent/core/shapes.h"
+#include "agent/disk/modules.h"
 #include "agent/io/loop.h"
 #include "agent/io/signals.h"
 #include "agent/ops/op.h"
@@ -48,6 +49,7 @@ static void tools_close(struct tools *tools)
 
 /* ---- one operation: inspect, differentiate */
 
+#define SOURCE_MAX ((size_t)4 << 20)
 #define DOCUMENT (JSON_INDENT(2) | JSON_REAL_PRECISION(6))
 #define LINE (JSON_COMPACT | JSON_REAL_PRECISION(6)) /* one of many results: an object a line */
 
@@ -55,6 +57,7 @@ struct single {
     struct tools *tools;
     const char *command;
     const char *path, *file; /* as given, and resolved */
+    char *modules;           /* the user's, copied into a folder that does not stay; NULL: none */
     int exit_code;
     struct ka_op *op;
 };
@@ -134,6 +137,7 @@ static void start_differentiate(struct single *single, const json_t *inspect)
     struct ka_op_req request = {.operation = "differentiate",
                                 .file = single->file,
                                 .shown = single->path,
+                                .modules = single->modules,
                                 .settings = &single->tools->settings};
     json_t *extra = json_pack("{s:{s:o, s:i}, s:n, s:n}", "case", "dims",
                               trace_dims(&single->tools->settings, inspect), "seed", 0, "schedule", "config");
@@ -152,6 +156,21 @@ static void on_inspected(void *arg, const struct ka_op_result *result)
         on_single(arg, result);
 }
 
+/* `folder` is made, and the caller's to remove. */
+static int freeze_modules(struct single *single, char *folder, struct ka_err *err)
+{
+    KA_AUTO_BUF struct ka_buf source = {0};
+    KA_AUTO_FREE char *beside = ka_path_parent(single->file);
+    size_t count = 0;
+    if (!mkdtemp(folder))
+        return ka_fail(err, -errno, "%s: %s", folder, strerror(errno));
+    int rc = ka_file_read(single->file, SOURCE_MAX, &source, err);
+    if (rc == 0)
+        rc = ka_modules_freeze(ka_buf_str(&source), beside, folder, &count, err);
+    single->modules = count ? folder : NULL;
+    return rc;
+}
+
 static int run_single(struct tools *tools, const char *command, const char *path)
 {
     struct ka_err err;
@@ -160,13 +179,24 @@ static int run_single(struct tools *tools, const char *command, const char *path
     if (!real)
         return ka_show_problem(&err, 3);
     single.file = real;
+    char folder[] = "/tmp/kernel-agent-modules-XXXXXX";
+    int rc = freeze_modules(&single, folder, &err);
+    if (rc) {
+        ka_rmtree(folder, NULL);
+        return ka_show_problem(&err, 3);
+    }
     bool differentiate = strcmp(command, "differentiate") == 0;
-    struct ka_op_req request = {
-        .operation = "inspect", .file = real, .shown = path, .settings = &tools->settings};
+    struct ka_op_req request = {.operation = "inspect",
+                                .file = real,
+                                .shown = path,
+                                .modules = single.modules,
+                                .settings = &tools->settings};
     if (ka_op_start(&tools->app, &request, NULL, differentiate ? on_inspected : on_single, &single,
                     &single.op, &err))
-        return ka_show_problem(&err, single.exit_code);
-    ka_loop_run(tools->app.loop);
+        ka_show_problem(&err, single.exit_code);
+    else
+        ka_loop_run(tools->app.loop);
+    ka_rmtree(folder, NULL);
     return single.exit_code;
 }
 

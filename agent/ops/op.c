@@ -286,6 +286,8 @@ static char *request_text(const struct ka_op *op, const struct ka_op_req *req, j
                                      op->nonce, "file", op->file, "device", device, "target",
                                      settings->target, "dtype", settings->dtype[0] ? settings->dtype : NULL,
                                      "compiled", op->app->cache ? ka_cache_folder(op->app->cache) : NULL));
+    if (req->modules)
+        json_object_set_new(request, "modules", json_string(req->modules));
     if (strcmp(op->operation, "oracle") == 0 && strcmp(device, "cuda") == 0)
         set_budget(request);
     return json_dumps(request, JSON_COMPACT);
@@ -315,10 +317,12 @@ int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, 
     op->arg = arg;
     snprintf(op->nonce, sizeof(op->nonce), "%016" PRIx64 "%016" PRIx64, ka_random_u64(), ka_random_u64());
     KA_AUTO_FREE char *text = request_text(op, req, extra);
-    const char *readable[3] = {op->file};
+    const char *readable[4] = {op->file};
     size_t readable_count = 1;
     if (app->cache)
         readable[readable_count++] = ka_cache_folder(app->cache);
+    if (req->modules)
+        readable[readable_count++] = req->modules;
     if (req->tool)
         readable[readable_count++] = req->tool;
     struct ka_child_req request = {

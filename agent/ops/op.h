@@ -31,6 +31,7 @@ struct ka_op_req {
     const char *operation;
     const char *file;                   /* what the child reads */
     const char *shown;                  /* what people are told it is called; NULL: the same */
+    const char *modules;                /* folder with the user's own modules; NULL: none */
     const char *tool;                   /* a program outside the package that the child may run; NULL: none */
     const struct ka_settings *settings; /* where it runs, and how long it may; read during the call */
 };

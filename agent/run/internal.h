@@ -70,6 +70,7 @@ struct ka_run {
     char *name;         /* file name without .py */
     char *forward;      /* text of the user's file when the run began */
     char *work_forward; /* path of the copy that children read */
+    char *modules;      /* folder with copies of the user's modules that it imports; NULL: of none */
 
     json_t *inspect;   /* result of the operation inspect; NULL before */
     json_t *shapes;    /* what is checked, see agent/core/plan.h; NULL before */

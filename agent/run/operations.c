@@ -132,6 +132,7 @@ static int start(struct ka_run_child *child, struct ka_err *err)
     struct ka_op_req request = {.operation = child->operation,
                                 .file = child->file,
                                 .shown = run->file,
+                                .modules = run->modules,
                                 .tool = sanitizes ? run->settings.sanitizer : NULL,
                                 .settings = &run->settings};
     return ka_op_start(run->app, &request, json_copy(child->extra), on_op, child, &child->op, err);

@@ -11,9 +11,11 @@
 
 #include "agent/core/compose.h"
 #include "agent/core/fields.h"
+#include "agent/disk/modules.h"
 #include "agent/ops/compile.h"
 #include "base/files.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "base/marker.h"
 #include "commands.h"
 #include "events.h"
@@ -139,6 +141,24 @@ static struct ka_job_limits limits_of(const struct ka_settings *settings)
     };
 }
 
+static void find_modules(struct ka_run *run)
+{
+    KA_AUTO_FREE char *modules = ka_path_join(run->dir, "modules");
+    run->modules = ka_path_real(modules, NULL); /* none: nothing was imported */
+}
+
+static int freeze_modules(struct ka_run *run, struct ka_err *err)
+{
+    KA_AUTO_FREE char *folder = ka_path_parent(run->file), *modules = ka_path_join(run->dir, "modules");
+    size_t count;
+    int rc = ka_modules_freeze(run->forward, folder, modules, &count, err);
+    if (rc == 0 && count)
+        ka_log(KA_LOG_INFO, "%s: %zu modules of the file's folder are imported: copied into the run",
+               run->name, count);
+    find_modules(run);
+    return rc;
+}
+
 /* What a later process must know to go on. */
 static int save_start(struct ka_run *run, struct ka_err *err)
 {
@@ -214,7 +234,9 @@ int ka_run_start(struct ka_app *app, const struct ka_run_req *req, struct ka_run
         limits.use_differentiator = true; /* the draft turn then takes the backward of the file */
     }
     ka_job_init(&run->job, &limits);
-    rc = save_start(run, err);
+    rc = freeze_modules(run, err);
+    if (rc == 0)
+        rc = save_start(run, err);
     if (rc)
         goto fail;
     begin(run);
@@ -308,6 +330,7 @@ int ka_run_resume(struct ka_app *app, const struct ka_settings *settings, const 
     run->name = base_name(run->file);
     run->work_forward = ka_path_join(run->dir, "forward.py");
     rc = check_same(run, start, err);
+    find_modules(run);
     if (rc == 0)
         rc = ka_state_load_job(run->state, &run->job, err);
     if (rc == 0)
@@ -385,6 +408,7 @@ void ka_run_free(struct ka_run *run)
     free(run->name);
     free(run->forward);
     free(run->work_forward);
+    free(run->modules);
     free(run->pair_path);
     free(run->given);
     free(run->waiting_for);

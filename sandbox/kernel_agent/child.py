@@ -29,6 +29,8 @@ _OPERATIONS = {
 }
 _COMPILING = ("candidate", "differentiate", "facts", "oracle")
 _NEEDED = ("torch", "triton", "numpy")
+_HERE = str(Path(__file__).parents[1])
+_STARTED_IN = os.getcwd()
 
 
 def main(argv: list[str]) -> int:
@@ -68,9 +70,18 @@ def _apart(request: dict[str, Any], scratch: Path, asked: dict[str, Any]) -> dic
     return dict(result)
 
 
+def _find_modules(folder: str | None) -> None:
+    """The user's modules are found in their copies, behind all that is installed, and not in the folder in
+    which the program was started: nothing there may be read."""
+    sys.path[:] = [path for path in sys.path if path == _HERE or path not in ("", _STARTED_IN)]
+    if folder:
+        sys.path.append(folder)
+
+
 def _run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     """The operation, and what it took from the shared cache of compiled kernels or misses there."""
     operation = _operation(request)
+    _find_modules(request.get("modules"))
     if request["op"] not in _COMPILING:
         return operation(request, scratch)
     compiled = importlib.import_module("kernel_agent.compiled")

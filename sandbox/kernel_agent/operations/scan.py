@@ -567,7 +567,8 @@ class _Scanner:
         if broken is None:
             return
         rule, message = broken
-        if rule in ("torch_math", "autograd") and self._is_stubs_own(node):
+        users = rule == "import" and path is not None and path.split(".")[0] not in closed.MODULES
+        if (users or rule in ("torch_math", "autograd")) and self._is_stubs_own(node):
             return
         if self.own is not None and node in self.forward_side and rule != "forbidden":
             return

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import ast
 import builtins
+import inspect
 import operator
+import textwrap
 from dataclasses import replace
 from itertools import islice
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ..ir import address_tables
@@ -52,7 +54,7 @@ class Builder:
     def __init__(
         self,
         source: ast.FunctionDef,
-        module: ModuleType,
+        module: ModuleType | SimpleNamespace,
         functions: dict[str, ast.FunctionDef],
         args: dict[str, Arg],
     ):
@@ -471,6 +473,8 @@ class Builder:
             value = vars(self.module)[node.id]
             if hasattr(value, "value") and type(value).__name__ == "constexpr":
                 value = value.value
+            if isinstance(value, (int, float)) and isinstance(self.module, SimpleNamespace):
+                return value  # the generated code has no such name
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 dtype = "float32" if isinstance(value, float) else "int32"
                 attrs = {"name": node.id, "value": value, "global": True}
@@ -626,10 +630,36 @@ class Builder:
         if method:
             return language.method(self, owner, node.func.attr, args, keywords)  # type: ignore[attr-defined]
         helper = self.functions.get(getattr(function, "__name__", "")) if is_helper(function) else None
-        if helper is not None:
+        if helper is not None and self._is_ours(function):
             return self.inline(helper, args, keywords)
         self.g.line = node.lineno
+        if is_helper(function) and getattr(function, "__name__", "") not in language.USER_RULES:
+            return self.inline_imported(function, args, keywords)
         return language.call(self, function, ast.unparse(node.func), args, keywords)
+
+    def _is_ours(self, function: Any) -> bool:
+        """Whether a helper is one of the kernel's own file, and no namesake of one."""
+        home = function.fn.__globals__.get("__name__")
+        return isinstance(self.module, ModuleType) and home == vars(self.module).get("__name__")
+
+    def inline_imported(self, function: Any, args: list, keywords: dict) -> Any:
+        """The same of a helper from another module, whose names are that module's. Refusals name its line
+        there, and what comes of it stands on the line of the call."""
+        plain = function.fn
+        outer, line = self.module, self.g.line
+        try:
+            helper = ast.parse(textwrap.dedent(inspect.getsource(plain))).body[0]
+        except (OSError, SyntaxError, TypeError):
+            raise Refusal("call", f"`{function.__name__}` has no source that can be read") from None
+        assert isinstance(helper, ast.FunctionDef)
+        for node in ast.walk(helper):
+            if hasattr(node, "lineno"):
+                node.lineno = node.end_lineno = line  # type: ignore[attr-defined]
+        self.module = SimpleNamespace(**plain.__globals__)
+        try:
+            return self.inline(helper, args, keywords)
+        finally:
+            self.module = outer
 
     def inline(self, helper: ast.FunctionDef, args: list, keywords: dict) -> Any:
         """Interpret a helper's body in its own scope."""

@@ -1,0 +1,91 @@
+"""Modules beside a forward file: copied into the run, read there, differentiated with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from conftest import Agent
+
+FORWARD = """import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+from helpers import blocks
+from parts import squared
+
+
+@triton.jit
+def square_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n, other=0.0)
+    tl.store(y_ptr + at, squared(x), mask=at < n)
+
+
+@autodiff(inputs_require_grad=(0,))
+def square(x):
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    square_kernel[(blocks(x.numel(), 32),)](x, y, x.numel(), BLOCK=32)
+    return y
+
+
+SWEEP = [{"M": 4, "N": 20}]
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return (torch.randn(dims["M"], dims["N"], device=device, dtype=dtype),)
+"""
+HELPERS = "import triton\n\n\ndef blocks(n, block):\n    return triton.cdiv(n, block)\n"
+PARTS = "from .functions import squared\n"
+FUNCTIONS = """import triton
+import triton.language as tl
+
+GAIN: tl.constexpr = tl.constexpr(3.0)
+
+
+@triton.jit
+def scaled(x):
+    return x * GAIN
+
+
+@triton.jit
+def squared(x):
+    return x * scaled(x)
+"""
+
+
+def written(folder: Path) -> Path:
+    (folder / "parts").mkdir()
+    (folder / "parts" / "__init__.py").write_text(PARTS)
+    (folder / "parts" / "functions.py").write_text(FUNCTIONS)
+    (folder / "helpers.py").write_text(HELPERS)
+    file = folder / "square.py"
+    file.write_text(FORWARD)
+    return file
+
+
+def test_modules_beside_the_file_are_imported_and_differentiated(agent: Agent, tmp_path: Path) -> None:
+    result = agent("--file-path", written(tmp_path), "--backend", "none", "--no-optimise", "--json")
+    assert result.code == 0, result.err
+    assert result.result["verdict"] == "verified"
+    copies = agent.run_dirs()[0] / "modules"
+    assert (copies / "helpers.py").read_text() == HELPERS
+    assert (copies / "parts" / "functions.py").read_text() == FUNCTIONS
+
+
+def test_inspect_and_differentiate_find_them_too(agent: Agent, tmp_path: Path) -> None:
+    file = written(tmp_path)
+    for command in ("inspect", "differentiate"):
+        result = agent(command, file)
+        assert result.code == 0, result.err
+
+
+def test_module_that_is_missing_is_named_with_its_line(agent: Agent, tmp_path: Path) -> None:
+    file = written(tmp_path)
+    (tmp_path / "helpers.py").unlink()
+    result = agent("inspect", file)
+    assert result.code == 3
+    assert (
+        "square.py:5: the file cannot be imported: ModuleNotFoundError: No module named 'helpers'"
+        in result.err
+    )

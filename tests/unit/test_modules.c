@@ -1,0 +1,138 @@
+/* Which of the modules beside a forward file go into its run. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "agent/disk/modules.h"
+#include "base/files.h"
+
+static char root[64];
+
+static int set_up(void **state)
+{
+    (void)state;
+    snprintf(root, sizeof(root), "/tmp/ka-test-modules-XXXXXX");
+    return mkdtemp(root) ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    return ka_rmtree(root, NULL);
+}
+
+static void put(const char *name, const char *text)
+{
+    char *path = ka_path_join(root, name), *folder = ka_path_parent(path);
+    assert_int_equal(ka_mkdirs(folder, NULL), 0);
+    assert_int_equal(ka_file_put(path, text, strlen(text), NULL), 0);
+    free(folder);
+    free(path);
+}
+
+static bool is_frozen(const char *name)
+{
+    char *copies = ka_path_join(root, "run/modules"), *path = ka_path_join(copies, name);
+    bool there = access(path, R_OK) == 0;
+    free(copies);
+    free(path);
+    return there;
+}
+
+static size_t freeze(const char *source)
+{
+    char *into = ka_path_join(root, "run/modules");
+    struct ka_err err = {{0}};
+    size_t count = 99;
+    assert_int_equal(ka_modules_freeze(source, root, into, &count, &err), 0);
+    free(into);
+    return count;
+}
+
+static void modules__every_spelling_of_an_import__is_found(void **state)
+{
+    (void)state;
+    put("one.py", "");
+    put("two.py", "");
+    put("three.py", "");
+    put("four.py", "");
+    put("five.py", "");
+    put("never.py", "");
+    assert_int_equal(freeze("import torch, one as first, two\n"
+                            "from three import (a,\n    b)\n"
+                            "def f():\n\timport four # here\n"
+                            "important = five\nfrom five.six import x\n"
+                            "# import never\n"),
+                     5);
+    assert_true(is_frozen("one.py") && is_frozen("two.py") && is_frozen("three.py") && is_frozen("four.py"));
+    assert_true(is_frozen("five.py") && !is_frozen("never.py"));
+}
+
+static void modules__what_they_import__comes_along_and_circles_end(void **state)
+{
+    (void)state;
+    put("a.py", "import b\n");
+    put("b.py", "import a\nfrom pack.inner import x\n");
+    put("pack/__init__.py", "");
+    put("pack/inner/deep.py", "import c\n");
+    put("pack/inner/data.bin", "no module");
+    put("pack/__pycache__/old.py", "");
+    put("c.py", "");
+    assert_int_equal(freeze("import a\n"), 5);
+    assert_true(is_frozen("pack/inner/deep.py") && is_frozen("c.py"));
+    assert_false(is_frozen("pack/inner/data.bin") || is_frozen("pack/__pycache__/old.py"));
+}
+
+static void modules__nothing_of_the_folder__makes_no_folder(void **state)
+{
+    (void)state;
+    put("other.py", "");
+    assert_int_equal(freeze("import torch\nfrom triton import language\nimport ..other\n"), 0);
+    assert_false(is_frozen(""));
+}
+
+static void modules__links__are_not_followed(void **state)
+{
+    (void)state;
+    char *link = ka_path_join(root, "secret.py");
+    assert_int_equal(symlink("/etc/passwd", link), 0);
+    assert_int_equal(freeze("import secret\n"), 0);
+    free(link);
+}
+
+static void modules__too_many__are_told(void **state)
+{
+    (void)state;
+    for (int i = 0; i <= KA_MODULES_MAX; i++) {
+        char name[40];
+        snprintf(name, sizeof(name), "many/m%d.py", i);
+        put(name, "");
+    }
+    char *into = ka_path_join(root, "run/modules");
+    struct ka_err err = {{0}};
+    size_t count;
+    assert_int_equal(ka_modules_freeze("import many\n", root, into, &count, &err), -EFBIG);
+    assert_non_null(strstr(err.msg, "more than 500 modules"));
+    free(into);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(modules__every_spelling_of_an_import__is_found, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(modules__what_they_import__comes_along_and_circles_end, set_up,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(modules__nothing_of_the_folder__makes_no_folder, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(modules__links__are_not_followed, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(modules__too_many__are_told, set_up, tear_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
