@@ -358,3 +358,21 @@ def test_own_module__settings_and_tests__pass():
     text = "import sys, os\n" + OWN + "\n\ntorch.backends.cuda.matmul.allow_tf32 = False\n"
     text += "os.environ['A'] = 'b'\nsys.path.insert(0, '.')\n\nif __name__ == '__main__':\n    sys.exit(0)\n"
     assert rejected(text) == set()
+
+
+HELPED = SCALE_PAIR.replace("triton.cdiv(x.numel(), 16)", "helpers.blocks(x.numel())").replace(
+    "import triton\n", "import triton\nimport helpers\n", 1
+)
+WRITTEN_OUT = """    y = torch.empty_like(x)
+    Scale.launch((helpers.blocks(x.numel()),))
+"""
+
+
+def test_module_of_the_users__is_named_where_the_stub_names_it__and_not_in_the_backward():
+    entry = HELPED.index("def scale_autograd")
+    body = HELPED.index("\n", entry) + 1
+    assert not rejected(HELPED[:body] + WRITTEN_OUT + HELPED[body:])
+    other = WRITTEN_OUT.replace("helpers.blocks(", "helpers.gradient(")
+    assert {rule for rule, _ in rejected(HELPED[:body] + other + HELPED[body:])} == {"import"}
+    in_backward = HELPED.replace("d_y = d_y.contiguous()", "d_y = helpers.blocks(d_y)")
+    assert rejected(in_backward) == {("import", "d_y = helpers.blocks(d_y)")}
