@@ -5,6 +5,8 @@
 
 #include "agent/disk/modules.h"
 
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     char *source = ka_calloc(size + 1, 1);
