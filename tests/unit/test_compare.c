@@ -257,32 +257,39 @@ static void compare__terms_that_overflow_in_float16__may_where_eager_s_do(void *
     }
 }
 
+/* `p->got` against `p->want`, where inputs moved by rounding give `factor` times that. */
+static struct ka_diff compare_moved(struct pair *p, double factor, bool coarse)
+{
+    double moved[COUNT];
+    for (size_t i = 0; i < COUNT; i++)
+        moved[i] = factor * p->want[i];
+    struct ka_tensors *got = make_set("F32", "[50,40]", p->got, COUNT),
+                      *want = make_set("F64", "[50,40]", p->want, COUNT),
+                      *near = make_set("F64", "[50,40]", moved, COUNT);
+    struct ka_tolerance tol = ka_tolerance_of(KA_F32);
+    struct ka_diff diff;
+    if (coarse)
+        ka_tolerance_coarsen(&tol);
+    assert_int_equal(ka_tolerance_widen(&tol, ka_tensors_get(near, 0), ka_tensors_get(want, 0), NULL), 0);
+    assert_int_equal(
+        ka_compare(ka_tensors_get(got, 0), ka_tensors_get(want, 0), NULL, &tol, NULL, 0, &diff, NULL), 0);
+    ka_tensors_free(got);
+    ka_tensors_free(want);
+    ka_tensors_free(near);
+    free(p);
+    return diff;
+}
+
 static void compare__what_rounding_of_the_inputs_turns_over__proves_nothing(void **state)
 {
     (void)state;
     for (int coarse = 0; coarse < 2; coarse++) {
         struct pair *p = fresh();
-        double moved[COUNT];
-        for (size_t i = 0; i < COUNT; i++) {
-            moved[i] = 0.4 * p->want[i];
+        for (size_t i = 0; i < COUNT; i++)
             p->got[i] = -0.5 * p->want[i];
-        }
-        struct ka_tensors *got = make_set("F32", "[50,40]", p->got, COUNT),
-                          *want = make_set("F64", "[50,40]", p->want, COUNT),
-                          *near = make_set("F64", "[50,40]", moved, COUNT);
-        struct ka_tolerance tol = ka_tolerance_of(KA_F32);
-        struct ka_diff diff;
-        if (coarse)
-            ka_tolerance_coarsen(&tol);
-        assert_int_equal(ka_tolerance_widen(&tol, ka_tensors_get(near, 0), ka_tensors_get(want, 0), NULL), 0);
-        assert_int_equal(
-            ka_compare(ka_tensors_get(got, 0), ka_tensors_get(want, 0), NULL, &tol, NULL, 0, &diff, NULL), 0);
+        struct ka_diff diff = compare_moved(p, 0.4, coarse);
         assert_int_equal(diff.pass, coarse);
         assert_int_equal(diff.vacuous, coarse);
-        ka_tensors_free(got);
-        ka_tensors_free(want);
-        ka_tensors_free(near);
-        free(p);
     }
 }
 
@@ -647,26 +654,9 @@ static void compare__what_rounding_moves_by_much__may_be_off_by_more_where_it_is
     (void)state;
     for (int coarse = 0; coarse < 2; coarse++) {
         struct pair *p = fresh();
-        double moved[COUNT];
-        for (size_t i = 0; i < COUNT; i++) {
-            moved[i] = 1.4 * p->want[i];
+        for (size_t i = 0; i < COUNT; i++)
             p->got[i] = 1.15 * p->want[i];
-        }
-        struct ka_tensors *got = make_set("F32", "[50,40]", p->got, COUNT),
-                          *want = make_set("F64", "[50,40]", p->want, COUNT),
-                          *near = make_set("F64", "[50,40]", moved, COUNT);
-        struct ka_tolerance tol = ka_tolerance_of(KA_F32);
-        struct ka_diff diff;
-        if (coarse)
-            ka_tolerance_coarsen(&tol);
-        assert_int_equal(ka_tolerance_widen(&tol, ka_tensors_get(near, 0), ka_tensors_get(want, 0), NULL), 0);
-        assert_int_equal(
-            ka_compare(ka_tensors_get(got, 0), ka_tensors_get(want, 0), NULL, &tol, NULL, 0, &diff, NULL), 0);
-        assert_int_equal(diff.pass, coarse);
-        ka_tensors_free(got);
-        ka_tensors_free(want);
-        ka_tensors_free(near);
-        free(p);
+        assert_int_equal(compare_moved(p, 1.2, coarse).pass, coarse);
     }
 }
 
