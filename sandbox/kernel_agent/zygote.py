@@ -39,6 +39,7 @@ _PRELOADED = (
     "numpy", "numpy.random", "random", "tempfile", "torch", "torch.autograd",
     "torch._subclasses.schema_check_mode",  # at the first dispatch mode
     "triton", "triton.language", "triton.runtime.interpreter", "kernel_agent.child", "kernel_agent.compiled",
+    "kernel_agent.modes",
     "kernel_agent.operations.inspect", "kernel_agent.operations.oracle", "kernel_agent.operations.candidate",
     "kernel_agent.operations.scan", "kernel_agent.operations.facts", "kernel_agent.operations.sanitize",
     "kernel_agent.differentiate.operation",
@@ -93,12 +94,11 @@ def _preload() -> None:
             if exc.name is None or not exc.name.startswith(("kernel_agent.", "torch._")):
                 # An operation may be missing from this installation, or what is torch's own; torch may not.
                 raise
-    import torch
-
-    from .modes import Idle
-
-    with Idle(), torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
-        torch.ones(1)
+    modes = sys.modules.get("kernel_agent.modes")
+    if modes is not None:
+        torch = sys.modules["torch"]
+        with modes.Idle(), torch.autograd.graph.saved_tensors_hooks(lambda held: held, lambda held: held):
+            torch.ones(1)
 
 
 def _warm_compiler() -> None:
