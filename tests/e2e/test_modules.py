@@ -68,9 +68,12 @@ def test_modules_beside_the_file_are_imported_and_differentiated(agent: Agent, t
     result = agent("--file-path", written(tmp_path), "--backend", "none", "--no-optimise", "--json")
     assert result.code == 0, result.err
     assert result.result["verdict"] == "verified"
-    copies = agent.run_dirs()[0] / "modules"
+    folder = agent.run_dirs()[0]
+    copies = folder / "modules"
     assert (copies / "helpers.py").read_text() == HELPERS
     assert (copies / "parts" / "functions.py").read_text() == FUNCTIONS
+    (tmp_path / "helpers.py").write_text("raise RuntimeError\n")  # later runs of the pair have the copies
+    assert agent("verify", folder).code == 0
 
 
 def test_inspect_and_differentiate_find_them_too(agent: Agent, tmp_path: Path) -> None:
