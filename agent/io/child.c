@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/files.h"
+#include "base/log.h"
 #include "capture.h"
 #include "loop_uv.h"
 #include "work.h"
@@ -595,7 +596,11 @@ static bool has_memory(struct ka_children *cs)
         return true;
     }
     uint64_t now = uv_hrtime();
-    cs->low_since = cs->low_since ? cs->low_since : now;
+    if (!cs->low_since) {
+        cs->low_since = now;
+        ka_log(KA_LOG_WARN, "this machine's memory is used up: a child waits for some, %d s at most",
+               MEMORY_WAIT_MS / 1000);
+    }
     return now - cs->low_since > (uint64_t)MEMORY_WAIT_MS * 1000000;
 }
 
