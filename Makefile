@@ -47,13 +47,13 @@ demo: setup   ## set up, build, and complete examples/softmax.py with a verified
 
 test: setup   ## set up, build, and pass every test
 	@$(MAKE) --no-print-directory $(ALL_CPUS) all store
-	@$(MAKE) --no-print-directory $(ALL_CPUS) fuzz-build $(UNIT)
+	@$(MAKE) --no-print-directory $(ALL_CPUS) $(UNIT)
+	@$(MAKE) --no-print-directory $(ALL_CPUS) unit fuzz-build
 	@$(MAKE) --no-print-directory -j2 --output-sync=target beside-jail jail CHECKS=50
 	@$(MAKE) --no-print-directory pytest
 
 # The jail's tests mostly wait.
 beside-jail:
-	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory fuzz-quick FUZZ_SECONDS=2
 	@$(MAKE) --no-print-directory attacks ATTACKS='$(ATTACKS_SHORT)'
 	@$(MAKE) --no-print-directory pairs PAIRS='$(PAIRS_SHORT)'

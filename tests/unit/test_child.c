@@ -499,22 +499,6 @@ static void child__of_a_zygote__can_be_cancelled_while_it_waits(void **state)
     assert_int_equal(s.error, -ECANCELED);
 }
 
-static void child__whose_zygote_dies__is_reported_and_the_next_one_runs(void **state)
-{
-    struct fixture *f = need_zygotes(state);
-    struct seen first = {0}, lost = {0}, next = {0};
-    run_one(f, "true", &first);
-    start(f, "sleep 300", &lost, 20000);
-    for (int i = 0; i < 20 && !lost.calls; i++)
-        uv_run(ka_loop_uv(f->loop), UV_RUN_NOWAIT), usleep(20000);
-    kill_own_children();
-    run_until(f, &lost);
-    assert_int_equal(lost.error, -EIO);
-    run_one(f, "exit 5", &next);
-    assert_int_equal(next.error, 0);
-    assert_int_equal(next.exit_status, 5);
-}
-
 /* Until `parent` has so many children; the test's own deadlines end it otherwise. */
 static void wait_for_children(struct fixture *f, long parent, size_t count)
 {
@@ -524,11 +508,44 @@ static void wait_for_children(struct fixture *f, long parent, size_t count)
     assert_int_equal(children_of(parent, pids), count);
 }
 
+/* A zygote that sleeps has said what it had to say of the child that it forked; then we have heard it. */
+static void wait_until_told(struct fixture *f, long zygote)
+{
+    char path[64], name[64], state = 'R';
+    snprintf(path, sizeof(path), "/proc/%ld/stat", zygote);
+    for (int i = 0; i < 1000 && state != 'S'; i++) {
+        FILE *stat = fopen(path, "r");
+        assert_non_null(stat);
+        assert_int_equal(fscanf(stat, "%*d %63s %c", name, &state), 2);
+        fclose(stat);
+        usleep(20000);
+    }
+    assert_int_equal(state, 'S');
+    for (int i = 0; i < 10; i++)
+        uv_run(ka_loop_uv(f->loop), UV_RUN_NOWAIT);
+}
+
 /* Below a user namespace its supervisor is between us and it. */
 static long own_zygote(void)
 {
     long below = only_child(getpid());
     return geteuid() == 0 ? below : only_child(below);
+}
+
+static void child__whose_zygote_dies__is_reported_and_the_next_one_runs(void **state)
+{
+    struct fixture *f = need_zygotes(state);
+    struct seen first = {0}, lost = {0}, next = {0};
+    run_one(f, "true", &first);
+    start(f, "sleep 300", &lost, 20000);
+    wait_for_children(f, own_zygote(), 2); /* its twin is one */
+    wait_until_told(f, own_zygote());
+    kill_own_children();
+    run_until(f, &lost);
+    assert_int_equal(lost.error, -EIO);
+    run_one(f, "exit 5", &next);
+    assert_int_equal(next.error, 0);
+    assert_int_equal(next.exit_status, 5);
 }
 
 /* What a child of one zygote does is not seen by the children of the other: they have no parent in common
@@ -558,6 +575,7 @@ static void child__whose_twin_dies__is_reported_and_the_next_one_runs(void **sta
     start_as(f, KA_CHILD_CANDIDATE, "sleep 300", &lost, 60000);
     long twin = only_child(own_zygote());
     wait_for_children(f, twin, 1);
+    wait_until_told(f, twin);
     assert_int_equal(kill((pid_t)twin, SIGKILL), 0);
     run_until(f, &lost);
     assert_int_equal(lost.error, -EIO);
