@@ -129,7 +129,7 @@ def dtype_text(dtype: str, tl: str) -> str:
 
 def is_helper(function: Any) -> bool:
     module = getattr(function, "__module__", "") or ""
-    return hasattr(function, "fn") and not module.startswith("triton.")
+    return hasattr(function, "fn") and module.partition(".")[0] != "triton"
 
 
 def offset_name(name: str) -> str:

@@ -633,8 +633,9 @@ class Builder:
         if helper is not None and self._is_ours(function):
             return self.inline(helper, args, keywords)
         self.g.line = node.lineno
-        if is_helper(function) and getattr(function, "__name__", "") not in language.USER_RULES:
-            return self.inline_imported(function, args, keywords)
+        imported = self._source_of(function, node.lineno)
+        if imported is not None:
+            return self.inline_imported(function, imported, args, keywords)
         return language.call(self, function, ast.unparse(node.func), args, keywords)
 
     def _is_ours(self, function: Any) -> bool:
@@ -642,20 +643,24 @@ class Builder:
         home = function.fn.__globals__.get("__name__")
         return isinstance(self.module, ModuleType) and home == vars(self.module).get("__name__")
 
-    def inline_imported(self, function: Any, args: list, keywords: dict) -> Any:
-        """The same of a helper from another module, whose names are that module's. Refusals name its line
-        there, and what comes of it stands on the line of the call."""
-        plain = function.fn
-        outer, line = self.module, self.g.line
+    def _source_of(self, function: Any, line: int) -> ast.FunctionDef | None:
+        """A helper from another module, as if it stood on the line of its call; None for what is none, has a
+        rule of its own, or no source that can be read."""
+        if not is_helper(function) or getattr(function, "__name__", "") in language.USER_RULES:
+            return None
         try:
-            helper = ast.parse(textwrap.dedent(inspect.getsource(plain))).body[0]
+            helper = ast.parse(textwrap.dedent(inspect.getsource(function.fn))).body[0]
         except (OSError, SyntaxError, TypeError):
-            raise Refusal("call", f"`{function.__name__}` has no source that can be read") from None
-        assert isinstance(helper, ast.FunctionDef)
+            return None
         for node in ast.walk(helper):
             if hasattr(node, "lineno"):
                 node.lineno = node.end_lineno = line  # type: ignore[attr-defined]
-        self.module = SimpleNamespace(**plain.__globals__)
+        return helper if isinstance(helper, ast.FunctionDef) else None
+
+    def inline_imported(self, function: Any, helper: ast.FunctionDef, args: list, keywords: dict) -> Any:
+        """The same as inline(), in the other module, whose names are the helper's."""
+        outer = self.module
+        self.module = SimpleNamespace(**function.fn.__globals__)
         try:
             return self.inline(helper, args, keywords)
         finally:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 
 from ...forward import Forward
+from ...source import autodiff_names
 from ..ir.nodes import Node
 from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name
@@ -437,7 +438,8 @@ def kept_decorators(fwd: Forward, host: ast.FunctionDef) -> list[str]:
             root = root.func if isinstance(root, ast.Call) else root.value
         value = vars(fwd.module).get(root.id) if isinstance(root, ast.Name) else None
         home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") or ""
-        if home.partition(".")[0] not in ("torch", "kernel_agent"):
+        marks = isinstance(root, ast.Name) and root.id in autodiff_names(fwd.tree)
+        if not marks and home.partition(".")[0] not in ("torch", "kernel_agent"):
             kept.append(_segment(fwd.source, decorator))
     return kept
 
