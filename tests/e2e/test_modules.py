@@ -38,9 +38,10 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 HELPERS = "import triton\n\n\ndef blocks(n, block):\n    return triton.cdiv(n, block)\n"
 PARTS = "from .functions import squared\n"
 FUNCTIONS = """import triton
-import triton.language as tl
+import triton.language as language
+from triton.language.extra.libdevice import tanh as bounded
 
-GAIN: tl.constexpr = tl.constexpr(3.0)
+GAIN: language.constexpr = language.constexpr(3.0)
 
 
 @triton.jit
@@ -50,7 +51,7 @@ def scaled(x):
 
 @triton.jit
 def squared(x):
-    return x * scaled(x)
+    return scaled(x) * language.sigmoid(x) + bounded(x) + language.exp(x)
 """
 
 

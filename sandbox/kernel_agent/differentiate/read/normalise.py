@@ -18,6 +18,8 @@ from itertools import islice
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import triton.language as tl
+
 from ..ir import address_tables
 from ..ir.folding import COMPARE
 from ..ir.graph import Graph, broadcast_shape, int_dtype, promote
@@ -636,7 +638,16 @@ class Builder:
         imported = self._source_of(function, node.lineno)
         if imported is not None:
             return self.inline_imported(function, imported, args, keywords)
-        return language.call(self, function, ast.unparse(node.func), args, keywords)
+        return language.call(self, function, self._text_of(function, node.func), args, keywords)
+
+    def _text_of(self, function: Any, spelled: ast.expr) -> str:
+        """How the generated code, which stands in the kernel's own file, calls a function of Triton."""
+        name, home = getattr(function, "__name__", ""), getattr(function, "__module__", "") or ""
+        if isinstance(self.module, ModuleType) or not home.startswith("triton.language"):
+            return ast.unparse(spelled)
+        if home.startswith("triton.language.extra."):
+            return f"{self.tl}.extra.libdevice.{name}"
+        return f"{self.tl}.{name}" if hasattr(tl, name) else f"{self.tl}.math.{name}"
 
     def _is_ours(self, function: Any) -> bool:
         """Whether a helper is one of the kernel's own file, and no namesake of one."""
