@@ -134,7 +134,7 @@ static void start_item(struct batch *batch, struct item *item)
         rc = ka_run_start(&batch->app, &request, &item->run, &err);
     if (rc) {
         item->state = NEVER_STARTED;
-        item->exit_code = rc == -ENOENT ? 3 : 2;
+        item->exit_code = rc == -ENOENT || rc == -EFBIG ? 3 : 2;
         item->why = ka_strdup(err.msg);
         return;
     }

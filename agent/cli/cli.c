@@ -149,7 +149,7 @@ static int run_main(struct ka_opts *opts)
     int rc = start_or_resume(&one, &err);
     if (rc) {
         ka_signals_stop(one.signals);
-        code = ka_show_problem(&err, rc == -ENOENT && !opts->resume ? 3 : 2);
+        code = ka_show_problem(&err, (rc == -ENOENT || rc == -EFBIG) && !opts->resume ? 3 : 2);
     } else {
         ka_loop_run(one.app.loop);
         code = one.exit_code;

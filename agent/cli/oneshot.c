@@ -160,13 +160,12 @@ static void on_inspected(void *arg, const struct ka_op_result *result)
 static int freeze_modules(struct single *single, char *folder, struct ka_err *err)
 {
     KA_AUTO_BUF struct ka_buf source = {0};
-    KA_AUTO_FREE char *beside = ka_path_parent(single->file);
     size_t count = 0;
     if (!mkdtemp(folder))
         return ka_fail(err, -errno, "%s: %s", folder, strerror(errno));
     int rc = ka_file_read(single->file, SOURCE_MAX, &source, err);
     if (rc == 0)
-        rc = ka_modules_freeze(ka_buf_str(&source), beside, folder, &count, err);
+        rc = ka_modules_freeze(ka_buf_str(&source), single->file, folder, &count, err);
     single->modules = count ? folder : NULL;
     return rc;
 }

@@ -42,7 +42,8 @@ static int freeze_file(struct freezing *f, const char *name)
     f->bytes += text.len;
     if (f->count > KA_MODULES_MAX || f->bytes > KA_MODULES_BYTES)
         return ka_fail(f->err, -EFBIG,
-                       "%s: the file imports more than %d modules, or %zu MiB of them, from its folder",
+                       "%s: the file imports more than %d modules, or %zu MiB of them, from its folder; keep "
+                       "what its kernels need in a package of its own",
                        f->folder, KA_MODULES_MAX, KA_MODULES_BYTES >> 20);
     rc = ka_mkdirs(parent, f->err);
     if (rc == 0)
@@ -146,10 +147,12 @@ static int freeze_imports(struct freezing *f, const char *source)
     return 0;
 }
 
-int ka_modules_freeze(const char *source, const char *folder, const char *into, size_t *count,
+int ka_modules_freeze(const char *source, const char *file, const char *into, size_t *count,
                       struct ka_err *err)
 {
-    struct freezing f = {.folder = folder, .into = into, .err = err};
+    KA_AUTO_FREE char *folder = ka_path_parent(file), *state = ka_path_join(folder, "run.db");
+    KA_AUTO_FREE char *copies = ka_path_join(folder, "modules");
+    struct freezing f = {.folder = exists(state, S_IFREG) ? copies : folder, .into = into, .err = err};
     int rc = freeze_imports(&f, source);
     *count = f.count;
     return rc;

@@ -147,13 +147,11 @@ static void find_modules(struct ka_run *run)
     run->modules = ka_path_real(modules, NULL); /* none: nothing was imported */
 }
 
-/* Of a pair that an earlier run left, they lie in that run's folder. */
 static int freeze_modules(struct ka_run *run, struct ka_err *err)
 {
-    KA_AUTO_FREE char *folder = ka_path_parent(run->file), *modules = ka_path_join(run->dir, "modules");
-    KA_AUTO_FREE char *state = ka_path_join(folder, "run.db"), *kept = ka_path_join(folder, "modules");
+    KA_AUTO_FREE char *modules = ka_path_join(run->dir, "modules");
     size_t count;
-    int rc = ka_modules_freeze(run->forward, access(state, F_OK) == 0 ? kept : folder, modules, &count, err);
+    int rc = ka_modules_freeze(run->forward, run->file, modules, &count, err);
     if (rc == 0 && count)
         ka_log(KA_LOG_INFO, "%s: %zu modules of the file's folder are imported: copied into the run",
                run->name, count);

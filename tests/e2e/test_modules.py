@@ -84,6 +84,17 @@ def test_inspect_and_differentiate_find_them_too(agent: Agent, tmp_path: Path) -
         assert result.code == 0, result.err
 
 
+def test_too_many_modules_are_told_with_the_limit_and_a_remedy(agent: Agent, tmp_path: Path) -> None:
+    file = written(tmp_path)
+    for number in range(501):
+        (tmp_path / "parts" / f"module{number}.py").touch()
+    for command in (["--file-path", file, "--backend", "none"], ["inspect", file]):
+        result = agent(*command)
+        assert result.code == 3
+        assert "more than 500 modules" in result.err
+        assert "in a package of its own" in result.err
+
+
 def test_module_that_is_missing_is_named_with_its_line(agent: Agent, tmp_path: Path) -> None:
     file = written(tmp_path)
     (tmp_path / "helpers.py").unlink()

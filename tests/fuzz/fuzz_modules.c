@@ -13,7 +13,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct ka_err err;
     size_t count = 1;
     memcpy(source, data, size);
-    if (ka_modules_freeze(source, "/nowhere", "/nowhere/copies", &count, &err) || count)
+    if (ka_modules_freeze(source, "/nowhere/forward.py", "/nowhere/copies", &count, &err) || count)
         abort(); /* there is nothing to be found */
     free(source);
     return 0;

@@ -47,14 +47,20 @@ static bool is_frozen(const char *name)
     return there;
 }
 
-static size_t freeze(const char *source)
+static size_t freeze_of(const char *name, const char *source)
 {
-    char *into = ka_path_join(root, "run/modules");
+    char *into = ka_path_join(root, "run/modules"), *file = ka_path_join(root, name);
     struct ka_err err = {{0}};
     size_t count = 99;
-    assert_int_equal(ka_modules_freeze(source, root, into, &count, &err), 0);
+    assert_int_equal(ka_modules_freeze(source, file, into, &count, &err), 0);
     free(into);
+    free(file);
     return count;
+}
+
+static size_t freeze(const char *source)
+{
+    return freeze_of("forward.py", source);
 }
 
 static void modules__every_spelling_of_an_import__is_found(void **state)
@@ -116,12 +122,23 @@ static void modules__too_many__are_told(void **state)
         snprintf(name, sizeof(name), "many/m%d.py", i);
         put(name, "");
     }
-    char *into = ka_path_join(root, "run/modules");
+    char *into = ka_path_join(root, "run/modules"), *file = ka_path_join(root, "forward.py");
     struct ka_err err = {{0}};
     size_t count;
-    assert_int_equal(ka_modules_freeze("import many\n", root, into, &count, &err), -EFBIG);
+    assert_int_equal(ka_modules_freeze("import many\n", file, into, &count, &err), -EFBIG);
     assert_non_null(strstr(err.msg, "more than 500 modules"));
     free(into);
+    free(file);
+}
+
+static void modules__of_a_pair_in_a_run_s_folder__are_that_run_s(void **state)
+{
+    (void)state;
+    put("earlier/run.db", "");
+    put("earlier/helper.py", "");
+    put("earlier/modules/pack/__init__.py", "");
+    assert_int_equal(freeze_of("earlier/pair.py", "import pack, helper\n"), 1);
+    assert_true(is_frozen("pack/__init__.py"));
 }
 
 int main(void)
@@ -133,6 +150,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(modules__nothing_of_the_folder__makes_no_folder, set_up, tear_down),
         cmocka_unit_test_setup_teardown(modules__links__are_not_followed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(modules__too_many__are_told, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(modules__of_a_pair_in_a_run_s_folder__are_that_run_s, set_up,
+                                        tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
