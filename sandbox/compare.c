@@ -23,26 +23,17 @@ struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype)
         [KA_F64] = {.floor = 1e-10, .atol = 1e-7, .rtol = 1e-7, .local = 1e-9, .grain = 1e-11},
         [KA_F32] =
             {.floor = 1e-5, .atol = 1e-3, .rtol = 1e-3, .off_share = 1e-5, .local = 1e-4, .grain = 0x1p-21},
-        [KA_F16] = {.floor = 3e-4,
-                    .atol = 1e-2,
-                    .rtol = 1e-2,
-                    .off_few = 4,
-                    .off_share = 1e-3,
-                    .local = 1e-2,
-                    .grain = 0x1p-8},
-        [KA_BF16] = {.floor = 2.4e-3,
-                     .atol = 5e-2,
-                     .rtol = 5e-2,
-                     .off_few = 4,
-                     .off_share = 1e-3,
-                     .local = 8e-2,
-                     .grain = 0x1p-5},
+        [KA_F16] =
+            {.floor = 3e-4, .atol = 1e-2, .rtol = 1e-2, .off_share = 1e-3, .local = 1e-2, .grain = 0x1p-8},
+        [KA_BF16] =
+            {.floor = 2.4e-3, .atol = 5e-2, .rtol = 5e-2, .off_share = 1e-3, .local = 8e-2, .grain = 0x1p-5},
         [KA_BOOL] = {0}, /* and the other integers */
     };
     static const double cancelled[] = {
         [KA_F64] = 1e-9, [KA_F32] = 3e-5, [KA_F16] = 2e-3, [KA_BF16] = 6e-3, [KA_BOOL] = 0};
     struct ka_tolerance tol = tolerances[dtype];
     bool half = dtype == KA_F16 || dtype == KA_BF16;
+    tol.off_few = half ? 4 : 0;
     tol.few = half ? 1024 : 64;
     tol.units = dtype == KA_F16 ? 0x1p-8 : dtype == KA_BF16 ? 0x1p-5 : 0x1p-21;
     tol.cancelled = cancelled[dtype];

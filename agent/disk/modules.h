@@ -1,9 +1,9 @@
 /* The user's own modules that a forward file imports, found beside it and copied into the run: children read
  * the copies, so that a run sees one state of them from its first child to its last.
  *
- * What is imported is taken from the text (`import a, b.c as d`, `from a.b import c`): nothing is executed. A
- * module is NAME.py or the folder NAME with its .py files, in the folder of the forward file; of a pair that an
- * earlier run left in its folder, among that run's copies. Links are not followed. Blocking. */
+ * What is imported is taken from the text (`import a, b.c as d`, `from a.b import c`): nothing is executed.
+ * A module is NAME.py or the folder NAME with its .py files, in the folder of the forward file; of a pair
+ * that an earlier run left in its folder, among that run's copies. Links are not followed. Blocking. */
 #ifndef KA_MODULES_H
 #define KA_MODULES_H
 

@@ -95,7 +95,7 @@ def _preload() -> None:
                 # An operation may be missing from this installation, or what is torch's own; torch may not.
                 raise
     modes = sys.modules.get("kernel_agent.modes")
-    if modes is not None:
+    if modes is not None:  # part of this installation
         torch = sys.modules["torch"]
         with modes.Idle(), torch.autograd.graph.saved_tensors_hooks(lambda held: held, lambda held: held):
             torch.ones(1)

@@ -102,6 +102,7 @@ def test_result__has_every_field_of_the_protocol(
     assert ran.result["ok"], ran.output
     (made,) = ran.result["cases"]
     assert made["file"] == "case-3.safetensors"
+    assert made["bytes"] == (ran.scratch / made["file"]).stat().st_size
     assert made["inputs"] == [{"name": "x", "shape": [40], "dtype": "float32", "grad": True}]
     assert made["outputs"] == [
         {"index": 0, "kind": "tensor", "shape": [40], "dtype": "float32", "differentiable": True}

@@ -32,6 +32,7 @@ import json, os, sys
 from kernel_agent import zygote
 zygote._preload()
 state = {"unfit": zygote._unfit(), "cuda": sys.modules["torch"].cuda.is_initialized(), "new": {}, "ok": {}}
+state["compiler"] = "torch._dynamo" in sys.modules
 for scratch in sys.argv[1:]:
     reading, writing = os.pipe()
     if os.fork() == 0:
@@ -80,6 +81,11 @@ def state(tmp_path_factory):
 
 def test_preloaded_process__has_one_thread_and_no_gpu(state):
     assert state["unfit"] is None and state["cuda"] is False
+
+
+def test_preloaded_process__has_not_imported_torchs_compiler(state):
+    """More than a second of processor time, which dispatch modes cost that are not ours (modes.py)."""
+    assert state["compiler"] is False
 
 
 @pytest.mark.parametrize("op", [op for op, _, _ in REQUESTS])
