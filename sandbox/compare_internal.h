@@ -70,17 +70,9 @@ int ka_measure(const struct ka_triple *t, struct ka_measured *out, struct ka_err
 bool ka_local_judge(const struct ka_triple *t, const struct ka_tolerance *tol, const struct ka_measured *m,
                     size_t allowed, struct ka_diff *diff);
 
-/* ---- compare_threads.c */
-
-#define KA_PARTS_MAX 8
-
 /* Into how many parts work on `count` elements is split: 1 below a million of them, else as many as there are
- * processors for this process, at most KA_PARTS_MAX. */
+ * processors for this process, at most KA_THREADS_MAX. */
 size_t ka_parts_of(size_t count);
-
-/* Call work(arg, 0 .. parts-1), each from a thread of its own; returns when all have. Where a thread cannot
- * be had the caller's does its part. */
-void ka_parts_run(size_t parts, void (*work)(void *arg, size_t part), void *arg);
 
 /* ---- compare_patterns.c */
 

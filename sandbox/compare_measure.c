@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/threads.h"
 #include "compare_internal.h"
 
 #define TINY 1e-100
@@ -404,7 +405,7 @@ static double threshold_of(const struct ka_triple *t, const struct ka_measured *
 
 int ka_measure(const struct ka_triple *t, struct ka_measured *out, struct ka_err *err)
 {
-    struct part parts[KA_PARTS_MAX], all = {.t = t, .furthest = -1};
+    struct part parts[KA_THREADS_MAX], all = {.t = t, .furthest = -1};
     size_t blocks = t->want->count / BLOCK + (t->want->count % BLOCK != 0);
     size_t count = ka_parts_of(t->want->count);
     double(*excess)[2] = malloc((blocks ? blocks : 1) * sizeof(*excess));
@@ -420,7 +421,7 @@ int ka_measure(const struct ka_triple *t, struct ka_measured *out, struct ka_err
                                  .excess = excess,
                                  .first = blocks * i / count,
                                  .end = blocks * (i + 1) / count};
-    ka_parts_run(count, measure_part, parts);
+    ka_threads_run(count, measure_part, parts);
     for (size_t i = 0; i < count; i++)
         take_part(&all, &parts[i]);
     conclude(&all);
@@ -428,7 +429,7 @@ int ka_measure(const struct ka_triple *t, struct ka_measured *out, struct ka_err
         parts[i].rms = all.m.rms;
         parts[i].threshold = threshold_of(t, &all.m);
     }
-    ka_parts_run(count, count_part, parts);
+    ka_threads_run(count, count_part, parts);
     for (size_t i = 0; i < count; i++) {
         all.m.off += parts[i].m.off;
         all.m.base_off += parts[i].m.base_off;

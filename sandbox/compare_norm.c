@@ -2,12 +2,26 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/threads.h"
 #include "compare_internal.h"
+
+#define LARGE                                                                                                \
+    ((size_t)1 << 20) /* elements: a few milliseconds of work, against tens of microseconds for a thread */
+#define PART_MIN ((size_t)256 << 10) /* elements of one part */
+
+size_t ka_parts_of(size_t count)
+{
+    if (count < LARGE)
+        return 1;
+    size_t parts = ka_threads_usable(), most = count / PART_MIN;
+    parts = parts < most ? parts : most;
+    return parts < KA_THREADS_MAX ? parts : KA_THREADS_MAX;
+}
 
 struct work {
     const struct ka_term *terms;
     size_t count, parts, elements;
-    double squares[KA_PARTS_MAX], most[KA_PARTS_MAX];
+    double squares[KA_THREADS_MAX], most[KA_THREADS_MAX];
 };
 
 /* sum += factor * values; n is a multiple of LANES. */
@@ -60,7 +74,7 @@ double ka_norm_of(const struct ka_term *terms, size_t count, double *most)
     struct work work = {.terms = terms, .count = count, .elements = terms[0].tensor->count};
     double squares = 0, top = 0;
     work.parts = ka_parts_of(work.elements);
-    ka_parts_run(work.parts, fold_part, &work);
+    ka_threads_run(work.parts, fold_part, &work);
     for (size_t i = 0; i < work.parts; i++) {
         squares += work.squares[i];
         top = fmax(top, work.most[i]);

@@ -247,6 +247,71 @@ void ka_verdict_fail_whole(struct ka_verdict *v, const char *rule, const char *t
     f->text = copy_text(last ? "and more than are listed here" : text);
 }
 
+/* ---- parts ---- */
+
+struct ka_verdict *ka_verdict_part(const struct ka_verdict *v)
+{
+    struct ka_verdict *part = ka_verdict_new(NULL, 0);
+    for (size_t i = 0; i < v->grad_count; i++)
+        find_gradient(part, v->grads[i].name);
+    part->shapes = ka_calloc(v->shape_count, sizeof(*part->shapes));
+    part->shape_count = v->shape_count;
+    return part;
+}
+
+static void join_failures(struct shape *shape, struct shape *part)
+{
+    for (size_t i = 0; i < part->failure_count; i++)
+        *KA_APPEND(shape->failures, shape->failure_count) = part->failures[i];
+    part->failure_count = 0;
+}
+
+static void join_shape(struct ka_verdict *v, size_t at, struct ka_verdict *of)
+{
+    struct shape *shape = &v->shapes[at], *part = &of->shapes[at];
+    shape->cases += part->cases;
+    shape->cases_failed += part->cases_failed;
+    join_failures(shape, part);
+    if (part->skipped)
+        ka_verdict_skip(v, at, part->skipped);
+    for (size_t i = 0; i < part->worst_count; i++) {
+        struct gradient *g = find_gradient(v, of->grads[i].name);
+        struct worst *worst = worst_on(shape, (size_t)(g - v->grads));
+        if (part->worst[i].error > worst->error)
+            *worst = part->worst[i];
+    }
+}
+
+static void join_gradient(struct ka_verdict *v, const struct gradient *part)
+{
+    struct gradient *g = find_gradient(v, part->name);
+    g->judged += part->judged;
+    g->seen += part->seen;
+    g->noise += part->noise;
+    if (part->worst.error > g->worst.error) {
+        g->worst = part->worst;
+        g->worst_shape = part->worst_shape;
+    }
+    if (part->runs)
+        ka_verdict_repeated(v, g->name, part->runs, part->spread_abs, part->spread_of_limit);
+}
+
+void ka_verdict_join(struct ka_verdict *v, struct ka_verdict *part)
+{
+    for (size_t i = 0; i < part->case_count; i++)
+        *KA_APPEND(v->cases, v->case_count) = part->cases[i];
+    part->case_count = 0;
+    for (size_t i = 0; i < part->grad_count; i++)
+        join_gradient(v, &part->grads[i]);
+    for (size_t i = 0; i < part->shape_count; i++)
+        join_shape(v, i, part);
+    for (size_t i = 0; i < part->whole.failure_count; i++)
+        ka_verdict_fail_whole(v, part->whole.failures[i].rule, part->whole.failures[i].text);
+    for (size_t i = 0; i < ORDERED_MAX && part->ordered[i]; i++)
+        ka_verdict_ordered(v, part->ordered[i]);
+    ka_verdict_free(part);
+}
+
 /* ---- deciding ---- */
 
 static bool shape_passed(const struct shape *shape)

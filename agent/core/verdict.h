@@ -28,6 +28,12 @@ struct ka_verdict;
 struct ka_verdict *ka_verdict_new(const char *const *grads, size_t count);
 void ka_verdict_free(struct ka_verdict *v); /* NULL is fine */
 
+/* Cases may be judged at the same time, each telling a part of its own, which is then joined: what is joined in
+ * turn reads as if it had been told in turn. Of `v` a part knows shapes and gradients, and nothing that was
+ * told; meanwhile no shape may be announced. `part` is freed. */
+struct ka_verdict *ka_verdict_part(const struct ka_verdict *v);
+void ka_verdict_join(struct ka_verdict *v, struct ka_verdict *part);
+
 /* Announce a shape. `dims` is an object of integers; `hint` is what may be said of a hidden shape ("a prime
  * size"), or NULL. Returns the shape's number. */
 size_t ka_verdict_shape(struct ka_verdict *v, enum ka_shape_kind kind, const json_t *dims, const char *hint);

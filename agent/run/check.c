@@ -24,6 +24,7 @@
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/threads.h"
 #include "compiled_facts.h"
 #include "events.h"
 #include "expected.h"
@@ -340,8 +341,8 @@ static void sanitize(struct ka_run *run)
 /* ---- judging
  *
  * A case can be judged once the candidate's child and the oracle's are through with it. Shapes are judged
- * as they come, the cases of one always in the same order, on a thread: meanwhile the verdict is the
- * thread's. */
+ * as they come, the cases of one always told in the same order, on threads: meanwhile the verdict is
+ * theirs. */
 
 /* The oracle has no answer to a case. Inputs of another kind were fair with other values in preflight: with
  * these they are not, and the shape stands on its other cases. */
@@ -367,7 +368,8 @@ static const struct ka_judged_case *find_other(struct ka_check *check, const jso
     return of;
 }
 
-static void judge_one(struct ka_check *check, size_t at)
+/* Case `at` of `order`; `verdict` is a part of the check's. */
+static void judge_one(struct ka_check *check, size_t at, struct ka_verdict *verdict)
 {
     size_t i = check->order[at];
     json_t *plan = json_array_get(check->cases, i);
@@ -378,11 +380,11 @@ static void judge_one(struct ka_check *check, size_t at)
     ka_expected_find(check->expected, i, &oracle, &id);
     ka_fan_find(check->candidate, (json_int_t)i, &candidate);
     if (oracle.status == KA_OP_TIMEOUT) {
-        ka_verdict_skip(check->verdict, check->shape_of[i], oracle.message);
+        ka_verdict_skip(verdict, check->shape_of[i], oracle.message);
         return;
     }
     struct ka_judged_case one = {
-        .verdict = check->verdict,
+        .verdict = verdict,
         .shape = check->shape_of[i],
         .plan = plan,
         .oracle = oracle.entry,
@@ -395,18 +397,33 @@ static void judge_one(struct ka_check *check, size_t at)
         .compiled = check->compiled,
     };
     ka_kind_label(plan, &label);
-    one.at = ka_verdict_case(check->verdict, check->shape_of[i], ka_buf_str(&label));
+    one.at = ka_verdict_case(verdict, check->shape_of[i], ka_buf_str(&label));
     struct ka_judged_case other = one;
     one.other = find_other(check, plan, &other);
     if (ka_judge_case(&one, (json_int_t)i, &why))
-        not_judged(check->verdict, plan, check->shape_of[i], why.msg);
+        not_judged(verdict, plan, check->shape_of[i], why.msg);
+}
+
+struct batch {
+    struct ka_check *check;
+    struct ka_verdict **parts; /* of the verdict, one of each case */
+};
+
+static void judge_nth(void *arg, size_t n)
+{
+    struct batch *batch = arg;
+    batch->parts[n] = ka_verdict_part(batch->check->verdict);
+    judge_one(batch->check, batch->check->batch[n], batch->parts[n]);
 }
 
 static void judge_ready(void *arg)
 {
     struct ka_check *check = arg;
-    for (size_t i = 0; i < check->batch_count; i++)
-        judge_one(check, check->batch[i]);
+    struct batch batch = {check, ka_calloc(check->batch_count, sizeof(struct ka_verdict *))};
+    ka_threads_run(check->batch_count, judge_nth, &batch);
+    for (size_t n = 0; n < check->batch_count; n++)
+        ka_verdict_join(check->verdict, batch.parts[n]);
+    free(batch.parts);
 }
 
 static void go_on(struct ka_run *run);

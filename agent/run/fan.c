@@ -10,6 +10,7 @@
 #include "agent/io/work.h"
 #include "base/each.h"
 #include "base/log.h"
+#include "base/threads.h"
 #include "cases.h"
 #include "operations.h"
 #include "result.h"
@@ -120,24 +121,28 @@ static void end_part(struct part *part)
         fan->changed(fan->run, fan, fan->arg);
 }
 
-/* On a thread: nobody else looks at the part's documents and files before it has ended. */
+static void compare_case(void *arg, size_t i)
+{
+    struct part *part = arg;
+    struct agreed *one = &part->agreed[i];
+    const json_t *entry = ka_case_find(part->result.doc, one->id);
+    struct ka_tensors *tensors = NULL;
+    one->rc = -ENODATA;
+    if (!json_is_true(json_object_get(entry, "ok"))) {
+        ka_case_error(entry, &one->why);
+        return;
+    }
+    one->rc = ka_case_open(part->result.child, one->id, &tensors, &one->why);
+    if (one->rc == 0)
+        one->rc = ka_case_agrees(tensors, entry, json_array_get(part->cases, i), &one->why);
+    ka_tensors_free(tensors);
+}
+
+/* On threads: nobody else looks at the part's documents and files before it has ended. */
 static void compare(void *arg)
 {
     struct part *part = arg;
-    for (size_t i = 0; part->agreed && i < json_array_size(part->cases); i++) {
-        struct agreed *one = &part->agreed[i];
-        const json_t *entry = ka_case_find(part->result.doc, one->id);
-        struct ka_tensors *tensors = NULL;
-        one->rc = -ENODATA;
-        if (!json_is_true(json_object_get(entry, "ok"))) {
-            ka_case_error(entry, &one->why);
-            continue;
-        }
-        one->rc = ka_case_open(part->result.child, one->id, &tensors, &one->why);
-        if (one->rc == 0)
-            one->rc = ka_case_agrees(tensors, entry, json_array_get(part->cases, i), &one->why);
-        ka_tensors_free(tensors);
-    }
+    ka_threads_run(part->agreed ? json_array_size(part->cases) : 0, compare_case, part);
 }
 
 static void on_compared(void *arg)

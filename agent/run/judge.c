@@ -5,19 +5,22 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "agent/core/conduct.h"
 #include "agent/core/kinds.h"
+#include "base/threads.h"
 #include "cases.h"
 #include "sandbox/compare.h"
 
-#define POWER_ROOM 8          /* what is in between may be so much larger than the gradient */
-#define LINEAR_LIMITS 3       /* three gradients, each as far off as one may be */
-#define NAMED_MAX 8           /* items of one list */
-#define NOOP_SHARE (1 / 16.0) /* of a gradient that may be there by chance without its kernels */
+#define POWER_ROOM 8               /* what is in between may be so much larger than the gradient */
+#define LINEAR_LIMITS 3            /* three gradients, each as far off as one may be */
+#define NAMED_MAX 8                /* items of one list */
+#define NOOP_SHARE (1 / 16.0)      /* of a gradient that may be there by chance without its kernels */
+#define SAME_RUN ((size_t)1 << 20) /* elements that one thread looks at in turn */
 #define ZERO_FLOORS                                                                                          \
     100.0 /* a zero gradient may keep rounding of so many floors of the dtype, per unit of upstream, */
 #define ZERO_MAX 0.02 /* and never more than this */
@@ -375,26 +378,42 @@ static bool same_bytes(const struct ka_tensor *a, const struct ka_tensor *b)
            memcmp(a->data, b->data, a->count * ka_dtype_size(a->dtype)) == 0;
 }
 
-/* Of the elements of `real` that are numbers other than 0, the share with the same bytes in `idle`. */
+struct sharing {
+    const struct ka_tensor *real, *idle;
+    atomic_size_t numbers, same;
+};
+
+/* Of one run of elements: how many of `real` are numbers other than 0, and how many of those are in `idle`. */
+static void count_same(void *arg, size_t run)
+{
+    struct sharing *s = arg;
+    double real[512], idle[KA_COUNT(real)];
+    size_t end = s->real->count - run * SAME_RUN < SAME_RUN ? s->real->count : (run + 1) * SAME_RUN;
+    size_t numbers = 0, same = 0;
+    for (size_t first = run * SAME_RUN; first < end; first += KA_COUNT(real)) {
+        size_t n = end - first < KA_COUNT(real) ? end - first : KA_COUNT(real);
+        ka_tensor_load(s->real, first, n, real);
+        ka_tensor_load(s->idle, first, n, idle);
+        for (size_t i = 0; i < n; i++) {
+            bool number = real[i] != 0 && isfinite(real[i]);
+            numbers += number;
+            same += number && real[i] == idle[i];
+        }
+    }
+    atomic_fetch_add(&s->numbers, numbers);
+    atomic_fetch_add(&s->same, same);
+}
+
+/* Of the elements of `real` that are numbers other than 0, the share that is the same in `idle`. */
 static double share_of_same(const struct ka_tensor *real, const struct ka_tensor *idle)
 {
-    size_t size = ka_dtype_size(real->dtype), numbers = 0, same = 0;
-    double values[512];
+    struct sharing s = {.real = real, .idle = idle};
     if (same_bytes(real, idle))
         return 1;
     if (real->dtype != idle->dtype || !ka_tensor_same_shape(real, idle))
         return 0;
-    for (size_t first = 0; first < real->count; first += KA_COUNT(values)) {
-        size_t n = real->count - first < KA_COUNT(values) ? real->count - first : KA_COUNT(values);
-        ka_tensor_load(real, first, n, values);
-        for (size_t i = 0; i < n; i++) {
-            bool number = values[i] != 0 && isfinite(values[i]);
-            size_t at = (first + i) * size;
-            numbers += number;
-            same += number && memcmp(real->data + at, idle->data + at, size) == 0;
-        }
-    }
-    return numbers ? (double)same / (double)numbers : 0;
+    ka_threads_run((real->count + SAME_RUN - 1) / SAME_RUN, count_same, &s);
+    return s.numbers ? (double)s.same / (double)s.numbers : 0;
 }
 
 /* With every launch of the backward turned into nothing, a gradient must not be there: else no kernel

@@ -1,7 +1,7 @@
 /* One case of a check, judged.
  *
- * May run on a worker thread, one case of one check after another. Until it returns the caller leaves alone:
- * the verdict; the results of the children and their scratch folders; the documents behind `plan`, `oracle`
+ * May run on a worker thread, several cases of one check at a time, each with a part of the verdict. Until it
+ * returns the caller leaves alone: that part; the results of the children and their scratch folders; the documents behind `plan`, `oracle`
  * and `candidate`, which may be read elsewhere at the same time (no reference to them is taken or given up),
  * but not changed or freed. Nothing is logged. Large tensors are compared in threads of its own, which are
  * gone when it returns. */
@@ -15,7 +15,7 @@
 #include "sandbox/tensor.h"
 
 struct ka_judged_case {
-    struct ka_verdict *verdict;
+    struct ka_verdict *verdict; /* what is told */
     size_t shape; /* shape number of the verdict */
     size_t at;    /* case number of the verdict */
     const json_t *plan, *oracle,

@@ -444,9 +444,63 @@ static void json__text_cut_inside_a_character__is_still_a_result(void **state)
     }
 }
 
+/* Everything that may be told, in cases that do not know of one another. */
+static void tell(struct ka_verdict *v, size_t number)
+{
+    struct ka_diff bad = wrong(), better = right(1e-7 * (double)(number + 1));
+    bad.error = 0.25 + 0.125 * (double)number;
+    if (number == 4) {
+        ka_verdict_skip(v, 2, "too large");
+        return;
+    }
+    size_t at = judge(v, number % 2, number % 3 ? &better : &bad);
+    if (number == 1)
+        ka_verdict_gradient(v, at, "late", &better);
+    if (number == 2) {
+        ka_verdict_fail(v, at, "input_modified", "w was written");
+        ka_verdict_output(v, at, 1, &bad);
+        ka_verdict_repeated(v, "w", 3, 1e-3, 0.5);
+    }
+    if (number == 3) {
+        ka_verdict_fail_whole(v, "race", "two programs");
+        ka_verdict_ordered(v, "scan_kernel");
+    }
+}
+
+static void parts__joined_in_turn__are_what_was_told_in_turn(void **state)
+{
+    (void)state;
+    struct ka_verdict *all = ka_verdict_new(GRADS, 2), *joined = ka_verdict_new(GRADS, 2), *parts[6];
+    for (struct ka_verdict **v = (struct ka_verdict *[]){all, joined, NULL}; *v; v++) {
+        shape(*v, KA_SHAPE_REQUIRED, 8, NULL);
+        shape(*v, KA_SHAPE_HIDDEN, 53, "a prime size");
+        shape(*v, KA_SHAPE_OPTIONAL, 1024, NULL);
+    }
+    for (size_t i = 0; i < KA_COUNT(parts); i++)
+        tell(all, i);
+    for (size_t i = KA_COUNT(parts); i-- > 0;) {
+        parts[i] = ka_verdict_part(joined);
+        tell(parts[i], i);
+    }
+    for (size_t i = 0; i < KA_COUNT(parts); i++)
+        ka_verdict_join(joined, parts[i]);
+    json_t *want = ka_verdict_json(all, true), *got = ka_verdict_json(joined, true);
+    assert_true(json_equal(want, got));
+    assert_int_equal(json_array_size(json_object_get(got, "gradients")), 3);
+    json_decref(want);
+    json_decref(got);
+    char *text = facts(all), *other = facts(joined);
+    assert_string_equal(text, other);
+    free(text);
+    free(other);
+    ka_verdict_free(all);
+    ka_verdict_free(joined);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(parts__joined_in_turn__are_what_was_told_in_turn),
         cmocka_unit_test(verdict__repeats__are_reported_and_decide_nothing),
         cmocka_unit_test(facts__failure_of_one_kind_of_case__says_what_that_means),
         cmocka_unit_test(facts__failure_with_a_plain_upstream_too__blames_no_kind_of_case),
