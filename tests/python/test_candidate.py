@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import re
+import time
 
 import pytest
 import torch
@@ -142,6 +144,18 @@ def test_watch__from_here__copies_only_what_was_modified():
     assert later._seen["b"][1] is watch._seen["b"][1]
     b += 1
     assert later.modified() == ["b"]
+
+
+def test_engines_own_thread__has_no_frame_but_ours():
+    """On a GPU autograd runs a backward on a thread of its own, which no Python began."""
+    found: list[bool] = []
+    for caller in (map(watching._by_engine, [None]), map(lambda _: watching._by_tuner(), [None])):
+        before = len(found)
+        _thread.start_new_thread(found.extend, (caller,))
+        for _ in range(10_000):
+            if len(found) == before:
+                time.sleep(0.001)
+    assert found == [True, False]
 
 
 def test_stub_call__keeps_no_values(write):

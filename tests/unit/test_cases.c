@@ -74,9 +74,55 @@ static void case__scaled_gap__below_the_smallest_number_is_rounding(void **state
     }
 }
 
+static void add_value(struct ka_buf *data, const char *dtype, double value)
+{
+    float narrow = (float)value;
+    uint16_t half = half_of(value);
+    bool is_half = strcmp(dtype, "F16") == 0;
+    ka_buf_add(data, is_half ? (const void *)&half : &narrow, is_half ? 2 : 4);
+}
+
+/* An output of 96 elements by the forward, off by `error` of each at most, by eager PyTorch, which only
+ * rounds, and by the oracle. */
+static int agree(const char *dtype, double error)
+{
+    struct ka_buf data = {0};
+    for (uint64_t i = 0; i < 96; i++)
+        add_value(&data, dtype, noise(i) * (1 + error * noise(i + 1000)));
+    size_t own = data.len;
+    for (uint64_t i = 0; i < 96; i++)
+        add_value(&data, dtype, noise(i));
+    for (uint64_t i = 0; i < 96; i++)
+        ka_buf_add(&data, &(double){noise(i)}, 8);
+    char header[300];
+    snprintf(header, sizeof(header),
+             "{\"fwd/0\":{\"dtype\":\"%s\",\"shape\":[96],\"data_offsets\":[0,%zu]},"
+             "\"base_out/0\":{\"dtype\":\"%s\",\"shape\":[96],\"data_offsets\":[%zu,%zu]},"
+             "\"out/0\":{\"dtype\":\"F64\",\"shape\":[96],\"data_offsets\":[%zu,%zu]}}",
+             dtype, own, dtype, own, 2 * own, 2 * own, data.len);
+    struct ka_tensors *set = NULL;
+    struct ka_err err;
+    assert_int_equal(parse_set(header, data.data, data.len, &set, &err), 0);
+    json_t *entry = json_pack("{s:[{s:s}], s:[]}", "outputs", "kind", "tensor", "grads");
+    int rc = ka_case_agrees(set, entry, entry, &err);
+    json_decref(entry);
+    ka_tensors_free(set);
+    ka_buf_free(&data);
+    return rc;
+}
+
+static void case__forward_that_adds_in_half_precision__agrees_with_the_oracle(void **state)
+{
+    (void)state;
+    assert_int_equal(agree("F16", 2e-3), 0);
+    assert_int_equal(agree("F16", 2e-2), -EDOM);
+    assert_int_equal(agree("F32", 2e-3), -EDOM);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(case__forward_that_adds_in_half_precision__agrees_with_the_oracle),
         cmocka_unit_test(case__scaled_gap__below_the_smallest_number_is_rounding),
         cmocka_unit_test(case__spread__is_the_largest_difference_and_the_largest_norm),
         cmocka_unit_test(case__spread_of_a_repeat_that_is_missing__is_not_measured),
