@@ -19,7 +19,7 @@
 #define ZERO_TIMES 16    /* eager may have them cancel to nothing, and other orders of the sum do not */
 #define LEAST_SPREAD 5.2 /* the least of spread(n) */
 #define COLUMN_REACH 16  /* rows on either side that a stray element's column is looked at in */
-#define STRAY_OF ((size_t)4 << 20) /* one element may be stray, and one more of so many */
+#define STRAY_OF ((size_t)1 << 20) /* one element may be stray, and one more of so many */
 
 struct local {
     const struct ka_triple *t;
