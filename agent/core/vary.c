@@ -64,20 +64,21 @@ static const struct choice {
     bool (*suits)(const struct extents *);
     int family;
     bool magnitude; /* no two of them in a case: their products leave no precision to tell right from wrong */
+    bool values;    /* makes other values */
 } CHOICES[] = {
-    {"slice", has_axis, APART, false},
-    {"stacked", has_two, ACROSS, false},
-    {"transposed", has_rows, ACROSS, false},
-    {"expanded", has_long_axis, APART, false},
-    {"spanned", has_rows, ACROSS, false},
-    {"shifted", has_matrix, APART, false},
-    {"swapped", has_outer_axes, APART, false},
-    {"shared", has_long_axis, KA_COVER_ALONE, false},
-    {"mixed", has_outer, 1, true},
-    {"tied", has_three, 1, false},
-    {"flat", has_long_axis, 1, false},
-    {"large", has_axis, 1, true},
-    {"masked", has_three, 1, false},
+    {"slice", has_axis, APART, false, false},
+    {"stacked", has_two, ACROSS, false, false},
+    {"transposed", has_rows, ACROSS, false, false},
+    {"expanded", has_long_axis, APART, false, true},
+    {"spanned", has_rows, ACROSS, false, true},
+    {"shifted", has_matrix, APART, false, false},
+    {"swapped", has_outer_axes, APART, false, false},
+    {"shared", has_long_axis, KA_COVER_ALONE, false, true},
+    {"mixed", has_outer, 1, true, true},
+    {"tied", has_three, 1, false, true},
+    {"flat", has_long_axis, 1, false, true},
+    {"large", has_axis, 1, true, true},
+    {"masked", has_three, 1, false, true},
 };
 
 /* A factor: the layout or the values of one tensor, and what each level is. */
@@ -159,6 +160,7 @@ static void add_aspect(struct aspects *all, const json_t *tensors, size_t at, en
         const struct choice *choice = &CHOICES[i];
         if (!ka_kind_find(sort, choice->name) || !choice->suits(&e) ||
             (choice->family == KA_COVER_ALONE && !has_twin(tensors, at)) ||
+            (choice->values && json_is_true(json_object_get(tensor, "constant"))) ||
             is_refused(refused, name, choice->name))
             continue;
         int family = choice->family;
@@ -233,7 +235,7 @@ json_t *ka_vary(const json_t *tensors, const json_t *kept, const json_t *refused
     KA_EACH(tensors, i, item) {
         const char *name = json_string_value(json_object_get(item, "name"));
         add_aspect(&all, tensors, i, KA_KIND_LAYOUT, refused);
-        if (name && !ka_kind_is_upstream(name))
+        if (name && !ka_kind_is_upstream(name) && !json_is_true(json_object_get(item, "constant")))
             add_aspect(&all, tensors, i, KA_KIND_VALUES, refused);
     }
     KA_EACH(kept, i, item) {
@@ -248,26 +250,32 @@ json_t *ka_vary(const json_t *tensors, const json_t *kept, const json_t *refused
 
 /* ---- the tensors of a case */
 
-static void add_tensor(json_t *list, const char *name, const json_t *from)
+static void add_tensor(json_t *list, const char *name, const json_t *from, bool constant)
 {
-    json_array_append_new(list,
-                          json_pack("{s:s, s:O?, s:O?}", "name", name, "shape",
-                                    json_object_get(from, "shape"), "dtype", json_object_get(from, "dtype")));
+    json_t *shape = json_object_get(from, "shape"), *dtype = json_object_get(from, "dtype");
+    json_array_append_new(list, json_pack("{s:s, s:O?, s:O?, s:b}", "name", name, "shape", shape, "dtype",
+                                          dtype, "constant", constant));
+}
+
+static void add_inputs(json_t *list, const json_t *entry, bool constant)
+{
+    KA_EACH(json_object_get(entry, "inputs"), i, item) {
+        const char *name = json_string_value(json_object_get(item, "name"));
+        if (name && json_is_true(json_object_get(item, "grad")) == !constant)
+            add_tensor(list, name, item, constant);
+    }
 }
 
 json_t *ka_vary_tensors(const json_t *entry)
 {
     json_t *list = json_array();
-    KA_EACH(json_object_get(entry, "inputs"), i, item) {
-        const char *name = json_string_value(json_object_get(item, "name"));
-        if (name && json_is_true(json_object_get(item, "grad")))
-            add_tensor(list, name, item);
-    }
+    add_inputs(list, entry, false);
     KA_EACH(json_object_get(entry, "outputs"), i, item) {
         char name[32];
         snprintf(name, sizeof(name), "upstream/%zu", i);
         if (json_is_true(json_object_get(item, "differentiable")))
-            add_tensor(list, name, item);
+            add_tensor(list, name, item, false);
     }
+    add_inputs(list, entry, true);
     return list;
 }

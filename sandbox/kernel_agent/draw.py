@@ -103,7 +103,9 @@ def make_inputs(
         return args, kwargs
     arguments = fwd.signature.bind(*args, **kwargs)
     if varied:
-        arguments.arguments.update(varied.inputs(grad_inputs(fwd, bound), plain))
+        wanted_first = grad_inputs(fwd, bound)
+        others = {name: value for name, value in bound.items() if isinstance(value, torch.Tensor)}
+        arguments.arguments.update(varied.inputs(wanted_first | others, plain))
     if scalar is not None:
         value = bound[scalar["name"]]
         tables = [v for v in bound.values() if isinstance(v, torch.Tensor) and _is_table(v)]

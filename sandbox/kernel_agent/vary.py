@@ -20,13 +20,18 @@ PADDING = 3  # elements: no power of two, so that no block hides it
 
 
 def _beside(values: torch.Tensor) -> torch.Tensor:
-    """What stands where nobody may read: of the other sign and larger."""
-    wide = values.float()
+    """What stands where nobody may read: of the other sign and larger; of integers that is no index."""
+    if values.dtype == torch.bool:
+        return ~values
+    wide = values.float() if values.is_floating_point() else values
     return torch.where(wide < 0, 1 - wide, -1 - wide).to(values.dtype)
 
 
-def _nan(values: torch.Tensor, *shape: int) -> torch.Tensor:
-    return values.new_full(shape, torch.nan)
+def _padding(values: torch.Tensor, *shape: int) -> torch.Tensor:
+    """The same, at the ends."""
+    if values.is_floating_point():
+        return values.new_full(shape, torch.nan)
+    return values.new_full(shape, True if values.dtype == torch.bool else torch.iinfo(values.dtype).max)
 
 
 # ---- layouts
@@ -48,7 +53,7 @@ def _slice(values: torch.Tensor) -> torch.Tensor:
     """A part of wider rows, as torch.cat's backward and torch.chunk hand them out."""
     if values.dim() == 0:
         return values
-    padding = _nan(values, *values.shape[:-1], PADDING)
+    padding = _padding(values, *values.shape[:-1], PADDING)
     size = values.shape[-1]
     return torch.cat((_beside(values), values, padding), dim=-1)[..., size : 2 * size]
 
@@ -57,7 +62,7 @@ def _shifted(values: torch.Tensor) -> torch.Tensor:
     """All but the first along the axis before the last: x[:, 1:]."""
     if values.dim() < 2:
         return values
-    first = _nan(values, *values.shape[:-2], 1, values.shape[-1])
+    first = _padding(values, *values.shape[:-2], 1, values.shape[-1])
     return torch.cat((first, values), dim=-2)[..., 1:, :]
 
 

@@ -26,6 +26,18 @@ def test_layout__of_any_shape__has_the_same_values(kind, dtype, shape):
     assert torch.equal(made, plain) and made.dtype == dtype and made.shape == plain.shape
 
 
+@pytest.mark.parametrize("kind", ["slice", "stacked", "transposed", "shifted", "swapped"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool])
+def test_layout_of_indices_and_flags__has_the_same_values_beside_what_is_none(kind, dtype):
+    plain = torch.tensor([[0, 1, 2], [2, 1, 0]]).to(dtype)
+    made = vary.LAYOUTS[kind].change(plain)
+    assert torch.equal(made, plain) and made.dtype == dtype
+    whole = made.as_strided((made.untyped_storage().size() // made.element_size(),), (1,), 0)
+    if kind in ("slice", "stacked", "shifted") and dtype != torch.bool:
+        beside = [v for v in whole.tolist() if v not in (0, 1, 2)]
+        assert len(beside) == len(whole) - 6 and all(v < 0 or v == torch.iinfo(dtype).max for v in beside)
+
+
 @pytest.mark.parametrize(
     ("kind", "shape", "strides", "offset"),
     [
@@ -168,6 +180,16 @@ def test_inputs__values_first_then_the_layout__and_plain_is_the_same_in_rows(wri
     plain, _, _ = drawn(write, plain=True, **case)
     assert x.stride() == (0, 1) and x.abs().max() == vary.LARGEST
     assert torch.equal(plain, x) and plain.is_contiguous()
+
+
+def test_inputs__table_that_wants_no_gradient__has_a_layout_too(write):
+    source = SCALE.replace("def scale(x, factor", "def scale(x, table, factor").replace(
+        "dtype=dtype),)", 'dtype=dtype), torch.arange(dims["N"], device=device))'
+    )
+    fwd = forward.load(write(source))
+    (plain, *_), _ = draw.make_inputs(fwd, {"N": 6}, 3)
+    (x, table), _ = draw.make_inputs(fwd, {"N": 6}, 3, varied=Varied({"table": "stacked"}, {}))
+    assert torch.equal(x, plain) and table.stride() == (2,) and table.tolist() == list(range(6))
 
 
 def test_inputs__shared__is_the_earlier_one_with_its_kinds_but_plain_has_memory_of_its_own(write):

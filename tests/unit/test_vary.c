@@ -221,7 +221,7 @@ static void vary__scalars_and_empty_tensors__have_nothing_to_vary(void **state)
     json_decref(tensors);
 }
 
-static void vary__tensors_of_a_case__are_what_wants_a_gradient_and_what_has_one(void **state)
+static void vary__tensors_of_a_case__are_its_inputs_and_what_has_an_upstream(void **state)
 {
     (void)state;
     json_t *entry =
@@ -230,12 +230,35 @@ static void vary__tensors_of_a_case__are_what_wants_a_gradient_and_what_has_one(
              " \"outputs\": [{\"index\": 0, \"kind\": \"none\", \"differentiable\": false},"
              " {\"index\": 1, \"shape\": [3], \"dtype\": \"float16\", \"differentiable\": true}]}");
     json_t *made = ka_vary_tensors(entry);
-    json_t *wanted = json("[{\"name\": \"x\", \"shape\": [2], \"dtype\": \"float16\"},"
-                          " {\"name\": \"upstream/1\", \"shape\": [3], \"dtype\": \"float16\"}]");
+    json_t *wanted =
+        json("[{\"name\": \"x\", \"shape\": [2], \"dtype\": \"float16\", \"constant\": false},"
+             " {\"name\": \"upstream/1\", \"shape\": [3], \"dtype\": \"float16\", \"constant\": false},"
+             " {\"name\": \"i\", \"shape\": [2], \"dtype\": \"int64\", \"constant\": true}]");
     assert_true(json_equal(made, wanted));
     json_decref(wanted);
     json_decref(made);
     json_decref(entry);
+}
+
+static void vary__table_without_a_gradient__has_other_layouts_of_the_same_values(void **state)
+{
+    (void)state;
+    json_t *tensors =
+        json("[{\"name\": \"x\", \"shape\": [4, 6], \"dtype\": \"float32\"},"
+             " {\"name\": \"t\", \"shape\": [4, 6], \"dtype\": \"float32\", \"constant\": true}]");
+    json_t *made = ka_vary(tensors, NULL, NULL);
+    size_t laid_out = 0, i;
+    json_t *item;
+    json_array_foreach(made, i, item)
+    {
+        const char *kind = json_string_value(json_object_get(json_object_get(item, "layouts"), "t"));
+        laid_out += kind != NULL;
+        assert_null(json_object_get(json_object_get(item, "values"), "t"));
+        assert_true(!kind || !strstr("expanded spanned shared", kind));
+    }
+    assert_true(laid_out >= 4);
+    json_decref(made);
+    json_decref(tensors);
 }
 
 static void vary__variation_with_a_refused_choice__is_refused(void **state)
@@ -270,6 +293,7 @@ static void vary__odd_documents__make_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(vary__table_without_a_gradient__has_other_layouts_of_the_same_values),
         cmocka_unit_test(cover__every_level_occurs_and_every_two_families_meet),
         cmocka_unit_test(cover__rows_that_there_are__count_and_stay),
         cmocka_unit_test(cover__rows_that_do_not_fit__are_not_made_and_the_rest_is_covered),
@@ -277,7 +301,7 @@ int main(void)
         cmocka_unit_test(vary__magnitudes__are_one_tensors_and_a_shared_one_has_no_values_of_its_own),
         cmocka_unit_test(vary__refused_choices__are_left_out_and_kept_variations_not_made_again),
         cmocka_unit_test(vary__scalars_and_empty_tensors__have_nothing_to_vary),
-        cmocka_unit_test(vary__tensors_of_a_case__are_what_wants_a_gradient_and_what_has_one),
+        cmocka_unit_test(vary__tensors_of_a_case__are_its_inputs_and_what_has_an_upstream),
         cmocka_unit_test(vary__odd_documents__make_nothing),
         cmocka_unit_test(vary__variation_with_a_refused_choice__is_refused),
     };

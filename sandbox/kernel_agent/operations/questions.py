@@ -114,7 +114,8 @@ def _stale(case: Case, graph: Graph, told: dict[str, Any]) -> dict[str, torch.Te
     for name in [name for name, value in graph.arguments.arguments.items() if _is_tensor(value)]:
         stepped = other.call(*_refilled(graph.arguments, *other.arguments()))
         try:
-            if not _refill(graph.arguments.arguments[name], own[name]):
+            changed = graph.arguments.arguments[name]
+            if not _refill(changed, _unlike(changed, own[name])):
                 raise Unusable("internal", "not to be changed in place")
             made |= other.again(f"stale.{name}", stepped)
         except Exception:  # noqa: BLE001 (to refuse is right, by the count of versions or by a check of one's own)
@@ -193,6 +194,12 @@ def _refill(old: torch.Tensor, new: torch.Tensor) -> bool:
     with torch.no_grad():
         old.copy_(new)
     return True
+
+
+def _unlike(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """Other values than those that are there: a table of a shape is the same in each case."""
+    same = old.is_floating_point() and (old.shape, old.dtype) == (new.shape, new.dtype) and old.equal(new)
+    return new / 2 + 1 if same else new
 
 
 def _refilled(

@@ -137,4 +137,13 @@ ATTACKS = [
         ),
         "after many calls",
     ),
+    Attack(
+        "a table kept where autograd counts no versions",
+        "rope_positional/rope_half_rotation_tables",
+        (
+            ("ctx.save_for_backward(cos, sin)", "ctx.tables = cos, sin"),
+            ("cos, sin = ctx.saved_tensors", "cos, sin = ctx.tables"),
+        ),
+        "inputs changed before the backward",
+    ),
 ]

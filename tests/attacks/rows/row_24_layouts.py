@@ -137,4 +137,16 @@ ATTACKS = [
         ),
         r"gradient of x is wrong",
     ),
+    Attack(
+        "a table that needs no gradient is taken for contiguous",
+        "rope_positional/rope_half_rotation_tables",
+        (("cos, sin = cos.contiguous(), sin.contiguous()", "cos = cos.contiguous()"),),
+        r"sin (slice|stacked|transposed)",
+    ),
+    Attack(
+        "flags taken for contiguous",
+        "discounted_carries",
+        (("        done = done.contiguous()\n", ""),),
+        r"done (slice|stacked|transposed)",
+    ),
 ]
