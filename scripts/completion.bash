@@ -5,7 +5,7 @@ _kernel_agent()
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} choices=
     local commands="batch check differentiate doctor inspect run store verify"
     local options="--file-path --out --sweep --resume --store --topk --min-sim --rag-exclude --no-retrieval --backend
-        --base-url --model --openai-model --reasoning-effort --api-key-file --context-tokens --llm-timeout --draft --no-wait
+        --base-url --model --reasoning-effort --api-key-file --context-tokens --llm-timeout --draft --no-wait
         --prompts --max-iters --candidates --patience-parity --patience-perf --min-rel-impr --max-tokens
         --max-seconds --max-cost --price-in --price-out --no-optimise --device --target --dtype --python
         --require-sandbox --deadline --children --no-compile-cache --compile-cache-mb --json --quiet --log-level --config
@@ -28,7 +28,7 @@ _kernel_agent()
         --file-path | --store | --api-key-file | --python | --config | --junit | inspect | check | differentiate)
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return ;;
-        --topk | --min-sim | --rag-exclude | --base-url | --model | --openai-model | --context-tokens | \
+        --topk | --min-sim | --rag-exclude | --base-url | --model | --context-tokens | \
         --llm-timeout | --max-* | --candidates | --patience-* | --min-rel-impr | --price-* | --deadline | --children | --compile-cache-mb | --jobs)
             return ;;
     esac

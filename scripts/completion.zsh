@@ -25,7 +25,7 @@ options=(
     '--no-retrieval[show the model no similar pairs]'
     '--backend[who answers]:backend:(openai mailbox\: none)'
     '--base-url[OpenAI-compatible endpoint]:url:_urls'
-    '(--model --openai-model)'{--model,--openai-model}'[model to ask]:model:'
+    '--model[model to ask]:model:'
     '--reasoning-effort[passed on to the model]:level:(minimal low medium high xhigh)'
     '--api-key-file[file that holds the key]:file:_files'
     '--context-tokens[prompt budget]:tokens:'

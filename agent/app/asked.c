@@ -10,6 +10,7 @@
 #include "base/each.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "older.h"
 
 static int check_sandbox_words(const char *wanted, struct ka_err *err)
 {
@@ -112,7 +113,9 @@ static int choose_backend(struct ka_settings *settings, const struct ka_opts *op
         settings->answers = KA_BACKEND_MAILBOX;
         return open_mailbox(settings, name + strlen("mailbox:"), err);
     } else {
-        return ka_fail(err, -EINVAL, "--backend: '%s' is not one of openai, mailbox:DIR, none", name);
+        const char *older = ka_older_backend(name);
+        return older ? ka_fail(err, -EINVAL, "--backend %s: %s", name, older)
+                     : ka_fail(err, -EINVAL, "--backend: '%s' is not one of openai, mailbox:DIR, none", name);
     }
     if (settings->answers == KA_BACKEND_OPENAI && !settings->model[strspn(settings->model, " \t")])
         return ka_fail(err, -EINVAL,

@@ -11,6 +11,7 @@
 
 #include "base/files.h"
 #include "conf.h"
+#include "older.h"
 
 enum kind { TEXT, INT, REAL, FLAG, OPTIONAL_TEXT };
 
@@ -37,9 +38,9 @@ static const struct option_row rows[] = {
     {"resume", NULL, OPTIONAL_TEXT, AT(resume), NULL, 0, 0, NULL, "[RUN]",
      "go on with a run folder (default: newest unfinished of FILE)"},
     {"store", NULL, TEXT, AT(store), NULL, 0, 0, NULL, "DB", "pair store"},
-    {"topk", NULL, INT, AT(run.topk), "4", 1, 64, NULL, "N",
+    {"topk", "rag-topk", INT, AT(run.topk), "4", 1, 64, NULL, "N",
      "similar pairs to retrieve (for none: --no-retrieval)"},
-    {"min-sim", NULL, REAL, AT(run.min_sim), "0.3", -1, 1, NULL, "X",
+    {"min-sim", "rag-min-sim", REAL, AT(run.min_sim), "0.3", -1, 1, NULL, "X",
      "least cosine similarity of a retrieved pair"},
     {"rag-exclude", NULL, TEXT, AT(run.rag_exclude), "", 0, 0, NULL, "A,B",
      "leave out pairs whose path contains A or B"},
@@ -54,7 +55,8 @@ static const struct option_row rows[] = {
      "LEVEL", "passed on to the model"},
     {"api-key-file", NULL, TEXT, AT(api_key_file), NULL, 0, 0, NULL, "FILE",
      "file with the key (default: OPENAI_API_KEY)"},
-    {"context-tokens", NULL, INT, AT(run.context_tokens), "96000", 2000, 4000000, NULL, "N", "prompt budget"},
+    {"context-tokens", "context", INT, AT(run.context_tokens), "96000", 2000, 4000000, NULL, "N",
+     "prompt budget"},
     {"llm-timeout", NULL, INT, AT(llm_timeout), "900", 1, 86400, NULL, "S", "longest time for one answer"},
     {"draft", NULL, TEXT, AT(run.draft), "auto", 0, 0, "auto|llm|differentiator", "WHO",
      "who writes the first candidate"},
@@ -66,9 +68,9 @@ static const struct option_row rows[] = {
      "questions to the model in one run"},
     {"candidates", NULL, INT, AT(run.candidates), "1", 1, 32, NULL, "K",
      "candidates a turn; the best is kept"},
-    {"patience-parity", NULL, INT, AT(run.patience_parity), "3", 1, 1000, NULL, "N",
+    {"patience-parity", "patience-parity-restore", INT, AT(run.patience_parity), "3", 1, 1000, NULL, "N",
      "attempts below the best before rolling back to it"},
-    {"patience-perf", NULL, INT, AT(run.patience_perf), "3", 1, 1000, NULL, "N",
+    {"patience-perf", "patience-perf-stop", INT, AT(run.patience_perf), "3", 1, 1000, NULL, "N",
      "optimise turns without gain before stopping"},
     {"min-rel-impr", NULL, REAL, AT(run.min_rel_impr), "0.02", 0, 1, NULL, "X",
      "relative gain that an optimisation must bring"},
@@ -174,9 +176,13 @@ static int set_value(struct ka_opts *opts, const struct option_row *row, const c
     return 0;
 }
 
+/* Words of a name may be joined by underscores too. */
 static bool is_called(const char *row, const char *name, size_t len)
 {
-    return row && strlen(row) == len && memcmp(row, name, len) == 0;
+    size_t i = 0;
+    while (row && i < len && row[i] && row[i] == (name[i] == '_' ? '-' : name[i]))
+        i++;
+    return row && i == len && !row[i];
 }
 
 static const struct option_row *find_row(const char *name, size_t len)
@@ -190,13 +196,9 @@ static const struct option_row *find_row(const char *name, size_t len)
 static int on_conf_key(void *arg, const char *key, const struct ka_conf_value *value, int line,
                        struct ka_err *err)
 {
-    char name[64], text[64];
+    char text[64];
     (void)line;
-    snprintf(name, sizeof(name), "%s", key);
-    for (char *at = name; *at; at++)
-        if (*at == '_')
-            *at = '-';
-    const struct option_row *row = find_row(name, strlen(name));
+    const struct option_row *row = find_row(key, strlen(key));
     if (!row)
         return ka_fail(err, -EINVAL, "unknown setting '%s' (kernel-agent --help lists them)", key);
     if (value->type == KA_CONF_BOOLEAN)
@@ -249,7 +251,60 @@ void ka_opts_free(struct ka_opts *opts)
     for (size_t i = 0; i < KA_COUNT(rows); i++)
         if (rows[i].kind == TEXT || rows[i].kind == OPTIONAL_TEXT)
             free(*(char **)slot(opts, &rows[i]));
+    free(opts->older);
     memset(opts, 0, sizeof(*opts));
+}
+
+static void say_older(struct ka_opts *opts, const char *dashes, const char *name, const char *text)
+{
+    struct ka_buf said = {0};
+    ka_buf_printf(&said, "%s%s%s%s %s", opts->older ? opts->older : "", opts->older ? "; " : "", dashes, name,
+                  text);
+    free(opts->older);
+    opts->older = ka_strdup(ka_buf_str(&said));
+    ka_buf_free(&said);
+}
+
+/* Something that the earlier program had; `*at` is at it. */
+static int follow_older(struct ka_opts *opts, const struct ka_older *older, bool has_value, int argc, int *at,
+                        struct ka_err *err)
+{
+    if (older->refused)
+        return ka_fail(err, -EINVAL, "--%s: %s", older->name, older->text);
+    *at += older->has_value && !has_value && *at + 1 < argc ? 2 : 1;
+    say_older(opts, "--", older->name, older->text);
+    return older->option
+               ? set_value(opts, find_row(older->option, strlen(older->option)), older->value, "--", err)
+               : 0;
+}
+
+/* What stands for a value, or NULL. `*at`, past the option, is moved past what was used. */
+static const char *take_value(const struct option_row *row, int argc, char **argv, int *at)
+{
+    const char *next = *at < argc ? argv[*at] : NULL;
+    if (row->kind == FLAG)
+        return "true";
+    if (row->kind == OPTIONAL_TEXT && (!next || next[0] == '-'))
+        return "";
+    *at += next ? 1 : 0;
+    return next;
+}
+
+/* "-r value" */
+static int parse_letter(struct ka_opts *opts, int argc, char **argv, int *at, struct ka_err *err)
+{
+    const char *arg = argv[*at], *option = arg[2] ? NULL : ka_older_letter(arg[1]);
+    if (!option)
+        return ka_fail(err, -EINVAL, "unknown option '%s' (options are spelled --like-this)", arg);
+    const struct option_row *row = find_row(option, strlen(option));
+    char text[64];
+    ++*at;
+    const char *value = take_value(row, argc, argv, at);
+    if (!value)
+        return ka_fail(err, -EINVAL, "%s wants a value (%s)", arg, row->value);
+    snprintf(text, sizeof(text), "is --%s", option);
+    say_older(opts, "", arg, text);
+    return set_value(opts, row, value, "--", err);
 }
 
 /* One "--name", "--name=value" or "--name value". `*at` is moved past what was used. */
@@ -257,23 +312,23 @@ static int parse_one(struct ka_opts *opts, int argc, char **argv, int *at, struc
 {
     const char *name = argv[*at] + 2;
     const char *equals = strchr(name, '=');
-    const struct option_row *row = find_row(name, equals ? (size_t)(equals - name) : strlen(name));
+    size_t len = equals ? (size_t)(equals - name) : strlen(name);
+    const struct option_row *row = find_row(name, len);
+    const struct ka_older *older = row ? NULL : ka_older_find(name, len);
+    if (older)
+        return follow_older(opts, older, equals != NULL, argc, at, err);
     if (!row)
         return ka_fail(err, -EINVAL, "unknown option '%s' (kernel-agent --help lists the options)",
                        argv[*at]);
-    const char *next = *at + 1 < argc ? argv[*at + 1] : NULL;
-    const char *value = equals ? equals + 1 : NULL;
     ++*at;
-    if (!value && row->kind == FLAG) {
-        value = "true";
-    } else if (!value && row->kind == OPTIONAL_TEXT) {
-        value = next && next[0] != '-' ? next : "";
-        *at += *value ? 1 : 0;
-    } else if (!value) {
-        if (!next)
-            return ka_fail(err, -EINVAL, "--%s wants a value (%s)", row->name, row->value);
-        value = next;
-        ++*at;
+    const char *value = equals ? equals + 1 : take_value(row, argc, argv, at);
+    if (!value)
+        return ka_fail(err, -EINVAL, "--%s wants a value (%s)", row->name, row->value);
+    if (!is_called(row->name, name, len)) {
+        char used[64], text[80];
+        snprintf(used, sizeof(used), "%.*s", (int)(len < 60 ? len : 60), name);
+        snprintf(text, sizeof(text), "is --%s", row->name);
+        say_older(opts, "--", used, text);
     }
     return set_value(opts, row, value, "--", err);
 }
@@ -293,7 +348,9 @@ int ka_opts_parse(struct ka_opts *opts, int argc, char **argv, const char **word
             if (rc)
                 return rc;
         } else if (!only_words && arg[0] == '-' && arg[1]) {
-            return ka_fail(err, -EINVAL, "unknown option '%s' (options are spelled --like-this)", arg);
+            int rc = parse_letter(opts, argc, argv, &at, err);
+            if (rc)
+                return rc;
         } else {
             if (found == max)
                 return ka_fail(err, -EINVAL, "'%s': one word too many", arg);

@@ -27,6 +27,7 @@ struct ka_opts {
     char *junit; /* check */
     bool sanitize;
     bool print;
+    char *older; /* what older spellings on the command line stand for, for the log; or NULL */
 };
 
 /* Defaults, then the configuration file, then the environment. -EINVAL / -ENOENT with file and line. */

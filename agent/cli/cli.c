@@ -58,6 +58,8 @@ static void setup_log(const struct ka_opts *opts)
 {
     enum ka_log_level level = opts->quiet ? KA_LOG_ERROR : ka_log_level_of(opts->log_level);
     ka_log_setup(level, isatty(STDERR_FILENO) && level == KA_LOG_INFO);
+    if (opts->older)
+        ka_log(KA_LOG_INFO, "%s", opts->older);
 }
 
 static int missing_word(const char *command)

@@ -9,16 +9,25 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def table_options() -> set[str]:
+def table_rows() -> list[tuple[str, str]]:
     """Names and aliases in the table of agent/app/opts.c."""
     text = (ROOT / "agent" / "app" / "opts.c").read_text()
-    names: set[str] = set()
-    for name, alias in re.findall(
-        r'^ {4}\{"([a-z-]+)", (?:NULL|"([a-z-]+)"), [A-Z_]+, AT\(', text, re.MULTILINE
-    ):
-        names |= {name, alias} - {""}
-    assert len(names) > 30
-    return names | {"help", "version"}
+    row = r'^ {4}\{"([a-z-]+)", (?:NULL|"([a-z-]+)"), [A-Z_]+, AT\('
+    found: list[tuple[str, str]] = re.findall(row, text, re.MULTILINE)
+    assert len(found) > 30
+    return found
+
+
+def table_options() -> set[str]:
+    return {name for name, _ in table_rows()} | {"help", "version"}
+
+
+def older_options() -> set[str]:
+    """Aliases, and the rows of agent/app/older.c."""
+    text = (ROOT / "agent" / "app" / "older.c").read_text()
+    rows = re.findall(r'^ {4}\{"([a-z-]+)", (?:true|false)', text, re.MULTILINE)
+    assert len(rows) == 4
+    return {alias for _, alias in table_rows() if alias} | set(rows)
 
 
 def commands() -> set[str]:
@@ -32,7 +41,10 @@ ZSH = (ROOT / "scripts" / "completion.zsh").read_text()
 
 
 def test_man_page_has_each_option_and_no_other() -> None:
-    assert set(re.findall(r"Fl Fl ([a-z-]+)", MAN)) == table_options()
+    before, _, older = MAN.partition(".Sh OLDER SPELLINGS")
+    older, _, after = older.partition(".Sh ")
+    assert set(re.findall(r"Fl Fl ([a-z-]+)", before + after)) == table_options()
+    assert older_options() <= set(re.findall(r"Fl Fl ([a-z-]+)", older)) <= older_options() | table_options()
     assert set(re.findall(r"^\.Cm ([a-z]+)", MAN.split(".Sh DESCRIPTION")[0], re.MULTILINE)) == commands()
 
 

@@ -25,7 +25,7 @@ static struct ka_opts options(const char *const *given, size_t count)
     struct ka_opts opts;
     const char *words[1];
     int found;
-    char *argv[16];
+    char *argv[24];
     for (size_t i = 0; i < count; i++)
         argv[i] = (char *)given[i];
     assert_int_equal(ka_opts_init(&opts, NULL, NULL), 0);
@@ -76,6 +76,55 @@ static void settings__words_that_mean_nothing__are_refused(void **state)
     ka_opts_free(&good);
 }
 
+static void settings__command_line_of_the_earlier_program__is_understood(void **state)
+{
+    (void)state;
+    struct ka_opts opts = OPTIONS("--openai-model", "m", "--patience_perf_stop", "5",
+                                  "--patience_parity_restore=6", "-r", "high", "-c", "262144", "--mode",
+                                  "phased", "--compiler", "--rag", "--rag-topk=2", "--rag_min_sim", "0.5");
+    assert_string_equal(opts.run.model, "m");
+    assert_int_equal(opts.run.patience_perf, 5);
+    assert_int_equal(opts.run.patience_parity, 6);
+    assert_string_equal(opts.run.reasoning_effort, "high");
+    assert_int_equal(opts.run.context_tokens, 262144);
+    assert_string_equal(opts.run.draft, "differentiator");
+    assert_int_equal(opts.run.topk, 2);
+    assert_true(opts.run.min_sim == 0.5 && !opts.run.no_retrieval);
+    static const char *const said[] = {
+        "--openai-model is --model; ", "--patience_perf_stop is --patience-perf", "-r is --reasoning-effort",
+        "--mode changes nothing",      "--compiler is --draft differentiator",    "--rag is the default"};
+    for (size_t i = 0; i < KA_COUNT(said); i++)
+        assert_non_null(strstr(opts.older, said[i]));
+    ka_opts_free(&opts);
+    struct ka_opts today = OPTIONS("--model", "m", "--patience_perf", "5");
+    assert_true(today.run.patience_perf == 5 && !today.older);
+    ka_opts_free(&today);
+}
+
+static void settings__older_options_that_mean_nothing_today__say_what_does(void **state)
+{
+    (void)state;
+    static const char *const cases[][3] = {
+        {"--checkpoint", "folder", "--base-url URL"},
+        {"--checkpoint=folder", NULL, "OpenAI-compatible endpoint"},
+        {"-r", NULL, "-r wants a value (LEVEL)"},
+        {"-r", "often", "is not one of minimal"},
+        {"-x", NULL, "unknown option '-x'"},
+        {"-rhigh", NULL, "unknown option '-rhigh'"},
+    };
+    for (size_t i = 0; i < KA_COUNT(cases); i++) {
+        struct ka_opts opts;
+        struct ka_err err;
+        const char *words[1];
+        int found;
+        char *argv[] = {(char *)cases[i][0], (char *)cases[i][1]};
+        assert_int_equal(ka_opts_init(&opts, NULL, NULL), 0);
+        assert_int_equal(ka_opts_parse(&opts, cases[i][1] ? 2 : 1, argv, words, 1, &found, &err), -EINVAL);
+        assert_non_null(strstr(err.msg, cases[i][2]));
+        ka_opts_free(&opts);
+    }
+}
+
 static void settings__what_the_process_has_not__is_refused(void **state)
 {
     (void)state;
@@ -83,6 +132,7 @@ static void settings__what_the_process_has_not__is_refused(void **state)
         {"--device", "cuda", "not opened for it"},
         {"--backend", "openai", "that has none"},
         {"--backend", "carrier-pigeon", "is not one of"},
+        {"--backend", "vllm", "serve the checkpoint behind"},
         {"--draft", "llm", "wants a model"},
     };
     for (size_t i = 0; i < KA_COUNT(cases); i++) {
@@ -238,6 +288,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(settings__options__come_to_what_a_run_needs),
+        cmocka_unit_test(settings__command_line_of_the_earlier_program__is_understood),
+        cmocka_unit_test(settings__older_options_that_mean_nothing_today__say_what_does),
         cmocka_unit_test(settings__words_that_mean_nothing__are_refused),
         cmocka_unit_test(settings__what_the_process_has_not__is_refused),
         cmocka_unit_test(settings__copy__shares_nothing),
