@@ -177,13 +177,14 @@ static enum import_kind classify_import(struct ka_line code, struct ka_line *nam
     return renamed && is_name(*name) && !code.len ? IMPORT_AUTODIFF : IMPORT_OTHER;
 }
 
-static void put_marker_function(struct ka_buf *out, struct ka_line line, struct ka_line name)
+/* `older`: the forward spells its argument as the earlier program did. */
+static void put_marker_function(struct ka_buf *out, struct ka_line line, struct ka_line name, bool older)
 {
     int indent = (int)ka_line_indent(line);
     ka_buf_printf(out,
-                  "%.*sdef %.*s(inputs_require_grad=()):  # marks the stub for kernel-agent\n"
+                  "%.*sdef %.*s(inputs_require_grad=()%s):  # marks the stub for kernel-agent\n"
                   "%.*s    return lambda stub: stub\n",
-                  indent, line.at, (int)name.len, name.at, indent, line.at);
+                  indent, line.at, (int)name.len, name.at, older ? ", idxs_buffers=()" : "", indent, line.at);
 }
 
 /* Blank lines until there are two since the last code: what stands around a function at the top level. */
@@ -202,6 +203,7 @@ static int put_forward(const char *text, size_t len, struct ka_buf *out, struct 
     struct python_lines state = {0};
     struct ka_line line, name;
     bool gap = false; /* the marker function was the last code */
+    bool older = memmem(text, len, "idxs_buffers", strlen("idxs_buffers"));
     for (size_t number = 1; ka_line_next(&cursor, end, &line); number++) {
         bool in_string = state.quote != 0;
         skip_line(&state, line);
@@ -217,7 +219,7 @@ static int put_forward(const char *text, size_t len, struct ka_buf *out, struct 
             put_gap(out);
         gap = (gap && blank) || (kind == IMPORT_AUTODIFF && top);
         if (kind == IMPORT_AUTODIFF)
-            put_marker_function(out, line, name);
+            put_marker_function(out, line, name, older);
         else
             ka_line_put(line, out);
     }

@@ -28,9 +28,9 @@ struct ka_verdict;
 struct ka_verdict *ka_verdict_new(const char *const *grads, size_t count);
 void ka_verdict_free(struct ka_verdict *v); /* NULL is fine */
 
-/* Cases may be judged at the same time, each telling a part of its own, which is then joined: what is joined in
- * turn reads as if it had been told in turn. Of `v` a part knows shapes and gradients, and nothing that was
- * told; meanwhile no shape may be announced. `part` is freed. */
+/* Cases may be judged at the same time, each telling a part of its own, which is then joined: what is joined
+ * in turn reads as if it had been told in turn. Of `v` a part knows shapes and gradients, and nothing that
+ * was told; meanwhile no shape may be announced. `part` is freed. */
 struct ka_verdict *ka_verdict_part(const struct ka_verdict *v);
 void ka_verdict_join(struct ka_verdict *v, struct ka_verdict *part);
 

@@ -383,7 +383,7 @@ struct sharing {
     atomic_size_t numbers, same;
 };
 
-/* Of one run of elements: how many of `real` are numbers other than 0, and how many of those are in `idle`. */
+/* Of one run of elements: how many of `real` are numbers but 0, and how many of those are in `idle`. */
 static void count_same(void *arg, size_t run)
 {
     struct sharing *s = arg;

@@ -1,10 +1,10 @@
 /* One case of a check, judged.
  *
  * May run on a worker thread, several cases of one check at a time, each with a part of the verdict. Until it
- * returns the caller leaves alone: that part; the results of the children and their scratch folders; the documents behind `plan`, `oracle`
- * and `candidate`, which may be read elsewhere at the same time (no reference to them is taken or given up),
- * but not changed or freed. Nothing is logged. Large tensors are compared in threads of its own, which are
- * gone when it returns. */
+ * returns the caller leaves alone: that part; the results of the children and their scratch folders; the
+ * documents behind `plan`, `oracle` and `candidate`, which may be read elsewhere at the same time (no
+ * reference to them is taken or given up), but not changed or freed. Nothing is logged. Large tensors are
+ * compared in threads of its own, which are gone when it returns. */
 #ifndef KA_RUN_JUDGE_H
 #define KA_RUN_JUDGE_H
 
@@ -16,8 +16,8 @@
 
 struct ka_judged_case {
     struct ka_verdict *verdict; /* what is told */
-    size_t shape; /* shape number of the verdict */
-    size_t at;    /* case number of the verdict */
+    size_t shape;               /* shape number of the verdict */
+    size_t at;                  /* case number of the verdict */
     const json_t *plan, *oracle,
         *candidate; /* entries of this case; the last two NULL where a child left none */
     const struct ka_child_result *oracle_files, *candidate_files;

@@ -92,7 +92,7 @@ def make_inputs(
     _seed_all(seed)
     try:
         with fwd.active():
-            made = fwd.make_args(dict(dims), **_accepted(fwd, device, wanted))
+            made = fwd.make_args(fwd.as_written(dims), **_accepted(fwd, device, wanted))
     except (Exception, SystemExit) as exc:
         raise wrap("make_args_raised", f"make_args({dict(dims)}) raised ", exc, [fwd.path]) from exc
     args, kwargs = _normalise(fwd, made)

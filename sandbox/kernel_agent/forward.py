@@ -20,7 +20,7 @@ import linecache
 import math
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,7 @@ class Forward:
     flops: Callable[..., Any] | None
     setup: Callable[..., Any] | None
     dtype: torch.dtype  # default of make_args
+    dtype_dims: frozenset[str]  # entries of SWEEP's dims that are dtypes
     entry_name: str  # `<stub>_autograd`; of a module without a marker maybe the stub itself
     mode: str
     device: str
@@ -94,6 +95,10 @@ class Forward:
         answering = contextlib.nullcontext() if self.mode == "cuda" else devices.answering(self.answers)
         with devices.NoteDetached(), answering:  # the answers must see the user's frame first
             yield
+
+    def as_written(self, dims: Mapping[str, Any]) -> dict[str, Any]:
+        """Dims for the file's own functions: a dtype in SWEEP travels as its name."""
+        return {key: _dtype_called(value) if key in self.dtype_dims else value for key, value in dims.items()}
 
     def call(self, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Any:
         """The stub's return value, as it returned it. Raises Unusable("stub_raised")."""
@@ -156,6 +161,7 @@ def load(
             file,
             remedy="add make_args, which returns the stub's arguments for one entry of SWEEP",
         )
+    sweep = _sweep(module, tree, file, "SWEEP")
     return Forward(
         path=file,
         source=source,
@@ -167,13 +173,14 @@ def load(
         params=params,
         grads=_grads(decorator, module, params, file) if decorator is not None else definition.grads,
         kernels=_kernels(module, file),
-        sweep=_sweep(module, tree, file, "SWEEP"),
+        sweep=sweep,
         sweep_cpu=_sweep(module, tree, file, "SWEEP_CPU") if hasattr(module, "SWEEP_CPU") else None,
         make_args=make_args,
         reference=_function(module, "reference"),
         flops=_function(module, "flops"),
         setup=_function(module, "setup"),
-        dtype=default_dtype(make_args),
+        dtype=default_dtype(make_args, [shape.dims for shape in sweep]),
+        dtype_dims=_dtype_dims(module),
         entry_name=_entry_name(module, definition.name, whole),
         mode=mode,
         device=device,
@@ -391,6 +398,7 @@ def _shape(entry: Any, index: int, name: str, file: str, line: int | None, remed
         dims = dims["dims"]
     if not dims:
         raise refuse("has no dimensions")
+    dims = {key: str(value) if isinstance(value, torch.dtype) else value for key, value in dims.items()}
     for key, value in dims.items():
         if not _is_plain(value):
             raise refuse(f"has {key}={value!r}, which is not a number, string, flag or list of them")
@@ -414,13 +422,28 @@ def _assigned_at(tree: ast.Module, name: str) -> int | None:
     return None
 
 
-def default_dtype(make_args: Callable[..., Any]) -> torch.dtype:
-    """The default of make_args' dtype parameter; float32 where it says nothing."""
+def _dtype_called(name: Any) -> Any:
+    value = getattr(torch, name.removeprefix("torch."), None) if isinstance(name, str) else None
+    return value if isinstance(value, torch.dtype) else name
+
+
+def _dtype_dims(module: types.ModuleType) -> frozenset[str]:
+    """Keys under which SWEEP names dtypes, as torch has them."""
+    entries = [*getattr(module, "SWEEP", ()), *getattr(module, "SWEEP_CPU", ())]
+    return frozenset(
+        key for entry in entries for key, value in entry.items() if isinstance(value, torch.dtype)
+    )
+
+
+def default_dtype(make_args: Callable[..., Any], sweep: Sequence[Mapping[str, Any]] = ()) -> torch.dtype:
+    """The default of make_args' dtype parameter; where it says nothing, that of the first of `sweep`'s
+    entries; else float32."""
     try:
         parameter = inspect.signature(make_args).parameters.get("dtype")
     except (TypeError, ValueError):
         return torch.float32
     value = parameter.default if parameter is not None else None
-    if isinstance(value, str):
-        value = getattr(torch, value.removeprefix("torch."), None)
-    return value if isinstance(value, torch.dtype) else torch.float32
+    for said in (value, sweep[0].get("dtype") if sweep else None):
+        if isinstance(found := _dtype_called(said), torch.dtype):
+            return found
+    return torch.float32

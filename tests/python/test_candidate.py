@@ -149,7 +149,7 @@ def test_watch__from_here__copies_only_what_was_modified():
 def test_engines_own_thread__has_no_frame_but_ours():
     """On a GPU autograd runs a backward on a thread of its own, which no Python began."""
     found: list[bool] = []
-    for caller in (map(watching._by_engine, [None]), map(lambda _: watching._by_tuner(), [None])):
+    for caller in (map(watching._by_engine, [None]), (watching._by_tuner() for _ in [None])):
         before = len(found)
         _thread.start_new_thread(found.extend, (caller,))
         for _ in range(10_000):

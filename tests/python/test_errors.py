@@ -104,7 +104,7 @@ def test_bad_decorator__any_way__is_stub_args_at_its_line(decorator, message, wr
         ("[{'N': 8}, {'N': 8, 'required': 1}]", "sweep_type", r"SWEEP\[1\] has required=1"),
         ("[{'required': True}]", "sweep_type", "no dimensions"),
         ("[{'N': float('nan')}]", "sweep_type", "N=nan"),
-        ("[{'N': torch.float32}]", "sweep_type", "torch.float32"),
+        ("[{'N': torch.strided}]", "sweep_type", "torch.strided"),
         ("[{3: 8}]", "sweep_type", "not a string"),
         ("()", "sweep_empty", "no entry"),
     ],

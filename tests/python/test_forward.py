@@ -43,6 +43,19 @@ def test_load__pair_with_inline_mark__has_entry(write):
     assert fwd.grads == ("x",) and callable(getattr(fwd.module, fwd.entry_name))
 
 
+def test_sweep__with_a_dtype__travels_as_its_name_and_comes_back(write):
+    source = SCALE.replace('{"N": 8}', '{"N": 8, "dtype": torch.float16, "like": "torch.float16"}')
+    source = source.replace("dtype=torch.float32):", "dtype=None):\n    dtype = dtype or dims['dtype']")
+    source = source.replace("return (torch", "assert dims['like'] == 'torch.float16'\n    return (torch")
+    fwd = forward.load(write(source))
+    assert fwd.sweep[0].dims == {"N": 8, "dtype": "torch.float16", "like": "torch.float16"}
+    assert fwd.dtype == torch.float16
+    (x,), _ = draw.make_inputs(fwd, fwd.sweep[0].dims, 1)
+    assert x.dtype == torch.float16
+    (x,), _ = draw.make_inputs(fwd, fwd.sweep[0].dims, 1, dtype="float32")
+    assert x.dtype == torch.float32
+
+
 def test_call__grid_with_ragged_tail__computes_all(write):
     _, (x,), y = call(write(SCALE), {"N": 37})
     assert torch.equal(y, 2 * x)

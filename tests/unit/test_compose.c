@@ -49,6 +49,17 @@ static void compose__import_of_autodiff__becomes_the_marker_function(void **stat
                         "y = 2\n");
 }
 
+static void compose__older_spelling_of_the_argument__is_taken_by_the_marker_function(void **state)
+{
+    (void)state;
+    assert_int_equal(
+        compose("from kernel_agent import autodiff\n@autodiff(idxs_buffers=(0,))\ndef f(x): pass\n",
+                "y = 2\n"),
+        0);
+    assert_non_null(
+        strstr(ka_buf_str(&out), "def autodiff(inputs_require_grad=(), idxs_buffers=()):  # marks"));
+}
+
 static void compose__every_spelling_of_the_import__is_replaced(void **state)
 {
     (void)state;
@@ -163,6 +174,7 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_teardown(name, free_out)
     const struct CMUnitTest tests[] = {
+        TEST(compose__older_spelling_of_the_argument__is_taken_by_the_marker_function),
         TEST(compose__import_of_autodiff__becomes_the_marker_function),
         TEST(compose__every_spelling_of_the_import__is_replaced),
         TEST(compose__indented_import__keeps_its_indentation),

@@ -20,7 +20,7 @@ from .pipeline import SCHEDULES, Draft, differentiate
 from .read import language
 
 AUTODIFF = """
-def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
+def autodiff(inputs_require_grad=(), idxs_buffers=()):  # marks the stub for kernel-agent
     return lambda stub: stub
 """
 

@@ -1,0 +1,31 @@
+"""Files and command lines of the earlier program of this name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from conftest import Agent
+from files import FORWARD
+
+OLDER = (
+    FORWARD.replace("inputs_require_grad=", "idxs_buffers=")
+    .replace('{"M": 4, "N": 24}', '{"M": 4, "N": 24, "dtype": torch.bfloat16}')
+    .replace('{"M": 3, "N": 33}', '{"M": 3, "N": 33, "dtype": torch.bfloat16, "required": False}')
+    .replace(
+        'device="cuda", dtype=torch.float32):',
+        'device="cuda", dtype=None):\n    dtype = dtype or dims["dtype"]',
+    )
+)
+OPTIONS = ["--compiler", "--mode", "phased", "-r", "medium", "-c", "262144", "--patience_perf_stop", "4"]
+
+
+def test_older_file_by_an_older_command_line__is_verified(agent: Agent, tmp_path: Path) -> None:
+    file = tmp_path / "older.py"
+    file.write_text(OLDER)
+    done = agent("--file-path", file, "--backend", "none", "--no-optimise", "--json", *OPTIONS)
+    assert done.code == 0, done.err
+    assert "-r is --reasoning-effort" in done.err and "--patience_perf_stop is --patience-perf" in done.err
+    pair = Path(done.result["pair"]).read_text()
+    assert "idxs_buffers=(0, 1)" in pair and 'dtype": torch.bfloat16' in pair
+    checked = agent("check", done.result["pair"])
+    assert checked.code == 0, checked.err
