@@ -1,6 +1,6 @@
 /* Spellings of the earlier program with this name, for its command lines: what each means today. Names that
- * only changed are aliases in the table of settings (opts.c); here are the letters, and what has no setting of
- * its own. Pure. */
+ * only changed are aliases in the table of settings (opts.c); here are the letters, and what has no setting
+ * of its own. Pure. */
 #ifndef KA_OLDER_H
 #define KA_OLDER_H
 
