@@ -4,9 +4,9 @@
  * Words: a *tensor* is an input, by its name, or `upstream/0`, the upstream of output 0. A *constant* one
  * wants no gradient: a table, a mask or indices, whose values have their meaning, so that only layouts that
  * keep them are chosen. A *choice* is a tensor with a layout or a kind of values (rows of kinds.h): "x
- * transposed". A *variation* is {"layouts"?: {tensor: kind}, "values"?: {tensor: kind}}, members of a case. The *families*
- * that stand in for each other where two tensors meet: in rows, one after another; in rows otherwise; not in
- * rows. */
+ * transposed". A *variation* is {"layouts"?: {tensor: kind}, "values"?: {tensor: kind}}, members of a case.
+ * The *families* that stand in for each other where two tensors meet: in rows, one after another; in rows
+ * otherwise; not in rows. */
 #ifndef KA_VARY_H
 #define KA_VARY_H
 
