@@ -246,15 +246,32 @@ class Builder:
         if not isinstance(node.target, ast.Name):
             raise Refusal("loop target", "a loop needs one plain variable").at(node)
         lo, hi, step, call = self.range(node.iter)
-        region = self.g.loop_region(lo, hi, step, call, node.lineno)
-        if region.iv.hint is None:  # type: ignore[union-attr]
-            region.iv.hint = node.target.id  # type: ignore[union-attr]
-        zero_based, g = is_zero(lo) and is_number(step, 1), self.g
+        g, first, stride = self.g, lo, step
+        downwards = step.op == "const" and step.value < 0
+        if downwards:  # nothing after this has to know of loops that count down
+            lo, hi, step = g.const(0), self.trips(lo, hi, step), g.one
+        region = g.loop_region(lo, hi, step, call, node.lineno)
+        iv = region.iv
+        assert iv is not None
+        if iv.hint is None:
+            iv.hint = "step" if downwards else node.target.id
+        zero_based = is_zero(lo) and is_number(step, 1)
         with g.at(region):
-            count = region.iv if zero_based else g.make("floordiv", (g.sub(region.iv, lo), step))  # type: ignore[arg-type]
-        trips = hi if zero_based else g.make("cdiv", (g.sub(hi, lo), step), dtype=promote((hi, lo, step)))
-        trips = g.make("maximum", (trips, g.const(0)))
-        self.iterate(node, region, None, (count, trips, step, lo), {node.target.id: region.iv})
+            count = iv if zero_based else g.make("floordiv", (g.sub(iv, lo), step))
+            index = g.add(first, g.mul(iv, stride)) if downwards else iv
+        trips = g.make("maximum", (hi if zero_based else self.trips(lo, hi, step), g.const(0)))
+        self.iterate(node, region, None, (count, trips, step, lo), {node.target.id: index})
+
+    def trips(self, lo: Node, hi: Node, step: Node) -> Node:
+        """How many steps there are from lo to hi; of a step below zero, whose value is known, too."""
+        g = self.g
+        if step.op == "const" and step.value < 0:
+            lo, hi, step = hi, lo, g.const(-step.value)
+        span = g.sub(hi, lo)
+        if lo.op == "const" and hi.op == "sub" and hi.args[1].op == "const":  # T - 1 down to -1
+            left = hi.args[1].value + lo.value
+            span = g.sub(hi.args[0], g.const(left)) if left else hi.args[0]
+        return span if is_number(step, 1) else g.make("cdiv", (span, step), dtype=promote((hi, lo, step)))
 
     def while_loop(self, node: ast.While) -> None:
         found = counted(node)
@@ -267,8 +284,8 @@ class Builder:
             if not lo.is_float and not hi.is_float:
                 self.loop(loop)
                 g = self.g
-                trips = g.make("cdiv", (g.sub(hi, lo), stride), dtype=promote((hi, lo, stride)))
-                self.env[name] = g.add(lo, g.mul(g.make("maximum", (trips, g.const(0))), stride))
+                trips = g.make("maximum", (self.trips(lo, hi, stride), g.const(0)))
+                self.env[name] = g.add(lo, g.mul(trips, stride))
                 return
         self.iterate(node, self.g.while_region(node.lineno), node.test, None, {})
 

@@ -296,23 +296,24 @@ class Emitter:
         # Triton 3.6 (TritonGPURemoveLayoutConversions) takes a lower bound that an enclosing loop carries
         # for its first value, in every iteration: count from zero instead.
         counted = not reverse and carried(lo)
+        span_text = f"{self.expr(hi, 9)[0]} - {self.expr(lo, 10)[0]}"
         self.scope, outer = inner, self.scope
         name = self.unique(region.iv.hint or "i")
         back = self.unique("back") if reverse or counted else ""
         self.scope = outer
         if counted:
             line = f"{name} = {lo_text} + {back} * {step_text}"
-            trips = f"{self.tl}.cdiv({hi_text} - {lo_text}, {step_text})"
+            trips = f"{self.tl}.cdiv({span_text}, {step_text})"
         elif not reverse:
             parts = [self.expr(lo)[0], hi_text, self.expr(step)[0]]
             if unit:
                 parts = parts[1:2] if is_zero(lo) else parts[:2]
             return f"for {name} in {region.call}({', '.join(parts)}):", [name], section
         elif unit:
-            trips = hi_text if is_zero(lo) else f"{hi_text} - {lo_text}"
+            trips = hi_text if is_zero(lo) else span_text
             line = f"{name} = {self.expr(hi, 9)[0]} - 1 - {back}"
         else:
-            span = self.expr(hi, 10)[0].strip("()") if is_zero(lo) else f"{hi_text} - {lo_text}"
+            span = self.expr(hi, 10)[0].strip("()") if is_zero(lo) else span_text
             trips = f"{self.tl}.cdiv({span}, {step_text})"
             start = "" if is_zero(lo) else f"{lo_text} + "
             line = f"{name} = {start}({trips} - 1 - {back}) * {step_text}"
