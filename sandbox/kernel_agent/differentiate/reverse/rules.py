@@ -15,9 +15,10 @@ import math
 from collections.abc import Callable, Iterator
 
 from ..ir.graph import Graph
-from ..ir.kinds import ARITHMETIC, MOVING
-from ..ir.nodes import Node, adjoint_dtype, nodes_in
+from ..ir.kinds import ARITHMETIC, MOVING, words
+from ..ir.nodes import Node, adjoint_dtype, beneath, nodes_in
 from ..ir.refusal import Refusal
+from ..ir.simplify import is_zero
 from ..read import language
 
 Contributions = Iterator[tuple[Node, Node]]
@@ -88,11 +89,49 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
 
 def product(g: Graph, d: Node, x: Node) -> Node:
     """d * x, and 0 where the adjoint is 0 and x may be infinite: a masked lane contributes nothing."""
-    result = g.mul(d, x)
-    if not may_be_infinite(x):
-        return result
-    dead = g.compare("==", d, g.number(0))
-    return g.where(dead, g.number(0), result)
+    if may_be_infinite(x):
+        dead = g.compare("==", d, g.number(0))
+        return g.where(dead, g.number(0), g.mul(d, x))
+    return chosen(g, d, lambda d: g.mul(d, x)) if may_be_undefined(x) else g.mul(d, x)
+
+
+# Functions that are no number somewhere, or whose derivative is none.
+UNDEFINED = words("exp exp2 expm1 log log2 log10 log1p sqrt rsqrt cbrt pow tan atanh asin acos")
+
+
+def chosen(g: Graph, d: Node, contribution: Callable[[Node], Node]) -> Node:
+    """What an adjoint contributes, and 0 where another value was chosen: the derivative of the one that was
+    not may be no number there, and 0 times that is none either."""
+    below = d
+    while below.op in ("mul", "div", "neg", "cast"):
+        factors = [a for a in below.args if a.op == "where"] if below.op == "mul" else []
+        below = factors[0] if factors else below.args[0]
+    if below.op != "where" or not any(map(is_zero, below.args[1:])):
+        return contribution(d)
+    cond, first, second = below.args
+    if is_zero(second):
+        return g.where(cond, contribution(first if below is d else d), g.number(0))
+    return g.where(cond, g.number(0), contribution(second if below is d else d))
+
+
+def may_be_undefined(node: Node) -> bool:
+    """Whether lanes of a value may be no number by a function or a division of each."""
+    rest, seen = [node], set[Node]()
+    while rest:
+        one = rest.pop()
+        if one in seen or one.shape != node.shape:
+            continue
+        seen.add(one)
+        if one.op == "call" and one.attrs["fn"] in UNDEFINED or one.op == "div" and is_lanewise(one.args[1]):
+            return True
+        if one.op in ARITHMETIC or one.op in ("neg", "cast", "where", "call"):
+            rest += one.args
+    return False
+
+
+def is_lanewise(divisor: Node) -> bool:
+    """Whether a divisor is one of each lane."""
+    return bool(divisor.shape) and beneath(divisor, "cast").op not in ("broadcast", "full", "const")
 
 
 def may_be_infinite(node: Node) -> bool:
@@ -111,9 +150,14 @@ def may_be_infinite(node: Node) -> bool:
 @rule_of("div")
 def _(g: Graph, n: Node, d: Node) -> Contributions:
     a, b = n.args
-    yield a, g.div(d, b)
+    lanes = chosen if is_lanewise(b) else plainly
+    yield a, lanes(g, d, lambda d: g.div(d, b))
     if b.active:
-        yield b, g.neg(g.div(g.mul(d, n), b))
+        yield b, lanes(g, d, lambda d: g.neg(g.div(g.mul(d, n), b)))
+
+
+def plainly(_: Graph, d: Node, contribution: Callable[[Node], Node]) -> Node:
+    return contribution(d)
 
 
 @rule_of("maximum", "minimum")
@@ -284,13 +328,14 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
     if name == "pow":
         x, y = n.args
         lower = g.make("call", (x, g.sub(y, g.number(1))), n.attrs, n.dtype)
-        yield x, g.mul(g.mul(d, y), lower)
+        yield x, chosen(g, d, lambda d: g.mul(g.mul(d, y), lower))
         if y.active:
-            yield y, g.mul(g.mul(d, n), g.call("log", x))
+            yield y, chosen(g, d, lambda d: g.mul(g.mul(d, n), g.call("log", x)))
         return
     if name not in UNARY:
         raise Refusal(n.attrs.get("text", name), f"`{name}` has no adjoint here", line=n.line)
-    yield n.args[0], UNARY[name](g, n.args[0], n, d)
+    x, lanes = n.args[0], chosen if name in UNDEFINED else plainly
+    yield x, lanes(g, d, lambda d: UNARY[name](g, x, n, d))
 
 
 def _abs(g: Graph, x: Node, y: Node, d: Node) -> Node:
