@@ -114,21 +114,23 @@ static void on_single(void *arg, const struct ka_op_result *result)
 }
 
 /* The differentiator traces one call of the stub: --sweep names the shape, else the first one, small enough
- * for the CPU. */
+ * for the CPU; and the others, where they launch what that does not. */
 static json_t *trace_dims(const struct ka_settings *settings, const json_t *inspect)
 {
     const char *which = settings->sweep;
     json_auto_t *given = which[0] == '[' || which[0] == '{' ? json_loads(which, 0, NULL) : NULL;
     if (given)
-        return json_incref(json_is_array(given) ? json_array_get(given, 0) : given);
-    json_t *own = json_object_get(inspect, "sweep_cpu");
+        return json_is_array(given) ? json_incref(given) : json_pack("[O]", given);
+    json_t *own = json_object_get(inspect, "sweep_cpu"), *all = json_array();
     bool cpu = strcmp(settings->device, "cpu") == 0, scaled = cpu && !json_array_size(own);
-    json_t *entry = json_array_get(cpu && !scaled ? own : json_object_get(inspect, "sweep"), 0),
-           *small = NULL;
-    json_t *dims = json_object_get(entry, "dims");
-    if (scaled && ka_shapes_scale(dims, KA_SHAPES_BUDGET, 0, &small) == 0)
-        return small;
-    return json_incref(dims);
+    KA_EACH(cpu && !scaled ? own : json_object_get(inspect, "sweep"), i, entry) {
+        json_t *dims = json_object_get(entry, "dims"), *small = NULL;
+        if (scaled && ka_shapes_scale(dims, KA_SHAPES_BUDGET, 0, &small) == 0)
+            json_array_append_new(all, small);
+        else
+            json_array_append(all, dims);
+    }
+    return all;
 }
 
 static void start_differentiate(struct single *single, const json_t *inspect)
@@ -139,8 +141,9 @@ static void start_differentiate(struct single *single, const json_t *inspect)
                                 .shown = single->path,
                                 .modules = single->modules,
                                 .settings = &single->tools->settings};
-    json_t *extra = json_pack("{s:{s:o, s:i}, s:n, s:n}", "case", "dims",
-                              trace_dims(&single->tools->settings, inspect), "seed", 0, "schedule", "config");
+    json_auto_t *dims = trace_dims(&single->tools->settings, inspect);
+    json_t *extra = json_pack("{s:{s:O?, s:i, s:O}, s:n, s:n}", "case", "dims", json_array_get(dims, 0),
+                              "seed", 0, "others", dims, "schedule", "config");
     if (ka_op_start(&single->tools->app, &request, extra, on_single, single, &single->op, &err)) {
         ka_show_problem(&err, 0);
         ka_loop_stop(single->tools->app.loop);

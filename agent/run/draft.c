@@ -9,10 +9,15 @@
 #include "base/log.h"
 #include "events.h"
 
-/* The differentiator traces one call of the stub: on the smallest required shape. */
+/* The differentiator traces one call of the stub: on the smallest required shape. Where others launch another
+ * kernel, it traces them too. */
 static json_t *trace_case(const struct ka_run *run)
 {
-    return json_pack("{s:O, s:i}", "dims", json_object_get(ka_plan_cheapest(run->shapes), "dims"), "seed", 0);
+    json_t *others = json_array();
+    KA_EACH(run->shapes, i, shape)
+        json_array_append(others, json_object_get(shape, "dims"));
+    return json_pack("{s:O, s:i, s:o}", "dims", json_object_get(ka_plan_cheapest(run->shapes), "dims"),
+                     "seed", 0, "others", others);
 }
 
 void ka_run_ask_differentiator(struct ka_run *run, json_t *schedule, json_t *config, ka_run_op_fn done)

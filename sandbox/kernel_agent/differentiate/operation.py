@@ -32,9 +32,10 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
         device=request.get("device") or "cpu",
     )
     case = request["case"]
-    chosen = (request.get(name) for name in ("dtype", "schedule", "config"))
+    chosen = {name: request.get(name) for name in ("dtype", "schedule", "config")}
+    others = case.get("others") or ()
     try:
-        draft = differentiate(fwd, case["dims"], case["seed"], *chosen)
+        draft = differentiate(fwd, case["dims"], case["seed"], **chosen, others=others)
     except Refusal as refusal:
         raise Refused([refusal.at(None, fwd.path)]) from None
     ast.parse(draft.text)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from .. import draw
@@ -32,6 +34,7 @@ from .write.section import (
     PASSED,
     SUMMED,
     TABLES,
+    UNTRACED,
     FunctionText,
     Step,
     config_name,
@@ -75,12 +78,16 @@ def differentiate(
     dtype: str | None = None,
     schedule: str | None = None,
     config: dict[str, Any] | None = None,
+    others: Sequence[dict[str, Any]] = (),
 ) -> Draft:
-    """Trace one call of the stub and write its backward. Raises Refusal; errors.Unusable for the user's."""
+    """Trace one call of the stub and write its backward; `others` are dims of calls that may launch what the
+    first does not. Raises Refusal; errors.Unusable for the user's."""
     tuning.bind(fwd, config or {})
 
     def attempt(schedule: str | None) -> Draft:
-        return _attempt(fwd, *draw.make_inputs(fwd, dims, seed, dtype=dtype), schedule, config or {})
+        first, *more = (partial(draw.make_inputs, fwd, d, seed, dtype=dtype) for d in [dims, *others])
+        traced = trace.trace(fwd, first(), (make() for make in more))
+        return _attempt(fwd, *traced, schedule, config or {})
 
     try:
         return attempt(schedule)
@@ -100,9 +107,15 @@ def differentiate(
     return draft
 
 
-def _attempt(fwd: Forward, args: tuple, kwargs: dict, schedule: str | None, config: dict[str, Any]) -> Draft:
+def _attempt(
+    fwd: Forward,
+    traced: list[trace.Site],
+    untraced: list[trace.Untraced],
+    schedule: str | None,
+    config: dict[str, Any],
+) -> Draft:
     """One attempt with one schedule."""
-    sites = [site for site in trace.trace(fwd, args, kwargs) if site.outputs]
+    sites = [site for site in traced if site.outputs]
     stub = next(n for n in fwd.tree.body if isinstance(n, ast.FunctionDef) and n.name == fwd.stub_name)
     draft = Draft("", f"{fwd.stub_name}_autograd", schedule=schedule or "partials")
     draft.programs = int(config.get("programs", PROGRAMS))
@@ -120,10 +133,10 @@ def _attempt(fwd: Forward, args: tuple, kwargs: dict, schedule: str | None, conf
         raise refusal.at(None, fwd.path) from None
     if all(site.tables for site in sites):
         draft.schedule, draft.only = "atomic", True
-    hosts = {site.host.name: site.host for site in sites}
+    hosts = {host.name: host for host in (*(s.host for s in sites), *(u.host for u in untraced))}
     renamed = {name: f"{name}_autograd" for name in hosts if name != fwd.stub_name}
     copies = [
-        stub_text(fwd, f, sites, renamed, fwd.grads if f is stub else ())
+        stub_text(fwd, f, sites, untraced, renamed, fwd.grads if f is stub else ())
         for f in {**hosts, stub.name: stub}.values()
     ]
     configs = [
@@ -134,6 +147,10 @@ def _attempt(fwd: Forward, args: tuple, kwargs: dict, schedule: str | None, conf
     body = "".join(functions)
     helpers = [h for h in (LAID_OUT, GRADIENT_OF, SUMMED, FINISHED, DISJOINT) if f"{helper_name(h)}(" in body]
     helpers += [OWN] * bool(fwd.grads)
+    helpers += [UNTRACED] * bool(untraced)
+    for launch in untraced:
+        reason = f"no size that was traced launches {launch.kernel_name} here: this raises where one does"
+        draft.report.append(LineReport(launch.call.lineno, "launch", "untraced", reason))
     helpers += [TABLES] * any(site.tables for site in sites)
     helpers += [PASSED] * any(k.arg is None for site in sites for k in site.call.keywords)
     above = [*configs, *scan_helpers("".join(kernels.values())), *("\n" + k for k in kernels.values())]

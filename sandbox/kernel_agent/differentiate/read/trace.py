@@ -8,14 +8,15 @@ and several launches without any assumption, and no kernel has to run.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from ...errors import Unusable
 from ...forward import Forward, launch_intercept
-from ...launches import Launch
+from ...launches import Launch, jit_function
 from ..ir import address_tables
 from ..ir.nodes import Node, Store, walk
 from ..ir.refusal import Refusal
@@ -67,9 +68,21 @@ class _Mark(torch.autograd.Function):
         raise RuntimeError("a traced call is never run backwards")
 
 
-def trace(fwd: Forward, args: tuple, kwargs: dict) -> list[Site]:
-    """Run the stub once with inputs that want gradients and see its launches; no kernel is executed."""
-    functions = {n.name: n for n in fwd.tree.body if isinstance(n, ast.FunctionDef)}
+@dataclass
+class Untraced:
+    """A launch in the source that no traced call has made."""
+
+    host: ast.FunctionDef
+    call: ast.Call
+    kernel_name: str
+
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def trace(fwd: Forward, first: Call, others: Iterable[Call] = ()) -> tuple[list[Site], list[Untraced]]:
+    """Run the stub once with inputs that want gradients and see its launches; no kernel is executed. While
+    the file has a launch that was not made, the stub is called with others: a size may choose its kernel."""
     calls = [
         (function, node)
         for function in fwd.tree.body
@@ -79,6 +92,41 @@ def trace(fwd: Forward, args: tuple, kwargs: dict) -> list[Site]:
         and isinstance(node.func, ast.Subscript)
     ]
     sites: dict[tuple[int, int], Site] = {}
+    _trace(fwd, first, calls, sites)
+    untraced = _untraced(fwd, calls, sites)
+    for args, kwargs in others if untraced else ():
+        try:
+            _trace(fwd, (args, kwargs), calls, sites)
+        except Unusable:
+            continue  # a size that the stub does not take
+        untraced = _untraced(fwd, calls, sites)
+        if not untraced:
+            break
+    return list(sites.values()), untraced
+
+
+def _untraced(fwd: Forward, calls: list, sites: dict[tuple[int, int], Site]) -> list[Untraced]:
+    """Launches by the stub and what it calls that are not among `sites`."""
+    functions = {n.name: n for n in fwd.tree.body if isinstance(n, ast.FunctionDef)}
+    called, rest = set[str](), [fwd.stub_name]
+    while rest:
+        if (name := rest.pop()) in functions and name not in called:
+            called.add(name)
+            rest += [n.id for n in ast.walk(functions[name]) if isinstance(n, ast.Name)]
+    return [
+        Untraced(host, call, call.func.value.id)
+        for host, call in calls
+        if host.name in called
+        and (call.lineno, call.col_offset) not in sites
+        and isinstance(call.func.value, ast.Name)
+        and jit_function(getattr(fwd.module, call.func.value.id, None)) is not None
+    ]
+
+
+def _trace(fwd: Forward, given: Call, calls: list, sites: dict[tuple[int, int], Site]) -> None:
+    """Add the launches of one call to `sites`; what is known of an earlier call stays."""
+    functions = {n.name: n for n in fwd.tree.body if isinstance(n, ast.FunctionDef)}
+    settled = set(sites)
     failure: list[Refusal] = []
 
     def see(launch: Launch) -> None:
@@ -86,15 +134,16 @@ def trace(fwd: Forward, args: tuple, kwargs: dict) -> list[Site]:
             site = _site(fwd, launch, calls, functions, taken)
             key = (site.call.lineno, site.call.col_offset)
             known = sites.get(key)
-            if known is None or _more_active(site, known):
+            if known is None or key not in settled and _more_active(site, known):
                 sites[key] = site
-            if known is not None:
+            if known is not None and key not in settled:
                 sites[key].replaced = {**known.replaced, **site.replaced}
             _mark(site, launch, taken)
         except Refusal as refusal:
             failure.append(refusal.at(None, fwd.path))
             raise
 
+    args, kwargs = given
     bound = fwd.signature.bind(*args, **kwargs)
     bound.apply_defaults()
     inputs: set[int] = set()
@@ -114,7 +163,6 @@ def trace(fwd: Forward, args: tuple, kwargs: dict) -> list[Site]:
     if not sites:
         message = f"{fwd.stub_name}() launches no kernel"
         raise Refusal("stub", message, "Launch a Triton kernel in the stub.", fwd.stub_line)
-    return list(sites.values())
 
 
 def _site(

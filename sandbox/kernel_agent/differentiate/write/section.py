@@ -20,7 +20,7 @@ from ...source import autodiff_names
 from ..ir.nodes import Node
 from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name
-from ..read.trace import Site
+from ..read.trace import Site, Untraced
 from ..reverse.rules import LINEAR_STEP, SMALL_DOT
 from .emit import Emitted
 from .line_breaks import WIDTH, break_line, indented, wrap
@@ -115,6 +115,12 @@ def disjoint(*dims):
         if stride <= reach:
             raise ValueError(f"the layout {dims} of a gradient overlaps itself: pass .contiguous()")
         reach = float("inf") if extent is None else reach + (extent - 1) * stride
+'''
+
+UNTRACED = '''
+def untraced(kernel, line):
+    """In place of a launch that no traced size made: it has no backward."""
+    raise NotImplementedError(f"line {line} launches {kernel}: no size in SWEEP did when this was written")
 '''
 
 TABLES = '''
@@ -445,13 +451,20 @@ def kept_decorators(fwd: Forward, host: ast.FunctionDef) -> list[str]:
 
 
 def stub_text(
-    fwd: Forward, stub: ast.FunctionDef, sites: list[Site], renamed: dict[str, str], owned: Sequence[str]
+    fwd: Forward,
+    stub: ast.FunctionDef,
+    sites: list[Site],
+    untraced: list[Untraced],
+    renamed: dict[str, str],
+    owned: Sequence[str],
 ) -> str:
-    """A copy of a host function, NAME_autograd, its launches made through their Functions. Parameters that
-    are `owned` come to have memory of their own."""
+    """A copy of a host function, NAME_autograd, its launches made through their Functions; those that are
+    `untraced` raise. Parameters that are `owned` come to have memory of their own."""
     source = fwd.source
     lines = source.splitlines()
-    edits: list[tuple[ast.AST, str]] = []
+    edits: list[tuple[ast.AST, str]] = [
+        (u.call, f'untraced("{u.kernel_name}", {u.call.lineno})') for u in untraced if u.host is stub
+    ]
     for site in sites:
         if site.host is not stub:
             continue
