@@ -276,7 +276,7 @@ def _scheduled(
     forward_values.use_stored(reverse)
     totals.atomics = len(writes(reverse.effects))
     axes = trace.program_axes(site)
-    gradient_writes.prove(reverse, axes)
+    gradient_writes.prove(reverse, axes, site.launch.grid)
     gradient_writes.mark(reverse)
     name = f"{site.kernel_name}_bwd"
     if site.class_name[-1].isdigit() and name in kernels:

@@ -27,6 +27,7 @@ class Graph:
         self.count = 0
         self.reverse = False
         self.sized: frozenset[str] = frozenset()  # constexprs that follow the sizes of a call
+        self.strides: frozenset[str] = frozenset()  # parameters that are a tensor's strides
         self.contracted: set[Node] = set()  # extents that the forward's own dot products sum over
         self.line: int | None = None
         self.one = self.const(1)

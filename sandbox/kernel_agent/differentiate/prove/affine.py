@@ -103,8 +103,9 @@ class Affine:
             return self.uniform(node.args[0]) and all(map(self.uniform, sides(node)))
         return bool(node.args) and all(map(self.uniform, node.args))
 
-    def groups(self, node: Node) -> list[Group] | None:
-        """The address dimensions of an offset, or None where it is not a sum of single variables."""
+    def groups(self, node: Node, strides: frozenset[int] = frozenset()) -> list[Group] | None:
+        """The address dimensions of an offset, or None where it is not a sum of single variables. `strides`:
+        constexprs that name a dimension, as run-time values do."""
         found: dict[tuple[int, ...], list[tuple[Var, Monomial]]] = {}
         for variables, coefficients in nonzero(self.terms(node, tuple(range(len(node.shape))))).items():
             if not variables:
@@ -112,7 +113,7 @@ class Affine:
             if len(variables) > 1 or len(coefficients) > 1:
                 return None
             ((ids, factor),) = coefficients.items()
-            base = self._stride_part(ids)
+            base = self._stride_part(ids, strides)
             rest = divide((factor, ids), (1, base))
             assert rest is not None
             found.setdefault(base, []).append((variables[0], rest))
@@ -120,14 +121,28 @@ class Affine:
 
     def solved(self, node: Node) -> list[Group] | None:
         """The address dimensions of an offset, each a sum of digits; None where they are not."""
-        groups = self.groups(node)
-        return groups if groups is not None and all(map(self.solve, groups)) else None
+        for strides in (frozenset[int](), self.strides(node)):
+            groups = self.groups(node, strides)
+            if groups is not None and all(map(self.solve, groups)):
+                return groups
+        return None
 
-    def _stride_part(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+    def _stride_part(self, ids: tuple[int, ...], strides: frozenset[int]) -> tuple[int, ...]:
         """Run-time factors name an address dimension; constexpr factors are block sizes inside one."""
-        return tuple(i for i in ids if not self._compile_time(self.nodes[i]))
+        return tuple(i for i in ids if i in strides or not self._compile_time(self.nodes[i]))
+
+    def strides(self, node: Node) -> frozenset[int]:
+        """Constexprs that an offset has as factors, and that are the size of none of its indices: the number
+        of columns, say."""
+        factors, sizes = set[int](), set[int]()
+        for variables, coefficients in self.terms(node, tuple(range(len(node.shape)))).items():
+            factors.update(i for ids in coefficients for i in ids)
+            sizes.update(i for var in variables if var for r in self.ranges(var) for i in r[1])
+        return frozenset(i for i in factors - sizes if self.nodes[i].op == "constexpr")
 
     def _compile_time(self, node: Node) -> bool:
+        if node.op == "constexpr" and node.attrs["name"] in self.g.strides:
+            return False
         return node.op in ("const", "constexpr", "npid") or (
             bool(node.args) and all(map(self._compile_time, node.args))
         )

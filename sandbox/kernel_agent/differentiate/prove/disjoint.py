@@ -37,13 +37,35 @@ def disjoint(
     loops: tuple[For, ...],
     axes: list[int],
     entry: Node | None = None,
+    grid: tuple[int, ...] | None = None,
 ) -> Proof | str:
     """A proof that (programs x iterations x lanes) -> address is injective, or the reason why there is none.
 
-    `entry`: the address is in the buffer of this number; every number has one of its own.
+    `entry`: the address is in the buffer of this number; every number has one of its own. `grid`: of the
+    traced launch; with it constexprs that can be strides are.
     """
     affine = Affine(g)
-    groups = affine.groups(offset)
+    found = _disjoint(affine, offset, mask, loops, axes, entry, frozenset())
+    strides = affine.strides(offset) if grid is not None else frozenset()
+    if isinstance(found, Proof) or grid is None or not strides:
+        return found
+    other = _disjoint(affine, offset, mask, loops, axes, entry, strides)
+    if isinstance(other, Proof) and not any(overlaps(g, layout, grid) for layout in other.layouts):
+        return other
+    return found
+
+
+def _disjoint(
+    affine: Affine,
+    offset: Node,
+    mask: Node | None,
+    loops: tuple[For, ...],
+    axes: list[int],
+    entry: Node | None,
+    strides: frozenset[int],
+) -> Proof | str:
+    g = affine.g
+    groups = affine.groups(offset, strides)
     entries = [] if entry is None else affine.groups(entry)
     if groups is None or entries is None:
         return "its address is not a sum of strides times indices"

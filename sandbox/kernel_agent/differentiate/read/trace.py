@@ -207,7 +207,7 @@ def _site(
         n for n in site.written if all(s.kind == "atomic_add" for s in stores if s.base.attrs["name"] == n)
     ]
     site.heuristics = _heuristics(source)
-    builder.g.sized = _sized(site)
+    builder.g.sized, builder.g.strides = _sized(site), _strides(site)
     _note_tables(site, builder, taken)
     reads_active = any(a.active and not a.none or a.behind and a.behind.active for a in args.values())
     for name in sorted(site.written, key=lambda n: n in site.tables):  # tables last: they are many tensors
@@ -328,6 +328,28 @@ def _expression(call: ast.Call, params: list[str], name: str) -> ast.expr:
     at = params.index(name)
     unclear = at >= len(call.args) or any(isinstance(a, ast.Starred) for a in call.args[: at + 1])
     return call if unclear else call.args[at]
+
+
+def _strides(site: Site) -> frozenset[str]:
+    """The parameters that the launch passes a tensor's stride, as it or under a name."""
+
+    def is_stride(value: ast.expr) -> bool:
+        return any(
+            isinstance(n, ast.Attribute) and n.attr == "stride" or isinstance(n, ast.Name) and n.id in named
+            for n in ast.walk(value)
+        )
+
+    named = set[str]()
+    for node in ast.walk(site.host):
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            pairs: list[tuple[ast.expr, ast.expr]] = [(target, node.value)]  # type: ignore[attr-defined]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):  # type: ignore[attr-defined]
+                pairs = list(zip(target.elts, node.value.elts, strict=False))  # type: ignore[attr-defined]
+            for one, value in pairs:
+                if any(isinstance(n, ast.Attribute) and n.attr == "stride" for n in ast.walk(value)):
+                    named |= {n.id for n in ast.walk(one) if isinstance(n, ast.Name)}
+    given = [name for name in site.given_names if name in site.params]
+    return frozenset(name for name in given if is_stride(_expression(site.call, site.params, name)))
 
 
 def _sized(site: Site) -> frozenset[str]:

@@ -52,7 +52,7 @@ def depends(node: Node, wanted: set[Node]) -> bool:
     return any(item in wanted for item in reachable([node], children))
 
 
-def prove(reverse: Reverse, axes: list[int]) -> None:
+def prove(reverse: Reverse, axes: list[int], grid: tuple[int, ...]) -> None:
     """Decide store or atomic add for every write, and say why."""
     found = list(placed(reverse.effects, GradWrite))
     for write, loops in found:
@@ -60,7 +60,7 @@ def prove(reverse: Reverse, axes: list[int]) -> None:
         others = [w for w, _ in found if root(w.base) is root(write.base) and w is not write]
         entry = write.base.args[1] if write.base.op == "entry" else None
         if all(_apart(write, other) for other in others):
-            proof = disjoint(reverse.kernel.graph, write.offset, write.mask, loops, axes, entry)
+            proof = disjoint(reverse.kernel.graph, write.offset, write.mask, loops, axes, entry, grid)
         else:
             proof = "several places write this gradient"
         if isinstance(proof, Proof):
