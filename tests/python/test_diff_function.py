@@ -139,6 +139,19 @@ def along(x, AXIS: tl.constexpr):
     return x / tl.sum(x * x, axis=AXIS, keep_dims=True)
 
 
+mask = tl.constexpr(3.0)
+
+
+@triton.jit
+def named_as_gradients(x, d_x, d_out):
+    return x * d_x + tl.exp(d_x * d_out) * x
+
+
+@triton.jit
+def named_as_ours(x, y):
+    return tl.where(x > 0, x * mask, y * x * mask)
+
+
 @triton.jit
 def typed(x):
     if x.dtype == tl.float64:
@@ -284,6 +297,8 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any] | None]] = {
     "scalar_result": (total, lambda x, w: (x * w * w).sum(), {"x": (M, N), "w": (N,)}),
     "loop": (summed, lambda x: 3 * x * x, {"x": (N,)}),
     "default_of_a_constexpr": (switched, lambda x: torch.exp(x), {"x": (N,)}),
+    "inputs_called_as_gradients_are": (named_as_gradients, as_torch(named_as_gradients), None),
+    "constant_called_as_ours_are": (named_as_ours, lambda x, y: torch.where(x > 0, 3 * x, 3 * y * x), None),
     "two_results": (pair, as_torch(pair), {"x": (M, N), "y": (N,)}),
 }
 
@@ -432,6 +447,7 @@ import torch, triton, triton.language as tl
 import test_diff_function as functions
 from kernel_agent.differentiate import grad
 
+nested = grad(functions.gated)
 bwd = grad(functions.gelu)
 assert type(bwd).__name__ == "InterpretedFunction", type(bwd)
 

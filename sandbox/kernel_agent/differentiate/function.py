@@ -146,7 +146,8 @@ class Printer(Emitter):
     def __init__(self, kernel: Kernel, name: str, lines: list[str], results: list[str]) -> None:
         super().__init__(kernel, name, lines)
         self.ups = [gradient_name(n) for n in results]
-        self.reserved = {*self.reserved, *self.ups} - {gradient_name(n) for n in kernel.args}
+        own = {gradient_name(n) for n in kernel.args} - {*kernel.args, *self.ups}
+        self.reserved = {*self.reserved, *self.ups} - own
         self.returned: dict[str, str] = {}
         self.defaults: dict[str, str] = {}  # of constexpr parameters
         for node in [n for n in self.g.table.values() if n.op == "load" and not n.attrs.get("upstream")]:

@@ -128,8 +128,12 @@ def dtype_text(dtype: str, tl: str) -> str:
 
 
 def is_helper(function: Any) -> bool:
-    module = getattr(function, "__module__", "") or ""
-    return hasattr(function, "fn") and module.partition(".")[0] != "triton"
+    if not hasattr(function, "fn"):
+        return False
+    module = (
+        getattr(function.fn, "__module__", "") or ""
+    )  # under TRITON_INTERPRET that of `function` is Triton's
+    return module.partition(".")[0] != "triton"
 
 
 def offset_name(name: str) -> str:

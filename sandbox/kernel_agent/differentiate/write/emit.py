@@ -91,6 +91,7 @@ class Emitter:
         self.tl = kernel.tl
         self.reserved: set[str] = {self.tl, "triton", *keyword.kwlist, *kernel.args}
         self.reserved |= {gradient_name(n) for n in kernel.args}
+        self.reserved |= {n.attrs["name"] for n in kernel.graph.table.values() if n.attrs.get("global")}
         self.params: set[str] = set()
         self.upstream: dict[str, None] = {}
         self.gradients: dict[str, None] = {}
