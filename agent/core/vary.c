@@ -174,7 +174,8 @@ static void add_aspect(struct aspects *all, const json_t *tensors, size_t at, en
     all->count += factor->levels > 1;
 }
 
-/* Magnitudes are one tensor's alone, and a shared tensor has its twin's values. */
+/* Magnitudes are one tensor's alone. A layout that makes values (equal rows, equal columns, a twin's) leaves
+ * nothing of what a kind of values is about: three kinds of rows, or a row's greatest. */
 static bool may_be(const struct ka_cover_row *row, void *arg)
 {
     const struct aspects *all = arg;
@@ -185,7 +186,7 @@ static bool may_be(const struct ka_cover_row *row, void *arg)
             continue;
         magnitudes += choice->magnitude;
         bool followed = f + 1 < all->count && strcmp(all->of[f].tensor, all->of[f + 1].tensor) == 0;
-        if (choice->family == KA_COVER_ALONE && followed && row->level[f + 1])
+        if (choice->values && followed && row->level[f + 1])
             return false;
     }
     return magnitudes <= 1;

@@ -84,10 +84,16 @@ def differentiate(
     first does not. Raises Refusal; errors.Unusable for the user's."""
     tuning.bind(fwd, config or {})
 
-    def attempt(schedule: str | None) -> Draft:
+    def attempt(schedule: str | None, folds: frozenset[int] = frozenset()) -> Draft:
         first, *more = (partial(draw.make_inputs, fwd, d, seed, dtype=dtype) for d in [dims, *others])
-        traced = trace.trace(fwd, first(), (make() for make in more))
-        return _attempt(fwd, *traced, schedule, config or {})
+        traced = trace.trace(fwd, first(), (make() for make in more), folds)
+        try:
+            return _attempt(fwd, *traced, schedule, config or {})
+        except Refusal as refusal:
+            found = _left_out(traced[0], refusal) - folds
+            if not found:
+                raise
+        return attempt(schedule, folds | found)
 
     try:
         return attempt(schedule)
@@ -148,6 +154,11 @@ def _attempt(
     helpers = [h for h in (LAID_OUT, GRADIENT_OF, SUMMED, FINISHED, DISJOINT) if f"{helper_name(h)}(" in body]
     helpers += [OWN] * bool(fwd.grads)
     helpers += [UNTRACED] * bool(untraced)
+    for at in sorted({at for site in sites for _, at in site.kernel.graph.folded.values()}):
+        reason = (
+            "what no traced launch takes here has no adjoint and is left out: a call that takes it raises"
+        )
+        draft.report.append(LineReport(at, "branch", "untaken", reason))
     for launch in untraced:
         reason = f"no size that was traced launches {launch.kernel_name} here: this raises where one does"
         draft.report.append(LineReport(launch.call.lineno, "launch", "untraced", reason))
@@ -158,6 +169,13 @@ def _attempt(
     draft.text = "".join("\n" + part for part in parts).lstrip("\n")
     _shadow_nothing(fwd, draft.text)
     return draft
+
+
+def _left_out(sites: list[trace.Site], refusal: Refusal) -> frozenset[int]:
+    """The condition that could leave out what is refused, as no traced launch takes it."""
+    untaken = [site.kernel.graph.untaken for site in sites]
+    lines = [at for one in untaken for at, block in one.items() if (refusal.line or 0) in block]
+    return frozenset([max(lines)]) if lines else frozenset()
 
 
 def _shadow_nothing(fwd: Forward, text: str) -> None:

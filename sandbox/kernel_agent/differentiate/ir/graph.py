@@ -28,6 +28,11 @@ class Graph:
         self.reverse = False
         self.sized: frozenset[str] = frozenset()  # constexprs that follow the sizes of a call
         self.strides: frozenset[str] = frozenset()  # parameters that are a tensor's strides
+        # Conditions of which one branch was left out, as the traced call has them; with the line.
+        self.folded: dict[Node, tuple[bool, int]] = {}
+        self.untaken: dict[
+            int, range
+        ] = {}  # the lines of branches that could be left out, by that of their `if`
         self.contracted: set[Node] = set()  # extents that the forward's own dot products sum over
         self.line: int | None = None
         self.one = self.const(1)

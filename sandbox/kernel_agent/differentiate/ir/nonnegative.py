@@ -1,6 +1,7 @@
 """Which integers are never negative: only those can be digits of an index.
 
-Sizes, strides and steps are taken to be positive. A number that is loaded may be anything, and `//` and `%`
+Sizes, strides and steps are taken to be positive, unless the traced call passes a negative one. A number that
+is loaded may be anything, and `//` and `%`
 are C's: the remainder of a negative number is negative.
 """
 
@@ -14,7 +15,9 @@ def natural(node: Node) -> bool:
     """Whether a value is zero or more in every program, iteration and lane."""
     if node.op in ("const", "constexpr"):
         return isinstance(node.value, (bool, int)) and node.value >= 0
-    if node.op in ("param", "pid", "vpid", "npid"):
+    if node.op == "param":
+        return (node.attrs.get("traced") or 0) >= 0
+    if node.op in ("pid", "vpid", "npid"):
         return True
     if node.op in ("load", "cast") and node.dtype.startswith("uint"):
         return True

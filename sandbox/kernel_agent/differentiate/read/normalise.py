@@ -23,7 +23,7 @@ import triton.language as tl
 from ..ir import address_tables
 from ..ir.folding import COMPARE
 from ..ir.graph import Graph, broadcast_shape, int_dtype, promote
-from ..ir.nodes import Carry, For, If, Node, Region, real
+from ..ir.nodes import Carry, For, If, Node, Region, nodes_in, real
 from ..ir.refusal import Refusal
 from ..ir.simplify import is_number, is_zero
 from ..ir.values import (
@@ -59,8 +59,11 @@ class Builder:
         module: ModuleType | SimpleNamespace,
         functions: dict[str, ast.FunctionDef],
         args: dict[str, Arg],
+        folds: frozenset[int] = frozenset(),
     ):
+        """`folds`: lines of conditions of which the branch that the traced call does not take is left out."""
         self.g = Graph()
+        self.folds = folds
         self.source, self.module, self.functions, self.args = source, module, functions, args
         self.effects: list = []
         self.env: dict[str, Any] = {}
@@ -186,6 +189,13 @@ class Builder:
         if known is not None:
             return self.block(body if known else orelse)
         before, outer_effects, g = self.env, self.effects, self.g
+        taken, marks = self.decided(cond), (len(self.stored), len(self.loaded))
+        untaken = node.orelse if taken else node.body
+        if taken is not None and untaken:
+            g.untaken[node.lineno] = range(untaken[0].lineno, (untaken[-1].end_lineno or 0) + 1)
+            if node.lineno in self.folds:
+                g.folded[cond] = taken, node.lineno
+                return self.block(body if taken else orelse)
         stmt = g.fork(cond, is_static(cond), node.lineno)
         found = []
         for region, statements, effects in (
@@ -193,8 +203,16 @@ class Builder:
             (stmt.other, orelse, stmt.other_effects),
         ):
             self.env, self.effects = dict(before), effects
-            with g.at(region):
-                found.append((self.block(statements), self.env))
+            try:
+                with g.at(region):
+                    found.append((self.block(statements), self.env))
+            except Refusal:
+                if taken is None or taken is (region is stmt.then):
+                    raise
+                self.env, self.effects = before, outer_effects
+                del self.stored[marks[0] :], self.loaded[marks[1] :]
+                g.folded[cond] = taken, node.lineno
+                return self.block(body if taken else orelse)
         self.env, self.effects = before, outer_effects
         self.effects.append(stmt)
         (one, then), (two, other) = found
@@ -454,6 +472,15 @@ class Builder:
         if isinstance(value, Node):
             return bool(value.value) if value.op == "const" else None
         return bool(value)
+
+    def decided(self, cond: Node) -> bool | None:
+        """How the traced call decides a condition that the host can ask for; None where it cannot. What it
+        leaves out need not have an adjoint then: the host refuses calls that decide otherwise."""
+        names = [n.attrs["name"] for n in nodes_in([cond]) if n.op == "constexpr"]
+        if not is_static(cond) or any(name not in self.args for name in names):
+            return None
+        found = self.g.concrete(cond)
+        return None if found is None else bool(found)
 
     def number(self, value: Any) -> Any:
         """A Python number, from a literal or a constexpr."""

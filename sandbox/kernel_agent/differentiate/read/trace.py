@@ -80,9 +80,12 @@ class Untraced:
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def trace(fwd: Forward, first: Call, others: Iterable[Call] = ()) -> tuple[list[Site], list[Untraced]]:
+def trace(
+    fwd: Forward, first: Call, others: Iterable[Call] = (), folds: frozenset[int] = frozenset()
+) -> tuple[list[Site], list[Untraced]]:
     """Run the stub once with inputs that want gradients and see its launches; no kernel is executed. While
-    the file has a launch that was not made, the stub is called with others: a size may choose its kernel."""
+    the file has a launch that was not made, the stub is called with others: a size may choose its kernel.
+    `folds`: lines of conditions in kernels of which only the branch that is taken is read."""
     calls = [
         (function, node)
         for function in fwd.tree.body
@@ -92,11 +95,11 @@ def trace(fwd: Forward, first: Call, others: Iterable[Call] = ()) -> tuple[list[
         and isinstance(node.func, ast.Subscript)
     ]
     sites: dict[tuple[int, int], Site] = {}
-    _trace(fwd, first, calls, sites)
+    _trace(fwd, first, calls, sites, folds)
     untraced = _untraced(fwd, calls, sites)
     for args, kwargs in others if untraced else ():
         try:
-            _trace(fwd, (args, kwargs), calls, sites)
+            _trace(fwd, (args, kwargs), calls, sites, folds)
         except Unusable:
             continue  # a size that the stub does not take
         untraced = _untraced(fwd, calls, sites)
@@ -123,7 +126,9 @@ def _untraced(fwd: Forward, calls: list, sites: dict[tuple[int, int], Site]) -> 
     ]
 
 
-def _trace(fwd: Forward, given: Call, calls: list, sites: dict[tuple[int, int], Site]) -> None:
+def _trace(
+    fwd: Forward, given: Call, calls: list, sites: dict[tuple[int, int], Site], folds: frozenset[int]
+) -> None:
     """Add the launches of one call to `sites`; what is known of an earlier call stays."""
     functions = {n.name: n for n in fwd.tree.body if isinstance(n, ast.FunctionDef)}
     settled = set(sites)
@@ -131,7 +136,7 @@ def _trace(fwd: Forward, given: Call, calls: list, sites: dict[tuple[int, int], 
 
     def see(launch: Launch) -> None:
         try:
-            site = _site(fwd, launch, calls, functions, taken)
+            site = _site(fwd, launch, calls, functions, taken, folds)
             key = (site.call.lineno, site.call.col_offset)
             known = sites.get(key)
             if known is None or key not in settled and _more_active(site, known):
@@ -171,6 +176,7 @@ def _site(
     calls: list,
     functions: dict[str, ast.FunctionDef],
     taken: address_tables.Taken,
+    folds: frozenset[int],
 ) -> Site:
     file, line = launch.site
     if file != fwd.path:
@@ -194,7 +200,7 @@ def _site(
     unpacked = _unpacked(call, launch)
     given = [*positional, *(k.arg for k in call.keywords if k.arg is not None), *unpacked]
     args = _arguments(launch, lambda name: _expression(call, params, name), taken)
-    builder = Builder(source, fwd.module, functions, args)
+    builder = Builder(source, fwd.module, functions, args, folds)
     try:
         kernel = builder.kernel()
     except Refusal as refusal:

@@ -322,6 +322,8 @@ class FunctionText:
         call = [*site.positional, *(f"{n}={n}" for n in site.given_names if n not in site.positional)]
         params = ["ctx", "grid", *site.given_names, *["*pointed"] * bool(site.tables)]
         lines = ["    @staticmethod", *_signature("forward", params)]
+        for cond, (taken, at) in site.kernel.graph.folded.items():
+            lines += self.refusal(cond, taken, at)
         lines += [f"        before_{n} = {n}.clone()" for n in sorted(self.inplace & set(self.saved))]
         lines += _broken(f"{site.kernel_name}[grid]({', '.join(call)})")
         outputs = [f"*{tensors_of(n)}" if n in site.tables else n for n in site.outputs]
@@ -347,6 +349,19 @@ class FunctionText:
         returned = ", ".join(outputs)
         lines.append(f"        return ({returned},)" if "*" in returned else f"        return {returned}")
         return lines
+
+    def refusal(self, cond: Node, taken: bool, line: int) -> list[str]:
+        """The forward refuses a launch that takes a branch that was left out."""
+        asking = copy.copy(self)  # what is only asked for here is not kept
+        asking.saved, asking.behind, asking.kept = dict(self.saved), dict(self.behind), {}
+        text = asking.expr(cond, 3)
+        rules = [name for name in self.site.launch.heuristics if name in asking.kept]
+        why = f"the branch of line {line} that this launch takes has no backward"
+        return [
+            *(f"        {name} = {heuristic_text(self.site, name)}" for name in rules),
+            *_broken(f"if {f'not {text}' if taken else text}:"),
+            *_broken(f'raise NotImplementedError("{why}")', 12),
+        ]
 
     def strides(self, output: str) -> str:
         if output in self.site.tables:

@@ -1,0 +1,88 @@
+"""A branch that no traced launch takes need not have an adjoint; a call that takes it is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from diff_support import assert_right, draft, pair_text
+from kernel_agent import forward
+from kernel_agent.differentiate import Refusal
+from kernel_agent.errors import Unusable
+
+MODES = """import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{{"N": 50}}]
+
+
+@triton.heuristics({{"HAS_SCALE": lambda args: args["scale_ptr"] is not None}})
+@triton.jit
+def mode_kernel(x_ptr, scale_ptr, y_ptr, n, HAS_SCALE: tl.constexpr, MODE: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < n
+    x = tl.load(x_ptr + i, mask=mask, other=0.0)
+    if {test}:
+        x = {untaken}
+    else:
+        x = x * x
+    tl.store(y_ptr + i, x, mask=mask)
+
+
+@autodiff(inputs_require_grad=(0,))
+def shaped(x, scale=None, mode="square"):
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    mode_kernel[(triton.cdiv(x.numel(), 16),)](x, scale, y, x.numel(), MODE=mode, BLOCK=16)
+    return y
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return (torch.randn(dims["N"], device=device, dtype=dtype),)
+"""
+
+# What is refused as the kernel is read, and what has no adjoint.
+READ = 'tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], tl.float32, True, 1)'
+REVERSED = "tl.sort(x)"
+TESTS = {
+    'MODE == "other"': ({}, {"mode": "other"}),
+    "HAS_SCALE": ({}, {"scale": torch.ones(50)}),
+    "scale_ptr is not None": ({}, {"scale": torch.ones(50)}),
+    'HAS_SCALE and MODE != "square"': ({"scale": torch.ones(50)}, {"scale": torch.ones(50), "mode": "other"}),
+}
+
+
+@pytest.mark.parametrize("untaken", [READ, REVERSED])
+@pytest.mark.parametrize("test", TESTS)
+def test_branch_that_is_not_taken__is_left_out_and_refused_in_calls(
+    test: str, untaken: str, write: Callable[[str], Path]
+) -> None:
+    fine, other = TESTS[test]
+    source = MODES.format(test=test, untaken=untaken)
+    file = write(source)
+    result = draft(file, {"N": 50})
+    assert [r["line"] for r in result["report"]["lines"] if r["proof"] == "untaken"] == [15]
+    assert_right(file, result, [({"N": n}, "normal") for n in (50, 7)])
+    pair = write(pair_text(source, result["backward"]))
+    fwd = forward.load(pair)
+    entry = getattr(fwd.module, fwd.entry_name)
+    x = torch.randn(50, requires_grad=True)
+    with fwd.active():
+        (found,) = torch.autograd.grad(entry(x, **fine).sum(), x)
+        assert torch.allclose(found, 2 * x)
+        with pytest.raises(NotImplementedError, match=r"branch of line 15 .* has no backward"):
+            entry(x, **other)
+
+
+@pytest.mark.parametrize("untaken", [READ, REVERSED])
+@pytest.mark.parametrize("test", ['MODE == "square"', "n < 1000", "tl.sum(x, 0) > 1e30"])
+def test_branch_that_is_or_may_be_taken__is_refused(
+    test: str, untaken: str, write: Callable[[str], Path]
+) -> None:
+    with pytest.raises((Refusal, Unusable)) as refused:
+        draft(write(MODES.format(test=test, untaken=untaken)), {"N": 50})
+    assert refused.value.line == 16
