@@ -174,8 +174,7 @@ static void add_aspect(struct aspects *all, const json_t *tensors, size_t at, en
     all->count += factor->levels > 1;
 }
 
-/* Magnitudes are one tensor's alone. A layout that makes values (equal rows, equal columns, a twin's) leaves
- * nothing of what a kind of values is about: three kinds of rows, or a row's greatest. */
+/* Magnitudes are one tensor's alone, and a shared tensor has its twin's values. */
 static bool may_be(const struct ka_cover_row *row, void *arg)
 {
     const struct aspects *all = arg;
@@ -186,7 +185,7 @@ static bool may_be(const struct ka_cover_row *row, void *arg)
             continue;
         magnitudes += choice->magnitude;
         bool followed = f + 1 < all->count && strcmp(all->of[f].tensor, all->of[f + 1].tensor) == 0;
-        if (choice->values && followed && row->level[f + 1])
+        if (choice->family == KA_COVER_ALONE && followed && row->level[f + 1])
             return false;
     }
     return magnitudes <= 1;
@@ -227,6 +226,43 @@ static struct ka_cover_row row_of(const struct aspects *all, const json_t *varia
     return row;
 }
 
+/* The level of "flat" of an aspect, or 0. */
+static unsigned char flat_of(const struct aspects *all, size_t f)
+{
+    unsigned char level = 0;
+    for (size_t l = 1; l < all->factor[f].levels; l++)
+        if (all->of[f].sort == KA_KIND_VALUES && strcmp(all->of[f].level[l]->name, "flat") == 0)
+            level = (unsigned char)l;
+    return level;
+}
+
+static bool makes_values(const struct aspects *all, const struct ka_cover_row *row, size_t f)
+{
+    const struct choice *layout = f && strcmp(all->of[f - 1].tensor, all->of[f].tensor) == 0
+                                      ? all->of[f - 1].level[row->level[f - 1]]
+                                      : NULL;
+    return layout && layout->values;
+}
+
+/* Constant rows show what cancels, but one constant alone may leave nothing by luck: where a layout makes all
+ * rows or columns one. So they also come without such a layout, all tensors at once. Whether any was left. */
+static bool add_flat(const struct aspects *all, const struct ka_cover_row *rows, size_t count,
+                     struct ka_cover_row *made)
+{
+    bool any = false;
+    *made = (struct ka_cover_row){{0}};
+    for (size_t f = 0; f < all->count; f++) {
+        unsigned char flat = flat_of(all, f);
+        bool seen = !flat;
+        for (size_t i = 0; i < count && !seen; i++)
+            seen = rows[i].level[f] == flat && !makes_values(all, &rows[i], f);
+        if (!seen)
+            made->level[f] = flat;
+        any = any || !seen;
+    }
+    return any;
+}
+
 json_t *ka_vary(const json_t *tensors, const json_t *kept, const json_t *refused)
 {
     struct aspects all = {.count = 0};
@@ -244,6 +280,8 @@ json_t *ka_vary(const json_t *tensors, const json_t *kept, const json_t *refused
             rows[have++] = row_of(&all, item);
     }
     size_t end = ka_cover(all.factor, all.count, may_be, &all, rows, have, KA_VARY_MOST);
+    if (end < KA_VARY_MOST && add_flat(&all, rows, end, &rows[end]))
+        end++;
     for (size_t i = have; i < end; i++)
         json_array_append_new(made, variation_of(&all, &rows[i]));
     return made;

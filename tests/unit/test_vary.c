@@ -261,28 +261,26 @@ static void vary__table_without_a_gradient__has_other_layouts_of_the_same_values
     json_decref(tensors);
 }
 
-static void vary__layout_that_makes_values__goes_with_no_kind_of_values(void **state)
+static void vary__constant_rows__also_come_without_a_layout_that_makes_values(void **state)
 {
     (void)state;
     json_t *tensors = json("[{\"name\": \"x\", \"shape\": [24, 40], \"dtype\": \"float32\"},"
                            " {\"name\": \"w\", \"shape\": [40], \"dtype\": \"float32\"},"
                            " {\"name\": \"b\", \"shape\": [40], \"dtype\": \"float32\"},"
                            " {\"name\": \"upstream/0\", \"shape\": [24, 40], \"dtype\": \"float32\"}]");
-    json_t *made = ka_vary(tensors, NULL, NULL), *item, *layout;
-    size_t i, flat = 0;
-    const char *tensor;
+    json_t *made = ka_vary(tensors, NULL, NULL), *item;
+    size_t i, plain = 0;
     json_array_foreach(made, i, item)
     {
-        json_object_foreach(json_object_get(item, "layouts"), tensor, layout)
-        {
-            const char *kind = json_string_value(layout);
-            if (strstr("expanded spanned shared", kind))
-                assert_null(json_object_get(json_object_get(item, "values"), tensor));
-        }
         const char *values = json_string_value(json_object_get(json_object_get(item, "values"), "x"));
-        flat += values && strcmp(values, "flat") == 0;
+        const char *layout = json_string_value(json_object_get(json_object_get(item, "layouts"), "x"));
+        plain +=
+            values && strcmp(values, "flat") == 0 && (!layout || !strstr("expanded spanned shared", layout));
     }
-    assert_true(flat > 0);
+    assert_true(plain > 0);
+    json_t *again = ka_vary(tensors, made, NULL);
+    assert_int_equal(json_array_size(again), 0);
+    json_decref(again);
     json_decref(made);
     json_decref(tensors);
 }
@@ -319,7 +317,7 @@ static void vary__odd_documents__make_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(vary__layout_that_makes_values__goes_with_no_kind_of_values),
+        cmocka_unit_test(vary__constant_rows__also_come_without_a_layout_that_makes_values),
         cmocka_unit_test(vary__table_without_a_gradient__has_other_layouts_of_the_same_values),
         cmocka_unit_test(cover__every_level_occurs_and_every_two_families_meet),
         cmocka_unit_test(cover__rows_that_there_are__count_and_stay),
