@@ -431,7 +431,10 @@ def _dtype_dims(module: types.ModuleType) -> frozenset[str]:
     """Keys under which SWEEP names dtypes, as torch has them."""
     entries = [*getattr(module, "SWEEP", ()), *getattr(module, "SWEEP_CPU", ())]
     return frozenset(
-        key for entry in entries for key, value in entry.items() if isinstance(value, torch.dtype)
+        key
+        for entry in entries
+        for key, value in {**entry, **(entry.get("dims") or {})}.items()
+        if isinstance(value, torch.dtype)
     )
 
 

@@ -49,6 +49,8 @@ def test_sweep__with_a_dtype__travels_as_its_name_and_comes_back(write):
     source = source.replace("return (torch", "assert dims['like'] == 'torch.float16'\n    return (torch")
     fwd = forward.load(write(source))
     assert fwd.sweep[0].dims == {"N": 8, "dtype": "torch.float16", "like": "torch.float16"}
+    nested = source.replace('{"N": 8,', '{"dims": {"N": 8,').replace('"torch.float16"}', '"torch.float16"}}')
+    assert forward.load(write(nested, "nested.py")).dtype_dims == fwd.dtype_dims == {"dtype"}
     assert fwd.dtype == torch.float16
     (x,), _ = draw.make_inputs(fwd, fwd.sweep[0].dims, 1)
     assert x.dtype == torch.float16
