@@ -9,6 +9,7 @@ import pytest
 import torch
 from diff_support import assert_right, draft, pair_text
 from kernel_agent import forward
+from kernel_agent.differentiate import grad
 
 CHOOSES = """import torch
 import triton
@@ -65,6 +66,11 @@ def test_each_size__has_a_backward_where_one_of_it_is_traced(
     result = draft(file, first, case={"dims": first, "seed": 1, "others": others})
     assert "untraced" not in result["backward"]
     assert_right(file, result, [(SHORT, "normal"), (LONG, "normal"), ({"N": 33}, "normal")])
+
+
+def test_grad_of_a_file__traces_the_sizes_of_its_sweep(write: Callable[[str], Path]) -> None:
+    assert "untraced" not in grad(write(CHOOSES)).text
+    assert "untraced" not in grad(write(CHOOSES), LONG).text
 
 
 @pytest.mark.parametrize(("first", "fine", "other", "line"), [(SHORT, 20, 300, 25), (LONG, 300, 20, 36)])

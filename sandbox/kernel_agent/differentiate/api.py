@@ -138,7 +138,8 @@ def _of_stub(
     if wrt is not None:
         fwd.grads = tuple(_parameter(fwd, one) for one in ([wrt] if isinstance(wrt, (int, str)) else wrt))
     sweep = fwd.sweep_cpu or fwd.sweep
-    return differentiate(fwd, dims or sweep[0].dims, seed, dtype, schedule, config)
+    others = [shape.dims for shape in sweep]
+    return differentiate(fwd, dims or sweep[0].dims, seed, dtype, schedule, config, others)
 
 
 def _file_of(stub: Callable[..., Any] | str | Path) -> Path:
