@@ -176,9 +176,8 @@ def _by_engine(root: types.CodeType | None) -> bool:
     Then nothing but torch, and what this package hooks into it, stands between here and the call of the
     backward: a Function's backward has a frame.
     """
-    frame: types.FrameType | None = (
-        sys._getframe()
-    )  # on a thread of the engine's there may be no more than ours
+    # On a thread of the engine's there may be no frame but this one and the mode's.
+    frame: types.FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not root:
         if not frame.f_code.co_filename.startswith(NOT_THE_CANDIDATES):
             return False

@@ -30,9 +30,8 @@ class Graph:
         self.strides: frozenset[str] = frozenset()  # parameters that are a tensor's strides
         # Conditions of which one branch was left out, as the traced call has them; with the line.
         self.folded: dict[Node, tuple[bool, int]] = {}
-        self.untaken: dict[
-            int, range
-        ] = {}  # the lines of branches that could be left out, by that of their `if`
+        # The lines of branches that could be left out, by the line of their `if`.
+        self.untaken: dict[int, range] = {}
         self.contracted: set[Node] = set()  # extents that the forward's own dot products sum over
         self.line: int | None = None
         self.one = self.const(1)

@@ -1,8 +1,7 @@
 """Which integers are never negative: only those can be digits of an index.
 
-Sizes, strides and steps are taken to be positive, unless the traced call passes a negative one. A number that
-is loaded may be anything, and `//` and `%`
-are C's: the remainder of a negative number is negative.
+Sizes, strides and steps are taken to be positive, unless the traced call passes a negative one. A number
+that is loaded may be anything, and `//` and `%` are C's: the remainder of a negative number is negative.
 """
 
 from __future__ import annotations

@@ -130,9 +130,8 @@ def dtype_text(dtype: str, tl: str) -> str:
 def is_helper(function: Any) -> bool:
     if not hasattr(function, "fn"):
         return False
-    module = (
-        getattr(function.fn, "__module__", "") or ""
-    )  # under TRITON_INTERPRET that of `function` is Triton's
+    # Under TRITON_INTERPRET the module of `function` itself is Triton's.
+    module = getattr(function.fn, "__module__", "") or ""
     return module.partition(".")[0] != "triton"
 
 
