@@ -92,18 +92,25 @@ def start(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a command of start() and its session: the polite signal first, two seconds later the final one."""
+    """Ends a command of start() and its session: the polite signal first, two seconds later the final one.
+    Returns once none of them runs: a signal is sent at once, but a busy machine takes a while to die of it."""
     for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
         if process.poll() is None:
             _signal(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(patience)
-    _signal(process.pid, signal.SIGKILL)  # what the leader left behind
+    patience = time.monotonic() + 10.0
+    while _signal(process.pid, signal.SIGKILL) and time.monotonic() < patience:  # what the leader left behind
+        time.sleep(0.01)
 
 
-def _signal(group: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+def _signal(group: int, number: int) -> bool:
+    """Whether there was a process to send it to."""
+    try:
         os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def _text(file: IO[bytes]) -> str:
