@@ -296,8 +296,8 @@ def _execute(file: str, source: str, mode: str, answers: devices.Answers, whole:
 
 
 def _package() -> str:
-    """The package that the file is a module of, with a dot behind it; "" for none. The program leaves its name
-    beside the copies of the user's modules, which stand last on the path."""
+    """The package that the file is a module of, with a dot behind it; "" for none. The program leaves its
+    name beside the copies of the user's modules, which stand last on the path."""
     found = Path(sys.path[-1]) / ".package"
     return found.read_text() + "." if found.is_file() else ""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from diff_support import assert_right, draft
 from kernel_agent.differentiate.read import functions
-from kernel_agent.differentiate.reverse import functions as derivatives
+from kernel_agent.differentiate.reverse import derivatives
 
 TEMPLATE = """
 import torch

@@ -1,8 +1,8 @@
 """Functions of numbers, by the names that triton.language and libdevice have for them.
 
-UNARY are those with a rule of their own (`reverse/functions.py`). Of the others, ALIASES are one of those under
-another name, called by their own name again where the backward needs the value; EXPANDED are written out in
-primitives; STEPS are constant between their jumps.
+UNARY and BINARY are those with a rule of their own (`reverse/derivatives.py`). Of the others, ALIASES are one
+of those under another name, called by their own name again where the backward needs the value; EXPANDED are
+written out in primitives; STEPS are constant between their jumps.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def known(name: str) -> bool:
 
 
 def call(b: Builder, name: str, text: str, args: list[Node]) -> Node:
-    """A call of a known function; `text` is how the file spells it. TypeError for a wrong number of arguments."""
+    """A call of a known function, which the file spells `text`. TypeError: a wrong number of arguments."""
     if name in EXPANDED:
         return EXPANDED[name](b, *args)
     fn = ALIASES.get(name, name)

@@ -1,5 +1,5 @@
-"""Lanes that a mask switches off, where an adjoint is 0: what a forward reads there is its own `other`, of which
-a derivative may be no number. `0 * NaN` is NaN, and a sum over lanes hands it on to the others."""
+"""Lanes that a mask switches off, where an adjoint is 0: what a forward reads there is its own `other`, of
+which a derivative may be no number. `0 * NaN` is NaN, and a sum over lanes hands it on to the others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _CALLS = {name: getattr(math, name) for name in ("exp", "log", "sqrt", "sin", "c
 
 
 def dead_lanes_hurt(name: str, *args: Node) -> bool:
-    """Whether the derivative of a function (or of "div") may be no number in lanes that a mask switches off."""
+    """Whether the derivative of a function (or of "div") may be no number in lanes that are masked off."""
     lanes = _Lanes()
     values = [lanes.value(arg) for arg in args]
     if not lanes.any_mask(args):
@@ -68,8 +68,8 @@ def value_hurts(node: Node) -> bool:
 
 
 class _Lanes:
-    """What values are where all masks are off, None where that is not known, and the masks. A scalar argument,
-    as an epsilon is, is taken for 1."""
+    """What values are where all masks are off, None where that is not known, and the masks. A scalar
+    argument, as an epsilon is, is taken for 1."""
 
     def __init__(self) -> None:
         self.seen: dict[Node, tuple[set[Node], float | None]] = {}

@@ -21,7 +21,7 @@ from ..ir.nodes import Node, adjoint_dtype, beneath, nodes_in
 from ..ir.refusal import Refusal
 from ..ir.simplify import is_zero
 from ..read import language
-from . import functions as derivatives
+from . import derivatives
 from .padding import dead_lanes_hurt, value_hurts
 
 Contributions = Iterator[tuple[Node, Node]]

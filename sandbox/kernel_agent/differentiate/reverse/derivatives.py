@@ -1,4 +1,4 @@
-"""Derivatives of functions of numbers: read/functions.py says which there are, and what they are called.
+"""Derivatives of functions of numbers: `read/functions.py` says which there are, and what they are called.
 
 A rule gets the graph, the argument x (two: x and z), the result y = f(x) and its adjoint d, and gives the
 adjoint of the argument (of both).
