@@ -222,6 +222,15 @@ def bind(fwd: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[s
     try:
         bound = fwd.signature.bind(*args, **kwargs)
     except TypeError as exc:
+        if fwd.borrowed:
+            raise Unusable(
+                "make_args_missing",
+                f"not checked: no make_args for it: what make_args returns does not fit {fwd.stub_name}(): "
+                f"{exc}",
+                fwd.path,
+                fwd.stub_line,
+                remedy=f"add make_args_{fwd.stub_name}(dims, device=..., dtype=...)",
+            ) from exc
         raise Unusable(
             "make_args_type",
             f"what make_args returns does not fit {fwd.stub_name}(): {exc}",

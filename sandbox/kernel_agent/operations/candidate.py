@@ -40,7 +40,14 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     device = request.get("device") or "cpu"
     mode = "cuda" if device.startswith("cuda") else "interpret"
     target = request.get("target") or "sm_90"
-    fwd = load(request["file"], mode, target, device, processors=devices.FEW_PROCESSORS)
+    fwd = load(
+        request["file"],
+        mode,
+        target,
+        device,
+        processors=devices.FEW_PROCESSORS,
+        function=request.get("function"),
+    )
     entry = entry_of(fwd, request.get("entry"))
     cases = []
     known: dict[str, StubCall] = {}

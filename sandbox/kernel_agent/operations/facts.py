@@ -28,7 +28,13 @@ _CONDUCT = (
 
 def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     """The result of docs/protocol.md's op facts."""
-    fwd = load(request["file"], "interpret", request.get("target") or "sm_90", "cpu")
+    fwd = load(
+        request["file"],
+        "interpret",
+        request.get("target") or "sm_90",
+        "cpu",
+        function=request.get("function"),
+    )
     entry = candidate.entry_of(fwd, request.get("entry"))
     compiler = Compiler(fwd.target.triton) if request.get("compile") else None
     cases = []
