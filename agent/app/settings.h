@@ -11,6 +11,7 @@ struct ka_settings {
     char *out;   /* folder of run folders */
     char *sweep; /* "all", "required", or a JSON list of dims */
     bool fail_fast;
+    char *function; /* of a file's functions the one that is meant; NULL: the stub, or the first */
     /* similar pairs */
     bool no_retrieval;
     int topk;

@@ -113,6 +113,10 @@ def make_inputs(
             other = rearranged(scalar["name"], value, scalar["way"])
         else:  # several may have to fit each other
             other = nearby(scalar["name"], value, scalar["way"])
+        for parameter in fwd.params:  # apply takes no names
+            if parameter.name == scalar["name"] or parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
+                break
+            arguments.arguments.setdefault(parameter.name, bound[parameter.name])
         arguments.arguments[scalar["name"]] = other
     return arguments.args, arguments.kwargs
 

@@ -15,6 +15,8 @@ static const char CLEAN[] =
     " \"torch_ops_forward\": {\"aten::detach\": 1},"
     " \"torch_ops_backward\": {\"aten::empty_like\": 2, \"aten::zero_\": 1, \"aten::sum\": 1}}";
 
+static const struct ka_conduct_of interpreted = {.compiled = false};
+
 /* The facts of a verdict on one case with this report; `changes` are merged into the clean one, null removes.
  * free() them. */
 static char *facts_where(const char *changes, bool compiled)
@@ -34,7 +36,8 @@ static char *facts_where(const char *changes, bool compiled)
     json_t *dims = json_pack("{s:i}", "N", 8);
     size_t at =
         ka_verdict_case(verdict, ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL), "normal upstream");
-    ka_conduct_judge(report, compiled, verdict, at);
+    const struct ka_conduct_of of = {.compiled = compiled};
+    ka_conduct_judge(report, &of, verdict, at);
     struct ka_buf facts = {0};
     ka_verdict_facts(verdict, 3, &facts);
     json_decref(dims);
@@ -124,7 +127,7 @@ static void conduct__kernels_that_wait__are_named_once_and_held_against_nobody(v
     struct ka_verdict *verdict = ka_verdict_new(grads, 1);
     size_t shape = ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL);
     for (int i = 0; i < 2; i++)
-        ka_conduct_judge(report, false, verdict, ka_verdict_case(verdict, shape, "normal upstream"));
+        ka_conduct_judge(report, &interpreted, verdict, ka_verdict_case(verdict, shape, "normal upstream"));
     json_t *doc = ka_verdict_json(verdict, true), *names = json_pack("[s, s, s]", "lock", "count", "?");
     assert_true(json_equal(json_object_get(doc, "ordered_by_atomics"), names));
     assert_int_equal(json_array_size(json_object_get(doc, "failures")), 0);
@@ -173,7 +176,7 @@ static size_t failures_of(const char *changes)
     const char *const grads[] = {"x"};
     struct ka_verdict *verdict = ka_verdict_new(grads, 1);
     size_t shape = ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL);
-    ka_conduct_judge(report, false, verdict, ka_verdict_case(verdict, shape, "normal upstream"));
+    ka_conduct_judge(report, &interpreted, verdict, ka_verdict_case(verdict, shape, "normal upstream"));
     json_t *doc = ka_verdict_json(verdict, true);
     size_t count = json_array_size(json_object_get(doc, "failures"));
     json_decref(doc);
@@ -244,7 +247,7 @@ static void conduct__interpreted_beside_compiled__is_a_case_of_its_own(void **st
         json_t *facts = json_pack("{s:[o]}", "cases", entry);
         struct ka_verdict *verdict = ka_verdict_new(grads, 1);
         size_t shape = ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL);
-        ka_conduct_interpreted(facts, verdict, shape);
+        ka_conduct_interpreted(facts, false, verdict, shape);
         struct ka_buf text = {0};
         ka_verdict_facts(verdict, 3, &text);
         assert_int_equal(ka_verdict_count(verdict).cases_failed, rows[i].part != NULL);
@@ -258,7 +261,7 @@ static void conduct__interpreted_beside_compiled__is_a_case_of_its_own(void **st
         json_decref(change);
         json_decref(dims);
     }
-    ka_conduct_interpreted(NULL, NULL, 0);
+    ka_conduct_interpreted(NULL, false, NULL, 0);
     assert_false(ka_conduct_watched(NULL));
 }
 

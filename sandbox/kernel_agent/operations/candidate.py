@@ -245,11 +245,15 @@ class Case:
         self.launches = Launches(fwd.path, backward_starts(fwd.source), self.flow, case.get("order"))
         self.saved: list[torch.Tensor] = []
         self.told: dict[str, Any] = {}  # what questions add to the result
+        self.scales = False
 
     def run(self, scratch: Path) -> dict[str, Any]:
         self.stub = self.stub or self.call_stub()
         self.poison.stub_operations = self.stub.operations
         expected, allowed = self.stub.outputs, self.stub.modified
+        self.scales = self.may_scale()
+        if self.flow is not None:
+            self.flow.scales = self.scales
         arguments, leaves = self.arguments()
         forward_facts, backward_facts = Counter(enabled=self.facts), Counter(enabled=self.facts)
         inputs = Watch()
@@ -282,6 +286,8 @@ class Case:
             keep = self.varied.judged() or torch.clone
             made |= {f"grad/{name}": keep(grad) for name, grad in grads.items()}
             aliases = self.aliases(grads, outputs, arguments.arguments, upstreams)
+            same = self.same(grads)
+            aliases = [found for found in aliases if found not in same]
             self.launches.phase = "again"  # also what the stub launches when a question needs it
             for question, asked in self.asked.items():
                 made |= QUESTIONS[question](self, graph, asked)
@@ -298,6 +304,7 @@ class Case:
             "torch_ops_backward": dict(sorted(self.poison.counts["backward"].items())),
             "saved_bytes": self.saved_bytes(arguments.arguments),
             "aliases": aliases,
+            "same": same,
             "kernels": list(self.launches.kernels)[:_MOST_TOLD],
             # Compiled, nobody sees who accesses what.
             "races": list(self.launches.races)[:_MOST_TOLD] if self.flow else None,
@@ -308,6 +315,30 @@ class Case:
         if self.facts:
             result["facts"] = {"forward": forward_facts.to_dict(), "backward": backward_facts.to_dict()}
         return result
+
+    def may_scale(self) -> bool:
+        """Whether the backward of a module that people wrote themselves may do no more than scale what the
+        forward made: every upstream is one number."""
+        assert self.stub is not None
+        wanted = [o.value for o in self.stub.outputs if o.differentiable]
+        return bool(self.fwd.functions and wanted) and all(value.numel() == 1 for value in wanted)
+
+    def same(self, grads: dict[str, torch.Tensor]) -> list[str]:
+        """Gradients of a module that people wrote themselves that are one tensor, returned for two inputs:
+        autograd copies it where it keeps both."""
+        if not self.fwd.functions:
+            return []
+
+        def place(grad: torch.Tensor) -> tuple[Any, ...]:
+            return grad.data_ptr(), grad.shape, grad.stride(), grad.dtype
+
+        names = list(grads)
+        return [
+            f"grad/{name}=grad/{other}"
+            for at, name in enumerate(names)
+            for other in names[:at]
+            if place(grads[name]) == place(grads[other])
+        ]
 
     def inputs_drawn(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return draw.make_inputs(

@@ -71,7 +71,10 @@ def _powers(case: Case, graph: Graph, factors: list[float]) -> dict[str, torch.T
 
 
 def _noop(case: Case, graph: Graph, _: bool) -> dict[str, torch.Tensor]:
-    """With every launch of the backward turned into nothing."""
+    """With every launch of the backward turned into nothing; of the forward too, where that may make the
+    gradients."""
+    if case.scales:
+        graph = case.call(*case.arguments(), phase="noop")
     return case.again("noop", graph, phase="noop")
 
 
