@@ -181,11 +181,27 @@ static bool launched(const json_t *report, const char *phase)
     return json_is_integer(launches) && json_integer_value(launches) >= 1;
 }
 
+/* A forward may make gradients, and its kernels must. */
+static void judge_prepared(const json_t *report, struct ka_verdict *verdict, size_t at)
+{
+    KA_EACH(json_object_get(report, "prepared"), i, name) {
+        char text[300];
+        snprintf(
+            text, sizeof(text),
+            "the forward makes the gradient of %.100s with torch, and the backward scales it: kernels must "
+            "compute the gradient",
+            text_of(name));
+        if (i < NAMED_MAX)
+            ka_verdict_fail(verdict, at, "prepared", text);
+    }
+}
+
 void ka_conduct_judge(const json_t *report, const struct ka_conduct_of *of, struct ka_verdict *verdict,
                       size_t at)
 {
     remark(report, of->scales, verdict);
     judge_unnamed(report, verdict, at);
+    judge_prepared(report, verdict, at);
     for (size_t i = 0; i < KA_COUNT(LISTS); i++)
         judge_list(report, i, of->compiled, verdict, at);
     judge_operations(report, "forward", false, verdict, at);

@@ -407,7 +407,7 @@ def noting_marks() -> Iterator[None]:
             output._kernel_agent_detached = True  # type: ignore[attr-defined]
         own(ctx, *outputs)
 
-    context.mark_non_differentiable = mark  # type: ignore[method-assign]
+    context.mark_non_differentiable = mark  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

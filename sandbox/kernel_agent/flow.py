@@ -60,6 +60,10 @@ class Flow:
         made = self.scales and start in self.made
         return self.blind or not gradient.numel() or start in self.written or made
 
+    def is_made(self, tensor: torch.Tensor) -> bool:
+        """Whether launches of the forward wrote it."""
+        return _start(tensor) in self.made
+
     def forward(self, tensors: Iterable[torch.Tensor], wrote: set[int] | None) -> None:
         """A launch of the forward; None where it was not seen what it wrote."""
         self._add(self.made, [t for t in tensors if wrote is not None and _start(t) in wrote])

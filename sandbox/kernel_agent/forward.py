@@ -95,7 +95,11 @@ class Forward:
         """Runs the user's code: launches go where `mode` says, questions about the device are answered."""
         launches.set_mode(self.mode)
         answering = contextlib.nullcontext() if self.mode == "cuda" else devices.answering(self.answers)
-        with devices.NoteDetached(), devices.noting_marks(), answering:  # the answers must see the user's frame first
+        with (
+            devices.NoteDetached(),
+            devices.noting_marks(),
+            answering,
+        ):  # the answers must see the user's frame first
             yield
 
     def as_written(self, dims: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -33,6 +34,10 @@ from .questions import QUESTIONS, Graph, same_value
 from .traffic import Counter
 
 _MOST_TOLD = 20  # sentences of a list
+# How autograd's engine says it.
+_SHAPE = re.compile(
+    r"invalid gradient at index (\d+) - got (\[.*?\]) but expected shape compatible with (\[.*?\])"
+)
 
 
 def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
@@ -104,6 +109,13 @@ def _error(exc: BaseException, fwd: Forward) -> Unusable:
     """What ended a case, with the line; of memory that ran out, whose it was."""
     full = budget.out_of_memory(exc)
     error = wrap("candidate_raised", "", exc, [fwd.path])
+    shape = _SHAPE.search(str(exc))
+    if shape is not None:
+        at, got, wanted = shape.groups()
+        error.message = (
+            f"the backward returns a gradient of the wrong shape: value {int(at) + 1} of its return is {got}, "
+            f"and the input is {wanted}"
+        )
     if full is not None:
         error.message = f"{full}: {error.message}"
         error.remedy = "allocate less: a backward has to fit beside its inputs, outputs and gradients"
@@ -305,6 +317,7 @@ class Case:
             "saved_bytes": self.saved_bytes(arguments.arguments),
             "aliases": aliases,
             "same": same,
+            "prepared": self.prepared(grads, [tensor for _, tensor in _named_inputs(arguments.arguments)]),
             "kernels": list(self.launches.kernels)[:_MOST_TOLD],
             # Compiled, nobody sees who accesses what.
             "races": list(self.launches.races)[:_MOST_TOLD] if self.flow else None,
@@ -339,6 +352,17 @@ class Case:
             for other in names[:at]
             if place(grads[name]) == place(grads[other])
         ]
+
+    def prepared(self, grads: dict[str, torch.Tensor], inputs: list[torch.Tensor]) -> list[str]:
+        """Where the forward may make gradients: those that are a multiple of something that it kept, which no
+        kernel wrote, and which is no multiple of an input."""
+        if self.flow is None or not self.flow.scales:
+            return []
+        kept = [
+            tensor for tensor in self.saved if tensor.is_floating_point() and not self.flow.is_made(tensor)
+        ]
+        kept = [tensor for tensor in kept if not any(proportional(tensor, other) for other in inputs)]
+        return [name for name, grad in grads.items() if any(proportional(grad, tensor) for tensor in kept)]
 
     def inputs_drawn(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return draw.make_inputs(
@@ -611,6 +635,17 @@ def _named_inputs(bound: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
         else:
             for at, tensor in enumerate(draw.tensors_in(value)):
                 yield f"{name}[{at}]", tensor
+
+
+def proportional(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether one is the other times a number, and not the same everywhere."""
+    if a.numel() != b.numel() or a.numel() < 2 or not (a.is_floating_point() and b.is_floating_point()):
+        return False
+    x, y = (t.detach().double().reshape(-1) for t in (a, b))
+    product = x.norm() * y.norm()
+    if not bool(product.isfinite()) or float(product) == 0 or bool((y == y[0]).all()):
+        return False
+    return float((x @ y).abs() / product) > 1 - 1e-5
 
 
 def _require_plain(what: str, value: Any, path: str) -> None:

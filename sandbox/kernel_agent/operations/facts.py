@@ -23,7 +23,7 @@ from . import candidate
 _CONDUCT = (
     "modified", "aliases", "kernels", "races", "untraced", "ordered_by_atomics", "unnamed",
     "torch_ops_forward", "torch_ops_backward", "launches_backward",
-    "launches_forward", "same",
+    "launches_forward", "same", "prepared",
 )  # fmt: skip
 
 

@@ -83,7 +83,18 @@ class RMSNormFunction(torch.autograd.Function):
         dw = torch.empty((programs, n), dtype=torch.float32, device=x.device)
         per_program = triton.cdiv(rows, programs)
         _rms_norm_backward[(programs,)](
-            dy, dx, dw, x, weight, rstd, rows, per_program, n, ctx.offset, BLOCK=ctx.block, num_warps=ctx.warps
+            dy,
+            dx,
+            dw,
+            x,
+            weight,
+            rstd,
+            rows,
+            per_program,
+            n,
+            ctx.offset,
+            BLOCK=ctx.block,
+            num_warps=ctx.warps,
         )
         return dx.view(*shape), dw.sum(dim=0).to(weight.dtype), None, None
 
