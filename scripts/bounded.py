@@ -93,7 +93,7 @@ def start(
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Ends a command of start() and its session: the polite signal first, two seconds later the final one.
-    Returns once none of them runs: a signal is sent at once, but a busy machine takes a while to die of it."""
+    Returns once none of them runs: a signal is sent at once, but a busy machine is slow to die of it."""
     for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
         if process.poll() is None:
             _signal(process.pid, number)

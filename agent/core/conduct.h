@@ -2,8 +2,8 @@
  *
  * The report comes from a process that ran the candidate's code, so nothing in it is evidence of anything
  * good; a clean report proves nothing, and a report that lacks a member is as bad as one that confesses.
- * Rules: "modified", "alias", "kernel", "race", "no_launch", "torch_math", "prepared". Of a list the first few
- * are named, and the rest counted: what one case can add to a verdict is bounded. */
+ * Rules: "modified", "alias", "kernel", "race", "no_launch", "torch_math", "prepared", "unnamed". Of a list
+ * the first few are named, and the rest counted: what one case can add to a verdict is bounded. */
 #ifndef KA_CONDUCT_H
 #define KA_CONDUCT_H
 

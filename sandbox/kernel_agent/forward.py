@@ -112,7 +112,10 @@ class Forward:
             with self.active():
                 return self.stub(*args, **(kwargs or {}))
         except (Exception, SystemExit) as exc:
-            raise wrap("stub_raised", f"{self.stub_name}() raised ", exc, [self.path]) from exc
+            error = wrap("stub_raised", f"{self.stub_name}() raised ", exc, [self.path])
+            if self.borrowed and error.remedy is None:
+                error.remedy = f"add make_args_{self.stub_name}, if make_args is not meant for it"
+            raise error from exc
 
     def ensure_setup(self) -> None:
         """Call the file's setup() before its first use, once."""
@@ -146,16 +149,7 @@ def load(
     tree = parse(source, file)
     intact.require_no_judge(tree, file)
     whole = not handwritten.has_marker(source) and bool(handwritten.functions_of(tree))
-    owns = handwritten.all_of(tree) if whole and not _decorated(tree) else []
-    stubs = [] if owns else _find_stubs(tree, file, several=whole)
-    for _, mark in stubs:
-        _positions_argument(mark, file)  # a bad mark is told before the file runs into it
-    names = tuple(one.name for one in owns) or tuple(stub.name for stub, _ in stubs)
-    if function is not None:
-        owns = [handwritten.named(owns, function, file)] if owns else []
-        stubs = [(stub, mark) for stub, mark in stubs if stub.name == function]
-        if not owns and not stubs:
-            raise handwritten.no_such(function, list(names), file)
+    owns, stubs, names = _meant(tree, file, whole, function)
     answering = replace(devices.Target.parse(target), processors=processors)
     answers = devices.Answers(str(Path(file).parent), answering)
     module = _execute(file, source, mode, answers, whole)
@@ -172,14 +166,7 @@ def load(
             "no_stub", f"{definition.name} is not a function once the file has run", file, _line(definition)
         )
     params = _parameters(module, stub, definition)
-    make_args = _function(module, own.called("make_args"))
-    if make_args is None:
-        raise Unusable(
-            "make_args_missing",
-            f"the file has no function {own.expected('make_args')}(dims, device=..., dtype=...)",
-            file,
-            remedy=f"add it: it returns the arguments of {definition.name} for one entry of SWEEP",
-        )
+    make_args = _make_args(own, file)
     sweep_name = own.called("SWEEP")
     sweep = _sweep(module, tree, file, sweep_name)
     on_cpu = own.called("SWEEP_CPU") if sweep_name == "SWEEP" else f"SWEEP_CPU{sweep_name[len('SWEEP') :]}"
@@ -212,6 +199,39 @@ def load(
     )
 
 
+def _meant(
+    tree: ast.Module, file: str, whole: bool, function: str | None
+) -> tuple[list[HandWritten], list[tuple[ast.FunctionDef, ast.Call]], tuple[str, ...]]:
+    """What may be the stub: functions of a module that people wrote themselves, or what is decorated; and the
+    names of all of them, whichever `function` is."""
+    owns = handwritten.all_of(tree) if whole and not _decorated(tree) else []
+    stubs = [] if owns else _find_stubs(tree, file, several=whole)
+    for _, mark in stubs:
+        _positions_argument(mark, file)  # a bad mark is told before the file runs into it
+    names = tuple(one.name for one in owns) or tuple(stub.name for stub, _ in stubs)
+    if function is not None:
+        owns = [handwritten.named(owns, function, file)] if owns else []
+        stubs = [(stub, mark) for stub, mark in stubs if stub.name == function]
+        if not owns and not stubs:
+            raise handwritten.no_such(function, list(names), file)
+    return owns, stubs, names
+
+
+def _make_args(own: _Own, file: str) -> Callable[..., Any]:
+    found = _function(own.module, own.called("make_args"))
+    if found is not None:
+        return found
+    name = own.definition.name
+    missing = f"make_args_{name}" if own.several else "make_args"
+    raise Unusable(
+        "make_args_missing",
+        f"{'not checked: no make_args for it: ' if own.several else ''}the file has no function "
+        f"{missing}(dims, device=..., dtype=...)",
+        file,
+        remedy=f"add {missing}, which returns the arguments of {name} for one entry of SWEEP",
+    )
+
+
 @dataclass(frozen=True)
 class _Own:
     """Where a module has several functions to be checked, names that belong to one of them."""
@@ -230,9 +250,6 @@ class _Own:
         """The same of what cannot be meant for more than one of several."""
         found = self.called(name)
         return found if found != name or not self.several else f"{name}_{self.definition.name}"
-
-    def expected(self, name: str) -> str:
-        return f"{name}_{self.definition.name}" if self.several else name
 
 
 def _has_arguments(module: types.ModuleType, one: HandWritten) -> bool:

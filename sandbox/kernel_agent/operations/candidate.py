@@ -361,7 +361,7 @@ class Case:
         kept = [
             tensor for tensor in self.saved if tensor.is_floating_point() and not self.flow.is_made(tensor)
         ]
-        kept = [tensor for tensor in kept if not any(proportional(tensor, other) for other in inputs)]
+        kept = [t for t in kept if not any(proportional(t, other) for other in inputs)]
         return [name for name, grad in grads.items() if any(proportional(grad, tensor) for tensor in kept)]
 
     def inputs_drawn(self) -> tuple[tuple[Any, ...], dict[str, Any]]:

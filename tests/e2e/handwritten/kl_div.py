@@ -1,5 +1,5 @@
-"""KL divergence of two log-probabilities: a dataclass holds the settings, the gradient is kept and scaled by a
-kernel."""
+"""KL divergence of two log-probabilities: a dataclass holds the settings, and the forward makes the gradient,
+which a kernel scales."""
 
 from __future__ import annotations
 

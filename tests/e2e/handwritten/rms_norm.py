@@ -1,4 +1,4 @@
-"""RMS norm of a layer: a decorator without functools.wraps around both directions, apply called by a module."""
+"""RMS norm of a layer: a decorator without functools.wraps around both directions, a module calls apply."""
 
 import torch
 import triton
