@@ -143,16 +143,16 @@ bool ka_conduct_may_scale(const json_t *outputs)
 {
     bool any = false;
     KA_EACH(outputs, i, output) {
-        json_int_t numel = 1;
+        const json_t *shape = json_object_get(output, "shape");
         if (!json_is_true(json_object_get(output, "differentiable")))
             continue;
         any = true;
-        KA_EACH(json_object_get(output, "shape"), k, size) {
-            if (json_integer_value(size) != 1)
-                numel = 0;
-        }
-        if (numel != 1)
+        if (!json_is_array(shape))
             return false;
+        KA_EACH(shape, k, size) {
+            if (json_integer_value(size) != 1)
+                return false;
+        }
     }
     return any;
 }
@@ -181,9 +181,11 @@ static bool launched(const json_t *report, const char *phase)
     return json_is_integer(launches) && json_integer_value(launches) >= 1;
 }
 
-/* A forward may make gradients, and its kernels must. */
-static void judge_prepared(const json_t *report, struct ka_verdict *verdict, size_t at)
+/* Where a forward may make gradients, its kernels must. */
+static void judge_prepared(const json_t *report, bool scales, struct ka_verdict *verdict, size_t at)
 {
+    if (scales && !json_is_array(json_object_get(report, "prepared")))
+        ka_verdict_fail(verdict, at, "prepared", "the report says nothing about it");
     KA_EACH(json_object_get(report, "prepared"), i, name) {
         char text[300];
         snprintf(
@@ -201,7 +203,7 @@ void ka_conduct_judge(const json_t *report, const struct ka_conduct_of *of, stru
 {
     remark(report, of->scales, verdict);
     judge_unnamed(report, verdict, at);
-    judge_prepared(report, verdict, at);
+    judge_prepared(report, of->scales, verdict, at);
     for (size_t i = 0; i < KA_COUNT(LISTS); i++)
         judge_list(report, i, of->compiled, verdict, at);
     judge_operations(report, "forward", false, verdict, at);

@@ -17,7 +17,7 @@ from .errors import Unusable
 from .source import MARKER
 
 # A function of a module that tries what it defines, and is no way to call it.
-_TRIES = ("test", "bench", "main", "make_args", "reference", "setup", "flops", "demo", "example")
+_TRIES = ("test", "bench", "demo", "example")
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _caller(node: ast.stmt, functions: list[ast.ClassDef]) -> HandWritten | None
 def _only_tries(function: ast.FunctionDef) -> bool:
     """A test, a benchmark: it returns nothing, or its name says so."""
     returns = [n for n in ast.walk(function) if isinstance(n, ast.Return) and n.value is not None]
-    return not returns or function.name.lstrip("_").startswith(_TRIES)
+    return not returns or function.name == "main" or function.name.lstrip("_").startswith(_TRIES)
 
 
 def _own_grads(function: ast.ClassDef) -> tuple[str, ...]:

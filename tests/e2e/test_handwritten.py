@@ -132,6 +132,26 @@ WRONG = {
         ("        ctx.save_for_backward(dp)", "        ctx.save_for_backward(-log_q.exp() / rows)"),
         "prepared: the forward makes the gradient of log_p with torch",
     ),
+    "a gradient that torch writes over that of a kernel": (
+        "cross_entropy",
+        (
+            "    return loss.sum(), dx\n",
+            "    hot = torch.nn.functional.one_hot(target, n)\n"
+            "    return loss.sum(), dx.copy_((logits.softmax(-1) - hot) / rows)\n",
+        ),
+        "prepared: the forward makes the gradient of logits with torch",
+    ),
+    "a gradient of which a kernel makes one row": (
+        "cross_entropy",
+        (
+            "    return loss.sum(), dx\n",
+            "    hot = torch.nn.functional.one_hot(target, n)\n"
+            "    made = (logits.softmax(-1) - hot) / rows\n"
+            "    cross_entropy_kernel[(1,)](logits, target, loss, made, rows, n, ignore_index, BLOCK=block)\n"
+            "    return loss.sum(), made\n",
+        ),
+        "is the same when the backward's kernels do nothing",
+    ),
     "a gradient that torch finishes": (
         "cross_entropy",
         ("return dx * grad_output", "return (dx - dx.sum()) * grad_output"),

@@ -138,6 +138,85 @@ static void conduct__kernels_that_wait__are_named_once_and_held_against_nobody(v
     ka_verdict_free(verdict);
 }
 
+/* What is said of a backward that scales what its forward's kernels made; free() it. */
+static char *scaled(const char *changes, bool scales, size_t *remarks)
+{
+    static const char SCALED[] = "{\"modified\": [], \"aliases\": [], \"kernels\": [], \"races\": [],"
+                                 " \"launches_forward\": 1, \"launches_backward\": 0, \"prepared\": [],"
+                                 " \"torch_ops_forward\": {}, \"torch_ops_backward\": {\"aten::mul\": 1}}";
+    const char *const grads[] = {"x"};
+    const struct ka_conduct_of of = {.scales = scales};
+    json_t *report = json_loads(SCALED, 0, NULL), *change = json_loads(changes, 0, NULL);
+    json_t *dims = json_pack("{s:i}", "N", 8);
+    struct ka_verdict *verdict = ka_verdict_new(grads, 1);
+    struct ka_buf facts = {0};
+    json_object_update(report, change);
+    size_t at =
+        ka_verdict_case(verdict, ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL), "normal upstream");
+    ka_conduct_judge(report, &of, verdict, at);
+    ka_verdict_facts(verdict, 3, &facts);
+    json_t *doc = ka_verdict_json(verdict, true);
+    *remarks = json_array_size(json_object_get(doc, "remarks"));
+    json_decref(doc);
+    json_decref(dims);
+    json_decref(report);
+    json_decref(change);
+    ka_verdict_free(verdict);
+    return ka_buf_str(&facts)[0] ? ka_buf_steal(&facts) : ka_strdup("");
+}
+
+static void conduct__scaling_by_one_number__is_remarked_where_it_may_be(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *changes, *said;
+        bool scales;
+    } rows[] = {
+        {"{}", NULL, true},
+        {"{}", "torch_math: the backward computes with torch (aten::mul)", false},
+        {"{}", "no_launch", false},
+        {"{\"launches_forward\": 0}", "no_launch", true},
+        {"{\"prepared\": [\"x\"]}", "prepared: the forward makes the gradient of x with torch", true},
+        {"{\"prepared\": null}", "prepared: the report says nothing", true},
+        {"{\"torch_ops_backward\": {\"aten::sub\": 1}}", "torch_math", true},
+        {"{\"torch_ops_forward\": {\"aten::mul\": 1}}", "torch_math", true},
+    };
+    for (size_t i = 0; i < KA_COUNT(rows); i++) {
+        size_t remarks;
+        char *facts = scaled(rows[i].changes, rows[i].scales, &remarks);
+        if (rows[i].said)
+            assert_non_null(strstr(facts, rows[i].said));
+        else
+            assert_null(strstr(facts, "case"));
+        if (!i)
+            assert_int_equal(remarks, 1);
+        free(facts);
+    }
+}
+
+static void conduct__only_outputs_of_one_number__may_be_scaled_by(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *outputs;
+        bool may;
+    } rows[] = {
+        {"[{\"shape\": [], \"differentiable\": true}]", true},
+        {"[{\"shape\": [1, 1], \"differentiable\": true}]", true},
+        {"[{\"shape\": [], \"differentiable\": true}, {\"shape\": [4], \"differentiable\": false}]", true},
+        {"[{\"shape\": [], \"differentiable\": true}, {\"shape\": [4], \"differentiable\": true}]", false},
+        {"[{\"shape\": [4], \"differentiable\": false}]", false},
+        {"[{\"shape\": null, \"differentiable\": true}]", false},
+        {"[]", false},
+    };
+    for (size_t i = 0; i < KA_COUNT(rows); i++) {
+        json_t *outputs = json_loads(rows[i].outputs, 0, NULL);
+        assert_int_equal(ka_conduct_may_scale(outputs), rows[i].may);
+        json_decref(outputs);
+    }
+    assert_false(ka_conduct_may_scale(NULL));
+}
+
 /* {"modified": [...], "aliases": [...], "torch_ops_backward": {...}} of `count` items each. */
 static char *crowded(size_t count)
 {
@@ -272,6 +351,8 @@ int main(void)
         cmocka_unit_test(conduct__torch_arithmetic__is_named_with_its_phase),
         cmocka_unit_test(conduct__member_that_is_missing__counts_like_a_confession),
         cmocka_unit_test(conduct__modified_and_shared_memory__are_named),
+        cmocka_unit_test(conduct__scaling_by_one_number__is_remarked_where_it_may_be),
+        cmocka_unit_test(conduct__only_outputs_of_one_number__may_be_scaled_by),
         cmocka_unit_test(conduct__races_and_what_kernels_may_not_call__are_told_in_their_words),
         cmocka_unit_test(conduct__compiled_kernels__have_no_record_of_races),
         cmocka_unit_test(conduct__kernels_that_wait__are_named_once_and_held_against_nobody),

@@ -113,8 +113,8 @@ def _error(exc: BaseException, fwd: Forward) -> Unusable:
     if shape is not None:
         at, got, wanted = shape.groups()
         error.message = (
-            f"the backward returns a gradient of the wrong shape: value {int(at) + 1} of its return is {got}, "
-            f"and the input is {wanted}"
+            f"the backward returns a gradient of the wrong shape: value {int(at) + 1} of its return is "
+            f"{got}, and the input is {wanted}"
         )
     if full is not None:
         error.message = f"{full}: {error.message}"

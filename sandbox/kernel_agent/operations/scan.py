@@ -659,7 +659,8 @@ class _Scanner:
             for decorator in function.decorator_list:
                 call = decorator if isinstance(decorator, ast.Call) else None
                 if call is not None and self.names.path(call.func) == "functools.wraps":
-                    if len(call.args) == 1 and isinstance(call.args[0], ast.Name) and not call.keywords:
+                    own = [arg for arg in call.args if isinstance(arg, ast.Name) and not self.names.path(arg)]
+                    if len(call.args) == len(own) == 1 and not call.keywords:
                         found.add(call.func)
                 elif self.names.path(decorator) == "contextlib.contextmanager":
                     found.add(decorator)
