@@ -383,6 +383,8 @@ def _execute(file: str, source: str, mode: str, answers: devices.Answers, whole:
     context = contextlib.nullcontext() if mode == "cuda" else devices.answering(answers)
     try:
         with context:
+            if whole and ("torch.compile" in source or "_dynamo" in source):
+                importlib.import_module("torch._dynamo")  # which changes functions of torch when first used
             before = intact.taken() if whole else {}
             exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 (this is what loading means)
             intact.require_unchanged(before, file)
