@@ -148,6 +148,8 @@ void ka_show_inspect(const json_t *inspect, const char *path)
            int_of(stub, "line"));
     print_names("params", json_object_get(stub, "params"));
     print_names("grads", json_object_get(inspect, "grads"));
+    if (json_array_size(json_object_get(inspect, "functions")) > 1)
+        print_names("of", json_object_get(inspect, "functions"));
     KA_EACH(json_object_get(inspect, "kernels"), i, item)
         print_kernel(item);
     print_names("ops", json_object_get(inspect, "ops"));

@@ -23,7 +23,7 @@ _BITS = frozenset({"aten::view", "aten::view_copy"})
 # Of their operands they take shape and type alone.
 _FRESH = ("aten::empty", "aten::zeros", "aten::ones", "aten::full", "aten::new_", "aten::rand")
 _MOVING = frozenset(
-    {f"aten::{name}" for name in ("clone", "_to_copy", "copy_", "contiguous", "alias", "detach")}
+    {f"aten::{name}" for name in ("clone", "_to_copy", "copy_", "contiguous", "alias", "detach", "sum")}
 )
 _SCALING = frozenset({"aten::mul", "aten::mul_", "aten::div", "aten::div_"})
 # Methods of tensors that hand out values, or run code of Python for each, and that no dispatcher sees.
