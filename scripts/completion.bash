@@ -9,7 +9,7 @@ _kernel_agent()
         --prompts --max-iters --candidates --patience-parity --patience-perf --min-rel-impr --max-tokens
         --max-seconds --max-cost --price-in --price-out --no-optimise --device --target --dtype --python
         --require-sandbox --deadline --children --no-compile-cache --compile-cache-mb --json --quiet --log-level --config
-        --jobs --force --junit --fail-fast --sanitize --print --help --version"
+        --jobs --force --junit --function --fail-fast --sanitize --print --help --version"
     COMPREPLY=()
     case $prev in
         --sweep) choices="all required" ;;
@@ -28,7 +28,7 @@ _kernel_agent()
         --file-path | --store | --api-key-file | --python | --config | --junit | inspect | check | differentiate)
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return ;;
-        --topk | --min-sim | --rag-exclude | --base-url | --model | --context-tokens | \
+        --function | --topk | --min-sim | --rag-exclude | --base-url | --model | --context-tokens | \
         --llm-timeout | --max-* | --candidates | --patience-* | --min-rel-impr | --price-* | --deadline | --children | --compile-cache-mb | --jobs)
             return ;;
     esac

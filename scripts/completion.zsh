@@ -61,6 +61,7 @@ options=(
     '--jobs[batch: runs at a time]:number:'
     '--force[batch: also what is verified and unchanged]'
     '--junit[check: write JUnit XML]:file:_files'
+    '--function[check, inspect: which function of a module]:name:'
     '--fail-fast[check: stop at the first case that fails]'
     '--sanitize[check: run compute-sanitizer too (GPU)]'
     '--print[differentiate: print the backward]'

@@ -110,6 +110,8 @@ static const struct option_row rows[] = {
     {"jobs", NULL, INT, AT(jobs), "2", 1, 256, NULL, "N", "batch: runs at a time"},
     {"force", NULL, FLAG, AT(force), "false", 0, 0, NULL, NULL, "batch: also what is verified and unchanged"},
     {"junit", NULL, TEXT, AT(junit), NULL, 0, 0, NULL, "FILE", "check: write the verdict as JUnit XML"},
+    {"function", NULL, TEXT, AT(run.function), NULL, 0, 0, NULL, "NAME",
+     "check, inspect: which function of a module is meant (default: check each of them)"},
     {"fail-fast", NULL, FLAG, AT(run.fail_fast), "false", 0, 0, NULL, NULL,
      "check: stop at the first case that fails"},
     {"sanitize", NULL, FLAG, AT(sanitize), "false", 0, 0, NULL, NULL,

@@ -12,6 +12,7 @@ struct ka_settings {
     char *sweep; /* "all", "required", or a JSON list of dims */
     char *path;  /* folders of the user's modules, with commas between; "": none but the file's own */
     bool fail_fast;
+    char *function; /* of a file's functions the one that is meant; NULL: the stub, or the first */
     /* similar pairs */
     bool no_retrieval;
     int topk;

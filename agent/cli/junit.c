@@ -25,7 +25,7 @@ static void add_escaped(struct ka_buf *out, const char *text)
     }
 }
 
-/* `kind`: "failure", "error" or NULL; its first line is the message that lists show. */
+/* `kind`: "failure", "error", "skipped" or NULL; its first line is the message that lists show. */
 static void add_case(struct ka_buf *out, const char *file, const char *name, const char *kind,
                      const char *text)
 {
@@ -59,6 +59,7 @@ void ka_junit_add(struct ka_buf *suites, const char *file, const json_t *result)
     const char *verdict = ka_page_text_of(result, "verdict"), *why = ka_page_text_of(result, "failures");
     const char *message = ka_page_text_of(json_object_get(result, "error"), "message");
     bool verified = ka_page_verified(result);
+    bool skipped = verdict && strcmp(verdict, "not_checked") == 0;
     bool judged = verified || (verdict && strcmp(verdict, "not_verified") == 0);
     json_t *gradients = judged ? json_object_get(result, "gradients") : NULL;
     size_t wrong = 0;
@@ -67,10 +68,15 @@ void ka_junit_add(struct ka_buf *suites, const char *file, const json_t *result)
         wrong += !verified && is_wrong(gradient);
     ka_buf_puts(suites, "  <testsuite name=\"");
     add_escaped(suites, file);
-    ka_buf_printf(suites, "\" tests=\"%zu\" failures=\"%zu\" errors=\"%d\" skipped=\"0\" time=\"%.2f\">\n",
-                  json_array_size(gradients) + 1, judged && !verified ? wrong + 1 : 0, !judged,
-                  json_number_value(json_object_get(result, "seconds")));
-    add_case(suites, file, "verdict", verified ? NULL : judged ? "failure" : "error", why);
+    ka_buf_printf(suites, "\" tests=\"%zu\" failures=\"%zu\" errors=\"%d\" skipped=\"%d\" time=\"%.2f\">\n",
+                  json_array_size(gradients) + 1, judged && !verified ? wrong + 1 : 0, !judged && !skipped,
+                  skipped, json_number_value(json_object_get(result, "seconds")));
+    add_case(suites, file, "verdict",
+             verified  ? NULL
+             : judged  ? "failure"
+             : skipped ? "skipped"
+                       : "error",
+             why);
     KA_EACH(gradients, i, gradient) {
         char name[128];
         const char *input = ka_page_text_of(gradient, "name");

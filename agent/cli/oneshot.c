@@ -235,13 +235,16 @@ static void on_stop(void *arg)
         ka_run_interrupt(checking->run);
 }
 
-static int check_in(struct tools *tools, const char *out, const char *path, json_t **result)
+static int check_in(struct tools *tools, const char *out, const char *path, const char *function,
+                    json_t **result)
 {
     struct ka_err err;
     struct ka_settings settings;
     struct checking checking = {.app = &tools->app, .exit_code = 1};
     ka_settings_copy(&settings, &tools->settings);
     ka_settings_set(&settings.out, out);
+    if (function)
+        ka_settings_set(&settings.function, function);
     const struct ka_run_req request = {.settings = &settings,
                                        .file = path,
                                        .mode = KA_RUN_CHECK,
@@ -260,8 +263,9 @@ static int check_in(struct tools *tools, const char *out, const char *path, json
     return checking.exit_code;
 }
 
-/* The verdict on the pair in `path`; *result is a new reference. Returns the exit code. */
-static int check(struct tools *tools, const char *path, json_t **result)
+/* The verdict on the pair in `path`, or on a `function` of a module (NULL: what is asked for, or the first);
+ * *result is a new reference. Returns the exit code. */
+static int check(struct tools *tools, const char *path, const char *function, json_t **result)
 {
     const char *base = getenv("TMPDIR");
     KA_AUTO_FREE char *folder = ka_path_join(base && *base ? base : "/tmp", "kernel-agent-check-XXXXXX");
@@ -269,7 +273,7 @@ static int check(struct tools *tools, const char *path, json_t **result)
         fprintf(stderr, "kernel-agent: %s: %s\n", folder, strerror(errno));
         return 2;
     }
-    int code = check_in(tools, folder, path, result);
+    int code = check_in(tools, folder, path, function, result);
     ka_rmtree(folder, NULL);
     return code;
 }
@@ -292,24 +296,95 @@ static char *pair_of_run(const char *dir, struct ka_err *err)
     return NULL;
 }
 
-static int run_check(struct tools *tools, const char *path, bool line, struct ka_buf *suites)
+/* The worse of two exit codes: what stops a command, then a file that cannot be used, then a verdict. */
+static int worse(int a, int b)
 {
-    json_auto_t *result = NULL;
+    static const int order[] = {0, 4, 3};
+    for (size_t i = 0; i < KA_COUNT(order); i++)
+        if (a == order[i] || b == order[i])
+            return a == order[i] ? b : a;
+    return a;
+}
+
+static bool goes_on(int code)
+{
+    return code == 0 || code == 3 || code == 4;
+}
+
+/* Of several functions one may have no arguments: nobody asked for it by name, so that it is said and held
+ * against nobody. Returns the exit code. */
+static int excuse(json_t *result, const char *asked, int code)
+{
+    const char *kind = ka_text_of(json_object_get(result, "error"), "kind", "");
+    bool without = strcmp(kind, "make_args_missing") == 0 || strcmp(kind, "sweep_missing") == 0;
+    if (asked || code != 3 || !without)
+        return code;
+    json_object_set_new(result, "verdict", json_string("not_checked"));
+    json_object_set_new(result, "exit_code", json_integer(0));
+    return 0;
+}
+
+/* One result, told. `function`: of several in the file; NULL: the file is one check. */
+static int tell(struct tools *tools, const char *path, const char *function, json_t *result, bool line,
+                struct ka_buf *suites)
+{
     struct ka_err err;
-    int code = check(tools, path, &result);
+    KA_AUTO_BUF struct ka_buf name = {0};
     ka_log_progress_end();
     json_object_del(result, "run_dir");
     json_object_del(result, "pair");
     json_object_del(result, "best");
+    json_object_del(result, "functions");
     if (result && tools->opts->json)
         ka_show_json(result, line ? LINE : DOCUMENT);
     else if (result)
         ka_show_result(result);
     fflush(stdout);
-    ka_junit_add(suites, path, result);
+    ka_buf_printf(&name, "%s%s%s", path, function ? "::" : "", function ? function : "");
+    ka_junit_add(suites, ka_buf_str(&name), result);
     if (tools->opts->junit && ka_junit_write(tools->opts->junit, suites, &err))
-        return ka_show_problem(&err, code ? code : 2);
+        return ka_show_problem(&err, 2);
+    return 0;
+}
+
+/* The functions of a module after the first, whose result says which there are. */
+static int check_others(struct tools *tools, const char *path, const json_t *functions, const char *first,
+                        size_t *checked, struct ka_buf *suites)
+{
+    int code = 0;
+    KA_EACH(functions, i, item) {
+        const char *name = json_string_value(item);
+        json_auto_t *result = NULL;
+        if (!name || strcmp(name, first) == 0 || !goes_on(code))
+            continue;
+        int one = check(tools, path, name, &result);
+        one = excuse(result, NULL, one);
+        *checked += strcmp(ka_text_of(result, "verdict", ""), "not_checked") != 0;
+        code = worse(code, one);
+        code = worse(code, tell(tools, path, name, result, true, suites));
+    }
     return code;
+}
+
+static int run_check(struct tools *tools, const char *path, bool line, struct ka_buf *suites)
+{
+    json_auto_t *result = NULL;
+    const char *asked = tools->opts->run.function;
+    int code = check(tools, path, NULL, &result);
+    json_t *all = json_object_get(result, "functions");
+    bool several = !asked && json_array_size(all) > 1;
+    if (!several) {
+        int told = tell(tools, path, NULL, result, line, suites);
+        return code ? code : told;
+    }
+    json_auto_t *functions = json_incref(all);
+    const char *first = ka_text_of(result, "stub", "");
+    code = excuse(result, asked, code);
+    size_t checked = strcmp(ka_text_of(result, "verdict", ""), "not_checked") != 0;
+    code = worse(code, tell(tools, path, first, result, true, suites));
+    if (goes_on(code))
+        code = worse(code, check_others(tools, path, functions, first, &checked, suites));
+    return code == 0 && !checked ? 3 : code;
 }
 
 static int run_verify(struct tools *tools, const char *dir, struct ka_buf *suites)
@@ -343,8 +418,8 @@ int ka_oneshot_check_all(const struct ka_opts *opts, const char *const *paths, s
     tools.known = ka_known_new();
     for (size_t i = 0; i < count && go_on; i++) {
         int one = run_check(&tools, paths[i], true, &suites);
-        code = one ? one : code;
-        go_on = one == 0 || one == 3 || one == 4;
+        code = worse(code, one);
+        go_on = goes_on(one);
     }
     tools_close(&tools);
     return code;

@@ -2,6 +2,7 @@
 #include "show.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "agent/core/compose.h"
 #include "agent/core/fields.h"
@@ -72,14 +73,28 @@ static void print_shapes(const json_t *shapes)
     putchar('\n');
 }
 
+static void print_not_checked(const json_t *result)
+{
+    const json_t *error = json_object_get(result, "error");
+    printf("%s: %s\n", ka_text_of(result, "stub", "?"), ka_text_of(error, "message", "not checked"));
+    if (ka_text_of(error, "remedy", NULL))
+        printf("  remedy: %s\n", ka_text_of(error, "remedy", ""));
+}
+
 void ka_show_result(const json_t *result)
 {
     const char *verdict = ka_text_of(result, "verdict", "error");
+    if (strcmp(verdict, "not_checked") == 0) {
+        print_not_checked(result);
+        return;
+    }
     printf("%s: %s on %s\n", ka_text_of(result, "stub", ka_text_of(result, "file", "?")), verdict,
            ka_text_of(result, "device", "?"));
     if (int_of(result, "attempts"))
         print_shapes(json_object_get(result, "shapes"));
     print_gradients(json_object_get(result, "gradients"));
+    KA_EACH(json_object_get(json_object_get(result, "checked"), "remarks"), i, remark)
+        printf("%s  note: %s\n", i ? "" : "\n", json_is_string(remark) ? json_string_value(remark) : "?");
     const char *failures = ka_text_of(result, "failures", "");
     if (failures[0])
         printf("\n%s\n", failures);
@@ -133,6 +148,8 @@ void ka_show_inspect(const json_t *inspect, const char *path)
            int_of(stub, "line"));
     print_names("params", json_object_get(stub, "params"));
     print_names("grads", json_object_get(inspect, "grads"));
+    if (json_array_size(json_object_get(inspect, "functions")) > 1)
+        print_names("of", json_object_get(inspect, "functions"));
     KA_EACH(json_object_get(inspect, "kernels"), i, item)
         print_kernel(item);
     print_names("ops", json_object_get(inspect, "ops"));

@@ -108,8 +108,9 @@ static json_t *never_varied(const json_t *oracles)
 json_t *ka_checked_json(const struct ka_checked_of *of)
 {
     json_t *kinds = list_of(of->verdict, "kinds");
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "kinds", kinds, "left_out",
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "kinds", kinds, "left_out",
                      left_out(kinds, json_object_get(of->oracles, "inputs")), "scaled",
                      list_of(of->oracles, "scaled"), "not_seen", not_seen(of), "never_varied",
-                     never_varied(of->oracles), "notes", notes_of(of->verdict));
+                     never_varied(of->oracles), "notes", notes_of(of->verdict), "remarks",
+                     list_of(of->verdict, "remarks"));
 }

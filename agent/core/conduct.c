@@ -43,8 +43,20 @@ static const char *text_of(const json_t *item)
     return json_is_string(item) ? json_string_value(item) : "?";
 }
 
-/* One failure for the phase, naming every operation. */
-static void judge_operations(const json_t *report, const char *phase, struct ka_verdict *verdict, size_t at)
+/* Of a gradient that the forward's kernels made: times the upstream, which is one number, unless that is 1.
+ * Where it was made is seen by ka_conduct_traces() and by a call without launches. */
+static bool is_scaling(const char *name)
+{
+    static const char *const names[] = {"aten::mul", "aten::equal"};
+    for (size_t i = 0; i < KA_COUNT(names); i++)
+        if (strcmp(names[i], name) == 0)
+            return true;
+    return false;
+}
+
+/* One failure for the phase, naming every operation; some are harmless where a backward `scales`. */
+static void judge_operations(const json_t *report, const char *phase, bool scales, struct ka_verdict *verdict,
+                             size_t at)
 {
     char key[32], text[512];
     KA_AUTO_BUF struct ka_buf names = {0};
@@ -54,7 +66,7 @@ static void judge_operations(const json_t *report, const char *phase, struct ka_
     if (!json_is_object(operations))
         ka_buf_puts(&names, "operations that it does not report");
     KA_EACH_MEMBER(operations, name, count) {
-        if (ka_conduct_allowed(name))
+        if (ka_conduct_allowed(name) || (scales && is_scaling(name)))
             continue;
         if (names.len < 200)
             ka_buf_printf(&names, "%s%.60s", names.len ? ", " : "", name);
@@ -81,11 +93,22 @@ static const struct {
     {"race", "races", "", "", true},
 };
 
+/* What it is that was modified. */
+static const char *hazard_of(const char *name)
+{
+    return ka_starts_with(name, "upstream/")
+               ? ": the backward overwrites the upstream gradient, which others use"
+           : ka_starts_with(name, "saved/")
+               ? ": a tensor saved for the backward is overwritten, so that a second "
+                 "backward is wrong"
+               : "";
+}
+
 /* Of the first items, a failure each; the first says how many there are. */
 static void judge_list(const json_t *report, size_t which, bool compiled, struct ka_verdict *verdict,
                        size_t at)
 {
-    char text[512], others[40] = "";
+    char text[640], others[40] = "";
     const char *rule = LISTS[which].rule;
     const json_t *list = json_object_get(report, LISTS[which].key);
     size_t count = json_array_size(list);
@@ -94,8 +117,9 @@ static void judge_list(const json_t *report, size_t which, bool compiled, struct
     if (count > 1)
         snprintf(others, sizeof(others), ", and %zu more", count - 1);
     for (size_t i = 0; i < count && i < NAMED_MAX; i++) {
-        snprintf(text, sizeof(text), "%s%.400s%s%s", LISTS[which].before, text_of(json_array_get(list, i)),
-                 LISTS[which].after, others);
+        const char *item = text_of(json_array_get(list, i));
+        snprintf(text, sizeof(text), "%s%.400s%s%s%s", LISTS[which].before, item, LISTS[which].after, others,
+                 which ? "" : hazard_of(item));
         ka_verdict_fail(verdict, at, rule, text);
         others[0] = '\0';
     }
@@ -115,18 +139,79 @@ static void judge_unnamed(const json_t *report, struct ka_verdict *verdict, size
     }
 }
 
-void ka_conduct_judge(const json_t *report, bool compiled, struct ka_verdict *verdict, size_t at)
+bool ka_conduct_may_scale(const json_t *outputs)
 {
+    bool any = false;
+    KA_EACH(outputs, i, output) {
+        const json_t *shape = json_object_get(output, "shape");
+        if (!json_is_true(json_object_get(output, "differentiable")))
+            continue;
+        any = true;
+        if (!json_is_array(shape))
+            return false;
+        KA_EACH(shape, k, size) {
+            if (json_integer_value(size) != 1)
+                return false;
+        }
+    }
+    return any;
+}
+
+/* No fault, and worth knowing. */
+static void remark(const json_t *report, bool scales, struct ka_verdict *verdict)
+{
+    json_t *backward = json_object_get(report, "torch_ops_backward");
+    KA_EACH(json_object_get(report, "same"), i, pair) {
+        char text[300];
+        snprintf(text, sizeof(text),
+                 "two gradients are one tensor (%.200s): whoever changes one in place changes both",
+                 text_of(pair));
+        ka_verdict_remark(verdict, text);
+    }
+    if (scales && json_object_get(backward, "aten::mul"))
+        ka_verdict_remark(verdict,
+                          "the forward's kernels make the gradient, and the backward multiplies it by "
+                          "the upstream, which is one number, with torch");
+}
+
+/* How often it launched, in either direction. */
+static bool launched(const json_t *report, const char *phase)
+{
+    json_t *launches = json_object_get(report, phase);
+    return json_is_integer(launches) && json_integer_value(launches) >= 1;
+}
+
+/* Where a forward may make gradients, its kernels must. */
+static void judge_prepared(const json_t *report, bool scales, struct ka_verdict *verdict, size_t at)
+{
+    if (scales && !json_is_array(json_object_get(report, "prepared")))
+        ka_verdict_fail(verdict, at, "prepared", "the report says nothing about it");
+    KA_EACH(json_object_get(report, "prepared"), i, name) {
+        char text[300];
+        snprintf(
+            text, sizeof(text),
+            "the forward makes the gradient of %.100s with torch, and the backward scales it: kernels must "
+            "compute the gradient",
+            text_of(name));
+        if (i < NAMED_MAX)
+            ka_verdict_fail(verdict, at, "prepared", text);
+    }
+}
+
+void ka_conduct_judge(const json_t *report, const struct ka_conduct_of *of, struct ka_verdict *verdict,
+                      size_t at)
+{
+    remark(report, of->scales, verdict);
     judge_unnamed(report, verdict, at);
+    judge_prepared(report, of->scales, verdict, at);
     for (size_t i = 0; i < KA_COUNT(LISTS); i++)
-        judge_list(report, i, compiled, verdict, at);
-    judge_operations(report, "forward", verdict, at);
-    judge_operations(report, "backward", verdict, at);
+        judge_list(report, i, of->compiled, verdict, at);
+    judge_operations(report, "forward", false, verdict, at);
+    judge_operations(report, "backward", of->scales, verdict, at);
     const json_t *ordered = json_object_get(report, "ordered_by_atomics");
     for (size_t i = 0; i < json_array_size(ordered) && i < NAMED_MAX; i++)
         ka_verdict_ordered(verdict, text_of(json_array_get(ordered, i)));
-    json_t *launches = json_object_get(report, "launches_backward");
-    if (!json_is_integer(launches) || json_integer_value(launches) < 1)
+    if (!launched(report, "launches_backward") && !(of->scales && launched(report, "launches_forward")))
         ka_verdict_fail(verdict, at, "no_launch", "the backward launched no Triton kernel");
 }
 
@@ -150,7 +235,7 @@ void ka_conduct_traces(const json_t *report, const char *const *zeros, size_t ze
     }
 }
 
-static void judge_interpreted(const json_t *entry, struct ka_verdict *verdict, size_t shape)
+static void judge_interpreted(const json_t *entry, bool scales, struct ka_verdict *verdict, size_t shape)
 {
     const json_t *conduct = json_object_get(entry, "conduct");
     bool ran = json_is_true(json_object_get(entry, "ok"));
@@ -167,14 +252,15 @@ static void judge_interpreted(const json_t *entry, struct ka_verdict *verdict, s
         ka_verdict_fail(verdict, at, "raised", text);
         return;
     }
-    ka_conduct_judge(conduct, false, verdict, at);
+    const struct ka_conduct_of of = {.scales = scales};
+    ka_conduct_judge(conduct, &of, verdict, at);
     ka_conduct_traces(conduct, NULL, 0, verdict, at);
 }
 
-void ka_conduct_interpreted(json_t *facts, struct ka_verdict *verdict, size_t shape)
+void ka_conduct_interpreted(json_t *facts, bool scales, struct ka_verdict *verdict, size_t shape)
 {
     KA_EACH(json_object_get(facts, "cases"), i, entry) {
-        judge_interpreted(entry, verdict, shape);
+        judge_interpreted(entry, scales, verdict, shape);
         json_object_del(entry, "conduct");
     }
 }

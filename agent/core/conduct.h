@@ -2,8 +2,8 @@
  *
  * The report comes from a process that ran the candidate's code, so nothing in it is evidence of anything
  * good; a clean report proves nothing, and a report that lacks a member is as bad as one that confesses.
- * Rules: "modified", "alias", "kernel", "race", "no_launch", "torch_math". Of a list the first few are named,
- * and the rest counted: what one case can add to a verdict is bounded. */
+ * Rules: "modified", "alias", "kernel", "race", "no_launch", "torch_math", "prepared", "unnamed". Of a list
+ * the first few are named, and the rest counted: what one case can add to a verdict is bounded. */
 #ifndef KA_CONDUCT_H
 #define KA_CONDUCT_H
 
@@ -11,9 +11,20 @@
 
 #include "verdict.h"
 
-/* `report` is the case's entry in the candidate's result (docs/protocol.md, op candidate); `compiled`: its
- * kernels were not interpreted, so that nothing can be said of races; `at` the case of the verdict. */
-void ka_conduct_judge(const json_t *report, bool compiled, struct ka_verdict *verdict, size_t at);
+/* What is known of a case without its report. */
+struct ka_conduct_of {
+    bool compiled; /* kernels were not interpreted, so that nothing can be said of races */
+    bool scales; /* a module written by hand, and each upstream is one number: the forward's kernels may make
+                      the gradients, which the backward multiplies by it */
+};
+
+/* Are the outputs of an oracle's case such that a backward may scale? */
+bool ka_conduct_may_scale(const json_t *outputs);
+
+/* `report` is the case's entry in the candidate's result (docs/protocol.md, op candidate); `at` the case of
+ * the verdict. */
+void ka_conduct_judge(const json_t *report, const struct ka_conduct_of *of, struct ka_verdict *verdict,
+                      size_t at);
 
 /* Interpreted, it was seen what each launch read and wrote: a gradient that no kernel made of the upstream is
  * not the kernels' work. Those that are named in `zeros` may come from nowhere. */
@@ -22,7 +33,7 @@ void ka_conduct_traces(const json_t *report, const char *const *zeros, size_t ze
 
 /* A candidate that runs compiled is interpreted once on small sizes, which operation facts reports: hold that
  * against it, as a case of `shape`, and take it out of the facts. What the interpreter cannot run is none. */
-void ka_conduct_interpreted(json_t *facts, struct ka_verdict *verdict, size_t shape);
+void ka_conduct_interpreted(json_t *facts, bool scales, struct ka_verdict *verdict, size_t shape);
 
 /* Whether the interpreter got through any case of such facts (may be NULL). */
 bool ka_conduct_watched(const json_t *facts);

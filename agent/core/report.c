@@ -306,6 +306,7 @@ static void put_checked(struct ka_page *page, const json_t *checked)
     put_texts(page, "never varied: ", get(checked, "never_varied"));
     put_texts(page, "not seen: ", get(checked, "not_seen"));
     put_texts(page, "note: ", get(checked, "notes"));
+    put_texts(page, "note: ", get(checked, "remarks"));
     ka_page_mark(page, KA_LIST_END);
 }
 

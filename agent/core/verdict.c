@@ -13,7 +13,8 @@
 #include "plan.h"
 
 #define ORDERED_MAX 16 /* kernels that are named for it */
-#define WHOLE_MAX 100  /* failures of the candidate as a whole that are kept */
+#define REMARKS_MAX 16
+#define WHOLE_MAX 100 /* failures of the candidate as a whole that are kept */
 
 struct failure {
     char *subject; /* "the gradient of x"; NULL for a rule */
@@ -63,6 +64,7 @@ struct ka_verdict {
     struct gradient *grads;
     struct shape whole;         /* failures that belong to no shape */
     char *ordered[ORDERED_MAX]; /* names of kernels */
+    char *remarks[REMARKS_MAX]; /* sentences */
     size_t shape_count, case_count, grad_count;
 };
 
@@ -111,6 +113,8 @@ void ka_verdict_free(struct ka_verdict *v)
     free_shape(&v->whole);
     for (size_t i = 0; i < ORDERED_MAX; i++)
         free(v->ordered[i]);
+    for (size_t i = 0; i < REMARKS_MAX; i++)
+        free(v->remarks[i]);
     free(v->shapes);
     free(v->cases);
     free(v->grads);
@@ -216,13 +220,24 @@ void ka_verdict_repeated(struct ka_verdict *v, const char *name, size_t runs, do
     g->spread_of_limit = of_limit;
 }
 
-void ka_verdict_ordered(struct ka_verdict *v, const char *kernel)
+/* Each text once, as long as there is room. */
+static void add_text(char **list, size_t max, const char *text)
 {
     size_t i = 0;
-    while (i < ORDERED_MAX && v->ordered[i] && strcmp(v->ordered[i], kernel) != 0)
+    while (i < max && list[i] && strcmp(list[i], text) != 0)
         i++;
-    if (i < ORDERED_MAX && !v->ordered[i])
-        v->ordered[i] = copy_text(kernel);
+    if (i < max && !list[i])
+        list[i] = copy_text(text);
+}
+
+void ka_verdict_ordered(struct ka_verdict *v, const char *kernel)
+{
+    add_text(v->ordered, ORDERED_MAX, kernel);
+}
+
+void ka_verdict_remark(struct ka_verdict *v, const char *text)
+{
+    add_text(v->remarks, REMARKS_MAX, text);
 }
 
 void ka_verdict_output(struct ka_verdict *v, size_t at, size_t index, const struct ka_diff *diff)
@@ -309,6 +324,8 @@ void ka_verdict_join(struct ka_verdict *v, struct ka_verdict *part)
         ka_verdict_fail_whole(v, part->whole.failures[i].rule, part->whole.failures[i].text);
     for (size_t i = 0; i < ORDERED_MAX && part->ordered[i]; i++)
         ka_verdict_ordered(v, part->ordered[i]);
+    for (size_t i = 0; i < REMARKS_MAX && part->remarks[i]; i++)
+        ka_verdict_remark(v, part->remarks[i]);
     ka_verdict_free(part);
 }
 
@@ -648,18 +665,19 @@ static json_t *failures_json(const struct ka_verdict *v, bool hidden)
     return list;
 }
 
-static json_t *ordered_json(const struct ka_verdict *v)
+static json_t *texts_json(char *const *texts, size_t max)
 {
     json_t *list = json_array();
-    for (size_t i = 0; i < ORDERED_MAX && v->ordered[i]; i++)
-        json_array_append_new(list, json_string(v->ordered[i]));
+    for (size_t i = 0; i < max && texts[i]; i++)
+        json_array_append_new(list, json_string(texts[i]));
     return list;
 }
 
 json_t *ka_verdict_json(const struct ka_verdict *v, bool hidden)
 {
-    return json_pack("{s:b,s:o,s:o,s:o,s:o,s:o,s:o}", "verified", ka_verdict_verified(v), "shapes",
+    return json_pack("{s:b,s:o,s:o,s:o,s:o,s:o,s:o,s:o}", "verified", ka_verdict_verified(v), "shapes",
                      counts_json(v, hidden), "gradients", gradients_json(v, hidden), "per_shape",
                      per_shape_json(v, hidden), "kinds", kinds_json(v), "failures", failures_json(v, hidden),
-                     "ordered_by_atomics", ordered_json(v));
+                     "ordered_by_atomics", texts_json(v->ordered, ORDERED_MAX), "remarks",
+                     texts_json(v->remarks, REMARKS_MAX));
 }

@@ -58,6 +58,8 @@ void ka_verdict_repeated(struct ka_verdict *v, const char *name, size_t runs, do
 /* The programs of that kernel are put in order by atomics: whether it waits for what it needs was not looked
  * at. Reported; decides nothing. */
 void ka_verdict_ordered(struct ka_verdict *v, const char *kernel);
+/* A sentence about the candidate that is held against nobody. Once each, of the first ones. */
+void ka_verdict_remark(struct ka_verdict *v, const char *text);
 
 /* Anything else that is wrong in a case: `rule` is a short name ("input_modified"), `text` the sentence for
  * the LLM. Of a hidden shape only the rule is shown. */

@@ -286,6 +286,8 @@ static char *request_text(const struct ka_op *op, const struct ka_op_req *req, j
                                      op->nonce, "file", op->file, "device", device, "target",
                                      settings->target, "dtype", settings->dtype[0] ? settings->dtype : NULL,
                                      "compiled", op->app->cache ? ka_cache_folder(op->app->cache) : NULL));
+    if (settings->function)
+        json_object_set_new(request, "function", json_string(settings->function));
     if (req->modules)
         json_object_set_new(request, "modules", json_string(req->modules));
     if (strcmp(op->operation, "oracle") == 0 && strcmp(device, "cuda") == 0)

@@ -54,6 +54,7 @@ struct ka_check {
     size_t *batch;    /* of `order`: being judged */
     size_t batch_count, judged;
     bool compiled;                   /* the candidate runs on a GPU */
+    bool by_hand;                    /* it is a module that people wrote themselves */
     bool judging;                    /* a thread has the verdict, and reads results */
     bool orphan;                     /* freed when the thread is done */
     char *reject_rule, *reject_text; /* the candidate is rejected as a whole, once the thread is done */
@@ -255,7 +256,8 @@ static void finish(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     if (check->compiled)
-        ka_conduct_interpreted(check->facts, check->verdict, required_shape(check));
+        ka_conduct_interpreted(check->facts, check->by_hand && ka_conduct_may_scale(check->run->outputs),
+                               check->verdict, required_shape(check));
     conclude(run);
 }
 
@@ -398,6 +400,7 @@ static void judge_one(struct ka_check *check, size_t at, struct ka_verdict *verd
         .disagreement = oracle.why,
         .candidate_files = candidate.files,
         .compiled = check->compiled,
+        .by_hand = check->by_hand,
     };
     ka_kind_label(plan, &label);
     one.at = ka_verdict_case(verdict, check->shape_of[i], ka_buf_str(&label));
@@ -783,6 +786,7 @@ void ka_run_check(struct ka_run *run, int64_t snapshot)
     run->check = check;
     check->run = run;
     check->snapshot = snapshot;
+    check->by_hand = run->given && !run->given[0];
     check->notes = json_array();
     const char *names[64];
     size_t count = 0;

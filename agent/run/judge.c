@@ -525,7 +525,10 @@ int ka_judge_case(struct ka_judged_case *one, json_int_t id, struct ka_err *why)
         rc = ka_fail(why, -EINVAL, "the oracle's tensors are unusable");
     else {
         judge_traces(&j);
-        ka_conduct_judge(one->candidate, one->compiled, one->verdict, one->at);
+        const struct ka_conduct_of of = {
+            .compiled = one->compiled,
+            .scales = one->by_hand && ka_conduct_may_scale(json_object_get(one->oracle, "outputs"))};
+        ka_conduct_judge(one->candidate, &of, one->verdict, one->at);
     }
     free(j.grads);
 out:

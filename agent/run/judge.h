@@ -25,6 +25,7 @@ struct ka_judged_case {
     int agrees;           /* 0, or why the oracles contradict each other: see ka_case_agrees(), with */
     const struct ka_err *disagreement;
     bool compiled; /* the candidate's kernels ran on a GPU */
+    bool by_hand;  /* the candidate is a module that people wrote themselves, forward and backward in one */
     /* Another case of the same shape that this one's questions are about: plan, oracle, its files and its id
      * there; NULL: none. */
     const struct ka_judged_case *other;

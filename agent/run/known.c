@@ -26,17 +26,22 @@ void ka_known_free(struct ka_known *known)
 
 bool ka_run_knows(const struct ka_run *run)
 {
-    const char *forward = run->known ? json_string_value(json_object_get(run->known->last, "forward")) : NULL;
-    return run->given && forward && strcmp(forward, run->forward) == 0;
+    const json_t *last = run->known ? run->known->last : NULL;
+    const char *forward = json_string_value(json_object_get(last, "forward"));
+    const char *function = json_string_value(json_object_get(last, "function"));
+    const char *own = run->settings.function ? run->settings.function : "";
+    return run->given && forward && strcmp(forward, run->forward) == 0 && strcmp(function, own) == 0;
 }
 
 void ka_run_remember(const struct ka_run *run)
 {
     if (!run->known || !run->given || ka_run_knows(run))
         return;
-    json_t *seen = json_pack("{s:s, s:O, s:O, s:O, s:O?, s:O, s:O, s:b}", "forward", run->forward, "inspect",
-                             run->inspect, "shapes", run->shapes, "skipped", run->skipped, "outputs",
-                             run->outputs, "grads", run->grads, "oracles", run->oracles, "half", run->half);
+    const char *function = run->settings.function ? run->settings.function : "";
+    json_t *seen =
+        json_pack("{s:s, s:s, s:O, s:O, s:O, s:O?, s:O, s:O, s:b}", "forward", run->forward, "function",
+                  function, "inspect", run->inspect, "shapes", run->shapes, "skipped", run->skipped,
+                  "outputs", run->outputs, "grads", run->grads, "oracles", run->oracles, "half", run->half);
     json_decref(run->known->last);
     run->known->last = json_deep_copy(seen);
     json_decref(seen);

@@ -142,6 +142,9 @@ json_t *ka_run_result(struct ka_run *run)
     json_t *result =
         json_pack("{s:s, s:i, s:s, s:O?, s:s}", "verdict", verdict_word(run), "exit_code",
                   ka_run_exit_code(run), "file", run->file, "stub", stub, "device", run->settings.device);
+    json_t *functions = json_object_get(run->inspect, "functions");
+    if (json_array_size(functions) > 1)
+        json_object_set(result, "functions", functions);
     add_best(run, result);
     json_object_set(result, "oracles", run->oracles);
     json_object_set(result, "variants_on", json_object_get(ka_plan_variants(run->shapes), "dims"));

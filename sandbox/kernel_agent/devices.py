@@ -395,8 +395,27 @@ class NoteDetached(TorchFunctionMode):
         return result
 
 
+@contextlib.contextmanager
+def noting_marks() -> Iterator[None]:
+    """Inside, what an autograd function marks as not differentiable counts as detached: it is whoever wrote
+    the forward that says so."""
+    context = torch.autograd.function.FunctionCtx
+    own = context.mark_non_differentiable
+
+    def mark(ctx: Any, *outputs: torch.Tensor) -> None:
+        for output in outputs:
+            output._kernel_agent_detached = True  # type: ignore[attr-defined]
+        own(ctx, *outputs)
+
+    context.mark_non_differentiable = mark  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        context.mark_non_differentiable = own  # type: ignore[method-assign]
+
+
 def was_detached(tensor: torch.Tensor) -> bool:
-    """Whether the user's code made this tensor with detach() or .data, under NoteDetached."""
+    """Whether the user's code made this tensor with detach() or .data, under NoteDetached, or marked it."""
     return getattr(tensor, "_kernel_agent_detached", False)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from . import devices, vary
-from .errors import Unusable, wrap
+from .errors import Unusable, describe, wrap
 from .forward import Forward
 
 
@@ -94,6 +94,8 @@ def make_inputs(
         with fwd.active():
             made = fwd.make_args(fwd.as_written(dims), **_accepted(fwd, device, wanted))
     except (Exception, SystemExit) as exc:
+        if fwd.borrowed:
+            raise _not_for_it(fwd, f"make_args({dict(dims)}) raised {describe(exc)}") from exc
         raise wrap("make_args_raised", f"make_args({dict(dims)}) raised ", exc, [fwd.path]) from exc
     args, kwargs = _normalise(fwd, made)
     if demote:
@@ -113,6 +115,10 @@ def make_inputs(
             other = rearranged(scalar["name"], value, scalar["way"])
         else:  # several may have to fit each other
             other = nearby(scalar["name"], value, scalar["way"])
+        for parameter in fwd.params:  # apply takes no names
+            if parameter.name == scalar["name"] or parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
+                break
+            arguments.arguments.setdefault(parameter.name, bound[parameter.name])
         arguments.arguments[scalar["name"]] = other
     return arguments.args, arguments.kwargs
 
@@ -217,11 +223,25 @@ def _line_of(function: Any) -> int | None:
     return code.co_firstlineno if code is not None else None
 
 
+def _not_for_it(fwd: Forward, why: str) -> Unusable:
+    """The module's make_args is for other functions than this."""
+    return Unusable(
+        "make_args_missing",
+        f"not checked: no make_args for it: {why}",
+        fwd.path,
+        fwd.stub_line,
+        remedy=f"add make_args_{fwd.stub_name}(dims, device=..., dtype=...)",
+    )
+
+
 def bind(fwd: Forward, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Every parameter of the stub by name, defaults filled in. Raises Unusable("make_args_type")."""
     try:
         bound = fwd.signature.bind(*args, **kwargs)
     except TypeError as exc:
+        if fwd.borrowed:
+            what = f"what make_args returns does not fit {fwd.stub_name}(): {exc}"
+            raise _not_for_it(fwd, what) from exc
         raise Unusable(
             "make_args_type",
             f"what make_args returns does not fit {fwd.stub_name}(): {exc}",

@@ -4,6 +4,10 @@ Of interpreted launches it is known what they read and wrote; of torch operation
 are looked at as wholes, and a launch writes everything from all that it reads: too much may seem to depend on
 the upstream, and nothing too little, except behind tables of addresses. Where a launch has one, all that it
 is given counts as read and written, and `blind` says that what it is not given may be too.
+
+Where a module that people wrote themselves has one number as its output, its forward may make the gradient
+and its backward scale it: `made` are storages that launches of the forward wrote, and what moves and
+scalings make of them. Any other torch operation that writes to one takes it off.
 """
 
 from __future__ import annotations
@@ -18,6 +22,10 @@ import torch
 _BITS = frozenset({"aten::view", "aten::view_copy"})
 # Of their operands they take shape and type alone.
 _FRESH = ("aten::empty", "aten::zeros", "aten::ones", "aten::full", "aten::new_", "aten::rand")
+_MOVING = frozenset(
+    {f"aten::{name}" for name in ("clone", "_to_copy", "copy_", "contiguous", "alias", "detach", "sum")}
+)
+_SCALING = frozenset({"aten::mul", "aten::mul_", "aten::div", "aten::div_"})
 # Methods of tensors that hand out values, or run code of Python for each, and that no dispatcher sees.
 _UNSEEN = (
     "map_",
@@ -38,6 +46,8 @@ class Flow:
     def __init__(self) -> None:
         self.upstream: set[int] = set()  # first bytes of storages that depend on an upstream
         self.written: set[int] = set()  # those of them that a kernel wrote, or that come from such
+        self.scales = False  # the forward may make gradients
+        self.made: set[int] = set()
         self.blind = False
         self._kept: list[torch.Tensor] = []
 
@@ -46,7 +56,17 @@ class Flow:
 
     def traced(self, gradient: torch.Tensor) -> bool:
         """Whether a kernel that read the upstream wrote it, as far as can be seen."""
-        return self.blind or not gradient.numel() or _start(gradient) in self.written
+        start = _start(gradient)
+        made = self.scales and start in self.made
+        return self.blind or not gradient.numel() or start in self.written or made
+
+    def is_made(self, tensor: torch.Tensor) -> bool:
+        """Whether launches of the forward wrote it."""
+        return _start(tensor) in self.made
+
+    def forward(self, tensors: Iterable[torch.Tensor], wrote: set[int] | None) -> None:
+        """A launch of the forward; None where it was not seen what it wrote."""
+        self._add(self.made, [t for t in tensors if wrote is not None and _start(t) in wrote])
 
     def launched(self, tensors: Iterable[torch.Tensor], read: set[int] | None, wrote: set[int]) -> None:
         """A launch that was given `tensors`; first bytes of the storages that it read and wrote, None where
@@ -70,21 +90,36 @@ class Flow:
             before, after = operands[0].dtype, made[0].dtype
             if before != after and before.is_floating_point != after.is_floating_point:
                 return f"aten::view of {_name(before)} as {_name(after)}"
-        if not self.upstream or name.startswith(_FRESH):
-            return None
-        starts = {_start(tensor) for tensor in operands}
-        if not starts & self.upstream:
-            return None
         changed = [
             tensor
             for argument, value in zip(func._schema.arguments, args, strict=False)
             if argument.alias_info is not None and argument.alias_info.is_write
             for tensor in _tensors(value)
         ]
+        if self.scales:
+            self._follow(name, operands, changed, made)
+        if not self.upstream or name.startswith(_FRESH):
+            return None
+        starts = {_start(tensor) for tensor in operands}
+        if not starts & self.upstream:
+            return None
         self._add(self.upstream, made + changed)
         if starts & self.written:
             self._add(self.written, made + changed)
         return name
+
+    def _follow(
+        self, name: str, operands: list[torch.Tensor], changed: list[torch.Tensor], made: list[torch.Tensor]
+    ) -> None:
+        """What an operation leaves of `made`."""
+        of = operands[1:] if name == "aten::copy_" else operands
+        most = max((tensor.numel() for tensor in of), default=0)
+        large = [tensor for tensor in of if tensor.numel() == most]
+        alone = name in _MOVING or (name in _SCALING and (len(large) == 1 or most == 1))
+        if alone and any(_start(tensor) in self.made for tensor in large):
+            self._add(self.made, made + changed)
+        elif changed:
+            self.made -= {_start(tensor) for tensor in changed}
 
     def matters(self, tensor: torch.Tensor) -> bool:
         """Whether its values are only for kernels to compute with."""

@@ -77,6 +77,8 @@ class Forward:
     device: str
     target: devices.Target
     answers: devices.Answers
+    functions: tuple[str, ...] = ()  # of a module that people wrote themselves: all that could be checked
+    borrowed: bool = False  # make_args is the module's, and there are several that it may be meant for
     _set_up: bool = field(default=False, repr=False)
 
     @property
@@ -93,7 +95,11 @@ class Forward:
         """Runs the user's code: launches go where `mode` says, questions about the device are answered."""
         launches.set_mode(self.mode)
         answering = contextlib.nullcontext() if self.mode == "cuda" else devices.answering(self.answers)
-        with devices.NoteDetached(), answering:  # the answers must see the user's frame first
+        with (
+            devices.NoteDetached(),
+            devices.noting_marks(),
+            answering,
+        ):  # the answers must see the user's frame first
             yield
 
     def as_written(self, dims: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,7 +112,10 @@ class Forward:
             with self.active():
                 return self.stub(*args, **(kwargs or {}))
         except (Exception, SystemExit) as exc:
-            raise wrap("stub_raised", f"{self.stub_name}() raised ", exc, [self.path]) from exc
+            error = wrap("stub_raised", f"{self.stub_name}() raised ", exc, [self.path])
+            if self.borrowed and error.remedy is None:
+                error.remedy = f"add make_args_{self.stub_name}, if make_args is not meant for it"
+            raise error from exc
 
     def ensure_setup(self) -> None:
         """Call the file's setup() before its first use, once."""
@@ -126,42 +135,41 @@ def load(
     target: str = "sm_90",
     device: str = "cpu",
     processors: int | None = None,
+    function: str | None = None,
 ) -> Forward:
     """Execute the file and find everything that a forward file must have. Raises Unusable.
 
     `mode` is "interpret" (kernels run on the CPU), "compile" (launches are recorded, never run) or "cuda".
     `processors` is what the file hears of the target's number of multiprocessors, where there is no GPU;
-    None: the truth about its card.
+    None: the truth about its card. `function` is what of the file is meant; None: the stub, or the first of
+    a module's autograd functions that has arguments.
     """
     file = str(Path(path).resolve())
     source = read(file)
     tree = parse(source, file)
     intact.require_no_judge(tree, file)
     whole = not handwritten.has_marker(source) and bool(handwritten.functions_of(tree))
-    own = handwritten.find(tree, file) if whole and not _decorated(tree) else None
-    definition: Any
-    decorator: ast.Call | None
-    definition, decorator = _find_stub(tree, file) if own is None else (own, None)
-    if decorator is not None:
-        _positions_argument(decorator, file)  # a bad mark is told before the file runs into it
+    owns, stubs, names = _meant(tree, file, whole, function)
     answering = replace(devices.Target.parse(target), processors=processors)
     answers = devices.Answers(str(Path(file).parent), answering)
     module = _execute(file, source, mode, answers, whole)
+    definition: Any
+    decorator: ast.Call | None = None
+    if owns:
+        definition = next((one for one in owns if _has_arguments(module, one)), owns[0])
+    else:
+        definition, decorator = stubs[0]
+    own = _Own(module, definition, len(names) > 1)
     stub = _called(module, definition)
     if not callable(stub):
         raise Unusable(
             "no_stub", f"{definition.name} is not a function once the file has run", file, _line(definition)
         )
     params = _parameters(module, stub, definition)
-    make_args = _function(module, "make_args")
-    if make_args is None:
-        raise Unusable(
-            "make_args_missing",
-            "the file has no function make_args(dims, device=..., dtype=...)",
-            file,
-            remedy="add make_args, which returns the stub's arguments for one entry of SWEEP",
-        )
-    sweep = _sweep(module, tree, file, "SWEEP")
+    make_args = _make_args(own, file)
+    sweep_name = own.called("SWEEP")
+    sweep = _sweep(module, tree, file, sweep_name)
+    on_cpu = own.called("SWEEP_CPU") if sweep_name == "SWEEP" else f"SWEEP_CPU{sweep_name[len('SWEEP') :]}"
     return Forward(
         path=file,
         source=source,
@@ -174,19 +182,79 @@ def load(
         grads=_grads(decorator, module, params, file) if decorator is not None else definition.grads,
         kernels=_kernels(module, file),
         sweep=sweep,
-        sweep_cpu=_sweep(module, tree, file, "SWEEP_CPU") if hasattr(module, "SWEEP_CPU") else None,
+        sweep_cpu=_sweep(module, tree, file, on_cpu) if hasattr(module, on_cpu) else None,
         make_args=make_args,
-        reference=_function(module, "reference"),
-        flops=_function(module, "flops"),
+        reference=_function(module, own.of_its_own("reference")),
+        flops=_function(module, own.of_its_own("flops")),
         setup=_function(module, "setup"),
         dtype=default_dtype(make_args, [shape.dims for shape in sweep]),
-        dtype_dims=_dtype_dims(module),
+        dtype_dims=_dtype_dims(module, sweep_name, on_cpu),
         entry_name=_entry_name(module, definition.name, whole),
         mode=mode,
         device=device,
         target=answers.target,
         answers=answers,
+        functions=names if whole else (),
+        borrowed=own.several and own.called("make_args") == "make_args",
     )
+
+
+def _meant(
+    tree: ast.Module, file: str, whole: bool, function: str | None
+) -> tuple[list[HandWritten], list[tuple[ast.FunctionDef, ast.Call]], tuple[str, ...]]:
+    """What may be the stub: functions of a module that people wrote themselves, or what is decorated; and the
+    names of all of them, whichever `function` is."""
+    owns = handwritten.all_of(tree) if whole and not _decorated(tree) else []
+    stubs = [] if owns else _find_stubs(tree, file, several=whole)
+    for _, mark in stubs:
+        _positions_argument(mark, file)  # a bad mark is told before the file runs into it
+    names = tuple(one.name for one in owns) or tuple(stub.name for stub, _ in stubs)
+    if function is not None:
+        owns = [handwritten.named(owns, function, file)] if owns else []
+        stubs = [(stub, mark) for stub, mark in stubs if stub.name == function]
+        if not owns and not stubs:
+            raise handwritten.no_such(function, list(names), file)
+    return owns, stubs, names
+
+
+def _make_args(own: _Own, file: str) -> Callable[..., Any]:
+    found = _function(own.module, own.called("make_args"))
+    if found is not None:
+        return found
+    name = own.definition.name
+    missing = f"make_args_{name}" if own.several else "make_args"
+    raise Unusable(
+        "make_args_missing",
+        f"{'not checked: no make_args for it: ' if own.several else ''}the file has no function "
+        f"{missing}(dims, device=..., dtype=...)",
+        file,
+        remedy=f"add {missing}, which returns the arguments of {name} for one entry of SWEEP",
+    )
+
+
+@dataclass(frozen=True)
+class _Own:
+    """Where a module has several functions to be checked, names that belong to one of them."""
+
+    module: types.ModuleType
+    definition: ast.FunctionDef | HandWritten
+    several: bool
+
+    def called(self, name: str) -> str:
+        """`make_args_silu`, where there is one, else `make_args`."""
+        one = self.definition
+        ends = handwritten.called_as(one) if isinstance(one, HandWritten) else [one.name]
+        return next((f"{name}_{end}" for end in ends if hasattr(self.module, f"{name}_{end}")), name)
+
+    def of_its_own(self, name: str) -> str:
+        """The same of what cannot be meant for more than one of several."""
+        found = self.called(name)
+        return found if found != name or not self.several else f"{name}_{self.definition.name}"
+
+
+def _has_arguments(module: types.ModuleType, one: HandWritten) -> bool:
+    own = _Own(module, one, True)
+    return hasattr(module, own.called("make_args")) and hasattr(module, own.called("SWEEP"))
 
 
 def is_decorated(fwd: Forward) -> bool:
@@ -219,8 +287,37 @@ def _parameters(
     if isinstance(definition, HandWritten) and definition.call is None:
         owner = getattr(module, definition.function.name)
         known = inspect.signature(owner.forward).parameters
-        return tuple(known[name] for name in handwritten.parameters_of(definition.function))
+        names = handwritten.parameters_of(definition.function)
+        if set(names) <= known.keys():
+            return tuple(known[name] for name in names)
+        return _written(module, handwritten.forward_of(definition.function), names)
     return tuple(inspect.signature(inspect.unwrap(stub)).parameters.values())
+
+
+def _written(
+    module: types.ModuleType, forward: ast.FunctionDef, names: list[str]
+) -> tuple[inspect.Parameter, ...]:
+    """Parameters as they are written: a decorator around the forward that does not use functools.wraps hides
+    them."""
+    positional = [*forward.args.posonlyargs, *forward.args.args]
+    given = dict(zip(reversed([a.arg for a in positional]), reversed(forward.args.defaults), strict=False))
+    return tuple(
+        inspect.Parameter(
+            name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=_evaluated(module, given[name]) if name in given else inspect.Parameter.empty,
+        )
+        for name in names
+    )
+
+
+def _evaluated(module: types.ModuleType, expression: ast.expr) -> Any:
+    """A default, which the module itself could evaluate."""
+    try:
+        code = compile(ast.Expression(expression), module.__file__ or "", "eval", dont_inherit=True)
+        return eval(code, module.__dict__)
+    except Exception:  # noqa: BLE001 (a name of the class, say)
+        return None
 
 
 def _entry_name(module: types.ModuleType, stub: str, whole: bool) -> str:
@@ -229,8 +326,8 @@ def _entry_name(module: types.ModuleType, stub: str, whole: bool) -> str:
     return stub if whole and not callable(getattr(module, entry, None)) else entry
 
 
-def _find_stub(tree: ast.Module, file: str) -> tuple[ast.FunctionDef, ast.Call]:
-    """The decorated function and its decorator's call."""
+def _find_stubs(tree: ast.Module, file: str, several: bool) -> list[tuple[ast.FunctionDef, ast.Call]]:
+    """The decorated functions, and the calls of their decorators: one, unless a module may have `several`."""
     names = autodiff_names(tree)
     found: list[tuple[ast.FunctionDef, ast.expr]] = []
     for node in ast.walk(tree):
@@ -242,7 +339,7 @@ def _find_stub(tree: ast.Module, file: str) -> tuple[ast.FunctionDef, ast.Call]:
                     found.append((node, decorator))  # type: ignore[arg-type]
     if not found:
         raise Unusable("no_stub", "no function is decorated with @autodiff(...)", file, remedy=_USAGE)
-    if len(found) > 1:
+    if len(found) > 1 and not several:
         stubs = ", ".join(f"{node.name} (line {node.lineno})" for node, _ in found)
         raise Unusable(
             "two_stubs",
@@ -251,7 +348,12 @@ def _find_stub(tree: ast.Module, file: str) -> tuple[ast.FunctionDef, ast.Call]:
             found[1][0].lineno,
             remedy="put each stub with its kernels into a file of its own",
         )
-    node, decorator = found[0]
+    return [(_plain_function(node, decorator, file)) for node, decorator in found]
+
+
+def _plain_function(
+    node: ast.FunctionDef, decorator: ast.expr, file: str
+) -> tuple[ast.FunctionDef, ast.Call]:
     if not isinstance(decorator, ast.Call):
         raise Unusable(
             "stub_args",
@@ -281,6 +383,8 @@ def _execute(file: str, source: str, mode: str, answers: devices.Answers, whole:
     context = contextlib.nullcontext() if mode == "cuda" else devices.answering(answers)
     try:
         with context:
+            if whole and ("torch.compile" in source or "_dynamo" in source):
+                importlib.import_module("torch._dynamo")  # which changes functions of torch when first used
             before = intact.taken() if whole else {}
             exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 (this is what loading means)
             intact.require_unchanged(before, file)
@@ -434,9 +538,9 @@ def _dtype_called(name: Any) -> Any:
     return value if isinstance(value, torch.dtype) else name
 
 
-def _dtype_dims(module: types.ModuleType) -> frozenset[str]:
+def _dtype_dims(module: types.ModuleType, *sweeps: str) -> frozenset[str]:
     """Keys under which SWEEP names dtypes, as torch has them."""
-    entries = [*getattr(module, "SWEEP", ()), *getattr(module, "SWEEP_CPU", ())]
+    entries = [entry for name in sweeps for entry in getattr(module, name, ())]
     return frozenset(
         key
         for entry in entries

@@ -4,7 +4,8 @@
     layer_norm = LayerNorm.apply                       or a function that calls LayerNorm.apply(x, w, eps)
 
 There what is called is stub and entry in one: without gradients it is the forward that the oracle evaluates,
-with them it is what is checked. Only the syntax tree is read here.
+with them it is what is checked. A module may have several; each is a check of its own, with `make_args_NAME`,
+`SWEEP_NAME` and their like where it has those. Only the syntax tree is read here.
 """
 
 from __future__ import annotations
@@ -15,10 +16,8 @@ from dataclasses import dataclass
 from .errors import Unusable
 from .source import MARKER
 
-_MANY = (
-    "decorate the one to be checked: @autodiff(inputs_require_grad=(0, 1)), positions of inputs in its "
-    "signature"
-)
+# A function of a module that tries what it defines, and is no way to call it.
+_TRIES = ("test", "bench", "demo", "example")
 
 
 @dataclass(frozen=True)
@@ -60,37 +59,58 @@ def applies(tree: ast.AST, functions: list[ast.ClassDef]) -> list[tuple[ast.Clas
     ]
 
 
-def find(tree: ast.Module, file: str) -> HandWritten | None:
-    """What is to be checked, None where the module has no autograd function. Raises Unusable("two_stubs")."""
+def all_of(tree: ast.Module) -> list[HandWritten]:
+    """What a module has to be checked, in order of lines: functions that return what an `apply` gives, one
+    alias of each `apply`, and autograd functions that neither calls."""
     functions = functions_of(tree)
-    if not functions:
-        return None
-    found = [made for node in tree.body if (made := _caller(node, functions)) is not None]
-    if not found and len(functions) == 1:
-        (function,) = functions
-        found = [HandWritten(function.name, function.lineno, function, None, _own_grads(function))]
-    if len(found) != 1:
-        names = ", ".join(f"{one.name} (line {one.line})" for one in found) or ", ".join(
-            f"{function.name}.apply (line {function.lineno})" for function in functions
-        )
-        raise Unusable("two_stubs", f"several functions could be meant: {names}", file, remedy=_MANY)
-    return found[0]
+    found: list[HandWritten] = []
+    for node in tree.body:
+        made = _caller(node, functions)
+        known = [(one.function, one.call is None) for one in found]
+        if made is not None and not (made.call is None and (made.function, True) in known):
+            found.append(made)
+    called = {one.function for one in found}
+    found += [
+        HandWritten(function.name, function.lineno, function, None, _own_grads(function))
+        for function in functions
+        if function not in called
+    ]
+    return sorted(found, key=lambda one: one.line)
 
 
-def find_any(tree: ast.Module) -> HandWritten | None:
-    """Like find(), and the first of several: whichever is meant, people wrote the module themselves."""
-    try:
-        return find(tree, "")
-    except Unusable:
-        function = functions_of(tree)[0]
-        return HandWritten(function.name, function.lineno, function, None, ())
+def named(found: list[HandWritten], name: str, file: str) -> HandWritten:
+    """The one of that name, or of that autograd function. Raises Unusable("no_stub")."""
+    for one in (*(o for o in found if o.name == name), *(o for o in found if o.function.name == name)):
+        return one
+    raise no_such(name, [one.name for one in found], file)
+
+
+def no_such(name: str, names: list[str], file: str) -> Unusable:
+    """Nothing of the file is called so."""
+    listed = ", ".join(names) or "none"
+    return Unusable(
+        "no_stub",
+        f"the file has nothing called {name} that could be checked: it has {listed}",
+        file,
+        remedy="name one of those with --function, or none: then all are checked",
+    )
+
+
+def called_as(one: HandWritten) -> list[str]:
+    """What may stand behind `make_args_`: its name, or that of its autograd function."""
+    return list(dict.fromkeys((one.name, one.function.name)))
 
 
 def parameters_of(function: ast.ClassDef) -> list[str]:
     """Names of what `apply` takes: the forward's parameters without ctx."""
-    methods = {item.name: item for item in function.body if isinstance(item, ast.FunctionDef)}
-    names = [argument.arg for argument in methods["forward"].args.args]
+    methods = {item.name for item in function.body if isinstance(item, ast.FunctionDef)}
+    arguments = forward_of(function).args
+    names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     return names if "setup_context" in methods else names[1:]
+
+
+def forward_of(function: ast.ClassDef) -> ast.FunctionDef:
+    return [m for m in function.body if isinstance(m, ast.FunctionDef) and m.name == "forward"][-1]
 
 
 def _last(node: ast.expr) -> str | None:
@@ -102,7 +122,7 @@ def _caller(node: ast.stmt, functions: list[ast.ClassDef]) -> HandWritten | None
         for function, attribute in applies(node, functions):
             if node.value is attribute:
                 return HandWritten(node.targets[0].id, node.lineno, function, None, _own_grads(function))
-    if isinstance(node, ast.FunctionDef):
+    if isinstance(node, ast.FunctionDef) and not _only_tries(node):
         for call in (inner for inner in ast.walk(node) if isinstance(inner, ast.Call)):
             for function, attribute in applies(call.func, functions):
                 if call.func is attribute:
@@ -111,10 +131,16 @@ def _caller(node: ast.stmt, functions: list[ast.ClassDef]) -> HandWritten | None
     return None
 
 
+def _only_tries(function: ast.FunctionDef) -> bool:
+    """A test, a benchmark: it returns nothing, or its name says so."""
+    returns = [n for n in ast.walk(function) if isinstance(n, ast.Return) and n.value is not None]
+    return not returns or function.name == "main" or function.name.lstrip("_").startswith(_TRIES)
+
+
 def _own_grads(function: ast.ClassDef) -> tuple[str, ...]:
     """Parameters of the forward whose gradient no `return` of the backward leaves out as a literal None."""
     names = parameters_of(function)
-    (backward,) = [m for m in function.body if isinstance(m, ast.FunctionDef) and m.name == "backward"]
+    backward = [m for m in function.body if isinstance(m, ast.FunctionDef) and m.name == "backward"][-1]
     returned = [n.value for n in ast.walk(backward) if isinstance(n, ast.Return) and n.value is not None]
     tuples = [list(value.elts) if isinstance(value, ast.Tuple) else [value] for value in returned]
     fitting = [items for items in tuples if len(items) == len(names)]

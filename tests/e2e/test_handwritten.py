@@ -3,9 +3,12 @@ for the verdict."""
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Agent, Ended
@@ -22,14 +25,44 @@ def check(agent: Agent, name: str, *edits: tuple[str, str]) -> Ended:
     return agent("check", f"{name}.py", "--json", "--junit", "out.xml")
 
 
-@pytest.mark.parametrize(
-    ("name", "stub", "grads"),
-    [("alias", "silu", ["x"]), ("caller", "rms_norm", ["x", "weight"]), ("class_only", "MaskedScale", ["x"])],
-)
-def test_right_module_is_verified_as_it_is(agent: Agent, name: str, stub: str, grads: list[str]) -> None:
+# name: (what is called, gradients)
+RIGHT = {
+    "alias": ("silu", ["x"]),
+    "caller": ("rms_norm", ["x", "weight"]),
+    "class_only": ("MaskedScale", ["x"]),
+    "rms_norm": ("RMSNormFunction", ["x", "weight"]),
+    "fused_add": ("fused_add_rms_norm", ["x", "residual", "weight"]),
+    "geglu": ("geglu", ["a", "b"]),
+    "swiglu": ("swiglu", ["a", "b"]),
+    "cross_entropy": ("cross_entropy", ["logits"]),
+    "kl_div": ("kl_div", ["log_p"]),
+    "softmax_amp": ("softmax", ["x"]),
+    "layer_norm": ("layer_norm", ["x", "weight", "bias"]),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_module_is_verified_as_it_is(agent: Agent, name: str) -> None:
     done = check(agent, name)
-    assert (done.code, done.result["verdict"], done.result["stub"]) == (0, "verified", stub), done.err
-    assert [gradient["name"] for gradient in done.result["gradients"]] == grads
+    assert (done.code, done.result["verdict"]) == (0, "verified"), done.result.get("failures", done.err)
+    assert (done.result["stub"], [g["name"] for g in done.result["gradients"]]) == RIGHT[name]
+
+
+def test_decorator_with_functools_wraps_is_one_too(agent: Agent) -> None:
+    done = check(
+        agent,
+        "rms_norm",
+        ("import torch\nimport triton\n", "from functools import wraps\n\nimport torch\nimport triton\n"),
+        ("    def wrapper(ctx, *args", "    @wraps(fn)\n    def wrapper(ctx, *args"),
+    )
+    assert (done.code, done.result["verdict"]) == (0, "verified"), done.result.get("failures", done.err)
+
+
+def test_what_is_no_fault_and_worth_knowing_is_said(agent: Agent) -> None:
+    shared = check(agent, "fused_add").result["checked"]["remarks"]
+    assert len(shared) == 1 and "grad/residual=grad/x" in shared[0]
+    scaled = check(agent, "cross_entropy").result["checked"]["remarks"]
+    assert len(scaled) == 1 and "multiplies it by the upstream" in scaled[0]
 
 
 # name: (module, edit, what the verdict must say)
@@ -60,6 +93,108 @@ WRONG = {
         ),
         "try: line",
     ),
+    "an upstream that is overwritten": (
+        "swiglu",
+        ("    inplace: bool = False", "    inplace: bool = True"),
+        "modified: upstream/0 was modified in place: the backward overwrites the upstream gradient",
+    ),
+    "an input that is overwritten": (
+        "geglu",
+        ("da, db = torch.empty_like(a), torch.empty_like(b)", "da, db = a, b"),
+        "modified: a was modified in place",
+    ),
+    "a saved tensor that is overwritten by a kernel": (
+        "kl_div",
+        ("scaled = torch.empty_like(dp)", "scaled = dp"),
+        "saved/0 was modified in place: a tensor saved for the backward is overwritten",
+    ),
+    "a saved tensor that is overwritten with torch": (
+        "cross_entropy",
+        ("    return dx * grad_output", "    dx *= grad_output\n    return dx"),
+        "saved/0 was modified in place: a tensor saved for the backward is overwritten",
+    ),
+    "a gradient of another shape": (
+        "fused_add",
+        ("return dx, dx, dw, None", "return dx, dx, dw[:1], None"),
+        "the backward returns a gradient of the wrong shape: value 3 of its return is [1]",
+    ),
+    "a gradient that the forward makes with torch": (
+        "cross_entropy",
+        (
+            "    return loss.sum(), dx\n",
+            "    hot = torch.nn.functional.one_hot(target, n)\n"
+            "    return loss.sum(), (logits.softmax(-1) - hot) / rows\n",
+        ),
+        "prepared: the forward makes the gradient of logits with torch",
+    ),
+    "a gradient that the forward makes with torch, scaled by a kernel": (
+        "kl_div",
+        ("        ctx.save_for_backward(dp)", "        ctx.save_for_backward(-log_q.exp() / rows)"),
+        "prepared: the forward makes the gradient of log_p with torch",
+    ),
+    "a gradient that torch writes over that of a kernel": (
+        "cross_entropy",
+        (
+            "    return loss.sum(), dx\n",
+            "    hot = torch.nn.functional.one_hot(target, n)\n"
+            "    return loss.sum(), dx.copy_((logits.softmax(-1) - hot) / rows)\n",
+        ),
+        "prepared: the forward makes the gradient of logits with torch",
+    ),
+    "a gradient of which a kernel makes one row": (
+        "cross_entropy",
+        (
+            "    return loss.sum(), dx\n",
+            "    hot = torch.nn.functional.one_hot(target, n)\n"
+            "    made = (logits.softmax(-1) - hot) / rows\n"
+            "    cross_entropy_kernel[(1,)](logits, target, loss, made, rows, n, ignore_index, BLOCK=block)\n"
+            "    return loss.sum(), made\n",
+        ),
+        "is the same when the backward's kernels do nothing",
+    ),
+    "a gradient that torch finishes": (
+        "cross_entropy",
+        ("return dx * grad_output", "return (dx - dx.sum()) * grad_output"),
+        "torch_math",
+    ),
+    "an upstream that scales nothing": (
+        "cross_entropy",
+        ("return dx * grad_output", "return dx"),
+        "gradient of logits is wrong",
+    ),
+    "a product of two tensors that kernels made": (
+        "cross_entropy",
+        ("return dx * grad_output", "return dx * dx * grad_output"),
+        "gradient of logits is wrong",
+    ),
+    "a factor that is left out": (
+        "softmax_amp",
+        ("tl.store(dx_ptr + row * n + cols, scale * y", "tl.store(dx_ptr + row * n + cols, y"),
+        "gradient of x is wrong",
+    ),
+    "one of two upstreams left out": (
+        "fused_add",
+        ("    dx += tl.load(ds_ptr + at, mask=mask, other=0.0)\n", ""),
+        "gradient of x is wrong",
+    ),
+    "an upstream that need not be contiguous": (
+        "fused_add",
+        ("    @input_guard\n    def backward", "    def backward"),
+        "upstream",
+    ),
+    "a guard that hides failures": (
+        "geglu",
+        (
+            "    else:\n        yield\n",
+            "    else:\n        try:\n            yield\n        except RuntimeError:\n            pass\n",
+        ),
+        "try: line",
+    ),
+    "statistics that have a gradient after all": (
+        "layer_norm",
+        ("        ctx.mark_non_differentiable(mean, rstd)\n", ""),
+        "gradient of x is wrong",
+    ),
 }
 
 
@@ -75,11 +210,69 @@ def test_wrong_module_is_not_verified_and_says_why(agent: Agent, name: str) -> N
     assert failure is not None and failure.text is not None and reason in failure.text
 
 
-def test_several_functions_that_could_be_meant_are_named_with_the_remedy(agent: Agent) -> None:
-    done = check(agent, "alias", ("silu = SiLU.apply", "silu = SiLU.apply\nswish = SiLU.apply"))
+def results_of(agent: Agent, *words: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    """The results of one check by what was checked, in their order."""
+    command = agent.command("check", *words, "--json", "--quiet", "--junit", "out.xml")
+    done = subprocess.run(
+        command, cwd=agent.folder, env=agent.env, capture_output=True, text=True, check=False
+    )
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    return done.returncode, {result["stub"]: result for result in results}
+
+
+def put(agent: Agent, name: str, *edits: tuple[str, str]) -> str:
+    text = (FILES / f"{name}.py").read_text()
+    for old, new in edits:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    (agent.folder / f"{name}.py").write_text(text)
+    return f"{name}.py"
+
+
+WRONG_SIGMOID = ("value = s * (1 - s) if BACKWARD", "value = s if BACKWARD")
+
+
+def test_each_function_of_a_module_has_its_verdict(agent: Agent) -> None:
+    code, results = results_of(agent, put(agent, "activations", WRONG_SIGMOID))
+    verdicts = {name: (result["verdict"], result["exit_code"]) for name, result in results.items()}
+    assert code == 4 and verdicts == {
+        "silu": ("verified", 0),
+        "sigmoid": ("not_verified", 4),
+        "product": ("verified", 0),
+    }
+    suites = [suite.get("name") for suite in ET.parse(agent.folder / "out.xml").getroot()]
+    assert suites == [f"activations.py::{name}" for name in ("silu", "sigmoid", "product")]
+
+
+def test_function_that_is_named_is_checked_alone(agent: Agent) -> None:
+    file = put(agent, "activations", WRONG_SIGMOID)
+    for name, stub, expected in (("silu", "silu", 0), ("Sigmoid", "sigmoid", 4), ("product", "product", 0)):
+        done = agent("check", file, "--json", "--quiet", "--function", name)
+        assert (done.code, done.result["stub"]) == (expected, stub), done.err
+
+
+def test_name_that_the_file_does_not_have_is_answered_with_those_that_it_has(agent: Agent) -> None:
+    done = agent("check", put(agent, "activations"), "--json", "--quiet", "--function", "gelu")
     assert done.code == 3
-    assert "silu (line 46)" in done.result["error"]["message"] and "swish" in done.result["error"]["message"]
-    assert "@autodiff" in done.result["error"]["remedy"]
+    message = done.result["error"]["message"]
+    assert "called gelu" in message and "silu, sigmoid, product" in message
+    assert agent("check", put(agent, "alias"), "--quiet", "--function", "silu").code == 0
+
+
+def test_function_without_arguments_is_not_checked_unless_it_is_named(agent: Agent) -> None:
+    file = put(agent, "activations", ("def make_args_product(", "def arguments_of_product("))
+    code, results = results_of(agent, file)
+    assert code == 0 and [one["verdict"] for one in results.values()] == ["verified"] * 2 + ["not_checked"]
+    error = results["product"]["error"]
+    assert "no make_args for it" in error["message"] and "make_args_product" in error["remedy"]
+    suite = ET.parse(agent.folder / "out.xml").getroot().find("testsuite[@name='activations.py::product']")
+    assert suite is not None and (suite.get("skipped"), suite.get("errors")) == ("1", "0")
+    assert agent("check", file, "--quiet", "--function", "product").code == 3
+
+
+def test_two_names_of_one_function_are_one_check(agent: Agent) -> None:
+    done = check(agent, "alias", ("silu = SiLU.apply", "silu = SiLU.apply\nswish = SiLU.apply"))
+    assert (done.code, done.result["stub"]) == (0, "silu"), done.err
 
 
 def test_decorator_says_which_function_and_which_inputs(agent: Agent) -> None:

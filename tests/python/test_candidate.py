@@ -576,3 +576,14 @@ def test_input__that_is_whole__lies_as_a_gpu_allocator_would_have_it(layouts, ho
     result, made = run(path, tmp_path, layouts=layouts)
     assert result["ok"], result
     assert "grad/x" in made
+
+
+def test_proportional__multiples__are_told_from_the_rest():
+    a = torch.randn(5, 7)
+    assert candidate.proportional(a, -3 * a.clone()) and candidate.proportional(a.view(-1), a.half())
+    assert not candidate.proportional(a, a + 0.1 * torch.randn(5, 7))
+    assert not candidate.proportional(a, torch.zeros(5, 7)) and not candidate.proportional(a, a[:3])
+    assert not candidate.proportional(torch.ones(4), torch.ones(4)), (
+        "what is the same everywhere says nothing"
+    )
+    assert not candidate.proportional(a, torch.full((5, 7), float("nan")))

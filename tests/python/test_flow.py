@@ -51,6 +51,36 @@ def test_flow__launch_that_reads_no_upstream__traces_nothing():
     assert flow.traced(made)
 
 
+def test_flow__gradient_of_a_forwards_launch__is_traced_through_scalings_alone():
+    flow, loss, made, torchs = Flow(), torch.ones(()), torch.ones(8), torch.ones(8)
+    flow.forward([loss, made, torchs], {start(loss), start(made)})
+    assert not flow.traced(made), "a pair's forward makes no gradient"
+    flow.scales = True
+    with Followed(flow):
+        kept = made.detach().clone()
+        flow.begins([up := torch.tensor(2.0)])
+        scaled, halved = kept * up, (kept * 0.5).sum(0)
+        others = [torchs * up, kept - up, kept * torchs, kept.exp()]
+    assert flow.traced(kept) and flow.traced(scaled) and flow.traced(halved)
+    assert not any(flow.traced(other) for other in others)
+
+
+def test_flow__what_torch_writes_over_a_forwards_launch__is_the_kernels_no_more():
+    flow, made, other = Flow(), torch.ones(8), torch.ones(8)
+    flow.scales = True
+    for write in (lambda: made.copy_(other), lambda: made.add_(1), lambda: made[:2].zero_()):
+        flow.forward([made], {start(made)})
+        assert flow.is_made(made)
+        with Followed(flow):
+            write()
+        assert not flow.is_made(made)
+    flow.forward([made], {start(made)})
+    with Followed(flow):
+        made.mul_(0.5)
+        other.copy_(made)
+    assert flow.is_made(made) and flow.is_made(other)
+
+
 def test_flow__launch_behind_addresses__makes_no_claim():
     flow = Flow()
     flow.launched([], None, set())

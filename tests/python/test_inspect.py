@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from kernel_agent import errors
 from kernel_agent.operations import inspect as op
 from sources import SCALE
 
@@ -103,3 +104,94 @@ def test_plain_file__in_a_child__answers_in_the_protocols_shape(run_op, write):
     assert ran.result["sweep_cpu"] is None and ran.result["dtype"] == "float32"
     assert set(ran.result["versions"]) == {"python", "torch", "triton", "numpy"}
     assert ran.result["ops"] == ["arange", "load", "program_id", "store"]
+
+
+MODULE = """
+import functools
+
+import torch
+import triton
+
+
+def guard(fn):
+    def wrapper(ctx, *args):
+        return fn(ctx, *args)
+
+    return wrapper
+
+
+class First(torch.autograd.Function):
+    @staticmethod
+    @guard
+    def forward(ctx, x, w, eps=1e-6, limits=(1, 2)):
+        return x
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy, dy, None, None
+
+
+class Second(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy
+
+
+second = Second.apply
+other_name = Second.apply
+
+
+def third(x, scale=2.0):
+    return Second.apply(x * scale)
+
+
+def test_second():
+    return Second.apply(torch.ones(1))
+
+
+def bench():
+    second(torch.ones(1))
+
+
+SWEEP = [{"N": 4}]
+SWEEP_third = [{"M": 5}]
+
+
+def make_args_third(dims, device="cuda", dtype=torch.float32):
+    return (torch.ones(dims["M"], device=device, dtype=dtype),)
+"""
+
+
+def of_module(write, tmp_path, text=MODULE, **request):
+    return op.run({"file": str(write(text)), "target": "sm_80", **request}, tmp_path)
+
+
+def test_module__its_functions__are_listed_and_the_first_with_arguments_is_meant(write, tmp_path):
+    found = of_module(write, tmp_path)
+    assert found["functions"] == ["First", "second", "third"]
+    assert (found["stub"]["name"], found["sweep"][0]["dims"]) == ("third", {"M": 5})
+
+
+def test_module__forward_behind_a_plain_decorator__has_its_parameters_as_they_are_written(write, tmp_path):
+    text = MODULE + '\n\ndef make_args(dims, device="cuda", dtype=torch.float32): ...\n'
+    found = of_module(write, tmp_path, text, function="First")
+    assert [(p["name"], p["default"], p["grad"]) for p in found["stub"]["params"]] == [
+        ("x", None, True),
+        ("w", None, True),
+        ("eps", "1e-06", False),
+        ("limits", "(1, 2)", False),
+    ]
+    assert found["sweep"][0]["dims"] == {"N": 4}
+    assert of_module(write, tmp_path, text, function="Second")["stub"]["name"] == "second"
+
+
+@pytest.mark.parametrize(("name", "kind"), [("fourth", "no_stub"), ("second", "make_args_missing")])
+def test_module__function_that_is_not_there_or_has_no_arguments__is_said(write, tmp_path, name, kind):
+    with pytest.raises(errors.Unusable) as caught:
+        of_module(write, tmp_path, function=name)
+    assert caught.value.kind == kind
+    assert ("First, second, third" if kind == "no_stub" else "make_args_second") in caught.value.message

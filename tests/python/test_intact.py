@@ -29,6 +29,11 @@ def test_method_and_new_name_of_this_package__are_named(monkeypatch):
     assert "Function" in (intact.changed(before) or "")
 
 
+def test_file__that_has_torch_change_itself__is_loaded(write):
+    text = OWN.replace("def scale_autograd", "@torch.compiler.disable\ndef scale_autograd")
+    assert forward.load(write(text)).stub_name == "scale"
+
+
 def test_file__that_patches_by_a_way_nobody_thought_of__is_unusable(write, monkeypatch):
     monkeypatch.setattr(torch, "equal", torch.equal)  # put back afterwards
     text = OWN + "\n\ngetattr(torch, 'x', lambda: 0); torch.__dict__.update(equal=max)\n"

@@ -360,6 +360,101 @@ def test_own_module__settings_and_tests__pass():
     assert rejected(text) == set()
 
 
+DECORATED = """import contextlib
+import functools
+
+
+def guard(fn):
+    WRAPS
+    def wrapper(ctx, *args):
+        return fn(ctx, *args)
+
+    return wrapper
+
+
+@contextlib.contextmanager
+def on_device(tensor):
+    YIELD
+
+
+"""
+
+
+def decorated(wraps="@functools.wraps(fn)", body="yield"):
+    """The module with a decorator around its backward, and its launch inside a context manager."""
+    text = OWN.replace("    def backward(", "    @guard\n    def backward(")
+    text = text.replace(LAUNCH, "        with on_device(d_y):\n    " + LAUNCH)
+    head, rest = text.split("@triton.jit", 1)
+    return head + DECORATED.replace("WRAPS", wraps).replace("YIELD", body) + "@triton.jit" + rest
+
+
+FINALLY = "try:\n        yield\n    finally:\n        "
+
+
+@pytest.mark.parametrize("wraps", ["", "@functools.wraps(fn)"])
+@pytest.mark.parametrize("body", ["yield", FINALLY + "pass"])
+def test_own_module__decorators_and_context_managers__pass(wraps, body):
+    assert rejected(decorated(wraps, body)) == set()
+
+
+@pytest.mark.parametrize(
+    ("rule", "source"),
+    [
+        ("import", decorated("@functools.wraps(fn, updated=())")),
+        ("import", decorated("@functools.wraps(fn.__self__)")),
+        ("import", decorated(body="functools.wraps(guard)(on_device)\n    yield")),
+        ("import", decorated(body="copy = functools.wraps\n    yield")),
+        ("import", decorated(body="contextlib.suppress(Exception)\n    yield")),
+        ("forbidden", decorated("@functools.wraps(torch)")),
+        ("try", decorated(body="try:\n        yield\n    except Exception:\n        pass")),
+        ("try", decorated(body=FINALLY + "return")),
+    ],
+)
+def test_own_module__decorators_that_could_do_more__are_rejected(rule, source):
+    assert rule in {found for found, _ in rejected(source)}
+
+
+def test_pair__decorators_stay_on_the_list_of_names():
+    source = decorated().replace("class Scale", "# ---- backward ----\nclass Scale", 1)
+    head, rest = source.split("def guard(fn)", 1)
+    source = head + "# ---- backward ----\n\n\ndef guard(fn)" + rest.replace("# ---- backward ----\n", "")
+    assert {"import"} <= {rule for rule, _ in rejected(source)}
+
+
+OTHER = """
+
+class Other(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, d_y):
+        return torch.mul(d_y, 2)
+
+
+def other(x):
+    return Other.apply(x)
+"""
+
+
+def test_own_module__one_of_several_functions__is_scanned_alone():
+    plain = OWN.replace("@autodiff(inputs_require_grad=(0,))\n", "") + OTHER
+    assert "@autodiff" not in plain
+    alone, both = (scan.scan(plain, ast.parse(plain), name) for name in ("Scale", "other"))
+    assert not [f for f in alone["findings"] if f["severity"] == "reject"]
+    assert {f["rule"] for f in both["findings"] if f["severity"] == "reject"} == {"torch_math", "no_launch"}
+    assert (alone["entry"], both["entry"]) == ("scale_autograd", "other")
+    calls = plain.replace(LAUNCH, LAUNCH + "        other(d_y)\n")
+    found = scan.scan(calls, ast.parse(calls), "Scale")["findings"]
+    assert "torch_math" in {f["rule"] for f in found if f["severity"] == "reject"}
+
+
+def test_own_module__backward_that_only_scales__is_judged_when_it_runs():
+    assert rejected(OWN.replace(LAUNCH, "        d_x = d_y * ctx.factor\n")) == set()
+    assert ("no_launch", "def backward(ctx, d_y):") in rejected(SCALE_PAIR.replace(LAUNCH, ""))
+
+
 HELPED = SCALE_PAIR.replace("triton.cdiv(x.numel(), 16)", "helpers.blocks(x.numel())").replace(
     "import triton\n", "import triton\nimport helpers\n", 1
 )

@@ -15,6 +15,8 @@ static const char CLEAN[] =
     " \"torch_ops_forward\": {\"aten::detach\": 1},"
     " \"torch_ops_backward\": {\"aten::empty_like\": 2, \"aten::zero_\": 1, \"aten::sum\": 1}}";
 
+static const struct ka_conduct_of interpreted = {.compiled = false};
+
 /* The facts of a verdict on one case with this report; `changes` are merged into the clean one, null removes.
  * free() them. */
 static char *facts_where(const char *changes, bool compiled)
@@ -34,7 +36,8 @@ static char *facts_where(const char *changes, bool compiled)
     json_t *dims = json_pack("{s:i}", "N", 8);
     size_t at =
         ka_verdict_case(verdict, ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL), "normal upstream");
-    ka_conduct_judge(report, compiled, verdict, at);
+    const struct ka_conduct_of of = {.compiled = compiled};
+    ka_conduct_judge(report, &of, verdict, at);
     struct ka_buf facts = {0};
     ka_verdict_facts(verdict, 3, &facts);
     json_decref(dims);
@@ -124,7 +127,7 @@ static void conduct__kernels_that_wait__are_named_once_and_held_against_nobody(v
     struct ka_verdict *verdict = ka_verdict_new(grads, 1);
     size_t shape = ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL);
     for (int i = 0; i < 2; i++)
-        ka_conduct_judge(report, false, verdict, ka_verdict_case(verdict, shape, "normal upstream"));
+        ka_conduct_judge(report, &interpreted, verdict, ka_verdict_case(verdict, shape, "normal upstream"));
     json_t *doc = ka_verdict_json(verdict, true), *names = json_pack("[s, s, s]", "lock", "count", "?");
     assert_true(json_equal(json_object_get(doc, "ordered_by_atomics"), names));
     assert_int_equal(json_array_size(json_object_get(doc, "failures")), 0);
@@ -133,6 +136,85 @@ static void conduct__kernels_that_wait__are_named_once_and_held_against_nobody(v
     json_decref(dims);
     json_decref(report);
     ka_verdict_free(verdict);
+}
+
+/* What is said of a backward that scales what its forward's kernels made; free() it. */
+static char *scaled(const char *changes, bool scales, size_t *remarks)
+{
+    static const char SCALED[] = "{\"modified\": [], \"aliases\": [], \"kernels\": [], \"races\": [],"
+                                 " \"launches_forward\": 1, \"launches_backward\": 0, \"prepared\": [],"
+                                 " \"torch_ops_forward\": {}, \"torch_ops_backward\": {\"aten::mul\": 1}}";
+    const char *const grads[] = {"x"};
+    const struct ka_conduct_of of = {.scales = scales};
+    json_t *report = json_loads(SCALED, 0, NULL), *change = json_loads(changes, 0, NULL);
+    json_t *dims = json_pack("{s:i}", "N", 8);
+    struct ka_verdict *verdict = ka_verdict_new(grads, 1);
+    struct ka_buf facts = {0};
+    json_object_update(report, change);
+    size_t at =
+        ka_verdict_case(verdict, ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL), "normal upstream");
+    ka_conduct_judge(report, &of, verdict, at);
+    ka_verdict_facts(verdict, 3, &facts);
+    json_t *doc = ka_verdict_json(verdict, true);
+    *remarks = json_array_size(json_object_get(doc, "remarks"));
+    json_decref(doc);
+    json_decref(dims);
+    json_decref(report);
+    json_decref(change);
+    ka_verdict_free(verdict);
+    return ka_buf_str(&facts)[0] ? ka_buf_steal(&facts) : ka_strdup("");
+}
+
+static void conduct__scaling_by_one_number__is_remarked_where_it_may_be(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *changes, *said;
+        bool scales;
+    } rows[] = {
+        {"{}", NULL, true},
+        {"{}", "torch_math: the backward computes with torch (aten::mul)", false},
+        {"{}", "no_launch", false},
+        {"{\"launches_forward\": 0}", "no_launch", true},
+        {"{\"prepared\": [\"x\"]}", "prepared: the forward makes the gradient of x with torch", true},
+        {"{\"prepared\": null}", "prepared: the report says nothing", true},
+        {"{\"torch_ops_backward\": {\"aten::sub\": 1}}", "torch_math", true},
+        {"{\"torch_ops_forward\": {\"aten::mul\": 1}}", "torch_math", true},
+    };
+    for (size_t i = 0; i < KA_COUNT(rows); i++) {
+        size_t remarks;
+        char *facts = scaled(rows[i].changes, rows[i].scales, &remarks);
+        if (rows[i].said)
+            assert_non_null(strstr(facts, rows[i].said));
+        else
+            assert_null(strstr(facts, "case"));
+        if (!i)
+            assert_int_equal(remarks, 1);
+        free(facts);
+    }
+}
+
+static void conduct__only_outputs_of_one_number__may_be_scaled_by(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *outputs;
+        bool may;
+    } rows[] = {
+        {"[{\"shape\": [], \"differentiable\": true}]", true},
+        {"[{\"shape\": [1, 1], \"differentiable\": true}]", true},
+        {"[{\"shape\": [], \"differentiable\": true}, {\"shape\": [4], \"differentiable\": false}]", true},
+        {"[{\"shape\": [], \"differentiable\": true}, {\"shape\": [4], \"differentiable\": true}]", false},
+        {"[{\"shape\": [4], \"differentiable\": false}]", false},
+        {"[{\"shape\": null, \"differentiable\": true}]", false},
+        {"[]", false},
+    };
+    for (size_t i = 0; i < KA_COUNT(rows); i++) {
+        json_t *outputs = json_loads(rows[i].outputs, 0, NULL);
+        assert_int_equal(ka_conduct_may_scale(outputs), rows[i].may);
+        json_decref(outputs);
+    }
+    assert_false(ka_conduct_may_scale(NULL));
 }
 
 /* {"modified": [...], "aliases": [...], "torch_ops_backward": {...}} of `count` items each. */
@@ -173,7 +255,7 @@ static size_t failures_of(const char *changes)
     const char *const grads[] = {"x"};
     struct ka_verdict *verdict = ka_verdict_new(grads, 1);
     size_t shape = ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL);
-    ka_conduct_judge(report, false, verdict, ka_verdict_case(verdict, shape, "normal upstream"));
+    ka_conduct_judge(report, &interpreted, verdict, ka_verdict_case(verdict, shape, "normal upstream"));
     json_t *doc = ka_verdict_json(verdict, true);
     size_t count = json_array_size(json_object_get(doc, "failures"));
     json_decref(doc);
@@ -244,7 +326,7 @@ static void conduct__interpreted_beside_compiled__is_a_case_of_its_own(void **st
         json_t *facts = json_pack("{s:[o]}", "cases", entry);
         struct ka_verdict *verdict = ka_verdict_new(grads, 1);
         size_t shape = ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL);
-        ka_conduct_interpreted(facts, verdict, shape);
+        ka_conduct_interpreted(facts, false, verdict, shape);
         struct ka_buf text = {0};
         ka_verdict_facts(verdict, 3, &text);
         assert_int_equal(ka_verdict_count(verdict).cases_failed, rows[i].part != NULL);
@@ -258,7 +340,7 @@ static void conduct__interpreted_beside_compiled__is_a_case_of_its_own(void **st
         json_decref(change);
         json_decref(dims);
     }
-    ka_conduct_interpreted(NULL, NULL, 0);
+    ka_conduct_interpreted(NULL, false, NULL, 0);
     assert_false(ka_conduct_watched(NULL));
 }
 
@@ -269,6 +351,8 @@ int main(void)
         cmocka_unit_test(conduct__torch_arithmetic__is_named_with_its_phase),
         cmocka_unit_test(conduct__member_that_is_missing__counts_like_a_confession),
         cmocka_unit_test(conduct__modified_and_shared_memory__are_named),
+        cmocka_unit_test(conduct__scaling_by_one_number__is_remarked_where_it_may_be),
+        cmocka_unit_test(conduct__only_outputs_of_one_number__may_be_scaled_by),
         cmocka_unit_test(conduct__races_and_what_kernels_may_not_call__are_told_in_their_words),
         cmocka_unit_test(conduct__compiled_kernels__have_no_record_of_races),
         cmocka_unit_test(conduct__kernels_that_wait__are_named_once_and_held_against_nobody),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -33,6 +34,10 @@ from .questions import QUESTIONS, Graph, same_value
 from .traffic import Counter
 
 _MOST_TOLD = 20  # sentences of a list
+# How autograd's engine says it.
+_SHAPE = re.compile(
+    r"invalid gradient at index (\d+) - got (\[.*?\]) but expected shape compatible with (\[.*?\])"
+)
 
 
 def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
@@ -40,7 +45,14 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     device = request.get("device") or "cpu"
     mode = "cuda" if device.startswith("cuda") else "interpret"
     target = request.get("target") or "sm_90"
-    fwd = load(request["file"], mode, target, device, processors=devices.FEW_PROCESSORS)
+    fwd = load(
+        request["file"],
+        mode,
+        target,
+        device,
+        processors=devices.FEW_PROCESSORS,
+        function=request.get("function"),
+    )
     entry = entry_of(fwd, request.get("entry"))
     cases = []
     known: dict[str, StubCall] = {}
@@ -97,6 +109,13 @@ def _error(exc: BaseException, fwd: Forward) -> Unusable:
     """What ended a case, with the line; of memory that ran out, whose it was."""
     full = budget.out_of_memory(exc)
     error = wrap("candidate_raised", "", exc, [fwd.path])
+    shape = _SHAPE.search(str(exc))
+    if shape is not None:
+        at, got, wanted = shape.groups()
+        error.message = (
+            f"the backward returns a gradient of the wrong shape: value {int(at) + 1} of its return is "
+            f"{got}, and the input is {wanted}"
+        )
     if full is not None:
         error.message = f"{full}: {error.message}"
         error.remedy = "allocate less: a backward has to fit beside its inputs, outputs and gradients"
@@ -238,11 +257,15 @@ class Case:
         self.launches = Launches(fwd.path, backward_starts(fwd.source), self.flow, case.get("order"))
         self.saved: list[torch.Tensor] = []
         self.told: dict[str, Any] = {}  # what questions add to the result
+        self.scales = False
 
     def run(self, scratch: Path) -> dict[str, Any]:
         self.stub = self.stub or self.call_stub()
         self.poison.stub_operations = self.stub.operations
         expected, allowed = self.stub.outputs, self.stub.modified
+        self.scales = self.may_scale()
+        if self.flow is not None:
+            self.flow.scales = self.scales
         arguments, leaves = self.arguments()
         forward_facts, backward_facts = Counter(enabled=self.facts), Counter(enabled=self.facts)
         inputs = Watch()
@@ -275,6 +298,8 @@ class Case:
             keep = self.varied.judged() or torch.clone
             made |= {f"grad/{name}": keep(grad) for name, grad in grads.items()}
             aliases = self.aliases(grads, outputs, arguments.arguments, upstreams)
+            same = self.same(grads)
+            aliases = [found for found in aliases if found not in same]
             self.launches.phase = "again"  # also what the stub launches when a question needs it
             for question, asked in self.asked.items():
                 made |= QUESTIONS[question](self, graph, asked)
@@ -291,6 +316,8 @@ class Case:
             "torch_ops_backward": dict(sorted(self.poison.counts["backward"].items())),
             "saved_bytes": self.saved_bytes(arguments.arguments),
             "aliases": aliases,
+            "same": same,
+            "prepared": self.prepared(grads, [tensor for _, tensor in _named_inputs(arguments.arguments)]),
             "kernels": list(self.launches.kernels)[:_MOST_TOLD],
             # Compiled, nobody sees who accesses what.
             "races": list(self.launches.races)[:_MOST_TOLD] if self.flow else None,
@@ -301,6 +328,41 @@ class Case:
         if self.facts:
             result["facts"] = {"forward": forward_facts.to_dict(), "backward": backward_facts.to_dict()}
         return result
+
+    def may_scale(self) -> bool:
+        """Whether the backward of a module that people wrote themselves may do no more than scale what the
+        forward made: every upstream is one number."""
+        assert self.stub is not None
+        wanted = [o.value for o in self.stub.outputs if o.differentiable]
+        return bool(self.fwd.functions and wanted) and all(value.numel() == 1 for value in wanted)
+
+    def same(self, grads: dict[str, torch.Tensor]) -> list[str]:
+        """Gradients of a module that people wrote themselves that are one tensor, returned for two inputs:
+        autograd copies it where it keeps both."""
+        if not self.fwd.functions:
+            return []
+
+        def place(grad: torch.Tensor) -> tuple[Any, ...]:
+            return grad.data_ptr(), grad.shape, grad.stride(), grad.dtype
+
+        names = list(grads)
+        return [
+            f"grad/{name}=grad/{other}"
+            for at, name in enumerate(names)
+            for other in names[:at]
+            if place(grads[name]) == place(grads[other])
+        ]
+
+    def prepared(self, grads: dict[str, torch.Tensor], inputs: list[torch.Tensor]) -> list[str]:
+        """Where the forward may make gradients: those that are a multiple of something that it kept, which no
+        kernel wrote, and which is no multiple of an input."""
+        if self.flow is None or not self.flow.scales:
+            return []
+        kept = [
+            tensor for tensor in self.saved if tensor.is_floating_point() and not self.flow.is_made(tensor)
+        ]
+        kept = [t for t in kept if not any(proportional(t, other) for other in inputs)]
+        return [name for name, grad in grads.items() if any(proportional(grad, tensor) for tensor in kept)]
 
     def inputs_drawn(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return draw.make_inputs(
@@ -573,6 +635,17 @@ def _named_inputs(bound: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
         else:
             for at, tensor in enumerate(draw.tensors_in(value)):
                 yield f"{name}[{at}]", tensor
+
+
+def proportional(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether one is the other times a number, and not the same everywhere."""
+    if a.numel() != b.numel() or a.numel() < 2 or not (a.is_floating_point() and b.is_floating_point()):
+        return False
+    x, y = (t.detach().double().reshape(-1) for t in (a, b))
+    product = x.norm() * y.norm()
+    if not bool(product.isfinite()) or float(product) == 0 or bool((y == y[0]).all()):
+        return False
+    return float((x @ y).abs() / product) > 1 - 1e-5
 
 
 def _require_plain(what: str, value: Any, path: str) -> None:

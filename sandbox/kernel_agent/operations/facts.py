@@ -23,12 +23,19 @@ from . import candidate
 _CONDUCT = (
     "modified", "aliases", "kernels", "races", "untraced", "ordered_by_atomics", "unnamed",
     "torch_ops_forward", "torch_ops_backward", "launches_backward",
+    "launches_forward", "same", "prepared",
 )  # fmt: skip
 
 
 def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     """The result of docs/protocol.md's op facts."""
-    fwd = load(request["file"], "interpret", request.get("target") or "sm_90", "cpu")
+    fwd = load(
+        request["file"],
+        "interpret",
+        request.get("target") or "sm_90",
+        "cpu",
+        function=request.get("function"),
+    )
     entry = candidate.entry_of(fwd, request.get("entry"))
     compiler = Compiler(fwd.target.triton) if request.get("compile") else None
     cases = []

@@ -23,7 +23,13 @@ from ..source import words
 
 def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     """The result of docs/protocol.md's op inspect."""
-    fwd = load(request["file"], "interpret", request.get("target") or "sm_90", "cpu")
+    fwd = load(
+        request["file"],
+        "interpret",
+        request.get("target") or "sm_90",
+        "cpu",
+        function=request.get("function"),
+    )
     return {
         "stub": {
             "name": fwd.stub_name,
@@ -31,6 +37,7 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
             "params": [_parameter(parameter, fwd.grads) for parameter in fwd.params],
         },
         "grads": list(fwd.grads),
+        "functions": list(fwd.functions),
         "kernels": kernels(fwd),
         "ops": operations(fwd),
         "sweep": _shapes(fwd.sweep),

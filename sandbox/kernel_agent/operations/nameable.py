@@ -126,6 +126,8 @@ VALUES = words(
     set_ share_memory_"""
 )
 
+# What people's own modules say to whoever runs them: it gives nothing back.
+SAYING = frozenset({"warnings.warn"})
 # Of a module that people wrote themselves, outside of what is checked: ways to code that runs beside it.
 HIDDEN = (FRAMES | words("__globals__ __code__ __closure__ __subclasses__ __builtins__")) - words(
     "mro with_traceback f_lineno"

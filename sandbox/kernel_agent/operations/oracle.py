@@ -43,7 +43,14 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     device = request.get("device") or "cpu"
     mode = "cuda" if device == "cuda" else "interpret"
     target = request.get("target") or "sm_90"
-    fwd = forward.load(request["file"], mode, target, device, processors=devices.FEW_PROCESSORS)
+    fwd = forward.load(
+        request["file"],
+        mode,
+        target,
+        device,
+        processors=devices.FEW_PROCESSORS,
+        function=request.get("function"),
+    )
     taken: dict[str, str] = {}
     cases = [_guarded(fwd, request, case, scratch, taken) for case in request["cases"]]
     return {"ok": True, "cases": cases}

@@ -71,7 +71,10 @@ def _powers(case: Case, graph: Graph, factors: list[float]) -> dict[str, torch.T
 
 
 def _noop(case: Case, graph: Graph, _: bool) -> dict[str, torch.Tensor]:
-    """With every launch of the backward turned into nothing."""
+    """With every launch of the backward turned into nothing; of the forward too, where that may make the
+    gradients."""
+    if case.scales:
+        graph = case.call(*case.arguments(), phase="noop")
     return case.again("noop", graph, phase="noop")
 
 
@@ -170,7 +173,9 @@ QUESTIONS: dict[str, Callable[[Case, Graph, Any], dict[str, torch.Tensor]]] = {
 def _without_defaults(fwd: Forward, arguments: inspect.BoundArguments) -> inspect.BoundArguments:
     """The same call, where what equals the stub's default is left to the entry's own."""
     for parameter in fwd.params:
-        given = arguments.arguments.get(parameter.name, parameter.empty)
+        given = arguments.arguments.get(parameter.name)
+        if parameter.name not in arguments.arguments:
+            continue  # **options of which none was given
         if type(given) is type(parameter.default) and same_value(given, parameter.default):
             del arguments.arguments[parameter.name]
     return arguments

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from .. import handwritten
+from ..handwritten import HandWritten
 from ..source import MARKER, autodiff_names, backward_starts, parse, read, words
 from . import nameable as closed
 from .nameable import Names
@@ -52,13 +53,14 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
     """The result of docs/protocol.md's op scan. Raises Unusable("syntax") for a file that does not parse."""
     file = str(Path(request["file"]).resolve())
     source = read(file)
-    return scan(source, parse(source, file))
+    return scan(source, parse(source, file), request.get("function"))
 
 
-def scan(source: str, tree: ast.Module) -> dict[str, Any]:
-    """Findings in order of lines, the entry's name and the kernels' names."""
+def scan(source: str, tree: ast.Module, function: str | None = None) -> dict[str, Any]:
+    """Findings in order of lines, the entry's name and the kernels' names. `function`: which of a module's is
+    meant, None for the first."""
     start = backward_starts(source)
-    scanner = _Scanner(tree, start)
+    scanner = _Scanner(tree, start, function)
     findings = sorted(scanner.findings(), key=lambda finding: (finding.line, finding.rule))
     return {
         "findings": [asdict(finding) for finding in findings],
@@ -114,26 +116,34 @@ def _bound(node: ast.stmt) -> set[str]:
     return set()
 
 
+def _swallows_around_yield(node: ast.Try) -> bool:
+    """Whether a context manager made of this may end what was raised inside its `with`."""
+    ends = (ast.Return, ast.Break, ast.Continue)
+    swallows = node.handlers or any(isinstance(n, ends) for f in node.finalbody for n in ast.walk(f))
+    return bool(swallows) and any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(node))
+
+
 def _is_name(node: ast.AST, name: str) -> TypeGuard[ast.Name]:
     return isinstance(node, ast.Name) and node.id == name
 
 
 class _Scanner:
-    """The backward part of one file: everything after the marker, or the whole file where there is none."""
+    """The backward part of one file: everything after the marker, or, where there is none, one autograd
+    function, what calls it, and what of the file these reach."""
 
-    def __init__(self, tree: ast.Module, start: int | None) -> None:
+    def __init__(self, tree: ast.Module, start: int | None, function: str | None = None) -> None:
         self.tree = tree
         self.start = start
         self.body = [node for node in tree.body if node.lineno > (start or 0)]
         self.names = Names(tree)
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         self.kernels = {node.name: node for node in functions if closed.is_kernel(node, self.names)}
-        self.own = handwritten.find_any(tree) if start is None else None
+        self.own = self._find_own(function) if start is None else None
         self.entry = self._find_entry(functions)
+        self.taking_part = self._taking_part()
         self.function = self._find_function()
         self.stub_texts = self._stub_texts()
         self.forward_side = self._forward_side()
-        self.taking_part = self._taking_part()
         self.judged = {node for part in self.taking_part for node in ast.walk(part)}
         assigned = [part for part in self.taking_part if isinstance(part, (ast.Assign, ast.AnnAssign))]
         self.settings = {node for part in assigned for node in ast.walk(part)}
@@ -142,19 +152,33 @@ class _Scanner:
             f.name for f in ast.walk(tree) if isinstance(f, ast.FunctionDef)
         }
 
-    def _find_entry(self, functions: list[ast.FunctionDef]) -> ast.FunctionDef | None:
+    def _stubs(self) -> list[ast.FunctionDef]:
+        """What is decorated with @autodiff(...)."""
         names = autodiff_names(self.tree)
-        stubs = [
-            node.name
-            for node in functions
+        return [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.FunctionDef)
             for decorator in node.decorator_list
             if isinstance(decorator, ast.Call) and _last_name(decorator.func) in names
         ]
-        wanted = {f"{name}_autograd" for name in stubs}
+
+    def _find_own(self, name: str | None) -> HandWritten | None:
+        """What people wrote themselves and is to be checked: it is called `name`, or the first."""
+        found, functions = handwritten.all_of(self.tree), handwritten.functions_of(self.tree)
+        stubs = [stub for stub in self._stubs() if name in (None, stub.name)]
+        if stubs and functions:
+            known = [one for one in found if one.name == stubs[0].name]
+            others = [HandWritten(stubs[0].name, stubs[0].lineno, functions[-1], stubs[0], ())]
+            return (known or others)[0]
+        return next((one for one in found if name in (None, *handwritten.called_as(one))), None)
+
+    def _find_entry(self, functions: list[ast.FunctionDef]) -> ast.FunctionDef | None:
+        wanted = {f"{stub.name}_autograd" for stub in self._stubs()}
         top = [node for node in self.body if isinstance(node, ast.FunctionDef)]
         entries = [node for node in top if node.name in wanted]
         if not entries and self.own is not None:
-            entries = [node for node in top if node.name in (stubs or [self.own.name])]
+            entries = [node for node in top if node.name == self.own.name]
         return entries[-1] if entries else None
 
     @property
@@ -165,7 +189,9 @@ class _Scanner:
         return self.own.name if self.own is not None else None
 
     def _find_function(self) -> ast.ClassDef | None:
-        """The last class derived from torch.autograd.Function."""
+        """The last class derived from torch.autograd.Function, or the one that is meant."""
+        if self.own is not None:
+            return self.own.function
         return (self._classes() or [None])[-1]  # type: ignore[list-item]
 
     def _functions(self) -> dict[str, ast.FunctionDef]:
@@ -214,7 +240,7 @@ class _Scanner:
         return node in self.judged if self.own is not None else node.lineno > (self.start or 0)  # type: ignore[attr-defined]
 
     def _taking_part(self) -> list[ast.AST]:
-        """The autograd functions, the entry, and what of the top level they name, directly or not."""
+        """The autograd function, the entry, and what of the top level they name, directly or not."""
         if self.own is None:
             return []
         named: dict[str, list[ast.stmt]] = {}
@@ -223,7 +249,7 @@ class _Scanner:
                 continue
             for name in _bound(node):
                 named.setdefault(name, []).append(node)
-        todo: list[ast.stmt] = list(handwritten.functions_of(self.tree))
+        todo: list[ast.stmt] = [self.own.function]
         todo += [self.entry] if self.entry is not None else []
         found: list[ast.AST] = []
         while todo:
@@ -254,8 +280,10 @@ class _Scanner:
         return attributes, of
 
     def _classes(self) -> list[ast.ClassDef]:
-        """The Functions."""
+        """The Functions; of a module that people wrote themselves those that take part."""
         classes = [node for node in self.body if isinstance(node, ast.ClassDef)]
+        if self.own is not None:
+            classes = [node for node in classes if node in self.taking_part]
         return [c for c in classes if any(_last_name(base) == "Function" for base in c.bases)]
 
     def findings(self) -> Iterator[Finding]:
@@ -292,8 +320,13 @@ class _Scanner:
         if "forward" not in methods or backward is None:
             line = self.function.lineno
             yield Finding("function", "reject", line, f"class {self.function.name} lacks forward or backward")
-        elif not self._launches(backward, set()):
+        elif not self._launches(backward, set()) and not self._may_scale(methods["forward"]):
             yield Finding("no_launch", "reject", backward.lineno, "the backward launches no Triton kernel")
+
+    def _may_scale(self, forward: ast.FunctionDef) -> bool:
+        """The backward may do no more than scale what the forward's kernels made: whether it does, and the
+        upstream is one number, shows when it runs (agent/core/conduct.c)."""
+        return self.own is not None and self._launches(forward, set())
 
     def _launches(self, node: ast.AST, seen: set[str]) -> bool:
         """Whether a launch is reached from here, directly or through functions of this file."""
@@ -495,6 +528,9 @@ class _Scanner:
             yield Finding(
                 "try", "reject", node.lineno, "a launch inside try can hide a failure behind a fallback"
             )
+        elif isinstance(node, ast.Try) and _swallows_around_yield(node):
+            message = "a yield inside try can hide a failure of the launches in its with block"
+            yield Finding("try", "reject", node.lineno, message)
         elif isinstance(node, ast.Name):
             yield from self._name(node)
         elif isinstance(node, ast.Attribute):
@@ -555,6 +591,8 @@ class _Scanner:
     def _path(self, node: ast.expr) -> Iterator[Finding]:
         """A name that an import bound, with all that is taken of it: only what the lists have."""
         path = self.names.path(node)
+        if node in self._decorating or (self.own is not None and path in closed.SAYING):
+            return
         if path in closed.AROUND:
             mine = self.own is None and not self._is_stubs_own(node)
             rule, severity = ("forbidden", "reject") if mine else ("note", "note")
@@ -609,6 +647,24 @@ class _Scanner:
         classes = {c.name for c in self.tree.body if isinstance(c, ast.ClassDef)}
         owner = node.value.id if isinstance(node.value, ast.Name) else ""
         return owner in classes and _is_name(call.args[0], self.context_of[node])
+
+    @cached_property
+    def _decorating(self) -> set[ast.AST]:
+        """Of a module that people wrote themselves: `functools.wraps(fn)` and `contextlib.contextmanager`
+        where they decorate a function, and nothing else. There the first sets attributes of a function that
+        has just been made, and the second runs a generator around a `with` block, which is scanned where it
+        is written; called otherwise, wraps would set attributes of anything."""
+        found: set[ast.AST] = set()
+        for function in (n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef) and self.own):
+            for decorator in function.decorator_list:
+                call = decorator if isinstance(decorator, ast.Call) else None
+                if call is not None and self.names.path(call.func) == "functools.wraps":
+                    own = [arg for arg in call.args if isinstance(arg, ast.Name) and not self.names.path(arg)]
+                    if len(call.args) == len(own) == 1 and not call.keywords:
+                        found.add(call.func)
+                elif self.names.path(decorator) == "contextlib.contextmanager":
+                    found.add(decorator)
+        return found
 
     @cached_property
     def _calls(self) -> dict[ast.AST, ast.Call]:
