@@ -1,5 +1,4 @@
 """Random forward files for the differentiator: `Program(seed)` has a source, shapes, and the kinds of things
-in it.
 in it. What a kernel consists of is drawn in statements.py and expressions.py.
 """
 
