@@ -18,7 +18,7 @@ from ...errors import Unusable
 from ...forward import Forward, launch_intercept
 from ...launches import Launch, jit_function
 from ..ir import address_tables
-from ..ir.nodes import Node, Store, walk
+from ..ir.nodes import Node, Store, nodes_in, walk
 from ..ir.refusal import Refusal
 from ..ir.values import Arg, Kernel
 from ..prove import cover
@@ -53,6 +53,7 @@ class Site:
     stages: int | None = None  # num_stages of the backward, where it is chosen
     warps: bool = False  # the backward's num_warps is chosen here, not by the launch
     heuristics: dict[str, ast.expr] = field(default_factory=dict)
+    optional: set[str] = field(default_factory=set)  # outputs that a call may leave out: None is passed
 
 
 class _Mark(torch.autograd.Function):
@@ -218,7 +219,11 @@ def _site(
     reads_active = any(a.active and not a.none or a.behind and a.behind.active for a in args.values())
     for name in sorted(site.written, key=lambda n: n in site.tables):  # tables last: they are many tensors
         values = _tensors(site, launch, name, taken)
-        if values and all(value.is_floating_point() for value in values) and reads_active:
+        written = [s for s in stores if s.base.attrs["name"] == name]
+        if name in given and name not in site.tables and all(map(_asked_for, written)):
+            site.optional.add(name)
+        missing = args[name].none and name in site.optional and any(s.value.is_float for s in written)
+        if (values or missing) and all(value.is_floating_point() for value in values) and reads_active:
             site.outputs.append(name)
             own = name in site.added or name in kernel.inplace
             if not any(value.requires_grad for value in values) or own:
@@ -247,6 +252,15 @@ def _tensors(site: Site, launch: Launch, name: str, taken: address_tables.Taken)
     if name in site.tables:
         return taken.behind(value) or []
     return [value] if isinstance(value, torch.Tensor) else []
+
+
+def _asked_for(store: Store) -> bool:
+    """Whether a store stands in a branch that is taken by what the launch passes, or is not."""
+    conditions = [region.cond for region in store.region.chain() if region.cond is not None]
+    return any(
+        all(n.op not in ("pid", "iv", "phi", "loopout", "load", "arange") for n in nodes_in([condition]))
+        for condition in conditions
+    )
 
 
 def _note_view(site: Site, taken: address_tables.Taken) -> None:
