@@ -57,6 +57,8 @@ class Expressions:
         self.persistent = self.skeleton != "flat" and self.pick.random() < 0.12
         self.strided = self.pick.random() < 0.25
         self.whole = self.pick.random() < 0.4  # one program holds a whole row
+        self.divisor = False  # whether what is divided by is loaded
+        self.inplace = ""  # whether the result is written over `x`, and how that is passed
         self.iteration = ""  # the variable of the loop that is being written
 
     def note(self, feature: str) -> None:

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from expressions import Expressions, Scope
 
+DOWN = [
+    "range(t - 1, -1, -1)", "range(2 * t, 0, -2)", "range(t + 2, 2, -1)", "range(3, -1, -1)", "range(T, 0, -1)",
+    "range(t, t - 3, -2)", "tl.range(t - 1, -1, -1)", "range(5, 5 - t, -1)",
+]  # fmt: skip
+OFFSETS = [
+    "range(t - t // 2, t)", "range(t // 2, t)", "range(t, 2 * t)", "range(n, n + t)", "tl.range(t, t + 3)",
+    "range(t // 2, t + 1, 2)", "range(t, t)",
+]  # fmt: skip
+
 
 class Statements(Expressions):
     """Adds the lines of statements to scopes."""
@@ -12,6 +21,13 @@ class Statements(Expressions):
 
     def statement(self, scope: Scope, loops: int) -> None:
         kind = self.pick.random()
+        if kind < 0.12:
+            special = [self.divide, self.divide, self.dead_branch, self.dead_branch]
+            if loops and not self.iteration:
+                special += [self.pointer_again, self.advanced]
+            self.pick.choice(special)(scope)
+            return
+        kind = (kind - 0.12) / 0.88
         if kind < 0.5 or (loops == 0 and kind < 0.75):
             self.assign(scope)
         elif kind < 0.58:
@@ -111,6 +127,99 @@ class Statements(Expressions):
             self.block(inner, 1, loops - 1 if loops else 0)
         inner.add(f"{name} = {self.expression(inner, shape, 2)}")
 
+    def divide(self, scope: Scope) -> None:
+        """A quotient, root or logarithm that is no number where the mask is off, and is not chosen there."""
+        self.note("masked division")
+        self.divisor = True
+        shape, name = self.shapes[-1], self.fresh()
+        mask, q = ("mask", "q[None, :]") if shape == "MN" else ("cols < n", "q")
+        value = self.expression(scope, shape, 1)
+        options = [
+            f"tl.where({mask}, {value} * w / {q}, 0.0)",
+            f"tl.where({mask}, {value} / {q}, 0.0)",
+            f"tl.where({mask}, {value} / tl.sqrt({q}), 0.0)",
+            f"tl.where({mask}, tl.log({q}) * {value}, 0.0)",
+            f"tl.where({mask}, {value} * tl.rsqrt({q}), 0.0)",
+            f"tl.where({mask}, {value} + tl.sqrt({q}), 0.0)",
+            f"tl.where({q} == 0, 0.0, {value} / {q})",
+        ]
+        if shape == "MN":
+            total = "tl.sum(tl.where(mask, tl.abs(x) + 0.5, 0.0), axis=1)[:, None]"
+            options += [f"tl.where(mask, {value} / {total}, 0.0)"] * 3
+        scope.add(f"{name} = {self.pick.choice(options)}")
+        scope.names[name] = shape
+
+    def dead_branch(self, scope: Scope) -> None:
+        """What no launch asks for, and nothing could differentiate."""
+        self.note("dead branch")
+        shape, name = self.shapes[-1], self.fresh()
+        condition = self.pick.choice(
+            ["DEAD", "KIND == 'sorted'", "extra_ptr is not None", "DEAD and FLAG", "DEAD or KIND != 'plain'"]
+        )
+        asm = f"tl.inline_asm_elementwise('mov.b32 $0, $1;', '=r,r', [{name}], tl.float32, True, 1)"
+        body = self.pick.choice(
+            [
+                f"{name} = tl.sort({name})",
+                f"{name} = {asm}",
+                f"{name} = libdevice.sinh({name})",
+                f"{name}s = 1.0\n    while {name}s < 9.0:\n        {name} = tl.sin({name})\n        {name}s = {name}s * 3.0",
+                f"{name} = {name} + tl.load(extra_ptr + cols * 0).to(tl.float32, bitcast=True)",
+                f"{name} = tl.where({name} > 0, {name}, tl.max({name}, axis=0, return_indices=True)[1])",
+            ]
+        )
+        scope.add(f"{name} = {self.expression(scope, shape, 1)}")
+        if self.chance(0.3):
+            scope.add(f"if FLAG:\n    {name} = {name} * 0.5\nelif {condition}:\n    {body}")
+        else:
+            scope.add(f"if {condition}:\n    {body}")
+        if self.chance(0.5):
+            scope.add(f"else:\n    {name} = {name} + {self.expression(scope, shape, 1)}")
+        scope.names[name] = shape
+
+    def pointer_again(self, scope: Scope) -> None:
+        """One name for the pointers of two loops: stepped on, turned round, or bound anew."""
+        self.note("pointer again")
+        pointer, total = self.fresh("p"), self.fresh("c")
+        read = f"tl.load({pointer}, mask=cols < n, other=0.0).to(tl.float32)"
+        scope.add(f"{pointer} = u_ptr + cols\n{total} = {self.expression(scope, 'N', 1)}")
+        scope.add(f"for {pointer}i in range(t):")
+        scope.add(f"    {total} += {read} * {self.leaf(scope, 'N')}\n    {pointer} += n")
+        between, second = self.pick.choice(
+            [
+                (f"{pointer} -= n", f"{pointer} -= n"),
+                (f"{pointer} = u_ptr + cols", f"{pointer} += n"),
+                (f"{pointer} = u_ptr + (t - 1) * n + cols", f"{pointer} -= n"),
+                (f"{pointer} = y_ptr + cols", f"{pointer} += 0"),
+                (f"{pointer} -= t * n", f"{pointer} = {pointer} + n"),
+            ]
+        )
+        decay = self.pick.choice(["0.9 * ", "tl.sin", ""])
+        scope.add(f"{between}\nfor {pointer}j in {self.pick.choice(['range(t)', 'range(t - 1, -1, -1)'])}:")
+        scope.add(f"    {total} = {decay}({total}) + {read} * {self.leaf(scope, 'N')}\n    {second}")
+        scope.names[total] = "N"
+
+    def advanced(self, scope: Scope) -> None:
+        """A block pointer that a loop advances."""
+        self.note("advance")
+        pointer, total = self.fresh("b"), self.fresh("c")
+        first = (
+            "0" if self.skeleton == "rows" or self.whole and self.skeleton == "tiles" else self.column_start()
+        )
+        start, step = self.pick.choice([("0", "1"), ("t - 1", "-1")])
+        scope.add(
+            f"{pointer} = tl.make_block_ptr(u_ptr, shape=(t, n), strides=(n, 1), offsets=({start}, {first}), "
+            f"block_shape=(1, N), order=(1, 0))\n{total} = {self.expression(scope, 'N', 1)}"
+        )
+        scope.add(f"for {pointer}i in range(t):")
+        read = f"tl.reshape(tl.load({pointer}, boundary_check=(0, 1), padding_option='zero'), [N]).to(tl.float32)"
+        scope.add(f"    {total} {self.pick.choice(['+=', '*=', '='])} {read} * {self.leaf(scope, 'N')}")
+        scope.add(f"    {pointer} = tl.advance({pointer}, ({step}, 0))")
+        scope.names[total] = "N"
+
+    def column_start(self) -> str:
+        """Where the columns of a program begin."""
+        return f"tl.program_id({0 if self.skeleton == 'flat' else 1}) * N"
+
     # ---- loops, one for each class of carry
 
     def loop(self, scope: Scope, loops: int) -> None:
@@ -132,10 +241,26 @@ class Statements(Expressions):
                 "tl.static_range(2)",
                 "range(1, t + 1)",
                 "range(0, 2 * t, 2)",
+                *self.pick.choices(DOWN, k=2),
+                *self.pick.choices(OFFSETS, k=2),
             ]
         )
-        self.note("runtime bound" if "t)" in kind or "t +" in kind or "* t" in kind else "static bound")
+        if kind in DOWN:
+            self.note("negative step")
+        elif kind in OFFSETS:
+            self.note("offset bounds")
+        elif kind not in ("range(3)", "range(T)", "tl.static_range(2)"):
+            self.note("runtime bound")
+        else:
+            self.note("static bound")
         return f"for _ in {kind}:"
+
+    def each_step(self) -> str:
+        """A range over all steps, in one of both orders."""
+        if self.chance(0.3):
+            self.note("negative step")
+            return "range(t - 1, -1, -1)"
+        return "range(t)"
 
     def at_step(self) -> str:
         """An index below the length of what is loaded step by step."""
@@ -174,7 +299,7 @@ class Statements(Expressions):
     def _none(self, scope: Scope, loops: int) -> None:
         """No state: a value stored at each step."""
         shape = self.shapes[-1]
-        inner = self.body(scope, loops, "for _ in range(t):")
+        inner = self.body(scope, loops, f"for _ in {self.each_step()}:")
         value = self.expression(inner, shape, 2)
         at, mask = self.element(shape)
         inner.add(f"tl.store(seq{self.loops}_ptr + {self.iteration} * size + {at}, {value}, mask={mask})")
@@ -186,19 +311,25 @@ class Statements(Expressions):
         pointer, number = self.fresh("p"), self.fresh("k")
         scope.add(f"{pointer} = u_ptr + cols\n{number} = 0")
         total, _ = self.carry(scope, shape="N")
-        kind = self.pick.choice(["for", "while"])
+        kind = self.pick.choice(["for", "while", "down"])
         if kind == "while":
             self.note("counted while")
             scope.add(f"i{self.count + 1} = 0")
             inner = self.body(scope, loops, "while _ < t:")
+        elif kind == "down":
+            self.note("counted while, downwards")
+            scope.add(f"i{self.count + 1} = t")
+            inner = self.body(scope, loops, "while _ > 0:")
         else:
-            inner = self.body(scope, loops, "for _ in range(t):")
+            inner = self.body(scope, loops, f"for _ in {self.each_step()}:")
         inner.add(f"d{pointer} = tl.load({pointer}, mask=cols < n, other=0.0).to(tl.float32)")
         inner.names[f"d{pointer}"] = "N"
         inner.add(f"{total} += d{pointer} * {self.expression(inner, 'N', 1)} + 0.1 * {number}")
         inner.add(f"{pointer} += n\n{number} += 2")
         if kind == "while":
             inner.add(f"{self.iteration} += 1")
+        elif kind == "down":
+            inner.add(f"{self.iteration} -= 1")
         self.close(scope, inner)
 
     def without(self, inner: Scope, *names: str) -> Scope:
@@ -227,7 +358,7 @@ class Statements(Expressions):
         zero = f"{self.leaf(scope, shape)} * 0.0"
         m, total, mean = (self.fresh("c") for _ in range(3))
         scope.add(f"{m} = {zero} - float('inf')\n{total} = {zero}\n{mean} = {zero}")
-        inner = self.body(scope, loops, f"for _ in range({self.pick.choice(['t', '3'])}):")
+        inner = self.body(scope, loops, f"for _ in {self.pick.choice([self.each_step(), 'range(3)'])}:")
         s, new, r, p = (self.fresh(k) for k in "snrp")
         exp = self.pick.choice(["exp", "exp2"])
         inner.add(f"{s} = {self.expression(inner, shape, 2)} + {self.operand(inner, shape, 1)}")

@@ -18,7 +18,16 @@ import wrapper_kernels
 from generate import Program
 
 SIDES = {"M": "m", "N": "n"}
-CONDITIONS = ["n > 18", "m * n > 60", "m > 3", "n % 2 == 0", "flag", "not flag", "b is None", "mode == 'plain'"]
+CONDITIONS = [
+    "n > 18",
+    "m * n > 60",
+    "m > 3",
+    "n % 2 == 0",
+    "flag",
+    "not flag",
+    "b is None",
+    "mode == 'plain'",
+]
 
 
 @dataclass
@@ -97,7 +106,11 @@ class _Maker:
         name = self.fresh("y")
         size = self.size(shape)
         kind = f"device={like}.device, dtype={like}.dtype"
-        options = [f"torch.zeros({size}, {kind})", f"{like}.new_zeros({size})", f"torch.full({size}, 0.0, {kind})"]
+        options = [
+            f"torch.zeros({size}, {kind})",
+            f"{like}.new_zeros({size})",
+            f"torch.full({size}, 0.0, {kind})",
+        ]
         if not zero:
             strides = "(n, 1)" if shape == "MN" else "(m, 1)" if shape == "NM" else "(1,)"
             options += [
@@ -213,11 +226,20 @@ class _Maker:
         x = self.dense(self.value(shape), piece)
         y = self.buffer(piece, shape, x)
         kind = self.pick.choice(["mix", "flagged"])
-        given = {"x_ptr": x, "y_ptr": y, "s_ptr": self.optional(shape), "scale": self.pick.choice(["0.8", "scale", "n**-0.5"])}
+        given = {
+            "x_ptr": x,
+            "y_ptr": y,
+            "s_ptr": self.optional(shape),
+            "scale": self.pick.choice(["0.8", "scale", "n**-0.5"]),
+        }
         if kind == "flagged":
             s = self.fresh("s")
             piece.add(f"{s} = {given['s_ptr']}")
-            given |= {"s_ptr": s, "HAS_S": f"{s} is not None", "MODE": self.pick.choice(["mode", "'plain'", "'other'"])}
+            given |= {
+                "s_ptr": s,
+                "HAS_S": f"{s} is not None",
+                "MODE": self.pick.choice(["mode", "'plain'", "'other'"]),
+            }
         self.flat(piece, kind, given, y)
         piece.made.append(Value(y, shape, own=True))
         return piece
@@ -272,8 +294,19 @@ class _Maker:
         square = self.fresh("q")
         rows, columns = (SIDES[letter] for letter in shape)
         piece.add(f"{square} = torch.empty(({rows}, {rows}), device={a.name}.device, dtype={a.name}.dtype)")
-        for left, right, out, width, inner in ((a.name, b.name, square, rows, columns), (square, a.name, c, columns, rows)):
-            given = {"a_ptr": left, "b_ptr": right, "c_ptr": out, "rows": rows, "columns": width, "inner": inner, "BLOCK": "16"}
+        for left, right, out, width, inner in (
+            (a.name, b.name, square, rows, columns),
+            (square, a.name, c, columns, rows),
+        ):
+            given = {
+                "a_ptr": left,
+                "b_ptr": right,
+                "c_ptr": out,
+                "rows": rows,
+                "columns": width,
+                "inner": inner,
+                "BLOCK": "16",
+            }
             for key, name in (("a", left), ("b", right)):
                 given |= {f"{key}_rows": f"{name}.stride(0)", f"{key}_cols": f"{name}.stride(1)"}
             self.launch(piece, "matmul", given, [f"triton.cdiv({rows}, 16)", f"triton.cdiv({width}, 16)"])
@@ -298,7 +331,9 @@ class _Maker:
             self.note("in place on a launch's output")
         else:
             y = self.fresh("y")
-            copied = self.pick.choice(["{}.clone()", "{} * 1.0", "{} + 0.0", "torch.empty_like({0}).copy_({0})"])
+            copied = self.pick.choice(
+                ["{}.clone()", "{} * 1.0", "{} + 0.0", "torch.empty_like({0}).copy_({0})"]
+            )
             piece.add(f"{y} = {copied.format(self.dense(self.value(shape), piece))}")
             piece.made.append(Value(y, shape, own=True))
         for _ in range(self.pick.choice([1, 1, 2])):
@@ -334,7 +369,13 @@ class _Maker:
         how = self.pick.choice(["views", "offsets", "input view", "slices"])
         self.note(f"rows by {how}")
         first = "0" if how in ("views", "slices") else f"i * {columns}"
-        given = {"x_ptr": x, "y_ptr": y, "first": first, "n": columns, "BLOCK": f"triton.next_power_of_2({columns})"}
+        given = {
+            "x_ptr": x,
+            "y_ptr": y,
+            "first": first,
+            "n": columns,
+            "BLOCK": f"triton.next_power_of_2({columns})",
+        }
         if how == "views":
             given |= {"x_ptr": f"{x}[i]", "y_ptr": f"{y}[i]"}
         elif how == "slices":
@@ -377,7 +418,9 @@ class _Maker:
         name = self.fresh("v")
         source = self.value(shape)
         other = self.value(shape)
-        wide, narrow = self.pick.choice([("double", "float"), ("half", "float"), ("to(torch.float64)", "to(torch.float32)")])
+        wide, narrow = self.pick.choice(
+            [("double", "float"), ("half", "float"), ("to(torch.float64)", "to(torch.float32)")]
+        )
         if "(" not in wide:
             wide, narrow = f"{wide}()", f"{narrow}()"
         options = [
@@ -422,7 +465,9 @@ class _Maker:
         name = self.fresh("v")
         pieces = []
         for _ in range(count):
-            piece = self.pick.choice([self.map, self.mix, self.bias, self.softmax, self.lines_of, self.torch_step])(shape)
+            piece = self.pick.choice(
+                [self.map, self.mix, self.bias, self.softmax, self.lines_of, self.torch_step]
+            )(shape)
             made = next((v for v in piece.made if v.shape == shape), None)
             if made is None:
                 source = self.value(shape)
@@ -439,7 +484,9 @@ class _Maker:
         conditions = self.pick.sample(CONDITIONS, len(ways) - 1)
         whole = Lines(made=ways[0].made)
         for word, way in zip([*(f"if {c}:" for c in conditions), "else:"], ways, strict=True):
-            whole.add(word if not whole.lines else word.replace("if ", "elif ", 1) if word != "else:" else word)
+            whole.add(
+                word if not whole.lines else word.replace("if ", "elif ", 1) if word != "else:" else word
+            )
             whole.lines += way.indented()
         return whole
 
@@ -530,7 +577,11 @@ class _Maker:
         sweep = self.sweep()
         stub = "\n".join(f"    {line}" for line in body)
         helpers = "\n\n".join(self.helpers) + "\n\n" * bool(self.helpers)
-        x = "torch.rand((n, m), device=device, dtype=dtype).t()" if turned else "torch.rand((m, n), device=device, dtype=dtype)"
+        x = (
+            "torch.rand((n, m), device=device, dtype=dtype).t()"
+            if turned
+            else "torch.rand((m, n), device=device, dtype=dtype)"
+        )
         source = f'''"""Wrapper {self.seed} of the property test."""
 
 import torch
@@ -566,7 +617,9 @@ def make_args(dims, device="cuda", dtype=torch.float32):
     def returned(self) -> str:
         made = [v for v in self.values if v.name not in ("x", "w", "z", "u")]
         names = [v.name for v in made[-1:]]
-        names += [v.name for v in self.pick.sample(made[:-1], min(len(made) - 1, self.pick.choice([0, 0, 1, 2])))]
+        names += [
+            v.name for v in self.pick.sample(made[:-1], min(len(made) - 1, self.pick.choice([0, 0, 1, 2])))
+        ]
         text = [f"{name} * 1.0" if self.chance(0.1) else name for name in names]
         if self.chance(0.15):
             self.note("output that is None")
