@@ -201,11 +201,21 @@ def _site(
     unpacked = _unpacked(call, launch)
     given = [*positional, *(k.arg for k in call.keywords if k.arg is not None), *unpacked]
     args = _arguments(launch, lambda name: _expression(call, params, name), taken)
-    builder = Builder(source, fwd.module, functions, args, folds)
-    try:
-        kernel = builder.kernel()
-    except Refusal as refusal:
-        raise refusal.at(source, fwd.path) from None
+    reads_active = any(a.active and not a.none or a.behind and a.behind.active for a in args.values())
+
+    def read() -> tuple[Builder, Kernel]:
+        builder = Builder(source, fwd.module, functions, args, folds)
+        try:
+            return builder, builder.kernel()
+        except Refusal as refusal:
+            raise refusal.at(source, fwd.path) from None
+
+    builder, kernel = read()
+    constant = [n for n in kernel.inplace if not args[n].active and args[n].dtype.startswith(("float", "bfloat"))]
+    if reads_active and constant:  # what a launch adds to may be constant here, and not in another call
+        for name in constant:
+            args[name].active = True
+        builder, kernel = read()
     site = Site(call, host, callee.id, params, given, positional, launch, args, kernel)
     site.unpacked, site.autotuned = unpacked, launch.config is not None
     site.written = list(dict.fromkeys(base.attrs["name"] for base, _, _ in builder.stored))
@@ -216,7 +226,6 @@ def _site(
     site.heuristics = _heuristics(source)
     builder.g.sized, builder.g.strides = _sized(site), _strides(site)
     _note_tables(site, builder, taken)
-    reads_active = any(a.active and not a.none or a.behind and a.behind.active for a in args.values())
     for name in sorted(site.written, key=lambda n: n in site.tables):  # tables last: they are many tensors
         values = _tensors(site, launch, name, taken)
         written = [s for s in stores if s.base.attrs["name"] == name]
