@@ -119,6 +119,10 @@ KERNELS: dict[str, tuple[str, str, str]] = {
     "stored_twice": ("    tl.store(out_ptr + cols, x * x, mask=mask)", "overwritten store", "stored to twice"),
     "stored_in_every_step": ("    for i in range(3):\n        tl.store(out_ptr + n + cols, x * i)  # here", "overwritten store", "in every step"),
     "read_elsewhere": ("    tl.store(out_ptr + n + cols, x)\n    x = tl.load(out_ptr + n - cols)", "in-place access", "different addresses"),
+    "read_after_a_branch": ("    p = out_ptr + n + cols\n    if n > 3:\n        tl.store(p, x)\n    x = tl.load(p)  # here", "in-place access", "after a branch or a loop"),
+    "updated_in_every_step": (
+        "    p = out_ptr + n + cols\n    for i in range(3):\n        x = x + tl.load(p)\n        tl.store(p, x * 0.0)  # here", "in-place access", "in every step"
+    ),
     "while_state": ("    s = 1.0\n    while s < 9.0:  # here\n        x = tl.sin(x)\n        s = s * 3.0", "while", "backwards"),
     "unknown_trips": (
         "    k = tl.load(y_ptr).to(tl.int32)\n    for i in range(k):  # here\n        x = tl.sin(x) * x", "tape", "not known before the launch"

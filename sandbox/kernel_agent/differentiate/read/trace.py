@@ -211,14 +211,16 @@ def _site(
             raise refusal.at(source, fwd.path) from None
 
     builder, kernel = read()
-    constant = [n for n in kernel.inplace if not args[n].active and args[n].dtype.startswith(("float", "bfloat"))]
+    constant = [
+        n for n in kernel.inplace if not args[n].active and args[n].dtype.startswith(("float", "bfloat"))
+    ]
     if reads_active and constant:  # what a launch adds to may be constant here, and not in another call
         for name in constant:
             args[name].active = True
         builder, kernel = read()
     site = Site(call, host, callee.id, params, given, positional, launch, args, kernel)
     site.unpacked, site.autotuned = unpacked, launch.config is not None
-    site.written = list(dict.fromkeys(base.attrs["name"] for base, _, _ in builder.stored))
+    site.written = list(dict.fromkeys(s.base.attrs["name"] for s in builder.stored))
     stores = [e for e in walk(kernel.effects) if isinstance(e, Store)]
     site.added = [
         n for n in site.written if all(s.kind == "atomic_add" for s in stores if s.base.attrs["name"] == n)
