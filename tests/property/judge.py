@@ -39,6 +39,7 @@ RAISED = (
     "an expanded tensor shares memory between its elements",
     "of a gradient overlaps itself",
     "has to be overwritten as a whole",
+    "holds differentiable values, as in no call that was traced",
     "the backward is made for a launch that unpacks",
 )
 

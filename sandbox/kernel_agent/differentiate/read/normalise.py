@@ -50,6 +50,11 @@ from ..ir.values import (
 from . import language, syntax_check
 
 
+def _branches(region: Region) -> set[tuple[Node | None, bool]]:
+    """The conditions that something stands under."""
+    return {(r.cond, r.positive) for r in region.chain() if r.cond is not None}
+
+
 class Builder:
     """Interprets one kernel over the graph. Owns the graph it makes."""
 
@@ -122,7 +127,25 @@ class Builder:
                     message = f"`{name}` is written and read at one address in every step of a loop"
                     remedy = "Carry the value in a variable, and store it after the loop."
                     raise Refusal("in-place access", message, remedy, store.line)
+                if _branches(store.region) != _branches(region):
+                    message = f"`{name}` is read in one branch and written in another, or in none"
+                    remedy = "Load and store it under the same conditions, or write to a buffer of its own."
+                    raise Refusal("in-place access", message, remedy, store.line)
                 self.inplace.add(name)
+
+    def read_before(self, name: str) -> None:
+        """Let every store to a buffer read it first, to no avail: what it overwrites has a gradient of zero."""
+        g = self.g
+        for store in (s for s in self.stored if s.base.attrs["name"] == name):
+            store.base.active = True
+            args = [n for n in (store.base, store.offset, store.mask) if n is not None]
+            args += [g.number(0)] * (store.mask is not None)
+            with g.at(store.region):
+                attrs = {"other": store.mask is not None}
+                old = g.make("load", args, attrs, language.element(store.base), store.offset.shape)
+                old.active = True
+                store.value = g.make("over", (store.value, old), {}, store.value.dtype, store.value.shape)
+        self.inplace.add(name)
 
     # statements
 

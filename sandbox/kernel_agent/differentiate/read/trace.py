@@ -22,6 +22,8 @@ from ..ir.nodes import Node, Store, nodes_in, walk
 from ..ir.refusal import Refusal
 from ..ir.values import Arg, Kernel
 from ..prove import cover
+from ..prove.overwrite import number_of
+from .host_values import Host
 from .normalise import Builder
 
 
@@ -54,6 +56,8 @@ class Site:
     warps: bool = False  # the backward's num_warps is chosen here, not by the launch
     heuristics: dict[str, ast.expr] = field(default_factory=dict)
     optional: set[str] = field(default_factory=set)  # outputs that a call may leave out: None is passed
+    # Outputs that hold nothing here, and may in another call: elements written, where that is known.
+    empty: dict[str, Node | None] = field(default_factory=dict)
 
 
 class _Mark(torch.autograd.Function):
@@ -201,6 +205,12 @@ def _site(
     unpacked = _unpacked(call, launch)
     given = [*positional, *(k.arg for k in call.keywords if k.arg is not None), *unpacked]
     args = _arguments(launch, lambda name: _expression(call, params, name), taken)
+    values_of = Host(host, functions, set(fwd.grads))
+    for name, arg in args.items():  # what is constant here only by a choice of the host has a gradient too
+        if arg.kind == "pointer" and _is_float(arg) and name in given and not arg.active:
+            arg.active = values_of.changes(_expression(call, params, name))
+            if arg.active:  # so that what is made of it is seen to have one, too
+                _Mark.apply(1, launch.args[name], torch.zeros((), requires_grad=True))
     reads_active = any(a.active and not a.none or a.behind and a.behind.active for a in args.values())
 
     def read() -> tuple[Builder, Kernel]:
@@ -211,9 +221,7 @@ def _site(
             raise refusal.at(source, fwd.path) from None
 
     builder, kernel = read()
-    constant = [
-        n for n in kernel.inplace if not args[n].active and args[n].dtype.startswith(("float", "bfloat"))
-    ]
+    constant = [n for n in kernel.inplace if not args[n].active and _is_float(args[n])]
     if reads_active and constant:  # what a launch adds to may be constant here, and not in another call
         for name in constant:
             args[name].active = True
@@ -237,19 +245,12 @@ def _site(
         if (values or missing) and all(value.is_floating_point() for value in values) and reads_active:
             site.outputs.append(name)
             own = name in site.added or name in kernel.inplace
-            if not any(value.requires_grad for value in values) or own:
+            if own:
                 continue
-            whole = cover.overwritten(kernel, name, program_axes(site))
-            if whole is not None:
-                site.replaced[name] = whole
-            else:
-                raise Refusal(
-                    "shared output",
-                    f"`{name}` of {launch.name} already holds differentiable values that this launch does "
-                    "not read",
-                    "Give every launch an output of its own, and combine them with torch; or overwrite all "
-                    "of it.",
-                ).at(call)
+            if any(value.requires_grad for value in values):
+                _note_held(site, builder, name)
+            elif name in given and not values_of.fresh(_expression(call, params, name), call):
+                site.empty[name] = cover.overwritten(kernel, name, program_axes(site))
     _note_view(site, taken)
     for name in site.outputs:
         for base in builder.entries.get(name, [kernel.params[name]]):
@@ -263,6 +264,26 @@ def _tensors(site: Site, launch: Launch, name: str, taken: address_tables.Taken)
     if name in site.tables:
         return taken.behind(value) or []
     return [value] if isinstance(value, torch.Tensor) else []
+
+
+def _note_held(site: Site, builder: Builder, name: str) -> None:
+    """An output holds differentiable values: they lose their gradient where the launch overwrites them."""
+    kernel, grid = site.kernel, site.launch.grid
+    whole = cover.overwritten(kernel, name, program_axes(site))
+    if whole is not None and number_of(kernel, whole, grid) == site.launch.args[name].numel():
+        site.replaced[name] = whole
+    elif name in site.tables:
+        raise Refusal(
+            "shared output",
+            f"`{name}` of {site.launch.name} already holds differentiable values that this launch does not read",
+            "Give every launch an output of its own, and combine them with torch; or overwrite all of it.",
+        ).at(site.call)
+    else:
+        builder.read_before(name)
+
+
+def _is_float(arg: Arg) -> bool:
+    return (arg.dtype or "").startswith(("float", "bfloat"))
 
 
 def _asked_for(store: Store) -> bool:
@@ -437,7 +458,11 @@ def _arguments(
 def program_axes(site: Site) -> list[int]:
     """Grid axes that may have more than one program: all but a literal 1."""
     grid = site.call.func.slice  # type: ignore[attr-defined]
-    written = grid.elts if isinstance(grid, ast.Tuple) else []
+    if isinstance(grid, ast.Name):
+        named = Host(site.host, {}, set()).assigned.get(grid.id, [])
+        grid = named[0] if len(named) == 1 and named[0] is not None else grid
+    grid = grid.body if isinstance(grid, ast.Lambda) else grid
+    written = grid.elts if isinstance(grid, (ast.Tuple, ast.List)) else []
     if any(isinstance(e, ast.Starred) for e in written):  # then an entry's place is not its axis
         written = []
     single = {i for i, e in enumerate(written) if isinstance(e, ast.Constant) and e.value == 1}

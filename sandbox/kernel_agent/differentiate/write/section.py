@@ -341,6 +341,13 @@ class FunctionText:
             lines += _broken(f"if {there}{self.expr(count, 5)} != {name}.numel():")
             why = f"{name} holds values, and has to be overwritten as a whole"
             lines += _broken(f'raise ValueError("{why}")', 12)
+        for name, written in site.empty.items():
+            asked = f"ctx.needs_input_grad[{1 + site.given_names.index(name)}]"
+            if written is not None:
+                asked += f" and {self.expr(written, 5)} != {name}.numel()"
+            lines += _broken(f"if {asked}:")
+            why = f"{name} holds differentiable values, as in no call that was traced"
+            lines += _broken(f'raise NotImplementedError("{why}")', 12)
         saved = [f"before_{n}" if n in self.inplace else n for n in self.saved]
         saved += [f"*{tensors_of(n)}" for n in self.behind]
         if saved:
