@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""The property test of the differentiator: random kernels and random host functions, each differentiated, run,
-and judged as the verdict judges.
+"""The property test of the differentiator: random kernels and random host functions, each differentiated,
+run, and judged as the verdict judges.
 
     .venv/bin/python tests/property/run.py [--kind kernels|wrappers|all] [--kernels 2000] [--wrappers 500]
         [--seed 0] [--jobs 1] [--out FILE] [--keep-going]
 
-Runs so many programs of a kind, and counts them by outcome; what is refused or raised is counted by reason.
-Programs whose gradient is decided by rounding are `vague`. A wrong gradient or a crash is shrunk and printed,
-and ends the run with exit code 1. With `--kind all`, `--out F.json` writes F-kernels.json and F-wrappers.json.
+Runs so many programs of a kind, and counts them by outcome; what is refused or raised is counted by
+reason. Programs whose gradient is decided by rounding are `vague`. A wrong gradient or a crash is shrunk and
+printed, and ends the run with exit code 1. With `--kind all`, `--out F.json` writes F-kernels.json and
+F-wrappers.json.
 """
 
 from __future__ import annotations

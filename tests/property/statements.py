@@ -157,12 +157,13 @@ class Statements(Expressions):
             ["DEAD", "KIND == 'sorted'", "extra_ptr is not None", "DEAD and FLAG", "DEAD or KIND != 'plain'"]
         )
         asm = f"tl.inline_asm_elementwise('mov.b32 $0, $1;', '=r,r', [{name}], tl.float32, True, 1)"
+        looped = f"    while {name}s < 9.0:\n        {name} = tl.sin({name})\n        {name}s = {name}s * 3.0"
         body = self.pick.choice(
             [
                 f"{name} = tl.sort({name})",
                 f"{name} = {asm}",
                 f"{name} = libdevice.sinh({name})",
-                f"{name}s = 1.0\n    while {name}s < 9.0:\n        {name} = tl.sin({name})\n        {name}s = {name}s * 3.0",
+                f"{name}s = 1.0\n{looped}",
                 f"{name} = {name} + tl.load(extra_ptr + cols * 0).to(tl.float32, bitcast=True)",
                 f"{name} = tl.where({name} > 0, {name}, tl.max({name}, axis=0, return_indices=True)[1])",
             ]
@@ -211,7 +212,8 @@ class Statements(Expressions):
             f"block_shape=(1, N), order=(1, 0))\n{total} = {self.expression(scope, 'N', 1)}"
         )
         scope.add(f"for {pointer}i in range(t):")
-        read = f"tl.reshape(tl.load({pointer}, boundary_check=(0, 1), padding_option='zero'), [N]).to(tl.float32)"
+        block = f"tl.load({pointer}, boundary_check=(0, 1), padding_option='zero')"
+        read = f"tl.reshape({block}, [N]).to(tl.float32)"
         scope.add(f"    {total} {self.pick.choice(['+=', '*=', '='])} {read} * {self.leaf(scope, 'N')}")
         scope.add(f"    {pointer} = tl.advance({pointer}, ({step}, 0))")
         scope.names[total] = "N"

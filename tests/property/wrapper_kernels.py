@@ -1,6 +1,6 @@
 """The small kernels that random wrappers launch: text by kind, with an expression drawn into each.
 
-`x`, `y` stand for the values of a block; what a kernel takes is in `PARAMETERS` of its kind, in order.
+`x` and `s` stand for the values of a block.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ MIXED = [
     "tl.where({0} > {1}, {0} * {1}, {1})", "tl.sin({0}) * {1}",
 ]  # fmt: skip
 
-HEADS = {
+HEADS = {  # by kind, what a kernel takes
     "map": "x_ptr, y_ptr, total, BLOCK: tl.constexpr",
     "mix": "x_ptr, s_ptr, y_ptr, total, scale, BLOCK: tl.constexpr",
-    "flagged": "x_ptr, s_ptr, y_ptr, total, scale, HAS_S: tl.constexpr, MODE: tl.constexpr, BLOCK: tl.constexpr",
+    "flagged": "x_ptr, s_ptr, y_ptr, total, scale, HAS_S: tl.constexpr, MODE: tl.constexpr, "
+    "BLOCK: tl.constexpr",
     "bias": "x_ptr, b_ptr, y_ptr, n, x_rows, x_cols, BLOCK: tl.constexpr",
     "row_sum": "x_ptr, y_ptr, n, x_rows, x_cols, BLOCK: tl.constexpr",
     "col_sum": "x_ptr, y_ptr, n, x_rows, x_cols, BLOCK: tl.constexpr",
     "softmax": "x_ptr, y_ptr, lse_ptr, n, x_rows, x_cols, BLOCK: tl.constexpr",
-    "matmul": "a_ptr, b_ptr, c_ptr, rows, columns, inner, a_rows, a_cols, b_rows, b_cols, BLOCK: tl.constexpr",
+    "matmul": "a_ptr, b_ptr, c_ptr, rows, columns, inner, a_rows, a_cols, b_rows, b_cols, "
+    "BLOCK: tl.constexpr",
     "gather": "x_ptr, index_ptr, y_ptr, n, BLOCK: tl.constexpr",
     "inplace": "y_ptr, total, scale, BLOCK: tl.constexpr",
     "added": "x_ptr, y_ptr, total, BLOCK: tl.constexpr",

@@ -1,5 +1,5 @@
-"""Random host functions for the differentiator: `make(seed)` is a forward file whose stub launches small kernels
-in one of the many ways that people write.
+"""Random host functions for the differentiator: `make(seed)` is a forward file whose stub launches small
+kernels in one of the many ways that people write.
 
 A step takes values that the host has (named tensors, their shape in letters: "MN", "NM", "M", "N") and makes
 others, by launches or by torch. How a buffer is allocated, a grid spelled, an argument passed is drawn anew

@@ -37,6 +37,21 @@ def either(x, m):
     return torch.ones_like(x)
 
 
+def squared(s, grid, total):
+    y = torch.empty_like(s)
+    square_kernel[grid](s, y, 0, total, BLOCK=16)
+    return y
+
+
+@triton.jit
+def maybe_kernel(x_ptr, y_ptr, z_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n, other=0.0)
+    tl.store(y_ptr + at, tl.sin(x), mask=at < n)
+    if z_ptr is not None:
+        tl.store(z_ptr + at, tl.exp(x), mask=at < n // 2)
+
+
 @autodiff(inputs_require_grad=(0, 1))
 def stub(x, w):
     m, n = x.shape
@@ -71,10 +86,21 @@ BODIES = {
     square_kernel[grid](s, y, 0, total, BLOCK=16)
     y = y * w
 """,
+    "constant_passed_to_a_helper": """
+    s = either(x, m)
+    y = squared(s, grid, total) * w
+""",
     "added_to_what_is_constant": """
     y = x * 1.0 if m > 2 else torch.zeros_like(x)
     added_kernel[grid](w, y, total, BLOCK=16)
     added_kernel[grid](x, y, total, BLOCK=16)
+""",
+    "overwritten_in_a_branch": """
+    y = torch.zeros_like(x)
+    square_kernel[grid](w, y, 0, total, BLOCK=16)
+    z = torch.empty_like(x)
+    maybe_kernel[grid](x, z, y, total, BLOCK=16)
+    y = y + z
 """,
     "overwritten_in_part": """
     y = torch.zeros_like(x)

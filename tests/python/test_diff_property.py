@@ -1,5 +1,5 @@
-"""A few of the random kernels and wrappers of tests/property (make property runs many), what kernels once found,
-and that they find what is wrong."""
+"""A few of the random kernels and wrappers of tests/property (make property runs many), what kernels once
+found, and that they find what is wrong."""
 
 from __future__ import annotations
 

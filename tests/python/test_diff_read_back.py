@@ -1,4 +1,5 @@
-"""Values that the backward reads back from what the forward stored: lanes that were not stored stay harmless."""
+"""Values that the backward reads back from what the forward stored: lanes that were not stored stay
+harmless."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What a host function's text says about the tensors that it launches kernels with.
 
-A traced call sees whether a tensor carries gradients in that call. The text says whether that may be otherwise
-in another one: a tensor that is chosen between others, a buffer that an earlier turn of a loop has written.
+A traced call sees whether a tensor carries gradients in that call. The text says whether that may be
+otherwise in another one: a tensor that is chosen between others, a buffer that an earlier turn of a loop has
+written.
 """
 
 from __future__ import annotations
@@ -37,6 +38,13 @@ class Host:
         for node in ast.walk(function):
             self._note(node)
         self.wanted = wanted if not self.calls else self.parameters
+        self.callers = [
+            (other, call)
+            for other in functions.values()
+            for call in self.calls
+            if other is not function and other.lineno <= call.lineno <= (other.end_lineno or 0)
+        ]
+        self.functions = functions
         self.helpers = {name: one for name, one in functions.items() if one is not function}
 
     def _note(self, node: ast.AST) -> None:
@@ -64,14 +72,28 @@ class Host:
                 active = active or name in self.wanted
                 values = self.assigned.get(name, [])
                 given = name in self.parameters
-                chosen = chosen or len(values) + given > 1 or (given and len(self.calls) > 1)
+                chosen = chosen or len(values) + given > 1 or (given and self._given_several(name))
                 if name not in names:
                     names.add(name)
                     todo += [value for value in values if value is not None]
         return chosen and active
 
+    def _given_several(self, name: str) -> bool:
+        """Whether callers pass a parameter one of several values."""
+        if len(self.calls) > 1:
+            return True
+        names = [a.arg for a in (*self.function.args.posonlyargs, *self.function.args.args)]
+        for caller, call in self.callers:
+            given = {k.arg: k.value for k in call.keywords} | dict(zip(names, call.args, strict=False))
+            others = {key: one for key, one in self.functions.items() if one is not self.function}
+            there = Host(caller, others, set())
+            there.wanted = {*there.parameters, *there.assigned}
+            if name in given and there.changes(given[name]):
+                return True
+        return False
+
     def _chooses(self, node: ast.AST) -> bool:
-        """Whether a part of an expression is one of several values: as written, or as a helper returns them."""
+        """Whether a part of an expression is one of several values, as written or returned."""
         if not (
             isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.helpers
         ):
@@ -120,7 +142,11 @@ def _valued(node: ast.AST) -> Iterator[ast.AST]:
     """The parts of an expression whose values are in its value."""
     if isinstance(node, ast.Attribute) and node.attr in ASKED:
         return
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LIKE | NEW:
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ALLOCATED | LIKE | NEW
+    ):
         return
     yield node
     for part in ast.iter_child_nodes(node):

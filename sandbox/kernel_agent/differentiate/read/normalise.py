@@ -134,7 +134,7 @@ class Builder:
                 self.inplace.add(name)
 
     def read_before(self, name: str) -> None:
-        """Let every store to a buffer read it first, to no avail: what it overwrites has a gradient of zero."""
+        """Let every store to a buffer read it first, to no avail: what it overwrites has the gradient 0."""
         g = self.g
         for store in (s for s in self.stored if s.base.attrs["name"] == name):
             store.base.active = True

@@ -206,11 +206,9 @@ def _site(
     given = [*positional, *(k.arg for k in call.keywords if k.arg is not None), *unpacked]
     args = _arguments(launch, lambda name: _expression(call, params, name), taken)
     values_of = Host(host, functions, set(fwd.grads))
-    for name, arg in args.items():  # what is constant here only by a choice of the host has a gradient too
-        if arg.kind == "pointer" and _is_float(arg) and name in given and not arg.active:
-            arg.active = values_of.changes(_expression(call, params, name))
-            if arg.active:  # so that what is made of it is seen to have one, too
-                _Mark.apply(1, launch.args[name], torch.zeros((), requires_grad=True))
+    _note_choices(
+        launch, args, values_of, {name: _expression(call, params, name) for name in given if name in args}
+    )
     reads_active = any(a.active and not a.none or a.behind and a.behind.active for a in args.values())
 
     def read() -> tuple[Builder, Kernel]:
@@ -266,6 +264,16 @@ def _tensors(site: Site, launch: Launch, name: str, taken: address_tables.Taken)
     return [value] if isinstance(value, torch.Tensor) else []
 
 
+def _note_choices(launch: Launch, args: dict[str, Arg], host: Host, written: dict[str, ast.expr]) -> None:
+    """What is constant here only by a choice of the host has a gradient too."""
+    for name, expression in written.items():
+        arg = args[name]
+        if arg.kind == "pointer" and _is_float(arg) and not arg.active and host.changes(expression):
+            arg.active = True
+            # So that what is made of it is seen to have one, too.
+            _Mark.apply(1, launch.args[name], torch.zeros((), requires_grad=True))
+
+
 def _note_held(site: Site, builder: Builder, name: str) -> None:
     """An output holds differentiable values: they lose their gradient where the launch overwrites them."""
     kernel, grid = site.kernel, site.launch.grid
@@ -275,7 +283,8 @@ def _note_held(site: Site, builder: Builder, name: str) -> None:
     elif name in site.tables:
         raise Refusal(
             "shared output",
-            f"`{name}` of {site.launch.name} already holds differentiable values that this launch does not read",
+            f"`{name}` of {site.launch.name} already holds differentiable values that this launch does not "
+            "read",
             "Give every launch an output of its own, and combine them with torch; or overwrite all of it.",
         ).at(site.call)
     else:
