@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 # What is asked of a tensor and has none of its values, and what cuts off its gradient.
 ASKED = {"shape", "device", "dtype", "stride", "numel", "size", "ndim", "dim", "element_size", "detach"}
-ALLOCATED = {"empty", "zeros", "ones", "full", "empty_strided", "tensor", "arange"}
+ALLOCATED = {"empty", "zeros", "ones", "full", "empty_strided"}
 LIKE = {f"{name}_like" for name in (*ALLOCATED, "rand", "randn")}
 NEW = {f"new_{name}" for name in ALLOCATED}
 
@@ -20,10 +20,7 @@ NEW = {f"new_{name}" for name in ALLOCATED}
 class Host:
     """One host function, with its callers."""
 
-    def __init__(
-        self, function: ast.FunctionDef, functions: dict[str, ast.FunctionDef], wanted: set[str]
-    ) -> None:
-        """`wanted`: the names of the stub's inputs that want gradients; None of a helper's."""
+    def __init__(self, function: ast.FunctionDef, functions: dict[str, ast.FunctionDef]) -> None:
         self.function = function
         self.calls = [
             call
@@ -37,7 +34,6 @@ class Host:
         self.assigned: dict[str, list[ast.expr | None]] = {}  # None: by a loop or in place
         for node in ast.walk(function):
             self._note(node)
-        self.wanted = wanted if not self.calls else self.parameters
         self.callers = [
             (other, call)
             for other in functions.values()
@@ -62,21 +58,24 @@ class Host:
                     self.assigned.setdefault(name.id, []).append(value)
 
     def changes(self, written: ast.expr) -> bool:
-        """Whether a tensor may carry gradients in one call and none in another, by what the host chooses."""
-        names, chosen, active = set[str](), False, False
+        """Whether a tensor that carries no gradient may carry one in another call: the host chooses it, or
+        has allocated it for what may be written there."""
+        names = set[str]()
         todo: list[ast.expr] = [written]
         while todo:
             expression = todo.pop()
-            chosen = chosen or any(self._chooses(n) for n in _valued(expression))
+            if any(self._chooses(n) for n in _valued(expression)):
+                return True
             for name in [n.id for n in _valued(expression) if isinstance(n, ast.Name)]:
-                active = active or name in self.wanted
-                values = self.assigned.get(name, [])
-                given = name in self.parameters
-                chosen = chosen or len(values) + given > 1 or (given and self._given_several(name))
+                values, given = self.assigned.get(name, []), name in self.parameters
+                if len(values) + given > 1 or given and self._given_several(name):
+                    return True
+                if any(value is not None and _allocates(value) for value in values):
+                    return True
                 if name not in names:
                     names.add(name)
                     todo += [value for value in values if value is not None]
-        return chosen and active
+        return False
 
     def _given_several(self, name: str) -> bool:
         """Whether callers pass a parameter one of several values."""
@@ -86,9 +85,7 @@ class Host:
         for caller, call in self.callers:
             given = {k.arg: k.value for k in call.keywords} | dict(zip(names, call.args, strict=False))
             others = {key: one for key, one in self.functions.items() if one is not self.function}
-            there = Host(caller, others, set())
-            there.wanted = {*there.parameters, *there.assigned}
-            if name in given and there.changes(given[name]):
+            if name in given and Host(caller, others).changes(given[name]):
                 return True
         return False
 
@@ -100,8 +97,7 @@ class Host:
             return isinstance(node, (ast.IfExp, ast.BoolOp))
         helper = self.helpers[node.func.id]
         returned = [n.value for n in ast.walk(helper) if isinstance(n, ast.Return) and n.value is not None]
-        there = Host(helper, self.helpers, set())
-        there.wanted = there.parameters
+        there = Host(helper, self.helpers)
         return len(returned) > 1 or any(map(there.changes, returned))
 
     def fresh(self, written: ast.expr, launch: ast.Call) -> bool:

@@ -205,10 +205,7 @@ def _site(
     unpacked = _unpacked(call, launch)
     given = [*positional, *(k.arg for k in call.keywords if k.arg is not None), *unpacked]
     args = _arguments(launch, lambda name: _expression(call, params, name), taken)
-    values_of = Host(host, functions, set(fwd.grads))
-    _note_choices(
-        launch, args, values_of, {name: _expression(call, params, name) for name in given if name in args}
-    )
+    values_of = Host(host, functions)
     reads_active = any(a.active and not a.none or a.behind and a.behind.active for a in args.values())
 
     def read() -> tuple[Builder, Kernel]:
@@ -219,6 +216,10 @@ def _site(
             raise refusal.at(source, fwd.path) from None
 
     builder, kernel = read()
+    loaded = [n for n in dict.fromkeys(one[0].attrs["name"] for one in builder.loaded) if n in given]
+    if _note_choices(launch, args, values_of, {n: _expression(call, params, n) for n in loaded}):
+        reads_active = True
+        builder, kernel = read()
     constant = [n for n in kernel.inplace if not args[n].active and _is_float(args[n])]
     if reads_active and constant:  # what a launch adds to may be constant here, and not in another call
         for name in constant:
@@ -264,14 +265,14 @@ def _tensors(site: Site, launch: Launch, name: str, taken: address_tables.Taken)
     return [value] if isinstance(value, torch.Tensor) else []
 
 
-def _note_choices(launch: Launch, args: dict[str, Arg], host: Host, written: dict[str, ast.expr]) -> None:
-    """What is constant here only by a choice of the host has a gradient too."""
-    for name, expression in written.items():
-        arg = args[name]
-        if arg.kind == "pointer" and _is_float(arg) and not arg.active and host.changes(expression):
-            arg.active = True
-            # So that what is made of it is seen to have one, too.
-            _Mark.apply(1, launch.args[name], torch.zeros((), requires_grad=True))
+def _note_choices(launch: Launch, args: dict[str, Arg], host: Host, loaded: dict[str, ast.expr]) -> bool:
+    """What is constant here only by a choice of the host has a gradient too. Whether there is any."""
+    found = [n for n, e in loaded.items() if _is_float(args[n]) and not args[n].active and host.changes(e)]
+    for name in found:
+        args[name].active = True
+        # So that what is made of it is seen to have one, too.
+        _Mark.apply(1, launch.args[name], torch.zeros((), requires_grad=True))
+    return bool(found)
 
 
 def _note_held(site: Site, builder: Builder, name: str) -> None:
@@ -468,7 +469,7 @@ def program_axes(site: Site) -> list[int]:
     """Grid axes that may have more than one program: all but a literal 1."""
     grid = site.call.func.slice  # type: ignore[attr-defined]
     if isinstance(grid, ast.Name):
-        named = Host(site.host, {}, set()).assigned.get(grid.id, [])
+        named = Host(site.host, {}).assigned.get(grid.id, [])
         grid = named[0] if len(named) == 1 and named[0] is not None else grid
     grid = grid.body if isinstance(grid, ast.Lambda) else grid
     written = grid.elts if isinstance(grid, (ast.Tuple, ast.List)) else []
