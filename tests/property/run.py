@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""The property test of the differentiator: random programs, each differentiated, run, and judged as the
-verdict judges.
+"""The property test of the differentiator: random kernels and random host functions, each differentiated,
+run, and judged as the verdict judges.
 
-    .venv/bin/python tests/property/run.py [--programs 1000] [--seed 0] [--out FILE] [--keep-going]
+    .venv/bin/python tests/property/run.py [--kind kernels|wrappers|all] [--kernels 2000] [--wrappers 500]
+        [--seed 0] [--jobs 1] [--out FILE] [--keep-going]
 
-Goes on until so many programs were right; refused ones are counted by reason and do not count among them, nor
-do programs whose gradient is decided by rounding. A wrong gradient or a crash is shrunk and printed, and ends
-the run with exit code 1.
+Runs so many programs of a kind, and counts them by outcome; what is refused or raised is counted by
+reason. Programs whose gradient is decided by rounding are `vague`. A wrong gradient or a crash is shrunk and
+printed, and ends the run with exit code 1. With `--kind all`, `--out F.json` writes F-kernels.json and
+F-wrappers.json.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,7 @@ import judge
 import numpy
 import torch
 import triton
+import wrappers
 from shrink import shrink
 
 SCHEDULES = (None, None, "owner", "atomic")  # by seed; None is the differentiator's own choice
@@ -40,29 +45,39 @@ def schedule_of(seed: int) -> str | None:
     return SCHEDULES[seed % len(SCHEDULES)]
 
 
-def check(seed: int) -> tuple[generate.Program, judge.Outcome]:
+MAKERS: dict[str, Callable[[int], generate.Program]] = {"kernels": generate.make, "wrappers": wrappers.make}
+STATES = ("right", "wrong", "crashed", "refused", "raised", "vague", "unusable")
+
+
+def judged(program: generate.Program, source: str, kind: str) -> judge.Outcome:
+    """Every third wrapper is traced at its first size only: what others launch has to raise."""
+    others = kind == "wrappers" and program.seed % 3 != 0
+    return judge.judge(source, program.sweep, program.seed, schedule_of(program.seed), others)
+
+
+def check(kind: str, seed: int) -> tuple[generate.Program, judge.Outcome]:
     """One program of the test."""
-    program = generate.make(seed)
-    return program, judge.judge(program.source, program.sweep, seed, schedule_of(seed))
+    program = MAKERS[kind](seed)
+    return program, judged(program, program.source, kind)
 
 
-def shrunk(program: generate.Program, outcome: judge.Outcome) -> str:
+def shrunk(program: generate.Program, outcome: judge.Outcome, kind: str) -> str:
     """A small program that fails in the same way."""
 
     def fails(source: str) -> bool:
-        found = judge.judge(source, program.sweep, program.seed, schedule_of(program.seed))
+        found = judged(program, source, kind)
         return (found.state, found.kind) == (outcome.state, outcome.kind)
 
     return shrink(program.source, fails)
 
 
-def explain(program: generate.Program, outcome: judge.Outcome) -> str:
+def explain(program: generate.Program, outcome: judge.Outcome, kind: str) -> str:
     """The failing program, made small, with its backward and what is wrong."""
-    small = shrunk(program, outcome)
-    found = judge.judge(small, program.sweep, program.seed, schedule_of(program.seed))
+    small = shrunk(program, outcome, kind)
+    found = judged(program, small, kind)
     bar = "-" * 100
     return (
-        f"{bar}\nprogram {program.seed} (schedule {schedule_of(program.seed) or 'own choice'}): "
+        f"{bar}\n{kind} {program.seed} (schedule {schedule_of(program.seed) or 'own choice'}): "
         f"{outcome.state}: {outcome.reason}\n"
         f"made small: {found.reason}\n{bar}\n{small}\n{bar}\n{found.backward}"
     )
@@ -71,6 +86,7 @@ def explain(program: generate.Program, outcome: judge.Outcome) -> str:
 def reason_of(outcome: judge.Outcome) -> str:
     """Without places, names and numbers, so that equal reasons are counted together."""
     text = re.sub(r"`[^`]*`", "`...`", outcome.reason.strip().splitlines()[-1])
+    text = re.sub(r"case \d+: |line \d+ |\w+_(kernel\d+|ptr) ?", "", text)
     return re.sub(r" \(line \d+\)|\d+(\.\d+)?(e[-+]?\d+)?", "", text)[:160].strip()
 
 
@@ -78,6 +94,7 @@ class Tally:
     """Counts by state, and of the right ones by feature and by class of the loops."""
 
     def __init__(self) -> None:
+        self.tried: Counter[str] = Counter()
         self.states: Counter[str] = Counter()
         self.reasons: dict[str, Counter[str]] = {}
         self.features: Counter[str] = Counter()
@@ -86,6 +103,7 @@ class Tally:
 
     def add(self, program: generate.Program, outcome: judge.Outcome) -> None:
         self.states[outcome.state] += 1
+        self.tried.update(program.features)
         if outcome.state != "right":
             self.reasons.setdefault(outcome.state, Counter())[reason_of(outcome)] += 1
             return
@@ -96,58 +114,77 @@ class Tally:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            **{
-                state: self.states[state]
-                for state in ("right", "wrong", "crashed", "refused", "vague", "unusable")
-            },
+            **{state: self.states[state] for state in STATES},
             "reasons": {state: dict(counts.most_common()) for state, counts in sorted(self.reasons.items())},
-            "right_by_feature": dict(self.features.most_common()),
+            "right_by_feature": {
+                f: f"{self.features[f]} of {count}" for f, count in self.tried.most_common()
+            },
             "right_by_decision": dict(self.classes.most_common()),
             "right_by_schedule": dict(self.schedules.most_common()),
         }
 
 
+def outcomes(kind: str, seeds: range, jobs: int) -> Iterator[tuple[generate.Program, judge.Outcome]]:
+    """The programs of these seeds, judged by so many processes."""
+    if jobs < 2:
+        yield from (check(kind, seed) for seed in seeds)
+        return
+    with ProcessPoolExecutor(jobs, initializer=prepare) as pool:
+        yield from pool.map(check, [kind] * len(seeds), seeds, chunksize=4)
+
+
+def prepare() -> None:
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton.runtime.interpreter")
+    torch.set_num_threads(1)
+
+
+def run(kind: str, count: int, args: argparse.Namespace) -> bool:
+    """All programs of one kind; whether none was wrong."""
+    started, tally = time.monotonic(), Tally()
+    out = args.out
+    if out is not None and args.kind == "all":
+        out = out.with_name(f"{out.stem}-{kind}.json")
+    for program, outcome in outcomes(kind, range(args.seed, args.seed + count), args.jobs):
+        tally.add(program, outcome)
+        tried = program.seed - args.seed + 1
+        if outcome.bad and not args.keep_going:
+            print(explain(program, outcome, kind), flush=True)
+            break
+        if outcome.bad:
+            print(f"{kind} {program.seed}: {outcome.state}: {outcome.reason.strip()}", flush=True)
+        if tried % 50 == 0:
+            print(f"{tried} {kind}: {dict(tally.states)}", flush=True)
+    result = {
+        "kind": kind,
+        "seed": args.seed,
+        "programs": sum(tally.states.values()),
+        **tally.as_dict(),
+        "seconds": round(time.monotonic() - started),
+        "jobs": args.jobs,
+        "versions": {"torch": torch.__version__, "triton": triton.__version__, "numpy": numpy.__version__},
+    }
+    if out:
+        out.write_text(json.dumps(result, indent=1) + "\n")
+    short = {k: v for k, v in result.items() if not isinstance(v, dict) or k == "reasons"}
+    print(json.dumps(short, indent=1), flush=True)
+    return not (tally.states["wrong"] or tally.states["crashed"])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--programs", type=int, default=1000)
+    parser.add_argument("--kind", choices=[*MAKERS, "all"], default="all")
+    parser.add_argument("--kernels", type=int, default=2000)
+    parser.add_argument("--wrappers", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--keep-going", action="store_true", help="do not shrink, go on after a failure")
     args = parser.parse_args()
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton.runtime.interpreter")
-    torch.set_num_threads(1)
-    started, tally, seed = time.monotonic(), Tally(), args.seed
-    while tally.states["right"] < args.programs:
-        program, outcome = check(seed)
-        tally.add(program, outcome)
-        seed += 1
-        if outcome.bad and not args.keep_going:
-            print(explain(program, outcome), flush=True)
-            break
-        if outcome.bad:
-            print(f"{program.seed}: {outcome.state}: {outcome.reason.strip()}", flush=True)
-        if (seed - args.seed) % 50 == 0:
-            print(f"{seed - args.seed} programs: {dict(tally.states)}", flush=True)
-            save(args, seed, tally, started)
-    result = save(args, seed, tally, started)
-    print(
-        json.dumps({k: v for k, v in result.items() if not isinstance(v, dict) or k == "reasons"}, indent=1)
-    )
-    return 1 if tally.states["wrong"] or tally.states["crashed"] else 0
-
-
-def save(args: argparse.Namespace, seed: int, tally: Tally, started: float) -> dict[str, Any]:
-    """What is known so far, also as a file where one is asked for."""
-    result = {
-        "seed": args.seed,
-        "programs": seed - args.seed,
-        **tally.as_dict(),
-        "seconds": round(time.monotonic() - started),
-        "versions": {"torch": torch.__version__, "triton": triton.__version__, "numpy": numpy.__version__},
-    }
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
-    return result
+    prepare()
+    counts = {"kernels": args.kernels, "wrappers": args.wrappers}
+    kinds = list(MAKERS) if args.kind == "all" else [args.kind]
+    fine = [run(kind, counts[kind], args) for kind in kinds]  # each, whatever came of the others
+    return 0 if all(fine) else 1
 
 
 if __name__ == "__main__":

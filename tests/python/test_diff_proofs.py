@@ -49,7 +49,7 @@ def addresses(body: str, hop: int = 8) -> tuple[Builder, list]:
     kernel = builder.kernel()
     loops = [item for item in kernel.effects if isinstance(item, For)]
     return builder, [
-        (base, offset, mask, tuple(loops)) for base, offset, mask in builder.loaded if base.active
+        (base, offset, mask, tuple(loops)) for base, offset, mask, _ in builder.loaded if base.active
     ]
 
 

@@ -1,5 +1,5 @@
-"""A few of the random programs of tests/property (make property runs many), what they once found, and that
-they find what is wrong."""
+"""A few of the random kernels and wrappers of tests/property (make property runs many), what kernels once
+found, and that they find what is wrong."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT / "tests/property"))
 
 import generate
 import judge
+import wrappers
 from shrink import shrink
 
 CHUNK = 8  # programs a test
@@ -30,10 +31,35 @@ def test_random_programs__have_no_wrong_gradient(first: int) -> None:
     assert right >= CHUNK // 2
 
 
+@pytest.mark.parametrize("first", range(0, 24, CHUNK))
+def test_random_wrappers__have_no_wrong_gradient(first: int) -> None:
+    fine = 0
+    for seed in range(first, first + CHUNK):
+        program = wrappers.make(seed)
+        outcome = judge.judge(program.source, program.sweep, seed, others=seed % 3 != 0)
+        assert not outcome.bad, f"{outcome.reason}\n{program.source}\n{outcome.backward}"
+        fine += outcome.state in ("right", "raised")
+    assert fine >= CHUNK // 2
+
+
+def test_wrappers_size_that_was_not_traced__is_raised_or_right() -> None:
+    """What the first size does not launch: right where the others are traced too, else raised by name."""
+    program = next(p for p in map(wrappers.make, range(60)) if "branch" in p.features and _raises(p))
+    assert judge.judge(program.source, program.sweep, program.seed, others=True).state == "right"
+
+
+def _raises(program: generate.Program) -> bool:
+    outcome = judge.judge(program.source, program.sweep, program.seed)
+    return outcome.state == "raised" and judge.UNTRACED in outcome.reason
+
+
 def test_wrong_rule__is_found_and_the_program_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(derivatives.UNARY, "sin", lambda g, x, y, d: g.mul(d, g.call("sin", x)))
+    made = map(generate.make, range(100))
     program = next(
-        p for p in map(generate.make, range(50)) if "tl.sin(x)" in p.source and "rows" in p.features
+        p
+        for p in made
+        if "tl.sin(x)" in p.source and "rows" in p.features and not any("in place" in f for f in p.features)
     )
     found = judge.judge(program.source, program.sweep, program.seed)
     assert found.state == "wrong", found.reason

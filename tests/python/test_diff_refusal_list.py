@@ -119,6 +119,11 @@ KERNELS: dict[str, tuple[str, str, str]] = {
     "stored_twice": ("    tl.store(out_ptr + cols, x * x, mask=mask)", "overwritten store", "stored to twice"),
     "stored_in_every_step": ("    for i in range(3):\n        tl.store(out_ptr + n + cols, x * i)  # here", "overwritten store", "in every step"),
     "read_elsewhere": ("    tl.store(out_ptr + n + cols, x)\n    x = tl.load(out_ptr + n - cols)", "in-place access", "different addresses"),
+    "read_after_a_branch": ("    p = out_ptr + n + cols\n    if n > 3:\n        tl.store(p, x)\n    x = tl.load(p)  # here", "in-place access", "after a branch or a loop"),
+    "stored_in_a_branch": ("    p = out_ptr + n + cols\n    x = x + tl.load(p)\n    if n > 3:\n        tl.store(p, x)  # here", "in-place access", "in one branch"),
+    "updated_in_every_step": (
+        "    p = out_ptr + n + cols\n    for i in range(3):\n        x = x + tl.load(p)\n        tl.store(p, x * 0.0)  # here", "in-place access", "in every step"
+    ),
     "while_state": ("    s = 1.0\n    while s < 9.0:  # here\n        x = tl.sin(x)\n        s = s * 3.0", "while", "backwards"),
     "unknown_trips": (
         "    k = tl.load(y_ptr).to(tl.int32)\n    for i in range(k):  # here\n        x = tl.sin(x) * x", "tape", "not known before the launch"
@@ -176,11 +181,6 @@ FILES: dict[str, tuple[str, str, str]] = {
     "two_on_a_line": (KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, 40, BLOCK=16); kernel[(3,)](x, y, out, 40, BLOCK=16)  # here"), "launch", "cannot be found"),
     "indirect": (KERNEL_OF_X + stub_with("    [kernel][0][(3,)](x, y, out, 40, BLOCK=16)  # here"), "launch", "named directly"),
     "nested_kernel": ("if True:\n" + KERNEL_OF_X.strip().replace("\n", "\n    ").replace("@triton", "    @triton") + "\n" + STUB, "launch", "not in this file"),
-    "shared_output": (
-        KERNEL + "    tl.store(out_ptr + cols, x, mask=mask & (cols != 3))\n"
-        + stub_with("    kernel[(3,)](x, y, out, 40, BLOCK=16)\n    kernel[(3,)](y, x, out, 40, BLOCK=16)  # here"),
-        "shared output", "already holds differentiable values",
-    ),
     "odd_argument": (
         KERNEL_OF_X + stub_with("    kernel[(3,)](\n        x, y, out,\n        {40},  # here\n        BLOCK=16)"), "launch argument", "is a set"
     ),
@@ -252,6 +252,8 @@ WITHOUT_CASE = {
     "the types of the values carried by this loop do not settle",
     "`{node.op}` has no adjoint",  # an operation of the graph without a row in the table of rules
     "its adjoint compares {size} pairs of places in registers",  # needs a large block
+    # Through a table of pointers only.
+    "`{name}` of {site.launch.name} already holds differentiable values that this launch does not read",
     "the state of a while loop cannot be taped",  # refused by the reverse sweep before
     "`{inplace}` is overwritten, but not by one program an element",  # refused as an overwritten store before
     "{launch.name} is launched from another file",

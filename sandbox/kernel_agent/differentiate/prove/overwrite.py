@@ -179,6 +179,14 @@ _NUMPY: dict[str, Callable[..., Any]] = {
 _SHAPED = ("arange", "compare", "expand", "broadcast", "full")
 
 
+def number_of(kernel: Kernel, node: Node, grid: tuple[int, ...]) -> int | None:
+    """A number that the host can know, in the traced call."""
+    try:
+        return int(evaluate(kernel, node, {"pid": (), "grid": grid}))
+    except Unknown:
+        return None
+
+
 def evaluate(kernel: Kernel, node: Node, env: dict) -> Any:
     """An integer value in one program of the traced call."""
     op = node.op

@@ -169,10 +169,29 @@ def load(
         if other is None:  # what the forward leaves undefined is 0 here, so that it cannot be a NaN
             other = 0.0 if is_float(element(base)) else 0
         args += [mask, b.node(other)]
+    held = _just_stored(b, base, ptr.offset, mask)
+    if held is not None:
+        value = g.cast(held, element(base))
+        return value if mask is None else g.where(mask, value, args[-1])
     node = g.make("load", args, {"other": mask is not None}, element(base), shape)
-    b.loaded.append((base, ptr.offset, mask))
+    b.loaded.append((base, ptr.offset, mask, g.here))
     node.active = (base.active and node.is_float) or (mask is not None and args[-1].active)
     return node
+
+
+def _just_stored(b: Builder, base: Node, offset: Node, mask: Node | None) -> Node | None:
+    """What the kernel itself has stored where it loads, if it has."""
+    for store in reversed(b.stored):
+        if store.base is not base or store.offset is not offset or store.mask is not mask:
+            continue
+        if store.kind != "store" or b.g.here.excludes(store.region):
+            continue
+        if b.g.here.inside(store.region):
+            return store.value
+        name = base.attrs["name"]
+        message = f"`{name}` is read after a branch or a loop has written it there (line {store.line})"
+        raise Refusal("in-place access", message, "Keep the value in a variable, and store it at the end.")
+    return None
 
 
 def store(b: Builder, ptr: Any, value: Any, mask: Any = None, boundary_check: Any = (), **_: Any) -> None:
@@ -202,10 +221,11 @@ def _write(b: Builder, ptr: Any, value: Any, mask: Any, boundary_check: Any, kin
     mask = _mask(b, mask)
     if node.shape != ptr.offset.shape:
         node = b.g.broadcast(node, ptr.offset.shape)
-    b.stored.append((ptr.base, ptr.offset, mask))
     if kind == "atomic_add":
         b.added.add(ptr.base.attrs["name"])
-    b.effects.append(Store(ptr.base, ptr.offset, mask, node, kind, b.g.here, b.g.line))
+    effect = Store(ptr.base, ptr.offset, mask, node, kind, b.g.here, b.g.line)
+    b.stored.append(effect)
+    b.effects.append(effect)
 
 
 def make_block_ptr(

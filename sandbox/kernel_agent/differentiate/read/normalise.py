@@ -23,7 +23,7 @@ import triton.language as tl
 from ..ir import address_tables
 from ..ir.folding import COMPARE
 from ..ir.graph import Graph, broadcast_shape, int_dtype, promote
-from ..ir.nodes import Carry, For, If, Node, Region, nodes_in, real
+from ..ir.nodes import Carry, For, If, Node, Region, Store, nodes_in, real
 from ..ir.refusal import Refusal
 from ..ir.simplify import is_number, is_zero
 from ..ir.values import (
@@ -50,6 +50,11 @@ from ..ir.values import (
 from . import language, syntax_check
 
 
+def _branches(region: Region) -> set[tuple[Node | None, bool]]:
+    """The conditions that something stands under."""
+    return {(r.cond, r.positive) for r in region.chain() if r.cond is not None}
+
+
 class Builder:
     """Interprets one kernel over the graph. Owns the graph it makes."""
 
@@ -67,9 +72,9 @@ class Builder:
         self.source, self.module, self.functions, self.args = source, module, functions, args
         self.effects: list = []
         self.env: dict[str, Any] = {}
-        self.stored: list[tuple[Node, Node, Node | None]] = []
+        self.stored: list[Store] = []
         self.added: set[str] = set()  # buffers that are added to atomically
-        self.loaded: list[tuple[Node, Node, Node | None]] = []
+        self.loaded: list[tuple[Node, Node, Node | None, Region]] = []
         self.inplace: set[str] = set()
         self.entries: dict[str, list[Node]] = {}  # pointers by the table that they come from
         self.depth = 0
@@ -104,19 +109,43 @@ class Builder:
         return g.intern("param", (), {"name": arg.name, "traced": arg.value}, dtype, ())
 
     def _check_aliases(self) -> None:
-        for base, offset, mask in self.stored:
-            for other, other_offset, other_mask in self.loaded:
+        for store in self.stored:
+            base, offset = store.base, store.offset
+            for other, other_offset, other_mask, region in self.loaded:
                 name, behind = base.attrs["name"], address_tables.storages(self.args, base)
                 if base.attrs["none"] or other.attrs["none"]:
                     continue
                 if not behind & address_tables.storages(self.args, other):
                     continue
                 same = base is other and base.op == "param" and name not in self.added
-                if offset is not other_offset or mask is not other_mask or not same:
+                if offset is not other_offset or store.mask is not other_mask or not same:
                     message = f"`{name}` is written and read at different addresses by one kernel"
                     remedy = "Write the result to its own buffer."
                     raise Refusal("in-place access", message, remedy, self.source.lineno)
+                loops = [r for r in store.region.chain() if r.is_loop and region.inside(r)]
+                if any(not offset.home.inside(loop) for loop in loops):
+                    message = f"`{name}` is written and read at one address in every step of a loop"
+                    remedy = "Carry the value in a variable, and store it after the loop."
+                    raise Refusal("in-place access", message, remedy, store.line)
+                if _branches(store.region) != _branches(region):
+                    message = f"`{name}` is read in one branch and written in another, or in none"
+                    remedy = "Load and store it under the same conditions, or write to a buffer of its own."
+                    raise Refusal("in-place access", message, remedy, store.line)
                 self.inplace.add(name)
+
+    def read_before(self, name: str) -> None:
+        """Let every store to a buffer read it first, to no avail: what it overwrites has the gradient 0."""
+        g = self.g
+        for store in (s for s in self.stored if s.base.attrs["name"] == name):
+            store.base.active = True
+            args = [n for n in (store.base, store.offset, store.mask) if n is not None]
+            args += [g.number(0)] * (store.mask is not None)
+            with g.at(store.region):
+                attrs = {"other": store.mask is not None}
+                old = g.make("load", args, attrs, language.element(store.base), store.offset.shape)
+                old.active = True
+                store.value = g.make("over", (store.value, old), {}, store.value.dtype, store.value.shape)
+        self.inplace.add(name)
 
     # statements
 

@@ -18,10 +18,12 @@ from ...errors import Unusable
 from ...forward import Forward, launch_intercept
 from ...launches import Launch, jit_function
 from ..ir import address_tables
-from ..ir.nodes import Node, Store, walk
+from ..ir.nodes import Node, Store, nodes_in, walk
 from ..ir.refusal import Refusal
 from ..ir.values import Arg, Kernel
 from ..prove import cover
+from ..prove.overwrite import number_of
+from .host_values import Host
 from .normalise import Builder
 
 
@@ -53,6 +55,9 @@ class Site:
     stages: int | None = None  # num_stages of the backward, where it is chosen
     warps: bool = False  # the backward's num_warps is chosen here, not by the launch
     heuristics: dict[str, ast.expr] = field(default_factory=dict)
+    optional: set[str] = field(default_factory=set)  # outputs that a call may leave out: None is passed
+    # Outputs that hold nothing here, and may in another call: elements written, where that is known.
+    empty: dict[str, Node | None] = field(default_factory=dict)
 
 
 class _Mark(torch.autograd.Function):
@@ -200,14 +205,29 @@ def _site(
     unpacked = _unpacked(call, launch)
     given = [*positional, *(k.arg for k in call.keywords if k.arg is not None), *unpacked]
     args = _arguments(launch, lambda name: _expression(call, params, name), taken)
-    builder = Builder(source, fwd.module, functions, args, folds)
-    try:
-        kernel = builder.kernel()
-    except Refusal as refusal:
-        raise refusal.at(source, fwd.path) from None
+    values_of = Host(host, functions)
+    reads_active = any(a.active and not a.none or a.behind and a.behind.active for a in args.values())
+
+    def read() -> tuple[Builder, Kernel]:
+        builder = Builder(source, fwd.module, functions, args, folds)
+        try:
+            return builder, builder.kernel()
+        except Refusal as refusal:
+            raise refusal.at(source, fwd.path) from None
+
+    builder, kernel = read()
+    loaded = [n for n in dict.fromkeys(one[0].attrs["name"] for one in builder.loaded) if n in given]
+    if _note_choices(launch, args, values_of, {n: _expression(call, params, n) for n in loaded}):
+        reads_active = True
+        builder, kernel = read()
+    constant = [n for n in kernel.inplace if not args[n].active and _is_float(args[n])]
+    if reads_active and constant:  # what a launch adds to may be constant here, and not in another call
+        for name in constant:
+            args[name].active = True
+        builder, kernel = read()
     site = Site(call, host, callee.id, params, given, positional, launch, args, kernel)
     site.unpacked, site.autotuned = unpacked, launch.config is not None
-    site.written = list(dict.fromkeys(base.attrs["name"] for base, _, _ in builder.stored))
+    site.written = list(dict.fromkeys(s.base.attrs["name"] for s in builder.stored))
     stores = [e for e in walk(kernel.effects) if isinstance(e, Store)]
     site.added = [
         n for n in site.written if all(s.kind == "atomic_add" for s in stores if s.base.attrs["name"] == n)
@@ -215,25 +235,21 @@ def _site(
     site.heuristics = _heuristics(source)
     builder.g.sized, builder.g.strides = _sized(site), _strides(site)
     _note_tables(site, builder, taken)
-    reads_active = any(a.active and not a.none or a.behind and a.behind.active for a in args.values())
     for name in sorted(site.written, key=lambda n: n in site.tables):  # tables last: they are many tensors
         values = _tensors(site, launch, name, taken)
-        if values and all(value.is_floating_point() for value in values) and reads_active:
+        written = [s for s in stores if s.base.attrs["name"] == name]
+        if name in given and name not in site.tables and all(map(_asked_for, written)):
+            site.optional.add(name)
+        missing = args[name].none and name in site.optional and any(s.value.is_float for s in written)
+        if (values or missing) and all(value.is_floating_point() for value in values) and reads_active:
             site.outputs.append(name)
             own = name in site.added or name in kernel.inplace
-            if not any(value.requires_grad for value in values) or own:
+            if own:
                 continue
-            whole = cover.overwritten(kernel, name, program_axes(site))
-            if whole is not None:
-                site.replaced[name] = whole
-            else:
-                raise Refusal(
-                    "shared output",
-                    f"`{name}` of {launch.name} already holds differentiable values that this launch does "
-                    "not read",
-                    "Give every launch an output of its own, and combine them with torch; or overwrite all "
-                    "of it.",
-                ).at(call)
+            if any(value.requires_grad for value in values):
+                _note_held(site, builder, name)
+            elif name in given and not values_of.fresh(_expression(call, params, name), call):
+                site.empty[name] = cover.overwritten(kernel, name, program_axes(site))
     _note_view(site, taken)
     for name in site.outputs:
         for base in builder.entries.get(name, [kernel.params[name]]):
@@ -247,6 +263,46 @@ def _tensors(site: Site, launch: Launch, name: str, taken: address_tables.Taken)
     if name in site.tables:
         return taken.behind(value) or []
     return [value] if isinstance(value, torch.Tensor) else []
+
+
+def _note_choices(launch: Launch, args: dict[str, Arg], host: Host, loaded: dict[str, ast.expr]) -> bool:
+    """What is constant here only by a choice of the host has a gradient too. Whether there is any."""
+    found = [n for n, e in loaded.items() if _is_float(args[n]) and not args[n].active and host.changes(e)]
+    for name in found:
+        args[name].active = True
+        # So that what is made of it is seen to have one, too.
+        _Mark.apply(1, launch.args[name], torch.zeros((), requires_grad=True))
+    return bool(found)
+
+
+def _note_held(site: Site, builder: Builder, name: str) -> None:
+    """An output holds differentiable values: they lose their gradient where the launch overwrites them."""
+    kernel, grid = site.kernel, site.launch.grid
+    whole = cover.overwritten(kernel, name, program_axes(site))
+    if whole is not None and number_of(kernel, whole, grid) == site.launch.args[name].numel():
+        site.replaced[name] = whole
+    elif name in site.tables:
+        raise Refusal(
+            "shared output",
+            f"`{name}` of {site.launch.name} already holds differentiable values that this launch does not "
+            "read",
+            "Give every launch an output of its own, and combine them with torch; or overwrite all of it.",
+        ).at(site.call)
+    else:
+        builder.read_before(name)
+
+
+def _is_float(arg: Arg) -> bool:
+    return (arg.dtype or "").startswith(("float", "bfloat"))
+
+
+def _asked_for(store: Store) -> bool:
+    """Whether a store stands in a branch that is taken by what the launch passes, or is not."""
+    conditions = [region.cond for region in store.region.chain() if region.cond is not None]
+    return any(
+        all(n.op not in ("pid", "iv", "phi", "loopout", "load", "arange") for n in nodes_in([condition]))
+        for condition in conditions
+    )
 
 
 def _note_view(site: Site, taken: address_tables.Taken) -> None:
@@ -412,7 +468,11 @@ def _arguments(
 def program_axes(site: Site) -> list[int]:
     """Grid axes that may have more than one program: all but a literal 1."""
     grid = site.call.func.slice  # type: ignore[attr-defined]
-    written = grid.elts if isinstance(grid, ast.Tuple) else []
+    if isinstance(grid, ast.Name):
+        named = Host(site.host, {}).assigned.get(grid.id, [])
+        grid = named[0] if len(named) == 1 and named[0] is not None else grid
+    grid = grid.body if isinstance(grid, ast.Lambda) else grid
+    written = grid.elts if isinstance(grid, (ast.Tuple, ast.List)) else []
     if any(isinstance(e, ast.Starred) for e in written):  # then an entry's place is not its axis
         written = []
     single = {i for i, e in enumerate(written) if isinstance(e, ast.Constant) and e.value == 1}

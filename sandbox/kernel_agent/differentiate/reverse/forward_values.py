@@ -76,8 +76,8 @@ def use_stored(reverse: Reverse) -> None:
         if value.home is not store.value.home or store.region is not value.home:
             continue
         args = [store.base, store.offset]
-        if store.mask is not None:
-            args += [store.mask, g.number(0)]
+        if store.mask is not None:  # no derivative of a root, a quotient or a logarithm is infinite at 1
+            args += [store.mask, g.number(1)]
         g.here, g.reverse, g.line = store.region, False, store.line
         raw = g.make("load", args, {"other": store.mask is not None}, _element(store), value.shape)
         loads[value] = g.cast(raw, value.dtype)
@@ -261,7 +261,9 @@ class Tape:
             offset = before.node(store.offset)
             args = (store.base, offset, mask, g.number(0))
             raw = g.make("load", args, {"other": True}, _element(store), offset.shape)
-            read = g.where(later, g.cast(raw, carry.phi.dtype), carry.init)
+            # Lanes that were not stored go on from where they began: the step has a derivative there.
+            known = later if mask.shape and mask.shape != carry.phi.shape else mask
+            read = g.where(known, g.cast(raw, carry.phi.dtype), carry.init)
             read.hint = f"{carry.phi.hint}_before"
             g.here = g.top
             name = store.base.attrs["name"]

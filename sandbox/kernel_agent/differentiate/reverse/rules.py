@@ -63,6 +63,7 @@ def unbroadcast(g: Graph, d: Node, shape: tuple) -> Node:
 PLAIN: dict[str, Callable[[Graph, Node, Node], tuple[Node, ...]]] = {
     "add": lambda g, n, d: (d, d),
     "sub": lambda g, n, d: (d, g.neg(d)),
+    "over": lambda g, n, d: (d, g.zeros(n.shape, d.dtype)),  # written over a value, which has no more effect
     "neg": lambda g, n, d: (g.neg(d),),
     **dict.fromkeys(("cast", "broadcast", "full"), lambda g, n, d: (d,)),
     "expand": lambda g, n, d: (g.reduce("sum", d, n.attrs["axis"]),),

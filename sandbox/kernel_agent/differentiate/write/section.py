@@ -324,21 +324,30 @@ class FunctionText:
         lines = ["    @staticmethod", *_signature("forward", params)]
         for cond, (taken, at) in site.kernel.graph.folded.items():
             lines += self.refusal(cond, taken, at)
-        lines += [f"        before_{n} = {n}.clone()" for n in sorted(self.inplace & set(self.saved))]
+        for name in sorted(self.inplace & set(self.saved)):
+            lines += _broken(f"before_{name} = {self.unless_none(name, f'{name}.clone()')}")
         lines += _broken(f"{site.kernel_name}[grid]({', '.join(call)})")
         outputs = [f"*{tensors_of(n)}" if n in site.tables else n for n in site.outputs]
         if site.tables:
             lines += _broken(_divided(list(site.tables), "pointed"))
-        lines += _broken(f"ctx.mark_dirty({', '.join(outputs)})")
+        lines += _broken(f"ctx.mark_dirty({self.modified(outputs)})")
         kept_rules = [name for name in site.launch.heuristics if name in self.kept]
         lines += [f"        {name} = {heuristic_text(site, name)}" for name in kept_rules]
         if not isinstance(site.call.func.slice, ast.Tuple):  # type: ignore[attr-defined]
             # A callable grid sees the arguments as Triton would show them.
             lines += ["        if callable(grid):", *_broken(f"grid = grid({_arguments(site)})", 12)]
         for name, count in site.replaced.items():
-            lines.append(f"        if {self.expr(count, 5)} != {name}.numel():")
+            there = f"{name} is not None and " * (name in site.optional)
+            lines += _broken(f"if {there}{self.expr(count, 5)} != {name}.numel():")
             why = f"{name} holds values, and has to be overwritten as a whole"
             lines += _broken(f'raise ValueError("{why}")', 12)
+        for name, written in site.empty.items():
+            asked = f"ctx.needs_input_grad[{1 + site.given_names.index(name)}]"
+            if written is not None:
+                asked += f" and {self.expr(written, 5)} != {name}.numel()"
+            lines += _broken(f"if {asked}:")
+            why = f"{name} holds differentiable values, as in no call that was traced"
+            lines += _broken(f'raise NotImplementedError("{why}")', 12)
         saved = [f"before_{n}" if n in self.inplace else n for n in self.saved]
         saved += [f"*{tensors_of(n)}" for n in self.behind]
         if saved:
@@ -349,6 +358,17 @@ class FunctionText:
         returned = ", ".join(outputs)
         lines.append(f"        return ({returned},)" if "*" in returned else f"        return {returned}")
         return lines
+
+    def unless_none(self, name: str, text: str) -> str:
+        """What is done with an output, where a call may leave that out."""
+        return f"None if {name} is None else {text}" if name in self.site.optional else text
+
+    def modified(self, outputs: list[str]) -> str:
+        """The outputs as `mark_dirty` wants them: tensors."""
+        every = ", ".join(outputs)
+        if not set(outputs) & self.site.optional:
+            return every
+        return f"*(t for t in ({every}{',' * (len(outputs) == 1)}) if t is not None)"
 
     def refusal(self, cond: Node, taken: bool, line: int) -> list[str]:
         """The forward refuses a launch that takes a branch that was left out."""
@@ -366,7 +386,7 @@ class FunctionText:
     def strides(self, output: str) -> str:
         if output in self.site.tables:
             return f"[t.stride() for t in {tensors_of(output)}]"
-        return f"{output}.stride()"
+        return self.unless_none(output, f"{output}.stride()")
 
     def backward(self, body: list[str]) -> list[str]:
         site = self.site
@@ -390,7 +410,8 @@ class FunctionText:
                 lines += _broken(f"{up} = table_of({each}, {name})")
                 continue
             copy = ", copy=True" if name in self.inplace else ""
-            lines.append(f"        {up} = laid_out({up}, ctx.strides[{i}]{copy})")
+            there = f"None if {up} is None else " * (name in site.optional)
+            lines += _broken(f"{up} = {there}laid_out({up}, ctx.strides[{i}]{copy})")
         return lines + indented(indented(body))
 
 

@@ -1,0 +1,150 @@
+"""What a host function's text says about the tensors that it launches kernels with.
+
+A traced call sees whether a tensor carries gradients in that call. The text says whether that may be
+otherwise in another one: a tensor that is chosen between others, a buffer that an earlier turn of a loop has
+written.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+# What is asked of a tensor and has none of its values, and what cuts off its gradient.
+ASKED = {"shape", "device", "dtype", "stride", "numel", "size", "ndim", "dim", "element_size", "detach"}
+ALLOCATED = {"empty", "zeros", "ones", "full", "empty_strided"}
+LIKE = {f"{name}_like" for name in (*ALLOCATED, "rand", "randn")}
+NEW = {f"new_{name}" for name in ALLOCATED}
+
+
+class Host:
+    """One host function, with its callers."""
+
+    def __init__(self, function: ast.FunctionDef, functions: dict[str, ast.FunctionDef]) -> None:
+        self.function = function
+        self.calls = [
+            call
+            for other in functions.values()
+            for call in ast.walk(other)
+            if isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Name)
+            and call.func.id == function.name
+        ]
+        self.parameters = {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)}
+        self.assigned: dict[str, list[ast.expr | None]] = {}  # None: by a loop or in place
+        for node in ast.walk(function):
+            self._note(node)
+        self.callers = [
+            (other, call)
+            for other in functions.values()
+            for call in self.calls
+            if other is not function and other.lineno <= call.lineno <= (other.end_lineno or 0)
+        ]
+        self.functions = functions
+        self.helpers = {name: one for name, one in functions.items() if one is not function}
+
+    def _note(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Assign):
+            targets, value = node.targets, node.value
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+            targets, value = [node.target], node.value
+        elif isinstance(node, (ast.AugAssign, ast.For)):
+            targets, value = [node.target], None
+        else:
+            return
+        for target in targets:
+            for name in ast.walk(target):
+                if isinstance(name, ast.Name):
+                    self.assigned.setdefault(name.id, []).append(value)
+
+    def changes(self, written: ast.expr) -> bool:
+        """Whether a tensor that carries no gradient may carry one in another call: the host chooses it, or
+        has allocated it for what may be written there."""
+        names = set[str]()
+        todo: list[ast.expr] = [written]
+        while todo:
+            expression = todo.pop()
+            if any(self._chooses(n) for n in _valued(expression)):
+                return True
+            for name in [n.id for n in _valued(expression) if isinstance(n, ast.Name)]:
+                values, given = self.assigned.get(name, []), name in self.parameters
+                if len(values) + given > 1 or given and self._given_several(name):
+                    return True
+                if any(value is not None and _allocates(value) for value in values):
+                    return True
+                if name not in names:
+                    names.add(name)
+                    todo += [value for value in values if value is not None]
+        return False
+
+    def _given_several(self, name: str) -> bool:
+        """Whether callers pass a parameter one of several values."""
+        if len(self.calls) > 1:
+            return True
+        names = [a.arg for a in (*self.function.args.posonlyargs, *self.function.args.args)]
+        for caller, call in self.callers:
+            given = {k.arg: k.value for k in call.keywords} | dict(zip(names, call.args, strict=False))
+            others = {key: one for key, one in self.functions.items() if one is not self.function}
+            if name in given and Host(caller, others).changes(given[name]):
+                return True
+        return False
+
+    def _chooses(self, node: ast.AST) -> bool:
+        """Whether a part of an expression is one of several values, as written or returned."""
+        if not (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.helpers
+        ):
+            return isinstance(node, (ast.IfExp, ast.BoolOp))
+        helper = self.helpers[node.func.id]
+        returned = [n.value for n in ast.walk(helper) if isinstance(n, ast.Return) and n.value is not None]
+        there = Host(helper, self.helpers)
+        return len(returned) > 1 or any(map(there.changes, returned))
+
+    def fresh(self, written: ast.expr, launch: ast.Call) -> bool:
+        """Whether an output is allocated right before its launch each time, so that it holds nothing."""
+        if not isinstance(written, ast.Name):
+            return False
+        values = self.assigned.get(written.id, [])
+        if (
+            not values
+            or written.id in self.parameters
+            or not all(v is not None and _allocates(v) for v in values)
+        ):
+            return False
+        first = min(value.lineno for value in values if value is not None)
+        for node in ast.walk(self.function):
+            body = (node.lineno, node.end_lineno or 0) if isinstance(node, (ast.For, ast.While)) else (0, 0)
+            if body[0] <= launch.lineno <= body[1] and first < body[0]:
+                return False  # a later turn of the loop finds what an earlier one wrote
+        return not any(
+            isinstance(n, ast.Name)
+            and n.id == written.id
+            and isinstance(n.ctx, ast.Load)
+            and n.lineno < launch.lineno
+            for n in _valued(self.function)
+        )
+
+
+def _allocates(value: ast.expr) -> bool:
+    """Whether an expression is a new tensor (or None), whatever is chosen in it."""
+    if isinstance(value, ast.IfExp):
+        return _allocates(value.body) and _allocates(value.orelse)
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        return value.func.attr in ALLOCATED | LIKE | NEW
+    return isinstance(value, ast.Constant) and value.value is None
+
+
+def _valued(node: ast.AST) -> Iterator[ast.AST]:
+    """The parts of an expression whose values are in its value."""
+    if isinstance(node, ast.Attribute) and node.attr in ASKED:
+        return
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ALLOCATED | LIKE | NEW
+    ):
+        return
+    yield node
+    for part in ast.iter_child_nodes(node):
+        if not (isinstance(node, ast.IfExp) and part is node.test):
+            yield from _valued(part)

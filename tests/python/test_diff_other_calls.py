@@ -1,0 +1,149 @@
+"""Calls that differ from the traced one in what carries gradients: what is constant, what a buffer holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from diff_support import assert_right, draft
+
+SOURCE = """import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"M": 1, "N": 20}]
+
+
+@triton.jit
+def square_kernel(x_ptr, y_ptr, first, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + first + at, mask=at < n, other=0.0)
+    tl.store(y_ptr + first + at, x * x, mask=at < n)
+
+
+@triton.jit
+def added_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    y = tl.load(y_ptr + at, mask=at < n, other=0.0)
+    y += tl.sin(tl.load(x_ptr + at, mask=at < n, other=0.0))
+    tl.store(y_ptr + at, y, mask=at < n)
+
+
+def either(x, m):
+    if m > 2:
+        return x * 2
+    return torch.ones_like(x)
+
+
+def squared(s, grid, total):
+    y = torch.empty_like(s)
+    square_kernel[grid](s, y, 0, total, BLOCK=16)
+    return y
+
+
+@triton.jit
+def maybe_kernel(x_ptr, y_ptr, z_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n, other=0.0)
+    tl.store(y_ptr + at, tl.sin(x), mask=at < n)
+    if z_ptr is not None:
+        tl.store(z_ptr + at, tl.exp(x), mask=at < n // 2)
+
+
+@autodiff(inputs_require_grad=(0, 1))
+def stub(x, w):
+    m, n = x.shape
+    total = x.numel()
+    grid = (triton.cdiv(total, 16),)
+BODY
+    return y
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return tuple(torch.randn(dims["M"], dims["N"], device=device, dtype=dtype) for _ in range(2))
+"""
+BODIES = {
+    "constant_in_the_traced_call": """
+    s = x if m > 2 else torch.ones_like(x)
+    y = torch.empty_like(x)
+    square_kernel[grid](s, y, 0, total, BLOCK=16)
+    y = y * w
+""",
+    "constant_in_one_branch": """
+    s = torch.ones_like(x)
+    if m > 2:
+        s = x * w
+    z, y = torch.empty_like(x), torch.empty_like(x)
+    square_kernel[grid](s.contiguous(), z, 0, total, BLOCK=16)
+    square_kernel[grid](z, y, 0, total, BLOCK=16)
+    y = y * w
+""",
+    "constant_out_of_a_helper": """
+    s = either(x, m)
+    y = torch.empty_like(x)
+    square_kernel[grid](s, y, 0, total, BLOCK=16)
+    y = y * w
+""",
+    "constant_passed_to_a_helper": """
+    s = either(x, m)
+    y = squared(s, grid, total) * w
+""",
+    "added_to_what_is_constant": """
+    y = x * 1.0 if m > 2 else torch.zeros_like(x)
+    added_kernel[grid](w, y, total, BLOCK=16)
+    added_kernel[grid](x, y, total, BLOCK=16)
+""",
+    "overwritten_in_a_branch": """
+    y = torch.zeros_like(x)
+    square_kernel[grid](w, y, 0, total, BLOCK=16)
+    z = torch.empty_like(x)
+    maybe_kernel[grid](x, z, y, total, BLOCK=16)
+    y = y + z
+""",
+    "overwritten_in_part": """
+    y = torch.zeros_like(x)
+    square_kernel[grid](x, y, 0, total, BLOCK=16)
+    half = (total + 1) // 2
+    square_kernel[grid](w, y, half, total - half, BLOCK=16)
+""",
+}
+SHAPES = [{"M": 1, "N": 20}, {"M": 3, "N": 20}, {"M": 4, "N": 9}]
+
+
+@pytest.mark.parametrize("name", sorted(BODIES))
+@pytest.mark.parametrize("first", [0, 1])
+def test_call_that_differs_from_the_traced_one__is_right(
+    name: str, first: int, write: Callable[[str], Path]
+) -> None:
+    file = write(SOURCE.replace("BODY", BODIES[name].strip("\n")))
+    result = draft(file, SHAPES[first])
+    assert_right(file, result, [(dims, "normal") for dims in SHAPES])
+
+
+ROWS = """
+    y = torch.empty_like(x)
+    for i in range(m):
+        square_kernel[(triton.cdiv(n, 16),)](x, y, i * n, n, BLOCK=16)
+"""
+
+
+def test_buffer_that_turns_of_a_loop_fill__has_all_gradients(write: Callable[[str], Path]) -> None:
+    file = write(SOURCE.replace("BODY", ROWS.strip("\n")))
+    result = draft(file, SHAPES[1])
+    assert_right(file, result, [(dims, "normal") for dims in SHAPES])
+
+
+def test_buffer_that_one_traced_turn_filled__is_told_in_calls_with_more(write: Callable[[str], Path]) -> None:
+    file = write(SOURCE.replace("BODY", ROWS.strip("\n")))
+    result = draft(file, SHAPES[0])
+    assert_right(file, result, [(SHAPES[0], "normal")])
+    with pytest.raises(AssertionError, match=r"candidate_raised.*holds differentiable values"):
+        assert_right(file, result, [(SHAPES[1], "normal")])
+
+
+def test_buffer_that_is_allocated_before_its_launch__is_not_asked_about(write: Callable[[str], Path]) -> None:
+    body = "    y = torch.empty_like(x)\n    square_kernel[grid](x, y, 0, total, BLOCK=16)"
+    file = write(SOURCE.replace("BODY", body))
+    assert "needs_input_grad" not in draft(file, SHAPES[0])["backward"]

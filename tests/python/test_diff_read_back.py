@@ -1,0 +1,87 @@
+"""Values that the backward reads back from what the forward stored: lanes that were not stored stay
+harmless."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from diff_support import assert_right, draft
+
+HEAD = """import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"M": 5, "N": 9, "K": 20}]
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    m, n, k = dims["M"], dims["N"], dims["K"]
+    return tuple(torch.rand(s, device=device, dtype=dtype) + 0.5 for s in ((m, k), (k, n)))
+
+"""
+PRODUCT = """
+@triton.jit
+def product_kernel(a_ptr, b_ptr, c_ptr, M, N, K, BLOCK: tl.constexpr):
+    r, c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
+    for start in range(0, K, BLOCK):
+        k = start + tl.arange(0, BLOCK)
+        a = tl.load(a_ptr + r[:, None] * K + k[None, :], mask=(r[:, None] < M) & (k[None, :] < K), other=0.0)
+        b = tl.load(b_ptr + k[:, None] * N + c[None, :], mask=(k[:, None] < K) & (c[None, :] < N), other=0.0)
+        total += tl.dot(a, b, input_precision="ieee")
+    out = {value}
+    tl.store(c_ptr + r[:, None] * N + c[None, :], out, mask=(r[:, None] < M) & (c[None, :] < N))
+
+
+@autodiff(inputs_require_grad=(0, 1))
+def product(a, b):
+    c = torch.empty((a.shape[0], b.shape[1]), device=a.device, dtype=a.dtype)
+    grid = (triton.cdiv(a.shape[0], 16), triton.cdiv(b.shape[1], 16))
+    product_kernel[grid](a, b, c, a.shape[0], b.shape[1], a.shape[1], BLOCK=16)
+    return c
+"""
+VALUES = [
+    "tl.sqrt(total * total + 0.6)", "tl.rsqrt(total * total + 0.6)", "tl.exp(-total * 0.1)", "1.0 / (total + 0.7)",
+    "tl.sigmoid(total * 0.1)", "tl.log(total + 1.5)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_masked_lane_of_a_product__does_not_reach_the_others(
+    value: str, write: Callable[[str], Path]
+) -> None:
+    file = write(HEAD + PRODUCT.replace("{value}", value))
+    result = draft(file, {"M": 5, "N": 9, "K": 20})
+    shapes = [{"M": m, "N": n, "K": k} for m, n, k in ((5, 9, 20), (16, 16, 16), (1, 17, 3))]
+    assert_right(file, result, [(dims, "normal") for dims in shapes])
+
+
+CELL = """
+@triton.jit
+def cell_kernel(a_ptr, w_ptr, h_ptr, M, K, BLOCK: tl.constexpr):
+    r = tl.arange(0, BLOCK)
+    w = tl.load(w_ptr)
+    h = tl.full([BLOCK], 1.0, tl.float32)
+    for k in range(K):
+        a = tl.load(a_ptr + r * K + k, mask=r < M, other=0.0)
+        h = tl.sqrt(h) * w + a
+        tl.store(h_ptr + k * M + r, h, mask=r < M)
+
+
+@autodiff(inputs_require_grad=(0, 1))
+def cell(a, w):
+    h = torch.empty((a.shape[1], a.shape[0]), device=a.device, dtype=a.dtype)
+    cell_kernel[(1,)](a, w, h, a.shape[0], a.shape[1], BLOCK=16)
+    return h
+"""
+
+
+def test_masked_lane_of_a_state__does_not_reach_the_others(write: Callable[[str], Path]) -> None:
+    file = write(HEAD + CELL)
+    result = draft(file, {"M": 5, "N": 9, "K": 20})
+    assert "read back" in result["backward"]
+    shapes = [{"M": m, "N": 3, "K": k} for m, k in ((5, 20), (16, 4), (1, 1))]
+    assert_right(file, result, [(dims, "normal") for dims in shapes])
