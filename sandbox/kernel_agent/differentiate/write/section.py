@@ -17,9 +17,10 @@ from types import ModuleType
 
 from ...forward import Forward
 from ...source import autodiff_names
-from ..ir.nodes import Node
+from ..ir.nodes import Node, Store, placed
 from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name
+from ..ir.values import is_static
 from ..read.trace import Site, Untraced
 from ..reverse.rules import LINEAR_STEP, SMALL_DOT
 from .emit import Emitted
@@ -28,7 +29,7 @@ from .line_breaks import WIDTH, break_line, indented, wrap
 LAID_OUT = '''
 def laid_out(t, strides, copy=False):
     """`t` with the given strides: a kernel addresses an upstream gradient like the output it belongs to."""
-    if t.stride() == strides and not copy:
+    if t is None or t.stride() == strides and not copy:
         return t
     return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t)
 '''
@@ -180,6 +181,7 @@ class FunctionText:
         self.kept: dict[str, None] = {}
         self.written: dict[str, str] = {}  # how many elements of a gradient the kernels write
         self.behind: dict[str, None] = {}  # tables whose tensors are saved
+        self.absent: dict[str, None] = {}  # outputs that the traced launch passes None for
         self.split: set[str] = set()  # gradients that a step allocates itself, as partial sums
 
     def value(self, param: str) -> str:
@@ -204,7 +206,10 @@ class FunctionText:
         constexprs = [n for n in emitted.params if args[n].kind == "constexpr"]
         values = [self.value(n) for n in emitted.params if n not in constexprs]
         up = [gradient_name(n) for n in emitted.upstream]
-        values += up + [d for n in emitted.gradients if (d := gradient_name(n)) not in up]
+        absent = [n for n in emitted.upstream if n not in self.site.outputs and n in args and args[n].none]
+        self.absent.update(dict.fromkeys(absent))
+        values += ["None" if n in absent else gradient_name(n) for n in emitted.upstream]
+        values += [d for n in emitted.gradients if (d := gradient_name(n)) not in up]
         values += [step.extra[n] for n in emitted.extra]
         values += [f"{n}={self.value(n)}" for n in constexprs]
         if self.site.warps:
@@ -324,12 +329,18 @@ class FunctionText:
         lines = ["    @staticmethod", *_signature("forward", params)]
         for cond, (taken, at) in site.kernel.graph.folded.items():
             lines += self.refusal(cond, taken, at)
+        for name in self.absent:
+            why = f"`{name}` was None where this launch was traced: it has no upstream gradient here"
+            lines += [f"        if {name} is not None:", *_broken(f'raise NotImplementedError("{why}")', 12)]
         lines += [f"        before_{n} = {n}.clone()" for n in sorted(self.inplace & set(self.saved))]
         lines += _broken(f"{site.kernel_name}[grid]({', '.join(call)})")
         outputs = [f"*{tensors_of(n)}" if n in site.tables else n for n in site.outputs]
         if site.tables:
             lines += _broken(_divided(list(site.tables), "pointed"))
-        lines += _broken(f"ctx.mark_dirty({', '.join(outputs)})")
+        if any(map(self.optional, outputs)):
+            lines += _broken(f"ctx.mark_dirty(*(t for t in {tuple_text(outputs)} if t is not None))")
+        else:
+            lines += _broken(f"ctx.mark_dirty({', '.join(outputs)})")
         kept_rules = [name for name in site.launch.heuristics if name in self.kept]
         lines += [f"        {name} = {heuristic_text(site, name)}" for name in kept_rules]
         if not isinstance(site.call.func.slice, ast.Tuple):  # type: ignore[attr-defined]
@@ -366,7 +377,15 @@ class FunctionText:
     def strides(self, output: str) -> str:
         if output in self.site.tables:
             return f"[t.stride() for t in {tensors_of(output)}]"
-        return f"{output}.stride()"
+        return f"{output}.stride()" + (f" if {output} is not None else None" if self.optional(output) else "")
+
+    def optional(self, output: str) -> bool:
+        """Whether launches with other flags may pass None: every store to it stands in a branch of a flag."""
+        stores = [s for s, _ in placed(self.site.kernel.effects, Store)]
+        mine = [s for s in stores if s.base.attrs.get("name") == output]
+        return bool(mine) and all(
+            any(r.cond is not None and is_static(r.cond) for r in s.region.chain()) for s in mine
+        )
 
     def backward(self, body: list[str]) -> list[str]:
         site = self.site
