@@ -1,4 +1,4 @@
-"""The state between chunks of gated linear attention, h' = exp(g) h + k^T v: each chunk's state and the last."""
+"""The states between chunks of gated linear attention, h' = exp(g) h + k^T v, and the last."""
 
 import torch
 import triton
@@ -27,28 +27,11 @@ from ops.utils import input_guard, packed, prepare_chunk_offsets
 )
 @triton.jit(do_not_specialize=["T"])
 def chunk_fwd_kernel_h(
-    k,
-    v,
-    h,
-    g,
-    gk,
-    h0,
-    ht,
-    cu_seqlens,
-    split_offsets,
-    T,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BT: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    USE_G: tl.constexpr,
-    USE_GK: tl.constexpr,
-    USE_INITIAL_STATE: tl.constexpr,
-    STORE_FINAL_STATE: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-):
+    k, v, h, g, gk, h0, ht, cu_seqlens, split_offsets, T, H: tl.constexpr, K: tl.constexpr, V:
+    tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, USE_G: tl.constexpr, USE_GK:
+    tl.constexpr, USE_INITIAL_STATE: tl.constexpr, STORE_FINAL_STATE: tl.constexpr, IS_VARLEN:
+    tl.constexpr,
+):  # fmt: skip
     i_k, i_v, i_nh = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     i_n, i_h = i_nh // H, i_nh % H
     if IS_VARLEN:

@@ -29,27 +29,10 @@ BKV_LIST = [16, 32]
 )
 @triton.jit(do_not_specialize=["T"])
 def chunk_fwd_kernel_o(
-    q,
-    k,
-    v,
-    h,
-    g,
-    g_gamma,
-    o,
-    cu_seqlens,
-    chunk_indices,
-    scale,
-    T,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BT: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    USE_G: tl.constexpr,
-    USE_G_GAMMA: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-):
+    q, k, v, h, g, g_gamma, o, cu_seqlens, chunk_indices, scale, T, H: tl.constexpr, K: tl.constexpr, V:
+    tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, USE_G: tl.constexpr, USE_G_GAMMA:
+    tl.constexpr, IS_VARLEN: tl.constexpr,
+):  # fmt: skip
     i_v, i_t, i_bh = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     i_b, i_h = i_bh // H, i_bh % H
 

@@ -13,7 +13,9 @@ except ModuleNotFoundError:
 
 
 @triton.jit
-def _dyt_fwd_kernel(X, Y, Alpha, Gamma, Beta, HAVE_BETA: tl.constexpr, N: tl.constexpr, BLOCK_N: tl.constexpr = 1024):
+def _dyt_fwd_kernel(
+    X, Y, Alpha, Gamma, Beta, HAVE_BETA: tl.constexpr, N: tl.constexpr, BLOCK_N: tl.constexpr = 1024
+):
     col = tl.cast(tl.program_id(0), tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     mask = col < N
     row_id = tl.cast(tl.program_id(1), tl.int64)

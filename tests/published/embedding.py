@@ -41,9 +41,7 @@ def embedding_forward_kernel(
 def embedding(embeddings, indices):
     ori_shape = indices.shape
     indices = indices.view(-1)
-    output = torch.empty(
-        indices.shape[0], embeddings.shape[1], device=indices.device, dtype=embeddings.dtype
-    )
+    output = torch.empty(indices.shape[0], embeddings.shape[1], device=indices.device, dtype=embeddings.dtype)
     n_elements = indices.numel()
     embedding_dim = embeddings.shape[1]
     BLOCK_SIZE_M = triton.next_power_of_2(min(128, embedding_dim))

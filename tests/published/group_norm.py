@@ -59,9 +59,7 @@ def _group_norm_forward_kernel(
 
     # normalise, a channel at a time
     hidden_size_per_channel = hidden_size // channels_per_group
-    for channel_idx in tl.range(
-        group_idx * channels_per_group, (group_idx + 1) * channels_per_group
-    ):
+    for channel_idx in tl.range(group_idx * channels_per_group, (group_idx + 1) * channels_per_group):
         W = tl.load(W_ptr + channel_idx)
         B = tl.load(B_ptr + channel_idx)
         for i in tl.range(0, hidden_size_per_channel, BLOCK_SIZE):

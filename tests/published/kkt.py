@@ -79,7 +79,9 @@ def chunk_scaled_dot_kkt_fwd_kernel(
 
 @autodiff(inputs_require_grad=(0, 1, 2))
 @input_guard
-def chunk_scaled_dot_kkt_fwd(k, g=None, beta=None, cu_seqlens=None, chunk_size=16, output_dtype=torch.float32):
+def chunk_scaled_dot_kkt_fwd(
+    k, g=None, beta=None, cu_seqlens=None, chunk_size=16, output_dtype=torch.float32
+):
     B, T, H, K = k.shape
     BT = chunk_size
     chunk_indices = prepare_chunk_indices(cu_seqlens, BT) if cu_seqlens is not None else None

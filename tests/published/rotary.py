@@ -9,30 +9,18 @@ from ops.utils import input_guard, packed, prepare_chunk_indices
 
 @triton.jit(do_not_specialize=["T"])
 def rotary_embedding_kernel(
-    x,
-    cos,
-    sin,
-    y,
-    cu_seqlens,
-    chunk_indices,
-    seq_offsets,
-    T,
-    B: tl.constexpr,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    R: tl.constexpr,
-    TR: tl.constexpr,
-    BT: tl.constexpr,
-    BD: tl.constexpr,
-    IS_SEQLEN_OFFSETS_TENSOR: tl.constexpr,
-    IS_VARLEN: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    CONJUGATE: tl.constexpr,
-):
+    x, cos, sin, y, cu_seqlens, chunk_indices, seq_offsets, T, B: tl.constexpr, H: tl.constexpr, D:
+    tl.constexpr, R: tl.constexpr, TR: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
+    IS_SEQLEN_OFFSETS_TENSOR: tl.constexpr, IS_VARLEN: tl.constexpr, INTERLEAVED: tl.constexpr, CONJUGATE:
+    tl.constexpr,
+):  # fmt: skip
     i_t, i_b, i_h = tl.program_id(0), tl.program_id(1), tl.program_id(2)
 
     if IS_VARLEN:
-        i_n, i_t = tl.load(chunk_indices + i_t * 2).to(tl.int32), tl.load(chunk_indices + i_t * 2 + 1).to(tl.int32)
+        i_n, i_t = (
+            tl.load(chunk_indices + i_t * 2).to(tl.int32),
+            tl.load(chunk_indices + i_t * 2 + 1).to(tl.int32),
+        )
         bos, eos = tl.load(cu_seqlens + i_n), tl.load(cu_seqlens + i_n + 1)
         T = eos - bos
         x = x + bos * H * D + i_h * D

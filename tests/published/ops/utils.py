@@ -92,9 +92,9 @@ def tensor_cache(fn):
 
     @functools.wraps(fn)
     def wrapper(*args, **kwargs):
-        if last and len(args) == len(last["args"]) and kwargs == last["kwargs"]:
-            if all(a is b for a, b in zip(args, last["args"], strict=True)):
-                return last["result"]
+        known = last and len(args) == len(last["args"]) and kwargs == last["kwargs"]
+        if known and all(a is b for a, b in zip(args, last["args"], strict=True)):
+            return last["result"]
         result = fn(*args, **kwargs)
         last.update(args=args, kwargs=kwargs, result=result)
         return result
