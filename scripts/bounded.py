@@ -93,14 +93,15 @@ def start(
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Ends a command of start() and its session: the polite signal first, two seconds later the final one.
-    Returns once none of them runs: a signal is sent at once, but a busy machine takes a while to die of it."""
+    Returns once none of them runs: what a signal was sent to may take a while to die of it."""
     for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
         if process.poll() is None:
             _signal(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(patience)
     patience = time.monotonic() + 10.0
-    while _signal(process.pid, signal.SIGKILL) and time.monotonic() < patience:  # what the leader left behind
+    # what the leader left behind
+    while _signal(process.pid, signal.SIGKILL) and time.monotonic() < patience:
         time.sleep(0.01)
 
 

@@ -17,6 +17,7 @@ options=(
     '--file-path[forward file to complete]:file:_files -g "*.py"'
     '--out[folder for run folders and finished pairs]:folder:_files -/'
     '--sweep[shapes to check]:which:(all required)'
+    '--path[folders whose modules a forward file may import]:folders:_files -/'
     '--resume[go on with a run folder]:run:_files -/'
     '--store[pair store]:database:_files'
     '--topk[similar pairs to retrieve]:number:'

@@ -35,6 +35,8 @@ static const struct option_row rows[] = {
      "folder for run folders and finished pairs"},
     {"sweep", NULL, TEXT, AT(run.sweep), "all", 0, 0, NULL, "WHICH",
      "shapes to check: all, required, or a JSON list of dims"},
+    {"path", NULL, TEXT, AT(run.path), "", 0, 0, NULL, "DIR,DIR",
+     "folders whose modules a forward file may import, besides its own and its package"},
     {"resume", NULL, OPTIONAL_TEXT, AT(resume), NULL, 0, 0, NULL, "[RUN]",
      "go on with a run folder (default: newest unfinished of FILE)"},
     {"store", NULL, TEXT, AT(store), NULL, 0, 0, NULL, "DB", "pair store"},

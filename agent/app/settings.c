@@ -7,9 +7,9 @@
 /* The texts, one after the other; NULL past the last. */
 static char **text_at(struct ka_settings *s, size_t i)
 {
-    char **texts[] = {&s->out,   &s->sweep,           &s->rag_exclude, &s->backend,         &s->mailbox,
-                      &s->model, &s->draft,           &s->prompts,     &s->device,          &s->target,
-                      &s->dtype, &s->require_sandbox, &s->sanitizer,   &s->reasoning_effort};
+    char **texts[] = {&s->out,   &s->sweep,           &s->rag_exclude, &s->backend,          &s->mailbox,
+                      &s->model, &s->draft,           &s->prompts,     &s->device,           &s->target,
+                      &s->dtype, &s->require_sandbox, &s->sanitizer,   &s->reasoning_effort, &s->path};
     return i < KA_COUNT(texts) ? texts[i] : NULL;
 }
 

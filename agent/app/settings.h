@@ -10,6 +10,7 @@ enum ka_backend { KA_BACKEND_NONE, KA_BACKEND_OPENAI, KA_BACKEND_MAILBOX };
 struct ka_settings {
     char *out;   /* folder of run folders */
     char *sweep; /* "all", "required", or a JSON list of dims */
+    char *path;  /* folders of the user's modules, with commas between; "": none but the file's own */
     bool fail_fast;
     /* similar pairs */
     bool no_retrieval;

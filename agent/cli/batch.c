@@ -9,6 +9,7 @@
 
 #include "agent/app/asked.h"
 #include "agent/core/fields.h"
+#include "agent/disk/modules.h"
 #include "agent/io/loop.h"
 #include "agent/io/signals.h"
 #include "agent/run/run.h"
@@ -47,6 +48,19 @@ struct batch {
 
 /* ---- which files */
 
+/* Of a file and of what it imports; what cannot be read is told by its run. */
+static void hash_file(const struct batch *batch, struct item *item, const struct ka_buf *text)
+{
+    struct ka_modules found;
+    const struct ka_modules_req request = {
+        .source = ka_buf_str(text), .file = item->path, .path = batch->opts->run.path};
+    ka_hash_hex(text->data, text->len, item->hash);
+    if (ka_modules_freeze(&request, &found, NULL) || found.count == 0)
+        return;
+    KA_AUTO_FREE char *both = ka_format("%s %s", item->hash, found.hash);
+    ka_hash_hex(both, strlen(both), item->hash);
+}
+
 static int add_file(void *arg, const char *path, struct ka_err *err)
 {
     struct batch *batch = arg;
@@ -58,7 +72,7 @@ static int add_file(void *arg, const char *path, struct ka_err *err)
     struct item *item = KA_APPEND(batch->items, batch->count);
     item->batch = batch;
     item->path = ka_strdup(path);
-    ka_hash_hex(text.data, text.len, item->hash);
+    hash_file(batch, item, &text);
     return 0;
 }
 

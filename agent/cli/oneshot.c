@@ -163,13 +163,17 @@ static void on_inspected(void *arg, const struct ka_op_result *result)
 static int freeze_modules(struct single *single, char *folder, struct ka_err *err)
 {
     KA_AUTO_BUF struct ka_buf source = {0};
-    size_t count = 0;
+    struct ka_modules found = {0};
     if (!mkdtemp(folder))
         return ka_fail(err, -errno, "%s: %s", folder, strerror(errno));
     int rc = ka_file_read(single->file, SOURCE_MAX, &source, err);
+    const struct ka_modules_req request = {.source = ka_buf_str(&source),
+                                           .file = single->file,
+                                           .path = single->tools->settings.path,
+                                           .into = folder};
     if (rc == 0)
-        rc = ka_modules_freeze(ka_buf_str(&source), single->file, folder, &count, err);
-    single->modules = count ? folder : NULL;
+        rc = ka_modules_freeze(&request, &found, err);
+    single->modules = found.count ? folder : NULL;
     return rc;
 }
 

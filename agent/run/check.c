@@ -14,6 +14,7 @@
 #include "agent/core/compose.h"
 #include "agent/core/conduct.h"
 #include "agent/core/describe.h"
+#include "agent/core/fields.h"
 #include "agent/core/kinds.h"
 #include "agent/core/plan.h"
 #include "agent/core/rank.h"
@@ -34,11 +35,12 @@
 #include "sizes.h"
 
 #define FACTS_SHAPES 3
+#define QUOTED_MAX 120            /* bytes of a line of code */
 #define LARGE ((double)(1 << 22)) /* product of the sizes: a case that costs much */
 
 struct ka_check {
     int64_t snapshot;
-    char *pair_path;
+    char *pair_path, *pair; /* and its text */
     char *entry;
     struct ka_run *run;
     struct ka_expected *expected;
@@ -70,6 +72,7 @@ static void free_check(struct ka_check *check)
     json_decref(check->facts);
     json_decref(check->notes);
     free(check->pair_path);
+    free(check->pair);
     free(check->entry);
     free(check->shape_of);
     free(check->order);
@@ -693,12 +696,35 @@ static void run_candidate(struct ka_run *run)
 
 /* ---- scan */
 
+/* "line 12, `x = y`: ": whoever is told has the text, but maybe no numbers. Nothing for no line. */
+static void put_place(const struct ka_check *check, const json_t *line, struct ka_buf *out)
+{
+    json_int_t number = json_integer_value(line);
+    const char *at = check->pair;
+    if (number < 1)
+        return;
+    for (json_int_t i = 1; at && i < number; i++)
+        at = (at = strchr(at, '\n')) ? at + 1 : NULL;
+    ka_buf_printf(out, "line %lld", (long long)number);
+    if (at) {
+        at += strspn(at, " \t");
+        size_t len = strcspn(at, "\n");
+        if (len)
+            ka_buf_printf(out, ", `%.*s%s`", (int)(len < QUOTED_MAX ? len : QUOTED_MAX), at,
+                          len < QUOTED_MAX ? "" : "...");
+    }
+    ka_buf_puts(out, ": ");
+}
+
 static void on_scanned(struct ka_run *run, const struct ka_op_result *result)
 {
     struct ka_check *check = run->check;
     if (result->status != KA_OP_OK) {
         if (result->status == KA_OP_ERROR) {
-            reject(run, "syntax", result->message);
+            KA_AUTO_BUF struct ka_buf text = {0};
+            put_place(check, json_object_get(json_object_get(result->doc, "error"), "line"), &text);
+            ka_buf_puts(&text, ka_text_of(json_object_get(result->doc, "error"), "message", result->message));
+            reject(run, "syntax", ka_buf_str(&text));
             return;
         }
         ka_run_check_free(run);
@@ -714,10 +740,10 @@ static void on_scanned(struct ka_run *run, const struct ka_op_result *result)
             json_array_append(check->notes, finding);
         if (!severity || !rule || !message || strcmp(severity, "reject") != 0)
             continue;
-        char text[700];
-        snprintf(text, sizeof(text), "line %lld: %.600s",
-                 (long long)json_integer_value(json_object_get(finding, "line")), message);
-        ka_verdict_fail_whole(check->verdict, rule, text);
+        KA_AUTO_BUF struct ka_buf text = {0};
+        put_place(check, json_object_get(finding, "line"), &text);
+        ka_buf_puts(&text, message);
+        ka_verdict_fail_whole(check->verdict, rule, ka_buf_str(&text));
         rejected = true;
     }
     const char *entry = json_string_value(json_object_get(result->doc, "entry"));
@@ -741,6 +767,8 @@ static int write_pair(struct ka_run *run, int64_t snapshot, struct ka_err *err)
     rc = ka_compose_pair(run->forward, stored.backward, &pair, err);
     if (rc == 0)
         rc = ka_file_put(run->check->pair_path, pair.data, pair.len, err);
+    if (rc == 0)
+        run->check->pair = ka_buf_steal(&pair);
     ka_snapshot_free(&stored);
     return rc;
 }

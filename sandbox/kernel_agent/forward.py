@@ -269,7 +269,7 @@ def _find_stub(tree: ast.Module, file: str) -> tuple[ast.FunctionDef, ast.Call]:
 def _execute(file: str, source: str, mode: str, answers: devices.Answers, whole: bool) -> types.ModuleType:
     """Run the module's top level. What is `whole` holds the code that is to be judged, and may change
     nothing of what judges it."""
-    name = f"kernel_agent_user_{Path(file).stem}"
+    name = f"{_package()}kernel_agent_user_{Path(file).stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -293,6 +293,13 @@ def _execute(file: str, source: str, mode: str, answers: devices.Answers, whole:
     except Exception as exc:
         raise wrap("import", "the file cannot be imported: ", exc, [file]) from exc
     return module
+
+
+def _package() -> str:
+    """The package that the file is a module of, with a dot behind it; "" for none. The program leaves its
+    name beside the copies of the user's modules, which stand last on the path."""
+    found = Path(sys.path[-1]) / ".package"
+    return found.read_text() + "." if found.is_file() else ""
 
 
 def _function(module: types.ModuleType, name: str) -> Callable[..., Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -143,3 +144,26 @@ def test_check__gradient_that_is_zero_on_a_shape__is_no_decoy_there(agent: Agent
     file.write_text(pair.replace('[{"M": 3, "N": 20}]', '[{"M": 3, "N": 1}, {"M": 3, "N": 20}]'))
     done = agent("check", file, "--json", "--quiet")
     assert done.result["verdict"] == "verified", done.result["failures"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "told"),
+    [
+        (
+            ("def backward(ctx, dy):", "def backward(ctx, dy)"),
+            r"syntax: line \d+, `def backward\(ctx, dy\)`: SyntaxError: expected ':'",
+        ),
+        (
+            ("def backward(ctx, dy):", "def backward(ctx, dy):\n        open('x')"),
+            r"forbidden: line \d+, `open\('x'\)`: uses open",
+        ),
+    ],
+)
+def test_check__line_that_cannot_be_accepted__is_quoted(agent: Agent, edit: tuple[str, str], told: str):
+    backward = suite.control("softmax_saved_output")
+    assert backward.count(edit[0]) == 1
+    file = agent.folder / "quoted.py"
+    file.write_text(suite.pair("softmax_saved_output", backward.replace(*edit)))
+    done = agent("check", file, "--json", "--quiet")
+    assert done.code == 4
+    assert re.search(told, done.result["failures"]), done.result["failures"]

@@ -104,3 +104,65 @@ def test_module_that_is_missing_is_named_with_its_line(agent: Agent, tmp_path: P
         "square.py:5: the file cannot be imported: ModuleNotFoundError: No module named 'helpers'"
         in result.err
     )
+
+
+RELATIVE = FORWARD.replace("from helpers import", "from ..helpers import").replace(
+    "from parts import", "from ..parts import"
+)
+
+
+def in_a_package(folder: Path) -> Path:
+    """lib/ops/square.py, which imports lib/helpers.py and lib/parts/ relatively."""
+    lib = folder / "lib"
+    (lib / "ops").mkdir(parents=True)
+    written(lib).unlink()
+    (lib / "__init__.py").write_text("")
+    (lib / "ops" / "__init__.py").write_text("from .square import square\n")
+    file = lib / "ops" / "square.py"
+    file.write_text(RELATIVE)
+    return file
+
+
+def test_relative_imports_of_a_package_are_followed(agent: Agent, tmp_path: Path) -> None:
+    file = in_a_package(tmp_path)
+    result = agent("--file-path", file, "--backend", "none", "--no-optimise", "--json")
+    assert result.code == 0, result.err
+    assert result.result["verdict"] == "verified"
+    assert (agent.run_dirs()[0] / "modules" / "lib" / "parts" / "functions.py").read_text() == FUNCTIONS
+    assert agent("verify", agent.run_dirs()[0]).code == 0
+    assert agent("differentiate", file).code == 0
+
+
+def test_folders_of_the_path_are_looked_in(agent: Agent, tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "kernels").mkdir()
+    file = written(tmp_path / "shared").rename(tmp_path / "kernels" / "square.py")
+    assert "No module named 'helpers'" in agent("inspect", file).err
+    assert agent("inspect", file, "--path", tmp_path / "shared").code == 0
+    wrong = agent("inspect", file, "--path", tmp_path / "nowhere")
+    assert (wrong.code, "there is no such folder" in wrong.err) == (3, True)
+
+
+def test_batch_repeats_a_file_whose_module_has_changed(agent: Agent, tmp_path: Path) -> None:
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    written(folder)
+    command = ["batch", folder, "--backend", "none", "--no-optimise", "--json"]
+    assert agent(*command).code == 0
+    assert len(agent.run_dirs()) == 1
+    assert agent(*command).code == 0
+    assert len(agent.run_dirs()) == 1
+    (folder / "helpers.py").write_text(HELPERS + "\n\nUNUSED = 1\n")
+    assert agent(*command).code == 0
+    assert len(agent.run_dirs()) == 2
+
+
+def test_resume_tells_that_a_module_has_changed(agent: Agent, tmp_path: Path) -> None:
+    file = written(tmp_path)
+    waiting = ["--file-path", file, "--backend", "mailbox:box", "--no-wait", "--draft", "llm"]
+    assert agent(*waiting).code == 75
+    (tmp_path / "helpers.py").write_text(HELPERS + "\n\nUNUSED = 1\n")
+    result = agent("--file-path", file, "--resume", "--backend", "mailbox:box", "--no-wait")
+    assert result.code == 2
+    assert "a module that" in result.err
+    assert "start a fresh run" in result.err

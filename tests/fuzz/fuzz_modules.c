@@ -11,9 +11,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     char *source = ka_calloc(size + 1, 1);
     struct ka_err err;
-    size_t count = 1;
     memcpy(source, data, size);
-    if (ka_modules_freeze(source, "/nowhere/forward.py", "/nowhere/copies", &count, &err) || count)
+    const struct ka_modules_req request = {
+        .source = source, .file = "/nowhere/forward.py", .into = "/nowhere/copies"};
+    struct ka_modules found = {.count = 1};
+    if (ka_modules_freeze(&request, &found, &err) || found.count)
         abort(); /* there is nothing to be found */
     free(source);
     return 0;

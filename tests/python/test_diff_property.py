@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from diff_support import ROOT, assert_right, draft
-from kernel_agent.differentiate.reverse import rules
+from kernel_agent.differentiate.reverse import derivatives
 
 sys.path.insert(0, str(ROOT / "tests/property"))
 
@@ -31,7 +31,7 @@ def test_random_programs__have_no_wrong_gradient(first: int) -> None:
 
 
 def test_wrong_rule__is_found_and_the_program_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(rules.UNARY, "sin", lambda g, x, y, d: g.mul(d, g.call("sin", x)))
+    monkeypatch.setitem(derivatives.UNARY, "sin", lambda g, x, y, d: g.mul(d, g.call("sin", x)))
     program = next(
         p for p in map(generate.make, range(50)) if "tl.sin(x)" in p.source and "rows" in p.features
     )

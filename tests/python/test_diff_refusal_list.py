@@ -82,7 +82,7 @@ KERNELS: dict[str, tuple[str, str, str]] = {
     "text": ("    x = two(x, 'text')", "str", "a number or a block"),
     "matrix_product": ("    x = x @ x  # here", "matmult", "operator"),
     "power": ("    x = x ** 2  # here", "**", "power of a block"),
-    "float_remainder": ("    x = x % 2.0  # here", "float mod", "remainder"),
+    "float_floor_division": ("    x = x // 2.0  # here", "float floordiv", "no floor division"),
     "membership": ("    if n in (1, 2):  # here\n        x = x * 2.0", "comparison", "comparison"),
     "recursion": ("    x = again(x)", "recursion", "calls itself"),
     "missing_argument": ("    x = two(x)  # here", "call", "without b"),
@@ -131,7 +131,7 @@ KERNELS: dict[str, tuple[str, str, str]] = {
     "address_of_nothing": (
         "    p = n.to(tl.pointer_type(tl.float32))  # here\n    x = x + tl.load(p + cols)", "table of pointers", "loaded as it is"
     ),
-    "no_rule": ("    x = libdevice.sinh(x)  # here", "libdevice.sinh", "`sinh` has no adjoint"),
+    "no_rule": ("    x = libdevice.lgamma(x)  # here", "libdevice.lgamma", "`libdevice.lgamma` has no adjoint"),
 }  # fmt: skip
 
 KERNEL_OF_X = KERNEL + "    tl.store(out_ptr + cols, x, mask=mask)\n"

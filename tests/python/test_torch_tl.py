@@ -177,6 +177,8 @@ FLOAT_OPS: dict[str, tuple[str, int]] = {
     "view": ("y = tl.view(x, [4, 4])", 16),
     "broadcast_to": ("y = tl.broadcast_to(x[:, None], [16, 2])", 32),
     "implicit broadcast": ("y = x[:, None] * z[None, :]", 256),
+    "broadcast": ("a, b = tl.broadcast(x[:, None], z[None, :])\n    y = a * b", 256),
+    "cast": ("y = tl.cast(i, tl.float32) * x + tl.cast(z, tl.float32)", 16),
     "expand_dims": ("y = tl.expand_dims(x, 1) + tl.expand_dims(z, 0)", 256),
     "join": ("y = tl.join(x, z)", 32),
     "split": ("a, b = tl.split(tl.reshape(x, [8, 2]))\n    y = a * b", 8),
@@ -199,8 +201,8 @@ FLOAT_OPS: dict[str, tuple[str, int]] = {
     "conditional expression": ("y = x * (2 if tl.load(i_ptr) < 100 else 3)", 16),
     "masked load": ("y = tl.load(x_ptr + at, mask=at < 5, other=2.0) * z", 16),
     "masked load without other": ("y = tl.load(x_ptr + at, mask=at < 5) * z", 16),
-    "hints": ("y = x_ptr + tl.max_contiguous(tl.multiple_of(at, 16), 16)\n    y = tl.load(y)", 16),
-    "no-ops": ("tl.static_assert(16 > 3)\n    tl.debug_barrier()\n    tl.device_assert(z > 0)\n    y = x", 16),
+    "hints": ("y = x_ptr + tl.max_constancy(tl.max_contiguous(tl.multiple_of(at, 16), 16), 1)\n    y = tl.load(y)", 16),
+    "no-ops": ("tl.static_assert(16 > 3)\n    tl.assume(tl.load(j_ptr) > 0)\n    tl.debug_barrier()\n    tl.device_assert(z > 0)\n    y = x", 16),
     "block pointer": (
         ("p = tl.make_block_ptr(x_ptr, (3, 5), (5, 1), (0, 0), (4, 8), (1, 0))\n"
         "    p = tl.advance(p, (1, 1))\n"
@@ -270,6 +272,11 @@ RANDOM_OPS = {
     "rand": "y = tl.rand(42, at)",
     "rand 64": "y = tl.rand(3, i.to(tl.int64))",
     "randn": "y = tl.randn(42, at)",
+    "rand4x": "a, b, c, d = tl.rand4x(5, at)\n    y = a + 2 * b + 3 * c + 4 * d",
+    "randn4x": (
+        "a, b, c, d = tl.randn4x(5, at)\n"
+        "    y = tl.where(at < 8, tl.where(at < 4, a, b), tl.where(at < 12, c, d))"
+    ),
 }
 
 

@@ -14,7 +14,8 @@
 #include "agent/disk/modules.h"
 #include "base/files.h"
 
-static char root[64];
+static char root[64], last_hash[KA_HASH_HEX];
+static const char *path; /* folders to look in besides */
 
 static int set_up(void **state)
 {
@@ -31,19 +32,19 @@ static int tear_down(void **state)
 
 static void put(const char *name, const char *text)
 {
-    char *path = ka_path_join(root, name), *folder = ka_path_parent(path);
+    char *file = ka_path_join(root, name), *folder = ka_path_parent(file);
     assert_int_equal(ka_mkdirs(folder, NULL), 0);
-    assert_int_equal(ka_file_put(path, text, strlen(text), NULL), 0);
+    assert_int_equal(ka_file_put(file, text, strlen(text), NULL), 0);
     free(folder);
-    free(path);
+    free(file);
 }
 
 static bool is_frozen(const char *name)
 {
-    char *copies = ka_path_join(root, "run/modules"), *path = ka_path_join(copies, name);
-    bool there = access(path, R_OK) == 0;
+    char *copies = ka_path_join(root, "run/modules"), *file = ka_path_join(copies, name);
+    bool there = access(file, R_OK) == 0;
     free(copies);
-    free(path);
+    free(file);
     return there;
 }
 
@@ -51,11 +52,14 @@ static size_t freeze_of(const char *name, const char *source)
 {
     char *into = ka_path_join(root, "run/modules"), *file = ka_path_join(root, name);
     struct ka_err err = {{0}};
-    size_t count = 99;
-    assert_int_equal(ka_modules_freeze(source, file, into, &count, &err), 0);
+    struct ka_modules copied = {.count = 99}, seen;
+    assert_int_equal(ka_modules_freeze(&(struct ka_modules_req){source, file, path, into}, &copied, &err), 0);
+    assert_int_equal(ka_modules_freeze(&(struct ka_modules_req){source, file, path, NULL}, &seen, &err), 0);
+    assert_string_equal(seen.hash, copied.hash);
+    memcpy(last_hash, seen.hash, sizeof(last_hash));
     free(into);
     free(file);
-    return count;
+    return copied.count;
 }
 
 static size_t freeze(const char *source)
@@ -124,8 +128,9 @@ static void modules__too_many__are_told(void **state)
     }
     char *into = ka_path_join(root, "run/modules"), *file = ka_path_join(root, "forward.py");
     struct ka_err err = {{0}};
-    size_t count;
-    assert_int_equal(ka_modules_freeze("import many\n", file, into, &count, &err), -EFBIG);
+    struct ka_modules found;
+    const struct ka_modules_req request = {"import many\n", file, NULL, into};
+    assert_int_equal(ka_modules_freeze(&request, &found, &err), -EFBIG);
     assert_non_null(strstr(err.msg, "more than 500 modules"));
     free(into);
     free(file);
@@ -141,6 +146,96 @@ static void modules__of_a_pair_in_a_run_s_folder__are_that_run_s(void **state)
     assert_true(is_frozen("pack/__init__.py"));
 }
 
+static char *text_of(const char *name)
+{
+    char *copies = ka_path_join(root, "run/modules"), *file = ka_path_join(copies, name);
+    struct ka_buf text = {0};
+    assert_int_equal(ka_file_read(file, 1000, &text, NULL), 0);
+    free(copies);
+    free(file);
+    return ka_buf_steal(&text);
+}
+
+static void modules__relative_imports__bring_the_package_and_its_name(void **state)
+{
+    (void)state;
+    put("lib/__init__.py", "");
+    put("lib/utils.py", "");
+    put("lib/ops/__init__.py", "");
+    put("lib/ops/forward.py", "");
+    put("lib/generated/pair.py", "");
+    put("lib/generated/run-1/run.db", "");
+    put("lib/generated/run-1/pair.py", "");
+    assert_int_equal(freeze_of("lib/ops/forward.py", "from ..utils import x\n"), 4);
+    assert_true(is_frozen("lib/utils.py") && !is_frozen("lib/generated"));
+    char *package = text_of(".package");
+    assert_string_equal(package, "lib.ops");
+    free(package);
+}
+
+static void modules__relative_import_without_a_package__makes_the_folder_one(void **state)
+{
+    (void)state;
+    put("kernels/utils.py", "");
+    assert_int_equal(freeze_of("kernels/forward.py", "from .utils import x\n"), 1);
+    char *package = text_of(".package");
+    assert_string_equal(package, "kernels");
+    free(package);
+}
+
+static void modules__own_package_by_its_name__is_found_above(void **state)
+{
+    (void)state;
+    put("lib/__init__.py", "");
+    put("lib/utils.py", "");
+    put("lib/ops/__init__.py", "");
+    assert_int_equal(freeze_of("lib/ops/forward.py", "from lib.utils import x\n"), 3);
+    assert_false(is_frozen(".package"));
+}
+
+static void modules__folders_of_the_path__come_after_the_file_s_own(void **state)
+{
+    (void)state;
+    put("here/one.py", "1");
+    put("there/one.py", "2");
+    put("there/two.py", "");
+    char *there = ka_format("%s/there,", root);
+    path = there;
+    assert_int_equal(freeze_of("here/forward.py", "import one, two\n"), 2);
+    char *one = text_of("one.py");
+    assert_string_equal(one, "1");
+    free(one);
+    free(there);
+    path = NULL;
+}
+
+static void modules__folder_of_the_path_that_is_none__is_named(void **state)
+{
+    (void)state;
+    struct ka_modules found;
+    struct ka_err err;
+    const struct ka_modules_req request = {"import one\n", "/tmp/forward.py", "/nowhere/at/all", NULL};
+    assert_int_equal(ka_modules_freeze(&request, &found, &err), -ENOENT);
+    assert_non_null(strstr(err.msg, "--path /nowhere/at/all"));
+}
+
+static void modules__hash__is_that_of_names_and_texts(void **state)
+{
+    (void)state;
+    char first[KA_HASH_HEX];
+    assert_int_equal(freeze("import torch\n"), 0);
+    assert_string_equal(last_hash, "");
+    put("one.py", "x = 1");
+    freeze("import one\n");
+    memcpy(first, last_hash, sizeof(first));
+    put("never.py", "");
+    freeze("import one\n");
+    assert_string_equal(last_hash, first);
+    put("one.py", "x = 2");
+    freeze("import one\n");
+    assert_string_not_equal(last_hash, first);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -152,6 +247,16 @@ int main(void)
         cmocka_unit_test_setup_teardown(modules__too_many__are_told, set_up, tear_down),
         cmocka_unit_test_setup_teardown(modules__of_a_pair_in_a_run_s_folder__are_that_run_s, set_up,
                                         tear_down),
+        cmocka_unit_test_setup_teardown(modules__relative_imports__bring_the_package_and_its_name, set_up,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(modules__relative_import_without_a_package__makes_the_folder_one,
+                                        set_up, tear_down),
+        cmocka_unit_test_setup_teardown(modules__own_package_by_its_name__is_found_above, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(modules__folders_of_the_path__come_after_the_file_s_own, set_up,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(modules__folder_of_the_path_that_is_none__is_named, set_up,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(modules__hash__is_that_of_names_and_texts, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,7 +14,7 @@ Names used throughout:
   exact    precision in which every float is a float64 and float casts do not round; `native` rounds as the
            kernel says
 
-Sub-modules: handles, memory, builder, reductions, libdevice, runtime, instrument, launch.
+Sub-modules: handles, memory, builder, reductions, runtime, instrument, launch.
 """
 
 from kernel_agent.torch_tl.handles import EXACT, NATIVE, KernelError

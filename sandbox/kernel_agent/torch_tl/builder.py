@@ -23,8 +23,9 @@ import torch
 import triton.language as tl
 from triton._C.libtriton import ir
 
+from kernel_agent import libdevice
 from kernel_agent.source import words
-from kernel_agent.torch_tl import libdevice, reductions
+from kernel_agent.torch_tl import reductions
 from kernel_agent.torch_tl.handles import (
     BlockPointer,
     Constant,

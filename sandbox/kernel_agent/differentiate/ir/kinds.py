@@ -8,7 +8,7 @@ ARITHMETIC = words("add sub mul div")
 STRETCHING = words("expand broadcast full")  # one element for several
 MOVING = STRETCHING | words("permute reshape")  # elements as they are, elsewhere
 LANEWISE = ARITHMETIC | words(
-    "neg cast expand broadcast where call maximum minimum"
+    "neg cast expand broadcast where call fmod maximum minimum"
 )  # an element from those in its place
 NATURAL = MOVING | words("add mul floordiv mod cdiv minimum")  # never negative where no argument is
 MIXING = words(

@@ -11,14 +11,15 @@ from .nodes import Node
 
 INFIX = {
     "add": ("+", 9), "sub": ("-", 9), "mul": ("*", 10), "div": ("/", 10), "floordiv": ("//", 10), "mod": ("%", 10),
-    "and": ("&", 7), "or": ("|", 5), "xor": ("^", 6), "shl": ("<<", 8), "shr": (">>", 8), "land": ("and", 2), "lor": ("or", 1),
+    "fmod": ("%", 10), "and": ("&", 7), "or": ("|", 5), "xor": ("^", 6), "shl": ("<<", 8), "shr": (">>", 8), "land": ("and", 2), "lor": ("or", 1),
     "pow": ("**", 12),
 }  # fmt: skip
 ATOM = 20
 TRIVIAL = {"const", "constexpr", "param", "iv", "phi", "full", "isnone"}
 _CALLS = {"minimum": "min", "maximum": "max", "abs": "abs"}
 _CALLS |= {name: f"triton.{name}" for name in ("cdiv", "next_power_of_2")}
-_SPELLED = words("const param constexpr npid cast neg invert compare not isnone") | set(INFIX)
+# The host's `%` has another sign than a float remainder.
+_SPELLED = words("const param constexpr npid cast neg invert compare not isnone") | set(INFIX) - {"fmod"}
 
 
 def on_host(node: Node) -> bool:

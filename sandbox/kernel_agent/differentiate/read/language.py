@@ -16,6 +16,7 @@ from ..ir.graph import broadcast_shape, promote
 from ..ir.nodes import INTS, Node, Store, is_float, real
 from ..ir.refusal import Refusal
 from ..ir.values import BlockPtr, DType, PointerTo, Poison, Ptr, PtrType, is_static
+from . import functions
 
 if TYPE_CHECKING:
     from .normalise import Builder
@@ -29,12 +30,6 @@ DTYPES = {
     "fp64": "float64",
     **{name: name for name in INTS},
 }
-
-UNARY = {
-    "exp", "exp2", "log", "log2", "sqrt", "sqrt_rn", "rsqrt", "sin", "cos", "tan", "erf", "sigmoid", "tanh", "abs",
-    "floor", "ceil", "log1p", "expm1", "sinh", "cosh", "asin", "acos", "atan", "fabs", "log10", "cbrt", "isnan",
-    "erfc", "asinh", "atanh",
-}  # fmt: skip
 
 NOT_DIFFERENTIABLE = {
     "inline_asm_elementwise": "inline assembly is opaque",
@@ -99,8 +94,8 @@ def method(b: Builder, owner: Any, name: str, args: list, kw: dict) -> Any:
         return cast(b, owner, *args, **kw)
     if name in TABLE:
         return TABLE[name](b, owner, *args, **kw)
-    if name in UNARY:
-        return unary(b, name, f"{b.tl}.{name}", owner)
+    if functions.known(name):
+        return functions.call(b, name, f"{b.tl}.{name}", [b.node(v) for v in (owner, *args)])
     raise Refusal(f".{name}", NOT_DIFFERENTIABLE.get(name, f"`.{name}` has no adjoint here"))
 
 
@@ -118,22 +113,20 @@ def call(b: Builder, function: Any, text: str, args: list, kw: dict) -> Any:
     if function is float and isinstance(args[0], Node):
         return cast(b, args[0], DType("float32"))
     if function is abs:
-        return unary(b, "abs", f"{b.tl}.abs", args[0])
+        return functions.call(b, "abs", f"{b.tl}.abs", [b.node(args[0])])
     if name in NOT_DIFFERENTIABLE:
         raise Refusal(text, NOT_DIFFERENTIABLE[name])
     if name == "next_power_of_2":
         value = b.node(args[0])
         b.number(value)
         return b.g.make("next_power_of_2", (value,), {"text": text}, "int32", ())
-    if name == "pow":
-        return b.g.make("call", [b.node(a) for a in args], {"fn": "pow", "text": text})
-    if name in TABLE:
-        try:
+    try:
+        if name in TABLE:
             return TABLE[name](b, *args, **kw)
-        except TypeError as error:
-            raise Refusal(text, f"called with arguments that are not understood ({error})") from None
-    if name in UNARY:
-        return unary(b, name, text, *args)
+        if functions.known(name):
+            return functions.call(b, name, text, [b.node(a) for a in (*args, *kw.values())])
+    except TypeError as error:
+        raise Refusal(text, f"called with arguments that are not understood ({error})") from None
     raise Refusal(text, f"`{text}` has no adjoint here")
 
 
@@ -396,17 +389,6 @@ def interleave(b: Builder, x: Any, y: Any) -> Node:
 
 
 # arithmetic
-
-
-def unary(b: Builder, name: str, text: str, value: Any) -> Node:
-    node = b.node(value)
-    name = {"fabs": "abs", "sqrt_rn": "sqrt"}.get(name, name)
-    dtype = "int1" if name == "isnan" else node.dtype
-    if dtype != "int1" and not node.is_float and name != "abs":
-        dtype = "float32"
-    out = b.g.make("call", (node,), {"fn": name, "text": text}, dtype)
-    out.active = out.active and name not in ("floor", "ceil")
-    return out
 
 
 def _binary(op: str) -> Callable:

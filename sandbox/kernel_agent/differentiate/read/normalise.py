@@ -591,8 +591,10 @@ class Builder:
         if name == "pow" and not (is_static(x) and is_static(y)):
             message = "a power of a block is not an operation of Triton"
             raise Refusal("**", message, "Use libdevice.pow or a product.")
-        if name in ("mod", "floordiv") and (x.is_float or y.is_float):
-            raise Refusal(f"float {name}", "the adjoint of a float remainder is not supported")
+        if name == "mod" and (x.is_float or y.is_float):
+            return g.make("fmod", (x, y))
+        if name == "floordiv" and (x.is_float or y.is_float):
+            raise Refusal("float floordiv", "Triton has no floor division of floats", "Use tl.floor(a / b).")
         return g.make(name, (x, y))
 
     def _pointer_arithmetic(self, op: ast.operator, a: Any, b: Any) -> Ptr:

@@ -11,15 +11,18 @@ on a tie to the second one; a block maximum goes to its first largest element; `
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 
 from ..ir.graph import Graph
-from ..ir.kinds import ARITHMETIC, MOVING, words
+from ..ir.kinds import ARITHMETIC, MOVING
 from ..ir.nodes import Node, adjoint_dtype, beneath, nodes_in
 from ..ir.refusal import Refusal
 from ..ir.simplify import is_zero
 from ..read import language
+from . import derivatives
+from .padding import dead_lanes_hurt, value_hurts
 
 Contributions = Iterator[tuple[Node, Node]]
 RULES: dict[str, Callable[[Graph, Node, Node], Contributions]] = {}
@@ -28,10 +31,6 @@ RULES: dict[str, Callable[[Graph, Node, Node], Contributions]] = {}
 LINEAR_STEP = "linear_step"
 SMALL_DOT = "small_dot"
 GATHERED = 1 << 15  # pairs of places that the adjoint of a gather may compare
-LN2 = 0.6931471805599453
-LOG2E = 1.4426950408889634
-LOG10E = 0.4342944819032518
-TWO_OVER_SQRT_PI = 1.1283791670955126
 
 
 def rule_of(*ops: str) -> Callable:
@@ -92,22 +91,22 @@ def product(g: Graph, d: Node, x: Node) -> Node:
     if may_be_infinite(x):
         dead = g.compare("==", d, g.number(0))
         return g.where(dead, g.number(0), g.mul(d, x))
-    return chosen(g, d, lambda d: g.mul(d, x)) if may_be_undefined(x) else g.mul(d, x)
+    return chosen(g, d, lambda d: g.mul(d, x), value_hurts(x)) if may_be_undefined(x) else g.mul(d, x)
 
 
-# Functions that are no number somewhere, or whose derivative is none.
-UNDEFINED = words("exp exp2 expm1 log log2 log10 log1p sqrt rsqrt cbrt pow tan atanh asin acos")
-
-
-def chosen(g: Graph, d: Node, contribution: Callable[[Node], Node]) -> Node:
+def chosen(g: Graph, d: Node, contribution: Callable[[Node], Node], dead: bool = False) -> Node:
     """What an adjoint contributes, and 0 where another value was chosen: the derivative of the one that was
-    not may be no number there, and 0 times that is none either."""
+    not may be no number there, and 0 times that is none either. `dead`: the same in lanes that are masked."""
     below = d
     while below.op in ("mul", "div", "neg", "cast"):
         factors = [a for a in below.args if a.op == "where"] if below.op == "mul" else []
         below = factors[0] if factors else below.args[0]
     if below.op != "where" or not any(map(is_zero, below.args[1:])):
-        return contribution(d)
+        return (
+            g.where(g.compare("==", d, g.number(0)), g.number(0), contribution(d))
+            if dead
+            else contribution(d)
+        )
     cond, first, second = below.args
     if is_zero(second):
         return g.where(cond, contribution(first if below is d else d), g.number(0))
@@ -122,7 +121,12 @@ def may_be_undefined(node: Node) -> bool:
         if one in seen or one.shape != node.shape:
             continue
         seen.add(one)
-        if one.op == "call" and one.attrs["fn"] in UNDEFINED or one.op == "div" and is_lanewise(one.args[1]):
+        if (
+            one.op == "call"
+            and one.attrs["fn"] in derivatives.UNDEFINED
+            or one.op == "div"
+            and is_lanewise(one.args[1])
+        ):
             return True
         if one.op in ARITHMETIC or one.op in ("neg", "cast", "where", "call"):
             rest += one.args
@@ -150,10 +154,15 @@ def may_be_infinite(node: Node) -> bool:
 @rule_of("div")
 def _(g: Graph, n: Node, d: Node) -> Contributions:
     a, b = n.args
-    lanes = chosen if is_lanewise(b) else plainly
+    lanes = lanes_of("div", n) if is_lanewise(b) else plainly
     yield a, lanes(g, d, lambda d: g.div(d, b))
     if b.active:
         yield b, lanes(g, d, lambda d: g.neg(g.div(g.mul(d, n), b)))
+
+
+def lanes_of(name: str, n: Node) -> Callable[..., Node]:
+    """How an adjoint goes through a function that is undefined somewhere."""
+    return functools.partial(chosen, dead=dead_lanes_hurt(name, *n.args))
 
 
 def plainly(_: Graph, d: Node, contribution: Callable[[Node], Node]) -> Node:
@@ -325,52 +334,21 @@ def _(g: Graph, n: Node, d: Node) -> Contributions:
 @rule_of("call")
 def _(g: Graph, n: Node, d: Node) -> Contributions:
     name = n.attrs["fn"]
-    if name == "pow":
-        x, y = n.args
-        lower = g.make("call", (x, g.sub(y, g.number(1))), n.attrs, n.dtype)
-        yield x, chosen(g, d, lambda d: g.mul(g.mul(d, y), lower))
-        if y.active:
-            yield y, chosen(g, d, lambda d: g.mul(g.mul(d, n), g.call("log", x)))
-        return
-    if name not in UNARY:
-        raise Refusal(n.attrs.get("text", name), f"`{name}` has no adjoint here", line=n.line)
-    x, lanes = n.args[0], chosen if name in UNDEFINED else plainly
-    yield x, lanes(g, d, lambda d: UNARY[name](g, x, n, d))
+    lanes = lanes_of(name, n) if name in derivatives.UNDEFINED else plainly
+    if name in derivatives.BINARY:
+        yield from _of_two(g, n, d, derivatives.BINARY[name], lanes)
+    else:
+        x = n.args[0]
+        yield x, lanes(g, d, lambda d: derivatives.UNARY[name](g, x, n, d))
 
 
-def _abs(g: Graph, x: Node, y: Node, d: Node) -> Node:
-    up = g.compare(">", x, g.number(0))
-    down = g.compare("<", x, g.number(0))
-    return g.where(up, d, g.where(down, g.neg(d), g.number(0)))
+@rule_of("fmod")
+def _(g: Graph, n: Node, d: Node) -> Contributions:
+    yield from _of_two(g, n, d, derivatives.rest, lanes_of(n.op, n))
 
 
-def _gauss(g: Graph, x: Node) -> Node:
-    return g.call("exp", g.neg(g.mul(x, x)))
-
-
-# Functions of one number: (graph, x, y = f(x), adjoint of y) -> adjoint of x.
-UNARY: dict[str, Callable[[Graph, Node, Node, Node], Node]] = {
-    "exp": lambda g, x, y, d: g.mul(d, y),
-    "exp2": lambda g, x, y, d: g.mul(g.mul(d, y), g.number(LN2)),
-    "expm1": lambda g, x, y, d: g.mul(d, g.add(y, g.number(1))),
-    "log": lambda g, x, y, d: g.div(d, x),
-    "log2": lambda g, x, y, d: g.div(g.mul(d, g.number(LOG2E)), x),
-    "log10": lambda g, x, y, d: g.div(g.mul(d, g.number(LOG10E)), x),
-    "log1p": lambda g, x, y, d: g.div(d, g.add(x, g.number(1))),
-    "sqrt": lambda g, x, y, d: g.div(g.mul(d, g.number(0.5)), y),
-    "rsqrt": lambda g, x, y, d: g.mul(g.mul(g.mul(g.mul(d, g.number(-0.5)), y), y), y),
-    "cbrt": lambda g, x, y, d: g.div(d, g.mul(g.mul(g.number(3), y), y)),
-    "sin": lambda g, x, y, d: g.mul(d, g.call("cos", x)),
-    "cos": lambda g, x, y, d: g.neg(g.mul(d, g.call("sin", x))),
-    "tan": lambda g, x, y, d: g.mul(d, g.add(g.mul(y, y), g.number(1))),
-    "tanh": lambda g, x, y, d: g.mul(d, g.sub(g.number(1), g.mul(y, y))),
-    "sigmoid": lambda g, x, y, d: g.mul(g.mul(d, y), g.sub(g.number(1), y)),
-    "erf": lambda g, x, y, d: g.mul(g.mul(d, g.number(TWO_OVER_SQRT_PI)), _gauss(g, x)),
-    "erfc": lambda g, x, y, d: g.mul(g.mul(d, g.number(-TWO_OVER_SQRT_PI)), _gauss(g, x)),
-    "asinh": lambda g, x, y, d: g.mul(d, g.call("rsqrt", g.add(g.mul(x, x), g.number(1)))),
-    "atanh": lambda g, x, y, d: g.div(d, g.sub(g.number(1), g.mul(x, x))),
-    "asin": lambda g, x, y, d: g.mul(d, g.call("rsqrt", g.sub(g.number(1), g.mul(x, x)))),
-    "acos": lambda g, x, y, d: g.neg(g.mul(d, g.call("rsqrt", g.sub(g.number(1), g.mul(x, x))))),
-    "atan": lambda g, x, y, d: g.div(d, g.add(g.mul(x, x), g.number(1))),
-    "abs": _abs,
-}
+def _of_two(g: Graph, n: Node, d: Node, rule: Callable, lanes: Callable) -> Contributions:
+    x, z = n.args
+    for at, arg in enumerate(n.args):
+        if arg.active:
+            yield arg, lanes(g, d, lambda d, at=at: rule(g, x, z, n, d)[at])

@@ -12,6 +12,8 @@ import keyword
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import triton.language
+
 from ...source import words
 from ..ir.graph import Graph
 from ..ir.names import stem, suggested
@@ -615,10 +617,14 @@ class Emitter:
         if op == "user":
             return at["text"].format(*texts)
         if op in ("call", "next_power_of_2"):
-            return f"{at.get('text') or f'{tl}.' + at['fn']}({', '.join(texts)})"
+            return f"{at.get('text') or self.named(at['fn'])}({', '.join(texts)})"
         back = ", reverse=True" if at.get("reverse") else ""
         more = "" if at.get("rounds") is None else f", n_rounds={at['rounds']}"
         return CALLS[op].format(*texts, tl=tl, every=", ".join(texts), back=back, more=more, at=at)
+
+    def named(self, name: str) -> str:
+        """A function that only the backward calls."""
+        return f"{self.tl}.{name}" if hasattr(triton.language, name) else f"{self.tl}.extra.libdevice.{name}"
 
     def _table(self, entry: Node) -> str:
         """The table that an entry is read from: the forward's, or one that the host makes for gradients."""
