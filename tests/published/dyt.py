@@ -37,7 +37,7 @@ def _dyt_fwd_kernel(
 @autodiff(inputs_require_grad=(0, 1, 2, 3))
 @ensure_contiguous
 def dyt(x, alpha, gamma, beta=None):
-    HAVE_BETA = True if beta is not None else False
+    HAVE_BETA = beta is not None
     input_shape = x.shape
     x = x.view(-1, input_shape[-1])
     M, N = x.shape
