@@ -127,6 +127,11 @@ pairs: $(PROGRAMS)   ## the verdict on every pair of dataset/ (PAIRS='dataset/no
 	$(PYTHON) scripts/check_all.py --program $(BUILD)/kernel-agent --jobs 2 --out generated/pairs.json \
 	    --runs generated/pairs $(or $(PAIRS),$(sort $(wildcard dataset/*/*.py)))
 
+published: $(PROGRAMS)   ## the verdict on tests/published (PUBLISHED='tests/published/k*.py' picks)
+	@mkdir -p generated
+	$(PYTHON) scripts/check_all.py --program $(BUILD)/kernel-agent --jobs 2 --out generated/published.json \
+	    --runs generated/published $(or $(PUBLISHED),$(sort $(wildcard tests/published/*.py)))
+
 diff-matrix: $(PROGRAMS)   ## what the differentiator can do alone: staged kernels and examples, as a table
 	$(PYTHON) scripts/diff_matrix.py --program $(BUILD)/kernel-agent
 
@@ -217,6 +222,7 @@ help:   ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
-.PHONY: all demo test setup store unit pytest jail attacks mutants pairs diff-matrix gpu property check
+.PHONY: all demo test setup store unit pytest jail attacks mutants pairs published diff-matrix gpu
+.PHONY: property check
 .PHONY: beside-jail bench bench-jail bench-verdict bench-compare valgrind lint fuzz-build fuzz-quick
 .PHONY: install dist clean help

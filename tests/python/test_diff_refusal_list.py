@@ -133,6 +133,12 @@ KERNELS: dict[str, tuple[str, str, str]] = {
         "other=0.0)\n        p = y_ptr",
         "pointer", "another buffer",
     ),
+    "other_block": (
+        "    p = tl.make_block_ptr(x_ptr, (n,), (1,), (0,), (16,), (0,))\n    for i in range(3):  # here\n"
+        "        x = x + tl.sum(tl.load(p), axis=0)\n"
+        "        p = tl.make_block_ptr(x_ptr, (n,), (1,), (0,), (8,), (0,))",
+        "pointer", "blocks of another shape",
+    ),
     "address_of_nothing": (
         "    p = n.to(tl.pointer_type(tl.float32))  # here\n    x = x + tl.load(p + cols)", "table of pointers", "loaded as it is"
     ),

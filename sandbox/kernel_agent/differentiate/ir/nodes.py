@@ -59,10 +59,17 @@ class Region:
     def inside(self, other: Region) -> bool:
         return any(region is other for region in self.chain())
 
-    def excludes(self, other: Region) -> bool:
-        """Whether both lie in different branches of one condition."""
-        mine = {(r.cond, r.positive) for r in self.chain() if r.cond is not None}
-        return any((r.cond, not r.positive) in mine for r in other.chain() if r.cond is not None)
+    def excludes(self, other: Region, counts: Callable[[Node], bool] = lambda cond: True) -> bool:
+        """Whether both lie in different branches of one condition of which `counts` holds."""
+        mine = {_asked(r.cond, r.positive) for r in self.chain() if r.cond is not None and counts(r.cond)}
+        return any(_asked(r.cond, not r.positive) in mine for r in other.chain() if r.cond is not None)
+
+
+def _asked(cond: Node, positive: bool) -> tuple:
+    """A condition and its answer; of `a != b`, those of `a == b`."""
+    if cond.op == "compare" and cond.attrs["cmp"] in ("==", "!="):
+        return ("==", cond.args, positive is (cond.attrs["cmp"] == "=="))
+    return (cond, positive)
 
 
 class Node:

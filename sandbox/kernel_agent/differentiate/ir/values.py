@@ -55,6 +55,15 @@ class Poison:
     construct: str = "branch-dependent value"
 
 
+@dataclass(frozen=True)
+class Either:
+    """A name that a flag gives values of different shapes: it is used where the flag is asked again."""
+
+    cond: Node
+    then: Any
+    other: Any
+
+
 @dataclass
 class Returned:
     value: Any

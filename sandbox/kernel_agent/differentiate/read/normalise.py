@@ -13,7 +13,6 @@ import builtins
 import inspect
 import operator
 import textwrap
-from dataclasses import replace
 from itertools import islice
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -30,6 +29,7 @@ from ..ir.values import (
     Arg,
     BlockPtr,
     DType,
+    Either,
     Kernel,
     Poison,
     Ptr,
@@ -257,11 +257,13 @@ class Builder:
             return a
         if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
             return tuple(self.merge(stmt, x, y, name) for x, y in zip(a, b, strict=True))
+        if is_static(stmt.cond) and _differ(self.g, a, b):
+            return Either(stmt.cond, self.alone(stmt, a, True, name), self.alone(stmt, b, False, name))
         if isinstance(a, Ptr) and isinstance(b, Ptr) and a.base is b.base:
             return Ptr(a.base, self.merge(stmt, a.offset, b.offset, offset_name(name)))
-        if isinstance(a, BlockPtr) and isinstance(b, BlockPtr) and a.base is b.base:
-            parts = [self.merge(stmt, x, y, name) for x, y in zip(a.offsets, b.offsets, strict=True)]
-            return replace(a, start=self.merge(stmt, a.start, b.start, name), offsets=tuple(parts))
+        if isinstance(a, BlockPtr) and isinstance(b, BlockPtr) and a.base is b.base and a.block == b.block:
+            pairs = zip(self.leaves(a), self.leaves(b), strict=True)
+            return self.rebuild(a, [self.merge(stmt, x, y, name) for x, y in pairs])
         if a is None or b is None:  # made in one branch only: it may be used under the same condition
             some = a if a is not None else b
             if isinstance(some, Ptr):
@@ -286,6 +288,18 @@ class Builder:
         out.attrs["weak"] = all(n.weak for n in present)
         stmt.outs.append(out)
         return out
+
+    def alone(self, stmt: If, value: Any, first: bool, name: str) -> Any:
+        """The value that a name has after one branch, for where it is known that this one was taken."""
+        if isinstance(value, Either):
+            then = self.alone(stmt, value.then, first, name)
+            return Either(value.cond, then, self.alone(stmt, value.other, first, name))
+        if value is None or isinstance(value, Poison):
+            return value or Poison(f"`{name}` is assigned in one branch only")
+        node = value.offset if isinstance(value, Ptr) else value
+        if isinstance(node, Node) and node.op == "ifout" and is_static(node.args[0]):
+            node.attrs["named"] = True  # the generated code names it in both branches
+        return self.merge(stmt, value, None, name) if first else self.merge(stmt, None, value, name)
 
     # loops
 
@@ -375,6 +389,7 @@ class Builder:
             if self.block(node.body) is not None:
                 raise Refusal("return in a loop", "a return inside a loop is not supported").at(node)
             turned = next((n for n in assigned if bases(self.env[n]) != bases(before[n])), None)
+            self._same_blocks(node, before, assigned)
             if turned is not None:
                 message = f"`{turned}` points into another buffer after a step"
                 raise Refusal("pointer", message, "Load from each buffer apart.").at(node)
@@ -396,6 +411,13 @@ class Builder:
         for name in (name for name in after if name not in before):
             self.env[name] = Poison(f"`{name}` is assigned only inside a loop and used after it")
         effects.append(loop)
+
+    def _same_blocks(self, node: Any, before: dict, assigned: list[str]) -> None:
+        for name in assigned:
+            a, b = before[name], self.env[name]
+            if isinstance(a, BlockPtr) and isinstance(b, BlockPtr) and a.block != b.block:
+                message = f"`{name}` points to blocks of another shape after a step"
+                raise Refusal("pointer", message, "Give the block pointer in the loop another name.").at(node)
 
     def _carried(self, region: Region, key: tuple, how: tuple, entry: dict) -> Node:
         name, i = key
@@ -467,7 +489,7 @@ class Builder:
         if isinstance(value, Ptr):
             return [value.offset]
         if isinstance(value, BlockPtr):
-            return list(value.offsets)
+            return [value.start, *value.shape, *value.strides, *value.offsets]
         if isinstance(value, tuple):
             return [leaf for item in value for leaf in self.leaves(item)]
         node = self.try_node(value)
@@ -477,11 +499,27 @@ class Builder:
         if isinstance(like, Ptr):
             return Ptr(like.base, leaves[0])
         if isinstance(like, BlockPtr):
-            return replace(like, offsets=tuple(leaves))
+            n = len(like.block)
+            shape, strides, offsets = (tuple(leaves[1 + i * n : 1 + (i + 1) * n]) for i in range(3))
+            return BlockPtr(like.base, leaves[0], shape, strides, offsets, like.block)
         if isinstance(like, tuple):
             rest = iter(leaves)
             return tuple(self.rebuild(item, list(islice(rest, len(self.leaves(item))))) for item in like)
         return leaves[0] if leaves else like
+
+    def chosen(self, value: Any, name: str) -> Any:
+        """The value of a name at this place: of two shapes, the one that the flags asked here choose."""
+        while isinstance(value, Either):
+            then, other = Region("then", None), Region("else", None)
+            then.cond = other.cond = value.cond
+            other.positive = False
+            if self.g.here.excludes(then):
+                value = value.other
+            elif self.g.here.excludes(other):
+                value = value.then
+            else:
+                return Poison(f"`{name}` has another shape in each of the two branches")
+        return value
 
     def try_node(self, value: Any) -> Node | None:
         if isinstance(value, (bool, int, float)):
@@ -540,7 +578,7 @@ class Builder:
 
     def _name(self, node: ast.Name) -> Any:
         if node.id in self.env:
-            value = self.env[node.id]
+            value = self.chosen(self.env[node.id], node.id)
             if isinstance(value, Poison):
                 raise Refusal(value.construct, value.why)
             return value
@@ -718,11 +756,23 @@ class Builder:
     def _text_of(self, function: Any, spelled: ast.expr) -> str:
         """How the generated code, which stands in the kernel's own file, calls a function of Triton."""
         name, home = getattr(function, "__name__", ""), getattr(function, "__module__", "") or ""
-        if isinstance(self.module, ModuleType) or not home.startswith("triton.language"):
+        if isinstance(self.module, ModuleType) and not self._renamed(function, spelled):
+            return ast.unparse(spelled)
+        if not home.startswith("triton.language"):
             return ast.unparse(spelled)
         if home.startswith("triton.language.extra."):
             return f"{self.tl}.extra.libdevice.{name}"
         return f"{self.tl}.{name}" if hasattr(tl, name) else f"{self.tl}.math.{name}"
+
+    def _renamed(self, function: Any, spelled: ast.expr) -> bool:
+        """Whether a function of triton.language is called by a name that another module gave it."""
+        if isinstance(spelled, ast.Name):
+            return getattr(tl, getattr(function, "__name__", ""), None) is function
+        root = spelled
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        owner = vars(self.module).get(root.id) if isinstance(root, ast.Name) else None
+        return isinstance(owner, ModuleType) and not owner.__name__.startswith("triton")
 
     def _is_ours(self, function: Any) -> bool:
         """Whether a helper is one of the kernel's own file, and no namesake of one."""
@@ -805,3 +855,14 @@ _COMPARE: dict[type, str] = {
     ast.Eq: "==",
     ast.NotEq: "!=",
 }
+
+
+def _differ(g: Graph, a: Any, b: Any) -> bool:
+    """Whether two values of a name are blocks, or pointers to blocks, of shapes that do not stretch."""
+    if isinstance(a, Either) or isinstance(b, Either):
+        return True
+    parts = [value.offset if isinstance(value, Ptr) else value for value in (a, b)]
+    if type(a) is not type(b) or not all(isinstance(part, Node) and part.shape for part in parts):
+        return False
+    one, two = ([g.concrete(dim) for dim in part.shape] for part in parts)
+    return len(one) != len(two) or any(x != y and 1 not in (x, y) for x, y in zip(one, two, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..ir.address_tables import root
 from ..ir.names import adjoint_name
 from ..ir.nodes import For, GradWrite, Node, bodies, placed, reachable, walk
+from ..ir.values import is_static
 from ..prove.affine import Affine
 from ..prove.cover import reached
 from ..prove.disjoint import Proof, disjoint
@@ -78,8 +79,8 @@ def store(write: GradWrite, proof: Proof) -> None:
 
 
 def _apart(a: GradWrite, b: GradWrite) -> bool:
-    """Same address in two branches of one condition."""
-    return a.offset is b.offset and a.region.excludes(b.region)
+    """Two branches of one condition: at the same address, or of one that all programs decide alike."""
+    return a.region.excludes(b.region, is_static) or a.offset is b.offset and a.region.excludes(b.region)
 
 
 def mark(reverse: Reverse) -> None:

@@ -392,6 +392,8 @@ class Emitter:
             for out in outs:
                 value = out.attrs[side]
                 if value is None:
+                    if out.attrs.get("named"):
+                        self.assign(names[out], "0")
                     continue
                 text = self.last(value)
                 if text == names[out]:

@@ -1,0 +1,1 @@
+"""What the forward files of this folder share."""
