@@ -43,7 +43,7 @@ TABLE: dict[str, tuple[int, int]] = {  # atomics in the text, and bytes of tape,
 REFUSED = {  # what the refusal says, and its remedy
     "chunk_h": ("the length of this loop is not known before the launch", "Bound the loop by arguments"),
     "rope": ("is written and read at different addresses", "Write the result to its own buffer"),
-    "rotary": ("overwritten, but not by one program an element", "Write the result to its own buffer"),
+    "rotary": ("overwritten, but not by one program an element", "Write to a buffer of its own"),
 }
 
 

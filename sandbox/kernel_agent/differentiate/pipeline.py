@@ -316,7 +316,8 @@ def _check_inplace(site: trace.Site, gradients: list[str], accumulated: set[str]
         owned = any(inplace in kernel.bases for kernel in owner.kernels)
         if owned or inplace in accumulated or inplace not in gradients:
             message = f"`{inplace}` is overwritten, but not by one program an element"
-            raise Refusal("in-place access", message, "Write to a buffer.", site.kernel.line)
+            remedy = "Write to a buffer of its own; what the kernel leaves out, torch can put beside it."
+            raise Refusal("in-place access", message, remedy, site.kernel.line)
 
 
 def scratch_device(text: FunctionText) -> str:
