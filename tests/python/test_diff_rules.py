@@ -172,6 +172,19 @@ DEAD = [
 ]
 
 
+DEAD_LOOPS = """    total = tl.zeros([M], tl.float32)
+    for i in range(3):
+        total += tl.sum(x * x, axis=1) * (i + 1)
+    out = x / total[:, None] * y[None, :] + tl.log(total)[:, None] * z[:, None]"""
+
+
+def test_masked_lanes__of_what_a_loop_made__contribute_nothing(tmp_path: Path) -> None:
+    file = write(tmp_path, DEAD_LOOPS, 0.5, 2)
+    file.write_text(file.read_text().replace("other=0.5", "other=0.0"))
+    result = draft(file, {"M": 16, "N": 32})
+    assert_right(file, result, [({"M": 16, "N": 32}, "normal"), ({"M": 13, "N": 45}, "normal")], 5e-5)
+
+
 @pytest.mark.parametrize("expression", DEAD)
 def test_masked_lanes__contribute_nothing(expression: str, tmp_path: Path) -> None:
     file = write(tmp_path, f"    out = {expression}", 0.5, 2)

@@ -61,10 +61,17 @@ def dead_lanes_hurt(name: str, *args: Node) -> bool:
 
 
 def value_hurts(node: Node) -> bool:
-    """Whether a value may be no finite number there."""
+    """Whether a value may be no finite number there: itself, or what it is made of lane by lane."""
     lanes = _Lanes()
     value = lanes.value(node)
-    return lanes.any_mask([node]) and value is not None and not math.isfinite(value)
+    if not lanes.any_mask([node]) or (value is not None and math.isfinite(value)):
+        return False
+    if value is not None:
+        return True
+    name = "div" if node.op == "div" else node.attrs.get("fn", "")
+    if (name in DEFINED or name == "div") and node.args[-1].shape and dead_lanes_hurt(name, *node.args):
+        return True
+    return node.op in LANEWISE | MOVING and any(map(value_hurts, node.args))
 
 
 class _Lanes:
@@ -88,6 +95,8 @@ class _Lanes:
     def _of(self, node: Node) -> tuple[set[Node], float | None]:
         if node.op == "load":
             return ({node.args[2]}, self.value(node.args[3])) if node.attrs.get("other") else (set(), None)
+        if node.op == "loopout" and node.shape:  # made of what the loop loads
+            return {node}, None
         known = LANEWISE | MOVING | {"reduce", "const", "param", "constexpr"}
         if node.op not in known or (node.op == "reduce" and not node.shape):  # one number, and a live one
             return set(), None

@@ -112,6 +112,8 @@ def thinner(node: Node) -> bool:
     """Whether what took a loop in a value has fewer axes: then that is kept, and the value is made again."""
     if node.op in ("expand", "cast", "broadcast"):
         return True
+    if node.op in ("where", "neg"):
+        return all(thinner(arg) for arg in node.args if takes_loop(arg))
     if node.op not in ("add", "sub", "mul", "div"):
         return False
     return all(
