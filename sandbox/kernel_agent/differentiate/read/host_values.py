@@ -18,10 +18,17 @@ NEW = {f"new_{name}" for name in ALLOCATED}
 
 
 class Host:
-    """One host function, with its callers."""
+    """One host function, with its callers. `constant`: by the name of a function, those of its parameters that
+    no call gives a gradient."""
 
-    def __init__(self, function: ast.FunctionDef, functions: dict[str, ast.FunctionDef]) -> None:
+    def __init__(
+        self,
+        function: ast.FunctionDef,
+        functions: dict[str, ast.FunctionDef],
+        constant: dict[str, set[str]] | None = None,
+    ) -> None:
         self.function = function
+        self.constant = constant or {}
         self.calls = [
             call
             for other in functions.values()
@@ -60,6 +67,8 @@ class Host:
     def changes(self, written: ast.expr) -> bool:
         """Whether a tensor that carries no gradient may carry one in another call: the host chooses it, or
         has allocated it for what may be written there."""
+        if self.of_constants(written):
+            return False
         names = set[str]()
         todo: list[ast.expr] = [written]
         while todo:
@@ -77,6 +86,27 @@ class Host:
                     todo += [value for value in values if value is not None]
         return False
 
+    def of_constants(self, written: ast.expr) -> bool:
+        """Whether a tensor is made of nothing but parameters that carry no gradient in any call."""
+        constant = self.constant.get(self.function.name, set())
+        seen, todo = set[str](), [written]
+        while todo:
+            for node in _valued(todo.pop()):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                    return False
+                if not isinstance(node, ast.Name) or node.id in seen:
+                    continue
+                seen.add(node.id)
+                values = self.assigned.get(node.id, [])
+                if None in values or (node.id in self.parameters and node.id not in constant):
+                    return False
+                if not values and node.id not in constant:
+                    return False
+                todo += [value for value in values if value is not None]
+                if any(value is not None and _allocates(value) for value in values):
+                    return False
+        return bool(seen)
+
     def _given_several(self, name: str) -> bool:
         """Whether callers pass a parameter one of several values."""
         if len(self.calls) > 1:
@@ -85,7 +115,7 @@ class Host:
         for caller, call in self.callers:
             given = {k.arg: k.value for k in call.keywords} | dict(zip(names, call.args, strict=False))
             others = {key: one for key, one in self.functions.items() if one is not self.function}
-            if name in given and Host(caller, others).changes(given[name]):
+            if name in given and Host(caller, others, self.constant).changes(given[name]):
                 return True
         return False
 
@@ -97,7 +127,7 @@ class Host:
             return isinstance(node, (ast.IfExp, ast.BoolOp))
         helper = self.helpers[node.func.id]
         returned = [n.value for n in ast.walk(helper) if isinstance(n, ast.Return) and n.value is not None]
-        there = Host(helper, self.helpers)
+        there = Host(helper, self.helpers, self.constant)
         return len(returned) > 1 or any(map(there.changes, returned))
 
     def fresh(self, written: ast.expr, launch: ast.Call) -> bool:

@@ -205,7 +205,11 @@ def _site(
     unpacked = _unpacked(call, launch)
     given = [*positional, *(k.arg for k in call.keywords if k.arg is not None), *unpacked]
     args = _arguments(launch, lambda name: _expression(call, params, name), taken)
-    values_of = Host(host, functions)
+    constant = {fwd.stub_name: {p.name for p in fwd.params} - set(fwd.grads)}
+    values_of = Host(host, functions, constant)
+    for name, arg in args.items():
+        if arg.none and name in given and values_of.of_constants(_expression(call, params, name)):
+            arg.active = False
     reads_active = any(a.active and not a.none or a.behind and a.behind.active for a in args.values())
 
     def read() -> tuple[Builder, Kernel]:
@@ -220,9 +224,9 @@ def _site(
     if _note_choices(launch, args, values_of, {n: _expression(call, params, n) for n in loaded}):
         reads_active = True
         builder, kernel = read()
-    constant = [n for n in kernel.inplace if not args[n].active and _is_float(args[n])]
-    if reads_active and constant:  # what a launch adds to may be constant here, and not in another call
-        for name in constant:
+    added = [n for n in kernel.inplace if not args[n].active and _is_float(args[n])]
+    if reads_active and added:  # what a launch adds to may be constant here, and not in another call
+        for name in added:
             args[name].active = True
         builder, kernel = read()
     site = Site(call, host, callee.id, params, given, positional, launch, args, kernel)
