@@ -147,3 +147,49 @@ def test_buffer_that_is_allocated_before_its_launch__is_not_asked_about(write: C
     body = "    y = torch.empty_like(x)\n    square_kernel[grid](x, y, 0, total, BLOCK=16)"
     file = write(SOURCE.replace("BODY", body))
     assert "needs_input_grad" not in draft(file, SHAPES[0])["backward"]
+
+
+WEIGHTED = """import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"N": 20, "weighted": False}, {"N": 9, "weighted": True}]
+
+
+@triton.jit
+def weighted_kernel(x_ptr, w_ptr, y_ptr, n, HAS_WEIGHT: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    y = tl.exp(tl.load(x_ptr + at, mask=at < n, other=0.0))
+    if HAS_WEIGHT:
+        y = y * tl.load(w_ptr + at, mask=at < n, other=0.0)
+    tl.store(y_ptr + at, y, mask=at < n)
+
+
+@autodiff(inputs_require_grad=POSITIONS)
+def weighted(x, weight=None):
+    if weight is not None and weight.stride(-1) != 1:
+        weight = weight.contiguous()
+    y = torch.empty_like(x)
+    grid = (triton.cdiv(x.numel(), 16),)
+    weighted_kernel[grid](x, weight, y, x.numel(), HAS_WEIGHT=weight is not None, BLOCK=16)
+    return y
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    weight = torch.rand(dims["N"], device=device, dtype=dtype) + 0.5 if dims["weighted"] else None
+    return torch.randn(dims["N"], device=device, dtype=dtype), weight
+"""
+
+
+@pytest.mark.parametrize(("positions", "wanted"), [("(0,)", False), ("(0, 1)", True)])
+@pytest.mark.parametrize("traced", [False, True])
+def test_parameter_without_a_gradient__has_none_where_it_is_none_or_made_contiguous(
+    positions: str, wanted: bool, traced: bool, write: Callable[[str], Path]
+) -> None:
+    file = write(WEIGHTED.replace("POSITIONS", positions))
+    result = draft(file, {"N": 20, "weighted": traced})
+    assert ("d_w_ptr" in result["backward"]) is wanted
+    assert_right(
+        file, result, [({"N": 20, "weighted": traced}, "normal"), ({"N": 9, "weighted": True}, "normal")]
+    )

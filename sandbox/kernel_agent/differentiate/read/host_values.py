@@ -18,8 +18,8 @@ NEW = {f"new_{name}" for name in ALLOCATED}
 
 
 class Host:
-    """One host function, with its callers. `constant`: by the name of a function, those of its parameters that
-    no call gives a gradient."""
+    """One host function, with its callers. `constant`: by the name of a function, those of its parameters
+    that no call gives a gradient."""
 
     def __init__(
         self,

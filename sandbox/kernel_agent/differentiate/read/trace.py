@@ -175,14 +175,16 @@ def _trace(
         raise Refusal("stub", message, "Launch a Triton kernel in the stub.", fwd.stub_line)
 
 
-def _site(
-    fwd: Forward,
-    launch: Launch,
-    calls: list,
-    functions: dict[str, ast.FunctionDef],
-    taken: address_tables.Taken,
-    folds: frozenset[int],
-) -> Site:
+def _launched(call: ast.Call) -> str | None:
+    """The name before the brackets of `kernel[grid](...)`; None where no name stands there."""
+    callee = call.func.value  # type: ignore[attr-defined]
+    return callee.id if isinstance(callee, ast.Name) else None
+
+
+def _written(
+    fwd: Forward, launch: Launch, calls: list, functions: dict[str, ast.FunctionDef]
+) -> tuple[ast.FunctionDef, ast.Call, ast.FunctionDef]:
+    """Where the file has a launch: the host function, the call in it, and the kernel."""
     file, line = launch.site
     if file != fwd.path:
         message = f"{launch.name} is launched from another file"
@@ -192,24 +194,33 @@ def _site(
         message = f"the launch of {launch.name} cannot be found in the source"
         raise Refusal("launch", message, "Give every launch a line of its own.", line)
     host, call = here[0]
-    callee = call.func.value  # type: ignore[attr-defined]
-    if not isinstance(callee, ast.Name) or callee.id not in fwd.kernels:
+    if _launched(call) not in fwd.kernels:
         message = "the kernel of a launch must be named directly"
         raise Refusal("launch", message, "Write kernel[grid](...).").at(call)
     source = functions.get(launch.name)
     if source is None:
         message = f"the source of {launch.name} is not in this file"
         raise Refusal("launch", message, "Define the kernel at the top level.").at(call)
+    return host, call, source
+
+
+def _site(
+    fwd: Forward,
+    launch: Launch,
+    calls: list,
+    functions: dict[str, ast.FunctionDef],
+    taken: address_tables.Taken,
+    folds: frozenset[int],
+) -> Site:
+    host, call, source = _written(fwd, launch, calls, functions)
     params = [a.arg for a in source.args.args]
     positional = _positional(params, call, launch)
     unpacked = _unpacked(call, launch)
     given = [*positional, *(k.arg for k in call.keywords if k.arg is not None), *unpacked]
     args = _arguments(launch, lambda name: _expression(call, params, name), taken)
-    constant = {fwd.stub_name: {p.name for p in fwd.params} - set(fwd.grads)}
-    values_of = Host(host, functions, constant)
-    for name, arg in args.items():
-        if arg.none and name in given and values_of.of_constants(_expression(call, params, name)):
-            arg.active = False
+    values_of = _values_of(
+        fwd, host, functions, {n: _expression(call, params, n) for n in args if n in given}, args
+    )
     reads_active = any(a.active and not a.none or a.behind and a.behind.active for a in args.values())
 
     def read() -> tuple[Builder, Kernel]:
@@ -229,7 +240,7 @@ def _site(
         for name in added:
             args[name].active = True
         builder, kernel = read()
-    site = Site(call, host, callee.id, params, given, positional, launch, args, kernel)
+    site = Site(call, host, _launched(call) or "", params, given, positional, launch, args, kernel)
     site.unpacked, site.autotuned = unpacked, launch.config is not None
     site.written = list(dict.fromkeys(s.base.attrs["name"] for s in builder.stored))
     stores = [e for e in walk(kernel.effects) if isinstance(e, Store)]
@@ -267,6 +278,22 @@ def _tensors(site: Site, launch: Launch, name: str, taken: address_tables.Taken)
     if name in site.tables:
         return taken.behind(value) or []
     return [value] if isinstance(value, torch.Tensor) else []
+
+
+def _values_of(
+    fwd: Forward,
+    host: ast.FunctionDef,
+    functions: dict[str, ast.FunctionDef],
+    written: dict[str, ast.expr],
+    args: dict[str, Arg],
+) -> Host:
+    """What the text says about the tensors of a launch. What is None here may carry a gradient elsewhere,
+    unless it is made of parameters that want none."""
+    values_of = Host(host, functions, {fwd.stub_name: {p.name for p in fwd.params} - set(fwd.grads)})
+    for name, expression in written.items():
+        if args[name].none and values_of.of_constants(expression):
+            args[name].active = False
+    return values_of
 
 
 def _note_choices(launch: Launch, args: dict[str, Arg], host: Host, loaded: dict[str, ast.expr]) -> bool:
