@@ -225,6 +225,7 @@ RULES: dict[str, tuple[str, float, float]] = {
     "ldexp": ("libdevice.ldexp(x * y[None, :], rows[:, None] % 3 + 0 * cols[None, :]) + z[:, None]", -2, 2),
     "steps": ("libdevice.rint(x) * y[None, :] + libdevice.trunc(3 * x) * z[:, None] + libdevice.round(x)", -2, 2),
     "to integers": ("libdevice.float2int_rn(3 * x).to(tl.float32) * y[None, :] + libdevice.llrint(x).to(tl.float32) * z[:, None]", -2, 2),
+    "by name": ("libdevice.atan2(arg1=y[None, :], arg0=x + z[:, None])", 0.3, 2),
     "float remainder": ("(x + z[:, None]) % y[None, :]", 0.3, 2),
     "predicates": ("tl.where(libdevice.isinf(x).to(tl.int1), y[None, :], x * z[:, None])", -2, 2),
 }  # fmt: skip

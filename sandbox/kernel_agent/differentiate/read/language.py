@@ -7,6 +7,7 @@ primitives. A function that is not in the table is refused by name.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -124,7 +125,8 @@ def call(b: Builder, function: Any, text: str, args: list, kw: dict) -> Any:
         if name in TABLE:
             return TABLE[name](b, *args, **kw)
         if functions.known(name):
-            return functions.call(b, name, text, [b.node(a) for a in (*args, *kw.values())])
+            given = inspect.signature(getattr(function, "fn", function)).bind(*args, **kw).arguments
+            return functions.call(b, name, text, [b.node(a) for a in given.values()])
     except TypeError as error:
         raise Refusal(text, f"called with arguments that are not understood ({error})") from None
     raise Refusal(text, f"`{text}` has no adjoint here")
