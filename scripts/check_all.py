@@ -46,7 +46,7 @@ def run_one(path: Path, args: argparse.Namespace, until: float) -> dict[str, Any
         result = {"verdict": "error" if done.code is not None else "late"}
     kept = (
         "verdict", "stub", "shapes", "gradients", "attempts", "error", "failures", "atomics", "tape_bytes",
-        "draft", "loop_blocked_ms",
+        "draft", "loop_blocked_ms", "loop_blocked_work_ms",
     )  # fmt: skip
     entry = {name: result[name] for name in kept if name in result}
     entry |= {"file": str(path), "exit_code": done.code, "seconds": round(done.seconds, 1)}

@@ -96,7 +96,11 @@ def entry_of(ended: bounded.Ended) -> dict[str, Any]:
     except json.JSONDecodeError:
         return made | {"reason": f"{ended.why}: {ended.err.strip()[-TEXT_MAX:]}"}
     made["verdict"] = result.get("verdict", "none")
-    made |= {name: result[name] for name in ("loop_blocked_ms", "sanitizer") if name in result}
+    made |= {
+        name: result[name]
+        for name in ("loop_blocked_ms", "loop_blocked_work_ms", "sanitizer")
+        if name in result
+    }
     shapes = result.get("shapes") or {}
     made["shapes"] = {name: value for name, value in shapes.items() if isinstance(value, int)}
     differences = (result.get("oracles") or {}).get("finite_differences") or {}
@@ -327,7 +331,7 @@ def part_all(bench: Bench) -> Iterator[dict[str, Any]]:
     kept = []
     for row in rows:
         kept.append({"file": shown(row["file"]), "verdict": row["verdict"], "seconds": row.get("seconds")})
-        kept[-1] |= {name: row[name] for name in ("loop_blocked_ms",) if name in row}
+        kept[-1] |= {name: row[name] for name in ("loop_blocked_ms", "loop_blocked_work_ms") if name in row}
         row["reason"] = str(row.get("failures") or row.get("error") or row.get("stderr", ""))
     yield made | judged(kept) | {"failures": wrong(rows, ("verified", "not reached"))}
 

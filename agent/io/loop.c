@@ -2,6 +2,7 @@
 #include "loop.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 #include "base/base.h"
 #include "loop_uv.h"
@@ -9,8 +10,8 @@
 struct ka_loop {
     uv_loop_t uv;
     uv_prepare_t turn;
-    uint64_t last, idle; /* the time, and the loop's idle time, at the last turn */
-    uint64_t most;       /* nanoseconds */
+    uint64_t last, idle, work; /* the time, the loop's idle time and the thread's own, at the last turn */
+    uint64_t most, most_work;  /* nanoseconds */
 };
 
 struct ka_soon {
@@ -26,15 +27,25 @@ uv_loop_t *ka_loop_uv(struct ka_loop *loop)
 
 /* ---- life ---- */
 
+static uint64_t thread_ns(void)
+{
+    struct timespec used;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    return (uint64_t)used.tv_sec * 1000000000U + (uint64_t)used.tv_nsec;
+}
+
 static void on_turn(uv_prepare_t *turn)
 {
     struct ka_loop *loop = turn->data;
-    uint64_t now = uv_hrtime(), idle = uv_metrics_idle_time(&loop->uv);
+    uint64_t now = uv_hrtime(), idle = uv_metrics_idle_time(&loop->uv), work = thread_ns();
     uint64_t busy = now - loop->last - (idle - loop->idle);
-    if (loop->last && now - loop->last > idle - loop->idle && busy > loop->most)
+    if (loop->last && now - loop->last > idle - loop->idle && busy > loop->most) {
         loop->most = busy;
+        loop->most_work = work - loop->work;
+    }
     loop->last = now;
     loop->idle = idle;
+    loop->work = work;
 }
 
 struct ka_loop *ka_loop_new(void)
@@ -81,6 +92,11 @@ unsigned ka_loop_close(struct ka_loop *loop)
 unsigned ka_loop_most_ms(const struct ka_loop *loop)
 {
     return (unsigned)(loop->most / 1000000);
+}
+
+unsigned ka_loop_most_work_ms(const struct ka_loop *loop)
+{
+    return (unsigned)(loop->most_work / 1000000);
 }
 
 /* ---- the next turn ---- */

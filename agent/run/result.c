@@ -171,6 +171,8 @@ json_t *ka_run_result(struct ka_run *run)
     json_object_set(result, "children", run->timeline);
     json_object_set(result, "retries", json_object_get(run->totals, "retries"));
     json_object_set_new(result, "loop_blocked_ms", json_integer((json_int_t)ka_loop_most_ms(run->app->loop)));
+    json_object_set_new(result, "loop_blocked_work_ms",
+                        json_integer((json_int_t)ka_loop_most_work_ms(run->app->loop)));
     json_object_set(result, "device_answers", json_object_get(run->inspect, "device_answers"));
     if (run->failure && ka_run_exit_code(run) != 0)
         json_object_set(result, "error", run->failure);
