@@ -11,7 +11,7 @@
 #define MOVED_MAX 0.01   /* the most that sensitivity to rounding is believed, */
 #define MOVED_COARSE 0.1 /* and where little is held to it (1 - h^2 of a saturated h that was stored) */
 #define TIED_SHARE 5e-3
-#define COARSE 0.02        /* norm-relative */
+#define COARSE 0.05        /* norm-relative */
 #define SHORT_RANGE 1e6    /* float16's: there terms overflow of which the sum does not */
 #define LOOSE 100          /* floors of the dtype */
 #define UNSTABLE 0.25      /* what rounding of the inputs moves by so much says nothing */

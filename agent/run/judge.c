@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/core/fields.h"
 #include "agent/core/conduct.h"
 #include "agent/core/kinds.h"
 #include "base/threads.h"
@@ -496,6 +497,18 @@ static void fail_raised(const struct ka_judged_case *one)
     ka_buf_free(&text);
 }
 
+#define BEYOND                                                                                               \
+    "a kernel of the backward wants more of the GPU than a program gets at the next larger block (out of "   \
+    "resources): it raises there"
+
+/* A size past the block of the sweep's largest is our question, not the user's. That a kernel does not fit the
+ * GPU at that block is told by Triton before it runs: nothing wrong comes of it. */
+static bool is_beyond_the_gpu(const struct ka_judged_case *one)
+{
+    return json_is_true(json_object_get(json_object_get(one->candidate, "error"), "out_of_resources")) &&
+           ka_is_text(one->plan, "kind", "past_block");
+}
+
 int ka_judge_case(struct ka_judged_case *one, json_int_t id, struct ka_err *why)
 {
     struct ka_tensors *expected = NULL, *found = NULL;
@@ -513,7 +526,10 @@ int ka_judge_case(struct ka_judged_case *one, json_int_t id, struct ka_err *why)
         goto out;
     struct ka_err err;
     if (!one->candidate || !json_is_true(json_object_get(one->candidate, "ok"))) {
-        fail_raised(one);
+        if (is_beyond_the_gpu(one)) {
+            ka_verdict_skip_openly(one->verdict, one->shape, BEYOND);
+        } else
+            fail_raised(one);
         goto out;
     }
     if (ka_case_open(one->candidate_files, id, &found, &err)) {

@@ -577,10 +577,10 @@ def kernel(count_ptr, y_ptr):
     assert evaluation["count_ptr"].tolist() == [4, 3]
 
 
-def test_tf32__rounds_to_ten_bits_and_passes_the_gradient() -> None:
-    data = torch.tensor([1.0, 1 + 2**-10, 1 + 2**-12, -3.14159274, float("inf")], requires_grad=True)
+def test_tf32__cuts_off_at_ten_bits_and_passes_the_gradient() -> None:
+    data = torch.tensor([1.0, 1 + 2**-10, 2 - 2**-12, -3.14159274, float("inf")], requires_grad=True)
     rounded = tf32(data)
-    assert rounded.tolist() == [1.0, 1 + 2**-10, 1.0, -3.140625, float("inf")]
+    assert rounded.tolist() == [1.0, 1 + 2**-10, 2 - 2**-10, -3.140625, float("inf")]
     rounded[:4].sum().backward()
     assert data.grad.tolist() == [1.0, 1.0, 1.0, 1.0, 0.0]
 
