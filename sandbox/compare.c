@@ -42,6 +42,14 @@ struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype)
     return tol;
 }
 
+void ka_tolerance_tf32(struct ka_tolerance *tol)
+{
+    if (tol->dtype != KA_F32)
+        return;
+    *tol = ka_tolerance_of(KA_F16);
+    tol->dtype = KA_F32;
+}
+
 void ka_tolerance_coarsen(struct ka_tolerance *tol)
 {
     tol->floor = fmax(tol->floor, COARSE);

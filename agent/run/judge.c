@@ -56,9 +56,10 @@ static int take_nearby(struct ka_tolerance *tolerance, const struct ka_tensors *
     return rc;
 }
 
-static struct ka_tolerance tolerance_of(const struct ka_judged_case *one, enum ka_dtype dtype)
+static struct ka_tolerance tolerance_of(const struct ka_judged_case *one, const char *part, const char *name,
+                                        enum ka_dtype dtype)
 {
-    struct ka_tolerance tolerance = ka_tolerance_of(dtype);
+    struct ka_tolerance tolerance = ka_case_tolerance(one->oracle, part, name, dtype);
     const struct ka_kind *kind = ka_kind_of_upstream(one->plan);
     if (kind && kind->tolerate)
         kind->tolerate(&tolerance);
@@ -78,7 +79,7 @@ static int settle_tolerance(const struct judging *j, struct gradient *g)
     if (!want)
         return -EINVAL;
     enum ka_dtype dtype = base ? base->dtype : KA_F32;
-    g->tolerance = tolerance_of(one, dtype);
+    g->tolerance = tolerance_of(one, "grad", g->name, dtype);
     g->tolerance.upstream_norm = ka_case_upstream_norm(j->expected, one->oracle, one->plan);
     g->tolerance.zero_norm =
         fmin(ZERO_FLOORS * ka_tolerance_of(dtype).floor, ZERO_MAX) * g->tolerance.upstream_norm;
@@ -174,7 +175,7 @@ static int judge_outputs(const struct judging *j, const char *part, size_t at)
         const struct ka_tensor *user = ka_tensors_find_part(j->expected, "fwd", index);
         if (!want || !user)
             continue; /* not a tensor */
-        struct ka_tolerance tolerance = tolerance_of(one, user->dtype);
+        struct ka_tolerance tolerance = tolerance_of(one, "out", index, user->dtype);
         struct ka_diff diff;
         int rc = ka_tolerance_near(&tolerance, user, want, NULL); /* what the user's kernels round, too */
         if (rc == 0)
@@ -497,9 +498,9 @@ static void fail_raised(const struct ka_judged_case *one)
     ka_buf_free(&text);
 }
 
-#define BEYOND                                                                                               \
-    "a kernel of the backward wants more of the GPU than a program gets at the next larger block (out of "   \
-    "resources): it raises there"
+static const char BEYOND[] =
+    "a kernel of the backward wants more of the GPU than a program gets at the next larger block (out of "
+    "resources): it raises there";
 
 /* A size past the block of the sweep's largest is our question, not the user's. That a kernel does not fit the
  * GPU at that block is told by Triton before it runs: nothing wrong comes of it. */

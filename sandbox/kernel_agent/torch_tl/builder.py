@@ -323,9 +323,13 @@ class Builder:
         if wide in (torch.float16, torch.bfloat16):
             wide = torch.float32
         left, right = a.data.to(wide), b.data.to(wide)
-        if input_precision == ir.INPUT_PRECISION.TF32 and a.data.dtype == torch.float32:
+        cut = input_precision == ir.INPUT_PRECISION.TF32 and a.data.dtype == torch.float32
+        if cut:
+            self.memory.in_tf32 = True
             left, right = tf32(left), tf32(right)
         product = torch.matmul(left, right)
+        if cut and product.requires_grad:
+            product.register_hook(tf32)  # its gradient is an operand of two products of the same kind
         return Handle((product + acc.data.to(wide)).to(acc.data.dtype))
 
     # ---- along an axis of the data
