@@ -60,7 +60,7 @@ void ka_tolerance_coarsen(struct ka_tolerance *tol)
 
 void ka_tolerance_loosen(struct ka_tolerance *tol)
 {
-    double floor = fmax(tol->floor, fmin(LOOSE * ka_tolerance_of(tol->dtype).floor, COARSE));
+    double floor = tol->coarse ? tol->floor : fmax(tol->floor, fmin(LOOSE * tol->floor, COARSE));
     ka_tolerance_coarsen(tol);
     tol->floor = floor;
 }
