@@ -126,6 +126,7 @@ BODIES: dict[str, tuple[str, float, float]] = {
     "loop_swap": ("    out = x\n    b = x * y[None, :]\n    for i in range(3):\n        c = out\n        out = b * z[:, None]\n        b = c + 1.0", -2, 2),
     "loop_last": ("    out = x\n    for i in range(3):\n        out = x * i + y[None, :] * z[:, None]", -2, 2),
     "running_maximum": ("    best = x\n    for i in range(3):\n        best = tl.maximum(best, x * y[None, :] * i)\n    out = best * z[:, None]", -2, 2),
+    "steps_of_an_online_softmax": ("    top = x\n    low = x * 0.0\n    high = x * 0.0\n    for i in range(3):\n        s = tl.sin(x * y[None, :] + i) * z[:, None]\n        best = tl.maximum(top, s)\n        r = tl.exp(top - best)\n        p = tl.exp(s - best)\n        low = low * r + p\n        high = high * r + p * tl.sin(x + i * y[None, :])\n        top = best\n    v = high / low\n    out = x + v + tl.floor(v) * 0.5", -2, 2),
     "runtime_if": ("    out = x * y[None, :]\n    if n > 40:\n        out = out * out + z[:, None]\n    else:\n        out = out - z[:, None]", -2, 2),
     "if_in_loop": ("    out = x\n    for i in range(4):\n        if i % 2 == 0:\n            out = out * y[None, :]\n        else:\n            out = tl.sin(out) + z[:, None]", -2, 2),
     "fan_out": ("    a = tl.exp(x)\n    b = a * y[None, :]\n    out = a * b + a - b * b * z[:, None]", -1, 1),

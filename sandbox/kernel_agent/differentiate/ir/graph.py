@@ -148,7 +148,8 @@ class Graph:
                 break
             region = region.parent
         node = self._new(op, args, attrs, dtype, shape, home)
-        node.active = node.is_float and op not in DETACHED and any(arg.active for arg in args)
+        detached = op in DETACHED or attrs.get("steps")
+        node.active = node.is_float and not detached and any(arg.active for arg in args)
         self.table[(key, id(home))] = node
         return node
 

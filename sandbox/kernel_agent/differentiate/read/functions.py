@@ -106,6 +106,4 @@ def call(b: Builder, name: str, text: str, args: list[Node]) -> Node:
     if len(args) != (2 if fn in BINARY else 1):
         raise TypeError(f"{len(args)} arguments")
     dtype = STEPS.get(fn) or ("float32" if args[0].dtype.startswith("int") and fn != "abs" else None)
-    out = b.g.make("call", args, {"fn": fn, "text": text}, dtype)
-    out.active = out.active and fn not in STEPS
-    return out
+    return b.g.make("call", args, {"fn": fn, "text": text} | ({"steps": True} if fn in STEPS else {}), dtype)
