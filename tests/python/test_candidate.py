@@ -530,6 +530,21 @@ def test_input_changed_before_the_backward__raises_where_autograd_watches_it(sav
     assert ("stale.x/x" in made) is not saved
 
 
+def test_saved_tensor_that_the_entry_changes_afterwards__raises_as_autograd_does(write, tmp_path):
+    source = edit(
+        ("ctx.factor = factor", "ctx.factor = factor; ctx.save_for_backward(x)"),
+        ("    def backward(ctx, d_y):\n", "    def backward(ctx, d_y):\n        ctx.saved_tensors\n"),
+        (
+            "    return Scale.apply(x, factor)",
+            "    z = x * 1\n    y = Scale.apply(z, factor)\n    z.zero_()\n    return y",
+        ),
+    )
+    request = {"file": str(write(source)), "device": "cpu", "cases": [CASE]}
+    error = candidate.run(request, tmp_path)["cases"][0]["error"]
+    assert error["kind"] == "candidate_raised" and "changed in place" in error["message"]
+    assert "ctx.saved_tensors" in source.splitlines()[error["line"] - 1]
+
+
 def test_many_calls__are_counted_and_the_answer_is_the_same(write, tmp_path):
     result, made = run(write(SCALE_PAIR), tmp_path, calls=OTHER | {"dims": {"N": 1}})
     assert torch.equal(made["worn/x"], made["grad/x"])

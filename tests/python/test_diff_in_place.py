@@ -66,3 +66,21 @@ def test_load_after_a_store__sees_what_was_stored(name: str, write: Callable[[st
     file = write(SOURCE.replace("BODY", BODIES[name].strip("\n")))
     result = draft(file, {"N": 40})
     assert_right(file, result, [({"N": n}, "normal") for n in (40, 7, 16)])
+
+
+LATER = {
+    "a launch": "step_kernel[(triton.cdiv(x.numel(), 16),)](total, y, x, x.numel(), BLOCK=16)",
+    "torch": "x.mul_(2)",
+}
+
+
+@pytest.mark.parametrize("name", sorted(LATER))
+def test_tensor_that_is_changed_after_a_launch__is_kept_as_it_was(
+    name: str, write: Callable[[str], Path]
+) -> None:
+    body = f"    x = {LOAD}\n    tl.store(total_ptr + at, tl.sin(x) * x, mask=mask)"
+    source = SOURCE.replace("BODY", body).replace("    return x,", f"    {LATER[name]}\n    return x,")
+    file = write(source)
+    result = draft(file, {"N": 40})
+    assert_right(file, result, [({"N": n}, "normal") for n in (40, 7, 16)])
+    assert result["backward"].count(".clone()") == 1  # of what is changed, and of nothing else

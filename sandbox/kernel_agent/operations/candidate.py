@@ -430,13 +430,23 @@ class Case:
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Collect the tensors that autograd keeps for the backward."""
+        """Collect the tensors that autograd keeps for the backward. Where there are hooks it does not look
+        whether they were changed since: that is done here."""
 
-        def pack(tensor: torch.Tensor) -> torch.Tensor:
+        def pack(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
             self.saved.append(tensor.detach())
+            return tensor, tensor._version
+
+        def unpack(packed: tuple[torch.Tensor, int]) -> torch.Tensor:
+            tensor, version = packed
+            if tensor._version != version:
+                raise RuntimeError(
+                    f"a tensor of shape {list(tensor.shape)} that the backward needs was changed in place "
+                    "after it was saved, which autograd does not allow"
+                )
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             yield
 
     def watch_saved(self, outputs: list[draw.Output], watch: Watch) -> Watch:

@@ -58,6 +58,8 @@ class Site:
     optional: set[str] = field(default_factory=set)  # outputs that a call may leave out: None is passed
     # Outputs that hold nothing here, and may in another call: elements written, where that is known.
     empty: dict[str, Node | None] = field(default_factory=dict)
+    # tensors that the call changes after this launch: what the backward needs of them is copied
+    overwritten: set[str] = field(default_factory=set)
 
 
 class _Mark(torch.autograd.Function):
@@ -138,6 +140,7 @@ def _trace(
     functions = {n.name: n for n in fwd.tree.body if isinstance(n, ast.FunctionDef)}
     settled = set(sites)
     failure: list[Refusal] = []
+    seen: list[tuple[tuple[int, int], str, torch.Tensor, int]] = []  # with the tensor's version
 
     def see(launch: Launch) -> None:
         try:
@@ -149,6 +152,8 @@ def _trace(
             if known is not None and key not in settled:
                 sites[key].replaced = {**known.replaced, **site.replaced}
             _mark(site, launch, taken)
+            tensors = {n: v for n, v in launch.args.items() if isinstance(v, torch.Tensor)}
+            seen.extend((key, name, value, value._version) for name, value in tensors.items())
         except Refusal as refusal:
             failure.append(refusal.at(None, fwd.path))
             raise
@@ -170,6 +175,9 @@ def _trace(
         if failure:
             raise failure[0] from None
         raise
+    for key, name, value, version in seen:
+        if value._version != version:
+            sites[key].overwritten.add(name)
     if not sites:
         message = f"{fwd.stub_name}() launches no kernel"
         raise Refusal("stub", message, "Launch a Triton kernel in the stub.", fwd.stub_line)

@@ -348,7 +348,7 @@ class FunctionText:
             lines += _broken(f"if {asked}:")
             why = f"{name} holds differentiable values, as in no call that was traced"
             lines += _broken(f'raise NotImplementedError("{why}")', 12)
-        saved = [f"before_{n}" if n in self.inplace else n for n in self.saved]
+        saved = [self.kept_of(n) for n in self.saved]
         saved += [f"*{tensors_of(n)}" for n in self.behind]
         if saved:
             lines += _broken(f"ctx.save_for_backward({', '.join(saved)})")
@@ -358,6 +358,12 @@ class FunctionText:
         returned = ", ".join(outputs)
         lines.append(f"        return ({returned},)" if "*" in returned else f"        return {returned}")
         return lines
+
+    def kept_of(self, name: str) -> str:
+        """What is saved of a tensor: a copy, where it is changed by this launch or after it."""
+        if name in self.inplace:
+            return f"before_{name}"
+        return self.unless_none(name, f"{name}.clone()") if name in self.site.overwritten else name
 
     def unless_none(self, name: str, text: str) -> str:
         """What is done with an output, where a call may leave that out."""
