@@ -258,6 +258,7 @@ class Case:
         self.poison.differentiates = Case.backward.__code__
         self.launches = Launches(fwd.path, backward_starts(fwd.source), self.flow, case.get("order"))
         self.saved: list[torch.Tensor] = []
+        self.asking = False  # questions that come after the backward
         self.told: dict[str, Any] = {}  # what questions add to the result
         self.scales = False
 
@@ -288,6 +289,7 @@ class Case:
                     later.add(f"upstream/{index}", value)
                 with backward_facts:
                     grads = self.backward("backward", outputs, leaves, upstreams)
+                self.asking = True
                 untraced = [
                     name
                     for name, grad in grads.items()
@@ -431,7 +433,7 @@ class Case:
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
         """Collect the tensors that autograd keeps for the backward. Where there are hooks it does not look
-        whether they were changed since: that is done here."""
+        whether they were changed since: that is done here, until questions begin to change inputs."""
 
         def pack(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
             self.saved.append(tensor.detach())
@@ -439,7 +441,7 @@ class Case:
 
         def unpack(packed: tuple[torch.Tensor, int]) -> torch.Tensor:
             tensor, version = packed
-            if tensor._version != version:
+            if tensor._version != version and not self.asking:
                 raise RuntimeError(
                     f"a tensor of shape {list(tensor.shape)} that the backward needs was changed in place "
                     "after it was saved, which autograd does not allow"
