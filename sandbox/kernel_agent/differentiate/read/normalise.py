@@ -45,6 +45,7 @@ from ..ir.values import (
     offset_name,
     quotient,
     returns,
+    signature,
     step_of,
 )
 from . import language, syntax_check
@@ -65,10 +66,12 @@ class Builder:
         functions: dict[str, ast.FunctionDef],
         args: dict[str, Arg],
         folds: frozenset[int] = frozenset(),
+        facts: dict[tuple, bool] | None = None,
     ):
-        """`folds`: lines of conditions of which the branch that the traced call does not take is left out."""
+        """`folds`: lines of conditions of which the branch that the traced call does not take is left out.
+        `facts`: the answers to conditions, by their signatures, for a kernel of such calls alone."""
         self.g = Graph()
-        self.folds = folds
+        self.folds, self.facts = folds, facts or {}
         self.source, self.module, self.functions, self.args = source, module, functions, args
         self.effects: list = []
         self.env: dict[str, Any] = {}
@@ -535,10 +538,15 @@ class Builder:
         return node
 
     def literal(self, value: Any) -> bool | None:
-        """The truth of a condition that does not depend on any argument."""
-        if isinstance(value, Node):
-            return bool(value.value) if value.op == "const" else None
-        return bool(value)
+        """The truth of a condition that does not depend on any argument, or is one of the facts."""
+        if not isinstance(value, Node):
+            return bool(value)
+        if value.op == "not":
+            inner = self.literal(value.args[0])
+            return None if inner is None else not inner
+        if value.op == "const":
+            return bool(value.value)
+        return self.facts.get(signature(value)) if self.facts and is_static(value) else None
 
     def decided(self, cond: Node) -> bool | None:
         """How the traced call decides a condition that the host can ask for; None where it cannot. What it

@@ -58,6 +58,10 @@ class Site:
     optional: set[str] = field(default_factory=set)  # outputs that a call may leave out: None is passed
     # Outputs that hold nothing here, and may in another call: elements written, where that is known.
     empty: dict[str, Node | None] = field(default_factory=dict)
+    held: list[str] = field(
+        default_factory=list
+    )  # outputs whose values lose their gradient where overwritten
+    again: Callable[[dict[tuple, bool]], Kernel] | None = None  # the kernel of calls that agree with facts
 
 
 class _Mark(torch.autograd.Function):
@@ -223,8 +227,8 @@ def _site(
     )
     reads_active = any(a.active and not a.none or a.behind and a.behind.active for a in args.values())
 
-    def read() -> tuple[Builder, Kernel]:
-        builder = Builder(source, fwd.module, functions, args, folds)
+    def read(facts: dict[tuple, bool] | None = None) -> tuple[Builder, Kernel]:
+        builder = Builder(source, fwd.module, functions, args, folds, facts)
         try:
             return builder, builder.kernel()
         except Refusal as refusal:
@@ -269,6 +273,17 @@ def _site(
     for name in site.outputs:
         for base in builder.entries.get(name, [kernel.params[name]]):
             base.active = True
+
+    def again(facts: dict[tuple, bool]) -> Kernel:
+        builder, kernel = read(facts)
+        builder.g.sized, builder.g.strides = site.kernel.graph.sized, site.kernel.graph.strides
+        for name in site.held:
+            builder.read_before(name)
+        for name in site.outputs:
+            kernel.params[name].active = True
+        return kernel
+
+    site.again = None if site.tables else again
     return site
 
 
@@ -321,6 +336,7 @@ def _note_held(site: Site, builder: Builder, name: str) -> None:
         ).at(site.call)
     else:
         builder.read_before(name)
+        site.held.append(name)
 
 
 def _is_float(arg: Arg) -> bool:
