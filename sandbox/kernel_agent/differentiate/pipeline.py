@@ -37,6 +37,7 @@ from .write.section import (
     SUMMED,
     TABLES,
     UNTRACED,
+    Choice,
     FunctionText,
     Part,
     Step,
@@ -49,6 +50,7 @@ from .write.section import (
 
 PROGRAMS = 256  # that keep private sums: about two on each multiprocessor
 SPLITS = 128  # programs that share the outermost sum of a gradient with few tiles
+FLAGS = 2  # of which each side of a launch may have kernels of its own
 TUNED_APART = "the forward's own choice is tuned apart"
 # Where gradients are summed over programs; a kernel that needs none of it has no alternatives.
 SCHEDULES = ("owner", "partials", "atomic")
@@ -223,22 +225,29 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
         name += site.class_name[-1]
     whole = _scheduled(site, name, schedule, draft.splits, report)
     text = FunctionText(site, site.kernel.inplace)
-    sides = _sides(whole, lambda side, end: _scheduled(side, name + end, schedule, draft.splits, report))
-    plans = [whole] if sides is None else sides.plans
-    parts = [_part(fwd, plan, text, kernels, draft) for plan in plans]
-    if sides is not None:
-        whole = plans[not sides.taken]
-        for plan, asked in zip(
-            plans, (text.expr(sides.flag), f"not {text.expr(sides.flag, 5)}"), strict=True
-        ):
-            kept = f"{asked}: kernels of its own, atomics kept {plan.totals.kept} of {plan.totals.atomics}"
+    best, _ = _best(whole, lambda side, end: _scheduled(side, name + end, schedule, draft.splits, report), {})
+    parts = _parts(best, lambda plan: _part(fwd, plan, text, kernels, draft))
+    if isinstance(best, Sides):
+        for plan in best.leaves():
+            kept = f"{plan.owner.name}: atomics kept {plan.totals.kept} of {plan.totals.atomics}"
             draft.report.append(LineReport(site.call.lineno, "flag", "each side apart", kept))
+    while isinstance(best, Sides):
+        best = best.plans[not best.taken]
+    whole = best
     draft.report += whole.reverse.report
     draft.tape_bytes += whole.totals.tape
     draft.tape_naive_bytes += whole.totals.naive
     draft.atomics += whole.totals.kept
     draft.atomics_naive += whole.totals.atomics
-    return text.text(parts, None if sides is None else sides.flag)
+    return text.text(parts)
+
+
+def _parts(plan: Scheduled | Sides, made: Callable[[Scheduled], Part]) -> Part | Choice:
+    """What the host does for a plan."""
+    if isinstance(plan, Sides):
+        one, other = (_parts(side, made) for side in plan.plans)
+        return Choice(plan.flag, one, other)
+    return made(plan)
 
 
 def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, str], draft: Draft) -> Part:
@@ -339,32 +348,49 @@ def _scheduled(site: trace.Site, name: str, schedule: str, splits: int, known: l
 
 @dataclass
 class Sides:
-    """A launch whose backward is made twice: of calls with a flag, and of those without."""
+    """A launch whose backward is made twice: for calls with a flag, and for those without."""
 
     flag: Node
-    plans: list[Scheduled]
+    plans: list[Scheduled | Sides]
     taken: bool  # which of them the traced call takes
 
+    def leaves(self) -> list[Scheduled]:
+        """Every plan, in order."""
+        return [leaf for plan in self.plans for leaf in _leaves(plan)]
 
-def _sides(whole: Scheduled, scheduled: Callable[[trace.Site, str], Scheduled]) -> Sides | None:
-    """Each side of a flag apart, where one has fewer atomic adds on its own than in one kernel with the other;
-    None where there is no such flag."""
-    site, best, gain = whole.site, None, 0
-    for flag in flags.asked_of(site, whole.writes) if site.again is not None else ():
-        plans = []
+
+Schedule = Callable[[trace.Site, str], Scheduled]
+
+
+def _leaves(plan: Scheduled | Sides) -> list[Scheduled]:
+    return plan.leaves() if isinstance(plan, Sides) else [plan]
+
+
+def _best(
+    whole: Scheduled, scheduled: Schedule, facts: dict, end: str = ""
+) -> tuple[Scheduled | Sides, float]:
+    """A plan, or the sides of a flag where one has fewer atomic adds than in one kernel with the other; and
+    how many fewer, a side counted for half."""
+    site, best, gain = whole.site, whole, 0.0
+    if site.again is None or len(facts) == FLAGS:
+        return whole, 0.0
+    for flag in flags.asked_of(site, whole.writes):
+        sides = Sides(flag, [], bool(site.kernel.graph.concrete(flag)))
+        saved = []
         for answer in (True, False):
+            known, name = {**facts, signature(flag): answer}, end + flags.ending(flag, answer)
             try:
-                kernel = site.again({signature(flag): answer})
-                plans.append(scheduled(replace(site, kernel=kernel), flags.ending(flag, answer)))
+                plan = scheduled(replace(site, kernel=site.again(known)), name)
             except (Refusal, *BROKEN):
                 break
-        saved = [
-            flags.added(whole.writes, flag, answer) - plan.totals.kept
-            for answer, plan in zip((True, False), plans, strict=False)
-        ]
-        if len(plans) == 2 and min(saved) >= 0 and sum(saved) > gain:
-            best, gain = Sides(flag, plans, bool(site.kernel.graph.concrete(flag))), sum(saved)
-    return best
+            found, more = _best(plan, scheduled, known, name)
+            sides.plans.append(found)
+            saved.append(flags.added(whole.writes, flag, answer) - plan.totals.kept + more)
+        if len(saved) < 2 or min(saved) < 0 or sum(saved) / 2 < gain:
+            continue
+        if sum(saved) / 2 > gain or gain and len(sides.leaves()) < len(_leaves(best)):
+            best, gain = sides, sum(saved) / 2
+    return best, gain
 
 
 def _check_inplace(site: trace.Site, gradients: list[str], accumulated: set[str], owner: Owner) -> None:

@@ -185,6 +185,21 @@ class Part:
     def gradients(self) -> list[str]:
         return list(dict.fromkeys(n for s in self.steps for n in s.emitted.gradients))
 
+    def parts(self) -> list[Part]:
+        return [self]
+
+
+@dataclass
+class Choice:
+    """What is done where a flag holds, and where it does not."""
+
+    flag: Node
+    one: Part | Choice
+    other: Part | Choice
+
+    def parts(self) -> list[Part]:
+        return self.one.parts() + self.other.parts()
+
 
 class FunctionText:
     """Writes the Function of one launch."""
@@ -273,18 +288,22 @@ class FunctionText:
         text = f"{self.expr(node.args[0], own)} {symbol} {self.expr(node.args[1], own + 1)}"
         return f"({text})" if own < prec else text
 
-    def text(self, parts: list[Part], flag: Node | None = None) -> str:
-        """`parts`: one, or those of calls with and without a flag."""
+    def text(self, made: Part | Choice) -> str:
         site = self.site
+        parts = made.parts()
         gradients = list(dict.fromkeys(name for part in parts for name in part.gradients))
         accumulated = {name for part in parts for name in part.accumulated}
-        bodies = [self.part(part, gradients) for part in parts]
-        body = bodies[0]
-        if flag is not None:
-            body = [f"if {self.expr(flag)}:", *indented(bodies[0]), "else:", *indented(bodies[1])]
+        body = self.chosen(made, gradients)
         grads = [self.result(name, gradients, accumulated) for name in site.given_names]
         body += _return(["None", *grads, *(self.results_behind(name, gradients) for name in site.tables)])
         return "\n".join(["", *self.head(), *self.forward(), "", *self.backward(body)]) + "\n"
+
+    def chosen(self, made: Part | Choice, gradients: list[str]) -> list[str]:
+        """The lines of the part that belongs to the flags of a call."""
+        if isinstance(made, Part):
+            return self.part(made, gradients)
+        one, other = (self.chosen(side, gradients) for side in (made.one, made.other))
+        return [f"if {self.expr(made.flag)}:", *indented(one), "else:", *indented(other)]
 
     def part(self, part: Part, gradients: list[str]) -> list[str]:
         """The lines that allocate `gradients` and make them."""
