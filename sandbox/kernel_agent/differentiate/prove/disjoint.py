@@ -269,7 +269,11 @@ def _extent(affine: Affine, g: Graph, group: Group, limits: Limits) -> Node | No
         if digit is not None:
             unit = divide(digit, lowest)
             return None if unit is None else g.mul(monomial_node(affine, g, unit), last)
-        count = last if is_zero(lo) and is_number(step, 1) else g.make("cdiv", (last, step))
+        if not natural(lo):  # a step may stand below zero, and be one of more than the end says
+            if not affine.uniform(lo):
+                return None
+            last = g.sub(last, lo)
+        count = last if is_number(step, 1) else g.make("cdiv", (last, step))
         return g.mul(monomial_node(affine, g, unit), count)
     if len(group.terms) == 1 and var.node is not None and var.kind in ("vpid", "mod"):
         return var.node.attrs["count"] if var.kind == "vpid" else var.node.args[1]

@@ -312,17 +312,21 @@ class Builder:
         lo, hi, step, call = self.range(node.iter)
         g, first, stride = self.g, lo, step
         downwards = step.op == "const" and step.value < 0
-        if downwards:  # nothing after this has to know of loops that count down
+        start = g.concrete(lo)
+        moved = downwards or isinstance(start, int) and start < 0
+        if moved:  # nothing after this has to know of loops that count down, or from below zero
             lo, hi, step = g.const(0), self.trips(lo, hi, step), g.one
         region = g.loop_region(lo, hi, step, call, node.lineno)
         iv = region.iv
         assert iv is not None
         if iv.hint is None:
-            iv.hint = "step" if downwards else node.target.id
+            iv.hint = "step" if moved else node.target.id
         zero_based = is_zero(lo) and is_number(step, 1)
         with g.at(region):
             count = iv if zero_based else g.make("floordiv", (g.sub(iv, lo), step))
-            index = g.add(first, g.mul(iv, stride)) if downwards else iv
+            index = g.add(first, g.mul(iv, stride)) if moved else iv
+            if moved and index.hint is None:
+                index.hint = node.target.id
         trips = g.make("maximum", (hi if zero_based else self.trips(lo, hi, step), g.const(0)))
         self.iterate(node, region, None, (count, trips, step, lo), {node.target.id: index})
 
@@ -335,6 +339,8 @@ class Builder:
         if lo.op == "const" and hi.op == "sub" and hi.args[1].op == "const":  # T - 1 down to -1
             left = hi.args[1].value + lo.value
             span = g.sub(hi.args[0], g.const(left)) if left else hi.args[0]
+        if hi.op == "const" and lo.op == "sub" and lo.args[0].op == "const":  # 1 - W up to 1
+            span = g.add(lo.args[1], g.const(hi.value - lo.args[0].value))
         return span if is_number(step, 1) else g.make("cdiv", (span, step), dtype=promote((hi, lo, step)))
 
     def while_loop(self, node: ast.While) -> None:
