@@ -49,6 +49,7 @@ from ..ir.values import (
     step_of,
 )
 from . import language, syntax_check
+from .settled import settled
 
 
 def _branches(region: Region) -> set[tuple[Node | None, bool]]:
@@ -544,7 +545,8 @@ class Builder:
         return node
 
     def literal(self, value: Any) -> bool | None:
-        """The truth of a condition that does not depend on any argument, or is one of the facts."""
+        """The truth of a condition that does not depend on any argument, is one of the facts, or follows from
+        the conditions around it."""
         if not isinstance(value, Node):
             return bool(value)
         if value.op == "not":
@@ -552,7 +554,10 @@ class Builder:
             return None if inner is None else not inner
         if value.op == "const":
             return bool(value.value)
-        return self.facts.get(signature(value)) if self.facts and is_static(value) else None
+        if not is_static(value):
+            return None
+        found = self.facts.get(signature(value)) if self.facts else None
+        return settled(self.g, value) if found is None else found
 
     def decided(self, cond: Node) -> bool | None:
         """How the traced call decides a condition that the host can ask for; None where it cannot. What it
