@@ -478,7 +478,8 @@ def owner_step(
     pass_extra(step, made.optional)
 
     def ask(bad: str, wanted: str) -> None:
-        step.setup.extend([f"if {bad}:", f'    raise ValueError("{wanted} in the backward")'])
+        said = wanted.replace('"', "'")
+        step.setup.extend([f"if {bad}:", f'    raise ValueError("{said} in the backward")'])
 
     for whole, each in dict.fromkeys(owner.divisible):
         bad = f"{text.expr(whole, 10)} % {text.expr(each, 11)}"

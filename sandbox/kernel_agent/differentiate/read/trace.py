@@ -516,7 +516,7 @@ def program_axes(site: Site) -> list[int]:
     """Grid axes that may have more than one program: all but a literal 1."""
     grid = site.call.func.slice  # type: ignore[attr-defined]
     if isinstance(grid, ast.Name):
-        named = Host(site.host, {}).assigned.get(grid.id, [])
+        named = [*Host(site.host, {}).assigned.get(grid.id, []), *_returned(site.host, grid.id)]
         grid = named[0] if len(named) == 1 and named[0] is not None else grid
     grid = grid.body if isinstance(grid, ast.Lambda) else grid
     written = grid.elts if isinstance(grid, (ast.Tuple, ast.List)) else []
@@ -524,6 +524,12 @@ def program_axes(site: Site) -> list[int]:
         written = []
     single = {i for i, e in enumerate(written) if isinstance(e, ast.Constant) and e.value == 1}
     return [axis for axis in range(len(site.launch.grid)) if axis not in single]
+
+
+def _returned(host: ast.FunctionDef, name: str) -> list[ast.expr | None]:
+    """What the functions of a name in a host function return."""
+    made = [n for n in ast.walk(host) if isinstance(n, ast.FunctionDef) and n.name == name and n is not host]
+    return [n.value for one in made for n in ast.walk(one) if isinstance(n, ast.Return)]
 
 
 def _more_active(new: Site, old: Site) -> bool:
