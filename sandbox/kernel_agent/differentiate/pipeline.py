@@ -257,7 +257,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     behind = Why("table", "which tensor an address belongs to is read from a table")
     owner.refused.update({w.base: behind for w in found if w.base.op == "entry"})
     advise(reverse, found, owner.refused, draft.schedule == "atomic")
-    accumulated = {w.base.attrs["name"] for w in found if w.kind == "atomic_add"}
+    accumulated = {w.base.attrs["name"] for w in found if w.kind != "store"}
     lines = fwd.source.splitlines()
     layouts = [l for w in found for l in w.layouts] + [l for k in owner.kernels for l in k.layouts]
     part = Part(accumulated, list(dict.fromkeys(map(text.check, layouts))))
@@ -335,7 +335,7 @@ def _scheduled(site: trace.Site, name: str, schedule: str, splits: int, known: l
     after: list = []
     if schedule != "atomic" and not isinstance(fused, Partials):
         owner.run()
-        after = second_launch.split(reverse, axes, owner.refused)
+        after = second_launch.split(reverse, axes, owner.refused, site.launch.grid)
         gradient_writes.mark(reverse)
     taped = forward_values.Tape(reverse, lambda buffer: forward_values.size(buffer, site)).run()
     plan = Scheduled(
