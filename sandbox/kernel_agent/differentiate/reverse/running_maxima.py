@@ -248,7 +248,9 @@ class Analysis:
             self.family[node] = None
             return _symbol(node)
         types = [self._renamed(node, t) for t in types]
-        free = [t == INVARIANT and self._floored(node, side) for t, side in zip(types, sides(node), strict=True)]
+        free = [
+            t == INVARIANT and self._floored(node, side) for t, side in zip(types, sides(node), strict=True)
+        ]
         if all(free):
             return INVARIANT
         return reduce(self._either, [Shift("zero") if f else t for t, f in zip(types, free, strict=True)])
@@ -306,7 +308,9 @@ class Analysis:
             moved = {loop.carries[online.index].init: old}
         inner = {c.phi: self.of(c.init).moved(moved) for c in loop.carries if c.phi is not old}
         # A number to begin with may be scaled by the steps like what they add to it.
-        open_ = {c.phi for c in loop.carries if online and not c.init.active and inner.get(c.phi) == INVARIANT}
+        open_ = {
+            c.phi for c in loop.carries if online and not c.init.active and inner.get(c.phi) == INVARIANT
+        }
         inner |= dict.fromkeys(open_, Shift("zero"))
         for _ in range(6):
             before = dict(self.types)
@@ -391,7 +395,7 @@ def _detach(
             mine, loops = mine - blamed, {}
     if not mine and not loops:
         return blocks, online
-    for node in mine:
+    for node in sorted(mine, key=lambda n: n.id):
         node.active = False
         reason = "the maximum cancels in every output: detached"
         report.append(LineReport(node.line, "max", "shift invariance", reason))

@@ -14,7 +14,7 @@ from ..ir.names import adjoint_name, stem
 from ..ir.nodes import For, GradWrite, If, Node, nodes_in, placed, reachable, sides
 from ..ir.report import Why
 from ..prove.disjoint import Proof, disjoint
-from ..reverse.sweep import Reverse
+from ..reverse.sweep import Reverse, writes
 from .gradient_writes import store
 
 
@@ -73,7 +73,7 @@ def _parts(node: Node) -> list[Node]:
 
 def _writes(node: Node) -> bool:
     stmt = node.attrs["if"] if node.op == "ifout" else None
-    return stmt is not None and bool(stmt.then_effects or stmt.other_effects)
+    return stmt is not None and bool(writes(stmt.then_effects + stmt.other_effects))
 
 
 def _why(others: list[GradWrite]) -> Why:

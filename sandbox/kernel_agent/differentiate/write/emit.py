@@ -170,7 +170,10 @@ class Emitter:
         name = write.base.attrs["name"]
         self.gradients[name] = None
         start = gradient_name(name) if write.base.op == "param" else self.expr(write.base, 9)[0]
-        pointer, value = self.address(start, write.offset), self.expr(write.value, 9 * (write.kind == "add"))[0]
+        pointer, value = (
+            self.address(start, write.offset),
+            self.expr(write.value, 9 * (write.kind == "add"))[0],
+        )
         masked = [] if write.mask is None else [f"mask={self.expr(write.mask)[0]}"]
         if write.kind == "add":
             value = f"{self.tl}.load({', '.join([pointer, *masked])}) + {value}"
