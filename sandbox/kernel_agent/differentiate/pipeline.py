@@ -227,19 +227,21 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
     text = FunctionText(site, site.kernel.inplace)
     best, _ = _best(whole, lambda side, end: _scheduled(side, name + end, schedule, draft.splits, report), {})
     parts = _parts(best, lambda plan: _part(fwd, plan, text, kernels, draft))
-    if isinstance(best, Sides):
-        for plan in best.leaves():
-            kept = f"{plan.owner.name}: atomics kept {plan.totals.kept} of {plan.totals.atomics}"
-            draft.report.append(LineReport(site.call.lineno, "flag", "each side apart", kept))
-    while isinstance(best, Sides):
-        best = best.plans[not best.taken]
-    whole = best
+    for plan in best.leaves() if isinstance(best, Sides) else ():
+        kept = f"{plan.owner.name}: atomics kept {plan.totals.kept} of {plan.totals.atomics}"
+        draft.report.append(LineReport(site.call.lineno, "flag", "each side apart", kept))
+    whole = _taken(best)
     draft.report += whole.reverse.report
     draft.tape_bytes += whole.totals.tape
     draft.tape_naive_bytes += whole.totals.naive
     draft.atomics += whole.totals.kept
     draft.atomics_naive += whole.totals.atomics
     return text.text(parts)
+
+
+def _taken(plan: Scheduled | Sides) -> Scheduled:
+    """The plan for calls like the traced one."""
+    return _taken(plan.plans[not plan.taken]) if isinstance(plan, Sides) else plan
 
 
 def _parts(plan: Scheduled | Sides, made: Callable[[Scheduled], Part]) -> Part | Choice:
@@ -371,8 +373,9 @@ def _best(
 ) -> tuple[Scheduled | Sides, float]:
     """A plan, or the sides of a flag where one has fewer atomic adds than in one kernel with the other; and
     how many fewer, a side counted for half."""
-    site, best, gain = whole.site, whole, 0.0
-    if site.again is None or len(facts) == FLAGS:
+    best: Scheduled | Sides = whole
+    site, gain = whole.site, 0.0
+    if site.again is None or site.kernel.inplace or len(facts) == FLAGS:
         return whole, 0.0
     for flag in flags.asked_of(site, whole.writes):
         sides = Sides(flag, [], bool(site.kernel.graph.concrete(flag)))

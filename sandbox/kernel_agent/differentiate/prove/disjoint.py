@@ -42,12 +42,17 @@ def disjoint(
     """A proof that (programs x iterations x lanes) -> address is injective, or the reason why there is none.
 
     `entry`: the address is in the buffer of this number; every number has one of its own. `grid`: of the
-    traced launch; with it constexprs that can be strides are.
+    traced launch; with it constexprs that can be strides are, and layouts that overlap there prove nothing.
     """
     affine = Affine(g)
     found = _disjoint(affine, offset, mask, loops, axes, entry, frozenset())
-    strides = affine.strides(offset) if grid is not None else frozenset()
-    if isinstance(found, Proof) or grid is None or not strides:
+    if grid is None:
+        return found
+    if isinstance(found, Proof):
+        meets = any(overlaps(g, layout, grid) for layout in found.layouts)
+        return "its windows overlap: one element is read at several places" if meets else found
+    strides = affine.strides(offset)
+    if not strides:
         return found
     other = _disjoint(affine, offset, mask, loops, axes, entry, strides)
     if isinstance(other, Proof) and not any(overlaps(g, layout, grid) for layout in other.layouts):

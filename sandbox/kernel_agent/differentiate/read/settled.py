@@ -24,12 +24,11 @@ def settled(g: Graph, cond: Node) -> bool | None:
         found = None if equal is None else _answer(g, cond, *equal)
         if found is not None:
             return found
-    equal = _equal(g, cond)
-    for known, answer in around if equal is not None else ():
-        found = _answer(g, known, *equal)
-        if found is not None and found is not answer:
-            return False
-    return None
+    wanted = _equal(g, cond)
+    if wanted is None:
+        return None
+    answers = [(_answer(g, known, *wanted), answer) for known, answer in around]
+    return False if any(found is not None and found is not answer for found, answer in answers) else None
 
 
 def _equal(g: Graph, cond: Node) -> tuple[Node, Any] | None:

@@ -307,10 +307,9 @@ class Analysis:
             self.types[old], self.types[new] = _symbol(old), _symbol(new)
             moved = {loop.carries[online.index].init: old}
         inner = {c.phi: self.of(c.init).moved(moved) for c in loop.carries if c.phi is not old}
-        # A number to begin with may be scaled by the steps like what they add to it.
-        open_ = {
-            c.phi for c in loop.carries if online and not c.init.active and inner.get(c.phi) == INVARIANT
-        }
+        # A number to begin with may be scaled by the steps like what they add to it, if its maximum is known.
+        free = online is not None and loop.carries[online.index].init not in self.family
+        open_ = {c.phi for c in loop.carries if free and not c.init.active and inner.get(c.phi) == INVARIANT}
         inner |= dict.fromkeys(open_, Shift("zero"))
         for _ in range(6):
             before = dict(self.types)

@@ -39,7 +39,8 @@ def split(reverse: Reverse, axes: list[int], refused: dict[Node, str], grid: tup
         reverse.say(first.line, "store", first.proof, reason)
         refused[base] = _why(others)
         alone = proofs[others[0]]
-        if len(others) == 1 and isinstance(alone, Proof) and base.op == "param":
+        plain = base.op == "param" and base.attrs["name"] not in reverse.kernel.inplace
+        if len(others) == 1 and isinstance(alone, Proof) and plain:
             others[0].kind, others[0].proof, others[0].layouts = "add", alone.text, alone.layouts
             reverse.say(others[0].line, "store", alone.text, f"{owned} in the second launch, too")
     if not late:
