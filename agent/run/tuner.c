@@ -1,7 +1,8 @@
 /* The tuner without a clock: the differentiator's other schedules and configurations.
  *
  * A variant is a schedule and a configuration. It is drafted, its cost is modelled from counted facts, and
- * only one that would beat the best becomes a candidate: what is kept has passed the whole check. */
+ * only one that would beat the best, and gives up nothing that the model has no price for, becomes a
+ * candidate: what is kept has passed the whole check. */
 #include "tuner.h"
 
 #include <math.h>
