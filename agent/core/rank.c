@@ -59,9 +59,10 @@ bool ka_rank_gives_up(const json_t *facts, const json_t *other)
         const json_t *theirs = json_object_get(json_array_get(others, i), "backward");
         if (!json_is_object(mine) || !json_is_object(theirs))
             continue;
-        if (number(mine, "atomics") > 0 && !(number(theirs, "atomics") > 0))
+        bool added = number(mine, "atomics") > 0, other_added = number(theirs, "atomics") > 0;
+        if (added && !other_added)
             return true;
-        if (number(mine, "widest") < number(theirs, "widest"))
+        if (added == other_added && number(mine, "widest") < number(theirs, "widest"))
             return true;
     }
     return false;

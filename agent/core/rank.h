@@ -19,8 +19,8 @@
 double ka_rank_cost(const json_t *facts);
 
 /* Whether a candidate gives up what the model has no price for, beside another one: a case without atomic
- * adds has some, or one has fewer programs in its widest launch. No modelled gain is worth that; only a
- * measured one could be. */
+ * adds has some, or one has fewer programs in its widest launch, and not for the sake of adding without
+ * atomics. The tuner takes no modelled gain for that. */
 bool ka_rank_gives_up(const json_t *facts, const json_t *other);
 
 #endif

@@ -128,18 +128,6 @@ struct outcome {
     double cost;
 };
 
-/* What the job is told of a cost: no gain that is modelled makes up for what a candidate gives up. */
-static double weighed(const struct ka_run *run, const struct outcome *outcome)
-{
-    bool optimise = run->job.phase == KA_PHASE_OPTIMISE && outcome->verified;
-    if (!optimise || !ka_run_gives_up(run, outcome->facts))
-        return outcome->cost;
-    ka_log(KA_LOG_INFO,
-           "%s: candidate %lld has atomic adds or fewer programs where the best has not: no gain", run->name,
-           (long long)outcome->snapshot);
-    return INFINITY;
-}
-
 static void settle(struct ka_run *run, const struct outcome *outcome)
 {
     const struct ka_verdict_counts *counts = &outcome->counts;
@@ -155,7 +143,7 @@ static void settle(struct ka_run *run, const struct outcome *outcome)
         .passed = (int)(counts->passed + counts->hidden_passed),
         .total = (int)(counts->required + counts->hidden),
         .verified = outcome->verified,
-        .cost = weighed(run, outcome),
+        .cost = outcome->cost,
     };
     if (rc) {
         ka_log(KA_LOG_ERROR, "%s: %s", run->name, err.msg);

@@ -376,6 +376,7 @@ static void rank__what_has_no_price__is_given_up_by_atomics_and_fewer_programs(v
     assert_false(gives_up("\"atomics\": 0", "\"atomics\": 2"));
     assert_true(gives_up("\"widest\": 7", "\"widest\": 8"));
     assert_false(gives_up("\"widest\": 8", "\"widest\": 8"));
+    assert_false(gives_up("\"widest\": 7", "\"widest\": 8, \"atomics\": 2")); /* partial sums instead */
     assert_false(ka_rank_gives_up(NULL, NULL));
 }
 
