@@ -51,6 +51,23 @@ static double starved(const json_t *kernels)
     return json_array_size(kernels) ? sum / (double)json_array_size(kernels) : 1;
 }
 
+bool ka_rank_gives_up(const json_t *facts, const json_t *other)
+{
+    const json_t *others = json_object_get(other, "cases");
+    KA_EACH(json_object_get(facts, "cases"), i, entry) {
+        const json_t *mine = json_object_get(entry, "backward");
+        const json_t *theirs = json_object_get(json_array_get(others, i), "backward");
+        if (!json_is_object(mine) || !json_is_object(theirs))
+            continue;
+        bool added = number(mine, "atomics") > 0, other_added = number(theirs, "atomics") > 0;
+        if (added && !other_added)
+            return true;
+        if (added == other_added && number(mine, "widest") < number(theirs, "widest"))
+            return true;
+    }
+    return false;
+}
+
 double ka_rank_cost(const json_t *facts)
 {
     double log_sum = 0;

@@ -18,4 +18,9 @@
  * kernel did not compile for the target. */
 double ka_rank_cost(const json_t *facts);
 
+/* Whether a candidate gives up what the model has no price for, beside another one: a case without atomic
+ * adds has some, or one has fewer programs in its widest launch, and not for the sake of adding without
+ * atomics. The tuner takes no modelled gain for that. */
+bool ka_rank_gives_up(const json_t *facts, const json_t *other);
+
 #endif

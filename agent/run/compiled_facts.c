@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "agent/core/plan.h"
+#include "agent/core/rank.h"
 #include "agent/ops/compile.h"
 #include "base/each.h"
 #include "base/hash.h"
@@ -86,4 +87,15 @@ json_t *ka_run_facts_request(const struct ka_run *run, const char *entry)
                                                 json_object_get(shape, "kind")));
     }
     return ka_plan_facts(shapes, entry, ka_random_u64());
+}
+
+bool ka_run_gives_up(const struct ka_run *run, const json_t *facts)
+{
+    struct ka_snapshot best;
+    if (!run->job.best || !run->job.best_verified ||
+        ka_state_snapshot_get(run->state, run->job.best, &best, NULL))
+        return false;
+    bool found = ka_rank_gives_up(facts, best.facts);
+    ka_snapshot_free(&best);
+    return found;
 }

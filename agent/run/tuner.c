@@ -1,7 +1,8 @@
 /* The tuner without a clock: the differentiator's other schedules and configurations.
  *
  * A variant is a schedule and a configuration. It is drafted, its cost is modelled from counted facts, and
- * only one that would beat the best becomes a candidate: what is kept has passed the whole check. */
+ * only one that would beat the best, and gives up nothing that the model has no price for, becomes a
+ * candidate: what is kept has passed the whole check. */
 #include "tuner.h"
 
 #include <math.h>
@@ -86,13 +87,15 @@ static void count_same(struct ka_run *run, double cost)
 static void on_variant_compiled(struct ka_run *run, json_t *facts)
 {
     double cost = ka_rank_cost(facts);
+    bool gain = cost < run->job.best_cost * (1.0 - run->job.limits.min_rel_impr);
+    bool gives_up = gain && ka_run_gives_up(run, facts);
     json_decref(facts);
-    if (cost < run->job.best_cost * (1.0 - run->job.limits.min_rel_impr)) {
+    if (gain && !gives_up) {
         post_variant(run);
         return;
     }
-    ka_log(KA_LOG_INFO, "%s: modelled cost %.4g, the best has %.4g: not tried", run->name, cost,
-           run->job.best_cost);
+    ka_log(KA_LOG_INFO, "%s: modelled cost %.4g, the best has %.4g%s: not tried", run->name, cost,
+           run->job.best_cost, gives_up ? ", and no atomic adds or more programs" : "");
     count_same(run, cost);
     ka_run_tune(run, 0);
 }

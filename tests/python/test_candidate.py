@@ -396,6 +396,7 @@ def test_facts__when_asked__count_forward_and_backward(write, tmp_path):
     assert result["facts"]["forward"] == {
         "launches": 1,
         "programs": 1,
+        "widest": 1,
         "bytes_read": 128,  # 8 floats: x and w by the kernel, the copy and the cast by torch
         "bytes_written": 128,
         "atomics": 0,

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from diff_support import ROOT, assert_right, draft
 
-# Sizes that the interpreter takes, of the examples that have strides or a grid of one axis.
+# Sizes that the interpreter takes.
 EXAMPLES = {
     "attention": {"B": 2, "H": 2, "N": 50, "D": 16, "causal": True},
     "cross_entropy": {"M": 6, "V": 50},
+    "grouped_gemm": {"G": 2, "M": 40, "N": 40, "K": 24},
     "layer_norm": {"M": 5, "N": 40},
+    "linear_recurrence": {"B": 2, "T": 7, "D": 20, "gate": True, "h0": True},
     "matmul": {"M": 33, "N": 40, "K": 24, "leaky": False},
     "rms_norm": {"B": 2, "T": 3, "N": 40},
     "softmax": {"M": 5, "N": 40},
+    "swiglu": {"B": 2, "T": 3, "F": 100},
 }
 
 
@@ -32,11 +36,32 @@ def with_constant_strides(source: str) -> str:
                 if "stride" in a.arg and a.annotation is None
             ]
         launch = isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript) and node.func.slice
-        if isinstance(launch, ast.Tuple) and len(launch.elts) == 1:
-            edits.append((launch.elts[0].end_lineno or 0, launch.elts[0].end_col_offset or 0, ", 1, 1"))
+        grid = node.body if isinstance(node, ast.Lambda) else launch
+        if isinstance(grid, ast.Tuple):
+            last = grid.elts[-1]
+            edits.append((last.end_lineno or 0, last.end_col_offset or 0, ", 1" * (3 - len(grid.elts))))
     for line, column, text in sorted(edits, reverse=True):
         lines[line - 1] = lines[line - 1][:column] + text + lines[line - 1][column:]
-    return "\n".join(lines).replace(", 1, 1,)", ", 1, 1)") + "\n"
+    return "\n".join(lines).replace(", 1,)", ", 1)") + "\n"
+
+
+def with_functions_of_grids(source: str) -> str:
+    """Every lambda that is a grid becomes a function in the stub."""
+    return re.sub(r"    grid = lambda (\w+): (.*)", r"    def grid(\1):\n        return \2\n", source)
+
+
+@pytest.mark.parametrize("name", ["linear_recurrence", "swiglu"])
+def test_grid_that_is_a_function__has_the_schedule_of_the_lambda(
+    name: str, write: Callable[[str], Path]
+) -> None:
+    source = with_constant_strides((ROOT / "examples" / f"{name}.py").read_text())
+    other = write(with_functions_of_grids(source))
+    assert "def grid(" in other.read_text()
+    plain, made = (
+        draft(path, EXAMPLES[name])["report"] for path in (ROOT / "examples" / f"{name}.py", other)
+    )
+    for member in ("schedule", "atomics", "tape_bytes"):
+        assert made[member] == plain[member], (member, made["lines"])
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

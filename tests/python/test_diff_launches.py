@@ -149,15 +149,17 @@ def test_row_length__is_computed_again_on_the_host(length: str, write: Callable[
 
 
 def test_row_length__cut_off_from_a_fraction_is_cut_off_on_the_host(write: Callable[..., Path]) -> None:
-    """Rows of 2 elements overlap where the kernel makes 2 of 2.5: the gradient must not be stored then."""
+    """Rows of 3 elements overlap where the kernel makes 2 of 2.5: the gradient must not be stored then."""
     kernel = KERNEL.replace("    cols =", "    pitch = (row_len * 0.125).to(tl.int32)\n    cols =").replace(
         "x_ptr + row * row_len", "x_ptr + row * pitch"
     )
     launch = "scale_kernel[(m, triton.cdiv(n, 16))](x, y, min(n, 3), n, 1.5, GAIN=2, BLOCK=16)"
     file = file_with(write, "y.zero_()", launch, kernel)
-    result = draft(file, SHAPES[0])
+    result = draft(file, {"M": 4, "N": 24})
+    assert_right(file, result, [({"M": 4, "N": 24}, "normal")])
     with pytest.raises(AssertionError, match=r"candidate_raised.*overlaps itself"):
         assert_right(file, result, [(SHAPES[0], "normal")])
+    assert_right(file, draft(file, SHAPES[0]), [(SHAPES[0], "normal")])  # seen to overlap: added atomically
 
 
 def test_next_power_of_two__of_a_run_time_value_is_refused(write: Callable[..., Path]) -> None:

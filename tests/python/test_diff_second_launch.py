@@ -39,7 +39,7 @@ def test_late_write__that_needs_a_loop_stays_where_it_is(tmp_path: Path) -> None
 
 
 def test_two_blocks__only_one_of_them_is_stored_first(tmp_path: Path) -> None:
-    """Both writes are disjoint in themselves, and they meet: the second has to add."""
+    """Both writes are disjoint in themselves, and they meet: the second has to add, alone in its launch."""
     source = (ROOT / "examples/swiglu.py").read_text()
     load = "    up = tl.load(up_ptr + offs, mask=mask, other=0.0).to(tl.float32)\n"
     assert load in source
@@ -47,5 +47,65 @@ def test_two_blocks__only_one_of_them_is_stored_first(tmp_path: Path) -> None:
     file = tmp_path / "both.py"
     file.write_text(source.replace(load, load + again).replace("silu(gate) * up", "silu(gate) * up * back"))
     result = draft(file, {"B": 2, "T": 3, "F": 700})
-    assert result["backward"].count("tl.atomic_add(d_gate_ptr") == 1
+    main, after = result["backward"].split("def swiglu_kernel_bwd_after(")
+    assert "tl.store(d_gate_ptr" in main and result["report"]["atomics"] == 0
+    assert "atomic_add" not in after and after.count("tl.load(d_gate_ptr") == 1
     assert_right(file, result, [({"B": 2, "T": 3, "F": f}, "normal") for f in (700, 1)])
+
+
+SHIFT = """import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+SWEEP = [{"B": 3, "T": 6, "D": 20}]
+
+
+@triton.jit
+def shift_kernel(x, y, T, D: tl.constexpr, BD: tl.constexpr):
+    i_t, i_b = tl.program_id(0), tl.program_id(1)
+    cols = tl.arange(0, BD)
+    mask = cols < D
+    base = (i_b * T + i_t) * D + cols
+    b_x = tl.load(x + base, mask=mask)
+    if i_t == 0:
+        tl.store(y + base, b_x * b_x, mask=mask)
+    else:
+        before = tl.load(x + base - BACK, mask=mask)
+        tl.store(y + base, before * b_x, mask=mask)
+
+
+@autodiff(inputs_require_grad=(0,))
+def shift(x):
+    x = x.contiguous()
+    B, T, D = x.shape
+    y = torch.empty_like(x)
+    shift_kernel[(T, B)](x, y, T, D, BD=triton.next_power_of_2(D))
+    return y
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return (torch.randn(dims["B"], dims["T"], dims["D"], device=device, dtype=dtype),)
+"""
+SHIFTED = [{"B": 3, "T": 6, "D": 20}, {"B": 1, "T": 1, "D": 33}, {"B": 2, "T": 5, "D": 1}]
+
+
+def test_row_and_its_neighbour__are_written_in_two_launches_without_atomics(tmp_path: Path) -> None:
+    file = tmp_path / "shift.py"
+    file.write_text(SHIFT.replace("BACK", "D"))
+    result = draft(file, SHIFTED[0])
+    assert "atomic_add" not in result["backward"] and result["report"]["atomics"] == 0
+    main, after = result["backward"].split("def shift_kernel_bwd_after(")
+    assert "tl.load(d_x" not in main and after.count("tl.store(d_x") == after.count("tl.load(d_x") == 1
+    assert_right(file, result, [(dims, "normal") for dims in SHIFTED])
+    half = draft(file, SHIFTED[0], dtype="float16")["backward"]
+    assert "gradient_of(x, accumulate=True" in half  # a sum, though of two
+
+
+def test_neighbour_that_several_rows_share__is_added_atomically(tmp_path: Path) -> None:
+    """The last row of the batch before, for every row: the late write is not disjoint."""
+    file = tmp_path / "shift.py"
+    file.write_text(SHIFT.replace("BACK", "i_t * D"))
+    result = draft(file, SHIFTED[0])
+    assert result["report"]["atomics"] == 1
+    assert_right(file, result, [(dims, "normal") for dims in SHIFTED])

@@ -354,6 +354,32 @@ static void rank__atomics_spills_and_launches__cost(void **state)
     assert_true(plain < atomic && plain < launches && plain < spills);
 }
 
+/* Whether a backward with these counts gives up something beside one with those. */
+static bool gives_up(const char *mine, const char *theirs)
+{
+    char text[2][256];
+    snprintf(text[0], sizeof(text[0]), "{\"cases\": [{\"backward\": {}}, {\"backward\": {%s}}]}", mine);
+    snprintf(text[1], sizeof(text[1]), "{\"cases\": [{\"backward\": {}}, {\"backward\": {%s}}]}", theirs);
+    json_t *facts = json(text[0]), *other = json(text[1]);
+    bool found = ka_rank_gives_up(facts, other);
+    json_decref(other);
+    json_decref(facts);
+    return found;
+}
+
+static void rank__what_has_no_price__is_given_up_by_atomics_and_fewer_programs(void **state)
+{
+    (void)state;
+    assert_true(gives_up("\"atomics\": 1", "\"atomics\": 0"));
+    assert_true(gives_up("\"atomics\": 1", ""));
+    assert_false(gives_up("\"atomics\": 9", "\"atomics\": 2")); /* those have a price */
+    assert_false(gives_up("\"atomics\": 0", "\"atomics\": 2"));
+    assert_true(gives_up("\"widest\": 7", "\"widest\": 8"));
+    assert_false(gives_up("\"widest\": 8", "\"widest\": 8"));
+    assert_false(gives_up("\"widest\": 7", "\"widest\": 8, \"atomics\": 2")); /* partial sums instead */
+    assert_false(ka_rank_gives_up(NULL, NULL));
+}
+
 /* One kernel of 4 warps that moves 2000 bytes and has these resources. */
 static double cost_with(int registers, int shared)
 {
@@ -601,6 +627,7 @@ int main(void)
         cmocka_unit_test(plan__seeds__differ_between_cases_and_between_secrets),
         cmocka_unit_test(plan__what_a_child_is_sent__does_not_say_which_shapes_are_hidden),
         cmocka_unit_test(rank__atomics_spills_and_launches__cost),
+        cmocka_unit_test(rank__what_has_no_price__is_given_up_by_atomics_and_fewer_programs),
         cmocka_unit_test(rank__too_few_resident_warps__make_bytes_dearer),
         cmocka_unit_test(plan__variants_of_the_tuner__are_schedules_and_then_configurations_of_the_best),
         cmocka_unit_test(plan__variants_of_the_tuner__end_with_their_budget),

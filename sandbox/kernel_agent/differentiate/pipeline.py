@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from .. import draw
 from ..forward import Forward
+from .ir.nodes import GradWrite, Node
 from .ir.refusal import Refusal
 from .ir.report import LineReport, Why
 from .ir.spelling import gradient_name
+from .ir.values import signature
 from .prove import overwrite
 from .read import trace
 from .reverse import checkpoints, forward_values, running_maxima, wrapped_indices
 from .reverse.sweep import Reverse, writes
-from .schedule import gradient_writes, partials, second_launch, tuning
+from .schedule import flags, gradient_writes, partials, second_launch, tuning
 from .schedule.decisions import Totals, advise, header
 from .schedule.kept_values import Spill
 from .schedule.owner import NotOwned, Owner, OwnerKernel
@@ -35,7 +37,9 @@ from .write.section import (
     SUMMED,
     TABLES,
     UNTRACED,
+    Choice,
     FunctionText,
+    Part,
     Step,
     config_name,
     config_text,
@@ -46,6 +50,7 @@ from .write.section import (
 
 PROGRAMS = 256  # that keep private sums: about two on each multiprocessor
 SPLITS = 128  # programs that share the outermost sum of a gradient with few tiles
+FLAGS = 2  # of which each side of a launch may have kernels of its own
 TUNED_APART = "the forward's own choice is tuned apart"
 # Where gradients are summed over programs; a kernel that needs none of it has no alternatives.
 SCHEDULES = ("owner", "partials", "atomic")
@@ -212,23 +217,53 @@ def _name_classes(sites: list[trace.Site]) -> None:
 
 def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draft) -> str:
     """The Function of one launch; the kernels it needs are added to `kernels`."""
-    totals = Totals(naive=forward_values.naive(site))
     schedule = "atomic" if site.tables else draft.schedule
-    plan = _scheduled(site, kernels, schedule, totals, draft.splits)
-    reverse, owner, fused, taped = plan.reverse, plan.owner, plan.fused, plan.taped
-    found = writes(reverse.effects) + writes(plan.after)
-    totals.kept = sum(w.kind == "atomic_add" for w in found)
-    totals.tape = sum(forward_values.size(b, site) for b in taped.buffers)
+    report: list[LineReport] = []
+    overwrite.check(site.kernel, site.launch.grid, report)
+    name = f"{site.kernel_name}_bwd"
+    if site.class_name[-1].isdigit() and name in kernels:
+        name += site.class_name[-1]
+    whole = _scheduled(site, name, schedule, draft.splits, report)
+    text = FunctionText(site, site.kernel.inplace)
+    best, _ = _best(whole, lambda side, end: _scheduled(side, name + end, schedule, draft.splits, report), {})
+    parts = _parts(best, lambda plan: _part(fwd, plan, text, kernels, draft))
+    for plan in best.leaves() if isinstance(best, Sides) else ():
+        kept = f"{plan.owner.name}: atomics kept {plan.totals.kept} of {plan.totals.atomics}"
+        draft.report.append(LineReport(site.call.lineno, "flag", "each side apart", kept))
+    whole = _taken(best)
+    draft.report += whole.reverse.report
+    draft.tape_bytes += whole.totals.tape
+    draft.tape_naive_bytes += whole.totals.naive
+    draft.atomics += whole.totals.kept
+    draft.atomics_naive += whole.totals.atomics
+    return text.text(parts)
+
+
+def _taken(plan: Scheduled | Sides) -> Scheduled:
+    """The plan for calls like the traced one."""
+    return _taken(plan.plans[not plan.taken]) if isinstance(plan, Sides) else plan
+
+
+def _parts(plan: Scheduled | Sides, made: Callable[[Scheduled], Part]) -> Part | Choice:
+    """What the host does for a plan."""
+    if isinstance(plan, Sides):
+        one, other = (_parts(side, made) for side in plan.plans)
+        return Choice(plan.flag, one, other)
+    return made(plan)
+
+
+def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, str], draft: Draft) -> Part:
+    """The generated kernels of one plan, and their launches."""
+    site, reverse, owner, fused = plan.site, plan.reverse, plan.owner, plan.fused
+    found = plan.writes
     behind = Why("table", "which tensor an address belongs to is read from a table")
     owner.refused.update({w.base: behind for w in found if w.base.op == "entry"})
     advise(reverse, found, owner.refused, draft.schedule == "atomic")
-    accumulated = {w.base.attrs["name"] for w in found if w.kind == "atomic_add"}
-    text = FunctionText(site, site.kernel.inplace, accumulated)
+    accumulated = {w.base.attrs["name"] for w in found if w.kind != "store"}
     lines = fwd.source.splitlines()
     layouts = [l for w in found for l in w.layouts] + [l for k in owner.kernels for l in k.layouts]
-    checks = list(dict.fromkeys(map(text.check, layouts)))
-    notes = header(reverse, totals, checks)
-    steps = []
+    part = Part(accumulated, list(dict.fromkeys(map(text.check, layouts))))
+    notes = header(reverse, plan.totals, part.checks)
 
     def emit(name: str, effects: list, notes: list[str]) -> Emitted:
         emitted = Emitter(site.kernel, name, lines).emit(effects, notes)
@@ -237,54 +272,55 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
 
     if any(map(effects_of, reverse.effects)):
         emitted = emit(owner.name, reverse.effects, notes + ([] if fused is None else [fused.note]))
-        step = Step(emitted, "grid") if fused is None else partials_step(text, emitted, fused, draft.programs)
-        tape_step(text, step, taped.buffers)
+        step = Step(emitted, "grid")
+        if fused is not None:
+            step = partials_step(text, part, emitted, fused, draft.programs)
+        tape_step(text, step, plan.taped.buffers)
         for spill in owner.spills.made.values():
             scratch(text, step, spill, text.expr(spill.numel, 11))
-        steps.append(step)
+        part.steps.append(step)
         notes = []
     for made in owner.kernels:
         emitted = emit(made.name, made.effects, [*notes, *made.notes])
-        steps.append(owner_step(text, emitted, made, owner, draft.splits or SPLITS))
+        part.steps.append(owner_step(text, part, emitted, made, owner, draft.splits or SPLITS))
         if made.few and not draft.splits:
             tuning.offer(draft.configs, {"splits": SPLITS})
         notes = []
     if plan.after:
         note = "what is added to gradients that the kernels above have stored"
-        steps.append(Step(emit(f"{owner.name}_after", plan.after, [note]), "grid"))
-    draft.report += reverse.report
-    draft.tape_bytes += totals.tape
-    draft.tape_naive_bytes += totals.naive
-    draft.atomics += totals.kept
-    draft.atomics_naive += totals.atomics
-    gradients = list(dict.fromkeys(n for s in steps for n in s.emitted.gradients))
-    _check_inplace(site, gradients, accumulated, owner)
+        part.steps.append(Step(emit(f"{owner.name}_after", plan.after, [note]), "grid"))
+    _check_inplace(site, part.gradients, accumulated, owner)
     every = found + [w for k in owner.kernels for w in writes(k.effects)]
     for write in every:
         name = write.base.attrs["name"]
         stored = [w for w in every if w.base is write.base and w.kind == "store"]
         if write.covers is not None and len(stored) == 1 and name not in site.tables:
-            text.written[name] = text.expr(write.covers)
-    return text.text(steps, gradients, checks)
+            part.written[name] = text.expr(write.covers)
+    return part
 
 
 @dataclass
 class Scheduled:
     """The effects of one launch's backward: the main kernel, the owners', and what is added after them."""
 
+    site: trace.Site
     reverse: Reverse
     owner: Owner
     fused: Partials | None
     taped: forward_values.Tape
     after: list
+    totals: Totals
+
+    @property
+    def writes(self) -> list[GradWrite]:
+        """Those of the main kernel and of what follows it."""
+        return writes(self.reverse.effects) + writes(self.after)
 
 
-def _scheduled(
-    site: trace.Site, kernels: dict[str, str], schedule: str, totals: Totals, splits: int
-) -> Scheduled:
+def _scheduled(site: trace.Site, name: str, schedule: str, splits: int, known: list[LineReport]) -> Scheduled:
     """The passes from the forward graph to effects with a schedule."""
-    report: list[LineReport] = []
-    overwrite.check(site.kernel, site.launch.grid, report)
+    totals = Totals(naive=forward_values.naive(site))
+    report = list(known)
     running_maxima.detach(site.kernel, report)
     reverse = Reverse(site.kernel, set())
     reverse.report = report
@@ -296,18 +332,68 @@ def _scheduled(
     axes = trace.program_axes(site)
     gradient_writes.prove(reverse, axes, site.launch.grid)
     gradient_writes.mark(reverse)
-    name = f"{site.kernel_name}_bwd"
-    if site.class_name[-1].isdigit() and name in kernels:
-        name += site.class_name[-1]
     owner = Owner(reverse, axes, name, site.launch.grid, splits > 0)
     fused = partials.fuse(reverse, axes) if schedule == "partials" else None
     after: list = []
     if schedule != "atomic" and not isinstance(fused, Partials):
         owner.run()
-        after = second_launch.split(reverse, axes, owner.refused)
+        after = second_launch.split(reverse, axes, owner.refused, site.launch.grid)
         gradient_writes.mark(reverse)
     taped = forward_values.Tape(reverse, lambda buffer: forward_values.size(buffer, site)).run()
-    return Scheduled(reverse, owner, fused if isinstance(fused, Partials) else None, taped, after)
+    plan = Scheduled(
+        site, reverse, owner, fused if isinstance(fused, Partials) else None, taped, after, totals
+    )
+    totals.kept = sum(w.kind == "atomic_add" for w in plan.writes)
+    totals.tape = sum(forward_values.size(b, site) for b in taped.buffers)
+    return plan
+
+
+@dataclass
+class Sides:
+    """A launch whose backward is made twice: for calls with a flag, and for those without."""
+
+    flag: Node
+    plans: list[Scheduled | Sides]
+    taken: bool  # which of them the traced call takes
+
+    def leaves(self) -> list[Scheduled]:
+        """Every plan, in order."""
+        return [leaf for plan in self.plans for leaf in _leaves(plan)]
+
+
+Schedule = Callable[[trace.Site, str], Scheduled]
+
+
+def _leaves(plan: Scheduled | Sides) -> list[Scheduled]:
+    return plan.leaves() if isinstance(plan, Sides) else [plan]
+
+
+def _best(
+    whole: Scheduled, scheduled: Schedule, facts: dict, end: str = ""
+) -> tuple[Scheduled | Sides, float]:
+    """A plan, or the sides of a flag where one has fewer atomic adds than in one kernel with the other; and
+    how many fewer, a side counted for half."""
+    best: Scheduled | Sides = whole
+    site, gain = whole.site, 0.0
+    if site.again is None or site.kernel.inplace or len(facts) == FLAGS:
+        return whole, 0.0
+    for flag in flags.asked_of(site, whole.writes):
+        sides = Sides(flag, [], bool(site.kernel.graph.concrete(flag)))
+        saved = []
+        for answer in (True, False):
+            known, name = {**facts, signature(flag): answer}, end + flags.ending(flag, answer)
+            try:
+                plan = scheduled(replace(site, kernel=site.again(known)), name)
+            except (Refusal, *BROKEN):
+                break
+            found, more = _best(plan, scheduled, known, name)
+            sides.plans.append(found)
+            saved.append(flags.added(whole.writes, flag, answer) - plan.totals.kept + more)
+        if len(saved) < 2 or min(saved) < 0 or sum(saved) / 2 < gain:
+            continue
+        if sum(saved) / 2 > gain or gain and len(sides.leaves()) < len(_leaves(best)):
+            best, gain = sides, sum(saved) / 2
+    return best, gain
 
 
 def _check_inplace(site: trace.Site, gradients: list[str], accumulated: set[str], owner: Owner) -> None:
@@ -352,7 +438,7 @@ def scratch(text: FunctionText, step: Step, buffer: forward_values.Buffer | Spil
     step.extra[buffer.name] = buffer.name
 
 
-def partials_step(text: FunctionText, emitted: Emitted, fused: Partials, programs: int) -> Step:
+def partials_step(text: FunctionText, part: Part, emitted: Emitted, fused: Partials, programs: int) -> Step:
     """The launch of a strip-mined kernel: a few programs along the first walked axis, else one."""
     grid = [f"grid[{axis}]" for axis in range(len(text.site.launch.grid))]
     walked = " * ".join(grid[axis] for axis in fused.axes)
@@ -362,14 +448,14 @@ def partials_step(text: FunctionText, emitted: Emitted, fused: Partials, program
     step.setup.append(f"programs = min({walked}, {programs})")
     pass_extra(step)
     for base in fused.bases:
-        private_rows(text, step, base, "programs")
+        private_rows(text, part, step, base, "programs")
     return step
 
 
-def private_rows(text: FunctionText, step: Step, base: str, rows: str) -> None:
+def private_rows(text: FunctionText, part: Part, step: Step, base: str, rows: str) -> None:
     """Allocate `rows` copies of a gradient before a launch, and add them up after it."""
     d = gradient_name(base)
-    text.split.add(base)
+    part.split.add(base)
     text.saved[base] = None
     step.setup.append(f"{d} = gradient_of({base}, accumulate=True, copies={rows})")
     step.finish.append(f"{d} = summed({d}, {base})")
@@ -387,17 +473,20 @@ def pass_extra(step: Step, optional: bool = False) -> None:
             step.extra[name] = name
 
 
-def owner_step(text: FunctionText, emitted: Emitted, made: OwnerKernel, owner: Owner, splits: int) -> Step:
+def owner_step(
+    text: FunctionText, part: Part, emitted: Emitted, made: OwnerKernel, owner: Owner, splits: int
+) -> Step:
     """The launch of an owner kernel: its grid from the forward's sizes, partial sums added up afterwards."""
     step = Step(emitted, tuple_text([text.expr(count) for count in made.grid]))
     pass_extra(step, made.optional)
 
     def ask(bad: str, wanted: str) -> None:
-        step.setup.extend([f"if {bad}:", f'    raise ValueError("{wanted} in the backward")'])
+        said = wanted.replace('"', "'")
+        step.setup.extend([f"if {bad}:", f'    raise ValueError("{said} in the backward")'])
 
-    for whole, part in dict.fromkeys(owner.divisible):
-        bad = f"{text.expr(whole, 10)} % {text.expr(part, 11)}"
-        ask(bad, f"{text.expr(whole)} must be a multiple of {text.expr(part)}")
+    for whole, each in dict.fromkeys(owner.divisible):
+        bad = f"{text.expr(whole, 10)} % {text.expr(each, 11)}"
+        ask(bad, f"{text.expr(whole)} must be a multiple of {text.expr(each)}")
     for one, other in made.equal:
         ask(f"{text.expr(one, 6)} != {text.expr(other, 6)}", f"{text.expr(one)} must be {text.expr(other)}")
     for factor in made.positive:
@@ -405,5 +494,5 @@ def owner_step(text: FunctionText, emitted: Emitted, made: OwnerKernel, owner: O
     if made.split:
         step.setup.append(f"splits = min({text.expr(owner.summed(made))}, {splits})")
         for base in made.bases:
-            private_rows(text, step, base, "splits")
+            private_rows(text, part, step, base, "splits")
     return step

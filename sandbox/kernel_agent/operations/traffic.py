@@ -70,6 +70,7 @@ class Counter:
     enabled: bool = True
     launches: int = 0
     programs: int = 0
+    widest: int = 0  # programs of the launch that has most
     bytes_read: int = 0
     bytes_written: int = 0
     atomics: int = 0
@@ -89,6 +90,7 @@ class Counter:
     def _launched(self, launch: Launch) -> Any:
         self.launches += 1
         self.programs += launch.programs
+        self.widest = max(self.widest, launch.programs)
         before, self.launching = self.launching, True
         try:
             return launch.run()
@@ -113,4 +115,5 @@ class Counter:
             "bytes_written": self.bytes_written,
             "atomics": self.atomics,
             "programs": self.programs,
+            "widest": self.widest,
         }

@@ -138,7 +138,7 @@ class GradWrite:
     value: Node
     region: Region
     line: int | None
-    kind: str = "atomic_add"  # or "store", once proven disjoint
+    kind: str = "atomic_add"  # or "store", once proven disjoint; "add", if it is alone in a later launch
     proof: str = ""  # why it is a store, or why it is not
     layouts: list = field(default_factory=list)  # lists of (stride, extent) pairs that the host checks
     covers: Node | None = None  # how many elements it reaches, where that is known

@@ -58,6 +58,8 @@ def _add(g: Graph, args: tuple, attrs: dict, dtype: str, shape: tuple) -> Node |
     for one, other in ((a, b), (b, a)):
         if other.op == "neg" and one.op != "neg":
             return g.make("sub", (one, other.args[0]), {}, dtype, shape)
+        if other.op == "sub" and other.args[1] is one and not any(n.is_float for n in (one, other)):
+            return _as(g, other.args[0], dtype, shape)
     return _over_one_divisor(g, "add", a, b, dtype, shape)
 
 

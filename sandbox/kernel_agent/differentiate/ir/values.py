@@ -129,6 +129,19 @@ def is_static(node: Node) -> bool:
     return bool(node.args) and all(map(is_static, node.args))
 
 
+def signature(node: Node) -> tuple:
+    """What a value is made of: the same in two graphs of one kernel."""
+    attrs = tuple(sorted((name, repr(value)) for name, value in node.attrs.items()))
+    return (node.op, attrs, *map(signature, node.args))
+
+
+def positive(cond: Node) -> Node:
+    """A condition without its negations."""
+    while cond.op == "not":
+        (cond,) = cond.args
+    return cond
+
+
 def dtype_text(dtype: str, tl: str) -> str:
     """Source text of a type."""
     if dtype.startswith("$"):

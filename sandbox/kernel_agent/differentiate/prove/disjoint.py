@@ -42,12 +42,17 @@ def disjoint(
     """A proof that (programs x iterations x lanes) -> address is injective, or the reason why there is none.
 
     `entry`: the address is in the buffer of this number; every number has one of its own. `grid`: of the
-    traced launch; with it constexprs that can be strides are.
+    traced launch; with it constexprs that can be strides are, and layouts that overlap there prove nothing.
     """
     affine = Affine(g)
     found = _disjoint(affine, offset, mask, loops, axes, entry, frozenset())
-    strides = affine.strides(offset) if grid is not None else frozenset()
-    if isinstance(found, Proof) or grid is None or not strides:
+    if grid is None:
+        return found
+    if isinstance(found, Proof):
+        meets = any(overlaps(g, layout, grid) for layout in found.layouts)
+        return "its windows overlap: one element is read at several places" if meets else found
+    strides = affine.strides(offset)
+    if not strides:
         return found
     other = _disjoint(affine, offset, mask, loops, axes, entry, strides)
     if isinstance(other, Proof) and not any(overlaps(g, layout, grid) for layout in other.layouts):
@@ -269,7 +274,11 @@ def _extent(affine: Affine, g: Graph, group: Group, limits: Limits) -> Node | No
         if digit is not None:
             unit = divide(digit, lowest)
             return None if unit is None else g.mul(monomial_node(affine, g, unit), last)
-        count = last if is_zero(lo) and is_number(step, 1) else g.make("cdiv", (last, step))
+        if not natural(lo):  # a step may stand below zero, and be one of more than the end says
+            if not affine.uniform(lo):
+                return None
+            last = g.sub(last, lo)
+        count = last if is_number(step, 1) else g.make("cdiv", (last, step))
         return g.mul(monomial_node(affine, g, unit), count)
     if len(group.terms) == 1 and var.node is not None and var.kind in ("vpid", "mod"):
         return var.node.attrs["count"] if var.kind == "vpid" else var.node.args[1]

@@ -45,9 +45,11 @@ from ..ir.values import (
     offset_name,
     quotient,
     returns,
+    signature,
     step_of,
 )
 from . import language, syntax_check
+from .settled import settled
 
 
 def _branches(region: Region) -> set[tuple[Node | None, bool]]:
@@ -65,10 +67,12 @@ class Builder:
         functions: dict[str, ast.FunctionDef],
         args: dict[str, Arg],
         folds: frozenset[int] = frozenset(),
+        facts: dict[tuple, bool] | None = None,
     ):
-        """`folds`: lines of conditions of which the branch that the traced call does not take is left out."""
+        """`folds`: lines of conditions of which the branch that the traced call does not take is left out.
+        `facts`: the answers to conditions, by their signatures, for a kernel of such calls alone."""
         self.g = Graph()
-        self.folds = folds
+        self.folds, self.facts = folds, facts or {}
         self.source, self.module, self.functions, self.args = source, module, functions, args
         self.effects: list = []
         self.env: dict[str, Any] = {}
@@ -309,17 +313,21 @@ class Builder:
         lo, hi, step, call = self.range(node.iter)
         g, first, stride = self.g, lo, step
         downwards = step.op == "const" and step.value < 0
-        if downwards:  # nothing after this has to know of loops that count down
+        start = g.concrete(lo)
+        moved = downwards or isinstance(start, int) and start < 0
+        if moved:  # nothing after this has to know of loops that count down, or from below zero
             lo, hi, step = g.const(0), self.trips(lo, hi, step), g.one
         region = g.loop_region(lo, hi, step, call, node.lineno)
         iv = region.iv
         assert iv is not None
         if iv.hint is None:
-            iv.hint = "step" if downwards else node.target.id
+            iv.hint = "step" if moved else node.target.id
         zero_based = is_zero(lo) and is_number(step, 1)
         with g.at(region):
             count = iv if zero_based else g.make("floordiv", (g.sub(iv, lo), step))
-            index = g.add(first, g.mul(iv, stride)) if downwards else iv
+            index = g.add(first, g.mul(iv, stride)) if moved else iv
+            if moved and index.hint is None:
+                index.hint = node.target.id
         trips = g.make("maximum", (hi if zero_based else self.trips(lo, hi, step), g.const(0)))
         self.iterate(node, region, None, (count, trips, step, lo), {node.target.id: index})
 
@@ -332,6 +340,8 @@ class Builder:
         if lo.op == "const" and hi.op == "sub" and hi.args[1].op == "const":  # T - 1 down to -1
             left = hi.args[1].value + lo.value
             span = g.sub(hi.args[0], g.const(left)) if left else hi.args[0]
+        if hi.op == "const" and lo.op == "sub" and lo.args[0].op == "const":  # 1 - W up to 1
+            span = g.add(lo.args[1], g.const(hi.value - lo.args[0].value))
         return span if is_number(step, 1) else g.make("cdiv", (span, step), dtype=promote((hi, lo, step)))
 
     def while_loop(self, node: ast.While) -> None:
@@ -535,10 +545,19 @@ class Builder:
         return node
 
     def literal(self, value: Any) -> bool | None:
-        """The truth of a condition that does not depend on any argument."""
-        if isinstance(value, Node):
-            return bool(value.value) if value.op == "const" else None
-        return bool(value)
+        """The truth of a condition that does not depend on any argument, is one of the facts, or follows from
+        the conditions around it."""
+        if not isinstance(value, Node):
+            return bool(value)
+        if value.op == "not":
+            inner = self.literal(value.args[0])
+            return None if inner is None else not inner
+        if value.op == "const":
+            return bool(value.value)
+        if not is_static(value):
+            return None
+        found = self.facts.get(signature(value)) if self.facts else None
+        return settled(self.g, value) if found is None else found
 
     def decided(self, cond: Node) -> bool | None:
         """How the traced call decides a condition that the host can ask for; None where it cannot. What it

@@ -60,6 +60,10 @@ class Site:
     empty: dict[str, Node | None] = field(default_factory=dict)
     # tensors that the call changes after this launch: what the backward needs of them is copied
     overwritten: set[str] = field(default_factory=set)
+    held: list[str] = field(
+        default_factory=list
+    )  # outputs whose values lose their gradient where overwritten
+    again: Callable[[dict[tuple, bool]], Kernel] | None = None  # the kernel of calls that agree with facts
 
 
 class _Mark(torch.autograd.Function):
@@ -231,8 +235,8 @@ def _site(
     )
     reads_active = any(a.active and not a.none or a.behind and a.behind.active for a in args.values())
 
-    def read() -> tuple[Builder, Kernel]:
-        builder = Builder(source, fwd.module, functions, args, folds)
+    def read(facts: dict[tuple, bool] | None = None) -> tuple[Builder, Kernel]:
+        builder = Builder(source, fwd.module, functions, args, folds, facts)
         try:
             return builder, builder.kernel()
         except Refusal as refusal:
@@ -277,6 +281,17 @@ def _site(
     for name in site.outputs:
         for base in builder.entries.get(name, [kernel.params[name]]):
             base.active = True
+
+    def again(facts: dict[tuple, bool]) -> Kernel:
+        builder, kernel = read(facts)
+        builder.g.sized, builder.g.strides = site.kernel.graph.sized, site.kernel.graph.strides
+        for name in site.held:
+            builder.read_before(name)
+        for name in site.outputs:
+            kernel.params[name].active = True
+        return kernel
+
+    site.again = None if site.tables else again
     return site
 
 
@@ -329,6 +344,7 @@ def _note_held(site: Site, builder: Builder, name: str) -> None:
         ).at(site.call)
     else:
         builder.read_before(name)
+        site.held.append(name)
 
 
 def _is_float(arg: Arg) -> bool:
@@ -508,7 +524,7 @@ def program_axes(site: Site) -> list[int]:
     """Grid axes that may have more than one program: all but a literal 1."""
     grid = site.call.func.slice  # type: ignore[attr-defined]
     if isinstance(grid, ast.Name):
-        named = Host(site.host, {}).assigned.get(grid.id, [])
+        named = [*Host(site.host, {}).assigned.get(grid.id, []), *_returned(site.host, grid.id)]
         grid = named[0] if len(named) == 1 and named[0] is not None else grid
     grid = grid.body if isinstance(grid, ast.Lambda) else grid
     written = grid.elts if isinstance(grid, (ast.Tuple, ast.List)) else []
@@ -516,6 +532,12 @@ def program_axes(site: Site) -> list[int]:
         written = []
     single = {i for i, e in enumerate(written) if isinstance(e, ast.Constant) and e.value == 1}
     return [axis for axis in range(len(site.launch.grid)) if axis not in single]
+
+
+def _returned(host: ast.FunctionDef, name: str) -> list[ast.expr | None]:
+    """What the functions of a name in a host function return."""
+    made = [n for n in ast.walk(host) if isinstance(n, ast.FunctionDef) and n.name == name and n is not host]
+    return [n.value for one in made for n in ast.walk(one) if isinstance(n, ast.Return)]
 
 
 def _more_active(new: Site, old: Site) -> bool:

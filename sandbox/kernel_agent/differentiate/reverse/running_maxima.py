@@ -247,7 +247,19 @@ class Analysis:
         if self.merges(node):
             self.family[node] = None
             return _symbol(node)
-        return reduce(self._either, [self._renamed(node, t) for t in types])
+        types = [self._renamed(node, t) for t in types]
+        free = [
+            t == INVARIANT and self._floored(node, side) for t, side in zip(types, sides(node), strict=True)
+        ]
+        if all(free):
+            return INVARIANT
+        return reduce(self._either, [Shift("zero") if f else t for t, f in zip(types, free, strict=True)])
+
+    def _floored(self, node: Node, side: Node) -> bool:
+        """Whether a number is chosen together with a maximum of -inf: it is scaled to 0 in the next step."""
+        taken = "then" if side is node.attrs["then"] else "other"
+        merged = [out for out in node.attrs["if"].outs if self.merges(out)]
+        return not side.active and any(is_minus_inf(out.attrs[taken]) for out in merged if out.attrs[taken])
 
     def merges(self, node: Node) -> bool:
         """Whether an `if` chooses between running maxima here."""
@@ -290,18 +302,25 @@ class Analysis:
         new: Node | None = None
         moved: dict[Node, Node] = {}
         if online is not None:
+            self.of(loop.carries[online.index].init)  # which may be merged from other loops' maxima
             old, new = loop.carries[online.index].phi, online.new
             self.types[old], self.types[new] = _symbol(old), _symbol(new)
             moved = {loop.carries[online.index].init: old}
         inner = {c.phi: self.of(c.init).moved(moved) for c in loop.carries if c.phi is not old}
-        for _ in range(4):
+        # A number to begin with may be scaled by the steps like what they add to it, if its maximum is known.
+        free = online is not None and loop.carries[online.index].init not in self.family
+        open_ = {c.phi for c in loop.carries if free and not c.init.active and inner.get(c.phi) == INVARIANT}
+        inner |= dict.fromkeys(open_, Shift("zero"))
+        for _ in range(6):
             before = dict(self.types)
             self.types.update(inner)
             found = {c.phi: self._after(self.of(c.next), old, new) for c in loop.carries if c.phi is not old}  # type: ignore[arg-type]
             better = {phi: self._carried(inner[phi], kind) for phi, kind in found.items()}
-            if better == inner:
+            kept = {phi for phi in open_ if better[phi].kind == "zero"} if better == inner else set()
+            if better == inner and not kept:
                 break
-            self.types, inner = before, better
+            open_ -= kept
+            self.types, inner = before, {**better, **dict.fromkeys(kept, INVARIANT)}
         else:
             blamed = [_symbol(old)] if old is not None else []
             self.types.update({phi: _unknown(kind, *blamed) for phi, kind in inner.items()})
@@ -375,7 +394,7 @@ def _detach(
             mine, loops = mine - blamed, {}
     if not mine and not loops:
         return blocks, online
-    for node in mine:
+    for node in sorted(mine, key=lambda n: n.id):
         node.active = False
         reason = "the maximum cancels in every output: detached"
         report.append(LineReport(node.line, "max", "shift invariance", reason))

@@ -81,6 +81,8 @@ class Owner:
         for base, writes in bases.items():
             if any(w.kind != "store" for w, _ in writes):
                 plan = self.plan(base, writes)
+                if getattr(plan, "kind", "") == "mixed":
+                    plan = self.with_strides(base, writes, plan)
                 if isinstance(plan, str):
                     self.refuse(base, writes[0][0].line, plan)
                 else:
@@ -94,6 +96,19 @@ class Owner:
         self.reverse.say(line, "owner", "none", f"gradient of {base.attrs['name']}: {why}")
 
     # what a base needs
+
+    def with_strides(self, base: Node, writes: list, found: Plan | str) -> Plan | str:
+        """A plan in which constexprs that can be strides are, as `disjoint` takes them; else what was
+        found."""
+        affine, known, before = Affine(self.g, absolute=True), self.g.strides, self.spills.state()
+        strides = [i for w, _ in writes for i in affine.strides(self.tiles.node(w.offset))]
+        self.g.strides = known | {affine.nodes[i].attrs["name"] for i in strides}
+        plan = self.plan(base, writes) if strides else found
+        self.g.strides = known
+        if isinstance(plan, str):
+            self.spills.restore(before)
+            return found
+        return plan
 
     def plan(self, base: Node, writes: list) -> Plan | str:
         needed = [n for w, _ in writes for n in nodes_in([w.value])]

@@ -48,20 +48,27 @@ def fuse(reverse: Reverse, axes: list[int]) -> Partials | Why:
         missing.append(summed)
     if any(found != missing[0] for found in missing):
         return Why("shared", "its gradients are sums over different axes")
-    if len({w.base for w in added}) < len(added):
+    if not all(_meets_none(w, added) for w in added):
         return Why("several", "several places write one gradient")
     g = reverse.kernel.graph
     if sum(g.elements(write.value.shape) for write in added) > REGISTERS:
         return Why("shared", "the sums do not fit into registers")
     stripped = list(missing[0])
     _strip(reverse, added, stripped)
-    names = ", ".join(adjoint_name(w.base.attrs["name"]) for w in added)
+    names = ", ".join(dict.fromkeys(adjoint_name(w.base.attrs["name"]) for w in added))
     how = "summed in registers by a few programs, a private row each"
     for write in added:
         reverse.say(write.line, "partials", "affine nest", f"{adjoint_name(write.base.attrs['name'])}: {how}")
     walked = f"each program walks a share of {', '.join(f'program_id({a})' for a in stripped)}"
     note = f"{walked} and keeps {names} in registers; sum_partials adds their rows"
-    return Partials(stripped, [w.base.attrs["name"] for w in added], note)
+    return Partials(stripped, list(dict.fromkeys(w.base.attrs["name"] for w in added)), note)
+
+
+def _meets_none(write: GradWrite, added: list[GradWrite]) -> bool:
+    """Whether a write is the only one to its gradient, or all of them go to elements of fixed numbers."""
+    fixed = [w.offset.value for w in added if w.base is write.base and w.offset.op == "const"]
+    mine = [w for w in added if w.base is write.base]
+    return len(mine) == 1 or len(mine) == len(set(fixed))
 
 
 def _backwards(effect: object) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ...source import words
 from ..ir.graph import Graph
 from ..ir.kinds import LANEWISE
-from ..ir.nodes import Node, Region, nodes_in
+from ..ir.nodes import If, Node, Region, nodes_in
 from ..ir.rewriter import Rewriter
 from ..ir.simplify import is_zero
 from ..prove.affine import Affine, Axes, Form, Monomial, Var, divide, nonzero, times
@@ -120,12 +120,13 @@ class Reindex:
         self.known: dict[tuple[Node, Axes], Node] = {}  # conditions that are decided otherwise
         # Reads what another kernel stores.
         self.kept: Callable[[Node, Axes], Node | None] = lambda node, axes: None
-        self.memo: dict[tuple[Node, Axes], Node | NotTurned] = {}
+        self.memo: dict[tuple[Node, Axes, Region], Node | NotTurned] = {}
+        self.branches: dict[If, If] = {}
         self.touched: dict[Node, bool] = {}
 
     def node(self, node: Node, axes: Axes) -> Node:
         """`node`, a block over `axes` of the written block, at the new places."""
-        key = (node, axes)
+        key = (node, axes, self.here)
         if key not in self.memo:
             with self.g.at(self.here):
                 try:
@@ -171,6 +172,8 @@ class Reindex:
                 why = f"it uses `{node.hint or node.op}` apart from the position it is part of"
                 raise NotTurned("mixed", why)
             return node
+        if node.op == "ifout" and node.attrs["if"].static:
+            return self._choice(node, axes)
         try:
             return self._again(node, axes)
         except NotTurned:
@@ -210,6 +213,21 @@ class Reindex:
         if var.kind == "lane":
             return var.key[0] in self.axes
         return var.region is None and var.node is not None and bool(var.node.args) and self.touches(var.node)
+
+    def _choice(self, node: Node, axes: Axes) -> Node:
+        """A value that a flag chooses, each side of it in its own branch."""
+        old, here = node.attrs["if"], self.here
+        if old not in self.branches:
+            self.branches[old] = self.g.fork(old.cond, True, old.line)
+        new, sides = self.branches[old], []
+        try:
+            for name, self.here in (("then", new.then), ("other", new.other)):
+                value = node.attrs[name]
+                sides.append(value and self.node(value, axes[len(axes) - len(value.shape) :]))
+        finally:
+            self.here = here
+        then, other = sides
+        return self.g.merged(new, then, other, node, here)
 
     def _again(self, node: Node, axes: Axes) -> Node:
         g = self.g

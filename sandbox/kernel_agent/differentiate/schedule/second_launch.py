@@ -2,7 +2,8 @@
 
 Cross-entropy's logits get a block from every program and one more element at the target. The block alone
 could be stored; that nobody else writes to it meanwhile is guaranteed by the order of two launches. What is
-left is one atomic add a row, not one an element.
+left is one atomic add a row, not one an element. A late write that is proven disjoint itself, as that of a
+row's neighbour is, needs no atomic add either: nothing else is written in its launch.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..ir.names import adjoint_name, stem
-from ..ir.nodes import For, GradWrite, If, Node, nodes_in, placed
+from ..ir.nodes import For, GradWrite, If, Node, nodes_in, placed, reachable, sides
 from ..ir.report import Why
 from ..prove.disjoint import Proof, disjoint
-from ..reverse.sweep import Reverse
+from ..reverse.sweep import Reverse, writes
 from .gradient_writes import store
 
 
-def split(reverse: Reverse, axes: list[int], refused: dict[Node, str]) -> list:
+def split(reverse: Reverse, axes: list[int], refused: dict[Node, str], grid: tuple[int, ...]) -> list:
     """Take the late writes out of the main kernel; returns the effects of the second launch."""
     found = list(placed(reverse.effects, GradWrite))
     late: list[GradWrite] = []
@@ -25,20 +26,23 @@ def split(reverse: Reverse, axes: list[int], refused: dict[Node, str]) -> list:
         mine = [(w, loops) for w, loops in found if w.base is base]
         if len(mine) < 2 or any(w.kind != "atomic_add" for w, _ in mine):
             continue
-        proofs = [(w, disjoint(reverse.kernel.graph, w.offset, w.mask, loops, axes)) for w, loops in mine]
-        proven = [(w, proof) for w, proof in proofs if isinstance(proof, Proof)]
-        if not proven:
+        graph = reverse.kernel.graph
+        proofs = {w: disjoint(graph, w.offset, w.mask, loops, axes, None, grid) for w, loops in mine}
+        first = _first(reverse, proofs)
+        if first is None:
             continue
-        first, proof = max(proven, key=lambda found: reverse.kernel.graph.elements(found[0].offset.shape))
-        others = [w for w, _ in mine if w is not first]
-        if not all(map(_straight, others)):
-            continue
-        store(first, proof)
+        others = [w for w in proofs if w is not first]
+        store(first, proofs[first])  # type: ignore[arg-type]
         late += others
         owned = f"one program owns each element of {adjoint_name(base.attrs['name'])}"
         reason = f"{owned}; what other lines add to it follows in a second launch"
-        reverse.say(first.line, "store", proof.text, reason)
+        reverse.say(first.line, "store", first.proof, reason)
         refused[base] = _why(others)
+        alone = proofs[others[0]]
+        plain = base.op == "param" and base.attrs["name"] not in reverse.kernel.inplace
+        if len(others) == 1 and isinstance(alone, Proof) and plain:
+            others[0].kind, others[0].proof, others[0].layouts = "add", alone.text, alone.layouts
+            reverse.say(others[0].line, "store", alone.text, f"{owned} in the second launch, too")
     if not late:
         return []
     effects = _only(reverse.effects, late, True)
@@ -46,10 +50,31 @@ def split(reverse: Reverse, axes: list[int], refused: dict[Node, str]) -> list:
     return effects
 
 
+def _first(reverse: Reverse, proofs: dict[GradWrite, Proof | str]) -> GradWrite | None:
+    """The largest write that is proven disjoint and leaves cheap ones only."""
+    able = [
+        write
+        for write, proof in proofs.items()
+        if isinstance(proof, Proof) and all(_straight(other) for other in proofs if other is not write)
+    ]
+    return max(able, key=lambda w: reverse.kernel.graph.elements(w.offset.shape), default=None)
+
+
 def _straight(write: GradWrite) -> bool:
-    """Whether a write needs no loop, no tape and no result of a branch: it is cheap to compute once more."""
+    """Whether a write needs no loop, no tape and no result of a branch that writes: it is cheap to compute
+    once more."""
     roots = [n for n in (write.offset, write.mask, write.value) if n is not None]
-    return not any(n.op in ("loopout", "ifout", "phi") or n.attrs.get("buffer") for n in nodes_in(roots))
+    nodes = [n for n in reachable(roots, _parts) if isinstance(n, Node)]
+    return not any(n.op in ("loopout", "phi") or n.attrs.get("buffer") or _writes(n) for n in nodes)
+
+
+def _parts(node: Node) -> list[Node]:
+    return [*node.args, *sides(node)] if node.op == "ifout" else list(node.args)
+
+
+def _writes(node: Node) -> bool:
+    stmt = node.attrs["if"] if node.op == "ifout" else None
+    return stmt is not None and bool(writes(stmt.then_effects + stmt.other_effects))
 
 
 def _why(others: list[GradWrite]) -> Why:

@@ -170,17 +170,23 @@ class Emitter:
         name = write.base.attrs["name"]
         self.gradients[name] = None
         start = gradient_name(name) if write.base.op == "param" else self.expr(write.base, 9)[0]
-        parts = [self.address(start, write.offset), self.expr(write.value)[0]]
-        if write.mask is not None:
-            parts.append(f"mask={self.expr(write.mask)[0]}")
-        if write.kind != "store":
+        pointer, value = (
+            self.address(start, write.offset),
+            self.expr(write.value, 9 * (write.kind == "add"))[0],
+        )
+        masked = [] if write.mask is None else [f"mask={self.expr(write.mask)[0]}"]
+        if write.kind == "add":
+            value = f"{self.tl}.load({', '.join([pointer, *masked])}) + {value}"
+        parts = [pointer, value, *masked]
+        if write.kind == "atomic_add":
             parts.append('sem="relaxed"')
         if write.advice:
             advice = "as above" if write.advice in self.advised else write.advice
             self.advised.add(write.advice)
             width = WIDTH - 4 * self.depth() - 2
             self.scope.lines[WRITE] += ["# " + line for line in folded(f"SCHEDULE: {advice}", width)]
-        self.line(WRITE, f"{self.tl}.{write.kind}({', '.join(parts)})")
+        name = "atomic_add" if write.kind == "atomic_add" else "store"
+        self.line(WRITE, f"{self.tl}.{name}({', '.join(parts)})")
 
     def tape_store(self, store: TapeStore) -> None:
         self.extra[store.buffer] = None

@@ -171,16 +171,44 @@ class Step:
     finish: list[str] = field(default_factory=list)
 
 
+@dataclass
+class Part:
+    """The launches that make the gradients: all of them, or those of one side of a flag."""
+
+    accumulated: set[str]  # gradients that are added to
+    checks: list[str]  # what the host asks of strides
+    steps: list[Step] = field(default_factory=list)
+    written: dict[str, str] = field(default_factory=dict)  # how many elements of a gradient are written
+    split: set[str] = field(default_factory=set)  # gradients that a step allocates itself, as partial sums
+
+    @property
+    def gradients(self) -> list[str]:
+        return list(dict.fromkeys(n for s in self.steps for n in s.emitted.gradients))
+
+    def parts(self) -> list[Part]:
+        return [self]
+
+
+@dataclass
+class Choice:
+    """What is done where a flag holds, and where it does not."""
+
+    flag: Node
+    one: Part | Choice
+    other: Part | Choice
+
+    def parts(self) -> list[Part]:
+        return self.one.parts() + self.other.parts()
+
+
 class FunctionText:
     """Writes the Function of one launch."""
 
-    def __init__(self, site: Site, inplace: set[str], accumulated: set[str]) -> None:
-        self.site, self.inplace, self.accumulated = site, inplace, accumulated
+    def __init__(self, site: Site, inplace: set[str]) -> None:
+        self.site, self.inplace = site, inplace
         self.saved: dict[str, None] = {}
         self.kept: dict[str, None] = {}
-        self.written: dict[str, str] = {}  # how many elements of a gradient the kernels write
         self.behind: dict[str, None] = {}  # tables whose tensors are saved
-        self.split: set[str] = set()  # gradients that a step allocates itself, as partial sums
 
     def value(self, param: str) -> str:
         """The backward's expression for a parameter of the forward kernel; it is saved by the forward."""
@@ -260,25 +288,40 @@ class FunctionText:
         text = f"{self.expr(node.args[0], own)} {symbol} {self.expr(node.args[1], own + 1)}"
         return f"({text})" if own < prec else text
 
-    def text(self, steps: list[Step], gradients: list[str], checks: list[str]) -> str:
+    def text(self, made: Part | Choice) -> str:
         site = self.site
-        body: list[str] = []
-        for name in gradients:
-            if name in site.tables:
-                body += self.gradient_table(name)
-            elif name not in self.inplace and name not in self.split:
-                self.saved[name] = None
-                flag = ", accumulate=True" if name in self.accumulated else ""
-                if name in self.written:
-                    flag += f", written={self.written[name]}"
-                body += break_line(f"{gradient_name(name)} = gradient_of({name}{flag})", WIDTH - 8)
-        for check in checks:
-            body += break_line(check, WIDTH - 8)
-        for step in steps:
-            body += self.step(step)
-        grads = [self.result(name, gradients) for name in site.given_names]
+        parts = made.parts()
+        gradients = list(dict.fromkeys(name for part in parts for name in part.gradients))
+        accumulated = {name for part in parts for name in part.accumulated}
+        body = self.chosen(made, gradients)
+        grads = [self.result(name, gradients, accumulated) for name in site.given_names]
         body += _return(["None", *grads, *(self.results_behind(name, gradients) for name in site.tables)])
         return "\n".join(["", *self.head(), *self.forward(), "", *self.backward(body)]) + "\n"
+
+    def chosen(self, made: Part | Choice, gradients: list[str]) -> list[str]:
+        """The lines of the part that belongs to the flags of a call."""
+        if isinstance(made, Part):
+            return self.part(made, gradients)
+        one, other = (self.chosen(side, gradients) for side in (made.one, made.other))
+        return [f"if {self.expr(made.flag)}:", *indented(one), "else:", *indented(other)]
+
+    def part(self, part: Part, gradients: list[str]) -> list[str]:
+        """The lines that allocate `gradients` and make them."""
+        body: list[str] = []
+        for name in gradients:
+            if name in self.site.tables:
+                body += self.gradient_table(name)
+            elif name not in self.inplace and name not in part.split:
+                self.saved[name] = None
+                flag = ", accumulate=True" if name in part.accumulated else ""
+                if name in part.written:
+                    flag += f", written={part.written[name]}"
+                body += break_line(f"{gradient_name(name)} = gradient_of({name}{flag})", WIDTH - 8)
+        for check in part.checks:
+            body += break_line(check, WIDTH - 8)
+        for step in part.steps:
+            body += self.step(step)
+        return body
 
     def gradient_table(self, name: str) -> list[str]:
         """The gradients of what is behind a table, and their table."""
@@ -295,14 +338,14 @@ class FunctionText:
         self.saved[name] = None
         return f"*[None] * {name}.numel()"
 
-    def result(self, name: str, gradients: list[str]) -> str:
+    def result(self, name: str, gradients: list[str], accumulated: set[str]) -> str:
         site = self.site
         arg = site.args.get(name)
         if arg is None or arg.kind != "pointer" or name in site.tables:
             return "None"
         d = gradient_name(name)
         if name in gradients:
-            return f"finished({d}, {name})" if name in self.accumulated else d
+            return f"finished({d}, {name})" if name in accumulated else d
         if name in site.outputs and name in site.added:
             return d  # the launch adds to the buffer: what was there keeps its gradient
         if site.first is not None and name == site.first[0]:
