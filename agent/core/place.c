@@ -95,6 +95,10 @@ static bool put_line(const struct ka_place *place, json_int_t number, struct ka_
     const char *marker = ka_marker_find(pair, strlen(pair), &after);
     if (!line_at(pair, end, number, line))
         return false;
+    if (place->whole) {
+        ka_buf_printf(out, "line %lld", (long long)number);
+        return true;
+    }
     if (marker && line->at > marker) {
         json_int_t before = count_lines(pair, first_line(after));
         if (number > before)
@@ -194,7 +198,7 @@ void ka_place_error(const struct ka_place *place, const json_t *error, struct ka
     const char *from = len > TRACE_MAX ? trace + len - TRACE_MAX : trace;
     if (from > trace)
         from += strcspn(from, "\n");
-    if (!place) {
+    if (place->whole) {
         ka_buf_printf(out, "%s%s%s", message, *trace ? "\n" : "", from);
         return;
     }
@@ -243,8 +247,7 @@ static const char *known_type(const char *message)
 void ka_place_hidden_error(const struct ka_place *place, const json_t *error, struct ka_buf *out)
 {
     KA_AUTO_BUF struct ka_buf where = {0};
-    if (place)
-        ka_place_line(place, json_integer_value(json_object_get(error, "line")), &where);
+    ka_place_line(place, json_integer_value(json_object_get(error, "line")), &where);
     ka_buf_printf(out, "%s%s%s", known_type(ka_text_of(error, "message", "")), where.len ? " at " : "",
                   ka_buf_str(&where));
 }

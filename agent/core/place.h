@@ -7,9 +7,11 @@
 
 #include "base/base.h"
 
-/* What was run, and the forward as it is shown: the pair has other imports. Borrowed. */
+/* What was run, and the forward as it is shown: the pair has other imports. Borrowed. `whole`: who is told has
+ * the file itself, and knows its lines and where it lies. */
 struct ka_place {
     const char *pair, *forward;
+    bool whole;
 };
 
 /* Append the text with its lines numbered as ka_place_line() names them ("   7| y = x"), without blank lines
@@ -17,11 +19,11 @@ struct ka_place {
 void ka_place_number(const char *text, struct ka_buf *out);
 
 /* Append "line 7 of the backward part, `y = x`", or "of the forward"; nothing for a line that is none of the
- * pair's. */
+ * pair's. "line 7, `y = x`" where the place is `whole`. */
 void ka_place_line(const struct ka_place *place, json_int_t line, struct ka_buf *out);
 
 /* Append an `error` of docs/protocol.md: its message, and the frames of its traceback with such places.
- * Absolute paths are cut to their last name. With `place` NULL: as it came. */
+ * Absolute paths are cut to their last name. As it came where the place is `whole`. */
 void ka_place_error(const struct ka_place *place, const json_t *error, struct ka_buf *out);
 
 /* Append what may be said of an error on a hidden shape: the type of the exception, if it is one of Python's,

@@ -2,6 +2,8 @@
  * endpoints, files or how an answer is read. */
 #include "prompt.h"
 
+#include "place.h"
+
 #include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -62,20 +64,22 @@ static int render_both(const struct ka_prompt_template *templates, const struct 
                        const struct selection *shown, struct ka_buf *system, struct ka_buf *user,
                        struct ka_err *err)
 {
-    KA_AUTO_BUF struct ka_buf pairs = {0}, history = {0};
+    KA_AUTO_BUF struct ka_buf pairs = {0}, history = {0}, forward = {0}, candidate = {0};
     KA_AUTO_FREE char *entry = ka_format("%s_autograd", input->stub);
     put_pairs(shown, &pairs);
     put_history(input, shown, &history);
+    ka_place_number(input->forward, &forward);
+    ka_place_number(input->candidate ? input->candidate : "", &candidate);
     const struct ka_prompt_var vars[] = {
         {"stub", input->stub},
         {"entry", entry},
         {"grads", input->grads},
         {"device", input->device},
-        {"forward", input->forward},
+        {"forward", forward.data},
         {"inspect", input->inspect},
         {"draft", input->draft},
         {"draft_report", input->draft_report},
-        {"candidate", input->candidate},
+        {"candidate", candidate.data},
         {"verdict", input->verdict},
         {"facts", input->facts},
         {"pairs", pairs.data},

@@ -14,12 +14,14 @@
 
 #define ORDERED_MAX 16 /* kernels that are named for it */
 #define REMARKS_MAX 16
+#define RIGHT_MAX 12  /* kinds of right cases of a shape that are named */
 #define WHOLE_MAX 100 /* failures of the candidate as a whole that are kept */
 
 struct failure {
     char *subject; /* "the gradient of x"; NULL for a rule */
     char *rule;
-    char *text; /* the rule's sentence; NULL for a comparison */
+    char *text;  /* the rule's sentence; NULL for a comparison */
+    char *known; /* what may be said of it on a hidden shape; NULL: the rule */
     char *label;
     struct ka_diff diff;
 };
@@ -28,6 +30,7 @@ struct failure {
  * to measure. */
 struct worst {
     double error, base_error, limit;
+    size_t compared, right; /* cases in which it was, and was right */
 };
 
 struct shape {
@@ -91,6 +94,7 @@ static void free_shape(struct shape *shape)
         free(shape->failures[i].subject);
         free(shape->failures[i].rule);
         free(shape->failures[i].text);
+        free(shape->failures[i].known);
         free(shape->failures[i].label);
     }
     free(shape->failures);
@@ -179,6 +183,17 @@ static struct gradient *find_gradient(struct ka_verdict *v, const char *name)
     return g;
 }
 
+static bool keep_worse(struct worst *worst, const struct worst *other)
+{
+    bool worse = other->error > worst->error;
+    if (worse) {
+        worst->error = other->error;
+        worst->base_error = other->base_error;
+        worst->limit = other->limit;
+    }
+    return worse;
+}
+
 static struct worst *worst_on(struct shape *shape, size_t grad)
 {
     while (shape->worst_count <= grad) {
@@ -196,20 +211,20 @@ void ka_verdict_gradient(struct ka_verdict *v, size_t at, const char *name, cons
     if (diff->reason == KA_DIFF_MISSING && diff->want_zero)
         return; /* None stands for zero */
     add_comparison(v, at, subject, diff);
+    struct worst *here = worst_on(&v->shapes[v->cases[at].shape], (size_t)(g - v->grads));
+    here->compared++;
+    here->right += diff->pass;
     g->seen++;
     g->noise += diff->vacuous && diff->pass;
     if (diff->vacuous && diff->pass)
         return;
     g->judged += !(diff->nothing && diff->pass);
     bool measured = isfinite(diff->error) && (diff->reason == KA_DIFF_OK || diff->reason > KA_DIFF_NONFINITE);
-    struct worst now = {measured ? diff->error : INFINITY, diff->base_error, diff->limit};
-    struct worst *here = worst_on(&v->shapes[v->cases[at].shape], (size_t)(g - v->grads));
-    if (now.error > here->error)
-        *here = now;
-    if (now.error > g->worst.error) {
-        g->worst = now;
+    struct worst now = {
+        .error = measured ? diff->error : INFINITY, .base_error = diff->base_error, .limit = diff->limit};
+    keep_worse(here, &now);
+    if (keep_worse(&g->worst, &now))
         g->worst_shape = v->cases[at].shape;
-    }
 }
 
 void ka_verdict_repeated(struct ka_verdict *v, const char *name, size_t runs, double max_abs, double of_limit)
@@ -252,6 +267,14 @@ void ka_verdict_fail(struct ka_verdict *v, size_t at, const char *rule, const ch
     add_failure(v, at, rule)->text = copy_text(text);
 }
 
+void ka_verdict_fail_known(struct ka_verdict *v, size_t at, const char *rule, const char *text,
+                           const char *known)
+{
+    struct failure *f = add_failure(v, at, rule);
+    f->text = copy_text(text);
+    f->known = copy_text(known);
+}
+
 void ka_verdict_fail_whole(struct ka_verdict *v, const char *rule, const char *text)
 {
     if (v->whole.failure_count > WHOLE_MAX)
@@ -292,8 +315,9 @@ static void join_shape(struct ka_verdict *v, size_t at, struct ka_verdict *of)
     for (size_t i = 0; i < part->worst_count; i++) {
         struct gradient *g = find_gradient(v, of->grads[i].name);
         struct worst *worst = worst_on(shape, (size_t)(g - v->grads));
-        if (part->worst[i].error > worst->error)
-            *worst = part->worst[i];
+        keep_worse(worst, &part->worst[i]);
+        worst->compared += part->worst[i].compared;
+        worst->right += part->worst[i].right;
     }
 }
 
@@ -303,10 +327,8 @@ static void join_gradient(struct ka_verdict *v, const struct gradient *part)
     g->judged += part->judged;
     g->seen += part->seen;
     g->noise += part->noise;
-    if (part->worst.error > g->worst.error) {
-        g->worst = part->worst;
+    if (keep_worse(&g->worst, &part->worst))
         g->worst_shape = part->worst_shape;
-    }
     if (part->runs)
         ka_verdict_repeated(v, g->name, part->runs, part->spread_abs, part->spread_of_limit);
 }
@@ -418,10 +440,27 @@ static void name_shape(const struct shape *shape, struct ka_buf *out)
     ka_buf_printf(out, "%sshape %s", shape->kind == KA_SHAPE_OPTIONAL ? "optional " : "", dims ? dims : "?");
 }
 
-static void failure_text(const struct failure *f, enum ka_describe how, struct ka_buf *out)
+/* Where most cases of a shape are right, a formula is: what the failing one has of its own is not looked for
+ * in it. */
+static void without_formula(struct ka_diff *diff)
 {
+    size_t kept = 0;
+    for (size_t i = 0; i < diff->pattern_count; i++)
+        if (diff->patterns[i].kind != KA_PATTERN_CORRELATION)
+            diff->patterns[kept++] = diff->patterns[i];
+    diff->pattern_count = kept;
+}
+
+/* `mostly_right`: the same gradient is right in more cases of the shape than not. */
+static void failure_text(const struct failure *f, enum ka_describe how, bool mostly_right, struct ka_buf *out)
+{
+    struct ka_diff diff = f->diff;
+    if (mostly_right)
+        without_formula(&diff);
     if (f->subject)
-        ka_diff_describe(&f->diff, f->subject, how, out);
+        ka_diff_describe(&diff, f->subject, how, out);
+    else if (how == KA_DESCRIBE_HIDDEN && f->known)
+        ka_buf_printf(out, "%s: %s.", f->rule, f->known);
     else if (how == KA_DESCRIBE_HIDDEN)
         ka_buf_printf(out, "Rule broken: %s.", f->rule);
     else
@@ -492,6 +531,68 @@ static void only_there(const struct ka_verdict *v, const struct shape *shape, co
     ka_buf_puts(out, suspects ? "." : "");
 }
 
+static bool is_mostly_right(const struct ka_verdict *v, const struct shape *shape, const struct failure *f)
+{
+    for (size_t i = 0; i < shape->worst_count && f->subject; i++) {
+        size_t name = strlen(v->grads[i].name), all = strlen(f->subject);
+        if (all > name && strcmp(f->subject + all - name, v->grads[i].name) == 0 &&
+            f->subject[all - name - 1] == ' ')
+            return 2 * shape->worst[i].right > shape->worst[i].compared;
+    }
+    return false;
+}
+
+/* "x in 3 of 4 cases, w": the gradients that are right, and where. */
+static void right_gradients(const struct ka_verdict *v, const struct shape *shape, struct ka_buf *out)
+{
+    const char *lead = "  Right: ";
+    for (size_t i = 0; i < shape->worst_count; i++) {
+        const struct worst *w = &shape->worst[i];
+        if (!w->right)
+            continue;
+        ka_buf_printf(out, "%sthe gradient of %s in ", lead, v->grads[i].name);
+        if (w->right == w->compared)
+            ka_buf_puts(out, w->compared == 1 ? "the one case in which it was compared"
+                                              : "every case in which it was compared");
+        else
+            ka_buf_printf(out, "%zu of %zu cases", w->right, w->compared);
+        lead = "; ";
+    }
+    ka_buf_puts(out, *lead == ';' ? ".\n" : "");
+}
+
+/* "normal upstream (2), ones upstream": the cases of the shape in which nothing failed. */
+static void right_cases(const struct ka_verdict *v, size_t shape, struct ka_buf *out)
+{
+    const char *lead = "  Nothing failed with: ";
+    size_t named = 0;
+    for (size_t i = 0; i < v->case_count; i++) {
+        size_t before = 0, alike = 0;
+        for (size_t k = 0; k < v->case_count; k++) {
+            bool same = v->cases[k].shape == shape && !v->cases[k].failed &&
+                        strcmp(v->cases[k].label, v->cases[i].label) == 0;
+            before += same && k < i;
+            alike += same;
+        }
+        if (v->cases[i].shape != shape || v->cases[i].failed || before || named == RIGHT_MAX)
+            continue;
+        ka_buf_printf(out, "%s%s", lead, v->cases[i].label);
+        if (alike > 1)
+            ka_buf_printf(out, " (%zu cases)", alike);
+        if (++named == RIGHT_MAX)
+            ka_buf_puts(out, "; and more");
+        lead = "; ";
+    }
+    ka_buf_puts(out, named ? ".\n" : "");
+}
+
+static void right_facts(const struct ka_verdict *v, const struct shape *shape, struct ka_buf *out)
+{
+    right_gradients(v, shape, out);
+    if (shape->kind != KA_SHAPE_HIDDEN)
+        right_cases(v, (size_t)(shape - v->shapes), out);
+}
+
 static void shape_facts(const struct ka_verdict *v, const struct shape *shape, struct ka_buf *out)
 {
     enum ka_describe how = shape->kind == KA_SHAPE_HIDDEN ? KA_DESCRIBE_HIDDEN : KA_DESCRIBE_FULL;
@@ -502,18 +603,30 @@ static void shape_facts(const struct ka_verdict *v, const struct shape *shape, s
         if (said_before(shape, i))
             continue;
         ka_buf_printf(out, "- (%s) ", shape->failures[i].label);
-        failure_text(&shape->failures[i], how, out);
+        failure_text(&shape->failures[i], how, is_mostly_right(v, shape, &shape->failures[i]), out);
         only_there(v, shape, &shape->failures[i], out);
         ka_buf_puts(out, "\n");
     }
+    right_facts(v, shape, out);
+}
+
+/* Did a case end before it had anything to compare? Then nothing follows from what was not returned. */
+static bool was_cut_short(const struct ka_verdict *v)
+{
+    for (size_t i = 0; i < v->shape_count; i++)
+        for (size_t k = 0; k < v->shapes[i].failure_count; k++)
+            if (strcmp(v->shapes[i].failures[k].rule, KA_VERDICT_RAISED) == 0)
+                return true;
+    return false;
 }
 
 /* What follows from a cause comes after it, and not at all where nothing was run. */
 static void unproved_facts(const struct ka_verdict *v, struct ka_buf *out)
 {
+    bool cut_short = was_cut_short(v);
     for (size_t i = 0; i < v->grad_count; i++) {
         const struct gradient *g = &v->grads[i];
-        if (!gradient_unproved(g))
+        if (!gradient_unproved(g) || (!g->seen && cut_short))
             continue;
         if (g->seen > g->noise)
             ka_buf_printf(out,
@@ -531,7 +644,7 @@ static void unproved_facts(const struct ka_verdict *v, struct ka_buf *out)
 int ka_verdict_facts(const struct ka_verdict *v, size_t max_shapes, struct ka_buf *out)
 {
     for (size_t i = 0; i < v->whole.failure_count; i++) {
-        failure_text(&v->whole.failures[i], KA_DESCRIBE_FULL, out);
+        failure_text(&v->whole.failures[i], KA_DESCRIBE_FULL, false, out);
         ka_buf_puts(out, "\n");
     }
     size_t count;
@@ -643,7 +756,7 @@ static json_t *failure_json(const struct shape *shape, const struct failure *f, 
 {
     bool whole = shape->dims == NULL, secret = !whole && shape->kind == KA_SHAPE_HIDDEN && !hidden;
     KA_AUTO_BUF struct ka_buf text = {0};
-    failure_text(f, secret ? KA_DESCRIBE_HIDDEN : KA_DESCRIBE_FULL, &text);
+    failure_text(f, secret ? KA_DESCRIBE_HIDDEN : KA_DESCRIBE_FULL, false, &text);
     json_t *o = json_pack("{s:o,s:s*,s:s,s:s*,s:s}", "shape", whole ? json_null() : shape_json(shape, hidden),
                           "case", f->label, "rule", f->rule, "tensor", f->subject, "text", ka_buf_str(&text));
     if (f->subject && !secret)

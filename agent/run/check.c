@@ -16,6 +16,7 @@
 #include "agent/core/describe.h"
 #include "agent/core/fields.h"
 #include "agent/core/kinds.h"
+#include "agent/core/place.h"
 #include "agent/core/plan.h"
 #include "agent/core/rank.h"
 #include "agent/core/sanitize.h"
@@ -35,12 +36,12 @@
 #include "sizes.h"
 
 #define FACTS_SHAPES 3
-#define QUOTED_MAX 120            /* bytes of a line of code */
 #define LARGE ((double)(1 << 22)) /* product of the sizes: a case that costs much */
 
 struct ka_check {
     int64_t snapshot;
     char *pair_path, *pair; /* and its text */
+    struct ka_place place;  /* how lines of it are told */
     char *entry;
     struct ka_run *run;
     struct ka_expected *expected;
@@ -401,6 +402,7 @@ static void judge_one(struct ka_check *check, size_t at, struct ka_verdict *verd
         .candidate_files = candidate.files,
         .compiled = check->compiled,
         .by_hand = check->by_hand,
+        .place = &check->place,
     };
     ka_kind_label(plan, &label);
     one.at = ka_verdict_case(verdict, check->shape_of[i], ka_buf_str(&label));
@@ -604,11 +606,13 @@ static void on_candidate(struct ka_run *run, struct ka_fan *fan, void *arg)
         go_on(run);
         return;
     }
-    const char *trace =
-        json_string_value(json_object_get(json_object_get(failed->doc, "error"), "traceback"));
+    const json_t *error = json_object_get(failed->doc, "error");
     KA_AUTO_BUF struct ka_buf text = {0};
-    ka_buf_printf(&text, "%s%s%.3000s", failed->message, trace ? "\n" : "", trace ? trace : "");
-    reject_when_idle(run, "raised", ka_buf_str(&text));
+    if (error)
+        ka_place_error(&run->check->place, error, &text);
+    else
+        ka_buf_puts(&text, failed->message);
+    reject_when_idle(run, KA_VERDICT_RAISED, ka_buf_str(&text));
 }
 
 /* ---- the cases */
@@ -699,24 +703,12 @@ static void run_candidate(struct ka_run *run)
 
 /* ---- scan */
 
-/* "line 12, `x = y`: ": whoever is told has the text, but maybe no numbers. Nothing for no line. */
+/* "line 12 of the backward part, `x = y`: "; nothing for no line. */
 static void put_place(const struct ka_check *check, const json_t *line, struct ka_buf *out)
 {
-    json_int_t number = json_integer_value(line);
-    const char *at = check->pair;
-    if (number < 1)
-        return;
-    for (json_int_t i = 1; at && i < number; i++)
-        at = (at = strchr(at, '\n')) ? at + 1 : NULL;
-    ka_buf_printf(out, "line %lld", (long long)number);
-    if (at) {
-        at += strspn(at, " \t");
-        size_t len = strcspn(at, "\n");
-        if (len)
-            ka_buf_printf(out, ", `%.*s%s`", (int)(len < QUOTED_MAX ? len : QUOTED_MAX), at,
-                          len < QUOTED_MAX ? "" : "...");
-    }
-    ka_buf_puts(out, ": ");
+    size_t before = out->len;
+    ka_place_line(&check->place, json_integer_value(line), out);
+    ka_buf_puts(out, out->len > before ? ": " : "");
 }
 
 static void on_scanned(struct ka_run *run, const struct ka_op_result *result)
@@ -772,6 +764,8 @@ static int write_pair(struct ka_run *run, int64_t snapshot, struct ka_err *err)
         rc = ka_file_put(run->check->pair_path, pair.data, pair.len, err);
     if (rc == 0)
         run->check->pair = ka_buf_steal(&pair);
+    run->check->place =
+        (struct ka_place){.pair = run->check->pair, .forward = run->forward, .whole = run->given};
     ka_snapshot_free(&stored);
     return rc;
 }

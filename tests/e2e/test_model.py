@@ -254,3 +254,22 @@ def test_retrieval_can_be_turned_off(agent: Agent, forward: Path, endpoint: Star
     assert ("--no-retrieval" in done.err) == off
     asked = json.dumps(model.requests())
     assert all(pair["id"] in asked for pair in done.result["retrieved"])
+
+
+def test_exception__is_told_by_the_lines_that_were_shown_and_without_a_path(
+    agent: Agent, forward: Path, endpoint: Start
+) -> None:
+    raises = BACKWARD.replace("        dw += dy * x", "        dw += dy * x + row.to(tl.float32)")
+    model = endpoint([{"text": fenced(raises)}, {"text": fenced(BACKWARD)}])
+    done = run(agent, forward, model.url, "--no-optimise")
+    assert done.code == 0, done.err
+    _, asked = (json.loads(request["body"])["messages"][1]["content"] for request in model.requests())
+    line = next(i for i, text in enumerate(raises.splitlines(), 1) if "row.to" in text)
+    assert f"{line:4}|         dw += dy * x + row.to(tl.float32)" in asked  # the text as it is shown
+    required, hidden = asked.partition("On a hidden shape")[::2]
+    told = "raised: AttributeError: 'int' object has no attribute 'to'\n"
+    assert told in required and f"  line {line} of the backward part, in scale_dw_kernel:\n" in required
+    assert f"raised: AttributeError at line {line} of the backward part, `dw += dy * x + row" in hidden
+    assert "never returned" not in asked
+    assert "the gradient of w in the one case in which it was compared" not in asked
+    assert str(agent.folder) not in asked and str(Path(done.result["run_dir"]).name) not in asked

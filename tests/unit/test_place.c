@@ -45,7 +45,7 @@ static void place__line__has_the_number_that_the_model_sees(void **state)
 {
     (void)state;
     KA_AUTO_FREE char *text = pair();
-    const struct ka_place place = {text, FORWARD};
+    const struct ka_place place = {.pair = text, .forward = FORWARD};
     assert_told(&place, number_of(text, "def g"), "line 1 of the backward part, `def g(dy):`");
     assert_told(&place, number_of(text, "    return dy.t"), "line 3 of the backward part, `return dy.t`");
     assert_told(&place, number_of(text, "import torch"), "line 2 of the forward, `import torch`");
@@ -71,7 +71,7 @@ static void place__numbered_text__agrees_with_it(void **state)
     ka_buf_free(&out);
 }
 
-static char *error_of(const char *text, const char *message, bool hidden, bool shown)
+static char *error_of(const char *text, const char *message, bool hidden, bool whole)
 {
     KA_AUTO_BUF struct ka_buf trace = {0}, out = {0};
     json_int_t line = number_of(text, "    return dy.t");
@@ -80,8 +80,8 @@ static char *error_of(const char *text, const char *message, bool hidden, bool s
         (long long)line, message);
     json_auto_t *error =
         json_pack("{s:s, s:I, s:s}", "message", message, "line", line, "traceback", ka_buf_str(&trace));
-    const struct ka_place place = {text, FORWARD};
-    (hidden ? ka_place_hidden_error : ka_place_error)(shown ? &place : NULL, error, &out);
+    const struct ka_place place = {text, FORWARD, whole};
+    (hidden ? ka_place_hidden_error : ka_place_error)(&place, error, &out);
     return ka_buf_steal(&out);
 }
 
@@ -89,11 +89,12 @@ static void place__traceback__has_places_and_no_path(void **state)
 {
     (void)state;
     KA_AUTO_FREE char *text = pair();
-    KA_AUTO_FREE char *told = error_of(text, "OSError: no '/home/someone/x/y.so' for 8 / 2 / 1", false, true);
+    KA_AUTO_FREE char *told =
+        error_of(text, "OSError: no '/home/someone/x/y.so' for 8 / 2 / 1", false, false);
     assert_string_equal(told, "OSError: no 'y.so' for 8 / 2 / 1\n"
                               "  line 3 of the backward part, in g:\n    return dy.t\n           ^^^^\n"
                               "OSError: no 'y.so' for 8 / 2 / 1\n");
-    KA_AUTO_FREE char *own = error_of(text, "OSError: no", false, false);
+    KA_AUTO_FREE char *own = error_of(text, "OSError: no", false, true);
     assert_non_null(strstr(own, "File \"/home/someone/work/3.py\", line")); /* for whoever has the file */
 }
 
@@ -101,9 +102,9 @@ static void place__error_on_a_hidden_shape__tells_type_and_line_alone(void **sta
 {
     (void)state;
     KA_AUTO_FREE char *text = pair();
-    KA_AUTO_FREE char *told = error_of(text, "ValueError: size 71", true, true);
+    KA_AUTO_FREE char *told = error_of(text, "ValueError: size 71", true, false);
     assert_string_equal(told, "ValueError at line 3 of the backward part, `return dy.t`");
-    KA_AUTO_FREE char *secret = error_of(text, "Size71Error: x", true, true);
+    KA_AUTO_FREE char *secret = error_of(text, "Size71Error: x", true, false);
     assert_string_equal(secret, "an exception at line 3 of the backward part, `return dy.t`");
 }
 
@@ -111,7 +112,7 @@ static void place__anything_else__is_told_as_far_as_it_goes(void **state)
 {
     (void)state;
     struct ka_buf out = {0};
-    const struct ka_place place = {"x\n", NULL};
+    const struct ka_place place = {.pair = "x\n"};
     ka_place_error(&place, NULL, &out);
     assert_string_equal(ka_buf_str(&out), "an error without a message");
     ka_buf_clear(&out);
@@ -120,7 +121,7 @@ static void place__anything_else__is_told_as_far_as_it_goes(void **state)
     ka_place_error(&place, odd, &out);
     assert_string_equal(ka_buf_str(&out), "m\n  File \"x\", line\n  another place:\n");
     ka_buf_clear(&out);
-    ka_place_hidden_error(NULL, NULL, &out);
+    ka_place_hidden_error(&place, NULL, &out);
     assert_string_equal(ka_buf_str(&out), "an exception");
     ka_buf_free(&out);
 }
