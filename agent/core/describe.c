@@ -292,11 +292,16 @@ static void put_traffic(const json_t *facts, const char *pass, struct ka_buf *ou
                   pass, sums.launches, fmax(sums.programs, 0), in, written, fmax(sums.atomics, 0));
 }
 
+/* Why it does not compile, without saying so again. */
 static const char *refusal_of(const json_t *kernel)
 {
+    static const char said[] = " does not compile: ";
     const json_t *error = json_object_get(kernel, "error");
-    return json_is_object(error) ? ka_text_of(error, "message", "no reason given")
-                                 : ka_text_of(kernel, "error", "no reason given");
+    const char *text = json_is_object(error) ? ka_text_of(error, "message", "no reason given")
+                                             : ka_text_of(kernel, "error", "no reason given");
+    const char *name = ka_text_of(kernel, "name", "");
+    size_t len = strlen(name);
+    return ka_starts_with(text, name) && ka_starts_with(text + len, said) ? text + len + strlen(said) : text;
 }
 
 static void put_kernel_row(const json_t *kernel, struct ka_buf *out)
@@ -320,16 +325,19 @@ static void put_kernel_row(const json_t *kernel, struct ka_buf *out)
     }
 }
 
-bool ka_describe_uncompiled(const json_t *facts, struct ka_buf *out)
+bool ka_describe_uncompiled(const json_t *facts, const struct ka_place *place, struct ka_buf *out)
 {
     json_auto_t *kernels = kernels_of(facts);
     KA_EACH(kernels, i, kernel) {
         if (!ka_is_text(json_object_get(kernel, "error"), "kind", "unsupported_op") ||
             !ka_is_text(kernel, "pass", "backward"))
             continue;
-        const char *why = refusal_of(kernel);
-        ka_buf_printf(out, "%s does not compile: %.*s", ka_text_of(kernel, "name", "a kernel"),
-                      (int)strcspn(why, "\n"), why);
+        KA_AUTO_BUF struct ka_buf where = {0};
+        ka_place_line(place, json_integer_value(json_object_get(json_object_get(kernel, "error"), "line")),
+                      &where);
+        ka_buf_printf(out, "%s%s%s does not compile: ", ka_buf_str(&where), where.len ? ": " : "",
+                      ka_text_of(kernel, "name", "a kernel"));
+        ka_place_without_paths(refusal_of(kernel), out);
         return true;
     }
     return false;

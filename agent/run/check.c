@@ -269,7 +269,7 @@ static void facts_ended(struct ka_run *run)
     struct ka_check *check = run->check;
     KA_AUTO_BUF struct ka_buf text = {0};
     check->facts_ended = true;
-    if (ka_describe_uncompiled(check->facts, &text)) {
+    if (ka_describe_uncompiled(check->facts, &check->place, &text)) {
         ka_buf_printf(&text, " (target %s)", run->settings.target);
         if (!check->reject_rule)
             reject_when_idle(run, "does_not_compile", ka_buf_str(&text));

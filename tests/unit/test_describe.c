@@ -94,6 +94,26 @@ static void describe__facts__sum_cases_and_list_each_kernel_once(void **state)
         "| | does not compile: too much | | | | | | |\n");
 }
 
+static void describe__uncompiled_kernel__has_line_type_and_message(void **state)
+{
+    (void)state;
+    static const char facts[] =
+        "{\"cases\":[{\"kernels\":[{\"name\":\"fwd\",\"pass\":\"forward\",\"error\":{\"kind\":\"unsupported_"
+        "op\"}},"
+        "{\"name\":\"bwd\",\"pass\":\"backward\",\"ok\":false,\"error\":{\"kind\":\"unsupported_op\","
+        "\"line\":5,"
+        "\"message\":\"bwd does not compile: TypeError('no fp8')\\nin /home/someone/x.py\"}}]}]}";
+    const struct ka_place place = {.pair = "import a\n\n# ---- backward ----\n\nx = fp8\n"};
+    json_auto_t *doc = json_loads(facts, 0, NULL);
+    KA_AUTO_BUF struct ka_buf out = {0};
+    assert_true(ka_describe_uncompiled(doc, &place, &out));
+    assert_string_equal(ka_buf_str(&out), "line 1 of the backward part, `x = fp8`: bwd does not compile: "
+                                          "TypeError('no fp8')\nin x.py");
+    json_auto_t *none =
+        json_loads("{\"kernels\":[{\"name\":\"bwd\",\"pass\":\"backward\",\"ok\":true}]}", 0, NULL);
+    assert_false(ka_describe_uncompiled(none, &place, &out));
+}
+
 static void describe__sum__takes_the_worst_kernel(void **state)
 {
     (void)state;
@@ -194,6 +214,7 @@ int main(void)
         cmocka_unit_test(describe__draft__tells_tape_schedule_and_lines),
         cmocka_unit_test(describe__refused_draft__tells_the_construct),
         cmocka_unit_test(describe__facts__sum_cases_and_list_each_kernel_once),
+        cmocka_unit_test(describe__uncompiled_kernel__has_line_type_and_message),
         cmocka_unit_test(describe__sum__takes_the_worst_kernel),
         cmocka_unit_test(describe__attempt__is_one_line),
         cmocka_unit_test(describe__failed_attempt__names_its_first_finding),
