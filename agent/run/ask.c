@@ -407,6 +407,31 @@ static json_t *messages_json(const struct ka_prompt *prompt)
     return list;
 }
 
+static json_t *question_json(const struct ka_run *run, const struct question *question,
+                             enum ka_job_phase phase)
+{
+    const struct ka_prompt *prompt = &question->prompt;
+    json_t *parts = json_array(), *left_out = json_array();
+    for (size_t i = 0; i < prompt->part_count; i++)
+        json_array_append_new(parts, json_pack("{s:s, s:I}", "name", prompt->parts[i].name, "tokens",
+                                               (json_int_t)prompt->parts[i].tokens));
+    for (size_t i = 0; i < prompt->dropped_count; i++)
+        json_array_append_new(left_out, json_string(prompt->dropped[i]));
+    return json_pack("{s:s, s:s, s:s, s:I, s:I, s:f, s:o, s:o, s:o}", "file", run->file, "stub",
+                     question->input.stub, "phase", ka_job_phase_name(phase), "tokens",
+                     (json_int_t)prompt->tokens, "budget", (json_int_t)prompt->budget, "bytes_per_token",
+                     KA_PROMPT_BYTES_PER_TOKEN, "parts", parts, "left_out", left_out, "messages",
+                     messages_json(prompt));
+}
+
+/* The run is over, and what it would have asked is kept. */
+static void end_at(struct ka_run *run, const struct question *question, enum ka_job_phase phase)
+{
+    run->question = question_json(run, question, phase);
+    run->waiting = run->finished = true;
+    run->done(run, true, run->arg);
+}
+
 void ka_run_ask(struct ka_run *run, enum ka_job_phase phase, int64_t snapshot)
 {
     struct question question = {0};
@@ -418,6 +443,11 @@ void ka_run_ask(struct ka_run *run, enum ka_job_phase phase, int64_t snapshot)
     }
     for (size_t i = 0; i < question.prompt.dropped_count; i++)
         ka_log(KA_LOG_INFO, "%s: left out of the prompt: %s", run->name, question.prompt.dropped[i]);
+    if (run->ends_at_question) {
+        end_at(run, &question, phase);
+        question_free(&question);
+        return;
+    }
     tell_feedback(run, &question.prompt);
     ka_log_progress(run->name, "%s: asking the model (%d of %d, about %zu tokens)", ka_job_phase_name(phase),
                     run->job.iters, run->job.limits.max_iters, question.prompt.tokens);
