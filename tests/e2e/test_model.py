@@ -120,7 +120,7 @@ def test_optimisation_that_breaks_the_gradient_is_rolled_back(
     assert "A mechanical draft" in drafting and "scale_kernel_bwd" in drafting
     for asked in (drafting, optimising):
         assert "schedule of the draft: " in asked and "schedules that are also provable" in asked
-        assert "gradient of w_ptr" in asked and "Classes of what loops carry" in asked
+        assert "gradient of w_ptr" in asked and "private partial sums and a second kernel" in asked
     # The second wrong answer is the first one again: it has its verdict, without a check of its own.
     assert "byte for byte" in done.err
     # (A check has one scan; its cases are dealt out to several children.)
