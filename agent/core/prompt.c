@@ -49,8 +49,12 @@ static void put_pairs(const struct selection *shown, struct ka_buf *out)
     for (size_t i = 0; i < shown->pairs; i++) {
         const struct ka_prompt_pair *pair = shown->ranked[i];
         ka_buf_printf(
-            out, "### %s (similarity %.2f%s%s)\n\n```python\n", pair->id, pair->similarity,
+            out, "### %s (similarity %.2f%s%s%s)\n\n", pair->id, pair->similarity,
+            pair->distant ? ": the nearest there is, and not near" : "",
             is_empty(pair->schedule) ? "" : "; schedule: ", is_empty(pair->schedule) ? "" : pair->schedule);
+        if (!is_empty(pair->math))
+            ka_buf_printf(out, "%s\n", pair->math);
+        ka_buf_puts(out, "```python\n");
         size_t len = strlen(pair->backward);
         while (len && pair->backward[len - 1] == '\n')
             len--;

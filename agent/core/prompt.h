@@ -42,8 +42,10 @@ struct ka_prompt_template {
 struct ka_prompt_pair {
     const char *id;
     const char *schedule;
-    const char *backward;
+    const char *backward; /* and what it uses of the forward */
     double similarity;
+    bool distant;     /* less similar than was asked for */
+    const char *math; /* its docstring, or NULL */
 };
 
 /* The facts of a run. Texts may be NULL, which is the same as empty; only `stub` and `forward` must be there.

@@ -59,6 +59,8 @@ static void tell_pairs(struct question *question, const struct ka_run *run)
             .id = json_string_value(json_object_get(pair, "id")),
             .schedule = json_string_value(json_object_get(pair, "schedule")),
             .backward = json_string_value(json_object_get(pair, "backward")),
+            .math = json_string_value(json_object_get(pair, "math")),
+            .distant = json_is_true(json_object_get(pair, "distant")),
             .similarity = json_number_value(json_object_get(pair, "similarity")),
         };
     }

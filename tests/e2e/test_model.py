@@ -256,6 +256,19 @@ def test_retrieval_can_be_turned_off(agent: Agent, forward: Path, endpoint: Star
     assert all(pair["id"] in asked for pair in done.result["retrieved"])
 
 
+def test_nothing_similar_enough__the_nearest_pair_is_shown_as_what_it_is(
+    agent: Agent, forward: Path, endpoint: Start
+) -> None:
+    model = endpoint([{"status": 401}], "--repeat")
+    done = run(agent, forward, model.url, "--min-sim", "0.99")
+    assert done.code == 5, done.err
+    (pair,) = done.result["retrieved"]
+    (asked,) = (json.loads(request["body"])["messages"][1]["content"] for request in model.requests())
+    assert f"### {pair['id']} (similarity {pair['similarity']:.2f}: the nearest there is, and not" in asked
+    shown = asked.partition("# Similar pairs")[2]
+    assert "Backward schedule" in shown and "op: " not in shown  # the docstring
+
+
 def test_exception__is_told_by_the_lines_that_were_shown_and_without_a_path(
     agent: Agent, forward: Path, endpoint: Start
 ) -> None:

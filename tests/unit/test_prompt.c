@@ -139,9 +139,9 @@ static void template__too_deep_or_too_long__is_refused(void **state)
 }
 
 static const struct ka_prompt_pair PAIRS[] = {
-    {"mid_pair", "swap_owner", "mid = 1\n", 0.5},
-    {"best_pair", NULL, "best = 1\n", 0.9},
-    {"last_pair", "atomic_accumulate", "last = 1\n", 0.1},
+    {.id = "mid_pair", .schedule = "swap_owner", .backward = "mid = 1\n", .similarity = 0.5},
+    {.id = "best_pair", .backward = "best = 1\n", .similarity = 0.9},
+    {.id = "last_pair", .schedule = "atomic_accumulate", .backward = "last = 1\n", .similarity = 0.1},
 };
 static const char *const HISTORY[] = {"first move", "second move", "third move"};
 
@@ -369,11 +369,15 @@ static void prompt__most_similar_pair__stays_however_long(void **state)
     memset(big, 'x', 40000);
     struct ka_prompt_pair pairs[] = {PAIRS[0], PAIRS[1]};
     pairs[1].backward = big;
+    pairs[1].distant = true;
+    pairs[1].math = "dx = dy * w\n";
     input.pairs = pairs;
     input.pair_count = 2;
     input.budget_tokens = 20000;
     assert_int_equal(ka_prompt_build(templates, &input, &prompt, &err), 0);
-    assert_has(prompt.messages[1].content, "### best_pair");
+    assert_has(
+        prompt.messages[1].content,
+        "### best_pair (similarity 0.90: the nearest there is, and not near)\n\ndx = dy * w\n\n```python\n");
     assert_lacks(prompt.messages[1].content, "### mid_pair");
     ka_prompt_free(&prompt);
     free(big);
