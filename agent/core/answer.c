@@ -267,6 +267,15 @@ static int take_text(const struct ka_chat_answer *answer, const char *forward, b
         tools ? "" : ", or a patch in the form that the question shows");
 }
 
+bool ka_answer_is_nothing(const struct ka_chat_answer *answer)
+{
+    struct block block;
+    bool patch = false;
+    const char *text = answer->text ? answer->text : "";
+    return !answer->call_count && strcasestr(text, KA_ANSWER_NOTHING) && !ka_patch_is_in(text) &&
+           !choose_block(text, &block, &patch);
+}
+
 int ka_answer_apply(const struct ka_chat_answer *answer, const char *forward, const char *backward,
                     bool tools, struct ka_buf *out, struct ka_err *err)
 {

@@ -6,6 +6,7 @@
  * reports of itself (launches, modified inputs) can only count against it, never for it. */
 #include "check.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,6 +34,7 @@
 #include "fan.h"
 #include "judge.h"
 #include "operations.h"
+#include "rag/lex.h"
 #include "sizes.h"
 
 #define FACTS_SHAPES 3
@@ -190,12 +192,29 @@ static size_t count_in(const json_t *shapes, const char *name)
     return value > 0 ? (size_t)value : 0;
 }
 
-/* A candidate that is an earlier one again, byte for byte, has that one's verdict. Not if shapes were skipped
+/* The verified candidate that this one was made from, where only comments and blank lines are others. */
+static int same_code(struct ka_run *run, int64_t id, struct ka_snapshot *out)
+{
+    struct ka_snapshot changed = {0};
+    int rc = ka_state_snapshot_head(run->state, id, &changed, NULL);
+    if (rc == 0)
+        rc = changed.parent ? ka_state_snapshot_get(run->state, changed.parent, out, NULL) : -ENOENT;
+    if (rc == 0 && !(json_is_true(json_object_get(out->verdict, "verified")) &&
+                     ka_lex_same_code(out->backward, changed.backward))) {
+        ka_snapshot_free(out);
+        rc = -ENOENT;
+    }
+    ka_snapshot_free(&changed);
+    return rc;
+}
+
+/* A candidate that is an earlier one again, byte for byte or but for its comments, has that one's verdict. Not if shapes were skipped
  * there, which may have been the machine's fault. */
 static bool settle_as_before(struct ka_run *run, int64_t id)
 {
     struct ka_snapshot twin;
-    if (ka_state_snapshot_twin(run->state, id, &twin, NULL))
+    bool bytes = ka_state_snapshot_twin(run->state, id, &twin, NULL) == 0;
+    if (!bytes && same_code(run, id, &twin))
         return false;
     const json_t *shapes = json_object_get(twin.verdict, "shapes");
     bool usable = shapes && json_array_size(json_object_get(shapes, "skipped")) == 0;
@@ -209,9 +228,9 @@ static bool settle_as_before(struct ka_run *run, int64_t id)
                                   .facts = twin.facts,
                                   .verified = json_is_true(json_object_get(twin.verdict, "verified")),
                                   .cost = twin.cost};
-        ka_log(KA_LOG_INFO,
-               "%s: candidate %lld is, byte for byte, candidate %lld of before: not checked again", run->name,
-               (long long)id, (long long)twin.id);
+        ka_log(KA_LOG_INFO, "%s: candidate %lld is, %s, candidate %lld of before: not checked again",
+               run->name, (long long)id, bytes ? "byte for byte" : "but for its comments",
+               (long long)twin.id);
         settle(run, &outcome);
     }
     ka_snapshot_free(&twin);

@@ -166,11 +166,11 @@ static int freeze_modules(struct ka_run *run, struct ka_err *err)
 static int save_start(struct ka_run *run, struct ka_err *err)
 {
     const struct ka_settings *settings = &run->settings;
-    json_t *start =
-        json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i}", "file", run->file, "forward",
-                  run->forward, "modules", run->modules_hash, "path", settings->path, "device",
-                  run->settings.device, "target", settings->target, "dtype", settings->dtype, "sweep",
-                  settings->sweep, "backend", settings->backend, "pid", (int)getpid(), "version", 1);
+    json_t *start = json_pack(
+        "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:b, s:i, s:i}", "file", run->file, "forward",
+        run->forward, "modules", run->modules_hash, "path", settings->path, "device", run->settings.device,
+        "target", settings->target, "dtype", settings->dtype, "sweep", settings->sweep, "backend",
+        settings->backend, "no_optimise", settings->no_optimise, "pid", (int)getpid(), "version", 1);
     int rc = ka_state_put(run->state, "start", start, err);
     ka_record_add(run->record, "start", json_incref(start));
     json_decref(start);
@@ -356,6 +356,8 @@ int ka_run_resume(struct ka_app *app, const struct ka_settings *settings, const 
         rc = ka_file_replace(run->work_forward, run->forward, strlen(run->forward), err);
     if (rc)
         goto fail;
+    if (json_is_true(json_object_get(start, "no_optimise"))) /* what the run is for; a budget may change */
+        run->settings.no_optimise = true;
     run->job.limits = limits_of(&run->settings);
     rc = check_answered(run, start, err);
     if (rc)

@@ -286,3 +286,33 @@ def test_exception__is_told_by_the_lines_that_were_shown_and_without_a_path(
     assert "never returned" not in asked
     assert "the gradient of w in the one case in which it was compared" not in asked
     assert str(agent.folder) not in asked and str(Path(done.result["run_dir"]).name) not in asked
+
+
+def test_model_that_sees_nothing_left_to_gain__ends_the_run(
+    agent: Agent, forward: Path, endpoint: Start
+) -> None:
+    end = {"text": "Every tile is read once. Nothing is left to gain.", "expect": ["Nothing is left to gain"]}
+    model = endpoint([{"text": fenced(BACKWARD)}, end])
+    done = run(agent, forward, model.url)
+    assert done.code == 0, done.err
+    assert done.result["verdict"] == "verified" and done.result["llm"]["requests"] == 2
+    assert not events(done.result, "bad_answer") and "sees nothing left to gain" in done.err
+
+
+def test_lost_idea__is_in_the_next_question_as_a_short_diff(
+    agent: Agent, forward: Path, endpoint: Start
+) -> None:
+    commented = BACKWARD.replace("    dw = tl.zeros", "    # in registers\n    dw = tl.zeros")
+    end = {"text": "Nothing is left to gain."}
+    model = endpoint([{"text": fenced(text)} for text in (BACKWARD, WRONG, commented)] + [end])
+    done = run(agent, forward, model.url)
+    assert done.code == 0, done.err
+    asked = [json.loads(request["body"])["messages"][1]["content"] for request in model.requests()]
+    lost = "      -    for row in range(0, M):\n      +    for row in range(0, 1):\n"
+    assert lost not in asked[1] and lost in asked[2] + "\n"
+    line = asked[2].partition("# Moves tried so far")[2].partition(lost)[0].splitlines()[-2]
+    assert "not verified" in line and "the gradient of w is wrong" in line
+    # A change of comments alone is not checked again, and no gain.
+    assert "is, but for its comments, candidate 1 of before: not checked again" in done.err
+    assert [event["op"] for event in events(done.result, "child")].count("scan") == 2
+    assert [event["verdict"]["verified"] for event in events(done.result, "verdict")] == [True, False, True]
