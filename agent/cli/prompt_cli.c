@@ -1,5 +1,5 @@
-/* The command `prompt`: a run in a folder that does not stay, up to its first question. Knows what is printed,
- * not how a prompt is made. */
+/* The command `prompt`: a run in a folder that does not stay, up to its first question. Knows what is
+ * printed, not how a prompt is made. */
 #include "prompt_cli.h"
 
 #include <errno.h>

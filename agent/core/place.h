@@ -7,8 +7,8 @@
 
 #include "base/base.h"
 
-/* What was run, and the forward as it is shown: the pair has other imports. Borrowed. `whole`: who is told has
- * the file itself, and knows its lines and where it lies. */
+/* What was run, and the forward as it is shown: the pair has other imports. Borrowed. `whole`: who is told
+ * has the file itself, and knows its lines and where it lies. */
 struct ka_place {
     const char *pair, *forward;
     bool whole;

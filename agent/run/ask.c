@@ -112,8 +112,8 @@ static bool is_lost(const json_t *told)
            (json_is_false(json_object_get(told, "verified")) || json_is_false(json_object_get(told, "kept")));
 }
 
-/* An attempt in one line: what was tried and what came of it; and what it changed where that was lost. The candidates of the turn under way are not
- * judged yet. */
+/* An attempt in one line: what was tried and what came of it; and what it changed where that was lost. The
+ * candidates of the turn under way are not judged yet. */
 static void tell_history(struct question *question, const struct ka_run *run)
 {
     const struct ka_job *job = &run->job;

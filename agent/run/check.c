@@ -208,8 +208,8 @@ static int same_code(struct ka_run *run, int64_t id, struct ka_snapshot *out)
     return rc;
 }
 
-/* A candidate that is an earlier one again, byte for byte or but for its comments, has that one's verdict. Not if shapes were skipped
- * there, which may have been the machine's fault. */
+/* A candidate that is an earlier one again, byte for byte or but for its comments, has that one's verdict.
+ * Not if shapes were skipped there, which may have been the machine's fault. */
 static bool settle_as_before(struct ka_run *run, int64_t id)
 {
     struct ka_snapshot twin;
