@@ -11,7 +11,7 @@
 #define MOVED_MAX 0.01   /* the most that sensitivity to rounding is believed, */
 #define MOVED_COARSE 0.1 /* and where little is held to it (1 - h^2 of a saturated h that was stored) */
 #define TIED_SHARE 5e-3
-#define COARSE 0.02        /* norm-relative */
+#define COARSE 0.05        /* norm-relative */
 #define SHORT_RANGE 1e6    /* float16's: there terms overflow of which the sum does not */
 #define LOOSE 100          /* floors of the dtype */
 #define UNSTABLE 0.25      /* what rounding of the inputs moves by so much says nothing */
@@ -42,6 +42,14 @@ struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype)
     return tol;
 }
 
+void ka_tolerance_tf32(struct ka_tolerance *tol)
+{
+    if (tol->dtype != KA_F32)
+        return;
+    *tol = ka_tolerance_of(KA_F16);
+    tol->dtype = KA_F32;
+}
+
 void ka_tolerance_coarsen(struct ka_tolerance *tol)
 {
     tol->floor = fmax(tol->floor, COARSE);
@@ -52,7 +60,7 @@ void ka_tolerance_coarsen(struct ka_tolerance *tol)
 
 void ka_tolerance_loosen(struct ka_tolerance *tol)
 {
-    double floor = fmax(tol->floor, fmin(LOOSE * ka_tolerance_of(tol->dtype).floor, COARSE));
+    double floor = tol->coarse ? tol->floor : fmax(tol->floor, fmin(LOOSE * tol->floor, COARSE));
     ka_tolerance_coarsen(tol);
     tol->floor = floor;
 }

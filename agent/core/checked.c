@@ -67,6 +67,9 @@ static json_t *not_seen(const struct ka_checked_of *of)
                               "than those that the interpreter was given"
                             : "races between programs, and what gradients are made of: the interpreter, "
                               "which sees who accesses what, could not run this"));
+        json_array_append_new(list,
+                              json_string("of an autotuner's configurations all but the first that fits, "
+                                          "beyond the first shape of a process, which runs them all"));
         return list;
     }
     json_array_append_new(list, json_string("races that timing decides among kernels ordered by atomics: "

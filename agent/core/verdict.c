@@ -39,6 +39,7 @@ struct shape {
     enum ka_shape_kind kind;
     json_t *dims;
     char *hint, *skipped;
+    bool open; /* why it is skipped may be told */
     size_t cases, cases_failed;
     struct failure *failures;
     size_t failure_count;
@@ -140,6 +141,12 @@ void ka_verdict_skip(struct ka_verdict *v, size_t shape, const char *reason)
 {
     free(v->shapes[shape].skipped);
     v->shapes[shape].skipped = copy_text(reason);
+}
+
+void ka_verdict_skip_openly(struct ka_verdict *v, size_t shape, const char *reason)
+{
+    ka_verdict_skip(v, shape, reason);
+    v->shapes[shape].open = true;
 }
 
 size_t ka_verdict_case(struct ka_verdict *v, size_t shape, const char *label)
@@ -311,7 +318,7 @@ static void join_shape(struct ka_verdict *v, size_t at, struct ka_verdict *of)
     shape->cases_failed += part->cases_failed;
     join_failures(shape, part);
     if (part->skipped)
-        ka_verdict_skip(v, at, part->skipped);
+        (part->open ? ka_verdict_skip_openly : ka_verdict_skip)(v, at, part->skipped);
     for (size_t i = 0; i < part->worst_count; i++) {
         struct gradient *g = find_gradient(v, of->grads[i].name);
         struct worst *worst = worst_on(shape, (size_t)(g - v->grads));
@@ -677,11 +684,11 @@ static json_t *counts_json(const struct ka_verdict *v, bool hidden)
     json_t *skipped = json_array();
     for (size_t i = 0; i < v->shape_count; i++)
         if (v->shapes[i].skipped)
-            json_array_append_new(skipped,
-                                  json_pack("{s:o,s:s}", "shape", shape_json(&v->shapes[i], hidden), "reason",
-                                            v->shapes[i].kind == KA_SHAPE_HIDDEN && !hidden
-                                                ? "not accepted by the forward or the oracle"
-                                                : v->shapes[i].skipped));
+            json_array_append_new(
+                skipped, json_pack("{s:o,s:s}", "shape", shape_json(&v->shapes[i], hidden), "reason",
+                                   v->shapes[i].kind == KA_SHAPE_HIDDEN && !hidden && !v->shapes[i].open
+                                       ? "not accepted by the forward or the oracle"
+                                       : v->shapes[i].skipped));
     return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:o}", "required", (json_int_t)n.required, "passed",
                      (json_int_t)n.passed, "hidden", (json_int_t)n.hidden, "hidden_passed",
                      (json_int_t)n.hidden_passed, "optional", (json_int_t)n.optional, "optional_passed",

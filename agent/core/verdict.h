@@ -43,6 +43,8 @@ size_t ka_verdict_shape(struct ka_verdict *v, enum ka_shape_kind kind, const jso
 
 /* The shape is not judged, and why. */
 void ka_verdict_skip(struct ka_verdict *v, size_t shape, const char *reason);
+/* The same, for a reason that gives no dims away: it is told of a hidden shape, too. */
+void ka_verdict_skip_openly(struct ka_verdict *v, size_t shape, const char *reason);
 
 /* Begin a case of that shape. `label` is shown to the LLM ("one-hot upstream"): no seeds. Returns the case's
  * number. */

@@ -17,7 +17,7 @@ unsigned ka_loop_close(struct ka_loop *loop);
 /* The longest that one turn was busy, in milliseconds, without the wait for events: what a signal, a deadline
  * or another run had to wait at most. */
 unsigned ka_loop_most_ms(const struct ka_loop *loop);
-/* What of that the thread itself worked; for the rest it waited, for a core or inside a call of the kernel. */
+/* What of that the thread itself worked; for the rest it waited: for a core, or inside a system call. */
 unsigned ka_loop_most_work_ms(const struct ka_loop *loop);
 
 /* `call` runs once, at the next turn of the loop, unless it is cancelled. The handle is gone then. */

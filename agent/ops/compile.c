@@ -37,6 +37,9 @@ struct ka_compile {
         struct ka_err err;
     } tasks[TASKS];
     bool cancelled;
+    bool gathering;                      /* a thread reads the sources */
+    const struct ka_child_result *child; /* kept until then */
+    json_t *wanted;
     json_t *sources; /* [[key, text], ...] */
     size_t at;       /* the next that nobody has */
     json_t *entries;
@@ -51,6 +54,7 @@ static void go_on(struct ka_compile *c);
 static void compile_free(void *arg)
 {
     struct ka_compile *c = arg;
+    json_decref(c->wanted);
     json_decref(c->sources);
     json_decref(c->entries);
     ka_settings_free(&c->settings);
@@ -61,6 +65,8 @@ static void compile_free(void *arg)
 static void leave(struct ka_compile *c)
 {
     c->cancelled = true;
+    if (c->gathering)
+        return;
     for (size_t i = 0; i < TASKS; i++)
         if (c->tasks[i].on_thread)
             return;
@@ -280,16 +286,41 @@ static void go_on(struct ka_compile *c)
 /* ---- the start ---- */
 
 /* What a hostile process wrote: the name must follow from the content. */
-static bool take_source(struct ka_compile *c, const struct ka_child_result *child, const char *key)
+static bool take_source(struct ka_compile *c, const char *key)
 {
     char hash[KA_HASH_HEX];
     KA_AUTO_FREE char *name = ka_format("compile-%s.json", key);
     KA_AUTO_BUF struct ka_buf text = {0};
-    if (ka_child_read(child, name, SOURCE_BYTES_MAX, &text))
+    if (ka_child_read(c->child, name, SOURCE_BYTES_MAX, &text))
         return false;
     ka_hash_hex(ka_buf_str(&text), text.len, hash);
     return strcmp(hash, key) == 0 &&
            json_array_append_new(c->sources, json_pack("[s, s%]", key, ka_buf_str(&text), text.len)) == 0;
+}
+
+/* On a thread: there may be a gigabyte. */
+static void gather(void *arg)
+{
+    struct ka_compile *c = arg;
+    KA_EACH(c->wanted, i, item) {
+        const char *key = json_string_value(item);
+        if (i >= SOURCES_MAX || !ka_cache_is_key(key) || !take_source(c, key))
+            c->counts.dropped++;
+    }
+}
+
+static void on_gathered(void *arg)
+{
+    struct ka_compile *c = arg;
+    c->gathering = false;
+    ka_child_result_free(c->child);
+    if (c->counts.dropped)
+        ka_log(KA_LOG_WARN, "%u sources of kernels dropped: missing, too large, or not what their key says",
+               c->counts.dropped);
+    if (c->cancelled)
+        leave(c);
+    else
+        go_on(c);
 }
 
 static void on_first(void *arg)
@@ -310,15 +341,13 @@ struct ka_compile *ka_compile_start(struct ka_app *app, const struct ka_settings
         c->tasks[i].compile = c;
     c->sources = json_array();
     c->entries = json_object();
-    KA_EACH(wanted, i, item) {
-        const char *key = json_string_value(item);
-        if (i >= SOURCES_MAX || !ka_cache_is_key(key) || !take_source(c, child, key))
-            c->counts.dropped++;
-    }
-    if (c->counts.dropped)
-        ka_log(KA_LOG_WARN, "%u sources of kernels dropped: missing, too large, or not what their key says",
-               c->counts.dropped);
-    c->first = ka_loop_soon(app->loop, on_first, c);
+    if (json_array_size(wanted)) {
+        c->wanted = json_deep_copy(wanted);
+        c->child = ka_child_result_keep(child);
+        c->gathering = true;
+        ka_work_start(app->loop, gather, on_gathered, c);
+    } else
+        c->first = ka_loop_soon(app->loop, on_first, c);
     return c;
 }
 

@@ -23,7 +23,8 @@ struct ka_compile_counts {
  * cancelled. */
 typedef void (*ka_compile_done_fn)(void *arg, const json_t *entries, const struct ka_compile_counts *counts);
 
-/* Copies `settings`. Sources of `wanted` (keys) are read from the scratch of `child` before this returns.
+/* Inside the `done` of `child`: sources of `wanted` (keys) are read from its scratch, which is kept until
+ * then. Copies `settings` and `wanted`.
  * `done` may be NULL: then the work goes on in the background, and what is left of it at the end of the
  * program is given up. */
 struct ka_compile *ka_compile_start(struct ka_app *app, const struct ka_settings *settings,

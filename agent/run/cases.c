@@ -67,6 +67,22 @@ double ka_case_upstream_norm(const struct ka_tensors *oracle, const json_t *entr
     return sqrt(count);
 }
 
+struct ka_tolerance ka_case_tolerance(const json_t *entry, const char *part, const char *name,
+                                      enum ka_dtype dtype)
+{
+    struct ka_tolerance tolerance = ka_tolerance_of(dtype);
+    KA_AUTO_BUF struct ka_buf full = {0};
+    ka_buf_printf(&full, "%s/%s", part, name);
+    KA_EACH(json_object_get(entry, "tf32"), i, seen) {
+        const char *text = json_string_value(seen);
+        if (text && strcmp(text, ka_buf_str(&full)) == 0) {
+            ka_tolerance_tf32(&tolerance);
+            break;
+        }
+    }
+    return tolerance;
+}
+
 /* Norm of the difference of two tensors of one shape; the largest difference of an element in `most`, unless
  * it is NULL. */
 static double distance(const struct ka_tensor *a, const struct ka_tensor *b, double *most)
@@ -134,7 +150,8 @@ static int explain(const struct ka_diff *diff, const char *what, const char *nam
     return ka_fail(err, -EDOM, "%s: %.900s", what, ka_buf_str(&text));
 }
 
-static int compare_output(const struct ka_tensors *set, const char *index, struct ka_err *err)
+static int compare_output(const struct ka_tensors *set, const json_t *entry, const char *index,
+                          struct ka_err *err)
 {
     const struct ka_tensor *forward = ka_tensors_find_part(set, "fwd", index);
     const struct ka_tensor *oracle = ka_tensors_find_part(set, "out", index);
@@ -143,7 +160,7 @@ static int compare_output(const struct ka_tensors *set, const char *index, struc
     struct ka_diff diff;
     char name[64];
     snprintf(name, sizeof(name), "output %s", index);
-    struct ka_tolerance tolerance = ka_tolerance_of(forward->dtype);
+    struct ka_tolerance tolerance = ka_case_tolerance(entry, "out", index, forward->dtype);
     tolerance.local = 0; /* how exact the user's kernels are in each row is not ours to judge, */
     if (forward->dtype == KA_F16 || forward->dtype == KA_BF16)
         tolerance.floor *= OWN_HALF; /* nor that they add up in half precision */
@@ -219,7 +236,7 @@ int ka_case_agrees(const struct ka_tensors *oracle, const json_t *entry, const j
             continue;
         char index[24];
         snprintf(index, sizeof(index), "%zu", i);
-        rc = compare_output(oracle, index, err);
+        rc = compare_output(oracle, entry, index, err);
         if (rc == 0)
             rc = compare_reference(oracle, "out", "ref_out", index, 0, err);
         finite = finite && rc == 0 && all_finite(ka_tensors_find_part(oracle, "out", index));

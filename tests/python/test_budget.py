@@ -151,6 +151,14 @@ def test_candidate__out_of_memory__is_its_own_and_named_with_the_line(write, tmp
     assert "OutOfMemoryError" in source.splitlines()[error["line"] - 1]
 
 
+def test_candidate__kernel_too_large_for_the_gpu__is_marked(write, tmp_path):
+    source = SCALE_PAIR.replace("return d_x, None", "raise OutOfResources(294912, 232448, 'shared memory')")
+    path = write("from triton.runtime.errors import OutOfResources\n" + source)
+    request = {"file": str(path), "device": "cpu", "cases": [CASE]}
+    error = candidate.run(request, tmp_path)["cases"][0]["error"]
+    assert error["out_of_resources"] is True and "232448" in error["message"]
+
+
 def test_memory__of_a_released_evaluation__is_free_without_a_collection(write, monkeypatch):
     """Of its results nothing keeps the graph that they came from."""
     fwd = forward.load(write(SCALE))

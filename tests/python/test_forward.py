@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from kernel_agent import devices, draw, forward, launches
 from sources import SCALE, SCALE_PAIR
+from triton.runtime.errors import OutOfResources
 
 HEAD = "import torch\nimport triton\nimport triton.language as tl\nfrom kernel_agent import autodiff\n"
 TAIL = """
@@ -124,6 +126,34 @@ def test_configuration__without_a_gpu__each_has_its_turn(write):
             fwd.call(args, kwargs)
     fwd.call(args, kwargs)
     assert taken == [64, 128, 64]
+
+
+@pytest.mark.parametrize("every, first", [(False, [32, 64]), (True, [32, 64, 128])])
+def test_autotuner__on_a_gpu__tries_every_configuration_once_or_none(every, first, write, monkeypatch):
+    """A stand-in for the launches below: no configuration of 32 fits this GPU, and 128 is the fastest."""
+    fwd = forward.load(write(FEATURES.replace("configs=[", "configs=[triton.Config({'BLOCK': 32}), ")))
+    taken = []
+
+    class Launcher:
+        def run(self, *_, BLOCK, **__):
+            taken.append(BLOCK)
+            if BLOCK == 32:
+                raise OutOfResources(300000, 232448, "shared memory")
+            time.sleep(1 / BLOCK)
+
+    tuner = fwd.module.kernel
+    monkeypatch.setattr(tuner, "fn", Launcher())
+    monkeypatch.setattr(launches._state, "mode", "cuda")
+    monkeypatch.setattr(launches._state, "every", every)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    chosen = []
+    for n in (40, 41, 41):
+        tuner.run(None, None, n, 3, True, 0.5, grid=(1,))
+        chosen.append(tuner.best_config.kwargs["BLOCK"])
+    tried = list(dict.fromkeys(taken))
+    assert tried == first and chosen == [128 if every else 64, 64, 64]
+    at_41 = taken[taken.index(32, 1) :]
+    assert at_41 == [32, 64, 64, 64, 64]  # two trials, the call itself, and the next
 
 
 def test_call__autotune_heuristics_helpers_and_loops__run(write):

@@ -613,6 +613,14 @@ def test_products__are_tf32_where_the_call_was_compiled(device):
     )
 
 
+def test_tf32_seen__names_what_is_less_exact_than_float32():
+    exact = {"grad/x": torch.ones(4).double(), "grad/b": torch.ones(4).double(), "out/0": torch.ones(4)}
+    base = {"base/x": torch.ones(4) + 1e-4, "base/b": torch.ones(4) + 1e-7, "base_out/0": torch.ones(4)}
+    assert oracle.tf32_seen(exact | base) == ["grad/x"]
+    half = {"base/x": torch.full((4,), 1 + 2**-10).half()}
+    assert oracle.tf32_seen(exact | half) == []
+
+
 def test_wide_call_of_a_gpu__goes_back_there(write, monkeypatch):
     """Stands in for CUDA: both places are this one, and the record says that it is of a GPU."""
     fwd = forward.load(stub(write, "return square(torch.where(x > 0, x, -x))"))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from triton._C.libtriton import ir
 from triton.language import float32
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -20,8 +21,8 @@ torch.set_num_threads(1)
 
 from kernel_agent import compat, interpret, launches
 from kernel_agent.torch_tl import EXACT, NATIVE, Cell, KernelError, Launch, Memory, run_launch
-from kernel_agent.torch_tl.builder import tf32
-from kernel_agent.torch_tl.handles import Pointer
+from kernel_agent.torch_tl.builder import Builder, tf32
+from kernel_agent.torch_tl.handles import Handle, Pointer
 from kernel_agent.torch_tl.launch import TensorArg
 from kernel_agent.torch_tl.memory import cell_values
 
@@ -577,12 +578,25 @@ def kernel(count_ptr, y_ptr):
     assert evaluation["count_ptr"].tolist() == [4, 3]
 
 
-def test_tf32__rounds_to_ten_bits_and_passes_the_gradient() -> None:
-    data = torch.tensor([1.0, 1 + 2**-10, 1 + 2**-12, -3.14159274, float("inf")], requires_grad=True)
+def test_tf32__cuts_off_at_ten_bits_and_passes_the_gradient() -> None:
+    data = torch.tensor([1.0, 1 + 2**-10, 2 - 2**-12, -3.14159274, float("inf")], requires_grad=True)
     rounded = tf32(data)
-    assert rounded.tolist() == [1.0, 1 + 2**-10, 1.0, -3.140625, float("inf")]
+    assert rounded.tolist() == [1.0, 1 + 2**-10, 2 - 2**-10, -3.140625, float("inf")]
     rounded[:4].sum().backward()
     assert data.grad.tolist() == [1.0, 1.0, 1.0, 1.0, 0.0]
+
+
+def test_product_in_tf32__gradients_are_of_cut_operands_too() -> None:
+    builder = Builder(Memory("native", "cpu", compiled=True))
+    left = torch.tensor([[[1 + 2**-12]]], requires_grad=True)
+    right = torch.tensor([[[3.0]]], requires_grad=True)
+    product = builder.create_dot(
+        Handle(left), Handle(right), Handle(torch.zeros(1, 1, 1)), ir.INPUT_PRECISION.TF32, None
+    )
+    product.data.backward(torch.tensor([[[2 - 2**-12]]]))
+    cut = 2 - 2**-10
+    assert product.data.item() == 3 and left.grad.item() == 3 * cut and right.grad.item() == cut
+    assert builder.memory.in_tf32
 
 
 def test_atomic_add__accumulates_colliding_lanes_with_gradients(tmp_path: Path) -> None:

@@ -119,11 +119,32 @@ static void case__forward_that_adds_in_half_precision__agrees_with_the_oracle(vo
     assert_int_equal(agree("F32", 2e-3), -EDOM);
 }
 
+static void case__tolerance__of_what_tf32_made_less_exact_is_float16s(void **state)
+{
+    (void)state;
+    json_t *entry = json_pack("{s:[i,s,s]}", "tf32", 3, "grad/x", "out/0");
+    struct ka_tolerance plain = ka_tolerance_of(KA_F32), half = ka_tolerance_of(KA_F16);
+    struct ka_tolerance made = ka_case_tolerance(entry, "grad", "x", KA_F32);
+    assert_true(made.dtype == KA_F32 && made.atol == half.atol && made.local == half.local);
+    ka_tolerance_loosen(&made);
+    ka_tolerance_loosen(&made); /* two inputs of such kinds */
+    ka_tolerance_loosen(&half);
+    assert_true(made.floor == half.floor && made.floor > 10 * ka_tolerance_of(KA_F16).floor);
+    made = ka_case_tolerance(entry, "grad", "xy", KA_F32);
+    assert_true(made.dtype == KA_F32 && made.atol == plain.atol);
+    made = ka_case_tolerance(entry, "grad", "x", KA_BF16);
+    assert_true(made.dtype == KA_BF16 && made.atol > half.atol);
+    made = ka_case_tolerance(NULL, "out", "0", KA_F32);
+    assert_true(made.atol == plain.atol);
+    json_decref(entry);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(case__forward_that_adds_in_half_precision__agrees_with_the_oracle),
         cmocka_unit_test(case__scaled_gap__below_the_smallest_number_is_rounding),
+        cmocka_unit_test(case__tolerance__of_what_tf32_made_less_exact_is_float16s),
         cmocka_unit_test(case__spread__is_the_largest_difference_and_the_largest_norm),
         cmocka_unit_test(case__spread_of_a_repeat_that_is_missing__is_not_measured),
     };

@@ -198,6 +198,61 @@ static void judge__part_that_is_there_without_kernels__is_told_from_chance(void 
 
 /* Nothing is done for sizes that the oracle's tensors do not have: two such tensors are never compared with
  * each other. */
+/* The verdict's JSON on a hidden shape of this kind whose candidate raised `error`. */
+static json_t *verdict_of_raised(const char *kind, const char *error)
+{
+    const struct part expected[] = {{"grad/x", "F64", 2, COUNT}};
+    struct side oracle;
+    write_side(&oracle, expected, KA_COUNT(expected));
+    json_t *plan = json_pack("{s:{s:s}, s:s}", "upstream", "kind", "normal", "kind", kind),
+           *said = json_loads(ORACLE, 0, NULL), *dims = json_pack("{s:i}", "N", COUNT),
+           *report = json_pack("{s:b, s:o}", "ok", 0, "error", json_loads(error, 0, NULL));
+    const char *const grads[] = {"x"};
+    struct ka_verdict *verdict = ka_verdict_new(grads, 1);
+    size_t shape = ka_verdict_shape(verdict, KA_SHAPE_HIDDEN, dims, kind);
+    struct ka_verdict *part = ka_verdict_part(verdict);
+    struct ka_judged_case one = {.verdict = part,
+                                 .shape = shape,
+                                 .at = ka_verdict_case(part, shape, "normal upstream"),
+                                 .plan = plan,
+                                 .oracle = said,
+                                 .candidate = report,
+                                 .oracle_files = &oracle.result};
+    struct ka_err why;
+    assert_int_equal(ka_judge_case(&one, 0, &why), 0);
+    ka_verdict_join(verdict, part);
+    json_t *made = ka_verdict_json(verdict, false);
+    ka_verdict_free(verdict);
+    json_decref(plan);
+    json_decref(said);
+    json_decref(report);
+    json_decref(dims);
+    remove_side(&oracle);
+    return made;
+}
+
+#define TOO_LARGE "{\"message\": \"shared memory\", \"out_of_resources\": true}"
+
+static void assert_raised(const char *kind, const char *error, size_t skipped)
+{
+    json_t *made = verdict_of_raised(kind, error), *list;
+    list = json_object_get(json_object_get(made, "shapes"), "skipped");
+    assert_int_equal(json_array_size(list), skipped);
+    assert_int_equal(json_array_size(json_object_get(made, "failures")) == 0, skipped != 0);
+    if (skipped)
+        assert_non_null(strstr(json_string_value(json_object_get(json_array_get(list, 0), "reason")),
+                               "out of resources"));
+    json_decref(made);
+}
+
+static void judge__kernel_too_large_for_the_gpu__is_left_out_past_the_sweeps_blocks_only(void **state)
+{
+    (void)state;
+    assert_raised("past_block", TOO_LARGE, 1);
+    assert_raised("past_block", "{\"message\": \"shared memory\"}", 0);
+    assert_raised("one_more", TOO_LARGE, 0);
+}
+
 static void judge__tensors_of_other_sizes__are_wrong_and_no_more(void **state)
 {
     (void)state;
@@ -218,6 +273,7 @@ int main(void)
         cmocka_unit_test(judge__right_candidate__has_nothing_against_it),
         cmocka_unit_test(judge__each_thing_that_is_asked__can_fail),
         cmocka_unit_test(judge__part_that_is_there_without_kernels__is_told_from_chance),
+        cmocka_unit_test(judge__kernel_too_large_for_the_gpu__is_left_out_past_the_sweeps_blocks_only),
         cmocka_unit_test(judge__tensors_of_other_sizes__are_wrong_and_no_more),
     };
     return cmocka_run_group_tests_name("judge", tests, NULL, NULL);

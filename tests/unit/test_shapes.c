@@ -338,6 +338,22 @@ static void covering_shapes__each_size_wanted__occurs_once(void **state)
     json_decref(dims);
 }
 
+static void covering_shapes__size_of_few__has_a_small_multiple(void **state)
+{
+    (void)state;
+    json_t *dims = parse("{\"D\":39,\"W\":4}"), *found, *entry;
+    assert_int_equal(ka_shapes_cover(dims, 128, (uint64_t)1 << 17, &found), 0);
+    size_t i, few = 0, many = 0;
+    json_array_foreach(found, i, entry)
+    {
+        few += get(json_object_get(entry, "wants"), "W") == 16;
+        many += get(json_object_get(entry, "wants"), "D") == 128;
+    }
+    assert_true(few == 1 && many == 1);
+    json_decref(found);
+    json_decref(dims);
+}
+
 static void covering_shapes__too_large__take_a_smaller_multiple(void **state)
 {
     (void)state;
@@ -395,6 +411,7 @@ int main(void)
         cmocka_unit_test(shapes__hidden__go_beyond_the_block_of_every_size),
         cmocka_unit_test(shapes__hidden_of_nothing_to_vary__is_empty),
         cmocka_unit_test(covering_shapes__each_size_wanted__occurs_once),
+        cmocka_unit_test(covering_shapes__size_of_few__has_a_small_multiple),
         cmocka_unit_test(covering_shapes__too_large__take_a_smaller_multiple),
         cmocka_unit_test(long_shapes__one_size_long__the_rest_small_with_a_probe),
         cmocka_unit_test(long_shapes__nothing_scaled_or_too_large__gives_none),

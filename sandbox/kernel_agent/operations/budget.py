@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from triton.runtime.errors import OutOfResources
 
 from ..errors import Unusable, readable
 from ..torch_tl.handles import KernelError
@@ -129,6 +130,11 @@ def out_of_memory(error: BaseException) -> str | None:
             asked = _CPU_ASKED.search(text)
             return _sentence("the machine ran out of memory", asked, None)
     return None
+
+
+def out_of_resources(error: BaseException) -> bool:
+    """Does a kernel want more shared memory, tensor memory or threads than the GPU gives one program?"""
+    return any(isinstance(cause, OutOfResources) for cause in _causes(error))
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -25,7 +25,7 @@ from ..errors import Unusable, wrap
 from ..flow import Flow, unseen
 from ..forward import Forward, launch_intercept, load
 from ..guards import Guards
-from ..launches import configuration
+from ..launches import configuration, try_every_configuration
 from ..layout import overlap, repeats
 from ..source import backward_starts
 from ..watching import NOT_THE_CANDIDATES, Computed, Launches, Poison, Watch, engine_may
@@ -54,6 +54,7 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
         function=request.get("function"),
     )
     entry = entry_of(fwd, request.get("entry"))
+    try_every_configuration()
     cases = []
     known: dict[str, StubCall] = {}
     for case in request["cases"]:
@@ -120,6 +121,7 @@ def _error(exc: BaseException, fwd: Forward) -> Unusable:
         error.message = f"{full}: {error.message}"
         error.remedy = "allocate less: a backward has to fit beside its inputs, outputs and gradients"
         error.out_of_memory = True
+    error.out_of_resources = budget.out_of_resources(exc)
     return error
 
 

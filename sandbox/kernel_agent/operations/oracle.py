@@ -30,6 +30,7 @@ from ..torch_tl.replay import Replay, vector_jacobian
 from . import budget
 from .finite_differences import finite_differences
 
+TF32_SEEN = 3e-5  # norm-relative: float32 alone leaves less, TF32 some 5e-4
 FEW_ELEMENTS = 32
 NEARBY_ELEMENTS = 1 << 16  # of all inputs: larger cases do not hang on one rounding error, and cost more
 NEARBY_DRAWS = 6
@@ -174,6 +175,8 @@ class Case:
         made |= {f"base_out/{at}": native.value(ref).detach() for at, ref in recording.refs.items()}
         for name, grad in self.gradients(native, recording).items():
             made[f"base/{name}"] = grad.to(recording.wanted[name].dtype)
+        if native.memory.in_tf32:
+            result["tf32"] = tf32_seen(made)
         native.release()
         self.require_finite(made)
         self.require_unique(recording, gradients)
@@ -535,6 +538,20 @@ class Case:
 def unit_of(recording: Recording) -> float:
     """The largest unit in the last place of an input, relative to it."""
     return max(torch.finfo(ref.dtype).eps for ref in recording.wanted.values())
+
+
+def tf32_seen(made: Mapping[str, torch.Tensor]) -> list[str]:
+    """Names of what products in TF32 made less exact than float32: "grad/x", "out/0"."""
+    seen = []
+    for name, base in made.items():
+        kind, _, of = name.partition("/")
+        exact = made.get({"base": f"grad/{of}", "base_out": f"out/{of}"}.get(kind, ""))
+        if exact is None or base.dtype != torch.float32:
+            continue
+        off = torch.linalg.vector_norm(base.double() - exact)
+        if bool(off > TF32_SEEN * torch.linalg.vector_norm(exact)):
+            seen.append(f"{'grad' if kind == 'base' else 'out'}/{of}")
+    return seen
 
 
 def is_gradient(name: str) -> bool:

@@ -323,9 +323,13 @@ class Builder:
         if wide in (torch.float16, torch.bfloat16):
             wide = torch.float32
         left, right = a.data.to(wide), b.data.to(wide)
-        if input_precision == ir.INPUT_PRECISION.TF32 and a.data.dtype == torch.float32:
+        cut = input_precision == ir.INPUT_PRECISION.TF32 and a.data.dtype == torch.float32
+        if cut:
+            self.memory.in_tf32 = True
             left, right = tf32(left), tf32(right)
         product = torch.matmul(left, right)
+        if cut and product.requires_grad:
+            product.register_hook(tf32)  # its gradient is an operand of two products of the same kind
         return Handle((product + acc.data.to(wide)).to(acc.data.dtype))
 
     # ---- along an axis of the data
@@ -500,10 +504,14 @@ def pick_number(a: torch.Tensor, b: torch.Tensor, first: torch.Tensor) -> torch.
 
 
 def tf32(data: torch.Tensor) -> torch.Tensor:
-    """float32 values rounded to tf32's 10 bits of mantissa; the gradient passes as if they were not."""
+    """float32 values with tf32's 10 bits of mantissa; the gradient passes as if they were not.
+
+    The rest is cut off, as tensor cores do with operands that nobody rounded before (Triton does not, cuBLAS
+    does): all products err to one side, and their sum by three times of what it would rounded.
+    """
     plain = data.detach().contiguous()
-    rounded = ((plain.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
-    return data + torch.where(torch.isfinite(plain), rounded - plain, 0.0)
+    cut = (plain.view(torch.int32) & ~0x1FFF).view(torch.float32)
+    return data + torch.where(torch.isfinite(plain), cut - plain, 0.0)
 
 
 def umulhi64(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -157,6 +157,7 @@ class Memory:
         self.kinks: Kinks | None = None
         self.where: Callable[[], str] = lambda: "kernel"
         self.ordered = False
+        self.in_tf32 = False  # a product cut its operands off
         self.launch_programs = 1
         self.synchronised = False
         self.programs = torch.zeros(1, dtype=torch.int32, device=self.device)
