@@ -506,8 +506,8 @@ static const char BEYOND[] =
     "a kernel of the backward wants more of the GPU than a program gets at the next larger block (out of "
     "resources): it raises there";
 
-/* A size past the block of the sweep's largest is our question, not the user's. That a kernel does not fit the
- * GPU at that block is told by Triton before it runs: nothing wrong comes of it. */
+/* A size past the block of the sweep's largest is our question, not the user's. That a kernel does not fit
+ * the GPU at that block is told by Triton before it runs: nothing wrong comes of it. */
 static bool is_beyond_the_gpu(const struct ka_judged_case *one)
 {
     return json_is_true(json_object_get(json_object_get(one->candidate, "error"), "out_of_resources")) &&
