@@ -1,5 +1,5 @@
 /* Collects results case by case and decides. Knows no tensor, no process and no prompt template. */
-#include "verdict.h"
+#include "verdict_internal.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -9,68 +9,8 @@
 #include "base/each.h"
 #include "fields.h"
 #include "base/utf8.h"
-#include "kinds.h"
-#include "plan.h"
 
-#define ORDERED_MAX 16 /* kernels that are named for it */
-#define REMARKS_MAX 16
-#define RIGHT_MAX 12  /* kinds of right cases of a shape that are named */
 #define WHOLE_MAX 100 /* failures of the candidate as a whole that are kept */
-
-struct failure {
-    char *subject; /* "the gradient of x"; NULL for a rule */
-    char *rule;
-    char *text;  /* the rule's sentence; NULL for a comparison */
-    char *known; /* what may be said of it on a hidden shape; NULL: the rule */
-    char *label;
-    struct ka_diff diff;
-};
-
-/* The worst comparison of one gradient; error is negative before the first, infinite when there was nothing
- * to measure. */
-struct worst {
-    double error, base_error, limit;
-    size_t compared, right; /* cases in which it was, and was right */
-};
-
-struct shape {
-    struct worst *worst; /* on this shape, of the first `worst_count` gradients */
-    size_t worst_count;
-    enum ka_shape_kind kind;
-    json_t *dims;
-    char *hint, *skipped;
-    bool open; /* why it is skipped may be told */
-    size_t cases, cases_failed;
-    struct failure *failures;
-    size_t failure_count;
-};
-
-struct a_case {
-    size_t shape;
-    char *label;
-    bool failed;
-};
-
-struct gradient {
-    char *name;
-    size_t judged; /* comparisons with what is neither zero nor noise */
-    size_t seen;
-    size_t noise;
-    struct worst worst;
-    size_t worst_shape;
-    size_t runs; /* of one backward; 0: not repeated */
-    double spread_abs, spread_of_limit;
-};
-
-struct ka_verdict {
-    struct shape *shapes;
-    struct a_case *cases;
-    struct gradient *grads;
-    struct shape whole;         /* failures that belong to no shape */
-    char *ordered[ORDERED_MAX]; /* names of kernels */
-    char *remarks[REMARKS_MAX]; /* sentences */
-    size_t shape_count, case_count, grad_count;
-};
 
 /* What others measured may come cut at a number of bytes; what leaves here goes into JSON. */
 static char *copy_text(const char *text)
@@ -212,8 +152,7 @@ static struct worst *worst_on(struct shape *shape, size_t grad)
 
 void ka_verdict_gradient(struct ka_verdict *v, size_t at, const char *name, const struct ka_diff *diff)
 {
-    char subject[160];
-    snprintf(subject, sizeof(subject), "the gradient of %s", name);
+    KA_AUTO_FREE char *subject = ka_format(SUBJECT, name);
     struct gradient *g = find_gradient(v, name);
     if (diff->reason == KA_DIFF_MISSING && diff->want_zero)
         return; /* None stands for zero */
@@ -360,7 +299,7 @@ void ka_verdict_join(struct ka_verdict *v, struct ka_verdict *part)
 
 /* ---- deciding ---- */
 
-static bool shape_passed(const struct shape *shape)
+bool ka_verdict_shape_passed(const struct shape *shape)
 {
     return !shape->skipped && shape->cases > 0 && shape->failure_count == 0;
 }
@@ -370,7 +309,7 @@ struct ka_verdict_counts ka_verdict_count(const struct ka_verdict *v)
     struct ka_verdict_counts n = {0};
     for (size_t i = 0; i < v->shape_count; i++) {
         const struct shape *shape = &v->shapes[i];
-        bool passed = shape_passed(shape);
+        bool passed = ka_verdict_shape_passed(shape);
         n.cases += shape->cases;
         n.cases_failed += shape->cases_failed;
         n.skipped += shape->skipped != NULL;
@@ -393,7 +332,7 @@ struct ka_verdict_counts ka_verdict_count(const struct ka_verdict *v)
 }
 
 /* Seen, but compared with nothing but zeros and noise, or never seen at all. */
-static bool gradient_unproved(const struct gradient *g)
+bool ka_verdict_unproved(const struct gradient *g)
 {
     return g->judged == 0;
 }
@@ -402,268 +341,10 @@ bool ka_verdict_verified(const struct ka_verdict *v)
 {
     struct ka_verdict_counts n = ka_verdict_count(v);
     for (size_t i = 0; i < v->grad_count; i++)
-        if (gradient_unproved(&v->grads[i]))
+        if (ka_verdict_unproved(&v->grads[i]))
             return false;
     return v->grad_count > 0 && n.required > 0 && n.passed == n.required && n.hidden_passed == n.hidden &&
            v->whole.failure_count == 0;
-}
-
-/* ---- text for the LLM ---- */
-
-/* Smallest first; hidden shapes come last and in the order given, so that their sizes do not show. */
-static int by_size(const void *a, const void *b)
-{
-    const struct shape *x = *(const struct shape *const *)a, *y = *(const struct shape *const *)b;
-    bool x_hidden = x->kind == KA_SHAPE_HIDDEN, y_hidden = y->kind == KA_SHAPE_HIDDEN;
-    if (x_hidden != y_hidden)
-        return x_hidden - y_hidden;
-    double x_size = x_hidden ? 0 : ka_plan_size(x->dims), y_size = y_hidden ? 0 : ka_plan_size(y->dims);
-    if (x_size != y_size)
-        return x_size < y_size ? -1 : 1;
-    return x < y ? -1 : x > y;
-}
-
-/* Failing shapes in the order above; free() the list. */
-static const struct shape **failing_shapes(const struct ka_verdict *v, size_t *count)
-{
-    const struct shape **list = ka_calloc(v->shape_count, sizeof(const struct shape *));
-    *count = 0;
-    for (size_t i = 0; i < v->shape_count; i++)
-        if (v->shapes[i].failure_count)
-            list[(*count)++] = &v->shapes[i];
-    qsort(list, *count, sizeof(const struct shape *), by_size);
-    return list;
-}
-
-static void name_shape(const struct shape *shape, struct ka_buf *out)
-{
-    if (shape->kind == KA_SHAPE_HIDDEN) {
-        ka_buf_puts(out, "a hidden shape");
-        if (shape->hint)
-            ka_buf_printf(out, " (%s)", shape->hint);
-        return;
-    }
-    KA_AUTO_FREE char *dims = json_dumps(shape->dims, JSON_ENCODE_ANY);
-    ka_buf_printf(out, "%sshape %s", shape->kind == KA_SHAPE_OPTIONAL ? "optional " : "", dims ? dims : "?");
-}
-
-/* Where most cases of a shape are right, a formula is: what the failing one has of its own is not looked for
- * in it. */
-static void without_formula(struct ka_diff *diff)
-{
-    size_t kept = 0;
-    for (size_t i = 0; i < diff->pattern_count; i++)
-        if (diff->patterns[i].kind != KA_PATTERN_CORRELATION)
-            diff->patterns[kept++] = diff->patterns[i];
-    diff->pattern_count = kept;
-}
-
-/* `mostly_right`: the same gradient is right in more cases of the shape than not. */
-static void failure_text(const struct failure *f, enum ka_describe how, bool mostly_right, struct ka_buf *out)
-{
-    struct ka_diff diff = f->diff;
-    if (mostly_right)
-        without_formula(&diff);
-    if (f->subject)
-        ka_diff_describe(&diff, f->subject, how, out);
-    else if (how == KA_DESCRIBE_HIDDEN && f->known)
-        ka_buf_printf(out, "%s: %s.", f->rule, f->known);
-    else if (how == KA_DESCRIBE_HIDDEN)
-        ka_buf_printf(out, "Rule broken: %s.", f->rule);
-    else
-        ka_buf_printf(out, "%s: %s", f->rule, f->text);
-}
-
-/* One line for each thing that failed, at its first case. */
-static bool said_before(const struct shape *shape, size_t i)
-{
-    for (size_t k = 0; k < i; k++) {
-        const struct failure *a = &shape->failures[k], *b = &shape->failures[i];
-        bool same_subject = a->subject && b->subject && strcmp(a->subject, b->subject) == 0;
-        bool same_rule = !a->subject && !b->subject && strcmp(a->rule, b->rule) == 0;
-        if (same_subject || same_rule)
-            return true;
-    }
-    return false;
-}
-
-/* The length of the first part of a label: what else differs from a plain case is said after a comma. */
-static size_t part_of(const char *label)
-{
-    const char *comma = strstr(label, ", ");
-    return comma && strncmp(label, "only ", 5) != 0 ? (size_t)(comma - label) : strlen(label);
-}
-
-/* The next part of a label; NULL after the last. */
-static const char *next_part(const char *part)
-{
-    const char *end = part + part_of(part);
-    return *end ? end + 2 : NULL;
-}
-
-/* Whether a case of the shape is right that has this part of a label too. */
-static bool is_right_with(const struct ka_verdict *v, size_t shape, const char *wanted)
-{
-    for (size_t i = 0; i < v->case_count; i++) {
-        if (v->cases[i].shape != shape || v->cases[i].failed)
-            continue;
-        for (const char *part = v->cases[i].label; part; part = next_part(part))
-            if (part_of(part) == part_of(wanted) && strncmp(part, wanted, part_of(part)) == 0)
-                return true;
-    }
-    return false;
-}
-
-/* What the failing case has and no right one, with what it means if that is one thing. */
-static void only_there(const struct ka_verdict *v, const struct shape *shape, const struct failure *f,
-                       struct ka_buf *out)
-{
-    const char *suspect = NULL;
-    size_t suspects = 0;
-    for (size_t k = 0; k < shape->failure_count; k++) {
-        if (ka_kind_is_plain(shape->failures[k].label))
-            return;
-    }
-    for (const char *part = f->label; part; part = next_part(part)) {
-        if (ka_kind_is_plain(part) || is_right_with(v, (size_t)(shape - v->shapes), part) ||
-            !ka_kind_meaning(part))
-            continue;
-        ka_buf_printf(out, "%s%.*s",
-                      suspects++ ? ", " : " It is right for a plain upstream, and fails only with ",
-                      (int)part_of(part), part);
-        suspect = part;
-    }
-    if (suspects == 1)
-        ka_buf_printf(out, ": %s", ka_kind_meaning(suspect));
-    ka_buf_puts(out, suspects ? "." : "");
-}
-
-static bool is_mostly_right(const struct ka_verdict *v, const struct shape *shape, const struct failure *f)
-{
-    for (size_t i = 0; i < shape->worst_count && f->subject; i++) {
-        size_t name = strlen(v->grads[i].name), all = strlen(f->subject);
-        if (all > name && strcmp(f->subject + all - name, v->grads[i].name) == 0 &&
-            f->subject[all - name - 1] == ' ')
-            return 2 * shape->worst[i].right > shape->worst[i].compared;
-    }
-    return false;
-}
-
-/* "x in 3 of 4 cases, w": the gradients that are right, and where. */
-static void right_gradients(const struct ka_verdict *v, const struct shape *shape, struct ka_buf *out)
-{
-    const char *lead = "  Right: ";
-    for (size_t i = 0; i < shape->worst_count; i++) {
-        const struct worst *w = &shape->worst[i];
-        if (!w->right)
-            continue;
-        ka_buf_printf(out, "%sthe gradient of %s in ", lead, v->grads[i].name);
-        if (w->right == w->compared)
-            ka_buf_puts(out, w->compared == 1 ? "the one case in which it was compared"
-                                              : "every case in which it was compared");
-        else
-            ka_buf_printf(out, "%zu of %zu cases", w->right, w->compared);
-        lead = "; ";
-    }
-    ka_buf_puts(out, *lead == ';' ? ".\n" : "");
-}
-
-/* "normal upstream (2), ones upstream": the cases of the shape in which nothing failed. */
-static void right_cases(const struct ka_verdict *v, size_t shape, struct ka_buf *out)
-{
-    const char *lead = "  Nothing failed with: ";
-    size_t named = 0;
-    for (size_t i = 0; i < v->case_count; i++) {
-        size_t before = 0, alike = 0;
-        for (size_t k = 0; k < v->case_count; k++) {
-            bool same = v->cases[k].shape == shape && !v->cases[k].failed &&
-                        strcmp(v->cases[k].label, v->cases[i].label) == 0;
-            before += same && k < i;
-            alike += same;
-        }
-        if (v->cases[i].shape != shape || v->cases[i].failed || before || named == RIGHT_MAX)
-            continue;
-        ka_buf_printf(out, "%s%s", lead, v->cases[i].label);
-        if (alike > 1)
-            ka_buf_printf(out, " (%zu cases)", alike);
-        if (++named == RIGHT_MAX)
-            ka_buf_puts(out, "; and more");
-        lead = "; ";
-    }
-    ka_buf_puts(out, named ? ".\n" : "");
-}
-
-static void right_facts(const struct ka_verdict *v, const struct shape *shape, struct ka_buf *out)
-{
-    right_gradients(v, shape, out);
-    if (shape->kind != KA_SHAPE_HIDDEN)
-        right_cases(v, (size_t)(shape - v->shapes), out);
-}
-
-static void shape_facts(const struct ka_verdict *v, const struct shape *shape, struct ka_buf *out)
-{
-    enum ka_describe how = shape->kind == KA_SHAPE_HIDDEN ? KA_DESCRIBE_HIDDEN : KA_DESCRIBE_FULL;
-    ka_buf_puts(out, "On ");
-    name_shape(shape, out);
-    ka_buf_printf(out, ", %zu of %zu cases fail:\n", shape->cases_failed, shape->cases);
-    for (size_t i = 0; i < shape->failure_count; i++) {
-        if (said_before(shape, i))
-            continue;
-        ka_buf_printf(out, "- (%s) ", shape->failures[i].label);
-        failure_text(&shape->failures[i], how, is_mostly_right(v, shape, &shape->failures[i]), out);
-        only_there(v, shape, &shape->failures[i], out);
-        ka_buf_puts(out, "\n");
-    }
-    right_facts(v, shape, out);
-}
-
-/* Did a case end before it had anything to compare? Then nothing follows from what was not returned. */
-static bool was_cut_short(const struct ka_verdict *v)
-{
-    for (size_t i = 0; i < v->shape_count; i++)
-        for (size_t k = 0; k < v->shapes[i].failure_count; k++)
-            if (strcmp(v->shapes[i].failures[k].rule, KA_VERDICT_RAISED) == 0)
-                return true;
-    return false;
-}
-
-/* What follows from a cause comes after it, and not at all where nothing was run. */
-static void unproved_facts(const struct ka_verdict *v, struct ka_buf *out)
-{
-    bool cut_short = was_cut_short(v);
-    for (size_t i = 0; i < v->grad_count; i++) {
-        const struct gradient *g = &v->grads[i];
-        if (!gradient_unproved(g) || (!g->seen && cut_short))
-            continue;
-        if (g->seen > g->noise)
-            ka_buf_printf(out,
-                          "The gradient of %s was never compared with anything but zero: nothing proves it. "
-                          "If it has none, leave it out of inputs_require_grad.\n",
-                          g->name);
-        else
-            ka_buf_printf(out,
-                          g->seen ? "The gradient of %s is rounding noise in every case: nothing proves it.\n"
-                                  : "The gradient of %s was never returned.\n",
-                          g->name);
-    }
-}
-
-int ka_verdict_facts(const struct ka_verdict *v, size_t max_shapes, struct ka_buf *out)
-{
-    for (size_t i = 0; i < v->whole.failure_count; i++) {
-        failure_text(&v->whole.failures[i], KA_DESCRIBE_FULL, false, out);
-        ka_buf_puts(out, "\n");
-    }
-    size_t count;
-    const struct shape **failing = failing_shapes(v, &count);
-    for (size_t i = 0; i < count && i < max_shapes; i++)
-        shape_facts(v, failing[i], out);
-    if (count > max_shapes)
-        ka_buf_printf(out, "%zu more shapes fail.\n", count - max_shapes);
-    free(failing);
-    if (!v->whole.failure_count)
-        unproved_facts(v, out);
-    return out->failed;
 }
 
 /* ---- JSON ---- */
@@ -763,7 +444,7 @@ static json_t *failure_json(const struct shape *shape, const struct failure *f, 
 {
     bool whole = shape->dims == NULL, secret = !whole && shape->kind == KA_SHAPE_HIDDEN && !hidden;
     KA_AUTO_BUF struct ka_buf text = {0};
-    failure_text(f, secret ? KA_DESCRIBE_HIDDEN : KA_DESCRIBE_FULL, false, &text);
+    ka_verdict_tell(f, secret ? KA_DESCRIBE_HIDDEN : KA_DESCRIBE_FULL, false, &text);
     json_t *o = json_pack("{s:o,s:s*,s:s,s:s*,s:s}", "shape", whole ? json_null() : shape_json(shape, hidden),
                           "case", f->label, "rule", f->rule, "tensor", f->subject, "text", ka_buf_str(&text));
     if (f->subject && !secret)
@@ -777,7 +458,7 @@ static json_t *failures_json(const struct ka_verdict *v, bool hidden)
     for (size_t i = 0; i < v->whole.failure_count; i++)
         json_array_append_new(list, failure_json(&v->whole, &v->whole.failures[i], hidden));
     size_t count;
-    const struct shape **failing = failing_shapes(v, &count);
+    const struct shape **failing = ka_verdict_failing(v, &count);
     for (size_t i = 0; i < count; i++)
         for (size_t k = 0; k < failing[i]->failure_count; k++)
             json_array_append_new(list, failure_json(failing[i], &failing[i]->failures[k], hidden));
