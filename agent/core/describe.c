@@ -319,7 +319,8 @@ static void put_legend(const json_t *lines, struct ka_buf *out)
             ka_buf_printf(out, "%s%s: %s", lead, CARRIED[k].name, CARRIED[k].meaning);
         lead = occurs ? "; " : lead;
     }
-    ka_buf_puts(out, *lead == ';' ? ".\n" : "");
+    if (*lead == ';')
+        ka_buf_puts(out, ".\n");
 }
 
 int ka_describe_draft(const json_t *draft, struct ka_buf *out)
@@ -343,7 +344,8 @@ int ka_describe_draft(const json_t *draft, struct ka_buf *out)
             put_decision(lines, entry, out);
     }
     put_legend(lines, out);
-    ka_buf_puts(out, ka_text_of(report, "schedule", NULL) ? menu : "");
+    if (ka_text_of(report, "schedule", NULL))
+        ka_buf_puts(out, menu);
     return out->failed;
 }
 
