@@ -125,6 +125,25 @@ void ka_place_line(const struct ka_place *place, json_int_t line, struct ka_buf 
         quote(found, out);
 }
 
+void ka_place_retell(const struct ka_place *place, const char *text, struct ka_buf *out)
+{
+    static const char word[] = "line ";
+    struct ka_line found;
+    while (*text) {
+        const char *at = strstr(text, word), *digits = at ? at + strlen(word) : NULL;
+        if (!at || !place || place->whole) {
+            ka_buf_puts(out, text);
+            return;
+        }
+        bool begins = at == text || !isalnum((unsigned char)at[-1]);
+        size_t len = begins ? strspn(digits, "0123456789") : 0;
+        ka_buf_add(out, text, (size_t)(at - text));
+        if (!len || len > 9 || !put_line(place, strtoll(digits, NULL, 10), &found, out))
+            ka_buf_add(out, at, strlen(word) + len);
+        text = digits + len;
+    }
+}
+
 static bool is_path_char(char c)
 {
     return isalnum((unsigned char)c) || (c && strchr("/._-+@~", c));
@@ -198,7 +217,7 @@ void ka_place_error(const struct ka_place *place, const json_t *error, struct ka
     const char *from = len > TRACE_MAX ? trace + len - TRACE_MAX : trace;
     if (from > trace)
         from += strcspn(from, "\n");
-    if (place->whole) {
+    if (!place || place->whole) {
         ka_buf_printf(out, "%s%s%s", message, *trace ? "\n" : "", from);
         return;
     }

@@ -23,12 +23,17 @@ void ka_place_number(const char *text, struct ka_buf *out);
 void ka_place_line(const struct ka_place *place, json_int_t line, struct ka_buf *out);
 
 /* Append an `error` of docs/protocol.md: its message, and the frames of its traceback with such places.
- * Absolute paths are cut to their last name. As it came where the place is `whole`. */
+ * Absolute paths are cut to their last name. As it came where the place is NULL or
+ * `whole`. */
 void ka_place_error(const struct ka_place *place, const json_t *error, struct ka_buf *out);
 
 /* Append what may be said of an error on a hidden shape: the type of the exception, if it is one of Python's,
  * torch's or Triton's, and the line. Never its message, which may hold sizes. */
 void ka_place_hidden_error(const struct ka_place *place, const json_t *error, struct ka_buf *out);
+
+/* Append a sentence of the candidate's process that names lines of the pair ("line 12"), with these places. As
+ * it is where the place is NULL or `whole`. */
+void ka_place_retell(const struct ka_place *place, const char *text, struct ka_buf *out);
 
 /* Append text with every absolute path cut to its last name. */
 void ka_place_without_paths(const char *text, struct ka_buf *out);

@@ -275,9 +275,11 @@ static size_t required_shape(const struct ka_check *check)
 static void finish(struct ka_run *run)
 {
     struct ka_check *check = run->check;
-    if (check->compiled)
-        ka_conduct_interpreted(check->facts, check->by_hand && ka_conduct_may_scale(check->run->outputs),
-                               check->verdict, required_shape(check));
+    if (check->compiled) {
+        const struct ka_conduct_of of = {.scales = check->by_hand && ka_conduct_may_scale(run->outputs),
+                                         .place = &check->place};
+        ka_conduct_interpreted(check->facts, &of, check->verdict, required_shape(check));
+    }
     conclude(run);
 }
 
@@ -756,7 +758,7 @@ static void on_scanned(struct ka_run *run, const struct ka_op_result *result)
             continue;
         KA_AUTO_BUF struct ka_buf text = {0};
         put_place(check, json_object_get(finding, "line"), &text);
-        ka_buf_puts(&text, message);
+        ka_place_retell(&check->place, message, &text);
         ka_verdict_fail_whole(check->verdict, rule, ka_buf_str(&text));
         rejected = true;
     }

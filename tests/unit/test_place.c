@@ -108,6 +108,20 @@ static void place__error_on_a_hidden_shape__tells_type_and_line_alone(void **sta
     assert_string_equal(secret, "an exception at line 3 of the backward part, `return dy.t`");
 }
 
+static void place__sentence_of_the_process__names_lines_as_they_are_seen(void **state)
+{
+    (void)state;
+    KA_AUTO_FREE char *text = pair();
+    const struct ka_place place = {.pair = text, .forward = FORWARD}, own = {.pair = text, .whole = true};
+    KA_AUTO_FREE char *said =
+        ka_format("g (line %lld): online 3, line x, line 99", (long long)number_of(text, "def g"));
+    KA_AUTO_BUF struct ka_buf told = {0}, kept = {0};
+    ka_place_retell(&place, said, &told);
+    assert_string_equal(ka_buf_str(&told), "g (line 1 of the backward part): online 3, line x, line 99");
+    ka_place_retell(&own, said, &kept);
+    assert_string_equal(ka_buf_str(&kept), said);
+}
+
 static void place__anything_else__is_told_as_far_as_it_goes(void **state)
 {
     (void)state;
@@ -133,6 +147,7 @@ int main(void)
         cmocka_unit_test(place__numbered_text__agrees_with_it),
         cmocka_unit_test(place__traceback__has_places_and_no_path),
         cmocka_unit_test(place__error_on_a_hidden_shape__tells_type_and_line_alone),
+        cmocka_unit_test(place__sentence_of_the_process__names_lines_as_they_are_seen),
         cmocka_unit_test(place__anything_else__is_told_as_far_as_it_goes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
