@@ -8,7 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MAX_LISTED 200 /* of anything that a child may repeat at will */
+#define REFUSAL_MAX 2000 /* bytes of what a compiler says */
+#define MAX_LISTED 200   /* of anything that a child may repeat at will */
 
 void ka_describe_bytes(double bytes, char *out, size_t size)
 {
@@ -464,7 +465,8 @@ bool ka_describe_uncompiled(const json_t *facts, const struct ka_place *place, s
                       &where);
         ka_buf_printf(out, "%s%s%s does not compile: ", ka_buf_str(&where), where.len ? ": " : "",
                       ka_text_of(kernel, "name", "a kernel"));
-        ka_place_without_paths(refusal_of(kernel), out);
+        KA_AUTO_FREE char *why = ka_strndup(refusal_of(kernel), strnlen(refusal_of(kernel), REFUSAL_MAX));
+        ka_place_without_paths(why, out);
         return true;
     }
     return false;

@@ -11,6 +11,7 @@
 #include "fields.h"
 
 #define QUOTED_MAX 120 /* bytes of a line of code */
+#define TEXT_MAX 2000  /* bytes of a message */
 #define TRACE_MAX 3000 /* bytes of a traceback: its end, which says what happened */
 
 /* The first line that is not blank, from `text` on. */
@@ -128,8 +129,9 @@ void ka_place_line(const struct ka_place *place, json_int_t line, struct ka_buf 
 void ka_place_retell(const struct ka_place *place, const char *text, struct ka_buf *out)
 {
     static const char word[] = "line ";
+    KA_AUTO_FREE char *start = ka_strndup(text, strnlen(text, TEXT_MAX));
     struct ka_line found;
-    while (*text) {
+    for (text = start; *text;) {
         const char *at = strstr(text, word), *digits = at ? at + strlen(word) : NULL;
         if (!at || !place || place->whole) {
             ka_buf_puts(out, text);
@@ -212,7 +214,8 @@ static void put_trace(const struct ka_place *place, const char *trace, struct ka
 void ka_place_error(const struct ka_place *place, const json_t *error, struct ka_buf *out)
 {
     const char *trace = ka_text_of(error, "traceback", "");
-    const char *message = ka_text_of(error, "message", "an error without a message");
+    const char *given = ka_text_of(error, "message", "an error without a message");
+    KA_AUTO_FREE char *message = ka_strndup(given, strnlen(given, TEXT_MAX));
     size_t len = strlen(trace);
     const char *from = len > TRACE_MAX ? trace + len - TRACE_MAX : trace;
     if (from > trace)

@@ -1,5 +1,6 @@
 /* Places in a pair, told as the model is shown the text: it sees forward and backward part apart, each
- * numbered from 1, and no path. Pure. */
+ * numbered from 1, and no path. Messages and tracebacks are a candidate's own: they may say anything, and
+ * are cut to some thousand bytes. Pure. */
 #ifndef KA_PLACE_H
 #define KA_PLACE_H
 

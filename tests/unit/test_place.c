@@ -122,6 +122,24 @@ static void place__sentence_of_the_process__names_lines_as_they_are_seen(void **
     assert_string_equal(ka_buf_str(&kept), said);
 }
 
+static void place__endless_message__is_cut(void **state)
+{
+    (void)state;
+    struct ka_buf many = {0}, out = {0};
+    const struct ka_place place = {.pair = "x\n"};
+    for (int i = 0; i < 100000; i++)
+        ka_buf_puts(&many, "line 1 ");
+    json_auto_t *error =
+        json_pack("{s:s, s:s}", "message", ka_buf_str(&many), "traceback", ka_buf_str(&many));
+    ka_place_error(&place, error, &out);
+    assert_in_range(out.len, 1000, 6000);
+    ka_buf_clear(&out);
+    ka_place_retell(&place, ka_buf_str(&many), &out);
+    assert_in_range(out.len, 1000, 20000);
+    ka_buf_free(&many);
+    ka_buf_free(&out);
+}
+
 static void place__anything_else__is_told_as_far_as_it_goes(void **state)
 {
     (void)state;
@@ -148,6 +166,7 @@ int main(void)
         cmocka_unit_test(place__traceback__has_places_and_no_path),
         cmocka_unit_test(place__error_on_a_hidden_shape__tells_type_and_line_alone),
         cmocka_unit_test(place__sentence_of_the_process__names_lines_as_they_are_seen),
+        cmocka_unit_test(place__endless_message__is_cut),
         cmocka_unit_test(place__anything_else__is_told_as_far_as_it_goes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
