@@ -196,6 +196,17 @@ struct word {
     const char *name, *meaning;
 };
 
+/* The first ones: each is held against the others (new reference). */
+static json_t *first_of(const json_t *list)
+{
+    json_t *first = json_array();
+    KA_EACH(list, i, entry) {
+        if (i < MAX_LISTED)
+            json_array_append(first, entry);
+    }
+    return first;
+}
+
 /* What was decided about a line, in words that need no other table. */
 static const struct word DECISIONS[] = {
     {"store", "plain store"},
@@ -329,7 +340,8 @@ int ka_describe_draft(const json_t *draft, struct ka_buf *out)
     static const char menu[] =
         "\nSchedules: `owner` gives each element of a gradient one program, `partials` sums "
         "privately and adds up in a second kernel, `atomic` adds in place.\n";
-    const json_t *report = json_object_get(draft, "report"), *lines = json_object_get(report, "lines");
+    const json_t *report = json_object_get(draft, "report");
+    json_auto_t *lines = first_of(json_object_get(report, "lines"));
     put_refusals(json_object_get(draft, "refusals"), out);
     put_against(report, "kept from forward to backward (tape)", "tape_bytes", "tape_naive_bytes", true, out);
     put_against(report, "gradients that are added up by atomics", "atomics", "atomics_naive", false, out);
@@ -337,7 +349,7 @@ int ka_describe_draft(const json_t *draft, struct ka_buf *out)
         ka_buf_printf(out, "- schedule of the draft: %s\n", ka_text_of(report, "schedule", NULL));
     put_list_line("schedules that are also provable", json_object_get(report, "alternatives"), "", out);
     KA_EACH(lines, i, entry) {
-        if (i >= MAX_LISTED || is_superseded(lines, entry))
+        if (is_superseded(lines, entry))
             continue;
         if (advice_of(entry))
             put_advised(lines, i, out);
