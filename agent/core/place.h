@@ -32,8 +32,8 @@ void ka_place_error(const struct ka_place *place, const json_t *error, struct ka
  * torch's or Triton's, and the line. Never its message, which may hold sizes. */
 void ka_place_hidden_error(const struct ka_place *place, const json_t *error, struct ka_buf *out);
 
-/* Append a sentence of the candidate's process that names lines of the pair ("line 12"), with these places. As
- * it is where the place is NULL or `whole`. */
+/* Append a sentence of the candidate's process that names lines of the pair ("line 12"), with these places.
+ * As it is where the place is NULL or `whole`. */
 void ka_place_retell(const struct ka_place *place, const char *text, struct ka_buf *out);
 
 /* Append text with every absolute path cut to its last name. */

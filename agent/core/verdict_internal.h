@@ -1,5 +1,5 @@
-/* What a verdict keeps, for the bodies that make it: verdict.c, which decides, and verdict_facts.c, which tells
- * the model. */
+/* What a verdict keeps, for the bodies that make it: verdict.c, which decides, and verdict_facts.c, which
+ * tells the model. */
 #ifndef KA_VERDICT_INTERNAL_H
 #define KA_VERDICT_INTERNAL_H
 
