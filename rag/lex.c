@@ -232,3 +232,18 @@ bool ka_block_decorated(const struct ka_tokens *t, const struct ka_block *block,
     }
     return false;
 }
+
+bool ka_lex_same_code(const char *a, const char *b)
+{
+    struct ka_tokens x = {0}, y = {0};
+    bool same =
+        ka_lex(a, strlen(a), &x, NULL) == 0 && ka_lex(b, strlen(b), &y, NULL) == 0 && x.count == y.count;
+    for (size_t i = 0; i < x.count && same; i++) {
+        const struct ka_token *p = &x.items[i], *q = &y.items[i];
+        same = p->kind == q->kind && p->len == q->len && p->indent == q->indent &&
+               memcmp(a + p->start, b + q->start, p->len) == 0;
+    }
+    ka_tokens_free(&x);
+    ka_tokens_free(&y);
+    return same;
+}

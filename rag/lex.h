@@ -33,6 +33,10 @@ void ka_tokens_free(struct ka_tokens *tokens); /* leaves it empty */
 /* The token has this spelling. False past the end. */
 bool ka_token_is(const struct ka_tokens *tokens, size_t i, const char *text);
 
+/* The same tokens with the same indentation: the texts differ in comments and blank lines at most. False for
+ * texts that are too long. */
+bool ka_lex_same_code(const char *a, const char *b);
+
 /* Its spelling; free() it. */
 char *ka_token_text(const struct ka_tokens *tokens, size_t i);
 

@@ -1,6 +1,8 @@
 /* Embeds a query, asks the index, and reads what it found from the store. */
 #include "search.h"
 
+#include "excerpt.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,8 +46,12 @@ static int fill_result(struct ka_search *search, const struct ka_hits *found, st
                                                          .path = ka_strdup(pair.path),
                                                          .op = ka_strdup(pair.op),
                                                          .schedule = ka_strdup(pair.schedule),
-                                                         .backward = ka_strdup(pair.backward),
                                                          .similarity = found->items[i].similarity};
+        struct ka_buf math = {0}, code = {0};
+        ka_excerpt_docstring(&pair, &math);
+        ka_excerpt_code(&pair, &code);
+        out->hits[i].math = ka_buf_steal(&math);
+        out->hits[i].code = ka_buf_steal(&code);
         ka_pair_free(&pair);
     }
     out->excluded = ka_calloc(found->duplicate_count, sizeof(*out->excluded));
@@ -90,7 +96,8 @@ void ka_search_result_free(struct ka_search_result *result)
         free(result->hits[i].path);
         free(result->hits[i].op);
         free(result->hits[i].schedule);
-        free(result->hits[i].backward);
+        free(result->hits[i].math);
+        free(result->hits[i].code);
     }
     for (size_t i = 0; i < result->excluded_count; i++) {
         free(result->excluded[i].id);

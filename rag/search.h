@@ -23,7 +23,8 @@ struct ka_search_query {
 
 struct ka_search_hit {
     char *id, *path, *op, *schedule;
-    char *backward; /* its source below the marker */
+    char *math; /* its docstring: rag/excerpt.h */
+    char *code; /* its backward with what that uses of the forward */
     double similarity;
 };
 

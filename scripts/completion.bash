@@ -3,7 +3,7 @@
 _kernel_agent()
 {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} choices=
-    local commands="batch check differentiate doctor inspect run store verify"
+    local commands="batch check differentiate doctor inspect prompt run store verify"
     local options="--file-path --out --sweep --path --resume --store --topk --min-sim --rag-exclude --no-retrieval --backend
         --base-url --model --reasoning-effort --api-key-file --context-tokens --llm-timeout --draft --no-wait
         --prompts --max-iters --candidates --patience-parity --patience-perf --min-rel-impr --max-tokens
@@ -25,7 +25,7 @@ _kernel_agent()
         --out | --path | --prompts | --resume | batch | verify)
             mapfile -t COMPREPLY < <(compgen -d -- "$cur")
             return ;;
-        --file-path | --store | --api-key-file | --python | --config | --junit | inspect | check | differentiate)
+        --file-path | --store | --api-key-file | --python | --config | --junit | inspect | check | differentiate | prompt)
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return ;;
         --function | --topk | --min-sim | --rag-exclude | --base-url | --model | --context-tokens | \

@@ -8,6 +8,7 @@ commands=(
     'differentiate:a backward from the built-in differentiator alone'
     'doctor:what this machine gives'
     'inspect:what is understood of a forward file'
+    'prompt:what a run would ask the model first, and its tokens'
     'run:one forward file to a verified pair'
     'store:the store of pairs'
     'verify:repeat the verdict of a run, without a model'

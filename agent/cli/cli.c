@@ -14,6 +14,7 @@
 #include "batch.h"
 #include "doctor.h"
 #include "oneshot.h"
+#include "prompt_cli.h"
 #include "show.h"
 #include "store_cli.h"
 
@@ -35,6 +36,8 @@ static const char usage[] =
     "                                              each, or --function NAME\n"
     "  kernel-agent verify RUN                     repeat the verdict of a run, without a model\n"
     "  kernel-agent differentiate FILE [--print]   a backward from the built-in differentiator alone\n"
+    "  kernel-agent prompt FILE                    what a run would ask the model first, and its tokens; no "
+    "endpoint is needed\n"
     "  kernel-agent store COMMAND                  build, search, show and verify the pair store\n"
     "  kernel-agent doctor                         what this machine gives: sandbox layers, Python, GPU\n"
     "\n"
@@ -44,6 +47,7 @@ static const char usage[] =
     "qwen3\n"
     "  kernel-agent --file-path attn.py --backend mailbox:box --no-wait; kernel-agent --file-path attn.py "
     "--backend mailbox:box --resume\n"
+    "  kernel-agent prompt attn.py --draft llm > question.txt\n"
     "  kernel-agent batch kernels/ --jobs 4 --json\n"
     "\n"
     "Options (also as keys of the configuration file and as KA_<NAME> in the environment):\n";
@@ -184,12 +188,15 @@ static int run_command(const char *name, struct ka_opts *opts, const char **word
         return ka_batch_main(opts, word);
     if (count > 1 && strcmp(name, "check") == 0)
         return ka_oneshot_check_all(opts, words, (size_t)count);
+    if (strcmp(name, "prompt") == 0)
+        return ka_prompt_cli_main(opts, word);
     return ka_oneshot_main(opts, name, word);
 }
 
 static bool is_command(const char *word)
 {
-    static const char *const names[] = {"run", "batch", "inspect", "check", "verify", "differentiate"};
+    static const char *const names[] = {"run",    "batch",         "inspect", "check",
+                                        "verify", "differentiate", "prompt"};
     for (size_t i = 0; i < KA_COUNT(names); i++)
         if (strcmp(names[i], word) == 0)
             return true;

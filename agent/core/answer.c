@@ -105,6 +105,29 @@ static bool is_python_block(const struct block *block)
 
 /* Taking over code and patches */
 
+/* Lines as the question shows them, with their numbers ("  12| x"), also in a patch. */
+static bool has_numbers(const char *text)
+{
+    const char *end = text + strlen(text);
+    size_t numbered = 0;
+    struct ka_line line;
+    while (ka_line_next(&text, end, &line)) {
+        size_t i = line.len && strchr("+-", line.at[0]) ? 1 : 0, digits = 0;
+        while (i < line.len && line.at[i] == ' ')
+            i++;
+        while (i + digits < line.len && line.at[i + digits] >= '0' && line.at[i + digits] <= '9')
+            digits++;
+        numbered += digits && i + digits < line.len && line.at[i + digits] == '|';
+    }
+    return numbered > 2;
+}
+
+static int numbers_error(struct ka_err *err)
+{
+    return ka_fail(err, -EINVAL,
+                   "The lines carry the numbers that the question shows at their left. Send them without.");
+}
+
 static int take_code(const char *code, struct ka_buf *current, struct ka_err *err)
 {
     const char *after = ka_compose_after_marker(code, true);
@@ -113,6 +136,8 @@ static int take_code(const char *code, struct ka_buf *current, struct ka_err *er
     if (len > KA_ANSWER_MAX_BYTES)
         return ka_fail(err, -EFBIG, "The code has %zu bytes; a backward part may have at most %zu.", len,
                        KA_ANSWER_MAX_BYTES);
+    if (has_numbers(code))
+        return numbers_error(err);
     if (strstr(code, "kernel_agent import"))
         return ka_fail(err, -EINVAL,
                        "The code repeats the forward part without the line '%s'. Send only what belongs "
@@ -143,6 +168,8 @@ static int take_patch(const char *patch, const char *forward, struct ka_buf *cur
 {
     KA_AUTO_BUF struct ka_buf pair = {0}, changed = {0};
     struct ka_err why = {{0}};
+    if (has_numbers(patch))
+        return numbers_error(err);
     join(forward, ka_buf_str(current), &pair);
     int rc =
         ka_patch_apply(ka_buf_str(&pair), patch, ka_compose_forward_lines(ka_buf_str(&pair)), &changed, &why);
@@ -265,6 +292,15 @@ static int take_text(const struct ka_chat_answer *answer, const char *forward, b
         "There is no code in the answer. %s one fenced ```python block with the whole backward part%s.",
         tools ? "Call submit_patch or submit_file, or send" : "It has to hold",
         tools ? "" : ", or a patch in the form that the question shows");
+}
+
+bool ka_answer_is_nothing(const struct ka_chat_answer *answer)
+{
+    struct block block;
+    bool patch = false;
+    const char *text = answer->text ? answer->text : "";
+    return !answer->call_count && strcasestr(text, KA_ANSWER_NOTHING) && !ka_patch_is_in(text) &&
+           !choose_block(text, &block, &patch);
 }
 
 int ka_answer_apply(const struct ka_chat_answer *answer, const char *forward, const char *backward,

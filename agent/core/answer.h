@@ -29,4 +29,8 @@ extern const size_t ka_answer_tool_count;
 int ka_answer_apply(const struct ka_chat_answer *answer, const char *forward, const char *backward,
                     bool tools, struct ka_buf *out, struct ka_err *err);
 
+/* Does the answer say, in place of code, that nothing is left to gain? */
+#define KA_ANSWER_NOTHING "Nothing is left to gain"
+bool ka_answer_is_nothing(const struct ka_chat_answer *answer);
+
 #endif

@@ -105,21 +105,23 @@ static const char *hazard_of(const char *name)
 }
 
 /* Of the first items, a failure each; the first says how many there are. */
-static void judge_list(const json_t *report, size_t which, bool compiled, struct ka_verdict *verdict,
-                       size_t at)
+static void judge_list(const json_t *report, size_t which, const struct ka_conduct_of *of,
+                       struct ka_verdict *verdict, size_t at)
 {
     char text[640], others[40] = "";
     const char *rule = LISTS[which].rule;
     const json_t *list = json_object_get(report, LISTS[which].key);
     size_t count = json_array_size(list);
-    if (!json_is_array(list) && !(compiled && LISTS[which].interpreted))
+    if (!json_is_array(list) && !(of->compiled && LISTS[which].interpreted))
         ka_verdict_fail(verdict, at, rule, "the report says nothing about it");
     if (count > 1)
         snprintf(others, sizeof(others), ", and %zu more", count - 1);
     for (size_t i = 0; i < count && i < NAMED_MAX; i++) {
         const char *item = text_of(json_array_get(list, i));
-        snprintf(text, sizeof(text), "%s%.400s%s%s%s", LISTS[which].before, item, LISTS[which].after, others,
-                 which ? "" : hazard_of(item));
+        KA_AUTO_BUF struct ka_buf told = {0};
+        ka_place_retell(of->place, item, &told);
+        snprintf(text, sizeof(text), "%s%.400s%s%s%s", LISTS[which].before, ka_buf_str(&told),
+                 LISTS[which].after, others, which ? "" : hazard_of(item));
         ka_verdict_fail(verdict, at, rule, text);
         others[0] = '\0';
     }
@@ -205,7 +207,7 @@ void ka_conduct_judge(const json_t *report, const struct ka_conduct_of *of, stru
     judge_unnamed(report, verdict, at);
     judge_prepared(report, of->scales, verdict, at);
     for (size_t i = 0; i < KA_COUNT(LISTS); i++)
-        judge_list(report, i, of->compiled, verdict, at);
+        judge_list(report, i, of, verdict, at);
     judge_operations(report, "forward", false, verdict, at);
     judge_operations(report, "backward", of->scales, verdict, at);
     const json_t *ordered = json_object_get(report, "ordered_by_atomics");
@@ -235,32 +237,33 @@ void ka_conduct_traces(const json_t *report, const char *const *zeros, size_t ze
     }
 }
 
-static void judge_interpreted(const json_t *entry, bool scales, struct ka_verdict *verdict, size_t shape)
+static void judge_interpreted(const json_t *entry, const struct ka_conduct_of *of, struct ka_verdict *verdict,
+                              size_t shape)
 {
     const json_t *conduct = json_object_get(entry, "conduct");
     bool ran = json_is_true(json_object_get(entry, "ok"));
-    char text[600];
     if (!ran && strcmp(ka_text_of(entry, "raised_in", ""), "host") != 0)
         return;
     size_t at = ka_verdict_case(verdict, shape, "normal upstream, interpreted at a small size");
     if (!ran) {
-        snprintf(
-            text, sizeof(text),
-            "the backward raised on the CPU, where the interpreter looks for races and for what gradients "
-            "are made of, and the forward did not: %.400s",
-            ka_text_of(json_object_get(entry, "error"), "message", "?"));
-        ka_verdict_fail(verdict, at, "raised", text);
+        KA_AUTO_BUF struct ka_buf text = {0};
+        ka_buf_puts(&text,
+                    "the backward raised on the CPU, where the interpreter looks for races and for what "
+                    "gradients are made of, and the forward did not: ");
+        ka_place_error(of->place, json_object_get(entry, "error"), &text);
+        ka_verdict_fail(verdict, at, KA_VERDICT_RAISED, ka_buf_str(&text));
         return;
     }
-    const struct ka_conduct_of of = {.scales = scales};
-    ka_conduct_judge(conduct, &of, verdict, at);
+    const struct ka_conduct_of own = {.scales = of->scales, .place = of->place};
+    ka_conduct_judge(conduct, &own, verdict, at);
     ka_conduct_traces(conduct, NULL, 0, verdict, at);
 }
 
-void ka_conduct_interpreted(json_t *facts, bool scales, struct ka_verdict *verdict, size_t shape)
+void ka_conduct_interpreted(json_t *facts, const struct ka_conduct_of *of, struct ka_verdict *verdict,
+                            size_t shape)
 {
     KA_EACH(json_object_get(facts, "cases"), i, entry) {
-        judge_interpreted(entry, scales, verdict, shape);
+        judge_interpreted(entry, of, verdict, shape);
         json_object_del(entry, "conduct");
     }
 }

@@ -9,6 +9,7 @@
 
 #include <jansson.h>
 
+#include "place.h"
 #include "verdict.h"
 
 /* What is known of a case without its report. */
@@ -16,6 +17,7 @@ struct ka_conduct_of {
     bool compiled; /* kernels were not interpreted, so that nothing can be said of races */
     bool scales; /* a module written by hand, and each upstream is one number: the forward's kernels may make
                       the gradients, which the backward multiplies by it */
+    const struct ka_place *place; /* how lines that it names are told; NULL: as it named them */
 };
 
 /* Are the outputs of an oracle's case such that a backward may scale? */
@@ -33,7 +35,8 @@ void ka_conduct_traces(const json_t *report, const char *const *zeros, size_t ze
 
 /* A candidate that runs compiled is interpreted once on small sizes, which operation facts reports: hold that
  * against it, as a case of `shape`, and take it out of the facts. What the interpreter cannot run is none. */
-void ka_conduct_interpreted(json_t *facts, bool scales, struct ka_verdict *verdict, size_t shape);
+void ka_conduct_interpreted(json_t *facts, const struct ka_conduct_of *of, struct ka_verdict *verdict,
+                            size_t shape);
 
 /* Whether the interpreter got through any case of such facts (may be NULL). */
 bool ka_conduct_watched(const json_t *facts);

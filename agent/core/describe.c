@@ -8,7 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MAX_LISTED 200 /* of anything that a child may repeat at will */
+#define REFUSAL_MAX 2000 /* bytes of what a compiler says */
+#define MAX_LISTED 200   /* of anything that a child may repeat at will */
 
 void ka_describe_bytes(double bytes, char *out, size_t size)
 {
@@ -161,7 +162,7 @@ static void put_line_number(const json_t *entry, struct ka_buf *out)
 static void put_refusals(const json_t *refusals, struct ka_buf *out)
 {
     if (json_array_size(refusals))
-        ka_buf_puts(out, "The differentiator could not handle:\n\n");
+        ka_buf_puts(out, "There is no draft: the compiler that writes them could not handle\n\n");
     KA_EACH(refusals, i, refusal) {
         if (i >= MAX_LISTED)
             break;
@@ -171,7 +172,7 @@ static void put_refusals(const json_t *refusals, struct ka_buf *out)
     }
 }
 
-/* "atomics: 0 (naive 2)" */
+/* "- atomic adds: 0 (2 without what was proved)" */
 static void put_against(const json_t *report, const char *title, const char *name, const char *naive_name,
                         bool bytes, struct ka_buf *out)
 {
@@ -186,39 +187,178 @@ static void put_against(const json_t *report, const char *title, const char *nam
         ka_describe_bytes(naive, b, sizeof(b));
     }
     ka_buf_printf(out, "- %s: %s", title, a);
-    if (naive >= 0)
-        ka_buf_printf(out, " (naive %s)", b);
+    if (naive >= 0 && strcmp(a, b) != 0)
+        ka_buf_printf(out, " (%s without what was proved)", b);
     ka_buf_puts(out, "\n");
 }
 
-static void put_line_entry(const json_t *entry, struct ka_buf *out)
+struct word {
+    const char *name, *meaning;
+};
+
+/* The first ones: each is held against the others (new reference). */
+static json_t *first_of(const json_t *list)
 {
-    static const char *const parts[] = {"class", "proof", "reason"};
-    const char *lead = ": ";
-    put_line_number(entry, out);
-    for (size_t i = 0; i < KA_COUNT(parts); i++) {
-        const char *part = ka_text_of(entry, parts[i], "");
-        if (!*part)
-            continue;
-        ka_buf_printf(out, "%s%s%s", lead, i == 0 ? "class " : "", part);
-        lead = "; ";
+    json_t *first = json_array();
+    KA_EACH(list, i, entry) {
+        if (i < MAX_LISTED)
+            json_array_append(first, entry);
     }
+    return first;
+}
+
+/* What was decided about a line, in words that need no other table. */
+static const struct word DECISIONS[] = {
+    {"store", "plain store"},
+    {"atomic", "atomic"},
+    {"owner", "a kernel of its own, whose programs own tiles of the gradient"},
+    {"partials", "private partial sums and a second kernel"},
+    {"schedule", "stays atomic"},
+    {"spill", "written by the main kernel for another one"},
+    {"stored", "read back, not recomputed"},
+    {"max", "no gradient through the maximum"},
+    {"assumption", "assumed of every call"},
+};
+
+static const struct word CARRIED[] = {
+    {"A", "it has a closed form"},
+    {"B",
+     "a sum, whose adjoint is the same in every step: no tape, and any order or split of the loop is right"},
+    {"C", "it is scaled and added to"},
+    {"D", "a running maximum with rescaled sums, which telescopes to B"},
+    {"E", "a maximum only"},
+    {"F", "a product"},
+    {"G", "anything else, on a tape"},
+};
+
+static const char *meaning_of(const struct word *words, size_t count, const char *name)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(words[i].name, name) == 0)
+            return words[i].meaning;
+    return NULL;
+}
+
+static bool is_of(const json_t *entry, const char *class)
+{
+    return ka_is_text(entry, "class", class);
+}
+
+static bool same_line(const json_t *a, const json_t *b)
+{
+    return ka_number_of(a, "line", -1) == ka_number_of(b, "line", -2);
+}
+
+/* What a plain store failed for, of a gradient that another decision then found a schedule for. */
+static const json_t *superseded(const json_t *lines, const json_t *entry)
+{
+    if (!is_of(entry, "owner") && !is_of(entry, "partials"))
+        return NULL;
+    KA_EACH(lines, i, other) {
+        if (is_of(other, "atomic") && same_line(other, entry))
+            return other;
+    }
+    return NULL;
+}
+
+static bool is_superseded(const json_t *lines, const json_t *entry)
+{
+    if (!is_of(entry, "atomic"))
+        return false;
+    KA_EACH(lines, i, other) {
+        if (same_line(other, entry) && (superseded(lines, other) == entry || is_of(other, "schedule")))
+            return true;
+    }
+    return false;
+}
+
+/* Advice for "d_x stays atomic: ..." without the name: the same for every gradient with the same reason. */
+static const char *advice_of(const json_t *entry)
+{
+    const char *text = is_of(entry, "schedule") ? strstr(ka_text_of(entry, "reason", ""), ": ") : NULL;
+    return text ? text + 2 : NULL;
+}
+
+/* Names and lines of this entry and of the later ones with the same advice; false: an earlier one had it. */
+static bool put_advised(const json_t *lines, size_t at, struct ka_buf *out)
+{
+    const char *advice = advice_of(json_array_get(lines, at));
+    size_t count = 0;
+    KA_EACH(lines, i, other) {
+        const char *reason = ka_text_of(other, "reason", ""), *same = advice_of(other);
+        if (!same || strcmp(same, advice) != 0)
+            continue;
+        if (i < at)
+            return false;
+        ka_buf_printf(out, "%s%.*s (line %.0f)",
+                      count++ ? ", " : "- stays atomic: ", (int)strcspn(reason, " "), reason,
+                      ka_number_of(other, "line", 0));
+    }
+    ka_buf_printf(out, ": %s\n", advice);
+    return true;
+}
+
+static void put_decision(const json_t *lines, const json_t *entry, struct ka_buf *out)
+{
+    const char *class = ka_text_of(entry, "class", ""), *proof = ka_text_of(entry, "proof", "");
+    const char *reason = ka_text_of(entry, "reason", "");
+    const char *meaning = meaning_of(DECISIONS, KA_COUNT(DECISIONS), class);
+    const json_t *failed = superseded(lines, entry);
+    put_line_number(entry, out);
+    if (*class)
+        ka_buf_printf(out, ", %s%s", meaning ? "" : "class ", meaning ? meaning : class);
+    if (*reason)
+        ka_buf_printf(out, ": %s", reason);
+    if (*proof && strcmp(proof, "none") != 0)
+        ka_buf_printf(out, " (proof: %s)", proof);
+    if (failed)
+        ka_buf_printf(out, "; no plain store does: %s", ka_text_of(failed, "reason", "?"));
     ka_buf_puts(out, "\n");
+}
+
+/* Of the classes that occur ("C-G" is two). */
+static void put_legend(const json_t *lines, struct ka_buf *out)
+{
+    const char *lead = "\nClasses of what loops carry: ";
+    for (size_t k = 0; k < KA_COUNT(CARRIED); k++) {
+        bool occurs = false;
+        KA_EACH(lines, i, entry) {
+            const char *class = ka_text_of(entry, "class", "");
+            bool letters = class[0] && (!class[1] || (class[1] == '-' && class[2] && !class[3]));
+            occurs = occurs || (letters && strchr(class, CARRIED[k].name[0]));
+        }
+        if (occurs)
+            ka_buf_printf(out, "%s%s: %s", lead, CARRIED[k].name, CARRIED[k].meaning);
+        lead = occurs ? "; " : lead;
+    }
+    if (*lead == ';')
+        ka_buf_puts(out, ".\n");
 }
 
 int ka_describe_draft(const json_t *draft, struct ka_buf *out)
 {
+    static const char menu[] =
+        "\nSchedules: `owner` gives each element of a gradient one program, `partials` sums "
+        "privately and adds up in a second kernel, `atomic` adds in place.\n";
     const json_t *report = json_object_get(draft, "report");
+    json_auto_t *lines = first_of(json_object_get(report, "lines"));
     put_refusals(json_object_get(draft, "refusals"), out);
-    put_against(report, "tape", "tape_bytes", "tape_naive_bytes", true, out);
-    put_against(report, "atomics", "atomics", "atomics_naive", false, out);
+    put_against(report, "kept from forward to backward (tape)", "tape_bytes", "tape_naive_bytes", true, out);
+    put_against(report, "gradients that are added up by atomics", "atomics", "atomics_naive", false, out);
     if (ka_text_of(report, "schedule", NULL))
         ka_buf_printf(out, "- schedule of the draft: %s\n", ka_text_of(report, "schedule", NULL));
     put_list_line("schedules that are also provable", json_object_get(report, "alternatives"), "", out);
-    KA_EACH(json_object_get(report, "lines"), i, entry) {
-        if (i < MAX_LISTED)
-            put_line_entry(entry, out);
+    KA_EACH(lines, i, entry) {
+        if (is_superseded(lines, entry))
+            continue;
+        if (advice_of(entry))
+            put_advised(lines, i, out);
+        else
+            put_decision(lines, entry, out);
     }
+    put_legend(lines, out);
+    if (ka_text_of(report, "schedule", NULL))
+        ka_buf_puts(out, menu);
     return out->failed;
 }
 
@@ -292,11 +432,16 @@ static void put_traffic(const json_t *facts, const char *pass, struct ka_buf *ou
                   pass, sums.launches, fmax(sums.programs, 0), in, written, fmax(sums.atomics, 0));
 }
 
+/* Why it does not compile, without saying so again. */
 static const char *refusal_of(const json_t *kernel)
 {
+    static const char said[] = " does not compile: ";
     const json_t *error = json_object_get(kernel, "error");
-    return json_is_object(error) ? ka_text_of(error, "message", "no reason given")
-                                 : ka_text_of(kernel, "error", "no reason given");
+    const char *text = json_is_object(error) ? ka_text_of(error, "message", "no reason given")
+                                             : ka_text_of(kernel, "error", "no reason given");
+    const char *name = ka_text_of(kernel, "name", "");
+    size_t len = strlen(name);
+    return ka_starts_with(text, name) && ka_starts_with(text + len, said) ? text + len + strlen(said) : text;
 }
 
 static void put_kernel_row(const json_t *kernel, struct ka_buf *out)
@@ -320,16 +465,20 @@ static void put_kernel_row(const json_t *kernel, struct ka_buf *out)
     }
 }
 
-bool ka_describe_uncompiled(const json_t *facts, struct ka_buf *out)
+bool ka_describe_uncompiled(const json_t *facts, const struct ka_place *place, struct ka_buf *out)
 {
     json_auto_t *kernels = kernels_of(facts);
     KA_EACH(kernels, i, kernel) {
         if (!ka_is_text(json_object_get(kernel, "error"), "kind", "unsupported_op") ||
             !ka_is_text(kernel, "pass", "backward"))
             continue;
-        const char *why = refusal_of(kernel);
-        ka_buf_printf(out, "%s does not compile: %.*s", ka_text_of(kernel, "name", "a kernel"),
-                      (int)strcspn(why, "\n"), why);
+        KA_AUTO_BUF struct ka_buf where = {0};
+        ka_place_line(place, json_integer_value(json_object_get(json_object_get(kernel, "error"), "line")),
+                      &where);
+        ka_buf_printf(out, "%s%s%s does not compile: ", ka_buf_str(&where), where.len ? ": " : "",
+                      ka_text_of(kernel, "name", "a kernel"));
+        KA_AUTO_FREE char *why = ka_strndup(refusal_of(kernel), strnlen(refusal_of(kernel), REFUSAL_MAX));
+        ka_place_without_paths(why, out);
         return true;
     }
     return false;

@@ -9,6 +9,7 @@
 #include <jansson.h>
 
 #include "base/base.h"
+#include "place.h"
 
 /* Operation inspect: the stub's signature, gradients, kernels, operations, sweep. */
 int ka_describe_inspect(const json_t *inspect, struct ka_buf *out);
@@ -20,9 +21,10 @@ int ka_describe_shapes(const json_t *shapes, struct ka_buf *out);
  * was refused. */
 int ka_describe_draft(const json_t *draft, struct ka_buf *out);
 
-/* The first kernel of the backward that the target's compiler refuses, as a sentence without a full stop;
- * false, and nothing is added, where it takes all of them. Reads a result of operation facts. */
-bool ka_describe_uncompiled(const json_t *facts, struct ka_buf *out);
+/* The first kernel of the backward that the target's compiler refuses, with the line and the reason, as a
+ * sentence without a full stop; false, and nothing is added, where it takes all of them. Reads a result of
+ * operation facts, whose lines are those of `place`. */
+bool ka_describe_uncompiled(const json_t *facts, const struct ka_place *place, struct ka_buf *out);
 
 /* Operation facts: traffic of forward and backward, and a table of the compiled kernels. Says that nothing
  * was timed. */

@@ -269,6 +269,11 @@ static int on_candidate_wanted(struct ka_job *job, const struct ka_event *event,
         if (job->turn_source == 1 && job->phase == KA_PHASE_OPTIMISE) {
             job->tuner_done = true;
             optimise_turn(job, command);
+        } else if (job->phase == KA_PHASE_OPTIMISE) {
+            if (job->turn_best) /* another candidate of the turn */
+                judge_speed(job, command);
+            else
+                conclude(job, KA_REASON_NOT_VERIFIED, command);
         } else if (job->limits.use_llm) {
             job->tuner_done = true;
             model_turn(job, KA_PHASE_DRAFT, command);

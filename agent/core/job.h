@@ -51,7 +51,8 @@ enum ka_event_type {
     KA_EV_UNUSABLE,     /* inspect, preflight: the forward file cannot be used */
     KA_EV_CANDIDATE,    /* draft, fix, optimise: `snapshot` holds a new candidate */
     KA_EV_BAD_ANSWER,   /* the model answered with nothing usable; it will be told why */
-    KA_EV_NO_CANDIDATE, /* the differentiator refused, or the tuner has no further variant */
+    KA_EV_NO_CANDIDATE, /* the differentiator refused, the tuner has no further variant, or the model
+                           says that nothing is left to gain */
     KA_EV_CHECKED,      /* check: `passed` of `total` cases, `verified`, `cost` */
     KA_EV_LLM_FAILED,
     KA_EV_BUDGET, /* tokens, money or seconds are used up: finish with the best there is */

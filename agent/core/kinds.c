@@ -42,10 +42,11 @@ static const struct ka_kind KINDS[] = {
     {"onehot", KA_KIND_UPSTREAM, KA_KIND_ONCE, .label = "onehot upstream", .unit = true,
      .meaning = "an upstream that is zero almost everywhere: nothing may divide by it"},
     {"none_one", KA_KIND_UPSTREAM, KA_KIND_EACH_OUTPUT, .label = "none_one upstream",
-     .meaning = "an upstream that is None because only the other outputs are used: test for None, or leave "
-                "set_materialize_grads on"},
+     .meaning =
+         "the upstream of that output being None because only the others are used: test for None, or leave "
+         "set_materialize_grads on"},
     {"only_one", KA_KIND_UPSTREAM, KA_KIND_EACH_OF_MANY, .label = "upstream of one output",
-     .meaning = "the upstreams of all outputs but one being None: test each for None, or leave "
+     .meaning = "the upstreams of all outputs but that one being None: test each for None, or leave "
                 "set_materialize_grads on"},
     {"slice", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "slice",
      .meaning =
@@ -212,7 +213,10 @@ void ka_kind_label(const json_t *item, struct ka_buf *out)
     const char *scalar = json_string_value(json_object_get(json_object_get(item, "scalar"), "name"));
     KA_AUTO_BUF struct ka_buf varied = {0};
     ka_kind_variation_label(item, &varied);
+    const json_t *output = json_object_get(json_object_get(item, "upstream"), "output");
     ka_buf_puts(out, upstream ? upstream->label : "unknown upstream");
+    if (output)
+        ka_buf_printf(out, " (output %lld)", (long long)json_integer_value(output));
     if (varied.len)
         ka_buf_printf(out, ", %s", ka_buf_str(&varied));
     if (scalar)

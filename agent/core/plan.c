@@ -198,7 +198,7 @@ static json_t *add_variant(struct builder *builder, const json_t *shape, const s
     return json_object_get(add_case(builder, shape, kind->name), "upstream");
 }
 
-/* A case for each output: its number is what the seed leaves over. */
+/* A case for each output: its number is what the seed leaves over, and told with the case. */
 static void add_for_outputs(struct builder *builder, const json_t *shape, const struct ka_kind *kind,
                             int outputs)
 {
@@ -207,6 +207,7 @@ static void add_for_outputs(struct builder *builder, const json_t *shape, const 
         json_t *upstream = add_variant(builder, shape, kind);
         json_int_t seed = json_integer_value(json_object_get(upstream, "seed"));
         json_object_set_new(upstream, "seed", json_integer(seed - seed % outputs + i));
+        json_object_set_new(upstream, "output", json_integer(i));
     }
 }
 

@@ -2,6 +2,9 @@
  * endpoints, files or how an answer is read. */
 #include "prompt.h"
 
+#include "base/lines.h"
+#include "place.h"
+
 #include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -13,6 +16,13 @@ struct selection {
     const struct ka_prompt_pair **ranked;
     size_t pairs, history_from;
 };
+
+/* What is left of the budget is for what must be whole. */
+const struct ka_prompt_share ka_prompt_shares[] = {
+    {"inspect", 0.05},     {"verdict", 0.15}, {"facts", 0.05},
+    {"draft_report", 0.1}, {"pairs", 0.3},    {"history", 0.1},
+};
+const size_t ka_prompt_share_count = KA_COUNT(ka_prompt_shares);
 
 static const enum ka_prompt_file phase_files[] = {
     [KA_PROMPT_DRAFT] = KA_PROMPT_FILE_DRAFT,
@@ -39,8 +49,12 @@ static void put_pairs(const struct selection *shown, struct ka_buf *out)
     for (size_t i = 0; i < shown->pairs; i++) {
         const struct ka_prompt_pair *pair = shown->ranked[i];
         ka_buf_printf(
-            out, "### %s (similarity %.2f%s%s)\n\n```python\n", pair->id, pair->similarity,
+            out, "### %s (similarity %.2f%s%s%s)\n\n", pair->id, pair->similarity,
+            pair->distant ? ": the nearest there is, and not near" : "",
             is_empty(pair->schedule) ? "" : "; schedule: ", is_empty(pair->schedule) ? "" : pair->schedule);
+        if (!is_empty(pair->math))
+            ka_buf_printf(out, "%s\n", pair->math);
+        ka_buf_puts(out, "```python\n");
         size_t len = strlen(pair->backward);
         while (len && pair->backward[len - 1] == '\n')
             len--;
@@ -58,51 +72,151 @@ static void put_history(const struct ka_prompt_input *input, const struct select
         ka_buf_printf(out, "- %s\n", input->history[i]);
 }
 
-static int render_both(const struct ka_prompt_template *templates, const struct ka_prompt_input *input,
-                       const struct selection *shown, struct ka_buf *system, struct ka_buf *user,
-                       struct ka_err *err)
+static double bytes_per_token(const struct ka_prompt_input *input)
 {
-    KA_AUTO_BUF struct ka_buf pairs = {0}, history = {0};
-    KA_AUTO_FREE char *entry = ka_format("%s_autograd", input->stub);
-    put_pairs(shown, &pairs);
-    put_history(input, shown, &history);
+    return input->bytes_per_token > 0 ? input->bytes_per_token : KA_PROMPT_BYTES_PER_TOKEN;
+}
+
+static size_t budget_of(const struct ka_prompt_input *input)
+{
+    return input->budget_tokens ? input->budget_tokens : KA_PROMPT_BUDGET;
+}
+
+/* Bytes that a part may have. */
+static size_t share_of(const struct ka_prompt_input *input, const char *part)
+{
+    for (size_t i = 0; i < ka_prompt_share_count; i++)
+        if (strcmp(ka_prompt_shares[i].part, part) == 0)
+            return (size_t)((double)budget_of(input) * ka_prompt_shares[i].share * bytes_per_token(input));
+    return KA_PROMPT_MAX_BYTES;
+}
+
+/* The lines of `text` that its share holds, from the first on. */
+static void put_share(const struct ka_prompt_input *input, const char *part, const char *text,
+                      struct ka_buf *out)
+{
+    size_t room = share_of(input, part), left = 0;
+    if (is_empty(text))
+        return;
+    const char *cursor = text, *end = text + strlen(text);
+    struct ka_line line;
+    while (ka_line_next(&cursor, end, &line)) {
+        if (left || out->len + line.len + 1 > room)
+            left++;
+        else
+            ka_line_put(line, out);
+    }
+    if (left)
+        ka_buf_printf(out, "(%zu more lines are left out)\n", left);
+}
+
+/* The values of a prompt's names, made for one selection. */
+struct values {
+    struct ka_buf pairs, history, forward, candidate, inspect, verdict, facts, draft_report;
+    char *entry;
+    struct ka_prompt_var vars[15];
+};
+
+static void values_free(struct values *values)
+{
+    struct ka_buf *const all[] = {&values->pairs,     &values->history,     &values->forward,
+                                  &values->candidate, &values->inspect,     &values->verdict,
+                                  &values->facts,     &values->draft_report};
+    for (size_t i = 0; i < KA_COUNT(all); i++)
+        ka_buf_free(all[i]);
+    free(values->entry);
+}
+
+static void values_make(const struct ka_prompt_input *input, const struct selection *shown,
+                        struct values *values)
+{
+    values->entry = ka_format("%s_autograd", input->stub);
+    put_pairs(shown, &values->pairs);
+    put_history(input, shown, &values->history);
+    ka_place_number(input->forward, &values->forward);
+    ka_place_number(input->candidate ? input->candidate : "", &values->candidate);
+    put_share(input, "inspect", input->inspect, &values->inspect);
+    put_share(input, "verdict", input->verdict, &values->verdict);
+    put_share(input, "facts", input->facts, &values->facts);
+    put_share(input, "draft_report", input->draft_report, &values->draft_report);
     const struct ka_prompt_var vars[] = {
         {"stub", input->stub},
-        {"entry", entry},
+        {"entry", values->entry},
         {"grads", input->grads},
         {"device", input->device},
-        {"forward", input->forward},
-        {"inspect", input->inspect},
-        {"draft", input->draft},
-        {"draft_report", input->draft_report},
-        {"candidate", input->candidate},
-        {"verdict", input->verdict},
-        {"facts", input->facts},
-        {"pairs", pairs.data},
-        {"history", history.data},
         {"tools", input->tools ? "yes" : ""},
         {"no_tools", input->tools ? "" : "yes"},
+        {"forward", values->forward.data},
+        {"inspect", values->inspect.data},
+        {"draft", input->draft},
+        {"draft_report", values->draft_report.data},
+        {"candidate", values->candidate.data},
+        {"verdict", values->verdict.data},
+        {"facts", values->facts.data},
+        {"pairs", values->pairs.data},
+        {"history", values->history.data},
     };
-    int rc = ka_prompt_render(&templates[KA_PROMPT_FILE_SYSTEM], vars, KA_COUNT(vars), system, err);
-    if (rc)
-        return rc;
-    return ka_prompt_render(&templates[phase_files[input->phase]], vars, KA_COUNT(vars), user, err);
+    memcpy(values->vars, vars, sizeof(vars));
+}
+#define FIRST_PART 6 /* of these: what comes of the run, not of the question */
+
+static int render_user(const struct ka_prompt_template *templates, const struct ka_prompt_input *input,
+                       const struct values *values, struct ka_buf *user, struct ka_err *err)
+{
+    return ka_prompt_render(&templates[phase_files[input->phase]], values->vars, KA_COUNT(values->vars), user,
+                            err);
+}
+
+/* Each part is what its absence takes away. */
+static void measure_parts(const struct ka_prompt_template *templates, const struct ka_prompt_input *input,
+                          struct values *values, size_t system, size_t user, struct ka_prompt *prompt)
+{
+    size_t rest = user;
+    prompt->part_count = 0;
+    prompt->parts[prompt->part_count++] =
+        (struct ka_prompt_part){"system", (size_t)((double)system / bytes_per_token(input))};
+    for (size_t i = FIRST_PART; i < KA_COUNT(values->vars); i++) {
+        KA_AUTO_BUF struct ka_buf without = {0};
+        struct ka_prompt_var kept = values->vars[i];
+        values->vars[i].value = NULL;
+        int rc = render_user(templates, input, values, &without, NULL);
+        values->vars[i] = kept;
+        if (rc || without.len >= user)
+            continue;
+        size_t bytes = user - without.len;
+        prompt->parts[prompt->part_count++] =
+            (struct ka_prompt_part){kept.name, (size_t)((double)bytes / bytes_per_token(input))};
+        rest -= bytes < rest ? bytes : rest;
+    }
+    prompt->parts[prompt->part_count++] =
+        (struct ka_prompt_part){"instructions", (size_t)((double)rest / bytes_per_token(input))};
+}
+
+static void drop_pair(struct selection *shown, struct ka_prompt *prompt)
+{
+    const struct ka_prompt_pair *pair = shown->ranked[--shown->pairs];
+    *KA_APPEND(prompt->dropped, prompt->dropped_count) =
+        ka_format("pair %s (similarity %.2f)", pair->id, pair->similarity);
+}
+
+static void drop_attempt(const struct ka_prompt_input *input, struct selection *shown,
+                         struct ka_prompt *prompt)
+{
+    size_t i = shown->history_from++;
+    const char *text = input->history[i];
+    *KA_APPEND(prompt->dropped, prompt->dropped_count) =
+        ka_format("history %zu: %.*s", i + 1, (int)strcspn(text, "\n"), text);
 }
 
 /* Leave one thing more out. False when nothing is left to leave out. */
 static bool drop_one(const struct ka_prompt_input *input, struct selection *shown, struct ka_prompt *prompt)
 {
-    char line[240];
-    if (shown->pairs) {
-        const struct ka_prompt_pair *pair = shown->ranked[--shown->pairs];
-        snprintf(line, sizeof(line), "pair %s (similarity %.2f)", pair->id, pair->similarity);
-    } else if (shown->history_from < input->history_count) {
-        size_t i = shown->history_from++;
-        snprintf(line, sizeof(line), "history %zu: %s", i + 1, input->history[i]);
-    } else {
+    if (shown->pairs)
+        drop_pair(shown, prompt);
+    else if (shown->history_from < input->history_count)
+        drop_attempt(input, shown, prompt);
+    else
         return false;
-    }
-    *KA_APPEND(prompt->dropped, prompt->dropped_count) = ka_strdup(line);
     return true;
 }
 
@@ -112,28 +226,52 @@ static void add_message(struct ka_prompt *prompt, const char *role, const char *
         (struct ka_chat_message){.role = ka_strdup(role), .content = ka_strdup(content)};
 }
 
+/* Pairs but the first, and history, until each keeps to its share. */
+static void hold_shares(const struct ka_prompt_input *input, struct selection *shown,
+                        struct ka_prompt *prompt)
+{
+    for (;;) {
+        KA_AUTO_BUF struct ka_buf pairs = {0}, history = {0};
+        put_pairs(shown, &pairs);
+        put_history(input, shown, &history);
+        if (shown->pairs > 1 && pairs.len > share_of(input, "pairs"))
+            drop_pair(shown, prompt);
+        else if (shown->history_from < input->history_count && history.len > share_of(input, "history"))
+            drop_attempt(input, shown, prompt);
+        else
+            return;
+    }
+}
+
 /* Render with less and less until it fits. */
 static int fit(const struct ka_prompt_template *templates, const struct ka_prompt_input *input,
                struct selection *shown, struct ka_prompt *prompt, struct ka_err *err)
 {
-    double bytes_per_token = input->bytes_per_token > 0 ? input->bytes_per_token : KA_PROMPT_BYTES_PER_TOKEN;
-    size_t budget = input->budget_tokens ? input->budget_tokens : KA_PROMPT_BUDGET;
     KA_AUTO_BUF struct ka_buf system = {0}, user = {0};
-    for (;;) {
+    prompt->budget = budget_of(input);
+    hold_shares(input, shown, prompt);
+    for (bool fits = false; !fits;) {
+        struct values values = {0};
         ka_buf_clear(&system);
         ka_buf_clear(&user);
-        int rc = render_both(templates, input, shown, &system, &user, err);
+        values_make(input, shown, &values);
+        int rc = ka_prompt_render(&templates[KA_PROMPT_FILE_SYSTEM], values.vars, KA_COUNT(values.vars),
+                                  &system, err);
+        if (rc == 0)
+            rc = render_user(templates, input, &values, &user, err);
+        prompt->tokens = (size_t)((double)(system.len + user.len) / bytes_per_token(input)) + 1;
+        fits = rc == 0 && prompt->tokens <= prompt->budget;
+        if (fits)
+            measure_parts(templates, input, &values, system.len, user.len, prompt);
+        values_free(&values);
         if (rc)
             return rc;
-        prompt->tokens = (size_t)((double)(system.len + user.len) / bytes_per_token) + 1;
-        if (prompt->tokens <= budget)
-            break;
-        if (!drop_one(input, shown, prompt))
+        if (!fits && !drop_one(input, shown, prompt))
             return ka_fail(
                 err, -E2BIG,
                 "the prompt needs about %zu tokens without any pair or history, and the budget is %zu; "
                 "raise the budget or use a model with a longer context",
-                prompt->tokens, budget);
+                prompt->tokens, prompt->budget);
     }
     add_message(prompt, "system", ka_buf_str(&system));
     add_message(prompt, "user", ka_buf_str(&user));

@@ -6,7 +6,8 @@
  * file and line.
  *
  * Names that the templates may use: stub, entry, grads, device, forward, inspect, draft, draft_report,
- * candidate, verdict, facts, pairs, history, tools, no_tools. Pure: templates come in as texts
+ * candidate, verdict, facts, pairs, history, tools, no_tools. The lines of `forward` and `candidate` come
+ * numbered, as facts name them (place.h). Pure: templates come in as texts
  * (agent/disk/prompt_files.h reads them). */
 #ifndef KA_PROMPT_H
 #define KA_PROMPT_H
@@ -41,8 +42,10 @@ struct ka_prompt_template {
 struct ka_prompt_pair {
     const char *id;
     const char *schedule;
-    const char *backward;
+    const char *backward; /* and what it uses of the forward */
     double similarity;
+    bool distant;     /* less similar than was asked for */
+    const char *math; /* its docstring, or NULL */
 };
 
 /* The facts of a run. Texts may be NULL, which is the same as empty; only `stub` and `forward` must be there.
@@ -69,13 +72,30 @@ struct ka_prompt_input {
     double bytes_per_token; /* 0: KA_PROMPT_BYTES_PER_TOKEN */
 };
 
+/* Of the budget, what one part may take: an even larger forward, candidate or draft is worth nothing cut. */
+struct ka_prompt_share {
+    const char *part; /* name in the templates */
+    double share;
+};
+extern const struct ka_prompt_share ka_prompt_shares[];
+extern const size_t ka_prompt_share_count;
+
+/* What a part adds to the messages, its heading and what explains it counted. */
+struct ka_prompt_part {
+    const char *name; /* "system", a name of the templates, or "instructions": the rest of the user message */
+    size_t tokens;
+};
+#define KA_PROMPT_PARTS 11
+
 /* Messages ready to send, and what had to be left out (for the log). Owns all of it. */
 struct ka_prompt {
     struct ka_chat_message *messages;
     size_t count;
     char **dropped;
     size_t dropped_count;
-    size_t tokens; /* estimated */
+    size_t tokens, budget; /* estimated */
+    struct ka_prompt_part parts[KA_PROMPT_PARTS];
+    size_t part_count;
 };
 
 /* Fill a template. Errors: -EINVAL with "name:line: what", -EFBIG; `out` is then unchanged. */
@@ -89,9 +109,11 @@ int ka_prompt_render(const struct ka_prompt_template *template, const struct ka_
 /* Are all templates well formed? What a program should ask once, at start. -EINVAL as above. */
 int ka_prompt_check(const struct ka_prompt_template templates[KA_PROMPT_FILE_COUNT], struct ka_err *err);
 
-/* A system and a user message for the input's phase. Pairs are listed from the most similar down; where the
- * budget does not hold all, pairs go from the least similar up, then history from the oldest. -E2BIG when it
- * does not hold the rest either; -EINVAL as above. Free with ka_prompt_free; untouched on failure. */
+/* A system and a user message for the input's phase. Pairs are listed from the most similar down. First each
+ * part is held to its share: pairs go from the least similar up (never the first), history from the oldest,
+ * of other texts the last lines. Where the budget does not hold all then, the other pairs go, then history.
+ * -E2BIG when it does not hold the rest either; -EINVAL as above. Free with ka_prompt_free; untouched on
+ * failure. */
 int ka_prompt_build(const struct ka_prompt_template templates[KA_PROMPT_FILE_COUNT],
                     const struct ka_prompt_input *input, struct ka_prompt *out, struct ka_err *err);
 

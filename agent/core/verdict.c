@@ -1,5 +1,5 @@
 /* Collects results case by case and decides. Knows no tensor, no process and no prompt template. */
-#include "verdict.h"
+#include "verdict_internal.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -9,65 +9,8 @@
 #include "base/each.h"
 #include "fields.h"
 #include "base/utf8.h"
-#include "kinds.h"
-#include "plan.h"
 
-#define ORDERED_MAX 16 /* kernels that are named for it */
-#define REMARKS_MAX 16
 #define WHOLE_MAX 100 /* failures of the candidate as a whole that are kept */
-
-struct failure {
-    char *subject; /* "the gradient of x"; NULL for a rule */
-    char *rule;
-    char *text; /* the rule's sentence; NULL for a comparison */
-    char *label;
-    struct ka_diff diff;
-};
-
-/* The worst comparison of one gradient; error is negative before the first, infinite when there was nothing
- * to measure. */
-struct worst {
-    double error, base_error, limit;
-};
-
-struct shape {
-    struct worst *worst; /* on this shape, of the first `worst_count` gradients */
-    size_t worst_count;
-    enum ka_shape_kind kind;
-    json_t *dims;
-    char *hint, *skipped;
-    bool open; /* why it is skipped may be told */
-    size_t cases, cases_failed;
-    struct failure *failures;
-    size_t failure_count;
-};
-
-struct a_case {
-    size_t shape;
-    char *label;
-    bool failed;
-};
-
-struct gradient {
-    char *name;
-    size_t judged; /* comparisons with what is neither zero nor noise */
-    size_t seen;
-    size_t noise;
-    struct worst worst;
-    size_t worst_shape;
-    size_t runs; /* of one backward; 0: not repeated */
-    double spread_abs, spread_of_limit;
-};
-
-struct ka_verdict {
-    struct shape *shapes;
-    struct a_case *cases;
-    struct gradient *grads;
-    struct shape whole;         /* failures that belong to no shape */
-    char *ordered[ORDERED_MAX]; /* names of kernels */
-    char *remarks[REMARKS_MAX]; /* sentences */
-    size_t shape_count, case_count, grad_count;
-};
 
 /* What others measured may come cut at a number of bytes; what leaves here goes into JSON. */
 static char *copy_text(const char *text)
@@ -92,6 +35,7 @@ static void free_shape(struct shape *shape)
         free(shape->failures[i].subject);
         free(shape->failures[i].rule);
         free(shape->failures[i].text);
+        free(shape->failures[i].known);
         free(shape->failures[i].label);
     }
     free(shape->failures);
@@ -186,6 +130,17 @@ static struct gradient *find_gradient(struct ka_verdict *v, const char *name)
     return g;
 }
 
+static bool keep_worse(struct worst *worst, const struct worst *other)
+{
+    bool worse = other->error > worst->error;
+    if (worse) {
+        worst->error = other->error;
+        worst->base_error = other->base_error;
+        worst->limit = other->limit;
+    }
+    return worse;
+}
+
 static struct worst *worst_on(struct shape *shape, size_t grad)
 {
     while (shape->worst_count <= grad) {
@@ -197,26 +152,25 @@ static struct worst *worst_on(struct shape *shape, size_t grad)
 
 void ka_verdict_gradient(struct ka_verdict *v, size_t at, const char *name, const struct ka_diff *diff)
 {
-    char subject[160];
-    snprintf(subject, sizeof(subject), "the gradient of %s", name);
+    KA_AUTO_FREE char *subject = ka_format(SUBJECT, name);
     struct gradient *g = find_gradient(v, name);
     if (diff->reason == KA_DIFF_MISSING && diff->want_zero)
         return; /* None stands for zero */
     add_comparison(v, at, subject, diff);
+    struct worst *here = worst_on(&v->shapes[v->cases[at].shape], (size_t)(g - v->grads));
+    here->compared++;
+    here->right += diff->pass;
     g->seen++;
     g->noise += diff->vacuous && diff->pass;
     if (diff->vacuous && diff->pass)
         return;
     g->judged += !(diff->nothing && diff->pass);
     bool measured = isfinite(diff->error) && (diff->reason == KA_DIFF_OK || diff->reason > KA_DIFF_NONFINITE);
-    struct worst now = {measured ? diff->error : INFINITY, diff->base_error, diff->limit};
-    struct worst *here = worst_on(&v->shapes[v->cases[at].shape], (size_t)(g - v->grads));
-    if (now.error > here->error)
-        *here = now;
-    if (now.error > g->worst.error) {
-        g->worst = now;
+    struct worst now = {
+        .error = measured ? diff->error : INFINITY, .base_error = diff->base_error, .limit = diff->limit};
+    keep_worse(here, &now);
+    if (keep_worse(&g->worst, &now))
         g->worst_shape = v->cases[at].shape;
-    }
 }
 
 void ka_verdict_repeated(struct ka_verdict *v, const char *name, size_t runs, double max_abs, double of_limit)
@@ -259,6 +213,14 @@ void ka_verdict_fail(struct ka_verdict *v, size_t at, const char *rule, const ch
     add_failure(v, at, rule)->text = copy_text(text);
 }
 
+void ka_verdict_fail_known(struct ka_verdict *v, size_t at, const char *rule, const char *text,
+                           const char *known)
+{
+    struct failure *f = add_failure(v, at, rule);
+    f->text = copy_text(text);
+    f->known = copy_text(known);
+}
+
 void ka_verdict_fail_whole(struct ka_verdict *v, const char *rule, const char *text)
 {
     if (v->whole.failure_count > WHOLE_MAX)
@@ -299,8 +261,9 @@ static void join_shape(struct ka_verdict *v, size_t at, struct ka_verdict *of)
     for (size_t i = 0; i < part->worst_count; i++) {
         struct gradient *g = find_gradient(v, of->grads[i].name);
         struct worst *worst = worst_on(shape, (size_t)(g - v->grads));
-        if (part->worst[i].error > worst->error)
-            *worst = part->worst[i];
+        keep_worse(worst, &part->worst[i]);
+        worst->compared += part->worst[i].compared;
+        worst->right += part->worst[i].right;
     }
 }
 
@@ -310,10 +273,8 @@ static void join_gradient(struct ka_verdict *v, const struct gradient *part)
     g->judged += part->judged;
     g->seen += part->seen;
     g->noise += part->noise;
-    if (part->worst.error > g->worst.error) {
-        g->worst = part->worst;
+    if (keep_worse(&g->worst, &part->worst))
         g->worst_shape = part->worst_shape;
-    }
     if (part->runs)
         ka_verdict_repeated(v, g->name, part->runs, part->spread_abs, part->spread_of_limit);
 }
@@ -338,7 +299,7 @@ void ka_verdict_join(struct ka_verdict *v, struct ka_verdict *part)
 
 /* ---- deciding ---- */
 
-static bool shape_passed(const struct shape *shape)
+bool ka_verdict_shape_passed(const struct shape *shape)
 {
     return !shape->skipped && shape->cases > 0 && shape->failure_count == 0;
 }
@@ -348,7 +309,7 @@ struct ka_verdict_counts ka_verdict_count(const struct ka_verdict *v)
     struct ka_verdict_counts n = {0};
     for (size_t i = 0; i < v->shape_count; i++) {
         const struct shape *shape = &v->shapes[i];
-        bool passed = shape_passed(shape);
+        bool passed = ka_verdict_shape_passed(shape);
         n.cases += shape->cases;
         n.cases_failed += shape->cases_failed;
         n.skipped += shape->skipped != NULL;
@@ -371,7 +332,7 @@ struct ka_verdict_counts ka_verdict_count(const struct ka_verdict *v)
 }
 
 /* Seen, but compared with nothing but zeros and noise, or never seen at all. */
-static bool gradient_unproved(const struct gradient *g)
+bool ka_verdict_unproved(const struct gradient *g)
 {
     return g->judged == 0;
 }
@@ -380,177 +341,10 @@ bool ka_verdict_verified(const struct ka_verdict *v)
 {
     struct ka_verdict_counts n = ka_verdict_count(v);
     for (size_t i = 0; i < v->grad_count; i++)
-        if (gradient_unproved(&v->grads[i]))
+        if (ka_verdict_unproved(&v->grads[i]))
             return false;
     return v->grad_count > 0 && n.required > 0 && n.passed == n.required && n.hidden_passed == n.hidden &&
            v->whole.failure_count == 0;
-}
-
-/* ---- text for the LLM ---- */
-
-/* Smallest first; hidden shapes come last and in the order given, so that their sizes do not show. */
-static int by_size(const void *a, const void *b)
-{
-    const struct shape *x = *(const struct shape *const *)a, *y = *(const struct shape *const *)b;
-    bool x_hidden = x->kind == KA_SHAPE_HIDDEN, y_hidden = y->kind == KA_SHAPE_HIDDEN;
-    if (x_hidden != y_hidden)
-        return x_hidden - y_hidden;
-    double x_size = x_hidden ? 0 : ka_plan_size(x->dims), y_size = y_hidden ? 0 : ka_plan_size(y->dims);
-    if (x_size != y_size)
-        return x_size < y_size ? -1 : 1;
-    return x < y ? -1 : x > y;
-}
-
-/* Failing shapes in the order above; free() the list. */
-static const struct shape **failing_shapes(const struct ka_verdict *v, size_t *count)
-{
-    const struct shape **list = ka_calloc(v->shape_count, sizeof(const struct shape *));
-    *count = 0;
-    for (size_t i = 0; i < v->shape_count; i++)
-        if (v->shapes[i].failure_count)
-            list[(*count)++] = &v->shapes[i];
-    qsort(list, *count, sizeof(const struct shape *), by_size);
-    return list;
-}
-
-static void name_shape(const struct shape *shape, struct ka_buf *out)
-{
-    if (shape->kind == KA_SHAPE_HIDDEN) {
-        ka_buf_puts(out, "a hidden shape");
-        if (shape->hint)
-            ka_buf_printf(out, " (%s)", shape->hint);
-        return;
-    }
-    KA_AUTO_FREE char *dims = json_dumps(shape->dims, JSON_ENCODE_ANY);
-    ka_buf_printf(out, "%sshape %s", shape->kind == KA_SHAPE_OPTIONAL ? "optional " : "", dims ? dims : "?");
-}
-
-static void failure_text(const struct failure *f, enum ka_describe how, struct ka_buf *out)
-{
-    if (f->subject)
-        ka_diff_describe(&f->diff, f->subject, how, out);
-    else if (how == KA_DESCRIBE_HIDDEN)
-        ka_buf_printf(out, "Rule broken: %s.", f->rule);
-    else
-        ka_buf_printf(out, "%s: %s", f->rule, f->text);
-}
-
-/* One line for each thing that failed, at its first case. */
-static bool said_before(const struct shape *shape, size_t i)
-{
-    for (size_t k = 0; k < i; k++) {
-        const struct failure *a = &shape->failures[k], *b = &shape->failures[i];
-        bool same_subject = a->subject && b->subject && strcmp(a->subject, b->subject) == 0;
-        bool same_rule = !a->subject && !b->subject && strcmp(a->rule, b->rule) == 0;
-        if (same_subject || same_rule)
-            return true;
-    }
-    return false;
-}
-
-/* The length of the first part of a label: what else differs from a plain case is said after a comma. */
-static size_t part_of(const char *label)
-{
-    const char *comma = strstr(label, ", ");
-    return comma && strncmp(label, "only ", 5) != 0 ? (size_t)(comma - label) : strlen(label);
-}
-
-/* The next part of a label; NULL after the last. */
-static const char *next_part(const char *part)
-{
-    const char *end = part + part_of(part);
-    return *end ? end + 2 : NULL;
-}
-
-/* Whether a case of the shape is right that has this part of a label too. */
-static bool is_right_with(const struct ka_verdict *v, size_t shape, const char *wanted)
-{
-    for (size_t i = 0; i < v->case_count; i++) {
-        if (v->cases[i].shape != shape || v->cases[i].failed)
-            continue;
-        for (const char *part = v->cases[i].label; part; part = next_part(part))
-            if (part_of(part) == part_of(wanted) && strncmp(part, wanted, part_of(part)) == 0)
-                return true;
-    }
-    return false;
-}
-
-/* What the failing case has and no right one, with what it means if that is one thing. */
-static void only_there(const struct ka_verdict *v, const struct shape *shape, const struct failure *f,
-                       struct ka_buf *out)
-{
-    const char *suspect = NULL;
-    size_t suspects = 0;
-    for (size_t k = 0; k < shape->failure_count; k++) {
-        if (ka_kind_is_plain(shape->failures[k].label))
-            return;
-    }
-    for (const char *part = f->label; part; part = next_part(part)) {
-        if (ka_kind_is_plain(part) || is_right_with(v, (size_t)(shape - v->shapes), part) ||
-            !ka_kind_meaning(part))
-            continue;
-        ka_buf_printf(out, "%s%.*s",
-                      suspects++ ? ", " : " It is right for a plain upstream, and fails only with ",
-                      (int)part_of(part), part);
-        suspect = part;
-    }
-    if (suspects == 1)
-        ka_buf_printf(out, ": %s", ka_kind_meaning(suspect));
-    ka_buf_puts(out, suspects ? "." : "");
-}
-
-static void shape_facts(const struct ka_verdict *v, const struct shape *shape, struct ka_buf *out)
-{
-    enum ka_describe how = shape->kind == KA_SHAPE_HIDDEN ? KA_DESCRIBE_HIDDEN : KA_DESCRIBE_FULL;
-    ka_buf_puts(out, "On ");
-    name_shape(shape, out);
-    ka_buf_printf(out, ", %zu of %zu cases fail:\n", shape->cases_failed, shape->cases);
-    for (size_t i = 0; i < shape->failure_count; i++) {
-        if (said_before(shape, i))
-            continue;
-        ka_buf_printf(out, "- (%s) ", shape->failures[i].label);
-        failure_text(&shape->failures[i], how, out);
-        only_there(v, shape, &shape->failures[i], out);
-        ka_buf_puts(out, "\n");
-    }
-}
-
-/* What follows from a cause comes after it, and not at all where nothing was run. */
-static void unproved_facts(const struct ka_verdict *v, struct ka_buf *out)
-{
-    for (size_t i = 0; i < v->grad_count; i++) {
-        const struct gradient *g = &v->grads[i];
-        if (!gradient_unproved(g))
-            continue;
-        if (g->seen > g->noise)
-            ka_buf_printf(out,
-                          "The gradient of %s was never compared with anything but zero: nothing proves it. "
-                          "If it has none, leave it out of inputs_require_grad.\n",
-                          g->name);
-        else
-            ka_buf_printf(out,
-                          g->seen ? "The gradient of %s is rounding noise in every case: nothing proves it.\n"
-                                  : "The gradient of %s was never returned.\n",
-                          g->name);
-    }
-}
-
-int ka_verdict_facts(const struct ka_verdict *v, size_t max_shapes, struct ka_buf *out)
-{
-    for (size_t i = 0; i < v->whole.failure_count; i++) {
-        failure_text(&v->whole.failures[i], KA_DESCRIBE_FULL, out);
-        ka_buf_puts(out, "\n");
-    }
-    size_t count;
-    const struct shape **failing = failing_shapes(v, &count);
-    for (size_t i = 0; i < count && i < max_shapes; i++)
-        shape_facts(v, failing[i], out);
-    if (count > max_shapes)
-        ka_buf_printf(out, "%zu more shapes fail.\n", count - max_shapes);
-    free(failing);
-    if (!v->whole.failure_count)
-        unproved_facts(v, out);
-    return out->failed;
 }
 
 /* ---- JSON ---- */
@@ -650,7 +444,7 @@ static json_t *failure_json(const struct shape *shape, const struct failure *f, 
 {
     bool whole = shape->dims == NULL, secret = !whole && shape->kind == KA_SHAPE_HIDDEN && !hidden;
     KA_AUTO_BUF struct ka_buf text = {0};
-    failure_text(f, secret ? KA_DESCRIBE_HIDDEN : KA_DESCRIBE_FULL, &text);
+    ka_verdict_tell(f, secret ? KA_DESCRIBE_HIDDEN : KA_DESCRIBE_FULL, false, &text);
     json_t *o = json_pack("{s:o,s:s*,s:s,s:s*,s:s}", "shape", whole ? json_null() : shape_json(shape, hidden),
                           "case", f->label, "rule", f->rule, "tensor", f->subject, "text", ka_buf_str(&text));
     if (f->subject && !secret)
@@ -664,7 +458,7 @@ static json_t *failures_json(const struct ka_verdict *v, bool hidden)
     for (size_t i = 0; i < v->whole.failure_count; i++)
         json_array_append_new(list, failure_json(&v->whole, &v->whole.failures[i], hidden));
     size_t count;
-    const struct shape **failing = failing_shapes(v, &count);
+    const struct shape **failing = ka_verdict_failing(v, &count);
     for (size_t i = 0; i < count; i++)
         for (size_t k = 0; k < failing[i]->failure_count; k++)
             json_array_append_new(list, failure_json(failing[i], &failing[i]->failures[k], hidden));

@@ -20,6 +20,9 @@
 #include "base/base.h"
 #include "sandbox/compare.h"
 
+/* The rule that a case breaks whose candidate raised, or left no result. */
+#define KA_VERDICT_RAISED "raised"
+
 enum ka_shape_kind { KA_SHAPE_REQUIRED, KA_SHAPE_HIDDEN, KA_SHAPE_OPTIONAL };
 
 struct ka_verdict;
@@ -64,8 +67,11 @@ void ka_verdict_ordered(struct ka_verdict *v, const char *kernel);
 void ka_verdict_remark(struct ka_verdict *v, const char *text);
 
 /* Anything else that is wrong in a case: `rule` is a short name ("input_modified"), `text` the sentence for
- * the LLM. Of a hidden shape only the rule is shown. */
+ * the LLM. Of a hidden shape only the rule is shown, and in ka_verdict_fail_known() what may be `known` of it
+ * there. */
 void ka_verdict_fail(struct ka_verdict *v, size_t at, const char *rule, const char *text);
+void ka_verdict_fail_known(struct ka_verdict *v, size_t at, const char *rule, const char *text,
+                           const char *known);
 
 /* Something wrong with the candidate as a whole (a scan finding): no shape needed. The first hundred are
  * kept. */

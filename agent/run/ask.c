@@ -12,9 +12,11 @@
 #include "agent/core/describe.h"
 #include "agent/core/fields.h"
 #include "agent/core/prompt.h"
+#include "agent/core/short_diff.h"
 #include "agent/disk/prompt_files.h"
 #include "agent/io/mailbox.h"
 #include "base/each.h"
+#include "base/lines.h"
 #include "base/log.h"
 #include "base/utf8.h"
 #include "events.h"
@@ -59,6 +61,8 @@ static void tell_pairs(struct question *question, const struct ka_run *run)
             .id = json_string_value(json_object_get(pair, "id")),
             .schedule = json_string_value(json_object_get(pair, "schedule")),
             .backward = json_string_value(json_object_get(pair, "backward")),
+            .math = json_string_value(json_object_get(pair, "math")),
+            .distant = json_is_true(json_object_get(pair, "distant")),
             .similarity = json_number_value(json_object_get(pair, "similarity")),
         };
     }
@@ -79,8 +83,37 @@ static bool builds_on(const struct ka_run *run, int64_t id, int64_t candidate)
     return id != 0;
 }
 
-/* One line an attempt: what was tried and what came of it. The candidates of the turn under way are not
- * judged yet. */
+#define DIFF_LINES 14 /* of an idea that did not work */
+
+/* What an attempt that was not kept had changed, indented below its line. */
+static void tell_change(const struct ka_run *run, int64_t id, struct ka_buf *out)
+{
+    struct ka_snapshot tried = {0}, from = {0};
+    KA_AUTO_BUF struct ka_buf diff = {0};
+    if (ka_state_snapshot_head(run->state, id, &tried, NULL))
+        return;
+    if (tried.parent && tried.parent < id &&
+        ka_state_snapshot_head(run->state, tried.parent, &from, NULL) == 0)
+        ka_short_diff(from.backward, tried.backward, DIFF_LINES, &diff);
+    if (diff.len)
+        ka_buf_puts(out, "\n  What it changed:\n");
+    const char *cursor = ka_buf_str(&diff), *end = cursor + diff.len;
+    struct ka_line line;
+    while (ka_line_next(&cursor, end, &line))
+        ka_buf_printf(out, "      %.*s%s", (int)line.len, line.at, cursor < end ? "\n" : "");
+    ka_snapshot_free(&tried);
+    ka_snapshot_free(&from);
+}
+
+/* Of an attempt that was not kept: a model's idea that is not to be had again. */
+static bool is_lost(const json_t *told)
+{
+    return ka_is_text(told, "origin", "llm") &&
+           (json_is_false(json_object_get(told, "verified")) || json_is_false(json_object_get(told, "kept")));
+}
+
+/* An attempt in one line: what was tried and what came of it; and what it changed where that was lost. The
+ * candidates of the turn under way are not judged yet. */
 static void tell_history(struct question *question, const struct ka_run *run)
 {
     const struct ka_job *job = &run->job;
@@ -97,6 +130,8 @@ static void tell_history(struct question *question, const struct ka_run *run)
                 json_boolean(
                     builds_on(run, job->current, json_integer_value(json_object_get(entry, "snapshot")))));
         ka_describe_attempt(told, &line);
+        if (is_lost(told))
+            tell_change(run, json_integer_value(json_object_get(entry, "snapshot")), &line);
         question->history[question->history_count++] = ka_buf_steal(&line);
     }
     question->input.history = (const char *const *)question->history;
@@ -251,6 +286,13 @@ static void take_answer(struct ka_run *run, const struct ka_chat_answer *answer)
     ka_record_add(run->record, "answer", answer_json(answer));
     if (run->job.current && ka_state_snapshot_head(run->state, run->job.current, &current, &err))
         ka_log(KA_LOG_ERROR, "%s: %s", run->name, err.msg);
+    if (run->job.phase == KA_PHASE_OPTIMISE && ka_answer_is_nothing(answer)) {
+        ka_snapshot_free(&current);
+        ka_log(KA_LOG_INFO, "%s: the model sees nothing left to gain", run->name);
+        set_feedback(run, NULL, NULL);
+        ka_run_post_type(run, KA_EV_NO_CANDIDATE);
+        return;
+    }
     int rc = ka_answer_apply(answer, run->forward, current.backward ? current.backward : "", has_tools(run),
                              &backward, &err);
     ka_snapshot_free(&current);
@@ -407,6 +449,31 @@ static json_t *messages_json(const struct ka_prompt *prompt)
     return list;
 }
 
+static json_t *question_json(const struct ka_run *run, const struct question *question,
+                             enum ka_job_phase phase)
+{
+    const struct ka_prompt *prompt = &question->prompt;
+    json_t *parts = json_array(), *left_out = json_array();
+    for (size_t i = 0; i < prompt->part_count; i++)
+        json_array_append_new(parts, json_pack("{s:s, s:I}", "name", prompt->parts[i].name, "tokens",
+                                               (json_int_t)prompt->parts[i].tokens));
+    for (size_t i = 0; i < prompt->dropped_count; i++)
+        json_array_append_new(left_out, json_string(prompt->dropped[i]));
+    return json_pack("{s:s, s:s, s:s, s:I, s:I, s:f, s:o, s:o, s:o}", "file", run->file, "stub",
+                     question->input.stub, "phase", ka_job_phase_name(phase), "tokens",
+                     (json_int_t)prompt->tokens, "budget", (json_int_t)prompt->budget, "bytes_per_token",
+                     KA_PROMPT_BYTES_PER_TOKEN, "parts", parts, "left_out", left_out, "messages",
+                     messages_json(prompt));
+}
+
+/* The run is over, and what it would have asked is kept. */
+static void end_at(struct ka_run *run, const struct question *question, enum ka_job_phase phase)
+{
+    run->question = question_json(run, question, phase);
+    run->waiting = run->finished = true;
+    run->done(run, true, run->arg);
+}
+
 void ka_run_ask(struct ka_run *run, enum ka_job_phase phase, int64_t snapshot)
 {
     struct question question = {0};
@@ -418,6 +485,11 @@ void ka_run_ask(struct ka_run *run, enum ka_job_phase phase, int64_t snapshot)
     }
     for (size_t i = 0; i < question.prompt.dropped_count; i++)
         ka_log(KA_LOG_INFO, "%s: left out of the prompt: %s", run->name, question.prompt.dropped[i]);
+    if (run->ends_at_question) {
+        end_at(run, &question, phase);
+        question_free(&question);
+        return;
+    }
     tell_feedback(run, &question.prompt);
     ka_log_progress(run->name, "%s: asking the model (%d of %d, about %zu tokens)", ka_job_phase_name(phase),
                     run->job.iters, run->job.limits.max_iters, question.prompt.tokens);

@@ -6,6 +6,7 @@
  * reports of itself (launches, modified inputs) can only count against it, never for it. */
 #include "check.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@
 #include "agent/core/describe.h"
 #include "agent/core/fields.h"
 #include "agent/core/kinds.h"
+#include "agent/core/place.h"
 #include "agent/core/plan.h"
 #include "agent/core/rank.h"
 #include "agent/core/sanitize.h"
@@ -32,15 +34,16 @@
 #include "fan.h"
 #include "judge.h"
 #include "operations.h"
+#include "rag/lex.h"
 #include "sizes.h"
 
 #define FACTS_SHAPES 3
-#define QUOTED_MAX 120            /* bytes of a line of code */
 #define LARGE ((double)(1 << 22)) /* product of the sizes: a case that costs much */
 
 struct ka_check {
     int64_t snapshot;
     char *pair_path, *pair; /* and its text */
+    struct ka_place place;  /* how lines of it are told */
     char *entry;
     struct ka_run *run;
     struct ka_expected *expected;
@@ -189,12 +192,29 @@ static size_t count_in(const json_t *shapes, const char *name)
     return value > 0 ? (size_t)value : 0;
 }
 
-/* A candidate that is an earlier one again, byte for byte, has that one's verdict. Not if shapes were skipped
- * there, which may have been the machine's fault. */
+/* The verified candidate that this one was made from, where only comments and blank lines are others. */
+static int same_code(struct ka_run *run, int64_t id, struct ka_snapshot *out)
+{
+    struct ka_snapshot changed = {0};
+    int rc = ka_state_snapshot_head(run->state, id, &changed, NULL);
+    if (rc == 0)
+        rc = changed.parent ? ka_state_snapshot_get(run->state, changed.parent, out, NULL) : -ENOENT;
+    if (rc == 0 && !(json_is_true(json_object_get(out->verdict, "verified")) &&
+                     ka_lex_same_code(out->backward, changed.backward))) {
+        ka_snapshot_free(out);
+        rc = -ENOENT;
+    }
+    ka_snapshot_free(&changed);
+    return rc;
+}
+
+/* A candidate that is an earlier one again, byte for byte or but for its comments, has that one's verdict.
+ * Not if shapes were skipped there, which may have been the machine's fault. */
 static bool settle_as_before(struct ka_run *run, int64_t id)
 {
     struct ka_snapshot twin;
-    if (ka_state_snapshot_twin(run->state, id, &twin, NULL))
+    bool bytes = ka_state_snapshot_twin(run->state, id, &twin, NULL) == 0;
+    if (!bytes && same_code(run, id, &twin))
         return false;
     const json_t *shapes = json_object_get(twin.verdict, "shapes");
     bool usable = shapes && json_array_size(json_object_get(shapes, "skipped")) == 0;
@@ -208,9 +228,9 @@ static bool settle_as_before(struct ka_run *run, int64_t id)
                                   .facts = twin.facts,
                                   .verified = json_is_true(json_object_get(twin.verdict, "verified")),
                                   .cost = twin.cost};
-        ka_log(KA_LOG_INFO,
-               "%s: candidate %lld is, byte for byte, candidate %lld of before: not checked again", run->name,
-               (long long)id, (long long)twin.id);
+        ka_log(KA_LOG_INFO, "%s: candidate %lld is, %s, candidate %lld of before: not checked again",
+               run->name, (long long)id, bytes ? "byte for byte" : "but for its comments",
+               (long long)twin.id);
         settle(run, &outcome);
     }
     ka_snapshot_free(&twin);
@@ -255,9 +275,11 @@ static size_t required_shape(const struct ka_check *check)
 static void finish(struct ka_run *run)
 {
     struct ka_check *check = run->check;
-    if (check->compiled)
-        ka_conduct_interpreted(check->facts, check->by_hand && ka_conduct_may_scale(check->run->outputs),
-                               check->verdict, required_shape(check));
+    if (check->compiled) {
+        const struct ka_conduct_of of = {.scales = check->by_hand && ka_conduct_may_scale(run->outputs),
+                                         .place = &check->place};
+        ka_conduct_interpreted(check->facts, &of, check->verdict, required_shape(check));
+    }
     conclude(run);
 }
 
@@ -268,7 +290,7 @@ static void facts_ended(struct ka_run *run)
     struct ka_check *check = run->check;
     KA_AUTO_BUF struct ka_buf text = {0};
     check->facts_ended = true;
-    if (ka_describe_uncompiled(check->facts, &text)) {
+    if (ka_describe_uncompiled(check->facts, &check->place, &text)) {
         ka_buf_printf(&text, " (target %s)", run->settings.target);
         if (!check->reject_rule)
             reject_when_idle(run, "does_not_compile", ka_buf_str(&text));
@@ -401,6 +423,7 @@ static void judge_one(struct ka_check *check, size_t at, struct ka_verdict *verd
         .candidate_files = candidate.files,
         .compiled = check->compiled,
         .by_hand = check->by_hand,
+        .place = &check->place,
     };
     ka_kind_label(plan, &label);
     one.at = ka_verdict_case(verdict, check->shape_of[i], ka_buf_str(&label));
@@ -604,11 +627,13 @@ static void on_candidate(struct ka_run *run, struct ka_fan *fan, void *arg)
         go_on(run);
         return;
     }
-    const char *trace =
-        json_string_value(json_object_get(json_object_get(failed->doc, "error"), "traceback"));
+    const json_t *error = json_object_get(failed->doc, "error");
     KA_AUTO_BUF struct ka_buf text = {0};
-    ka_buf_printf(&text, "%s%s%.3000s", failed->message, trace ? "\n" : "", trace ? trace : "");
-    reject_when_idle(run, "raised", ka_buf_str(&text));
+    if (error)
+        ka_place_error(&run->check->place, error, &text);
+    else
+        ka_buf_puts(&text, failed->message);
+    reject_when_idle(run, KA_VERDICT_RAISED, ka_buf_str(&text));
 }
 
 /* ---- the cases */
@@ -699,24 +724,12 @@ static void run_candidate(struct ka_run *run)
 
 /* ---- scan */
 
-/* "line 12, `x = y`: ": whoever is told has the text, but maybe no numbers. Nothing for no line. */
+/* "line 12 of the backward part, `x = y`: "; nothing for no line. */
 static void put_place(const struct ka_check *check, const json_t *line, struct ka_buf *out)
 {
-    json_int_t number = json_integer_value(line);
-    const char *at = check->pair;
-    if (number < 1)
-        return;
-    for (json_int_t i = 1; at && i < number; i++)
-        at = (at = strchr(at, '\n')) ? at + 1 : NULL;
-    ka_buf_printf(out, "line %lld", (long long)number);
-    if (at) {
-        at += strspn(at, " \t");
-        size_t len = strcspn(at, "\n");
-        if (len)
-            ka_buf_printf(out, ", `%.*s%s`", (int)(len < QUOTED_MAX ? len : QUOTED_MAX), at,
-                          len < QUOTED_MAX ? "" : "...");
-    }
-    ka_buf_puts(out, ": ");
+    size_t before = out->len;
+    ka_place_line(&check->place, json_integer_value(line), out);
+    ka_buf_puts(out, out->len > before ? ": " : "");
 }
 
 static void on_scanned(struct ka_run *run, const struct ka_op_result *result)
@@ -745,7 +758,7 @@ static void on_scanned(struct ka_run *run, const struct ka_op_result *result)
             continue;
         KA_AUTO_BUF struct ka_buf text = {0};
         put_place(check, json_object_get(finding, "line"), &text);
-        ka_buf_puts(&text, message);
+        ka_place_retell(&check->place, message, &text);
         ka_verdict_fail_whole(check->verdict, rule, ka_buf_str(&text));
         rejected = true;
     }
@@ -772,6 +785,8 @@ static int write_pair(struct ka_run *run, int64_t snapshot, struct ka_err *err)
         rc = ka_file_put(run->check->pair_path, pair.data, pair.len, err);
     if (rc == 0)
         run->check->pair = ka_buf_steal(&pair);
+    run->check->place =
+        (struct ka_place){.pair = run->check->pair, .forward = run->forward, .whole = run->given};
     ka_snapshot_free(&stored);
     return rc;
 }

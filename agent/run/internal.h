@@ -92,6 +92,7 @@ struct ka_run {
     char *pair_path;   /* once a candidate was written out */
     char *given;       /* a backward to be checked instead of drafted (check, verify); NULL */
     char *waiting_for; /* request file in the mailbox; NULL */
+    json_t *question;  /* the one that the run ends at: see ka_run_question(); NULL */
     json_t *feedback;  /* the model's last answer, where it was not usable: {"problem", "answer"}; NULL */
 
     struct ka_run_child *children;  /* in flight */
@@ -110,6 +111,7 @@ struct ka_run {
     double began;          /* of this process's part, ka_clock_seconds() */
     double seconds_before; /* of earlier processes */
     bool interrupted, finished, waiting;
+    bool ends_at_question; /* none is put */
 };
 
 #endif

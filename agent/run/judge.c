@@ -488,22 +488,26 @@ static int judge_questions(const struct judging *j)
 /* The candidate raised, or left no result. */
 static void fail_raised(const struct ka_judged_case *one)
 {
-    struct ka_err err;
-    ka_case_error(one->candidate, &err);
-    const char *trace =
-        json_string_value(json_object_get(json_object_get(one->candidate, "error"), "traceback"));
-    struct ka_buf text = {0};
-    ka_buf_printf(&text, "%s%s%.3000s", err.msg, trace ? "\n" : "", trace ? trace : "");
-    ka_verdict_fail(one->verdict, one->at, "raised", ka_buf_str(&text));
-    ka_buf_free(&text);
+    const json_t *error = json_object_get(one->candidate, "error");
+    KA_AUTO_BUF struct ka_buf text = {0}, known = {0};
+    if (json_object_get(error, "message")) {
+        ka_place_error(one->place, error, &text);
+        ka_place_hidden_error(one->place, error, &known);
+    } else {
+        struct ka_err err;
+        ka_case_error(one->candidate, &err);
+        ka_buf_puts(&text, err.msg);
+        ka_buf_puts(&known, "the process left no result");
+    }
+    ka_verdict_fail_known(one->verdict, one->at, KA_VERDICT_RAISED, ka_buf_str(&text), ka_buf_str(&known));
 }
 
 static const char BEYOND[] =
     "a kernel of the backward wants more of the GPU than a program gets at the next larger block (out of "
     "resources): it raises there";
 
-/* A size past the block of the sweep's largest is our question, not the user's. That a kernel does not fit the
- * GPU at that block is told by Triton before it runs: nothing wrong comes of it. */
+/* A size past the block of the sweep's largest is our question, not the user's. That a kernel does not fit
+ * the GPU at that block is told by Triton before it runs: nothing wrong comes of it. */
 static bool is_beyond_the_gpu(const struct ka_judged_case *one)
 {
     return json_is_true(json_object_get(json_object_get(one->candidate, "error"), "out_of_resources")) &&
@@ -544,6 +548,7 @@ int ka_judge_case(struct ka_judged_case *one, json_int_t id, struct ka_err *why)
         judge_traces(&j);
         const struct ka_conduct_of of = {
             .compiled = one->compiled,
+            .place = one->place,
             .scales = one->by_hand && ka_conduct_may_scale(json_object_get(one->oracle, "outputs"))};
         ka_conduct_judge(one->candidate, &of, one->verdict, one->at);
     }

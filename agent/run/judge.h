@@ -10,6 +10,7 @@
 
 #include <jansson.h>
 
+#include "agent/core/place.h"
 #include "agent/core/verdict.h"
 #include "agent/io/child.h"
 #include "sandbox/tensor.h"
@@ -26,6 +27,7 @@ struct ka_judged_case {
     const struct ka_err *disagreement;
     bool compiled; /* the candidate's kernels ran on a GPU */
     bool by_hand;  /* the candidate is a module that people wrote themselves, forward and backward in one */
+    const struct ka_place *place; /* how lines of it are told */
     /* Another case of the same shape that this one's questions are about: plan, oracle, its files and its id
      * there; NULL: none. */
     const struct ka_judged_case *other;

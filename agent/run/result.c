@@ -27,6 +27,11 @@ const char *ka_run_dir(const struct ka_run *run)
     return run->dir;
 }
 
+const json_t *ka_run_question(const struct ka_run *run)
+{
+    return run->question;
+}
+
 const char *ka_run_name(const struct ka_run *run)
 {
     return run->name;

@@ -12,6 +12,19 @@ static void log_excluded(const struct ka_run *run, const struct ka_search_result
                found->excluded[i].why);
 }
 
+/* Where nothing is similar enough, the nearest pair all the same: it shows how a backward is written. */
+static int search(const struct ka_run *run, struct ka_search_query *query, struct ka_search_result *found,
+                  struct ka_err *err)
+{
+    int rc = ka_search_run(run->app->search, query, found, err);
+    if (rc || found->count)
+        return rc;
+    ka_search_result_free(found);
+    query->min_sim = -1;
+    query->topk = 1;
+    return ka_search_run(run->app->search, query, found, err);
+}
+
 void ka_run_retrieve(struct ka_run *run)
 {
     const struct ka_settings *settings = &run->settings;
@@ -27,15 +40,18 @@ void ka_run_retrieve(struct ka_run *run)
             .min_sim = settings->min_sim,
             .exclude = settings->rag_exclude,
         };
-        if (ka_search_run(run->app->search, &query, &found, &err))
+        if (search(run, &query, &found, &err))
             ka_log(KA_LOG_WARN, "%s: the store cannot be searched: %s", run->name, err.msg);
     }
     for (size_t i = 0; i < found.count; i++) {
         const struct ka_search_hit *hit = &found.hits[i];
+        bool distant = hit->similarity < settings->min_sim;
         json_array_append_new(run->retrieved,
-                              json_pack("{s:s, s:f, s:s, s:s}", "id", hit->id, "similarity", hit->similarity,
-                                        "schedule", hit->schedule, "backward", hit->backward));
-        ka_log(KA_LOG_INFO, "%s: similar: %s (%.2f)", run->name, hit->id, hit->similarity);
+                              json_pack("{s:s, s:f, s:b, s:s, s:s, s:s}", "id", hit->id, "similarity",
+                                        hit->similarity, "distant", distant, "schedule", hit->schedule,
+                                        "math", hit->math, "backward", hit->code));
+        ka_log(KA_LOG_INFO, "%s: similar: %s (%.2f%s)", run->name, hit->id, hit->similarity,
+               distant ? ", the nearest, and below --min-sim" : "");
     }
     log_excluded(run, &found);
     ka_search_result_free(&found);

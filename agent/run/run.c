@@ -106,7 +106,7 @@ static int split_backward(struct ka_run *run, enum ka_run_mode mode, struct ka_e
         rc = 0;
         if (mode == KA_RUN_CHECK && has_function(run->forward))
             run->given = ka_strdup("");
-        else if (mode != KA_RUN_COMPLETE)
+        else if (mode == KA_RUN_CHECK)
             rc = ka_fail(err, -EINVAL,
                          "%s has no line '%s', and no torch.autograd.Function with a backward: there is "
                          "nothing to check",
@@ -166,11 +166,11 @@ static int freeze_modules(struct ka_run *run, struct ka_err *err)
 static int save_start(struct ka_run *run, struct ka_err *err)
 {
     const struct ka_settings *settings = &run->settings;
-    json_t *start =
-        json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i}", "file", run->file, "forward",
-                  run->forward, "modules", run->modules_hash, "path", settings->path, "device",
-                  run->settings.device, "target", settings->target, "dtype", settings->dtype, "sweep",
-                  settings->sweep, "backend", settings->backend, "pid", (int)getpid(), "version", 1);
+    json_t *start = json_pack(
+        "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:b, s:i, s:i}", "file", run->file, "forward",
+        run->forward, "modules", run->modules_hash, "path", settings->path, "device", run->settings.device,
+        "target", settings->target, "dtype", settings->dtype, "sweep", settings->sweep, "backend",
+        settings->backend, "no_optimise", settings->no_optimise, "pid", (int)getpid(), "version", 1);
     int rc = ka_state_put(run->state, "start", start, err);
     ka_record_add(run->record, "start", json_incref(start));
     json_decref(start);
@@ -215,6 +215,9 @@ int ka_run_start(struct ka_app *app, const struct ka_run_req *req, struct ka_run
     struct ka_run *run = run_new(app, req->settings, req->done, req->arg);
     run->known = req->known;
     int rc = ka_settings_fit(&run->settings, app, err);
+    if (req->mode == KA_RUN_QUESTION) /* put together as for whoever would answer; nobody has to be there */
+        run->settings.answers =
+            ka_starts_with(run->settings.backend, "mailbox:") ? KA_BACKEND_MAILBOX : KA_BACKEND_OPENAI;
     run->file = rc ? NULL : ka_path_real(req->file, err);
     if (!run->file) {
         rc = rc ? rc : -ENOENT;
@@ -237,6 +240,7 @@ int ka_run_start(struct ka_app *app, const struct ka_run_req *req, struct ka_run
         limits.optimise = false;
         limits.use_differentiator = true; /* the draft turn then takes the backward of the file */
     }
+    run->ends_at_question = req->mode == KA_RUN_QUESTION;
     ka_job_init(&run->job, &limits);
     rc = freeze_modules(run, err);
     if (rc == 0)
@@ -352,6 +356,8 @@ int ka_run_resume(struct ka_app *app, const struct ka_settings *settings, const 
         rc = ka_file_replace(run->work_forward, run->forward, strlen(run->forward), err);
     if (rc)
         goto fail;
+    if (json_is_true(json_object_get(start, "no_optimise"))) /* what the run is for; a budget may change */
+        run->settings.no_optimise = true;
     run->job.limits = limits_of(&run->settings);
     rc = check_answered(run, start, err);
     if (rc)
@@ -414,9 +420,10 @@ void ka_run_free(struct ka_run *run)
     run->actions->stop_all(run);
     ka_state_close(run->state);
     ka_record_close(run->record);
-    json_t *documents[] = {run->inspect, run->shapes,    run->outputs, run->timeline,  run->skipped,
-                           run->oracles, run->sanitized, run->grads,   run->retrieved, run->draft,
-                           run->history, run->totals,    run->failure, run->feedback,  run->variant};
+    json_t *documents[] = {run->inspect,   run->shapes,   run->outputs,   run->timeline,
+                           run->skipped,   run->oracles,  run->sanitized, run->grads,
+                           run->retrieved, run->draft,    run->history,   run->totals,
+                           run->failure,   run->feedback, run->variant,   run->question};
     for (size_t i = 0; i < KA_COUNT(documents); i++)
         json_decref(documents[i]);
     free(run->file);

@@ -23,6 +23,7 @@ typedef void (*ka_run_done_fn)(struct ka_run *run, bool waiting, void *arg);
 
 enum ka_run_mode {
     KA_RUN_COMPLETE, /* the main job; a backward that the file has already is ignored */
+    KA_RUN_QUESTION, /* the same up to the first question to the model, which is kept: ka_run_question() */
     KA_RUN_CHECK,    /* the verdict on the backward that the file has: no model, no draft, no optimisation */
 };
 

@@ -66,7 +66,9 @@ def test_check__kernel_that_the_target_does_not_compile__is_not_verified(
         ("not_verified", 4),
         ("verified", 0),
     ]
-    assert "does not compile" in results[0]["failures"] and "sm_90" in results[0]["failures"]
+    failures = results[0]["failures"]
+    assert re.search(r"line \d+, `continue`: \w+ does not compile: .*unsupported AST", failures), failures
+    assert failures.count("does not compile:") == 1 and "sm_90" in failures
 
 
 def test_check__fail_fast__stops_a_wrong_pair_and_judges_a_right_one_in_full(agent: Agent):

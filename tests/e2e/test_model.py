@@ -120,7 +120,7 @@ def test_optimisation_that_breaks_the_gradient_is_rolled_back(
     assert "A mechanical draft" in drafting and "scale_kernel_bwd" in drafting
     for asked in (drafting, optimising):
         assert "schedule of the draft: " in asked and "schedules that are also provable" in asked
-        assert "gradient of w_ptr" in asked and "Classes of what loops carry" in asked
+        assert "gradient of w_ptr" in asked and "private partial sums and a second kernel" in asked
     # The second wrong answer is the first one again: it has its verdict, without a check of its own.
     assert "byte for byte" in done.err
     # (A check has one scan; its cases are dealt out to several children.)
@@ -254,3 +254,65 @@ def test_retrieval_can_be_turned_off(agent: Agent, forward: Path, endpoint: Star
     assert ("--no-retrieval" in done.err) == off
     asked = json.dumps(model.requests())
     assert all(pair["id"] in asked for pair in done.result["retrieved"])
+
+
+def test_nothing_similar_enough__the_nearest_pair_is_shown_as_what_it_is(
+    agent: Agent, forward: Path, endpoint: Start
+) -> None:
+    model = endpoint([{"status": 401}], "--repeat")
+    done = run(agent, forward, model.url, "--min-sim", "0.99")
+    assert done.code == 5, done.err
+    (pair,) = done.result["retrieved"]
+    (asked,) = (json.loads(request["body"])["messages"][1]["content"] for request in model.requests())
+    assert f"### {pair['id']} (similarity {pair['similarity']:.2f}: the nearest there is, and not" in asked
+    shown = asked.partition("# Similar pairs")[2]
+    assert "Backward schedule" in shown and "op: " not in shown  # the docstring
+
+
+def test_exception__is_told_by_the_lines_that_were_shown_and_without_a_path(
+    agent: Agent, forward: Path, endpoint: Start
+) -> None:
+    raises = BACKWARD.replace("        dw += dy * x", "        dw += dy * x + row.to(tl.float32)")
+    model = endpoint([{"text": fenced(raises)}, {"text": fenced(BACKWARD)}])
+    done = run(agent, forward, model.url, "--no-optimise")
+    assert done.code == 0, done.err
+    _, asked = (json.loads(request["body"])["messages"][1]["content"] for request in model.requests())
+    line = next(i for i, text in enumerate(raises.splitlines(), 1) if "row.to" in text)
+    assert f"{line:4}|         dw += dy * x + row.to(tl.float32)" in asked  # the text as it is shown
+    required, hidden = asked.partition("On a hidden shape")[::2]
+    told = "raised: AttributeError: 'int' object has no attribute 'to'\n"
+    assert told in required and f"  line {line} of the backward part, in scale_dw_kernel:\n" in required
+    assert f"raised: AttributeError at line {line} of the backward part, `dw += dy * x + row" in hidden
+    assert "never returned" not in asked
+    assert "the gradient of w in the one case in which it was compared" not in asked
+    assert str(agent.folder) not in asked and str(Path(done.result["run_dir"]).name) not in asked
+
+
+def test_model_that_sees_nothing_left_to_gain__ends_the_run(
+    agent: Agent, forward: Path, endpoint: Start
+) -> None:
+    end = {"text": "Every tile is read once. Nothing is left to gain.", "expect": ["Nothing is left to gain"]}
+    model = endpoint([{"text": fenced(BACKWARD)}, end])
+    done = run(agent, forward, model.url)
+    assert done.code == 0, done.err
+    assert done.result["verdict"] == "verified" and done.result["llm"]["requests"] == 2
+    assert not events(done.result, "bad_answer") and "sees nothing left to gain" in done.err
+
+
+def test_lost_idea__is_in_the_next_question_as_a_short_diff(
+    agent: Agent, forward: Path, endpoint: Start
+) -> None:
+    commented = BACKWARD.replace("    dw = tl.zeros", "    # in registers\n    dw = tl.zeros")
+    end = {"text": "Nothing is left to gain."}
+    model = endpoint([{"text": fenced(text)} for text in (BACKWARD, WRONG, commented)] + [end])
+    done = run(agent, forward, model.url)
+    assert done.code == 0, done.err
+    asked = [json.loads(request["body"])["messages"][1]["content"] for request in model.requests()]
+    lost = "      -    for row in range(0, M):\n      +    for row in range(0, 1):\n"
+    assert lost not in asked[1] and lost in asked[2] + "\n"
+    line = asked[2].partition("# Moves tried so far")[2].partition(lost)[0].splitlines()[-2]
+    assert "not verified" in line and "the gradient of w is wrong" in line
+    # A change of comments alone is not checked again, and no gain.
+    assert "is, but for its comments, candidate 1 of before: not checked again" in done.err
+    assert [event["op"] for event in events(done.result, "child")].count("scan") == 2
+    assert [event["verdict"]["verified"] for event in events(done.result, "verdict")] == [True, False, True]

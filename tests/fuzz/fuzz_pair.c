@@ -1,7 +1,8 @@
 /* Any text as a pair file. */
 #include <stdlib.h>
+#include <string.h>
 
-#include "rag/pair.h"
+#include "rag/excerpt.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -13,6 +14,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     if (!*pair.stub || !*pair.kernels || pair.difficulty < 0 || pair.difficulty > 5)
         abort();
+    struct ka_buf shown = {0};
+    ka_excerpt_docstring(&pair, &shown);
+    ka_excerpt_code(&pair, &shown);
+    if (shown.len < strlen(pair.backward) - strspn(pair.backward, "\n"))
+        abort();
+    ka_buf_free(&shown);
     ka_pair_free(&pair);
     return 0;
 }

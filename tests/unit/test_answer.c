@@ -125,6 +125,45 @@ static void answer__useless_without_tools__is_told_without_naming_them(void **st
     assert_says("submit_patch");
 }
 
+static void answer__numbers_of_the_listing__are_named_as_what_is_wrong(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {
+        "```python\n   1| def f_autograd(x):\n   2|\n   3|     return x\n```\n",
+        "*** Begin Patch\n*** Update File: x\n@@\n    1| a\n-   2| b\n+   2| c\n    3| d\n*** End Patch\n",
+    };
+    for (size_t i = 0; i < KA_COUNT(texts); i++) {
+        struct ka_chat_answer answer = {.text = (char *)texts[i], .finish_reason = (char *)"stop"};
+        struct ka_buf made = {0};
+        struct ka_err why;
+        assert_int_equal(ka_answer_apply(&answer, "f = 1\n", "a\nb\nd\n", false, &made, &why), -EINVAL);
+        assert_non_null(strstr(why.msg, "numbers that the question shows"));
+        ka_buf_free(&made);
+    }
+}
+
+static void answer__nothing_left__is_a_sentence_without_code(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        bool nothing;
+    } rows[] = {
+        {"The row is read once.\n\n**Nothing is left to gain.**", true},
+        {"nothing is left to gain", true},
+        {"I would not say so.", false},
+        {"Nothing is left to gain but this:\n\n```python\ndef f_autograd(x):\n    return x\n```\n", false},
+        {"Nothing is left to gain:\n*** Begin Patch\n*** Update File: x\n@@\n-a\n+b\n*** End Patch\n", false},
+    };
+    for (size_t i = 0; i < KA_COUNT(rows); i++) {
+        struct ka_chat_answer answer = {.text = (char *)rows[i].text};
+        assert_int_equal(ka_answer_is_nothing(&answer), rows[i].nothing);
+    }
+    struct ka_chat_call call = {(char *)"1", (char *)"submit_file", (char *)"{}"};
+    struct ka_chat_answer answer = {.text = (char *)rows[1].text, .calls = &call, .call_count = 1};
+    assert_false(ka_answer_is_nothing(&answer));
+}
+
 static void answer__whole_pair__is_cut_at_the_marker(void **state)
 {
     (void)state;
@@ -298,6 +337,8 @@ int main(void)
         TEST(answer__submit_file__replaces_the_backward),
         TEST(answer__fence_in_tool_content__is_taken_off),
         TEST(answer__useless_without_tools__is_told_without_naming_them),
+        TEST(answer__numbers_of_the_listing__are_named_as_what_is_wrong),
+        TEST(answer__nothing_left__is_a_sentence_without_code),
         TEST(answer__whole_pair__is_cut_at_the_marker),
         TEST(answer__submit_patch__is_applied_below_the_marker_only),
         TEST(answer__several_calls__apply_one_after_the_other_or_not_at_all),

@@ -326,7 +326,7 @@ static void conduct__interpreted_beside_compiled__is_a_case_of_its_own(void **st
         json_t *facts = json_pack("{s:[o]}", "cases", entry);
         struct ka_verdict *verdict = ka_verdict_new(grads, 1);
         size_t shape = ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL);
-        ka_conduct_interpreted(facts, false, verdict, shape);
+        ka_conduct_interpreted(facts, &interpreted, verdict, shape);
         struct ka_buf text = {0};
         ka_verdict_facts(verdict, 3, &text);
         assert_int_equal(ka_verdict_count(verdict).cases_failed, rows[i].part != NULL);
@@ -340,7 +340,7 @@ static void conduct__interpreted_beside_compiled__is_a_case_of_its_own(void **st
         json_decref(change);
         json_decref(dims);
     }
-    ka_conduct_interpreted(NULL, false, NULL, 0);
+    ka_conduct_interpreted(NULL, &interpreted, NULL, 0);
     assert_false(ka_conduct_watched(NULL));
 }
 

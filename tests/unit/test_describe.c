@@ -43,27 +43,60 @@ static void describe__inspect__tells_signature_kernels_and_sweep(void **state)
         "- Triton operations: dot, load\n- sweep: M=8, N=100; M=1 (optional)\n- default dtype: float32\n");
 }
 
+#define MENU                                                                                                 \
+    "\nSchedules: `owner` gives each element of a gradient one program, `partials` sums privately and adds " \
+    "up in a second kernel, `atomic` adds in place.\n"
+
 static void describe__draft__tells_tape_schedule_and_lines(void **state)
 {
     (void)state;
     assert_describes(
         ka_describe_draft,
-        "{\"report\":{\"tape_bytes\":0,\"tape_naive_bytes\":4429185024,\"atomics\":2,\"atomics_naive\":5,"
+        "{\"report\":{\"tape_bytes\":0,\"tape_naive_bytes\":4429185024,\"atomics\":2,\"atomics_naive\":2,"
         "\"schedule\":\"atomic\",\"alternatives\":[\"owner\",\"partials\"],\"lines\":["
         "{\"line\":12,\"class\":\"D\",\"proof\":\"telescoped\",\"reason\":\"online softmax\"},"
+        "{\"line\":13,\"class\":\"C-G\",\"proof\":\"structure\",\"reason\":\"`h`\"},"
+        "{\"line\":9,\"class\":\"atomic\",\"proof\":\"none\",\"reason\":\"gradient of w: no\"},"
+        "{\"line\":9,\"class\":\"partials\",\"proof\":\"affine nest\",\"reason\":\"d_w: in registers\"},"
         "{\"line\":14,\"reason\":\"integer\"}]}}",
-        "- tape: 0 B (naive 4.1 GiB)\n- atomics: 2 (naive 5)\n- schedule of the draft: atomic\n"
+        "- kept from forward to backward (tape): 0 B (4.1 GiB without what was proved)\n"
+        "- gradients that are added up by atomics: 2\n- schedule of the draft: atomic\n"
         "- schedules that are also provable: owner, partials\n"
-        "- line 12: class D; telescoped; online softmax\n- line 14: integer\n");
+        "- line 12, class D: online softmax (proof: telescoped)\n"
+        "- line 13, class C-G: `h` (proof: structure)\n"
+        "- line 9, private partial sums and a second kernel: d_w: in registers (proof: affine nest); no "
+        "plain "
+        "store does: gradient of w: no\n"
+        "- line 14: integer\n"
+        "\nClasses of what loops carry: C: it is scaled and added to; D: a running maximum with rescaled "
+        "sums, "
+        "which telescopes to B; G: anything else, on a tape.\n" MENU);
 }
 
-static void describe__refused_draft__tells_the_construct(void **state)
+static void describe__draft__says_the_same_advice_once(void **state)
+{
+    (void)state;
+    assert_describes(ka_describe_draft,
+                     "{\"report\":{\"lines\":["
+                     "{\"line\":3,\"class\":\"atomic\",\"proof\":\"none\",\"reason\":\"gradient of x: no\"},"
+                     "{\"line\":3,\"class\":\"schedule\",\"proof\":\"p\",\"reason\":\"d_x stays atomic: no "
+                     "owner. Try this.\"},"
+                     "{\"line\":4,\"class\":\"schedule\",\"proof\":\"p\",\"reason\":\"d_w stays atomic: no "
+                     "owner. Try this.\"},"
+                     "{\"line\":5,\"class\":\"schedule\",\"proof\":\"p\",\"reason\":\"d_b stays atomic: no "
+                     "owner. Try that.\"}]}}",
+                     "- stays atomic: d_x (line 3), d_w (line 4): no owner. Try this.\n"
+                     "- stays atomic: d_b (line 5): no owner. Try that.\n");
+}
+
+static void describe__refused_draft__tells_the_construct_and_speaks_of_no_draft(void **state)
 {
     (void)state;
     assert_describes(
         ka_describe_draft,
         "{\"ok\":false,\"refusals\":[{\"line\":9,\"construct\":\"tl.sort\",\"message\":\"no rule\"},{}]}",
-        "The differentiator could not handle:\n\n- line 9: `tl.sort`: no rule\n- somewhere: `?`: \n");
+        "There is no draft: the compiler that writes them could not handle\n\n"
+        "- line 9: `tl.sort`: no rule\n- somewhere: `?`: \n");
 }
 
 static const char FACTS[] =
@@ -92,6 +125,26 @@ static void describe__facts__sum_cases_and_list_each_kernel_once(void **state)
         "|---|---|---|---|---|---|---|---|\n"
         "| `bwd` | BLOCK=64 | 32 | 0 | 4096 | 210 | 4 | 3 |\n| `sum` |  | 40 | 7 | - | - | - | - |\n"
         "| | does not compile: too much | | | | | | |\n");
+}
+
+static void describe__uncompiled_kernel__has_line_type_and_message(void **state)
+{
+    (void)state;
+    static const char facts[] =
+        "{\"cases\":[{\"kernels\":[{\"name\":\"fwd\",\"pass\":\"forward\",\"error\":{\"kind\":\"unsupported_"
+        "op\"}},"
+        "{\"name\":\"bwd\",\"pass\":\"backward\",\"ok\":false,\"error\":{\"kind\":\"unsupported_op\","
+        "\"line\":5,"
+        "\"message\":\"bwd does not compile: TypeError('no fp8')\\nin /home/someone/x.py\"}}]}]}";
+    const struct ka_place place = {.pair = "import a\n\n# ---- backward ----\n\nx = fp8\n"};
+    json_auto_t *doc = json_loads(facts, 0, NULL);
+    KA_AUTO_BUF struct ka_buf out = {0};
+    assert_true(ka_describe_uncompiled(doc, &place, &out));
+    assert_string_equal(ka_buf_str(&out), "line 1 of the backward part, `x = fp8`: bwd does not compile: "
+                                          "TypeError('no fp8')\nin x.py");
+    json_auto_t *none =
+        json_loads("{\"kernels\":[{\"name\":\"bwd\",\"pass\":\"backward\",\"ok\":true}]}", 0, NULL);
+    assert_false(ka_describe_uncompiled(none, &place, &out));
 }
 
 static void describe__sum__takes_the_worst_kernel(void **state)
@@ -192,8 +245,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(describe__inspect__tells_signature_kernels_and_sweep),
         cmocka_unit_test(describe__draft__tells_tape_schedule_and_lines),
-        cmocka_unit_test(describe__refused_draft__tells_the_construct),
+        cmocka_unit_test(describe__draft__says_the_same_advice_once),
+        cmocka_unit_test(describe__refused_draft__tells_the_construct_and_speaks_of_no_draft),
         cmocka_unit_test(describe__facts__sum_cases_and_list_each_kernel_once),
+        cmocka_unit_test(describe__uncompiled_kernel__has_line_type_and_message),
         cmocka_unit_test(describe__sum__takes_the_worst_kernel),
         cmocka_unit_test(describe__attempt__is_one_line),
         cmocka_unit_test(describe__failed_attempt__names_its_first_finding),

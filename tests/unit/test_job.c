@@ -142,6 +142,28 @@ static void job__gain_above_the_threshold__becomes_the_best(void **state)
     assert_int_equal(job.rollbacks, 0);
 }
 
+static void job__model_that_sees_nothing_to_gain__ends_with_the_best(void **state)
+{
+    (void)state;
+    struct ka_job job;
+    struct ka_job_limits limits = defaults;
+    begin(&job, limits);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_ASK, 0}, {CANDIDATE(1), KA_JOB_CHECK, KA_CMD_CHECK, 1},
+         {VERIFIED(100), KA_JOB_OPTIMISE, KA_CMD_TUNE, 1},
+         {EVENT(KA_EV_NO_CANDIDATE), KA_JOB_OPTIMISE, KA_CMD_ASK, 1},
+         {EVENT(KA_EV_NO_CANDIDATE), KA_JOB_DONE, KA_CMD_FINISH, 1});
+    assert_int_equal(ka_job_exit_code(&job), 0);
+    limits.candidates = 2; /* what the same turn brought before is judged */
+    begin(&job, limits);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_ASK, 0}, {CANDIDATE(1), KA_JOB_CHECK, KA_CMD_CHECK, 1},
+         {VERIFIED(100), KA_JOB_DRAFT, KA_CMD_ASK, 0}, {CANDIDATE(2), KA_JOB_CHECK, KA_CMD_CHECK, 2},
+         {VERIFIED(90), KA_JOB_OPTIMISE, KA_CMD_TUNE, 2},
+         {EVENT(KA_EV_NO_CANDIDATE), KA_JOB_OPTIMISE, KA_CMD_ASK, 2},
+         {CANDIDATE(3), KA_JOB_CHECK, KA_CMD_CHECK, 3}, {VERIFIED(50), KA_JOB_OPTIMISE, KA_CMD_ASK, 2},
+         {EVENT(KA_EV_NO_CANDIDATE), KA_JOB_OPTIMISE, KA_CMD_ASK, 3});
+    assert_int_equal(job.best, 3);
+}
+
 static void job__several_candidates_a_turn__keep_the_best_of_them(void **state)
 {
     (void)state;
@@ -346,6 +368,7 @@ int main(void)
         cmocka_unit_test(job__failed_check__asks_for_a_fix_of_that_candidate),
         cmocka_unit_test(job__attempts_below_the_best__roll_back_after_patience),
         cmocka_unit_test(job__gain_above_the_threshold__becomes_the_best),
+        cmocka_unit_test(job__model_that_sees_nothing_to_gain__ends_with_the_best),
         cmocka_unit_test(job__several_candidates_a_turn__keep_the_best_of_them),
         cmocka_unit_test(job__questions_used_up__fail_with_the_best_kept),
         cmocka_unit_test(job__unusable_answers__are_asked_again_and_then_given_up),

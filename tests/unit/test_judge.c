@@ -217,7 +217,8 @@ static json_t *verdict_of_raised(const char *kind, const char *error)
                                  .plan = plan,
                                  .oracle = said,
                                  .candidate = report,
-                                 .oracle_files = &oracle.result};
+                                 .oracle_files = &oracle.result,
+                                 .place = &(struct ka_place){.pair = ""}};
     struct ka_err why;
     assert_int_equal(ka_judge_case(&one, 0, &why), 0);
     ka_verdict_join(verdict, part);

@@ -37,6 +37,16 @@ static void lex__comments_blank_lines_and_continuations__vanish(void **state)
     assert_tokens("f(a,\n  # inside\n  b)\nx = 1 + \\\n 2\n", "f ( a , b ) $ x = 1 + 2 $");
 }
 
+static void lex__same_code__differs_in_comments_at_most(void **state)
+{
+    (void)state;
+    assert_true(ka_lex_same_code("a = 1\nb = 2\n", "# why\na = 1  # so\n\n\nb = 2\n"));
+    assert_false(ka_lex_same_code("a = 1\n", "a = 2\n"));
+    assert_false(ka_lex_same_code("if a:\n    b\n    c\n", "if a:\n    b\nc\n"));
+    assert_false(ka_lex_same_code("a = '# 1'\n", "a = '# 2'\n"));
+    assert_false(ka_lex_same_code("a\n", "a\nb\n"));
+}
+
 static void lex__strings_numbers_and_operators__are_single_tokens(void **state)
 {
     (void)state;
@@ -163,6 +173,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lex__comments_blank_lines_and_continuations__vanish),
+        cmocka_unit_test(lex__same_code__differs_in_comments_at_most),
         cmocka_unit_test(lex__strings_numbers_and_operators__are_single_tokens),
         cmocka_unit_test(lex__lines_and_indentation__are_those_of_the_source),
         cmocka_unit_test(block__decorated_functions_and_classes__are_found),

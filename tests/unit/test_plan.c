@@ -8,6 +8,7 @@
 #include <cmocka.h>
 #include <math.h>
 
+#include "agent/core/kinds.h"
 #include "agent/core/plan.h"
 #include "agent/core/rank.h"
 
@@ -116,6 +117,27 @@ static void plan__more_than_two_outputs__each_is_also_used_alone(void **state)
     for (int outputs = 1; outputs < 5; outputs++) {
         json_t *cases = ka_plan_check(list, grads, outputs, false, 7);
         assert_int_equal(count_where(cases, "upstream", "only_one"), outputs > 2 ? outputs : 0);
+        bool named[5] = {false};
+        size_t i;
+        json_t *item;
+        json_array_foreach(cases, i, item)
+        {
+            json_t *up = json_object_get(item, "upstream"), *output = json_object_get(up, "output");
+            KA_AUTO_BUF struct ka_buf label = {0}, want = {0};
+            ka_kind_label(item, &label);
+            if (!output)
+                continue;
+            json_int_t at = json_integer_value(output);
+            assert_int_equal(json_integer_value(json_object_get(up, "seed")) % outputs, at);
+            bool none = strcmp(json_string_value(json_object_get(up, "kind")), "none_one") == 0;
+            ka_buf_printf(&want, "%s (output %d)", none ? "none_one upstream" : "upstream of one output",
+                          (int)at);
+            assert_string_equal(ka_buf_str(&label), ka_buf_str(&want));
+            assert_non_null(ka_kind_meaning(ka_buf_str(&label)));
+            named[at] = named[at] || none;
+        }
+        for (int k = 0; k < outputs; k++)
+            assert_int_equal(named[k], outputs > 1);
         json_decref(cases);
     }
     json_decref(list);

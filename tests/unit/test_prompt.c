@@ -139,9 +139,9 @@ static void template__too_deep_or_too_long__is_refused(void **state)
 }
 
 static const struct ka_prompt_pair PAIRS[] = {
-    {"mid_pair", "swap_owner", "mid = 1\n", 0.5},
-    {"best_pair", NULL, "best = 1\n", 0.9},
-    {"last_pair", "atomic_accumulate", "last = 1\n", 0.1},
+    {.id = "mid_pair", .schedule = "swap_owner", .backward = "mid = 1\n", .similarity = 0.5},
+    {.id = "best_pair", .backward = "best = 1\n", .similarity = 0.9},
+    {.id = "last_pair", .schedule = "atomic_accumulate", .backward = "last = 1\n", .similarity = 0.1},
 };
 static const char *const HISTORY[] = {"first move", "second move", "third move"};
 
@@ -251,7 +251,7 @@ static void prompt__way_to_answer__depends_on_tools(void **state)
 static void prompt__over_budget__drops_pairs_then_history(void **state)
 {
     (void)state;
-    char big[3][4000];
+    char big[3][2000];
     struct ka_prompt_pair pairs[3];
     for (int i = 0; i < 3; i++) {
         memset(big[i], 'x', sizeof(big[i]) - 1);
@@ -277,7 +277,7 @@ static void prompt__over_budget__drops_pairs_then_history(void **state)
     assert_has(prompt.messages[1].content, "mid_pair");
     ka_prompt_free(&prompt);
 
-    input.budget_tokens = all - 3 * 4000 - 250;
+    input.budget_tokens = all - 3 * 2000 - 250;
     assert_int_equal(ka_prompt_build(templates, &input, &prompt, &err), 0);
     assert_true(prompt.tokens <= input.budget_tokens);
     assert_true(prompt.dropped_count > 3);
@@ -290,6 +290,97 @@ static void prompt__over_budget__drops_pairs_then_history(void **state)
     input.budget_tokens = 100;
     assert_int_equal(ka_prompt_build(templates, &input, &prompt, &err), -E2BIG);
     assert_has(err.msg, "budget is 100");
+}
+
+static size_t tokens_of(const struct ka_prompt *prompt, const char *part)
+{
+    for (size_t i = 0; i < prompt->part_count; i++)
+        if (strcmp(prompt->parts[i].name, part) == 0)
+            return prompt->parts[i].tokens;
+    return 0;
+}
+
+/* A heading and a sentence come with most parts. */
+#define AROUND 260
+
+static void prompt__each_part__keeps_to_its_share_of_the_budget(void **state)
+{
+    (void)state;
+    struct ka_buf lines = {0};
+    const char *moves[400];
+    struct ka_prompt_pair pairs[30];
+    for (size_t i = 0; i < 4000; i++)
+        ka_buf_printf(&lines, "line %04zu of something long\n", i);
+    for (size_t i = 0; i < KA_COUNT(moves); i++)
+        moves[i] = "a move that was tried, and what came of it in so many words";
+    for (size_t i = 0; i < KA_COUNT(pairs); i++) {
+        pairs[i] = PAIRS[0];
+        pairs[i].backward = ka_buf_str(&lines) + lines.len - 4000;
+    }
+    for (int phase = KA_PROMPT_DRAFT; phase <= KA_PROMPT_OPTIMISE; phase++) {
+        struct ka_prompt_input input = full_input((enum ka_prompt_phase)phase);
+        struct ka_prompt prompt;
+        input.inspect = input.draft_report = input.verdict = input.facts = ka_buf_str(&lines);
+        input.pairs = pairs;
+        input.pair_count = KA_COUNT(pairs);
+        input.history = moves;
+        input.history_count = KA_COUNT(moves);
+        input.budget_tokens = 20000;
+        assert_int_equal(ka_prompt_build(templates, &input, &prompt, &err), 0);
+        size_t sum = 0, shared = 0;
+        for (size_t i = 0; i < prompt.part_count; i++)
+            sum += prompt.parts[i].tokens;
+        assert_in_range(sum, prompt.tokens - 20, prompt.tokens + 20);
+        for (size_t i = 0; i < ka_prompt_share_count; i++) {
+            size_t most = (size_t)(ka_prompt_shares[i].share * 20000),
+                   tokens = tokens_of(&prompt, ka_prompt_shares[i].part);
+            shared += most;
+            assert_true(tokens <= most + AROUND);
+            assert_true(tokens == 0 || tokens > most / 2); /* not less than there is room for */
+        }
+        assert_true(shared <= 20000 * 3 / 4);
+        assert_has(prompt.messages[1].content, "more lines are left out)");
+        ka_prompt_free(&prompt);
+    }
+    ka_buf_free(&lines);
+}
+
+/* What is said to every model, whatever the run: tokens that are paid for with each question. */
+static void prompt__what_is_always_said__is_short(void **state)
+{
+    (void)state;
+    for (int phase = KA_PROMPT_DRAFT; phase <= KA_PROMPT_OPTIMISE; phase++) {
+        struct ka_prompt_input input = full_input((enum ka_prompt_phase)phase);
+        struct ka_prompt prompt;
+        assert_int_equal(ka_prompt_build(templates, &input, &prompt, &err), 0);
+        assert_in_range(tokens_of(&prompt, "system"), 1000, 3500);
+        assert_in_range(tokens_of(&prompt, "instructions"), 100, 1000);
+        assert_int_equal(prompt.budget, KA_PROMPT_BUDGET);
+        ka_prompt_free(&prompt);
+    }
+}
+
+static void prompt__most_similar_pair__stays_however_long(void **state)
+{
+    (void)state;
+    struct ka_prompt_input input = full_input(KA_PROMPT_DRAFT);
+    struct ka_prompt prompt;
+    char *big = ka_calloc(40001, 1);
+    memset(big, 'x', 40000);
+    struct ka_prompt_pair pairs[] = {PAIRS[0], PAIRS[1]};
+    pairs[1].backward = big;
+    pairs[1].distant = true;
+    pairs[1].math = "dx = dy * w\n";
+    input.pairs = pairs;
+    input.pair_count = 2;
+    input.budget_tokens = 20000;
+    assert_int_equal(ka_prompt_build(templates, &input, &prompt, &err), 0);
+    assert_has(
+        prompt.messages[1].content,
+        "### best_pair (similarity 0.90: the nearest there is, and not near)\n\ndx = dy * w\n\n```python\n");
+    assert_lacks(prompt.messages[1].content, "### mid_pair");
+    ka_prompt_free(&prompt);
+    free(big);
 }
 
 static void prompt__without_stub_or_forward__is_refused(void **state)
@@ -388,6 +479,9 @@ int main(void)
         TEST(prompt__missing_facts__leave_no_empty_headings),
         TEST(prompt__way_to_answer__depends_on_tools),
         TEST(prompt__over_budget__drops_pairs_then_history),
+        TEST(prompt__each_part__keeps_to_its_share_of_the_budget),
+        TEST(prompt__what_is_always_said__is_short),
+        TEST(prompt__most_similar_pair__stays_however_long),
         TEST(prompt__without_stub_or_forward__is_refused),
         TEST(prompt__retry__answers_the_tool_call),
         TEST(prompt__retry__reads_the_answer_back_within_its_cap),

@@ -185,8 +185,8 @@ static void search__hits__carry_the_backward_source(void **state)
     assert_int_equal(ka_search_run(search, &query, &found, NULL), 0);
     assert_string_equal(found.hits[0].id, "dot");
     assert_true(found.hits[0].similarity > 0.999);
-    assert_non_null(strstr(found.hits[0].backward, "def back("));
-    assert_null(strstr(found.hits[0].backward, "def product("));
+    assert_non_null(strstr(found.hits[0].code, "def back("));
+    assert_null(strstr(found.hits[0].code, "def product("));
     ka_search_result_free(&found);
     struct ka_err err;
     query.forward = "no functions here";
