@@ -12,6 +12,7 @@
 #define MOVED_COARSE 0.1 /* and where little is held to it (1 - h^2 of a saturated h that was stored) */
 #define TIED_SHARE 5e-3
 #define COARSE 0.05        /* norm-relative */
+#define LOOSEST 0.02       /* likewise */
 #define SHORT_RANGE 1e6    /* float16's: there terms overflow of which the sum does not */
 #define LOOSE 100          /* floors of the dtype */
 #define UNSTABLE 0.25      /* what rounding of the inputs moves by so much says nothing */
@@ -60,7 +61,7 @@ void ka_tolerance_coarsen(struct ka_tolerance *tol)
 
 void ka_tolerance_loosen(struct ka_tolerance *tol)
 {
-    double floor = tol->coarse ? tol->floor : fmax(tol->floor, fmin(LOOSE * tol->floor, COARSE));
+    double floor = tol->coarse ? tol->floor : fmax(tol->floor, fmin(LOOSE * tol->floor, LOOSEST));
     ka_tolerance_coarsen(tol);
     tol->floor = floor;
 }

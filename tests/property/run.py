@@ -138,6 +138,28 @@ def prepare() -> None:
     torch.set_num_threads(1)
 
 
+def summary(kind: str, count: int, tally: Tally, args: argparse.Namespace, started: float) -> dict[str, Any]:
+    """The result so far: fewer `programs` than `asked` are of a run that was cut off."""
+    return {
+        "kind": kind,
+        "seed": args.seed,
+        "asked": count,
+        "programs": sum(tally.states.values()),
+        **tally.as_dict(),
+        "seconds": round(time.monotonic() - started),
+        "jobs": args.jobs,
+        "versions": {"torch": torch.__version__, "triton": triton.__version__, "numpy": numpy.__version__},
+    }
+
+
+def write(out: Path | None, result: dict[str, Any]) -> None:
+    """As a whole or not at all, so that a run that is killed leaves what it last wrote."""
+    if out is not None:
+        part = out.with_name(f"{out.name}.part")
+        part.write_text(json.dumps(result, indent=1) + "\n")
+        part.replace(out)
+
+
 def run(kind: str, count: int, args: argparse.Namespace) -> bool:
     """All programs of one kind; whether none was wrong."""
     started, tally = time.monotonic(), Tally()
@@ -154,17 +176,9 @@ def run(kind: str, count: int, args: argparse.Namespace) -> bool:
             print(f"{kind} {program.seed}: {outcome.state}: {outcome.reason.strip()}", flush=True)
         if tried % 50 == 0:
             print(f"{tried} {kind}: {dict(tally.states)}", flush=True)
-    result = {
-        "kind": kind,
-        "seed": args.seed,
-        "programs": sum(tally.states.values()),
-        **tally.as_dict(),
-        "seconds": round(time.monotonic() - started),
-        "jobs": args.jobs,
-        "versions": {"torch": torch.__version__, "triton": triton.__version__, "numpy": numpy.__version__},
-    }
-    if out:
-        out.write_text(json.dumps(result, indent=1) + "\n")
+            write(out, summary(kind, count, tally, args, started))
+    result = summary(kind, count, tally, args, started)
+    write(out, result)
     short = {k: v for k, v in result.items() if not isinstance(v, dict) or k == "reasons"}
     print(json.dumps(short, indent=1), flush=True)
     return not (tally.states["wrong"] or tally.states["crashed"])

@@ -84,3 +84,14 @@ def test_tensor_that_is_changed_after_a_launch__is_kept_as_it_was(
     result = draft(file, {"N": 40})
     assert_right(file, result, [({"N": n}, "normal") for n in (40, 7, 16)])
     assert result["backward"].count(".clone()") == 1  # of what is changed, and of nothing else
+
+
+def test_upstream_that_is_overwritten__is_read_before(write: Callable[[str], Path]) -> None:
+    """Two reads of y: what the second adds is no matter of a later launch, where the upstream is gone."""
+    body = f"""    x = {LOAD}
+    y = tl.load(y_ptr + at, mask=mask, other=0.0)
+    half = tl.load(y_ptr + at // 2, mask=mask, other=0.0)
+    tl.store(x_ptr + at, x * y + half, mask=mask)"""
+    file = write(SOURCE.replace("BODY", body))
+    result = draft(file, {"N": 40})
+    assert_right(file, result, [({"N": n}, "normal") for n in (40, 7, 16)])

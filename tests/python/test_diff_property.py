@@ -155,3 +155,11 @@ def test_found__stays_mended(name: str, tmp_path: Path) -> None:
     file.write_text(HEAD + SIGNATURE + body.lstrip("\n") + STUB.replace("GRID", grid))
     shapes = [{"M": 3, "N": 13}, {"M": 5, "N": 16}]
     assert_right(file, draft(file, shapes[0]), [(dims, "normal") for dims in shapes])
+
+
+def test_step_function_of_a_softmax_of_several_steps__passes_no_gradient() -> None:
+    """A value that is rebuilt around a running maximum stays without a gradient if it had none."""
+    program = generate.make(100068)
+    assert "tl.floor" in program.source
+    outcome = judge.judge(program.source, program.sweep, program.seed)
+    assert outcome.state == "right", outcome.reason
