@@ -29,6 +29,7 @@ FEW, SLIGHT, REPEATS = (
     1e-3,
     3,
 )  # such an error is judged again with other inputs and upstreams, and must fail again
+INSIDE = 32  # times what rounding of the inputs moves, rounding of what is made of them may: sin(sin(900 x))
 KINDS = ("normal", "none_one", "onehot")
 LAYOUTS = (None, "stacked", "expanded", "slice", "spanned")
 # What docs/differentiator.md says that a call raises which the traced ones do not speak for.
@@ -163,6 +164,7 @@ def _compare(scratch: Path, file: Path, source: str, backward: str, cases: list[
                 expected[f"base/{name}"],
                 expected[f"jitter/{name}"],
                 norm,
+                _nearby(expected, name),
             )
             if problem.startswith("wrong"):
                 slight = "slightly" in problem
@@ -180,6 +182,7 @@ def _problem(
     base: torch.Tensor,
     moved: torch.Tensor | None,
     norm: float,
+    nearby: float = 0.0,
 ) -> str:
     """Empty where `got` is right; "wrong: ..." or "vague: ..." otherwise."""
     kind = str(base.dtype).removeprefix("torch.")
@@ -198,14 +201,29 @@ def _problem(
         most = max(FACTOR * base.norm().item(), ZERO_SHARE * floor * norm)
         return "" if got.norm().item() <= most else f"wrong: norm {got.norm().item():.1e} instead of zero"
     error, eager = ((t - want).norm().item() / size for t in (got, base))
+    eager = max(eager, nearby)
     shaken = 0.0 if moved is None else (moved - want).norm().item() / size
     limit = FACTOR * eager + floor + FACTOR * min(shaken, MOVED_MAX)
     if error <= limit and _few_off(got, want, base, moved, tolerance, share):
         return "vague: eager PyTorch errs by half of the gradient" if eager >= 0.5 else ""
     if not shaken <= MOVED_MAX or eager > MOVED_MAX:
         return f"vague: rounding moves the gradient by {max(shaken, eager):.1e}"
-    how = "slightly: " if want.numel() <= FEW and error <= SLIGHT else ""
+    slightly = want.numel() <= FEW and error <= SLIGHT
+    if slightly and error <= INSIDE * max(shaken, eager):
+        return f"vague: a few elements, which rounding inside the kernel moves by {error:.1e}"
+    how = "slightly: " if slightly else ""
     return f"wrong: {how}error {error:.2e}, limit {limit:.2e} (eager {eager:.1e}, jitter {shaken:.1e})"
+
+
+def _nearby(expected: dict[str, torch.Tensor], name: str) -> float:
+    """The largest error of eager PyTorch at inputs close by, where the oracle looked: gradients of few
+    elements may be right by luck."""
+    most = 0.0
+    for key, want in expected.items():
+        if key.startswith("near/") and key.endswith(f"/{name}") and want.any():
+            base = expected[key.replace("near/", "near_base/", 1)]
+            most = max(most, ((base.double() - want).norm() / want.norm()).item())
+    return most
 
 
 def _few_off(
