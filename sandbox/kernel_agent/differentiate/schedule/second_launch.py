@@ -62,8 +62,8 @@ def _first(reverse: Reverse, proofs: dict[GradWrite, Proof | str]) -> GradWrite 
 
 
 def _straight(write: GradWrite, inplace: set[str]) -> bool:
-    """Whether a write needs no loop, no tape, no result of a branch that writes, and no upstream gradient that
-    the main kernel overwrites: it is cheap to compute once more, and the same then."""
+    """Whether a write needs no loop, no tape, no result of a branch that writes, and no upstream gradient
+    that the main kernel overwrites: it is cheap to compute once more, and the same then."""
     roots = [n for n in (write.offset, write.mask, write.value) if n is not None]
     nodes = [n for n in reachable(roots, _parts) if isinstance(n, Node)]
     if any(n.attrs.get("upstream") and n.args[0].attrs["name"] in inplace for n in nodes):
