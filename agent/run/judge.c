@@ -82,7 +82,8 @@ static int settle_tolerance(const struct judging *j, struct gradient *g)
     g->tolerance = tolerance_of(one, "grad", g->name, dtype);
     g->tolerance.upstream_norm = ka_case_upstream_norm(j->expected, one->oracle, one->plan);
     g->tolerance.zero_norm =
-        fmin(ZERO_FLOORS * ka_tolerance_of(dtype).floor, ZERO_MAX) * g->tolerance.upstream_norm;
+        fmin(ZERO_FLOORS * ka_case_tolerance(one->oracle, "grad", g->name, dtype).floor, ZERO_MAX) *
+        g->tolerance.upstream_norm;
     int rc =
         ka_tolerance_widen(&g->tolerance, ka_tensors_find_part(j->expected, "jitter", g->name), want, NULL);
     return rc ? rc : take_nearby(&g->tolerance, j->expected, g->name);
