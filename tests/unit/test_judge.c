@@ -232,6 +232,53 @@ static json_t *verdict_of_raised(const char *kind, const char *error)
     return made;
 }
 
+/* A gradient of next to nothing where scores are saturated, found as a hundredth of the upstream. */
+static bool passes_where_nothing_is_left(const char *made_in)
+{
+    const struct part expected[] = {{"out/0", "F64", 1, COUNT},
+                                    {"fwd/0", "F32", 1, COUNT},
+                                    {"base_out/0", "F32", 1, COUNT},
+                                    {"grad/x", "F64", 1e-9, COUNT},
+                                    {"base/x", "F32", 1e-9, COUNT}},
+                      found[] = {{"out/0", "F32", 1, COUNT}, {"grad/x", "F32", 1e-2, COUNT}};
+    struct side oracle, candidate;
+    write_side(&oracle, expected, KA_COUNT(expected));
+    write_side(&candidate, found, KA_COUNT(found));
+    json_t *plan = json_pack("{s:{s:s}, s:{s:s}}", "upstream", "kind", "normal", "values", "q", "mixed"),
+           *said = json_loads(ORACLE, 0, NULL), *report = json_loads(CANDIDATE, 0, NULL),
+           *dims = json_pack("{s:i}", "N", COUNT);
+    json_object_set_new(said, made_in, json_pack("[s]", "grad/x"));
+    const char *const grads[] = {"x"};
+    struct ka_verdict *verdict = ka_verdict_new(grads, 1);
+    size_t shape = ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL);
+    struct ka_judged_case one = {.verdict = verdict,
+                                 .shape = shape,
+                                 .at = ka_verdict_case(verdict, shape, "normal upstream"),
+                                 .plan = plan,
+                                 .oracle = said,
+                                 .candidate = report,
+                                 .oracle_files = &oracle.result,
+                                 .candidate_files = &candidate.result};
+    struct ka_err why;
+    assert_int_equal(ka_judge_case(&one, 0, &why), 0);
+    bool passed = ka_verdict_count(verdict).cases_failed == 0;
+    ka_verdict_free(verdict);
+    json_decref(plan);
+    json_decref(said);
+    json_decref(report);
+    json_decref(dims);
+    remove_side(&oracle);
+    remove_side(&candidate);
+    return passed;
+}
+
+static void judge__rounding_where_nothing_is_left__is_tf32s_where_that_was_used(void **state)
+{
+    (void)state;
+    assert_true(passes_where_nothing_is_left("tf32"));
+    assert_false(passes_where_nothing_is_left("float32"));
+}
+
 #define TOO_LARGE "{\"message\": \"shared memory\", \"out_of_resources\": true}"
 
 static void assert_raised(const char *kind, const char *error, size_t skipped)
@@ -275,6 +322,7 @@ int main(void)
         cmocka_unit_test(judge__each_thing_that_is_asked__can_fail),
         cmocka_unit_test(judge__part_that_is_there_without_kernels__is_told_from_chance),
         cmocka_unit_test(judge__kernel_too_large_for_the_gpu__is_left_out_past_the_sweeps_blocks_only),
+        cmocka_unit_test(judge__rounding_where_nothing_is_left__is_tf32s_where_that_was_used),
         cmocka_unit_test(judge__tensors_of_other_sizes__are_wrong_and_no_more),
     };
     return cmocka_run_group_tests_name("judge", tests, NULL, NULL);
