@@ -198,18 +198,15 @@ static void judge__part_that_is_there_without_kernels__is_told_from_chance(void 
 
 /* Nothing is done for sizes that the oracle's tensors do not have: two such tensors are never compared with
  * each other. */
-/* The verdict's JSON on a hidden shape of this kind whose candidate raised `error`. */
-static json_t *verdict_of_raised(const char *kind, const char *error)
+/* The verdict on one case of a hidden shape, judged in a part of its own. Takes plan, oracle's entry and
+ * candidate's; frees nothing else. */
+static struct ka_verdict *verdict_of(json_t *plan, json_t *said, json_t *report, struct side *oracle,
+                                     struct side *candidate)
 {
-    const struct part expected[] = {{"grad/x", "F64", 2, COUNT}};
-    struct side oracle;
-    write_side(&oracle, expected, KA_COUNT(expected));
-    json_t *plan = json_pack("{s:{s:s}, s:s}", "upstream", "kind", "normal", "kind", kind),
-           *said = json_loads(ORACLE, 0, NULL), *dims = json_pack("{s:i}", "N", COUNT),
-           *report = json_pack("{s:b, s:o}", "ok", 0, "error", json_loads(error, 0, NULL));
     const char *const grads[] = {"x"};
+    json_t *dims = json_pack("{s:i}", "N", COUNT);
     struct ka_verdict *verdict = ka_verdict_new(grads, 1);
-    size_t shape = ka_verdict_shape(verdict, KA_SHAPE_HIDDEN, dims, kind);
+    size_t shape = ka_verdict_shape(verdict, KA_SHAPE_HIDDEN, dims, "one");
     struct ka_verdict *part = ka_verdict_part(verdict);
     struct ka_judged_case one = {.verdict = part,
                                  .shape = shape,
@@ -217,19 +214,20 @@ static json_t *verdict_of_raised(const char *kind, const char *error)
                                  .plan = plan,
                                  .oracle = said,
                                  .candidate = report,
-                                 .oracle_files = &oracle.result,
-                                 .place = &(struct ka_place){.pair = ""}};
+                                 .place = &(struct ka_place){.pair = ""},
+                                 .oracle_files = &oracle->result,
+                                 .candidate_files = candidate ? &candidate->result : NULL};
     struct ka_err why;
     assert_int_equal(ka_judge_case(&one, 0, &why), 0);
     ka_verdict_join(verdict, part);
-    json_t *made = ka_verdict_json(verdict, false);
-    ka_verdict_free(verdict);
     json_decref(plan);
     json_decref(said);
     json_decref(report);
     json_decref(dims);
-    remove_side(&oracle);
-    return made;
+    remove_side(oracle);
+    if (candidate)
+        remove_side(candidate);
+    return verdict;
 }
 
 /* A gradient of next to nothing where scores are saturated, found as a hundredth of the upstream. */
@@ -244,31 +242,12 @@ static bool passes_where_nothing_is_left(const char *made_in)
     struct side oracle, candidate;
     write_side(&oracle, expected, KA_COUNT(expected));
     write_side(&candidate, found, KA_COUNT(found));
-    json_t *plan = json_pack("{s:{s:s}, s:{s:s}}", "upstream", "kind", "normal", "values", "q", "mixed"),
-           *said = json_loads(ORACLE, 0, NULL), *report = json_loads(CANDIDATE, 0, NULL),
-           *dims = json_pack("{s:i}", "N", COUNT);
+    json_t *said = json_loads(ORACLE, 0, NULL);
     json_object_set_new(said, made_in, json_pack("[s]", "grad/x"));
-    const char *const grads[] = {"x"};
-    struct ka_verdict *verdict = ka_verdict_new(grads, 1);
-    size_t shape = ka_verdict_shape(verdict, KA_SHAPE_REQUIRED, dims, NULL);
-    struct ka_judged_case one = {.verdict = verdict,
-                                 .shape = shape,
-                                 .at = ka_verdict_case(verdict, shape, "normal upstream"),
-                                 .plan = plan,
-                                 .oracle = said,
-                                 .candidate = report,
-                                 .oracle_files = &oracle.result,
-                                 .candidate_files = &candidate.result};
-    struct ka_err why;
-    assert_int_equal(ka_judge_case(&one, 0, &why), 0);
+    json_t *plan = json_pack("{s:{s:s}, s:{s:s}}", "upstream", "kind", "normal", "values", "q", "mixed");
+    struct ka_verdict *verdict = verdict_of(plan, said, json_loads(CANDIDATE, 0, NULL), &oracle, &candidate);
     bool passed = ka_verdict_count(verdict).cases_failed == 0;
     ka_verdict_free(verdict);
-    json_decref(plan);
-    json_decref(said);
-    json_decref(report);
-    json_decref(dims);
-    remove_side(&oracle);
-    remove_side(&candidate);
     return passed;
 }
 
@@ -283,7 +262,13 @@ static void judge__rounding_where_nothing_is_left__is_tf32s_where_that_was_used(
 
 static void assert_raised(const char *kind, const char *error, size_t skipped)
 {
-    json_t *made = verdict_of_raised(kind, error), *list;
+    struct side oracle;
+    write_side(&oracle, &(struct part){"grad/x", "F64", 2, COUNT}, 1);
+    json_t *plan = json_pack("{s:{s:s}, s:s}", "upstream", "kind", "normal", "kind", kind),
+           *report = json_pack("{s:b, s:o}", "ok", 0, "error", json_loads(error, 0, NULL));
+    struct ka_verdict *verdict = verdict_of(plan, json_loads(ORACLE, 0, NULL), report, &oracle, NULL);
+    json_t *made = ka_verdict_json(verdict, false), *list;
+    ka_verdict_free(verdict);
     list = json_object_get(json_object_get(made, "shapes"), "skipped");
     assert_int_equal(json_array_size(list), skipped);
     assert_int_equal(json_array_size(json_object_get(made, "failures")) == 0, skipped != 0);
