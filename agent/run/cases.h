@@ -25,9 +25,10 @@ int ka_case_open(const struct ka_child_result *child, json_int_t id, struct ka_t
  * gradient that is zero, or cancels to zero, is measured by. */
 double ka_case_upstream_norm(const struct ka_tensors *oracle, const json_t *entry, const json_t *plan);
 
-/* The numbers that `part` ("grad", "out") of that name and dtype is held to, by the case's entry. */
-struct ka_tolerance ka_case_tolerance(const json_t *entry, const char *part, const char *name,
-                                      enum ka_dtype dtype);
+/* The numbers that `part` ("grad", "out") of that name and dtype is held to, by the case's entry and by the
+ * kinds of its plan. */
+struct ka_tolerance ka_case_tolerance(const json_t *entry, const json_t *plan, const char *part,
+                                      const char *name, enum ka_dtype dtype);
 
 /* How far `sum` is from KA_KIND_LINEAR_U * u + KA_KIND_LINEAR_W * w, in units of the terms' norms; NaN where
  * something is not finite or not there (NULL). */

@@ -56,19 +56,6 @@ static int take_nearby(struct ka_tolerance *tolerance, const struct ka_tensors *
     return rc;
 }
 
-static struct ka_tolerance tolerance_of(const struct ka_judged_case *one, const char *part, const char *name,
-                                        enum ka_dtype dtype)
-{
-    struct ka_tolerance tolerance = ka_case_tolerance(one->oracle, part, name, dtype);
-    const struct ka_kind *kind = ka_kind_of_upstream(one->plan);
-    if (kind && kind->tolerate)
-        kind->tolerate(&tolerance);
-    for (size_t i = 0; (kind = ka_kind_of_input(one->plan, i)); i++)
-        if (kind->tolerate)
-            kind->tolerate(&tolerance);
-    return tolerance;
-}
-
 /* What the oracle says of its rounding: the same for all that is compared with this gradient. Returns -EINVAL
  * if the oracle is unusable. */
 static int settle_tolerance(const struct judging *j, struct gradient *g)
@@ -79,10 +66,10 @@ static int settle_tolerance(const struct judging *j, struct gradient *g)
     if (!want)
         return -EINVAL;
     enum ka_dtype dtype = base ? base->dtype : KA_F32;
-    g->tolerance = tolerance_of(one, "grad", g->name, dtype);
+    g->tolerance = ka_case_tolerance(one->oracle, one->plan, "grad", g->name, dtype);
     g->tolerance.upstream_norm = ka_case_upstream_norm(j->expected, one->oracle, one->plan);
     g->tolerance.zero_norm =
-        fmin(ZERO_FLOORS * ka_case_tolerance(one->oracle, "grad", g->name, dtype).floor, ZERO_MAX) *
+        fmin(ZERO_FLOORS * ka_case_tolerance(one->oracle, NULL, "grad", g->name, dtype).floor, ZERO_MAX) *
         g->tolerance.upstream_norm;
     int rc =
         ka_tolerance_widen(&g->tolerance, ka_tensors_find_part(j->expected, "jitter", g->name), want, NULL);
@@ -176,7 +163,7 @@ static int judge_outputs(const struct judging *j, const char *part, size_t at)
         const struct ka_tensor *user = ka_tensors_find_part(j->expected, "fwd", index);
         if (!want || !user)
             continue; /* not a tensor */
-        struct ka_tolerance tolerance = tolerance_of(one, "out", index, user->dtype);
+        struct ka_tolerance tolerance = ka_case_tolerance(one->oracle, one->plan, "out", index, user->dtype);
         struct ka_diff diff;
         int rc = ka_tolerance_near(&tolerance, user, want, NULL); /* what the user's kernels round, too */
         if (rc == 0)

@@ -84,7 +84,7 @@ static void add_value(struct ka_buf *data, const char *dtype, double value)
 
 /* An output of 96 elements by the forward, off by `error` of each at most, by eager PyTorch, which only
  * rounds, and by the oracle. */
-static int agree(const char *dtype, double error)
+static int agree_of(const char *dtype, double error, const char *values)
 {
     struct ka_buf data = {0};
     for (uint64_t i = 0; i < 96; i++)
@@ -104,11 +104,26 @@ static int agree(const char *dtype, double error)
     struct ka_err err;
     assert_int_equal(parse_set(header, data.data, data.len, &set, &err), 0);
     json_t *entry = json_pack("{s:[{s:s}], s:[]}", "outputs", "kind", "tensor", "grads");
-    int rc = ka_case_agrees(set, entry, entry, &err);
+    json_t *plan = json_pack("{s:{s:s}}", "values", "x", values);
+    int rc = ka_case_agrees(set, entry, plan, &err);
+    json_decref(plan);
     json_decref(entry);
     ka_tensors_free(set);
     ka_buf_free(&data);
     return rc;
+}
+
+static int agree(const char *dtype, double error)
+{
+    return agree_of(dtype, error, "none");
+}
+
+static void case__forward_of_values_that_cancel__agrees_less_exactly(void **state)
+{
+    (void)state;
+    assert_int_equal(agree_of("F32", 5e-3, "flat"), 0);
+    assert_int_equal(agree_of("F32", 5e-2, "flat"), -EDOM);
+    assert_int_equal(agree_of("F32", 0.2, "mixed"), -EDOM);
 }
 
 static void case__forward_that_adds_in_half_precision__agrees_with_the_oracle(void **state)
@@ -124,17 +139,17 @@ static void case__tolerance__of_what_tf32_made_less_exact_is_float16s(void **sta
     (void)state;
     json_t *entry = json_pack("{s:[i,s,s]}", "tf32", 3, "grad/x", "out/0");
     struct ka_tolerance plain = ka_tolerance_of(KA_F32), half = ka_tolerance_of(KA_F16);
-    struct ka_tolerance made = ka_case_tolerance(entry, "grad", "x", KA_F32);
+    struct ka_tolerance made = ka_case_tolerance(entry, NULL, "grad", "x", KA_F32);
     assert_true(made.dtype == KA_F32 && made.atol == half.atol && made.local == half.local);
     ka_tolerance_loosen(&made);
     ka_tolerance_loosen(&made); /* two inputs of such kinds */
     ka_tolerance_loosen(&half);
     assert_true(made.floor == half.floor && made.floor > 10 * ka_tolerance_of(KA_F16).floor);
-    made = ka_case_tolerance(entry, "grad", "xy", KA_F32);
+    made = ka_case_tolerance(entry, NULL, "grad", "xy", KA_F32);
     assert_true(made.dtype == KA_F32 && made.atol == plain.atol);
-    made = ka_case_tolerance(entry, "grad", "x", KA_BF16);
+    made = ka_case_tolerance(entry, NULL, "grad", "x", KA_BF16);
     assert_true(made.dtype == KA_BF16 && made.atol > half.atol);
-    made = ka_case_tolerance(NULL, "out", "0", KA_F32);
+    made = ka_case_tolerance(NULL, NULL, "out", "0", KA_F32);
     assert_true(made.atol == plain.atol);
     json_decref(entry);
 }
@@ -142,6 +157,7 @@ static void case__tolerance__of_what_tf32_made_less_exact_is_float16s(void **sta
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(case__forward_of_values_that_cancel__agrees_less_exactly),
         cmocka_unit_test(case__forward_that_adds_in_half_precision__agrees_with_the_oracle),
         cmocka_unit_test(case__scaled_gap__below_the_smallest_number_is_rounding),
         cmocka_unit_test(case__tolerance__of_what_tf32_made_less_exact_is_float16s),
