@@ -14,7 +14,7 @@ keeps answering with the last. A line with a "comment" is for people, and skippe
 
 Every step may also have
     "expect": ["substring", ...]   each must occur in the request, else the answer is 400 and the log says so
-    "reject": ["substring", ...]     none may occur
+    "reject": ["substring", ...]     none may occur, but in the diff of an idea that was rolled back
     "delay": seconds                 before the first byte
     "usage": {...} | null            token counts (default 100 in, 20 out)
     "content_type": "..."            instead of the right one
@@ -124,7 +124,14 @@ def unmet(step: Step, request: Any, body: str) -> list[str]:
     """What the step demands of the request and does not find, as sentences."""
     everything = texts_of(request) + "\n" + body
     missing = [f"missing: {want}" for want in step.get("expect", []) if want not in everything]
-    return missing + [f"not allowed: {bad}" for bad in step.get("reject", []) if bad in everything]
+    said = without_lost_ideas(texts_of(request), "\n") + without_lost_ideas(body, "\\n")
+    return missing + [f"not allowed: {bad}" for bad in step.get("reject", []) if bad in said]
+
+
+def without_lost_ideas(text: str, newline: str) -> str:
+    """Without the diffs of ideas that were rolled back: what they added is shown, and is nowhere else."""
+    lines = text.split(newline)
+    return newline.join(line for line in lines if not line.startswith(("      +", "      -")))
 
 
 class Handler(BaseHTTPRequestHandler):
