@@ -105,13 +105,14 @@ int ka_prompt_cli_main(const struct ka_opts *opts, const char *path)
     if (code == 0 && ka_settings_init(&asking.settings, opts, &asking.app, false, &err))
         code = 2;
     if (code == 0 && !mkdtemp(folder)) {
-        ka_fail(&err, -errno, "%s: %s", folder, strerror(errno));
+        ka_fail(&err, -errno, "%s: %s; set TMPDIR to a folder that can be written", folder, strerror(errno));
         code = 2;
-    } else if (code == 0) {
+    }
+    if (code) {
+        ka_show_problem(&err, code);
+    } else {
         code = ask_in(&asking, folder, path);
         ka_rmtree(folder, NULL);
-    } else {
-        ka_show_problem(&err, code);
     }
     ka_settings_free(&asking.settings);
     ka_app_close(&asking.app);

@@ -72,3 +72,8 @@ def test_forward_that_cannot_be_used__is_named(agent: Agent) -> None:
     missing = agent("prompt", agent.folder / "none.py")
     assert missing.code == 3 and json.dumps("none.py")[1:-1] in missing.err
     assert agent("prompt").code == 2
+
+
+def test_folder_that_cannot_be_made__is_named_with_a_remedy(agent: Agent, forward: Path) -> None:
+    done = agent("prompt", forward, env={"TMPDIR": "/nonexistent"})
+    assert done.code == 2 and "/nonexistent/" in done.err and "set TMPDIR" in done.err
