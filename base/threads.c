@@ -4,13 +4,8 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "base.h"
-
-#define GENTLE 5 /* as nice(1) counts */
 
 /* Whole processors that the control group of this process may use; 0: no limit is known. */
 static size_t quota(void)
@@ -34,13 +29,6 @@ size_t ka_threads_usable(void)
     size_t usable = sched_getaffinity(0, sizeof(set), &set) == 0 ? (size_t)CPU_COUNT(&set) : 1;
     size_t allowed = quota();
     return allowed && allowed < usable ? allowed : usable;
-}
-
-void ka_thread_step_back(void)
-{
-    id_t thread = (id_t)syscall(SYS_gettid);
-    if (getpriority(PRIO_PROCESS, thread) < GENTLE)
-        setpriority(PRIO_PROCESS, thread, GENTLE);
 }
 
 struct job {

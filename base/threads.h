@@ -9,10 +9,6 @@
 /* Processors that this process may use, by its affinity and its control group; at least 1. */
 size_t ka_threads_usable(void);
 
-/* From now on this thread, and those that it starts, go behind others of the machine: they work for long
- * while another one answers. */
-void ka_thread_step_back(void);
-
 /* Call work(arg, i) once for every i < count, the first ones first, on as many threads as there are usable
  * processors, KA_THREADS_MAX at most; returns when all have returned. Where a thread cannot be had the others
  * do its part. */

@@ -1,11 +1,9 @@
 /* Work beside the loop, on libuv's pool. Knows nothing of what is done there. */
 #include "work.h"
 
-#include <stdbool.h>
 #include <stdlib.h>
 
 #include "base/base.h"
-#include "base/threads.h"
 #include "loop_uv.h"
 
 struct work {
@@ -18,10 +16,6 @@ struct work {
 static void on_thread(uv_work_t *req)
 {
     struct work *w = req->data;
-    static _Thread_local bool stepped_back;
-    if (!stepped_back)
-        ka_thread_step_back();
-    stepped_back = true;
     w->work(w->arg);
 }
 

@@ -19,8 +19,6 @@
 #define SYS_close_range 436
 #endif
 
-#define GENTLE 5 /* as nice(1) counts */
-
 static int limit(int resource, uint64_t soft, uint64_t hard)
 {
     struct rlimit now;
@@ -41,13 +39,6 @@ static uint64_t process_limit(const struct ka_jail_policy *policy, const struct 
     return policy->nproc + info.procs;
 }
 
-/* Behind the daemon, which answers signals and other runs: where cores are short it goes first. */
-static void step_back(void)
-{
-    if (getpriority(PRIO_PROCESS, 0) < GENTLE)
-        setpriority(PRIO_PROCESS, 0, GENTLE);
-}
-
 /* Not RLIMIT_AS: CUDA reserves address space for twice the card. SIGXCPU comes first, SIGKILL a second later.
  */
 void ka_jail_limits_apply(const struct ka_jail_policy *policy, struct ka_jail_report *report)
@@ -65,7 +56,6 @@ void ka_jail_limits_apply(const struct ka_jail_policy *policy, struct ka_jail_re
         {RLIMIT_NICE, 0, 0},         {RLIMIT_SIGPENDING, 4096, 4096},
     };
     int rc = 0;
-    step_back();
     for (size_t i = 0; i < KA_JAIL_COUNT(limits) && !rc; i++)
         rc = limit(limits[i].resource, limits[i].soft, limits[i].hard);
     ka_jail_note(report, KA_LAYER_LIMITS, "setrlimit", rc);
