@@ -28,8 +28,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path[:0] = [str(ROOT / "sandbox"), str(ROOT / "tests/python"), str(ROOT / "tests/property")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("sandbox", "tests/python", "tests/property", "scripts")]
 
+import bounded
 import generate
 import judge
 import numpy
@@ -152,14 +153,6 @@ def summary(kind: str, count: int, tally: Tally, args: argparse.Namespace, start
     }
 
 
-def write(out: Path | None, result: dict[str, Any]) -> None:
-    """As a whole or not at all, so that a run that is killed leaves what it last wrote."""
-    if out is not None:
-        part = out.with_name(f"{out.name}.part")
-        part.write_text(json.dumps(result, indent=1) + "\n")
-        part.replace(out)
-
-
 def run(kind: str, count: int, args: argparse.Namespace) -> bool:
     """All programs of one kind; whether none was wrong."""
     started, tally = time.monotonic(), Tally()
@@ -176,9 +169,11 @@ def run(kind: str, count: int, args: argparse.Namespace) -> bool:
             print(f"{kind} {program.seed}: {outcome.state}: {outcome.reason.strip()}", flush=True)
         if tried % 50 == 0:
             print(f"{tried} {kind}: {dict(tally.states)}", flush=True)
-            write(out, summary(kind, count, tally, args, started))
+            if out:
+                bounded.write_json(out, summary(kind, count, tally, args, started))
     result = summary(kind, count, tally, args, started)
-    write(out, result)
+    if out:
+        bounded.write_json(out, result)
     short = {k: v for k, v in result.items() if not isinstance(v, dict) or k == "reasons"}
     print(json.dumps(short, indent=1), flush=True)
     return not (tally.states["wrong"] or tally.states["crashed"])
