@@ -1,10 +1,10 @@
 /* Embeds a query, asks the index, and reads what it found from the store. */
 #include "search.h"
 
-#include "excerpt.h"
-
 #include <stdlib.h>
 #include <string.h>
+
+#include "excerpt.h"
 
 struct ka_search {
     struct ka_store *store;

@@ -2,14 +2,14 @@
  * endpoints, files or how an answer is read. */
 #include "prompt.h"
 
-#include "base/lines.h"
-#include "place.h"
-
 #include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "base/lines.h"
+#include "place.h"
 
 /* What of the input is shown: the first `pairs` of the ranked ones, the history from `history_from` on. */
 struct selection {

@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/core/fields.h"
 #include "agent/core/conduct.h"
+#include "agent/core/fields.h"
 #include "agent/core/kinds.h"
 #include "base/threads.h"
 #include "cases.h"
@@ -519,9 +519,9 @@ int ka_judge_case(struct ka_judged_case *one, json_int_t id, struct ka_err *why)
         goto out;
     struct ka_err err;
     if (!one->candidate || !json_is_true(json_object_get(one->candidate, "ok"))) {
-        if (is_beyond_the_gpu(one)) {
+        if (is_beyond_the_gpu(one))
             ka_verdict_skip_openly(one->verdict, one->shape, BEYOND);
-        } else
+        else
             fail_raised(one);
         goto out;
     }

@@ -129,7 +129,7 @@ def configuration(turn: int) -> Iterator[None]:
 
 
 def try_every_configuration() -> None:
-    """On a GPU, from now on in this process: see _trial()."""
+    """On a GPU, from now on in this process: see _Trials."""
     _state.every = True
 
 

@@ -60,9 +60,7 @@ class Site:
     empty: dict[str, Node | None] = field(default_factory=dict)
     # tensors that the call changes after this launch: what the backward needs of them is copied
     overwritten: set[str] = field(default_factory=set)
-    held: list[str] = field(
-        default_factory=list
-    )  # outputs whose values lose their gradient where overwritten
+    held: list[str] = field(default_factory=list)  # outputs whose values lose their gradient: _note_held()
     again: Callable[[dict[tuple, bool]], Kernel] | None = None  # the kernel of calls that agree with facts
 
 
