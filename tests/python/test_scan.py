@@ -247,6 +247,27 @@ def test_file_without_marker__is_scanned_whole_and_warned_about():
     assert [f["rule"] for f in findings(source) if f["severity"] != "note"] == ["marker"]
 
 
+@pytest.mark.parametrize(
+    ("said", "noted"),
+    [
+        ("", True),
+        (', None, "ieee"', False),
+        (", None, 'tf32'", True),
+        (", None, None, False", False),
+        (", input_precision=None", True),
+        (", input_precision='tf32x3'", False),
+        (", allow_tf32=True", True),
+        (", input_precision=PRECISION", False),
+    ],
+)
+def test_product__in_tf32_by_name_place_or_default__has_a_note(said, noted):
+    body = f"    x = tl.load(d_y_ptr, mask=mask, other=0.0)\n    b = tl.dot(x, x{said})\n"
+    text = SCALE_PAIR.replace(
+        "def scale_bwd_kernel(", f"def other(d_y_ptr, mask):\n{body}\n\n@triton.jit\ndef scale_bwd_kernel("
+    )
+    assert any("TF32" in message for message in notes_of(text, "kernel other")) is noted
+
+
 def test_kernel__that_leaves_something_to_the_machine__has_a_note_of_each_kind():
     body = "    a = tl.load(d_y_ptr, mask=mask)\n    b = tl.dot(a, tl.load(d_y_ptr, mask=mask))\n"
     body += "    c = tl.dot(a, b, input_precision='ieee') + tl.load(d_y_ptr, mask=mask, other=0.0)\n"

@@ -90,13 +90,16 @@ def _first_term(pointer: ast.expr) -> str | None:
 
 
 def _in_tf32(dot: ast.AST) -> bool:
-    """Whether a tl.dot says so, or says nothing."""
+    """Whether a tl.dot says so, or says nothing; by name, or as Triton orders its parameters. What is no
+    literal may be anything."""
     if not isinstance(dot, ast.Call):
         return False
-    said = {k.arg: getattr(k.value, "value", None) for k in dot.keywords}
-    if not said.keys() & {"input_precision", "allow_tf32"}:
-        return True
-    return said.get("input_precision") == "tf32" or said.get("allow_tf32") is True
+    said = dict(zip(("input", "other", "acc", "input_precision", "allow_tf32"), dot.args, strict=False))
+    said |= {k.arg: k.value for k in dot.keywords if k.arg}
+    named = [said[name] for name in ("input_precision", "allow_tf32") if name in said]
+    values = [node.value for node in named if isinstance(node, ast.Constant) and node.value is not None]
+    silent = all(isinstance(node, ast.Constant) and node.value is None for node in named)
+    return silent or "tf32" in values or True in values
 
 
 def _is_launch(node: ast.AST) -> bool:
