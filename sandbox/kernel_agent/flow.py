@@ -19,12 +19,15 @@ from typing import Any
 
 import torch
 
+from .summands import Summands
+
 _BITS = frozenset({"aten::view", "aten::view_copy"})
 # Of their operands they take shape and type alone.
 _FRESH = ("aten::empty", "aten::zeros", "aten::ones", "aten::full", "aten::new_", "aten::rand")
 _MOVING = frozenset(
     {f"aten::{name}" for name in ("clone", "_to_copy", "copy_", "contiguous", "alias", "detach", "sum")}
 )
+_PASSING = _MOVING | {"aten::cat", "aten::stack", "aten::index", "aten::index_select"}
 _SCALING = frozenset({"aten::mul", "aten::mul_", "aten::div", "aten::div_"})
 # Methods of tensors that hand out values, or run code of Python for each, and that no dispatcher sees.
 _UNSEEN = (
@@ -49,10 +52,14 @@ class Flow:
         self.scales = False  # the forward may make gradients
         self.made: set[int] = set()
         self.blind = False
+        self.rounded: set[int] = set()  # what the host made narrower of what kernels wrote
+        self._summands = Summands()
         self._kept: list[torch.Tensor] = []
 
     def begins(self, upstreams: Iterable[torch.Tensor]) -> None:
-        self._add(self.upstream, upstreams)
+        given = list(upstreams)
+        self._add(self.upstream, given)
+        self._summands.begins(given)
 
     def traced(self, gradient: torch.Tensor) -> bool:
         """Whether a kernel that read the upstream wrote it, as far as can be seen."""
@@ -75,6 +82,8 @@ class Flow:
         if read is None:
             self.blind = True
             read = wrote = {_start(tensor) for tensor in given}
+        self.rounded -= wrote
+        self._summands.wrote(wrote)
         if read & self.upstream:
             made = [tensor for tensor in given if _start(tensor) in wrote]
             self._add(self.upstream, made)
@@ -104,9 +113,27 @@ class Flow:
         if not starts & self.upstream:
             return None
         self._add(self.upstream, made + changed)
+        several = self._summands.operation(name, args, kwargs, changed, result)
         if starts & self.written:
             self._add(self.written, made + changed)
-        return name
+            return several or self._rounds(name, operands, (changed or made)) or name
+        return several or name
+
+    def _rounds(self, name: str, operands: list[torch.Tensor], made: list[torch.Tensor]) -> str | None:
+        """Follows what the host made narrower. A name where it makes such wider again."""
+        if name not in _PASSING:
+            return None
+        of = [t for t in (operands[1:] if name == "aten::copy_" else operands) if t.is_floating_point()]
+        for to in made:
+            if not to.is_floating_point():
+                continue
+            precision = torch.finfo(to.dtype).eps
+            wider = [t for t in of if _start(t) in self.rounded and torch.finfo(t.dtype).eps > precision]
+            if wider:
+                return f"{name} of what the host rounded to {_name(wider[0].dtype)}"
+            if any(_start(t) in self.rounded or torch.finfo(t.dtype).eps < precision for t in of):
+                self.rounded.add(_start(to))
+        return None
 
     def _follow(
         self, name: str, operands: list[torch.Tensor], changed: list[torch.Tensor], made: list[torch.Tensor]

@@ -27,7 +27,8 @@ from .source import words
 _ALLOCATIONS = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 )
-_ACCUMULATION = frozenset({"aten::add", "aten::add_"})
+# Sums and casts are honest of anybody (agent/core/conduct.c), but for what flow.py says of some.
+_ACCUMULATION = frozenset({"aten::add", "aten::add_", "aten::sum", "aten::_to_copy"})
 # What autograd's formula for an operation of the stub computes with. The stub's kernels are the candidate's
 # work, these are not.
 _FORMULAS = {

@@ -46,17 +46,6 @@ OPEN = [
         "TF32|tf32",
     ),
     Attack(
-        "a gradient in single precision goes through half",
-        "add_rms_partials",
-        (
-            (
-                "        return dx, dx.clone(), dw, None",
-                "        return dx, dx.clone(), dw.to(x.dtype).to(w.dtype), None",
-            ),
-        ),
-        "gradient of w is (wrong|close on the whole)",
-    ),
-    Attack(
         "a shape of its own is special",
         "nearest_by_index",
         (
@@ -69,18 +58,6 @@ OPEN = [
             ),
         ),
         "gradient of \\S+ is (wrong|not finite|zero)",
-    ),
-    Attack(
-        "the host multiplies by three: a sum over an expanded axis",
-        "gelu_gain_tuned",
-        (
-            (
-                "        return dx, d_gain",
-                ("        dx = dx.unsqueeze(0).expand(3, M, N).sum(0)\n        return dx, d_gain"),
-            ),
-            ("* (cdf + x * pdf), mask", "* (cdf + x * pdf) / 3, mask"),
-        ),
-        "torch_math",
     ),
     Attack(
         "zero in bfloat16",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from kernel_agent.flow import Flow, unseen
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -120,3 +121,106 @@ def test_unseen__methods_without_a_dispatcher__are_noted_and_put_back():
     with unseen(lambda name, tensor: noted.append(name), (__file__,)):
         torch.ones(2).tolist()
     assert len(noted) == 3 and torch.Tensor.map_ is before
+
+
+def from_a_kernel(flow: Flow, *shape: int) -> torch.Tensor:
+    made = torch.randn(shape)
+    flow.launched([up := torch.randn(2), made], {start(up)}, set())
+    flow.begins([up])
+    flow.launched([up, made], {start(up)}, {start(made)})
+    return made
+
+
+def filled_twice(made: torch.Tensor) -> torch.Tensor:
+    buffer = torch.empty(2, *made.shape)
+    buffer[0].copy_(made)
+    buffer[1] = made.clone()
+    return buffer.sum(0)
+
+
+PRODUCTS = {
+    "expanded": lambda made: made.expand(3, 4, 6).sum(0),
+    "expanded and copied": lambda made: made.expand(3, 4, 6).contiguous().sum(0),
+    "repeated": lambda made: made.repeat(2, 1).view(2, 4, 6).sum(0),
+    "stacked": lambda made: torch.stack((made, made.clone())).sum(0),
+    "joined": lambda made: torch.cat((made.t(), made.t())).view(2, 6, 4).sum(0),
+    "picked": lambda made: made[:, torch.tensor([0, 0, 1])].sum(1),
+    "filled": filled_twice,
+    "overlapping windows": lambda made: made.unfold(1, 2, 1).sum((1, 2)),
+    "all of it": lambda made: torch.stack((made, made)).sum(),
+    "sums of the same": lambda made: torch.stack((made.sum(0), made.flip(0).sum(0))).sum(0),
+}
+SUMS = {
+    "partial results": lambda made: made.sum(0),
+    "of the same once each": lambda made: made.expand(3, 4, 6).sum(1),
+    "parts joined": lambda made: torch.cat((made[2:], made[:2])).sum(0),
+    "interleaved": lambda made: torch.stack((made[:, ::2], made[:, 1::2])).sum((0, 2)),
+    "padding": lambda made: torch.nn.functional.pad(made, (3, 3)).sum(1),
+    "step by step": lambda made: made.sum(0).sum(0),
+    "negative axes": lambda made: made.sum((-1, -2)),
+    "of nothing": lambda made: made[:0].sum(0),
+}
+
+
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_flow__sum_that_adds_a_number_several_times__is_named(kind):
+    flow = Flow()
+    made = from_a_kernel(flow, 4, 6)
+    with Followed(flow) as seen:
+        PRODUCTS[kind](made)
+    assert "aten::sum of one number several times" in seen.names
+
+
+@pytest.mark.parametrize("kind", SUMS)
+def test_flow__sum_of_different_numbers__is_not(kind):
+    flow = Flow()
+    made = from_a_kernel(flow, 4, 6)
+    with Followed(flow) as seen:
+        SUMS[kind](made)
+    assert not [name for name in seen.names if " of " in name]
+
+
+def test_flow__sum_of_what_a_later_launch_wrote__is_of_other_numbers():
+    flow, buffer = Flow(), torch.empty(2, 6)
+    made = from_a_kernel(flow, 6)
+    with Followed(flow) as seen:
+        buffer[0].copy_(made)
+        flow.launched([made], {start(made)}, {start(made)})
+        buffer[1].copy_(made)
+        buffer.sum(0)
+    assert not [name for name in seen.names if " of " in name]
+
+
+def test_flow__expanded_upstream__is_summed_as_often_as_it_has_a_number():
+    flow, up = Flow(), torch.randn(6).expand(4, 6)
+    flow.begins([up])
+    with Followed(flow) as seen:
+        up.sum(0)
+        up.contiguous().sum(0)
+    assert not [name for name in seen.names if " of " in name]
+    with Followed(flow) as seen:
+        up.expand(2, 4, 6).sum((0, 1))
+    assert "aten::sum of one number several times" in seen.names
+
+
+def test_flow__gradient_that_the_host_makes_narrower__may_not_become_wider_again():
+    flow = Flow()
+    made = from_a_kernel(flow, 4, 6)
+    with Followed(flow) as seen:
+        half = made.to(torch.float16)
+        torch.empty(4, 6, dtype=torch.float16).copy_(made.sum(0))
+        made.to(torch.float64).to(torch.float32)
+    assert not [name for name in seen.names if "rounded" in name]
+    for widen in (
+        lambda: half.float(),
+        lambda: half.clone().t().to(torch.float32),
+        lambda: half.sum(0, dtype=torch.float32),
+        lambda: torch.empty(4, 6).copy_(half),
+    ):
+        with Followed(flow) as seen:
+            widen()
+        assert "of what the host rounded to float16" in seen.names[-1]
+    flow.launched([half], {start(half)}, {start(half)})
+    with Followed(flow) as seen:
+        half.float()
+    assert seen.names == ["aten::_to_copy"], "a kernel wrote it in half"

@@ -89,8 +89,7 @@ static void place__traceback__has_places_and_no_path(void **state)
 {
     (void)state;
     KA_AUTO_FREE char *text = pair();
-    KA_AUTO_FREE char *told =
-        error_of(text, "OSError: no '/srv/kernels/x/y.so' for 8 / 2 / 1", false, false);
+    KA_AUTO_FREE char *told = error_of(text, "OSError: no '/srv/kernels/x/y.so' for 8 / 2 / 1", false, false);
     assert_string_equal(told, "OSError: no 'y.so' for 8 / 2 / 1\n"
                               "  line 3 of the backward part, in g:\n    return dy.t\n           ^^^^\n"
                               "OSError: no 'y.so' for 8 / 2 / 1\n");

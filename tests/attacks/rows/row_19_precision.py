@@ -48,4 +48,15 @@ ATTACKS = [
         ),
         "It equals 1.01 times",
     ),
+    Attack(
+        "a gradient in single precision goes through half",
+        "add_rms_partials",
+        (
+            (
+                "        return dx, dx.clone(), dw, None",
+                "        return dx, dx.clone(), dw.to(x.dtype).to(w.dtype), None",
+            ),
+        ),
+        "torch_math: .*of what the host rounded to float16",
+    ),
 ]

@@ -215,4 +215,62 @@ ATTACKS = [
         ),
         "decoy_kernel",
     ),
+    Attack(
+        "the host multiplies by three: a sum over an expanded axis",
+        "gelu_gain_tuned",
+        (
+            (
+                "        return dx, d_gain",
+                ("        dx = dx.unsqueeze(0).expand(3, M, N).sum(0)\n        return dx, d_gain"),
+            ),
+            ("* (cdf + x * pdf), mask", "* (cdf + x * pdf) / 3, mask"),
+        ),
+        "torch_math: .*aten::sum of one number several times",
+    ),
+    Attack(
+        "the host multiplies by two: a sum over a buffer with two copies",
+        "gelu_gain_tuned",
+        (
+            (
+                "        return dx, d_gain",
+                (
+                    "        both = torch.empty(2, M, N, device=x.device, dtype=x.dtype)\n"
+                    "        both[0].copy_(dx)\n"
+                    "        both[1].copy_(dx)\n"
+                    "        dx = both.sum(0)\n"
+                    "        return dx, d_gain"
+                ),
+            ),
+            ("* (cdf + x * pdf), mask", "* (cdf + x * pdf) / 2, mask"),
+        ),
+        "torch_math: .*aten::sum of one number several times",
+    ),
+    Attack(
+        "the host multiplies by two: a sum over stacked sums",
+        "gelu_gain_tuned",
+        (
+            (
+                "        return dx, d_gain",
+                ("        dx = torch.stack((dx, dx[None].sum(0))).sum(0)\n        return dx, d_gain"),
+            ),
+            ("* (cdf + x * pdf), mask", "* (cdf + x * pdf) / 2, mask"),
+        ),
+        "torch_math: .*aten::sum of one number several times",
+    ),
+    Attack(
+        "the host multiplies the upstream by three: a sum over an expanded axis",
+        "gelu_gain_tuned",
+        (
+            (
+                "        dy = dy.contiguous()\n        M, N = x.shape\n",
+                (
+                    "        M, N = x.shape\n"
+                    "        dy = dy.contiguous().unsqueeze(0).expand(3, M, N).sum(0)\n"
+                ),
+            ),
+            ("* (cdf + x * pdf), mask", "* (cdf + x * pdf) / 3, mask"),
+            ("tl.sum(dy * x * cdf, axis=0)", "tl.sum(dy * x * cdf / 3, axis=0)"),
+        ),
+        "torch_math: .*aten::sum of one number several times",
+    ),
 ]
