@@ -48,6 +48,11 @@ static enum ka_child_role role_of(const char *operation)
     return strcmp(operation, "oracle") == 0 ? KA_CHILD_ORACLE : KA_CHILD_TRUSTED;
 }
 
+/* A context with one queue for the host's launches takes the driver half the time of one with eight, and it
+ * makes one context at a time: with many children that is what they wait for. A candidate keeps its queues: in
+ * one, what it launches in two streams without a word between them would be in order all the same. */
+static const char *const one_queue[] = {"CUDA_DEVICE_MAX_CONNECTIONS=1"};
+
 static void op_free(struct ka_op *op)
 {
     free(op->operation);
@@ -333,6 +338,8 @@ int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, 
         .package_dir = app->package_dir,
         .ro = readable,
         .ro_count = readable_count,
+        .env = one_queue,
+        .env_count = role_of(op->operation) == KA_CHILD_CANDIDATE ? 0 : KA_COUNT(one_queue),
         .device = device_of(req),
         .local_sockets = req->tool != NULL,
         .require = req->settings->require_sandbox,

@@ -73,7 +73,9 @@ def test_case_on_a_gpu__is_held_to_what_is_free_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (100, 1000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=None: 50)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: 20)
+    monkeypatch.setattr(budget, "SMALL", 20)
     there = torch.device("cuda")
+    budget.require({"case_bytes": 1 << 40, "device_bytes": 20}, {"device_bytes": 20}, there, "f.py")
     budget.require({"case_bytes": 1 << 40, "device_bytes": 130}, {}, there, "f.py")
     for limits in ({}, {"device_bytes": 1 << 40}):
         with pytest.raises(Unusable, match="GPU's memory, and there are 130 bytes"):
@@ -82,9 +84,10 @@ def test_case_on_a_gpu__is_held_to_what_is_free_there(monkeypatch):
         budget.require({"case_bytes": 1, "device_bytes": 131}, {"device_bytes": 10}, there, "f.py")
 
 
-@pytest.mark.parametrize(("left", "emptied"), [(50, 1), (500, 0)])
-def test_release__gives_back_only_where_little_is_left(left, emptied, monkeypatch):
+@pytest.mark.parametrize(("held", "left", "emptied"), [(1 << 28, 50, 1), (1 << 28, 500, 0), (1 << 20, 50, 0)])
+def test_release__gives_back_only_where_little_is_left(held, left, emptied, monkeypatch):
     calls = []
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: held)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (left, 1000))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(1))
     budget.release("cuda")

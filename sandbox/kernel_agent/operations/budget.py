@@ -28,6 +28,7 @@ SMALL = 1 << 26
 # There for good, if after so many seconds an operation has taken no longer than this on average.
 TRIAL, NARROW = 0.25, 5e-4
 LOW = 0.1  # of a GPU's memory
+HELD = 1 << 28  # bytes of it that are worth giving back
 REMEDY = "make the shape smaller, or mark it required: False"
 _GPU_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")
 _GPU_FREE = re.compile(r"of which ([\d.]+ \w+) is free")
@@ -92,8 +93,9 @@ def require(needed: Mapping[str, int], budget: Mapping[str, Any], device: torch.
     its file, and `device_bytes`, of memory on `device`; of the budget either may be missing: then what is
     free on a GPU is the limit."""
     there = {name: int(budget[name]) for name in needed if budget.get(name) is not None}
-    if device.type == "cuda":
-        there["device_bytes"] = min(there.get("device_bytes", free(device)), free(device))
+    if device.type == "cuda" and needed.get("device_bytes", 0) > SMALL:  # the driver answers one at a time
+        left = free(device)
+        there["device_bytes"] = min(there.get("device_bytes", left), left)
     memory = "GPU" if device.type == "cuda" else "machine"
     what = {"case_bytes": "its tensors' file", "device_bytes": f"float64 in the {memory}'s memory"}
     for name, bytes_there in there.items():
@@ -112,7 +114,7 @@ def free(device: torch.device) -> int:
 
 def release(device: str) -> None:
     """Between cases: what a GPU's allocator keeps is given back where little is left."""
-    if not device.startswith("cuda"):
+    if not device.startswith("cuda") or torch.cuda.memory_reserved() < HELD:
         return
     left, total = torch.cuda.mem_get_info()
     if left < LOW * total:
