@@ -49,8 +49,8 @@ static enum ka_child_role role_of(const char *operation)
 }
 
 /* A context with one queue for the host's launches takes the driver half the time of one with eight, and it
- * makes one context at a time: with many children that is what they wait for. A candidate keeps its queues: in
- * one, what it launches in two streams without a word between them would be in order all the same. */
+ * makes one context at a time: with many children that is what they wait for. A candidate keeps its queues:
+ * in one, what it launches in two streams without a word between them would be in order all the same. */
 static const char *const one_queue[] = {"CUDA_DEVICE_MAX_CONNECTIONS=1"};
 
 static void op_free(struct ka_op *op)
