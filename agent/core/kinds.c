@@ -70,6 +70,8 @@ static const struct ka_kind KINDS[] = {
      .meaning = "one tensor passed for two inputs: nothing may be kept or found by its address"},
     {"mixed", KA_KIND_VALUES, KA_KIND_TAKEN, .label = "mixed", .tolerate = ka_tolerance_coarsen,
      .only_against = true, .meaning = "rows times 100 beside rows times 0.01"},
+    {"uneven", KA_KIND_VALUES, KA_KIND_TAKEN, .label = "uneven", .tolerate = ka_tolerance_coarsen,
+     .only_against = true, .meaning = "rows times 8 beside rows times 1/8"},
     {"tied", KA_KIND_VALUES, KA_KIND_TAKEN, .label = "tied", .tolerate = ka_tolerance_ties,
      .meaning = "rows that have their greatest value twice"},
     {"flat", KA_KIND_VALUES, KA_KIND_TAKEN, .label = "flat", .tolerate = ka_tolerance_loosen,

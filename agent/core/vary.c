@@ -15,6 +15,7 @@ enum family { IN_ROWS, APART, ACROSS };
 struct extents {
     size_t rank, long_axes; /* axes longer than 1 */
     double outer, last;     /* of all axes but the last the product; 1 where there is none */
+    bool tf32;              /* products of the call are in TF32 */
     bool first_long_is_last;
     size_t long_outer_axes;
 };
@@ -59,6 +60,16 @@ static bool has_outer(const struct extents *e)
     return e->rank >= 2 && e->outer >= 2 && e->last > 0;
 }
 
+static bool has_exact_outer(const struct extents *e)
+{
+    return has_outer(e) && !e->tf32;
+}
+
+static bool has_coarse_outer(const struct extents *e)
+{
+    return has_outer(e) && e->tf32;
+}
+
 static const struct choice {
     const char *name;
     bool (*suits)(const struct extents *);
@@ -74,7 +85,8 @@ static const struct choice {
     {"shifted", has_matrix, APART, false, false},
     {"swapped", has_outer_axes, APART, false, false},
     {"shared", has_long_axis, KA_COVER_ALONE, false, true},
-    {"mixed", has_outer, 1, true, true},
+    {"mixed", has_exact_outer, 1, true, true},
+    {"uneven", has_coarse_outer, 1, true, true},
     {"tied", has_three, 1, false, true},
     {"flat", has_long_axis, 1, false, true},
     {"large", has_axis, 1, true, true},
@@ -150,6 +162,7 @@ static void add_aspect(struct aspects *all, const json_t *tensors, size_t at, en
     const json_t *tensor = json_array_get(tensors, at);
     const char *name = json_string_value(json_object_get(tensor, "name"));
     struct extents e = extents_of(json_object_get(tensor, "shape"));
+    e.tf32 = json_is_true(json_object_get(tensor, "tf32"));
     if (!name || all->count == KA_COVER_FACTORS)
         return;
     struct aspect *aspect = &all->of[all->count];
@@ -316,5 +329,9 @@ json_t *ka_vary_tensors(const json_t *entry)
             add_tensor(list, name, item, false);
     }
     add_inputs(list, entry, true);
+    KA_EACH(list, i, tensor) {
+        if (json_array_size(json_object_get(entry, "tf32")))
+            json_object_set_new(tensor, "tf32", json_true());
+    }
     return list;
 }

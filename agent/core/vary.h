@@ -16,7 +16,7 @@
 
 #define KA_VARY_MOST 16 /* variations */
 
-/* [{"name", "shape", "dtype", "constant"}] of a case of the oracle's (new reference). */
+/* [{"name", "shape", "dtype", "constant", "tf32"?}] of a case of the oracle's (new reference). */
 json_t *ka_vary_tensors(const json_t *entry);
 
 /* Variations (new reference) such that each choice is in one and all families of choices of any two meet in

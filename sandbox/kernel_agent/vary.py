@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 MIXED = (1e2, 1e-2)  # the exponential of the larger overflows where it is not shifted; float16 holds both
+UNEVEN = (8, 0.125)  # where products are in TF32: of scores in the hundreds it leaves no softmax to agree on
 LARGEST = 8.5  # beyond where approximations of tails are cut off; most functions still have a gradient there
 SMALL = 0.01
 CONSTANT = 4  # times the first element, moved away from zero by one
@@ -112,11 +113,15 @@ def _rows(values: torch.Tensor) -> torch.Tensor:
     return numbers.unsqueeze(-1) if values.dim() > 1 else numbers
 
 
-def _mixed(values: torch.Tensor) -> torch.Tensor:
+def _mixed(factors: tuple[float, float]) -> Callable[[torch.Tensor], torch.Tensor]:
     """Every other row large, the rest small."""
-    if values.dim() < 2:
-        return values
-    return torch.where(_rows(values) % 2 == 0, values * MIXED[0], values * MIXED[1])
+
+    def change(values: torch.Tensor) -> torch.Tensor:
+        if values.dim() < 2:
+            return values
+        return torch.where(_rows(values) % 2 == 0, values * factors[0], values * factors[1])
+
+    return change
 
 
 def _tied(values: torch.Tensor) -> torch.Tensor:
@@ -187,7 +192,8 @@ class Values:
 
 
 VALUES = {
-    "mixed": Values(_mixed),
+    "mixed": Values(_mixed(MIXED)),
+    "uneven": Values(_mixed(UNEVEN)),
     "tied": Values(_tied, finite=False, judged=fold_ties),
     "flat": Values(_flat, equals=True),
     "large": Values(_large),

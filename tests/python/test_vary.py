@@ -86,10 +86,11 @@ def test_layout__what_stands_beside__is_of_another_value_or_nan(dtype):
     assert vary.LAYOUTS["shifted"].change(plain).as_strided((1, 7), (7, 1), 0).isnan().all()
 
 
-def test_values__mixed__are_every_other_row_large_and_the_rest_small():
+@pytest.mark.parametrize(("kind", "large", "small"), [("mixed", 100, 0.01), ("uneven", 8, 0.125)])
+def test_values__mixed__are_every_other_row_large_and_the_rest_small(kind, large, small):
     x = values_of((6, 5))
-    made = vary.VALUES["mixed"].change(x)
-    assert torch.equal(made[::2], x[::2] * 100) and torch.equal(made[1::2], x[1::2] * 0.01)
+    made = vary.VALUES[kind].change(x)
+    assert torch.equal(made[::2], x[::2] * large) and torch.equal(made[1::2], x[1::2] * small)
 
 
 def test_values__tied__have_the_greatest_of_each_row_twice():

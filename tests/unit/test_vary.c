@@ -163,6 +163,22 @@ static void vary__each_tensor__has_what_its_shape_suits(void **state)
     json_decref(tensors);
 }
 
+static void vary__where_products_are_in_tf32__rows_are_less_uneven(void **state)
+{
+    (void)state;
+    static const char *const entries[] = {"[]", "[\"out/0\"]"};
+    for (size_t i = 0; i < KA_COUNT(entries); i++) {
+        json_t *entry = json_pack("{s:[{s:s, s:b, s:[i, i], s:s}], s:o}", "inputs", "name", "x", "grad", 1,
+                                  "shape", 4, 20, "dtype", "float32", "tf32", json(entries[i]));
+        json_t *tensors = ka_vary_tensors(entry), *made = ka_vary(tensors, NULL, NULL);
+        assert_int_equal(has(made, "values", "x", "mixed"), i == 0);
+        assert_int_equal(has(made, "values", "x", "uneven"), i == 1);
+        json_decref(made);
+        json_decref(tensors);
+        json_decref(entry);
+    }
+}
+
 static void vary__magnitudes__are_one_tensors_and_a_shared_one_has_no_values_of_its_own(void **state)
 {
     (void)state;
@@ -323,6 +339,7 @@ int main(void)
         cmocka_unit_test(cover__rows_that_there_are__count_and_stay),
         cmocka_unit_test(cover__rows_that_do_not_fit__are_not_made_and_the_rest_is_covered),
         cmocka_unit_test(vary__each_tensor__has_what_its_shape_suits),
+        cmocka_unit_test(vary__where_products_are_in_tf32__rows_are_less_uneven),
         cmocka_unit_test(vary__magnitudes__are_one_tensors_and_a_shared_one_has_no_values_of_its_own),
         cmocka_unit_test(vary__refused_choices__are_left_out_and_kept_variations_not_made_again),
         cmocka_unit_test(vary__scalars_and_empty_tensors__have_nothing_to_vary),
