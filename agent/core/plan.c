@@ -102,6 +102,14 @@ static size_t ones_of(const json_t *shape)
     return ones;
 }
 
+double ka_plan_seconds(const json_t *shapes)
+{
+    double all = 0;
+    KA_EACH(shapes, i, shape)
+        all += json_number_value(json_object_get(shape, "processor_seconds"));
+    return json_array_size(shapes) ? all / (double)json_array_size(shapes) : 0;
+}
+
 json_t *ka_plan_roomy(const json_t *shapes)
 {
     json_t *smallest = ka_plan_smallest(shapes), *found = smallest;

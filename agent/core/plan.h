@@ -71,6 +71,9 @@ json_t *ka_plan_smallest(const json_t *shapes);
  * the smallest. */
 json_t *ka_plan_variants(const json_t *shapes);
 
+/* Of a processor, that the oracle took for one case of a shape on average; 0: not known. */
+double ka_plan_seconds(const json_t *shapes);
+
 /* Where layouts are tried (borrowed): an axis of size 1 has none. The stand-in, else of the required shapes
  * that are not too large the smallest with the fewest sizes of 1. */
 json_t *ka_plan_roomy(const json_t *shapes);

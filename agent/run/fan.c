@@ -17,8 +17,9 @@
 #include "sizes.h"
 
 /* What any case costs, as elements of a tensor: loading, compiling, launching. On a GPU some tenth of a
- * second, and a child's context and libraries there cost a second. */
+ * second, unless it is known to be more, and a child's context and libraries there cost a second. */
 #define START (1 << 20)
+#define START_SECONDS 0.1
 #define CHILD_GPU (1 << 23)
 
 struct agreed {
@@ -243,6 +244,13 @@ static size_t width(const struct ka_run *run)
     return most ? most : 1;
 }
 
+static json_t *deal(const struct ka_run *run, const struct ka_fan_req *req)
+{
+    bool gpu = ka_run_on_gpu(run);
+    double starts = gpu && req->seconds > START_SECONDS ? req->seconds / START_SECONDS : 1;
+    return ka_deal(req->cases, width(run), START * starts, gpu ? CHILD_GPU : 0, req->together);
+}
+
 struct ka_fan *ka_fan_start(struct ka_run *run, struct ka_fan_req *req, ka_fan_fn changed, void *arg)
 {
     struct ka_fan *fan = ka_calloc(1, sizeof(*fan));
@@ -252,7 +260,7 @@ struct ka_fan *ka_fan_start(struct ka_run *run, struct ka_fan_req *req, ka_fan_f
     fan->crowded = json_array();
     fan->extra = req->extra ? req->extra : json_object();
     req->extra = NULL;
-    json_t *dealt = ka_deal(req->cases, width(run), START, ka_run_on_gpu(run) ? CHILD_GPU : 0, req->together);
+    json_t *dealt = deal(run, req);
     fan->count = json_array_size(dealt);
     fan->parts = ka_calloc(fan->count + 1, sizeof(*fan->parts));
     for (size_t i = 0; i < fan->count; i++) {

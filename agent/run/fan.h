@@ -16,6 +16,7 @@ struct ka_fan_req {
     const char *what; /* for the timeline: "hidden shapes"; NULL: nothing */
     json_t *cases;    /* as children may see them, each with "id" and "dims"; borrowed */
     json_t *extra;    /* further members of every request; stolen; NULL: none */
+    double seconds;   /* of a processor, that a case is known to take; 0: not known */
     bool together;    /* cases of the same dims stay in one child, which then runs the stub once */
     bool agree;       /* compare forward and oracle on every case, off the loop */
 };
