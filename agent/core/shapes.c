@@ -427,10 +427,19 @@ int ka_shapes_hidden(const json_t *dims, const json_t *sweep, uint64_t seed, siz
 /* Covering shapes */
 
 #define ALONE 16 /* blocks of what has one dimension are so much larger */
-/* Taps of a filter, say, beside other sizes: a loop over them is often unrolled, and minutes in a compiler
- * with a hundred. */
+/* Taps of a filter, say, beside far larger sizes: a loop over them is often unrolled, and minutes in a
+ * compiler with a hundred. */
 #define FEW 8
+#define FAR_LARGER 8 /* times */
 #define FEW_MULTIPLE 16
+
+static bool is_few(const struct shape *shape, size_t at)
+{
+    int64_t value = shape->dims[at].value, largest = 0;
+    for (size_t i = 0; i < shape->count; i++)
+        largest = shape->dims[i].value > largest ? shape->dims[i].value : largest;
+    return value <= FEW && largest >= FAR_LARGER * value;
+}
 
 /* The shape with the sizes of `wants` (stolen), unless it is too large, or is the given one. */
 static void add_covering(const struct shape *shape, const json_t *dims, const char *kind, uint64_t limit,
@@ -465,8 +474,7 @@ int ka_shapes_cover(const json_t *dims, int64_t tile, uint64_t budget, json_t **
         add_covering(&shape, dims, "one", limit, json_pack("{s:i}", dim->name, 1), list);
         if (dim->role != ROLE_SIZE && dim->role != ROLE_HEAD_SIZE)
             continue;
-        bool few = shape.count > 1 && dim->value <= FEW;
-        int64_t multiple = shape.count == 1 ? ALONE * tile : few ? FEW_MULTIPLE : tile;
+        int64_t multiple = shape.count == 1 ? ALONE * tile : is_few(&shape, i) ? FEW_MULTIPLE : tile;
         while (multiple > SMALL && own / (uint64_t)dim->value * (uint64_t)multiple > limit)
             multiple /= 2;
         add_covering(&shape, dims, "multiple", limit, json_pack("{s:I}", dim->name, (json_int_t)multiple),

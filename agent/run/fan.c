@@ -17,10 +17,10 @@
 #include "sizes.h"
 
 /* What any case costs, as elements of a tensor: loading, compiling, launching. On a GPU some tenth of a
- * second, unless it is known to be more, and a child's context and libraries there cost a second. */
+ * second, unless it is known to be more, and a context and libraries for a child less than half of one. */
 #define START (1 << 20)
 #define START_SECONDS 0.1
-#define CHILD_GPU (1 << 23)
+#define CHILD_GPU (1 << 22)
 
 struct agreed {
     json_int_t id;

@@ -354,6 +354,17 @@ static void covering_shapes__size_of_few__has_a_small_multiple(void **state)
     json_decref(dims);
 }
 
+static void covering_shapes__small_sizes_alone__have_the_same_multiple(void **state)
+{
+    (void)state;
+    json_auto_t *dims = json_pack("{s:i, s:i}", "M", 4, "N", 16), *list = NULL;
+    size_t many = 0;
+    assert_int_equal(ka_shapes_cover(dims, 128, KA_SHAPES_BUDGET, &list), 0);
+    KA_EACH(list, i, entry)
+        many += json_integer_value(json_object_get(json_object_get(entry, "wants"), "M")) == 128;
+    assert_int_equal(many, 1);
+}
+
 static void covering_shapes__too_large__take_a_smaller_multiple(void **state)
 {
     (void)state;
@@ -412,6 +423,7 @@ int main(void)
         cmocka_unit_test(shapes__hidden_of_nothing_to_vary__is_empty),
         cmocka_unit_test(covering_shapes__each_size_wanted__occurs_once),
         cmocka_unit_test(covering_shapes__size_of_few__has_a_small_multiple),
+        cmocka_unit_test(covering_shapes__small_sizes_alone__have_the_same_multiple),
         cmocka_unit_test(covering_shapes__too_large__take_a_smaller_multiple),
         cmocka_unit_test(long_shapes__one_size_long__the_rest_small_with_a_probe),
         cmocka_unit_test(long_shapes__nothing_scaled_or_too_large__gives_none),
