@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "agent/core/shapes.h"
+#include "base/each.h"
 
 static json_t *parse(const char *text)
 {
