@@ -76,7 +76,7 @@ static const struct ka_kind KINDS[] = {
      .meaning = "rows that have their greatest value twice"},
     {"flat", KA_KIND_VALUES, KA_KIND_TAKEN, .label = "flat", .tolerate = ka_tolerance_loosen,
      .only_against = true,
-     .meaning = "rows that are constant or zero: nothing may divide by what is zero there"},
+     .meaning = "rows that are constant, zero or nearly constant: nothing may divide by what is zero there"},
     {"large", KA_KIND_VALUES, KA_KIND_TAKEN, .label = "large", .tolerate = ka_tolerance_loosen,
      .only_against = true, .meaning = "values up to 8.5: formulas cut off in their tails are wrong there"},
     {"small", KA_KIND_VALUES, KA_KIND_NEVER,

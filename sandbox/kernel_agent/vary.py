@@ -17,6 +17,7 @@ UNEVEN = (8, 0.125)  # where products are in TF32: of scores in the hundreds it 
 LARGEST = 8.5  # beyond where approximations of tails are cut off; most functions still have a gradient there
 SMALL = 0.01
 CONSTANT = 4  # times the first element, moved away from zero by one
+NEARLY = 2**-7  # of what its elements would be lies a nearly constant row off its constant
 PADDING = 3  # elements: no power of two, so that no block hides it
 
 
@@ -141,16 +142,19 @@ def may_tie(tensor: torch.Tensor) -> bool:
 
 
 def _flat(values: torch.Tensor) -> torch.Tensor:
-    """Of three rows the first is constant, the second zero. Of a vector every third element is zero.
+    """Of three rows the first is constant, the second zero, the third nearly constant. Of a vector every
+    third element is zero.
 
-    The constant is large beside how far a row's elements usually lie apart: squares that cancel show."""
+    The constant is large beside how far a row's elements usually lie apart: squares that cancel show, but for
+    equal ones by luck not in every order of adding."""
     if values.dim() == 0:
         return values
     turn = _rows(values) % 3
     first = values[..., :1]
     constant = CONSTANT * torch.where(first < 0, first - 1, first + 1)
-    constant = torch.where(turn == 0, constant, values) if values.dim() > 1 else values
-    return torch.where(turn == 1, torch.zeros_like(values), constant)
+    nearly = constant + NEARLY * values
+    rows = torch.where(turn == 0, constant, nearly) if values.dim() > 1 else values
+    return torch.where(turn == 1, torch.zeros_like(values), rows)
 
 
 def _large(values: torch.Tensor) -> torch.Tensor:

@@ -102,11 +102,13 @@ def test_values__tied__have_the_greatest_of_each_row_twice():
         assert set(row) <= set(values) and len(set(row)) >= len(values) - 2
 
 
-def test_values__flat__are_rows_that_are_constant_zero_or_plain():
+def test_values__flat__are_rows_that_are_constant_zero_or_nearly_constant():
     plain = values_of((6, 5))
     x = vary.VALUES["flat"].change(plain)
     assert (x[::3] == x[::3, :1]).all() and x[::3].all() and not x[1::3].any()
-    assert torch.equal(x[2::3], plain[2::3])
+    for row, values in zip(x[2::3], plain[2::3], strict=True):
+        assert row.unique().numel() == values.unique().numel() and row.std() < values.std() / 100
+        assert row.abs().min() >= 3
     vector = vary.VALUES["flat"].change(plain[0])
     assert vector.tolist() == [0.0 if i == 1 or i == 4 else v for i, v in enumerate(plain[0].tolist())]
 
