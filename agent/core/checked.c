@@ -46,8 +46,10 @@ static json_t *left_out(const json_t *kinds, const json_t *inputs)
         json_array_append_new(list, json_pack("{s:s, s:s}", "name", name, "reason", why ? why : "?"));
     }
     for (size_t i = 0; (kind = ka_kind_at(i)); i++) {
+        const char *instead = kind->instead;
         if (kind->label && kind->when != KA_KIND_NEVER && !has_label(kinds, kind->label) &&
-            !has_label(list, kind->label))
+            !has_label(list, kind->label) &&
+            !(instead && (has_label(kinds, instead) || has_label(list, instead))))
             json_array_append_new(list,
                                   json_pack("{s:s, s:s}", "name", kind->label, "reason", usual_reason(kind)));
     }

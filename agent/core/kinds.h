@@ -59,6 +59,8 @@ struct ka_kind {
     bool unit;
     /* What such inputs, or an upstream, do to the tolerance of every comparison, or NULL. */
     void (*tolerate)(struct ka_tolerance *);
+    /* The label of a kind that stands in its place in some checks, or NULL. */
+    const char *instead;
     /* A comparison with them is no evidence for a gradient, and its error is not reported. */
     bool only_against;
     /* What is asked (new reference), the `n`th time that this is asked of a check; `secret` is for what is

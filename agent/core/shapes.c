@@ -466,12 +466,16 @@ int ka_shapes_cover(const json_t *dims, int64_t tile, uint64_t budget, json_t **
     uint64_t own = elements(&shape), limit = own > UINT64_MAX / 2 ? own : 2 * own;
     limit = limit > budget ? limit : budget;
     json_t *list = json_array(), *twos = json_object();
+    bool emptied = false;
     for (size_t i = 0; i < shape.count; i++) {
         const struct dim *dim = &shape.dims[i];
         if (dim->role == ROLE_FIXED)
             continue;
         json_object_set_new(twos, dim->name, json_integer(2));
         add_covering(&shape, dims, "one", limit, json_pack("{s:i}", dim->name, 1), list);
+        if (!emptied) /* rows or a batch: what comes first; of no features nobody asks */
+            add_covering(&shape, dims, "zero", limit, json_pack("{s:i}", dim->name, 0), list);
+        emptied = true;
         if (dim->role != ROLE_SIZE && dim->role != ROLE_HEAD_SIZE)
             continue;
         int64_t multiple = shape.count == 1 ? ALONE * tile : is_few(&shape, i) ? FEW_MULTIPLE : tile;

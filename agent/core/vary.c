@@ -9,6 +9,8 @@
 #include "cover.h"
 #include "kinds.h"
 
+#define UNSQUEEZED "unsqueezed"
+
 enum family { IN_ROWS, APART, ACROSS };
 
 /* Of a tensor's shape. */
@@ -276,6 +278,40 @@ static bool add_flat(const struct aspects *all, const struct ka_cover_row *rows,
     return any;
 }
 
+static bool is_unsqueezed(const json_t *variations)
+{
+    KA_EACH(variations, i, variation) {
+        KA_EACH_MEMBER(json_object_get(variation, "layouts"), tensor, kind) {
+            if (strcmp(json_string_value(kind), UNSQUEEZED) == 0)
+                return true;
+        }
+    }
+    return false;
+}
+
+/* All inputs of the first matrix's shape with an axis more (new reference): one of them alone would be
+ * another call. NULL where there is none, or where the forward does not take them. */
+static json_t *unsqueezed(const json_t *tensors, const json_t *refused)
+{
+    const json_t *shape = NULL;
+    json_t *layouts = NULL;
+    KA_EACH(tensors, i, tensor) {
+        const char *name = json_string_value(json_object_get(tensor, "name"));
+        const json_t *its = json_object_get(tensor, "shape");
+        if (!name || ka_kind_is_upstream(name) || json_array_size(its) < 2 ||
+            (shape && !json_equal((json_t *)shape, (json_t *)its)))
+            continue;
+        if (is_refused(refused, name, UNSQUEEZED)) {
+            json_decref(layouts);
+            return NULL;
+        }
+        shape = its;
+        layouts = layouts ? layouts : json_object();
+        json_object_set_new(layouts, name, json_string(UNSQUEEZED));
+    }
+    return layouts ? json_pack("{s:o}", "layouts", layouts) : NULL;
+}
+
 json_t *ka_vary(const json_t *tensors, const json_t *kept, const json_t *refused)
 {
     struct aspects all = {.count = 0};
@@ -297,6 +333,9 @@ json_t *ka_vary(const json_t *tensors, const json_t *kept, const json_t *refused
         end++;
     for (size_t i = have; i < end; i++)
         json_array_append_new(made, variation_of(&all, &rows[i]));
+    json_auto_t *more = is_unsqueezed(kept) ? NULL : unsqueezed(tensors, refused);
+    if (more && end < KA_VARY_MOST)
+        json_array_append(made, more);
     return made;
 }
 

@@ -418,7 +418,8 @@ static int judge_noop(const struct judging *j, const json_t *asked)
         char text[300];
         const struct ka_diff *diff = &j->grads[i].diff;
         /* Where zero is right, as where a softmax is saturated, a kernel that does nothing is as right. */
-        if (!idle || !is_of_shape(diff) || diff->want_zero || (diff->pass && ka_tensor_is_zero(real)))
+        if (!idle || !is_of_shape(diff) || !real->count || diff->want_zero ||
+            (diff->pass && ka_tensor_is_zero(real)))
             continue;
         double share = share_of_same(real, idle);
         if (share < NOOP_SHARE)

@@ -86,10 +86,16 @@ def _spanned(values: torch.Tensor) -> torch.Tensor:
     return values[..., :1].expand(values.shape)
 
 
+def _unsqueezed(values: torch.Tensor) -> torch.Tensor:
+    """One axis more, of length 1: what takes rows takes batches of rows, if it takes their number by that."""
+    return values.unsqueeze(0)
+
+
 @dataclass(frozen=True)
 class Layout:
     change: Callable[[torch.Tensor], torch.Tensor]
     equals: bool = False  # makes elements equal: fair where the gradient does not hang on which is greater
+    axes: bool = False  # changes the shape: of the tensors that have it each alone would be another call
 
 
 LAYOUTS = {
@@ -101,6 +107,7 @@ LAYOUTS = {
     "shifted": Layout(_shifted),
     "swapped": Layout(_swapped),
     "shared": Layout(torch.Tensor.detach, equals=True),  # the tensor of an earlier input of the same shape
+    "unsqueezed": Layout(_unsqueezed, axes=True),
 }
 
 
@@ -229,11 +236,17 @@ class Varied:
         return bool(self.layouts or self.values)
 
     def alone(self) -> list[tuple[str, Varied]]:
-        """Each choice for an input by itself, with its words: "x transposed"."""
-        made = [
-            (f"{t} {kind}", Varied({t: kind}, {})) for t, kind in self.layouts.items() if not is_upstream(t)
-        ]
+        """Each choice for an input by itself, with its words: "x transposed". What changes shapes is one
+        choice, of the first that has it."""
+        inputs = {t: kind for t, kind in self.layouts.items() if not is_upstream(t)}
+        shaped = {t: kind for t, kind in inputs.items() if LAYOUTS[kind].axes}
+        made = [(f"{t} {kind}", Varied({t: kind}, {})) for t, kind in inputs.items() if t not in shaped]
+        made += [(f"{t} {kind}", Varied(shaped, {})) for t, kind in list(shaped.items())[:1]]
         return made + [(f"{t} {kind}", Varied({}, {t: kind})) for t, kind in self.values.items()]
+
+    def in_own_shapes(self) -> Varied:
+        """The same without what changes shapes."""
+        return Varied({t: kind for t, kind in self.layouts.items() if not LAYOUTS[kind].axes}, self.values)
 
     def judged(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """What is looked at of each gradient; None: all of it."""

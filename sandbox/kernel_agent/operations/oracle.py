@@ -359,11 +359,25 @@ class Case:
         return [output.value for output in found if is_tensor(output)]
 
     def require_same_function(self, wanted: list[torch.Tensor]) -> None:
+        self.require_same_rows(wanted)
         made = self.outputs_of(self.drawn(self.dtype, plain=False))
         if len(made) != len(wanted) or not all(map(same_values, made, wanted)):
             raise self.refuse("the forward is wrong for them")
         if any(steps(one) != steps(other) for one, other in zip(made, wanted, strict=True)):
             raise self.refuse("the outputs take over their strides")
+
+    def require_same_rows(self, wanted: list[torch.Tensor]) -> None:
+        """What changes the shapes of inputs leaves the values of the outputs, in whatever shapes."""
+        varied = self.varied.in_own_shapes()
+        if varied == self.varied:
+            return
+        own = copy.copy(self)
+        own.varied = varied
+        made = own.outputs_of(own.drawn(self.dtype, plain=True))
+        if len(made) != len(wanted) or not all(
+            same_values(one.reshape(-1), other.reshape(-1)) for one, other in zip(made, wanted, strict=True)
+        ):
+            raise self.refuse("the forward is wrong for them")
 
     def require_finite(self, made: Mapping[str, torch.Tensor]) -> None:
         """Raises Unusable where the function of other values overflows, or the gradient that eager PyTorch

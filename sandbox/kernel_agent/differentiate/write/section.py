@@ -111,7 +111,8 @@ DISJOINT = '''
 def disjoint(*dims):
     """Check that (stride, extent) pairs reach no element twice: kernels store where programs may not meet."""
     reach = 0
-    for stride, extent in sorted(((abs(s), e) for s, e in dims if e is None or e > 1), key=lambda d: d[0]):
+    long = [] if any(e == 0 for _, e in dims) else [(abs(s), e) for s, e in dims if e is None or e > 1]
+    for stride, extent in sorted(long, key=lambda d: d[0]):
         if stride <= reach:
             raise ValueError(f"the layout {dims} of a gradient overlaps itself: pass .contiguous()")
         reach = float("inf") if extent is None else reach + (extent - 1) * stride
