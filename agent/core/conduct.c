@@ -213,7 +213,8 @@ void ka_conduct_judge(const json_t *report, const struct ka_conduct_of *of, stru
     const json_t *ordered = json_object_get(report, "ordered_by_atomics");
     for (size_t i = 0; i < json_array_size(ordered) && i < NAMED_MAX; i++)
         ka_verdict_ordered(verdict, text_of(json_array_get(ordered, i)));
-    if (!launched(report, "launches_backward") && !(of->scales && launched(report, "launches_forward")))
+    if (!of->empty && !launched(report, "launches_backward") &&
+        !(of->scales && launched(report, "launches_forward")))
         ka_verdict_fail(verdict, at, "no_launch", "the backward launched no Triton kernel");
 }
 

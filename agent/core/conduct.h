@@ -17,6 +17,7 @@ struct ka_conduct_of {
     bool compiled; /* kernels were not interpreted, so that nothing can be said of races */
     bool scales; /* a module written by hand, and each upstream is one number: the forward's kernels may make
                       the gradients, which the backward multiplies by it */
+    bool empty;  /* inputs have no elements: nothing has to be launched */
     const struct ka_place *place; /* how lines that it names are told; NULL: as it named them */
 };
 

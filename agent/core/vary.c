@@ -298,7 +298,8 @@ static json_t *unsqueezed(const json_t *tensors, const json_t *refused)
     KA_EACH(tensors, i, tensor) {
         const char *name = json_string_value(json_object_get(tensor, "name"));
         const json_t *its = json_object_get(tensor, "shape");
-        if (!name || ka_kind_is_upstream(name) || json_array_size(its) < 2 ||
+        struct extents e = extents_of(its);
+        if (!name || ka_kind_is_upstream(name) || !has_matrix(&e) ||
             (shape && !json_equal((json_t *)shape, (json_t *)its)))
             continue;
         if (is_refused(refused, name, UNSQUEEZED)) {

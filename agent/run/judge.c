@@ -538,6 +538,7 @@ int ka_judge_case(struct ka_judged_case *one, json_int_t id, struct ka_err *why)
         const struct ka_conduct_of of = {
             .compiled = one->compiled,
             .place = one->place,
+            .empty = ka_is_text(one->plan, "kind", "zero"),
             .scales = one->by_hand && ka_conduct_may_scale(json_object_get(one->oracle, "outputs"))};
         ka_conduct_judge(one->candidate, &of, one->verdict, one->at);
     }

@@ -21,6 +21,7 @@ from kernel_agent.torch_tl.kinks import Kinks
 from kernel_agent.torch_tl.memory import Memory
 from kernel_agent.torch_tl.record import Tape
 from kernel_agent.torch_tl.repeat import repeats_of
+from sources import SCALE
 
 KERNELS = sorted((Path(__file__).parent / "kernels").glob("*.py"))
 HEAD = """\
@@ -447,6 +448,22 @@ def test_layouts__forward_that_reads_by_strides__has_the_gradient_of_the_same_va
     case, made = run_case(path, tmp_path, layouts={"x": layout})
     assert case["ok"], case
     assert torch.equal(made["grad/x"], plain["grad/x"]) and torch.equal(made["fwd/0"], plain["fwd/0"])
+
+
+def test_unsqueezed__forward_that_takes_any_number_of_axes__has_the_gradient_in_its_shape(write, tmp_path):
+    path, shaped = write(SCALE), {"layouts": {"x": "unsqueezed"}}
+    _, plain = run_case(path, tmp_path)
+    case, made = run_case(path, tmp_path, **shaped)
+    assert case["ok"], case
+    assert torch.equal(made["grad/x"], plain["grad/x"][None]) and made["grad/x"].dim() == 2
+    case, _ = run_case(write(BY_STRIDE), tmp_path, **shaped)
+    assert case["error"]["kind"] in ("inputs_refused", "stub_raised"), case
+
+
+def test_no_elements__are_taken_where_the_forward_takes_them(write, tmp_path):
+    case, made = run_case(write(SCALE), tmp_path, dims={"N": 0})
+    assert case["ok"], case
+    assert made["grad/x"].shape == made["fwd/0"].shape == (0,)
 
 
 def test_layouts__expanded_input__has_a_gradient_for_each_element(write, tmp_path):

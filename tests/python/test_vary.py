@@ -136,7 +136,9 @@ def test_kind__of_any_tensor__keeps_shape_dtype_and_the_tensor_itself(kind, shap
     plain = values_of(shape, dtype)
     before = plain.clone()
     made = kind.change(plain)
-    assert made.shape == plain.shape and made.dtype == dtype
+    axes = kind in vary.LAYOUTS.values() and kind.axes
+    assert made.shape == (1, *plain.shape) if axes else made.shape == plain.shape
+    assert made.dtype == dtype
     assert torch.equal(plain, before) and torch.equal(kind.change(plain).isnan(), made.isnan())
 
 
@@ -213,6 +215,13 @@ def test_inputs__of_the_same_seed__are_the_same(write):
 def test_case__unknown_kind__is_an_error(case):
     with pytest.raises(ValueError, match=r"none of (slice|mixed)"):
         Varied.of(case)
+
+
+def test_case__what_changes_shapes__is_one_choice_of_all_that_have_it():
+    varied = Varied.of({"layouts": {"x": "unsqueezed", "y": "unsqueezed", "w": "slice"}})
+    shaped = Varied({"x": "unsqueezed", "y": "unsqueezed"}, {})
+    assert varied.alone() == [("w slice", Varied({"w": "slice"}, {})), ("x unsqueezed", shaped)]
+    assert varied.in_own_shapes() == Varied({"w": "slice"}, {})
 
 
 def test_case__choices_alone__are_those_of_inputs():

@@ -138,6 +138,24 @@ static void conduct__kernels_that_wait__are_named_once_and_held_against_nobody(v
     ka_verdict_free(verdict);
 }
 
+static void conduct__no_launch__is_right_where_inputs_have_no_elements(void **state)
+{
+    (void)state;
+    for (int empty = 0; empty < 2; empty++) {
+        const char *const grads[] = {"x"};
+        const struct ka_conduct_of of = {.empty = empty};
+        json_auto_t *report = json_loads(CLEAN, 0, NULL), *dims = json_pack("{s:i}", "N", 0);
+        KA_AUTO_BUF struct ka_buf facts = {0};
+        json_object_set_new(report, "launches_backward", json_integer(0));
+        struct ka_verdict *verdict = ka_verdict_new(grads, 1);
+        size_t shape = ka_verdict_shape(verdict, KA_SHAPE_HIDDEN, dims, "zero");
+        ka_conduct_judge(report, &of, verdict, ka_verdict_case(verdict, shape, "normal upstream"));
+        ka_verdict_facts(verdict, 3, &facts);
+        assert_int_equal(strstr(ka_buf_str(&facts), "no_launch") == NULL, empty);
+        ka_verdict_free(verdict);
+    }
+}
+
 /* What is said of a backward that scales what its forward's kernels made; free() it. */
 static char *scaled(const char *changes, bool scales, size_t *remarks)
 {
@@ -348,6 +366,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(conduct__clean_report__holds_nothing_against_it),
+        cmocka_unit_test(conduct__no_launch__is_right_where_inputs_have_no_elements),
         cmocka_unit_test(conduct__torch_arithmetic__is_named_with_its_phase),
         cmocka_unit_test(conduct__member_that_is_missing__counts_like_a_confession),
         cmocka_unit_test(conduct__modified_and_shared_memory__are_named),

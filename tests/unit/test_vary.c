@@ -10,6 +10,7 @@
 #include "agent/core/cover.h"
 #include "agent/core/kinds.h"
 #include "agent/core/vary.h"
+#include "base/each.h"
 
 #define FACTORS 7
 
@@ -179,6 +180,21 @@ static void vary__where_products_are_in_tf32__rows_are_less_uneven(void **state)
     }
 }
 
+static void vary__an_axis_more__is_of_all_inputs_of_a_matrixs_shape_together(void **state)
+{
+    (void)state;
+    json_auto_t *tensors = json(TENSORS), *made = ka_vary(tensors, NULL, NULL);
+    json_auto_t *wanted = json("{\"layouts\": {\"x\": \"unsqueezed\", \"z\": \"unsqueezed\"}}");
+    size_t found = 0;
+    KA_EACH(made, i, item)
+        found += json_equal(item, wanted);
+    assert_int_equal(found, 1);
+    json_auto_t *refused = json("{\"x unsqueezed\": \"too many values to unpack\"}");
+    json_auto_t *without = ka_vary(tensors, NULL, refused), *kept = json_pack("[O]", wanted);
+    json_auto_t *again = ka_vary(tensors, kept, NULL);
+    assert_false(has(without, "layouts", "z", "unsqueezed") || has(again, "layouts", "z", "unsqueezed"));
+}
+
 static void vary__magnitudes__are_one_tensors_and_a_shared_one_has_no_values_of_its_own(void **state)
 {
     (void)state;
@@ -340,6 +356,7 @@ int main(void)
         cmocka_unit_test(cover__rows_that_do_not_fit__are_not_made_and_the_rest_is_covered),
         cmocka_unit_test(vary__each_tensor__has_what_its_shape_suits),
         cmocka_unit_test(vary__where_products_are_in_tf32__rows_are_less_uneven),
+        cmocka_unit_test(vary__an_axis_more__is_of_all_inputs_of_a_matrixs_shape_together),
         cmocka_unit_test(vary__magnitudes__are_one_tensors_and_a_shared_one_has_no_values_of_its_own),
         cmocka_unit_test(vary__refused_choices__are_left_out_and_kept_variations_not_made_again),
         cmocka_unit_test(vary__scalars_and_empty_tensors__have_nothing_to_vary),

@@ -76,6 +76,8 @@ def run_launch(launch: Launch, memory: Memory, one_by_one: bool = False) -> bool
     """Evaluate `launch` on `memory`. True when the programs had to be evaluated one by one, which an
     evaluation that does not look for conflicts has to be told. Raises KernelError."""
     programs = torch.arange(math.prod(launch.grid), dtype=torch.int32, device=memory.device)
+    if not programs.numel():
+        return False  # as Triton's own launcher
     memory.where = lambda: place_of(launch)
     if not one_by_one:
         try:

@@ -37,7 +37,7 @@ class RmsNorm(torch.autograd.Function):
     def backward(ctx, dy):
         x, w = ctx.saved_tensors
         M, N = x.shape
-        dx, dw = torch.empty_like(x), torch.empty_like(w)
+        dx, dw = torch.empty_like(x), torch.zeros_like(w)
         part = torch.empty((M, N), device=x.device, dtype=torch.float32)
         count = torch.zeros(1, device=x.device, dtype=torch.int32)
         block = triton.next_power_of_2(N)

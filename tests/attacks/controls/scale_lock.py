@@ -34,7 +34,7 @@ class Scale(torch.autograd.Function):
     def backward(ctx, dy):
         x, s = ctx.saved_tensors
         x, dy, n = x.contiguous(), dy.contiguous(), x.numel()
-        dx, ds, lock = torch.empty_like(x), torch.empty_like(s), x.new_zeros(2, dtype=torch.int32)
+        dx, ds, lock = torch.empty_like(x), torch.zeros_like(s), x.new_zeros(2, dtype=torch.int32)
         scale_backward_kernel[(triton.cdiv(n, 16),)](x, s, dy, dx, ds, lock, n, BLOCK=16)
         return dx, ds
 

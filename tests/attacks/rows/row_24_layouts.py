@@ -149,4 +149,33 @@ ATTACKS = [
         (("        done = done.contiguous()\n", ""),),
         r"done (slice|stacked|transposed)",
     ),
+    Attack(
+        "the rows of a batch are counted by its first axis",
+        "reduction_softmax/softmax_row_single_tile",
+        (("softmax_backward_kernel[(y.numel() // N,)](", "softmax_backward_kernel[(y.shape[0],)]("),),
+        "unsqueezed",
+    ),
+    Attack(
+        "a gradient has rows and columns, whatever the input has",
+        "norm/rms_norm_rowgroup_partials",
+        (("        return dx if ctx.", "        dx = dx.view(M, N)\n        return dx if ctx."),),
+        "unsqueezed",
+    ),
+    Attack(
+        "the backward takes two axes, the forward any number",
+        "norm/l2_normalize_rows",
+        (
+            (
+                "        N = x.shape[-1]\n        BLOCK = triton.next_power_of_2(N)\n        l2_normalize_backward",
+                "        M, N = x.shape\n        BLOCK = triton.next_power_of_2(N)\n        l2_normalize_backward",
+            ),
+        ),
+        "unsqueezed",
+    ),
+    Attack(
+        "the elements of a gradient are counted along two axes",
+        "activation_glu/swiglu_two_inputs_recompute",
+        (("(a, b, dy, da, db, a.numel(), BLOCK", "(a, b, dy, da, db, a.shape[0] * a.shape[1], BLOCK"),),
+        "unsqueezed",
+    ),
 ]

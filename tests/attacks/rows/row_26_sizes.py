@@ -80,4 +80,38 @@ ATTACKS = [
         (("rms_norm_backward_kernel[(M,)](", "rms_norm_backward_kernel[(M % 256 or M,)]("),),
         HIDDEN,
     ),
+    Attack(
+        "of no rows a weight's gradient is what its memory held: no sum is launched",
+        "norm/rms_norm_rowgroup_partials",
+        (
+            (
+                "        column_sum_kernel[(triton.cdiv(N, 64),)]",
+                "        column_sum_kernel[(triton.cdiv(N, 64) * (M > 0),)]",
+            ),
+        ),
+        HIDDEN,
+    ),
+    Attack(
+        "of no rows a weight's gradient is what its memory held: the last program would write it",
+        "rms_norm_last_arrival",
+        (
+            (
+                "dx, dw = torch.empty_like(x), torch.zeros_like(w)",
+                "dx, dw = torch.empty_like(x), torch.empty_like(w)",
+            ),
+        ),
+        HIDDEN,
+    ),
+    Attack(
+        "the length of a row is found by dividing by the rows",
+        "reduction_softmax/softmax_row_single_tile",
+        (("        N = y.shape[-1]\n        BLOCK", "        N = y.numel() // y.shape[0]\n        BLOCK"),),
+        HIDDEN + "|unsqueezed",
+    ),
+    Attack(
+        "a block of no rows",
+        "rms_norm_tree",
+        (("ROWS=4, COLS=8", "ROWS=min(4, triton.next_power_of_2(M)), COLS=8"),),
+        HIDDEN,
+    ),
 ]
