@@ -131,7 +131,9 @@ class Flow:
             wider = [t for t in of if _start(t) in self.rounded and torch.finfo(t.dtype).eps > precision]
             if wider:
                 return f"{name} of what the host rounded to {_name(wider[0].dtype)}"
-            if any(_start(t) in self.rounded or torch.finfo(t.dtype).eps < precision for t in of):
+            if to.numel() and any(
+                _start(t) in self.rounded or torch.finfo(t.dtype).eps < precision for t in of
+            ):
                 self.rounded.add(_start(to))
         return None
 
@@ -155,7 +157,7 @@ class Flow:
     def _add(self, to: set[int], tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
             start = _start(tensor)
-            if start not in to:
+            if start and start not in to:  # without elements all lie at 0
                 to.add(start)
                 self._kept.append(tensor)
 

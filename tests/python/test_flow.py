@@ -224,3 +224,12 @@ def test_flow__gradient_that_the_host_makes_narrower__may_not_become_wider_again
     with Followed(flow) as seen:
         half.float()
     assert seen.names == ["aten::_to_copy"], "a kernel wrote it in half"
+
+
+def test_flow__tensors_without_elements__have_nothing_in_common():
+    flow, up = Flow(), torch.empty(0, 3)
+    flow.begins([up])
+    with Followed(flow) as seen:
+        torch.argsort(torch.empty(0, dtype=torch.int64))
+        torch.empty(0).mul(2)
+    assert seen.names == []

@@ -166,8 +166,8 @@ ATTACKS = [
         "norm/l2_normalize_rows",
         (
             (
-                "        N = x.shape[-1]\n        BLOCK = triton.next_power_of_2(N)\n        l2_normalize_backward",
-                "        M, N = x.shape\n        BLOCK = triton.next_power_of_2(N)\n        l2_normalize_backward",
+                "        N = x.shape[-1]\n        BLOCK = triton.next_power_of_2(N)\n        l2_normalize_b",
+                "        M, N = x.shape\n        BLOCK = triton.next_power_of_2(N)\n        l2_normalize_b",
             ),
         ),
         "unsqueezed",
