@@ -115,7 +115,7 @@ class TallMatmul(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             tiles = triton.cdiv(K, 32) * triton.cdiv(N, 32)
             splits = max(1, min(triton.cdiv(M, 64), 256 // tiles))
-            rows_per_split = triton.cdiv(triton.cdiv(M, splits), 64) * 64
+            rows_per_split = triton.cdiv(max(M, 1), 64 * splits) * 64
             grid = (triton.cdiv(K, 32), triton.cdiv(N, 32), triton.cdiv(M, rows_per_split))
             db = torch.zeros((K, N), device=b.device, dtype=torch.float32)
             db_kernel[grid](
