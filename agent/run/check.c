@@ -248,7 +248,8 @@ static void reject(struct ka_run *run, const char *rule, const char *text)
 static void reject_when_idle(struct ka_run *run, const char *rule, const char *text)
 {
     struct ka_check *check = run->check;
-    ka_fan_stop(check->candidate);
+    if (check->candidate)
+        ka_fan_stop(check->candidate);
     ka_expected_stop(check->expected);
     if (!check->judging) {
         reject(run, rule, text);
@@ -283,6 +284,8 @@ static void finish(struct ka_run *run)
     conclude(run);
 }
 
+static void next_round(struct ka_run *run);
+
 /* A backward that the target's compiler refuses is none there, whatever the interpreter made of it: where
  * that is known before the cases are judged, they need not be. */
 static void facts_ended(struct ka_run *run)
@@ -296,6 +299,8 @@ static void facts_ended(struct ka_run *run)
             reject_when_idle(run, "does_not_compile", ka_buf_str(&text));
     } else if (check->facts_wanted) {
         finish(run);
+    } else if (!check->candidate) {
+        next_round(run);
     }
 }
 
@@ -313,7 +318,8 @@ static void on_facts(struct ka_run *run, void *arg, const struct ka_op_result *r
         ka_run_compile(run, result, on_compiled);
         return;
     }
-    ka_log(KA_LOG_WARN, "%s: no compile facts: %s", run->name, result->message);
+    if (run->check->candidate) /* else the cases will say the same */
+        ka_log(KA_LOG_WARN, "%s: no compile facts: %s", run->name, result->message);
     facts_ended(run);
 }
 
@@ -568,14 +574,34 @@ static void give_up(struct ka_run *run, const char *why)
     end_of_cases(run);
 }
 
-static void next_round(struct ka_run *run);
+/* What the candidate raised, where it raised in every case that is there by now: in one that may be told, if
+ * there is such. NULL: it did not, or nothing is there. */
+static const json_t *raised_always(const struct ka_check *check)
+{
+    const json_t *found = NULL;
+    bool may_be_told = false;
+    for (size_t at = 0; at < check->upto; at++) {
+        struct ka_fan_found one;
+        size_t i = check->order[at];
+        if (!ka_fan_find(check->candidate, (json_int_t)i, &one))
+            continue;
+        const json_t *error = json_object_get(one.entry, "error");
+        if (!json_is_object(error) || json_is_true(json_object_get(error, "out_of_resources")))
+            return NULL;
+        if (!may_be_told) {
+            found = error;
+            may_be_told = !ka_plan_is(json_array_get(check->cases, i), "hidden");
+        }
+    }
+    return may_be_told ? found : NULL;
+}
 
 static void go_on(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     size_t all = json_array_size(check->cases);
-    if (check->judging)
-        return;
+    if (check->judging || (!ka_fan_ended(check->candidate) && raised_always(check)))
+        return; /* what raises everywhere is told once, by on_candidate() */
     gather_ready(check);
     if (check->batch_count) {
         check->judging = true;
@@ -623,11 +649,13 @@ static void on_candidate(struct ka_run *run, struct ka_fan *fan, void *arg)
     }
     for (size_t i = 0; i < KA_COUNT(failures) && !failed; i++)
         failed = ka_fan_failed(fan, failures[i]);
-    if (!failed) {
+    const json_t *error = failed              ? json_object_get(failed->doc, "error")
+                          : ka_fan_ended(fan) ? raised_always(run->check)
+                                              : NULL;
+    if (!failed && !error) {
         go_on(run);
         return;
     }
-    const json_t *error = json_object_get(failed->doc, "error");
     KA_AUTO_BUF struct ka_buf text = {0};
     if (error)
         ka_place_error(&run->check->place, error, &text);
@@ -718,9 +746,13 @@ static void run_candidate(struct ka_run *run)
     order_cases(check);
     ka_log_progress(run->name, "check candidate %lld: %zu cases", (long long)check->snapshot,
                     json_array_size(check->cases));
-    if (ka_run_on_gpu(run) && !run->settings.fail_fast)
+    /* What is verified is measured sooner or later. On a GPU there are processors for it beside the cases;
+     * elsewhere a model waits for the answer, and what its target's compiler refuses is known in seconds. */
+    bool ahead = !run->given && run->job.limits.use_llm;
+    if (!run->settings.fail_fast && (ka_run_on_gpu(run) || ahead))
         measure(run);
-    next_round(run);
+    if (run->check == check && !check->candidate && (ka_run_on_gpu(run) || !ahead || run->settings.fail_fast))
+        next_round(run);
 }
 
 /* ---- scan */

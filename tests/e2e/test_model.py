@@ -316,3 +316,46 @@ def test_lost_idea__is_in_the_next_question_as_a_short_diff(
     assert "is, but for its comments, candidate 1 of before: not checked again" in done.err
     assert [event["op"] for event in events(done.result, "child")].count("scan") == 2
     assert [event["verdict"]["verified"] for event in events(done.result, "verdict")] == [True, False, True]
+
+
+def children_from(result: dict[str, Any], turn: int) -> list[str]:
+    """The operations of the children that judged the answer of a turn, in the order in which they ended."""
+    lines = map(json.loads, (Path(result["run_dir"]) / "run.jsonl").read_text().splitlines())
+    turns: list[list[str]] = [[]]
+    for event in lines:
+        if event["event"] == "answer":
+            turns.append([])
+        elif event["event"] == "child":
+            turns[-1].append(event["op"])
+    return turns[turn]
+
+
+def test_answer_that_the_target_does_not_compile__is_told_before_a_case_is_run(
+    agent: Agent, forward: Path, endpoint: Start
+) -> None:
+    added = "    tl.store(dx_ptr"
+    loop = f"    for step in range(2):\n        if step == 1:\n            continue\n    {added}"
+    assert added in BACKWARD
+    model = endpoint(
+        [
+            {"text": fenced(BACKWARD.replace(added, loop, 1))},
+            {"text": fenced(BACKWARD), "expect": ["does not compile", "`continue`"]},
+        ]
+    )
+    done = run(agent, forward, model.url, "--no-optimise")
+    assert done.code == 0, done.err
+    assert "candidate" not in children_from(done.result, 1) and "candidate" in children_from(done.result, 2)
+
+
+def test_answer_that_raises_everywhere__is_told_once(agent: Agent, forward: Path, endpoint: Start) -> None:
+    head = "    def backward(ctx, dy):\n"
+    assert head in BACKWARD
+    raises = BACKWARD.replace(head, head + "        raise RuntimeError('not written yet')\n", 1)
+    model = endpoint(
+        [{"text": fenced(raises)}, {"text": fenced(BACKWARD), "expect": ["RuntimeError: not written yet"]}]
+    )
+    done = run(agent, forward, model.url, "--no-optimise")
+    assert done.code == 0, done.err
+    (question,) = [event for event in events(done.result, "prompt") if event["phase"] == "fix"]
+    wrong = question["messages"][-1]["content"].partition("# The current file")[0]
+    assert wrong.count("raised: RuntimeError") == 1 and "On shape" not in wrong, wrong
