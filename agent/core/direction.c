@@ -5,8 +5,8 @@
 static const char *const schedules[] = {
     "one program owns each row or block of a gradient, loops over all that adds to it and stores once "
     "(`swap_owner`, `row_reduce_correct`)",
-    "each program takes several rows and sums them in registers; one partial sum a program, which a second "
-    "kernel adds up (`partials_then_reduce`)",
+    "each program takes several rows and sums them in registers, stores one partial sum, and a second kernel "
+    "adds these up (`partials_then_reduce`)",
     "the reduction is split over more programs, which meet in float32 atomics (`atomic_accumulate`)",
     "a kernel for each gradient, with the grid and the tiles that suit that gradient",
     "one kernel for all gradients, which reads every tile of the inputs and the upstream once",

@@ -1,8 +1,8 @@
 /* The run's state machine: one function a state, one setter for the state. Pure; see job.h for the words.
  *
- * Design. A turn has a slot for each candidate; each is checked when it comes, and the turn is judged when all
- * slots are settled. Answers that are no use cost their slot; if no slot has a candidate, all are asked again.
- * In draft and fix, "better" is more cases passed; a verified turn moves on to
+ * Design. A turn has a slot for each candidate; each is checked when it comes, and the turn is judged when
+ * all slots are settled. Answers that are no use cost their slot; if no slot has a candidate, all are asked
+ * again. In draft and fix, "better" is more cases passed; a verified turn moves on to
  * optimise. In optimise, a turn is kept only if it is verified and cheaper by `min_rel_impr`; otherwise the
  * run rolls back to its best snapshot. */
 #include "job.h"

@@ -6,8 +6,8 @@
  *
  * Words: an *operation* is the one thing a run has in flight (a child, a question to the model); its number
  * is in the command, and the event that completes it carries it back. An event with another number is late
- * and is dropped. A *turn* is what is asked for from one snapshot: up to `candidates` questions to the model at
- * once, one a *slot*, or one candidate of the differentiator or tuner. A *snapshot* is a stored candidate.
+ * and is dropped. A *turn* is what is asked for from one snapshot: up to `candidates` questions to the model
+ * at once, one a *slot*, or one candidate of the differentiator or tuner. A *snapshot* is a stored candidate.
  *
  * Answers come in any order, also while a candidate of the turn is checked: those that wait are checked next,
  * and the turn is judged when every slot is settled, by slots. So what a run does next does not hang on which

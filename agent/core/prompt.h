@@ -6,8 +6,8 @@
  * file and line.
  *
  * Names that the templates may use: stub, entry, grads, device, forward, inspect, draft, draft_report,
- * candidate, verdict, facts, pairs, history, direction, tools, no_tools. The lines of `forward` and `candidate` come
- * numbered, as facts name them (place.h). Pure: templates come in as texts
+ * candidate, verdict, facts, pairs, history, direction, tools, no_tools. The lines of `forward` and
+ * `candidate` come numbered, as facts name them (place.h). Pure: templates come in as texts
  * (agent/disk/prompt_files.h reads them). */
 #ifndef KA_PROMPT_H
 #define KA_PROMPT_H
