@@ -44,11 +44,21 @@ def steps(*answers: dict[str, Any]) -> list[dict[str, Any]]:
     return [answer | {"when": [mark]} for mark, answer in zip(DIRECTIONS, answers, strict=False)]
 
 
-def journal(run_dir: str | Path, kind: str) -> list[dict[str, Any]]:
+def events(run_dir: str | Path) -> list[dict[str, Any]]:
     """Of a journal that is being written the last line may be half there."""
     path = Path(run_dir) / "run.jsonl"
     whole, _, _ = (path.read_text() if path.exists() else "").rpartition("\n")
-    return [event for event in map(json.loads, whole.splitlines()) if event["event"] == kind]
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def journal(run_dir: str | Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in events(run_dir) if event["event"] == kind]
+
+
+def awaits_after_a_check(run_dir: Path) -> bool:
+    """The verdict is saved by then: the oracle has begun with the next check."""
+    kinds = [event["event"] for event in events(run_dir)]
+    return "verdict" in kinds and "child" in kinds[kinds.index("verdict") :]
 
 
 def asked(model: Endpoint) -> list[str]:
@@ -122,7 +132,7 @@ def test_what_the_others_taught_is_told__in_the_order_of_questions(
 def interrupted_among_answers(agent: Agent, command: list[str], how: signal.Signals) -> Path:
     """The run's folder, after it was ended with one of three answers judged."""
     process = agent.start(*command)
-    while not [True for run_dir in agent.run_dirs() if journal(run_dir, "verdict")]:
+    while not any(map(awaits_after_a_check, agent.run_dirs())):
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(how)
@@ -221,7 +231,7 @@ def test_mailbox_while_waiting__takes_answers_as_they_come(agent: Agent, forward
         assert process.poll() is None
         time.sleep(0.05)
     put(in_box(agent, "request")[1], fenced(WRONG))
-    while not [True for run_dir in agent.run_dirs() if journal(run_dir, "verdict")]:
+    while not any(journal(run_dir, "verdict") for run_dir in agent.run_dirs()):
         time.sleep(0.05)
     put(in_box(agent, "request")[0], fenced(BACKWARD))
     out, err = process.communicate()
