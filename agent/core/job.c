@@ -110,7 +110,7 @@ static void conclude(struct ka_job *job, enum ka_job_reason reason, struct ka_co
 static void ask(struct ka_job *job, int wanted, struct ka_command *command)
 {
     bool model = job->turn_source == 0;
-    int left = job->limits.max_iters - job->iters;
+    int64_t left = (int64_t)job->limits.max_iters - job->iters;
     enum ka_command_type type = KA_CMD_ASK;
     if (model && left <= 0) {
         conclude(job, KA_REASON_NOT_VERIFIED, command);
@@ -119,7 +119,7 @@ static void ask(struct ka_job *job, int wanted, struct ka_command *command)
     if (!model)
         type = job->phase == KA_PHASE_OPTIMISE ? KA_CMD_TUNE : KA_CMD_DIFFERENTIATE;
     enter(job, phase_states[job->phase], type, command);
-    job->slot_count = model && wanted > left ? left : wanted;
+    job->slot_count = model && wanted > left ? (int)left : wanted;
     job->checking = 0;
     for (int i = 0; i < job->slot_count; i++)
         job->slots[i] =
