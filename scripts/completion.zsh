@@ -36,7 +36,7 @@ options=(
     '--no-wait[mailbox: exit 75 instead of waiting]'
     '--prompts[prompt templates]:folder:_files -/'
     '--max-iters[questions to the model in one run]:number:'
-    '--candidates[candidates a turn]:number:'
+    '--candidates[questions a turn, asked at once]:number:'
     '--patience-parity[attempts below the best before rolling back]:number:'
     '--patience-perf[optimise turns without gain before stopping]:number:'
     '--min-rel-impr[relative gain that an optimisation must bring]:gain:'

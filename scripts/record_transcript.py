@@ -57,7 +57,8 @@ class Course:
 
     def __init__(self) -> None:
         self.entry = ""
-        self.question = ""
+        self.questions: dict[int, str] = {}
+        self.question = ""  # that of the answer
         self.facts = ""
         self.bad: tuple[str, str] | None = None  # the last answer, if it was unusable, and why
         self.candidates: list[str] = []
@@ -82,7 +83,7 @@ class Course:
         if kind == "inspected":
             self.entry = event["stub"]["name"] + "_autograd"
         elif kind == "prompt":
-            self.question = "\n".join(message["content"] for message in event["messages"])
+            self.questions[event["question"]] = "\n".join(m["content"] for m in event["messages"])
         elif kind == "verdict":
             self.facts = event["verdict"].get("facts", "")
         elif kind == "candidate":
@@ -114,7 +115,10 @@ def transcript(events: list[Event], options: list[str]) -> list[Event]:
     course = Course()
     for event in events:
         if event["event"] == "answer":
-            steps.append(step_of(event) | course.expectations())
+            course.question = course.questions[event["question"]]
+            direction = re.search(r"Yours: [^.]*", course.question)
+            when = {"when": [direction[0]]} if direction else {}  # asked beside others
+            steps.append(step_of(event) | when | course.expectations())
         course.take(event)
     return steps
 

@@ -132,8 +132,9 @@ static int open_llm(struct ka_app *app, const struct ka_opts *opts, struct ka_er
     config.base_url = ka_app_base_url(opts);
     config.api_key = app->api_key;
     config.total_ms = (long)opts->llm_timeout * 1000;
-    if (config.max_concurrent < (unsigned)opts->jobs)
-        config.max_concurrent = (unsigned)opts->jobs;
+    unsigned at_once = (unsigned)opts->jobs * (unsigned)opts->run.candidates;
+    if (config.max_concurrent < at_once)
+        config.max_concurrent = at_once;
     return ka_llm_new(app->loop, &config, &app->llm, err);
 }
 

@@ -69,7 +69,7 @@ static const struct option_row rows[] = {
     {"max-iters", NULL, INT, AT(run.max_iters), "12", 1, 10000, NULL, "N",
      "questions to the model in one run"},
     {"candidates", NULL, INT, AT(run.candidates), "1", 1, 32, NULL, "K",
-     "candidates a turn; the best is kept"},
+     "questions a turn, asked at once, each for another schedule; the best answer is kept"},
     {"patience-parity", "patience-parity-restore", INT, AT(run.patience_parity), "3", 1, 1000, NULL, "N",
      "attempts below the best before rolling back to it"},
     {"patience-perf", "patience-perf-stop", INT, AT(run.patience_perf), "3", 1, 1000, NULL, "N",

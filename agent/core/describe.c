@@ -521,7 +521,14 @@ int ka_describe_attempt(const json_t *entry, struct ka_buf *out)
     bool verified = json_is_true(json_object_get(entry, "verified"));
     double required = ka_number_of(entry, "required", -1), hidden = ka_number_of(entry, "hidden", -1),
            cost = ka_number_of(entry, "cost", -1);
+    const char *direction = ka_text_of(entry, "direction", ""), *unusable = ka_text_of(entry, "unusable", "");
     ka_buf_printf(out, "%s by %s", ka_text_of(entry, "phase", "attempt"), ka_text_of(entry, "origin", "?"));
+    if (*direction)
+        ka_buf_printf(out, ", direction \"%s\"", direction);
+    if (*unusable) {
+        ka_buf_printf(out, ": the answer was no use: %.*s", (int)strcspn(unusable, "\n"), unusable);
+        return out->failed;
+    }
     if (*note)
         ka_buf_printf(out, " (%.*s)", (int)strcspn(note, "\n"), note);
     ka_buf_puts(out, verified ? ": verified" : ": not verified");
@@ -533,7 +540,7 @@ int ka_describe_attempt(const json_t *entry, struct ka_buf *out)
     if (cost >= 0)
         ka_buf_printf(out, ", cost %.4g", cost);
     if (json_is_boolean(kept))
-        ka_buf_puts(out, json_is_true(kept) ? ", kept" : ", rolled back");
+        ka_buf_puts(out, json_is_true(kept) ? ", kept" : *direction ? ", not kept" : ", rolled back");
     if (!verified && *facts)
         put_finding(facts, out);
     return out->failed;

@@ -30,8 +30,8 @@ bool ka_describe_uncompiled(const json_t *facts, const struct ka_place *place, s
  * was timed. */
 int ka_describe_facts(const json_t *facts, struct ka_buf *out);
 
-/* One attempt of a run's history in one line: phase, origin, note, verdict, cost, and the first sentence of
- * what failed. */
+/* One attempt of a run's history in one line: phase, origin, direction, note, verdict, cost, and the first
+ * sentence of what failed; or why the answer was no use. */
 int ka_describe_attempt(const json_t *entry, struct ka_buf *out);
 
 /* "M=8, N=100" of a dims object; a text as it is; anything else as JSON. */

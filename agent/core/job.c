@@ -1,7 +1,8 @@
 /* The run's state machine: one function a state, one setter for the state. Pure; see job.h for the words.
  *
- * Design. A turn collects up to `candidates` candidates; each is checked when it comes; the turn is judged
- * when its last one is. In draft and fix, "better" is more cases passed; a verified turn moves on to
+ * Design. A turn has a slot for each candidate; each is checked when it comes, and the turn is judged when
+ * all slots are settled. Answers that are no use cost their slot; if no slot has a candidate, all are asked
+ * again. In draft and fix, "better" is more cases passed; a verified turn moves on to
  * optimise. In optimise, a turn is kept only if it is verified and cheaper by `min_rel_impr`; otherwise the
  * run rolls back to its best snapshot. */
 #include "job.h"
@@ -28,6 +29,11 @@ static const char *const reason_names[] = {
     [KA_REASON_INTERNAL] = "internal",
 };
 
+static const char *const slot_names[] = {
+    [KA_SLOT_OPEN] = "open",         [KA_SLOT_WAITS] = "waits",     [KA_SLOT_JUDGED] = "judged",
+    [KA_SLOT_UNUSABLE] = "unusable", [KA_SLOT_NOTHING] = "nothing", [KA_SLOT_UNANSWERED] = "unanswered",
+};
+
 static const int reason_codes[] = {
     [KA_REASON_NONE] = 1,          [KA_REASON_UNUSABLE] = 3, [KA_REASON_NOT_VERIFIED] = 4,
     [KA_REASON_REFUSED_DRAFT] = 4, [KA_REASON_LLM] = 5,      [KA_REASON_SANDBOX] = 6,
@@ -48,12 +54,17 @@ void ka_job_init(struct ka_job *job, const struct ka_job_limits *limits)
     memset(job, 0, sizeof(*job));
     job->limits = *limits;
     job->best_cost = INFINITY;
-    job->turn_cost = INFINITY;
 }
 
 bool ka_job_ended(const struct ka_job *job)
 {
     return job->state == KA_JOB_DONE || job->state == KA_JOB_FAILED || job->state == KA_JOB_CANCELLED;
+}
+
+bool ka_job_is_open(const struct ka_job *job, int slot)
+{
+    return !ka_job_ended(job) && job->turn_source == 0 && slot < job->slot_count &&
+           job->slots[slot].state == KA_SLOT_OPEN;
 }
 
 int ka_job_exit_code(const struct ka_job *job)
@@ -73,7 +84,7 @@ static void enter(struct ka_job *job, enum ka_job_state state, enum ka_command_t
     job->op++;
     *command = (struct ka_command){.type = type, .phase = job->phase, .op = job->op};
     if (type == KA_CMD_CHECK)
-        command->snapshot = job->checking;
+        command->snapshot = job->slots[job->checking].snapshot;
     else if (type == KA_CMD_FINISH)
         command->snapshot = job->best;
     else
@@ -95,33 +106,33 @@ static void conclude(struct ka_job *job, enum ka_job_reason reason, struct ka_co
         fail(job, reason, command);
 }
 
-/* Ask for one more candidate of the turn that is under way. */
-static void ask_again(struct ka_job *job, struct ka_command *command)
+/* Ask for `wanted` candidates, as far as there are questions left. */
+static void ask(struct ka_job *job, int wanted, struct ka_command *command)
 {
-    if (job->turn_source == 0 && job->iters >= job->limits.max_iters) {
+    bool model = job->turn_source == 0;
+    int64_t left = (int64_t)job->limits.max_iters - job->iters;
+    enum ka_command_type type = KA_CMD_ASK;
+    if (model && left <= 0) {
         conclude(job, KA_REASON_NOT_VERIFIED, command);
         return;
     }
-    enum ka_command_type type = KA_CMD_ASK;
-    if (job->turn_source == 1)
+    if (!model)
         type = job->phase == KA_PHASE_OPTIMISE ? KA_CMD_TUNE : KA_CMD_DIFFERENTIATE;
-    else
-        job->iters++;
     enter(job, phase_states[job->phase], type, command);
+    job->slot_count = model && wanted > left ? (int)left : wanted;
+    job->checking = 0;
+    for (int i = 0; i < job->slot_count; i++)
+        job->slots[i] =
+            (struct ka_job_slot){.op = job->op, .question = model ? ++job->iters : 0, .cost = INFINITY};
 }
 
 static void begin_turn(struct ka_job *job, enum ka_job_phase phase, int source, struct ka_command *command)
 {
+    int wanted = source == 0 ? job->limits.candidates : 1;
     job->phase = phase;
     job->turn_source = source;
-    job->turn_left = source == 0 ? job->limits.candidates : 1;
-    if (job->turn_left < 1)
-        job->turn_left = 1;
-    job->turn_best = 0;
-    job->turn_passed = 0;
-    job->turn_verified = false;
-    job->turn_cost = INFINITY;
-    ask_again(job, command);
+    job->turn++;
+    ask(job, wanted < 1 ? 1 : wanted > KA_JOB_SLOTS ? KA_JOB_SLOTS : wanted, command);
 }
 
 /* A turn of the phase by the model, or the end if there is none. */
@@ -155,12 +166,25 @@ static bool better(bool verified, int passed, double cost, bool than_verified, i
     return cost < than_cost;
 }
 
-static void take_turn_as_best(struct ka_job *job)
+/* The best candidate of the turn, of equals that of the first slot; NULL: there is none. */
+static const struct ka_job_slot *best_of_turn(const struct ka_job *job)
 {
-    job->best = job->turn_best;
-    job->best_passed = job->turn_passed;
-    job->best_verified = job->turn_verified;
-    job->best_cost = job->turn_cost;
+    const struct ka_job_slot *best = NULL;
+    for (int i = 0; i < job->slot_count; i++) {
+        const struct ka_job_slot *slot = &job->slots[i];
+        if (slot->state == KA_SLOT_JUDGED && (!best || better(slot->verified, slot->passed, slot->cost,
+                                                              best->verified, best->passed, best->cost)))
+            best = slot;
+    }
+    return best;
+}
+
+static void take_as_best(struct ka_job *job, const struct ka_job_slot *slot)
+{
+    job->best = slot->snapshot;
+    job->best_passed = slot->passed;
+    job->best_verified = slot->verified;
+    job->best_cost = slot->cost;
 }
 
 static void roll_back(struct ka_job *job)
@@ -172,19 +196,18 @@ static void roll_back(struct ka_job *job)
 }
 
 /* All candidates of a draft or fix turn are checked. */
-static void judge_parity(struct ka_job *job, struct ka_command *command)
+static void judge_parity(struct ka_job *job, const struct ka_job_slot *found, struct ka_command *command)
 {
-    job->current = job->turn_best;
-    if (better(job->turn_verified, job->turn_passed, 0, job->best_verified, job->best_passed, 0) ||
-        !job->best) {
-        take_turn_as_best(job);
+    job->current = found->snapshot;
+    if (better(found->verified, found->passed, 0, job->best_verified, job->best_passed, 0) || !job->best) {
+        take_as_best(job, found);
         job->below_best = 0;
-    } else if (job->turn_passed < job->best_passed) {
+    } else if (found->passed < job->best_passed) {
         job->below_best++;
         if (job->below_best >= job->limits.patience_parity)
             roll_back(job);
     } else {
-        take_turn_as_best(job); /* as good, and newer */
+        take_as_best(job, found); /* as good, and newer */
         job->below_best = 0;
     }
     if (job->best_verified)
@@ -194,12 +217,12 @@ static void judge_parity(struct ka_job *job, struct ka_command *command)
 }
 
 /* All candidates of an optimise turn are checked. */
-static void judge_speed(struct ka_job *job, struct ka_command *command)
+static void judge_speed(struct ka_job *job, const struct ka_job_slot *found, struct ka_command *command)
 {
-    bool gain = job->turn_verified && job->turn_cost < job->best_cost * (1.0 - job->limits.min_rel_impr);
-    job->current = job->turn_best ? job->turn_best : job->best;
+    bool gain = found->verified && found->cost < job->best_cost * (1.0 - job->limits.min_rel_impr);
+    job->current = found->snapshot;
     if (gain) {
-        take_turn_as_best(job);
+        take_as_best(job, found);
         job->no_gain = 0;
     } else {
         roll_back(job);
@@ -209,12 +232,65 @@ static void judge_speed(struct ka_job *job, struct ka_command *command)
     optimise_turn(job, command);
 }
 
+/* The first slot in that state; -1: none is. */
+static int find_slot(const struct ka_job *job, enum ka_slot_state state)
+{
+    for (int i = 0; i < job->slot_count; i++)
+        if (job->slots[i].state == state)
+            return i;
+    return -1;
+}
+
+/* No slot has a candidate. */
+static void without_candidate(struct ka_job *job, struct ka_command *command)
+{
+    if (job->turn_source == 1) {
+        bool drafted = job->phase != KA_PHASE_OPTIMISE;
+        job->tuner_done = !drafted || job->limits.use_llm;
+        if (!drafted)
+            optimise_turn(job, command);
+        else if (job->limits.use_llm)
+            model_turn(job, KA_PHASE_DRAFT, command);
+        else
+            fail(job, KA_REASON_REFUSED_DRAFT, command);
+    } else if (find_slot(job, KA_SLOT_NOTHING) >= 0) {
+        conclude(job, KA_REASON_NOT_VERIFIED, command);
+    } else if (find_slot(job, KA_SLOT_UNANSWERED) >= 0) {
+        conclude(job, KA_REASON_LLM, command);
+    } else if (++job->bad_answers >= job->limits.max_bad_answers) {
+        conclude(job, KA_REASON_NOT_VERIFIED, command);
+    } else {
+        ask(job, job->slot_count, command);
+    }
+}
+
 static void end_of_turn(struct ka_job *job, struct ka_command *command)
 {
+    const struct ka_job_slot *best = best_of_turn(job);
+    if (!best) {
+        without_candidate(job, command);
+        return;
+    }
+    const struct ka_job_slot found = *best; /* the next turn takes the slots */
+    job->bad_answers = 0;
     if (job->phase == KA_PHASE_OPTIMISE)
-        judge_speed(job, command);
+        judge_speed(job, &found, command);
     else
-        judge_parity(job, command);
+        judge_parity(job, &found, command);
+}
+
+/* Nothing is under check: check what waits, await what is open, or judge the turn. */
+static void go_on(struct ka_job *job, struct ka_command *command)
+{
+    int waits = find_slot(job, KA_SLOT_WAITS);
+    if (waits >= 0) {
+        job->checking = waits;
+        enter(job, KA_JOB_CHECK, KA_CMD_CHECK, command);
+    } else if (find_slot(job, KA_SLOT_OPEN) >= 0) {
+        enter(job, phase_states[job->phase], KA_CMD_AWAIT, command);
+    } else {
+        end_of_turn(job, command);
+    }
 }
 
 static int on_queued(struct ka_job *job, const struct ka_event *event, struct ka_command *command)
@@ -250,69 +326,61 @@ static int on_retrieve(struct ka_job *job, const struct ka_event *event, struct 
     return 0;
 }
 
-/* Draft, fix and optimise wait for the same things: a candidate, or word that there is none. */
-static int on_candidate_wanted(struct ka_job *job, const struct ka_event *event, struct ka_command *command)
+/* What comes of one slot, while others are open or checked. */
+static int on_answer(struct ka_job *job, const struct ka_event *event, struct ka_command *command)
 {
-    switch ((int)event->type) {
-    case KA_EV_CANDIDATE:
-        job->bad_answers = 0;
-        job->checking = event->snapshot;
-        enter(job, KA_JOB_CHECK, KA_CMD_CHECK, command);
-        return 0;
-    case KA_EV_BAD_ANSWER:
-        if (++job->bad_answers >= job->limits.max_bad_answers)
-            conclude(job, KA_REASON_NOT_VERIFIED, command);
-        else
-            ask_again(job, command);
-        return 0;
-    case KA_EV_NO_CANDIDATE:
-        if (job->turn_source == 1 && job->phase == KA_PHASE_OPTIMISE) {
-            job->tuner_done = true;
-            optimise_turn(job, command);
-        } else if (job->phase == KA_PHASE_OPTIMISE) {
-            if (job->turn_best) /* another candidate of the turn */
-                judge_speed(job, command);
-            else
-                conclude(job, KA_REASON_NOT_VERIFIED, command);
-        } else if (job->limits.use_llm) {
-            job->tuner_done = true;
-            model_turn(job, KA_PHASE_DRAFT, command);
-        } else {
-            fail(job, KA_REASON_REFUSED_DRAFT, command);
-        }
-        return 0;
-    default:
+    static const enum ka_slot_state becomes[] = {
+        [KA_EV_CANDIDATE] = KA_SLOT_WAITS,
+        [KA_EV_BAD_ANSWER] = KA_SLOT_UNUSABLE,
+        [KA_EV_NO_CANDIDATE] = KA_SLOT_NOTHING,
+        [KA_EV_LLM_FAILED] = KA_SLOT_UNANSWERED,
+    };
+    if (job->state < KA_JOB_DRAFT)
         return -EINVAL;
-    }
+    if (event->slot < 0 || event->slot >= job->slot_count)
+        return -ESTALE;
+    struct ka_job_slot *slot = &job->slots[event->slot];
+    if (slot->state != KA_SLOT_OPEN || slot->op != event->op)
+        return -ESTALE;
+    slot->state = becomes[event->type];
+    slot->snapshot = event->type == KA_EV_CANDIDATE ? event->snapshot : 0;
+    if (job->state == KA_JOB_CHECK)
+        *command = (struct ka_command){.type = KA_CMD_NONE, .phase = job->phase, .op = job->op};
+    else
+        go_on(job, command);
+    return 0;
 }
 
 static int on_check(struct ka_job *job, const struct ka_event *event, struct ka_command *command)
 {
     if (event->type != KA_EV_CHECKED)
         return -EINVAL;
+    struct ka_job_slot *slot = &job->slots[job->checking];
     job->attempts++;
-    job->turn_left--;
-    if (!job->turn_best || better(event->verified, event->passed, event->cost, job->turn_verified,
-                                  job->turn_passed, job->turn_cost)) {
-        job->turn_best = job->checking;
-        job->turn_passed = event->passed;
-        job->turn_verified = event->verified;
-        job->turn_cost = event->cost;
-    }
-    job->checking = 0;
-    if (job->turn_left > 0 && (job->turn_source == 1 || job->iters < job->limits.max_iters))
-        ask_again(job, command);
-    else
-        end_of_turn(job, command);
+    slot->state = KA_SLOT_JUDGED;
+    slot->passed = event->passed;
+    slot->verified = event->verified;
+    slot->cost = event->cost;
+    go_on(job, command);
     return 0;
+}
+
+/* Questions that no budget covers are not asked: the turn is judged by what it has. */
+static void on_budget(struct ka_job *job, struct ka_command *command)
+{
+    for (int i = 0; i < job->slot_count; i++)
+        if (ka_job_is_open(job, i))
+            job->slots[i].state = KA_SLOT_UNANSWERED;
+    if (job->turn_source == 0 && job->state != KA_JOB_CHECK && best_of_turn(job))
+        end_of_turn(job, command);
+    else
+        conclude(job, KA_REASON_NOT_VERIFIED, command);
 }
 
 static int on_ending(struct ka_job *job, const struct ka_event *event, struct ka_command *command)
 {
-    if (event->type == KA_EV_LLM_FAILED)
-        conclude(job, KA_REASON_LLM, command);
-    else if (event->type == KA_EV_BUDGET)
-        conclude(job, KA_REASON_NOT_VERIFIED, command);
+    if (event->type == KA_EV_BUDGET)
+        on_budget(job, command);
     else if (event->type == KA_EV_SANDBOX)
         fail(job, KA_REASON_SANDBOX, command);
     else if (event->type == KA_EV_INTERNAL)
@@ -326,22 +394,23 @@ static int on_ending(struct ka_job *job, const struct ka_event *event, struct ka
 
 typedef int state_fn(struct ka_job *job, const struct ka_event *event, struct ka_command *command);
 
+/* Draft, fix and optimise wait for answers alone. */
 static state_fn *const on_state[] = {
-    [KA_JOB_QUEUED] = on_queued,          [KA_JOB_INSPECT] = on_looked_at,
-    [KA_JOB_PREFLIGHT] = on_looked_at,    [KA_JOB_RETRIEVE] = on_retrieve,
-    [KA_JOB_DRAFT] = on_candidate_wanted, [KA_JOB_CHECK] = on_check,
-    [KA_JOB_FIX] = on_candidate_wanted,   [KA_JOB_OPTIMISE] = on_candidate_wanted,
+    [KA_JOB_QUEUED] = on_queued,     [KA_JOB_INSPECT] = on_looked_at, [KA_JOB_PREFLIGHT] = on_looked_at,
+    [KA_JOB_RETRIEVE] = on_retrieve, [KA_JOB_CHECK] = on_check,       [KA_JOB_CANCELLED] = NULL,
 };
 
 int ka_job_step(struct ka_job *job, const struct ka_event *event, struct ka_command *command)
 {
     if (ka_job_ended(job))
         return -ESTALE;
+    if (event->type >= KA_EV_CANDIDATE && event->type <= KA_EV_LLM_FAILED)
+        return on_answer(job, event, command);
     if (event->type != KA_EV_CANCEL && event->type != KA_EV_START && event->op != job->op)
         return -ESTALE;
-    if (event->type >= KA_EV_LLM_FAILED)
+    if (event->type >= KA_EV_BUDGET)
         return on_ending(job, event, command);
-    return on_state[job->state](job, event, command);
+    return on_state[job->state] ? on_state[job->state](job, event, command) : -EINVAL;
 }
 
 void ka_job_resume(struct ka_job *job, struct ka_command *command)
@@ -362,34 +431,49 @@ void ka_job_resume(struct ka_job *job, struct ka_command *command)
     else if (job->state == KA_JOB_OPTIMISE)
         type = job->turn_source == 1 ? KA_CMD_TUNE : KA_CMD_ASK;
     enter(job, job->state, type, command);
+    for (int i = 0; i < job->slot_count; i++) /* an answer to an earlier process comes late */
+        job->slots[i].op = job->op;
 }
 
 /* Plain members as JSON: integers and booleans by table, so that none is forgotten in one direction. */
 /* clang-format off */
 #define JOB_INTS(X) \
     X(limits.max_iters) X(limits.patience_parity) X(limits.patience_perf) X(limits.candidates) \
-    X(limits.max_bad_answers) X(op) X(current) X(checking) X(best) X(best_passed) X(turn_best) \
-    X(turn_passed) X(turn_left) X(turn_source) X(iters) X(attempts) X(below_best) X(no_gain) \
-    X(bad_answers) X(rollbacks)
+    X(limits.max_bad_answers) X(op) X(current) X(checking) X(best) X(best_passed) X(turn) X(turn_source) \
+    X(iters) X(attempts) X(below_best) X(no_gain) X(bad_answers) X(rollbacks)
 #define JOB_BOOLS(X) \
-    X(limits.use_llm) X(limits.use_differentiator) X(limits.optimise) X(best_verified) X(turn_verified) \
-    X(tuner_done)
+    X(limits.use_llm) X(limits.use_differentiator) X(limits.optimise) X(best_verified) X(tuner_done)
 /* clang-format on */
-#define JOB_REALS(X) X(limits.min_rel_impr) X(best_cost) X(turn_cost)
+#define JOB_REALS(X) X(limits.min_rel_impr) X(best_cost)
+#define SLOT_INTS(X) X(op) X(question) X(snapshot) X(passed)
+#define SLOT_BOOLS(X) X(verified)
+#define SLOT_REALS(X) X(cost)
 
-json_t *ka_job_to_json(const struct ka_job *job)
-{
-    json_t *doc = json_object();
-    json_object_set_new(doc, "state", json_string(state_names[job->state]));
-    json_object_set_new(doc, "phase", json_string(phase_names[job->phase]));
-    json_object_set_new(doc, "reason", json_string(reason_names[job->reason]));
-#define PUT_INT(name) json_object_set_new(doc, #name, json_integer((json_int_t)job->name));
-#define PUT_BOOL(name) json_object_set_new(doc, #name, json_boolean(job->name));
+#define PUT_INT(name) json_object_set_new(doc, #name, json_integer((json_int_t)from->name));
+#define PUT_BOOL(name) json_object_set_new(doc, #name, json_boolean(from->name));
 #define PUT_REAL(name) /* null: no cost known */                                                             \
-    json_object_set_new(doc, #name, isfinite(job->name) ? json_real(job->name) : json_null());
+    json_object_set_new(doc, #name, isfinite(from->name) ? json_real(from->name) : json_null());
+
+static json_t *slot_to_json(const struct ka_job_slot *from)
+{
+    json_t *doc = json_pack("{s:s}", "state", slot_names[from->state]);
+    SLOT_INTS(PUT_INT)
+    SLOT_BOOLS(PUT_BOOL)
+    SLOT_REALS(PUT_REAL)
+    return doc;
+}
+
+json_t *ka_job_to_json(const struct ka_job *from)
+{
+    json_t *doc = json_pack("{s:s, s:s, s:s}", "state", state_names[from->state], "phase",
+                            phase_names[from->phase], "reason", reason_names[from->reason]);
+    json_t *slots = json_array();
     JOB_INTS(PUT_INT)
     JOB_BOOLS(PUT_BOOL)
     JOB_REALS(PUT_REAL)
+    for (int i = 0; i < from->slot_count; i++)
+        json_array_append_new(slots, slot_to_json(&from->slots[i]));
+    json_object_set_new(doc, "slots", slots);
     return doc;
 }
 
@@ -405,18 +489,6 @@ static int find_name(const json_t *doc, const char *key, const char *const *name
     return -EINVAL;
 }
 
-int ka_job_from_json(const json_t *doc, struct ka_job *job, struct ka_err *err)
-{
-    struct ka_job read = {0};
-    int state, phase, reason;
-    if (find_name(doc, "state", state_names, KA_COUNT(state_names), &state) ||
-        find_name(doc, "phase", phase_names, KA_COUNT(phase_names), &phase) ||
-        find_name(doc, "reason", reason_names, KA_COUNT(reason_names), &reason))
-        return ka_fail(err, -EINVAL, "saved job: unknown state, phase or reason");
-    read.state = (enum ka_job_state)state;
-    read.phase = (enum ka_job_phase)phase;
-    read.reason = (enum ka_job_reason)reason;
-    const json_t *value;
 #define GET_INT(name)                                                                                        \
     value = json_object_get(doc, #name);                                                                     \
     if (!json_is_integer(value))                                                                             \
@@ -430,9 +502,56 @@ int ka_job_from_json(const json_t *doc, struct ka_job *job, struct ka_err *err)
 #define GET_REAL(name)                                                                                       \
     value = json_object_get(doc, #name);                                                                     \
     read.name = json_is_number(value) ? json_number_value(value) : INFINITY;
+
+static int slot_from_json(const json_t *doc, struct ka_job_slot *slot, struct ka_err *err)
+{
+    struct ka_job_slot read = {0};
+    const json_t *value;
+    int state;
+    if (find_name(doc, "state", slot_names, KA_COUNT(slot_names), &state))
+        return ka_fail(err, -EINVAL, "saved job: unknown state of a slot");
+    read.state = (enum ka_slot_state)state;
+    SLOT_INTS(GET_INT)
+    SLOT_BOOLS(GET_BOOL)
+    SLOT_REALS(GET_REAL)
+    *slot = read;
+    return 0;
+}
+
+static int slots_from_json(const json_t *list, struct ka_job *job, struct ka_err *err)
+{
+    size_t count = json_array_size(list);
+    if (!json_is_array(list) || count > KA_JOB_SLOTS)
+        return ka_fail(err, -EINVAL, "saved job: 'slots' is no list of at most %d", KA_JOB_SLOTS);
+    if (job->checking < 0 || (job->checking && (size_t)job->checking >= count) ||
+        (job->state == KA_JOB_CHECK && !count))
+        return ka_fail(err, -EINVAL, "saved job: slot %d is checked, of %zu", job->checking, count);
+    job->slot_count = (int)count;
+    for (size_t i = 0; i < count; i++) {
+        int rc = slot_from_json(json_array_get(list, i), &job->slots[i], err);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+int ka_job_from_json(const json_t *doc, struct ka_job *job, struct ka_err *err)
+{
+    struct ka_job read = {0};
+    int state, phase, reason;
+    if (find_name(doc, "state", state_names, KA_COUNT(state_names), &state) ||
+        find_name(doc, "phase", phase_names, KA_COUNT(phase_names), &phase) ||
+        find_name(doc, "reason", reason_names, KA_COUNT(reason_names), &reason))
+        return ka_fail(err, -EINVAL, "saved job: unknown state, phase or reason");
+    read.state = (enum ka_job_state)state;
+    read.phase = (enum ka_job_phase)phase;
+    read.reason = (enum ka_job_reason)reason;
+    const json_t *value;
     JOB_INTS(GET_INT)
     JOB_BOOLS(GET_BOOL)
     JOB_REALS(GET_REAL)
-    *job = read;
-    return 0;
+    int rc = slots_from_json(json_object_get(doc, "slots"), &read, err);
+    if (rc == 0)
+        *job = read;
+    return rc;
 }

@@ -6,8 +6,12 @@
  *
  * Words: an *operation* is the one thing a run has in flight (a child, a question to the model); its number
  * is in the command, and the event that completes it carries it back. An event with another number is late
- * and is dropped. A *turn* is one question to the model, answered by up to `candidates` candidates. A
- * *snapshot* is a stored candidate.
+ * and is dropped. A *turn* is what is asked for from one snapshot: up to `candidates` questions to the model
+ * at once, one a *slot*, or one candidate of the differentiator or tuner. A *snapshot* is a stored candidate.
+ *
+ * Answers come in any order, also while a candidate of the turn is checked: those that wait are checked next,
+ * and the turn is judged when every slot is settled, by slots. So what a run does next does not hang on which
+ * answer was the first.
  *
  * No I/O, no clock, no allocation: the driver (run.c) executes commands, stores snapshots, and tells what
  * happened. It saves the job before it executes the command, so that after a crash ka_job_resume() repeats
@@ -49,13 +53,13 @@ enum ka_event_type {
     KA_EV_START,
     KA_EV_OK,           /* inspect, preflight, retrieve: went well */
     KA_EV_UNUSABLE,     /* inspect, preflight: the forward file cannot be used */
-    KA_EV_CANDIDATE,    /* draft, fix, optimise: `snapshot` holds a new candidate */
-    KA_EV_BAD_ANSWER,   /* the model answered with nothing usable; it will be told why */
+    KA_EV_CANDIDATE,    /* draft, fix, optimise: `snapshot` holds a new candidate for `slot` */
+    KA_EV_BAD_ANSWER,   /* the model answered `slot` with nothing usable; it will be told why */
     KA_EV_NO_CANDIDATE, /* the differentiator refused, the tuner has no further variant, or the model
                            says that nothing is left to gain */
+    KA_EV_LLM_FAILED,   /* the question of `slot` has no answer */
     KA_EV_CHECKED,      /* check: `passed` of `total` cases, `verified`, `cost` */
-    KA_EV_LLM_FAILED,
-    KA_EV_BUDGET, /* tokens, money or seconds are used up: finish with the best there is */
+    KA_EV_BUDGET,       /* tokens, money or seconds are used up: finish with the best there is */
     KA_EV_SANDBOX,
     KA_EV_INTERNAL,
     KA_EV_CANCEL, /* needs no operation number */
@@ -63,7 +67,8 @@ enum ka_event_type {
 
 struct ka_event {
     enum ka_event_type type;
-    uint64_t op;
+    uint64_t op;      /* of CANDIDATE to LLM_FAILED: the slot's */
+    int slot;         /* of the same */
     int64_t snapshot; /* KA_EV_CANDIDATE */
     int passed, total;
     bool verified;
@@ -77,7 +82,8 @@ enum ka_command_type {
     KA_CMD_PREFLIGHT,
     KA_CMD_RETRIEVE,
     KA_CMD_DIFFERENTIATE, /* a draft without the model */
-    KA_CMD_ASK,           /* the model, in `phase`, going on from `snapshot` (0: from nothing) */
+    KA_CMD_ASK,           /* the model, each open slot, in `phase`, going on from `snapshot` (0: nothing) */
+    KA_CMD_AWAIT,         /* the same, and they are on their way, unless they went with an earlier process */
     KA_CMD_TUNE,          /* the next variant that needs no model */
     KA_CMD_CHECK,         /* `snapshot` */
     KA_CMD_FINISH,        /* write the results of a run that has ended */
@@ -94,12 +100,33 @@ struct ka_job_limits {
     int max_iters;       /* questions to the model over the whole run */
     int patience_parity; /* attempts below the best before a roll-back */
     int patience_perf;   /* optimise turns without gain before the end */
-    int candidates;      /* per turn */
-    int max_bad_answers; /* unusable answers in a row */
+    int candidates;      /* per turn, at most KA_JOB_SLOTS */
+    int max_bad_answers; /* times in a row that no answer was usable */
     double min_rel_impr; /* relative gain that counts */
     bool use_llm;
     bool use_differentiator;
     bool optimise; /* false: done as soon as a candidate is verified */
+};
+
+#define KA_JOB_SLOTS 32
+
+enum ka_slot_state {
+    KA_SLOT_OPEN,       /* asked; the answer is still to come */
+    KA_SLOT_WAITS,      /* `snapshot` is to be checked, or is under check */
+    KA_SLOT_JUDGED,     /* it was */
+    KA_SLOT_UNUSABLE,   /* the answer */
+    KA_SLOT_NOTHING,    /* left to gain, or to offer */
+    KA_SLOT_UNANSWERED, /* the endpoint failed, or a budget was used up */
+};
+
+struct ka_job_slot {
+    enum ka_slot_state state;
+    uint64_t op;  /* its answer's event carries it */
+    int question; /* the how manieth of the run, from 1; 0: not the model's */
+    int64_t snapshot;
+    int passed;
+    bool verified;
+    double cost;
 };
 
 struct ka_job {
@@ -107,24 +134,22 @@ struct ka_job {
     enum ka_job_state state;
     enum ka_job_phase phase;
     enum ka_job_reason reason;
-    uint64_t op;      /* the operation in flight */
-    int64_t current;  /* snapshot the next turn starts from; 0: none */
-    int64_t checking; /* snapshot under check */
-    int64_t best;     /* best so far; 0: none */
+    uint64_t op;     /* the operation in flight */
+    int64_t current; /* snapshot the next turn starts from; 0: none */
+    int checking;    /* slot under check */
+    int64_t best;    /* best so far; 0: none */
     int best_passed;
     bool best_verified;
     double best_cost;
-    int64_t turn_best; /* best of this turn's candidates */
-    int turn_passed;
-    bool turn_verified;
-    double turn_cost;
-    int turn_left;   /* candidates still to be asked for in this turn */
+    struct ka_job_slot slots[KA_JOB_SLOTS]; /* of this turn */
+    int slot_count;
+    int turn;        /* number of it */
     int turn_source; /* 0 the model, 1 the differentiator or tuner */
     int iters;       /* questions asked */
     int attempts;    /* candidates checked */
     int below_best;  /* attempts in a row below the best */
     int no_gain;     /* optimise turns in a row without gain */
-    int bad_answers; /* in a row */
+    int bad_answers; /* times in a row that no answer was usable */
     int rollbacks;
     bool tuner_done;
 };
@@ -141,6 +166,7 @@ int ka_job_step(struct ka_job *job, const struct ka_event *event, struct ka_comm
 void ka_job_resume(struct ka_job *job, struct ka_command *command);
 
 bool ka_job_ended(const struct ka_job *job);
+bool ka_job_is_open(const struct ka_job *job, int slot); /* the model is asked, and has not answered */
 int ka_job_exit_code(const struct ka_job *job); /* exit codes of the program; only for an ended job */
 
 const char *ka_job_state_name(enum ka_job_state state);

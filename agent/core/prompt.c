@@ -114,7 +114,7 @@ static void put_share(const struct ka_prompt_input *input, const char *part, con
 struct values {
     struct ka_buf pairs, history, forward, candidate, inspect, verdict, facts, draft_report;
     char *entry;
-    struct ka_prompt_var vars[15];
+    struct ka_prompt_var vars[16];
 };
 
 static void values_free(struct values *values)
@@ -155,6 +155,7 @@ static void values_make(const struct ka_prompt_input *input, const struct select
         {"facts", values->facts.data},
         {"pairs", values->pairs.data},
         {"history", values->history.data},
+        {"direction", input->direction},
     };
     memcpy(values->vars, vars, sizeof(vars));
 }

@@ -6,8 +6,8 @@
  * file and line.
  *
  * Names that the templates may use: stub, entry, grads, device, forward, inspect, draft, draft_report,
- * candidate, verdict, facts, pairs, history, tools, no_tools. The lines of `forward` and `candidate` come
- * numbered, as facts name them (place.h). Pure: templates come in as texts
+ * candidate, verdict, facts, pairs, history, direction, tools, no_tools. The lines of `forward` and
+ * `candidate` come numbered, as facts name them (place.h). Pure: templates come in as texts
  * (agent/disk/prompt_files.h reads them). */
 #ifndef KA_PROMPT_H
 #define KA_PROMPT_H
@@ -68,7 +68,9 @@ struct ka_prompt_input {
     size_t pair_count;
     const char *const *history; /* one line per tried move, oldest first */
     size_t history_count;
-    size_t budget_tokens;   /* 0: KA_PROMPT_BUDGET */
+    const char
+        *direction;       /* of several questions that differ in nothing else; last, for caches of prefixes */
+    size_t budget_tokens; /* 0: KA_PROMPT_BUDGET */
     double bytes_per_token; /* 0: KA_PROMPT_BYTES_PER_TOKEN */
 };
 
@@ -85,7 +87,7 @@ struct ka_prompt_part {
     const char *name; /* "system", a name of the templates, or "instructions": the rest of the user message */
     size_t tokens;
 };
-#define KA_PROMPT_PARTS 11
+#define KA_PROMPT_PARTS 12
 
 /* Messages ready to send, and what had to be left out (for the log). Owns all of it. */
 struct ka_prompt {

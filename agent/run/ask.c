@@ -1,15 +1,18 @@
-/* One question to the model, over HTTP or through the mailbox, and its answer made into a candidate.
+/* The questions of a turn to the model, over HTTP or through the mailbox, and answers made into candidates.
  *
- * The question is written into the state before it is sent. A run that is resumed in the middle of one asks
- * the same question again; in the mailbox that finds the answer that may lie there by now. */
+ * What a question says follows from the state at the beginning of its turn, and from its slot. A run that is
+ * resumed in the middle of one asks the same question again; in the mailbox that finds the answer that may
+ * lie there by now. */
 #include "ask.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "agent/core/answer.h"
 #include "agent/core/describe.h"
+#include "agent/core/direction.h"
 #include "agent/core/fields.h"
 #include "agent/core/prompt.h"
 #include "agent/core/short_diff.h"
@@ -21,6 +24,7 @@
 #include "base/utf8.h"
 #include "events.h"
 #include "expected.h"
+#include "history.h"
 
 /* ---- what the model is told */
 
@@ -33,7 +37,7 @@ struct question {
     struct ka_prompt_input input;
     struct ka_prompt prompt;
     struct ka_snapshot current; /* what a patch applies to; zero when there is none */
-    struct ka_buf inspect, draft_report, facts, grads;
+    struct ka_buf inspect, draft_report, facts, grads, direction;
     struct ka_prompt_pair *pairs;
     char **history;
     size_t history_count;
@@ -47,6 +51,7 @@ static void question_free(struct question *question)
     ka_buf_free(&question->draft_report);
     ka_buf_free(&question->facts);
     ka_buf_free(&question->grads);
+    ka_buf_free(&question->direction);
     free(question->pairs);
     for (size_t i = 0; i < question->history_count; i++)
         free(question->history[i]);
@@ -85,18 +90,24 @@ static bool builds_on(const struct ka_run *run, int64_t id, int64_t candidate)
 
 #define DIFF_LINES 14 /* of an idea that did not work */
 
-/* What an attempt that was not kept had changed, indented below its line. */
-static void tell_change(const struct ka_run *run, int64_t id, struct ka_buf *out)
+/* What an attempt that was not kept had changed, indented below its line; of one that was written anew among
+ * others of its turn, what it has that the one in hand has not. */
+static void tell_change(const struct question *question, const struct ka_run *run, const json_t *told,
+                        struct ka_buf *out)
 {
     struct ka_snapshot tried = {0}, from = {0};
     KA_AUTO_BUF struct ka_buf diff = {0};
+    int64_t id = json_integer_value(json_object_get(told, "snapshot"));
+    bool anew = false;
     if (ka_state_snapshot_head(run->state, id, &tried, NULL))
         return;
     if (tried.parent && tried.parent < id &&
         ka_state_snapshot_head(run->state, tried.parent, &from, NULL) == 0)
         ka_short_diff(from.backward, tried.backward, DIFF_LINES, &diff);
+    else if ((anew = !tried.parent && json_object_get(told, "direction") && question->current.backward))
+        ka_short_diff(question->current.backward, tried.backward, DIFF_LINES, &diff);
     if (diff.len)
-        ka_buf_puts(out, "\n  What it changed:\n");
+        ka_buf_puts(out, anew ? "\n  How it differs from the current file:\n" : "\n  What it changed:\n");
     const char *cursor = ka_buf_str(&diff), *end = cursor + diff.len;
     struct ka_line line;
     while (ka_line_next(&cursor, end, &line))
@@ -108,34 +119,40 @@ static void tell_change(const struct ka_run *run, int64_t id, struct ka_buf *out
 /* Of an attempt that was not kept: a model's idea that is not to be had again. */
 static bool is_lost(const json_t *told)
 {
-    return ka_is_text(told, "origin", "llm") &&
+    return ka_is_text(told, "origin", "llm") && json_object_get(told, "snapshot") &&
            (json_is_false(json_object_get(told, "verified")) || json_is_false(json_object_get(told, "kept")));
 }
 
-/* An attempt in one line: what was tried and what came of it; and what it changed where that was lost. The
- * candidates of the turn under way are not judged yet. */
+/* An attempt in one line: what was tried and what came of it; and what it changed where that was lost. What
+ * the turn under way has brought so far is not told: its questions say the same whenever they are put. */
 static void tell_history(struct question *question, const struct ka_run *run)
 {
     const struct ka_job *job = &run->job;
-    size_t count = json_array_size(run->history);
-    size_t open =
-        job->turn_left < job->limits.candidates ? (size_t)(job->limits.candidates - job->turn_left) : 0;
-    question->history = ka_calloc(count, sizeof(char *));
+    question->history = ka_calloc(json_array_size(run->history), sizeof(char *));
     KA_EACH(run->history, i, entry) {
         struct ka_buf line = {0};
         json_auto_t *told = json_copy(entry);
-        if (ka_is_text(entry, "phase", "optimise") && i + open < count)
-            json_object_set_new(
-                told, "kept",
-                json_boolean(
-                    builds_on(run, job->current, json_integer_value(json_object_get(entry, "snapshot")))));
+        json_t *id = json_object_get(entry, "snapshot");
+        if (json_integer_value(json_object_get(entry, "turn")) == job->turn)
+            continue;
+        if (id && (ka_is_text(entry, "phase", "optimise") || json_object_get(entry, "direction")))
+            json_object_set_new(told, "kept",
+                                json_boolean(builds_on(run, job->current, json_integer_value(id))));
         ka_describe_attempt(told, &line);
         if (is_lost(told))
-            tell_change(run, json_integer_value(json_object_get(entry, "snapshot")), &line);
+            tell_change(question, run, told, &line);
         question->history[question->history_count++] = ka_buf_steal(&line);
     }
     question->input.history = (const char *const *)question->history;
     question->input.history_count = question->history_count;
+}
+
+static void tell_direction(struct question *question, const struct ka_job *job, int slot)
+{
+    if (job->slot_count < 2)
+        return;
+    ka_direction(job->phase, job->turn, slot, &question->direction);
+    question->input.direction = ka_buf_str(&question->direction);
 }
 
 static void tell_grads(struct question *question, const struct ka_run *run)
@@ -158,9 +175,10 @@ static enum ka_prompt_phase prompt_phase(enum ka_job_phase phase)
     return KA_PROMPT_OPTIMISE;
 }
 
-static int question_build(struct question *question, struct ka_run *run, enum ka_job_phase phase,
-                          int64_t snapshot, struct ka_err *err)
+static int question_build(struct question *question, struct ka_run *run, int slot, struct ka_err *err)
 {
+    const enum ka_job_phase phase = run->job.phase;
+    const int64_t snapshot = run->job.current;
     struct ka_prompt_template templates[KA_PROMPT_FILE_COUNT];
     struct ka_prompts *files = NULL;
     int rc = snapshot ? ka_state_snapshot_get(run->state, snapshot, &question->current, err) : 0;
@@ -192,6 +210,7 @@ static int question_build(struct question *question, struct ka_run *run, enum ka
     tell_grads(question, run);
     tell_pairs(question, run);
     tell_history(question, run);
+    tell_direction(question, &run->job, slot);
     rc = ka_prompts_load(run->settings.prompts, &files, templates, err);
     if (rc == 0)
         rc = ka_prompt_build(templates, input, &question->prompt, err);
@@ -239,23 +258,35 @@ static struct ka_chat_answer answer_of_json(const json_t *doc)
     return answer;
 }
 
-/* What the next question has to tell of the last answer; it is saved, so that a resumed run asks the same.
- * `answer` NULL: it could not be read. `problem` NULL: it was good. */
-static void set_feedback(struct ka_run *run, const char *problem, const struct ka_chat_answer *answer)
+/* An answer that is no use: its slot's next question has to tell of it, if the turn asks once more, and
+ * questions of later turns. It is saved, so that a resumed run asks the same. `answer` NULL: it could not be
+ * read. */
+static void refuse(struct ka_run *run, int slot, const char *problem, const struct ka_chat_answer *answer)
 {
-    json_t *doc = problem ? json_pack("{s:s, s:o}", "problem", problem, "answer",
-                                      answer ? answer_json(answer) : json_null())
-                          : json_null();
-    json_decref(run->feedback);
-    run->feedback = doc;
-    ka_run_put(run, "feedback", doc);
+    const struct ka_job *job = &run->job;
+    char key[16];
+    snprintf(key, sizeof(key), "%d", slot);
+    json_object_set_new(run->feedback, key,
+                        json_pack("{s:i, s:s, s:o}", "turn", job->turn, "problem", problem, "answer",
+                                  answer ? answer_json(answer) : json_null()));
+    ka_run_put(run, "feedback", run->feedback);
+    ka_record_add(run->record, "bad_answer",
+                  json_pack("{s:i, s:s}", "question", job->slots[slot].question, "problem", problem));
+    if (job->slot_count > 1)
+        ka_run_history_add(run, slot,
+                           json_pack("{s:s, s:s, s:s}", "phase", ka_job_phase_name(job->phase), "origin",
+                                     "llm", "unusable", problem));
+    ka_run_post_answer(run, KA_EV_BAD_ANSWER, slot);
 }
 
-static void tell_feedback(const struct ka_run *run, struct ka_prompt *prompt)
+static void tell_feedback(const struct ka_run *run, int slot, struct ka_prompt *prompt)
 {
-    const char *problem = json_string_value(json_object_get(run->feedback, "problem"));
-    json_t *doc = json_object_get(run->feedback, "answer");
-    if (!problem)
+    char key[16];
+    snprintf(key, sizeof(key), "%d", slot);
+    const json_t *feedback = json_object_get(run->feedback, key);
+    const char *problem = json_string_value(json_object_get(feedback, "problem"));
+    json_t *doc = json_object_get(feedback, "answer");
+    if (!problem || json_integer_value(json_object_get(feedback, "turn")) != run->job.turn)
         return;
     struct ka_chat_answer answer = answer_of_json(doc);
     ka_prompt_add_retry(prompt, json_is_object(doc) ? &answer : NULL, problem);
@@ -278,64 +309,77 @@ static void note_of(const struct ka_chat_answer *answer, char *out, size_t size)
     ka_utf8_line(text, len, out, size);
 }
 
-static void take_answer(struct ka_run *run, const struct ka_chat_answer *answer)
+static void take_answer(struct ka_run *run, int slot, const struct ka_chat_answer *answer)
 {
     struct ka_snapshot current = {0};
     KA_AUTO_BUF struct ka_buf backward = {0};
     struct ka_err err;
-    ka_record_add(run->record, "answer", answer_json(answer));
-    if (run->job.current && ka_state_snapshot_head(run->state, run->job.current, &current, &err))
-        ka_log(KA_LOG_ERROR, "%s: %s", run->name, err.msg);
+    json_t *heard = answer_json(answer);
+    json_object_set_new(heard, "question", json_integer(run->job.slots[slot].question));
+    ka_record_add(run->record, "answer", heard);
     if (run->job.phase == KA_PHASE_OPTIMISE && ka_answer_is_nothing(answer)) {
-        ka_snapshot_free(&current);
         ka_log(KA_LOG_INFO, "%s: the model sees nothing left to gain", run->name);
-        set_feedback(run, NULL, NULL);
-        ka_run_post_type(run, KA_EV_NO_CANDIDATE);
+        ka_run_post_answer(run, KA_EV_NO_CANDIDATE, slot);
         return;
     }
+    if (run->job.current && ka_state_snapshot_head(run->state, run->job.current, &current, &err))
+        ka_log(KA_LOG_ERROR, "%s: %s", run->name, err.msg);
     int rc = ka_answer_apply(answer, run->forward, current.backward ? current.backward : "", has_tools(run),
                              &backward, &err);
     ka_snapshot_free(&current);
     if (rc) {
         ka_log(KA_LOG_INFO, "%s: the answer cannot be used: %s", run->name, err.msg);
-        ka_record_add(run->record, "bad_answer", json_pack("{s:s}", "problem", err.msg));
-        set_feedback(run, err.msg, answer);
-        ka_run_post_type(run, KA_EV_BAD_ANSWER);
+        refuse(run, slot, err.msg, answer);
         return;
     }
     char note[280];
     note_of(answer, note, sizeof(note));
-    set_feedback(run, NULL, NULL);
-    ka_run_post_candidate(run, ka_buf_str(&backward), "llm", note);
+    ka_run_post_candidate(run, slot, ka_buf_str(&backward), "llm", note);
+}
+
+/* The endpoint, or the mailbox, has none: the turn goes on with the answers to its other questions. */
+static void without_answer(struct ka_run *run, int slot, const char *message)
+{
+    json_decref(run->failure);
+    run->failure = json_pack("{s:s, s:s}", "kind", "llm", "message", message);
+    ka_run_put(run, "failure", run->failure);
+    ka_record_add(run->record, "failure", json_copy(run->failure));
+    if (run->job.slot_count > 1)
+        ka_log(KA_LOG_WARN, "%s: question %d has no answer: %s", run->name, run->job.slots[slot].question,
+               message);
+    ka_run_post_answer(run, KA_EV_LLM_FAILED, slot);
 }
 
 /* ---- over HTTP */
 
 static void on_trace(void *arg, const char *event, const char *text)
 {
-    struct ka_run *run = arg;
-    ka_record_add(run->record, "llm_trace", json_pack("{s:s, s:s}", "what", event, "text", text));
+    const struct ka_asked *asked = arg;
+    ka_record_add(asked->run->record, "llm_trace",
+                  json_pack("{s:i, s:s, s:s}", "question", asked->question, "what", event, "text", text));
 }
 
 static void on_llm(void *arg, uint64_t op, const struct ka_llm_result *result)
 {
-    struct ka_run *run = arg;
-    if (result->status == KA_LLM_CANCELLED || op != run->llm_op)
+    struct ka_asked *asked = arg;
+    if (result->status == KA_LLM_CANCELLED || op != asked->llm_op)
         return; /* the run is being interrupted or freed */
-    run->llm_op = 0;
+    struct ka_run *run = asked->run;
+    asked->llm_op = 0;
     count_tokens(run, result->tokens_in, result->tokens_out);
     ka_record_add(run->record, "llm",
-                  json_pack("{s:i, s:s, s:I, s:I, s:f, s:I, s:I}", "status", (int)result->status, "message",
-                            result->message, "http", (json_int_t)result->http_status, "tries",
-                            (json_int_t)result->attempts, "seconds", result->seconds, "tokens_in",
-                            (json_int_t)result->tokens_in, "tokens_out", (json_int_t)result->tokens_out));
+                  json_pack("{s:i, s:i, s:s, s:I, s:I, s:f, s:I, s:I}", "question", asked->question, "status",
+                            (int)result->status, "message", result->message, "http",
+                            (json_int_t)result->http_status, "tries", (json_int_t)result->attempts, "seconds",
+                            result->seconds, "tokens_in", (json_int_t)result->tokens_in, "tokens_out",
+                            (json_int_t)result->tokens_out));
     if (result->status == KA_LLM_OK)
-        take_answer(run, result->answer);
+        take_answer(run, asked->slot, result->answer);
     else
-        ka_run_fail(run, KA_EV_LLM_FAILED, "llm", "%s", result->message);
+        without_answer(run, asked->slot, result->message);
 }
 
-static void send_http(struct ka_run *run, const struct ka_prompt *prompt)
+static void send_http(struct ka_run *run, struct ka_asked *asked, const struct ka_prompt *prompt)
 {
     struct ka_err err;
     struct ka_chat_request request = {
@@ -347,35 +391,34 @@ static void send_http(struct ka_run *run, const struct ka_prompt *prompt)
         .reasoning_effort = run->settings.reasoning_effort[0] ? run->settings.reasoning_effort : NULL,
         .stream = true,
     };
-    if (ka_llm_start(run->app->llm, &request, on_trace, on_llm, run, &run->llm_op, &err))
+    if (ka_llm_start(run->app->llm, &request, on_trace, on_llm, asked, &asked->llm_op, &err))
         ka_run_fail(run, KA_EV_INTERNAL, "internal", "%s", err.msg);
 }
 
 /* ---- through the mailbox */
 
-static void take_mail(struct ka_run *run, int rc, const struct ka_chat_answer *answer, const char *problem)
+static void take_mail(struct ka_run *run, int slot, int rc, const struct ka_chat_answer *answer,
+                      const char *problem)
 {
     free(run->waiting_for);
     run->waiting_for = NULL;
     if (rc == 0) {
         count_tokens(run, answer->tokens_in, answer->tokens_out);
-        take_answer(run, answer);
+        take_answer(run, slot, answer);
         return;
     }
     count_tokens(run, 0, 0);
-    ka_record_add(run->record, "bad_answer", json_pack("{s:s}", "problem", problem));
-    set_feedback(run, problem, NULL);
     ka_log(KA_LOG_WARN, "%s: %s", run->name, problem);
-    ka_run_post_type(run, KA_EV_BAD_ANSWER);
+    refuse(run, slot, problem, NULL);
 }
 
 static void on_mail(void *arg, int rc, struct ka_chat_answer *answer, const char *message)
 {
     if (rc == -ECANCELED)
         return; /* the run is being interrupted or freed */
-    struct ka_run *run = arg;
-    run->mail = NULL;
-    take_mail(run, rc, answer, message);
+    struct ka_asked *asked = arg;
+    asked->mail = NULL;
+    take_mail(asked->run, asked->slot, rc, answer, message);
 }
 
 static struct ka_mailbox mailbox_of(const struct ka_run *run)
@@ -389,53 +432,62 @@ static struct ka_mailbox mailbox_of(const struct ka_run *run)
     };
 }
 
-static void remember_request(struct ka_run *run, const struct ka_mailbox *box, unsigned number)
+static char *request_path(const struct ka_mailbox *box, int question)
 {
-    free(run->waiting_for);
-    run->waiting_for = ka_format("%s/%s-%03u.request.md", box->dir, box->run, number);
+    return ka_format("%s/%s-%03d.request.md", box->dir, box->run, question);
 }
 
-/* --no-wait: take the answer that is there, or end the process with the question put. */
-static void look_once(struct ka_run *run, const struct ka_mailbox *box, unsigned number)
-{
-    struct ka_chat_answer answer = {0};
-    struct ka_err err;
-    int rc = ka_mailbox_poll(box, number, NULL, &answer, &err);
-    if (rc != -EAGAIN) {
-        take_mail(run, rc, &answer, err.msg);
-        ka_chat_answer_free(&answer);
-        return;
-    }
-    run->waiting = run->finished = true;
-    ka_log(KA_LOG_INFO, "%s: the question is in %s; answer it, then use --resume", run->name,
-           run->waiting_for);
-    ka_record_add(run->record, "waiting", json_pack("{s:s}", "request", run->waiting_for));
-    run->done(run, true, run->arg);
-}
-
-static void send_mailbox(struct ka_run *run, const struct ka_prompt *prompt)
+static void send_mailbox(struct ka_run *run, struct ka_asked *asked, const struct ka_prompt *prompt)
 {
     struct ka_err err;
     struct ka_mailbox box = mailbox_of(run);
-    unsigned number = (unsigned)run->job.iters;
+    KA_AUTO_FREE char *path = request_path(&box, asked->question);
+    unsigned number = (unsigned)asked->question;
     struct ka_chat_request request = {
         .model = run->settings.model,
         .messages = prompt->messages,
         .message_count = prompt->count,
     };
     int rc = ka_mailbox_write(&box, number, &request, &err);
-    remember_request(run, &box, number);
     if (rc && rc != -EEXIST) { /* answered before the process was ended: the answer is taken */
-        ka_run_fail(run, KA_EV_LLM_FAILED, "llm", "%s", err.msg);
+        without_answer(run, asked->slot, err.msg);
         return;
     }
-    if (run->settings.no_wait) {
-        look_once(run, &box, number);
+    if (run->settings.no_wait)
         return;
-    }
-    ka_log(KA_LOG_INFO, "%s: waiting for an answer to %s", run->name, run->waiting_for);
-    if (ka_mailbox_watch(run->app->loop, &box, number, on_mail, run, &run->mail, &err))
+    ka_log(KA_LOG_INFO, "%s: waiting for an answer to %s", run->name, path);
+    if (ka_mailbox_watch(run->app->loop, &box, number, on_mail, asked, &asked->mail, &err))
         ka_run_fail(run, KA_EV_INTERNAL, "internal", "%s", err.msg);
+}
+
+void ka_run_await(struct ka_run *run)
+{
+    if (run->settings.answers != KA_BACKEND_MAILBOX || !run->settings.no_wait || run->finished ||
+        run->job.state == KA_JOB_CHECK)
+        return;
+    struct ka_mailbox box = mailbox_of(run);
+    struct ka_err err;
+    int first = -1;
+    for (int i = 0; i < KA_JOB_SLOTS; i++) {
+        struct ka_chat_answer answer = {0};
+        if (!ka_job_is_open(&run->job, i))
+            continue;
+        int rc = ka_mailbox_poll(&box, (unsigned)run->job.slots[i].question, NULL, &answer, &err);
+        if (rc != -EAGAIN) { /* what comes next looks for further ones */
+            take_mail(run, i, rc, &answer, err.msg);
+            ka_chat_answer_free(&answer);
+            return;
+        }
+        first = first < 0 ? i : first;
+        KA_AUTO_FREE char *path = request_path(&box, run->job.slots[i].question);
+        ka_log(KA_LOG_INFO, "%s: the question is in %s; answer it, then use --resume", run->name, path);
+    }
+    if (first < 0)
+        return;
+    run->waiting_for = request_path(&box, run->job.slots[first].question);
+    run->waiting = run->finished = true;
+    ka_record_add(run->record, "waiting", json_pack("{s:s}", "request", run->waiting_for));
+    run->done(run, true, run->arg);
 }
 
 /* ---- one turn */
@@ -474,15 +526,18 @@ static void end_at(struct ka_run *run, const struct question *question, enum ka_
     run->done(run, true, run->arg);
 }
 
-void ka_run_ask(struct ka_run *run, enum ka_job_phase phase, int64_t snapshot)
+static void put_question(struct ka_run *run, int slot)
 {
+    const enum ka_job_phase phase = run->job.phase;
+    struct ka_asked *asked = &run->asked[slot];
     struct question question = {0};
     struct ka_err err;
-    if (question_build(&question, run, phase, snapshot, &err)) {
+    if (question_build(&question, run, slot, &err)) {
         question_free(&question);
         ka_run_fail(run, KA_EV_INTERNAL, "internal", "%s", err.msg);
         return;
     }
+    asked->question = run->job.slots[slot].question;
     for (size_t i = 0; i < question.prompt.dropped_count; i++)
         ka_log(KA_LOG_INFO, "%s: left out of the prompt: %s", run->name, question.prompt.dropped[i]);
     if (run->ends_at_question) {
@@ -490,28 +545,41 @@ void ka_run_ask(struct ka_run *run, enum ka_job_phase phase, int64_t snapshot)
         question_free(&question);
         return;
     }
-    tell_feedback(run, &question.prompt);
+    tell_feedback(run, slot, &question.prompt);
     ka_log_progress(run->name, "%s: asking the model (%d of %d, about %zu tokens)", ka_job_phase_name(phase),
-                    run->job.iters, run->job.limits.max_iters, question.prompt.tokens);
+                    asked->question, run->job.limits.max_iters, question.prompt.tokens);
     ka_record_add(run->record, "prompt",
-                  json_pack("{s:s, s:o}", "phase", ka_job_phase_name(phase), "messages",
-                            messages_json(&question.prompt)));
-    if (!run->settings.no_wait) /* the oracle works while the model thinks */
-        ka_expected_prepare(run);
+                  json_pack("{s:i, s:s, s:o}", "question", asked->question, "phase", ka_job_phase_name(phase),
+                            "messages", messages_json(&question.prompt)));
     if (run->settings.answers == KA_BACKEND_MAILBOX)
-        send_mailbox(run, &question.prompt);
+        send_mailbox(run, asked, &question.prompt);
     else
-        send_http(run, &question.prompt);
+        send_http(run, asked, &question.prompt);
     question_free(&question);
+}
+
+void ka_run_ask(struct ka_run *run)
+{
+    for (int i = 0; i < KA_JOB_SLOTS && !run->finished; i++) {
+        if (!ka_job_is_open(&run->job, i))
+            continue;
+        if (run->job.state != KA_JOB_CHECK && !run->settings.no_wait && !run->ends_at_question)
+            ka_expected_prepare(run); /* the oracle works while the model thinks */
+        if (run->asked[i].question != run->job.slots[i].question)
+            put_question(run, i);
+    }
 }
 
 void ka_run_ask_cancel(struct ka_run *run)
 {
-    uint64_t op = run->llm_op;
-    run->llm_op = 0;
-    if (op)
-        ka_llm_cancel(run->app->llm, op);
-    if (run->mail)
-        ka_mailbox_stop(run->mail);
-    run->mail = NULL;
+    for (int i = 0; i < KA_JOB_SLOTS; i++) {
+        struct ka_asked *asked = &run->asked[i];
+        uint64_t op = asked->llm_op;
+        asked->llm_op = 0;
+        if (op)
+            ka_llm_cancel(run->app->llm, op);
+        if (asked->mail)
+            ka_mailbox_stop(asked->mail);
+        asked->mail = NULL;
+    }
 }

@@ -1,10 +1,13 @@
-/* One question to the model, and its answer. */
+/* The questions of a turn to the model, and their answers. */
 #ifndef KA_RUN_ASK_H
 #define KA_RUN_ASK_H
 
 #include "internal.h"
 
-void ka_run_ask(struct ka_run *run, enum ka_job_phase phase, int64_t snapshot);
+/* Put the questions of all open slots that this process has not put yet. */
+void ka_run_ask(struct ka_run *run);
+/* With --no-wait: take an answer that is there, or end the process with the questions put. */
+void ka_run_await(struct ka_run *run);
 void ka_run_ask_cancel(struct ka_run *run);
 
 #endif

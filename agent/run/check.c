@@ -32,6 +32,7 @@
 #include "events.h"
 #include "expected.h"
 #include "fan.h"
+#include "history.h"
 #include "judge.h"
 #include "operations.h"
 #include "rag/lex.h"
@@ -117,8 +118,7 @@ static void add_history(struct ka_run *run, const struct ka_snapshot *snapshot,
                   "hidden", (json_int_t)counts->hidden, "hidden_passed", (json_int_t)counts->hidden_passed);
     json_object_set_new(entry, "cost", isfinite(cost) ? json_real(cost) : json_null());
     json_object_set_new(entry, "facts", json_string(facts));
-    json_array_append_new(run->history, entry);
-    ka_run_put(run, "history", run->history);
+    ka_run_history_add(run, run->job.checking, entry);
 }
 
 /* What a check came to. Borrows verdict and facts. */
@@ -161,8 +161,9 @@ static void settle(struct ka_run *run, const struct outcome *outcome)
                outcome->verified ? "verified" : "not verified");
     }
     ka_record_add(run->record, "verdict",
-                  json_pack("{s:I, s:O, s:O?}", "snapshot", (json_int_t)outcome->snapshot, "verdict",
-                            outcome->verdict, "measured", outcome->facts));
+                  json_pack("{s:I, s:O, s:O?, s:i}", "snapshot", (json_int_t)outcome->snapshot, "verdict",
+                            outcome->verdict, "measured", outcome->facts, "question",
+                            run->job.slots[run->job.checking].question));
     ka_run_check_free(run);
     ka_run_post(run, &event);
 }

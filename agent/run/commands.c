@@ -30,13 +30,17 @@ static void execute(struct ka_run *run, const struct ka_command *command)
         ka_run_differentiate(run);
         return;
     case KA_CMD_ASK:
-        ka_run_ask(run, command->phase, command->snapshot);
+    case KA_CMD_AWAIT:
+        ka_run_ask(run);
+        ka_run_await(run);
         return;
     case KA_CMD_TUNE:
         ka_run_tune(run, command->snapshot);
         return;
     case KA_CMD_CHECK:
-        ka_run_check(run, command->snapshot);
+        ka_run_ask(run); /* of a resumed run, what went with its process */
+        if (run->job.op == command->op)
+            ka_run_check(run, command->snapshot);
         return;
     case KA_CMD_FINISH:
         ka_run_finish(run);

@@ -49,11 +49,11 @@ static void on_draft(struct ka_run *run, const struct ka_op_result *result)
         ka_run_put(run, "draft", run->draft);
     if (strcmp(run->settings.draft, "llm") == 0) { /* only its mathematics is wanted: the prompt has it */
         log_refusals(run, result->doc);
-        ka_run_post_type(run, KA_EV_NO_CANDIDATE);
+        ka_run_post_answer(run, KA_EV_NO_CANDIDATE, 0);
         return;
     }
     if (result->status == KA_OP_OK && backward) {
-        ka_run_post_candidate(run, backward, "differentiator", "draft of the built-in differentiator");
+        ka_run_post_candidate(run, 0, backward, "differentiator", "draft of the built-in differentiator");
         return;
     }
     ka_log(KA_LOG_INFO, "%s: no draft from the differentiator: %s", run->name, result->message);
@@ -64,7 +64,7 @@ static void on_draft(struct ka_run *run, const struct ka_op_result *result)
                        ? json_deep_copy(error)
                        : json_pack("{s:s, s:s}", "kind", "unsupported_op", "message", result->message);
     ka_run_put(run, "failure", run->failure);
-    ka_run_post_type(run, KA_EV_NO_CANDIDATE);
+    ka_run_post_answer(run, KA_EV_NO_CANDIDATE, 0);
 }
 
 /* ---- ahead of its turn: the draft depends on the shapes only, and preflight has those long before it ends
@@ -113,7 +113,7 @@ void ka_run_draft_ahead_cancel(struct ka_run *run)
 void ka_run_differentiate(struct ka_run *run)
 {
     if (run->given) {
-        ka_run_post_candidate(run, run->given, "file", "the backward in the file");
+        ka_run_post_candidate(run, 0, run->given, "file", "the backward in the file");
         return;
     }
     ka_log_progress(run->name, "draft: differentiator");

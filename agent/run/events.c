@@ -113,7 +113,14 @@ void ka_run_post_type(struct ka_run *run, enum ka_event_type type)
     ka_run_post(run, &event);
 }
 
-void ka_run_post_candidate(struct ka_run *run, const char *backward, const char *origin, const char *note)
+void ka_run_post_answer(struct ka_run *run, enum ka_event_type type, int slot)
+{
+    struct ka_event event = {.type = type, .op = run->job.slots[slot].op, .slot = slot};
+    ka_run_post(run, &event);
+}
+
+void ka_run_post_candidate(struct ka_run *run, int slot, const char *backward, const char *origin,
+                           const char *note)
 {
     struct ka_snapshot snapshot = {
         .parent = run->job.current,
@@ -123,15 +130,16 @@ void ka_run_post_candidate(struct ka_run *run, const char *backward, const char 
         .backward = (char *)backward,
     };
     struct ka_err err;
-    struct ka_event event = {.type = KA_EV_CANDIDATE, .op = run->job.op};
+    struct ka_event event = {.type = KA_EV_CANDIDATE, .op = run->job.slots[slot].op, .slot = slot};
     if (ka_state_snapshot_add(run->state, &snapshot, &event.snapshot, &err)) {
         ka_log(KA_LOG_ERROR, "%s: %s", run->name, err.msg);
         interrupted_end(run);
         return;
     }
     ka_record_add(run->record, "candidate",
-                  json_pack("{s:I, s:s, s:s, s:s}", "snapshot", (json_int_t)event.snapshot, "origin", origin,
-                            "note", note, "backward", backward));
+                  json_pack("{s:I, s:s, s:s, s:s, s:i}", "snapshot", (json_int_t)event.snapshot, "origin",
+                            origin, "note", note, "backward", backward, "question",
+                            run->job.slots[slot].question));
     ka_run_post(run, &event);
 }
 

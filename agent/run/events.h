@@ -6,9 +6,11 @@
 
 /* Feed the machine; saves, then executes the command. The run may be freed when this returns. */
 void ka_run_post(struct ka_run *run, const struct ka_event *event);
-/* Shorthands that fill in the operation number. */
+/* Shorthands that fill in the operation number; of an answer, that of its slot. */
 void ka_run_post_type(struct ka_run *run, enum ka_event_type type);
-void ka_run_post_candidate(struct ka_run *run, const char *backward, const char *origin, const char *note);
+void ka_run_post_answer(struct ka_run *run, enum ka_event_type type, int slot);
+void ka_run_post_candidate(struct ka_run *run, int slot, const char *backward, const char *origin,
+                           const char *note);
 /* Save, then execute: what a resumed run does first. */
 void ka_run_resume_command(struct ka_run *run, const struct ka_command *command);
 

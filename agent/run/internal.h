@@ -4,6 +4,7 @@
  *     events.c          feeds the machine; saves, then has the command executed
  *     sizes.c           on which sizes things run: the user's own, scaled, small
  *     compiled_facts.c  what kernels cost as binaries, and the request of operation facts
+ *     history.c         what was tried, in order
  *     operations.c      jailed operations on behalf of the run
  *     cases.c, judge.c  the results of one case, compared
  *     fan.c             one operation over many cases, in several children
@@ -13,7 +14,7 @@
  *     draft.c, tuner.c  candidates without a model: the differentiator, and its other schedules
  *     preflight.c       on which shapes forward and oracle agree: the parts preflight_*.c
  *     retrieve.c        the store
- *     ask.c             prompt, model or mailbox, answer to candidate
+ *     ask.c             prompts, model or mailbox, answers to candidates
  *     check.c           scan, candidate, oracle, comparison, facts
  *     result.c          the result object
  *     finish.c          pair and reports
@@ -55,6 +56,15 @@ struct ka_ahead {
     struct ka_op_result result; /* its doc is ours */
 };
 
+/* A question to the model that is on its way: ask.c. */
+struct ka_asked {
+    struct ka_run *run;
+    int slot;                      /* of the turn */
+    int question;                  /* the last that was put; 0: none */
+    uint64_t llm_op;               /* 0: none */
+    struct ka_mailbox_watch *mail; /* waits for an answer in the mailbox; NULL */
+};
+
 struct ka_run {
     struct ka_app *app;
     const struct ka_run_actions *actions;
@@ -86,14 +96,15 @@ struct ka_run {
     json_t *retrieved; /* [{"id", "similarity", "backward", ...}] */
     json_t *draft;     /* last result of the operation differentiate; NULL before */
     json_t *variant;   /* the tuner's, while its facts are counted; NULL */
-    json_t *history;   /* attempts in order: phase, origin, verdict, cost, kept */
-    json_t *totals;    /* requests, tokens_in, tokens_out, seconds */
+    json_t
+        *history;   /* attempts by turn and slot: phase, origin, verdict, cost; or why an answer was no use */
+    json_t *totals; /* requests, tokens_in, tokens_out, seconds */
     json_t *failure;   /* why the run failed, for people; NULL */
     char *pair_path;   /* once a candidate was written out */
     char *given;       /* a backward to be checked instead of drafted (check, verify); NULL */
     char *waiting_for; /* request file in the mailbox; NULL */
     json_t *question;  /* the one that the run ends at: see ka_run_question(); NULL */
-    json_t *feedback;  /* the model's last answer, where it was not usable: {"problem", "answer"}; NULL */
+    json_t *feedback;  /* by slot, the last answer where it was not usable: {"0": {"problem", "answer"}} */
 
     struct ka_run_child *children;  /* in flight */
     json_t *timeline;               /* of those that ended: "children" of the result object */
@@ -104,9 +115,8 @@ struct ka_run {
     struct ka_compile *compile;   /* of the last facts; NULL */
     json_t *compile_facts;
     ka_run_compile_fn compile_next;
-    uint64_t llm_op;               /* the question in flight; 0: none */
-    struct ka_mailbox_watch *mail; /* waits for an answer in the mailbox; NULL */
-    struct ka_soon *first;         /* the first turn of the loop; NULL: it was */
+    struct ka_asked asked[KA_JOB_SLOTS];
+    struct ka_soon *first; /* the first turn of the loop; NULL: it was */
     struct ka_check *check;
     double began;          /* of this process's part, ka_clock_seconds() */
     double seconds_before; /* of earlier processes */

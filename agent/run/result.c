@@ -6,6 +6,7 @@
 
 #include "agent/core/checked.h"
 #include "agent/core/conduct.h"
+#include "agent/core/fields.h"
 #include "agent/core/plan.h"
 #include "agent/io/loop.h"
 #include "base/each.h"
@@ -179,7 +180,9 @@ json_t *ka_run_result(struct ka_run *run)
     json_object_set_new(result, "loop_blocked_work_ms",
                         json_integer((json_int_t)ka_loop_most_work_ms(run->app->loop)));
     json_object_set(result, "device_answers", json_object_get(run->inspect, "device_answers"));
-    if (run->failure && ka_run_exit_code(run) != 0)
+    /* An endpoint may fail for one of several questions: the run goes on with the others. */
+    bool passed = ka_is_text(run->failure, "kind", "llm") && run->job.reason != KA_REASON_LLM;
+    if (run->failure && !passed && ka_run_exit_code(run) != 0)
         json_object_set(result, "error", run->failure);
     if (run->waiting_for)
         json_object_set_new(result, "request", json_string(run->waiting_for));

@@ -39,6 +39,9 @@ static struct ka_run *run_new(struct ka_app *app, const struct ka_settings *sett
     run->actions = &ka_run_commands;
     run->done = done;
     run->arg = arg;
+    for (int i = 0; i < KA_JOB_SLOTS; i++)
+        run->asked[i] = (struct ka_asked){.run = run, .slot = i};
+    run->feedback = json_object();
     run->began = ka_clock_seconds();
     run->history = json_array();
     run->skipped = json_array();
@@ -271,7 +274,7 @@ static void load_documents(struct ka_run *run)
     run->outputs = ka_state_get(run->state, "outputs");
     run->draft = ka_state_get(run->state, "draft");
     run->failure = ka_state_get(run->state, "failure");
-    run->feedback = ka_state_get(run->state, "feedback");
+    run->feedback = get_or(run, "feedback", run->feedback);
     run->skipped = get_or(run, "skipped", run->skipped);
     run->oracles = get_or(run, "oracles", run->oracles);
     run->retrieved = get_or(run, "retrieved", run->retrieved);

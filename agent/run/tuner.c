@@ -71,7 +71,7 @@ static void post_variant(struct ka_run *run)
     json_object_set_new(tuner, "before", json_integer((json_int_t)run->job.best));
     ka_run_put(run, "tuner", tuner);
     json_auto_t *backward = json_incref(json_object_get(run->variant, "backward"));
-    ka_run_post_candidate(run, json_string_value(backward), "tuner", note);
+    ka_run_post_candidate(run, 0, json_string_value(backward), "tuner", note);
 }
 
 /* Configurations that leave the model's figure as it is: after a few the rest is not drafted. */
@@ -159,7 +159,7 @@ void ka_run_tune(struct ka_run *run, int64_t snapshot)
         json_array_append(json_object_get(tuner, "tried"), variant);
     ka_run_put(run, "tuner", tuner);
     if (!variant) {
-        ka_run_post_type(run, KA_EV_NO_CANDIDATE);
+        ka_run_post_answer(run, KA_EV_NO_CANDIDATE, 0);
         return;
     }
     char text[256];

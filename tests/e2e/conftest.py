@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,6 +95,11 @@ class Endpoint:
 
     def requests(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log.exists() else []
+
+    def state(self) -> dict[str, Any]:
+        with urllib.request.urlopen(self.url.removesuffix("/v1") + "/state") as reply:
+            said: dict[str, Any] = json.load(reply)
+        return said
 
     def stop(self) -> None:
         if self.process.poll() is None:

@@ -54,15 +54,15 @@ COURSES = {
         has="the row in registers; dw, db: partials_then_reduce, one partial row a program",
         lacks="layer_norm_bwd_reduce_kernel",
     ),
-    "linear_recurrence_candidates": Course(
+    "linear_recurrence_unusable": Course(
         [
             "draft: not verified",
-            "draft: verified",
+            "fix: verified",
             "unusable: There is no code in the answer",
             "optimise: verified",
             "optimise: verified",
         ],
-        rollbacks=1,
+        rollbacks=2,
         has="prev = tl.load(h_ptr + offs - D, mask=mask & (t > 0), other=0.0)",
         lacks="if i < T - 1:",
     ),

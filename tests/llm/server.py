@@ -5,7 +5,8 @@
 
 It prints its port on the first line of standard output (and writes it to --port-file), and exits by itself
 after --seconds. A script is JSON lines; each is one step and answers one chat request, in order; `--repeat`
-keeps answering with the last. A line with a "comment" is for people, and skipped.
+keeps answering with the last. Requests that come at once come in no order: steps with "when" find theirs. A
+line with a "comment" is for people, and skipped.
 
     {"text": "..."}                  an answer; {"text_file": "answer.md"} reads it, relative to the script
     {"tool": "submit_patch", "arguments": {...}}     a tool call, perhaps with text; arguments may be a string
@@ -15,15 +16,18 @@ keeps answering with the last. A line with a "comment" is for people, and skippe
 Every step may also have
     "expect": ["substring", ...]   each must occur in the request, else the answer is 400 and the log says so
     "reject": ["substring", ...]     none may occur, but in the diff of an idea that was rolled back
+    "when": ["substring", ...]       the step is for the first request that has all of these
     "delay": seconds                 before the first byte
+    "together": N                    none before N requests are open at once, or 30 seconds have passed
     "usage": {...} | null            token counts (default 100 in, 20 out)
     "content_type": "..."            instead of the right one
     "finish_reason": "..."           default "stop", or "tool_calls"
 
 With --tls it speaks https, with the key and certificate in PEM. With --key, requests without that bearer
-token get 401. GET /v1/models lists one model; GET /state says how many steps are left and which expectations
-failed; PUT /script replaces the steps and forgets what went before. --log gets one JSON object per request,
-without its headers: a key that is found there came in a body.
+token get 401. GET /v1/models lists one model; GET /state says how many steps are left, how many requests were
+open at the same time at most, and which expectations failed; PUT /script replaces the steps and forgets what
+went before. --log gets one JSON object per request, without its headers: a key that is found there came in a
+body.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ import os
 import ssl
 import threading
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -74,7 +79,7 @@ class Script:
         self.folder = path.parent
         self.repeat = repeat
         self.log_path = log
-        self.lock = threading.Lock()
+        self.lock = threading.Condition()
         self.load(path.read_text())
 
     def load(self, text: str) -> None:
@@ -85,14 +90,33 @@ class Script:
                 raise ValueError(f"unknown fault {step['fault']!r}")
         with self.lock:
             self.steps = steps
-            self.requests = 0
+            self.requests = self.open = self.most_open = 0
             self.failures: list[str] = []
 
-    def next(self) -> Step | None:
+    def next(self, said: str) -> Step | None:
         with self.lock:
-            if self.repeat and len(self.steps) == 1:
-                return self.steps[0]
-            return self.steps.pop(0) if self.steps else None
+            fitting = (i for i, step in enumerate(self.steps) if all(w in said for w in step.get("when", [])))
+            found = next(fitting, None)
+            if found is None:
+                return None
+            return self.steps[found] if self.repeat and len(self.steps) == 1 else self.steps.pop(found)
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """A request is open for as long."""
+        with self.lock:
+            self.open += 1
+            self.most_open = max(self.most_open, self.open)
+            self.lock.notify_all()
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.open -= 1
+
+    def wait_for(self, together: int) -> None:
+        with self.lock:
+            self.lock.wait_for(lambda: self.most_open >= together, 30)
 
     def record(self, path: str, authorized: bool, body: str, failed: list[str]) -> None:
         with self.lock:
@@ -111,7 +135,12 @@ class Script:
 
     def state(self) -> dict[str, Any]:
         with self.lock:
-            return {"requests": self.requests, "left": len(self.steps), "failures": self.failures}
+            return {
+                "requests": self.requests,
+                "most_open": self.most_open,
+                "left": len(self.steps),
+                "failures": self.failures,
+            }
 
 
 def texts_of(request: Any) -> str:
@@ -315,6 +344,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, step: Step, stream: bool) -> None:
         fault = step.get("fault")
+        self.script.wait_for(step.get("together", 0))
         time.sleep(step.get("delay", 0))
         if "status" in step:
             error = step.get("error", "scripted error")
@@ -370,7 +400,7 @@ class Handler(BaseHTTPRequestHandler):
             request = json.loads(body)
         except ValueError:
             request = None
-        step = self.script.next() if known else None
+        step = self.script.next(texts_of(request)) if known else None
         failed = unmet(step, request, body) if step else ["the script has no more steps"] if known else []
         self.script.record(self.path, bool(given), body, failed)
         if not known:
@@ -378,7 +408,8 @@ class Handler(BaseHTTPRequestHandler):
         elif request is None or step is None or failed:
             self.send_error_body(400, "; ".join(failed) or "the request is not JSON")
         else:
-            self.answer(step, bool(request.get("stream")))
+            with self.script.counted():
+                self.answer(step, bool(request.get("stream")))
 
 
 def main() -> None:

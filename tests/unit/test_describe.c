@@ -176,6 +176,15 @@ static void describe__attempt__is_one_line(void **state)
         "{\"phase\":\"optimise\",\"origin\":\"tuner\",\"note\":\"\",\"verified\":true,\"required\":2,"
         "\"passed\":2,\"cost\":123456.7,\"kept\":true,\"facts\":\"\"}",
         "optimise by tuner: verified, cost 1.235e+05, kept");
+    assert_describes(
+        ka_describe_attempt,
+        "{\"phase\":\"draft\",\"origin\":\"llm\",\"direction\":\"two passes\",\"verified\":true,\"cost\":5,"
+        "\"kept\":false}",
+        "draft by llm, direction \"two passes\": verified, cost 5, not kept");
+    assert_describes(ka_describe_attempt,
+                     "{\"phase\":\"draft\",\"origin\":\"llm\",\"direction\":\"two passes\",\"unusable\":\"no "
+                     "code\\nat all\"}",
+                     "draft by llm, direction \"two passes\": the answer was no use: no code");
 }
 
 static void describe__failed_attempt__names_its_first_finding(void **state)

@@ -55,7 +55,8 @@ static void state__documents_and_job__survive_reopening(void **state)
 {
     struct fixture *fixture = *state;
     json_t *doc = json_pack("{s:s}", "stub", "softmax");
-    struct ka_job job = {.best = 7, .best_cost = INFINITY, .turn_cost = 2.5}, again;
+    struct ka_job job = {.best = 7, .best_cost = INFINITY, .slot_count = 1}, again;
+    job.slots[0] = (struct ka_job_slot){.state = KA_SLOT_JUDGED, .snapshot = 7, .cost = 2.5};
     assert_int_equal(ka_state_put(fixture->state, "inspect", doc, NULL), 0);
     assert_int_equal(ka_state_save_job(fixture->state, &job, NULL), 0);
     assert_int_equal(ka_state_commit(fixture->state, NULL), 0);
@@ -65,7 +66,8 @@ static void state__documents_and_job__survive_reopening(void **state)
     assert_null(ka_state_get(fixture->state, "nothing"));
     assert_int_equal(ka_state_load_job(fixture->state, &again, NULL), 0);
     assert_int_equal(again.best, 7);
-    assert_true(isinf(again.best_cost) && again.turn_cost == 2.5);
+    assert_true(isinf(again.best_cost) && again.slots[0].cost == 2.5);
+    assert_int_equal(again.slots[0].state, KA_SLOT_JUDGED);
     json_decref(read);
     json_decref(doc);
 }
