@@ -14,7 +14,7 @@
 #include "base/hash.h"
 #include "base/sql.h"
 
-#define SCHEMA_VERSION 1
+#define SCHEMA_VERSION 2
 
 static const char schema[] =
     "CREATE TABLE doc(name TEXT PRIMARY KEY, body TEXT NOT NULL);"
@@ -22,7 +22,7 @@ static const char schema[] =
     "NOT NULL,"
     " origin TEXT NOT NULL, note TEXT NOT NULL, backward TEXT NOT NULL, verdict TEXT, facts TEXT, cost REAL,"
     " UNIQUE(hash, phase, parent));"
-    "PRAGMA user_version=1;";
+    "PRAGMA user_version=2;";
 
 struct ka_state {
     sqlite3 *db;

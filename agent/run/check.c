@@ -749,10 +749,10 @@ static void run_candidate(struct ka_run *run)
                     json_array_size(check->cases));
     /* What is verified is measured sooner or later. On a GPU there are processors for it beside the cases;
      * elsewhere a model waits for the answer, and what its target's compiler refuses is known in seconds. */
-    bool ahead = !run->given && run->job.limits.use_llm;
-    if (!run->settings.fail_fast && (ka_run_on_gpu(run) || ahead))
+    bool beside = ka_run_on_gpu(run), first = !beside && !run->given && run->job.limits.use_llm;
+    if (!run->settings.fail_fast && (beside || first))
         measure(run);
-    if (run->check == check && !check->candidate && (ka_run_on_gpu(run) || !ahead || run->settings.fail_fast))
+    if (run->check == check && !check->candidate && (!first || run->settings.fail_fast))
         next_round(run);
 }
 
