@@ -48,6 +48,11 @@ def test_right_module_is_verified_as_it_is(agent: Agent, name: str) -> None:
     assert (done.result["stub"], [g["name"] for g in done.result["gradients"]]) == RIGHT[name]
 
 
+def test_raise_where_there_are_no_rows_is_told_and_no_failure(agent: Agent) -> None:
+    (skipped,) = check(agent, "rms_norm").result["shapes"]["skipped"]
+    assert "no elements, the backward raises: ZeroDivisionError" in skipped["reason"], skipped
+
+
 def test_decorator_with_functools_wraps_is_one_too(agent: Agent) -> None:
     done = check(
         agent,

@@ -109,9 +109,14 @@ ATTACKS = [
         HIDDEN + "|unsqueezed",
     ),
     Attack(
-        "a block of no rows",
-        "rms_norm_tree",
-        (("ROWS=4, COLS=8", "ROWS=min(4, triton.next_power_of_2(M)), COLS=8"),),
+        "of no rows a bias's gradient is what its memory held: the sum has no programs",
+        "activation_glu/bias_gelu_row_partials",
+        (
+            (
+                "column_sum_kernel[(triton.cdiv(N, 64),)]",
+                "column_sum_kernel[(triton.cdiv(N, 64) * min(G, 1),)]",
+            ),
+        ),
         HIDDEN,
     ),
 ]
