@@ -508,6 +508,12 @@ static bool is_empty(const json_t *plan)
     return ka_is_text(plan, "kind", "zero");
 }
 
+/* Compiled, it would be no error. */
+static bool is_out_of_bounds(const json_t *entry)
+{
+    return ka_is_text(json_object_get(entry, "error"), "type", "OutOfBounds");
+}
+
 /* Whoever has no rows is told so by an error, and takes no wrong gradient away. */
 static void skip_empty(const struct ka_judged_case *one)
 {
@@ -537,7 +543,7 @@ int ka_judge_case(struct ka_judged_case *one, json_int_t id, struct ka_err *why)
     if (!one->candidate || !json_is_true(json_object_get(one->candidate, "ok"))) {
         if (is_beyond_the_gpu(one))
             ka_verdict_skip_openly(one->verdict, one->shape, BEYOND);
-        else if (is_empty(one->plan) && one->candidate)
+        else if (is_empty(one->plan) && one->candidate && !is_out_of_bounds(one->candidate))
             skip_empty(one);
         else
             fail_raised(one);

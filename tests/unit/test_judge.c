@@ -292,6 +292,7 @@ static void judge__raise_where_there_are_no_elements__is_told_and_no_failure(voi
     static const char *const error = "{\"type\": \"ZeroDivisionError\", \"message\": \"M is 0\"}";
     assert_raised("zero", error, "no elements, the backward raises");
     assert_raised("one", error, NULL);
+    assert_raised("zero", "{\"type\": \"OutOfBounds\", \"message\": \"row 0 of none\"}", NULL);
 }
 
 static void judge__tensors_of_other_sizes__are_wrong_and_no_more(void **state)
