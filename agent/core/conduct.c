@@ -159,6 +159,29 @@ bool ka_conduct_may_scale(const json_t *outputs)
     return any;
 }
 
+static bool has_elements(const json_t *output)
+{
+    const json_t *shape = json_object_get(output, "shape");
+    if (!json_is_true(json_object_get(output, "differentiable")))
+        return false;
+    KA_EACH(shape, i, size) {
+        if (json_integer_value(size) == 0)
+            return false;
+    }
+    return true;
+}
+
+bool ka_conduct_nothing_to_launch(const json_t *outputs)
+{
+    if (json_array_size(outputs) == 0)
+        return false;
+    KA_EACH(outputs, i, output) {
+        if (has_elements(output))
+            return false;
+    }
+    return true;
+}
+
 /* No fault, and worth knowing. */
 static void remark(const json_t *report, bool scales, struct ka_verdict *verdict)
 {

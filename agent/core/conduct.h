@@ -17,12 +17,15 @@ struct ka_conduct_of {
     bool compiled; /* kernels were not interpreted, so that nothing can be said of races */
     bool scales; /* a module written by hand, and each upstream is one number: the forward's kernels may make
                       the gradients, which the backward multiplies by it */
-    bool empty;  /* inputs have no elements: nothing has to be launched */
+    bool empty;  /* inputs or outputs have no elements: nothing has to be launched */
     const struct ka_place *place; /* how lines that it names are told; NULL: as it named them */
 };
 
 /* Are the outputs of an oracle's case such that a backward may scale? */
 bool ka_conduct_may_scale(const json_t *outputs);
+
+/* Have the outputs of an oracle's case no elements? Every gradient is zero, and no kernel has to say so. */
+bool ka_conduct_nothing_to_launch(const json_t *outputs);
 
 /* `report` is the case's entry in the candidate's result (docs/protocol.md, op candidate); `at` the case of
  * the verdict. */

@@ -558,11 +558,12 @@ int ka_judge_case(struct ka_judged_case *one, json_int_t id, struct ka_err *why)
         rc = ka_fail(why, -EINVAL, "the oracle's tensors are unusable");
     else {
         judge_traces(&j);
-        const struct ka_conduct_of of = {
-            .compiled = one->compiled,
-            .place = one->place,
-            .empty = is_empty(one->plan),
-            .scales = one->by_hand && ka_conduct_may_scale(json_object_get(one->oracle, "outputs"))};
+        const json_t *outputs = json_object_get(one->oracle, "outputs");
+        const struct ka_conduct_of of = {.compiled = one->compiled,
+                                         .place = one->place,
+                                         .empty =
+                                             is_empty(one->plan) || ka_conduct_nothing_to_launch(outputs),
+                                         .scales = one->by_hand && ka_conduct_may_scale(outputs)};
         ka_conduct_judge(one->candidate, &of, one->verdict, one->at);
     }
     free(j.grads);

@@ -156,6 +156,27 @@ static void conduct__no_launch__is_right_where_inputs_have_no_elements(void **st
     }
 }
 
+static void conduct__outputs_without_elements__need_no_launch(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *outputs;
+        bool nothing;
+    } cases[] = {
+        {"[{\"shape\": [2, 0, 3], \"differentiable\": true}]", true},
+        {"[{\"shape\": [0], \"differentiable\": true}, {\"shape\": [4], \"differentiable\": false}]", true},
+        {"[{\"shape\": [0], \"differentiable\": true}, {\"shape\": [4], \"differentiable\": true}]", false},
+        {"[{\"shape\": [], \"differentiable\": true}]", false},
+        {"[{\"differentiable\": true}]", false},
+        {"[]", false},
+        {"null", false},
+    };
+    for (size_t i = 0; i < KA_COUNT(cases); i++) {
+        json_auto_t *outputs = json_loads(cases[i].outputs, JSON_DECODE_ANY, NULL);
+        assert_int_equal(ka_conduct_nothing_to_launch(outputs), cases[i].nothing);
+    }
+}
+
 /* What is said of a backward that scales what its forward's kernels made; free() it. */
 static char *scaled(const char *changes, bool scales, size_t *remarks)
 {
@@ -367,6 +388,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(conduct__clean_report__holds_nothing_against_it),
         cmocka_unit_test(conduct__no_launch__is_right_where_inputs_have_no_elements),
+        cmocka_unit_test(conduct__outputs_without_elements__need_no_launch),
         cmocka_unit_test(conduct__torch_arithmetic__is_named_with_its_phase),
         cmocka_unit_test(conduct__member_that_is_missing__counts_like_a_confession),
         cmocka_unit_test(conduct__modified_and_shared_memory__are_named),

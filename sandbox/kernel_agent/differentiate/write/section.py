@@ -295,9 +295,20 @@ class FunctionText:
         gradients = list(dict.fromkeys(name for part in parts for name in part.gradients))
         accumulated = {name for part in parts for name in part.accumulated}
         body = self.chosen(made, gradients)
+        if not site.tables and any(step.grid != "grid" for part in parts for step in part.steps):
+            body = [*self.without_programs(gradients), *body]
         grads = [self.result(name, gradients, accumulated) for name in site.given_names]
         body += _return(["None", *grads, *(self.results_behind(name, gradients) for name in site.tables)])
         return "\n".join(["", *self.head(), *self.forward(), "", *self.backward(body)]) + "\n"
+
+    def without_programs(self, gradients: list[str]) -> list[str]:
+        """What a launch without programs leaves: owners of a gradient would look for them in vain."""
+        owned = [name for name in gradients if name not in self.inplace]
+        grads = [
+            f"gradient_of({name})" if name in owned else self.result(name, gradients, set())
+            for name in self.site.given_names
+        ]
+        return ["if 0 in grid:", *indented(_return(["None", *grads], WIDTH - 12))]
 
     def chosen(self, made: Part | Choice, gradients: list[str]) -> list[str]:
         """The lines of the part that belongs to the flags of a call."""
@@ -624,7 +635,7 @@ def scan_helpers(text: str) -> list[str]:
     return scans + [SMALL_DOT_TEXT] * (f"{SMALL_DOT}(" in text)
 
 
-def _return(values: list[str]) -> list[str]:
+def _return(values: list[str], width: int = WIDTH - 8) -> list[str]:
     """One gradient per argument of the forward; a long tail of None is folded."""
     first = next((i for i, v in enumerate(values) if v != "None"), 0)
     if first > 3:
@@ -632,9 +643,9 @@ def _return(values: list[str]) -> list[str]:
     last = max((i for i, v in enumerate(values) if v != "None"), default=0)
     tail = len(values) - 1 - last
     if tail > 3:
-        return break_line(f"return ({', '.join(values[: last + 1])}, *[None] * {tail})", WIDTH - 8)
+        return break_line(f"return ({', '.join(values[: last + 1])}, *[None] * {tail})", width)
     text = ", ".join(values)
-    return break_line(f"return ({text})" if "*" in text else f"return {text}", WIDTH - 8)
+    return break_line(f"return ({text})" if "*" in text else f"return {text}", width)
 
 
 def _unpacked(names: list[str], source: str) -> list[str]:
