@@ -21,7 +21,7 @@
 #include "rag/store.h"
 
 #define KEY_MAX 4096
-#define GPU_CHILDREN 6 /* at a time */
+#define GPU_CHILDREN 14 /* at a time */
 #define DEFAULT_BASE_URL "https://api.openai.com/v1"
 
 static bool holds_package(const char *share)

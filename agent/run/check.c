@@ -710,7 +710,7 @@ static void next_round(struct ka_run *run)
                              .file = check->pair_path,
                              .cases = told,
                              .extra = json_pack("{s:s}", "entry", check->entry),
-                             .seconds = ka_plan_seconds(run->shapes),
+                             .shapes = run->shapes,
                              .together = !ka_run_on_gpu(run)};
     ka_fan_free(check->candidate);
     check->candidate = ka_fan_start(run, &req, on_candidate, NULL);

@@ -216,6 +216,7 @@ void ka_expected_ask(struct ka_expected *expected, const size_t *list, size_t co
                                  .file = expected->run->work_forward,
                                  .cases = told,
                                  .extra = json_pack("{s:b}", "fd", 0),
+                                 .shapes = expected->run->shapes,
                                  .together = !ka_run_on_gpu(expected->run),
                                  .agree = true};
         struct ka_fan *fan = ka_fan_start(expected->run, &req, changed, arg);

@@ -7,6 +7,8 @@
 #include <string.h>
 
 #include "agent/core/deal.h"
+#include "agent/core/plan.h"
+#include "agent/io/machine.h"
 #include "agent/io/work.h"
 #include "base/each.h"
 #include "base/log.h"
@@ -16,11 +18,11 @@
 #include "result.h"
 #include "sizes.h"
 
-/* What any case costs, as elements of a tensor: loading, compiling, launching. On a GPU some tenth of a
- * second, unless it is known to be more, and a context and libraries for a child less than half of one. */
-#define START (1 << 20)
-#define START_SECONDS 0.1
-#define CHILD_GPU (1 << 22)
+/* Seconds that any case costs: loading, compiling, launching. On a GPU some tenth of a second, unless it is
+ * known to be more, and a context and libraries for a child less than half of one. */
+#define START 0.1
+#define CHILD_GPU 0.4
+#define GPU_LEAST 3 /* children of one operation, however busy the machine is */
 
 struct agreed {
     json_int_t id;
@@ -238,17 +240,30 @@ static void try_alone(struct ka_fan *fan)
     fan->extra = NULL;
 }
 
+/* Each of many programs takes less of a GPU's machine than one alone: contexts come one after another. */
 static size_t width(const struct ka_run *run)
 {
     size_t most = ka_run_on_gpu(run) ? run->app->gpu_fan_width : run->app->fan_width;
+    if (ka_run_on_gpu(run) && most > GPU_LEAST) {
+        struct ka_machine machine;
+        ka_machine_read(&machine);
+        size_t idle = machine.cpus > machine.running ? machine.cpus - machine.running : 0;
+        most = idle / 2 > most ? most : idle / 2 < GPU_LEAST ? GPU_LEAST : idle / 2;
+    }
     return most ? most : 1;
 }
 
 static json_t *deal(const struct ka_run *run, const struct ka_fan_req *req)
 {
-    bool gpu = ka_run_on_gpu(run);
-    double starts = gpu && req->seconds > START_SECONDS ? req->seconds / START_SECONDS : 1;
-    return ka_deal(req->cases, width(run), START * starts, gpu ? CHILD_GPU : 0, req->together);
+    struct ka_deal_of of = {
+        .most = width(run), .start = START, .together = req->together, .known = req->shapes};
+    if (ka_run_on_gpu(run)) { /* compiling is most of it, and no shape's own */
+        double known = ka_plan_seconds(req->shapes);
+        of.start = known > START ? known : START;
+        of.child = CHILD_GPU;
+        of.known = NULL;
+    }
+    return ka_deal(req->cases, &of);
 }
 
 struct ka_fan *ka_fan_start(struct ka_run *run, struct ka_fan_req *req, ka_fan_fn changed, void *arg)

@@ -13,12 +13,12 @@ typedef void (*ka_fan_fn)(struct ka_run *run, struct ka_fan *fan, void *arg);
 struct ka_fan_req {
     const char *operation;
     const char *file;
-    const char *what; /* for the timeline: "hidden shapes"; NULL: nothing */
-    json_t *cases;    /* as children may see them, each with "id" and "dims"; borrowed */
-    json_t *extra;    /* further members of every request; stolen; NULL: none */
-    double seconds;   /* of a processor, that a case is known to take; 0: not known */
-    bool together;    /* cases of the same dims stay in one child, which then runs the stub once */
-    bool agree;       /* compare forward and oracle on every case, off the loop */
+    const char *what;     /* for the timeline: "hidden shapes"; NULL: nothing */
+    json_t *cases;        /* as children may see them, each with "id" and "dims"; borrowed */
+    json_t *extra;        /* further members of every request; stolen; NULL: none */
+    const json_t *shapes; /* with what the oracle took for a case of each; NULL: not known */
+    bool together;        /* cases of the same dims stay in one child, which then runs the stub once */
+    bool agree;           /* compare forward and oracle on every case, off the loop */
 };
 
 /* `changed` (below) runs after each part; the fan may be freed from inside. Never NULL: a part whose child

@@ -9,7 +9,7 @@
 #include "agent/core/deal.h"
 #include "agent/core/plan.h"
 
-#define START (1 << 20)
+#define START 0.1
 
 static json_t *case_of(int id, int m)
 {
@@ -22,6 +22,12 @@ static json_t *cases_of(const int *sizes, int count)
     for (int i = 0; i < count; i++)
         json_array_append_new(cases, case_of(i, sizes[i]));
     return cases;
+}
+
+static json_t *deal(const json_t *cases, size_t most, double child, bool together)
+{
+    const struct ka_deal_of of = {.most = most, .start = START, .child = child, .together = together};
+    return ka_deal(cases, &of);
 }
 
 static json_int_t id_at(const json_t *dealt, size_t part, size_t at)
@@ -41,7 +47,7 @@ static void deal__every_case__is_in_one_part(void **state)
 {
     const int sizes[] = {5, 1 << 24, 7, 1 << 22, 9, 9, 1 << 23};
     (void)state;
-    json_t *cases = cases_of(sizes, 7), *dealt = ka_deal(cases, 3, START, 0, false);
+    json_t *cases = cases_of(sizes, 7), *dealt = deal(cases, 3, 0, false);
     unsigned seen = 0;
     assert_int_equal(json_array_size(dealt), 3);
     for (size_t i = 0; i < 3; i++)
@@ -57,7 +63,7 @@ static void deal__one_great_case__leaves_the_small_ones_to_the_others(void **sta
 {
     const int sizes[] = {1 << 30, 8, 8, 8};
     (void)state;
-    json_t *cases = cases_of(sizes, 4), *dealt = ka_deal(cases, 2, START, 0, false);
+    json_t *cases = cases_of(sizes, 4), *dealt = deal(cases, 2, 0, false);
     assert_int_equal(json_array_size(dealt), 2);
     size_t great = id_at(dealt, 0, 0) == 0 ? 0 : 1;
     assert_int_equal(json_array_size(json_array_get(dealt, great)), 1);
@@ -70,7 +76,7 @@ static void deal__within_a_part__the_cheapest_comes_first(void **state)
 {
     const int sizes[] = {1 << 24, 3, 1 << 22, 2};
     (void)state;
-    json_t *cases = cases_of(sizes, 4), *dealt = ka_deal(cases, 1, START, 0, false);
+    json_t *cases = cases_of(sizes, 4), *dealt = deal(cases, 1, 0, false);
     const json_int_t wanted[] = {3, 1, 2, 0};
     for (size_t i = 0; i < 4; i++)
         assert_int_equal(id_at(dealt, 0, i), wanted[i]);
@@ -82,7 +88,7 @@ static void deal__equal_dims_together__share_a_part(void **state)
 {
     const int sizes[] = {4, 5, 4, 5, 4, 6};
     (void)state;
-    json_t *cases = cases_of(sizes, 6), *dealt = ka_deal(cases, 4, START, 0, true);
+    json_t *cases = cases_of(sizes, 6), *dealt = deal(cases, 4, 0, true);
     assert_int_equal(json_array_size(dealt), 3); /* no part is empty */
     assert_int_equal(size_of(dealt), 6);
     for (size_t i = 0; i < 3; i++) {
@@ -99,11 +105,11 @@ static void deal__fewer_cases_than_parts_or_none__makes_no_empty_part(void **sta
 {
     const int sizes[] = {4};
     (void)state;
-    json_t *cases = cases_of(sizes, 1), *dealt = ka_deal(cases, 8, START, 0, false);
+    json_t *cases = cases_of(sizes, 1), *dealt = deal(cases, 8, 0, false);
     assert_int_equal(json_array_size(dealt), 1);
     json_decref(dealt);
     json_array_clear(cases);
-    dealt = ka_deal(cases, 8, START, 0, false);
+    dealt = deal(cases, 8, 0, false);
     assert_int_equal(json_array_size(dealt), 0);
     json_decref(cases);
     json_decref(dealt);
@@ -117,17 +123,50 @@ static void deal__small_cases__do_not_pay_for_another_child(void **state)
     for (int i = 0; i < 20; i++)
         sizes[i] = 1;
     for (int count = 0; count <= 20; count++) {
-        json_t *cases = cases_of(sizes, count), *dealt = ka_deal(cases, 3, START, 8.0 * START, false);
+        json_t *cases = cases_of(sizes, count), *dealt = deal(cases, 3, 8.0 * START, false);
         assert_int_equal(json_array_size(dealt), count == 0 ? 0 : count <= 7 ? 1 : count <= 15 ? 2 : 3);
         assert_int_equal(size_of(dealt), count);
         json_decref(dealt);
         json_decref(cases);
     }
     sizes[1] = 1 << 28;
-    json_t *cases = cases_of(sizes, 2), *dealt = ka_deal(cases, 3, START, 8.0 * START, false);
+    json_t *cases = cases_of(sizes, 2), *dealt = deal(cases, 3, 8.0 * START, false);
     assert_int_equal(json_array_size(dealt), 2);
     json_decref(dealt);
     json_decref(cases);
+}
+
+/* A long row costs little, many channels much: what was measured counts, not the product of the sizes. */
+static void deal__known_seconds__come_before_sizes(void **state)
+{
+    const int sizes[] = {1 << 24, 8, 16, 32};
+    (void)state;
+    json_t *known = json_pack("[{s:{s:i}, s:f}, {s:{s:i}, s:f}, {s:{s:i}, s:f}]", "dims", "M", 1 << 24,
+                              "processor_seconds", 0.1, "dims", "M", 8, "processor_seconds", 5.0, "dims", "M",
+                              32, "processor_seconds", 0.0);
+    const struct ka_deal_of of = {.most = 2, .start = START, .known = known};
+    json_t *cases = cases_of(sizes, 4), *dealt = ka_deal(cases, &of);
+    assert_int_equal(json_array_size(dealt), 2);
+    size_t alone = json_array_size(json_array_get(dealt, 0)) == 1 ? 0 : 1;
+    assert_int_equal(id_at(dealt, alone, 0), 1);
+    assert_int_equal(id_at(dealt, 1 - alone, 2), 0);
+    json_decref(known);
+    json_decref(cases);
+    json_decref(dealt);
+}
+
+/* Eighteen small cases of equal dims are one great one to whoever gets them. */
+static void deal__together__counts_them_all(void **state)
+{
+    const int sizes[] = {4, 4, 4, 4, 4, 4, 1 << 21, (1 << 21) + 1};
+    (void)state;
+    json_t *cases = cases_of(sizes, 8), *dealt = deal(cases, 2, 0, true);
+    assert_int_equal(json_array_size(dealt), 2);
+    size_t small = json_array_size(json_array_get(dealt, 0)) == 6 ? 0 : 1;
+    assert_int_equal(json_array_size(json_array_get(dealt, small)), 6);
+    assert_int_equal(json_array_size(json_array_get(dealt, 1 - small)), 2);
+    json_decref(cases);
+    json_decref(dealt);
 }
 
 int main(void)
@@ -138,6 +177,8 @@ int main(void)
         cmocka_unit_test(deal__within_a_part__the_cheapest_comes_first),
         cmocka_unit_test(deal__equal_dims_together__share_a_part),
         cmocka_unit_test(deal__fewer_cases_than_parts_or_none__makes_no_empty_part),
+        cmocka_unit_test(deal__known_seconds__come_before_sizes),
+        cmocka_unit_test(deal__together__counts_them_all),
         cmocka_unit_test(deal__small_cases__do_not_pay_for_another_child),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
