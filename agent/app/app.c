@@ -21,7 +21,8 @@
 #include "rag/store.h"
 
 #define KEY_MAX 4096
-#define GPU_CHILDREN 14 /* at a time */
+#define GPU_CHILDREN 12 /* at a time */
+#define GPU_FAN_OF_SEVERAL 3
 #define DEFAULT_BASE_URL "https://api.openai.com/v1"
 
 static bool holds_package(const char *share)
@@ -174,6 +175,8 @@ static int open_children(struct ka_app *app, const struct ka_opts *opts, struct 
          * next. */
         config.max_gpu = machine.cpus < GPU_CHILDREN ? machine.cpus : GPU_CHILDREN;
         app->gpu_fan_width = (config.max_gpu + 1) / 2; /* the candidate and the oracle at a time */
+        if (opts->jobs > 1 && app->gpu_fan_width > GPU_FAN_OF_SEVERAL)
+            app->gpu_fan_width = GPU_FAN_OF_SEVERAL;
     }
     return ka_children_new(app->loop, &config, &app->children, err);
 }

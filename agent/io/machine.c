@@ -175,16 +175,6 @@ static void read_meminfo(const char *root, struct ka_machine *m)
         m->memory_available_bytes = kib << 10;
 }
 
-/* "0.08 0.02 0.01 2/310 4711": the averages of a minute and more, and what runs now of all there is. */
-static void read_running(const char *root, struct ka_machine *m)
-{
-    KA_AUTO_BUF struct ka_buf text = {0};
-    unsigned running;
-    read_text(root, "proc/loadavg", &text);
-    if (sscanf(ka_buf_str(&text), "%*s %*s %*s %u/", &running) == 1)
-        m->running = running;
-}
-
 void ka_machine_read_at(const char *root, struct ka_machine *out)
 {
     long online = sysconf(_SC_NPROCESSORS_ONLN);
@@ -193,7 +183,6 @@ void ka_machine_read_at(const char *root, struct ka_machine *out)
                            .host_cpus = online > 0 ? (unsigned)online : 1};
     m.cpus = count_allowed(m.host_cpus);
     read_meminfo(root, &m);
-    read_running(root, &m);
     apply_groups(root, &m);
     m.memory_bytes %= NO_LIMIT;
     m.memory_available_bytes %= NO_LIMIT;

@@ -12,8 +12,7 @@ struct ka_machine {
     uint64_t memory_bytes; /* built in, or the smallest limit of a group around us; 0: unknown */
     uint64_t
         memory_available_bytes; /* what may still be taken, page cache counted as free; 0: none or unknown */
-    unsigned cpus;    /* that we may run on, no more than the quota pays for (rounded up); at least 1 */
-    unsigned running; /* threads of the host that have a processor now or wait for one; 0: unknown */
+    unsigned cpus; /* that we may run on, no more than the quota pays for (rounded up); at least 1 */
     uint64_t host_memory_bytes; /* built in; 0: unknown */
     unsigned host_cpus;         /* online; at least 1 */
 };

@@ -8,7 +8,6 @@
 
 #include "agent/core/deal.h"
 #include "agent/core/plan.h"
-#include "agent/io/machine.h"
 #include "agent/io/work.h"
 #include "base/each.h"
 #include "base/log.h"
@@ -22,7 +21,6 @@
  * known to be more, and a context and libraries for a child less than half of one. */
 #define START 0.1
 #define CHILD_GPU 0.4
-#define GPU_LEAST 3 /* children of one operation, however busy the machine is */
 
 struct agreed {
     json_int_t id;
@@ -240,16 +238,9 @@ static void try_alone(struct ka_fan *fan)
     fan->extra = NULL;
 }
 
-/* Each of many programs takes less of a GPU's machine than one alone: contexts come one after another. */
 static size_t width(const struct ka_run *run)
 {
     size_t most = ka_run_on_gpu(run) ? run->app->gpu_fan_width : run->app->fan_width;
-    if (ka_run_on_gpu(run) && most > GPU_LEAST) {
-        struct ka_machine machine;
-        ka_machine_read(&machine);
-        size_t idle = machine.cpus > machine.running ? machine.cpus - machine.running : 0;
-        most = idle / 2 > most ? most : idle / 2 < GPU_LEAST ? GPU_LEAST : idle / 2;
-    }
     return most ? most : 1;
 }
 

@@ -70,23 +70,6 @@ static void machine__no_groups__is_what_is_built_in(void **state)
     assert_true(m.cpus <= m.host_cpus);
 }
 
-static void machine__what_runs_now__is_counted_where_it_is_told(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *loadavg;
-        unsigned running;
-    } cases[] = {{"0.08 0.02 0.01 2/310 4711\n", 2},
-                 {"9.5 8 7 118/9000 1\n", 118},
-                 {"", 0},
-                 {"1 2 3\n", 0},
-                 {"1 2 3 x/y 4", 0}};
-    for (size_t i = 0; i < KA_COUNT(cases); i++) {
-        put("proc/loadavg", cases[i].loadavg);
-        assert_int_equal(look().running, cases[i].running);
-    }
-}
-
 static void machine__group_of_version_2__limits_memory_and_processors(void **state)
 {
     (void)state;
@@ -226,7 +209,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(machine__no_groups__is_what_is_built_in),
-        TEST(machine__what_runs_now__is_counted_where_it_is_told),
         TEST(machine__group_of_version_2__limits_memory_and_processors),
         TEST(machine__ancestor_with_less__counts),
         TEST(machine__group_of_a_sibling__does_not_count),
