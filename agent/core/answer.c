@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <jansson.h>
+#include <stdio.h>
 #include <string.h>
 
 #define MAX_CALLS 32
@@ -270,10 +271,35 @@ static bool choose_block(const char *text, struct block *chosen, bool *patch)
     return found;
 }
 
+/* The text without what was thought before it; chat templates often leave out the opening tag. What has no
+ * end holds no answer. */
+static const char *after_thinking(const char *text)
+{
+    static const char *const tags[] = {"think", "thinking"};
+    const char *rest = text + strspn(text, " \t\r\n");
+    for (size_t i = 0; i < KA_COUNT(tags); i++) {
+        char opening[16], closing[16];
+        snprintf(opening, sizeof(opening), "<%s>", tags[i]);
+        snprintf(closing, sizeof(closing), "</%s>", tags[i]);
+        bool opened = strncmp(rest, opening, strlen(opening)) == 0;
+        const char *end = strstr(rest, closing), *other = strstr(rest, opening);
+        if (end && (opened || !other || other > end))
+            return end + strlen(closing);
+        if (opened)
+            return rest + strlen(rest);
+    }
+    return text;
+}
+
+static const char *text_of(const struct ka_chat_answer *answer)
+{
+    return answer->text ? after_thinking(answer->text) : "";
+}
+
 static int take_text(const struct ka_chat_answer *answer, const char *forward, bool tools,
                      struct ka_buf *current, struct ka_err *err)
 {
-    const char *text = answer->text ? answer->text : "";
+    const char *text = text_of(answer);
     struct block block;
     bool patch = false;
     if (choose_block(text, &block, &patch)) {
@@ -298,7 +324,7 @@ bool ka_answer_is_nothing(const struct ka_chat_answer *answer)
 {
     struct block block;
     bool patch = false;
-    const char *text = answer->text ? answer->text : "";
+    const char *text = text_of(answer);
     return !answer->call_count && strcasestr(text, KA_ANSWER_NOTHING) && !ka_patch_is_in(text) &&
            !choose_block(text, &block, &patch);
 }

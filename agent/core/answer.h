@@ -2,7 +2,8 @@
  *
  * A model may answer in four ways, tried in this order: tool calls (`submit_file {"content"}` with the whole
  * backward part, `submit_patch {"patch"}`; several calls apply one after the other), the last fenced block
- * that is a patch or a whole backward part, or a patch in plain text. Markdown fences inside tool arguments
+ * that is a patch or a whole backward part, or a patch in plain text. What a model thinks aloud in
+ * <think>...</think> before its answer does not count. Markdown fences inside tool arguments
  * are taken off; a forward part that comes back, recognised by the marker line, is ignored.
  *
  * Every failure is a sentence that the model can act on: send it back as it is. Pure; reads hostile bytes. */

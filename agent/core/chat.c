@@ -137,18 +137,26 @@ static bool rename_member(json_t *body, const char *from, const char *to)
     return value && json_object_set(body, to, value) == 0 && json_object_del(body, from) == 0;
 }
 
+static bool without(json_t *body, const char *member)
+{
+    return json_object_del(body, member) == 0;
+}
+
 static bool adapt(json_t *body, const char *complaint)
 {
-    if (strstr(complaint, "max_completion_tokens"))
-        return rename_member(body, "max_completion_tokens", "max_tokens") ||
-               rename_member(body, "max_tokens", "max_completion_tokens");
-    if (strstr(complaint, "stream_options"))
-        return json_object_del(body, "stream_options") == 0;
-    if (strstr(complaint, "stream")) {
-        json_object_del(body, "stream_options");
-        return json_object_del(body, "stream") == 0;
+    static const char *const optional[] = {"stream_options", "temperature", "reasoning_effort"};
+    bool changed = strstr(complaint, "max_completion_tokens") &&
+                   (rename_member(body, "max_completion_tokens", "max_tokens") ||
+                    rename_member(body, "max_tokens", "max_completion_tokens"));
+    for (size_t i = 0; i < KA_COUNT(optional); i++)
+        changed |= strstr(complaint, optional[i]) && without(body, optional[i]);
+    if (strcasestr(complaint, "tool")) /* the prompt says how to answer without */
+        changed |= without(body, "tools");
+    if (!changed && strstr(complaint, "stream")) {
+        without(body, "stream_options");
+        changed = without(body, "stream");
     }
-    return false;
+    return changed;
 }
 
 char *ka_chat_request_adapt(const char *text, const char *complaint)
@@ -170,7 +178,8 @@ struct ka_chat_stream {
     struct call_build calls[CALLS_MAX];
     size_t call_count;
     char *finish_reason, *model;
-    long tokens_in, tokens_out;
+    long tokens_in, tokens_out, tokens_cached;
+    size_t reasoning; /* bytes */
     bool done;
     int failed; /* the first failure, with its message: both are kept */
     struct ka_err why;
@@ -180,7 +189,7 @@ struct ka_chat_stream *ka_chat_stream_new(size_t max)
 {
     struct ka_chat_stream *stream = ka_calloc(1, sizeof(*stream));
     stream->max = max;
-    stream->tokens_in = stream->tokens_out = -1;
+    stream->tokens_in = stream->tokens_out = stream->tokens_cached = -1;
     return stream;
 }
 
@@ -304,6 +313,8 @@ static void add_call(struct ka_chat_stream *stream, const json_t *piece)
 static void add_message(struct ka_chat_stream *stream, const json_t *message)
 {
     add_content(stream, json_object_get(message, "content"));
+    stream->reasoning += json_string_length(json_object_get(message, "reasoning_content")) +
+                         json_string_length(json_object_get(message, "reasoning"));
     add_string(stream, &stream->refusal, json_object_get(message, "refusal"));
     KA_EACH(json_object_get(message, "tool_calls"), i, piece)
         add_call(stream, piece);
@@ -345,6 +356,8 @@ static void take_json(struct ka_chat_stream *stream, const char *data, size_t le
     }
     take_count(&stream->tokens_in, json_object_get(usage, "prompt_tokens"));
     take_count(&stream->tokens_out, json_object_get(usage, "completion_tokens"));
+    take_count(&stream->tokens_cached,
+               json_object_get(json_object_get(usage, "prompt_tokens_details"), "cached_tokens"));
     if (strcmp(member, "message") == 0 && json_array_size(choices) == 0)
         FAIL(stream, -EBADMSG, "the answer has no choices");
 }
@@ -389,7 +402,10 @@ int ka_chat_stream_finish(struct ka_chat_stream *stream, struct ka_chat_answer *
         return ka_fail(err, stream->failed, "%s", stream->why.msg);
     if (!stream->done && !stream->finish_reason)
         return ka_fail(err, -EPIPE, "the answer was cut after %zu bytes", stream->bytes);
-    *answer = (struct ka_chat_answer){.tokens_in = stream->tokens_in, .tokens_out = stream->tokens_out};
+    *answer = (struct ka_chat_answer){.tokens_in = stream->tokens_in,
+                                      .tokens_out = stream->tokens_out,
+                                      .tokens_cached = stream->tokens_cached,
+                                      .reasoning_bytes = stream->reasoning};
     answer->text = ka_strdup(ka_buf_str(&stream->text));
     answer->finish_reason = stream->finish_reason;
     answer->model = stream->model;

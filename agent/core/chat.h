@@ -37,6 +37,8 @@ struct ka_chat_answer {
     struct ka_chat_call *calls;
     size_t call_count;
     long tokens_in, tokens_out; /* -1 when the endpoint reported no usage */
+    long tokens_cached;         /* of tokens_in, those that the endpoint had in its cache; -1: not told */
+    size_t reasoning_bytes;     /* that came beside the text, and were not kept */
 };
 
 /* What is asked for. Borrows everything; NULL and 0 mean that the endpoint's own default holds. */
@@ -65,8 +67,8 @@ bool ka_chat_answer_empty(const struct ka_chat_answer *answer);
 char *ka_chat_request_json(const struct ka_chat_request *req, struct ka_err *err);
 
 /* An optional part of the request that the endpoint complained of: the same body in the spelling that it
- * wants (no `stream_options`, no streaming, the other name of the token cap). free() it; NULL when nothing
- * can be changed. */
+ * wants (no `stream_options`, `temperature`, `reasoning_effort`, tools or streaming, the other name of the
+ * token cap). free() it; NULL when nothing can be changed. */
 char *ka_chat_request_adapt(const char *body, const char *complaint);
 
 /* An answer from one JSON body. -EFBIG past `max` bytes of content; -EBADMSG when it is not JSON or holds no

@@ -155,8 +155,11 @@ static void put_costs(struct ka_page *page, const json_t *result)
     const json_t *llm = get(result, "llm");
     if (number_of(llm, "requests") > 0) {
         open_fact(page, "model");
-        ka_page_putf(page, "%.0f requests, %.0f tokens in, %.0f out", number_of(llm, "requests"),
-                     number_of(llm, "tokens_in"), number_of(llm, "tokens_out"));
+        ka_page_putf(page, "%.0f requests, %.0f tokens in", number_of(llm, "requests"),
+                     number_of(llm, "tokens_in"));
+        if (number_of(llm, "tokens_cached") > 0)
+            ka_page_putf(page, " (%.0f of them cached)", number_of(llm, "tokens_cached"));
+        ka_page_putf(page, ", %.0f out", number_of(llm, "tokens_out"));
         if (has_number(llm, "cost"))
             ka_page_putf(page, ", cost %.4f", number_of(llm, "cost"));
         ka_page_mark(page, KA_FACT_END);

@@ -20,7 +20,8 @@
 #define WHOLE_FACTOR 4   /* a JSON body may be this much larger than the answer in it (escapes, reasoning) */
 #define STREAM_FACTOR 32 /* and a stream this much: each few bytes come in a chunk of their own */
 #define ADAPTATIONS_MAX 3
-#define KEY_MIN 4 /* shorter ones are no secret and would be masked inside words */
+#define KNOWN_MAX 16 /* complaints that are remembered */
+#define KEY_MIN 4    /* shorter ones are no secret and would be masked inside words */
 
 enum form { FORM_UNKNOWN, FORM_STREAM, FORM_WHOLE };
 
@@ -48,6 +49,7 @@ struct op {
     uv_timer_t timer;
     uint64_t started_ms, last_byte_ms;
     unsigned retries, bad_answers, adaptations;
+    char *complaints[ADAPTATIONS_MAX];
     struct attempt attempt;
     bool ended;
     struct ka_llm_result result;
@@ -55,11 +57,18 @@ struct op {
     struct ka_err message;
 };
 
+/* What an endpoint said of an option that it does not know. */
+struct known {
+    char *model, *complaint;
+};
+
 struct ka_llm {
     uv_loop_t *loop;
     struct ka_http *http; /* NULL once it is being closed */
     struct ka_llm_config config;
     char *base_url, *shown_url, *api_key;
+    struct known known[KNOWN_MAX];
+    size_t known_count;
     uint64_t random, last_id;
     struct op *ops;
     unsigned live;
@@ -139,6 +148,8 @@ static void deliver(uv_handle_t *timer)
     llm->live--;
     op->done(op->arg, op->id, &op->result);
     ka_chat_answer_free(&op->answer);
+    for (unsigned i = 0; i < op->adaptations; i++)
+        free(op->complaints[i]);
     free(op->model);
     free(op->body);
     free(op);
@@ -233,15 +244,42 @@ static void count_tokens(long *total, long tokens)
         *total = (*total < 0 ? 0 : *total) + tokens;
 }
 
+/* What helped is done at once from now on. */
+static void remember(struct op *op)
+{
+    struct ka_llm *llm = op->llm;
+    for (unsigned i = 0; i < op->adaptations && llm->known_count < KNOWN_MAX; i++)
+        llm->known[llm->known_count++] = (struct known){ka_strdup(op->model), ka_strdup(op->complaints[i])};
+}
+
+static char *in_known_spelling(const struct ka_llm *llm, const char *model, char *body)
+{
+    for (size_t i = 0; i < llm->known_count; i++) {
+        char *changed = strcmp(llm->known[i].model, model) == 0
+                            ? ka_chat_request_adapt(body, llm->known[i].complaint)
+                            : NULL;
+        if (changed) {
+            free(body);
+            body = changed;
+        }
+    }
+    return body;
+}
+
 static void take_chat(struct op *op)
 {
     struct ka_chat_answer *answer = &op->answer;
     count_tokens(&op->result.tokens_in, answer->tokens_in);
     count_tokens(&op->result.tokens_out, answer->tokens_out);
+    count_tokens(&op->result.tokens_cached, answer->tokens_cached);
     if (!ka_chat_answer_empty(answer)) {
-        trace(op, "answer", "%zu bytes of text, %zu calls, finish reason %s, %ld tokens in, %ld out",
-              strlen(answer->text), answer->call_count,
-              answer->finish_reason ? answer->finish_reason : "none", answer->tokens_in, answer->tokens_out);
+        trace(op, "answer",
+              "%zu bytes of text, %zu of reasoning, %zu calls, finish reason %s, %ld tokens in (%ld cached), "
+              "%ld out",
+              strlen(answer->text), answer->reasoning_bytes, answer->call_count,
+              answer->finish_reason ? answer->finish_reason : "none", answer->tokens_in,
+              answer->tokens_cached, answer->tokens_out);
+        remember(op);
         end(op, KA_LLM_OK);
         return;
     }
@@ -338,7 +376,7 @@ static bool adapt(struct op *op, long status, const char *complaint)
     char *body = ka_chat_request_adapt(op->body, complaint);
     if (!body)
         return false;
-    op->adaptations++;
+    op->complaints[op->adaptations++] = ka_strdup(complaint);
     free(op->body);
     op->body = body;
     trace(op, "adapt", "HTTP %ld: %s; asking again without that option", status, complaint);
@@ -494,12 +532,12 @@ int ka_llm_start(struct ka_llm *llm, const struct ka_chat_request *req, ka_llm_t
                       .done = done,
                       .arg = arg,
                       .model = ka_strdup(req->model),
-                      .body = body,
+                      .body = in_known_spelling(llm, req->model, body),
                       .stream = req->stream,
                       .started_ms = now_ms(),
                       .next = llm->ops};
     op->result.message = op->message.msg;
-    op->result.tokens_in = op->result.tokens_out = -1;
+    op->result.tokens_in = op->result.tokens_out = op->result.tokens_cached = -1;
     uv_timer_init(llm->loop, &op->timer);
     op->timer.data = op;
     llm->ops = op;
@@ -583,6 +621,10 @@ static void free_llm(struct ka_llm *llm)
     if (llm->api_key)
         explicit_bzero(llm->api_key, strlen(llm->api_key));
     free(llm->api_key);
+    for (size_t i = 0; i < llm->known_count; i++) {
+        free(llm->known[i].model);
+        free(llm->known[i].complaint);
+    }
     free(llm->base_url);
     free(llm->shown_url);
     free(llm);

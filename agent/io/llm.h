@@ -6,7 +6,9 @@
  *   connection failures, 408, 409, 425, 429, 5xx, a stream that was cut, silence   up to `max_retries`
  *   invalid JSON, an error inside an answer, an empty answer                       up to `max_bad_answers`
  *   an answer past the cap; 4xx otherwise; 429 for an account without credit       never
- *   an option that the endpoint does not know (streaming, the cap's name)          once in another spelling
+ *   an option that the endpoint does not know (tools, streaming, the cap's name)   in another spelling
+ *
+ * Where that helped, later requests for the model are written so at once.
  *
  * Waits double from `backoff_ms`, jittered, and are at least what Retry-After asks for, up to
  * `backoff_max_ms`. All attempts and waits together end at `total_ms`. A refusal by the model is an answer,
@@ -51,6 +53,7 @@ struct ka_llm_result {
     unsigned attempts;
     double seconds;
     long tokens_in, tokens_out; /* paid for in all attempts together; -1 when none reported any */
+    long tokens_cached;         /* of tokens_in, from the endpoint's cache; -1 likewise */
 };
 
 /* Runs once for each op, from the loop, never from inside a call of this module. The result and what it

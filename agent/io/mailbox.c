@@ -131,6 +131,7 @@ static int take_text(const char *path, const struct ka_buf *bytes, struct ka_cha
     *answer = (struct ka_chat_answer){.text = ka_buf_steal(&text),
                                       .finish_reason = ka_strdup("stop"),
                                       .model = ka_strdup("mailbox"),
+                                      .tokens_cached = -1,
                                       .tokens_in = -1,
                                       .tokens_out = -1};
     return 0;

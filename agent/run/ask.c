@@ -220,9 +220,10 @@ static int question_build(struct question *question, struct ka_run *run, int slo
 
 /* ---- what came back */
 
-static void count_tokens(struct ka_run *run, long in, long out)
+static void count_tokens(struct ka_run *run, long in, long out, long cached)
 {
     ka_number_add(run->totals, "requests", 1);
+    ka_number_add(run->totals, "tokens_cached", cached > 0 ? cached : 0);
     ka_number_add(run->totals, "tokens_in", in > 0 ? in : 0);
     ka_number_add(run->totals, "tokens_out", out > 0 ? out : 0);
 }
@@ -355,6 +356,8 @@ static void without_answer(struct ka_run *run, int slot, const char *message)
 static void on_trace(void *arg, const char *event, const char *text)
 {
     const struct ka_asked *asked = arg;
+    if (strcmp(event, "adapt") == 0)
+        ka_log(KA_LOG_INFO, "%s: question %d: %s", asked->run->name, asked->question, text);
     ka_record_add(asked->run->record, "llm_trace",
                   json_pack("{s:i, s:s, s:s}", "question", asked->question, "what", event, "text", text));
 }
@@ -366,13 +369,14 @@ static void on_llm(void *arg, uint64_t op, const struct ka_llm_result *result)
         return; /* the run is being interrupted or freed */
     struct ka_run *run = asked->run;
     asked->llm_op = 0;
-    count_tokens(run, result->tokens_in, result->tokens_out);
+    count_tokens(run, result->tokens_in, result->tokens_out, result->tokens_cached);
     ka_record_add(run->record, "llm",
-                  json_pack("{s:i, s:i, s:s, s:I, s:I, s:f, s:I, s:I}", "question", asked->question, "status",
-                            (int)result->status, "message", result->message, "http",
+                  json_pack("{s:i, s:i, s:s, s:I, s:I, s:f, s:I, s:I, s:I}", "question", asked->question,
+                            "status", (int)result->status, "message", result->message, "http",
                             (json_int_t)result->http_status, "tries", (json_int_t)result->attempts, "seconds",
                             result->seconds, "tokens_in", (json_int_t)result->tokens_in, "tokens_out",
-                            (json_int_t)result->tokens_out));
+                            (json_int_t)result->tokens_out, "tokens_cached",
+                            (json_int_t)result->tokens_cached));
     if (result->status == KA_LLM_OK)
         take_answer(run, asked->slot, result->answer);
     else
@@ -403,11 +407,11 @@ static void take_mail(struct ka_run *run, int slot, int rc, const struct ka_chat
     free(run->waiting_for);
     run->waiting_for = NULL;
     if (rc == 0) {
-        count_tokens(run, answer->tokens_in, answer->tokens_out);
+        count_tokens(run, answer->tokens_in, answer->tokens_out, answer->tokens_cached);
         take_answer(run, slot, answer);
         return;
     }
-    count_tokens(run, 0, 0);
+    count_tokens(run, 0, 0, 0);
     ka_log(KA_LOG_WARN, "%s: %s", run->name, problem);
     refuse(run, slot, problem, NULL);
 }

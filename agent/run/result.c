@@ -64,8 +64,9 @@ static void add_llm(const struct ka_run *run, json_t *result)
     const struct ka_settings *settings = &run->settings;
     json_int_t in = json_integer_value(json_object_get(run->totals, "tokens_in"));
     json_int_t out = json_integer_value(json_object_get(run->totals, "tokens_out"));
-    json_t *llm = json_pack("{s:O, s:I, s:I}", "requests", json_object_get(run->totals, "requests"),
-                            "tokens_in", in, "tokens_out", out);
+    json_int_t cached = json_integer_value(json_object_get(run->totals, "tokens_cached"));
+    json_t *llm = json_pack("{s:O, s:I, s:I, s:I}", "requests", json_object_get(run->totals, "requests"),
+                            "tokens_in", in, "tokens_out", out, "tokens_cached", cached);
     bool priced = settings->price_in > 0 || settings->price_out > 0;
     json_object_set_new(
         llm, "cost",

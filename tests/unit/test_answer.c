@@ -142,6 +142,29 @@ static void answer__numbers_of_the_listing__are_named_as_what_is_wrong(void **st
     }
 }
 
+static void answer__thoughts__do_not_count(void **state)
+{
+    (void)state;
+    static const char DECOY[] =
+        "maybe\n```python\nclass H:\n    pass\n\n\ndef f_autograd(x):\n    return 1\n```\n";
+    static const char *const formats[] = {"<think>\n%d</think>\n```python\n%s```\n",
+                                          "%d</think>```python\n%s```",
+                                          "\n<thinking>%d</thinking>\nHere:\n```\n%s```\nDone."};
+    for (size_t i = 0; i < KA_COUNT(formats); i++) {
+        const char *at = strstr(formats[i], "%d");
+        char *format = ka_format("%.*s%s%s", (int)(at - formats[i]), formats[i], DECOY, at + 2);
+        assert_int_equal(take_text(format, OTHER, "stop"), 0);
+        assert_string_equal(ka_buf_str(&out), OTHER);
+        free(format);
+    }
+    char *thoughts = ka_format("<think>\n%s", DECOY);
+    assert_int_equal(take_text("%s", thoughts, "stop"), -ENODATA);
+    assert_int_equal(take_text("%s", thoughts, "length"), -EFBIG);
+    free(thoughts);
+    /* a tag inside an answer is none of the model's thoughts */
+    assert_int_equal(take_text("```python\n%s# <think> of it </think>\n```\n", OTHER, "stop"), 0);
+}
+
 static void answer__nothing_left__is_a_sentence_without_code(void **state)
 {
     (void)state;
@@ -338,6 +361,7 @@ int main(void)
         TEST(answer__fence_in_tool_content__is_taken_off),
         TEST(answer__useless_without_tools__is_told_without_naming_them),
         TEST(answer__numbers_of_the_listing__are_named_as_what_is_wrong),
+        TEST(answer__thoughts__do_not_count),
         TEST(answer__nothing_left__is_a_sentence_without_code),
         TEST(answer__whole_pair__is_cut_at_the_marker),
         TEST(answer__submit_patch__is_applied_below_the_marker_only),

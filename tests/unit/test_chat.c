@@ -161,6 +161,13 @@ static void chat__complaint_about_an_option__changes_its_spelling(void **state)
         {"{\"max_completion_tokens\":9}", "unknown: max_completion_tokens", "{\"max_tokens\":9}"},
         {"{\"stream\":true,\"stream_options\":{}}", "stream_options: extra field", "{\"stream\":true}"},
         {"{\"stream\":true,\"stream_options\":{}}", "streaming is not supported", "{}"},
+        {"{\"temperature\":0.5,\"stream\":true}", "'temperature' does not support 0.5 with this model",
+         "{\"stream\":true}"},
+        {"{\"model\":\"m\",\"reasoning_effort\":\"low\",\"stream_options\":{}}",
+         "Unrecognized arguments: reasoning_effort, stream_options", "{\"model\":\"m\"}"},
+        {"{\"model\":\"m\",\"tools\":[]}", "m does not support tools", "{\"model\":\"m\"}"},
+        {"{\"model\":\"m\",\"tools\":[]}", "Tool use is off", "{\"model\":\"m\"}"},
+        {"{\"model\":\"m\"}", "m does not support tools", NULL},
         {"{\"max_tokens\":9}", "max_tokens is too large", NULL},
         {"{\"model\":\"m\"}", "streaming is not supported", NULL},
         {"{\"stream\":true}", "context too long", NULL},
@@ -185,7 +192,9 @@ static void chat__streamed_text__is_joined_with_usage_and_reason(void **state)
         "{\"choices\":[{\"index\":0,\"delta\":{\"content\":\"a\"},\"finish_reason\":null}],\"usage\":null}",
         "{\"choices\":[{\"index\":1,\"delta\":{\"content\":\"other\"}}]}",
         "{\"choices\":[{\"index\":0,\"delta\":{\"content\":\"b\"},\"finish_reason\":\"stop\"}]}",
-        "{\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":2}}",
+        "{\"choices\":[{\"index\":0,\"delta\":{\"reasoning\":\"four\"}}]}",
+        "{\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":2,"
+        "\"prompt_tokens_details\":{\"cached_tokens\":5}}}",
         "[DONE]",
         NULL};
     struct ka_chat_answer answer;
@@ -196,6 +205,8 @@ static void chat__streamed_text__is_joined_with_usage_and_reason(void **state)
     assert_null(answer.refusal);
     assert_int_equal(answer.tokens_in, 7);
     assert_int_equal(answer.tokens_out, 2);
+    assert_int_equal(answer.tokens_cached, 5);
+    assert_int_equal(answer.reasoning_bytes, strlen("hmm") + strlen("four"));
     ka_chat_answer_free(&answer);
 }
 
@@ -208,6 +219,7 @@ static void chat__missing_usage__is_minus_one(void **state)
     assert_null(answer.finish_reason);
     assert_int_equal(answer.tokens_in, -1);
     assert_int_equal(answer.tokens_out, -1);
+    assert_int_equal(answer.tokens_cached, -1);
     ka_chat_answer_free(&answer);
 }
 

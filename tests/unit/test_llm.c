@@ -243,6 +243,33 @@ static void llm__unknown_option__is_left_out_the_next_time(void **state)
     seen_free(seen);
 }
 
+static void on_first(void *arg, uint64_t op, const struct ka_llm_result *result)
+{
+    struct seen *seen = arg;
+    on_done(arg, op, result);
+    if (seen->done == 1)
+        assert_int_equal(start(seen), 0);
+}
+
+static void llm__what_an_endpoint_does_not_know__is_not_asked_of_it_again(void **state)
+{
+    (void)state;
+    struct seen *seen = seen_new();
+    struct ka_err err;
+    const struct ka_chat_message message = {.role = "user", .content = "please"};
+    const struct ka_chat_request req = {
+        .model = MODEL, .messages = &message, .message_count = 1, .stream = true};
+    seen->want = 2;
+    load_script("{\"status\": 400, \"error\": \"unknown field stream_options\"}\n"
+                "{\"text\": \"ok\", \"reject\": [\"stream_options\"]}\n"
+                "{\"text\": \"again\", \"reject\": [\"stream_options\"]}");
+    assert_int_equal(ka_llm_new(seen->loop, &seen->config, &seen->llm, &err), 0);
+    assert_int_equal(ka_llm_start(seen->llm, &req, on_trace, on_first, seen, &seen->op, &err), 0);
+    finish(seen);
+    expect_text(seen, 1, "again");
+    seen_free(seen);
+}
+
 /* ---- what is not ---- */
 
 static void llm__errors_of_the_request__fail_at_once_with_a_remedy(void **state)
@@ -394,6 +421,7 @@ int main(void)
         cmocka_unit_test(llm__empty_answer__is_retried_then_an_error),
         cmocka_unit_test(llm__web_page__is_a_bad_answer_that_doubts_the_url),
         cmocka_unit_test(llm__unknown_option__is_left_out_the_next_time),
+        cmocka_unit_test(llm__what_an_endpoint_does_not_know__is_not_asked_of_it_again),
         cmocka_unit_test(llm__errors_of_the_request__fail_at_once_with_a_remedy),
         cmocka_unit_test(llm__key_repeated_by_the_endpoint__is_masked),
         cmocka_unit_test(llm__answer_past_the_cap__is_cut),

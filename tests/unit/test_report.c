@@ -24,7 +24,8 @@ static const char FULL[] =
     "{\"name\":\"a|b\",\"error\":null,\"baseline_error\":null,\"worst_shape\":null}],"
     "\"attempts\":4,\"rollbacks\":1,\"draft\":\"differentiator\",\"retrieved\":[{\"id\":\"rms_norm\","
     "\"similarity\":0.83}],"
-    "\"tape_bytes\":0,\"atomics\":0,\"speed\":null,\"llm\":{\"requests\":3,\"tokens_in\":1200,\"tokens_out\":"
+    "\"tape_bytes\":0,\"atomics\":0,\"speed\":null,\"llm\":{\"requests\":3,\"tokens_in\":1200,\"tokens_"
+    "cached\":800,\"tokens_out\":"
     "300,"
     "\"cost\":0.5},\"seconds\":12.34,\"pair\":\"/out/"
     "norm.py\",\"modelled_cost\":2000,"
@@ -79,7 +80,7 @@ static void report__verified_run__tells_verdict_and_shapes(void **state)
     assert_has("| required shapes passed | 2 of 2 |\n");
     assert_has("| hidden shapes passed | 4 of 5 |\n");
     assert_has("| pair | /out/norm.py |\n");
-    assert_has("| model | 3 requests, 1200 tokens in, 300 out, cost 0.5000 |\n");
+    assert_has("| model | 3 requests, 1200 tokens in (800 of them cached), 300 out, cost 0.5000 |\n");
     assert_has("- M=4096: too large\n- hidden: refused\n");
     assert_true(ka_ends_with(ka_buf_str(&out), "|\n"));
     assert_false(ka_ends_with(ka_buf_str(&out), "\n\n"));
