@@ -20,10 +20,8 @@
 #include "rag/search.h"
 #include "rag/store.h"
 
-#define KEY_MAX 4096
 #define GPU_CHILDREN 12 /* at a time */
 #define GPU_FAN_OF_SEVERAL 3
-#define DEFAULT_BASE_URL "https://api.openai.com/v1"
 
 static bool holds_package(const char *share)
 {
@@ -93,35 +91,11 @@ static int find_python(struct ka_app *app, const char *wanted, struct ka_err *er
     return rc;
 }
 
-const char *ka_app_base_url(const struct ka_opts *opts)
-{
-    return opts->base_url ? opts->base_url : DEFAULT_BASE_URL;
-}
-
-static int read_key(struct ka_app *app, const char *path, struct ka_err *err)
-{
-    if (!path) {
-        const char *value = getenv("OPENAI_API_KEY");
-        app->api_key = value && *value ? ka_strdup(value) : NULL;
-        unsetenv("OPENAI_API_KEY"); /* no child inherits it */
-        return 0;
-    }
-    KA_AUTO_BUF struct ka_buf text = {0};
-    int rc = ka_file_read(path, KEY_MAX, &text, err);
-    size_t len = strcspn(ka_buf_str(&text), "\r\n");
-    app->api_key = rc ? NULL : ka_strndup(ka_buf_str(&text), len);
-    if (text.data)
-        explicit_bzero(text.data, text.cap);
-    if (rc)
-        return rc;
-    return len ? 0 : ka_fail(err, -EINVAL, "%s: holds no key on its first line", path);
-}
-
 /* What `auto` means depends on whether there is anything to ask. */
 static bool asks_endpoint(const struct ka_app *app, const struct ka_opts *opts)
 {
     return strcmp(opts->run.backend, "openai") == 0 ||
-           (strcmp(opts->run.backend, "auto") == 0 && (app->api_key || opts->base_url));
+           (strcmp(opts->run.backend, "auto") == 0 && app->endpoints.named);
 }
 
 static int open_llm(struct ka_app *app, const struct ka_opts *opts, struct ka_err *err)
@@ -130,8 +104,8 @@ static int open_llm(struct ka_app *app, const struct ka_opts *opts, struct ka_er
         return 0;
     struct ka_llm_config config;
     ka_llm_config_init(&config);
-    config.base_url = ka_app_base_url(opts);
-    config.api_key = app->api_key;
+    memcpy(config.endpoints, app->endpoints.list, sizeof(config.endpoints));
+    config.endpoint_count = app->endpoints.count;
     config.total_ms = (long)opts->llm_timeout * 1000;
     unsigned at_once = (unsigned)opts->jobs * (unsigned)opts->run.candidates;
     if (config.max_concurrent < at_once)
@@ -200,7 +174,7 @@ int ka_app_open(struct ka_app *app, const struct ka_opts *opts, bool with_model,
     app->package_dir = ka_path_join(app->share, "sandbox");
     if (find_python(app, opts->python, err))
         return 2;
-    if (read_key(app, opts->api_key_file, err))
+    if (ka_endpoints_read(opts->base_url, opts->api_key_file, &app->endpoints, err))
         return 2;
     if (with_model && (open_llm(app, opts, err) || open_store(app, opts, err)))
         return 2;
@@ -220,9 +194,7 @@ void ka_app_close(struct ka_app *app)
     ka_cache_close(app->cache);
     ka_search_close(app->search);
     ka_store_close(app->store);
-    if (app->api_key)
-        explicit_bzero(app->api_key, strlen(app->api_key));
-    free(app->api_key);
+    ka_endpoints_free(&app->endpoints);
     free(app->share);
     free(app->package_dir);
     free(app->python);

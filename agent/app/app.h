@@ -4,6 +4,7 @@
 #define KA_APP_H
 
 #include "base/base.h"
+#include "endpoints.h"
 
 struct ka_cache;
 struct ka_children;
@@ -31,7 +32,7 @@ struct ka_app {
     char *share;              /* holds sandbox/, prompts/ and dataset/ */
     char *package_dir;        /* share/sandbox: Python finds kernel_agent here */
     char *python;
-    char *api_key; /* wiped in ka_app_close; NULL: none */
+    struct ka_endpoints endpoints; /* keys are wiped in ka_app_close */
 };
 
 /* Exit code 2 (with `err`) for options that do not fit, else 0. With `with_model` false there is neither
@@ -47,8 +48,5 @@ char *ka_app_find_share(struct ka_err *err);
 
 /* Has this process what the settings want? -EINVAL with `err` if not. */
 int ka_settings_fit(const struct ka_settings *settings, const struct ka_app *app, struct ka_err *err);
-
-/* The endpoint, whether or not it is asked. */
-const char *ka_app_base_url(const struct ka_opts *opts);
 
 #endif

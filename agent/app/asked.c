@@ -95,8 +95,7 @@ static int open_mailbox(struct ka_settings *settings, const char *folder, struct
     return settings->mailbox ? 0 : -ENOENT;
 }
 
-static int choose_backend(struct ka_settings *settings, const struct ka_opts *opts, const struct ka_app *app,
-                          struct ka_err *err)
+static int choose_backend(struct ka_settings *settings, const struct ka_app *app, struct ka_err *err)
 {
     const char *name = settings->backend;
     if (strcmp(name, "auto") == 0) {
@@ -120,7 +119,7 @@ static int choose_backend(struct ka_settings *settings, const struct ka_opts *op
     if (settings->answers == KA_BACKEND_OPENAI && !settings->model[strspn(settings->model, " \t")])
         return ka_fail(err, -EINVAL,
                        "--model: no model is named; use one that the endpoint has (GET %s/models lists them)",
-                       ka_app_base_url(opts));
+                       app->endpoints.list[0].base_url);
     if (settings->answers == KA_BACKEND_NONE && strcmp(settings->draft, "llm") == 0)
         return ka_fail(err, -EINVAL, "--draft llm wants a model: set --base-url or --backend mailbox:DIR");
     return 0;
@@ -136,7 +135,7 @@ int ka_settings_init(struct ka_settings *settings, const struct ka_opts *opts, c
         ka_settings_set(&settings->device, app->gpu ? "cuda" : "cpu");
     int rc = opts->sanitize ? find_sanitizer(settings, err) : 0;
     if (rc == 0 && with_model)
-        rc = choose_backend(settings, opts, app, err);
+        rc = choose_backend(settings, app, err);
     if (rc == 0)
         rc = ka_settings_fit(settings, app, err);
     if (rc)

@@ -13,7 +13,7 @@
 #include "conf.h"
 #include "older.h"
 
-enum kind { TEXT, INT, REAL, FLAG, OPTIONAL_TEXT };
+enum kind { TEXT, LIST, INT, REAL, FLAG, OPTIONAL_TEXT }; /* a list has commas, or is given again */
 
 struct option_row {
     const char *name;
@@ -35,7 +35,7 @@ static const struct option_row rows[] = {
      "folder for run folders and finished pairs"},
     {"sweep", NULL, TEXT, AT(run.sweep), "all", 0, 0, NULL, "WHICH",
      "shapes to check: all, required, or a JSON list of dims"},
-    {"path", NULL, TEXT, AT(run.path), "", 0, 0, NULL, "DIR,DIR",
+    {"path", NULL, LIST, AT(run.path), "", 0, 0, NULL, "DIR,DIR",
      "folders whose modules a forward file may import, besides its own and its package"},
     {"resume", NULL, OPTIONAL_TEXT, AT(resume), NULL, 0, 0, NULL, "[RUN]",
      "go on with a run folder (default: newest unfinished of FILE)"},
@@ -50,13 +50,13 @@ static const struct option_row rows[] = {
      "show the model no similar pairs"},
     {"backend", NULL, TEXT, AT(run.backend), "auto", 0, 0, NULL, "NAME",
      "openai, mailbox:DIR or none (auto: openai once a URL or key is set)"},
-    {"base-url", NULL, TEXT, AT(base_url), NULL, 0, 0, NULL, "URL",
-     "OpenAI-compatible endpoint, up to and with /v1"},
+    {"base-url", NULL, LIST, AT(base_url), NULL, 0, 0, NULL, "URL,URL",
+     "OpenAI-compatible endpoint, up to and with /v1; several are asked in turn"},
     {"model", "openai-model", TEXT, AT(run.model), "gpt-5", 0, 0, NULL, "NAME", "model to ask"},
     {"reasoning-effort", NULL, TEXT, AT(run.reasoning_effort), "", 0, 0, "|minimal|low|medium|high|xhigh",
      "LEVEL", "passed on to the model"},
-    {"api-key-file", NULL, TEXT, AT(api_key_file), NULL, 0, 0, NULL, "FILE",
-     "file with the key (default: OPENAI_API_KEY)"},
+    {"api-key-file", NULL, LIST, AT(api_key_file), NULL, 0, 0, NULL, "FILE,FILE",
+     "file with the key, one for each endpoint (default: OPENAI_API_KEY)"},
     {"context-tokens", "context", INT, AT(run.context_tokens), "96000", 2000, 4000000, NULL, "N",
      "prompt budget"},
     {"llm-timeout", NULL, INT, AT(llm_timeout), "900", 1, 86400, NULL, "S", "longest time for one answer"},
@@ -180,6 +180,18 @@ static int set_value(struct ka_opts *opts, const struct option_row *row, const c
     return 0;
 }
 
+/* What the command line says comes in place of other settings; a list that it gives again is longer. */
+static int set_option(struct ka_opts *opts, const struct option_row *row, const char *value,
+                      struct ka_err *err)
+{
+    _Static_assert(KA_COUNT(rows) <= 64, "a bit for each");
+    uint64_t bit = (uint64_t)1 << (row - rows);
+    bool again = row->kind == LIST && (opts->begun & bit);
+    KA_AUTO_FREE char *longer = again ? ka_format("%s,%s", *(char **)slot(opts, row), value) : NULL;
+    opts->begun |= bit;
+    return set_value(opts, row, longer ? longer : value, "--", err);
+}
+
 /* Words of a name may be joined by underscores too. */
 static bool is_called(const char *row, const char *name, size_t len)
 {
@@ -253,7 +265,7 @@ int ka_opts_init(struct ka_opts *opts, const char *config_path, struct ka_err *e
 void ka_opts_free(struct ka_opts *opts)
 {
     for (size_t i = 0; i < KA_COUNT(rows); i++)
-        if (rows[i].kind == TEXT || rows[i].kind == OPTIONAL_TEXT)
+        if (rows[i].kind == TEXT || rows[i].kind == LIST || rows[i].kind == OPTIONAL_TEXT)
             free(*(char **)slot(opts, &rows[i]));
     free(opts->older);
     memset(opts, 0, sizeof(*opts));
@@ -308,7 +320,7 @@ static int parse_letter(struct ka_opts *opts, int argc, char **argv, int *at, st
         return ka_fail(err, -EINVAL, "%s wants a value (%s)", arg, row->value);
     snprintf(text, sizeof(text), "is --%s", option);
     say_older(opts, "", arg, text);
-    return set_value(opts, row, value, "--", err);
+    return set_option(opts, row, value, err);
 }
 
 /* One "--name", "--name=value" or "--name value". `*at` is moved past what was used. */
@@ -334,7 +346,7 @@ static int parse_one(struct ka_opts *opts, int argc, char **argv, int *at, struc
         snprintf(text, sizeof(text), "is --%s", row->name);
         say_older(opts, "--", used, text);
     }
-    return set_value(opts, row, value, "--", err);
+    return set_option(opts, row, value, err);
 }
 
 int ka_opts_parse(struct ka_opts *opts, int argc, char **argv, const char **words, int max, int *count,

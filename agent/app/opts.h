@@ -4,6 +4,8 @@
 #ifndef KA_OPTS_H
 #define KA_OPTS_H
 
+#include <stdint.h>
+
 #include "settings.h"
 
 struct ka_opts {
@@ -11,8 +13,7 @@ struct ka_opts {
     char *file_path;
     char *resume; /* run folder; "" means the newest unfinished run of the file; NULL: a fresh run */
     char *store;
-    char *base_url;
-    char *api_key_file;
+    char *base_url, *api_key_file; /* lists: agent/app/endpoints.h */
     int llm_timeout;
     char *python;
     int children; /* 0: as many as the machine has places for */
@@ -27,7 +28,8 @@ struct ka_opts {
     char *junit; /* check */
     bool sanitize;
     bool print;
-    char *older; /* what older spellings on the command line stand for, for the log; or NULL */
+    uint64_t begun; /* options that the command line gave, a bit each */
+    char *older;    /* what older spellings on the command line stand for, for the log; or NULL */
 };
 
 /* Defaults, then the configuration file, then the environment. -EINVAL / -ENOENT with file and line. */

@@ -3,7 +3,6 @@
 #include "doctor.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <glob.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -12,6 +11,8 @@
 #include <unistd.h>
 
 #include "agent/app/app.h"
+#include "agent/app/endpoints.h"
+#include "agent/app/opts.h"
 #include "agent/app/python.h"
 #include "agent/core/fields.h"
 #include "agent/disk/cache.h"
@@ -20,6 +21,7 @@
 #include "agent/io/probe.h"
 #include "base/base.h"
 #include "base/files.h"
+#include "doctor_endpoints.h"
 #include "show.h"
 
 #define OUTPUT_MAX 65536
@@ -55,7 +57,9 @@ static const char versions_script[] = "import importlib, json, platform, sys\n"
 
 struct doctor {
     bool json;
-    const char *wanted_python;
+    struct ka_opts opts;
+    struct ka_endpoints endpoints;
+    json_t *asked; /* what the endpoints said; NULL: none is configured */
     char *jail, *scratch, *share, *cache;
     struct ka_pythons pythons;
     const struct ka_python *python; /* the one that was chosen; NULL: none */
@@ -194,12 +198,14 @@ static void print_json(const struct doctor *d)
             json_array_append_new(lost,
                                   json_pack("{s:s, s:s}", "layer", losses[i].layer, "lost", losses[i].lost));
     json_auto_t *doc = json_pack(
-        "{s:b, s:s, s:s?, s:O?, s:o, s:s?, s:O?, s:b, s:o, s:o, s:I, s:s?, s:{s:s?, s:I, s:I}, s:s}", "ok",
-        exit_code(d) == 0, "sandbox", d->layers ? level(d) : "missing", "jail", d->jail, "layers", d->layers,
-        "lost", lost, "python", d->python ? d->python->path : NULL, "versions", d->versions, "python_ok",
-        python_is_usable(d), "pythons", pythons_as_json(d), "machine", machine_as_json(&d->machine), "gpus",
-        (json_int_t)count_gpus(), "compiler", compiler, "cache", "folder", d->cache, "entries",
-        (json_int_t)d->cache_entries, "bytes", (json_int_t)d->cache_bytes, "trouble", d->trouble.msg);
+        "{s:b, s:s, s:s?, s:O?, s:o, s:s?, s:O?, s:b, s:o, s:o, s:I, s:s?, s:{s:s?, s:I, s:I}, s:O?, s:s, "
+        "s:s}",
+        "ok", exit_code(d) == 0, "sandbox", d->layers ? level(d) : "missing", "jail", d->jail, "layers",
+        d->layers, "lost", lost, "python", d->python ? d->python->path : NULL, "versions", d->versions,
+        "python_ok", python_is_usable(d), "pythons", pythons_as_json(d), "machine",
+        machine_as_json(&d->machine), "gpus", (json_int_t)count_gpus(), "compiler", compiler, "cache",
+        "folder", d->cache, "entries", (json_int_t)d->cache_entries, "bytes", (json_int_t)d->cache_bytes,
+        "endpoints", d->asked, "model", d->opts.run.model, "trouble", d->trouble.msg);
     ka_show_json(doc, JSON_INDENT(2));
 }
 
@@ -294,32 +300,30 @@ static void print_text(const struct doctor *d)
                (double)d->cache_bytes / (1 << 20));
     else
         puts("cache      none: neither XDG_CACHE_HOME nor HOME is set, kernels are compiled anew each time");
+    if (d->asked)
+        ka_doctor_print_endpoints(d->asked, d->opts.run.model);
+    else
+        puts("endpoint   none: neither --base-url nor a key is set, and no model is asked");
     if (d->trouble.msg[0])
         printf("trouble    %s\n", d->trouble.msg);
 }
 
-static int parse(struct doctor *d, int argc, char **argv)
+/* The options of a run, of which those count that say where things are. */
+static int parse(struct doctor *d, int argc, char **argv, struct ka_err *err)
 {
-    static const struct option known[] = {
-        {"json", no_argument, NULL, 'j'}, {"python", required_argument, NULL, 'p'}, {NULL, 0, NULL, 0}};
-    int got;
-    optind = 1;
-    while ((got = getopt_long(argc, argv, "", known, NULL)) != -1) {
-        if (got == 'j')
-            d->json = true;
-        else if (got == 'p')
-            d->wanted_python = optarg;
-        else
-            return -EINVAL;
-    }
-    return optind == argc ? 0 : -EINVAL;
+    int count;
+    int rc = ka_opts_init(&d->opts, ka_opts_config_path(argc, argv), err);
+    if (rc == 0)
+        rc = ka_opts_parse(&d->opts, argc - 1, argv + 1, NULL, 0, &count, err);
+    d->json = d->opts.json;
+    return rc ? rc : ka_endpoints_read(d->opts.base_url, d->opts.api_key_file, &d->endpoints, err);
 }
 
 /* The same choice as a run makes, and what else there is. */
 static void choose_python(struct doctor *d)
 {
     d->share = ka_app_find_share(NULL);
-    ka_pythons_find(d->wanted_python, d->share, true, &d->pythons);
+    ka_pythons_find(d->opts.python, d->share, true, &d->pythons);
     if (d->pythons.chosen < d->pythons.count)
         d->python = &d->pythons.list[d->pythons.chosen];
 }
@@ -328,8 +332,12 @@ int ka_doctor_main(int argc, char **argv)
 {
     struct doctor d = {.json = false};
     char scratch[] = "/tmp/kernel-agent-doctor-XXXXXX";
-    if (parse(&d, argc, argv) != 0) {
-        fputs("usage: kernel-agent doctor [--json] [--python PATH]\n", stderr);
+    struct ka_err err;
+    if (parse(&d, argc, argv, &err) != 0) {
+        fprintf(stderr,
+                "%s\nusage: kernel-agent doctor [--json] [--python PATH] [--base-url URL] [--model NAME]\n",
+                err.msg);
+        ka_opts_free(&d.opts);
         return EXIT_USAGE;
     }
     choose_python(&d);
@@ -345,6 +353,8 @@ int ka_doctor_main(int argc, char **argv)
         if (d.layers && d.python)
             examine_python(&d);
     }
+    if (d.endpoints.named)
+        d.asked = ka_doctor_endpoints(&d.endpoints, d.opts.run.model);
     int code = exit_code(&d);
     if (d.json)
         print_json(&d);
@@ -354,6 +364,9 @@ int ka_doctor_main(int argc, char **argv)
         ka_rmtree(d.scratch, NULL);
     json_decref(d.layers);
     json_decref(d.versions);
+    json_decref(d.asked);
+    ka_endpoints_free(&d.endpoints);
+    ka_opts_free(&d.opts);
     free(d.jail);
     ka_pythons_free(&d.pythons);
     free(d.share);

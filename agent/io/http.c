@@ -260,8 +260,9 @@ static CURLcode set_options(struct ka_transfer *transfer, const struct ka_http_r
     const CURLcode set[] = {
         curl_easy_setopt(easy, CURLOPT_URL, req->url),
         curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, "http,https"),
-        curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)req->body_len),
-        curl_easy_setopt(easy, CURLOPT_POSTFIELDS, req->body),
+        req->body ? curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)req->body_len) : CURLE_OK,
+        req->body ? curl_easy_setopt(easy, CURLOPT_POSTFIELDS, req->body)
+                  : curl_easy_setopt(easy, CURLOPT_HTTPGET, 1L),
         curl_easy_setopt(easy, CURLOPT_HTTPHEADER, transfer->headers),
         /* private certificate authorities, named as for the curl tool */
         file && *file ? curl_easy_setopt(easy, CURLOPT_CAINFO, file) : CURLE_OK,

@@ -17,7 +17,7 @@ struct ka_http_req {
     const char *url;
     const char
         *bearer; /* sent as `Authorization: Bearer ...`; NULL sends none. Our copy is wiped afterwards. */
-    const char *body; /* JSON; borrowed until the transfer has ended */
+    const char *body; /* JSON of a POST, borrowed until the transfer has ended; NULL: a GET */
     size_t body_len;
     long connect_ms, total_ms;
 };

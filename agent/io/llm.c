@@ -5,6 +5,7 @@
 
 #include "agent/core/sse.h"
 #include "http.h"
+#include "url.h"
 #include "loop_uv.h"
 
 #include <errno.h>
@@ -15,7 +16,6 @@
 
 #include "base/hash.h"
 
-#define PATH "/chat/completions"
 #define ERROR_BODY_MAX 65536
 #define WHOLE_FACTOR 4   /* a JSON body may be this much larger than the answer in it (escapes, reasoning) */
 #define STREAM_FACTOR 32 /* and a stream this much: each few bytes come in a chunk of their own */
@@ -46,6 +46,7 @@ struct op {
     void *arg;
     char *model, *body;
     bool stream;
+    size_t at, passed; /* the endpoint that is asked, and how many were before it */
     uv_timer_t timer;
     uint64_t started_ms, last_byte_ms;
     unsigned retries, bad_answers, adaptations;
@@ -62,11 +63,16 @@ struct known {
     char *model, *complaint;
 };
 
+struct endpoint {
+    char *base_url, *shown_url, *api_key;
+};
+
 struct ka_llm {
     uv_loop_t *loop;
     struct ka_http *http; /* NULL once it is being closed */
     struct ka_llm_config config;
-    char *base_url, *shown_url, *api_key;
+    struct endpoint endpoints[KA_LLM_ENDPOINTS_MAX];
+    size_t endpoint_count, first; /* the first to be asked */
     struct known known[KNOWN_MAX];
     size_t known_count;
     uint64_t random, last_id;
@@ -86,17 +92,28 @@ static uint64_t now_ms(void)
 
 /* ---- messages ---- */
 
-/* Overwrite the key wherever it occurs. */
-static void mask_key(const struct ka_llm *llm, char *text, size_t len)
+static void mask(char *text, size_t len, const char *key)
 {
-    size_t key_len = llm->api_key ? strlen(llm->api_key) : 0;
+    size_t key_len = key ? strlen(key) : 0;
     if (key_len < KEY_MIN || len == 0)
         return;
     char *end = text + len, *found;
-    while ((found = memmem(text, (size_t)(end - text), llm->api_key, key_len))) {
+    while ((found = memmem(text, (size_t)(end - text), key, key_len))) {
         memset(found, '*', key_len);
         text = found + key_len;
     }
+}
+
+/* Overwrite the keys wherever they occur. */
+static void mask_keys(const struct ka_llm *llm, char *text, size_t len)
+{
+    for (size_t i = 0; i < llm->endpoint_count; i++)
+        mask(text, len, llm->endpoints[i].api_key);
+}
+
+static const struct endpoint *endpoint_of(const struct op *op)
+{
+    return &op->llm->endpoints[op->at];
 }
 
 static void trace(struct op *op, const char *event, const char *fmt, ...) KA_PRINTF(3, 4);
@@ -110,17 +127,8 @@ static void trace(struct op *op, const char *event, const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
-    mask_key(op->llm, text, strlen(text));
+    mask_keys(op->llm, text, strlen(text));
     op->trace(op->arg, event, text);
-}
-
-/* A URL without user, password, query and fragment, which may hold secrets. free() it. */
-static char *shown_url(const char *url)
-{
-    const char *host = strstr(url, "://");
-    host = host ? host + 3 : url;
-    const char *at = memrchr(host, '@', strcspn(host, "/?#")), *rest = at ? at + 1 : host;
-    return ka_format("%.*s%.*s", (int)(host - url), url, (int)strcspn(rest, "?#"), rest);
 }
 
 /* ---- ends ---- */
@@ -160,8 +168,9 @@ static void deliver(uv_handle_t *timer)
 static void end(struct op *op, enum ka_llm_status status)
 {
     attempt_free(&op->attempt);
-    mask_key(op->llm, op->message.msg, strlen(op->message.msg));
+    mask_keys(op->llm, op->message.msg, strlen(op->message.msg));
     op->result.status = status;
+    op->result.endpoint = endpoint_of(op)->shown_url;
     op->result.seconds = (double)(now_ms() - op->started_ms) / 1000.0;
     op->result.answer = status == KA_LLM_OK ? &op->answer : NULL;
     if (status == KA_LLM_OK)
@@ -175,8 +184,8 @@ static void end(struct op *op, enum ka_llm_status status)
 
 static void give_up(struct op *op, enum ka_llm_status status, const char *why, const char *remedy)
 {
-    ka_fail(&op->message, 0, "%s%s, model %s: %s (%u attempt%s, %.1f s)%s%s", op->llm->shown_url, PATH,
-            op->model, why, op->result.attempts, op->result.attempts == 1 ? "" : "s",
+    ka_fail(&op->message, 0, "%s%s, model %s: %s (%u attempt%s, %.1f s)%s%s", endpoint_of(op)->shown_url,
+            KA_URL_CHAT, op->model, why, op->result.attempts, op->result.attempts == 1 ? "" : "s",
             (double)(now_ms() - op->started_ms) / 1000.0, *remedy ? ". " : "", remedy);
     end(op, status);
 }
@@ -224,9 +233,27 @@ static void try_again(struct op *op, unsigned *count, unsigned most, enum ka_llm
     uv_timer_start(&op->timer, on_wait_over, wait, 0);
 }
 
+/* Somebody else may serve this request. */
+static bool ask_next(struct op *op, const char *why)
+{
+    struct ka_llm *llm = op->llm;
+    if (op->passed + 1 >= llm->endpoint_count || left_ms(op) == 0)
+        return false;
+    const char *from = endpoint_of(op)->shown_url;
+    op->passed++;
+    op->at = (op->at + 1) % llm->endpoint_count;
+    trace(op, "next", "%s: %s; asking %s", from, why, endpoint_of(op)->shown_url);
+    attempt_free(&op->attempt);
+    uv_update_time(llm->loop);
+    uv_timer_start(&op->timer, on_wait_over, 1, 0);
+    return true;
+}
+
 static void retry_transport(struct op *op, const char *why, long retry_after_s)
 {
     bool spoke = op->attempt.bytes != 0;
+    if (!spoke && ask_next(op, why))
+        return;
     try_again(op, &op->retries, op->llm->config.max_retries, spoke ? KA_LLM_BAD_ANSWER : KA_LLM_UNREACHABLE,
               why, retry_after_s, spoke ? "" : "Is the endpoint running, and --base-url right?");
 }
@@ -280,6 +307,7 @@ static void take_chat(struct op *op)
               answer->finish_reason ? answer->finish_reason : "none", answer->tokens_in,
               answer->tokens_cached, answer->tokens_out);
         remember(op);
+        op->llm->first = op->at;
         end(op, KA_LLM_OK);
         return;
     }
@@ -368,6 +396,12 @@ static bool is_passing(long status)
     return status == 408 || status == 409 || status == 425 || status == 429 || status >= 500;
 }
 
+/* Key, credit, model or path: another endpoint may take it. */
+static bool is_anothers(long status)
+{
+    return status == 401 || status == 402 || status == 403 || status == 404;
+}
+
 /* An optional part of the request is at fault: ask again without it. */
 static bool adapt(struct op *op, long status, const char *complaint)
 {
@@ -389,14 +423,16 @@ static void take_status(struct op *op, const struct ka_http_end *ended)
 {
     struct ka_chat_error said;
     struct ka_err why;
-    mask_key(op->llm, op->attempt.whole.data, op->attempt.whole.len);
+    mask_keys(op->llm, op->attempt.whole.data, op->attempt.whole.len);
     ka_chat_error_read(ka_buf_str(&op->attempt.whole), op->attempt.whole.len, &said);
-    KA_AUTO_FREE char *target = ended->redirect ? shown_url(ended->redirect) : NULL;
+    KA_AUTO_FREE char *target = ended->redirect ? ka_url_shown(ended->redirect) : NULL;
     if (said.message[0])
         ka_fail(&why, 0, "HTTP %ld: %s", ended->status, said.message);
     else
         ka_fail(&why, 0, "HTTP %ld%s%s", ended->status, target ? " to " : "", target ? target : "");
     bool no_credit = strcmp(said.code, "insufficient_quota") == 0;
+    if ((is_passing(ended->status) || is_anothers(ended->status)) && ask_next(op, why.msg))
+        return;
     if (is_passing(ended->status) && !no_credit)
         try_again(op, &op->retries, op->llm->config.max_retries, KA_LLM_UNREACHABLE, why.msg,
                   ended->retry_after_s,
@@ -413,8 +449,10 @@ static void on_end(void *arg, const struct ka_http_end *ended)
     uv_timer_stop(&op->timer);
     if (ended->status && (ended->status < 200 || ended->status > 299))
         take_status(op, ended);
-    else if (ended->permanent)
+    else if (ended->permanent && !ask_next(op, ended->failure))
         give_up(op, KA_LLM_UNREACHABLE, ended->failure, "Is --base-url right?");
+    else if (ended->permanent)
+        return;
     else
         take_content(op, ended->failure);
 }
@@ -484,9 +522,9 @@ static int start_transfer(struct op *op, struct ka_err *err)
     struct ka_llm *llm = op->llm;
     size_t most = llm->config.max_answer_bytes;
     uint64_t left = left_ms(op);
-    KA_AUTO_FREE char *url = ka_format("%s%s", llm->base_url, PATH);
+    KA_AUTO_FREE char *url = ka_format("%s%s", endpoint_of(op)->base_url, KA_URL_CHAT);
     struct ka_http_req req = {.url = url,
-                              .bearer = llm->api_key,
+                              .bearer = endpoint_of(op)->api_key,
                               .body = op->body,
                               .body_len = strlen(op->body),
                               .connect_ms = llm->config.connect_ms,
@@ -507,7 +545,7 @@ static void begin_attempt(struct op *op)
 {
     struct ka_err err = {0};
     op->result.attempts++;
-    trace(op, "request", "POST %s%s, model %s, %zu bytes", op->llm->shown_url, PATH, op->model,
+    trace(op, "request", "POST %s%s, model %s, %zu bytes", endpoint_of(op)->shown_url, KA_URL_CHAT, op->model,
           strlen(op->body));
     if (start_transfer(op, &err))
         give_up(op, KA_LLM_UNREACHABLE, err.msg, "");
@@ -534,6 +572,7 @@ int ka_llm_start(struct ka_llm *llm, const struct ka_chat_request *req, ka_llm_t
                       .model = ka_strdup(req->model),
                       .body = in_known_spelling(llm, req->model, body),
                       .stream = req->stream,
+                      .at = llm->first,
                       .started_ms = now_ms(),
                       .next = llm->ops};
     op->result.message = op->message.msg;
@@ -582,29 +621,6 @@ void ka_llm_config_init(struct ka_llm_config *config)
     };
 }
 
-static bool has_space_or_control(const char *text)
-{
-    for (; *text; text++)
-        if ((unsigned char)*text <= 0x20 || *text == 0x7F)
-            return true;
-    return false;
-}
-
-/* The URL without slashes at the end and without the path that people copy along. NULL when it is none. */
-static char *clean_base_url(const char *url)
-{
-    const char *host = strstr(url, "://");
-    if ((!ka_starts_with(url, "http://") && !ka_starts_with(url, "https://")) || !host ||
-        strlen(host + 3) == 0 || has_space_or_control(url))
-        return NULL;
-    char *base = ka_strdup(url);
-    for (size_t len = strlen(base); len && base[len - 1] == '/'; len--)
-        base[len - 1] = '\0';
-    if (ka_ends_with(base, PATH))
-        base[strlen(base) - strlen(PATH)] = '\0';
-    return base;
-}
-
 /* Keys come from files that end in a newline. */
 static char *clean_key(const char *key)
 {
@@ -618,16 +634,35 @@ static char *clean_key(const char *key)
 
 static void free_llm(struct ka_llm *llm)
 {
-    if (llm->api_key)
-        explicit_bzero(llm->api_key, strlen(llm->api_key));
-    free(llm->api_key);
+    for (size_t i = 0; i < llm->endpoint_count; i++) {
+        struct endpoint *endpoint = &llm->endpoints[i];
+        if (endpoint->api_key)
+            explicit_bzero(endpoint->api_key, strlen(endpoint->api_key));
+        free(endpoint->api_key);
+        free(endpoint->base_url);
+        free(endpoint->shown_url);
+    }
     for (size_t i = 0; i < llm->known_count; i++) {
         free(llm->known[i].model);
         free(llm->known[i].complaint);
     }
-    free(llm->base_url);
-    free(llm->shown_url);
     free(llm);
+}
+
+static int add_endpoint(struct ka_llm *llm, const struct ka_llm_endpoint *from, struct ka_err *err)
+{
+    char *base_url = from->base_url ? ka_url_base(from->base_url) : NULL;
+    if (!base_url)
+        return ka_fail(err, -EINVAL, "--base-url must look like https://host/v1 or http://host:port/v1");
+    struct endpoint *to = &llm->endpoints[llm->endpoint_count++];
+    *to = (struct endpoint){.base_url = base_url,
+                            .shown_url = ka_url_shown(base_url),
+                            .api_key = from->api_key ? clean_key(from->api_key) : NULL};
+    if (to->api_key && ka_url_has_space(to->api_key))
+        return ka_fail(err, -EINVAL,
+                       "the API key for %s contains a space or a control character: check --api-key-file",
+                       to->shown_url);
+    return 0;
 }
 
 int ka_llm_new(struct ka_loop *loop, const struct ka_llm_config *config, struct ka_llm **out,
@@ -637,22 +672,20 @@ int ka_llm_new(struct ka_loop *loop, const struct ka_llm_config *config, struct 
     int rc = 0;
     llm->loop = ka_loop_uv(loop);
     llm->config = *config;
-    llm->config.base_url = llm->config.api_key = NULL; /* the copies below are the ones that count */
-    llm->base_url = config->base_url ? clean_base_url(config->base_url) : NULL;
-    llm->api_key = config->api_key ? clean_key(config->api_key) : NULL;
+    llm->config.endpoint_count = 0; /* the copies are the ones that count */
+    memset(llm->config.endpoints, 0, sizeof(llm->config.endpoints));
     llm->random = config->jitter_seed ? config->jitter_seed : ka_random_u64();
-    if (!llm->base_url)
-        rc = ka_fail(err, -EINVAL, "--base-url must look like https://host/v1 or http://host:port/v1");
-    else if (llm->api_key && has_space_or_control(llm->api_key))
-        rc = ka_fail(err, -EINVAL,
-                     "the API key contains a space or a control character: check --api-key-file");
-    else if (!(llm->http = ka_http_new(loop, err)))
+    if (config->endpoint_count == 0 || config->endpoint_count > KA_LLM_ENDPOINTS_MAX)
+        rc = ka_fail(err, -EINVAL, "%zu endpoints are named: 1 to %d can be", config->endpoint_count,
+                     KA_LLM_ENDPOINTS_MAX);
+    for (size_t i = 0; rc == 0 && i < config->endpoint_count; i++)
+        rc = add_endpoint(llm, &config->endpoints[i], err);
+    if (rc == 0 && !(llm->http = ka_http_new(loop, err)))
         rc = -ENOMEM;
     if (rc) {
         free_llm(llm);
         return rc;
     }
-    llm->shown_url = shown_url(llm->base_url);
     *out = llm;
     return 0;
 }

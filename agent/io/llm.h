@@ -10,12 +10,16 @@
  *
  * Where that helped, later requests for the model are written so at once.
  *
+ * Of several endpoints the next is asked at once where one cannot be reached, is overloaded, or does not take
+ * the key or the model; the last in turn is retried as above. The one that answered is the first to be asked
+ * from then on. A key goes to its own endpoint and to no other.
+ *
  * Waits double from `backoff_ms`, jittered, and are at least what Retry-After asks for, up to
  * `backoff_max_ms`. All attempts and waits together end at `total_ms`. A refusal by the model is an answer,
  * with `refusal` set.
  *
- * Everything runs on the loop's thread. The API key is held here only, wiped by ka_llm_close(), and masked in
- * every message and trace, also where an endpoint repeats it. */
+ * Everything runs on the loop's thread. The API keys are held here only, wiped by ka_llm_close(), and masked
+ * in every message and trace, also where an endpoint repeats them. */
 #ifndef KA_LLM_H
 #define KA_LLM_H
 
@@ -24,9 +28,16 @@
 struct ka_llm;
 struct ka_loop;
 
-struct ka_llm_config {
+struct ka_llm_endpoint {
     const char *base_url; /* "https://api.example/v1", with or without slash at the end */
     const char *api_key;  /* NULL or empty: none is sent */
+};
+
+#define KA_LLM_ENDPOINTS_MAX 8
+
+struct ka_llm_config {
+    struct ka_llm_endpoint endpoints[KA_LLM_ENDPOINTS_MAX];
+    size_t endpoint_count;
     long connect_ms;
     long idle_ms;  /* longest silence, also before the first byte */
     long total_ms; /* for the op, all attempts together */
@@ -50,6 +61,7 @@ struct ka_llm_result {
     struct ka_chat_answer *answer; /* NULL unless KA_LLM_OK; to keep it, copy the struct, zero this one */
     const char *message;           /* what went wrong and what to do about it; "" when OK */
     long http_status;              /* of the last attempt, 0 when there was none */
+    const char *endpoint;          /* of the last attempt: its URL, without what may be secret */
     unsigned attempts;
     double seconds;
     long tokens_in, tokens_out; /* paid for in all attempts together; -1 when none reported any */
@@ -61,14 +73,15 @@ struct ka_llm_result {
 typedef void (*ka_llm_done_fn)(void *arg, uint64_t op, const struct ka_llm_result *result);
 
 /* What an op goes through, for the record of a run; also called while it is being started. `event` is one of
- * "request", "retry", "adapt", "plain" (a JSON body where a stream was asked for), "answer", "failed",
- * "cancelled". Must not call back into this module. */
+ * "request", "retry", "adapt", "next" (endpoint), "plain" (a JSON body where a stream was asked for),
+ * "answer", "failed", "cancelled". Must not call back into this module. */
 typedef void (*ka_llm_trace_fn)(void *arg, const char *event, const char *text);
 
-/* Defaults for everything but base_url and api_key, which become NULL. */
+/* Defaults for everything but the endpoints, of which there are none. */
 void ka_llm_config_init(struct ka_llm_config *config);
 
-/* Copies `config`. -EINVAL when the URL or the key cannot be used, -ENOMEM; `err` says why. */
+/* Copies `config`. -EINVAL when there is no endpoint, or a URL or key cannot be used, -ENOMEM; `err` says
+ * why. */
 int ka_llm_new(struct ka_loop *loop, const struct ka_llm_config *config, struct ka_llm **llm,
                struct ka_err *err);
 

@@ -356,7 +356,7 @@ static void without_answer(struct ka_run *run, int slot, const char *message)
 static void on_trace(void *arg, const char *event, const char *text)
 {
     const struct ka_asked *asked = arg;
-    if (strcmp(event, "adapt") == 0)
+    if (strcmp(event, "adapt") == 0 || strcmp(event, "next") == 0)
         ka_log(KA_LOG_INFO, "%s: question %d: %s", asked->run->name, asked->question, text);
     ka_record_add(asked->run->record, "llm_trace",
                   json_pack("{s:i, s:s, s:s}", "question", asked->question, "what", event, "text", text));
@@ -371,12 +371,12 @@ static void on_llm(void *arg, uint64_t op, const struct ka_llm_result *result)
     asked->llm_op = 0;
     count_tokens(run, result->tokens_in, result->tokens_out, result->tokens_cached);
     ka_record_add(run->record, "llm",
-                  json_pack("{s:i, s:i, s:s, s:I, s:I, s:f, s:I, s:I, s:I}", "question", asked->question,
-                            "status", (int)result->status, "message", result->message, "http",
-                            (json_int_t)result->http_status, "tries", (json_int_t)result->attempts, "seconds",
-                            result->seconds, "tokens_in", (json_int_t)result->tokens_in, "tokens_out",
-                            (json_int_t)result->tokens_out, "tokens_cached",
-                            (json_int_t)result->tokens_cached));
+                  json_pack("{s:i, s:i, s:s, s:s, s:I, s:I, s:f, s:I, s:I, s:I}", "question", asked->question,
+                            "status", (int)result->status, "message", result->message, "endpoint",
+                            result->endpoint, "http", (json_int_t)result->http_status, "tries",
+                            (json_int_t)result->attempts, "seconds", result->seconds, "tokens_in",
+                            (json_int_t)result->tokens_in, "tokens_out", (json_int_t)result->tokens_out,
+                            "tokens_cached", (json_int_t)result->tokens_cached));
     if (result->status == KA_LLM_OK)
         take_answer(run, asked->slot, result->answer);
     else

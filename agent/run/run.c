@@ -122,7 +122,11 @@ static int open_parts(struct ka_run *run, bool create, struct ka_err *err)
 {
     KA_AUTO_FREE char *db = ka_path_join(run->dir, "run.db");
     KA_AUTO_FREE char *journal = ka_path_join(run->dir, "run.jsonl");
-    const char *secrets[] = {run->app->api_key, NULL};
+    const struct ka_endpoints *endpoints = &run->app->endpoints;
+    const char *secrets[KA_LLM_ENDPOINTS_MAX + 1] = {NULL};
+    for (size_t i = 0, count = 0; i < endpoints->count; i++)
+        if (endpoints->list[i].api_key)
+            secrets[count++] = endpoints->list[i].api_key;
     int rc = ka_state_open(db, create, run->app->loop, &run->state, err);
     if (rc == 0)
         rc = ka_record_open(journal, secrets, &run->record, err);

@@ -1,9 +1,10 @@
-/* Answers from any bytes: as a whole body, as an error body, and as a stream of lines. What is accepted is
- * complete. */
+/* Answers from any bytes: as a whole body, as an error body, as a list of models, and as a stream of lines.
+ * What is accepted is complete. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "agent/core/chat.h"
+#include "agent/core/models.h"
 #include "base/utf8.h"
 
 #define ANSWER_MAX 4096
@@ -42,6 +43,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
     ka_chat_error_read(text, len, &error);
     check_line(error.message);
     check_line(error.code);
+    json_t *models = ka_models_parse(text, len, &err);
+    if (json_array_size(models) > KA_MODELS_MAX)
+        abort();
+    for (size_t i = 0; i < json_array_size(models); i++)
+        check_line(json_string_value(json_array_get(models, i)));
+    json_decref(models);
 
     struct ka_chat_stream *stream = ka_chat_stream_new(ANSWER_MAX);
     for (size_t at = 0; at < len;) {

@@ -375,10 +375,20 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/state":
             self.send_json(200, self.script.state())
+        elif self.path == "/v1/models" and not self.has_key():
+            self.send_wrong_key()
         elif self.path == "/v1/models":
             self.send_json(200, {"object": "list", "data": [{"id": "scripted", "object": "model"}]})
         else:
             self.send_error_body(404, f"no such page: {self.path}")
+
+    def has_key(self) -> bool:
+        return not self.key or self.headers.get("Authorization", "") == f"Bearer {self.key}"
+
+    def send_wrong_key(self) -> None:
+        """Like endpoints that repeat the key they were given."""
+        given = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        self.send_error_body(401, f"Incorrect API key provided: {given}.")
 
     def read_body(self) -> str:
         return self.rfile.read(int(self.headers.get("Content-Length", 0))).decode(errors="replace")
@@ -391,10 +401,9 @@ class Handler(BaseHTTPRequestHandler):
         body = self.read_body()
         given = self.headers.get("Authorization", "")
         known = self.path == "/v1/chat/completions"
-        if self.key and given != f"Bearer {self.key}":
+        if not self.has_key():
             self.script.record(self.path, False, body, [])
-            # Like endpoints that repeat the key they were given.
-            self.send_error_body(401, f"Incorrect API key provided: {given.removeprefix('Bearer ')}.")
+            self.send_wrong_key()
             return
         try:
             request = json.loads(body)

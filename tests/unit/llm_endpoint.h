@@ -171,8 +171,9 @@ static inline struct seen *seen_new(void)
     struct seen *seen = ka_calloc(1, sizeof(*seen));
     seen->loop = ka_loop_new();
     ka_llm_config_init(&seen->config);
-    seen->config.base_url = server.base_url;
-    seen->config.api_key = KEY;
+    seen->config.endpoint_count = 1;
+    seen->config.endpoints[0].base_url = server.base_url;
+    seen->config.endpoints[0].api_key = KEY;
     seen->config.connect_ms = 2000;
     seen->config.idle_ms = 5000;
     seen->config.total_ms = 20000;
@@ -219,7 +220,7 @@ static inline struct seen *ask(struct seen *seen, const char *script)
 static inline struct seen *ask_at(const char *base_url)
 {
     struct seen *seen = seen_new();
-    seen->config.base_url = base_url;
+    seen->config.endpoints[0].base_url = base_url;
     assert_int_equal(start(seen), 0);
     finish(seen);
     return seen;

@@ -9,6 +9,7 @@
 #include <jansson.h>
 
 #include "agent/core/chat.h"
+#include "agent/core/models.h"
 
 static const struct ka_chat_message hello = {.role = "user", .content = "hello"};
 
@@ -458,6 +459,33 @@ static void chat__error_bodies__are_found_in_every_usual_place(void **state)
     }
 }
 
+static void chat__models__are_sorted_names(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *body, *names, *why;
+    } cases[] = {
+        {"{\"data\":[{\"id\":\"b\"},{\"id\":\"a\\nx\"},{\"id\":7},{},3]}", "[\"a x\",\"b\"]", NULL},
+        {"{\"object\":\"list\",\"data\":[]}", "[]", NULL},
+        {"{\"models\":[]}", NULL, "no list of models"},
+        {"[]", NULL, "no list of models"},
+        {"<html>", NULL, "not valid JSON"},
+    };
+    for (size_t i = 0; i < KA_COUNT(cases); i++) {
+        struct ka_err err = {0};
+        json_t *names = ka_models_parse(cases[i].body, strlen(cases[i].body), &err);
+        char *text = names ? json_dumps(names, JSON_COMPACT) : NULL;
+        if (cases[i].names)
+            assert_string_equal(text, cases[i].names);
+        else
+            assert_null(text);
+        if (cases[i].why)
+            assert_non_null(strstr(err.msg, cases[i].why));
+        free(text);
+        json_decref(names);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -472,6 +500,7 @@ int main(void)
         cmocka_unit_test(chat__complaint_about_an_option__changes_its_spelling),
         cmocka_unit_test(chat__streamed_text__is_joined_with_usage_and_reason),
         cmocka_unit_test(chat__missing_usage__is_minus_one),
+        cmocka_unit_test(chat__models__are_sorted_names),
         cmocka_unit_test(chat__streamed_calls__are_assembled_by_index),
         cmocka_unit_test(chat__calls_without_index__are_told_apart_by_id),
         cmocka_unit_test(chat__call_indices_out_of_range__are_refused),

@@ -100,7 +100,7 @@ static void llm__base_url_with_slash_or_full_path__is_understood(void **state)
         char url[128];
         struct seen *seen = seen_new();
         snprintf(url, sizeof(url), "%s%s", server.base_url, ends[i]);
-        seen->config.base_url = url;
+        seen->config.endpoints[0].base_url = url;
         expect_text(ask(seen, "{\"text\": \"ok\"}"), 1, "ok");
         seen_free(seen);
     }
@@ -270,6 +270,75 @@ static void llm__what_an_endpoint_does_not_know__is_not_asked_of_it_again(void *
     seen_free(seen);
 }
 
+/* ---- several endpoints ---- */
+
+static struct seen *ask_several(const char *const *urls, const char *const *keys, size_t count,
+                                const char *script)
+{
+    struct seen *seen = seen_new();
+    for (size_t i = 0; i < count; i++)
+        seen->config.endpoints[i] = (struct ka_llm_endpoint){urls[i] ? urls[i] : server.base_url, keys[i]};
+    seen->config.endpoint_count = count;
+    return ask(seen, script);
+}
+
+static void llm__endpoint_that_does_not_serve__gives_its_turn_to_the_next(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *url, *key, *script, *why;
+    } cases[] = {
+        {"http://127.0.0.1:1/v1", KEY, "{\"text\": \"ok\"}", "127.0.0.1:1"},
+        {NULL, "wrong-key-0123456789", "{\"text\": \"ok\"}", "HTTP 401"},
+        {NULL, KEY, "{\"status\": 429, \"error\": \"busy\"}\n{\"text\": \"ok\"}", "HTTP 429: busy"},
+        {NULL, KEY, "{\"status\": 404, \"error\": \"no model\"}\n{\"text\": \"ok\"}", "HTTP 404"},
+        {NULL, KEY, "{\"status\": 503, \"error\": \"down\"}\n{\"text\": \"ok\"}", "HTTP 503"},
+    };
+    for (size_t i = 0; i < KA_COUNT(cases); i++) {
+        const char *urls[] = {cases[i].url, NULL}, *keys[] = {cases[i].key, KEY};
+        struct seen *seen = ask_several(urls, keys, 2, cases[i].script);
+        expect_text(seen, 2, "ok");
+        const char *said = strstr(ka_buf_str(&seen->trace), "next: ");
+        assert_non_null(said);
+        assert_non_null(strstr(said, cases[i].why));
+        assert_null(strstr(ka_buf_str(&seen->trace), "wrong-key"));
+        seen_free(seen);
+    }
+}
+
+static void llm__last_endpoint_in_turn__is_retried_and_named_in_the_end(void **state)
+{
+    (void)state;
+    const char *urls[] = {"http://127.0.0.1:1/v1", NULL}, *keys[] = {NULL, KEY};
+    struct seen *seen =
+        ask_several(urls, keys, 2, "{\"status\": 503, \"error\": \"down\"}\n{\"text\": \"ok\"}");
+    expect_text(seen, 3, "ok");
+    seen_free(seen);
+    seen = ask_several(urls, keys, 2, "{\"status\": 400, \"error\": \"context too long\"}");
+    expect_failure(seen, KA_LLM_REFUSED_BY_ENDPOINT, 2, "context too long");
+    seen_free(seen);
+}
+
+static void llm__endpoint_that_answered__is_the_first_from_then_on(void **state)
+{
+    (void)state;
+    struct seen *seen = seen_new();
+    struct ka_err err;
+    const struct ka_chat_message message = {.role = "user", .content = "please"};
+    const struct ka_chat_request req = {
+        .model = MODEL, .messages = &message, .message_count = 1, .stream = true};
+    seen->config.endpoints[1] = seen->config.endpoints[0];
+    seen->config.endpoints[0].base_url = "http://127.0.0.1:1/v1";
+    seen->config.endpoint_count = 2;
+    seen->want = 2;
+    load_script("{\"text\": \"ok\"}\n{\"text\": \"again\"}");
+    assert_int_equal(ka_llm_new(seen->loop, &seen->config, &seen->llm, &err), 0);
+    assert_int_equal(ka_llm_start(seen->llm, &req, on_trace, on_first, seen, &seen->op, &err), 0);
+    finish(seen);
+    expect_text(seen, 1, "again");
+    seen_free(seen);
+}
+
 /* ---- what is not ---- */
 
 static void llm__errors_of_the_request__fail_at_once_with_a_remedy(void **state)
@@ -301,7 +370,7 @@ static void llm__key_repeated_by_the_endpoint__is_masked(void **state)
 {
     (void)state;
     struct seen *seen = seen_new();
-    seen->config.api_key = "wrong-key-0123456789\n";
+    seen->config.endpoints[0].api_key = "wrong-key-0123456789\n";
     ask(seen, "{\"text\": \"never\"}");
     expect_failure(seen, KA_LLM_REFUSED_BY_ENDPOINT, 1, "Incorrect API key provided: ****");
     assert_non_null(strstr(seen->message, "OPENAI_API_KEY"));
@@ -422,6 +491,9 @@ int main(void)
         cmocka_unit_test(llm__web_page__is_a_bad_answer_that_doubts_the_url),
         cmocka_unit_test(llm__unknown_option__is_left_out_the_next_time),
         cmocka_unit_test(llm__what_an_endpoint_does_not_know__is_not_asked_of_it_again),
+        cmocka_unit_test(llm__endpoint_that_does_not_serve__gives_its_turn_to_the_next),
+        cmocka_unit_test(llm__last_endpoint_in_turn__is_retried_and_named_in_the_end),
+        cmocka_unit_test(llm__endpoint_that_answered__is_the_first_from_then_on),
         cmocka_unit_test(llm__errors_of_the_request__fail_at_once_with_a_remedy),
         cmocka_unit_test(llm__key_repeated_by_the_endpoint__is_masked),
         cmocka_unit_test(llm__answer_past_the_cap__is_cut),

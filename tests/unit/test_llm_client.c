@@ -107,8 +107,9 @@ static void llm__unusable_url_or_key__is_refused(void **state)
         struct ka_llm *llm = NULL;
         struct ka_err err = {0};
         ka_llm_config_init(&config);
-        config.base_url = cases[i].url;
-        config.api_key = cases[i].key;
+        config.endpoint_count = 1;
+        config.endpoints[0].base_url = cases[i].url;
+        config.endpoints[0].api_key = cases[i].key;
         assert_int_equal(ka_llm_new(loop, &config, &llm, &err), -EINVAL);
         assert_null(llm);
         assert_non_null(strstr(err.msg, cases[i].reason));
