@@ -132,6 +132,13 @@ published: $(PROGRAMS)   ## the verdict on tests/published (PUBLISHED='tests/pub
 	$(PYTHON) scripts/check_all.py --program $(BUILD)/kernel-agent --jobs 2 --out generated/published.json \
 	    --runs generated/published $(or $(PUBLISHED),$(sort $(wildcard tests/published/*.py)))
 
+LITELLM := litellm[proxy]==1.106.2
+llm-proxy: $(PROGRAMS) store   ## install LiteLLM's proxy into build/llm-proxy, and test the program behind it
+	test -x $(BUILD)/llm-proxy/bin/litellm || \
+	    { python3 -m venv $(BUILD)/llm-proxy && $(BUILD)/llm-proxy/bin/pip install -q '$(LITELLM)'; }
+	KA_BUILD=$(abspath $(BUILD)) KA_LITELLM=$(abspath $(BUILD))/llm-proxy/bin/litellm \
+	    $(PYTHON) -m pytest -q -rs tests/e2e/test_llm_proxy.py
+
 diff-matrix: $(PROGRAMS)   ## what the differentiator can do alone: staged kernels and examples, as a table
 	$(PYTHON) scripts/diff_matrix.py --program $(BUILD)/kernel-agent
 
@@ -222,7 +229,7 @@ help:   ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
-.PHONY: all demo test setup store unit pytest jail attacks mutants pairs published diff-matrix gpu
+.PHONY: all demo test setup store unit pytest jail attacks mutants pairs published llm-proxy diff-matrix gpu
 .PHONY: property check
 .PHONY: beside-jail bench bench-jail bench-verdict bench-compare valgrind lint fuzz-build fuzz-quick
 .PHONY: install dist clean help

@@ -8,8 +8,8 @@
 
 #define KA_MODELS_MAX 2000 /* names that are kept */
 
-/* A new array of the names, sorted, each one line of UTF-8 of at most 200 bytes. NULL with `err` when the body
- * is no such list. */
+/* A new array of the names, sorted, each one line of UTF-8 of at most 200 bytes. NULL with `err` when the
+ * body is no such list. */
 json_t *ka_models_parse(const char *body, size_t len, struct ka_err *err);
 
 #endif
