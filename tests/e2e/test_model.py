@@ -357,5 +357,5 @@ def test_answer_that_raises_everywhere__is_told_once(agent: Agent, forward: Path
     done = run(agent, forward, model.url, "--no-optimise")
     assert done.code == 0, done.err
     (question,) = [event for event in events(done.result, "prompt") if event["phase"] == "fix"]
-    wrong = question["messages"][-1]["content"].partition("# The current file")[0]
+    wrong = question["messages"][-1]["content"].partition("# What is wrong")[2].partition("# Tried so far")[0]
     assert wrong.count("raised: RuntimeError") == 1 and "On shape" not in wrong, wrong

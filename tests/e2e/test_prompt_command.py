@@ -40,7 +40,7 @@ def test_question_after_the_differentiators_draft__is_about_its_schedule(agent: 
     done = agent("prompt", forward, "--backend", "mailbox:box")
     assert done.code == 0, done.err
     assert done.out.startswith("==== system ====\n") and "\n==== user ====\n" in done.out
-    assert "is verified. Make it faster" in done.out
+    assert "# Your task\n\nMake the backward part faster" in done.out
     assert "one fenced `python` block" in done.out and "Call a tool" not in done.out
     assert "optimise question, about " in done.err and "(bytes / 3.5)" in done.err
     assert any(line.split()[1:] == ["candidate"] for line in done.err.splitlines())

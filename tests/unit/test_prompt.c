@@ -232,6 +232,33 @@ static void prompt__missing_facts__leave_no_empty_headings(void **state)
     ka_prompt_free(&prompt);
 }
 
+/* What endpoints compute once: all that no turn changes comes first, byte for byte the same in each phase. */
+static void prompt__beginning__is_the_same_in_every_turn(void **state)
+{
+    (void)state;
+    static const enum ka_prompt_phase phases[] = {KA_PROMPT_DRAFT, KA_PROMPT_FIX, KA_PROMPT_OPTIMISE};
+    struct ka_prompt made[KA_COUNT(phases)];
+    for (size_t i = 0; i < KA_COUNT(phases); i++) {
+        struct ka_prompt_input input = full_input(phases[i]);
+        assert_int_equal(ka_prompt_build(templates, &input, &made[i], &err), 0);
+    }
+    const char *first = made[0].messages[1].content, *end = strstr(first, "# A mechanical draft");
+    size_t len = (size_t)(end - first);
+    assert_non_null(end);
+    for (size_t i = 0; i < KA_COUNT(phases); i++) {
+        assert_string_equal(made[i].messages[0].content, made[0].messages[0].content);
+        assert_memory_equal(made[i].messages[1].content, first, len);
+    }
+    char *shared = ka_strndup(first, len);
+    static const char *const held[] = {"# The forward", "What was found in it", "# Similar pairs",
+                                       "best_pair"};
+    for (size_t i = 0; i < KA_COUNT(held); i++)
+        assert_has(shared, held[i]);
+    free(shared);
+    for (size_t i = 0; i < KA_COUNT(phases); i++)
+        ka_prompt_free(&made[i]);
+}
+
 static void prompt__way_to_answer__depends_on_tools(void **state)
 {
     (void)state;
@@ -277,7 +304,7 @@ static void prompt__over_budget__drops_pairs_then_history(void **state)
     assert_has(prompt.messages[1].content, "mid_pair");
     ka_prompt_free(&prompt);
 
-    input.budget_tokens = all - 3 * 2000 - 250;
+    input.budget_tokens = all - 3 * 2000 - 600;
     assert_int_equal(ka_prompt_build(templates, &input, &prompt, &err), 0);
     assert_true(prompt.tokens <= input.budget_tokens);
     assert_true(prompt.dropped_count > 3);
@@ -477,6 +504,7 @@ int main(void)
         TEST(prompt__each_phase__shows_its_facts),
         TEST(prompt__draft_that_is_the_current_file__may_be_patched),
         TEST(prompt__missing_facts__leave_no_empty_headings),
+        TEST(prompt__beginning__is_the_same_in_every_turn),
         TEST(prompt__way_to_answer__depends_on_tools),
         TEST(prompt__over_budget__drops_pairs_then_history),
         TEST(prompt__each_part__keeps_to_its_share_of_the_budget),
