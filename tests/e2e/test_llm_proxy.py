@@ -1,4 +1,4 @@
-"""LiteLLM's proxy between the program and the scripted endpoint: `make llm-proxy` installs it and runs this."""
+"""LiteLLM's proxy between the program and a scripted endpoint: `make llm-proxy` installs it and runs this."""
 
 from __future__ import annotations
 
