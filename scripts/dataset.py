@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The pairs of dataset/ as a whole: the list in its README, and pairs that are twins.
 
-    scripts/dataset.py list [--check]    write the list of dataset/README.md from the files (or say what is old)
+    scripts/dataset.py list [--check]    write the list of dataset/README.md from the files (or say it is old)
     scripts/dataset.py twins             pairs whose backward is another's but for names and numbers
 
 Exit code 1 where --check finds an old list, or where there are twins.
