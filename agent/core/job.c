@@ -3,8 +3,8 @@
  * Design. A turn has a slot for each candidate; each is checked when it comes, and the turn is judged when
  * all slots are settled. Answers that are no use cost their slot; if no slot has a candidate, all are asked
  * again. In draft and fix, "better" is more cases passed; a verified turn moves on to
- * optimise. In optimise, a turn is kept only if it is verified and cheaper by `min_rel_impr`; otherwise the
- * run rolls back to its best snapshot. */
+ * optimise. In optimise, a turn is kept only if it is verified and cheaper by `min_rel_impr`; a model's move
+ * that is not verified has one fix turn, its repair; otherwise the run rolls back to its best snapshot. */
 #include "job.h"
 
 #include <errno.h>
@@ -216,7 +216,12 @@ static void judge_parity(struct ka_job *job, const struct ka_job_slot *found, st
         model_turn(job, KA_PHASE_FIX, command);
 }
 
-/* All candidates of an optimise turn are checked. */
+bool ka_job_repairs(const struct ka_job *job)
+{
+    return job->phase == KA_PHASE_FIX && job->best_verified;
+}
+
+/* All candidates of an optimise turn, or of the repair after one, are checked. */
 static void judge_speed(struct ka_job *job, const struct ka_job_slot *found, struct ka_command *command)
 {
     bool gain = found->verified && found->cost < job->best_cost * (1.0 - job->limits.min_rel_impr);
@@ -224,6 +229,9 @@ static void judge_speed(struct ka_job *job, const struct ka_job_slot *found, str
     if (gain) {
         take_as_best(job, found);
         job->no_gain = 0;
+    } else if (!found->verified && job->phase == KA_PHASE_OPTIMISE && job->turn_source == 0) {
+        model_turn(job, KA_PHASE_FIX, command);
+        return;
     } else {
         roll_back(job);
         if (job->turn_source == 0)
@@ -273,7 +281,7 @@ static void end_of_turn(struct ka_job *job, struct ka_command *command)
     }
     const struct ka_job_slot found = *best; /* the next turn takes the slots */
     job->bad_answers = 0;
-    if (job->phase == KA_PHASE_OPTIMISE)
+    if (job->phase == KA_PHASE_OPTIMISE || ka_job_repairs(job))
         judge_speed(job, &found, command);
     else
         judge_parity(job, &found, command);

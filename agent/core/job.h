@@ -30,7 +30,7 @@ enum ka_job_state {
     KA_JOB_RETRIEVE,  /* the store is searched */
     KA_JOB_DRAFT,     /* the differentiator, or the model, writes a first candidate */
     KA_JOB_CHECK,     /* candidate, then oracle, then the comparison */
-    KA_JOB_FIX,       /* the model is shown what is wrong */
+    KA_JOB_FIX,       /* the model is shown what is wrong, also with a move of optimise: once */
     KA_JOB_OPTIMISE,  /* another schedule from the tuner, or from the model */
     KA_JOB_DONE,      /* the best snapshot is verified and written out */
     KA_JOB_FAILED,
@@ -164,6 +164,9 @@ int ka_job_step(struct ka_job *job, const struct ka_event *event, struct ka_comm
 
 /* After a restart: the command of the state the job is in, under a new operation number. */
 void ka_job_resume(struct ka_job *job, struct ka_command *command);
+
+/* Is the turn the repair of a move that was to make a verified candidate faster? */
+bool ka_job_repairs(const struct ka_job *job);
 
 bool ka_job_ended(const struct ka_job *job);
 bool ka_job_is_open(const struct ka_job *job, int slot); /* the model is asked, and has not answered */

@@ -114,7 +114,7 @@ static void put_share(const struct ka_prompt_input *input, const char *part, con
 struct values {
     struct ka_buf pairs, history, forward, candidate, inspect, verdict, facts, draft_report;
     char *entry;
-    struct ka_prompt_var vars[16];
+    struct ka_prompt_var vars[17];
 };
 
 static void values_free(struct values *values)
@@ -146,6 +146,7 @@ static void values_make(const struct ka_prompt_input *input, const struct select
         {"device", input->device},
         {"tools", input->tools ? "yes" : ""},
         {"no_tools", input->tools ? "" : "yes"},
+        {"repair", input->repair ? "yes" : ""},
         {"forward", values->forward.data},
         {"inspect", values->inspect.data},
         {"draft", input->draft},
@@ -159,7 +160,7 @@ static void values_make(const struct ka_prompt_input *input, const struct select
     };
     memcpy(values->vars, vars, sizeof(vars));
 }
-#define FIRST_PART 6 /* of these: what comes of the run, not of the question */
+#define FIRST_PART 7 /* of these: what comes of the run, not of the question */
 
 static int render_user(const struct ka_prompt_template *templates, const struct ka_prompt_input *input,
                        const struct values *values, struct ka_buf *user, struct ka_err *err)

@@ -62,6 +62,7 @@ struct ka_prompt_input {
     const char *draft_report; /* ka_describe_draft */
     const char
         *candidate; /* current backward part: what a patch applies to. In phase draft: the draft, or none */
+    bool repair;    /* phase fix: the candidate was to be faster than one that is verified */
     const char *verdict; /* what failed, or what passed */
     const char *facts;   /* ka_describe_facts, timings, roofline */
     const struct ka_prompt_pair *pairs;

@@ -128,6 +128,7 @@ static bool is_lost(const json_t *told)
 static void tell_history(struct question *question, const struct ka_run *run)
 {
     const struct ka_job *job = &run->job;
+    bool moves = false; /* what comes after a verified attempt */
     question->history = ka_calloc(json_array_size(run->history), sizeof(char *));
     KA_EACH(run->history, i, entry) {
         struct ka_buf line = {0};
@@ -135,9 +136,11 @@ static void tell_history(struct question *question, const struct ka_run *run)
         json_t *id = json_object_get(entry, "snapshot");
         if (json_integer_value(json_object_get(entry, "turn")) == job->turn)
             continue;
-        if (id && (ka_is_text(entry, "phase", "optimise") || json_object_get(entry, "direction")))
-            json_object_set_new(told, "kept",
-                                json_boolean(builds_on(run, job->current, json_integer_value(id))));
+        bool verified = json_is_true(json_object_get(entry, "verified"));
+        bool held = id && builds_on(run, job->current, json_integer_value(id));
+        if (id && (moves || json_object_get(entry, "direction")) && (verified || !held))
+            json_object_set_new(told, "kept", json_boolean(held)); /* a repair holds on to what is wrong */
+        moves = moves || verified;
         ka_describe_attempt(told, &line);
         if (is_lost(told))
             tell_change(question, run, told, &line);
@@ -202,6 +205,7 @@ static int question_build(struct question *question, struct ka_run *run, int slo
         ka_describe_draft(run->draft, &question->draft_report);
     input->draft_report = ka_buf_str(&question->draft_report);
     input->candidate = question->current.backward;
+    input->repair = ka_job_repairs(&run->job);
     input->verdict = json_string_value(json_object_get(question->current.verdict, "facts"));
     if (question->current.facts)
         ka_describe_facts(question->current.facts, &question->facts);

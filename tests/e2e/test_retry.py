@@ -73,20 +73,26 @@ def test_resumed_run_asks_the_same_again(agent: Agent, forward: Path) -> None:
     assert second.read_text() == asked
 
 
-def test_moves_that_were_rolled_back_are_told_as_such(
+def test_moves_that_fail_have_one_turn_to_be_repaired_and_are_told_as_rolled_back(
     agent: Agent, forward: Path, endpoint: Callable[..., Endpoint]
 ) -> None:
+    again = WRONG.replace("range(0, 1)", "range(0, 2)")
     model = endpoint(
-        [{"text": fenced(BACKWARD)}, {"text": "All in one loop.\n\n" + fenced(WRONG)}, {"text": WEATHER}],
+        [
+            {"text": fenced(BACKWARD)},
+            {"text": "All in one loop.\n\n" + fenced(WRONG)},
+            {"text": "Mended.\n\n" + fenced(again)},
+            {"text": WEATHER},
+        ],
         "--repeat",
     )
     agent("--file-path", forward, "--base-url", model.url, "--draft", "llm", "--patience-perf", "2", "--json")
-    told = messages(model, 2)[1]["content"].partition("# Moves tried so far")[2]
-    line = next(line for line in told.splitlines() if "All in one loop." in line)
-    assert "not verified" in line and "rolled back" in line and "the gradient of w" in line
-    assert (
-        "rolled back"
-        not in messages(model, 1)[1]["content"]
-        .partition("# Moves tried so far")[2]
-        .partition("# Your task")[0]
-    )
+    first, repair, after = (messages(model, i)[1]["content"] for i in (1, 2, 3))
+    assert "one turn to be mended" in repair and "the gradient of w" in repair.partition("# What is wrong")[2]
+    tried = repair.partition("# Tried so far")[2].partition("# Your task")[0]
+    assert "All in one loop." in tried and "rolled back" not in tried and "kept" not in tried
+    told = after.partition("# Moves tried so far")[2].partition("# Your task")[0]
+    for idea in ("All in one loop.", "Mended."):
+        line = next(line for line in told.splitlines() if idea in line)
+        assert "not verified" in line and "rolled back" in line and "the gradient of w" in line
+    assert "rolled back" not in first.partition("# Moves tried so far")[2].partition("# Your task")[0]

@@ -107,10 +107,77 @@ static void job__verified_draft_that_cannot_be_improved__is_done_with_it(void **
          {VERIFIED(100), KA_JOB_OPTIMISE, KA_CMD_TUNE, 1},
          {EVENT(KA_EV_NO_CANDIDATE), KA_JOB_OPTIMISE, KA_CMD_ASK, 1},
          {CANDIDATE(2), KA_JOB_CHECK, KA_CMD_CHECK, 2}, {VERIFIED(99), KA_JOB_OPTIMISE, KA_CMD_ASK, 1},
-         {CANDIDATE(3), KA_JOB_CHECK, KA_CMD_CHECK, 3}, {FAILED(4), KA_JOB_DONE, KA_CMD_FINISH, 1});
+         {CANDIDATE(3), KA_JOB_CHECK, KA_CMD_CHECK, 3}, {FAILED(4), KA_JOB_FIX, KA_CMD_ASK, 3},
+         {CANDIDATE(4), KA_JOB_CHECK, KA_CMD_CHECK, 4}, {FAILED(4), KA_JOB_DONE, KA_CMD_FINISH, 1});
     assert_int_equal(job.best, 1);
     assert_int_equal(job.rollbacks, 2);
     assert_int_equal(ka_job_exit_code(&job), 0);
+}
+
+static void to_a_move(struct ka_job *job, struct ka_job_limits limits)
+{
+    begin(job, limits);
+    PLAY(job, {OK, KA_JOB_DRAFT, KA_CMD_ASK, 0}, {CANDIDATE(1), KA_JOB_CHECK, KA_CMD_CHECK, 1},
+         {VERIFIED(100), KA_JOB_OPTIMISE, KA_CMD_TUNE, 1},
+         {EVENT(KA_EV_NO_CANDIDATE), KA_JOB_OPTIMISE, KA_CMD_ASK, 1});
+}
+
+static void job__move_that_fails__has_one_turn_to_be_repaired(void **state)
+{
+    (void)state;
+    struct ka_job job;
+    to_a_move(&job, defaults);
+    PLAY(&job, {CANDIDATE(2), KA_JOB_CHECK, KA_CMD_CHECK, 2}, {FAILED(4), KA_JOB_FIX, KA_CMD_ASK, 2});
+    assert_true(ka_job_repairs(&job));
+    assert_int_equal(job.no_gain, 0);
+    PLAY(&job, {CANDIDATE(3), KA_JOB_CHECK, KA_CMD_CHECK, 3}, {VERIFIED(50), KA_JOB_OPTIMISE, KA_CMD_ASK, 3});
+    assert_int_equal(job.best, 3);
+    assert_int_equal(job.rollbacks, 0);
+    assert_false(ka_job_repairs(&job));
+    /* repaired, but no faster: dropped, and counted once */
+    PLAY(&job, {CANDIDATE(4), KA_JOB_CHECK, KA_CMD_CHECK, 4}, {FAILED(1), KA_JOB_FIX, KA_CMD_ASK, 4},
+         {CANDIDATE(5), KA_JOB_CHECK, KA_CMD_CHECK, 5}, {VERIFIED(50), KA_JOB_OPTIMISE, KA_CMD_ASK, 3});
+    assert_int_equal(job.no_gain, 1);
+    assert_int_equal(job.rollbacks, 1);
+    assert_int_equal(job.best, 3);
+}
+
+static void job__variant_of_the_tuner__is_not_repaired(void **state)
+{
+    (void)state;
+    struct ka_job job;
+    begin(&job, defaults);
+    PLAY(&job, {OK, KA_JOB_DRAFT, KA_CMD_ASK, 0}, {CANDIDATE(1), KA_JOB_CHECK, KA_CMD_CHECK, 1},
+         {VERIFIED(100), KA_JOB_OPTIMISE, KA_CMD_TUNE, 1}, {CANDIDATE(2), KA_JOB_CHECK, KA_CMD_CHECK, 2},
+         {FAILED(4), KA_JOB_OPTIMISE, KA_CMD_TUNE, 1});
+    assert_int_equal(job.rollbacks, 1);
+}
+
+static void job__repair_without_questions_left__ends_with_the_best(void **state)
+{
+    (void)state;
+    struct ka_job job;
+    struct ka_job_limits limits = defaults;
+    limits.max_iters = 2;
+    to_a_move(&job, limits);
+    PLAY(&job, {CANDIDATE(2), KA_JOB_CHECK, KA_CMD_CHECK, 2}, {FAILED(4), KA_JOB_DONE, KA_CMD_FINISH, 1});
+    assert_int_equal(ka_job_exit_code(&job), 0);
+}
+
+static void job__resumed_repair__asks_the_same(void **state)
+{
+    (void)state;
+    struct ka_job job, read;
+    struct ka_command command;
+    to_a_move(&job, defaults);
+    PLAY(&job, {CANDIDATE(2), KA_JOB_CHECK, KA_CMD_CHECK, 2}, {FAILED(4), KA_JOB_FIX, KA_CMD_ASK, 2});
+    json_t *saved = ka_job_to_json(&job);
+    assert_int_equal(ka_job_from_json(saved, &read, NULL), 0);
+    json_decref(saved);
+    ka_job_resume(&read, &command);
+    assert_int_equal(command.type, KA_CMD_ASK);
+    assert_int_equal(command.snapshot, 2);
+    assert_true(ka_job_repairs(&read));
 }
 
 static void job__failed_check__asks_for_a_fix_of_that_candidate(void **state)
@@ -556,6 +623,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(job__verified_draft_that_cannot_be_improved__is_done_with_it),
         cmocka_unit_test(job__failed_check__asks_for_a_fix_of_that_candidate),
+        cmocka_unit_test(job__move_that_fails__has_one_turn_to_be_repaired),
+        cmocka_unit_test(job__variant_of_the_tuner__is_not_repaired),
+        cmocka_unit_test(job__repair_without_questions_left__ends_with_the_best),
+        cmocka_unit_test(job__resumed_repair__asks_the_same),
         cmocka_unit_test(job__attempts_below_the_best__roll_back_after_patience),
         cmocka_unit_test(job__gain_above_the_threshold__becomes_the_best),
         cmocka_unit_test(job__model_that_sees_nothing_to_gain__ends_with_the_best),
