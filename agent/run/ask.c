@@ -138,7 +138,7 @@ static void tell_history(struct question *question, const struct ka_run *run)
             continue;
         bool verified = json_is_true(json_object_get(entry, "verified"));
         bool held = id && builds_on(run, job->current, json_integer_value(id));
-        if (id && (moves || json_object_get(entry, "direction")) && (verified || !held))
+        if (id && (moves ? verified || !held : json_object_get(entry, "direction") != NULL))
             json_object_set_new(told, "kept", json_boolean(held)); /* a repair holds on to what is wrong */
         moves = moves || verified;
         ka_describe_attempt(told, &line);

@@ -193,18 +193,25 @@ static size_t count_in(const json_t *shapes, const char *name)
     return value > 0 ? (size_t)value : 0;
 }
 
-/* The verified candidate that this one was made from, where only comments and blank lines are others. */
+static bool is_verified_twin(struct ka_run *run, int64_t id, const char *backward, struct ka_snapshot *out)
+{
+    if (!id || ka_state_snapshot_get(run->state, id, out, NULL))
+        return false;
+    if (json_is_true(json_object_get(out->verdict, "verified")) && ka_lex_same_code(out->backward, backward))
+        return true;
+    ka_snapshot_free(out);
+    return false;
+}
+
+/* The verified candidate that this one was made from, or the best one, where only comments and blank lines
+ * are others: a repair may be that the move is taken back. */
 static int same_code(struct ka_run *run, int64_t id, struct ka_snapshot *out)
 {
     struct ka_snapshot changed = {0};
     int rc = ka_state_snapshot_head(run->state, id, &changed, NULL);
-    if (rc == 0)
-        rc = changed.parent ? ka_state_snapshot_get(run->state, changed.parent, out, NULL) : -ENOENT;
-    if (rc == 0 && !(json_is_true(json_object_get(out->verdict, "verified")) &&
-                     ka_lex_same_code(out->backward, changed.backward))) {
-        ka_snapshot_free(out);
+    if (rc == 0 && !is_verified_twin(run, changed.parent, changed.backward, out) &&
+        !is_verified_twin(run, run->job.best, changed.backward, out))
         rc = -ENOENT;
-    }
     ka_snapshot_free(&changed);
     return rc;
 }

@@ -110,10 +110,11 @@ def test_print__shows_the_finished_backward_below_the_summary(
 def test_optimisation_that_breaks_the_gradient_is_rolled_back(
     agent: Agent, forward: Path, endpoint: Start
 ) -> None:
-    model = endpoint([{"text": fenced(BACKWARD)}, {"text": fenced(WRONG)}], "--repeat")
+    repair = WRONG.replace("range(0, 1)", "range(0, 2)")
+    model = endpoint([{"text": fenced(text)} for text in (BACKWARD, WRONG, repair, WRONG, repair)])
     done = run(agent, forward, model.url, "--patience-perf", "2")
     assert done.code == 0, done.err
-    assert done.result["rollbacks"] == 2 and done.result["attempts"] == 3
+    assert done.result["rollbacks"] == 2 and done.result["attempts"] == 5
     # Draft and optimise turns are shown the differentiator's work: its mathematics, its decisions, the menu
     # of schedules.
     drafting, optimising = (json.dumps(request) for request in model.requests()[:2])
@@ -121,11 +122,11 @@ def test_optimisation_that_breaks_the_gradient_is_rolled_back(
     for asked in (drafting, optimising):
         assert "schedule of the draft: " in asked and "schedules that are also provable" in asked
         assert "gradient of w_ptr" in asked and "private partial sums and a second kernel" in asked
-    # The second wrong answer is the first one again: it has its verdict, without a check of its own.
+    # The second move and its repair are the first ones again: they have their verdicts, without a check.
     assert "byte for byte" in done.err
     # (A check has one scan; its cases are dealt out to several children.)
-    assert [event["op"] for event in events(done.result, "child")].count("scan") == 2
-    assert [event["verdict"]["verified"] for event in events(done.result, "verdict")] == [True, False, False]
+    assert [event["op"] for event in events(done.result, "child")].count("scan") == 3
+    assert [event["verdict"]["verified"] for event in events(done.result, "verdict")] == [True] + 4 * [False]
     assert "range(0, M)" in Path(done.result["pair"]).read_text()
 
 
@@ -310,7 +311,7 @@ def test_lost_idea__is_in_the_next_question_as_a_short_diff(
     asked = [json.loads(request["body"])["messages"][1]["content"] for request in model.requests()]
     lost = "      -    for row in range(0, M):\n      +    for row in range(0, 1):\n"
     assert lost not in asked[1] and lost in asked[2] + "\n"
-    line = asked[2].partition("# Moves tried so far")[2].partition(lost)[0].splitlines()[-2]
+    line = asked[2].partition("# Tried so far")[2].partition(lost)[0].splitlines()[-2]
     assert "not verified" in line and "the gradient of w is wrong" in line
     # A change of comments alone is not checked again, and no gain.
     assert "is, but for its comments, candidate 1 of before: not checked again" in done.err
