@@ -5,6 +5,38 @@ from __future__ import annotations
 import ast
 from dataclasses import asdict, dataclass
 
+ANY = "Write it with functions that have an adjoint, or register one with kernel_agent.differentiate.rule()."
+REMEDIES = {  # of constructs that have one remedy wherever they are met
+    "associative_scan": "Scan one or two values at a time.",
+    "assignment target": "Assign to a name; tl.where chooses elements.",
+    "atomic result": "Add in one kernel, and load the sum in another.",
+    "attribute": "Use what triton.language has.",
+    "bitcast": "Convert the values: x.to(dtype).",
+    "branch-dependent value": "Assign or return it in both branches.",
+    "broadcast": "Give both blocks one shape.",
+    "call": "Pass the argument, or give it a default.",
+    "comparison": "Write it with ==, and, or.",
+    "constexpr": "Write a literal, or pass a tl.constexpr.",
+    "dot": "Multiply and sum: tl.sum(a * b, axis).",
+    "dtype": "Name a type, as tl.float32.",
+    "indexing": "Take an element with tl.sum(tl.where(lane == index, x, 0.0), axis).",
+    "load": "Begin the address with a pointer argument.",
+    "loop else": "Write the else branch after the loop.",
+    "loop target": "Count with one name.",
+    "make_block_ptr": "Begin the address with a pointer argument.",
+    "match": "Write if and elif.",
+    "matmult": "Use tl.dot.",
+    "name": "Define it in the kernel or the file, or pass it.",
+    "pointer arithmetic": "Add the offset to the pointer.",
+    "pointer cast": "Load, and convert the values.",
+    "recursion": "Write a loop.",
+    "return in a loop": "Return before or after the loop.",
+    "starred call": "Write every argument.",
+    "store": "Begin the address with a pointer argument.",
+    "try": "Write its body alone.",
+    "unpacking": "Unpack a tuple of this length.",
+}
+
 
 @dataclass
 class Refusal(Exception):
@@ -12,13 +44,14 @@ class Refusal(Exception):
 
     construct: str
     message: str
-    remedy: str = "Rewrite the construct, or register an adjoint with kernel_agent.differentiate.rule()."
+    remedy: str = ""  # empty: that of the construct
     line: int | None = None
     column: int | None = None
     file: str | None = None
 
     def __post_init__(self) -> None:
         super().__init__(self.message)
+        self.remedy = self.remedy or REMEDIES.get(self.construct, ANY)
 
     def __str__(self) -> str:
         return f"{self.file or '?'}:{self.line or '?'}:{self.column or 0}: {self.construct}: {self.message}"

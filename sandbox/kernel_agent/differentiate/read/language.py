@@ -90,7 +90,7 @@ def method(b: Builder, owner: Any, name: str, args: list, kw: dict) -> Any:
             raise Refusal("pointer cast", "casting a pointer changes what its elements are")
         if name == "advance":
             return advance(b, owner, *args, **kw)
-        raise Refusal(f".{name}", "this method of a pointer is not supported")
+        raise Refusal(f".{name}", "this method of a pointer is not supported", "Load first.")
     if name == "to":
         return cast(b, owner, *args, **kw)
     if name in TABLE:
@@ -128,7 +128,9 @@ def call(b: Builder, function: Any, text: str, args: list, kw: dict) -> Any:
             given = inspect.signature(getattr(function, "fn", function)).bind(*args, **kw).arguments
             return functions.call(b, name, text, [b.node(a) for a in given.values()])
     except TypeError as error:
-        raise Refusal(text, f"called with arguments that are not understood ({error})") from None
+        raise Refusal(
+            text, f"called with arguments that are not understood ({error})", "Pass what Triton takes."
+        ) from None
     raise Refusal(text, f"`{text}` has no adjoint here")
 
 

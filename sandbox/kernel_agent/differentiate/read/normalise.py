@@ -362,11 +362,15 @@ class Builder:
 
     def range(self, node: ast.expr) -> tuple[Node, Node, Node, str]:
         if not isinstance(node, ast.Call):
-            raise Refusal("loop", "only loops over a range are supported").at(node)
+            raise Refusal("loop", "only loops over a range are supported", "Count: for i in range(...).").at(
+                node
+            )
         function = self.expr(node.func)
         name = getattr(function, "__name__", str(function))
         if name not in ("range", "static_range"):
-            raise Refusal(f"loop over {name}", "only loops over a range are supported").at(node)
+            raise Refusal(
+                f"loop over {name}", "only loops over a range are supported", "Count: for i in range(...)."
+            ).at(node)
         bounds = [self.node(self.expr(a)) for a in node.args]
         if len(bounds) == 1:
             bounds = [self.g.const(0), *bounds]
@@ -450,7 +454,9 @@ class Builder:
             init, phi = entry[name][i], current[key]
             leaves = self.leaves(self.env[name])
             if i >= len(leaves):
-                raise Refusal("loop", f"`{name}` changes its kind inside the loop")
+                raise Refusal(
+                    "loop", f"`{name}` changes its kind inside the loop", "Give the other value another name."
+                )
             out = leaves[i]
             if how[0] in ("same", "closed") or out is phi or out is init:
                 revised[key] = ("same",) if how[0] == "phi" else how
@@ -541,7 +547,9 @@ class Builder:
             raise Refusal(value.construct, value.why)
         node = self.try_node(value)
         if node is None:
-            raise Refusal(type(value).__name__, "a number or a block is expected here")
+            raise Refusal(
+                type(value).__name__, "a number or a block is expected here", "Pass a number or a block."
+            )
         return node
 
     def literal(self, value: Any) -> bool | None:
@@ -587,7 +595,11 @@ class Builder:
         method = getattr(self, "_" + type(node).__name__.lower(), None)
         try:
             if method is None:
-                raise Refusal(type(node).__name__.lower(), "this expression is not supported in a kernel")
+                raise Refusal(
+                    type(node).__name__.lower(),
+                    "this expression is not supported in a kernel",
+                    "Write numbers, blocks and tuples.",
+                )
             return method(node)
         except Refusal as refusal:
             raise refusal.at(node) from None

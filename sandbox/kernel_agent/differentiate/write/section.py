@@ -338,6 +338,7 @@ class FunctionText:
     def gradient_table(self, name: str) -> list[str]:
         """The gradients of what is behind a table, and their table."""
         self.behind[name] = None
+        self.saved[name] = None  # its shape says which of the tensors saved are its own
         d, tensors = gradient_name(name), tensors_of(name)
         made = f"[gradient_of(t, accumulate=True) for t in {tensors}]"
         lines = [f"{gradient_name(tensors)} = {made}", f"{d} = table_of({gradient_name(tensors)}, {name})"]
