@@ -85,31 +85,43 @@ def wide_kernel(
     store_tile(y_ptr, acc, m, n, M, N)
 
 
-def low_rank_product(x, w, a, b, scale, transposed):
-    """X W + scale (X A) B and X A; with transposed, the factors are stored transposed."""
-    (M, K), rank = x.shape, a.shape[0 if transposed else 1]
-    N = w.shape[0 if transposed else 1]
+def blocks(rank, transposed):
+    BLOCK_R = max(16, triton.next_power_of_2(rank))
+    return {"TRANSPOSED": transposed, "BLOCK_M": 64, "BLOCK_K": 32, "BLOCK_R": BLOCK_R}
+
+
+def thin_product(x, a, rank, transposed):
+    """X A, where A is stored transposed if transposed."""
+    M, K = x.shape
     u = torch.empty((M, rank), device=x.device, dtype=x.dtype)
+    thin_kernel[(triton.cdiv(M, 64),)](x, a, u, M, K, rank, **blocks(rank, transposed))
+    return u
+
+
+def wide_product(x, w, u, b, scale, transposed):
+    """X W + scale U B, where W and B are stored transposed if transposed."""
+    (M, K), rank, N = x.shape, u.shape[1], w.shape[0 if transposed else 1]
     y = torch.empty((M, N), device=x.device, dtype=x.dtype)
-    options = {"TRANSPOSED": transposed, "BLOCK_M": 64, "BLOCK_K": 32}
-    options["BLOCK_R"] = max(16, triton.next_power_of_2(rank))
-    thin_kernel[(triton.cdiv(M, 64),)](x, a, u, M, K, rank, **options)
     wide_kernel[(triton.cdiv(M, 64), triton.cdiv(N, 64))](
-        x, w, u, b, y, M, N, K, rank, scale, BLOCK_N=64, **options
+        x, w, u, b, y, M, N, K, rank, scale, BLOCK_N=64, **blocks(rank, transposed)
     )
-    return y, u
+    return y
 
 
-@autodiff(inputs_require_grad=(0, 2, 3))
-def lora_linear(x, w, a, b, scale):
-    """x: (M, K); w: (K, N), frozen; a: (K, r); b: (r, N)."""
+def lora_linear_forward(x, w, a, b, scale):
     (K, N), rank = w.shape, a.shape[1]
     if x.shape[1] != K or a.shape[0] != K or b.shape != (rank, N):
         raise ValueError(f"x {tuple(x.shape)}, w {tuple(w.shape)}, a {tuple(a.shape)}, b {tuple(b.shape)}")
     if rank > 128:
         raise ValueError(f"rank {rank} does not fit one tile")
-    x, w, a, b = x.contiguous(), w.contiguous(), a.contiguous(), b.contiguous()
-    return low_rank_product(x, w, a, b, scale, False)[0]
+    u = thin_product(x, a, rank, False)
+    return wide_product(x, w, u, b, scale, False), u
+
+
+@autodiff(inputs_require_grad=(0, 2, 3))
+def lora_linear(x, w, a, b, scale):
+    """x: (M, K); w: (K, N), frozen; a: (K, r); b: (r, N)."""
+    return lora_linear_forward(x.contiguous(), w.contiguous(), a.contiguous(), b.contiguous(), scale)[0]
 
 
 def reference(x, w, a, b, scale):
@@ -175,7 +187,7 @@ class LoraLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w, a, b, scale):
         x, w, a, b = x.contiguous(), w.contiguous(), a.contiguous(), b.contiguous()
-        y, u = low_rank_product(x, w, a, b, scale, False)
+        y, u = lora_linear_forward(x, w, a, b, scale)
         ctx.save_for_backward(x, w, a, b, u)
         ctx.scale = scale
         return y
@@ -184,10 +196,17 @@ class LoraLinear(torch.autograd.Function):
     def backward(ctx, dy):
         x, w, a, b, u = ctx.saved_tensors
         dy = dy.contiguous()
-        dx, v = low_rank_product(dy, w, b, a, ctx.scale, True)
-        da = transposed_product(x, v, ctx.scale) if ctx.needs_input_grad[2] else None
-        db = transposed_product(u, dy, ctx.scale) if ctx.needs_input_grad[3] else None
-        return dx if ctx.needs_input_grad[0] else None, None, da, db, None
+        needs = ctx.needs_input_grad
+        dx = da = db = None
+        if needs[0] or needs[2]:
+            v = thin_product(dy, b, u.shape[1], True)
+        if needs[0]:
+            dx = wide_product(dy, w, v, a, ctx.scale, True)
+        if needs[2]:
+            da = transposed_product(x, v, ctx.scale)
+        if needs[3]:
+            db = transposed_product(u, dy, ctx.scale)
+        return dx, None, da, db, None
 
 
 def lora_linear_autograd(x, w, a, b, scale):
