@@ -251,21 +251,28 @@ static void on_first(void *arg, uint64_t op, const struct ka_llm_result *result)
         assert_int_equal(start(seen), 0);
 }
 
-static void llm__what_an_endpoint_does_not_know__is_not_asked_of_it_again(void **state)
+/* One question, and the same again once it is answered. */
+static struct seen *ask_twice(struct seen *seen, const char *script)
 {
-    (void)state;
-    struct seen *seen = seen_new();
     struct ka_err err;
     const struct ka_chat_message message = {.role = "user", .content = "please"};
     const struct ka_chat_request req = {
         .model = MODEL, .messages = &message, .message_count = 1, .stream = true};
     seen->want = 2;
-    load_script("{\"status\": 400, \"error\": \"unknown field stream_options\"}\n"
-                "{\"text\": \"ok\", \"reject\": [\"stream_options\"]}\n"
-                "{\"text\": \"again\", \"reject\": [\"stream_options\"]}");
+    load_script(script);
     assert_int_equal(ka_llm_new(seen->loop, &seen->config, &seen->llm, &err), 0);
     assert_int_equal(ka_llm_start(seen->llm, &req, on_trace, on_first, seen, &seen->op, &err), 0);
     finish(seen);
+    return seen;
+}
+
+static void llm__what_an_endpoint_does_not_know__is_not_asked_of_it_again(void **state)
+{
+    (void)state;
+    struct seen *seen =
+        ask_twice(seen_new(), "{\"status\": 400, \"error\": \"unknown field stream_options\"}\n"
+                              "{\"text\": \"ok\", \"reject\": [\"stream_options\"]}\n"
+                              "{\"text\": \"again\", \"reject\": [\"stream_options\"]}");
     expect_text(seen, 1, "again");
     seen_free(seen);
 }
@@ -323,18 +330,10 @@ static void llm__endpoint_that_answered__is_the_first_from_then_on(void **state)
 {
     (void)state;
     struct seen *seen = seen_new();
-    struct ka_err err;
-    const struct ka_chat_message message = {.role = "user", .content = "please"};
-    const struct ka_chat_request req = {
-        .model = MODEL, .messages = &message, .message_count = 1, .stream = true};
     seen->config.endpoints[1] = seen->config.endpoints[0];
     seen->config.endpoints[0].base_url = "http://127.0.0.1:1/v1";
     seen->config.endpoint_count = 2;
-    seen->want = 2;
-    load_script("{\"text\": \"ok\"}\n{\"text\": \"again\"}");
-    assert_int_equal(ka_llm_new(seen->loop, &seen->config, &seen->llm, &err), 0);
-    assert_int_equal(ka_llm_start(seen->llm, &req, on_trace, on_first, seen, &seen->op, &err), 0);
-    finish(seen);
+    ask_twice(seen, "{\"text\": \"ok\"}\n{\"text\": \"again\"}");
     expect_text(seen, 1, "again");
     seen_free(seen);
 }
