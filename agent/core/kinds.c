@@ -66,7 +66,9 @@ static const struct ka_kind KINDS[] = {
      .meaning = "all but the first along an axis of a larger tensor, as x[:, 1:] is" READ},
     {"swapped", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "swapped",
      .meaning = "outer axes in another order in memory, as x.transpose(1, 2) makes them" READ},
-    {"shared", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "shared",
+    /* a softmax of scores of a tensor with itself is saturated */
+    {"shared", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "shared", .tolerate = ka_tolerance_loosen,
+     .only_against = true,
      .meaning = "one tensor passed for two inputs: nothing may be kept or found by its address"},
     {"unsqueezed", KA_KIND_LAYOUT, KA_KIND_TAKEN, .label = "unsqueezed",
      .meaning = "one axis more, of length 1, in front, as of one batch of rows: x[None]" READ},

@@ -134,6 +134,47 @@ static void case__forward_that_adds_in_half_precision__agrees_with_the_oracle(vo
     assert_int_equal(agree("F32", 2e-3), -EDOM);
 }
 
+/* An output of 96 elements by the oracle and by the user's reference, off by `error` of each at most; by the
+ * forward and by eager PyTorch, off by `base_error`. */
+static int reference_agrees(const char *dtype, double base_error, double error)
+{
+    struct ka_buf data = {0};
+    for (uint64_t i = 0; i < 192; i++)
+        add_value(&data, dtype, noise(i % 96) * (1 + base_error * noise(i % 96 + 1000)));
+    size_t own = data.len / 2, both = data.len;
+    for (uint64_t i = 0; i < 96; i++)
+        ka_buf_add(&data, &(double){noise(i)}, 8);
+    for (uint64_t i = 0; i < 96; i++)
+        ka_buf_add(&data, &(double){noise(i) * (1 + error * noise(i + 2000))}, 8);
+    char header[400];
+    snprintf(header, sizeof(header),
+             "{\"fwd/0\":{\"dtype\":\"%s\",\"shape\":[96],\"data_offsets\":[0,%zu]},"
+             "\"base_out/0\":{\"dtype\":\"%s\",\"shape\":[96],\"data_offsets\":[%zu,%zu]},"
+             "\"out/0\":{\"dtype\":\"F64\",\"shape\":[96],\"data_offsets\":[%zu,%zu]},"
+             "\"ref_out/0\":{\"dtype\":\"F64\",\"shape\":[96],\"data_offsets\":[%zu,%zu]}}",
+             dtype, own, dtype, own, both, both, both + 768, both + 768, both + 1536);
+    struct ka_tensors *set = NULL;
+    struct ka_err err;
+    assert_int_equal(parse_set(header, data.data, data.len, &set, &err), 0);
+    json_t *entry = json_pack("{s:[{s:s}], s:[]}", "outputs", "kind", "tensor", "grads");
+    int rc = ka_case_agrees(set, entry, NULL, &err);
+    json_decref(entry);
+    ka_tensors_free(set);
+    ka_buf_free(&data);
+    return rc;
+}
+
+static void case__reference__is_as_exact_as_float32_allows(void **state)
+{
+    (void)state;
+    assert_int_equal(reference_agrees("F32", 0, 1e-7), 0);
+    assert_int_equal(reference_agrees("F32", 0, 5e-5), -EDOM);
+    assert_int_equal(reference_agrees("F32", 5e-5, 5e-5), 0); /* angles of far positions */
+    assert_int_equal(reference_agrees("F32", 5e-5, 1e-3), -EDOM);
+    assert_int_equal(reference_agrees("F16", 0, 1e-5), 0);
+    assert_int_equal(reference_agrees("F16", 1e-3, 1e-3), -EDOM);
+}
+
 static void case__tolerance__of_what_tf32_made_less_exact_is_float16s(void **state)
 {
     (void)state;
@@ -159,6 +200,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(case__forward_of_values_that_cancel__agrees_less_exactly),
         cmocka_unit_test(case__forward_that_adds_in_half_precision__agrees_with_the_oracle),
+        cmocka_unit_test(case__reference__is_as_exact_as_float32_allows),
         cmocka_unit_test(case__scaled_gap__below_the_smallest_number_is_rounding),
         cmocka_unit_test(case__tolerance__of_what_tf32_made_less_exact_is_float16s),
         cmocka_unit_test(case__spread__is_the_largest_difference_and_the_largest_norm),
