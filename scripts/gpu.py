@@ -245,32 +245,33 @@ def part_examples(bench: Bench) -> Iterator[dict[str, Any]]:
 
 
 def part_candidate(bench: Bench) -> Iterator[dict[str, Any]]:
-    """One more candidate in the same run: the same backward with another comment, as a model's answer."""
+    """Candidates as a model's answers: a backward, the same with another comment, and with other kernels."""
     file = ROOT / "examples" / ("layer_norm.py" if bench.gpu else "softmax.py")
     sweep = swept(bench, CPU_SWEEP)
     drafted = bench.run(bench.program, "differentiate", file, "--json", "--out", bench.work / "runs", *sweep)
     try:
-        backward = json.loads(drafted.out)["backward"]
+        backward = str(json.loads(drafted.out)["backward"])
     except (json.JSONDecodeError, KeyError):
         yield {"failures": [f"differentiate: {drafted.why}: {drafted.err.strip()[-TEXT_MAX:]}"]}
         return
     box = bench.work / "box"
     box.mkdir()
-    options = ["--backend", f"mailbox:{box}", "--draft", "llm", "--max-iters", "2", "--json", "--quiet"]
+    answers = [backward, backward + "\n# the same", backward.replace(") / N", ") * (1.0 / N)")]
+    options = ["--backend", f"mailbox:{box}", "--draft", "llm", "--max-iters", "3", "--json", "--quiet"]
     command = [bench.program, "--file-path", file, *options, *sweep, "--out", bench.work / "candidate"]
     answered: list[float] = []
     seconds: list[float] = []
     with (bench.work / "candidate.json").open("w+b") as out:
         process = bounded.start(command, out, subprocess.DEVNULL, bench.environment(), ROOT)
         try:
-            while bench.left() > 0 and process.poll() is None and len(seconds) < 2:
+            while bench.left() > 0 and process.poll() is None and len(seconds) < len(answers):
                 asked = sorted(box.glob("*.request.md"))
                 if len(asked) > len(answered):
                     if answered:
                         seconds.append(round(time.monotonic() - answered[-1], 2))
                     answer = asked[-1].with_name(asked[-1].name.replace(".request.", ".answer."))
                     made_ready = bench.work / "answer.md"
-                    made_ready.write_text(f"```python\n# answer {len(answered)}\n{backward}\n```\n")
+                    made_ready.write_text(f"```python\n{answers[len(answered)]}\n```\n")
                     os.utime(made_ready, (0, 0))  # so that nobody waits whether it is still being written
                     made_ready.rename(answer)
                     answered.append(time.monotonic())
@@ -283,8 +284,8 @@ def part_candidate(bench: Bench) -> Iterator[dict[str, Any]]:
             bounded.end(process)
     made: dict[str, Any] = {"file": f"examples/{file.name}", "from_answer_to_next_s": seconds}
     made["last_s"] = of_the_last_candidate(bench.work / "candidate.json")
-    if len(seconds) < 2:
-        made["failures"] = [f"only {len(seconds)} of 2 candidates were judged"]
+    if len(seconds) < len(answers):
+        made["failures"] = [f"only {len(seconds)} of {len(answers)} candidates were judged"]
     yield made
 
 

@@ -5,26 +5,29 @@
 #include <stdlib.h>
 
 #include "base/each.h"
+#include "kinds.h"
 #include "plan.h"
 
-#define ELEMENTS_A_SECOND 1e7
+#define SHARE_MORE 1.001 /* sums are rounded */
 
 /* Cases that go the same way. */
 struct unit {
     json_t *cases;
     double cost; /* of them all */
     size_t at;   /* of the first: equals stay in order */
+    size_t like; /* the first unit that has such dims */
 };
 
 static double cost_of(const json_t *item, const struct ka_deal_of *of)
 {
     const json_t *dims = json_object_get(item, "dims");
+    double cost = of->start + ka_kind_seconds(item);
     KA_EACH(of->known, i, shape) {
         double seconds = json_number_value(json_object_get(shape, "processor_seconds"));
         if (seconds > 0 && json_equal(json_object_get(shape, "dims"), dims))
-            return of->start + seconds;
+            return cost + seconds;
     }
-    return of->start + ka_plan_size(dims) / ELEMENTS_A_SECOND;
+    return cost + ka_plan_size(dims) / of->rate;
 }
 
 static int cheapest_first(const void *a, const void *b)
@@ -55,6 +58,10 @@ static size_t gather(const json_t *cases, const struct ka_deal_of *of, struct un
         json_array_append(unit->cases, item);
         unit->cost += cost_of(item, of);
     }
+    for (size_t i = 0; i < count && of->anew > 0; i++) {
+        json_t *dims = json_object_get(json_array_get(units[i].cases, 0), "dims");
+        units[i].like = units[of_dims(units, count, dims) - units].at;
+    }
     qsort(units, count, sizeof(*units), cheapest_first);
     return count;
 }
@@ -68,36 +75,72 @@ static size_t worthwhile(const struct unit *units, size_t count, const struct ka
     return of->child > 0 && all / of->child < (double)of->most ? (size_t)ceil(all / of->child) : of->most;
 }
 
-static struct unit *least_of(struct unit *parts, size_t count)
+/* Units from the dearest down, and what each part has cost so far. */
+struct dealing {
+    const struct unit *units;
+    size_t count, part_count;
+    size_t *owner;      /* of a unit: the part */
+    double *cost;       /* of a part */
+    double anew, share; /* what a part costs if all cost the same */
+};
+
+/* Whether a part has the dims of unit `at`, the dearer ones being dealt. */
+static bool has_dims(const struct dealing *d, size_t part, size_t at)
 {
-    struct unit *least = &parts[0];
-    for (size_t i = 1; i < count; i++)
-        if (parts[i].cost < least->cost)
-            least = &parts[i];
-    return least;
+    for (size_t i = at + 1; i < d->count; i++)
+        if (d->owner[i] == part && d->units[i].like == d->units[at].like)
+            return true;
+    return false;
+}
+
+/* To who has such dims and is not full, else to whoever has least with it. */
+static void give(const struct dealing *d, size_t at)
+{
+    size_t best = 0;
+    double cost = 0;
+    bool fits = false;
+    for (size_t part = 0; part < d->part_count && !fits; part++) {
+        bool has = d->anew > 0 && has_dims(d, part, at);
+        double with = d->cost[part] + d->units[at].cost + (has ? 0 : d->anew);
+        fits = has && with <= d->share;
+        if (fits || part == 0 || with < cost) {
+            best = part;
+            cost = with;
+        }
+    }
+    d->owner[at] = best;
+    d->cost[best] = cost;
+}
+
+static double fair_share(const struct unit *units, size_t count, size_t parts, double anew)
+{
+    double all = 0;
+    for (size_t i = 0; i < count; i++)
+        all += units[i].cost + (units[i].like == units[i].at ? anew : 0);
+    return parts ? all / (double)parts * SHARE_MORE : 0;
 }
 
 json_t *ka_deal(const json_t *cases, const struct ka_deal_of *of)
 {
     KA_AUTO_FREE struct unit *units = ka_calloc(json_array_size(cases), sizeof(*units));
     size_t count = gather(cases, of, units), part_count = worthwhile(units, count, of);
-    KA_AUTO_FREE struct unit *parts = ka_calloc(part_count, sizeof(*parts));
-    KA_AUTO_FREE struct unit **owner = ka_calloc(count, sizeof(struct unit *));
+    KA_AUTO_FREE size_t *owner = ka_calloc(count, sizeof(*owner));
+    KA_AUTO_FREE double *cost = ka_calloc(part_count, sizeof(*cost));
+    const struct dealing dealing = {
+        units, count, part_count, owner, cost, of->anew, fair_share(units, count, part_count, of->anew)};
     json_t *dealt = json_array();
-    for (size_t i = count; i-- > 0;) {
-        owner[i] = least_of(parts, part_count);
-        owner[i]->cost += units[i].cost;
+    for (size_t i = count; i-- > 0;)
+        give(&dealing, i);
+    for (size_t part = 0; part < part_count; part++) {
+        json_t *own = json_array();
+        for (size_t i = 0; i < count; i++)
+            if (owner[i] == part)
+                json_array_extend(own, units[i].cases);
+        if (json_array_size(own))
+            json_array_append(dealt, own);
+        json_decref(own);
     }
-    for (size_t i = 0; i < part_count; i++)
-        parts[i].cases = json_array();
-    for (size_t i = 0; i < count; i++) {
-        json_array_extend(owner[i]->cases, units[i].cases);
+    for (size_t i = 0; i < count; i++)
         json_decref(units[i].cases);
-    }
-    for (size_t i = 0; i < part_count; i++) {
-        if (json_array_size(parts[i].cases))
-            json_array_append(dealt, parts[i].cases);
-        json_decref(parts[i].cases);
-    }
     return dealt;
 }

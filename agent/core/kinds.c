@@ -116,6 +116,7 @@ static const struct ka_kind KINDS[] = {
      .meaning = "inputs that were changed in place between forward and backward: keep them by "
                 "ctx.save_for_backward, and autograd raises; an attribute of ctx it does not watch"},
     {"calls", KA_KIND_QUESTION, KA_KIND_LATER, .other = KA_KIND_CHEAPEST, .label = "after many calls",
+     .seconds = 1, /* questions.py has the number */
      .meaning = "many calls before this one: nothing may depend on how many there were"},
     {"repeats", KA_KIND_QUESTION, KA_KIND_COMPILED, .value = four},
 };
@@ -147,6 +148,16 @@ const json_t *ka_kind_other_case(const json_t *item)
         if (kind->other == KA_KIND_FIRST)
             other = json_object_get(item, kind->name);
     return other;
+}
+
+double ka_kind_seconds(const json_t *item)
+{
+    const struct ka_kind *kind;
+    double seconds = 0;
+    for (size_t k = 0; (kind = ka_kind_at(k)); k++)
+        if (kind->seconds > 0 && json_object_get(item, kind->name))
+            seconds += kind->seconds;
+    return seconds;
 }
 
 bool ka_kind_is_upstream(const char *tensor)

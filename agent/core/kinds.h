@@ -68,6 +68,7 @@ struct ka_kind {
      */
     json_t *(*value)(size_t n, uint64_t secret);
     enum ka_kind_other other;
+    double seconds; /* that asking may take beyond what a case takes */
 };
 
 /* Row `i`, in the order in which a check has the cases; NULL after the last. */
@@ -84,6 +85,9 @@ const struct ka_kind *ka_kind_of_input(const json_t *item, size_t i);
 
 /* The case that questions of `item` are about, as the item has it (borrowed); NULL: they are about none. */
 const json_t *ka_kind_other_case(const json_t *item);
+
+/* Seconds that the questions of a case may take, beyond what any case takes. */
+double ka_kind_seconds(const json_t *item);
 
 /* Whether a tensor of a case, by its name in `layouts`, is the upstream of an output. */
 bool ka_kind_is_upstream(const char *tensor);

@@ -21,6 +21,9 @@
  * known to be more, and a context and libraries for a child less than half of one. */
 #define START 0.1
 #define CHILD_GPU 0.4
+#define ANEW_GPU 0.5 /* kernels are compiled for each kind of sizes */
+#define RATE 1e7     /* products of sizes a second, */
+#define RATE_GPU 2e8 /* by the interpreter and by a GPU */
 
 struct agreed {
     json_int_t id;
@@ -247,11 +250,13 @@ static size_t width(const struct ka_run *run)
 static json_t *deal(const struct ka_run *run, const struct ka_fan_req *req)
 {
     struct ka_deal_of of = {
-        .most = width(run), .start = START, .together = req->together, .known = req->shapes};
+        .most = width(run), .start = START, .rate = RATE, .together = req->together, .known = req->shapes};
     if (ka_run_on_gpu(run)) { /* compiling is most of it, and no shape's own */
         double known = ka_plan_seconds(req->shapes);
         of.start = known > START ? known : START;
         of.child = CHILD_GPU;
+        of.anew = ANEW_GPU;
+        of.rate = RATE_GPU;
         of.known = NULL;
     }
     return ka_deal(req->cases, &of);

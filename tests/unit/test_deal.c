@@ -10,6 +10,7 @@
 #include "agent/core/plan.h"
 
 #define START 0.1
+#define RATE 1e7
 
 static json_t *case_of(int id, int m)
 {
@@ -26,7 +27,8 @@ static json_t *cases_of(const int *sizes, int count)
 
 static json_t *deal(const json_t *cases, size_t most, double child, bool together)
 {
-    const struct ka_deal_of of = {.most = most, .start = START, .child = child, .together = together};
+    const struct ka_deal_of of = {
+        .most = most, .start = START, .rate = RATE, .child = child, .together = together};
     return ka_deal(cases, &of);
 }
 
@@ -144,7 +146,7 @@ static void deal__known_seconds__come_before_sizes(void **state)
     json_t *known = json_pack("[{s:{s:i}, s:f}, {s:{s:i}, s:f}, {s:{s:i}, s:f}]", "dims", "M", 1 << 24,
                               "processor_seconds", 0.1, "dims", "M", 8, "processor_seconds", 5.0, "dims", "M",
                               32, "processor_seconds", 0.0);
-    const struct ka_deal_of of = {.most = 2, .start = START, .known = known};
+    const struct ka_deal_of of = {.most = 2, .start = START, .rate = RATE, .known = known};
     json_t *cases = cases_of(sizes, 4), *dealt = ka_deal(cases, &of);
     assert_int_equal(json_array_size(dealt), 2);
     size_t alone = json_array_size(json_array_get(dealt, 0)) == 1 ? 0 : 1;
@@ -169,6 +171,39 @@ static void deal__together__counts_them_all(void **state)
     json_decref(dealt);
 }
 
+/* What is compiled for sizes is compiled in each child that has such a case. */
+static void deal__what_dims_cost_a_child__is_paid_once(void **state)
+{
+    const int sizes[] = {4, 5, 4, 5, 4, 5, 4, 5};
+    (void)state;
+    const struct ka_deal_of of = {.most = 2, .start = START, .rate = RATE, .anew = 1};
+    json_t *cases = cases_of(sizes, 8), *dealt = ka_deal(cases, &of);
+    assert_int_equal(json_array_size(dealt), 2);
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(json_array_size(json_array_get(dealt, i)), 4);
+        for (size_t k = 1; k < 4; k++)
+            assert_int_equal(id_at(dealt, i, k) % 2, id_at(dealt, i, 0) % 2);
+    }
+    json_decref(cases);
+    json_decref(dealt);
+}
+
+/* A case that makes hundreds of calls is worth ten that do not. */
+static void deal__what_is_asked__counts(void **state)
+{
+    const int sizes[] = {4, 4, 4, 4, 4, 4};
+    (void)state;
+    json_t *cases = cases_of(sizes, 6);
+    json_object_set_new(json_array_get(cases, 2), "calls", json_object());
+    json_t *dealt = deal(cases, 2, 0, false);
+    assert_int_equal(json_array_size(dealt), 2);
+    size_t alone = json_array_size(json_array_get(dealt, 0)) == 1 ? 0 : 1;
+    assert_int_equal(json_array_size(json_array_get(dealt, alone)), 1);
+    assert_int_equal(id_at(dealt, alone, 0), 2);
+    json_decref(cases);
+    json_decref(dealt);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -179,6 +214,8 @@ int main(void)
         cmocka_unit_test(deal__fewer_cases_than_parts_or_none__makes_no_empty_part),
         cmocka_unit_test(deal__known_seconds__come_before_sizes),
         cmocka_unit_test(deal__together__counts_them_all),
+        cmocka_unit_test(deal__what_dims_cost_a_child__is_paid_once),
+        cmocka_unit_test(deal__what_is_asked__counts),
         cmocka_unit_test(deal__small_cases__do_not_pay_for_another_child),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
