@@ -98,7 +98,7 @@ static bool asks_endpoint(const struct ka_app *app, const struct ka_opts *opts)
            (strcmp(opts->run.backend, "auto") == 0 && app->endpoints.named);
 }
 
-static int open_llm(struct ka_app *app, const struct ka_opts *opts, struct ka_err *err)
+static int open_llm(struct ka_app *app, const struct ka_opts *opts, int runs, struct ka_err *err)
 {
     if (!asks_endpoint(app, opts))
         return 0;
@@ -107,7 +107,7 @@ static int open_llm(struct ka_app *app, const struct ka_opts *opts, struct ka_er
     memcpy(config.endpoints, app->endpoints.list, sizeof(config.endpoints));
     config.endpoint_count = app->endpoints.count;
     config.total_ms = (long)opts->llm_timeout * 1000;
-    unsigned at_once = (unsigned)opts->jobs * (unsigned)opts->run.candidates;
+    unsigned at_once = (unsigned)runs * (unsigned)opts->run.candidates;
     if (config.max_concurrent < at_once)
         config.max_concurrent = at_once;
     return ka_llm_new(app->loop, &config, &app->llm, err);
@@ -130,7 +130,7 @@ static int open_store(struct ka_app *app, const struct ka_opts *opts, struct ka_
     return 0;
 }
 
-static int open_children(struct ka_app *app, const struct ka_opts *opts, struct ka_err *err)
+static int open_children(struct ka_app *app, const struct ka_opts *opts, int runs, struct ka_err *err)
 {
     struct ka_machine machine;
     ka_machine_read(&machine);
@@ -149,7 +149,7 @@ static int open_children(struct ka_app *app, const struct ka_opts *opts, struct 
          * next. */
         config.max_gpu = machine.cpus < GPU_CHILDREN ? machine.cpus : GPU_CHILDREN;
         app->gpu_fan_width = (config.max_gpu + 1) / 2; /* the candidate and the oracle at a time */
-        if (opts->jobs > 1 && app->gpu_fan_width > GPU_FAN_OF_SEVERAL)
+        if (runs > 1 && app->gpu_fan_width > GPU_FAN_OF_SEVERAL)
             app->gpu_fan_width = GPU_FAN_OF_SEVERAL;
     }
     return ka_children_new(app->loop, &config, &app->children, err);
@@ -162,7 +162,7 @@ static bool uses_gpu(const struct ka_opts *opts)
     return strcmp(opts->run.device, "cuda") == 0;
 }
 
-int ka_app_open(struct ka_app *app, const struct ka_opts *opts, bool with_model, struct ka_err *err)
+int ka_app_open(struct ka_app *app, const struct ka_opts *opts, bool with_model, int runs, struct ka_err *err)
 {
     memset(app, 0, sizeof(*app));
     app->loop = ka_loop_new();
@@ -176,9 +176,9 @@ int ka_app_open(struct ka_app *app, const struct ka_opts *opts, bool with_model,
         return 2;
     if (ka_endpoints_read(opts->base_url, opts->api_key_file, &app->endpoints, err))
         return 2;
-    if (with_model && (open_llm(app, opts, err) || open_store(app, opts, err)))
+    if (with_model && (open_llm(app, opts, runs, err) || open_store(app, opts, err)))
         return 2;
-    return open_children(app, opts, err) ? 2 : 0;
+    return open_children(app, opts, runs, err) ? 2 : 0;
 }
 
 void ka_app_close(struct ka_app *app)

@@ -36,8 +36,9 @@ struct ka_app {
 };
 
 /* Exit code 2 (with `err`) for options that do not fit, else 0. With `with_model` false there is neither
- * endpoint nor store. */
-int ka_app_open(struct ka_app *app, const struct ka_opts *opts, bool with_model, struct ka_err *err);
+ * endpoint nor store. `runs`: as many as there will be at a time. */
+int ka_app_open(struct ka_app *app, const struct ka_opts *opts, bool with_model, int runs,
+                struct ka_err *err);
 
 /* Close everything, run the loop until all handles are gone, check that it ends empty. */
 void ka_app_close(struct ka_app *app);

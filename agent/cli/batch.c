@@ -263,7 +263,7 @@ int ka_batch_main(const struct ka_opts *opts, const char *dir)
 {
     struct batch batch = {.opts = opts};
     struct ka_err err;
-    int code = ka_app_open(&batch.app, opts, true, &err);
+    int code = ka_app_open(&batch.app, opts, true, opts->jobs, &err);
     if (code == 0 && ka_settings_init(&batch.settings, opts, &batch.app, true, &err))
         code = 2;
     if (code == 0)

@@ -146,7 +146,7 @@ static int run_main(struct ka_opts *opts)
     if (!opts->file_path && !opts->resume)
         return missing_word("--file-path");
     struct one_run one = {.opts = opts, .exit_code = 1};
-    int code = ka_app_open(&one.app, opts, true, &err);
+    int code = ka_app_open(&one.app, opts, true, 1, &err);
     if (code == 0 && ka_settings_init(&one.settings, opts, &one.app, true, &err))
         code = 2;
     if (code) {

@@ -34,7 +34,7 @@ static int tools_open(struct tools *tools, const struct ka_opts *opts)
 {
     struct ka_err err;
     *tools = (struct tools){.opts = opts};
-    int code = ka_app_open(&tools->app, opts, false, &err);
+    int code = ka_app_open(&tools->app, opts, false, 1, &err);
     if (code == 0 && ka_settings_init(&tools->settings, opts, &tools->app, false, &err))
         code = 2;
     return code ? ka_show_problem(&err, code) : 0;

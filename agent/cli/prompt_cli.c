@@ -101,7 +101,7 @@ int ka_prompt_cli_main(const struct ka_opts *opts, const char *path)
     struct asking asking = {.opts = opts, .exit_code = 1};
     const char *base = getenv("TMPDIR");
     KA_AUTO_FREE char *folder = ka_path_join(base && *base ? base : "/tmp", "kernel-agent-prompt-XXXXXX");
-    int code = ka_app_open(&asking.app, opts, true, &err);
+    int code = ka_app_open(&asking.app, opts, true, 1, &err);
     if (code == 0 && ka_settings_init(&asking.settings, opts, &asking.app, false, &err))
         code = 2;
     if (code == 0 && !mkdtemp(folder)) {

@@ -253,7 +253,7 @@ static void runs__of_one_process__each_keep_their_own_settings(void **state)
     struct ka_err err;
     struct ka_opts opts = OPTIONS("--no-compile-cache", "--no-retrieval", "--backend", "none");
     ka_log_setup(KA_LOG_ERROR, false);
-    if (ka_app_open(&process.app, &opts, false, &err)) {
+    if (ka_app_open(&process.app, &opts, false, 1, &err)) {
         print_message("%s: skipped\n", err.msg);
         ka_app_close(&process.app);
         ka_opts_free(&opts);
