@@ -9,15 +9,17 @@ Backward   R is the gradient of the state after the chunk; before it, e^b R + Q^
            dV = diag(e^{b - b_j}) K R + A^T dO.
            Gates: let G_t = g_1 + .. + g_t from the start of the sequence. The output is a function of the
            products e^{G_i} q_i and e^{-G_j} k_j alone, so dG_t = <q_t, dq_t> - <k_t, dk_t>, and dg_t is the
-           sum of dG from t to the end of the sequence.
+           sum of dG from t to the end of the sequence. What all later chunks add to it is <R, S'>: a gate
+           scales the state that crosses a border.
 
 Forward schedule: a state kernel walks the chunks of a (head, value tile) and stores S before each; an output
 kernel treats all chunks in parallel. Only differences of b are exponentiated, with j <= i, so nothing
 overflows for gates below zero. q, k, v and the states are kept, A is not.
 Backward schedule: the mirror. The same state kernel walks from right to left and stores R, after which the
 owner of each chunk makes dQ, dK, dV with dots and stores each once. The identity of the gates saves a third
-product with the states: q.dq - k.dk takes what is in registers. What is left of dg is a suffix sum over time,
-a scan in one program a head; it reads one number a token.
+product with the states: q.dq - k.dk takes what is in registers. Summed from the end of the sequence, what
+rounding leaves of these differences would grow with its length; <R, S'> is made anew at each border, so a
+suffix sum within the chunk is all that is left of dg, and no pass over time.
 
 op: simple_gla
 schedule: chunk_state_pass, reverse_scan, swap_owner
@@ -158,7 +160,7 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 
 @triton.jit
 def chunk_backward_kernel(
-    q_ptr, k_ptr, v_ptr, g_ptr, state_ptr, r_ptr, do_ptr, dq_ptr, dk_ptr, dv_ptr, dsum_ptr, T, D, chunks,
+    q_ptr, k_ptr, v_ptr, g_ptr, state_ptr, r_ptr, do_ptr, dq_ptr, dk_ptr, dv_ptr, dg_ptr, T, D, chunks,
     CHUNK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     c = tl.program_id(0)
@@ -166,12 +168,15 @@ def chunk_backward_kernel(
     rows = c * CHUNK + tl.arange(0, CHUNK)
     d = tl.arange(0, BLOCK_D)
     sums, total = load_gates(g_ptr + head * T, rows, T)
+    r = load_tile(r_ptr + (head * chunks + c) * D * D, d, d, D, D)
+    border = tl.minimum(c + 1, chunks - 1)  # past the last one R is zero
+    crossing = tl.sum(r * load_tile(state_ptr + (head * chunks + border) * D * D, d, d, D, D))
     q = load_tile(q_ptr + head * T * D, rows, d, T, D)
     k = load_tile(k_ptr + head * T * D, rows, d, T, D)
     v = load_tile(v_ptr + head * T * D, rows, d, T, D)
     do = load_tile(do_ptr + head * T * D, rows, d, T, D)
     state = load_tile(state_ptr + (head * chunks + c) * D * D, d, d, D, D).to(q.dtype)
-    r = load_tile(r_ptr + (head * chunks + c) * D * D, d, d, D, D).to(q.dtype)
+    r = r.to(q.dtype)
     from_start, to_end = tl.exp(sums)[:, None], tl.exp(total - sums)[:, None]
 
     da = decayed_product(do, v, sums, CHUNK).to(q.dtype)
@@ -182,22 +187,11 @@ def chunk_backward_kernel(
     dk = tl.dot(tl.trans(da), q, dk, input_precision="ieee")
     store_tile(dk_ptr + head * T * D, dk, rows, d, T, D)
     dsum = tl.sum(q.to(tl.float32) * dq - k.to(tl.float32) * dk, axis=1)
-    tl.store(dsum_ptr + head * T + rows, dsum, mask=rows < T)
+    dg = crossing + tl.sum(dsum, axis=0) - tl.cumsum(dsum, axis=0) + dsum
+    tl.store(dg_ptr + head * T + rows, dg.to(dg_ptr.dtype.element_ty), mask=rows < T)
     dv = tl.dot(k, r, input_precision="ieee") * to_end
     dv = tl.dot(tl.trans(decayed_product(q, k, sums, CHUNK).to(do.dtype)), do, dv, input_precision="ieee")
     store_tile(dv_ptr + head * T * D, dv, rows, d, T, D)
-
-
-@triton.jit
-def suffix_sum_kernel(dsum_ptr, dg_ptr, T, BLOCK: tl.constexpr):
-    head = tl.program_id(0).to(tl.int64) * T
-    later = 0.0
-    for start in range(0, T, BLOCK):
-        t = T - 1 - start - tl.arange(0, BLOCK)
-        dsum = tl.load(dsum_ptr + head + t, mask=t >= 0, other=0.0)
-        dg = later + tl.cumsum(dsum, axis=0)
-        tl.store(dg_ptr + head + t, dg.to(dg_ptr.dtype.element_ty), mask=t >= 0)
-        later += tl.sum(dsum, axis=0)
 
 
 class SimpleGla(torch.autograd.Function):
@@ -216,13 +210,10 @@ class SimpleGla(torch.autograd.Function):
         r = launch_states(q, do, g, True)
         chunks = r.shape[2]
         dq, dk, dv, dg = (torch.empty_like(x) for x in (q, k, v, g))
-        dsum = torch.empty((B, H, T), device=q.device, dtype=torch.float32)
         BLOCK_D = max(16, triton.next_power_of_2(D))
         chunk_backward_kernel[(chunks, B * H)](
-            q, k, v, g, state, r, do, dq, dk, dv, dsum, T, D, chunks, CHUNK=CHUNK, BLOCK_D=BLOCK_D
+            q, k, v, g, state, r, do, dq, dk, dv, dg, T, D, chunks, CHUNK=CHUNK, BLOCK_D=BLOCK_D
         )
-        if ctx.needs_input_grad[3]:
-            suffix_sum_kernel[(B * H,)](dsum, dg, T, BLOCK=256)
         grads = zip((dq, dk, dv, dg), ctx.needs_input_grad, strict=True)
         return tuple(grad if needed else None for grad, needed in grads)
 
