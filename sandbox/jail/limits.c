@@ -15,6 +15,8 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
+#define NICE 5
+
 #ifndef SYS_close_range
 #define SYS_close_range 436
 #endif
@@ -59,6 +61,9 @@ void ka_jail_limits_apply(const struct ka_jail_policy *policy, struct ka_jail_re
     for (size_t i = 0; i < KA_JAIL_COUNT(limits) && !rc; i++)
         rc = limit(limits[i].resource, limits[i].soft, limits[i].hard);
     ka_jail_note(report, KA_LAYER_LIMITS, "setrlimit", rc);
+    /* Who computes comes after the daemon, which answers. Nothing is lost where that cannot be had. */
+    if (getpriority(PRIO_PROCESS, 0) < NICE)
+        (void)setpriority(PRIO_PROCESS, 0, NICE);
 }
 
 void ka_jail_close_at(const int *fd)

@@ -58,6 +58,11 @@ def name_a_thread() -> bool:
     return ctypes.CDLL(None).prctl(15, b"honest", 0, 0, 0) == 0
 
 
+def comes_after_the_daemon() -> bool:
+    """At least the jail's niceness, and whoever starts it has less or as much."""
+    return os.getpriority(os.PRIO_PROCESS, 0) >= 5
+
+
 def temporary_files() -> bool:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a")
@@ -179,6 +184,7 @@ HONEST = (
     child_in_a_new_session,
     asyncio_with_a_child,
     name_a_thread,
+    comes_after_the_daemon,
     temporary_files,
     abort_is_seen,
     shared_memory,
