@@ -257,27 +257,26 @@ def part_candidate(bench: Bench) -> Iterator[dict[str, Any]]:
     box = bench.work / "box"
     box.mkdir()
     answers = [backward, backward + "\n# the same", backward.replace(") / N", ") * (1.0 / N)")]
-    options = ["--backend", f"mailbox:{box}", "--draft", "llm", "--max-iters", "3", "--json", "--quiet"]
+    answers = [f"```python\n{code}\n```\n" for code in answers]
+    options = ["--backend", f"mailbox:{box}", "--draft", "llm", "--max-iters", "4", "--json", "--quiet"]
     command = [bench.program, "--file-path", file, *options, *sweep, "--out", bench.work / "candidate"]
     answered: list[float] = []
     seconds: list[float] = []
     with (bench.work / "candidate.json").open("w+b") as out:
         process = bounded.start(command, out, subprocess.DEVNULL, bench.environment(), ROOT)
         try:
-            while bench.left() > 0 and process.poll() is None and len(seconds) < len(answers):
+            while bench.left() > 0 and process.poll() is None and len(answered) <= len(answers):
                 asked = sorted(box.glob("*.request.md"))
                 if len(asked) > len(answered):
                     if answered:
                         seconds.append(round(time.monotonic() - answered[-1], 2))
                     answer = asked[-1].with_name(asked[-1].name.replace(".request.", ".answer."))
                     made_ready = bench.work / "answer.md"
-                    made_ready.write_text(f"```python\n{answers[len(answered)]}\n```\n")
+                    made_ready.write_text([*answers, "Nothing is left to gain."][len(answered)])
                     os.utime(made_ready, (0, 0))  # so that nobody waits whether it is still being written
                     made_ready.rename(answer)
                     answered.append(time.monotonic())
                 time.sleep(0.02)
-            if answered and len(seconds) < len(answered) and process.poll() is not None:
-                seconds.append(round(time.monotonic() - answered[-1], 2))
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(bench.left(15))
         finally:

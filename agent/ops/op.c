@@ -49,8 +49,8 @@ static enum ka_child_role role_of(const char *operation)
 }
 
 /* A context with one queue for the host's launches takes the driver half the time of one with eight, and it
- * makes one context at a time: with many children that is what they wait for. A candidate keeps its queues:
- * in one, what it launches in two streams without a word between them would be in order all the same. */
+ * makes one context at a time: with many children that is what they wait for. Nothing runs beside anything in
+ * them: a candidate may not name a stream. */
 static const char *const one_queue[] = {"CUDA_DEVICE_MAX_CONNECTIONS=1"};
 
 static void op_free(struct ka_op *op)
@@ -339,7 +339,7 @@ int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, 
         .ro = readable,
         .ro_count = readable_count,
         .env = one_queue,
-        .env_count = role_of(op->operation) == KA_CHILD_CANDIDATE ? 0 : KA_COUNT(one_queue),
+        .env_count = KA_COUNT(one_queue),
         .device = device_of(req),
         .local_sockets = req->tool != NULL,
         .require = req->settings->require_sandbox,
