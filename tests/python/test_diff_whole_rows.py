@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 from diff_support import assert_right, draft
+from kernel_agent.differentiate.schedule import whole_rows
 
 SOURCE = '''import torch
 import triton
 import triton.language as tl
 from kernel_agent import autodiff
 
-SWEEP = [{"M": 5, "N": 21}, {"M": 512, "N": 16384}]
+SWEEP = [{"M": 5, "N": 21}, {"M": 512, "N": 4096}]
 
 
 @triton.jit
@@ -74,6 +75,22 @@ def test_row__is_read_once_by_a_few_programs_that_keep_the_sums(tmp_path: Path) 
     assert_right(file, result, SIZES)
 
 
+def test_rows_of_both_lengths__have_kernels_of_their_own(tmp_path: Path) -> None:
+    file = made(tmp_path, ('"N": 4096', '"N": 16384'))
+    result = draft(file, {"M": 5, "N": 21})
+    backward = result["backward"]
+    assert "if N <= 8192:" in backward and "kernel_bwd_row[" in backward and "kernel_bwd[" in backward
+    assert_right(file, result, [({"M": m, "N": n}, "normal") for m, n in [(5, 21), (2, 8192), (1, 8193)]])
+
+
+def test_values_of_a_row__are_as_many_as_registers_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(whole_rows, "REGISTERS", 4 * 2048)  # x, w, the upstream, and the sum of d_w
+    backward = draft(made(tmp_path, ('"N": 4096', '"N": 16384')), {"M": 5, "N": 21})["backward"]
+    assert "if N <= 2048:" in backward
+
+
 def test_carry_that_adds_up_blocks__is_one_sum(tmp_path: Path) -> None:
     file = made(
         tmp_path,
@@ -89,7 +106,6 @@ def test_carry_that_adds_up_blocks__is_one_sum(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "edits",
     {
-        "rows that are too long": [('"N": 16384', '"N": 16385')],
         "a size that no name has": [
             ('torch.rand(dims["M"], dims["N"]', 'torch.rand(dims["M"], 2 * dims["N"]'),
             ('torch.randn(dims["N"]', 'torch.randn(2 * dims["N"]'),

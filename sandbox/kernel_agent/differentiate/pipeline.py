@@ -231,9 +231,11 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
     text = FunctionText(site, site.kernel.inplace)
     best, _ = _best(whole, lambda side, end: _scheduled(side, name + end, schedule, draft.splits, report), {})
     if rows is not None and isinstance(best, Scheduled):
-        best = _of_rows(best, rows, lambda side: _scheduled(side, name, schedule, draft.splits, report))
+        best = _of_rows(
+            best, rows, lambda side, end: _scheduled(side, name + end, schedule, draft.splits, report)
+        )
     parts = _parts(best, lambda plan: _part(fwd, plan, text, kernels, draft))
-    for plan in best.leaves() if isinstance(best, Sides) else ():
+    for plan in best.leaves() if isinstance(best, Sides) and rows is None else ():
         kept = f"{plan.owner.name}: atomics kept {plan.totals.kept} of {plan.totals.atomics}"
         draft.report.append(LineReport(site.call.lineno, "flag", "each side apart", kept))
     whole = _taken(best)
@@ -403,16 +405,28 @@ def _best(
     return best, gain
 
 
-def _of_rows(best: Scheduled, rows: Rows, scheduled: Callable[[trace.Site], Scheduled]) -> Scheduled:
-    """The same with a whole row in each block, where that costs nothing."""
+def _of_rows(
+    best: Scheduled, rows: Rows, scheduled: Callable[[trace.Site, str], Scheduled]
+) -> Scheduled | Sides:
+    """The same with a whole row in each block, where that costs nothing; beside what there was if SWEEP has
+    rows that are too long for it."""
     if best.site.again is None:
         return best
     try:
-        plan = scheduled(replace(best.site, kernel=best.site.again({}, rows.block)))
+        plan = scheduled(replace(best.site, kernel=best.site.again({}, rows.block)), "")
+        rows = rows.held(plan.reverse.effects, plan.fused is not None)
+        if rows.longest > rows.limit:
+            plan = scheduled(replace(best.site, kernel=best.site.again({}, rows.block)), "_row")
+            rows = rows.held(plan.reverse.effects, plan.fused is not None)
     except (Refusal, *BROKEN):
         return best
     plan.rows = rows
-    return best if (plan.totals.kept, plan.totals.tape) > (best.totals.kept, best.totals.tape) else plan
+    if (plan.totals.kept, plan.totals.tape) > (best.totals.kept, best.totals.tape):
+        return best
+    if rows.longest <= rows.limit:
+        return plan
+    short = rows.short(best.site.kernel.graph)
+    return Sides(short, [plan, best], bool(best.site.kernel.graph.concrete(short)))
 
 
 def _check_inplace(site: trace.Site, gradients: list[str], accumulated: set[str], owner: Owner) -> None:
