@@ -29,7 +29,7 @@ from .candidate import entry_of
 from .ceilings import PASSES
 from .device_clock import Gpu
 
-ROUNDS_LEAST, ROUNDS_MOST = 7, 100  # of fewer samples the median has no interval at 95 %
+ROUNDS_LEAST, ROUNDS_MOST = 7, 100  # the median of fewer than six has no interval at 95 %
 Samples = dict[str, dict[str, list[float]]]  # by pass, then "alone" or "graph": milliseconds
 
 
