@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "agent/core/bench_result.h"
+#include "agent/core/bench_text.h"
 #include "base/base.h"
 
 #define COPY "\"copy\": {\"bytes\": 1000000, \"ms\": [2.0, 1.0, 4.0]}" /* 1e6 bytes a millisecond */
@@ -194,6 +195,59 @@ static void bench__what_is_missing__and_what_was_kept__are_told(void **state)
     json_decref(result);
 }
 
+static void assert_says(const char *text, const char *words)
+{
+    if (!strstr(text, words))
+        fail_msg("'%s' is not in:\n%s", words, text);
+}
+
+static void table__has_a_row_a_shape__and_says_what_has_no_time(void **state)
+{
+    (void)state;
+    struct ka_buf text = {0};
+    json_t *result = result_of((struct asked){
+        .timed = TIMED(SUBJECT("ours", MS("6.0")) ", " SUBJECT("eager", MS("12.0")) ", " SUBJECT(
+            "compile", MS("0.1")) ", {\"name\": \"baseline\", \"missing\": \"the file has none\"}")});
+    json_object_set_new(result, "stub", json_string("softmax"));
+    ka_bench_text(result, &text);
+    const char *said = ka_buf_str(&text);
+    assert_says(said, "softmax on card");
+    assert_says(said, "\nbackward ");
+    assert_null(strstr(said, "\nforward"));
+    assert_says(said,
+                "12 +-0           refused                 -             6 +-0             6 +-0      50%");
+    assert_says(said, "calls: 2.00x as fast as eager (faster on 1 of 1, slower on 0)\n");
+    assert_says(said, "compile, backward alone, refused: 0.1 ms is less than the 0.5 ms");
+    assert_says(said, "baseline: the file has none (M=8)\n");
+    ka_buf_free(&text);
+    json_decref(result);
+}
+
+static void table__of_a_refused_run__has_the_reason_alone(void **state)
+{
+    (void)state;
+    struct ka_buf text = {0};
+    json_t *result = result_of((struct asked){.timed = TIMED(SUBJECT("ours", MS("6.0"))), .wall = 0.05});
+    ka_bench_text(result, &text);
+    assert_says(ka_buf_str(&text), "refused: the times together are 0.1 s");
+    assert_null(strstr(ka_buf_str(&text), "backward"));
+    ka_buf_free(&text);
+    json_decref(result);
+}
+
+static void table__gradients_far_from_eager__are_said(void **state)
+{
+    (void)state;
+    struct ka_buf text = {0};
+    json_t *result =
+        result_of((struct asked){.timed = TIMED("{\"name\": \"ours\", \"times\": {\"bwd\": {\"alone\": " MS(
+                                     "6.0") "}}, \"late\": [], \"difference\": 0.5}")});
+    ka_bench_text(result, &text);
+    assert_says(ka_buf_str(&text), "ours: its gradients are not those of eager PyTorch");
+    ka_buf_free(&text);
+    json_decref(result);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -205,6 +259,9 @@ int main(void)
         cmocka_unit_test(bench__more_time_than_there_was__refuses_everything),
         cmocka_unit_test(bench__shape_without_result__has_its_error),
         cmocka_unit_test(bench__what_is_missing__and_what_was_kept__are_told),
+        cmocka_unit_test(table__has_a_row_a_shape__and_says_what_has_no_time),
+        cmocka_unit_test(table__of_a_refused_run__has_the_reason_alone),
+        cmocka_unit_test(table__gradients_far_from_eager__are_said),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
