@@ -17,6 +17,7 @@
  *     ask.c             prompts, model or mailbox, answers to candidates
  *     check.c           scan, candidate, oracle, comparison, facts
  *     result.c          the result object
+ *     folder.c          what a run's folder is called
  *     finish.c          pair and reports
  *     commands.c        which file does what the machine commands
  *     run.c             folder, documents, what a fresh or resumed run begins with; the end */
