@@ -1,21 +1,22 @@
 /* What a benchmark says: the samples of operation bench, held against the ceilings that another process has
  * measured, and against the clock of this one. Pure.
  *
- * A floor is what the bytes of a pass (inputs, outputs and gradients once each) take at the measured bandwidth,
- * or its operations at the measured rate of products, whichever is longer. A backward that does not need all
- * inputs may be below it; that is said. What is refused, and has no time in the result, is
+ * A floor is what the bytes of a pass (inputs, outputs and gradients once each) take at the measured
+ * bandwidth, or its operations at the measured rate of products, whichever is longer. A backward that does
+ * not need all inputs may be below it; that is said. What is refused, and has no time in the result, is
  *
  *   - what is less than writing the results alone takes: what the L2 holds of them is let off with an eighth;
  *   - what the device went on with after the call's stream had ended, by more than a tenth;
  *   - everything, where all times together are more than the time for which the process ran.
  *
- * The result (new reference), of which the members below "shapes" are those of docs/protocol.md's bench.json:
+ * The result, which is also what bench.json holds beside file, stub, versions and clocks:
  *
- *   {"device": {...}, "ceilings": {"bytes_per_s", "flops_per_s", "dtype"}, "wall_seconds", "claimed_seconds",
- *    "refused": null | "sentence",
- *    "shapes": [{"dims", "error"?: {...}, "rounds", "passes": {"bwd": {"floor_ms", "floor_of": "bytes" | "flops",
- *      "least_ms", "subjects": {"ours": {"alone": TIME, "graph": TIME}}}}, "memory": {"ours": {...}},
- *      "missing": {"baseline": "why"}, "no_graph": {"ours": "why"}, "difference": {"ours": 1e-7}}],
+ *   {"device": {...}, "ceilings": {"bytes_per_s", "flops_per_s", "dtype"}, "wall_seconds",
+ *    "claimed_seconds", "refused": null | "sentence",
+ *    "shapes": [{"dims", "error"?: {...}, "rounds", "passes": {"bwd": {"floor_ms",
+ *      "floor_of": "bytes" | "flops", "least_ms", "subjects": {"ours": {"alone": TIME, "graph": TIME}}}},
+ *      "memory": {"ours": {"saved_bytes", "peak_bytes"}}, "missing": {"baseline": "why"},
+ *      "no_graph": {"ours": "why"}, "difference": {"ours": 1e-7}}],
  *    "geomean": {"bwd": {"alone": {"eager": {"ratio", "shapes", "faster", "slower"}}}}}
  *   TIME = {"median_ms", "low_ms", "high_ms", "samples", "bytes_per_s", "flops_per_s"?, "below_floor"?}
  *        | {"refused": "sentence"}
@@ -35,6 +36,7 @@ struct ka_bench_facts {
     double min_rel_impr;
 };
 
+/* A new reference. */
 json_t *ka_bench_result(const struct ka_bench_facts *facts);
 
 /* Passes and subjects in the order in which they are shown; NULL past the last. */

@@ -98,6 +98,11 @@ static void put_pass(const json_t *result, const char *pass, struct ka_buf *out)
 
 static void put_memory(const json_t *result, struct ka_buf *out)
 {
+    bool any = false;
+    KA_EACH(json_object_get(result, "shapes"), n, some)
+        any = any || json_object_get(some, "memory");
+    if (!any)
+        return;
     ka_buf_printf(out, "\n%-34s", "MiB saved for the backward / most");
     for (size_t i = 0; ka_bench_subject(i); i++)
         ka_buf_printf(out, " %21s", ka_bench_subject(i));

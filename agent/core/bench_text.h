@@ -1,5 +1,5 @@
-/* A benchmark's result (bench_result.h) as plain text: a table a pass, a row a shape, and below it what has no
- * time and why. Pure. */
+/* A benchmark's result (bench_result.h) as plain text: a table a pass, a row a shape, and below it what has
+ * no time and why. Pure. */
 #ifndef KA_BENCH_TEXT_H
 #define KA_BENCH_TEXT_H
 

@@ -205,7 +205,8 @@ static void fail(struct ka_bench *bench, const struct ka_op_result *result)
                        ? json_incref(error)
                        : json_pack("{s:s, s:s}", "kind", "died", "message", result->message);
     bool internal = json_is_object(error) && strcmp(kind, "internal") == 0;
-    finish(bench, result->status == KA_OP_SANDBOX ? 6 : internal ? 1 : 3);
+    bool none = strcmp(kind, "needs_gpu") == 0;
+    finish(bench, result->status == KA_OP_SANDBOX ? 6 : internal ? 1 : none ? 2 : 3);
 }
 
 /* ---- the steps */

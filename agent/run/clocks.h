@@ -8,9 +8,9 @@
 struct ka_clocks;
 struct ka_loop;
 
-/* `done` runs once, on the loop, after ka_clocks_stop(); it owns the list [{"sm_mhz", "memory_mhz", "max_sm_mhz",
- * "celsius", "watts", "throttle"}], an entry a reading of the first GPU; empty where there is no nvidia-smi on
- * PATH. `throttle` is the driver's word of bits. */
+/* `done` runs once, on the loop, after ka_clocks_stop(); it owns the list [{"sm_mhz", "memory_mhz",
+ * "max_sm_mhz", "celsius", "watts", "throttle"}], an entry a reading of the first GPU; empty where there is
+ * no nvidia-smi on PATH. `throttle` is the driver's word of bits. */
 struct ka_clocks *ka_clocks_start(struct ka_loop *loop, void (*done)(void *arg, json_t *readings), void *arg);
 /* The handle is gone. Once. */
 void ka_clocks_stop(struct ka_clocks *clocks);

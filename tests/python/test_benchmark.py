@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from kernel_agent import forward
+from fake_gpu import Gpu as FakeGpu
 from kernel_agent.operations import benchmark, ceilings
 from sources import SCALE_PAIR
 
@@ -23,58 +22,6 @@ PAIR = SCALE_PAIR.replace("\n\n# ---- backward ----", REFERENCE)
 CASES = [{"id": 0, "dims": {"N": 40}, "seed": 5}]
 
 
-class FakeGpu:
-    """Kernels are interpreted; a call takes a millisecond, and ten more for each launch."""
-
-    mode = "interpret"
-    l2 = 1 << 10
-    device = torch.device("cpu")
-
-    def __init__(self, refuses: str = "", late: float = 0.0) -> None:
-        self.refuses = refuses  # what cannot be captured, by the function's name
-        self.late = late
-        self.kept = 0
-        self.timed = 0
-
-    def describe(self):
-        return {"name": "fake", "capability": "sm_90", "l2_bytes": self.l2, "memory_bytes": 1 << 30}
-
-    def time(self, call):
-        launches = []
-        with forward.launch_intercept(lambda launch: (launches.append(launch), launch.run())[1]):
-            made = call()
-        self.timed += 1
-        return made, 1.0 + 10.0 * len(launches), self.late
-
-    def warm(self, call):
-        call()
-
-    def pool(self):
-        return None
-
-    def capture(self, call, pool):
-        if self.refuses and call.__self__.function.__name__ == self.refuses:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        return call
-
-    def compile(self, function):
-        def compiled(*args, **kwargs):
-            return function(*args, **kwargs)
-
-        return compiled
-
-    def allocated(self):
-        self.kept += 1000
-        return self.kept
-
-    def peak(self, call):
-        call()
-        return 4000
-
-    def release(self):
-        pass
-
-
 def run(path, scratch, gpu=None, **fields):
     request = {"file": str(path), "device": "cuda", "cases": CASES, "seconds": 0, **fields}
     (case,) = benchmark.run(request, scratch, gpu or FakeGpu())["cases"]
@@ -91,12 +38,12 @@ def test_all__each_pass_alone_and_as_a_graph__as_often_as_there_are_rounds(write
     found = by_name(case)
     assert case["rounds"] == benchmark.ROUNDS_LEAST
     assert list(found) == ["ours", "eager", "compile", "baseline"]
-    launched = {"fwd": 11.0, "bwd": 11.0, "both": 21.0}
+    launched = {"fwd": 0.11, "bwd": 0.11, "both": 0.21}
     for which, ms in launched.items():
         for how in ("alone", "graph"):
-            assert found["ours"]["times"][which][how] == [ms] * case["rounds"]
-            assert found["eager"]["times"][which][how] == [1.0] * case["rounds"]
-            assert found["compile"]["times"][which][how] == [1.0] * case["rounds"]
+            assert found["ours"]["times"][which][how] == [pytest.approx(ms)] * case["rounds"]
+            assert found["eager"]["times"][which][how] == [0.01] * case["rounds"]
+            assert found["compile"]["times"][which][how] == [0.01] * case["rounds"]
     assert found["baseline"] == {"name": "baseline", "missing": "the file has no baseline()"}
 
 
@@ -122,7 +69,7 @@ def test_passes__only_one__leaves_the_others_out(write, tmp_path):
 
 
 def test_graph__that_cannot_be_captured__says_why_and_plain_calls_go_on(write, tmp_path):
-    found = by_name(run(write(PAIR), tmp_path, FakeGpu("scale_autograd")))
+    found = by_name(run(write(PAIR), tmp_path, FakeGpu(refuses="scale_autograd")))
     assert "not permitted when stream is capturing" in found["ours"]["no_graph"]
     assert set(found["ours"]["times"]["bwd"]) == {"alone"}
     assert set(found["eager"]["times"]["bwd"]) == {"alone", "graph"} and found["eager"]["no_graph"] is None
@@ -140,7 +87,7 @@ def test_reference__missing_or_raising__is_said_and_ours_is_timed(write, tmp_pat
 def test_baseline__of_the_file__takes_its_turn(write, tmp_path):
     baseline = "\n\ndef baseline():\n    return lambda x, factor=2.0: x * factor\n\n\n# ---- backward ----"
     found = by_name(run(write(PAIR.replace("\n\n# ---- backward ----", baseline)), tmp_path))
-    assert found["baseline"]["times"]["both"]["graph"] == [1.0] * benchmark.ROUNDS_LEAST
+    assert found["baseline"]["times"]["both"]["graph"] == [0.01] * benchmark.ROUNDS_LEAST
     assert found["baseline"]["difference"] == 0.0
 
 
@@ -178,18 +125,12 @@ def needs(path, scratch, **fields):
     return ceilings.run(request, scratch, FakeGpu())
 
 
-@pytest.fixture(autouse=True)
-def small_ceilings(monkeypatch):
-    monkeypatch.setattr(ceilings, "_COPY_LEAST", 1 << 12)
-    monkeypatch.setattr(ceilings, "_ORDER", dict.fromkeys((torch.float32, torch.float16), 8))
-
-
 def test_ceilings__count_bytes_once_each(write, tmp_path):
     found = needs(write(PAIR), tmp_path)
     (case,) = found["cases"]
     assert case["bytes"] == {"fwd": 320, "bwd": 480, "both": 480} and case["flops"] is None
     assert case["least_bytes"] == {"fwd": 160, "bwd": 160, "both": 320}
-    assert found["copy"]["bytes"] == 2 * 8 * 1024 and len(found["copy"]["ms"]) == 20
+    assert found["copy"]["bytes"] == 2 << 14 and len(found["copy"]["ms"]) == 20
     assert found["matmul"]["flops"] == 2 * 8**3 and found["matmul"]["dtype"] == "float32"
     assert found["device"]["name"] == "fake"
 

@@ -21,8 +21,6 @@ from .traffic import bytes_of
 
 PASSES = ("fwd", "bwd", "both")
 _SAMPLES = 20
-_COPY_LEAST = 256 << 20
-_ORDER = {torch.float64: 4096, torch.float32: 4096}  # of the matrices; else 8192
 
 
 def run(request: dict[str, Any], scratch: Path, gpu: Gpu | None = None) -> dict[str, Any]:
@@ -50,7 +48,7 @@ def _samples(gpu: Gpu, call: Callable[[], object]) -> list[float]:
 
 def _copy(gpu: Gpu) -> dict[str, Any]:
     """One tensor copied to another: bytes read and written, and how long that took."""
-    size = max(_COPY_LEAST, 8 * gpu.l2)
+    size = gpu.copy_bytes
     source = torch.ones(size, dtype=torch.uint8, device=gpu.device)
     target = torch.empty_like(source)
     return {"bytes": 2 * size, "ms": _samples(gpu, lambda: target.copy_(source))}
@@ -58,7 +56,8 @@ def _copy(gpu: Gpu) -> dict[str, Any]:
 
 def _matmul(gpu: Gpu, dtype: torch.dtype | None) -> dict[str, Any] | None:
     """Two square matrices, float32 in TF32 as kernels have it. None where torch multiplies no such dtype."""
-    order = _ORDER.get(dtype or torch.float32, 8192)
+    dtype = dtype or torch.float32
+    order = gpu.matmul_order(dtype)
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     try:

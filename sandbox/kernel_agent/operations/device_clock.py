@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..errors import Unusable
+
 Made = TypeVar("Made")
 
 _L2_UNKNOWN = 128 << 20  # larger than any that there is today
@@ -34,9 +36,18 @@ class Gpu:
         """`scratch`: where torch.compile may leave files."""
         self.device = torch.device(device)
         self.scratch = scratch
+        if not torch.cuda.is_available():
+            raise Unusable(
+                "needs_gpu", "torch finds no GPU here", remedy="kernel-agent doctor says what it has"
+            )
         card = torch.cuda.get_device_properties(self.device)
         self.l2 = int(getattr(card, "L2_cache_size", 0)) or _L2_UNKNOWN
+        self.copy_bytes = max(256 << 20, 8 * self.l2)  # of a tensor that is copied to find the bandwidth
         self._lines = torch.empty(2 * self.l2, dtype=torch.uint8, device=self.device)
+
+    def matmul_order(self, dtype: torch.dtype) -> int:
+        """Of square matrices that keep the device busy for milliseconds."""
+        return 4096 if dtype in (torch.float32, torch.float64) else 8192
 
     def describe(self) -> dict[str, Any]:
         card = torch.cuda.get_device_properties(self.device)
