@@ -537,6 +537,11 @@ TIMED: dict[str, list[dict[str, int]] | None] = {
     "dataset/reduction_softmax/softmax_row_single_tile.py": ROWS,
 }
 SAMPLE_TIMED = 4
+# Of examples that have none.
+REFERENCES = {
+    "examples/softmax.py": "def reference(x):\n    return torch.softmax(x, dim=-1)\n",
+    "examples/swiglu.py": "def reference(gate, up):\n    return torch.nn.functional.silu(gate) * up\n",
+}
 
 
 def part_bench(bench: Bench) -> Iterator[dict[str, Any]]:
@@ -569,7 +574,7 @@ def timed(
         drafted = bench.run(bench.program, "differentiate", ROOT / file, "--print", "--quiet", most=most)
         if drafted.code != 0:
             return {"verdict": "not drafted", "reason": f"{drafted.why}: {drafted.err.strip()[-TEXT_MAX:]}"}
-        text += f"\n\n# ---- backward ----\n\n\n{drafted.out}"
+        text += f"\n\n{REFERENCES.get(file, '')}\n\n# ---- backward ----\n\n\n{drafted.out}"
     pair.write_text(text)
     options = ["--device", bench.device, "--seconds", "40" if bench.whole else "12", "--out", folder]
     options += ["--sweep", json.dumps(sweep) if sweep else "required"]
