@@ -2,6 +2,7 @@
 #include "bench_text.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "base/each.h"
 #include "bench_result.h"
@@ -124,12 +125,13 @@ static void put_memory(const json_t *result, struct ka_buf *out)
     }
 }
 
-/* ---- notes: each sentence once, with the first shape that it is about */
+/* ---- notes: the first line of each sentence once, with the first shape that it is about */
 
 static void note(json_t *notes, const char *dims, const char *about, const char *text)
 {
     KA_AUTO_BUF struct ka_buf key = {0};
-    ka_buf_printf(&key, "%s: %.300s", about, text);
+    size_t line = strcspn(text, "\n");
+    ka_buf_printf(&key, "%s: %.*s", about, (int)(line < 300 ? line : 300), text);
     if (json_object_size(notes) < MOST_NOTES && !json_object_get(notes, ka_buf_str(&key)))
         json_object_set_new(notes, ka_buf_str(&key), json_string(dims));
 }

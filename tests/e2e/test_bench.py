@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -150,3 +151,29 @@ def test_two_at_a_time__the_second_is_refused(agent: Agent, share: Path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         ended = bench(agent, share, pair(agent))
     assert ended.code == 2 and "another benchmark is running" in ended.err
+
+
+def test_interrupt__ends_it_with_130_and_leaves_no_copies(agent: Agent, share: Path):
+    clock = clock_of(share)
+    clock.write_text(
+        clock.read_text().replace("made = call()", "made = call() or __import__('time').sleep(9e9)")
+    )
+    agent.env |= {"KA_SHARE": str(share), "TMPDIR": str(agent.folder)}
+    command = ["bench", pair(agent), "--device", "cuda", "--python", sys.executable]
+    process = agent.start(*command)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "bench: ceilings" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    assert process.returncode == 130
+    assert not list(agent.folder.glob("kernel-agent-bench-*")) and not results(agent)
+
+
+@pytest.mark.parametrize("name", ["activations", "class_only", "cross_entropy", "fused_add"])
+def test_module__written_by_hand__is_timed_too(agent: Agent, share: Path, name: str):
+    file = ROOT / "tests" / "e2e" / "handwritten" / f"{name}.py"
+    ended = bench(agent, share, file, "--sweep", "required", "--only", "both")
+    assert ended.code == 0, ended.out + ended.err
+    assert results(agent)[0]["shapes"][0]["passes"]["both"]["subjects"]["ours"]["graph"]["median_ms"] > 0

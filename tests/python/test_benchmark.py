@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import triton
 from fake_gpu import Gpu as FakeGpu
+from kernel_agent import launches
 from kernel_agent.operations import benchmark, ceilings
 from sources import SCALE_PAIR
 
@@ -146,3 +150,19 @@ def test_ceilings__shape_that_the_forward_does_not_take__fails_alone(write, tmp_
     found = needs(write(PAIR), tmp_path, cases=cases)["cases"]
     assert [case["ok"] for case in found] == [False, True]
     assert "raised KeyError" in found[0]["error"]["message"]
+
+
+def test_autotuner__of_what_is_timed__measures_as_for_its_user(write, tmp_path, monkeypatch):
+    monkeypatch.setattr(launches._state, "measured", False)
+    run(write(SCALE_PAIR), tmp_path)
+
+    @triton.autotune([triton.Config({}), triton.Config({}, num_warps=8)], key=[])
+    @triton.jit
+    def kernel(x_ptr):
+        pass
+
+    tuner: Any = kernel
+    asked = []
+    tuner.nargs = {}
+    tuner.do_bench = lambda call, quantiles: asked.append(quantiles) or [3.0, 2.0, 4.0]
+    assert tuner._bench(config=tuner.configs[0]) == [3.0, 2.0, 4.0] and len(asked) == 1

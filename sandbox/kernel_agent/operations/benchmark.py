@@ -41,14 +41,14 @@ def run(request: dict[str, Any], scratch: Path, gpu: Gpu | None = None) -> dict[
     tune_by_the_clock()
     entry = entry_of(fwd, request.get("entry"))
     share = request["seconds"] / max(1, len(request["cases"]))
-    cases = []
+    cases: list[dict[str, Any]] = []
     for case in request["cases"]:
         try:
-            bench = Bench(fwd, gpu, case, request.get("passes") or PASSES, request.get("dtype"))
-            made: dict[str, Any] = {"ok": True, **bench.run(entry, share)}
+            passes = request.get("passes") or PASSES
+            made = {"ok": True, **Bench(fwd, gpu, case, passes, request.get("dtype")).run(entry, share)}
         except (Exception, SystemExit) as exc:  # noqa: BLE001 (one case fails, the others go on)
             made = {"ok": False, "error": _error(exc, fwd).to_dict()}
-        budget.release(str(gpu.device))
+        gpu.release()  # also the memory of graphs
         cases.append({"id": case["id"], **made})
     return {"entry": entry.__name__, "cases": cases}
 
@@ -262,7 +262,7 @@ class Bench:
         graphs = subject.graphs
         if graphs is None:
             return
-        graphs.refill(call)
+        graphs.refill(self.call(subject, seed))
         self.time(subject, "fwd", "graph", graphs.forward)
         self.time(subject, "bwd", "graph", graphs.backward)
         if "both" in self.passes:
