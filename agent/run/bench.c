@@ -314,6 +314,7 @@ int ka_bench_start(struct ka_app *app, const struct ka_bench_req *req, struct ka
     ka_settings_copy(&bench->settings, req->settings);
     bench->only = ka_strdup(req->only);
     bench->seconds = req->seconds;
+    bench->settings.deadline += req->seconds; /* for what is compiled there is as much as ever */
     bench->done = req->done;
     bench->arg = req->arg;
     bench->file = ka_path_real(req->file, err);
