@@ -26,6 +26,12 @@ const char *ka_bench_subject(size_t i)
     return i < KA_COUNT(subjects) ? subjects[i] : NULL;
 }
 
+/* JSON has no infinity; what is so large is no figure. */
+static double told(double value)
+{
+    return isfinite(value) ? value : 0.0;
+}
+
 /* What the device gives, and what one pass of one shape asks of it. */
 struct need {
     double bandwidth, rate; /* bytes and operations a millisecond; 0: unknown */
@@ -44,7 +50,7 @@ static double best_rate(const json_t *measured, const char *amount)
             least = ms;
     }
     double all = ka_number_of(measured, amount, 0.0);
-    return isfinite(least) && all > 0.0 ? all / least : 0.0;
+    return isfinite(least) && all > 0.0 ? told(all / least) : 0.0;
 }
 
 static const json_t *case_of(const json_t *result, const json_t *shape)
@@ -67,10 +73,10 @@ static struct need need_of(const json_t *ceilings, const json_t *needed, const c
     };
     double least = ka_number_of(json_object_get(needed, "least_bytes"), pass, 0.0);
     if (need.bandwidth > 0.0) {
-        need.floor_ms = need.bytes / need.bandwidth;
-        need.least_ms = fmax(least - need.l2, least / L2_FASTER) / need.bandwidth;
+        need.floor_ms = told(need.bytes / need.bandwidth);
+        need.least_ms = told(fmax(least - need.l2, least / L2_FASTER) / need.bandwidth);
     }
-    double products = need.rate > 0.0 ? need.flops / need.rate : 0.0;
+    double products = need.rate > 0.0 ? told(need.flops / need.rate) : 0.0;
     need.by_flops = products > need.floor_ms;
     need.floor_ms = fmax(need.floor_ms, products);
     return need;
@@ -93,9 +99,9 @@ static json_t *time_of(const json_t *samples, const struct need *need, double la
         return refused(json_sprintf("the device went on for %.4g ms after the call", late_ms));
     json_t *made = json_pack("{s:f, s:f, s:f, s:I, s:f}", "median_ms", times.median, "low_ms", times.low,
                              "high_ms", times.high, "samples", (json_int_t)times.count, "bytes_per_s",
-                             need->bytes / times.median * 1e3);
+                             told(need->bytes / times.median * 1e3));
     if (need->flops > 0.0)
-        json_object_set_new(made, "flops_per_s", json_real(need->flops / times.median * 1e3));
+        json_object_set_new(made, "flops_per_s", json_real(told(need->flops / times.median * 1e3)));
     if (times.median < need->floor_ms)
         json_object_set_new(made, "below_floor", json_true());
     return made;
@@ -218,7 +224,7 @@ static json_t *mean_of(const json_t *shapes, const char *pass, const char *way, 
         slower += ka_times_faster(&other, &ours, min_rel);
         count++;
     }
-    return count ? json_pack("{s:f, s:I, s:I, s:I}", "ratio", exp(sum / (double)count), "shapes", count,
+    return count ? json_pack("{s:f, s:I, s:I, s:I}", "ratio", told(exp(sum / (double)count)), "shapes", count,
                              "faster", faster, "slower", slower)
                  : NULL;
 }
@@ -281,9 +287,9 @@ json_t *ka_bench_result(const struct ka_bench_facts *facts)
             json_array_append_new(shapes, shape_of(facts, asked));
     json_t *device = json_object_get(facts->ceilings, "device");
     return json_pack("{s:O?, s:{s:f, s:f, s:s*}, s:f, s:f, s:o, s:o, s:o}", "device", device, "ceilings",
-                     "bytes_per_s", best_rate(json_object_get(facts->ceilings, "copy"), "bytes") * 1e3,
-                     "flops_per_s", best_rate(matmul, "flops") * 1e3, "dtype",
+                     "bytes_per_s", told(best_rate(json_object_get(facts->ceilings, "copy"), "bytes") * 1e3),
+                     "flops_per_s", told(best_rate(matmul, "flops") * 1e3), "dtype",
                      ka_text_of(matmul, "dtype", NULL), "wall_seconds", facts->wall_seconds,
-                     "claimed_seconds", isfinite(claimed) ? claimed : 0.0, "refused", refusal, "geomean",
+                     "claimed_seconds", told(claimed), "refused", refusal, "geomean",
                      geomean_of(shapes, facts->min_rel_impr), "shapes", shapes);
 }

@@ -41,7 +41,7 @@ int ka_times_of(const json_t *samples, struct ka_times *out)
     }
     qsort(sorted, n, sizeof(*sorted), ascending);
     size_t out_of = outside(n);
-    *out = (struct ka_times){.median = (sorted[(n - 1) / 2] + sorted[n / 2]) / 2,
+    *out = (struct ka_times){.median = sorted[(n - 1) / 2] / 2 + sorted[n / 2] / 2,
                              .low = sorted[out_of],
                              .high = sorted[n - 1 - out_of],
                              .count = n};

@@ -62,12 +62,9 @@ static json_t *reading_of(char *line)
     return made;
 }
 
-static bool read_once(const char *program, json_t *readings)
+static bool read_with(const char *program, const char *query, json_t *readings)
 {
-    const char *const argv[] = {program, "--id=0",
-                                "--query-gpu=clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,power.draw,"
-                                "clocks_throttle_reasons.active",
-                                "--format=csv,noheader,nounits", NULL};
+    const char *const argv[] = {program, "--id=0", query, "--format=csv,noheader,nounits", NULL};
     KA_AUTO_BUF struct ka_buf said = {.max = ANSWER_MAX};
     if (ka_probe_run(argv, (const char *const *)environ, LIMIT_MS, &said, NULL) != 0 || !said.len)
         return false;
@@ -75,6 +72,15 @@ static bool read_once(const char *program, json_t *readings)
     line[strcspn(line, "\n")] = '\0';
     json_array_append_new(readings, reading_of(line));
     return true;
+}
+
+/* Newer drivers have another name for the last. */
+static bool read_once(const char *program, json_t *readings)
+{
+#define QUERY(reasons)                                                                                       \
+    "--query-gpu=clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,power.draw,clocks_" reasons ".active"
+    return read_with(program, QUERY("event_reasons"), readings) ||
+           read_with(program, QUERY("throttle_reasons"), readings);
 }
 
 /* Until the next reading is due. False once it was stopped. */

@@ -112,7 +112,8 @@ def test_clocks__that_nvidia_smi_tells__are_kept_and_nothing_is_set(agent: Agent
     folder = agent.folder / "bin"
     folder.mkdir()
     smi = folder / "nvidia-smi"
-    smi.write_text(f'#!/bin/sh\necho "$@" >> {agent.folder}/asked\necho "1980, 2619, 1980, 41, [N/A], 0x4"\n')
+    answer = 'case "$*" in *event_reasons*) exit 2 ;; esac\necho "1980, 2619, 1980, 41, [N/A], 0x4"\n'
+    smi.write_text(f'#!/bin/sh\necho "$@" >> {agent.folder}/asked\n{answer}')
     smi.chmod(0o755)
     path = f"{folder}:{os.environ['PATH']}"
     ended = bench(agent, share, pair(agent), "--only", "fwd", PATH=path)

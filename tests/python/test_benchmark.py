@@ -101,6 +101,13 @@ def test_gradients__after_timing__are_held_against_eager(write, tmp_path):
     assert by_name(run(write(wrong), tmp_path))["ours"]["difference"] == pytest.approx(0.5, rel=1e-4)
 
 
+def test_outputs__that_ours_does_not_differentiate__have_no_upstream_anywhere(write, tmp_path):
+    source = PAIR.replace("return x * factor", "return x * factor, x * 3")
+    source = source.replace("    return Scale.apply(x, factor)", "    return Scale.apply(x, factor), None")
+    found = by_name(run(write(source), tmp_path))
+    assert found["ours"]["difference"] == pytest.approx(0, abs=1e-6)
+
+
 def test_ours__that_raises__fails_the_case_with_its_line(write, tmp_path):
     path = write(PAIR.replace("d_y = d_y.contiguous()", "raise RuntimeError('no such launch')"))
     case = run(path, tmp_path)

@@ -177,6 +177,25 @@ static void bench__shape_without_result__has_its_error(void **state)
     }
 }
 
+static void bench__figures_beyond_all_measure__are_none(void **state)
+{
+    (void)state;
+    static const char *const ceilings[] = {
+        "{\"copy\": {\"bytes\": 1e308, \"ms\": [1e-300]}, \"cases\": [{" CASE "}]}",
+        "{\"copy\": {\"bytes\": 1e-300, \"ms\": [1e308]}, \"cases\": [{" CASE "}]}",
+        "{\"copy\": {\"bytes\": 1, \"ms\": [1]}, \"matmul\": {\"flops\": 1e308, \"ms\": [1]}, "
+        "\"cases\": [{" CASE ", \"flops\": {\"bwd\": 1e308}}]}"};
+    for (size_t i = 0; i < KA_COUNT(ceilings); i++) {
+        json_t *result = result_of((struct asked){
+            .ceilings = ceilings[i], .timed = TIMED(SUBJECT("ours", MS("1e-300"))), .wall = 1e9});
+        assert_non_null(pass_of(result));
+        json_decref(result);
+    }
+    json_t *result = result_of((struct asked){.timed = TIMED(SUBJECT("ours", MS("1e308")))});
+    assert_true(json_is_string(json_object_get(result, "refused")));
+    json_decref(result);
+}
+
 static void bench__what_is_missing__and_what_was_kept__are_told(void **state)
 {
     (void)state;
@@ -258,6 +277,7 @@ int main(void)
         cmocka_unit_test(bench__work_after_the_call__is_refused),
         cmocka_unit_test(bench__more_time_than_there_was__refuses_everything),
         cmocka_unit_test(bench__shape_without_result__has_its_error),
+        cmocka_unit_test(bench__figures_beyond_all_measure__are_none),
         cmocka_unit_test(bench__what_is_missing__and_what_was_kept__are_told),
         cmocka_unit_test(table__has_a_row_a_shape__and_says_what_has_no_time),
         cmocka_unit_test(table__of_a_refused_run__has_the_reason_alone),

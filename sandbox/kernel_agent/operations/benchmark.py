@@ -118,8 +118,15 @@ class Call:
     """One subject on inputs of its own: the same values for the same seed."""
 
     def __init__(
-        self, fwd: Forward, function: Callable[..., Any], dims: dict[str, Any], seed: int, dtype: str | None
+        self,
+        fwd: Forward,
+        function: Callable[..., Any],
+        dims: dict[str, Any],
+        seed: int,
+        dtype: str | None,
+        asked: list[int] | None,
     ) -> None:
+        """`asked`: which outputs have an upstream; None: all that have a gradient."""
         args, kwargs = draw.make_inputs(fwd, dims, seed, dtype=dtype)
         wanted = draw.grad_inputs(fwd, draw.bind(fwd, args, kwargs))
         self.function = function
@@ -127,12 +134,16 @@ class Call:
         self.arguments = fwd.signature.bind(*args, **kwargs)
         self.leaves = {name: value.detach().requires_grad_() for name, value in wanted.items()}
         self.arguments.arguments.update(self.leaves)
+        self.asked = asked
+        self.differentiable: list[int] = []
         self.outputs: list[torch.Tensor] = []
         self.upstreams: list[torch.Tensor] = []
 
     def forward(self) -> None:
-        returned = self.function(*self.arguments.args, **self.arguments.kwargs)
-        self.outputs = [value for value in draw.tensors_in(returned) if value.requires_grad]
+        returned = draw.flatten(self.function(*self.arguments.args, **self.arguments.kwargs))
+        found = [at for at, v in enumerate(returned) if isinstance(v, torch.Tensor) and v.requires_grad]
+        self.differentiable = [at for at in found if self.asked is None or at in self.asked]
+        self.outputs = [returned[at] for at in self.differentiable]
         if not self.outputs:
             raise Unusable("no_outputs", "no output of the call has a gradient")
 
@@ -195,6 +206,7 @@ class Bench:
         self.seed: int = case["seed"]
         self.passes = [name for name in PASSES if name in passes]
         self.dtype = dtype
+        self.asked: list[int] | None = None  # outputs that ours differentiates: of the others no more
 
     def run(self, entry: Callable[..., Any], seconds: float) -> dict[str, Any]:
         """Rounds, in each of which all have their turn, until `seconds` are over."""
@@ -213,7 +225,7 @@ class Bench:
 
     def call(self, subject: Subject, seed: int) -> Call:
         assert subject.function is not None
-        return Call(self.fwd, subject.function, self.dims, seed, self.dtype)
+        return Call(self.fwd, subject.function, self.dims, seed, self.dtype, self.asked)
 
     def prepare(self, subject: Subject) -> None:
         """Everything is compiled, tuned and captured; what that takes is nobody's time. Whoever cannot be
@@ -223,6 +235,8 @@ class Bench:
         try:
             call = self.call(subject, self.seed)
             call.forward()
+            if subject.name == "ours":
+                self.asked = call.differentiable
             call.upstreams = call.draw_upstreams(self.seed)
             self.gpu.warm(call.both)
             self.measure_memory(subject)
