@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import contextlib
+import importlib
 from types import SimpleNamespace
 
 import pytest
@@ -103,12 +104,35 @@ def test_capture__records_one_call_and_gives_its_replay(clock, log):
     assert log[-1] == "replay"
 
 
-def test_capture__that_fails__raises(clock):
+@pytest.mark.parametrize("name", ["_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"])
+def test_capture__that_fails__raises_its_cause_and_is_over(clock, log, monkeypatch, name):
+    """As torch does it: leaving the broken capture raises too, and neither stream nor memory are given back."""
+
+    class Broken:
+        def __init__(self, graph, pool):
+            pass
+
+        def __enter__(self):
+            pass
+
+        def __exit__(self, *exc):
+            raise RuntimeError("a previous error during capture")
+
     def copies():
         raise RuntimeError("not permitted when stream is capturing")
 
+    def end(device, pool):
+        log.append(f"end {device} {pool}")
+        raise RuntimeError("not recording to it")
+
+    monkeypatch.delattr(torch._C, "_cuda_endAllocateToPool", raising=False)
+    monkeypatch.setattr(torch._C, name, end, raising=False)
+    monkeypatch.setattr(torch.cuda, "graph", Broken)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: log.append(f"back to {stream.name}"))
     with pytest.raises(RuntimeError, match="not permitted"):
         clock.capture(copies, "pool")
+    assert log == ["back to main", "end 0 pool"]
 
 
 def test_warm__calls_beside_the_stream_in_use__and_joins_it_again(clock, log):
@@ -126,10 +150,11 @@ def test_compile__is_for_one_shape_and_stays_in_the_scratch(clock, monkeypatch, 
     given = {}
     monkeypatch.setattr(torch, "compile", lambda function, **options: given.update(options) or function)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
-    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "8")
+    config = importlib.import_module("torch._inductor.config")
+    monkeypatch.setattr(config, "compile_threads", 8)
     assert clock.compile(len) is len and given == {"dynamic": False}
     assert device_clock.os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
-    assert device_clock.os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
+    assert config.compile_threads == 1
 
 
 def test_l2__that_torch_does_not_tell__is_taken_to_be_large(log, monkeypatch, tmp_path):

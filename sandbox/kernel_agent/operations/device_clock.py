@@ -9,6 +9,7 @@ Tests put an object with the same methods in its place: nothing else of the benc
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -91,15 +92,22 @@ class Gpu:
 
     def capture(self, call: Callable[[], object], pool: Any) -> Callable[[], None]:
         """Raises whatever keeps the call from being captured: a copy to the host, an allocation by others."""
+        before = torch.cuda.current_stream()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            call()
+        try:
+            with torch.cuda.graph(graph, pool=pool):
+                call()
+        except Exception as exc:  # noqa: BLE001 (its cause is raised)
+            torch.cuda.set_stream(before)
+            _end_capture(pool)
+            raise _first(exc) from None
         return graph.replay
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """torch.compile for the shapes of the first call, in this process alone. Nothing is compiled yet."""
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.scratch / "inductor")
-        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+        config: Any = importlib.import_module("torch._inductor.config")
+        config.compile_threads = 1  # and no processes
         importlib.import_module("torch._dynamo").reset()  # of an earlier shape
         return torch.compile(function, dynamic=False)
 
@@ -120,3 +128,20 @@ class Gpu:
         gc.collect()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
+
+
+def _first(exc: BaseException) -> BaseException:
+    """What went wrong, of errors that came of each other: a capture that is broken cannot be ended either."""
+    before = None if exc.__suppress_context__ else exc.__context__
+    return exc if before is None else _first(before)
+
+
+def _end_capture(pool: Any) -> None:
+    """Before 2.12 torch's allocator takes a capture that failed to be under way for good, and refuses to give
+    memory back or to capture anything else (pytorch/pytorch#180395)."""
+    for name in ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"):
+        end = getattr(torch._C, name, None)
+        if end is not None:
+            with contextlib.suppress(RuntimeError):  # it knows already
+                end(torch.cuda.current_device(), pool)
+            return
