@@ -106,7 +106,7 @@ def test_capture__records_one_call_and_gives_its_replay(clock, log):
 
 @pytest.mark.parametrize("name", ["_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"])
 def test_capture__that_fails__raises_its_cause_and_is_over(clock, log, monkeypatch, name):
-    """As torch does it: leaving the broken capture raises too, and neither stream nor memory are given back."""
+    """As torch does it: leaving the broken capture raises too, and gives back neither stream nor memory."""
 
     class Broken:
         def __init__(self, graph, pool):
