@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 import triton
 from fake_gpu import Gpu as FakeGpu
 from kernel_agent import launches
@@ -99,6 +100,15 @@ def test_gradients__after_timing__are_held_against_eager(write, tmp_path):
     assert by_name(run(write(PAIR), tmp_path))["ours"]["difference"] == pytest.approx(0, abs=1e-6)
     wrong = PAIR.replace("d_y * factor", "d_y * factor * 1.5")
     assert by_name(run(write(wrong), tmp_path))["ours"]["difference"] == pytest.approx(0.5, rel=1e-4)
+
+
+def test_memory__that_runs_out_after_timing__takes_no_time_away(write, tmp_path, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(benchmark.Bench, "gradients", full)
+    found = by_name(run(write(PAIR), tmp_path))
+    assert found["ours"]["times"]["bwd"]["graph"] and found["ours"]["difference"] is None
 
 
 def test_outputs__that_ours_does_not_differentiate__have_no_upstream_anywhere(write, tmp_path):
