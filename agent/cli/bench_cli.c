@@ -72,7 +72,7 @@ int ka_bench_cli_main(const struct ka_opts *opts, const char *path)
 {
     struct ka_err err;
     struct command command = {.opts = opts, .path = path, .code = 1};
-    int code = ka_app_open(&command.app, opts, false, &err);
+    int code = ka_app_open(&command.app, opts, false, 1, &err);
     if (code == 0 && ka_settings_init(&command.settings, opts, &command.app, false, &err))
         code = 2;
     if (code) {

@@ -183,3 +183,16 @@ def test_autotuner__of_what_is_timed__measures_as_for_its_user(write, tmp_path, 
     tuner.nargs = {}
     tuner.do_bench = lambda call, quantiles: asked.append(quantiles) or [3.0, 2.0, 4.0]
     assert tuner._bench(config=tuner.configs[0]) == [3.0, 2.0, 4.0] and len(asked) == 1
+
+
+def test_capture__begins_when_nothing_of_the_calls_before_is_left(write, tmp_path):
+    left = []
+
+    class Gpu(FakeGpu):
+        def capture(self, call, pool):
+            if call.__name__ == "forward":
+                left.append(len(call.__self__.outputs))
+            return call
+
+    run(write(PAIR), tmp_path, Gpu())
+    assert left == [0] * 3

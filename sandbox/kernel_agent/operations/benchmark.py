@@ -179,6 +179,9 @@ class Graphs:
         pool = gpu.pool()
         self.gpu = gpu
         self.call = call
+        # What is left of the calls before keeps autograd's nodes of the leaves, and those their stream: the
+        # backward would wait for it, which no capture may.
+        call.outputs = []
         self.forward = gpu.capture(call.forward, pool)
         self.backward = gpu.capture(call.backward, pool)
 
