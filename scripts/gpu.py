@@ -554,12 +554,12 @@ def part_bench(bench: Bench) -> Iterator[dict[str, Any]]:
         return
     rows: list[dict[str, Any]] = []
     for at, file in enumerate(files):
-        most = bench.left(75)
+        most = bench.left(110) - 2
         made = {"verdict": "not reached"}
-        if most > 20:
+        if most > 25:
             made = timed(bench, at, file, TIMED[file], most)
         rows.append({"file": file, **made})
-        yield {"rows": rows, "failures": wrong(rows, ("timed",))}
+        yield {"rows": rows, "failures": wrong(rows, ("timed", "not reached"))}
 
 
 def timed(
@@ -576,9 +576,9 @@ def timed(
             return {"verdict": "not drafted", "reason": f"{drafted.why}: {drafted.err.strip()[-TEXT_MAX:]}"}
         text += f"\n\n{REFERENCES.get(file, '')}\n\n# ---- backward ----\n\n\n{drafted.out}"
     pair.write_text(text)
-    options = ["--device", bench.device, "--seconds", "40" if bench.whole else "12", "--out", folder]
+    options = ["--device", bench.device, "--seconds", "20" if bench.whole else "8", "--out", folder]
     options += ["--sweep", json.dumps(sweep) if sweep else "required"]
-    ended = bench.run(bench.program, "bench", pair, *options, most=most)
+    ended = bench.run(bench.program, "bench", pair, *options, most=bench.left(most))
     found = next(folder.glob("*/bench.json"), None)
     result = json.loads(found.read_text()) if found else {}
     made: dict[str, Any] = {"verdict": "timed" if ended.code == 0 else "not timed"}
@@ -596,7 +596,7 @@ PARTS: dict[str, tuple[float, float, Part]] = {
     "starts": (40, 60, part_starts),
     "candidate": (50, 60, part_candidate),
     "norm": (60, 120, part_norm),
-    "bench": (200, 560, part_bench),
+    "bench": (240, 590, part_bench),
     "examples": (150, 400, part_examples),
     "matrix": (110, 540, part_matrix),
     "all": (100, 360, part_all),

@@ -31,7 +31,7 @@ static size_t outside(size_t n)
 int ka_times_of(const json_t *samples, struct ka_times *out)
 {
     size_t n = json_array_size(samples);
-    if (!n)
+    if (!n || n > KA_TIMES_MOST)
         return -EINVAL;
     KA_AUTO_FREE double *sorted = ka_calloc(n, sizeof(*sorted));
     KA_EACH(samples, i, item) {

@@ -7,7 +7,8 @@
 
 #include "base/base.h"
 
-#define KA_TIMES_LEAST 6 /* of fewer samples the smallest and the largest do not hold the median at 95 % */
+#define KA_TIMES_LEAST 6   /* of fewer samples the smallest and the largest do not hold the median at 95 % */
+#define KA_TIMES_MOST 1000 /* samples: of more the chances underflow */
 
 struct ka_times {
     double median, low, high;
@@ -17,7 +18,7 @@ struct ka_times {
 /* The median, and around it the two order statistics nearest to it that hold the true median with at least
  * 95 %, whatever the distribution: the number of samples below it is binomial (Conover, Practical
  * Nonparametric Statistics, 3.2). Of fewer than KA_TIMES_LEAST samples they are the smallest and the largest.
- * -EINVAL where there is no sample, or one is no positive finite number. */
+ * -EINVAL where there is no sample, more than KA_TIMES_MOST, or one that is no positive finite number. */
 int ka_times_of(const json_t *samples, struct ka_times *out);
 
 /* The rule by which something counts as faster than something else: its median is smaller by more than

@@ -139,6 +139,10 @@ def test_memory__saved_is_what_stays_beyond_the_outputs(write, tmp_path):
 def test_rounds__end_with_the_seconds_and_never_past_the_most(write, tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark, "ROUNDS_MOST", 9)
     assert run(write(SCALE_PAIR), tmp_path, seconds=1000)["rounds"] == 9
+    monkeypatch.setattr(benchmark, "VALUES_MOST", 8 * 48)
+    assert run(write(SCALE_PAIR), tmp_path, seconds=1000)["rounds"] == 8
+    monkeypatch.setattr(benchmark, "VALUES_MOST", 48)
+    assert run(write(SCALE_PAIR), tmp_path, seconds=1000)["rounds"] == benchmark.ROUNDS_LEAST
 
 
 def needs(path, scratch, **fields):

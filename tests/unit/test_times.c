@@ -74,6 +74,18 @@ static void times__that_are_none__are_refused(void **state)
     assert_int_equal(times.count, 77);
 }
 
+static void times__as_many_as_are_taken__have_their_interval__more_are_refused(void **state)
+{
+    (void)state;
+    struct ka_times times = of_first(KA_TIMES_MOST);
+    assert_true(times.low == 469.0 && times.high == 532.0); /* 1000 / 2 -+ 1.96 sqrt(1000) / 2 */
+    json_t *many = json_array();
+    for (int i = 0; i <= KA_TIMES_MOST; i++)
+        json_array_append_new(many, json_integer(1));
+    assert_int_equal(ka_times_of(many, &times), -EINVAL);
+    json_decref(many);
+}
+
 static void faster__needs_the_gain_and_no_overlap(void **state)
 {
     (void)state;
@@ -94,6 +106,7 @@ int main(void)
         cmocka_unit_test(times__interval__is_that_of_the_sign_test),
         cmocka_unit_test(times__one_outlier__moves_neither_median_nor_interval),
         cmocka_unit_test(times__that_are_none__are_refused),
+        cmocka_unit_test(times__as_many_as_are_taken__have_their_interval__more_are_refused),
         cmocka_unit_test(faster__needs_the_gain_and_no_overlap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

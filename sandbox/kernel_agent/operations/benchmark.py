@@ -31,6 +31,8 @@ from .ceilings import PASSES
 from .device_clock import Gpu
 
 ROUNDS_LEAST, ROUNDS_MOST = 7, 100  # the median of fewer than six has no interval at 95 %
+VALUES_MOST = 400_000  # in a result, of all cases: the daemon takes no more than half a million
+_VALUES_A_ROUND = 48  # four subjects, three passes, two ways; and what went on behind each
 Samples = dict[str, dict[str, list[float]]]  # by pass, then "alone" or "graph": milliseconds
 
 
@@ -41,12 +43,13 @@ def run(request: dict[str, Any], scratch: Path, gpu: Gpu | None = None) -> dict[
     fwd = load(request["file"], gpu.mode, target, str(gpu.device), function=request.get("function"))
     tune_by_the_clock()
     entry = entry_of(fwd, request.get("entry"))
-    share = request["seconds"] / max(1, len(request["cases"]))
+    count = max(1, len(request["cases"]))
+    share, most = request["seconds"] / count, min(ROUNDS_MOST, VALUES_MOST // _VALUES_A_ROUND // count)
     cases: list[dict[str, Any]] = []
     for case in request["cases"]:
         try:
             passes = request.get("passes") or PASSES
-            made = {"ok": True, **Bench(fwd, gpu, case, passes, request.get("dtype")).run(entry, share)}
+            made = {"ok": True, **Bench(fwd, gpu, case, passes, request.get("dtype")).run(entry, share, most)}
         except (Exception, SystemExit) as exc:  # noqa: BLE001 (one case fails, the others go on)
             made = {"ok": False, "error": _error(exc, fwd).to_dict()}
         gpu.release()  # also the memory of graphs
@@ -212,15 +215,15 @@ class Bench:
         self.dtype = dtype
         self.asked: list[int] | None = None  # outputs that ours differentiates: of the others no more
 
-    def run(self, entry: Callable[..., Any], seconds: float) -> dict[str, Any]:
-        """Rounds, in each of which all have their turn, until `seconds` are over."""
+    def run(self, entry: Callable[..., Any], seconds: float, most: int) -> dict[str, Any]:
+        """Rounds, in each of which all have their turn, until `seconds` are over, or there were `most`."""
         subjects = subjects_of(self.fwd, entry, self.gpu)
         for subject in subjects:
             self.prepare(subject)
         timed = [subject for subject in subjects if subject.function is not None]
         until = time.monotonic() + seconds
         rounds = 0
-        while rounds < ROUNDS_MOST and (rounds < ROUNDS_LEAST or time.monotonic() < until):
+        while rounds < ROUNDS_LEAST or (rounds < most and time.monotonic() < until):
             rounds += 1
             for subject in timed:
                 self.sample(subject, self.seed + rounds)
