@@ -179,12 +179,14 @@ static int run_add(struct command_line *c)
 static void print_imported(const json_t *report)
 {
     KA_EACH(json_object_get(report, "taken"), i, entry) {
-        printf("taken      %s: %s (%s), as %s\n", ka_text_of(entry, "path", ""),
-               ka_text_of(entry, "class", ""), ka_text_of(entry, "license", ""), ka_text_of(entry, "id", ""));
+        printf("taken      %s:%lld: %s (%s), as %s\n", ka_text_of(entry, "path", ""),
+               (long long)json_integer_value(json_object_get(entry, "line")), ka_text_of(entry, "class", ""),
+               ka_text_of(entry, "license", ""), ka_text_of(entry, "id", ""));
     }
     KA_EACH(json_object_get(report, "not_taken"), i, entry) {
         const char *class = ka_text_of(entry, "class", "");
-        printf("not taken  %s%s%s: %s\n", ka_text_of(entry, "path", ""), *class ? ": " : "", class,
+        printf("not taken  %s:%lld: %s%s%s\n", ka_text_of(entry, "path", ""),
+               (long long)json_integer_value(json_object_get(entry, "line")), class, *class ? ": " : "",
                ka_text_of(entry, "why", ""));
     }
     printf("%zu pairs taken, %zu not, of %lld Python files\n",
@@ -193,16 +195,50 @@ static void print_imported(const json_t *report)
            (long long)json_integer_value(json_object_get(report, "files")));
 }
 
+static int import_word(struct command_line *c, const char *word, json_t **report, struct ka_err *err)
+{
+    const struct ka_gather_req req = {.path = word, .license = c->license};
+    return ka_gather(c->db, &req, report, err);
+}
+
+/* The store is made if there is none; *made says so. */
+static int open_for_import(struct command_line *c, bool *made, struct ka_err *err)
+{
+    *made = access(c->store, F_OK) != 0;
+    if (!*made)
+        return ka_store_open(c->store, KA_STORE_WRITE, &c->db, err);
+    free(c->store);
+    c->store = find_store(c, true);
+    KA_AUTO_FREE char *folder = ka_path_parent(c->store);
+    int rc = ka_mkdirs(folder, err);
+    return rc ? rc : ka_store_open(c->store, KA_STORE_CREATE, &c->db, err);
+}
+
+/* A new store in which nothing came is none; in one with pairs, words weigh by how rare they are. */
+static int finish_import(struct command_line *c, bool made, size_t taken, struct ka_err *err)
+{
+    int rc = made && taken ? ka_build_weigh(c->db, err) : 0;
+    if (!made || taken)
+        return rc;
+    ka_store_close(c->db);
+    c->db = NULL;
+    unlink(c->store);
+    return 0;
+}
+
 /* Nothing taken at all is exit code 3: a script wants to know. */
 static int run_import(struct command_line *c)
 {
     struct ka_err err;
     json_auto_t *all = json_array();
     size_t taken = 0;
-    int rc = 0;
+    bool made = false;
+    int rc = open_for_import(c, &made, &err);
+    if (rc)
+        return report_store(&err, rc);
     for (int i = 0; i < c->word_count && rc == 0; i++) {
         json_t *found = NULL;
-        rc = ka_gather(c->db, c->words[i], c->license, &found, &err);
+        rc = import_word(c, c->words[i], &found, &err);
         if (rc == 0) {
             taken += json_array_size(json_object_get(found, "taken"));
             if (!c->json)
@@ -210,12 +246,17 @@ static int run_import(struct command_line *c)
             json_array_append_new(all, found);
         }
     }
-    int code = taken ? EXIT_OK : EXIT_FILE;
+    struct ka_err late;
+    int finished = finish_import(c, made, taken, &late);
     if (rc)
         return rc == -ENOENT ? report(&err, EXIT_FILE) : report_store(&err, rc);
+    if (finished)
+        return report_store(&late, finished);
     if (c->json)
         ka_show_json(all, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
-    return code;
+    else if (made && taken)
+        printf("made %s\n", c->store);
+    return taken ? EXIT_OK : EXIT_FILE;
 }
 
 /* ---- list, show ---- */
@@ -465,7 +506,7 @@ static const struct {
     {"show", 1, 1, "show ID", KA_STORE_READ, run_show},
     {"search", 1, 1, "search FILE", KA_STORE_CREATE, run_search},
     {"verify", 0, INT_MAX, "verify [ID...]", KA_STORE_READ, run_verify},
-    {"import", 1, INT_MAX, "import PATH...", KA_STORE_WRITE, run_import},
+    {"import", 1, INT_MAX, "import PATH...", KA_STORE_CREATE, run_import},
     {"export", 1, 1, "export DIR", KA_STORE_READ, run_export},
 };
 

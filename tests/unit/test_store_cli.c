@@ -15,6 +15,7 @@
 
 #include "agent/cli/store_cli.h"
 #include "base/files.h"
+#include "import_fixture.h"
 #include "pair_fixture.h"
 #include "rag/build.h"
 #include "rag/search.h"
@@ -220,6 +221,31 @@ static void verify__every_pair__goes_through_the_verdict(void **state)
     assert_int_equal(store("verify absent"), 2);
 }
 
+static void import__no_store_yet__is_made_where_something_was_taken(void **state)
+{
+    (void)state;
+    char *db = below("pairs.db");
+    write_file("repo/pyproject.toml", "[project]\nlicense = \"MIT\"\n");
+    write_file("repo/fwd.py", FWD_FILE);
+    write_file("repo/tools.py", TOOLS_FILE);
+    assert_int_equal(store("import @repo"), 3);
+    assert_non_null(strstr(printed.data, "not taken  repo/fwd.py:5: it has Triton kernels"));
+    assert_int_equal(access(db, F_OK), -1); /* a store without pairs is none */
+    write_file("repo/op.py", OPS_FILE("from .fwd import run", "run(x)"));
+    assert_int_equal(store("import @repo --json"), 0);
+    json_t *all = json_loads(ka_buf_str(&printed), 0, NULL);
+    json_t *taken = json_object_get(json_array_get(all, 0), "taken");
+    assert_int_equal(json_array_size(taken), 1);
+    assert_int_equal(json_integer_value(json_object_get(json_array_get(taken, 0), "line")), 9);
+    json_decref(all);
+    assert_int_equal(store("show repo_op_Op"), 0);
+    assert_int_equal(store("import @repo"), 0); /* again, into the store that there is */
+    assert_non_null(strstr(printed.data, "taken      repo/op.py:9: Op (MIT), as repo_op_Op"));
+    assert_int_equal(store("search @query.py --min-sim -1"), 0);
+    assert_non_null(strstr(printed.data, "repo_op_Op"));
+    free(db);
+}
+
 static void export__writes_every_pair_to_its_family(void **state)
 {
     (void)state;
@@ -265,6 +291,7 @@ int main(void)
         CLI_TEST(search__hits__carry_the_backward_source),
         CLI_TEST(add__finished_pair__is_found_afterwards),
         CLI_TEST(verify__every_pair__goes_through_the_verdict),
+        CLI_TEST(import__no_store_yet__is_made_where_something_was_taken),
         CLI_TEST(export__writes_every_pair_to_its_family),
         CLI_TEST(usage__mistakes__give_code_two),
     };
