@@ -93,15 +93,14 @@ static char *absolute(const struct gather *g, const char *path)
     return ka_format("%.*s%s", (int)g->top_above, g->top, path);
 }
 
-/* For ka_follow: only files of the top itself, and no links. */
+/* For ka_follow: only files of the top itself, also by way of links. */
 static char *read_module(void *arg, const char *path)
 {
     const struct gather *g = arg;
     KA_AUTO_BUF struct ka_buf text = {0};
     KA_AUTO_FREE char *full = absolute(g, path), *real = ka_path_real(full, NULL);
     size_t len = strlen(g->top);
-    bool inside = real && strcmp(real, full) == 0 && strncmp(real, g->top, len) == 0 &&
-                  (g->alone ? !real[len] : real[len] == '/');
+    bool inside = real && strncmp(real, g->top, len) == 0 && (g->alone ? !real[len] : real[len] == '/');
     if (!inside || ka_file_read(full, KA_PAIR_MAX, &text, NULL) || memchr(ka_buf_str(&text), '\0', text.len))
         return NULL;
     return ka_strdup(ka_buf_str(&text));

@@ -2,9 +2,9 @@
  * file.
  *
  * The *top* is the folder whose name begins every path that is kept: the one above with .git, else with
- * pyproject.toml, setup.py or setup.cfg, else that of the outermost package. Imports are followed and licences
- * looked for up to it. A file without a licence of its own or above it is not taken: nobody has allowed to
- * copy it. */
+ * pyproject.toml, setup.py or setup.cfg, else that of the outermost package. Imports are followed and
+ * licences looked for up to it. A file without a licence of its own or above it is not taken: nobody has
+ * allowed to copy it. */
 #ifndef KA_GATHER_H
 #define KA_GATHER_H
 

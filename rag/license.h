@@ -20,8 +20,8 @@ const char *ka_license_of_text(const char *text);
  * for anything else. free() it. */
 char *ka_license_of_name(const char *name);
 
-/* The licence that the text of a pyproject.toml or setup.cfg names; NULL: none that is known. Where it names a
- * file instead, *file is that name. free() both. */
+/* The licence that the text of a pyproject.toml or setup.cfg names; NULL: none that is known. Where it names
+ * a file instead, *file is that name. free() both. */
 char *ka_license_of_project(const char *text, char **file);
 
 /* The same of an installed package's METADATA: License-Expression, License, or a classifier. */

@@ -12,11 +12,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "agent/app/app.h"
+#include "agent/app/python.h"
 #include "agent/core/fields.h"
 #include "base/each.h"
 #include "base/files.h"
 #include "rag/build.h"
 #include "rag/gather.h"
+#include "rag/package.h"
 #include "rag/search.h"
 #include "show.h"
 
@@ -31,7 +34,7 @@ struct command_line {
     const char *store_option;
     bool json, help;
     double topk, min_sim;
-    const char *exclude, *license;
+    const char *exclude, *license, *python;
     char **words; /* after the command */
     int word_count;
     ka_verify_pair_fn verify;
@@ -48,9 +51,8 @@ static const char USAGE[] =
     "  kernel-agent store show ID           one pair's source\n"
     "  kernel-agent store search FILE       the pairs most like a forward file\n"
     "  kernel-agent store verify [ID...]    check the store, then do the verdict on these pairs, or on all\n"
-    "  kernel-agent store import PATH...    autograd functions with Triton kernels of other people's files "
-    "or "
-    "folders\n"
+    "  kernel-agent store import WHAT...    autograd functions with Triton kernels of other people's files,\n"
+    "                                       folders or installed packages (read, never imported)\n"
     "  kernel-agent store export DIR        write every pair to DIR/<family>/<id>.py\n"
     "\n"
     "Options:\n"
@@ -61,6 +63,7 @@ static const char USAGE[] =
     "  --min-sim X           search: only pairs of similarity X or more, -1 to 1 (default 0)\n"
     "  --rag-exclude A,B     search: leave out pairs whose path holds A or B\n"
     "  --license NAME        import: the licence of files that name none; without it they are not taken\n"
+    "  --python PATH         import: the interpreter whose packages to look for, before those found\n"
     "  --help                this text\n"
     "\n"
     "Examples:\n"
@@ -195,10 +198,42 @@ static void print_imported(const json_t *report)
            (long long)json_integer_value(json_object_get(report, "files")));
 }
 
+/* The folders of every interpreter that a run would choose from; none of them is started. */
+static void find_sites(const struct command_line *c, struct ka_sites *sites)
+{
+    KA_AUTO_FREE char *share = ka_app_find_share(NULL);
+    const struct ka_python_where where = {.wanted = c->python,
+                                          .virtual_env = getenv("VIRTUAL_ENV"),
+                                          .conda_prefix = getenv("CONDA_PREFIX"),
+                                          .path = getenv("PATH"),
+                                          .share = share};
+    struct ka_pythons pythons;
+    ka_pythons_list(&where, &pythons);
+    for (size_t i = 0; i < pythons.count; i++)
+        ka_sites_add(sites, pythons.list[i].place);
+    ka_pythons_free(&pythons);
+}
+
+/* A file or folder, or else the name of an installed package. */
 static int import_word(struct command_line *c, const char *word, json_t **report, struct ka_err *err)
 {
-    const struct ka_gather_req req = {.path = word, .license = c->license};
-    return ka_gather(c->db, &req, report, err);
+    struct ka_gather_req req = {.path = word, .license = c->license};
+    struct ka_sites sites = {0};
+    struct ka_package package = {0};
+    int rc = 0;
+    if (access(word, F_OK) != 0) {
+        find_sites(c, &sites);
+        rc = ka_package_find(&sites, word, &package, err);
+        req.path = package.path;
+        req.top = package.top;
+        req.info = package.info;
+        req.version = package.version;
+    }
+    if (rc == 0)
+        rc = ka_gather(c->db, &req, report, err);
+    ka_package_free(&package);
+    ka_sites_free(&sites);
+    return rc;
 }
 
 /* The store is made if there is none; *made says so. */
@@ -249,7 +284,7 @@ static int run_import(struct command_line *c)
     struct ka_err late;
     int finished = finish_import(c, made, taken, &late);
     if (rc)
-        return rc == -ENOENT ? report(&err, EXIT_FILE) : report_store(&err, rc);
+        return rc == -ENOENT || rc == -EINVAL ? report(&err, EXIT_FILE) : report_store(&err, rc);
     if (finished)
         return report_store(&late, finished);
     if (c->json)
@@ -506,7 +541,7 @@ static const struct {
     {"show", 1, 1, "show ID", KA_STORE_READ, run_show},
     {"search", 1, 1, "search FILE", KA_STORE_CREATE, run_search},
     {"verify", 0, INT_MAX, "verify [ID...]", KA_STORE_READ, run_verify},
-    {"import", 1, INT_MAX, "import PATH...", KA_STORE_CREATE, run_import},
+    {"import", 1, INT_MAX, "import WHAT...", KA_STORE_CREATE, run_import},
     {"export", 1, 1, "export DIR", KA_STORE_READ, run_export},
 };
 
@@ -530,6 +565,7 @@ static int parse_options(struct command_line *c, int argc, char **argv, struct k
                                           {"min-sim", required_argument, NULL, 'm'},
                                           {"rag-exclude", required_argument, NULL, 'x'},
                                           {"license", required_argument, NULL, 'l'},
+                                          {"python", required_argument, NULL, 'p'},
                                           {"help", no_argument, NULL, 'h'},
                                           {NULL, 0, NULL, 0}};
     int got, rc = 0;
@@ -548,6 +584,8 @@ static int parse_options(struct command_line *c, int argc, char **argv, struct k
             c->exclude = optarg;
         else if (got == 'l')
             c->license = optarg;
+        else if (got == 'p')
+            c->python = optarg;
         else if (got == 'h')
             c->help = true;
         else

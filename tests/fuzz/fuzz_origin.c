@@ -1,9 +1,11 @@
-/* Any bytes as what says where somebody's file is from: licence texts and fields, git's HEAD and refs. */
+/* Any bytes as what says where somebody's file is from: licence texts and fields, git's HEAD and refs, what
+ * pip leaves. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "rag/commit.h"
 #include "rag/license.h"
+#include "rag/package.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -33,6 +35,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (ref && (strstr(ref, "..") || *ref == '/'))
         abort();
     free(ref);
+    char *first = ka_package_first(text);
+    if (first && (!*first || strpbrk(first, "/.") || !ka_package_owns(text, first)))
+        abort();
+    free(first);
+    char *from = ka_package_editable(text);
+    if (from && *from != '/')
+        abort();
+    free(from);
     free(text);
     return 0;
 }

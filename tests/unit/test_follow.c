@@ -12,9 +12,9 @@
 #include "import_fixture.h"
 #include "rag/import.h"
 
-static const char MODULE[] = MODULE_HEAD KERNEL("shared", "return x_ptr") KERNEL(
-    "fwd", "return shared(x_ptr)") "# about the next one\n" KERNEL("bwd", "return shared(x_ptr) + own(x_ptr)")
-    KERNEL("own", "return x_ptr")
+static const char MODULE[] = MODULE_HEAD KERNEL("shared", "return x_ptr")
+    KERNEL("fwd", "return shared(x_ptr) * SCALE") "# about the next one\n" KERNEL(
+        "bwd", "return shared(x_ptr) + own(x_ptr)") KERNEL("own", "return x_ptr")
         KERNEL("unused", "pass") "def launch(dy):\n    bwd[(1,)](dy, 1, BLOCK=2)\n\n" CLASS(
             "Good", "fwd[(1,)](x, 1, BLOCK=2)", "return launch(dy)") CLASS("Torch", "return x", "return dy")
             CLASS("NoBackwardKernel", "fwd[(1,)](x, 1, BLOCK=2)",
