@@ -353,9 +353,9 @@ static json_t *result_json(const struct ka_search_result *found)
     json_t *hits = json_array(), *excluded = json_array();
     for (size_t i = 0; i < found->count; i++) {
         const struct ka_search_hit *hit = &found->hits[i];
-        json_array_append_new(hits, json_pack("{s:s, s:f, s:s, s:s, s:o}", "id", hit->id, "similarity",
+        json_array_append_new(hits, json_pack("{s:s, s:f, s:s, s:s, s:o, s:o}", "id", hit->id, "similarity",
                                               hit->similarity, "path", hit->path, "op", hit->op, "schedule",
-                                              tags_json(hit->schedule)));
+                                              tags_json(hit->schedule), "both_have", tags_json(hit->common)));
     }
     for (size_t i = 0; i < found->excluded_count; i++)
         json_array_append_new(
@@ -392,8 +392,11 @@ static int run_search(struct command_line *c)
         return rc == -EINVAL || rc == -EFBIG ? report(&err, EXIT_FILE) : report_store(&err, rc);
     if (c->json)
         print_json(result_json(&found));
-    for (size_t i = 0; i < found.count && !c->json; i++)
-        printf("%.3f  %-44s %s\n", found.hits[i].similarity, found.hits[i].id, found.hits[i].schedule);
+    for (size_t i = 0; i < found.count && !c->json; i++) {
+        const struct ka_search_hit *hit = &found.hits[i];
+        printf("%.3f  %-44s %s\n       %s%s\n", hit->similarity, hit->id, hit->schedule,
+               *hit->common ? "both have " : "alike in structure alone", hit->common);
+    }
     for (size_t i = 0; i < found.excluded_count; i++)
         fprintf(stderr, "left out: %s: %s\n", found.excluded[i].id, found.excluded[i].why);
     ka_search_result_free(&found);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/lines.h"
+#include "rag/common.h"
 #include "rag/import.h"
 #include "rag/pair.h"
 
@@ -52,6 +53,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         }
         ka_import_free(&units);
     }
+    KA_AUTO_BUF struct ka_buf common = {0};
+    ka_common_words(text, text + strcspn(text, "\x01"), &common);
     ka_follow_free(follow);
     free(text);
     return 0;

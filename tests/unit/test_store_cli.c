@@ -166,7 +166,14 @@ static void search__forward_file__finds_its_like_and_reports_twins(void **state)
     assert_int_equal(json_array_size(hits), 2);
     assert_string_equal(json_string_value(json_object_get(json_array_get(hits, 0), "id")), "near");
     assert_string_equal(json_string_value(json_object_get(json_array_get(hits, 1), "id")), "dot");
+    json_t *common = json_object_get(json_array_get(hits, 0), "both_have");
+    assert_int_equal(json_array_size(common), 1);
+    assert_string_equal(json_string_value(json_array_get(common, 0)), "tl.sum");
+    assert_int_equal(json_array_size(json_object_get(json_array_get(hits, 1), "both_have")), 0);
     json_decref(o);
+    assert_int_equal(store("search @query.py --topk 5"), 0);
+    assert_non_null(strstr(printed.data, "row_reduce_correct\n       both have tl.sum\n"));
+    assert_non_null(strstr(printed.data, "swap_owner\n       alike in structure alone\n"));
     assert_int_equal(store("search @query.py --rag-exclude norm"), 0);
     assert_null(strstr(printed.data, "near"));
     assert_non_null(strstr(printed.data, "dot"));
