@@ -167,11 +167,16 @@ static bool token_is(const struct ka_module *m, size_t token, const char *text, 
     return t->len == len && memcmp(m->source + t->start, text, len) == 0;
 }
 
+bool ka_follow_spent(const struct ka_follow *follow)
+{
+    return follow->effort > EFFORT_MAX;
+}
+
 static bool find_name(struct ka_follow *follow, struct ka_module *m, const char *name, size_t len, int depth,
                       struct found *out)
 {
     follow->effort += 1 + m->count + m->binding_count;
-    if (follow->effort > EFFORT_MAX)
+    if (ka_follow_spent(follow))
         return false;
     for (size_t i = 0; i < m->count; i++) {
         if (token_is(m, m->pieces[i].name, name, len)) {

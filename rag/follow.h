@@ -27,6 +27,9 @@ struct ka_module *ka_follow_module(struct ka_follow *follow, const char *path, s
 void ka_follow_mark(struct ka_follow *follow, struct ka_module *module, size_t first, size_t end,
                     unsigned mark);
 
+/* More names had to be compared than an honest file has: marks are missing. Until ka_follow_forget(). */
+bool ka_follow_spent(const struct ka_follow *follow);
+
 /* The modules with marks, in the order in which they were reached. */
 size_t ka_follow_marked(const struct ka_follow *follow, struct ka_module *const **out);
 

@@ -7,6 +7,8 @@
 
 #include "base/marker.h"
 
+#define ALIASES_MAX 64 /* looked for, of a module */
+
 enum { FORWARD = 1, BACKWARD = 2 };
 
 struct composing {
@@ -22,6 +24,31 @@ static bool is_shown(const struct ka_piece *piece, bool forward)
     return forward ? (piece->marks & FORWARD) != 0 : piece->marks == BACKWARD;
 }
 
+/* Is the name used in what the module shows? */
+static bool is_used(const struct ka_module *m, const char *name, bool forward)
+{
+    for (size_t i = 0; i < m->count; i++)
+        for (size_t k = m->pieces[i].first; is_shown(&m->pieces[i], forward) && k < m->pieces[i].end; k++)
+            if (ka_token_is(&m->tokens, k, name))
+                return true;
+    return false;
+}
+
+/* Its imports are not shown: what it calls by another name is told. */
+static void put_aliases(const struct ka_module *m, bool forward, struct ka_buf *out)
+{
+    for (size_t i = 0, other = 0; i < m->binding_count && other < ALIASES_MAX; i++) {
+        const struct ka_binding *b = &m->bindings[i];
+        const char *meant = b->member ? b->member : b->module;
+        if (strcmp(b->name, meant) == 0 || strcmp(b->name, "*") == 0)
+            continue;
+        other++;
+        if (is_used(m, b->name, forward))
+            ka_buf_printf(out, "# %s is %s%s%s\n", b->name, meant, b->member ? " of " : "",
+                          b->member ? b->module : "");
+    }
+}
+
 /* What a part of the pair takes of one module. Constants of the class's own module stand with its lines. */
 static void put_module(const struct composing *c, const struct ka_module *m, const struct ka_piece *class,
                        bool own, bool forward, bool *headed, struct ka_buf *out)
@@ -34,11 +61,13 @@ static void put_module(const struct composing *c, const struct ka_module *m, con
                                    : is_shown(&m->pieces[i], forward) &&
                                          !(own && m->pieces[i].kind == KA_PIECE_CONSTANT))
             ka_module_put_piece(m, &m->pieces[i], &text);
-    if (text.len && !*headed) {
+    if (text.len && !*headed)
         c->heading(c->arg, m, out);
+    if (text.len && !own)
+        put_aliases(m, forward, out);
+    if (text.len && (!*headed || !own))
         ka_buf_puts(out, "\n");
-        *headed = true;
-    }
+    *headed = *headed || text.len;
     ka_buf_puts(out, ka_buf_str(&text));
     ka_buf_free(&text);
 }
@@ -84,6 +113,8 @@ static const char *follow_class(struct ka_follow *follow, struct ka_module *m, c
     if (!ka_module_method(m, class, "backward", &first, &end))
         return "it has no backward of its own";
     ka_follow_mark(follow, m, first, end, BACKWARD);
+    if (ka_follow_spent(follow))
+        return "its file and those that it imports have more names than can be followed";
     if (!reaches_kernel(follow, FORWARD))
         return "its forward launches no Triton kernel of this file or of those that it imports";
     if (!reaches_kernel(follow, BACKWARD))

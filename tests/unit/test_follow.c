@@ -147,6 +147,50 @@ static void import__forward_in_another_file__is_followed(void **state)
     }
 }
 
+static void import__names_of_another_file__are_told(void **state)
+{
+    (void)state;
+    const char *const table[] = {
+        "repo/fwd.py",
+        "import torch\nimport triton.language as tl\nfrom .tools import scale as by, spare as "
+        "unused\n" KERNEL("fwd", "return by(tl.abs(x_ptr))") "def run(x):\n    fwd[(1,)](x)\n",
+        "repo/tools.py",
+        TOOLS_FILE,
+        "repo/op.py",
+        OPS_FILE("from .fwd import run as go", "go(x)"),
+        NULL};
+    struct ka_import_units units;
+    split(table, "repo/op.py", &units);
+    const char *text = units.items[0].source;
+    offset(text, "# from repo/fwd.py\n# tl is triton.language\n# by is scale of .tools\n\n@triton.jit");
+    assert_null(strstr(text, "unused"));
+    assert_null(strstr(text, "# go is")); /* its import stands there */
+    ka_import_free(&units);
+}
+
+#define NAMES_OF_NO_ONE                                                                                      \
+    "a + b + c + d + e + g + h + i + j + k + l + m + n + o + p + q + r + s + t + u + v + w"
+
+static void import__more_names_than_can_be_followed__is_told(void **state)
+{
+    (void)state;
+    KA_AUTO_BUF struct ka_buf many = {0};
+    for (int i = 0; i < 1000; i++)
+        ka_buf_printf(&many, "f%d = %d\n", i, i);
+    for (int i = 0; i < 4; i++)
+        ka_buf_printf(&many, "from .a%d import *\n", i);
+    ka_buf_puts(&many, OPS_FILE("", "return " NAMES_OF_NO_ONE));
+    const char *const table[] = {"a/op.py", ka_buf_str(&many), "a/a0.py", ka_buf_str(&many),
+                                 "a/a1.py", ka_buf_str(&many), "a/a2.py", ka_buf_str(&many),
+                                 "a/a3.py", ka_buf_str(&many), NULL};
+    struct ka_import_units units;
+    split(table, "a/op.py", &units);
+    assert_int_equal(units.count, 1);
+    assert_non_null(units.items[0].why);
+    assert_non_null(strstr(units.items[0].why, "more"));
+    ka_import_free(&units);
+}
+
 static void import__what_lies_elsewhere__is_not_followed(void **state)
 {
     (void)state;
@@ -211,6 +255,8 @@ int main(void)
         cmocka_unit_test(import__file_without_functions__gives_no_unit),
         cmocka_unit_test(import__function_in_a_condition__is_named_with_its_line),
         cmocka_unit_test(import__forward_in_another_file__is_followed),
+        cmocka_unit_test(import__names_of_another_file__are_told),
+        cmocka_unit_test(import__more_names_than_can_be_followed__is_told),
         cmocka_unit_test(import__what_lies_elsewhere__is_not_followed),
         cmocka_unit_test(import__notices__are_the_head_of_the_file),
     };
