@@ -11,6 +11,7 @@
 #include "base/each.h"
 #include "base/files.h"
 #include "base/hash.h"
+#include "base/utf8.h"
 #include "build.h"
 #include "commit.h"
 #include "import.h"
@@ -78,19 +79,30 @@ static const char *path_in_top(const struct gather *g, const char *path)
     return path + g->top_above;
 }
 
-/* A path without what could end a line, a comment or a docstring. free() it. */
+/* A path without what could end a line, a comment or a docstring, as UTF-8. free() it. */
 static char *shown_path(const char *path)
 {
     char *shown = ka_strdup(path);
     for (char *c = shown; *c; c++)
         if (iscntrl((unsigned char)*c) || *c == '"' || *c == '\\')
             *c = '_';
-    return shown;
+    return ka_utf8_clean(shown);
 }
 
 static char *absolute(const struct gather *g, const char *path)
 {
     return ka_format("%.*s%s", (int)g->top_above, g->top, path);
+}
+
+/* Why the text is no module's; NULL: it may be one. */
+static const char *unusable(const struct ka_buf *text)
+{
+    if (memchr(ka_buf_str(text), '\0', text->len))
+        return "it holds a NUL byte, so it is no Python source";
+    for (size_t at = 0, n; at < text->len; at += n)
+        if ((n = ka_utf8_sequence(text->data + at, text->len - at)) == 0)
+            return "it is not UTF-8";
+    return NULL;
 }
 
 /* For ka_follow: only files of the top itself, also by way of links. */
@@ -101,7 +113,7 @@ static char *read_module(void *arg, const char *path)
     KA_AUTO_FREE char *full = absolute(g, path), *real = ka_path_real(full, NULL);
     size_t len = strlen(g->top);
     bool inside = real && strncmp(real, g->top, len) == 0 && (g->alone ? !real[len] : real[len] == '/');
-    if (!inside || ka_file_read(full, KA_PAIR_MAX, &text, NULL) || memchr(ka_buf_str(&text), '\0', text.len))
+    if (!inside || ka_file_read(full, KA_PAIR_MAX, &text, NULL) || unusable(&text))
         return NULL;
     return ka_strdup(ka_buf_str(&text));
 }
@@ -121,6 +133,7 @@ static void facts_of(struct gather *g, const struct ka_module *m, struct facts *
     *out = (struct facts){.shown = shown_path(m->path)};
     ka_hash_hex(m->source, m->len, out->hash);
     ka_license_find(full, m->source, parent ? parent : g->top, g->req->info, &out->license);
+    ka_utf8_clean(out->license.from);
     out->allowed = out->license.name ? out->license.name : g->req->license;
 }
 
@@ -318,8 +331,8 @@ static int take_file(void *arg, const char *path, struct ka_err *err)
     ka_follow_forget(g->follow);
     if (ka_file_read(path, KA_PAIR_MAX, &text, &why))
         refuse(g, path_in_top(g, path), 1, NULL, why.msg);
-    else if (memchr(ka_buf_str(&text), '\0', text.len))
-        refuse(g, path_in_top(g, path), 1, NULL, "it holds a NUL byte, so it is no Python source");
+    else if (unusable(&text))
+        refuse(g, path_in_top(g, path), 1, NULL, unusable(&text));
     else
         return take_units(g, path_in_top(g, path), err);
     return 0;

@@ -12,6 +12,7 @@
 
 #include "base/files.h"
 #include "base/lines.h"
+#include "base/utf8.h"
 
 #define RECORD_MAX ((size_t)32 << 20)
 #define SMALL_MAX ((size_t)64 << 10)
@@ -251,7 +252,7 @@ static bool find_by_info(const char *site, const char *info, const char *name, s
 static char *version_of(const char *info)
 {
     const char *slash = strrchr(info, '/'), *dash = slash ? strchr(slash, '-') : NULL;
-    return dash ? ka_strndup(dash + 1, strlen(dash + 1) - strlen(".dist-info")) : NULL;
+    return dash ? ka_utf8_clean(ka_strndup(dash + 1, strlen(dash + 1) - strlen(".dist-info"))) : NULL;
 }
 
 static bool is_name(const char *name)

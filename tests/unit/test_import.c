@@ -136,8 +136,10 @@ static const char *member_of(const struct place *place, const char *list, size_t
     return json_string_value(json_object_get(json_array_get(json_object_get(place->report, list), i), name));
 }
 
-static const char GOOD[] = MODULE_HEAD KERNEL("fwd", "return x_ptr") KERNEL("bwd", "return x_ptr")
-    CLASS("Good", "fwd[(1,)](x, 1, BLOCK=2)", "bwd[(1,)](dy, 1, BLOCK=2)");
+#define GOOD_TEXT                                                                                            \
+    MODULE_HEAD KERNEL("fwd", "return x_ptr") KERNEL("bwd", "return x_ptr")                                  \
+        CLASS("Good", "fwd[(1,)](x, 1, BLOCK=2)", "bwd[(1,)](dy, 1, BLOCK=2)")
+static const char GOOD[] = GOOD_TEXT;
 
 static void gather__licence_above__is_recorded_with_path_and_hash(void **state)
 {
@@ -271,6 +273,23 @@ static void gather__link_out_of_the_top__is_not_followed(void **state)
     }
 }
 
+static void gather__bytes_that_are_no_text__are_shown_or_refused(void **state)
+{
+    struct place *place = *state;
+    write_file(place, "repo/LICEN\xff/LICENSE", "Apache License\nVersion 2.0\n");
+    write_file(place, "repo/pyproject.toml", "");
+    write_file(place, "repo/LICEN\xff/go\xc3\"od.py", GOOD);
+    write_file(place, "repo/latin.py", "# caf\xe9\n" GOOD_TEXT);
+    write_file(place, "repo/op.py", OPS_FILE("from .latin import Good", "Good.apply(x)"));
+    gather(place, "repo", NULL);
+    assert_int_equal(count_of(place, "taken"), 1);
+    assert_string_equal(member_of(place, "taken", 0, "path"), "repo/LICEN?/go?_od.py");
+    assert_true(ka_ends_with(member_of(place, "taken", 0, "license_from"), "/repo/LICEN?/LICENSE"));
+    assert_int_equal(count_of(place, "not_taken"), 2);
+    assert_string_equal(member_of(place, "not_taken", 0, "why"), "it is not UTF-8");
+    assert_non_null(strstr(member_of(place, "not_taken", 1, "why"), "forward launches no"));
+}
+
 #define HASH_A "0123456789abcdef0123456789abcdef01234567"
 #define HASH_B "89abcdef0123456789abcdef0123456789abcdef"
 
@@ -331,6 +350,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(gather__licence_of_ones_own__allows_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(gather__package__is_followed_and_each_licence_kept, setup, teardown),
         cmocka_unit_test_setup_teardown(gather__link_out_of_the_top__is_not_followed, setup, teardown),
+        cmocka_unit_test_setup_teardown(gather__bytes_that_are_no_text__are_shown_or_refused, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(commit__of_every_kind_of_repository__is_read, setup, teardown),
         cmocka_unit_test_setup_teardown(gather__commit__is_kept_with_the_pair, setup, teardown),
     };
