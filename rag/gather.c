@@ -28,6 +28,7 @@ struct gather {
     char *commit;
     struct ka_follow *follow;
     json_t *taken, *not_taken;
+    json_t *ids;     /* of the pairs taken */
     json_t *kernels; /* files with kernels and no function: path -> line */
     size_t files;
 };
@@ -177,14 +178,21 @@ static void refuse(struct gather *g, const char *path, unsigned line, const char
                                                   "class", class, "why", why));
 }
 
-/* "repo/ops/softmax.py" and "Softmax" give "repo_ops_softmax_Softmax". free() it. */
-static char *id_of(const char *shown, const char *class)
+/* "repo/ops/softmax.py" and "Softmax" give "repo_ops_softmax_Softmax"; where "repo/ops_softmax.py" has that
+ * already, its line behind it. free() it. */
+static char *id_of(struct gather *g, const char *shown, const char *class, unsigned line)
 {
     size_t len = strlen(shown);
     char *id = ka_format("%.*s_%s", (int)(ka_ends_with(shown, ".py") ? len - 3 : len), shown, class);
     for (char *c = id; *c; c++)
         if (!isalnum((unsigned char)*c))
             *c = '_';
+    while (json_object_get(g->ids, id)) {
+        char *longer = ka_format("%s_%u", id, line);
+        free(id);
+        id = longer;
+    }
+    json_object_set_new(g->ids, id, json_true());
     return id;
 }
 
@@ -283,7 +291,7 @@ static int take_unit(struct gather *g, const struct ka_import_unit *unit, struct
         return 0;
     }
     const char *shown = json_string_value(json_object_get(own, "path"));
-    KA_AUTO_FREE char *id = id_of(shown, unit->name);
+    KA_AUTO_FREE char *id = id_of(g, shown, unit->name, unit->line);
     KA_AUTO_FREE char *text =
         pair_text(g, unit, shown, json_string_value(json_object_get(own, "sha256")), license);
     int rc = put_pair(g, id, text, &failed);
@@ -379,6 +387,7 @@ int ka_gather(struct ka_store *store, const struct ka_gather_req *req, json_t **
                        .commit = ka_commit_find(top),
                        .taken = json_array(),
                        .not_taken = json_array(),
+                       .ids = json_object(),
                        .kernels = json_object()};
     g.follow = ka_follow_new(read_module, &g);
     int rc = ka_store_begin(store, err);
@@ -392,6 +401,7 @@ int ka_gather(struct ka_store *store, const struct ka_gather_req *req, json_t **
     ka_follow_free(g.follow);
     json_decref(g.taken);
     json_decref(g.not_taken);
+    json_decref(g.ids);
     json_decref(g.kernels);
     free(g.commit);
     free(g.top);

@@ -273,6 +273,21 @@ static void gather__link_out_of_the_top__is_not_followed(void **state)
     }
 }
 
+static void gather__two_of_one_name__are_both_kept(void **state)
+{
+    struct place *place = *state;
+    size_t count;
+    write_file(place, "repo/pyproject.toml", "[project]\nlicense = \"MIT\"\n");
+    write_file(place, "repo/ops/norm.py", GOOD);
+    write_file(place, "repo/ops_norm.py", GOOD);
+    for (int i = 0; i < 2; i++) /* again: the same two */
+        gather(place, "repo", NULL);
+    assert_string_equal(member_of(place, "taken", 0, "id"), "repo_ops_norm_Good");
+    assert_string_equal(member_of(place, "taken", 1, "id"), "repo_ops_norm_Good_18");
+    assert_int_equal(ka_store_count(place->store, &count, NULL), 0);
+    assert_int_equal(count, 2);
+}
+
 static void gather__bytes_that_are_no_text__are_shown_or_refused(void **state)
 {
     struct place *place = *state;
@@ -350,6 +365,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(gather__licence_of_ones_own__allows_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(gather__package__is_followed_and_each_licence_kept, setup, teardown),
         cmocka_unit_test_setup_teardown(gather__link_out_of_the_top__is_not_followed, setup, teardown),
+        cmocka_unit_test_setup_teardown(gather__two_of_one_name__are_both_kept, setup, teardown),
         cmocka_unit_test_setup_teardown(gather__bytes_that_are_no_text__are_shown_or_refused, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(commit__of_every_kind_of_repository__is_read, setup, teardown),
