@@ -1,4 +1,5 @@
-/* Any bytes as somebody's modules, with 0x01 between them: what is made of them must be pairs. */
+/* Any bytes as somebody's modules, with 0x01 between them: what is made of them must be pairs. The first ends
+ * with a function that reaches a kernel and whatever is imported, so that there is something to be made. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,6 +10,10 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
+static const char OWN[] = "\nfrom .b import *\nfrom .c.d import f as g\n@triton.jit\ndef k(x):\n    f(g(x))\n"
+                          "class F(Function):\n  def forward(ctx, x):\n    k(x)\n"
+                          "  def backward(ctx, d):\n    k(d)\n";
+
 /* repo/a.py is the first, repo/b.py, repo/c/__init__.py and repo/c/d.py the next. */
 static char *read_part(void *arg, const char *path)
 {
@@ -17,7 +22,7 @@ static char *read_part(void *arg, const char *path)
     for (size_t i = 0; i < KA_COUNT(paths); i++) {
         size_t len = strcspn(text, "\x01");
         if (strcmp(path, paths[i]) == 0)
-            return ka_strndup(text, len);
+            return ka_format("%.*s%s", (int)len, text, i == 0 ? OWN : "");
         text += len + (text[len] != '\0');
     }
     return NULL;
