@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-#define KA_THREADS_MAX 8 /* of one call, the caller's among them */
+#define KA_THREADS_MAX 16 /* of one call, the caller's among them */
 
 /* Processors that this process may use, by its affinity and its control group; at least 1. */
 size_t ka_threads_usable(void);

@@ -4,6 +4,7 @@
 local -a commands store_commands options
 commands=(
     'batch:every forward file below a folder'
+    'bench:times of a finished pair on a GPU'
     'check:the full verdict on a pair that exists already'
     'differentiate:a backward from the built-in differentiator alone'
     'doctor:what this machine gives'
@@ -66,6 +67,8 @@ options=(
     '--fail-fast[check: stop at the first case that fails]'
     '--sanitize[check: run compute-sanitizer too (GPU)]'
     '--print[differentiate: print the backward]'
+    '--only[bench: the pass to time]:pass:(bwd fwd both)'
+    '--seconds[bench: seconds of timing]:seconds:'
     '--help[how to use the program]'
     '--version[its version]'
 )

@@ -257,27 +257,26 @@ def part_candidate(bench: Bench) -> Iterator[dict[str, Any]]:
     box = bench.work / "box"
     box.mkdir()
     answers = [backward, backward + "\n# the same", backward.replace(") / N", ") * (1.0 / N)")]
-    options = ["--backend", f"mailbox:{box}", "--draft", "llm", "--max-iters", "3", "--json", "--quiet"]
+    answers = [f"```python\n{code}\n```\n" for code in answers]
+    options = ["--backend", f"mailbox:{box}", "--draft", "llm", "--max-iters", "4", "--json", "--quiet"]
     command = [bench.program, "--file-path", file, *options, *sweep, "--out", bench.work / "candidate"]
     answered: list[float] = []
     seconds: list[float] = []
     with (bench.work / "candidate.json").open("w+b") as out:
         process = bounded.start(command, out, subprocess.DEVNULL, bench.environment(), ROOT)
         try:
-            while bench.left() > 0 and process.poll() is None and len(seconds) < len(answers):
+            while bench.left() > 0 and process.poll() is None and len(answered) <= len(answers):
                 asked = sorted(box.glob("*.request.md"))
                 if len(asked) > len(answered):
                     if answered:
                         seconds.append(round(time.monotonic() - answered[-1], 2))
                     answer = asked[-1].with_name(asked[-1].name.replace(".request.", ".answer."))
                     made_ready = bench.work / "answer.md"
-                    made_ready.write_text(f"```python\n{answers[len(answered)]}\n```\n")
+                    made_ready.write_text([*answers, "Nothing is left to gain."][len(answered)])
                     os.utime(made_ready, (0, 0))  # so that nobody waits whether it is still being written
                     made_ready.rename(answer)
                     answered.append(time.monotonic())
                 time.sleep(0.02)
-            if answered and len(seconds) < len(answered) and process.poll() is not None:
-                seconds.append(round(time.monotonic() - answered[-1], 2))
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(bench.left(15))
         finally:
@@ -525,6 +524,70 @@ def part_hostile(bench: Bench) -> Iterator[dict[str, Any]]:
         yield of_script(bench.script(file, "--build", bench.bin))
 
 
+# Timed: file, and a sweep where its own is for an interpreter.
+ROWS = [{"M": 4096, "N": 1024}, {"M": 8192, "N": 4096}, {"M": 1151, "N": 2047}]
+TIMED: dict[str, list[dict[str, int]] | None] = {
+    "examples/layer_norm.py": None,
+    "examples/softmax.py": None,
+    "dataset/norm/rms_norm_rowgroup_partials.py": ROWS,
+    "dataset/activation_glu/swiglu_two_inputs_recompute.py": ROWS,
+    "examples/rms_norm.py": None,
+    "examples/swiglu.py": None,
+    "dataset/norm/layer_norm_affine_rowgroup_partials.py": ROWS,
+    "dataset/reduction_softmax/softmax_row_single_tile.py": ROWS,
+}
+SAMPLE_TIMED = 4
+# Of examples that have none.
+REFERENCES = {
+    "examples/softmax.py": "def reference(x):\n    return torch.softmax(x, dim=-1)\n",
+    "examples/swiglu.py": "def reference(gate, up):\n    return torch.nn.functional.silu(gate) * up\n",
+}
+
+
+def part_bench(bench: Bench) -> Iterator[dict[str, Any]]:
+    """Times of layer norm, rms norm, softmax and swiglu, beside eager PyTorch and torch.compile."""
+    files = list(TIMED) if bench.whole else list(TIMED)[:SAMPLE_TIMED]
+    if not bench.gpu:
+        ended = bench.run(bench.program, "bench", ROOT / SMALL, "--out", bench.work / "runs")
+        refused = ended.code == 2 and "nothing was timed" in ended.err
+        yield {"skipped": "no time means anything on a CPU"} if refused else {"failures": [ended.why]}
+        return
+    rows: list[dict[str, Any]] = []
+    for at, file in enumerate(files):
+        most = bench.left(75)
+        made = {"verdict": "not reached"}
+        if most > 20:
+            made = timed(bench, at, file, TIMED[file], most)
+        rows.append({"file": file, **made})
+        yield {"rows": rows, "failures": wrong(rows, ("timed",))}
+
+
+def timed(
+    bench: Bench, at: int, file: str, sweep: list[dict[str, int]] | None, most: float
+) -> dict[str, Any]:
+    """The table of one pair and its figures; of an example, the pair that the differentiator drafts."""
+    folder = bench.work / f"timed-{at}"
+    folder.mkdir()
+    pair = folder / Path(file).name
+    text = (ROOT / file).read_text()
+    if "# ---- backward ----" not in text:
+        drafted = bench.run(bench.program, "differentiate", ROOT / file, "--print", "--quiet", most=most)
+        if drafted.code != 0:
+            return {"verdict": "not drafted", "reason": f"{drafted.why}: {drafted.err.strip()[-TEXT_MAX:]}"}
+        text += f"\n\n{REFERENCES.get(file, '')}\n\n# ---- backward ----\n\n\n{drafted.out}"
+    pair.write_text(text)
+    options = ["--device", bench.device, "--seconds", "40" if bench.whole else "12", "--out", folder]
+    options += ["--sweep", json.dumps(sweep) if sweep else "required"]
+    ended = bench.run(bench.program, "bench", pair, *options, most=most)
+    found = next(folder.glob("*/bench.json"), None)
+    result = json.loads(found.read_text()) if found else {}
+    made: dict[str, Any] = {"verdict": "timed" if ended.code == 0 else "not timed"}
+    made |= {"seconds": round(ended.seconds, 1), "table": ended.out.splitlines(), "result": result}
+    if ended.code != 0:
+        made["reason"] = f"{ended.why}: {(ended.err or ended.out).strip()[-TEXT_MAX:]}"
+    return made
+
+
 # Seconds on a GPU, of the sample and of the whole. All samples together fit into ten minutes.
 PARTS: dict[str, tuple[float, float, Part]] = {
     "sanitizer": (90, 180, part_sanitizer),
@@ -533,6 +596,7 @@ PARTS: dict[str, tuple[float, float, Part]] = {
     "starts": (40, 60, part_starts),
     "candidate": (50, 60, part_candidate),
     "norm": (60, 120, part_norm),
+    "bench": (200, 560, part_bench),
     "examples": (150, 400, part_examples),
     "matrix": (110, 540, part_matrix),
     "all": (100, 360, part_all),

@@ -118,6 +118,10 @@ static const struct option_row rows[] = {
      "check: also run memcheck, racecheck and initcheck of compute-sanitizer (GPU)"},
     {"print", NULL, FLAG, AT(print), "false", 0, 0, NULL, NULL,
      "print the finished backward; differentiate: in place of the summary"},
+    {"only", NULL, TEXT, AT(only), "", 0, 0, "|bwd|fwd|both", "PASS",
+     "bench: time the backward, the forward, or both in one call, and nothing else"},
+    {"seconds", NULL, INT, AT(seconds), "60", 1, 86400, NULL, "N",
+     "bench: seconds of timing, of all shapes together; compiling comes on top"},
 };
 
 static void *slot(struct ka_opts *opts, const struct option_row *row)

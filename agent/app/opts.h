@@ -28,6 +28,8 @@ struct ka_opts {
     char *junit; /* check */
     bool sanitize;
     bool print;
+    char *only; /* bench */
+    int seconds;
     uint64_t begun; /* options that the command line gave, a bit each */
     char *older;    /* what older spellings on the command line stand for, for the log; or NULL */
 };

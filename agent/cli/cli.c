@@ -12,6 +12,7 @@
 #include "agent/run/run.h"
 #include "base/log.h"
 #include "batch.h"
+#include "bench_cli.h"
 #include "doctor.h"
 #include "oneshot.h"
 #include "prompt_cli.h"
@@ -34,6 +35,9 @@ static const char usage[] =
     "                                              with a torch.autograd.Function, make_args and SWEEP; of "
     "several in a module\n"
     "                                              each, or --function NAME\n"
+    "  kernel-agent bench FILE [--only PASS]       times of a finished pair on a GPU, beside eager PyTorch "
+    "and "
+    "torch.compile\n"
     "  kernel-agent verify RUN                     repeat the verdict of a run, without a model\n"
     "  kernel-agent differentiate FILE [--print]   a backward from the built-in differentiator alone\n"
     "  kernel-agent prompt FILE                    what a run would ask the model first, and its tokens; no "
@@ -188,6 +192,8 @@ static int run_command(const char *name, struct ka_opts *opts, const char **word
         return ka_batch_main(opts, word);
     if (count > 1 && strcmp(name, "check") == 0)
         return ka_oneshot_check_all(opts, words, (size_t)count);
+    if (strcmp(name, "bench") == 0)
+        return ka_bench_cli_main(opts, word);
     if (strcmp(name, "prompt") == 0)
         return ka_prompt_cli_main(opts, word);
     return ka_oneshot_main(opts, name, word);
@@ -196,7 +202,7 @@ static int run_command(const char *name, struct ka_opts *opts, const char **word
 static bool is_command(const char *word)
 {
     static const char *const names[] = {"run",    "batch",         "inspect", "check",
-                                        "verify", "differentiate", "prompt"};
+                                        "verify", "differentiate", "prompt",  "bench"};
     for (size_t i = 0; i < KA_COUNT(names); i++)
         if (strcmp(names[i], word) == 0)
             return true;

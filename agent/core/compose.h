@@ -18,6 +18,10 @@ int ka_compose_pair(const char *forward, const char *backward, struct ka_buf *ou
  * newline. -ENOENT when there is no marker line. */
 int ka_compose_split(const char *text, struct ka_buf *forward, struct ka_buf *backward, struct ka_err *err);
 
+/* Does a text without a marker look like a module that somebody wrote by hand: autograd function and forward
+ * in one, which the jail tells apart? */
+bool ka_compose_by_hand(const char *text);
+
 /* The first byte after the marker line, or NULL. With `loose`, where there is none, spellings such as "#---
  * Backward ---" count too. */
 const char *ka_compose_after_marker(const char *text, bool loose);

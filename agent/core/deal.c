@@ -66,12 +66,19 @@ static size_t gather(const json_t *cases, const struct ka_deal_of *of, struct un
     return count;
 }
 
-/* As many as have something to do for longer than it takes to start them. */
-static size_t worthwhile(const struct unit *units, size_t count, const struct ka_deal_of *of)
+/* What all cases cost in one part. */
+static double cost_of_all(const struct unit *units, size_t count, double anew)
 {
     double all = 0;
     for (size_t i = 0; i < count; i++)
-        all += units[i].cost;
+        all += units[i].cost + (units[i].like == units[i].at ? anew : 0);
+    return all;
+}
+
+/* As many as have something to do for longer than it takes to start them. */
+static size_t worthwhile(const struct unit *units, size_t count, const struct ka_deal_of *of)
+{
+    double all = cost_of_all(units, count, of->anew);
     return of->child > 0 && all / of->child < (double)of->most ? (size_t)ceil(all / of->child) : of->most;
 }
 
@@ -112,22 +119,14 @@ static void give(const struct dealing *d, size_t at)
     d->cost[best] = cost;
 }
 
-static double fair_share(const struct unit *units, size_t count, size_t parts, double anew)
-{
-    double all = 0;
-    for (size_t i = 0; i < count; i++)
-        all += units[i].cost + (units[i].like == units[i].at ? anew : 0);
-    return parts ? all / (double)parts * SHARE_MORE : 0;
-}
-
 json_t *ka_deal(const json_t *cases, const struct ka_deal_of *of)
 {
     KA_AUTO_FREE struct unit *units = ka_calloc(json_array_size(cases), sizeof(*units));
     size_t count = gather(cases, of, units), part_count = worthwhile(units, count, of);
     KA_AUTO_FREE size_t *owner = ka_calloc(count, sizeof(*owner));
     KA_AUTO_FREE double *cost = ka_calloc(part_count, sizeof(*cost));
-    const struct dealing dealing = {
-        units, count, part_count, owner, cost, of->anew, fair_share(units, count, part_count, of->anew)};
+    double share = count ? cost_of_all(units, count, of->anew) / (double)part_count * SHARE_MORE : 0;
+    const struct dealing dealing = {units, count, part_count, owner, cost, of->anew, share};
     json_t *dealt = json_array();
     for (size_t i = count; i-- > 0;)
         give(&dealing, i);

@@ -43,14 +43,15 @@ struct ka_op {
 static enum ka_child_role role_of(const char *operation)
 {
     if (strcmp(operation, "candidate") == 0 || strcmp(operation, "facts") == 0 ||
-        strcmp(operation, "sanitize") == 0)
+        strcmp(operation, "sanitize") == 0 || strcmp(operation, "bench") == 0)
         return KA_CHILD_CANDIDATE;
-    return strcmp(operation, "oracle") == 0 ? KA_CHILD_ORACLE : KA_CHILD_TRUSTED;
+    bool of_the_user = strcmp(operation, "oracle") == 0 || strcmp(operation, "ceilings") == 0;
+    return of_the_user ? KA_CHILD_ORACLE : KA_CHILD_TRUSTED;
 }
 
 /* A context with one queue for the host's launches takes the driver half the time of one with eight, and it
- * makes one context at a time: with many children that is what they wait for. A candidate keeps its queues:
- * in one, what it launches in two streams without a word between them would be in order all the same. */
+ * makes one context at a time: with many children that is what they wait for. Nothing runs beside anything in
+ * them: a candidate may not name a stream. */
 static const char *const one_queue[] = {"CUDA_DEVICE_MAX_CONNECTIONS=1"};
 
 static void op_free(struct ka_op *op)
@@ -264,7 +265,8 @@ static void on_child(void *arg, uint64_t id, const struct ka_child_result *child
 /* Only what launches kernels needs the GPU; the rest does not wait for it. */
 static const char *device_of(const struct ka_op_req *req)
 {
-    static const char *const launching[] = {"oracle", "candidate", "sanitize", "differentiate"};
+    static const char *const launching[] = {"oracle",        "candidate", "sanitize",
+                                            "differentiate", "ceilings",  "bench"};
     for (size_t i = 0; i < KA_COUNT(launching); i++)
         if (strcmp(req->operation, launching[i]) == 0)
             return req->settings->device;
@@ -339,7 +341,7 @@ int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, 
         .ro = readable,
         .ro_count = readable_count,
         .env = one_queue,
-        .env_count = role_of(op->operation) == KA_CHILD_CANDIDATE ? 0 : KA_COUNT(one_queue),
+        .env_count = KA_COUNT(one_queue),
         .device = device_of(req),
         .local_sockets = req->tool != NULL,
         .require = req->settings->require_sandbox,
@@ -347,6 +349,8 @@ int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, 
         .limits = limits_for(app, device_of(req)),
         .deadline_ms = (unsigned)req->settings->deadline * 1000u,
     };
+    if (strcmp(op->operation, "bench") == 0) /* waiting for the GPU takes processor time */
+        request.limits.cpu_s = 2u * (unsigned)req->settings->deadline;
     int rc = ka_child_start(app->children, &request, on_child, op, &op->id);
     if (rc) {
         rc = ka_fail(err, rc, "%s: cannot start a child: %s", op->operation, strerror(-rc));

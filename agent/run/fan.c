@@ -17,11 +17,11 @@
 #include "result.h"
 #include "sizes.h"
 
-/* Seconds that any case costs: loading, compiling, launching. On a GPU some tenth of a second, unless it is
- * known to be more, and a context and libraries for a child less than half of one. */
+/* Seconds that any case costs: loading, compiling, launching. On a GPU a context and libraries
+ * for a child take less than half of one. */
 #define START 0.1
 #define CHILD_GPU 0.4
-#define ANEW_GPU 0.5 /* kernels are compiled for each kind of sizes */
+#define ANEW_GPU 0.5 /* kernels are compiled for each kind of sizes, if nothing more is known */
 #define RATE 1e7     /* products of sizes a second, */
 #define RATE_GPU 2e8 /* by the interpreter and by a GPU */
 
@@ -253,9 +253,8 @@ static json_t *deal(const struct ka_run *run, const struct ka_fan_req *req)
         .most = width(run), .start = START, .rate = RATE, .together = req->together, .known = req->shapes};
     if (ka_run_on_gpu(run)) { /* compiling is most of it, and no shape's own */
         double known = ka_plan_seconds(req->shapes);
-        of.start = known > START ? known : START;
         of.child = CHILD_GPU;
-        of.anew = ANEW_GPU;
+        of.anew = known > ANEW_GPU ? known : ANEW_GPU;
         of.rate = RATE_GPU;
         of.known = NULL;
     }

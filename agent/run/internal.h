@@ -17,9 +17,11 @@
  *     ask.c             prompts, model or mailbox, answers to candidates
  *     check.c           scan, candidate, oracle, comparison, facts
  *     result.c          the result object
+ *     folder.c          what a run's folder is called
  *     finish.c          pair and reports
  *     commands.c        which file does what the machine commands
- *     run.c             folder, documents, what a fresh or resumed run begins with; the end */
+ *     run.c             folder, documents, what a fresh or resumed run begins with; the end
+ *     clocks.c, bench.c a benchmark, which is no run: it has operations and a folder alone */
 #ifndef KA_RUN_INTERNAL_H
 #define KA_RUN_INTERNAL_H
 

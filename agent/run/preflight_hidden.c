@@ -128,25 +128,57 @@ static void on_hidden(struct ka_run *run, struct ka_fan *fan, void *arg)
     run->preflight->ended(run, KA_STAGE_HIDDEN);
 }
 
-/* Probes for the largest required shape of a sweep. */
+/* Whether a size of `dims` is twice that of `other` at least. */
+static bool is_longer(const json_t *dims, const json_t *other, const char *name)
+{
+    return json_integer_value(json_object_get(dims, name)) >=
+           2 * json_integer_value(json_object_get(other, name));
+}
+
+/* Probes for a shape; not for sizes that `than` (may be NULL) has about as long. */
+static void add_probes_of(struct ka_run *run, const json_t *dims, const json_t *than, json_t *pending)
+{
+    json_auto_t *probes = NULL;
+    if (ka_shapes_long(dims, LONG_BUDGET, &probes))
+        return;
+    KA_EACH(probes, i, entry) {
+        const char *name = json_string_value(json_object_get(entry, "dim"));
+        if (name && than && !is_longer(dims, than, name))
+            continue;
+        if (!ka_run_scaled_down(run)) /* the sweep itself is long */
+            json_object_del(entry, "long");
+        json_array_append(pending, entry);
+    }
+}
+
+/* Probes for the largest required shape of a sweep, and for one that has a longer size, required or not: a
+ * backward may do something else from some length on. */
 static void add_probes(struct ka_run *run, json_t *pending)
 {
     bool own_cpu_sweep;
-    json_auto_t *sweep = ka_run_sweep(run, &own_cpu_sweep), *probes = NULL;
-    json_t *largest = NULL;
+    json_auto_t *sweep = ka_run_sweep(run, &own_cpu_sweep);
+    const json_t *largest = NULL, *longer = NULL;
+    int64_t longest = 0;
     KA_EACH(sweep, i, entry) {
         const json_t *flag = json_object_get(entry, "required");
-        json_t *dims = json_object_get(entry, "dims");
+        const json_t *dims = json_object_get(entry, "dims");
         if ((!flag || json_is_true(flag)) && (!largest || ka_plan_size(dims) > ka_plan_size(largest)))
             largest = dims;
     }
-    if (largest && ka_shapes_long(largest, LONG_BUDGET, &probes) == 0) {
-        KA_EACH(probes, i, entry) {
-            if (!ka_run_scaled_down(run)) /* the sweep itself is long */
-                json_object_del(entry, "long");
+    if (!largest)
+        return;
+    KA_EACH(sweep, i, entry) {
+        json_t *dims = json_object_get(entry, "dims");
+        KA_EACH_MEMBER(dims, name, size) {
+            if (is_longer(dims, largest, name) && json_integer_value(size) > longest) {
+                longest = json_integer_value(size);
+                longer = dims;
+            }
         }
-        json_array_extend(pending, probes);
     }
+    add_probes_of(run, largest, NULL, pending);
+    if (longer)
+        add_probes_of(run, longer, largest, pending);
 }
 
 /* Sizes that every dimension is to have, beside those of the smallest required shape. */

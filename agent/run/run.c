@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "agent/core/compose.h"
@@ -19,16 +18,9 @@
 #include "base/marker.h"
 #include "commands.h"
 #include "events.h"
+#include "folder.h"
 
 #define FORWARD_MAX ((size_t)4 << 20)
-
-static char *base_name(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    const char *name = slash ? slash + 1 : path;
-    size_t len = strlen(name);
-    return ka_strndup(name, ka_ends_with(name, ".py") ? len - 3 : len);
-}
 
 static struct ka_run *run_new(struct ka_app *app, const struct ka_settings *settings, ka_run_done_fn done,
                               void *arg)
@@ -54,26 +46,13 @@ static struct ka_run *run_new(struct ka_app *app, const struct ka_settings *sett
     return run;
 }
 
-/* <out>/<name>-<date>-<random>: readable, sorted by time, never taken twice. */
 static int make_folder(struct ka_run *run, struct ka_err *err)
 {
-    time_t now = time(NULL);
-    struct tm local;
-    localtime_r(&now, &local);
-    char when[32], folder[512];
-    strftime(when, sizeof(when), "%Y%m%d-%H%M%S", &local);
-    snprintf(folder, sizeof(folder), "%.200s-%s-%04x", run->name, when, (unsigned)(ka_random_u64() & 0xffff));
-    KA_AUTO_FREE char *path = ka_path_join(run->settings.out, folder);
-    int rc = ka_mkdirs(path, err);
-    if (rc == 0) {
-        run->dir = ka_path_real(path, err);
-        rc = run->dir ? 0 : -EIO;
-    }
-    if (rc == 0) {
-        KA_AUTO_FREE char *candidates = ka_path_join(run->dir, "candidates");
-        rc = ka_mkdirs(candidates, err);
-    }
-    return rc;
+    int rc = ka_run_folder_make(run->settings.out, run->name, &run->dir, err);
+    if (rc)
+        return rc;
+    KA_AUTO_FREE char *candidates = ka_path_join(run->dir, "candidates");
+    return ka_mkdirs(candidates, err);
 }
 
 static int read_forward(struct ka_run *run, const char *path, struct ka_err *err)
@@ -85,12 +64,6 @@ static int read_forward(struct ka_run *run, const char *path, struct ka_err *err
     if (rc == 0)
         run->forward = ka_buf_steal(&text);
     return rc;
-}
-
-/* A module that somebody wrote by hand: autograd function and forward in one, which the jail tells apart. */
-static bool has_function(const char *text)
-{
-    return strstr(text, "autograd") && strstr(text, "Function)") && strstr(text, "def backward(");
 }
 
 /* A file with a marker line is a pair: its forward part is the run's, its backward part what a check is
@@ -107,7 +80,7 @@ static int split_backward(struct ka_run *run, enum ka_run_mode mode, struct ka_e
             run->given = ka_buf_steal(&backward);
     } else if (rc == -ENOENT) {
         rc = 0;
-        if (mode == KA_RUN_CHECK && has_function(run->forward))
+        if (mode == KA_RUN_CHECK && ka_compose_by_hand(run->forward))
             run->given = ka_strdup("");
         else if (mode == KA_RUN_CHECK)
             rc = ka_fail(err, -EINVAL,
@@ -230,7 +203,7 @@ int ka_run_start(struct ka_app *app, const struct ka_run_req *req, struct ka_run
         rc = rc ? rc : -ENOENT;
         goto fail;
     }
-    run->name = base_name(run->file);
+    run->name = ka_run_folder_name(run->file);
     rc = read_forward(run, run->file, err);
     if (rc == 0)
         rc = split_backward(run, req->mode, err);
@@ -353,7 +326,7 @@ int ka_run_resume(struct ka_app *app, const struct ka_settings *settings, const 
         rc = ka_fail(err, -EINVAL, "%s: not a run folder of kernel-agent", dir);
         goto fail;
     }
-    run->name = base_name(run->file);
+    run->name = ka_run_folder_name(run->file);
     run->work_forward = ka_path_join(run->dir, "forward.py");
     rc = check_same(run, start, err);
     find_modules(run);
@@ -399,7 +372,7 @@ char *ka_run_find_unfinished(const char *out, const char *file)
     KA_AUTO_FREE char *real = ka_path_real(file, NULL);
     KA_AUTO_FREE struct dirent **entries = NULL;
     int count = real ? scandir(out, &entries, NULL, alphasort) : -1;
-    KA_AUTO_FREE char *name = real ? base_name(real) : NULL;
+    KA_AUTO_FREE char *name = real ? ka_run_folder_name(real) : NULL;
     char *newest = NULL;
     for (int i = count - 1; i >= 0; i--) {
         char *dir = ka_path_join(out, entries[i]->d_name);

@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 from .errors import Unusable, describe, filtered_traceback
 
 _OPERATIONS = {
+    "bench": "kernel_agent.operations.benchmark",
+    "ceilings": "kernel_agent.operations.ceilings",
     "compile": "kernel_agent.compiled",
     "inspect": "kernel_agent.operations.inspect",
     "oracle": "kernel_agent.operations.oracle",

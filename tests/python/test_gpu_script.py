@@ -4,6 +4,7 @@ seen."""
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -109,3 +110,35 @@ def test_entry__whose_differences_broke__is_wrong(reason, wrong):
     result = {"verdict": "verified", "oracles": {"finite_differences": {"verdict": "none", "reason": reason}}}
     entry = gpu.entry_of(bounded.Ended(0, json.dumps(result), "", 1.0))
     assert len(gpu.wrong([{"file": "a.py"} | entry])) == wrong
+
+
+def test_bench__on_a_cpu__is_skipped_and_the_program_says_why(program, tmp_path):
+    code, said, found = call(tmp_path / "r.json", "--only", "bench", "--limit", "bench=500")
+    assert code == 0 and "no time means anything" in said and "skipped" in found["parts"]["bench"]
+
+
+def test_bench__of_an_example_and_a_pair__has_table_and_figures(program, tmp_path, monkeypatch):
+    """The part of a GPU, with a package whose clock counts launches."""
+    share = tmp_path / "share"
+    shutil.copytree(ROOT / "sandbox", share / "sandbox", ignore=shutil.ignore_patterns("__pycache__"))
+    clock = ROOT / "tests/python/fake_gpu.py"
+    shutil.copy(clock, share / "sandbox/kernel_agent/operations/device_clock.py")
+    monkeypatch.setenv("KA_SHARE", str(share))
+    small = [{"M": 3, "N": 20}]
+    monkeypatch.setattr(gpu, "TIMED", {"examples/softmax.py": small, gpu.SMALL: small})
+    work = tmp_path / "work"
+    work.mkdir()
+    bench = gpu.Bench(ROOT / "build", "cuda", sys.executable, 1, work)
+    honest = bench.run
+
+    def run(*command, **options):
+        return honest(*command, *(["--device", "cpu"] if "differentiate" in command else []), **options)
+
+    monkeypatch.setattr(bench, "run", run)  # what is drafted there is traced on the GPU
+    made = gpu.run_part("bench", bench, 1000)
+    assert not made["failures"], made
+    assert [row["verdict"] for row in made["rows"]] == ["timed", "timed"]
+    example, pair = made["rows"]
+    assert example["table"][0].startswith("softmax on fake")
+    assert set(example["result"]["shapes"][0]["passes"]["bwd"]["subjects"]) == {"ours", "eager", "compile"}
+    assert pair["result"]["shapes"][0]["dims"] == {"M": 3, "N": 20}

@@ -20,11 +20,12 @@ from .prove import overwrite
 from .read import trace
 from .reverse import checkpoints, forward_values, running_maxima, wrapped_indices
 from .reverse.sweep import Reverse, writes
-from .schedule import flags, gradient_writes, partials, second_launch, tuning
+from .schedule import flags, gradient_writes, partials, second_launch, tuning, whole_rows
 from .schedule.decisions import Totals, advise, header
 from .schedule.kept_values import Spill
 from .schedule.owner import NotOwned, Owner, OwnerKernel
 from .schedule.partials import Partials
+from .schedule.whole_rows import Rows
 from .write.demand import effects_of
 from .write.emit import Emitted, Emitter
 from .write.section import (
@@ -74,6 +75,7 @@ class Draft:
     configs: list[dict[str, Any]] = field(default_factory=list)  # for the tuner
     programs: int = PROGRAMS  # that share the walk over a summed axis
     splits: int = 0  # programs that share a sum of products; 0: it is not shared
+    longest: dict[int, int] = field(default_factory=dict)  # sizes of the traced call: the greatest in SWEEP
 
 
 def differentiate(
@@ -93,7 +95,7 @@ def differentiate(
         first, *more = (partial(draw.make_inputs, fwd, d, seed, dtype=dtype) for d in [dims, *others])
         traced = trace.trace(fwd, first(), (make() for make in more), folds)
         try:
-            return _attempt(fwd, *traced, schedule, config or {})
+            return _attempt(fwd, *traced, schedule, config or {}, whole_rows.longest(fwd, dims))
         except Refusal as refusal:
             found = _left_out(traced[0], refusal) - folds
             if not found:
@@ -124,11 +126,12 @@ def _attempt(
     untraced: list[trace.Untraced],
     schedule: str | None,
     config: dict[str, Any],
+    longest: dict[int, int],
 ) -> Draft:
     """One attempt with one schedule."""
     sites = [site for site in traced if site.outputs]
     stub = next(n for n in fwd.tree.body if isinstance(n, ast.FunctionDef) and n.name == fwd.stub_name)
-    draft = Draft("", f"{fwd.stub_name}_autograd", schedule=schedule or "partials")
+    draft = Draft("", f"{fwd.stub_name}_autograd", schedule=schedule or "partials", longest=longest)
     draft.programs = int(config.get("programs", PROGRAMS))
     draft.splits = int(config.get("splits", 0))
     if not sites:
@@ -223,11 +226,16 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
     name = f"{site.kernel_name}_bwd"
     if site.class_name[-1].isdigit() and name in kernels:
         name += site.class_name[-1]
+    rows = whole_rows.find(site, draft.longest) if schedule != "atomic" else None
     whole = _scheduled(site, name, schedule, draft.splits, report)
     text = FunctionText(site, site.kernel.inplace)
     best, _ = _best(whole, lambda side, end: _scheduled(side, name + end, schedule, draft.splits, report), {})
+    if rows is not None and isinstance(best, Scheduled):
+        best = _of_rows(
+            best, rows, lambda side, end: _scheduled(side, name + end, schedule, draft.splits, report)
+        )
     parts = _parts(best, lambda plan: _part(fwd, plan, text, kernels, draft))
-    for plan in best.leaves() if isinstance(best, Sides) else ():
+    for plan in best.leaves() if isinstance(best, Sides) and rows is None else ():
         kept = f"{plan.owner.name}: atomics kept {plan.totals.kept} of {plan.totals.atomics}"
         draft.report.append(LineReport(site.call.lineno, "flag", "each side apart", kept))
     whole = _taken(best)
@@ -262,8 +270,8 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     accumulated = {w.base.attrs["name"] for w in found if w.kind != "store"}
     lines = fwd.source.splitlines()
     layouts = [l for w in found for l in w.layouts] + [l for k in owner.kernels for l in k.layouts]
-    part = Part(accumulated, list(dict.fromkeys(map(text.check, layouts))))
-    notes = header(reverse, plan.totals, part.checks)
+    part = Part(accumulated, list(dict.fromkeys(map(text.check, layouts))), rows=plan.rows)
+    notes = header(reverse, plan.totals, part.checks) + ([] if plan.rows is None else [plan.rows.note])
 
     def emit(name: str, effects: list, notes: list[str]) -> Emitted:
         emitted = Emitter(site.kernel, name, lines).emit(effects, notes)
@@ -310,6 +318,7 @@ class Scheduled:
     taped: forward_values.Tape
     after: list
     totals: Totals
+    rows: Rows | None = None  # the block is a whole row
 
     @property
     def writes(self) -> list[GradWrite]:
@@ -383,7 +392,7 @@ def _best(
         for answer in (True, False):
             known, name = {**facts, signature(flag): answer}, end + flags.ending(flag, answer)
             try:
-                plan = scheduled(replace(site, kernel=site.again(known)), name)
+                plan = scheduled(replace(site, kernel=site.again(known, None)), name)
             except (Refusal, *BROKEN):
                 break
             found, more = _best(plan, scheduled, known, name)
@@ -394,6 +403,30 @@ def _best(
         if sum(saved) / 2 > gain or gain and len(sides.leaves()) < len(_leaves(best)):
             best, gain = sides, sum(saved) / 2
     return best, gain
+
+
+def _of_rows(
+    best: Scheduled, rows: Rows, scheduled: Callable[[trace.Site, str], Scheduled]
+) -> Scheduled | Sides:
+    """The same with a whole row in each block, where that costs nothing; beside what there was if SWEEP has
+    rows that are too long for it."""
+    if best.site.again is None:
+        return best
+    try:
+        plan = scheduled(replace(best.site, kernel=best.site.again({}, rows.block)), "")
+        rows = rows.held(plan.reverse.effects, plan.fused is not None)
+        if rows.longest > rows.limit:
+            plan = scheduled(replace(best.site, kernel=best.site.again({}, rows.block)), "_row")
+            rows = rows.held(plan.reverse.effects, plan.fused is not None)
+    except (Refusal, *BROKEN):
+        return best
+    plan.rows = rows
+    if (plan.totals.kept, plan.totals.tape) > (best.totals.kept, best.totals.tape):
+        return best
+    if rows.longest <= rows.limit:
+        return plan
+    short = rows.short(best.site.kernel.graph)
+    return Sides(short, [plan, best], bool(best.site.kernel.graph.concrete(short)))
 
 
 def _check_inplace(site: trace.Site, gradients: list[str], accumulated: set[str], owner: Owner) -> None:

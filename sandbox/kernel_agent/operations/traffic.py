@@ -38,9 +38,9 @@ class Traffic(Mode):
         for argument, value in values.items():
             asked = name.startswith("new_") or name.endswith("_like")  # its shape and type, not its contents
             unread = asked or (argument in changed and name in _OVERWRITING)
-            self.counter.bytes_read += 0 if unread else _bytes(value)
-            self.counter.bytes_written += _bytes(value) if argument in changed else 0
-        self.counter.bytes_written += 0 if changed else _bytes(result)
+            self.counter.bytes_read += 0 if unread else bytes_of(value)
+            self.counter.bytes_written += bytes_of(value) if argument in changed else 0
+        self.counter.bytes_written += 0 if changed else bytes_of(result)
         return result
 
 
@@ -50,14 +50,14 @@ _ALLOCATIONS = words("empty empty_like empty_strided new_empty new_empty_strided
 _OVERWRITING = {"zero_", "fill_", "copy_", "set_"}
 
 
-def _bytes(value: Any) -> int:
+def bytes_of(value: Any) -> int:
     """Memory of the tensors in a value: an element that several indices share counts once."""
     if isinstance(value, torch.Tensor):
         count = 1
         for size, stride in zip(value.shape, value.stride(), strict=True):
             count *= size if stride or not size else 1
         return count * value.element_size()
-    return sum(map(_bytes, value)) if isinstance(value, (list, tuple)) else 0
+    return sum(map(bytes_of, value)) if isinstance(value, (list, tuple)) else 0
 
 
 @dataclass

@@ -42,6 +42,7 @@ class Region:
         self.iv: Node | None = None  # loop variable; None for top, while and branches
         self.bounds: tuple[Node, Node, Node] | None = None
         self.call: str = "range"  # how the user spelled the range
+        self.stages: str = ""  # of which loads run ahead; "": what Triton takes
         self.cond: Node | None = None
         self.positive: bool = True
         self.skips = False  # a branch that only saves work: what does not vary in the loop may leave it

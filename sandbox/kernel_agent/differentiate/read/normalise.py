@@ -68,10 +68,13 @@ class Builder:
         args: dict[str, Arg],
         folds: frozenset[int] = frozenset(),
         facts: dict[tuple, bool] | None = None,
+        whole: str | None = None,
     ):
         """`folds`: lines of conditions of which the branch that the traced call does not take is left out.
-        `facts`: the answers to conditions, by their signatures, for a kernel of such calls alone."""
+        `facts`: the answers to conditions, by their signatures, for a kernel of such calls alone. `whole`: a
+        constexpr that reaches over all of each range that it is the step of."""
         self.g = Graph()
+        self.whole = whole
         self.folds, self.facts = folds, facts or {}
         self.source, self.module, self.functions, self.args = source, module, functions, args
         self.effects: list = []
@@ -311,6 +314,10 @@ class Builder:
         if not isinstance(node.target, ast.Name):
             raise Refusal("loop target", "a loop needs one plain variable").at(node)
         lo, hi, step, call = self.range(node.iter)
+        if self.whole is not None and step.op == "constexpr" and step.attrs["name"] == self.whole:
+            self.env[node.target.id] = lo
+            self.block(node.body)
+            return
         g, first, stride = self.g, lo, step
         downwards = step.op == "const" and step.value < 0
         start = g.concrete(lo)

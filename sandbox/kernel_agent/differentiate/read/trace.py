@@ -61,7 +61,8 @@ class Site:
     # tensors that the call changes after this launch: what the backward needs of them is copied
     overwritten: set[str] = field(default_factory=set)
     held: list[str] = field(default_factory=list)  # outputs whose values lose their gradient: _note_held()
-    again: Callable[[dict[tuple, bool]], Kernel] | None = None  # the kernel of calls that agree with facts
+    # The kernel of calls that agree with facts; or of those of which a block is a whole row.
+    again: Callable[[dict[tuple, bool], str | None], Kernel] | None = None
 
 
 class _Mark(torch.autograd.Function):
@@ -233,8 +234,8 @@ def _site(
     )
     reads_active = any(a.active and not a.none or a.behind and a.behind.active for a in args.values())
 
-    def read(facts: dict[tuple, bool] | None = None) -> tuple[Builder, Kernel]:
-        builder = Builder(source, fwd.module, functions, args, folds, facts)
+    def read(facts: dict[tuple, bool] | None = None, whole: str | None = None) -> tuple[Builder, Kernel]:
+        builder = Builder(source, fwd.module, functions, args, folds, facts, whole)
         try:
             return builder, builder.kernel()
         except Refusal as refusal:
@@ -280,8 +281,8 @@ def _site(
         for base in builder.entries.get(name, [kernel.params[name]]):
             base.active = True
 
-    def again(facts: dict[tuple, bool]) -> Kernel:
-        builder, kernel = read(facts)
+    def again(facts: dict[tuple, bool], whole: str | None) -> Kernel:
+        builder, kernel = read(facts, whole)
         builder.g.sized, builder.g.strides = site.kernel.graph.sized, site.kernel.graph.strides
         for name in site.held:
             builder.read_before(name)

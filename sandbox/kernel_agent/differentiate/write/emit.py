@@ -317,6 +317,9 @@ class Emitter:
             parts = [self.expr(lo)[0], hi_text, self.expr(step)[0]]
             if unit:
                 parts = parts[1:2] if is_zero(lo) else parts[:2]
+            if region.stages:
+                stages = f"num_stages={region.stages}"
+                return f"for {name} in {self.tl}.range({', '.join([*parts, stages])}):", [name], section
             return f"for {name} in {region.call}({', '.join(parts)}):", [name], section
         elif unit:
             trips = hi_text if is_zero(lo) else span_text

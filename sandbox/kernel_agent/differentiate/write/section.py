@@ -22,6 +22,7 @@ from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name
 from ..read.trace import Site, Untraced
 from ..reverse.rules import LINEAR_STEP, SMALL_DOT
+from ..schedule.whole_rows import WARPS, Rows
 from .emit import Emitted
 from .line_breaks import WIDTH, break_line, indented, wrap
 
@@ -181,6 +182,7 @@ class Part:
     steps: list[Step] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)  # how many elements of a gradient are written
     split: set[str] = field(default_factory=set)  # gradients that a step allocates itself, as partial sums
+    rows: Rows | None = None  # a block is a whole row here
 
     @property
     def gradients(self) -> list[str]:
@@ -226,7 +228,7 @@ class FunctionText:
             return f'{config_name(site)}["{param}"]'
         return repr(arg.value)
 
-    def step(self, step: Step) -> list[str]:
+    def step(self, step: Step, rows: Rows | None = None) -> list[str]:
         """The lines that make one launch."""
         emitted = step.emitted
         args = self.site.args
@@ -236,7 +238,9 @@ class FunctionText:
         values += up + [d for n in emitted.gradients if (d := gradient_name(n)) not in up]
         values += [step.extra[n] for n in emitted.extra]
         values += [f"{n}={self.value(n)}" for n in constexprs]
-        if self.site.warps:
+        if rows is not None and not self.site.warps:
+            values.append(f"num_warps={WARPS}")
+        elif self.site.warps:
             values.append(f"num_warps={self.site.launch.num_warps}")
         elif "num_warps" in self.site.given_names:
             self.kept["num_warps"] = None
@@ -319,7 +323,7 @@ class FunctionText:
 
     def part(self, part: Part, gradients: list[str]) -> list[str]:
         """The lines that allocate `gradients` and make them."""
-        body: list[str] = []
+        body = [] if part.rows is None else part.rows.setup(self.expr)
         for name in gradients:
             if name in self.site.tables:
                 body += self.gradient_table(name)
@@ -332,7 +336,7 @@ class FunctionText:
         for check in part.checks:
             body += break_line(check, WIDTH - 8)
         for step in part.steps:
-            body += self.step(step)
+            body += self.step(step, part.rows)
         return body
 
     def gradient_table(self, name: str) -> list[str]:

@@ -1,0 +1,335 @@
+"""Operation bench: how long a pair's forward and backward take, beside others that compute the same.
+
+    ours        the entry of the file
+    eager       its reference(), differentiated by autograd
+    compile     torch.compile of that
+    baseline    what its baseline() returns, a function with the stub's parameters
+
+All are called in one process, in turn, on inputs drawn anew for each call. Nothing here judges: samples go to
+the daemon as they are. This process has run the candidate's code, which could change all that it says
+(docs/protocol.md has what the daemon can still tell).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import draw
+from ..errors import Unusable, describe, wrap
+from ..forward import Forward, load
+from ..launches import tune_by_the_clock
+from . import budget
+from .candidate import entry_of
+from .ceilings import PASSES
+from .device_clock import Gpu
+
+ROUNDS_LEAST, ROUNDS_MOST = 7, 100  # the median of fewer than six has no interval at 95 %
+Samples = dict[str, dict[str, list[float]]]  # by pass, then "alone" or "graph": milliseconds
+
+
+def run(request: dict[str, Any], scratch: Path, gpu: Gpu | None = None) -> dict[str, Any]:
+    """The result of docs/protocol.md's op bench. Errors of one case do not end the others."""
+    gpu = gpu or Gpu(request["device"], scratch)
+    target = request.get("target") or "sm_90"
+    fwd = load(request["file"], gpu.mode, target, str(gpu.device), function=request.get("function"))
+    tune_by_the_clock()
+    entry = entry_of(fwd, request.get("entry"))
+    share = request["seconds"] / max(1, len(request["cases"]))
+    cases: list[dict[str, Any]] = []
+    for case in request["cases"]:
+        try:
+            passes = request.get("passes") or PASSES
+            made = {"ok": True, **Bench(fwd, gpu, case, passes, request.get("dtype")).run(entry, share)}
+        except (Exception, SystemExit) as exc:  # noqa: BLE001 (one case fails, the others go on)
+            made = {"ok": False, "error": _error(exc, fwd).to_dict()}
+        gpu.release()  # also the memory of graphs
+        cases.append({"id": case["id"], **made})
+    return {"entry": entry.__name__, "cases": cases}
+
+
+def _error(exc: BaseException, fwd: Forward) -> Unusable:
+    error = wrap("candidate_raised", "", exc, [fwd.path])
+    full = budget.out_of_memory(exc)
+    if full is not None:
+        error.message, error.out_of_memory = f"{full}: {error.message}", True
+    return error
+
+
+@dataclass
+class Subject:
+    """One of those that are timed; `missing` is why it is not."""
+
+    name: str
+    function: Callable[..., Any] | None
+    missing: str | None = None
+    graphs: Graphs | None = None
+    no_graph: str | None = None
+    times: Samples = field(default_factory=dict)
+    late: list[float] = field(default_factory=list)
+    saved_bytes: int = 0
+    peak_bytes: int = 0
+    difference: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        if self.function is None:
+            return {"name": self.name, "missing": self.missing}
+        return {
+            "name": self.name,
+            "no_graph": self.no_graph,
+            "times": self.times,
+            "late": self.late,
+            "saved_bytes": self.saved_bytes,
+            "peak_bytes": self.peak_bytes,
+            "difference": self.difference,
+        }
+
+
+def subjects_of(fwd: Forward, entry: Callable[..., Any], gpu: Gpu) -> list[Subject]:
+    """In the order in which they take turns."""
+    reference = fwd.reference
+    without = None if reference else "the file has no reference()"
+    baseline, problem = _baseline(fwd)
+    return [
+        Subject("ours", entry),
+        Subject("eager", reference, without),
+        Subject("compile", gpu.compile(reference) if reference else None, without),
+        Subject("baseline", baseline, problem),
+    ]
+
+
+def _baseline(fwd: Forward) -> tuple[Callable[..., Any] | None, str | None]:
+    make = getattr(fwd.module, "baseline", None)
+    if not callable(make):
+        return None, "the file has no baseline()"
+    try:
+        made = make()
+    except Exception as exc:  # noqa: BLE001 (a library that is not there, say)
+        return None, f"baseline() raised {describe(exc)}"
+    return (made, None) if callable(made) else (None, "baseline() returns nothing that could be called")
+
+
+class Call:
+    """One subject on inputs of its own: the same values for the same seed."""
+
+    def __init__(
+        self,
+        fwd: Forward,
+        function: Callable[..., Any],
+        dims: dict[str, Any],
+        seed: int,
+        dtype: str | None,
+        asked: list[int] | None,
+    ) -> None:
+        """`asked`: which outputs have an upstream; None: all that have a gradient."""
+        args, kwargs = draw.make_inputs(fwd, dims, seed, dtype=dtype)
+        wanted = draw.grad_inputs(fwd, draw.bind(fwd, args, kwargs))
+        self.function = function
+        self.seed = seed
+        self.arguments = fwd.signature.bind(*args, **kwargs)
+        self.leaves = {name: value.detach().requires_grad_() for name, value in wanted.items()}
+        self.arguments.arguments.update(self.leaves)
+        self.asked = asked
+        self.differentiable: list[int] = []
+        self.outputs: list[torch.Tensor] = []
+        self.upstreams: list[torch.Tensor] = []
+
+    def forward(self) -> None:
+        returned = draw.flatten(self.function(*self.arguments.args, **self.arguments.kwargs))
+        found = [at for at, v in enumerate(returned) if isinstance(v, torch.Tensor) and v.requires_grad]
+        self.differentiable = [at for at in found if self.asked is None or at in self.asked]
+        self.outputs = [returned[at] for at in self.differentiable]
+        if not self.outputs:
+            raise Unusable("no_outputs", "no output of the call has a gradient")
+
+    def draw_upstreams(self, seed: int) -> list[torch.Tensor]:
+        """Of the outputs that the call has now."""
+        count = len(self.outputs)
+        made = [
+            draw.upstream("normal", seed, None, o.shape, o.dtype, o.device, at, count)
+            for at, o in enumerate(self.outputs)
+        ]
+        return [value for value in made if value is not None]
+
+    def backward(self) -> tuple[torch.Tensor | None, ...]:
+        leaves = list(self.leaves.values())
+        return torch.autograd.grad(self.outputs, leaves, self.upstreams, allow_unused=True)
+
+    def both(self) -> None:
+        self.forward()
+        self.backward()
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """What a graph reads."""
+        yield from draw.tensors_in(self.arguments.arguments)
+        yield from self.upstreams
+
+
+class Graphs:
+    """A call's forward and backward as CUDA graphs: always replayed in this order, on the same tensors, whose
+    values change between."""
+
+    def __init__(self, gpu: Gpu, call: Call) -> None:
+        pool = gpu.pool()
+        self.gpu = gpu
+        self.call = call
+        # What is left of the calls before keeps autograd's nodes of the leaves, and those their stream: the
+        # backward would wait for it, which no capture may.
+        call.outputs = []
+        self.forward = gpu.capture(call.forward, pool)
+        self.backward = gpu.capture(call.backward, pool)
+
+    def both(self) -> None:
+        self.forward()
+        self.backward()
+
+    @torch.no_grad()
+    def refill(self, fresh: Call) -> None:
+        """Other values where the sizes are the same; what overlaps itself keeps its own."""
+        fresh.upstreams = self.call.draw_upstreams(fresh.seed)
+        for old, new in zip(self.call.tensors(), fresh.tensors(), strict=False):
+            if old.shape == new.shape and all(old.stride()):
+                old.copy_(new)
+
+
+class Bench:
+    """One shape."""
+
+    def __init__(
+        self, fwd: Forward, gpu: Gpu, case: dict[str, Any], passes: Sequence[str], dtype: str | None
+    ) -> None:
+        self.fwd = fwd
+        self.gpu = gpu
+        self.dims: dict[str, Any] = case["dims"]
+        self.seed: int = case["seed"]
+        self.passes = [name for name in PASSES if name in passes]
+        self.dtype = dtype
+        self.asked: list[int] | None = None  # outputs that ours differentiates: of the others no more
+
+    def run(self, entry: Callable[..., Any], seconds: float) -> dict[str, Any]:
+        """Rounds, in each of which all have their turn, until `seconds` are over."""
+        subjects = subjects_of(self.fwd, entry, self.gpu)
+        for subject in subjects:
+            self.prepare(subject)
+        timed = [subject for subject in subjects if subject.function is not None]
+        until = time.monotonic() + seconds
+        rounds = 0
+        while rounds < ROUNDS_MOST and (rounds < ROUNDS_LEAST or time.monotonic() < until):
+            rounds += 1
+            for subject in timed:
+                self.sample(subject, self.seed + rounds)
+        with contextlib.suppress(torch.OutOfMemoryError):  # several sets of gradients may be too many
+            self.compare(timed)
+        return {"rounds": rounds, "subjects": [subject.to_dict() for subject in subjects]}
+
+    def call(self, subject: Subject, seed: int) -> Call:
+        assert subject.function is not None
+        return Call(self.fwd, subject.function, self.dims, seed, self.dtype, self.asked)
+
+    def prepare(self, subject: Subject) -> None:
+        """Everything is compiled, tuned and captured; what that takes is nobody's time. Whoever cannot be
+        called is missing, unless it is ours."""
+        if subject.function is None:
+            return
+        try:
+            call = self.call(subject, self.seed)
+            call.forward()
+            if subject.name == "ours":
+                self.asked = call.differentiable
+            call.upstreams = call.draw_upstreams(self.seed)
+            self.gpu.warm(call.both)
+            self.measure_memory(subject)
+        except Exception as exc:
+            if subject.name == "ours":
+                raise
+            subject.function, subject.missing = None, f"it raised {describe(exc)}"
+            return
+        try:
+            subject.graphs = Graphs(self.gpu, call)
+        except Exception as exc:  # noqa: BLE001 (whatever it is, the plain calls are timed)
+            subject.no_graph = describe(exc)
+            self.gpu.release()
+
+    def measure_memory(self, subject: Subject) -> None:
+        """What is kept for the backward beyond inputs and outputs, and the most that a step allocates."""
+        call = self.call(subject, self.seed)
+        call.forward()
+        call.upstreams = call.draw_upstreams(self.seed)
+        call.backward()  # once in this stream: libraries keep what they allocate here
+        call.outputs = []
+        self.gpu.release()
+        before = self.gpu.allocated()
+        call.forward()
+        outputs = {o.untyped_storage().data_ptr(): o.untyped_storage().nbytes() for o in call.outputs}
+        subject.saved_bytes = max(0, self.gpu.allocated() - before - sum(outputs.values()))
+        call.outputs = []
+        subject.peak_bytes = self.gpu.peak(call.both)
+
+    def sample(self, subject: Subject, seed: int) -> None:
+        """One time of each pass, of plain calls and of graphs."""
+        call = self.call(subject, seed)
+        self.time(subject, "fwd", "alone", call.forward)
+        call.upstreams = call.draw_upstreams(seed)
+        self.time(subject, "bwd", "alone", call.backward)
+        if "both" in self.passes:
+            again = self.call(subject, seed)
+            again.upstreams = call.upstreams
+            self.time(subject, "both", "alone", again.both)
+        graphs = subject.graphs
+        if graphs is None:
+            return
+        graphs.refill(self.call(subject, seed))
+        self.time(subject, "fwd", "graph", graphs.forward)
+        self.time(subject, "bwd", "graph", graphs.backward)
+        if "both" in self.passes:
+            self.time(subject, "both", "graph", graphs.both)
+
+    def time(self, subject: Subject, which: str, how: str, call: Callable[[], object]) -> None:
+        """A pass that nobody asks for still has to run where another needs it."""
+        if which not in self.passes:
+            if which == "fwd":
+                call()
+            return
+        _, ms, late = self.gpu.time(call)
+        subject.times.setdefault(which, {}).setdefault(how, []).append(ms)
+        subject.late.append(late)
+
+    def compare(self, subjects: list[Subject]) -> None:
+        """Once all is timed: how far each one's gradients are from those of eager PyTorch, by their norms."""
+        eager = next((s for s in subjects if s.name == "eager"), None)
+        if eager is None:
+            return
+        expected = self.gradients(eager)
+        for subject in (one for one in subjects if one is not eager):
+            subject.difference = max(
+                (_difference(*both) for both in zip(self.gradients(subject), expected, strict=True)),
+                default=0.0,
+            )
+
+    def gradients(self, subject: Subject) -> list[torch.Tensor]:
+        """On the same inputs for each subject; what has no gradient has zeros."""
+        call = self.call(subject, self.seed)
+        call.forward()
+        call.upstreams = call.draw_upstreams(self.seed)
+        leaves = call.leaves.values()
+        found = zip(call.backward(), leaves, strict=True)
+        return [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in found]
+
+
+def _difference(grad: torch.Tensor, expected: torch.Tensor) -> float:
+    """Norm of the difference over the norm of what is expected; 0 for equal ones. At most 1e9, also where
+    something is not finite."""
+    if grad.shape != expected.shape:
+        return 1e9
+    norm = float(torch.linalg.vector_norm(expected.float()))
+    gap = float(torch.linalg.vector_norm(grad.float() - expected.float()))
+    if gap == 0.0:
+        return 0.0
+    ratio = gap / norm if norm else 1e9
+    return ratio if ratio < 1e9 else 1e9

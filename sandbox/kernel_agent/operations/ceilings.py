@@ -1,0 +1,95 @@
+"""Operation ceilings: what the device gives at most, and what each shape asks of it at least.
+
+Runs in a process that never sees a candidate, before the one that times it: floors are nothing that a
+candidate's process could have told. Samples go to the daemon as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import draw
+from ..errors import Unusable, wrap
+from ..forward import Forward, load
+from . import budget
+from .device_clock import Gpu
+from .traffic import bytes_of
+
+PASSES = ("fwd", "bwd", "both")
+_SAMPLES = 20
+
+
+def run(request: dict[str, Any], scratch: Path, gpu: Gpu | None = None) -> dict[str, Any]:
+    """The result of docs/protocol.md's op ceilings."""
+    gpu = gpu or Gpu(request["device"], scratch)
+    dtype = draw.dtype_of(request["ceiling_dtype"])
+    found = {"device": gpu.describe(), "copy": _copy(gpu), "matmul": _matmul(gpu, dtype)}
+    target = request.get("target") or "sm_90"
+    fwd = load(request["file"], gpu.mode, target, str(gpu.device), function=request.get("function"))
+    cases = []
+    for case in request["cases"]:
+        try:
+            made: dict[str, Any] = {"ok": True, **_needs(fwd, case, request.get("dtype"))}
+        except (Exception, SystemExit) as exc:  # noqa: BLE001 (one case fails, the others go on)
+            made = {"ok": False, "error": wrap("stub_raised", "", exc, [fwd.path]).to_dict()}
+        budget.release(str(gpu.device))
+        cases.append({"id": case["id"], **made})
+    return {**found, "cases": cases}
+
+
+def _samples(gpu: Gpu, call: Callable[[], object]) -> list[float]:
+    gpu.warm(call)
+    return [gpu.time(call)[1] for _ in range(_SAMPLES)]
+
+
+def _copy(gpu: Gpu) -> dict[str, Any]:
+    """One tensor copied to another: bytes read and written, and how long that took."""
+    size = gpu.copy_bytes
+    source = torch.ones(size, dtype=torch.uint8, device=gpu.device)
+    target = torch.empty_like(source)
+    return {"bytes": 2 * size, "ms": _samples(gpu, lambda: target.copy_(source))}
+
+
+def _matmul(gpu: Gpu, dtype: torch.dtype | None) -> dict[str, Any] | None:
+    """Two square matrices, float32 in TF32 as kernels have it. None where torch multiplies no such dtype."""
+    dtype = dtype or torch.float32
+    order = gpu.matmul_order(dtype)
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        a, b = (torch.ones(order, order, dtype=dtype, device=gpu.device) for _ in range(2))
+        return {"flops": 2 * order**3, "dtype": draw.dtype_name(a.dtype), "ms": _samples(gpu, lambda: a @ b)}
+    except RuntimeError:
+        return None
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _needs(fwd: Forward, case: dict[str, Any], dtype: str | None) -> dict[str, Any]:
+    """Bytes of a pass, its inputs and results once each; of its results alone; and operations, where the file
+    counts them."""
+    args, kwargs = draw.make_inputs(fwd, case["dims"], case["seed"], dtype=dtype)
+    bound = draw.bind(fwd, args, kwargs)
+    outputs = draw.differentiable_outputs(fwd.call(args, kwargs), bound)
+    inputs = sum(bytes_of(tensor) for tensor in draw.tensors_in(bound))
+    made = sum(bytes_of(output.value) for output in outputs if output.kind == "tensor")
+    upstream = sum(bytes_of(output.value) for output in outputs if output.differentiable)
+    wanted = draw.grad_inputs(fwd, bound)
+    grads = sum(tensor.numel() * tensor.element_size() for tensor in wanted.values())
+    return {
+        "bytes": {"fwd": inputs + made, "bwd": inputs + upstream + grads, "both": inputs + made + grads},
+        "least_bytes": {"fwd": made, "bwd": grads, "both": made + grads},
+        "flops": {name: _flops(fwd, case["dims"], name) for name in PASSES} if fwd.flops else None,
+    }
+
+
+def _flops(fwd: Forward, dims: dict[str, Any], which: str) -> float:
+    assert fwd.flops is not None
+    try:
+        return float(fwd.flops(fwd.as_written(dims), which))
+    except Exception as exc:
+        raise Unusable("make_args_raised", f"flops(dims, {which!r}) raised {exc}", fwd.path) from exc

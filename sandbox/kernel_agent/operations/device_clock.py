@@ -1,0 +1,147 @@
+"""What the benchmark wants of a GPU, in one place: a clock, a cold cache, graphs, memory, a compiler.
+
+    gpu = Gpu("cuda")
+    made, ms, late = gpu.time(call)     one call, its inputs no longer in the L2
+    replay = gpu.capture(call, pool)    the same call as a CUDA graph
+
+Tests put an object with the same methods in its place: nothing else of the benchmark asks torch.cuda.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from ..errors import Unusable
+
+Made = TypeVar("Made")
+
+_L2_UNKNOWN = 128 << 20  # larger than any that there is today
+_WARM_CALLS = 3
+
+
+class Gpu:
+    """One CUDA device. Not for several threads."""
+
+    mode = "cuda"  # how kernels of a file are launched: forward.load()
+
+    def __init__(self, device: str, scratch: Path) -> None:
+        """`scratch`: where torch.compile may leave files."""
+        self.device = torch.device(device)
+        self.scratch = scratch
+        if not torch.cuda.is_available():
+            raise Unusable(
+                "needs_gpu", "torch finds no GPU here", remedy="kernel-agent doctor says what it has"
+            )
+        card = torch.cuda.get_device_properties(self.device)
+        self.l2 = int(getattr(card, "L2_cache_size", 0)) or _L2_UNKNOWN
+        self.copy_bytes = max(256 << 20, 8 * self.l2)  # of a tensor that is copied to find the bandwidth
+        self._lines = torch.empty(2 * self.l2, dtype=torch.uint8, device=self.device)
+
+    def matmul_order(self, dtype: torch.dtype) -> int:
+        """Of square matrices that keep the device busy for milliseconds."""
+        return 4096 if dtype in (torch.float32, torch.float64) else 8192
+
+    def describe(self) -> dict[str, Any]:
+        card = torch.cuda.get_device_properties(self.device)
+        return {
+            "name": card.name,
+            "capability": f"sm_{card.major}{card.minor}",
+            "l2_bytes": self.l2,
+            "memory_bytes": card.total_memory,
+        }
+
+    def time(self, call: Callable[[], Made]) -> tuple[Made, float, float]:
+        """What the call made, its milliseconds by the device's clock, and those for which the device went on
+        after the call's stream had ended: what a call leaves to other streams is not in the first figure.
+
+        Twice the L2 is written before: neither inputs nor what the call before has left are in it.
+        """
+        self._lines.fill_(0)
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        made = call()
+        end.record()
+        end.synchronize()
+        ended = time.perf_counter()
+        torch.cuda.synchronize()
+        late = 1e3 * (time.perf_counter() - ended)
+        return made, start.elapsed_time(end), late
+
+    def warm(self, call: Callable[[], object]) -> None:
+        """Compile, tune, and allocate, beside the stream in use, as a capture wants it."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_CALLS):
+                call()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+
+    def pool(self) -> Any:
+        """Memory that graphs share which are always replayed in the order in which they were captured."""
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, call: Callable[[], object], pool: Any) -> Callable[[], None]:
+        """Raises whatever keeps the call from being captured: a copy to the host, an allocation by others."""
+        before = torch.cuda.current_stream()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=pool):
+                call()
+        except Exception as exc:  # noqa: BLE001 (its cause is raised)
+            torch.cuda.set_stream(before)
+            _end_capture(pool)
+            raise _first(exc) from None
+        return graph.replay
+
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """torch.compile for the shapes of the first call, in this process alone. Nothing is compiled yet."""
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.scratch / "inductor")
+        config: Any = importlib.import_module("torch._inductor.config")
+        config.compile_threads = 1  # and no processes
+        importlib.import_module("torch._dynamo").reset()  # of an earlier shape
+        return torch.compile(function, dynamic=False)
+
+    def allocated(self) -> int:
+        """Bytes of tensors that are alive."""
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated(self.device)
+
+    def peak(self, call: Callable[[], object]) -> int:
+        """The most that was allocated during the call, beyond what was before."""
+        before = self.allocated()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        call()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated(self.device) - before
+
+    def release(self) -> None:
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def _first(exc: BaseException) -> BaseException:
+    """What went wrong, of errors that came of each other: a capture that is broken cannot be ended either."""
+    before = None if exc.__suppress_context__ else exc.__context__
+    return exc if before is None else _first(before)
+
+
+def _end_capture(pool: Any) -> None:
+    """Before 2.12 torch's allocator takes a capture that failed to be under way for good, and refuses to give
+    memory back or to capture anything else (pytorch/pytorch#180395)."""
+    for name in ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"):
+        end = getattr(torch._C, name, None)
+        if end is not None:
+            with contextlib.suppress(RuntimeError):  # it knows already
+                end(torch.cuda.current_device(), pool)
+            return

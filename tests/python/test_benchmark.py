@@ -1,0 +1,198 @@
+"""Operations ceilings and bench without a GPU: a fake of one, whose clock counts launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+from fake_gpu import Gpu as FakeGpu
+from kernel_agent import launches
+from kernel_agent.operations import benchmark, ceilings
+from sources import SCALE_PAIR
+
+REFERENCE = """
+
+SEEN = []
+
+
+def reference(x, factor=2.0):
+    SEEN.append(float(x.detach().sum()))
+    return x * factor
+
+
+# ---- backward ----"""
+PAIR = SCALE_PAIR.replace("\n\n# ---- backward ----", REFERENCE)
+CASES = [{"id": 0, "dims": {"N": 40}, "seed": 5}]
+
+
+def run(path, scratch, gpu=None, **fields):
+    request = {"file": str(path), "device": "cuda", "cases": CASES, "seconds": 0, **fields}
+    (case,) = benchmark.run(request, scratch, gpu or FakeGpu())["cases"]
+    return case
+
+
+def by_name(case):
+    assert case["ok"], case
+    return {subject["name"]: subject for subject in case["subjects"]}
+
+
+def test_all__each_pass_alone_and_as_a_graph__as_often_as_there_are_rounds(write, tmp_path):
+    case = run(write(PAIR), tmp_path)
+    found = by_name(case)
+    assert case["rounds"] == benchmark.ROUNDS_LEAST
+    assert list(found) == ["ours", "eager", "compile", "baseline"]
+    launched = {"fwd": 0.11, "bwd": 0.11, "both": 0.21}
+    for which, ms in launched.items():
+        for how in ("alone", "graph"):
+            assert found["ours"]["times"][which][how] == [pytest.approx(ms)] * case["rounds"]
+            assert found["eager"]["times"][which][how] == [0.01] * case["rounds"]
+            assert found["compile"]["times"][which][how] == [0.01] * case["rounds"]
+    assert found["baseline"] == {"name": "baseline", "missing": "the file has no baseline()"}
+
+
+def test_inputs__of_each_call__are_new_and_the_same_for_all(write, tmp_path, monkeypatch):
+    modules = []
+    honest = benchmark.load
+    monkeypatch.setattr(benchmark, "load", lambda *a, **k: modules.append(honest(*a, **k)) or modules[0])
+    found = by_name(run(write(PAIR), tmp_path, passes=["fwd"]))
+    assert set(found["ours"]["times"]) == {"fwd"}
+    seen = modules[0].module.SEEN
+    rounds = benchmark.ROUNDS_LEAST
+    of_rounds = seen[-4 * rounds - 2 : -2]  # eager and compiled, alone and as graphs; then the comparison
+    for at in range(rounds):
+        values = of_rounds[4 * at : 4 * at + 4]
+        assert len({round(value, 4) for value in values}) == 1, values
+    assert len({round(value, 4) for value in of_rounds}) == rounds
+
+
+def test_passes__only_one__leaves_the_others_out(write, tmp_path):
+    found = by_name(run(write(PAIR), tmp_path, passes=["bwd"]))
+    for name in ("ours", "eager"):
+        assert set(found[name]["times"]) == {"bwd"} and set(found[name]["times"]["bwd"]) == {"alone", "graph"}
+
+
+def test_graph__that_cannot_be_captured__says_why_and_plain_calls_go_on(write, tmp_path):
+    found = by_name(run(write(PAIR), tmp_path, FakeGpu(refuses="scale_autograd")))
+    assert "not permitted when stream is capturing" in found["ours"]["no_graph"]
+    assert set(found["ours"]["times"]["bwd"]) == {"alone"}
+    assert set(found["eager"]["times"]["bwd"]) == {"alone", "graph"} and found["eager"]["no_graph"] is None
+
+
+def test_reference__missing_or_raising__is_said_and_ours_is_timed(write, tmp_path):
+    without = by_name(run(write(SCALE_PAIR), tmp_path))
+    assert without["eager"]["missing"] == without["compile"]["missing"] == "the file has no reference()"
+    assert without["ours"]["difference"] is None and without["ours"]["times"]["bwd"]["alone"]
+    raising = PAIR.replace("return x * factor", "raise ValueError('no such op')")
+    found = by_name(run(write(raising), tmp_path))
+    assert "no such op" in found["eager"]["missing"] and found["ours"]["times"]["bwd"]["alone"]
+
+
+def test_baseline__of_the_file__takes_its_turn(write, tmp_path):
+    baseline = "\n\ndef baseline():\n    return lambda x, factor=2.0: x * factor\n\n\n# ---- backward ----"
+    found = by_name(run(write(PAIR.replace("\n\n# ---- backward ----", baseline)), tmp_path))
+    assert found["baseline"]["times"]["both"]["graph"] == [0.01] * benchmark.ROUNDS_LEAST
+    assert found["baseline"]["difference"] == 0.0
+
+
+def test_gradients__after_timing__are_held_against_eager(write, tmp_path):
+    assert by_name(run(write(PAIR), tmp_path))["ours"]["difference"] == pytest.approx(0, abs=1e-6)
+    wrong = PAIR.replace("d_y * factor", "d_y * factor * 1.5")
+    assert by_name(run(write(wrong), tmp_path))["ours"]["difference"] == pytest.approx(0.5, rel=1e-4)
+
+
+def test_memory__that_runs_out_after_timing__takes_no_time_away(write, tmp_path, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(benchmark.Bench, "gradients", full)
+    found = by_name(run(write(PAIR), tmp_path))
+    assert found["ours"]["times"]["bwd"]["graph"] and found["ours"]["difference"] is None
+
+
+def test_outputs__that_ours_does_not_differentiate__have_no_upstream_anywhere(write, tmp_path):
+    source = PAIR.replace("return x * factor", "return x * factor, x * 3")
+    source = source.replace("    return Scale.apply(x, factor)", "    return Scale.apply(x, factor), None")
+    found = by_name(run(write(source), tmp_path))
+    assert found["ours"]["difference"] == pytest.approx(0, abs=1e-6)
+
+
+def test_ours__that_raises__fails_the_case_with_its_line(write, tmp_path):
+    path = write(PAIR.replace("d_y = d_y.contiguous()", "raise RuntimeError('no such launch')"))
+    case = run(path, tmp_path)
+    assert not case["ok"] and "no such launch" in case["error"]["message"]
+    assert case["error"]["line"] == path.read_text().split("raise RuntimeError")[0].count("\n") + 1
+
+
+def test_work__that_goes_on_after_the_call__is_told(write, tmp_path):
+    found = by_name(run(write(PAIR), tmp_path, FakeGpu(late=7.0)))
+    assert found["ours"]["late"] == [7.0] * 6 * benchmark.ROUNDS_LEAST
+
+
+def test_memory__saved_is_what_stays_beyond_the_outputs(write, tmp_path):
+    found = by_name(run(write(PAIR), tmp_path))
+    assert found["ours"]["saved_bytes"] == 1000 - 4 * 40  # the fake gives each forward 1000 bytes
+    assert found["ours"]["peak_bytes"] == 4000
+
+
+def test_rounds__end_with_the_seconds_and_never_past_the_most(write, tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "ROUNDS_MOST", 9)
+    assert run(write(SCALE_PAIR), tmp_path, seconds=1000)["rounds"] == 9
+
+
+def needs(path, scratch, **fields):
+    request = {"file": str(path), "device": "cuda", "cases": CASES, "ceiling_dtype": "float32", **fields}
+    return ceilings.run(request, scratch, FakeGpu())
+
+
+def test_ceilings__count_bytes_once_each(write, tmp_path):
+    found = needs(write(PAIR), tmp_path)
+    (case,) = found["cases"]
+    assert case["bytes"] == {"fwd": 320, "bwd": 480, "both": 480} and case["flops"] is None
+    assert case["least_bytes"] == {"fwd": 160, "bwd": 160, "both": 320}
+    assert found["copy"]["bytes"] == 2 << 14 and len(found["copy"]["ms"]) == 20
+    assert found["matmul"]["flops"] == 2 * 8**3 and found["matmul"]["dtype"] == "float32"
+    assert found["device"]["name"] == "fake"
+
+
+def test_ceilings__flops_of_the_file__by_pass(write, tmp_path):
+    counted = "\n\ndef flops(dims, mode):\n    return dims['N'] * {'fwd': 1, 'bwd': 2}.get(mode, 3)\n"
+    (case,) = needs(write(PAIR + counted), tmp_path)["cases"]
+    assert case["flops"] == {"fwd": 40.0, "bwd": 80.0, "both": 120.0}
+
+
+def test_ceilings__shape_that_the_forward_does_not_take__fails_alone(write, tmp_path):
+    cases = [{"id": 0, "dims": {"M": 1}, "seed": 1}, {"id": 1, "dims": {"N": 8}, "seed": 1}]
+    found = needs(write(PAIR), tmp_path, cases=cases)["cases"]
+    assert [case["ok"] for case in found] == [False, True]
+    assert "raised KeyError" in found[0]["error"]["message"]
+
+
+def test_autotuner__of_what_is_timed__measures_as_for_its_user(write, tmp_path, monkeypatch):
+    monkeypatch.setattr(launches._state, "measured", False)
+    run(write(SCALE_PAIR), tmp_path)
+
+    @triton.autotune([triton.Config({}), triton.Config({}, num_warps=8)], key=[])
+    @triton.jit
+    def kernel(x_ptr):
+        pass
+
+    tuner: Any = kernel
+    asked = []
+    tuner.nargs = {}
+    tuner.do_bench = lambda call, quantiles: asked.append(quantiles) or [3.0, 2.0, 4.0]
+    assert tuner._bench(config=tuner.configs[0]) == [3.0, 2.0, 4.0] and len(asked) == 1
+
+
+def test_capture__begins_when_nothing_of_the_calls_before_is_left(write, tmp_path):
+    left = []
+
+    class Gpu(FakeGpu):
+        def capture(self, call, pool):
+            if call.__name__ == "forward":
+                left.append(len(call.__self__.outputs))
+            return call
+
+    run(write(PAIR), tmp_path, Gpu())
+    assert left == [0] * 3
