@@ -59,7 +59,7 @@ def program_digest(program: Path) -> str:
 def small(entry: Entry) -> Entry:
     """What is kept of check_all's entry."""
     shapes = entry.get("shapes", {})
-    made = {name: entry[name] for name in ("verdict", "exit_code", "seconds") if name in entry}
+    made: Entry = {name: entry[name] for name in ("verdict", "exit_code", "seconds") if name in entry}
     made["shapes"] = f"{shapes.get('passed', 0)}/{shapes.get('required', 0)}"
     made["hidden"] = f"{shapes.get('hidden_passed', 0)}/{shapes.get('hidden', 0)}"
     made["error"] = max((g["error"] or 0 for g in entry.get("gradients", [])), default=None)
