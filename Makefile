@@ -33,10 +33,7 @@ all: $(PROGRAMS)   ## build the program and its jail
 
 # What `make test` takes of the longer suites, to end within a quarter of an hour on two cores.
 ATTACKS_SHORT := row  ?(2|4|8|9|13|18|20) |control (scale|softmax)
-PAIRS_SHORT   := $(addprefix dataset/,norm/rms_norm_rowgroup_partials.py \
-                   reduction_softmax/softmax_row_single_tile.py loss/huber_mean_two_level.py \
-                   scan/cumsum_row_tile.py rope_positional/rope_half_rotation_tables.py \
-                   embedding_gather_jagged/embedding_atomic_scatter.py)
+PAIRS_SHORT   := /(rms_norm_rowgroup|softmax_row_single|huber_mean|cumsum_row|rope_half|embedding_atomic)
 MUTANTS_SHORT := dataset/norm/l2_normalize_rows.py dataset/reduction_softmax/softmax_row_single_tile.py
 
 # ---- the two commands
@@ -56,7 +53,7 @@ test: setup   ## set up, build, and pass every test
 beside-jail:
 	@$(MAKE) --no-print-directory fuzz-quick FUZZ_SECONDS=2
 	@$(MAKE) --no-print-directory attacks ATTACKS='$(ATTACKS_SHORT)'
-	@$(MAKE) --no-print-directory pairs PAIRS='$(PAIRS_SHORT)'
+	@$(MAKE) --no-print-directory verify-dataset ONLY='$(PAIRS_SHORT)' JOBS=2 OUT=generated/pairs.json
 
 setup:   ## install what is missing: Debian packages and .venv
 	@scripts/setup.sh
@@ -122,10 +119,9 @@ attacks: $(PROGRAMS)   ## every attack on the verdict must be rejected (ATTACKS=
 mutants: $(PROGRAMS)   ## wrong versions of right backwards, all to be rejected (MUTANTS=8: so many)
 	$(PYTHON) tests/attacks/mutate.py --build $(BUILD) $(if $(MUTANTS),--sample $(MUTANTS) $(MUTANTS_SHORT))
 
-pairs: $(PROGRAMS)   ## the verdict on every pair of dataset/ (PAIRS='dataset/norm/*.py' picks)
-	@mkdir -p generated
-	$(PYTHON) scripts/check_all.py --program $(BUILD)/kernel-agent --jobs 2 --out generated/pairs.json \
-	    --runs generated/pairs $(or $(PAIRS),$(sort $(wildcard dataset/*/*.py)))
+verify-dataset: $(PROGRAMS)   ## the verdict on every pair (ONLY=REGEX JOBS=1 RESUME=1 OUT=F.json)
+	$(PYTHON) scripts/verify_dataset.py --program $(BUILD)/kernel-agent --only '$(ONLY)' \
+	    --jobs $(or $(JOBS),1) --out $(or $(OUT),bench/results/dataset-cpu.json) $(if $(RESUME),--resume)
 
 published: $(PROGRAMS)   ## the verdict on tests/published (PUBLISHED='tests/published/k*.py' picks)
 	@mkdir -p generated
@@ -229,7 +225,7 @@ help:   ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 16
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
-.PHONY: all demo test setup store unit pytest jail attacks mutants pairs published llm-proxy diff-matrix gpu
-.PHONY: property check
+.PHONY: all demo test setup store unit pytest jail attacks mutants verify-dataset published llm-proxy
+.PHONY: diff-matrix gpu property check
 .PHONY: beside-jail bench bench-jail bench-verdict bench-compare valgrind lint fuzz-build fuzz-quick
 .PHONY: install dist clean help

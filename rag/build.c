@@ -225,3 +225,34 @@ int ka_build_add(struct ka_store *store, const char *path, struct ka_err *err)
     ka_pair_free(&pair);
     return rc;
 }
+
+static int collect_pair(const struct ka_store_row *row, void *arg)
+{
+    struct build *b = arg;
+    KA_APPEND(b->items, b->count)->path = ka_strdup(row->id);
+    return 0;
+}
+
+int ka_build_weigh(struct ka_store *store, struct ka_err *err)
+{
+    struct build b = {.idf = ka_calloc(1, sizeof(*b.idf))};
+    int rc = ka_store_each(store, collect_pair, &b, err);
+    for (size_t i = 0; i < b.count && rc == 0; i++) {
+        struct item *item = &b.items[i];
+        rc = ka_store_get(store, item->path, &item->pair, err);
+        if (rc == 0)
+            rc = ka_features_of(item->pair.source, strlen(item->pair.source), &item->features, err);
+        if (rc == 0)
+            ka_idf_add(b.idf, &item->features);
+    }
+    if (rc == 0)
+        rc = ka_store_begin(store, err);
+    if (rc == 0)
+        rc = ka_store_save_idf(store, b.idf, err);
+    for (size_t i = 0; i < b.count && rc == 0; i++)
+        rc = put_item(store, &b.items[i].pair, &b.items[i].features, b.idf, err);
+    if (rc == 0)
+        rc = ka_store_commit(store, err);
+    free_build(&b);
+    return rc;
+}

@@ -31,4 +31,8 @@ int ka_build_put(struct ka_store *store, const struct ka_pair *pair, struct ka_e
 /* The same for a pair file, replacing one of the same id. */
 int ka_build_add(struct ka_store *store, const char *path, struct ka_err *err);
 
+/* Measure the idf over all pairs of the store and embed them anew: for a store that began empty. One
+ * transaction. */
+int ka_build_weigh(struct ka_store *store, struct ka_err *err);
+
 #endif

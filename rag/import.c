@@ -1,234 +1,194 @@
-/* Takes a module apart by its top-level definitions and who mentions whom. Knows no store and no licences. */
+/* Makes a pair's text of a class and of what it reaches. Knows no store, no files and no licences. */
 #include "import.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/hash.h"
-#include "lex.h"
-#include "pair.h"
+#include "base/marker.h"
 
-#define BLOCKS_MAX 4096
+#define ALIASES_MAX 64 /* looked for, of a module */
 
-struct range {
-    size_t first, end; /* tokens */
+enum { FORWARD = 1, BACKWARD = 2 };
+
+struct composing {
+    struct ka_follow *follow;
+    ka_import_heading_fn heading;
+    void *arg;
 };
 
-struct module {
-    struct ka_tokens tokens;
-    struct ka_block *blocks;
-    size_t count;
-    const char *source;
-    size_t len;
-};
+/* ---- the text ---- */
 
-static bool same_name(const struct module *m, size_t a, size_t b)
+static bool is_shown(const struct ka_piece *piece, bool forward)
 {
-    const struct ka_token *x = &m->tokens.items[a], *y = &m->tokens.items[b];
-    return x->len == y->len && memcmp(m->source + x->start, m->source + y->start, x->len) == 0;
+    return forward ? (piece->marks & FORWARD) != 0 : piece->marks == BACKWARD;
 }
 
-static bool is_kernel(const struct module *m, size_t block)
+/* Is the name used in what the module shows? */
+static bool is_used(const struct ka_module *m, const char *name, bool forward)
 {
-    return !m->blocks[block].is_class && ka_block_decorated(&m->tokens, &m->blocks[block], "jit");
-}
-
-/* class X(torch.autograd.Function): or class X(Function): */
-static bool is_function(const struct module *m, const struct ka_block *block)
-{
-    if (!block->is_class)
-        return false;
-    for (size_t i = block->name + 1; i < block->end && !ka_token_is(&m->tokens, i, ":"); i++)
-        if (ka_token_is(&m->tokens, i, "Function"))
-            return true;
+    for (size_t i = 0; i < m->count; i++)
+        for (size_t k = m->pieces[i].first; is_shown(&m->pieces[i], forward) && k < m->pieces[i].end; k++)
+            if (ka_token_is(&m->tokens, k, name))
+                return true;
     return false;
 }
 
-/* The method of that name: from its `def` to the next line that is indented no deeper. */
-static bool find_method(const struct module *m, const struct ka_block *class, const char *name,
-                        struct range *out)
+/* Its imports are not shown: what it calls by another name is told. */
+static void put_aliases(const struct ka_module *m, bool forward, struct ka_buf *out)
 {
-    const struct ka_token *items = m->tokens.items;
-    for (size_t i = class->name; i + 1 < class->end; i++) {
-        if (!ka_token_is(&m->tokens, i, "def") || !ka_token_is(&m->tokens, i + 1, name))
+    for (size_t i = 0, other = 0; i < m->binding_count && other < ALIASES_MAX; i++) {
+        const struct ka_binding *b = &m->bindings[i];
+        const char *meant = b->member ? b->member : b->module;
+        if (strcmp(b->name, meant) == 0 || strcmp(b->name, "*") == 0)
             continue;
-        size_t end = i + 2;
-        while (end < class->end &&
-               !(items[end - 1].kind == KA_TOKEN_NEWLINE && items[end].indent <= items[i].indent))
-            end++;
-        *out = (struct range){i, end};
-        return true;
-    }
-    return false;
-}
-
-/* Mark every definition that the range mentions, and what those mention. */
-static void reach(const struct module *m, struct range range, bool *reached)
-{
-    for (size_t i = range.first; i < range.end; i++) {
-        if (m->tokens.items[i].kind != KA_TOKEN_NAME)
-            continue;
-        for (size_t b = 0; b < m->count; b++) {
-            if (reached[b] || !same_name(m, i, m->blocks[b].name))
-                continue;
-            reached[b] = true;
-            reach(m, (struct range){m->blocks[b].first, m->blocks[b].end}, reached);
-        }
+        other++;
+        if (is_used(m, b->name, forward))
+            ka_buf_printf(out, "# %s is %s%s%s\n", b->name, meant, b->member ? " of " : "",
+                          b->member ? b->module : "");
     }
 }
 
-static bool reaches_kernel(const struct module *m, const bool *reached)
-{
-    for (size_t b = 0; b < m->count; b++)
-        if (reached[b] && is_kernel(m, b))
-            return true;
-    return false;
-}
-
-/* ---- texts */
-
-static size_t start_of(const struct module *m, size_t token)
-{
-    return token < m->tokens.count ? m->tokens.items[token].start : m->len;
-}
-
-/* Without the blank lines and comments at the end: those stand above what comes next. */
-static size_t trimmed_end(const struct module *m, size_t from, size_t to)
-{
-    size_t end = from;
-    for (size_t at = from; at < to;) {
-        const char *newline = memchr(m->source + at, '\n', to - at);
-        size_t next = newline ? (size_t)(newline - m->source) + 1 : to, first = at;
-        while (first < next && strchr(" \t\r\n", m->source[first]))
-            first++;
-        if (first < next && (m->source[first] != '#' || first > at))
-            end = next;
-        at = next;
-    }
-    return end;
-}
-
-static void put_range(struct ka_buf *out, const struct module *m, size_t from, size_t to)
-{
-    size_t end = trimmed_end(m, from, to);
-    if (end == from)
-        return;
-    ka_buf_add(out, m->source + from, end - from);
-    ka_buf_puts(out, m->source[end - 1] == '\n' ? "\n\n" : "\n\n\n");
-}
-
-static void put_block(struct ka_buf *out, const struct module *m, size_t block)
-{
-    put_range(out, m, start_of(m, m->blocks[block].first), start_of(m, m->blocks[block].end));
-}
-
-/* What stands between the definitions: imports and constants, up to `if __name__`. Not the module's
- * docstring. */
-static void put_module_lines(struct ka_buf *out, const struct module *m)
-{
-    size_t token = 0, block = 0;
-    if (m->tokens.count && m->tokens.items[0].kind == KA_TOKEN_STRING)
-        token = 2;
-    while (token < m->tokens.count) {
-        if (block < m->count && token == m->blocks[block].first) {
-            token = m->blocks[block++].end;
-            continue;
-        }
-        size_t end = token;
-        while (end < m->tokens.count && !(block < m->count && end == m->blocks[block].first))
-            end++;
-        if (ka_token_is(&m->tokens, token, "if") && ka_token_is(&m->tokens, token + 1, "__name__"))
-            break;
-        put_range(out, m, start_of(m, token), start_of(m, end));
-        token = end;
-    }
-}
-
-static char *compose(const struct module *m, size_t class, const char *shown, const char *license,
-                     const bool *forward, const bool *backward)
+/* What a part of the pair takes of one module. Constants of the class's own module stand with its lines. */
+static void put_module(const struct composing *c, const struct ka_module *m, const struct ka_piece *class,
+                       bool own, bool forward, bool *headed, struct ka_buf *out)
 {
     struct ka_buf text = {0};
-    char hash[KA_HASH_HEX];
-    size_t name = m->blocks[class].name;
-    ka_hash_hex(m->source, m->len, hash);
-    ka_buf_printf(&text, "\"\"\"%.*s of %s.\n\nimported: %s sha256 %s\nop: %.*s\nlicense: %s\n\"\"\"\n\n",
-                  (int)m->tokens.items[name].len, m->source + m->tokens.items[name].start, shown, shown, hash,
-                  (int)m->tokens.items[name].len, m->source + m->tokens.items[name].start, license);
-    put_module_lines(&text, m);
-    for (size_t b = 0; b < m->count; b++)
-        if (forward[b] && b != class)
-            put_block(&text, m, b);
-    ka_buf_puts(&text, KA_MARKER "\n\n\n");
-    for (size_t b = 0; b < m->count; b++)
-        if ((backward[b] && !forward[b]) || b == class)
-            put_block(&text, m, b);
+    if (own && forward)
+        ka_module_put_lines(m, &text);
+    for (size_t i = 0; i < m->count; i++)
+        if (&m->pieces[i] == class ? !forward
+                                   : is_shown(&m->pieces[i], forward) &&
+                                         !(own && m->pieces[i].kind == KA_PIECE_CONSTANT))
+            ka_module_put_piece(m, &m->pieces[i], &text);
+    if (text.len && !*headed)
+        c->heading(c->arg, m, out);
+    if (text.len && !own)
+        put_aliases(m, forward, out);
+    if (text.len && (!*headed || !own))
+        ka_buf_puts(out, "\n");
+    *headed = *headed || text.len;
+    ka_buf_puts(out, ka_buf_str(&text));
+    ka_buf_free(&text);
+}
+
+static char *compose(const struct composing *c, const struct ka_module *own, const struct ka_piece *class)
+{
+    struct ka_buf text = {0};
+    struct ka_module *const *marked;
+    size_t count = ka_follow_marked(c->follow, &marked);
+    bool headed[KA_FOLLOW_FILES] = {false}, own_headed = false;
+    for (int forward = 1; forward >= 0; forward--) {
+        for (size_t i = 0; i < count; i++)
+            if (marked[i] != own)
+                put_module(c, marked[i], NULL, false, forward, &headed[i], &text);
+        put_module(c, own, class, true, forward, &own_headed, &text);
+        if (forward)
+            ka_buf_puts(&text, KA_MARKER "\n\n\n");
+    }
     return ka_buf_steal(&text);
 }
 
-/* ---- units */
+/* ---- units ---- */
 
-static void take_class(const struct module *m, size_t class, const char *shown, const char *license,
-                       struct ka_import_unit *unit)
+static bool reaches_kernel(const struct ka_follow *follow, unsigned mark)
 {
-    KA_AUTO_FREE bool *forward = ka_calloc(m->count, sizeof(bool)),
-                      *backward = ka_calloc(m->count, sizeof(bool));
-    struct range range;
-    const char *why = NULL;
-    unit->name = ka_token_text(&m->tokens, m->blocks[class].name);
-    if (!find_method(m, &m->blocks[class], "forward", &range))
-        why = "it has no forward of its own";
-    else
-        reach(m, range, forward);
-    if (!why && !find_method(m, &m->blocks[class], "backward", &range))
-        why = "it has no backward of its own";
-    else if (!why)
-        reach(m, range, backward);
-    if (!why && !reaches_kernel(m, forward))
-        why = "its forward launches no Triton kernel of this file";
-    if (!why && !reaches_kernel(m, backward))
-        why = "its backward launches no Triton kernel of this file";
-    unit->why = ka_strdup(why);
-    unit->source = why ? NULL : compose(m, class, shown, license, forward, backward);
+    struct ka_module *const *marked;
+    size_t count = ka_follow_marked(follow, &marked);
+    for (size_t i = 0; i < count; i++)
+        for (size_t k = 0; k < marked[i]->count; k++)
+            if (marked[i]->pieces[k].kind == KA_PIECE_KERNEL && marked[i]->pieces[k].marks & mark)
+                return true;
+    return false;
 }
 
-int ka_import_split(const char *shown, const char *source, const char *license, struct ka_import_units *out,
-                    struct ka_err *err)
+/* NULL: what it launches is marked. */
+static const char *follow_class(struct ka_follow *follow, struct ka_module *m, const struct ka_piece *class)
 {
-    struct module m = {.source = source, .len = strlen(source)};
-    struct ka_import_units units = {0};
-    struct ka_block block;
-    int rc = ka_lex(source, m.len, &m.tokens, err);
-    if (rc)
-        return rc;
-    for (size_t at = 0; ka_block_next(&m.tokens, &at, &block);) {
-        if (m.count == BLOCKS_MAX) {
-            rc = ka_fail(err, -EFBIG, "%s: more than %d definitions", shown, BLOCKS_MAX);
-            break;
-        }
-        *KA_APPEND(m.blocks, m.count) = block;
-    }
-    for (size_t b = 0; b < m.count && rc == 0; b++) {
-        units.kernels = units.kernels || is_kernel(&m, b);
-        if (!is_function(&m, &m.blocks[b]))
+    size_t first, end;
+    ka_follow_clear(follow);
+    if (!ka_module_method(m, class, "forward", &first, &end))
+        return "it has no forward of its own";
+    ka_follow_mark(follow, m, first, end, FORWARD);
+    if (!ka_module_method(m, class, "backward", &first, &end))
+        return "it has no backward of its own";
+    ka_follow_mark(follow, m, first, end, BACKWARD);
+    if (ka_follow_spent(follow))
+        return "its file and those that it imports have more names than can be followed";
+    if (!reaches_kernel(follow, FORWARD))
+        return "its forward launches no Triton kernel of this file or of those that it imports";
+    if (!reaches_kernel(follow, BACKWARD))
+        return "its backward launches no Triton kernel of this file or of those that it imports";
+    return NULL;
+}
+
+static void name_files(const struct ka_follow *follow, const struct ka_module *own,
+                       struct ka_import_unit *unit)
+{
+    struct ka_module *const *marked;
+    size_t count = ka_follow_marked(follow, &marked);
+    *KA_APPEND(unit->files, unit->file_count) = ka_strdup(own->path);
+    for (size_t i = 0; i < count; i++)
+        if (marked[i] != own)
+            *KA_APPEND(unit->files, unit->file_count) = ka_strdup(marked[i]->path);
+}
+
+static void take_class(const struct composing *c, struct ka_module *m, const struct ka_piece *class,
+                       struct ka_import_unit *unit)
+{
+    unit->name = ka_token_text(&m->tokens, class->name);
+    unit->line = m->tokens.items[class->name].line;
+    unit->why = ka_strdup(follow_class(c->follow, m, class));
+    name_files(c->follow, m, unit);
+    if (!unit->why)
+        unit->source = compose(c, m, class);
+}
+
+/* A Function that stands in a condition or in a function. */
+static void refuse_nested(const struct ka_module *m, struct ka_import_units *units)
+{
+    for (size_t i = 0; i + 1 < m->tokens.count; i++) {
+        const struct ka_token *token = &m->tokens.items[i];
+        bool first = i == 0 || m->tokens.items[i - 1].kind == KA_TOKEN_NEWLINE;
+        if (!first || !token->indent || !ka_token_is(&m->tokens, i, "class") || !ka_module_is_function(m, i))
             continue;
-        take_class(&m, b, shown, license, KA_APPEND(units.items, units.count));
+        struct ka_import_unit *unit = KA_APPEND(units->items, units->count);
+        unit->name = ka_token_text(&m->tokens, i + 1);
+        unit->line = token->line;
+        unit->why = ka_strdup("it stands in a condition or in a function, not at the top level");
     }
-    free(m.blocks);
-    ka_tokens_free(&m.tokens);
-    if (rc)
-        ka_import_free(&units);
-    else
-        *out = units;
-    return rc;
+}
+
+int ka_import_split(struct ka_follow *follow, const char *path, ka_import_heading_fn heading, void *arg,
+                    struct ka_import_units *out, struct ka_err *err)
+{
+    const struct composing c = {follow, heading, arg};
+    struct ka_import_units units = {0};
+    struct ka_module *m = ka_follow_module(follow, path, err);
+    if (!m)
+        return -ENOENT;
+    for (size_t i = 0; i < m->count; i++) {
+        const struct ka_piece *piece = &m->pieces[i];
+        if (piece->kind == KA_PIECE_KERNEL && !units.kernel_line)
+            units.kernel_line = m->tokens.items[piece->name].line;
+        if (piece->kind == KA_PIECE_CLASS && ka_module_is_function(m, piece->name - 1))
+            take_class(&c, m, piece, KA_APPEND(units.items, units.count));
+    }
+    refuse_nested(m, &units);
+    *out = units;
+    return 0;
 }
 
 void ka_import_free(struct ka_import_units *units)
 {
     for (size_t i = 0; i < units->count; i++) {
-        free(units->items[i].name);
-        free(units->items[i].source);
-        free(units->items[i].why);
+        struct ka_import_unit *unit = &units->items[i];
+        for (size_t k = 0; k < unit->file_count; k++)
+            free(unit->files[k]);
+        free(unit->files);
+        free(unit->name);
+        free(unit->source);
+        free(unit->why);
     }
     free(units->items);
     *units = (struct ka_import_units){0};

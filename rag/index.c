@@ -158,6 +158,15 @@ static void score_rows(struct ka_index *index, const float *vector)
                 (int)index->dim, vector, 1, 0, index->scores, 1);
 }
 
+/* Rows of the same forward that are among the best already: they have one score. */
+static size_t alike(const struct ka_index *index, const struct best *found, size_t row)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < found->count && index->rows[row].tokens_hash; i++)
+        n += index->rows[found->items[i].row].tokens_hash == index->rows[row].tokens_hash;
+    return n;
+}
+
 /* Nearly all rows of a large store end at the first comparison: `cut` is what a score must reach to be worth
  * a look. */
 static void collect(const struct ka_index *index, const struct ka_index_query *query, struct best *found,
@@ -170,7 +179,7 @@ static void collect(const struct ka_index *index, const struct ka_index_query *q
             continue;
         bool same_tokens = query->tokens_hash && index->rows[i].tokens_hash == query->tokens_hash;
         bool duplicate = !query->keep_duplicates && (same_tokens || (double)score >= KA_INDEX_DUPLICATE);
-        if (excluded(query, index->rows[i].path))
+        if (excluded(query, index->rows[i].path) || (!duplicate && alike(index, found, i) >= query->topk))
             continue;
         keep_best(duplicate ? duplicates : found, (struct candidate){i, score});
         if (found->count == found->max)
@@ -181,11 +190,13 @@ static void collect(const struct ka_index *index, const struct ka_index_query *q
 static bool siblings(const struct ka_index *index, size_t a, size_t b)
 {
     const struct ka_index_row *x = &index->rows[a], *y = &index->rows[b];
+    if (x->tokens_hash && x->tokens_hash == y->tokens_hash)
+        return true;
     if (!*x->op || strcmp(x->op, y->op) != 0)
         return false;
     float similarity =
         cblas_sdot((int)index->dim, index->matrix + a * index->dim, 1, index->matrix + b * index->dim, 1);
-    return x->tokens_hash == y->tokens_hash || (double)similarity >= KA_INDEX_SIBLING;
+    return (double)similarity >= KA_INDEX_SIBLING;
 }
 
 /* Whether `row` may join the hits now: its siblings leave room, and none of them shows its schedule already.

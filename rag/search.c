@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common.h"
 #include "excerpt.h"
 
 struct ka_search {
@@ -33,8 +34,8 @@ void ka_search_close(struct ka_search *search)
 }
 
 /* Copies what was found, with the backward of each hit. */
-static int fill_result(struct ka_search *search, const struct ka_hits *found, struct ka_search_result *out,
-                       struct ka_err *err)
+static int fill_result(struct ka_search *search, const char *forward, const struct ka_hits *found,
+                       struct ka_search_result *out, struct ka_err *err)
 {
     out->hits = ka_calloc(found->count, sizeof(*out->hits));
     for (size_t i = 0; i < found->count; i++) {
@@ -47,11 +48,13 @@ static int fill_result(struct ka_search *search, const struct ka_hits *found, st
                                                          .op = ka_strdup(pair.op),
                                                          .schedule = ka_strdup(pair.schedule),
                                                          .similarity = found->items[i].similarity};
-        struct ka_buf math = {0}, code = {0};
+        struct ka_buf math = {0}, code = {0}, common = {0};
         ka_excerpt_docstring(&pair, &math);
         ka_excerpt_code(&pair, &code);
         out->hits[i].math = ka_buf_steal(&math);
         out->hits[i].code = ka_buf_steal(&code);
+        ka_common_words(forward, pair.source, &common);
+        out->hits[i].common = common.data ? ka_buf_steal(&common) : ka_strdup("");
         ka_pair_free(&pair);
     }
     out->excluded = ka_calloc(found->duplicate_count, sizeof(*out->excluded));
@@ -80,7 +83,7 @@ int ka_search_run(struct ka_search *search, const struct ka_search_query *query,
     if (rc == 0)
         rc = ka_index_search(search->index, &q, &found, err);
     if (rc == 0)
-        rc = fill_result(search, &found, &result, err);
+        rc = fill_result(search, query->forward, &found, &result, err);
     if (rc == 0)
         *out = result;
     else
@@ -98,6 +101,7 @@ void ka_search_result_free(struct ka_search_result *result)
         free(result->hits[i].schedule);
         free(result->hits[i].math);
         free(result->hits[i].code);
+        free(result->hits[i].common);
     }
     for (size_t i = 0; i < result->excluded_count; i++) {
         free(result->excluded[i].id);

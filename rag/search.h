@@ -23,8 +23,9 @@ struct ka_search_query {
 
 struct ka_search_hit {
     char *id, *path, *op, *schedule;
-    char *math; /* its docstring: rag/excerpt.h */
-    char *code; /* its backward with what that uses of the forward */
+    char *math;   /* its docstring: rag/excerpt.h */
+    char *code;   /* its backward with what that uses of the forward */
+    char *common; /* words that both forwards have (rag/common.h); "": alike in structure alone */
     double similarity;
 };
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 OUTPUT_MAX = 32 << 20
+_running: set[subprocess.Popen[bytes]] = set()
 
 
 def argv(command: Iterable[object]) -> list[str]:
@@ -65,11 +66,19 @@ def run(
     started = time.monotonic()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = start(command, out, err, env, cwd)
+        _running.add(process)
         code: int | None = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = process.wait(max(0.0, limit))
         end(process)
+        _running.discard(process)
         return Ended(code, _text(out), _text(err), time.monotonic() - started)
+
+
+def end_all() -> None:
+    """Ends what run() runs at this moment, in whatever thread."""
+    for process in tuple(_running):
+        end(process)
 
 
 def start(

@@ -12,11 +12,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "agent/app/app.h"
+#include "agent/app/python.h"
 #include "agent/core/fields.h"
 #include "base/each.h"
 #include "base/files.h"
 #include "rag/build.h"
 #include "rag/gather.h"
+#include "rag/package.h"
 #include "rag/search.h"
 #include "show.h"
 
@@ -31,7 +34,7 @@ struct command_line {
     const char *store_option;
     bool json, help;
     double topk, min_sim;
-    const char *exclude, *license;
+    const char *exclude, *license, *python;
     char **words; /* after the command */
     int word_count;
     ka_verify_pair_fn verify;
@@ -48,9 +51,8 @@ static const char USAGE[] =
     "  kernel-agent store show ID           one pair's source\n"
     "  kernel-agent store search FILE       the pairs most like a forward file\n"
     "  kernel-agent store verify [ID...]    check the store, then do the verdict on these pairs, or on all\n"
-    "  kernel-agent store import PATH...    autograd functions with Triton kernels of other people's files "
-    "or "
-    "folders\n"
+    "  kernel-agent store import WHAT...    autograd functions with Triton kernels of other people's files,\n"
+    "                                       folders or installed packages (read, never imported)\n"
     "  kernel-agent store export DIR        write every pair to DIR/<family>/<id>.py\n"
     "\n"
     "Options:\n"
@@ -61,6 +63,7 @@ static const char USAGE[] =
     "  --min-sim X           search: only pairs of similarity X or more, -1 to 1 (default 0)\n"
     "  --rag-exclude A,B     search: leave out pairs whose path holds A or B\n"
     "  --license NAME        import: the licence of files that name none; without it they are not taken\n"
+    "  --python PATH         import: the interpreter whose packages to look for, before those found\n"
     "  --help                this text\n"
     "\n"
     "Examples:\n"
@@ -179,12 +182,14 @@ static int run_add(struct command_line *c)
 static void print_imported(const json_t *report)
 {
     KA_EACH(json_object_get(report, "taken"), i, entry) {
-        printf("taken      %s: %s (%s), as %s\n", ka_text_of(entry, "path", ""),
-               ka_text_of(entry, "class", ""), ka_text_of(entry, "license", ""), ka_text_of(entry, "id", ""));
+        printf("taken      %s:%lld: %s (%s), as %s\n", ka_text_of(entry, "path", ""),
+               (long long)json_integer_value(json_object_get(entry, "line")), ka_text_of(entry, "class", ""),
+               ka_text_of(entry, "license", ""), ka_text_of(entry, "id", ""));
     }
     KA_EACH(json_object_get(report, "not_taken"), i, entry) {
         const char *class = ka_text_of(entry, "class", "");
-        printf("not taken  %s%s%s: %s\n", ka_text_of(entry, "path", ""), *class ? ": " : "", class,
+        printf("not taken  %s:%lld: %s%s%s\n", ka_text_of(entry, "path", ""),
+               (long long)json_integer_value(json_object_get(entry, "line")), class, *class ? ": " : "",
                ka_text_of(entry, "why", ""));
     }
     printf("%zu pairs taken, %zu not, of %lld Python files\n",
@@ -193,16 +198,82 @@ static void print_imported(const json_t *report)
            (long long)json_integer_value(json_object_get(report, "files")));
 }
 
+/* The folders of every interpreter that a run would choose from; none of them is started. */
+static void find_sites(const struct command_line *c, struct ka_sites *sites)
+{
+    KA_AUTO_FREE char *share = ka_app_find_share(NULL);
+    const struct ka_python_where where = {.wanted = c->python,
+                                          .virtual_env = getenv("VIRTUAL_ENV"),
+                                          .conda_prefix = getenv("CONDA_PREFIX"),
+                                          .path = getenv("PATH"),
+                                          .share = share};
+    struct ka_pythons pythons;
+    ka_pythons_list(&where, &pythons);
+    for (size_t i = 0; i < pythons.count; i++)
+        ka_sites_add(sites, pythons.list[i].place);
+    ka_pythons_free(&pythons);
+}
+
+/* A file or folder, or else the name of an installed package. */
+static int import_word(struct command_line *c, const char *word, json_t **report, struct ka_err *err)
+{
+    struct ka_gather_req req = {.path = word, .license = c->license};
+    struct ka_sites sites = {0};
+    struct ka_package package = {0};
+    int rc = 0;
+    if (access(word, F_OK) != 0) {
+        find_sites(c, &sites);
+        rc = ka_package_find(&sites, word, &package, err);
+        req.path = package.path;
+        req.top = package.top;
+        req.info = package.info;
+        req.version = package.version;
+    }
+    if (rc == 0)
+        rc = ka_gather(c->db, &req, report, err);
+    ka_package_free(&package);
+    ka_sites_free(&sites);
+    return rc;
+}
+
+/* The store is made if there is none; *made says so. */
+static int open_for_import(struct command_line *c, bool *made, struct ka_err *err)
+{
+    *made = access(c->store, F_OK) != 0;
+    if (!*made)
+        return ka_store_open(c->store, KA_STORE_WRITE, &c->db, err);
+    free(c->store);
+    c->store = find_store(c, true);
+    KA_AUTO_FREE char *folder = ka_path_parent(c->store);
+    int rc = ka_mkdirs(folder, err);
+    return rc ? rc : ka_store_open(c->store, KA_STORE_CREATE, &c->db, err);
+}
+
+/* A new store in which nothing came is none; in one with pairs, words weigh by how rare they are. */
+static int finish_import(struct command_line *c, bool made, size_t taken, struct ka_err *err)
+{
+    int rc = made && taken ? ka_build_weigh(c->db, err) : 0;
+    if (!made || taken)
+        return rc;
+    ka_store_close(c->db);
+    c->db = NULL;
+    unlink(c->store);
+    return 0;
+}
+
 /* Nothing taken at all is exit code 3: a script wants to know. */
 static int run_import(struct command_line *c)
 {
     struct ka_err err;
     json_auto_t *all = json_array();
     size_t taken = 0;
-    int rc = 0;
+    bool made = false;
+    int rc = open_for_import(c, &made, &err);
+    if (rc)
+        return report_store(&err, rc);
     for (int i = 0; i < c->word_count && rc == 0; i++) {
         json_t *found = NULL;
-        rc = ka_gather(c->db, c->words[i], c->license, &found, &err);
+        rc = import_word(c, c->words[i], &found, &err);
         if (rc == 0) {
             taken += json_array_size(json_object_get(found, "taken"));
             if (!c->json)
@@ -210,12 +281,17 @@ static int run_import(struct command_line *c)
             json_array_append_new(all, found);
         }
     }
-    int code = taken ? EXIT_OK : EXIT_FILE;
+    struct ka_err late;
+    int finished = finish_import(c, made, taken, &late);
     if (rc)
-        return rc == -ENOENT ? report(&err, EXIT_FILE) : report_store(&err, rc);
+        return rc == -ENOENT || rc == -EINVAL ? report(&err, EXIT_FILE) : report_store(&err, rc);
+    if (finished)
+        return report_store(&late, finished);
     if (c->json)
         ka_show_json(all, JSON_INDENT(2) | JSON_PRESERVE_ORDER);
-    return code;
+    else if (made && taken)
+        printf("made %s\n", c->store);
+    return taken ? EXIT_OK : EXIT_FILE;
 }
 
 /* ---- list, show ---- */
@@ -277,9 +353,9 @@ static json_t *result_json(const struct ka_search_result *found)
     json_t *hits = json_array(), *excluded = json_array();
     for (size_t i = 0; i < found->count; i++) {
         const struct ka_search_hit *hit = &found->hits[i];
-        json_array_append_new(hits, json_pack("{s:s, s:f, s:s, s:s, s:o}", "id", hit->id, "similarity",
+        json_array_append_new(hits, json_pack("{s:s, s:f, s:s, s:s, s:o, s:o}", "id", hit->id, "similarity",
                                               hit->similarity, "path", hit->path, "op", hit->op, "schedule",
-                                              tags_json(hit->schedule)));
+                                              tags_json(hit->schedule), "both_have", tags_json(hit->common)));
     }
     for (size_t i = 0; i < found->excluded_count; i++)
         json_array_append_new(
@@ -316,8 +392,11 @@ static int run_search(struct command_line *c)
         return rc == -EINVAL || rc == -EFBIG ? report(&err, EXIT_FILE) : report_store(&err, rc);
     if (c->json)
         print_json(result_json(&found));
-    for (size_t i = 0; i < found.count && !c->json; i++)
-        printf("%.3f  %-44s %s\n", found.hits[i].similarity, found.hits[i].id, found.hits[i].schedule);
+    for (size_t i = 0; i < found.count && !c->json; i++) {
+        const struct ka_search_hit *hit = &found.hits[i];
+        printf("%.3f  %-44s %s\n       %s%s\n", hit->similarity, hit->id, hit->schedule,
+               *hit->common ? "both have " : "alike in structure alone", hit->common);
+    }
     for (size_t i = 0; i < found.excluded_count; i++)
         fprintf(stderr, "left out: %s: %s\n", found.excluded[i].id, found.excluded[i].why);
     ka_search_result_free(&found);
@@ -465,7 +544,7 @@ static const struct {
     {"show", 1, 1, "show ID", KA_STORE_READ, run_show},
     {"search", 1, 1, "search FILE", KA_STORE_CREATE, run_search},
     {"verify", 0, INT_MAX, "verify [ID...]", KA_STORE_READ, run_verify},
-    {"import", 1, INT_MAX, "import PATH...", KA_STORE_WRITE, run_import},
+    {"import", 1, INT_MAX, "import WHAT...", KA_STORE_CREATE, run_import},
     {"export", 1, 1, "export DIR", KA_STORE_READ, run_export},
 };
 
@@ -489,6 +568,7 @@ static int parse_options(struct command_line *c, int argc, char **argv, struct k
                                           {"min-sim", required_argument, NULL, 'm'},
                                           {"rag-exclude", required_argument, NULL, 'x'},
                                           {"license", required_argument, NULL, 'l'},
+                                          {"python", required_argument, NULL, 'p'},
                                           {"help", no_argument, NULL, 'h'},
                                           {NULL, 0, NULL, 0}};
     int got, rc = 0;
@@ -507,6 +587,8 @@ static int parse_options(struct command_line *c, int argc, char **argv, struct k
             c->exclude = optarg;
         else if (got == 'l')
             c->license = optarg;
+        else if (got == 'p')
+            c->python = optarg;
         else if (got == 'h')
             c->help = true;
         else

@@ -2,9 +2,9 @@
  *
  * What a case costs is what the oracle took for one of its dims, where that is known, else estimated by the
  * product of its sizes, on top of what any case costs (loading, compiling, launching) and of what its
- * questions take; so is what a child costs, which small cases do not pay for. The greatest go first to whoever
- * has least with them, so that all end at about the same time; within a child the cheapest comes first, so that
- * what is wrong shows soon. */
+ * questions take; so is what a child costs, which small cases do not pay for. The greatest go first to
+ * whoever has least with them, so that all end at about the same time; within a child the cheapest comes
+ * first, so that what is wrong shows soon. */
 #ifndef KA_DEAL_H
 #define KA_DEAL_H
 

@@ -1,4 +1,4 @@
-/* Other people's files: what becomes a pair, what does not and why, and under which licence. */
+/* Other people's folders: what becomes a pair, what does not and why, and under which licence. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,78 +11,11 @@
 #include <unistd.h>
 
 #include "base/files.h"
+#include "import_fixture.h"
+#include "rag/commit.h"
 #include "rag/gather.h"
-#include "rag/import.h"
 #include "rag/license.h"
 #include "rag/pair.h"
-
-#define HEAD "\"\"\"Text of the module.\"\"\"\nimport torch\nimport triton\n\nSCALE = 2.0\n\n"
-#define KERNEL(name, body) "\n@triton.jit\ndef " name "(x_ptr, N, BLOCK: tl.constexpr):\n    " body "\n\n"
-#define CLASS(name, forward, backward)                                                                       \
-    "\nclass " name                                                                                          \
-    "(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n        " forward              \
-    "\n\n    @staticmethod\n    def backward(ctx, dy):\n        " backward "\n"
-
-static const char MODULE[] = HEAD KERNEL("shared", "return x_ptr") KERNEL(
-    "fwd", "return shared(x_ptr)") "# about the next one\n" KERNEL("bwd", "return shared(x_ptr) + own(x_ptr)")
-    KERNEL("own", "return x_ptr")
-        KERNEL("unused", "pass") "def launch(dy):\n    bwd[(1,)](dy, 1, BLOCK=2)\n\n" CLASS(
-            "Good", "fwd[(1,)](x, 1, BLOCK=2)", "return launch(dy)") CLASS("Torch", "return x", "return dy")
-            CLASS("NoBackwardKernel", "fwd[(1,)](x, 1, BLOCK=2)",
-                  "return dy") "\nif __name__ == \"__main__\":\n    print(Good)\n";
-
-static size_t offset(const char *text, const char *part)
-{
-    assert_non_null(text);
-    const char *at = strstr(text, part);
-    if (!at)
-        fail_msg("'%s' is not in:\n%s", part, text);
-    return (size_t)(at - text);
-}
-
-static void import__function_with_kernels__is_split_by_who_mentions_whom(void **state)
-{
-    (void)state;
-    struct ka_import_units units;
-    struct ka_pair pair;
-    assert_int_equal(ka_import_split("repo/ops.py", MODULE, "MIT", &units, NULL), 0);
-    assert_int_equal(units.count, 3);
-    assert_string_equal(units.items[0].name, "Good");
-    assert_null(units.items[0].why);
-    const char *text = units.items[0].source;
-    size_t marker = offset(text, KA_MARKER);
-    assert_true(offset(text, "def shared(") < offset(text, "def fwd("));
-    assert_true(offset(text, "def fwd(") < marker && offset(text, "SCALE = 2.0") < marker);
-    assert_true(offset(text, "def bwd(") > marker && offset(text, "def own(") > marker);
-    assert_null(strstr(text + marker, "def shared(")); /* once, where the forward needs it */
-    assert_true(offset(text, "def launch(") < offset(text, "class Good("));
-    assert_null(strstr(text, "unused"));
-    assert_null(strstr(text, "Text of the module"));
-    assert_null(strstr(text, "__main__"));
-    assert_null(strstr(text, "class Torch"));
-    assert_int_equal(ka_pair_parse("repo/imported/good.py", text, strlen(text), &pair, NULL), 0);
-    assert_string_equal(pair.license, "MIT");
-    assert_string_equal(pair.op, "Good");
-    assert_int_equal(offset(pair.imported, "repo/ops.py sha256 "), 0);
-    assert_string_equal(pair.stub, "");
-    ka_pair_free(&pair);
-    assert_non_null(strstr(units.items[1].why, "forward launches no Triton kernel"));
-    assert_non_null(strstr(units.items[2].why, "backward launches no Triton kernel"));
-    ka_import_free(&units);
-}
-
-static void import__file_without_functions__gives_no_unit(void **state)
-{
-    (void)state;
-    struct ka_import_units units;
-    assert_int_equal(ka_import_split("a.py", HEAD KERNEL("k", "pass"), "MIT", &units, NULL), 0);
-    assert_int_equal(units.count, 0);
-    assert_true(units.kernels);
-    ka_import_free(&units);
-    assert_int_equal(ka_import_split("a.py", "class (:\n\t\"\"\"", "MIT", &units, NULL), 0);
-    assert_true(units.count == 0 && !units.kernels);
-    ka_import_free(&units);
-}
 
 static void license__texts__are_told_apart(void **state)
 {
@@ -101,6 +34,43 @@ static void license__texts__are_told_apart(void **state)
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++)
         assert_string_equal(ka_license_of_text(cases[i].text), cases[i].name);
     assert_null(ka_license_of_text("All rights reserved."));
+}
+
+static void license__names_and_fields__are_known_or_nothing(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *name, *file;
+    } cases[] = {
+        {"[project]\nname = \"x\"\nlicense = \"MIT\"\n", "MIT", NULL},
+        {"[project]\nlicense = { text = 'Apache-2.0 OR MIT' }\n", "Apache-2.0 OR MIT", NULL},
+        {"[project]\nlicense = {file = \"LICENSE.md\"}\n", NULL, "LICENSE.md"},
+        {"[project.license]\ntext = \"\"\"Permission is hereby granted, free of charge\nThe above copyright "
+         "notice\"\"\"\n",
+         "MIT", NULL},
+        {"[tool.poetry]\nlicense=\"BSD-3-Clause\"", "BSD-3-Clause", NULL},
+        {"[metadata]\r\nlicense = Apache License 2.0\r\n", "Apache-2.0", NULL},
+        {"[tool.other]\nlicense = \"MIT\"\n", NULL, NULL},
+        {"[project]\nlicense = \"Proprietary\"\nlicense-files = [\"MIT\"]\n", NULL, NULL},
+        {"[project]\nlicense = \"MIT OR LicenseRef-Mine\"\n", NULL, NULL},
+        {"[project]\nlicense = \"MIT OR \"\n", NULL, NULL},
+        {"license = \"MIT\"\n", NULL, NULL},
+    };
+    for (size_t i = 0; i < KA_COUNT(cases); i++) {
+        KA_AUTO_FREE char *file = NULL, *name = ka_license_of_project(cases[i].text, &file);
+        assert_string_equal(name ? name : "-", cases[i].name ? cases[i].name : "-");
+        assert_string_equal(file ? file : "-", cases[i].file ? cases[i].file : "-");
+    }
+    static const struct {
+        const char *text, *name;
+    } metadata[] = {{"Name: x\nLicense: custom\nLicense-Expression: Apache-2.0\n", "Apache-2.0"},
+                    {"Classifier: License :: OSI Approved :: MIT License\n", "MIT"},
+                    {"License: BSD\n\nbody\n", "BSD-3-Clause"},
+                    {"Name: x\n\nLicense: MIT\n", NULL}};
+    for (size_t i = 0; i < KA_COUNT(metadata); i++) {
+        KA_AUTO_FREE char *name = ka_license_of_metadata(metadata[i].text);
+        assert_string_equal(name ? name : "-", metadata[i].name ? metadata[i].name : "-");
+    }
 }
 
 /* ---- folders */
@@ -148,9 +118,10 @@ static void gather(struct place *place, const char *name, const char *license)
 {
     struct ka_err err;
     char *path = ka_path_join(place->dir, name);
+    const struct ka_gather_req req = {.path = path, .license = license};
     json_decref(place->report);
     place->report = NULL;
-    if (ka_gather(place->store, path, license, &place->report, &err))
+    if (ka_gather(place->store, &req, &place->report, &err))
         fail_msg("%s", err.msg);
     free(path);
 }
@@ -165,8 +136,10 @@ static const char *member_of(const struct place *place, const char *list, size_t
     return json_string_value(json_object_get(json_array_get(json_object_get(place->report, list), i), name));
 }
 
-static const char GOOD[] = HEAD KERNEL("fwd", "return x_ptr") KERNEL("bwd", "return x_ptr")
-    CLASS("Good", "fwd[(1,)](x, 1, BLOCK=2)", "bwd[(1,)](dy, 1, BLOCK=2)");
+#define GOOD_TEXT                                                                                            \
+    MODULE_HEAD KERNEL("fwd", "return x_ptr") KERNEL("bwd", "return x_ptr")                                  \
+        CLASS("Good", "fwd[(1,)](x, 1, BLOCK=2)", "bwd[(1,)](dy, 1, BLOCK=2)")
+static const char GOOD[] = GOOD_TEXT;
 
 static void gather__licence_above__is_recorded_with_path_and_hash(void **state)
 {
@@ -182,7 +155,8 @@ static void gather__licence_above__is_recorded_with_path_and_hash(void **state)
     assert_int_equal(count_of(place, "taken"), 1);
     assert_int_equal(count_of(place, "not_taken"), 0);
     assert_string_equal(member_of(place, "taken", 0, "license"), "Apache-2.0");
-    assert_string_equal(member_of(place, "taken", 0, "path"), "ops/deep/good.py");
+    assert_string_equal(member_of(place, "taken", 0, "path"), "repo/ops/deep/good.py");
+    assert_string_equal(member_of(place, "taken", 0, "license_repository"), "Apache-2.0");
     assert_true(ka_ends_with(member_of(place, "taken", 0, "license_from"), "/repo/LICENSE.txt"));
     assert_int_equal(strlen(member_of(place, "taken", 0, "sha256")), 64);
     assert_int_equal(ka_store_get(place->store, member_of(place, "taken", 0, "id"), &pair, NULL), 0);
@@ -191,12 +165,11 @@ static void gather__licence_above__is_recorded_with_path_and_hash(void **state)
     assert_non_null(strstr(pair.backward, "class Good("));
     assert_non_null(strstr(pair.imported, member_of(place, "taken", 0, "sha256")));
     ka_pair_free(&pair);
-    gather(place, "repo", NULL); /* again, from further up: other names, and no error */
+    gather(place, "repo", NULL); /* again, from further up: the same pair */
     assert_int_equal(count_of(place, "taken"), 1);
-    gather(place, "repo", NULL);
     size_t count;
     assert_int_equal(ka_store_count(place->store, &count, NULL), 0);
-    assert_int_equal(count, 2);
+    assert_int_equal(count, 1);
 }
 
 static void gather__no_licence__is_not_taken_unless_one_is_named(void **state)
@@ -227,21 +200,176 @@ static void gather__spdx_line__goes_before_the_licence_file(void **state)
     gather(place, "repo", NULL);
     assert_int_equal(count_of(place, "taken"), 1);
     assert_string_equal(member_of(place, "taken", 0, "license"), "Apache-2.0 OR MIT");
+    assert_string_equal(member_of(place, "taken", 0, "license_header"), "Apache-2.0 OR MIT");
+    assert_true(ka_ends_with(member_of(place, "taken", 0, "license_from"), "/repo/LICENSE"));
     assert_string_equal(member_of(place, "not_taken", 0, "path"), "repo/b.py");
     assert_non_null(strstr(member_of(place, "not_taken", 0, "why"), "none of those known"));
+}
+
+static void gather__licence_of_ones_own__allows_nothing(void **state)
+{
+    struct place *place = *state;
+    char text[4000];
+    snprintf(text, sizeof(text), "# SPDX-License-Identifier: LicenseRef-Mine\n%s", GOOD);
+    write_file(place, "repo/pyproject.toml", "[project]\nlicense = \"MIT\"\n");
+    write_file(place, "repo/a.py", text);
+    write_file(place, "repo/b.py", GOOD);
+    gather(place, "repo", NULL);
+    assert_int_equal(count_of(place, "taken"), 1);
+    assert_string_equal(member_of(place, "taken", 0, "path"), "repo/b.py");
+    assert_string_equal(member_of(place, "taken", 0, "license"), "MIT");
+    assert_true(ka_ends_with(member_of(place, "taken", 0, "license_from"), "/repo/pyproject.toml"));
+    assert_string_equal(member_of(place, "not_taken", 0, "path"), "repo/a.py");
+    json_t *refused = json_array_get(json_object_get(place->report, "not_taken"), 0);
+    assert_int_equal(json_integer_value(json_object_get(refused, "line")), 19);
+}
+
+static void gather__package__is_followed_and_each_licence_kept(void **state)
+{
+    struct place *place = *state;
+    struct ka_pair pair;
+    write_file(place, "repo/LICENSE", "Apache License\nVersion 2.0\n");
+    write_file(place, "repo/pyproject.toml", "");
+    write_file(place, "repo/pkg/ops/fwd.py", "# SPDX-License-Identifier: MIT OR ISC\n" FWD_FILE);
+    write_file(place, "repo/pkg/ops/tools.py", TOOLS_FILE);
+    write_file(place, "repo/pkg/ops/lone.py", KERNEL("lone", "pass"));
+    write_file(place, "repo/pkg/ops/op.py", OPS_FILE("from .fwd import run", "run(x)"));
+    gather(place, "repo/pkg/ops", NULL);
+    assert_int_equal(count_of(place, "taken"), 1);
+    assert_string_equal(member_of(place, "taken", 0, "license"), "Apache-2.0 AND (MIT OR ISC)");
+    assert_int_equal(count_of(place, "not_taken"), 1); /* fwd.py and tools.py stand in a pair */
+    assert_string_equal(member_of(place, "not_taken", 0, "path"), "repo/pkg/ops/lone.py");
+    json_t *files = json_object_get(json_array_get(json_object_get(place->report, "taken"), 0), "files");
+    assert_int_equal(json_array_size(files), 3);
+    assert_int_equal(ka_store_get(place->store, "repo_pkg_ops_op_Op", &pair, NULL), 0);
+    assert_string_equal(pair.license, "Apache-2.0 AND (MIT OR ISC)");
+    assert_string_equal(pair.stub, "");
+    assert_non_null(strstr(pair.forward,
+                           "# licence: MIT OR ISC; of the file: MIT OR ISC; of the repository: Apache-2.0 "
+                           "(repo/LICENSE)\n# SPDX-License-Identifier: MIT OR ISC\n# Copyright (c)"));
+    ka_pair_free(&pair);
+    write_file(place, "repo/pkg/ops/tools.py", "# SPDX-License-Identifier: LicenseRef-Mine\n" TOOLS_FILE);
+    gather(place, "repo/pkg/ops", NULL); /* all that a pair takes has to be allowed */
+    assert_int_equal(count_of(place, "taken"), 0);
+    assert_non_null(strstr(member_of(place, "not_taken", 0, "why"), "licence of repo/pkg/ops/tools.py"));
+}
+
+static void gather__link_out_of_the_top__is_not_followed(void **state)
+{
+    struct place *place = *state;
+    write_file(place, "repo/LICENSE", "Apache License\nVersion 2.0\n");
+    write_file(place, "repo/pyproject.toml", "");
+    write_file(place, "repo/op.py", OPS_FILE("from .fwd import run", "run(x)"));
+    static const char *const outside[] = {"repo_two/fwd.py", "repx/fwd.py"};
+    KA_AUTO_FREE char *link = ka_path_join(place->dir, "repo/fwd.py");
+    for (size_t i = 0; i < KA_COUNT(outside); i++) {
+        KA_AUTO_FREE char *to = ka_path_join(place->dir, outside[i]);
+        write_file(place, outside[i], FWD_FILE TOOLS_FILE);
+        unlink(link);
+        assert_int_equal(symlink(to, link), 0);
+        gather(place, "repo", NULL);
+        assert_int_equal(count_of(place, "taken"), 0);
+        assert_non_null(strstr(member_of(place, "not_taken", 0, "why"), "forward launches no"));
+    }
+}
+
+static void gather__two_of_one_name__are_both_kept(void **state)
+{
+    struct place *place = *state;
+    size_t count;
+    write_file(place, "repo/pyproject.toml", "[project]\nlicense = \"MIT\"\n");
+    write_file(place, "repo/ops/norm.py", GOOD);
+    write_file(place, "repo/ops_norm.py", GOOD);
+    for (int i = 0; i < 2; i++) /* again: the same two */
+        gather(place, "repo", NULL);
+    assert_string_equal(member_of(place, "taken", 0, "id"), "repo_ops_norm_Good");
+    assert_string_equal(member_of(place, "taken", 1, "id"), "repo_ops_norm_Good_18");
+    assert_int_equal(ka_store_count(place->store, &count, NULL), 0);
+    assert_int_equal(count, 2);
+}
+
+static void gather__bytes_that_are_no_text__are_shown_or_refused(void **state)
+{
+    struct place *place = *state;
+    write_file(place, "repo/LICEN\xff/LICENSE", "Apache License\nVersion 2.0\n");
+    write_file(place, "repo/pyproject.toml", "");
+    write_file(place, "repo/LICEN\xff/go\xc3\"od.py", GOOD);
+    write_file(place, "repo/latin.py", "# caf\xe9\n" GOOD_TEXT);
+    write_file(place, "repo/op.py", OPS_FILE("from .latin import Good", "Good.apply(x)"));
+    gather(place, "repo", NULL);
+    assert_int_equal(count_of(place, "taken"), 1);
+    assert_string_equal(member_of(place, "taken", 0, "path"), "repo/LICEN?/go?_od.py");
+    assert_true(ka_ends_with(member_of(place, "taken", 0, "license_from"), "/repo/LICEN?/LICENSE"));
+    assert_int_equal(count_of(place, "not_taken"), 2);
+    assert_string_equal(member_of(place, "not_taken", 0, "why"), "it is not UTF-8");
+    assert_non_null(strstr(member_of(place, "not_taken", 1, "why"), "forward launches no"));
+}
+
+#define HASH_A "0123456789abcdef0123456789abcdef01234567"
+#define HASH_B "89abcdef0123456789abcdef0123456789abcdef"
+
+static void commit__of_every_kind_of_repository__is_read(void **state)
+{
+    struct place *place = *state;
+    static const struct {
+        const char *files[8], *hash;
+    } cases[] = {
+        {{"repo/.git/HEAD", HASH_A "\n"}, HASH_A},
+        {{"repo/.git/HEAD", "ref: refs/heads/a/b\n", "repo/.git/refs/heads/a/b", HASH_B "\n"}, HASH_B},
+        {{"repo/.git/HEAD", "ref: refs/heads/m\n", "repo/.git/packed-refs",
+          "# pack-refs with: peeled\n" HASH_B " refs/heads/mm\n" HASH_A " refs/heads/m\n^" HASH_B "\n"},
+         HASH_A},
+        {{"repo/.git", "gitdir: ../main/.git/worktrees/w\n", "main/.git/worktrees/w/HEAD",
+          "ref: refs/heads/m\n", "main/.git/worktrees/w/commondir", "../..\n", "main/.git/refs/heads/m",
+          HASH_A "\n"},
+         HASH_A},
+        {{"repo/.git/HEAD", "ref: refs/../../secret\n", "repo/secret", HASH_A "\n", "repo/.git/refs/x", ""},
+         NULL},
+        {{"repo/.git/HEAD", "ref: refs/heads/m\n"}, NULL},
+        {{"repo/.git/HEAD", HASH_A "0\n"}, NULL},
+        {{"repo/a.py", ""}, NULL},
+    };
+    for (size_t i = 0; i < KA_COUNT(cases); i++) {
+        for (size_t k = 0; k < KA_COUNT(cases[i].files) && cases[i].files[k]; k += 2)
+            write_file(place, cases[i].files[k], cases[i].files[k + 1]);
+        KA_AUTO_FREE char *repo = ka_path_join(place->dir, "repo"), *hash = ka_commit_find(repo);
+        assert_string_equal(hash ? hash : "-", cases[i].hash ? cases[i].hash : "-");
+        ka_rmtree(repo, NULL);
+    }
+}
+
+static void gather__commit__is_kept_with_the_pair(void **state)
+{
+    struct place *place = *state;
+    struct ka_pair pair;
+    write_file(place, "repo/LICENSE", "Apache License\nVersion 2.0\n");
+    write_file(place, "repo/.git/HEAD", HASH_A "\n");
+    write_file(place, "repo/good.py", GOOD);
+    gather(place, "repo/good.py", NULL);
+    assert_string_equal(json_string_value(json_object_get(place->report, "commit")), HASH_A);
+    assert_int_equal(ka_store_get(place->store, "repo_good_Good", &pair, NULL), 0);
+    assert_non_null(strstr(pair.imported, " commit " HASH_A));
+    ka_pair_free(&pair);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(import__function_with_kernels__is_split_by_who_mentions_whom),
-        cmocka_unit_test(import__file_without_functions__gives_no_unit),
         cmocka_unit_test(license__texts__are_told_apart),
+        cmocka_unit_test(license__names_and_fields__are_known_or_nothing),
         cmocka_unit_test_setup_teardown(gather__licence_above__is_recorded_with_path_and_hash, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(gather__no_licence__is_not_taken_unless_one_is_named, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(gather__spdx_line__goes_before_the_licence_file, setup, teardown),
+        cmocka_unit_test_setup_teardown(gather__licence_of_ones_own__allows_nothing, setup, teardown),
+        cmocka_unit_test_setup_teardown(gather__package__is_followed_and_each_licence_kept, setup, teardown),
+        cmocka_unit_test_setup_teardown(gather__link_out_of_the_top__is_not_followed, setup, teardown),
+        cmocka_unit_test_setup_teardown(gather__two_of_one_name__are_both_kept, setup, teardown),
+        cmocka_unit_test_setup_teardown(gather__bytes_that_are_no_text__are_shown_or_refused, setup,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(commit__of_every_kind_of_repository__is_read, setup, teardown),
+        cmocka_unit_test_setup_teardown(gather__commit__is_kept_with_the_pair, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -117,6 +117,24 @@ static void index__siblings__leave_half_of_the_hits_to_others(void **state)
     ka_index_free(index);
 }
 
+static void index__many_pairs_of_one_forward__do_not_crowd_out_others(void **state)
+{
+    (void)state;
+    struct ka_index *index = ka_index_new(2, 1);
+    char id[16];
+    for (size_t i = 0; i < 200; i++) {
+        snprintf(id, sizeof(id), "s%03zu", i);
+        add(index, id, "d/f/s.py", id, i % 2 ? "owner" : "atomic", 10, 10);
+    }
+    add(index, "far", "d/f/far.py", "other", "owner", 2, 70);
+    add(index, "farther", "d/f/farther.py", "another", "owner", 3, 80);
+    struct ka_index_query q = query(4);
+    assert_hits(index, &q, "s000 s001 far farther", "");
+    q.topk = 1;
+    assert_hits(index, &q, "s000", "");
+    ka_index_free(index);
+}
+
 static void index__empty_index_or_bad_topk__is_handled(void **state)
 {
     (void)state;
@@ -159,6 +177,7 @@ int main(void)
         cmocka_unit_test(index__excludes__are_substrings_of_paths),
         cmocka_unit_test(index__near_duplicates_of_the_query__are_listed_apart),
         cmocka_unit_test(index__siblings__leave_half_of_the_hits_to_others),
+        cmocka_unit_test(index__many_pairs_of_one_forward__do_not_crowd_out_others),
         cmocka_unit_test(index__empty_index_or_bad_topk__is_handled),
         cmocka_unit_test(index__many_rows__gives_the_same_as_sorting_all),
     };

@@ -10,11 +10,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <cmocka.h>
 
 #include "agent/cli/store_cli.h"
 #include "base/files.h"
+#include "import_fixture.h"
 #include "pair_fixture.h"
 #include "rag/build.h"
 #include "rag/search.h"
@@ -164,7 +166,14 @@ static void search__forward_file__finds_its_like_and_reports_twins(void **state)
     assert_int_equal(json_array_size(hits), 2);
     assert_string_equal(json_string_value(json_object_get(json_array_get(hits, 0), "id")), "near");
     assert_string_equal(json_string_value(json_object_get(json_array_get(hits, 1), "id")), "dot");
+    json_t *common = json_object_get(json_array_get(hits, 0), "both_have");
+    assert_int_equal(json_array_size(common), 1);
+    assert_string_equal(json_string_value(json_array_get(common, 0)), "tl.sum");
+    assert_int_equal(json_array_size(json_object_get(json_array_get(hits, 1), "both_have")), 0);
     json_decref(o);
+    assert_int_equal(store("search @query.py --topk 5"), 0);
+    assert_non_null(strstr(printed.data, "row_reduce_correct\n       both have tl.sum\n"));
+    assert_non_null(strstr(printed.data, "swap_owner\n       alike in structure alone\n"));
     assert_int_equal(store("search @query.py --rag-exclude norm"), 0);
     assert_null(strstr(printed.data, "near"));
     assert_non_null(strstr(printed.data, "dot"));
@@ -220,6 +229,55 @@ static void verify__every_pair__goes_through_the_verdict(void **state)
     assert_int_equal(store("verify absent"), 2);
 }
 
+static void import__no_store_yet__is_made_where_something_was_taken(void **state)
+{
+    (void)state;
+    char *db = below("pairs.db");
+    write_file("repo/pyproject.toml", "[project]\nlicense = \"MIT\"\n");
+    write_file("repo/fwd.py", FWD_FILE);
+    write_file("repo/tools.py", TOOLS_FILE);
+    assert_int_equal(store("import @repo"), 3);
+    assert_non_null(strstr(printed.data, "not taken  repo/fwd.py:5: it has Triton kernels"));
+    assert_int_equal(access(db, F_OK), -1); /* a store without pairs is none */
+    write_file("repo/op.py", OPS_FILE("from .fwd import run", "run(x)"));
+    assert_int_equal(store("import @repo --json"), 0);
+    json_t *all = json_loads(ka_buf_str(&printed), 0, NULL);
+    json_t *taken = json_object_get(json_array_get(all, 0), "taken");
+    assert_int_equal(json_array_size(taken), 1);
+    assert_int_equal(json_integer_value(json_object_get(json_array_get(taken, 0), "line")), 9);
+    json_decref(all);
+    struct ka_store *made = NULL;
+    struct ka_idf *idf = ka_calloc(1, sizeof(*idf));
+    assert_int_equal(ka_store_open(db, KA_STORE_READ, &made, NULL), 0);
+    assert_int_equal(ka_store_load_idf(made, idf, NULL), 0);
+    assert_int_equal(idf->documents, 1); /* words are weighed by what came */
+    ka_store_close(made);
+    free(idf);
+    assert_int_equal(store("show repo_op_Op"), 0);
+    assert_int_equal(store("import @repo"), 0); /* again, into the store that there is */
+    assert_non_null(strstr(printed.data, "taken      repo/op.py:9: Op (MIT), as repo_op_Op"));
+    assert_int_equal(store("search @query.py --min-sim -1"), 0);
+    assert_non_null(strstr(printed.data, "repo_op_Op"));
+    free(db);
+}
+
+static void import__name_of_a_package__is_found_and_not_imported(void **state)
+{
+    (void)state;
+    write_file("env/bin/python", "#!/bin/sh\nexit 1\n");
+    char *python = below("env/bin/python");
+    assert_int_equal(chmod(python, 0755), 0);
+    write_file("env/pyvenv.cfg", "");
+    write_file("env/lib/python3.12/site-packages/ka_kern/__init__.py", "raise SystemExit\n");
+    write_file("env/lib/python3.12/site-packages/ka_kern/op.py",
+               "# SPDX-License-Identifier: MIT\n" OPS_FILE("", "bwd[(1,)](x, 1, BLOCK=2)"));
+    assert_int_equal(store("import ka_kern --python @env/bin/python"), 0);
+    assert_non_null(strstr(printed.data, "taken      ka_kern/op.py:10: Op (MIT), as ka_kern_op_Op"));
+    assert_int_equal(store("import ka_no_such_package --python @env/bin/python"), 3);
+    assert_int_equal(store("import @nowhere"), 3);
+    free(python);
+}
+
 static void export__writes_every_pair_to_its_family(void **state)
 {
     (void)state;
@@ -265,6 +323,8 @@ int main(void)
         CLI_TEST(search__hits__carry_the_backward_source),
         CLI_TEST(add__finished_pair__is_found_afterwards),
         CLI_TEST(verify__every_pair__goes_through_the_verdict),
+        CLI_TEST(import__no_store_yet__is_made_where_something_was_taken),
+        CLI_TEST(import__name_of_a_package__is_found_and_not_imported),
         CLI_TEST(export__writes_every_pair_to_its_family),
         CLI_TEST(usage__mistakes__give_code_two),
     };

@@ -1,0 +1,139 @@
+"""scripts/verify_dataset.py with a program that says of each pair what the pair's text holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """#!{python}
+import json, pathlib, sys, time
+path = pathlib.Path(sys.argv[2])
+text = path.read_text()
+with open({log!r}, "a") as log:
+    log.write(path.name + "\\n")
+if "WAIT" in text:
+    time.sleep(1000)
+if "CRASH" in text:
+    sys.exit("terminate called")
+good = "WRONG" not in text
+shapes = {{"required": 2, "passed": 2 * good, "hidden": 3, "hidden_passed": 3}}
+result = {{"verdict": "verified" if good else "not_verified", "shapes": shapes}}
+result["gradients"] = [{{"name": "x", "error": 1e-7 if good else None}}]
+result["failures"] = [] if good else ["x differs"]
+print(json.dumps(result))
+sys.exit(0 if good else 4)
+"""
+
+
+class Place:
+    """A dataset, a program and a file of results."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.out, self.log = folder, folder / "r.json", folder / "log"
+        self.program = folder / "bin" / "program"
+        self.program.parent.mkdir()
+        self.program.write_text(PROGRAM.format(python=sys.executable, log=str(self.log)))
+        self.program.chmod(0o755)
+        for name in ("a", "b", "c"):
+            self.write(name)
+
+    def write(self, name: str, text: str = "") -> None:
+        path = self.folder / "dataset" / "family" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# ---- backward ----\n{text}\n")
+
+    def command(self, *options: str) -> list[str]:
+        command = [sys.executable, ROOT / "scripts/verify_dataset.py", "--program", self.program]
+        command += ["--dataset", self.folder / "dataset", "--out", self.out, "--runs", self.folder / "runs"]
+        return [str(word) for word in command] + list(options)
+
+    def call(self, *options: str) -> tuple[int, str]:
+        self.log.write_text("")
+        done = subprocess.run(self.command(*options), capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    def checked(self) -> list[str]:
+        return sorted(line.removesuffix(".py") for line in self.log.read_text().split())
+
+    def results(self) -> dict[str, dict]:
+        return {Path(row["file"]).stem: row for row in json.loads(self.out.read_text())["results"]}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_all_verified__are_counted_in_the_last_line(place):
+    code, said = place.call()
+    assert code == 0 and said.splitlines()[-1] == "3 passed, 0 failed"
+    assert "3 of 3: verified" in said and "0 s left" in said
+    assert place.results()["a"]["shapes"] == "2/2" and place.results()["a"]["error"] == 1e-7
+
+
+@pytest.mark.parametrize(("text", "reason"), [("WRONG", "x differs"), ("CRASH", "terminate called")])
+def test_one_wrong__is_a_failure_with_its_reason(place, text, reason):
+    place.write("b", text)
+    code, said = place.call("--jobs", "2")
+    assert code == 1 and said.splitlines()[-1] == "2 passed, 1 failed"
+    assert reason in said and reason in place.results()["b"]["reason"]
+
+
+def test_only__takes_what_matches_and_leaves_other_results(place):
+    place.call()
+    before = place.results()["c"]
+    place.write("a", "WRONG")
+    code, said = place.call("--only", "/[ab]\\.py$")
+    assert code == 1 and said.splitlines()[-1] == "1 passed, 1 failed"
+    assert place.checked() == ["a", "b"] and place.results()["c"] == before
+    assert place.call("--only", "nothing")[0] == 2
+
+
+def test_resume__checks_what_changed_and_counts_the_rest(place):
+    place.write("b", "WRONG")
+    place.call()
+    place.write("c", "# another text")
+    code, said = place.call("--resume")
+    assert place.checked() == ["c"]
+    assert code == 1 and said.splitlines()[-1] == "2 passed, 1 failed" and "x differs" in said
+    assert place.call("--resume")[0] == 1 and place.checked() == []
+    place.program.write_text(place.program.read_text() + "# a later program\n")
+    place.call("--resume")
+    assert place.checked() == ["a", "b", "c"]
+    place.call()
+    assert place.checked() == ["a", "b", "c"]
+
+
+def test_late__is_checked_again(place):
+    place.write("b", "WAIT")
+    assert place.call("--seconds", "2")[0] == 1 and place.results()["b"]["verdict"] == "late"
+    place.call("--seconds", "2", "--resume")
+    assert place.checked() == ["b"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_killed_in_the_middle__goes_on_where_it_was(place, number):
+    place.write("b", "WAIT")
+    with subprocess.Popen(place.command(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and "1 of 3" in process.stdout.readline()
+        while "b.py" not in place.log.read_text():
+            time.sleep(0.02)
+        process.send_signal(number)
+        process.wait()
+    left = subprocess.run(["pgrep", "-f", str(place.program)], capture_output=True, text=True, check=False)
+    for pid in left.stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
+    assert (left.stdout == "") == (number != signal.SIGKILL)
+    assert list(place.results()) == ["a"]
+    place.write("b")
+    code, said = place.call("--resume")
+    assert code == 0 and place.checked() == ["b", "c"] and said.splitlines()[-1] == "3 passed, 0 failed"
