@@ -50,7 +50,9 @@ int ka_shapes_cover(const json_t *dims, int64_t tile, uint64_t budget, json_t **
  * as above (new reference). */
 json_t *ka_shapes_singles(const json_t *dims, const json_t *wants, const json_t *shapes);
 
-#define KA_SHAPES_LONG 8192 /* about: the longest that a size of ka_shapes_long() gets; whole_rows.py has it too */
+/* About: the longest that a size of ka_shapes_long() gets. whole_rows.py has it too. */
+#define KA_SHAPES_LONG 8192
+
 
 /* Where scaling takes a size below its value, a loop over blocks of it may have a single turn left. For each
  * size: the smallest scaled shape with that size doubled only, as a `probe` of whether the grid grows with

@@ -5,9 +5,9 @@
 
 The result hangs on no BLOCK if the columns are all that the kernel does with blocks: they address, they are
 compared, and what is summed over a block and over the loop is zero from N on. Then a block of the next power
-of two of N gives the same in one turn, and a row that the forward reads once a loop is read once in all. So it
-is done for rows of as many elements as a program can hold. Where SWEEP has longer ones too, and the verdict
-sees to both, the host asks.
+of two of N gives the same in one turn, and a row that the forward reads once a loop is read once in all. So
+it is done for rows of as many elements as a program can hold. Where SWEEP has longer ones too, and the
+verdict sees to both, the host asks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from ..read.trace import Site
 if TYPE_CHECKING:
     from ...forward import Forward
 
-# Measured on an H200: a layer norm of 8192 x 4096 in bfloat16 takes 87 us with 32 elements of a row in each lane
-# and three stages, 115 with 16 and one; rows of 16,384, which registers do not hold, 1,000.
+# Measured on an H200 (bench/results/gpu-h200.json): a layer norm of 8192 x 4096 in bfloat16 takes 88 us with 32
+# elements of a row in each lane and three stages, 116 with 16 and one; rows of 16,384, which registers do not
+# hold, 1,000.
 LONGEST = 8192  # elements of a row, at most; ka_shapes_long() has longer ones
 REGISTERS = 49152  # of 65,536, for what is as long as a row
 SHARED = 196608  # bytes, for the rows that are loaded while one is computed
@@ -97,7 +98,7 @@ def longest(fwd: Forward, dims: dict[str, Any]) -> dict[int, int]:
 
 
 def find(site: Site, known: dict[int, int]) -> Rows | None:
-    """Whether all loops of a kernel walk one row, and their block may be another one; `known`: of longest()."""
+    """Whether all loops of a kernel walk one row, and their block may be another; `known`: of longest()."""
     effects = list(walk(site.kernel.effects))
     loops = [effect for effect in effects if isinstance(effect, For)]
     bounds = {loop.region.bounds for loop in loops if loop.cond is None}
@@ -172,7 +173,7 @@ class _Proof:
         )
 
     def _added(self, phi: Node, init: Node, following: Node | None) -> bool:
-        """A carry that begins at zero, to which something is added that is zero from N on, or a block's sum."""
+        """A carry that begins at zero, to which is added what is zero from N on, or a block's sum."""
         if following is None or following.op != "add" or self.users.get(phi) != [following]:
             return False
         if phi not in following.args or following.args[0] is following.args[1]:
