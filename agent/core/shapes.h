@@ -53,7 +53,6 @@ json_t *ka_shapes_singles(const json_t *dims, const json_t *wants, const json_t 
 /* About: the longest that a size of ka_shapes_long() gets. whole_rows.py has it too. */
 #define KA_SHAPES_LONG 8192
 
-
 /* Where scaling takes a size below its value, a loop over blocks of it may have a single turn left. For each
  * size: the smallest scaled shape with that size doubled only, as a `probe` of whether the grid grows with
  * it, and, where it was scaled, the same with that one size long (its own value, or about KA_SHAPES_LONG and

@@ -27,9 +27,9 @@ from ..read.trace import Site
 if TYPE_CHECKING:
     from ...forward import Forward
 
-# Measured on an H200 (bench/results/gpu-h200.json): a layer norm of 8192 x 4096 in bfloat16 takes 88 us with 32
-# elements of a row in each lane and three stages, 116 with 16 and one; rows of 16,384, which registers do not
-# hold, 1,000.
+# Measured on an H200 (bench/results/gpu-h200.json): a layer norm of 8192 x 4096 in bfloat16 takes 88 us with
+# 32 elements of a row in each lane and three stages, 116 with 16 and one; rows of 16,384, which registers do
+# not hold, 1,000.
 LONGEST = 8192  # elements of a row, at most; ka_shapes_long() has longer ones
 REGISTERS = 49152  # of 65,536, for what is as long as a row
 SHARED = 196608  # bytes, for the rows that are loaded while one is computed
