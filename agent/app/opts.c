@@ -138,6 +138,20 @@ static bool is_choice(const char *choices, const char *value)
     return false;
 }
 
+/* The dtype that people mean by its short name; else the value itself. */
+static const char *spelled_out(const char *value)
+{
+    static const char *const names[][2] = {{"fp32", "float32"},
+                                           {"fp16", "float16"},
+                                           {"bf16", "bfloat16"},
+                                           {"fp64", "float64"},
+                                           {"half", "float16"}};
+    for (size_t i = 0; i < KA_COUNT(names); i++)
+        if (strcmp(value, names[i][0]) == 0)
+            return names[i][1];
+    return value;
+}
+
 static int set_number(struct ka_opts *opts, const struct option_row *row, const char *value,
                       const char *where, struct ka_err *err)
 {
@@ -175,6 +189,8 @@ static int set_value(struct ka_opts *opts, const struct option_row *row, const c
         return set_number(opts, row, value, where, err);
     if (row->kind == FLAG)
         return set_flag(opts, row, value, where, err);
+    if (strcmp(row->name, "dtype") == 0)
+        value = spelled_out(value);
     if (row->choices && !is_choice(row->choices, value))
         return ka_fail(err, -EINVAL, "%s%s: '%s' is not one of %s", where, row->name, value,
                        row->choices[0] == '|' ? row->choices + 1 : row->choices);

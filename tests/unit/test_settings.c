@@ -56,6 +56,17 @@ static void settings__options__come_to_what_a_run_needs(void **state)
     ka_settings_free(&settings);
 }
 
+static void settings__short_name_of_a_dtype__is_the_dtype(void **state)
+{
+    (void)state;
+    static const char *const names[][2] = {{"fp32", "float32"}, {"bf16", "bfloat16"}, {"float64", "float64"}};
+    for (size_t i = 0; i < KA_COUNT(names); i++) {
+        struct ka_opts opts = OPTIONS("--dtype", names[i][0]);
+        assert_string_equal(opts.run.dtype, names[i][1]);
+        ka_opts_free(&opts);
+    }
+}
+
 static void settings__words_that_mean_nothing__are_refused(void **state)
 {
     (void)state;
@@ -290,6 +301,7 @@ int main(void)
         cmocka_unit_test(settings__options__come_to_what_a_run_needs),
         cmocka_unit_test(settings__command_line_of_the_earlier_program__is_understood),
         cmocka_unit_test(settings__older_options_that_mean_nothing_today__say_what_does),
+        cmocka_unit_test(settings__short_name_of_a_dtype__is_the_dtype),
         cmocka_unit_test(settings__words_that_mean_nothing__are_refused),
         cmocka_unit_test(settings__what_the_process_has_not__is_refused),
         cmocka_unit_test(settings__copy__shares_nothing),
