@@ -79,8 +79,9 @@ def make_inputs(
 
     `dtype` None means make_args' own default, except that bfloat16 becomes float32 on the CPU. `varied`:
     which inputs are of another kind than make_args makes them; with `plain` only their values are. `scalar`
-    ({"name", "way"}) gives an argument that is a number or a flag another value, as nearby() makes it, or the
-    only tensor of indices, as rearranged() does. Inputs that want gradients do not require them yet.
+    ({"name", "way"}) gives an argument that is a number or a flag another value, as nearby() makes it and tables
+    follow() it, or the only tensor of indices, as rearranged() does. Inputs that want gradients do not require
+    them yet.
     Raises Unusable (make_args_raised, make_args_type).
     """
     device = device or fwd.device
@@ -120,7 +121,19 @@ def make_inputs(
                 break
             arguments.arguments.setdefault(parameter.name, bound[parameter.name])
         arguments.arguments[scalar["name"]] = other
+        if isinstance(value, int) and value < 0:
+            follow(arguments.arguments, value, other)
     return arguments.args, arguments.kwargs
+
+
+def follow(arguments: dict[str, Any], value: int, other: int) -> None:
+    """Let tables follow a number below zero that occurs in them: what stands for no index, as an ignore_index
+    does, is told by both. As an index it would reach out of its row."""
+    for name, table in arguments.items():
+        if isinstance(table, torch.Tensor) and _is_table(table) and table.dtype != torch.bool:
+            hit = table == value
+            if bool(hit.any()):
+                arguments[name] = table.masked_fill(hit, other)
 
 
 def nearby(name: str, value: Any, way: int) -> Any:

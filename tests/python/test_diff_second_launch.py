@@ -20,14 +20,21 @@ def changed(folder: Path, loss: str) -> Path:
     return file
 
 
-def test_cross_entropy__stores_blocks_and_adds_one_element_a_row() -> None:
-    result = draft(FILE, SHAPES[0])
+def test_element_under_a_mask__is_added_by_a_second_launch(tmp_path: Path) -> None:
+    text = FILE.read_text()
+    load = "tl.load(logits_ptr + target).to(tl.float32)"
+    assert load in text
+    file = tmp_path / "masked.py"
+    file.write_text(
+        text.replace(load, "tl.load(logits_ptr + target, mask=target < V, other=0.0).to(tl.float32)")
+    )
+    result = draft(file, SHAPES[0])
     main, after = result["backward"].split("def cross_entropy_kernel_bwd_after(")
     assert "tl.store(d_logits_ptr" in main and "atomic_add" not in main
     assert after.count("tl.atomic_add(d_logits_ptr") == 1
     assert main.count("[grid](") == 0 and after.index("_bwd[grid]") < after.index("_bwd_after[grid]")
     assert (result["report"]["atomics"], result["report"]["atomics_naive"]) == (1, 2)
-    assert_right(FILE, result, [(dims, "normal") for dims in SHAPES])
+    assert_right(file, result, [(dims, "normal") for dims in SHAPES])
 
 
 def test_late_write__that_needs_a_loop_stays_where_it_is(tmp_path: Path) -> None:

@@ -301,6 +301,18 @@ def test_nearby__numbers_and_flags__have_other_values(value, others):
         draw.nearby("n", value, len(others))
 
 
+def test_follow__number_that_stands_for_no_index__is_another_in_tables_too():
+    arguments = {
+        "target": torch.tensor([3, -100, 0]),
+        "x": torch.tensor([-100.0, 1.0]),
+        "mask": torch.tensor([True, False]),
+        "ignore": -99,
+    }
+    draw.follow(arguments, -100, -99)
+    assert arguments["target"].tolist() == [3, -99, 0] and arguments["x"].tolist() == [-100.0, 1.0]
+    assert arguments["mask"].tolist() == [True, False]
+
+
 def test_nearby__tensor__is_said_to_be_one():
     with pytest.raises(Unusable, match="w is a tensor"):
         draw.nearby("w", torch.zeros(2), 0)

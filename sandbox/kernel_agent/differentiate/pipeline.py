@@ -20,7 +20,7 @@ from .prove import overwrite
 from .read import trace
 from .reverse import checkpoints, forward_values, running_maxima, wrapped_indices
 from .reverse.sweep import Reverse, writes
-from .schedule import flags, gradient_writes, partials, second_launch, tuning, whole_rows
+from .schedule import flags, folded, gradient_writes, partials, second_launch, tuning, whole_rows
 from .schedule.decisions import Totals, advise, header
 from .schedule.kept_values import Spill
 from .schedule.owner import NotOwned, Owner, OwnerKernel
@@ -338,6 +338,8 @@ def _scheduled(site: trace.Site, name: str, schedule: str, splits: int, known: l
     wrapped_indices.unwrap(reverse)
     forward_values.use_stored(reverse)
     totals.atomics = len(writes(reverse.effects))
+    if schedule != "atomic":
+        folded.run(reverse)
     axes = trace.program_axes(site)
     gradient_writes.prove(reverse, axes, site.launch.grid)
     gradient_writes.mark(reverse)
