@@ -79,9 +79,9 @@ def make_inputs(
 
     `dtype` None means make_args' own default, except that bfloat16 becomes float32 on the CPU. `varied`:
     which inputs are of another kind than make_args makes them; with `plain` only their values are. `scalar`
-    ({"name", "way"}) gives an argument that is a number or a flag another value, as nearby() makes it and tables
-    follow() it, or the only tensor of indices, as rearranged() does. Inputs that want gradients do not require
-    them yet.
+    ({"name", "way"}) gives an argument that is a number or a flag another value, as nearby() makes it and
+    tables follow() it, or the only tensor of indices, as rearranged() does. Inputs that want gradients do not
+    require them yet.
     Raises Unusable (make_args_raised, make_args_type).
     """
     device = device or fwd.device

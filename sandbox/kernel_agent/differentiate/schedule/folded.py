@@ -1,8 +1,8 @@
 """One element of a row folded into the write of its block.
 
-Cross-entropy's logits get a gradient for each block of a row, and one number more at the target. Two writes to
-one gradient would be atomic, in float32, or a launch of their own for one element a row. But the block that
-holds the column has it in registers:
+Cross-entropy's logits get a gradient for each block of a row, and one number more at the target. Two writes
+to one gradient would be atomic, in float32, or a launch of their own for one element a row. But the block
+that holds the column has it in registers:
 
     tl.store(d_row + cols, d + tl.where(cols == target, d_target, 0.0), mask=cols < N)
 
