@@ -300,3 +300,17 @@ bool ka_conduct_watched(const json_t *facts)
     }
     return false;
 }
+
+void ka_conduct_unlaunched(const json_t *launches, const json_t *seen, struct ka_verdict *verdict)
+{
+    KA_EACH(launches, i, name) {
+        char text[300];
+        if (!json_is_string(name) || json_object_get(seen, json_string_value(name)))
+            continue;
+        snprintf(text, sizeof(text),
+                 "no case launched %.100s: what it computes was not looked at; a size in SWEEP that launches "
+                 "it would be",
+                 json_string_value(name));
+        ka_verdict_remark(verdict, text);
+    }
+}

@@ -49,4 +49,8 @@ bool ka_conduct_watched(const json_t *facts);
  * kernels wrote. `name` as in "aten::sum". */
 bool ka_conduct_allowed(const char *name);
 
+/* A remark for each of `launches`, names of kernels that a candidate's text launches, that `seen` (an object)
+ * does not have: no case launched it, and what it computes was not looked at. */
+void ka_conduct_unlaunched(const json_t *launches, const json_t *seen, struct ka_verdict *verdict);
+
 #endif

@@ -63,6 +63,7 @@ struct ka_check {
     bool orphan;                     /* freed when the thread is done */
     char *reject_rule, *reject_text; /* the candidate is rejected as a whole, once the thread is done */
     json_t *notes;                   /* of the scan: what is no fault, and worth knowing */
+    json_t *launches;                /* names of kernels that the candidate's text launches */
     json_t *facts;
     struct ka_run_child *facts_child; /* counts them beside the candidate; NULL: it does not, or is through */
     bool facts_ended, facts_wanted;
@@ -76,6 +77,7 @@ static void free_check(struct ka_check *check)
     ka_verdict_free(check->verdict);
     json_decref(check->facts);
     json_decref(check->notes);
+    json_decref(check->launches);
     free(check->pair_path);
     free(check->pair);
     free(check->entry);
@@ -539,13 +541,33 @@ static void gather_ready(struct ka_check *check)
     free(is_held);
 }
 
+/* Say which kernels no case has launched. */
+static void tell_unlaunched(struct ka_check *check)
+{
+    json_auto_t *seen = json_object();
+    KA_EACH(check->cases, i, plan) {
+        struct ka_fan_found found;
+        (void)plan;
+        if (!ka_fan_find(check->candidate, (json_int_t)i, &found))
+            continue;
+        KA_EACH(json_object_get(found.entry, "launched"), k, name) {
+            if (json_is_string(name))
+                json_object_set_new(seen, json_string_value(name), json_true());
+        }
+    }
+    ka_conduct_unlaunched(check->launches, seen, check->verdict);
+}
+
 /* Every result is there, or will not come. */
 static void end_of_cases(struct ka_run *run)
 {
     struct ka_check *check = run->check;
-    if (!ka_verdict_verified(check->verdict))
+    if (!ka_verdict_verified(check->verdict)) {
         conclude(run);
-    else if (run->settings.sanitizer)
+        return;
+    }
+    tell_unlaunched(check);
+    if (run->settings.sanitizer)
         sanitize(run);
     else
         measure_verified(run);
@@ -806,6 +828,7 @@ static void on_scanned(struct ka_run *run, const struct ka_op_result *result)
         rejected = true;
     }
     const char *entry = json_string_value(json_object_get(result->doc, "entry"));
+    check->launches = json_incref(json_object_get(result->doc, "launches"));
     check->entry = ka_strdup(entry ? entry : "");
     if (rejected || !entry)
         conclude(run);

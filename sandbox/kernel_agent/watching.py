@@ -209,6 +209,7 @@ class Launches:
     races: dict[str, None] = field(default_factory=dict)  # sentences, as they came
     kernels: dict[str, None] = field(default_factory=dict)
     ordered: dict[str, None] = field(default_factory=dict)  # names of kernels with atomics that order
+    own: dict[str, None] = field(default_factory=dict)  # names of the candidate's kernels that ran
     counts: dict[str, int] = field(
         default_factory=lambda: {"forward": 0, "backward": 0, "again": 0, "noop": 0}
     )
@@ -219,6 +220,8 @@ class Launches:
             return None
         if self.phase == "forward" and (self.own_from is None or not self.is_own(launch.fn)):
             return self._of_the_users(launch)
+        if self.is_own(launch.fn):
+            self.own[launch.name] = None
         self.kernels |= dict.fromkeys(vocabulary.problems(launch.kernel, launch.args, self.is_own))
         ordering = vocabulary.ordering(launch.kernel, launch.args)
         if ordering:

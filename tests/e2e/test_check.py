@@ -169,3 +169,17 @@ def test_check__line_that_cannot_be_accepted__is_quoted(agent: Agent, edit: tupl
     done = agent("check", file, "--json", "--quiet")
     assert done.code == 4
     assert re.search(told, done.result["failures"]), done.result["failures"]
+
+
+def test_check__kernel_that_no_case_launches__is_named(agent: Agent):
+    text = (ROOT / "dataset/activation_glu/gelu_erf_recompute.py").read_text()
+    launch = "gelu_backward_kernel[(triton.cdiv(x.numel(), 1024),)](x, dy, dx, x.numel(), BLOCK=1024)"
+    start, end = text.index("@triton.jit\ndef gelu_backward_kernel"), text.index("class Gelu(")
+    other = text[start:end].replace("gelu_backward_kernel", "gelu_long_kernel")
+    long = launch.replace("backward", "long")
+    chosen = f"if x.numel() > 1 << 40:\n            {long}\n        else:\n            {launch}"
+    (agent.folder / "gelu.py").write_text(text[:end] + other + text[end:].replace(launch, chosen))
+    done = agent("check", "gelu.py", "--json")
+    assert (done.code, done.result["verdict"]) == (0, "verified"), done.result.get("failures", done.err)
+    (remark,) = done.result["checked"]["remarks"]
+    assert "no case launched gelu_long_kernel" in remark

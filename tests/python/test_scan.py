@@ -72,6 +72,7 @@ def test_honest_pair__has_no_findings_and_an_entry():
         "findings": result["findings"],
         "entry": "scale_autograd",
         "kernels": ["scale_kernel", "scale_bwd_kernel"],
+        "launches": ["scale_bwd_kernel"],
     }
 
 

@@ -383,6 +383,23 @@ static void conduct__interpreted_beside_compiled__is_a_case_of_its_own(void **st
     assert_false(ka_conduct_watched(NULL));
 }
 
+static void conduct__kernel_that_no_case_launched__is_remarked(void **state)
+{
+    (void)state;
+    const char *const grads[] = {"x"};
+    struct ka_verdict *verdict = ka_verdict_new(grads, 1);
+    json_t *launches = json_pack("[s, s, i]", "row_kernel", "loop_kernel", 3);
+    json_t *seen = json_pack("{s:b, s:b}", "row_kernel", true, "other", true);
+    ka_conduct_unlaunched(launches, seen, verdict);
+    json_t *doc = ka_verdict_json(verdict, true), *remarks = json_object_get(doc, "remarks");
+    assert_int_equal(json_array_size(remarks), 1);
+    assert_non_null(strstr(json_string_value(json_array_get(remarks, 0)), "no case launched loop_kernel"));
+    json_decref(doc);
+    json_decref(seen);
+    json_decref(launches);
+    ka_verdict_free(verdict);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -402,6 +419,7 @@ int main(void)
         cmocka_unit_test(conduct__names_cut_inside_a_character__are_still_told),
         cmocka_unit_test(conduct__operations__are_judged_by_their_whole_name),
         cmocka_unit_test(conduct__interpreted_beside_compiled__is_a_case_of_its_own),
+        cmocka_unit_test(conduct__kernel_that_no_case_launched__is_remarked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -323,6 +323,7 @@ class Case:
             "same": same,
             "prepared": self.prepared(grads, [tensor for _, tensor in _named_inputs(arguments.arguments)]),
             "kernels": list(self.launches.kernels)[:_MOST_TOLD],
+            "launched": list(self.launches.own),
             # Compiled, nobody sees who accesses what.
             "races": list(self.launches.races)[:_MOST_TOLD] if self.flow else None,
             "untraced": untraced if self.flow else None,

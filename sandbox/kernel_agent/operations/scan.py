@@ -66,6 +66,7 @@ def scan(source: str, tree: ast.Module, function: str | None = None) -> dict[str
         "findings": [asdict(finding) for finding in findings],
         "entry": scanner.entry_name,
         "kernels": sorted(scanner.kernels, key=lambda name: scanner.kernels[name].lineno),
+        "launches": scanner.launches(),
     }
 
 
@@ -301,6 +302,18 @@ class _Scanner:
         for kernel in self.kernels.values():
             if kernel.lineno > (self.start or 0):
                 yield from self._kernel(kernel)
+
+    def launches(self) -> list[str]:
+        """The kernels of a pair's backward that it launches by their names."""
+        launched = {
+            node.func.value.id
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Subscript)
+            and isinstance(node.func.value, ast.Name)
+        }
+        own = {name for name, node in self.kernels.items() if self.start and node.lineno > self.start}
+        return sorted(launched & own)
 
     def _structure(self) -> Iterator[Finding]:
         last = self.tree.body[-1].lineno if self.tree.body else 1
