@@ -113,7 +113,7 @@ def make_inputs(
         value = bound[scalar["name"]]
         tables = [v for v in bound.values() if isinstance(v, torch.Tensor) and _is_table(v)]
         if len(tables) == 1 and tables[0] is value and scalar["way"] < 2:
-            other = rearranged(scalar["name"], value, scalar["way"])
+            other: Any = rearranged(scalar["name"], value, scalar["way"])
         else:  # several may have to fit each other
             other = nearby(scalar["name"], value, scalar["way"])
         for parameter in fwd.params:  # apply takes no names
