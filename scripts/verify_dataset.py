@@ -170,7 +170,8 @@ def main() -> int:
     if not run.chosen:
         print(f"no pair of {run.args.dataset} matches {run.args.only.pattern!r}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, interrupt)
+    for number in (signal.SIGTERM, signal.SIGINT):  # also where a shell has it ignored, in the background
+        signal.signal(number, interrupt)
     started = time.monotonic()
     try:
         run.run()
