@@ -423,7 +423,8 @@ def _of_rows(
     except (Refusal, *BROKEN):
         return best
     plan.rows = rows
-    if (plan.totals.kept, plan.totals.tape) > (best.totals.kept, best.totals.tape):
+    costs_more = (plan.totals.kept, plan.totals.tape) > (best.totals.kept, best.totals.tape)
+    if costs_more or rows.limit < whole_rows.LEAST:
         return best
     if rows.longest <= rows.limit:
         return plan

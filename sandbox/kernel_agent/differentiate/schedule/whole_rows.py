@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # 32 elements of a row in each lane and three stages, 116 with 16 and one; rows of 16,384, which registers do
 # not hold, 1,000.
 LONGEST = 8192  # elements of a row, at most; ka_shapes_long() has longer ones
+LEAST = 1024  # where no more can be held, loops are as good
 REGISTERS = 49152  # of 65,536, for what is as long as a row
 SHARED = 196608  # bytes, for the rows that are loaded while one is computed
 LANE = 32 * 32  # elements of a row that a warp has
@@ -59,20 +60,20 @@ class Rows:
         return g.compare("<=", self.length, g.const(self.limit))
 
     def held(self, effects: list, walks: bool) -> Rows:
-        """The same with the limit that the kernel's values set. Where it `walks` over rows in its first loop,
-        the next ones are loaded meanwhile."""
+        """The same with the limit that the kernel's values set. Where its one loop `walks` over rows, the
+        next ones are loaded meanwhile."""
         nodes = set(nodes_in(effects))
         loads = {n for n in nodes if n.op == "load" and n.shape}
         sums = [c for e in effects if isinstance(e, For) for c in e.carries if c.phi.shape]
         limit = LONGEST
         while limit * (len(loads) + len(sums)) > REGISTERS:
             limit //= 2
-        if walks:
-            (walk_of_rows,) = (e.region for e in effects if isinstance(e, For))
-            inner = [n for n in loads if n.home.inside(walk_of_rows)]
+        regions = [e.region for e in effects if isinstance(e, For)]
+        if walks and len(regions) == 1:
+            inner = [n for n in loads if n.home.inside(regions[0])]
             stages = 3 if 3 * 4 * limit * len(inner) <= SHARED else 2
-            alone = self.longest > limit
-            walk_of_rows.stages = str(stages) if alone else f"{stages} if {self.block} <= {limit} else 1"
+            beside = self.longest > limit  # then no other rows come here
+            regions[0].stages = str(stages) if beside else f"{stages} if {self.block} <= {limit} else 1"
         return replace(self, limit=limit)
 
     def setup(self, text: Callable[[Node], str]) -> list[str]:
@@ -87,8 +88,8 @@ class Rows:
 
 
 def longest(fwd: Forward, dims: dict[str, Any]) -> dict[int, int]:
-    """Sizes of a call, and how large those of that name are in SWEEP at most; not those of which two names
-    differ in that."""
+    """Sizes of a call, and how large those of that name are in SWEEP at most; the larger one where two names
+    have the size."""
     found: dict[int, set[int]] = {}
     for name, size in dims.items():
         if isinstance(size, int) and not isinstance(size, bool):
