@@ -93,10 +93,12 @@ static int copy_file(struct ka_bench *bench, struct ka_err *err)
     return rc ? rc : ka_file_put(bench->pair, text.data, text.len, err);
 }
 
-/* Two at a time would time each other. */
+/* Two of a user at a time would time each other. */
 static int take_lock(struct ka_bench *bench, struct ka_err *err)
 {
-    KA_AUTO_FREE char *path = ka_format("/tmp/kernel-agent-bench-%u.lock", (unsigned)getuid());
+    const char *folder = getenv("XDG_RUNTIME_DIR");
+    KA_AUTO_FREE char *path = ka_format("%s/kernel-agent-bench-%u.lock",
+                                        folder && folder[0] == '/' ? folder : "/tmp", (unsigned)getuid());
     bench->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (bench->lock < 0)
         return ka_fail(err, -errno, "%s: %s", path, strerror(errno));

@@ -44,9 +44,16 @@ def pair(agent: Agent, more: str = REFERENCE) -> Path:
     return path
 
 
+def runtime(agent: Agent) -> Path:
+    """Where the lock is: that of other tests is in theirs."""
+    folder = agent.folder / "runtime"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
 def bench(agent: Agent, share: Path, path: Path, *options: str, **env: str) -> Ended:
     command = ["bench", path, "--device", "cuda", "--seconds", "1", "--python", sys.executable, *options]
-    return agent(*command, env={"KA_SHARE": str(share), **env})
+    return agent(*command, env={"KA_SHARE": str(share), "XDG_RUNTIME_DIR": str(runtime(agent)), **env})
 
 
 def results(agent: Agent) -> list[dict[str, Any]]:
@@ -148,7 +155,7 @@ def test_file__that_cannot_be_timed__is_named(agent: Agent, text: str | None, wo
 
 
 def test_two_at_a_time__the_second_is_refused(agent: Agent, share: Path):
-    with Path(f"/tmp/kernel-agent-bench-{os.getuid()}.lock").open("w") as lock:
+    with (runtime(agent) / f"kernel-agent-bench-{os.getuid()}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         ended = bench(agent, share, pair(agent))
     assert ended.code == 2 and "another benchmark is running" in ended.err
@@ -159,7 +166,7 @@ def test_interrupt__ends_it_with_130_and_leaves_no_copies(agent: Agent, share: P
     clock.write_text(
         clock.read_text().replace("made = call()", "made = call() or __import__('time').sleep(9e9)")
     )
-    agent.env |= {"KA_SHARE": str(share), "TMPDIR": str(agent.folder)}
+    agent.env |= {"KA_SHARE": str(share), "TMPDIR": str(agent.folder), "XDG_RUNTIME_DIR": str(runtime(agent))}
     command = ["bench", pair(agent), "--device", "cuda", "--python", sys.executable]
     process = agent.start(*command)
     assert process.stderr is not None
