@@ -31,7 +31,7 @@ struct ka_tolerance ka_tolerance_of(enum ka_dtype dtype)
         [KA_BOOL] = {0}, /* and the other integers */
     };
     static const double cancelled[] = {
-        [KA_F64] = 1e-9, [KA_F32] = 3e-5, [KA_F16] = 2e-3, [KA_BF16] = 6e-3, [KA_BOOL] = 0};
+        [KA_F64] = 1e-9, [KA_F32] = 1e-5, [KA_F16] = 2e-3, [KA_BF16] = 6e-3, [KA_BOOL] = 0};
     struct ka_tolerance tol = tolerances[dtype];
     bool half = dtype == KA_F16 || dtype == KA_BF16;
     tol.off_few = half ? 4 : 0;

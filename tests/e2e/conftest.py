@@ -80,15 +80,6 @@ def ended(code: int, out: str, err: str) -> Ended:
     return Ended(code, out, err, json.loads(text) if text.startswith("{") else {})
 
 
-# Files whose tests take longest, so that nobody waits for one of them at the end.
-LONGEST = ("test_transcripts", "test_candidates", "test_resume", "test_model", "test_handwritten")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    rank = {name: at for at, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
-
-
 @pytest.fixture
 def agent(tmp_path: Path) -> Agent:
     return Agent(tmp_path)
