@@ -683,8 +683,8 @@ static void compare__eager_right_by_luck__other_draws_of_its_rounding_count(void
         ka_tensors_free(all[i]);
 }
 
-/* A gradient of which cancelling leaves 1e-5: a draw of its rounding is off by `draw` (0: there is none), base
- * is right by luck, the candidate off by `error`. */
+/* A gradient of which cancelling leaves 1e-5: a draw of its rounding is off by `draw` (0: there is none),
+ * base is right by luck, the candidate off by `error`. */
 static struct ka_diff compare_cancelled(double error, double draw, double zero_norm)
 {
     double one = 1e-5, found = 1e-5 * (1 + error), near = 2e-5, near_found = 2e-5 * (1 + draw);
