@@ -95,7 +95,9 @@ def make_args(dims, device="cuda", dtype=torch.float32):
     logits = torch.randn(B, T, V, device=device, dtype=dtype)
     tokens = torch.randint(0, V, (B, T), device=device)
     lp = torch.log_softmax(logits.float() / 0.9, dim=-1).gather(2, tokens[..., None])[..., 0]
-    old, ref = (lp + 0.3 * torch.randn(B, T, device=device) for _ in range(2))
+    old = lp + 0.3 * torch.randn(B, T, device=device)
+    off = 0.05 + 0.3 * torch.rand(B, T, device=device)  # where lp = ref, 1 - exp(d) has no digits left
+    ref = torch.where(torch.rand(B, T, device=device) < 0.5, lp - off, lp + off)
     advantages = torch.randn(B, device=device)
     return logits, tokens, old, ref, advantages, (torch.rand(B, T, device=device) < 0.8).long()
 
