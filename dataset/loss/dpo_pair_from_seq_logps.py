@@ -66,7 +66,8 @@ def pair_loss_kernel(sum_ptr, ref_ptr, u_ptr, loss_ptr, pairs, beta, BLOCK: tl.c
     rejected = tl.load(sum_ptr + pairs + k, mask=mask, other=0.0)
     rejected -= tl.load(ref_ptr + pairs + k, mask=mask, other=0.0)
     u = beta * (chosen - rejected)
-    loss = tl.maximum(-u, 0.0) + tl.log(1 + tl.exp(-tl.abs(u)))  # exp of no positive number
+    # exp of no positive number, and no kink at u = 0, where every pair is before the first step
+    loss = tl.where(u < 0, -u, 0.0) + tl.log(1 + tl.exp(tl.where(u < 0, u, -u)))
     tl.store(u_ptr + k, u, mask=mask)
     tl.store(loss_ptr + k, loss, mask=mask)
 

@@ -64,8 +64,10 @@ def pair_kernel(
     z = tl.load(s_ptr).to(tl.float32) * q + tl.load(c_ptr).to(tl.float32)
     y = tl.where(rows[:, None] == cols[None, :], 1.0, -1.0)
     inside = (rows[:, None] < M) & (cols[None, :] < M)
-    loss = tl.where(inside, tl.maximum(-y * z, 0.0) + tl.log(1 + tl.exp(-tl.abs(z))), 0.0)
-    h = tl.where(inside, -y * tl.sigmoid(-y * z), 0.0)
+    u = y * z
+    loss = tl.where(u < 0, -u, 0.0) + tl.log(1 + tl.exp(tl.where(u < 0, u, -u)))  # smooth at 0 too
+    loss = tl.where(inside, loss, 0.0)
+    h = tl.where(inside, -y * tl.sigmoid(-u), 0.0)
     part = part_ptr + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * 3
     tl.store(part, tl.sum(tl.sum(loss, axis=1), axis=0))
     tl.store(part + 1, tl.sum(tl.sum(h * q, axis=1), axis=0))
