@@ -21,9 +21,9 @@ import hashlib
 import inspect
 import json
 import re
+import struct
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ from triton.compiler import ASTSource, make_backend
 
 from .errors import Unusable, describe
 
+_PROGBITS, _EXECUTED = 1, 4  # a section's kind and flag, in ELF
+_NOP = 0x7918  # its first two bytes
 FORMAT = 1  # of sources and entries; another number makes other keys
 _ENTRY_MAX = 64 << 20
 # Options that change the code, name no file and pass no flag to a tool. With any other one the kernel is not
@@ -348,24 +350,31 @@ def binary_facts(cubin: bytes, shared: int) -> dict[str, int | None]:
         file.write(cubin)
         file.flush()
         usage = _tool("cuobjdump", "--dump-resource-usage", file.name)
-        listing = _tool("nvdisasm", "--print-code", file.name)
     registers = re.search(r"REG:(\d+)", usage)
     stack = re.search(r"STACK:(\d+)", usage)
     local = re.search(r"LOCAL:(\d+)", usage)
-    instructions = sum(1 for _ in _instructions(listing))
     return {
         "registers": int(registers.group(1)) if registers else None,
         "spills": max(int(m.group(1)) for m in (stack, local) if m) if stack or local else None,
         "shared": shared,
-        "instructions": instructions or None,
+        "instructions": _instructions(cubin) or None,
     }
 
 
-def _instructions(listing: str) -> Iterator[str]:
-    """Lines of a disassembly that are instructions, without the padding after the last one."""
-    for match in re.finditer(r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*?);", listing, re.MULTILINE):
-        if not match.group(1).startswith("NOP"):
-            yield match.group(1)
+def _instructions(cubin: bytes) -> int:
+    """How many an ELF file of compute capability 7.0 or newer has: 16 bytes each, without those that do
+    nothing, which fill it up. Counted here: nvdisasm takes ten times as long as all else that is compiled."""
+    table, size, count = (
+        struct.unpack_from(form, cubin, at)[0] for form, at in (("<Q", 40), ("<H", 58), ("<H", 60))
+    )
+    found = 0
+    for header in range(table, table + size * count, size):
+        kind, flags = struct.unpack_from("<IQ", cubin, header + 4)
+        if kind == _PROGBITS and flags & _EXECUTED:
+            start, length = struct.unpack_from("<QQ", cubin, header + 24)
+            words = struct.iter_unpack("<H14x", cubin[start : start + length])
+            found += sum(word != _NOP for (word,) in words)
+    return found
 
 
 def _tool(name: str, *arguments: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 
 import pytest
@@ -11,6 +12,7 @@ from kernel_agent import compiled, forward, specialised
 from kernel_agent.errors import Unusable
 from kernel_agent.launches import launch_intercept
 from sources import SCALE_PAIR
+from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 
 
@@ -80,6 +82,21 @@ def test_build__from_the_source__is_what_triton_compiles_from_the_python(write):
     assert entry["facts"] == compiled.binary_facts(whole.asm["cubin"], whole.metadata.shared)
     assert entry["metadata"]["name"] == whole.metadata.name and entry["asm"]["ttgir"]
     assert compiled.build(source) == entry, "the same source gives the same bytes"
+
+
+@pytest.mark.parametrize("capability", [75, 90, 120])
+def test_instructions__of_a_binary__are_those_that_the_disassembler_shows(write, capability):
+    *_, kernel, options = lowered(write(SCALE_PAIR))
+    target = GPUTarget("cuda", capability, 32)
+    options = make_backend(target).parse_options(vars(options) | {"arch": f"sm{capability}"})
+    cubin = triton.compile(kernel, target=target, options=options.__dict__).asm["cubin"]
+    (file := write("", "kernel.cubin")).write_bytes(cubin)
+    command = [triton.knobs.nvidia.nvdisasm.path, "--print-code", file]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(\S+)", listing, re.MULTILINE)
+    assert "NOP;" in lines
+    shown = len(lines) - lines.count("NOP;")
+    assert compiled.binary_facts(cubin, 0)["instructions"] == shown > 10
 
 
 def test_installed__entry_in_the_cache__is_loaded_instead_of_compiled(write, tmp_path, unpatched):
