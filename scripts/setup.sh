@@ -59,5 +59,11 @@ install_python() {
     printf '%s' "$want" >"$stamp"
 }
 
+# What runs in the jail may write nothing: without this every start of the program compiles the package anew.
+compile_package() {
+    .venv/bin/python -m compileall -q sandbox/kernel_agent
+}
+
 install_packages
 install_python
+compile_package
