@@ -7,6 +7,8 @@ import json
 import re
 import subprocess
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,75 @@ import pytest
 from conftest import Agent, Ended
 
 FILES = Path(__file__).parent / "handwritten"
+BATCH = 6  # modules that one start of the program is asked about
+Edit = tuple[str, str]
 
 
-def check(agent: Agent, name: str, *edits: tuple[str, str]) -> Ended:
+def put(folder: Path, name: str, *edits: Edit) -> str:
     text = (FILES / f"{name}.py").read_text()
     for old, new in edits:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
-    (agent.folder / f"{name}.py").write_text(text)
-    return agent("check", f"{name}.py", "--json", "--junit", "out.xml")
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.py").write_text(text)
+    return f"{name}.py"
+
+
+def check(agent: Agent, name: str, *edits: Edit) -> Ended:
+    return agent("check", put(agent.folder, name, *edits), "--json")
+
+
+@dataclass
+class Verdict:
+    """Of one of several modules: its result, its exit code, its part of the JUnit file."""
+
+    result: dict[str, Any]
+    suite: ET.Element
+
+    @property
+    def code(self) -> int:
+        code: int = self.result["exit_code"]
+        return code
+
+
+Verdicts = Callable[[str], Verdict]
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Verdicts:
+    """verdicts(case) of CASES. The program is asked about a batch, and once, since starting it costs as much
+    as half a verdict."""
+    made: dict[str, Verdict] = {}
+    asked: set[int] = set()
+
+    def of(case: str) -> Verdict:
+        names = list(CASES)
+        batch = names.index(case) // BATCH
+        if batch not in asked:
+            asked.add(batch)
+            made.update(check_all(tmp_path_factory.mktemp("batch"), names[batch * BATCH :][:BATCH]))
+        return made[case]
+
+    return of
+
+
+def check_all(folder: Path, cases: list[str]) -> dict[str, Verdict]:
+    files = []
+    for number, case in enumerate(cases):
+        module, *edits = CASES[case]
+        files.append(f"{number}/{put(folder / str(number), module, *edits)}")
+    _, results = results_of(Agent(folder), *files)
+    suites = list(ET.parse(folder / "out.xml").getroot())
+    return {case: Verdict(result, suite) for case, result, suite in zip(cases, results, suites, strict=True)}
+
+
+def results_of(agent: Agent, *words: str) -> tuple[int, list[dict[str, Any]]]:
+    """The results of one check, in the order of what was checked."""
+    command = agent.command("check", *words, "--json", "--quiet", "--junit", "out.xml")
+    done = subprocess.run(
+        command, cwd=agent.folder, env=agent.env, capture_output=True, text=True, check=False
+    )
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
 
 # name: (what is called, gradients)
@@ -41,32 +103,34 @@ RIGHT = {
 }
 
 
+WRAPPED = (
+    "rms_norm",
+    ("import torch\nimport triton\n", "from functools import wraps\n\nimport torch\nimport triton\n"),
+    ("    def wrapper(ctx, *args", "    @wraps(fn)\n    def wrapper(ctx, *args"),
+)
+
+
 @pytest.mark.parametrize("name", RIGHT)
-def test_right_module_is_verified_as_it_is(agent: Agent, name: str) -> None:
-    done = check(agent, name)
-    assert (done.code, done.result["verdict"]) == (0, "verified"), done.result.get("failures", done.err)
-    assert (done.result["stub"], [g["name"] for g in done.result["gradients"]]) == RIGHT[name]
+def test_right_module_is_verified_as_it_is(verdicts: Verdicts, name: str) -> None:
+    made = verdicts(name)
+    assert (made.code, made.result["verdict"]) == (0, "verified"), made.result
+    assert (made.result["stub"], [g["name"] for g in made.result["gradients"]]) == RIGHT[name]
 
 
-def test_raise_where_there_are_no_rows_is_told_and_no_failure(agent: Agent) -> None:
-    (skipped,) = check(agent, "rms_norm").result["shapes"]["skipped"]
+def test_raise_where_there_are_no_rows_is_told_and_no_failure(verdicts: Verdicts) -> None:
+    (skipped,) = verdicts("rms_norm").result["shapes"]["skipped"]
     assert "no elements, the backward raises: ZeroDivisionError" in skipped["reason"], skipped
 
 
-def test_decorator_with_functools_wraps_is_one_too(agent: Agent) -> None:
-    done = check(
-        agent,
-        "rms_norm",
-        ("import torch\nimport triton\n", "from functools import wraps\n\nimport torch\nimport triton\n"),
-        ("    def wrapper(ctx, *args", "    @wraps(fn)\n    def wrapper(ctx, *args"),
-    )
-    assert (done.code, done.result["verdict"]) == (0, "verified"), done.result.get("failures", done.err)
+def test_decorator_with_functools_wraps_is_one_too(verdicts: Verdicts) -> None:
+    made = verdicts("wrapped")
+    assert (made.code, made.result["verdict"]) == (0, "verified"), made.result
 
 
-def test_what_is_no_fault_and_worth_knowing_is_said(agent: Agent) -> None:
-    shared = check(agent, "fused_add").result["checked"]["remarks"]
+def test_what_is_no_fault_and_worth_knowing_is_said(verdicts: Verdicts) -> None:
+    shared = verdicts("fused_add").result["checked"]["remarks"]
     assert len(shared) == 1 and "grad/residual=grad/x" in shared[0]
-    scaled = check(agent, "cross_entropy").result["checked"]["remarks"]
+    scaled = verdicts("cross_entropy").result["checked"]["remarks"]
     assert len(scaled) == 1 and "multiplies it by the upstream" in scaled[0]
 
 
@@ -204,42 +268,21 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_module_is_not_verified_and_says_why(agent: Agent, name: str) -> None:
-    module, edit, reason = WRONG[name]
-    done = check(agent, module, edit)
-    assert done.code == 4, done.err
-    assert reason in done.result["failures"]
-    suite = ET.parse(agent.folder / "out.xml").getroot().find("testsuite")
-    assert suite is not None and (suite.get("failures"), suite.get("errors")) != ("0", "0")
-    failure = suite.find("testcase[@name='verdict']/failure")
+def test_wrong_module_is_not_verified_and_says_why(verdicts: Verdicts, name: str) -> None:
+    reason, made = WRONG[name][2], verdicts(name)
+    assert made.code == 4, made.result
+    assert reason in made.result["failures"]
+    assert (made.suite.get("failures"), made.suite.get("errors")) != ("0", "0")
+    failure = made.suite.find("testcase[@name='verdict']/failure")
     assert failure is not None and failure.text is not None and reason in failure.text
-
-
-def results_of(agent: Agent, *words: str) -> tuple[int, dict[str, dict[str, Any]]]:
-    """The results of one check by what was checked, in their order."""
-    command = agent.command("check", *words, "--json", "--quiet", "--junit", "out.xml")
-    done = subprocess.run(
-        command, cwd=agent.folder, env=agent.env, capture_output=True, text=True, check=False
-    )
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    return done.returncode, {result["stub"]: result for result in results}
-
-
-def put(agent: Agent, name: str, *edits: tuple[str, str]) -> str:
-    text = (FILES / f"{name}.py").read_text()
-    for old, new in edits:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    (agent.folder / f"{name}.py").write_text(text)
-    return f"{name}.py"
 
 
 WRONG_SIGMOID = ("value = s * (1 - s) if BACKWARD", "value = s if BACKWARD")
 
 
 def test_each_function_of_a_module_has_its_verdict(agent: Agent) -> None:
-    code, results = results_of(agent, put(agent, "activations", WRONG_SIGMOID))
-    verdicts = {name: (result["verdict"], result["exit_code"]) for name, result in results.items()}
+    code, results = results_of(agent, put(agent.folder, "activations", WRONG_SIGMOID))
+    verdicts = {result["stub"]: (result["verdict"], result["exit_code"]) for result in results}
     assert code == 4 and verdicts == {
         "silu": ("verified", 0),
         "sigmoid": ("not_verified", 4),
@@ -250,34 +293,35 @@ def test_each_function_of_a_module_has_its_verdict(agent: Agent) -> None:
 
 
 def test_function_that_is_named_is_checked_alone(agent: Agent) -> None:
-    file = put(agent, "activations", WRONG_SIGMOID)
+    file = put(agent.folder, "activations", WRONG_SIGMOID)
     for name, stub, expected in (("silu", "silu", 0), ("Sigmoid", "sigmoid", 4), ("product", "product", 0)):
         done = agent("check", file, "--json", "--quiet", "--function", name)
         assert (done.code, done.result["stub"]) == (expected, stub), done.err
 
 
 def test_name_that_the_file_does_not_have_is_answered_with_those_that_it_has(agent: Agent) -> None:
-    done = agent("check", put(agent, "activations"), "--json", "--quiet", "--function", "gelu")
+    done = agent("check", put(agent.folder, "activations"), "--json", "--quiet", "--function", "gelu")
     assert done.code == 3
     message = done.result["error"]["message"]
     assert "called gelu" in message and "silu, sigmoid, product" in message
-    assert agent("check", put(agent, "alias"), "--quiet", "--function", "silu").code == 0
+    assert agent("check", put(agent.folder, "alias"), "--quiet", "--function", "silu").code == 0
 
 
 def test_function_without_arguments_is_not_checked_unless_it_is_named(agent: Agent) -> None:
-    file = put(agent, "activations", ("def make_args_product(", "def arguments_of_product("))
+    file = put(agent.folder, "activations", ("def make_args_product(", "def arguments_of_product("))
     code, results = results_of(agent, file)
-    assert code == 0 and [one["verdict"] for one in results.values()] == ["verified"] * 2 + ["not_checked"]
-    error = results["product"]["error"]
+    assert code == 0 and [one["verdict"] for one in results] == ["verified"] * 2 + ["not_checked"]
+    assert [one["stub"] for one in results] == ["silu", "sigmoid", "product"]
+    error = results[2]["error"]
     assert "no make_args for it" in error["message"] and "make_args_product" in error["remedy"]
     suite = ET.parse(agent.folder / "out.xml").getroot().find("testsuite[@name='activations.py::product']")
     assert suite is not None and (suite.get("skipped"), suite.get("errors")) == ("1", "0")
     assert agent("check", file, "--quiet", "--function", "product").code == 3
 
 
-def test_two_names_of_one_function_are_one_check(agent: Agent) -> None:
-    done = check(agent, "alias", ("silu = SiLU.apply", "silu = SiLU.apply\nswish = SiLU.apply"))
-    assert (done.code, done.result["stub"]) == (0, "silu"), done.err
+def test_two_names_of_one_function_are_one_check(verdicts: Verdicts) -> None:
+    made = verdicts("two names")
+    assert (made.code, made.result["stub"]) == (0, "silu"), made.result
 
 
 def test_decorator_says_which_function_and_which_inputs(agent: Agent) -> None:
@@ -336,28 +380,21 @@ PATCHES = {
 
 
 @pytest.mark.parametrize("name", PATCHES)
-def test_module_that_patches_the_judge_is_not_verified_and_is_told_so(agent: Agent, name: str) -> None:
-    found, put = PATCHES[name]
-    done = check(
-        agent,
-        "alias",
-        ("(1 + x * (1 - s))", "(1 + x * (1 - s)) * 2"),
-        ("silu = SiLU.apply", "silu = SiLU.apply\n" + found + HALVED + put),
-    )
-    said = done.result.get("failures") or done.result["error"]["message"]
-    assert done.code in (3, 4) and re.search("patch: line|changes .*kernel_agent", said), said
+def test_module_that_patches_the_judge_is_not_verified_and_is_told_so(verdicts: Verdicts, name: str) -> None:
+    made = verdicts(name)
+    said = made.result.get("failures") or made.result["error"]["message"]
+    assert made.code in (3, 4) and re.search("patch: line|changes .*kernel_agent", said), said
 
 
-def test_module_that_imports_the_judges_own_package_is_told_so(agent: Agent) -> None:
-    done = check(agent, "alias", ("silu = SiLU.apply", "silu = SiLU.apply\nfrom kernel_agent import draw"))
-    assert done.code == 3, done.err
-    assert "kernel_agent.draw" in done.result["error"]["message"] and done.result["error"]["line"] == 47
-    assert "autodiff" in done.result["error"]["remedy"]
+def test_module_that_imports_the_judges_own_package_is_told_so(verdicts: Verdicts) -> None:
+    error = verdicts("own package").result["error"]
+    assert verdicts("own package").code == 3, error
+    assert "kernel_agent.draw" in error["message"] and error["line"] == 47
+    assert "autodiff" in error["remedy"]
 
 
-def test_module_whose_tests_and_settings_are_its_own_is_verified(agent: Agent) -> None:
-    """What it does beside the check is nobody's business, as long as it changes nothing for others."""
-    beside = """import os
+# What a module does beside the check is nobody's business, as long as it changes nothing for others.
+BESIDE = """import os
 import sys
 
 torch.backends.cuda.matmul.allow_tf32 = False
@@ -379,5 +416,27 @@ def main(argv=sys.argv):
 if __name__ == "__main__":
     sys.exit(main())
 """
-    done = check(agent, "alias", ("silu = SiLU.apply", "silu = SiLU.apply\n" + beside))
-    assert done.code == 0, done.err
+
+
+def test_module_whose_tests_and_settings_are_its_own_is_verified(verdicts: Verdicts) -> None:
+    made = verdicts("beside")
+    assert made.code == 0, made.result
+
+
+def after_silu(text: str) -> Edit:
+    return "silu = SiLU.apply", "silu = SiLU.apply\n" + text
+
+
+# name: (module, edits)
+CASES: dict[str, Any] = {
+    **{name: (name,) for name in RIGHT},
+    "wrapped": WRAPPED,
+    **{name: (module, edit) for name, (module, edit, _) in WRONG.items()},
+    "two names": ("alias", after_silu("swish = SiLU.apply")),
+    **{
+        name: ("alias", ("(1 + x * (1 - s))", "(1 + x * (1 - s)) * 2"), after_silu(found + HALVED + patched))
+        for name, (found, patched) in PATCHES.items()
+    },
+    "own package": ("alias", after_silu("from kernel_agent import draw")),
+    "beside": ("alias", after_silu(BESIDE)),
+}
