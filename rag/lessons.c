@@ -311,16 +311,17 @@ static int put_end(const struct file *file, const json_t *told, struct ka_err *e
     return done(file, rc, err);
 }
 
-/* The same finding with other numbers is the same. */
+/* With other numbers it is the same; what is in a name ("x2") is no number. */
 static void make_key(const json_t *lesson, char key[static KA_HASH_HEX])
 {
-    static const char *const parts[] = {"kind", "device", "audience", "finding"};
+    static const char *const parts[] = {"kind", "device", "audience", "same"};
     KA_AUTO_BUF struct ka_buf text = {0};
     for (size_t i = 0; i < KA_COUNT(parts); i++) {
         const char *at = json_string_value(json_object_get(lesson, parts[i]));
-        for (bool number = false; at && *at; at++) {
+        for (bool word = false, number = false; at && *at; at++) {
             bool goes_on = number && (isalnum((unsigned char)*at) || strchr(".+-", *at));
-            number = goes_on || isdigit((unsigned char)*at);
+            number = goes_on || (!word && isdigit((unsigned char)*at));
+            word = isalnum((unsigned char)*at) || *at == '_';
             if (!number)
                 ka_buf_add(&text, at, 1);
             else if (!goes_on)

@@ -4,8 +4,8 @@
  * A lesson has the kind of its finding, the finding, the change, the words and the vector of the forward that
  * it was learned on (the embedder of the pair store, which also weighs), the device, the audience, the run
  * that proved it, and in how many runs it was shown, helped, and was in vain since it last helped. One that
- * was in vain KA_LESSONS_PATIENCE times in a row goes. The same finding (but for its numbers) of the same
- * kind, device and audience is one lesson: a later change takes the place of one that was in vain. Of more
+ * was in vain KA_LESSONS_PATIENCE times in a row goes. Of the same kind, device and audience, what is called
+ * the same (but for its numbers) is one lesson: a later one takes the place of one that was in vain. Of more
  * than KA_LESSONS_MAX, those go that were neither learned nor of help for the longest time.
  *
  * *Audience* is who was sent the code that the lesson is made of. It is shown to nobody else.
@@ -38,8 +38,9 @@ struct ka_lessons_query {
 int ka_lessons_near(const char *path, const struct ka_lessons_query *query, json_t **out, struct ka_err *err);
 
 /* What a run taught: {"told": [{"id", "end": "shown" | "helped" | "vain"}], "learned": [{"kind", "finding",
- * "change", "words", "device", "audience", "run"}]}, learned on the forward of `vector`. All of it or
- * nothing. File and folder are made where they are missing, for this user alone to read. */
+ * "change", "words", "device", "audience", "run", and "same": the finding or the change}]}, learned on the
+ * forward of `vector`. All of it or nothing. File and folder are made where they are missing, for this user
+ * alone to read. */
 int ka_lessons_keep(const char *path, const float *vector, const json_t *taught, struct ka_err *err);
 
 /* All, by id: a new array of these members with "shown", "helped" and "vain". */

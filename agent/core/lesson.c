@@ -14,7 +14,8 @@
 #include "verdict.h"
 
 #define FINDING_MAX 400 /* bytes */
-#define LINE_MAX 120    /* columns of code */
+#define WRONG "wrong "
+#define LINE_MAX 120 /* columns of code */
 
 /* ---- kind */
 
@@ -41,19 +42,27 @@ void ka_lesson_kind(const json_t *verdict, struct ka_buf *out)
     const json_t *first = json_array_get(failures, 0);
     const json_t *patterns = json_object_get(json_object_get(first, "facts"), "patterns");
     const char *rule = ka_text_of(first, "rule", ""), *text = ka_text_of(first, "text", "");
+    const char *tensor = ka_text_of(first, "tensor", NULL);
     if (json_is_true(json_object_get(verdict, "verified")))
         return;
     if (!first) {
         ka_buf_puts(out, "unproved");
         return;
     }
-    ka_buf_puts(out, rule);
+    if (tensor) /* what pattern the error has says more than which bound it breaks */
+        ka_buf_printf(out, WRONG "%s, %s", ka_starts_with(tensor, "the gradient") ? "gradient" : "output",
+                      ka_text_of(json_array_get(patterns, 0), "kind", rule));
+    else
+        ka_buf_puts(out, rule);
     if (strcmp(rule, KA_VERDICT_RAISED) == 0)
         put_type(text, out);
-    else if (json_array_size(patterns))
-        ka_buf_printf(out, ", %s", ka_text_of(json_array_get(patterns, 0), "kind", "?"));
     if (!fails_plainly(failures))
         ka_buf_puts(out, ", plain cases right");
+}
+
+bool ka_lesson_is_comparison(const char *kind)
+{
+    return ka_starts_with(kind, WRONG);
 }
 
 /* ---- finding */
@@ -79,16 +88,30 @@ static size_t place_length(const char *text)
     return 0;
 }
 
+/* The length of a sentence that gives the numbers of a comparison (sandbox/compare_text.c), with the blank
+ * behind it; 0 for any other. */
+static size_t numbers_length(const char *sentence)
+{
+    static const char *const begin[] = {
+        "Norm-relative error ", "Worst at index ", "First at index ", "Row [", "Element [", "Elements ["};
+    const char *end = strstr(sentence, ". ");
+    bool numbers = ka_starts_with(sentence + strspn(sentence, "0123456789"), " of ");
+    for (size_t i = 0; i < KA_COUNT(begin); i++)
+        numbers = numbers || ka_starts_with(sentence, begin[i]);
+    return !numbers ? 0 : end ? (size_t)(end - sentence) + 2 : strlen(sentence);
+}
+
 void ka_lesson_finding(const char *facts, struct ka_buf *out)
 {
     KA_AUTO_BUF struct ka_buf all = {0}, kept = {0};
     char line[FINDING_MAX];
     ka_describe_finding(facts, &all);
     for (const char *at = ka_buf_str(&all); *at;) {
-        size_t place = place_length(at);
-        if (!place)
+        bool begins = ka_ends_with(ka_buf_str(&kept), ". ");
+        size_t left_out = begins ? numbers_length(at) : place_length(at);
+        if (!left_out)
             ka_buf_add(&kept, at, 1);
-        at += place ? place : 1;
+        at += left_out ? left_out : 1;
     }
     ka_utf8_line(ka_buf_str(&kept), kept.len, line, sizeof(line));
     ka_buf_puts(out, line);

@@ -10,12 +10,16 @@
 #define KA_LESSON_LINES 16 /* that a change may have; what changed more mended nothing in particular */
 
 /* Append the kind of what a verdict (ka_verdict_json()) says first: a rule, with the type of what was raised
- * ("raised, TypeError") or the pattern of what is wrong ("values, last_tile"), and whether plain cases are
- * right. The same for the same mistake on other shapes and in other forwards. Nothing for a verified one. */
+ * ("raised, TypeError"), or the pattern of what is wrong ("wrong gradient, last_tile"), and whether plain
+ * cases are right. The same for the same mistake on other shapes and in other forwards. Nothing for a
+ * verified one. */
 void ka_lesson_kind(const json_t *verdict, struct ka_buf *out);
 
-/* Append the first finding of a verdict's facts as one line, without places and quoted lines of code: they
- * mean nothing in another file. */
+/* Is it of a comparison? Its finding is the same for many a mistake. */
+bool ka_lesson_is_comparison(const char *kind);
+
+/* Append the first finding of a verdict's facts as one line, without places, quoted lines of code and the
+ * numbers of a comparison: they mean nothing in another file. */
 void ka_lesson_finding(const char *facts, struct ka_buf *out);
 
 /* Append what was changed from one backward part to the other, as ka_short_diff() tells it, without comments

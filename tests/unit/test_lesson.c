@@ -32,9 +32,12 @@ static void kind__first_finding__names_rule_and_what_is_wrong(void **state)
     assert_kind(FAILS(RAISED("Size_127: no")), "raised, an exception");
     assert_kind(FAILS(RAISED("TypeError: no") "," OFF("normal upstream", "sign")), "raised, TypeError");
     assert_kind(FAILS("{\"rule\": \"syntax\", \"text\": \"syntax: no\"}"), "syntax");
-    assert_kind(FAILS(OFF("normal upstream", "last_tile")), "values, last_tile");
-    assert_kind(FAILS(OFF("x transposed", "factor")), "values, factor, plain cases right");
-    assert_kind(FAILS(OFF("x transposed", "factor") "," OFF("normal upstream", "factor")), "values, factor");
+    assert_kind(FAILS(OFF("normal upstream", "last_tile")), "wrong gradient, last_tile");
+    assert_kind(FAILS(OFF("x transposed", "factor")), "wrong gradient, factor, plain cases right");
+    assert_kind(FAILS(OFF("x transposed", "factor") "," OFF("normal upstream", "factor")),
+                "wrong gradient, factor");
+    assert_kind(FAILS("{\"rule\": \"shape\", \"tensor\": \"output 1\", \"facts\": {\"patterns\": []}}"),
+                "wrong output, shape");
     assert_kind(FAILS(""), "unproved");
     assert_kind("{\"verified\": true, \"failures\": []}", "");
     assert_kind("[3]", "unproved");
@@ -60,6 +63,10 @@ static void finding__places_and_quoted_code__are_left_out(void **state)
     assert_finding("line 7 of the forward, `never closed", ", `never closed");
     assert_finding("an outline 7 is no place; line x of the forward\x1b[2J",
                    "an outline 7 is no place; line x of the forward [2J");
+    assert_finding("- (ones) the gradient of w is wrong. Norm-relative error 0.8, allowed 1e-05 (eager "
+                   "PyTorch: 6.77e-08). 24 of 24 elements are off (100%). Worst at index [1]: found -0.1, "
+                   "expected 3.99. It points the right way. 3 of 4",
+                   "(ones) the gradient of w is wrong. It points the right way.");
     assert_finding("", "");
 }
 
