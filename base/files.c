@@ -200,12 +200,23 @@ char *ka_program_folder(void)
     return len > 0 ? ka_path_parent(path) : NULL;
 }
 
+/* `variable` names the folder, which is `otherwise` in the home where it is not set. */
+static char *user_folder(const char *variable, const char *otherwise, const char *name)
+{
+    const char *told = getenv(variable), *home = getenv("HOME");
+    if (told && *told == '/')
+        return ka_format("%s/kernel-agent/%s", told, name);
+    return home && *home == '/' ? ka_format("%s/%s/kernel-agent/%s", home, otherwise, name) : NULL;
+}
+
 char *ka_user_cache(const char *name)
 {
-    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (cache && *cache == '/')
-        return ka_format("%s/kernel-agent/%s", cache, name);
-    return home && *home == '/' ? ka_format("%s/.cache/kernel-agent/%s", home, name) : NULL;
+    return user_folder("XDG_CACHE_HOME", ".cache", name);
+}
+
+char *ka_user_data(const char *name)
+{
+    return user_folder("XDG_DATA_HOME", ".local/share", name);
 }
 
 char *ka_path_real(const char *path, struct ka_err *err)

@@ -55,6 +55,9 @@ char *ka_program_folder(void);
  * ~/.cache; NULL without a home. It may not exist. free() it. */
 char *ka_user_cache(const char *name);
 
+/* The same for what cannot be made again: $XDG_DATA_HOME/kernel-agent/`name`, else below ~/.local/share. */
+char *ka_user_data(const char *name);
+
 /* Absolute, resolved path of an existing file; NULL with `err` set when there is none. free() it. */
 char *ka_path_real(const char *path, struct ka_err *err);
 

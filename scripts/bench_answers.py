@@ -79,7 +79,7 @@ def run(program: Path, url: str, folder: Path, args: argparse.Namespace, turns: 
         "scripted",
     ]
     command += ["--max-iters", turns, "--patience-parity", turns + 1, "--out", folder / "runs", "--quiet"]
-    command += ["--no-optimise", "--device", args.device]
+    command += ["--no-optimise", "--no-lessons", "--device", args.device]
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("OPENAI_", "XDG_"))}
     kept |= {"KA_SHARE": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
     subprocess.run([str(part) for part in command], env=kept, stdout=subprocess.DEVNULL, check=False)

@@ -59,6 +59,7 @@ def run(program: Path, url: str, folder: Path, turns: int) -> list[dict[str, Any
     forward.write_text(FORWARD)
     command = [program, "--file-path", forward, "--base-url", url, "--draft", "llm", "--model", "scripted"]
     command += ["--max-iters", turns, "--patience-parity", turns + 1, "--out", folder / "runs", "--quiet"]
+    command += ["--no-lessons"]
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("KA_", "OPENAI_", "XDG_"))}
     subprocess.run(
         [str(part) for part in command],

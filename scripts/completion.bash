@@ -4,7 +4,7 @@ _kernel_agent()
 {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} choices=
     local commands="batch bench check differentiate doctor inspect prompt run store verify"
-    local options="--file-path --out --sweep --path --resume --store --topk --min-sim --rag-exclude --no-retrieval --backend
+    local options="--file-path --out --sweep --path --resume --store --topk --min-sim --rag-exclude --no-retrieval --no-lessons --backend
         --base-url --model --reasoning-effort --api-key-file --context-tokens --llm-timeout --draft --no-wait
         --prompts --max-iters --candidates --patience-parity --patience-perf --min-rel-impr --max-tokens
         --max-seconds --max-cost --price-in --price-out --no-optimise --device --target --dtype --python
@@ -22,7 +22,7 @@ _kernel_agent()
         --require-sandbox) choices="full landlock+seccomp none" ;;
         --only) choices="bwd fwd both" ;;
         --log-level) choices="error warn info debug" ;;
-        store) choices="build add import list show search verify export" ;;
+        store) choices="build add import list show search verify export lessons" ;;
         --out | --path | --prompts | --resume | batch | verify)
             mapfile -t COMPREPLY < <(compgen -d -- "$cur")
             return ;;

@@ -14,7 +14,7 @@ commands=(
     'store:the store of pairs'
     'verify:repeat the verdict of a run, without a model'
 )
-store_commands=(build add import list show search verify export)
+store_commands=(build add import list show search verify export lessons)
 options=(
     '--file-path[forward file to complete]:file:_files -g "*.py"'
     '--out[folder for run folders and finished pairs]:folder:_files -/'
@@ -26,6 +26,7 @@ options=(
     '--min-sim[least cosine similarity of a retrieved pair]:similarity:'
     '--rag-exclude[leave out pairs whose path contains these texts]:texts:'
     '--no-retrieval[show the model no similar pairs]'
+    '--no-lessons[neither show nor keep what runs learn]'
     '--backend[who answers]:backend:(openai mailbox\: none)'
     '--base-url[OpenAI-compatible endpoint]:url:_urls'
     '--model[model to ask]:model:'

@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "opts.h"
 #include "python.h"
+#include "rag/lessons.h"
 #include "rag/search.h"
 #include "rag/store.h"
 
@@ -174,6 +175,7 @@ int ka_app_open(struct ka_app *app, const struct ka_opts *opts, bool with_model,
     app->package_dir = ka_path_join(app->share, "sandbox");
     if (find_python(app, opts->python, err))
         return 2;
+    app->lessons = ka_user_data(KA_LESSONS_NAME);
     if (ka_endpoints_read(opts->base_url, opts->api_key_file, &app->endpoints, err))
         return 2;
     if (with_model && (open_llm(app, opts, runs, err) || open_store(app, opts, err)))
@@ -195,6 +197,7 @@ void ka_app_close(struct ka_app *app)
     ka_search_close(app->search);
     ka_store_close(app->store);
     ka_endpoints_free(&app->endpoints);
+    free(app->lessons);
     free(app->share);
     free(app->package_dir);
     free(app->python);

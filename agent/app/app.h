@@ -29,6 +29,8 @@ struct ka_app {
     struct ka_llm *llm;       /* NULL: no endpoint */
     struct ka_store *store;   /* NULL when there is none, which the log says, or with --no-retrieval */
     struct ka_search *search; /* rows of the store, in memory */
+    char *lessons;            /* the file of them (rag/lessons.h); NULL: this user has no home */
+    bool lessons_failed;      /* which was told */
     char *share;              /* holds sandbox/, prompts/ and dataset/ */
     char *package_dir;        /* share/sandbox: Python finds kernel_agent here */
     char *python;

@@ -48,6 +48,8 @@ static const struct option_row rows[] = {
      "leave out pairs whose path contains A or B"},
     {"no-retrieval", NULL, FLAG, AT(run.no_retrieval), "false", 0, 0, NULL, NULL,
      "show the model no similar pairs"},
+    {"no-lessons", NULL, FLAG, AT(run.no_lessons), "false", 0, 0, NULL, NULL,
+     "neither show the model what earlier runs learned, nor keep what this one learns"},
     {"backend", NULL, TEXT, AT(run.backend), "auto", 0, 0, NULL, "NAME",
      "openai, mailbox:DIR or none (auto: openai once a URL or key is set)"},
     {"base-url", NULL, LIST, AT(base_url), NULL, 0, 0, NULL, "URL,URL",

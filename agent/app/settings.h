@@ -14,7 +14,7 @@ struct ka_settings {
     bool fail_fast;
     char *function; /* of a file's functions the one that is meant; NULL: the stub, or the first */
     /* similar pairs */
-    bool no_retrieval;
+    bool no_retrieval, no_lessons;
     int topk;
     double min_sim;
     char *rag_exclude;

@@ -17,8 +17,11 @@
 #include "agent/core/fields.h"
 #include "base/each.h"
 #include "base/files.h"
+#include "base/lines.h"
+#include "base/utf8.h"
 #include "rag/build.h"
 #include "rag/gather.h"
+#include "rag/lessons.h"
 #include "rag/package.h"
 #include "rag/search.h"
 #include "show.h"
@@ -54,6 +57,11 @@ static const char USAGE[] =
     "  kernel-agent store import WHAT...    autograd functions with Triton kernels of other people's files,\n"
     "                                       folders or installed packages (read, never imported)\n"
     "  kernel-agent store export DIR        write every pair to DIR/<family>/<id>.py\n"
+    "  kernel-agent store lessons           what runs learned from their mistakes (of this user; no part of "
+    "a\n"
+    "                                       pair store)\n"
+    "  kernel-agent store lessons forget ID...|all\n"
+    "                                       forget these lessons, or all of them\n"
     "\n"
     "Options:\n"
     "  --store PATH          the store (default: KA_STORE, $XDG_DATA_HOME/kernel-agent/pairs.db, or the "
@@ -72,6 +80,8 @@ static const char USAGE[] =
     "  kernel-agent store add generated/attn/attn.py && kernel-agent store show attn\n"
     "  kernel-agent store import ~/src/some-repository --json\n"
     "  kernel-agent store verify layer_norm_affine_rowgroup_partials\n"
+    "  kernel-agent store lessons --json\n"
+    "  kernel-agent store lessons forget 3 7\n"
     "\n"
     "Exit codes: 0 done, 1 internal error, 2 usage or no usable store, 3 a file cannot be used, 4 a pair is "
     "not verified.\n";
@@ -529,6 +539,102 @@ static int run_export(struct command_line *c)
     return code;
 }
 
+/* ---- lessons ---- */
+
+/* Made by runs, of code that a model wrote: made fit for a terminal. */
+static void print_text(const char *indent, const char *text)
+{
+    const char *cursor = text, *end = text + strlen(text);
+    struct ka_line line;
+    char clean[512];
+    while (ka_line_next(&cursor, end, &line)) {
+        size_t blanks = line.len ? ka_line_indent((struct ka_line){line.at + 1, line.len - 1}) + 1 : 0;
+        ka_utf8_line(line.at + blanks, line.len - blanks, clean, sizeof(clean));
+        printf("%s%.*s%s\n", indent, (int)blanks, line.at, clean);
+    }
+}
+
+static void print_lesson(const json_t *lesson)
+{
+    printf("%lld  %s; shown in %lld runs, helped in %lld, in vain since %lld\n",
+           (long long)json_integer_value(json_object_get(lesson, "id")), ka_text_of(lesson, "kind", ""),
+           (long long)json_integer_value(json_object_get(lesson, "shown")),
+           (long long)json_integer_value(json_object_get(lesson, "helped")),
+           (long long)json_integer_value(json_object_get(lesson, "vain")));
+    printf("   proved by %s, on %s (%s)\n", ka_text_of(lesson, "run", ""), ka_text_of(lesson, "device", ""),
+           ka_text_of(lesson, "words", ""));
+    print_text("   ", ka_text_of(lesson, "finding", ""));
+    print_text("     ", ka_text_of(lesson, "change", ""));
+}
+
+static int list_lessons(struct command_line *c, const char *path, struct ka_err *err)
+{
+    json_t *list = NULL;
+    int rc = ka_lessons_list(path, &list, err);
+    if (rc && rc != -ENOENT)
+        return rc;
+    list = list ? list : json_array();
+    KA_EACH(list, i, lesson) {
+        if (!c->json)
+            print_lesson(lesson);
+    }
+    if (c->json)
+        print_json(list);
+    else
+        json_decref(list);
+    return 0;
+}
+
+/* A whole number of a lesson, or 0 for all; -EINVAL. */
+static int lesson_id(const char *word, int64_t *id, struct ka_err *err)
+{
+    char *end;
+    errno = 0;
+    long long value = strcmp(word, "all") == 0 ? 0 : strtoll(word, &end, 10);
+    if (strcmp(word, "all") != 0 && (errno || end == word || *end || value < 1))
+        return ka_fail(err, -EINVAL,
+                       "'%s' is no number of a lesson, nor all; `kernel-agent store lessons` lists them",
+                       word);
+    *id = value;
+    return 0;
+}
+
+static int forget_lessons(struct command_line *c, const char *path, struct ka_err *err)
+{
+    size_t gone = 0;
+    int64_t id = 0;
+    int rc = 0;
+    for (int i = 1; i < c->word_count && rc == 0; i++) /* all are right before one goes */
+        rc = lesson_id(c->words[i], &id, err);
+    for (int i = 1; i < c->word_count && rc == 0; i++) {
+        size_t now = 0;
+        lesson_id(c->words[i], &id, NULL);
+        rc = ka_lessons_forget(path, id, &now, err);
+        rc = rc == -ENOENT && id == 0 ? 0 : rc;
+        gone += now;
+    }
+    if (rc == 0 && c->json)
+        print_json(json_pack("{s:I}", "forgotten", (json_int_t)gone));
+    else if (rc == 0)
+        printf("%zu lesson%s forgotten\n", gone, gone == 1 ? "" : "s");
+    return rc;
+}
+
+static int run_lessons(struct command_line *c)
+{
+    struct ka_err err;
+    KA_AUTO_FREE char *path = ka_user_data(KA_LESSONS_NAME);
+    bool forget = c->word_count && strcmp(c->words[0], "forget") == 0;
+    int rc = 0;
+    if (!path)
+        rc = ka_fail(&err, -EINVAL, "neither XDG_DATA_HOME nor HOME says where this user's lessons are");
+    else if (forget ? c->word_count < 2 : c->word_count > 0)
+        rc = ka_fail(&err, -EINVAL, "usage: kernel-agent store lessons [forget ID...|all] (see --help)");
+    else
+        rc = forget ? forget_lessons(c, path, &err) : list_lessons(c, path, &err);
+    return rc ? report_store(&err, rc) : EXIT_OK;
+}
+
 /* ---- the command line ---- */
 
 static const struct {
@@ -546,6 +652,7 @@ static const struct {
     {"verify", 0, INT_MAX, "verify [ID...]", KA_STORE_READ, run_verify},
     {"import", 1, INT_MAX, "import WHAT...", KA_STORE_CREATE, run_import},
     {"export", 1, 1, "export DIR", KA_STORE_READ, run_export},
+    {"lessons", 0, INT_MAX, "lessons [forget ID...|all]", KA_STORE_CREATE, run_lessons},
 };
 
 /* A whole number or any other of the range. */

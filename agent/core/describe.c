@@ -506,12 +506,11 @@ int ka_describe_facts(const json_t *facts, struct ka_buf *out)
 
 /* Attempts */
 
-/* What of a verdict's facts says most in one line: its first finding, else its first line. */
-static void put_finding(const char *facts, struct ka_buf *out)
+void ka_describe_finding(const char *facts, struct ka_buf *out)
 {
     const char *bullet = ka_starts_with(facts, "- ") ? facts : strstr(facts, "\n- ");
     const char *line = bullet ? bullet + strspn(bullet, "\n- ") : facts;
-    ka_buf_printf(out, "; %.*s", (int)strcspn(line, "\n"), line);
+    ka_buf_printf(out, "%.*s", (int)strcspn(line, "\n"), line);
 }
 
 int ka_describe_attempt(const json_t *entry, struct ka_buf *out)
@@ -541,7 +540,9 @@ int ka_describe_attempt(const json_t *entry, struct ka_buf *out)
         ka_buf_printf(out, ", cost %.4g", cost);
     if (json_is_boolean(kept))
         ka_buf_puts(out, json_is_true(kept) ? ", kept" : *direction ? ", not kept" : ", rolled back");
-    if (!verified && *facts)
-        put_finding(facts, out);
+    if (!verified && *facts) {
+        ka_buf_puts(out, "; ");
+        ka_describe_finding(facts, out);
+    }
     return out->failed;
 }

@@ -34,6 +34,9 @@ int ka_describe_facts(const json_t *facts, struct ka_buf *out);
  * sentence of what failed; or why the answer was no use. */
 int ka_describe_attempt(const json_t *entry, struct ka_buf *out);
 
+/* Append what of a verdict's facts says most in one line: its first finding, else its first line. */
+void ka_describe_finding(const char *facts, struct ka_buf *out);
+
 /* "M=8, N=100" of a dims object; a text as it is; anything else as JSON. */
 int ka_describe_dims(const json_t *dims, struct ka_buf *out);
 

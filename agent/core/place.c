@@ -230,7 +230,7 @@ void ka_place_error(const struct ka_place *place, const json_t *error, struct ka
 }
 
 /* A name of the candidate's own making could tell a size. */
-static const char *known_type(const char *message)
+const char *ka_place_known_type(const char *message)
 {
     static const char *const names[] = {
         "ArithmeticError",
@@ -270,6 +270,6 @@ void ka_place_hidden_error(const struct ka_place *place, const json_t *error, st
 {
     KA_AUTO_BUF struct ka_buf where = {0};
     ka_place_line(place, json_integer_value(json_object_get(error, "line")), &where);
-    ka_buf_printf(out, "%s%s%s", known_type(ka_text_of(error, "message", "")), where.len ? " at " : "",
-                  ka_buf_str(&where));
+    ka_buf_printf(out, "%s%s%s", ka_place_known_type(ka_text_of(error, "message", "")),
+                  where.len ? " at " : "", ka_buf_str(&where));
 }

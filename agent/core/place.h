@@ -32,6 +32,9 @@ void ka_place_error(const struct ka_place *place, const json_t *error, struct ka
  * torch's or Triton's, and the line. Never its message, which may hold sizes. */
 void ka_place_hidden_error(const struct ka_place *place, const json_t *error, struct ka_buf *out);
 
+/* The type that a message begins with, if it is one of those; else "an exception". */
+const char *ka_place_known_type(const char *message);
+
 /* Append a sentence of the candidate's process that names lines of the pair ("line 12"), with these places.
  * As it is where the place is NULL or `whole`. */
 void ka_place_retell(const struct ka_place *place, const char *text, struct ka_buf *out);

@@ -11,16 +11,17 @@
 #include "base/lines.h"
 #include "place.h"
 
-/* What of the input is shown: the first `pairs` of the ranked ones, the history from `history_from` on. */
+/* What of the input is shown: the first `pairs` of the ranked ones, the first lessons, the history from
+ * `history_from` on. */
 struct selection {
     const struct ka_prompt_pair **ranked;
-    size_t pairs, history_from;
+    size_t pairs, lessons, history_from;
 };
 
 /* What is left of the budget is for what must be whole. */
 const struct ka_prompt_share ka_prompt_shares[] = {
-    {"inspect", 0.05},     {"verdict", 0.15}, {"facts", 0.05},
-    {"draft_report", 0.1}, {"pairs", 0.3},    {"history", 0.1},
+    {"inspect", 0.05}, {"verdict", 0.15}, {"facts", 0.05},   {"draft_report", 0.1},
+    {"pairs", 0.25},   {"history", 0.1},  {"lessons", 0.05},
 };
 const size_t ka_prompt_share_count = KA_COUNT(ka_prompt_shares);
 
@@ -60,6 +61,16 @@ static void put_pairs(const struct selection *shown, struct ka_buf *out)
             len--;
         ka_buf_add(out, pair->backward, len);
         ka_buf_puts(out, "\n```\n\n");
+    }
+}
+
+static void put_lessons(const struct ka_prompt_input *input, const struct selection *shown,
+                        struct ka_buf *out)
+{
+    for (size_t i = 0; i < shown->lessons; i++) {
+        const struct ka_prompt_lesson *lesson = &input->lessons[i];
+        ka_buf_printf(out, "### %s\n\nWhat was found: %s\n\nWhat mended it:\n\n```diff\n%s```\n\n",
+                      lesson->kind, lesson->finding, lesson->change);
     }
 }
 
@@ -112,16 +123,16 @@ static void put_share(const struct ka_prompt_input *input, const char *part, con
 
 /* The values of a prompt's names, made for one selection. */
 struct values {
-    struct ka_buf pairs, history, forward, candidate, inspect, verdict, facts, draft_report;
+    struct ka_buf pairs, lessons, history, forward, candidate, inspect, verdict, facts, draft_report;
     char *entry;
-    struct ka_prompt_var vars[17];
+    struct ka_prompt_var vars[18];
 };
 
 static void values_free(struct values *values)
 {
-    struct ka_buf *const all[] = {&values->pairs,     &values->history,     &values->forward,
-                                  &values->candidate, &values->inspect,     &values->verdict,
-                                  &values->facts,     &values->draft_report};
+    struct ka_buf *const all[] = {&values->pairs,     &values->history,      &values->forward,
+                                  &values->candidate, &values->inspect,      &values->verdict,
+                                  &values->facts,     &values->draft_report, &values->lessons};
     for (size_t i = 0; i < KA_COUNT(all); i++)
         ka_buf_free(all[i]);
     free(values->entry);
@@ -132,6 +143,7 @@ static void values_make(const struct ka_prompt_input *input, const struct select
 {
     values->entry = ka_format("%s_autograd", input->stub);
     put_pairs(shown, &values->pairs);
+    put_lessons(input, shown, &values->lessons);
     put_history(input, shown, &values->history);
     ka_place_number(input->forward, &values->forward);
     ka_place_number(input->candidate ? input->candidate : "", &values->candidate);
@@ -155,6 +167,7 @@ static void values_make(const struct ka_prompt_input *input, const struct select
         {"verdict", values->verdict.data},
         {"facts", values->facts.data},
         {"pairs", values->pairs.data},
+        {"lessons", values->lessons.data},
         {"history", values->history.data},
         {"direction", input->direction},
     };
@@ -201,6 +214,13 @@ static void drop_pair(struct selection *shown, struct ka_prompt *prompt)
         ka_format("pair %s (similarity %.2f)", pair->id, pair->similarity);
 }
 
+static void drop_lesson(const struct ka_prompt_input *input, struct selection *shown,
+                        struct ka_prompt *prompt)
+{
+    *KA_APPEND(prompt->dropped, prompt->dropped_count) =
+        ka_format("lesson on %s", input->lessons[--shown->lessons].kind);
+}
+
 static void drop_attempt(const struct ka_prompt_input *input, struct selection *shown,
                          struct ka_prompt *prompt)
 {
@@ -215,6 +235,8 @@ static bool drop_one(const struct ka_prompt_input *input, struct selection *show
 {
     if (shown->pairs)
         drop_pair(shown, prompt);
+    else if (shown->lessons)
+        drop_lesson(input, shown, prompt);
     else if (shown->history_from < input->history_count)
         drop_attempt(input, shown, prompt);
     else
@@ -228,16 +250,19 @@ static void add_message(struct ka_prompt *prompt, const char *role, const char *
         (struct ka_chat_message){.role = ka_strdup(role), .content = ka_strdup(content)};
 }
 
-/* Pairs but the first, and history, until each keeps to its share. */
+/* Pairs but the first, lessons and history, until each keeps to its share. */
 static void hold_shares(const struct ka_prompt_input *input, struct selection *shown,
                         struct ka_prompt *prompt)
 {
     for (;;) {
-        KA_AUTO_BUF struct ka_buf pairs = {0}, history = {0};
+        KA_AUTO_BUF struct ka_buf pairs = {0}, lessons = {0}, history = {0};
         put_pairs(shown, &pairs);
+        put_lessons(input, shown, &lessons);
         put_history(input, shown, &history);
         if (shown->pairs > 1 && pairs.len > share_of(input, "pairs"))
             drop_pair(shown, prompt);
+        else if (shown->lessons && lessons.len > share_of(input, "lessons"))
+            drop_lesson(input, shown, prompt);
         else if (shown->history_from < input->history_count && history.len > share_of(input, "history"))
             drop_attempt(input, shown, prompt);
         else
@@ -269,11 +294,11 @@ static int fit(const struct ka_prompt_template *templates, const struct ka_promp
         if (rc)
             return rc;
         if (!fits && !drop_one(input, shown, prompt))
-            return ka_fail(
-                err, -E2BIG,
-                "the prompt needs about %zu tokens without any pair or history, and the budget is %zu; "
-                "raise the budget or use a model with a longer context",
-                prompt->tokens, prompt->budget);
+            return ka_fail(err, -E2BIG,
+                           "the prompt needs about %zu tokens without any pair, lesson or history, and the "
+                           "budget is %zu; "
+                           "raise the budget or use a model with a longer context",
+                           prompt->tokens, prompt->budget);
     }
     add_message(prompt, "system", ka_buf_str(&system));
     add_message(prompt, "user", ka_buf_str(&user));
@@ -290,8 +315,11 @@ int ka_prompt_build(const struct ka_prompt_template templates[KA_PROMPT_FILE_COU
     for (size_t i = 0; i < input->pair_count; i++)
         ranked[i] = &input->pairs[i];
     qsort(ranked, input->pair_count, sizeof(*ranked), more_similar);
-    struct selection shown = {.ranked = ranked, .pairs = input->pair_count};
+    struct selection shown = {.ranked = ranked, .pairs = input->pair_count, .lessons = input->lesson_count};
     int rc = fit(templates, input, &shown, &prompt, err);
+    for (size_t i = 0; i < prompt.part_count; i++) /* a template may have no place for them */
+        if (strcmp(prompt.parts[i].name, "lessons") == 0)
+            prompt.lessons = shown.lessons;
     if (rc)
         ka_prompt_free(&prompt);
     else

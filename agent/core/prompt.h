@@ -6,7 +6,7 @@
  * file and line.
  *
  * Names that the templates may use: stub, entry, grads, device, forward, inspect, draft, draft_report,
- * candidate, verdict, facts, pairs, history, direction, tools, no_tools. The lines of `forward` and
+ * candidate, verdict, facts, pairs, lessons, history, direction, tools, no_tools. The lines of `forward` and
  * `candidate` come numbered, as facts name them (place.h). Pure: templates come in as texts
  * (agent/disk/prompt_files.h reads them). */
 #ifndef KA_PROMPT_H
@@ -48,6 +48,11 @@ struct ka_prompt_pair {
     const char *math; /* its docstring, or NULL */
 };
 
+/* What an earlier run taught: rag/lessons.h. */
+struct ka_prompt_lesson {
+    const char *kind, *finding, *change;
+};
+
 /* The facts of a run. Texts may be NULL, which is the same as empty; only `stub` and `forward` must be there.
  * No text may hold the dims or seeds of hidden shapes. */
 struct ka_prompt_input {
@@ -67,6 +72,8 @@ struct ka_prompt_input {
     const char *facts;   /* ka_describe_facts, timings, roofline */
     const struct ka_prompt_pair *pairs;
     size_t pair_count;
+    const struct ka_prompt_lesson *lessons; /* the best first */
+    size_t lesson_count;
     const char *const *history; /* one line per tried move, oldest first */
     size_t history_count;
     const char
@@ -88,7 +95,7 @@ struct ka_prompt_part {
     const char *name; /* "system", a name of the templates, or "instructions": the rest of the user message */
     size_t tokens;
 };
-#define KA_PROMPT_PARTS 12
+#define KA_PROMPT_PARTS 13
 
 /* Messages ready to send, and what had to be left out (for the log). Owns all of it. */
 struct ka_prompt {
@@ -99,6 +106,7 @@ struct ka_prompt {
     size_t tokens, budget; /* estimated */
     struct ka_prompt_part parts[KA_PROMPT_PARTS];
     size_t part_count;
+    size_t lessons; /* of the input, so many of the first are shown */
 };
 
 /* Fill a template. Errors: -EINVAL with "name:line: what", -EFBIG; `out` is then unchanged. */
@@ -113,8 +121,9 @@ int ka_prompt_render(const struct ka_prompt_template *template, const struct ka_
 int ka_prompt_check(const struct ka_prompt_template templates[KA_PROMPT_FILE_COUNT], struct ka_err *err);
 
 /* A system and a user message for the input's phase. Pairs are listed from the most similar down. First each
- * part is held to its share: pairs go from the least similar up (never the first), history from the oldest,
- * of other texts the last lines. Where the budget does not hold all then, the other pairs go, then history.
+ * part is held to its share: pairs go from the least similar up (never the first), lessons from the last,
+ * history from the oldest, of other texts the last lines. Where the budget does not hold all then, the other
+ * pairs go, then lessons, then history.
  * -E2BIG when it does not hold the rest either; -EINVAL as above. Free with ka_prompt_free; untouched on
  * failure. */
 int ka_prompt_build(const struct ka_prompt_template templates[KA_PROMPT_FILE_COUNT],

@@ -25,6 +25,7 @@
 #include "events.h"
 #include "expected.h"
 #include "history.h"
+#include "learn.h"
 
 /* ---- what the model is told */
 
@@ -39,6 +40,8 @@ struct question {
     struct ka_snapshot current; /* what a patch applies to; zero when there is none */
     struct ka_buf inspect, draft_report, facts, grads, direction;
     struct ka_prompt_pair *pairs;
+    json_t *lessons; /* those that there is a place for if they fit */
+    struct ka_prompt_lesson *told;
     char **history;
     size_t history_count;
 };
@@ -53,6 +56,8 @@ static void question_free(struct question *question)
     ka_buf_free(&question->grads);
     ka_buf_free(&question->direction);
     free(question->pairs);
+    json_decref(question->lessons);
+    free(question->told);
     for (size_t i = 0; i < question->history_count; i++)
         free(question->history[i]);
     free(question->history);
@@ -73,6 +78,18 @@ static void tell_pairs(struct question *question, const struct ka_run *run)
     }
     question->input.pairs = question->pairs;
     question->input.pair_count = json_array_size(run->retrieved);
+}
+
+static void tell_lessons(struct question *question, const struct ka_run *run)
+{
+    question->lessons = ka_run_lessons_for(run, question->current.verdict);
+    question->told = ka_calloc(json_array_size(question->lessons), sizeof(*question->told));
+    KA_EACH(question->lessons, i, lesson)
+        question->told[i] = (struct ka_prompt_lesson){.kind = ka_text_of(lesson, "kind", ""),
+                                                      .finding = ka_text_of(lesson, "finding", ""),
+                                                      .change = ka_text_of(lesson, "change", "")};
+    question->input.lessons = question->told;
+    question->input.lesson_count = json_array_size(question->lessons);
 }
 
 /* Does the file in hand, snapshot `id`, build on that candidate? */
@@ -213,6 +230,7 @@ static int question_build(struct question *question, struct ka_run *run, int slo
     input->budget_tokens = (size_t)run->settings.context_tokens;
     tell_grads(question, run);
     tell_pairs(question, run);
+    tell_lessons(question, run);
     tell_history(question, run);
     tell_direction(question, &run->job, slot);
     rc = ka_prompts_load(run->settings.prompts, &files, templates, err);
@@ -553,6 +571,8 @@ static void put_question(struct ka_run *run, int slot)
         question_free(&question);
         return;
     }
+    if (json_array_size(question.lessons))
+        ka_run_lessons_told(run, slot, question.current.verdict, question.lessons, question.prompt.lessons);
     tell_feedback(run, slot, &question.prompt);
     ka_log_progress(run->name, "%s: asking the model (%d of %d, about %zu tokens)", ka_job_phase_name(phase),
                     asked->question, run->job.limits.max_iters, question.prompt.tokens);

@@ -17,6 +17,7 @@
 #include "agent/core/describe.h"
 #include "agent/core/fields.h"
 #include "agent/core/kinds.h"
+#include "agent/core/lesson.h"
 #include "agent/core/place.h"
 #include "agent/core/plan.h"
 #include "agent/core/rank.h"
@@ -110,19 +111,6 @@ void ka_run_check_free(struct ka_run *run)
 
 /* ---- the end */
 
-static void add_history(struct ka_run *run, const struct ka_snapshot *snapshot,
-                        const struct ka_verdict_counts *counts, bool verified, double cost, const char *facts)
-{
-    json_t *entry =
-        json_pack("{s:I, s:s, s:s, s:s, s:b, s:I, s:I, s:I, s:I}", "snapshot", (json_int_t)snapshot->id,
-                  "phase", snapshot->phase, "origin", snapshot->origin, "note", snapshot->note, "verified",
-                  verified, "required", (json_int_t)counts->required, "passed", (json_int_t)counts->passed,
-                  "hidden", (json_int_t)counts->hidden, "hidden_passed", (json_int_t)counts->hidden_passed);
-    json_object_set_new(entry, "cost", isfinite(cost) ? json_real(cost) : json_null());
-    json_object_set_new(entry, "facts", json_string(facts));
-    ka_run_history_add(run, run->job.checking, entry);
-}
-
 /* What a check came to. Borrows verdict and facts. */
 struct outcome {
     int64_t snapshot;
@@ -130,8 +118,27 @@ struct outcome {
     json_t *verdict; /* with "facts", the text for the model */
     json_t *facts;   /* measured; NULL */
     bool verified;
+    bool again; /* it is an earlier candidate's */
     double cost;
 };
+
+static void add_history(struct ka_run *run, const struct ka_snapshot *snapshot, const struct outcome *outcome)
+{
+    const struct ka_verdict_counts *counts = &outcome->counts;
+    KA_AUTO_BUF struct ka_buf kind = {0};
+    ka_lesson_kind(outcome->verdict, &kind);
+    json_t *entry = json_pack("{s:I, s:s, s:s, s:s, s:b, s:I, s:I, s:I, s:I}", "snapshot",
+                              (json_int_t)snapshot->id, "phase", snapshot->phase, "origin", snapshot->origin,
+                              "note", snapshot->note, "verified", outcome->verified, "required",
+                              (json_int_t)counts->required, "passed", (json_int_t)counts->passed, "hidden",
+                              (json_int_t)counts->hidden, "hidden_passed", (json_int_t)counts->hidden_passed);
+    json_object_set_new(entry, "cost", isfinite(outcome->cost) ? json_real(outcome->cost) : json_null());
+    json_object_set_new(entry, "facts", json_string(ka_text_of(outcome->verdict, "facts", "")));
+    json_object_set_new(entry, "kind", json_string(ka_buf_str(&kind)));
+    if (outcome->again)
+        json_object_set_new(entry, "again", json_true());
+    ka_run_history_add(run, run->job.checking, entry);
+}
 
 static void settle(struct ka_run *run, const struct outcome *outcome)
 {
@@ -153,8 +160,7 @@ static void settle(struct ka_run *run, const struct outcome *outcome)
     if (rc) {
         ka_log(KA_LOG_ERROR, "%s: %s", run->name, err.msg);
     } else {
-        const char *facts = json_string_value(json_object_get(outcome->verdict, "facts"));
-        add_history(run, &snapshot, counts, outcome->verified, outcome->cost, facts ? facts : "");
+        add_history(run, &snapshot, outcome);
         ka_snapshot_free(&snapshot);
         ka_log(KA_LOG_INFO,
                "%s: %s candidate %lld: %zu of %zu required and %zu of %zu hidden shapes pass: %s", run->name,
@@ -239,6 +245,7 @@ static bool settle_as_before(struct ka_run *run, int64_t id)
                                   .verdict = twin.verdict,
                                   .facts = twin.facts,
                                   .verified = json_is_true(json_object_get(twin.verdict, "verified")),
+                                  .again = true,
                                   .cost = twin.cost};
         ka_log(KA_LOG_INFO, "%s: candidate %lld is, %s, candidate %lld of before: not checked again",
                run->name, (long long)id, bytes ? "byte for byte" : "but for its comments",

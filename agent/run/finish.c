@@ -8,6 +8,7 @@
 #include "agent/io/work.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "learn.h"
 #include "result.h"
 
 /* What a thread writes, in this order, until one cannot be written. */
@@ -20,6 +21,9 @@ struct leaving {
     size_t count;
     int rc;
     struct ka_err err;
+    struct ka_taught *taught; /* NULL: nothing */
+    bool forgotten;           /* that could not be kept, */
+    struct ka_err why;        /* and why */
 };
 
 static struct ka_buf *add_file(struct leaving *leaving, const char *name)
@@ -71,6 +75,8 @@ static void write_files(void *arg)
         const struct ka_buf *text = &leaving->files[i].text;
         leaving->rc = ka_file_write(leaving->files[i].path, text->data, text->len, &leaving->err);
     }
+    if (leaving->taught)
+        leaving->forgotten = ka_run_lessons_write(leaving->taught, &leaving->why) != 0;
 }
 
 static void on_written(void *arg)
@@ -84,6 +90,8 @@ static void on_written(void *arg)
             run->job.reason = KA_REASON_INTERNAL;
         }
     }
+    if (leaving->forgotten)
+        ka_run_lessons_failed(run, &leaving->why);
     for (size_t i = 0; i < leaving->count; i++) {
         free(leaving->files[i].path);
         ka_buf_free(&leaving->files[i].text);
@@ -99,5 +107,6 @@ void ka_run_finish(struct ka_run *run)
     ka_log_progress_end();
     run->finished = true; /* nothing can happen to it any more, until `done` */
     leaving->rc = gather(leaving);
+    leaving->taught = ka_run_lessons_taught(run);
     ka_work_start(run->app->loop, write_files, on_written, leaving);
 }

@@ -5,6 +5,7 @@
  *     sizes.c           on which sizes things run: the user's own, scaled, small
  *     compiled_facts.c  what kernels cost as binaries, and the request of operation facts
  *     history.c         what was tried, in order
+ *     learn.c           what earlier runs learned, and what this one teaches
  *     operations.c      jailed operations on behalf of the run
  *     cases.c, judge.c  the results of one case, compared
  *     fan.c             one operation over many cases, in several children
@@ -96,6 +97,7 @@ struct ka_run {
     json_t *oracles;   /* what the second opinions on the oracle said: {"finite_differences", "reference",
                           "inputs"} */
     json_t *retrieved; /* [{"id", "similarity", "backward", ...}] */
+    json_t *lessons;   /* {"found": [{"id", "kind", ...}], "told": [{"turn", "slot", "for", "ids"}]} */
     json_t *draft;     /* last result of the operation differentiate; NULL before */
     json_t *variant;   /* the tuner's, while its facts are counted; NULL */
     json_t

@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "events.h"
+#include "learn.h"
 #include "rag/search.h"
 
 static void log_excluded(const struct ka_run *run, const struct ka_search_result *found)
@@ -55,6 +56,7 @@ void ka_run_retrieve(struct ka_run *run)
     }
     log_excluded(run, &found);
     ka_search_result_free(&found);
+    ka_run_lessons_find(run);
     ka_run_put(run, "retrieved", run->retrieved);
     ka_record_add(run->record, "retrieved", json_pack("{s:O}", "pairs", run->retrieved));
     ka_run_post_type(run, KA_EV_OK);

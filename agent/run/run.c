@@ -39,6 +39,7 @@ static struct ka_run *run_new(struct ka_app *app, const struct ka_settings *sett
     run->skipped = json_array();
     run->oracles = json_object();
     run->retrieved = json_array();
+    run->lessons = json_pack("{s:[], s:[]}", "found", "told");
     run->grads = json_array();
     run->timeline = json_array();
     run->totals =
@@ -255,6 +256,7 @@ static void load_documents(struct ka_run *run)
     run->skipped = get_or(run, "skipped", run->skipped);
     run->oracles = get_or(run, "oracles", run->oracles);
     run->retrieved = get_or(run, "retrieved", run->retrieved);
+    run->lessons = get_or(run, "lessons", run->lessons);
     run->grads = get_or(run, "grads", run->grads);
     run->history = get_or(run, "history", run->history);
     run->totals = get_or(run, "totals", run->totals);
@@ -400,10 +402,10 @@ void ka_run_free(struct ka_run *run)
     run->actions->stop_all(run);
     ka_state_close(run->state);
     ka_record_close(run->record);
-    json_t *documents[] = {run->inspect,   run->shapes,   run->outputs,   run->timeline,
-                           run->skipped,   run->oracles,  run->sanitized, run->grads,
-                           run->retrieved, run->draft,    run->history,   run->totals,
-                           run->failure,   run->feedback, run->variant,   run->question};
+    json_t *documents[] = {run->inspect,  run->shapes,    run->outputs, run->timeline,  run->skipped,
+                           run->oracles,  run->sanitized, run->grads,   run->retrieved, run->draft,
+                           run->history,  run->totals,    run->failure, run->feedback,  run->variant,
+                           run->question, run->lessons};
     for (size_t i = 0; i < KA_COUNT(documents); i++)
         json_decref(documents[i]);
     free(run->file);

@@ -336,6 +336,7 @@ static void prompt__each_part__keeps_to_its_share_of_the_budget(void **state)
     struct ka_buf lines = {0};
     const char *moves[400];
     struct ka_prompt_pair pairs[30];
+    struct ka_prompt_lesson lessons[30];
     for (size_t i = 0; i < 4000; i++)
         ka_buf_printf(&lines, "line %04zu of something long\n", i);
     for (size_t i = 0; i < KA_COUNT(moves); i++)
@@ -343,6 +344,8 @@ static void prompt__each_part__keeps_to_its_share_of_the_budget(void **state)
     for (size_t i = 0; i < KA_COUNT(pairs); i++) {
         pairs[i] = PAIRS[0];
         pairs[i].backward = ka_buf_str(&lines) + lines.len - 4000;
+        lessons[i] =
+            (struct ka_prompt_lesson){"raised, TypeError", "no 'to'", ka_buf_str(&lines) + lines.len - 400};
     }
     for (int phase = KA_PROMPT_DRAFT; phase <= KA_PROMPT_OPTIMISE; phase++) {
         struct ka_prompt_input input = full_input((enum ka_prompt_phase)phase);
@@ -350,6 +353,8 @@ static void prompt__each_part__keeps_to_its_share_of_the_budget(void **state)
         input.inspect = input.draft_report = input.verdict = input.facts = ka_buf_str(&lines);
         input.pairs = pairs;
         input.pair_count = KA_COUNT(pairs);
+        input.lessons = lessons;
+        input.lesson_count = KA_COUNT(lessons);
         input.history = moves;
         input.history_count = KA_COUNT(moves);
         input.budget_tokens = 20000;
@@ -383,6 +388,42 @@ static void prompt__what_is_always_said__is_short(void **state)
         assert_in_range(tokens_of(&prompt, "system"), 1000, 3500);
         assert_in_range(tokens_of(&prompt, "instructions"), 100, 1000);
         assert_int_equal(prompt.budget, KA_PROMPT_BUDGET);
+        ka_prompt_free(&prompt);
+    }
+}
+
+static void prompt__lessons__are_shown_where_something_is_written_or_mended(void **state)
+{
+    (void)state;
+    static const struct ka_prompt_lesson lessons[] = {{"raised, TypeError", "no 'to'", "-r.to(x)\n+x\n"},
+                                                      {"syntax", "invalid", "+y\n"}};
+    for (int phase = KA_PROMPT_DRAFT; phase <= KA_PROMPT_OPTIMISE; phase++) {
+        struct ka_prompt_input input = full_input((enum ka_prompt_phase)phase);
+        struct ka_prompt prompt;
+        input.lessons = lessons;
+        input.lesson_count = KA_COUNT(lessons);
+        bool shown = phase != KA_PROMPT_OPTIMISE;
+        assert_int_equal(ka_prompt_build(templates, &input, &prompt, &err), 0);
+        assert_int_equal(prompt.lessons, shown ? 2 : 0);
+        assert_int_equal(tokens_of(&prompt, "lessons") > 0, shown);
+        assert_int_equal(strstr(prompt.messages[1].content,
+                                "### raised, TypeError\n\nWhat was found: no 'to'\n\n"
+                                "What mended it:\n\n```diff\n-r.to(x)\n+x\n```\n\n"
+                                "### syntax\n") != NULL,
+                         shown);
+        input.pair_count = input.history_count = 0;
+        input.bytes_per_token = 1;
+        input.budget_tokens = shown ? prompt.tokens * 4 : 1000000;
+        ka_prompt_free(&prompt);
+        assert_int_equal(ka_prompt_build(templates, &input, &prompt, &err), 0);
+        size_t all = prompt.tokens;
+        ka_prompt_free(&prompt);
+        input.budget_tokens = all - 1;
+        assert_int_equal(ka_prompt_build(templates, &input, &prompt, &err), shown ? 0 : -E2BIG);
+        if (!shown)
+            continue;
+        assert_int_equal(prompt.lessons, 1); /* the last goes first */
+        assert_string_equal(prompt.dropped[0], "lesson on syntax");
         ka_prompt_free(&prompt);
     }
 }
@@ -508,6 +549,7 @@ int main(void)
         TEST(prompt__way_to_answer__depends_on_tools),
         TEST(prompt__over_budget__drops_pairs_then_history),
         TEST(prompt__each_part__keeps_to_its_share_of_the_budget),
+        TEST(prompt__lessons__are_shown_where_something_is_written_or_mended),
         TEST(prompt__what_is_always_said__is_short),
         TEST(prompt__most_similar_pair__stays_however_long),
         TEST(prompt__without_stub_or_forward__is_refused),
