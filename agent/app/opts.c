@@ -107,8 +107,14 @@ static const struct option_row rows[] = {
     {"log-level", NULL, TEXT, AT(log_level), "info", 0, 0, "error|warn|info|debug", "LEVEL",
      "what to show on stderr"},
     {"config", NULL, TEXT, AT(config), NULL, 0, 0, NULL, "FILE", "configuration file"},
-    {"jobs", NULL, INT, AT(jobs), "2", 1, 256, NULL, "N", "batch: runs at a time"},
+    {"jobs", NULL, INT, AT(jobs), "2", 1, 256, NULL, "N", "batch, serve: runs at a time"},
     {"force", NULL, FLAG, AT(force), "false", 0, 0, NULL, NULL, "batch: also what is verified and unchanged"},
+    {"state", NULL, TEXT, AT(state), NULL, 0, 0, NULL, "DIR",
+     "serve: folder of the queue and its runs (default: kernel-agent below $XDG_STATE_HOME)"},
+    {"address", NULL, TEXT, AT(address), NULL, 0, 0, NULL, "ADDR",
+     "serve: unix:PATH or 127.0.0.1:PORT (default: the socket in the state folder)"},
+    {"token-file", NULL, TEXT, AT(token_file), NULL, 0, 0, NULL, "FILE",
+     "serve: file with the token that clients show; over TCP it must be there"},
     {"junit", NULL, TEXT, AT(junit), NULL, 0, 0, NULL, "FILE", "check: write the verdict as JUnit XML"},
     {"function", NULL, TEXT, AT(run.function), NULL, 0, 0, NULL, "NAME",
      "check, inspect: which function of a module is meant (default: check each of them)"},
@@ -227,6 +233,13 @@ static const struct option_row *find_row(const char *name, size_t len)
         if (is_called(rows[i].name, name, len) || is_called(rows[i].alias, name, len))
             return &rows[i];
     return NULL;
+}
+
+int ka_opts_set(struct ka_opts *opts, const char *name, const char *value, struct ka_err *err)
+{
+    const struct option_row *row = find_row(name, strlen(name));
+    return row ? set_value(opts, row, value, "", err)
+               : ka_fail(err, -EINVAL, "there is no option '%.100s'", name);
 }
 
 static int on_conf_key(void *arg, const char *key, const struct ka_conf_value *value, int line,

@@ -10,6 +10,7 @@
 #include "agent/io/loop.h"
 #include "agent/io/signals.h"
 #include "agent/run/run.h"
+#include "agent/serve/service.h"
 #include "base/log.h"
 #include "batch.h"
 #include "bench_cli.h"
@@ -29,6 +30,8 @@ static const char usage[] =
     "  kernel-agent --resume [RUN] [options]       go on with a run that was interrupted or waits for an "
     "answer\n"
     "  kernel-agent batch DIR [--jobs N]           every forward file below a folder\n"
+    "  kernel-agent serve                          a queue of runs behind an HTTP API, for a machine with a "
+    "GPU\n"
     "  kernel-agent inspect FILE                   what is understood of a forward file\n"
     "  kernel-agent check FILE... [--junit OUT]    the full verdict on a backward that exists already: a "
     "pair, or any module\n"
@@ -173,6 +176,13 @@ static int run_main(struct ka_opts *opts)
 
 /* ---- commands */
 
+static int serve_main(const struct ka_opts *opts)
+{
+    struct ka_err err;
+    int code = ka_service_run(opts, &err);
+    return code ? ka_show_problem(&err, code) : 0;
+}
+
 static int run_command(const char *name, struct ka_opts *opts, const char **words, int count)
 {
     const char *word = count ? words[0] : opts->file_path;
@@ -186,6 +196,8 @@ static int run_command(const char *name, struct ka_opts *opts, const char **word
             opts->file_path = ka_strdup(words[0]);
         return run_main(opts);
     }
+    if (strcmp(name, "serve") == 0)
+        return serve_main(opts);
     if (!word)
         return missing_word(name);
     if (strcmp(name, "batch") == 0)
@@ -201,8 +213,8 @@ static int run_command(const char *name, struct ka_opts *opts, const char **word
 
 static bool is_command(const char *word)
 {
-    static const char *const names[] = {"run",    "batch",         "inspect", "check",
-                                        "verify", "differentiate", "prompt",  "bench"};
+    static const char *const names[] = {"run",           "batch",  "inspect", "check", "verify",
+                                        "differentiate", "prompt", "bench",   "serve"};
     for (size_t i = 0; i < KA_COUNT(names); i++)
         if (strcmp(names[i], word) == 0)
             return true;
@@ -245,7 +257,7 @@ int ka_cli_main(int argc, char **argv)
         return ka_show_problem(&err, 2);
     }
     const char *words[FILES_MAX];
-    int count = 0, most = strcmp(name, "check") == 0 ? FILES_MAX : 1;
+    int count = 0, most = strcmp(name, "check") == 0 ? FILES_MAX : strcmp(name, "serve") == 0 ? 0 : 1;
     int rc = ka_opts_init(&opts, ka_opts_config_path(argc, argv), &err);
     if (rc == 0)
         rc = ka_opts_parse(&opts, argc - skip, argv + skip, words, most, &count, &err);
