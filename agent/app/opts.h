@@ -4,6 +4,7 @@
 #ifndef KA_OPTS_H
 #define KA_OPTS_H
 
+#include <jansson.h>
 #include <stdint.h>
 
 #include "settings.h"
@@ -24,7 +25,9 @@ struct ka_opts {
     char *log_level;
     char *config;
     int jobs;                           /* batch, serve */
-    char *state, *address, *token_file; /* serve */
+    char *state, *address, *token_file; /* serve and its clients */
+    int priority;                       /* submit */
+    bool wait;
     bool force;
     char *junit; /* check */
     bool sanitize;
@@ -46,6 +49,10 @@ int ka_opts_parse(struct ka_opts *opts, int argc, char **argv, const char **word
 
 /* One option by its name, without the dashes, as on the command line. -EINVAL with a message. */
 int ka_opts_set(struct ka_opts *opts, const char *name, const char *value, struct ka_err *err);
+
+/* What the command line gave of the options that are a run's, and not the client's own: name -> text (new
+ * reference). */
+json_t *ka_opts_given(const struct ka_opts *opts);
 
 /* The value of --config in argv, or NULL: wanted before anything else is read. */
 const char *ka_opts_config_path(int argc, char **argv);

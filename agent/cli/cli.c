@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "batch.h"
 #include "bench_cli.h"
+#include "client_cli.h"
 #include "doctor.h"
 #include "oneshot.h"
 #include "prompt_cli.h"
@@ -32,6 +33,9 @@ static const char usage[] =
     "  kernel-agent batch DIR [--jobs N]           every forward file below a folder\n"
     "  kernel-agent serve                          a queue of runs behind an HTTP API, for a machine with a "
     "GPU\n"
+    "  kernel-agent submit FILE [--wait]           a file to the service\n"
+    "  kernel-agent status [ID]                    the runs of the service, or one of them\n"
+    "  kernel-agent cancel ID                      one that is queued or runs\n"
     "  kernel-agent inspect FILE                   what is understood of a forward file\n"
     "  kernel-agent check FILE... [--junit OUT]    the full verdict on a backward that exists already: a "
     "pair, or any module\n"
@@ -79,6 +83,7 @@ static int missing_word(const char *command)
 {
     const char *word = strcmp(command, "batch") == 0    ? "DIR"
                        : strcmp(command, "verify") == 0 ? "RUN"
+                       : strcmp(command, "cancel") == 0 ? "ID"
                                                         : "FILE";
     struct ka_err err;
     ka_fail(&err, 0, "%s is missing: kernel-agent %s %s (kernel-agent --help)", word, command, word);
@@ -198,8 +203,12 @@ static int run_command(const char *name, struct ka_opts *opts, const char **word
     }
     if (strcmp(name, "serve") == 0)
         return serve_main(opts);
+    if (strcmp(name, "status") == 0)
+        return ka_client_main(opts, name, word);
     if (!word)
         return missing_word(name);
+    if (strcmp(name, "submit") == 0 || strcmp(name, "cancel") == 0)
+        return ka_client_main(opts, name, word);
     if (strcmp(name, "batch") == 0)
         return ka_batch_main(opts, word);
     if (count > 1 && strcmp(name, "check") == 0)
@@ -213,8 +222,8 @@ static int run_command(const char *name, struct ka_opts *opts, const char **word
 
 static bool is_command(const char *word)
 {
-    static const char *const names[] = {"run",           "batch",  "inspect", "check", "verify",
-                                        "differentiate", "prompt", "bench",   "serve"};
+    static const char *const names[] = {"run",    "batch", "inspect", "check",  "verify", "differentiate",
+                                        "prompt", "bench", "serve",   "submit", "status", "cancel"};
     for (size_t i = 0; i < KA_COUNT(names); i++)
         if (strcmp(names[i], word) == 0)
             return true;

@@ -52,7 +52,7 @@ static int make_folder(struct service *service, const struct ka_opts *opts, stru
     return rc ? rc : ka_private_folder(service->folder, err);
 }
 
-static int read_token(struct service *service, const char *path, struct ka_err *err)
+int ka_service_token(const char *path, char **token, struct ka_err *err)
 {
     KA_AUTO_BUF struct ka_buf text = {0};
     struct stat st;
@@ -64,7 +64,7 @@ static int read_token(struct service *service, const char *path, struct ka_err *
     if (len < TOKEN_MIN || bytes[from + len + strspn(bytes + from + len, " \t\r\n")])
         rc = ka_fail(err, -EINVAL, "%s: a token is one word of at least %d characters", path, TOKEN_MIN);
     else
-        service->token = ka_strndup(bytes + from, len);
+        *token = ka_strndup(bytes + from, len);
     if (rc == 0 && stat(path, &st) == 0 && (st.st_mode & 077))
         ka_log(KA_LOG_WARN, "%s: others can read the token (chmod 600)", path);
     explicit_bzero(text.data, text.len);
@@ -75,7 +75,7 @@ static int open_socket(struct service *service, const struct ka_opts *opts, int 
 {
     KA_AUTO_FREE char *own = ka_format("unix:%s/socket", service->folder);
     const char *address = opts->address ? opts->address : own;
-    int rc = opts->token_file ? read_token(service, opts->token_file, err) : 0;
+    int rc = opts->token_file ? ka_service_token(opts->token_file, &service->token, err) : 0;
     if (rc == 0 && !service->token && !ka_httpd_is_unix(address))
         rc = ka_fail(err, -EINVAL,
                      "--address %s: every user of this machine reaches a TCP port: --token-file FILE is "

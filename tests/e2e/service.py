@@ -10,11 +10,16 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from conftest import Agent
+from files import BACKWARD, FORWARD, fenced
+
+ASKS = ("--backend", "mailbox:box", "--draft", "llm", "--no-optimise", "--jobs", "1")
 
 
 @dataclass
@@ -128,3 +133,41 @@ class Service:
         """The exit code, asked for by SIGTERM."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait()
+
+
+def variant(number: int) -> str:
+    """Another file, as far as its content goes."""
+    return f"{FORWARD}\n# {number}\n"
+
+
+@pytest.fixture
+def serve(agent: Agent) -> Iterator[Callable[..., Service]]:
+    """serve(*options) starts a service; all of them are ended with the test."""
+    started: list[Service] = []
+
+    def start(*options: str) -> Service:
+        started.append(Service(agent, *options))
+        return started[-1]
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.kill()
+
+
+def answer(agent: Agent, count: int = 1) -> None:
+    """Answer so many questions in the mailbox, with the right backward."""
+    done = 0
+    while done < count:
+        for request in (agent.folder / "box").glob("*.request.md"):
+            reply = Path(str(request).replace(".request.", ".answer."))
+            if not reply.exists():
+                reply.write_text(fenced(BACKWARD))
+                done += 1
+        time.sleep(0.02)
+
+
+def asked(agent: Agent, count: int) -> None:
+    """Wait for so many questions."""
+    while len(list((agent.folder / "box").glob("*.request.md"))) < count:
+        time.sleep(0.02)

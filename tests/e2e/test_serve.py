@@ -4,55 +4,15 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from conftest import Agent
-from files import BACKWARD, FORWARD, fenced
-from service import Service
+from files import FORWARD
+from service import ASKS, Service, answer, asked, variant
+from service import serve as serve  # a fixture
 
 TOKEN = "0123456789abcdef-token"
-ASKS = ("--backend", "mailbox:box", "--draft", "llm", "--no-optimise", "--jobs", "1")
-
-
-def variant(number: int) -> str:
-    """Another file, as far as its content goes."""
-    return f"{FORWARD}\n# {number}\n"
-
-
-@pytest.fixture
-def serve(agent: Agent) -> Iterator[Callable[..., Service]]:
-    """serve(*options) starts a service; all of them are ended with the test."""
-    started: list[Service] = []
-
-    def start(*options: str) -> Service:
-        started.append(Service(agent, *options))
-        return started[-1]
-
-    yield start
-    for one in started:
-        if one.process.poll() is None:
-            one.kill()
-
-
-def answer(agent: Agent, count: int = 1) -> None:
-    """Answer so many questions in the mailbox, with the right backward."""
-    done = 0
-    while done < count:
-        for request in (agent.folder / "box").glob("*.request.md"):
-            reply = Path(str(request).replace(".request.", ".answer."))
-            if not reply.exists():
-                reply.write_text(fenced(BACKWARD))
-                done += 1
-        time.sleep(0.02)
-
-
-def asked(agent: Agent, count: int) -> None:
-    """Wait for so many questions."""
-    while len(list((agent.folder / "box").glob("*.request.md"))) < count:
-        time.sleep(0.02)
 
 
 def test_run_is_taken_on_and_verified(agent: Agent, serve: Callable[..., Service]) -> None:
@@ -201,7 +161,7 @@ def test_requests_that_are_wrong_are_refused(serve: Callable[..., Service]) -> N
     assert large.startswith(b"HTTP/1.1 413 ") and b"too_large" in large
     chunked = b"POST /v1/runs HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
     assert service.raw(chunked).startswith(b"HTTP/1.1 411 ")
-    for bad in (b"\x00\xff\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"G" * 100_000):
+    for bad in (b"\x00\xff / HTTP/1.1\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"G" * 100_000):
         assert not service.raw(bad).startswith(b"HTTP/1.1 2")
     first = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
     said = service.raw(first + b"GET /v1/runs/x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
