@@ -12,20 +12,33 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/hash.h"
 #include "base/log.h"
 #include "loop_uv.h"
 
+#define SURPLUS 64 /* connections that may be there at a time to be told that they are too many */
+#define SWEEP_MS 500
 #define HEAD_MAX ((size_t)32 << 10) /* memory of a connection: the request's line and headers */
+
+struct peer { /* a connection */
+    struct ka_httpd *httpd;
+    int fd;
+    bool whole;     /* a request is, and its answer under way */
+    uint64_t since; /* when it began, or was answered last */
+    struct peer *next, **at;
+};
 
 struct ka_httpd {
     struct MHD_Daemon *mhd;
     struct ka_httpd_conf conf;
     uv_loop_t *loop;
     uv_poll_t poll;
-    uv_timer_t timer;
+    uv_timer_t timer, sweep;
+    struct peer *peers;
+    unsigned count;
     unsigned handles;
 };
 
@@ -69,6 +82,66 @@ static void on_poll(uv_poll_t *poll, int status, int events)
     (void)status;
     (void)events;
     turn(poll->data);
+}
+
+/* ---- connections ---- */
+
+/* Its end is read by libmicrohttpd, which then lets go of it. */
+static void cut(const struct peer *peer)
+{
+    shutdown(peer->fd, SHUT_RDWR);
+}
+
+static void refuse_peer(const struct peer *peer)
+{
+    static const char text[] =
+        "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nConnection: close\r\n"
+        "Content-Type: application/json\r\nContent-Length: 73\r\n\r\n"
+        "{\"error\": {\"code\": \"busy\", \"message\": \"there are too many connections\"}}\n";
+    if (send(peer->fd, text, sizeof(text) - 1, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+        ka_log(KA_LOG_DEBUG, "http: a refusal was not taken");
+    cut(peer);
+}
+
+static void on_connection(void *arg, struct MHD_Connection *connection, void **context,
+                          enum MHD_ConnectionNotificationCode code)
+{
+    struct ka_httpd *httpd = arg;
+    struct peer *peer = *context;
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        *context = peer = ka_calloc(1, sizeof(*peer));
+        *peer = (struct peer){
+            .httpd = httpd,
+            .fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd,
+            .since = uv_now(httpd->loop),
+            .next = httpd->peers,
+            .at = &httpd->peers};
+        if (peer->next)
+            peer->next->at = &peer->next;
+        httpd->peers = peer;
+        if (++httpd->count > httpd->conf.max_connections)
+            refuse_peer(peer);
+        return;
+    }
+    httpd->count--;
+    *peer->at = peer->next;
+    if (peer->next)
+        peer->next->at = peer->at;
+    free(peer);
+}
+
+static struct peer *peer_of(struct MHD_Connection *connection)
+{
+    return MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
+}
+
+/* A client that sends a byte now and then is never silent. */
+static void on_sweep(uv_timer_t *timer)
+{
+    struct ka_httpd *httpd = timer->data;
+    for (const struct peer *peer = httpd->peers; peer; peer = peer->next)
+        if (!peer->whole && uv_now(httpd->loop) - peer->since > httpd->conf.request_s * 1000U)
+            cut(peer);
 }
 
 /* ---- calls ---- */
@@ -207,6 +280,7 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *connection, 
     }
     if (!call->shown) {
         call->shown = true;
+        peer_of(connection)->whole = true;
         httpd->conf.whole(httpd->conf.arg, call);
     }
     if (call->response)
@@ -222,10 +296,12 @@ static void on_completed(void *arg, struct MHD_Connection *connection, void **at
                          enum MHD_RequestTerminationCode why)
 {
     struct ka_call *call = *at;
+    struct peer *peer = peer_of(connection);
     (void)arg;
-    (void)connection;
     (void)why;
     *at = NULL;
+    peer->whole = false;
+    peer->since = uv_now(peer->httpd->loop);
     if (!call)
         return;
     if (call->response)
@@ -257,13 +333,14 @@ int ka_httpd_new(struct ka_loop *loop, const struct ka_httpd_conf *conf, int fd,
                  struct ka_err *err)
 {
     struct ka_httpd *httpd = ka_calloc(1, sizeof(*httpd));
-    *httpd = (struct ka_httpd){.conf = *conf, .loop = ka_loop_uv(loop), .handles = 2};
+    *httpd = (struct ka_httpd){.conf = *conf, .loop = ka_loop_uv(loop), .handles = 3};
     httpd->mhd = MHD_start_daemon(
         MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0, NULL, NULL, on_request, httpd,
         MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL, MHD_OPTION_LISTEN_SOCKET, fd, MHD_OPTION_NOTIFY_COMPLETED,
         on_completed, NULL, MHD_OPTION_UNESCAPE_CALLBACK, keep_escapes, NULL, MHD_OPTION_CONNECTION_LIMIT,
-        conf->max_connections, MHD_OPTION_CONNECTION_TIMEOUT, conf->idle_s,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, HEAD_MAX, MHD_OPTION_END);
+        conf->max_connections + SURPLUS, MHD_OPTION_NOTIFY_CONNECTION, on_connection, httpd,
+        MHD_OPTION_CONNECTION_TIMEOUT, conf->idle_s, MHD_OPTION_CONNECTION_MEMORY_LIMIT, HEAD_MAX,
+        MHD_OPTION_END);
     const union MHD_DaemonInfo *info =
         httpd->mhd ? MHD_get_daemon_info(httpd->mhd, MHD_DAEMON_INFO_EPOLL_FD) : NULL;
     if (!info) {
@@ -273,7 +350,9 @@ int ka_httpd_new(struct ka_loop *loop, const struct ka_httpd_conf *conf, int fd,
     }
     uv_poll_init(httpd->loop, &httpd->poll, info->epoll_fd);
     uv_timer_init(httpd->loop, &httpd->timer);
-    httpd->poll.data = httpd->timer.data = httpd;
+    uv_timer_init(httpd->loop, &httpd->sweep);
+    httpd->poll.data = httpd->timer.data = httpd->sweep.data = httpd;
+    uv_timer_start(&httpd->sweep, on_sweep, SWEEP_MS, SWEEP_MS);
     uv_poll_start(&httpd->poll, UV_READABLE, on_poll);
     wait_again(httpd);
     *out = httpd;
@@ -295,6 +374,7 @@ void ka_httpd_close(struct ka_httpd *httpd)
     MHD_run(httpd->mhd);
     uv_close((uv_handle_t *)&httpd->poll, on_closed);
     uv_close((uv_handle_t *)&httpd->timer, on_closed);
+    uv_close((uv_handle_t *)&httpd->sweep, on_closed);
     MHD_stop_daemon(httpd->mhd);
     httpd->mhd = NULL;
 }

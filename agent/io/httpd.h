@@ -6,8 +6,8 @@
  * at it. Everything runs on the loop's thread.
  *
  * Bodies come with a Content-Length, up to `max_body`: 411 and 413 are answered here. Paths are as they were
- * sent, with no escape undone. Where a client sends too slowly, is silent for `idle_s` or is one too many,
- * its connection is closed. */
+ * sent, with no escape undone.
+ */
 #ifndef KA_HTTPD_H
 #define KA_HTTPD_H
 
@@ -21,7 +21,9 @@ struct ka_loop;
 
 struct ka_httpd_conf {
     size_t max_body;
-    unsigned max_connections, idle_s;
+    unsigned max_connections; /* one more is told 503 and closed */
+    unsigned idle_s;          /* silence that ends a connection */
+    unsigned request_s;       /* that a request may take to be whole, however steadily it comes */
     void (*begun)(void *arg, struct ka_call *call);
     void (*whole)(void *arg, struct ka_call *call);
     void *arg;

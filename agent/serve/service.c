@@ -19,6 +19,7 @@
 #define TOKEN_MIN 16
 #define CONNECTIONS_MAX 256
 #define IDLE_S 30
+#define REQUEST_S 60
 
 struct service {
     struct ka_app app;
@@ -91,6 +92,7 @@ static int start_http(struct service *service, int fd, struct ka_err *err)
     const struct ka_httpd_conf conf = {.max_body = KA_SUBMISSION_MAX,
                                        .max_connections = CONNECTIONS_MAX,
                                        .idle_s = IDLE_S,
+                                       .request_s = REQUEST_S,
                                        .begun = ka_api_begun,
                                        .whole = ka_api_whole,
                                        .arg = &service->api};
