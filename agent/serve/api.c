@@ -9,6 +9,7 @@
 #include "agent/io/httpd.h"
 #include "base/files.h"
 #include "base/hash.h"
+#include "metrics.h"
 #include "queue.h"
 
 #define LIST_MAX 1000
@@ -92,6 +93,16 @@ static void get_ready(struct ka_api *api, struct ka_call *call, const char *id)
         ka_call_refuse(call, 503, "draining", "the service is about to end");
     else
         get_health(api, call, id);
+}
+
+static void get_metrics(struct ka_api *api, struct ka_call *call, const char *id)
+{
+    KA_AUTO_BUF struct ka_buf text = {0};
+    (void)id;
+    ka_metrics_write(api->queue, &text);
+    const struct ka_reply reply = {
+        .status = 200, .type = "text/plain; version=0.0.4", .body = text.data, .len = text.len};
+    ka_call_reply(call, &reply);
 }
 
 static void post_run(struct ka_api *api, struct ka_call *call, const char *id)
@@ -237,6 +248,7 @@ static const struct route {
 } routes[] = {
     {"GET", "/healthz", get_health},
     {"GET", "/readyz", get_ready},
+    {"GET", "/metrics", get_metrics},
     {"POST", "/v1/runs", post_run},
     {"GET", "/v1/runs", get_runs},
     {"GET", "/v1/runs/*", get_run},

@@ -2,6 +2,7 @@
  *
  *     GET    /healthz             alive; the only one without a token
  *     GET    /readyz              takes runs on
+ *     GET    /metrics             metrics.h
  *     POST   /v1/runs             agent/core/submission.h -> 202 with the run, 200 where it is known already
  *     GET    /v1/runs             ?state=, ?limit=: {"runs": [...], "total"}, the newest first
  *     GET    /v1/runs/ID          the run: entry.h

@@ -81,6 +81,8 @@ json_t *ka_entry_json(const struct ka_entry *entry)
     put_time(doc, "not_before", entry->state == KA_ENTRY_QUEUED ? entry->not_before : 0);
     bool known = entry->state == KA_ENTRY_DONE || entry->state == KA_ENTRY_FAILED;
     json_object_set_new(doc, "exit_code", known ? json_integer(entry->exit_code) : json_null());
+    json_object_set_new(doc, "tokens_in", json_integer((json_int_t)entry->tokens_in));
+    json_object_set_new(doc, "tokens_out", json_integer((json_int_t)entry->tokens_out));
     json_object_set_new(doc, "verdict", entry->verdict ? json_string(entry->verdict) : json_null());
     json_object_set_new(doc, "reason", entry->reason ? json_string(entry->reason) : json_null());
     json_object_set_new(doc, "folder", entry->folder ? json_string(entry->folder) : json_null());
@@ -109,6 +111,8 @@ struct ka_entry *ka_entry_read(const char *id, const json_t *doc)
     entry->ended = ka_number_of(doc, "ended", 0);
     entry->not_before = ka_number_of(doc, "not_before", 0);
     entry->exit_code = (int)ka_number_of(doc, "exit_code", 0);
+    entry->tokens_in = ka_number_of(doc, "tokens_in", 0);
+    entry->tokens_out = ka_number_of(doc, "tokens_out", 0);
     entry->verdict = ka_strdup(ka_text_of(doc, "verdict", NULL));
     entry->reason = ka_strdup(ka_text_of(doc, "reason", NULL));
     entry->folder = ka_strdup(ka_text_of(doc, "folder", NULL));

@@ -33,6 +33,7 @@ struct ka_entry {
     int exit_code;                    /* the program's, for this run; once it has ended */
     char *verdict;                    /* of the result object; NULL */
     char *reason;                     /* why it is as it is, for people; NULL */
+    double tokens_in, tokens_out;     /* of the last attempt that ended */
     char *folder;                     /* of the run, once it has ended; NULL: there is none */
 };
 

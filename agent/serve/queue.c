@@ -267,6 +267,8 @@ static void on_run_done(struct ka_run *run, bool waiting, void *arg)
         if (!queue->draining) /* else it stays as it is on the disk: running */
             queue_again(item, TROUBLE_S, "its folder could not be written");
     } else if (!try_later(item, code, why)) {
+        entry->tokens_in = ka_number_of(json_object_get(result, "llm"), "tokens_in", 0);
+        entry->tokens_out = ka_number_of(json_object_get(result, "llm"), "tokens_out", 0);
         set_text(&entry->verdict, ka_text_of(result, "verdict", NULL));
         set_text(&entry->folder, ka_run_dir(run));
         end_item(item, code == 0 || code == 3 || code == 4 ? KA_ENTRY_DONE : KA_ENTRY_FAILED, code, why);
