@@ -21,6 +21,8 @@
 
 #define SURPLUS 64 /* connections that may be there at a time to be told that they are too many */
 #define SWEEP_MS 500
+#define PING_MS 15000
+#define BLOCK ((size_t)16 << 10)
 #define HEAD_MAX ((size_t)32 << 10) /* memory of a connection: the request's line and headers */
 
 struct peer { /* a connection */
@@ -31,6 +33,18 @@ struct peer { /* a connection */
     struct peer *next, **at;
 };
 
+struct stream { /* an answer that goes on */
+    struct ka_httpd *httpd;
+    struct MHD_Connection *connection;
+    ka_stream_fn more;
+    void (*gone)(void *arg);
+    void *arg;
+    struct ka_buf waiting; /* for the client to take it */
+    bool ended, suspended;
+    uint64_t sent; /* when the client was given something */
+    struct stream *next, **at;
+};
+
 struct ka_httpd {
     struct MHD_Daemon *mhd;
     struct ka_httpd_conf conf;
@@ -38,6 +52,9 @@ struct ka_httpd {
     uv_poll_t poll;
     uv_timer_t timer, sweep;
     struct peer *peers;
+    struct stream *streams;
+    unsigned stream_count;
+    bool closing;
     unsigned count;
     unsigned handles;
 };
@@ -135,6 +152,14 @@ static struct peer *peer_of(struct MHD_Connection *connection)
     return MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
 }
 
+static void wake(struct stream *stream)
+{
+    if (!stream->suspended)
+        return;
+    stream->suspended = false;
+    MHD_resume_connection(stream->connection);
+}
+
 /* A client that sends a byte now and then is never silent. */
 static void on_sweep(uv_timer_t *timer)
 {
@@ -142,6 +167,10 @@ static void on_sweep(uv_timer_t *timer)
     for (const struct peer *peer = httpd->peers; peer; peer = peer->next)
         if (!peer->whole && uv_now(httpd->loop) - peer->since > httpd->conf.request_s * 1000U)
             cut(peer);
+    for (struct stream *stream = httpd->streams; stream; stream = stream->next)
+        wake(stream);
+    if (httpd->streams)
+        uv_timer_start(&httpd->timer, on_timer, 1, 0);
 }
 
 /* ---- calls ---- */
@@ -177,19 +206,86 @@ const char *ka_call_body(const struct ka_call *call, size_t *len)
     return ka_buf_str(&call->body);
 }
 
+/* Takes the response. */
+static void answer(struct ka_call *call, struct MHD_Response *response, unsigned status, const char *type)
+{
+    MHD_add_response_header(response, "Content-Type", type);
+    MHD_add_response_header(response, "X-Request-Id", call->id);
+    MHD_add_response_header(response, "Cache-Control", "no-store");
+    MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+    ka_log(KA_LOG_DEBUG, "%s %s %s: %u", call->id, call->method, call->path, status);
+    call->response = response;
+    call->status = status;
+}
+
+/* libmicrohttpd asks for bytes; where there are none it is to wait until wake(). */
+static ssize_t read_stream(void *arg, uint64_t at, char *bytes, size_t max)
+{
+    struct stream *stream = arg;
+    uint64_t now = uv_now(stream->httpd->loop);
+    (void)at;
+    if (stream->httpd->closing)
+        return MHD_CONTENT_READER_END_OF_STREAM;
+    if (!stream->waiting.len && !stream->ended)
+        stream->ended = !stream->more(stream->arg, &stream->waiting);
+    if (!stream->waiting.len && stream->ended)
+        return MHD_CONTENT_READER_END_OF_STREAM;
+    if (!stream->waiting.len && now - stream->sent >= PING_MS)
+        ka_buf_puts(&stream->waiting, ": nothing new\n\n");
+    size_t len = stream->waiting.len < max ? stream->waiting.len : max;
+    if (len) {
+        memcpy(bytes, stream->waiting.data, len);
+        ka_buf_consume(&stream->waiting, len);
+        stream->sent = now;
+    } else {
+        stream->suspended = true;
+        MHD_suspend_connection(stream->connection);
+    }
+    return (ssize_t)len;
+}
+
+static void free_stream(void *arg)
+{
+    struct stream *stream = arg;
+    *stream->at = stream->next;
+    if (stream->next)
+        stream->next->at = stream->at;
+    stream->httpd->stream_count--;
+    stream->gone(stream->arg);
+    ka_buf_free(&stream->waiting);
+    free(stream);
+}
+
+int ka_call_stream(struct ka_call *call, ka_stream_fn more, void (*gone)(void *arg), void *arg)
+{
+    struct ka_httpd *httpd = call->httpd;
+    if (httpd->stream_count >= httpd->conf.max_streams)
+        return -EAGAIN;
+    struct stream *stream = ka_calloc(1, sizeof(*stream));
+    *stream = (struct stream){.httpd = httpd,
+                              .connection = call->connection,
+                              .more = more,
+                              .gone = gone,
+                              .arg = arg,
+                              .sent = uv_now(httpd->loop),
+                              .next = httpd->streams,
+                              .at = &httpd->streams};
+    if (stream->next)
+        stream->next->at = &stream->next;
+    httpd->streams = stream;
+    httpd->stream_count++;
+    answer(call, MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK, read_stream, stream, free_stream),
+           200, "text/event-stream");
+    return 0;
+}
+
 void ka_call_reply(struct ka_call *call, const struct ka_reply *reply)
 {
     struct MHD_Response *response =
         MHD_create_response_from_buffer(reply->len, (void *)reply->body, MHD_RESPMEM_MUST_COPY);
-    MHD_add_response_header(response, "Content-Type", reply->type);
-    MHD_add_response_header(response, "X-Request-Id", call->id);
-    MHD_add_response_header(response, "Cache-Control", "no-store");
-    MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
     if (reply->header)
         MHD_add_response_header(response, reply->header, reply->value);
-    ka_log(KA_LOG_DEBUG, "%s %s %s: %u", call->id, call->method, call->path, reply->status);
-    call->response = response;
-    call->status = reply->status;
+    answer(call, response, reply->status, reply->type);
     if (call->suspended) {
         call->suspended = false;
         MHD_resume_connection(call->connection);
@@ -370,6 +466,9 @@ void ka_httpd_close(struct ka_httpd *httpd)
 {
     if (!httpd)
         return;
+    httpd->closing = true;
+    for (struct stream *stream = httpd->streams; stream; stream = stream->next)
+        wake(stream);
     MHD_run(httpd->mhd); /* resumes what was answered last, then writes it */
     MHD_run(httpd->mhd);
     uv_close((uv_handle_t *)&httpd->poll, on_closed);

@@ -23,6 +23,7 @@ struct ka_httpd_conf {
     size_t max_body;
     unsigned max_connections; /* one more is told 503 and closed */
     unsigned idle_s;          /* silence that ends a connection */
+    unsigned max_streams;     /* of these */
     unsigned request_s;       /* that a request may take to be whole, however steadily it comes */
     void (*begun)(void *arg, struct ka_call *call);
     void (*whole)(void *arg, struct ka_call *call);
@@ -63,6 +64,15 @@ const char *ka_call_argument(const struct ka_call *call, const char *name);
 const char *ka_call_body(const struct ka_call *call, size_t *len);
 
 void ka_call_reply(struct ka_call *call, const struct ka_reply *reply);
+
+/* More of an answer that goes on: what there is by now is appended to `out`, nothing where there is nothing
+ * yet. false: that was the end. Asked as often as the client takes what it gets, and every so often. */
+typedef bool (*ka_stream_fn)(void *arg, struct ka_buf *out);
+
+/* Answer with a stream of events (text/event-stream), inside of `begun` or `whole`. Its silence is broken by
+ * comments. `gone` runs once when nobody asks for more any more, and may free `arg`. -EAGAIN: there are too
+ * many; the call is then not answered. */
+int ka_call_stream(struct ka_call *call, ka_stream_fn more, void (*gone)(void *arg), void *arg);
 /* {"error": {"code", "message", "request_id"}} */
 void ka_call_refuse(struct ka_call *call, unsigned status, const char *code, const char *message);
 

@@ -11,6 +11,7 @@
 #include "base/hash.h"
 #include "metrics.h"
 #include "queue.h"
+#include "stream.h"
 
 #define LIST_MAX 1000
 #define FILE_MAX ((size_t)16 << 20)
@@ -216,6 +217,19 @@ static void get_pair(struct ka_api *api, struct ka_call *call, const char *id)
         ka_call_reply(call, &reply);
 }
 
+static void get_run_events(struct ka_api *api, struct ka_call *call, const char *id)
+{
+    if (find(api, call, id) && ka_stream_run(api->queue, call, id))
+        ka_call_refuse(call, 503, "busy", "too many streams are open");
+}
+
+static void get_events(struct ka_api *api, struct ka_call *call, const char *id)
+{
+    (void)id;
+    if (ka_stream_queue(api->queue, call))
+        ka_call_refuse(call, 503, "busy", "too many streams are open");
+}
+
 static void post_cancel(struct ka_api *api, struct ka_call *call, const char *id)
 {
     struct ka_err err;
@@ -255,6 +269,8 @@ static const struct route {
     {"DELETE", "/v1/runs/*", delete_run},
     {"GET", "/v1/runs/*/result", get_result},
     {"GET", "/v1/runs/*/pair", get_pair},
+    {"GET", "/v1/runs/*/events", get_run_events},
+    {"GET", "/v1/events", get_events},
     {"POST", "/v1/runs/*/cancel", post_cancel},
     {"POST", "/v1/runs/*/retry", post_retry},
 };

@@ -8,6 +8,8 @@
  *     GET    /v1/runs/ID          the run: entry.h
  *     GET    /v1/runs/ID/result   its result object, once it has ended
  *     GET    /v1/runs/ID/pair     the finished file
+ *     GET    /v1/runs/ID/events   stream.h: what happens in the run, as it happens
+ *     GET    /v1/events           the same of all runs: which of them changed
  *     POST   /v1/runs/ID/cancel   one that is queued or runs
  *     POST   /v1/runs/ID/retry    one that has ended, once more
  *     DELETE /v1/runs/ID          one that has ended, with its folder

@@ -31,6 +31,7 @@ struct item {
     struct ka_entry *entry;
     struct ka_queue *queue;
     struct ka_run *run;     /* NULL: none in this process */
+    uint64_t version;       /* of the queue, at the last change */
     struct waiter *waiters; /* for the write under way */
     json_t *before;         /* the entry before the change of a client's that is under way */
     bool new;               /* its first write is under way */
@@ -46,7 +47,8 @@ struct ka_queue {
     struct ka_ledger *ledger;
     struct item **items; /* by age */
     size_t count, room;
-    int busy; /* starting or running */
+    uint64_t version; /* microseconds when it was opened, and the changes since */
+    int busy;         /* starting or running */
     struct ka_soon *tick;
     bool begun, draining;
     void (*drained)(void *arg);
@@ -118,6 +120,27 @@ const struct ka_entry *ka_queue_at(const struct ka_queue *queue, size_t i)
     return queue->items[i]->new || queue->items[i]->going ? NULL : queue->items[i]->entry;
 }
 
+const char *ka_queue_folder(const struct ka_queue *queue, const char *id)
+{
+    const struct item *item = find_item(queue, id);
+    return !item ? NULL : item->run ? ka_run_dir(item->run) : item->entry->folder;
+}
+
+uint64_t ka_queue_version(const struct ka_queue *queue)
+{
+    return queue->version;
+}
+
+uint64_t ka_queue_version_at(const struct ka_queue *queue, size_t i)
+{
+    return queue->items[i]->version;
+}
+
+static void touch(struct item *item)
+{
+    item->version = ++item->queue->version;
+}
+
 bool ka_queue_draining(const struct ka_queue *queue)
 {
     return queue->draining;
@@ -187,6 +210,7 @@ static void tell_waiters(struct item *item, int rc, const struct ka_entry *entry
 static void put(struct item *item, ka_ledger_done_fn done)
 {
     json_auto_t *doc = ka_entry_json(item->entry);
+    touch(item);
     ka_ledger_put(item->queue->ledger, item->entry->id, doc, done, item);
 }
 
@@ -417,6 +441,7 @@ static void on_taken(void *arg, int rc, const struct ka_err *err)
     struct item *item = arg;
     struct ka_queue *queue = item->queue;
     item->new = false;
+    touch(item);
     tell_waiters(item, rc, rc ? NULL : item->entry, err);
     if (rc)
         remove_item(item);
@@ -490,6 +515,7 @@ static void take_back(struct item *item)
         entry->state = KA_ENTRY_QUEUED;
     ka_entry_free(item->entry);
     item->entry = entry;
+    touch(item);
 }
 
 static void on_changed(void *arg, int rc, const struct ka_err *err)
@@ -603,7 +629,7 @@ static void on_entry(void *arg, const char *id, json_t *doc)
     }
     if (entry->state == KA_ENTRY_RUNNING)
         entry->state = KA_ENTRY_QUEUED; /* with its starts: it goes on */
-    add_item(queue, entry);
+    touch(add_item(queue, entry));
 }
 
 int ka_queue_open(struct ka_app *app, const struct ka_opts *opts, const char *folder, struct ka_queue **out,
@@ -611,7 +637,8 @@ int ka_queue_open(struct ka_app *app, const struct ka_opts *opts, const char *fo
 {
     struct ka_queue *queue = ka_calloc(1, sizeof(*queue));
     char *aside = NULL;
-    *queue = (struct ka_queue){.app = app, .opts = opts, .runs = ka_path_join(folder, "runs")};
+    *queue = (struct ka_queue){
+        .app = app, .opts = opts, .runs = ka_path_join(folder, "runs"), .version = (uint64_t)(now() * 1e6)};
     int rc = ka_ledger_open(folder, app->loop, on_entry, queue, &queue->ledger, &aside, err);
     if (rc) {
         ka_queue_free(queue);

@@ -49,6 +49,12 @@ const struct ka_entry *ka_queue_find(const struct ka_queue *queue, const char *i
 /* How many there are, and the i-th of them by age: NULL for one that is just taken on, or deleted. */
 size_t ka_queue_count(const struct ka_queue *queue);
 const struct ka_entry *ka_queue_at(const struct ka_queue *queue, size_t i);
+/* The folder of the run's last attempt that was begun, in this process or to its end; NULL. Borrowed. */
+const char *ka_queue_folder(const struct ka_queue *queue, const char *id);
+/* Goes up with each change of an entry, also over the end of a service; and what it was at the last change of
+ * the i-th. */
+uint64_t ka_queue_version(const struct ka_queue *queue);
+uint64_t ka_queue_version_at(const struct ka_queue *queue, size_t i);
 bool ka_queue_draining(const struct ka_queue *queue);
 
 /* Of the entry with this id. 0: `done` will run; -ENOENT; -EBUSY with a sentence: not in the state that it is

@@ -18,6 +18,7 @@
 
 #define TOKEN_MIN 16
 #define CONNECTIONS_MAX 256
+#define STREAMS_MAX 128
 #define IDLE_S 30
 #define REQUEST_S 60
 
@@ -91,6 +92,7 @@ static int start_http(struct service *service, int fd, struct ka_err *err)
     KA_AUTO_FREE char *address = ka_httpd_address(fd);
     const struct ka_httpd_conf conf = {.max_body = KA_SUBMISSION_MAX,
                                        .max_connections = CONNECTIONS_MAX,
+                                       .max_streams = STREAMS_MAX,
                                        .idle_s = IDLE_S,
                                        .request_s = REQUEST_S,
                                        .begun = ka_api_begun,

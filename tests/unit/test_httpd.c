@@ -126,6 +126,7 @@ static int set_up(void **state)
     fixture->loop = ka_loop_new();
     const struct ka_httpd_conf conf = {.max_body = 100,
                                        .max_connections = CONNECTIONS,
+                                       .max_streams = 2,
                                        .idle_s = 30,
                                        .request_s = 1,
                                        .begun = begun,
