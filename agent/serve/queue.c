@@ -255,6 +255,7 @@ static void end_item(struct item *item, enum ka_entry_state state, int exit_code
 static void queue_again(struct item *item, double seconds, const char *reason)
 {
     item->entry->state = KA_ENTRY_QUEUED;
+    item->entry->starts -= item->entry->starts > 0; /* it was not the run that ended the service */
     item->entry->not_before = now() + seconds;
     set_text(&item->entry->reason, reason);
     ka_log(KA_LOG_WARN, "%s %s: again in %g seconds: %s", item->entry->id, item->entry->name, seconds,
@@ -313,8 +314,8 @@ static char *source_path(const struct item *item)
     return ka_format("%s/%s/%s", item->queue->runs, item->entry->id, item->entry->name);
 }
 
-/* The run that an earlier service began. It may have ended, and the service before it could say so: then it
- * only ends once more. */
+/* The run of this attempt that was begun before. It may have ended, and the service before it could say so:
+ * then it only ends once more. */
 static int resume(struct item *item, const struct ka_settings *settings)
 {
     KA_AUTO_FREE struct dirent **found = NULL;
@@ -343,7 +344,7 @@ static int begin(struct item *item, struct ka_err *err)
     ka_settings_set(&settings.out, out);
     const struct ka_run_req request = {
         .settings = &settings, .file = file, .mode = KA_RUN_COMPLETE, .done = on_run_done, .arg = item};
-    rc = item->entry->starts > 1 ? resume(item, &settings) : -ENOENT;
+    rc = resume(item, &settings);
     if (rc == -EBUSY)
         rc = ka_fail(err, rc, "another process has its folder");
     else if (rc)
