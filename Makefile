@@ -8,7 +8,7 @@ endif
 PREFIX  ?= /usr/local
 PYTHON  := .venv/bin/python
 
-PKGS    := libuv libcurl jansson sqlite3 openblas libcrypto
+PKGS    := libuv libcurl libmicrohttpd jansson sqlite3 openblas libcrypto
 WARN    := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wformat=2 -Wswitch-enum -Werror
 CFLAGS  ?= -O2 -g
 KA_CFLAGS = -std=c11 -D_GNU_SOURCE -I. $(WARN) $(CFLAGS) \

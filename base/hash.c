@@ -1,9 +1,11 @@
 /* Digest (OpenSSL's libcrypto) and random bytes (the kernel's). */
 #include "hash.h"
 
+#include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 void ka_hash_hex(const void *bytes, size_t len, char out[static KA_HASH_HEX])
@@ -16,6 +18,14 @@ void ka_hash_hex(const void *bytes, size_t len, char out[static KA_HASH_HEX])
     }
     for (unsigned int i = 0; i < size; i++)
         snprintf(out + (size_t)2 * i, 3, "%02x", digest[i]);
+}
+
+bool ka_same_secret(const char *a, const char *b)
+{
+    char digests[2][KA_HASH_HEX];
+    ka_hash_hex(a, strlen(a), digests[0]);
+    ka_hash_hex(b, strlen(b), digests[1]);
+    return CRYPTO_memcmp(digests[0], digests[1], KA_HASH_HEX) == 0;
 }
 
 uint64_t ka_random_u64(void)

@@ -8,6 +8,9 @@
 
 void ka_hash_hex(const void *bytes, size_t len, char out[static KA_HASH_HEX]);
 
+/* Are two texts the same? Takes a time that does not hang on where they differ. */
+bool ka_same_secret(const char *a, const char *b);
+
 /* From the system's random source. Ends the program if there is none: seeds must be secret. */
 uint64_t ka_random_u64(void);
 

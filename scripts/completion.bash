@@ -3,13 +3,14 @@
 _kernel_agent()
 {
     local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} choices=
-    local commands="batch bench check differentiate doctor inspect prompt run store verify"
+    local commands="batch bench cancel check differentiate doctor inspect prompt run serve status store submit verify"
     local options="--file-path --out --sweep --path --resume --store --topk --min-sim --rag-exclude --no-retrieval --no-lessons --backend
         --base-url --model --reasoning-effort --api-key-file --context-tokens --llm-timeout --draft --no-wait
         --prompts --max-iters --candidates --patience-parity --patience-perf --min-rel-impr --max-tokens
         --max-seconds --max-cost --price-in --price-out --no-optimise --device --target --dtype --python
         --require-sandbox --deadline --children --no-compile-cache --compile-cache-mb --json --quiet --log-level --config
-        --jobs --force --junit --function --fail-fast --sanitize --print --only --seconds --help --version"
+        --jobs --force --state
+        --address --token-file --priority --wait --junit --function --fail-fast --sanitize --print --only --seconds --help --version"
     COMPREPLY=()
     case $prev in
         --sweep) choices="all required" ;;
@@ -23,14 +24,14 @@ _kernel_agent()
         --only) choices="bwd fwd both" ;;
         --log-level) choices="error warn info debug" ;;
         store) choices="build add import list show search verify export lessons" ;;
-        --out | --path | --prompts | --resume | batch | verify)
+        --out | --path | --prompts | --resume | --state | batch | verify)
             mapfile -t COMPREPLY < <(compgen -d -- "$cur")
             return ;;
-        --file-path | --store | --api-key-file | --python | --config | --junit | inspect | check | bench | differentiate | prompt)
+        --file-path | --store | --api-key-file | --python | --config | --junit | --token-file | inspect | check | bench | differentiate | prompt | submit)
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return ;;
         --function | --topk | --min-sim | --rag-exclude | --base-url | --model | --context-tokens | \
-        --llm-timeout | --max-* | --candidates | --patience-* | --min-rel-impr | --price-* | --deadline | --children | --compile-cache-mb | --jobs | --seconds)
+        --llm-timeout | --max-* | --candidates | --patience-* | --min-rel-impr | --price-* | --deadline | --children | --compile-cache-mb | --jobs | --priority | --seconds)
             return ;;
     esac
     if [[ -n $choices ]]; then

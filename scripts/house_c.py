@@ -1,4 +1,5 @@
-"""The order of the C program: which folder may include which, no circles, who may touch libuv and curl.
+"""The order of the C program: which folder may include which, no circles, who may touch libuv, curl
+and libmicrohttpd.
 
     python3 scripts/house_c.py [ROOT]      prints one line for each finding; exit code 1 where there is one
 
@@ -26,6 +27,7 @@ ORDER = (
     "agent/app",
     "agent/ops",
     "agent/run",
+    "agent/serve",
     "agent/cli",
 )
 ALONE = ("sandbox/jail",)  # programs of their own, which include nothing of the others
@@ -33,7 +35,9 @@ WITH_LIBUV = "agent/io"
 
 INCLUDE = re.compile(r'^#include "([^"]+)"')
 OFFERED = re.compile(r"^(?!static\b)[a-z][^;={}]*?\b(ka_\w+)\([^;{}]*\)\s*\{", re.MULTILINE)
-LIBUV = re.compile(r"\b(?:uv_\w+|UV_\w+|curl_\w+|CURL\w*)|#include <(?:uv\.h|curl/[^>]*)>")
+LIBUV = re.compile(
+    r"\b(?:uv_\w+|UV_\w+|curl_\w+|CURL\w*|MHD_\w+)|#include <(?:uv\.h|curl/[^>]*|microhttpd\.h)>"
+)
 NO_CODE = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
 
 
@@ -159,7 +163,8 @@ def _libuv(sources: dict[Path, Source]) -> Iterator[str]:
             continue
         for number, line in enumerate(source.code.splitlines(), 1):
             if found := LIBUV.search(line):
-                yield f"{source.path}:{number}: {found[0]}: libuv and curl are {WITH_LIBUV}'s alone"
+                at = f"{source.path}:{number}"
+                yield f"{at}: {found[0]}: libuv, curl and libmicrohttpd are {WITH_LIBUV}'s alone"
 
 
 def problems(root: Path) -> list[str]:

@@ -18,7 +18,7 @@ as_root() {
 install_packages() {
     if ! command -v dpkg-query >/dev/null; then
         local missing=()
-        for lib in libuv libcurl jansson sqlite3 openblas libcrypto cmocka; do
+        for lib in libuv libcurl libmicrohttpd jansson sqlite3 openblas libcrypto cmocka; do
             pkg-config --exists "$lib" 2>/dev/null || missing+=("$lib")
         done
         [ ${#missing[@]} -eq 0 ] && return

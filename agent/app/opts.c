@@ -109,8 +109,17 @@ static const struct option_row rows[] = {
     {"log-level", NULL, TEXT, AT(log_level), "info", 0, 0, "error|warn|info|debug", "LEVEL",
      "what to show on stderr"},
     {"config", NULL, TEXT, AT(config), NULL, 0, 0, NULL, "FILE", "configuration file"},
-    {"jobs", NULL, INT, AT(jobs), "2", 1, 256, NULL, "N", "batch: runs at a time"},
+    {"jobs", NULL, INT, AT(jobs), "2", 1, 256, NULL, "N", "batch, serve: runs at a time"},
     {"force", NULL, FLAG, AT(force), "false", 0, 0, NULL, NULL, "batch: also what is verified and unchanged"},
+    {"state", NULL, TEXT, AT(state), NULL, 0, 0, NULL, "DIR",
+     "serve, its clients: folder of the queue (default: kernel-agent below $XDG_STATE_HOME)"},
+    {"address", NULL, TEXT, AT(address), NULL, 0, 0, NULL, "ADDR",
+     "serve, its clients: unix:PATH or 127.0.0.1:PORT (default: the socket in the state folder)"},
+    {"token-file", NULL, TEXT, AT(token_file), NULL, 0, 0, NULL, "FILE",
+     "serve, its clients: file with the token; over TCP it must be there"},
+    {"priority", NULL, INT, AT(priority), "0", -1000, 1000, NULL, "N", "submit: larger ones go first"},
+    {"wait", NULL, FLAG, AT(wait), "false", 0, 0, NULL, NULL,
+     "submit: until the run has ended, with its exit code"},
     {"junit", NULL, TEXT, AT(junit), NULL, 0, 0, NULL, "FILE", "check: write the verdict as JUnit XML"},
     {"function", NULL, TEXT, AT(run.function), NULL, 0, 0, NULL, "NAME",
      "check, inspect: which function of a module is meant (default: check each of them)"},
@@ -229,6 +238,13 @@ static const struct option_row *find_row(const char *name, size_t len)
         if (is_called(rows[i].name, name, len) || is_called(rows[i].alias, name, len))
             return &rows[i];
     return NULL;
+}
+
+int ka_opts_set(struct ka_opts *opts, const char *name, const char *value, struct ka_err *err)
+{
+    const struct option_row *row = find_row(name, strlen(name));
+    return row ? set_value(opts, row, value, "", err)
+               : ka_fail(err, -EINVAL, "there is no option '%.100s'", name);
 }
 
 static int on_conf_key(void *arg, const char *key, const struct ka_conf_value *value, int line,
@@ -398,6 +414,36 @@ int ka_opts_parse(struct ka_opts *opts, int argc, char **argv, const char **word
     }
     *count = found;
     return 0;
+}
+
+/* Of the command line itself. */
+static bool is_clients_own(const char *name)
+{
+    static const char *const own[] = {"state", "address",   "token-file", "priority", "wait",
+                                      "json",  "log-level", "quiet",      "config",   "file-path"};
+    size_t i = 0;
+    while (i < KA_COUNT(own) && strcmp(own[i], name) != 0)
+        i++;
+    return i < KA_COUNT(own);
+}
+
+static json_t *value_of(const struct ka_opts *opts, const struct option_row *row)
+{
+    const void *at = (const char *)opts + row->offset;
+    if (row->kind == INT)
+        return json_sprintf("%d", *(const int *)at);
+    if (row->kind == REAL)
+        return json_sprintf("%.17g", *(const double *)at);
+    return json_string(row->kind == FLAG ? *(const bool *)at ? "true" : "false" : *(char *const *)at);
+}
+
+json_t *ka_opts_given(const struct ka_opts *opts)
+{
+    json_t *given = json_object();
+    for (size_t i = 0; i < KA_COUNT(rows); i++)
+        if (opts->begun >> i & 1 && !is_clients_own(rows[i].name))
+            json_object_set_new(given, rows[i].name, value_of(opts, &rows[i]));
+    return given;
 }
 
 const char *ka_opts_config_path(int argc, char **argv)

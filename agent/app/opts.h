@@ -4,6 +4,7 @@
 #ifndef KA_OPTS_H
 #define KA_OPTS_H
 
+#include <jansson.h>
 #include <stdint.h>
 
 #include "settings.h"
@@ -23,7 +24,10 @@ struct ka_opts {
     bool quiet;
     char *log_level;
     char *config;
-    int jobs; /* batch */
+    int jobs;                           /* batch, serve */
+    char *state, *address, *token_file; /* serve and its clients */
+    int priority;                       /* submit */
+    bool wait;
     bool force;
     char *junit; /* check */
     bool sanitize;
@@ -42,6 +46,13 @@ void ka_opts_free(struct ka_opts *opts);
  * -EINVAL with a message for unknown options, values out of range, or too many words. */
 int ka_opts_parse(struct ka_opts *opts, int argc, char **argv, const char **words, int max, int *count,
                   struct ka_err *err);
+
+/* One option by its name, without the dashes, as on the command line. -EINVAL with a message. */
+int ka_opts_set(struct ka_opts *opts, const char *name, const char *value, struct ka_err *err);
+
+/* What the command line gave of the options that are a run's, and not the client's own: name -> text (new
+ * reference). */
+json_t *ka_opts_given(const struct ka_opts *opts);
 
 /* The value of --config in argv, or NULL: wanted before anything else is read. */
 const char *ka_opts_config_path(int argc, char **argv);

@@ -10,9 +10,11 @@
 #include "agent/io/loop.h"
 #include "agent/io/signals.h"
 #include "agent/run/run.h"
+#include "agent/serve/service.h"
 #include "base/log.h"
 #include "batch.h"
 #include "bench_cli.h"
+#include "client_cli.h"
 #include "doctor.h"
 #include "oneshot.h"
 #include "prompt_cli.h"
@@ -29,6 +31,11 @@ static const char usage[] =
     "  kernel-agent --resume [RUN] [options]       go on with a run that was interrupted or waits for an "
     "answer\n"
     "  kernel-agent batch DIR [--jobs N]           every forward file below a folder\n"
+    "  kernel-agent serve                          a queue of runs behind an HTTP API, for a machine with a "
+    "GPU\n"
+    "  kernel-agent submit FILE [--wait]           a file to the service\n"
+    "  kernel-agent status [ID]                    the runs of the service, or one of them\n"
+    "  kernel-agent cancel ID                      one that is queued or runs\n"
     "  kernel-agent inspect FILE                   what is understood of a forward file\n"
     "  kernel-agent check FILE... [--junit OUT]    the full verdict on a backward that exists already: a "
     "pair, or any module\n"
@@ -76,6 +83,7 @@ static int missing_word(const char *command)
 {
     const char *word = strcmp(command, "batch") == 0    ? "DIR"
                        : strcmp(command, "verify") == 0 ? "RUN"
+                       : strcmp(command, "cancel") == 0 ? "ID"
                                                         : "FILE";
     struct ka_err err;
     ka_fail(&err, 0, "%s is missing: kernel-agent %s %s (kernel-agent --help)", word, command, word);
@@ -173,6 +181,13 @@ static int run_main(struct ka_opts *opts)
 
 /* ---- commands */
 
+static int serve_main(const struct ka_opts *opts)
+{
+    struct ka_err err;
+    int code = ka_service_run(opts, &err);
+    return code ? ka_show_problem(&err, code) : 0;
+}
+
 static int run_command(const char *name, struct ka_opts *opts, const char **words, int count)
 {
     const char *word = count ? words[0] : opts->file_path;
@@ -186,8 +201,14 @@ static int run_command(const char *name, struct ka_opts *opts, const char **word
             opts->file_path = ka_strdup(words[0]);
         return run_main(opts);
     }
+    if (strcmp(name, "serve") == 0)
+        return serve_main(opts);
+    if (strcmp(name, "status") == 0)
+        return ka_client_main(opts, name, word);
     if (!word)
         return missing_word(name);
+    if (strcmp(name, "submit") == 0 || strcmp(name, "cancel") == 0)
+        return ka_client_main(opts, name, word);
     if (strcmp(name, "batch") == 0)
         return ka_batch_main(opts, word);
     if (count > 1 && strcmp(name, "check") == 0)
@@ -201,8 +222,8 @@ static int run_command(const char *name, struct ka_opts *opts, const char **word
 
 static bool is_command(const char *word)
 {
-    static const char *const names[] = {"run",    "batch",         "inspect", "check",
-                                        "verify", "differentiate", "prompt",  "bench"};
+    static const char *const names[] = {"run",    "batch", "inspect", "check",  "verify", "differentiate",
+                                        "prompt", "bench", "serve",   "submit", "status", "cancel"};
     for (size_t i = 0; i < KA_COUNT(names); i++)
         if (strcmp(names[i], word) == 0)
             return true;
@@ -245,7 +266,7 @@ int ka_cli_main(int argc, char **argv)
         return ka_show_problem(&err, 2);
     }
     const char *words[FILES_MAX];
-    int count = 0, most = strcmp(name, "check") == 0 ? FILES_MAX : 1;
+    int count = 0, most = strcmp(name, "check") == 0 ? FILES_MAX : strcmp(name, "serve") == 0 ? 0 : 1;
     int rc = ka_opts_init(&opts, ka_opts_config_path(argc, argv), &err);
     if (rc == 0)
         rc = ka_opts_parse(&opts, argc - skip, argv + skip, words, most, &count, &err);

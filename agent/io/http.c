@@ -264,6 +264,8 @@ static CURLcode set_options(struct ka_transfer *transfer, const struct ka_http_r
         req->body ? curl_easy_setopt(easy, CURLOPT_POSTFIELDS, req->body)
                   : curl_easy_setopt(easy, CURLOPT_HTTPGET, 1L),
         curl_easy_setopt(easy, CURLOPT_HTTPHEADER, transfer->headers),
+        req->direct ? curl_easy_setopt(easy, CURLOPT_NOPROXY, "*") : CURLE_OK,
+        req->socket ? curl_easy_setopt(easy, CURLOPT_UNIX_SOCKET_PATH, req->socket) : CURLE_OK,
         /* private certificate authorities, named as for the curl tool */
         file && *file ? curl_easy_setopt(easy, CURLOPT_CAINFO, file) : CURLE_OK,
     };

@@ -1,6 +1,6 @@
 /* HTTP requests over libcurl's multi interface on a uv loop: bytes out, bytes in, and when it ended.
  *
- * Everything runs on the loop's thread. One *transfer* is one POST. It has no clock beyond curl's own
+ * Everything runs on the loop's thread. One *transfer* is one request. It has no clock beyond curl's own
  * timeouts and no retries: those belong to the caller. Redirects are not followed, since they would carry the
  * key elsewhere; proxies and certificate authorities (CURL_CA_BUNDLE, SSL_CERT_FILE) come from the
  * environment as for the curl tool; only http and https are spoken, and certificates are always verified. */
@@ -15,6 +15,8 @@ struct ka_transfer;
 
 struct ka_http_req {
     const char *url;
+    const char *socket; /* a unix socket's path, in place of the URL's host; NULL */
+    bool direct;        /* never through a proxy */
     const char
         *bearer; /* sent as `Authorization: Bearer ...`; NULL sends none. Our copy is wiped afterwards. */
     const char *body; /* JSON of a POST, borrowed until the transfer has ended; NULL: a GET */

@@ -119,14 +119,19 @@ static void on_soon(uv_timer_t *timer)
     soon->call(soon->arg);
 }
 
-struct ka_soon *ka_loop_soon(struct ka_loop *loop, void (*call)(void *arg), void *arg)
+struct ka_soon *ka_loop_later(struct ka_loop *loop, unsigned ms, void (*call)(void *arg), void *arg)
 {
     struct ka_soon *soon = ka_calloc(1, sizeof(*soon));
     *soon = (struct ka_soon){.call = call, .arg = arg};
     uv_timer_init(&loop->uv, &soon->timer);
     soon->timer.data = soon;
-    uv_timer_start(&soon->timer, on_soon, 0, 0);
+    uv_timer_start(&soon->timer, on_soon, ms, 0);
     return soon;
+}
+
+struct ka_soon *ka_loop_soon(struct ka_loop *loop, void (*call)(void *arg), void *arg)
+{
+    return ka_loop_later(loop, 0, call, arg);
 }
 
 /* ---- time ---- */

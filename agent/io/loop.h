@@ -23,6 +23,8 @@ unsigned ka_loop_most_work_ms(const struct ka_loop *loop);
 /* `call` runs once, at the next turn of the loop, unless it is cancelled. The handle is gone then. */
 struct ka_soon;
 struct ka_soon *ka_loop_soon(struct ka_loop *loop, void (*call)(void *arg), void *arg);
+/* The same, once so many milliseconds have passed. */
+struct ka_soon *ka_loop_later(struct ka_loop *loop, unsigned ms, void (*call)(void *arg), void *arg);
 void ka_soon_cancel(struct ka_soon *soon); /* NULL is fine */
 
 /* Time that passes evenly, since some moment in the past: nanoseconds, and seconds. Any thread. */
