@@ -482,9 +482,9 @@ def partials_step(text: FunctionText, part: Part, emitted: Emitted, fused: Parti
         grid[axis] = "programs" if axis == fused.axes[0] else "1"
     step = Step(emitted, tuple_text(grid))
     step.setup.append(f"programs = min({walked}, {programs})")
-    pass_extra(step)
-    for base in fused.bases:
-        private_rows(text, part, step, base, "programs")
+    pass_extra(step, fused.optional)
+    for base, others in fused.bases.items():
+        private_rows(text, part, step, base, " * ".join(["programs", *(f"grid[{axis}]" for axis in others)]))
     return step
 
 

@@ -3,7 +3,8 @@
 The forward's programs along the axes that the address of such a gradient does not contain become the
 iterations of one loop (strip-mining): P programs share them, keep the sums in registers, store a private row
 each, and a second kernel adds the P rows. All of the backward happens in that loop, so that every input is
-read once.
+read once. Where the sums are over different axes, the loop walks those that all have in common: of a sum over
+more of them, the programs along the others have private rows too.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 
 from ..ir.graph import Graph
 from ..ir.names import adjoint_name
-from ..ir.nodes import Carry, For, GradWrite, Node, nodes_in, walk
+from ..ir.nodes import Carry, For, GradWrite, Node, Region, bodies, nodes_in, walk
 from ..ir.report import Why
 from ..ir.transplant import Graft
-from ..ir.values import loop_out
+from ..ir.values import is_static, loop_out
 from ..prove.affine import Affine
 from ..prove.masks import parts
 from ..reverse.sweep import Reverse, writes
@@ -29,7 +30,8 @@ class Partials:
     """What the host has to know: strip-mined axes, gradients with private rows, the note above the kernel."""
 
     axes: list[int]
-    bases: list[str]
+    bases: dict[str, list[int]]  # and the other axes along which each program has a row
+    optional: bool  # whether a gradient may be None
     note: str
 
 
@@ -40,28 +42,30 @@ def fuse(reverse: Reverse, axes: list[int]) -> Partials | Why:
         return Why("asked", "nothing is added to by several programs")
     if reverse.kernel.inplace or any(_backwards(e) for e in walk(reverse.effects)):
         return Why("reverse", "the kernel overwrites its input, or walks a loop backwards")
-    missing: list[list[int]] = []
+    missing: dict[str, list[int]] = {}
     for write in added:
         summed = _summed(reverse, write, axes)
         if isinstance(summed, Why):
             return summed
-        missing.append(summed)
-    if any(found != missing[0] for found in missing):
+        if missing.setdefault(write.base.attrs["name"], summed) != summed:
+            return Why("shared", "the writes of one gradient are sums over different axes")
+    stripped = [axis for axis in axes if all(axis in found for found in missing.values())]
+    if not stripped:
         return Why("shared", "its gradients are sums over different axes")
     if not all(_meets_none(w, added) for w in added):
         return Why("several", "several places write one gradient")
     g = reverse.kernel.graph
-    if sum(g.elements(write.value.shape) for write in added) > REGISTERS:
+    if sum(g.elements(_held(write).shape) for write in added) > REGISTERS:
         return Why("shared", "the sums do not fit into registers")
-    stripped = list(missing[0])
-    _strip(reverse, added, stripped)
+    others = {base: [axis for axis in found if axis not in stripped] for base, found in missing.items()}
+    _strip(reverse, added, stripped, others)
     names = ", ".join(dict.fromkeys(adjoint_name(w.base.attrs["name"]) for w in added))
     how = "summed in registers by a few programs, a private row each"
     for write in added:
         reverse.say(write.line, "partials", "affine nest", f"{adjoint_name(write.base.attrs['name'])}: {how}")
     walked = f"each program walks a share of {', '.join(f'program_id({a})' for a in stripped)}"
     note = f"{walked} and keeps {names} in registers; sum_partials adds their rows"
-    return Partials(stripped, list(dict.fromkeys(w.base.attrs["name"] for w in added)), note)
+    return Partials(stripped, others, any(w.region is not g.top for w in added), note)
 
 
 def _meets_none(write: GradWrite, added: list[GradWrite]) -> bool:
@@ -78,7 +82,7 @@ def _backwards(effect: object) -> bool:
 def _summed(reverse: Reverse, write: GradWrite, axes: list[int]) -> list[int] | Why:
     """The program axes that an address does not contain."""
     g = reverse.kernel.graph
-    if write.region is not g.top:
+    if not all(region.cond is not None and is_static(region.cond) for region in _branches(write)):
         return Why("inner", "a sum in a loop or a branch is not kept in registers")
     nodes = set(nodes_in([write.offset]))
     data = next((n for n in nodes if n.op in ("load", "random", "loopout", "ifout")), None)
@@ -104,12 +108,25 @@ def _summed(reverse: Reverse, write: GradWrite, axes: list[int]) -> list[int] | 
     return missing
 
 
+def _held(write: GradWrite) -> Node:
+    """What a program sums up: the value, or where that is a sum over lanes, what it is a sum of."""
+    value = write.value
+    lanes = value.op == "reduce" and value.attrs["fn"] == "sum" and write.mask is None
+    plain = lanes and value.dtype == value.args[0].dtype == "float32"
+    return value.args[0] if plain else value
+
+
+def _branches(write: GradWrite) -> list[Region]:
+    """The loops and branches around a write, inner ones first."""
+    return [region for region in write.region.chain() if region.kind != "top"]
+
+
 def varies(node: Node, axes: list[int]) -> bool:
     """Whether a value may differ between programs along some of `axes`."""
     return any(n.op == "pid" and n.attrs["axis"] in axes for n in nodes_in([node]))
 
 
-def _strip(reverse: Reverse, added: list[GradWrite], axes: list[int]) -> None:
+def _strip(reverse: Reverse, added: list[GradWrite], axes: list[int], others: dict[str, list[int]]) -> None:
     """Put all effects into one loop over the programs along `axes`; the sums are its carries."""
     g = reverse.kernel.graph
     g.here, g.reverse = g.top, True
@@ -123,10 +140,17 @@ def _strip(reverse: Reverse, added: list[GradWrite], axes: list[int]) -> None:
     graft = Graft(g, _ids(g, region.iv, axes, counts, region), region)
     for axis in axes:  # the kernel itself has fewer programs than the forward
         graft.table[g.npid(axis)] = counts[axis]
-    loop.effects = [graft.effect(effect) for effect in reverse.effects if effect not in added]
-    stores = [_sum(g, graft, loop, write, axes, first) for write in added]
+    stores = [_sum(g, graft, loop, write, axes, others[write.base.attrs["name"]]) for write in added]
+    _remove(reverse.effects, {id(write) for write in added})
+    loop.effects = [graft.effect(effect) for effect in reverse.effects]
     g.here = g.top
     reverse.effects = [loop, *stores]
+
+
+def _remove(effects: list, gone: set[int]) -> None:
+    effects[:] = [effect for effect in effects if id(effect) not in gone]
+    for body in (body for effect in effects for body in bodies(effect)):
+        _remove(body, gone)
 
 
 def _ids(g: Graph, iv: Node, axes: list[int], counts: dict[int, Node], region) -> dict[Node, Node]:
@@ -141,24 +165,47 @@ def _ids(g: Graph, iv: Node, axes: list[int], counts: dict[int, Node], region) -
     return table
 
 
-def _sum(g: Graph, graft: Graft, loop: For, write: GradWrite, axes: list[int], first: Node) -> GradWrite:
+def _sum(
+    g: Graph, graft: Graft, loop: For, write: GradWrite, axes: list[int], others: list[int]
+) -> object:
     """One sum as a carry of the loop, and its store to the program's own row."""
     name = write.base.attrs["name"]
+    branches = [graft.region(region) for region in _branches(write)]
+    inside = branches[0] if branches else loop.region
     value, kept = graft.node(write.value), None
+    # A sum over lanes waits until the end: every turn adds block to block.
+    lanes = value if _held(write) is not write.value else None
+    value = value if lanes is None else lanes.args[0]
     for part in parts(write.mask):
-        g.here = loop.region
         if varies(part, axes):
-            value = g.where(graft.node(part), value, g.number(0))
+            with g.at(inside):
+                value = g.where(graft.node(part), value, g.number(0))
         else:
-            g.here = g.top
             kept = g.both(kept, part)
-    g.here = loop.region
-    phi = g.adjoint_carry(f"{adjoint_name(name)}_sum", value, loop.region)
+    with g.at(loop.region):
+        phi = g.adjoint_carry(f"{adjoint_name(name)}_sum", value, loop.region)
     assert phi.is_float
-    loop.carries.append(Carry(phi, g.zeros(phi.shape, phi.dtype), g.add(phi, value)))
+    with g.at(inside):
+        total = g.add(phi, value)
+    for region in branches:
+        with g.at(region.parent):  # type: ignore[arg-type]
+            stmt = g.fork(region.cond, static=True)  # type: ignore[arg-type]
+            then, other = (total, phi) if region.positive else (phi, total)
+            total = g.merged(stmt, then, other, phi, g.here)
+    loop.carries.append(Carry(phi, g.zeros(phi.shape, phi.dtype), total))
     g.here = g.top
     out = loop_out(g, loop, len(loop.carries) - 1)
     out.upstream = True
-    span = g.param(f"span_{name}")
-    offset = g.add(g.mul(g.cast(first, "int64"), span), write.offset)
-    return GradWrite(write.base, offset, kept, out, g.top, write.line, "store", "private rows")
+    if lanes is not None:
+        out = g.again(lanes, [out])
+    row = g.pid(axes[0])
+    for axis in others:
+        row = g.add(g.mul(row, g.npid(axis)), g.pid(axis))
+    offset = g.add(g.mul(g.cast(row, "int64"), g.param(f"span_{name}")), write.offset)
+    stored: object = GradWrite(write.base, offset, kept, out, write.region, write.line, "store", "private rows")
+    for region in _branches(write):
+        with g.at(region.parent):  # type: ignore[arg-type]
+            stmt = g.fork(region.cond, static=True)  # type: ignore[arg-type]
+        (stmt.then_effects if region.positive else stmt.other_effects).append(stored)
+        stored = stmt
+    return stored

@@ -91,7 +91,7 @@ class Demand:
 
 def places(demand: Demand, effects: list, top: Region) -> dict[object, Region]:
     """Where each demanded value and loop is computed."""
-    used: dict[object, Region] = {}
+    used: dict[object, Region] = {effect: top for effect in effects if effects_of(effect)}
     place: dict[object, Region] = {}
     for item in _users_first(demand, effects):
         here = used.get(item, _stands(item) or top)
