@@ -165,9 +165,7 @@ def _ids(g: Graph, iv: Node, axes: list[int], counts: dict[int, Node], region) -
     return table
 
 
-def _sum(
-    g: Graph, graft: Graft, loop: For, write: GradWrite, axes: list[int], others: list[int]
-) -> object:
+def _sum(g: Graph, graft: Graft, loop: For, write: GradWrite, axes: list[int], others: list[int]) -> object:
     """One sum as a carry of the loop, and its store to the program's own row."""
     name = write.base.attrs["name"]
     branches = [graft.region(region) for region in _branches(write)]
@@ -202,7 +200,9 @@ def _sum(
     for axis in others:
         row = g.add(g.mul(row, g.npid(axis)), g.pid(axis))
     offset = g.add(g.mul(g.cast(row, "int64"), g.param(f"span_{name}")), write.offset)
-    stored: object = GradWrite(write.base, offset, kept, out, write.region, write.line, "store", "private rows")
+    stored: object = GradWrite(
+        write.base, offset, kept, out, write.region, write.line, "store", "private rows"
+    )
     for region in _branches(write):
         with g.at(region.parent):  # type: ignore[arg-type]
             stmt = g.fork(region.cond, static=True)  # type: ignore[arg-type]
