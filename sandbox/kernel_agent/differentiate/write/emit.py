@@ -27,6 +27,7 @@ from .line_breaks import WIDTH, break_line, folded, indented, shortened, stateme
 
 INDICES, RECOMPUTE, UPSTREAM, REVERSE, WRITE = range(5)
 BRIEF = words("const constexpr param iv phi pid arange")
+TANH = "tanh_f32"  # the helper that stands for libdevice's
 ARITHMETIC = (*INFIX, "neg", "minimum", "maximum", "cdiv")
 CALLS = {
     **{op: f"{{tl}}.{op}({{every}})" for op in words("minimum maximum cdiv where arange clamp join")},
@@ -625,6 +626,8 @@ class Emitter:
             )
         if op == "user":
             return at["text"].format(*texts)
+        if op == "call" and at["fn"] == "tanh" and node.dtype == "float32" and node.shape:
+            return f"{TANH}({texts[0]})"
         if op in ("call", "next_power_of_2"):
             return f"{at.get('text') or self.named(at['fn'])}({', '.join(texts)})"
         back = ", reverse=True" if at.get("reverse") else ""
