@@ -99,13 +99,10 @@ def test_partials__are_right_and_fused_only_where_sums_fit(name: str, programs: 
     if fused:
         text = result["backward"]
         assert result["report"]["atomics"] == 0
-        one = {
-            "inner_axis": "grid[1]",
-            "different_axes": "grid[1]",
-            "outer_axis": "grid[0]",
-            "scalar": "grid[0]",
-        }
-        assert f"programs = min({one.get(name, 'grid[0] * grid[1]')}, " in text
+        one = {"inner_axis": (1, 0), "different_axes": (1, 0), "outer_axis": (0, 1), "scalar": (0, 1)}
+        walked, other = one.get(name, (None, None))
+        share = f"grid[{walked}], max({programs} // grid[{other}], 1)"
+        assert f"programs = min({f'grid[0] * grid[1], {programs}' if walked is None else share})" in text
         assert (
             len(re.findall(r"= tl.load\(x_ptr", re.sub(r"#.*", "", text))) == 1
         )  # every gradient from one reading of the inputs

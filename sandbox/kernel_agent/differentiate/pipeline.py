@@ -49,7 +49,7 @@ from .write.section import (
     tuple_text,
 )
 
-PROGRAMS = 256  # that keep private sums: about two on each multiprocessor
+PROGRAMS = 256  # that keep private sums, in all: about two on each multiprocessor
 SPLITS = 128  # programs that share the outermost sum of a gradient with few tiles
 FLAGS = 2  # of which each side of a launch may have kernels of its own
 TUNED_APART = "the forward's own choice is tuned apart"
@@ -478,10 +478,12 @@ def partials_step(text: FunctionText, part: Part, emitted: Emitted, fused: Parti
     """The launch of a strip-mined kernel: a few programs along the first walked axis, else one."""
     grid = [f"grid[{axis}]" for axis in range(len(text.site.launch.grid))]
     walked = " * ".join(grid[axis] for axis in fused.axes)
+    beside = " * ".join(one for axis, one in enumerate(grid) if axis not in fused.axes)
     for axis in fused.axes:
         grid[axis] = "programs" if axis == fused.axes[0] else "1"
     step = Step(emitted, tuple_text(grid))
-    step.setup.append(f"programs = min({walked}, {programs})")
+    share = f"max({programs} // {f'({beside})' if '*' in beside else beside}, 1)" if beside else programs
+    step.setup.append(f"programs = min({walked}, {share})")
     pass_extra(step, fused.optional)
     for base, others in fused.bases.items():
         private_rows(text, part, step, base, " * ".join(["programs", *(f"grid[{axis}]" for axis in others)]))

@@ -10,6 +10,7 @@ more of them, the programs along the others have private rows too.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from dataclasses import dataclass
 
 from ..ir.graph import Graph
@@ -23,6 +24,10 @@ from ..prove.masks import parts
 from ..reverse.sweep import Reverse, writes
 
 REGISTERS = 32768  # elements of the sums that one program may keep
+# Measured on an H200 (bench/results/gpu-h200.json): a dynamic tanh of 8192 x 4096 in bfloat16 takes 80 us
+# with three stages and 256 programs in all, 131 with 512 and one, 108 with 512 and three.
+AHEAD = 3
+SHARED = 65536  # bytes of what is loaded ahead, as float32
 
 
 @dataclass
@@ -145,6 +150,23 @@ def _strip(reverse: Reverse, added: list[GradWrite], axes: list[int], others: di
     loop.effects = [graft.effect(effect) for effect in reverse.effects]
     g.here = g.top
     reverse.effects = [loop, *stores]
+    loop.region.stages = _stages(g, loop, reverse.effects)
+
+
+def _stages(g: Graph, loop: For, effects: list) -> str:
+    """How many turns ahead the blocks are loaded, where the walk is the only loop and has few of them."""
+    if any(isinstance(effect, For) and effect is not loop for effect in walk(effects)):
+        return ""
+    bytes_of: Counter[str] = Counter()
+    for load in {n for n in nodes_in(effects) if n.op == "load" and n.home.inside(loop.region)}:
+        sizes = [dim for dim in load.shape if not g.is_one(dim)]
+        if any(dim.op not in ("const", "constexpr") for dim in sizes):
+            return ""
+        if sizes:
+            names = [str(dim.value) if dim.op == "const" else dim.attrs["name"] for dim in sizes]
+            bytes_of[" * ".join(names)] += AHEAD * 4
+    held = " + ".join(f"{count} * {size}" for size, count in sorted(bytes_of.items()))
+    return f"{AHEAD} if {held} <= {SHARED} else 1" if held else ""
 
 
 def _remove(effects: list, gone: set[int]) -> None:
