@@ -68,6 +68,11 @@ CASES = {  # body, shape of w, fused
     "branch_that_alone_has_sums": (
         "    y = x * x\n    if BLOCK > 2:\n        w = tl.load(w_ptr + cols, mask=mask, other=0.0)\n        b = tl.load(b_ptr + cols, mask=mask, other=0.0)\n        y = y * w + b\n    tl.store(y_ptr + at, y, mask=mask)", "N", True,
     ),
+    "branch_that_alone_defines": (
+        "    if BLOCK < 64:\n        w = tl.load(w_ptr + cols, mask=mask, other=0.0)\n        b = tl.load(b_ptr + cols, mask=mask, other=0.0)\n"
+        "    if BLOCK > 2:\n        if BLOCK < 64:\n            w = w * 2.0\n"
+        "    y = x * x\n    if BLOCK < 64:\n        y = y * w + b\n    tl.store(y_ptr + at, y, mask=mask)", "N", False,
+    ),
     "loop": (
         LOAD.format(at="cols") + "    for i in range(3):\n        x = x * w + b\n    tl.store(y_ptr + at, x, mask=mask)", "N", False,
     ),

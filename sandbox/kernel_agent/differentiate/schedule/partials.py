@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ..ir.graph import Graph
 from ..ir.names import adjoint_name
-from ..ir.nodes import Carry, For, GradWrite, Node, Region, bodies, nodes_in, walk
+from ..ir.nodes import Carry, For, GradWrite, Node, Region, bodies, nodes_in, sides, walk
 from ..ir.report import Why
 from ..ir.transplant import Graft
 from ..ir.values import is_static, loop_out
@@ -55,6 +55,8 @@ def fuse(reverse: Reverse, axes: list[int]) -> Partials | Why:
             return summed
         if missing.setdefault(write.base.attrs["name"], summed) != summed:
             return Why("shared", "the writes of one gradient are sums over different axes")
+    if any(_branches(write) for write in added) and _undefined(reverse.effects):
+        return Why("inner", "what only one branch defines cannot leave the walk")
     stripped = [axis for axis in axes if all(axis in found for found in missing.values())]
     if not stripped:
         return Why("shared", "its gradients are sums over different axes")
@@ -120,6 +122,11 @@ def _held(write: GradWrite) -> Node:
     lanes = value.op == "reduce" and value.attrs["fn"] == "sum" and write.mask is None
     plain = lanes and value.dtype == value.args[0].dtype == "float32"
     return value.args[0] if plain else value
+
+
+def _undefined(effects: list) -> bool:
+    """Whether there is a value that only one side of a branch defines: outside the walk no branch guards it."""
+    return any(node.op == "ifout" and len(sides(node)) < 2 for node in nodes_in(effects))
 
 
 def _branches(write: GradWrite) -> list[Region]:
