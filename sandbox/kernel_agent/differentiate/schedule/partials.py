@@ -125,7 +125,7 @@ def _held(write: GradWrite) -> Node:
 
 
 def _undefined(effects: list) -> bool:
-    """Whether there is a value that only one side of a branch defines: outside the walk no branch guards it."""
+    """Whether only one side of a branch defines some value: outside the walk no branch guards it."""
     return any(node.op == "ifout" and len(sides(node)) < 2 for node in nodes_in(effects))
 
 
