@@ -23,6 +23,7 @@ def add_rms_kernel(hidden, residual, gamma, normed, stream, stride, D, eps, BD: 
 def add_and_norm(hidden, residual, gamma, eps=1e-5):
     T, D = hidden.shape
     normed, stream = torch.empty_like(hidden), torch.empty_like(hidden)
-    add_rms_kernel[(T,)](hidden, residual, gamma, normed, stream, hidden.stride(0), D, eps,
-                         BD=triton.next_power_of_2(D))
+    add_rms_kernel[(T,)](
+        hidden, residual, gamma, normed, stream, hidden.stride(0), D, eps, BD=triton.next_power_of_2(D)
+    )
     return normed, stream

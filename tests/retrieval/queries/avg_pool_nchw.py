@@ -5,7 +5,9 @@ from kernel_agent import autodiff
 
 
 @triton.jit
-def avg_pool(x, y, total, H, W, OH, OW, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, BLK: tl.constexpr):
+def avg_pool(
+    x, y, total, H, W, OH, OW, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, BLK: tl.constexpr
+):
     o = tl.program_id(0) * BLK + tl.arange(0, BLK)
     live = o < total
     ow = o % OW

@@ -4,7 +4,9 @@ import triton.language as tl
 from triton.language.extra import libdevice
 from kernel_agent import autodiff
 
-CONFIGS = [triton.Config({"BM": bm, "BN": bn}, num_warps=w) for bm in (1, 4) for bn in (256, 1024) for w in (4, 8)]
+CONFIGS = [
+    triton.Config({"BM": bm, "BN": bn}, num_warps=w) for bm in (1, 4) for bn in (256, 1024) for w in (4, 8)
+]
 
 
 @triton.autotune(configs=CONFIGS, key=["M", "N"])

@@ -13,7 +13,8 @@ def logits_chunk(h, w, lg, R, V, D, BR: tl.constexpr, BV: tl.constexpr, BD: tl.c
         d = d0 + tl.arange(0, BD)
         acc += tl.dot(
             tl.load(h + r[:, None] * D + d[None, :], mask=(r < R)[:, None] & (d < D)[None, :], other=0.0),
-            tl.load(w + v[None, :] * D + d[:, None], mask=(v < V)[None, :] & (d < D)[:, None], other=0.0))
+            tl.load(w + v[None, :] * D + d[:, None], mask=(v < V)[None, :] & (d < D)[:, None], other=0.0),
+        )
     tl.store(lg + r[:, None] * V + v[None, :], acc, mask=(r < R)[:, None] & (v < V)[None, :])
 
 

@@ -5,7 +5,9 @@ from kernel_agent import autodiff
 
 
 @triton.jit
-def noaux_topk(scores, correction, w_out, i_out, E, scale, K: tl.constexpr, PE: tl.constexpr, PK: tl.constexpr):
+def noaux_topk(
+    scores, correction, w_out, i_out, E, scale, K: tl.constexpr, PE: tl.constexpr, PK: tl.constexpr
+):
     n = tl.program_id(0)
     e = tl.arange(0, PE)
     s = 1.0 / (1.0 + tl.exp(-tl.load(scores + n * E + e, mask=e < E, other=0.0).to(tl.float32)))
@@ -29,5 +31,7 @@ def gate(scores, correction, k=8, scale=2.5):
     N, E = scores.shape
     w = torch.empty(N, k, device=scores.device)
     i = torch.empty(N, k, device=scores.device, dtype=torch.int32)
-    noaux_topk[(N,)](scores, correction, w, i, E, scale, k, triton.next_power_of_2(E), triton.next_power_of_2(k))
+    noaux_topk[(N,)](
+        scores, correction, w, i, E, scale, k, triton.next_power_of_2(E), triton.next_power_of_2(k)
+    )
     return w, i

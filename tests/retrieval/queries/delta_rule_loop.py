@@ -5,7 +5,9 @@ from kernel_agent import autodiff
 
 
 @triton.jit
-def fused_recurrent_delta(q, k, v, beta, gate, o, T, scale, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr):
+def fused_recurrent_delta(
+    q, k, v, beta, gate, o, T, scale, K: tl.constexpr, V: tl.constexpr, BV: tl.constexpr
+):
     i_h, i_v = tl.program_id(0), tl.program_id(1)
     ok = tl.arange(0, K)
     ov = i_v * BV + tl.arange(0, BV)

@@ -5,9 +5,26 @@ from kernel_agent import autodiff
 
 
 @triton.jit
-def fused_moe_kernel(a_ptr, b_ptr, c_ptr, topk_weights_ptr, sorted_token_ids_ptr, expert_ids_ptr, N, K, num_valid,
-                     stride_am, stride_be, stride_bn, stride_cm, top_k: tl.constexpr, MUL_WEIGHT: tl.constexpr,
-                     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+def fused_moe_kernel(
+    a_ptr,
+    b_ptr,
+    c_ptr,
+    topk_weights_ptr,
+    sorted_token_ids_ptr,
+    expert_ids_ptr,
+    N,
+    K,
+    num_valid,
+    stride_am,
+    stride_be,
+    stride_bn,
+    stride_cm,
+    top_k: tl.constexpr,
+    MUL_WEIGHT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     pid_m, pid_n = tl.program_id(0), tl.program_id(1)
     slot = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     token = tl.load(sorted_token_ids_ptr + slot)
@@ -36,6 +53,23 @@ def moe_gemm(a, b, topk_weights, sorted_ids, expert_ids, top_k=2):
     E, N, K = b.shape
     c = a.new_empty(a.shape[0] * top_k, N)
     fused_moe_kernel[(expert_ids.numel(), triton.cdiv(N, 64))](
-        a, b, c, topk_weights, sorted_ids, expert_ids, N, K, c.shape[0], a.stride(0), b.stride(0), b.stride(1),
-        c.stride(0), top_k, True, 64, 64, 32)
+        a,
+        b,
+        c,
+        topk_weights,
+        sorted_ids,
+        expert_ids,
+        N,
+        K,
+        c.shape[0],
+        a.stride(0),
+        b.stride(0),
+        b.stride(1),
+        c.stride(0),
+        top_k,
+        True,
+        64,
+        64,
+        32,
+    )
     return c

@@ -5,8 +5,22 @@ from kernel_agent import autodiff
 
 
 @triton.jit
-def _inner(acc, l_i, m_i, q, K_block_ptr, V_block_ptr, start_m, qk_scale, BM: tl.constexpr, BN: tl.constexpr,
-           STAGE: tl.constexpr, offs_m: tl.constexpr, offs_n: tl.constexpr, N_CTX: tl.constexpr):
+def _inner(
+    acc,
+    l_i,
+    m_i,
+    q,
+    K_block_ptr,
+    V_block_ptr,
+    start_m,
+    qk_scale,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    STAGE: tl.constexpr,
+    offs_m: tl.constexpr,
+    offs_n: tl.constexpr,
+    N_CTX: tl.constexpr,
+):
     if STAGE == 1:
         lo, hi = 0, start_m * BM
     else:
@@ -35,8 +49,20 @@ def _inner(acc, l_i, m_i, q, K_block_ptr, V_block_ptr, start_m, qk_scale, BM: tl
 
 
 @triton.jit
-def fa_fwd(Q, K, V, sm_scale, M, Out, stride_h, stride_t, N_CTX: tl.constexpr, D: tl.constexpr, BM: tl.constexpr,
-           BN: tl.constexpr):
+def fa_fwd(
+    Q,
+    K,
+    V,
+    sm_scale,
+    M,
+    Out,
+    stride_h,
+    stride_t,
+    N_CTX: tl.constexpr,
+    D: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
     start_m = tl.program_id(0)
     off_hz = tl.program_id(1).to(tl.int64) * stride_h
     Qp = tl.make_block_ptr(Q + off_hz, (N_CTX, D), (stride_t, 1), (start_m * BM, 0), (BM, D), (1, 0))
@@ -49,8 +75,12 @@ def fa_fwd(Q, K, V, sm_scale, M, Out, stride_h, stride_t, N_CTX: tl.constexpr, D
     l_i = tl.zeros([BM], dtype=tl.float32) + 1.0
     acc = tl.zeros([BM, D], dtype=tl.float32)
     q = tl.load(Qp)
-    acc, l_i, m_i = _inner(acc, l_i, m_i, q, Kp, Vp, start_m, sm_scale * 1.44269504, BM, BN, 1, offs_m, offs_n, N_CTX)
-    acc, l_i, m_i = _inner(acc, l_i, m_i, q, Kp, Vp, start_m, sm_scale * 1.44269504, BM, BN, 2, offs_m, offs_n, N_CTX)
+    acc, l_i, m_i = _inner(
+        acc, l_i, m_i, q, Kp, Vp, start_m, sm_scale * 1.44269504, BM, BN, 1, offs_m, offs_n, N_CTX
+    )
+    acc, l_i, m_i = _inner(
+        acc, l_i, m_i, q, Kp, Vp, start_m, sm_scale * 1.44269504, BM, BN, 2, offs_m, offs_n, N_CTX
+    )
     m_i += tl.math.log2(l_i)
     tl.store(M + tl.program_id(1) * N_CTX + offs_m, m_i)
     tl.store(Op, (acc / l_i[:, None]).to(Out.type.element_ty))

@@ -21,5 +21,7 @@ def nucleo_focal(logitos, blancos, perdida, n, alfa, gamma, B: tl.constexpr):
 @autodiff(inputs_require_grad=(0,))
 def perdida_focal(logitos, blancos, alfa=0.25, gamma=2.0):
     perdida = torch.empty_like(logitos)
-    nucleo_focal[(triton.cdiv(logitos.numel(), 512),)](logitos, blancos, perdida, logitos.numel(), alfa, gamma, 512)
+    nucleo_focal[(triton.cdiv(logitos.numel(), 512),)](
+        logitos, blancos, perdida, logitos.numel(), alfa, gamma, 512
+    )
     return perdida

@@ -15,7 +15,9 @@ def trsm_lower(L, B, X, n, rhs, NP: tl.constexpr, RP: tl.constexpr):
         c = tl.load(L + (z * n + i) * n + k, mask=(i < n) & (i >= k), other=0.0)
         diag = tl.sum(tl.where(i == k, c, 0.0), axis=0)
         xk = tl.sum(tl.where((i == k)[:, None], x, 0.0), axis=0) / diag
-        x = tl.where((i == k)[:, None], xk[None, :], x - tl.where((i > k)[:, None], c[:, None] * xk[None, :], 0.0))
+        x = tl.where(
+            (i == k)[:, None], xk[None, :], x - tl.where((i > k)[:, None], c[:, None] * xk[None, :], 0.0)
+        )
     tl.store(X + (z * n + i)[:, None] * rhs + j[None, :], x, mask=ok)
 
 

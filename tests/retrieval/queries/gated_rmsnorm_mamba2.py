@@ -20,6 +20,16 @@ def norm_gate(x, z, w, y, stride_x, stride_z, stride_y, G, eps, BLOCK_G: tl.cons
 def rmsnorm_gated(x, z, w, groups=1, eps=1e-5):
     M, N = x.shape
     y = torch.empty_like(x)
-    norm_gate[(M, groups)](x, z, w, y, x.stride(0), z.stride(0), y.stride(0), N // groups, eps,
-                           BLOCK_G=triton.next_power_of_2(N // groups))
+    norm_gate[(M, groups)](
+        x,
+        z,
+        w,
+        y,
+        x.stride(0),
+        z.stride(0),
+        y.stride(0),
+        N // groups,
+        eps,
+        BLOCK_G=triton.next_power_of_2(N // groups),
+    )
     return y

@@ -21,5 +21,7 @@ def aggregate(indptr, indices, edge_weight, feat, out, F, TILE: tl.constexpr):
 def gcn(indptr, indices, edge_weight, feat):
     n = indptr.numel() - 1
     out = feat.new_empty(n, feat.shape[1])
-    aggregate[(n, triton.cdiv(feat.shape[1], 64))](indptr, indices, edge_weight, feat, out, feat.shape[1], TILE=64)
+    aggregate[(n, triton.cdiv(feat.shape[1], 64))](
+        indptr, indices, edge_weight, feat, out, feat.shape[1], TILE=64
+    )
     return out

@@ -1,4 +1,5 @@
 """GELU, tanh form, over a flat tensor."""
+
 import torch
 import triton
 import triton.language as tl
@@ -8,8 +9,12 @@ from kernel_agent import autodiff
 @triton.jit
 def _activation(src, dst, numel, SPAN: tl.constexpr):
     i = tl.program_id(axis=0)
-    p = tl.make_block_ptr(base=src, shape=(numel,), strides=(1,), offsets=(i * SPAN,), block_shape=(SPAN,), order=(0,))
-    q = tl.make_block_ptr(base=dst, shape=(numel,), strides=(1,), offsets=(i * SPAN,), block_shape=(SPAN,), order=(0,))
+    p = tl.make_block_ptr(
+        base=src, shape=(numel,), strides=(1,), offsets=(i * SPAN,), block_shape=(SPAN,), order=(0,)
+    )
+    q = tl.make_block_ptr(
+        base=dst, shape=(numel,), strides=(1,), offsets=(i * SPAN,), block_shape=(SPAN,), order=(0,)
+    )
     v = tl.load(p, boundary_check=(0,), padding_option="zero").to(tl.float32)
     inner = 0.7978845608028654 * (v + 0.044715 * v * v * v)
     th = 2 * tl.sigmoid(2 * inner) - 1

@@ -14,7 +14,9 @@ def bmm(A, B, C, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
         acc += tl.dot(tl.load(pa, boundary_check=(0, 1)), tl.load(pb, boundary_check=(0, 1)))
         pa = tl.advance(pa, (0, BK))
         pb = tl.advance(pb, (BK, 0))
-    pc = tl.make_block_ptr(C + z * M * N, (M, N), (N, 1), (tl.program_id(0) * BM, tl.program_id(1) * BN), (BM, BN), (1, 0))
+    pc = tl.make_block_ptr(
+        C + z * M * N, (M, N), (N, 1), (tl.program_id(0) * BM, tl.program_id(1) * BN), (BM, BN), (1, 0)
+    )
     tl.store(pc, acc.to(C.dtype.element_ty), boundary_check=(0, 1))
 
 

@@ -26,8 +26,10 @@ def capped(Q, K, V, Y, n_ctx, cap, scale, HEAD: tl.constexpr, M_: tl.constexpr, 
         f = tl.exp(best - top)
         z = z * f + tl.sum(w, 1)
         y = y * f[:, None]
-        y += tl.dot(w.to(Q.dtype.element_ty), tl.load(V + base + n[:, None] * HEAD + h[None, :],
-                                                      mask=n[:, None] < n_ctx, other=0.0))
+        y += tl.dot(
+            w.to(Q.dtype.element_ty),
+            tl.load(V + base + n[:, None] * HEAD + h[None, :], mask=n[:, None] < n_ctx, other=0.0),
+        )
         best = top
     tl.store(Y + base + m[:, None] * HEAD + h[None, :], y / z[:, None], mask=m[:, None] < n_ctx)
 

@@ -1,4 +1,5 @@
 """Gated activations behind one flag. Part of a model's layer file, with what such files carry along."""
+
 import functools
 import math
 import os
@@ -84,5 +85,7 @@ def glu(gate, up, activation="silu"):
     gate, up = gate.reshape(-1, shape[-1]), up.reshape(-1, shape[-1])
     out = torch.empty_like(gate)
     block, warps = launch_shape(shape[-1], gate.element_size())
-    _glu_fwd[(gate.shape[0],)](gate, up, out, gate.stride(0), shape[-1], KINDS[activation], block, num_warps=warps)
+    _glu_fwd[(gate.shape[0],)](
+        gate, up, out, gate.stride(0), shape[-1], KINDS[activation], block, num_warps=warps
+    )
     return out.reshape(shape)

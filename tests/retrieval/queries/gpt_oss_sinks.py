@@ -5,8 +5,19 @@ from kernel_agent import autodiff
 
 
 @triton.jit
-def sink_attn(q_ptr, k_ptr, v_ptr, sink_ptr, out_ptr, heads, T, scale, D: tl.constexpr, BQ: tl.constexpr,
-              BK: tl.constexpr):
+def sink_attn(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    sink_ptr,
+    out_ptr,
+    heads,
+    T,
+    scale,
+    D: tl.constexpr,
+    BQ: tl.constexpr,
+    BK: tl.constexpr,
+):
     bh = tl.program_id(0)
     qs = tl.program_id(1) * BQ + tl.arange(0, BQ)
     ds = tl.arange(0, D)

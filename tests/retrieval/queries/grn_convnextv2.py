@@ -11,7 +11,9 @@ def spatial_energy(x, e, HW, C, B: tl.constexpr, BC: tl.constexpr):
     acc = tl.zeros((BC,), tl.float32)
     for s in range(0, HW, B):
         p = s + tl.arange(0, B)
-        v = tl.load(x + (n * HW + p)[:, None] * C + c[None, :], mask=(p < HW)[:, None] & (c < C)[None, :], other=0.0)
+        v = tl.load(
+            x + (n * HW + p)[:, None] * C + c[None, :], mask=(p < HW)[:, None] & (c < C)[None, :], other=0.0
+        )
         acc += tl.sum(v * v, axis=0)
     tl.store(e + n * C + c, tl.sqrt(acc), mask=c < C)
 

@@ -5,7 +5,9 @@ from kernel_agent import autodiff
 
 
 @triton.jit
-def grouped(x, w, y, ends, E, N, K, NUM_SM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def grouped(
+    x, w, y, ends, E, N, K, NUM_SM: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):
     tile = tl.program_id(0)
     done = 0
     start = 0
@@ -20,8 +22,14 @@ def grouped(x, w, y, ends, E, N, K, NUM_SM: tl.constexpr, BM: tl.constexpr, BN: 
             acc = tl.zeros((BM, BN), tl.float32)
             for k0 in range(0, K, BK):
                 k = k0 + tl.arange(0, BK)
-                a = tl.load(x + m[:, None] * K + k[None, :], mask=(m < end)[:, None] & (k < K)[None, :], other=0.0)
-                b = tl.load(w + e * K * N + k[:, None] * N + n[None, :], mask=(k < K)[:, None] & (n < N)[None, :], other=0.0)
+                a = tl.load(
+                    x + m[:, None] * K + k[None, :], mask=(m < end)[:, None] & (k < K)[None, :], other=0.0
+                )
+                b = tl.load(
+                    w + e * K * N + k[:, None] * N + n[None, :],
+                    mask=(k < K)[:, None] & (n < N)[None, :],
+                    other=0.0,
+                )
                 acc += tl.dot(a, b)
             tl.store(y + m[:, None] * N + n[None, :], acc, mask=(m < end)[:, None] & (n < N)[None, :])
             tile += NUM_SM

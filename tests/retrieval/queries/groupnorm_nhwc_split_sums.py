@@ -9,7 +9,9 @@ def gather_sums(x, sums, HW, C, CG: tl.constexpr, BS: tl.constexpr):
     n, g, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     p = part * BS + tl.arange(0, BS)
     c = tl.arange(0, CG)
-    v = tl.load(x + (n * HW + p)[:, None] * C + g * CG + c[None, :], mask=(p < HW)[:, None], other=0.0).to(tl.float32)
+    v = tl.load(x + (n * HW + p)[:, None] * C + g * CG + c[None, :], mask=(p < HW)[:, None], other=0.0).to(
+        tl.float32
+    )
     G = C // CG
     tl.atomic_add(sums + (n * G + g) * 2, tl.sum(v))
     tl.atomic_add(sums + (n * G + g) * 2 + 1, tl.sum(v * v))

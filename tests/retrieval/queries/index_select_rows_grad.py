@@ -1,4 +1,5 @@
 """Rows of a feature store by index, for recommender towers."""
+
 import torch
 import triton
 import triton.language as tl
@@ -30,14 +31,27 @@ def take_rows(feature, picks, dest, count, width, stride_f, stride_d, ROWS: tl.c
     for c0 in range(0, width, COLS):
         c = c0 + tl.arange(0, COLS)
         ok = (r < count)[:, None] & (c < width)[None, :]
-        tl.store(dest + r[:, None] * stride_d + c[None, :], tl.load(feature + src[:, None] * stride_f + c[None, :], mask=ok), mask=ok)
+        tl.store(
+            dest + r[:, None] * stride_d + c[None, :],
+            tl.load(feature + src[:, None] * stride_f + c[None, :], mask=ok),
+            mask=ok,
+        )
 
 
 @autodiff(inputs_require_grad=(0,))
 def index_select(feature, picks):
     dest = feature.new_empty(picks.numel(), feature.shape[1])
     take_rows[(triton.cdiv(picks.numel(), 8),)](
-        feature, picks, dest, picks.numel(), feature.shape[1], feature.stride(0), dest.stride(0), ROWS=8, COLS=128)
+        feature,
+        picks,
+        dest,
+        picks.numel(),
+        feature.shape[1],
+        feature.stride(0),
+        dest.stride(0),
+        ROWS=8,
+        COLS=128,
+    )
     return dest
 
 

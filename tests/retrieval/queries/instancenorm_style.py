@@ -13,7 +13,9 @@ def adain(content, style_scale, style_shift, out, hw, eps, P: tl.constexpr):
     mu = tl.sum(c, axis=0) / hw
     dev = tl.where(ok, c - mu, 0.0)
     sd = tl.sqrt(tl.sum(dev * dev, axis=0) / hw + eps)
-    tl.store(out + plane * hw + i, tl.load(style_scale + plane) * dev / sd + tl.load(style_shift + plane), mask=ok)
+    tl.store(
+        out + plane * hw + i, tl.load(style_scale + plane) * dev / sd + tl.load(style_shift + plane), mask=ok
+    )
 
 
 @autodiff(inputs_require_grad=(0, 1, 2))

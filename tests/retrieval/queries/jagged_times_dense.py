@@ -16,8 +16,14 @@ def ragged_bmm(seq_off, jag, dense, bias, out, K, N, BM: tl.constexpr, BN: tl.co
     acc = tl.zeros((BM, BN), tl.float32)
     for k0 in range(0, K, BK):
         k = k0 + tl.arange(0, BK)
-        a = tl.load(jag + (s + m)[:, None] * K + k[None, :], mask=(m < e - s)[:, None] & (k < K)[None, :], other=0.0)
-        w = tl.load(dense + b * K * N + k[:, None] * N + n[None, :], mask=(k < K)[:, None] & (n < N)[None, :], other=0.0)
+        a = tl.load(
+            jag + (s + m)[:, None] * K + k[None, :], mask=(m < e - s)[:, None] & (k < K)[None, :], other=0.0
+        )
+        w = tl.load(
+            dense + b * K * N + k[:, None] * N + n[None, :],
+            mask=(k < K)[:, None] & (n < N)[None, :],
+            other=0.0,
+        )
         acc += tl.dot(a, w)
     acc += tl.load(bias + b * N + n, mask=n < N, other=0.0)[None, :]
     tl.store(out + (s + m)[:, None] * N + n[None, :], acc, mask=(m < e - s)[:, None] & (n < N)[None, :])
@@ -27,5 +33,7 @@ def ragged_bmm(seq_off, jag, dense, bias, out, K, N, BM: tl.constexpr, BN: tl.co
 def jagged_linear(seq_off, jag, dense, bias, max_len):
     B, K, N = dense.shape
     out = jag.new_empty(jag.shape[0], N)
-    ragged_bmm[(B, triton.cdiv(max_len, 32), triton.cdiv(N, 64))](seq_off, jag, dense, bias, out, K, N, 32, 64, 32)
+    ragged_bmm[(B, triton.cdiv(max_len, 32), triton.cdiv(N, 64))](
+        seq_off, jag, dense, bias, out, K, N, 32, 64, 32
+    )
     return out

@@ -5,8 +5,9 @@ from kernel_agent import autodiff
 
 
 @triton.jit
-def fused_chunk_linear_attn(q, k, v, o, s_k_h, s_v_h, T, scale, DK: tl.constexpr, DV: tl.constexpr, BT: tl.constexpr,
-                            BV: tl.constexpr):
+def fused_chunk_linear_attn(
+    q, k, v, o, s_k_h, s_v_h, T, scale, DK: tl.constexpr, DV: tl.constexpr, BT: tl.constexpr, BV: tl.constexpr
+):
     i_v, i_bh = tl.program_id(0), tl.program_id(1)
     o_i = tl.arange(0, BT)
     m_s = o_i[:, None] >= o_i[None, :]
@@ -30,5 +31,7 @@ def linear_attn(q, k, v):
     B, H, T, DK = q.shape
     DV = v.shape[-1]
     o = torch.empty_like(v)
-    fused_chunk_linear_attn[(triton.cdiv(DV, 64), B * H)](q, k, v, o, T * DK, T * DV, T, DK**-0.5, DK, DV, 64, 64)
+    fused_chunk_linear_attn[(triton.cdiv(DV, 64), B * H)](
+        q, k, v, o, T * DK, T * DV, T, DK**-0.5, DK, DV, 64, 64
+    )
     return o

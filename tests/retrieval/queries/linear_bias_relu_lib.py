@@ -10,8 +10,23 @@ def relu(x):
 
 
 @triton.jit
-def linear_kernel(x, w, bias, y, M, N, K, sxm, swn, sym, HAS_BIAS: tl.constexpr, ACT: tl.constexpr,
-                  TM: tl.constexpr, TN: tl.constexpr, TK: tl.constexpr):
+def linear_kernel(
+    x,
+    w,
+    bias,
+    y,
+    M,
+    N,
+    K,
+    sxm,
+    swn,
+    sym,
+    HAS_BIAS: tl.constexpr,
+    ACT: tl.constexpr,
+    TM: tl.constexpr,
+    TN: tl.constexpr,
+    TK: tl.constexpr,
+):
     pid = tl.program_id(0)
     cols = tl.cdiv(N, TN)
     rm = pid // cols * TM + tl.arange(0, TM)
@@ -39,7 +54,8 @@ def linear_relu(x, w, bias):
     N = w.shape[0]
     y = x.new_empty(M, N)
     linear_kernel[(triton.cdiv(M, 64) * triton.cdiv(N, 64),)](
-        x, w, bias, y, M, N, K, x.stride(0), w.stride(0), y.stride(0), bias is not None, "relu", 64, 64, 32)
+        x, w, bias, y, M, N, K, x.stride(0), w.stride(0), y.stride(0), bias is not None, "relu", 64, 64, 32
+    )
     return y
 
 

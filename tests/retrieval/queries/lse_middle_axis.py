@@ -12,8 +12,11 @@ def lse_axis1(x, out, K, N, BK: tl.constexpr, BN: tl.constexpr):
     acc = tl.zeros((BN,), tl.float32)
     for s in range(0, K, BK):
         k = s + tl.arange(0, BK)
-        v = tl.load(x + (m * K + k)[:, None] * N + n[None, :], mask=(k < K)[:, None] & (n < N)[None, :],
-                    other=-float("inf"))
+        v = tl.load(
+            x + (m * K + k)[:, None] * N + n[None, :],
+            mask=(k < K)[:, None] & (n < N)[None, :],
+            other=-float("inf"),
+        )
         nh = tl.maximum(hi, tl.max(v, axis=0))
         acc = acc * tl.exp(hi - nh) + tl.sum(tl.exp(v - nh[None, :]), axis=0)
         hi = nh

@@ -17,10 +17,15 @@ def ssd_chunk(x, dt, a, Bm, Cm, y, T, H, P: tl.constexpr, N: tl.constexpr, Q: tl
         ok = t < T
         d = tl.load(dt + (b * T + t) * H + h, mask=ok, other=0.0)
         cs = tl.cumsum(d * ah, axis=0)
-        xt = tl.load(x + ((b * T + t) * H + h)[:, None] * P + p[None, :], mask=ok[:, None], other=0.0) * d[:, None]
+        xt = (
+            tl.load(x + ((b * T + t) * H + h)[:, None] * P + p[None, :], mask=ok[:, None], other=0.0)
+            * d[:, None]
+        )
         bt = tl.load(Bm + (b * T + t)[:, None] * N + n[None, :], mask=ok[:, None], other=0.0)
         ct = tl.load(Cm + (b * T + t)[:, None] * N + n[None, :], mask=ok[:, None], other=0.0)
-        att = tl.dot(ct, tl.trans(bt)) * tl.where(i[:, None] >= i[None, :], tl.exp(cs[:, None] - cs[None, :]), 0.0)
+        att = tl.dot(ct, tl.trans(bt)) * tl.where(
+            i[:, None] >= i[None, :], tl.exp(cs[:, None] - cs[None, :]), 0.0
+        )
         out = tl.dot(att, xt) + tl.dot(ct, S) * tl.exp(cs)[:, None]
         last = tl.sum(d * ah, axis=0)
         S = S * tl.exp(last) + tl.dot(tl.trans(bt * tl.exp(last - cs)[:, None]), xt)

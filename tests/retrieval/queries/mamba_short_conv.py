@@ -14,7 +14,11 @@ def short_conv(u, w, b, y, L, D, TAPS: tl.constexpr, TL: tl.constexpr, TD: tl.co
     for k in tl.static_range(TAPS):
         s = t - (TAPS - 1) + k
         wk = tl.load(w + d * TAPS + k, mask=dm, other=0.0)
-        uk = tl.load(u + (bt * L + s)[:, None] * D + d[None, :], mask=((s >= 0) & (s < L))[:, None] & dm[None, :], other=0.0)
+        uk = tl.load(
+            u + (bt * L + s)[:, None] * D + d[None, :],
+            mask=((s >= 0) & (s < L))[:, None] & dm[None, :],
+            other=0.0,
+        )
         acc += uk * wk[None, :]
     acc = acc * tl.sigmoid(acc)
     tl.store(y + (bt * L + t)[:, None] * D + d[None, :], acc, mask=(t < L)[:, None] & dm[None, :])

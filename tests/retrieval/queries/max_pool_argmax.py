@@ -5,8 +5,9 @@ from kernel_agent import autodiff
 
 
 @triton.jit
-def pool_max_kernel(inp, out, where, H, W, HO, WO, KH: tl.constexpr, KW: tl.constexpr, S: tl.constexpr,
-                    BW: tl.constexpr):
+def pool_max_kernel(
+    inp, out, where, H, W, HO, WO, KH: tl.constexpr, KW: tl.constexpr, S: tl.constexpr, BW: tl.constexpr
+):
     plane = tl.program_id(0)
     row = tl.program_id(1)
     col = tl.program_id(2) * BW + tl.arange(0, BW)

@@ -5,8 +5,20 @@ from kernel_agent import autodiff
 
 
 @triton.jit
-def latent_attention(q_nope, q_pe, c_kv, k_pe, out, S, sm_scale, H: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
-                     BH: tl.constexpr, BS: tl.constexpr):
+def latent_attention(
+    q_nope,
+    q_pe,
+    c_kv,
+    k_pe,
+    out,
+    S,
+    sm_scale,
+    H: tl.constexpr,
+    R: tl.constexpr,
+    P: tl.constexpr,
+    BH: tl.constexpr,
+    BS: tl.constexpr,
+):
     t = tl.program_id(0)
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     r = tl.arange(0, R)
@@ -36,5 +48,7 @@ def mla(q_nope, q_pe, c_kv, k_pe):
     T, H, R = q_nope.shape
     P = q_pe.shape[-1]
     out = torch.empty_like(q_nope)
-    latent_attention[(T, triton.cdiv(H, 16))](q_nope, q_pe, c_kv, k_pe, out, T, (R + P) ** -0.5, H, R, P, BH=16, BS=32)
+    latent_attention[(T, triton.cdiv(H, 16))](
+        q_nope, q_pe, c_kv, k_pe, out, T, (R + P) ** -0.5, H, R, P, BH=16, BS=32
+    )
     return out

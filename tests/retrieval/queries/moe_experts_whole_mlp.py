@@ -20,7 +20,11 @@ def gate_up(x, wg, wu, h, first, D, F, BM: tl.constexpr, BN: tl.constexpr, BK: t
             ok = (k < D)[:, None] & (n < F)[None, :]
             g += tl.dot(a, tl.load(wg + at, mask=ok, other=0.0))
             u += tl.dot(a, tl.load(wu + at, mask=ok, other=0.0))
-        tl.store(h + m[:, None] * F + n[None, :], g / (1 + tl.exp(-g)) * u, mask=(m < hi)[:, None] & (n < F)[None, :])
+        tl.store(
+            h + m[:, None] * F + n[None, :],
+            g / (1 + tl.exp(-g)) * u,
+            mask=(m < hi)[:, None] & (n < F)[None, :],
+        )
 
 
 @triton.jit
@@ -34,7 +38,11 @@ def down(h, wd, y, first, D, F, BM: tl.constexpr, BN: tl.constexpr, BK: tl.const
         for k0 in range(0, F, BK):
             k = k0 + tl.arange(0, BK)
             a = tl.load(h + m[:, None] * F + k[None, :], mask=(m < hi)[:, None] & (k < F)[None, :], other=0.0)
-            b = tl.load(wd + e * D * F + k[:, None] * D + n[None, :], mask=(k < F)[:, None] & (n < D)[None, :], other=0.0)
+            b = tl.load(
+                wd + e * D * F + k[:, None] * D + n[None, :],
+                mask=(k < F)[:, None] & (n < D)[None, :],
+                other=0.0,
+            )
             acc += tl.dot(a, b)
         tl.store(y + m[:, None] * D + n[None, :], acc, mask=(m < hi)[:, None] & (n < D)[None, :])
 

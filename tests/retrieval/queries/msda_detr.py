@@ -5,7 +5,9 @@ from kernel_agent import autodiff
 
 
 @triton.jit
-def ms_deform(value, shapes, starts, loc, attn, out, S, Q, M, D: tl.constexpr, L: tl.constexpr, P: tl.constexpr):
+def ms_deform(
+    value, shapes, starts, loc, attn, out, S, Q, M, D: tl.constexpr, L: tl.constexpr, P: tl.constexpr
+):
     b, q, m = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     d = tl.arange(0, D)
     acc = tl.zeros((D,), tl.float32)

@@ -3,6 +3,7 @@ import triton
 import triton.language as tl
 from kernel_agent import autodiff
 
+
 @triton.jit
 def nearest(i, o, n, w, W, hW, HW, f: tl.constexpr, B: tl.constexpr):
     k = tl.program_id(0) * B + tl.arange(0, B)
@@ -11,6 +12,7 @@ def nearest(i, o, n, w, W, hW, HW, f: tl.constexpr, B: tl.constexpr):
     y = k % HW // W // f
     x = k % W // f
     tl.store(o + k, tl.load(i + img * hW + y * w + x, mask=m), mask=m)
+
 
 @autodiff(inputs_require_grad=(0,))
 def upscale(i, f=2):

@@ -4,10 +4,28 @@ import triton.language as tl
 from kernel_agent import autodiff
 
 
-@triton.autotune([triton.Config({"BLOCK_M": 64, "BLOCK_N": 32}), triton.Config({"BLOCK_M": 128, "BLOCK_N": 64})], ["C_OUT"])
+@triton.autotune(
+    [triton.Config({"BLOCK_M": 64, "BLOCK_N": 32}), triton.Config({"BLOCK_M": 128, "BLOCK_N": 64})], ["C_OUT"]
+)
 @triton.jit
-def strided_conv(img, ker, bias, res, B, C_IN, Hh, Ww, C_OUT, Ho, Wo, K: tl.constexpr, ST: tl.constexpr,
-                 PADDING: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def strided_conv(
+    img,
+    ker,
+    bias,
+    res,
+    B,
+    C_IN,
+    Hh,
+    Ww,
+    C_OUT,
+    Ho,
+    Wo,
+    K: tl.constexpr,
+    ST: tl.constexpr,
+    PADDING: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     pix = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     och = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     n = pix // (Ho * Wo)

@@ -15,12 +15,20 @@ def sgmv(x, a, b, y, seg, which, K, N, R: tl.constexpr, BM: tl.constexpr, BN: tl
         t = tl.zeros((BM, R), tl.float32)
         for k0 in range(0, K, BK):
             k = k0 + tl.arange(0, BK)
-            xv = tl.load(x + m[:, None] * K + k[None, :], mask=(m < hi)[:, None] & (k < K)[None, :], other=0.0)
-            t += tl.dot(xv, tl.load(a + (ad * K + k)[:, None] * R + r[None, :], mask=(k < K)[:, None], other=0.0))
+            xv = tl.load(
+                x + m[:, None] * K + k[None, :], mask=(m < hi)[:, None] & (k < K)[None, :], other=0.0
+            )
+            t += tl.dot(
+                xv, tl.load(a + (ad * K + k)[:, None] * R + r[None, :], mask=(k < K)[:, None], other=0.0)
+            )
         for n0 in range(0, N, BN):
             n = n0 + tl.arange(0, BN)
             bv = tl.load(b + (ad * R + r)[:, None] * N + n[None, :], mask=(n < N)[None, :], other=0.0)
-            tl.store(y + m[:, None] * N + n[None, :], tl.dot(t.to(bv.dtype), bv), mask=(m < hi)[:, None] & (n < N)[None, :])
+            tl.store(
+                y + m[:, None] * N + n[None, :],
+                tl.dot(t.to(bv.dtype), bv),
+                mask=(m < hi)[:, None] & (n < N)[None, :],
+            )
 
 
 @autodiff(inputs_require_grad=(0, 1, 2))

@@ -2,6 +2,7 @@ import torch, triton
 from triton import language as tl
 from kernel_agent import autodiff
 
+
 @triton.jit
 def reglu(x, y, n, B: tl.constexpr):
     r = tl.program_id(0)
@@ -10,6 +11,7 @@ def reglu(x, y, n, B: tl.constexpr):
         a = tl.load(x + r * 2 * n + c, c < n, 0.0)
         b = tl.load(x + r * 2 * n + n + c, c < n, 0.0)
         tl.store(y + r * n + c, tl.maximum(a, 0.0) * b, c < n)
+
 
 @autodiff(inputs_require_grad=(0,))
 def f(x):

@@ -5,7 +5,9 @@ from kernel_agent import autodiff
 
 
 @triton.jit
-def pair_logsigmoid(zi, zt, scale_p, bias_p, part, N, D, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def pair_logsigmoid(
+    zi, zt, scale_p, bias_p, part, N, D, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):
     pm, pn = tl.program_id(0), tl.program_id(1)
     m = pm * BM + tl.arange(0, BM)
     n = pn * BN + tl.arange(0, BN)

@@ -5,8 +5,16 @@ from kernel_agent import autodiff
 
 
 @triton.jit
-def softmax_kernel(output_ptr, input_ptr, input_row_stride, output_row_stride, n_rows, n_cols,
-                   BLOCK_SIZE: tl.constexpr, num_stages: tl.constexpr):
+def softmax_kernel(
+    output_ptr,
+    input_ptr,
+    input_row_stride,
+    output_row_stride,
+    n_rows,
+    n_cols,
+    BLOCK_SIZE: tl.constexpr,
+    num_stages: tl.constexpr,
+):
     row_start = tl.program_id(0)
     row_step = tl.num_programs(0)
     for row_idx in tl.range(row_start, n_rows, row_step, num_stages=num_stages):
@@ -23,6 +31,14 @@ def softmax_kernel(output_ptr, input_ptr, input_row_stride, output_row_stride, n
 def softmax(x):
     n_rows, n_cols = x.shape
     y = torch.empty_like(x)
-    softmax_kernel[(min(n_rows, 528),)](y, x, x.stride(0), y.stride(0), n_rows, n_cols,
-                                        BLOCK_SIZE=triton.next_power_of_2(n_cols), num_stages=2)
+    softmax_kernel[(min(n_rows, 528),)](
+        y,
+        x,
+        x.stride(0),
+        y.stride(0),
+        n_rows,
+        n_cols,
+        BLOCK_SIZE=triton.next_power_of_2(n_cols),
+        num_stages=2,
+    )
     return y

@@ -13,7 +13,9 @@ def disparity_volume(left, right, cost, C, H, W, MAXD, BX: tl.constexpr):
         acc = tl.zeros((BX,), tl.float32)
         for c in range(C):
             row = ((b * C + c) * H + y) * W
-            acc += tl.load(left + row + x, mask=ok, other=0.0) * tl.load(right + row + x - d, mask=ok, other=0.0)
+            acc += tl.load(left + row + x, mask=ok, other=0.0) * tl.load(
+                right + row + x - d, mask=ok, other=0.0
+            )
         tl.store(cost + ((b * MAXD + d) * H + y) * W + x, acc / C, mask=x < W)
 
 

@@ -33,5 +33,7 @@ def supervised_contrast(z, labels, loss, N, inv_tau, D: tl.constexpr, BI: tl.con
 @autodiff(inputs_require_grad=(0,))
 def supcon(z, labels, tau=0.1):
     loss = torch.empty(z.shape[0], device=z.device)
-    supervised_contrast[(triton.cdiv(z.shape[0], 16),)](z, labels, loss, z.shape[0], 1 / tau, z.shape[1], 16, 32)
+    supervised_contrast[(triton.cdiv(z.shape[0], 16),)](
+        z, labels, loss, z.shape[0], 1 / tau, z.shape[1], 16, 32
+    )
     return loss

@@ -1,4 +1,5 @@
 """Local attention for a decoder, with the module around it."""
+
 import math
 from dataclasses import dataclass
 
@@ -32,8 +33,9 @@ def cosine_schedule(step, warmup, total, peak):
 
 
 @triton.jit
-def _local_attn_kernel(q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, T, W, scale, D: tl.constexpr, BR: tl.constexpr,
-                       BC: tl.constexpr):
+def _local_attn_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, T, W, scale, D: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr
+):
     tile = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64) * T * D
     r = tile * BR + tl.arange(0, BR)

@@ -16,7 +16,9 @@ def ffn_up(x, w1, w3, h, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.con
         wm = (rk[:, None] < K) & (rn[None, :] < N)
         g += tl.dot(xt, tl.load(w1 + rk[:, None] * N + rn[None, :], mask=wm, other=0.0))
         u += tl.dot(xt, tl.load(w3 + rk[:, None] * N + rn[None, :], mask=wm, other=0.0))
-    tl.store(h + rm[:, None] * N + rn[None, :], g * tl.sigmoid(g) * u, mask=(rm[:, None] < M) & (rn[None, :] < N))
+    tl.store(
+        h + rm[:, None] * N + rn[None, :], g * tl.sigmoid(g) * u, mask=(rm[:, None] < M) & (rn[None, :] < N)
+    )
 
 
 @autodiff(inputs_require_grad=(0, 1, 2))

@@ -17,5 +17,7 @@ def tempered(logits, tau, probs, K, P2: tl.constexpr):
 @autodiff(inputs_require_grad=(0, 1))
 def policy(logits, tau):
     probs = torch.empty_like(logits)
-    tempered[(logits.shape[0],)](logits, tau, probs, logits.shape[1], P2=triton.next_power_of_2(logits.shape[1]))
+    tempered[(logits.shape[0],)](
+        logits, tau, probs, logits.shape[1], P2=triton.next_power_of_2(logits.shape[1])
+    )
     return probs

@@ -22,7 +22,10 @@ def tridiagonale(sotto, diag, sopra, noto, c, d, x, n, sistemi, B: tl.constexpr)
     v = tl.zeros((B,), tl.float32)
     for k in range(n):
         i = n - 1 - k
-        v = tl.load(d + i * sistemi + s, mask=ok, other=0.0) - tl.load(c + i * sistemi + s, mask=ok, other=0.0) * v
+        v = (
+            tl.load(d + i * sistemi + s, mask=ok, other=0.0)
+            - tl.load(c + i * sistemi + s, mask=ok, other=0.0) * v
+        )
         tl.store(x + i * sistemi + s, v, mask=ok)
 
 

@@ -12,8 +12,12 @@ def tri_mul(left, right, out, n, C, T: tl.constexpr, TK: tl.constexpr):
     acc = tl.zeros((T, T), tl.float32)
     for k0 in range(0, n, TK):
         k = k0 + tl.arange(0, TK)
-        l = tl.load(left + (k[None, :] * n + i[:, None]) * C + c, mask=(k < n)[None, :] & (i < n)[:, None], other=0.0)
-        r = tl.load(right + (k[:, None] * n + j[None, :]) * C + c, mask=(k < n)[:, None] & (j < n)[None, :], other=0.0)
+        l = tl.load(
+            left + (k[None, :] * n + i[:, None]) * C + c, mask=(k < n)[None, :] & (i < n)[:, None], other=0.0
+        )
+        r = tl.load(
+            right + (k[:, None] * n + j[None, :]) * C + c, mask=(k < n)[:, None] & (j < n)[None, :], other=0.0
+        )
         acc += tl.dot(l, r, input_precision="ieee")
     tl.store(out + (i[:, None] * n + j[None, :]) * C + c, acc, mask=(i < n)[:, None] & (j < n)[None, :])
 

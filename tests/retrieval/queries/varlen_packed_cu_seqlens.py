@@ -29,7 +29,11 @@ def varlen_fwd(Q, K, V, O, cu, scale, st, sh, D: tl.constexpr, BM: tl.constexpr,
         li = li * r + tl.sum(p, 1)
         o = o * r[:, None] + tl.dot(p.to(v.dtype), v)
         mi = mn
-    tl.store(O + (bos + rm)[:, None] * st + h * sh + rd, (o / li[:, None]).to(O.dtype.element_ty), mask=(rm < n)[:, None])
+    tl.store(
+        O + (bos + rm)[:, None] * st + h * sh + rd,
+        (o / li[:, None]).to(O.dtype.element_ty),
+        mask=(rm < n)[:, None],
+    )
 
 
 @autodiff(inputs_require_grad=(0, 1, 2))
