@@ -22,7 +22,7 @@ struct item {
 struct build {
     struct item *items;
     size_t count;
-    struct ka_idf *idf;
+    struct ka_measures *measures;
     ka_build_progress_fn progress;
     void *arg;
 };
@@ -85,6 +85,15 @@ static int refuse_twins(const struct build *b, struct ka_err *err)
     return 0;
 }
 
+/* Over all rows, or over so many spread evenly. */
+static void measure(const struct build *b)
+{
+    size_t step = (b->count + KA_WHITEN_ROWS - 1) / KA_WHITEN_ROWS;
+    for (size_t i = 0; i < b->count; i += step)
+        ka_measures_add(b->measures, &b->items[i].features);
+    ka_measures_end(b->measures);
+}
+
 /* First pass: read, parse and describe every file; count features. */
 static int read_all(struct build *b, struct ka_err *err)
 {
@@ -97,7 +106,7 @@ static int read_all(struct build *b, struct ka_err *err)
         rc = ka_features_of(item->pair.source, strlen(item->pair.source), &item->features, &why);
         if (rc)
             return ka_fail(err, rc, "%s: %s", item->path, why.msg);
-        ka_idf_add(b->idf, &item->features);
+        ka_measures_count(b->measures, &item->features);
         if (b->progress)
             b->progress(i + 1, b->count, item->path, b->arg);
     }
@@ -105,10 +114,10 @@ static int read_all(struct build *b, struct ka_err *err)
 }
 
 static int put_item(struct ka_store *store, const struct ka_pair *pair, const struct ka_features *features,
-                    const struct ka_idf *idf, struct ka_err *err)
+                    const struct ka_measures *measures, struct ka_err *err)
 {
     float vector[KA_EMBED_DIM];
-    int rc = ka_embed(features, idf, vector, err);
+    int rc = ka_embed(features, measures, vector, err);
     struct ka_embedding e = {KA_EMBED_NAME, KA_EMBED_VERSION, KA_EMBED_DIM, vector, features->tokens_hash};
     return rc ? rc : ka_store_put(store, pair, &e, err);
 }
@@ -122,9 +131,9 @@ static int write_all(const struct build *b, const char *path, struct ka_err *err
         return rc;
     rc = ka_store_begin(store, err);
     if (rc == 0)
-        rc = ka_store_save_idf(store, b->idf, err);
+        rc = ka_store_save_measures(store, b->measures, err);
     for (size_t i = 0; i < b->count && rc == 0; i++)
-        rc = put_item(store, &b->items[i].pair, &b->items[i].features, b->idf, err);
+        rc = put_item(store, &b->items[i].pair, &b->items[i].features, b->measures, err);
     if (rc == 0)
         rc = ka_store_commit(store, err);
     ka_store_close(store);
@@ -155,7 +164,7 @@ static void free_build(struct build *b)
         ka_features_free(&b->items[i].features);
     }
     free(b->items);
-    free(b->idf);
+    free(b->measures);
 }
 
 static size_t count_families(const struct build *b)
@@ -187,7 +196,7 @@ static int replace_store(const struct build *b, const char *path, struct ka_err 
 int ka_build(const char *dir, const char *store_path, ka_build_progress_fn progress, void *arg,
              struct ka_build_report *out, struct ka_err *err)
 {
-    struct build b = {.idf = ka_calloc(1, sizeof(*b.idf)), .progress = progress, .arg = arg};
+    struct build b = {.measures = ka_calloc(1, sizeof(*b.measures)), .progress = progress, .arg = arg};
     int rc = ka_build_walk(dir, add_file, &b, err);
     if (rc == 0 && b.count == 0)
         rc = ka_fail(err, -ENOENT, "%s: holds no .py file; a store is built from pair files", dir);
@@ -195,6 +204,8 @@ int ka_build(const char *dir, const char *store_path, ka_build_progress_fn progr
         qsort(b.items, b.count, sizeof(*b.items), by_path);
         rc = read_all(&b, err);
     }
+    if (rc == 0)
+        measure(&b);
     if (rc == 0)
         rc = replace_store(&b, store_path, err);
     if (rc == 0)
@@ -206,12 +217,12 @@ int ka_build(const char *dir, const char *store_path, ka_build_progress_fn progr
 int ka_build_put(struct ka_store *store, const struct ka_pair *pair, struct ka_err *err)
 {
     struct ka_features features = {0};
-    KA_AUTO_FREE struct ka_idf *idf = ka_calloc(1, sizeof(*idf));
-    int rc = ka_store_load_idf(store, idf, err);
+    KA_AUTO_FREE struct ka_measures *measures = ka_calloc(1, sizeof(*measures));
+    int rc = ka_store_load_measures(store, measures, err);
     if (rc == 0)
         rc = ka_features_of(pair->source, strlen(pair->source), &features, err);
     if (rc == 0)
-        rc = put_item(store, pair, &features, idf, err);
+        rc = put_item(store, pair, &features, measures, err);
     ka_features_free(&features);
     return rc;
 }
@@ -235,7 +246,7 @@ static int collect_pair(const struct ka_store_row *row, void *arg)
 
 int ka_build_weigh(struct ka_store *store, struct ka_err *err)
 {
-    struct build b = {.idf = ka_calloc(1, sizeof(*b.idf))};
+    struct build b = {.measures = ka_calloc(1, sizeof(*b.measures))};
     int rc = ka_store_each(store, collect_pair, &b, err);
     for (size_t i = 0; i < b.count && rc == 0; i++) {
         struct item *item = &b.items[i];
@@ -243,14 +254,16 @@ int ka_build_weigh(struct ka_store *store, struct ka_err *err)
         if (rc == 0)
             rc = ka_features_of(item->pair.source, strlen(item->pair.source), &item->features, err);
         if (rc == 0)
-            ka_idf_add(b.idf, &item->features);
+            ka_measures_count(b.measures, &item->features);
     }
+    if (rc == 0)
+        measure(&b);
     if (rc == 0)
         rc = ka_store_begin(store, err);
     if (rc == 0)
-        rc = ka_store_save_idf(store, b.idf, err);
+        rc = ka_store_save_measures(store, b.measures, err);
     for (size_t i = 0; i < b.count && rc == 0; i++)
-        rc = put_item(store, &b.items[i].pair, &b.items[i].features, b.idf, err);
+        rc = put_item(store, &b.items[i].pair, &b.items[i].features, b.measures, err);
     if (rc == 0)
         rc = ka_store_commit(store, err);
     free_build(&b);

@@ -1,24 +1,32 @@
-/* Weights and projects features. Knows no Python and no database. */
+/* Weights, projects and whitens features. Knows no Python and no database. */
 #include "embed.h"
 
 #include <errno.h>
 #include <math.h>
 #include <string.h>
 
+#define LEAST 0.05 /* weight of a feature that tells nothing */
+
 static size_t bucket_of(uint64_t hash)
 {
     return hash >> 48; /* 65536 buckets; the low bits are spent on table slots */
 }
 
-void ka_idf_add(struct ka_idf *idf, const struct ka_features *features)
+static void count(struct ka_idf *idf, const struct ka_feature *items, size_t n)
 {
-    idf->documents++;
-    for (size_t i = 0; i < features->count; i++) {
-        size_t bucket = bucket_of(features->items[i].hash);
+    for (size_t i = 0; i < n; i++) {
+        size_t bucket = bucket_of(items[i].hash);
         /* features are sorted by hash, so those of one bucket stand together */
-        if (i == 0 || bucket_of(features->items[i - 1].hash) != bucket)
+        if (i == 0 || bucket_of(items[i - 1].hash) != bucket)
             idf->df[bucket]++;
     }
+}
+
+void ka_measures_count(struct ka_measures *measures, const struct ka_features *features)
+{
+    measures->idf.documents++;
+    count(&measures->idf, features->items, features->count);
+    count(&measures->idf, features->words, features->word_count);
 }
 
 int ka_embed_normalise(float *vector, size_t dim)
@@ -34,26 +42,70 @@ int ka_embed_normalise(float *vector, size_t dim)
     return 0;
 }
 
-int ka_embed(const struct ka_features *features, const struct ka_idf *idf, float out[KA_EMBED_DIM],
-             struct ka_err *err)
+/* What no pair has cannot be found by it, and must not shorten the rest; one that every pair has still tells a
+ * little. */
+static double idf_of(const struct ka_idf *idf, uint64_t hash)
 {
-    double sum[KA_EMBED_DIM] = {0};
-    for (size_t i = 0; i < features->count; i++) {
-        const struct ka_feature *f = &features->items[i];
-        /* one that is in every document still tells a little */
-        double idf_weight = 0.05 + log((1.0 + idf->documents) / (1.0 + idf->df[bucket_of(f->hash)]));
-        double weight = f->weight * idf_weight;
-        for (size_t j = 0; j < KA_EMBED_DIM; j += 64) {
-            uint64_t signs = ka_mix64(f->hash ^ (j + 1) * 0xd6e8feb86659fd93u);
+    uint32_t df = idf->df[bucket_of(hash)];
+    return LEAST + (idf->documents && df ? log((1.0 + idf->documents) / (1.0 + df)) : 0);
+}
+
+/* -EINVAL when they weigh nothing; `out` is then all zero. */
+static int project(const struct ka_feature *items, size_t count, const struct ka_idf *idf,
+                   float out[KA_EMBED_PART])
+{
+    double sum[KA_EMBED_PART] = {0};
+    for (size_t i = 0; i < count; i++) {
+        double weight = items[i].weight * idf_of(idf, items[i].hash);
+        for (size_t j = 0; j < KA_EMBED_PART; j += 64) {
+            uint64_t signs = ka_mix64(items[i].hash ^ (j + 1) * 0xd6e8feb86659fd93u);
             for (size_t k = 0; k < 64; k++)
                 sum[j + k] += signs >> k & 1 ? weight : -weight;
         }
     }
-    float vector[KA_EMBED_DIM];
-    for (size_t j = 0; j < KA_EMBED_DIM; j++)
-        vector[j] = (float)sum[j];
-    if (ka_embed_normalise(vector, KA_EMBED_DIM))
+    for (size_t j = 0; j < KA_EMBED_PART; j++)
+        out[j] = (float)sum[j];
+    int rc = ka_embed_normalise(out, KA_EMBED_PART);
+    if (rc)
+        memset(out, 0, KA_EMBED_PART * sizeof(float));
+    return rc;
+}
+
+void ka_measures_add(struct ka_measures *measures, const struct ka_features *features)
+{
+    float row[KA_EMBED_PART];
+    project(features->items, features->count, &measures->idf, row);
+    ka_whitening_add(&measures->parts[0], row);
+    project(features->words, features->word_count, &measures->idf, row);
+    ka_whitening_add(&measures->parts[1], row);
+}
+
+void ka_measures_end(struct ka_measures *measures)
+{
+    ka_whitening_end(&measures->parts[0]);
+    ka_whitening_end(&measures->parts[1]);
+}
+
+int ka_embed(const struct ka_features *features, const struct ka_measures *measures, float out[KA_EMBED_DIM],
+             struct ka_err *err)
+{
+    float vector[KA_EMBED_DIM], *words = vector + KA_EMBED_PART;
+    int rc = project(features->items, features->count, &measures->idf, vector);
+    if (rc == 0) {
+        ka_whiten(&measures->parts[0], vector);
+        rc = ka_embed_normalise(vector, KA_EMBED_PART);
+    }
+    if (rc)
         return ka_fail(err, -EINVAL, "the source has no features that could be compared");
+    if (project(features->words, features->word_count, &measures->idf, words) == 0) {
+        ka_whiten(&measures->parts[1], words);
+        ka_embed_normalise(words, KA_EMBED_PART);
+    }
     memcpy(out, vector, sizeof(vector));
     return 0;
+}
+
+float ka_embed_similarity(float structure, float words)
+{
+    return 1 - (1 - structure) * (1 - fmaxf(words, 0));
 }

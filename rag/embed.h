@@ -1,10 +1,14 @@
-/* The built-in embedder "ka-lex": a forward source as a unit vector of KA_EMBED_DIM floats, so that the dot
- * product of two is their similarity.
+/* The built-in embedder "ka-lex": a forward source as a vector of two parts, each of length 1. The first is what
+ * its kernels do, the second the words of its names (all zero where there is no known one).
  *
- * Features (rag/features.h) are weighted by idf, log((1+N)/(1+df)), measured once over the pairs of a store,
- * kept with it, and constant until the store is rebuilt. Each feature's 64-bit hash seeds its row of random
- * signs; the weighted sum of rows, normalised, is the vector. The same source and idf give the same bytes on
- * every machine with IEEE floats.
+ * Features (rag/features.h) are weighted by idf, log((1+N)/(1+df)); each feature's 64-bit hash seeds its row of
+ * random signs; the weighted sum of rows, of length 1, is whitened (rag/whiten.h) and made of length 1 again.
+ * Both are measured once over the pairs of a store, kept with it, and constant until the store is rebuilt. The
+ * same source and measures give the same vector up to rounding.
+ *
+ * The similarity of two vectors is 1 - (1 - s)(1 - w) of the products s and w of their parts, w at least 0:
+ * what the kernels do is enough to be the same, and common names bring nearer. It is then bent, order kept, so
+ * that at KA_SIMILAR the pair more often helps than not, as measured on tests/retrieval.
  *
  * Change anything that alters vectors, and KA_EMBED_VERSION must grow: a store remembers who made its rows.
  */
@@ -12,10 +16,12 @@
 #define KA_EMBED_H
 
 #include "features.h"
+#include "whiten.h"
 
 #define KA_EMBED_NAME "ka-lex"
-#define KA_EMBED_VERSION 1
-#define KA_EMBED_DIM 256
+#define KA_EMBED_VERSION 2
+#define KA_EMBED_PART KA_WHITEN_DIM
+#define KA_EMBED_DIM (2 * KA_EMBED_PART)
 #define KA_IDF_BUCKETS 65536
 
 /* In how many documents each bucket of feature hashes occurs. All zero: every feature weighs the same. */
@@ -24,11 +30,24 @@ struct ka_idf {
     uint32_t df[KA_IDF_BUCKETS];
 };
 
-void ka_idf_add(struct ka_idf *idf, const struct ka_features *features);
+/* What is measured over a store; all zero where nothing was. Large: for the heap. */
+struct ka_measures {
+    struct ka_idf idf;
+    struct ka_whitening parts[2];
+};
+
+/* Count a document's features. When all are counted, measure the whitening with the same documents, one call
+ * each, and end it. */
+void ka_measures_count(struct ka_measures *measures, const struct ka_features *features);
+void ka_measures_add(struct ka_measures *measures, const struct ka_features *features);
+void ka_measures_end(struct ka_measures *measures);
 
 /* -EINVAL when the features weigh nothing. */
-int ka_embed(const struct ka_features *features, const struct ka_idf *idf, float out[KA_EMBED_DIM],
+int ka_embed(const struct ka_features *features, const struct ka_measures *measures, float out[KA_EMBED_DIM],
              struct ka_err *err);
+
+/* From the products of the parts, -1 to 1 each, to the similarity. */
+float ka_embed_similarity(float structure, float words);
 
 /* Scale to length 1; -EINVAL for a zero or non-finite vector. For any dimension. */
 int ka_embed_normalise(float *vector, size_t dim);

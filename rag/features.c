@@ -1,4 +1,4 @@
-/* From Python tokens to weighted features. Knows no store and no vector. */
+/* What is launched, its words, and the hash of all tokens. Knows no store and no vector. */
 #include "features.h"
 
 #include <ctype.h>
@@ -7,59 +7,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernel.h"
 #include "lex.h"
 #include "pair.h"
 
-/* Weight of each class of features; a host function's count half. */
-enum class { CLASS_NGRAM, CLASS_STRUCTURE, CLASS_FLOW, CLASS_COUNT, CLASS_INDIRECT };
-static const float CLASS_WEIGHT[] = {1.0f, 2.0f, 1.5f, 2.0f, 3.0f};
-
-enum count {
-    COUNT_DOT,
-    COUNT_LOAD,
-    COUNT_STORE,
-    COUNT_ATOMIC,
-    COUNT_REDUCE,
-    COUNT_PROGRAM_ID,
-    COUNT_WHERE,
-    COUNTS
-};
-
-#define NEST_MAX 16
-#define VARIABLES 512 /* slots for the variables of one function; more just share slots */
-
-/* A token after normalisation. */
-struct norm {
-    uint64_t hash;
-    uint32_t token; /* the first token it stands for */
-    bool is_op;     /* a tl.* or math chain */
-};
-
-struct variable {
-    uint64_t name, op; /* hash of the operation that made it; 0 when unknown */
-    bool loaded;       /* derived from a tl.load */
-};
-
-struct nest {
-    uint64_t kind;
-    uint32_t indent;
-    bool loop;
-};
-
 struct extract {
     const struct ka_tokens *t;
-    struct ka_feature *found; /* as they come: one each time it occurs, with its weight alone */
-    size_t count;
-    struct norm *norms;
-    size_t norm_count;
+    struct ka_found found, words;
     uint64_t stream; /* running hash of all normalised tokens */
     uint64_t jit_names[64];
     size_t jit_count;
-    struct variable variables[VARIABLES];
-    struct nest nest[NEST_MAX];
-    size_t nest_depth;
-    size_t counts[COUNTS];
-    float scale; /* of the function at hand */
 };
 
 static uint64_t hash_bytes(const char *bytes, size_t len)
@@ -78,12 +35,6 @@ static uint64_t hash_text(const char *text)
 static uint64_t join(uint64_t a, uint64_t b)
 {
     return ka_mix64(a * 3 + b);
-}
-
-static void add(struct extract *x, enum class class, uint64_t hash)
-{
-    *KA_APPEND(x->found, x->count) =
-        (struct ka_feature){join(hash, class + 1), CLASS_WEIGHT[class] * x->scale};
 }
 
 /* ---- normalisation ---- */
@@ -160,7 +111,7 @@ static uint64_t name_word(const struct extract *x, size_t i)
 
 /* tl.load, triton.language.load (the same), torch.empty_like: one word; returns the number of tokens it
  * takes, or 0. */
-static size_t chain_word(const struct ka_tokens *t, size_t i, struct norm *out)
+static size_t chain_word(const struct ka_tokens *t, size_t i, uint64_t *out)
 {
     if (t->items[i].kind != KA_TOKEN_NAME || !listed(t, i, ROOTS, KA_COUNT(ROOTS)) ||
         !ka_token_is(t, i + 1, ".") || (i > 0 && ka_token_is(t, i - 1, ".")))
@@ -168,14 +119,12 @@ static size_t chain_word(const struct ka_tokens *t, size_t i, struct norm *out)
     size_t n = ka_token_is(t, i, "triton") && ka_token_is(t, i + 2, "language") && ka_token_is(t, i + 3, ".")
                    ? 2
                    : 0;
-    bool device = n > 0 || !(ka_token_is(t, i, "torch") || ka_token_is(t, i, "triton"));
     uint64_t hash = n ? hash_text("tl") : token_hash(t, i);
     while (ka_token_is(t, i + n + 1, ".") && i + n + 2 < t->count) {
         hash = join(hash, token_hash(t, i + n + 2));
         n += 2;
     }
-    *out =
-        (struct norm){.hash = hash, .token = (uint32_t)i, .is_op = device && ka_token_is(t, i + n + 1, "(")};
+    *out = hash;
     return n + 1;
 }
 
@@ -185,241 +134,39 @@ static bool is_docstring(const struct ka_tokens *t, size_t i)
            t->items[i + 1].kind == KA_TOKEN_NEWLINE;
 }
 
-/* The function's tokens as words; NEWLINE stays as hash 0. */
-static void normalise(struct extract *x, size_t from, size_t to)
+static uint64_t word_of(const struct extract *x, size_t i)
 {
     const struct ka_tokens *t = x->t;
-    x->norm_count = 0;
+    switch (t->items[i].kind) {
+    case KA_TOKEN_NAME:
+        return name_word(x, i);
+    case KA_TOKEN_NUMBER:
+        return number_word(t, i);
+    case KA_TOKEN_STRING:
+        return t->items[i].len <= 8 ? token_hash(t, i) : hash_text("STRING");
+    case KA_TOKEN_OP:
+        return token_hash(t, i);
+    case KA_TOKEN_NEWLINE:
+        break;
+    }
+    return 0;
+}
+
+static void hash_tokens(struct extract *x, size_t from, size_t to)
+{
     for (size_t i = from; i < to;) {
-        struct norm word = {.token = (uint32_t)i};
-        size_t taken = chain_word(t, i, &word);
-        if (is_docstring(t, i)) {
+        uint64_t word;
+        size_t taken = chain_word(x->t, i, &word);
+        if (is_docstring(x->t, i)) {
             i += 2;
             continue;
         }
-        if (!taken) {
-            taken = 1;
-            switch (t->items[i].kind) {
-            case KA_TOKEN_NAME:
-                word.hash = name_word(x, i);
-                break;
-            case KA_TOKEN_NUMBER:
-                word.hash = number_word(t, i);
-                break;
-            case KA_TOKEN_STRING:
-                word.hash = t->items[i].len <= 8 ? token_hash(t, i) : hash_text("STRING");
-                break;
-            case KA_TOKEN_OP:
-                word.hash = token_hash(t, i);
-                break;
-            case KA_TOKEN_NEWLINE:
-                break;
-            }
-        }
-        x->stream = join(x->stream, word.hash);
-        x->norms[x->norm_count++] = word;
-        i += taken;
+        x->stream = join(x->stream, taken ? word : word_of(x, i));
+        i += taken ? taken : 1;
     }
 }
 
-/* ---- features of one statement ---- */
-
-struct statement {
-    const struct norm *words;
-    size_t count;
-    size_t assign; /* index of its `=` or augmented `+=`, or count */
-    bool augmented;
-    size_t loops, branches; /* around it */
-};
-
-static bool word_is(const struct extract *x, const struct statement *s, size_t i, const char *text)
-{
-    return i < s->count && ka_token_is(x->t, s->words[i].token, text);
-}
-
-static void add_ngrams(struct extract *x, const struct statement *s)
-{
-    for (size_t i = 0; i < s->count; i++) {
-        uint64_t hash = s->words[i].hash;
-        add(x, CLASS_NGRAM, hash);
-        for (size_t n = 1; n < 3 && i + n < s->count; n++) {
-            hash = join(hash, s->words[i + n].hash);
-            add(x, CLASS_NGRAM, hash);
-        }
-    }
-}
-
-static void count_op(struct extract *x, const struct norm *word)
-{
-    static const struct {
-        const char *name;
-        enum count count;
-    } OPS[] = {{"dot", COUNT_DOT},
-               {"load", COUNT_LOAD},
-               {"store", COUNT_STORE},
-               {"sum", COUNT_REDUCE},
-               {"max", COUNT_REDUCE},
-               {"min", COUNT_REDUCE},
-               {"argmax", COUNT_REDUCE},
-               {"reduce", COUNT_REDUCE},
-               {"cumsum", COUNT_REDUCE},
-               {"associative_scan", COUNT_REDUCE},
-               {"program_id", COUNT_PROGRAM_ID},
-               {"where", COUNT_WHERE}};
-    size_t last = word->token + 2;
-    for (size_t i = 0; i < KA_COUNT(OPS); i++)
-        x->counts[OPS[i].count] += ka_token_is(x->t, last, OPS[i].name);
-    x->counts[COUNT_ATOMIC] += last < x->t->count && starts(x->t, last, "atomic_");
-}
-
-static void add_structure(struct extract *x, const struct statement *s)
-{
-    size_t loops = s->loops < 3 ? s->loops : 3;
-    for (size_t i = 0; i < s->count; i++) {
-        if (!s->words[i].is_op)
-            continue;
-        add(x, CLASS_STRUCTURE, join(s->words[i].hash, 2 * loops + (s->branches > 0)));
-        count_op(x, &s->words[i]);
-    }
-    bool carried = s->augmented;
-    for (size_t i = s->assign + 1; i < s->count && !carried; i++)
-        carried =
-            s->assign == 1 && token_hash(x->t, s->words[i].token) == token_hash(x->t, s->words[0].token);
-    if (loops && carried)
-        add(x, CLASS_STRUCTURE, join(hash_text("carried"), loops));
-}
-
-static struct variable *variable_of(struct extract *x, uint64_t name)
-{
-    struct variable *v = &x->variables[name % VARIABLES];
-    if (v->name != name)
-        *v = (struct variable){.name = name};
-    return v;
-}
-
-static bool is_plain_name(const struct extract *x, const struct norm *word)
-{
-    return x->t->items[word->token].kind == KA_TOKEN_NAME && !word->is_op &&
-           !(word->token > 0 && ka_token_is(x->t, word->token - 1, "."));
-}
-
-/* The address of a load, store or atomic at word `i` is its first argument: is it made from loaded values? */
-static bool address_loaded(struct extract *x, const struct statement *s, size_t i)
-{
-    size_t depth = 0;
-    for (size_t k = i + 1; k < s->count; k++) {
-        if (word_is(x, s, k, "(") || word_is(x, s, k, "["))
-            depth++;
-        else if ((word_is(x, s, k, ")") || word_is(x, s, k, "]")) && --depth == 0)
-            return false;
-        else if (word_is(x, s, k, ",") && depth == 1)
-            return false;
-        else if (is_plain_name(x, &s->words[k]) &&
-                 variable_of(x, token_hash(x->t, s->words[k].token))->loaded)
-            return true;
-        if (depth == 0)
-            return false;
-    }
-    return false;
-}
-
-static bool op_named(const struct extract *x, const struct norm *word, const char *prefix)
-{
-    return word->is_op && word->token + 2 < x->t->count && starts(x->t, word->token + 2, prefix);
-}
-
-static void add_flow(struct extract *x, const struct statement *s)
-{
-    size_t from = s->assign < s->count ? s->assign + 1 : 0;
-    uint64_t main_op = 0;
-    bool loads = false;
-    for (size_t i = from; i < s->count; i++) {
-        const struct norm *word = &s->words[i];
-        if (!word->is_op)
-            continue;
-        main_op = main_op ? main_op : word->hash;
-        loads = loads || op_named(x, word, "load");
-        if ((op_named(x, word, "load") || op_named(x, word, "store") || op_named(x, word, "atomic_")) &&
-            address_loaded(x, s, i))
-            add(x, CLASS_INDIRECT, word->hash);
-    }
-    uint64_t made_by = main_op ? main_op : hash_text("arithmetic");
-    for (size_t i = from; i < s->count; i++) {
-        if (!is_plain_name(x, &s->words[i]))
-            continue;
-        const struct variable *v = variable_of(x, token_hash(x->t, s->words[i].token));
-        loads = loads || v->loaded;
-        if (v->op)
-            add(x, CLASS_FLOW, join(v->op, made_by));
-    }
-    for (size_t i = 0; i < s->assign && s->assign < s->count; i++) {
-        if (!is_plain_name(x, &s->words[i]))
-            continue;
-        struct variable *v = variable_of(x, token_hash(x->t, s->words[i].token));
-        v->loaded = loads || (s->augmented && v->loaded);
-        v->op = s->augmented && v->op ? v->op : made_by;
-    }
-}
-
-/* ---- functions ---- */
-
-static void find_assignment(const struct extract *x, struct statement *s)
-{
-    static const char *const AUGMENTED[] = {"+=", "-=", "*=", "/=", "|=", "&="};
-    size_t depth = 0;
-    s->assign = s->count;
-    for (size_t i = 0; i < s->count && s->assign == s->count; i++) {
-        uint32_t token = s->words[i].token;
-        if (word_is(x, s, i, "(") || word_is(x, s, i, "["))
-            depth++;
-        else if ((word_is(x, s, i, ")") || word_is(x, s, i, "]")) && depth)
-            depth--;
-        s->augmented = listed(x->t, token, AUGMENTED, KA_COUNT(AUGMENTED));
-        if (depth == 0 && (s->augmented || ka_token_is(x->t, token, "=")))
-            s->assign = i;
-    }
-}
-
-/* Leave blocks that ended, and enter the one that this line opens. */
-static void track_nest(struct extract *x, const struct norm *first)
-{
-    uint32_t indent = x->t->items[first->token].indent;
-    while (x->nest_depth && x->nest[x->nest_depth - 1].indent >= indent)
-        x->nest_depth--;
-    bool loop = ka_token_is(x->t, first->token, "for") || ka_token_is(x->t, first->token, "while");
-    bool branch = ka_token_is(x->t, first->token, "if") || ka_token_is(x->t, first->token, "elif") ||
-                  ka_token_is(x->t, first->token, "else");
-    if (!(loop || branch) || x->nest_depth == NEST_MAX)
-        return;
-    x->nest[x->nest_depth++] = (struct nest){token_hash(x->t, first->token), indent, loop};
-    uint64_t path = hash_text("nest");
-    for (size_t i = 0; i < x->nest_depth; i++)
-        path = join(path, x->nest[i].kind);
-    add(x, CLASS_STRUCTURE, path);
-}
-
-static void add_function(struct extract *x)
-{
-    memset(x->variables, 0, sizeof(x->variables));
-    x->nest_depth = 0;
-    for (size_t i = 0; i < x->norm_count;) {
-        struct statement s = {.words = &x->norms[i]};
-        while (i + s.count < x->norm_count && s.words[s.count].hash)
-            s.count++;
-        i += s.count + 1;
-        if (s.count == 0)
-            continue;
-        track_nest(x, s.words);
-        for (size_t k = 0; k < x->nest_depth; k++) {
-            s.loops += x->nest[k].loop;
-            s.branches += !x->nest[k].loop;
-        }
-        find_assignment(x, &s);
-        add_ngrams(x, &s);
-        add_structure(x, &s);
-        add_flow(x, &s);
-    }
-}
+/* ---- what is launched ---- */
 
 static bool is_harness(const struct ka_tokens *t, const struct ka_block *b)
 {
@@ -427,31 +174,107 @@ static bool is_harness(const struct ka_tokens *t, const struct ka_block *b)
     return b->is_class || listed(t, b->name, NAMES, KA_COUNT(NAMES));
 }
 
-static void add_counts(struct extract *x)
-{
-    x->scale = 1;
-    for (size_t i = 0; i < COUNTS; i++) {
-        size_t bucket = x->counts[i] < 4 ? x->counts[i] : x->counts[i] < 8 ? 4 : 5;
-        add(x, CLASS_COUNT, join(i + 101, bucket));
-    }
-    add(x, CLASS_COUNT, join(201, x->jit_count < 4 ? x->jit_count : 4));
-}
+struct function {
+    struct ka_block block;
+    uint64_t name;
+    bool jit, reached;
+};
 
-static void add_all(struct extract *x)
+struct functions {
+    struct function *items;
+    size_t count;
+};
+
+static void list_functions(const struct ka_tokens *t, struct functions *f)
 {
     struct ka_block b;
-    for (size_t at = 0; ka_block_next(x->t, &at, &b);)
-        if (ka_block_decorated(x->t, &b, "jit") && x->jit_count < KA_COUNT(x->jit_names))
-            x->jit_names[x->jit_count++] = token_hash(x->t, b.name);
-    for (size_t at = 0; ka_block_next(x->t, &at, &b);) {
-        if (is_harness(x->t, &b))
-            continue;
-        x->scale = ka_block_decorated(x->t, &b, "jit") ? 1.0f : 0.5f;
-        normalise(x, b.keyword, b.end);
-        add_function(x);
+    for (size_t at = 0; ka_block_next(t, &at, &b);)
+        *KA_APPEND(f->items, f->count) =
+            (struct function){b, token_hash(t, b.name), ka_block_decorated(t, &b, "jit"),
+                              ka_block_decorated(t, &b, "autodiff")};
+}
+
+static int by_name(const void *a, const void *b)
+{
+    uint64_t x = ((const struct function *)a)->name, y = ((const struct function *)b)->name;
+    return x < y ? -1 : x > y;
+}
+
+/* What a function that is reached names is reached too. Each is read once. */
+static void reach(const struct ka_tokens *t, struct functions *f)
+{
+    KA_AUTO_FREE size_t *open = ka_calloc(f->count + 1, sizeof(*open));
+    size_t count = 0;
+    for (size_t i = 0; i < f->count; i++)
+        if (f->items[i].reached)
+            open[count++] = i;
+    while (count) {
+        struct ka_block b = f->items[open[--count]].block;
+        for (size_t i = b.name + 1; i < b.end; i++) {
+            if (t->items[i].kind != KA_TOKEN_NAME)
+                continue;
+            struct function key = {.name = token_hash(t, i)};
+            struct function *found = bsearch(&key, f->items, f->count, sizeof(key), by_name);
+            if (found && !found->reached) {
+                found->reached = true;
+                open[count++] = (size_t)(found - f->items);
+            }
+        }
     }
-    if (x->count)
-        add_counts(x);
+}
+
+/* Runs of letters: "softmax_fwd2" has two. Bytes of other alphabets are letters. */
+static void add_words(struct extract *x, size_t token)
+{
+    const char *text = x->t->source + x->t->items[token].start;
+    size_t len = x->t->items[token].len;
+    uint64_t h = 0;
+    for (size_t i = 0; i <= len; i++) {
+        bool letter = i < len && (isalpha((unsigned char)text[i]) || (unsigned char)text[i] >= 0x80);
+        if (letter)
+            h = join(h, (uint64_t)tolower((unsigned char)text[i]) + 1);
+        else if (h)
+            *KA_APPEND(x->words.items, x->words.count) = (struct ka_feature){h, 1};
+        h = letter ? h : 0;
+    }
+}
+
+static void add_function(struct extract *x, const struct function *f)
+{
+    if (f->jit)
+        ka_kernel_features(x->t, f->block.keyword, f->block.end, &x->found);
+    for (size_t i = f->block.first; i < f->block.end; i++)
+        if (x->t->items[i].kind == KA_TOKEN_NAME)
+            add_words(x, i);
+}
+
+/* A file without a stub that launches a kernel is described whole. */
+static void add_functions(struct extract *x, const struct functions *f)
+{
+    bool launches = false;
+    for (size_t i = 0; i < f->count; i++)
+        launches |= f->items[i].jit && f->items[i].reached;
+    for (size_t i = 0; i < f->count; i++)
+        if (launches ? f->items[i].reached : !is_harness(x->t, &f->items[i].block))
+            add_function(x, &f->items[i]);
+}
+
+static void read_all(struct extract *x)
+{
+    KA_AUTO_FREE struct function *items = NULL;
+    struct functions f = {0};
+    list_functions(x->t, &f);
+    items = f.items;
+    for (size_t i = 0; i < f.count; i++)
+        if (f.items[i].jit && x->jit_count < KA_COUNT(x->jit_names))
+            x->jit_names[x->jit_count++] = f.items[i].name;
+    for (size_t i = 0; i < f.count; i++)
+        if (!is_harness(x->t, &f.items[i].block))
+            hash_tokens(x, f.items[i].block.keyword, f.items[i].block.end);
+    if (f.count)
+        qsort(f.items, f.count, sizeof(*f.items), by_name);
+    reach(x->t, &f);
+    add_functions(x, &f);
 }
 
 static int by_hash(const void *a, const void *b)
@@ -460,19 +283,27 @@ static int by_hash(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* What was found, each once: with its greatest weight, and by how often it occurs. */
-static struct ka_features sum_up(struct extract *x)
+/* Each once, in place: with its greatest weight, and by how often it occurs. */
+static void sum_up(struct ka_found *found)
 {
-    struct ka_features sum = {.items = x->found, .tokens_hash = x->stream};
-    qsort(x->found, x->count, sizeof(*x->found), by_hash);
-    for (size_t i = 0, next; i < x->count; i = next) {
-        struct ka_feature f = x->found[i];
-        for (next = i + 1; next < x->count && x->found[next].hash == f.hash; next++)
-            f.weight = fmaxf(f.weight, x->found[next].weight);
+    size_t count = 0;
+    if (found->count)
+        qsort(found->items, found->count, sizeof(*found->items), by_hash);
+    for (size_t i = 0, next; i < found->count; i = next) {
+        struct ka_feature f = found->items[i];
+        for (next = i + 1; next < found->count && found->items[next].hash == f.hash; next++)
+            f.weight = fmaxf(f.weight, found->items[next].weight);
         f.weight *= logf(1.0f + (float)(next - i));
-        sum.items[sum.count++] = f;
+        found->items[count++] = f;
     }
-    return sum;
+    found->count = count;
+}
+
+static void take_features(struct extract *x, struct ka_features *out)
+{
+    sum_up(&x->found);
+    sum_up(&x->words);
+    *out = (struct ka_features){x->found.items, x->found.count, x->words.items, x->words.count, x->stream};
 }
 
 int ka_features_of(const char *source, size_t len, struct ka_features *out, struct ka_err *err)
@@ -484,13 +315,15 @@ int ka_features_of(const char *source, size_t len, struct ka_features *out, stru
         return rc;
     KA_AUTO_FREE struct extract *x = ka_calloc(1, sizeof(*x));
     x->t = &tokens;
-    x->norms = ka_calloc(tokens.count, sizeof(*x->norms));
-    add_all(x);
-    if (x->count == 0)
+    read_all(x);
+    if (x->found.count == 0)
         rc = ka_fail(err, -EINVAL, "no function to compare with the store's pairs");
     else
-        *out = sum_up(x);
-    free(x->norms);
+        take_features(x, out);
+    if (rc) {
+        free(x->found.items);
+        free(x->words.items);
+    }
     ka_tokens_free(&tokens);
     return rc;
 }
@@ -498,5 +331,6 @@ int ka_features_of(const char *source, size_t len, struct ka_features *out, stru
 void ka_features_free(struct ka_features *features)
 {
     free(features->items);
+    free(features->words);
     *features = (struct ka_features){0};
 }

@@ -1,13 +1,10 @@
-/* What a forward kernel is made of, independent of its names, comments and layout.
+/* What a forward is made of: what its kernels do, and the words that its names hold.
  *
- * Taken from the functions of the forward part (the stub, its helpers, the triton.jit kernels; not make_args,
- * reference, flops, setup). Each function's tokens are normalised by role: keywords, operators, tl.*, torch.*
- * and attributes stay, compile-time constants become one word, other names another. Features are: n-grams 1
- * to 3 normalised tokens of one statement structure   each tl operation with its loop and branch depth, the
- * nest of loops, values carried by a loop dataflow    operation to operation through a variable; addresses
- * computed from loaded values (gather, scatter) counts      dots, loads, stores, atomics, reductions,
- * kernels, in coarse classes A feature is a 64-bit hash with a weight: its class's weight times log(1 +
- * occurrences). */
+ * Only what is launched counts: the triton.jit functions that the stub reaches, by way of whatever calls them
+ * (where it reaches none, all of the file's). What they do is rag/kernel.h's, independent of names, comments
+ * and layout; words come from all functions that are reached, cut at underscores and digits, in lower case.
+ * make_args, reference, flops, setup and classes count only where the stub needs them. A feature is a 64-bit
+ * hash with a weight: its class's times log(1 + occurrences). */
 #ifndef KA_FEATURES_H
 #define KA_FEATURES_H
 
@@ -19,8 +16,10 @@ struct ka_feature {
 };
 
 struct ka_features {
-    struct ka_feature *items; /* sorted by hash, no duplicates */
+    struct ka_feature *items; /* of structure; sorted by hash, no duplicates */
     size_t count;
+    struct ka_feature *words; /* the same of names */
+    size_t word_count;
     uint64_t tokens_hash; /* of the normalised tokens: equal for renamed or reformatted copies */
 };
 

@@ -11,8 +11,9 @@
 
 struct ka_index {
     size_t dim, count, cap;
+    size_t words; /* of dim, at a row's end: the part of our embedder that holds words; else 0 */
     float *matrix;
-    float *scores;             /* scratch: one per row, made by each search */
+    float *structure, *scores; /* scratch: one per row, made by each search */
     struct ka_index_row *rows; /* own their strings */
 };
 
@@ -80,6 +81,7 @@ void ka_index_free(struct ka_index *index)
     }
     free(index->rows);
     free(index->matrix);
+    free(index->structure);
     free(index->scores);
     free(index);
 }
@@ -112,6 +114,7 @@ int ka_index_load(struct ka_store *store, const char *embedder, int version, siz
     struct ka_index *index = ka_index_new(dim, count);
     if (!index)
         return ka_fail(err, -ENOMEM, "no memory for %zu vectors of %zu numbers", count, dim);
+    index->words = strcmp(embedder, KA_EMBED_NAME) == 0 ? KA_EMBED_PART : 0;
     rc = ka_store_each_vector(store, embedder, version, dim, add_stored, index, err);
     if (rc)
         ka_index_free(index);
@@ -151,11 +154,23 @@ static bool excluded(const struct ka_index_query *query, const char *path)
     return false;
 }
 
+/* Products of `from` .. `to` of the vector with the rows'. */
+static float *products(const struct ka_index *index, float *out, const float *vector, size_t from, size_t to)
+{
+    out = ka_realloc(out, index->count + 1, sizeof(float));
+    cblas_sgemv(CblasRowMajor, CblasNoTrans, (int)index->count, (int)(to - from), 1, index->matrix + from,
+                (int)index->dim, vector + from, 1, 0, out, 1);
+    return out;
+}
+
 static void score_rows(struct ka_index *index, const float *vector)
 {
-    index->scores = ka_realloc(index->scores, index->count + 1, sizeof(float));
-    cblas_sgemv(CblasRowMajor, CblasNoTrans, (int)index->count, (int)index->dim, 1, index->matrix,
-                (int)index->dim, vector, 1, 0, index->scores, 1);
+    size_t split = index->dim - index->words;
+    index->structure = products(index, index->structure, vector, 0, split);
+    index->scores = products(index, index->scores, vector, split, index->dim);
+    for (size_t i = 0; i < index->count; i++)
+        index->scores[i] =
+            index->words ? ka_embed_similarity(index->structure[i], index->scores[i]) : index->structure[i];
 }
 
 /* Rows of the same forward that are among the best already: they have one score. */
@@ -178,7 +193,8 @@ static void collect(const struct ka_index *index, const struct ka_index_query *q
         if (!((double)score >= cut))
             continue;
         bool same_tokens = query->tokens_hash && index->rows[i].tokens_hash == query->tokens_hash;
-        bool duplicate = !query->keep_duplicates && (same_tokens || (double)score >= KA_INDEX_DUPLICATE);
+        bool duplicate =
+            !query->keep_duplicates && (same_tokens || (double)index->structure[i] >= KA_INDEX_DUPLICATE);
         if (excluded(query, index->rows[i].path) || (!duplicate && alike(index, found, i) >= query->topk))
             continue;
         keep_best(duplicate ? duplicates : found, (struct candidate){i, score});
@@ -194,8 +210,9 @@ static bool siblings(const struct ka_index *index, size_t a, size_t b)
         return true;
     if (!*x->op || strcmp(x->op, y->op) != 0)
         return false;
+    size_t split = index->dim - index->words;
     float similarity =
-        cblas_sdot((int)index->dim, index->matrix + a * index->dim, 1, index->matrix + b * index->dim, 1);
+        cblas_sdot((int)split, index->matrix + a * index->dim, 1, index->matrix + b * index->dim, 1);
     return (double)similarity >= KA_INDEX_SIBLING;
 }
 

@@ -3,6 +3,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <math.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -225,16 +226,15 @@ static json_t *nearest(json_t **rows, size_t count)
 /* False for a vector that is none of ours. */
 static bool similarity_of(sqlite3_stmt *stmt, int column, const float *vector, double *out)
 {
-    float row[KA_EMBED_DIM];
+    float row[KA_EMBED_DIM], sums[2] = {0};
     const void *blob = sqlite3_column_blob(stmt, column);
-    double sum = 0;
     if (!blob || sqlite3_column_bytes(stmt, column) != (int)sizeof(row))
         return false;
     memcpy(row, blob, sizeof(row));
     for (size_t i = 0; i < KA_EMBED_DIM; i++)
-        sum += (double)row[i] * (double)vector[i];
-    *out = sum;
-    return sum >= -1.01 && sum <= 1.01;
+        sums[i / KA_EMBED_PART] += row[i] * vector[i];
+    *out = (double)ka_embed_similarity(sums[0], sums[1]);
+    return fabsf(sums[0]) <= 1.01f && fabsf(sums[1]) <= 1.01f;
 }
 
 int ka_lessons_near(const char *path, const struct ka_lessons_query *query, json_t **out, struct ka_err *err)

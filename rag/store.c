@@ -318,23 +318,24 @@ int ka_store_count(struct ka_store *store, size_t *out, struct ka_err *err)
     return rc;
 }
 
-/* ---- idf ---- */
+/* ---- measures of the embedder ---- */
 
-int ka_store_save_idf(struct ka_store *store, const struct ka_idf *idf, struct ka_err *err)
+int ka_store_save_measures(struct ka_store *store, const struct ka_measures *measures, struct ka_err *err)
 {
-    int rc = ka_sql_run(store->db, "INSERT OR REPLACE INTO meta (key, value) VALUES ('idf', ?1)", "b", idf,
-                        sizeof(*idf));
+    int rc = ka_sql_run(store->db, "INSERT OR REPLACE INTO meta (key, value) VALUES ('measures', ?1)", "b",
+                        measures, sizeof(*measures));
     return rc ? fail_sqlite(store, rc, err) : 0;
 }
 
-int ka_store_load_idf(struct ka_store *store, struct ka_idf *out, struct ka_err *err)
+int ka_store_load_measures(struct ka_store *store, struct ka_measures *out, struct ka_err *err)
 {
     KA_AUTO_STMT sqlite3_stmt *stmt = NULL;
-    int rc = FIRST(store, &stmt, err, "SELECT value FROM meta WHERE key = 'idf'", "");
+    int rc = FIRST(store, &stmt, err, "SELECT value FROM meta WHERE key = 'measures'", "");
     if (rc < 0)
         return rc;
     if (rc && sqlite3_column_bytes(stmt, 0) != (int)sizeof(*out))
-        return ka_fail(err, -EILSEQ, "%s: its word weights are damaged; make the store again", store->path);
+        return ka_fail(err, -EILSEQ, "%s: what its embedder measured is damaged; make the store again",
+                       store->path);
     if (rc)
         memcpy(out, sqlite3_column_blob(stmt, 0), sizeof(*out));
     else
@@ -345,13 +346,13 @@ int ka_store_load_idf(struct ka_store *store, struct ka_idf *out, struct ka_err 
 int ka_store_embed(struct ka_store *store, const char *source, size_t len, float out[KA_EMBED_DIM],
                    uint64_t *tokens_hash, struct ka_err *err)
 {
-    KA_AUTO_FREE struct ka_idf *idf = ka_calloc(1, sizeof(*idf));
+    KA_AUTO_FREE struct ka_measures *measures = ka_calloc(1, sizeof(*measures));
     struct ka_features features = {0};
-    int rc = ka_store_load_idf(store, idf, err);
+    int rc = ka_store_load_measures(store, measures, err);
     if (rc == 0)
         rc = ka_features_of(source, len, &features, err);
     if (rc == 0)
-        rc = ka_embed(&features, idf, out, err);
+        rc = ka_embed(&features, measures, out, err);
     if (rc == 0)
         *tokens_hash = features.tokens_hash;
     ka_features_free(&features);

@@ -2,8 +2,8 @@
  *
  * Schema 1: `pairs` holds each pair's source and the metadata that listings need; forward and backward are
  * cut from the source when it is read. `embeddings` names embedder, version and dimension with every vector
- * (unit length, float32, little-endian) and the hash of the normalised tokens. `meta` holds the idf of the
- * built-in embedder.
+ * (float32, little-endian) and the hash of the normalised tokens. `meta` holds what the built-in embedder
+ * measured over the pairs.
  *
  * A fresh store is one plain file; the first writer to open it turns WAL on, so that readers and one writer
  * may share it, also across processes, with a busy timeout. A store in a folder that may not be written is
@@ -33,7 +33,7 @@ struct ka_embedding {
     const char *embedder;
     int version;
     size_t dim;
-    const float *vector; /* unit length */
+    const float *vector; /* as ka_embed() made it; of another embedder: unit length */
     uint64_t tokens_hash;
 };
 
@@ -63,14 +63,14 @@ int ka_store_each_vector(struct ka_store *store, const char *embedder, int versi
 
 int ka_store_count(struct ka_store *store, size_t *out, struct ka_err *err);
 
-int ka_store_save_idf(struct ka_store *store, const struct ka_idf *idf, struct ka_err *err);
-int ka_store_load_idf(struct ka_store *store, struct ka_idf *out,
-                      struct ka_err *err); /* all zero when none is kept */
+int ka_store_save_measures(struct ka_store *store, const struct ka_measures *measures, struct ka_err *err);
+int ka_store_load_measures(struct ka_store *store, struct ka_measures *out,
+                           struct ka_err *err); /* all zero when none are kept */
 
 /* SQLite's integrity check, and that every pair's source has the hash it was stored with. */
 int ka_store_check(struct ka_store *store, struct ka_err *err);
 
-/* Embed a forward source (a forward file or a pair) with the built-in embedder and the store's idf. */
+/* Embed a forward source (a forward file or a pair) with the built-in embedder and the store's measures. */
 int ka_store_embed(struct ka_store *store, const char *source, size_t len, float out[KA_EMBED_DIM],
                    uint64_t *tokens_hash, struct ka_err *err);
 

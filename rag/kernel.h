@@ -1,0 +1,22 @@
+/* What one kernel does, as features: its operations, how deep in loops they stand, what flows from one into the
+ * next, what a loop carries, which axes are reduced, which addresses are made from loaded values.
+ *
+ * Names of variables and parameters, the order of independent statements, and whether an expression is written
+ * in one line or in five, make no difference. One operation of many spellings is one: exp2 and libdevice.exp
+ * are exp. Knows no weights but its own, and no vectors. */
+#ifndef KA_KERNEL_H
+#define KA_KERNEL_H
+
+#include "features.h"
+#include "lex.h"
+
+/* What is found, one each time it occurs. Free `items`. */
+struct ka_found {
+    struct ka_feature *items;
+    size_t count;
+};
+
+/* The function of tokens [from, to), `def` first. Appends to `out`. */
+void ka_kernel_features(const struct ka_tokens *tokens, size_t from, size_t to, struct ka_found *out);
+
+#endif
