@@ -8,7 +8,8 @@
  *
  * The similarity of two vectors is 1 - (1 - s)(1 - w) of the products s and w of their parts, w at least 0:
  * what the kernels do is enough to be the same, and common names bring nearer. It is then bent, order kept, so
- * that at KA_SIMILAR the pair more often helps than not, as measured on tests/retrieval.
+ * that of the hits of 0.6 and more at least half help to write the backward (tests/retrieval), whatever
+ * features and weights an embedder has: another one needs its own bend.
  *
  * Change anything that alters vectors, and KA_EMBED_VERSION must grow: a store remembers who made its rows.
  */

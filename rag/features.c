@@ -3,7 +3,6 @@
 
 #include <ctype.h>
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -234,7 +233,7 @@ static void add_words(struct extract *x, size_t token)
         if (letter)
             h = join(h, (uint64_t)tolower((unsigned char)text[i]) + 1);
         else if (h)
-            *KA_APPEND(x->words.items, x->words.count) = (struct ka_feature){h, 1};
+            *KA_APPEND(x->words.items, x->words.count) = h;
         h = letter ? h : 0;
     }
 }
@@ -279,30 +278,26 @@ static void read_all(struct extract *x)
 
 static int by_hash(const void *a, const void *b)
 {
-    uint64_t x = ((const struct ka_feature *)a)->hash, y = ((const struct ka_feature *)b)->hash;
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     return x < y ? -1 : x > y;
 }
 
-/* Each once, in place: with its greatest weight, and by how often it occurs. */
-static void sum_up(struct ka_found *found)
+/* Sorted, each once. */
+static void make_set(struct ka_found *found)
 {
     size_t count = 0;
     if (found->count)
         qsort(found->items, found->count, sizeof(*found->items), by_hash);
-    for (size_t i = 0, next; i < found->count; i = next) {
-        struct ka_feature f = found->items[i];
-        for (next = i + 1; next < found->count && found->items[next].hash == f.hash; next++)
-            f.weight = fmaxf(f.weight, found->items[next].weight);
-        f.weight *= logf(1.0f + (float)(next - i));
-        found->items[count++] = f;
-    }
+    for (size_t i = 0; i < found->count; i++)
+        if (count == 0 || found->items[i] != found->items[count - 1])
+            found->items[count++] = found->items[i];
     found->count = count;
 }
 
 static void take_features(struct extract *x, struct ka_features *out)
 {
-    sum_up(&x->found);
-    sum_up(&x->words);
+    make_set(&x->found);
+    make_set(&x->words);
     *out = (struct ka_features){x->found.items, x->found.count, x->words.items, x->words.count, x->stream};
 }
 

@@ -3,22 +3,17 @@
  * Only what is launched counts: the triton.jit functions that the stub reaches, by way of whatever calls them
  * (where it reaches none, all of the file's). What they do is rag/kernel.h's, independent of names, comments
  * and layout; words come from all functions that are reached, cut at underscores and digits, in lower case.
- * make_args, reference, flops, setup and classes count only where the stub needs them. A feature is a 64-bit
- * hash with a weight: its class's times log(1 + occurrences). */
+ * make_args, reference, flops, setup and classes count only where the stub needs them. A feature is there or
+ * not, however often: a set of 64-bit hashes. */
 #ifndef KA_FEATURES_H
 #define KA_FEATURES_H
 
 #include "base/base.h"
 
-struct ka_feature {
-    uint64_t hash;
-    float weight;
-};
-
 struct ka_features {
-    struct ka_feature *items; /* of structure; sorted by hash, no duplicates */
+    uint64_t *items; /* of structure; sorted, each once */
     size_t count;
-    struct ka_feature *words; /* the same of names */
+    uint64_t *words; /* of names; the same */
     size_t word_count;
     uint64_t tokens_hash; /* of the normalised tokens: equal for renamed or reformatted copies */
 };

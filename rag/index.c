@@ -13,7 +13,7 @@ struct ka_index {
     size_t dim, count, cap;
     size_t words; /* of dim, at a row's end: the part of our embedder that holds words; else 0 */
     float *matrix;
-    float *structure, *scores; /* scratch: one per row, made by each search */
+    float *least, *scores;     /* scratch: one per row, made by each search */
     struct ka_index_row *rows; /* own their strings */
 };
 
@@ -81,7 +81,7 @@ void ka_index_free(struct ka_index *index)
     }
     free(index->rows);
     free(index->matrix);
-    free(index->structure);
+    free(index->least);
     free(index->scores);
     free(index);
 }
@@ -163,14 +163,17 @@ static float *products(const struct ka_index *index, float *out, const float *ve
     return out;
 }
 
+/* `scores` are similarities; `least` is the lesser product of the parts, which a near-duplicate has high too. */
 static void score_rows(struct ka_index *index, const float *vector)
 {
     size_t split = index->dim - index->words;
-    index->structure = products(index, index->structure, vector, 0, split);
-    index->scores = products(index, index->scores, vector, split, index->dim);
-    for (size_t i = 0; i < index->count; i++)
-        index->scores[i] =
-            index->words ? ka_embed_similarity(index->structure[i], index->scores[i]) : index->structure[i];
+    index->scores = products(index, index->scores, vector, 0, split);
+    index->least = products(index, index->least, vector, index->words ? split : 0, index->dim);
+    for (size_t i = 0; i < index->count && index->words; i++) {
+        float structure = index->scores[i], words = index->least[i];
+        index->scores[i] = ka_embed_similarity(structure, words);
+        index->least[i] = structure < words ? structure : words;
+    }
 }
 
 /* Rows of the same forward that are among the best already: they have one score. */
@@ -194,7 +197,7 @@ static void collect(const struct ka_index *index, const struct ka_index_query *q
             continue;
         bool same_tokens = query->tokens_hash && index->rows[i].tokens_hash == query->tokens_hash;
         bool duplicate =
-            !query->keep_duplicates && (same_tokens || (double)index->structure[i] >= KA_INDEX_DUPLICATE);
+            !query->keep_duplicates && (same_tokens || (double)index->least[i] >= KA_INDEX_DUPLICATE);
         if (excluded(query, index->rows[i].path) || (!duplicate && alike(index, found, i) >= query->topk))
             continue;
         keep_best(duplicate ? duplicates : found, (struct candidate){i, score});

@@ -7,7 +7,8 @@
  * to SSE3, half to a fifth as fast: OPENBLAS_CORETYPE=Haswell in the environment has it use AVX2.
  *
  * Left out of the hits: pairs below min_sim, pairs whose path holds an excluded substring, and
- * near-duplicates of the query itself (similarity >= KA_INDEX_DUPLICATE, or the same normalised tokens),
+ * near-duplicates of the query itself (products of all parts >= KA_INDEX_DUPLICATE, or the same normalised
+ * tokens),
  * which are listed apart so that a log can say which. Siblings are pairs of one forward (the same normalised
  * tokens), and those of one op whose forwards are nearly equal (KA_INDEX_SIBLING): they take at most half of
  * the hits, one of each schedule first, unless nothing else is left.
@@ -19,7 +20,7 @@
 #include "store.h"
 
 #define KA_INDEX_DUPLICATE 0.995
-#define KA_INDEX_SIBLING 0.9
+#define KA_INDEX_SIBLING 0.7
 #define KA_INDEX_TOPK_MAX 1024
 
 struct ka_index;
@@ -33,15 +34,15 @@ struct ka_index_row {
     uint64_t tokens_hash;
 };
 
-/* Copies everything; the vector must have unit length. -ENOMEM. */
+/* Copies everything; the vector must have unit length, or unit parts as ka_embed() makes them. -ENOMEM. */
 int ka_index_add(struct ka_index *index, const struct ka_index_row *row, const float *vector);
 
-/* All pairs of a store, by one embedder. Errors as ka_store_each_vector(). */
+/* All pairs of a store, by one embedder; ours has two parts (rag/embed.h). Errors as ka_store_each_vector(). */
 int ka_index_load(struct ka_store *store, const char *embedder, int version, size_t dim,
                   struct ka_index **out, struct ka_err *err);
 
 struct ka_index_query {
-    const float *vector;  /* unit length, of the index's dim */
+    const float *vector;  /* as the rows', of the index's dim */
     uint64_t tokens_hash; /* 0 when not known */
     size_t topk;          /* 1 .. KA_INDEX_TOPK_MAX */
     double min_sim;

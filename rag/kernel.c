@@ -8,14 +8,10 @@
 #define ORIGINS 6     /* operations that made a value; more are forgotten */
 #define VARIABLES 512 /* slots for variables; more just share slots */
 #define NEST_MAX 16
-#define OPS_MAX 64
 #define DEPTH_MAX 64 /* of brackets; what is deeper is skipped */
 
-/* Weight of each class of features, chosen on the tune half of tests/retrieval. */
-enum class { OPERATION, FLOW, CARRY, AXIS, ADDRESS, LOOP, COUNT, TOGETHER, CONSTANT, CLASSES };
-static const float WEIGHT[CLASSES] = {
-    [OPERATION] = 1.0f, [FLOW] = 1.0f,  [CARRY] = 1.0f,    [AXIS] = 1.0f,    [ADDRESS] = 1.0f,
-    [LOOP] = 0.5f,      [COUNT] = 1.0f, [TOGETHER] = 0.5f, [CONSTANT] = 1.0f};
+/* Features of two classes never meet. */
+enum class { OPERATION = 1, FLOW, CARRY, AXIS, ADDRESS, LOOP, COUNT };
 
 /* A value: what made it, and its shape as far as the text tells. */
 struct value {
@@ -43,8 +39,6 @@ struct run {
     struct variable variables[VARIABLES];
     struct nest nest[NEST_MAX];
     size_t depth, loops, branches, brackets;
-    uint64_t ops[OPS_MAX]; /* those that occur, each once */
-    size_t op_count;
     size_t loads, stores, dots, reduces, most_loops;
     uint64_t carried; /* name that the statement at hand assigns, if the loop's last round did too */
     bool reads_carried;
@@ -93,7 +87,7 @@ static bool any_of(const struct run *x, size_t i, const char *const *list, size_
 
 static void add(struct run *x, enum class class, uint64_t hash)
 {
-    *KA_APPEND(x->out->items, x->out->count) = (struct ka_feature){join(hash, class + 1), WEIGHT[class]};
+    *KA_APPEND(x->out->items, x->out->count) = join(hash, class);
 }
 
 /* ---- values ---- */
@@ -168,11 +162,6 @@ static void note_op(struct run *x, uint64_t op)
     size_t loops = x->loops < 2 ? x->loops : 2;
     add(x, OPERATION, op);
     add(x, OPERATION, join(op, 11 + loops));
-    for (size_t i = 0; i < x->op_count; i++)
-        if (x->ops[i] == op)
-            return;
-    if (x->op_count < OPS_MAX)
-        x->ops[x->op_count++] = op;
 }
 
 static void flow(struct run *x, const struct value *from, uint64_t into)
@@ -285,10 +274,47 @@ static int rank_of(const struct run *x, const struct call *c)
     return c->all.rank > c->address.rank ? c->all.rank : c->address.rank;
 }
 
+static bool is_number(const struct run *x, size_t i, int value)
+{
+    return kind_is(x, i, KA_TOKEN_NUMBER) && atof(x->t->source + x->t->items[i].start) == value;
+}
+
+/* tanh(x) is often written as 2 sigmoid(2 x) - 1. */
+static bool is_tanh(const struct run *x, size_t word)
+{
+    return is(x, word, "sigmoid") && is_number(x, word + 2, 2) && is(x, word + 3, "*");
+}
+
+/* ... / (1 + exp(-x)): the bracket at `i`. */
+static bool is_logistic(const struct run *x, size_t i)
+{
+    size_t word = is(x, i, "(") && is_number(x, i + 1, 1) && is(x, i + 2, "+") ? called(x, i + 3) : 0;
+    return word && op_of(x, word) == hash_text("exp") && is(x, word + 2, "-");
+}
+
+/* ... / (exp(2 x) + 1), from which tanh(x) is made too. */
+static bool is_tanh_part(const struct run *x, size_t i, size_t close)
+{
+    size_t word = is(x, i, "(") ? called(x, i + 1) : 0;
+    return word && op_of(x, word) == hash_text("exp") && is_number(x, word + 2, 2) && is(x, close - 3, "+") &&
+           is_number(x, close - 2, 1);
+}
+
+static struct value block_pointer(const struct run *x, struct value v, size_t from, size_t to)
+{
+    while (from < to && !is(x, from, "(") && !is(x, from, "["))
+        from++;
+    v.rank = from < to ? (int)elements(x, from + 1, closing(x, from, to) - 1) : 0;
+    return v;
+}
+
 static struct value operation(struct run *x, size_t word, size_t close)
 {
     struct call c = {.op = op_of(x, word), .word = word, .from = word + 2, .to = close - 1};
+    c.op = is_tanh(x, word) ? hash_text("tanh") : c.op;
     read_arguments(x, &c);
+    if (is(x, word, "make_block_ptr"))
+        return block_pointer(x, c.all, c.from, c.to);
     struct value v = {.loaded = c.all.loaded || c.address.loaded, .pid = c.all.pid};
     if (c.op == 0)
         return c.all;
@@ -319,6 +345,17 @@ static struct value operation(struct run *x, size_t word, size_t close)
     return v;
 }
 
+/* An operation of one argument, tokens [from, to), that is spelled out. */
+static struct value composed(struct run *x, const char *name, size_t from, size_t to)
+{
+    uint64_t op = hash_text(name);
+    struct value v = inside(x, from, to);
+    note_op(x, op);
+    flow(x, &v, op);
+    add_origin(&v, op);
+    return v;
+}
+
 /* A name, a number, a call or a bracket, with what is attached to it; *at is moved past it. */
 static struct value primary(struct run *x, size_t *at, size_t to)
 {
@@ -330,7 +367,12 @@ static struct value primary(struct run *x, size_t *at, size_t to)
         i = close;
     } else if (is(x, i, "(") || is(x, i, "[")) {
         size_t close = closing(x, i, to);
-        v = inside(x, i + 1, close - 1);
+        if (is_logistic(x, i))
+            v = composed(x, "sigmoid", called(x, i + 3) + 2, close - 2);
+        else if (is_tanh_part(x, i, close))
+            v = composed(x, "tanh", called(x, i + 1) + 2, close - 4);
+        else
+            v = inside(x, i + 1, close - 1);
         i = close;
     } else {
         if (kind_is(x, i, KA_TOKEN_NAME)) {
@@ -365,15 +407,6 @@ static struct value primary(struct run *x, size_t *at, size_t to)
     return v;
 }
 
-static void note_number(struct run *x, size_t i)
-{
-    static const char *const KNOWN[] = {"0.0447", "0.7978", "1.702", "3.14159", "6.283", "0.7071", "1.5957"};
-    const char *text = x->t->source + x->t->items[i].start;
-    for (size_t k = 0; k < KA_COUNT(KNOWN); k++)
-        if (x->t->items[i].len >= strlen(KNOWN[k]) && memcmp(text, KNOWN[k], strlen(KNOWN[k])) == 0)
-            add(x, CONSTANT, hash_text(KNOWN[k]));
-}
-
 static struct value expression(struct run *x, size_t from, size_t to)
 {
     static const char *const MARKED[] = {"/", "-", "*",  "%",  "//", ">>", "&",
@@ -381,8 +414,6 @@ static struct value expression(struct run *x, size_t from, size_t to)
     struct value all = {0}, left = {0};
     size_t sign = 0;
     for (size_t i = from; i < to;) {
-        if (kind_is(x, i, KA_TOKEN_NUMBER))
-            note_number(x, i);
         if (kind_is(x, i, KA_TOKEN_OP) && !is(x, i, "(") && !is(x, i, "[")) {
             sign = any_of(x, i, MARKED, KA_COUNT(MARKED)) ? i : 0;
             i++;
@@ -433,7 +464,7 @@ static void assign(struct run *x, size_t from, size_t to, size_t equals, bool au
     x->carried = x->loops && known ? name : 0;
     x->reads_carried = false;
     struct value v = expression(x, equals + 1, to);
-    if (x->carried && (augmented || x->reads_carried)) {
+    if (x->carried && (augmented || x->reads_carried) && (v.count || before->value.count)) {
         uint64_t how = augmented ? token_hash(x, equals) : hash_text("self");
         add(x, CARRY, join(how, 5));
         add(x, CARRY, join(hash_text("rank"), (uint64_t)v.rank * 4 + (x->loops < 3 ? x->loops : 3)));
@@ -461,24 +492,7 @@ static void open_loop(struct run *x, size_t from, size_t to)
     while (in < to && !is(x, in, "in"))
         in++;
     struct value v = expression(x, in < to ? in + 1 : from + 1, to);
-    bool is_static = false, backwards = false;
-    for (size_t i = in; i < to; i++) {
-        is_static |= is(x, i, "static_range");
-        backwards |= is(x, i, "-") && kind_is(x, i + 1, KA_TOKEN_NUMBER) && is(x, i - 1, ",");
-    }
-    size_t steps = 0;
-    for (size_t i = in; i < to && !steps; i++)
-        if (is(x, i, "(") && is(x, i + 1, "(") == false)
-            steps = elements(x, i + 1, closing(x, i, to) - 1);
-    size_t loops = x->loops < 3 ? x->loops : 3;
-    add(x, LOOP, join(hash_text("for"), loops));
-    add(x, LOOP, join(hash_text("step"), steps * 4 + loops));
-    if (v.loaded)
-        add(x, LOOP, join(hash_text("bounds"), loops));
-    if (v.pid)
-        add(x, LOOP, join(hash_text("from program"), loops));
-    if (is_static || backwards)
-        add(x, LOOP, hash_text(backwards ? "backwards" : "static"));
+    add(x, LOOP, join(hash_text(v.loaded ? "loaded bounds" : "loop"), x->loops));
     if (in < to) {
         variable_of(x, token_hash(x, from + 1))->value = v;
         x->most_loops = x->loops + 1 > x->most_loops ? x->loops + 1 : x->most_loops;
@@ -532,9 +546,6 @@ static void sum_up(struct run *x)
     add(x, COUNT, join(hash_text("dots"), coarse(x->dots)));
     add(x, COUNT, join(hash_text("reductions"), coarse(x->reduces)));
     add(x, COUNT, join(hash_text("loops"), x->most_loops));
-    for (size_t i = 0; i < x->op_count; i++)
-        for (size_t k = i + 1; k < x->op_count; k++)
-            add(x, TOGETHER, x->ops[i] < x->ops[k] ? join(x->ops[i], x->ops[k]) : join(x->ops[k], x->ops[i]));
 }
 
 void ka_kernel_features(const struct ka_tokens *tokens, size_t from, size_t to, struct ka_found *out)

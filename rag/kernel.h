@@ -3,16 +3,15 @@
  *
  * Names of variables and parameters, the order of independent statements, and whether an expression is written
  * in one line or in five, make no difference. One operation of many spellings is one: exp2 and libdevice.exp
- * are exp. Knows no weights but its own, and no vectors. */
+ * are exp. Knows no weights and no vectors. */
 #ifndef KA_KERNEL_H
 #define KA_KERNEL_H
 
-#include "features.h"
 #include "lex.h"
 
-/* What is found, one each time it occurs. Free `items`. */
+/* Hashes, one each time it is found. Free `items`. */
 struct ka_found {
-    struct ka_feature *items;
+    uint64_t *items;
     size_t count;
 };
 

@@ -69,14 +69,12 @@ def words(text: str) -> list[str]:
 
 
 def ask(program: str, store: str, query: Query, topk: int) -> list[tuple[str, float]]:
-    """Ids and similarities; a pair whose forward is the query itself is a hit as well."""
+    """Ids and similarities, as a run is shown them: a pair that is the query itself is none."""
     path = FOLDER / "queries" / f"{query.name}.py"
     command = [program, "store", "search", str(path), "--store", store, "--json"]
     command += ["--topk", str(topk), "--min-sim", "-1"]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    return [(hit["id"], 1.0) for hit in found["excluded"]] + [
-        (hit["id"], hit["similarity"]) for hit in found["hits"]
-    ]
+    return [(hit["id"], hit["similarity"]) for hit in found["hits"]]
 
 
 # ---- peers
