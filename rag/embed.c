@@ -108,5 +108,5 @@ int ka_embed(const struct ka_features *features, const struct ka_measures *measu
 float ka_embed_similarity(float structure, float words)
 {
     float both = 1 - (1 - structure) * (1 - fmaxf(words, 0));
-    return both > 0 ? powf(both, BEND) : both;
+    return both > 0 ? powf(both, BEND) : 0;
 }

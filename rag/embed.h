@@ -47,7 +47,7 @@ void ka_measures_end(struct ka_measures *measures);
 int ka_embed(const struct ka_features *features, const struct ka_measures *measures, float out[KA_EMBED_DIM],
              struct ka_err *err);
 
-/* From the products of the parts, -1 to 1 each, to the similarity. */
+/* From the products of the parts, -1 to 1 each, to the similarity, 0 to 1. */
 float ka_embed_similarity(float structure, float words);
 
 /* Scale to length 1; -EINVAL for a zero or non-finite vector. For any dimension. */

@@ -8,10 +8,9 @@
  *
  * Left out of the hits: pairs below min_sim, pairs whose path holds an excluded substring, and
  * near-duplicates of the query itself (products of all parts >= KA_INDEX_DUPLICATE, or the same normalised
- * tokens),
- * which are listed apart so that a log can say which. Siblings are pairs of one forward (the same normalised
- * tokens), and those of one op whose forwards are nearly equal (KA_INDEX_SIBLING): they take at most half of
- * the hits, one of each schedule first, unless nothing else is left.
+ * tokens), which are listed apart so that a log can say which. Siblings are pairs of one forward (the same
+ * normalised tokens), and those of one op whose forwards are nearly equal (KA_INDEX_SIBLING of the first
+ * part): they take at most half of the hits, one of each schedule first, unless nothing else is left.
  *
  * An index belongs to one thread at a time: a search uses its scratch memory. */
 #ifndef KA_INDEX_H

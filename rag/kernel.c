@@ -274,21 +274,26 @@ static int rank_of(const struct run *x, const struct call *c)
     return c->all.rank > c->address.rank ? c->all.rank : c->address.rank;
 }
 
-static bool is_number(const struct run *x, size_t i, int value)
+static bool is_one(const struct run *x, size_t i)
 {
-    return kind_is(x, i, KA_TOKEN_NUMBER) && atof(x->t->source + x->t->items[i].start) == value;
+    return is(x, i, "1") || is(x, i, "1.0") || is(x, i, "1.");
+}
+
+static bool is_two(const struct run *x, size_t i)
+{
+    return is(x, i, "2") || is(x, i, "2.0") || is(x, i, "2.");
 }
 
 /* tanh(x) is often written as 2 sigmoid(2 x) - 1. */
 static bool is_tanh(const struct run *x, size_t word)
 {
-    return is(x, word, "sigmoid") && is_number(x, word + 2, 2) && is(x, word + 3, "*");
+    return is(x, word, "sigmoid") && is_two(x, word + 2) && is(x, word + 3, "*");
 }
 
 /* ... / (1 + exp(-x)): the bracket at `i`. */
 static bool is_logistic(const struct run *x, size_t i)
 {
-    size_t word = is(x, i, "(") && is_number(x, i + 1, 1) && is(x, i + 2, "+") ? called(x, i + 3) : 0;
+    size_t word = is(x, i, "(") && is_one(x, i + 1) && is(x, i + 2, "+") ? called(x, i + 3) : 0;
     return word && op_of(x, word) == hash_text("exp") && is(x, word + 2, "-");
 }
 
@@ -296,8 +301,8 @@ static bool is_logistic(const struct run *x, size_t i)
 static bool is_tanh_part(const struct run *x, size_t i, size_t close)
 {
     size_t word = is(x, i, "(") ? called(x, i + 1) : 0;
-    return word && op_of(x, word) == hash_text("exp") && is_number(x, word + 2, 2) && is(x, close - 3, "+") &&
-           is_number(x, close - 2, 1);
+    return word && op_of(x, word) == hash_text("exp") && is_two(x, word + 2) && is(x, close - 3, "+") &&
+           is_one(x, close - 2);
 }
 
 static struct value block_pointer(const struct run *x, struct value v, size_t from, size_t to)
@@ -349,9 +354,10 @@ static struct value operation(struct run *x, size_t word, size_t close)
 static struct value composed(struct run *x, const char *name, size_t from, size_t to)
 {
     uint64_t op = hash_text(name);
-    struct value v = inside(x, from, to);
+    struct value of = inside(x, from, to);
+    struct value v = {.rank = of.rank, .loaded = of.loaded, .pid = of.pid};
     note_op(x, op);
-    flow(x, &v, op);
+    flow(x, &of, op);
     add_origin(&v, op);
     return v;
 }
@@ -368,7 +374,7 @@ static struct value primary(struct run *x, size_t *at, size_t to)
     } else if (is(x, i, "(") || is(x, i, "[")) {
         size_t close = closing(x, i, to);
         if (is_logistic(x, i))
-            v = composed(x, "sigmoid", called(x, i + 3) + 2, close - 2);
+            v = composed(x, "sigmoid", called(x, i + 3) + 3, close - 2);
         else if (is_tanh_part(x, i, close))
             v = composed(x, "tanh", called(x, i + 1) + 2, close - 4);
         else

@@ -189,21 +189,22 @@ static void store__source_changed_behind_its_back__fails_the_check(void **state)
     ka_store_close(store);
 }
 
-static void store__idf__is_kept_with_it(void **state)
+static void store__what_the_embedder_measured__is_kept_with_it(void **state)
 {
     struct place *place = *state;
     struct ka_store *store = create(place);
-    struct ka_idf *idf = ka_calloc(1, sizeof(*idf)), *back = ka_calloc(1, sizeof(*back));
-    back->documents = 9;
-    assert_int_equal(ka_store_load_idf(store, back, NULL), 0);
-    assert_int_equal(back->documents, 0);
-    idf->documents = 3;
-    idf->df[KA_IDF_BUCKETS - 1] = 2;
-    assert_int_equal(ka_store_save_idf(store, idf, NULL), 0);
-    assert_int_equal(ka_store_load_idf(store, back, NULL), 0);
-    assert_memory_equal(idf, back, sizeof(*idf));
+    struct ka_measures *measures = ka_calloc(1, sizeof(*measures)), *back = ka_calloc(1, sizeof(*back));
+    back->idf.documents = 9;
+    assert_int_equal(ka_store_load_measures(store, back, NULL), 0);
+    assert_int_equal(back->idf.documents, 0);
+    measures->idf.documents = 3;
+    measures->idf.df[KA_IDF_BUCKETS - 1] = 2;
+    measures->parts[1].factor[7] = 0.5f;
+    assert_int_equal(ka_store_save_measures(store, measures, NULL), 0);
+    assert_int_equal(ka_store_load_measures(store, back, NULL), 0);
+    assert_memory_equal(measures, back, sizeof(*measures));
     ka_store_close(store);
-    free(idf);
+    free(measures);
     free(back);
 }
 
@@ -262,7 +263,7 @@ int main(void)
         STORE_TEST(store__vectors_of_another_embedder__are_never_mixed),
         STORE_TEST(store__missing_damaged_foreign_or_newer_file__is_explained),
         STORE_TEST(store__source_changed_behind_its_back__fails_the_check),
-        STORE_TEST(store__idf__is_kept_with_it),
+        STORE_TEST(store__what_the_embedder_measured__is_kept_with_it),
         STORE_TEST(store__reader_beside_a_writer__sees_the_last_commit),
         STORE_TEST(store__walk__is_sorted_and_stops_when_told),
     };

@@ -247,12 +247,13 @@ static void import__no_store_yet__is_made_where_something_was_taken(void **state
     assert_int_equal(json_integer_value(json_object_get(json_array_get(taken, 0), "line")), 9);
     json_decref(all);
     struct ka_store *made = NULL;
-    struct ka_idf *idf = ka_calloc(1, sizeof(*idf));
+    struct ka_measures *measures = ka_calloc(1, sizeof(*measures));
     assert_int_equal(ka_store_open(db, KA_STORE_READ, &made, NULL), 0);
-    assert_int_equal(ka_store_load_idf(made, idf, NULL), 0);
-    assert_int_equal(idf->documents, 1); /* words are weighed by what came */
+    assert_int_equal(ka_store_load_measures(made, measures, NULL), 0);
+    assert_int_equal(measures->idf.documents, 1); /* features are weighed by what came */
+    assert_int_equal(measures->parts[0].rows, 1);
     ka_store_close(made);
-    free(idf);
+    free(measures);
     assert_int_equal(store("show repo_op_Op"), 0);
     assert_int_equal(store("import @repo"), 0); /* again, into the store that there is */
     assert_non_null(strstr(printed.data, "taken      repo/op.py:9: Op (MIT), as repo_op_Op"));
