@@ -157,6 +157,10 @@ check:   ## C unit tests, Python and end-to-end tests under sanitizers (SAN=addr
 bench: $(BUILD)/tests/bench_search $(PROGRAMS) store   ## search, embedding, memory, time per turn
 	$(PYTHON) scripts/bench.py --build $(BUILD) --out bench/results/bench-cpu.json
 
+retrieval: $(PROGRAMS) store   ## how often a search finds a pair that helps, beside other methods
+	$(PYTHON) scripts/retrieval.py --program $(BUILD)/kernel-agent --store $(BUILD)/pairs.db \
+	    --out bench/results/retrieval.json
+
 bench-jail: $(PROGRAMS)   ## cold and warm starts, layers, cached kernels
 	$(PYTHON) scripts/bench_jail.py --jail $(BUILD)/ka-jail --out bench/results/jail-latency-cpu.json
 
@@ -227,5 +231,5 @@ help:   ## this list
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 .PHONY: all demo test setup store unit pytest jail attacks mutants verify-dataset published llm-proxy
 .PHONY: diff-matrix gpu property check
-.PHONY: beside-jail bench bench-jail bench-verdict bench-compare valgrind lint fuzz-build fuzz-quick
+.PHONY: beside-jail bench retrieval bench-jail bench-verdict bench-compare valgrind lint fuzz-build fuzz-quick
 .PHONY: install dist clean help

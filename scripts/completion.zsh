@@ -27,7 +27,7 @@ options=(
     '--resume[go on with a run folder]:run:_files -/'
     '--store[pair store]:database:_files'
     '--topk[similar pairs to retrieve]:number:'
-    '--min-sim[least cosine similarity of a retrieved pair]:similarity:'
+    '--min-sim[least similarity of a retrieved pair]:similarity:'
     '--rag-exclude[leave out pairs whose path contains these texts]:texts:'
     '--no-retrieval[show the model no similar pairs]'
     '--no-lessons[neither show nor keep what runs learn]'

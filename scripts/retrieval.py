@@ -4,8 +4,8 @@
                          [--embeddings URL --model NAME] [--misses] [--out FILE]
 
 Peers: BM25 (SQLite's FTS5) and tf-idf over words of the forward, with the docstring; the mean of 200 random
-orders; with --embeddings, vectors of an endpoint that speaks OpenAI's /embeddings. A peer sees the same text of
-each pair: its file above the marker, names cut at underscores.
+orders; with --embeddings, vectors of an endpoint that speaks OpenAI's /embeddings, which is sent the text from
+the first kernel on. A peer sees of a pair what stands above the marker; words are cut at underscores.
 """
 
 from __future__ import annotations
@@ -125,11 +125,14 @@ def neural(url: str, model: str) -> Callable[[Query], Ranked]:
         length = math.sqrt(sum(x * x for x in row)) or 1.0
         return [x / length for x in row]
 
+    def kernels(text: str) -> str:
+        return text[max(0, text.find("@triton")) :]  # such models read the first few hundred words
+
     known = pairs()
-    rows = dict(zip(known, embed([text for _, text in known.values()]), strict=True))
+    rows = dict(zip(known, embed([kernels(text) for _, text in known.values()]), strict=True))
 
     def search(query: Query) -> Ranked:
-        q = embed([query.text])[0]
+        q = embed([kernels(query.text)])[0]
         score = {name: sum(a * b for a, b in zip(q, row, strict=True)) for name, row in rows.items()}
         return sorted(score, key=lambda name: (-score[name], name))
 

@@ -68,7 +68,7 @@ static const char USAGE[] =
     "program's)\n"
     "  --json                results as JSON on stdout\n"
     "  --topk N              search: at most N pairs (default 4)\n"
-    "  --min-sim X           search: only pairs of similarity X or more, -1 to 1 (default 0)\n"
+    "  --min-sim X           search: only pairs of similarity X or more (default 0; from 0.6 half help)\n"
     "  --rag-exclude A,B     search: leave out pairs whose path holds A or B\n"
     "  --license NAME        import: the licence of files that name none; without it they are not taken\n"
     "  --python PATH         import: the interpreter whose packages to look for, before those found\n"
