@@ -1,14 +1,14 @@
-/* The built-in embedder "ka-lex": a forward source as a vector of two parts, each of length 1. The first is what
- * its kernels do, the second the words of its names (all zero where there is no known one).
+/* The built-in embedder "ka-lex": a forward source as a vector of two parts, each of length 1. The first is
+ * what its kernels do, the second the words of its names (all zero where there is no known one).
  *
- * Features (rag/features.h) are weighted by idf, log((1+N)/(1+df)); each feature's 64-bit hash seeds its row of
- * random signs; the weighted sum of rows, of length 1, is whitened (rag/whiten.h) and made of length 1 again.
- * Both are measured once over the pairs of a store, kept with it, and constant until the store is rebuilt. The
- * same source and measures give the same vector up to rounding.
+ * Features (rag/features.h) are weighted by idf, log((1+N)/(1+df)); each feature's 64-bit hash seeds its
+ * row of random signs; the weighted sum of rows, of length 1, is whitened (rag/whiten.h) and made of length
+ * 1 again. Both are measured once over the pairs of a store, kept with it, and constant until the store is
+ * rebuilt. The same source and measures give the same vector up to rounding.
  *
  * The similarity of two vectors is 1 - (1 - s)(1 - w) of the products s and w of their parts, w at least 0:
- * what the kernels do is enough to be the same, and common names bring nearer. It is then bent, order kept, so
- * that of the hits of 0.6 and more at least half help to write the backward (tests/retrieval), whatever
+ * what the kernels do is enough to be the same, and common names bring nearer. It is then bent, order kept,
+ * so that of the hits of 0.6 and more at least half help to write the backward (tests/retrieval), whatever
  * features and weights an embedder has: another one needs its own bend.
  *
  * Change anything that alters vectors, and KA_EMBED_VERSION must grow: a store remembers who made its rows.

@@ -163,7 +163,7 @@ static float *products(const struct ka_index *index, float *out, const float *ve
     return out;
 }
 
-/* `scores` are similarities; `least` is the lesser product of the parts, which a near-duplicate has high too. */
+/* `scores` are similarities; `least` is the lesser product of the parts: a near-duplicate's is high too. */
 static void score_rows(struct ka_index *index, const float *vector)
 {
     size_t split = index->dim - index->words;

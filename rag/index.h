@@ -33,7 +33,7 @@ struct ka_index_row {
     uint64_t tokens_hash;
 };
 
-/* Copies everything; the vector must have unit length, or unit parts as ka_embed() makes them. -ENOMEM. */
+/* Copies everything; the vector has unit length, or unit parts as ka_embed() makes them. -ENOMEM. */
 int ka_index_add(struct ka_index *index, const struct ka_index_row *row, const float *vector);
 
 /* All pairs of a store, by one embedder; ours has two parts (rag/embed.h). Errors as ka_store_each_vector(). */

@@ -1,9 +1,9 @@
-/* What one kernel does, as features: its operations, how deep in loops they stand, what flows from one into the
- * next, what a loop carries, which axes are reduced, which addresses are made from loaded values.
+/* What one kernel does, as features: its operations, how deep in loops they stand, what flows from one into
+ * the next, what a loop carries, which axes are reduced, which addresses are made from loaded values.
  *
- * Names of variables and parameters, the order of independent statements, and whether an expression is written
- * in one line or in five, make no difference. One operation of many spellings is one: exp2 and libdevice.exp
- * are exp. Knows no weights and no vectors. */
+ * Names of variables and parameters, the order of independent statements, and whether an expression is
+ * written in one line or in five, make no difference. One operation of many spellings is one: exp2 and
+ * libdevice.exp are exp. Knows no weights and no vectors. */
 #ifndef KA_KERNEL_H
 #define KA_KERNEL_H
 

@@ -1,8 +1,8 @@
-/* Rows made round: what all of a store's vectors share counts little, what tells them apart counts. Without it
- * a few pairs that have something of everything are near to all.
+/* Rows made round: what all of a store's vectors share counts little, what tells them apart counts. Without
+ * it a few pairs that have something of everything are near to all.
  *
- * With C the mean of x x^T over the rows and L L^T = C + KA_WHITEN_RIDGE I, a vector x becomes L^-1 x, so that
- * products of vectors are x^T (C + ridge I)^-1 y. Knows no kernels. */
+ * With C the mean of x x^T over the rows and L L^T = C + KA_WHITEN_RIDGE I, a vector x becomes L^-1 x, so
+ * that products of vectors are x^T (C + ridge I)^-1 y. Knows no kernels. */
 #ifndef KA_WHITEN_H
 #define KA_WHITEN_H
 

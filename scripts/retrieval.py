@@ -4,8 +4,8 @@
                          [--embeddings URL --model NAME] [--misses] [--out FILE]
 
 Peers: BM25 (SQLite's FTS5) and tf-idf over words of the forward, with the docstring; the mean of 200 random
-orders; with --embeddings, vectors of an endpoint that speaks OpenAI's /embeddings, which is sent the text from
-the first kernel on. A peer sees of a pair what stands above the marker; words are cut at underscores.
+orders; with --embeddings, vectors of an endpoint that speaks OpenAI's /embeddings, which is sent the text
+from the first kernel on. A peer sees of a pair what stands above the marker; words are cut at underscores.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ static const struct option_row rows[] = {
     {"topk", "rag-topk", INT, AT(run.topk), "4", 1, 64, NULL, "N",
      "similar pairs to retrieve (for none: --no-retrieval)"},
     {"min-sim", "rag-min-sim", REAL, AT(run.min_sim), "0.6", -1, 1, NULL, "X",
-     "least similarity of a retrieved pair, 0 to 1: from 0.6 about half help; the nearest one is shown in any case"},
+     "least similarity of a retrieved pair: from 0.6 about half help; the nearest is shown in any case"},
     {"rag-exclude", NULL, TEXT, AT(run.rag_exclude), "", 0, 0, NULL, "A,B",
      "leave out pairs whose path contains A or B"},
     {"no-retrieval", NULL, FLAG, AT(run.no_retrieval), "false", 0, 0, NULL, NULL,
