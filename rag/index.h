@@ -36,7 +36,7 @@ struct ka_index_row {
 /* Copies everything; the vector has unit length, or unit parts as ka_embed() makes them. -ENOMEM. */
 int ka_index_add(struct ka_index *index, const struct ka_index_row *row, const float *vector);
 
-/* All pairs of a store, by one embedder; ours has two parts (rag/embed.h). Errors as ka_store_each_vector(). */
+/* All pairs of a store, by one embedder; ours has two parts (rag/embed.h). Errors: ka_store_each_vector(). */
 int ka_index_load(struct ka_store *store, const char *embedder, int version, size_t dim,
                   struct ka_index **out, struct ka_err *err);
 

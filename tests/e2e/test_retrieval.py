@@ -33,7 +33,7 @@ def test_labels__name_files_pairs_and_families_that_exist() -> None:
 
 
 def test_halves__hang_on_the_name_alone() -> None:
-    assert retrieval.half_of("add_position_table") == "test" and retrieval.half_of("H") == "tune"
+    assert retrieval.half_of("alibi_pair_bias") == "test" and retrieval.half_of("H") == "tune"
     assert len(retrieval.queries("tune")) + len(retrieval.queries("test")) == 155
 
 
