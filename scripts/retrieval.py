@@ -238,7 +238,7 @@ def main() -> None:
         result["random"] = by_chance(asked)
         if given.embeddings:
             result[f"embeddings of {given.model}"] = of_order(asked, neural(given.embeddings, given.model))
-    text = json.dumps(result, indent=2)
+    text = re.sub(r"\[\s+(\d+),\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2, \3]", json.dumps(result, indent=2))
     print(text)
     if given.out:
         given.out.write_text(text + "\n")
