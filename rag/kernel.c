@@ -25,7 +25,6 @@ struct value {
 struct variable {
     uint64_t name;
     struct value value;
-    size_t loops; /* around its last assignment */
 };
 
 struct nest {
@@ -38,7 +37,7 @@ struct run {
     struct ka_found *out;
     struct variable variables[VARIABLES];
     struct nest nest[NEST_MAX];
-    size_t depth, loops, branches, brackets;
+    size_t depth, loops, brackets;
     size_t loads, stores, dots, reduces, most_loops;
     uint64_t carried; /* name that the statement at hand assigns, if the loop's last round did too */
     bool reads_carried;
@@ -225,11 +224,16 @@ struct call {
     uint64_t axis;
 };
 
+static bool is_memory(const struct run *x, size_t word)
+{
+    const struct ka_token *t = &x->t->items[word];
+    return is(x, word, "load") || is(x, word, "store") ||
+           (t->len > 7 && memcmp(x->t->source + t->start, "atomic_", 7) == 0);
+}
+
 static void read_arguments(struct run *x, struct call *c)
 {
-    bool memory = is(x, c->word, "load") || is(x, c->word, "store") ||
-                  (x->t->items[c->word].len > 7 &&
-                   memcmp(x->t->source + x->t->items[c->word].start, "atomic_", 7) == 0);
+    bool memory = is_memory(x, c->word);
     size_t n = 0;
     for (size_t i = c->from, end; i < c->to; i = end + 1, n++) {
         end = argument_end(x, i, c->to);
@@ -333,9 +337,8 @@ static struct value operation(struct run *x, size_t word, size_t close)
         return v;
     note_op(x, c.op);
     bool load = is(x, word, "load"), reduce = v.rank < c.all.rank && !load;
-    if (load || is(x, word, "store") || x->t->source[x->t->items[word].start] == 'a')
-        if (!is(x, word, "abs") && !is(x, word, "argmax") && !is(x, word, "associative_scan"))
-            note_memory(x, &c, load);
+    if (is_memory(x, word))
+        note_memory(x, &c, load);
     if (load) {
         v.loaded = true;
     } else {
@@ -484,7 +487,6 @@ static void assign(struct run *x, size_t from, size_t to, size_t equals, bool au
         struct variable *to_set = variable_of(x, token_hash(x, i));
         struct value old = to_set->value;
         to_set->value = v;
-        to_set->loops = x->loops;
         if (augmented)
             merge(&to_set->value, &old);
         if (is(x, i + 1, ":"))
@@ -511,7 +513,6 @@ static void leave(struct run *x, uint32_t indent)
     while (x->depth && x->nest[x->depth - 1].indent >= indent) {
         x->depth--;
         x->loops -= x->nest[x->depth].loop;
-        x->branches -= !x->nest[x->depth].loop;
     }
 }
 
@@ -534,7 +535,6 @@ static void statement(struct run *x, size_t from, size_t to)
     if ((loop || branch) && x->depth < NEST_MAX) {
         x->nest[x->depth++] = (struct nest){indent, loop};
         x->loops += loop;
-        x->branches += branch;
     }
 }
 
