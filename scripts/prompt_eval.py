@@ -44,8 +44,18 @@ def replay(transcript: Path, build: Path, folder: Path) -> tuple[list[str], list
         url = f"http://127.0.0.1:{endpoint.stdout.readline().strip()}/v1"
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("KA_", "OPENAI_", "XDG_"))}
         place = {"HOME": str(folder), "KA_SHARE": str(ROOT), "KA_STORE": str(build / "pairs.db")}
-        command = [build / "kernel-agent", "--file-path", forward, "--base-url", url, "--quiet", *head["options"]]
-        done = subprocess.run(list(map(str, command)), cwd=folder, env={**kept, **place}, check=False)
+        command = [
+            build / "kernel-agent",
+            "--file-path",
+            forward,
+            "--base-url",
+            url,
+            "--quiet",
+            *head["options"],
+        ]
+        done = subprocess.run(
+            list(map(str, command)), cwd=folder, env={**kept, **place}, stdout=subprocess.DEVNULL, check=False
+        )
     finally:
         endpoint.terminate()
         endpoint.wait()

@@ -1,4 +1,4 @@
-"""What a question must hold, so that the mistake in it can be found: tests/llm/facts/NAME.toml for each recorded conversation.
+"""What a question must hold to be answered: tests/llm/facts/NAME.toml for each recorded conversation.
 
 A file has a [[turn]] for each question, in order; a turn has any number of [[turn.fact]], each with `text`, a
 regular expression that must be found in the question, and `why`, what it was needed for. A question is the
@@ -22,7 +22,7 @@ class Fact(NamedTuple):
 
 
 def facts_of(name: str) -> list[list[Fact]]:
-    """The facts of each turn of a conversation. Raises OSError where it has none, KeyError for half a fact."""
+    """The facts of each turn of a conversation. OSError where it has none, KeyError for half a fact."""
     turns = tomllib.loads((FACTS / f"{name}.toml").read_text()).get("turn", [])
     return [[Fact(re.compile(f["text"]), f["why"]) for f in turn.get("fact", [])] for turn in turns]
 
