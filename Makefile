@@ -116,6 +116,9 @@ jail: $(PROGRAMS)   ## every way out of the jail, tried (CHECKS=1000 checks in a
 attacks: $(PROGRAMS)   ## every attack on the verdict must be rejected (ATTACKS='row  3|control' picks)
 	$(PYTHON) tests/attacks/run.py --build $(BUILD) --only '$(ATTACKS)'
 
+prompt-eval: $(PROGRAMS) store   ## is what the model needs in each question? (NAMES='kepler resample' picks)
+	$(PYTHON) scripts/prompt_eval.py --build $(BUILD) $(NAMES)
+
 mutants: $(PROGRAMS)   ## wrong versions of right backwards, all to be rejected (MUTANTS=8: so many)
 	$(PYTHON) tests/attacks/mutate.py --build $(BUILD) $(if $(MUTANTS),--sample $(MUTANTS) $(MUTANTS_SHORT))
 
@@ -230,6 +233,6 @@ help:   ## this list
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 .PHONY: all demo test setup store unit pytest jail attacks mutants verify-dataset published llm-proxy
-.PHONY: diff-matrix gpu property check
+.PHONY: diff-matrix gpu property check prompt-eval
 .PHONY: beside-jail bench retrieval bench-jail bench-verdict bench-compare valgrind lint fuzz-build fuzz-quick
 .PHONY: install dist clean help

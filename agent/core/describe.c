@@ -133,17 +133,36 @@ int ka_describe_inspect(const json_t *inspect, struct ka_buf *out)
     return out->failed;
 }
 
+/* "- tensors on the first of these: `x` [8, 64] float32; `target` [8] int64" */
+static void put_tensors(const json_t *tensors, struct ka_buf *out)
+{
+    KA_EACH(tensors, i, tensor) {
+        if (i >= MAX_LISTED)
+            break;
+        ka_buf_printf(out, "%s`%s` ",
+                      i ? "; " : "- tensors on the first of these: ", ka_text_of(tensor, "name", "?"));
+        put_json(json_object_get(tensor, "shape"), out);
+        ka_buf_printf(out, " %s", ka_text_of(tensor, "dtype", "?"));
+    }
+    if (json_array_size(tensors))
+        ka_buf_puts(out, "\n");
+}
+
 int ka_describe_shapes(const json_t *shapes, struct ka_buf *out)
 {
     size_t shown = 0;
+    const json_t *tensors = NULL;
     KA_EACH(shapes, i, shape) {
         const char *class = ka_text_of(shape, "class", "");
         bool optional = strcmp(class, "optional") == 0;
-        if (shown < MAX_LISTED && (optional || strcmp(class, "required") == 0))
+        if (shown < MAX_LISTED && (optional || strcmp(class, "required") == 0)) {
+            tensors = shown ? tensors : json_object_get(shape, "tensors");
             put_shape("- checked on: ", shown++, json_object_get(shape, "dims"), optional, out);
+        }
     }
     if (shown)
         ka_buf_puts(out, "; and on hidden shapes near these\n");
+    put_tensors(tensors, out);
     return out->failed;
 }
 

@@ -14,7 +14,8 @@
 /* Operation inspect: the stub's signature, gradients, kernels, operations, sweep. */
 int ka_describe_inspect(const json_t *inspect, struct ka_buf *out);
 
-/* The shapes of a run (plan.h) that its user knows of: required and optional ones, never hidden ones. */
+/* The shapes of a run (plan.h) that its user knows of: required and optional ones, never hidden ones; and
+ * shape and dtype of each tensor on the first of them. */
 int ka_describe_shapes(const json_t *shapes, struct ka_buf *out);
 
 /* Operation differentiate: tape, atomics, schedule and its alternatives, how each line was handled; or what

@@ -34,7 +34,7 @@ size_t ka_shapes_levels(const json_t *dims, uint64_t budget);
  * from `dims`, from each other and from every member of `sweep` (array of dims objects, or NULL). No larger
  * than `budget` or twice `dims`. The same seed gives the same shapes. There may be fewer, or none, where
  * nothing can be varied. `*out`: a new array of {"dims": {...}, "kind": "prime"}. `kind` may be shown to a
- * model, the dims may not. -EINVAL, -EFBIG as above. */
+ * model, and which dim it is about, but no value of the dims. -EINVAL, -EFBIG as above. */
 int ka_shapes_hidden(const json_t *dims, const json_t *sweep, uint64_t seed, size_t count, uint64_t budget,
                      json_t **out);
 

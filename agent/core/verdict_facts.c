@@ -6,10 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/each.h"
 #include "kinds.h"
 #include "plan.h"
 
 #define RIGHT_MAX 12 /* kinds of right cases of a shape that are named */
+#define RIGHT_SHAPES_MAX 16
 
 /* Smallest first; hidden shapes come last and in the order given, so that their sizes do not show. */
 static int by_size(const void *a, const void *b)
@@ -36,12 +38,44 @@ const struct shape **ka_verdict_failing(const struct ka_verdict *v, size_t *coun
     return list;
 }
 
-static void name_shape(const struct shape *shape, struct ka_buf *out)
+/* How many sizes of a shape are others than those of `known`. */
+static size_t sizes_apart(const struct shape *shape, const struct shape *known)
+{
+    size_t apart = 0;
+    KA_EACH_MEMBER(shape->dims, name, size) {
+        apart += !json_equal(size, json_object_get(known->dims, name));
+    }
+    return apart;
+}
+
+/* ": H" for a hidden shape that differs in H alone from the known shape that it was made of. What the size is
+ * there stays hidden. */
+static void name_varied(const struct ka_verdict *v, const struct shape *shape, struct ka_buf *out)
+{
+    const struct shape *nearest = NULL;
+    for (size_t i = 0; i < v->shape_count; i++) {
+        const struct shape *known = &v->shapes[i];
+        if (known->kind != KA_SHAPE_HIDDEN &&
+            (!nearest || sizes_apart(shape, known) < sizes_apart(shape, nearest)))
+            nearest = known;
+    }
+    if (!nearest || sizes_apart(shape, nearest) != 1)
+        return;
+    KA_EACH_MEMBER(shape->dims, name, size) {
+        if (!json_equal(size, json_object_get(nearest->dims, name)))
+            ka_buf_printf(out, ": %s", name);
+    }
+}
+
+static void name_shape(const struct ka_verdict *v, const struct shape *shape, struct ka_buf *out)
 {
     if (shape->kind == KA_SHAPE_HIDDEN) {
         ka_buf_puts(out, "a hidden shape");
-        if (shape->hint)
-            ka_buf_printf(out, " (%s)", shape->hint);
+        if (shape->hint) {
+            ka_buf_printf(out, " (%s", shape->hint);
+            name_varied(v, shape, out);
+            ka_buf_puts(out, ")");
+        }
         return;
     }
     KA_AUTO_FREE char *dims = json_dumps(shape->dims, JSON_ENCODE_ANY);
@@ -217,7 +251,7 @@ static void shape_facts(const struct ka_verdict *v, const struct shape *shape, s
 {
     enum ka_describe how = shape->kind == KA_SHAPE_HIDDEN ? KA_DESCRIBE_HIDDEN : KA_DESCRIBE_FULL;
     ka_buf_puts(out, "On ");
-    name_shape(shape, out);
+    name_shape(v, shape, out);
     ka_buf_printf(out, ", %zu of %zu cases fail:\n", shape->cases_failed, shape->cases);
     for (size_t i = 0; i < shape->failure_count; i++) {
         if (said_before(shape, i))
@@ -235,15 +269,15 @@ static void right_shapes(const struct ka_verdict *v, struct ka_buf *out)
 {
     KA_AUTO_BUF struct ka_buf names = {0};
     size_t named = 0;
-    for (size_t i = 0; i < v->shape_count && named <= RIGHT_MAX; i++) {
+    for (size_t i = 0; i < v->shape_count && named <= RIGHT_SHAPES_MAX; i++) {
         KA_AUTO_BUF struct ka_buf name = {0};
         if (!ka_verdict_shape_passed(&v->shapes[i]))
             continue;
-        name_shape(&v->shapes[i], &name);
+        name_shape(v, &v->shapes[i], &name);
         if (strstr(ka_buf_str(&names), ka_buf_str(&name)))
             continue;
         ka_buf_printf(&names, "%s%s", named ? "; " : "",
-                      named < RIGHT_MAX ? ka_buf_str(&name) : "and others");
+                      named < RIGHT_SHAPES_MAX ? ka_buf_str(&name) : "and others");
         named++;
     }
     if (named)

@@ -1,9 +1,10 @@
-"""Recorded answers of a model, played back over HTTP: the same questions are asked, and the run takes the
-same course."""
+"""Recorded answers of a model, played back over HTTP: the same questions are asked, each holds the facts that
+were needed to answer it, and the run takes the same course."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,10 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, Agent, Endpoint
+
+sys.path[:0] = [str(ROOT / "tests" / "llm"), str(ROOT / "scripts")]
+import prompt_eval  # noqa: E402
+from facts import facts_of, missing  # noqa: E402
 
 TRANSCRIPTS = ROOT / "tests" / "llm" / "transcripts"
 
@@ -23,7 +28,12 @@ class Course:
     steps: list[str]
     rollbacks: int
     has: str  # in the finished pair
-    lacks: str  # only in candidates that were not kept
+    lacks: str = "no candidate has this"  # only in candidates that were not kept
+
+
+def at_once(has: str) -> Course:
+    """The first answer is verified, and the run was not to optimise."""
+    return Course(["draft: verified"], rollbacks=0, has=has)
 
 
 COURSES = {
@@ -66,6 +76,28 @@ COURSES = {
         has="prev = tl.load(h_ptr + offs - D, mask=mask & (t > 0), other=0.0)",
         lacks="if i < T - 1:",
     ),
+    "soft_align": Course(
+        ["draft: not verified", "fix: verified"],
+        rollbacks=0,
+        has="e_d / total",
+        lacks="tl.exp(tl.where(both, best_d - r, 0.0) / gamma)",
+    ),
+    "sink_attention": Course(
+        ["draft: not verified", "fix: verified"],
+        rollbacks=0,
+        has="for h in range(h0, tl.minimum(h0 + G, H)):",
+        lacks="for head in range(G):",
+    ),
+    "rank_pooling": at_once("rank += tl.sum((before & there[None, :]).to(tl.int32), axis=1)"),
+    "kepler": at_once("d_mean = (d_anomaly + d_dist * ecc * sin) / (1.0 - ecc * cos)"),
+    "cumulative_logsumexp": at_once("dx, dscale: reverse_scan by chunk_state_pass"),
+    "segment_max": at_once("def segment_max_count("),
+    "softplus_gate": at_once("slope = tl.where(z > 0.0, 1.0, tl.where(z < 0.0, e, 0.0)) / (1.0 + e)"),
+    "poly_loss": at_once("def poly_loss_bwd_weight("),
+    "causal_conv": at_once("dx: gather_transpose, one owner a tile of x"),
+    "learned_rope": at_once("dfreq += s * gain * (dy2 * out1 - dy1 * out2)"),
+    "resample": at_once("inside = (pos > 0.0) & (pos < L - 1.0)"),
+    "delta_rule": at_once("dstate = dstate * a"),
 }
 
 
@@ -99,6 +131,7 @@ def test_transcript_takes_its_course(agent: Agent, endpoint: Callable[..., Endpo
     done = agent("--file-path", forward, "--base-url", model.url, "--json", *head["options"])
     requests = model.requests()
     assert [request["failed"] for request in requests] == [[]] * len(answers), done.err
+    assert list(missing(facts_of(name), prompt_eval.questions_of(model.log))) == []
     assert done.code == 0 and done.result["verdict"] == "verified", done.err
     course = COURSES[name]
     assert steps_of(read_lines(Path(done.result["run_dir"]) / "run.jsonl")) == course.steps

@@ -205,6 +205,14 @@ static void describe__shapes__shows_what_is_checked_and_nothing_hidden(void **st
         "{\"dims\":{\"M\":9},\"class\":\"optional\"},{\"dims\":{\"M\":1}}]",
         "- checked on: M=3, N=7; M=9 (optional); and on hidden shapes near these\n");
     assert_describes(ka_describe_shapes, "[{\"dims\":{\"M\":31},\"class\":\"hidden\"}]", "");
+    assert_describes(
+        ka_describe_shapes,
+        "[{\"dims\":{\"M\":31},\"class\":\"hidden\",\"tensors\":[{\"name\":\"y\",\"shape\":[31]}]},"
+        "{\"dims\":{\"M\":8},\"class\":\"required\",\"tensors\":[{\"name\":\"x\",\"shape\":[8,4],"
+        "\"dtype\":\"float32\"},{\"name\":\"at\",\"shape\":[8],\"dtype\":\"int64\"}]},"
+        "{\"dims\":{\"M\":9},\"class\":\"required\",\"tensors\":[{\"name\":\"x\",\"shape\":[9]}]}]",
+        "- checked on: M=8; M=9; and on hidden shapes near these\n"
+        "- tensors on the first of these: `x` [8,4] float32; `at` [8] int64\n");
 }
 
 static void describe__nothing__is_silent(void **state)

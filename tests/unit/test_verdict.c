@@ -276,7 +276,7 @@ static void facts__what_is_right__is_told_beside_what_is_not(void **state)
     judge(v, shape(v, KA_SHAPE_HIDDEN, 73, "a prime size"), NULL);
     text = facts(v);
     assert_non_null(strstr(text,
-                           "Nothing fails on shape {\"M\": 9, \"N\": 37}; a hidden shape (a prime size).\n"
+                           "Nothing fails on shape {\"M\": 9, \"N\": 37}; a hidden shape (a prime size: M).\n"
                            "Over all 4 shapes, the gradient of x is right in 6 of 7 cases.\n"
                            "Over all 4 shapes, the gradient of w is right in 5 of 5 cases.\n"));
     free(text);
@@ -350,7 +350,7 @@ static void facts__smallest_failing_shape__comes_first_and_hidden_last(void **st
     judge(v, small, NULL);
     char *text = facts(v);
     const char *first = strstr(text, "{\"M\": 70"), *second = strstr(text, "{\"M\": 600"),
-               *last = strstr(text, "a hidden shape (size 1)");
+               *last = strstr(text, "a hidden shape (size 1: M)");
     assert_true(first && second && last && first < second && second < last);
     assert_non_null(strstr(text, "1 of 2 cases fail"));
     free(text);
@@ -368,7 +368,7 @@ static void hidden_shape__dims_and_positions__stay_private(void **state)
     json_t *o = ka_verdict_json(v, false);
     char *shown = json_dumps(o, 0);
     json_decref(o);
-    assert_non_null(strstr(text, "block + 1"));
+    assert_non_null(strstr(text, "a hidden shape (block + 1: M)"));
     assert_non_null(strstr(text, "candidate_raised"));
     *strstr(text, "Nothing fails on shape {\"M\": 8, ") = '\0'; /* the user's own */
     assert_null(strstr(text, "71"));
