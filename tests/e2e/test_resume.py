@@ -247,7 +247,7 @@ def test_batch_leaves_alone_what_another_batch_works_on(agent: Agent) -> None:
     first = agent.start(*arguments)
     while not list((agent.folder / "box").glob("*.request.md")):
         time.sleep(0.02)
-    second = agent(*arguments)
+    second = agent(*arguments, "--no-wait")
     (item,) = second.result["files"]
     assert (second.code, item["outcome"]) == (2, "error") and "another process" in item["reason"], second
     assert len(agent.run_dirs()) == 1

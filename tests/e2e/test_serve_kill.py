@@ -182,7 +182,8 @@ def test_endpoint_that_refuses_ends_the_run(
     model = endpoint([{"status": status, "error": "never"}], "--repeat")
     service = serve("--base-url", model.url, "--draft", "llm", "--no-optimise")
     run = service.submit(FORWARD)["id"]
-    ended = service.wait(run)
+    while not (ended := service.run(run))["reason"]:
+        time.sleep(0.02)
     assert (ended["state"], ended["exit_code"], ended["attempt"]) == ("failed", 5, 1), ended
     assert f"HTTP {status}: never" in ended["reason"]
     assert len(service.folders(run)) == 1
