@@ -138,8 +138,10 @@ class Soak:
         if self.service.poll() is not None:
             raise RuntimeError("the service ended by itself")
         self.sample()
-        runs = self.ask("GET", "/v1/runs?limit=1000")[1]["runs"]
-        return sum(run["state"] not in ("queued", "running") for run in runs)
+        doc = self.ask("GET", "/v1/runs?limit=1000")[1]
+        if doc["total"] != self.options.runs:
+            raise RuntimeError(f"{doc['total']} runs of {self.options.runs} are there")
+        return sum(run["state"] not in ("queued", "running") for run in doc["runs"])
 
     def sample(self) -> None:
         status = Path(f"/proc/{self.service.pid}/status").read_text()
