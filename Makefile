@@ -113,6 +113,10 @@ pytest: $(PROGRAMS) store   ## Python tests, and end-to-end tests of the program
 jail: $(PROGRAMS)   ## every way out of the jail, tried (CHECKS=1000 checks in a row at the end)
 	$(PYTHON) tests/jail/run.py --jail $(BUILD)/ka-jail --checks $(or $(CHECKS),1000)
 
+soak: $(PROGRAMS) store   ## the service under faults and kills (RUNS=300 SECONDS=1800 RESULT=F.json)
+	$(PYTHON) tests/soak/run.py --build $(BUILD) --runs $(or $(RUNS),300) --seconds $(or $(SECONDS),1800) \
+	    $(if $(RESULT),--out $(RESULT))
+
 attacks: $(PROGRAMS)   ## every attack on the verdict must be rejected (ATTACKS='row  3|control' picks)
 	$(PYTHON) tests/attacks/run.py --build $(BUILD) --only '$(ATTACKS)'
 
@@ -233,6 +237,6 @@ help:   ## this list
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 .PHONY: all demo test setup store unit pytest jail attacks mutants verify-dataset published llm-proxy
-.PHONY: diff-matrix gpu property check prompt-eval
+.PHONY: diff-matrix gpu property check prompt-eval soak
 .PHONY: beside-jail bench retrieval bench-jail bench-verdict bench-compare valgrind lint fuzz-build fuzz-quick
 .PHONY: install dist clean help

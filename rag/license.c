@@ -122,7 +122,7 @@ char *ka_license_of_name(const char *name)
 {
     struct ka_line text = ka_line_strip((struct ka_line){name, strlen(name)});
     KA_AUTO_BUF struct ka_buf out = {0};
-    while (text.len && text.len <= NAME_MAX_BYTES) {
+    while (text.at && text.len && text.len <= NAME_MAX_BYTES) { /* gcc's sanitizers want the first of these */
         const char *either = memmem(text.at, text.len, " OR ", 4),
                    *both = memmem(text.at, text.len, " AND ", 5);
         const char *stop = either && (!both || either < both) ? either : both;

@@ -144,7 +144,7 @@ static void start_item(struct batch *batch, struct item *item)
     int rc = unfinished ? ka_run_resume(&batch->app, &batch->settings, unfinished, on_item_done, item,
                                         &item->run, &err)
                         : -ENOENT;
-    if (rc)
+    if (rc && rc != -EBUSY) /* what another process works on is left to it */
         rc = ka_run_start(&batch->app, &request, &item->run, &err);
     if (rc) {
         item->state = NEVER_STARTED;

@@ -360,11 +360,14 @@ static void take_answer(struct ka_run *run, int slot, const struct ka_chat_answe
     ka_run_post_candidate(run, slot, ka_buf_str(&backward), "llm", note);
 }
 
-/* The endpoint, or the mailbox, has none: the turn goes on with the answers to its other questions. */
-static void without_answer(struct ka_run *run, int slot, const char *message)
+/* The endpoint, or the mailbox, has none: the turn goes on with the answers to its other questions.
+ * `refused`: the same request will not be taken later either. */
+static void without_answer(struct ka_run *run, int slot, const char *message, bool refused)
 {
     json_decref(run->failure);
     run->failure = json_pack("{s:s, s:s}", "kind", "llm", "message", message);
+    if (refused)
+        json_object_set_new(run->failure, "refused", json_true());
     ka_run_put(run, "failure", run->failure);
     ka_record_add(run->record, "failure", json_copy(run->failure));
     if (run->job.slot_count > 1)
@@ -402,7 +405,7 @@ static void on_llm(void *arg, uint64_t op, const struct ka_llm_result *result)
     if (result->status == KA_LLM_OK)
         take_answer(run, asked->slot, result->answer);
     else
-        without_answer(run, asked->slot, result->message);
+        without_answer(run, asked->slot, result->message, result->status == KA_LLM_REFUSED_BY_ENDPOINT);
 }
 
 static void send_http(struct ka_run *run, struct ka_asked *asked, const struct ka_prompt *prompt)
@@ -476,7 +479,7 @@ static void send_mailbox(struct ka_run *run, struct ka_asked *asked, const struc
     };
     int rc = ka_mailbox_write(&box, number, &request, &err);
     if (rc && rc != -EEXIST) { /* answered before the process was ended: the answer is taken */
-        without_answer(run, asked->slot, err.msg);
+        without_answer(run, asked->slot, err.msg, false);
         return;
     }
     if (run->settings.no_wait)

@@ -354,14 +354,29 @@ fail:
     return rc;
 }
 
+/* Says its record that it is of this file? For a run whose state another process has open. */
+static bool began_with(const char *dir, const char *file)
+{
+    KA_AUTO_FREE char *path = ka_path_join(dir, "run.jsonl"), *line = NULL;
+    size_t room = 0;
+    FILE *record = fopen(path, "re");
+    ssize_t len = record ? getline(&line, &room, record) : -1;
+    if (record)
+        fclose(record);
+    json_auto_t *start = len > 0 ? json_loadb(line, (size_t)len, 0, NULL) : NULL;
+    return ka_is_text(start, "file", file);
+}
+
 static bool is_unfinished_of(const char *dir, const char *file)
 {
     KA_AUTO_FREE char *db = ka_path_join(dir, "run.db");
     struct ka_state *state = NULL;
     struct ka_job job;
     bool match = false;
-    if (ka_state_open(db, false, NULL, &state, NULL) == 0 && ka_state_load_job(state, &job, NULL) == 0 &&
-        !ka_job_ended(&job)) {
+    int rc = ka_state_open(db, false, NULL, &state, NULL);
+    if (rc == -EBUSY)
+        match = began_with(dir, file);
+    else if (rc == 0 && ka_state_load_job(state, &job, NULL) == 0 && !ka_job_ended(&job)) {
         json_auto_t *start = ka_state_get(state, "start");
         match = ka_is_text(start, "file", file);
     }

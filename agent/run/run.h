@@ -46,7 +46,8 @@ int ka_run_start(struct ka_app *app, const struct ka_run_req *req, struct ka_run
 int ka_run_resume(struct ka_app *app, const struct ka_settings *settings, const char *dir,
                   ka_run_done_fn done, void *arg, struct ka_run **out, struct ka_err *err);
 
-/* The newest run folder of `file` below `out` that has not ended; NULL if there is none. free() it. */
+/* The newest run folder of `file` below `out` that has not ended, also one that another process
+ * works on (to resume it is -EBUSY); NULL if there is none. free() it. */
 char *ka_run_find_unfinished(const char *out, const char *file);
 
 /* Stop at the next safe point, keep everything: the run is resumable afterwards (exit code 130). */

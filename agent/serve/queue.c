@@ -264,14 +264,16 @@ static void queue_again(struct item *item, double seconds, const char *reason)
     look_again(item->queue, TICK_MS);
 }
 
-static bool try_later(struct item *item, int exit_code, const char *reason)
+/* An outage passes; a key, a model or a request that the endpoint refuses does not. */
+static bool try_later(struct item *item, int exit_code, const json_t *error)
 {
     int tries = item->entry->attempt - 1;
-    if (exit_code != 5 || tries >= (int)KA_COUNT(retry_after))
+    if (exit_code != 5 || json_is_true(json_object_get(error, "refused")) ||
+        tries >= (int)KA_COUNT(retry_after))
         return false;
     item->entry->attempt++;
     item->entry->starts = 0;
-    queue_again(item, retry_after[tries], reason);
+    queue_again(item, retry_after[tries], ka_text_of(error, "message", NULL));
     return true;
 }
 
@@ -282,7 +284,8 @@ static void on_run_done(struct ka_run *run, bool waiting, void *arg)
     struct ka_entry *entry = item->entry;
     int code = ka_run_exit_code(run);
     json_auto_t *result = ka_run_result(run);
-    const char *why = ka_text_of(json_object_get(result, "error"), "message", NULL);
+    const json_t *error = json_object_get(result, "error");
+    const char *why = ka_text_of(error, "message", NULL);
     (void)waiting;
     item->run = NULL;
     queue->busy--;
@@ -291,7 +294,7 @@ static void on_run_done(struct ka_run *run, bool waiting, void *arg)
     } else if (code == 130) {
         if (!queue->draining) /* else it stays as it is on the disk: running */
             queue_again(item, TROUBLE_S, "its folder could not be written");
-    } else if (!try_later(item, code, why)) {
+    } else if (!try_later(item, code, error)) {
         entry->tokens_in = ka_number_of(json_object_get(result, "llm"), "tokens_in", 0);
         entry->tokens_out = ka_number_of(json_object_get(result, "llm"), "tokens_out", 0);
         set_text(&entry->verdict, ka_text_of(result, "verdict", NULL));

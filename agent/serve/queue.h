@@ -8,7 +8,8 @@
  *     FOLDER/runs/ID/ATTEMPT/NAME-.../  the run's folder (agent/run/run.h)
  *
  * Higher priorities go first, then those taken on first; a run that was interrupted goes before all others. A
- * run whose endpoint fails is tried again, later each time. Loop thread only. */
+ * run whose endpoint is down is tried again, later each time; what the endpoint refuses has failed. Loop
+ * thread only. */
 #ifndef KA_QUEUE_H
 #define KA_QUEUE_H
 

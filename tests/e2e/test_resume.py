@@ -228,3 +228,28 @@ def test_batch_skips_what_is_verified_and_counts_failures(
     second = agent(*arguments)
     outcomes = {Path(item["file"]).name: item["outcome"] for item in second.result["files"]}
     assert outcomes == {"good.py": "unchanged", "bad.py": "unusable"}
+
+
+def test_batch_leaves_alone_what_another_batch_works_on(agent: Agent) -> None:
+    kernels = agent.folder / "kernels"
+    kernels.mkdir()
+    (kernels / "scale.py").write_text(FORWARD)
+    arguments = [
+        "batch",
+        str(kernels),
+        "--backend",
+        "mailbox:box",
+        "--draft",
+        "llm",
+        "--no-optimise",
+        "--json",
+    ]
+    first = agent.start(*arguments)
+    while not list((agent.folder / "box").glob("*.request.md")):
+        time.sleep(0.02)
+    second = agent(*arguments, "--no-wait")
+    (item,) = second.result["files"]
+    assert (second.code, item["outcome"]) == (2, "error") and "another process" in item["reason"], second
+    assert len(agent.run_dirs()) == 1
+    answer(agent, fenced(BACKWARD))
+    assert finish(first)[0] == 0

@@ -160,8 +160,8 @@ def test_kills_at_any_moment_lose_and_double_nothing(serve: Callable[..., Servic
 def test_endpoint_that_fails_is_asked_again_later(
     serve: Callable[..., Service], endpoint: Callable[..., Endpoint]
 ) -> None:
-    steps: list[dict[str, Any]] = [{"status": 401, "error": "not now"}, {"text": fenced(BACKWARD)}]
-    model = endpoint(steps)
+    down = {"status": 503, "error": "not now", "headers": {"Retry-After": "0"}}
+    model = endpoint([down] * 6 + [{"text": fenced(BACKWARD)}])
     service = serve("--base-url", model.url, "--draft", "llm", "--no-optimise")
     run = service.submit(FORWARD)["id"]
     while (waiting := service.run(run))["attempt"] == 1:
@@ -173,3 +173,17 @@ def test_endpoint_that_fails_is_asked_again_later(
     ended = service.wait(run)
     assert ended["verdict"] == "verified" and ended["started"] >= waiting["started"]
     assert len(service.folders(run)) == 2
+
+
+@pytest.mark.parametrize("status", [400, 401])
+def test_endpoint_that_refuses_ends_the_run(
+    serve: Callable[..., Service], endpoint: Callable[..., Endpoint], status: int
+) -> None:
+    model = endpoint([{"status": status, "error": "never"}], "--repeat")
+    service = serve("--base-url", model.url, "--draft", "llm", "--no-optimise")
+    run = service.submit(FORWARD)["id"]
+    while not (ended := service.run(run))["reason"]:
+        time.sleep(0.02)
+    assert (ended["state"], ended["exit_code"], ended["attempt"]) == ("failed", 5, 1), ended
+    assert f"HTTP {status}: never" in ended["reason"]
+    assert len(service.folders(run)) == 1
