@@ -1,0 +1,112 @@
+/* The store's search as a document for clients. Knows no HTTP. */
+#include "similar.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/each.h"
+#include "rag/excerpt.h"
+#include "rag/search.h"
+#include "rag/store.h"
+
+static json_t *list_of(const char *tags)
+{
+    size_t count;
+    KA_AUTO_FREE char **list = ka_search_split(tags, &count);
+    json_t *array = json_array();
+    for (size_t i = 0; i < count; i++)
+        json_array_append_new(array, json_string(list[i]));
+    return array;
+}
+
+static json_t *like_forward(const struct ka_search_result *found)
+{
+    json_t *hits = json_array(), *excluded = json_array();
+    for (size_t i = 0; i < found->count; i++) {
+        const struct ka_search_hit *hit = &found->hits[i];
+        json_array_append_new(hits,
+                              json_pack("{s:s, s:f, s:s, s:s, s:o, s:o, s:s, s:s}", "id", hit->id,
+                                        "similarity", hit->similarity, "path", hit->path, "op", hit->op,
+                                        "schedule", list_of(hit->schedule), "both_have", list_of(hit->common),
+                                        "math", hit->math, "backward", hit->code));
+    }
+    for (size_t i = 0; i < found->excluded_count; i++)
+        json_array_append_new(
+            excluded, json_pack("{s:s, s:s}", "id", found->excluded[i].id, "why", found->excluded[i].why));
+    return json_pack("{s:o, s:o}", "hits", hits, "excluded", excluded);
+}
+
+/* ---- by words ---- */
+
+struct walk {
+    const struct ka_similar_query *query;
+    json_t *ids;
+};
+
+static bool has_words(const struct ka_store_row *row, const char *words)
+{
+    KA_AUTO_FREE char *text = ka_format("%s %s %s %s %s", row->id, row->family, row->op, row->title, row->schedule);
+    size_t len;
+    bool all = true;
+    for (words += strspn(words, " \t\r\n"); *words && all; words += len + strspn(words + len, " \t\r\n")) {
+        len = strcspn(words, " \t\r\n");
+        KA_AUTO_FREE char *word = ka_strndup(words, len);
+        all = strcasestr(text, word) != NULL;
+    }
+    return all;
+}
+
+static int note_row(const struct ka_store_row *row, void *arg)
+{
+    struct walk *walk = arg;
+    if (json_array_size(walk->ids) < walk->query->topk && has_words(row, walk->query->words))
+        json_array_append_new(walk->ids, json_string(row->id));
+    return 0;
+}
+
+static int add_named(struct ka_store *store, const char *id, json_t *hits, struct ka_err *err)
+{
+    KA_AUTO_BUF struct ka_buf math = {0}, code = {0};
+    struct ka_pair pair;
+    int rc = ka_store_get(store, id, &pair, err);
+    if (rc)
+        return rc;
+    ka_excerpt_docstring(&pair, &math);
+    ka_excerpt_code(&pair, &code);
+    json_array_append_new(hits, json_pack("{s:s, s:n, s:s, s:s, s:o, s:[], s:s, s:s}", "id", pair.id,
+                                          "similarity", "path", pair.path, "op", pair.op, "schedule",
+                                          list_of(pair.schedule), "both_have", "math", ka_buf_str(&math),
+                                          "backward", ka_buf_str(&code)));
+    ka_pair_free(&pair);
+    return 0;
+}
+
+static int find_named(struct ka_store *store, const struct ka_similar_query *query, json_t **out,
+                      struct ka_err *err)
+{
+    json_auto_t *ids = json_array(), *hits = json_array();
+    struct walk walk = {.query = query, .ids = ids};
+    int rc = ka_store_each(store, note_row, &walk, err);
+    KA_EACH(ids, i, id)
+        rc = rc ? rc : add_named(store, json_string_value(id), hits, err);
+    if (rc == 0)
+        *out = json_pack("{s:O, s:[]}", "hits", hits, "excluded");
+    return rc;
+}
+
+int ka_similar_find(const struct ka_app *app, const struct ka_similar_query *query, json_t **out,
+                    struct ka_err *err)
+{
+    if (!app->search)
+        return ka_fail(err, -ENOENT, "the service has no pair store (kernel-agent store build dataset)");
+    if (!query->forward)
+        return find_named(app->store, query, out, err);
+    const struct ka_search_query asked = {
+        .forward = query->forward, .topk = query->topk, .min_sim = query->min_sim};
+    struct ka_search_result found = {0};
+    int rc = ka_search_run(app->search, &asked, &found, err);
+    if (rc == 0)
+        *out = like_forward(&found);
+    ka_search_result_free(&found);
+    return rc;
+}
