@@ -38,7 +38,7 @@ struct ka_app {
     char *share;              /* holds sandbox/, prompts/ and dataset/ */
     char *package_dir;        /* share/sandbox: Python finds kernel_agent here */
     char *python;
-    json_t *python_versions; /* of it (ka_python.versions) */
+    json_t *python_versions;       /* of it (ka_python.versions) */
     struct ka_endpoints endpoints; /* keys are wiped in ka_app_close */
 };
 

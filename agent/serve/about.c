@@ -36,7 +36,8 @@ static json_t *find_gpus(void)
     glob("/dev/nvidia[0-9]*", 0, NULL, &devices);
     glob("/proc/driver/nvidia/gpus/*/information", 0, NULL, &told);
     for (size_t i = 0; i < devices.gl_pathc; i++)
-        json_array_append_new(gpus, i < told.gl_pathc ? read_model(told.gl_pathv[i]) : json_string("NVIDIA GPU"));
+        json_array_append_new(gpus,
+                              i < told.gl_pathc ? read_model(told.gl_pathv[i]) : json_string("NVIDIA GPU"));
     globfree(&devices);
     globfree(&told);
     return gpus;
@@ -74,7 +75,7 @@ static json_t *count_pairs(const struct ka_app *app)
 {
     size_t count;
     return app->store && ka_store_count(app->store, &count, NULL) == 0 ? json_integer((json_int_t)count)
-                                                                      : json_null();
+                                                                       : json_null();
 }
 
 json_t *ka_about_fixed(const struct ka_app *app, const struct ka_opts *opts)
@@ -92,6 +93,7 @@ json_t *ka_about_now(const json_t *fixed)
     json_t *doc = json_copy((json_t *)fixed);
     json_object_set_new(doc, "cpus", json_integer(machine.cpus));
     json_object_set_new(doc, "memory_bytes", json_integer((json_int_t)machine.memory_bytes));
-    json_object_set_new(doc, "memory_available_bytes", json_integer((json_int_t)machine.memory_available_bytes));
+    json_object_set_new(doc, "memory_available_bytes",
+                        json_integer((json_int_t)machine.memory_available_bytes));
     return doc;
 }

@@ -39,13 +39,12 @@ static json_t *like_forward(const struct ka_search_result *found)
 /* ---- by words ---- */
 
 struct walk {
-    const struct ka_similar_query *query;
-    json_t *ids;
+    const char *words;
+    json_t *named, *told; /* ids: those that are called so, and those that say so of themselves */
 };
 
-static bool has_words(const struct ka_store_row *row, const char *words)
+static bool has_words(const char *text, const char *words)
 {
-    KA_AUTO_FREE char *text = ka_format("%s %s %s %s %s", row->id, row->family, row->op, row->title, row->schedule);
     size_t len;
     bool all = true;
     for (words += strspn(words, " \t\r\n"); *words && all; words += len + strspn(words + len, " \t\r\n")) {
@@ -59,8 +58,12 @@ static bool has_words(const struct ka_store_row *row, const char *words)
 static int note_row(const struct ka_store_row *row, void *arg)
 {
     struct walk *walk = arg;
-    if (json_array_size(walk->ids) < walk->query->topk && has_words(row, walk->query->words))
-        json_array_append_new(walk->ids, json_string(row->id));
+    KA_AUTO_FREE char *all =
+        ka_format("%s %s %s %s %s", row->id, row->op, row->family, row->title, row->schedule);
+    if (has_words(row->id, walk->words))
+        json_array_append_new(walk->named, json_string(row->id));
+    else if (has_words(all, walk->words))
+        json_array_append_new(walk->told, json_string(row->id));
     return 0;
 }
 
@@ -73,10 +76,10 @@ static int add_named(struct ka_store *store, const char *id, json_t *hits, struc
         return rc;
     ka_excerpt_docstring(&pair, &math);
     ka_excerpt_code(&pair, &code);
-    json_array_append_new(hits, json_pack("{s:s, s:n, s:s, s:s, s:o, s:[], s:s, s:s}", "id", pair.id,
-                                          "similarity", "path", pair.path, "op", pair.op, "schedule",
-                                          list_of(pair.schedule), "both_have", "math", ka_buf_str(&math),
-                                          "backward", ka_buf_str(&code)));
+    json_array_append_new(hits,
+                          json_pack("{s:s, s:n, s:s, s:s, s:o, s:[], s:s, s:s}", "id", pair.id, "similarity",
+                                    "path", pair.path, "op", pair.op, "schedule", list_of(pair.schedule),
+                                    "both_have", "math", ka_buf_str(&math), "backward", ka_buf_str(&code)));
     ka_pair_free(&pair);
     return 0;
 }
@@ -84,11 +87,13 @@ static int add_named(struct ka_store *store, const char *id, json_t *hits, struc
 static int find_named(struct ka_store *store, const struct ka_similar_query *query, json_t **out,
                       struct ka_err *err)
 {
-    json_auto_t *ids = json_array(), *hits = json_array();
-    struct walk walk = {.query = query, .ids = ids};
+    json_auto_t *named = json_array(), *told = json_array(), *hits = json_array();
+    struct walk walk = {.words = query->words, .named = named, .told = told};
     int rc = ka_store_each(store, note_row, &walk, err);
-    KA_EACH(ids, i, id)
-        rc = rc ? rc : add_named(store, json_string_value(id), hits, err);
+    json_array_extend(named, told);
+    KA_EACH(named, i, id)
+        if (rc == 0 && i < query->topk)
+            rc = add_named(store, json_string_value(id), hits, err);
     if (rc == 0)
         *out = json_pack("{s:O, s:[]}", "hits", hits, "excluded");
     return rc;

@@ -8,7 +8,7 @@
 
 struct ka_similar_query {
     const char *forward; /* its text; NULL: by `words` */
-    const char *words;   /* each stands somewhere in id, family, operation, title or schedule */
+    const char *words;   /* each stands in id, operation, family, title or schedule; those in the id first */
     size_t topk;
     double min_sim;
 };
