@@ -9,31 +9,14 @@
 #include "rag/search.h"
 #include "rag/store.h"
 
-static json_t *list_of(const char *tags)
-{
-    size_t count;
-    KA_AUTO_FREE char **list = ka_search_split(tags, &count);
-    json_t *array = json_array();
-    for (size_t i = 0; i < count; i++)
-        json_array_append_new(array, json_string(list[i]));
-    return array;
-}
-
 static json_t *like_forward(const struct ka_search_result *found)
 {
-    json_t *hits = json_array(), *excluded = json_array();
-    for (size_t i = 0; i < found->count; i++) {
-        const struct ka_search_hit *hit = &found->hits[i];
-        json_array_append_new(hits,
-                              json_pack("{s:s, s:f, s:s, s:s, s:o, s:o, s:s, s:s}", "id", hit->id,
-                                        "similarity", hit->similarity, "path", hit->path, "op", hit->op,
-                                        "schedule", list_of(hit->schedule), "both_have", list_of(hit->common),
-                                        "math", hit->math, "backward", hit->code));
+    json_t *doc = ka_search_json(found);
+    KA_EACH(json_object_get(doc, "hits"), i, hit) {
+        json_object_set_new(hit, "math", json_string(found->hits[i].math));
+        json_object_set_new(hit, "backward", json_string(found->hits[i].code));
     }
-    for (size_t i = 0; i < found->excluded_count; i++)
-        json_array_append_new(
-            excluded, json_pack("{s:s, s:s}", "id", found->excluded[i].id, "why", found->excluded[i].why));
-    return json_pack("{s:o, s:o}", "hits", hits, "excluded", excluded);
+    return doc;
 }
 
 /* ---- by words ---- */
@@ -76,10 +59,10 @@ static int add_named(struct ka_store *store, const char *id, json_t *hits, struc
         return rc;
     ka_excerpt_docstring(&pair, &math);
     ka_excerpt_code(&pair, &code);
-    json_array_append_new(hits,
-                          json_pack("{s:s, s:n, s:s, s:s, s:o, s:[], s:s, s:s}", "id", pair.id, "similarity",
-                                    "path", pair.path, "op", pair.op, "schedule", list_of(pair.schedule),
-                                    "both_have", "math", ka_buf_str(&math), "backward", ka_buf_str(&code)));
+    json_array_append_new(hits, json_pack("{s:s, s:n, s:s, s:s, s:o, s:[], s:s, s:s}", "id", pair.id,
+                                          "similarity", "path", pair.path, "op", pair.op, "schedule",
+                                          ka_search_split_json(pair.schedule), "both_have", "math",
+                                          ka_buf_str(&math), "backward", ka_buf_str(&code)));
     ka_pair_free(&pair);
     return 0;
 }

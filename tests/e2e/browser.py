@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
-SECONDS = 300.0  # after which a page that hangs is given up
+SECONDS = 120.0  # after which a page that hangs is given up
 
 
 class Refused(Exception):
@@ -76,7 +77,9 @@ class Browser:
 
     def find(self, css: str) -> str:
         """The element's id for the driver, once there is one."""
-        return str(self.until(lambda: self.ask("POST", "/element", {"using": "css selector", "value": css})[ELEMENT]))
+        return str(
+            self.until(lambda: self.ask("POST", "/element", {"using": "css selector", "value": css})[ELEMENT])
+        )
 
     def click(self, css: str) -> None:
         self.ask("POST", f"/element/{self.find(css)}/click")
@@ -85,6 +88,16 @@ class Browser:
         element = self.find(css)
         self.ask("POST", f"/element/{element}/clear")
         self.ask("POST", f"/element/{element}/value", {"text": text})
+
+    def focus(self, css: str) -> None:
+        self.find(css)
+        self.until(
+            lambda: self.script(
+                "const one = document.querySelector(arguments[0]); one?.focus();"
+                "return one !== null && one === document.activeElement",
+                css,
+            )
+        )
 
     def press(self, key: str) -> None:
         """One key to whatever has the focus."""
@@ -125,7 +138,11 @@ class Browser:
     def look(self, width: int, height: int, theme: str) -> None:
         """Pretend a screen."""
         self.emulate(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
         features = [{"name": "prefers-color-scheme", "value": theme}]
         self.emulate("Emulation.setEmulatedMedia", features=features)
@@ -141,11 +158,12 @@ class Browser:
 
 
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
+def browser() -> Iterator[Browser]:
     if not (shutil.which("chromium") and shutil.which("chromedriver")):
         pytest.skip("chromium and chromedriver are not installed (apt-get install chromium chromium-driver)")
-    folder = tmp_path / "browser"
-    folder.mkdir()
-    made = Browser(folder)
-    yield made
-    made.close()
+    with tempfile.TemporaryDirectory(
+        prefix="ka-", ignore_cleanup_errors=True
+    ) as folder:  # a socket's path is short
+        made = Browser(Path(folder))
+        yield made
+        made.close()
