@@ -11,7 +11,7 @@
 
 #include "agent/app/app.h"
 #include "agent/app/endpoints.h"
-#include "agent/app/layers.h"
+#include "agent/app/jail_layers.h"
 #include "agent/app/opts.h"
 #include "agent/app/python.h"
 #include "agent/core/fields.h"

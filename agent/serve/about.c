@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "agent/app/layers.h"
+#include "agent/app/jail_layers.h"
 #include "agent/io/child.h"
 #include "agent/io/machine.h"
 #include "agent/io/url.h"

@@ -182,22 +182,15 @@ def test_keys_reach_everything_and_names_are_there(guarded: Service, browser: Br
         browser.open(f"http://{guarded.address}/{place}")
         browser.find(last)
         browser.shows("live", "#live")
-        wanted = "a[href], button:not([hidden]), input, select, textarea, summary"
-        count = browser.script(
-            "return [...document.querySelectorAll(arguments[0])].filter((one) => "
-            "one.checkVisibility()).length",
-            wanted,
+        stations = (
+            "const all = [...document.querySelectorAll('a[href], button, input, select, textarea, summary')]"
+            ".filter((one) => one.checkVisibility());"
         )
+        count = browser.script(f"{stations} return all.length")
         seen = set()
-        for _ in range(count + 12):  # places that scroll are stations too
+        for _ in range(count + 12):  # what scrolls is a station too
             browser.press(TAB)
-            seen.add(
-                browser.script(
-                    "const all = [...document.querySelectorAll(arguments[0])].filter((one) => one.checkVisibility());"
-                    "return all.indexOf(document.activeElement)",
-                    wanted,
-                )
-            )
+            seen.add(browser.script(f"{stations} return all.indexOf(document.activeElement)"))
         assert seen >= set(range(count)), (place, count, seen)
         tree = browser.emulate("Accessibility.getFullAXTree")["nodes"]
         for node in tree:

@@ -1,6 +1,6 @@
 /* Which layers of the jail hold on this machine, and what is lost without one. */
-#ifndef KA_LAYERS_H
-#define KA_LAYERS_H
+#ifndef KA_JAIL_LAYERS_H
+#define KA_JAIL_LAYERS_H
 
 #include <jansson.h>
 

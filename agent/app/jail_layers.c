@@ -1,6 +1,6 @@
 /* One harmless program in the jail, and the jail's report. Knows no layer by itself beyond the sentence on
  * what is lost without it. */
-#include "layers.h"
+#include "jail_layers.h"
 
 #include <string.h>
 
