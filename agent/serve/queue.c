@@ -570,6 +570,8 @@ int ka_queue_cancel(struct ka_queue *queue, const char *id, ka_queue_done_fn don
     item->before = ka_entry_json(item->entry);
     item->entry->state = KA_ENTRY_CANCELLED;
     item->entry->ended = now();
+    if (item->run)
+        set_text(&item->entry->folder, ka_run_dir(item->run));
     add_waiter(item, done, arg);
     put(item, on_changed);
     return 0;

@@ -110,6 +110,8 @@ def test_run_is_followed_from_its_file_to_its_verdict(
     browser.shows("def scale_dx_kernel", "pre")
     browser.click("[data-key='candidate 1']")
     browser.shows("range(0, 1)", "section[aria-label=Candidates] pre")
+    browser.shows("candidate 1", "section[aria-label=Gradients]")
+    browser.click("[data-key='candidate 2']")
     gradients = browser.text("section[aria-label=Gradients]")
     assert "x" in gradients and "e-" in gradients
     browser.shows("scale_dw_kernel", "section[aria-label=Cost]")
