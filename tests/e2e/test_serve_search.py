@@ -101,8 +101,8 @@ def test_machine_tells_no_secret(
 
 def test_too_many_requests_are_told_when_to_go_on(serve: Callable[..., Service]) -> None:
     service = serve(*ASKS, "--rate", "1")
-    replies = []
-    while not replies or replies[-1].status == 200:
+    replies = [service.ask("GET", "/readyz")]
+    while replies[-1].status == 200 and len(replies) < 1000:
         replies.append(service.ask("GET", "/readyz"))
     assert len(replies) > 4 and (replies[-1].status, replies[-1].code) == (429, "too_many_requests")
     assert int(replies[-1].headers["retry-after"]) >= 1
@@ -115,7 +115,7 @@ def test_guessing_the_token_keeps_nobody_from_asking(agent: Agent, serve: Callab
     token.write_text(TOKEN)
     service = serve(*ASKS, "--address", "127.0.0.1:0", "--token-file", str(token), "--rate", "1")
     statuses = [service.ask("GET", "/readyz", token="x" * 20).status]
-    while statuses[-1] == 401:
+    while statuses[-1] == 401 and len(statuses) < 1000:
         statuses.append(service.ask("GET", "/readyz", token="x" * 20).status)
     assert statuses[-1] == 429
     assert service.ask("GET", "/readyz", token=TOKEN).status == 200
