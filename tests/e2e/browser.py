@@ -55,7 +55,11 @@ class Browser:
         capabilities = {"browserName": "chrome", "goog:chromeOptions": options}
         capabilities["goog:loggingPrefs"] = {"browser": "ALL"}
         self.session = ""
-        made = self.ask("POST", "/session", {"capabilities": {"alwaysMatch": capabilities}})
+        try:
+            made = self.ask("POST", "/session", {"capabilities": {"alwaysMatch": capabilities}})
+        except BaseException:
+            self.close()
+            raise
         self.session = f"/session/{made['sessionId']}"
 
     def ask(self, method: str, path: str, doc: dict[str, Any] | None = None) -> Any:
