@@ -64,6 +64,8 @@ $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(KA_CFLAGS) -MMD -MP -c $< -o $@
 
+$(BUILD)/agent/serve/web.o: agent/serve/page/index.html
+
 # What passes over every element of every tensor: loops that are worth vectors.
 ifeq ($(SAN),)
 $(patsubst %,$(BUILD)/sandbox/%.o,tensor compare_measure compare_norm): CFLAGS += -O3 \

@@ -8,16 +8,30 @@
 #include <string.h>
 #include <unistd.h>
 
-void ka_hash_hex(const void *bytes, size_t len, char out[static KA_HASH_HEX])
+#define BYTES 32
+
+static void digest_of(const void *bytes, size_t len, unsigned char digest[static EVP_MAX_MD_SIZE])
 {
-    unsigned char digest[EVP_MAX_MD_SIZE];
     unsigned int size = 0;
-    if (EVP_Digest(bytes, len, digest, &size, EVP_sha256(), NULL) != 1 || size != 32) {
+    if (EVP_Digest(bytes, len, digest, &size, EVP_sha256(), NULL) != 1 || size != BYTES) {
         fputs("kernel-agent: SHA-256 is not available in libcrypto\n", stderr);
         abort();
     }
-    for (unsigned int i = 0; i < size; i++)
-        snprintf(out + (size_t)2 * i, 3, "%02x", digest[i]);
+}
+
+void ka_hash_hex(const void *bytes, size_t len, char out[static KA_HASH_HEX])
+{
+    unsigned char digest[EVP_MAX_MD_SIZE];
+    digest_of(bytes, len, digest);
+    for (size_t i = 0; i < BYTES; i++)
+        snprintf(out + 2 * i, 3, "%02x", digest[i]);
+}
+
+void ka_hash_base64(const void *bytes, size_t len, char out[static KA_HASH_BASE64])
+{
+    unsigned char digest[EVP_MAX_MD_SIZE];
+    digest_of(bytes, len, digest);
+    EVP_EncodeBlock((unsigned char *)out, digest, BYTES);
 }
 
 bool ka_same_secret(const char *a, const char *b)

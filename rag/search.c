@@ -130,3 +130,29 @@ char **ka_search_split(const char *text, size_t *count)
     }
     return list;
 }
+
+json_t *ka_search_split_json(const char *text)
+{
+    size_t count;
+    KA_AUTO_FREE char **list = ka_search_split(text, &count);
+    json_t *array = json_array();
+    for (size_t i = 0; i < count; i++)
+        json_array_append_new(array, json_string(list[i]));
+    return array;
+}
+
+json_t *ka_search_json(const struct ka_search_result *result)
+{
+    json_t *hits = json_array(), *excluded = json_array();
+    for (size_t i = 0; i < result->count; i++) {
+        const struct ka_search_hit *hit = &result->hits[i];
+        json_array_append_new(hits, json_pack("{s:s, s:f, s:s, s:s, s:o, s:o}", "id", hit->id, "similarity",
+                                              hit->similarity, "path", hit->path, "op", hit->op, "schedule",
+                                              ka_search_split_json(hit->schedule), "both_have",
+                                              ka_search_split_json(hit->common)));
+    }
+    for (size_t i = 0; i < result->excluded_count; i++)
+        json_array_append_new(
+            excluded, json_pack("{s:s, s:s}", "id", result->excluded[i].id, "why", result->excluded[i].why));
+    return json_pack("{s:o, s:o}", "hits", hits, "excluded", excluded);
+}

@@ -5,6 +5,8 @@
 #ifndef KA_SEARCH_H
 #define KA_SEARCH_H
 
+#include <jansson.h>
+
 #include "index.h"
 
 struct ka_search;
@@ -47,8 +49,14 @@ int ka_search_run(struct ka_search *search, const struct ka_search_query *query,
                   struct ka_err *err);
 void ka_search_result_free(struct ka_search_result *result);
 
+/* {"hits": [{"id", "similarity", "path", "op", "schedule": [], "both_have": []}],
+ * "excluded": [{"id", "why"}]} (new reference). */
+json_t *ka_search_json(const struct ka_search_result *result);
+
 /* "a,b" as a list of strings; free() the list and nothing else. Blanks around names and empty names are
  * dropped. */
 char **ka_search_split(const char *text, size_t *count);
+/* The same as a JSON array (new reference). */
+json_t *ka_search_split_json(const char *text);
 
 #endif

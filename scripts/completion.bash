@@ -10,7 +10,7 @@ _kernel_agent()
         --max-seconds --max-cost --price-in --price-out --no-optimise --device --target --dtype --python
         --require-sandbox --deadline --children --no-compile-cache --compile-cache-mb --json --quiet --log-level --config
         --jobs --force --state
-        --address --token-file --priority --wait --junit --function --fail-fast --sanitize --print --only --seconds --help --version"
+        --address --token-file --rate --priority --wait --junit --function --fail-fast --sanitize --print --only --seconds --help --version"
     COMPREPLY=()
     case $prev in
         --sweep) choices="all required" ;;

@@ -70,6 +70,7 @@ options=(
     '--state[serve: folder of the queue]:folder:_files -/'
     '--address[serve: where it listens]:address:'
     '--token-file[serve: file with the token]:file:_files'
+    '--rate[serve: requests a second of each client]:number:'
     '--priority[submit: larger ones go first]:number:'
     '--wait[submit: until the run has ended]'
     '--junit[check: write JUnit XML]:file:_files'

@@ -81,6 +81,7 @@ static int find_python(struct ka_app *app, const char *wanted, struct ka_err *er
     if (pythons.chosen < pythons.count) {
         const struct ka_python *p = &pythons.list[pythons.chosen];
         app->python = ka_strdup(p->path);
+        app->python_versions = json_incref(p->versions);
         ka_log(KA_LOG_INFO, "python: %s (%s), torch %s, triton %s", p->path, p->source,
                json_string_value(json_object_get(p->versions, "torch")),
                json_string_value(json_object_get(p->versions, "triton")));
@@ -201,6 +202,7 @@ void ka_app_close(struct ka_app *app)
     free(app->share);
     free(app->package_dir);
     free(app->python);
+    json_decref(app->python_versions);
 }
 
 int ka_settings_fit(const struct ka_settings *settings, const struct ka_app *app, struct ka_err *err)

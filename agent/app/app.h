@@ -3,8 +3,12 @@
 #ifndef KA_APP_H
 #define KA_APP_H
 
+#include <jansson.h>
+
 #include "base/base.h"
 #include "endpoints.h"
+
+#define KA_VERSION "0.1.0"
 
 struct ka_cache;
 struct ka_children;
@@ -34,6 +38,7 @@ struct ka_app {
     char *share;              /* holds sandbox/, prompts/ and dataset/ */
     char *package_dir;        /* share/sandbox: Python finds kernel_agent here */
     char *python;
+    json_t *python_versions;       /* of it (ka_python.versions) */
     struct ka_endpoints endpoints; /* keys are wiped in ka_app_close */
 };
 

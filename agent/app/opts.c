@@ -117,6 +117,8 @@ static const struct option_row rows[] = {
      "serve, its clients: unix:PATH or 127.0.0.1:PORT (default: the socket in the state folder)"},
     {"token-file", NULL, TEXT, AT(token_file), NULL, 0, 0, NULL, "FILE",
      "serve, its clients: file with the token; over TCP it must be there"},
+    {"rate", NULL, INT, AT(rate), "100", 0, 1000000, NULL, "N",
+     "serve: requests a second of each client, four times as many of all (0: no limit)"},
     {"priority", NULL, INT, AT(priority), "0", -1000, 1000, NULL, "N", "submit: larger ones go first"},
     {"wait", NULL, FLAG, AT(wait), "false", 0, 0, NULL, NULL,
      "submit: until the run has ended, with its exit code"},

@@ -26,6 +26,7 @@ struct ka_opts {
     char *config;
     int jobs;                           /* batch, serve */
     char *state, *address, *token_file; /* serve and its clients */
+    int rate;                           /* serve */
     int priority;                       /* submit */
     bool wait;
     bool force;

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "agent/app/app.h"
 #include "agent/app/asked.h"
 #include "agent/io/loop.h"
 #include "agent/io/signals.h"

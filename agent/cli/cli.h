@@ -2,8 +2,6 @@
 #ifndef KA_CLI_H
 #define KA_CLI_H
 
-#define KA_VERSION "0.1.0"
-
 /* Returns the exit code of the program. */
 int ka_cli_main(int argc, char **argv);
 

@@ -1,5 +1,4 @@
-/* What this machine gives: the jail is asked by running something in it, Python likewise. Knows no layer by
- * itself beyond the sentence on what is lost without it. */
+/* What this machine gives: the jail is asked by running something in it, Python likewise. */
 #include "doctor.h"
 
 #include <errno.h>
@@ -12,37 +11,21 @@
 
 #include "agent/app/app.h"
 #include "agent/app/endpoints.h"
+#include "agent/app/jail_layers.h"
 #include "agent/app/opts.h"
 #include "agent/app/python.h"
 #include "agent/core/fields.h"
 #include "agent/disk/cache.h"
 #include "agent/io/child.h"
 #include "agent/io/machine.h"
-#include "agent/io/probe.h"
 #include "base/base.h"
 #include "base/files.h"
 #include "doctor_endpoints.h"
 #include "show.h"
 
 #define OUTPUT_MAX 65536
-#define PATIENCE_MS 120000
 #define EXIT_USAGE 2
 #define EXIT_LAYER 6
-
-struct loss {
-    const char *layer, *lost;
-};
-
-static const struct loss losses[] = {
-    {"limits", "a candidate can use all memory, processor time and file sizes"},
-    {"caps", "a candidate started by root keeps root's powers"},
-    {"pid", "leftover processes are found by their process group; setsid and setpgid are refused"},
-    {"mount", "no size cap on a candidate's files; chmod, touch and extended attributes are refused"},
-    {"net", "the filter of system calls alone keeps a candidate off the network"},
-    {"landlock", "a candidate can read every file that this user can read"},
-    {"seccomp", "a candidate can make every system call: sockets, ptrace, kernel interfaces"},
-    {"cgroup", "memory is capped for each process, not summed over a check"},
-};
 
 static const char versions_script[] = "import importlib, json, platform, sys\n"
                                       "sys.path = [path for path in sys.path if path]\n"
@@ -71,35 +54,14 @@ struct doctor {
     struct ka_err trouble;
 };
 
-/* ---- running something in the jail ---- */
-
-/* Exit code of the program, or -errno; both texts are appended to. */
-static int run_jailed(const struct doctor *d, const char *const *program, struct ka_buf *out_text,
-                      struct ka_buf *report_text)
-{
-    const char *argv[16] = {d->jail, "--scratch", d->scratch, "--require", "none", "--result-fd", "3", "--"};
-    const char *env[] = {NULL};
-    for (size_t i = 0; program[i] && i < 7; i++)
-        argv[8 + i] = program[i];
-    return ka_probe_report(argv, env, PATIENCE_MS, out_text, report_text, NULL);
-}
-
-static void examine_layers(struct doctor *d)
-{
-    static const char *const program[] = {"/bin/true", NULL};
-    KA_AUTO_BUF struct ka_buf out = {.max = OUTPUT_MAX}, report = {.max = OUTPUT_MAX};
-    run_jailed(d, program, &out, &report);
-    d->layers = json_loads(ka_buf_str(&report), 0, NULL);
-    if (!d->layers)
-        ka_fail(&d->trouble, 0, "%s said nothing about its layers: %.300s", d->jail, ka_buf_str(&out));
-}
+/* ---- examining ---- */
 
 /* Imports may print before the line that we want: it is the last. */
 static void examine_python(struct doctor *d)
 {
     const char *program[] = {d->python->path, "-c", versions_script, NULL};
     KA_AUTO_BUF struct ka_buf out = {.max = OUTPUT_MAX}, report = {.max = OUTPUT_MAX};
-    int rc = run_jailed(d, program, &out, &report);
+    int rc = ka_layers_run(d->jail, d->scratch, program, &out, &report);
     while (out.len && out.data[out.len - 1] == '\n')
         out.data[--out.len] = '\0';
     const char *line = out.len ? strrchr(out.data, '\n') : NULL;
@@ -110,25 +72,6 @@ static void examine_python(struct doctor *d)
 }
 
 /* ---- judging ---- */
-
-static bool layer_is_on(const struct doctor *d, const char *layer)
-{
-    return json_is_true(json_object_get(json_object_get(d->layers, "layers"), layer));
-}
-
-/* "full": all but the cgroup; "reduced": enough to run; "missing": candidates are refused. */
-static const char *level(const struct doctor *d)
-{
-    bool all = true;
-    for (size_t i = 0; i < KA_COUNT(losses); i++)
-        all = all && (strcmp(losses[i].layer, "cgroup") == 0 || layer_is_on(d, losses[i].layer));
-    if (all)
-        return "full";
-    bool files = layer_is_on(d, "landlock") || layer_is_on(d, "mount");
-    return files && layer_is_on(d, "seccomp") && layer_is_on(d, "limits") && layer_is_on(d, "caps")
-               ? "reduced"
-               : "missing";
-}
 
 static bool python_is_usable(const struct doctor *d)
 {
@@ -157,7 +100,7 @@ static int exit_code(const struct doctor *d)
 {
     if (!d->layers)
         return EXIT_USAGE;
-    if (strcmp(level(d), "missing") == 0)
+    if (strcmp(ka_layers_level(d->layers), "missing") == 0)
         return EXIT_LAYER;
     return python_is_usable(d) ? 0 : EXIT_USAGE;
 }
@@ -192,17 +135,12 @@ static json_t *machine_as_json(const struct ka_machine *m)
 static void print_json(const struct doctor *d)
 {
     const char *compiler = find_compiler();
-    json_t *lost = json_array();
-    for (size_t i = 0; d->layers && i < KA_COUNT(losses); i++)
-        if (!layer_is_on(d, losses[i].layer))
-            json_array_append_new(lost,
-                                  json_pack("{s:s, s:s}", "layer", losses[i].layer, "lost", losses[i].lost));
     json_auto_t *doc = json_pack(
         "{s:b, s:s, s:s?, s:O?, s:o, s:s?, s:O?, s:b, s:o, s:o, s:I, s:s?, s:{s:s?, s:I, s:I}, s:O?, s:s, "
         "s:s}",
-        "ok", exit_code(d) == 0, "sandbox", d->layers ? level(d) : "missing", "jail", d->jail, "layers",
-        d->layers, "lost", lost, "python", d->python ? d->python->path : NULL, "versions", d->versions,
-        "python_ok", python_is_usable(d), "pythons", pythons_as_json(d), "machine",
+        "ok", exit_code(d) == 0, "sandbox", ka_layers_level(d->layers), "jail", d->jail, "layers", d->layers,
+        "lost", ka_layers_lost(d->layers), "python", d->python ? d->python->path : NULL, "versions",
+        d->versions, "python_ok", python_is_usable(d), "pythons", pythons_as_json(d), "machine",
         machine_as_json(&d->machine), "gpus", (json_int_t)count_gpus(), "compiler", compiler, "cache",
         "folder", d->cache, "entries", (json_int_t)d->cache_entries, "bytes", (json_int_t)d->cache_bytes,
         "endpoints", d->asked, "model", d->opts.run.model, "trouble", d->trouble.msg);
@@ -211,16 +149,19 @@ static void print_json(const struct doctor *d)
 
 static void print_layers(const struct doctor *d)
 {
-    printf("sandbox    %s\n", d->layers ? level(d) : "missing");
-    for (size_t i = 0; d->layers && i < KA_COUNT(losses); i++) {
-        const char *name = losses[i].layer;
-        if (layer_is_on(d, name))
+    size_t count;
+    const struct ka_layer *layers = ka_layers_list(&count);
+    printf("sandbox    %s\n", ka_layers_level(d->layers));
+    for (size_t i = 0; d->layers && i < count; i++) {
+        const char *name = layers[i].name;
+        if (ka_layers_hold(d->layers, name))
             printf("  %-9s yes\n", name);
         else
             printf("  %-9s no: %s\n            lost: %s\n", name,
-                   ka_text_of(json_object_get(d->layers, "why"), name, "unknown"), losses[i].lost);
+                   ka_text_of(json_object_get(d->layers, "why"), name, "unknown"), layers[i].lost);
     }
-    if (d->layers && layer_is_on(d, "pid") && !json_is_true(json_object_get(d->layers, "fresh_proc")))
+    if (d->layers && ka_layers_hold(d->layers, "pid") &&
+        !json_is_true(json_object_get(d->layers, "fresh_proc")))
         puts("  /proc     shared with this machine; only a child's own part is readable");
 }
 
@@ -349,7 +290,7 @@ int ka_doctor_main(int argc, char **argv)
     if (!d.scratch)
         ka_fail(&d.trouble, 0, "%s: %s", scratch, strerror(errno));
     else if (ka_child_find_program("KA_JAIL", "ka-jail", &d.jail, &d.trouble) == 0) {
-        examine_layers(&d);
+        d.layers = ka_layers_ask(d.jail, d.scratch, &d.trouble);
         if (d.layers && d.python)
             examine_python(&d);
     }

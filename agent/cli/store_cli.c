@@ -108,16 +108,6 @@ static int print_json(json_t *value)
     return EXIT_OK;
 }
 
-static json_t *tags_json(const char *tags)
-{
-    size_t count;
-    KA_AUTO_FREE char **list = ka_search_split(tags, &count);
-    json_t *array = json_array();
-    for (size_t i = 0; i < count; i++)
-        json_array_append_new(array, json_string(list[i]));
-    return array;
-}
-
 /* A path relative to the program's own folder; free() it. */
 static char *beside_program(const char *name)
 {
@@ -309,9 +299,10 @@ static int run_import(struct command_line *c)
 static json_t *row_json(const struct ka_store_row *row)
 {
     return json_pack("{s:s, s:s, s:s, s:s, s:o, s:o, s:i, s:s, s:s, s:s}", "id", row->id, "family",
-                     row->family, "op", row->op, "path", row->path, "schedule", tags_json(row->schedule),
-                     "dtypes", tags_json(row->dtypes), "difficulty", row->difficulty, "license", row->license,
-                     "title", row->title, "hash", row->hash);
+                     row->family, "op", row->op, "path", row->path, "schedule",
+                     ka_search_split_json(row->schedule), "dtypes", ka_search_split_json(row->dtypes),
+                     "difficulty", row->difficulty, "license", row->license, "title", row->title, "hash",
+                     row->hash);
 }
 
 static int collect_row(const struct ka_store_row *row, void *arg)
@@ -347,9 +338,9 @@ static int run_show(struct command_line *c)
     if (c->json)
         code = print_json(json_pack("{s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:i, s:s, s:s, s:s}", "id", pair.id,
                                     "family", pair.family, "op", pair.op, "path", pair.path, "stub",
-                                    pair.stub, "kernels", tags_json(pair.kernels), "schedule",
-                                    tags_json(pair.schedule), "difficulty", pair.difficulty, "license",
-                                    pair.license, "hash", pair.hash, "source", pair.source));
+                                    pair.stub, "kernels", ka_search_split_json(pair.kernels), "schedule",
+                                    ka_search_split_json(pair.schedule), "difficulty", pair.difficulty,
+                                    "license", pair.license, "hash", pair.hash, "source", pair.source));
     else
         fputs(pair.source, stdout);
     ka_pair_free(&pair);
@@ -357,21 +348,6 @@ static int run_show(struct command_line *c)
 }
 
 /* ---- search ---- */
-
-static json_t *result_json(const struct ka_search_result *found)
-{
-    json_t *hits = json_array(), *excluded = json_array();
-    for (size_t i = 0; i < found->count; i++) {
-        const struct ka_search_hit *hit = &found->hits[i];
-        json_array_append_new(hits, json_pack("{s:s, s:f, s:s, s:s, s:o, s:o}", "id", hit->id, "similarity",
-                                              hit->similarity, "path", hit->path, "op", hit->op, "schedule",
-                                              tags_json(hit->schedule), "both_have", tags_json(hit->common)));
-    }
-    for (size_t i = 0; i < found->excluded_count; i++)
-        json_array_append_new(
-            excluded, json_pack("{s:s, s:s}", "id", found->excluded[i].id, "why", found->excluded[i].why));
-    return json_pack("{s:o, s:o}", "hits", hits, "excluded", excluded);
-}
 
 static int search_store(struct command_line *c, const char *forward, struct ka_search_result *found,
                         struct ka_err *err)
@@ -401,7 +377,7 @@ static int run_search(struct command_line *c)
     if (rc)
         return rc == -EINVAL || rc == -EFBIG ? report(&err, EXIT_FILE) : report_store(&err, rc);
     if (c->json)
-        print_json(result_json(&found));
+        print_json(ka_search_json(&found));
     for (size_t i = 0; i < found.count && !c->json; i++) {
         const struct ka_search_hit *hit = &found.hits[i];
         printf("%.3f  %-44s %s\n       %s%s\n", hit->similarity, hit->id, hit->schedule,

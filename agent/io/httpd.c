@@ -283,8 +283,8 @@ void ka_call_reply(struct ka_call *call, const struct ka_reply *reply)
 {
     struct MHD_Response *response =
         MHD_create_response_from_buffer(reply->len, (void *)reply->body, MHD_RESPMEM_MUST_COPY);
-    if (reply->header)
-        MHD_add_response_header(response, reply->header, reply->value);
+    for (const char *const *header = reply->headers; header && *header; header += 2)
+        MHD_add_response_header(response, header[0], header[1]);
     answer(call, response, reply->status, reply->type);
     if (call->suspended) {
         call->suspended = false;
@@ -294,28 +294,30 @@ void ka_call_reply(struct ka_call *call, const struct ka_reply *reply)
 }
 
 static void refuse_with(struct ka_call *call, unsigned status, const char *code, const char *message,
-                        const char *header, const char *value)
+                        const char *const *headers)
 {
     json_auto_t *doc =
         json_pack("{s:{s:s, s:s, s:s}}", "error", "code", code, "message", message, "request_id", call->id);
     KA_AUTO_FREE char *text = json_dumps(doc, JSON_COMPACT);
-    const struct ka_reply reply = {.status = status,
-                                   .type = "application/json",
-                                   .body = text,
-                                   .len = strlen(text),
-                                   .header = header,
-                                   .value = value};
+    const struct ka_reply reply = {
+        .status = status, .type = "application/json", .body = text, .len = strlen(text), .headers = headers};
     ka_call_reply(call, &reply);
 }
 
 void ka_call_refuse(struct ka_call *call, unsigned status, const char *code, const char *message)
 {
-    bool unauthorized = status == 401, busy = status == 429 || status == 503;
-    refuse_with(call, status, code, message,
-                unauthorized ? "WWW-Authenticate"
-                : busy       ? "Retry-After"
-                             : NULL,
-                unauthorized ? "Bearer" : "5");
+    static const char *const who[] = {"WWW-Authenticate", "Bearer", NULL};
+    static const char *const later[] = {"Retry-After", "5", NULL};
+    bool busy = status == 429 || status == 503;
+    refuse_with(call, status, code, message, status == 401 ? who : busy ? later : NULL);
+}
+
+void ka_call_refuse_for(struct ka_call *call, unsigned seconds)
+{
+    char text[16];
+    const char *headers[] = {"Retry-After", text, NULL};
+    snprintf(text, sizeof(text), "%u", seconds);
+    refuse_with(call, 429, "too_many_requests", "too many requests; Retry-After says when to go on", headers);
 }
 
 static enum MHD_Result send_response(struct ka_call *call)

@@ -35,7 +35,7 @@ struct ka_reply {
     const char *type; /* of the body */
     const char *body; /* copied */
     size_t len;
-    const char *header, *value; /* one more; NULL */
+    const char *const *headers; /* more of them: name, value, ..., NULL; NULL: none */
 };
 
 /* A socket that listens on `address`: "unix:PATH", for this user alone, or "HOST:PORT" with 127.0.0.1,
@@ -75,5 +75,7 @@ typedef bool (*ka_stream_fn)(void *arg, struct ka_buf *out);
 int ka_call_stream(struct ka_call *call, ka_stream_fn more, void (*gone)(void *arg), void *arg);
 /* {"error": {"code", "message", "request_id"}} */
 void ka_call_refuse(struct ka_call *call, unsigned status, const char *code, const char *message);
+/* 429: this client has sent too many requests, and may go on after so many seconds. */
+void ka_call_refuse_for(struct ka_call *call, unsigned seconds);
 
 #endif

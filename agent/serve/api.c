@@ -1,17 +1,23 @@
-/* Requests to the queue, and what it says of them. Knows no socket. */
+/* Requests, and what queue, store and machine say to them. Knows no socket. */
 #include "api.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "about.h"
 #include "agent/core/fields.h"
+#include "agent/core/request.h"
 #include "agent/io/httpd.h"
+#include "agent/io/loop.h"
 #include "base/files.h"
 #include "base/hash.h"
 #include "metrics.h"
 #include "queue.h"
+#include "rag/index.h"
+#include "similar.h"
 #include "stream.h"
+#include "web.h"
 
 #define LIST_MAX 1000
 #define FILE_MAX ((size_t)16 << 20)
@@ -79,6 +85,13 @@ static void on_deleted(void *arg, int rc, const struct ka_entry *entry, const st
 
 /* ---- requests ---- */
 
+static void get_page(struct ka_api *api, struct ka_call *call, const char *id)
+{
+    (void)api;
+    (void)id;
+    ka_web_reply(call);
+}
+
 static void get_health(struct ka_api *api, struct ka_call *call, const char *id)
 {
     json_auto_t *doc = json_pack("{s:s}", "status", "ok");
@@ -123,21 +136,13 @@ static void post_run(struct ka_api *api, struct ka_call *call, const char *id)
         refuse(call, rc, &err);
 }
 
-/* The argument as a number from 1 to `most`; 0: it is none. */
-static size_t count_of(const char *text, size_t most)
-{
-    char *end;
-    unsigned long count = strtoul(text, &end, 10);
-    return *text >= '0' && *text <= '9' && !*end && count >= 1 && count <= most ? count : 0;
-}
-
 static void get_runs(struct ka_api *api, struct ka_call *call, const char *id)
 {
     const char *wanted = ka_call_argument(call, "state"), *limit = ka_call_argument(call, "limit");
     enum ka_entry_state state = wanted ? ka_entry_state_of(wanted) : KA_ENTRY_STATES;
-    size_t most = limit ? count_of(limit, LIST_MAX) : 100, total = 0;
+    size_t most = 100, total = 0;
     (void)id;
-    if ((wanted && state == KA_ENTRY_STATES) || !most) {
+    if ((wanted && state == KA_ENTRY_STATES) || (limit && !ka_request_count(limit, 1, LIST_MAX, &most))) {
         ka_call_refuse(call, 400, "invalid",
                        "state is queued, running, done, failed or cancelled; limit is from 1 to 1000");
         return;
@@ -254,12 +259,79 @@ static void delete_run(struct ka_api *api, struct ka_call *call, const char *id)
         refuse(call, rc, &err);
 }
 
+/* ---- store and machine ---- */
+
+/* The text that an argument stands for: its own, or the file of the run that it names. free() it; NULL with
+ * a sentence. */
+static char *read_argument(struct ka_api *api, const char *name, const char *value, struct ka_err *err)
+{
+    KA_AUTO_BUF struct ka_buf source = {0};
+    bool names_run = strcmp(name, "run") == 0;
+    char *text = names_run ? NULL : ka_request_text(value);
+    if (names_run && ka_entry_is_id(value, strlen(value)) &&
+        ka_queue_source(api->queue, value, &source, err) == 0)
+        text = ka_buf_steal(&source);
+    if (!text || !text[strspn(text, " \t\r\n")]) {
+        ka_fail(err, -EINVAL, names_run ? "run: there is no such run" : "%s: no text", name);
+        free(text);
+        return NULL;
+    }
+    return text;
+}
+
+/* One of the three, in `text`, which the caller frees. */
+static int read_query(struct ka_api *api, struct ka_call *call, struct ka_similar_query *query, char **text,
+                      struct ka_err *err)
+{
+    static const char *const names[] = {"query", "run", "words"};
+    const char *topk = ka_call_argument(call, "topk"), *min_sim = ka_call_argument(call, "min-sim");
+    size_t given = 0, at = 0;
+    for (size_t i = 0; i < KA_COUNT(names); i++)
+        if (ka_call_argument(call, names[i])) {
+            given++;
+            at = i;
+        }
+    if (given != 1)
+        return ka_fail(err, -EINVAL, "one of query, run and words says what is looked for");
+    if (topk && !ka_request_count(topk, 1, KA_INDEX_TOPK_MAX, &query->topk))
+        return ka_fail(err, -EINVAL, "topk is a number from 1 to %d", KA_INDEX_TOPK_MAX);
+    if (min_sim && !ka_request_number(min_sim, -1, 1, &query->min_sim))
+        return ka_fail(err, -EINVAL, "min-sim is a number from -1 to 1");
+    *text = read_argument(api, names[at], ka_call_argument(call, names[at]), err);
+    *(strcmp(names[at], "words") == 0 ? &query->words : &query->forward) = *text;
+    return *text ? 0 : -EINVAL;
+}
+
+static void get_similar(struct ka_api *api, struct ka_call *call, const char *id)
+{
+    struct ka_similar_query query = {.topk = 4};
+    struct ka_err err;
+    json_auto_t *found = NULL;
+    KA_AUTO_FREE char *text = NULL;
+    (void)id;
+    int rc = read_query(api, call, &query, &text, &err);
+    if (rc == 0)
+        rc = ka_similar_find(api->app, &query, &found, &err);
+    if (rc)
+        refuse(call, rc, &err);
+    else
+        reply_json(call, 200, found);
+}
+
+static void get_machine(struct ka_api *api, struct ka_call *call, const char *id)
+{
+    json_auto_t *doc = ka_about_now(api->about);
+    (void)id;
+    reply_json(call, 200, doc);
+}
+
 /* ---- routes ---- */
 
 static const struct route {
     const char *method, *path; /* '*' is an id */
     void (*handle)(struct ka_api *api, struct ka_call *call, const char *id);
 } routes[] = {
+    {"GET", "/", get_page},
     {"GET", "/healthz", get_health},
     {"GET", "/readyz", get_ready},
     {"GET", "/metrics", get_metrics},
@@ -273,6 +345,8 @@ static const struct route {
     {"GET", "/v1/events", get_events},
     {"POST", "/v1/runs/*/cancel", post_cancel},
     {"POST", "/v1/runs/*/retry", post_retry},
+    {"GET", "/v1/store/search", get_similar},
+    {"GET", "/v1/machine", get_machine},
 };
 
 static bool matches(const char *pattern, const char *path, char id[static KA_ENTRY_ID])
@@ -303,13 +377,39 @@ static const struct route *find_route(const struct ka_call *call, char id[static
     return NULL;
 }
 
-static bool may_ask(const struct ka_api *api, const struct ka_call *call)
+/* ---- who may ask ---- */
+
+/* Whom the request counts for: all that came through no proxy are one. */
+static unsigned seconds_to_wait(struct ka_rate *rate, const struct ka_call *call)
 {
-    static const char scheme[] = "Bearer ";
-    const char *header = ka_call_header(call, "Authorization");
-    if (!api->token)
+    size_t len;
+    char hash[KA_HASH_HEX];
+    const char *client = ka_request_client(ka_call_header(call, "X-Forwarded-For"), &len);
+    ka_hash_hex(client, len, hash);
+    hash[16] = '\0';
+    return ka_rate_take(rate, strtoull(hash, NULL, 16), ka_clock_seconds());
+}
+
+/* The page itself holds nothing that is anybody's. */
+static bool is_open(const struct route *route)
+{
+    return route && (route->handle == get_health || route->handle == get_page);
+}
+
+/* Answered where it may not ask. */
+static bool may_ask(struct ka_api *api, struct ka_call *call)
+{
+    bool shown = !api->token || ka_request_shows(ka_call_header(call, "Authorization"), api->token);
+    unsigned seconds = seconds_to_wait(shown ? &api->clients : &api->strangers, call);
+    if (seconds)
+        ka_call_refuse_for(call, seconds);
+    else if (!shown)
+        ka_call_refuse(call, 401, "unauthorized", "Authorization: Bearer TOKEN is missing or wrong");
+    else if (!ka_request_same_origin(ka_call_header(call, "Origin"), ka_call_header(call, "Host")))
+        ka_call_refuse(call, 403, "cross_origin", "the page of another site is asking");
+    else
         return true;
-    return header && ka_starts_with(header, scheme) && ka_same_secret(header + strlen(scheme), api->token);
+    return false;
 }
 
 void ka_api_begun(void *arg, struct ka_call *call)
@@ -318,10 +418,9 @@ void ka_api_begun(void *arg, struct ka_call *call)
     char id[KA_ENTRY_ID];
     bool other;
     const struct route *route = find_route(call, id, &other);
-    bool open = route && route->handle == get_health;
-    if (!open && !may_ask(api, call))
-        ka_call_refuse(call, 401, "unauthorized", "Authorization: Bearer TOKEN is missing or wrong");
-    else if (!route && other)
+    if (!is_open(route) && !may_ask(api, call))
+        return;
+    if (!route && other)
         ka_call_refuse(call, 405, "method_not_allowed", "not with this method");
     else if (!route)
         ka_call_refuse(call, 404, "not_found", "there is nothing at this path");

@@ -317,6 +317,15 @@ static char *source_path(const struct item *item)
     return ka_format("%s/%s/%s", item->queue->runs, item->entry->id, item->entry->name);
 }
 
+int ka_queue_source(const struct ka_queue *queue, const char *id, struct ka_buf *out, struct ka_err *err)
+{
+    const struct item *item = find_item(queue, id);
+    if (!item)
+        return ka_fail(err, -ENOENT, "there is no such run");
+    KA_AUTO_FREE char *path = source_path(item);
+    return ka_file_read(path, KA_SUBMISSION_MAX, out, err);
+}
+
 /* The run of this attempt that was begun before. It may have ended, and the service before it could say so:
  * then it only ends once more. */
 static int resume(struct item *item, const struct ka_settings *settings)
@@ -564,6 +573,8 @@ int ka_queue_cancel(struct ka_queue *queue, const char *id, ka_queue_done_fn don
     item->before = ka_entry_json(item->entry);
     item->entry->state = KA_ENTRY_CANCELLED;
     item->entry->ended = now();
+    if (item->run)
+        set_text(&item->entry->folder, ka_run_dir(item->run));
     add_waiter(item, done, arg);
     put(item, on_changed);
     return 0;

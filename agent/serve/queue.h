@@ -52,6 +52,8 @@ size_t ka_queue_count(const struct ka_queue *queue);
 const struct ka_entry *ka_queue_at(const struct ka_queue *queue, size_t i);
 /* The folder of the run's last attempt that was begun, in this process or to its end; NULL. Borrowed. */
 const char *ka_queue_folder(const struct ka_queue *queue, const char *id);
+/* Append the file as it was submitted. -ENOENT, or as ka_file_read(). */
+int ka_queue_source(const struct ka_queue *queue, const char *id, struct ka_buf *out, struct ka_err *err);
 /* Goes up with each change of an entry, also over the end of a service; and what it was at the last change of
  * the i-th. */
 uint64_t ka_queue_version(const struct ka_queue *queue);

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "about.h"
 #include "agent/io/httpd.h"
 #include "agent/io/loop.h"
 #include "agent/io/signals.h"
@@ -87,7 +88,7 @@ static int open_socket(struct service *service, const struct ka_opts *opts, int 
 }
 
 /* Clients of this user find the service by its folder. */
-static int start_http(struct service *service, int fd, struct ka_err *err)
+static int start_http(struct service *service, const struct ka_opts *opts, int fd, struct ka_err *err)
 {
     KA_AUTO_FREE char *address = ka_httpd_address(fd);
     const struct ka_httpd_conf conf = {.max_body = KA_SUBMISSION_MAX,
@@ -99,6 +100,9 @@ static int start_http(struct service *service, int fd, struct ka_err *err)
                                        .whole = ka_api_whole,
                                        .arg = &service->api};
     service->api.token = service->token;
+    service->api.app = &service->app;
+    service->api.about = ka_about_fixed(&service->app, opts);
+    service->api.clients.per_second = service->api.strangers.per_second = opts->rate;
     int rc = ka_httpd_new(service->app.loop, &conf, fd, &service->httpd, err);
     service->address_file = ka_path_join(service->folder, "address");
     if (rc == 0)
@@ -130,7 +134,7 @@ static int start(struct service *service, const struct ka_opts *opts, struct ka_
     if (rc == 0)
         rc = open_socket(service, opts, &fd, err);
     if (rc == 0)
-        rc = start_http(service, fd, err);
+        rc = start_http(service, opts, fd, err);
     return rc;
 }
 
@@ -148,6 +152,7 @@ int ka_service_run(const struct ka_opts *opts, struct ka_err *err)
     }
     ka_httpd_close(service.httpd);
     ka_queue_free(service.api.queue);
+    json_decref(service.api.about);
     ka_app_close(&service.app);
     free(service.folder);
     free(service.address_file);

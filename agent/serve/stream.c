@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "agent/core/fields.h"
+#include "agent/core/request.h"
 #include "base/files.h"
 
 #define PIECE ((size_t)256 << 10)
@@ -28,18 +29,6 @@ static void put_entry(struct ka_buf *out, const char *id, const char *type, cons
     json_auto_t *doc = ka_entry_json(entry);
     KA_AUTO_FREE char *text = json_dumps(doc, JSON_COMPACT | JSON_REAL_PRECISION(15));
     put_text(out, id, type, text, strlen(text));
-}
-
-/* A number, and past `stop` another one; false for anything else. `stop` '\0': one alone. */
-static bool read_id(const char *text, char stop, uint64_t *a, uint64_t *b)
-{
-    char *end;
-    if (!text || *text < '0' || *text > '9' || strlen(text) > 36)
-        return false;
-    *a = strtoull(text, &end, 10);
-    if (!stop)
-        return !*end;
-    return *end == stop && read_id(end + 1, '\0', b, NULL);
 }
 
 /* ---- a run */
@@ -114,7 +103,7 @@ int ka_stream_run(const struct ka_queue *queue, struct ka_call *call, const char
     struct run_stream *stream = ka_calloc(1, sizeof(*stream));
     *stream = (struct run_stream){.queue = queue};
     snprintf(stream->id, sizeof(stream->id), "%s", id);
-    if (!read_id(ka_call_header(call, "Last-Event-ID"), ':', &stream->attempt, &stream->offset) ||
+    if (!ka_request_event(ka_call_header(call, "Last-Event-ID"), ':', &stream->attempt, &stream->offset) ||
         stream->offset > INT64_MAX)
         stream->attempt = stream->offset = 0;
     int rc = ka_call_stream(call, more_of_run, free, stream);
@@ -154,7 +143,7 @@ int ka_stream_queue(const struct ka_queue *queue, struct ka_call *call)
 {
     struct queue_stream *stream = ka_calloc(1, sizeof(*stream));
     *stream = (struct queue_stream){.queue = queue};
-    stream->first = !read_id(ka_call_header(call, "Last-Event-ID"), '\0', &stream->version, NULL) ||
+    stream->first = !ka_request_event(ka_call_header(call, "Last-Event-ID"), '\0', &stream->version, NULL) ||
                     stream->version > ka_queue_version(queue); /* the clock was set back */
     int rc = ka_call_stream(call, more_of_queue, free, stream);
     if (rc)

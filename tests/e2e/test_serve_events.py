@@ -83,6 +83,19 @@ def test_events_of_the_queue_tell_what_changed(agent: Agent, serve: Callable[...
         assert {next(found)[2]["id"], next(found)[2]["id"]} == {first, second}
 
 
+def test_events_of_a_cancelled_run_are_still_there(agent: Agent, serve: Callable[..., Service]) -> None:
+    service = serve(*ASKS)
+    run = service.submit(FORWARD)["id"]
+    asked(agent, 1)
+    service.ask("POST", f"/v1/runs/{run}/cancel")
+    for _ in range(2):
+        with stream(service, f"/v1/runs/{run}/events") as found:
+            seen = list(found)
+        assert seen[-1][2]["state"] == "cancelled" and "prompt" in [kind for _, kind, _ in seen]
+        service.kill()
+        service.start()
+
+
 def test_streams_past_the_limit_are_refused(serve: Callable[..., Service]) -> None:
     service = serve(*ASKS)
     with contextlib.ExitStack() as stack:

@@ -39,3 +39,28 @@ def test_openapi_has_each_member_of_a_submission_and_no_other() -> None:
 def test_openapi_has_each_state_and_no_other() -> None:
     states = (SERVE / "entry.c").read_text().split("states[KA_ENTRY_STATES] = {")[1].split("}")[0]
     assert DOC["components"]["schemas"]["State"]["enum"] == re.findall(r'"(\w+)"', states)
+
+
+def test_openapi_has_what_is_told_of_the_machine_and_of_a_pair_and_no_more() -> None:
+    about = (SERVE / "about.c").read_text().split("json_t *ka_about_fixed(")[1]
+    inner = {"path", "versions", "cpu", "cuda"}  # of "python"; of "device"
+    members = set(re.findall(r'"([a-z_]{3,})"', about)) - inner
+    assert set(DOC["components"]["schemas"]["Machine"]["properties"]) == members
+    similar = (SERVE / "similar.c").read_text().split("static int add_named(")[1].split("ka_pair_free")[0]
+    members = set(re.findall(r'"([a-z_]{2,})"', similar))
+    assert set(DOC["components"]["schemas"]["Hit"]["properties"]) == members
+
+
+def test_openapi_has_each_argument_and_no_other() -> None:
+    text = (SERVE / "api.c").read_text()
+    names = set(re.findall(r'ka_call_argument\(call, "([a-z-]+)"\)', text))
+    names |= set(re.findall(r'"(\w+)"', text.split("names[] = {")[1].split("}")[0]))
+    listed = {
+        entry["name"]
+        for path in DOC["paths"].values()
+        for operation in path.values()
+        if isinstance(operation, dict)
+        for entry in operation.get("parameters", [])
+        if entry["in"] == "query"
+    }
+    assert listed == names

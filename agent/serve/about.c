@@ -1,0 +1,99 @@
+/* The machine as a document. Reads what others know, and the driver's list of GPUs. */
+#include "about.h"
+
+#include <glob.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/app/jail_layers.h"
+#include "agent/io/child.h"
+#include "agent/io/machine.h"
+#include "agent/io/url.h"
+#include "base/files.h"
+#include "base/log.h"
+#include "rag/store.h"
+
+#define INFORMATION_MAX ((size_t)64 << 10)
+
+/* "Model:   NVIDIA H100" among the lines of one GPU. */
+static json_t *read_model(const char *path)
+{
+    static const char label[] = "Model:";
+    KA_AUTO_BUF struct ka_buf text = {0};
+    if (ka_file_read(path, INFORMATION_MAX, &text, NULL))
+        return json_string("NVIDIA GPU");
+    const char *at = strstr(ka_buf_str(&text), label);
+    at = at ? at + strlen(label) + strspn(at + strlen(label), " \t") : "";
+    json_t *model = json_stringn(at, strcspn(at, "\n"));
+    return model ? model : json_string("NVIDIA GPU");
+}
+
+/* In a container there may be devices without the driver's folder. */
+static json_t *find_gpus(void)
+{
+    json_t *gpus = json_array();
+    glob_t devices = {0}, told = {0};
+    glob("/dev/nvidia[0-9]*", 0, NULL, &devices);
+    glob("/proc/driver/nvidia/gpus/*/information", 0, NULL, &told);
+    for (size_t i = 0; i < devices.gl_pathc; i++)
+        json_array_append_new(gpus,
+                              i < told.gl_pathc ? read_model(told.gl_pathv[i]) : json_string("NVIDIA GPU"));
+    globfree(&devices);
+    globfree(&told);
+    return gpus;
+}
+
+static json_t *ask_sandbox(const struct ka_app *app)
+{
+    char scratch[] = "/tmp/kernel-agent-serve-XXXXXX";
+    struct ka_err err = {{0}};
+    json_auto_t *report = NULL;
+    if (mkdtemp(scratch)) {
+        report = ka_layers_ask(ka_children_jail(app->children), scratch, &err);
+        ka_rmtree(scratch, NULL);
+    }
+    if (!report)
+        ka_log(KA_LOG_WARN, "the jail's layers are not known: %s", err.msg);
+    return json_pack("{s:s, s:O?, s:O?, s:o}", "level", ka_layers_level(report), "layers",
+                     json_object_get(report, "layers"), "why", json_object_get(report, "why"), "lost",
+                     ka_layers_lost(report));
+}
+
+static json_t *endpoint_of(const struct ka_app *app, const struct ka_opts *opts)
+{
+    if (!app->llm)
+        return json_null();
+    json_t *urls = json_array();
+    for (size_t i = 0; i < app->endpoints.count; i++) {
+        KA_AUTO_FREE char *shown = ka_url_shown(app->endpoints.list[i].base_url);
+        json_array_append_new(urls, json_string(shown ? shown : ""));
+    }
+    return json_pack("{s:o, s:s}", "urls", urls, "model", opts->run.model);
+}
+
+static json_t *count_pairs(const struct ka_app *app)
+{
+    size_t count;
+    return app->store && ka_store_count(app->store, &count, NULL) == 0 ? json_integer((json_int_t)count)
+                                                                       : json_null();
+}
+
+json_t *ka_about_fixed(const struct ka_app *app, const struct ka_opts *opts)
+{
+    return json_pack("{s:s, s:s, s:o, s:o, s:{s:s, s:O?}, s:o, s:i, s:o}", "version", KA_VERSION, "device",
+                     app->gpu ? "cuda" : "cpu", "gpus", find_gpus(), "sandbox", ask_sandbox(app), "python",
+                     "path", app->python, "versions", app->python_versions, "endpoint",
+                     endpoint_of(app, opts), "jobs", opts->jobs, "pairs", count_pairs(app));
+}
+
+json_t *ka_about_now(const json_t *fixed)
+{
+    struct ka_machine machine;
+    ka_machine_read(&machine);
+    json_t *doc = json_copy((json_t *)fixed);
+    json_object_set_new(doc, "cpus", json_integer(machine.cpus));
+    json_object_set_new(doc, "memory_bytes", json_integer((json_int_t)machine.memory_bytes));
+    json_object_set_new(doc, "memory_available_bytes",
+                        json_integer((json_int_t)machine.memory_available_bytes));
+    return doc;
+}
