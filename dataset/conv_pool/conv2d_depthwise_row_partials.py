@@ -5,13 +5,13 @@ Backward   dx[i, c] = sum over r of dy[i - r + pad, c] w[r, c]: with r' = R - 1 
            R - 1 = 2 pad, that is sum over r' of dy[i + r' - pad, c] w[R - 1 - r', c];
            dw[r, c] = sum over p of x[p + r - pad, c] dy[p, c]
 
-Forward schedule: a program owns (run of pixels, tile of channels) and walks the taps; each channel has its own
-filter, so there is nothing for a dot.
+Forward schedule: a program owns (run of pixels, tile of channels) and walks the taps; each channel has a
+filter of its own, so there is nothing for a dot.
 Backward schedule: dx is the forward of dy with the taps in reversed order, and so the same kernel, told to
 count taps from the end. dw has R^2 C numbers and a sum over all pixels: owners of taps would each read all of
-x and dy from memory, 49 times for a window of 7. Here a program owns a run of pixels, a few rows of a picture,
-and a tile of channels. It is so little of x and dy that all taps find it in the L1 cache; the program
-walks it once for each tap, stores R^2 rows in its slot, and a second kernel adds the slots in order.
+x and dy from memory, 49 times for a window of 7. Here a program owns a run of pixels, a few rows of a
+picture, and a tile of channels. It is so little of x and dy that all taps find it in the L1 cache; the
+program walks it once for each tap, stores R^2 rows in its slot, and a second kernel adds the slots in order.
 
 op: depthwise_conv2d
 schedule: gather_transpose, partials_then_reduce

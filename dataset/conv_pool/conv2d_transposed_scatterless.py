@@ -6,11 +6,11 @@ Backward   i = (o + pad - r) / s is o = s i + r - pad, and every such o inside t
            dx[i, c] = sum over r and k of dy[s i + r - pad, k] w[r, c, k],
            dw[r, c, k] = sum over i of x[i, c] dy[s i + r - pad, k]
 
-Forward schedule: the definition scatters each x into R^2 outputs. Here a program owns a tile of outputs that
-are equal modulo s, and therefore see the same taps: it walks those taps and the channels, and stores once.
-Backward schedule: the difficulty is all in the forward. The adjoint of the scatter is a gather at stride s, so
-dx is an ordinary strided convolution of dy with every lane of every dot in use, and nothing has classes. dw
-needs the same patches of dy against x: its sum runs over input pixels, s^2 times fewer than outputs, in
+Forward schedule: the definition scatters each x into R^2 outputs. Here a program owns a tile of outputs
+that are equal modulo s and so see the same taps: it walks those taps and channels, and stores once.
+Backward schedule: the difficulty is all in the forward. The adjoint of the scatter is a gather at stride s,
+so dx is an ordinary strided convolution of dy with every lane of every dot in use, and nothing has classes.
+dw needs the same patches of dy against x: its sum runs over input pixels, s^2 times fewer than outputs, in
 parts, because R^2 C K numbers are few tiles; each part has a slot, and a last kernel adds them in order.
 
 op: conv_transpose2d

@@ -4,13 +4,13 @@ Forward    G = X^T X
 Backward   dG need not be symmetric. G_de = sum_m X_md X_me gives dX_md = sum_e (dG_de + dG_ed) X_me:
            dX = X (dG + dG^T)
 
-Forward schedule: a program owns a tile on or above the diagonal, walks the rows of X, and stores the tile and,
-off the diagonal, its mirror image. Row i of the tiles has T - i of them, rows i and T - 1 - i together T + 1:
-so the grid is a full rectangle of about T / 2 by T + 1, each program finds its tile by a comparison, and a
-triangle needs no square root. G is symmetric to the last bit.
-Backward schedule: dX has owners of its own tiles, one product as large as the whole G. They walk e and load two
-tiles of dG a step, (d, e) and (e, d), whose sum is the operand: dG + dG^T is never stored, which would cost
-two passes over D^2 numbers, and the two products X dG and X dG^T are one.
+Forward schedule: a program owns a tile on or above the diagonal, walks the rows of X, and stores the tile
+and, off the diagonal, its mirror image. Row i of the tiles has T - i of them, rows i and T - 1 - i together
+T + 1: so the grid is a full rectangle of about T / 2 by T + 1, each program finds its tile by a comparison,
+and the triangle needs no square root. Tiles beside the diagonal are each other's transpose to the last bit.
+Backward schedule: dX has owners of its own tiles, one product as large as the whole G. They walk e and load
+two tiles of dG a step, (d, e) and (e, d), whose sum is the operand: dG + dG^T is never stored, which would
+cost two passes over D^2 numbers, and the two products X dG and X dG^T are one.
 
 op: gram
 schedule: swap_owner

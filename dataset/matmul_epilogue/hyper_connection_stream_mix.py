@@ -3,8 +3,8 @@
 Forward    y_s = sum_t h_st x_t + p_s f,  s and t of the n streams of one token, x_t and f rows of C
 Backward   dx_t = sum_s h_st dy_s,  df = sum_s p_s dy_s,  dh_st = <dy_s, x_t>,  dp_s = <dy_s, f>
 
-Forward schedule: a program owns (token, tile of channels) and has all streams of it in registers. A product of
-4 by 4 is no work for a tensor core; it is a sum over one axis of a tile of three, and memory is the limit.
+Forward schedule: a program owns (token, tile of channels) and has all streams of it in registers. A product
+of 4 by 4 is no work for a tensor core; it is a sum along one of three axes, and memory is the limit.
 Backward schedule: everything of a token stays with the token, so nothing is split, shared or added up later.
 dx and df are pointwise along the channels, dh and dp sums over them: the owner of a token walks its
 channels once, stores dx and df tile by tile, adds to the n^2 + n products, and stores those at the end. x, f
