@@ -486,16 +486,21 @@ def partials_step(text: FunctionText, part: Part, emitted: Emitted, fused: Parti
     step.setup.append(f"programs = min({walked}, {share})")
     pass_extra(step, fused.optional)
     for base, others in fused.bases.items():
-        private_rows(text, part, step, base, " * ".join(["programs", *(f"grid[{axis}]" for axis in others)]))
+        rows = " * ".join(["programs", *(f"grid[{axis}]" for axis in others)])
+        private_rows(text, part, step, base, rows, fused.covers.get(base))
     return step
 
 
-def private_rows(text: FunctionText, part: Part, step: Step, base: str, rows: str) -> None:
-    """Allocate `rows` copies of a gradient before a launch, and add them up after it."""
+def private_rows(
+    text: FunctionText, part: Part, step: Step, base: str, rows: str, covers: Node | None
+) -> None:
+    """Allocate `rows` copies of a gradient before a launch, which writes `covers` elements of each, and add
+    them up after it."""
     d = gradient_name(base)
     part.split.add(base)
     text.saved[base] = None
-    step.setup.append(f"{d} = gradient_of({base}, accumulate=True, copies={rows})")
+    whole = f", written={text.expr(covers)}" if covers is not None else ""
+    step.setup.append(f"{d} = gradient_of({base}, accumulate=True, copies={rows}{whole})")
     step.finish.append(f"{d} = summed({d}, {base})")
 
 
@@ -531,6 +536,7 @@ def owner_step(
         ask(f"{text.expr(factor, 6)} < 1", f"{text.expr(factor)} must be positive")
     if made.split:
         step.setup.append(f"splits = min({text.expr(owner.summed(made))}, {splits})")
+        covers = {write.base.attrs["name"]: write.covers for write in writes(made.effects)}
         for base in made.bases:
-            private_rows(text, part, step, base, "splits")
+            private_rows(text, part, step, base, "splits", covers[base])
     return step

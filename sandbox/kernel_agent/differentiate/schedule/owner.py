@@ -348,7 +348,7 @@ class Owner:
             write = plan.parts[-1].write
             offset, mask = nests[-1].addresses[plans.index(plan)]
             effect = GradWrite(write.base, offset, mask, summed, g.top, write.line, "store")
-            if len(plan.parts) == 1 and not (split or made.optional):
+            if len(plan.parts) == 1 and not made.optional:  # of a copy, where every split has one
                 effect.covers = plan.parts[0].covers
             if splits is not None:  # every split has a copy of its own, which the host adds up
                 span = g.param(f"span_{write.base.attrs['name']}")

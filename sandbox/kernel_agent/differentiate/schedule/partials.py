@@ -20,6 +20,7 @@ from ..ir.report import Why
 from ..ir.transplant import Graft
 from ..ir.values import is_static, loop_out
 from ..prove.affine import Affine
+from ..prove.cover import reached
 from ..prove.masks import parts
 from ..reverse.sweep import Reverse, writes
 
@@ -37,6 +38,7 @@ class Partials:
 
     axes: list[int]
     bases: dict[str, list[int]]  # and the other axes along which each program has a row
+    covers: dict[str, Node]  # how many elements of a row are written, where that is known
     optional: bool  # whether a gradient may be None
     note: str
 
@@ -66,6 +68,7 @@ def fuse(reverse: Reverse, axes: list[int]) -> Partials | Why:
     if sum(g.elements(_held(write).shape) for write in added) > REGISTERS:
         return Why("shared", "the sums do not fit into registers")
     others = {base: [axis for axis in found if axis not in stripped] for base, found in missing.items()}
+    covers = {w.base.attrs["name"]: found for w in added if (found := _covers(reverse, w, added, stripped))}
     _strip(reverse, added, stripped, others)
     names = ", ".join(dict.fromkeys(adjoint_name(w.base.attrs["name"]) for w in added))
     how = "summed in registers by a few programs, a private row each"
@@ -73,7 +76,23 @@ def fuse(reverse: Reverse, axes: list[int]) -> Partials | Why:
         reverse.say(write.line, "partials", "affine nest", f"{adjoint_name(write.base.attrs['name'])}: {how}")
     walked = f"each program walks a share of {', '.join(f'program_id({a})' for a in stripped)}"
     note = f"{walked} and keeps {names} in registers; sum_partials adds their rows"
-    return Partials(stripped, others, any(w.region is not g.top for w in added), note)
+    return Partials(stripped, others, covers, any(w.region is not g.top for w in added), note)
+
+
+def _covers(reverse: Reverse, write: GradWrite, added: list[GradWrite], axes: list[int]) -> Node | None:
+    """How many elements of a private row are written, whatever a program walks; None where unknown."""
+    if sum(w.base is write.base for w in added) > 1:
+        return None
+    g = reverse.kernel.graph
+    affine = Affine(g)
+    groups = affine.solved(write.offset)
+    kept = functools.reduce(g.both, (p for p in parts(write.mask) if not varies(p, axes)), None)
+    covers = None if groups is None else reached(affine, g, groups, write.offset, kept)
+    for region in _branches(write):
+        if covers is not None and region.cond is not None:
+            none = g.const(0)
+            covers = g.where(region.cond, *((covers, none) if region.positive else (none, covers)))
+    return covers
 
 
 def _meets_none(write: GradWrite, added: list[GradWrite]) -> bool:
