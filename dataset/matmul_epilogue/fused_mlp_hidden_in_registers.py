@@ -31,10 +31,10 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
 
 
 def tiling(x, w1):
-    """Tiles and the precision of dots: products of whole float32 numbers want small tiles."""
+    """Tiles and the precision of dots: products of whole float32 numbers want small tiles, wide rows too."""
     PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-    BLOCK = 32 if x.dtype == torch.float32 else 64
     BLOCK_D = max(16, triton.next_power_of_2(w1.shape[0]))
+    BLOCK = 32 if x.dtype == torch.float32 or BLOCK_D > 128 else 64
     return {"PRECISION": PRECISION, "BLOCK": BLOCK, "BLOCK_D": BLOCK_D}
 
 

@@ -3,6 +3,7 @@ these tests."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,15 @@ def test_owner_and_main_kernel__write_all_of_a_matmul(tmp_path: Path) -> None:
     text = draft(ROOT / "examples/matmul.py", {"M": 70, "N": 50, "K": 45, "leaky": True})["backward"]
     assert "d_a_ptr = gradient_of(a_ptr, written=M * K)" in text
     assert "d_b_ptr = gradient_of(b_ptr, written=K * N)" in text
+
+
+def test_private_rows__are_written_whole_or_zeroed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of parameters that every program stores need no zeros; a bias that a flag leaves out does."""
+    text = draft(ROOT / "examples/layer_norm.py", {"M": 5, "N": 45})["backward"]
+    for name in "wb":
+        assert (
+            f"d_{name}_ptr = gradient_of({name}_ptr, accumulate=True, copies=programs, written=min(" in text
+        )
+    monkeypatch.syspath_prepend(str(ROOT / "tests/published"))
+    text = draft(ROOT / "tests/published/dyt.py", {"B": 2, "T": 4, "N": 70, "beta": True})["backward"]
+    assert re.search(r"written=min\(N, BLOCK_N \* grid\[0\]\) if HAVE_BETA else 0", text)

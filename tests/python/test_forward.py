@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -132,20 +132,21 @@ def test_configuration__without_a_gpu__each_has_its_turn(write):
 def test_autotuner__on_a_gpu__tries_every_configuration_once_or_none(every, first, write, monkeypatch):
     """A stand-in for the launches below: no configuration of 32 fits this GPU, and 128 is the fastest."""
     fwd = forward.load(write(FEATURES.replace("configs=[", "configs=[triton.Config({'BLOCK': 32}), ")))
-    taken = []
+    taken, clock = [], [0.0]
 
     class Launcher:
         def run(self, *_, BLOCK, **__):
             taken.append(BLOCK)
             if BLOCK == 32:
                 raise OutOfResources(300000, 232448, "shared memory")
-            time.sleep(1 / BLOCK)
+            clock[0] += 1 / BLOCK
 
     tuner = fwd.module.kernel
     monkeypatch.setattr(tuner, "fn", Launcher())
     monkeypatch.setattr(launches._state, "mode", "cuda")
     monkeypatch.setattr(launches._state, "every", every)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(launches, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     chosen = []
     for n in (40, 41, 41):
         tuner.run(None, None, n, 3, True, 0.5, grid=(1,))

@@ -156,9 +156,26 @@ def may_be_infinite(node: Node) -> bool:
 def _(g: Graph, n: Node, d: Node) -> Contributions:
     a, b = n.args
     lanes = lanes_of("div", n) if is_lanewise(b) else plainly
-    yield a, lanes(g, d, lambda d: g.div(d, b))
+    yield a, lanes(g, d, lambda d: quotient(g, d, b))
     if b.active:
-        yield b, lanes(g, d, lambda d: g.neg(g.div(g.mul(d, n), b)))
+        yield b, lanes(g, d, lambda d: g.neg(quotient(g, g.mul(d, n), b)))
+
+
+def quotient(g: Graph, d: Node, divisor: Node) -> Node:
+    """d / divisor; of one that a whole row or column shares, the reciprocal is taken once and multiplied."""
+    small, spread = divisor, []
+    while small.op in ("broadcast", "expand"):
+        spread.append(small)
+        small = small.args[0]
+    held = [node for node in spread if node.op == "expand"]
+    if not held or not small.shape or held[0].shape == d.shape or not small.is_float:
+        return g.div(d, divisor)
+    inverse = g.div(g.number(1), small)
+    if small.hint:
+        inverse.hint = f"inv_{small.hint}"
+    for node in reversed(spread):
+        inverse = g.again(node, [inverse])
+    return g.mul(d, inverse)
 
 
 def lanes_of(name: str, n: Node) -> Callable[..., Node]:
