@@ -39,7 +39,7 @@ def gradient_of(t, accumulate=False, copies=None, written=None):
     """Zeros laid out like `t`: float32 where parts are added up, with a leading axis of `copies` for \
 partial sums.
 
-    Kernels that write each of `written` elements once leave nothing of a tensor (a copy) of that size for zeros.
+    Kernels that write each of `written` elements once leave nothing of a tensor (or copy) so large to zero.
     """
     if t is None:
         return None
