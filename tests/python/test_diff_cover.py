@@ -52,7 +52,7 @@ CASES = {  # body, grid, whether the count says that all of (5, 21) is written
     "some_columns": (LOOP.replace("cols < N", "cols < N - 3"), "M", False),
     "every_other": (LOOP.replace("range(0, N, BLOCK)", "range(0, N // 2, BLOCK)"), "M", False),
     "a_second_condition": (LOOP.replace("cols < N", "(cols < N) & (cols > 2)"), "M", None),
-    "under_a_branch": ("    if row > 1:\n" + "\n".join("    " + line for line in LOOP.splitlines()), "M", None),
+    "under_a_branch": ("    if row > 1:\n" + "\n".join("    " + line for line in LOOP.splitlines()), "M", True),
     "starts_later": (LOOP.replace("range(0, N", "range(5, N"), "M", None),
 }  # fmt: skip
 
@@ -89,3 +89,12 @@ def test_private_rows__are_written_whole_or_zeroed(monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(str(ROOT / "tests/published"))
     text = draft(ROOT / "tests/published/dyt.py", {"B": 2, "T": 4, "N": 70, "beta": True})["backward"]
     assert re.search(r"written=min\(N, BLOCK_N \* grid\[0\]\) if HAVE_BETA else 0", text)
+
+
+def test_rows_that_a_branch_skips__are_zeroed_in_the_other() -> None:
+    """Fresh memory is NaN here: every element has to be stored by one branch or the other."""
+    file = ROOT / "examples/cross_entropy.py"
+    result = draft(file, {"M": 9, "V": 45})
+    assert "d_logits_ptr = gradient_of(logits_ptr, written=grid[0] * V)" in result["backward"]
+    assert len(re.findall(r"tl\.store\(\s*d_logits_ptr", result["backward"])) == 2
+    assert_right(file, result, [({"M": m, "V": v}, "normal") for m, v in ((9, 45), (8, 64), (1, 1))])

@@ -22,6 +22,7 @@ from .reverse import checkpoints, forward_values, running_maxima, wrapped_indice
 from .reverse.sweep import Reverse, writes
 from .schedule import flags, folded, gradient_writes, partials, second_launch, tuning, whole_rows
 from .schedule.decisions import Totals, advise, header
+from .schedule.gradient_writes import SKIPPED
 from .schedule.kept_values import Spill
 from .schedule.owner import NotOwned, Owner, OwnerKernel
 from .schedule.partials import Partials
@@ -301,7 +302,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     every = found + [w for k in owner.kernels for w in writes(k.effects)]
     for write in every:
         name = write.base.attrs["name"]
-        stored = [w for w in every if w.base is write.base and w.kind == "store"]
+        stored = [w for w in every if w.base is write.base and w.kind == "store" and w.proof != SKIPPED]
         if write.covers is not None and len(stored) == 1 and name not in site.tables:
             part.written[name] = text.expr(write.covers)
     return part
@@ -350,6 +351,8 @@ def _scheduled(site: trace.Site, name: str, schedule: str, splits: int, known: l
         owner.run()
         after = second_launch.split(reverse, axes, owner.refused, site.launch.grid)
         gradient_writes.mark(reverse)
+    if schedule != "atomic" and not isinstance(fused, Partials):
+        gradient_writes.fill(reverse)
     taped = forward_values.Tape(reverse, lambda buffer: forward_values.size(buffer, site)).run()
     plan = Scheduled(
         site, reverse, owner, fused if isinstance(fused, Partials) else None, taped, after, totals

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from ..ir.address_tables import root
+from ..ir.graph import Graph
 from ..ir.names import adjoint_name
-from ..ir.nodes import For, GradWrite, Node, bodies, placed, reachable, walk
+from ..ir.nodes import For, GradWrite, If, Node, Region, bodies, nodes_in, placed, reachable, walk
+from ..ir.transplant import Graft
 from ..ir.values import is_static
 from ..prove.affine import Affine
 from ..prove.cover import reached
 from ..prove.disjoint import Proof, disjoint
+from ..prove.masks import parts
 from ..reverse.sweep import Reverse, children, writes
+
+SKIPPED = "the other branch"
 
 
 def merge(reverse: Reverse) -> None:
@@ -92,3 +97,47 @@ def mark(reverse: Reverse) -> None:
         groups = affine.solved(write.offset)
         if write.kind == "store" and loops and groups is not None:
             write.covers = reached(affine, g, groups, write.offset, write.mask)
+
+
+def fill(reverse: Reverse) -> None:
+    """Where a branch skips the only store of a gradient, zeros are stored in the other one: that is less than
+    zeros everywhere beforehand."""
+    g = reverse.kernel.graph
+    every = writes(reverse.effects)
+    for stmt in [e for e in reverse.effects if isinstance(e, If) and not e.static]:
+        then, other = (stmt.then, stmt.then_effects), (stmt.other, stmt.other_effects)
+        (taken, stores), (skipped, zeros) = (then, other) if stmt.then_effects else (other, then)
+        for write in writes(stores) if not zeros else []:
+            loops = list(write.region.chain())[:-2]
+            alone = write.kind == "store" and sum(w.base is write.base for w in every) == 1
+            if not alone or any(region.kind != "for" for region in loops) or not _plain(write):
+                continue
+            affine = Affine(g)
+            groups = affine.solved(write.offset)
+            write.covers = None if groups is None else reached(affine, g, groups, write.offset, write.mask)
+            if write.covers is not None:
+                zeros.append(_zeros(g, {taken: skipped}, write, loops))
+                name = adjoint_name(write.base.attrs["name"])
+                reverse.say(write.line, "store", SKIPPED, f"{name}: zeros where the branch is not taken")
+
+
+def _plain(write: GradWrite) -> bool:
+    """Whether an address is made of ids, lanes and sizes alone."""
+    made = {"load", "loopout", "ifout", "phi", "reduce", "scan", "dot", "random", "call"}
+    return all(n.op not in made for n in nodes_in([write.offset, *parts(write.mask)]))
+
+
+def _zeros(g: Graph, branch: dict[Region, Region], write: GradWrite, loops: list[Region]) -> object:
+    """The same store of zeros, and the loops around it, in the other branch."""
+    graft = Graft(g, {}, g.top)
+    graft.regions.update(branch)
+    mask = None if write.mask is None else graft.node(write.mask)
+    offset, inside = graft.node(write.offset), graft.region(write.region)
+    zeros = g.zeros(offset.shape, write.value.dtype)
+    effect: object = GradWrite(
+        write.base, offset, mask, zeros, inside, write.line, "store", SKIPPED, write.layouts
+    )
+    for region in loops:
+        assert region.parent is not None
+        effect = For(graft.region(region), graft.region(region.parent), effects=[effect])
+    return effect
