@@ -18,24 +18,6 @@ struct extract {
     size_t jit_count;
 };
 
-static uint64_t hash_bytes(const char *bytes, size_t len)
-{
-    uint64_t h = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < len; i++)
-        h = (h ^ (unsigned char)bytes[i]) * 0x100000001b3u;
-    return ka_mix64(h);
-}
-
-static uint64_t hash_text(const char *text)
-{
-    return hash_bytes(text, strlen(text));
-}
-
-static uint64_t join(uint64_t a, uint64_t b)
-{
-    return ka_mix64(a * 3 + b);
-}
-
 /* ---- normalisation ---- */
 
 static const char *const KEPT_NAMES[] = {
@@ -58,11 +40,6 @@ static bool listed(const struct ka_tokens *t, size_t i, const char *const *list,
     return false;
 }
 
-static uint64_t token_hash(const struct ka_tokens *t, size_t i)
-{
-    return hash_bytes(t->source + t->items[i].start, t->items[i].len);
-}
-
 static bool starts(const struct ka_tokens *t, size_t i, const char *prefix)
 {
     size_t n = strlen(prefix);
@@ -72,13 +49,13 @@ static bool starts(const struct ka_tokens *t, size_t i, const char *prefix)
 static uint64_t number_word(const struct ka_tokens *t, size_t i)
 {
     if (listed(t, i, KEPT_NUMBERS, KA_COUNT(KEPT_NUMBERS)))
-        return token_hash(t, i);
+        return ka_token_hash(t, i);
     if (starts(t, i, "1.442695"))
-        return hash_text("LOG2E");
+        return ka_word_hash("LOG2E");
     if (starts(t, i, "0.693147"))
-        return hash_text("LN2");
+        return ka_word_hash("LN2");
     bool is_float = memchr(t->source + t->items[i].start, '.', t->items[i].len) != NULL;
-    return hash_text(is_float ? "FLOAT" : "INT");
+    return ka_word_hash(is_float ? "FLOAT" : "INT");
 }
 
 /* Written in capitals: a compile-time constant by convention. */
@@ -98,14 +75,14 @@ static uint64_t name_word(const struct extract *x, size_t i)
 {
     const struct ka_tokens *t = x->t;
     if (listed(t, i, KEPT_NAMES, KA_COUNT(KEPT_NAMES)) || (i > 0 && ka_token_is(t, i - 1, ".")))
-        return token_hash(t, i);
-    uint64_t name = token_hash(t, i);
+        return ka_token_hash(t, i);
+    uint64_t name = ka_token_hash(t, i);
     for (size_t k = 0; k < x->jit_count; k++)
         if (x->jit_names[k] == name)
-            return hash_text("CALL");
+            return ka_word_hash("CALL");
     bool constexpr =
         ka_token_is(t, i + 1, ":") && ka_token_is(t, i + 2, "tl") && ka_token_is(t, i + 4, "constexpr");
-    return hash_text(constexpr || is_constant(t, i) ? "CONST" : "ID");
+    return ka_word_hash(constexpr || is_constant(t, i) ? "CONST" : "ID");
 }
 
 /* tl.load, triton.language.load (the same), torch.empty_like: one word; returns the number of tokens it
@@ -118,9 +95,9 @@ static size_t chain_word(const struct ka_tokens *t, size_t i, uint64_t *out)
     size_t n = ka_token_is(t, i, "triton") && ka_token_is(t, i + 2, "language") && ka_token_is(t, i + 3, ".")
                    ? 2
                    : 0;
-    uint64_t hash = n ? hash_text("tl") : token_hash(t, i);
+    uint64_t hash = n ? ka_word_hash("tl") : ka_token_hash(t, i);
     while (ka_token_is(t, i + n + 1, ".") && i + n + 2 < t->count) {
-        hash = join(hash, token_hash(t, i + n + 2));
+        hash = ka_word_join(hash, ka_token_hash(t, i + n + 2));
         n += 2;
     }
     *out = hash;
@@ -142,9 +119,9 @@ static uint64_t word_of(const struct extract *x, size_t i)
     case KA_TOKEN_NUMBER:
         return number_word(t, i);
     case KA_TOKEN_STRING:
-        return t->items[i].len <= 8 ? token_hash(t, i) : hash_text("STRING");
+        return t->items[i].len <= 8 ? ka_token_hash(t, i) : ka_word_hash("STRING");
     case KA_TOKEN_OP:
-        return token_hash(t, i);
+        return ka_token_hash(t, i);
     case KA_TOKEN_NEWLINE:
         break;
     }
@@ -160,7 +137,7 @@ static void hash_tokens(struct extract *x, size_t from, size_t to)
             i += 2;
             continue;
         }
-        x->stream = join(x->stream, taken ? word : word_of(x, i));
+        x->stream = ka_word_join(x->stream, taken ? word : word_of(x, i));
         i += taken ? taken : 1;
     }
 }
@@ -189,7 +166,7 @@ static void list_functions(const struct ka_tokens *t, struct functions *f)
     struct ka_block b;
     for (size_t at = 0; ka_block_next(t, &at, &b);)
         *KA_APPEND(f->items, f->count) =
-            (struct function){b, token_hash(t, b.name), ka_block_decorated(t, &b, "jit"),
+            (struct function){b, ka_token_hash(t, b.name), ka_block_decorated(t, &b, "jit"),
                               ka_block_decorated(t, &b, "autodiff")};
 }
 
@@ -212,7 +189,7 @@ static void reach(const struct ka_tokens *t, struct functions *f)
         for (size_t i = b.name + 1; i < b.end; i++) {
             if (t->items[i].kind != KA_TOKEN_NAME)
                 continue;
-            struct function key = {.name = token_hash(t, i)};
+            struct function key = {.name = ka_token_hash(t, i)};
             struct function *found = bsearch(&key, f->items, f->count, sizeof(key), by_name);
             if (found && !found->reached) {
                 found->reached = true;
@@ -231,7 +208,7 @@ static void add_words(struct extract *x, size_t token)
     for (size_t i = 0; i <= len; i++) {
         bool letter = i < len && (isalpha((unsigned char)text[i]) || (unsigned char)text[i] >= 0x80);
         if (letter)
-            h = join(h, (uint64_t)tolower((unsigned char)text[i]) + 1);
+            h = ka_word_join(h, (uint64_t)tolower((unsigned char)text[i]) + 1);
         else if (h)
             *KA_APPEND(x->words.items, x->words.count) = h;
         h = letter ? h : 0;

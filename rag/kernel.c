@@ -43,27 +43,9 @@ struct run {
     bool reads_carried;
 };
 
-static uint64_t hash_bytes(const char *bytes, size_t len)
-{
-    uint64_t h = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < len; i++)
-        h = (h ^ (unsigned char)bytes[i]) * 0x100000001b3u;
-    return ka_mix64(h);
-}
-
-static uint64_t hash_text(const char *text)
-{
-    return hash_bytes(text, strlen(text));
-}
-
-static uint64_t join(uint64_t a, uint64_t b)
-{
-    return ka_mix64(a * 3 + b);
-}
-
 static uint64_t token_hash(const struct run *x, size_t i)
 {
-    return hash_bytes(x->t->source + x->t->items[i].start, x->t->items[i].len);
+    return ka_token_hash(x->t, i);
 }
 
 static bool is(const struct run *x, size_t i, const char *text)
@@ -86,7 +68,7 @@ static bool any_of(const struct run *x, size_t i, const char *const *list, size_
 
 static void add(struct run *x, enum class class, uint64_t hash)
 {
-    *KA_APPEND(x->out->items, x->out->count) = join(hash, class);
+    *KA_APPEND(x->out->items, x->out->count) = ka_word_join(hash, class);
 }
 
 /* ---- values ---- */
@@ -152,7 +134,7 @@ static uint64_t op_of(const struct run *x, size_t word)
 {
     for (size_t k = 0; k < KA_COUNT(SPELLINGS); k++)
         if (is(x, word, SPELLINGS[k].spelling))
-            return *SPELLINGS[k].op ? hash_text(SPELLINGS[k].op) : 0;
+            return *SPELLINGS[k].op ? ka_word_hash(SPELLINGS[k].op) : 0;
     return token_hash(x, word);
 }
 
@@ -160,13 +142,13 @@ static void note_op(struct run *x, uint64_t op)
 {
     size_t loops = x->loops < 2 ? x->loops : 2;
     add(x, OPERATION, op);
-    add(x, OPERATION, join(op, 11 + loops));
+    add(x, OPERATION, ka_word_join(op, 11 + loops));
 }
 
 static void flow(struct run *x, const struct value *from, uint64_t into)
 {
     for (size_t i = 0; i < from->count; i++)
-        add(x, FLOW, join(from->origins[i], into));
+        add(x, FLOW, ka_word_join(from->origins[i], into));
 }
 
 /* ---- expressions ---- */
@@ -254,10 +236,10 @@ static void read_arguments(struct run *x, struct call *c)
 static void note_memory(struct run *x, const struct call *c, bool load)
 {
     int rank = c->address.rank < 2 ? c->address.rank : 2;
-    uint64_t how = join(c->op, (uint64_t)rank * 4 + (c->address.loaded ? 2u : 0u) + (x->loops > 0));
+    uint64_t how = ka_word_join(c->op, (uint64_t)rank * 4 + (c->address.loaded ? 2u : 0u) + (x->loops > 0));
     add(x, ADDRESS, how);
     if (c->address.loaded)
-        add(x, ADDRESS, join(c->op, 99));
+        add(x, ADDRESS, ka_word_join(c->op, 99));
     x->loads += load;
     x->stores += !load;
 }
@@ -298,14 +280,14 @@ static bool is_tanh(const struct run *x, size_t word)
 static bool is_logistic(const struct run *x, size_t i)
 {
     size_t word = is(x, i, "(") && is_one(x, i + 1) && is(x, i + 2, "+") ? called(x, i + 3) : 0;
-    return word && op_of(x, word) == hash_text("exp") && is(x, word + 2, "-");
+    return word && op_of(x, word) == ka_word_hash("exp") && is(x, word + 2, "-");
 }
 
 /* ... / (exp(2 x) + 1), from which tanh(x) is made too. */
 static bool is_tanh_part(const struct run *x, size_t i, size_t close)
 {
     size_t word = is(x, i, "(") ? called(x, i + 1) : 0;
-    return word && op_of(x, word) == hash_text("exp") && is_two(x, word + 2) && is(x, close - 3, "+") &&
+    return word && op_of(x, word) == ka_word_hash("exp") && is_two(x, word + 2) && is(x, close - 3, "+") &&
            is_one(x, close - 2);
 }
 
@@ -320,7 +302,7 @@ static struct value block_pointer(const struct run *x, struct value v, size_t fr
 static struct value operation(struct run *x, size_t word, size_t close)
 {
     struct call c = {.op = op_of(x, word), .word = word, .from = word + 2, .to = close - 1};
-    c.op = is_tanh(x, word) ? hash_text("tanh") : c.op;
+    c.op = is_tanh(x, word) ? ka_word_hash("tanh") : c.op;
     read_arguments(x, &c);
     if (is(x, word, "make_block_ptr"))
         return block_pointer(x, c.all, c.from, c.to);
@@ -329,7 +311,7 @@ static struct value operation(struct run *x, size_t word, size_t close)
         return c.all;
     v.rank = rank_of(x, &c);
     if (is(x, word, "program_id")) {
-        add(x, OPERATION, join(c.op, token_hash(x, close - 2)));
+        add(x, OPERATION, ka_word_join(c.op, token_hash(x, close - 2)));
         v.pid = true;
         return v;
     }
@@ -345,7 +327,7 @@ static struct value operation(struct run *x, size_t word, size_t close)
         flow(x, &c.all, c.op);
     }
     if (reduce || c.axis) {
-        add(x, AXIS, join(c.op, join(c.axis, (uint64_t)(c.all.rank * 2) + (x->loops > 0))));
+        add(x, AXIS, ka_word_join(c.op, ka_word_join(c.axis, (uint64_t)(c.all.rank * 2) + (x->loops > 0))));
         x->reduces++;
     }
     x->dots += is(x, word, "dot");
@@ -356,7 +338,7 @@ static struct value operation(struct run *x, size_t word, size_t close)
 /* An operation of one argument, tokens [from, to), that is spelled out. */
 static struct value composed(struct run *x, const char *name, size_t from, size_t to)
 {
-    uint64_t op = hash_text(name);
+    uint64_t op = ka_word_hash(name);
     struct value of = inside(x, from, to);
     struct value v = {.rank = of.rank, .loaded = of.loaded, .pid = of.pid};
     note_op(x, op);
@@ -436,7 +418,7 @@ static struct value expression(struct run *x, size_t from, size_t to)
             if (even)
                 flow(x, &left, op);
             if (v.rank == 2 && left.rank == 2 && !even && !is(x, sign, "-"))
-                add(x, OPERATION, join(op, 77)); /* tiles compared: a causal mask, equal labels */
+                add(x, OPERATION, ka_word_join(op, 77)); /* tiles compared: a causal mask, equal labels */
             if (is(x, sign, "%") || is(x, sign, "//") || is(x, sign, ">>"))
                 add(x, OPERATION, op);
         }
@@ -474,11 +456,12 @@ static void assign(struct run *x, size_t from, size_t to, size_t equals, bool au
     x->reads_carried = false;
     struct value v = expression(x, equals + 1, to);
     if (x->carried && (augmented || x->reads_carried) && (v.count || before->value.count)) {
-        uint64_t how = augmented ? token_hash(x, equals) : hash_text("self");
-        add(x, CARRY, join(how, 5));
-        add(x, CARRY, join(hash_text("rank"), (uint64_t)v.rank * 4 + (x->loops < 3 ? x->loops : 3)));
+        uint64_t how = augmented ? token_hash(x, equals) : ka_word_hash("self");
+        add(x, CARRY, ka_word_join(how, 5));
+        add(x, CARRY,
+            ka_word_join(ka_word_hash("rank"), (uint64_t)v.rank * 4 + (x->loops < 3 ? x->loops : 3)));
         for (size_t i = 0; i < v.count; i++)
-            add(x, CARRY, join(v.origins[i], 6));
+            add(x, CARRY, ka_word_join(v.origins[i], 6));
     }
     x->carried = 0;
     for (size_t i = from; i < equals; i++) {
@@ -500,7 +483,7 @@ static void open_loop(struct run *x, size_t from, size_t to)
     while (in < to && !is(x, in, "in"))
         in++;
     struct value v = expression(x, in < to ? in + 1 : from + 1, to);
-    add(x, LOOP, join(hash_text(v.loaded ? "loaded bounds" : "loop"), x->loops));
+    add(x, LOOP, ka_word_join(ka_word_hash(v.loaded ? "loaded bounds" : "loop"), x->loops));
     if (in < to) {
         variable_of(x, token_hash(x, from + 1))->value = v;
         x->most_loops = x->loops + 1 > x->most_loops ? x->loops + 1 : x->most_loops;
@@ -547,11 +530,11 @@ static size_t coarse(size_t n)
 
 static void sum_up(struct run *x)
 {
-    add(x, COUNT, join(hash_text("loads"), coarse(x->loads)));
-    add(x, COUNT, join(hash_text("stores"), coarse(x->stores)));
-    add(x, COUNT, join(hash_text("dots"), coarse(x->dots)));
-    add(x, COUNT, join(hash_text("reductions"), coarse(x->reduces)));
-    add(x, COUNT, join(hash_text("loops"), x->most_loops));
+    add(x, COUNT, ka_word_join(ka_word_hash("loads"), coarse(x->loads)));
+    add(x, COUNT, ka_word_join(ka_word_hash("stores"), coarse(x->stores)));
+    add(x, COUNT, ka_word_join(ka_word_hash("dots"), coarse(x->dots)));
+    add(x, COUNT, ka_word_join(ka_word_hash("reductions"), coarse(x->reduces)));
+    add(x, COUNT, ka_word_join(ka_word_hash("loops"), x->most_loops));
 }
 
 void ka_kernel_features(const struct ka_tokens *tokens, size_t from, size_t to, struct ka_found *out)

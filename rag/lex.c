@@ -233,6 +233,29 @@ bool ka_block_decorated(const struct ka_tokens *t, const struct ka_block *block,
     return false;
 }
 
+static uint64_t hash_bytes(const char *bytes, size_t len)
+{
+    uint64_t h = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < len; i++)
+        h = (h ^ (unsigned char)bytes[i]) * 0x100000001b3u;
+    return ka_mix64(h);
+}
+
+uint64_t ka_word_hash(const char *text)
+{
+    return hash_bytes(text, strlen(text));
+}
+
+uint64_t ka_token_hash(const struct ka_tokens *tokens, size_t i)
+{
+    return hash_bytes(tokens->source + tokens->items[i].start, tokens->items[i].len);
+}
+
+uint64_t ka_word_join(uint64_t a, uint64_t b)
+{
+    return ka_mix64(a * 3 + b);
+}
+
 bool ka_lex_same_code(const char *a, const char *b)
 {
     struct ka_tokens x = {0}, y = {0};

@@ -33,6 +33,11 @@ void ka_tokens_free(struct ka_tokens *tokens); /* leaves it empty */
 /* The token has this spelling. False past the end. */
 bool ka_token_is(const struct ka_tokens *tokens, size_t i, const char *text);
 
+/* Hashes of words, the same on every machine: of a text, of a token's spelling, of two of them in order. */
+uint64_t ka_word_hash(const char *text);
+uint64_t ka_token_hash(const struct ka_tokens *tokens, size_t i);
+uint64_t ka_word_join(uint64_t a, uint64_t b);
+
 /* The same tokens with the same indentation: the texts differ in comments and blank lines at most. False for
  * texts that are too long. */
 bool ka_lex_same_code(const char *a, const char *b);
