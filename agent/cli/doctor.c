@@ -2,7 +2,6 @@
 #include "doctor.h"
 
 #include <errno.h>
-#include <glob.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +10,7 @@
 
 #include "agent/app/app.h"
 #include "agent/app/endpoints.h"
+#include "agent/app/gpus.h"
 #include "agent/app/jail_layers.h"
 #include "agent/app/opts.h"
 #include "agent/app/python.h"
@@ -80,10 +80,8 @@ static bool python_is_usable(const struct doctor *d)
 
 static size_t count_gpus(void)
 {
-    glob_t found = {0};
-    size_t count = glob("/dev/nvidia[0-9]*", 0, NULL, &found) == 0 ? found.gl_pathc : 0;
-    globfree(&found);
-    return count;
+    json_auto_t *gpus = ka_gpus_find();
+    return json_array_size(gpus);
 }
 
 static const char *find_compiler(void)

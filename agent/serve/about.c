@@ -1,10 +1,10 @@
-/* The machine as a document. Reads what others know, and the driver's list of GPUs. */
+/* The machine as a document, of what others know. */
 #include "about.h"
 
-#include <glob.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/app/gpus.h"
 #include "agent/app/jail_layers.h"
 #include "agent/io/child.h"
 #include "agent/io/machine.h"
@@ -12,36 +12,6 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "rag/store.h"
-
-#define INFORMATION_MAX ((size_t)64 << 10)
-
-/* "Model:   NVIDIA H100" among the lines of one GPU. */
-static json_t *read_model(const char *path)
-{
-    static const char label[] = "Model:";
-    KA_AUTO_BUF struct ka_buf text = {0};
-    if (ka_file_read(path, INFORMATION_MAX, &text, NULL))
-        return json_string("NVIDIA GPU");
-    const char *at = strstr(ka_buf_str(&text), label);
-    at = at ? at + strlen(label) + strspn(at + strlen(label), " \t") : "";
-    json_t *model = json_stringn(at, strcspn(at, "\n"));
-    return model ? model : json_string("NVIDIA GPU");
-}
-
-/* In a container there may be devices without the driver's folder. */
-static json_t *find_gpus(void)
-{
-    json_t *gpus = json_array();
-    glob_t devices = {0}, told = {0};
-    glob("/dev/nvidia[0-9]*", 0, NULL, &devices);
-    glob("/proc/driver/nvidia/gpus/*/information", 0, NULL, &told);
-    for (size_t i = 0; i < devices.gl_pathc; i++)
-        json_array_append_new(gpus,
-                              i < told.gl_pathc ? read_model(told.gl_pathv[i]) : json_string("NVIDIA GPU"));
-    globfree(&devices);
-    globfree(&told);
-    return gpus;
-}
 
 static json_t *ask_sandbox(const struct ka_app *app)
 {
@@ -81,7 +51,7 @@ static json_t *count_pairs(const struct ka_app *app)
 json_t *ka_about_fixed(const struct ka_app *app, const struct ka_opts *opts)
 {
     return json_pack("{s:s, s:s, s:o, s:o, s:{s:s, s:O?}, s:o, s:i, s:o}", "version", KA_VERSION, "device",
-                     app->gpu ? "cuda" : "cpu", "gpus", find_gpus(), "sandbox", ask_sandbox(app), "python",
+                     app->gpu ? "cuda" : "cpu", "gpus", ka_gpus_find(), "sandbox", ask_sandbox(app), "python",
                      "path", app->python, "versions", app->python_versions, "endpoint",
                      endpoint_of(app, opts), "jobs", opts->jobs, "pairs", count_pairs(app));
 }
