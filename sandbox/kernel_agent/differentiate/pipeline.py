@@ -351,7 +351,6 @@ def _scheduled(site: trace.Site, name: str, schedule: str, splits: int, known: l
         owner.run()
         after = second_launch.split(reverse, axes, owner.refused, site.launch.grid)
         gradient_writes.mark(reverse)
-    if schedule != "atomic" and not isinstance(fused, Partials):
         gradient_writes.fill(reverse)
     taped = forward_values.Tape(reverse, lambda buffer: forward_values.size(buffer, site)).run()
     plan = Scheduled(

@@ -4,7 +4,8 @@ In: the effects of a backward, every write atomic. Out: the same gradients with 
 are proven, kernels of their own in which one program owns a tile, private partial sums; atomic adds are what
 is left.
 
-    gradient_writes  merges writes to one address, makes stores of those that are proven disjoint
+    gradient_writes  merges writes to one address, makes stores of those that are proven disjoint, fills what
+                     branches skip
     partials         a few programs walk the summed axis and keep the sums in registers
     owner            a kernel in which one program owns each tile
     programs         the programs of the forward as variables of such a kernel

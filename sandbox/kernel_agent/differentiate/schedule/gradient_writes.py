@@ -1,4 +1,5 @@
-"""Gradient writes: those to one address are merged, proven ones are stores, what stores reach is counted."""
+"""Gradient writes: those to one address are merged, proven ones are stores, what stores reach is counted, and
+what a branch skips is filled with zeros."""
 
 from __future__ import annotations
 
