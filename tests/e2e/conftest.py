@@ -37,6 +37,7 @@ class Agent:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.started: list[subprocess.Popen[str]] = []
         self.env = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("KA_", "OPENAI_", "XDG_"))},
             "HOME": str(folder),
@@ -61,7 +62,7 @@ class Agent:
         return ended(done.returncode, done.stdout, done.stderr)
 
     def start(self, *args: str | Path) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             self.command(*args),
             cwd=self.folder,
             env=self.env,
@@ -70,6 +71,8 @@ class Agent:
             text=True,
             errors="replace",
         )
+        self.started.append(process)
+        return process
 
     def run_dirs(self) -> list[Path]:
         return sorted(path.parent for path in self.folder.glob("generated/*/run.db"))
@@ -81,8 +84,14 @@ def ended(code: int, out: str, err: str) -> Ended:
 
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Agent:
-    return Agent(tmp_path)
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    """Whatever a test that fails has left running ends with it."""
+    one = Agent(tmp_path)
+    yield one
+    for process in one.started:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 @dataclass
