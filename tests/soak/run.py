@@ -161,7 +161,7 @@ class Soak:
 
     def work(self) -> None:
         """Until all runs have ended."""
-        next_kill = time.monotonic() + self.options.kill_every
+        next_kill = time.monotonic()  # the first one at once: its runs have just begun
         while (ended := self.count_ended()) < self.options.runs:
             self.pause(0.5)
             if ended * 3 < self.options.runs * 2 and time.monotonic() >= next_kill:
