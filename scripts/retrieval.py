@@ -1,7 +1,7 @@
 """How often a search of the store finds a pair that helps: ours and its peers on tests/retrieval.
 
     scripts/retrieval.py [--half tune|test] [--program build/kernel-agent] [--store build/pairs.db]
-                         [--embeddings URL --model NAME] [--misses] [--out FILE]
+                         [--embeddings URL --model NAME] [--only-ours] [--misses] [--out FILE]
 
 Peers: BM25 (SQLite's FTS5) and tf-idf over words of the forward, with the docstring; the mean of 200 random
 orders; with --embeddings, vectors of an endpoint that speaks OpenAI's /embeddings, which is sent the text
@@ -45,10 +45,14 @@ class Query:
 def queries(half: str) -> list[Query]:
     labels = json.loads((FOLDER / "labels.json").read_text())
     return [
-        Query(name, path.read_text(), frozenset(label["ids"]), label["family"])
+        Query(name, file_of(name).read_text(), frozenset(label["ids"]), label["family"])
         for name, label in labels.items()
-        if half_of(name) == half and (path := FOLDER / "queries" / f"{name}.py")
+        if half_of(name) == half
     ]
+
+
+def file_of(name: str) -> Path:
+    return FOLDER / "queries" / f"{name}.py"
 
 
 def half_of(name: str) -> str:
@@ -70,8 +74,7 @@ def words(text: str) -> list[str]:
 
 def ask(program: str, store: str, query: Query, topk: int) -> list[tuple[str, float]]:
     """Ids and similarities, as a run is shown them: a pair that is the query itself is none."""
-    path = FOLDER / "queries" / f"{query.name}.py"
-    command = [program, "store", "search", str(path), "--store", store, "--json"]
+    command = [program, "store", "search", str(file_of(query.name)), "--store", store, "--json"]
     command += ["--topk", str(topk), "--min-sim", "-1"]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return [(hit["id"], hit["similarity"]) for hit in found["hits"]]
