@@ -20,12 +20,13 @@ from .prove import overwrite
 from .read import trace
 from .reverse import checkpoints, forward_values, running_maxima, wrapped_indices
 from .reverse.sweep import Reverse, writes
-from .schedule import flags, folded, gradient_writes, partials, second_launch, tuning, whole_rows
+from .schedule import flags, folded, gradient_writes, partials, saved, second_launch, tuning, whole_rows
 from .schedule.decisions import Totals, advise, header
 from .schedule.gradient_writes import SKIPPED
 from .schedule.kept_values import Spill
 from .schedule.owner import NotOwned, Owner, OwnerKernel
 from .schedule.partials import Partials
+from .schedule.saved import Saved
 from .schedule.whole_rows import Rows
 from .write.demand import effects_of
 from .write.emit import Emitted, Emitter
@@ -236,6 +237,11 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
             best, rows, lambda side, end: _scheduled(side, name + end, schedule, draft.splits, report)
         )
     parts = _parts(best, lambda plan: _part(fwd, plan, text, kernels, draft))
+    if text.saving:
+        text.launched = f"{site.kernel_name}_saving{name.removeprefix(site.kernel_name + '_bwd')}"
+        kernels[text.launched] = saved.copy_text(
+            site, fwd.source.splitlines(), list(text.saving.values()), text.launched
+        )
     for plan in best.leaves() if isinstance(best, Sides) and rows is None else ():
         kept = f"{plan.owner.name}: atomics kept {plan.totals.kept} of {plan.totals.atomics}"
         draft.report.append(LineReport(site.call.lineno, "flag", "each side apart", kept))
@@ -272,6 +278,8 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     lines = fwd.source.splitlines()
     layouts = [l for w in found for l in w.layouts] + [l for k in owner.kernels for l in k.layouts]
     part = Part(accumulated, list(dict.fromkeys(map(text.check, layouts))), rows=plan.rows)
+    text.saving |= {kept.buffer: kept for kept in plan.saved}
+    text.saved |= dict.fromkeys(text.saving)
     notes = header(reverse, plan.totals, part.checks) + ([] if plan.rows is None else [plan.rows.note])
 
     def emit(name: str, effects: list, notes: list[str]) -> Emitted:
@@ -320,6 +328,7 @@ class Scheduled:
     after: list
     totals: Totals
     rows: Rows | None = None  # the block is a whole row
+    saved: list[Saved] = field(default_factory=list)  # by the forward
 
     @property
     def writes(self) -> list[GradWrite]:
@@ -338,6 +347,7 @@ def _scheduled(site: trace.Site, name: str, schedule: str, splits: int, known: l
     gradient_writes.merge(reverse)
     wrapped_indices.unwrap(reverse)
     forward_values.use_stored(reverse)
+    kept = saved.use(reverse, site)
     totals.atomics = len(writes(reverse.effects))
     if schedule != "atomic":
         folded.run(reverse)
@@ -354,7 +364,14 @@ def _scheduled(site: trace.Site, name: str, schedule: str, splits: int, known: l
         gradient_writes.fill(reverse)
     taped = forward_values.Tape(reverse, lambda buffer: forward_values.size(buffer, site)).run()
     plan = Scheduled(
-        site, reverse, owner, fused if isinstance(fused, Partials) else None, taped, after, totals
+        site,
+        reverse,
+        owner,
+        fused if isinstance(fused, Partials) else None,
+        taped,
+        after,
+        totals,
+        saved=kept,
     )
     totals.kept = sum(w.kind == "atomic_add" for w in plan.writes)
     totals.tape = sum(forward_values.size(b, site) for b in taped.buffers)

@@ -96,6 +96,7 @@ class Kernel:
     inplace: set[str] = field(default_factory=set)
     equal: dict[Node, Node] = field(default_factory=dict)  # values that another loop ends with too
     line: int | None = None
+    variables: dict[str, Node] = field(default_factory=dict)  # where the kernel ends
 
 
 def bases(value: Any) -> list[Node]:

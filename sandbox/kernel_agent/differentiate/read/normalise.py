@@ -79,6 +79,7 @@ class Builder:
         self.source, self.module, self.functions, self.args = source, module, functions, args
         self.effects: list = []
         self.env: dict[str, Any] = {}
+        self.endings: list[dict[str, Any]] = []  # what names stand for after the last statement
         self.stored: list[Store] = []
         self.added: set[str] = set()  # buffers that are added to atomically
         self.loaded: list[tuple[Node, Node, Node | None, Region]] = []
@@ -98,7 +99,9 @@ class Builder:
         self.block(self.source.body)
         self._check_aliases()
         made = (self.source.name, self.g, params, self.effects, self.args, self.tl, self.inplace)
-        return Kernel(*made, line=self.source.lineno)
+        ending = self.endings[0] if len(self.endings) == 1 else {}
+        variables = {name: value for name, value in ending.items() if isinstance(value, Node)}
+        return Kernel(*made, line=self.source.lineno, variables=variables)
 
     def _param(self, arg: Arg) -> Node:
         g = self.g
@@ -166,6 +169,8 @@ class Builder:
                 done = self.statement(statement)
             except Refusal as refusal:
                 raise refusal.at(statement) from None
+            if statement is self.source.body[-1]:
+                self.endings.append(dict(self.env))
             if done is not None:
                 return done
         return None

@@ -40,6 +40,7 @@ class Site:
     launch: Launch
     args: dict[str, Arg]
     kernel: Kernel
+    source: ast.FunctionDef  # of the kernel
     written: list[str] = field(default_factory=list)  # pointer parameters that the kernel writes
     outputs: list[str] = field(default_factory=list)  # those that carry gradients
     class_name: str = ""
@@ -251,7 +252,7 @@ def _site(
         for name in added:
             args[name].active = True
         builder, kernel = read()
-    site = Site(call, host, _launched(call) or "", params, given, positional, launch, args, kernel)
+    site = Site(call, host, _launched(call) or "", params, given, positional, launch, args, kernel, source)
     site.unpacked, site.autotuned = unpacked, launch.config is not None
     site.written = list(dict.fromkeys(s.base.attrs["name"] for s in builder.stored))
     stores = [e for e in walk(kernel.effects) if isinstance(e, Store)]

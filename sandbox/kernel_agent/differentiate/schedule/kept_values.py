@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir.names import suggested
-from ..ir.nodes import Node, TapeStore, beneath, real
+from ..ir.nodes import Node, TapeStore, beneath, nodes_in, real
 from ..ir.rewriter import Rewriter
 from ..ir.values import takes_loop
 from ..reverse.sweep import Reverse
@@ -47,7 +47,9 @@ class Spills:
 
     def wanted(self, node: Node) -> bool:
         """Whether a value is one that is kept."""
-        return node.home is self.g.top and node.is_float and takes_loop(node) and not thinner(node)
+        if node.home is not self.g.top or not node.is_float:
+            return False
+        return takes_loop(node) and not thinner(node) or sums_saved(node)
 
     def state(self) -> tuple:
         """What `restore` takes back everything after."""
@@ -106,6 +108,11 @@ class Spills:
         for axis in range(len(shape)):
             index = g.add(index, g.lanes(shape, axis))
         return index
+
+
+def sums_saved(node: Node) -> bool:
+    """Whether a block is summed that the forward saved something for: it would be loaded again to be summed."""
+    return node.op == "reduce" and any(n.attrs.get("saved") for n in nodes_in([node]))
 
 
 def thinner(node: Node) -> bool:

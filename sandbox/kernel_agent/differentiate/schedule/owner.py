@@ -251,7 +251,8 @@ class Owner:
                 continue
             if node.op in ("phi", "loopout"):
                 return False
-            if node.op == "load" and node.attrs.get("buffer") and node.args[0].attrs["name"] not in spilled:
+            taped = node.op == "load" and node.attrs.get("buffer") and not node.attrs.get("saved")
+            if taped and node.args[0].attrs["name"] not in spilled:
                 return False
             stack += [n for n in operands(node) if isinstance(n, Node)]
             if node.op == "iv":

@@ -22,6 +22,7 @@ from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name
 from ..read.trace import Site, Untraced
 from ..reverse.rules import LINEAR_STEP, SMALL_DOT
+from ..schedule.saved import Saved
 from ..schedule.whole_rows import WARPS, Rows
 from .emit import TANH, Emitted
 from .line_breaks import WIDTH, break_line, indented, wrap
@@ -225,6 +226,8 @@ class FunctionText:
         self.saved: dict[str, None] = {}
         self.kept: dict[str, None] = {}
         self.behind: dict[str, None] = {}  # tables whose tensors are saved
+        self.saving: dict[str, Saved] = {}  # what a copy of the forward kernel saves, by buffer
+        self.launched = site.kernel_name
 
     def value(self, param: str) -> str:
         """The backward's expression for a parameter of the forward kernel; it is saved by the forward."""
@@ -249,7 +252,7 @@ class FunctionText:
         values = [self.value(n) for n in emitted.params if n not in constexprs]
         up = [gradient_name(n) for n in emitted.upstream]
         values += up + [d for n in emitted.gradients if (d := gradient_name(n)) not in up]
-        values += [step.extra[n] for n in emitted.extra]
+        values += [n if n in self.saving else step.extra[n] for n in emitted.extra]
         values += [f"{n}={self.value(n)}" for n in constexprs]
         if rows is not None and not self.site.warps:
             values.append(f"num_warps={WARPS}")
@@ -399,16 +402,18 @@ class FunctionText:
             lines += self.refusal(cond, taken, at)
         for name in sorted(self.inplace & set(self.saved)):
             lines += _broken(f"before_{name} = {self.unless_none(name, f'{name}.clone()')}")
-        lines += _broken(f"{site.kernel_name}[grid]({', '.join(call)})")
+        if self.saving:
+            lines += self.resolved_grid()
+            lines += self.saved_buffers()
+        lines += _broken(f"{self.launched}[grid]({', '.join([*self.saving, *call])})")
         outputs = [f"*{tensors_of(n)}" if n in site.tables else n for n in site.outputs]
         if site.tables:
             lines += _broken(_divided(list(site.tables), "pointed"))
         lines += _broken(f"ctx.mark_dirty({self.modified(outputs)})")
         kept_rules = [name for name in site.launch.heuristics if name in self.kept]
         lines += [f"        {name} = {heuristic_text(site, name)}" for name in kept_rules]
-        if not isinstance(site.call.func.slice, ast.Tuple):  # type: ignore[attr-defined]
-            # A callable grid sees the arguments as Triton would show them.
-            lines += ["        if callable(grid):", *_broken(f"grid = grid({_arguments(site)})", 12)]
+        if not self.saving:
+            lines += self.resolved_grid()
         for name, count in site.replaced.items():
             there = f"{name} is not None and " * (name in site.optional)
             lines += _broken(f"if {there}{self.expr(count, 5)} != {name}.numel():")
@@ -430,6 +435,34 @@ class FunctionText:
         lines += _broken(f"ctx.strides = {tuple_text(list(map(self.strides, site.outputs)))}")
         returned = ", ".join(outputs)
         lines.append(f"        return ({returned},)" if "*" in returned else f"        return {returned}")
+        return lines
+
+    def resolved_grid(self) -> list[str]:
+        """A callable grid sees the arguments as Triton would show them."""
+        if isinstance(self.site.call.func.slice, ast.Tuple):  # type: ignore[attr-defined]
+            return []
+        return ["        if callable(grid):", *_broken(f"grid = grid({_arguments(self.site)})", 12)]
+
+    def saved_buffers(self) -> list[str]:
+        """The lines that allocate what the copy of the kernel saves."""
+        asking = copy.copy(self)  # what is only asked for here is not kept
+        asking.saved, asking.behind, asking.kept = {}, {}, {}
+        site = self.site
+        device = next(
+            n
+            for n in site.given_names
+            if n in site.args and site.args[n].kind == "pointer" and not site.args[n].none
+        )
+        programs = " * ".join(f"grid[{axis}]" for axis in range(len(site.launch.grid)))
+        lines = []
+        for name, kept in self.saving.items():
+            each = (
+                ""
+                if kept.numel.op == "const" and kept.numel.value == 1
+                else f" * {asking.expr(kept.numel, 11)}"
+            )
+            made = f"torch.empty({programs}{each}, dtype=torch.{kept.dtype}, device={device}.device)"
+            lines += _broken(f"{name} = {made}")
         return lines
 
     def kept_of(self, name: str) -> str:
