@@ -101,7 +101,7 @@ def test_deviation_of_a_row__is_saved_in_place_of_what_it_is_made_of(changed) ->
     result = draft(file, SHAPES[1][0])
     assert saved(result["backward"]) == ["mean", "rstd", "squares"]
     long_rows = result["backward"].split("def spread_kernel_bwd(")[1].split("@triton.jit")[0]
-    assert long_rows.count("for start in range") == 2
+    assert long_rows.count("for start in range") == 3
     assert "def spread_kernel_saving(" in result["backward"] and "scale=1.0" in result["backward"]
     assert_right(file, result, SHAPES)
 
