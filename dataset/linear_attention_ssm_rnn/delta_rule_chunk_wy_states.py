@@ -1,7 +1,7 @@
 """Delta rule by chunks: the triangular system of a chunk is solved once, in parallel, before time is walked.
 
-Forward    S_t = S_{t-1} + b_t k_t (v_t - S_{t-1}^T k_t)^T,  o_t = S_t^T q_t.  In a chunk, S the state before it
-           and n_i what step i really writes, n_i = b_i (v_i - S^T k_i - sum_{j < i} n_j <k_j, k_i>), that is
+Forward    S_t = S_{t-1} + b_t k_t (v_t - S_{t-1}^T k_t)^T,  o_t = S_t^T q_t.  In a chunk, with S the state
+           before it, step i really writes n_i = b_i (v_i - S^T k_i - sum_{j < i} n_j <k_j, k_i>), that is
            (I + A) N = diag(b) (V - K S),   A_ij = b_i <k_i, k_j> for j < i, 0 elsewhere.  So with
            T = (I + A)^{-1},  W = T diag(b) K,  U = T diag(b) V:
            N = U - W S,   S' = S + K^T N,   O = Q S + P N,   P_ij = <q_i, k_j> for j <= i
@@ -12,13 +12,13 @@ Backward   with R the gradient of S':  dN = P^T dO + K R, and before the chunk  
            dV = diag(b) Y,          db_i = <Y_i, v_i> - <X_i, k_i> + sum_j dA_ij <k_i, k_j>
 
 Forward schedule: T, W and U of every chunk are made in parallel. A walk over the chunks then has two products
-a step, by programs of their own for each tile of value columns, which never mix; it stores S and N, from which
-every chunk makes its outputs in parallel.
-Backward schedule: of all that only T is kept, one chunk length of numbers a token; W, U, S and N are made from
-it again, S alone being several times as large as the inputs. The walk from right to left is as lean as the
-forward's: P^T dO is prepared outside, three products a step are left, and R and dN are stored. Then the owner
-of a chunk makes all its gradients, each stored once. The states pass through its hands by tiles of value
-columns, over which dQ, dK, dP, dA and X are sums.
+a step, by programs of their own for each tile of value columns, which never mix; it stores S and N, from
+which every chunk makes its outputs in parallel.
+Backward schedule: of all that only T is kept, one chunk length of numbers a token; W, U, S and N are made
+from it again, S alone being several times as large as the inputs. The walk from right to left is as lean as
+the forward's: P^T dO is prepared outside, three products a step are left, and R and dN are stored. Then the
+owner of a chunk makes all its gradients, each stored once. The states pass through its hands by tiles of
+value columns, over which dQ, dK, dP, dA and X are sums.
 
 op: delta_rule
 schedule: chunk_state_pass, adjoint_solve, reverse_scan, recompute_from_stats
@@ -198,7 +198,7 @@ SWEEP = [
     {"B": 2, "H": 16, "T": 2048, "DK": 128, "DV": 128},
     {"B": 1, "H": 8, "T": 1021, "DK": 64, "DV": 96},
 ]
-SWEEP_CPU = [{"B": 1, "H": 2, "T": 70, "DK": 16, "DV": 20}, {"B": 2, "H": 1, "T": 32, "DK": 20, "DV": 16}]
+SWEEP_CPU = [{"B": 1, "H": 1, "T": 40, "DK": 16, "DV": 20}, {"B": 1, "H": 2, "T": 9, "DK": 20, "DV": 16}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
