@@ -4,12 +4,11 @@ Forward    y_ij = sum_{a <= i, b <= j} x_ab,  which is a running sum along rows,
 Backward   x_ab stands in y_ij for all i >= a, j >= b:   dx_ab = sum_{i >= a, j >= b} dy_ij,  the same two
            sums from the right and from below
 
-Forward schedule: two passes of one shape. For rows, a program owns a tile of rows and walks it in blocks of
-columns with the row sums so far in registers; for columns, a tile of columns in blocks of rows. Both load
-tiles whose fast axis is the memory's, so that columns need no transposed copy; the image may be of any size.
-Backward schedule: the mirror, with the blocks taken from the far end and scanned in reverse, and columns
-first, since the adjoint of two maps takes them in the other order (here they commute, but a fused neighbour
-would not). Nothing is saved, the table least of all.
+Forward schedule: one kernel for both directions. It sees a tensor as (outer, length, inner) and sums along
+the middle: rows are (B Y, X, 1), columns (B, Y, X). A program owns a tile of lines and walks them in blocks
+with the sums so far in registers, a few numbers a line; an image may be of any size, and is never transposed.
+Backward schedule: the same kernel, blocks taken from the far end and scanned in reverse, columns first and
+rows after, as the adjoint of two maps takes them in the other order. Nothing is saved.
 
 op: integral_image
 schedule: reverse_scan
@@ -30,45 +29,32 @@ BLOCK = 32
 
 
 @triton.jit
-def rows_kernel(x_ptr, y_ptr, R, X, REVERSE: tl.constexpr, BLOCK: tl.constexpr):
-    """Running sums along rows; the rows of all images are R."""
-    rows = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    blocks = tl.cdiv(X, BLOCK)
+def running_sum_kernel(x_ptr, y_ptr, lines, length, inner, REVERSE: tl.constexpr, BLOCK: tl.constexpr):
+    line = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    start = line // inner * length * inner + line % inner
+    blocks = tl.cdiv(length, BLOCK)
     carry = tl.zeros([BLOCK], dtype=tl.float32)
     for step in range(blocks):
-        cols = (blocks - 1 - step if REVERSE else step) * BLOCK + tl.arange(0, BLOCK)
-        mask = (rows[:, None] < R) & (cols[None, :] < X)
-        offs = rows[:, None] * X + cols[None, :]
-        x = tl.load(x_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-        tl.store(y_ptr + offs, carry[:, None] + tl.cumsum(x, axis=1, reverse=REVERSE), mask=mask)
-        carry += tl.sum(x, axis=1)
-
-
-@triton.jit
-def columns_kernel(x_ptr, y_ptr, Y, X, REVERSE: tl.constexpr, BLOCK: tl.constexpr):
-    """Running sums along the columns of image program_id(1)."""
-    image = tl.program_id(1).to(tl.int64) * Y * X
-    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    blocks = tl.cdiv(Y, BLOCK)
-    carry = tl.zeros([BLOCK], dtype=tl.float32)
-    for step in range(blocks):
-        rows = (blocks - 1 - step if REVERSE else step) * BLOCK + tl.arange(0, BLOCK)
-        mask = (rows[:, None] < Y) & (cols[None, :] < X)
-        offs = image + rows[:, None] * X + cols[None, :]
+        i = (blocks - 1 - step if REVERSE else step) * BLOCK + tl.arange(0, BLOCK)
+        mask = (i[:, None] < length) & (line[None, :] < lines)
+        offs = start[None, :] + i[:, None] * inner
         x = tl.load(x_ptr + offs, mask=mask, other=0.0).to(tl.float32)
         tl.store(y_ptr + offs, carry[None, :] + tl.cumsum(x, axis=0, reverse=REVERSE), mask=mask)
         carry += tl.sum(x, axis=0)
 
 
+def running_sum(x, axis, reverse):
+    y, length, inner = torch.empty_like(x), x.shape[axis], x.shape[2] if axis == 1 else 1
+    lines = x.numel() // length
+    grid = (triton.cdiv(lines, BLOCK),)
+    running_sum_kernel[grid](x, y, lines, length, inner, REVERSE=reverse, BLOCK=BLOCK)
+    return y
+
+
 @autodiff(inputs_require_grad=(0,))
 def integral_image(x):
     """x: (B, Y, X)."""
-    x = x.contiguous()
-    B, Y, X = x.shape
-    along_rows, y = torch.empty_like(x), torch.empty_like(x)
-    rows_kernel[(triton.cdiv(B * Y, BLOCK),)](x, along_rows, B * Y, X, REVERSE=False, BLOCK=BLOCK)
-    columns_kernel[(triton.cdiv(X, BLOCK), B)](along_rows, y, Y, X, REVERSE=False, BLOCK=BLOCK)
-    return y
+    return running_sum(running_sum(x.contiguous(), 2, False), 1, False)
 
 
 def reference(x):
@@ -93,12 +79,7 @@ class IntegralImage(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
-        dy = dy.contiguous()
-        B, Y, X = dy.shape
-        along_columns, dx = torch.empty_like(dy), torch.empty_like(dy)
-        columns_kernel[(triton.cdiv(X, BLOCK), B)](dy, along_columns, Y, X, REVERSE=True, BLOCK=BLOCK)
-        rows_kernel[(triton.cdiv(B * Y, BLOCK),)](along_columns, dx, B * Y, X, REVERSE=True, BLOCK=BLOCK)
-        return dx
+        return running_sum(running_sum(dy.contiguous(), 1, True), 2, True)
 
 
 def integral_image_autograd(x):
