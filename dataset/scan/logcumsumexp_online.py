@@ -1,0 +1,105 @@
+"""Running log-sum-exp along time.
+
+Forward    y_t = log sum_{s <= t} e^{x_s}
+Backward   dx_s = sum_{t >= s} dy_t e^{x_s - y_t}.  The textbook form e^{x_s} revcumsum(dy e^{-y}) overflows,
+           and dy has signs, so that it has no logarithm. But y never falls: with
+           c_s = sum_{t >= s} dy_t e^{y_s - y_t} = dy_s + e^{y_s - y_{s+1}} c_{s+1},
+           dx_s = e^{x_s - y_s} c_s
+
+Forward schedule: a program owns (batch, channel tile) and walks time with the maximum so far and the sum of
+exponentials below it. y is the output, and all that is kept beside x.
+Backward schedule: the same owner walks back with c, a sum that is always relative to the current y. Both
+exponents are at most 0: the decays take the place of a maximum for the way back, and a signed carry in the
+log domain with its two logarithms a step is not needed. Channels lie side by side, so that loads coalesce.
+
+op: logcumsumexp
+schedule: reverse_scan, recompute_from_stats
+difficulty: 3
+dtypes: fp32
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+
+def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
+    return lambda stub: stub
+
+
+@triton.jit
+def logcumsumexp_kernel(x_ptr, y_ptr, T, C, BLOCK: tl.constexpr):
+    b = tl.program_id(1).to(tl.int64)
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = cols < C
+    m = tl.full([BLOCK], -1e30, dtype=tl.float32)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for t in range(T):
+        offs = (b * T + t) * C + cols
+        x = tl.load(x_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+        m_new = tl.maximum(m, x)
+        total = total * tl.exp(m - m_new) + tl.exp(x - m_new)
+        m = m_new
+        tl.store(y_ptr + offs, m + tl.log(total), mask=mask)
+
+
+@autodiff(inputs_require_grad=(0,))
+def logcumsumexp(x):
+    """x: (B, T, C); sums run along T."""
+    x = x.contiguous()
+    B, T, C = x.shape
+    y = torch.empty_like(x)
+    logcumsumexp_kernel[(triton.cdiv(C, 128), B)](x, y, T, C, BLOCK=128)
+    return y
+
+
+def reference(x):
+    return torch.logcumsumexp(x, dim=1)
+
+
+SWEEP = [{"B": 32, "T": 512, "C": 2048}, {"B": 3, "T": 2039, "C": 500}]
+SWEEP_CPU = [{"B": 2, "T": 37, "C": 20}, {"B": 1, "T": 5, "C": 130}]
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return (3 * torch.randn(dims["B"], dims["T"], dims["C"], device=device, dtype=dtype),)
+
+
+# ---- backward ----
+
+
+@triton.jit
+def logcumsumexp_backward_kernel(x_ptr, y_ptr, dy_ptr, dx_ptr, T, C, BLOCK: tl.constexpr):
+    b = tl.program_id(1).to(tl.int64)
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = cols < C
+    c = tl.zeros([BLOCK], dtype=tl.float32)
+    later = tl.load(y_ptr + (b * T + T - 1) * C + cols, mask=mask, other=0.0).to(tl.float32)  # y_{s+1}
+    for back in range(T):
+        offs = (b * T + T - 1 - back) * C + cols
+        x = tl.load(x_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+        y = tl.load(y_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+        c = c * tl.exp(y - later) + tl.load(dy_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + offs, tl.exp(x - y) * c, mask=mask)
+        later = y
+
+
+class LogCumSumExp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        x = x.contiguous()
+        y = logcumsumexp(x)
+        ctx.save_for_backward(x, y)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, y = ctx.saved_tensors
+        B, T, C = x.shape
+        dx = torch.empty_like(x)
+        logcumsumexp_backward_kernel[(triton.cdiv(C, 128), B)](x, y, dy.contiguous(), dx, T, C, BLOCK=128)
+        return dx
+
+
+def logcumsumexp_autograd(x):
+    return LogCumSumExp.apply(x)
