@@ -46,9 +46,7 @@ def store_tile(ptr, value, rows, cols, R, C):
 
 
 @triton.jit
-def linear_relu_kernel(
-    x_ptr, w_ptr, b_ptr, y_ptr, M, N, K, PRECISION: tl.constexpr, BLOCK: tl.constexpr
-):
+def linear_relu_kernel(x_ptr, w_ptr, b_ptr, y_ptr, M, N, K, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
     m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     z = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
@@ -96,9 +94,7 @@ def load_dz(dy_ptr, y_ptr, m, n, M, N):
 
 
 @triton.jit
-def dx_kernel(
-    dy_ptr, y_ptr, w_ptr, dx_ptr, M, N, K, PRECISION: tl.constexpr, BLOCK: tl.constexpr
-):
+def dx_kernel(dy_ptr, y_ptr, w_ptr, dx_ptr, M, N, K, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
     m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     dx = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
@@ -110,9 +106,7 @@ def dx_kernel(
 
 
 @triton.jit
-def dw_db_kernel(
-    dy_ptr, y_ptr, x_ptr, dw_ptr, db_ptr, M, N, K, PRECISION: tl.constexpr, BLOCK: tl.constexpr
-):
+def dw_db_kernel(dy_ptr, y_ptr, x_ptr, dw_ptr, db_ptr, M, N, K, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     dw = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
