@@ -1,16 +1,16 @@
 """The seam between two layers of a pre-norm transformer: dropout, stochastic depth, residual and layer norm.
 
-Forward    x' = x m / (1 - p),  m the mask of a seed;   r = s x' + res,  s a number a row (0 drops the branch);
+Forward    x' = x m / (1 - p),  m the mask of a seed;   r = s x' + res,  s a number a row (0 drops it);
            xhat = (r - mu) rstd,  y = xhat w + b;   returns y and r, the residual of the next seam
 Backward   with g = dy w:  D = dr + rstd (g - mean g - xhat mean(g xhat)), all that arrives at r:
            dres = D,   dx = s D m / (1 - p),   ds = <D, x'>,   dw = sum over rows of dy xhat,   db = of dy
 
-Forward schedule: a program owns a row. The mask is drawn by (seed, place in x) and stored nowhere; mu and rstd
-are saved, two numbers a row, and r, which is an output, stands for the sum.
+Forward schedule: a program owns a row. The mask is drawn by (seed, place in x) and stored nowhere; mu and
+rstd are saved, two numbers a row, and r, which is an output, stands for the sum.
 Backward schedule: G programs walk the rows pid, pid + G, ... The two routes into r, through the norm and
 around it, are added in registers before any store, so the residual's gradient is written once and is read by
-nobody here. The mask is drawn again. The reductions of a row (two means of the norm, the branch's ds) stay with
-its owner; dw and db are kept in registers over a program's rows, stored as G parts, and added by a
+nobody here. The mask is drawn again. The reductions of a row (two means of the norm, the branch's ds) stay
+with its owner; dw and db are kept in registers over a program's rows, stored as G parts, and added by a
 second kernel.
 
 op: dropout_add_layer_norm
