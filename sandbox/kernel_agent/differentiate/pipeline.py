@@ -28,6 +28,7 @@ from .schedule.owner import NotOwned, Owner, OwnerKernel
 from .schedule.partials import Partials
 from .schedule.saved import Saved
 from .schedule.whole_rows import Rows
+from .write import saving_copy
 from .write.demand import effects_of
 from .write.emit import Emitted, Emitter
 from .write.section import (
@@ -239,7 +240,7 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
     parts = _parts(best, lambda plan: _part(fwd, plan, text, kernels, draft))
     if text.saving:
         text.launched = f"{site.kernel_name}_saving{name.removeprefix(site.kernel_name + '_bwd')}"
-        kernels[text.launched] = saved.copy_text(
+        kernels[text.launched] = saving_copy.copy_text(
             site, fwd.source.splitlines(), list(text.saving.values()), text.launched
         )
     for plan in best.leaves() if isinstance(best, Sides) and rows is None else ():

@@ -111,7 +111,7 @@ class Spills:
 
 
 def sums_saved(node: Node) -> bool:
-    """Whether a block is summed that the forward saved something for: it would be loaded again to be summed."""
+    """Whether a block is summed that the forward saved something for: it would be loaded again for that."""
     return node.op == "reduce" and any(n.attrs.get("saved") for n in nodes_in([node]))
 
 
