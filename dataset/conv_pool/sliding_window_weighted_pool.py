@@ -8,8 +8,8 @@ Forward schedule: a program owns (sequence, tile of blocks, tile of channels) an
 Backward schedule: token t is in the blocks from ceil((t - K + 1) / S) to t / S, at most ceil(K / S) of them,
 so its owner gathers them and stores once. dw is K numbers summed over everything: a program owns
 (sequence, tile of blocks), keeps the products of a tap in a tile, walks all channels for it, reduces the tile
-to one number and stores that; a second kernel adds the parts. The taps are walked outside the channels, as one
-tile of dy serves a tap and comes from cache for the next.
+to one number and stores that; a second kernel adds the parts. The taps are walked outside the channels, as
+one tile of dy serves a tap and comes from cache for the next.
 
 op: window_pool
 schedule: gather_transpose, partials_then_reduce

@@ -1,19 +1,21 @@
-"""Message passing with an edge network: each edge sees both its ends and its own features; nodes add messages.
+"""Message passing with an edge network: each edge sees both its ends and its own features; nodes add
+messages.
 
 Forward    edge e goes from s to d:  z_e = h_s A + h_d B + r_e C + b,  m_e = silu(z_e),  y_i = sum over the
            in-edges e of i of m_e.  w = [A; B; C] is one matrix for the concatenation [h_s, h_d, r_e]
 Backward   g_e = dy_d * silu'(z_e),  silu'(z) = t (1 + z (1 - t)), t = sigmoid(z).  With the sums over a
            node's edges  S_j = sum of g_e over out-edges,  T_i = sum of g_e over in-edges:
            dr_e = g_e C^T,  dh_i = S_i A^T + T_i B^T,
-           dA = sum_e h_s^T g_e = sum_j h_j^T S_j,  dB = sum_i h_i^T T_i,  dC = sum_e r_e^T g_e,  db = sum_i T_i
+           dA = sum_e h_s^T g_e = sum_j h_j^T S_j,  dB = sum_i h_i^T T_i,  dC = sum_e r_e^T g_e,
+           db = sum_i T_i
 
 Forward schedule: a program owns a tile of edges by outputs, gathers the rows of both ends as operands of two
 products beside r C, and stores messages; a second kernel's programs own nodes and add their in-edges (CSR).
-Backward schedule: z is rebuilt by the forward's tile, which also gathers dy_d and stores g, the only tensor of
-edges by outputs. Everything after is linear in g, so a sum over the edges of a node may be taken before the
-product with a matrix instead of after it. An owner of each node adds S and T from its two edge lists, and the
-products for dh, dA and dB then run over nodes, often ten times fewer than edges, without any gather. Only r
-lives on edges: dr and dC are products over them. The weight's three blocks are one owner's grid, whose long
+Backward schedule: z is rebuilt by the forward's tile, which also gathers dy_d and stores g, the only tensor
+of edges by outputs. Everything after is linear in g, so a sum over the edges of a node may be taken before
+the product with a matrix instead of after it. An owner of each node adds S and T from its two edge lists, and
+the products for dh, dA and dB then run over nodes, often ten times fewer than edges, without any gather. Only
+r lives on edges: dr and dC are products over them. The weight's three blocks are one owner's grid, whose long
 sums are split into slots and added by a last kernel.
 
 op: edge_mlp
@@ -197,7 +199,9 @@ def input_grad_kernel(
 def weight_parts_kernel(
     x_ptr, g_ptr, part_ptr, M, D, F, TOTAL, PRECISION: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """One slot's part of x^T g over the rows of slot, slot + G, ..; a part has TOTAL rows, these are D of them."""
+    """One slot's part of x^T g over the rows of slot, slot + G, ..; a part has TOTAL rows, these are D of
+    them.
+    """
     d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.program_id(2).to(tl.int64)
