@@ -1,15 +1,17 @@
 """Merging attention over R sets of keys, each with its own output and log-sum-exp, into attention over all.
 
 Forward    L = log sum_r exp(L_r),  w_r = exp(L_r - L),  O = sum_r w_r O_r          (a row of M, D columns)
-Backward   dO_r = w_r dO.  w is a softmax of the L_r, and dL/dL_r = w_r:
-           dL_r = w_r (<dO, O_r> - sum_u w_u <dO, O_u> + dL) = w_r (<dO, O_r> - <dO, O> + dL)
+Backward   dO_r = w_r dO.  w is a softmax of the L_r, and dL/dL_r = w_r:  with c_r = <dO, O_r>,
+           dL_r = w_r (c_r - sum_u w_u c_u + dL)
 
 Forward schedule: a program owns a tile of rows and walks the R parts, with a running maximum as in an online
 softmax, so each part is read once. A part whose L_r is -inf, which saw no key of this row, weighs 0; one part
 of each row must have seen some. O and L are outputs, so results of merges can be merged again.
-Backward schedule: the same owner, one walk. The term that couples the parts, <dO, O>, is a dot with the saved
-output, known before the walk; taken as the sum over u it would cost a walk of its own. Then each part is read
-once and each gradient written once, which is the least traffic there can be.
+Backward schedule: the same owner, one walk: each part is read once and each gradient written once, which is
+the least traffic there can be. The sum over u couples the parts; <dO, O> with the saved output would give it
+before the walk, but O is rounded to its dtype, and where the c_r are alike little else is left of their
+differences. So the c_r of a row, one number a part, wait in registers for the end of the walk, O is not read,
+and the gradients of all L_r are stored at once.
 
 op: lse_merge
 schedule: row_reduce_correct, recompute_from_stats
@@ -67,11 +69,11 @@ def tile(D):
 
 @autodiff(inputs_require_grad=(0, 1))
 def lse_merge(o_parts, lse_parts):
-    """o_parts: (R, M, D), R at least 1; lse_parts: float32 (R, M); gives o (M, D) and lse (M)."""
+    """o_parts: (R, M, D), R from 1 to 64; lse_parts: float32 (R, M); gives o (M, D) and lse (M)."""
     o_parts, lse_parts = o_parts.contiguous(), lse_parts.contiguous()
     R, M, D = o_parts.shape
-    if lse_parts.shape != (R, M) or R == 0 or D > 1024:
-        raise ValueError("lse_parts does not fit o_parts, there is no part, or a row does not fit one tile")
+    if lse_parts.shape != (R, M) or not 0 < R <= 64 or D > 1024:
+        raise ValueError("lse_parts does not fit o_parts, not 1 to 64 parts, or a row does not fit one tile")
     o, lse = torch.empty_like(o_parts[0]), torch.empty_like(lse_parts[0])
     shape = tile(D)
     lse_merge_kernel[(triton.cdiv(M, shape["BLOCK"]),)](o_parts, lse_parts, o, lse, R, M, D, M * D, **shape)
@@ -97,24 +99,26 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 
 @triton.jit
 def lse_merge_backward_kernel(
-    o_parts_ptr, lse_parts_ptr, o_ptr, lse_ptr, do_ptr, dlse_ptr, do_parts_ptr, dlse_parts_ptr, R, M, D, size,
-    BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
+    o_parts_ptr, lse_parts_ptr, lse_ptr, do_ptr, dlse_ptr, do_parts_ptr, dlse_parts_ptr, R, M, D, size,
+    BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     rows, d = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_D)
+    parts = tl.arange(0, BLOCK_R)
+    offs, mask = parts[None, :] * M + rows[:, None], (parts[None, :] < R) & (rows[:, None] < M)
     do = load_tile(do_ptr, rows, d, M, D).to(tl.float32)
-    o = load_tile(o_ptr, rows, d, M, D).to(tl.float32)
     lse = tl.load(lse_ptr + rows, mask=rows < M, other=0.0)
-    shift = tl.load(dlse_ptr + rows, mask=rows < M, other=0.0) - tl.sum(do * o, axis=1)
-    for _ in range(R):
-        w = tl.exp(tl.load(lse_parts_ptr + rows, mask=rows < M, other=0.0) - lse)
+    dlse = tl.load(dlse_ptr + rows, mask=rows < M, other=0.0)
+    w = tl.exp(tl.load(lse_parts_ptr + offs, mask=mask, other=-float("inf")) - lse[:, None])
+    c = tl.zeros([BLOCK, BLOCK_R], dtype=tl.float32)
+    for r in range(R):
+        own = parts[None, :] == r
         o_part = load_tile(o_parts_ptr, rows, d, M, D).to(tl.float32)
-        dlse = w * (tl.sum(do * o_part, axis=1) + shift)
-        store_tile(do_parts_ptr, do * w[:, None], rows, d, M, D)
-        tl.store(dlse_parts_ptr + rows, dlse, mask=rows < M)
-        lse_parts_ptr += M
-        dlse_parts_ptr += M
+        c = tl.where(own, tl.sum(do * o_part, axis=1)[:, None], c)
+        store_tile(do_parts_ptr, do * tl.sum(tl.where(own, w, 0.0), axis=1)[:, None], rows, d, M, D)
         o_parts_ptr += size
         do_parts_ptr += size
+    shift = dlse - tl.sum(w * c, axis=1)
+    tl.store(dlse_parts_ptr + offs, w * (c + shift[:, None]), mask=mask)
 
 
 class LSEMerge(torch.autograd.Function):
@@ -122,17 +126,18 @@ class LSEMerge(torch.autograd.Function):
     def forward(ctx, o_parts, lse_parts):
         o_parts, lse_parts = o_parts.contiguous(), lse_parts.contiguous()
         o, lse = lse_merge(o_parts, lse_parts)
-        ctx.save_for_backward(o_parts, lse_parts, o, lse)
+        ctx.save_for_backward(o_parts, lse_parts, lse)
         return o, lse
 
     @staticmethod
     def backward(ctx, do, dlse):
-        o_parts, lse_parts, o, lse = ctx.saved_tensors
+        o_parts, lse_parts, lse = ctx.saved_tensors
         (R, M, D), shape = o_parts.shape, tile(o_parts.shape[2])
         grads = torch.empty_like(o_parts), torch.empty_like(lse_parts)
         lse_merge_backward_kernel[(triton.cdiv(M, shape["BLOCK"]),)](
-            o_parts, lse_parts, o, lse, do.contiguous(), dlse.contiguous(), *grads, R, M, D, M * D, **shape
-        )
+            o_parts, lse_parts, lse, do.contiguous(), dlse.contiguous(), *grads, R, M, D, M * D,
+            BLOCK_R=triton.next_power_of_2(R), **shape,
+        )  # fmt: skip
         return tuple(g if needed else None for g, needed in zip(grads, ctx.needs_input_grad, strict=True))
 
 
