@@ -25,7 +25,7 @@ void ka_describe_bytes(double bytes, char *out, size_t size)
 /* JSON text of any value. */
 static void put_json(const json_t *value, struct ka_buf *out)
 {
-    KA_AUTO_FREE char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+    KA_AUTO_FREE char *text = ka_text_of_value(value, JSON_COMPACT);
     if (text)
         ka_buf_puts(out, text);
 }
