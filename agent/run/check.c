@@ -306,13 +306,16 @@ static void finish(struct ka_run *run)
 static void next_round(struct ka_run *run);
 
 /* A backward that the target's compiler refuses is none there, whatever the interpreter made of it: where
- * that is known before the cases are judged, they need not be. */
+ * that is known before the cases are judged, they need not be. Nor where it raises in every call; the facts
+ * are the interpreter's, so that says nothing of one that is compiled. */
 static void facts_ended(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     KA_AUTO_BUF struct ka_buf text = {0};
     check->facts_ended = true;
-    if (ka_describe_uncompiled(check->facts, &check->place, &text)) {
+    if (!check->compiled && ka_describe_raised(check->facts, &check->place, &text)) {
+        reject_when_idle(run, KA_VERDICT_RAISED, ka_buf_str(&text));
+    } else if (ka_describe_uncompiled(check->facts, &check->place, &text)) {
         ka_buf_printf(&text, " (target %s)", run->settings.target);
         if (!check->reject_rule)
             reject_when_idle(run, "does_not_compile", ka_buf_str(&text));
@@ -613,8 +616,19 @@ static void give_up(struct ka_run *run, const char *why)
     end_of_cases(run);
 }
 
-/* What the candidate raised, where it raised in every case that is there by now: in one that may be told, if
- * there is such. NULL: it did not, or nothing is there. */
+/* A size of 0: a kernel is not launched there, and what it raises elsewhere is not raised. */
+static bool is_empty(const json_t *plan)
+{
+    KA_EACH_MEMBER(json_object_get(plan, "dims"), name, size) {
+        (void)name;
+        if (json_is_integer(size) && json_integer_value(size) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* What the candidate raised, where it raised in every case with elements that is there by now: in one that may
+ * be told, if there is such. NULL: it did not, or nothing is there. */
 static const json_t *raised_always(const struct ka_check *check)
 {
     const json_t *found = NULL;
@@ -622,7 +636,7 @@ static const json_t *raised_always(const struct ka_check *check)
     for (size_t at = 0; at < check->upto; at++) {
         struct ka_fan_found one;
         size_t i = check->order[at];
-        if (!ka_fan_find(check->candidate, (json_int_t)i, &one))
+        if (!ka_fan_find(check->candidate, (json_int_t)i, &one) || is_empty(json_array_get(check->cases, i)))
             continue;
         const json_t *error = json_object_get(one.entry, "error");
         if (!json_is_object(error) || json_is_true(json_object_get(error, "out_of_resources")))

@@ -199,3 +199,25 @@ def test_case_that_raises__says_where(write, tmp_path, at, code, where):
     assert SCALE_PAIR.count(at) == 1, at
     (case,) = run(write(SCALE_PAIR.replace(at, code)), tmp_path, compile=False)
     assert (case["ok"], case["raised_in"]) == (False, where), case["error"]
+    assert case["everywhere"] is False, "what an assertion says may hang on the data"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "tl.zeroes(3)",
+        "contigous(d_y)",
+        "scale_bwd_kernel[(1,)](d_y)",
+        "scale_bwd_kernel[(1,)](d_y, d_y, 3, BLOK=2)",
+    ],
+)
+def test_case_that_raises__says_that_every_call_would(write, tmp_path, code):
+    at = "d_x = torch.empty_like"
+    (case,) = run(write(SCALE_PAIR.replace(at, f"{code}; {at}")), tmp_path, compile=False)
+    assert case["everywhere"] is True, case
+
+
+def test_case_whose_forward_raises__is_no_fault_of_the_candidate(write, tmp_path):
+    at = "y = torch.empty_like"
+    (case,) = run(write(SCALE_PAIR.replace(at, f"contigous(x); {at}")), tmp_path, compile=False)
+    assert (case["raised_in"], case["everywhere"]) == ("forward", False), case

@@ -14,6 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..certain import raised_by_every_call
 from ..errors import wrap
 from ..forward import Launch, launch_intercept, load
 from ..specialised import Compiler
@@ -50,7 +51,8 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
 
 def _case(case: candidate.Case, scratch: Path, compiler: Compiler | None) -> dict[str, Any]:
     """What is known of one case. Where it cannot be run, the others go on: `raised_in` is `forward` if not
-    even the plain stub runs here, `kernel` in a launch, else `host`: the candidate's own code raised."""
+    even the plain stub runs here, `kernel` in a launch, else `host`: the candidate's own code raised; and
+    `everywhere` says that every call would."""
     recorded: list[Launch] = []
     running = "forward"
 
@@ -73,7 +75,8 @@ def _case(case: candidate.Case, scratch: Path, compiler: Compiler | None) -> dic
         kernels = [] if compiler is None else _kernels(compiler, recorded[plain:], result["launches_forward"])
     except Exception as exc:  # noqa: BLE001 (any exception of the user's code)
         error = wrap("candidate_raised", "", exc, [case.fwd.path])
-        return {"ok": False, "raised_in": running, "error": error.to_dict()}
+        everywhere = running != "forward" and raised_by_every_call(exc, case.fwd.path)
+        return {"ok": False, "raised_in": running, "everywhere": everywhere, "error": error.to_dict()}
     conduct = {name: result[name] for name in _CONDUCT if name in result}
     return {**result["facts"], "kernels": kernels, "conduct": conduct}
 
