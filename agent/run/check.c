@@ -627,8 +627,8 @@ static bool is_empty(const json_t *plan)
     return false;
 }
 
-/* What the candidate raised, where it raised in every case with elements that is there by now: in one that may
- * be told, if there is such. NULL: it did not, or nothing is there. */
+/* What the candidate raised, where it raised in every case with elements that is there by now: in one that
+ * may be told, if there is such. NULL: it did not, or nothing is there. */
 static const json_t *raised_always(const struct ka_check *check)
 {
     const json_t *found = NULL;
