@@ -13,6 +13,7 @@
 #define SHARED (227 * 1024.0) /* bytes of it that programs can have */
 #define PROGRAMS 32.0         /* that it holds at most */
 #define ENOUGH_WARPS 16.0
+#define ENOUGH_PROGRAMS 4.0 /* of a launch, on sizes as small as those that are counted */
 
 static double number(const json_t *object, const char *name)
 {
@@ -51,6 +52,13 @@ static double starved(const json_t *kernels)
     return json_array_size(kernels) ? sum / (double)json_array_size(kernels) : 1;
 }
 
+/* How much longer memory takes because a few programs alone ask for it. Where `widest` is not known, 1. */
+static double narrow(const json_t *backward)
+{
+    double widest = number(backward, "widest");
+    return widest > 0 ? fmax(1, ENOUGH_PROGRAMS / widest) : 1;
+}
+
 bool ka_rank_gives_up(const json_t *facts, const json_t *other)
 {
     const json_t *others = json_object_get(other, "cases");
@@ -77,7 +85,7 @@ double ka_rank_cost(const json_t *facts)
         if (!json_is_object(backward))
             continue;
         double moved = number(backward, "bytes_read") + number(backward, "bytes_written");
-        double cost = moved * starved(json_object_get(entry, "kernels")) +
+        double cost = moved * starved(json_object_get(entry, "kernels")) * narrow(backward) +
                       ATOMIC_BYTES * number(backward, "atomics") +
                       LAUNCH_BYTES * number(backward, "launches") +
                       SPILL_BYTES * number(backward, "programs") *

@@ -376,6 +376,19 @@ static void rank__atomics_spills_and_launches__cost(void **state)
     assert_true(plain < atomic && plain < launches && plain < spills);
 }
 
+static void rank__a_launch_of_one_program__is_no_gain(void **state)
+{
+    (void)state;
+    double several = cost_of("{\"cases\": [{\"backward\": {\"bytes_read\": 6000, \"bytes_written\": 3000, "
+                             "\"launches\": 2, \"programs\": 5, \"widest\": 4}}]}");
+    double many = cost_of("{\"cases\": [{\"backward\": {\"bytes_read\": 6000, \"bytes_written\": 3000, "
+                          "\"launches\": 2, \"programs\": 65, \"widest\": 64}}]}");
+    double single = cost_of("{\"cases\": [{\"backward\": {\"bytes_read\": 4000, \"bytes_written\": 2000, "
+                            "\"launches\": 1, \"programs\": 1, \"widest\": 1}}]}");
+    assert_true(several < single);
+    assert_true(several == many); /* more are no gain that counts show */
+}
+
 /* Whether a backward with these counts gives up something beside one with those. */
 static bool gives_up(const char *mine, const char *theirs)
 {
@@ -649,6 +662,7 @@ int main(void)
         cmocka_unit_test(plan__seeds__differ_between_cases_and_between_secrets),
         cmocka_unit_test(plan__what_a_child_is_sent__does_not_say_which_shapes_are_hidden),
         cmocka_unit_test(rank__atomics_spills_and_launches__cost),
+        cmocka_unit_test(rank__a_launch_of_one_program__is_no_gain),
         cmocka_unit_test(rank__what_has_no_price__is_given_up_by_atomics_and_fewer_programs),
         cmocka_unit_test(rank__too_few_resident_warps__make_bytes_dearer),
         cmocka_unit_test(plan__variants_of_the_tuner__are_schedules_and_then_configurations_of_the_best),
