@@ -1,13 +1,14 @@
 /* Ranking candidates where no time can be measured: a modelled cost from counted facts. Pure.
  *
  * The model, in bytes of memory traffic per case: bytes read + bytes written + 32 per atomic element (a
- * read-modify-write in the L2, serialised on contention) + 8 per spilled byte of each thread that runs + 4096
- * per launch. The bytes are those of kernels and of torch operations. They count more where a multiprocessor
- * cannot hold the 16 warps that hide the latency of memory, by registers (65536) or shared memory (227 KiB):
- * 16 / warps times as much; and where the widest launch has fewer than 4 programs, 4 / programs times as much:
- * a schedule that ends parallelism moves the fewest bytes, and nothing is slower. A kernel that does not fit at all costs INFINITY. The cost of a candidate is the
- * geometric mean over its cases. It orders schedules of one backward on one machine-independent scale; it is
- * no time, and no time is ever derived from it. */
+ * read-modify-write in the L2, serialised on contention) + 8 per spilled byte of each thread that runs +
+ * 4096 per launch. The bytes are those of kernels and of torch operations. They count more where a
+ * multiprocessor cannot hold the 16 warps that hide the latency of memory, by registers (65536) or shared
+ * memory (227 KiB): 16 / warps times as much; and where the widest launch has fewer than 4 programs, 4 /
+ * programs times as much: a schedule that ends parallelism moves the fewest bytes, and nothing is slower. A
+ * kernel that does not fit at all costs INFINITY. The cost of a candidate is the geometric mean over its
+ * cases. It orders schedules of one backward on one machine-independent scale; it is no time, and no time
+ * is ever derived from it. */
 #ifndef KA_RANK_H
 #define KA_RANK_H
 
