@@ -13,7 +13,8 @@
 #define SHARED (227 * 1024.0) /* bytes of it that programs can have */
 #define PROGRAMS 32.0         /* that it holds at most */
 #define ENOUGH_WARPS 16.0
-#define ENOUGH_PROGRAMS 4.0 /* of a launch, on sizes as small as those that are counted */
+#define FEW_PROGRAMS                                                                                         \
+    4.0 /* fewer in a launch leave a device idle, also on sizes larger than those that are counted */
 
 static double number(const json_t *object, const char *name)
 {
@@ -52,11 +53,13 @@ static double starved(const json_t *kernels)
     return json_array_size(kernels) ? sum / (double)json_array_size(kernels) : 1;
 }
 
-/* How much longer memory takes because a few programs alone ask for it. Where `widest` is not known, 1. */
-static double narrow(const json_t *backward)
+/* Programs of the widest launch are fewer than theirs, of these `below` many, and not for the sake of adding
+ * without atomics. */
+static bool is_narrower(const json_t *mine, const json_t *theirs, double below)
 {
-    double widest = number(backward, "widest");
-    return widest > 0 ? fmax(1, ENOUGH_PROGRAMS / widest) : 1;
+    bool added = number(mine, "atomics") > 0, other_added = number(theirs, "atomics") > 0;
+    double widest = number(mine, "widest");
+    return added == other_added && widest < number(theirs, "widest") && widest < below;
 }
 
 bool ka_rank_gives_up(const json_t *facts, const json_t *other)
@@ -67,10 +70,21 @@ bool ka_rank_gives_up(const json_t *facts, const json_t *other)
         const json_t *theirs = json_object_get(json_array_get(others, i), "backward");
         if (!json_is_object(mine) || !json_is_object(theirs))
             continue;
-        bool added = number(mine, "atomics") > 0, other_added = number(theirs, "atomics") > 0;
-        if (added && !other_added)
+        if (number(mine, "atomics") > 0 && !(number(theirs, "atomics") > 0))
             return true;
-        if (added == other_added && number(mine, "widest") < number(theirs, "widest"))
+        if (is_narrower(mine, theirs, INFINITY))
+            return true;
+    }
+    return false;
+}
+
+bool ka_rank_ends_parallelism(const json_t *facts, const json_t *other)
+{
+    const json_t *others = json_object_get(other, "cases");
+    KA_EACH(json_object_get(facts, "cases"), i, entry) {
+        const json_t *mine = json_object_get(entry, "backward");
+        const json_t *theirs = json_object_get(json_array_get(others, i), "backward");
+        if (json_is_object(mine) && json_is_object(theirs) && is_narrower(mine, theirs, FEW_PROGRAMS))
             return true;
     }
     return false;
@@ -78,18 +92,18 @@ bool ka_rank_gives_up(const json_t *facts, const json_t *other)
 
 double ka_rank_cost(const json_t *facts)
 {
+    const json_t *real = json_object_get(facts, "kernels");
     double log_sum = 0;
     size_t count = 0;
     KA_EACH(json_object_get(facts, "cases"), i, entry) {
         const json_t *backward = json_object_get(entry, "backward");
         if (!json_is_object(backward))
             continue;
+        const json_t *kernels = json_array_size(real) ? real : json_object_get(entry, "kernels");
         double moved = number(backward, "bytes_read") + number(backward, "bytes_written");
-        double cost = moved * starved(json_object_get(entry, "kernels")) * narrow(backward) +
-                      ATOMIC_BYTES * number(backward, "atomics") +
+        double cost = moved * starved(kernels) + ATOMIC_BYTES * number(backward, "atomics") +
                       LAUNCH_BYTES * number(backward, "launches") +
-                      SPILL_BYTES * number(backward, "programs") *
-                          spilled_per_program(json_object_get(entry, "kernels"));
+                      SPILL_BYTES * number(backward, "programs") * spilled_per_program(kernels);
         if (!isfinite(cost))
             return INFINITY;
         log_sum += log(cost + 1);

@@ -68,6 +68,7 @@ struct ka_check {
     json_t *facts;
     struct ka_run_child *facts_child; /* counts them beside the candidate; NULL: it does not, or is through */
     bool facts_ended, facts_wanted;
+    bool facts_early; /* they are those of the sizes that are checked, not of the user's own */
     uint64_t began; /* ka_clock_ns() */
 };
 
@@ -140,6 +141,17 @@ static void add_history(struct ka_run *run, const struct ka_snapshot *snapshot, 
     ka_run_history_add(run, run->job.checking, entry);
 }
 
+/* What the job is told of a cost: no gain that is modelled makes up for the end of parallelism. */
+static double weighed(const struct ka_run *run, const struct outcome *outcome)
+{
+    bool optimise = run->job.phase == KA_PHASE_OPTIMISE && outcome->verified;
+    if (!optimise || ka_run_on_gpu(run) || !ka_run_compares(run, outcome->facts, ka_rank_ends_parallelism))
+        return outcome->cost;
+    ka_log(KA_LOG_INFO, "%s: candidate %lld leaves a few programs: no gain", run->name,
+           (long long)outcome->snapshot);
+    return INFINITY;
+}
+
 static void settle(struct ka_run *run, const struct outcome *outcome)
 {
     const struct ka_verdict_counts *counts = &outcome->counts;
@@ -155,7 +167,7 @@ static void settle(struct ka_run *run, const struct outcome *outcome)
         .passed = (int)(counts->passed + counts->hidden_passed),
         .total = (int)(counts->required + counts->hidden),
         .verified = outcome->verified,
-        .cost = outcome->cost,
+        .cost = weighed(run, outcome),
     };
     if (rc) {
         ka_log(KA_LOG_ERROR, "%s: %s", run->name, err.msg);
@@ -328,6 +340,7 @@ static void facts_ended(struct ka_run *run)
 
 static void on_compiled(struct ka_run *run, json_t *facts)
 {
+    json_decref(run->check->facts);
     run->check->facts = facts;
     facts_ended(run);
 }
@@ -345,11 +358,15 @@ static void on_facts(struct ka_run *run, void *arg, const struct ka_op_result *r
     facts_ended(run);
 }
 
-static void measure(struct ka_run *run)
+/* `early`: to know soon what does not compile. What the user's own sizes take is asked of what is verified. */
+static void measure(struct ka_run *run, bool early)
 {
     struct ka_check *check = run->check;
     struct ka_err err;
     json_t *request = ka_run_facts_request(run, check->entry);
+    check->facts_early = early && json_object_get(request, "real");
+    if (early)
+        json_object_del(request, "real");
     json_object_set_new(request, "conduct", json_boolean(check->compiled));
     check->facts_child =
         ka_run_child_start(run, "facts", check->pair_path, request, NULL, on_facts, NULL, &err);
@@ -363,10 +380,10 @@ static void measure_verified(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     check->facts_wanted = true;
-    if (check->facts_ended)
+    if (check->facts_ended && !check->facts_early)
         finish(run);
     else if (!check->facts_child && !run->compile)
-        measure(run);
+        measure(run, false);
 }
 
 /* ---- compute-sanitizer, only for what is verified without it */
@@ -803,7 +820,7 @@ static void run_candidate(struct ka_run *run)
      * elsewhere a model waits for the answer, and what its target's compiler refuses is known in seconds. */
     bool beside = ka_run_on_gpu(run), first = !beside && !run->given && run->job.limits.use_llm;
     if (!run->settings.fail_fast && (beside || first))
-        measure(run);
+        measure(run, first);
     if (run->check == check && !check->candidate && (!first || run->settings.fail_fast))
         next_round(run);
 }

@@ -376,30 +376,42 @@ static void rank__atomics_spills_and_launches__cost(void **state)
     assert_true(plain < atomic && plain < launches && plain < spills);
 }
 
-static void rank__a_launch_of_one_program__is_no_gain(void **state)
-{
-    (void)state;
-    double several = cost_of("{\"cases\": [{\"backward\": {\"bytes_read\": 6000, \"bytes_written\": 3000, "
-                             "\"launches\": 2, \"programs\": 5, \"widest\": 4}}]}");
-    double many = cost_of("{\"cases\": [{\"backward\": {\"bytes_read\": 6000, \"bytes_written\": 3000, "
-                          "\"launches\": 2, \"programs\": 65, \"widest\": 64}}]}");
-    double single = cost_of("{\"cases\": [{\"backward\": {\"bytes_read\": 4000, \"bytes_written\": 2000, "
-                            "\"launches\": 1, \"programs\": 1, \"widest\": 1}}]}");
-    assert_true(several < single);
-    assert_true(several == many); /* more are no gain that counts show */
-}
+typedef bool (*rank_fn)(const json_t *facts, const json_t *other);
 
-/* Whether a backward with these counts gives up something beside one with those. */
-static bool gives_up(const char *mine, const char *theirs)
+/* What is said of a backward with these counts beside one with those. */
+static bool is_said(rank_fn rank, const char *mine, const char *theirs)
 {
     char text[2][256];
     snprintf(text[0], sizeof(text[0]), "{\"cases\": [{\"backward\": {}}, {\"backward\": {%s}}]}", mine);
     snprintf(text[1], sizeof(text[1]), "{\"cases\": [{\"backward\": {}}, {\"backward\": {%s}}]}", theirs);
     json_t *facts = json(text[0]), *other = json(text[1]);
-    bool found = ka_rank_gives_up(facts, other);
+    bool found = rank(facts, other);
     json_decref(other);
     json_decref(facts);
     return found;
+}
+
+static bool gives_up(const char *mine, const char *theirs)
+{
+    return is_said(ka_rank_gives_up, mine, theirs);
+}
+
+static bool ends(const char *mine, const char *theirs)
+{
+    return is_said(ka_rank_ends_parallelism, mine, theirs);
+}
+
+static void rank__a_few_programs_in_place_of_more__end_parallelism(void **state)
+{
+    (void)state;
+    assert_true(ends("\"widest\": 1", "\"widest\": 8"));
+    assert_true(ends("\"widest\": 1", "\"widest\": 2"));
+    assert_true(ends("\"widest\": 3", "\"widest\": 64"));
+    assert_false(ends("\"widest\": 4", "\"widest\": 64"));
+    assert_false(ends("\"widest\": 1", "\"widest\": 1")); /* there is no more to do */
+    assert_false(ends("\"widest\": 1", "\"widest\": 8, \"atomics\": 2"));
+    assert_true(ends("\"widest\": 1, \"atomics\": 1", "\"widest\": 8, \"atomics\": 2"));
+    assert_false(ka_rank_ends_parallelism(NULL, NULL));
 }
 
 static void rank__what_has_no_price__is_given_up_by_atomics_and_fewer_programs(void **state)
@@ -413,6 +425,19 @@ static void rank__what_has_no_price__is_given_up_by_atomics_and_fewer_programs(v
     assert_false(gives_up("\"widest\": 8", "\"widest\": 8"));
     assert_false(gives_up("\"widest\": 7", "\"widest\": 8, \"atomics\": 2")); /* partial sums instead */
     assert_false(ka_rank_gives_up(NULL, NULL));
+}
+
+static void rank__what_kernels_take__is_that_of_the_users_own_sizes(void **state)
+{
+    (void)state;
+    static const char cases[] = "{\"cases\": [{\"backward\": {\"bytes_read\": 1000, \"bytes_written\": 1000, "
+                                "\"programs\": 4}, \"kernels\": [{\"ok\": true, \"num_warps\": 4, "
+                                "\"registers\": 32, \"spills\": 0}]}], \"kernels\": [%s]}";
+    char none[512], spilled[512];
+    snprintf(none, sizeof(none), cases, "");
+    snprintf(spilled, sizeof(spilled), cases,
+             "{\"ok\": true, \"num_warps\": 4, \"registers\": 255, \"spills\": 400}");
+    assert_true(cost_of(spilled) > cost_of(none));
 }
 
 /* One kernel of 4 warps that moves 2000 bytes and has these resources. */
@@ -662,7 +687,8 @@ int main(void)
         cmocka_unit_test(plan__seeds__differ_between_cases_and_between_secrets),
         cmocka_unit_test(plan__what_a_child_is_sent__does_not_say_which_shapes_are_hidden),
         cmocka_unit_test(rank__atomics_spills_and_launches__cost),
-        cmocka_unit_test(rank__a_launch_of_one_program__is_no_gain),
+        cmocka_unit_test(rank__a_few_programs_in_place_of_more__end_parallelism),
+        cmocka_unit_test(rank__what_kernels_take__is_that_of_the_users_own_sizes),
         cmocka_unit_test(rank__what_has_no_price__is_given_up_by_atomics_and_fewer_programs),
         cmocka_unit_test(rank__too_few_resident_warps__make_bytes_dearer),
         cmocka_unit_test(plan__variants_of_the_tuner__are_schedules_and_then_configurations_of_the_best),
