@@ -358,7 +358,8 @@ static void on_facts(struct ka_run *run, void *arg, const struct ka_op_result *r
     facts_ended(run);
 }
 
-/* `early`: to know soon what does not compile. What the user's own sizes take is asked of what is verified. */
+/* `early`: to know soon what does not compile. What the user's own sizes take is asked of what is
+ * verified. */
 static void measure(struct ka_run *run, bool early)
 {
     struct ka_check *check = run->check;
