@@ -13,8 +13,7 @@
 #define SHARED (227 * 1024.0) /* bytes of it that programs can have */
 #define PROGRAMS 32.0         /* that it holds at most */
 #define ENOUGH_WARPS 16.0
-#define FEW_PROGRAMS                                                                                         \
-    4.0 /* fewer in a launch leave a device idle, also on sizes larger than those that are counted */
+#define FEW_PROGRAMS 32.0 /* fewer leave most of a device idle */
 
 static double number(const json_t *object, const char *name)
 {
@@ -53,15 +52,6 @@ static double starved(const json_t *kernels)
     return json_array_size(kernels) ? sum / (double)json_array_size(kernels) : 1;
 }
 
-/* Programs of the widest launch are fewer than theirs, of these `below` many, and not for the sake of adding
- * without atomics. */
-static bool is_narrower(const json_t *mine, const json_t *theirs, double below)
-{
-    bool added = number(mine, "atomics") > 0, other_added = number(theirs, "atomics") > 0;
-    double widest = number(mine, "widest");
-    return added == other_added && widest < number(theirs, "widest") && widest < below;
-}
-
 bool ka_rank_gives_up(const json_t *facts, const json_t *other)
 {
     const json_t *others = json_object_get(other, "cases");
@@ -70,9 +60,19 @@ bool ka_rank_gives_up(const json_t *facts, const json_t *other)
         const json_t *theirs = json_object_get(json_array_get(others, i), "backward");
         if (!json_is_object(mine) || !json_is_object(theirs))
             continue;
-        if (number(mine, "atomics") > 0 && !(number(theirs, "atomics") > 0))
+        bool added = number(mine, "atomics") > 0, other_added = number(theirs, "atomics") > 0;
+        if (added && !other_added)
             return true;
-        if (is_narrower(mine, theirs, INFINITY))
+        if (added == other_added && number(mine, "widest") < number(theirs, "widest"))
+            return true;
+    }
+    return false;
+}
+
+static bool adds(const json_t *facts)
+{
+    KA_EACH(json_object_get(facts, "cases"), i, entry) {
+        if (number(json_object_get(entry, "backward"), "atomics") > 0)
             return true;
     }
     return false;
@@ -80,14 +80,8 @@ bool ka_rank_gives_up(const json_t *facts, const json_t *other)
 
 bool ka_rank_ends_parallelism(const json_t *facts, const json_t *other)
 {
-    const json_t *others = json_object_get(other, "cases");
-    KA_EACH(json_object_get(facts, "cases"), i, entry) {
-        const json_t *mine = json_object_get(entry, "backward");
-        const json_t *theirs = json_object_get(json_array_get(others, i), "backward");
-        if (json_is_object(mine) && json_is_object(theirs) && is_narrower(mine, theirs, FEW_PROGRAMS))
-            return true;
-    }
-    return false;
+    double mine = number(facts, "widest"), theirs = number(other, "widest");
+    return mine > 0 && mine < theirs && mine < FEW_PROGRAMS && !(adds(other) && !adds(facts));
 }
 
 double ka_rank_cost(const json_t *facts)

@@ -25,9 +25,10 @@ double ka_rank_cost(const json_t *facts);
  * atomics. The tuner takes no modelled gain for that. */
 bool ka_rank_gives_up(const json_t *facts, const json_t *other);
 
-/* Whether a case has fewer than four programs in its widest launch, and fewer than the other candidate, and
- * not for the sake of adding without atomics: what moves least is one program that does all, and nothing is
- * slower. No modelled gain is worth that, whoever made the move. */
+/* Whether a candidate has fewer than 32 programs in its widest launch on the user's own sizes, and fewer
+ * than the other one, and not for the sake of adding without atomics: what moves least is one program that
+ * does all, and nothing is slower. No modelled gain is worth that, whoever made the move. False where these
+ * sizes are not known. */
 bool ka_rank_ends_parallelism(const json_t *facts, const json_t *other);
 
 #endif

@@ -104,12 +104,6 @@ COURSES = {
         has="for row in range(tl.program_id(0).to(tl.int64), M, G):",
         lacks="tl.atomic_add(dv_ptr + cols, dy * p, mask=mask)",
     ),
-    "gated_scan_optimise": Course(
-        [": verified", "optimise: verified"],
-        rollbacks=1,
-        has="programs = min(grid[0], max(256 // grid[1], 1))",
-        lacks="if programs > 1 else",
-    ),
     "rank_pooling": at_once("rank += tl.sum((before & there[None, :]).to(tl.int32), axis=1)"),
     "kepler": at_once("d_mean = (d_anomaly + d_dist * ecc * sin) / (1.0 - ecc * cos)"),
     "cumulative_logsumexp": at_once("dx, dscale: reverse_scan by chunk_state_pass"),

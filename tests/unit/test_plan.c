@@ -376,41 +376,43 @@ static void rank__atomics_spills_and_launches__cost(void **state)
     assert_true(plain < atomic && plain < launches && plain < spills);
 }
 
-typedef bool (*rank_fn)(const json_t *facts, const json_t *other);
-
-/* What is said of a backward with these counts beside one with those. */
-static bool is_said(rank_fn rank, const char *mine, const char *theirs)
+/* Whether a backward with these counts gives up something beside one with those. */
+static bool gives_up(const char *mine, const char *theirs)
 {
     char text[2][256];
     snprintf(text[0], sizeof(text[0]), "{\"cases\": [{\"backward\": {}}, {\"backward\": {%s}}]}", mine);
     snprintf(text[1], sizeof(text[1]), "{\"cases\": [{\"backward\": {}}, {\"backward\": {%s}}]}", theirs);
     json_t *facts = json(text[0]), *other = json(text[1]);
-    bool found = rank(facts, other);
+    bool found = ka_rank_gives_up(facts, other);
     json_decref(other);
     json_decref(facts);
     return found;
 }
 
-static bool gives_up(const char *mine, const char *theirs)
+/* The same of the end of parallelism: programs on the user's own sizes, and atomic adds. */
+static bool ends(int mine, int adds, int theirs, int their_adds)
 {
-    return is_said(ka_rank_gives_up, mine, theirs);
-}
-
-static bool ends(const char *mine, const char *theirs)
-{
-    return is_said(ka_rank_ends_parallelism, mine, theirs);
+    static const char facts_of[] = "{\"cases\": [{\"backward\": {\"atomics\": %d}}], \"widest\": %d}";
+    char text[2][128];
+    snprintf(text[0], sizeof(text[0]), facts_of, adds, mine);
+    snprintf(text[1], sizeof(text[1]), facts_of, their_adds, theirs);
+    json_t *facts = json(text[0]), *other = json(text[1]);
+    bool found = ka_rank_ends_parallelism(facts, other);
+    json_decref(other);
+    json_decref(facts);
+    return found;
 }
 
 static void rank__a_few_programs_in_place_of_more__end_parallelism(void **state)
 {
     (void)state;
-    assert_true(ends("\"widest\": 1", "\"widest\": 8"));
-    assert_true(ends("\"widest\": 1", "\"widest\": 2"));
-    assert_true(ends("\"widest\": 3", "\"widest\": 64"));
-    assert_false(ends("\"widest\": 4", "\"widest\": 64"));
-    assert_false(ends("\"widest\": 1", "\"widest\": 1")); /* there is no more to do */
-    assert_false(ends("\"widest\": 1", "\"widest\": 8, \"atomics\": 2"));
-    assert_true(ends("\"widest\": 1, \"atomics\": 1", "\"widest\": 8, \"atomics\": 2"));
+    assert_true(ends(1, 0, 8, 0));
+    assert_true(ends(31, 0, 4096, 0));
+    assert_false(ends(32, 0, 4096, 0));
+    assert_false(ends(1, 0, 1, 0)); /* there is no more to do */
+    assert_false(ends(1, 0, 4096, 9));
+    assert_true(ends(1, 9, 4096, 9));
+    assert_false(ends(0, 0, 4096, 0)); /* not known */
     assert_false(ka_rank_ends_parallelism(NULL, NULL));
 }
 

@@ -15,6 +15,7 @@ launches alone: the host's code runs with tensors that have no memory, and no ke
 from __future__ import annotations
 
 import contextlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,10 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
             told.pop("conduct", None)
         cases.append({"id": case["id"], "ok": True, **told})
     dims = request.get("real")
-    real = [] if dims is None or compiler is None else compiler.distinct(_launches_of(fwd, entry, dims))
-    return {"cases": cases, "kernels": [{**made, "pass": "backward"} for made in real]}
+    real = [] if dims is None or compiler is None else _launches_of(fwd, entry, dims)
+    kernels = [{**made, "pass": "backward"} for made in compiler.distinct(real)] if compiler else []
+    widest = max((math.prod(launch.grid) for launch in real), default=None)
+    return {"cases": cases, "kernels": kernels, "widest": widest}
 
 
 class _WithoutMemory(TorchFunctionMode):
