@@ -223,12 +223,12 @@ def test_case_whose_forward_raises__is_no_fault_of_the_candidate(write, tmp_path
     assert (case["raised_in"], case["everywhere"]) == ("forward", False), case
 
 
-def real_kernels(path, scratch, dims):
+def of_real_sizes(path, scratch, dims):
     request = {"file": str(path), "target": "sm_90", "compile": True, "cases": [CASE], "real": dims}
     compiled.use(None)
     found = facts.run(request, scratch)
     compiled.leave(scratch)
-    return found["kernels"]
+    return found["kernels"], found["widest"]
 
 
 def test_sizes_too_large_to_be_run__have_their_kernels(write, tmp_path):
@@ -236,7 +236,8 @@ def test_sizes_too_large_to_be_run__have_their_kernels(write, tmp_path):
         "d_y.numel(), BLOCK=16", "d_y.numel(), BLOCK=triton.next_power_of_2(d_y.numel())"
     )
     assert grown != SCALE_PAIR
-    (kernel,) = real_kernels(write(grown), tmp_path, {"N": 2**40})  # four tebibytes
+    (kernel,), widest = of_real_sizes(write(grown), tmp_path, {"N": 2**40})  # four tebibytes
+    assert widest == 2**36
     assert (kernel["name"], kernel["pass"]) == ("scale_bwd_kernel", "backward") and kernel["constexprs"] == {
         "BLOCK": 2**40
     }
@@ -245,4 +246,4 @@ def test_sizes_too_large_to_be_run__have_their_kernels(write, tmp_path):
 def test_sizes_that_hang_on_values__have_none(write, tmp_path):
     at = "d_x = torch.empty_like"
     source = SCALE_PAIR.replace(at, f"n = int(d_y[0].item()); {at}")
-    assert real_kernels(write(source), tmp_path, {"N": 2**40}) == []
+    assert of_real_sizes(write(source), tmp_path, {"N": 2**40}) == ([], None)
