@@ -211,7 +211,8 @@ static json_t *nearest(json_t **rows, size_t count)
 {
     json_t *found = json_array();
     json_auto_t *kinds = json_object();
-    qsort(rows, count, sizeof(*rows), by_similarity);
+    if (count)
+        qsort(rows, count, sizeof(*rows), by_similarity);
     for (size_t i = 0; i < count; i++) {
         const char *kind = json_string_value(json_object_get(rows[i], "kind"));
         json_int_t had = json_integer_value(json_object_get(kinds, kind));

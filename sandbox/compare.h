@@ -147,8 +147,9 @@ enum ka_pattern_kind {
     KA_PATTERN_SAME_ALONG,  /* got - want does not vary along `axis`: a broadcast term is missing */
     KA_PATTERN_NONFINITE,   /* non-finite values differ only on from..to of `axis`, `hits` elements in all */
     KA_PATTERN_ROUNDING,    /* a little off everywhere */
-    KA_PATTERN_LINES,       /* each index of `axis` is want times a factor of its own */
-    KA_PATTERN_SIGNS,       /* right magnitudes, `hits` wrong signs */
+    KA_PATTERN_LINES, /* each index of `axis` is want times a factor of its own; `value`: by how much they
+                               differ from 1 at most, where it may be rounding, else 0 */
+    KA_PATTERN_SIGNS, /* right magnitudes, `hits` wrong signs */
     KA_PATTERN_CORRELATION, /* nothing else explains it: `value` is the cosine with want */
 };
 

@@ -148,11 +148,18 @@ static bool find_shift(struct search *s, const struct axis *a)
     return false;
 }
 
+/* So little that rounding may have added up to it. */
+static bool is_small(const struct search *s)
+{
+    return s->diff->error <= 0.05 && s->diff->error <= 100 * s->diff->limit;
+}
+
 /* Each index of the axis has a factor of its own: what multiplies that row (upstream, statistic, scale) is
- * wrong. */
+ * wrong, or was rounded too often. */
 static bool find_lines(struct search *s, const struct axis *a)
 {
     size_t varied = 0;
+    double most = 0;
     struct misfit m = {0};
     for (size_t i = 0; i < a->n && a->n > 1 && a->outer * a->inner > 2; i++) {
         double gw = 0, ww = 0;
@@ -164,6 +171,7 @@ static bool find_lines(struct search *s, const struct axis *a)
             }
         double scale = ww > 0 ? gw / ww : 0;
         varied += ww > 0 && scale != 0 && fabs(scale - 1) > s->fit; /* zeros have patterns of their own */
+        most = ww > 0 ? fmax(most, fabs(scale - 1)) : most;
         for (size_t o = 0; o < a->outer; o++)
             for (size_t k = 0; k < a->inner; k++) {
                 size_t at = (o * a->n + i) * a->inner + k;
@@ -172,7 +180,9 @@ static bool find_lines(struct search *s, const struct axis *a)
     }
     if (varied < 2 || varied * 2 < a->n || !fits(s, &m))
         return false;
-    add(s, KA_PATTERN_LINES, a)->hits = varied;
+    struct ka_pattern *p = add(s, KA_PATTERN_LINES, a);
+    p->hits = varied;
+    p->value = is_small(s) ? most : 0;
     return true;
 }
 
@@ -357,7 +367,7 @@ static void search_places(struct search *s)
         struct axis a = axis_of(s->diff, at);
         find_same_along(s, &a);
     }
-    if (s->diff->pattern_count == 0 && s->diff->error <= 0.05 && s->diff->error <= 100 * s->diff->limit)
+    if (s->diff->pattern_count == 0 && is_small(s))
         add(s, KA_PATTERN_ROUNDING, NULL);
     if (s->diff->pattern_count == 0)
         find_correlation(s);

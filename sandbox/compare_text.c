@@ -101,6 +101,22 @@ static void describe_correlation(double cosine, struct ka_buf *out)
                       cosine);
 }
 
+static void describe_lines(const struct ka_pattern *p, bool full, struct ka_buf *out)
+{
+    ka_buf_printf(out, "Along axis %d every index is right up to a factor of its own", p->axis);
+    if (p->value > 0 && full)
+        ka_buf_printf(out, ", which is within %.2g of 1", p->value);
+    else if (p->value > 0)
+        ka_buf_puts(out, ", which is close to 1");
+    ka_buf_puts(out,
+                p->value > 0
+                    ? ": rounding that added up on the way to what multiplies that row (many steps of a "
+                      "loop, a difference of large values, a value that was stored in a narrow dtype), or "
+                      "a small term of it that is missing."
+                    : ": what multiplies that row (the upstream gradient, a statistic, a scale) is "
+                      "wrong.");
+}
+
 static void describe_value(const struct ka_diff *diff, const struct ka_pattern *p, enum ka_describe how,
                            struct ka_buf *out)
 {
@@ -142,11 +158,7 @@ static void describe_value(const struct ka_diff *diff, const struct ka_pattern *
                     "store partial sums in a narrow dtype), or like a small missing term.");
         break;
     case KA_PATTERN_LINES:
-        ka_buf_printf(
-            out,
-            "Along axis %d every index is right up to a factor of its own: what multiplies that row "
-            "(the upstream gradient, a statistic, a scale) is wrong.",
-            p->axis);
+        describe_lines(p, full, out);
         break;
     case KA_PATTERN_SIGNS:
         ka_buf_puts(out, "All magnitudes are right, but signs are wrong");

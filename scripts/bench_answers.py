@@ -110,6 +110,7 @@ def main() -> int:
     args = parser.parse_args()
     program = args.program.resolve()
     texts = answers(backward_of(program, args.forward))
+    load = bounded.load()
     with tempfile.TemporaryDirectory(prefix="ka-bench-") as name:
         folder = Path(name)
         steps = [{"text": f"```python\n{text}```\n"} for text in texts.values()]
@@ -129,11 +130,8 @@ def main() -> int:
         return 1
     seconds = dict(zip(texts, found, strict=True))
     said = [event["verdict"]["verified"] for event in events if event["event"] == "verdict"]
-    print(
-        json.dumps(
-            {"machine": bounded.machine(), "forward": args.forward.name, "seconds": seconds, "verdicts": said}
-        )
-    )
+    made = bounded.machine() | {"load_before": load, "load_after": bounded.load()}
+    print(json.dumps({"machine": made, "forward": args.forward.name, "seconds": seconds, "verdicts": said}))
     return 0
 
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "e2e"))
+sys.path[:0] = [str(ROOT / "tests" / "e2e"), str(ROOT / "scripts")]
+import bounded  # noqa: E402
 from files import BACKWARD, FORWARD, fenced  # noqa: E402
 
 
@@ -65,12 +66,14 @@ def main() -> int:
     parser.add_argument("--candidates", type=int, default=4)
     parser.add_argument("--delay", type=float, default=20)
     args = parser.parse_args()
+    load = bounded.load()
     one = measure(args.program.resolve(), 1, args.delay)
     several = measure(args.program.resolve(), args.candidates, args.delay)
     if (one["attempts"], several["attempts"]) != (1, args.candidates):
         print("not every candidate was checked", file=sys.stderr)
         return 1
     result = {
+        "machine": bounded.machine() | {"load_before": load, "load_after": bounded.load()},
         "candidates": args.candidates,
         "delay_s": args.delay,
         "one_s": one["seconds"],

@@ -33,6 +33,11 @@ def machine() -> dict[str, Any]:
     return {"cores": os.cpu_count(), "kernel": os.uname().release, "python": platform.python_version()}
 
 
+def load() -> float:
+    """How many processes want a core: beside two cores, times at a load of 18 are noise."""
+    return round(os.getloadavg()[0], 1)
+
+
 def write_json(path: Path, result: object) -> None:
     """Results as they grow: the file is whole at any time."""
     path.parent.mkdir(parents=True, exist_ok=True)

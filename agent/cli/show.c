@@ -32,7 +32,7 @@ static long long int_of(const json_t *object, const char *name)
 static void print_dims(const json_t *dims)
 {
     KA_EACH_MEMBER(dims, name, value) {
-        KA_AUTO_FREE char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+        KA_AUTO_FREE char *text = ka_text_of_value(value, JSON_COMPACT);
         printf(" %s=%s", name, text ? text : "?");
     }
 }
@@ -179,7 +179,7 @@ void ka_show_error(const json_t *error, const char *path)
     fprintf(stderr, ": %s (%s)\n", ka_text_of(error, "message", "unknown error"),
             ka_text_of(error, "kind", "error"));
     if (json_is_object(json_object_get(error, "dims"))) {
-        KA_AUTO_FREE char *dims = json_dumps(json_object_get(error, "dims"), JSON_COMPACT);
+        KA_AUTO_FREE char *dims = ka_text_of_value(json_object_get(error, "dims"), JSON_COMPACT);
         fprintf(stderr, "  shape: %s\n", dims);
     }
     if (remedy)

@@ -25,7 +25,7 @@ void ka_describe_bytes(double bytes, char *out, size_t size)
 /* JSON text of any value. */
 static void put_json(const json_t *value, struct ka_buf *out)
 {
-    KA_AUTO_FREE char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+    KA_AUTO_FREE char *text = ka_text_of_value(value, JSON_COMPACT);
     if (text)
         ka_buf_puts(out, text);
 }
@@ -501,6 +501,22 @@ bool ka_describe_uncompiled(const json_t *facts, const struct ka_place *place, s
         return true;
     }
     return false;
+}
+
+bool ka_describe_raised(const json_t *facts, const struct ka_place *place, struct ka_buf *out)
+{
+    const json_t *cases = json_object_get(facts, "cases"), *first = NULL;
+    KA_EACH(cases, i, entry) {
+        const json_t *error = json_object_get(entry, "error");
+        if (!json_is_true(json_object_get(entry, "everywhere")) || !json_is_object(error))
+            return false;
+        if (first && !json_equal(json_object_get(first, "line"), json_object_get(error, "line")))
+            return false;
+        first = first ? first : error;
+    }
+    if (first)
+        ka_place_error(place, first, out);
+    return first;
 }
 
 int ka_describe_facts(const json_t *facts, struct ka_buf *out)

@@ -27,6 +27,10 @@ int ka_describe_draft(const json_t *draft, struct ka_buf *out);
  * operation facts, whose lines are those of `place`. */
 bool ka_describe_uncompiled(const json_t *facts, const struct ka_place *place, struct ka_buf *out);
 
+/* What the candidate raised in every case of operation facts, at one line, and would in any other case: as
+ * ka_place_error() has it. False, and nothing is added, where that is not known. */
+bool ka_describe_raised(const json_t *facts, const struct ka_place *place, struct ka_buf *out);
+
 /* Operation facts: traffic of forward and backward, and a table of the compiled kernels. Says that nothing
  * was timed. */
 int ka_describe_facts(const json_t *facts, struct ka_buf *out);

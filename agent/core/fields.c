@@ -26,3 +26,13 @@ void ka_number_add(json_t *object, const char *name, json_int_t more)
 {
     json_object_set_new(object, name, json_integer(json_integer_value(json_object_get(object, name)) + more));
 }
+
+char *ka_text_of_value(const json_t *value, size_t flags)
+{
+    char *text = json_dumps(value, flags | JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
+    json_auto_t *same = text ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
+    if (!text || json_equal(same, value))
+        return text;
+    free(text);
+    return json_dumps(value, flags | JSON_ENCODE_ANY);
+}

@@ -13,6 +13,7 @@
 #define SHARED (227 * 1024.0) /* bytes of it that programs can have */
 #define PROGRAMS 32.0         /* that it holds at most */
 #define ENOUGH_WARPS 16.0
+#define FEW_PROGRAMS 32.0 /* fewer leave most of a device idle */
 
 static double number(const json_t *object, const char *name)
 {
@@ -68,20 +69,35 @@ bool ka_rank_gives_up(const json_t *facts, const json_t *other)
     return false;
 }
 
+static bool adds(const json_t *facts)
+{
+    KA_EACH(json_object_get(facts, "cases"), i, entry) {
+        if (number(json_object_get(entry, "backward"), "atomics") > 0)
+            return true;
+    }
+    return false;
+}
+
+bool ka_rank_ends_parallelism(const json_t *facts, const json_t *other)
+{
+    double mine = number(facts, "widest"), theirs = number(other, "widest");
+    return mine > 0 && mine < theirs && mine < FEW_PROGRAMS && !(adds(other) && !adds(facts));
+}
+
 double ka_rank_cost(const json_t *facts)
 {
+    const json_t *real = json_object_get(facts, "kernels");
     double log_sum = 0;
     size_t count = 0;
     KA_EACH(json_object_get(facts, "cases"), i, entry) {
         const json_t *backward = json_object_get(entry, "backward");
         if (!json_is_object(backward))
             continue;
+        const json_t *kernels = json_array_size(real) ? real : json_object_get(entry, "kernels");
         double moved = number(backward, "bytes_read") + number(backward, "bytes_written");
-        double cost = moved * starved(json_object_get(entry, "kernels")) +
-                      ATOMIC_BYTES * number(backward, "atomics") +
+        double cost = moved * starved(kernels) + ATOMIC_BYTES * number(backward, "atomics") +
                       LAUNCH_BYTES * number(backward, "launches") +
-                      SPILL_BYTES * number(backward, "programs") *
-                          spilled_per_program(json_object_get(entry, "kernels"));
+                      SPILL_BYTES * number(backward, "programs") * spilled_per_program(kernels);
         if (!isfinite(cost))
             return INFINITY;
         log_sum += log(cost + 1);

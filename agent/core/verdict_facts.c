@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/each.h"
+#include "fields.h"
 #include "kinds.h"
 #include "plan.h"
 
@@ -78,7 +79,7 @@ static void name_shape(const struct ka_verdict *v, const struct shape *shape, st
         }
         return;
     }
-    KA_AUTO_FREE char *dims = json_dumps(shape->dims, JSON_ENCODE_ANY);
+    KA_AUTO_FREE char *dims = ka_text_of_value(shape->dims, 0);
     ka_buf_printf(out, "%sshape %s", shape->kind == KA_SHAPE_OPTIONAL ? "optional " : "", dims ? dims : "?");
 }
 

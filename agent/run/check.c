@@ -68,6 +68,7 @@ struct ka_check {
     json_t *facts;
     struct ka_run_child *facts_child; /* counts them beside the candidate; NULL: it does not, or is through */
     bool facts_ended, facts_wanted;
+    bool facts_early; /* they are those of the sizes that are checked, not of the user's own */
     uint64_t began; /* ka_clock_ns() */
 };
 
@@ -140,6 +141,17 @@ static void add_history(struct ka_run *run, const struct ka_snapshot *snapshot, 
     ka_run_history_add(run, run->job.checking, entry);
 }
 
+/* What the job is told of a cost: no gain that is modelled makes up for the end of parallelism. */
+static double weighed(const struct ka_run *run, const struct outcome *outcome)
+{
+    bool optimise = run->job.phase == KA_PHASE_OPTIMISE && outcome->verified;
+    if (!optimise || ka_run_on_gpu(run) || !ka_run_compares(run, outcome->facts, ka_rank_ends_parallelism))
+        return outcome->cost;
+    ka_log(KA_LOG_INFO, "%s: candidate %lld leaves a few programs: no gain", run->name,
+           (long long)outcome->snapshot);
+    return INFINITY;
+}
+
 static void settle(struct ka_run *run, const struct outcome *outcome)
 {
     const struct ka_verdict_counts *counts = &outcome->counts;
@@ -155,7 +167,7 @@ static void settle(struct ka_run *run, const struct outcome *outcome)
         .passed = (int)(counts->passed + counts->hidden_passed),
         .total = (int)(counts->required + counts->hidden),
         .verified = outcome->verified,
-        .cost = outcome->cost,
+        .cost = weighed(run, outcome),
     };
     if (rc) {
         ka_log(KA_LOG_ERROR, "%s: %s", run->name, err.msg);
@@ -306,13 +318,16 @@ static void finish(struct ka_run *run)
 static void next_round(struct ka_run *run);
 
 /* A backward that the target's compiler refuses is none there, whatever the interpreter made of it: where
- * that is known before the cases are judged, they need not be. */
+ * that is known before the cases are judged, they need not be. Nor where it raises in every call; the facts
+ * are the interpreter's, so that says nothing of one that is compiled. */
 static void facts_ended(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     KA_AUTO_BUF struct ka_buf text = {0};
     check->facts_ended = true;
-    if (ka_describe_uncompiled(check->facts, &check->place, &text)) {
+    if (!check->compiled && ka_describe_raised(check->facts, &check->place, &text)) {
+        reject_when_idle(run, KA_VERDICT_RAISED, ka_buf_str(&text));
+    } else if (ka_describe_uncompiled(check->facts, &check->place, &text)) {
         ka_buf_printf(&text, " (target %s)", run->settings.target);
         if (!check->reject_rule)
             reject_when_idle(run, "does_not_compile", ka_buf_str(&text));
@@ -325,6 +340,7 @@ static void facts_ended(struct ka_run *run)
 
 static void on_compiled(struct ka_run *run, json_t *facts)
 {
+    json_decref(run->check->facts);
     run->check->facts = facts;
     facts_ended(run);
 }
@@ -342,11 +358,16 @@ static void on_facts(struct ka_run *run, void *arg, const struct ka_op_result *r
     facts_ended(run);
 }
 
-static void measure(struct ka_run *run)
+/* `early`: to know soon what does not compile. What the user's own sizes take is asked of what is
+ * verified. */
+static void measure(struct ka_run *run, bool early)
 {
     struct ka_check *check = run->check;
     struct ka_err err;
     json_t *request = ka_run_facts_request(run, check->entry);
+    check->facts_early = early && json_object_get(request, "real");
+    if (early)
+        json_object_del(request, "real");
     json_object_set_new(request, "conduct", json_boolean(check->compiled));
     check->facts_child =
         ka_run_child_start(run, "facts", check->pair_path, request, NULL, on_facts, NULL, &err);
@@ -360,10 +381,10 @@ static void measure_verified(struct ka_run *run)
 {
     struct ka_check *check = run->check;
     check->facts_wanted = true;
-    if (check->facts_ended)
+    if (check->facts_ended && !check->facts_early)
         finish(run);
     else if (!check->facts_child && !run->compile)
-        measure(run);
+        measure(run, false);
 }
 
 /* ---- compute-sanitizer, only for what is verified without it */
@@ -613,8 +634,19 @@ static void give_up(struct ka_run *run, const char *why)
     end_of_cases(run);
 }
 
-/* What the candidate raised, where it raised in every case that is there by now: in one that may be told, if
- * there is such. NULL: it did not, or nothing is there. */
+/* A size of 0: a kernel is not launched there, and what it raises elsewhere is not raised. */
+static bool is_empty(const json_t *plan)
+{
+    KA_EACH_MEMBER(json_object_get(plan, "dims"), name, size) {
+        (void)name;
+        if (json_is_integer(size) && json_integer_value(size) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* What the candidate raised, where it raised in every case with elements that is there by now: in one that
+ * may be told, if there is such. NULL: it did not, or nothing is there. */
 static const json_t *raised_always(const struct ka_check *check)
 {
     const json_t *found = NULL;
@@ -622,7 +654,7 @@ static const json_t *raised_always(const struct ka_check *check)
     for (size_t at = 0; at < check->upto; at++) {
         struct ka_fan_found one;
         size_t i = check->order[at];
-        if (!ka_fan_find(check->candidate, (json_int_t)i, &one))
+        if (!ka_fan_find(check->candidate, (json_int_t)i, &one) || is_empty(json_array_get(check->cases, i)))
             continue;
         const json_t *error = json_object_get(one.entry, "error");
         if (!json_is_object(error) || json_is_true(json_object_get(error, "out_of_resources")))
@@ -789,7 +821,7 @@ static void run_candidate(struct ka_run *run)
      * elsewhere a model waits for the answer, and what its target's compiler refuses is known in seconds. */
     bool beside = ka_run_on_gpu(run), first = !beside && !run->given && run->job.limits.use_llm;
     if (!run->settings.fail_fast && (beside || first))
-        measure(run);
+        measure(run, first);
     if (run->check == check && !check->candidate && (!first || run->settings.fail_fast))
         next_round(run);
 }

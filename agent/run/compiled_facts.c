@@ -19,6 +19,8 @@ static void each_kernel(const json_t *facts, kernel_fn visit, void *arg)
         KA_EACH(json_object_get(entry, "kernels"), j, kernel)
             visit(kernel, arg);
     }
+    KA_EACH(json_object_get(facts, "kernels"), i, kernel)
+        visit(kernel, arg);
 }
 
 /* A kernel keeps its place in the facts; its key gives way to the numbers, or to why there are none. */
@@ -77,6 +79,19 @@ void ka_run_compile_cancel(struct ka_run *run)
     run->compile_facts = NULL;
 }
 
+/* The largest of the user's own shapes that are checked smaller; NULL: they are checked as they are. */
+static json_t *largest_scaled(const struct ka_run *run)
+{
+    json_t *largest = NULL;
+    KA_EACH(json_object_get(run->oracles, "scaled"), i, entry) {
+        json_t *dims = json_object_get(entry, "dims");
+        if (json_is_true(json_object_get(entry, "required")) &&
+            (!largest || ka_plan_size(dims) > ka_plan_size(largest)))
+            largest = dims;
+    }
+    return largest;
+}
+
 json_t *ka_run_facts_request(const struct ka_run *run, const char *entry)
 {
     json_auto_t *shapes = json_array();
@@ -86,16 +101,18 @@ json_t *ka_run_facts_request(const struct ka_run *run, const char *entry)
                                                 json_object_get(shape, "class"), "kind",
                                                 json_object_get(shape, "kind")));
     }
-    return ka_plan_facts(shapes, entry, ka_random_u64());
+    json_t *request = ka_plan_facts(shapes, entry, ka_random_u64());
+    json_object_set(request, "real", largest_scaled(run));
+    return request;
 }
 
-bool ka_run_gives_up(const struct ka_run *run, const json_t *facts)
+bool ka_run_compares(const struct ka_run *run, const json_t *facts, ka_run_compare_fn compare)
 {
     struct ka_snapshot best;
     if (!run->job.best || !run->job.best_verified ||
         ka_state_snapshot_get(run->state, run->job.best, &best, NULL))
         return false;
-    bool found = ka_rank_gives_up(facts, best.facts);
+    bool found = compare(facts, best.facts);
     ka_snapshot_free(&best);
     return found;
 }

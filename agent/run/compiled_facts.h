@@ -10,7 +10,9 @@ json_t *ka_run_facts_request(const struct ka_run *run, const char *entry);
 /* Complete its result: its kernels' sources are compiled, or found in the cache. */
 void ka_run_compile(struct ka_run *run, const struct ka_op_result *result, ka_run_compile_fn next);
 void ka_run_compile_cancel(struct ka_run *run);
-/* Whether a candidate with these facts would give up what the best has and no cost can weigh. */
-bool ka_run_gives_up(const struct ka_run *run, const json_t *facts);
+/* Whether a function of rank.h says so of a candidate with these facts beside the best, where that is
+ * verified. */
+typedef bool (*ka_run_compare_fn)(const json_t *facts, const json_t *other);
+bool ka_run_compares(const struct ka_run *run, const json_t *facts, ka_run_compare_fn compare);
 
 #endif

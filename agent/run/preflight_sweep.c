@@ -180,7 +180,7 @@ static void note_smaller(struct ka_run *run, const json_t *entry)
     }
     if (ka_run_scaled_down(run) || !json_integer_value(json_object_get(entry, "level")))
         return;
-    KA_AUTO_FREE char *dims = json_dumps(dims_at_level(entry), JSON_COMPACT);
+    KA_AUTO_FREE char *dims = ka_text_of_value(dims_at_level(entry), JSON_COMPACT);
     KA_AUTO_BUF struct ka_buf text = {0};
     ka_buf_printf(&text, "checked as %s instead: %.300s", dims,
                   ka_text_of(json_object_get(entry, "error"), "message", "no result at its own size"));

@@ -88,7 +88,7 @@ static void on_variant_compiled(struct ka_run *run, json_t *facts)
 {
     double cost = ka_rank_cost(facts);
     bool gain = cost < run->job.best_cost * (1.0 - run->job.limits.min_rel_impr);
-    bool gives_up = gain && ka_run_gives_up(run, facts);
+    bool gives_up = gain && ka_run_compares(run, facts, ka_rank_gives_up);
     json_decref(facts);
     if (gain && !gives_up) {
         post_variant(run);

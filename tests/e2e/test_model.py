@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Agent, Endpoint
+from conftest import Agent, Ended, Endpoint
 from files import BACKWARD, FORWARD, PATCH, WRONG, fenced
 
 KEY = "sk-secret-0123456789abcdef"
@@ -348,15 +348,69 @@ def test_answer_that_the_target_does_not_compile__is_told_before_a_case_is_run(
     assert "candidate" not in children_from(done.result, 1) and "candidate" in children_from(done.result, 2)
 
 
-def test_answer_that_raises_everywhere__is_told_once(agent: Agent, forward: Path, endpoint: Start) -> None:
+def raised(code: str) -> str:
+    """The backward, its own backward beginning with `code`."""
     head = "    def backward(ctx, dy):\n"
     assert head in BACKWARD
-    raises = BACKWARD.replace(head, head + "        raise RuntimeError('not written yet')\n", 1)
-    model = endpoint(
-        [{"text": fenced(raises)}, {"text": fenced(BACKWARD), "expect": ["RuntimeError: not written yet"]}]
-    )
+    return BACKWARD.replace(head, f"{head}        {code}\n", 1)
+
+
+def told_wrong(done: Ended) -> str:
+    (question,) = [event for event in events(done.result, "prompt") if event["phase"] == "fix"]
+    text: str = question["messages"][-1]["content"]
+    return text.partition("# What is wrong")[2].partition("# Tried so far")[0]
+
+
+@pytest.mark.parametrize(
+    "code", ["raise RuntimeError('not written yet')", "dy = contigous(dy)", "scale_dx_kernel[(1,)](dy)"]
+)
+def test_answer_that_raises_in_every_call__is_told_after_the_first(
+    agent: Agent, forward: Path, endpoint: Start, code: str
+) -> None:
+    model = endpoint([{"text": fenced(raised(code))}, {"text": fenced(BACKWARD)}])
     done = run(agent, forward, model.url, "--no-optimise")
     assert done.code == 0, done.err
-    (question,) = [event for event in events(done.result, "prompt") if event["phase"] == "fix"]
-    wrong = question["messages"][-1]["content"].partition("# What is wrong")[2].partition("# Tried so far")[0]
-    assert wrong.count("raised: RuntimeError") == 1 and "On shape" not in wrong, wrong
+    assert "candidate" not in children_from(done.result, 1) and "candidate" in children_from(done.result, 2)
+    wrong = told_wrong(done)
+    assert wrong.count("raised: ") == 1 and "On shape" not in wrong and code in wrong, wrong
+
+
+@pytest.mark.parametrize("code", ["assert dy.dim() == 7", "dy = dy.to(dtyp=dy.dtype)"])
+def test_answer_that_raises_everywhere__is_told_once(
+    agent: Agent, forward: Path, endpoint: Start, code: str
+) -> None:
+    model = endpoint([{"text": fenced(raised(code))}, {"text": fenced(BACKWARD)}])
+    done = run(agent, forward, model.url, "--no-optimise")
+    assert done.code == 0, done.err
+    assert "candidate" in children_from(done.result, 1), "only the cases can show that"
+    wrong = told_wrong(done)
+    assert wrong.count("raised: ") == 1 and "On shape" not in wrong and code in wrong, wrong
+
+
+def test_kernel_that_raises_where_it_is_launched__is_told_once(
+    agent: Agent, forward: Path, endpoint: Start
+) -> None:
+    line = "    tl.store(dx_ptr + row * N + cols, dy * w, mask=mask)\n"
+    assert line in BACKWARD
+    raises = BACKWARD.replace(line, f"    w = w if N == 0 else tl.zeroes([BLOCK], tl.float32)\n{line}", 1)
+    raises = raises.replace("if ctx.needs_input_grad[0]:", "if dx is None:")
+    model = endpoint([{"text": fenced(raises)}, {"text": fenced(BACKWARD)}])
+    done = run(agent, forward, model.url, "--no-optimise")
+    assert done.code == 0, done.err
+    (event,) = events(done.result, "preflight")
+    assert any(0 in shape["dims"].values() for shape in event["shapes"]), "no shape without a launch"
+    wrong = told_wrong(done)
+    assert wrong.count("raised: ") == 1 and "On shape" not in wrong and "zeroes" in wrong, wrong
+
+
+def test_answer_that_raises_on_some_sizes__has_the_others_told(
+    agent: Agent, forward: Path, endpoint: Start
+) -> None:
+    raises = raised("dy = contigous(dy) if dy.shape[1] == 24 else dy")
+    model = endpoint([{"text": fenced(raises)}, {"text": fenced(BACKWARD)}])
+    done = run(agent, forward, model.url, "--no-optimise")
+    assert done.code == 0, done.err
+    wrong = told_wrong(done)
+    assert 'On shape {"M": 4, "N": 24}' in wrong and 'Nothing fails on shape {"M": 3, "N": 33}' in wrong, (
+        wrong
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,15 @@ def test_forward_that_cannot_be_used__is_named(agent: Agent) -> None:
 def test_folder_that_cannot_be_made__is_named_with_a_remedy(agent: Agent, forward: Path) -> None:
     done = agent("prompt", forward, env={"TMPDIR": "/nonexistent"})
     assert done.code == 2 and "/nonexistent/" in done.err and "set TMPDIR" in done.err
+
+
+def test_question_about_speed__has_the_kernels_of_the_users_own_sizes(agent: Agent, forward: Path) -> None:
+    text = forward.read_text()
+    own = text.replace('SWEEP = [{"M": 4, "N": 24}, {"M": 3, "N": 33}]', 'SWEEP = [{"M": 4096, "N": 4096}]')
+    assert own != text
+    forward.write_text(own)
+    done = agent("prompt", forward, "--backend", "mailbox:box")
+    assert done.code == 0, done.err
+    table = done.out.partition("# Where it stands")[2].partition("# Your task")[0]
+    blocks = {int(block) for block in re.findall(r"BLOCK=(\d+)", table)}
+    assert 4096 in blocks and min(blocks) < 4096, table

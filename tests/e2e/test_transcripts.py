@@ -88,6 +88,22 @@ COURSES = {
         has="for h in range(h0, tl.minimum(h0 + G, H)):",
         lacks="for head in range(G):",
     ),
+    "welford_norm": Course(
+        [
+            "draft: verified",
+            "optimise: verified",
+            "optimise: verified",
+        ],
+        rollbacks=1,
+        has="dweight, dbias: swap_owner, one program a channel",
+        lacks="for image in range(part, N, G):",
+    ),
+    "sparsemax_gate": Course(
+        ["draft: verified", "optimise: verified"],
+        rollbacks=0,
+        has="for row in range(tl.program_id(0).to(tl.int64), M, G):",
+        lacks="tl.atomic_add(dv_ptr + cols, dy * p, mask=mask)",
+    ),
     "rank_pooling": at_once("rank += tl.sum((before & there[None, :]).to(tl.int32), axis=1)"),
     "kepler": at_once("d_mean = (d_anomaly + d_dist * ecc * sin) / (1.0 - ecc * cos)"),
     "cumulative_logsumexp": at_once("dx, dscale: reverse_scan by chunk_state_pass"),

@@ -199,3 +199,51 @@ def test_case_that_raises__says_where(write, tmp_path, at, code, where):
     assert SCALE_PAIR.count(at) == 1, at
     (case,) = run(write(SCALE_PAIR.replace(at, code)), tmp_path, compile=False)
     assert (case["ok"], case["raised_in"]) == (False, where), case["error"]
+    assert case["everywhere"] is False, "what an assertion says may hang on the data"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "tl.zeroes(3)",
+        "contigous(d_y)",
+        "scale_bwd_kernel[(1,)](d_y)",
+        "scale_bwd_kernel[(1,)](d_y, d_y, 3, BLOK=2)",
+    ],
+)
+def test_case_that_raises__says_that_every_call_would(write, tmp_path, code):
+    at = "d_x = torch.empty_like"
+    (case,) = run(write(SCALE_PAIR.replace(at, f"{code}; {at}")), tmp_path, compile=False)
+    assert case["everywhere"] is True, case
+
+
+def test_case_whose_forward_raises__is_no_fault_of_the_candidate(write, tmp_path):
+    at = "y = torch.empty_like"
+    (case,) = run(write(SCALE_PAIR.replace(at, f"contigous(x); {at}")), tmp_path, compile=False)
+    assert (case["raised_in"], case["everywhere"]) == ("forward", False), case
+
+
+def of_real_sizes(path, scratch, dims):
+    request = {"file": str(path), "target": "sm_90", "compile": True, "cases": [CASE], "real": dims}
+    compiled.use(None)
+    found = facts.run(request, scratch)
+    compiled.leave(scratch)
+    return found["kernels"], found["widest"]
+
+
+def test_sizes_too_large_to_be_run__have_their_kernels(write, tmp_path):
+    grown = SCALE_PAIR.replace(
+        "d_y.numel(), BLOCK=16", "d_y.numel(), BLOCK=triton.next_power_of_2(d_y.numel())"
+    )
+    assert grown != SCALE_PAIR
+    (kernel,), widest = of_real_sizes(write(grown), tmp_path, {"N": 2**40})  # four tebibytes
+    assert widest == 2**36
+    assert (kernel["name"], kernel["pass"]) == ("scale_bwd_kernel", "backward") and kernel["constexprs"] == {
+        "BLOCK": 2**40
+    }
+
+
+def test_sizes_that_hang_on_values__have_none(write, tmp_path):
+    at = "d_x = torch.empty_like"
+    source = SCALE_PAIR.replace(at, f"n = int(d_y[0].item()); {at}")
+    assert of_real_sizes(write(source), tmp_path, {"N": 2**40}) == ([], None)

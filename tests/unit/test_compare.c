@@ -528,7 +528,20 @@ static void patterns__a_factor_for_each_row__names_the_axis(void **state)
         p->got[i] = p->want[i] * (1 + noise(i / COLS + 7));
     struct ka_diff diff = compare(p);
     assert_int_equal(pattern(&diff, KA_PATTERN_LINES)->axis, 0);
-    assert_says(&diff, KA_DESCRIBE_FULL, "Along axis 0 every index is right up to a factor of its own");
+    assert_says(&diff, KA_DESCRIBE_FULL,
+                "Along axis 0 every index is right up to a factor of its own: what multiplies that row");
+}
+
+static void patterns__a_factor_for_each_row_that_is_nearly_1__may_be_rounding(void **state)
+{
+    (void)state;
+    struct pair *p = fresh();
+    for (size_t i = 0; i < COUNT; i++)
+        p->got[i] = p->want[i] * (1 + 2e-5 * noise(i / COLS + 7));
+    struct ka_diff diff = compare(p);
+    assert_int_equal(pattern(&diff, KA_PATTERN_LINES)->axis, 0);
+    assert_says(&diff, KA_DESCRIBE_FULL, "a factor of its own, which is within 2e-05 of 1: rounding that");
+    assert_says(&diff, KA_DESCRIBE_HIDDEN, "a factor of its own, which is close to 1: rounding that");
 }
 
 static void patterns__lost_signs__are_counted(void **state)
@@ -873,6 +886,7 @@ int main(void)
         cmocka_unit_test(patterns__missing_row_term__does_not_vary_along_the_axis),
         cmocka_unit_test(patterns__one_element__has_only_factors_that_tell),
         cmocka_unit_test(patterns__a_factor_for_each_row__names_the_axis),
+        cmocka_unit_test(patterns__a_factor_for_each_row_that_is_nearly_1__may_be_rounding),
         cmocka_unit_test(patterns__lost_signs__are_counted),
         cmocka_unit_test(patterns__no_explanation__says_how_near_it_is),
         cmocka_unit_test(patterns__factor_with_two_meanings__says_both),

@@ -147,6 +147,34 @@ static void describe__uncompiled_kernel__has_line_type_and_message(void **state)
     assert_false(ka_describe_uncompiled(none, &place, &out));
 }
 
+static void describe__raise__is_told_where_every_case_has_it_at_one_line(void **state)
+{
+    (void)state;
+    static const char *const some[] = {
+        "{}",
+        "{\"cases\":[]}",
+        "{\"cases\":[{\"everywhere\":true}]}",
+        "{\"cases\":[{\"everywhere\":false,\"error\":{\"line\":5}}]}",
+        "{\"cases\":[{\"everywhere\":true,\"error\":{\"line\":5}},{\"ok\":true}]}",
+        "{\"cases\":[{\"everywhere\":true,\"error\":{\"line\":5}},{\"everywhere\":true,\"error\":{\"line\":6}"
+        "}]}",
+    };
+    static const char all[] =
+        "{\"cases\":[{\"everywhere\":true,\"error\":{\"line\":5,\"message\":\"NameError: "
+        "y\"}},{\"everywhere\":true,\"error\":{\"line\":5}}]}";
+    const struct ka_place place = {.pair = "import a\n\n# ---- backward ----\n\nx = y\n"};
+    KA_AUTO_BUF struct ka_buf out = {0};
+    for (size_t i = 0; i < KA_COUNT(some); i++) {
+        json_auto_t *doc = json_loads(some[i], 0, NULL);
+        assert_non_null(doc);
+        assert_false(ka_describe_raised(doc, &place, &out));
+    }
+    assert_int_equal(out.len, 0);
+    json_auto_t *doc = json_loads(all, 0, NULL);
+    assert_true(ka_describe_raised(doc, &place, &out));
+    assert_non_null(strstr(ka_buf_str(&out), "NameError: y"));
+}
+
 static void describe__sum__takes_the_worst_kernel(void **state)
 {
     (void)state;
@@ -255,6 +283,8 @@ static void describe__dims__are_short(void **state)
     assert_describes(ka_describe_dims, "{\"M\":8,\"lens\":[1,2],\"causal\":true,\"act\":\"silu\"}",
                      "M=8, lens=[1,2], causal=true, act=\"silu\"");
     assert_describes(ka_describe_dims, "\"hidden\"", "hidden");
+    assert_describes(ka_describe_dims, "{\"gamma\":0.1,\"eps\":1e-6,\"p\":0.30000000000000004}",
+                     "gamma=0.1, eps=1e-6, p=0.30000000000000004");
 }
 
 int main(void)
@@ -266,6 +296,7 @@ int main(void)
         cmocka_unit_test(describe__refused_draft__tells_the_construct_and_speaks_of_no_draft),
         cmocka_unit_test(describe__facts__sum_cases_and_list_each_kernel_once),
         cmocka_unit_test(describe__uncompiled_kernel__has_line_type_and_message),
+        cmocka_unit_test(describe__raise__is_told_where_every_case_has_it_at_one_line),
         cmocka_unit_test(describe__sum__takes_the_worst_kernel),
         cmocka_unit_test(describe__attempt__is_one_line),
         cmocka_unit_test(describe__failed_attempt__names_its_first_finding),

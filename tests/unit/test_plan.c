@@ -389,6 +389,33 @@ static bool gives_up(const char *mine, const char *theirs)
     return found;
 }
 
+/* The same of the end of parallelism: programs on the user's own sizes, and atomic adds. */
+static bool ends(int mine, int adds, int theirs, int their_adds)
+{
+    static const char facts_of[] = "{\"cases\": [{\"backward\": {\"atomics\": %d}}], \"widest\": %d}";
+    char text[2][128];
+    snprintf(text[0], sizeof(text[0]), facts_of, adds, mine);
+    snprintf(text[1], sizeof(text[1]), facts_of, their_adds, theirs);
+    json_t *facts = json(text[0]), *other = json(text[1]);
+    bool found = ka_rank_ends_parallelism(facts, other);
+    json_decref(other);
+    json_decref(facts);
+    return found;
+}
+
+static void rank__a_few_programs_in_place_of_more__end_parallelism(void **state)
+{
+    (void)state;
+    assert_true(ends(1, 0, 8, 0));
+    assert_true(ends(31, 0, 4096, 0));
+    assert_false(ends(32, 0, 4096, 0));
+    assert_false(ends(1, 0, 1, 0)); /* there is no more to do */
+    assert_false(ends(1, 0, 4096, 9));
+    assert_true(ends(1, 9, 4096, 9));
+    assert_false(ends(0, 0, 4096, 0)); /* not known */
+    assert_false(ka_rank_ends_parallelism(NULL, NULL));
+}
+
 static void rank__what_has_no_price__is_given_up_by_atomics_and_fewer_programs(void **state)
 {
     (void)state;
@@ -400,6 +427,19 @@ static void rank__what_has_no_price__is_given_up_by_atomics_and_fewer_programs(v
     assert_false(gives_up("\"widest\": 8", "\"widest\": 8"));
     assert_false(gives_up("\"widest\": 7", "\"widest\": 8, \"atomics\": 2")); /* partial sums instead */
     assert_false(ka_rank_gives_up(NULL, NULL));
+}
+
+static void rank__what_kernels_take__is_that_of_the_users_own_sizes(void **state)
+{
+    (void)state;
+    static const char cases[] = "{\"cases\": [{\"backward\": {\"bytes_read\": 1000, \"bytes_written\": 1000, "
+                                "\"programs\": 4}, \"kernels\": [{\"ok\": true, \"num_warps\": 4, "
+                                "\"registers\": 32, \"spills\": 0}]}], \"kernels\": [%s]}";
+    char none[512], spilled[512];
+    snprintf(none, sizeof(none), cases, "");
+    snprintf(spilled, sizeof(spilled), cases,
+             "{\"ok\": true, \"num_warps\": 4, \"registers\": 255, \"spills\": 400}");
+    assert_true(cost_of(spilled) > cost_of(none));
 }
 
 /* One kernel of 4 warps that moves 2000 bytes and has these resources. */
@@ -649,6 +689,8 @@ int main(void)
         cmocka_unit_test(plan__seeds__differ_between_cases_and_between_secrets),
         cmocka_unit_test(plan__what_a_child_is_sent__does_not_say_which_shapes_are_hidden),
         cmocka_unit_test(rank__atomics_spills_and_launches__cost),
+        cmocka_unit_test(rank__a_few_programs_in_place_of_more__end_parallelism),
+        cmocka_unit_test(rank__what_kernels_take__is_that_of_the_users_own_sizes),
         cmocka_unit_test(rank__what_has_no_price__is_given_up_by_atomics_and_fewer_programs),
         cmocka_unit_test(rank__too_few_resident_warps__make_bytes_dearer),
         cmocka_unit_test(plan__variants_of_the_tuner__are_schedules_and_then_configurations_of_the_best),

@@ -7,15 +7,25 @@ fills in registers, spills, shared memory and instructions.
 
 Where the candidate itself runs compiled, this is also where somebody sees who accesses what: each case tells
 its conduct, as operation candidate does.
+
+Cases are small where kernels are interpreted. What a block size of the user's own shape costs is read off its
+launches alone: the host's code runs with tensors that have no memory, and no kernel does.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .. import devices, draw
+from ..certain import raised_by_every_call
 from ..errors import wrap
-from ..forward import Launch, launch_intercept, load
+from ..forward import Forward, Launch, launch_intercept, load
 from ..specialised import Compiler
 from . import candidate
 
@@ -45,12 +55,58 @@ def run(request: dict[str, Any], scratch: Path) -> dict[str, Any]:
         if not request.get("conduct"):
             told.pop("conduct", None)
         cases.append({"id": case["id"], "ok": True, **told})
-    return {"cases": cases}
+    dims = request.get("real")
+    real = [] if dims is None or compiler is None else _launches_of(fwd, entry, dims)
+    kernels = [{**made, "pass": "backward"} for made in compiler.distinct(real)] if compiler else []
+    widest = max((math.prod(launch.grid) for launch in real), default=None)
+    return {"cases": cases, "kernels": kernels, "widest": widest}
+
+
+class _WithoutMemory(TorchFunctionMode):
+    """Tensors that the user's code makes have a shape and no values, wherever it wants them."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        told = dict(kwargs or {})
+        if told.get("device") is not None:
+            told["device"] = "meta"
+        return func(
+            *(
+                "meta" if isinstance(a, torch.device) or (isinstance(a, str) and a == "cpu") else a
+                for a in args
+            ),
+            **told,
+        )
+
+
+def _launches_of(fwd: Forward, entry: Any, dims: dict[str, Any]) -> list[Launch]:
+    """The launches of a backward on sizes that nothing here could compute, as far as its host's code gets
+    without values: none where shapes hang on them."""
+    launches: list[Launch] = []
+    with (
+        contextlib.suppress(Exception),
+        _WithoutMemory(),
+        torch.device("meta"),
+        launch_intercept(launches.append),
+    ):
+        args, kwargs = draw.make_inputs(fwd, dims, 0, device="meta")
+        bound = fwd.signature.bind(*args, **kwargs)
+        wanted = draw.grad_inputs(fwd, draw.bind(fwd, args, kwargs))
+        leaves = {name: value.detach().requires_grad_() for name, value in wanted.items()}
+        bound.arguments.update(leaves)
+        with fwd.active():
+            returned = entry(*bound.args, **bound.kwargs)
+            launches.clear()
+            outputs = [o for o in draw.flatten(returned) if isinstance(o, torch.Tensor) and o.requires_grad]
+            devices.gradients(outputs, list(leaves.values()), [torch.empty_like(o) for o in outputs])
+    return launches
 
 
 def _case(case: candidate.Case, scratch: Path, compiler: Compiler | None) -> dict[str, Any]:
     """What is known of one case. Where it cannot be run, the others go on: `raised_in` is `forward` if not
-    even the plain stub runs here, `kernel` in a launch, else `host`: the candidate's own code raised."""
+    even the plain stub runs here, `kernel` in a launch, else `host`: the candidate's own code raised; and
+    `everywhere` says that every call would."""
     recorded: list[Launch] = []
     running = "forward"
 
@@ -73,7 +129,8 @@ def _case(case: candidate.Case, scratch: Path, compiler: Compiler | None) -> dic
         kernels = [] if compiler is None else _kernels(compiler, recorded[plain:], result["launches_forward"])
     except Exception as exc:  # noqa: BLE001 (any exception of the user's code)
         error = wrap("candidate_raised", "", exc, [case.fwd.path])
-        return {"ok": False, "raised_in": running, "error": error.to_dict()}
+        everywhere = running != "forward" and raised_by_every_call(exc, case.fwd.path)
+        return {"ok": False, "raised_in": running, "everywhere": everywhere, "error": error.to_dict()}
     conduct = {name: result[name] for name in _CONDUCT if name in result}
     return {**result["facts"], "kernels": kernels, "conduct": conduct}
 
