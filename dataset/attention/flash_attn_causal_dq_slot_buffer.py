@@ -37,7 +37,7 @@ def tiling(q):
     short = q.dtype != torch.float32
     PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     BLOCK_D = max(16, triton.next_power_of_2(q.shape[-1]))
-    BLOCK = 128 if short and BLOCK_D <= 64 else 64
+    BLOCK = (128 if short else 64) // (2 if BLOCK_D > 64 else 1)
     return {"PRECISION": PRECISION, "BLOCK": BLOCK, "BLOCK_D": BLOCK_D, "num_warps": 8}
 
 
