@@ -6,8 +6,8 @@ Backward   dP1 = dO V^T =: dP,  dP2 = -c dP,  with  e = <dO, O2>  and  delta = <
            dQ1 = s dS1 K1,  dK1 = s dS1^T Q1,  and the same for 2,    dc = -sum over batch and rows of e
 
 Forward schedule: a program owns a tile of queries and walks the keys up to the diagonal with two online
-softmaxes and two accumulators; a tile of V is loaded once for both. It saves both lse (in log2), and O2 beside
-the output: O1 is O + c O2.
+softmaxes and two accumulators; a tile of V is loaded once for both. It saves both lse (in log2), and O2
+beside the output: O1 is O + c O2.
 Backward schedule: e is the row correction of the second map and, summed, the gradient of c. The prologue that
 reads dO, O and O2 stores both corrections and a slot with its sum, so dc costs no pass over scores. In a tile
 the maps share dP, and dV is one dot with P1 - c P2: key tiles take six dots, with dK1, dK2 and dV in
