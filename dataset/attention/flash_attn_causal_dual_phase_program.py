@@ -1,4 +1,4 @@
-"""Causal flash attention whose backward is one launch: every program is first a key owner, then a query owner.
+"""Causal flash attention whose backward is one launch: a program is first a key owner, then a query owner.
 
 Forward    S = s Q K^T, P = softmax(S with S_ij = -inf for j > i), O = P V
 Backward   dV = P^T dO,  dP = dO V^T,  dS = P * (dP - delta),  delta_i = <dO_i, O_i>,
