@@ -11,10 +11,10 @@ Forward schedule: windows of neighbours overlap but no two have the same keys, s
 owns a stretch of an image row and loops over the K^2 offsets. An offset's keys are its own tile, shifted, and
 its scores are sums over channels. An online softmax over the offsets reads K and V once each; tiles of
 neighbouring rows are in cache. lse is saved.
-Backward schedule: dq and db keep the owner and the loop: in a step all of a program's dS belong to one offset,
-so its share of db_t is one sum, stored in a slot as it comes; a kernel adds the slots. dk and dv gather: the
-same loop with the offset's sign turned, reading q, do, lse and delta of pixel r - t. What falls out of the
-image is masked on the side that is walked, so borders need no case of their own.
+Backward schedule: dq and db keep the owner and the loop: in a step all of a program's dS belong to one
+offset, so its share of db_t is one sum, stored in a slot as it comes; a kernel adds the slots. dk and dv
+gather: the same loop with the offset's sign turned, reading q, do, lse and delta of pixel r - t. What falls
+out of the image is masked on the side that is walked, so borders need no case of their own.
 
 op: neighborhood_attention
 schedule: gather_transpose, partials_then_reduce, recompute_from_stats
@@ -118,8 +118,8 @@ SWEEP = [
     {"B": 2, "H": 6, "Y": 61, "X": 83, "K": 5, "D": 48},
 ]
 SWEEP_CPU = [
-    {"B": 1, "H": 2, "Y": 5, "X": 7, "K": 3, "D": 8},
-    {"B": 2, "H": 1, "Y": 3, "X": 4, "K": 5, "D": 11},
+    {"B": 1, "H": 2, "Y": 3, "X": 5, "K": 3, "D": 8},
+    {"B": 2, "H": 1, "Y": 2, "X": 3, "K": 5, "D": 11},
 ]
 
 
