@@ -9,8 +9,8 @@ running maximum, no total, no rescaling. Keys beyond the end have P = sigmoid(b)
 Backward schedule: softmax couples a row's scores and needs lse and delta; here each dS_ij follows from its
 own score and its own dP, so nothing is saved, no prologue is launched, and O is not needed. Key tiles own dK
 and dV, query tiles own dQ. db is the plain sum of all dS of a head: the key's owner adds up its own, which
-costs an addition each, and stores the sum in a slot; a last kernel, a program a head, adds the slots. Rows and
-columns beyond the end have dO or V of 0, hence dS of 0, and need no mask anywhere.
+costs an addition each, and stores the sum in a slot; a last kernel, a program a head, adds the slots. Rows
+and columns beyond the end have dO or V of 0, hence dS of 0, and need no mask anywhere.
 
 op: sigmoid_attention
 schedule: swap_owner, partials_then_reduce
