@@ -4,9 +4,9 @@ Forward    S_ij = s <q_i, k_j> + table[c, h] with edges[c] <= j - i < edges[c + 
 Backward   dS = P * (dO V^T - delta),  delta_i = <dO_i, O_i>,  dV = P^T dO,  dQ = s dS K,  dK = s dS^T Q,
            dtable[c, h] = sum of dS_ij over the diagonals j - i of bucket c, and the batch
 
-Forward schedule: a bias depends on j - i alone, so a small kernel spreads the table over the 2 N - 1 diagonals
-of a head; no N x N bias exists. A program owns a query tile, walks the keys with an online softmax, and reads
-the bias of an element at its diagonal. lse is saved, in units of log2.
+Forward schedule: a bias depends on j - i alone, so a small kernel spreads the table over the 2 N - 1
+diagonals of a head; no N x N bias exists. A program owns a query tile, walks the keys with an online softmax,
+and reads the bias of an element at its diagonal. lse is saved, in units of log2.
 Backward schedule: dQ has query tiles as owners, dK and dV key tiles. The table's gradient rides with dQ, as
 its owner has each dS in registers once. Buckets are stretches of diagonals, and a tile knows from its two
 outermost diagonals which buckets it meets: far from the main diagonal it is one, and the tile is added up
@@ -195,7 +195,8 @@ def add_by_bucket(
 
 @triton.jit
 def query_kernel(
-    q_ptr, k_ptr, v_ptr, bias_ptr, do_ptr, lse_ptr, delta_ptr, bucket_ptr, dq_ptr, part_ptr, C, H, N, D, scale,
+    q_ptr, k_ptr, v_ptr, bias_ptr, do_ptr, lse_ptr, delta_ptr, bucket_ptr, dq_ptr, part_ptr,
+    C, H, N, D, scale,
     LANES: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64) * N
