@@ -33,7 +33,7 @@ LOG2E = 1.4426950408889634
 
 
 def tiling(q):
-    """Tiles and the precision of dots; BLOCK is as long as registers allow: it sets how many slots there are."""
+    """Tiles, as long as registers allow since they set the number of slots, and the precision of dots."""
     short = q.dtype != torch.float32
     PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     BLOCK_D = max(16, triton.next_power_of_2(q.shape[-1]))
