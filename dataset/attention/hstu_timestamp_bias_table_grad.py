@@ -110,7 +110,8 @@ def hstu_kernel(
 @autodiff(inputs_require_grad=(0, 1, 2, 4))
 def hstu_time_attention(q, k, v, t, table, edges, offsets, longest):
     """q, k, v: (tokens, heads, dim); t: int64 (tokens); table: (buckets, heads); edges: int64 (buckets),
-    where each begins, ascending (the first begins anywhere); offsets: int64 (sequences + 1), from 0 to tokens.
+    where each begins, ascending (the first begins anywhere); offsets: int64 (sequences + 1), from 0 to
+    tokens.
     """
     q, k, v, t, table = q.contiguous(), k.contiguous(), v.contiguous(), t.contiguous(), table.contiguous()
     (T, H, D), C = q.shape, edges.numel()
