@@ -10,9 +10,9 @@ softmaxes and two accumulators; a tile of V is loaded once for both. It saves bo
 beside the output: O1 is O + c O2.
 Backward schedule: e is the row correction of the second map and, summed, the gradient of c. The prologue that
 reads dO, O and O2 stores both corrections and a slot with its sum, so dc costs no pass over scores. In a tile
-the maps share dP, and dV is one dot with P1 - c P2: key tiles take seven dots with dK1, dK2 and dV in
-registers, query tiles five for dQ1 and dQ2. Two separate attentions would take ten and six, and read V and dO
-twice.
+the maps share dP, and dV is one dot with P1 - c P2: key tiles take six dots, with dK1, dK2 and dV in
+registers, query tiles five for dQ1 and dQ2. Two separate attentions would take eight and six, and read V and
+dO twice.
 
 op: differential_attention
 schedule: swap_owner, partials_then_reduce, recompute_from_stats

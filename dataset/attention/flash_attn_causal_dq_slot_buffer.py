@@ -33,13 +33,11 @@ LOG2E = 1.4426950408889634
 
 
 def tiling(q):
-    """Tiles and the precision of dots; BLOCK is as long as registers allow, as it sets the number of
-    slots.
-    """
+    """Tiles, as long as registers allow since they set the number of slots, and the precision of dots."""
     short = q.dtype != torch.float32
     PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     BLOCK_D = max(16, triton.next_power_of_2(q.shape[-1]))
-    BLOCK = 128 if short and BLOCK_D <= 64 else 64
+    BLOCK = (128 if short else 64) // (2 if BLOCK_D > 64 else 1)
     return {"PRECISION": PRECISION, "BLOCK": BLOCK, "BLOCK_D": BLOCK_D, "num_warps": 8}
 
 

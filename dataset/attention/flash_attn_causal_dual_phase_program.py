@@ -1,12 +1,11 @@
-"""Causal flash attention whose backward is one launch: every program is first a key owner, then a query
-owner.
+"""Causal flash attention whose backward is one launch: a program is first a key owner, then a query owner.
 
 Forward    S = s Q K^T, P = softmax(S with S_ij = -inf for j > i), O = P V
 Backward   dV = P^T dO,  dP = dO V^T,  dS = P * (dP - delta),  delta_i = <dO_i, O_i>,
            dQ = s dS K,  dK = s dS^T Q
 
 Forward schedule: a program owns tile i of the queries. Keys left of its diagonal square are walked without a
-mask, the square itself in narrower steps with one; lse is saved, in units of log2.
+mask, the square itself with one, in steps narrower than a tile; lse is saved, in units of log2.
 Backward schedule: dK and dV want owners of keys, dQ wants owners of queries. With T tiles, the owner of key
 tile i walks T - i tiles of queries and the owner of query tile i walks i + 1 tiles of keys: each alone is a
 triangle, in which some programs do T times the work of others. Program i does both, one after the other, so

@@ -11,8 +11,8 @@ rebuild. Two kernels with two ownerships rebuild it twice: seven dots a tile. He
 keeps dK and dV in registers and adds dS K to dQ in memory: five dots a tile, 5 / 7 of the arithmetic, for
 one read and write of a tile of dQ in fp32 each step. That pays on a GPU where dots are the limit and the fp32
 buffer of dQ stays in L2; the price is a sum whose order, and so whose last bits, change from run to run. The
-owners of a head start at their own diagonals, so that they do not all add to the same rows at once. In short
-types the sum is rounded once, at the end, by a kernel that also scales it.
+owners of a head start at their own diagonals, so that they do not all add to the same rows at once. A last
+kernel scales the sum and rounds it, once.
 
 op: causal_attention
 schedule: swap_owner, atomic_accumulate, recompute_from_stats

@@ -9,7 +9,7 @@ Backward   dV = A^T dO,  W_ij = A_ij <dO_i, V_j>.  z_ij is in its own exponent o
 
 Forward schedule: a query tile's owner walks the keys from the diagonal to the left with the suffix sum R of
 its rows; there is no maximum, as A is at most 1. Before each step it stores R as it stands: one number a row
-and key tile, N / BLOCK a row, less than a row of O.
+and key tile, N / BLOCK a row, as much as O where N is BLOCK D, and less before.
 Backward schedule: R runs from the right, U from the left. R of any tile follows from the stored carry and a
 scan within the tile, so nobody has to walk in the forward's order again. The query tile's owner walks to the
 right with the prefix sum U, makes dQ, and stores its carries in the same way. With both carries a tile of dZ

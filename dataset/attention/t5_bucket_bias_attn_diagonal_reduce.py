@@ -195,8 +195,8 @@ def add_by_bucket(
 
 @triton.jit
 def query_kernel(
-    q_ptr, k_ptr, v_ptr, bias_ptr, do_ptr, lse_ptr, delta_ptr, bucket_ptr, dq_ptr, part_ptr, C, H, N, D,
-    scale,
+    q_ptr, k_ptr, v_ptr, bias_ptr, do_ptr, lse_ptr, delta_ptr, bucket_ptr, dq_ptr, part_ptr,
+    C, H, N, D, scale,
     LANES: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1).to(tl.int64) * N
