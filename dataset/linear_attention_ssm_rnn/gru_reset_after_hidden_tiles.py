@@ -124,7 +124,7 @@ def reference(x, u, bn, h0):
 
 
 SWEEP = [{"T": 256, "B": 256, "D": 128}, {"T": 501, "B": 61, "D": 96}]
-SWEEP_CPU = [{"T": 7, "B": 5, "D": 16}, {"T": 3, "B": 18, "D": 20}]
+SWEEP_CPU = [{"T": 7, "B": 5, "D": 16}, {"T": 9, "B": 18, "D": 20}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
@@ -265,10 +265,11 @@ class Gru(torch.autograd.Function):
         )  # fmt: skip
         slots = None
         if needs[1]:
-            parts = min(MAX_PARTS, triton.cdiv(T * B, 4 * BLOCK))
+            part_rows = BLOCK * max(4, triton.cdiv(T * B, MAX_PARTS * BLOCK))  # whole tiles
+            parts = triton.cdiv(T * B, part_rows)
             slots = torch.empty((parts, D, 3 * D), **options)
             du_kernel[(tiles, 3 * tiles, parts)](
-                h0, h, dx, dp, slots, T * B, B, D, triton.cdiv(T * B, parts), PRECISION=PRECISION, BLOCK=BLOCK
+                h0, h, dx, dp, slots, T * B, B, D, part_rows, PRECISION=PRECISION, BLOCK=BLOCK
             )
         return (
             dx if needs[0] else None,

@@ -63,7 +63,7 @@ def load_row(ptr, rows, N):
 
 @triton.jit
 def log_sigmoid(f):
-    return tl.where(f < 0, f, 0.0) - tl.log(1.0 + tl.exp(tl.where(f < 0, f, -f)))  # smooth at 0
+    return tl.where(f < 0, f, 0.0) - tl.log(1.0 + tl.exp(tl.where(f < 0, f, -f)))
 
 
 @triton.jit
