@@ -131,7 +131,7 @@ def reference(x, labels, margin=0.3):
     return torch.where(exists & (loss > 0), loss, 0.0)
 
 
-SWEEP = [{"M": 256, "D": 2048}, {"M": 72, "D": 500}]
+SWEEP = [{"M": 128, "D": 512}, {"M": 72, "D": 500}]
 SWEEP_CPU = [{"M": 26, "D": 24}, {"M": 70, "D": 35}]
 
 
