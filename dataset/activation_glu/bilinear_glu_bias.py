@@ -125,7 +125,7 @@ class GLUBias(torch.autograd.Function):
         M, N = x.shape[0], x.shape[1] // 2
         dx, dc = torch.empty_like(x), None
         tiles, columns = triton.cdiv(M, 16), triton.cdiv(N, 64)
-        per_block = triton.cdiv(tiles * columns, PROGRAMS)
+        per_block = max(1, triton.cdiv(tiles * columns, PROGRAMS))
         blocks = triton.cdiv(tiles, per_block)
         part = torch.empty((blocks, 2 * N), device=x.device, dtype=torch.float32)
         glu_backward_kernel[(blocks, columns)](
