@@ -140,7 +140,7 @@ class BiasGeluDropoutAdd(torch.autograd.Function):
         dx, db = torch.empty_like(x), None
         dr = torch.empty_like(x) if needs[2] else None
         tiles, columns = triton.cdiv(M, TILE["BLOCK_M"]), triton.cdiv(N, TILE["BLOCK_N"])
-        per_block = triton.cdiv(tiles * columns, PROGRAMS)
+        per_block = max(1, triton.cdiv(tiles * columns, PROGRAMS))
         blocks = triton.cdiv(tiles, per_block)
         part = torch.empty((blocks, N), device=x.device, dtype=torch.float32)
         fused_backward_kernel[(blocks, columns)](
