@@ -4,11 +4,11 @@ Forward    y_ij = x_ij + v a_i b_j,  v a constant
 Backward   dx = dy,  da_i = v sum_j dy_ij b_j,  db_j = v sum_i dy_ij a_i
 
 Forward schedule: 2D tiles; the product exists in registers alone.
-Backward schedule: dy is reduced in both directions, and reading it twice, once for each, is what two owners would
-do. A program owns a block of rows with all of their columns: walking them it adds what each tile gives da to a
-vector of the rows, which is complete at the end, and what it gives db to the block's row of partials, stored
-tile by tile. A second kernel adds the blocks. So one read of dy serves both sums, and the copy that dx is, as
-gradients do not share memory with the upstream.
+Backward schedule: dy is reduced in both directions, and reading it twice, once for each, is what two owners
+would do. A program owns a block of rows with all of their columns: walking them it adds what each tile gives
+da to a vector of the rows, which is complete at the end, and what it gives db to the block's row of partials,
+stored tile by tile. A second kernel adds the blocks. So one read of dy serves both sums, and the copy that dx
+is, as gradients do not share memory with the upstream.
 
 op: addcmul
 schedule: row_reduce_correct, partials_then_reduce
