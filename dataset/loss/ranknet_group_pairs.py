@@ -5,12 +5,13 @@ Backward   with q_ij = sigmoid(-(s_i - s_j)) where y_i > y_j, else 0:  ds_i = dl
            of q_ij and q_ji one is 0, so a pair has one number, which i and j take with opposite signs
 
 Forward schedule: items of a group are cut in tiles, and a program owns (tile, group), walks all of the group
-as partners and leaves one number; a second kernel adds a group's tiles. Pairs are made from two short vectors.
-Backward schedule: adding q_ij to i and j as a pair is met would send two atomics for each pair to a handful of
-addresses. Instead the owner of a tile of items walks all partners and takes its own side of each pair: every
-pair is made twice, which is one exp more, and every gradient is stored once. The sign is by comparison of the
-relevances, so tiles on the diagonal and off it are one code; an item meets itself as a tie, and counts for
-nothing.
+as partners and leaves one number; a second kernel adds a group's tiles. Pairs are made from two short
+vectors.
+Backward schedule: adding q_ij to i and j as a pair is met would send two atomics for each pair to a handful
+of addresses. Instead the owner of a tile of items walks all partners and takes its own side of each pair:
+every pair is made twice, which is one exp more, and every gradient is stored once. The sign is by comparison
+of the relevances, so tiles on the diagonal and off it are one code; an item meets itself as a tie, and counts
+for nothing.
 
 op: ranknet_loss
 schedule: swap_owner, partials_then_reduce
