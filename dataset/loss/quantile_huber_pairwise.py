@@ -6,12 +6,12 @@ Forward    quantiles z_i at levels t_i and target samples y_j of one state, u = 
 Backward   h'(u) = u bounded to [-k, k]:  dz_i = -(dl / (k S)) sum_j |t_i - [u < 0]| h'(u);
            the samples come from a target network and are constants
 
-Forward schedule: the N S pairs of a state never exist in memory. (state, i) is one long axis, cut in tiles without
-regard to states, so that few quantiles waste no lanes; a program walks the samples of its tile's states and
-leaves a sum for each (state, i), which a second kernel adds for a state.
-Backward schedule: the same owner. z_i meets every sample of its state and nothing else, so dz_i is complete in the
-registers of the program that walks them, after one reduction. u is a subtraction, made again. The weight
-|t - [u < 0]| is a selection of t or 1 - t, by a comparison at which h and h' are 0.
+Forward schedule: the N S pairs of a state never exist in memory. (state, i) is one long axis, cut in tiles
+without regard to states, so that few quantiles waste no lanes; a program walks the samples of its tile's
+states and leaves a sum for each (state, i), which a second kernel adds for a state.
+Backward schedule: the same owner. z_i meets every sample of its state and nothing else, so dz_i is complete
+in the registers of the program that walks them, after one reduction. u is a subtraction, made again. The
+weight |t - [u < 0]| is a selection of t or 1 - t, by a comparison at which h and h' are 0.
 
 op: quantile_huber
 schedule: same_tile_pointwise, row_reduce_correct
@@ -73,8 +73,8 @@ def state_sum_kernel(part_ptr, loss_ptr, N, BLOCK: tl.constexpr):
 
 @autodiff(inputs_require_grad=(0,))
 def quantile_huber(z, levels, samples, k=1.0):
-    """z: (states, N); levels: (N), from 0 to 1, constants; samples: (states, S), constants; k: positive; gives
-    (states) in float32."""
+    """z: (states, N); levels: (N), from 0 to 1, and samples: (states, S), constants; k: positive; gives (states)
+    in float32."""
     (B, N), S = z.shape, samples.shape[1]
     if levels.shape != (N,) or samples.shape[0] != B or not k > 0:
         raise ValueError("there is a level for each quantile, a set of samples for each state, and k > 0")
