@@ -1,4 +1,4 @@
-"""Gated linear unit of a packed projection, with the projection's bias (the convolution module of a Conformer).
+"""Gated linear unit of a packed projection, with the projection's bias (Conformer's convolution module).
 
 Forward    x (M, 2 N), c (2 N):  u = x_j + c_j,  v = x_{N+j} + c_{N+j},  y_j = u s(v),  s the sigmoid
 Backward   du = dy s(v),  dv = dy u s(v) s(-v);  dx is (du, dv) in x's places, dc their sums over the rows

@@ -7,8 +7,8 @@ Forward schedule: flat tiles; the mix is one product with the difference.
 Backward schedule: flat tiles, with z, h and x kept and t made again. One pass of four loads and three stores,
 where a graph of the operations makes a pass for each of the product, the difference and the sigmoid, and
 keeps t and h - x. 1 - t is s(-z), made of the same exponential: a gate that is nearly open passes the small
-gradient to x that it should, which 1 - t rounds to a multiple of 2^-24. Each gradient is compiled in only if it
-is wanted; without dz, h and x are not read, and then it is a scaling of dy.
+gradient to x that it should, which 1 - t rounds to a multiple of 2^-24. Each gradient is compiled in only if
+it is wanted; without dz, h and x are not read, and then it is a scaling of dy.
 
 op: highway
 schedule: same_tile_pointwise

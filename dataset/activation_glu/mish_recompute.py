@@ -3,14 +3,14 @@
 Forward    y = x h,  h = tanh(log(1 + e^x)).  tanh(log w) = (w^2 - 1) / (w^2 + 1), and with w = 1 + e^x:
            h = a / (a + 2 b), where for x <= 0, with e = e^x:   a = e (e + 2),  b = 1,
            and for x > 0 all is divided by e^2x, with f = e^-x:  a = 1 + 2 f,   b = f^2
-Backward   dlog(1 + e^x)/dx = s(x), the sigmoid, and tanh' = 1 - h^2 = (1 - h)(1 + h), 1 - h = 2 b / (a + 2 b):
+Backward   dlog(1 + e^x)/dx = s(x), the sigmoid; tanh' = 1 - h^2 = (1 - h)(1 + h), 1 - h = 2 b / (a + 2 b):
            dx = dy (h + x s(x) (1 - h)(1 + h))
 
 Forward schedule: flat tiles.
-Backward schedule: flat tiles; x is all that is kept, and the value and its slope come from e^-|x|, which is at
-most 1: nothing overflows, where (1 + e^x)^2 would from x = 44 on. No logarithm and no tanh is
-computed in either pass. 1 - h is a quotient of its own, since near h = 1 the difference has no digits, and
-s(x) is 1 / (1 + e^-|x|) or e^-|x| times that.
+Backward schedule: flat tiles; x is all that is kept, and the value and its slope come from e^-|x|, which is
+at most 1: nothing overflows, where (1 + e^x)^2 would from x = 44 on. No logarithm and no tanh is computed in
+either pass. 1 - h is a quotient of its own, since near h = 1 the difference has no digits, and s(x) is 1 / (1
++ e^-|x|) or e^-|x| times that.
 
 op: mish
 schedule: same_tile_pointwise

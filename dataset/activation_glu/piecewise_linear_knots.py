@@ -8,8 +8,8 @@ Backward   dx = dy (v_{c,f+1} - v_cf) inside, 0 outside;  dv_ck = sum over rows 
 Forward schedule: tiles of rows by channels; two numbers of a channel's table are gathered for each element.
 Backward schedule: dx gathers the same two numbers. A knot gets from every row whose x falls beside it, so the
 transpose of the gather would be an atomic scatter to K addresses a channel. Instead rows are split in blocks,
-and the owner of (block, channel, all of its knots) evaluates hat for every pair of row and knot: K is small, a
-maximum and a product are cheaper than one atomic, and K sums stay in registers. Blocks leave partials,
+and the owner of (block, channel, all of its knots) evaluates hat for every pair of row and knot: K is small,
+a maximum and a product are cheaper than one atomic, and K sums stay in registers. Blocks leave partials,
 which a second kernel adds.
 
 op: piecewise_linear

@@ -5,11 +5,11 @@ Backward   with u = a^p for a > 0, else 0:  da = dy b p a^(p-1) = dy b p u / a, 
            dp = sum over all elements of dy b u log a;  all are 0 for a <= 0
 
 Forward schedule: flat tiles; a^p is 2^(p log2 a), two instructions of the special function unit.
-Backward schedule: flat tiles in long stretches, one pass over a, b and dy. The logarithm is made for u and serves
-dp as well, so the sum of dp costs one product an element; a program keeps it in a vector and leaves one number
-in a slot, and a second kernel adds the slots. a = 0 is where everything would go wrong (log 0, 0 / 0), and half
-of all lanes are at or below it: they compute with a = 1 and are selected away after, so that no infinity is ever
-multiplied with a 0.
+Backward schedule: flat tiles in long stretches, one pass over a, b and dy. The logarithm is made for u and
+serves dp as well, so the sum of dp costs one product an element; a program keeps it in a vector and leaves
+one number in a slot, and a second kernel adds the slots. a = 0 is where everything would go wrong (log 0, 0 /
+0), and half of all lanes are at or below it: they compute with a = 1 and are selected away after, so that no
+infinity is ever multiplied with a 0.
 
 op: pow_glu
 schedule: same_tile_pointwise, partials_then_reduce

@@ -6,8 +6,8 @@ Backward   dy/dx = 2 max(x, 0) = 2 sqrt(y):  dx = 2 sqrt(y) dy
 Forward schedule: flat tiles.
 Backward schedule: flat tiles. The function is not one-to-one, but its slope is a function of its value, so x
 need not be kept: y is what the next product saves for its own gradient in any case, and a feed-forward layer
-holds one hidden tensor until the backward instead of two. A root costs nothing beside a load, and what rounding
-y in a short dtype has lost is halved by it.
+holds one hidden tensor until the backward instead of two. A root costs nothing beside a load, and what
+rounding y in a short dtype has lost is halved by it.
 
 op: relu2
 schedule: same_tile_pointwise

@@ -4,11 +4,12 @@ Forward    y_npc = x_npc s(a_nc) at pixel p,  s the sigmoid
 Backward   dx_npc = dy_npc s(a_nc),  da_nc = s(a_nc) s(-a_nc) sum_p dy_npc x_npc
 
 Forward schedule: tiles of pixels by channels; the gates of an image are one row, read by all its pixel tiles.
-Backward schedule: the sum runs over pixels, whose rows of channels lie next to each other, so a reduction goes
-down the columns of tiles. An owner of (image, channel tile) would be too few programs, N C / 64, so pixels
-are split too: a program owns (image, pixel chunk, channel tile), writes dx as it goes and leaves the sums of
-its columns in a slot. The second kernel adds the slots of an image and applies the sigmoid's slope there,
-once to the sum instead of to each pixel. s(-a) stands for 1 - s(a), which has no digits for an open gate.
+Backward schedule: the sum runs over pixels, whose rows of channels lie next to each other, so a reduction
+goes down the columns of tiles. An owner of (image, channel tile) would be too few programs, N C / 64, so
+pixels are split too: a program owns (image, pixel chunk, channel tile), writes dx as it goes and leaves the
+sums of its columns in a slot. The second kernel adds the slots of an image and applies the sigmoid's slope
+there, once to the sum instead of to each pixel. s(-a) stands for 1 - s(a), which has no digits for an open
+gate.
 
 op: se_gate
 schedule: same_tile_pointwise, partials_then_reduce

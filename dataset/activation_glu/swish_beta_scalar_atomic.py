@@ -1,14 +1,15 @@
 """Swish with a learned slope: one number for the whole layer.
 
 Forward    y = x s(b x),  s the sigmoid,  b a scalar
-Backward   s' = s(u) s(-u):  dx = dy s(u) (1 + u s(-u)),  db = sum over all elements of dy x^2 s(u) s(-u),  u = b x
+Backward   with u = b x and s' = s(u) s(-u):  dx = dy s(u) (1 + u s(-u)),
+           db = sum over all elements of dy x^2 s(u) s(-u)
 
 Forward schedule: flat tiles.
 Backward schedule: flat tiles in long stretches. A program walks a stretch, stores dx tile by tile, keeps the
 terms of db in a vector, and reduces it once; then it makes one atomic addition of one number. All programs
-meet at that address, so their number decides: a few for each multiprocessor, however large the tensor is,
-is a thousand additions, which take less time than launching a second kernel would. The sum's order, and
-with it its last digit, may differ between runs; where that must not be, programs leave slots.
+meet at that address, so their number decides: a few for each multiprocessor, however large the tensor is, is
+a thousand additions, which take less time than launching a second kernel would. The sum's order, and with it
+its last digit, may differ between runs; where that must not be, programs leave slots.
 
 op: swish_beta
 schedule: same_tile_pointwise, atomic_accumulate

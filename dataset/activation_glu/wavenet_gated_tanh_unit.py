@@ -5,12 +5,12 @@ Forward    x (B, 2 C, T), h (B, 2 C):  a = x_c + h_c,  b = x_{C+c} + h_{C+c} at 
 Backward   da = dy s(b) (1 - tanh(a)^2),  db = dy tanh(a) s(b) s(-b);  dx is (da, db) in x's places,
            and, as h is added at every time, dh_c = sum over t of da,  dh_{C+c} = sum over t of db
 
-Forward schedule: a grid of (channel, time tile). Both halves are read where they lie; the sum x + h and the two
-activations never exist in memory.
-Backward schedule: the owner of a channel of a sequence walks its time: the two rows of x, dy, and the two of dx
-pass once, and both sums of dh stay in registers to the end. One kernel, no partials and no atomics: B C
-owners are thousands, and T is what a row has. 1 - tanh^2 and 1 - s are formed from exponentials that are
-at most 1, so neither loses its digits where a gate is nearly closed.
+Forward schedule: a grid of (channel, time tile). Both halves are read where they lie; the sum x + h and the
+two activations never exist in memory.
+Backward schedule: the owner of a channel of a sequence walks its time: the two rows of x, dy, and the two of
+dx pass once, and both sums of dh stay in registers to the end. One kernel, no partials and no atomics: B C
+owners are thousands, and T is what a row has. 1 - tanh^2 and 1 - s are formed from exponentials that are at
+most 1, so neither loses its digits where a gate is nearly closed.
 
 op: gated_tanh
 schedule: same_tile_pointwise, swap_owner

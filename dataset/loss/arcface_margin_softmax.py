@@ -6,10 +6,10 @@ Backward   df/dc = cos a + c sin a / sqrt(1 - c^2), or 1;  p_j = exp(u_j - lse):
            dc_j = dl k p_j for j != t,  dc_t = dl k (p_t - 1) df/dc
 
 Forward schedule: a row's owner walks the classes with an online log-sum-exp, in which the target's lane is
-replaced. f is needed at one place of a row, so it is made once, of a scalar, and not on every lane. 1 - c^2 is
-(1 - c)(1 + c), which keeps its digits near 1, and has a floor: at c = 1 the slope is infinite.
-Backward schedule: (row, class tile) programs with lse saved. The slope, a division and a root, is again of one
-scalar for each program; f and 1 - p_t come by it too, so a program's lanes do one exp each, and the
+replaced. f is needed at one place of a row, so it is made once, of a scalar, and not on every lane. 1 - c^2
+is (1 - c)(1 + c), which keeps its digits near 1, and has a floor: at c = 1 the slope is infinite.
+Backward schedule: (row, class tile) programs with lse saved. The slope, a division and a root, is again of
+one scalar for each program; f and 1 - p_t come by it too, so a program's lanes do one exp each, and the
 target's lane takes the number that was prepared for it.
 
 op: arcface

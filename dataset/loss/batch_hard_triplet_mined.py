@@ -1,19 +1,19 @@
 """Triplet loss with the hardest positive and the hardest negative of each anchor in the batch.
 
 Forward    d_ij = (|x_i - x_j|^2 + e)^(1/2);  f(i) = the farthest j != i with i's label, c(i) = the closest
-           with another one;  l_i = max(0, d_{i f(i)} - d_{i c(i)} + a), and 0 where f(i) or c(i) does not exist
+           with another one;  l_i = max(0, d_{i f(i)} - d_{i c(i)} + a), and 0 where one of both is missing
 Backward   the choice is constant where it is unique.  With g_i = dl_i where l_i > 0,
            u = (x_i - x_f) / d_if,  v = (x_i - x_c) / d_ic:
            x_i gets g_i (u - v),  x_f gets -g_i u,  x_c gets g_i v
 
-Forward schedule: mining and measuring are two kernels. The owner of a tile of anchors walks all samples, makes
-squared distances by a product, |x_i|^2 + |x_j|^2 - 2 <x_i, x_j>, and keeps the index of each extreme: enough
-to choose by, but the difference of large numbers is no distance to train on. So a second kernel makes the
-two distances of an anchor from x_i - x_j itself, and saves them beside the indices.
+Forward schedule: mining and measuring are two kernels. The owner of a tile of anchors walks all samples,
+makes squared distances by a product, |x_i|^2 + |x_j|^2 - 2 <x_i, x_j>, and keeps the index of each extreme:
+enough to choose by, but the difference of large numbers is no distance to train on. So a second kernel makes
+the two distances of an anchor from x_i - x_j itself, and saves them beside the indices.
 Backward schedule: the M x M distances need no thought: the saved indices say which 3 M rows get anything. An
-anchor's owner makes u and v from the saved distances and adds to three rows by atomics in fp32. A sample may be
-the hardest of many anchors, but 3 M rows of additions are little; to turn the indices round (a sort, lists)
-would cost more than it saves. Anchors with l_i = 0 add nothing and load nothing.
+anchor's owner makes u and v from the saved distances and adds to three rows by atomics in fp32. A sample may
+be the hardest of many anchors, but 3 M rows of additions are little; to turn the indices round (a sort,
+lists) would cost more than it saves. Anchors with l_i = 0 add nothing and load nothing.
 
 op: batch_hard_triplet
 schedule: index_or_seed_replay, atomic_accumulate

@@ -5,13 +5,13 @@ Forward    for triple i of a user a, a bought item p and a sampled item n:
 Backward   c_i = dl_i/dd_i = -sigmoid(-d_i), saved;  with g = dl_i c_i:
            row a of dU gets g (V_p - V_n),  row p of dV gets g U_a,  row n of dV gets -g U_a
 
-Forward schedule: a program owns several triples, gathers their three rows tile by tile, and takes one dot with
-the difference of the items, whose two scores would be near each other.
-Backward schedule: gradients go where the rows came from. Tables are large and triples few beside them, so rows
-meet seldom: the forward's ownership stays, and a program adds its three rows to zeroed fp32 tables by
-atomics, without sorting triples by users and then again by items. A popular item's row is a hot spot; the adds
-of a tile of columns are neighbours, which the memory system takes as one line. c, the only number of a triple
-that a dot would be needed for again, comes from the forward.
+Forward schedule: a program owns several triples, gathers their three rows tile by tile, and takes one dot
+with the difference of the items, whose two scores would be near each other.
+Backward schedule: gradients go where the rows came from. Tables are large and triples few beside them, so
+rows meet seldom: the forward's ownership stays, and a program adds its three rows to zeroed fp32 tables by
+atomics, without sorting triples by users and then again by items. A popular item's row is a hot spot; the
+adds of a tile of columns are neighbours, which the memory system takes as one line. c, the only number of a
+triple that a dot would be needed for again, comes from the forward.
 
 op: bpr_loss
 schedule: atomic_accumulate
@@ -71,7 +71,8 @@ def bpr_forward(u, v, users, bought, sampled):
 
 @autodiff(inputs_require_grad=(0, 1))
 def bpr_loss(u, v, users, bought, sampled):
-    """u: (users, D); v: (items, D); users, bought, sampled: int64 (M), rows of u, v and v; gives (M) in float32."""
+    """u: (users, D); v: (items, D); users, bought, sampled: int64 (M), rows of u, v and v; gives (M),
+    float32."""
     indices = (users.contiguous(), bought.contiguous(), sampled.contiguous())
     return bpr_forward(u.contiguous(), v.contiguous(), *indices)[0]
 

@@ -1,12 +1,12 @@
 """Loss of a causal language model: each position predicts the next token, and no shifted copy is made.
 
 Forward    logits z (B, T, V), tokens y (B, T):  position t has the target y_{t+1}, the last has none, nor has
-           one whose target is the padding -1;  L = (1 / n) sum of lse(z_t) - z_{t, target} over the n with one
+           one whose target is the padding -1;  L = (1 / n) sum of lse(z_t) - z_{t, target} over the n others
 Backward   dz_tj = (dL / n) (exp(z_tj - lse_t) - [j = target]), and 0 where there is no target
 
 Forward schedule: logits[:, :-1].contiguous() costs a copy of the largest tensor of a model. The shift is in
-the labels instead: row (b, t) of the logits, where they lie, looks up token t + 1 of its sequence. A row without
-a target is not walked. One program adds losses and counts targets, from two numbers a row.
+the labels instead: row (b, t) of the logits, where they lie, looks up token t + 1 of its sequence. A row
+without a target is not walked. One program adds losses and counts targets, from two numbers a row.
 Backward schedule: the gradient of the slice would be a second large tensor, copied into a third with a last
 row of zeros. Here the last row's programs store the zeros as others store their tile, so dz is written once.
 A program owns (row, vocabulary tile) and rebuilds the softmax from lse. It looks the target up as the forward
@@ -80,7 +80,7 @@ def causal_lm_forward(logits, tokens):
 
 @autodiff(inputs_require_grad=(0,))
 def causal_lm_loss(logits, tokens):
-    """logits: (B, T, V); tokens: int64 (B, T), -1 for padding; gives one number in float32, 0 without targets."""
+    """logits: (B, T, V); tokens: int64 (B, T), -1 for padding; gives a number, float32, 0 without targets."""
     return causal_lm_forward(logits.contiguous(), tokens.contiguous())[0]
 
 

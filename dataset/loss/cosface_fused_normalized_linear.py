@@ -1,4 +1,4 @@
-"""Large-margin cosine loss with the normalisations and the product inside (CosFace): cosines are never stored.
+"""Large-margin cosine loss with normalisations and product inside (CosFace): cosines are never stored.
 
 Forward    a_i = (|x_i|^2 + e)^(-1/2),  b_j = (|w_j|^2 + e)^(-1/2),  c_ij = a_i b_j <x_i, w_j>,
            z_ij = k (c_ij - m [j = t_i]),  l_i = lse_j(z_ij) - z_{i, t_i}
@@ -13,9 +13,9 @@ dots to cosines, and keeps an online log-sum-exp; the target's cosine passes by.
 the second as large as the layer, are not made.
 Backward schedule: a normalisation wants the projection of its upstream, which seems to need the finished sum,
 and a pass more. But the projection is a sum of g c over the tiles that are walked anyway: each owner adds it
-beside its product, and applies it as it stores. So dx has owners of (rows, column chunk) who walk the classes,
-dw owners of (classes, column chunk) who walk the rows, each rebuilds its tiles of cosines from dots, and there
-is no third kernel.
+beside its product, and applies it as it stores. So dx has owners of (rows, column chunk) who walk the
+classes, dw owners of (classes, column chunk) who walk the rows, each rebuilds its tiles of cosines from dots,
+and there is no third kernel.
 
 op: cosface_linear
 schedule: swap_owner, row_reduce_correct, recompute_from_stats

@@ -6,8 +6,8 @@ Backward   W does not depend on z:  dz_ij = (dL w_t / W) (p_ij - [j = t]),  p_i 
 Forward schedule: with tens or a few hundred classes a row is too short for a program, so one owns a tile of
 rows with all of their classes. It leaves two numbers, its parts of sum w l and of W; one program adds both.
 Backward schedule: the same tiles. A row is whole in registers, so its maximum and sum are made again there:
-saving lse would spare arithmetic that a kernel bound by memory has to spare, for a tensor more. Of the forward
-only W is kept, one number on the device; dL / W is formed by every program and w_t gathered from a
+saving lse would spare arithmetic that a kernel bound by memory has to spare, for a tensor more. Of the
+forward only W is kept, one number on the device; dL / W is formed by every program and w_t gathered from a
 table that stays in cache.
 
 op: cross_entropy_weighted

@@ -5,8 +5,8 @@ Forward    l = lse(z) - z_t.  Part s of the vocabulary gives m_s = max z_j and c
 Backward   dz_j = dl (exp(z_j - lse) - [j = t])
 
 Forward schedule: a grid of (row, part). A row a program would leave most of the device idle where rows are
-few: a fine-tuning step of short answers, the last token of each prompt. So there are as many parts as fill it.
-A part walks its columns with an online maximum and sum, and the one that holds the target stores z_t. A
+few: a fine-tuning step of short answers, the last token of each prompt. So there are as many parts as fill
+it. A part walks its columns with an online maximum and sum, and the one that holds the target stores z_t. A
 second kernel merges the parts of a row: associative, so it does not matter how a row was cut.
 Backward schedule: the same grid and the same cut, now without anything to merge: with the merged lse a part
 rebuilds its own probabilities. A part is a long run of columns for one program, in place of a program for

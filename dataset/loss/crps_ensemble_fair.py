@@ -5,11 +5,12 @@ Forward    n members x_i and the truth y of a point:
 Backward   a member is on both sides of the double sum, so that its factor of 1 / 2 goes:
            dx_i = dl ((1 / n) sgn(x_i - y) - (1 / (n (n - 1))) sum_j sgn(x_i - x_j))
 
-Forward schedule: members are few and points millions, so memory is laid out by members, and a program owns a tile
-of points with all of their members, as one [members, points] tile. The other side of the pairs is walked:
-member j is a row of the tile's points, in cache from a moment ago, so n^2 pairs cost n loads of a row.
-Backward schedule: the same tile. The sum of signs is a member's rank, which sorting a point's members would give
-too, but lanes that hold members of a point would have to exchange them; comparing with each in turn is n
+Forward schedule: members are few and points millions, so memory is laid out by members, and a program owns a
+tile of points with all of their members, as one [members, points] tile. The other side of the pairs is
+walked: member j is a row of the tile's points, in cache from a moment ago, so n^2 pairs cost n loads of a
+row.
+Backward schedule: the same tile. The sum of signs is a member's rank, which sorting a point's members would
+give too, but lanes that hold members of a point would have to exchange them; comparing with each in turn is n
 additions without an exchange, and stays pointwise in points. All is compared again and nothing is saved: a
 sign of each pair would be larger than the ensemble. A member beside itself, or an equal one, counts 0.
 

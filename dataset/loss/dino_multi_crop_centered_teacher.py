@@ -1,6 +1,6 @@
-"""Self-distillation between crops (DINO): every student crop predicts what the teacher sees in the other views.
+"""Self-distillation between crops (DINO): each student crop predicts what the teacher sees in other views.
 
-Forward    student z (S, B, K), teacher t (T, B, K), T <= S; both see crops 0..T-1, the student more; center c (K):
+Forward    student z (S, B, K), teacher t (T, B, K), T <= S; both see crops 0..T-1; center c (K):
            p_s = softmax(z_s / a),  q_v = softmax((t_v - c) / b);
            L = (1 / n) sum over samples, teacher views v and crops s != v of -sum_j q_vj log p_sj,
            n = B (T S - T) the number of terms
@@ -8,13 +8,13 @@ Backward   -sum_j q_j log p_j = lse(z / a) - <q, z> / a has the gradient (p - q)
            T of them, or T - 1 if the teacher saw it:
            dz_sj = (dL / (a n)) (N_s p_sj - sum_{v != s} q_vj)
 
-Forward schedule: first the owner of each row of z and of t makes its lse. Then the owner of a row of z walks it
-once more beside all views of its sample: <Q, z> is linear in Q = sum of the q_v, so the T losses of a crop are
-one product, and a view's probabilities are made as they are needed. Parts are added by one program.
+Forward schedule: first the owner of each row of z and of t makes its lse. Then the owner of a row of z walks
+it once more beside all views of its sample: <Q, z> is linear in Q = sum of the q_v, so the T losses of a crop
+are one product, and a view's probabilities are made as they are needed. Parts are added by one program.
 Backward schedule: the sum of losses lets gradients be added before they are made: (row of z, column tile)
 programs read z once and the T views, and store dz once, where a loss for each pair would write T gradients
-and add them. Teacher rows are read by S crops each, and stay in cache: the crops of a sample are neighbours in
-the grid. The softmaxes, S + T tensors of 65,536 prototypes a sample, never exist.
+and add them. Teacher rows are read by S crops each, and stay in cache: the crops of a sample are neighbours
+in the grid. The softmaxes, S + T tensors of 65,536 prototypes a sample, never exist.
 
 op: dino_loss
 schedule: recompute_from_stats, same_tile_pointwise, partials_then_reduce
@@ -111,8 +111,8 @@ def dino_forward(student, teacher, center, student_temperature, teacher_temperat
 
 @autodiff(inputs_require_grad=(0,))
 def dino_loss(student, teacher, center, student_temperature=0.1, teacher_temperature=0.04):
-    """student: (crops, B, K); teacher: (views, B, K), of the first crops, a constant; center: (K), a constant;
-    gives one number in float32."""
+    """student: (crops, B, K); teacher: (views, B, K), of the first crops, and center: (K), constants; gives
+    one number in float32."""
     student, teacher, center = student.contiguous(), teacher.contiguous(), center.contiguous()
     return dino_forward(student, teacher, center, student_temperature, teacher_temperature)[0]
 

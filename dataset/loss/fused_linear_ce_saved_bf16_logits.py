@@ -1,16 +1,16 @@
-"""Cross-entropy of a linear layer with bias; the logits are stored once and become gradients as they are read.
+"""Cross-entropy of a linear layer with bias; logits are stored once and become gradients as they are read.
 
 Forward    z_iv = x_i . W_v + b_v,  l_i = lse_v(z_iv) - z_{i, t_i}
 Backward   G_iv = (exp(z_iv - lse_i) - [v = t_i]) dl_i,   dX = G W,   dW = G^T X,   db_v = sum_i G_iv
 
-Forward schedule: a matrix product whose epilogue, while a tile of logits is in registers, rounds it to x's dtype
-and stores it, makes the tile's maximum and sum for each row, and stores the target's logit if the tile holds
-it. A second kernel merges the small numbers into lse; the loss reads no logit back. Maxima and sums are of the
-rounded logits: were they of the accumulators, the backward's probabilities would not add up to 1.
+Forward schedule: a matrix product whose epilogue, while a tile of logits is in registers, rounds it to x's
+dtype and stores it, makes the tile's maximum and sum for each row, and stores the target's logit if the tile
+holds it. A second kernel merges the small numbers into lse; the loss reads no logit back. Maxima and sums are
+of the rounded logits: were they of the accumulators, the backward's probabilities would not add up to 1.
 Backward schedule: two ordinary products, one an owner of tiles of dX and one of dW, whose left operand is
-made from the stored logits on its way from memory: a load, an exp, a subtraction. G is never written, where
-a kernel of its own would read the logits, write G and have it read twice; and as the logits stay as they
-were saved, the backward can run again. db rides along: the first column of dW's programs has every G of its
+made from the stored logits on its way from memory: a load, an exp, a subtraction. G is never written, where a
+kernel of its own would read the logits, write G and have it read twice; and as the logits stay as they were
+saved, the backward can run again. db rides along: the first column of dW's programs has every G of its
 classes pass by. Against the pairs that rebuild the logits this takes M V numbers of memory and saves M V D
 multiplications; in bf16 the logits cost half, and the loss is that of an unfused bf16 layer.
 

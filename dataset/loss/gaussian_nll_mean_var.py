@@ -1,13 +1,14 @@
-"""Negative log-likelihood of a normal distribution by mean and log-variance, as a sum; all three inputs learn.
+"""Negative log-likelihood of a normal distribution by mean and log-variance, as a sum.
 
 Forward    r = (x - m) e^(-v / 2) with v = log(variance), bounded below by v_min;  L = sum (v + r^2) / 2
 Backward   dx = dL r e^(-v / 2),  dm = -dx,  dv = dL (1 - r^2) / 2, and 0 where v is below its bound
 
 Forward schedule: programs own stretches of the flat tensors and leave parts; a second kernel adds them.
-Backward schedule: one pass over three inputs with three stores. The logarithm of the variance is the input, so
-that no division and no logarithm is needed, in neither pass, and no variance is ever 0: e^(-v / 2) is made once an
-element and serves r and dx. dm is dx with another sign, stored beside it: gradients do not share memory.
-The bound is a selection on v, in the backward by the same comparison, so that they agree at the bound.
+Backward schedule: one pass over three inputs with three stores. The logarithm of the variance is the input,
+so that no division and no logarithm is needed, in neither pass, and no variance is ever 0: e^(-v / 2) is made
+once an element and serves r and dx. dm is dx with another sign, stored beside it: gradients do not share
+memory. The bound is a selection on v, in the backward by the same comparison, so that they agree at the
+bound.
 
 op: gaussian_nll
 schedule: same_tile_pointwise, partials_then_reduce

@@ -4,15 +4,15 @@ Forward    boxes (x0, y0, x1, y1), predicted b, true t, A and A' their areas; al
            max(x0, x0'), floored at 0, and h = max(x1, x1') - min(x0, x0'), and along y the same:
            I = i_x i_y,  H = h_x h_y,  U = A + A' - I,  l = 2 - I / U - U / H, as GIoU is I / U - (H - U) / H
 Backward   with U = A + A' - I:  l_I = -1 / U and l_H = U / H^2 for I and H alone,  l_U = I / U^2 - 1 / H:
-           dI = l_I - l_U,  dA = l_U,  dH = l_H;  each area is a product of sides, and a side is a maximum less
-           a minimum, so an edge gets its share from A always, from I where it is the inner edge and the boxes
+           dI = l_I - l_U,  dA = l_U,  dH = l_H;  each area is a product of sides, a side a maximum less a
+           minimum, so an edge gets its share from A always, from I where it is the inner edge and the boxes
            meet, from H where it is the outer one
 
 Forward schedule: a program owns a tile of boxes, as four vectors, one for each coordinate: four lanes of one
 box would have to talk to each other, four vectors of a tile never do.
-Backward schedule: the same. A box is eight numbers, so nothing is worth saving: the geometry is made again, and
-dA, dI, dH are three numbers from which the four edges take theirs by the comparisons of the forward.
-The neighbouring coordinates of a box are four strided loads of one cache line, which the first one fetches.
+Backward schedule: the same. A box is eight numbers, so nothing is worth saving: the geometry is made again,
+and dA, dI, dH are three numbers from which the four edges take theirs by the comparisons of the forward. The
+neighbouring coordinates of a box are four strided loads of one cache line, which the first one fetches.
 
 op: giou_loss
 schedule: same_tile_pointwise
@@ -90,7 +90,7 @@ SWEEP_CPU = [{"M": 300}, {"M": 37}]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
-    """Boxes of sides 0.2 to 1.2; the predicted are moved by about half a side, so most meet and some do not."""
+    """Boxes of sides 0.2 to 1.2; the predicted are moved by about half a side: most meet, some do not."""
     M = dims["M"]
     sides_of = [0.2 + torch.rand(M, 2, device=device) for _ in range(2)]
     corner = torch.rand(M, 2, device=device)

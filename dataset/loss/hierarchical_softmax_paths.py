@@ -102,7 +102,8 @@ def dx_kernel(w_ptr, node_ptr, h_ptr, dloss_ptr, dx_ptr, T, D, BLOCK_D: tl.const
 
 @triton.jit
 def dw_kernel(
-    x_ptr, order_ptr, offsets_ptr, h_ptr, dloss_ptr, dw_ptr, T, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr
+    x_ptr, order_ptr, offsets_ptr, h_ptr, dloss_ptr, dw_ptr, T, D,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     node = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)

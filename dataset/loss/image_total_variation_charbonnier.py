@@ -6,10 +6,10 @@ Backward   w_rc = dL / (n (a^2 + b^2 + e^2)^(1/2)):  pixel (r, c) takes part in 
            neighbour, and in that of its upper one:
            dx_rc = w_{r,c-1} a_{r,c-1} + w_{r-1,c} b_{r-1,c} - w_rc (a_rc + b_rc)
 
-Forward schedule: a program owns a tile of rows by columns of a plane and reads it and its two shifts; the parts
-of the mean are added by one program.
-Backward schedule: the adjoint of a difference is a difference, taken the other way. Scattering +w a and -w a to
-two pixels would be atomics on neighbours; instead the owner of a tile of dx gathers: it makes the terms at
+Forward schedule: a program owns a tile of rows by columns of a plane and reads it and its two shifts; the
+parts of the mean are added by one program.
+Backward schedule: the adjoint of a difference is a difference, taken the other way. Scattering +w a and -w a
+to two pixels would be atomics on neighbours; instead the owner of a tile of dx gathers: it makes the terms at
 three places, its own, one to the left, one above, from pixels that are all within one row and column of its
 tile, in cache. Three roots a pixel in place of one are hidden behind memory; nothing is saved but x.
 

@@ -3,8 +3,8 @@
 Forward    L = (1 / M) sum over all elements of e^t (t - x),  x the input's and t the target's log-probability
 Backward   with g = dL / M:  dx = -g e^t,  dt = g e^t (t - x + 1)
 
-Forward schedule: nothing in the sum knows of rows, so the tensor is flat: programs own equal stretches of it, a
-few tiles each, and leave a part; one more program adds the parts. Short and long rows alike fill all lanes.
+Forward schedule: nothing in the sum knows of rows, so the tensor is flat: programs own equal stretches of it,
+a few tiles each, and leave a part; one more program adds the parts. Short and long rows alike fill all lanes.
 Backward schedule: the same stretches, pointwise, with the upstream, one number, read from the device by every
 program. x enters dt alone: if only the input wants a gradient, as in distillation from a frozen teacher, the
 kernel reads t, writes dx, and x is neither loaded nor, by the forward, saved.

@@ -3,12 +3,12 @@
 Forward    k_i the first place of the largest logit of row i,  L = (w / 2 M) sum_i z_{i, k_i}^2
 Backward   dz_ij = (w dL / M) z_{i, k_i} for j = k_i, else 0
 
-Forward schedule: a row's owner walks it with a running maximum and its place; the square of each row is a part,
-and one program adds the parts.
-Backward schedule: one number of a row is not 0. The forward has saved its place and value, two numbers a row, so
-the backward never touches the logits: (row, column tile) programs store zeros, and the value where the column
-is the place. It is half the traffic of a pointwise backward, and one kernel where clearing and scattering
-would be two.
+Forward schedule: a row's owner walks it with a running maximum and its place; the square of each row is a
+part, and one program adds the parts.
+Backward schedule: one number of a row is not 0. The forward has saved its place and value, two numbers a row,
+so the backward never touches the logits: (row, column tile) programs store zeros, and the value where the
+column is the place. It is half the traffic of a pointwise backward, and one kernel where clearing and
+scattering would be two.
 
 op: l2warp
 schedule: index_or_seed_replay, partials_then_reduce

@@ -1,19 +1,19 @@
 """Lovasz hinge: a surrogate of one minus intersection over union that is exact at right and wrong labels.
 
-Forward    pixel i of an image has the label y_i, s_i = 2 y_i - 1, and the error e_i = 1 - s_i z_i; in order of
-           falling errors, place k = 1..n, with P the positives of the image and p_k, n_k the positives and
-           negatives among the first k, the Jaccard loss of calling these k wrong is J_k = 1 - (P - p_k) / (P + n_k);
+Forward    pixel i of an image has the label y_i, s_i = 2 y_i - 1, and the error e_i = 1 - s_i z_i; in order
+           of falling errors, place k = 1..n, with P the positives of the image and p_k, n_k those and the
+           negatives among the first k, J_k = 1 - (P - p_k) / (P + n_k) is the loss of calling these k wrong;
            l = sum_k max(0, e_k) (J_k - J_{k-1})
 Backward   the order is constant almost everywhere, so the weights W = J_k - J_{k-1} are:
            dz_i = -dl s_i W_i where e_i > 0, else 0
 
-Forward schedule: the order is by s z, which has no rounding, where 1 - s z would make ties of different numbers.
-An image's owner walks its pixels in that order with a count of positives that goes from tile to tile. The
-weights need no difference of two J: a positive at place k gives 1 / (P + n_k), a negative
-(P - p_k) / ((P + n_k) (P + n_k - 1)), and the very first negative of an image without positives 1.
+Forward schedule: the order is by s z, which has no rounding, where 1 - s z would make ties of different
+numbers. An image's owner walks its pixels in that order with a count of positives that goes from tile to
+tile. The weights need no difference of two J: a positive at place k gives 1 / (P + n_k), a negative (P - p_k)
+/ ((P + n_k) (P + n_k - 1)), and the very first negative of an image without positives 1.
 Backward schedule: the forward stores each weight at its pixel, so the sort is used once and forgotten: the
-backward is pointwise, in the order of memory. Without that it would gather and scatter by the order, and count
-again, which one owner an image does slowly.
+backward is pointwise, in the order of memory. Without that it would gather and scatter by the order, and
+count again, which one owner an image does slowly.
 
 op: lovasz_hinge
 schedule: index_or_seed_replay, same_tile_pointwise

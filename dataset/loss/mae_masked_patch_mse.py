@@ -1,15 +1,16 @@
 """Reconstruction loss of a masked autoencoder, against patches that are normalised in the kernel.
 
-Forward    target patch u of P numbers:  y = (u - mean u) (var u + e)^(-1/2);  k_i = 1 where patch i was masked;
+Forward    target patch u of P numbers:  y = (u - mean u) (var u + e)^(-1/2);  k_i = 1 where it was masked;
            L = (1 / n) sum_i k_i (1 / P) sum_j (x_ij - y_ij)^2,  n = sum of k
 Backward   dx_ij = (2 dL / (n P)) k_i (x_ij - y_ij)
 
 Forward schedule: a patch is a row that fits a tile, so its owner normalises it and compares it in one go; the
 normalised patches never exist in memory. A patch that was not masked, one of four, is not read. One program
 adds losses and counts masks.
-Backward schedule: rows again. y is made again from u, whose mean and variance are two sums over a row that is in
-registers anyway; to save them, or y, would be a tensor for nothing. Rows that were not masked store zeros and
-read nothing. n is saved as one number on the device, so that no value has to reach the host between the passes.
+Backward schedule: rows again. y is made again from u, whose mean and variance are two sums over a row that is
+in registers anyway; to save them, or y, would be a tensor for nothing. Rows that were not masked store zeros
+and read nothing. n is saved as one number on the device, so that no value has to reach the host between the
+passes.
 
 op: mae_loss
 schedule: recompute_from_stats, partials_then_reduce
@@ -71,7 +72,7 @@ def mae_forward(x, target, masked, eps):
 
 @autodiff(inputs_require_grad=(0,))
 def mae_loss(x, target, masked, eps=1e-6):
-    """x, target: (..., P), patches; masked: int8 (...), 1 for those that count; gives one number in float32."""
+    """x, target: (..., P), patches; masked: int8 (...), 1 for those that count; gives a number in float32."""
     return mae_forward(x.contiguous(), target.contiguous(), masked.contiguous(), eps)[0]
 
 

@@ -3,12 +3,13 @@
 Forward    r_i = <q_i, p_i - n_i> - t_i,  l_i = r_i^2, one loss a triple;  t the teacher's margin, a constant
 Backward   dr = 2 dl r:  dq = dr (p - n),  dp = dr q,  dn = -dr q
 
-Forward schedule: several triples a program, as embeddings are short rows. The margin is one dot with a difference:
-of two dots, each near the other when it gets hard, the difference would keep only the last digits.
+Forward schedule: several triples a program, as embeddings are short rows. The margin is one dot with a
+difference: of two dots, each near the other when it gets hard, the difference would keep only the last
+digits.
 Backward schedule: r is saved, one number a triple, and with it nothing along the row depends on anything: a
-grid of (rows, columns) reads three tiles and stores three. The scale 2 dl r is a vector of the rows. An
-input without a gradient, a frozen query tower say, has its store compiled out, and a passage that then
-nobody multiplies with is not loaded.
+grid of (rows, columns) reads three tiles and stores three. The scale 2 dl r is a vector of the rows. An input
+without a gradient, a frozen query tower say, has its store compiled out, and a passage that then nobody
+multiplies with is not loaded.
 
 op: margin_mse
 schedule: recompute_from_stats, same_tile_pointwise
@@ -66,7 +67,7 @@ def margin_forward(q, p, n, margins):
 
 @autodiff(inputs_require_grad=(0, 1, 2))
 def margin_mse(q, p, n, margins):
-    """q, p, n: (M, D), queries, right and wrong passages; margins: (M), the teacher's; gives (M) in float32."""
+    """q, p, n: (M, D), queries, right and wrong passages; margins: (M), the teacher's; gives (M), float32."""
     return margin_forward(q.contiguous(), p.contiguous(), n.contiguous(), margins.contiguous())[0]
 
 

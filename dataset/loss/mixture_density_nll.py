@@ -1,7 +1,7 @@
 """Negative log-likelihood of a mixture of diagonal Gaussians (mixture density network).
 
 Forward    a_k = log softmax(w)_k - sum_d (r_kd^2 / 2 + s_kd) - (D / 2) log 2 pi,
-           r_kd = (x_d - m_kd) e^(-s_kd),  s the log of the deviation;  l = -log sum_k exp(a_k), one loss a row
+           r_kd = (x_d - m_kd) e^(-s_kd),  s the log-deviation;  l = -log sum_k exp(a_k), one loss a row
 Backward   dl/da_k = -q_k,  q_k = exp(a_k + l), the share of component k in explaining x; so, with g = dl,
            dw_k = g (softmax(w)_k - q_k)  (the shares add up to 1),
            dm_kd = -g q_k r_kd e^(-s_kd),  ds_kd = g q_k (1 - r_kd^2)
@@ -11,8 +11,8 @@ dimensions: what it adds up for each is one number a component, so D may be any.
 log-sum-exp over K has in registers anyway.
 Backward schedule: q ties the components of a row together and nothing else does. Saved, it makes dm and ds
 pointwise over (row, K D) and dw pointwise over (row, K), while from l alone every program would need the sum
-over d of all K components first. q is D times smaller than m, so saving it is nearly free. dw, as small as
-q, has a kernel of its own, and a softmax of a few numbers is not worth saving.
+over d of all K components first. q is D times smaller than m, so saving it is nearly free. dw, as small as q,
+has a kernel of its own, and a softmax of a few numbers is not worth saving.
 
 op: mdn_loss
 schedule: recompute_from_stats, same_tile_pointwise

@@ -4,10 +4,10 @@ Forward    k the first class other than t with the largest score,  l = max(0, 1 
 Backward   where l > 0:  dz_k = dl,  dz_t = -dl, and 0 elsewhere; where l = 0 all of the row is 0
 
 Forward schedule: a row's owner walks it with the maximum of the other classes and its place.
-Backward schedule: of a row two numbers are not 0, at places that are known: t, and k, which the forward saved,
-as -1 where the margin is met. So the backward reads neither logits nor losses: a program owns (row, column
-tile) and stores a whole tile, made of the upstream and two comparisons. Clearing the tensor and scattering
-two numbers a row after it would write sectors twice, for one word of use each.
+Backward schedule: of a row two numbers are not 0, at places that are known: t, and k, which the forward
+saved, as -1 where the margin is met. So the backward reads neither logits nor losses: a program owns (row,
+column tile) and stores a whole tile, made of the upstream and two comparisons. Clearing the tensor and
+scattering two numbers a row after it would write sectors twice, for one word of use each.
 
 op: multiclass_hinge
 schedule: index_or_seed_replay

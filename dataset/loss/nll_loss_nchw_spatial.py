@@ -4,11 +4,13 @@ Forward    L = -(1 / W) sum over pixels of w_t logp[n, t, pixel],  t the pixel's
 Backward   dlogp[n, c, pixel] = -dL w_t / W for c = t, else 0
 
 Forward schedule: a program owns a tile of an image's pixels and gathers one number a pixel: the target's
-plane, C planes away at most, so neighbours of one class still share sectors. It leaves parts of the sum and of W.
+plane, C planes away at most, so neighbours of one class still share sectors. It leaves parts of the sum and
+of W.
 Backward schedule: one of C numbers of a pixel is not 0. To clear the gradient first and then set one number a
 pixel would be two kernels, and the second a scatter of single numbers to sectors that were just written. Here
 the owner of a tile of pixels walks the planes and stores each once, whole, by comparing the plane's number
-with the targets in registers: nothing is read but the targets and the weights, and all stores run along pixels.
+with the targets in registers: nothing is read but the targets and the weights, and all stores run along
+pixels.
 
 op: nll_loss
 schedule: index_or_seed_replay, partials_then_reduce
@@ -67,7 +69,7 @@ def nll_forward(logp, target, weight):
 
 @autodiff(inputs_require_grad=(0,))
 def nll_loss(logp, target, weight):
-    """logp: (N, C, pixels); target: int64 (N, pixels); weight: (C), a constant; gives one number in float32."""
+    """logp: (N, C, pixels); target: int64 (N, pixels); weight: (C), constants; gives a number in float32."""
     return nll_forward(logp.contiguous(), target.contiguous(), weight.contiguous())[0]
 
 

@@ -4,9 +4,9 @@ Forward    e_iq = y_i - z_iq,  h = max(q e, (q - 1) e) for the level q,  l_i = s
 Backward   h' = q for e > 0 and q - 1 for e <= 0:  dz_iq = -dl_i h',  dy_i = dl_i sum over the levels of h'
 
 Forward schedule: levels are few, so a program owns a tile of rows with all of their levels.
-Backward schedule: the same tile, which has what both gradients want: dz pointwise, and dy as its sum along the
-row, for no pass of its own. h' is made of the comparison and not of h, whose value is not needed again, so
-neither pass keeps anything but its inputs. Levels are read by every program, a few numbers in cache.
+Backward schedule: the same tile, which has what both gradients want: dz pointwise, and dy as its sum along
+the row, for no pass of its own. h' is made of the comparison and not of h, whose value is not needed again,
+so neither pass keeps anything but its inputs. Levels are read by every program, a few numbers in cache.
 
 op: quantile_loss
 schedule: same_tile_pointwise, row_reduce_correct

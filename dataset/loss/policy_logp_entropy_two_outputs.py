@@ -5,12 +5,12 @@ Forward    at temperature T:  u = z / T,  lse = log sum_j e^{u_j},  p_j = e^{u_j
 Backward   dl/du_j = [j = y] - p_j,  dH/du_j = -p_j (log p_j + H); with dl and dH the two upstreams,
            dz_j = (1 / T) (dl [j = y] - p_j (dl + dH (log p_j + H)))
 
-Forward schedule: policy optimisation wants both numbers of the same logits, tens of gigabytes of a batch; they
-differ in one sum. A row's owner keeps m, s = sum e^{u - m} and w = sum e^{u - m} (u - m); a larger maximum
-m' turns w to (w + (m - m') s) e^{m - m'}. Then H = log s - w / s, in which nothing large cancels.
-Backward schedule: (row, vocabulary tile) programs with lse and H saved; what the two outputs share, p and log p,
-is made once, and their gradients meet in registers, in one read and one write where two losses would take two
-reads, two writes and an addition. Either upstream may be absent, and is zeros then.
+Forward schedule: policy optimisation wants both numbers of the same logits, tens of gigabytes of a batch;
+they differ in one sum. A row's owner keeps m, s = sum e^{u - m} and w = sum e^{u - m} (u - m); a larger
+maximum m' turns w to (w + (m - m') s) e^{m - m'}. Then H = log s - w / s, in which nothing large cancels.
+Backward schedule: (row, vocabulary tile) programs with lse and H saved; what the two outputs share, p and log
+p, is made once, and their gradients meet in registers, in one read and one write where two losses would take
+two reads, two writes and an addition. Either upstream may be absent, and is zeros then.
 
 op: policy_logp_entropy
 schedule: recompute_from_stats, same_tile_pointwise

@@ -2,15 +2,15 @@
 
 Forward    u = v - R,  c = min(max(v, o - a), o + a) - R,  o the value before the update, R the return;
            L = (1 / 2 n) sum over the n tokens with k_i = 1 of max(u^2, c^2)
-Backward   where the maximum is u^2 the slope is 2 u. Where it is c^2 the two differ, so v is outside its range,
+Backward   where the maximum is u^2 the slope is 2 u. Where it is c^2 the two differ: v is out of its range,
            c does not depend on it, and the slope is 0: of the clipped branch there is no gradient at all:
            dv = (dL / n) k_i u [u^2 >= c^2]
 
-Forward schedule: tokens are flat; a program owns a stretch and leaves two numbers, its part of the sum and of n.
-One program adds both.
-Backward schedule: the same stretches, pointwise, with n from the device. The comparison is made again, from the
-same numbers in the same way, and not saved: a token is read in any case. It is of squares, not of absolute
-values, and with >=, so that inside the range, where u and c are equal, a token has its gradient.
+Forward schedule: tokens are flat; a program owns a stretch and leaves two numbers, its part of the sum and of
+n. One program adds both.
+Backward schedule: the same stretches, pointwise, with n from the device. The comparison is made again, from
+the same numbers in the same way, and not saved: a token is read in any case. It is of squares, not of
+absolute values, and with >=, so that inside the range, where u and c are equal, a token has its gradient.
 
 op: value_loss
 schedule: same_tile_pointwise, partials_then_reduce
@@ -85,8 +85,8 @@ def value_forward(values, old_values, returns, mask, reach):
 
 @autodiff(inputs_require_grad=(0,))
 def value_loss(values, old_values, returns, mask, reach=0.2):
-    """values: (B, T); old_values, returns: (B, T), constants; mask: int8 (B, T), 1 for tokens that count; gives
-    one number in float32."""
+    """values: (B, T); old_values, returns: (B, T), constants; mask: int8 (B, T), 1 for what counts; gives one
+    number in float32."""
     tensors = (tensor.contiguous() for tensor in (values, old_values, returns, mask))
     return value_forward(*tensors, reach)[0]
 

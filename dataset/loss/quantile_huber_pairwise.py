@@ -73,8 +73,8 @@ def state_sum_kernel(part_ptr, loss_ptr, N, BLOCK: tl.constexpr):
 
 @autodiff(inputs_require_grad=(0,))
 def quantile_huber(z, levels, samples, k=1.0):
-    """z: (states, N); levels: (N), from 0 to 1, and samples: (states, S), constants; k: positive; gives (states)
-    in float32."""
+    """z: (states, N); levels: (N), from 0 to 1, samples: (states, S), constants; k: positive; gives (states),
+    float32."""
     (B, N), S = z.shape, samples.shape[1]
     if levels.shape != (N,) or samples.shape[0] != B or not k > 0:
         raise ValueError("there is a level for each quantile, a set of samples for each state, and k > 0")

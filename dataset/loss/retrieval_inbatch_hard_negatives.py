@@ -4,14 +4,14 @@ Forward    q (M, D), passages c (M H, D), of which H i is query i's right one an
            negatives;  s_ij = <q_i, c_j> / T,  l_i = lse_j(s_ij) - s_{i, H i}, one loss a query
 Backward   g_ij = (dl_i / T) (exp(s_ij - lse_i) - [j = H i]):  dQ = G C,  dC = G^T Q
 
-Forward schedule: a program owns a tile of queries and walks all passages with an online log-sum-exp; the right
-passage's score is picked up as its tile comes by. Scores are never stored, so a batch may be as large as memory
-for embeddings allows, which is what makes in-batch negatives good.
-Backward schedule: one direction of softmax only, over a matrix H times as wide as it is tall. lse_i belongs to
-rows, so both owners need it of the queries alone: those of dQ hold it and walk the passages, those of dC walk
-the queries and load it with them. A program owns (rows, chunk of columns) and rebuilds its tile of scores from
-dots over all of D; with the chunk as wide as registers allow, that is once or a few times a tile. There are
-H times as many owners of dC, each with a walk 1 / H as long, so no side waits for the other.
+Forward schedule: a program owns a tile of queries and walks all passages with an online log-sum-exp; the
+right passage's score is picked up as its tile comes by. Scores are never stored, so a batch may be as large
+as memory for embeddings allows, which is what makes in-batch negatives good.
+Backward schedule: one direction of softmax only, over a matrix H times as wide as it is tall. lse_i belongs
+to rows, so both owners need it of the queries alone: those of dQ hold it and walk the passages, those of dC
+walk the queries and load it with them. A program owns (rows, chunk of columns) and rebuilds its tile of
+scores from dots over all of D; with the chunk as wide as registers allow, that is once or a few times a tile.
+There are H times as many owners of dC, each with a walk 1 / H as long, so no side waits for the other.
 
 op: inbatch_contrastive
 schedule: swap_owner, recompute_from_stats
@@ -85,7 +85,7 @@ def inbatch_forward(q, c, temperature):
 
 @autodiff(inputs_require_grad=(0, 1))
 def inbatch_contrastive(q, c, temperature=0.05):
-    """q: (M, D); c: (M H, D), the H passages of a query together, the right one first; gives (M) in float32."""
+    """q: (M, D); c: (M H, D), a query's H passages together, the right one first; gives (M) in float32."""
     return inbatch_forward(q.contiguous(), c.contiguous(), temperature)[0]
 
 

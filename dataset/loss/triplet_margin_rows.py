@@ -1,15 +1,15 @@
-"""Triplet margin loss with the anchor swap: the negative counts from whichever of anchor and positive is nearer.
+"""Triplet margin loss with anchor swap: the negative counts from the nearer of anchor and positive.
 
 Forward    d(u, v) = (|u - v|^2 + e)^(1/2);  for each triple  l = max(0, d_ap - min(d_an, d_pn) + m)
 Backward   g = dl where l > 0, else 0;  ap = g (a - p) / d_ap;  and, where d_an <= d_pn, an = g (a - n) / d_an
            and pn = 0, else an = 0 and pn = g (p - n) / d_pn:
            da = ap - an,  dp = -ap - pn,  dn = an + pn
 
-Forward schedule: an embedding is short, so a program owns several triples and walks the width in tiles of rows
-by columns; the three distances are saved.
+Forward schedule: an embedding is short, so a program owns several triples and walks the width in tiles of
+rows by columns; the three distances are saved.
 Backward schedule: the same tiles, now a grid in both directions: which terms count, and all divisors, are
-three numbers of a row, so columns are independent. Each program reads the three inputs once and writes
-three gradients; turning the choice into two coefficients of a row, one of them 0, leaves the lanes without a
+three numbers of a row, so columns are independent. Each program reads the three inputs once and writes three
+gradients; turning the choice into two coefficients of a row, one of them 0, leaves the lanes without a
 branch. Triples that are settled, l = 0, are most of them after a while: they load nothing and store zeros. e
 keeps the divisors from 0 where two embeddings agree.
 

@@ -5,11 +5,11 @@ Forward    s = e^{v/2},  z = m + s n with n a standard normal number of (seed, p
 Backward   with dz and dK the two upstreams:  dm = dz + dK m,  dv = dz n s / 2 + dK (e^v - 1) / 2
 
 Forward schedule: the owner of a row walks it in tiles, draws the noise, stores z, and adds the terms of K.
-Backward schedule: pointwise, (row, column tile), as a row of K has one upstream for all of its terms. The noise is drawn
-again from its position, so neither it nor z is saved: m, v and a seed are what the backward needs, and m and v
-take their two gradients from both outputs in one pass, where two operations would add them in memory. e^v - 1
-and e^v - 1 - v come from series where v is small: a latent that carries nothing has v near 0, and its
-gradient there is a difference of ones.
+Backward schedule: pointwise, (row, column tile), as a row of K has one upstream for all of its terms. The
+noise is drawn again from its position, so neither it nor z is saved: m, v and a seed are what the backward
+needs, and m and v take their two gradients from both outputs in one pass, where two operations would add them
+in memory. e^v - 1 and e^v - 1 - v come from series where v is small: a latent that carries nothing has v near
+0, and its gradient there is a difference of ones.
 
 op: vae_latent
 schedule: index_or_seed_replay, same_tile_pointwise
