@@ -1,9 +1,8 @@
 """Bias, GELU, dropout and residual addition in one pass; the mask is drawn again in the backward.
 
 Forward    z = x + b,  y = r + m gelu(z) / (1 - p),  m = [u >= p],  u the number of (seed, position) in Philox
-Backward   dr = dy;  dx = dy m gelu'(z) / (1 - p),
-           gelu'(z) = F(z) + z f(z), F and f the normal distribution's
-           function and density;  db = sum over rows of dx
+Backward   dr = dy;  dx = dy m gelu'(z) / (1 - p),  gelu'(z) = F(z) + z f(z), F and f the normal
+           distribution's function and density;  db = sum over rows of dx
 
 Forward schedule: 2D tiles. Four operations, of which three need no memory of their own.
 Backward schedule: as in the forward, a position's number depends on seed and position alone: the owner of a
@@ -141,7 +140,7 @@ class BiasGeluDropoutAdd(torch.autograd.Function):
         dx, db = torch.empty_like(x), None
         dr = torch.empty_like(x) if needs[2] else None
         tiles, columns = triton.cdiv(M, TILE["BLOCK_M"]), triton.cdiv(N, TILE["BLOCK_N"])
-        per_block = triton.cdiv(tiles * columns, PROGRAMS)
+        per_block = max(1, triton.cdiv(tiles * columns, PROGRAMS))
         blocks = triton.cdiv(tiles, per_block)
         part = torch.empty((blocks, N), device=x.device, dtype=torch.float32)
         fused_backward_kernel[(blocks, columns)](

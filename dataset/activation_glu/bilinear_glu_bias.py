@@ -1,5 +1,4 @@
-"""Gated linear unit of a packed projection, with the projection's bias (the convolution module of a
-Conformer).
+"""Gated linear unit of a packed projection, with the projection's bias (Conformer's convolution module).
 
 Forward    x (M, 2 N), c (2 N):  u = x_j + c_j,  v = x_{N+j} + c_{N+j},  y_j = u s(v),  s the sigmoid
 Backward   du = dy s(v),  dv = dy u s(v) s(-v);  dx is (du, dv) in x's places, dc their sums over the rows
@@ -126,7 +125,7 @@ class GLUBias(torch.autograd.Function):
         M, N = x.shape[0], x.shape[1] // 2
         dx, dc = torch.empty_like(x), None
         tiles, columns = triton.cdiv(M, 16), triton.cdiv(N, 64)
-        per_block = triton.cdiv(tiles * columns, PROGRAMS)
+        per_block = max(1, triton.cdiv(tiles * columns, PROGRAMS))
         blocks = triton.cdiv(tiles, per_block)
         part = torch.empty((blocks, 2 * N), device=x.device, dtype=torch.float32)
         glu_backward_kernel[(blocks, columns)](

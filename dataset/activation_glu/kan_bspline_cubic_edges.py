@@ -1,12 +1,10 @@
-"""Spline layer of a Kolmogorov-Arnold network: every edge from input i to output o has a cubic spline of its
-own.
+"""Spline layer of a Kolmogorov-Arnold network: each edge from an input to an output has its own cubic spline.
 
-Forward    y_mo = sum_i sum_g B_g(x_mi) c_oig,  B_g(x) = b(x / w - g + 1),
-           w = 2 / (G - 3): G knots a distance w
-           apart cover [-1, 1] and one more on each side;  b is the cubic bump
+Forward    y_mo = sum_ig B_g(x_mi) c_oig,  B_g(x) = b((x + 1) / w - g + 1),  w = 2 / (G - 3): G knots, w
+           apart, cover [-1, 1] and one more on each side;  b is the cubic bump
            b(u) = (4 - 6 u^2 + 3 |u|^3) / 6 for |u| < 1,  (2 - |u|)^3 / 6 for |u| < 2,  else 0
 Backward   with the matrix F of (m, (i, g)) = B_g(x_mi):  Y = F c^T,  so dc = dY^T F,  dF = dY c,
-           dx_mi = sum_g dF_m,ig B_g'(x_mi),  b'(u) = sgn(u) (-2 |u| + 3 u^2 / 2), or -sgn(u) (2 - |u|)^2 / 2
+           dx_mi = sum_g dF_m,ig b'(u) / w,  b'(u) = sgn(u) (-2 |u| + 3 u^2 / 2), or -sgn(u) (2 - |u|)^2 / 2
 
 Forward schedule: the layer is a matrix product whose left operand is a function of x. Of the G splines of an
 input only four are not 0 at a time, but to gather just their coefficients is a different gather for each row,

@@ -6,9 +6,9 @@ Backward   dx = dy m
 Forward schedule: flat tiles. As the tile is in registers, its 32 W signs are summed to W words, bit i of a
 word being element 32 w + i: a product with powers of two and a sum along an axis of 32.
 Backward schedule: a ReLU's gradient needs x only for its sign, yet the activation that is kept until the
-backward is as large as x. Where neither x nor y is needed by anybody else, the words are all that stays,
-1/32 of a float32 and 1/16 of a bf16. A program reads W words, spreads each to 32 lanes by shifts, and
-selects. Memory traffic falls as well: the backward is one read and one write instead of two reads.
+backward is as large as x. Where neither x nor y is needed by anybody else, the words are all that stays, 1/32
+of a float32 and 1/16 of a bf16. A program reads W words, spreads each to 32 lanes by shifts, and selects.
+Memory traffic falls as well: the backward is one read and one write instead of two reads.
 
 op: relu
 schedule: same_tile_pointwise, index_or_seed_replay

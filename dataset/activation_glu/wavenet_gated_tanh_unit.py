@@ -9,8 +9,8 @@ Forward schedule: a grid of (channel, time tile). Both halves are read where the
 two activations never exist in memory.
 Backward schedule: the owner of a channel of a sequence walks its time: the two rows of x, dy, and the two of
 dx pass once, and both sums of dh stay in registers to the end. One kernel, no partials and no atomics: B C
-owners are thousands, and T is what a row has. 1 - tanh^2 and 1 - s are formed from exponentials that are
-at most 1, so neither loses its digits where a gate is nearly closed.
+owners are thousands, and T is what a row has. 1 - tanh^2 and 1 - s are formed from exponentials that are at
+most 1, so neither loses its digits where a gate is nearly closed.
 
 op: gated_tanh
 schedule: same_tile_pointwise, swap_owner

@@ -1,5 +1,4 @@
-"""xIELU: a quadratic on the positive side and an integrated exponential on the other, both with learned
-sizes.
+"""xIELU: a quadratic on the positive side, an integrated exponential on the other, both of learned size.
 
 Forward    p = softplus(u) and n = b + softplus(v) of learned scalars u and v,  b a constant;
            y = p x^2 + b x for x > 0,  y = n (e^x - 1 - x) + b x else
@@ -9,8 +8,8 @@ Backward   dx = dy (2 p x + b) for x > 0,  dy (n (e^x - 1) + b) else;
 Forward schedule: flat tiles; every program makes p and n from two scalars that stay in cache.
 Backward schedule: flat tiles again, several a program, which stores dx and leaves its two sums; one program
 of a second kernel adds them and applies the chain through softplus, once to each sum. e^x - 1 near 0 has lost
-its digits, and e^x - 1 - x, about x^2 / 2, all of them, so both come from a series there: the sums
-of dv are made of just such small numbers.
+its digits, and e^x - 1 - x, about x^2 / 2, all of them, so both come from a series there: the sums of dv are
+made of just such small numbers.
 
 op: xielu
 schedule: same_tile_pointwise, partials_then_reduce

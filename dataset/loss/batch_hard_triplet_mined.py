@@ -1,8 +1,7 @@
 """Triplet loss with the hardest positive and the hardest negative of each anchor in the batch.
 
 Forward    d_ij = (|x_i - x_j|^2 + e)^(1/2);  f(i) = the farthest j != i with i's label, c(i) = the closest
-           with another one;  l_i = max(0, d_{i f(i)} - d_{i c(i)} + a), and
-           0 where f(i) or c(i) does not exist
+           with another one;  l_i = max(0, d_{i f(i)} - d_{i c(i)} + a), and 0 where one of both is missing
 Backward   the choice is constant where it is unique.  With g_i = dl_i where l_i > 0,
            u = (x_i - x_f) / d_if,  v = (x_i - x_c) / d_ic:
            x_i gets g_i (u - v),  x_f gets -g_i u,  x_c gets g_i v
@@ -132,7 +131,7 @@ def reference(x, labels, margin=0.3):
     return torch.where(exists & (loss > 0), loss, 0.0)
 
 
-SWEEP = [{"M": 256, "D": 2048}, {"M": 72, "D": 500}]
+SWEEP = [{"M": 128, "D": 512}, {"M": 72, "D": 500}]
 SWEEP_CPU = [{"M": 26, "D": 24}, {"M": 70, "D": 35}]
 
 

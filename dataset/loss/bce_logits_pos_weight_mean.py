@@ -93,9 +93,7 @@ def bce_forward(logits, targets, pos_weight):
 
 @autodiff(inputs_require_grad=(0, 2))
 def bce_logits(logits, targets, pos_weight):
-    """logits: (M, C); targets: (M, C), from 0 to 1, constants; pos_weight: (C); gives one number in
-    float32.
-    """
+    """logits: (M, C); targets: (M, C), constants from 0 to 1; pos_weight: (C); gives a number in float32."""
     return bce_forward(logits.contiguous(), targets.contiguous(), pos_weight.contiguous())[0]
 
 

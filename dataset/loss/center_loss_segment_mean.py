@@ -7,8 +7,8 @@ Forward schedule: a program owns several rows, gathers their centers and walks t
 Backward schedule: dx is pointwise. A center is read by all its members, so its gradient is a segment sum:
 rows are sorted by label, and the owner of (class, column chunk) walks its run of the order, gathering
 members. No atomics, a fixed order, and a class without members stores zeros, so that nothing need be cleared.
-It adds differences x_i - c_k, not members and weights apart: near convergence dl c_k and sum dl x_i are
-large and equal. Sorting M labels is little beside M D numbers, and needs no gradient.
+It adds differences x_i - c_k, not members and weights apart: near convergence dl c_k and sum dl x_i are large
+and equal. Sorting M labels is little beside M D numbers, and needs no gradient.
 
 op: center_loss
 schedule: segment_gather, same_tile_pointwise

@@ -35,7 +35,7 @@ BLOCK = 1024
 def cut(M, V):
     """Number of parts of a row, and their length in columns, a multiple of BLOCK."""
     tiles = triton.cdiv(V, BLOCK)
-    length = triton.cdiv(tiles, max(1, min(tiles, PROGRAMS // M))) * BLOCK
+    length = triton.cdiv(tiles, max(1, min(tiles, PROGRAMS // max(1, M)))) * BLOCK
     return triton.cdiv(V, length), length
 
 

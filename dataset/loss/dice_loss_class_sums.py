@@ -91,9 +91,7 @@ def dice_forward(p, y, smooth):
 
 @autodiff(inputs_require_grad=(0,))
 def dice_loss(p, y, smooth=1.0):
-    """p: (N, C, pixels), probabilities; y: the same shape, targets from 0 to 1; gives one number in
-    float32.
-    """
+    """p: (N, C, pixels), probabilities; y: the same shape, targets from 0 to 1; gives a number in float32."""
     return dice_forward(p.contiguous(), y.contiguous(), smooth)[0]
 
 

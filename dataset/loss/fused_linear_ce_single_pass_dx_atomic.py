@@ -32,8 +32,8 @@ def tiles_of(x):
     """Tiles and the precision of dots: products of whole float32 numbers want small tiles."""
     PRECISION = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     BLOCK_D = max(16, triton.next_power_of_2(x.shape[1]))
-    BLOCK_V = 64 if x.dtype == torch.float32 else 128
-    return {"PRECISION": PRECISION, "BLOCK_M": 32, "BLOCK_V": BLOCK_V, "BLOCK_D": BLOCK_D}
+    BLOCK_V = 32 if x.dtype == torch.float32 else 128
+    return {"PRECISION": PRECISION, "BLOCK_M": 32, "BLOCK_V": BLOCK_V, "BLOCK_D": BLOCK_D, "num_warps": 8}
 
 
 @triton.jit

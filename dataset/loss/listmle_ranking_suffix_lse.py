@@ -36,9 +36,7 @@ def log_add(a, b):
 
 @triton.jit
 def load_list(s_ptr, order_ptr, L, BLOCK: tl.constexpr):
-    """The scores of a list in the right order, then a large negative number; their places; the suffix sums
-    S.
-    """
+    """The scores of a list in the right order, large negative numbers after them; their places; S."""
     first = tl.program_id(0).to(tl.int64) * L
     i = tl.arange(0, BLOCK)
     place = first + tl.load(order_ptr + first + i, mask=i < L, other=0)
@@ -56,9 +54,7 @@ def listmle_kernel(s_ptr, order_ptr, loss_ptr, L, BLOCK: tl.constexpr):
 
 @autodiff(inputs_require_grad=(0,))
 def listmle_loss(scores, order):
-    """scores: (B, L); order: int64 (B, L), the items of each list from best to worst; gives (B) in
-    float32.
-    """
+    """scores: (B, L); order: int64 (B, L), a list's items from best to worst; gives (B) in float32."""
     B, L = scores.shape
     if L > 4096:
         raise ValueError(f"a list of {L} does not fit one tile")

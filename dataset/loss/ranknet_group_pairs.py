@@ -34,14 +34,14 @@ BLOCK = 64
 @triton.jit
 def load_items(s_ptr, y_ptr, i, L):
     """Scores and relevances of items i of this program's group."""
-    first = tl.program_id(1).to(tl.int64) * L
+    first = tl.program_id(0).to(tl.int64) * L
     s = tl.load(s_ptr + first + i, mask=i < L, other=0.0).to(tl.float32)
     return s, tl.load(y_ptr + first + i, mask=i < L, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def ranknet_kernel(s_ptr, y_ptr, part_ptr, L, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     s_i, y_i = load_items(s_ptr, y_ptr, i, L)
     total = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
     for start in range(0, L, BLOCK):
@@ -51,7 +51,7 @@ def ranknet_kernel(s_ptr, y_ptr, part_ptr, L, BLOCK: tl.constexpr):
         u = s_i[:, None] - s_j[None, :]
         cost = tl.where(u < 0, -u, 0.0) + tl.log(1 + tl.exp(tl.where(u < 0, u, -u)))
         total += tl.where(better, cost, 0.0)
-    slot = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    slot = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     tl.store(part_ptr + slot, tl.sum(tl.sum(total, axis=1), axis=0))
 
 
@@ -74,7 +74,7 @@ def ranknet_loss(scores, relevance):
     tiles = triton.cdiv(L, BLOCK)
     part = torch.empty((groups, tiles), device=scores.device, dtype=torch.float32)
     loss = torch.empty(groups, device=scores.device, dtype=torch.float32)
-    ranknet_kernel[(tiles, groups)](scores.contiguous(), relevance.contiguous(), part, L, BLOCK=BLOCK)
+    ranknet_kernel[(groups, tiles)](scores.contiguous(), relevance.contiguous(), part, L, BLOCK=BLOCK)
     group_sum_kernel[(groups,)](part, loss, tiles, BLOCK=32)
     return loss
 
@@ -99,7 +99,7 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 
 @triton.jit
 def ranknet_backward_kernel(s_ptr, y_ptr, dloss_ptr, ds_ptr, L, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     s_i, y_i = load_items(s_ptr, y_ptr, i, L)
     ds = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
     for start in range(0, L, BLOCK):
@@ -111,8 +111,8 @@ def ranknet_backward_kernel(s_ptr, y_ptr, dloss_ptr, ds_ptr, L, BLOCK: tl.conste
         u = s_i[:, None] - s_j[None, :]
         q = tl.sigmoid(tl.where(better, -u, u))
         ds += tl.where(better, -q, tl.where(worse, q, 0.0))
-    grad = tl.sum(ds, axis=1) * tl.load(dloss_ptr + tl.program_id(1))
-    place = tl.program_id(1).to(tl.int64) * L + i
+    grad = tl.sum(ds, axis=1) * tl.load(dloss_ptr + tl.program_id(0))
+    place = tl.program_id(0).to(tl.int64) * L + i
     tl.store(ds_ptr + place, grad.to(ds_ptr.dtype.element_ty), mask=i < L)
 
 
@@ -128,7 +128,7 @@ class RankNetLoss(torch.autograd.Function):
         scores, relevance = ctx.saved_tensors
         groups, L = scores.shape
         ds = torch.empty_like(scores)
-        ranknet_backward_kernel[(triton.cdiv(L, BLOCK), groups)](
+        ranknet_backward_kernel[(groups, triton.cdiv(L, BLOCK))](
             scores, relevance, dloss.contiguous(), ds, L, BLOCK=BLOCK
         )
         return ds, None

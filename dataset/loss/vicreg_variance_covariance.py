@@ -103,9 +103,7 @@ def vicreg_forward(z, weight, eps):
 
 @autodiff(inputs_require_grad=(0,))
 def vicreg_reg(z, weight=0.04, eps=1e-4):
-    """z: (n, D); weight: of the covariance term relative to the variance term; gives one number in
-    float32.
-    """
+    """z: (n, D); weight: of the covariance term, beside the variance term; gives a number in float32."""
     return vicreg_forward(z.contiguous(), weight, eps)[0]
 
 
