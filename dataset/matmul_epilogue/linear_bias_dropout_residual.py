@@ -6,10 +6,10 @@ Backward   G = dY m / (1 - p):   dX = G W,   dW = G^T X,   db = column sums of G
 Forward schedule: a program owns a tile of Y and walks K. In the epilogue it draws the mask from (seed, place
 in Y), so that Z, mask and Z m are never in memory.
 Backward schedule: both products need G. Each of their programs could draw the mask again as it loads dY, but
-a number of G is loaded by as many programs as K has tiles, in both products, and a draw is some sixty integer
-operations. As dR wants a copy of dY, one pass over dY is due anyhow: its programs, who own a column tile and
-a part of the rows, store dR, draw the mask once, store G, and keep their part of db, which a small kernel
-adds up. The two products that follow are plain ones, by one kernel that takes strides.
+a number of G is loaded by as many programs as K has tiles, in both products, and a draw is some hundred
+integer operations. As dR wants a copy of dY, one pass over dY is due anyhow: its programs, who own a column
+tile and a part of the rows, store dR, draw the mask once, store G, and keep their part of db, which a small
+kernel adds up. The two products that follow are plain ones, by one kernel that takes strides.
 
 op: linear_dropout
 schedule: index_or_seed_replay, partials_then_reduce, swap_owner
