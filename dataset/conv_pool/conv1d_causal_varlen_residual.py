@@ -4,9 +4,9 @@ Forward    y_t = x_t + sum_{k < K} w_k x_{t - k} over the k with seq_{t - k} = s
 Backward   dx_s = dy_s + sum_k w_k dy_{s + k} over the k with seq_{s + k} = seq_s;
            dw_k = sum over the t with seq_{t - k} = seq_t of dy_t x_{t - k}
 
-Forward schedule: a program owns (tile of times, tile of channels) of the packed batch. Sequences are told apart
-by their number at each time, so a tile may hold parts of several, short ones too, and no sequence leaves a
-tile half empty.
+Forward schedule: a program owns (tile of times, tile of channels) of the packed batch. Sequences are told
+apart by their number at each time, so a tile may hold parts of several, short ones too, and no sequence
+leaves a tile half empty.
 Backward schedule: dx is the forward with the taps looking ahead, by the same owner: whether two times belong
 together does not depend on who asks. That owner has x, dy and the masks of its tile, so it also makes its
 tile's share of dw: dy_t is its own, x_{t - k} one more read from cache. A tap's share is one row, which it
@@ -58,8 +58,8 @@ def varlen_conv_kernel(x_ptr, w_ptr, seq_ptr, y_ptr, T, C, K, BLOCK_T: tl.conste
 
 @autodiff(inputs_require_grad=(0, 1))
 def varlen_conv(x, w, seq):
-    """x: (T, C), sequences one after the other; w: (K, C), tap k reads k steps back; seq: int32 (T), the number
-    of each time's sequence."""
+    """x: (T, C), sequences one after the other; w: (K, C), tap k reads k steps back; seq: int32 (T), the
+    number of each time's sequence."""
     (T, C), K = x.shape, w.shape[0]
     y = torch.empty((T, C), device=x.device, dtype=x.dtype)
     grid = (triton.cdiv(T, TILE["BLOCK_T"]), triton.cdiv(C, TILE["BLOCK_C"]))

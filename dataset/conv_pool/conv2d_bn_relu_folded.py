@@ -1,4 +1,4 @@
-"""Convolution, channels last, with a folded batch norm and a rectifier: scale and shift of each output channel.
+"""Convolution, channels last, with a folded batch norm (a scale and shift for each output) and a rectifier.
 
 Forward    a[p, k] = sum over taps (r, q) and channels c of x[p + (r, q) - pad, c] w[r, q, c, k],
            u = s_k a + t_k,  y = max(u, 0);  pad = (R - 1) / 2
@@ -6,13 +6,13 @@ Backward   du = dy where u > 0, else 0;  dt_k = sum_p du,  ds_k = sum_p du a,  d
            dx[i, c] = sum over taps and k of da[i - (r, q) + pad, k] w[r, q, c, k];
            dw[r, q, c, k] = sum_p x[p + (r, q) - pad, c] da[p, k]
 
-Forward schedule: an implicit product whose epilogue scales, shifts and cuts; a is saved in fp32, as ds needs it
-and as u > 0 must mean the same later.
+Forward schedule: an implicit product whose epilogue scales, shifts and cuts; a is saved in fp32, as ds needs
+it and as u > 0 must mean the same later.
 Backward schedule: da is read by all taps of dx and by all owners of dw, so it is made once: a program owns
 (slot, tile of k), walks its share of the pixels, stores da and keeps the two column sums ds and dt, whose
-slots a second kernel adds. Forming da on load instead would read two tensors nine times over. What is left are
-the two products of any convolution: dx by owners of input pixels, who gather da through the mirrored taps, and
-dw by (tap, slot, tile), with its slots added by the same kernel as those of ds and dt.
+slots a second kernel adds. Forming da on load instead would read two tensors nine times over. What is left
+are the two products of any convolution: dx by owners of input pixels, who gather da through the mirrored
+taps, and dw by (tap, slot, tile), with its slots added by the same kernel as those of ds and dt.
 
 op: conv_bn_relu
 schedule: partials_then_reduce, gather_transpose, swap_owner

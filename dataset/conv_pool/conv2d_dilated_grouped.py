@@ -8,9 +8,9 @@ Backward   dx[i, c] = sum over taps and the k of c's group of dy[i - d (r, q) + 
 
 Forward schedule: a program owns (tile of pixels, group, tile of the group's outputs), walks taps and the
 group's channels, and gathers patches on load; channels of other groups are never touched.
-Backward schedule: with stride 1 the taps of dx are the forward's looking the other way: the owner of a tile of
-input pixels gathers dy once a tap, and a group stays a group. dw is small in each group, C K / G^2 numbers a
-tap, and its sum runs over all pixels: a program owns (tap and slot, group, tile of the group's matrix) and
+Backward schedule: with stride 1 the taps of dx are the forward's looking the other way: the owner of a tile
+of input pixels gathers dy once a tap, and a group stays a group. dw is small in each group, C K / G^2 numbers
+a tap, and its sum runs over all pixels: a program owns (tap and slot, group, tile of the group's matrix) and
 walks every G-th tile of pixels; a second kernel adds the slots. Taps are 9, groups many, so the slots may be
 few.
 
@@ -46,7 +46,7 @@ def load_pixels(ptr, p, down, across, c, width, pixels, H, W, row):
 
 @triton.jit
 def load_weights(w_ptr, tap, c, k, wide, tall, K):
-    """w[tap] for a group's inputs c < tall and outputs k < wide; the pointer stands at the group's first k."""
+    """w[tap] for a group's inputs c < tall and outputs k < wide; the pointer is at the group's first k."""
     mask = (c[:, None] < tall) & (k[None, :] < wide)
     return tl.load(w_ptr + (tap * tall + c[:, None]) * K + k[None, :], mask=mask, other=0.0)
 

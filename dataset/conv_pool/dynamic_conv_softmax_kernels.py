@@ -8,11 +8,11 @@ Backward   dp_tk = sum_c dy_tc x_{t-k, c},  dw_tk = p_tk (dp_tk - sum_l p_tl dp_
 Forward schedule: a program owns (batch and head, tile of positions) with all of the head's channels. The
 filters are a tile of positions by taps, normalised in registers and saved; a tap is taken out of the tile by
 a masked sum, so that x is read once a tap and nothing of size T K D exists.
-Backward schedule: the same owner makes both gradients in one walk over the taps. Looking back k steps at x, it
-dots with its own dy and puts the sums into column k of the tile dp; looking ahead k steps at dy, it gathers the
-filter of that later position, whose tap k is the one that read it. The map from outputs to inputs is static,
-so dx needs no atomics; K is small and the tiles overlap but for k rows, so the loads come from cache. The
-softmax correction is one row sum at the end.
+Backward schedule: the same owner makes both gradients in one walk over the taps. Looking back k steps at x,
+it dots with its own dy and puts the sums into column k of the tile dp; looking ahead k steps at dy, it
+gathers the filter of that later position, whose tap k is the one that read it. The map from outputs to inputs
+is static, so dx needs no atomics; K is small and the tiles overlap but for k rows, so the loads come from
+cache. The softmax correction is one row sum at the end.
 
 op: dynamic_conv
 schedule: gather_transpose, row_reduce_correct

@@ -5,10 +5,10 @@ Backward   dx_i = dy (y / S) z_i^(p-1) / P  where x_i > eps, else 0;
            log y = log(S) / p gives  dp = sum over images of dy (y / p) (mean(z^p log z) / S - log(S) / p)
 
 Forward schedule: a program owns (image, channel) and walks its pixels; S is saved, and y follows from it.
-Backward schedule: all that dx needs of the other pixels is one number, dy y / (S P), known before the walk, so
-the owner of the plane makes dx pointwise and, from the same z and its logarithm, the sum of z^p log z for dp:
-one read of x and no second pass. Each plane leaves one number for dp; a second kernel adds those of a channel
-over the images, a tile of channels at a time.
+Backward schedule: all that dx needs of the other pixels is one number, dy y / (S P), known before the walk,
+so the owner of the plane makes dx pointwise and, from the same z and its logarithm, the sum of z^p log z for
+dp: one read of x and no second pass. Each plane leaves one number for dp; a second kernel adds those of a
+channel over the images, a tile of channels at a time.
 
 op: gem_pool
 schedule: row_reduce_correct, partials_then_reduce

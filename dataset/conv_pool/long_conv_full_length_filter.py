@@ -9,10 +9,10 @@ the whole batch. A program owns (channel, tile of the batch, tile of times) and 
 gathers a tile of K out of the 2 BLOCK - 1 numbers that it holds, which come from cache, and multiplies with
 it the batch as the rows of a dot. Batches below 16 are padded.
 Backward schedule: dx is the same program with K transposed, so it walks the later times. The filter's owner
-is (channel, tile of lags): it would have to reduce the diagonals of X^T dY, which no dot does, so it makes the
-Toeplitz tile of x instead, times by lags, for one sequence at a time, and reduces its product with dy. The
-channels give enough programs for that, and every gradient has one owner, no transform and no buffer of twice
-the length.
+is (channel, tile of lags): it would have to reduce the diagonals of X^T dY, which no dot does, so it makes
+the Toeplitz tile of x instead, times by lags, for one sequence at a time, and reduces its product with dy.
+The channels give enough programs for that, and every gradient has one owner, no transform and no buffer of
+twice the length.
 
 op: long_conv
 schedule: gather_transpose, swap_owner

@@ -4,9 +4,9 @@ Forward    y[m, j] = x[m, idx[m, j]],  J indices a row, which may repeat
 Backward   dx[m, n] = sum over j with idx[m, j] = n of dy[m, j]
 
 Forward schedule: a program owns a tile of rows and of the J outputs.
-Backward schedule: a row's indices concern that row alone, so the owner of (tile of rows, tile of columns) need
-not know where others point: it walks the few indices of its rows, compares each with its columns and adds dy
-where they agree. That stores every dx once, the many zeros among them, repeated indices are summed in
+Backward schedule: a row's indices concern that row alone, so the owner of (tile of rows, tile of columns)
+need not know where others point: it walks the few indices of its rows, compares each with its columns and
+adds dy where they agree. That stores every dx once, the many zeros among them, repeated indices are summed in
 registers in a fixed order, and neither a zero fill nor atomics are left. It costs J comparisons a column,
 which hides behind the store for J up to a few dozen.
 

@@ -1,4 +1,4 @@
-"""Compositional embedding: a row for the quotient times a row for the remainder, two small tables for a large one.
+"""Compositional embedding: quotient row times remainder row, two small tables in place of a large one.
 
 Forward    y_t = wq[i_t // m] * wr[i_t % m]
 Backward   dwq[i_t // m] += dy_t * wr[i_t % m],   dwr[i_t % m] += dy_t * wq[i_t // m], over all tokens t
@@ -7,8 +7,8 @@ Forward schedule: a program owns (token, column tile) and gathers two rows.
 Backward schedule: the tokens that share a quotient and those that share a remainder are two unrelated
 groupings, so a sorted gather would need two orders and two walks over dy. The forward's owner has everything
 instead: it reads dy_t once, gathers the two rows again (neither they nor y were saved) and adds each product
-to the other table's row by atomics, in fp32 buffers that are zeroed first. With V rows spread over V / m and m
-of them, a row gets N m / V or N / m contributions, few enough at a time for atomics.
+to the other table's row by atomics, in fp32 buffers that are zeroed first. With V rows spread over V / m and
+m of them, a row gets N m / V or N / m contributions, few enough at a time for atomics.
 
 op: qr_embedding
 schedule: atomic_accumulate

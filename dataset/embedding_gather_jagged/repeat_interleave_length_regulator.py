@@ -7,8 +7,8 @@ Forward schedule: a program owns a tile of output rows and columns. Each row loo
 `end`, as the first with end_i > t, so no index list of the output's length is made.
 Backward schedule: what was a copy to many becomes a sum, and the frames of a row lie side by side: its owner
 walks from end_{i-1} to end_i and stores once. Output owners would have to add by atomics instead. Durations
-are short and differ, so a program owns a tile of input rows, which walk in step, each within its own span, and
-the tile ends with the longest; loads of one step are independent of each other, and so wait together. A
+are short and differ, so a program owns a tile of input rows, which walk in step, each within its own span,
+and the tile ends with the longest; loads of one step are independent of each other, and so wait together. A
 duration of 0 gets its zero from the same store.
 
 op: repeat_interleave

@@ -1,18 +1,19 @@
 """Relational graph convolution: an edge's relation chooses the matrix that its message goes through.
 
-Forward    y_i = sum over the edges e = (j -> i) with relation r of c_e x_j W_r,  c_e a given norm, such as one
-           by the number of i's edges of that relation
+Forward    y_i = sum over the edges e = (j -> i) with relation r of c_e x_j W_r,  c_e a given norm, such as
+           one by the number of i's edges of that relation
 Backward   dx_j = sum over the edges e = (j -> i) of c_e dy_i W_r^T:  the same sum on the graph with its edges
            turned round and its matrices transposed;   dW_r = sum over r's edges of c_e x_j^T dy_i
 
-Forward schedule: edges come sorted by relation. A program owns (relation, tile of its edges, tile of outputs),
-gathers the rows of x at one end, multiplies them with the one W_r, and adds c_e times the result to the rows
-at the other end by atomics: a node's edges are spread over relations, so no program has them all, and no
-message is stored.
+Forward schedule: edges come sorted by relation. A program owns (relation, tile of its edges, tile of
+outputs), gathers the rows of x at one end, multiplies them with the one W_r, and adds c_e times the result to
+the rows at the other end by atomics: a node's edges are spread over relations, so no program has them all,
+and no message is stored.
 Backward schedule: for dx the forward's kernel runs again, with the ends exchanged and W read transposed.
-Tiles are then of x's columns. W_r was read by all tiles of its relation, so it gets an owner: (relation, slot,
-tile of W_r) walks every G-th tile of the relation's edges with both ends gathered; relations differ in size
-by orders of magnitude, and the slots keep the largest from being one program's. A second kernel adds the slots.
+Tiles are then of x's columns. W_r was read by all tiles of its relation, so it gets an owner: (relation,
+slot, tile of W_r) walks every G-th tile of the relation's edges with both ends gathered; relations differ in
+size by orders of magnitude, and the slots keep the largest from being one program's. A second kernel adds the
+slots.
 
 op: rgcn
 schedule: atomic_accumulate, swap_owner, partials_then_reduce

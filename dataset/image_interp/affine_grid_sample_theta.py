@@ -1,19 +1,20 @@
 """Affine warp of an image by a learned 2 x 3 matrix, bilinear and zero outside: a spatial transformer.
 
-Forward    pixel (i, j) of the output has the coordinates X = (2j + 1) / W - 1 and Y = (2i + 1) / H - 1, reads at
+Forward    pixel (i, j) of the output has the coordinates X = (2j + 1) / W - 1, Y = (2i + 1) / H - 1, reads at
            gx = a X + b Y + c,  gy = d X + e Y + f,  u = ((gx + 1) W - 1) / 2,  v = ((gy + 1) H - 1) / 2,
            y = sum over the four pixels q around (u, v) of wt_q x_q, and x_q = 0 outside
 Backward   dx_q += wt_q dy;  with l = u - floor u, k = v - floor v, sums over the channels:
-           du = sum dy ((1 - k) (x01 - x00) + k (x11 - x10)),  dv = sum dy ((1 - l) (x10 - x00) + l (x11 - x01));
+           du = sum dy ((1 - k) (x01 - x00) + k (x11 - x10)),
+           dv = sum dy ((1 - l) (x10 - x00) + l (x11 - x01));
            (da, db, dc) = W / 2 sum over pixels of du (X, Y, 1),  (dd, de, df) = H / 2 sum of dv (X, Y, 1)
 
-Forward schedule: a program owns a tile of output pixels of one image, makes their places from six numbers, and
-walks the channels. There is no grid of coordinates in memory.
+Forward schedule: a program owns a tile of output pixels of one image, makes their places from six numbers,
+and walks the channels. There is no grid of coordinates in memory.
 Backward schedule: the same owner makes the places again and walks the channels once: atomic adds of wt_q dy,
-as neighbouring places share pixels in a way that is data, and du and dv in registers. No gradient of a grid is
-stored either, where a sampling layer behind an affine layer would write and read two numbers a pixel: the
-program multiplies du and dv with X, Y and 1 at once and reduces them to six numbers. A small kernel adds those
-of an image's tiles.
+as neighbouring places share pixels in a way that is data, and du and dv in registers. No gradient of a grid
+is stored either, where a sampling layer behind an affine layer would write and read two numbers a pixel: the
+program multiplies du and dv with X, Y and 1 at once and reduces them to six numbers. A small kernel adds
+those of an image's tiles.
 
 op: affine_sample
 schedule: atomic_accumulate, partials_then_reduce

@@ -1,4 +1,4 @@
-"""Contextual positions (CoPE): a key's distance is a sum of gates, and its bias lies between two whole distances.
+"""Contextual positions (CoPE): a key's distance is a sum of gates, its bias lies between two whole distances.
 
 Forward    for query i and key j <= i:  g_j = sigmoid(s_ij),  p_j = min(sum_{l = j .. i} g_l, P - 1),
            f = floor p_j, w = p_j - f:   y_ij = s_ij + (1 - w) e_{i, f} + w e_{i, f + 1};  y = 0 for j > i.
@@ -10,9 +10,9 @@ Backward   de_ip = sum_j dy_ij ((1 - w_j) [f_j = p] + w_j [f_j + 1 = p]);
 Forward schedule: a program owns a row of scores in one tile: gates, a cumulative sum from the right, and two
 gathers from the row's P numbers.
 Backward schedule: the same owner rebuilds gates and positions from s, so nothing but the inputs is saved. The
-adjoint of a sum from the right is a sum from the left, in registers. Where dy goes in de is data, but there are
-only P places and one row that fills them: for each the owner adds up, over its tile, what lies within 1 of it.
-That is P reductions in place of atomics, in a fixed order, and e is read from cache.
+adjoint of a sum from the right is a sum from the left, in registers. Where dy goes in de is data, but there
+are only P places and one row that fills them: for each the owner adds up, over its tile, what lies within 1
+of it. That is P reductions in place of atomics, in a fixed order, and e is read from cache.
 
 op: cope
 schedule: reverse_scan, row_reduce_correct, recompute_from_stats
