@@ -1,8 +1,8 @@
 """Deformable convolution: every tap of every pixel has a learned offset and a learned weight.
 
 Forward    tap t = (r, q) of pixel (i, j) reads x at (i + r - R / 2 + o_0, j + q - R / 2 + o_1), between
-           pixels, and zero outside:  s_ptc = sum over four corners of wt x[corner, c], y_pk = sum_t sum_c
-           m_pt s_ptc w[t, c, k]
+           pixels, and zero outside:  s_ptc = sum over four corners of wt x[corner, c],
+           y_pk = sum_t sum_c m_pt s_ptc w[t, c, k]
 Backward   dcol_ptc = sum_k dy_pk w[t, c, k];   dm_pt = sum_c dcol s;
            with a, b the fractions of the place down and across and x00 .. x11 its corners,
            do_0 = m sum_c dcol ((1 - b) (x10 - x00) + b (x11 - x01)),

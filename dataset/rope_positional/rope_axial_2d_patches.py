@@ -1,8 +1,8 @@
 """Rotary position in two axes for patches of an image: half of a head turns by row, half by column.
 
 Forward    head channels are [r1, r2, c1, c2], quarters of D / 4; the patch at (i, j) of a grid of width W
-           turns the pair (r1_d, r2_d) by i f_d and (c1_d, c2_d) by j f_d,  f_d = base^(-4d/D): z1 = x1 cos a
-           - x2 sin a,  z2 = x2 cos a + x1 sin a
+           turns the pair (r1_d, r2_d) by i f_d and (c1_d, c2_d) by j f_d,  f_d = base^(-4d/D):
+           z1 = x1 cos a - x2 sin a,  z2 = x2 cos a + x1 sin a
 Backward   each pair is turned back: dx1 = dz1 cos a + dz2 sin a,  dx2 = dz2 cos a - dz1 sin a
 
 Forward schedule: a program owns a tile of rows, (image, patch, head) flattened, with both halves: lanes are
