@@ -59,8 +59,7 @@ def varlen_conv_kernel(x_ptr, w_ptr, seq_ptr, y_ptr, T, C, K, BLOCK_T: tl.conste
 @autodiff(inputs_require_grad=(0, 1))
 def varlen_conv(x, w, seq):
     """x: (T, C), sequences one after the other; w: (K, C), tap k reads k steps back; seq: int32 (T), the
-    number
-    of each time's sequence."""
+    number of each time's sequence."""
     (T, C), K = x.shape, w.shape[0]
     y = torch.empty((T, C), device=x.device, dtype=x.dtype)
     grid = (triton.cdiv(T, TILE["BLOCK_T"]), triton.cdiv(C, TILE["BLOCK_C"]))

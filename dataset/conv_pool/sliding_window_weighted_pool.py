@@ -6,10 +6,10 @@ Backward   dx_t = sum over the blocks b with 0 <= t - bS < K of w_{t - bS} dy_b;
 
 Forward schedule: a program owns (sequence, tile of blocks, tile of channels) and walks the K taps.
 Backward schedule: token t is in the blocks from ceil((t - K + 1) / S) to t / S, at most ceil(K / S) of them,
-so its owner gathers them and stores once. dw is K numbers summed over everything: a program owns
-(sequence, tile of blocks), keeps the products of a tap in a tile, walks all channels for it, reduces the tile
-to one number and stores that; a second kernel adds the parts. The taps are walked outside the channels, as
-one tile of dy serves a tap and comes from cache for the next.
+so its owner gathers them and stores once. dw is K numbers summed over everything: a program owns (sequence,
+tile of blocks), keeps the products of a tap in a tile, walks all channels for it, reduces the tile to one
+number and stores that; a second kernel adds the parts. The taps are walked outside the channels, as one tile
+of dy serves a tap and comes from cache for the next.
 
 op: window_pool
 schedule: gather_transpose, partials_then_reduce

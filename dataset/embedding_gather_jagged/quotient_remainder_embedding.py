@@ -1,5 +1,4 @@
-"""Compositional embedding: a row for the quotient times a row for the remainder, two small tables for a large
-one.
+"""Compositional embedding: quotient row times remainder row, two small tables in place of a large one.
 
 Forward    y_t = wq[i_t // m] * wr[i_t % m]
 Backward   dwq[i_t // m] += dy_t * wr[i_t % m],   dwr[i_t % m] += dy_t * wq[i_t // m], over all tokens t

@@ -1,8 +1,7 @@
 """Relational graph convolution: an edge's relation chooses the matrix that its message goes through.
 
-Forward    y_i = sum over the edges e = (j -> i) with relation r of c_e x_j W_r,
-           c_e a given norm, such as one
-           by the number of i's edges of that relation
+Forward    y_i = sum over the edges e = (j -> i) with relation r of c_e x_j W_r,  c_e a given norm, such as
+           one by the number of i's edges of that relation
 Backward   dx_j = sum over the edges e = (j -> i) of c_e dy_i W_r^T:  the same sum on the graph with its edges
            turned round and its matrices transposed;   dW_r = sum over r's edges of c_e x_j^T dy_i
 

@@ -1,7 +1,7 @@
 """Affine warp of an image by a learned 2 x 3 matrix, bilinear and zero outside: a spatial transformer.
 
-Forward    pixel (i, j) of the output has the coordinates X = (2j + 1) / W - 1 and Y = (2i + 1) / H - 1, reads
-           at gx = a X + b Y + c,  gy = d X + e Y + f,  u = ((gx + 1) W - 1) / 2,  v = ((gy + 1) H - 1) / 2,
+Forward    pixel (i, j) of the output has the coordinates X = (2j + 1) / W - 1, Y = (2i + 1) / H - 1, reads at
+           gx = a X + b Y + c,  gy = d X + e Y + f,  u = ((gx + 1) W - 1) / 2,  v = ((gy + 1) H - 1) / 2,
            y = sum over the four pixels q around (u, v) of wt_q x_q, and x_q = 0 outside
 Backward   dx_q += wt_q dy;  with l = u - floor u, k = v - floor v, sums over the channels:
            du = sum dy ((1 - k) (x01 - x00) + k (x11 - x10)),

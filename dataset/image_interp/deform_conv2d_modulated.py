@@ -1,5 +1,4 @@
-"""Deformable convolution: every tap of every pixel is moved by a learned offset and weighed by a learned
-mask.
+"""Deformable convolution: every tap of every pixel has a learned offset and a learned weight.
 
 Forward    tap t = (r, q) of pixel (i, j) reads x at (i + r - R / 2 + o_0, j + q - R / 2 + o_1), between
            pixels, and zero outside:  s_ptc = sum over four corners of wt x[corner, c],
@@ -41,9 +40,7 @@ def tiling():
 
 @triton.jit
 def place(offset_ptr, p, tap, pixels, H, W, R):
-    """Corner above and left of where a tap reads, and the fractions; far outside is cut, as all is zero
-    there.
-    """
+    """Corner above and left of where a tap reads, and the fractions; far outside, where all is 0, is cut."""
     at = offset_ptr + (p * R * R + tap) * 2
     v = (p // W % H + tap // R - R // 2).to(tl.float32) + tl.load(at, mask=p < pixels, other=0.0)
     u = (p % W + tap % R - R // 2).to(tl.float32) + tl.load(at + 1, mask=p < pixels, other=0.0)
@@ -111,8 +108,7 @@ def deform_conv_kernel(
 @autodiff(inputs_require_grad=(0, 1, 2, 3))
 def deform_conv2d(x, offset, m, w):
     """x: (N, H, W, C); offset: (N, H, W, R R, 2), down before across; m: (N, H, W, R R); w: (R R, C, K), R
-    odd,
-    padded by R // 2; all float32. Gives (N, H, W, K)."""
+    odd, padded by R // 2; all float32. Gives (N, H, W, K)."""
     (N, H, W, C), (T, _, K) = x.shape, w.shape
     R = round(T**0.5)
     if R * R != T or R % 2 == 0 or offset.shape != (N, H, W, T, 2) or m.shape != (N, H, W, T):

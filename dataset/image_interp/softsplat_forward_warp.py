@@ -1,12 +1,10 @@
-"""Softmax splatting: every pixel is thrown along its flow, and where several land the more important one
-wins.
+"""Softmax splatting: every pixel is thrown along its flow, and where several land the important ones win.
 
 Forward    pixel p lands at (v, u) = p + flow_p between four pixels q with weights b_pq:
            n_qc = sum_p b_pq exp(z_p) x_pc,  d_q = sum_p b_pq exp(z_p),  y_qc = n_qc / (d_q + eps)
 Backward   G_qc = dy_qc / (d_q + eps) is dn, and dd_q = -sum_c G_qc y_qc =: -H_q; both are linear in b:
            with r_q = sum_c x_pc G_qc - H_q,  dx_pc = exp(z_p) sum_q b_pq G_qc,
-           dz_p = exp(z_p) sum_q b_pq r_q,
-           du = exp(z_p) ((1 - a) (r01 - r00) + a (r11 - r10)),
+           dz_p = exp(z_p) sum_q b_pq r_q,  du = exp(z_p) ((1 - a) (r01 - r00) + a (r11 - r10)),
            dv = exp(z_p) ((1 - b) (r10 - r00) + b (r11 - r01)),
            a and b the fractions of v and u, and r = 0 outside
 

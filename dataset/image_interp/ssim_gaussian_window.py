@@ -1,10 +1,10 @@
-"""Structural similarity of two images under a Gaussian window, the mean over each image: a reconstruction
-loss.
+"""Structural similarity of two images under a Gaussian window, its mean over each: a reconstruction loss.
 
 Forward    the window g of K taps is separable; at every place where it fits,
            mx = g*x, my = g*y, sxx = g*(xx) - mx^2, syy = g*(yy) - my^2, sxy = g*(xy) - mx my,
-           S = A1 A2 / (B1 B2),  A1 = 2 mx my + c1, A2 = 2 sxy + c2, B1 = mx^2 + my^2 + c1, B2 = sxx + syy +
-           c2; loss_n = mean of S over the places and channels of image n
+           S = A1 A2 / (B1 B2),  A1 = 2 mx my + c1,  A2 = 2 sxy + c2,
+           B1 = mx^2 + my^2 + c1,  B2 = sxx + syy + c2;
+           loss_n = mean of S over the places and channels of image n
 Backward   with s = dloss_n / places, by the blurred maps g*x, g*(xx), g*(xy):
            e = dS/d(g*(xx)) = dS/d(g*(yy)) = -s S / B2,   f = dS/d(g*(xy)) = 2 s A1 / (B1 B2),
            p = dS/d(g*x) = 2 s my (A2 - A1) / (B1 B2) - 2 s S mx (1 / B1 - 1 / B2), and q with x, y swapped;

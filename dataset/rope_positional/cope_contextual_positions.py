@@ -1,5 +1,4 @@
-"""Contextual positions (CoPE): a key's distance is a sum of gates, and its bias lies between two whole
-distances.
+"""Contextual positions (CoPE): a key's distance is a sum of gates, its bias lies between two whole distances.
 
 Forward    for query i and key j <= i:  g_j = sigmoid(s_ij),  p_j = min(sum_{l = j .. i} g_l, P - 1),
            f = floor p_j, w = p_j - f:   y_ij = s_ij + (1 - w) e_{i, f} + w e_{i, f + 1};  y = 0 for j > i.

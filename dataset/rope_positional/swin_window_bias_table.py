@@ -1,5 +1,4 @@
-"""Scaled scores of square windows plus a learned bias by relative place, as in Swin and other window
-attention.
+"""Scaled scores of square windows plus a learned bias by relative place: window attention, as in Swin.
 
 Forward    y[b, h, i, j] = scale s[b, h, i, j] + table[o(i, j), h];  tokens i, j of a window of m x m, and
            o(i, j) = (i_y - j_y + m - 1) (2m - 1) + (i_x - j_x + m - 1), one of (2m - 1)^2 offsets
