@@ -11,9 +11,9 @@ Backward   g_ij = k dl_i (exp(z_ij - lse_i) - [j = t_i]) is the gradient of c_ij
 Forward schedule: a kernel makes a and b. The owner of a tile of rows then walks all classes, scales a tile of
 dots to cosines, and keeps an online log-sum-exp; the target's cosine passes by. Normalised copies of x and w,
 the second as large as the layer, are not made.
-Backward schedule: a normalisation wants the projection of its upstream, which seems to need the finished
-sum, and a pass more. But the projection is a sum of g c over the tiles that are walked anyway: each owner adds
-it beside its product, and applies it as it stores. So dx has owners of (rows, column chunk) who walk the
+Backward schedule: a normalisation wants the projection of its upstream, which seems to need the finished sum,
+and a pass more. But the projection is a sum of g c over the tiles that are walked anyway: each owner adds it
+beside its product, and applies it as it stores. So dx has owners of (rows, column chunk) who walk the
 classes, dw owners of (classes, column chunk) who walk the rows, each rebuilds its tiles of cosines from dots,
 and there is no third kernel. In bf16 the operand g b is rounded; the sum is of the rounded numbers too, times
 a <x_i, w_j>, as the gradient would otherwise be left with a part along x_i.
