@@ -8,8 +8,8 @@ Forward schedule: a grid of (plane, time tile), a plane being a channel of a sam
 Backward schedule: dx is pointwise, and the sum of da needs just what dx has computed. A channel's owner would
 walk all samples and be one of a few hundred programs, at the fine end of a vocoder of a few dozen, with long
 waves each; so a program owns (plane, time chunk), walks its tiles, and leaves one number. The second kernel,
-a program a channel, adds that channel's numbers over samples and chunks. sin 2t is 2 sin t cos t: the sine
-is there for sin^2, and a range reduction is what a sine of large arguments costs.
+a program a channel, adds that channel's numbers over samples and chunks. sin 2t is 2 sin t cos t, with the
+sine that sin^2 wants in any case.
 
 op: snake
 schedule: same_tile_pointwise, partials_then_reduce

@@ -30,7 +30,7 @@ def autodiff(inputs_require_grad=()):  # marks the stub for kernel-agent
 @triton.jit
 def gates(a, b):
     """tanh(a) and its slope, s(b) and s(-b)."""
-    e = tl.exp(-2 * tl.where(a < 0, -a, a))  # abs() has a kink at 0, tanh none
+    e = tl.exp(tl.where(a < 0, 2 * a, -2 * a))  # a selection: abs(a) has no slope at 0
     size = (1 - e) / (1 + e)
     slope = 4 * e / ((1 + e) * (1 + e))
     return tl.where(a < 0, -size, size), slope, tl.sigmoid(b), tl.sigmoid(-b)

@@ -15,7 +15,8 @@ Backward schedule: a normalisation wants the projection of its upstream, which s
 and a pass more. But the projection is a sum of g c over the tiles that are walked anyway: each owner adds it
 beside its product, and applies it as it stores. So dx has owners of (rows, column chunk) who walk the
 classes, dw owners of (classes, column chunk) who walk the rows, each rebuilds its tiles of cosines from dots,
-and there is no third kernel.
+and there is no third kernel. In bf16 the operand g b is rounded; the sum is of the rounded numbers too, times
+a <x_i, w_j>, as the gradient would otherwise be left with a part along x_i.
 
 op: cosface_linear
 schedule: swap_owner, row_reduce_correct, recompute_from_stats
@@ -58,17 +59,14 @@ def inverse_norm_kernel(v_ptr, a_ptr, R, D, eps, BLOCK_R: tl.constexpr, BLOCK_D:
 
 
 @triton.jit
-def cosines(
-    x_ptr, w_ptr, a_ptr, b_ptr, i, j, M, C, D, PRECISION: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    c = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
+def dots(x_ptr, w_ptr, i, j, M, C, D, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
+    """The tile (i, j) of <x_i, w_j>."""
+    q = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
     for start in range(0, D, BLOCK):
         d = start + tl.arange(0, BLOCK)
         w = tl.trans(load_tile(w_ptr, j, d, C, D))
-        c = tl.dot(load_tile(x_ptr, i, d, M, D), w, c, input_precision=PRECISION)
-    a = tl.load(a_ptr + i, mask=i < M, other=0.0)
-    b = tl.load(b_ptr + j, mask=j < C, other=0.0)
-    return c * a[:, None] * b[None, :]
+        q = tl.dot(load_tile(x_ptr, i, d, M, D), w, q, input_precision=PRECISION)
+    return q
 
 
 @triton.jit
@@ -78,12 +76,14 @@ def cosface_kernel(
 ):  # fmt: skip
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     target = tl.load(target_ptr + i, mask=i < M, other=0)
+    a = tl.load(a_ptr + i, mask=i < M, other=0.0)
     m = tl.full([BLOCK], -float("inf"), dtype=tl.float32)
     total = tl.zeros([BLOCK], dtype=tl.float32)
     z_target = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, C, BLOCK):
         j = start + tl.arange(0, BLOCK)
-        c = cosines(x_ptr, w_ptr, a_ptr, b_ptr, i, j, M, C, D, PRECISION, BLOCK)
+        b = tl.load(b_ptr + j, mask=j < C, other=0.0)
+        c = a[:, None] * b[None, :] * dots(x_ptr, w_ptr, i, j, M, C, D, PRECISION, BLOCK)
         hit = j[None, :] == target[:, None]
         z = k * (c - tl.where(hit, margin, 0.0))
         z_target += tl.sum(tl.where(hit, z, 0.0), axis=1)
@@ -98,6 +98,8 @@ def cosface_kernel(
 
 def cosface_forward(x, w, target, scale, margin):
     (M, D), C, tiles = x.shape, w.shape[0], tiles_of(x)
+    if D < 2:
+        raise ValueError("a normalised row of one column is a sign, which has no gradient")
     a = torch.empty(M, device=x.device, dtype=torch.float32)
     b = torch.empty(C, device=x.device, dtype=torch.float32)
     loss, lse = torch.empty_like(a), torch.empty_like(a)
@@ -139,12 +141,8 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 
 
 @triton.jit
-def cosine_gradient(
-    x_ptr, w_ptr, a_ptr, b_ptr, target_ptr, lse_ptr, dloss_ptr, i, j, M, C, D, k, margin,
-    PRECISION: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The tiles (i, j) of g and of c; both are 0 outside."""
-    c = cosines(x_ptr, w_ptr, a_ptr, b_ptr, i, j, M, C, D, PRECISION, BLOCK)
+def cosine_gradient(c, target_ptr, lse_ptr, dloss_ptr, i, j, M, C, k, margin):
+    """The tile (i, j) of g; 0 outside."""
     target = tl.load(target_ptr + i, mask=i < M, other=0)
     lse = tl.load(lse_ptr + i, mask=i < M, other=0.0)
     dloss = tl.load(dloss_ptr + i, mask=i < M, other=0.0)
@@ -152,7 +150,7 @@ def cosine_gradient(
     inside = (i[:, None] < M) & (j[None, :] < C)
     p = tl.exp(tl.where(inside, k * (c - tl.where(hit, margin, 0.0)) - lse[:, None], 0.0))
     g = k * dloss[:, None] * (p - tl.where(hit, 1.0, 0.0))
-    return tl.where(inside, g, 0.0), c
+    return tl.where(inside, g, 0.0)
 
 
 @triton.jit
@@ -172,20 +170,20 @@ def dx_kernel(
 ):  # fmt: skip
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    a = tl.load(a_ptr + i, mask=i < M, other=0.0)
     upstream = tl.zeros([BLOCK, BLOCK_D], dtype=tl.float32)
     along = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, C, BLOCK):
         j = start + tl.arange(0, BLOCK)
-        g, c = cosine_gradient(
-            x_ptr, w_ptr, a_ptr, b_ptr, target_ptr, lse_ptr, dloss_ptr, i, j, M, C, D, k, margin,
-            PRECISION, BLOCK,
-        )  # fmt: skip
         b = tl.load(b_ptr + j, mask=j < C, other=0.0)
         w = load_tile(w_ptr, j, d, C, D)
-        upstream = tl.dot((g * b[None, :]).to(w.dtype), w, upstream, input_precision=PRECISION)
-        along += tl.sum(g * c, axis=1)
-    a = tl.load(a_ptr + i, mask=i < M, other=0.0)
-    store_projected(dx_ptr, x_ptr, upstream, along, a, i, d, M, D)
+        q = dots(x_ptr, w_ptr, i, j, M, C, D, PRECISION, BLOCK)
+        c = a[:, None] * b[None, :] * q
+        g = cosine_gradient(c, target_ptr, lse_ptr, dloss_ptr, i, j, M, C, k, margin)
+        r = (g * b[None, :]).to(w.dtype)
+        upstream = tl.dot(r, w, upstream, input_precision=PRECISION)
+        along += tl.sum(r.to(tl.float32) * q, axis=1)
+    store_projected(dx_ptr, x_ptr, upstream, a * along, a, i, d, M, D)
 
 
 @triton.jit
@@ -195,21 +193,20 @@ def dw_kernel(
 ):  # fmt: skip
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    b = tl.load(b_ptr + j, mask=j < C, other=0.0)
     upstream = tl.zeros([BLOCK, BLOCK_D], dtype=tl.float32)
     along = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, M, BLOCK):
         i = start + tl.arange(0, BLOCK)
-        g, c = cosine_gradient(
-            x_ptr, w_ptr, a_ptr, b_ptr, target_ptr, lse_ptr, dloss_ptr, i, j, M, C, D, k, margin,
-            PRECISION, BLOCK,
-        )  # fmt: skip
         a = tl.load(a_ptr + i, mask=i < M, other=0.0)
         x = load_tile(x_ptr, i, d, M, D)
-        scaled = tl.trans((g * a[:, None]).to(x.dtype))
-        upstream = tl.dot(scaled, x, upstream, input_precision=PRECISION)
-        along += tl.sum(g * c, axis=0)
-    b = tl.load(b_ptr + j, mask=j < C, other=0.0)
-    store_projected(dw_ptr, w_ptr, upstream, along, b, j, d, C, D)
+        q = dots(x_ptr, w_ptr, i, j, M, C, D, PRECISION, BLOCK)
+        c = a[:, None] * b[None, :] * q
+        g = cosine_gradient(c, target_ptr, lse_ptr, dloss_ptr, i, j, M, C, k, margin)
+        r = (g * a[:, None]).to(x.dtype)
+        upstream = tl.dot(tl.trans(r), x, upstream, input_precision=PRECISION)
+        along += tl.sum(r.to(tl.float32) * q, axis=0)
+    store_projected(dw_ptr, w_ptr, upstream, b * along, b, j, d, C, D)
 
 
 class CosFaceLinear(torch.autograd.Function):

@@ -79,7 +79,7 @@ def reference(x, y):
     return error.mean(0) - spread / (2 * n * (n - 1))
 
 
-SWEEP = [{"n": 8, "P": 8000003}, {"n": 50, "P": 1038240}]
+SWEEP = [{"n": 8, "P": 1038243}, {"n": 50, "P": 64800}]
 SWEEP_CPU = [{"n": 5, "P": 130}, {"n": 11, "P": 290}]
 
 

@@ -95,7 +95,7 @@ def reference(z, levels, samples, k=1.0):
     return (weight * h).sum((1, 2)) / (k * samples.shape[1])
 
 
-SWEEP = [{"B": 16384, "N": 200, "S": 200}, {"B": 8191, "N": 51, "S": 64}]
+SWEEP = [{"B": 2048, "N": 200, "S": 200}, {"B": 4099, "N": 51, "S": 64}]
 SWEEP_CPU = [{"B": 13, "N": 9, "S": 20}, {"B": 3, "N": 70, "S": 7}]
 
 

@@ -84,7 +84,7 @@ def reference(scores, relevance):
     return (cost * (relevance[:, :, None] > relevance[:, None, :])).sum((1, 2))
 
 
-SWEEP = [{"groups": 8192, "L": 240}, {"groups": 511, "L": 1250}]
+SWEEP = [{"groups": 1024, "L": 240}, {"groups": 61, "L": 1250}]
 SWEEP_CPU = [{"groups": 5, "L": 21}, {"groups": 2, "L": 130}]
 
 

@@ -41,6 +41,12 @@ def bend(v):
 
 
 @triton.jit
+def rise(v):
+    """e^v - 1; of v = -inf too, where the sum of bend(v) and v is no number."""
+    return tl.where((v < 0.5) & (v > -0.5), bend(v) + v, tl.exp(v) - 1)
+
+
+@triton.jit
 def latent_kernel(m_ptr, v_ptr, z_ptr, kl_ptr, D, seed, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     total = tl.zeros([BLOCK], dtype=tl.float32)
@@ -104,7 +110,7 @@ def latent_backward_kernel(
     dz = tl.load(dz_ptr + offs, mask=j < D, other=0.0).to(tl.float32)
     dkl = tl.load(dkl_ptr + row)
     dm = dz + dkl * m
-    dv = 0.5 * (dz * noise(seed, offs) * tl.exp(0.5 * v) + dkl * (bend(v) + v))
+    dv = 0.5 * (dz * noise(seed, offs) * tl.exp(0.5 * v) + dkl * rise(v))
     tl.store(dm_ptr + offs, dm.to(dm_ptr.dtype.element_ty), mask=j < D)
     tl.store(dv_ptr + offs, dv.to(dv_ptr.dtype.element_ty), mask=j < D)
 
