@@ -1,13 +1,11 @@
-"""Message passing with an edge network: each edge sees both its ends and its own features; nodes add
-messages.
+"""Message passing with an edge network: an edge sees both its ends and its own features; nodes add messages.
 
 Forward    edge e goes from s to d:  z_e = h_s A + h_d B + r_e C + b,  m_e = silu(z_e),  y_i = sum over the
            in-edges e of i of m_e.  w = [A; B; C] is one matrix for the concatenation [h_s, h_d, r_e]
 Backward   g_e = dy_d * silu'(z_e),  silu'(z) = t (1 + z (1 - t)), t = sigmoid(z).  With the sums over a
            node's edges  S_j = sum of g_e over out-edges,  T_i = sum of g_e over in-edges:
-           dr_e = g_e C^T,  dh_i = S_i A^T + T_i B^T,
-           dA = sum_e h_s^T g_e = sum_j h_j^T S_j,  dB = sum_i h_i^T T_i,  dC = sum_e r_e^T g_e,
-           db = sum_i T_i
+           dr_e = g_e C^T,  dh_i = S_i A^T + T_i B^T,  dC = sum_e r_e^T g_e,  db = sum_i T_i,
+           dA = sum_e h_s^T g_e = sum_j h_j^T S_j,  dB = sum_i h_i^T T_i
 
 Forward schedule: a program owns a tile of edges by outputs, gathers the rows of both ends as operands of two
 products beside r C, and stores messages; a second kernel's programs own nodes and add their in-edges (CSR).
@@ -15,8 +13,8 @@ Backward schedule: z is rebuilt by the forward's tile, which also gathers dy_d a
 of edges by outputs. Everything after is linear in g, so a sum over the edges of a node may be taken before
 the product with a matrix instead of after it. An owner of each node adds S and T from its two edge lists, and
 the products for dh, dA and dB then run over nodes, often ten times fewer than edges, without any gather. Only
-r lives on edges: dr and dC are products over them. The weight's three blocks are one owner's grid, whose long
-sums are split into slots and added by a last kernel.
+r lives on edges: dr and dC are products over them. S and T stay in fp32, as db adds T once more. The weight's
+three blocks are one owner's grid, whose long sums are split into slots and added by a last kernel.
 
 op: edge_mlp
 schedule: segment_gather, partials_then_reduce, recompute_from_stats
@@ -103,11 +101,11 @@ def node_sum_kernel(
     tl.store(out_ptr + node * F + f, total, mask=f < F)
 
 
-def node_sums(g, end, nodes):
+def node_sums(g, end, nodes, dtype):
     """The rows of g, one an edge, added at the node that `end` gives for the edge."""
     edge = torch.argsort(end, stable=True)
     begin = torch.searchsorted(end[edge], torch.arange(nodes + 1, device=end.device))
-    out = torch.empty((nodes, g.shape[1]), device=g.device, dtype=g.dtype)
+    out = torch.empty((nodes, g.shape[1]), device=g.device, dtype=dtype)
     grid = (nodes, triton.cdiv(g.shape[1], 64))
     node_sum_kernel[grid](g, begin, edge, out, g.shape[1], BLOCK_E=8, BLOCK_F=64)
     return out
@@ -123,7 +121,7 @@ def edge_mlp(h, r, w, b, src, dst):
     m, tiles = torch.empty((E, F), device=h.device, dtype=h.dtype), tiles_of(h)
     grid = (triton.cdiv(E, tiles["BLOCK"]), triton.cdiv(F, tiles["BLOCK"]))
     message_kernel[grid](h, r, w, b, src, dst, m, E, D, DR, F, **tiles)
-    return node_sums(m, dst, nodes)
+    return node_sums(m, dst, nodes, h.dtype)
 
 
 def reference(h, r, w, b, src, dst):
@@ -175,7 +173,7 @@ def add_transposed(acc, g_ptr, w_ptr, rows, M, d, D, F, PRECISION: tl.constexpr,
     for start in range(0, F, BLOCK):
         f = start + tl.arange(0, BLOCK)
         w = load_tile(w_ptr, d, f, d < D, F)
-        g = load_tile(g_ptr, rows, f, rows < M, F)
+        g = load_tile(g_ptr, rows, f, rows < M, F).to(w.dtype)
         acc = tl.dot(g, tl.trans(w), acc, input_precision=PRECISION)
     return acc
 
@@ -199,9 +197,7 @@ def input_grad_kernel(
 def weight_parts_kernel(
     x_ptr, g_ptr, part_ptr, M, D, F, TOTAL, PRECISION: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """One slot's part of x^T g over the rows of slot, slot + G, ..; a part has TOTAL rows, these are D of
-    them.
-    """
+    """One slot's part of x^T g over the rows of slot, slot + G, ..; a part has TOTAL rows, D of them here."""
     d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.program_id(2).to(tl.int64)
@@ -209,7 +205,8 @@ def weight_parts_kernel(
     for start in range(slot * BLOCK, M, tl.num_programs(2) * BLOCK):
         rows = start + tl.arange(0, BLOCK)
         x = load_tile(x_ptr, rows, d, rows < M, D)
-        dw = tl.dot(tl.trans(x), load_tile(g_ptr, rows, f, rows < M, F), dw, input_precision=PRECISION)
+        g = load_tile(g_ptr, rows, f, rows < M, F).to(x.dtype)
+        dw = tl.dot(tl.trans(x), g, dw, input_precision=PRECISION)
     store_tile(part_ptr + slot * TOTAL * F, dw, d, f, d < D, F)
 
 
@@ -265,8 +262,8 @@ class EdgeMLP(torch.autograd.Function):
             grid = (triton.cdiv(E, BLOCK), triton.cdiv(DR, BLOCK))
             input_grad_kernel[grid](g, g, w[2 * D :], dr, E, DR, F, BOTH=False, **tiles)
         if needs[0] or needs[2] or needs[3]:
-            T = node_sums(g, dst, nodes)
-            S = node_sums(g, src, nodes) if needs[0] or needs[2] else None
+            T = node_sums(g, dst, nodes, torch.float32)
+            S = node_sums(g, src, nodes, torch.float32) if needs[0] or needs[2] else None
             if needs[0]:
                 dh = torch.empty_like(h)
                 grid = (triton.cdiv(nodes, BLOCK), triton.cdiv(D, BLOCK))
