@@ -34,6 +34,7 @@ struct item {
     uint64_t version;       /* of the queue, at the last change */
     struct waiter *waiters; /* for the write under way */
     json_t *before;         /* the entry before the change of a client's that is under way */
+    struct ka_entry *end;   /* the entry once the disk has its end; NULL */
     bool new;               /* its first write is under way */
     bool starting;          /* its start is being written */
     bool going;             /* deleted, once that is written */
@@ -83,6 +84,7 @@ static struct item *add_item(struct ka_queue *queue, struct ka_entry *entry)
 static void free_item(struct item *item)
 {
     ka_entry_free(item->entry);
+    ka_entry_free(item->end);
     free(item);
 }
 
@@ -123,7 +125,10 @@ const struct ka_entry *ka_queue_at(const struct ka_queue *queue, size_t i)
 const char *ka_queue_folder(const struct ka_queue *queue, const char *id)
 {
     const struct item *item = find_item(queue, id);
-    return !item ? NULL : item->run ? ka_run_dir(item->run) : item->entry->folder;
+    return !item       ? NULL
+           : item->run ? ka_run_dir(item->run)
+           : item->end ? item->end->folder
+                       : item->entry->folder;
 }
 
 uint64_t ka_queue_version(const struct ka_queue *queue)
@@ -209,7 +214,7 @@ static void tell_waiters(struct item *item, int rc, const struct ka_entry *entry
 
 static void put(struct item *item, ka_ledger_done_fn done)
 {
-    json_auto_t *doc = ka_entry_json(item->entry);
+    json_auto_t *doc = ka_entry_json(item->end ? item->end : item->entry);
     touch(item);
     ka_ledger_put(item->queue->ledger, item->entry->id, doc, done, item);
 }
@@ -223,13 +228,23 @@ static void on_end_saved(void *arg, int rc, const struct ka_err *err)
         ka_log(KA_LOG_ERROR, "%s: its end is not written: %s", item->entry->id, err->msg);
         item->unsaved = true;
         look_again(item->queue, TICK_MS);
+    } else if (item->end) { /* nobody was told before */
+        ka_entry_free(item->entry);
+        item->entry = item->end;
+        item->end = NULL;
+        touch(item);
     }
 }
 
 static void save_end(struct item *item)
 {
     item->unsaved = false;
-    put(item, on_end_saved);
+    if (!item->end || !item->end->folder) {
+        put(item, on_end_saved);
+        return;
+    }
+    json_auto_t *doc = ka_entry_json(item->end);
+    ka_ledger_put_after(item->queue->ledger, item->entry->id, doc, item->end->folder, on_end_saved, item);
 }
 
 static void set_text(char **text, const char *value)
@@ -239,9 +254,17 @@ static void set_text(char **text, const char *value)
     *text = copy;
 }
 
+/* The entry as it will be at its end, to be completed. */
+static struct ka_entry *begin_end(struct item *item)
+{
+    json_auto_t *doc = ka_entry_json(item->entry);
+    item->end = ka_entry_read(item->entry->id, doc);
+    return item->end;
+}
+
 static void end_item(struct item *item, enum ka_entry_state state, int exit_code, const char *reason)
 {
-    struct ka_entry *entry = item->entry;
+    struct ka_entry *entry = item->end ? item->end : begin_end(item);
     entry->state = state;
     entry->exit_code = exit_code;
     entry->ended = now();
@@ -295,10 +318,11 @@ static void on_run_done(struct ka_run *run, bool waiting, void *arg)
         if (!queue->draining) /* else it stays as it is on the disk: running */
             queue_again(item, TROUBLE_S, "its folder could not be written");
     } else if (!try_later(item, code, error)) {
-        entry->tokens_in = ka_number_of(json_object_get(result, "llm"), "tokens_in", 0);
-        entry->tokens_out = ka_number_of(json_object_get(result, "llm"), "tokens_out", 0);
-        set_text(&entry->verdict, ka_text_of(result, "verdict", NULL));
-        set_text(&entry->folder, ka_run_dir(run));
+        struct ka_entry *end = begin_end(item);
+        end->tokens_in = ka_number_of(json_object_get(result, "llm"), "tokens_in", 0);
+        end->tokens_out = ka_number_of(json_object_get(result, "llm"), "tokens_out", 0);
+        set_text(&end->verdict, ka_text_of(result, "verdict", NULL));
+        set_text(&end->folder, ka_run_dir(run));
         end_item(item, code == 0 || code == 3 || code == 4 ? KA_ENTRY_DONE : KA_ENTRY_FAILED, code, why);
     }
     ka_run_free(run);
@@ -414,7 +438,7 @@ static struct item *next_item(struct ka_queue *queue)
     double time = now();
     for (size_t i = 0; i < queue->count; i++) {
         struct item *item = queue->items[i];
-        if (item->entry->state != KA_ENTRY_QUEUED || item->new || item->starting || item->before)
+        if (item->entry->state != KA_ENTRY_QUEUED || item->new || item->starting || item->before || item->end)
             continue;
         if (!may_start(item->entry, time))
             look_again(queue, TICK_MS);
@@ -549,7 +573,7 @@ static int find_settled(const struct ka_queue *queue, const char *id, struct ite
     struct item *item = find_item(queue, id);
     if (!item)
         return ka_fail(err, -ENOENT, "there is no run %.16s", id);
-    if (item->before || item->unsaved)
+    if (item->before || item->unsaved || item->end)
         return ka_fail(err, -EBUSY, "the run %s is being changed", id);
     *out = item;
     return 0;
@@ -654,7 +678,15 @@ int ka_queue_open(struct ka_app *app, const struct ka_opts *opts, const char *fo
     char *aside = NULL;
     *queue = (struct ka_queue){
         .app = app, .opts = opts, .runs = ka_path_join(folder, "runs"), .version = (uint64_t)(now() * 1e6)};
+    KA_AUTO_FREE char *above = ka_path_parent(folder);
     int rc = ka_ledger_open(folder, app->loop, on_entry, queue, &queue->ledger, &aside, err);
+    /* What is taken on is below these: they must not go with a loss of power. */
+    if (rc == 0)
+        rc = ka_mkdirs(queue->runs, err);
+    if (rc == 0)
+        rc = ka_folder_sync(folder, err);
+    if (rc == 0)
+        rc = ka_folder_sync(above, err);
     if (rc) {
         ka_queue_free(queue);
         return rc;

@@ -1,7 +1,8 @@
 /* The service's runs: taken on, put in order, started so many at a time, ended; and none of them lost.
  *
- * What a client is told has happened is on the disk. A run's start is on the disk before the run begins, so
- * that one which the service's end interrupts is found by the next service, which goes on with its folder:
+ * What a client is told has happened is on the disk. A run's start is there before the run begins, so that
+ * one which the service's end interrupts is found by the next service, which goes on with its folder; a run's
+ * end is shown once it is there, and with it what is in the folder:
  *
  *     FOLDER/lock, ledger.db            agent/disk/ledger.h
  *     FOLDER/runs/ID/NAME.py            the file as it was submitted
