@@ -219,12 +219,17 @@ fuzz-quick: fuzz-build   ## every fuzz target for FUZZ_SECONDS each
 
 install: all store   ## install below PREFIX
 	install -d $(addprefix $(DESTDIR)$(PREFIX)/,bin share/kernel-agent share/man/man1 \
+	    share/man/man5 share/doc/kernel-agent lib/systemd/system \
 	    share/bash-completion/completions share/zsh/site-functions)
 	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
 	cp -r prompts sandbox dataset examples $(DESTDIR)$(PREFIX)/share/kernel-agent/
 	install -m 644 $(BUILD)/pairs.db $(DESTDIR)$(PREFIX)/share/kernel-agent/pairs.db
 	find $(DESTDIR)$(PREFIX)/share/kernel-agent -name __pycache__ -prune -exec rm -rf {} +
 	install -m 644 docs/kernel-agent.1 $(DESTDIR)$(PREFIX)/share/man/man1/
+	install -m 644 docs/kernel-agent.5 $(DESTDIR)$(PREFIX)/share/man/man5/
+	install -m 644 docs/config.sample $(DESTDIR)$(PREFIX)/share/doc/kernel-agent/
+	sed 's|/usr/local/bin|$(PREFIX)/bin|' scripts/kernel-agent.service \
+	    > $(DESTDIR)$(PREFIX)/lib/systemd/system/kernel-agent.service
 	install -m 644 scripts/completion.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/kernel-agent
 	install -m 644 scripts/completion.zsh $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_kernel-agent
 

@@ -224,7 +224,13 @@ static void get_pair(struct ka_api *api, struct ka_call *call, const char *id)
 
 static void get_run_events(struct ka_api *api, struct ka_call *call, const char *id)
 {
-    if (find(api, call, id) && ka_stream_run(api->queue, call, id))
+    const char *follow = ka_call_argument(call, "follow");
+    bool whole = !follow || strcmp(follow, "true") == 0;
+    if (!find(api, call, id))
+        return;
+    if (!whole && strcmp(follow, "false") != 0)
+        ka_call_refuse(call, 400, "invalid", "follow is true or false");
+    else if (ka_stream_run(api->queue, call, id, whole))
         ka_call_refuse(call, 503, "busy", "too many streams are open");
 }
 
