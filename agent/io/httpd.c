@@ -195,6 +195,26 @@ const char *ka_call_header(const struct ka_call *call, const char *name)
     return MHD_lookup_connection_value(call->connection, MHD_HEADER_KIND, name);
 }
 
+struct last_of {
+    const char *name, *value;
+};
+
+static enum MHD_Result on_header(void *arg, enum MHD_ValueKind kind, const char *name, const char *value)
+{
+    struct last_of *last = arg;
+    (void)kind;
+    if (strcasecmp(name, last->name) == 0)
+        last->value = value;
+    return MHD_YES;
+}
+
+const char *ka_call_last_header(const struct ka_call *call, const char *name)
+{
+    struct last_of last = {.name = name};
+    MHD_get_connection_values(call->connection, MHD_HEADER_KIND, on_header, &last);
+    return last.value;
+}
+
 const char *ka_call_argument(const struct ka_call *call, const char *name)
 {
     return MHD_lookup_connection_value(call->connection, MHD_GET_ARGUMENT_KIND, name);

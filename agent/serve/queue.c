@@ -17,6 +17,8 @@
 
 #define QUEUED_MAX 10000
 #define STARTS_MAX 50  /* of one attempt: a run that ends the service each time is not begun for ever */
+#define EAGER_MAX 3    /* starts of an attempt until which it goes on before all others */
+#define YIELD_S 15.0   /* that it lets others go first after these */
 #define TROUBLE_S 10.0 /* until something is tried again that the disk did not take */
 #define TICK_MS 1000
 
@@ -35,6 +37,7 @@ struct item {
     struct waiter *waiters; /* for the write under way */
     json_t *before;         /* the entry before the change of a client's that is under way */
     struct ka_entry *end;   /* the entry once the disk has its end; NULL */
+    double yields;          /* steady time until which others go first: it was interrupted often */
     bool new;               /* its first write is under way */
     bool starting;          /* its start is being written */
     bool going;             /* deleted, once that is written */
@@ -418,11 +421,19 @@ static void on_start_saved(void *arg, int rc, const struct ka_err *saved)
     fill(queue);
 }
 
-static bool goes_before(const struct ka_entry *entry, const struct ka_entry *other)
+/* 0 goes first. Where the service is ended over and over, runs that are interrupted each time do not keep the
+ * others waiting for ever; nor do they wait for ever themselves. */
+static int rank_of(const struct item *item, double steady)
 {
-    if ((entry->starts > 0) != (other->starts > 0))
-        return entry->starts > 0;
-    return entry->priority > other->priority;
+    if (item->entry->starts > 0 && item->entry->starts <= EAGER_MAX)
+        return 0;
+    return item->yields > steady ? 2 : 1;
+}
+
+static bool goes_before(const struct item *item, const struct item *other, double steady)
+{
+    int rank = rank_of(item, steady), others = rank_of(other, steady);
+    return rank != others ? rank < others : item->entry->priority > other->entry->priority;
 }
 
 /* A clock that was set back does not keep a run waiting for longer than it was to wait. */
@@ -435,14 +446,14 @@ static bool may_start(const struct ka_entry *entry, double time)
 static struct item *next_item(struct ka_queue *queue)
 {
     struct item *best = NULL;
-    double time = now();
+    double time = now(), steady = ka_clock_seconds();
     for (size_t i = 0; i < queue->count; i++) {
         struct item *item = queue->items[i];
         if (item->entry->state != KA_ENTRY_QUEUED || item->new || item->starting || item->before || item->end)
             continue;
         if (!may_start(item->entry, time))
             look_again(queue, TICK_MS);
-        else if (!best || goes_before(item->entry, best->entry))
+        else if (!best || goes_before(item, best, steady))
             best = item;
     }
     return best;
@@ -668,7 +679,10 @@ static void on_entry(void *arg, const char *id, json_t *doc)
     }
     if (entry->state == KA_ENTRY_RUNNING)
         entry->state = KA_ENTRY_QUEUED; /* with its starts: it goes on */
-    touch(add_item(queue, entry));
+    struct item *item = add_item(queue, entry);
+    if (entry->starts > EAGER_MAX)
+        item->yields = ka_clock_seconds() + YIELD_S;
+    touch(item);
 }
 
 int ka_queue_open(struct ka_app *app, const struct ka_opts *opts, const char *folder, struct ka_queue **out,

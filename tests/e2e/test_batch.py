@@ -145,6 +145,6 @@ def test_only_what_changed_since_a_revision_is_taken(agent: Agent, kernels: Path
     assert taken() == ["k1.py", "new.py"]
     (kernels / "helper.py").write_text("SIZE = 4\n")
     assert taken() == ["k1.py", "new.py", "uses.py"]
-    for wrong in ("nowhere", "--help", ""):
+    for wrong in ("nowhere", "-p", ""):
         refused = agent("batch", kernels, "--changed-since", wrong)
         assert refused.code == 2 and "--changed-since" in refused.err, refused.err

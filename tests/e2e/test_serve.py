@@ -161,14 +161,16 @@ def test_requests_that_are_wrong_are_refused(serve: Callable[..., Service]) -> N
         reply = service.ask(method, path)
         assert reply.status == status, (method, path, reply.body)
         assert reply.doc["error"]["request_id"] == reply.headers["x-request-id"]
-    large = service.raw(b"POST /v1/runs HTTP/1.1\r\nHost: x\r\nContent-Length: 1048577\r\n\r\n")
+    large = service.raw(b"POST /v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048577\r\n\r\n")
     assert large.startswith(b"HTTP/1.1 413 ") and b"too_large" in large
-    chunked = b"POST /v1/runs HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+    chunked = (
+        b"POST /v1/runs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+    )
     assert service.raw(chunked).startswith(b"HTTP/1.1 411 ")
     for bad in (b"\x00\xff / HTTP/1.1\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"G" * 100_000):
         assert not service.raw(bad).startswith(b"HTTP/1.1 2")
-    first = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-    said = service.raw(first + b"GET /v1/runs/x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    first = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    said = service.raw(first + b"GET /v1/runs/x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     assert said.count(b"HTTP/1.1 200") == 1 and said.count(b"HTTP/1.1 404") == 1
     assert service.run(run)["state"] == "running"
 
@@ -252,3 +254,28 @@ def test_damaged_ledger_is_moved_aside_and_told(agent: Agent, serve: Callable[..
     assert len(aside) == 1 and any(str(aside[0]) in line for line in service.log)
     assert (state / "runs" / run / "forward.py").read_text() == FORWARD
     assert service.submit(FORWARD)["id"] != run
+
+
+def test_name_of_another_site_gets_nothing_where_there_is_no_token(serve: Callable[..., Service]) -> None:
+    service = serve(*ASKS)
+    for host, status in (("localhost", 200), ("127.0.0.1:80", 200), ("evil.example", 403), ("", 403)):
+        said = service.raw(f"GET /v1/runs HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        assert said.startswith(f"HTTP/1.1 {status} ".encode()), (host, said)
+        assert (b"wrong_host" in said) == (status == 403)
+
+
+def test_client_is_whom_the_last_proxy_names(serve: Callable[..., Service]) -> None:
+    service = serve(*ASKS, "--rate", "1")
+
+    def ask(number: int, proxy: int) -> int:
+        forwarded = f"X-Forwarded-For: 10.0.0.{number}\r\nX-Forwarded-For: 10.0.{number}.1, 10.9.9.{proxy}"
+        said = service.raw(
+            f"GET /readyz HTTP/1.1\r\nHost: localhost\r\n{forwarded}\r\nConnection: close\r\n\r\n".encode()
+        )
+        return int(said.split()[1])
+
+    statuses = [ask(0, 7)]
+    while statuses[-1] == 200 and len(statuses) < 1000:  # whatever the client itself says
+        statuses.append(ask(len(statuses) % 250, 7))
+    assert statuses[-1] == 429
+    assert ask(0, 8) == 200

@@ -152,3 +152,33 @@ def test_logs_of_a_run_are_shown_and_followed(agent: Agent, serve: Callable[...,
     assert re.match(r"\d\d:\d\d:\d\d  end +done", whole[-1]) and "verified" in whole[-1], whole[-1]
     nobody = agent("logs", "0" * 16, "--state", "state")
     assert nobody.code == 2 and "there is no such run" in nobody.err
+
+
+def test_files_below_a_watched_folder_become_runs_and_again_when_they_change(
+    agent: Agent, serve: Callable[..., Service]
+) -> None:
+    kernels = agent.folder / "kernels"
+    (kernels / "deep").mkdir(parents=True)
+    (kernels / "notes.py").write_text("x = 1\n")
+    (kernels / "deep" / "scale.py").write_text(variant(1))
+    service = serve(*ASKS, "--watch", str(kernels))
+
+    def runs() -> list[tuple[str, str]]:
+        listed = service.ask("GET", "/v1/runs").doc["runs"]
+        return [(run["name"], run["state"]) for run in reversed(listed)]
+
+    def wait_for(wanted: list[tuple[str, str]]) -> None:
+        while runs() != wanted:
+            time.sleep(0.05)
+
+    wait_for([("scale.py", "running")])
+    (kernels / "other.py").write_text(variant(2))
+    wait_for([("scale.py", "running"), ("other.py", "queued")])
+    (kernels / "other.py").write_text(variant(3))  # what was queued of it is of no use any more
+    wait_for([("scale.py", "running"), ("other.py", "cancelled"), ("other.py", "queued")])
+    service.end()
+    service.start()
+    said(service, "--watch: other.py is the run")
+    wait_for([("scale.py", "running"), ("other.py", "cancelled"), ("other.py", "queued")])
+    missing = agent("serve", "--state", "elsewhere", "--watch", "nowhere")
+    assert missing.code == 2 and "nowhere" in missing.err
