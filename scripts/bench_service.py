@@ -3,8 +3,8 @@
 
     bench_service.py --build build [--runs 1000] [--out bench/results/service.json]
 
-Submits them as fast as one client can, and as eight can; asks for single runs and for the list while checks run
-(the differentiator's drafts, in the jail); and reads the service's memory before, during and after.
+Submits them as fast as one client can, and as eight can; asks for single runs and for the list while checks
+run (the differentiator's drafts, in the jail); and reads the service's memory before, during and after.
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@
  *     FOLDER/runs/ID/NAME.py            the file as it was submitted
  *     FOLDER/runs/ID/ATTEMPT/NAME-.../  the run's folder (agent/run/run.h)
  *
- * Higher priorities go first, then those taken on first; a run that was interrupted goes before all others, but
- * where that has happened more than three times lets them go first for a while. A run whose endpoint is down is
- * tried again, later each time; what the endpoint refuses has failed. Loop thread only. */
+ * Higher priorities go first, then those taken on first; a run that was interrupted goes before all
+ * others, but where that has happened more than three times lets them go first for a while. A run whose
+ * endpoint is down is tried again, later each time; what the endpoint refuses has failed. Loop thread
+ * only. */
 #ifndef KA_QUEUE_H
 #define KA_QUEUE_H
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""scripts/slurm against a cluster of this machine alone: slurmctld and slurmd of the distribution, started here
-with their files in a folder that does not stay, and ended again.
+"""scripts/slurm against a cluster of this machine alone: slurmctld and slurmd of the distribution, started
+here with their files in a folder that does not stay, and ended again.
 
     run.py --build build [--parts 3] [--seconds 900] [--report F.md]
 
-Where Slurm is not installed it says so, and its exit code is 0. Else 0 where every file came to the outcome that
-it must have, and a second submission found nothing left to do.
+Where Slurm is not installed it says so, and its exit code is 0. Else 0 where every file came to the outcome
+that it must have, and a second submission found nothing left to do.
 """
 
 from __future__ import annotations
