@@ -4,9 +4,10 @@
 #     submit.sh DIR PARTS [options of kernel-agent batch, --out among them]
 #
 # Each task does one part of the files below DIR (--part); a last job merges what they found into
-# OUT/summary.json and OUT/summary.xml (JUnit), and fails where a file failed. The same command goes on where an
-# earlier one was cut off, and skips what is verified. What is asked of a node (--gres, --time, --partition) is
-# said by variables of sbatch: SBATCH_PARTITION and the like. Prints the number of the job that merges.
+# OUT/summary.json and OUT/summary.xml (JUnit), and fails where a file failed. The same command goes on
+# where an earlier one was cut off, and skips what is verified. What is asked of a node (--gres, --time,
+# --partition) is said by variables of sbatch: SBATCH_PARTITION and the like. Prints the number of the job
+# that merges.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 if (($# < 2)) || ! [[ -d $1 && $2 =~ ^[1-9][0-9]*$ ]]; then
