@@ -52,13 +52,29 @@ struct ka_ledger {
 
 static int write_file(const struct change *change, struct ka_err *err)
 {
-    KA_AUTO_FREE char *folder = ka_path_parent(change->path), *above = ka_path_parent(folder);
+    KA_AUTO_FREE char *folder = ka_path_parent(change->path);
     int rc = ka_mkdirs(folder, err);
     if (rc == 0)
         rc = ka_file_write(change->path, change->text, strlen(change->text), err);
-    if (rc == 0)
-        rc = ka_folder_sync(folder, err);
-    return rc ? rc : ka_folder_sync(above, err);
+    return rc ? rc : ka_folder_sync(folder, err);
+}
+
+/* The names of the folders that write_file() made: mostly they are in one and the same. */
+static int sync_above(const struct changes *batch, struct ka_err *err)
+{
+    KA_AUTO_FREE char *last = NULL;
+    int rc = 0;
+    for (size_t i = 0; i < batch->count && rc == 0; i++) {
+        if (!batch->list[i].text)
+            continue;
+        KA_AUTO_FREE char *folder = ka_path_parent(batch->list[i].path);
+        char *above = ka_path_parent(folder);
+        if (!last || strcmp(last, above) != 0)
+            rc = ka_folder_sync(above, err);
+        free(last);
+        last = above;
+    }
+    return rc;
 }
 
 static int sync_one(const char *path, const struct stat *st, int type, struct FTW *where)
@@ -121,6 +137,8 @@ static int write_batch(struct ka_ledger *ledger, struct ka_err *err)
         rc = batch->list[i].text     ? write_file(&batch->list[i], err)
              : batch->list[i].synced ? sync_tree(ledger, batch->list[i].synced, err)
                                      : 0;
+    if (rc == 0)
+        rc = sync_above(batch, err);
     if (rc == 0)
         rc = run_sql(ledger, "BEGIN IMMEDIATE", err);
     for (size_t i = 0; i < batch->count && rc == 0; i++)

@@ -322,8 +322,7 @@ static void on_run_done(struct ka_run *run, bool waiting, void *arg)
             queue_again(item, TROUBLE_S, "its folder could not be written");
     } else if (!try_later(item, code, error)) {
         struct ka_entry *end = begin_end(item);
-        end->tokens_in = ka_number_of(json_object_get(result, "llm"), "tokens_in", 0);
-        end->tokens_out = ka_number_of(json_object_get(result, "llm"), "tokens_out", 0);
+        ka_entry_spent(end, result);
         set_text(&end->verdict, ka_text_of(result, "verdict", NULL));
         set_text(&end->folder, ka_run_dir(run));
         end_item(item, code == 0 || code == 3 || code == 4 ? KA_ENTRY_DONE : KA_ENTRY_FAILED, code, why);

@@ -33,9 +33,14 @@ def test_run_is_taken_on_and_verified(agent: Agent, serve: Callable[..., Service
     assert listed == {"runs": [ended], "total": 1}
     assert service.ask("GET", "/v1/runs?state=queued").doc == {"runs": [], "total": 0}
     metrics = service.ask("GET", "/metrics").body.decode().splitlines()
-    assert {'kernel_agent_runs{state="done"} 1', 'kernel_agent_verdicts{verdict="verified"} 1'} <= set(
-        metrics
-    )
+    assert {
+        'kernel_agent_runs{state="done"} 1',
+        'kernel_agent_verdicts{verdict="verified"} 1',
+        "kernel_agent_child_failures 0",
+        "kernel_agent_jail_failures 0",
+        "kernel_agent_gpu_seconds 0.000",
+        "kernel_agent_oldest_queued_seconds 0",
+    } <= set(metrics)
     assert service.ask("DELETE", f"/v1/runs/{run['id']}").status == 204
     assert service.ask("GET", f"/v1/runs/{run['id']}").status == 404
     assert not (agent.folder / "state" / "runs" / run["id"]).exists()

@@ -24,11 +24,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
-from files import FORWARD  # noqa: E402
+from files import BACKWARD, FORWARD, fenced  # noqa: E402
 
 FILES = 5
 UNUSABLE = "k3.py"
-NEEDS = ("slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "sinfo")
+NEEDS = ("slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "sinfo")
 OVER = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
 
 
@@ -145,19 +145,45 @@ def write_kernels(folder: Path) -> dict[str, str]:
     return {f"k{n}.py": "unusable" if f"k{n}.py" == UNUSABLE else "verified" for n in range(FILES)}
 
 
+def start(cluster: Cluster, options: argparse.Namespace, *words: str) -> str:
+    """The number of the job that merges."""
+    program = {"KERNEL_AGENT": str(options.build / "kernel-agent"), "KA_SHARE": str(ROOT)}
+    command = [str(ROOT / "scripts/slurm/submit.sh"), *words, "--no-optimise", "--jobs", "1"]
+    return cluster.ask(*command, **program).strip().splitlines()[-1]
+
+
 def submit(cluster: Cluster, options: argparse.Namespace) -> tuple[dict[str, Any], str, str]:
     """Summary, the state of the job that merges, and what it printed."""
-    words = [str(ROOT / "scripts/slurm/submit.sh"), "kernels", str(options.parts), "--out", "shared"]
-    words += ["--backend", "none", "--no-optimise", "--jobs", "1"]
-    program = {"KERNEL_AGENT": str(options.build / "kernel-agent"), "KA_SHARE": str(ROOT)}
-    job = cluster.ask(*words, **program).strip().splitlines()[-1]
-    merged = cluster.wait(job)
+    words = ["kernels", str(options.parts), "--out", "shared", "--backend", "none"]
+    merged = cluster.wait(start(cluster, options, *words))
     out = cluster.folder / "shared"
-    return (
-        json.loads((out / "summary.json").read_text()),
-        merged["JobState"],
-        (out / "summary.log").read_text(),
-    )
+    summary = json.loads((out / "summary.json").read_text())
+    return summary, merged["JobState"], (out / "summary.log").read_text()
+
+
+def cut_off(cluster: Cluster, options: argparse.Namespace) -> list[str]:
+    """A task that is told that its time is over keeps what it has, and the next one goes on with it."""
+    folder, out, box = (cluster.folder / name for name in ("asked", "cut", "box"))
+    folder.mkdir()
+    (folder / "k.py").write_text(FORWARD)
+    words = ["asked", "1", "--out", "cut", "--backend", f"mailbox:{box}", "--draft", "llm"]
+    merging = start(cluster, options, *words)
+    while not list(box.glob("*.request.md")):
+        cluster.pause()
+    (task,) = [job for job in cluster.jobs() if job["JobState"] == "RUNNING"]
+    cluster.ask("scancel", "--batch", "--signal=TERM", task["JobId"])
+    cluster.wait(merging)
+    problems = []
+    if (code := json.loads((out / "summary.json").read_text())["exit_code"]) != 130:
+        problems.append(f"a task that was cut off: exit code {code}")
+    (request,) = box.glob("*.request.md")
+    Path(str(request).replace(".request.", ".answer.")).write_text(fenced(BACKWARD))
+    cluster.wait(start(cluster, options, *words))
+    found = outcomes(json.loads((out / "summary.json").read_text()))
+    runs = list(out.glob("*/run.db"))
+    if found != {"k.py": "verified"} or len(runs) != 1:
+        problems.append(f"gone on with: {found} in {len(runs)} runs")
+    return problems
 
 
 def outcomes(summary: dict[str, Any]) -> dict[str, str]:
@@ -182,6 +208,7 @@ def try_it(cluster: Cluster, options: argparse.Namespace) -> tuple[list[str], st
     again, state, printed_again = submit(cluster, options)
     if set(outcomes(again).values()) != {"unchanged"} or state != "COMPLETED":
         problems.append(f"the second submission: {outcomes(again)}, {state}")
+    problems += cut_off(cluster, options)
     version = cluster.ask("sinfo", "--version").strip()
     report = "\n\n".join(
         [
