@@ -26,7 +26,9 @@ struct ka_watch {
     char *dir;
     struct ka_soon *next;
     bool looking, stopped;
-    json_t *files; /* path -> {"stamp", "done": of that stamp, "text": to be submitted, "hash": of what was};
+    size_t pending; /* submissions that wait for the disk */
+    json_t *again;  /* paths of files that were not taken on: they are looked at anew */
+    json_t *files;  /* path -> {"stamp", "done": of that stamp, "text": to be submitted, "hash": of what was};
                       the thread's while it looks */
 };
 
@@ -74,14 +76,44 @@ static void look(void *arg)
 
 /* ---- the loop ---- */
 
+static void watch_free(struct ka_watch *watch)
+{
+    if (watch->looking || watch->pending)
+        return; /* when these have ended */
+    json_decref(watch->files);
+    json_decref(watch->again);
+    free(watch->dir);
+    free(watch);
+}
+
+/* A submission that waits for the disk. */
+struct pending {
+    struct ka_watch *watch;
+    char *path;
+};
+
+/* What is wrong with the file stays so; what is wrong with the disk or the queue passes. */
+static void refuse(struct ka_watch *watch, const char *path, int rc, const struct ka_err *err)
+{
+    ka_log(KA_LOG_ERROR, "--watch: %s is not taken on: %s", path, err->msg);
+    if (rc != -EINVAL)
+        json_array_append_new(watch->again, json_string(path));
+}
+
 static void on_submitted(void *arg, int rc, const struct ka_entry *entry, const struct ka_err *err)
 {
-    (void)arg;
-    if (rc)
-        ka_log(KA_LOG_ERROR, "--watch: a file that changed is not taken on: %s", err->msg);
-    else
+    struct pending *pending = arg;
+    struct ka_watch *watch = pending->watch;
+    watch->pending--;
+    if (rc && !watch->stopped)
+        refuse(watch, pending->path, rc, err);
+    else if (rc == 0)
         ka_log(KA_LOG_INFO, "--watch: %s is the run %s (%s)", entry->name, entry->id,
                ka_entry_state_name(entry->state));
+    free(pending->path);
+    free(pending);
+    if (watch->stopped)
+        watch_free(watch);
 }
 
 static void on_cancelled(void *arg, int rc, const struct ka_entry *entry, const struct ka_err *err)
@@ -119,18 +151,16 @@ static void submit(struct ka_watch *watch, const char *path, json_t *file)
         cancel_queued(watch, file);
         ka_entry_hash(submission.source, submission.options, hash);
         json_object_set_new(file, "hash", json_string(hash));
-        rc = ka_queue_submit(watch->queue, &submission, on_submitted, NULL, &err);
+        struct pending *pending = ka_calloc(1, sizeof(*pending));
+        *pending = (struct pending){.watch = watch, .path = ka_strdup(path)};
+        watch->pending++;
+        rc = ka_queue_submit(watch->queue, &submission, on_submitted, pending, &err);
         ka_submission_free(&submission);
+        if (rc)
+            on_submitted(pending, rc, NULL, &err);
+    } else {
+        refuse(watch, path, rc, &err);
     }
-    if (rc)
-        ka_log(KA_LOG_ERROR, "--watch: %s: %s", path, err.msg);
-}
-
-static void watch_free(struct ka_watch *watch)
-{
-    json_decref(watch->files);
-    free(watch->dir);
-    free(watch);
 }
 
 static void on_time(void *arg);
@@ -153,6 +183,9 @@ static void on_time(void *arg)
 {
     struct ka_watch *watch = arg;
     watch->next = NULL;
+    KA_EACH(watch->again, i, path)
+        json_object_set_new(json_object_get(watch->files, json_string_value(path)), "done", json_false());
+    json_array_clear(watch->again);
     watch->looking = true;
     ka_work_start(watch->loop, look, on_looked, watch);
 }
@@ -164,7 +197,8 @@ int ka_watch_start(struct ka_loop *loop, struct ka_queue *queue, const char *dir
     if (!real)
         return -ENOENT;
     struct ka_watch *watch = ka_calloc(1, sizeof(*watch));
-    *watch = (struct ka_watch){.loop = loop, .queue = queue, .dir = real, .files = json_object()};
+    *watch = (struct ka_watch){
+        .loop = loop, .queue = queue, .dir = real, .files = json_object(), .again = json_array()};
     on_time(watch);
     *out = watch;
     return 0;
@@ -176,6 +210,5 @@ void ka_watch_stop(struct ka_watch *watch)
         return;
     ka_soon_cancel(watch->next);
     watch->stopped = true;
-    if (!watch->looking)
-        watch_free(watch);
+    watch_free(watch);
 }

@@ -169,3 +169,19 @@ def test_run_ends_rightly_after_a_loss_of_power(faults: Faults, serve: Callable[
     assert service.run(run) == ended
     assert service.ask("GET", f"/v1/runs/{run}/result").doc["verdict"] == "verified"
     assert service.ask("GET", f"/v1/runs/{run}/pair").status == 200
+
+
+def test_watched_file_is_taken_on_once_there_is_room(
+    agent: Agent, faults: Faults, serve: Callable[..., Service]
+) -> None:
+    kernels = agent.folder / "kernels"
+    kernels.mkdir()
+    service = serve(*ASKS, "--watch", str(kernels))
+    faults.full()
+    (kernels / "scale.py").write_text(FORWARD)
+    while not any("scale.py is not taken on" in line for line in service.log):
+        time.sleep(0.05)
+    assert service.ask("GET", "/v1/runs").doc["total"] == 0
+    faults.mend()
+    while service.ask("GET", "/v1/runs").doc["total"] == 0:
+        time.sleep(0.05)
