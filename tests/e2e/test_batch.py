@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import re
 import subprocess
@@ -56,6 +58,20 @@ def test_two_batches_at_once_run_each_file_once(
     # What either of them verified is known to the next.
     assert set(outcomes(agent("batch", kernels, *asks).result).values()) == {"unchanged"}
     assert list((agent.folder / "generated" / ".batch").iterdir()) == []
+
+
+def test_file_that_another_process_is_about_to_begin_is_left_to_it(agent: Agent, kernels: Path) -> None:
+    asks = ("--backend", "mailbox:box", "--draft", "llm", "--no-optimise", "--no-wait", "--json")
+    claims = agent.folder / "generated" / ".batch"
+    claims.mkdir(parents=True)
+    name = hashlib.sha256(str(kernels / "k1.py").encode()).hexdigest()[:32]
+    with (claims / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # and no run of it yet
+        done = agent("batch", kernels, *asks)
+    found = {Path(item["file"]).name: item for item in done.result["files"]}
+    assert [found[name]["outcome"] for name in ("k0.py", "k1.py", "k2.py")] == ["waiting", "error", "waiting"]
+    assert "another process works on" in found["k1.py"]["reason"] and len(agent.run_dirs()) == 2
+    assert agent("batch", kernels, *asks).code == 75 and len(agent.run_dirs()) == 3
 
 
 def test_file_that_another_batch_works_on_is_left_to_it(agent: Agent, kernels: Path) -> None:
