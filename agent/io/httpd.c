@@ -160,12 +160,21 @@ static void wake(struct stream *stream)
     MHD_resume_connection(stream->connection);
 }
 
+/* Has the client ended what it sends? libmicrohttpd does not see the end that comes with the last bytes of half
+ * a request, and would wait for the rest. */
+static bool sends_no_more(const struct peer *peer)
+{
+    char byte;
+    return recv(peer->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
 /* A client that sends a byte now and then is never silent. */
 static void on_sweep(uv_timer_t *timer)
 {
     struct ka_httpd *httpd = timer->data;
     for (const struct peer *peer = httpd->peers; peer; peer = peer->next)
-        if (!peer->whole && uv_now(httpd->loop) - peer->since > httpd->conf.request_s * 1000U)
+        if (!peer->whole &&
+            (uv_now(httpd->loop) - peer->since > httpd->conf.request_s * 1000U || sends_no_more(peer)))
             cut(peer);
     for (struct stream *stream = httpd->streams; stream; stream = stream->next)
         wake(stream);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import signal
 import threading
 from collections.abc import Callable
@@ -284,3 +286,48 @@ def test_client_is_whom_the_last_proxy_names(serve: Callable[..., Service]) -> N
         statuses.append(ask(len(statuses) % 250, 7))
     assert statuses[-1] == 429
     assert ask(0, 8) == 200
+
+
+def mutated(request: bytes, rng: random.Random) -> bytes:
+    """With a few bytes changed, left out or doubled, or a piece of it alone."""
+    data = bytearray(request)
+    for _ in range(rng.randint(1, 8)):
+        at = rng.randrange(len(data))
+        kind = rng.randrange(4)
+        if kind == 0:
+            data[at] = rng.randrange(256)
+        elif kind == 1:
+            del data[at : at + rng.randint(1, 9)]
+        elif kind == 2:
+            data[at:at] = data[at : at + rng.randint(1, 400)] * rng.randint(1, 20)
+        else:
+            data[at:at] = rng.choice([b"\r\n", b"\0", b"%00", b"../", b"{", b'"', b"9" * 30, b"\xff\xfe"])
+        data = data or bytearray(b"x")
+    return bytes(data[: rng.randint(1, len(data))] if rng.random() < 0.2 else data)
+
+
+def test_requests_of_any_bytes_end_no_service(serve: Callable[..., Service]) -> None:
+    service = serve(*ASKS, "--rate", "0")
+    run = service.submit("x = 1\n")["id"]
+    body = json.dumps({"source": "x = 2\n", "options": {"topk": 2}, "priority": 1}).encode()
+    head = b"Host: localhost\r\nConnection: close\r\n"
+    requests = [
+        b"POST /v1/runs HTTP/1.1\r\n%sContent-Length: %d\r\n\r\n%s" % (head, len(body), body),
+        *(
+            b"%s HTTP/1.1\r\n%s\r\n" % (line.encode(), head)
+            for line in (
+                f"GET /v1/runs/{run}",
+                f"GET /v1/runs/{run}/pair",
+                f"DELETE /v1/runs/{run[:-1]}0",
+                "GET /v1/runs?state=queued&limit=3",
+                "GET /v1/store/search?words=softmax&topk=2",
+                "GET /metrics",
+            )
+        ),
+    ]
+    rng = random.Random(15)
+    for _ in range(300):
+        said = service.raw(mutated(rng.choice(requests), rng))
+        assert not said or said.startswith(b"HTTP/1.1 "), said[:200]
+    assert service.ask("GET", "/healthz").status == 200 and service.process.poll() is None
+    assert not any("HTTP/1.1 500" in line for line in service.log)
