@@ -160,8 +160,8 @@ static void wake(struct stream *stream)
     MHD_resume_connection(stream->connection);
 }
 
-/* Has the client ended what it sends? libmicrohttpd does not see the end that comes with the last bytes of half
- * a request, and would wait for the rest. */
+/* Has the client ended what it sends? libmicrohttpd does not see the end that comes with the last bytes of
+ * half a request, and would wait for the rest. */
 static bool sends_no_more(const struct peer *peer)
 {
     char byte;
