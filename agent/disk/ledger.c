@@ -79,9 +79,8 @@ static int sync_above(const struct changes *batch, struct ka_err *err)
 
 static int sync_one(const char *path, const struct stat *st, int type, struct FTW *where)
 {
-    (void)st;
     (void)where;
-    if (type != FTW_F && type != FTW_DP)
+    if (type != FTW_DP && (type != FTW_F || !S_ISREG(st->st_mode)))
         return 0;
     KA_AUTO_CLOSE int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     return fd < 0 || fsync(fd) != 0 ? errno == EPERM ? -EIO : -errno : 0; /* -1 is nftw's own */

@@ -1,5 +1,5 @@
-/* Preloaded into the service by tests: a disk that is full or read-only, a clock that jumps, and a record of
- * what the disk would still have after a loss of power. Knows nothing of kernel-agent.
+/* Preloaded into the service by tests: a disk that is full, read-only or stalled, a clock that jumps, and
+ * a record of what the disk would still have after a loss of power. Knows nothing of kernel-agent.
  *
  *     FAULTS_CONTROL  a file of struct control, which the test writes while the program runs
  *     FAULTS_ROOT     the folder below which files are affected
@@ -30,7 +30,7 @@
 
 struct control {
     int disk;      /* errno of what changes the disk: ENOSPC, EROFS; 0: all is well */
-    int unused;    /* for the alignment */
+    int stalled;   /* nothing is synced until this is 0 again */
     long long off; /* seconds that the wall clock is wrong by */
 };
 
@@ -180,6 +180,14 @@ ON_DESCRIPTOR(ssize_t, pwrite64, true, (int fd, const void *bytes, size_t len, o
 ON_DESCRIPTOR(int, ftruncate, false, (int fd, off_t len), fd, len)
 ON_DESCRIPTOR(int, ftruncate64, false, (int fd, off64_t len), fd, len)
 
+static void wait_for_disk(int fd)
+{
+    char path[NAME_MAX_BYTES];
+    if (control->stalled && path_of(fd, path))
+        while (control->stalled)
+            usleep(5000);
+}
+
 static int after_sync(int fd, int rc)
 {
     if (rc == 0)
@@ -191,6 +199,7 @@ int fsync(int fd)
 {
     REAL(fsync);
     char path[NAME_MAX_BYTES];
+    wait_for_disk(fd);
     return control->disk && fails(path_of(fd, path), false) ? -1 : after_sync(fd, real(fd));
 }
 
@@ -198,6 +207,7 @@ int fdatasync(int fd)
 {
     REAL(fdatasync);
     char path[NAME_MAX_BYTES];
+    wait_for_disk(fd);
     return control->disk && fails(path_of(fd, path), false) ? -1 : after_sync(fd, real(fd));
 }
 

@@ -32,7 +32,7 @@ class Faults:
         self.state = agent.folder / "state"
         self.disk = agent.folder / "disk"
         self._control = agent.folder / "faults.control"
-        self._now = {"disk": 0, "off": 0}
+        self._now = {"disk": 0, "stalled": 0, "off": 0}
         self._write()
         agent.env |= {
             "LD_PRELOAD": str(library),
@@ -44,7 +44,7 @@ class Faults:
 
     def _write(self) -> None:
         with self._control.open("r+b" if self._control.exists() else "wb") as file:
-            file.write(struct.pack("iiq", self._now["disk"], 0, self._now["off"]))
+            file.write(struct.pack("iiq", *self._now.values()))
 
     def _set(self, name: str, value: int) -> None:
         self._now[name] = value
@@ -56,8 +56,13 @@ class Faults:
     def read_only(self) -> None:
         self._set("disk", errno.EROFS)
 
+    def stall(self) -> None:
+        """The disk takes writes, and never says that it has them."""
+        self._set("stalled", 1)
+
     def mend(self) -> None:
         self._set("disk", 0)
+        self._set("stalled", 0)
 
     def clock(self, seconds: int) -> None:
         """The wall clock is off by so many seconds."""

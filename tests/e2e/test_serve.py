@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import signal
 import threading
 from collections.abc import Callable
 
@@ -235,17 +234,6 @@ def test_two_services_do_not_share_a_folder(agent: Agent, serve: Callable[..., S
     service.kill()
     service.start()
     assert service.ask("GET", "/readyz").status == 200
-
-
-def test_second_signal_ends_the_service_at_once(agent: Agent, serve: Callable[..., Service]) -> None:
-    service = serve(*ASKS)
-    service.submit(FORWARD)
-    asked(agent, 1)
-    service.process.send_signal(signal.SIGSTOP)
-    service.process.send_signal(signal.SIGINT)
-    service.process.send_signal(signal.SIGTERM)
-    service.process.send_signal(signal.SIGCONT)
-    assert service.process.wait() in (0, 130)
 
 
 def test_damaged_ledger_is_moved_aside_and_told(agent: Agent, serve: Callable[..., Service]) -> None:

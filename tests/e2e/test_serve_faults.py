@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import signal
 import socket
 import threading
 import time
@@ -18,6 +19,8 @@ from faults import preloaded as preloaded  # a fixture
 from files import BACKWARD, FORWARD, fenced
 from service import ASKS, Service, answer, asked, variant
 from service import serve as serve  # a fixture
+
+CANCEL = b"POST /v1/runs/%s/cancel HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
 
 
 @pytest.mark.parametrize(("fault", "code"), [("full", "disk_full"), ("read_only", "read_only")])
@@ -185,3 +188,44 @@ def test_watched_file_is_taken_on_once_there_is_room(
     faults.mend()
     while service.ask("GET", "/v1/runs").doc["total"] == 0:
         time.sleep(0.05)
+
+
+def test_disk_that_stalls_holds_up_what_waits_for_it_and_nothing_else(
+    agent: Agent, faults: Faults, serve: Callable[..., Service]
+) -> None:
+    service = serve(*ASKS)
+    service.submit(variant(0))
+    asked(agent, 1)
+    faults.stall()
+    answered = threading.Event()
+
+    def submit() -> None:
+        with contextlib.suppress(OSError, ValueError, AssertionError):  # the service is gone
+            service.submit(variant(1))
+        answered.set()
+
+    threading.Thread(target=submit, daemon=True).start()
+    while "kernel_agent_runs" not in service.ask("GET", "/metrics").body.decode():
+        time.sleep(0.02)
+    assert service.ask("GET", "/v1/runs").doc["total"] == 1 and not answered.is_set()
+    faults.mend()
+    answered.wait()
+    assert service.ask("GET", "/v1/runs").doc["total"] == 2
+
+
+def test_second_signal_ends_a_service_that_cannot_drain(
+    agent: Agent, faults: Faults, serve: Callable[..., Service]
+) -> None:
+    service = serve(*ASKS)
+    run = service.submit(variant(0))["id"]
+    asked(agent, 1)
+    faults.stall()
+    threading.Thread(target=lambda: service.raw(CANCEL % run.encode()), daemon=True).start()
+    while service.run(run)["state"] != "cancelled":  # which the disk is to be told
+        time.sleep(0.02)
+    service.process.send_signal(signal.SIGINT)
+    while not any("ending; " in line for line in service.log):
+        time.sleep(0.02)
+    assert service.process.poll() is None
+    service.process.send_signal(signal.SIGTERM)
+    assert service.process.wait() == 130
