@@ -432,7 +432,11 @@ static int rank_of(const struct item *item, double steady)
 static bool goes_before(const struct item *item, const struct item *other, double steady)
 {
     int rank = rank_of(item, steady), others = rank_of(other, steady);
-    return rank != others ? rank < others : item->entry->priority > other->entry->priority;
+    if (rank != others)
+        return rank < others;
+    if (rank == 2 && item->entry->starts != other->entry->starts)
+        return item->entry->starts < other->entry->starts;
+    return item->entry->priority > other->entry->priority;
 }
 
 /* A clock that was set back does not keep a run waiting for longer than it was to wait. */

@@ -94,10 +94,15 @@ def test_run_that_is_interrupted_over_and_over_lets_others_go_first(serve: Calla
     service = serve(*ASKS)
     often, other = (service.submit(variant(number))["id"] for number in range(2))
     asked(service.agent, 1)
-    for starts, first, second in ((3, often, other), (4, other, often)):
+    for starts, others, first, second in (
+        (3, 0, often, other),
+        (4, 0, other, often),
+        (9, 5, other, often),
+        (9, 9, often, other),
+    ):
         service.kill()
         edit(service, often, state="running", starts=starts)
-        edit(service, other, state="queued", starts=0)
+        edit(service, other, state="running" if others else "queued", starts=others)
         service.start()
         service.wait(first, "running")
         assert service.run(second)["state"] == "queued"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The service for minutes, with everything around it failing: no run may be lost, done twice or end wrongly.
 
-    run.py --build build [--runs 300] [--kill-every 30] [--seconds 1800] [--out F.json]
+    run.py --build build [--runs 300] [--kill-every 30] [--deadline 8] [--out F.json]
 
 The scripted endpoint answers 5% of its requests with HTTP 500, cuts 5% in the middle, and 2% of the
 candidates hang until their child's deadline. Every tenth file cannot be used. The service is killed
@@ -101,7 +101,7 @@ class Soak:
     def start(self) -> None:
         command = [self.options.build / "kernel-agent", "serve", "--state", self.folder / "state"]
         command += ["--base-url", self.url, "--draft", "llm", "--no-optimise", "--no-lessons"]
-        command += ["--jobs", 2, "--deadline", 8]
+        command += ["--jobs", 2, "--deadline", self.options.deadline]
         self.samples = []
         self.service = subprocess.Popen(
             [str(word) for word in command],
@@ -268,6 +268,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=300)
     parser.add_argument("--kill-every", type=float, default=30)
     parser.add_argument("--seconds", type=float, default=1800)
+    parser.add_argument("--deadline", type=int, default=8, help="seconds for a child; a hung one takes them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
