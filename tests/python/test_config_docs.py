@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
-from test_option_docs import ROOT, table_rows
+import pytest
+from test_option_docs import ROOT, table_options, table_rows
 
 BUILD = Path(os.environ.get("KA_BUILD", ROOT / "build"))
 MAN = (ROOT / "docs" / "kernel-agent.5").read_text()
@@ -56,3 +58,27 @@ def test_program_reads_the_sample(tmp_path: Path) -> None:
     config.write_text(config.read_text() + "surprise = 1\n")
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     assert "unknown setting 'surprise'" in done.stderr
+
+
+UNIT = ROOT / "scripts" / "kernel-agent.service"
+
+
+def test_unit_starts_the_service_with_options_that_there_are() -> None:
+    lines = dict(line.split("=", 1) for line in UNIT.read_text().splitlines() if re.match(r"[A-Z]\w+=", line))
+    assert " serve " in lines["ExecStart"]
+    assert set(re.findall(r"--([a-z-]+)", lines["ExecStart"])) <= table_options()
+    assert lines["Type"] == "notify" and lines["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    assert float(lines["WatchdogSec"]) > 0
+    # The jail could not be made under these.
+    assert not {"RestrictNamespaces", "PrivateUsers", "SystemCallFilter", "ProtectProc"} & set(lines)
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
+def test_unit_is_one_for_systemd(tmp_path: Path) -> None:
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text().replace("/usr/local/bin/kernel-agent", str(BUILD / "kernel-agent")))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
+    )
+    wrong = [line for line in done.stderr.splitlines() if UNIT.name in line and "Command 'man" not in line]
+    assert wrong == [], done.stderr
