@@ -19,6 +19,8 @@
 #include "junit.h"
 #include "show.h"
 
+#define EXIT_WAITING 75
+
 enum item_state { PENDING, RUNNING, SKIPPED, ENDED, NEVER_STARTED };
 
 struct item {
@@ -99,7 +101,7 @@ static void tell_progress(struct batch *batch)
     size_t left = 0, failed = 0;
     for (size_t i = 0; i < batch->count; i++) {
         left += batch->items[i].state == PENDING || batch->items[i].state == RUNNING;
-        failed += batch->items[i].exit_code != 0;
+        failed += batch->items[i].exit_code != 0 && batch->items[i].exit_code != EXIT_WAITING;
     }
     double took = ka_clock_seconds() - batch->began,
            seconds = batch->ended ? took / (double)batch->ended * (double)left : 0;
