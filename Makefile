@@ -119,6 +119,9 @@ soak: $(PROGRAMS) store   ## the service under faults and kills (RUNS=300 SECOND
 	$(PYTHON) tests/soak/run.py --build $(BUILD) --runs $(or $(RUNS),300) --seconds $(or $(SECONDS),1800) \
 	    $(if $(RESULT),--out $(RESULT))
 
+slurm: $(PROGRAMS) store   ## scripts/slurm on a cluster of this machine, where Slurm is installed
+	$(PYTHON) tests/slurm/run.py --build $(BUILD) $(if $(REPORT),--report $(REPORT))
+
 attacks: $(PROGRAMS)   ## every attack on the verdict must be rejected (ATTACKS='row  3|control' picks)
 	$(PYTHON) tests/attacks/run.py --build $(BUILD) --only '$(ATTACKS)'
 
@@ -173,6 +176,9 @@ retrieval: $(PROGRAMS) store   ## how often a search finds a pair that helps, be
 bench-jail: $(PROGRAMS)   ## cold and warm starts, layers, cached kernels
 	$(PYTHON) scripts/bench_jail.py --jail $(BUILD)/ka-jail --out bench/results/jail-latency-cpu.json
 
+bench-service: $(PROGRAMS) store   ## a thousand queued runs: submissions, latencies, memory
+	$(PYTHON) scripts/bench_service.py --build $(BUILD) --out bench/results/service.json
+
 bench-verdict: $(PROGRAMS)   ## what a verdict costs beside one forward and backward
 	$(PYTHON) scripts/bench_verdict.py --build $(BUILD) --out bench/results/verdict-time-cpu.json
 
@@ -219,12 +225,17 @@ fuzz-quick: fuzz-build   ## every fuzz target for FUZZ_SECONDS each
 
 install: all store   ## install below PREFIX
 	install -d $(addprefix $(DESTDIR)$(PREFIX)/,bin share/kernel-agent share/man/man1 \
+	    share/man/man5 share/doc/kernel-agent lib/systemd/system \
 	    share/bash-completion/completions share/zsh/site-functions)
 	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
 	cp -r prompts sandbox dataset examples $(DESTDIR)$(PREFIX)/share/kernel-agent/
 	install -m 644 $(BUILD)/pairs.db $(DESTDIR)$(PREFIX)/share/kernel-agent/pairs.db
 	find $(DESTDIR)$(PREFIX)/share/kernel-agent -name __pycache__ -prune -exec rm -rf {} +
 	install -m 644 docs/kernel-agent.1 $(DESTDIR)$(PREFIX)/share/man/man1/
+	install -m 644 docs/kernel-agent.5 $(DESTDIR)$(PREFIX)/share/man/man5/
+	install -m 644 docs/config.sample $(DESTDIR)$(PREFIX)/share/doc/kernel-agent/
+	sed 's|/usr/local/bin|$(PREFIX)/bin|' scripts/kernel-agent.service \
+	    > $(DESTDIR)$(PREFIX)/lib/systemd/system/kernel-agent.service
 	install -m 644 scripts/completion.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/kernel-agent
 	install -m 644 scripts/completion.zsh $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_kernel-agent
 
@@ -239,6 +250,6 @@ help:   ## this list
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 .PHONY: all demo test setup store unit pytest jail attacks mutants verify-dataset published llm-proxy
-.PHONY: diff-matrix gpu property check prompt-eval soak
+.PHONY: diff-matrix gpu property check prompt-eval soak slurm bench-service
 .PHONY: beside-jail bench retrieval bench-jail bench-verdict bench-compare valgrind lint fuzz-build fuzz-quick
 .PHONY: install dist clean help

@@ -147,6 +147,12 @@ int ka_mkdirs(const char *path, struct ka_err *err)
     return 0;
 }
 
+int ka_folder_sync(const char *path, struct ka_err *err)
+{
+    KA_AUTO_CLOSE int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return fd < 0 || fsync(fd) != 0 ? ka_fail(err, -errno, "%s: %s", path, strerror(errno)) : 0;
+}
+
 int ka_private_folder(const char *path, struct ka_err *err)
 {
     struct stat st;

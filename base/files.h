@@ -35,6 +35,9 @@ int ka_file_put(const char *path, const void *bytes, size_t len, struct ka_err *
 /* Like mkdir -p, mode 0755. An existing directory is no error. */
 int ka_mkdirs(const char *path, struct ka_err *err);
 
+/* The disk has the folder's names, once this returns 0. */
+int ka_folder_sync(const char *path, struct ka_err *err);
+
 /* A folder that only this user can write to, made if it is missing (its parent is there). -EACCES for any
  * other. */
 int ka_private_folder(const char *path, struct ka_err *err);

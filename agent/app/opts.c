@@ -108,6 +108,8 @@ static const struct option_row rows[] = {
     {"quiet", NULL, FLAG, AT(quiet), "false", 0, 0, NULL, NULL, "errors only on stderr"},
     {"log-level", NULL, TEXT, AT(log_level), "info", 0, 0, "error|warn|info|debug", "LEVEL",
      "what to show on stderr"},
+    {"log-format", NULL, TEXT, AT(log_format), "auto", 0, 0, "auto|text|journal|json", "FORM",
+     "lines on stderr: text, journal (a level for systemd) or json (auto: journal where stderr is one)"},
     {"config", NULL, TEXT, AT(config), NULL, 0, 0, NULL, "FILE", "configuration file"},
     {"jobs", NULL, INT, AT(jobs), "2", 1, 256, NULL, "N", "batch, serve: runs at a time"},
     {"force", NULL, FLAG, AT(force), "false", 0, 0, NULL, NULL, "batch: also what is verified and unchanged"},
@@ -119,10 +121,22 @@ static const struct option_row rows[] = {
      "serve, its clients: file with the token; over TCP it must be there"},
     {"rate", NULL, INT, AT(rate), "100", 0, 1000000, NULL, "N",
      "serve: requests a second of each client, four times as many of all (0: no limit)"},
+    {"keep-days", NULL, INT, AT(keep_days), "0", 0, 36500, NULL, "N",
+     "serve: remove runs so many days after their end (0: never)"},
+    {"keep-runs", NULL, INT, AT(keep_runs), "0", 0, 1000000, NULL, "N",
+     "serve: remove all but the newest runs that have ended (0: none)"},
+    {"watch", NULL, TEXT, AT(watch), NULL, 0, 0, NULL, "DIR",
+     "serve: submit forward files below a folder, again when they change"},
     {"priority", NULL, INT, AT(priority), "0", -1000, 1000, NULL, "N", "submit: larger ones go first"},
     {"wait", NULL, FLAG, AT(wait), "false", 0, 0, NULL, NULL,
      "submit: until the run has ended, with its exit code"},
-    {"junit", NULL, TEXT, AT(junit), NULL, 0, 0, NULL, "FILE", "check: write the verdict as JUnit XML"},
+    {"follow", NULL, FLAG, AT(follow), "false", 0, 0, NULL, NULL, "logs: until the run has ended"},
+    {"changed-since", NULL, TEXT, AT(changed_since), NULL, 0, 0, NULL, "REV",
+     "batch: only files that differ from a revision (git), or may import what does"},
+    {"part", NULL, TEXT, AT(part), NULL, 0, 0, NULL, "K/N",
+     "batch: the K-th of N parts of the files, for jobs on several machines"},
+    {"junit", NULL, TEXT, AT(junit), NULL, 0, 0, NULL, "FILE",
+     "check, batch: write the verdicts as JUnit XML"},
     {"function", NULL, TEXT, AT(run.function), NULL, 0, 0, NULL, "NAME",
      "check, inspect: which function of a module is meant (default: check each of them)"},
     {"fail-fast", NULL, FLAG, AT(run.fail_fast), "false", 0, 0, NULL, NULL,
@@ -217,11 +231,10 @@ static int set_value(struct ka_opts *opts, const struct option_row *row, const c
 static int set_option(struct ka_opts *opts, const struct option_row *row, const char *value,
                       struct ka_err *err)
 {
-    _Static_assert(KA_COUNT(rows) <= 64, "a bit for each");
-    uint64_t bit = (uint64_t)1 << (row - rows);
-    bool again = row->kind == LIST && (opts->begun & bit);
+    _Static_assert(KA_COUNT(rows) <= KA_OPTS_MAX, "a place for each");
+    bool *begun = &opts->begun[row - rows], again = row->kind == LIST && *begun;
     KA_AUTO_FREE char *longer = again ? ka_format("%s,%s", *(char **)slot(opts, row), value) : NULL;
-    opts->begun |= bit;
+    *begun = true;
     return set_value(opts, row, longer ? longer : value, "--", err);
 }
 
@@ -418,15 +431,55 @@ int ka_opts_parse(struct ka_opts *opts, int argc, char **argv, const char **word
     return 0;
 }
 
+static bool is_one_of(const char *const *names, const char *name)
+{
+    while (*names && strcmp(*names, name) != 0)
+        names++;
+    return *names != NULL;
+}
+
+static size_t size_of(const struct option_row *row)
+{
+    return row->kind == INT    ? sizeof(int)
+           : row->kind == REAL ? sizeof(double)
+           : row->kind == FLAG ? sizeof(bool)
+                               : sizeof(char *);
+}
+
+static bool is_same(struct ka_opts *opts, struct ka_opts *other, const struct option_row *row)
+{
+    if (row->kind == INT || row->kind == REAL || row->kind == FLAG)
+        return memcmp(slot(opts, row), slot(other, row), size_of(row)) == 0;
+    const char *text = *(char **)slot(opts, row), *others = *(char **)slot(other, row);
+    return text && others ? strcmp(text, others) == 0 : text == others;
+}
+
+void ka_opts_adopt(struct ka_opts *opts, struct ka_opts *from, const char *const *names, struct ka_buf *left)
+{
+    _Static_assert(AT(run) == 0, "those of runs come first");
+    for (size_t i = 0; i < KA_COUNT(rows); i++) {
+        const struct option_row *row = &rows[i];
+        bool of_run = row->offset < sizeof(opts->run);
+        char mine[sizeof(double)];
+        if (is_same(opts, from, row))
+            continue;
+        if (!of_run && !is_one_of(names, row->name)) {
+            ka_buf_printf(left, "%s--%s", left->len ? ", " : "", row->name);
+            continue;
+        }
+        memcpy(mine, slot(opts, row), size_of(row)); /* what was is freed with `from` */
+        memcpy(slot(opts, row), slot(from, row), size_of(row));
+        memcpy(slot(from, row), mine, size_of(row));
+    }
+}
+
 /* Of the command line itself. */
 static bool is_clients_own(const char *name)
 {
-    static const char *const own[] = {"state", "address",   "token-file", "priority", "wait",
-                                      "json",  "log-level", "quiet",      "config",   "file-path"};
-    size_t i = 0;
-    while (i < KA_COUNT(own) && strcmp(own[i], name) != 0)
-        i++;
-    return i < KA_COUNT(own);
+    static const char *const own[] = {"state",  "address",    "token-file", "priority", "wait",
+                                      "json",   "log-level",  "quiet",      "config",   "file-path",
+                                      "follow", "log-format", NULL};
+    return is_one_of(own, name);
 }
 
 static json_t *value_of(const struct ka_opts *opts, const struct option_row *row)
@@ -443,7 +496,7 @@ json_t *ka_opts_given(const struct ka_opts *opts)
 {
     json_t *given = json_object();
     for (size_t i = 0; i < KA_COUNT(rows); i++)
-        if (opts->begun >> i & 1 && !is_clients_own(rows[i].name))
+        if (opts->begun[i] && !is_clients_own(rows[i].name))
             json_object_set_new(given, rows[i].name, value_of(opts, &rows[i]));
     return given;
 }

@@ -5,9 +5,10 @@
 #define KA_OPTS_H
 
 #include <jansson.h>
-#include <stdint.h>
 
 #include "settings.h"
+
+#define KA_OPTS_MAX 96 /* rows of the table */
 
 struct ka_opts {
     struct ka_settings run; /* what each run is to do, as it was asked for */
@@ -22,21 +23,24 @@ struct ka_opts {
     int compile_cache_mb;
     bool json;
     bool quiet;
-    char *log_level;
+    char *log_level, *log_format;
     char *config;
     int jobs;                           /* batch, serve */
     char *state, *address, *token_file; /* serve and its clients */
-    int rate;                           /* serve */
+    int rate, keep_days, keep_runs;     /* serve; 0: no limit, for ever, all */
+    char *watch;                        /* serve: a folder; NULL */
     int priority;                       /* submit */
+    bool follow;                        /* logs */
     bool wait;
     bool force;
-    char *junit; /* check */
+    char *junit;                /* check, batch */
+    char *changed_since, *part; /* batch; NULL */
     bool sanitize;
     bool print;
     char *only; /* bench */
     int seconds;
-    uint64_t begun; /* options that the command line gave, a bit each */
-    char *older;    /* what older spellings on the command line stand for, for the log; or NULL */
+    bool begun[KA_OPTS_MAX]; /* options that the command line gave */
+    char *older;             /* what older spellings on the command line stand for, for the log; or NULL */
 };
 
 /* Defaults, then the configuration file, then the environment. -EINVAL / -ENOENT with file and line. */
@@ -50,6 +54,10 @@ int ka_opts_parse(struct ka_opts *opts, int argc, char **argv, const char **word
 
 /* One option by its name, without the dashes, as on the command line. -EINVAL with a message. */
 int ka_opts_set(struct ka_opts *opts, const char *name, const char *value, struct ka_err *err);
+
+/* Take over from `from` what it has of runs' settings and of the options named (a list that NULL ends). Of
+ * the others the names of those that differ are appended to `left`, with commas; both own what they have. */
+void ka_opts_adopt(struct ka_opts *opts, struct ka_opts *from, const char *const *names, struct ka_buf *left);
 
 /* What the command line gave of the options that are a run's, and not the client's own: name -> text (new
  * reference). */

@@ -9,24 +9,24 @@
 
 #include "agent/app/asked.h"
 #include "agent/core/fields.h"
-#include "agent/disk/modules.h"
 #include "agent/io/loop.h"
 #include "agent/io/signals.h"
 #include "agent/run/run.h"
 #include "base/files.h"
-#include "base/hash.h"
 #include "base/log.h"
-#include "rag/build.h"
+#include "batch_files.h"
+#include "claim.h"
+#include "junit.h"
 #include "show.h"
 
-#define FILES_MAX 100000
+#define EXIT_WAITING 75
 
 enum item_state { PENDING, RUNNING, SKIPPED, ENDED, NEVER_STARTED };
 
 struct item {
-    char *path;
-    char hash[KA_HASH_HEX];
+    const char *path, *hash;
     enum item_state state;
+    int claim; /* while it runs; -1 */
     int exit_code;
     json_t *result;
     char *why; /* it could not start */
@@ -39,48 +39,20 @@ struct batch {
     struct ka_app app;
     struct ka_settings settings;
     struct ka_signals *signals;
-    struct item *items;
-    size_t count, running;
-    char *index_path;
-    json_t *index; /* path -> {"hash", "pair", "run_dir"} of what is verified */
+    struct ka_batch_file *files;
+    struct item *items; /* one for each of them */
+    size_t count, running, ended;
+    double began;
+    char *index_path, *claims; /* a file and a folder that batches at the same time share */
+    json_t *index;             /* path -> {"hash", "pair", "run_dir"} of what is verified */
     bool stopping;
 };
-
-/* ---- which files */
-
-/* Of a file and of what it imports; what cannot be read is told by its run. */
-static void hash_file(const struct batch *batch, struct item *item, const struct ka_buf *text)
-{
-    struct ka_modules found;
-    const struct ka_modules_req request = {
-        .source = ka_buf_str(text), .file = item->path, .path = batch->opts->run.path};
-    ka_hash_hex(text->data, text->len, item->hash);
-    if (ka_modules_freeze(&request, &found, NULL) || found.count == 0)
-        return;
-    KA_AUTO_FREE char *both = ka_format("%s %s", item->hash, found.hash);
-    ka_hash_hex(both, strlen(both), item->hash);
-}
-
-static int add_file(void *arg, const char *path, struct ka_err *err)
-{
-    struct batch *batch = arg;
-    KA_AUTO_BUF struct ka_buf text = {0};
-    (void)err;
-    if (batch->count == FILES_MAX || ka_file_read(path, (size_t)4 << 20, &text, NULL) ||
-        !strstr(ka_buf_str(&text), "@autodiff") || !strstr(ka_buf_str(&text), "SWEEP"))
-        return 0;
-    struct item *item = KA_APPEND(batch->items, batch->count);
-    item->batch = batch;
-    item->path = ka_strdup(path);
-    hash_file(batch, item, &text);
-    return 0;
-}
 
 /* ---- what was done before */
 
 static void load_index(struct batch *batch)
 {
-    batch->index_path = ka_path_join(batch->opts->run.out, "batch.json");
+    json_decref(batch->index);
     batch->index = json_load_file(batch->index_path, 0, NULL);
     if (!json_is_object(batch->index)) {
         json_decref(batch->index);
@@ -88,29 +60,60 @@ static void load_index(struct batch *batch)
     }
 }
 
-static void save_index(struct batch *batch)
+/* Other batches write it too: what they have written meanwhile stays. */
+static void note_verified(struct batch *batch, const struct item *item, const struct ka_run *run)
 {
     struct ka_err err;
+    int lock = -1, rc = ka_claim_take(batch->claims, batch->index_path, true, &lock, &err);
+    load_index(batch);
+    json_object_set_new(batch->index, item->path,
+                        json_pack("{s:s, s:s, s:s}", "hash", item->hash, "pair", ka_run_pair_path(run),
+                                  "run_dir", ka_run_dir(run)));
     KA_AUTO_FREE char *text = json_dumps(batch->index, JSON_INDENT(1) | JSON_SORT_KEYS);
-    if (ka_file_replace(batch->index_path, text, strlen(text), &err))
+    if (rc == 0)
+        rc = ka_file_replace(batch->index_path, text, strlen(text), &err);
+    if (rc)
         ka_log(KA_LOG_ERROR, "%s", err.msg);
+    ka_claim_release(batch->claims, batch->index_path, lock);
 }
 
-static void skip_verified(struct batch *batch)
+static bool is_verified(const struct batch *batch, const struct item *item)
 {
-    for (size_t i = 0; i < batch->count; i++) {
-        struct item *item = &batch->items[i];
-        json_t *known = json_object_get(batch->index, item->path);
-        const char *pair = ka_text_of(known, "pair", NULL);
-        bool same = strcmp(ka_text_of(known, "hash", ""), item->hash) == 0;
-        if (!batch->opts->force && same && pair && access(pair, F_OK) == 0)
-            item->state = SKIPPED;
-    }
+    json_t *known = json_object_get(batch->index, item->path);
+    const char *pair = ka_text_of(known, "pair", NULL);
+    bool same = strcmp(ka_text_of(known, "hash", ""), item->hash) == 0;
+    return !batch->opts->force && same && pair && access(pair, F_OK) == 0;
 }
 
 /* ---- running */
 
 static void fill(struct batch *batch);
+
+static void let_go(struct item *item)
+{
+    ka_claim_release(item->batch->claims, item->path, item->claim);
+    item->claim = -1;
+}
+
+/* How far it is, and when it will be over if the rest is like what was. */
+static void tell_progress(struct batch *batch)
+{
+    size_t left = 0, failed = 0;
+    for (size_t i = 0; i < batch->count; i++) {
+        left += batch->items[i].state == PENDING || batch->items[i].state == RUNNING;
+        failed += batch->items[i].exit_code != 0 && batch->items[i].exit_code != EXIT_WAITING;
+    }
+    double took = ka_clock_seconds() - batch->began,
+           seconds = batch->ended ? took / (double)batch->ended * (double)left : 0;
+    ka_log(KA_LOG_INFO, "batch: %zu of %zu files, %zu failed, %zu at work%s%.0f%s", batch->count - left,
+           batch->count, failed, batch->running, left ? "; about " : "; took ",
+           !left          ? took
+           : seconds < 90 ? seconds
+                          : seconds / 60,
+           !left          ? " s"
+           : seconds < 90 ? " s left"
+                          : " min left");
+}
 
 static void on_item_done(struct ka_run *run, bool waiting, void *arg)
 {
@@ -122,19 +125,24 @@ static void on_item_done(struct ka_run *run, bool waiting, void *arg)
     item->state = ENDED;
     item->run = NULL;
     batch->running--;
-    if (item->exit_code == 0) {
-        json_object_set_new(batch->index, item->path,
-                            json_pack("{s:s, s:s, s:s}", "hash", item->hash, "pair", ka_run_pair_path(run),
-                                      "run_dir", ka_run_dir(run)));
-        save_index(batch);
-    }
+    batch->ended++;
+    if (item->exit_code == 0)
+        note_verified(batch, item, run);
     ka_run_free(run);
+    let_go(item);
+    tell_progress(batch);
     fill(batch);
 }
 
-static void start_item(struct batch *batch, struct item *item)
+/* Another run of the file is not gone on with where it cannot be: its folder is gone, the file has changed
+ * since, or nobody would answer it. What else is in the way would be so of a fresh one too. */
+static bool may_begin_anew(int rc)
 {
-    struct ka_err err;
+    return rc == -ENOENT || rc == -ESTALE || rc == -EINVAL;
+}
+
+static int start_run(struct batch *batch, struct item *item, struct ka_err *err)
+{
     KA_AUTO_FREE char *unfinished = ka_run_find_unfinished(batch->settings.out, item->path);
     const struct ka_run_req request = {.settings = &batch->settings,
                                        .file = item->path,
@@ -142,14 +150,32 @@ static void start_item(struct batch *batch, struct item *item)
                                        .done = on_item_done,
                                        .arg = item};
     int rc = unfinished ? ka_run_resume(&batch->app, &batch->settings, unfinished, on_item_done, item,
-                                        &item->run, &err)
+                                        &item->run, err)
                         : -ENOENT;
-    if (rc && rc != -EBUSY) /* what another process works on is left to it */
-        rc = ka_run_start(&batch->app, &request, &item->run, &err);
+    if (rc && unfinished && may_begin_anew(rc))
+        ka_log(KA_LOG_WARN, "%s: begun anew: %s", item->path, err->msg);
+    return may_begin_anew(rc) ? ka_run_start(&batch->app, &request, &item->run, err) : rc;
+}
+
+/* One process works on a file at a time; another may have verified it since this one looked. */
+static void start_item(struct batch *batch, struct item *item)
+{
+    struct ka_err err;
+    int rc = ka_claim_take(batch->claims, item->path, false, &item->claim, &err);
+    if (rc == 0) {
+        load_index(batch);
+        if (is_verified(batch, item)) {
+            item->state = SKIPPED;
+            let_go(item);
+            return;
+        }
+        rc = start_run(batch, item, &err);
+    }
     if (rc) {
         item->state = NEVER_STARTED;
         item->exit_code = rc == -ENOENT || rc == -EFBIG ? 3 : 2;
         item->why = ka_strdup(err.msg);
+        let_go(item);
         return;
     }
     item->state = RUNNING;
@@ -228,40 +254,73 @@ static void print_json(const struct batch *batch)
                                                outcome(item), "exit_code", item->exit_code, "result",
                                                item->result, "reason", item->why));
     }
-    json_auto_t *doc = json_pack("{s:o, s:i}", "files", files, "exit_code", final_code(batch));
+    json_auto_t *doc = json_pack("{s:o, s:i, s:f, s:s?}", "files", files, "exit_code", final_code(batch),
+                                 "seconds", ka_clock_seconds() - batch->began, "part", batch->opts->part);
     ka_show_json(doc, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
+}
+
+static int write_junit(const struct batch *batch, struct ka_err *err)
+{
+    KA_AUTO_BUF struct ka_buf suites = {0};
+    for (size_t i = 0; i < batch->count; i++) {
+        const struct item *item = &batch->items[i];
+        json_auto_t *said = item->state == SKIPPED   ? json_pack("{s:s, s:s}", "verdict", "not_checked",
+                                                                 "failures", "verified before, and unchanged")
+                            : item->state == PENDING ? json_pack("{s:s, s:s}", "verdict", "not_checked",
+                                                                 "failures", "the batch ended before")
+                            : item->why              ? json_pack("{s:{s:s}}", "error", "message", item->why)
+                                                     : json_incref(item->result);
+        ka_junit_add(&suites, item->path, said);
+    }
+    return ka_junit_write(batch->opts->junit, &suites, err);
 }
 
 static void batch_free(struct batch *batch)
 {
     for (size_t i = 0; i < batch->count; i++) {
-        free(batch->items[i].path);
         free(batch->items[i].why);
         json_decref(batch->items[i].result);
     }
     free(batch->items);
+    ka_batch_files_free(batch->files, batch->count);
     free(batch->index_path);
+    free(batch->claims);
     json_decref(batch->index);
 }
 
 static int batch_prepare(struct batch *batch, const char *dir, struct ka_err *err)
 {
-    KA_AUTO_FREE char *root = ka_path_real(dir, err);
-    if (!root)
+    if (ka_batch_files_find(batch->opts, dir, &batch->files, &batch->count, err) ||
+        ka_mkdirs(batch->opts->run.out, err))
         return 2;
-    ka_build_walk(root, add_file, batch, NULL); /* a folder that cannot be read has nothing for us */
-    if (!batch->count)
-        return ka_fail(err, 2, "%s: no forward file (with @autodiff and SWEEP) below it", dir);
-    if (ka_mkdirs(batch->opts->run.out, err))
-        return 2;
+    batch->items = ka_calloc(batch->count + 1, sizeof(*batch->items));
+    batch->index_path = ka_path_join(batch->opts->run.out, "batch.json");
+    batch->claims = ka_path_join(batch->opts->run.out, ".batch");
     load_index(batch);
-    skip_verified(batch);
+    for (size_t i = 0; i < batch->count; i++) {
+        struct item *item = &batch->items[i];
+        *item = (struct item){
+            .path = batch->files[i].path, .hash = batch->files[i].hash, .claim = -1, .batch = batch};
+        item->state = is_verified(batch, item) ? SKIPPED : PENDING;
+    }
     return 0;
+}
+
+static int show(const struct batch *batch)
+{
+    struct ka_err err;
+    if (batch->opts->json)
+        print_json(batch);
+    else
+        print_table(batch);
+    if (batch->opts->junit && write_junit(batch, &err))
+        return ka_show_problem(&err, 2);
+    return final_code(batch);
 }
 
 int ka_batch_main(const struct ka_opts *opts, const char *dir)
 {
-    struct batch batch = {.opts = opts};
+    struct batch batch = {.opts = opts, .began = ka_clock_seconds()};
     struct ka_err err;
     int code = ka_app_open(&batch.app, opts, true, opts->jobs, &err);
     if (code == 0 && ka_settings_init(&batch.settings, opts, &batch.app, true, &err))
@@ -275,11 +334,7 @@ int ka_batch_main(const struct ka_opts *opts, const char *dir)
         fill(&batch);
         ka_loop_run(batch.app.loop);
         ka_log_progress_end();
-        if (opts->json)
-            print_json(&batch);
-        else
-            print_table(&batch);
-        code = final_code(&batch);
+        code = show(&batch);
     }
     batch_free(&batch);
     ka_settings_free(&batch.settings);

@@ -8,6 +8,7 @@
 
 #include "agent/app/app.h"
 #include "agent/app/asked.h"
+#include "agent/app/logging.h"
 #include "agent/io/loop.h"
 #include "agent/io/signals.h"
 #include "agent/run/run.h"
@@ -37,6 +38,7 @@ static const char usage[] =
     "  kernel-agent submit FILE [--wait]           a file to the service\n"
     "  kernel-agent status [ID]                    the runs of the service, or one of them\n"
     "  kernel-agent cancel ID                      one that is queued or runs\n"
+    "  kernel-agent logs ID [--follow]             what happened in one of them\n"
     "  kernel-agent inspect FILE                   what is understood of a forward file\n"
     "  kernel-agent check FILE... [--junit OUT]    the full verdict on a backward that exists already: a "
     "pair, or any module\n"
@@ -72,19 +74,12 @@ static const char exit_codes[] = "\n"
                                  "in the mailbox, 130 interrupted and resumable. With --json one result "
                                  "object goes to stdout; progress goes to stderr.\n";
 
-static void setup_log(const struct ka_opts *opts)
-{
-    enum ka_log_level level = opts->quiet ? KA_LOG_ERROR : ka_log_level_of(opts->log_level);
-    ka_log_setup(level, isatty(STDERR_FILENO) && level == KA_LOG_INFO);
-    if (opts->older)
-        ka_log(KA_LOG_INFO, "%s", opts->older);
-}
-
 static int missing_word(const char *command)
 {
     const char *word = strcmp(command, "batch") == 0    ? "DIR"
                        : strcmp(command, "verify") == 0 ? "RUN"
                        : strcmp(command, "cancel") == 0 ? "ID"
+                       : strcmp(command, "logs") == 0   ? "ID"
                                                         : "FILE";
     struct ka_err err;
     ka_fail(&err, 0, "%s is missing: kernel-agent %s %s (kernel-agent --help)", word, command, word);
@@ -182,10 +177,29 @@ static int run_main(struct ka_opts *opts)
 
 /* ---- commands */
 
-static int serve_main(const struct ka_opts *opts)
+struct command_line {
+    int argc; /* without program and command */
+    char **argv;
+    const char *config; /* --config, or NULL */
+};
+
+static int read_settings(void *arg, struct ka_opts *opts, struct ka_err *err)
+{
+    const struct command_line *line = arg;
+    int count, rc = ka_opts_init(opts, line->config, err);
+    if (rc == 0)
+        rc = ka_opts_parse(opts, line->argc, line->argv, NULL, 0, &count, err);
+    if (rc == 0)
+        rc = ka_settings_check(opts, err);
+    if (rc)
+        ka_opts_free(opts);
+    return rc;
+}
+
+static int serve_main(struct ka_opts *opts, struct command_line *line)
 {
     struct ka_err err;
-    int code = ka_service_run(opts, &err);
+    int code = ka_service_run(opts, read_settings, line, &err);
     return code ? ka_show_problem(&err, code) : 0;
 }
 
@@ -202,13 +216,11 @@ static int run_command(const char *name, struct ka_opts *opts, const char **word
             opts->file_path = ka_strdup(words[0]);
         return run_main(opts);
     }
-    if (strcmp(name, "serve") == 0)
-        return serve_main(opts);
     if (strcmp(name, "status") == 0)
         return ka_client_main(opts, name, word);
     if (!word)
         return missing_word(name);
-    if (strcmp(name, "submit") == 0 || strcmp(name, "cancel") == 0)
+    if (strcmp(name, "submit") == 0 || strcmp(name, "cancel") == 0 || strcmp(name, "logs") == 0)
         return ka_client_main(opts, name, word);
     if (strcmp(name, "batch") == 0)
         return ka_batch_main(opts, word);
@@ -223,8 +235,9 @@ static int run_command(const char *name, struct ka_opts *opts, const char **word
 
 static bool is_command(const char *word)
 {
-    static const char *const names[] = {"run",    "batch", "inspect", "check",  "verify", "differentiate",
-                                        "prompt", "bench", "serve",   "submit", "status", "cancel"};
+    static const char *const names[] = {"run",           "batch",  "inspect", "check", "verify",
+                                        "differentiate", "prompt", "bench",   "serve", "submit",
+                                        "status",        "cancel", "logs"};
     for (size_t i = 0; i < KA_COUNT(names); i++)
         if (strcmp(names[i], word) == 0)
             return true;
@@ -274,8 +287,11 @@ int ka_cli_main(int argc, char **argv)
     if (rc == 0)
         rc = ka_settings_check(&opts, &err);
     if (rc == 0)
-        setup_log(&opts);
-    int code = rc ? ka_show_problem(&err, 2) : run_command(name, &opts, words, count);
+        ka_logging_setup(&opts);
+    struct command_line line = {argc - skip, argv + skip, ka_opts_config_path(argc, argv)};
+    int code = rc                           ? ka_show_problem(&err, 2)
+               : strcmp(name, "serve") == 0 ? serve_main(&opts, &line)
+                                            : run_command(name, &opts, words, count);
     ka_opts_free(&opts);
     return code;
 }

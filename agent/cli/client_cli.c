@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "agent/core/fields.h"
+#include "agent/core/sse.h"
 #include "agent/core/submission.h"
 #include "agent/io/http.h"
 #include "agent/io/httpd.h"
@@ -18,8 +19,11 @@
 #include "base/each.h"
 #include "base/files.h"
 #include "show.h"
+#include "show_event.h"
 
 #define ANSWER_MAX ((size_t)64 << 20)
+#define EVENT_MAX ((size_t)16 << 20)
+#define ASK_MS 60000
 #define POLL_US 300000
 
 struct client {
@@ -29,6 +33,8 @@ struct client {
 
 struct asking {
     struct ka_loop *loop;
+    struct ka_sse *events; /* what takes an answer that is a stream; NULL: it is a document */
+    long most_ms;          /* that it may take; 0: as long as it takes */
     struct ka_buf body;
     long status;
     char *failure;
@@ -39,7 +45,8 @@ struct asking {
 static int on_body(void *arg, struct ka_transfer *transfer, const char *bytes, size_t len)
 {
     struct asking *asking = arg;
-    (void)transfer;
+    if (asking->events && ka_http_status(transfer) == 200)
+        return ka_sse_feed(asking->events, bytes, len);
     return ka_buf_add(&asking->body, bytes, len);
 }
 
@@ -63,7 +70,7 @@ static int transfer(const struct client *client, const char *path, const char *b
                                     .body = body,
                                     .body_len = body ? strlen(body) : 0,
                                     .connect_ms = 10000,
-                                    .total_ms = 60000};
+                                    .total_ms = asking->most_ms};
     struct ka_transfer *running;
     struct ka_http *http = ka_http_new(asking->loop, err);
     if (!http)
@@ -76,16 +83,20 @@ static int transfer(const struct client *client, const char *path, const char *b
     return rc;
 }
 
-/* `body` NULL: a GET. The answer's document (new reference), or NULL with `err`. */
-static json_t *ask(const struct client *client, const char *path, const char *body, struct ka_err *err)
+/* `body` NULL: a GET. The answer's document (new reference; {} of a stream), or NULL with `err`. */
+static json_t *ask_for(const struct client *client, const char *path, const char *body, struct ka_sse *events,
+                       long most_ms, struct ka_err *err)
 {
-    struct asking asking = {.loop = ka_loop_new(), .body = {.max = ANSWER_MAX}};
+    struct asking asking = {
+        .loop = ka_loop_new(), .events = events, .most_ms = most_ms, .body = {.max = ANSWER_MAX}};
     json_t *doc = NULL;
     int rc = transfer(client, path, body, &asking, err);
     ka_loop_close(asking.loop);
     if (rc == 0 && asking.failure)
         rc = ka_fail(err, -EIO, "%s: no service there: %s", client->address, asking.failure);
-    if (rc == 0)
+    if (rc == 0 && events && asking.status == 200)
+        doc = json_object();
+    else if (rc == 0)
         doc = json_loadb(ka_buf_str(&asking.body), asking.body.len, 0, NULL);
     if (rc == 0 && asking.status >= 300) {
         const char *why = ka_text_of(json_object_get(doc, "error"), "message", "refused");
@@ -100,13 +111,23 @@ static json_t *ask(const struct client *client, const char *path, const char *bo
     return doc;
 }
 
+static json_t *ask(const struct client *client, const char *path, const char *body, struct ka_err *err)
+{
+    return ask_for(client, path, body, NULL, ASK_MS, err);
+}
+
+static int check_id(const char *id, struct ka_err *err)
+{
+    return ka_entry_is_id(id, strlen(id))
+               ? 0
+               : ka_fail(err, -EINVAL, "'%s' is no run's id (kernel-agent status lists them)", id);
+}
+
 static json_t *ask_of(const struct client *client, const char *id, const char *what, const char *body,
                       struct ka_err *err)
 {
-    if (!ka_entry_is_id(id, strlen(id))) {
-        ka_fail(err, -EINVAL, "'%s' is no run's id (kernel-agent status lists them)", id);
+    if (check_id(id, err))
         return NULL;
-    }
     KA_AUTO_FREE char *path = ka_format("/v1/runs/%s%s", id, what);
     return ask(client, path, body, err);
 }
@@ -177,6 +198,20 @@ static json_t *wait_for(const struct client *client, json_t *run, struct ka_err 
     return run;
 }
 
+/* What happened in a run: its lines so far, or with --follow until it has ended. */
+static json_t *show_log(const struct client *client, const char *id, struct ka_err *err)
+{
+    struct ka_sse events;
+    bool as_json = client->opts->json, follow = client->opts->follow;
+    if (check_id(id, err))
+        return NULL;
+    KA_AUTO_FREE char *path = ka_format("/v1/runs/%s/events?follow=%s", id, follow ? "true" : "false");
+    ka_sse_init(&events, EVENT_MAX, as_json ? ka_show_event_json : ka_show_event, NULL);
+    json_t *doc = ask_for(client, path, NULL, &events, follow ? 0 : ASK_MS, err);
+    ka_sse_free(&events);
+    return doc;
+}
+
 static int open_client(struct client *client, struct ka_err *err)
 {
     KA_AUTO_FREE char *folder = ka_service_folder(client->opts);
@@ -200,6 +235,8 @@ static json_t *carry_out(const struct client *client, const char *command, const
         json_t *run = submit(client, word, err);
         return client->opts->wait ? wait_for(client, run, err) : run;
     }
+    if (strcmp(command, "logs") == 0)
+        return show_log(client, word, err);
     if (strcmp(command, "cancel") == 0)
         return ask_of(client, word, "/cancel", "", err);
     return word ? ask_of(client, word, "", NULL, err) : ask(client, "/v1/runs?limit=1000", NULL, err);
@@ -211,7 +248,7 @@ int ka_client_main(const struct ka_opts *opts, const char *command, const char *
     struct ka_err err;
     json_auto_t *doc = open_client(&client, &err) ? NULL : carry_out(&client, command, word, &err);
     int code = doc ? opts->wait && has_ended(doc) ? exit_code_of(doc) : 0 : ka_show_problem(&err, 2);
-    if (doc)
+    if (doc && strcmp(command, "logs") != 0)
         show(&client, doc);
     if (client.token)
         explicit_bzero(client.token, strlen(client.token));

@@ -97,6 +97,19 @@ bool ka_request_same_origin(const char *origin, const char *host)
     return !origin || (name && host && strcasecmp(name + strlen("://"), host) == 0);
 }
 
+bool ka_request_host_is_local(const char *host)
+{
+    static const char *const names[] = {"localhost", "127.0.0.1", "[::1]"};
+    for (size_t i = 0; host && i < KA_COUNT(names); i++) {
+        size_t len = strlen(names[i]);
+        if (strncasecmp(host, names[i], len) == 0 &&
+            (!host[len] ||
+             (host[len] == ':' && strspn(host + len + 1, "0123456789") == strlen(host + len + 1))))
+            return true;
+    }
+    return !host;
+}
+
 const char *ka_request_client(const char *forwarded, size_t *len)
 {
     const char *comma = forwarded ? strrchr(forwarded, ',') : NULL, *at = comma ? comma + 1 : forwarded;

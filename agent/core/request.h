@@ -25,7 +25,12 @@ bool ka_request_shows(const char *authorization, const char *token);
  * another site is asking. */
 bool ka_request_same_origin(const char *origin, const char *host);
 
-/* The client as the nearest proxy names it: the last of X-Forwarded-For, a view into it; "": none. */
+/* Does the header Host (NULL: HTTP/1.0) name this machine from within: localhost, 127.0.0.1, [::1], with any
+ * port? A page whose own name leads here sends that name. */
+bool ka_request_host_is_local(const char *host);
+
+/* The client as the nearest proxy names it: the last in the last X-Forwarded-For, a view into it; "": none.
+ * What stands before it came from the client and may be anything. */
 const char *ka_request_client(const char *forwarded, size_t *len);
 
 #endif

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +27,7 @@ static const char schema[] =
 struct change {
     char *id, *doc;    /* no doc: the entry goes */
     char *path, *text; /* a file to be written before; without text: a folder to be removed after */
+    char *synced;      /* a folder that the disk is to have before */
     ka_ledger_done_fn done;
     void *arg;
 };
@@ -48,27 +50,65 @@ struct ka_ledger {
 
 /* ---- the thread ---- */
 
-static int sync_folder(const char *path, struct ka_err *err)
-{
-    KA_AUTO_CLOSE int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    return fd < 0 || fsync(fd) != 0 ? ka_fail(err, -errno, "%s: %s", path, strerror(errno)) : 0;
-}
-
 static int write_file(const struct change *change, struct ka_err *err)
 {
-    KA_AUTO_FREE char *folder = ka_path_parent(change->path), *above = ka_path_parent(folder);
+    KA_AUTO_FREE char *folder = ka_path_parent(change->path);
     int rc = ka_mkdirs(folder, err);
     if (rc == 0)
         rc = ka_file_write(change->path, change->text, strlen(change->text), err);
-    if (rc == 0)
-        rc = sync_folder(folder, err);
-    return rc ? rc : sync_folder(above, err);
+    return rc ? rc : ka_folder_sync(folder, err);
+}
+
+/* The names of the folders that write_file() made: mostly they are in one and the same. */
+static int sync_above(const struct changes *batch, struct ka_err *err)
+{
+    KA_AUTO_FREE char *last = NULL;
+    int rc = 0;
+    for (size_t i = 0; i < batch->count && rc == 0; i++) {
+        if (!batch->list[i].text)
+            continue;
+        KA_AUTO_FREE char *folder = ka_path_parent(batch->list[i].path);
+        char *above = ka_path_parent(folder);
+        if (!last || strcmp(last, above) != 0)
+            rc = ka_folder_sync(above, err);
+        free(last);
+        last = above;
+    }
+    return rc;
+}
+
+static int sync_one(const char *path, const struct stat *st, int type, struct FTW *where)
+{
+    (void)where;
+    if (type != FTW_DP && (type != FTW_F || !S_ISREG(st->st_mode)))
+        return 0;
+    KA_AUTO_CLOSE int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    return fd < 0 || fsync(fd) != 0 ? errno == EPERM ? -EIO : -errno : 0; /* -1 is nftw's own */
+}
+
+/* The folder, what is in it, and its name in those above it, up to the ledger's. */
+static int sync_tree(const struct ka_ledger *ledger, const char *folder, struct ka_err *err)
+{
+    KA_AUTO_FREE char *top = ka_path_parent(ledger->path), *at = ka_strdup(folder);
+    /* A folder that is gone has nothing to lose. */
+    int rc = access(folder, F_OK) == 0 ? nftw(folder, sync_one, 16, FTW_PHYS | FTW_DEPTH) : 0;
+    if (rc)
+        return ka_fail(err, rc == -1 ? -errno : rc, "%s: %s", folder, strerror(rc == -1 ? errno : -rc));
+    while (rc == 0 && ka_starts_with(at, top) && strcmp(at, top) != 0) {
+        char *above = ka_path_parent(at);
+        free(at);
+        at = above;
+        rc = access(at, F_OK) == 0 ? ka_folder_sync(at, err) : 0;
+    }
+    return rc;
 }
 
 static int db_fail(struct ka_ledger *ledger, struct ka_err *err)
 {
     int code = sqlite3_errcode(ledger->db);
-    int rc = code == SQLITE_FULL ? -ENOSPC : code == SQLITE_READONLY ? -EROFS : -EIO;
+    /* A disk that has become read-only is an input or output error to SQLite. */
+    bool read_only = code == SQLITE_READONLY || (access(ledger->path, W_OK) != 0 && errno == EROFS);
+    int rc = code == SQLITE_FULL ? -ENOSPC : read_only ? -EROFS : -EIO;
     return ka_fail(err, rc, "%s: %s", ledger->path, sqlite3_errmsg(ledger->db));
 }
 
@@ -93,7 +133,11 @@ static int write_batch(struct ka_ledger *ledger, struct ka_err *err)
     const struct changes *batch = &ledger->batch;
     int rc = 0;
     for (size_t i = 0; i < batch->count && rc == 0; i++)
-        rc = batch->list[i].text ? write_file(&batch->list[i], err) : 0;
+        rc = batch->list[i].text     ? write_file(&batch->list[i], err)
+             : batch->list[i].synced ? sync_tree(ledger, batch->list[i].synced, err)
+                                     : 0;
+    if (rc == 0)
+        rc = sync_above(batch, err);
     if (rc == 0)
         rc = run_sql(ledger, "BEGIN IMMEDIATE", err);
     for (size_t i = 0; i < batch->count && rc == 0; i++)
@@ -124,6 +168,7 @@ static void free_change(struct change *change)
     free(change->doc);
     free(change->path);
     free(change->text);
+    free(change->synced);
 }
 
 static void on_written(void *arg)
@@ -177,6 +222,13 @@ void ka_ledger_put_file(struct ka_ledger *ledger, const char *id, const json_t *
     struct change *change = add(ledger, id, doc, done, arg);
     change->path = ka_strdup(path);
     change->text = ka_strdup(text);
+    write_next(ledger);
+}
+
+void ka_ledger_put_after(struct ka_ledger *ledger, const char *id, const json_t *doc, const char *folder,
+                         ka_ledger_done_fn done, void *arg)
+{
+    add(ledger, id, doc, done, arg)->synced = ka_strdup(folder);
     write_next(ledger);
 }
 

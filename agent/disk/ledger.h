@@ -32,6 +32,10 @@ void ka_ledger_put(struct ka_ledger *ledger, const char *id, const json_t *doc, 
 /* The same with a file, whose folder is made: both are there or the document is not. Texts are copied. */
 void ka_ledger_put_file(struct ka_ledger *ledger, const char *id, const json_t *doc, const char *path,
                         const char *text, ka_ledger_done_fn done, void *arg);
+/* The same once the disk has all that is below `folder`, which is below the ledger's own, and is not being
+ * written any more. */
+void ka_ledger_put_after(struct ka_ledger *ledger, const char *id, const json_t *doc, const char *folder,
+                         ka_ledger_done_fn done, void *arg);
 /* No document any more, and then no `folder`. */
 void ka_ledger_drop(struct ka_ledger *ledger, const char *id, const char *folder, ka_ledger_done_fn done,
                     void *arg);

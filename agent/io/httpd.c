@@ -160,12 +160,21 @@ static void wake(struct stream *stream)
     MHD_resume_connection(stream->connection);
 }
 
+/* Has the client ended what it sends? libmicrohttpd does not see the end that comes with the last bytes of
+ * half a request, and would wait for the rest. */
+static bool sends_no_more(const struct peer *peer)
+{
+    char byte;
+    return recv(peer->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
 /* A client that sends a byte now and then is never silent. */
 static void on_sweep(uv_timer_t *timer)
 {
     struct ka_httpd *httpd = timer->data;
     for (const struct peer *peer = httpd->peers; peer; peer = peer->next)
-        if (!peer->whole && uv_now(httpd->loop) - peer->since > httpd->conf.request_s * 1000U)
+        if (!peer->whole &&
+            (uv_now(httpd->loop) - peer->since > httpd->conf.request_s * 1000U || sends_no_more(peer)))
             cut(peer);
     for (struct stream *stream = httpd->streams; stream; stream = stream->next)
         wake(stream);
@@ -193,6 +202,26 @@ const char *ka_call_path(const struct ka_call *call)
 const char *ka_call_header(const struct ka_call *call, const char *name)
 {
     return MHD_lookup_connection_value(call->connection, MHD_HEADER_KIND, name);
+}
+
+struct last_of {
+    const char *name, *value;
+};
+
+static enum MHD_Result on_header(void *arg, enum MHD_ValueKind kind, const char *name, const char *value)
+{
+    struct last_of *last = arg;
+    (void)kind;
+    if (strcasecmp(name, last->name) == 0)
+        last->value = value;
+    return MHD_YES;
+}
+
+const char *ka_call_last_header(const struct ka_call *call, const char *name)
+{
+    struct last_of last = {.name = name};
+    MHD_get_connection_values(call->connection, MHD_HEADER_KIND, on_header, &last);
+    return last.value;
 }
 
 const char *ka_call_argument(const struct ka_call *call, const char *name)

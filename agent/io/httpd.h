@@ -60,6 +60,7 @@ const char *ka_call_id(const struct ka_call *call);
 const char *ka_call_method(const struct ka_call *call);
 const char *ka_call_path(const struct ka_call *call);
 const char *ka_call_header(const struct ka_call *call, const char *name);
+const char *ka_call_last_header(const struct ka_call *call, const char *name); /* where it comes again */
 const char *ka_call_argument(const struct ka_call *call, const char *name);
 const char *ka_call_body(const struct ka_call *call, size_t *len);
 

@@ -224,7 +224,13 @@ static void get_pair(struct ka_api *api, struct ka_call *call, const char *id)
 
 static void get_run_events(struct ka_api *api, struct ka_call *call, const char *id)
 {
-    if (find(api, call, id) && ka_stream_run(api->queue, call, id))
+    const char *follow = ka_call_argument(call, "follow");
+    bool whole = !follow || strcmp(follow, "true") == 0;
+    if (!find(api, call, id))
+        return;
+    if (!whole && strcmp(follow, "false") != 0)
+        ka_call_refuse(call, 400, "invalid", "follow is true or false");
+    else if (ka_stream_run(api->queue, call, id, whole))
         ka_call_refuse(call, 503, "busy", "too many streams are open");
 }
 
@@ -384,7 +390,7 @@ static unsigned seconds_to_wait(struct ka_rate *rate, const struct ka_call *call
 {
     size_t len;
     char hash[KA_HASH_HEX];
-    const char *client = ka_request_client(ka_call_header(call, "X-Forwarded-For"), &len);
+    const char *client = ka_request_client(ka_call_last_header(call, "X-Forwarded-For"), &len);
     ka_hash_hex(client, len, hash);
     hash[16] = '\0';
     return ka_rate_take(rate, strtoull(hash, NULL, 16), ka_clock_seconds());
@@ -407,6 +413,9 @@ static bool may_ask(struct ka_api *api, struct ka_call *call)
         ka_call_refuse(call, 401, "unauthorized", "Authorization: Bearer TOKEN is missing or wrong");
     else if (!ka_request_same_origin(ka_call_header(call, "Origin"), ka_call_header(call, "Host")))
         ka_call_refuse(call, 403, "cross_origin", "the page of another site is asking");
+    else if (!api->token && !ka_request_host_is_local(ka_call_header(call, "Host")))
+        ka_call_refuse(call, 403, "wrong_host",
+                       "without a token the Host is localhost; for other names use --token-file");
     else
         return true;
     return false;

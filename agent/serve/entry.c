@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "agent/core/fields.h"
+#include "base/each.h"
 
 static const char *const states[KA_ENTRY_STATES] = {"queued", "running", "done", "failed", "cancelled"};
 
@@ -65,6 +66,21 @@ void ka_entry_free(struct ka_entry *entry)
     free(entry);
 }
 
+void ka_entry_spent(struct ka_entry *entry, const json_t *result)
+{
+    const json_t *llm = json_object_get(result, "llm");
+    entry->tokens_in = ka_number_of(llm, "tokens_in", 0);
+    entry->tokens_out = ka_number_of(llm, "tokens_out", 0);
+    entry->cost = ka_number_of(llm, "cost", 0);
+    entry->gpu_seconds = entry->child_failures = 0;
+    bool gpu = ka_is_text(result, "device", "cuda");
+    KA_EACH(json_object_get(result, "children"), i, child) {
+        entry->child_failures +=
+            ka_is_text(child, "status", "died") || ka_is_text(child, "status", "timeout");
+        entry->gpu_seconds += gpu ? ka_number_of(child, "end", 0) - ka_number_of(child, "start", 0) : 0;
+    }
+}
+
 static void put_time(json_t *doc, const char *name, double seconds)
 {
     json_object_set_new(doc, name, seconds > 0 ? json_real(seconds) : json_null());
@@ -83,6 +99,9 @@ json_t *ka_entry_json(const struct ka_entry *entry)
     json_object_set_new(doc, "exit_code", known ? json_integer(entry->exit_code) : json_null());
     json_object_set_new(doc, "tokens_in", json_integer((json_int_t)entry->tokens_in));
     json_object_set_new(doc, "tokens_out", json_integer((json_int_t)entry->tokens_out));
+    json_object_set_new(doc, "cost", json_real(entry->cost));
+    json_object_set_new(doc, "gpu_seconds", json_real(entry->gpu_seconds));
+    json_object_set_new(doc, "child_failures", json_integer(entry->child_failures));
     json_object_set_new(doc, "verdict", entry->verdict ? json_string(entry->verdict) : json_null());
     json_object_set_new(doc, "reason", entry->reason ? json_string(entry->reason) : json_null());
     json_object_set_new(doc, "folder", entry->folder ? json_string(entry->folder) : json_null());
@@ -113,6 +132,9 @@ struct ka_entry *ka_entry_read(const char *id, const json_t *doc)
     entry->exit_code = (int)ka_number_of(doc, "exit_code", 0);
     entry->tokens_in = ka_number_of(doc, "tokens_in", 0);
     entry->tokens_out = ka_number_of(doc, "tokens_out", 0);
+    entry->cost = ka_number_of(doc, "cost", 0);
+    entry->gpu_seconds = ka_number_of(doc, "gpu_seconds", 0);
+    entry->child_failures = (int)ka_number_of(doc, "child_failures", 0);
     entry->verdict = ka_strdup(ka_text_of(doc, "verdict", NULL));
     entry->reason = ka_strdup(ka_text_of(doc, "reason", NULL));
     entry->folder = ka_strdup(ka_text_of(doc, "folder", NULL));

@@ -33,8 +33,11 @@ struct ka_entry {
     int exit_code;                    /* the program's, for this run; once it has ended */
     char *verdict;                    /* of the result object; NULL */
     char *reason;                     /* why it is as it is, for people; NULL */
-    double tokens_in, tokens_out;     /* of the last attempt that ended */
-    char *folder;                     /* of the run, once it has ended; NULL: there is none */
+    /* Of the last attempt that ended: */
+    double tokens_in, tokens_out, cost; /* money, where prices are known */
+    double gpu_seconds;                 /* of its children, where it ran on one */
+    int child_failures;                 /* children that died or took too long */
+    char *folder;                       /* of the run, once it has ended; NULL: there is none */
 };
 
 struct ka_entry *ka_entry_new(const char *name, const char *source, json_t *options, int priority);
@@ -44,6 +47,9 @@ bool ka_entry_ended(const struct ka_entry *entry);
 const char *ka_entry_state_name(enum ka_entry_state state);
 /* KA_ENTRY_STATES: there is no such state. */
 enum ka_entry_state ka_entry_state_of(const char *name);
+
+/* What it took, of the result object of its last attempt. */
+void ka_entry_spent(struct ka_entry *entry, const json_t *result);
 
 /* New reference. */
 json_t *ka_entry_json(const struct ka_entry *entry);

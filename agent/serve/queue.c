@@ -17,6 +17,8 @@
 
 #define QUEUED_MAX 10000
 #define STARTS_MAX 50  /* of one attempt: a run that ends the service each time is not begun for ever */
+#define EAGER_MAX 3    /* starts of an attempt until which it goes on before all others */
+#define YIELD_S 15.0   /* that it lets others go first after these */
 #define TROUBLE_S 10.0 /* until something is tried again that the disk did not take */
 #define TICK_MS 1000
 
@@ -34,6 +36,8 @@ struct item {
     uint64_t version;       /* of the queue, at the last change */
     struct waiter *waiters; /* for the write under way */
     json_t *before;         /* the entry before the change of a client's that is under way */
+    struct ka_entry *end;   /* the entry once the disk has its end; NULL */
+    double yields;          /* steady time until which others go first: it was interrupted often */
     bool new;               /* its first write is under way */
     bool starting;          /* its start is being written */
     bool going;             /* deleted, once that is written */
@@ -83,6 +87,7 @@ static struct item *add_item(struct ka_queue *queue, struct ka_entry *entry)
 static void free_item(struct item *item)
 {
     ka_entry_free(item->entry);
+    ka_entry_free(item->end);
     free(item);
 }
 
@@ -123,7 +128,10 @@ const struct ka_entry *ka_queue_at(const struct ka_queue *queue, size_t i)
 const char *ka_queue_folder(const struct ka_queue *queue, const char *id)
 {
     const struct item *item = find_item(queue, id);
-    return !item ? NULL : item->run ? ka_run_dir(item->run) : item->entry->folder;
+    return !item       ? NULL
+           : item->run ? ka_run_dir(item->run)
+           : item->end ? item->end->folder
+                       : item->entry->folder;
 }
 
 uint64_t ka_queue_version(const struct ka_queue *queue)
@@ -209,7 +217,7 @@ static void tell_waiters(struct item *item, int rc, const struct ka_entry *entry
 
 static void put(struct item *item, ka_ledger_done_fn done)
 {
-    json_auto_t *doc = ka_entry_json(item->entry);
+    json_auto_t *doc = ka_entry_json(item->end ? item->end : item->entry);
     touch(item);
     ka_ledger_put(item->queue->ledger, item->entry->id, doc, done, item);
 }
@@ -223,13 +231,23 @@ static void on_end_saved(void *arg, int rc, const struct ka_err *err)
         ka_log(KA_LOG_ERROR, "%s: its end is not written: %s", item->entry->id, err->msg);
         item->unsaved = true;
         look_again(item->queue, TICK_MS);
+    } else if (item->end) { /* nobody was told before */
+        ka_entry_free(item->entry);
+        item->entry = item->end;
+        item->end = NULL;
+        touch(item);
     }
 }
 
 static void save_end(struct item *item)
 {
     item->unsaved = false;
-    put(item, on_end_saved);
+    if (!item->end || !item->end->folder) {
+        put(item, on_end_saved);
+        return;
+    }
+    json_auto_t *doc = ka_entry_json(item->end);
+    ka_ledger_put_after(item->queue->ledger, item->entry->id, doc, item->end->folder, on_end_saved, item);
 }
 
 static void set_text(char **text, const char *value)
@@ -239,9 +257,17 @@ static void set_text(char **text, const char *value)
     *text = copy;
 }
 
+/* The entry as it will be at its end, to be completed. */
+static struct ka_entry *begin_end(struct item *item)
+{
+    json_auto_t *doc = ka_entry_json(item->entry);
+    item->end = ka_entry_read(item->entry->id, doc);
+    return item->end;
+}
+
 static void end_item(struct item *item, enum ka_entry_state state, int exit_code, const char *reason)
 {
-    struct ka_entry *entry = item->entry;
+    struct ka_entry *entry = item->end ? item->end : begin_end(item);
     entry->state = state;
     entry->exit_code = exit_code;
     entry->ended = now();
@@ -295,10 +321,10 @@ static void on_run_done(struct ka_run *run, bool waiting, void *arg)
         if (!queue->draining) /* else it stays as it is on the disk: running */
             queue_again(item, TROUBLE_S, "its folder could not be written");
     } else if (!try_later(item, code, error)) {
-        entry->tokens_in = ka_number_of(json_object_get(result, "llm"), "tokens_in", 0);
-        entry->tokens_out = ka_number_of(json_object_get(result, "llm"), "tokens_out", 0);
-        set_text(&entry->verdict, ka_text_of(result, "verdict", NULL));
-        set_text(&entry->folder, ka_run_dir(run));
+        struct ka_entry *end = begin_end(item);
+        ka_entry_spent(end, result);
+        set_text(&end->verdict, ka_text_of(result, "verdict", NULL));
+        set_text(&end->folder, ka_run_dir(run));
         end_item(item, code == 0 || code == 3 || code == 4 ? KA_ENTRY_DONE : KA_ENTRY_FAILED, code, why);
     }
     ka_run_free(run);
@@ -394,11 +420,23 @@ static void on_start_saved(void *arg, int rc, const struct ka_err *saved)
     fill(queue);
 }
 
-static bool goes_before(const struct ka_entry *entry, const struct ka_entry *other)
+/* 0 goes first. Where the service is ended over and over, runs that are interrupted each time do not keep the
+ * others waiting for ever; nor do they wait for ever themselves. */
+static int rank_of(const struct item *item, double steady)
 {
-    if ((entry->starts > 0) != (other->starts > 0))
-        return entry->starts > 0;
-    return entry->priority > other->priority;
+    if (item->entry->starts > 0 && item->entry->starts <= EAGER_MAX)
+        return 0;
+    return item->yields > steady ? 2 : 1;
+}
+
+static bool goes_before(const struct item *item, const struct item *other, double steady)
+{
+    int rank = rank_of(item, steady), others = rank_of(other, steady);
+    if (rank != others)
+        return rank < others;
+    if (rank == 2 && item->entry->starts != other->entry->starts)
+        return item->entry->starts < other->entry->starts;
+    return item->entry->priority > other->entry->priority;
 }
 
 /* A clock that was set back does not keep a run waiting for longer than it was to wait. */
@@ -411,14 +449,14 @@ static bool may_start(const struct ka_entry *entry, double time)
 static struct item *next_item(struct ka_queue *queue)
 {
     struct item *best = NULL;
-    double time = now();
+    double time = now(), steady = ka_clock_seconds();
     for (size_t i = 0; i < queue->count; i++) {
         struct item *item = queue->items[i];
-        if (item->entry->state != KA_ENTRY_QUEUED || item->new || item->starting || item->before)
+        if (item->entry->state != KA_ENTRY_QUEUED || item->new || item->starting || item->before || item->end)
             continue;
         if (!may_start(item->entry, time))
             look_again(queue, TICK_MS);
-        else if (!best || goes_before(item->entry, best->entry))
+        else if (!best || goes_before(item, best, steady))
             best = item;
     }
     return best;
@@ -549,7 +587,7 @@ static int find_settled(const struct ka_queue *queue, const char *id, struct ite
     struct item *item = find_item(queue, id);
     if (!item)
         return ka_fail(err, -ENOENT, "there is no run %.16s", id);
-    if (item->before || item->unsaved)
+    if (item->before || item->unsaved || item->end)
         return ka_fail(err, -EBUSY, "the run %s is being changed", id);
     *out = item;
     return 0;
@@ -644,7 +682,10 @@ static void on_entry(void *arg, const char *id, json_t *doc)
     }
     if (entry->state == KA_ENTRY_RUNNING)
         entry->state = KA_ENTRY_QUEUED; /* with its starts: it goes on */
-    touch(add_item(queue, entry));
+    struct item *item = add_item(queue, entry);
+    if (entry->starts > EAGER_MAX)
+        item->yields = ka_clock_seconds() + YIELD_S;
+    touch(item);
 }
 
 int ka_queue_open(struct ka_app *app, const struct ka_opts *opts, const char *folder, struct ka_queue **out,
@@ -654,7 +695,15 @@ int ka_queue_open(struct ka_app *app, const struct ka_opts *opts, const char *fo
     char *aside = NULL;
     *queue = (struct ka_queue){
         .app = app, .opts = opts, .runs = ka_path_join(folder, "runs"), .version = (uint64_t)(now() * 1e6)};
+    KA_AUTO_FREE char *above = ka_path_parent(folder);
     int rc = ka_ledger_open(folder, app->loop, on_entry, queue, &queue->ledger, &aside, err);
+    /* What is taken on is below these: they must not go with a loss of power. */
+    if (rc == 0)
+        rc = ka_mkdirs(queue->runs, err);
+    if (rc == 0)
+        rc = ka_folder_sync(folder, err);
+    if (rc == 0)
+        rc = ka_folder_sync(above, err);
     if (rc) {
         ka_queue_free(queue);
         return rc;

@@ -1,15 +1,17 @@
 /* The service's runs: taken on, put in order, started so many at a time, ended; and none of them lost.
  *
- * What a client is told has happened is on the disk. A run's start is on the disk before the run begins, so
- * that one which the service's end interrupts is found by the next service, which goes on with its folder:
+ * What a client is told has happened is on the disk. A run's start is there before the run begins, so that
+ * one which the service's end interrupts is found by the next service, which goes on with its folder; a run's
+ * end is shown once it is there, and with it what is in the folder:
  *
  *     FOLDER/lock, ledger.db            agent/disk/ledger.h
  *     FOLDER/runs/ID/NAME.py            the file as it was submitted
  *     FOLDER/runs/ID/ATTEMPT/NAME-.../  the run's folder (agent/run/run.h)
  *
- * Higher priorities go first, then those taken on first; a run that was interrupted goes before all others. A
- * run whose endpoint is down is tried again, later each time; what the endpoint refuses has failed. Loop
- * thread only. */
+ * Higher priorities go first, then those taken on first; a run that was interrupted goes before all
+ * others, but where that has happened more than three times lets them go first for a while. A run whose
+ * endpoint is down is tried again, later each time; what the endpoint refuses has failed. Loop thread
+ * only. */
 #ifndef KA_QUEUE_H
 #define KA_QUEUE_H
 

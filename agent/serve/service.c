@@ -9,13 +9,17 @@
 #include <unistd.h>
 
 #include "about.h"
+#include "agent/app/logging.h"
 #include "agent/io/httpd.h"
 #include "agent/io/loop.h"
+#include "agent/io/notify.h"
 #include "agent/io/signals.h"
 #include "api.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "queue.h"
+#include "retire.h"
+#include "watch.h"
 
 #define TOKEN_MIN 16
 #define CONNECTIONS_MAX 256
@@ -25,7 +29,14 @@
 
 struct service {
     struct ka_app app;
+    struct ka_opts *opts;
+    ka_service_read_fn read;
+    void *read_arg;
+    bool draining;
     struct ka_signals *signals;
+    struct ka_notify *notify;
+    struct ka_retire *retire;
+    struct ka_watch *watch;
     struct ka_httpd *httpd;
     struct ka_api api;
     char *folder, *address_file;
@@ -112,16 +123,85 @@ static int start_http(struct service *service, const struct ka_opts *opts, int f
     return rc;
 }
 
+static void wipe(char **token)
+{
+    if (*token)
+        explicit_bzero(*token, strlen(*token));
+    free(*token);
+    *token = NULL;
+}
+
+/* ---- what changes while it runs ---- */
+
+/* The token of the settings that were read; -EINVAL where a port would be left without one. */
+static int read_token(const struct service *service, const struct ka_opts *fresh, char **token,
+                      struct ka_err *err)
+{
+    if (fresh->token_file)
+        return ka_service_token(fresh->token_file, token, err);
+    if (service->opts->address && !ka_httpd_is_unix(service->opts->address))
+        return ka_fail(err, -EINVAL, "--token-file: a port wants one");
+    return 0;
+}
+
+static void adopt(struct service *service, struct ka_opts *fresh)
+{
+    static const char *const names[] = {"jobs",      "rate",      "log-level",  "log-format", "quiet",
+                                        "keep-days", "keep-runs", "token-file", NULL};
+    KA_AUTO_BUF struct ka_buf left = {0};
+    struct ka_opts *opts = service->opts;
+    ka_opts_adopt(opts, fresh, names, &left);
+    ka_logging_setup(opts);
+    service->api.clients.per_second = service->api.strangers.per_second = opts->rate;
+    json_object_set_new(service->api.about, "jobs", json_integer(opts->jobs));
+    ka_log(KA_LOG_INFO, "the settings were read again");
+    if (left.len)
+        ka_log(KA_LOG_WARN, "these changes count from the next start on: %s", ka_buf_str(&left));
+    ka_queue_begin(service->api.queue);
+}
+
+static void on_hangup(void *arg)
+{
+    struct service *service = arg;
+    struct ka_opts fresh;
+    struct ka_err err;
+    char *token = NULL;
+    if (service->draining)
+        return;
+    ka_notify_reloading(service->notify);
+    int rc = service->read(service->read_arg, &fresh, &err);
+    bool read = rc == 0;
+    if (rc == 0)
+        rc = read_token(service, &fresh, &token, &err);
+    if (rc) {
+        ka_log(KA_LOG_ERROR, "the settings stay as they are: %s", err.msg);
+    } else {
+        wipe(&service->token);
+        service->api.token = service->token = token;
+        adopt(service, &fresh);
+    }
+    if (read)
+        ka_opts_free(&fresh);
+    ka_notify_say(service->notify, "READY=1");
+}
+
+/* ---- life ---- */
+
 static void on_drained(void *arg)
 {
     struct service *service = arg;
     ka_signals_stop(service->signals);
+    ka_notify_stop(service->notify);
     ka_loop_stop(service->app.loop);
 }
 
 static void on_stop(void *arg)
 {
     struct service *service = arg;
+    service->draining = true;
+    ka_notify_say(service->notify, "STOPPING=1");
+    ka_retire_stop(service->retire);
+    ka_watch_stop(service->watch);
     ka_log(KA_LOG_INFO, "ending; the next service goes on with what runs (a second signal ends it at once)");
     ka_queue_drain(service->api.queue, on_drained, service);
 }
@@ -135,18 +215,24 @@ static int start(struct service *service, const struct ka_opts *opts, struct ka_
         rc = open_socket(service, opts, &fd, err);
     if (rc == 0)
         rc = start_http(service, opts, fd, err);
+    if (rc == 0 && opts->watch)
+        rc = ka_watch_start(service->app.loop, service->api.queue, opts->watch, &service->watch, err);
     return rc;
 }
 
-int ka_service_run(const struct ka_opts *opts, struct ka_err *err)
+int ka_service_run(struct ka_opts *opts, ka_service_read_fn read, void *arg, struct ka_err *err)
 {
-    struct service service = {.folder = NULL};
+    struct service service = {.opts = opts, .read = read, .read_arg = arg};
     int code = ka_app_open(&service.app, opts, true, opts->jobs, err);
     if (code == 0 && start(&service, opts, err))
         code = 2;
     if (code == 0) {
         service.signals = ka_signals_start(service.app.loop, on_stop, &service);
+        ka_signals_on_hangup(service.signals, on_hangup);
+        service.retire = ka_retire_start(service.app.loop, service.api.queue, opts);
+        service.notify = ka_notify_start(service.app.loop);
         ka_queue_begin(service.api.queue);
+        ka_notify_say(service.notify, "READY=1");
         ka_loop_run(service.app.loop);
         unlink(service.address_file);
     }
@@ -156,8 +242,6 @@ int ka_service_run(const struct ka_opts *opts, struct ka_err *err)
     ka_app_close(&service.app);
     free(service.folder);
     free(service.address_file);
-    if (service.token)
-        explicit_bzero(service.token, strlen(service.token));
-    free(service.token);
+    wipe(&service.token);
     return code;
 }

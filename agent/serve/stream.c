@@ -36,6 +36,7 @@ static void put_entry(struct ka_buf *out, const char *id, const char *type, cons
 struct run_stream {
     const struct ka_queue *queue;
     char id[KA_ENTRY_ID];
+    bool follow;              /* until the run has ended, not only what there is */
     uint64_t attempt, offset; /* of its run.jsonl; a line begins there */
 };
 
@@ -90,7 +91,7 @@ static bool more_of_run(void *arg, struct ka_buf *out)
     int rc = folder ? read_lines(stream, folder, &text) : 0;
     put_lines(stream, &text, out);
     if (rc == 0 && (text.len || !ka_entry_ended(entry)))
-        return true;
+        return text.len || stream->follow;
     char id[48];
     snprintf(id, sizeof(id), "%llu:%llu", (unsigned long long)stream->attempt,
              (unsigned long long)stream->offset);
@@ -98,10 +99,10 @@ static bool more_of_run(void *arg, struct ka_buf *out)
     return false;
 }
 
-int ka_stream_run(const struct ka_queue *queue, struct ka_call *call, const char *id)
+int ka_stream_run(const struct ka_queue *queue, struct ka_call *call, const char *id, bool follow)
 {
     struct run_stream *stream = ka_calloc(1, sizeof(*stream));
-    *stream = (struct run_stream){.queue = queue};
+    *stream = (struct run_stream){.queue = queue, .follow = follow};
     snprintf(stream->id, sizeof(stream->id), "%s", id);
     if (!ka_request_event(ka_call_header(call, "Last-Event-ID"), ':', &stream->attempt, &stream->offset) ||
         stream->offset > INT64_MAX)

@@ -10,7 +10,7 @@
 #include "queue.h"
 
 /* -EAGAIN: too many are open; the call is not answered then. The queue outlives them. */
-int ka_stream_run(const struct ka_queue *queue, struct ka_call *call, const char *id);
+int ka_stream_run(const struct ka_queue *queue, struct ka_call *call, const char *id, bool follow);
 int ka_stream_queue(const struct ka_queue *queue, struct ka_call *call);
 
 #endif

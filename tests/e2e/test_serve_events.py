@@ -21,7 +21,7 @@ def stream(service: Service, path: str, last: str = "") -> Iterator[Iterator[Eve
     """The events as they come: id, type, document."""
     sock = service.connect()
     more = f"Last-Event-ID: {last}\r\n" if last else ""
-    sock.sendall(f"GET {path} HTTP/1.0\r\nHost: x\r\n{more}\r\n".encode())
+    sock.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n{more}\r\n".encode())
     lines = sock.makefile(encoding="utf-8", newline="\n")
     assert " 200 " in lines.readline()
     while lines.readline().strip():

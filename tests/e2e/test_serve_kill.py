@@ -90,6 +90,26 @@ def test_run_that_ends_the_service_each_time_is_given_up(serve: Callable[..., Se
     assert (ended["state"], ended["exit_code"]) == ("failed", 1) and "too often" in ended["reason"]
 
 
+def test_run_that_is_interrupted_over_and_over_lets_others_go_first(serve: Callable[..., Service]) -> None:
+    service = serve(*ASKS)
+    often, other = (service.submit(variant(number))["id"] for number in range(2))
+    asked(service.agent, 1)
+    for starts, others, first, second in (
+        (3, 0, often, other),
+        (4, 0, other, often),
+        (9, 5, other, often),
+        (9, 9, often, other),
+    ):
+        service.kill()
+        edit(service, often, state="running", starts=starts)
+        edit(service, other, state="running" if others else "queued", starts=others)
+        service.start()
+        service.wait(first, "running")
+        assert service.run(second)["state"] == "queued"
+    assert service.ask("POST", f"/v1/runs/{other}/cancel").status == 200
+    service.wait(often, "running")
+
+
 def test_sigterm_drains_and_the_next_service_goes_on(agent: Agent, serve: Callable[..., Service]) -> None:
     service = serve(*ASKS)
     running, queued = service.submit(variant(0))["id"], service.submit(variant(1))["id"]

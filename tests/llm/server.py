@@ -424,6 +424,7 @@ class Handler(BaseHTTPRequestHandler):
 def main() -> None:
     parser = argparse.ArgumentParser(description="a scripted OpenAI-compatible endpoint on loopback")
     parser.add_argument("--script", type=Path, required=True)
+    parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--port-file", type=Path)
     parser.add_argument("--log", type=Path)
     parser.add_argument("--key")
@@ -434,7 +435,7 @@ def main() -> None:
 
     Handler.script = Script(options.script, options.repeat, options.log)
     Handler.key = options.key
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
     server.daemon_threads = True
     if options.tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

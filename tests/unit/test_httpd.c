@@ -217,25 +217,43 @@ static void call__larger_than_allowed__is_refused(void **state)
     assert_int_equal(fixture->whole, 0);
 }
 
-/* Every 100 ms a byte: never silent, never done. */
-static void ask_slowly(struct fixture *fixture)
+/* Every 100 ms a byte: never silent, never done. Returns once it is cut off. */
+static void send_slowly(struct fixture *fixture, const char *begin)
 {
     int fd = open_client(fixture);
     const struct timeval wait = {.tv_usec = 100000};
     char byte;
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait));
-    send_text(fd, "GET /x HTTP/1.1\r\nX: ");
+    send_text(fd, begin);
     do
         send_text(fd, "x");
     while (recv(fd, &byte, 1, 0) < 0);
     close(fd);
 }
 
-static void call__that_never_ends__is_cut_off(void **state)
+static void send_head_slowly(struct fixture *fixture)
+{
+    send_slowly(fixture, "GET /x HTTP/1.1\r\nX: ");
+}
+
+static void send_body_slowly(struct fixture *fixture)
+{
+    send_slowly(fixture, "POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n");
+}
+
+static void call__with_a_head_that_never_ends__is_cut_off(void **state)
 {
     struct fixture *fixture = *state;
-    serve(fixture, ask_slowly); /* returns */
+    serve(fixture, send_head_slowly);
     assert_int_equal(fixture->begun, 0);
+}
+
+static void call__with_a_body_that_never_ends__is_cut_off(void **state)
+{
+    struct fixture *fixture = *state;
+    serve(fixture, send_body_slowly);
+    assert_int_equal(fixture->begun, 1);
+    assert_int_equal(fixture->whole, 0);
 }
 
 static void open_many(struct fixture *fixture)
@@ -283,7 +301,8 @@ int main(void)
         TEST(call__answered_later__is_answered),
         TEST(call__refused_by_its_head__is_not_read),
         TEST(call__larger_than_allowed__is_refused),
-        TEST(call__that_never_ends__is_cut_off),
+        TEST(call__with_a_head_that_never_ends__is_cut_off),
+        TEST(call__with_a_body_that_never_ends__is_cut_off),
         TEST(connection__one_too_many__is_told),
         TEST(socket__left_behind__is_replaced),
     };

@@ -81,6 +81,19 @@ static void origin__of_another_site__is_told_apart(void **state)
     assert_false(ka_request_same_origin("http://x", NULL));
 }
 
+static void host__of_this_machine__is_told_from_a_name_that_leads_here(void **state)
+{
+    static const char *const local[] = {NULL,    "localhost", "LocalHost:80", "127.0.0.1:8080",
+                                        "[::1]", "[::1]:1"};
+    static const char *const other[] = {
+        "", "evil.example", "localhost.evil.example", "127.0.0.1.evil:80", "localhost:80x", "::1", "evil:80"};
+    (void)state;
+    for (size_t i = 0; i < KA_COUNT(local); i++)
+        assert_true(ka_request_host_is_local(local[i]));
+    for (size_t i = 0; i < KA_COUNT(other); i++)
+        assert_false(ka_request_host_is_local(other[i]));
+}
+
 static void client__is_who_the_nearest_proxy_names(void **state)
 {
     size_t len;
@@ -143,6 +156,7 @@ int main(void)
         cmocka_unit_test(event__that_is_none__changes_nothing),
         cmocka_unit_test(token__is_shown_by_its_own_scheme_alone),
         cmocka_unit_test(origin__of_another_site__is_told_apart),
+        cmocka_unit_test(host__of_this_machine__is_told_from_a_name_that_leads_here),
         cmocka_unit_test(client__is_who_the_nearest_proxy_names),
         cmocka_unit_test(rate__spent__comes_back_with_time),
         cmocka_unit_test(rate__of_all__is_limited_too),

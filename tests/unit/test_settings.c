@@ -263,7 +263,7 @@ static void runs__of_one_process__each_keep_their_own_settings(void **state)
     struct process process = {0};
     struct ka_err err;
     struct ka_opts opts = OPTIONS("--no-compile-cache", "--no-retrieval", "--backend", "none");
-    ka_log_setup(KA_LOG_ERROR, false);
+    ka_log_setup(KA_LOG_ERROR, false, KA_LOG_TEXT);
     if (ka_app_open(&process.app, &opts, false, 1, &err)) {
         print_message("%s: skipped\n", err.msg);
         ka_app_close(&process.app);
