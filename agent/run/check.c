@@ -69,7 +69,7 @@ struct ka_check {
     struct ka_run_child *facts_child; /* counts them beside the candidate; NULL: it does not, or is through */
     bool facts_ended, facts_wanted;
     bool facts_early; /* they are those of the sizes that are checked, not of the user's own */
-    uint64_t began; /* ka_clock_ns() */
+    uint64_t began;   /* ka_clock_ns() */
 };
 
 static void free_check(struct ka_check *check)
