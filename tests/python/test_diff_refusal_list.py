@@ -119,6 +119,9 @@ KERNELS: dict[str, tuple[str, str, str]] = {
     "stored_twice": ("    tl.store(out_ptr + cols, x * x, mask=mask)", "overwritten store", "stored to twice"),
     "stored_in_every_step": ("    for i in range(3):\n        tl.store(out_ptr + n + cols, x * i)  # here", "overwritten store", "in every step"),
     "read_elsewhere": ("    tl.store(out_ptr + n + cols, x)\n    x = tl.load(out_ptr + n - cols)", "in-place access", "different addresses"),
+    "reads_that_meet": (
+        "    p = out_ptr + n + cols\n    a = tl.load(p)\n    b = tl.load(p + 8)\n    tl.store(p, a * x)  # here\n    tl.store(p + 8, b * x)", "in-place access", "different addresses"
+    ),
     "read_after_a_branch": ("    p = out_ptr + n + cols\n    if n > 3:\n        tl.store(p, x)\n    x = tl.load(p)  # here", "in-place access", "after a branch or a loop"),
     "stored_in_a_branch": ("    p = out_ptr + n + cols\n    x = x + tl.load(p)\n    if n > 3:\n        tl.store(p, x)  # here", "in-place access", "in one branch"),
     "updated_in_every_step": (

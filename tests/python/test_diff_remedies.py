@@ -71,6 +71,7 @@ BODIES = {
     "stored_twice": "    x = x * x",
     "stored_in_every_step": "    s = x\n    for i in range(3):\n        s = x * i\n    tl.store(out_ptr + n + cols, s, mask=mask)",
     "read_elsewhere": "    x = x * tl.load(x_ptr + n - 1 - cols, mask=mask, other=0.0)",
+    "reads_that_meet": "    a = tl.load(x_ptr + cols, mask=mask, other=0.0)\n    tl.store(out_ptr + n + cols, a * x, mask=mask)",
     "read_after_a_branch": PLACE + "    kept = x * x\n    if n > 3:\n        kept = x\n    tl.store(p, kept, mask=mask)\n    x = kept * x",
     "while_state": "    for i in range(3):\n        x = tl.sin(x)",
     "unknown_trips": "    k = tl.load(y_ptr).to(tl.int32)\n    for i in range(n):\n        x = tl.where(i < k + 2, tl.sin(x) * x, x)",

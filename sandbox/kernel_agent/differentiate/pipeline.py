@@ -6,12 +6,12 @@ import ast
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 from .. import draw
 from ..forward import Forward
-from .ir.nodes import GradWrite, Node
+from .ir.nodes import GradWrite, Node, Store, walk
 from .ir.refusal import Refusal
 from .ir.report import LineReport, Why
 from .ir.spelling import gradient_name
@@ -223,6 +223,7 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
     """The Function of one launch; the kernels it needs are added to `kernels`."""
     schedule = "atomic" if site.tables else draft.schedule
     report: list[LineReport] = []
+    overwrite.check_reads(site.kernel, trace.program_axes(site), site.launch.grid)
     overwrite.check(site.kernel, site.launch.grid, report)
     name = f"{site.kernel_name}_bwd"
     if site.class_name[-1].isdigit() and name in kernels:
@@ -298,13 +299,17 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     if plan.after:
         note = "what is added to gradients that the kernels above have stored"
         part.steps.append(Step(emit(f"{owner.name}_after", plan.after, [note]), "grid"))
-    _check_inplace(site, part.gradients, accumulated, owner)
+    _check_inplace(plan, part.gradients, accumulated)
     every = found + [w for k in owner.kernels for w in writes(k.effects)]
-    for write in every:
-        name = write.base.attrs["name"]
-        stored = [w for w in every if w.base is write.base and w.kind == "store" and w.proof != SKIPPED]
-        if write.covers is not None and len(stored) == 1 and name not in site.tables:
-            part.written[name] = text.expr(write.covers)
+    apart = writes(reverse.effects)
+    for name in dict.fromkeys(w.base.attrs["name"] for w in every):
+        stored = [
+            w for w in every if w.base.attrs["name"] == name and w.kind == "store" and w.proof != SKIPPED
+        ]
+        covers = [w.covers for w in stored if w.covers is not None]
+        alone = len(stored) == 1 or all(w in apart for w in stored)
+        if covers and len(covers) == len(stored) and alone and name not in site.tables:
+            part.written[name] = text.expr(reduce(site.kernel.graph.add, covers))
     return part
 
 
@@ -388,7 +393,7 @@ def _best(
     how many fewer, a side counted for half."""
     best: Scheduled | Sides = whole
     site, gain = whole.site, 0.0
-    if site.again is None or site.kernel.inplace or len(facts) == FLAGS:
+    if site.again is None or len(facts) == FLAGS:
         return whole, 0.0
     for flag in flags.asked_of(site, whole.writes):
         sides = Sides(flag, [], bool(site.kernel.graph.concrete(flag)))
@@ -434,11 +439,14 @@ def _of_rows(
     return Sides(short, [plan, best], bool(best.site.kernel.graph.concrete(short)))
 
 
-def _check_inplace(site: trace.Site, gradients: list[str], accumulated: set[str], owner: Owner) -> None:
+def _check_inplace(plan: Scheduled, gradients: list[str], accumulated: set[str]) -> None:
     """What the forward overwrites must have its gradient overwritten by one program an element."""
+    site, stored = plan.site, [e for e in walk(plan.site.kernel.effects) if isinstance(e, Store)]
+    replaced = {(w.base, w.offset, w.mask) for w in plan.writes}
     for inplace in site.kernel.inplace & (set(gradients) | set(site.outputs)):
-        owned = any(inplace in kernel.bases for kernel in owner.kernels)
-        if owned or inplace in accumulated or inplace not in gradients:
+        owned = any(inplace in kernel.bases for kernel in plan.owner.kernels)
+        mine = {(s.base, s.offset, s.mask) for s in stored if s.base.attrs["name"] == inplace}
+        if owned or inplace in accumulated or inplace not in gradients or not mine <= replaced:
             message = f"`{inplace}` is overwritten, but not by one program an element"
             remedy = "Write to a buffer of its own; what the kernel leaves out, torch can put beside it."
             raise Refusal("in-place access", message, remedy, site.kernel.line)

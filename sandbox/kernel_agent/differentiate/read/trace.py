@@ -311,7 +311,10 @@ def _values_of(
 ) -> Host:
     """What the text says about the tensors of a launch. What is None here may carry a gradient elsewhere,
     unless it is made of parameters that want none."""
-    values_of = Host(host, functions, {fwd.stub_name: {p.name for p in fwd.params} - set(fwd.grads)})
+    outside = [n for n in fwd.tree.body if not isinstance(n, ast.FunctionDef)]
+    handed = {n.id for one in outside for n in ast.walk(one) if isinstance(n, ast.Name)}
+    constant = {fwd.stub_name: {p.name for p in fwd.params} - set(fwd.grads)}
+    values_of = Host(host, functions, constant, handed)
     for name, expression in written.items():
         if args[name].none and values_of.of_constants(expression):
             args[name].active = False

@@ -10,6 +10,7 @@ from ..ir.nodes import For, GradWrite, If, Node, Region, bodies, nodes_in, place
 from ..ir.transplant import Graft
 from ..ir.values import is_static
 from ..prove.affine import Affine
+from ..prove.apart import apart
 from ..prove.cover import reached
 from ..prove.disjoint import Proof, disjoint
 from ..prove.masks import parts
@@ -62,15 +63,23 @@ def depends(node: Node, wanted: set[Node]) -> bool:
 def prove(reverse: Reverse, axes: list[int], grid: tuple[int, ...]) -> None:
     """Decide store or atomic add for every write, and say why."""
     found = list(placed(reverse.effects, GradWrite))
+    g = reverse.kernel.graph
     for write, loops in found:
         name = write.base.attrs["name"]
-        others = [w for w, _ in found if root(w.base) is root(write.base) and w is not write]
+        others = [p for p in found if root(p[0].base) is root(write.base) and p[0] is not write]
         entry = write.base.args[1] if write.base.op == "entry" else None
-        if all(_apart(write, other) for other in others):
-            proof = disjoint(reverse.kernel.graph, write.offset, write.mask, loops, axes, entry, grid)
-        else:
-            proof = "several places write this gradient"
+        pairs = [
+            apart(g, (write.offset, write.mask), (other.offset, other.mask), (*loops, *more), axes, grid)
+            if write.base is other.base and entry is None
+            else "several places write this gradient"
+            for other, more in others
+            if not _apart(write, other)
+        ]
+        proof = next((found for found in pairs if isinstance(found, str)), None) or disjoint(
+            g, write.offset, write.mask, loops, axes, entry, grid
+        )
         if isinstance(proof, Proof):
+            proof.layouts += [layout for pair in pairs for layout in pair.layouts]  # type: ignore[union-attr]
             store(write, proof)
             owned = f"one program owns each element of {adjoint_name(name)}"
             reverse.say(write.line, "store", proof.text, owned)

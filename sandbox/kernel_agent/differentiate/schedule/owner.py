@@ -102,8 +102,9 @@ class Owner:
         found."""
         affine, known, before = Affine(self.g, absolute=True), self.g.strides, self.spills.state()
         strides = [i for w, _ in writes for i in affine.strides(self.tiles.node(w.offset))]
-        self.g.strides = known | {affine.nodes[i].attrs["name"] for i in strides}
-        plan = self.plan(base, writes) if strides else found
+        named = [affine.nodes[i] for i in strides if affine.nodes[i].op == "constexpr"]
+        self.g.strides = known | {node.attrs["name"] for node in named}
+        plan = self.plan(base, writes) if named else found
         self.g.strides = known
         if isinstance(plan, str):
             self.spills.restore(before)
