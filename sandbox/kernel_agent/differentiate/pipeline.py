@@ -30,10 +30,13 @@ from .schedule.whole_rows import Rows
 from .write.demand import effects_of
 from .write.emit import Emitted, Emitter
 from .write.section import (
+    AT_MOST,
     DISJOINT,
+    DISTINCT,
     FINISHED,
     GRADIENT_OF,
     LAID_OUT,
+    ORDERED,
     OWN,
     PASSED,
     SUMMED,
@@ -160,7 +163,11 @@ def _attempt(
         if site.autotuned
     ]
     body = "".join(functions)
-    helpers = [h for h in (LAID_OUT, GRADIENT_OF, SUMMED, FINISHED, DISJOINT) if f"{helper_name(h)}(" in body]
+    helpers = [
+        h
+        for h in (LAID_OUT, GRADIENT_OF, SUMMED, FINISHED, DISJOINT, ORDERED, DISTINCT, AT_MOST)
+        if f"{helper_name(h)}(" in body
+    ]
     helpers += [OWN] * bool(fwd.grads)
     helpers += [UNTRACED] * bool(untraced)
     for at in sorted({at for site in sites for _, at in site.kernel.graph.folded.values()}):
@@ -272,7 +279,8 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     accumulated = {w.base.attrs["name"] for w in found if w.kind != "store"}
     lines = fwd.source.splitlines()
     layouts = [l for w in found for l in w.layouts] + [l for k in owner.kernels for l in k.layouts]
-    part = Part(accumulated, list(dict.fromkeys(map(text.check, layouts))), rows=plan.rows)
+    checks = [*map(text.check, layouts), *(text.asked(one) for w in found for one in w.asked)]
+    part = Part(accumulated, list(dict.fromkeys(checks)), rows=plan.rows)
     notes = header(reverse, plan.totals, part.checks) + ([] if plan.rows is None else [plan.rows.note])
 
     def emit(name: str, effects: list, notes: list[str]) -> Emitted:

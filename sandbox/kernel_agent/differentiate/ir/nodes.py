@@ -142,6 +142,7 @@ class GradWrite:
     kind: str = "atomic_add"  # or "store", once proven disjoint; "add", if it is alone in a later launch
     proof: str = ""  # why it is a store, or why it is not
     layouts: list = field(default_factory=list)  # lists of (stride, extent) pairs that the host checks
+    asked: list = field(default_factory=list)  # what it asks of tensors
     covers: Node | None = None  # how many elements it reaches, where that is known
     advice: str = ""  # the better schedule that could not be proven
 

@@ -7,7 +7,7 @@ disjoint keeps the two apart, and each of them disjoint.
 from __future__ import annotations
 
 from ..ir.graph import Graph
-from ..ir.nodes import For, Node
+from ..ir.nodes import For, Node, Region
 from .affine import Affine, nonzero
 from .disjoint import Proof, disjoint, monomial_node
 from .masks import parts
@@ -20,9 +20,10 @@ def apart(
     loops: tuple[For, ...],
     axes: list[int],
     grid: tuple[int, ...],
+    region: Region | None = None,
 ) -> Proof | str:
     """A proof that two accesses, each an offset and a mask, reach disjoint elements, each once, in all
-    programs and all steps of `loops`; or why there is none."""
+    programs and all steps of `loops`; or why there is none. `region`: where both stand."""
     affine = Affine(g)
     distance = _distance(affine, one[0], two[0])
     if distance is None:
@@ -37,7 +38,7 @@ def apart(
         if condition in parts(two[1]):
             kept = g.expand(condition, len(condition.shape)) if condition.shape else condition
             mask = g.both(mask, kept)
-    return disjoint(g, wide, mask, loops, axes, None, grid)
+    return disjoint(g, wide, mask, loops, axes, None, grid, region)
 
 
 def _distance(affine: Affine, one: Node, two: Node) -> tuple[bool, Node] | None:

@@ -27,7 +27,9 @@ def split(reverse: Reverse, axes: list[int], refused: dict[Node, str], grid: tup
         if len(mine) < 2 or any(w.kind != "atomic_add" for w, _ in mine):
             continue
         graph = reverse.kernel.graph
-        proofs = {w: disjoint(graph, w.offset, w.mask, loops, axes, None, grid) for w, loops in mine}
+        proofs = {
+            w: disjoint(graph, w.offset, w.mask, loops, axes, None, grid, w.region) for w, loops in mine
+        }
         first = _first(reverse, proofs)
         if first is None:
             continue
@@ -41,7 +43,8 @@ def split(reverse: Reverse, axes: list[int], refused: dict[Node, str], grid: tup
         alone = proofs[others[0]]
         plain = base.op == "param" and base.attrs["name"] not in reverse.kernel.inplace
         if len(others) == 1 and isinstance(alone, Proof) and plain:
-            others[0].kind, others[0].proof, others[0].layouts = "add", alone.text, alone.layouts
+            store(others[0], alone)
+            others[0].kind = "add"
             reverse.say(others[0].line, "store", alone.text, f"{owned} in the second launch, too")
     if not late:
         return []

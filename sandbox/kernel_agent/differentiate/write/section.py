@@ -20,6 +20,7 @@ from ...source import autodiff_names
 from ..ir.nodes import Node
 from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name
+from ..prove.packed import Asked, AtMost, Ordered
 from ..read.trace import Site, Untraced
 from ..reverse.rules import LINEAR_STEP, SMALL_DOT
 from ..schedule.whole_rows import WARPS, Rows
@@ -130,6 +131,34 @@ def disjoint(*dims):
         if stride <= reach:
             raise ValueError(f"the layout {dims} of a gradient overlaps itself: pass .contiguous()")
         reach = float("inf") if extent is None else reach + (extent - 1) * stride
+'''
+
+ORDERED = '''
+def ordered(t):
+    """Check, once for its values, that `t` does not decrease: rows of the sequences that it bounds are \
+apart."""
+    if getattr(t, "is_ordered", None) != t._version:
+        if not t.is_contiguous() or bool((t.flatten()[1:] < t.flatten()[:-1]).any()):
+            raise ValueError("where sequences begin has to be contiguous and must not decrease")
+        t.is_ordered = t._version
+'''
+
+DISTINCT = '''
+def distinct(t, width, columns, count):
+    """Check, once for its values, that `count` rows of a table differ in `columns`: each is of one program."""
+    asked = (t._version, width, columns, count)
+    if getattr(t, "is_distinct", None) != asked:
+        rows = t.flatten()[: count * width].view(-1, width)[:, list(columns)]
+        if not t.is_contiguous() or bool((rows < 0).any()) or len(rows.unique(dim=0)) < count:
+            raise ValueError("a table of parts has to be contiguous, and must not have one twice or below zero")
+        t.is_distinct = asked
+'''
+
+AT_MOST = '''
+def at_most(grid, axis, count):
+    """Check that a launch has no more programs along an axis than one for each row."""
+    if grid[axis] > count:
+        raise ValueError(f"{grid[axis]} programs along axis {axis}, of {count}, would write the same rows")
 '''
 
 UNTRACED = '''
@@ -271,6 +300,17 @@ class FunctionText:
     def check(self, layout: list[tuple[Node, Node | None]]) -> str:
         pairs = [f"({self.expr(s)}, {'None' if e is None else self.expr(e)})" for s, e in layout]
         return f"disjoint({', '.join(pairs)})"
+
+    def asked(self, fact: Asked) -> str:
+        """What the host asks of a tensor, or of the launch."""
+        if isinstance(fact, AtMost):
+            return f"at_most(grid, {fact.axis}, {self.expr(fact.count)})"
+        name = self.value(fact.name)
+        if isinstance(fact, Ordered):
+            return f"ordered({name})"
+        return (
+            f"distinct({name}, {fact.width}, {tuple_text(list(map(str, fact.columns)))}, grid[{fact.axis}])"
+        )
 
     def expr(self, node: Node, prec: int = 0) -> str:
         """A uniform value on the host."""
