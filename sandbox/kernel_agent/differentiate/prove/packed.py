@@ -113,7 +113,7 @@ def alone(affine: Affine, packed: Packed, known: set, axis: int, grid: tuple[int
     ]
     for count in [node.args[1] for node in digits if _id(node.args[0], axis)] or [affine.g.one]:
         most = affine.g.concrete(count)
-        if on_host(count) and most is not None and grid[axis] <= most:
+        if on_host(count) and most is not None and (affine.g.elsewhere or grid[axis] <= most):
             packed.asked.append(AtMost(axis, count))
             known.add(("pid", (axis,)))
             return True

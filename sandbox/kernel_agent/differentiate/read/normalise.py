@@ -604,6 +604,8 @@ class Builder:
         if not is_static(value):
             return None
         found = self.facts.get(signature(value)) if self.facts else None
+        if found is not None and self.g.concrete(value) is not None:
+            self.g.elsewhere |= bool(self.g.concrete(value)) is not found
         return settled(self.g, value) if found is None else found
 
     def decided(self, cond: Node) -> bool | None:

@@ -18,7 +18,7 @@ from ...errors import Unusable
 from ...forward import Forward, launch_intercept
 from ...launches import Launch, jit_function
 from ..ir import address_tables
-from ..ir.nodes import Node, Store, nodes_in, walk
+from ..ir.nodes import Node, Store, nodes_in, reachable, sides, walk
 from ..ir.refusal import Refusal
 from ..ir.values import Arg, Kernel
 from ..prove import cover
@@ -242,6 +242,8 @@ def _site(
             raise refusal.at(source, fwd.path) from None
 
     builder, kernel = read()
+    if _note_indices(builder, args):
+        builder, kernel = read()
     loaded = [n for n in dict.fromkeys(one[0].attrs["name"] for one in builder.loaded) if n in given]
     if _note_choices(launch, args, values_of, {n: _expression(call, params, n) for n in loaded}):
         reads_active = True
@@ -319,6 +321,26 @@ def _values_of(
         if args[name].none and values_of.of_constants(expression):
             args[name].active = False
     return values_of
+
+
+def _note_indices(builder: Builder, args: dict[str, Arg]) -> bool:
+    """What is None here and addresses something where it is not has integers. Whether there is any."""
+    places = [offset for _, offset, _, _ in builder.loaded] + [store.offset for store in builder.stored]
+    regions = [r for _, _, _, region in builder.loaded for r in region.chain()]
+    places += [bound for region in regions for bound in region.bounds or ()]
+    counted = reachable(places, _summed)
+    found = {n.args[0].attrs["name"] for n in counted if n.op == "load" and n.args[0].attrs.get("none")}
+    found = {name for name in found if _is_float(args[name])}
+    for name in found:
+        args[name].dtype, args[name].active = "int64", False
+    return bool(found)
+
+
+def _summed(node: Node) -> list[Node]:
+    """What is an integer where a value is one."""
+    if node.op == "ifout":
+        return sides(node)
+    return [] if node.op == "compare" else list(node.args[node.op == "where" :])
 
 
 def _note_choices(launch: Launch, args: dict[str, Arg], host: Host, loaded: dict[str, ast.expr]) -> bool:
