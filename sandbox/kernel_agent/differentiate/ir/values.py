@@ -96,6 +96,7 @@ class Kernel:
     inplace: set[str] = field(default_factory=set)
     equal: dict[Node, Node] = field(default_factory=dict)  # values that another loop ends with too
     line: int | None = None
+    either: set[str] = field(default_factory=set)  # numbers that may be tensors of integers in other calls
     # stores, and what is read of their buffers elsewhere: offset, mask and place
     apart: list[tuple[Store, Node, Node | None, Region]] = field(default_factory=list)
 

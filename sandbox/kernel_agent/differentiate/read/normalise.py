@@ -86,6 +86,7 @@ class Builder:
         self.loaded: list[Access] = []
         self.apart: list[tuple[Store, Node, Node | None, Region]] = []  # stores, and reads beside them
         self.inplace: set[str] = set()
+        self.either: set[str] = set()  # numbers that may be tensors in other calls
         self.entries: dict[str, list[Node]] = {}  # pointers by the table that they come from
         self.depth = 0
         self.tl = next(
@@ -101,7 +102,7 @@ class Builder:
         self.block(self.source.body)
         self._check_aliases()
         made = (self.source.name, self.g, params, self.effects, self.args, self.tl, self.inplace)
-        return Kernel(*made, line=self.source.lineno, apart=self.apart)
+        return Kernel(*made, line=self.source.lineno, apart=self.apart, either=self.either)
 
     def _param(self, arg: Arg) -> Node:
         g = self.g
@@ -271,12 +272,16 @@ class Builder:
             (stmt.other, orelse, stmt.other_effects),
         ):
             self.env, self.effects = dict(before), effects
+            begun = len(self.stored), len(self.loaded)
             try:
                 with g.at(region):
                     found.append((self.block(statements), self.env))
             except Refusal:
                 if taken is None or taken is (region is stmt.then):
                     raise
+                del self.stored[begun[0] :], self.loaded[begun[1] :]
+                if self.with_tensors(region, statements, effects, before, found):
+                    continue
                 self.env, self.effects = before, outer_effects
                 del self.stored[marks[0] :], self.loaded[marks[1] :]
                 g.folded[cond] = taken, node.lineno
@@ -289,6 +294,30 @@ class Builder:
         if one is None and two is None:
             return None
         return Returned(self.merge(stmt, one and one.value, two and two.value, "returned"))
+
+    def with_tensors(
+        self, region: Region, statements: list[ast.stmt], effects: list, before: dict, found: list
+    ) -> bool:
+        """Read a branch that the traced call does not take once more, with tensors of integers for what are
+        integers there: `seqlen_offsets` may be either. Whether that went well."""
+        given = {n: v for n, v in before.items() if n in self.args and self.args[n].kind == "int"}
+        numbers = {n: v for n, v in given.items() if isinstance(v, Node) and v.op == "param"}
+        tensors = {n: self._param(Arg(n, "pointer", None, "int64")) for n in numbers}
+        pointers = {n: Ptr(node, self.g.const(0)) for n, node in tensors.items()}
+        marks = len(self.stored), len(self.loaded)
+        effects.clear()
+        self.env = {**before, **pointers}
+        try:
+            with self.g.at(region):
+                returned = self.block(statements)
+        except Refusal:
+            return False
+        used = {base.attrs["name"] for base, *_ in self.loaded[marks[1] :] if base in tensors.values()}
+        if not used or any(store.base in tensors.values() for store in self.stored[marks[0] :]):
+            return False
+        self.either |= used
+        found.append((returned, {**self.env, **numbers}))
+        return True
 
     def merge(self, stmt: If, a: Any, b: Any, name: str) -> Any:
         """The value of a name after both branches."""

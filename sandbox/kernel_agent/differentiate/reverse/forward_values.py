@@ -37,6 +37,7 @@ from ..ir.nodes import (
 from ..ir.refusal import Refusal
 from ..ir.rewriter import Rewriter
 from ..ir.values import Kernel, takes_loop
+from ..prove import zeros
 from ..prove.affine import upper
 from . import checkpoints
 from .sweep import Reverse
@@ -249,7 +250,11 @@ class Tape:
             if not isinstance(store, Store) or store.region is not region:
                 continue
             value = beneath(store.value, "cast")
-            if store.base.op == "entry" or value is not carry.next:
+            if store.base.op == "entry":
+                continue
+            if value is carry.phi and _readable(self.reverse.kernel, store) and zeros.left_out(carry, store):
+                return self._before(source, k, store)
+            if value is not carry.next:
                 continue
             if not _readable(self.reverse.kernel, store) or (store.mask is not None and _mixes_lanes(value)):
                 continue
@@ -271,6 +276,22 @@ class Tape:
             self.reverse.say(source.line, "stored", "one store", reason)
             return read
         return None
+
+    def _before(self, source: For, k: int, store: Store) -> Node:
+        """The carry before a step, where the forward stored it in the same step; lanes that it left out are
+        zero."""
+        g, carry = self.g, source.carries[k]
+        g.here = source.region
+        args = [store.base, store.offset, *([store.mask, g.number(0)] if store.mask is not None else [])]
+        attrs = {"other": store.mask is not None}
+        read = g.cast(g.make("load", args, attrs, _element(store), store.offset.shape), carry.phi.dtype)
+        read.hint = carry.phi.hint
+        g.here = g.top
+        reason = (
+            f"`{carry.phi.hint}` is read back from `{store.base.attrs['name']}`, where each step stored it"
+        )
+        self.reverse.say(source.line, "stored", "one store", reason)
+        return read
 
     def _tape(self, loop: For, source: For, k: int) -> None:
         """Keep a carry before every step."""

@@ -437,6 +437,10 @@ class FunctionText:
         lines = ["    @staticmethod", *_signature("forward", params)]
         for cond, (taken, at) in site.kernel.graph.folded.items():
             lines += self.refusal(cond, taken, at)
+        for name in sorted(site.kernel.either):
+            lines += _broken(f"if isinstance({name}, torch.Tensor) and {name}.is_floating_point():")
+            why = f"{name} is a number in the traced calls: its gradient is not known"
+            lines += _broken(f'raise NotImplementedError("{why}")', 12)
         for name in sorted(self.inplace & set(self.saved)):
             lines += _broken(f"before_{name} = {self.unless_none(name, f'{name}.clone()')}")
         lines += _broken(f"{site.kernel_name}[grid]({', '.join(call)})")
