@@ -39,6 +39,7 @@ from .write.section import (
     ORDERED,
     OWN,
     PASSED,
+    PASSED_ON,
     SUMMED,
     TABLES,
     UNTRACED,
@@ -165,7 +166,7 @@ def _attempt(
     body = "".join(functions)
     helpers = [
         h
-        for h in (LAID_OUT, GRADIENT_OF, SUMMED, FINISHED, DISJOINT, ORDERED, DISTINCT, AT_MOST)
+        for h in (LAID_OUT, PASSED_ON, GRADIENT_OF, SUMMED, FINISHED, DISJOINT, ORDERED, DISTINCT, AT_MOST)
         if f"{helper_name(h)}(" in body
     ]
     helpers += [OWN] * bool(fwd.grads)

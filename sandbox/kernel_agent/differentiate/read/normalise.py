@@ -286,9 +286,15 @@ class Builder:
                 del self.stored[marks[0] :], self.loaded[marks[1] :]
                 g.folded[cond] = taken, node.lineno
                 return self.block(body if taken else orelse)
+        (one, then), (two, other) = found
+        if taken is not None and one is two is None:
+            self.effects = stmt.other_effects if taken else stmt.then_effects
+            if taken:
+                other = self.with_numbers(stmt.other, orelse, self.effects, before, then, other) or other
+            else:
+                then = self.with_numbers(stmt.then, body, self.effects, before, other, then) or then
         self.env, self.effects = before, outer_effects
         self.effects.append(stmt)
-        (one, then), (two, other) = found
         for name in {**then, **other}:
             self.env[name] = self.merge(stmt, then.get(name), other.get(name), name)
         if one is None and two is None:
@@ -318,6 +324,31 @@ class Builder:
         self.either |= used
         found.append((returned, {**self.env, **numbers}))
         return True
+
+    def with_numbers(
+        self, region: Region, statements: list[ast.stmt], effects: list, before: dict, kept: dict, own: dict
+    ) -> dict | None:
+        """The same for a branch that has numbers for what are tensors of integers in the traced call: what
+        it assigns is a pointer then, and a number in the other branch (`kept`)."""
+        moved = [v.base for n, v in own.items() if isinstance(v, Ptr) and isinstance(kept.get(n), Node)]
+        names = {b.attrs["name"] for b in moved if b.op == "param" and not b.active}
+        swapped = {n for n in names if (self.args[n].dtype or "").startswith(("int", "uint")) and n in before}
+        if not swapped or effects:
+            return None
+        numbers = {n: self.g.intern("param", (), {"name": n, "traced": None}, "int32", ()) for n in swapped}
+        marks = len(self.stored), len(self.loaded)
+        self.env = {**before, **numbers}
+        try:
+            with self.g.at(region):
+                returned = self.block(statements)
+        except Refusal:
+            returned = Returned(None)
+        if returned is not None or len(self.loaded) > marks[1] or effects:
+            del self.stored[marks[0] :], self.loaded[marks[1] :]
+            effects.clear()
+            return None
+        self.either |= swapped
+        return {**self.env, **{n: before[n] for n in swapped}}
 
     def merge(self, stmt: If, a: Any, b: Any, name: str) -> Any:
         """The value of a name after both branches."""
@@ -783,7 +814,11 @@ class Builder:
             return self.g.compare(symbol, self.node(a), self.node(b))
         if isinstance(a, DType) and isinstance(b, DType) and "$" in (a.name[0], b.name[0]):
             return self._dtype_test(a, b, symbol)
-        return COMPARE[symbol](a, b)
+        try:
+            return COMPARE[symbol](a, b)
+        except TypeError:
+            message = "a pointer or a tuple has no order"
+            raise Refusal("comparison", message, "Compare what is loaded, or numbers.") from None
 
     def _dtype_test(self, a: DType, b: DType, symbol: str) -> Node:
         equal = real(a.name) == real(b.name)

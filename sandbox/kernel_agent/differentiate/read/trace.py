@@ -94,7 +94,8 @@ def trace(
     fwd: Forward, first: Call, others: Iterable[Call] = (), folds: frozenset[int] = frozenset()
 ) -> tuple[list[Site], list[Untraced]]:
     """Run the stub once with inputs that want gradients and see its launches; no kernel is executed. While
-    the file has a launch that was not made, the stub is called with others: a size may choose its kernel.
+    the file has a launch that was not made, or an output that may hold something in another call, the stub is
+    called with others: a size may choose its kernel.
     `folds`: lines of conditions in kernels of which only the branch that is taken is read."""
     calls = [
         (function, node)
@@ -107,13 +108,19 @@ def trace(
     sites: dict[tuple[int, int], Site] = {}
     _trace(fwd, first, calls, sites, folds)
     untraced = _untraced(fwd, calls, sites)
-    for args, kwargs in others if untraced else ():
+    for call in others if untraced or any(site.empty for site in sites.values()) else ():
+        more: dict[tuple[int, int], Site] = {}
         try:
-            _trace(fwd, (args, kwargs), calls, sites, folds)
+            _trace(fwd, call, calls, more, folds)
         except Unusable:
             continue  # a size that the stub does not take
+        for key, site in more.items():
+            known = sites.setdefault(key, site)
+            known.overwritten |= site.overwritten
+            if {*site.held, *site.replaced} & known.empty.keys():  # what it finds in an output counts too
+                sites[key] = site
         untraced = _untraced(fwd, calls, sites)
-        if not untraced:
+        if not untraced and not any(site.empty for site in sites.values()):
             break
     return list(sites.values()), untraced
 

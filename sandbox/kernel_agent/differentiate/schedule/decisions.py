@@ -71,7 +71,7 @@ MOVES = {
     "asked": ("asked for", "the schedules `owner` and `partials` prove more"),
     "inplace": (
         "in-place access",
-        "write this gradient in a launch before the one that overwrites the upstream",
+        "write the result to a buffer of its own",
     ),
     "overlap": (
         "overlapping windows",

@@ -113,10 +113,8 @@ class Owner:
 
     def plan(self, base: Node, writes: list) -> Plan | str:
         needed = [n for w, _ in writes for n in nodes_in([w.value])]
-        loads = [n for n in needed if n.op == "load" and n.attrs.get("upstream")]
-        overwritten = [base, *(load.args[0] for load in loads)]
-        if any(one.attrs["name"] in self.kernel.inplace for one in overwritten):
-            return Why("inplace", "the main kernel has overwritten its upstream gradient by then")
+        if base.attrs["name"] in self.kernel.inplace:
+            return Why("inplace", "it takes the place of an upstream gradient, which is passed on elsewhere")
         dots = any(n.op == "dot" for n in needed)
         parts: list[Part] = []
         for write, loops in writes:

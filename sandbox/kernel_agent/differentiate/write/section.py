@@ -19,7 +19,7 @@ from ...forward import Forward
 from ...source import autodiff_names
 from ..ir.nodes import Node
 from ..ir.refusal import Refusal
-from ..ir.spelling import INFIX, call_name, choice, gradient_name
+from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
 from ..prove.packed import Asked, AtMost, Ordered
 from ..read.trace import Site, Untraced
 from ..reverse.rules import LINEAR_STEP, SMALL_DOT
@@ -28,11 +28,18 @@ from .emit import TANH, Emitted
 from .line_breaks import WIDTH, break_line, indented, wrap
 
 LAID_OUT = '''
-def laid_out(t, strides, copy=False):
+def laid_out(t, strides):
     """`t` with the given strides: a kernel addresses an upstream gradient like the output it belongs to."""
-    if t.stride() == strides and not copy:
+    if t.stride() == strides:
         return t
     return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t)
+'''
+
+PASSED_ON = '''
+def passed_on(t, written=None):
+    """A copy of an upstream gradient, of which a kernel replaces `written` elements: what it had overwritten."""
+    d = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+    return d if written == t.numel() else d.copy_(t)
 '''
 
 GRADIENT_OF = '''
@@ -258,7 +265,7 @@ class FunctionText:
     def value(self, param: str) -> str:
         """The backward's expression for a parameter of the forward kernel; it is saved by the forward."""
         site, arg = self.site, self.site.args[param]
-        if arg.kind == "pointer" and param in site.given_names:
+        if arg.kind == "pointer" and param in site.given_names and param not in site.kernel.either:
             self.saved[param] = None
             if param in site.tables:
                 self.behind[param] = None  # their memory has to stay
@@ -276,7 +283,7 @@ class FunctionText:
         args = self.site.args
         constexprs = [n for n in emitted.params if args[n].kind == "constexpr"]
         values = [self.value(n) for n in emitted.params if n not in constexprs]
-        up = [gradient_name(n) for n in emitted.upstream]
+        up = [upstream_name(n, self.inplace) for n in emitted.upstream]
         values += up + [d for n in emitted.gradients if (d := gradient_name(n)) not in up]
         values += [step.extra[n] for n in emitted.extra]
         values += [f"{n}={self.value(n)}" for n in constexprs]
@@ -380,7 +387,12 @@ class FunctionText:
         for name in gradients:
             if name in self.site.tables:
                 body += self.gradient_table(name)
-            elif name not in self.inplace and name not in part.split:
+            elif name in self.inplace:
+                up = upstream_name(name, self.inplace)
+                whole = f", {part.written[name]}" if name in part.written else ""
+                there = f"None if {up} is None else " * (name in self.site.optional)
+                body += break_line(f"{gradient_name(name)} = {there}passed_on({up}{whole})", WIDTH - 8)
+            elif name not in part.split:
                 self.saved[name] = None
                 flag = ", accumulate=True" if name in part.accumulated else ""
                 if name in part.written:
@@ -532,9 +544,9 @@ class FunctionText:
                 lines += _broken(f"{each} = [laid_out(d, s) for d, s in {zipped}]")
                 lines += _broken(f"{up} = table_of({each}, {name})")
                 continue
-            copy = ", copy=True" if name in self.inplace else ""
             there = f"None if {up} is None else " * (name in site.optional)
-            lines += _broken(f"{up} = {there}laid_out({up}, ctx.strides[{i}]{copy})")
+            laid = upstream_name(name, self.inplace)
+            lines += _broken(f"{laid} = {there}laid_out({up}, ctx.strides[{i}])")
         return lines + indented(indented(body))
 
 
