@@ -20,7 +20,7 @@ from .prove import overwrite
 from .read import trace
 from .reverse import checkpoints, forward_values, running_maxima, wrapped_indices
 from .reverse.sweep import Reverse, writes
-from .schedule import flags, folded, gradient_writes, partials, second_launch, tuning, whole_rows
+from .schedule import flags, folded, gradient_writes, own_adds, partials, second_launch, tuning, whole_rows
 from .schedule.decisions import Totals, advise, header
 from .schedule.gradient_writes import SKIPPED
 from .schedule.kept_values import Spill
@@ -364,6 +364,7 @@ def _scheduled(site: trace.Site, name: str, schedule: str, splits: int, known: l
     if schedule != "atomic" and not isinstance(fused, Partials):
         owner.run()
         after = second_launch.split(reverse, axes, owner.refused, site.launch.grid)
+        own_adds.run(reverse, axes, site.launch.grid)
         gradient_writes.mark(reverse)
         gradient_writes.fill(reverse)
     taped = forward_values.Tape(reverse, lambda buffer: forward_values.size(buffer, site)).run()

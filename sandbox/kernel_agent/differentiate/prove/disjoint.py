@@ -17,7 +17,7 @@ from ..ir.nonnegative import natural
 from ..ir.simplify import is_number, is_zero
 from ..ir.spelling import on_host
 from . import packed
-from .affine import Affine, Group, Monomial, Var, divide, times, upper
+from .affine import Affine, Group, Monomial, Var, divide, nonzero, times, upper
 from .masks import comparisons
 
 Layout = list[tuple[Node, Node | None]]  # (stride, extent) pairs; extent None is the outermost
@@ -294,7 +294,10 @@ def _extent(affine: Affine, g: Graph, group: Group, limits: Limits) -> Node | No
         if digit is not None:
             unit = divide(digit, lowest)
             return None if unit is None else g.mul(monomial_node(affine, g, unit), last)
-        if not natural(lo):  # a step may stand below zero, and be one of more than the end says
+        span = None if affine.uniform(lo) else _same_everywhere(affine, g.sub(hi, lo))
+        if span is not None:  # all programs walk as many, each from its own beginning
+            last = span
+        elif not natural(lo):  # a step may stand below zero, and be one of more than the end says
             if not affine.uniform(lo):
                 return None
             last = g.sub(last, lo)
@@ -304,6 +307,17 @@ def _extent(affine: Affine, g: Graph, group: Group, limits: Limits) -> Node | No
         return var.node.attrs["count"] if var.kind == "vpid" else var.node.args[1]
     ranges = affine.ranges(var)
     return monomial_node(affine, g, times(unit, ranges[0])) if ranges else None
+
+
+def _same_everywhere(affine: Affine, node: Node) -> Node | None:
+    """A value of which what differs between programs cancels, without that."""
+    form = nonzero(affine.terms(node, ()))
+    if set(form) != {()}:
+        return None
+    total: Node | None = None
+    for ids, factor in sorted(form[()].items(), key=lambda item: item[1] < 0):
+        total = affine.g.signed(total, monomial_node(affine, affine.g, (abs(factor), ids)), factor)
+    return total
 
 
 def _start_digit(affine: Affine, group: Group, lo: Node, step: Node) -> Monomial | None:

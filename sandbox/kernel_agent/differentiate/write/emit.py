@@ -290,7 +290,7 @@ class Emitter:
         self.update(updates)
         section = max(section, self.leave(loop=True))
         lines, barrier = outer.lines[section], f"{self.tl}.debug_barrier()"
-        if loop.tape and outer.parent is not None:
+        if loop.waits or loop.tape and outer.parent is not None:
             lines.append(barrier)
         lines += [*inits, head, *indented(inner.text() or ["pass"])]
         if loop.tape:
