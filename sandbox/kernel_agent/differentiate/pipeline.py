@@ -30,13 +30,12 @@ from .schedule.whole_rows import Rows
 from .write.demand import effects_of
 from .write.emit import Emitted, Emitter
 from .write.section import (
+    APART,
     AT_MOST,
     DISJOINT,
-    DISTINCT,
     FINISHED,
     GRADIENT_OF,
     LAID_OUT,
-    ORDERED,
     OWN,
     PASSED,
     PASSED_ON,
@@ -166,7 +165,7 @@ def _attempt(
     body = "".join(functions)
     helpers = [
         h
-        for h in (LAID_OUT, PASSED_ON, GRADIENT_OF, SUMMED, FINISHED, DISJOINT, ORDERED, DISTINCT, AT_MOST)
+        for h in (LAID_OUT, PASSED_ON, GRADIENT_OF, SUMMED, FINISHED, DISJOINT, APART, AT_MOST)
         if f"{helper_name(h)}(" in body
     ]
     helpers += [OWN] * bool(fwd.grads)
@@ -280,7 +279,7 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     accumulated = {w.base.attrs["name"] for w in found if w.kind != "store"}
     lines = fwd.source.splitlines()
     layouts = [l for w in found for l in w.layouts] + [l for k in owner.kernels for l in k.layouts]
-    checks = [*map(text.check, layouts), *(text.asked(one) for w in found for one in w.asked)]
+    checks = [*map(text.check, layouts), *text.asked([one for w in found for one in w.asked])]
     part = Part(accumulated, list(dict.fromkeys(checks)), rows=plan.rows)
     notes = header(reverse, plan.totals, part.checks) + ([] if plan.rows is None else [plan.rows.note])
 

@@ -30,12 +30,11 @@ class Ordered:
 
 @dataclass(frozen=True)
 class Distinct:
-    """Asked of a tensor of integers in rows of `width`: what the first rows, as many as there are programs
-    along `axis`, have in these columns differs, and is not negative."""
+    """Asked of a tensor of integers in rows of `width`, at most two: the first rows, as many as there are
+    programs along `axis`, differ, and no number is negative."""
 
     name: str
     width: int
-    columns: tuple[int, ...]
     axis: int
 
 
@@ -99,7 +98,7 @@ def programs(affine: Affine, packed: Packed, known: set) -> bool:
             continue
         known.add(("pid", (axis,)))
         asked.add((name, width, axis))
-        packed.asked.append(Distinct(name, width, tuple(sorted(columns)), axis))
+        packed.asked.append(Distinct(name, width, axis))
     return all(of.get(node) in asked for node in packed.open)
 
 
@@ -135,7 +134,7 @@ def _entry(affine: Affine, node: Node | None) -> tuple[tuple[str, int, int], int
     match list(form.items()):
         case [((var,), factors)] if list(factors) == [()] and var.kind == "pid":
             width = factors[()]
-            if 0 <= column < width:
+            if 0 <= column < width <= 2:
                 return (node.args[0].attrs["name"], width, var.key[0]), column
     return None
 

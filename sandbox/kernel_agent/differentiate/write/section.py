@@ -20,7 +20,7 @@ from ...source import autodiff_names
 from ..ir.nodes import Node
 from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
-from ..prove.packed import Asked, AtMost, Ordered
+from ..prove.packed import Asked, AtMost, Distinct, Ordered
 from ..read.trace import Site, Untraced
 from ..reverse.rules import LINEAR_STEP, SMALL_DOT
 from ..schedule.whole_rows import WARPS, Rows
@@ -140,25 +140,23 @@ def disjoint(*dims):
         reach = float("inf") if extent is None else reach + (extent - 1) * stride
 '''
 
-ORDERED = '''
+APART = '''
 def ordered(t):
-    """Check, once for its values, that `t` does not decrease: rows of the sequences that it bounds are \
-apart."""
-    if getattr(t, "is_ordered", None) != t._version:
-        if not t.is_contiguous() or bool((t.flatten()[1:] < t.flatten()[:-1]).any()):
-            raise ValueError("where sequences begin has to be contiguous and must not decrease")
-        t.is_ordered = t._version
-'''
+    """Whether `t` does not decrease: the sequences that it bounds have rows of their own then."""
+    return (t[1:] >= t[:-1]).all() & t.is_contiguous()
 
-DISTINCT = '''
-def distinct(t, width, columns, count):
-    """Check, once for its values, that `count` rows of a table differ in `columns`: each is of one program."""
-    asked = (t._version, width, columns, count)
-    if getattr(t, "is_distinct", None) != asked:
-        rows = t.flatten()[: count * width].view(-1, width)[:, list(columns)]
-        if not t.is_contiguous() or bool((rows < 0).any()) or len(rows.unique(dim=0)) < count:
-            raise ValueError("a table of parts has to be contiguous, and must not have one twice or below zero")
-        t.is_distinct = asked
+
+def distinct(t, width, count):
+    """Whether `count` rows of a table of numbers differ, and none is negative: each is of one program."""
+    rows = t.flatten()[: count * width].view(-1, width).long()
+    keys = ((rows[:, 0] << 32) + rows[:, -1]).sort().values
+    return (rows >= 0).all() & (keys[1:] > keys[:-1]).all() & t.is_contiguous()
+
+
+def sequences_apart(*known):
+    """Check that no row is of two sequences, and no part of one of two programs: one wait for the device."""
+    if not bool(torch.stack(known).all()):
+        raise ValueError("where packed sequences begin, or their parts, are not in order or meet")
 '''
 
 AT_MOST = '''
@@ -308,16 +306,14 @@ class FunctionText:
         pairs = [f"({self.expr(s)}, {'None' if e is None else self.expr(e)})" for s, e in layout]
         return f"disjoint({', '.join(pairs)})"
 
-    def asked(self, fact: Asked) -> str:
-        """What the host asks of a tensor, or of the launch."""
-        if isinstance(fact, AtMost):
-            return f"at_most(grid, {fact.axis}, {self.expr(fact.count)})"
-        name = self.value(fact.name)
-        if isinstance(fact, Ordered):
-            return f"ordered({name})"
-        return (
-            f"distinct({name}, {fact.width}, {tuple_text(list(map(str, fact.columns)))}, grid[{fact.axis}])"
-        )
+    def asked(self, facts: list[Asked]) -> list[str]:
+        """What the host asks of tensors, and of the launch."""
+        of_launch = [f"at_most(grid, {f.axis}, {self.expr(f.count)})" for f in facts if isinstance(f, AtMost)]
+        known = [f"ordered({self.value(f.name)})" for f in facts if isinstance(f, Ordered)]
+        for fact in (f for f in facts if isinstance(f, Distinct)):
+            known.append(f"distinct({self.value(fact.name)}, {fact.width}, grid[{fact.axis}])")
+        asked = f"sequences_apart({', '.join(dict.fromkeys(known))})"
+        return [asked] * bool(known) + of_launch
 
     def expr(self, node: Node, prec: int = 0) -> str:
         """A uniform value on the host."""
