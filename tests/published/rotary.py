@@ -120,7 +120,7 @@ def rotary_embedding(
 
 
 SWEEP = [
-    {"B": 2, "T": 20, "H": 2, "R": 8, "X": 3, "interleaved": False, "packed": False, "shift": False},
+    {"B": 2, "T": 20, "H": 2, "R": 8, "X": 1, "interleaved": False, "packed": False, "shift": False},
     {"B": 1, "T": 33, "H": 2, "R": 8, "X": 0, "interleaved": True, "packed": True, "shift": False},
     {"B": 2, "T": 9, "H": 1, "R": 4, "X": 0, "interleaved": True, "packed": False, "shift": True},
     {"B": 1, "T": 60, "H": 2, "R": 16, "X": 0, "interleaved": False, "packed": True, "shift": True},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..ir.graph import Graph
 from ..ir.nodes import For, Node, Region
-from .affine import Affine, nonzero
+from .affine import Affine, Monomial, nonzero
 from .disjoint import Proof, disjoint, monomial_node
 from .masks import parts
 
@@ -28,20 +28,27 @@ def apart(
     distance = _distance(affine, one[0], two[0])
     if distance is None:
         return "several places write this gradient"
-    (first, apart_by) = distance
+    first, (factor, ids) = distance
     offset = one[0] if first else two[0]
     rank = len(offset.shape)
-    wide = g.expand(offset, rank) if rank else offset
-    wide = g.add(wide, g.mul(g.lane(g.const(2), rank, rank + 1), apart_by))
     mask: Node | None = None
     for condition in parts(one[1]):
         if condition in parts(two[1]):
             kept = g.expand(condition, len(condition.shape)) if condition.shape else condition
             mask = g.both(mask, kept)
-    return disjoint(g, wide, mask, loops, axes, None, grid, region)
+    found: Proof | str = ""
+    # Between the two there may be more of the kind: thirds of a row are two apart.
+    for step, count in dict.fromkeys([(factor, 2), *((1, factor + k) for k in (1, 2, 3))]):
+        wide = g.expand(offset, rank) if rank else offset
+        lane = g.lane(g.const(count), rank, rank + 1)
+        wide = g.add(wide, g.mul(lane, monomial_node(affine, g, (step, ids))))
+        found = disjoint(g, wide, mask, loops, axes, None, grid, region)
+        if isinstance(found, Proof):
+            break
+    return found
 
 
-def _distance(affine: Affine, one: Node, two: Node) -> tuple[bool, Node] | None:
+def _distance(affine: Affine, one: Node, two: Node) -> tuple[bool, Monomial] | None:
     """How far the farther of two offsets is from the other, and whether the first is the nearer one."""
     if one.shape != two.shape:
         return None
@@ -58,4 +65,4 @@ def _distance(affine: Affine, one: Node, two: Node) -> tuple[bool, Node] | None:
     if set(form) != {()} or len(form[()]) != 1:
         return None
     ((ids, factor),) = form[()].items()
-    return factor > 0, monomial_node(affine, affine.g, (abs(factor), ids))
+    return factor > 0, (abs(factor), ids)

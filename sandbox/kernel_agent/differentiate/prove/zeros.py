@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..ir.nodes import Carry, Node, Store, sides
+from ..ir.kinds import LANEWISE, STRETCHING
+from ..ir.nodes import Carry, For, Node, Store, reachable, sides, walk
 from ..ir.simplify import is_zero
 from ..ir.values import signature
 from .masks import Bound, conjuncts, upper_bounds
@@ -18,6 +19,48 @@ def left_out(carry: Carry, store: Store) -> bool:
     if len(bounds) != len([c for c in conjuncts(mask, rank) if not _natural(c[0])]) or carry.next is None:
         return False
     return all(beyond(node, bound, carry.phi) for bound in bounds for node in (carry.init, carry.next))
+
+
+def unread(effects: list, loop: For, k: int, store: Store) -> bool:
+    """Whether nothing that a kernel stores hangs on a carry's lanes that a store of it leaves out: each lane
+    of the carry is used for the same lane, and stored under the same bounds."""
+    carry, rank = loop.carries[k], len(store.offset.shape)
+    if store.mask is None or left_out(carry, store):
+        return True
+    wanted = {_made(bound) for bound in upper_bounds(store.mask, rank)}
+    if len(wanted) != len([c for c in conjuncts(store.mask, rank) if not _natural(c[0])]):
+        return False
+    tainted = _hanging_on(effects, carry.phi)
+    lanewise = LANEWISE - STRETCHING | {"compare", "and", "or", "not", "phi", "loopout", "ifout"}
+    if any(node.op not in lanewise or len(node.shape) != rank for node in tainted):
+        return False
+    for other in (e for e in walk(effects) if isinstance(e, Store)):
+        if other.offset in tainted or other.mask in tainted:
+            return False
+        bounds = () if other.mask is None else upper_bounds(other.mask, rank)
+        if other.value in tainted and not wanted <= set(map(_made, bounds)):
+            return False
+    return True
+
+
+def _hanging_on(effects: list, phi: Node) -> set[Node]:
+    """All values that hang on a carry, through loops and branches."""
+    items = list(reachable(effects))
+    carries = {c.phi: c for item in items if isinstance(item, For) for c in item.carries}
+    tainted, count = {phi}, 0
+    while count != len(tainted):
+        count = len(tainted)
+        for node in (item for item in items if isinstance(item, Node)):
+            parts: list[Node | None] = list(node.args)
+            if node.op == "ifout":
+                parts += sides(node)
+            elif node.op == "loopout":
+                parts.append(node.attrs["loop"].carries[node.attrs["index"]].phi)
+            elif node in carries:
+                parts += [carries[node].init, carries[node].next]
+            if any(part in tainted for part in parts):
+                tainted.add(node)
+    return tainted
 
 
 def _natural(node: Node) -> bool:

@@ -256,7 +256,13 @@ class Tape:
                 return self._before(source, k, store)
             if value is not carry.next:
                 continue
-            if not _readable(self.reverse.kernel, store) or (store.mask is not None and _mixes_lanes(value)):
+            if not _readable(self.reverse.kernel, store):
+                continue
+            if (
+                _mixes_lanes(value)
+                and store.mask is not None
+                or not zeros.unread(self.reverse.kernel.effects, source, k, store)
+            ):
                 continue
             g.here = region
             moved = {region.iv: g.sub(region.iv, step)}  # type: ignore[arg-type]
