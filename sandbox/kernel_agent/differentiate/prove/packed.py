@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..ir.nodes import Node, Region, beneath
+from ..ir.nodes import Node, Region, beneath, reachable, sides
 from ..ir.nonnegative import natural
 from ..ir.spelling import on_host
 from .affine import Affine, Group, Monomial, Var, nonzero, times
@@ -107,16 +107,30 @@ def alone(affine: Affine, packed: Packed, known: set, axis: int, grid: tuple[int
     as many as the remainder in the address has values: a batch of packed sequences is one. That is asked."""
     if not packed.asked or grid is None:
         return False
+    stored = list(
+        reachable(affine.g.places, lambda n: [] if n.op == "mod" and _id(n.args[0], axis) else _parts(n))
+    )
+    if any(node.op == "pid" and node.attrs["axis"] == axis for node in stored):
+        return False  # the forward has work for each
+    remainders = {n.args[1] for n in stored if n.op == "mod" and _id(n.args[0], axis)}
     digits = [
         v.node for group in packed.groups for v, _ in group.terms if v.kind == "mod" and v.node is not None
     ]
-    for count in [node.args[1] for node in digits if _id(node.args[0], axis)] or [affine.g.one]:
+    found = [] if remainders else [affine.g.one]
+    for count in found + [
+        node.args[1] for node in digits if node.args[1] in remainders and _id(node.args[0], axis)
+    ]:
         most = affine.g.concrete(count)
         if on_host(count) and most is not None and (affine.g.elsewhere or grid[axis] <= most):
             packed.asked.append(AtMost(axis, count))
             known.add(("pid", (axis,)))
             return True
     return False
+
+
+def _parts(node: Node) -> list[Node]:
+    bounds = node.home.bounds if node.op == "iv" else None
+    return [*node.args, *(sides(node) if node.op == "ifout" else ()), *(bounds or ())]
 
 
 def _id(node: Node, axis: int) -> bool:

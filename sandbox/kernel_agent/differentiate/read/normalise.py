@@ -101,6 +101,7 @@ class Builder:
             self.env[name] = Ptr(params[name], self.g.const(0)) if arg.kind == "pointer" else params[name]
         self.block(self.source.body)
         self._check_aliases()
+        self.g.places = [store.offset for store in self.stored]
         made = (self.source.name, self.g, params, self.effects, self.args, self.tl, self.inplace)
         return Kernel(*made, line=self.source.lineno, apart=self.apart, either=self.either)
 

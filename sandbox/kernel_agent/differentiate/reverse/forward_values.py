@@ -72,7 +72,7 @@ def use_stored(reverse: Reverse) -> None:
             _readable(kernel, store) and store.base.op == "param" and value.is_float and takes_loop(value)
         ):
             continue
-        if value.op in ("load", "const", "full", "phi", "loopout") or uses[value] > 1:
+        if value.op in ("load", "const", "full", "phi", "loopout") or _used_elsewhere(store.value, uses):
             continue
         if value.home is not store.value.home or store.region is not value.home:
             continue
@@ -91,6 +91,13 @@ def use_stored(reverse: Reverse) -> None:
         if value in before:
             name = beneath(load, "cast").args[0].attrs["name"]
             reverse.say(value.line, "stored", "one store", f"read back from `{name}` instead of recomputed")
+
+
+def _used_elsewhere(value: Node, uses: Counter[Node]) -> bool:
+    """Whether anything but a store uses a value, or what it is a cast of."""
+    while value.op == "cast" and uses[value] < 2:
+        value = value.args[0]
+    return uses[value] > 1
 
 
 def _readable(kernel: Kernel, store: Store) -> bool:
