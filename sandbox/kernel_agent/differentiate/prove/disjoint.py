@@ -341,6 +341,8 @@ def bounds_of(affine: Affine, mask: Node | None, rank: int) -> dict[frozenset, N
         if node.attrs["cmp"] != "<":
             continue
         index, bound = node.args
+        while index.op == "floordiv" and affine.uniform(index.args[1]) and natural(index.args[0]):
+            index, bound = index.args[0], g.mul(bound, index.args[1])
         core = beneath(bound, "cast")
         for half in core.args if core.op == "minimum" else (bound,):  # below both of them
             signature, rest = _index(affine, g.sub(index, half), axes)

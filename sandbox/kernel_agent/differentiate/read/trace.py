@@ -17,9 +17,11 @@ import torch
 from ...errors import Unusable
 from ...forward import Forward, launch_intercept
 from ...launches import Launch, jit_function
+from ...source import words
 from ..ir import address_tables
 from ..ir.nodes import Node, Store, nodes_in, reachable, sides, walk
 from ..ir.refusal import Refusal
+from ..ir.spelling import gradient_name
 from ..ir.values import Arg, Kernel
 from ..prove import cover
 from ..prove.overwrite import number_of
@@ -86,6 +88,11 @@ class Untraced:
     call: ast.Call
     kernel_name: str
 
+
+# Names of a generated Function: its locals, and the functions that it calls.
+OURS = words("ctx grid pointed upstream tiles splits programs row_warps grid_0 grid_1 grid_2 torch triton")
+OURS |= words("laid_out passed_on gradient_of summed finished disjoint sequences_apart ordered distinct")
+OURS |= words("at_most own untraced passed behind divided address_of table_of")
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -232,6 +239,7 @@ def _site(
 ) -> Site:
     host, call, source = _written(fwd, launch, calls, functions)
     params = [a.arg for a in source.args.args]
+    _check_names(params, source)
     positional = _positional(params, call, launch)
     unpacked = _unpacked(call, launch)
     given = [*positional, *(k.arg for k in call.keywords if k.arg is not None), *unpacked]
@@ -301,6 +309,19 @@ def _site(
 
     site.again = None if site.tables else again
     return site
+
+
+def _check_names(params: list[str], source: ast.FunctionDef) -> None:
+    """Refuse parameters that the text around the generated kernels has other values by the names of."""
+    ours = {
+        made
+        for n in params
+        for made in (gradient_name(n), f"{gradient_name(n)}_out", f"before_{n}", f"span_{n}")
+    }
+    for name in params:
+        if name in ours | OURS or name.startswith(("tape_", "check_")):
+            message = f"`{name}` is a name that the backward of {source.name} gives to a value of its own"
+            raise Refusal("name", message, f"Rename `{name}` in the kernel.", source.lineno)
 
 
 def _tensors(site: Site, launch: Launch, name: str, taken: address_tables.Taken) -> list[torch.Tensor]:
