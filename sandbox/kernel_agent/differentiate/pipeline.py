@@ -36,6 +36,7 @@ from .write.section import (
     FINISHED,
     GRADIENT_OF,
     LAID_OUT,
+    LONGEST,
     OWN,
     PASSED,
     PASSED_ON,
@@ -165,7 +166,7 @@ def _attempt(
     body = "".join(functions)
     helpers = [
         h
-        for h in (LAID_OUT, PASSED_ON, GRADIENT_OF, SUMMED, FINISHED, DISJOINT, APART, AT_MOST)
+        for h in (LAID_OUT, PASSED_ON, GRADIENT_OF, SUMMED, FINISHED, DISJOINT, APART, AT_MOST, LONGEST)
         if f"{helper_name(h)}(" in body
     ]
     helpers += [OWN] * bool(fwd.grads)
@@ -461,11 +462,6 @@ def _check_inplace(plan: Scheduled, gradients: list[str], accumulated: set[str])
             raise Refusal("in-place access", message, remedy, site.kernel.line)
 
 
-def scratch_device(text: FunctionText) -> str:
-    pointers = [n for n, a in text.site.args.items() if a.kind == "pointer" and not a.none]
-    return f"{text.value(next(n for n in pointers if n in text.site.given_names))}.device"
-
-
 def program_count(site: trace.Site) -> str:
     return " * ".join(f"grid[{i}]" for i in range(len(site.launch.grid)))
 
@@ -488,7 +484,7 @@ def tape_step(text: FunctionText, step: Step, buffers: list[forward_values.Buffe
 def scratch(text: FunctionText, step: Step, buffer: forward_values.Buffer | Spill, each: str) -> None:
     """Allocate `each` elements for every program of the forward."""
     size = f"{program_count(text.site)} * {each}"
-    made = f"torch.empty({size}, dtype=torch.{buffer.dtype}, device={scratch_device(text)})"
+    made = f"torch.empty({size}, dtype=torch.{buffer.dtype}, device={text.device()})"
     step.setup.append(f"{buffer.name} = {made}")
     step.extra[buffer.name] = buffer.name
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...errors import readable
+from ..ir import counts
 from ..ir.folding import fold
 from ..ir.graph import Graph
 from ..ir.kinds import MIXING
@@ -127,7 +128,9 @@ def trip_count(g: Graph, loop: For) -> Node | None:
     """How many steps a loop has at most, as the host knows it."""
     assert loop.region.bounds is not None
     lo, hi, step = loop.region.bounds
-    return upper(g, g.make("cdiv", (g.sub(hi, lo), step)))
+    count = g.make("cdiv", (g.sub(hi, lo), step))
+    known = upper(g, count)
+    return counts.longest(g, count) if known is None else known
 
 
 class Tape:
@@ -375,6 +378,8 @@ def size(buffer: Buffer, site) -> int:
     g, grid = site.kernel.graph, site.launch.grid
 
     def number(node: Node) -> int:
+        if node.op == counts.OP:
+            return counts.traced(g, node, site.launch.args, grid) or 1
         if node.op == "npid":
             axis = node.attrs["axis"]
             return grid[axis] if axis < len(grid) else 1

@@ -17,6 +17,7 @@ from types import ModuleType
 
 from ...forward import Forward
 from ...source import autodiff_names
+from ..ir import counts
 from ..ir.nodes import Node
 from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
@@ -166,6 +167,13 @@ def at_most(grid, axis, count):
         raise ValueError(f"{grid[axis]} programs along axis {axis}, of {count}, would write the same rows")
 '''
 
+LONGEST = '''
+def longest(grid, device, steps):
+    """The greatest number of steps that a program takes; `steps` of the programs' ids, which data decides."""
+    ranges = [torch.arange(n, device=device) for n in [*grid, 1, 1][:3]]
+    return int(torch.as_tensor(steps(torch.cartesian_prod(*ranges).T)).max())
+'''
+
 UNTRACED = '''
 def untraced(kernel, line):
     """In place of a launch that no traced size made: it has no backward."""
@@ -306,6 +314,12 @@ class FunctionText:
         pairs = [f"({self.expr(s)}, {'None' if e is None else self.expr(e)})" for s, e in layout]
         return f"disjoint({', '.join(pairs)})"
 
+    def device(self) -> str:
+        """Where the tensors of the launch are."""
+        site = self.site
+        pointers = [n for n, a in site.args.items() if a.kind == "pointer" and not a.none]
+        return f"{self.value(next(n for n in pointers if n in site.given_names))}.device"
+
     def asked(self, facts: list[Asked]) -> list[str]:
         """What the host asks of tensors, and of the launch."""
         of_launch = [f"at_most(grid, {f.axis}, {self.expr(f.count)})" for f in facts if isinstance(f, AtMost)]
@@ -319,7 +333,7 @@ class FunctionText:
         """A uniform value on the host."""
         if node.op == "const":
             return repr(node.value)
-        if node.op in ("param", "constexpr"):
+        if node.op in ("param", "constexpr"):  # also a pointer: its tensor
             name = node.attrs["name"]
             return self.value(name) if name in self.site.args else name
         if node.op == "npid":
@@ -342,6 +356,8 @@ class FunctionText:
             inner = self.expr(node.args[0], 5)
             text = f"not {inner}" if node.op == "not" else f"{inner} is None"
             return f"({text})" if prec > 3 else text
+        if node.op == counts.OP:
+            return f"longest(grid, {self.device()}, lambda pid: {counts.text(node.args[0], self.expr)})"
         if name := call_name(node):
             return f"{name}({', '.join(self.expr(a) for a in node.args)})"
         assert node.op in INFIX, f"`{node.op}` cannot be computed on the host"
