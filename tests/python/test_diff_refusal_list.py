@@ -187,7 +187,7 @@ def stub_with(text: str) -> str:
 FILES: dict[str, tuple[str, str, str]] = {
     "writes_nothing": (KERNEL_OF_X + STUB.replace("dtype=x.dtype", "dtype=torch.int32"), "stub", "no launch writes anything"),
     "shadowed": (KERNEL_OF_X + STUB + "\n\ndef gradient_of(t):  # here\n    return t\n", "name", "is a name of this file"),
-    "taken_name": (KERNEL_OF_X.replace("y_ptr, out_ptr, n", "d_x_ptr, out_ptr, n").replace("@triton.jit", "@triton.jit  # here") + STUB, "name", "gives to a value of its own"),
+    "taken_name": (KERNEL_OF_X.replace("y_ptr, out_ptr, n", "d_x_ptr, out_ptr, n").replace("constexpr):", "constexpr):  # here") + STUB, "name", "gives to a value of its own"),
     "no_launch": (stub_with("    out = x * 2"), "stub", "launches no kernel"),
     "two_on_a_line": (KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, 40, BLOCK=16); kernel[(3,)](x, y, out, 40, BLOCK=16)  # here"), "launch", "cannot be found"),
     "indirect": (KERNEL_OF_X + stub_with("    [kernel][0][(3,)](x, y, out, 40, BLOCK=16)  # here"), "launch", "named directly"),

@@ -170,8 +170,9 @@ def at_most(grid, axis, count):
 LONGEST = '''
 def longest(grid, device, steps):
     """The greatest number of steps that a program takes; `steps` of the programs' ids, which data decides."""
-    ranges = [torch.arange(n, device=device) for n in [*grid, 1, 1][:3]]
-    return int(torch.as_tensor(steps(torch.cartesian_prod(*ranges).T)).max())
+    shapes = ((-1, 1, 1), (1, -1, 1), (1, 1, -1))
+    ids = [torch.arange(n, device=device).view(shape) for n, shape in zip([*grid, 1, 1], shapes)]
+    return int(steps(ids).max())
 '''
 
 UNTRACED = '''
