@@ -27,15 +27,18 @@ def shift_kernel(x, table, y, offset, N, BLOCK: tl.constexpr, IS_TENSOR: tl.cons
         at = c + offset
     else:
         at = c + tl.load(offset + row)
-    value = tl.load(x + row * N + c, mask=(c < N) & (at >= 0), other=0.0)
-    tl.store(y + row * N + c, value * value * tl.load(table + at, mask=(c < N) & (at >= 0), other=0.0), mask=c < N)
+    ok = (c < N) & (at >= 0)
+    value = tl.load(x + row * N + c, mask=ok, other=0.0)
+    value *= value * tl.load(table + at, mask=ok, other=0.0)
+    tl.store(y + row * N + c, value, mask=c < N)
 
 
 @autodiff(inputs_require_grad=(0,))
 def shift(x, table, offset):
     y = torch.empty_like(x)
     M, N = x.shape
-    shift_kernel[(M,)](x, table, y, offset, N, BLOCK=triton.next_power_of_2(N), IS_TENSOR=isinstance(offset, torch.Tensor))
+    tensor = isinstance(offset, torch.Tensor)
+    shift_kernel[(M,)](x, table, y, offset, N, BLOCK=triton.next_power_of_2(N), IS_TENSOR=tensor)
     return y
 
 

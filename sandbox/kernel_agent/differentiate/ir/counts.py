@@ -1,5 +1,5 @@
-"""Numbers that differ between programs because they are data, and of which the host can find the greatest: the
-steps of a loop over a packed sequence.
+"""Numbers that differ between programs because they are data, and of which the host can find the greatest:
+the steps of a loop over a packed sequence.
 
     T = tl.load(cu + n + 1) - tl.load(cu + n)
 

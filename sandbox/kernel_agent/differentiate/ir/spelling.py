@@ -48,7 +48,7 @@ def gradient_name(name: str) -> str:
 
 
 def upstream_name(name: str, inplace: set[str]) -> str:
-    """The upstream gradient's pointer; one of its own where the gradient of what was there takes its place."""
+    """The upstream gradient's pointer; one of its own where another gradient takes its place."""
     return gradient_name(name) + "_out" * (name in inplace)
 
 

@@ -38,7 +38,7 @@ def laid_out(t, strides):
 
 PASSED_ON = '''
 def passed_on(t, written=None):
-    """A copy of an upstream gradient, of which a kernel replaces `written` elements: what it had overwritten."""
+    """A copy of an upstream gradient, of which kernels replace `written` elements."""
     d = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
     return d if written == t.numel() else d.copy_(t)
 '''
