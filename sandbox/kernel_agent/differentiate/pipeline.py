@@ -40,6 +40,7 @@ from .write.section import (
     OWN,
     PASSED,
     PASSED_ON,
+    SEPARATE,
     SUMMED,
     TABLES,
     UNTRACED,
@@ -166,7 +167,18 @@ def _attempt(
     body = "".join(functions)
     helpers = [
         h
-        for h in (LAID_OUT, PASSED_ON, GRADIENT_OF, SUMMED, FINISHED, DISJOINT, APART, AT_MOST, LONGEST)
+        for h in (
+            LAID_OUT,
+            PASSED_ON,
+            GRADIENT_OF,
+            SUMMED,
+            FINISHED,
+            DISJOINT,
+            APART,
+            AT_MOST,
+            LONGEST,
+            SEPARATE,
+        )
         if f"{helper_name(h)}(" in body
     ]
     helpers += [OWN] * bool(fwd.grads)
@@ -231,8 +243,7 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
     """The Function of one launch; the kernels it needs are added to `kernels`."""
     schedule = "atomic" if site.tables else draft.schedule
     report: list[LineReport] = []
-    overwrite.check_reads(site.kernel, trace.program_axes(site), site.launch.grid)
-    overwrite.check(site.kernel, site.launch.grid, report)
+    meeting = _checked(site, report)
     name = f"{site.kernel_name}_bwd"
     if site.class_name[-1].isdigit() and name in kernels:
         name += site.class_name[-1]
@@ -244,6 +255,10 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
         best = _of_rows(
             best, rows, lambda side, end: _scheduled(side, name + end, schedule, draft.splits, report)
         )
+    for plan in _leaves(best) if meeting is not None else ():
+        if plan.site is site:
+            raise meeting
+        overwrite.check_reads(plan.site.kernel, trace.program_axes(site), site.launch.grid)
     parts = _parts(best, lambda plan: _part(fwd, plan, text, kernels, draft))
     for plan in best.leaves() if isinstance(best, Sides) and rows is None else ():
         kept = f"{plan.owner.name}: atomics kept {plan.totals.kept} of {plan.totals.atomics}"
@@ -255,6 +270,21 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
     draft.atomics += whole.totals.kept
     draft.atomics_naive += whole.totals.atomics
     return text.text(parts)
+
+
+def _checked(site: trace.Site, report: list[LineReport]) -> Refusal | None:
+    """Refuse what is overwritten. What a kernel reads beside what it writes may be known for each side of a
+    flag only: the refusal, if it is not."""
+    meeting = None
+    try:
+        overwrite.check_reads(site.kernel, trace.program_axes(site), site.launch.grid)
+    except Refusal as refusal:
+        meeting = refusal
+    try:
+        overwrite.check(site.kernel, site.launch.grid, report)
+    except Refusal as refusal:
+        raise meeting or refusal from None
+    return meeting
 
 
 def _taken(plan: Scheduled | Sides) -> Scheduled:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..ir.kinds import LANEWISE, STRETCHING
-from ..ir.nodes import Carry, For, Node, Store, reachable, sides, walk
+from ..ir.nodes import Carry, For, Node, Store, nodes_in, reachable, sides, walk
 from ..ir.simplify import is_zero
 from ..ir.values import signature
 from .masks import Bound, conjuncts, upper_bounds
@@ -75,6 +75,8 @@ def _bounds(mask: Node, bound: Bound, rank: int) -> bool:
 
 def _made(bound: Bound) -> tuple:
     index, limit, axis = bound
+    if any(n.op in ("phi", "loopout", "ifout", "random") for n in nodes_in([index, limit])):
+        return index.id, limit.id, axis  # two of these may be called alike
     return signature(index), signature(limit), axis
 
 

@@ -18,7 +18,7 @@ from types import ModuleType
 from ...forward import Forward
 from ...source import autodiff_names
 from ..ir import counts
-from ..ir.nodes import Node
+from ..ir.nodes import Node, nodes_in
 from ..ir.refusal import Refusal
 from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
 from ..prove.packed import Asked, AtMost, Distinct, Ordered
@@ -144,7 +144,8 @@ def disjoint(*dims):
 APART = '''
 def ordered(t):
     """Whether `t` does not decrease: the sequences that it bounds have rows of their own then."""
-    return (t[1:] >= t[:-1]).all() & t.is_contiguous()
+    starts = t.flatten()
+    return (starts[1:] >= starts[:-1]).all() & t.is_contiguous()
 
 
 def distinct(t, width, count):
@@ -173,6 +174,16 @@ def longest(grid, device, steps):
     shapes = ((-1, 1, 1), (1, -1, 1), (1, 1, -1))
     ids = [torch.arange(n, device=device).view(shape) for n, shape in zip([*grid, 1, 1], shapes)]
     return int(steps(ids).max())
+'''
+
+SEPARATE = '''
+def separate(written, read):
+    """Check that a launch writes to other memory than it reads from, as in the calls that were traced."""
+    known = [t for t in (*written, *read) if isinstance(t, torch.Tensor) and t.numel()]
+    places = {id(t): t.untyped_storage().data_ptr() for t in known}
+    taken = {places.get(id(t)) for t in written} - {None}
+    if any(places.get(id(t)) in taken for t in read):
+        raise NotImplementedError("a launch is given what it reads to write to, as in no call that was traced")
 '''
 
 UNTRACED = '''
@@ -466,6 +477,9 @@ class FunctionText:
             lines += _broken(f"if isinstance({name}, torch.Tensor) and {name}.is_floating_point():")
             why = f"{name} is a number in the traced calls: its gradient is not known"
             lines += _broken(f'raise NotImplementedError("{why}")', 12)
+        read, written = self.sharing()
+        if read:
+            lines += _broken(f"separate({tuple_text(written)}, {tuple_text(read)})")
         for name in sorted(self.inplace & set(self.saved)):
             lines += _broken(f"before_{name} = {self.unless_none(name, f'{name}.clone()')}")
         lines += _broken(f"{site.kernel_name}[grid]({', '.join(call)})")
@@ -500,6 +514,16 @@ class FunctionText:
         returned = ", ".join(outputs)
         lines.append(f"        return ({returned},)" if "*" in returned else f"        return {returned}")
         return lines
+
+    def sharing(self) -> tuple[list[str], list[str]]:
+        """What a launch reads of numbers, and what it writes, that had memory of their own when traced."""
+        site, args = self.site, self.site.args
+        written = [n for n in site.outputs if n not in site.tables]
+        memory = {args[n].storage for n in written if not args[n].none}
+        loads = [n for n in nodes_in(site.kernel.effects) if n.op == "load" and n.is_float]
+        names = {n.args[0].attrs["name"] for n in loads if n.args[0].op == "param"} - set(written)
+        read = [n for n in site.given_names if n in names and args[n].storage not in memory]
+        return (read, written) if written else ([], [])
 
     def kept_of(self, name: str) -> str:
         """What is saved of a tensor: a copy, where it is changed by this launch or after it."""
