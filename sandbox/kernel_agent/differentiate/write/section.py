@@ -180,7 +180,7 @@ SEPARATE = '''
 def separate(written, read):
     """Check that a launch writes to other memory than it reads from, as in the calls that were traced."""
     known = [t for t in (*written, *read) if isinstance(t, torch.Tensor) and t.numel()]
-    places = {id(t): t.untyped_storage().data_ptr() for t in known}
+    places = {id(t): t.data_ptr() for t in known}
     taken = {places.get(id(t)) for t in written} - {None}
     if any(places.get(id(t)) in taken for t in read):
         raise NotImplementedError("a launch is given what it reads to write to, as in no call that was traced")
