@@ -204,5 +204,5 @@ def test_call_that_writes_to_what_it_reads__is_told(write: Callable[[str], Path]
     file = write(source)
     result = draft(file, {"M": 2, "N": 20})
     assert_right(file, result, [({"M": 3, "N": 20}, "normal")])
-    with pytest.raises(AssertionError, match="what it reads to write to"):
+    with pytest.raises(AssertionError, match="writes to what it also reads"):
         assert_right(file, result, [({"M": 1, "N": 20}, "normal")])

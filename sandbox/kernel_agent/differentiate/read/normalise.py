@@ -823,7 +823,10 @@ class Builder:
 
     def _dtype_test(self, a: DType, b: DType, symbol: str) -> Node:
         equal = real(a.name) == real(b.name)
-        attrs = {"name": f"({dtype_text(a.name, self.tl)} {symbol} {dtype_text(b.name, self.tl)})"}
+        attrs: dict[str, Any] = {
+            "name": f"({dtype_text(a.name, self.tl)} {symbol} {dtype_text(b.name, self.tl)})"
+        }
+        attrs["of"] = tuple(n.split(":")[1] for n in (a.name, b.name) if n.startswith("$"))
         return self.g.intern("constexpr", (), {**attrs, "value": equal == (symbol == "==")}, "int1", ())
 
     def _is(self, a: Any, b: Any, negate: bool) -> Any:

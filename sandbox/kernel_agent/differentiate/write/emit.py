@@ -612,8 +612,9 @@ class Emitter:
             return text, 11 if text.startswith("-") else ATOM, section
         if op in ("constexpr", "param"):
             name = node.attrs["name"]
-            if name in self.kernel.args:
-                self.params.add(name)
+            asked = node.attrs.get("of", (name,))  # a question about the types of pointers names those
+            if all(one in self.kernel.args for one in asked):
+                self.params.update(asked)
             elif not node.attrs.get("global"):
                 self.extra[name] = None
             return name, ATOM, section

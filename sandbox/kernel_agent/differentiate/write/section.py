@@ -183,7 +183,7 @@ def separate(written, read):
     places = {id(t): t.data_ptr() for t in known}
     taken = {places.get(id(t)) for t in written} - {None}
     if any(places.get(id(t)) in taken for t in read):
-        raise NotImplementedError("a launch is given what it reads to write to, as in no call that was traced")
+        raise NotImplementedError("a launch writes to what it also reads, as in no call that was traced")
 '''
 
 UNTRACED = '''
