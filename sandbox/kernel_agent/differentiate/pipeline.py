@@ -256,7 +256,7 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
             best, rows, lambda side, end: _scheduled(side, name + end, schedule, draft.splits, report)
         )
     for plan in _leaves(best) if meeting is not None else ():
-        if plan.site is site:
+        if meeting is not None and plan.site is site:
             raise meeting
         overwrite.check_reads(plan.site.kernel, trace.program_axes(site), site.launch.grid)
     parts = _parts(best, lambda plan: _part(fwd, plan, text, kernels, draft))

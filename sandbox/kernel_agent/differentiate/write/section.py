@@ -477,9 +477,9 @@ class FunctionText:
             lines += _broken(f"if isinstance({name}, torch.Tensor) and {name}.is_floating_point():")
             why = f"{name} is a number in the traced calls: its gradient is not known"
             lines += _broken(f'raise NotImplementedError("{why}")', 12)
-        read, written = self.sharing()
+        read, into = self.sharing()
         if read:
-            lines += _broken(f"separate({tuple_text(written)}, {tuple_text(read)})")
+            lines += _broken(f"separate({tuple_text(into)}, {tuple_text(read)})")
         for name in sorted(self.inplace & set(self.saved)):
             lines += _broken(f"before_{name} = {self.unless_none(name, f'{name}.clone()')}")
         lines += _broken(f"{site.kernel_name}[grid]({', '.join(call)})")
