@@ -18,7 +18,7 @@ from ..ir.simplify import is_number, is_zero
 from ..ir.spelling import on_host
 from . import packed
 from .affine import Affine, Group, Monomial, Var, divide, nonzero, times, upper
-from .masks import comparisons
+from .masks import comparisons, conjuncts
 
 Layout = list[tuple[Node, Node | None]]  # (stride, extent) pairs; extent None is the outermost
 
@@ -85,6 +85,8 @@ def _disjoint(
     if groups is None or entries is None:
         return "its address is not a sum of strides times indices"
     rows = packed.rows(affine, groups, mask, rank, region)
+    if rows.asked and any(c.op in ("select", "ifout", "where") for c, _ in conjuncts(mask, rank)):
+        return "a flag decides what its mask bounds"  # an extent may be a whole block, in other calls only
     every = rows.groups + rows.behind + entries
     known = determined(affine, every)
     if not packed.programs(affine, rows, known):
