@@ -20,7 +20,7 @@ TABLE: dict[str, tuple[int, int]] = {  # atomics, and bytes of tape, of calls li
     "embedding": (1, 0),
     "flash_bias": (0, 0),
     "flash_tutorial": (0, 0),
-    "flash_varlen": (3, 0),
+    "flash_varlen": (2, 0),
     "fused_add_rms_norm": (0, 0),
     "geglu": (0, 0),
     "group_norm": (2, 0),
