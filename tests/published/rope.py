@@ -122,7 +122,7 @@ def reference(q, k, cos, sin, position_ids=None, unsqueeze_dim=1):
 
 SWEEP = [
     {"B": 2, "HQ": 4, "HK": 2, "T": 7, "D": 16, "tables": False},
-    {"B": 2, "HQ": 3, "HK": 1, "T": 5, "D": 24, "tables": True},
+    {"B": 2, "HQ": 6, "HK": 3, "T": 5, "D": 24, "tables": True},
     {"B": 2, "HQ": 8, "HK": 4, "T": 32, "D": 64, "tables": False, "required": False},
 ]
 

@@ -120,16 +120,17 @@ def rotary_embedding(
 
 
 SWEEP = [
-    {"B": 2, "T": 20, "H": 2, "R": 8, "X": 3, "interleaved": False, "packed": False, "shift": False},
-    {"B": 1, "T": 33, "H": 2, "R": 8, "X": 0, "interleaved": True, "packed": True, "shift": False},
-    {"B": 2, "T": 9, "H": 1, "R": 4, "X": 0, "interleaved": True, "packed": False, "shift": True},
-    {"B": 1, "T": 60, "H": 2, "R": 16, "X": 0, "interleaved": False, "packed": True, "shift": True},
+    {"B": 2, "T": 20, "H": 2, "R": 8, "part": True, "interleaved": False, "packed": False, "shift": False},
+    {"B": 1, "T": 33, "H": 2, "R": 8, "part": False, "interleaved": True, "packed": True, "shift": False},
+    {"B": 2, "T": 9, "H": 1, "R": 4, "part": False, "interleaved": True, "packed": False, "shift": True},
+    {"B": 1, "T": 60, "H": 2, "R": 16, "part": False, "interleaved": False, "packed": True, "shift": True},
 ]
 
 
 def make_args(dims, device="cuda", dtype=torch.float32):
     T, R = dims["T"], dims["R"]
-    x = torch.randn(dims["B"], T, dims["H"], 2 * R + dims["X"], device=device, dtype=dtype)
+    left = int(dims["part"] and R >= 8)  # elements of a head that are not rotated
+    x = torch.randn(dims["B"], T, dims["H"], 2 * R + left, device=device, dtype=dtype)
     rows = T + 2 * dims["B"]
     angle = torch.arange(rows, device=device)[:, None] * 100.0 ** (-torch.arange(R, device=device) / R)
     cu = packed(T, device) if dims["packed"] and dims["B"] == 1 else None

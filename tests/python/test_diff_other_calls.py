@@ -193,3 +193,16 @@ def test_parameter_without_a_gradient__has_none_where_it_is_none_or_made_contigu
     assert_right(
         file, result, [({"N": 20, "weighted": traced}, "normal"), ({"N": 9, "weighted": True}, "normal")]
     )
+
+
+def test_call_that_writes_to_what_it_reads__is_told(write: Callable[[str], Path]) -> None:
+    """Traced with a buffer of its own; written in place elsewhere, the values would be gone."""
+    source = SOURCE.replace(
+        "BODY", "    y = torch.empty_like(x) if m > 1 else x * 1.0\n    s = x if m > 1 else y\n"
+        "    square_kernel[grid](s, y, 0, total, BLOCK=16)\n"
+    )  # fmt: skip
+    file = write(source)
+    result = draft(file, {"M": 2, "N": 20})
+    assert_right(file, result, [({"M": 3, "N": 20}, "normal")])
+    with pytest.raises(AssertionError, match="writes to what it also reads"):
+        assert_right(file, result, [({"M": 1, "N": 20}, "normal")])

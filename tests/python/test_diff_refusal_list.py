@@ -119,6 +119,9 @@ KERNELS: dict[str, tuple[str, str, str]] = {
     "stored_twice": ("    tl.store(out_ptr + cols, x * x, mask=mask)", "overwritten store", "stored to twice"),
     "stored_in_every_step": ("    for i in range(3):\n        tl.store(out_ptr + n + cols, x * i)  # here", "overwritten store", "in every step"),
     "read_elsewhere": ("    tl.store(out_ptr + n + cols, x)\n    x = tl.load(out_ptr + n - cols)", "in-place access", "different addresses"),
+    "reads_that_meet": (
+        "    p = out_ptr + n + cols\n    a = tl.load(p)\n    b = tl.load(p + 8)\n    tl.store(p, a * x)  # here\n    tl.store(p + 8, b * x)", "in-place access", "different addresses"
+    ),
     "read_after_a_branch": ("    p = out_ptr + n + cols\n    if n > 3:\n        tl.store(p, x)\n    x = tl.load(p)  # here", "in-place access", "after a branch or a loop"),
     "stored_in_a_branch": ("    p = out_ptr + n + cols\n    x = x + tl.load(p)\n    if n > 3:\n        tl.store(p, x)  # here", "in-place access", "in one branch"),
     "updated_in_every_step": (
@@ -142,6 +145,7 @@ KERNELS: dict[str, tuple[str, str, str]] = {
     "address_of_nothing": (
         "    p = n.to(tl.pointer_type(tl.float32))  # here\n    x = x + tl.load(p + cols)", "table of pointers", "loaded as it is"
     ),
+    "compared_pointer": ("    x = tl.where(x_ptr > 0, x, 0.0)  # here", "comparison", "has no order"),
     "no_rule": ("    x = libdevice.lgamma(x)  # here", "libdevice.lgamma", "`libdevice.lgamma` has no adjoint"),
 }  # fmt: skip
 
@@ -183,6 +187,7 @@ def stub_with(text: str) -> str:
 FILES: dict[str, tuple[str, str, str]] = {
     "writes_nothing": (KERNEL_OF_X + STUB.replace("dtype=x.dtype", "dtype=torch.int32"), "stub", "no launch writes anything"),
     "shadowed": (KERNEL_OF_X + STUB + "\n\ndef gradient_of(t):  # here\n    return t\n", "name", "is a name of this file"),
+    "taken_name": (KERNEL_OF_X.replace("y_ptr, out_ptr, n", "d_x_ptr, out_ptr, n").replace("constexpr):", "constexpr):  # here") + STUB, "name", "gives to a value of its own"),
     "no_launch": (stub_with("    out = x * 2"), "stub", "launches no kernel"),
     "two_on_a_line": (KERNEL_OF_X + stub_with("    kernel[(3,)](x, y, out, 40, BLOCK=16); kernel[(3,)](x, y, out, 40, BLOCK=16)  # here"), "launch", "cannot be found"),
     "indirect": (KERNEL_OF_X + stub_with("    [kernel][0][(3,)](x, y, out, 40, BLOCK=16)  # here"), "launch", "named directly"),

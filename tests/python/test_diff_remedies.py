@@ -71,6 +71,7 @@ BODIES = {
     "stored_twice": "    x = x * x",
     "stored_in_every_step": "    s = x\n    for i in range(3):\n        s = x * i\n    tl.store(out_ptr + n + cols, s, mask=mask)",
     "read_elsewhere": "    x = x * tl.load(x_ptr + n - 1 - cols, mask=mask, other=0.0)",
+    "reads_that_meet": "    a = tl.load(x_ptr + cols, mask=mask, other=0.0)\n    tl.store(out_ptr + n + cols, a * x, mask=mask)",
     "read_after_a_branch": PLACE + "    kept = x * x\n    if n > 3:\n        kept = x\n    tl.store(p, kept, mask=mask)\n    x = kept * x",
     "while_state": "    for i in range(3):\n        x = tl.sin(x)",
     "unknown_trips": "    k = tl.load(y_ptr).to(tl.int32)\n    for i in range(n):\n        x = tl.where(i < k + 2, tl.sin(x) * x, x)",
@@ -78,6 +79,7 @@ BODIES = {
     "other_block": "    p = tl.make_block_ptr(x_ptr, (n,), (1,), (0,), (16,), (0,))\n    for i in range(3):\n"
     "        x = x + tl.sum(tl.load(p), axis=0)\n"
     "        q = tl.make_block_ptr(x_ptr, (n,), (1,), (0,), (8,), (0,))\n        x = x + tl.sum(tl.load(q), axis=0)",
+    "compared_pointer": "    x = tl.where(tl.load(x_ptr) > 0, x, 0.0)",
     "no_rule": "    x = libdevice.sinh(x)",
 }  # fmt: skip
 
@@ -111,6 +113,7 @@ EDITS: dict[str, list[tuple[str, str]]] = {
     ],
     "writes_nothing": [("dtype=torch.int32", "dtype=x.dtype")],
     "shadowed": [("def gradient_of(", "def gradient_of_mine(")],
+    "taken_name": [("d_x_ptr", "w_ptr")],
     "no_launch": [("    out = x * 2\n", "    out = torch.empty_like(x)\n" + LAUNCH), ("\n@autodiff", KERNEL_OF_X + "\n\n@autodiff")],
     "two_on_a_line": [("; kernel[(3,)](x, y, out, 40, BLOCK=16)  # here", "\n    more = torch.empty_like(x)\n    kernel[(3,)](y, x, more, 40, BLOCK=16)\n    return out, more")],
     "indirect": [("[kernel][0][(3,)]", "kernel[(3,)]")],

@@ -108,7 +108,7 @@ def test_flag__plain_side_stores_and_the_other_adds(
     assert data and any("atomic_add(d_x" in kernels[k] for k in data)
     assert not any("atomic_add" in kernels[k] for k in set(kernels) - data)
     assert any("tl.store(d_x" in kernels[k] for k in set(kernels) - data)
-    assert (result["report"]["atomics"] == 0) == (traced == 0)
+    assert result["report"]["atomics"] == 0  # packed, one store where the tokens stand first
     assert "gradient_of(x, accumulate=True)" in result["backward"]
     assert_right(file, result, [(dims, "normal") for dims in DIMS])
 
@@ -129,7 +129,7 @@ def test_flag__that_helps_no_proof__leaves_one_kernel(write: Callable[[str], Pat
     source = file_of(write, "constexpr").read_text()
     gathered = source.replace(
         "start, length = i_b * T, T", "start, length = tl.load(cu + i_b).to(tl.int32), T"
-    )
+    ).replace("length = tl.load(cu + i_b + 1).to(tl.int32) - start", "length = T")
     assert gathered != source
     gathered = gathered.replace("IS_VARLEN=cu is not None", "IS_VARLEN=not first")
     file = write(gathered)
@@ -140,7 +140,7 @@ def test_flag__that_helps_no_proof__leaves_one_kernel(write: Callable[[str], Pat
 
 def test_half_precision__plain_side_needs_no_wider_buffer(write: Callable[[str], Path]) -> None:
     text = draft(file_of(write, "constexpr"), DIMS[0], dtype="float16")["backward"]
-    plain = text[text.index("    def backward") :].split("else:")[1]
+    plain = text[text.index("    def backward") :].rsplit("\n        else:", 1)[1]
     assert "d_x = gradient_of(x" in plain and "accumulate" not in plain
 
 

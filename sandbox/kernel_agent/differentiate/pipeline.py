@@ -6,12 +6,12 @@ import ast
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 from .. import draw
 from ..forward import Forward
-from .ir.nodes import GradWrite, Node
+from .ir.nodes import GradWrite, Node, Store, walk
 from .ir.refusal import Refusal
 from .ir.report import LineReport, Why
 from .ir.spelling import gradient_name
@@ -20,7 +20,17 @@ from .prove import overwrite
 from .read import trace
 from .reverse import checkpoints, forward_values, running_maxima, wrapped_indices
 from .reverse.sweep import Reverse, writes
-from .schedule import flags, folded, gradient_writes, partials, saved, second_launch, tuning, whole_rows
+from .schedule import (
+    flags,
+    folded,
+    gradient_writes,
+    own_adds,
+    partials,
+    saved,
+    second_launch,
+    tuning,
+    whole_rows,
+)
 from .schedule.decisions import Totals, advise, header
 from .schedule.gradient_writes import SKIPPED
 from .schedule.kept_values import Spill
@@ -32,12 +42,17 @@ from .write import saving_copy
 from .write.demand import effects_of
 from .write.emit import Emitted, Emitter
 from .write.section import (
+    APART,
+    AT_MOST,
     DISJOINT,
     FINISHED,
     GRADIENT_OF,
     LAID_OUT,
+    LONGEST,
     OWN,
     PASSED,
+    PASSED_ON,
+    SEPARATE,
     SUMMED,
     TABLES,
     UNTRACED,
@@ -162,7 +177,22 @@ def _attempt(
         if site.autotuned
     ]
     body = "".join(functions)
-    helpers = [h for h in (LAID_OUT, GRADIENT_OF, SUMMED, FINISHED, DISJOINT) if f"{helper_name(h)}(" in body]
+    helpers = [
+        h
+        for h in (
+            LAID_OUT,
+            PASSED_ON,
+            GRADIENT_OF,
+            SUMMED,
+            FINISHED,
+            DISJOINT,
+            APART,
+            AT_MOST,
+            LONGEST,
+            SEPARATE,
+        )
+        if f"{helper_name(h)}(" in body
+    ]
     helpers += [OWN] * bool(fwd.grads)
     helpers += [UNTRACED] * bool(untraced)
     for at in sorted({at for site in sites for _, at in site.kernel.graph.folded.values()}):
@@ -225,7 +255,7 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
     """The Function of one launch; the kernels it needs are added to `kernels`."""
     schedule = "atomic" if site.tables else draft.schedule
     report: list[LineReport] = []
-    overwrite.check(site.kernel, site.launch.grid, report)
+    meeting = _checked(site, report)
     name = f"{site.kernel_name}_bwd"
     if site.class_name[-1].isdigit() and name in kernels:
         name += site.class_name[-1]
@@ -237,6 +267,10 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
         best = _of_rows(
             best, rows, lambda side, end: _scheduled(side, name + end, schedule, draft.splits, report)
         )
+    for plan in _leaves(best) if meeting is not None else ():
+        if meeting is not None and plan.site is site:
+            raise meeting
+        overwrite.check_reads(plan.site.kernel, trace.program_axes(site), site.launch.grid)
     parts = _parts(best, lambda plan: _part(fwd, plan, text, kernels, draft))
     if text.saving:
         text.launched = f"{site.kernel_name}_saving{name.removeprefix(site.kernel_name + '_bwd')}"
@@ -253,6 +287,21 @@ def _launch(fwd: Forward, site: trace.Site, kernels: dict[str, str], draft: Draf
     draft.atomics += whole.totals.kept
     draft.atomics_naive += whole.totals.atomics
     return text.text(parts)
+
+
+def _checked(site: trace.Site, report: list[LineReport]) -> Refusal | None:
+    """Refuse what is overwritten. What a kernel reads beside what it writes may be known for each side of a
+    flag only: the refusal, if it is not."""
+    meeting = None
+    try:
+        overwrite.check_reads(site.kernel, trace.program_axes(site), site.launch.grid)
+    except Refusal as refusal:
+        meeting = refusal
+    try:
+        overwrite.check(site.kernel, site.launch.grid, report)
+    except Refusal as refusal:
+        raise meeting or refusal from None
+    return meeting
 
 
 def _taken(plan: Scheduled | Sides) -> Scheduled:
@@ -278,7 +327,8 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     accumulated = {w.base.attrs["name"] for w in found if w.kind != "store"}
     lines = fwd.source.splitlines()
     layouts = [l for w in found for l in w.layouts] + [l for k in owner.kernels for l in k.layouts]
-    part = Part(accumulated, list(dict.fromkeys(map(text.check, layouts))), rows=plan.rows)
+    checks = [*map(text.check, layouts), *text.asked([one for w in found for one in w.asked])]
+    part = Part(accumulated, list(dict.fromkeys(checks)), rows=plan.rows)
     text.saving |= {kept.buffer: kept for kept in plan.saved}
     text.saved |= dict.fromkeys(text.saving)
     notes = header(reverse, plan.totals, part.checks) + ([] if plan.rows is None else [plan.rows.note])
@@ -307,13 +357,17 @@ def _part(fwd: Forward, plan: Scheduled, text: FunctionText, kernels: dict[str, 
     if plan.after:
         note = "what is added to gradients that the kernels above have stored"
         part.steps.append(Step(emit(f"{owner.name}_after", plan.after, [note]), "grid"))
-    _check_inplace(site, part.gradients, accumulated, owner)
+    _check_inplace(plan, part.gradients, accumulated)
     every = found + [w for k in owner.kernels for w in writes(k.effects)]
-    for write in every:
-        name = write.base.attrs["name"]
-        stored = [w for w in every if w.base is write.base and w.kind == "store" and w.proof != SKIPPED]
-        if write.covers is not None and len(stored) == 1 and name not in site.tables:
-            part.written[name] = text.expr(write.covers)
+    apart = writes(reverse.effects)
+    for name in dict.fromkeys(w.base.attrs["name"] for w in every):
+        stored = [
+            w for w in every if w.base.attrs["name"] == name and w.kind == "store" and w.proof != SKIPPED
+        ]
+        covers = [w.covers for w in stored if w.covers is not None]
+        alone = len(stored) == 1 or all(w in apart for w in stored)
+        if covers and len(covers) == len(stored) and alone and name not in site.tables:
+            part.written[name] = text.expr(reduce(site.kernel.graph.add, covers))
     return part
 
 
@@ -361,6 +415,7 @@ def _scheduled(site: trace.Site, name: str, schedule: str, splits: int, known: l
     if schedule != "atomic" and not isinstance(fused, Partials):
         owner.run()
         after = second_launch.split(reverse, axes, owner.refused, site.launch.grid)
+        own_adds.run(reverse, axes, site.launch.grid)
         gradient_writes.mark(reverse)
         gradient_writes.fill(reverse)
     taped = forward_values.Tape(reverse, lambda buffer: forward_values.size(buffer, site)).run()
@@ -406,7 +461,7 @@ def _best(
     how many fewer, a side counted for half."""
     best: Scheduled | Sides = whole
     site, gain = whole.site, 0.0
-    if site.again is None or site.kernel.inplace or len(facts) == FLAGS:
+    if site.again is None or len(facts) == FLAGS:
         return whole, 0.0
     for flag in flags.asked_of(site, whole.writes):
         sides = Sides(flag, [], bool(site.kernel.graph.concrete(flag)))
@@ -452,19 +507,17 @@ def _of_rows(
     return Sides(short, [plan, best], bool(best.site.kernel.graph.concrete(short)))
 
 
-def _check_inplace(site: trace.Site, gradients: list[str], accumulated: set[str], owner: Owner) -> None:
+def _check_inplace(plan: Scheduled, gradients: list[str], accumulated: set[str]) -> None:
     """What the forward overwrites must have its gradient overwritten by one program an element."""
+    site, stored = plan.site, [e for e in walk(plan.site.kernel.effects) if isinstance(e, Store)]
+    replaced = {(w.base, w.offset, w.mask) for w in plan.writes}
     for inplace in site.kernel.inplace & (set(gradients) | set(site.outputs)):
-        owned = any(inplace in kernel.bases for kernel in owner.kernels)
-        if owned or inplace in accumulated or inplace not in gradients:
+        owned = any(inplace in kernel.bases for kernel in plan.owner.kernels)
+        mine = {(s.base, s.offset, s.mask) for s in stored if s.base.attrs["name"] == inplace}
+        if owned or inplace in accumulated or inplace not in gradients or not mine <= replaced:
             message = f"`{inplace}` is overwritten, but not by one program an element"
             remedy = "Write to a buffer of its own; what the kernel leaves out, torch can put beside it."
             raise Refusal("in-place access", message, remedy, site.kernel.line)
-
-
-def scratch_device(text: FunctionText) -> str:
-    pointers = [n for n, a in text.site.args.items() if a.kind == "pointer" and not a.none]
-    return f"{text.value(next(n for n in pointers if n in text.site.given_names))}.device"
 
 
 def program_count(site: trace.Site) -> str:
@@ -489,7 +542,7 @@ def tape_step(text: FunctionText, step: Step, buffers: list[forward_values.Buffe
 def scratch(text: FunctionText, step: Step, buffer: forward_values.Buffer | Spill, each: str) -> None:
     """Allocate `each` elements for every program of the forward."""
     size = f"{program_count(text.site)} * {each}"
-    made = f"torch.empty({size}, dtype=torch.{buffer.dtype}, device={scratch_device(text)})"
+    made = f"torch.empty({size}, dtype=torch.{buffer.dtype}, device={text.device()})"
     step.setup.append(f"{buffer.name} = {made}")
     step.extra[buffer.name] = buffer.name
 

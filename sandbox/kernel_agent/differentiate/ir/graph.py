@@ -32,6 +32,8 @@ class Graph:
         self.folded: dict[Node, tuple[bool, int]] = {}
         # The lines of branches that could be left out, by the line of their `if`.
         self.untaken: dict[int, range] = {}
+        self.places: list[Node] = []  # the addresses that the forward stores to
+        self.elsewhere = False  # of calls that give other answers than the traced one
         self.contracted: set[Node] = set()  # extents that the forward's own dot products sum over
         self.line: int | None = None
         self.one = self.const(1)

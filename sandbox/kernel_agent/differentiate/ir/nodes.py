@@ -139,9 +139,10 @@ class GradWrite:
     value: Node
     region: Region
     line: int | None
-    kind: str = "atomic_add"  # or "store", once proven disjoint; "add", if it is alone in a later launch
+    kind: str = "atomic_add"  # or "store", once proven disjoint; "add", if nothing else is written meanwhile
     proof: str = ""  # why it is a store, or why it is not
     layouts: list = field(default_factory=list)  # lists of (stride, extent) pairs that the host checks
+    asked: list = field(default_factory=list)  # what it asks of tensors
     covers: Node | None = None  # how many elements it reaches, where that is known
     advice: str = ""  # the better schedule that could not be proven
 
@@ -170,6 +171,7 @@ class For:
     provides: dict[Node, Node] = field(default_factory=dict)  # forward carries read back from a tape
     tape: list[TapeStore] = field(default_factory=list)
     outs: dict[int, Node] = field(default_factory=dict)
+    waits: bool = False  # for what a loop above it has stored
 
 
 @dataclass(eq=False)

@@ -47,6 +47,11 @@ def gradient_name(name: str) -> str:
     return "D" + name if name[:1].isupper() else "d_" + name
 
 
+def upstream_name(name: str, inplace: set[str]) -> str:
+    """The upstream gradient's pointer; one of its own where another gradient takes its place."""
+    return gradient_name(name) + "_out" * (name in inplace)
+
+
 def outside(text: str) -> Iterator[int]:
     """The places of a text that are outside brackets."""
     depth = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .graph import Graph
-from .nodes import For, Node, nodes_in
+from .nodes import For, Node, Region, Store, nodes_in
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,9 @@ class Kernel:
     equal: dict[Node, Node] = field(default_factory=dict)  # values that another loop ends with too
     line: int | None = None
     variables: dict[str, Node] = field(default_factory=dict)  # where the kernel ends
+    either: set[str] = field(default_factory=set)  # numbers that may be tensors of integers in other calls
+    # stores, and what is read of their buffers elsewhere: offset, mask and place
+    apart: list[tuple[Store, Node, Node | None, Region]] = field(default_factory=list)
 
 
 def bases(value: Any) -> list[Node]:

@@ -138,7 +138,11 @@ class Affine:
         for variables, coefficients in self.terms(node, tuple(range(len(node.shape)))).items():
             factors.update(i for ids in coefficients for i in ids)
             sizes.update(i for var in variables if var for r in self.ranges(var) for i in r[1])
-        return frozenset(i for i in factors - sizes if self.nodes[i].op == "constexpr")
+        return frozenset(i for i in factors - sizes if self._named(self.nodes[i]))
+
+    def _named(self, node: Node) -> bool:
+        """A constexpr, or what is computed of some: half a head, say."""
+        return node.op == "constexpr" or (bool(node.args) and self._compile_time(node))
 
     def _compile_time(self, node: Node) -> bool:
         if node.op == "constexpr" and node.attrs["name"] in self.g.strides:

@@ -28,7 +28,7 @@ def overwritten(kernel: Kernel, name: str, axes: list[int]) -> Node | None:
     if store.region is not g.top or groups is None:
         return None
     proof = disjoint(g, store.offset, store.mask, (), axes)
-    if not isinstance(proof, Proof) or proof.layouts:
+    if not isinstance(proof, Proof) or proof.layouts or proof.asked:
         return None
     return reached(affine, g, groups, store.offset, store.mask)
 

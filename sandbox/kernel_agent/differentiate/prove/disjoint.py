@@ -12,22 +12,24 @@ import functools
 from dataclasses import dataclass, field
 
 from ..ir.graph import Graph
-from ..ir.nodes import For, Node, beneath, reachable
+from ..ir.nodes import For, Node, Region, beneath, reachable
 from ..ir.nonnegative import natural
 from ..ir.simplify import is_number, is_zero
 from ..ir.spelling import on_host
-from .affine import Affine, Group, Monomial, Var, divide, times, upper
-from .masks import comparisons
+from . import packed
+from .affine import Affine, Group, Monomial, Var, divide, nonzero, times, upper
+from .masks import comparisons, conjuncts
 
 Layout = list[tuple[Node, Node | None]]  # (stride, extent) pairs; extent None is the outermost
 
 
 @dataclass
 class Proof:
-    """Why a write is a store, and the layouts that the host has to check."""
+    """Why a write is a store, and the layouts that the host has to check, with what it asks of tensors."""
 
     text: str
     layouts: list[Layout] = field(default_factory=list)
+    asked: list[packed.Asked] = field(default_factory=list)
 
 
 def disjoint(
@@ -38,14 +40,20 @@ def disjoint(
     axes: list[int],
     entry: Node | None = None,
     grid: tuple[int, ...] | None = None,
+    region: Region | None = None,
 ) -> Proof | str:
     """A proof that (programs x iterations x lanes) -> address is injective, or the reason why there is none.
 
     `entry`: the address is in the buffer of this number; every number has one of its own. `grid`: of the
     traced launch; with it constexprs that can be strides are, and layouts that overlap there prove nothing.
+    `region`: where the write stands.
     """
     affine = Affine(g)
-    found = _disjoint(affine, offset, mask, loops, axes, entry, frozenset())
+
+    def attempt(strides: frozenset[int]) -> Proof | str:
+        return _disjoint(affine, offset, mask, loops, axes, entry, strides, region, grid)
+
+    found = attempt(frozenset())
     if grid is None:
         return found
     if isinstance(found, Proof):
@@ -54,7 +62,7 @@ def disjoint(
     strides = affine.strides(offset)
     if not strides:
         return found
-    other = _disjoint(affine, offset, mask, loops, axes, entry, strides)
+    other = attempt(strides)
     if isinstance(other, Proof) and not any(overlaps(g, layout, grid) for layout in other.layouts):
         return other
     return found
@@ -68,30 +76,44 @@ def _disjoint(
     axes: list[int],
     entry: Node | None,
     strides: frozenset[int],
+    region: Region | None,
+    grid: tuple[int, ...] | None,
 ) -> Proof | str:
-    g = affine.g
+    g, rank = affine.g, len(offset.shape)
     groups = affine.groups(offset, strides)
     entries = [] if entry is None else affine.groups(entry)
     if groups is None or entries is None:
         return "its address is not a sum of strides times indices"
-    known = determined(affine, groups + entries)
+    rows = packed.rows(affine, groups, mask, rank, region)
+    if rows.asked and any(c.op in ("select", "ifout", "where") for c, _ in conjuncts(mask, rank)):
+        return "a flag decides what its mask bounds"  # an extent may be a whole block, in other calls only
+    every = rows.groups + rows.behind + entries
+    known = determined(affine, every)
+    if not packed.programs(affine, rows, known):
+        return "a number that its row is found by may be negative"
+    close(affine, known, every)
+    groups = rows.groups
     for axis in axes:
-        if ("pid", (axis,)) not in known:
+        if ("pid", (axis,)) not in known and not packed.alone(affine, rows, known, axis, grid):
             return f"its address does not determine program_id({axis})"
     for loop in loops:
         if loop.region.kind != "for":
             return "it is written inside a while loop"
         if ("trip", (id(loop.region),)) not in known:
             return f"its address does not determine the loop variable of line {loop.line}"
-    if shared_lanes(g, groups, offset):
+    if shared_lanes(g, groups + rows.behind, offset):
         return "several lanes of a block go to one address"
-    names = [[var.node.op if var.node else "trip" for var, _ in group.terms] for group in groups]
+    names = [[_called(var) for var, _ in group.terms] for group in groups]
     text = "digits: " + "; ".join(map("+".join, names))
-    layouts = layouts_of(affine, g, groups, mask, len(offset.shape))
+    layouts = layouts_of(affine, g, groups, mask, rank)
     of_entries = layouts_of(affine, g, entries, None, 0)
     if layouts is None or of_entries is None:
         return _unbounded(groups + entries)
-    return Proof(text, layouts + of_entries)
+    return Proof(text, layouts + of_entries, rows.asked)
+
+
+def _called(var: Var) -> str:
+    return var.node.op if var.node else "row" if var.kind == "row" else "trip"
 
 
 def _unbounded(groups: list[Group]) -> str:
@@ -274,7 +296,10 @@ def _extent(affine: Affine, g: Graph, group: Group, limits: Limits) -> Node | No
         if digit is not None:
             unit = divide(digit, lowest)
             return None if unit is None else g.mul(monomial_node(affine, g, unit), last)
-        if not natural(lo):  # a step may stand below zero, and be one of more than the end says
+        span = None if affine.uniform(lo) else _same_everywhere(affine, g.sub(hi, lo))
+        if span is not None:  # all programs walk as many, each from its own beginning
+            last = span
+        elif not natural(lo):  # a step may stand below zero, and be one of more than the end says
             if not affine.uniform(lo):
                 return None
             last = g.sub(last, lo)
@@ -284,6 +309,17 @@ def _extent(affine: Affine, g: Graph, group: Group, limits: Limits) -> Node | No
         return var.node.attrs["count"] if var.kind == "vpid" else var.node.args[1]
     ranges = affine.ranges(var)
     return monomial_node(affine, g, times(unit, ranges[0])) if ranges else None
+
+
+def _same_everywhere(affine: Affine, node: Node) -> Node | None:
+    """A value of which what differs between programs cancels, without that."""
+    form = nonzero(affine.terms(node, ()))
+    if set(form) != {()}:
+        return None
+    total: Node | None = None
+    for ids, factor in sorted(form[()].items(), key=lambda item: item[1] < 0):
+        total = affine.g.signed(total, monomial_node(affine, affine.g, (abs(factor), ids)), factor)
+    return total
 
 
 def _start_digit(affine: Affine, group: Group, lo: Node, step: Node) -> Monomial | None:
@@ -307,6 +343,8 @@ def bounds_of(affine: Affine, mask: Node | None, rank: int) -> dict[frozenset, N
         if node.attrs["cmp"] != "<":
             continue
         index, bound = node.args
+        while index.op == "floordiv" and affine.uniform(index.args[1]) and natural(index.args[0]):
+            index, bound = index.args[0], g.mul(bound, index.args[1])
         core = beneath(bound, "cast")
         for half in core.args if core.op == "minimum" else (bound,):  # below both of them
             signature, rest = _index(affine, g.sub(index, half), axes)

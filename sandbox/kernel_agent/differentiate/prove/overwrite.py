@@ -20,6 +20,7 @@ from ..ir.refusal import Refusal
 from ..ir.report import LineReport
 from ..ir.values import Kernel
 from .affine import Affine, Group
+from .apart import apart
 from .disjoint import determined, shared_lanes
 
 Placed = tuple[Store, tuple[For, ...]]
@@ -46,6 +47,20 @@ def check(kernel: Kernel, grid: tuple[int, ...], report: list[LineReport]) -> No
             raise Refusal("overwritten store", message, "Store the final value once.", two.line)
         reason = f"the stores to `{name}` of lines {one.line} and {two.line} do not meet"
         report.append(LineReport(two.line, "assumption", "traced addresses", reason))
+
+
+def check_reads(kernel: Kernel, axes: list[int], grid: tuple[int, ...]) -> None:
+    """Refuse kernels that write where they also read, other than what they write there. What has to be asked
+    of strides for that, the writes of the gradients at the same addresses ask."""
+    loops = dict(placed(kernel.effects, Store))
+    for store, offset, mask, _ in kernel.apart:
+        if store not in loops:
+            continue
+        proof = apart(kernel.graph, (store.offset, store.mask), (offset, mask), loops[store], axes, grid)
+        if isinstance(proof, str):
+            name = store.base.attrs["name"]
+            message = f"`{name}` is written and read at different addresses by one kernel"
+            raise Refusal("in-place access", message, "Write the result to its own buffer.", store.line)
 
 
 def _loses(one: Store, loops: tuple[For, ...], two: Store, others: tuple[For, ...]) -> bool:

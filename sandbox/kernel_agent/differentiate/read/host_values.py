@@ -19,16 +19,18 @@ NEW = {f"new_{name}" for name in ALLOCATED}
 
 class Host:
     """One host function, with its callers. `constant`: by the name of a function, those of its parameters
-    that no call gives a gradient."""
+    that no call gives a gradient. `handed`: functions that the module hands on, so that not all their calls
+    are known."""
 
     def __init__(
         self,
         function: ast.FunctionDef,
         functions: dict[str, ast.FunctionDef],
         constant: dict[str, set[str]] | None = None,
+        handed: set[str] | None = None,
     ) -> None:
         self.function = function
-        self.constant = constant or {}
+        self.constant, self.handed = constant or {}, handed or set()
         self.calls = [
             call
             for other in functions.values()
@@ -98,14 +100,41 @@ class Host:
                     continue
                 seen.add(node.id)
                 values = self.assigned.get(node.id, [])
-                if None in values or (node.id in self.parameters and node.id not in constant):
-                    return False
-                if not values and node.id not in constant:
+                given = node.id in self.parameters
+                known = given and (node.id in constant or self._given_constants(node.id))
+                if None in values or (given or not values) and not known:
                     return False
                 todo += [value for value in values if value is not None]
                 if any(value is not None and _allocates(value) for value in values):
                     return False
         return bool(seen)
+
+    def _given_constants(self, name: str) -> bool:
+        """Whether all callers pass a parameter what carries no gradient, or leave it to its default."""
+        named = sum(
+            isinstance(node, ast.Name) and node.id == self.function.name
+            for other in self.helpers.values()
+            for node in ast.walk(other)
+        )
+        if (
+            self.function.name in self.handed
+            or not self.callers
+            or not named == len(self.callers) == len(self.calls)
+        ):
+            return False  # called from itself or from elsewhere, or handed on
+        names = [a.arg for a in (*self.function.args.posonlyargs, *self.function.args.args)]
+        for caller, call in self.callers:
+            if any(isinstance(a, ast.Starred) for a in call.args) or any(
+                k.arg is None for k in call.keywords
+            ):
+                return False
+            given = {k.arg: k.value for k in call.keywords} | dict(zip(names, call.args, strict=False))
+            others = {key: one for key, one in self.functions.items() if one is not self.function}
+            if name in given and not Host(caller, others, self.constant, self.handed).of_constants(
+                given[name]
+            ):
+                return False
+        return True
 
     def _given_several(self, name: str) -> bool:
         """Whether callers pass a parameter one of several values."""
@@ -115,7 +144,7 @@ class Host:
         for caller, call in self.callers:
             given = {k.arg: k.value for k in call.keywords} | dict(zip(names, call.args, strict=False))
             others = {key: one for key, one in self.functions.items() if one is not self.function}
-            if name in given and Host(caller, others, self.constant).changes(given[name]):
+            if name in given and Host(caller, others, self.constant, self.handed).changes(given[name]):
                 return True
         return False
 
@@ -127,7 +156,7 @@ class Host:
             return isinstance(node, (ast.IfExp, ast.BoolOp))
         helper = self.helpers[node.func.id]
         returned = [n.value for n in ast.walk(helper) if isinstance(n, ast.Return) and n.value is not None]
-        there = Host(helper, self.helpers, self.constant)
+        there = Host(helper, self.helpers, self.constant, self.handed)
         return len(returned) > 1 or any(map(there.changes, returned))
 
     def fresh(self, written: ast.expr, launch: ast.Call) -> bool:

@@ -51,6 +51,8 @@ from ..ir.values import (
 from . import language, syntax_check
 from .settled import settled
 
+Access = tuple[Node, Node, Node | None, Region]  # what is read: base, offset and mask, and where
+
 
 def _branches(region: Region) -> set[tuple[Node | None, bool]]:
     """The conditions that something stands under."""
@@ -82,8 +84,10 @@ class Builder:
         self.endings: list[dict[str, Any]] = []  # what names stand for after the last statement
         self.stored: list[Store] = []
         self.added: set[str] = set()  # buffers that are added to atomically
-        self.loaded: list[tuple[Node, Node, Node | None, Region]] = []
+        self.loaded: list[Access] = []
+        self.apart: list[tuple[Store, Node, Node | None, Region]] = []  # stores, and reads beside them
         self.inplace: set[str] = set()
+        self.either: set[str] = set()  # numbers that may be tensors in other calls
         self.entries: dict[str, list[Node]] = {}  # pointers by the table that they come from
         self.depth = 0
         self.tl = next(
@@ -98,10 +102,13 @@ class Builder:
             self.env[name] = Ptr(params[name], self.g.const(0)) if arg.kind == "pointer" else params[name]
         self.block(self.source.body)
         self._check_aliases()
+        self.g.places = [store.offset for store in self.stored]
         made = (self.source.name, self.g, params, self.effects, self.args, self.tl, self.inplace)
         ending = self.endings[0] if len(self.endings) == 1 else {}
         variables = {name: value for name, value in ending.items() if isinstance(value, Node)}
-        return Kernel(*made, line=self.source.lineno, variables=variables)
+        return Kernel(
+            *made, line=self.source.lineno, variables=variables, apart=self.apart, either=self.either
+        )
 
     def _param(self, arg: Arg) -> Node:
         g = self.g
@@ -119,34 +126,63 @@ class Builder:
         return g.intern("param", (), {"name": arg.name, "traced": arg.value}, dtype, ())
 
     def _check_aliases(self) -> None:
+        """What is written is read at the same address before, or not at all; other reads of the buffer have
+        to be proven apart (`prove.overwrite`)."""
+        pairs: list[tuple[Store, Access]] = []
         for store in self.stored:
-            base, offset = store.base, store.offset
-            for other, other_offset, other_mask, region in self.loaded:
+            base = store.base
+            for read in self.loaded:
+                other, offset, mask, _ = read
                 name, behind = base.attrs["name"], address_tables.storages(self.args, base)
                 if base.attrs["none"] or other.attrs["none"]:
                     continue
                 if not behind & address_tables.storages(self.args, other):
                     continue
-                same = base is other and base.op == "param" and name not in self.added
-                if offset is not other_offset or store.mask is not other_mask or not same:
-                    message = f"`{name}` is written and read at different addresses by one kernel"
-                    remedy = "Write the result to its own buffer."
-                    raise Refusal("in-place access", message, remedy, self.source.lineno)
-                loops = [r for r in store.region.chain() if r.is_loop and region.inside(r)]
-                if any(not offset.home.inside(loop) for loop in loops):
-                    message = f"`{name}` is written and read at one address in every step of a loop"
-                    remedy = "Carry the value in a variable, and store it after the loop."
-                    raise Refusal("in-place access", message, remedy, store.line)
-                if _branches(store.region) != _branches(region):
-                    message = f"`{name}` is read in one branch and written in another, or in none"
-                    remedy = "Load and store it under the same conditions, or write to a buffer of its own."
-                    raise Refusal("in-place access", message, remedy, store.line)
-                self.inplace.add(name)
+                if store.region.excludes(read[3], is_static):
+                    continue
+                pairs.append((store, read))
+                if base is other and base.op == "param" and name not in self.added:
+                    if store.offset is offset and store.mask is mask:
+                        self._check_place(store, offset, read[3])
+                        self.inplace.add(name)
+                    continue
+                raise self._elsewhere(name, store.line)
+        for store, (_, offset, mask, region) in pairs:
+            if store.offset is not offset or store.mask is not mask:
+                self.apart.append((store, offset, mask, region))
+        stored = {(s.base, s.offset, s.mask) for s, _ in pairs}
+        loaded = {read[:3] for _, read in pairs}
+        for base, _, _ in loaded - stored:  # it keeps the upstream gradient, and has another besides
+            line = next(s.line for s, _ in pairs if s.base is base)
+            raise self._elsewhere(base.attrs["name"], line)
+        blind = {s for s, _ in pairs if s.value.is_float and (s.base, s.offset, s.mask) not in loaded}
+        self._read_before([s for s in self.stored if s in blind])
+
+    def _elsewhere(self, name: str, line: int | None) -> Refusal:
+        message = f"`{name}` is written and read at different addresses by one kernel"
+        return Refusal("in-place access", message, "Write the result to its own buffer.", line)
+
+    def _check_place(self, store: Store, offset: Node, region: Region) -> None:
+        """Refuse a store whose load, at its address, may see it in another step or under other conditions."""
+        name = store.base.attrs["name"]
+        loops = [r for r in store.region.chain() if r.is_loop and region.inside(r)]
+        if any(not offset.home.inside(loop) for loop in loops):
+            message = f"`{name}` is written and read at one address in every step of a loop"
+            remedy = "Carry the value in a variable, and store it after the loop."
+            raise Refusal("in-place access", message, remedy, store.line)
+        if _branches(store.region) != _branches(region):
+            message = f"`{name}` is read in one branch and written in another, or in none"
+            remedy = "Load and store it under the same conditions, or write to a buffer of its own."
+            raise Refusal("in-place access", message, remedy, store.line)
 
     def read_before(self, name: str) -> None:
         """Let every store to a buffer read it first, to no avail: what it overwrites has the gradient 0."""
+        self._read_before([s for s in self.stored if s.base.attrs["name"] == name])
+        self.inplace.add(name)
+
+    def _read_before(self, stores: list[Store]) -> None:
         g = self.g
-        for store in (s for s in self.stored if s.base.attrs["name"] == name):
+        for store in stores:
             store.base.active = True
             args = [n for n in (store.base, store.offset, store.mask) if n is not None]
             args += [g.number(0)] * (store.mask is not None)
@@ -155,7 +191,7 @@ class Builder:
                 old = g.make("load", args, attrs, language.element(store.base), store.offset.shape)
                 old.active = True
                 store.value = g.make("over", (store.value, old), {}, store.value.dtype, store.value.shape)
-        self.inplace.add(name)
+            self.inplace.add(store.base.attrs["name"])
 
     # statements
 
@@ -244,24 +280,83 @@ class Builder:
             (stmt.other, orelse, stmt.other_effects),
         ):
             self.env, self.effects = dict(before), effects
+            begun = len(self.stored), len(self.loaded)
             try:
                 with g.at(region):
                     found.append((self.block(statements), self.env))
             except Refusal:
                 if taken is None or taken is (region is stmt.then):
                     raise
+                del self.stored[begun[0] :], self.loaded[begun[1] :]
+                if self.with_tensors(region, statements, effects, before, found):
+                    continue
                 self.env, self.effects = before, outer_effects
                 del self.stored[marks[0] :], self.loaded[marks[1] :]
                 g.folded[cond] = taken, node.lineno
                 return self.block(body if taken else orelse)
+        (one, then), (two, other) = found
+        if taken is not None and one is two is None:
+            self.effects = stmt.other_effects if taken else stmt.then_effects
+            if taken:
+                other = self.with_numbers(stmt.other, orelse, self.effects, before, then, other) or other
+            else:
+                then = self.with_numbers(stmt.then, body, self.effects, before, other, then) or then
         self.env, self.effects = before, outer_effects
         self.effects.append(stmt)
-        (one, then), (two, other) = found
         for name in {**then, **other}:
             self.env[name] = self.merge(stmt, then.get(name), other.get(name), name)
         if one is None and two is None:
             return None
         return Returned(self.merge(stmt, one and one.value, two and two.value, "returned"))
+
+    def with_tensors(
+        self, region: Region, statements: list[ast.stmt], effects: list, before: dict, found: list
+    ) -> bool:
+        """Read a branch that the traced call does not take once more, with tensors of integers for what are
+        integers there: `seqlen_offsets` may be either. Whether that went well."""
+        given = {n: v for n, v in before.items() if n in self.args and self.args[n].kind == "int"}
+        numbers = {n: v for n, v in given.items() if isinstance(v, Node) and v.op == "param"}
+        tensors = {n: self._param(Arg(n, "pointer", None, "int64")) for n in numbers}
+        pointers = {n: Ptr(node, self.g.const(0)) for n, node in tensors.items()}
+        marks = len(self.stored), len(self.loaded)
+        effects.clear()
+        self.env = {**before, **pointers}
+        try:
+            with self.g.at(region):
+                returned = self.block(statements)
+        except Refusal:
+            return False
+        used = {base.attrs["name"] for base, *_ in self.loaded[marks[1] :] if base in tensors.values()}
+        if not used or any(store.base in tensors.values() for store in self.stored[marks[0] :]):
+            return False
+        self.either |= used
+        found.append((returned, {**self.env, **numbers}))
+        return True
+
+    def with_numbers(
+        self, region: Region, statements: list[ast.stmt], effects: list, before: dict, kept: dict, own: dict
+    ) -> dict | None:
+        """The same for a branch that has numbers for what are tensors of integers in the traced call: what
+        it assigns is a pointer then, and a number in the other branch (`kept`)."""
+        moved = [v.base for n, v in own.items() if isinstance(v, Ptr) and isinstance(kept.get(n), Node)]
+        names = {b.attrs["name"] for b in moved if b.op == "param" and not b.active}
+        swapped = {n for n in names if (self.args[n].dtype or "").startswith(("int", "uint")) and n in before}
+        if not swapped or effects:
+            return None
+        numbers = {n: self.g.intern("param", (), {"name": n, "traced": None}, "int32", ()) for n in swapped}
+        marks = len(self.stored), len(self.loaded)
+        self.env = {**before, **numbers}
+        try:
+            with self.g.at(region):
+                returned = self.block(statements)
+        except Refusal:
+            returned = Returned(None)
+        if returned is not None or len(self.loaded) > marks[1] or effects:
+            del self.stored[marks[0] :], self.loaded[marks[1] :]
+            effects.clear()
+            return None
+        self.either |= swapped
+        return {**self.env, **{n: before[n] for n in swapped}}
 
     def merge(self, stmt: If, a: Any, b: Any, name: str) -> Any:
         """The value of a name after both branches."""
@@ -577,6 +672,8 @@ class Builder:
         if not is_static(value):
             return None
         found = self.facts.get(signature(value)) if self.facts else None
+        if found is not None and self.g.concrete(value) is not None:
+            self.g.elsewhere |= bool(self.g.concrete(value)) is not found
         return settled(self.g, value) if found is None else found
 
     def decided(self, cond: Node) -> bool | None:
@@ -725,11 +822,18 @@ class Builder:
             return self.g.compare(symbol, self.node(a), self.node(b))
         if isinstance(a, DType) and isinstance(b, DType) and "$" in (a.name[0], b.name[0]):
             return self._dtype_test(a, b, symbol)
-        return COMPARE[symbol](a, b)
+        try:
+            return COMPARE[symbol](a, b)
+        except TypeError:
+            message = "a pointer or a tuple has no order"
+            raise Refusal("comparison", message, "Compare what is loaded, or numbers.") from None
 
     def _dtype_test(self, a: DType, b: DType, symbol: str) -> Node:
         equal = real(a.name) == real(b.name)
-        attrs = {"name": f"({dtype_text(a.name, self.tl)} {symbol} {dtype_text(b.name, self.tl)})"}
+        attrs: dict[str, Any] = {
+            "name": f"({dtype_text(a.name, self.tl)} {symbol} {dtype_text(b.name, self.tl)})"
+        }
+        attrs["of"] = tuple(n.split(":")[1] for n in (a.name, b.name) if n.startswith("$"))
         return self.g.intern("constexpr", (), {**attrs, "value": equal == (symbol == "==")}, "int1", ())
 
     def _is(self, a: Any, b: Any, negate: bool) -> Any:

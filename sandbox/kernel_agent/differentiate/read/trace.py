@@ -17,9 +17,11 @@ import torch
 from ...errors import Unusable
 from ...forward import Forward, launch_intercept
 from ...launches import Launch, jit_function
+from ...source import words
 from ..ir import address_tables
-from ..ir.nodes import Node, Store, nodes_in, walk
+from ..ir.nodes import Node, Store, nodes_in, reachable, sides, walk
 from ..ir.refusal import Refusal
+from ..ir.spelling import gradient_name
 from ..ir.values import Arg, Kernel
 from ..prove import cover
 from ..prove.overwrite import number_of
@@ -88,6 +90,11 @@ class Untraced:
     kernel_name: str
 
 
+# Names of a generated Function: its locals, and the functions that it calls.
+OURS = words("ctx grid pointed upstream tiles splits programs row_warps grid_0 grid_1 grid_2 torch triton")
+OURS |= words("laid_out passed_on gradient_of summed finished disjoint sequences_apart ordered distinct")
+OURS |= words("at_most longest separate own untraced passed behind divided address_of table_of")
+
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -95,7 +102,8 @@ def trace(
     fwd: Forward, first: Call, others: Iterable[Call] = (), folds: frozenset[int] = frozenset()
 ) -> tuple[list[Site], list[Untraced]]:
     """Run the stub once with inputs that want gradients and see its launches; no kernel is executed. While
-    the file has a launch that was not made, the stub is called with others: a size may choose its kernel.
+    the file has a launch that was not made, or an output that may hold something in another call, the stub is
+    called with others: a size may choose its kernel.
     `folds`: lines of conditions in kernels of which only the branch that is taken is read."""
     calls = [
         (function, node)
@@ -108,13 +116,19 @@ def trace(
     sites: dict[tuple[int, int], Site] = {}
     _trace(fwd, first, calls, sites, folds)
     untraced = _untraced(fwd, calls, sites)
-    for args, kwargs in others if untraced else ():
+    for call in others if untraced or any(site.empty for site in sites.values()) else ():
+        more: dict[tuple[int, int], Site] = {}
         try:
-            _trace(fwd, (args, kwargs), calls, sites, folds)
+            _trace(fwd, call, calls, more, folds)
         except Unusable:
             continue  # a size that the stub does not take
+        for key, site in more.items():
+            known = sites.setdefault(key, site)
+            known.overwritten |= site.overwritten
+            if {*site.held, *site.replaced} & known.empty.keys():  # what it finds in an output counts too
+                sites[key] = site
         untraced = _untraced(fwd, calls, sites)
-        if not untraced:
+        if not untraced and not any(site.empty for site in sites.values()):
             break
     return list(sites.values()), untraced
 
@@ -226,6 +240,7 @@ def _site(
 ) -> Site:
     host, call, source = _written(fwd, launch, calls, functions)
     params = [a.arg for a in source.args.args]
+    _check_names(params, source)
     positional = _positional(params, call, launch)
     unpacked = _unpacked(call, launch)
     given = [*positional, *(k.arg for k in call.keywords if k.arg is not None), *unpacked]
@@ -243,6 +258,8 @@ def _site(
             raise refusal.at(source, fwd.path) from None
 
     builder, kernel = read()
+    if _note_indices(builder, args):
+        builder, kernel = read()
     loaded = [n for n in dict.fromkeys(one[0].attrs["name"] for one in builder.loaded) if n in given]
     if _note_choices(launch, args, values_of, {n: _expression(call, params, n) for n in loaded}):
         reads_active = True
@@ -295,6 +312,19 @@ def _site(
     return site
 
 
+def _check_names(params: list[str], source: ast.FunctionDef) -> None:
+    """Refuse parameters that the text around the generated kernels has other values by the names of."""
+    ours = {
+        made
+        for n in params
+        for made in (gradient_name(n), f"{gradient_name(n)}_out", f"before_{n}", f"span_{n}")
+    }
+    for name in params:
+        if name in ours | OURS or name.startswith(("tape_", "check_")):
+            message = f"`{name}` is a name that the backward of {source.name} gives to a value of its own"
+            raise Refusal("name", message, f"Rename `{name}` in the kernel.", source.lineno)
+
+
 def _tensors(site: Site, launch: Launch, name: str, taken: address_tables.Taken) -> list[torch.Tensor]:
     """The tensors that a launch reads or writes through a parameter."""
     value = launch.args[name]
@@ -312,11 +342,34 @@ def _values_of(
 ) -> Host:
     """What the text says about the tensors of a launch. What is None here may carry a gradient elsewhere,
     unless it is made of parameters that want none."""
-    values_of = Host(host, functions, {fwd.stub_name: {p.name for p in fwd.params} - set(fwd.grads)})
+    outside = [n for n in fwd.tree.body if not isinstance(n, ast.FunctionDef)]
+    handed = {n.id for one in outside for n in ast.walk(one) if isinstance(n, ast.Name)}
+    constant = {fwd.stub_name: {p.name for p in fwd.params} - set(fwd.grads)}
+    values_of = Host(host, functions, constant, handed)
     for name, expression in written.items():
         if args[name].none and values_of.of_constants(expression):
             args[name].active = False
     return values_of
+
+
+def _note_indices(builder: Builder, args: dict[str, Arg]) -> bool:
+    """What is None here and addresses something where it is not has integers. Whether there is any."""
+    places = [offset for _, offset, _, _ in builder.loaded] + [store.offset for store in builder.stored]
+    regions = [r for _, _, _, region in builder.loaded for r in region.chain()]
+    places += [bound for region in regions for bound in region.bounds or ()]
+    counted = reachable(places, _summed)
+    found = {n.args[0].attrs["name"] for n in counted if n.op == "load" and n.args[0].attrs.get("none")}
+    found = {name for name in found if _is_float(args[name])}
+    for name in found:
+        args[name].dtype, args[name].active = "int64", False
+    return bool(found)
+
+
+def _summed(node: Node) -> list[Node]:
+    """What is an integer where a value is one."""
+    if node.op == "ifout":
+        return sides(node)
+    return [] if node.op == "compare" else list(node.args[node.op == "where" :])
 
 
 def _note_choices(launch: Launch, args: dict[str, Arg], host: Host, loaded: dict[str, ast.expr]) -> bool:

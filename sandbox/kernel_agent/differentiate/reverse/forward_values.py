@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...errors import readable
+from ..ir import counts
 from ..ir.folding import fold
 from ..ir.graph import Graph
 from ..ir.kinds import MIXING
@@ -37,6 +38,7 @@ from ..ir.nodes import (
 from ..ir.refusal import Refusal
 from ..ir.rewriter import Rewriter
 from ..ir.values import Kernel, takes_loop
+from ..prove import zeros
 from ..prove.affine import upper
 from . import checkpoints
 from .sweep import Reverse
@@ -71,7 +73,7 @@ def use_stored(reverse: Reverse) -> None:
             _readable(kernel, store) and store.base.op == "param" and value.is_float and takes_loop(value)
         ):
             continue
-        if value.op in ("load", "const", "full", "phi", "loopout") or uses[value] > 1:
+        if value.op in ("load", "const", "full", "phi", "loopout") or _used_elsewhere(store.value, uses):
             continue
         if value.home is not store.value.home or store.region is not value.home:
             continue
@@ -90,6 +92,13 @@ def use_stored(reverse: Reverse) -> None:
         if value in before:
             name = beneath(load, "cast").args[0].attrs["name"]
             reverse.say(value.line, "stored", "one store", f"read back from `{name}` instead of recomputed")
+
+
+def _used_elsewhere(value: Node, uses: Counter[Node]) -> bool:
+    """Whether anything but a store uses a value, or what it is a cast of."""
+    while value.op == "cast" and uses[value] < 2:
+        value = value.args[0]
+    return uses[value] > 1
 
 
 def _readable(kernel: Kernel, store: Store) -> bool:
@@ -119,7 +128,9 @@ def trip_count(g: Graph, loop: For) -> Node | None:
     """How many steps a loop has at most, as the host knows it."""
     assert loop.region.bounds is not None
     lo, hi, step = loop.region.bounds
-    return upper(g, g.make("cdiv", (g.sub(hi, lo), step)))
+    count = g.make("cdiv", (g.sub(hi, lo), step))
+    known = upper(g, count)
+    return counts.longest(g, count) if known is None else known
 
 
 class Tape:
@@ -249,9 +260,19 @@ class Tape:
             if not isinstance(store, Store) or store.region is not region:
                 continue
             value = beneath(store.value, "cast")
-            if store.base.op == "entry" or value is not carry.next:
+            if store.base.op == "entry":
                 continue
-            if not _readable(self.reverse.kernel, store) or (store.mask is not None and _mixes_lanes(value)):
+            if value is carry.phi and _readable(self.reverse.kernel, store) and zeros.left_out(carry, store):
+                return self._before(source, k, store)
+            if value is not carry.next:
+                continue
+            if not _readable(self.reverse.kernel, store):
+                continue
+            if (
+                _mixes_lanes(value)
+                and store.mask is not None
+                or not zeros.unread(self.reverse.kernel.effects, source, k, store)
+            ):
                 continue
             g.here = region
             moved = {region.iv: g.sub(region.iv, step)}  # type: ignore[arg-type]
@@ -271,6 +292,22 @@ class Tape:
             self.reverse.say(source.line, "stored", "one store", reason)
             return read
         return None
+
+    def _before(self, source: For, k: int, store: Store) -> Node:
+        """The carry before a step, where the forward stored it in the same step; lanes that it left out are
+        zero."""
+        g, carry = self.g, source.carries[k]
+        g.here = source.region
+        args = [store.base, store.offset, *([store.mask, g.number(0)] if store.mask is not None else [])]
+        attrs = {"other": store.mask is not None}
+        read = g.cast(g.make("load", args, attrs, _element(store), store.offset.shape), carry.phi.dtype)
+        read.hint = carry.phi.hint
+        g.here = g.top
+        reason = (
+            f"`{carry.phi.hint}` is read back from `{store.base.attrs['name']}`, where each step stored it"
+        )
+        self.reverse.say(source.line, "stored", "one store", reason)
+        return read
 
     def _tape(self, loop: For, source: For, k: int) -> None:
         """Keep a carry before every step."""
@@ -341,6 +378,8 @@ def size(buffer: Buffer, site) -> int:
     g, grid = site.kernel.graph, site.launch.grid
 
     def number(node: Node) -> int:
+        if node.op == counts.OP:
+            return counts.traced(g, node, site.launch.args, grid) or 1
         if node.op == "npid":
             axis = node.attrs["axis"]
             return grid[axis] if axis < len(grid) else 1

@@ -22,7 +22,6 @@ from ..ir.nodes import (
     Region,
     Store,
     adjoint_dtype,
-    nodes_in,
     operands,
     reachable,
     walk,
@@ -42,7 +41,6 @@ class Reverse:
     effects: list = field(default_factory=list)
     report: list[LineReport] = field(default_factory=list)
     used: set[str] = field(default_factory=set)  # operations whose adjoint was taken
-    upstreams: dict[tuple[Node, Node], Node] = field(default_factory=dict)  # by base and offset of a store
 
     def run(self) -> Reverse:
         g = self.kernel.graph
@@ -131,7 +129,6 @@ class Reverse:
         raw.upstream = True
         d = g.cast(raw, adjoint_dtype(dtype))
         d.upstream = True
-        self.upstreams[store.base, store.offset] = d
         add(store.value, d)
 
     def load(self, node: Node, d: Node, region: Region, out: list, add) -> None:
@@ -141,23 +138,10 @@ class Reverse:
         if base.active:
             if d.shape != node.shape:
                 d = g.broadcast(d, node.shape)
-            d = self.after_upstream(base, offset, d)
             target = address_tables.entry_of(g, base, "gradient")
             out.append(GradWrite(target, offset, mask, d, region, node.line))
         if len(rest) == 2 and rest[1].active:
             add(rest[1], g.where(rest[0], g.number(0), d))
-
-    def after_upstream(self, base: Node, offset: Node, d: Node) -> Node:
-        """A gradient that takes the place of the upstream one is written when that has been read: the value
-        must need it."""
-        g = self.kernel.graph
-        if base.attrs["name"] not in self.kernel.inplace:
-            return d
-        read = [up for (of, at), up in self.upstreams.items() if of is base and at is offset]
-        for up in read:
-            if up not in nodes_in([d]):
-                d = g.where(g.compare(">", up, g.number(float("inf"))), up, d)
-        return d
 
     # if
 

@@ -71,7 +71,7 @@ MOVES = {
     "asked": ("asked for", "the schedules `owner` and `partials` prove more"),
     "inplace": (
         "in-place access",
-        "write this gradient in a launch before the one that overwrites the upstream",
+        "write the result to a buffer of its own",
     ),
     "overlap": (
         "overlapping windows",
@@ -139,7 +139,7 @@ def header(reverse: Reverse, totals: Totals, checks: list[str]) -> list[str]:
     for (line, reason), names in seen.items():
         where = f"line {line}: " if line else ""
         lines.append(f"{where}{', '.join(names)}{': ' if names else ''}{reason}")
-    lines += [
-        f"no two programs meet while the strides pass {check}, asked before the launch" for check in checks
-    ]
+    for check in checks:
+        passed = f"the strides pass {check}," if check.startswith("disjoint(") else f"{check} holds, which is"
+        lines.append(f"no two programs meet while {passed} asked before the launch")
     return [*lines, "upstream gradients are laid out like the outputs they belong to"]

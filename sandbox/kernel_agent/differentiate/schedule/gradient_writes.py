@@ -10,6 +10,7 @@ from ..ir.nodes import For, GradWrite, If, Node, Region, bodies, nodes_in, place
 from ..ir.transplant import Graft
 from ..ir.values import is_static
 from ..prove.affine import Affine
+from ..prove.apart import apart
 from ..prove.cover import reached
 from ..prove.disjoint import Proof, disjoint
 from ..prove.masks import parts
@@ -62,15 +63,24 @@ def depends(node: Node, wanted: set[Node]) -> bool:
 def prove(reverse: Reverse, axes: list[int], grid: tuple[int, ...]) -> None:
     """Decide store or atomic add for every write, and say why."""
     found = list(placed(reverse.effects, GradWrite))
+    g = reverse.kernel.graph
     for write, loops in found:
         name = write.base.attrs["name"]
-        others = [w for w, _ in found if root(w.base) is root(write.base) and w is not write]
+        others = [p for p in found if root(p[0].base) is root(write.base) and p[0] is not write]
         entry = write.base.args[1] if write.base.op == "entry" else None
-        if all(_apart(write, other) for other in others):
-            proof = disjoint(reverse.kernel.graph, write.offset, write.mask, loops, axes, entry, grid)
-        else:
-            proof = "several places write this gradient"
+        pairs = [
+            _pair(g, write, other, (*loops, *more), axes, grid)
+            for other, more in others
+            if not _apart(write, other)
+        ]
+        proof = next((found for found in pairs if isinstance(found, str)), None) or disjoint(
+            g, write.offset, write.mask, loops, axes, entry, grid, write.region
+        )
         if isinstance(proof, Proof):
+            for pair in pairs:
+                assert isinstance(pair, Proof)
+                proof.layouts += pair.layouts
+                proof.asked += pair.asked
             store(write, proof)
             owned = f"one program owns each element of {adjoint_name(name)}"
             reverse.say(write.line, "store", proof.text, owned)
@@ -81,7 +91,18 @@ def prove(reverse: Reverse, axes: list[int], grid: tuple[int, ...]) -> None:
 
 def store(write: GradWrite, proof: Proof) -> None:
     """Make a plain store of a write that is proven disjoint."""
-    write.kind, write.proof, write.layouts = "store", proof.text, proof.layouts
+    write.kind, write.proof = "store", proof.text
+    write.layouts, write.asked = proof.layouts, proof.asked
+
+
+def _pair(
+    g: Graph, a: GradWrite, b: GradWrite, loops: tuple[For, ...], axes: list[int], grid: tuple[int, ...]
+) -> Proof | str:
+    """A proof that two writes to one gradient meet nowhere."""
+    if a.base is not b.base or a.base.op == "entry":
+        return "several places write this gradient"
+    region = a.region if a.region is b.region else None
+    return apart(g, (a.offset, a.mask), (b.offset, b.mask), loops, axes, grid, region)
 
 
 def _apart(a: GradWrite, b: GradWrite) -> bool:
@@ -136,7 +157,7 @@ def _zeros(g: Graph, branch: dict[Region, Region], write: GradWrite, loops: list
     offset, inside = graft.node(write.offset), graft.region(write.region)
     zeros = g.zeros(offset.shape, write.value.dtype)
     effect: object = GradWrite(
-        write.base, offset, mask, zeros, inside, write.line, "store", SKIPPED, write.layouts
+        write.base, offset, mask, zeros, inside, write.line, "store", SKIPPED, write.layouts, write.asked
     )
     for region in loops:
         assert region.parent is not None

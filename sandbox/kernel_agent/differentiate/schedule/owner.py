@@ -102,8 +102,9 @@ class Owner:
         found."""
         affine, known, before = Affine(self.g, absolute=True), self.g.strides, self.spills.state()
         strides = [i for w, _ in writes for i in affine.strides(self.tiles.node(w.offset))]
-        self.g.strides = known | {affine.nodes[i].attrs["name"] for i in strides}
-        plan = self.plan(base, writes) if strides else found
+        named = [affine.nodes[i] for i in strides if affine.nodes[i].op == "constexpr"]
+        self.g.strides = known | {node.attrs["name"] for node in named}
+        plan = self.plan(base, writes) if named else found
         self.g.strides = known
         if isinstance(plan, str):
             self.spills.restore(before)
@@ -112,10 +113,8 @@ class Owner:
 
     def plan(self, base: Node, writes: list) -> Plan | str:
         needed = [n for w, _ in writes for n in nodes_in([w.value])]
-        loads = [n for n in needed if n.op == "load" and n.attrs.get("upstream")]
-        overwritten = [base, *(load.args[0] for load in loads)]
-        if any(one.attrs["name"] in self.kernel.inplace for one in overwritten):
-            return Why("inplace", "the main kernel has overwritten its upstream gradient by then")
+        if base.attrs["name"] in self.kernel.inplace:
+            return Why("inplace", "it takes the place of an upstream gradient, which is passed on elsewhere")
         dots = any(n.op == "dot" for n in needed)
         parts: list[Part] = []
         for write, loops in writes:

@@ -72,7 +72,14 @@ def use(reverse: Reverse, site: Site) -> list[Saved]:
 def _cut(reverse: Reverse, site: Site) -> dict[Node, str]:
     """The variables that stand between the backward and the forward's loops."""
     kernel, source = reverse.kernel, site.source
-    plain = not (site.autotuned or site.heuristics or site.launch.heuristics or site.tables or kernel.inplace)
+    plain = not (
+        site.autotuned
+        or site.heuristics
+        or site.launch.heuristics
+        or site.tables
+        or kernel.inplace
+        or kernel.apart
+    )
     if not plain:
         return {}
     certain = {

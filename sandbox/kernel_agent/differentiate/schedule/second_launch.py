@@ -27,7 +27,9 @@ def split(reverse: Reverse, axes: list[int], refused: dict[Node, str], grid: tup
         if len(mine) < 2 or any(w.kind != "atomic_add" for w, _ in mine):
             continue
         graph = reverse.kernel.graph
-        proofs = {w: disjoint(graph, w.offset, w.mask, loops, axes, None, grid) for w, loops in mine}
+        proofs = {
+            w: disjoint(graph, w.offset, w.mask, loops, axes, None, grid, w.region) for w, loops in mine
+        }
         first = _first(reverse, proofs)
         if first is None:
             continue
@@ -41,7 +43,8 @@ def split(reverse: Reverse, axes: list[int], refused: dict[Node, str], grid: tup
         alone = proofs[others[0]]
         plain = base.op == "param" and base.attrs["name"] not in reverse.kernel.inplace
         if len(others) == 1 and isinstance(alone, Proof) and plain:
-            others[0].kind, others[0].proof, others[0].layouts = "add", alone.text, alone.layouts
+            store(others[0], alone)
+            others[0].kind = "add"
             reverse.say(others[0].line, "store", alone.text, f"{owned} in the second launch, too")
     if not late:
         return []
@@ -55,19 +58,16 @@ def _first(reverse: Reverse, proofs: dict[GradWrite, Proof | str]) -> GradWrite 
     able = [
         write
         for write, proof in proofs.items()
-        if isinstance(proof, Proof)
-        and all(_straight(w, reverse.kernel.inplace) for w in proofs if w is not write)
+        if isinstance(proof, Proof) and all(_straight(w) for w in proofs if w is not write)
     ]
     return max(able, key=lambda w: reverse.kernel.graph.elements(w.offset.shape), default=None)
 
 
-def _straight(write: GradWrite, inplace: set[str]) -> bool:
-    """Whether a write needs no loop, no tape, no result of a branch that writes, and no upstream gradient
-    that the main kernel overwrites: it is cheap to compute once more, and the same then."""
+def _straight(write: GradWrite) -> bool:
+    """Whether a write needs no loop, no tape and no result of a branch that writes: it is cheap to compute
+    once more, and the same then."""
     roots = [n for n in (write.offset, write.mask, write.value) if n is not None]
     nodes = [n for n in reachable(roots, _parts) if isinstance(n, Node)]
-    if any(n.attrs.get("upstream") and n.args[0].attrs["name"] in inplace for n in nodes):
-        return False
     return not any(n.op in ("loopout", "phi") or n.attrs.get("buffer") or _writes(n) for n in nodes)
 
 

@@ -19,7 +19,17 @@ from ..ir.graph import Graph
 from ..ir.names import stem, suggested
 from ..ir.nodes import Carry, For, GradWrite, If, Node, Region, TapeStore, is_float, walk
 from ..ir.simplify import is_number, is_zero
-from ..ir.spelling import ATOM, INFIX, TRIVIAL, gradient_name, negated, number_text, one_term, python_number
+from ..ir.spelling import (
+    ATOM,
+    INFIX,
+    TRIVIAL,
+    gradient_name,
+    negated,
+    number_text,
+    one_term,
+    python_number,
+    upstream_name,
+)
 from ..ir.values import Kernel, carried, dtype_text
 from ..reverse.rules import SMALL_DOT
 from .demand import Demand, effects_of, places
@@ -94,6 +104,7 @@ class Emitter:
         self.tl = kernel.tl
         self.reserved: set[str] = {self.tl, "triton", *keyword.kwlist, *kernel.args}
         self.reserved |= {gradient_name(n) for n in kernel.args}
+        self.reserved |= {upstream_name(n, kernel.inplace) for n in kernel.inplace}
         self.reserved |= {n.attrs["name"] for n in kernel.graph.table.values() if n.attrs.get("global")}
         self.params: set[str] = set()
         self.upstream: dict[str, None] = {}
@@ -115,7 +126,7 @@ class Emitter:
         params = [n for n in self.kernel.args if n in self.params]
         constexprs = [n for n in params if self.kernel.args[n].kind == "constexpr"]
         runtime = [n for n in params if n not in constexprs]
-        up = [gradient_name(n) for n in self.upstream]
+        up = [upstream_name(n, self.kernel.inplace) for n in self.upstream]
         grads = [gradient_name(n) for n in self.gradients if gradient_name(n) not in up]
         signature = [*runtime, *up, *grads, *self.extra, *(f"{n}: {self.tl}.constexpr" for n in constexprs)]
         head = [f"def {self.name}({', '.join(signature)}):"]
@@ -279,7 +290,7 @@ class Emitter:
         self.update(updates)
         section = max(section, self.leave(loop=True))
         lines, barrier = outer.lines[section], f"{self.tl}.debug_barrier()"
-        if loop.tape and outer.parent is not None:
+        if loop.waits or loop.tape and outer.parent is not None:
             lines.append(barrier)
         lines += [*inits, head, *indented(inner.text() or ["pass"])]
         if loop.tape:
@@ -601,8 +612,9 @@ class Emitter:
             return text, 11 if text.startswith("-") else ATOM, section
         if op in ("constexpr", "param"):
             name = node.attrs["name"]
-            if name in self.kernel.args:
-                self.params.add(name)
+            asked = node.attrs.get("of", (name,))  # a question about the types of pointers names those
+            if all(one in self.kernel.args for one in asked):
+                self.params.update(asked)
             elif not node.attrs.get("global"):
                 self.extra[name] = None
             return name, ATOM, section
@@ -676,7 +688,7 @@ class Emitter:
             name = sub(base, 9)
         elif node.attrs.get("upstream"):
             self.upstream[name] = None
-            name = gradient_name(name)
+            name = upstream_name(name, self.kernel.inplace)
         elif node.attrs.get("buffer"):
             self.extra[name] = None
         else:

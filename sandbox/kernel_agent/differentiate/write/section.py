@@ -17,9 +17,11 @@ from types import ModuleType
 
 from ...forward import Forward
 from ...source import autodiff_names
-from ..ir.nodes import Node
+from ..ir import counts
+from ..ir.nodes import Node, nodes_in
 from ..ir.refusal import Refusal
-from ..ir.spelling import INFIX, call_name, choice, gradient_name
+from ..ir.spelling import INFIX, call_name, choice, gradient_name, upstream_name
+from ..prove.packed import Asked, AtMost, Distinct, Ordered
 from ..read.trace import Site, Untraced
 from ..reverse.rules import LINEAR_STEP, SMALL_DOT
 from ..schedule.saved import Saved
@@ -28,11 +30,18 @@ from .emit import TANH, Emitted
 from .line_breaks import WIDTH, break_line, indented, wrap
 
 LAID_OUT = '''
-def laid_out(t, strides, copy=False):
+def laid_out(t, strides):
     """`t` with the given strides: a kernel addresses an upstream gradient like the output it belongs to."""
-    if t.stride() == strides and not copy:
+    if t.stride() == strides:
         return t
     return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t)
+'''
+
+PASSED_ON = '''
+def passed_on(t, written=None):
+    """A copy of an upstream gradient, of which kernels replace `written` elements."""
+    d = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+    return d if written == t.numel() else d.copy_(t)
 '''
 
 GRADIENT_OF = '''
@@ -131,6 +140,51 @@ def disjoint(*dims):
         if stride <= reach:
             raise ValueError(f"the layout {dims} of a gradient overlaps itself: pass .contiguous()")
         reach = float("inf") if extent is None else reach + (extent - 1) * stride
+'''
+
+APART = '''
+def ordered(t):
+    """Whether `t` does not decrease: the sequences that it bounds have rows of their own then."""
+    starts = t.flatten()
+    return (starts[1:] >= starts[:-1]).all() & t.is_contiguous()
+
+
+def distinct(t, width, count):
+    """Whether `count` rows of a table of numbers differ, and none is negative: each is of one program."""
+    rows = t.flatten()[: count * width].view(-1, width).long()
+    keys = ((rows[:, 0] << 32) + rows[:, -1]).sort().values
+    return (rows >= 0).all() & (keys[1:] > keys[:-1]).all() & t.is_contiguous()
+
+
+def sequences_apart(*known):
+    """Check that no row is of two sequences, and no part of one of two programs: one wait for the device."""
+    if not bool(torch.stack(known).all()):
+        raise ValueError("where packed sequences begin, or their parts, are not in order or meet")
+'''
+
+AT_MOST = '''
+def at_most(grid, axis, count):
+    """Check that a launch has no more programs along an axis than one for each row."""
+    if grid[axis] > count:
+        raise ValueError(f"{grid[axis]} programs along axis {axis}, of {count}, would write the same rows")
+'''
+
+LONGEST = '''
+def longest(grid, device, steps):
+    """The greatest number of steps that a program takes; `steps` of the programs' ids, which data decides."""
+    shapes = ((-1, 1, 1), (1, -1, 1), (1, 1, -1))
+    ids = [torch.arange(n, device=device).view(shape) for n, shape in zip([*grid, 1, 1], shapes)]
+    return int(steps(ids).max())
+'''
+
+SEPARATE = '''
+def separate(written, read):
+    """Check that a launch writes to other memory than it reads from, as in the calls that were traced."""
+    known = [t for t in (*written, *read) if isinstance(t, torch.Tensor) and t.numel()]
+    places = {id(t): t.data_ptr() for t in known}
+    taken = {places.get(id(t)) for t in written} - {None}
+    if any(places.get(id(t)) in taken for t in read):
+        raise NotImplementedError("a launch writes to what it also reads, as in no call that was traced")
 '''
 
 UNTRACED = '''
@@ -232,7 +286,7 @@ class FunctionText:
     def value(self, param: str) -> str:
         """The backward's expression for a parameter of the forward kernel; it is saved by the forward."""
         site, arg = self.site, self.site.args[param]
-        if arg.kind == "pointer" and param in site.given_names:
+        if arg.kind == "pointer" and param in site.given_names and param not in site.kernel.either:
             self.saved[param] = None
             if param in site.tables:
                 self.behind[param] = None  # their memory has to stay
@@ -250,7 +304,7 @@ class FunctionText:
         args = self.site.args
         constexprs = [n for n in emitted.params if args[n].kind == "constexpr"]
         values = [self.value(n) for n in emitted.params if n not in constexprs]
-        up = [gradient_name(n) for n in emitted.upstream]
+        up = [upstream_name(n, self.inplace) for n in emitted.upstream]
         values += up + [d for n in emitted.gradients if (d := gradient_name(n)) not in up]
         values += [n if n in self.saving else step.extra[n] for n in emitted.extra]
         values += [f"{n}={self.value(n)}" for n in constexprs]
@@ -275,11 +329,26 @@ class FunctionText:
         pairs = [f"({self.expr(s)}, {'None' if e is None else self.expr(e)})" for s, e in layout]
         return f"disjoint({', '.join(pairs)})"
 
+    def device(self) -> str:
+        """Where the tensors of the launch are."""
+        site = self.site
+        pointers = [n for n, a in site.args.items() if a.kind == "pointer" and not a.none]
+        return f"{self.value(next(n for n in pointers if n in site.given_names))}.device"
+
+    def asked(self, facts: list[Asked]) -> list[str]:
+        """What the host asks of tensors, and of the launch."""
+        of_launch = [f"at_most(grid, {f.axis}, {self.expr(f.count)})" for f in facts if isinstance(f, AtMost)]
+        known = [f"ordered({self.value(f.name)})" for f in facts if isinstance(f, Ordered)]
+        for fact in (f for f in facts if isinstance(f, Distinct)):
+            known.append(f"distinct({self.value(fact.name)}, {fact.width}, grid[{fact.axis}])")
+        asked = f"sequences_apart({', '.join(dict.fromkeys(known))})"
+        return [asked] * bool(known) + of_launch
+
     def expr(self, node: Node, prec: int = 0) -> str:
         """A uniform value on the host."""
         if node.op == "const":
             return repr(node.value)
-        if node.op in ("param", "constexpr"):
+        if node.op in ("param", "constexpr"):  # also a pointer: its tensor
             name = node.attrs["name"]
             return self.value(name) if name in self.site.args else name
         if node.op == "npid":
@@ -302,6 +371,8 @@ class FunctionText:
             inner = self.expr(node.args[0], 5)
             text = f"not {inner}" if node.op == "not" else f"{inner} is None"
             return f"({text})" if prec > 3 else text
+        if node.op == counts.OP:
+            return f"longest(grid, {self.device()}, lambda pid: {counts.text(node.args[0], self.expr)})"
         if name := call_name(node):
             return f"{name}({', '.join(self.expr(a) for a in node.args)})"
         assert node.op in INFIX, f"`{node.op}` cannot be computed on the host"
@@ -343,7 +414,12 @@ class FunctionText:
         for name in gradients:
             if name in self.site.tables:
                 body += self.gradient_table(name)
-            elif name not in self.inplace and name not in part.split:
+            elif name in self.inplace:
+                up = upstream_name(name, self.inplace)
+                whole = f", {part.written[name]}" if name in part.written else ""
+                there = f"None if {up} is None else " * (name in self.site.optional)
+                body += break_line(f"{gradient_name(name)} = {there}passed_on({up}{whole})", WIDTH - 8)
+            elif name not in part.split:
                 self.saved[name] = None
                 flag = ", accumulate=True" if name in part.accumulated else ""
                 if name in part.written:
@@ -400,6 +476,13 @@ class FunctionText:
         lines = ["    @staticmethod", *_signature("forward", params)]
         for cond, (taken, at) in site.kernel.graph.folded.items():
             lines += self.refusal(cond, taken, at)
+        for name in sorted(site.kernel.either):
+            lines += _broken(f"if isinstance({name}, torch.Tensor) and {name}.is_floating_point():")
+            why = f"{name} is a number in the traced calls: its gradient is not known"
+            lines += _broken(f'raise NotImplementedError("{why}")', 12)
+        read, into = self.sharing()
+        if read:
+            lines += _broken(f"separate({tuple_text(into)}, {tuple_text(read)})")
         for name in sorted(self.inplace & set(self.saved)):
             lines += _broken(f"before_{name} = {self.unless_none(name, f'{name}.clone()')}")
         if self.saving:
@@ -465,6 +548,16 @@ class FunctionText:
             lines += _broken(f"{name} = {made}")
         return lines
 
+    def sharing(self) -> tuple[list[str], list[str]]:
+        """What a launch reads of numbers, and what it writes, that had memory of their own when traced."""
+        site, args = self.site, self.site.args
+        written = [n for n in site.outputs if n not in site.tables]
+        memory = {args[n].storage for n in written if not args[n].none}
+        loads = [n for n in nodes_in(site.kernel.effects) if n.op == "load" and n.is_float]
+        names = {n.args[0].attrs["name"] for n in loads if n.args[0].op == "param"} - set(written)
+        read = [n for n in site.given_names if n in names and args[n].storage not in memory]
+        return (read, written) if written else ([], [])
+
     def kept_of(self, name: str) -> str:
         """What is saved of a tensor: a copy, where it is changed by this launch or after it."""
         if name in self.inplace:
@@ -521,9 +614,9 @@ class FunctionText:
                 lines += _broken(f"{each} = [laid_out(d, s) for d, s in {zipped}]")
                 lines += _broken(f"{up} = table_of({each}, {name})")
                 continue
-            copy = ", copy=True" if name in self.inplace else ""
             there = f"None if {up} is None else " * (name in site.optional)
-            lines += _broken(f"{up} = {there}laid_out({up}, ctx.strides[{i}]{copy})")
+            laid = upstream_name(name, self.inplace)
+            lines += _broken(f"{laid} = {there}laid_out({up}, ctx.strides[{i}])")
         return lines + indented(indented(body))
 
 
