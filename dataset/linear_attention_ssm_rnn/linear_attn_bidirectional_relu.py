@@ -5,7 +5,7 @@ Forward    f_i = relu(q_i),  g_j = relu(k_j);   M = sum_j g_j v_j^T,  s = sum_j 
 Backward   e_i = do_i / n_i,  r_i = -<do_i, o_i> / n_i are the gradients of numerator and n_i:
            dq_i = (M e_i + r_i s) where q_i > 0,   dM = sum_i f_i e_i^T,   ds = sum_i f_i r_i;
            dk_j = (dM v_j + ds) where k_j > 0,   dv_j = dM^T g_j.
-           (A query with one positive feature has an output that it hardly moves: M e and r s cancel but for eps.)
+           (A query with one positive feature hardly moves its output: M e and r s cancel but for eps.)
 
 Forward schedule: tokens are many and M is D x DV, so the tokens are cut into parts: a program sums the M and
 s of its part into a slot, a second kernel adds the slots, and a third makes the outputs, a tile of tokens a
