@@ -328,7 +328,7 @@ class Gla(torch.autograd.Function):
         dq, dk, dv, dg = (torch.empty_like(tensor) for tensor in (q, k, v, g))
         u = torch.empty(q.shape, device=q.device, dtype=torch.float32)
         sub_chunk_backward_kernel[(triton.cdiv(T, SUB), B * H)](
-            q, k, v, b, state, r, do, dq, dk, dv, u, T, DK, DV, chunks, **tiles
+            q, k, v, b, state, r, do, dq, dk, dv, u, T, DK, DV, chunks, **tiles, num_warps=8
         )
         if ctx.needs_input_grad[3]:
             dg_kernel[(chunks, B * H, triton.cdiv(DK, 16))](
