@@ -204,6 +204,7 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 # ---- backward ----
 
 
+# long: its three roles share the tiles of one sub-chunk, loaded once
 @triton.jit
 def sub_chunk_backward_kernel(
     q_ptr, k_ptr, v_ptr, b_ptr, state_ptr, r_ptr, do_ptr, dq_ptr, dk_ptr, dv_ptr, u_ptr, T, DK, DV, chunks,
