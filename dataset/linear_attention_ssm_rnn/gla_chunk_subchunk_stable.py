@@ -204,7 +204,7 @@ def make_args(dims, device="cuda", dtype=torch.float32):
 # ---- backward ----
 
 
-# long: a sub-chunk in all its roles shares its loads
+# long: its three roles share the tiles of one sub-chunk, loaded once
 @triton.jit
 def sub_chunk_backward_kernel(
     q_ptr, k_ptr, v_ptr, b_ptr, state_ptr, r_ptr, do_ptr, dq_ptr, dk_ptr, dv_ptr, u_ptr, T, DK, DV, chunks,
@@ -329,7 +329,7 @@ class Gla(torch.autograd.Function):
         dq, dk, dv, dg = (torch.empty_like(tensor) for tensor in (q, k, v, g))
         u = torch.empty(q.shape, device=q.device, dtype=torch.float32)
         sub_chunk_backward_kernel[(triton.cdiv(T, SUB), B * H)](
-            q, k, v, b, state, r, do, dq, dk, dv, u, T, DK, DV, chunks, **tiles
+            q, k, v, b, state, r, do, dq, dk, dv, u, T, DK, DV, chunks, **tiles, num_warps=8
         )
         if ctx.needs_input_grad[3]:
             dg_kernel[(chunks, B * H, triton.cdiv(DK, 16))](

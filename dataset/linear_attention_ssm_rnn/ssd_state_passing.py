@@ -57,9 +57,7 @@ def passing_kernel(x_ptr, a_ptr, s0_ptr, before_ptr, last_ptr, chunks, H, M, BLO
 
 @autodiff(inputs_require_grad=(0, 1, 2))
 def state_passing(x, a, s0):
-    """x: (B, chunks, H, M); a: (B, chunks, H); s0: (B, H, M). Gives the chunks' first states, and the
-    last.
-    """
+    """x: (B, chunks, H, M); a: (B, chunks, H); s0: (B, H, M). Gives each chunk's first state, and the end."""
     x, a, s0 = x.contiguous(), a.contiguous(), s0.contiguous()
     B, chunks, H, M = x.shape
     if a.shape != x.shape[:3] or s0.shape != (B, H, M):
