@@ -3,6 +3,8 @@
 #include "compile.h"
 
 #include <errno.h>
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,6 +32,7 @@ struct ka_compile {
         struct ka_compile *compile;
         bool busy;
         bool on_thread;   /* looks into the cache, or puts something there */
+        bool again;       /* its first child died */
         struct ka_op *op; /* the child, while there is one */
         size_t at;        /* its source */
         json_t *doc;      /* the child's result, to be kept */
@@ -143,17 +146,31 @@ static json_t *entry_of(const struct task *task)
                      json_object_get(task->doc, "metadata"), "asm", json_object_get(task->doc, "asm"));
 }
 
-static json_t *refusal(const char *why)
+static json_t *refusal(const char *kind, const char *why)
 {
-    return json_pack("{s:{s:s, s:s}}", "error", "kind", "internal", "message", why);
+    return json_pack("{s:{s:s, s:s}}", "error", "kind", kind, "message", why);
+}
+
+/* The signal by which a compiler ends that finds its own state impossible, or that has none left; 0: another
+ * end. What the machine does to it (SIGKILL where memory is short) says nothing of the kernel. */
+static int crash_of(const struct ka_op_result *result)
+{
+    int by = result->status == KA_OP_DIED ? ka_child_signal(result->child) : 0;
+    return by == SIGABRT || by == SIGSEGV || by == SIGBUS || by == SIGILL || by == SIGFPE ? by : 0;
 }
 
 static json_t *error_of(const struct ka_op_result *result)
 {
     json_t *error = json_object_get(result->doc, "error");
+    int by = crash_of(result);
     if (error)
         return json_pack("{s:O}", "error", error);
-    return refusal(result->message[0] ? result->message : "compile: the child left no entry");
+    if (by) {
+        char why[200];
+        snprintf(why, sizeof(why), "Triton's compiler was ended by signal %d (%s), twice", by, strsignal(by));
+        return refusal("unsupported_op", why);
+    }
+    return refusal("internal", result->message[0] ? result->message : "compile: the child left no entry");
 }
 
 /* All sources together have the time of one child: a check that brings many slow ones must not hold up the
@@ -234,7 +251,7 @@ static void on_thread_done(void *arg)
                       : is_late(c) ? "compile: out of time (--deadline)"
                                    : "compile: no child";
     if (kept || is_late(c) || ask(task, json_incref(source), on_compiled) != 0)
-        settle(task, &c->counts.failed, refusal(why));
+        settle(task, &c->counts.failed, refusal("internal", why));
 }
 
 /* Failures are not kept: they may be due to a deadline or to memory. */
@@ -243,10 +260,16 @@ static void on_compiled(void *arg, const struct ka_op_result *result)
     struct task *task = arg;
     task->op = NULL;
     if (result->status == KA_OP_OK) {
+        task->again = false;
         task->doc = json_incref(result->doc);
         run_on_thread(task, keep);
         return;
     }
+    bool again = crash_of(result) && !task->again;
+    task->again = again;
+    json_t *source = json_array_get(json_array_get(task->compile->sources, task->at), 1);
+    if (again && ask(task, json_incref(source), on_compiled) == 0)
+        return;
     settle(task, &task->compile->counts.failed, error_of(result));
 }
 
