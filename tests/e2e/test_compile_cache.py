@@ -80,6 +80,22 @@ def test_folder_that_others_can_write__is_not_used(agent: Agent, pair: Path):
     assert check(agent, pair)["compile"]["misses"] > 0 and not list(root.iterdir())
 
 
+def test_compiler_that_dies_of_a_kernel__refuses_it(agent: Agent, pair: Path, tmp_path: Path):
+    """As Triton's does where an assertion of its own fails."""
+    share = tmp_path / "share"
+    shutil.copytree(ROOT / "sandbox", share / "sandbox", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("prompts", "dataset"):
+        (share / name).symlink_to(ROOT / name)
+    module = share / "sandbox" / "kernel_agent" / "compiled.py"
+    start = "def _build_kernel(source: Source, folder: Path) -> dict[str, Any]:\n"
+    text = module.read_text()
+    assert start in text
+    module.write_text(text.replace(start, start + '    __import__("os").abort()\n'))
+    done = agent("check", pair, "--quiet", "--json", "--python", PYTHON, env={"KA_SHARE": str(share)})
+    assert done.code == 4, done.err
+    assert "does not compile: Triton's compiler was ended by signal 6" in done.result["failures"]
+
+
 # ---- a check that is hostile through and through: its whole Python is the attacker's
 
 HOSTILE = """
