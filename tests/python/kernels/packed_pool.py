@@ -15,7 +15,7 @@ def pool_kernel(x, w, cu, out, D: tl.constexpr, BD: tl.constexpr, BT: tl.constex
     for t in range(bos, eos, BT):
         rows = t + tl.arange(0, BT)
         m = (rows < eos)[:, None] & (d < D)[None, :]
-        b = tl.load(x + rows[:, None] * D + d[None, :], mask=m, other=0.0)
+        b = tl.load(x + rows[:, None] * D + d[None, :], mask=m, other=0.0).to(tl.float32)
         acc += tl.sum(tl.exp(b) * b, axis=0)
     acc *= tl.load(w + d, mask=d < D, other=0.0)
     tl.store(out + n * D + d, acc / tl.maximum(eos - bos, 1), mask=d < D)

@@ -26,7 +26,7 @@ def misc_kernel(
         p += D
     p = w + d
     for i in range(N):
-        acc += tl.sin(v * tl.load(p, mask=d < D, other=0.0)[None, :]) / (1 + i % 2)
+        acc += tl.sin((v * tl.load(p, mask=d < D, other=0.0)[None, :]).to(tl.float32)) / (1 + i % 2)
         p += D
     for j in tl.static_range(N):
         acc += v * j

@@ -182,7 +182,7 @@ def separate(written, read):
     """Check that a launch writes to other memory than it reads from, as in the calls that were traced."""
     known = [t for t in (*written, *read) if isinstance(t, torch.Tensor) and t.numel()]
     places = {id(t): t.data_ptr() for t in known}
-    taken = {places.get(id(t)) for t in written} - {None}
+    taken = {places.get(id(t)) for t in written} - {None, 0}  # 0: no memory
     if any(places.get(id(t)) in taken for t in read):
         raise NotImplementedError("a launch writes to what it also reads, as in no call that was traced")
 '''
