@@ -4,11 +4,10 @@
  * read-modify-write in the L2, serialised on contention) + 8 per spilled byte of each thread that runs +
  * 4096 per launch. The bytes are those of kernels and of torch operations. They count more where a
  * multiprocessor cannot hold the 16 warps that hide the latency of memory, by registers (65536) or shared
- * memory (227 KiB): 16 / warps times as much. What
- * kernels take is that of the user's own sizes where these are known to be larger than the counted ones. A
- * kernel that does not fit at all costs INFINITY. The cost of a candidate is the geometric mean over its
- * cases. It orders schedules of one backward on one machine-independent scale; it is no time, and no time
- * is ever derived from it. */
+ * memory (227 KiB): 16 / warps times as much. What kernels take is that of the user's own sizes where these
+ * are known to be larger than the counted ones. A kernel that does not fit at all costs INFINITY. The cost of
+ * a candidate is the geometric mean over its cases. It orders schedules of one backward on one
+ * machine-independent scale; it is no time, and no time is ever derived from it. */
 #ifndef KA_RANK_H
 #define KA_RANK_H
 

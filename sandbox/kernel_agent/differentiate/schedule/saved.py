@@ -46,9 +46,7 @@ def use(reverse: Reverse, site: Site) -> list[Saved]:
         kept = made[name]
         g.reverse, g.line = False, node.line
         with g.at(node.home):
-            index = _program(reverse, program_axes(site))
-            if not (index.op == "const" and kept.numel is g.one):
-                index = g.mul(index, kept.numel)
+            index = g.mul(_program(reverse, program_axes(site)), kept.numel)
             for axis in range(len(kept.shape)):
                 index = g.add(index, g.lanes(kept.shape, axis))
             base = g.scratch(kept.buffer, kept.dtype)
