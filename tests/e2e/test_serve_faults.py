@@ -129,9 +129,10 @@ def test_what_was_acknowledged_is_there_after_a_loss_of_power(
     def submit() -> None:
         with contextlib.suppress(OSError, ValueError):  # the service is gone
             while True:
-                run = service.submit(variant(next(numbers)))["id"]
+                number = next(numbers)
+                run = service.submit(variant(number))["id"]
                 taken.append(run)
-                if len(taken) % 3 == 0 and service.ask("POST", f"/v1/runs/{run}/cancel").status == 200:
+                if number % 3 == 0 and service.ask("POST", f"/v1/runs/{run}/cancel").status == 200:
                     cancelled.append(run)
 
     for _ in range(5):
@@ -139,7 +140,7 @@ def test_what_was_acknowledged_is_there_after_a_loss_of_power(
         before = len(taken)
         for thread in threads:
             thread.start()
-        while len(taken) < before + random.randint(3, 30):
+        while len(taken) < before + random.randint(3, 30) or not cancelled:
             time.sleep(0.001)
         service.kill()
         for thread in threads:
@@ -151,7 +152,7 @@ def test_what_was_acknowledged_is_there_after_a_loss_of_power(
             assert found["state"] == "cancelled" or run not in cancelled, found
             source = service.agent.folder / "state" / "runs" / run / "forward.py"
             assert source.read_text().startswith(FORWARD)
-    assert cancelled and not any("damaged" in line for line in service.log)
+    assert not any("damaged" in line for line in service.log)
 
 
 def test_run_ends_rightly_after_a_loss_of_power(faults: Faults, serve: Callable[..., Service]) -> None:

@@ -492,6 +492,18 @@ def test_inputs__that_are_not_fair_to_the_forward__are_refused(source, varied, w
     assert list(case["blame"]) == [f"x {kind}" for choice in varied.values() for kind in choice.values()]
 
 
+def test_inputs__of_which_rounding_decides_what_overflows__are_refused(write, tmp_path):
+    """Eager PyTorch has a gradient of 1 here, in float32; without rounding it is 1e57."""
+    rounds = "tl.sum(tl.sin(x / ((z * z + 1e-30) * (z * z + 1e-30))) * 1e-3 + x, axis=0)"
+    source = BY_STRIDE.replace(
+        "    tl.store(y_ptr + row, tl.sum(tl.exp(x), axis=0))",
+        f"    z = (x * 0.0 + 1e8) + 1.0 - 1e8 - 1.0\n    tl.store(y_ptr + row, {rounds})",
+    )
+    assert run_case(write(source), tmp_path)[0]["ok"]
+    case, _ = run_case(write(source), tmp_path, values={"x": "large"})
+    assert not case["ok"] and case["error"]["message"].endswith("the gradient of x is not finite"), case
+
+
 def test_inputs__refused_together__blame_what_is_refused_alone(write, tmp_path):
     case, _ = run_case(
         write(BY_STRIDE), tmp_path, layouts={"x": "slice", "upstream/0": "expanded"}, values={"x": "mixed"}

@@ -188,6 +188,7 @@ class Case:
             result["tf32"] = tf32_seen(made)
         native.release()
         self.require_finite(made)
+        self.require_finite(in_their_dtypes(gradients, recording))
         self.require_unique(recording, gradients)
         made |= self.nearby(recording)
         if self.fwd.reference is not None:
@@ -212,7 +213,7 @@ class Case:
         for precision in (EXACT, NATIVE) if self.varied.values or self.varied.equals() else ():
             replay = self.replay(recording, precision)
             found = self.gradients(replay, recording)
-            self.require_finite({f"the gradient of {name}": grad for name, grad in found.items()})
+            self.require_finite(in_their_dtypes(found, recording))
             gradients = gradients or found
             replay.release()
         if gradients:
@@ -380,8 +381,8 @@ class Case:
             raise self.refuse("the forward is wrong for them")
 
     def require_finite(self, made: Mapping[str, torch.Tensor]) -> None:
-        """Raises Unusable where the function of other values overflows, or the gradient that eager PyTorch
-        has of it."""
+        """Raises Unusable where the function of other values overflows, or its gradient, or the gradient that
+        eager PyTorch has of it."""
         kinds = [vary.VALUES[kind] for kind in self.varied.values.values()]
         for name, value in made.items() if kinds else ():
             if not value.is_floating_point():
@@ -556,6 +557,12 @@ class Case:
         for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
             made[f"ref_grad/{name}"] = torch.zeros_like(leaf) if grad is None else grad
         return made, None
+
+
+def in_their_dtypes(gradients: Mapping[str, torch.Tensor], recording: Recording) -> dict[str, torch.Tensor]:
+    """Gradients as the inputs would hold them, by name in words. In an iteration that has not converged,
+    rounding decides what overflows there."""
+    return {f"the gradient of {name}": grad.to(recording.wanted[name].dtype) for name, grad in gradients.items()}
 
 
 def unit_of(recording: Recording) -> float:
