@@ -188,7 +188,7 @@ class Case:
             result["tf32"] = tf32_seen(made)
         native.release()
         self.require_finite(made)
-        self.require_finite(in_their_dtypes(gradients, recording))
+        self.require_in_range(gradients, recording)
         self.require_unique(recording, gradients)
         made |= self.nearby(recording)
         if self.fwd.reference is not None:
@@ -213,7 +213,8 @@ class Case:
         for precision in (EXACT, NATIVE) if self.varied.values or self.varied.equals() else ():
             replay = self.replay(recording, precision)
             found = self.gradients(replay, recording)
-            self.require_finite(in_their_dtypes(found, recording))
+            self.require_finite({f"the gradient of {name}": grad for name, grad in found.items()})
+            self.require_in_range(found, recording)
             gradients = gradients or found
             replay.release()
         if gradients:
@@ -392,6 +393,16 @@ class Case:
             if all(kind.finite for kind in kinds) and not bool(value.isfinite().all()):
                 raise self.refuse(f"{name} is not finite")
 
+    def require_in_range(self, gradients: Mapping[str, torch.Tensor], recording: Recording) -> None:
+        """Raises Unusable where a gradient of other values is too large for the dtype of its input. That of an
+        iteration which has not converged hangs on rounding, and so does what overflows of it."""
+        for name, grad in gradients.items() if self.varied.values else ():
+            own = grad.to(recording.wanted[name].dtype)
+            if bool((grad.isfinite() & own.isinf()).any()):
+                raise self.refuse(
+                    f"the gradient of {name} is beyond the range of {draw.dtype_name(own.dtype)}"
+                )
+
     def require_unique(self, recording: Recording, gradients: Mapping[str, torch.Tensor]) -> None:
         """Raises Unusable where elements are equal, or zero, and the gradient hangs on that: there is a kink,
         at which any gradient between those of its sides is right."""
@@ -557,12 +568,6 @@ class Case:
         for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
             made[f"ref_grad/{name}"] = torch.zeros_like(leaf) if grad is None else grad
         return made, None
-
-
-def in_their_dtypes(gradients: Mapping[str, torch.Tensor], recording: Recording) -> dict[str, torch.Tensor]:
-    """Gradients as the inputs would hold them, by name in words. In an iteration that has not converged,
-    rounding decides what overflows there."""
-    return {f"the gradient of {name}": grad.to(recording.wanted[name].dtype) for name, grad in gradients.items()}
 
 
 def unit_of(recording: Recording) -> float:
