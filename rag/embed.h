@@ -1,5 +1,7 @@
 /* The built-in embedder "ka-lex": a forward source as a vector of two parts, each of length 1. The first is
- * what its kernels do, the second the words of its names (all zero where there is no known one).
+ * what its kernels do, the second the words of its names (all zero where there is no known one). The last
+ * numbers of the first say of each class of operations whether the kernels have it (rag/kernel.h): however
+ * alike two forwards are otherwise, a backward of products helps little where there are none.
  *
  * Features (rag/features.h) are weighted by idf, log((1+N)/(1+df)); each feature's 64-bit hash seeds its
  * row of random signs; the weighted sum of rows, of length 1, is whitened (rag/whiten.h) and made of length
@@ -20,9 +22,10 @@
 #include "whiten.h"
 
 #define KA_EMBED_NAME "ka-lex"
-#define KA_EMBED_VERSION 2
-#define KA_EMBED_PART KA_WHITEN_DIM
-#define KA_EMBED_DIM (2 * KA_EMBED_PART)
+#define KA_EMBED_VERSION 3
+#define KA_EMBED_STRUCTURE (KA_WHITEN_DIM + KA_CLASS_COUNT)
+#define KA_EMBED_WORDS KA_WHITEN_DIM
+#define KA_EMBED_DIM (KA_EMBED_STRUCTURE + KA_EMBED_WORDS)
 #define KA_IDF_BUCKETS 65536
 
 /* In how many documents each bucket of feature hashes occurs. All zero: every feature weighs the same. */

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernel.h"
 #include "lex.h"
 #include "pair.h"
 
@@ -275,7 +274,12 @@ static void take_features(struct extract *x, struct ka_features *out)
 {
     make_set(&x->found);
     make_set(&x->words);
-    *out = (struct ka_features){x->found.items, x->found.count, x->words.items, x->words.count, x->stream};
+    *out = (struct ka_features){.items = x->found.items,
+                                .count = x->found.count,
+                                .words = x->words.items,
+                                .word_count = x->words.count,
+                                .tokens_hash = x->stream};
+    memcpy(out->classes, x->found.classes, sizeof(out->classes));
 }
 
 int ka_features_of(const char *source, size_t len, struct ka_features *out, struct ka_err *err)

@@ -8,13 +8,14 @@
 #ifndef KA_FEATURES_H
 #define KA_FEATURES_H
 
-#include "base/base.h"
+#include "kernel.h"
 
 struct ka_features {
     uint64_t *items; /* of structure; sorted, each once */
     size_t count;
     uint64_t *words; /* of names; the same */
     size_t word_count;
+    bool classes[KA_CLASS_COUNT];
     uint64_t tokens_hash; /* of the normalised tokens: equal for renamed or reformatted copies */
 };
 

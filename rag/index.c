@@ -114,7 +114,7 @@ int ka_index_load(struct ka_store *store, const char *embedder, int version, siz
     struct ka_index *index = ka_index_new(dim, count);
     if (!index)
         return ka_fail(err, -ENOMEM, "no memory for %zu vectors of %zu numbers", count, dim);
-    index->words = strcmp(embedder, KA_EMBED_NAME) == 0 ? KA_EMBED_PART : 0;
+    index->words = strcmp(embedder, KA_EMBED_NAME) == 0 ? KA_EMBED_WORDS : 0;
     rc = ka_store_each_vector(store, embedder, version, dim, add_stored, index, err);
     if (rc)
         ka_index_free(index);

@@ -240,6 +240,7 @@ static void note_memory(struct run *x, const struct call *c, bool load)
     add(x, ADDRESS, how);
     if (c->address.loaded)
         add(x, ADDRESS, ka_word_join(c->op, 99));
+    x->out->classes[KA_CLASS_INDIRECT] |= c->address.loaded;
     x->loads += load;
     x->stores += !load;
 }
@@ -329,8 +330,12 @@ static struct value operation(struct run *x, size_t word, size_t close)
     if (reduce || c.axis) {
         add(x, AXIS, ka_word_join(c.op, ka_word_join(c.axis, (uint64_t)(c.all.rank * 2) + (x->loops > 0))));
         x->reduces++;
+        x->out->classes[KA_CLASS_REDUCTION] = true;
     }
-    x->dots += is(x, word, "dot");
+    bool dot = is(x, word, "dot");
+    x->dots += dot;
+    x->out->classes[KA_CLASS_PRODUCT] |= dot;
+    x->out->classes[KA_CLASS_EXPONENTIAL] |= c.op == ka_word_hash("exp");
     add_origin(&v, c.op);
     return v;
 }

@@ -9,10 +9,20 @@
 
 #include "lex.h"
 
+/* The class of an operation: what a backward's schedule hangs on first. */
+enum ka_class {
+    KA_CLASS_PRODUCT,     /* tl.dot */
+    KA_CLASS_REDUCTION,   /* over an axis */
+    KA_CLASS_EXPONENTIAL, /* exp, or exp2 */
+    KA_CLASS_INDIRECT,    /* an address made from a loaded value */
+    KA_CLASS_COUNT,
+};
+
 /* Hashes, one each time it is found. Free `items`. */
 struct ka_found {
     uint64_t *items;
     size_t count;
+    bool classes[KA_CLASS_COUNT];
 };
 
 /* The function of tokens [from, to), `def` first. Appends to `out`. */

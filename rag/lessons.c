@@ -233,7 +233,7 @@ static bool similarity_of(sqlite3_stmt *stmt, int column, const float *vector, d
         return false;
     memcpy(row, blob, sizeof(row));
     for (size_t i = 0; i < KA_EMBED_DIM; i++)
-        sums[i / KA_EMBED_PART] += row[i] * vector[i];
+        sums[i >= KA_EMBED_STRUCTURE] += row[i] * vector[i];
     *out = (double)ka_embed_similarity(sums[0], sums[1]);
     return fabsf(sums[0]) <= 1.01f && fabsf(sums[1]) <= 1.01f;
 }

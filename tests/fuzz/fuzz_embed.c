@@ -10,10 +10,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static struct ka_measures none, own;
 
-static double length(const float *part)
+static double length(const float *part, size_t n)
 {
     double norm = 0;
-    for (size_t i = 0; i < KA_EMBED_PART; i++)
+    for (size_t i = 0; i < n; i++)
         norm += (double)part[i] * (double)part[i];
     return norm;
 }
@@ -24,8 +24,8 @@ static void check(const struct ka_features *features, const struct ka_measures *
     struct ka_err err;
     if (ka_embed(features, measures, once, &err) != 0)
         return;
-    double words = length(once + KA_EMBED_PART);
-    if (fabs(length(once) - 1) > 1e-4 || (words > 1e-9 && fabs(words - 1) > 1e-4) ||
+    double words = length(once + KA_EMBED_STRUCTURE, KA_EMBED_WORDS);
+    if (fabs(length(once, KA_EMBED_STRUCTURE) - 1) > 1e-4 || (words > 1e-9 && fabs(words - 1) > 1e-4) ||
         ka_embed(features, measures, twice, &err) != 0 || memcmp(once, twice, sizeof(once)) != 0)
         abort();
 }

@@ -38,10 +38,10 @@ static struct ka_measures *measured(void)
     return measures;
 }
 
-static float product(const float *x, const float *y)
+static float product(const float *x, const float *y, size_t n)
 {
     double dot = 0;
-    for (size_t i = 0; i < KA_EMBED_PART; i++)
+    for (size_t i = 0; i < n; i++)
         dot += (double)x[i] * (double)y[i];
     return (float)dot;
 }
@@ -57,9 +57,32 @@ static double similarity(const char *a, const char *b)
     ka_features_free(&fa);
     ka_features_free(&fb);
     free(measures);
-    assert_true(fabs((double)product(x, x) - 1) < 1e-5);
-    assert_true(fabs((double)product(x + KA_EMBED_PART, x + KA_EMBED_PART) - 1) < 1e-5);
-    return (double)ka_embed_similarity(product(x, y), product(x + KA_EMBED_PART, y + KA_EMBED_PART));
+    assert_true(fabs((double)product(x, x, KA_EMBED_STRUCTURE) - 1) < 1e-5);
+    assert_true(fabs((double)product(x + KA_EMBED_STRUCTURE, x + KA_EMBED_STRUCTURE, KA_EMBED_WORDS) - 1) <
+                1e-5);
+    return (double)ka_embed_similarity(
+        product(x, y, KA_EMBED_STRUCTURE),
+        product(x + KA_EMBED_STRUCTURE, y + KA_EMBED_STRUCTURE, KA_EMBED_WORDS));
+}
+
+static void embed__another_class_of_operations__is_further_away(void **state)
+{
+    (void)state;
+    struct ka_measures *measures = measured();
+    float x[KA_EMBED_DIM], y[KA_EMBED_DIM];
+    struct ka_features f = features(ROW_PAIR), dot = features(DOT_PAIR);
+    assert_true(dot.classes[KA_CLASS_PRODUCT] && !f.classes[KA_CLASS_PRODUCT]);
+    assert_true(f.classes[KA_CLASS_REDUCTION] && !f.classes[KA_CLASS_INDIRECT]);
+    assert_int_equal(ka_embed(&f, measures, x, NULL), 0);
+    for (size_t i = 0; i < KA_CLASS_COUNT; i++) {
+        f.classes[i] = !f.classes[i];
+        assert_int_equal(ka_embed(&f, measures, y, NULL), 0);
+        f.classes[i] = !f.classes[i];
+        assert_true(product(x, y, KA_EMBED_STRUCTURE) < 0.99f);
+    }
+    ka_features_free(&f);
+    ka_features_free(&dot);
+    free(measures);
 }
 
 static void embed__renamed_and_commented_copy__is_the_same(void **state)
@@ -257,6 +280,7 @@ static void normalise__zero_or_nonfinite_vector__is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(embed__another_class_of_operations__is_further_away),
         cmocka_unit_test(embed__renamed_and_commented_copy__is_the_same),
         cmocka_unit_test(embed__other_structure__is_far),
         cmocka_unit_test(embed__backward_and_harness__do_not_count),
