@@ -101,6 +101,8 @@ class Builder(_interp.InterpreterBuilder):
         return super().cast_impl(src, dst_type)
 
     def create_dot(self, a: Any, b: Any, d: Any, *rest: Any) -> Any:
+        if a.dtype.scalar == tl.float64:  # Triton calls the product float64, whatever it is added to
+            d = _interp.TensorHandle(d.data.astype(np.float64), tl.float64)
         return super().create_dot(_widen(a), _widen(b), d, *rest)
 
     def create_atomic_rmw(self, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:

@@ -76,6 +76,22 @@ def test_bf16__dot_and_arithmetic__match_torch():
     assert torch.isfinite(out.float()).all()
 
 
+@triton.jit
+def dot_onto_f32_kernel(x_ptr, o_ptr, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    at = offsets[:, None] * BLOCK + offsets[None, :]
+    x = tl.load(x_ptr + at)
+    product = tl.dot(x, x, tl.zeros([BLOCK, BLOCK], dtype=tl.float32))
+    tl.store(o_ptr + at, product.to(o_ptr.dtype.element_ty))
+
+
+def test_f64__dot_onto_float32_zeros__is_a_product_in_float64():
+    x = torch.randn(16, 16, dtype=torch.float64)
+    out = torch.empty_like(x)
+    dot_onto_f32_kernel[(1,)](x, out, BLOCK=16)
+    assert torch.allclose(out, x @ x, rtol=1e-12, atol=1e-12)
+
+
 def test_f32_to_bf16__all_kinds_of_values__round_like_torch():
     values = torch.cat([torch.randn(1000) * 10.0**e for e in range(-30, 30, 7)])
     values = torch.cat(
