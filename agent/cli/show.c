@@ -67,10 +67,12 @@ static void print_shapes(const json_t *shapes)
 {
     printf("  shapes: %lld of %lld required passed, %lld of %lld hidden passed", int_of(shapes, "passed"),
            int_of(shapes, "required"), int_of(shapes, "hidden_passed"), int_of(shapes, "hidden"));
-    size_t skipped = json_array_size(json_object_get(shapes, "skipped"));
-    if (skipped)
-        printf(", %zu skipped (see the report)", skipped);
+    const json_t *skipped = json_object_get(shapes, "skipped");
+    if (json_array_size(skipped))
+        printf(", %zu skipped", json_array_size(skipped));
     putchar('\n');
+    KA_EACH(skipped, i, entry)
+        printf("  skipped: %s\n", ka_text_of(entry, "reason", "?"));
 }
 
 static void print_not_checked(const json_t *result)
