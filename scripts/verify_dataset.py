@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""Runs the verdict over every pair of dataset/, on the CPU in float32, and keeps what became of each.
+"""Runs the verdict over every pair of dataset/ and keeps what became of each.
 
-    scripts/verify_dataset.py [--only REGEX] [--resume] [--jobs N] [--program build/kernel-agent]
-                              [--out bench/results/dataset-cpu.json] [--dataset DIR] [--seconds SECONDS]
+    scripts/verify_dataset.py [--device cpu|cuda] [--dtype float32|own|half] [--only REGEX] [--resume]
+                              [--jobs N] [--program build/kernel-agent] [--python PATH]
+                              [--out bench/results/dataset-cpu.json] [--dataset DIR]
+                              [--seconds SECONDS] [--budget SECONDS]
 
---only takes the pairs whose path matches; what the file of results has of others stays in it. --resume does
-not check again what was checked before with the same text, program and versions of torch and Triton, and
-has it in the table and the count. Results are written as each pair ends, so that an interrupted run goes on
-with --resume. Exits 1 if a pair is not verified, 2 if there is none.
+A pair is checked in float32, or in each dtype that its docstring names (own; half: in those of 16 bits, and
+in float32 where it names none). --only takes the pairs whose path matches; what the file of results has of
+others stays in it. --resume does not check again what was checked before with the same text, program and
+versions of torch and Triton, and has it in the table and the count; with --resume same-text the program may
+be another. Results are written as each check ends, so that an interrupted run goes on with --resume. No check
+begins after --budget. Exits 1 if a check is not verified or had no turn, 2 if there is none.
 """
 
 from __future__ import annotations
@@ -31,8 +35,10 @@ import check_all
 
 ROOT = Path(__file__).resolve().parents[1]
 REASON_MAX = 300
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 Entry = dict[str, Any]
+Check = tuple[str, str]  # a pair's name, and a dtype
 
 
 def digest(files: Iterable[Path], *words: str) -> str:
@@ -47,6 +53,24 @@ def version_of(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "none"
+
+
+def dtypes_of(path: Path, wanted: str) -> list[str]:
+    """The dtypes to check a pair in."""
+    named = re.search(r"^dtypes: (.+)$", path.read_text(), re.M)
+    own = named.group(1).split(", ") if named else ["fp32"]
+    halves = [dtype for dtype in own if dtype != "fp32"]
+    return [DTYPES[dtype] for dtype in {"own": own, "half": halves or ["fp32"]}.get(wanted, ["fp32"])]
+
+
+def gpus() -> list[str]:
+    """Name and driver of each."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        done = bounded.run(command, 30)
+    except FileNotFoundError:
+        return []
+    return done.out.split("\n")[:-1] if done.code == 0 else []
 
 
 def program_digest(program: Path) -> str:
@@ -70,93 +94,115 @@ def small(entry: Entry) -> Entry:
 
 
 class Run:
-    """The pairs of one call, what is known of them, and the file of results."""
+    """The checks of one call, what is known of them, and the file of results."""
 
     def __init__(self, args: argparse.Namespace):
         self.args = args
+        self.until = time.monotonic() + args.budget
         self.program = program_digest(args.program)
         self.pairs = {self.name(p): p for p in sorted(args.dataset.glob("*/*.py"))}
-        self.known: dict[str, Entry] = {}
+        self.known: dict[Check, Entry] = {}
         if args.out.exists():
             rows = json.loads(args.out.read_text())["results"]
-            self.known = {row["file"]: row for row in rows if row["file"] in self.pairs}
-        self.chosen = [n for n in self.pairs if args.only.search(n)]
-        self.ended = {n for n in self.chosen if args.resume and self.is_current(n)}
+            self.known = {(row["file"], row["dtype"]): row for row in rows if row["file"] in self.pairs}
+        self.chosen = [
+            (name, dtype)
+            for name, path in self.pairs.items()
+            if args.only.search(name)
+            for dtype in dtypes_of(path, args.dtype)
+        ]
+        self.ended = {one for one in self.chosen if args.resume and self.is_current(one)}
 
     def name(self, path: Path) -> str:
         return f"{self.args.dataset.name}/{path.relative_to(self.args.dataset)}"
 
-    def is_current(self, name: str) -> bool:
-        row = self.known.get(name, {})
-        same = row.get("sha256") == digest([self.pairs[name]]) and row.get("program") == self.program
+    def is_current(self, one: Check) -> bool:
+        row = self.known.get(one, {})
+        same = row.get("sha256") == digest([self.pairs[one[0]]])
+        same = same and (self.args.resume == "same-text" or row.get("program") == self.program)
         return same and row["verdict"] not in ("late", "error")  # those are no verdicts
 
-    def check(self, name: str) -> Entry:
-        marks = {"file": name, "sha256": digest([self.pairs[name]]), "program": self.program}
-        return marks | small(check_all.run_one(self.pairs[name], self.args, float("inf")))
+    def check(self, one: Check) -> Entry:
+        name, dtype = one
+        marks = {"file": name, "dtype": dtype, "sha256": digest([self.pairs[name]]), "program": self.program}
+        args = argparse.Namespace(**vars(self.args) | {"dtype": dtype})
+        return marks | small(check_all.run_one(self.pairs[name], args, self.until))
 
     def time_left(self) -> float:
         """As long as each took the last time, or the mean of what is known."""
         took = [row["seconds"] for row in self.known.values()]
         mean = sum(took) / len(took) if took else 0.0
-        left = [self.known.get(n, {}).get("seconds", mean) for n in self.chosen if n not in self.ended]
+        left = [self.known.get(one, {}).get("seconds", mean) for one in self.chosen if one not in self.ended]
         return sum(left) / self.args.jobs
 
     def keep(self, entry: Entry) -> None:
-        self.known[entry["file"]] = entry
-        self.ended.add(entry["file"])
-        rows = [self.known[n] for n in self.pairs if n in self.known]
-        made = {"device": "cpu", "dtype": self.args.dtype, "torch": version_of("torch")}
-        made |= {"triton": version_of("triton"), "machine": bounded.machine(), "results": rows}
-        bounded.write_json(self.args.out, made)
+        one = (entry["file"], entry["dtype"])
+        self.known[one] = entry
+        self.ended.add(one)
+        rows = [self.known[key] for key in sorted(self.known)]
+        made = {"device": self.args.device, "torch": version_of("torch"), "triton": version_of("triton")}
+        made |= {"machine": bounded.machine()} | ({"gpu": self.args.gpus} if self.args.gpus else {})
+        bounded.write_json(self.args.out, made | {"results": rows})
 
     def say(self, entry: Entry) -> None:
         left = self.time_left()
         amount = f"{left / 60:.0f} min left" if left >= 90 else f"{left:.0f} s left"
         done = f"{len(self.ended)} of {len(self.chosen)}"
-        print(f"{done}: {entry['verdict']} {entry['file']}, {entry['seconds']:.0f} s; {amount}", flush=True)
+        what = f"{entry['file']}, {entry['dtype']}"
+        print(f"{done}: {entry['verdict']} {what}, {entry['seconds']:.0f} s; {amount}", flush=True)
 
     def run(self) -> None:
-        todo = [n for n in self.chosen if n not in self.ended]
+        todo = [one for one in self.chosen if one not in self.ended]
         if self.ended:
             print(f"{len(self.ended)} of {len(self.chosen)} are unchanged since they were checked")
         with ThreadPoolExecutor(self.args.jobs) as pool:
             try:
-                for future in as_completed([pool.submit(self.check, name) for name in todo]):
-                    self.keep(future.result())
-                    self.say(future.result())
+                for future in as_completed([pool.submit(self.check, one) for one in todo]):
+                    if "seconds" in future.result():
+                        self.keep(future.result())
+                        self.say(future.result())
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 bounded.end_all()
                 raise
 
     def table(self) -> None:
-        width = max(len(name) for name in self.chosen)
-        print(f"\n{'pair':{width}}  verdict       shapes  hidden    error  seconds")
-        for name in self.chosen:
-            row = self.known[name]
+        width = max(len(name) for name, _ in self.chosen)
+        print(f"\n{'pair':{width}}  dtype     verdict       shapes  hidden    error  seconds")
+        for name, dtype in self.chosen:
+            if (name, dtype) not in self.ended:
+                print(f"{name:{width}}  {dtype:8}  had no turn")
+                continue
+            row = self.known[name, dtype]
             error = "" if row["error"] is None else f"{row['error']:.1e}"
             print(
-                f"{name:{width}}  {row['verdict']:12}  {row['shapes']:>6}  {row['hidden']:>6}  {error:>7}"
-                f"  {row['seconds']:7.1f}"
+                f"{name:{width}}  {dtype:8}  {row['verdict']:12}  {row['shapes']:>6}  {row['hidden']:>6}"
+                f"  {error:>7}  {row['seconds']:7.1f}"
             )
             if row.get("reason"):
                 print("    " + " ".join(row["reason"].split()))
 
+    def passed(self) -> int:
+        return sum(self.known[one]["verdict"] == "verified" for one in self.chosen if one in self.ended)
+
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--dtype", choices=["float32", "own", "half"], default="float32")
     parser.add_argument("--only", type=re.compile, default=re.compile(""), metavar="REGEX")
-    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--resume", nargs="?", choices=["same", "same-text"], const="same")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--program", type=Path, default=ROOT / "build" / "kernel-agent")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "dataset-cpu.json")
     parser.add_argument("--dataset", type=Path, default=ROOT / "dataset")
     parser.add_argument("--runs", default="generated/dataset", help="where the program writes its runs")
     parser.add_argument("--seconds", type=float, default=3600, help="longest time for one pair")
-    fixed = {"device": "cpu", "dtype": "float32", "python": sys.executable, "deadline": 300, "sweeps": {}}
-    parser.set_defaults(**fixed)
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no check begins")
+    parser.add_argument("--python", default=sys.executable)
+    parser.set_defaults(deadline=300, sweeps={})
     args = parser.parse_args()
+    args.gpus = gpus() if args.device == "cuda" else []
     args.dataset = args.dataset.resolve()
     return args
 
@@ -179,7 +225,7 @@ def main() -> int:
         print(f"\ninterrupted after {len(run.ended)} of {len(run.chosen)}; go on with --resume", flush=True)
         return 130
     run.table()
-    passed = sum(run.known[name]["verdict"] == "verified" for name in run.chosen)
+    passed = run.passed()
     print(f"\n{time.monotonic() - started:.0f} s, results in {run.args.out}")
     print(f"{passed} passed, {len(run.chosen) - passed} failed")
     return 0 if passed == len(run.chosen) else 1

@@ -19,7 +19,7 @@ import json, pathlib, sys, time
 path = pathlib.Path(sys.argv[2])
 text = path.read_text()
 with open({log!r}, "a") as log:
-    log.write(path.name + "\\n")
+    log.write(path.stem + " " + sys.argv[sys.argv.index("--dtype") + 1] + "\\n")
 if "WAIT" in text:
     time.sleep(1000)
 if "CRASH" in text:
@@ -62,7 +62,7 @@ class Place:
         return done.returncode, done.stdout + done.stderr
 
     def checked(self) -> list[str]:
-        return sorted(line.removesuffix(".py") for line in self.log.read_text().split())
+        return sorted(line.split()[0] for line in self.log.read_text().splitlines())
 
     def results(self) -> dict[str, dict]:
         return {Path(row["file"]).stem: row for row in json.loads(self.out.read_text())["results"]}
@@ -113,6 +113,25 @@ def test_resume__checks_what_changed_and_counts_the_rest(place):
     assert place.checked() == ["a", "b", "c"]
 
 
+def test_dtypes__are_those_that_the_pair_names(place):
+    place.write("a", "dtypes: fp32, bf16")
+    place.write("b", "dtypes: fp32")
+    assert place.call("--dtype", "own", "--device", "cuda")[0] == 0
+    done = {(Path(row["file"]).stem, row["dtype"]) for row in json.loads(place.out.read_text())["results"]}
+    assert done == {("a", "float32"), ("a", "bfloat16"), ("b", "float32"), ("c", "float32")}
+    code, said = place.call("--dtype", "half", "--resume")
+    assert code == 0 and place.checked() == [] and said.splitlines()[-1] == "3 passed, 0 failed"
+    place.program.write_text(place.program.read_text() + "# a later program\n")
+    assert place.call("--dtype", "half", "--resume", "same-text")[0] == 0 and place.checked() == []
+
+
+def test_budget__what_had_no_turn_is_no_success(place):
+    code, said = place.call("--budget", "-1")
+    assert code == 1 and place.checked() == [] and said.count("had no turn") == 3
+    assert said.splitlines()[-1] == "0 passed, 3 failed"
+    assert place.call("--resume")[0] == 0 and place.checked() == ["a", "b", "c"]
+
+
 def test_late__is_checked_again(place):
     place.write("b", "WAIT")
     assert place.call("--seconds", "2")[0] == 1 and place.results()["b"]["verdict"] == "late"
@@ -125,7 +144,7 @@ def test_killed_in_the_middle__goes_on_where_it_was(place, number):
     place.write("b", "WAIT")
     with subprocess.Popen(place.command(), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and "1 of 3" in process.stdout.readline()
-        while "b.py" not in place.log.read_text():
+        while "b float32" not in place.log.read_text():
             time.sleep(0.02)
         process.send_signal(number)
         process.wait()
