@@ -126,7 +126,7 @@ void ka_cards_give(struct ka_cards *cards, size_t card)
 
 static int open_lock(const struct card *card, const char *what, struct ka_err *err)
 {
-    const char *folder = getenv("XDG_RUNTIME_DIR");
+    const char *given = getenv("RUNTIME_DIRECTORY"), *folder = given ? given : getenv("XDG_RUNTIME_DIR");
     KA_AUTO_FREE char *name = ka_strdup(card->name ? card->name : "0");
     for (char *at = name; *at; at++)
         if (*at == '/')
@@ -138,8 +138,8 @@ static int open_lock(const struct card *card, const char *what, struct ka_err *e
     return fd >= 0 ? fd : ka_fail(err, -errno, "%s: %s", path, strerror(errno));
 }
 
-/* 0, -EAGAIN: others hold it; -errno. The lock is the descriptor's, not the process': what it closes elsewhere
- * does not let go of it. */
+/* 0, -EAGAIN: others hold it; -errno. The lock is the descriptor's, not the process': what it closes
+ * elsewhere does not let go of it. */
 static int lock(int fd, short type)
 {
     struct flock wanted = {.l_type = type, .l_whence = SEEK_SET};

@@ -1,10 +1,11 @@
 /* The GPUs of a process, its *cards*: each run has one, its children share it, so many at a time, and what
  * times kernels has one alone.
  *
- * Alone among all processes of this user that have the same runtime folder ($XDG_RUNTIME_DIR, else /tmp): two
- * locked files a card say so. Whoever uses a card shares the lock of the one; whoever is to have it alone
- * first takes the other, at which nobody begins anything on that card any more, and then waits for those at
- * work. The locks keep order between programs that keep to them; they are no wall. Loop thread only. */
+ * Alone among all processes of this user that have the same runtime folder ($RUNTIME_DIRECTORY, as systemd
+ * sets it, else $XDG_RUNTIME_DIR, else /tmp): two locked files a card say so. Whoever uses a card shares the
+ * lock of the one; whoever is to have it alone first takes the other, at which nobody begins anything on that
+ * card any more, and then waits for those at work. The locks keep order between programs that keep to them;
+ * they are no wall. Loop thread only. */
 #ifndef KA_CARDS_H
 #define KA_CARDS_H
 

@@ -49,14 +49,6 @@ static json_t *count_pairs(const struct ka_app *app)
                                                                        : json_null();
 }
 
-json_t *ka_about_fixed(const struct ka_app *app, const struct ka_opts *opts)
-{
-    return json_pack("{s:s, s:s, s:o, s:o, s:{s:s, s:O?}, s:o, s:i, s:o}", "version", KA_VERSION, "device",
-                     app->gpu ? "cuda" : "cpu", "gpus", ka_gpus_find(), "sandbox", ask_sandbox(app), "python",
-                     "path", app->python, "versions", app->python_versions, "endpoint",
-                     endpoint_of(app, opts), "jobs", opts->jobs, "pairs", count_pairs(app));
-}
-
 /* Which model it is can be told of a number, which counts as the devices do. */
 static json_t *slots(const struct ka_app *app, const json_t *gpus)
 {
@@ -73,6 +65,14 @@ static json_t *slots(const struct ka_app *app, const json_t *gpus)
                                               "benchmark", (int)use.alone));
     }
     return list;
+}
+
+json_t *ka_about_fixed(const struct ka_app *app, const struct ka_opts *opts)
+{
+    return json_pack("{s:s, s:s, s:o, s:o, s:{s:s, s:O?}, s:o, s:i, s:o}", "version", KA_VERSION, "device",
+                     app->gpu ? "cuda" : "cpu", "gpus", ka_gpus_find(), "sandbox", ask_sandbox(app), "python",
+                     "path", app->python, "versions", app->python_versions, "endpoint",
+                     endpoint_of(app, opts), "jobs", opts->jobs, "pairs", count_pairs(app));
 }
 
 json_t *ka_about_now(const struct ka_app *app, const json_t *fixed)
