@@ -122,6 +122,9 @@ soak: $(PROGRAMS) store   ## the service under faults and kills (RUNS=300 SECOND
 slurm: $(PROGRAMS) store   ## scripts/slurm on a cluster of this machine, where Slurm is installed
 	$(PYTHON) tests/slurm/run.py --build $(BUILD) $(if $(REPORT),--report $(REPORT))
 
+systemd: $(PROGRAMS) store   ## the unit under a systemd in a container, where that can be booted (RESULT=F.json)
+	$(PYTHON) tests/systemd/run.py --build $(BUILD) $(if $(RESULT),--out $(RESULT))
+
 attacks: $(PROGRAMS)   ## every attack on the verdict must be rejected (ATTACKS='row  3|control' picks)
 	$(PYTHON) tests/attacks/run.py --build $(BUILD) --only '$(ATTACKS)'
 
@@ -227,7 +230,7 @@ fuzz-quick: fuzz-build   ## every fuzz target for FUZZ_SECONDS each
 install: all store   ## install below PREFIX
 	install -d $(addprefix $(DESTDIR)$(PREFIX)/,bin share/kernel-agent share/man/man1 \
 	    share/man/man5 share/doc/kernel-agent lib/systemd/system \
-	    share/bash-completion/completions share/zsh/site-functions)
+	    lib/sysusers.d share/bash-completion/completions share/zsh/site-functions)
 	install -m 755 $(PROGRAMS) $(DESTDIR)$(PREFIX)/bin
 	cp -r prompts sandbox dataset examples $(DESTDIR)$(PREFIX)/share/kernel-agent/
 	install -m 644 $(BUILD)/pairs.db $(DESTDIR)$(PREFIX)/share/kernel-agent/pairs.db
@@ -237,6 +240,7 @@ install: all store   ## install below PREFIX
 	install -m 644 docs/config.sample $(DESTDIR)$(PREFIX)/share/doc/kernel-agent/
 	sed 's|/usr/local/bin|$(PREFIX)/bin|' scripts/kernel-agent.service \
 	    > $(DESTDIR)$(PREFIX)/lib/systemd/system/kernel-agent.service
+	install -m 644 scripts/kernel-agent.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/kernel-agent.conf
 	install -m 644 scripts/completion.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/kernel-agent
 	install -m 644 scripts/completion.zsh $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_kernel-agent
 
@@ -251,6 +255,6 @@ help:   ## this list
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 .PHONY: all demo test setup store unit pytest jail attacks mutants verify-dataset published llm-proxy
-.PHONY: diff-matrix gpu property check prompt-eval soak slurm bench-service
+.PHONY: diff-matrix gpu property check prompt-eval soak slurm systemd bench-service
 .PHONY: beside-jail bench retrieval bench-jail bench-verdict bench-compare valgrind lint fuzz-build fuzz-quick
 .PHONY: install dist clean help

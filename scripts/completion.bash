@@ -8,7 +8,7 @@ _kernel_agent()
         --base-url --model --reasoning-effort --api-key-file --context-tokens --llm-timeout --draft --no-wait
         --prompts --max-iters --candidates --patience-parity --patience-perf --min-rel-impr --max-tokens
         --max-seconds --max-cost --price-in --price-out --no-optimise --device --target --dtype --python
-        --require-sandbox --deadline --children --no-compile-cache --compile-cache-mb --json --quiet --log-level --log-format --config
+        --require-sandbox --deadline --gpus --children --no-compile-cache --compile-cache-mb --json --quiet --log-level --log-format --config
         --jobs --force --state
         --address --token-file --rate --keep-days --keep-runs --watch --priority --wait --follow --changed-since --part --junit --function --fail-fast --sanitize --print --only --seconds --help --version"
     COMPREPLY=()
@@ -32,7 +32,7 @@ _kernel_agent()
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return ;;
         --function | --topk | --min-sim | --rag-exclude | --base-url | --model | --context-tokens | \
-        --llm-timeout | --max-* | --candidates | --patience-* | --min-rel-impr | --price-* | --deadline | --children | --compile-cache-mb | --jobs | --priority | --seconds | \
+        --llm-timeout | --max-* | --candidates | --patience-* | --min-rel-impr | --price-* | --deadline | --gpus | --children | --compile-cache-mb | --jobs | --priority | --seconds | \
         --rate | --keep-* | --changed-since | --part | logs | status | cancel)
             return ;;
     esac

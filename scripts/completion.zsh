@@ -61,6 +61,7 @@ options=(
     '--no-compile-cache[compile every kernel anew]'
     '--compile-cache-mb[size of the cache of compiled kernels]:megabytes:'
     '--deadline[longest time for one child]:seconds:'
+    '--gpus[GPUs to use, by nvidia-smi'\''s number or UUID]:numbers:'
     '--children[most children at a time (0: by the machine)]:number:'
     '--json[one result object on stdout]'
     '--quiet[errors only]'

@@ -9,19 +9,21 @@
 #include <unistd.h>
 
 #include "agent/disk/cache.h"
+#include "agent/io/cards.h"
 #include "agent/io/child.h"
 #include "agent/io/llm.h"
 #include "agent/io/loop.h"
 #include "agent/io/machine.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "gpus.h"
 #include "opts.h"
 #include "python.h"
 #include "rag/lessons.h"
 #include "rag/search.h"
 #include "rag/store.h"
 
-#define GPU_CHILDREN 12 /* at a time */
+#define GPU_CHILDREN 12 /* at a time, on one */
 #define GPU_FAN_OF_SEVERAL 3
 
 static bool holds_package(const char *share)
@@ -132,6 +134,25 @@ static int open_store(struct ka_app *app, const struct ka_opts *opts, struct ka_
     return 0;
 }
 
+/* Numbers that are not CUDA_VISIBLE_DEVICES' own are those of nvidia-smi. */
+static int open_cards(struct ka_app *app, const struct ka_opts *opts, unsigned cpus, struct ka_err *err)
+{
+    KA_AUTO_FREE char *names = ka_gpus_names(opts->gpus);
+    if (opts->gpus || !getenv("CUDA_VISIBLE_DEVICES"))
+        setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 0);
+    return ka_cards_new(names, cpus < GPU_CHILDREN ? cpus : GPU_CHILDREN, &app->cards, err);
+}
+
+/* Each child has a context of its own: they are made one after another, and the GPU goes from one to the
+ * next. */
+static size_t gpu_fan(const struct ka_app *app, unsigned cpus, int runs)
+{
+    size_t most = cpus < GPU_CHILDREN ? cpus : GPU_CHILDREN;
+    size_t width = (most + 1) / 2; /* the candidate and the oracle at a time */
+    bool shared = (size_t)runs > ka_cards_count(app->cards);
+    return shared && width > GPU_FAN_OF_SEVERAL ? GPU_FAN_OF_SEVERAL : width;
+}
+
 static int open_children(struct ka_app *app, const struct ka_opts *opts, int runs, struct ka_err *err)
 {
     struct ka_machine machine;
@@ -144,23 +165,24 @@ static int open_children(struct ka_app *app, const struct ka_opts *opts, int run
         double mb = (double)machine.memory_bytes / (1 << 20);
         app->gpu_child =
             (struct ka_app_limits){.mem_mb = (unsigned)(mb / 2), .scratch_mb = (unsigned)(mb / 4)};
+        int rc = open_cards(app, opts, machine.cpus, err);
+        if (rc)
+            return rc;
         config.gpu = true;
+        config.cards = app->cards;
         config.child_mem_mb = app->gpu_child.mem_mb;
         config.total_mem_mb = (unsigned)(mb * 0.9);
-        /* Each has a context of its own: they are made one after another, and the GPU goes from one to the
-         * next. */
-        config.max_gpu = machine.cpus < GPU_CHILDREN ? machine.cpus : GPU_CHILDREN;
-        app->gpu_fan_width = (config.max_gpu + 1) / 2; /* the candidate and the oracle at a time */
-        if (runs > 1 && app->gpu_fan_width > GPU_FAN_OF_SEVERAL)
-            app->gpu_fan_width = GPU_FAN_OF_SEVERAL;
+        app->gpu_fan_width = gpu_fan(app, machine.cpus, runs);
     }
     return ka_children_new(app->loop, &config, &app->children, err);
 }
 
 static bool uses_gpu(const struct ka_opts *opts)
 {
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    bool hidden = visible && !opts->gpus && (!*visible || *visible == '-');
     if (strcmp(opts->run.device, "auto") == 0)
-        return access("/dev/nvidiactl", F_OK) == 0;
+        return access("/dev/nvidiactl", F_OK) == 0 && !hidden;
     return strcmp(opts->run.device, "cuda") == 0;
 }
 
@@ -194,6 +216,7 @@ void ka_app_close(struct ka_app *app)
     unsigned left = ka_loop_close(app->loop);
     if (left)
         ka_log(KA_LOG_ERROR, "internal: %u handles left open at exit", left);
+    ka_cards_free(app->cards);
     ka_cache_close(app->cache);
     ka_search_close(app->search);
     ka_store_close(app->store);

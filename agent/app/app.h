@@ -11,6 +11,7 @@
 #define KA_VERSION "0.1.0"
 
 struct ka_cache;
+struct ka_cards;
 struct ka_children;
 struct ka_llm;
 struct ka_loop;
@@ -23,6 +24,7 @@ struct ka_app {
     struct ka_loop *loop;
     struct ka_children *children;
     bool gpu;                        /* runs may use one */
+    struct ka_cards *cards;          /* which; NULL without */
     size_t fan_width, gpu_fan_width; /* children that one operation over many cases may have */
     struct ka_app_limits {
         unsigned mem_mb, scratch_mb;

@@ -2,6 +2,7 @@
 #include "gpus.h"
 
 #include <glob.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/files.h"
@@ -33,4 +34,32 @@ json_t *ka_gpus_find(void)
     globfree(&devices);
     globfree(&told);
     return gpus;
+}
+
+/* What CUDA makes of its variable: it stops before what is no device. */
+static char *visible(const char *value)
+{
+    KA_AUTO_BUF struct ka_buf names = {0};
+    value += strspn(value, " ");
+    while (*value && *value != '-') {
+        size_t len = strcspn(value, ", ");
+        ka_buf_puts(&names, names.len ? "," : "");
+        ka_buf_add(&names, value, len);
+        value += len;
+        value += strspn(value, ", ");
+    }
+    return ka_strdup(ka_buf_str(&names));
+}
+
+/* Numbers are CUDA's, which counts those that it can open: not those of the nodes. */
+char *ka_gpus_names(const char *asked)
+{
+    const char *value = getenv("CUDA_VISIBLE_DEVICES");
+    KA_AUTO_BUF struct ka_buf names = {0};
+    if (asked || value)
+        return asked ? ka_strdup(asked) : visible(value);
+    json_auto_t *gpus = ka_gpus_find();
+    for (size_t i = 0; i < json_array_size(gpus); i++)
+        ka_buf_printf(&names, "%s%zu", i ? "," : "", i);
+    return ka_strdup(ka_buf_str(&names));
 }

@@ -8,4 +8,8 @@
  * device. */
 json_t *ka_gpus_find(void);
 
+/* Those that children may use, as CUDA_VISIBLE_DEVICES has them, with commas: `asked` (NULL: not asked), else
+ * that variable, else all there are by number. "": none, or none that can be told apart. free() it. */
+char *ka_gpus_names(const char *asked);
+
 #endif

@@ -98,6 +98,8 @@ static const struct option_row rows[] = {
     {"require-sandbox", NULL, TEXT, AT(run.require_sandbox), "landlock+seccomp", 0, 0, NULL, "LAYERS",
      "refuse to run with less: full, landlock+seccomp, none"},
     {"deadline", NULL, INT, AT(run.deadline), "900", 1, 86400, NULL, "S", "longest time for one child"},
+    {"gpus", NULL, LIST, AT(gpus), NULL, 0, 0, NULL, "N,N",
+     "GPUs to use, by nvidia-smi's number or UUID; runs are spread over them (default: all)"},
     {"children", NULL, INT, AT(children), "0", 0, 256, NULL, "N",
      "most children at a time (0: by the machine)"},
     {"no-compile-cache", NULL, FLAG, AT(no_compile_cache), "false", 0, 0, NULL, NULL,

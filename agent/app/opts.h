@@ -18,6 +18,7 @@ struct ka_opts {
     char *base_url, *api_key_file; /* lists: agent/app/endpoints.h */
     int llm_timeout;
     char *python;
+    char *gpus;   /* names, with commas; NULL: all */
     int children; /* 0: as many as the machine has places for */
     bool no_compile_cache;
     int compile_cache_mb;

@@ -36,6 +36,7 @@ struct ka_settings {
     bool no_optimise;
     /* where it runs */
     char *device; /* "cpu" or "cuda"; in the program's options also "auto" */
+    size_t card;  /* which of the process' cards (agent/io/cards.h), where it is "cuda" */
     char *target;
     char *dtype; /* "": the file's own */
     char *require_sandbox;

@@ -136,10 +136,10 @@ static json_t *ask_of(const struct client *client, const char *id, const char *w
 
 static void print_run(const json_t *run)
 {
-    printf("%-16s  %-9s  %-12s  %4d  %s%s%s\n", ka_text_of(run, "id", "?"), ka_text_of(run, "state", "?"),
-           ka_text_of(run, "verdict", "-"), (int)ka_number_of(run, "priority", 0),
-           ka_text_of(run, "name", "?"), ka_text_of(run, "reason", NULL) ? "  " : "",
-           ka_text_of(run, "reason", ""));
+    printf("%-16s  %-9s  %-12s  %4d  %3s  %s%s%s\n", ka_text_of(run, "id", "?"),
+           ka_text_of(run, "state", "?"), ka_text_of(run, "verdict", "-"),
+           (int)ka_number_of(run, "priority", 0), ka_text_of(run, "gpu", "-"), ka_text_of(run, "name", "?"),
+           ka_text_of(run, "reason", NULL) ? "  " : "", ka_text_of(run, "reason", ""));
 }
 
 static void show(const struct client *client, const json_t *doc)
@@ -149,7 +149,7 @@ static void show(const struct client *client, const json_t *doc)
         return;
     }
     const json_t *runs = json_object_get(doc, "runs");
-    printf("%-16s  %-9s  %-12s  %4s  %s\n", "id", "state", "verdict", "prio", "file");
+    printf("%-16s  %-9s  %-12s  %4s  %3s  %s\n", "id", "state", "verdict", "prio", "gpu", "file");
     if (!runs)
         print_run(doc);
     KA_EACH(runs, i, run)

@@ -31,11 +31,11 @@ void ka_args_variable(struct ka_args *args, const char *name, const char *value)
     ka_args_option(args, "--env", text);
 }
 
-void ka_args_gpu(struct ka_args *args)
+void ka_args_gpu(struct ka_args *args, const char *card)
 {
-    static const char *const passed[] = {"LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"};
+    static const char *const passed[] = {"LD_LIBRARY_PATH", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"};
     for (size_t i = 0; i < KA_COUNT(passed); i++) {
-        const char *value = getenv(passed[i]);
+        const char *value = card && i + 1 == KA_COUNT(passed) ? card : getenv(passed[i]);
         if (value)
             ka_args_variable(args, passed[i], value);
     }

@@ -18,8 +18,9 @@ void ka_args_option(struct ka_args *args, const char *name, const char *value);
 void ka_args_number(struct ka_args *args, const char *name, unsigned value); /* nothing for 0 */
 /* --env NAME=VALUE */
 void ka_args_variable(struct ka_args *args, const char *name, const char *value);
-/* What the libraries of a GPU need to be found; nothing else of our environment goes in. */
-void ka_args_gpu(struct ka_args *args);
+/* What the libraries of a GPU need to be found; nothing else of our environment goes in. `card`: the one that
+ * it sees, as CUDA_VISIBLE_DEVICES has it; NULL: all that we see. */
+void ka_args_gpu(struct ka_args *args, const char *card);
 void ka_args_clear(struct ka_args *args);
 
 #endif

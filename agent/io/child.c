@@ -17,6 +17,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "capture.h"
+#include "cards.h"
 #include "loop_uv.h"
 #include "work.h"
 #include "zygote.h"
@@ -40,22 +41,14 @@ struct ka_children {
     char *machine;                  /* where it is looked up what it has */
     enum ka_child_memory left_over; /* looked at while children run or wait for it */
     uint64_t low_since;             /* while none runs; 0: it is not */
-    unsigned max_running, max_gpu, running, running_gpu, queued;
+    struct ka_cards *cards;         /* NULL */
+    unsigned max_running, running, queued;
     unsigned child_mem_mb;
-    bool gpu;
+    bool gpu, kept_out; /* another process has a card alone */
     uint64_t last_op;
     bool closing, left;
     uv_timer_t kick, memory;
     struct child *first, **last; /* in order of ka_child_start */
-};
-
-/* The public part comes first: a pointer to it is a pointer to the whole. */
-struct result {
-    struct ka_child_result pub;
-    struct ka_buf out, err, layers;
-    char *scratch;
-    unsigned holders; /* whoever kept it, and tell() */
-    struct ka_loop *loop;
 };
 
 enum state { QUEUED, RUNNING, ENDED };
@@ -65,7 +58,7 @@ struct child {
     struct child *next;
     uint64_t op;
     enum state state;
-    bool cancelled, timed_out, starved, told, warm;
+    bool cancelled, timed_out, starved, told, warm, on_card;
     ka_child_done_fn done;
     void *arg;
 
@@ -88,54 +81,6 @@ struct child {
 
 static void kick(struct ka_children *cs);
 static void drop_fds(struct child *c);
-
-/* ---- results ---- */
-
-static struct result *result_of(const struct ka_child_result *result)
-{
-    return (struct result *)result;
-}
-
-const struct ka_child_result *ka_child_result_keep(const struct ka_child_result *result)
-{
-    result_of(result)->holders++;
-    return result;
-}
-
-/* On a thread: giving gigabytes of a scratch back takes a second. */
-static void remove_files(void *arg)
-{
-    const struct result *r = arg;
-    ka_close_at(&r->pub.scratch_fd);
-    if (r->scratch)
-        ka_rmtree(r->scratch, NULL);
-}
-
-static void free_result(void *arg)
-{
-    struct result *r = arg;
-    free(r->scratch);
-    ka_buf_free(&r->out);
-    ka_buf_free(&r->err);
-    ka_buf_free(&r->layers);
-    free(r);
-}
-
-void ka_child_result_free(const struct ka_child_result *result)
-{
-    if (!result)
-        return;
-    struct result *r = result_of(result);
-    if (--r->holders == 0)
-        ka_work_start(r->loop, remove_files, free_result, r);
-}
-
-int ka_child_signal(const struct ka_child_result *result)
-{
-    if (result->term_signal)
-        return result->term_signal;
-    return result->exit_status > 128 && result->exit_status < 128 + NSIG ? result->exit_status - 128 : 0;
-}
 
 /* ---- the list ---- */
 
@@ -243,12 +188,11 @@ static void tell(struct child *c)
 /* After the last byte: leave the running set, tell, close. */
 static void finish(struct child *c)
 {
-    if (c->state == RUNNING) {
-        c->owner->running--;
-        c->owner->running_gpu -= ka_child_req_is_gpu(c->req);
-    }
-    if (c->state == QUEUED)
-        c->owner->queued--;
+    c->owner->running -= c->state == RUNNING;
+    c->owner->queued -= c->state == QUEUED;
+    if (c->on_card)
+        ka_cards_leave(c->owner->cards, c->req->card);
+    c->on_card = false;
     c->state = ENDED;
     if (!c->told)
         tell(c);
@@ -317,7 +261,8 @@ static void on_memory(uv_timer_t *timer)
     if (cs->running || cs->queued)
         uv_timer_start(timer, on_memory, cs->left_over == KA_MEMORY_AMPLE ? MEMORY_CALM_MS : MEMORY_LOOK_MS,
                        0);
-    if (before < KA_MEMORY_ENOUGH && (cs->left_over >= KA_MEMORY_ENOUGH || !cs->running))
+    bool better = before < KA_MEMORY_ENOUGH && (cs->left_over >= KA_MEMORY_ENOUGH || !cs->running);
+    if (better || cs->kept_out)
         kick(cs);
     if (victim) {
         victim->starved = true;
@@ -433,6 +378,11 @@ static void child_started(struct child *c)
         uv_timer_start(&c->timer, on_deadline, c->deadline_ms, 0);
 }
 
+static const char *card_of(const struct child *c)
+{
+    return c->owner->cards ? ka_cards_name(c->owner->cards, c->req->card) : NULL;
+}
+
 static int spawn_process(struct child *c)
 {
     char *env[] = {(char *)"PATH=/usr/local/bin:/usr/bin:/bin", NULL};
@@ -446,7 +396,7 @@ static int spawn_process(struct child *c)
     ka_args_add(&c->args, c->owner->jail);
     ka_args_number(&c->args, "--result-fd", RESULT_FD);
     ka_args_number(&c->args, "--parent", (unsigned)getpid());
-    ka_child_args_jail(&c->args, c->req, c->result->scratch);
+    ka_child_args_jail(&c->args, c->req, c->result->scratch, card_of(c));
     ka_args_option(&c->args, "-m", "kernel_agent.child");
     ka_args_add(&c->args, c->result->scratch);
     uv_process_options_t options = {
@@ -508,7 +458,7 @@ static int hand_to_zygote(struct child *c)
                                   .package_dir = c->req->package_dir};
     if (!c->owner->zygotes || c->req->limits.mem_mb > c->owner->child_mem_mb)
         return -EAGAIN;
-    ka_child_args_jail(&c->args, c->req, c->result->scratch);
+    ka_child_args_jail(&c->args, c->req, c->result->scratch, card_of(c));
     c->job = (struct ka_zygote_job){.argv = (const char *const *)c->args.argv,
                                     .argc = c->args.count,
                                     .fds = {c->fds[0], c->fds[1], c->fds[2]},
@@ -575,7 +525,6 @@ static void start_or_fail(struct child *c)
     c->state = RUNNING;
     cs->queued--;
     cs->running++;
-    cs->running_gpu += ka_child_req_is_gpu(c->req);
     c->began = uv_hrtime();
     watch_memory(cs);
     if (!c->cancelled)
@@ -604,22 +553,28 @@ static bool has_memory(struct ka_children *cs)
     return now - cs->low_since > (uint64_t)MEMORY_WAIT_MS * 1000000;
 }
 
+static bool take_card(struct child *c)
+{
+    struct ka_children *cs = c->owner;
+    if (cs->cards && ka_child_req_is_gpu(c->req))
+        c->on_card = ka_cards_enter(cs->cards, c->req->card, &cs->kept_out);
+    return c->on_card || !cs->cards || !ka_child_req_is_gpu(c->req);
+}
+
 /* One step of the queue a turn: `done` may start, cancel or close while we look at the list. */
 static void on_kick(uv_timer_t *timer)
 {
     struct ka_children *cs = timer->data;
     struct child *c = cs->first;
-    bool memory = !cs->queued || has_memory(cs);
-    for (; c; c = c->next) {
-        bool place = memory && cs->running < cs->max_running &&
-                     (!ka_child_req_is_gpu(c->req) || cs->running_gpu < cs->max_gpu);
-        if (c->state == QUEUED && (c->cancelled || place))
+    bool memory = !cs->queued || has_memory(cs), place = memory && cs->running < cs->max_running;
+    cs->kept_out = false;
+    for (; c; c = c->next)
+        if (c->state == QUEUED && (c->cancelled || (place && take_card(c))))
             break;
-    }
     if (c) {
         kick(cs);
         start_or_fail(c);
-    } else if (!memory) {
+    } else if (!memory || cs->kept_out) {
         watch_memory(cs);
     }
 }
@@ -706,7 +661,7 @@ int ka_children_new(struct ka_loop *loop, const struct ka_children_conf *conf, s
     cs->loop = loop;
     cs->machine = ka_strdup(conf->machine ? conf->machine : "/");
     cs->max_running = conf->max_running ? conf->max_running : 1;
-    cs->max_gpu = conf->max_gpu ? conf->max_gpu : cs->max_running;
+    cs->cards = conf->cards;
     cs->child_mem_mb = conf->child_mem_mb ? conf->child_mem_mb : CHILD_MEM_DEFAULT_MB;
     cs->gpu = conf->gpu;
     unsigned total = conf->total_mem_mb ? conf->total_mem_mb : (cs->max_running + 1) * cs->child_mem_mb;

@@ -12,6 +12,7 @@
 
 #include "base/base.h"
 
+struct ka_cards;
 struct ka_children;
 struct ka_loop;
 
@@ -19,9 +20,9 @@ struct ka_children_conf {
     const char *jail; /* path of ka-jail; NULL: $KA_JAIL, else beside this program */
     const char
         *base; /* folder for the scratches; NULL: $XDG_RUNTIME_DIR/kernel-agent or /tmp/kernel-agent-UID */
-    unsigned max_running;  /* 0: 1 */
-    unsigned max_gpu;      /* of those, how many may use a GPU at a time; 0: as many */
-    unsigned child_mem_mb; /* the most that a child of a warm interpreter may ask for; 0: 6144 */
+    unsigned max_running;   /* 0: 1 */
+    struct ka_cards *cards; /* which GPUs, and how many on each at a time; borrowed. NULL: as it comes */
+    unsigned child_mem_mb;  /* the most that a child of a warm interpreter may ask for; 0: 6144 */
     unsigned total_mem_mb; /* of a warm interpreter and all its children; 0: what they may ask for together */
     bool gpu;              /* warm interpreters find the GPU's libraries, and serve children of both kinds */
     bool keep_bytecode;    /* what warm interpreters compile of their modules, in this user's cache */
@@ -46,6 +47,7 @@ struct ka_child_req {
     const char *const *env; /* more NAME=VALUE for its environment; never a secret */
     size_t env_count;
     const char *device;  /* "cpu" or "cuda" */
+    size_t card;         /* which of the cards, where it is "cuda" */
     bool local_sockets;  /* its processes may connect to each other: a tool and what it watches */
     const char *require; /* layers without which nothing runs ("full", ...); NULL: the jail's default */
     enum ka_child_role role;
@@ -90,7 +92,7 @@ void ka_children_close(struct ka_children *children);
  */
 void ka_children_warm(struct ka_children *children, const char *python, const char *package_dir);
 
-/* Copies `req`. Waits for its turn when `max_running` are running, or `max_gpu` of its kind; others go before
+/* Copies `req`. Waits for its turn when `max_running` are running, or its card has no place; others go before
  * it then. Where the machine's memory is tight, one runs at a time, and where it runs out, the youngest is
  * killed: its error is -ENOMEM. -EINVAL for a request without its parts, -EAGAIN when the queue is full,
  * -ESHUTDOWN after close; `*op` is then untouched and `done` never runs. */

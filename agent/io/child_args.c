@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-void ka_child_args_jail(struct ka_args *args, const struct ka_child_req *req, const char *scratch)
+void ka_child_args_jail(struct ka_args *args, const struct ka_child_req *req, const char *scratch,
+                        const char *card)
 {
     bool gpu = ka_child_req_is_gpu(req);
     ka_args_option(args, "--scratch", scratch);
@@ -25,7 +26,7 @@ void ka_child_args_jail(struct ka_args *args, const struct ka_child_req *req, co
     for (size_t i = 0; i < req->env_count; i++)
         ka_args_option(args, "--env", req->env[i]);
     if (gpu)
-        ka_args_gpu(args);
+        ka_args_gpu(args, card);
     ka_args_add(args, "--");
     ka_args_add(args, req->python);
 }

@@ -1,4 +1,4 @@
-/* Shared by the files of the children only: child.c, child_args.c, child_files.c. */
+/* Shared by the files of the children only: child.c, child_args.c, child_files.c, child_result.c. */
 #ifndef KA_CHILD_INTERNAL_H
 #define KA_CHILD_INTERNAL_H
 
@@ -21,10 +21,23 @@ int ka_child_scratch_new(const char *base, const char *request, char **path, str
 enum ka_child_memory { KA_MEMORY_LOW, KA_MEMORY_TIGHT, KA_MEMORY_ENOUGH, KA_MEMORY_AMPLE };
 enum ka_child_memory ka_child_memory(const struct ka_machine *machine);
 
+/* ---- child_result.c ---- */
+
+/* The public part comes first: a pointer to it is a pointer to the whole. */
+struct result {
+    struct ka_child_result pub;
+    struct ka_buf out, err, layers;
+    char *scratch;
+    unsigned holders; /* whoever kept it, and whoever tells of it */
+    struct ka_loop *loop;
+};
+
 /* ---- child_args.c ---- */
 
-/* The options of ka-jail for this request, "--", the interpreter: the same whoever makes the jail. */
-void ka_child_args_jail(struct ka_args *args, const struct ka_child_req *req, const char *scratch);
+/* The options of ka-jail for this request, "--", the interpreter: the same whoever makes the jail. `card` is
+ * the GPU's name (cards.h). */
+void ka_child_args_jail(struct ka_args *args, const struct ka_child_req *req, const char *scratch,
+                        const char *card);
 
 /* NULL for a request without its parts. Free with ka_child_req_free(). */
 struct ka_child_req *ka_child_req_copy(const struct ka_child_req *req);

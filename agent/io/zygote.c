@@ -359,7 +359,7 @@ static void build_args(struct ka_args *args, const struct pair *p)
     if (bytecode)
         ka_args_variable(args, "KA_BYTECODE", bytecode);
     if (p->gpu)
-        ka_args_gpu(args);
+        ka_args_gpu(args, NULL);
     ka_args_add(args, "--");
     ka_args_add(args, p->python);
     ka_args_option(args, "-m", "kernel_agent.zygote");

@@ -2,17 +2,15 @@
 #include "bench.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "agent/core/bench_result.h"
 #include "agent/core/compose.h"
 #include "agent/core/fields.h"
 #include "agent/disk/modules.h"
+#include "agent/io/cards.h"
 #include "agent/io/child.h"
 #include "agent/io/loop.h"
 #include "agent/ops/op.h"
@@ -24,12 +22,15 @@
 #include "folder.h"
 
 #define FILE_MAX ((size_t)4 << 20)
+#define CARD_LOOK_MS 100
 
 struct ka_bench {
     struct ka_app *app;
     struct ka_settings settings; /* own */
     char *file, *name, *only;
-    int seconds, lock;
+    int seconds;
+    bool seized;                    /* settings.card is ours, or will be */
+    struct ka_soon *due;            /* another look at who uses it; NULL */
     char *folder;                   /* of the copies; does not stay */
     char *forward, *pair, *modules; /* the copies; no modules: NULL */
     ka_bench_done_fn done;
@@ -91,22 +92,6 @@ static int copy_file(struct ka_bench *bench, struct ka_err *err)
     if (rc == 0)
         rc = ka_file_put(bench->forward, seen->data, seen->len, err);
     return rc ? rc : ka_file_put(bench->pair, text.data, text.len, err);
-}
-
-/* Two of a user at a time would time each other. */
-static int take_lock(struct ka_bench *bench, struct ka_err *err)
-{
-    const char *folder = getenv("XDG_RUNTIME_DIR");
-    KA_AUTO_FREE char *path = ka_format("%s/kernel-agent-bench-%u.lock",
-                                        folder && folder[0] == '/' ? folder : "/tmp", (unsigned)getuid());
-    bench->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (bench->lock < 0)
-        return ka_fail(err, -errno, "%s: %s", path, strerror(errno));
-    if (flock(bench->lock, LOCK_EX | LOCK_NB) == 0)
-        return 0;
-    return errno == EWOULDBLOCK
-               ? ka_fail(err, -EBUSY, "another benchmark is running: two would time each other")
-               : ka_fail(err, -errno, "%s: %s", path, strerror(errno));
 }
 
 /* ---- the end */
@@ -260,7 +245,8 @@ static void on_ceilings(void *arg, const struct ka_op_result *result)
     json_t *passes = bench->only[0] ? json_pack("[s]", bench->only) : json_null();
     json_t *extra =
         json_pack("{s:O, s:i, s:o}", "cases", bench->shapes, "seconds", bench->seconds, "passes", passes);
-    bench->clocks = ka_clocks_start(bench->app->loop, on_readings, bench);
+    const char *gpu = ka_cards_name(bench->app->cards, bench->settings.card);
+    bench->clocks = ka_clocks_start(bench->app->loop, gpu ? gpu : "0", on_readings, bench);
     start_op(bench, "bench", bench->pair, extra, on_timed);
 }
 
@@ -301,6 +287,31 @@ static void on_inspected(void *arg, const struct ka_op_result *result)
              json_pack("{s:O, s:s}", "cases", bench->shapes, "ceiling_dtype", dtype), on_ceilings);
 }
 
+static void on_card_due(void *arg)
+{
+    struct ka_bench *bench = arg;
+    bench->due = NULL;
+    if (ka_cards_wait(bench->app->cards, bench->settings.card) == 0)
+        start_op(bench, "inspect", bench->forward, NULL, on_inspected);
+    else
+        bench->due = ka_loop_later(bench->app->loop, CARD_LOOK_MS, on_card_due, bench);
+}
+
+/* Two on one GPU would time each other, and what is checked there meanwhile too. */
+static int take_card(struct ka_bench *bench, struct ka_err *err)
+{
+    struct ka_cards *cards = bench->app->cards;
+    int rc = ka_cards_seize(cards, &bench->settings.card, err);
+    bench->seized = rc == 0 || rc == -EAGAIN;
+    if (rc == 0)
+        return try_op(bench, "inspect", bench->forward, NULL, on_inspected, err);
+    if (rc != -EAGAIN)
+        return rc;
+    ka_log(KA_LOG_INFO, "%s: waiting for what others check on the GPU", bench->name);
+    bench->due = ka_loop_later(bench->app->loop, CARD_LOOK_MS, on_card_due, bench);
+    return 0;
+}
+
 int ka_bench_start(struct ka_app *app, const struct ka_bench_req *req, struct ka_bench **out,
                    struct ka_err *err)
 {
@@ -311,7 +322,6 @@ int ka_bench_start(struct ka_app *app, const struct ka_bench_req *req, struct ka
             "interpreted and no time means anything: nothing was timed. Use --device cuda on a "
             "machine that has one");
     struct ka_bench *bench = ka_calloc(1, sizeof(*bench));
-    bench->lock = -1;
     bench->app = app;
     ka_settings_copy(&bench->settings, req->settings);
     bench->only = ka_strdup(req->only);
@@ -326,9 +336,7 @@ int ka_bench_start(struct ka_app *app, const struct ka_bench_req *req, struct ka
         rc = copy_file(bench, err);
     }
     if (rc == 0)
-        rc = take_lock(bench, err);
-    if (rc == 0)
-        rc = try_op(bench, "inspect", bench->forward, NULL, on_inspected, err);
+        rc = take_card(bench, err);
     if (rc) {
         ka_bench_free(bench);
         return rc;
@@ -339,10 +347,13 @@ int ka_bench_start(struct ka_app *app, const struct ka_bench_req *req, struct ka
 
 void ka_bench_interrupt(struct ka_bench *bench)
 {
-    if (!bench->op)
+    if (!bench->op && !bench->due)
         return;
-    ka_op_cancel(bench->op);
+    if (bench->op)
+        ka_op_cancel(bench->op);
+    ka_soon_cancel(bench->due);
     bench->op = NULL;
+    bench->due = NULL;
     finish(bench, 130);
 }
 
@@ -354,8 +365,8 @@ void ka_bench_free(struct ka_bench *bench)
         json_decref(documents[i]);
     if (bench->folder)
         ka_rmtree(bench->folder, NULL);
-    if (bench->lock >= 0)
-        close(bench->lock);
+    if (bench->seized)
+        ka_cards_release(bench->app->cards, bench->settings.card);
     char *texts[] = {bench->file,    bench->name, bench->only,   bench->folder,
                      bench->forward, bench->pair, bench->modules};
     for (size_t i = 0; i < KA_COUNT(texts); i++)

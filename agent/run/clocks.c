@@ -20,6 +20,7 @@
 extern char **environ;
 
 struct ka_clocks {
+    char *gpu;
     void (*done)(void *arg, json_t *readings);
     void *arg;
     json_t *readings; /* the thread's, until it has ended */
@@ -62,9 +63,10 @@ static json_t *reading_of(char *line)
     return made;
 }
 
-static bool read_with(const char *program, const char *query, json_t *readings)
+static bool read_with(const char *program, const char *gpu, const char *query, json_t *readings)
 {
-    const char *const argv[] = {program, "--id=0", query, "--format=csv,noheader,nounits", NULL};
+    KA_AUTO_FREE char *id = ka_format("--id=%s", gpu);
+    const char *const argv[] = {program, id, query, "--format=csv,noheader,nounits", NULL};
     KA_AUTO_BUF struct ka_buf said = {.max = ANSWER_MAX};
     if (ka_probe_run(argv, (const char *const *)environ, LIMIT_MS, &said, NULL) != 0 || !said.len)
         return false;
@@ -75,12 +77,12 @@ static bool read_with(const char *program, const char *query, json_t *readings)
 }
 
 /* Newer drivers have another name for the last. */
-static bool read_once(const char *program, json_t *readings)
+static bool read_once(const char *program, const char *gpu, json_t *readings)
 {
 #define QUERY(reasons)                                                                                       \
     "--query-gpu=clocks.sm,clocks.mem,clocks.max.sm,temperature.gpu,power.draw,clocks_" reasons ".active"
-    return read_with(program, QUERY("event_reasons"), readings) ||
-           read_with(program, QUERY("throttle_reasons"), readings);
+    return read_with(program, gpu, QUERY("event_reasons"), readings) ||
+           read_with(program, gpu, QUERY("throttle_reasons"), readings);
 }
 
 /* Until the next reading is due. False once it was stopped. */
@@ -104,7 +106,7 @@ static void work(void *arg)
     bool answers = program != NULL;
     do {
         if (answers && json_array_size(clocks->readings) < READINGS_MAX)
-            answers = read_once(program, clocks->readings);
+            answers = read_once(program, clocks->gpu, clocks->readings);
     } while (wait_for_next(clocks));
 }
 
@@ -114,12 +116,15 @@ static void ended(void *arg)
     pthread_mutex_destroy(&clocks->lock);
     pthread_cond_destroy(&clocks->changed);
     clocks->done(clocks->arg, clocks->readings);
+    free(clocks->gpu);
     free(clocks);
 }
 
-struct ka_clocks *ka_clocks_start(struct ka_loop *loop, void (*done)(void *arg, json_t *readings), void *arg)
+struct ka_clocks *ka_clocks_start(struct ka_loop *loop, const char *gpu,
+                                  void (*done)(void *arg, json_t *readings), void *arg)
 {
     struct ka_clocks *clocks = ka_calloc(1, sizeof(*clocks));
+    clocks->gpu = ka_strdup(gpu);
     clocks->done = done;
     clocks->arg = arg;
     clocks->readings = json_array();

@@ -71,7 +71,8 @@ struct ka_asked {
 struct ka_run {
     struct ka_app *app;
     const struct ka_run_actions *actions;
-    struct ka_settings settings; /* own; nothing changes them */
+    struct ka_settings settings; /* own; nothing changes them once it has begun */
+    bool has_card;               /* settings.card is counted */
     struct ka_known *known;      /* known.c; NULL: nothing is kept */
     struct ka_job job;
     struct ka_state *state;

@@ -11,6 +11,7 @@
 #include "agent/core/compose.h"
 #include "agent/core/fields.h"
 #include "agent/disk/modules.h"
+#include "agent/io/cards.h"
 #include "agent/ops/compile.h"
 #include "base/files.h"
 #include "base/hash.h"
@@ -19,6 +20,7 @@
 #include "commands.h"
 #include "events.h"
 #include "folder.h"
+#include "sizes.h"
 
 #define FORWARD_MAX ((size_t)4 << 20)
 
@@ -187,8 +189,16 @@ static void on_first_turn(void *arg)
 
 static void begin(struct ka_run *run)
 {
+    run->has_card = ka_run_on_gpu(run);
+    if (run->has_card)
+        run->settings.card = ka_cards_take(run->app->cards);
     run->first = ka_loop_soon(run->app->loop, on_first_turn, run);
     warm(run);
+}
+
+const char *ka_run_gpu(const struct ka_run *run)
+{
+    return run->has_card ? ka_cards_name(run->app->cards, run->settings.card) : NULL;
 }
 
 int ka_run_start(struct ka_app *app, const struct ka_run_req *req, struct ka_run **out, struct ka_err *err)
@@ -415,6 +425,8 @@ void ka_run_free(struct ka_run *run)
     if (!run)
         return;
     run->actions->stop_all(run);
+    if (run->has_card)
+        ka_cards_give(run->app->cards, run->settings.card);
     ka_state_close(run->state);
     ka_record_close(run->record);
     json_t *documents[] = {run->inspect,  run->shapes,    run->outputs, run->timeline,  run->skipped,

@@ -55,4 +55,7 @@ void ka_run_interrupt(struct ka_run *run);
 
 void ka_run_free(struct ka_run *run);
 
+/* The GPU that it was given, by name; NULL: it runs on none, or on one that is not named. Borrowed. */
+const char *ka_run_gpu(const struct ka_run *run);
+
 #endif

@@ -6,6 +6,7 @@
 
 #include "agent/app/gpus.h"
 #include "agent/app/jail_layers.h"
+#include "agent/io/cards.h"
 #include "agent/io/child.h"
 #include "agent/io/machine.h"
 #include "agent/io/url.h"
@@ -48,6 +49,24 @@ static json_t *count_pairs(const struct ka_app *app)
                                                                        : json_null();
 }
 
+/* Which model it is can be told of a number, which counts as the devices do. */
+static json_t *slots(const struct ka_app *app, const json_t *gpus)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; app->cards && i < ka_cards_count(app->cards); i++) {
+        struct ka_card_use use;
+        const char *name = ka_cards_name(app->cards, i);
+        char *end = NULL;
+        size_t number = name ? strtoul(name, &end, 10) : 0;
+        json_t *model = end && *end ? NULL : json_array_get(gpus, number);
+        ka_cards_look(app->cards, i, &use);
+        json_array_append_new(list, json_pack("{s:s, s:O?, s:i, s:i, s:b}", "gpu", name ? name : "0", "model",
+                                              model, "runs", (int)use.runs, "children", (int)use.children,
+                                              "benchmark", (int)use.alone));
+    }
+    return list;
+}
+
 json_t *ka_about_fixed(const struct ka_app *app, const struct ka_opts *opts)
 {
     return json_pack("{s:s, s:s, s:o, s:o, s:{s:s, s:O?}, s:o, s:i, s:o}", "version", KA_VERSION, "device",
@@ -56,7 +75,7 @@ json_t *ka_about_fixed(const struct ka_app *app, const struct ka_opts *opts)
                      endpoint_of(app, opts), "jobs", opts->jobs, "pairs", count_pairs(app));
 }
 
-json_t *ka_about_now(const json_t *fixed)
+json_t *ka_about_now(const struct ka_app *app, const json_t *fixed)
 {
     struct ka_machine machine;
     ka_machine_read(&machine);
@@ -65,5 +84,6 @@ json_t *ka_about_now(const json_t *fixed)
     json_object_set_new(doc, "memory_bytes", json_integer((json_int_t)machine.memory_bytes));
     json_object_set_new(doc, "memory_available_bytes",
                         json_integer((json_int_t)machine.memory_available_bytes));
+    json_object_set_new(doc, "slots", slots(app, json_object_get(fixed, "gpus")));
     return doc;
 }

@@ -13,7 +13,8 @@
  * blocks for a moment. */
 json_t *ka_about_fixed(const struct ka_app *app, const struct ka_opts *opts);
 
-/* The same with what there is of it now (new reference): "cpus", "memory_bytes", "memory_available_bytes". */
-json_t *ka_about_now(const json_t *fixed);
+/* The same with what there is of it now (new reference): "cpus", "memory_bytes", "memory_available_bytes",
+ * and of the GPUs that runs may have "slots" [{"gpu", "model" | null, "runs", "children", "benchmark"}]. */
+json_t *ka_about_now(const struct ka_app *app, const json_t *fixed);
 
 #endif

@@ -113,7 +113,7 @@ static void get_metrics(struct ka_api *api, struct ka_call *call, const char *id
 {
     KA_AUTO_BUF struct ka_buf text = {0};
     (void)id;
-    ka_metrics_write(api->queue, &text);
+    ka_metrics_write(api->queue, api->app->cards, &text);
     const struct ka_reply reply = {
         .status = 200, .type = "text/plain; version=0.0.4", .body = text.data, .len = text.len};
     ka_call_reply(call, &reply);
@@ -326,7 +326,7 @@ static void get_similar(struct ka_api *api, struct ka_call *call, const char *id
 
 static void get_machine(struct ka_api *api, struct ka_call *call, const char *id)
 {
-    json_auto_t *doc = ka_about_now(api->about);
+    json_auto_t *doc = ka_about_now(api->app, api->about);
     (void)id;
     reply_json(call, 200, doc);
 }

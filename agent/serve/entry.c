@@ -62,6 +62,7 @@ void ka_entry_free(struct ka_entry *entry)
     free(entry->verdict);
     free(entry->reason);
     free(entry->folder);
+    free(entry->gpu);
     json_decref(entry->options);
     free(entry);
 }
@@ -101,6 +102,7 @@ json_t *ka_entry_json(const struct ka_entry *entry)
     json_object_set_new(doc, "tokens_out", json_integer((json_int_t)entry->tokens_out));
     json_object_set_new(doc, "cost", json_real(entry->cost));
     json_object_set_new(doc, "gpu_seconds", json_real(entry->gpu_seconds));
+    json_object_set_new(doc, "gpu", entry->gpu ? json_string(entry->gpu) : json_null());
     json_object_set_new(doc, "child_failures", json_integer(entry->child_failures));
     json_object_set_new(doc, "verdict", entry->verdict ? json_string(entry->verdict) : json_null());
     json_object_set_new(doc, "reason", entry->reason ? json_string(entry->reason) : json_null());
@@ -134,6 +136,7 @@ struct ka_entry *ka_entry_read(const char *id, const json_t *doc)
     entry->tokens_out = ka_number_of(doc, "tokens_out", 0);
     entry->cost = ka_number_of(doc, "cost", 0);
     entry->gpu_seconds = ka_number_of(doc, "gpu_seconds", 0);
+    entry->gpu = ka_strdup(ka_text_of(doc, "gpu", NULL));
     entry->child_failures = (int)ka_number_of(doc, "child_failures", 0);
     entry->verdict = ka_strdup(ka_text_of(doc, "verdict", NULL));
     entry->reason = ka_strdup(ka_text_of(doc, "reason", NULL));

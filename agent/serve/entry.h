@@ -36,6 +36,7 @@ struct ka_entry {
     /* Of the last attempt that ended: */
     double tokens_in, tokens_out, cost; /* money, where prices are known */
     double gpu_seconds;                 /* of its children, where it ran on one */
+    char *gpu;                          /* the one that its last start was given; NULL: none, or not named */
     int child_failures;                 /* children that died or took too long */
     char *folder;                       /* of the run, once it has ended; NULL: there is none */
 };

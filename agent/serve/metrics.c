@@ -7,6 +7,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "agent/io/cards.h"
+
 #define WORDS 3
 #define EXIT_NO_JAIL 6 /* a layer of the jail is missing */
 
@@ -64,7 +66,29 @@ static size_t open_descriptors(void)
     return open > 3 ? open - 3 : 0; /* ".", "..", and that of the folder */
 }
 
-void ka_metrics_write(const struct ka_queue *queue, struct ka_buf *out)
+/* One family after the other, as the format wants it. */
+static void write_cards(const struct ka_cards *cards, struct ka_buf *out)
+{
+    static const struct {
+        const char *name, *help;
+    } families[] = {
+        {"kernel_agent_gpu_runs", "Runs that have the GPU."},
+        {"kernel_agent_gpu_children", "Jailed children at work on the GPU."},
+        {"kernel_agent_gpu_benchmark", "1 while a benchmark has the GPU alone, or waits for that."},
+    };
+    for (size_t f = 0; cards && f < KA_COUNT(families); f++) {
+        head(out, families[f].name, "gauge", families[f].help);
+        for (size_t i = 0; i < ka_cards_count(cards); i++) {
+            struct ka_card_use use;
+            const char *name = ka_cards_name(cards, i);
+            ka_cards_look(cards, i, &use);
+            const unsigned values[] = {use.runs, use.children, use.alone};
+            ka_buf_printf(out, "%s{gpu=\"%s\"} %u\n", families[f].name, name ? name : "0", values[f]);
+        }
+    }
+}
+
+void ka_metrics_write(const struct ka_queue *queue, const struct ka_cards *cards, struct ka_buf *out)
 {
     struct counts counts = {.ended = 0};
     time_t now = time(NULL);
@@ -97,6 +121,7 @@ void ka_metrics_write(const struct ka_queue *queue, struct ka_buf *out)
     ka_buf_printf(out, "kernel_agent_jail_failures %zu\n", counts.no_jail);
     head(out, "kernel_agent_oldest_queued_seconds", "gauge", "Since the oldest queued run was submitted.");
     ka_buf_printf(out, "kernel_agent_oldest_queued_seconds %.0f\n", counts.waits);
+    write_cards(cards, out);
     head(out, "process_resident_memory_bytes", "gauge", "Resident memory of the service alone.");
     ka_buf_printf(out, "process_resident_memory_bytes %.0f\n", resident_bytes());
     head(out, "process_open_fds", "gauge", "Open descriptors of the service.");

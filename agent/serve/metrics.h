@@ -6,6 +6,6 @@
 #include "base/base.h"
 #include "queue.h"
 
-void ka_metrics_write(const struct ka_queue *queue, struct ka_buf *out);
+void ka_metrics_write(const struct ka_queue *queue, const struct ka_cards *cards, struct ka_buf *out);
 
 #endif

@@ -410,8 +410,11 @@ static void on_start_saved(void *arg, int rc, const struct ka_err *saved)
     }
     if (rc == 0)
         rc = begin(item, &err);
-    if (rc == 0)
+    if (rc == 0) {
+        set_text(&item->entry->gpu, ka_run_gpu(item->run));
+        touch(item);
         return;
+    }
     queue->busy--;
     if (is_trouble(rc))
         queue_again(item, TROUBLE_S, err.msg);
@@ -473,6 +476,7 @@ static void start_item(struct item *item)
     entry->starts++;
     entry->started = entry->started > 0 ? entry->started : now();
     set_text(&entry->reason, NULL);
+    set_text(&entry->gpu, NULL);
     item->starting = true;
     item->queue->busy++;
     put(item, on_start_saved);
@@ -638,6 +642,7 @@ int ka_queue_retry(struct ka_queue *queue, const char *id, ka_queue_done_fn done
     set_text(&entry->verdict, NULL);
     set_text(&entry->reason, NULL);
     set_text(&entry->folder, NULL);
+    set_text(&entry->gpu, NULL);
     add_waiter(item, done, arg);
     put(item, on_changed);
     return 0;

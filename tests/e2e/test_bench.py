@@ -155,8 +155,8 @@ def test_file__that_cannot_be_timed__is_named(agent: Agent, text: str | None, wo
 
 
 def test_two_at_a_time__the_second_is_refused(agent: Agent, share: Path):
-    with (runtime(agent) / f"kernel-agent-bench-{os.getuid()}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with (runtime(agent) / f"kernel-agent-bench-{os.getuid()}-0.lock").open("w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
         ended = bench(agent, share, pair(agent))
     assert ended.code == 2 and "another benchmark is running" in ended.err
 

@@ -46,6 +46,9 @@ def test_openapi_has_what_is_told_of_the_machine_and_of_a_pair_and_no_more() -> 
     inner = {"path", "versions", "cpu", "cuda"}  # of "python"; of "device"
     members = set(re.findall(r'"([a-z_]{3,})"', about)) - inner
     assert set(DOC["components"]["schemas"]["Machine"]["properties"]) == members
+    slots = (SERVE / "about.c").read_text().split("json_t *slots(")[1].split("ka_about_fixed")[0]
+    schema = DOC["components"]["schemas"]["Machine"]["properties"]["slots"]["items"]
+    assert set(schema["properties"]) == set(re.findall(r'"([a-z_]{3,})"', slots))
     similar = (SERVE / "similar.c").read_text().split("static int add_named(")[1].split("ka_pair_free")[0]
     members = set(re.findall(r'"([a-z_]{2,})"', similar))
     assert set(DOC["components"]["schemas"]["Hit"]["properties"]) == members

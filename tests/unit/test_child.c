@@ -776,13 +776,32 @@ static void args__of_a_request__are_the_options_of_the_jail(void **state)
                                .limits = {.mem_mb = 7}};
     struct ka_args args = {.count = 0};
     struct ka_child_req *copy = ka_child_req_copy(&req);
-    ka_child_args_jail(&args, copy, "/s");
+    ka_child_args_jail(&args, copy, "/s", NULL);
     assert_int_equal(args.count, KA_COUNT(wanted));
     for (size_t i = 0; i < args.count; i++)
         assert_string_equal(args.argv[i], wanted[i]);
     assert_null(args.argv[args.count]);
     ka_args_clear(&args);
     ka_child_req_free(copy);
+}
+
+static void args__of_a_child_on_a_gpu__name_its_card(void **state)
+{
+    const struct ka_child_req req = {
+        .request = "{}", .python = "/bin/python", .package_dir = "/p", .device = "cuda", .card = 1};
+    struct ka_args args = {.count = 0};
+    bool named = false;
+    (void)state;
+    setenv("CUDA_VISIBLE_DEVICES", "4,7", 1);
+    ka_child_args_jail(&args, &req, "/s", "7");
+    for (size_t i = 0; i + 1 < args.count; i++) {
+        named = named || (strcmp(args.argv[i], "--env") == 0 &&
+                          strcmp(args.argv[i + 1], "CUDA_VISIBLE_DEVICES=7") == 0);
+        assert_null(strstr(args.argv[i], "4,7"));
+    }
+    assert_true(named);
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    ka_args_clear(&args);
 }
 
 int main(void)
@@ -795,6 +814,7 @@ int main(void)
         cmocka_unit_test(memory__of_a_large_machine__goes_by_gigabytes),
         cmocka_unit_test(memory__that_cannot_be_told__is_enough),
         cmocka_unit_test(args__of_a_request__are_the_options_of_the_jail),
+        cmocka_unit_test(args__of_a_child_on_a_gpu__name_its_card),
 #define WITH_JAIL(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
         WITH_JAIL(children__while_memory_is_tight__run_one_at_a_time),
         WITH_JAIL(children__where_no_memory_is_left__wait_for_some),

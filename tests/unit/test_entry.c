@@ -47,6 +47,7 @@ static void entry__written_and_read__is_the_same(void **state)
     (void)state;
     spent_on(entry, "cuda");
     entry->starts = 4;
+    entry->gpu = ka_strdup("1");
     entry->submitted = 1.5;
     json_auto_t *doc = ka_entry_json(entry);
     struct ka_entry *read = ka_entry_read(entry->id, doc);

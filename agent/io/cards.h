@@ -1,0 +1,48 @@
+/* The GPUs of a process, its *cards*: each run has one, its children share it, so many at a time, and what
+ * times kernels has one alone.
+ *
+ * Alone among all processes of this user that have the same runtime folder ($RUNTIME_DIRECTORY, as systemd
+ * sets it, else $XDG_RUNTIME_DIR, else /tmp): two locked files a card say so. Whoever uses a card shares the
+ * lock of the one; whoever is to have it alone first takes the other, at which nobody begins anything on that
+ * card any more, and then waits for those at work. The locks keep order between programs that keep to them;
+ * they are no wall. Loop thread only. */
+#ifndef KA_CARDS_H
+#define KA_CARDS_H
+
+#include "base/base.h"
+
+#define KA_CARDS_MAX 64
+
+struct ka_cards;
+
+/* `names`: as CUDA_VISIBLE_DEVICES has them, with commas; "": one card that is not named, and children find
+ * for themselves. At most `children` of them on a card at a time. -EINVAL: not such a list. */
+int ka_cards_new(const char *names, unsigned children, struct ka_cards **out, struct ka_err *err);
+void ka_cards_free(struct ka_cards *cards); /* NULL is fine */
+
+size_t ka_cards_count(const struct ka_cards *cards);
+const char *ka_cards_name(const struct ka_cards *cards, size_t card); /* NULL: it is not named */
+
+/* The card with the fewest runs has one more, until that is given back. */
+size_t ka_cards_take(struct ka_cards *cards);
+void ka_cards_give(struct ka_cards *cards, size_t card);
+
+/* One more child on a card; false: not now. `*elsewhere` is set where that is since another process has the
+ * card, or waits to have it, alone: of its end nobody tells. */
+bool ka_cards_enter(struct ka_cards *cards, size_t card, bool *elsewhere);
+void ka_cards_leave(struct ka_cards *cards, size_t card);
+
+/* A card alone, until it is given back: one that is free, else one where children of other processes are at
+ * work. 0: `*card` is had, and only this process' children begin on it. -EAGAIN: it will be; ask again with
+ * ka_cards_wait(). -EBUSY: others have them all alone. -errno: no file to lock. */
+int ka_cards_seize(struct ka_cards *cards, size_t *card, struct ka_err *err);
+int ka_cards_wait(struct ka_cards *cards, size_t card); /* 0, -EAGAIN */
+void ka_cards_release(struct ka_cards *cards, size_t card);
+
+struct ka_card_use {
+    unsigned runs, children; /* of this process */
+    bool alone;              /* another process has it alone, or waits for that */
+};
+void ka_cards_look(const struct ka_cards *cards, size_t card, struct ka_card_use *use);
+
+#endif

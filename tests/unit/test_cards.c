@@ -1,0 +1,175 @@
+/* Cards: which run has which, and who has one alone. Two of them stand for two processes: the locks are their
+ * descriptors'. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/io/cards.h"
+#include "base/files.h"
+
+static char folder[] = "/tmp/ka-test-cards-XXXXXX";
+
+static int set_up(void **state)
+{
+    (void)state;
+    return mkdtemp(folder) && setenv("XDG_RUNTIME_DIR", folder, 1) == 0 ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    return ka_rmtree(folder, NULL);
+}
+
+static struct ka_cards *open_cards(const char *names, unsigned children)
+{
+    struct ka_cards *cards = NULL;
+    struct ka_err err;
+    assert_int_equal(ka_cards_new(names, children, &cards, &err), 0);
+    return cards;
+}
+
+static bool enters(struct ka_cards *cards, size_t card)
+{
+    bool elsewhere = false;
+    return ka_cards_enter(cards, card, &elsewhere);
+}
+
+static void cards__names__are_told_apart(void **state)
+{
+    static const char *const bad[] = {"0,", ",", "0,0", "0,GPU 1", "1,$(x)", " "};
+    struct ka_cards *cards = open_cards("GPU-1a-2b, 3 ,MIG-9/1/0", 1);
+    struct ka_err err;
+    (void)state;
+    assert_int_equal(ka_cards_count(cards), 3);
+    assert_string_equal(ka_cards_name(cards, 1), "3");
+    ka_cards_free(cards);
+    for (size_t i = 0; i < KA_COUNT(bad); i++)
+        assert_int_equal(ka_cards_new(bad[i], 1, &cards, &err), -EINVAL);
+    cards = open_cards("", 1);
+    assert_int_equal(ka_cards_count(cards), 1);
+    assert_null(ka_cards_name(cards, 0));
+    ka_cards_free(cards);
+}
+
+static void cards__runs__are_spread_evenly(void **state)
+{
+    struct ka_cards *cards = open_cards("0,1,2", 1);
+    (void)state;
+    for (size_t i = 0; i < 6; i++)
+        assert_int_equal(ka_cards_take(cards), i % 3);
+    ka_cards_give(cards, 1);
+    assert_int_equal(ka_cards_take(cards), 1);
+    assert_int_equal(ka_cards_take(cards), 0);
+    ka_cards_free(cards);
+}
+
+static void cards__children__are_limited_on_each(void **state)
+{
+    struct ka_cards *cards = open_cards("0,1", 2);
+    bool elsewhere = false;
+    (void)state;
+    assert_true(enters(cards, 0) && enters(cards, 0) && enters(cards, 1));
+    assert_false(ka_cards_enter(cards, 0, &elsewhere));
+    assert_false(elsewhere);
+    ka_cards_leave(cards, 0);
+    assert_true(enters(cards, 0));
+    ka_cards_free(cards);
+}
+
+static void card__that_is_seized__is_nobody_elses(void **state)
+{
+    struct ka_cards *bench = open_cards("0,1", 4), *service = open_cards("0,1", 4);
+    struct ka_card_use use;
+    struct ka_err err;
+    size_t card = 9;
+    bool elsewhere = false;
+    (void)state;
+    assert_int_equal(ka_cards_seize(bench, &card, &err), 0);
+    assert_int_equal(card, 0);
+    assert_false(ka_cards_enter(service, 0, &elsewhere));
+    assert_true(elsewhere);
+    assert_true(enters(service, 1) && enters(bench, 0));
+    ka_cards_look(service, 0, &use);
+    assert_true(use.alone);
+    ka_cards_look(service, 1, &use);
+    assert_true(!use.alone && use.children == 1);
+    ka_cards_leave(bench, 0);
+    assert_false(enters(service, 0)); /* between two children of a benchmark too */
+    ka_cards_release(bench, 0);
+    assert_true(enters(service, 0));
+    ka_cards_free(bench);
+    ka_cards_free(service);
+}
+
+static void card__where_others_are_at_work__is_waited_for_and_begun_on_no_more(void **state)
+{
+    struct ka_cards *bench = open_cards("0", 4), *service = open_cards("0", 4);
+    struct ka_err err;
+    size_t card = 9;
+    (void)state;
+    assert_true(enters(service, 0) && enters(service, 0));
+    assert_int_equal(ka_cards_seize(bench, &card, &err), -EAGAIN);
+    assert_int_equal(card, 0);
+    assert_false(enters(service, 0));
+    ka_cards_leave(service, 0);
+    assert_int_equal(ka_cards_wait(bench, 0), -EAGAIN);
+    ka_cards_leave(service, 0);
+    assert_int_equal(ka_cards_wait(bench, 0), 0);
+    assert_true(enters(bench, 0));
+    ka_cards_free(bench); /* as the end of a process does */
+    assert_true(enters(service, 0));
+    ka_cards_free(service);
+}
+
+static void seize__takes_a_card_that_is_free_before_it_waits(void **state)
+{
+    struct ka_cards *first = open_cards("0,1,2", 4), *second = open_cards("0,1,2", 4);
+    struct ka_cards *service = open_cards("0,1,2", 4);
+    struct ka_err err;
+    size_t card = 9;
+    (void)state;
+    assert_true(enters(service, 1));
+    assert_int_equal(ka_cards_seize(first, &card, &err), 0);
+    assert_int_equal(card, 0);
+    assert_int_equal(ka_cards_seize(second, &card, &err), 0);
+    assert_int_equal(card, 2);
+    assert_true(enters(service, 1)); /* what was looked at only is not waited for */
+    ka_cards_free(second);
+    ka_cards_free(first);
+    ka_cards_free(service);
+}
+
+static void seize__where_others_have_all_alone__is_refused(void **state)
+{
+    struct ka_cards *first = open_cards("0", 4), *second = open_cards("0", 4);
+    struct ka_err err;
+    size_t card = 9;
+    (void)state;
+    assert_int_equal(ka_cards_seize(first, &card, &err), 0);
+    assert_int_equal(ka_cards_seize(second, &card, &err), -EBUSY);
+    assert_non_null(strstr(err.msg, "another benchmark is running"));
+    ka_cards_free(first);
+    assert_int_equal(ka_cards_seize(second, &card, &err), 0);
+    ka_cards_free(second);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(cards__names__are_told_apart),
+        cmocka_unit_test(cards__runs__are_spread_evenly),
+        cmocka_unit_test(cards__children__are_limited_on_each),
+        cmocka_unit_test(card__that_is_seized__is_nobody_elses),
+        cmocka_unit_test(card__where_others_are_at_work__is_waited_for_and_begun_on_no_more),
+        cmocka_unit_test(seize__takes_a_card_that_is_free_before_it_waits),
+        cmocka_unit_test(seize__where_others_have_all_alone__is_refused),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
