@@ -73,6 +73,16 @@ def test_passes__only_one__leaves_the_others_out(write, tmp_path):
         assert set(found[name]["times"]) == {"bwd"} and set(found[name]["times"]["bwd"]) == {"alone", "graph"}
 
 
+def test_rival__another_pair_of_the_forward__takes_turns_with_ours_alone(write, tmp_path):
+    marker = "        d_x = torch.empty_like(d_y)\n"
+    again = "        scale_bwd_kernel[(1,)](d_y, torch.empty_like(d_y), 0.0, 1, BLOCK=16)\n"
+    rival = write(PAIR.replace(marker, marker + again), "rival.py")
+    found = by_name(run(write(PAIR), tmp_path, rival=str(rival), passes=["both"]))
+    assert list(found) == ["ours", "rival"]
+    ours, other = (found[name]["times"]["both"]["graph"] for name in ("ours", "rival"))
+    assert len(ours) == len(other) and other[0] == pytest.approx(ours[0] + 0.1)
+
+
 def test_graph__that_cannot_be_captured__says_why_and_plain_calls_go_on(write, tmp_path):
     found = by_name(run(write(PAIR), tmp_path, FakeGpu(refuses="scale_autograd")))
     assert "not permitted when stream is capturing" in found["ours"]["no_graph"]

@@ -5,6 +5,10 @@
     compile     torch.compile of that
     baseline    what its baseline() returns, a function with the stub's parameters
 
+or, where the request names one, beside another pair of the same forward alone:
+
+    rival       the entry of that file
+
 All are called in one process, in turn, on inputs drawn anew for each call. Nothing here judges: samples go to
 the daemon as they are. This process has run the candidate's code, which could change all that it says
 (docs/protocol.md has what the daemon can still tell).
@@ -30,7 +34,7 @@ from .candidate import entry_of
 from .ceilings import PASSES
 from .device_clock import Gpu
 
-ROUNDS_LEAST, ROUNDS_MOST = 7, 100  # the median of fewer than six has no interval at 95 %
+ROUNDS_LEAST, ROUNDS_MOST = 7, 100  # unless more are asked for; the median of fewer than six has no interval at 95 %
 VALUES_MOST = 400_000  # in a result, of all cases: the daemon takes no more than half a million
 _VALUES_A_ROUND = 48  # four subjects, three passes, two ways; and what went on behind each
 Samples = dict[str, dict[str, list[float]]]  # by pass, then "alone" or "graph": milliseconds
@@ -43,13 +47,20 @@ def run(request: dict[str, Any], scratch: Path, gpu: Gpu | None = None) -> dict[
     fwd = load(request["file"], gpu.mode, target, str(gpu.device), function=request.get("function"))
     tune_by_the_clock()
     entry = entry_of(fwd, request.get("entry"))
+    rival = None
+    if request.get("rival"):
+        other = load(request["rival"], gpu.mode, target, str(gpu.device), function=request.get("function"))
+        rival = entry_of(other, None)
     count = max(1, len(request["cases"]))
     share, most = request["seconds"] / count, min(ROUNDS_MOST, VALUES_MOST // _VALUES_A_ROUND // count)
     cases: list[dict[str, Any]] = []
     for case in request["cases"]:
         try:
             passes = request.get("passes") or PASSES
-            made = {"ok": True, **Bench(fwd, gpu, case, passes, request.get("dtype")).run(entry, share, most)}
+            bench = Bench(fwd, gpu, case, passes, request.get("dtype"))
+            subjects = beside(entry, rival) if rival else subjects_of(fwd, entry, gpu)
+            least = min(request.get("rounds") or ROUNDS_LEAST, most)
+            made = {"ok": True, **bench.run(subjects, share, least, most)}
         except (Exception, SystemExit) as exc:  # noqa: BLE001 (one case fails, the others go on)
             made = {"ok": False, "error": _error(exc, fwd).to_dict()}
         gpu.release()  # also the memory of graphs
@@ -105,6 +116,11 @@ def subjects_of(fwd: Forward, entry: Callable[..., Any], gpu: Gpu) -> list[Subje
         Subject("compile", gpu.compile(reference) if reference else None, without),
         Subject("baseline", baseline, problem),
     ]
+
+
+def beside(entry: Callable[..., Any], rival: Callable[..., Any]) -> list[Subject]:
+    """The file's entry and another pair's."""
+    return [Subject("ours", entry), Subject("rival", rival)]
 
 
 def _baseline(fwd: Forward) -> tuple[Callable[..., Any] | None, str | None]:
@@ -215,15 +231,15 @@ class Bench:
         self.dtype = dtype
         self.asked: list[int] | None = None  # outputs that ours differentiates: of the others no more
 
-    def run(self, entry: Callable[..., Any], seconds: float, most: int) -> dict[str, Any]:
-        """Rounds, in each of which all have their turn, until `seconds` are over, or there were `most`."""
-        subjects = subjects_of(self.fwd, entry, self.gpu)
+    def run(self, subjects: list[Subject], seconds: float, least: int, most: int) -> dict[str, Any]:
+        """Rounds, in each of which all have their turn: `least`, and on until `seconds` are over, or there
+        were `most`."""
         for subject in subjects:
             self.prepare(subject)
         timed = [subject for subject in subjects if subject.function is not None]
         until = time.monotonic() + seconds
         rounds = 0
-        while rounds < ROUNDS_LEAST or (rounds < most and time.monotonic() < until):
+        while rounds < least or (rounds < most and time.monotonic() < until):
             rounds += 1
             for subject in timed:
                 self.sample(subject, self.seed + rounds)
