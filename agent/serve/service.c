@@ -10,6 +10,7 @@
 
 #include "about.h"
 #include "agent/app/logging.h"
+#include "agent/io/group.h"
 #include "agent/io/httpd.h"
 #include "agent/io/loop.h"
 #include "agent/io/notify.h"
@@ -223,6 +224,7 @@ static int start(struct service *service, const struct ka_opts *opts, struct ka_
 int ka_service_run(struct ka_opts *opts, ka_service_read_fn read, void *arg, struct ka_err *err)
 {
     struct service service = {.opts = opts, .read = read, .read_arg = arg};
+    ka_group_step_down();
     int code = ka_app_open(&service.app, opts, true, opts->jobs, err);
     if (code == 0 && start(&service, opts, err))
         code = 2;

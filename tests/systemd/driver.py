@@ -115,6 +115,8 @@ def check_jail(checks: Checks, text: str) -> None:
     checks.add("the jail has no layer less than without the unit", on and on >= without,
                {"level": inside.get("level"), "layers": inside.get("layers"), "why": inside.get("why"),
                 "outside": outside.get("layers")})  # fmt: skip
+    group = Path(f"/proc/{show()['MainPID']}/cgroup").read_text().splitlines()[-1]
+    checks.add("the service leaves its control group to the jail", group.endswith(f"{UNIT}/service"), group)
     run = submit(text, 0)
     found = until(lambda: ended(run)) or {"id": run}
     checks.add("a run is verified in the jail under the unit", found.get("verdict") == "verified",
