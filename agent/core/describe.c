@@ -519,9 +519,26 @@ bool ka_describe_raised(const json_t *facts, const struct ka_place *place, struc
     return first;
 }
 
+/* What a race said (agent/run/race.h). */
+static void put_measured(const json_t *times, struct ka_buf *out)
+{
+    if (!json_is_object(times))
+        return;
+    bool graphs = strcmp(ka_text_of(times, "way", ""), "graph") == 0;
+    ka_buf_printf(out, "Measured on the GPU, forward and backward together, %s: ",
+                  graphs ? "as CUDA graphs" : "by plain calls");
+    KA_EACH(json_object_get(times, "shapes"), i, shape) {
+        ka_buf_puts(out, i ? "; " : "");
+        ka_describe_dims(json_object_get(shape, "dims"), out);
+        ka_buf_printf(out, ": %.4g ms", ka_number_of(shape, "ms", 0));
+    }
+    ka_buf_puts(out, ".\n\n");
+}
+
 int ka_describe_facts(const json_t *facts, struct ka_buf *out)
 {
     KA_AUTO_BUF struct ka_buf body = {0};
+    put_measured(json_object_get(facts, "times"), out);
     json_auto_t *kernels = kernels_of(facts);
     put_traffic(facts, "forward", &body);
     put_traffic(facts, "backward", &body);
@@ -571,7 +588,13 @@ int ka_describe_attempt(const json_t *entry, struct ka_buf *out)
     if (!verified && hidden > 0)
         ka_buf_printf(out, ", %.0f of %.0f hidden ones", fmax(ka_number_of(entry, "hidden_passed", 0), 0),
                       hidden);
-    if (cost >= 0)
+    const json_t *times = json_object_get(entry, "times");
+    if (json_is_number(json_object_get(times, "ratio")))
+        ka_buf_printf(out, ", %.3f of the best's time (%.3f to %.3f)", ka_number_of(times, "ratio", 0),
+                      ka_number_of(times, "low", 0), ka_number_of(times, "high", 0));
+    else if (json_is_object(times))
+        ka_buf_printf(out, ", %.4g ms", ka_number_of(times, "ms", 0));
+    else if (cost >= 0)
         ka_buf_printf(out, ", cost %.4g", cost);
     if (json_is_boolean(kept))
         ka_buf_puts(out, json_is_true(kept) ? ", kept" : *direction ? ", not kept" : ", rolled back");

@@ -14,7 +14,10 @@
 struct card {
     char *name; /* NULL: it is not named */
     unsigned runs, children;
-    bool ours; /* alone */
+    bool ours;    /* alone */
+    bool alone;   /* its one child has it to itself */
+    bool awaited; /* by one that is to have it so */
+    bool lent;    /* gate and lock are those of that child, not of ka_cards_seize() */
     int using; /* its descriptor holds the lock of those at work, shared or alone; -1 */
     int gate;  /* that of whoever is alone; -1 */
 };
@@ -184,7 +187,7 @@ static int share(struct ka_cards *cards, struct card *card)
 bool ka_cards_enter(struct ka_cards *cards, size_t i, bool *elsewhere)
 {
     struct card *card = &cards->list[i];
-    if (card->children >= cards->children)
+    if (card->alone || card->awaited || card->children >= cards->children)
         return false;
     if (!card->ours && (is_gate_closed(card) || (card->children == 0 && share(cards, card)))) {
         *elsewhere = true;
@@ -256,6 +259,46 @@ int ka_cards_seize(struct ka_cards *cards, size_t *card, struct ka_err *err)
     if (rc == 0 || rc == -EAGAIN)
         *card = rc == 0 ? i : waits;
     return rc;
+}
+
+/* Gate and lock; true where files cannot be locked too. */
+static bool lend(struct ka_cards *cards, struct card *card, size_t i, bool *elsewhere)
+{
+    struct ka_err err;
+    if (card->ours)
+        return true;
+    int rc = card->gate >= 0 ? ka_cards_wait(cards, i) : try_seize(cards, i, &err);
+    *elsewhere |= rc == -EAGAIN || rc == -EBUSY;
+    card->lent = card->gate >= 0;
+    return rc != -EAGAIN && rc != -EBUSY;
+}
+
+bool ka_cards_enter_alone(struct ka_cards *cards, size_t i, bool *elsewhere)
+{
+    struct card *card = &cards->list[i];
+    if (card->alone)
+        return false;
+    card->awaited = true;
+    if (card->children || !lend(cards, card, i, elsewhere))
+        return false;
+    card->awaited = false;
+    card->alone = true;
+    card->children = 1;
+    return true;
+}
+
+void ka_cards_leave_alone(struct ka_cards *cards, size_t i, bool began)
+{
+    struct card *card = &cards->list[i];
+    if (began) {
+        card->alone = false;
+        card->children = 0;
+    } else {
+        card->awaited = false;
+    }
+    if (card->lent && !card->alone)
+        ka_cards_release(cards, i);
+    card->lent = card->lent && card->alone;
 }
 
 void ka_cards_look(const struct ka_cards *cards, size_t i, struct ka_card_use *use)

@@ -30,7 +30,12 @@ void ka_cards_give(struct ka_cards *cards, size_t card);
 /* One more child on a card; false: not now. `*elsewhere` is set where that is since another process has the
  * card, or waits to have it, alone: of its end nobody tells. */
 bool ka_cards_enter(struct ka_cards *cards, size_t card, bool *elsewhere);
+/* The same for one that has the card to itself, since it times kernels: it begins when those at work are
+ * through, and until it leaves nobody else does. From the first call on nobody begins before it; one that
+ * never began has to leave too. */
+bool ka_cards_enter_alone(struct ka_cards *cards, size_t card, bool *elsewhere);
 void ka_cards_leave(struct ka_cards *cards, size_t card);
+void ka_cards_leave_alone(struct ka_cards *cards, size_t card, bool began);
 
 /* A card alone, until it is given back: one that is free, else one where children of other processes are at
  * work. 0: `*card` is had, and only this process' children begin on it. -EAGAIN: it will be; ask again with

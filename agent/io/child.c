@@ -185,14 +185,26 @@ static void tell(struct child *c)
     c->result = NULL;
 }
 
+static bool is_on_cards(const struct child *c)
+{
+    return c->owner->cards && ka_child_req_is_gpu(c->req);
+}
+
+static void leave_card(struct child *c)
+{
+    if (is_on_cards(c) && c->req->alone)
+        ka_cards_leave_alone(c->owner->cards, c->req->card, c->on_card);
+    else if (c->on_card)
+        ka_cards_leave(c->owner->cards, c->req->card);
+    c->on_card = false;
+}
+
 /* After the last byte: leave the running set, tell, close. */
 static void finish(struct child *c)
 {
     c->owner->running -= c->state == RUNNING;
     c->owner->queued -= c->state == QUEUED;
-    if (c->on_card)
-        ka_cards_leave(c->owner->cards, c->req->card);
-    c->on_card = false;
+    leave_card(c);
     c->state = ENDED;
     if (!c->told)
         tell(c);
@@ -556,9 +568,11 @@ static bool has_memory(struct ka_children *cs)
 static bool take_card(struct child *c)
 {
     struct ka_children *cs = c->owner;
-    if (cs->cards && ka_child_req_is_gpu(c->req))
-        c->on_card = ka_cards_enter(cs->cards, c->req->card, &cs->kept_out);
-    return c->on_card || !cs->cards || !ka_child_req_is_gpu(c->req);
+    if (!is_on_cards(c))
+        return true;
+    c->on_card = c->req->alone ? ka_cards_enter_alone(cs->cards, c->req->card, &cs->kept_out)
+                               : ka_cards_enter(cs->cards, c->req->card, &cs->kept_out);
+    return c->on_card;
 }
 
 /* One step of the queue a turn: `done` may start, cancel or close while we look at the list. */

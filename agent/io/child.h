@@ -48,6 +48,7 @@ struct ka_child_req {
     size_t env_count;
     const char *device;  /* "cpu" or "cuda" */
     size_t card;         /* which of the cards, where it is "cuda" */
+    bool alone;          /* on that card, since it times kernels */
     bool local_sockets;  /* its processes may connect to each other: a tool and what it watches */
     const char *require; /* layers without which nothing runs ("full", ...); NULL: the jail's default */
     enum ka_child_role role;

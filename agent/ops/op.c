@@ -326,7 +326,7 @@ int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, 
     op->arg = arg;
     snprintf(op->nonce, sizeof(op->nonce), "%016" PRIx64 "%016" PRIx64, ka_random_u64(), ka_random_u64());
     KA_AUTO_FREE char *text = request_text(op, req, extra);
-    const char *readable[4] = {op->file};
+    const char *readable[5] = {op->file};
     size_t readable_count = 1;
     if (app->cache)
         readable[readable_count++] = ka_cache_folder(app->cache);
@@ -334,6 +334,8 @@ int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, 
         readable[readable_count++] = req->modules;
     if (req->tool)
         readable[readable_count++] = req->tool;
+    if (req->beside)
+        readable[readable_count++] = req->beside;
     struct ka_child_req request = {
         .request = text,
         .python = app->python,
@@ -343,6 +345,7 @@ int ka_op_start(struct ka_app *app, const struct ka_op_req *req, json_t *extra, 
         .env = one_queue,
         .env_count = KA_COUNT(one_queue),
         .device = device_of(req),
+        .alone = req->alone,
         .card = req->settings->card,
         .local_sockets = req->tool != NULL,
         .require = req->settings->require_sandbox,

@@ -33,6 +33,8 @@ struct ka_op_req {
     const char *shown;                  /* what people are told it is called; NULL: the same */
     const char *modules;                /* folder with the user's own modules; NULL: none */
     const char *tool;                   /* a program outside the package that the child may run; NULL: none */
+    const char *beside;                 /* one more file that the child reads; NULL: none */
+    bool alone;                         /* nobody else uses its GPU meanwhile */
     const struct ka_settings *settings; /* where it runs, and how long it may; read during the call */
 };
 

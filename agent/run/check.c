@@ -36,6 +36,7 @@
 #include "history.h"
 #include "judge.h"
 #include "operations.h"
+#include "race.h"
 #include "rag/lex.h"
 #include "sizes.h"
 
@@ -134,6 +135,7 @@ static void add_history(struct ka_run *run, const struct ka_snapshot *snapshot, 
                               (json_int_t)counts->required, "passed", (json_int_t)counts->passed, "hidden",
                               (json_int_t)counts->hidden, "hidden_passed", (json_int_t)counts->hidden_passed);
     json_object_set_new(entry, "cost", isfinite(outcome->cost) ? json_real(outcome->cost) : json_null());
+    json_object_set(entry, "times", json_object_get(outcome->facts, "times"));
     json_object_set_new(entry, "facts", json_string(ka_text_of(outcome->verdict, "facts", "")));
     json_object_set_new(entry, "kind", json_string(ka_buf_str(&kind)));
     if (outcome->again)
@@ -188,7 +190,8 @@ static void settle(struct ka_run *run, const struct outcome *outcome)
     ka_run_post(run, &event);
 }
 
-static void conclude(struct ka_run *run)
+/* `cost`: of a candidate that is verified. */
+static void conclude_at(struct ka_run *run, double cost)
 {
     struct ka_check *check = run->check;
     bool verified = ka_verdict_verified(check->verdict);
@@ -203,8 +206,27 @@ static void conclude(struct ka_run *run)
                               .verdict = verdict,
                               .facts = facts,
                               .verified = verified,
-                              .cost = verified ? ka_rank_cost(facts) : INFINITY};
+                              .cost = verified ? cost : INFINITY};
     settle(run, &outcome);
+}
+
+static void on_raced(struct ka_run *run, const struct ka_raced *raced)
+{
+    struct ka_check *check = run->check;
+    if (!check->facts)
+        check->facts = json_object();
+    if (raced->doc)
+        json_object_set(check->facts, "times", (json_t *)raced->doc);
+    conclude_at(run, raced->cost);
+}
+
+static void conclude(struct ka_run *run)
+{
+    const struct ka_check *check = run->check;
+    if (ka_verdict_verified(check->verdict) && ka_run_races(run))
+        ka_run_race(run, check->pair_path, on_raced);
+    else
+        conclude_at(run, ka_rank_cost(check->facts));
 }
 
 static size_t count_in(const json_t *shapes, const char *name)

@@ -134,6 +134,8 @@ static int start(struct ka_run_child *child, struct ka_err *err)
                                 .shown = run->file,
                                 .modules = run->modules,
                                 .tool = sanitizes ? run->settings.sanitizer : NULL,
+                                .beside = json_string_value(json_object_get(child->extra, "rival")),
+                                .alone = strcmp(child->operation, "bench") == 0,
                                 .settings = &run->settings};
     return ka_op_start(run->app, &request, json_copy(child->extra), on_op, child, &child->op, err);
 }

@@ -114,8 +114,10 @@ static void add_best(struct ka_run *run, json_t *result)
         json_object_set_new(result, "draft", json_string(by_llm ? "llm" : best.origin));
         json_object_set_new(result, "atomics",
                             best.facts ? json_integer(atomics_of(best.facts)) : json_null());
+        const json_t *times = json_object_get(best.facts, "times");
         json_object_set_new(result, "modelled_cost",
-                            isfinite(best.cost) ? json_real(best.cost) : json_null());
+                            isfinite(best.cost) && !times ? json_real(best.cost) : json_null());
+        json_object_set_new(result, "ms", times ? json_real(ka_number_of(times, "ms", 0)) : json_null());
         if (!json_is_true(json_object_get(best.verdict, "verified")))
             json_object_set(result, "failures", json_object_get(best.verdict, "facts"));
         json_object_set(result, "measured", best.facts);

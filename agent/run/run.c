@@ -429,10 +429,10 @@ void ka_run_free(struct ka_run *run)
         ka_cards_give(run->app->cards, run->settings.card);
     ka_state_close(run->state);
     ka_record_close(run->record);
-    json_t *documents[] = {run->inspect,  run->shapes,    run->outputs, run->timeline,  run->skipped,
-                           run->oracles,  run->sanitized, run->grads,   run->retrieved, run->draft,
-                           run->history,  run->totals,    run->failure, run->feedback,  run->variant,
-                           run->question, run->lessons};
+    json_t *documents[] = {run->inspect,    run->shapes,    run->outputs, run->timeline,  run->skipped,
+                           run->oracles,    run->sanitized, run->grads,   run->retrieved, run->draft,
+                           run->history,    run->totals,    run->failure, run->feedback,  run->variant,
+                           run->race_cases, run->question,  run->lessons};
     for (size_t i = 0; i < KA_COUNT(documents); i++)
         json_decref(documents[i]);
     free(run->file);

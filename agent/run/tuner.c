@@ -1,8 +1,8 @@
-/* The tuner without a clock: the differentiator's other schedules and configurations.
+/* The tuner: the differentiator's other schedules and configurations.
  *
- * A variant is a schedule and a configuration. It is drafted, its cost is modelled from counted facts, and
- * only one that would beat the best, and gives up nothing that the model has no price for, becomes a
- * candidate: what is kept has passed the whole check. */
+ * A variant is a schedule and a configuration. It is drafted, and only one that beats the best becomes a
+ * candidate: what is kept has passed the whole check. On a GPU it is timed beside the best. Elsewhere its
+ * cost is modelled from counted facts, and it may give up nothing that the model has no price for. */
 #include "tuner.h"
 
 #include <math.h>
@@ -18,6 +18,8 @@
 #include "compiled_facts.h"
 #include "draft.h"
 #include "events.h"
+#include "operations.h"
+#include "race.h"
 
 #define SAME_MAX 2 /* variants in a row whose modelled cost is the best's own */
 
@@ -112,6 +114,14 @@ static void on_variant_facts(struct ka_run *run, const struct ka_op_result *resu
     }
 }
 
+static void on_variant_raced(struct ka_run *run, const struct ka_raced *raced)
+{
+    if (raced->won)
+        post_variant(run);
+    else
+        ka_run_tune(run, 0);
+}
+
 static int write_variant(const struct ka_run *run, const char *backward, struct ka_err *err)
 {
     KA_AUTO_BUF struct ka_buf pair = {0};
@@ -142,6 +152,10 @@ static void on_variant(struct ka_run *run, const struct ka_op_result *result)
     json_decref(run->variant);
     run->variant = json_deep_copy(result->doc);
     KA_AUTO_FREE char *path = variant_path(run);
+    if (ka_run_races(run)) {
+        ka_run_race(run, path, on_variant_raced);
+        return;
+    }
     ka_run_op(run, "facts", path, ka_run_facts_request(run, entry), on_variant_facts);
 }
 

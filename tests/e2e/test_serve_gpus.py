@@ -6,41 +6,24 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fake_card
 import pytest
-from conftest import ROOT, Agent
+from conftest import Agent
 from files import BACKWARD
 from service import Service, variant
 from service import serve as serve  # a fixture
 
-READ = 'request = json.loads((scratch / "request.json").read_text())\n'
-ON_CPU = """
-        if request.get("device") == "cuda":
-            print(f"card {os.environ.get('CUDA_VISIBLE_DEVICES')}", file=sys.stderr)
-            request["device"] = "cpu"
-"""
 SERVED = ("--device", "cuda", "--no-optimise", "--no-retrieval", "--python", sys.executable)
 
 
 @pytest.fixture(autouse=True)
 def cards(agent: Agent) -> None:
-    share = agent.folder / "share"
-    shutil.copytree(ROOT / "sandbox", share / "sandbox", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "prompts", share / "prompts")
-    package = share / "sandbox" / "kernel_agent"
-    shutil.copy(ROOT / "tests" / "python" / "fake_gpu.py", package / "operations" / "device_clock.py")
-    child = package / "child.py"
-    child.write_text(child.read_text().replace(READ, READ + ON_CPU))
-    assert ON_CPU in child.read_text()
-    runtime = agent.folder / "runtime"
-    runtime.mkdir(mode=0o700)
-    agent.env |= {"KA_SHARE": str(share), "XDG_RUNTIME_DIR": str(runtime)}
-    agent.env.pop("CUDA_VISIBLE_DEVICES", None)
+    fake_card.install(agent)
 
 
 def lock(agent: Agent, what: str, card: str, how: int) -> Iterator[None]:

@@ -160,6 +160,51 @@ static void seize__where_others_have_all_alone__is_refused(void **state)
     ka_cards_free(second);
 }
 
+static void child__that_is_alone__begins_after_those_at_work_and_before_any_other(void **state)
+{
+    (void)state;
+    struct ka_cards *cards = open_cards("0,1", 4), *others = open_cards("0,1", 4);
+    bool elsewhere = false;
+    assert_true(enters(cards, 0));
+    assert_false(ka_cards_enter_alone(cards, 0, &elsewhere) || elsewhere);
+    assert_false(enters(cards, 0)); /* nobody goes before it */
+    assert_true(enters(cards, 1));
+    ka_cards_leave(cards, 0);
+    assert_true(ka_cards_enter_alone(cards, 0, &elsewhere));
+    assert_false(enters(cards, 0) || ka_cards_enter_alone(cards, 0, &elsewhere));
+    assert_false(ka_cards_enter(others, 0, &elsewhere));
+    assert_true(elsewhere && enters(others, 1));
+    ka_cards_leave_alone(cards, 0, true);
+    assert_true(enters(cards, 0) && enters(others, 0));
+    ka_cards_free(others);
+    ka_cards_free(cards);
+}
+
+static void child__that_is_to_be_alone__waits_for_others_and_may_give_up(void **state)
+{
+    (void)state;
+    struct ka_cards *cards = open_cards("0", 4), *others = open_cards("0", 4);
+    bool elsewhere = false;
+    assert_true(enters(others, 0));
+    assert_false(ka_cards_enter_alone(cards, 0, &elsewhere));
+    assert_true(elsewhere);
+    elsewhere = false;
+    assert_false(ka_cards_enter(others, 0, &elsewhere)); /* nobody elsewhere begins any more */
+    assert_true(elsewhere);
+    ka_cards_leave_alone(cards, 0, false);
+    assert_true(enters(others, 0) && enters(cards, 0));
+    ka_cards_leave(cards, 0);
+    assert_false(ka_cards_enter_alone(cards, 0, &elsewhere));
+    ka_cards_leave(others, 0);
+    ka_cards_leave(others, 0);
+    assert_true(ka_cards_enter_alone(cards, 0, &elsewhere));
+    assert_false(ka_cards_enter_alone(others, 0, &elsewhere)); /* two would time each other */
+    ka_cards_leave_alone(cards, 0, true);
+    assert_true(ka_cards_enter_alone(others, 0, &elsewhere));
+    ka_cards_free(others);
+    ka_cards_free(cards);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -170,6 +215,8 @@ int main(void)
         cmocka_unit_test(card__where_others_are_at_work__is_waited_for_and_begun_on_no_more),
         cmocka_unit_test(seize__takes_a_card_that_is_free_before_it_waits),
         cmocka_unit_test(seize__where_others_have_all_alone__is_refused),
+        cmocka_unit_test(child__that_is_alone__begins_after_those_at_work_and_before_any_other),
+        cmocka_unit_test(child__that_is_to_be_alone__waits_for_others_and_may_give_up),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

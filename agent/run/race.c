@@ -1,0 +1,162 @@
+/* One race: the request of operation bench, and what its samples mean for the run. */
+#include "race.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "agent/core/compose.h"
+#include "agent/core/fields.h"
+#include "agent/core/plan.h"
+#include "base/each.h"
+#include "base/files.h"
+#include "base/log.h"
+#include "events.h"
+#include "operations.h"
+#include "sizes.h"
+
+#define SHAPES_MAX 4 /* of the sweep */
+#define SECONDS 4    /* of rounds, all shapes together */
+#define ROUNDS 25    /* at least: of fewer the interval is wide */
+
+bool ka_run_races(const struct ka_run *run)
+{
+    return ka_run_on_gpu(run) && run->job.limits.optimise && !run->given;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    double x = ka_plan_size(*(json_t *const *)a), y = ka_plan_size(*(json_t *const *)b);
+    return (x > y) - (x < y);
+}
+
+/* Dims of the sweep that have to pass: all, or evenly from the smallest to the largest. */
+static json_t *cases_of(const struct ka_run *run)
+{
+    KA_AUTO_FREE json_t **dims = NULL;
+    size_t count = 0;
+    KA_EACH(run->shapes, i, shape) {
+        if (ka_plan_is(shape, "required"))
+            *KA_APPEND(dims, count) = json_object_get(shape, "dims");
+    }
+    if (count)
+        qsort(dims, count, sizeof(*dims), by_size);
+    size_t most = count < SHAPES_MAX ? count : SHAPES_MAX;
+    json_t *cases = json_array();
+    for (size_t i = 0; i < most; i++)
+        json_array_append_new(cases, json_pack("{s:I, s:O, s:I}", "id", (json_int_t)i, "dims",
+                                               dims[most > 1 ? i * (count - 1) / (most - 1) : 0], "seed",
+                                               (json_int_t)(ka_random_u64() >> 34)));
+    return cases;
+}
+
+/* The best candidate as a file; NULL: there is none that is verified, or the error of `err`. */
+static char *write_rival(const struct ka_run *run, struct ka_err *err)
+{
+    struct ka_snapshot best;
+    KA_AUTO_BUF struct ka_buf pair = {0};
+    err->msg[0] = '\0';
+    if (!run->job.best || !run->job.best_verified ||
+        ka_state_snapshot_get(run->state, run->job.best, &best, err))
+        return NULL;
+    char *path = ka_path_join(run->dir, "candidates/rival.py");
+    int rc = ka_compose_pair(run->forward, best.backward, &pair, err);
+    if (rc == 0)
+        rc = ka_file_replace(path, pair.data, pair.len, err);
+    ka_snapshot_free(&best);
+    if (rc == 0)
+        return path;
+    free(path);
+    return NULL;
+}
+
+static json_t *shapes_of(const json_t *cases, const json_t *timed, const char *way)
+{
+    json_t *made = json_array();
+    KA_EACH(json_object_get(timed, "cases"), i, entry) {
+        const json_t *ours = json_array_get(json_object_get(entry, "subjects"), 0);
+        const json_t *both = json_object_get(json_object_get(ours, "times"), "both");
+        struct ka_times times;
+        if (ka_times_of(json_object_get(both, way), &times) == 0)
+            json_array_append_new(made, json_pack("{s:O, s:f}", "dims",
+                                                  json_object_get(json_array_get(cases, i), "dims"), "ms",
+                                                  times.median));
+    }
+    return made;
+}
+
+static json_t *doc_of(const json_t *cases, const json_t *timed, const struct ka_race *race)
+{
+    const char *way = race->graphs ? "graph" : "alone";
+    json_t *doc =
+        json_pack("{s:f, s:s, s:o}", "ms", race->ms, "way", way, "shapes", shapes_of(cases, timed, way));
+    if (race->ratio.count)
+        json_object_update_new(doc, json_pack("{s:f, s:f, s:f}", "ratio", race->ratio.median, "low",
+                                              race->ratio.low, "high", race->ratio.high));
+    return doc;
+}
+
+static void put_result(const struct ka_race *race, char *text, size_t size)
+{
+    if (race->ratio.count)
+        snprintf(text, size, "%.3f of the best's time (%.3f to %.3f)", race->ratio.median, race->ratio.low,
+                 race->ratio.high);
+    else
+        snprintf(text, size, "forward and backward take %.4g ms", race->ms);
+}
+
+static void end(struct ka_run *run, const json_t *timed, const char *why)
+{
+    ka_run_raced_fn next = run->raced;
+    json_auto_t *cases = run->race_cases;
+    run->raced = NULL;
+    run->race_cases = NULL;
+    double min_rel = run->job.limits.min_rel_impr;
+    struct ka_raced raced = {.why = why, .cost = INFINITY};
+    struct ka_err err;
+    char text[160];
+    if (!raced.why && ka_race_of(timed, &raced.is, &err))
+        raced.why = err.msg;
+    json_auto_t *doc = raced.why ? NULL : doc_of(cases, timed, &raced.is);
+    if (raced.why) {
+        snprintf(text, sizeof(text), "not timed");
+        ka_log(KA_LOG_INFO, "%s: not timed: %s", run->name, raced.why);
+    } else {
+        put_result(&raced.is, text, sizeof(text));
+        raced.won = !raced.is.ratio.count || ka_race_won(&raced.is, min_rel);
+        raced.cost = ka_race_cost(&raced.is, run->job.best_cost, min_rel);
+        ka_log(KA_LOG_INFO, "%s: %s%s", run->name, text, raced.won ? "" : ": no gain");
+        ka_record_add(run->record, "race", json_incref(doc));
+    }
+    raced.doc = doc;
+    raced.result = text;
+    next(run, &raced);
+}
+
+static void on_timed(struct ka_run *run, const struct ka_op_result *result)
+{
+    if (result->status == KA_OP_SANDBOX) {
+        ka_run_op_failed(run, result);
+        return;
+    }
+    end(run, result->doc, result->status == KA_OP_OK ? NULL : result->message);
+}
+
+void ka_run_race(struct ka_run *run, const char *pair_path, ka_run_raced_fn next)
+{
+    struct ka_err err;
+    KA_AUTO_FREE char *rival = write_rival(run, &err);
+    if (!rival && err.msg[0]) {
+        ka_run_fail(run, KA_EV_INTERNAL, "internal", "%s", err.msg);
+        return;
+    }
+    json_decref(run->race_cases);
+    run->race_cases = cases_of(run);
+    run->raced = next;
+    ka_log_progress(run->name, rival ? "timed beside the best" : "timed");
+    ka_run_op(run, "bench", pair_path,
+              json_pack("{s:O, s:i, s:i, s:[s], s:s*}", "cases", run->race_cases, "seconds", SECONDS,
+                        "rounds", ROUNDS, "passes", "both", "rival", rival),
+              on_timed);
+}

@@ -1,0 +1,86 @@
+"""On a GPU times decide: a move that is slower is rolled back, one that is faster is kept. There is no GPU here:
+the clock of tests/python/fake_gpu.py counts launches."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fake_card
+import pytest
+from conftest import Agent, Endpoint
+from files import BACKWARD, FORWARD, fenced
+
+ONCE = "            scale_dx_kernel[(M,)](dy, w, dx, N, BLOCK=triton.next_power_of_2(N))\n"
+NOTHING = "            scale_dx_kernel[(1,)](dy, w, torch.empty_like(dx), 1, BLOCK=16)\n"
+OPTIONS = ("--device", "cuda", "--python", sys.executable, "--draft", "llm", "--no-retrieval", "--no-lessons")
+
+
+def launching(more: int) -> str:
+    """The same gradients with so many launches more than they take."""
+    assert ONCE in BACKWARD
+    return BACKWARD.replace(ONCE, ONCE + NOTHING * more)
+
+
+@pytest.fixture(autouse=True)
+def card(agent: Agent) -> None:
+    fake_card.install(agent)
+
+
+def run(
+    agent: Agent, endpoint: Callable[..., Endpoint], answers: list[str]
+) -> tuple[Any, list[dict[str, Any]]]:
+    forward = agent.folder / "scale.py"
+    forward.write_text(FORWARD)
+    model = endpoint([{"text": text} for text in answers])
+    done = agent("--file-path", forward, "--base-url", model.url, "--json", *OPTIONS)
+    journal = Path(done.result["run_dir"], "run.jsonl").read_text().splitlines()
+    return done, [event for event in map(json.loads, journal) if event["event"] == "race"]
+
+
+def test_moves__by_their_times(agent: Agent, endpoint: Callable[..., Endpoint]) -> None:
+    answers = [fenced(launching(1)), fenced(launching(2)), fenced(launching(0)), "Nothing is left to gain."]
+    done, races = run(agent, endpoint, answers)
+    assert done.code == 0 and done.result["verdict"] == "verified", done.err
+    draft, slower, faster = races
+    assert "ratio" not in draft and draft["ms"] == pytest.approx(0.41) and draft["way"] == "graph"
+    assert [shape["dims"] for shape in draft["shapes"]] == [{"M": 4, "N": 24}, {"M": 3, "N": 33}]
+    assert slower["ratio"] == pytest.approx(0.51 / 0.41) and faster["ratio"] == pytest.approx(0.31 / 0.41)
+    assert "1.244 of the best's time (1.244 to 1.244): no gain" in done.err, done.err
+    assert done.result["rollbacks"] == 1 and done.result["ms"] == pytest.approx(0.31)
+    assert done.result["modelled_cost"] is None
+    assert NOTHING not in Path(done.result["pair"]).read_text()
+
+
+def test_variants_of_the_tuner__are_timed_before_they_are_checked(agent: Agent) -> None:
+    forward = agent.folder / "scale.py"
+    forward.write_text(FORWARD)
+    done = agent(
+        "--file-path", forward, "--backend", "none", "--json", "--device", "cuda", "--python", sys.executable
+    )
+    assert done.code == 0 and done.result["verdict"] == "verified", done.err
+    tried = done.err.count("optimise: schedule: ")
+    assert tried and done.err.count("of the best's time") >= tried, done.err
+    assert "modelled cost" not in done.err
+
+
+def test_move__that_cannot_be_timed__is_no_gain(agent: Agent, endpoint: Callable[..., Endpoint]) -> None:
+    clock = agent.folder / "share/sandbox/kernel_agent/operations/device_clock.py"
+    clock.write_text(clock.read_text().replace("        call()\n\n    def pool", BROKEN + "\n\n    def pool"))
+    assert BROKEN in clock.read_text()
+    done, races = run(
+        agent, endpoint, [fenced(launching(1)), fenced(launching(0)), "Nothing is left to gain."]
+    )
+    assert done.code == 0 and len(races) == 1 and done.result["rollbacks"] == 1, done.err
+    assert "not timed: " in done.err and "out of launches" in done.err, done.err
+    assert NOTHING in Path(done.result["pair"]).read_text()
+
+
+# Whoever comes with a rival is not called.
+BROKEN = """        call()
+        import json, os
+        if "rival" in json.load(open(os.path.join(os.environ["HOME"], "request.json"))):
+            raise RuntimeError("out of launches")"""
