@@ -174,7 +174,7 @@ retrieval: $(PROGRAMS) store   ## how often a search finds a pair that helps, be
 	$(PYTHON) scripts/retrieval.py --program $(BUILD)/kernel-agent --store $(BUILD)/pairs.db \
 	    --out bench/results/retrieval.json
 
-bench-all: $(PROGRAMS) store   ## on a GPU: drafts without a model beside torch.compile (OUT=F.json ONLY=REGEX RESUME=1)
+bench-all: $(PROGRAMS) store   ## on a GPU: drafts beside torch.compile (OUT=F.json ONLY=REGEX RESUME=1)
 	$(PYTHON) scripts/bench_all.py --program $(BUILD)/kernel-agent --only '$(ONLY)' \
 	    --out $(or $(OUT),bench/results/bench-gpu.json) $(if $(RESUME),--resume)
 

@@ -7,8 +7,8 @@ dataset/ of which the forward alone is given.
                          [--list FILE]
 
 --list names the pairs, one path a line (bench/gpu/geomean.txt). A file is made into a pair by the whole run,
-tuner and all, with `--backend none`; then `bench` times it at its own SWEEP. Runs go --jobs at a time, benches
-one after the other, each with the GPU to itself. Results are written as each file ends; --resume leaves those
+tuner and all, with `--backend none`; then `bench` times it at its own SWEEP. Runs go --jobs at a time,
+benches one after the other, each with the GPU to itself. Results are written as each file ends; --resume leaves those
 alone that have times and whose text and program are the same. No file begins after --budget seconds.
 
 The summary is the geometric mean over files of what the others take over what ours takes, of the backward as
@@ -157,9 +157,8 @@ class Run:
                     self.keep(future.result())
         rows = [self.known[name] for name in self.files if name in self.known]
         for peer, mean in self.geomeans(rows).items():
-            print(
-                f"{mean['ratio']:.2f} times as fast as {peer}, {mean['files']} files, slower in {mean['slower']}"
-            )
+            files = f"{mean['files']} files, slower in {mean['slower']}"
+            print(f"{mean['ratio']:.2f} times as fast as {peer}, {files}")
         missing = [name for name in self.files if not self.known.get(name, {}).get("ratios")]
         print(f"{len(self.files) - len(missing)} timed, {len(missing)} without times")
         return 1 if missing else 0
