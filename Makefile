@@ -177,6 +177,10 @@ retrieval: $(PROGRAMS) store   ## how often a search finds a pair that helps, be
 	$(PYTHON) scripts/retrieval.py --program $(BUILD)/kernel-agent --store $(BUILD)/pairs.db \
 	    --out bench/results/retrieval.json
 
+bench-all: $(PROGRAMS) store   ## on a GPU: drafts beside torch.compile (OUT=F.json ONLY=REGEX RESUME=1)
+	$(PYTHON) scripts/bench_all.py --program $(BUILD)/kernel-agent --only '$(ONLY)' \
+	    --out $(or $(OUT),bench/results/bench-gpu.json) $(if $(RESUME),--resume)
+
 bench-jail: $(PROGRAMS)   ## cold and warm starts, layers, cached kernels
 	$(PYTHON) scripts/bench_jail.py --jail $(BUILD)/ka-jail --out bench/results/jail-latency-cpu.json
 
@@ -255,6 +259,6 @@ help:   ## this list
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 .PHONY: all demo test setup store unit pytest jail attacks mutants verify-dataset published llm-proxy
-.PHONY: diff-matrix gpu property check prompt-eval soak slurm systemd bench-service
+.PHONY: diff-matrix bench-all gpu property check prompt-eval soak slurm systemd bench-service
 .PHONY: beside-jail bench retrieval bench-jail bench-verdict bench-compare valgrind lint fuzz-build fuzz-quick
 .PHONY: install dist clean help

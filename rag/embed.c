@@ -92,8 +92,8 @@ void ka_measures_end(struct ka_measures *measures)
     ka_whitening_end(&measures->parts[1]);
 }
 
-/* Of the structure's squared length 1, so much is for the classes: half of it is what the product of two loses
- * where they differ in one of them. */
+/* Of the structure's squared length 1, each class has its share: the product of two loses twice that where
+ * only one of them has the class. */
 static void add_classes(const struct ka_features *features, float structure[KA_EMBED_STRUCTURE])
 {
     static const double SHARES[KA_CLASS_COUNT] = {[KA_CLASS_PRODUCT] = PRODUCT_SHARE,

@@ -519,7 +519,7 @@ bool ka_describe_raised(const json_t *facts, const struct ka_place *place, struc
     return first;
 }
 
-/* What a race said (agent/run/race.h). */
+/* What a race said (agent/run/racing.h). */
 static void put_measured(const json_t *times, struct ka_buf *out)
 {
     if (!json_is_object(times))

@@ -36,7 +36,7 @@
 #include "history.h"
 #include "judge.h"
 #include "operations.h"
-#include "race.h"
+#include "racing.h"
 #include "rag/lex.h"
 #include "sizes.h"
 

@@ -16,7 +16,7 @@
  *     preflight.c       on which shapes forward and oracle agree: the parts preflight_*.c
  *     retrieve.c        the store
  *     ask.c             prompts, model or mailbox, answers to candidates
- *     race.c            on a GPU: a candidate timed beside the best
+ *     racing.c          on a GPU: a candidate timed beside the best
  *     check.c           scan, candidate, oracle, comparison, facts
  *     result.c          the result object
  *     folder.c          what a run's folder is called
@@ -43,7 +43,7 @@ struct ka_fan;       /* fan.h */
 struct ka_expected;  /* expected.h */
 struct ka_preflight; /* preflight_internal.h */
 struct ka_check;     /* check.c */
-struct ka_raced;     /* race.h */
+struct ka_raced;     /* racing.h */
 
 /* Owns `facts`: the result of operation facts, complete. */
 typedef void (*ka_run_compile_fn)(struct ka_run *run, json_t *facts);
@@ -122,7 +122,7 @@ struct ka_run {
     struct ka_compile *compile;   /* of the last facts; NULL */
     json_t *compile_facts;
     ka_run_compile_fn compile_next;
-    void (*raced)(struct ka_run *run, const struct ka_raced *raced); /* race.c; NULL: none is under way */
+    void (*raced)(struct ka_run *run, const struct ka_raced *raced); /* racing.c; NULL: none is under way */
     json_t *race_cases;
     struct ka_asked asked[KA_JOB_SLOTS];
     struct ka_soon *first; /* the first turn of the loop; NULL: it was */

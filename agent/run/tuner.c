@@ -19,7 +19,7 @@
 #include "draft.h"
 #include "events.h"
 #include "operations.h"
-#include "race.h"
+#include "racing.h"
 
 #define SAME_MAX 2 /* variants in a row whose modelled cost is the best's own */
 

@@ -1,5 +1,5 @@
-"""On a GPU times decide: a move that is slower is rolled back, one that is faster is kept. There is no GPU here:
-the clock of tests/python/fake_gpu.py counts launches."""
+"""On a GPU times decide: a move that is slower is rolled back, one that is faster is kept. There is no GPU
+here: the clock of tests/python/fake_gpu.py counts launches."""
 
 from __future__ import annotations
 

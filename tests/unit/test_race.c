@@ -1,4 +1,4 @@
-/* Who is faster, by samples taken in turn: a few by hand, and ten thousand runs under a clock that is noisy. */
+/* Who is faster, by samples taken in turn: a few by hand, and ten thousand runs under a noisy clock. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -394,8 +394,8 @@ class Case:
                 raise self.refuse(f"{name} is not finite")
 
     def require_in_range(self, gradients: Mapping[str, torch.Tensor], recording: Recording) -> None:
-        """Raises Unusable where a gradient of other values is too large for the dtype of its input. That of an
-        iteration which has not converged hangs on rounding, and so does what overflows of it."""
+        """Raises Unusable where a gradient of other values is too large for the dtype of its input. In an
+        iteration that has not converged, rounding decides what overflows."""
         for name, grad in gradients.items() if self.varied.values else ():
             own = grad.to(recording.wanted[name].dtype)
             if bool((grad.isfinite() & own.isinf()).any()):

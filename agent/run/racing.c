@@ -1,5 +1,5 @@
 /* One race: the request of operation bench, and what its samples mean for the run. */
-#include "race.h"
+#include "racing.h"
 
 #include <math.h>
 #include <stdio.h>

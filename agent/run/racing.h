@@ -1,6 +1,6 @@
 /* On a GPU a candidate is timed beside the best one: what is measured decides, not a model. */
-#ifndef KA_RUN_RACE_H
-#define KA_RUN_RACE_H
+#ifndef KA_RUN_RACING_H
+#define KA_RUN_RACING_H
 
 #include "agent/core/race.h"
 #include "internal.h"

@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""Backwards made without a model, timed beside eager PyTorch and torch.compile: the examples, and pairs of
+dataset/ of which the forward alone is given.
+
+    scripts/bench_all.py --out bench/results/bench-h200.json [--only REGEX] [--resume] [--jobs 4]
+                         [--program build/kernel-agent] [--python PATH] [--seconds 6] [--budget SECONDS]
+                         [--list FILE]
+
+--list names the pairs, one path a line (bench/gpu/geomean.txt). A file is made into a pair by the whole run,
+tuner and all, with `--backend none`; then `bench` times it at its own SWEEP. Runs go --jobs at a time,
+benches one after the other, each with the GPU to itself. Results are written as each file ends; --resume leaves those
+alone that have times and whose text and program are the same. No file begins after --budget seconds.
+
+The summary is the geometric mean over files of what the others take over what ours takes, of the backward as
+CUDA graphs (as plain calls where there is no graph), each file's own the geometric mean over its shapes.
+Exits 1 where a file has no times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import bounded
+from verify_dataset import REASON_MAX, digest, gpus, program_digest, version_of
+
+ROOT = Path(__file__).resolve().parents[1]
+MARKER = "# ---- backward ----"
+OTHERS = ("eager", "compile")
+# Of examples that have none.
+REFERENCES = {
+    "softmax": "def reference(x):\n    return torch.softmax(x, dim=-1)\n",
+    "swiglu": "def reference(gate, up):\n    return torch.nn.functional.silu(gate) * up\n",
+}
+
+Entry = dict[str, Any]
+
+
+def forward_of(path: Path) -> str:
+    """What is above the marker, with a reference() to time against."""
+    text = path.read_text().partition(MARKER)[0].rstrip() + "\n"
+    more = REFERENCES.get(path.stem, "") if "def reference(" not in text else ""
+    return f"{text}\n\n{more}" if more else text
+
+
+def ratios_of(result: Entry) -> Entry:
+    """By peer: its time over ours, backward."""
+    made: Entry = {}
+    for peer in OTHERS:
+        ways = result.get("geomean", {}).get("bwd", {})
+        found = ways.get("graph", {}).get(peer) or ways.get("alone", {}).get(peer)
+        if found:
+            made[peer] = {name: found[name] for name in ("ratio", "faster", "slower", "shapes")}
+    return made
+
+
+def shapes_of(result: Entry) -> list[Entry]:
+    """Milliseconds of each subject's backward, by shape."""
+    rows: list[Entry] = []
+    for shape in result.get("shapes", []):
+        bwd = shape.get("passes", {}).get("bwd", {})
+        ms = {
+            name: (times.get("graph") or times.get("alone") or {}).get("median_ms")
+            for name, times in bwd.get("subjects", {}).items()
+        }
+        rows.append({"dims": shape["dims"], "floor_ms": bwd.get("floor_ms"), "ms": ms})
+    return rows
+
+
+class Run:
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.until = time.monotonic() + args.budget
+        self.program = program_digest(args.program)
+        named = [line for line in args.list.read_text().splitlines() if line and line[0] != "#"]
+        files = [f"examples/{path.name}" for path in sorted((ROOT / "examples").glob("*.py"))] + named
+        self.files = [name for name in files if args.only.search(name)]
+        self.known: dict[str, Entry] = {}
+        if args.out.exists():
+            self.known = {row["file"]: row for row in json.loads(args.out.read_text())["results"]}
+        self.alone = threading.Lock()  # whoever times
+
+    def is_current(self, name: str) -> bool:
+        row = self.known.get(name, {})
+        same = row.get("sha256") == digest([ROOT / name]) and row.get("program") == self.program
+        return same and bool(row.get("ratios"))
+
+    def command(self, *words: object, most: float) -> tuple[Entry, bounded.Ended]:
+        more = ["--device", "cuda", "--json", *(["--python", self.args.python] if self.args.python else [])]
+        done = bounded.run([self.args.program, *words, *more], most)
+        try:
+            return json.loads(done.out), done
+        except json.JSONDecodeError:
+            return {}, done
+
+    def time(self, name: str) -> Entry:
+        path = ROOT / name
+        folder = self.args.work / Path(name).stem
+        folder.mkdir(parents=True, exist_ok=True)
+        forward = folder / path.name
+        forward.write_text(forward_of(path))
+        entry: Entry = {"file": name, "sha256": digest([path]), "program": self.program}
+        if time.monotonic() > self.until:
+            return entry | {"reason": "had no turn"}
+        words = ["--file-path", forward, "--backend", "none", "--no-retrieval", "--out", folder / "runs"]
+        made, done = self.command(*words, *bounded.share(self.args.jobs), most=self.args.most)
+        entry |= {"verdict": made.get("verdict", "none"), "run_seconds": round(done.seconds, 1)}
+        if made.get("verdict") != "verified":
+            why = made.get("failures") or (made.get("error") or {}).get("message") or done.err[-REASON_MAX:]
+            return entry | {"reason": str(why)[:REASON_MAX]}
+        entry |= {"tuned_ms": made.get("ms"), "attempts": made.get("attempts")}
+        bench = ["bench", made["pair"], "--only", "bwd", "--seconds", self.args.seconds]
+        with self.alone:
+            result, done = self.command(*bench, "--out", folder / "runs", most=self.args.most)
+        entry |= {"ratios": ratios_of(result), "shapes": shapes_of(result)}
+        if done.code != 0:
+            entry["reason"] = f"{done.why}: {done.err.strip()[-REASON_MAX:]}"
+        return entry
+
+    def keep(self, entry: Entry) -> None:
+        self.known[entry["file"]] = entry
+        rows = [self.known[name] for name in sorted(self.known)]
+        made: Entry = {
+            "command": " ".join(sys.argv),
+            "torch": version_of("torch"),
+            "triton": version_of("triton"),
+        }
+        made |= {"machine": bounded.machine(), "gpu": self.args.gpus, "geomean": self.geomeans(rows)}
+        bounded.write_json(self.args.out, made | {"results": rows})
+        told = {peer: found["ratio"] for peer, found in entry.get("ratios", {}).items()}
+        print(f"{entry['file']}: {told or entry.get('reason', 'no times')}", flush=True)
+
+    def geomeans(self, rows: list[Entry]) -> Entry:
+        made: Entry = {}
+        for peer in OTHERS:
+            found = [row["ratios"][peer]["ratio"] for row in rows if peer in row.get("ratios", {})]
+            if found:
+                mean = math.exp(sum(map(math.log, found)) / len(found))
+                slower = sum(ratio < 1 for ratio in found)
+                made[peer] = {"ratio": round(mean, 3), "files": len(found), "slower": slower}
+        return made
+
+    def all(self) -> int:
+        todo = [name for name in self.files if not (self.args.resume and self.is_current(name))]
+        with ThreadPoolExecutor(self.args.jobs) as pool:
+            for future in as_completed([pool.submit(self.time, name) for name in todo]):
+                if future.result().get("reason") != "had no turn":
+                    self.keep(future.result())
+        rows = [self.known[name] for name in self.files if name in self.known]
+        for peer, mean in self.geomeans(rows).items():
+            files = f"{mean['files']} files, slower in {mean['slower']}"
+            print(f"{mean['ratio']:.2f} times as fast as {peer}, {files}")
+        missing = [name for name in self.files if not self.known.get(name, {}).get("ratios")]
+        print(f"{len(self.files) - len(missing)} timed, {len(missing)} without times")
+        return 1 if missing else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", type=re.compile, default=re.compile(""), metavar="REGEX")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--program", type=Path, default=ROOT / "build" / "kernel-agent")
+    parser.add_argument("--python", default="")
+    parser.add_argument("--seconds", type=int, default=6, help="of one bench")
+    parser.add_argument("--most", type=float, default=300, help="longest time for one command")
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no file begins")
+    parser.add_argument("--list", type=Path, default=ROOT / "bench" / "gpu" / "geomean.txt")
+    parser.add_argument("--work", type=Path, default=ROOT / "generated" / "bench")
+    args = parser.parse_args()
+    args.gpus = gpus()
+    run = Run(args)
+    if not run.files:
+        print(f"no file matches {args.only.pattern!r}", file=sys.stderr)
+        return 2
+    return run.all()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
