@@ -134,7 +134,7 @@ prompt-eval: $(PROGRAMS) store   ## is what the model needs in each question? (N
 mutants: $(PROGRAMS)   ## wrong versions of right backwards, all to be rejected (MUTANTS=8: so many)
 	$(PYTHON) tests/attacks/mutate.py --build $(BUILD) $(if $(MUTANTS),--sample $(MUTANTS) $(MUTANTS_SHORT))
 
-verify-dataset: $(PROGRAMS)   ## the verdict on every pair (DEVICE=cuda DTYPE=own ONLY=REGEX JOBS=1 RESUME=1 OUT=F.json)
+verify-dataset: $(PROGRAMS)   ## the verdict on every pair (DEVICE=cuda DTYPE=own ONLY=REGEX JOBS=1 RESUME=1)
 	$(PYTHON) scripts/verify_dataset.py --program $(BUILD)/kernel-agent --only '$(ONLY)' \
 	    --device $(or $(DEVICE),cpu) --dtype $(or $(DTYPE),float32) --jobs $(or $(JOBS),1) \
 	    --out $(or $(OUT),bench/results/dataset-$(or $(DEVICE),cpu).json) $(if $(RESUME),--resume)

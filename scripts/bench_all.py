@@ -8,8 +8,9 @@ dataset/ of which the forward alone is given.
 
 --list names the pairs, one path a line (bench/gpu/geomean.txt). A file is made into a pair by the whole run,
 tuner and all, with `--backend none`; then `bench` times it at its own SWEEP. Runs go --jobs at a time,
-benches one after the other, each with the GPU to itself. Results are written as each file ends; --resume leaves those
-alone that have times and whose text and program are the same. No file begins after --budget seconds.
+benches one after the other, each with the GPU to itself. Results are written as each file ends; --resume
+leaves those alone that have times and whose text and program are the same. No file begins after --budget
+seconds.
 
 The summary is the geometric mean over files of what the others take over what ours takes, of the backward as
 CUDA graphs (as plain calls where there is no graph), each file's own the geometric mean over its shapes.
