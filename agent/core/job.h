@@ -73,7 +73,7 @@ struct ka_event {
     int passed, total;
     bool verified;
     double
-        cost; /* lower is better: milliseconds on a GPU, modelled bytes on the CPU; only compared within a run */
+        cost; /* lower is better: milliseconds on a GPU, else modelled bytes; compared within a run alone */
 };
 
 enum ka_command_type {

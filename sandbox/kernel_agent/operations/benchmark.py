@@ -34,7 +34,8 @@ from .candidate import entry_of
 from .ceilings import PASSES
 from .device_clock import Gpu
 
-ROUNDS_LEAST, ROUNDS_MOST = 7, 100  # unless more are asked for; the median of fewer than six has no interval at 95 %
+# Unless more are asked for; the median of fewer than six has no interval at 95 %.
+ROUNDS_LEAST, ROUNDS_MOST = 7, 100
 VALUES_MOST = 400_000  # in a result, of all cases: the daemon takes no more than half a million
 _VALUES_A_ROUND = 48  # four subjects, three passes, two ways; and what went on behind each
 Samples = dict[str, dict[str, list[float]]]  # by pass, then "alone" or "graph": milliseconds
