@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("KA_BUILD", ROOT / "build")).resolve()
 PROGRAM = BUILD / "kernel-agent"
+PYTHON = ROOT / ".venv" / "bin" / "python"
 SERVER = ROOT / "tests" / "llm" / "server.py"
 
 
@@ -33,7 +35,8 @@ class Ended:
 
 
 class Agent:
-    """Runs kernel-agent in a folder of its own, with nothing of the caller's configuration."""
+    """Runs kernel-agent in a folder of its own, with nothing of the caller's configuration. Its Python is
+    named: to ask every one on the PATH takes a tenth of a second, and test_python.py looks at that."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -43,6 +46,7 @@ class Agent:
             "HOME": str(folder),
             "KA_SHARE": str(ROOT),
             "KA_STORE": str(BUILD / "pairs.db"),
+            "KA_PYTHON": str(PYTHON),
             "ASAN_OPTIONS": "detect_leaks=1",
         }
 
@@ -76,6 +80,14 @@ class Agent:
 
     def run_dirs(self) -> list[Path]:
         return sorted(path.parent for path in self.folder.glob("generated/*/run.db"))
+
+
+def copied_share(folder: Path) -> Path:
+    """What the program needs of its installation, to be changed; bytecode too, which is right for all that is
+    not."""
+    for name in ("sandbox", "prompts"):
+        shutil.copytree(ROOT / name, folder / name)
+    return folder
 
 
 def ended(code: int, out: str, err: str) -> Ended:
