@@ -102,13 +102,6 @@ def test_forward_file_that_cannot_be_used(unusable: dict[str, dict[str, Any]], n
         assert word.lower() in str(error).lower(), error
 
 
-def test_racy_forward_is_a_finding_about_the_forward(agent: Agent) -> None:
-    path = agent.folder / "racy.py"
-    path.write_text(FORWARD.replace("y_ptr + row * N + cols", "y_ptr + cols"))
-    done = agent("--file-path", path, "--backend", "none", "--json")
-    assert done.code == 3, done.err
-
-
 def test_missing_file(agent: Agent) -> None:
     done = agent("--file-path", "nowhere.py")
     assert done.code == 3
