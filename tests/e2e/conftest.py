@@ -136,34 +136,37 @@ class Endpoint:
         self.process.wait()
 
 
+def start_endpoint(folder: Path, steps: list[dict[str, Any]], *options: str, number: int = 0) -> Endpoint:
+    """A server that answers with these steps, in order. The caller stops it."""
+    script, port, log = (folder / f"llm-{number}.{kind}" for kind in ("jsonl", "port", "log"))
+    script.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    command = [
+        sys.executable,
+        SERVER,
+        "--script",
+        script,
+        "--port-file",
+        port,
+        "--log",
+        log,
+        "--seconds",
+        "900",
+    ]
+    process = subprocess.Popen([*map(str, command), *options], stdout=subprocess.DEVNULL)
+    while not (port.exists() and port.read_text().strip()):
+        assert process.poll() is None, "the scripted endpoint did not start"
+        time.sleep(0.02)
+    return Endpoint(f"http://127.0.0.1:{port.read_text().strip()}/v1", log, process)
+
+
 @pytest.fixture
 def endpoint(tmp_path: Path) -> Iterator[Callable[..., Endpoint]]:
     """endpoint(steps, *options) starts a server that answers with these steps, in order."""
     started: list[Endpoint] = []
 
     def start(steps: list[dict[str, Any]], *options: str) -> Endpoint:
-        number = len(started)
-        script, port, log = (tmp_path / f"llm-{number}.{kind}" for kind in ("jsonl", "port", "log"))
-        script.write_text("".join(json.dumps(step) + "\n" for step in steps))
-        command = [
-            sys.executable,
-            SERVER,
-            "--script",
-            script,
-            "--port-file",
-            port,
-            "--log",
-            log,
-            "--seconds",
-            "900",
-        ]
-        process = subprocess.Popen([*map(str, command), *options], stdout=subprocess.DEVNULL)
-        while not (port.exists() and port.read_text().strip()):
-            assert process.poll() is None, "the scripted endpoint did not start"
-            time.sleep(0.02)
-        one = Endpoint(f"http://127.0.0.1:{port.read_text().strip()}/v1", log, process)
-        started.append(one)
-        return one
+        started.append(start_endpoint(tmp_path, steps, *options, number=len(started)))
+        return started[-1]
 
     yield start
     for one in started:

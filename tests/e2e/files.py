@@ -142,6 +142,10 @@ MEND = """*** Begin Patch
 *** End Patch
 """
 
+# The endpoint's last step, of a run that need not go on since all that matters has been asked: it ends with
+# code 5.
+ENOUGH = {"status": 401, "error": "enough"}
+
 
 def fenced(code: str) -> str:
     return f"Here is the backward.\n\n```python\n{code}```\n"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import Agent, Ended, Endpoint, ended
-from files import BACKWARD, FORWARD, RAISES, WRONG, fenced
+from files import BACKWARD, ENOUGH, FORWARD, RAISES, WRONG, fenced
 
 Start = Callable[..., Endpoint]
 
@@ -85,9 +85,9 @@ def test_questions_of_a_turn_are_open_at_once__and_differ_in_their_direction_alo
 
 
 def test_one_question_alone_has_no_direction(agent: Agent, forward: Path, endpoint: Start) -> None:
-    model = endpoint([{"text": fenced(BACKWARD), "reject": ["Yours: ", "# A direction"]}])
-    done = agent(*arguments(forward, model.url, 1))
-    assert done.code == 0, done.err
+    model = endpoint([ENOUGH | {"reject": ["Yours: ", "# A direction"]}])
+    assert agent(*arguments(forward, model.url, 1)).code == 5
+    assert len(model.requests()) == 1 and model.state()["failures"] == []
 
 
 def test_bad_answer_and_lost_endpoint_among_several__cost_their_own_candidates(
@@ -107,7 +107,7 @@ def tried(agent: Agent, forward: Path, endpoint: Start, delays: list[float]) -> 
     """What the fix turn after a draft turn of three is told of these, without what a seed decides."""
     draft = [{"text": fenced(WORSE)}, {"text": PROSE}, {"text": fenced(WRONG)}]
     timed = [answer | {"delay": delay} for answer, delay in zip(draft, delays, strict=True)]
-    model = endpoint([*steps(*timed), {"status": 401, "error": "enough"}], "--repeat")
+    model = endpoint([*steps(*timed), ENOUGH], "--repeat")
     done = agent(*arguments(forward, model.url, 3))
     assert done.code == 5, done.err
     fixes = [text for text in asked(model) if "does not pass" in text]

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 from conftest import Agent, Ended, Endpoint
-from files import BACKWARD, FORWARD, MEND, PATCH, RAISES, WRONG, fenced
+from files import BACKWARD, ENOUGH, FORWARD, MEND, PATCH, RAISES, WRONG, fenced
 
 KEY = "sk-secret-0123456789abcdef"
-ENOUGH = {"status": 401, "error": "enough"}  # ends a run of which all that matters has been asked
 Start = Callable[..., Endpoint]
 
 
