@@ -108,7 +108,9 @@ $(BUILD)/pairs.db: $(BUILD)/kernel-agent $(shell find dataset -name '*.py' 2>/de
 unit: $(UNIT) $(PROGRAMS)   ## C unit tests
 	@for t in $(UNIT); do $$t || exit 1; done
 
+# Each start of the program in a home of its own would compile the package anew.
 pytest: $(PROGRAMS) store   ## Python tests, and end-to-end tests of the program
+	$(PYTHON) -m compileall -q sandbox/kernel_agent
 	KA_BUILD=$(abspath $(BUILD)) $(PYTHON) -m pytest -q -n $$(($(CPUS) + 1)) --dist worksteal \
 	    tests/python tests/e2e
 

@@ -35,10 +35,11 @@ _MESSAGE_MAX = 1 << 18
 _TWIN = b"twin"
 _IDLE_MS = 20
 _GROWTH_MAX_KB = 512 * 1024
+_OWN = "kernel_agent.child"  # the first of this package
 _PRELOADED = (
     "numpy", "numpy.random", "random", "tempfile", "torch", "torch.autograd",
     "torch._subclasses.schema_check_mode",  # at the first dispatch mode
-    "triton", "triton.language", "triton.runtime.interpreter", "kernel_agent.child", "kernel_agent.compiled",
+    "triton", "triton.language", "triton.runtime.interpreter", _OWN, "kernel_agent.compiled",
     "kernel_agent.modes",
     "kernel_agent.operations.inspect", "kernel_agent.operations.oracle", "kernel_agent.operations.candidate",
     "kernel_agent.operations.scan", "kernel_agent.operations.facts", "kernel_agent.operations.sanitize",
@@ -74,11 +75,11 @@ def _unfit() -> str | None:
     return None
 
 
-def _keep_bytecode() -> None:
+def _keep_bytecode(module: str) -> None:
     """Where nobody may write to an installation, its modules are often not compiled, and importing torch
-    takes seconds longer. Then they are kept in the user's cache; an installation that has them is left
-    alone."""
-    folder, spec = os.environ.get("KA_BYTECODE"), importlib.util.find_spec("torch")
+    takes seconds longer, this package a quarter of a second. From here on they are kept in the user's cache
+    then; an installation that has them is left alone."""
+    folder, spec = os.environ.get("KA_BYTECODE"), importlib.util.find_spec(module)
     if folder and spec is not None and spec.cached and not os.path.exists(spec.cached):
         sys.pycache_prefix = folder
         sys.dont_write_bytecode = False
@@ -87,8 +88,11 @@ def _keep_bytecode() -> None:
 def _preload() -> None:
     """Import what children need, and what torch imports only when it is first used: in some versions its
     compiler at the first dispatch mode, a second in every child."""
+    _keep_bytecode("torch")
     for name in _PRELOADED:
         try:
+            if name == _OWN:
+                _keep_bytecode(name)
             importlib.import_module(name)
         except ModuleNotFoundError as exc:
             if exc.name is None or not exc.name.startswith(("kernel_agent.", "torch._")):
@@ -99,6 +103,15 @@ def _preload() -> None:
         torch = sys.modules["torch"]
         with modes.Idle(), torch.autograd.graph.saved_tensors_hooks(lambda held: held, lambda held: held):
             torch.ones(1)
+
+
+def _warm() -> str | None:
+    """Import it all, and leave it alone: why this process must not be forked, if it must not."""
+    gc.disable()  # what is imported stays: looking for garbage in it takes a fifth of the start
+    _preload()
+    gc.freeze()  # collections in the children leave the shared pages alone
+    gc.enable()
+    return _unfit()
 
 
 def _warm_compiler() -> None:
@@ -300,16 +313,10 @@ def main(argv: list[str]) -> int:
     if code:
         print(f"zygote: {os.strerror(-code)}", file=sys.stderr)
         return 1
-    _keep_bytecode()
-    gc.disable()  # what is imported stays: looking for garbage in it takes a tenth of the start
-    _preload()
-    gc.enable()
-    why = _unfit()
+    why = _warm()
     if why:
         print(f"zygote: cannot be forked: {why}", file=sys.stderr)
         return 1
-    gc.collect()
-    gc.freeze()  # collections in the children leave the shared pages alone
     Zygote(_channel(int(argv[1])), library).serve()
     return 0
 

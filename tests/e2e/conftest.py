@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("KA_BUILD", ROOT / "build")).resolve()
 PROGRAM = BUILD / "kernel-agent"
+PYTHON = ROOT / ".venv" / "bin" / "python"
 SERVER = ROOT / "tests" / "llm" / "server.py"
+
+
+LONGEST = ("test_soak.py", "test_transcripts.py", "test_handwritten.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first: begun last, it would be what all others wait for."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @dataclass
@@ -33,7 +43,8 @@ class Ended:
 
 
 class Agent:
-    """Runs kernel-agent in a folder of its own, with nothing of the caller's configuration."""
+    """Runs kernel-agent in a folder of its own, with nothing of the caller's configuration. Its Python is
+    named: to ask every one on the PATH takes a tenth of a second, and test_python.py looks at that."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -43,6 +54,7 @@ class Agent:
             "HOME": str(folder),
             "KA_SHARE": str(ROOT),
             "KA_STORE": str(BUILD / "pairs.db"),
+            "KA_PYTHON": str(PYTHON),
             "ASAN_OPTIONS": "detect_leaks=1",
         }
 
@@ -76,6 +88,14 @@ class Agent:
 
     def run_dirs(self) -> list[Path]:
         return sorted(path.parent for path in self.folder.glob("generated/*/run.db"))
+
+
+def copied_share(folder: Path) -> Path:
+    """What the program needs of its installation, to be changed; bytecode too, which is right for all that is
+    not."""
+    for name in ("sandbox", "prompts"):
+        shutil.copytree(ROOT / name, folder / name)
+    return folder
 
 
 def ended(code: int, out: str, err: str) -> Ended:
@@ -116,34 +136,37 @@ class Endpoint:
         self.process.wait()
 
 
+def start_endpoint(folder: Path, steps: list[dict[str, Any]], *options: str, number: int = 0) -> Endpoint:
+    """A server that answers with these steps, in order. The caller stops it."""
+    script, port, log = (folder / f"llm-{number}.{kind}" for kind in ("jsonl", "port", "log"))
+    script.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    command = [
+        sys.executable,
+        SERVER,
+        "--script",
+        script,
+        "--port-file",
+        port,
+        "--log",
+        log,
+        "--seconds",
+        "900",
+    ]
+    process = subprocess.Popen([*map(str, command), *options], stdout=subprocess.DEVNULL)
+    while not (port.exists() and port.read_text().strip()):
+        assert process.poll() is None, "the scripted endpoint did not start"
+        time.sleep(0.02)
+    return Endpoint(f"http://127.0.0.1:{port.read_text().strip()}/v1", log, process)
+
+
 @pytest.fixture
 def endpoint(tmp_path: Path) -> Iterator[Callable[..., Endpoint]]:
     """endpoint(steps, *options) starts a server that answers with these steps, in order."""
     started: list[Endpoint] = []
 
     def start(steps: list[dict[str, Any]], *options: str) -> Endpoint:
-        number = len(started)
-        script, port, log = (tmp_path / f"llm-{number}.{kind}" for kind in ("jsonl", "port", "log"))
-        script.write_text("".join(json.dumps(step) + "\n" for step in steps))
-        command = [
-            sys.executable,
-            SERVER,
-            "--script",
-            script,
-            "--port-file",
-            port,
-            "--log",
-            log,
-            "--seconds",
-            "900",
-        ]
-        process = subprocess.Popen([*map(str, command), *options], stdout=subprocess.DEVNULL)
-        while not (port.exists() and port.read_text().strip()):
-            assert process.poll() is None, "the scripted endpoint did not start"
-            time.sleep(0.02)
-        one = Endpoint(f"http://127.0.0.1:{port.read_text().strip()}/v1", log, process)
-        started.append(one)
-        return one
+        started.append(start_endpoint(tmp_path, steps, *options, number=len(started)))
+        return started[-1]
 
     yield start
     for one in started:

@@ -98,6 +98,54 @@ PATCH = """*** Begin Patch
 *** End Patch
 """
 
+# For runs of which only matters that they go on to their end: a check of it takes half as long.
+SMALL = '''"""y = x * x."""
+
+import torch
+import triton
+import triton.language as tl
+from kernel_agent import autodiff
+
+
+@triton.jit
+def square_kernel(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + cols, mask=cols < N, other=0.0)
+    tl.store(y_ptr + cols, x * x, mask=cols < N)
+
+
+@autodiff(inputs_require_grad=(0,))
+def square(x):
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    square_kernel[(triton.cdiv(x.numel(), 32),)](x, y, x.numel(), BLOCK=32)
+    return y
+
+
+SWEEP = [{"N": 24}]
+
+
+def make_args(dims, device="cuda", dtype=torch.float32):
+    return (torch.randn(dims["N"], device=device, dtype=dtype),)
+'''
+
+# Raises in the first call, which is found before any case is run: the dearest part of a check.
+RAISES = BACKWARD.replace("dy = dy.contiguous()", "dy = dy.contigous()")
+
+MEND = """*** Begin Patch
+*** Update File: pair.py
+@@ def backward
+         x, w = ctx.saved_tensors
+-        dy = dy.contigous()
++        dy = dy.contiguous()
+         M, N = x.shape
+*** End Patch
+"""
+
+# The endpoint's last step, of a run that need not go on since all that matters has been asked: it ends with
+# code 5.
+ENOUGH = {"status": 401, "error": "enough"}
+
 
 def fenced(code: str) -> str:
     return f"Here is the backward.\n\n```python\n{code}```\n"

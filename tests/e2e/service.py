@@ -135,9 +135,9 @@ class Service:
         return self.process.wait()
 
 
-def variant(number: int) -> str:
+def variant(number: int, of: str = FORWARD) -> str:
     """Another file, as far as its content goes."""
-    return f"{FORWARD}\n# {number}\n"
+    return f"{of}\n# {number}\n"
 
 
 @pytest.fixture

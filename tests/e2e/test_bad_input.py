@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Agent
@@ -68,28 +69,37 @@ UNUSABLE: dict[str, tuple[Callable[[str], str], list[str]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def unusable(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The results for all of them: of one batch, for which Python starts once, and alone what a batch does
+    not take for a forward file."""
+    agent = Agent(tmp_path_factory.mktemp("unusable"))
+    kernels = agent.folder / "kernels"
+    kernels.mkdir()
+    options = ("--backend", "none", "--json")
+    found = {}
+    for name, (change, _) in UNUSABLE.items():
+        text = change(FORWARD)
+        assert text != FORWARD
+        if "@autodiff" in text and "SWEEP" in text:
+            (kernels / f"{name}.py").write_text(text)
+            continue
+        (agent.folder / "forward.py").write_text(text)
+        done = agent("--file-path", "forward.py", *options)
+        assert done.code == 3 and "Traceback (most recent call last)" not in done.out, done.err
+        found[name] = done.result
+    done = agent("batch", kernels, *options)
+    assert done.code == 3 and "Traceback (most recent call last)" not in done.out, done.err
+    return found | {Path(item["file"]).stem: item["result"] for item in done.result["files"]}
+
+
 @pytest.mark.parametrize("name", UNUSABLE)
-def test_forward_file_that_cannot_be_used(agent: Agent, name: str) -> None:
-    change, words = UNUSABLE[name]
-    path = agent.folder / "forward.py"
-    text = change(FORWARD)
-    assert text != FORWARD
-    path.write_text(text)
-    done = agent("--file-path", path, "--backend", "none", "--json")
-    assert done.code == 3, done.err
-    assert done.result["verdict"] == "unusable"
-    assert done.result["exit_code"] == 3
-    message = done.result["error"]["message"]
-    for word in words:
-        assert word.lower() in (message + str(done.result["error"])).lower()
-    assert "Traceback (most recent call last)" not in done.out
-
-
-def test_racy_forward_is_a_finding_about_the_forward(agent: Agent) -> None:
-    path = agent.folder / "racy.py"
-    path.write_text(FORWARD.replace("y_ptr + row * N + cols", "y_ptr + cols"))
-    done = agent("--file-path", path, "--backend", "none", "--json")
-    assert done.code == 3, done.err
+def test_forward_file_that_cannot_be_used(unusable: dict[str, dict[str, Any]], name: str) -> None:
+    result = unusable[name]
+    assert (result["verdict"], result["exit_code"]) == ("unusable", 3), result
+    error = result["error"]
+    for word in UNUSABLE[name][1]:
+        assert word.lower() in str(error).lower(), error
 
 
 def test_missing_file(agent: Agent) -> None:

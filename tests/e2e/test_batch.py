@@ -8,13 +8,12 @@ import json
 import re
 import subprocess
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Agent, Endpoint
-from files import BACKWARD, FORWARD, fenced
+from conftest import Agent
+from files import SMALL
 from service import asked, variant
 
 ALONE = ("--backend", "none", "--no-optimise", "--json")
@@ -25,7 +24,7 @@ def kernels(agent: Agent) -> Path:
     folder = agent.folder / "kernels"
     folder.mkdir()
     for number in range(3):
-        (folder / f"k{number}.py").write_text(variant(number))
+        (folder / f"k{number}.py").write_text(variant(number, SMALL))
     return folder
 
 
@@ -33,21 +32,8 @@ def outcomes(doc: dict[str, Any]) -> dict[str, str]:
     return {Path(item["file"]).name: item["outcome"] for item in doc["files"]}
 
 
-def test_two_batches_at_once_run_each_file_once(
-    agent: Agent, kernels: Path, endpoint: Callable[..., Endpoint]
-) -> None:
-    model = endpoint([{"text": fenced(BACKWARD)}], "--repeat")
-    asks = (
-        "--base-url",
-        model.url,
-        "--draft",
-        "llm",
-        "--no-optimise",
-        "--no-lessons",
-        "--json",
-        "--jobs",
-        "2",
-    )
+def test_two_batches_at_once_run_each_file_once(agent: Agent, kernels: Path) -> None:
+    asks = (*ALONE, "--jobs", "2")
     both = [agent.start("batch", kernels, *asks) for _ in range(2)]
     docs = [json.loads(process.communicate()[0]) for process in both]
     assert len(agent.run_dirs()) == 3
@@ -82,6 +68,7 @@ def test_file_that_another_batch_works_on_is_left_to_it(agent: Agent, kernels: P
     found = {Path(item["file"]).name: item for item in second.result["files"]}
     assert found["k0.py"]["outcome"] == "error" and "another process works on" in found["k0.py"]["reason"]
     assert found["k1.py"]["outcome"] == found["k2.py"]["outcome"] == "waiting"
+    assert found["k0.py"]["exit_code"] == 2 and len(agent.run_dirs()) == 3
     first.kill()
     first.communicate()
 
@@ -107,9 +94,11 @@ def test_run_that_cannot_be_read_is_not_begun_anew(agent: Agent, kernels: Path) 
 
 def test_junit_and_json_say_the_same(agent: Agent, kernels: Path) -> None:
     (kernels / "k1.py").write_text(
-        FORWARD.replace("    M, N = x.shape", "    raise ValueError('<never>')\n    M, N = x.shape")
+        SMALL.replace("    y = torch", "    raise ValueError('<never>')\n    y = torch")
     )
+    (kernels / "notes.py").write_text("x = 1\n")  # no forward file
     done = agent("batch", kernels, *ALONE, "--junit", "first.xml", "--jobs", "2")
+    assert outcomes(done.result) == {"k0.py": "verified", "k1.py": "unusable", "k2.py": "verified"}
     assert done.code == 3 and done.result["seconds"] > 0
     assert re.search(r"batch: 3 of 3 files, 1 failed, 0 at work; took \d+ s", done.err), done.err
     assert re.search(r"batch: [12] of 3 files, [01] failed, [12] at work; about \d+ (s|min) left", done.err)
@@ -119,7 +108,8 @@ def test_junit_and_json_say_the_same(agent: Agent, kernels: Path) -> None:
         "k1.py": ("0", "1"),
         "k2.py": ("0", "0"),
     }
-    agent("batch", kernels, *ALONE, "--junit", "second.xml")
+    again = agent("batch", kernels, *ALONE, "--junit", "second.xml")
+    assert outcomes(again.result) == {"k0.py": "unchanged", "k1.py": "unusable", "k2.py": "unchanged"}
     suites = {Path(s.attrib["name"]).name: s for s in ET.parse(agent.folder / "second.xml").getroot()}
     assert [suites[name].attrib["skipped"] for name in ("k0.py", "k1.py", "k2.py")] == ["1", "0", "1"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Agent, Ended
+from conftest import ROOT, Agent, Ended, copied_share
 from files import BACKWARD, FORWARD
 
 CLOCK = ROOT / "tests" / "python" / "fake_gpu.py"
@@ -23,9 +23,7 @@ REFERENCE = "\n\ndef reference(x, w):\n    return x * w\n"
 
 @pytest.fixture
 def share(agent: Agent) -> Path:
-    folder = agent.folder / "share"
-    shutil.copytree(ROOT / "sandbox", folder / "sandbox", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "prompts", folder / "prompts")
+    folder = copied_share(agent.folder / "share")
     shutil.copy(CLOCK, clock_of(folder))
     return folder
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from conftest import Agent, Ended, Endpoint, ended
-from files import BACKWARD, FORWARD, WRONG, fenced
+from files import BACKWARD, ENOUGH, FORWARD, RAISES, WRONG, fenced
 
 Start = Callable[..., Endpoint]
 
-WORSE = WRONG.replace("dy * w", "dy")  # dx is wrong as well
+WORSE = WRONG.replace("dy = dy.contiguous()", "dy = dy.contigous()")  # raises as well
 DIRECTIONS = [  # of the first four questions of a turn
     "Yours: one program owns",
     "Yours: each program takes several rows",
@@ -85,16 +85,16 @@ def test_questions_of_a_turn_are_open_at_once__and_differ_in_their_direction_alo
 
 
 def test_one_question_alone_has_no_direction(agent: Agent, forward: Path, endpoint: Start) -> None:
-    model = endpoint([{"text": fenced(BACKWARD), "reject": ["Yours: ", "# A direction"]}])
-    done = agent(*arguments(forward, model.url, 1))
-    assert done.code == 0, done.err
+    model = endpoint([ENOUGH | {"reject": ["Yours: ", "# A direction"]}])
+    assert agent(*arguments(forward, model.url, 1)).code == 5
+    assert len(model.requests()) == 1 and model.state()["failures"] == []
 
 
 def test_bad_answer_and_lost_endpoint_among_several__cost_their_own_candidates(
     agent: Agent, forward: Path, endpoint: Start
 ) -> None:
     lost = {"status": 404, "error": "no such model"}
-    model = endpoint(steps({"text": PROSE}, lost, {"text": fenced(BACKWARD)}, {"text": fenced(WRONG)}))
+    model = endpoint(steps({"text": PROSE}, lost, {"text": fenced(BACKWARD)}, {"text": fenced(RAISES)}))
     done = agent(*arguments(forward, model.url, 4))
     assert done.code == 0 and done.result["verdict"] == "verified", done.err
     assert done.result["attempts"] == 2 and "error" not in done.result
@@ -107,9 +107,9 @@ def tried(agent: Agent, forward: Path, endpoint: Start, delays: list[float]) -> 
     """What the fix turn after a draft turn of three is told of these, without what a seed decides."""
     draft = [{"text": fenced(WORSE)}, {"text": PROSE}, {"text": fenced(WRONG)}]
     timed = [answer | {"delay": delay} for answer, delay in zip(draft, delays, strict=True)]
-    model = endpoint([*steps(*timed), {"text": fenced(BACKWARD)}], "--repeat")
+    model = endpoint([*steps(*timed), ENOUGH], "--repeat")
     done = agent(*arguments(forward, model.url, 3))
-    assert done.code == 0, done.err
+    assert done.code == 5, done.err
     fixes = [text for text in asked(model) if "does not pass" in text]
     assert len(fixes) == 3 and sum("Yours: keep the schedule" in text for text in fixes) == 1
     assert all("range(0, 1)" in text.split("# Tried so far")[0] for text in fixes)
@@ -123,7 +123,7 @@ def test_what_the_others_taught_is_told__in_the_order_of_questions(
     told = tried(agent, forward, endpoint, [2, 1, 0])
     first, second, third = re.findall(r"^- (.*)$", told, re.MULTILINE)
     assert "one program owns" in first and "not verified" in first and "not kept" in first
-    assert "How it differs from the current file:" in told and "dy, mask=mask)" in told
+    assert "How it differs from the current file:" in told and "dy.contigous()" in told
     assert "the answer was no use: There is no code in the answer" in second
     assert "the reduction is split" in third and ", kept" in third
     assert tried(agent, forward, endpoint, [0, 1, 2]) == told
@@ -159,8 +159,9 @@ def test_ended_in_the_middle_of_a_turn__asks_the_open_questions_again_in_the_sam
     before, after = asked(model), asked(rest)
     assert after == [text for text in before if DIRECTIONS[1] not in text]
     assert rest.state()["left"] == 0
-    again = agent("verify", run_dir, "--json")
-    assert again.code == 0 and again.result["verdict"] == "verified", again.err
+    if how == signal.SIGKILL:
+        again = agent("verify", run_dir, "--json")
+        assert again.code == 0 and again.result["verdict"] == "verified", again.err
 
 
 def test_no_answer_is_of_use__each_is_told_what_was_wrong_with_its_own(
@@ -170,7 +171,7 @@ def test_no_answer_is_of_use__each_is_told_what_was_wrong_with_its_own(
         [
             *steps({"text": PROSE + " Rain."}, {"text": PROSE + " Snow."}),
             {"text": fenced(BACKWARD), "when": [DIRECTIONS[0], "Rain."], "reject": ["Snow."]},
-            {"text": fenced(WRONG), "when": [DIRECTIONS[1], "Snow."], "reject": ["Rain."]},
+            {"text": fenced(RAISES), "when": [DIRECTIONS[1], "Snow."], "reject": ["Rain."]},
         ]
     )
     done = agent(*arguments(forward, model.url, 2))
@@ -186,7 +187,7 @@ def test_all_endpoints_lost__ends_with_code_5(agent: Agent, forward: Path, endpo
 
 
 def test_questions_left__are_the_most_that_are_asked(agent: Agent, forward: Path, endpoint: Start) -> None:
-    model = endpoint([{"text": fenced(WRONG)}, {"text": fenced(WRONG + "\n# Again.\n")}], "--repeat")
+    model = endpoint([{"text": fenced(RAISES)}, {"text": fenced(RAISES + "\n# Again.\n")}], "--repeat")
     done = agent(*arguments(forward, model.url, 2, "--max-iters", "3"))
     assert done.code == 4, done.err
     assert len(model.requests()) == 3
@@ -211,7 +212,7 @@ def test_mailbox__has_a_request_for_each__answered_in_any_order(agent: Agent, fo
     requests = in_box(agent, "request")
     assert [path.name[-15:] for path in requests] == [f"-00{i}.request.md"[-15:] for i in (1, 2, 3)]
     assert [mark in path.read_text() for mark, path in zip(DIRECTIONS, requests, strict=False)] == [True] * 3
-    put(requests[2], fenced(WRONG))
+    put(requests[2], fenced(RAISES))
     second = agent(*box, "--resume")
     assert second.code == 75 and second.result["attempts"] == 1, second.err
     assert second.result["request"] == str(requests[0])
@@ -230,7 +231,7 @@ def test_mailbox_while_waiting__takes_answers_as_they_come(agent: Agent, forward
     while len(in_box(agent, "request")) < 2:
         assert process.poll() is None
         time.sleep(0.05)
-    put(in_box(agent, "request")[1], fenced(WRONG))
+    put(in_box(agent, "request")[1], fenced(RAISES))
     while not any(journal(run_dir, "verdict") for run_dir in agent.run_dirs()):
         time.sleep(0.05)
     put(in_box(agent, "request")[0], fenced(BACKWARD))

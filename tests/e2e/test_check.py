@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,24 +18,8 @@ import suite
 WRONG = ("tl.atomic_add(ds_ptr, tl.sum(dy * x))", "tl.atomic_add(ds_ptr, 2 * tl.sum(dy * x))")
 
 
-def test_check__right_and_wrong_pair__gives_both_verdicts_and_exit_code_4(agent: Agent):
-    right = suite.control("scale_atomics")
-    files: list[Path] = []
-    for name, backward in (("wrong.py", right.replace(*WRONG)), ("right.py", right)):
-        files.append(agent.folder / name)
-        files[-1].write_text(suite.pair("scale_atomics", backward))
-    command = agent.command("check", *files, "--json", "--quiet")
-    done = subprocess.run(
-        command, cwd=agent.folder, env=agent.env, capture_output=True, text=True, check=False
-    )
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert done.returncode == 4
-    assert [result["verdict"] for result in results] == ["not_verified", "verified"]
-    assert "accumulated twice" in results[0]["failures"]
-
-
 def checked(agent: Agent, backwards: dict[str, str], *options: str) -> tuple[list[dict[str, Any]], str]:
-    """Results and log of one `check` of pairs of one forward."""
+    """Results and log of one `check` of pairs of one forward, not all of which are right."""
     files = []
     for name, backward in backwards.items():
         files.append(agent.folder / name)
@@ -45,30 +28,42 @@ def checked(agent: Agent, backwards: dict[str, str], *options: str) -> tuple[lis
     done = subprocess.run(
         command, cwd=agent.folder, env=agent.env, capture_output=True, text=True, check=False
     )
+    assert done.returncode == 4, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
-@pytest.mark.parametrize("options", [(), ("--fail-fast",)])
-def test_check__kernel_that_the_target_does_not_compile__is_not_verified(
-    agent: Agent, options: tuple[str, ...]
-):
+@pytest.fixture
+def not_compiled() -> str:
     """The interpreter runs `continue`; Triton does not compile it."""
-    right = suite.control("scale_atomics")
     added = "tl.atomic_add(ds_ptr, tl.sum(dy * x))"
     loop = f"for step in range(2):\n        if step == 1:\n            continue\n        {added}"
-    results, _ = checked(agent, {"pair.py": right.replace(added, loop), "right.py": right}, *options)
-    told = results[1]["checked"]
+    return suite.control("scale_atomics").replace(added, loop)
+
+
+def assert_not_compiled(result: dict[str, Any]) -> None:
+    assert (result["verdict"], result["exit_code"]) == ("not_verified", 4)
+    failures = result["failures"]
+    assert re.search(r"line \d+, `continue`: \w+ does not compile: .*unsupported AST", failures), failures
+    assert failures.count("does not compile:") == 1 and "sm_90" in failures
+
+
+def test_check__kernel_that_the_target_does_not_compile__is_not_verified(agent: Agent, not_compiled: str):
+    pairs = {"pair.py": not_compiled, "right.py": suite.control("scale_atomics")}
+    (wrong, right), _ = checked(agent, pairs)
+    assert_not_compiled(wrong)
+    assert (right["verdict"], right["exit_code"]) == ("verified", 0)
+    told = right["checked"]
     assert {"normal upstream", "onehot upstream"} <= {kind["name"] for kind in told["kinds"]}
     assert any(item["name"] == "none_one upstream" for item in told["left_out"])
     assert any("one after another" in text for text in told["not_seen"])
     assert not any("compile for" in text for text in told["not_seen"]), "they were compiled here"
-    assert [(made["verdict"], made["exit_code"]) for made in results] == [
-        ("not_verified", 4),
-        ("verified", 0),
-    ]
-    failures = results[0]["failures"]
-    assert re.search(r"line \d+, `continue`: \w+ does not compile: .*unsupported AST", failures), failures
-    assert failures.count("does not compile:") == 1 and "sm_90" in failures
+
+
+def test_check__kernel_that_the_target_does_not_compile__is_what_fails_fast(agent: Agent, not_compiled: str):
+    (agent.folder / "pair.py").write_text(suite.pair("scale_atomics", not_compiled))
+    done = agent("check", "pair.py", "--json", "--fail-fast")
+    assert done.code == 4, done.err
+    assert_not_compiled(done.result)
 
 
 def test_check__fail_fast__stops_a_wrong_pair_and_judges_a_right_one_in_full(agent: Agent):
@@ -117,10 +112,19 @@ def test_junit__several_files__has_a_suite_for_each_with_failures_and_errors_tol
         ("right.py", suite.pair("scale_atomics", right)),
     ):
         (agent.folder / name).write_text(text)
-    done = agent(
-        "check", "wrong.py", "unusable.py", "missing.py", "right.py", "--quiet", "--junit", "out.xml"
+    command = agent.command("check", "wrong.py", "unusable.py", "missing.py", "right.py", "--json", "--quiet")
+    done = subprocess.run(
+        [*command, "--junit", "out.xml"],
+        cwd=agent.folder,
+        env=agent.env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert done.code == 3
+    assert done.returncode == 3
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [result["exit_code"] for result in results] == [4, 3, 0]  # the missing one has none
+    assert "accumulated twice" in results[0]["failures"]
     root = ET.parse(agent.folder / "out.xml").getroot()
     assert root.tag == "testsuites"
     counts = {one.get("name"): tuple(one.get(key) for key in ("tests", "failures", "errors")) for one in root}
@@ -148,27 +152,23 @@ def test_check__gradient_that_is_zero_on_a_shape__is_no_decoy_there(agent: Agent
     assert done.result["verdict"] == "verified", done.result["failures"]
 
 
-@pytest.mark.parametrize(
-    ("edit", "told"),
-    [
-        (
-            ("def backward(ctx, dy):", "def backward(ctx, dy)"),
-            r"syntax: line \d+, `def backward\(ctx, dy\)`: SyntaxError: expected ':'",
-        ),
-        (
-            ("def backward(ctx, dy):", "def backward(ctx, dy):\n        open('x')"),
-            r"forbidden: line \d+, `open\('x'\)`: uses open",
-        ),
-    ],
-)
-def test_check__line_that_cannot_be_accepted__is_quoted(agent: Agent, edit: tuple[str, str], told: str):
-    backward = suite.control("softmax_saved_output")
-    assert backward.count(edit[0]) == 1
-    file = agent.folder / "quoted.py"
-    file.write_text(suite.pair("softmax_saved_output", backward.replace(*edit)))
-    done = agent("check", file, "--json", "--quiet")
-    assert done.code == 4
-    assert re.search(told, done.result["failures"]), done.result["failures"]
+def test_check__line_that_cannot_be_accepted__is_quoted(agent: Agent):
+    head = "def backward(ctx, dy):"
+    right = suite.control("softmax_saved_output")
+    assert right.count(head) == 1
+    for name, text in (("syntax", head[:-1]), ("forbidden", f"{head}\n        open('x')")):
+        (agent.folder / f"{name}.py").write_text(
+            suite.pair("softmax_saved_output", right.replace(head, text))
+        )
+    command = agent.command("check", "syntax.py", "forbidden.py", "--json", "--quiet")
+    done = subprocess.run(
+        command, cwd=agent.folder, env=agent.env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 4
+    syntax, forbidden = (json.loads(line)["failures"] for line in done.stdout.splitlines())
+    told = r"syntax: line \d+, `def backward\(ctx, dy\)`: SyntaxError: expected ':'"
+    assert re.search(told, syntax), syntax
+    assert re.search(r"forbidden: line \d+, `open\('x'\)`: uses open", forbidden), forbidden
 
 
 def test_check__kernel_that_no_case_launches__is_named(agent: Agent):

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Agent
+from conftest import PYTHON, ROOT, Agent, copied_share
 
 sys.path.insert(0, str(ROOT / "tests" / "attacks"))
 import suite
-
-PYTHON = ROOT / ".venv" / "bin" / "python"
 
 
 @pytest.fixture
@@ -45,7 +43,7 @@ def check(agent: Agent, pair: Path, *options: str, share: Path | None = None) ->
     return done.result["measured"]
 
 
-def test_second_check__other_process_and_other_file__compiles_nothing(agent: Agent, pair: Path):
+def test_second_check__other_process_and_other_file__compiles_only_what_has_changed(agent: Agent, pair: Path):
     cold = check(agent, pair)
     misses = cold["compile"]["misses"]
     assert misses > 0 and cold["compile"] == counts(0, misses)
@@ -54,10 +52,6 @@ def test_second_check__other_process_and_other_file__compiles_nothing(agent: Age
     warm = check(agent, moved)
     assert warm["compile"] == counts(misses, 0)
     assert kernels(warm) == kernels(cold) and all(kernel["registers"] > 0 for kernel in kernels(cold))
-
-
-def test_changed_kernel__is_compiled_and_the_others_are_not(agent: Agent, pair: Path):
-    check(agent, pair)
     text = pair.read_text()
     pair.write_text(
         text.replace("tl.atomic_add(ds_ptr, tl.sum(dy * x))", "tl.atomic_add(ds_ptr, tl.sum(dy * x + 0 * x))")
@@ -82,10 +76,8 @@ def test_folder_that_others_can_write__is_not_used(agent: Agent, pair: Path):
 
 def test_compiler_that_dies_of_a_kernel__refuses_it(agent: Agent, pair: Path, tmp_path: Path):
     """As Triton's does where an assertion of its own fails."""
-    share = tmp_path / "share"
-    shutil.copytree(ROOT / "sandbox", share / "sandbox", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("prompts", "dataset"):
-        (share / name).symlink_to(ROOT / name)
+    share = copied_share(tmp_path / "share")
+    (share / "dataset").symlink_to(ROOT / "dataset")
     module = share / "sandbox" / "kernel_agent" / "compiled.py"
     start = "def _build_kernel(source: Source, folder: Path) -> dict[str, Any]:\n"
     text = module.read_text()
@@ -159,9 +151,7 @@ if __name__"""
 
 @pytest.fixture
 def hostile(agent: Agent, request: pytest.FixtureRequest) -> Path:
-    share = agent.folder / "share"
-    shutil.copytree(ROOT / "sandbox", share / "sandbox", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "prompts", share / "prompts")
+    share = copied_share(agent.folder / "share")
     child = share / "sandbox" / "kernel_agent" / "child.py"
     code = HOSTILE.replace("WRONG_KEYS", str(request.param))
     child.write_text(child.read_text().replace("if __name__", code, 1))

@@ -142,11 +142,6 @@ WRONG = {
         ("        return dx, dw, None", "        return dx, (grad_output * x).sum(0), None"),
         "torch_math",
     ),
-    "matmul in the backward": (
-        "caller",
-        ("        return dx, dw, None", "        return torch.matmul(dx, dx), dw, None"),
-        "torch_math: line",
-    ),
     "another library in the backward": (
         "caller",
         ("        M, N = x.shape\n        dx,", "        M, N = np.shape(x)\n        dx,"),
@@ -294,7 +289,7 @@ def test_each_function_of_a_module_has_its_verdict(agent: Agent) -> None:
 
 def test_function_that_is_named_is_checked_alone(agent: Agent) -> None:
     file = put(agent.folder, "activations", WRONG_SIGMOID)
-    for name, stub, expected in (("silu", "silu", 0), ("Sigmoid", "sigmoid", 4), ("product", "product", 0)):
+    for name, stub, expected in (("Sigmoid", "sigmoid", 4), ("product", "product", 0)):
         done = agent("check", file, "--json", "--quiet", "--function", name)
         assert (done.code, done.result["stub"]) == (expected, stub), done.err
 
@@ -343,7 +338,8 @@ def test_module_without_any_backward_is_told_what_is_missing(agent: Agent) -> No
     assert "no torch.autograd.Function with a backward" in done.err
 
 
-# A gradient that is twice too large, and a judge that is told to halve it: `told` in four ways.
+# A gradient that is twice too large, and a judge that is told to halve it: `told` in two ways
+# (test_scan.py has more).
 HALVED = """
 
 def _halved(path, made, save=_judge.save):
@@ -356,19 +352,6 @@ def _halved(path, made, save=_judge.save):
 PATCHES = {
     "sys.modules": (
         'import sys\n\n_judge = sys.modules["kernel_agent.tensors"]\n',
-        "_judge.save = _halved\n",
-    ),
-    "setattr": (
-        'import sys\n\n_judge = sys.modules["kernel_agent.tensors"]\n',
-        'setattr(_judge, "save", _halved)\n',
-    ),
-    "exec": (
-        "_names = {}\nexec(\"import sys; judge = sys.modules['kernel_agent.tensors']\", _names)\n"
-        '_judge = _names["judge"]\n',
-        '_judge.__dict__["save"] = _halved\n',
-    ),
-    "importlib": (
-        'import importlib\n\n_judge = importlib.import_module("kernel_agent.tensors")\n',
         "_judge.save = _halved\n",
     ),
     "a frame": (

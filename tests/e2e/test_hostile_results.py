@@ -9,14 +9,13 @@ could reach.
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Agent
+from conftest import ROOT, Agent, copied_share
 
 sys.path.insert(0, str(ROOT / "tests" / "attacks"))
 import suite
@@ -118,9 +117,7 @@ def assert_says(failures: str, rule: str, words: list[str]) -> None:
 @pytest.fixture
 def share(agent: Agent) -> Path:
     """The package, with a child that obeys the comment."""
-    folder = agent.folder / "share"
-    shutil.copytree(ROOT / "sandbox", folder / "sandbox", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "prompts", folder / "prompts")
+    folder = copied_share(agent.folder / "share")
     child = folder / "sandbox" / "kernel_agent" / "child.py"
     child.write_text(child.read_text().replace("if __name__", HOSTILE, 1))
     return folder

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Agent, Ended, Endpoint
-from files import BACKWARD, FORWARD, PATCH, WRONG, fenced
+from conftest import Agent, Ended, Endpoint, start_endpoint
+from files import BACKWARD, ENOUGH, FORWARD, MEND, PATCH, RAISES, WRONG, fenced
 
 Start = Callable[..., Endpoint]
 
@@ -54,14 +55,38 @@ def asked(model: Endpoint, since: int = 0) -> list[str]:
     return [json.loads(request["body"])["messages"][1]["content"] for request in model.requests()[since:]]
 
 
-FIRST = [{"text": fenced(WRONG)}, {"tool": "submit_patch", "arguments": {"patch": PATCH}}]
+# What raises in the first call is judged in no time: the mistake of all tests that do not ask what is kept.
+FIRST = [{"text": fenced(RAISES)}, {"tool": "submit_patch", "arguments": {"patch": MEND}}]
+RAISED = "-        dy = dy.contigous()\n+        dy = dy.contiguous()\n"
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A home in which a run has learned, and the endpoint that it asked."""
+    agent = Agent(tmp_path_factory.mktemp("first"))
+    file = agent.folder / "scale.py"
+    file.write_text(FORWARD)
+    model = start_endpoint(agent.folder, FIRST)
+    done = run(agent, file, model.url)
+    model.stop()
+    assert done.code == 0, done.err
+    return agent.folder, model.url
+
+
+@pytest.fixture
+def taught(agent: Agent, first: tuple[Path, str]) -> str:
+    """The test's home has a lesson, of a run that asked the endpoint that is returned."""
+    shutil.copytree(first[0] / ".local", agent.folder / ".local")
+    assert len(lessons(agent)) == 1
+    return first[1]
 
 
 def test_lesson_of_one_run__is_shown_in_another_that_needs_it(
     agent: Agent, forward: Path, other: Path, endpoint: Start
 ) -> None:
     again = [{"text": fenced(renamed(WRONG))}, {"text": fenced(renamed(BACKWARD))}]
-    model = endpoint([*FIRST, *again, *again])
+    mistake = [{"text": fenced(WRONG)}, {"tool": "submit_patch", "arguments": {"patch": PATCH}}]
+    model = endpoint([*mistake, *again, again[0], ENOUGH])
     assert lessons(agent) == []
     first = run(agent, forward, model.url)
     assert first.code == 0 and "learned: what mended" in first.err, first.err
@@ -84,7 +109,7 @@ def test_lesson_of_one_run__is_shown_in_another_that_needs_it(
     assert (lesson["shown"], lesson["helped"], lesson["vain"]) == (1, 1, 0)
 
     silent = run(agent, other, model.url, "--no-lessons")
-    assert silent.code == 0, silent.err
+    assert silent.code == 5 and len(asked(model, 4)) == 2, silent.err
     assert all(HEADING not in text and EARLY not in text for text in asked(model, 4))
     assert lessons(agent) == [lesson]
     assert model.state()["left"] == 0
@@ -93,8 +118,8 @@ def test_lesson_of_one_run__is_shown_in_another_that_needs_it(
 def test_lesson_shown_in_vain_in_three_runs__is_dropped(
     agent: Agent, forward: Path, other: Path, endpoint: Start
 ) -> None:
-    worse = renamed(WRONG).replace("range(0, 1)", "range(0, 2)")
-    vain = [{"text": fenced(renamed(WRONG))}, {"text": fenced(worse)}, {"text": fenced(renamed(WRONG))}]
+    texts = [RAISES, RAISES.replace("contigous", "contigously"), RAISES]
+    vain = [{"text": fenced(renamed(text))} for text in texts]
     model = endpoint([*FIRST, *vain, *vain, *vain])
     assert run(agent, forward, model.url).code == 0
     for count in (1, 2, 3):
@@ -102,47 +127,43 @@ def test_lesson_shown_in_vain_in_three_runs__is_dropped(
         done = run(agent, other, model.url, "--max-iters", "3")
         assert done.code == 4, done.err
         draft, first, second = asked(model, before)
-        assert CHANGE in draft and CHANGE in first
-        assert CHANGE not in second.split("# Tried so far")[0]  # once a run is enough
+        assert RAISED in draft and RAISED in first
+        assert RAISED not in second.split("# Tried so far")[0]  # once a run is enough
         assert [(lesson["vain"], lesson["shown"]) for lesson in lessons(agent)] == (
             [(count, count)] if count < 3 else []
         )
 
 
 def test_another_endpoint__is_not_shown_what_the_first_was_sent(
-    agent: Agent, forward: Path, other: Path, endpoint: Start
+    agent: Agent, taught: str, other: Path, endpoint: Start
 ) -> None:
-    model = endpoint(FIRST)
-    assert run(agent, forward, model.url).code == 0
-    assert len(lessons(agent)) == 1
-    stranger = endpoint([{"text": fenced(renamed(WRONG))}, {"text": fenced(renamed(BACKWARD))}])
-    assert run(agent, other, stranger.url).code == 0
-    assert all(CHANGE not in text.split("# Tried so far")[0] for text in asked(stranger))
+    stranger = endpoint([{"text": fenced(renamed(RAISES))}, ENOUGH])
+    assert stranger.url != taught and run(agent, other, stranger.url).code == 5
+    assert len(asked(stranger)) == 2
+    assert all(RAISED not in text.split("# Tried so far")[0] for text in asked(stranger))
 
 
 def test_prompt_command__shows_lessons_with_their_tokens_and_counts_nothing(
-    agent: Agent, forward: Path, other: Path, endpoint: Start
+    agent: Agent, taught: str, other: Path
 ) -> None:
-    model = endpoint(FIRST)
-    assert run(agent, forward, model.url).code == 0
     before = lessons(agent)
-    given = ["prompt", other, "--draft", "llm", "--base-url", model.url, "--json"]
+    given = ["prompt", other, "--draft", "llm", "--base-url", taught, "--json"]
     done = agent(*given)
     assert done.code == 0, done.err
     parts = {part["name"]: part["tokens"] for part in done.result["parts"]}
     assert 50 < parts["lessons"] < 400
-    assert CHANGE in done.result["messages"][1]["content"]
+    assert RAISED in done.result["messages"][1]["content"]
     assert "lessons" not in {part["name"] for part in agent(*given, "--no-lessons").result["parts"]}
     assert lessons(agent) == before
 
 
-def test_lessons_are_listed_and_forgotten(agent: Agent, forward: Path, endpoint: Start) -> None:
+def test_lessons_are_listed_and_forgotten(agent: Agent, first: tuple[Path, str]) -> None:
     assert agent("store", "lessons").out == ""
-    assert run(agent, forward, endpoint(FIRST).url).code == 0
+    shutil.copytree(first[0] / ".local", agent.folder / ".local", dirs_exist_ok=True)
     (lesson,) = lessons(agent)
     shown = agent("store", "lessons")
     assert f"{lesson['id']}  {lesson['kind']}; shown in 0 runs" in shown.out
-    assert "     +    for row in range(0, M):" in shown.out and lesson["run"] in shown.out
+    assert "     +        dy = dy.contiguous()" in shown.out and lesson["run"] in shown.out
     for words, what in {
         ("remember",): "usage: kernel-agent store lessons",
         ("forget",): "usage: kernel-agent store lessons",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import Agent, Ended, Endpoint
-from files import BACKWARD, FORWARD, PATCH, WRONG, fenced
+from files import BACKWARD, ENOUGH, FORWARD, MEND, PATCH, RAISES, WRONG, fenced
 
 KEY = "sk-secret-0123456789abcdef"
 Start = Callable[..., Endpoint]
@@ -63,9 +63,9 @@ def test_draft_fix_by_patch_then_verified(agent: Agent, forward: Path, endpoint:
 
 
 def test_hidden_shapes_and_seeds_are_not_in_prompts(agent: Agent, forward: Path, endpoint: Start) -> None:
-    model = endpoint([{"text": fenced(WRONG)}, {"text": fenced(BACKWARD)}])
+    model = endpoint([{"text": fenced(WRONG)}, ENOUGH])
     done = run(agent, forward, model.url, "--no-optimise")
-    assert done.code == 0, done.err
+    assert done.code == 5, done.err
     hidden = [
         shape["dims"] for shape in events(done.result, "preflight")[0]["shapes"] if shape["class"] == "hidden"
     ]
@@ -83,12 +83,12 @@ def test_hidden_shapes_and_seeds_are_not_in_prompts(agent: Agent, forward: Path,
 def test_patch_that_does_not_apply_is_told_and_asked_again(
     agent: Agent, forward: Path, endpoint: Start
 ) -> None:
-    bad = PATCH.replace("tl.zeros([BLOCK], dtype=tl.float32)", "tl.ones([BLOCK])")
+    bad = MEND.replace("M, N = x.shape", "M, N = y.shape")
     model = endpoint(
         [
-            {"text": fenced(WRONG)},
+            {"text": fenced(RAISES)},
             {"tool": "submit_patch", "arguments": {"patch": bad}},
-            {"tool": "submit_patch", "arguments": {"patch": PATCH}, "expect": ["tl.ones([BLOCK])"]},
+            {"tool": "submit_patch", "arguments": {"patch": MEND}, "expect": ["M, N = y.shape"]},
         ]
     )
     done = run(agent, forward, model.url, "--no-optimise")
@@ -139,30 +139,25 @@ def test_never_right_ends_with_the_best_and_its_errors(agent: Agent, forward: Pa
     assert Path(done.result["best"]).exists()
 
 
-def test_several_candidates_a_turn(agent: Agent, forward: Path, endpoint: Start) -> None:
-    model = endpoint([{"text": fenced(WRONG)}, {"text": fenced(BACKWARD)}])
-    done = run(agent, forward, model.url, "--candidates", "2", "--no-optimise")
-    assert done.code == 0, done.err
-    assert done.result["attempts"] == 2 and done.result["llm"]["requests"] == 2
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
+def test_passing_faults_are_survived(agent: Agent, forward: Path, endpoint: Start) -> None:
+    """One before each of several answers, of which the last alone is right."""
+    faults = [
         {"fault": "cut"},
         {"fault": "bad_json"},
         {"fault": "empty"},
         {"status": 500},
         {"status": 429, "headers": {"Retry-After": "0"}},
-    ],
-    ids=str,
-)
-def test_passing_faults_are_survived(
-    agent: Agent, forward: Path, endpoint: Start, fault: dict[str, Any]
-) -> None:
-    model = endpoint([fault, {"text": fenced(BACKWARD)}])
+    ]
+    answers = [RAISES.replace("contigous", f"contigous_{number}") for number in range(1, len(faults))]
+    steps = [
+        step
+        for fault, text in zip(faults, [*answers, BACKWARD], strict=True)
+        for step in (fault, {"text": fenced(text)})
+    ]
+    model = endpoint(steps)
     done = run(agent, forward, model.url, "--no-optimise")
-    assert done.code == 0, done.err
+    assert done.code == 0 and done.result["attempts"] == len(faults), done.err
+    assert len(model.requests()) == len(steps)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +174,7 @@ def test_lasting_faults_end_with_code_5(
     agent: Agent, forward: Path, endpoint: Start, step: dict[str, Any], words: list[str]
 ) -> None:
     model = endpoint([step], "--repeat")
-    done = run(agent, forward, model.url, "--llm-timeout", "10")
+    done = run(agent, forward, model.url, "--llm-timeout", "2")
     assert done.code == 5, done.err
     for word in words:
         assert word in done.result["error"]["message"]
@@ -204,7 +199,7 @@ def test_endpoint_that_is_down(agent: Agent, forward: Path) -> None:
 
 
 def test_the_key_is_nowhere_but_in_the_request(agent: Agent, forward: Path, endpoint: Start) -> None:
-    echo = fenced(WRONG) + f"\nAnd your key is {KEY}.\n"
+    echo = fenced(RAISES) + f"\nAnd your key is {KEY}.\n"
     model = endpoint([{"text": echo}, {"text": fenced(BACKWARD)}], "--key", KEY)
     done = run(agent, forward, model.url, "--no-optimise", env={"OPENAI_API_KEY": KEY})
     assert done.code == 0, done.err
@@ -231,15 +226,14 @@ def test_no_model_name_is_usage(agent: Agent, forward: Path) -> None:
 def test_as_many_questions_at_a_time_as_jobs(agent: Agent, endpoint: Start) -> None:
     kernels = agent.folder / "kernels"
     kernels.mkdir()
-    for i in range(6):
+    for i in range(4):
         (kernels / f"scale_{i}.py").write_text(FORWARD)
-    # Held back until all six wait for their answer: a client that takes fewer at a time would refuse the
-    # others.
-    model = endpoint([{"status": 401, "delay": 30}], "--repeat")
-    options = ("--jobs", "6", "--base-url", model.url, "--draft", "llm", "--json")
+    # Held back until all wait for their answer: a client that takes fewer at a time would refuse the others.
+    model = endpoint([{"status": 401, "together": 4}], "--repeat")
+    options = ("--jobs", "4", "--base-url", model.url, "--draft", "llm", "--json")
     done = agent("batch", kernels, *options)
     assert {item["exit_code"] for item in done.result["files"]} == {5}, done.err
-    assert len(model.requests()) == 6
+    assert len(model.requests()) == model.state()["most_open"] == 4
 
 
 @pytest.mark.parametrize("off", [False, True])
@@ -274,9 +268,9 @@ def test_exception__is_told_by_the_lines_that_were_shown_and_without_a_path(
     agent: Agent, forward: Path, endpoint: Start
 ) -> None:
     raises = BACKWARD.replace("        dw += dy * x", "        dw += dy * x + row.to(tl.float32)")
-    model = endpoint([{"text": fenced(raises)}, {"text": fenced(BACKWARD)}])
+    model = endpoint([{"text": fenced(raises)}, ENOUGH])
     done = run(agent, forward, model.url, "--no-optimise")
-    assert done.code == 0, done.err
+    assert done.code == 5, done.err
     _, asked = (json.loads(request["body"])["messages"][1]["content"] for request in model.requests())
     line = next(i for i, text in enumerate(raises.splitlines(), 1) if "row.to" in text)
     assert f"{line:4}|         dw += dy * x + row.to(tl.float32)" in asked  # the text as it is shown
@@ -355,62 +349,53 @@ def raised(code: str) -> str:
     return BACKWARD.replace(head, f"{head}        {code}\n", 1)
 
 
-def told_wrong(done: Ended) -> str:
-    (question,) = [event for event in events(done.result, "prompt") if event["phase"] == "fix"]
-    text: str = question["messages"][-1]["content"]
-    return text.partition("# What is wrong")[2].partition("# Tried so far")[0]
+def told_wrong(done: Ended) -> list[str]:
+    """What each question of a fix turn says to be wrong."""
+    asked = [
+        event["messages"][-1]["content"] for event in events(done.result, "prompt") if event["phase"] == "fix"
+    ]
+    return [text.partition("# What is wrong")[2].partition("# Tried so far")[0] for text in asked]
 
 
-@pytest.mark.parametrize(
-    "code", ["raise RuntimeError('not written yet')", "dy = contigous(dy)", "scale_dx_kernel[(1,)](dy)"]
-)
+def answered(agent: Agent, forward: Path, endpoint: Start, *texts: str) -> Ended:
+    """A run whose model answers with these and then with what is right."""
+    model = endpoint([{"text": fenced(text)} for text in (*texts, BACKWARD)])
+    done = run(agent, forward, model.url, "--no-optimise")
+    assert done.code == 0 and done.result["attempts"] == len(texts) + 1, done.err
+    assert "candidate" in children_from(done.result, len(texts) + 1)
+    return done
+
+
 def test_answer_that_raises_in_every_call__is_told_after_the_first(
-    agent: Agent, forward: Path, endpoint: Start, code: str
+    agent: Agent, forward: Path, endpoint: Start
 ) -> None:
-    model = endpoint([{"text": fenced(raised(code))}, {"text": fenced(BACKWARD)}])
-    done = run(agent, forward, model.url, "--no-optimise")
-    assert done.code == 0, done.err
-    assert "candidate" not in children_from(done.result, 1) and "candidate" in children_from(done.result, 2)
-    wrong = told_wrong(done)
-    assert wrong.count("raised: ") == 1 and "On shape" not in wrong and code in wrong, wrong
+    codes = ["raise RuntimeError('not written yet')", "dy = contigous(dy)", "scale_dx_kernel[(1,)](dy)"]
+    done = answered(agent, forward, endpoint, *map(raised, codes))
+    for turn, (code, wrong) in enumerate(zip(codes, told_wrong(done), strict=True), start=1):
+        assert "candidate" not in children_from(done.result, turn)
+        assert wrong.count("raised: ") == 1 and "On shape" not in wrong and code in wrong, wrong
 
 
-@pytest.mark.parametrize("code", ["assert dy.dim() == 7", "dy = dy.to(dtyp=dy.dtype)"])
-def test_answer_that_raises_everywhere__is_told_once(
-    agent: Agent, forward: Path, endpoint: Start, code: str
-) -> None:
-    model = endpoint([{"text": fenced(raised(code))}, {"text": fenced(BACKWARD)}])
-    done = run(agent, forward, model.url, "--no-optimise")
-    assert done.code == 0, done.err
-    assert "candidate" in children_from(done.result, 1), "only the cases can show that"
-    wrong = told_wrong(done)
-    assert wrong.count("raised: ") == 1 and "On shape" not in wrong and code in wrong, wrong
-
-
-def test_kernel_that_raises_where_it_is_launched__is_told_once(
+def test_answer_that_only_cases_show_to_raise__is_told_once_or_with_the_sizes(
     agent: Agent, forward: Path, endpoint: Start
 ) -> None:
     line = "    tl.store(dx_ptr + row * N + cols, dy * w, mask=mask)\n"
     assert line in BACKWARD
-    raises = BACKWARD.replace(line, f"    w = w if N == 0 else tl.zeroes([BLOCK], tl.float32)\n{line}", 1)
-    raises = raises.replace("if ctx.needs_input_grad[0]:", "if dx is None:")
-    model = endpoint([{"text": fenced(raises)}, {"text": fenced(BACKWARD)}])
-    done = run(agent, forward, model.url, "--no-optimise")
-    assert done.code == 0, done.err
+    launched = BACKWARD.replace(line, f"    w = w if N == 0 else tl.zeroes([BLOCK], tl.float32)\n{line}", 1)
+    launched = launched.replace("if ctx.needs_input_grad[0]:", "if dx is None:")
+    everywhere = {
+        "assert dy.dim() == 7": raised("assert dy.dim() == 7"),
+        "dy = dy.to(dtyp=dy.dtype)": raised("dy = dy.to(dtyp=dy.dtype)"),
+        "zeroes": launched,  # raises where it is launched, which it is not on a shape without elements
+    }
+    some = raised("dy = contigous(dy) if dy.shape[1] == 24 else dy")
+    done = answered(agent, forward, endpoint, *everywhere.values(), some)
+    for turn in range(1, len(everywhere) + 2):
+        assert "candidate" in children_from(done.result, turn), "only the cases can show that"
+    *everywhere_told, some_told = told_wrong(done)
+    for code, wrong in zip(everywhere, everywhere_told, strict=True):
+        assert wrong.count("raised: ") == 1 and "On shape" not in wrong and code in wrong, wrong
     (event,) = events(done.result, "preflight")
     assert any(0 in shape["dims"].values() for shape in event["shapes"]), "no shape without a launch"
-    wrong = told_wrong(done)
-    assert wrong.count("raised: ") == 1 and "On shape" not in wrong and "zeroes" in wrong, wrong
-
-
-def test_answer_that_raises_on_some_sizes__has_the_others_told(
-    agent: Agent, forward: Path, endpoint: Start
-) -> None:
-    raises = raised("dy = contigous(dy) if dy.shape[1] == 24 else dy")
-    model = endpoint([{"text": fenced(raises)}, {"text": fenced(BACKWARD)}])
-    done = run(agent, forward, model.url, "--no-optimise")
-    assert done.code == 0, done.err
-    wrong = told_wrong(done)
-    assert 'On shape {"M": 4, "N": 24}' in wrong and 'Nothing fails on shape {"M": 3, "N": 33}' in wrong, (
-        wrong
-    )
+    assert 'On shape {"M": 4, "N": 24}' in some_told, some_told
+    assert 'Nothing fails on shape {"M": 3, "N": 33}' in some_told, some_told

@@ -3,6 +3,9 @@ the result says."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from conftest import Agent
 from files import FORWARD
@@ -33,33 +36,44 @@ DISAGREE = {
 }
 
 
+LARGER = "larger, "
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What the results of all of them have for an error: a batch, for which Python starts once."""
+    agent = Agent(tmp_path_factory.mktemp("disagree"))
+    kernels = agent.folder / "kernels"
+    kernels.mkdir()
+    for name, (text, _) in DISAGREE.items():
+        (kernels / f"{name}.py").write_text(text)
+        larger = text.replace('[{"M": 4, "N": 24}, {"M": 3, "N": 33}]', '[{"M": 64, "N": 64}]')
+        if name in ("race", "finite differences"):
+            (kernels / f"{LARGER}{name}.py").write_text(larger + "\n")
+    done = agent("batch", kernels, "--backend", "none", "--json")
+    assert {item["exit_code"] for item in done.result["files"]} == {3}, done.err
+    return {Path(item["file"]).stem: item["result"]["error"] for item in done.result["files"]}
+
+
 @pytest.mark.parametrize("name", DISAGREE)
-def test_oracles_that_disagree_end_the_run_with_code_3(agent: Agent, name: str) -> None:
-    text, words = DISAGREE[name]
-    (agent.folder / "forward.py").write_text(text)
-    done = agent("--file-path", "forward.py", "--backend", "none", "--json")
-    assert done.code == 3, done.err
-    error = done.result["error"]
+def test_oracles_that_disagree_end_the_run_with_code_3(errors: dict[str, dict[str, Any]], name: str) -> None:
+    error = errors[name]
     assert error["kind"] == "forward_oracle_mismatch"
-    for word in words:
+    for word in DISAGREE[name][1]:
         assert word in error["message"], error["message"]
     assert error["remedy"]
 
 
 @pytest.mark.parametrize("name", ["race", "finite differences"])
-def test_the_smallest_shape_that_shows_it_is_named(agent: Agent, name: str) -> None:
-    text = DISAGREE[name][0].replace('[{"M": 4, "N": 24}, {"M": 3, "N": 33}]', '[{"M": 64, "N": 64}]')
-    (agent.folder / "forward.py").write_text(text)
-    done = agent("--file-path", "forward.py", "--backend", "none", "--json")
-    assert done.code == 3, done.err
+def test_the_smallest_shape_that_shows_it_is_named(errors: dict[str, dict[str, Any]], name: str) -> None:
     # What finite differences miss is by chance as small as their own error now and then, of the smallest too.
     sizes = [16] if name == "race" else [16, 32]
-    assert done.result["error"]["dims"] in [{"M": size, "N": size} for size in sizes]
+    assert errors[LARGER + name]["dims"] in [{"M": size, "N": size} for size in sizes]
 
 
 def test_oracles_that_agree_are_in_the_result_and_the_report(agent: Agent) -> None:
     (agent.folder / "forward.py").write_text(FORWARD + REFERENCE)
-    done = agent("--file-path", "forward.py", "--backend", "none", "--json")
+    done = agent("--file-path", "forward.py", "--backend", "none", "--no-optimise", "--json")
     assert done.code == 0, done.err
     oracles = done.result["oracles"]
     assert oracles["reference"] == "agree"
@@ -76,7 +90,7 @@ def test_differences_that_cannot_tell_are_no_agreement(agent: Agent) -> None:
         "    M, N = x.shape", "    x = x + (torch.round(x) - x).detach()\n    M, N = x.shape", 1
     )
     (agent.folder / "forward.py").write_text(text)
-    done = agent("--file-path", "forward.py", "--backend", "none", "--json")
+    done = agent("--file-path", "forward.py", "--backend", "none", "--no-optimise", "--json")
     assert done.code in (0, 4), done.err
     differences = done.result["oracles"]["finite_differences"]
     assert (differences["verdict"], differences["agree"]) == ("open", 0)
@@ -86,7 +100,7 @@ def test_differences_that_cannot_tell_are_no_agreement(agent: Agent) -> None:
 
 def test_reference_that_raises_is_said_and_is_no_second_opinion(agent: Agent) -> None:
     (agent.folder / "forward.py").write_text(FORWARD + REFERENCE.replace("x * w", "x.no_such_thing"))
-    done = agent("--file-path", "forward.py", "--backend", "none", "--json")
+    done = agent("--file-path", "forward.py", "--backend", "none", "--no-optimise", "--json")
     assert done.code == 0, done.err
     assert done.result["oracles"]["reference"] == "unusable"
     assert "no_such_thing" in done.result["oracles"]["reference_error"]

@@ -31,6 +31,13 @@ def fake(path: Path, versions: dict[str, str | None]) -> Path:
 
 
 @pytest.fixture
+def agent(agent: Agent) -> Agent:
+    """No Python is named."""
+    del agent.env["KA_PYTHON"]
+    return agent
+
+
+@pytest.fixture
 def bare_share(tmp_path: Path) -> dict[str, str]:
     """An installation without a .venv, and a PATH without any Python."""
     share = tmp_path / "share"

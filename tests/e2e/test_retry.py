@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from conftest import Agent, Endpoint
-from files import BACKWARD, FORWARD, PATCH, WRONG, fenced
+from files import BACKWARD, FORWARD, MEND, RAISES, WRONG, fenced
 
 WEATHER = "I would rather talk about the weather."
-BAD_PATCH = PATCH.replace("tl.zeros([BLOCK], dtype=tl.float32)", "tl.ones([BLOCK])")
+BAD_PATCH = MEND.replace("M, N = x.shape", "M, N = y.shape")
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def test_unusable_answers_are_read_back(
     model = endpoint(
         [
             {"text": WEATHER},
-            {"text": fenced(WRONG)},
+            {"text": fenced(RAISES)},
             {"tool": "submit_patch", "arguments": {"patch": BAD_PATCH}},
-            {"tool": "submit_patch", "arguments": {"patch": PATCH}},
+            {"tool": "submit_patch", "arguments": {"patch": MEND}},
             {"text": fenced(BACKWARD)},
         ]
     )
@@ -56,7 +56,7 @@ def test_unusable_answers_are_read_back(
     [call] = said["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"patch": BAD_PATCH}
     assert problem["role"] == "tool" and problem["tool_call_id"] == call["id"]
-    assert "tl.ones([BLOCK])" in problem["content"]
+    assert "M, N = y.shape" in problem["content"]
 
 
 def test_resumed_run_asks_the_same_again(agent: Agent, forward: Path) -> None:

@@ -48,5 +48,6 @@ def test_doctor__own_python_that_this_user_cannot_run__is_said(agent: Agent):
     (share / ".venv" / "bin").mkdir(parents=True)
     own = share / ".venv" / "bin" / "python"
     own.symlink_to("/nowhere/python")
+    del agent.env["KA_PYTHON"]
     done = agent("doctor", env={"KA_SHARE": str(share)})
     assert f"{own} (the .venv of this installation): this user cannot run it" in done.out

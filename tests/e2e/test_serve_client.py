@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Agent
-from files import FORWARD
+from files import FORWARD, SMALL
 from service import ASKS, Service, asked
 from service import serve as serve  # a fixture
 
@@ -23,6 +23,7 @@ def forward(agent: Agent) -> Path:
 
 def test_submitted_file_is_verified(agent: Agent, serve: Callable[..., Service], forward: Path) -> None:
     serve()
+    forward.write_text(SMALL)
     done = agent(
         "submit",
         forward,

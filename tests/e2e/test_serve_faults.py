@@ -16,7 +16,7 @@ from conftest import Agent, Endpoint
 from faults import Faults
 from faults import faults as faults  # a fixture
 from faults import preloaded as preloaded  # a fixture
-from files import BACKWARD, FORWARD, fenced
+from files import BACKWARD, FORWARD, SMALL, fenced
 from service import ASKS, Service, answer, asked, variant
 from service import serve as serve  # a fixture
 
@@ -158,7 +158,7 @@ def test_what_was_acknowledged_is_there_after_a_loss_of_power(
 def test_run_ends_rightly_after_a_loss_of_power(faults: Faults, serve: Callable[..., Service]) -> None:
     faults.record()
     service = serve("--no-optimise")
-    run = service.submit(FORWARD)["id"]
+    run = service.submit(SMALL)["id"]
     for _ in range(3):
         service.wait(run, "running", "done")
         time.sleep(random.uniform(0.2, 2))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import Agent, Endpoint
-from files import BACKWARD, FORWARD, fenced
+from files import BACKWARD, FORWARD, SMALL, fenced
 from service import ASKS, Service, answer, asked, variant
 from service import serve as serve  # a fixture
 
@@ -38,7 +38,7 @@ def edit(service: Service, run: str, **changes: object) -> None:
 @pytest.mark.parametrize("state", ["inspect", "preflight", "check", "done"])
 def test_run_goes_on_after_a_kill(serve: Callable[..., Service], state: str) -> None:
     service = serve("--no-optimise")
-    run = service.submit(FORWARD)["id"]
+    run = service.submit(SMALL)["id"]
     while not any(event.get("to") == state for folder in service.folders(run) for event in events(folder)):
         time.sleep(0.005)
     service.kill()
@@ -68,7 +68,7 @@ def test_start_that_was_only_intended_is_made_up_for(serve: Callable[..., Servic
 
 def test_end_that_was_not_written_is_found_again(serve: Callable[..., Service]) -> None:
     service = serve("--no-optimise")
-    run = service.submit(FORWARD)["id"]
+    run = service.submit(SMALL)["id"]
     ended = service.wait(run)
     service.kill()
     edit(service, run, state="running", exit_code=None, verdict=None, folder=None, ended=None)
@@ -164,9 +164,9 @@ def test_what_was_cancelled_stays_cancelled_after_a_kill(serve: Callable[..., Se
 
 def test_kills_at_any_moment_lose_and_double_nothing(serve: Callable[..., Service]) -> None:
     service = serve("--no-optimise", "--jobs", "2")
-    runs = [service.submit(variant(number))["id"] for number in range(4)]
+    runs = [service.submit(variant(number, SMALL))["id"] for number in range(4)]
     for _ in range(6):
-        time.sleep(random.uniform(0.1, 4))
+        time.sleep(random.uniform(0.1, 3))
         service.kill()
         service.start()
     for run in runs:

@@ -136,9 +136,42 @@ def test_bytecode__is_kept_only_where_the_installation_has_none(
     monkeypatch.setenv("KA_BYTECODE", str(tmp_path / "kept"))
     monkeypatch.setattr(sys, "pycache_prefix", None)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    zygote._keep_bytecode()
+    zygote._keep_bytecode("torch")
     assert sys.pycache_prefix == (None if compiled else str(tmp_path / "kept"))
     assert sys.dont_write_bytecode is compiled
+
+
+def test_bytecode_of_this_package__is_kept_where_it_has_none__and_not_that_of_others(
+    package, tmp_path
+) -> None:
+    """Written by one process and read by the next; torch has its own."""
+    program = (
+        "import sys; from kernel_agent import zygote; zygote._preload(); "
+        "print(sys.pycache_prefix, sys.dont_write_bytecode)"
+    )
+    (tmp_path / "package").rename(tmp_path / "kernel_agent")
+    kept = tmp_path / "kept"
+    given = {"PYTHONPATH": str(tmp_path), "KA_BYTECODE": str(kept), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=os.environ | given, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(kept), "False"]
+    names = {path.name.partition(".")[0] for path in kept.rglob("*.pyc")}
+    assert {"child", "candidate", "rules"} <= names
+    assert not list(kept.rglob("torch/__init__.*"))
+
+
+def test_warming__looks_for_no_garbage_and_leaves_nothing_for_collections_to_look_at() -> None:
+    program = (
+        "import gc; from kernel_agent import zygote; seen = []; gc.collect(); "
+        "gc.callbacks.append(lambda phase, info: seen.append(phase)); "
+        "why = zygote._warm(); made = [[] for _ in range(100)]; "
+        "print(why, len(seen), gc.isenabled(), gc.get_freeze_count() > 100_000)"
+    )
+    one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    given = {**one, "PYTHONPATH": str(SANDBOX)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=os.environ | given, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None", "0", "True", "True"]
 
 
 def test_twin__after_a_request__is_not_forked(monkeypatch):
