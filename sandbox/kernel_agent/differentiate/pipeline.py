@@ -157,6 +157,8 @@ def _attempt(
         raise Refusal("stub", message, line=stub.lineno, file=fwd.path)
     draft.configs = tuning.menu(fwd, sites)
     tuning.apply(sites, config)
+    for site in sites:
+        site.configs = tuning.block_sizes(fwd, site.kernel_name)
     _name_classes(sites)
     kernels: dict[str, str] = {}
     try:

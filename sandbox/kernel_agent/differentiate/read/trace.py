@@ -55,6 +55,7 @@ class Site:
     replaced: dict[str, Node] = field(default_factory=dict)
     added: list[str] = field(default_factory=list)  # written with atomic adds only
     autotuned: bool = False
+    configs: list[dict[str, Any]] = field(default_factory=list)  # that its autotuner lists
     stages: int | None = None  # num_stages of the backward, where it is chosen
     warps: bool = False  # the backward's num_warps is chosen here, not by the launch
     heuristics: dict[str, ast.expr] = field(default_factory=dict)
@@ -93,7 +94,7 @@ class Untraced:
 # Names of a generated Function: its locals, and the functions that it calls.
 OURS = words("ctx grid pointed upstream tiles splits programs row_warps grid_0 grid_1 grid_2 torch triton")
 OURS |= words("laid_out passed_on gradient_of summed finished disjoint sequences_apart ordered distinct")
-OURS |= words("at_most longest separate own untraced passed behind divided address_of table_of")
+OURS |= words("forward_grid at_most longest separate own untraced passed behind divided address_of table_of")
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -575,16 +576,60 @@ def _arguments(
 
 def program_axes(site: Site) -> list[int]:
     """Grid axes that may have more than one program: all but a literal 1."""
-    grid = site.call.func.slice  # type: ignore[attr-defined]
-    if isinstance(grid, ast.Name):
-        named = [*Host(site.host, {}).assigned.get(grid.id, []), *_returned(site.host, grid.id)]
-        grid = named[0] if len(named) == 1 and named[0] is not None else grid
-    grid = grid.body if isinstance(grid, ast.Lambda) else grid
-    written = grid.elts if isinstance(grid, (ast.Tuple, ast.List)) else []
+    _, written = grid_written(site)
     if any(isinstance(e, ast.Starred) for e in written):  # then an entry's place is not its axis
         written = []
     single = {i for i, e in enumerate(written) if isinstance(e, ast.Constant) and e.value == 1}
     return [axis for axis in range(len(site.launch.grid)) if axis not in single]
+
+
+def grid_written(site: Site) -> tuple[ast.arguments | None, list[ast.expr]]:
+    """The entries of a launch's grid as written, with the parameters of the function that returns them; none
+    where that cannot be said."""
+    grid = site.call.func.slice  # type: ignore[attr-defined]
+    given = None
+    if isinstance(grid, ast.Name):
+        name = grid.id
+        named = [*Host(site.host, {}).assigned.get(name, []), *_returned(site.host, name)]
+        grid = named[0] if len(named) == 1 and named[0] is not None else grid
+        made = [n for n in ast.walk(site.host) if isinstance(n, ast.FunctionDef) and n.name == name]
+        given = made[0].args if len(made) == 1 else None
+    given = grid.args if isinstance(grid, ast.Lambda) else given
+    grid = grid.body if isinstance(grid, ast.Lambda) else grid
+    return given, grid.elts if isinstance(grid, (ast.Tuple, ast.List)) else []
+
+
+def grid_rows(site: Site, varied: set[str]) -> dict[int, str] | None:
+    """The axes of a grid that share a range out, `cdiv(range, meta["BLOCK"])`, with the block's name, where
+    the other axes hang on no meta-parameter of `varied`; None where that cannot be said."""
+    given, written = grid_written(site)
+    if len(written) != len(site.launch.grid) or any(isinstance(e, ast.Starred) for e in written):
+        return None
+    if given is not None and (len(given.args) != 1 or given.vararg or given.kwonlyargs or given.defaults):
+        return None
+    computed = [n for n in ast.walk(site.host) if isinstance(n, ast.FunctionDef) and n.args is given]
+    if any(len(one.body) > 1 for one in computed):  # what it computes first may hang on them
+        return None
+    rows: dict[int, str] = {}
+    for axis, entry in enumerate(written):
+        asked = given is not None and _asks(entry, given.args[0].arg)
+        if not asked:
+            continue
+        match entry:
+            case ast.Call(
+                ast.Name("cdiv") | ast.Attribute(_, "cdiv"),
+                [whole, ast.Subscript(ast.Name(), ast.Constant(str(block)))],
+                [],
+            ) if given is not None and not _asks(whole, given.args[0].arg):
+                if block in varied:
+                    rows[axis] = block
+            case _:
+                return None
+    return rows
+
+
+def _asks(expression: ast.expr, name: str) -> bool:
+    return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(expression))
 
 
 def _returned(host: ast.FunctionDef, name: str) -> list[ast.expr | None]:

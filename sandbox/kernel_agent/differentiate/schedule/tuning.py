@@ -13,6 +13,7 @@ from ..ir.nodes import nodes_in
 from ..read.trace import Site
 
 MOST = 8
+LISTED = "_kernel_agent_listed"  # where an autotuner keeps its configurations while it is bound to one
 
 
 def menu(fwd: Forward, sites: list[Site]) -> list[dict[str, Any]]:
@@ -58,7 +59,14 @@ def bind(fwd: Forward, config: dict[str, Any]) -> None:
         tuner = _tuner(fwd, name)
         listed = [c for c in getattr(tuner, "configs", ()) if c.kwargs and c.kwargs.items() <= config.items()]
         if listed:
+            tuner.__dict__.setdefault(LISTED, tuner.configs)
             tuner.configs = listed[:1]
+
+
+def block_sizes(fwd: Forward, name: str) -> list[dict[str, Any]]:
+    """The block sizes that the user's autotuner around a kernel may choose."""
+    tuner = _tuner(fwd, name)
+    return [dict(c.kwargs) for c in getattr(tuner, LISTED, getattr(tuner, "configs", ()))]
 
 
 def apply(sites: list[Site], config: dict[str, Any]) -> None:

@@ -230,6 +230,9 @@ def passed(values, *names):
 '''
 
 
+OWN_GRID = "forward_grid"
+
+
 @dataclass
 class Step:
     """One launch of a generated kernel: its grid, and the host expressions of its extra parameters."""
@@ -485,10 +488,19 @@ class FunctionText:
             lines += _broken(f"separate({tuple_text(into)}, {tuple_text(read)})")
         for name in sorted(self.inplace & set(self.saved)):
             lines += _broken(f"before_{name} = {self.unless_none(name, f'{name}.clone()')}")
+        launched, given = "grid", list(self.saving)
         if self.saving:
-            lines += self.resolved_grid()
-            lines += self.saved_buffers()
-        lines += _broken(f"{self.launched}[grid]({', '.join([*self.saving, *call])})")
+            resolved = self.resolved_grid()
+            if site.autotuned and resolved:
+                launched = OWN_GRID
+                lines.append(
+                    f"        {OWN_GRID} = grid  # asked again, with the blocks that the launch chooses"
+                )
+            buffers, rules = self.saved_buffers()
+            lines += [f"        {name} = {heuristic_text(site, name)}" for name in rules]
+            lines += resolved + buffers
+            given += self.saved_rows()
+        lines += _broken(f"{self.launched}[{launched}]({', '.join([*given, *call])})")
         outputs = [f"*{tensors_of(n)}" if n in site.tables else n for n in site.outputs]
         if site.tables:
             lines += _broken(_divided(list(site.tables), "pointed"))
@@ -526,8 +538,15 @@ class FunctionText:
             return []
         return ["        if callable(grid):", *_broken(f"grid = grid({_arguments(self.site)})", 12)]
 
-    def saved_buffers(self) -> list[str]:
-        """The lines that allocate what the copy of the kernel saves."""
+    def saved_rows(self) -> list[str]:
+        """How many rows the backward's programs have, where the copy of the kernel shares them out itself."""
+        asking = copy.copy(self)  # what is only asked for here is not kept
+        asking.saved, asking.behind, asking.kept = {}, {}, {}
+        kept = next(iter(self.saving.values()))
+        return [] if kept.row is None else [f"grid[{kept.row}] * {asking.expr(kept.numel, 11)}"]
+
+    def saved_buffers(self) -> tuple[list[str], list[str]]:
+        """The lines that allocate what the copy of the kernel saves, and the heuristics that they need."""
         asking = copy.copy(self)  # what is only asked for here is not kept
         asking.saved, asking.behind, asking.kept = {}, {}, {}
         site = self.site
@@ -546,7 +565,7 @@ class FunctionText:
             )
             made = f"torch.empty({programs}{each}, dtype=torch.{kept.dtype}, device={device}.device)"
             lines += _broken(f"{name} = {made}")
-        return lines
+        return lines, [name for name in site.launch.heuristics if name in asking.kept]
 
     def sharing(self) -> tuple[list[str], list[str]]:
         """What a launch reads of numbers, and what it writes, that had memory of their own when traced."""
