@@ -54,6 +54,7 @@ from .write.section import (
     PASSED_ON,
     SEPARATE,
     SUMMED,
+    SUMMED_BOTH,
     TABLES,
     UNTRACED,
     Choice,
@@ -186,6 +187,7 @@ def _attempt(
             PASSED_ON,
             GRADIENT_OF,
             SUMMED,
+            SUMMED_BOTH,
             FINISHED,
             DISJOINT,
             APART,
@@ -193,7 +195,7 @@ def _attempt(
             LONGEST,
             SEPARATE,
         )
-        if f"{helper_name(h)}(" in body
+        if f"{helper_name(h)}(" in body or h is SUMMED and f"{helper_name(SUMMED_BOTH)}(" in body
     ]
     helpers += [OWN] * bool(fwd.grads)
     helpers += [UNTRACED] * bool(untraced)
@@ -576,7 +578,7 @@ def private_rows(
     text.saved[base] = None
     whole = f", written={text.expr(covers)}" if covers is not None else ""
     step.setup.append(f"{d} = gradient_of({base}, accumulate=True, copies={rows}{whole})")
-    step.finish.append(f"{d} = summed({d}, {base})")
+    step.sums.append((d, base))
 
 
 def pass_extra(step: Step, optional: bool = False) -> None:

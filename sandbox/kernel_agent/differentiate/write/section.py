@@ -118,6 +118,31 @@ def summed(parts, t):
     return total
 '''
 
+SUMMED_BOTH = '''
+@triton.jit
+def sum_both(
+    parts_ptr, total_ptr, count, span, more_ptr, more_total_ptr, more_count, more_span,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add the rows of two gradients in one launch."""
+    if tl.program_id(1) == 0:
+        sum_partials(parts_ptr, total_ptr, count, span, ROWS, BLOCK)
+    else:
+        sum_partials(more_ptr, more_total_ptr, more_count, more_span, ROWS, BLOCK)
+
+
+def summed_both(parts, t, more, u):
+    """The sums of the private rows of two gradients, which are laid out like `t` and `u`."""
+    if t is None or u is None:
+        return summed(parts, t), summed(more, u)
+    totals = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in (t, u)]
+    span, more_span = parts.stride(0), more.stride(0)
+    sum_both[(triton.cdiv(max(span, more_span), 64), 2)](
+        parts, totals[0], parts.shape[0], span, more, totals[1], more.shape[0], more_span, ROWS=32, BLOCK=64
+    )
+    return totals
+'''
+
 OWN = '''
 def own(t):
     """`t`, copied where elements share memory, as an expanded tensor's do: each has a gradient of its own."""
@@ -241,7 +266,7 @@ class Step:
     grid: str
     extra: dict[str, str] = field(default_factory=dict)
     setup: list[str] = field(default_factory=list)
-    finish: list[str] = field(default_factory=list)
+    sums: list[tuple[str, str]] = field(default_factory=list)  # partial sums, and what they are gradients of
 
 
 @dataclass
@@ -325,7 +350,7 @@ class FunctionText:
             alone = grid.endswith(",)")
             setup = [*setup, f"tiles = {grid[1:-2] if alone else grid}"]
             grid = "(tiles,)" if alone else "tiles"
-        lines = [*setup, f"{emitted.name}[{grid}]({', '.join(values)})", *step.finish]
+        lines = [*setup, f"{emitted.name}[{grid}]({', '.join(values)})", *_summed(step.sums)]
         return [part for line in lines for part in break_line(line, WIDTH - 8)]
 
     def check(self, layout: list[tuple[Node, Node | None]]) -> str:
@@ -637,6 +662,17 @@ class FunctionText:
             laid = upstream_name(name, self.inplace)
             lines += _broken(f"{laid} = {there}laid_out({up}, ctx.strides[{i}])")
         return lines + indented(indented(body))
+
+
+def _summed(sums: list[tuple[str, str]]) -> list[str]:
+    """The lines that add partial sums up, two gradients at a time: a launch less."""
+    pairs = [sums[at : at + 2] for at in range(0, len(sums), 2)]
+    lines = []
+    for pair in pairs:
+        given = ", ".join(name for one in pair for name in one)
+        function = "summed" if len(pair) == 1 else "summed_both"
+        lines.append(f"{', '.join(d for d, _ in pair)} = {function}({given})")
+    return lines
 
 
 def tensors_of(table: str) -> str:
