@@ -25,6 +25,7 @@ from .schedule import (
     folded,
     gradient_writes,
     own_adds,
+    own_blocks,
     partials,
     saved,
     second_launch,
@@ -113,6 +114,9 @@ def differentiate(
     def attempt(schedule: str | None, folds: frozenset[int] = frozenset()) -> Draft:
         first, *more = (partial(draw.make_inputs, fwd, d, seed, dtype=dtype) for d in [dims, *others])
         traced = trace.trace(fwd, first(), (make() for make in more), folds)
+        blocks = own_blocks.chosen([site for site in traced[0] if site.outputs], config or {})
+        if blocks:
+            traced = trace.trace(fwd, first(), (make() for make in more), folds, blocks)
         try:
             return _attempt(fwd, *traced, schedule, config or {}, whole_rows.longest(fwd, dims))
         except Refusal as refusal:

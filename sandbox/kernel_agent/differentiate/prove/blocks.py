@@ -48,29 +48,60 @@ class Blocks:
         self.g, self.varied, self.rows = g, frozenset(varied), rows
         self.affine = Affine(g)
         self.facts: dict[Node, bool] = {}
+        self.regions: dict[int, Region] = {}  # of loops over columns
         self.memo: dict[Node, Labels] = {}
         self.assumed: dict[Node, Labels] = {}  # of the carries of loops that do not vary
 
     def row_of(self, node: Node) -> int | None:
         """The axis whose rows a block of one axis has, where it hangs on rows alone; None for a number or a
         plain block. Raises Hangs."""
-        found: set[int | None] = set()
-        flags = [n.args[0] for n in nodes_in([node]) if n.op == "ifout" and is_static(n.args[0])]
-        flags = list(dict.fromkeys(flags))
-        if len(flags) > FLAGS or len(node.shape) > 1:
-            raise Hangs("too many flags, or axes")
-        for answers in product((False, True), repeat=len(flags)):
-            self.facts, self.memo, self.assumed = dict(zip(flags, answers, strict=True)), {}, {}
-            (label,) = self.labels(node) or (None,)
-            if label is not None and label[0] == "row":
-                found.add(label[1])
-            elif label in (None, PLAIN) and not any(map(self.hangs, node.shape)):
-                found.add(None)
-            else:
-                raise Hangs("lanes that are no rows")
+        if len(node.shape) > 1:
+            raise Hangs("a block of two axes")
+        found = {label[1] if label is not None else None for (label,) in self.every([node])}
         if len(found) != 1:
             raise Hangs("rows by a flag")
         return found.pop()
+
+    def every(self, nodes: list[Node], bounded: bool = False) -> list[tuple[Label, ...]]:
+        """The labels of some values, one axis after another, for all answers to what is known when a kernel is
+        compiled. Raises Hangs where one is something else than a function of rows and plain lanes.
+        `bounded`: also where what is loaded for them hangs on blocks for staying inside of its tensor."""
+        flags = [n.args[0] for n in nodes_in(nodes) if n.op == "ifout" and is_static(n.args[0])]
+        flags = list(dict.fromkeys(flags))
+        if len(flags) > FLAGS:
+            raise Hangs("too many flags")
+        found = []
+        for answers in product((False, True), repeat=len(flags)):
+            self.facts, self.memo, self.assumed = dict(zip(flags, answers, strict=True)), {}, {}
+            for node in nodes:
+                labels = self.labels(node)
+                for label, size in zip(labels, node.shape, strict=True):
+                    if label is None or label == PLAIN:
+                        if self.hangs(size) and len(node.shape) == 1:
+                            raise Hangs("a block of a size that varies")
+                    elif label[0] != "row":
+                        raise Hangs("lanes that are no rows")
+                found.append(tuple(None if label == PLAIN else label for label in labels) or (None,))
+            for load in (n for n in nodes_in(nodes) if n.op == "load" and bounded):
+                self._bounded(load)
+        return found
+
+    def _bounded(self, load: Node) -> None:
+        """Raises Hangs where a block of columns may be read beyond the last that some block has."""
+        for label in self.labels(load):
+            if label is None or label[0] != "col":
+                continue
+            region, masks = self.regions[label[1]], load.args[2:3]
+            low, high, step = region.bounds  # type: ignore[misc]
+            ends = [e.args[0] if e.op == "cdiv" else e for e in self._ends(high)]
+            ends = [e for end in ends for e in self._ends(end) if self.affine.uniform(e)]
+            if step.op == "const":
+                step = self._ends(high)[0].args[-1]
+            known = {k: v for m in masks for k, v in self._conditions(m, tuple(range(len(m.shape)))).items()}
+            if not any(
+                self._below(n, axes, region, low, step, e) for n, axes in known.values() for e in ends
+            ):
+                raise Hangs("columns that are read without a mask")
 
     # what varies
 
@@ -198,6 +229,7 @@ class Blocks:
             if var.kind == "pid" and self.rows.get(var.key[0]) == size.attrs["name"]:
                 return var, ("row", var.key[0])
             if var.kind == "trip" and var.region is not None:
+                self.regions[id(var.region)] = var.region
                 return var, ("col", id(var.region))
         raise Hangs(f"lanes of `{size.attrs['name']}` without their place")
 

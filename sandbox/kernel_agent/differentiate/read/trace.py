@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -56,6 +56,7 @@ class Site:
     added: list[str] = field(default_factory=list)  # written with atomic adds only
     autotuned: bool = False
     configs: list[dict[str, Any]] = field(default_factory=list)  # that its autotuner lists
+    blocks: Blocks | None = None  # that the backward has instead of the launch's
     stages: int | None = None  # num_stages of the backward, where it is chosen
     warps: bool = False  # the backward's num_warps is chosen here, not by the launch
     heuristics: dict[str, ast.expr] = field(default_factory=dict)
@@ -67,6 +68,23 @@ class Site:
     held: list[str] = field(default_factory=list)  # outputs whose values lose their gradient: _note_held()
     # The kernel of calls that agree with facts; or of those of which a block is a whole row.
     again: Callable[[dict[tuple, bool], str | None], Kernel] | None = None
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Sizes of blocks in place of those that a launch passes; programs along `axis` share out `rows`."""
+
+    sizes: dict[str, int]
+    rows: str
+    axis: int
+
+    def launch(self, launch: Launch) -> Launch | None:
+        """The launch with these blocks, None where they do not divide the rows of a program."""
+        own, theirs = self.sizes[self.rows], launch.args[self.rows]
+        if not isinstance(theirs, int) or theirs % own:
+            return None
+        grid = [n * (theirs // own if axis == self.axis else 1) for axis, n in enumerate(launch.grid)]
+        return replace(launch, args={**launch.args, **self.sizes}, grid=tuple(grid))
 
 
 class _Mark(torch.autograd.Function):
@@ -99,15 +117,22 @@ OURS |= words(
 )
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+Key = tuple[int, int]  # line and column of a launch
 
 
 def trace(
-    fwd: Forward, first: Call, others: Iterable[Call] = (), folds: frozenset[int] = frozenset()
+    fwd: Forward,
+    first: Call,
+    others: Iterable[Call] = (),
+    folds: frozenset[int] = frozenset(),
+    blocks: dict[Key, Blocks] | None = None,
 ) -> tuple[list[Site], list[Untraced]]:
     """Run the stub once with inputs that want gradients and see its launches; no kernel is executed. While
     the file has a launch that was not made, or an output that may hold something in another call, the stub is
     called with others: a size may choose its kernel.
-    `folds`: lines of conditions in kernels of which only the branch that is taken is read."""
+    `folds`: lines of conditions in kernels of which only the branch that is taken is read.
+    `blocks`: of launches that are read with other blocks than they pass."""
+    blocks = blocks or {}
     calls = [
         (function, node)
         for function in fwd.tree.body
@@ -117,12 +142,12 @@ def trace(
         and isinstance(node.func, ast.Subscript)
     ]
     sites: dict[tuple[int, int], Site] = {}
-    _trace(fwd, first, calls, sites, folds)
+    _trace(fwd, first, calls, sites, folds, blocks)
     untraced = _untraced(fwd, calls, sites)
     for call in others if untraced or any(site.empty for site in sites.values()) else ():
         more: dict[tuple[int, int], Site] = {}
         try:
-            _trace(fwd, call, calls, more, folds)
+            _trace(fwd, call, calls, more, folds, blocks)
         except Unusable:
             continue  # a size that the stub does not take
         for key, site in more.items():
@@ -155,7 +180,12 @@ def _untraced(fwd: Forward, calls: list, sites: dict[tuple[int, int], Site]) -> 
 
 
 def _trace(
-    fwd: Forward, given: Call, calls: list, sites: dict[tuple[int, int], Site], folds: frozenset[int]
+    fwd: Forward,
+    given: Call,
+    calls: list,
+    sites: dict[Key, Site],
+    folds: frozenset[int],
+    blocks: dict[Key, Blocks],
 ) -> None:
     """Add the launches of one call to `sites`; what is known of an earlier call stays."""
     functions = {n.name: n for n in fwd.tree.body if isinstance(n, ast.FunctionDef)}
@@ -165,7 +195,7 @@ def _trace(
 
     def see(launch: Launch) -> None:
         try:
-            site = _site(fwd, launch, calls, functions, taken, folds)
+            site = _site(fwd, launch, calls, functions, taken, folds, blocks)
             key = (site.call.lineno, site.call.col_offset)
             known = sites.get(key)
             if known is None or key not in settled and _more_active(site, known):
@@ -240,8 +270,12 @@ def _site(
     functions: dict[str, ast.FunctionDef],
     taken: address_tables.Taken,
     folds: frozenset[int],
+    others: dict[Key, Blocks],
 ) -> Site:
     host, call, source = _written(fwd, launch, calls, functions)
+    blocks = others.get((call.lineno, call.col_offset))
+    if blocks is not None and (made := blocks.launch(launch)) is not None:
+        launch = made
     params = [a.arg for a in source.args.args]
     _check_names(params, source)
     positional = _positional(params, call, launch)
@@ -273,7 +307,7 @@ def _site(
             args[name].active = True
         builder, kernel = read()
     site = Site(call, host, _launched(call) or "", params, given, positional, launch, args, kernel, source)
-    site.unpacked, site.autotuned = unpacked, launch.config is not None
+    site.unpacked, site.autotuned, site.blocks = unpacked, launch.config is not None, blocks
     site.written = list(dict.fromkeys(s.base.attrs["name"] for s in builder.stored))
     stores = [e for e in walk(kernel.effects) if isinstance(e, Store)]
     site.added = [

@@ -14,5 +14,6 @@ is left.
     kept_values      values that took a loop are stored by the main kernel
     second_launch    what is added to a gradient that is stored
     decisions        what the kernel says of all this, and what an expert would try
+    own_blocks       blocks of the backward's own, where nothing hangs on the forward's
     tuning           what a tuner may vary
 """

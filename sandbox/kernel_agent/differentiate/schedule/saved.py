@@ -143,6 +143,11 @@ def _cut(reverse: Reverse, site: Site, copied: Copied) -> dict[Node, str]:
     named |= {new: named[old] for new, old in kernel.equal.items() if old in named}
     if copied.varied:
         blocks = Blocks(kernel.graph, copied.varied, copied.rows)
+    elif site.blocks is not None:  # what lies by rows is the same in fewer of them
+        blocks = Blocks(kernel.graph, site.blocks.sizes, {site.blocks.axis: site.blocks.rows})
+    else:
+        blocks = None
+    if blocks is not None:
         proven = {name for node, name in named.items() if _by_rows(blocks, node)}
         named = {node: name for node, name in named.items() if name in proven}
     found: dict[Node, str] = {}

@@ -530,9 +530,10 @@ class FunctionText:
         if site.tables:
             lines += _broken(_divided(list(site.tables), "pointed"))
         lines += _broken(f"ctx.mark_dirty({self.modified(outputs)})")
+        lines += self.other_blocks()
         kept_rules = [name for name in site.launch.heuristics if name in self.kept]
         lines += [f"        {name} = {heuristic_text(site, name)}" for name in kept_rules]
-        if not self.saving:
+        if not self.saving and site.blocks is None:
             lines += self.resolved_grid()
         for name, count in site.replaced.items():
             there = f"{name} is not None and " * (name in site.optional)
@@ -562,6 +563,19 @@ class FunctionText:
         if isinstance(self.site.call.func.slice, ast.Tuple):  # type: ignore[attr-defined]
             return []
         return ["        if callable(grid):", *_broken(f"grid = grid({_arguments(self.site)})", 12)]
+
+    def other_blocks(self) -> list[str]:
+        """From here on a Function has the backward's own blocks, and the programs that go with them."""
+        own = self.site.blocks
+        if own is None:
+            return []
+        name, axes = own.rows, range(len(self.site.launch.grid))
+        more = f" * ({name} // {own.sizes[name]})"
+        grid = tuple_text([f"grid[{axis}]{more * (axis == own.axis)}" for axis in axes])
+        lines = [] if self.saving else self.resolved_grid()
+        lines += _broken(f"if {name} % {own.sizes[name]} == 0:  # blocks of the backward's own")
+        values = ", ".join(map(str, own.sizes.values()))
+        return lines + _broken(f"grid, {', '.join(own.sizes)} = {grid}, {values}", 12)
 
     def saved_rows(self) -> list[str]:
         """How many rows the backward's programs have, where the copy of the kernel shares them out itself."""
