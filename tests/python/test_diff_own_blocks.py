@@ -61,31 +61,33 @@ def test_tuner__is_offered_blocks_before_warps() -> None:
     assert all(config["BLOCK_M"] == 64 for config in offered(result))  # what divides the forward's
 
 
+LOADED = "k = tl.load(k_ptr + base + cols[:, None] * stride_n + offs_d[None, :]"
+STORED = "o = acc / row_sum[:, None]"
+
+
 @pytest.mark.parametrize(
-    "edits",
+    ("old", "new"),
     {
-        "columns that are read without a mask": [
-            ("k = tl.load(k_ptr + base + cols[:, None] * stride_n + offs_d[None, :], mask=in_cols, other=0.0)",
-             "k = tl.load(k_ptr + base + cols[:, None] * stride_n + offs_d[None, :])"),
-        ],
-        "a loop that ends before what its mask lets through": [
-            ("tl.minimum(start_m + BLOCK_M, N)", "tl.minimum(start_m + BLOCK_M - 16, N)")
-        ],
-        "columns that are seen by their block": [
-            ("cols[None, :] <= offs_m[:, None])", "(cols[None, :] < start_m + BLOCK_M))")
-        ],
-        "a loop that skips what its mask lets through": [("range(0, end_n, BLOCK_N)", "range(start_m, end_n, BLOCK_N)")],
-        "a number that is a block's size": [("o = acc / row_sum[:, None]", "o = acc / row_sum[:, None] * BLOCK_N")],
-        "rows that know their place in the block": [
-            ("o = acc / row_sum[:, None]", "o = acc / row_sum[:, None] * tl.arange(0, BLOCK_M)[:, None]")
-        ],
-        "a product that sums less than all columns": [
-            ("        row_max = new_max\n", "        row_max = new_max\n        acc = acc * 0.5\n")
-        ],
+        "columns that are read without a mask": (f"{LOADED}, mask=in_cols, other=0.0)", f"{LOADED})"),
+        "a loop that ends early": (
+            "tl.minimum(start_m + BLOCK_M, N)",
+            "tl.minimum(start_m + BLOCK_M - 16, N)",
+        ),
+        "columns by their block": (
+            "cols[None, :] <= offs_m[:, None])",
+            "(cols[None, :] < start_m + BLOCK_M))",
+        ),
+        "a loop that begins late": ("range(0, end_n, BLOCK_N)", "range(start_m, end_n, BLOCK_N)"),
+        "a block's size as a number": (STORED, f"{STORED} * BLOCK_N"),
+        "rows by their place in the block": (STORED, f"{STORED} * tl.arange(0, BLOCK_M)[:, None]"),
+        "a sum that each step halves": (
+            "        row_max = new_max\n",
+            "        row_max = new_max\n        acc *= 0.5\n",
+        ),
     }.values(),
-)  # fmt: skip
-def test_what_hangs_on_the_blocks__keeps_them(changed, edits) -> None:
-    result = draft(changed(*edits), TRACED)
+)
+def test_what_hangs_on_the_blocks__keeps_them(changed, old: str, new: str) -> None:
+    result = draft(changed((old, new)), TRACED)
     assert not offered(result)
-    forced = draft(changed(*edits), TRACED, config={"BLOCK_M": 32, "BLOCK_N": 64})
+    forced = draft(changed((old, new)), TRACED, config={"BLOCK_M": 32, "BLOCK_N": 64})
     assert "of the backward's own" not in forced["backward"]

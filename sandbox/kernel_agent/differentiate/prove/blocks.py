@@ -63,8 +63,8 @@ class Blocks:
         return found.pop()
 
     def every(self, nodes: list[Node], bounded: bool = False) -> list[tuple[Label, ...]]:
-        """The labels of some values, one axis after another, for all answers to what is known when a kernel is
-        compiled. Raises Hangs where one is something else than a function of rows and plain lanes.
+        """The labels of some values, one axis after another, for all answers to what is known when a kernel
+        is compiled. Raises Hangs where one is something else than a function of rows and plain lanes.
         `bounded`: also where what is loaded for them hangs on blocks for staying inside of its tensor."""
         flags = [n.args[0] for n in nodes_in(nodes) if n.op == "ifout" and is_static(n.args[0])]
         flags = list(dict.fromkeys(flags))

@@ -8,7 +8,7 @@ and several launches without any assumption, and no kernel has to run.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,12 +77,13 @@ class Blocks:
     sizes: dict[str, int]
     rows: str
     axis: int
+    lines: range  # of the launch
 
-    def launch(self, launch: Launch) -> Launch | None:
-        """The launch with these blocks, None where they do not divide the rows of a program."""
+    def launch(self, launch: Launch) -> Launch:
+        """The launch with these blocks; itself where they do not divide the rows of a program."""
         own, theirs = self.sizes[self.rows], launch.args[self.rows]
         if not isinstance(theirs, int) or theirs % own:
-            return None
+            return launch
         grid = [n * (theirs // own if axis == self.axis else 1) for axis, n in enumerate(launch.grid)]
         return replace(launch, args={**launch.args, **self.sizes}, grid=tuple(grid))
 
@@ -117,7 +118,6 @@ OURS |= words(
 )
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-Key = tuple[int, int]  # line and column of a launch
 
 
 def trace(
@@ -125,14 +125,13 @@ def trace(
     first: Call,
     others: Iterable[Call] = (),
     folds: frozenset[int] = frozenset(),
-    blocks: dict[Key, Blocks] | None = None,
+    blocks: Sequence[Blocks] = (),
 ) -> tuple[list[Site], list[Untraced]]:
     """Run the stub once with inputs that want gradients and see its launches; no kernel is executed. While
     the file has a launch that was not made, or an output that may hold something in another call, the stub is
     called with others: a size may choose its kernel.
     `folds`: lines of conditions in kernels of which only the branch that is taken is read.
     `blocks`: of launches that are read with other blocks than they pass."""
-    blocks = blocks or {}
     calls = [
         (function, node)
         for function in fwd.tree.body
@@ -183,9 +182,9 @@ def _trace(
     fwd: Forward,
     given: Call,
     calls: list,
-    sites: dict[Key, Site],
+    sites: dict[tuple[int, int], Site],
     folds: frozenset[int],
-    blocks: dict[Key, Blocks],
+    blocks: Sequence[Blocks],
 ) -> None:
     """Add the launches of one call to `sites`; what is known of an earlier call stays."""
     functions = {n.name: n for n in fwd.tree.body if isinstance(n, ast.FunctionDef)}
@@ -195,7 +194,9 @@ def _trace(
 
     def see(launch: Launch) -> None:
         try:
-            site = _site(fwd, launch, calls, functions, taken, folds, blocks)
+            own = next((b for b in blocks if launch.site[1] in b.lines), None)
+            site = _site(fwd, own.launch(launch) if own else launch, calls, functions, taken, folds)
+            site.blocks = own
             key = (site.call.lineno, site.call.col_offset)
             known = sites.get(key)
             if known is None or key not in settled and _more_active(site, known):
@@ -270,12 +271,8 @@ def _site(
     functions: dict[str, ast.FunctionDef],
     taken: address_tables.Taken,
     folds: frozenset[int],
-    others: dict[Key, Blocks],
 ) -> Site:
     host, call, source = _written(fwd, launch, calls, functions)
-    blocks = others.get((call.lineno, call.col_offset))
-    if blocks is not None and (made := blocks.launch(launch)) is not None:
-        launch = made
     params = [a.arg for a in source.args.args]
     _check_names(params, source)
     positional = _positional(params, call, launch)
@@ -307,7 +304,7 @@ def _site(
             args[name].active = True
         builder, kernel = read()
     site = Site(call, host, _launched(call) or "", params, given, positional, launch, args, kernel, source)
-    site.unpacked, site.autotuned, site.blocks = unpacked, launch.config is not None, blocks
+    site.unpacked, site.autotuned = unpacked, launch.config is not None
     site.written = list(dict.fromkeys(s.base.attrs["name"] for s in builder.stored))
     stores = [e for e in walk(kernel.effects) if isinstance(e, Store)]
     site.added = [

@@ -1,9 +1,9 @@
 """Block sizes of a backward apart from those that the stub gives the forward.
 
-Where nothing that a forward stores hangs on the size of its blocks (`prove/blocks.py`), the forward with other
-blocks is the same function, and the backward of that one serves. Programs share the same rows out: the
-backward's block of rows divides the forward's, which the host asks in each call, and keeps the forward's blocks
-where it does not. Which sizes are worth it is for the tuner to measure.
+Where nothing that a forward stores hangs on the size of its blocks (`prove/blocks.py`), the forward with
+other blocks is the same function, and the backward of that one serves. Programs share the same rows out: the
+backward's block of rows divides the forward's, which the host asks in each call, and keeps the forward's
+blocks where it does not. Which sizes are worth it is for the tuner to measure.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Own:
         own = {name: int(config.get(name, value)) for name, value in given.items()}
         if own == given or given[self.rows] % own[self.rows]:
             return None
-        return Sizes(own, self.rows, self.axis)
+        call = site.call
+        lines = range(call.lineno, (call.end_lineno or call.lineno) + 1)
+        return Sizes(own, self.rows, self.axis, lines)
 
 
 def find(site: Site) -> Own | None:
@@ -100,16 +102,12 @@ def offers(own: Own, site: Site) -> list[dict[str, Any]]:
     return [config for config in found if own.sizes(config, site)]
 
 
-def chosen(sites: list[Site], config: dict[str, Any]) -> dict[tuple[int, int], Sizes]:
-    """The blocks that a configuration gives the backward of launches, by their place in the file."""
-    found: dict[tuple[int, int], Sizes] = {}
-    for site in (
-        sites if any(isinstance(v, int) and not n.startswith("num_") for n, v in config.items()) else ()
-    ):
-        if not {name for name, arg in site.args.items() if arg.kind == "constexpr"} & set(config):
-            continue
-        own = find(site)
-        sizes = None if own is None else own.sizes(config, site)
-        if sizes is not None:
-            found[site.call.lineno, site.call.col_offset] = sizes
+def chosen(sites: list[Site], config: dict[str, Any]) -> list[Sizes]:
+    """The blocks that a configuration gives the backward of launches."""
+    found = []
+    for site in sites:
+        if {name for name, arg in site.args.items() if arg.kind == "constexpr"} & set(config):
+            own = find(site)
+            sizes = None if own is None else own.sizes(config, site)
+            found += [] if sizes is None else [sizes]
     return found
