@@ -27,6 +27,7 @@ from .schedule import (
     own_adds,
     own_blocks,
     partials,
+    row_factors,
     saved,
     second_launch,
     tuning,
@@ -410,6 +411,7 @@ def _scheduled(site: trace.Site, name: str, schedule: str, splits: int, known: l
     gradient_writes.merge(reverse)
     wrapped_indices.unwrap(reverse)
     forward_values.use_stored(reverse)
+    row_factors.move(reverse)
     kept = saved.use(reverse, site)
     totals.atomics = len(writes(reverse.effects))
     if schedule != "atomic":
