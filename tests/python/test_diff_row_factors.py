@@ -57,13 +57,17 @@ def test_rows_without_upstream__have_no_part_whatever_they_are_divided_by(change
     assert_right(file, result, RAGGED)
 
 
+SUM = "row_sum = row_sum * correction + "
+PRODUCT = "acc = tl.dot(p.to(v.dtype), v,"
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     {
-        "a factor of more than the sum": ("row_sum = row_sum * correction + ", "row_sum = row_sum * correction + 0.5 * "),
-        "weights that are no part of the sum": ("tl.dot(p.to(v.dtype), v,", "tl.dot((p * p).to(v.dtype), v,"),
+        "a factor of more than the sum": (SUM, f"{SUM}0.5 * "),
+        "weights that are no part of the sum": (PRODUCT, PRODUCT.replace("p.to", "(p * p).to")),
     }.values(),
-)  # fmt: skip
+)
 def test_other_factors__stay_in_front_of_products(changed, old: str, new: str) -> None:
     file = changed((old, new))
     result = draft(file, TRACED)

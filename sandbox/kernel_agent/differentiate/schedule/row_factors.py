@@ -5,7 +5,8 @@
     tl.dot(tl.trans(p.to(half)), d)                    tl.dot(tl.trans((p * factor[:, None]).to(half)), d_o)
 
 The block that is loaded is then an operand itself: it goes to the tensor cores without passing registers, the
-loads of the next one run ahead, and it is rounded once less. It is done where the factor is one by a sum of
+loads of the next one run ahead, and it is rounded once less. Numbers that an operand is multiplied with, on
+either side of a mask, are multiplied first. It is done where the factor is one by a sum of
 the p, none of which is negative: what is rounded to half is no greater than 1 then. Rows whose upstream is
 all zero have no part in a gradient whatever their factor, which is 0 for them.
 """
@@ -61,9 +62,34 @@ def move(reverse: Reverse) -> None:
         if any(n in moved and n is not new for new in moved.values() for n in nodes_in([new])):
             continue  # one is a part of another
         reverse.effects = Rewriter(g, moved.get).effects(reverse.effects)
-        reverse.say(
-            scaled.factor.line, "factor", "none", "the factor of a row is multiplied in behind products"
-        )
+        reason = "the factor of a row is multiplied in behind products"
+        reverse.say(scaled.factor.line, "factor", "none", reason)
+        _join_numbers(reverse)
+
+
+def _join_numbers(reverse: Reverse) -> None:
+    """where(mask, x * a, 0) * b as where(mask, x * (a * b), 0), for operands of products."""
+    g, joined = reverse.kernel.graph, {}
+    dots = [n for n in nodes_in(reverse.effects) if n.op == "dot"]
+    for value in {beneath(arg, "permute", "cast") for dot in dots for arg in dot.args[:2]}:
+        if value.op != "mul" or value.args[0].op != "where" or not _one_number(value.args[1]):
+            continue
+        (mask, product, zero), number = value.args[0].args, value.args[1]
+        if product.op != "mul" or product.args[1].op != "const" or not is_zero(zero):
+            continue
+        g.reverse, g.line = True, value.line
+        with g.at(number.home):
+            both = g.mul(product.args[1], number)
+        with g.at(value.home):
+            joined[value] = g.where(mask, g.mul(product.args[0], both), zero)
+            joined[value].upstream = True
+    reverse.effects = Rewriter(g, joined.get).effects(reverse.effects)
+
+
+def _one_number(node: Node) -> bool:
+    """Whether a value is a number that all programs have."""
+    parts = list(nodes_in([node]))
+    return not node.shape and node.is_float and all(n.op in ("param", "const", "mul", "cast") for n in parts)
 
 
 def _scaled(dots: list[Node]) -> list[Scaled]:
