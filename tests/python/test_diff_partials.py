@@ -125,6 +125,17 @@ def test_partials__one_kernel_reads_inputs_once() -> None:
         assert max(e for values in errors(file, text, [(dims, "normal")]).values() for e in values) < 1e-5
 
 
+@pytest.mark.parametrize("schedule", ["partials", "owner"])
+def test_partials__of_two_gradients__are_added_up_in_one_launch(schedule: str) -> None:
+    file = ROOT / "examples/layer_norm.py"
+    dims = {"M": 5, "N": 70}
+    result = draft(file, dims, schedule=schedule)
+    text = result["backward"]
+    assert "d_w_ptr, d_b_ptr = summed_both(d_w_ptr, w_ptr, d_b_ptr, b_ptr)" in text
+    assert text.count("= summed(") == 0
+    assert_right(file, result, [(dims, "normal"), ({"M": 1, "N": 3}, "normal")])
+
+
 def test_partials__rows_of_an_absent_gradient_are_none() -> None:
     space: dict = {}
     import torch

@@ -49,6 +49,13 @@ SWEEP = [{"M": 8192, "N": 100000}]  # too long for a row in one block
 def make_args(dims, device="cuda", dtype=torch.float32):
     return (torch.randn(dims["M"], dims["N"], device=device, dtype=dtype),)
 '''
+TUNED = (  # blocks that the forward chooses, and the backward does not know
+    (
+        "@triton.jit",
+        "@triton.autotune([triton.Config({'BLOCK': b}) for b in (128, 256, 32)], key=['N'])\n@triton.jit",
+    ),
+    (", BLOCK=256)\n    return", ")\n    return"),
+)
 SHAPES = [({"M": 5, "N": 37}, "normal"), ({"M": 2, "N": 9001}, "slice"), ({"M": 1, "N": 1}, "normal")]
 
 
@@ -110,9 +117,9 @@ def test_deviation_of_a_row__is_saved_in_place_of_what_it_is_made_of(changed) ->
     "edits",
     {
         "a name that means something else at the end": [("# ends here", "\n    mean = 1.0\n    total = 2.0")],
-        "a kernel that is tuned": [
-            ("@triton.jit", '@triton.autotune([triton.Config({"BLOCK": 256})], key=["N"])\n@triton.jit'),
-            (", BLOCK=256)\n    return", ")\n    return"),
+        "what asks for the size of a tuned block": [
+            *TUNED,
+            ("    mean = total / N\n", "    mean = tl.where(BLOCK > 0, total / N, 0.0)\n"),
         ],
     }.values(),
 )
@@ -150,4 +157,93 @@ def test_name_that_only_a_branch_gives__is_no_variable_to_save(changed) -> None:
     )
     result = draft(file, SHAPES[1][0])
     assert saved(result["backward"]) == ["rstd", "squares", "total"]
+    assert_right(file, result, SHAPES)
+
+
+def test_tuned_rows_of_blocks__are_saved_whatever_block_the_forward_chooses(changed) -> None:
+    file = changed(*TUNED)
+    result = draft(file, SHAPES[1][0])
+    assert saved(result["backward"]) == ["mean", "rstd", "squares"]
+    copy = result["backward"].split("def spread_kernel_saving(")
+    assert copy[0].rstrip().endswith("@triton.jit") and "@triton.autotune(" in copy[0]
+    assert_right(file, result, SHAPES)
+
+
+@pytest.fixture
+def attention(tmp_path: Path):
+    """Attention with an autotuner that has these (BLOCK_M, BLOCK_N), and further edits."""
+
+    def make(blocks: tuple[tuple[int, int], ...], *edits: tuple[str, str]) -> Path:
+        listed = ", ".join(f'triton.Config({{"BLOCK_M": {m}, "BLOCK_N": {n}}})' for m, n in blocks)
+        tuner = f'@triton.autotune([{listed}], key=["N"])\n'
+        tuned = [
+            ("@triton.jit", f"{tuner}@triton.jit"),
+            ("    BLOCK_M, BLOCK_N = 64, 32\n", ""),
+            ("(triton.cdiv(N, BLOCK_M), B * H)", 'lambda meta: (triton.cdiv(N, meta["BLOCK_M"]), B * H)'),
+            ("BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, ", ""),
+            ("        num_warps=4, num_stages=2,\n", ""),
+        ]
+        text = ATTENTION.read_text()
+        for old, new in (*tuned, *edits):
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        file = tmp_path / "tuned.py"
+        file.write_text(text)
+        return file
+
+    return make
+
+
+TRACED = {"B": 1, "H": 2, "N": 65, "D": 16, "causal": True}
+RAGGED = [
+    ({"B": 2, "H": 3, "N": n, "D": 16, "causal": causal}, "normal")
+    for n, causal in ((130, True), (33, False), (70, True), (129, False))
+]
+
+
+def test_rows_that_the_forward_shares_out_by_other_blocks__are_found_by_their_number(attention) -> None:
+    file = attention(((32, 64), (128, 32), (64, 16)))
+    result = draft(file, TRACED)
+    assert saved(result["backward"]) == ["row_max", "row_sum"]
+    assert "for c in" not in result["backward"]  # each of them has whole blocks of 32
+    assert_right(file, result, RAGGED)
+
+
+def test_blocks_that_the_backwards_do_not_divide__are_none_of_the_copys(attention) -> None:
+    file = attention(((64, 32), (32, 64), (128, 32)))
+    result = draft(file, TRACED)
+    assert saved(result["backward"]) == ["row_max", "row_sum"]
+    assert 'if c.kwargs["BLOCK_M"] % 64 == 0]' in result["backward"]
+    assert_right(file, result, RAGGED)
+
+
+@pytest.mark.parametrize(
+    "edits",
+    {
+        "a loop that ends before what its mask lets through": [
+            ("tl.minimum(start_m + BLOCK_M, N)", "tl.minimum(start_m + BLOCK_M - 16, N)")
+        ],
+        "rows of a grid that says not how many": [
+            ('(triton.cdiv(N, meta["BLOCK_M"]), B', '((N + meta["BLOCK_M"] - 1) // meta["BLOCK_M"], B')
+        ],
+        "a maximum of a block": [
+            ("row_max = new_max", "row_max = tl.zeros_like(new_max) + tl.max(new_max, 0)")
+        ],
+    }.values(),
+)
+def test_what_may_hang_on_the_blocks__is_not_saved_by_a_tuned_forward(attention, edits) -> None:
+    result = draft(attention(((64, 32), (128, 64)), *edits), TRACED)
+    assert saved(result["backward"]) == []
+
+
+def test_heuristics__are_asked_before_what_they_size(changed) -> None:
+    file = changed(
+        (
+            "@triton.jit",
+            '@triton.heuristics({"BLOCK": lambda args: 128 if args["N"] < 100 else 256})\n@triton.jit',
+        ),
+        (", BLOCK=256)\n    return", ")\n    return"),
+    )
+    result = draft(file, SHAPES[1][0])
+    assert saved(result["backward"]) == ["mean", "rstd", "squares"]
     assert_right(file, result, SHAPES)

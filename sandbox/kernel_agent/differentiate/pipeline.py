@@ -25,7 +25,9 @@ from .schedule import (
     folded,
     gradient_writes,
     own_adds,
+    own_blocks,
     partials,
+    row_factors,
     saved,
     second_launch,
     tuning,
@@ -54,6 +56,7 @@ from .write.section import (
     PASSED_ON,
     SEPARATE,
     SUMMED,
+    SUMMED_BOTH,
     TABLES,
     UNTRACED,
     Choice,
@@ -112,6 +115,9 @@ def differentiate(
     def attempt(schedule: str | None, folds: frozenset[int] = frozenset()) -> Draft:
         first, *more = (partial(draw.make_inputs, fwd, d, seed, dtype=dtype) for d in [dims, *others])
         traced = trace.trace(fwd, first(), (make() for make in more), folds)
+        blocks = own_blocks.chosen([site for site in traced[0] if site.outputs], config or {})
+        if blocks:
+            traced = trace.trace(fwd, first(), (make() for make in more), folds, blocks)
         try:
             return _attempt(fwd, *traced, schedule, config or {}, whole_rows.longest(fwd, dims))
         except Refusal as refusal:
@@ -157,6 +163,8 @@ def _attempt(
         raise Refusal("stub", message, line=stub.lineno, file=fwd.path)
     draft.configs = tuning.menu(fwd, sites)
     tuning.apply(sites, config)
+    for site in sites:
+        site.configs = tuning.block_sizes(fwd, site.kernel_name)
     _name_classes(sites)
     kernels: dict[str, str] = {}
     try:
@@ -184,6 +192,7 @@ def _attempt(
             PASSED_ON,
             GRADIENT_OF,
             SUMMED,
+            SUMMED_BOTH,
             FINISHED,
             DISJOINT,
             APART,
@@ -191,7 +200,7 @@ def _attempt(
             LONGEST,
             SEPARATE,
         )
-        if f"{helper_name(h)}(" in body
+        if f"{helper_name(h)}(" in body or h is SUMMED and f"{helper_name(SUMMED_BOTH)}(" in body
     ]
     helpers += [OWN] * bool(fwd.grads)
     helpers += [UNTRACED] * bool(untraced)
@@ -402,6 +411,7 @@ def _scheduled(site: trace.Site, name: str, schedule: str, splits: int, known: l
     gradient_writes.merge(reverse)
     wrapped_indices.unwrap(reverse)
     forward_values.use_stored(reverse)
+    row_factors.move(reverse)
     kept = saved.use(reverse, site)
     totals.atomics = len(writes(reverse.effects))
     if schedule != "atomic":
@@ -574,7 +584,7 @@ def private_rows(
     text.saved[base] = None
     whole = f", written={text.expr(covers)}" if covers is not None else ""
     step.setup.append(f"{d} = gradient_of({base}, accumulate=True, copies={rows}{whole})")
-    step.finish.append(f"{d} = summed({d}, {base})")
+    step.sums.append((d, base))
 
 
 def pass_extra(step: Step, optional: bool = False) -> None:

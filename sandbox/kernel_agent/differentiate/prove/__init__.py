@@ -9,5 +9,6 @@ there is none.
     cover      how many elements a write reaches
     overwrite  the forward's own stores do not meet
     positions  which positions of lanes and programs, and digits of them, an address adds up
+    blocks     which values hang on no block size
     bounds     the programs of the forward that reach one tile
 """

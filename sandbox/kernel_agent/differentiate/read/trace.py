@@ -8,8 +8,8 @@ and several launches without any assumption, and no kernel has to run.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -55,6 +55,8 @@ class Site:
     replaced: dict[str, Node] = field(default_factory=dict)
     added: list[str] = field(default_factory=list)  # written with atomic adds only
     autotuned: bool = False
+    configs: list[dict[str, Any]] = field(default_factory=list)  # that its autotuner lists
+    blocks: Blocks | None = None  # that the backward has instead of the launch's
     stages: int | None = None  # num_stages of the backward, where it is chosen
     warps: bool = False  # the backward's num_warps is chosen here, not by the launch
     heuristics: dict[str, ast.expr] = field(default_factory=dict)
@@ -66,6 +68,24 @@ class Site:
     held: list[str] = field(default_factory=list)  # outputs whose values lose their gradient: _note_held()
     # The kernel of calls that agree with facts; or of those of which a block is a whole row.
     again: Callable[[dict[tuple, bool], str | None], Kernel] | None = None
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Sizes of blocks in place of those that a launch passes; programs along `axis` share out `rows`."""
+
+    sizes: dict[str, int]
+    rows: str
+    axis: int
+    lines: range  # of the launch
+
+    def launch(self, launch: Launch) -> Launch:
+        """The launch with these blocks; itself where they do not divide the rows of a program."""
+        own, theirs = self.sizes[self.rows], launch.args[self.rows]
+        if not isinstance(theirs, int) or theirs % own:
+            return launch
+        grid = [n * (theirs // own if axis == self.axis else 1) for axis, n in enumerate(launch.grid)]
+        return replace(launch, args={**launch.args, **self.sizes}, grid=tuple(grid))
 
 
 class _Mark(torch.autograd.Function):
@@ -93,18 +113,25 @@ class Untraced:
 # Names of a generated Function: its locals, and the functions that it calls.
 OURS = words("ctx grid pointed upstream tiles splits programs row_warps grid_0 grid_1 grid_2 torch triton")
 OURS |= words("laid_out passed_on gradient_of summed finished disjoint sequences_apart ordered distinct")
-OURS |= words("at_most longest separate own untraced passed behind divided address_of table_of")
+OURS |= words(
+    "forward_grid summed_both at_most longest separate own untraced passed behind divided address_of table_of"
+)
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def trace(
-    fwd: Forward, first: Call, others: Iterable[Call] = (), folds: frozenset[int] = frozenset()
+    fwd: Forward,
+    first: Call,
+    others: Iterable[Call] = (),
+    folds: frozenset[int] = frozenset(),
+    blocks: Sequence[Blocks] = (),
 ) -> tuple[list[Site], list[Untraced]]:
     """Run the stub once with inputs that want gradients and see its launches; no kernel is executed. While
     the file has a launch that was not made, or an output that may hold something in another call, the stub is
     called with others: a size may choose its kernel.
-    `folds`: lines of conditions in kernels of which only the branch that is taken is read."""
+    `folds`: lines of conditions in kernels of which only the branch that is taken is read.
+    `blocks`: of launches that are read with other blocks than they pass."""
     calls = [
         (function, node)
         for function in fwd.tree.body
@@ -114,12 +141,12 @@ def trace(
         and isinstance(node.func, ast.Subscript)
     ]
     sites: dict[tuple[int, int], Site] = {}
-    _trace(fwd, first, calls, sites, folds)
+    _trace(fwd, first, calls, sites, folds, blocks)
     untraced = _untraced(fwd, calls, sites)
     for call in others if untraced or any(site.empty for site in sites.values()) else ():
         more: dict[tuple[int, int], Site] = {}
         try:
-            _trace(fwd, call, calls, more, folds)
+            _trace(fwd, call, calls, more, folds, blocks)
         except Unusable:
             continue  # a size that the stub does not take
         for key, site in more.items():
@@ -152,7 +179,12 @@ def _untraced(fwd: Forward, calls: list, sites: dict[tuple[int, int], Site]) -> 
 
 
 def _trace(
-    fwd: Forward, given: Call, calls: list, sites: dict[tuple[int, int], Site], folds: frozenset[int]
+    fwd: Forward,
+    given: Call,
+    calls: list,
+    sites: dict[tuple[int, int], Site],
+    folds: frozenset[int],
+    blocks: Sequence[Blocks],
 ) -> None:
     """Add the launches of one call to `sites`; what is known of an earlier call stays."""
     functions = {n.name: n for n in fwd.tree.body if isinstance(n, ast.FunctionDef)}
@@ -162,7 +194,9 @@ def _trace(
 
     def see(launch: Launch) -> None:
         try:
-            site = _site(fwd, launch, calls, functions, taken, folds)
+            own = next((b for b in blocks if launch.site[1] in b.lines), None)
+            site = _site(fwd, own.launch(launch) if own else launch, calls, functions, taken, folds)
+            site.blocks = own
             key = (site.call.lineno, site.call.col_offset)
             known = sites.get(key)
             if known is None or key not in settled and _more_active(site, known):
@@ -575,16 +609,60 @@ def _arguments(
 
 def program_axes(site: Site) -> list[int]:
     """Grid axes that may have more than one program: all but a literal 1."""
-    grid = site.call.func.slice  # type: ignore[attr-defined]
-    if isinstance(grid, ast.Name):
-        named = [*Host(site.host, {}).assigned.get(grid.id, []), *_returned(site.host, grid.id)]
-        grid = named[0] if len(named) == 1 and named[0] is not None else grid
-    grid = grid.body if isinstance(grid, ast.Lambda) else grid
-    written = grid.elts if isinstance(grid, (ast.Tuple, ast.List)) else []
+    _, written = grid_written(site)
     if any(isinstance(e, ast.Starred) for e in written):  # then an entry's place is not its axis
         written = []
     single = {i for i, e in enumerate(written) if isinstance(e, ast.Constant) and e.value == 1}
     return [axis for axis in range(len(site.launch.grid)) if axis not in single]
+
+
+def grid_written(site: Site) -> tuple[ast.arguments | None, list[ast.expr]]:
+    """The entries of a launch's grid as written, with the parameters of the function that returns them; none
+    where that cannot be said."""
+    grid = site.call.func.slice  # type: ignore[attr-defined]
+    given = None
+    if isinstance(grid, ast.Name):
+        name = grid.id
+        named = [*Host(site.host, {}).assigned.get(name, []), *_returned(site.host, name)]
+        grid = named[0] if len(named) == 1 and named[0] is not None else grid
+        made = [n for n in ast.walk(site.host) if isinstance(n, ast.FunctionDef) and n.name == name]
+        given = made[0].args if len(made) == 1 else None
+    given = grid.args if isinstance(grid, ast.Lambda) else given
+    grid = grid.body if isinstance(grid, ast.Lambda) else grid
+    return given, grid.elts if isinstance(grid, (ast.Tuple, ast.List)) else []
+
+
+def grid_rows(site: Site, varied: set[str]) -> dict[int, str] | None:
+    """The axes of a grid that share a range out, `cdiv(range, meta["BLOCK"])`, with the block's name, where
+    the other axes hang on no meta-parameter of `varied`; None where that cannot be said."""
+    given, written = grid_written(site)
+    if len(written) != len(site.launch.grid) or any(isinstance(e, ast.Starred) for e in written):
+        return None
+    if given is not None and (len(given.args) != 1 or given.vararg or given.kwonlyargs or given.defaults):
+        return None
+    computed = [n for n in ast.walk(site.host) if isinstance(n, ast.FunctionDef) and n.args is given]
+    if any(len(one.body) > 1 for one in computed):  # what it computes first may hang on them
+        return None
+    rows: dict[int, str] = {}
+    for axis, entry in enumerate(written):
+        asked = given is not None and _asks(entry, given.args[0].arg)
+        if not asked:
+            continue
+        match entry:
+            case ast.Call(
+                ast.Name("cdiv") | ast.Attribute(_, "cdiv"),
+                [whole, ast.Subscript(ast.Name(), ast.Constant(str(block)))],
+                [],
+            ) if given is not None and not _asks(whole, given.args[0].arg):
+                if block in varied:
+                    rows[axis] = block
+            case _:
+                return None
+    return rows
+
+
+def _asks(expression: ast.expr, name: str) -> bool:
+    return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(expression))
 
 
 def _returned(host: ast.FunctionDef, name: str) -> list[ast.expr | None]:

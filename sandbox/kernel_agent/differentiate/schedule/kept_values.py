@@ -49,7 +49,7 @@ class Spills:
         """Whether a value is one that is kept."""
         if node.home is not self.g.top or not node.is_float:
             return False
-        return takes_loop(node) and not thinner(node) or sums_saved(node)
+        return takes_loop(node) and not thinner(node) or sums_saved(node) or bool(node.attrs.get("kept"))
 
     def state(self) -> tuple:
         """What `restore` takes back everything after."""
@@ -89,6 +89,7 @@ class Spills:
         base = g.scratch(found.name, found.dtype)
         read = g.make("load", (base, at), {"other": False, "buffer": True}, node.dtype, node.shape)
         read.hint, read.upstream = read.hint or node.hint, node.upstream
+        read.reverse = read.reverse and not node.attrs.get("kept")  # it keeps its name
         return read
 
     def linear(self, variable: Any, main: bool = False) -> Node:

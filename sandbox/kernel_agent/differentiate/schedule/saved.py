@@ -3,6 +3,10 @@ more.
 
 The maximum and the sum of a softmax, mean and deviation of a long row: few numbers a program, which the
 forward has in variables where its kernel ends. The copy is the user's text with one store more for each.
+
+A copy with an autotuner chooses blocks of its own, and the backward has those of one configuration. So what
+is saved lies by rows, not by programs, and is something of a row whatever the blocks (`prove/blocks.py`); and
+the copy has as many rows as the backward: its blocks are multiples of the backward's.
 """
 
 from __future__ import annotations
@@ -13,7 +17,8 @@ from dataclasses import dataclass
 from ..ir.nodes import Node, nodes_in, operands, reachable
 from ..ir.rewriter import Rewriter
 from ..ir.values import assigned_names, takes_loop
-from ..read.trace import Site, program_axes
+from ..prove.blocks import Blocks, Hangs
+from ..read.trace import Site, grid_rows, program_axes
 from ..reverse.sweep import Reverse
 from .programs import program_variables
 
@@ -27,13 +32,27 @@ class Saved:
     dtype: str
     shape: tuple[Node, ...]  # of at most one axis
     numel: Node
+    row: int | None = None  # the grid axis that shares out the rows that it is of, if the copy chooses blocks
+
+
+@dataclass(frozen=True)
+class Copied:
+    """How a launch may be made with a copy of its kernel: meta-parameters that vary, grid axes by rows with
+    their block, and the configurations that the copy leaves its autotuner, if not all of them."""
+
+    varied: frozenset[str]
+    rows: dict[int, str]
+    left: str = ""  # a condition on a configuration `c`
 
 
 def use(reverse: Reverse, site: Site) -> list[Saved]:
     """Replace what took a loop of the forward by loads of what its copy saves; nothing where some of it is in
     no variable, as the loop would run for the rest."""
     g = reverse.kernel.graph
-    found = _cut(reverse, site)
+    copied = copies(site)
+    found = {} if copied is None else _cut(reverse, site, copied)
+    if not found or copied is None:
+        return []
     loads: dict[Node, Node] = {}
     made: dict[str, Saved] = {}
     taken = {n.arg for n in site.source.args.args} | _names(site.source)
@@ -42,11 +61,12 @@ def use(reverse: Reverse, site: Site) -> list[Saved]:
             buffer = f"saved_{name}"
             while buffer in taken:
                 buffer += "_"
-            made[name] = Saved(name, buffer, node.dtype, node.shape, g.product(node.shape))
+            row = next(iter(copied.rows), None)
+            made[name] = Saved(name, buffer, node.dtype, node.shape, g.product(node.shape), row)
         kept = made[name]
         g.reverse, g.line = False, node.line
         with g.at(node.home):
-            index = g.mul(_program(reverse, program_axes(site)), kept.numel)
+            index = g.mul(_program(reverse, ordered(site, kept.row)), kept.numel)
             for axis in range(len(kept.shape)):
                 index = g.add(index, g.lanes(kept.shape, axis))
             base = g.scratch(kept.buffer, kept.dtype)
@@ -67,19 +87,47 @@ def use(reverse: Reverse, site: Site) -> list[Saved]:
     return list(made.values())
 
 
-def _cut(reverse: Reverse, site: Site) -> dict[Node, str]:
+def copies(site: Site) -> Copied | None:
+    """How a copy of the kernel may be launched in its place; None where it may not."""
+    kernel, calls = site.kernel, [d for d in site.source.decorator_list if isinstance(d, ast.Call)]
+    tuners = [call for call in calls if ast.unparse(call.func).endswith("autotune")]
+    computed = set(site.launch.heuristics) - set(site.heuristics)
+    if site.tables or kernel.inplace or kernel.apart or computed or len(tuners) != site.autotuned:
+        return None
+    names = {name for config in site.configs for name in config}
+    varied = {n for n in names if len({repr(config.get(n)) for config in site.configs}) > 1}
+    varied |= {name for name, rule in site.heuristics.items() if varied and _reads(rule, varied)}
+    rows = grid_rows(site, varied) if varied else {}
+    if rows is None or len(rows) > 1:
+        return None
+    left = ""
+    for block in rows.values():
+        own = (site.launch.config or {}).get(block)
+        sizes = [size for config in site.configs if isinstance(size := config.get(block), int)]
+        if not isinstance(own, int) or len(sizes) < len(site.configs):
+            return None
+        if any(size % own for size in sizes):
+            if any(k.arg != "configs" and k.arg != "key" for k in tuners[0].keywords):
+                return None  # what else looks at the list may want all of it
+            left = f'c.kwargs["{block}"] % {own} == 0'
+    return Copied(frozenset(varied), rows, left)
+
+
+def _reads(rule: ast.expr, varied: set[str]) -> bool:
+    """Whether a heuristic may hang on some parameters."""
+    known = {n.value for n in ast.walk(rule) if isinstance(n, ast.Constant)}
+    return not isinstance(rule, ast.Lambda) or bool(known & varied)
+
+
+def ordered(site: Site, row: int | None) -> list[int]:
+    """The axes by which programs are numbered, the first fastest: rows, where there are any."""
+    axes = program_axes(site)
+    return axes if row is None else [row, *(axis for axis in axes if axis != row)]
+
+
+def _cut(reverse: Reverse, site: Site, copied: Copied) -> dict[Node, str]:
     """The variables that stand between the backward and the forward's loops."""
     kernel, source = reverse.kernel, site.source
-    plain = not (
-        site.autotuned
-        or site.heuristics
-        or site.launch.heuristics
-        or site.tables
-        or kernel.inplace
-        or kernel.apart
-    )
-    if not plain:
-        return {}
     certain = {
         name
         for statement in source.body
@@ -93,6 +141,15 @@ def _cut(reverse: Reverse, site: Site) -> dict[Node, str]:
         if name in certain and _may_be_saved(node) and len(node.shape) < max(rank, 1)
     }
     named |= {new: named[old] for new, old in kernel.equal.items() if old in named}
+    if copied.varied:
+        blocks = Blocks(kernel.graph, copied.varied, copied.rows)
+    elif site.blocks is not None:  # what lies by rows is the same in fewer of them
+        blocks = Blocks(kernel.graph, site.blocks.sizes, {site.blocks.axis: site.blocks.rows})
+    else:
+        blocks = None
+    if blocks is not None:
+        proven = {name for node, name in named.items() if _by_rows(blocks, node)}
+        named = {node: name for node, name in named.items() if name in proven}
     found: dict[Node, str] = {}
     left: list[Node] = []
 
@@ -123,9 +180,18 @@ def _may_be_saved(node: Node) -> bool:
     )
 
 
+def _by_rows(blocks: Blocks, node: Node) -> bool:
+    """Whether the copy has the same of each row, whatever blocks it chooses."""
+    try:
+        row = blocks.row_of(node)
+    except Hangs:
+        return False
+    return not blocks.rows or row in blocks.rows
+
+
 def _program(reverse: Reverse, axes: list[int]) -> Node:
-    """The number of a program, along the axes that have more than one; neighbours along the first are next
-    to each other, as their rows are."""
+    """The number of a program, along axes from the fastest on: neighbours along the first are next to each
+    other, as their rows are."""
     g = reverse.kernel.graph
     total: Node = g.const(0)
     for axis in reversed(axes):

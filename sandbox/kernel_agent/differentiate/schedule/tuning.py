@@ -1,7 +1,7 @@
 """What a tuner may vary without a new proof: warps, stages, the configurations that the forward lists.
 
-Block sizes that the stub computes are never varied: that a kernel is right for another one is nothing that
-can be seen from here. Those in the forward's own `@triton.autotune` list are interchangeable by declaration.
+Block sizes in the forward's own `@triton.autotune` list are interchangeable by declaration. Those that the
+stub computes are varied where it is proven that nothing hangs on them (`own_blocks`), and nowhere else.
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ from typing import Any
 from ...forward import Forward
 from ..ir.nodes import nodes_in
 from ..read.trace import Site
+from . import own_blocks
 
 MOST = 8
+LISTED = "_kernel_agent_listed"  # where an autotuner keeps its configurations while it is bound to one
 
 
 def menu(fwd: Forward, sites: list[Site]) -> list[dict[str, Any]]:
     """Configurations for the request's `config`, the likeliest first; not the one that the draft has."""
     found: list[dict[str, Any]] = []
     for site in sites:
+        if (own := own_blocks.find(site)) is not None:
+            found += own_blocks.offers(own, site)
         bound = site.launch.config or {}
         listed = [
             {**c.kwargs, "num_warps": c.num_warps, "num_stages": c.num_stages}
@@ -58,7 +62,14 @@ def bind(fwd: Forward, config: dict[str, Any]) -> None:
         tuner = _tuner(fwd, name)
         listed = [c for c in getattr(tuner, "configs", ()) if c.kwargs and c.kwargs.items() <= config.items()]
         if listed:
+            tuner.__dict__.setdefault(LISTED, tuner.configs)
             tuner.configs = listed[:1]
+
+
+def block_sizes(fwd: Forward, name: str) -> list[dict[str, Any]]:
+    """The block sizes that the user's autotuner around a kernel may choose."""
+    tuner = _tuner(fwd, name)
+    return [dict(c.kwargs) for c in getattr(tuner, LISTED, getattr(tuner, "configs", ()))]
 
 
 def apply(sites: list[Site], config: dict[str, Any]) -> None:

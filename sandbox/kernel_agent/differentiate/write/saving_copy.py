@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 
-from ..read.trace import Site, program_axes
-from ..schedule.saved import Saved
+from ..read.trace import Site
+from ..schedule.saved import Saved, copies, ordered
 from .line_breaks import WIDTH, break_line, wrap
+
+ROWS = "saved_rows"  # so many the backward has, along the axis that shares them out
 
 
 def copy_text(site: Site, lines: list[str], saved: list[Saved], name: str) -> str:
@@ -16,7 +18,11 @@ def copy_text(site: Site, lines: list[str], saved: list[Saved], name: str) -> st
     params = [ast.unparse(arg) for arg in given.args]
     for at, value in enumerate(given.defaults, len(params) - len(given.defaults)):
         params[at] += f" = {ast.unparse(value)}" if given.args[at].annotation else f"={ast.unparse(value)}"
-    params = [*(kept.buffer for kept in saved), *params]
+    row, rows_name = saved[0].row, ROWS
+    taken = {n.id for n in ast.walk(source) if isinstance(n, ast.Name)} | {kept.buffer for kept in saved}
+    while rows_name in taken | {arg.arg for arg in given.args}:
+        rows_name += "_"
+    params = [*(kept.buffer for kept in saved), *[rows_name] * (row is not None), *params]
     head = [f"def {name}({', '.join(params)}):"]
     if len(head[0]) > WIDTH:
         head = [f"def {name}(", *("    " + line + "," for line in wrap(params, WIDTH - 5)), "):  # fmt: skip"]
@@ -26,13 +32,22 @@ def copy_text(site: Site, lines: list[str], saved: list[Saved], name: str) -> st
     indent = " " * first.col_offset
     body = lines[first.lineno - 1 : source.end_lineno]
     number = ""
-    for axis in reversed(program_axes(site)):
+    for axis in reversed([axis for axis in ordered(site, row) if axis != row]):
         one = f"{tl}.program_id({axis})"
         around = f"({number})" if "+" in number else number
         number = f"{around} * {tl}.num_programs({axis}) + {one}" if number else f"{one}.to({tl}.int64)"
     what = ", ".join(kept.variable for kept in saved)
     stores = [f"{indent}# {source.name} as above; the backward needs {what}"]
-    for kept in saved:
+    if row is not None:
+        (dim,) = saved[0].shape
+        block = dim.attrs["name"]
+        rows = f"{tl}.program_id({row}) * {block} + {tl}.arange(0, {block})"
+        around = f"({number})" if "+" in number else number
+        base = f"{around} * {rows_name} + " if number else ""
+        for kept in saved:
+            line = f"{tl}.store({kept.buffer} + {base}{rows}, {kept.variable}, mask={rows} < {rows_name})"
+            stores += [indent + part for part in break_line(line, WIDTH - len(indent))]
+    for kept in saved if row is None else ():
         place = f"({number})" if kept.shape and "+" in number else number
         for dim in kept.shape:
             size = dim.attrs["name"] if dim.op == "constexpr" else str(dim.value)
@@ -40,5 +55,20 @@ def copy_text(site: Site, lines: list[str], saved: list[Saved], name: str) -> st
         pointer = f"{kept.buffer} + {place}" if place else kept.buffer
         line = f"{tl}.store({pointer}, {kept.variable})"
         stores += [indent + part for part in break_line(line, WIDTH - len(indent))]
-    decorators = [f"@{ast.unparse(one)}" for one in source.decorator_list]
-    return "\n".join([*decorators, *head, *body, *stores]) + "\n"
+    return "\n".join([*_decorators(site), *head, *body, *stores]) + "\n"
+
+
+def _decorators(site: Site) -> list[str]:
+    """The kernel's own; an autotuner is left the configurations that have whole blocks of the backward."""
+    copied, lines = copies(site), []
+    assert copied is not None
+    for one in site.source.decorator_list:
+        if isinstance(one, ast.Call) and ast.unparse(one.func).endswith("autotune") and copied.left:
+            configs = next((k.value for k in one.keywords if k.arg == "configs"), None) or one.args[0]
+            rest = [ast.unparse(a) for a in one.args[1:]]
+            rest += [f"{k.arg}={ast.unparse(k.value)}" for k in one.keywords if k.arg != "configs"]
+            chosen = f"[c for c in {ast.unparse(configs)} if {copied.left}]"
+            lines += [f"@{ast.unparse(one.func)}(", *(f"    {part}," for part in (chosen, *rest)), ")"]
+        else:
+            lines += break_line(f"@{ast.unparse(one)}", WIDTH)
+    return lines

@@ -118,6 +118,31 @@ def summed(parts, t):
     return total
 '''
 
+SUMMED_BOTH = '''
+@triton.jit
+def sum_both(
+    parts_ptr, total_ptr, count, span, more_ptr, more_total_ptr, more_count, more_span,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add the rows of two gradients in one launch."""
+    if tl.program_id(1) == 0:
+        sum_partials(parts_ptr, total_ptr, count, span, ROWS, BLOCK)
+    else:
+        sum_partials(more_ptr, more_total_ptr, more_count, more_span, ROWS, BLOCK)
+
+
+def summed_both(parts, t, more, u):
+    """The sums of the private rows of two gradients, which are laid out like `t` and `u`."""
+    if t is None or u is None:
+        return summed(parts, t), summed(more, u)
+    totals = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in (t, u)]
+    span, more_span = parts.stride(0), more.stride(0)
+    sum_both[(triton.cdiv(max(span, more_span), 64), 2)](
+        parts, totals[0], parts.shape[0], span, more, totals[1], more.shape[0], more_span, ROWS=32, BLOCK=64
+    )
+    return totals
+'''
+
 OWN = '''
 def own(t):
     """`t`, copied where elements share memory, as an expanded tensor's do: each has a gradient of its own."""
@@ -230,6 +255,9 @@ def passed(values, *names):
 '''
 
 
+OWN_GRID = "forward_grid"
+
+
 @dataclass
 class Step:
     """One launch of a generated kernel: its grid, and the host expressions of its extra parameters."""
@@ -238,7 +266,7 @@ class Step:
     grid: str
     extra: dict[str, str] = field(default_factory=dict)
     setup: list[str] = field(default_factory=list)
-    finish: list[str] = field(default_factory=list)
+    sums: list[tuple[str, str]] = field(default_factory=list)  # partial sums, and what they are gradients of
 
 
 @dataclass
@@ -322,7 +350,7 @@ class FunctionText:
             alone = grid.endswith(",)")
             setup = [*setup, f"tiles = {grid[1:-2] if alone else grid}"]
             grid = "(tiles,)" if alone else "tiles"
-        lines = [*setup, f"{emitted.name}[{grid}]({', '.join(values)})", *step.finish]
+        lines = [*setup, f"{emitted.name}[{grid}]({', '.join(values)})", *_summed(step.sums)]
         return [part for line in lines for part in break_line(line, WIDTH - 8)]
 
     def check(self, layout: list[tuple[Node, Node | None]]) -> str:
@@ -485,17 +513,27 @@ class FunctionText:
             lines += _broken(f"separate({tuple_text(into)}, {tuple_text(read)})")
         for name in sorted(self.inplace & set(self.saved)):
             lines += _broken(f"before_{name} = {self.unless_none(name, f'{name}.clone()')}")
+        launched, given = "grid", list(self.saving)
         if self.saving:
-            lines += self.resolved_grid()
-            lines += self.saved_buffers()
-        lines += _broken(f"{self.launched}[grid]({', '.join([*self.saving, *call])})")
+            resolved = self.resolved_grid()
+            if site.autotuned and resolved:
+                launched = OWN_GRID
+                lines.append(
+                    f"        {OWN_GRID} = grid  # asked again, with the blocks that the launch chooses"
+                )
+            buffers, rules = self.saved_buffers()
+            lines += [f"        {name} = {heuristic_text(site, name)}" for name in rules]
+            lines += resolved + buffers
+            given += self.saved_rows()
+        lines += _broken(f"{self.launched}[{launched}]({', '.join([*given, *call])})")
         outputs = [f"*{tensors_of(n)}" if n in site.tables else n for n in site.outputs]
         if site.tables:
             lines += _broken(_divided(list(site.tables), "pointed"))
         lines += _broken(f"ctx.mark_dirty({self.modified(outputs)})")
+        lines += self.other_blocks()
         kept_rules = [name for name in site.launch.heuristics if name in self.kept]
         lines += [f"        {name} = {heuristic_text(site, name)}" for name in kept_rules]
-        if not self.saving:
+        if not self.saving and site.blocks is None:
             lines += self.resolved_grid()
         for name, count in site.replaced.items():
             there = f"{name} is not None and " * (name in site.optional)
@@ -526,8 +564,28 @@ class FunctionText:
             return []
         return ["        if callable(grid):", *_broken(f"grid = grid({_arguments(self.site)})", 12)]
 
-    def saved_buffers(self) -> list[str]:
-        """The lines that allocate what the copy of the kernel saves."""
+    def other_blocks(self) -> list[str]:
+        """From here on a Function has the backward's own blocks, and the programs that go with them."""
+        own = self.site.blocks
+        if own is None:
+            return []
+        name, axes = own.rows, range(len(self.site.launch.grid))
+        more = f" * ({name} // {own.sizes[name]})"
+        grid = tuple_text([f"grid[{axis}]{more * (axis == own.axis)}" for axis in axes])
+        lines = [] if self.saving else self.resolved_grid()
+        lines += _broken(f"if {name} % {own.sizes[name]} == 0:  # blocks of the backward's own")
+        values = ", ".join(map(str, own.sizes.values()))
+        return lines + _broken(f"grid, {', '.join(own.sizes)} = {grid}, {values}", 12)
+
+    def saved_rows(self) -> list[str]:
+        """How many rows the backward's programs have, where the copy of the kernel shares them out itself."""
+        asking = copy.copy(self)  # what is only asked for here is not kept
+        asking.saved, asking.behind, asking.kept = {}, {}, {}
+        kept = next(iter(self.saving.values()))
+        return [] if kept.row is None else [f"grid[{kept.row}] * {asking.expr(kept.numel, 11)}"]
+
+    def saved_buffers(self) -> tuple[list[str], list[str]]:
+        """The lines that allocate what the copy of the kernel saves, and the heuristics that they need."""
         asking = copy.copy(self)  # what is only asked for here is not kept
         asking.saved, asking.behind, asking.kept = {}, {}, {}
         site = self.site
@@ -546,7 +604,7 @@ class FunctionText:
             )
             made = f"torch.empty({programs}{each}, dtype=torch.{kept.dtype}, device={device}.device)"
             lines += _broken(f"{name} = {made}")
-        return lines
+        return lines, [name for name in site.launch.heuristics if name in asking.kept]
 
     def sharing(self) -> tuple[list[str], list[str]]:
         """What a launch reads of numbers, and what it writes, that had memory of their own when traced."""
@@ -618,6 +676,17 @@ class FunctionText:
             laid = upstream_name(name, self.inplace)
             lines += _broken(f"{laid} = {there}laid_out({up}, ctx.strides[{i}])")
         return lines + indented(indented(body))
+
+
+def _summed(sums: list[tuple[str, str]]) -> list[str]:
+    """The lines that add partial sums up, two gradients at a time: a launch less."""
+    pairs = [sums[at : at + 2] for at in range(0, len(sums), 2)]
+    lines = []
+    for pair in pairs:
+        given = ", ".join(name for one in pair for name in one)
+        function = "summed" if len(pair) == 1 else "summed_both"
+        lines.append(f"{', '.join(d for d, _ in pair)} = {function}({given})")
+    return lines
 
 
 def tensors_of(table: str) -> str:

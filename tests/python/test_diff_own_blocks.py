@@ -1,0 +1,93 @@
+"""Blocks of the backward's own: where nothing that the forward stores hangs on the size of its blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from diff_support import ROOT, assert_right, draft
+
+ATTENTION = ROOT / "examples/attention.py"
+TRACED = {"B": 1, "H": 2, "N": 65, "D": 16, "causal": True}
+RAGGED = [
+    ({"B": 2, "H": 2, "N": n, "D": 16, "causal": causal}, "normal")
+    for n, causal in ((130, True), (33, False), (65, True))
+]
+
+
+@pytest.fixture
+def changed(tmp_path: Path):
+    def make(*edits: tuple[str, str]) -> Path:
+        text = ATTENTION.read_text()
+        for old, new in edits:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        file = tmp_path / "attention.py"
+        file.write_text(text)
+        return file
+
+    return make
+
+
+def offered(result: dict) -> list[dict]:
+    return [config for config in result["report"]["configs"] if "BLOCK_M" in config]
+
+
+@pytest.mark.parametrize("blocks", [(32, 64), (16, 128), (64, 64)])
+def test_other_blocks__give_the_same_gradients(blocks: tuple[int, int]) -> None:
+    m, n = blocks
+    result = draft(ATTENTION, TRACED, config={"BLOCK_M": m, "BLOCK_N": n, "num_warps": 8})
+    assert f"if BLOCK_M % {m} == 0:" in result["backward"]
+    assert f"(grid[0] * (BLOCK_M // {m}), grid[1]), {m}, {n}" in result["backward"]
+    assert result["report"]["atomics"] == 0 and "saved_row_max" in result["backward"]
+    assert_right(ATTENTION, result, RAGGED)
+
+
+def test_call_whose_blocks_they_do_not_divide__keeps_the_forwards(changed) -> None:
+    file = changed(("BLOCK_M, BLOCK_N = 64, 32\n", "BLOCK_M, BLOCK_N = (64, 32) if N > 40 else (16, 16)\n"))
+    result = draft(file, TRACED, config={"BLOCK_M": 32, "BLOCK_N": 64})
+    assert "if BLOCK_M % 32 == 0:" in result["backward"]
+    assert_right(file, result, RAGGED)
+
+
+def test_blocks_that_divide_no_rows_of_the_traced_call__are_the_forwards() -> None:
+    result = draft(ATTENTION, TRACED, config={"BLOCK_M": 128, "BLOCK_N": 64})
+    assert "of the backward's own" not in result["backward"]
+
+
+def test_tuner__is_offered_blocks_before_warps() -> None:
+    result = draft(ATTENTION, TRACED)
+    assert offered(result)[0] == {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 4}
+    assert all(config["BLOCK_M"] == 64 for config in offered(result))  # what divides the forward's
+
+
+LOADED = "k = tl.load(k_ptr + base + cols[:, None] * stride_n + offs_d[None, :]"
+STORED = "o = acc / row_sum[:, None]"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    {
+        "columns that are read without a mask": (f"{LOADED}, mask=in_cols, other=0.0)", f"{LOADED})"),
+        "a loop that ends early": (
+            "tl.minimum(start_m + BLOCK_M, N)",
+            "tl.minimum(start_m + BLOCK_M - 16, N)",
+        ),
+        "columns by their block": (
+            "cols[None, :] <= offs_m[:, None])",
+            "(cols[None, :] < start_m + BLOCK_M))",
+        ),
+        "a loop that begins late": ("range(0, end_n, BLOCK_N)", "range(start_m, end_n, BLOCK_N)"),
+        "a block's size as a number": (STORED, f"{STORED} * BLOCK_N"),
+        "rows by their place in the block": (STORED, f"{STORED} * tl.arange(0, BLOCK_M)[:, None]"),
+        "a sum that each step halves": (
+            "        row_max = new_max\n",
+            "        row_max = new_max\n        acc *= 0.5\n",
+        ),
+    }.values(),
+)
+def test_what_hangs_on_the_blocks__keeps_them(changed, old: str, new: str) -> None:
+    result = draft(changed((old, new)), TRACED)
+    assert not offered(result)
+    forced = draft(changed((old, new)), TRACED, config={"BLOCK_M": 32, "BLOCK_N": 64})
+    assert "of the backward's own" not in forced["backward"]
