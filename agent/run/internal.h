@@ -16,7 +16,7 @@
  *     preflight.c       on which shapes forward and oracle agree: the parts preflight_*.c
  *     retrieve.c        the store
  *     ask.c             prompts, model or mailbox, answers to candidates
- *     check.c           scan, candidate, oracle, comparison, facts
+ *     check*.c          scan, candidate, oracle, comparison, facts, the verdict's way into the record
  *     result.c          the result object
  *     folder.c          what a run's folder is called
  *     finish.c          pair and reports
