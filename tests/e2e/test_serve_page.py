@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
 import json
+import os
 import re
 import socket
 import threading
@@ -168,6 +170,20 @@ def test_benchmark_of_a_run_is_plotted(agent: Agent, guarded: Service, browser: 
     assert browser.script("return document.documentElement.scrollWidth") <= 360
     assert browser.script("return window.hit ?? null") is None
     assert all(MISSING in line for line in browser.complaints())
+
+
+def test_machine_shows_who_uses_each_gpu(
+    agent: Agent, serve: Callable[..., Service], browser: Browser
+) -> None:
+    agent.env["XDG_RUNTIME_DIR"] = str(agent.folder)
+    service = serve(*ASKS, "--device", "cuda", "--gpus", "0,1")
+    with (
+        forwarded(service) as (address, _),
+        (agent.folder / f"kernel-agent-bench-{os.getuid()}-1.lock").open("a+") as lock,
+    ):
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        browser.open(f"http://{address}/#/machine")
+        browser.shows("0: 0 runs, 0 children\n1: 0 runs, 0 children, a benchmark has it alone")
 
 
 def test_what_others_wrote_is_text(agent: Agent, guarded: Service, browser: Browser) -> None:
