@@ -8,8 +8,8 @@ candidates hang until their child's deadline. Every tenth file cannot be used. T
 (SIGKILL) every so often until two thirds of the runs have ended; the last third is one life of the process,
 in which its memory and descriptors are watched. On a machine so slow that no run comes to its end in a
 life, the next life is twice as long: a check that is interrupted begins anew. A minute before --seconds are
-over what has not ended is cancelled, and the rest is judged. Exit code 0: all is as it must be; the figures go
-to --out.
+over what has not ended is cancelled, and the rest is judged. Exit code 0: all is as it must be; the figures
+go to --out.
 """
 
 from __future__ import annotations
